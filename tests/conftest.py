@@ -1,0 +1,19 @@
+"""Suite settings: 16 fake CPU devices, strict promotion, runtime type checks, isolated caches.
+
+Meshes in tests use at most 8 of the 16 devices: callbacks inside `shard_map` deadlock on a small
+machine when every device takes part.
+"""
+
+import os
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=16")
+
+from jaxtyping import install_import_hook
+
+install_import_hook(["axcore.layers", "axcore.models", "axcore.ops"], "beartype.beartype")
+
+import jax
+
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_numpy_rank_promotion", "raise")
