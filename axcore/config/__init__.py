@@ -1,0 +1,64 @@
+"""Config trees: frozen, typed values that any function can traverse, edit, save and compare."""
+
+from immutabledict import immutabledict
+
+from axcore.config.build import Buildable, Configurable
+from axcore.config.call import config_for
+from axcore.config.define import class_tag, config, field_names
+from axcore.config.diff import ABSENT, Change, diff_config, format_diff
+from axcore.config.edit import evolve, replace_config, update_config
+from axcore.config.overrides import apply_overrides
+from axcore.config.provenance import Origin, origins_of
+from axcore.config.render import config_name, render_config
+from axcore.config.required import REQUIRED
+from axcore.config.serialise import (
+    digest,
+    from_dict,
+    from_json,
+    from_yaml,
+    to_dict,
+    to_json,
+    to_yaml,
+    trust_package,
+)
+from axcore.config.suggest import did_you_mean, name_the_known
+from axcore.config.traverse import Found, find_config, map_config, walk
+from axcore.config.values import is_config
+
+__all__ = [
+    "ABSENT",
+    "REQUIRED",
+    "Buildable",
+    "Change",
+    "Configurable",
+    "Found",
+    "Origin",
+    "apply_overrides",
+    "class_tag",
+    "config",
+    "config_for",
+    "config_name",
+    "did_you_mean",
+    "diff_config",
+    "digest",
+    "evolve",
+    "field_names",
+    "find_config",
+    "format_diff",
+    "from_dict",
+    "from_json",
+    "from_yaml",
+    "immutabledict",
+    "is_config",
+    "map_config",
+    "name_the_known",
+    "origins_of",
+    "render_config",
+    "replace_config",
+    "to_dict",
+    "to_json",
+    "to_yaml",
+    "trust_package",
+    "update_config",
+    "walk",
+]

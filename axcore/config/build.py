@@ -1,0 +1,203 @@
+"""`Configurable`: a class with a nested `Config`, and `Config.build`, which makes one from the other.
+
+A parent owns the wiring: it builds its children and fills in their REQUIRED fields. While a tree is
+built, every field that nobody filled is gathered, and the root reports them all at once.
+"""
+
+from contextvars import ContextVar
+from typing import Any
+
+import attrs
+
+from axcore.config.define import class_tag, config, field_names
+from axcore.config.paths import Path, format_path
+from axcore.config.provenance import carry_origins, origins_of
+from axcore.config.required import REQUIRED
+from axcore.config.suggest import name_the_known
+from axcore.config.traverse import children
+from axcore.config.values import is_config
+from axcore.errors import ConfigError
+
+
+class _Frame:
+    """One `build` in progress."""
+
+    __slots__ = ("cfg", "is_template", "missing", "path", "used")
+
+    def __init__(self, cfg: Any, path: Path, missing: list[str]) -> None:
+        self.cfg = cfg
+        self.path = path
+        self.missing = missing
+        self.is_template = False
+        self.used: set[Path] = set()
+
+    def path_of(self, child: Any) -> Path:
+        """Returns the path of a child config, found by identity among this config's values."""
+        places = [path for path, node in _nested(self.cfg, ()) if node is child]
+        fresh = [place for place in places if place not in self.used]
+        if not places:
+            return (*self.path, f"<{type(child).__qualname__}>")
+        place = (fresh or places)[0]
+        self.used.add(place)
+        return (*self.path, *place)
+
+
+def _nested(value: Any, path: Path) -> Any:
+    """Yields the configs one level below, looking through tuples and mappings."""
+    for step, child in children(value):
+        if is_config(child):
+            yield (*path, step), child
+        else:
+            yield from _nested(child, (*path, step))
+
+
+_building: ContextVar[_Frame | None] = ContextVar("axcore_building", default=None)
+
+
+class Unbuilt:
+    """Stands for a child that could not be built while missing fields are gathered."""
+
+
+class Buildable:
+    """Base of configs that describe a thing: `build` makes it."""
+
+    def build(self, **filled: Any) -> Any:
+        """Makes what this config describes.
+
+        Args:
+            **filled: Values for fields, as the parent's wiring. A field that already holds another
+                value may not be filled.
+
+        Raises:
+            ConfigError: Listing every field of the whole tree that nobody filled, with its path.
+        """
+        parent = _building.get()
+        path = parent.path_of(self) if parent else ()
+        frame = _Frame(self, path, parent.missing if parent else [])
+        frame.cfg = _fill(self, filled, path)
+        self._note_missing(frame, filled)
+        token = _building.set(frame)
+        try:
+            thing = frame.cfg._make()
+        except Exception as error:
+            if parent is None and frame.missing:
+                raise _missing_error(self, frame.missing) from None
+            if frame.is_template:
+                return Unbuilt()
+            _note(error, path)
+            raise
+        finally:
+            _building.reset(token)
+        if parent is None and frame.missing:
+            raise _missing_error(self, frame.missing)
+        return thing
+
+    def _make(self) -> Any:
+        raise ConfigError(f"{type(self).__qualname__} describes nothing that can be built")
+
+    def _note_missing(self, frame: _Frame, filled: dict[str, Any]) -> None:
+        for name in field_names(frame.cfg):
+            if getattr(frame.cfg, name) is REQUIRED:
+                frame.is_template = True
+                if name not in filled:
+                    frame.missing.append(format_path((*frame.path, name)))
+
+
+def _fill(cfg: Any, filled: dict[str, Any], path: Path) -> Any:
+    known = field_names(cfg)
+    for name, value in filled.items():
+        if name not in known:
+            raise ConfigError(
+                f"{type(cfg).__qualname__} has no field {name!r} for its parent to fill; "
+                + name_the_known(name, known),
+                where=format_path(path) or class_tag(type(cfg)),
+                mend=f"give {type(cfg).__qualname__} a field {name!r}, or use another config here",
+            )
+        held = getattr(cfg, name)
+        if held is not REQUIRED and held != value:
+            origin = origins_of(cfg).get(name)
+            raise ConfigError(
+                f"{name} is {held!r}, but the parent fills in {value!r}",
+                where=format_path((*path, name)),
+                set_in=str(origin) if origin else None,
+                mend=f"leave {name} unset, or set it to {value!r}",
+            )
+    changes = {name: value for name, value in filled.items() if getattr(cfg, name) is REQUIRED}
+    if not changes:
+        return cfg
+    try:
+        new = attrs.evolve(cfg, **changes)
+    except ConfigError as error:
+        raise ConfigError(
+            error.what, where=format_path(path) or error.where, set_in="the parent's wiring"
+        ) from None
+    carry_origins(new, cfg, {})
+    return new
+
+
+def _missing_error(cfg: Any, missing: list[str]) -> ConfigError:
+    lines = "\n".join(f"  {path}" for path in missing)
+    first = missing[0]
+    return ConfigError(
+        f"{type(cfg).__qualname__} lacks {len(missing)} required "
+        f"field{'s' if len(missing) > 1 else ''}:\n{lines}",
+        mend=f"--set {first}=..., or update_config(cfg, {{{first!r}: ...}})",
+    )
+
+
+def _note(error: Exception, path: Path) -> None:
+    """Notes once, at the innermost level, where in the tree an exception came from."""
+    if not getattr(error, "__config_path__", None):
+        where = format_path(path)
+        error.__config_path__ = where or "the root"  # type: ignore[attr-defined]
+        if where:
+            error.add_note(f"while building {where}")
+
+
+class Configurable:
+    """A class that is described by its nested `Config`.
+
+    A subclass declares `@config class Config(Base.Config)`; one that declares none gets an empty
+    one of its own, so that every class can be told apart in a config tree.
+    """
+
+    @config
+    class Config(Buildable):
+        """Describes a `Configurable`."""
+
+        def _make(self) -> Any:
+            return _owner(type(self))(self)
+
+    config: Any
+
+    def __init__(self, cfg: Any) -> None:
+        self.config = cfg
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "Config" not in cls.__dict__:
+            cls.Config = _own_config(cls)  # type: ignore[misc]
+        nested = cls.__dict__["Config"]
+        if "__config_fields__" not in nested.__dict__:
+            raise TypeError(f"{cls.__qualname__}.Config lacks the @config decorator")
+        nested.__config_owner__ = cls
+
+
+def _own_config(cls: type[Configurable]) -> Any:
+    base = cls.Config
+    namespace = {"__module__": cls.__module__, "__qualname__": f"{cls.__qualname__}.Config"}
+    doc = base.__doc__
+    return config(type("Config", (base,), {**namespace, "__doc__": doc}))
+
+
+def _owner(cls: type) -> Any:
+    owner = cls.__dict__.get("__config_owner__")
+    if owner is None:
+        raise ConfigError(
+            f"{cls.__qualname__} belongs to no class, so it cannot be built",
+            mend="nest it in a Configurable or Module as `Config`",
+        )
+    return owner
+
+
+Configurable.Config.__config_owner__ = Configurable  # type: ignore[attr-defined]

@@ -1,0 +1,196 @@
+"""`@config`: frozen, typed, hashable classes whose instances are values through and through."""
+
+import typing
+from typing import Any, TypeVar, dataclass_transform
+
+import attrs
+
+from axcore.config.provenance import calling_origin, set_origins
+from axcore.config.required import REQUIRED
+from axcore.config.values import CONFIG_MARK, Checker, Mismatch, checker, is_config
+from axcore.errors import ConfigError
+
+T = TypeVar("T")
+
+_REGISTRY: dict[str, type] = {}
+_RESERVED = ("build",)
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(attrs.field,))
+def config(cls: type[T]) -> type[T]:
+    """Makes a class of configs: frozen, keyword-only, hashable, comparable and picklable.
+
+    Every value is checked against its annotation when an instance is made. Lists become tuples
+    and dicts become immutable mappings. A field that defaults to `REQUIRED` is somebody else's
+    to fill in.
+
+    Raises:
+        ConfigError: On instantiation, listing every field whose value does not fit.
+    """
+    cls.__attrs_post_init__ = _freeze_and_check  # type: ignore[attr-defined]
+    made = attrs.frozen(cls, kw_only=True, slots=False, cache_hash=True, repr=False)
+    names = tuple(field.name for field in attrs.fields(made))
+    for name in names:
+        if name in _RESERVED or name.startswith("_"):
+            raise TypeError(f"{made.__qualname__}.{name}: the name is reserved; choose another")
+    setattr(made, CONFIG_MARK, names)
+    made.__repr__ = _repr  # type: ignore[assignment, method-assign]
+    made.__init__ = _checked_init(made, made.__init__)  # type: ignore[misc, method-assign]
+    _REGISTRY[class_tag(made)] = made
+    return made
+
+
+def class_tag(cls: type) -> str:
+    """Returns the name a class is saved under: `module:Outer.Config`."""
+    return f"{cls.__module__}:{cls.__qualname__}"
+
+
+def registered_class(tag: str) -> type | None:
+    """Returns the `@config` class of that tag, or None; imports nothing."""
+    return _REGISTRY.get(tag)
+
+
+def registered_tags() -> tuple[str, ...]:
+    """Returns the tags of all `@config` classes made so far."""
+    return tuple(_REGISTRY)
+
+
+def field_names(cfg: Any) -> tuple[str, ...]:
+    """Returns the field names of a config or a config class, in order."""
+    names: tuple[str, ...] = getattr(cfg, CONFIG_MARK)
+    return names
+
+
+def field_defaults(cls: type) -> dict[str, Any]:
+    """Returns each field's default; a field without one is absent."""
+    cached: dict[str, Any] | None = cls.__dict__.get("__config_defaults__")
+    if cached is None:
+        cached = {
+            field.name: _default(field)
+            for field in attrs.fields(cls)
+            if field.default is not attrs.NOTHING
+        }
+        type.__setattr__(cls, "__config_defaults__", cached)
+    return cached
+
+
+def field_annotations(cls: type) -> dict[str, Any]:
+    """Returns each field's annotation, resolved to real objects.
+
+    Raises:
+        ConfigError: An annotation names something that cannot be found or held in a config.
+    """
+    try:
+        hints = typing.get_type_hints(cls)
+    except NameError as error:
+        raise ConfigError(
+            f"an annotation of {cls.__qualname__} cannot be resolved: {error}",
+            where=class_tag(cls),
+            mend="define config classes at module level and leave out `from __future__ import "
+            "annotations` in that file",
+        ) from error
+    return {name: hints[name] for name in field_names(cls)}
+
+
+def _default(field: "attrs.Attribute[Any]") -> Any:
+    default: Any = field.default
+    return default.factory() if isinstance(default, attrs.Factory) else default  # type: ignore[arg-type]
+
+
+def _checkers(cls: type) -> tuple[tuple[str, Checker, Any], ...]:
+    compiled: tuple[tuple[str, Checker, Any], ...] | None = cls.__dict__.get("__config_checkers__")
+    if compiled is None:
+        hints, defaults = field_annotations(cls), field_defaults(cls)
+        try:
+            compiled = tuple(
+                (name, checker(hints[name]), defaults.get(name, attrs.NOTHING)) for name in hints
+            )
+        except TypeError as error:
+            raise ConfigError(str(error), where=class_tag(cls)) from error
+        type.__setattr__(cls, "__config_checkers__", compiled)
+    return compiled
+
+
+def _freeze_and_check(self: Any) -> None:
+    problems: list[tuple[str, Mismatch]] = []
+    changed: list[str] = []
+    own = self.__dict__
+    for name, check, default in _checkers(type(self)):
+        value = own[name]
+        if value is not default:
+            changed.append(name)
+        if value is REQUIRED:
+            continue
+        try:
+            frozen = check(value)
+        except Mismatch as mismatch:
+            problems.append((name, mismatch))
+            continue
+        if frozen is not value:
+            own[name] = frozen
+    if problems:
+        raise _mismatch_error(type(self), problems)
+    if changed:
+        origin = calling_origin()
+        set_origins(self, dict.fromkeys(changed, origin))
+    else:
+        set_origins(self, {})
+
+
+def _mismatch_error(cls: type, problems: list[tuple[str, Mismatch]]) -> ConfigError:
+    lines = [
+        f"{name}{m.inside} is {_short(m.got)}; expected {m.expected}, got {type(m.got).__qualname__}"
+        for name, m in problems
+    ]
+    return ConfigError("\n".join(lines), where=class_tag(cls), set_in=str(calling_origin()))
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _checked_init(cls: type, init: Any) -> Any:
+    from axcore.config.suggest import name_the_known
+
+    def __init__(self: Any, /, *args: Any, **values: Any) -> None:  # noqa: N807
+        try:
+            init(self, *args, **values)
+        except TypeError as error:
+            known = field_names(type(self))
+            unknown = [name for name in values if name not in known]
+            if not unknown and not args:
+                raise
+            what = (
+                f"{type(self).__qualname__} takes keyword arguments only"
+                if args
+                else "\n".join(
+                    f"{type(self).__qualname__} has no field {name!r}; {name_the_known(name, known)}"
+                    for name in unknown
+                )
+            )
+            raise ConfigError(what, where=class_tag(type(self))) from error
+
+    __init__.__wrapped__ = init  # type: ignore[attr-defined]
+    return __init__
+
+
+def _repr(self: Any) -> str:
+    defaults = field_defaults(type(self))
+    shown = []
+    for name in field_names(self):
+        value = getattr(self, name)
+        if name in defaults and (value is defaults[name] or value == defaults[name]):
+            continue
+        shown.append(f"{name}={_value_repr(value)}")
+    return f"{type(self).__qualname__}({', '.join(shown)})"
+
+
+def _value_repr(value: Any) -> str:
+    if isinstance(value, typing.Mapping):
+        return "{" + ", ".join(f"{k!r}: {_value_repr(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, tuple):
+        return "(" + ", ".join(map(_value_repr, value)) + ("," if len(value) == 1 else "") + ")"
+    if callable(value) and not is_config(value) and value is not REQUIRED:
+        return f"{getattr(value, '__module__', '?')}:{getattr(value, '__qualname__', value)}"
+    return repr(value)

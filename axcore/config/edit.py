@@ -1,0 +1,245 @@
+"""Editing configs: `evolve`, `update_config` and `replace_config`. The input never changes."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import attrs
+
+from axcore.config.define import class_tag, field_names
+from axcore.config.paths import Key, Path, Pattern, Step, format_path, matches, parse_pattern
+from axcore.config.provenance import Origin, calling_origin, carry_origins
+from axcore.config.required import REQUIRED
+from axcore.config.suggest import name_the_known
+from axcore.config.traverse import (
+    children,
+    find_config,
+    node_predicate,
+    rebuild,
+    walk,
+    with_children,
+)
+from axcore.config.values import is_config
+from axcore.errors import ConfigError
+
+C = TypeVar("C")
+
+if TYPE_CHECKING:
+    from attrs import evolve as evolve  # type checkers know its fields
+else:
+
+    def evolve(cfg, /, **changes):
+        """Returns `cfg` with some of its own fields changed.
+
+        Raises:
+            ConfigError: A field does not exist or a value does not fit.
+        """
+        new = attrs.evolve(cfg, **changes)
+        origin = calling_origin()
+        carry_origins(new, cfg, dict.fromkeys(changes, origin))
+        return new
+
+
+def update_config(cfg: C, changes: Mapping[str, Any], *, set_in: str | None = None) -> C:
+    """Returns `cfg` with values set by path or glob.
+
+    Args:
+        cfg: The root.
+        changes: `{"model.decoder.num_layers": 12, "**.dropout.rate": 0.1}`, applied in order.
+        set_in: Where the values come from, for provenance; the calling function by default.
+
+    Raises:
+        ConfigError: Listing every path or glob that matches nothing and every value that does
+            not fit.
+    """
+    origin = Origin(set_in) if set_in else calling_origin()
+    problems: list[ConfigError] = []
+    result: Any = cfg
+    for text, value in changes.items():
+        try:
+            result = _set_matching(result, parse_pattern(text), value, origin)
+        except ConfigError as error:
+            problems.append(error)
+    if problems:
+        raise _gathered(problems, set_in)
+    new: C = result
+    return new
+
+
+def matching_paths(cfg: Any, pattern: Pattern) -> tuple[Path, ...]:
+    """Returns the paths below the root that a glob matches; a plain path matches itself."""
+    if pattern.is_glob:
+        return tuple(path for path, _ in walk(cfg) if path and matches(pattern, path))
+    _resolve(cfg, pattern)
+    return (tuple(pattern),)
+
+
+def _set_matching(cfg: Any, pattern: Pattern, value: Any, origin: Origin) -> Any:
+    paths = matching_paths(cfg, pattern)
+    if not paths:
+        raise _matches_nothing(cfg, pattern)
+    for path in paths:
+        cfg = _set_at(cfg, path, value, origin, ())
+    return cfg
+
+
+def _set_at(node: Any, path: Path, value: Any, origin: Origin, above: Path) -> Any:
+    step = path[0]
+    here = (*above, step)
+    if len(path) > 1:
+        value = _set_at(_child(node, step), path[1:], value, origin, here)
+    try:
+        new = with_children(node, {step: value})
+    except ConfigError as error:
+        if error.where and not error.where.startswith(format_path(above) or "\0"):
+            raise ConfigError(
+                error.what, where=format_path(here), set_in=str(origin), mend=error.mend
+            ) from None
+        raise
+    if is_config(node):
+        carry_origins(new, node, {str(step): origin})
+    return new
+
+
+def _child(node: Any, step: Step) -> Any:
+    return dict(children(node))[step]
+
+
+def _resolve(cfg: Any, path: Pattern) -> None:
+    """Checks that a plain path exists; a new key of a mapping may come last."""
+    node = cfg
+    for i, step in enumerate(path):
+        below = dict(children(node))
+        known = _keys_of_kind(below, step)
+        is_new_key = isinstance(step, Key) and isinstance(node, Mapping) and i + 1 == len(path)
+        if step not in known and not is_new_key:
+            raise _no_such_step(path, i, node, below)
+        node = below.get(step)
+
+
+def _keys_of_kind(below: Mapping[Step, Any], step: Step) -> set[Step]:
+    return {key for key in below if isinstance(key, Key) == isinstance(step, Key)}
+
+
+def _no_such_step(path: Pattern, i: int, node: Any, below: Mapping[Step, Any]) -> ConfigError:
+    at = format_path(path[:i]) or "the root"
+    kind = type(node).__qualname__
+    return ConfigError(
+        f"{format_path(path)!r} matches nothing: {at} ({kind}) has no {format_path(path[i : i + 1])!r}",
+        where=at,
+        mend=name_the_known(format_path(path[i : i + 1]), [format_path((k,)) for k in below])
+        if below
+        else f"{at} is a plain value; stop the path there",
+    )
+
+
+def _matches_nothing(cfg: Any, pattern: Pattern) -> ConfigError:
+    known = sorted({format_path(path) for path, _ in walk(cfg) if path})
+    plain = [format_path((step,)) for step in pattern if step not in ("*", "**", "[*]")]
+    names = {format_path(path[-1:]) for path, _ in walk(cfg) if path}
+    unknown = [name for name in plain if name not in names]
+    return ConfigError(
+        f"{format_path(pattern)!r} matches nothing in {type(cfg).__qualname__}",
+        mend=name_the_known(unknown[0], names)
+        if unknown
+        else name_the_known(plain[-1], known)
+        if plain
+        else None,
+    )
+
+
+def _gathered(problems: list[ConfigError], set_in: str | None) -> ConfigError:
+    if len(problems) == 1:
+        first = problems[0]
+        return ConfigError(
+            first.what, where=first.where, set_in=first.set_in or set_in, mend=first.mend
+        )
+    return ConfigError(
+        f"{len(problems)} changes do not fit:\n" + "\n".join(str(problem) for problem in problems),
+        set_in=set_in,
+    )
+
+
+def replace_config(
+    cfg: C,
+    target: Any,
+    new: Any,
+    *,
+    at: str = "**",
+    missing_ok: bool = False,
+) -> C:
+    """Returns `cfg` with every matching node replaced; ancestors do not know.
+
+    Nodes are visited children first, so a function `new` receives a node whose own matching
+    descendants are replaced already.
+
+    Args:
+        cfg: The root.
+        target: A module class or its Config (instances of subclasses match), or a predicate.
+        new: A config, or a function `old -> new`. Its REQUIRED fields are filled from same-named
+            fields of the node it replaces; whatever it sets stays set.
+        at: Glob that the path of the node must match.
+        missing_ok: Allows that nothing matches.
+
+    Raises:
+        ConfigError: Nothing matches; the message lists what is there.
+    """
+    pattern = parse_pattern(at)
+    accepts = node_predicate(target)
+    origin = calling_origin()
+    count = 0
+
+    def visit(path: Path, node: Any) -> Any:
+        nonlocal count
+        if not (is_config(node) and accepts(node) and matches(pattern, path)):
+            return node
+        count += 1
+        return _filled_from(_replacement(new, node, path), node, origin)
+
+    result: C = rebuild(cfg, visit)
+    if not count and not missing_ok:
+        raise _nothing_to_replace(cfg, target, at)
+    return result
+
+
+def _replacement(new: Any, old: Any, path: Path) -> Any:
+    made = new if is_config(new) else new(old) if callable(new) else new
+    if not is_config(made):
+        raise ConfigError(
+            f"a replacement must be a config, got {made!r}",
+            where=format_path(path),
+            mend="return a config from the function that replaces",
+        )
+    return made
+
+
+def _filled_from(new: Any, old: Any, origin: Origin) -> Any:
+    if new is old:
+        return new
+    theirs = set(field_names(old))
+    fills = {
+        name: getattr(old, name)
+        for name in field_names(new)
+        if getattr(new, name) is REQUIRED and name in theirs and getattr(old, name) is not REQUIRED
+    }
+    if not fills:
+        return new
+    filled = attrs.evolve(new, **fills)
+    carry_origins(filled, new, dict.fromkeys(fills, origin))
+    return filled
+
+
+def _nothing_to_replace(cfg: Any, target: Any, at: str) -> ConfigError:
+    name = getattr(target, "__qualname__", repr(target))
+    nodes = find_config(cfg, lambda _: True)
+    if isinstance(target, type) and at != "**":
+        elsewhere = [found.path for found in find_config(cfg, target)]
+        if elsewhere:
+            return ConfigError(
+                f"no {name} at {at!r} in {type(cfg).__qualname__}",
+                mend="there is one at " + ", ".join(elsewhere[:8]),
+            )
+    kinds = sorted({class_tag(type(found.node)).split(":")[1] for found in nodes})
+    return ConfigError(
+        f"no {name} in {type(cfg).__qualname__}; it holds {', '.join(kinds)}",
+        mend=name_the_known(name, kinds) + " (missing_ok=True where none is fine)",
+    )

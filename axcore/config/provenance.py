@@ -1,0 +1,57 @@
+"""Provenance: which function, file or flag set each value of a config.
+
+A config remembers, outside of its value (equality and hash ignore it), where each field that
+differs from its default was set. `origin_of` tells it, and errors show it as `set in:`.
+"""
+
+import sys
+from typing import Any, NamedTuple
+
+_ORIGINS = "__config_origins__"
+
+
+class Origin(NamedTuple):
+    """Where a value was set: a function with its file and line, or a named source such as a flag."""
+
+    source: str
+    file: str = ""
+    line: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.source} ({self.file}:{self.line})" if self.file else self.source
+
+
+def calling_origin() -> Origin:
+    """Returns the nearest caller outside of `axcore.config` and attrs' generated code."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        name = frame.f_globals.get("__name__", "")
+        generated = frame.f_code.co_filename.startswith("<attrs generated")
+        if not generated and not name.startswith(("axcore.config", "attr.", "attrs")):
+            break
+        frame = frame.f_back
+    code = frame.f_code
+    return Origin(
+        code.co_qualname if sys.version_info >= (3, 11) else code.co_name,
+        code.co_filename,
+        frame.f_lineno,
+    )
+
+
+def set_origins(cfg: Any, origins: dict[str, Origin]) -> None:
+    """Attaches origins to a config that was just made."""
+    object.__setattr__(cfg, _ORIGINS, origins)
+
+
+def origins_of(cfg: Any) -> dict[str, Origin]:
+    """Returns the origin of every field of `cfg` itself that differs from its default."""
+    found: dict[str, Origin] = getattr(cfg, _ORIGINS, {})
+    return found
+
+
+def carry_origins(new: Any, old: Any, changed: dict[str, Origin]) -> None:
+    """Gives `new` the origins of `old`, but for the fields in `changed`."""
+    mine = origins_of(new)
+    kept = {name: origin for name, origin in origins_of(old).items() if name in mine}
+    mine.update(kept)
+    mine.update({name: origin for name, origin in changed.items() if name in mine})

@@ -1,0 +1,19 @@
+"""Did-you-mean: the names close to a misspelt one."""
+
+import difflib
+from collections.abc import Iterable
+
+
+def did_you_mean(name: str, known: Iterable[str], most: int = 3) -> str | None:
+    """Returns `did you mean 'x' or 'y'?`, or None where nothing known is close to `name`."""
+    close = difflib.get_close_matches(name, list(known), n=most, cutoff=0.6)
+    if not close:
+        return None
+    return "did you mean " + " or ".join(repr(match) for match in close) + "?"
+
+
+def name_the_known(name: str, known: Iterable[str], most: int = 12) -> str:
+    """Returns a did-you-mean, or a list of what there is where nothing is close."""
+    names = sorted(known)
+    shown = ", ".join(names[:most]) + (f", ... ({len(names)} in all)" if len(names) > most else "")
+    return did_you_mean(name, names) or f"known: {shown or '(none)'}"

@@ -1,0 +1,95 @@
+"""Walking and rebuilding config trees, through nested configs, tuples and mappings alike."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import attrs
+from immutabledict import immutabledict
+
+from axcore.config.define import field_names
+from axcore.config.paths import Key, Path, Step, format_path
+from axcore.config.provenance import carry_origins
+from axcore.config.values import is_config
+
+
+class Found(NamedTuple):
+    """A node of a config tree and its path from the root."""
+
+    path: str
+    node: Any
+
+
+def children(value: Any) -> Iterator[tuple[Step, Any]]:
+    """Yields the steps and values one level below a config, tuple or mapping."""
+    if is_config(value):
+        for name in field_names(value):
+            yield name, getattr(value, name)
+    elif isinstance(value, tuple):
+        yield from enumerate(value)
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield Key(key), item
+
+
+def walk(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """Yields every value of the tree with its path, parents before children."""
+    yield path, value
+    for step, child in children(value):
+        yield from walk(child, (*path, step))
+
+
+def rebuild(value: Any, visit: Callable[[Path, Any], Any], path: Path = ()) -> Any:
+    """Returns the tree with every value passed through `visit`, children before parents.
+
+    What no visit changed stays the very same object.
+    """
+    replaced = {}
+    for step, child in children(value):
+        new = rebuild(child, visit, (*path, step))
+        if new is not child:
+            replaced[step] = new
+    if replaced:
+        value = with_children(value, replaced)
+    return visit(path, value)
+
+
+def with_children(value: Any, replaced: Mapping[Any, Any]) -> Any:
+    """Returns `value` with the given children replaced, its other children untouched."""
+    if is_config(value):
+        new = attrs.evolve(value, **replaced)
+        carry_origins(new, value, {})
+        return new
+    if isinstance(value, tuple):
+        return tuple(replaced.get(i, item) for i, item in enumerate(value))
+    return immutabledict({**value, **{str(k): v for k, v in replaced.items()}})
+
+
+def find_config(cfg: Any, target: Any) -> tuple[Found, ...]:
+    """Returns the nodes of a tree that match, with their paths, parents first.
+
+    Args:
+        cfg: The root.
+        target: A config class, a class that holds one as `Config`, or a predicate on a node.
+    """
+    accepts = node_predicate(target)
+    return tuple(
+        Found(format_path(path), node)
+        for path, node in walk(cfg)
+        if is_config(node) and accepts(node)
+    )
+
+
+def map_config(cfg: Any, fn: Callable[[Any], Any]) -> Any:
+    """Returns the tree with every config node passed through `fn`, children before parents."""
+    return rebuild(cfg, lambda _, node: fn(node) if is_config(node) else node)
+
+
+def node_predicate(target: Any) -> Callable[[Any], bool]:
+    """Returns the test that a target stands for (see `find_config`)."""
+    if isinstance(target, type):
+        cls = getattr(target, "Config", target)
+        return lambda node: isinstance(node, cls)
+    if callable(target):
+        predicate: Callable[[Any], bool] = target
+        return predicate
+    raise TypeError(f"a target is a class or a predicate, not {target!r}")

@@ -1,0 +1,240 @@
+"""What a config field may hold, and the check that every value passes when a config is made.
+
+`checker(annotation)` compiles an annotation once into a function that returns the value in its
+frozen form (lists as tuples, dicts as immutable mappings, ints as floats where a float is asked
+for) or raises `Mismatch`.
+"""
+
+import collections.abc
+import math
+import types
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, Union, get_args, get_origin
+
+from immutabledict import immutabledict
+
+from axcore.config.required import REQUIRED
+
+Checker = Callable[[Any], Any]
+
+CONFIG_MARK = "__config_fields__"
+"""Attribute that every `@config` class carries: its field names, in order."""
+
+
+class Mismatch(Exception):  # noqa: N818 - private to the package, turned into a ConfigError
+    """A value does not fit its annotation; `inside` is where in the value, as `[0]["key"]`."""
+
+    def __init__(self, expected: str, got: object, inside: str = "") -> None:
+        super().__init__(expected, got, inside)
+        self.expected = expected
+        self.got = got
+        self.inside = inside
+
+    def within(self, step: str) -> "Mismatch":
+        """Returns the same mismatch seen from one container further out."""
+        return Mismatch(self.expected, self.got, step + self.inside)
+
+
+def is_config(value: object) -> bool:
+    """Whether `value` is an instance of a `@config` class."""
+    return hasattr(type(value), CONFIG_MARK)
+
+
+def is_config_class(cls: object) -> bool:
+    """Whether `cls` is a class made by `@config`."""
+    return isinstance(cls, type) and hasattr(cls, CONFIG_MARK)
+
+
+def type_name(annotation: object) -> str:
+    """Returns an annotation as a user would write it."""
+    if annotation is None or annotation is type(None):
+        return "None"
+    if isinstance(annotation, type) and get_origin(annotation) is None:
+        return annotation.__qualname__
+    return str(annotation).replace("typing.", "").replace("collections.abc.", "")
+
+
+def checker(annotation: Any) -> Checker:
+    """Compiles an annotation into its check. Raises TypeError for one that configs cannot hold."""
+    if annotation is Any:
+        return freeze
+    if annotation is None or annotation is type(None):
+        return _check_none
+    if annotation in _SCALARS:
+        return _SCALARS[annotation]
+    origin = get_origin(annotation)
+    if origin is None and isinstance(annotation, typing.TypeAliasType if _HAS_ALIAS else ()):
+        return checker(annotation.__value__)
+    if origin in (Union, types.UnionType):
+        return _union(annotation)
+    if origin is Literal:
+        return _literal(get_args(annotation))
+    if origin is tuple:
+        return _tuple(get_args(annotation))
+    if origin in (collections.abc.Mapping, immutabledict, dict):
+        return _mapping(get_args(annotation))
+    if origin is collections.abc.Callable or annotation in (collections.abc.Callable, Callable):
+        return _check_callable
+    if annotation in (Mapping, dict, immutabledict):
+        return _mapping((str, Any))
+    if annotation is tuple:
+        return _tuple((Any, ...))
+    if is_config_class(annotation):
+        return _instance(annotation)
+    raise TypeError(
+        f"a config field cannot be annotated {type_name(annotation)}; use scalars, str, Literal, "
+        "tuple, Mapping[str, ...], Callable, other @config classes, and unions of these"
+    )
+
+
+_HAS_ALIAS = hasattr(typing, "TypeAliasType")
+
+
+def freeze(value: Any) -> Any:
+    """Returns any config value in its frozen form. Raises Mismatch for what configs cannot hold."""
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        return _check_float(value)
+    if is_config(value) or value is REQUIRED:
+        return value
+    if isinstance(value, (tuple, list)):
+        return _tuple((Any, ...))(value)
+    if isinstance(value, Mapping):
+        return _mapping((str, Any))(value)
+    if callable(value):
+        return value
+    raise Mismatch("a config value (scalar, str, tuple, mapping, config or function)", value)
+
+
+def _check_none(value: Any) -> Any:
+    if value is None:
+        return value
+    raise Mismatch("None", value)
+
+
+def _check_bool(value: Any) -> Any:
+    if isinstance(value, bool):
+        return value
+    raise Mismatch("bool", value)
+
+
+def _check_int(value: Any) -> Any:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    raise Mismatch("int", value)
+
+
+def _check_float(value: Any) -> Any:
+    if isinstance(value, float):
+        if math.isnan(value):
+            raise Mismatch("a number (nan equals nothing, so it is no config value)", value)
+        return value
+    if isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    raise Mismatch("float", value)
+
+
+def _check_str(value: Any) -> Any:
+    if isinstance(value, str):
+        return value
+    raise Mismatch("str", value)
+
+
+def _check_callable(value: Any) -> Any:
+    if callable(value) and value is not REQUIRED:
+        return value
+    raise Mismatch("a function", value)
+
+
+_SCALARS: dict[Any, Checker] = {
+    bool: _check_bool,
+    int: _check_int,
+    float: _check_float,
+    str: _check_str,
+}
+
+
+def _instance(cls: type) -> Checker:
+    def check(value: Any) -> Any:
+        if isinstance(value, cls):
+            return value
+        raise Mismatch(type_name(cls), value)
+
+    return check
+
+
+def _literal(allowed: tuple[Any, ...]) -> Checker:
+    expected = "one of " + ", ".join(repr(item) for item in allowed)
+
+    def check(value: Any) -> Any:
+        if any(value == item and type(value) is type(item) for item in allowed):
+            return value
+        raise Mismatch(expected, value)
+
+    return check
+
+
+def _union(annotation: Any) -> Checker:
+    options = [checker(option) for option in get_args(annotation)]
+    expected = type_name(annotation)
+
+    def check(value: Any) -> Any:
+        inner: Mismatch | None = None
+        for option in options:
+            try:
+                return option(value)
+            except Mismatch as mismatch:
+                inner = mismatch if mismatch.inside else inner
+        raise inner or Mismatch(expected, value)
+
+    return check
+
+
+def _tuple(args: tuple[Any, ...]) -> Checker:
+    if len(args) == 2 and args[1] is Ellipsis:
+        each = None if args[0] is Any else checker(args[0])
+
+        def check_all(value: Any) -> Any:
+            if not isinstance(value, (tuple, list)):
+                raise Mismatch(f"tuple of {type_name(args[0])}", value)
+            return tuple(_at(each or freeze, item, f"[{i}]") for i, item in enumerate(value))
+
+        return check_all
+
+    checks = [checker(arg) for arg in args]
+
+    def check_each(value: Any) -> Any:
+        if not isinstance(value, (tuple, list)) or len(value) != len(checks):
+            raise Mismatch(f"tuple of {len(checks)}", value)
+        pairs = zip(checks, value, strict=True)
+        return tuple(_at(check, item, f"[{i}]") for i, (check, item) in enumerate(pairs))
+
+    return check_each
+
+
+def _mapping(args: tuple[Any, ...]) -> Checker:
+    key_type, value_type = args or (str, Any)
+    if key_type is not str:
+        raise TypeError(f"a mapping in a config has str keys, not {type_name(key_type)}")
+    each = checker(value_type)
+
+    def check(value: Any) -> Any:
+        if not isinstance(value, Mapping):
+            raise Mismatch(f"mapping of str to {type_name(value_type)}", value)
+        for key in value:
+            if not isinstance(key, str):
+                raise Mismatch("str as a mapping's key", key)
+        return immutabledict({k: _at(each, v, f'["{k}"]') for k, v in value.items()})
+
+    return check
+
+
+def _at(check: Checker, value: Any, step: str) -> Any:
+    if value is REQUIRED:
+        return value
+    try:
+        return check(value)
+    except Mismatch as mismatch:
+        raise mismatch.within(step) from None
