@@ -1,0 +1,152 @@
+"""`Checkpointer`: saves the states of a run step by step, and restores the newest that is whole.
+
+The parts: `steps.py` names, commits and deletes the step directories, `writer.py` fills one,
+`reader.py` checks and restores one, `store.py` moves arrays through Orbax, `manifest.py` and
+`integrity.py` tell whether what is on the disk is what was saved.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from axcore.checkpoint.manifest import Manifest
+from axcore.checkpoint.reader import CheckpointReader, Restored
+from axcore.checkpoint.steps import StepDirectories
+from axcore.checkpoint.writer import CheckpointWriter
+from axcore.config import REQUIRED, Configurable, config
+from axcore.errors import ConfigError
+
+
+class Checkpointer(Configurable):
+    """Saves and restores the states of one run.
+
+    One process writes into a directory at a time; any number may read from it. Nothing is written
+    before the first `save`.
+    """
+
+    @config
+    class Config(Configurable.Config):
+        """How often to save, and what to keep.
+
+        `directory` is absolute or relative to the working directory. `keep` is the number of newest
+        steps kept (None: all). `saves_in_background` lets training go on while a step is written.
+        `on_damage` says what `restore` does where the newest step is damaged and no step was asked
+        for by number: go back to the newest whole one with a warning, or stop.
+        """
+
+        directory: str = REQUIRED
+        every_steps: int = 1000
+        keep: int | None = 3
+        saves_in_background: bool = True
+        on_damage: Literal["fall_back", "stop"] = "fall_back"
+
+    def __init__(self, cfg: Config) -> None:
+        super().__init__(cfg)
+        for name in ("every_steps", "keep"):
+            value = getattr(cfg, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} is {value}; it must be at least 1", where=name)
+        self._every_steps = cfg.every_steps
+        self._saves_in_background = cfg.saves_in_background
+        self._steps = StepDirectories(Path(cfg.directory).absolute())
+        self._writer = CheckpointWriter(self._steps, keep=cfg.keep)
+        self._reader = CheckpointReader(self._steps, falls_back=cfg.on_damage == "fall_back")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def directory(self) -> Path:
+        """The directory that holds the step directories."""
+        return self._steps.root
+
+    def steps(self) -> tuple[int, ...]:
+        """Returns the committed steps, oldest first; `verify` tells whether one is still whole."""
+        return self._steps.committed()
+
+    def latest(self) -> int | None:
+        """Returns the newest committed step, or None where there is none."""
+        return max(self.steps(), default=None)
+
+    def is_due(self, step: int) -> bool:
+        """Returns whether the config wants this step saved."""
+        return step > 0 and step % self._every_steps == 0
+
+    def save(self, step: int, state: Any, extra: Mapping[str, Any] | None = None) -> None:
+        """Saves a state; returns once `state` may be donated, before it is on the disk.
+
+        Committed steps at or after `step`, which a run leaves behind when it goes on from an older
+        step, are renamed to `step_N.aside` with a warning.
+
+        Args:
+            step: The step that the state belongs to; later than the last one this object saved.
+            state: A pytree of arrays and numbers, on any sharding.
+            extra: Values that JSON gives back exactly.
+
+        Raises:
+            CheckpointError: The previous save failed, or this one cannot start.
+        """
+        self._writer.start(step, state, dict(extra or {}))
+        if not self._saves_in_background:
+            self.wait()
+
+    def wait(self) -> None:
+        """Waits until the save in flight is committed.
+
+        Raises:
+            CheckpointError: It failed. Each failure is raised once; earlier steps are unharmed.
+        """
+        self._writer.wait()
+
+    def restore(self, template: Any, *, step: int | None = None, partial: bool = False) -> Restored:
+        """Restores a state, verified against what was saved.
+
+        Args:
+            template: A pytree of `jax.ShapeDtypeStruct` or arrays. Each leaf is restored into the
+                leaf's own sharding, whatever it was saved from.
+            step: The step to restore; None: the newest that is whole. Damaged steps that are passed
+                over are named in a warning, or end the search (`on_damage="stop"`).
+            partial: Whether the checkpoint may hold leaves that `template` lacks.
+
+        Raises:
+            DamagedCheckpointError: The step asked for, or every step, is damaged.
+            CheckpointError: There is no such step, or it does not fit the template.
+        """
+        self.wait()
+        if step is None:
+            return self._reader.restore_newest(template, partial=partial)
+        return self._reader.restore(step, template, partial=partial)
+
+    def manifest(self, step: int) -> Manifest:
+        """Returns what a step is made of, `extra` included, without reading its arrays.
+
+        Raises:
+            CheckpointError: There is no such step, or its manifest is damaged.
+        """
+        return self._reader.manifest(step)
+
+    def verify(self, step: int) -> None:
+        """Reads every file of a step and compares it with what was saved.
+
+        Raises:
+            DamagedCheckpointError: Naming each file that is missing or changed.
+            CheckpointError: There is no such step.
+        """
+        self._reader.verify(step)
+
+    def close(self) -> None:
+        """Waits for the save in flight and lets other processes write here; safe to call twice.
+
+        Raises:
+            CheckpointError: The save in flight failed.
+        """
+        self._writer.close()

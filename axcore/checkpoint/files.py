@@ -1,0 +1,90 @@
+"""Files that survive a crash: atomic writes, durable directories, and a lock."""
+
+import contextlib
+import fcntl
+import os
+import socket
+from pathlib import Path
+
+from axcore.errors import CheckpointError
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Writes a file so that a reader, or a crash, sees the old content or the new, never a part."""
+    draft = path.with_name(path.name + ".tmp")
+    with open(draft, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(draft, path)
+    sync_path(path.parent)
+
+
+def sync_path(path: Path) -> None:
+    """Makes a file's content, or a directory's list of names, durable on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_tree(root: Path) -> None:
+    """Makes every file and directory under `root` durable, the innermost first."""
+    for folder, _, names in os.walk(root, topdown=False):
+        for name in names:
+            sync_path(Path(folder, name))
+        sync_path(Path(folder))
+
+
+class FileLock:
+    """A lock on a file, held by this process until `release` or until the process dies.
+
+    It is the kernel's `flock`: a killed process leaves the file behind and no lock on it.
+    """
+
+    def __init__(self, path: Path, *, purpose: str) -> None:
+        """Takes the lock.
+
+        Args:
+            path: The lock file; made where it is absent, never deleted.
+            purpose: What the lock is for, as the start of the error's sentence.
+
+        Raises:
+            CheckpointError: A live process holds the lock, or the file system has no locks.
+        """
+        self._descriptor: int | None = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = os.pread(self._descriptor, 200, 0).decode(errors="replace").strip()
+            self.release()
+            raise _lock_error(path, purpose, holder, error) from error
+        os.ftruncate(self._descriptor, 0)
+        os.pwrite(self._descriptor, f"pid {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+
+    def release(self) -> None:
+        """Gives the lock up; doing so twice is harmless."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def __del__(self) -> None:
+        with contextlib.suppress(AttributeError, OSError):
+            self.release()
+
+
+def _lock_error(path: Path, purpose: str, holder: str, error: OSError) -> CheckpointError:
+    if not isinstance(error, BlockingIOError):
+        return CheckpointError(
+            f"{purpose} needs a file lock, and locking failed: {error}",
+            where=str(path),
+            mend="use a file system with flock",
+        )
+    own = holder.startswith(f"pid {os.getpid()} ")
+    who = f"this process ({holder})" if own else f"another live process ({holder or 'unknown'})"
+    return CheckpointError(
+        f"{purpose} is already done by {who}",
+        where=str(path),
+        mend="close the first one" if own else "stop that process, or use another directory",
+    )

@@ -1,0 +1,126 @@
+"""Reads steps: compares them with their manifests and with what is wanted, and restores them."""
+
+import warnings
+from typing import Any, NamedTuple
+
+import jax
+
+from axcore.checkpoint import store
+from axcore.checkpoint.integrity import find_damage
+from axcore.checkpoint.leaves import describe, misfits, name_leaves, spec_of
+from axcore.checkpoint.manifest import DamagedCheckpointError, Manifest, read_manifest
+from axcore.checkpoint.steps import StepDirectories
+from axcore.errors import CheckpointError
+
+ARRAYS_NAME = "arrays"
+
+
+class CheckpointWarning(UserWarning):
+    """A checkpoint was passed over or set aside; nothing was deleted."""
+
+
+class Restored(NamedTuple):
+    """What `restore` gives back."""
+
+    step: int
+    state: Any
+    extra: dict[str, Any]
+
+
+class CheckpointReader:
+    """Reads what the directories named by `steps` hold; writes nothing."""
+
+    def __init__(self, steps: StepDirectories, *, falls_back: bool) -> None:
+        self._steps = steps
+        self._falls_back = falls_back
+
+    def restore_newest(self, template: Any, *, partial: bool) -> Restored:
+        """Restores the newest whole step; see `Checkpointer.restore`."""
+        newest_first = self._steps.committed()[::-1]
+        if not newest_first:
+            raise CheckpointError(
+                "there is no checkpoint",
+                where=str(self._steps.root),
+                mend="name the directory of a run that has saved at least one step",
+            )
+        damaged: list[DamagedCheckpointError] = []
+        for step, older in zip(newest_first, (*newest_first[1:], None), strict=True):
+            try:
+                return self.restore(step, template, partial=partial)
+            except DamagedCheckpointError as error:
+                damaged.append(error)
+                self._pass_over(step, older, error)
+        raise self._nothing_whole(damaged) from damaged[0]
+
+    def restore(self, step: int, template: Any, *, partial: bool) -> Restored:
+        """Restores one step, and no other."""
+        directory = self._steps.path(step)
+        manifest = self.manifest(step)
+        wanted = {name: describe(leaf) for name, leaf in name_leaves(template).items()}
+        specs = {name: spec_of(leaf) for name, leaf in wanted.items()}
+        problems = misfits(manifest.leaves, specs, partial=partial)
+        if problems:
+            raise CheckpointError(
+                f"step {step} does not fit what is to be restored\n" + "\n".join(problems),
+                where=str(directory),
+                mend="restore with the config that the checkpoint was saved with",
+            )
+        self.verify(step)
+        try:
+            arrays = store.load(directory / ARRAYS_NAME, wanted)
+        except Exception as error:
+            error.add_note(f"while restoring step {step} from {directory}")
+            raise
+        state = jax.tree.unflatten(jax.tree.structure(template), [arrays[name] for name in wanted])
+        return Restored(step, state, dict(manifest.extra))
+
+    def manifest(self, step: int) -> Manifest:
+        """Returns the manifest of a step."""
+        known = self._steps.committed()
+        if step not in known:
+            raise CheckpointError(
+                f"there is no checkpoint of step {step}; "
+                f"there are: {', '.join(map(str, known)) or '(none)'}",
+                where=str(self._steps.root),
+            )
+        try:
+            return read_manifest(self._steps.path(step))
+        except DamagedCheckpointError as error:
+            raise self._damage(step, [error.what]) from error
+
+    def verify(self, step: int) -> None:
+        """Compares every file of a step with its record."""
+        files = self.manifest(step).files
+        try:
+            problems = find_damage(self._steps.path(step), files)
+        except OSError as error:
+            raise self._damage(step, [f"a file cannot be read: {error}"]) from error
+        if problems:
+            raise self._damage(step, problems)
+
+    def _damage(self, step: int, problems: list[str]) -> DamagedCheckpointError:
+        return DamagedCheckpointError(
+            f"step {step} is damaged: " + "; ".join(problems),
+            where=str(self._steps.path(step)),
+            mend="put back the damaged files from a copy, or restore an older step",
+        )
+
+    def _nothing_whole(self, damaged: list[DamagedCheckpointError]) -> DamagedCheckpointError:
+        return DamagedCheckpointError(
+            "no checkpoint is whole\n" + "\n".join(error.what for error in damaged),
+            where=str(self._steps.root),
+            mend="put back the damaged files from a copy, or start anew in another directory",
+        )
+
+    def _pass_over(self, step: int, older: int | None, error: DamagedCheckpointError) -> None:
+        """Says that a damaged step is passed over, or raises where that is not wanted."""
+        if not self._falls_back:
+            error.mend = "set on_damage to 'fall_back', or restore an older step by its number"
+            raise error
+        if older is not None:
+            warnings.warn(
+                f"{error.what}. It is left as it is in {self._steps.path(step)}; "
+                f"going back to step {older}.",
+                CheckpointWarning,
+                stacklevel=4,
+            )

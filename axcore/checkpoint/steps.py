@@ -1,0 +1,83 @@
+"""The step directories of a run: named so that they sort, committed by a rename.
+
+step_00000100               committed; damaged only if something outside changed it
+step_00000200.incomplete    being written, or left behind by a killed process
+step_00000050.deleting      being deleted, or left behind by a killed process
+step_00000300.aside         replaced by going on from an older step; kept for a human to look at
+"""
+
+import os
+import re
+import shutil
+from pathlib import Path
+
+from axcore.checkpoint.files import sync_path
+
+_COMMITTED = re.compile(r"step_(\d{8,})")
+_LEFTOVER = re.compile(r"step_\d{8,}\.(incomplete|deleting)(-\d+)?")
+
+
+class StepDirectories:
+    """The step directories under one root."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def path(self, step: int) -> Path:
+        """Returns the directory of a committed step."""
+        return self.root / f"step_{step:08d}"
+
+    def draft(self, step: int) -> Path:
+        """Returns the directory that a step is written into."""
+        return self.root / f"{self.path(step).name}.incomplete"
+
+    def committed(self) -> tuple[int, ...]:
+        """Returns the committed steps, oldest first."""
+        names = (entry.name for entry in self.root.iterdir()) if self.root.is_dir() else ()
+        matches = (_COMMITTED.fullmatch(name) for name in names)
+        return tuple(sorted(int(match[1]) for match in matches if match))
+
+    def begin(self, step: int) -> Path:
+        """Makes the empty directory that a step is written into."""
+        draft = self.draft(step)
+        self.abandon(step)
+        draft.mkdir()
+        return draft
+
+    def abandon(self, step: int) -> None:
+        """Removes what was written of a step that was not committed."""
+        shutil.rmtree(self.draft(step), ignore_errors=True)
+
+    def commit(self, step: int) -> None:
+        """Turns a finished draft into the newest committed step, at once and durably.
+
+        Committed steps at or after `step` belong to a history that ended; they are set aside.
+        """
+        for later in self.at_or_after(step):
+            os.rename(self.path(later), self._free_name(f"{self.path(later).name}.aside"))
+        os.rename(self.draft(step), self.path(step))
+        sync_path(self.root)
+
+    def at_or_after(self, step: int) -> tuple[int, ...]:
+        """Returns the committed steps that `commit(step)` sets aside."""
+        return tuple(found for found in self.committed() if found >= step)
+
+    def delete(self, step: int) -> None:
+        """Deletes a committed step; a crash on the way never leaves half of it under its name."""
+        doomed = self._free_name(f"{self.path(step).name}.deleting")
+        os.rename(self.path(step), doomed)
+        sync_path(self.root)
+        shutil.rmtree(doomed)
+
+    def clear_leftovers(self) -> None:
+        """Removes what killed processes left; only safe for the one process that writes here."""
+        for entry in list(self.root.iterdir()):
+            if _LEFTOVER.fullmatch(entry.name):
+                shutil.rmtree(entry)
+
+    def _free_name(self, name: str) -> Path:
+        path, count = self.root / name, 1
+        while path.exists():
+            count += 1
+            path = self.root / f"{name}-{count}"
+        return path

@@ -1,0 +1,152 @@
+"""Writes steps: in the background, one at a time, committed whole or not at all.
+
+A step is written into `step_N.incomplete`; then its files are measured and made durable, the
+manifest is written, and the directory is renamed to `step_N`. Older steps are deleted after that.
+A process killed at any moment leaves the committed steps as they were.
+"""
+
+import warnings
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import jax
+
+from axcore.checkpoint import store
+from axcore.checkpoint.files import FileLock, sync_tree
+from axcore.checkpoint.integrity import record_files
+from axcore.checkpoint.leaves import LeafSpec, name_arrays, spec_of
+from axcore.checkpoint.manifest import Manifest, check_extra, write_manifest
+from axcore.checkpoint.reader import ARRAYS_NAME, CheckpointWarning
+from axcore.checkpoint.steps import StepDirectories
+from axcore.errors import CheckpointError
+
+
+class CheckpointWriter:
+    """Writes steps into the directories that `steps` names, and keeps the newest `keep`."""
+
+    def __init__(self, steps: StepDirectories, *, keep: int | None) -> None:
+        self._steps = steps
+        self._keep = keep
+        self._lock: FileLock | None = None
+        self._worker: ThreadPoolExecutor | None = None
+        self._pending: Future[None] | None = None
+        self._last_started: int | None = None
+
+    def start(self, step: int, state: Any, extra: dict[str, Any]) -> None:
+        """Starts to save a state, after the one before is committed; see `Checkpointer.save`."""
+        self.wait()
+        arrays = name_arrays(state)
+        check_extra(extra)
+        self._check_order(step)
+        worker = self._claim_writing()
+        self._warn_of_later_steps(step)
+        try:
+            finish_arrays = store.start_saving(self._steps.begin(step) / ARRAYS_NAME, arrays)
+        except Exception as error:
+            raise self._abandon(step, error) from error
+        self._last_started = step
+        leaves = {name: spec_of(array) for name, array in arrays.items()}
+        self._pending = worker.submit(self._finish, step, finish_arrays, leaves, extra)
+
+    def wait(self) -> None:
+        """Waits until the save in flight is committed, and raises its failure once."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
+
+    def close(self) -> None:
+        """Waits, then gives up the right to write."""
+        try:
+            self.wait()
+        finally:
+            worker, self._worker = self._worker, None
+            lock, self._lock = self._lock, None
+            if worker is not None:
+                worker.shutdown()
+            if lock is not None:
+                lock.release()
+
+    def _check_order(self, step: int) -> None:
+        if step < 0:
+            what = f"step {step} is negative"
+        elif self._last_started is not None and step <= self._last_started:
+            what = f"step {step} cannot be saved after step {self._last_started}"
+        else:
+            return
+        raise CheckpointError(
+            what, where=str(self._steps.root), mend="save each step once, in rising order"
+        )
+
+    def _claim_writing(self) -> ThreadPoolExecutor:
+        """Returns the worker thread; makes the directory and locks it the first time."""
+        if self._worker is not None:
+            return self._worker
+        root = self._steps.root
+        if jax.process_count() > 1:
+            raise CheckpointError(
+                f"{jax.process_count()} processes take part in this run; "
+                "saving a checkpoint works in one process so far",
+                where=str(root),
+            )
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            self._lock = FileLock(root / "writer.lock", purpose="saving checkpoints")
+            self._steps.clear_leftovers()
+        except OSError as error:
+            raise CheckpointError(
+                f"checkpoints cannot be written: {error}", where=str(root)
+            ) from error
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        return self._worker
+
+    def _warn_of_later_steps(self, step: int) -> None:
+        later = self._steps.at_or_after(step)
+        if later:
+            warnings.warn(
+                f"step {step} is saved by a run that went on from an older step; what was there "
+                f"as step {', '.join(map(str, later))} is kept as step_N.aside "
+                f"in {self._steps.root}",
+                CheckpointWarning,
+                stacklevel=4,
+            )
+
+    def _finish(
+        self,
+        step: int,
+        finish_arrays: Callable[[], None],
+        leaves: Mapping[str, LeafSpec],
+        extra: Mapping[str, Any],
+    ) -> None:
+        """Commits a step whose arrays are being written; runs on the worker thread."""
+        draft = self._steps.draft(step)
+        try:
+            finish_arrays()
+            files = record_files(draft)
+            sync_tree(draft)
+            write_manifest(draft, Manifest(step=step, leaves=leaves, files=files, extra=extra))
+            self._steps.commit(step)
+        except Exception as error:
+            raise self._abandon(step, error) from error
+        self._delete_oldest(step)
+
+    def _delete_oldest(self, step: int) -> None:
+        if self._keep is None:
+            return
+        for old in self._steps.committed()[: -self._keep]:
+            try:
+                self._steps.delete(old)
+            except OSError as error:
+                raise CheckpointError(
+                    f"step {step} is saved, but step {old} could not be deleted: {error}",
+                    where=str(self._steps.root),
+                    mend="delete it by hand, or set keep to None",
+                ) from error
+
+    def _abandon(self, step: int, error: Exception) -> CheckpointError:
+        self._steps.abandon(step)
+        return CheckpointError(
+            f"saving step {step} failed: {error}",
+            where=str(self._steps.root),
+            mend="make room or mend the disk, then run again; earlier steps are unharmed",
+        )
