@@ -1,0 +1,61 @@
+"""The running interpreter's own standard library as a source: real text with no download."""
+
+import os
+import platform
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+from axcore.data.document import Document, Source
+from axcore.data.files import NamedFile, read_documents
+from axcore.errors import DataError
+
+# Other distributions' files, generated files, and tests: distributions of Python leave tests out
+# or not as they please, and the badly encoded files are among them.
+_LEFT_OUT_FOLDERS = frozenset(
+    {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"}
+)
+_LEFT_OUT_PREFIX = "_sysconfigdata"
+
+
+class StandardLibrary(Source):
+    """The `.py` files of the standard library, without its tests: about 12 MB, 800 documents.
+
+    A document's name is its path within the library, so the split is the same on every machine
+    that has the same library.
+    """
+
+    def documents(self) -> Iterator[Document]:
+        """Yields a document for each file; one that is not UTF-8 is skipped with a warning."""
+        return read_documents(library_files(sysconfig.get_path("stdlib")), "skip")
+
+    def describe(self) -> str:
+        """Names the version of Python."""
+        return f"the standard library of Python {platform.python_version()}"
+
+
+def library_files(folder: str) -> list[NamedFile]:
+    """Returns the library's own `.py` files below `folder`, sorted by name.
+
+    Raises:
+        DataError: There are none, as in an interpreter that keeps its library in an archive.
+    """
+    root = Path(folder)
+    found = [
+        NamedFile((Path(parent) / name).relative_to(root).as_posix(), Path(parent) / name)
+        for parent, names in _walk(root)
+        for name in names
+        if name.endswith(".py") and not name.startswith(_LEFT_OUT_PREFIX)
+    ]
+    if not found:
+        raise DataError(
+            f"This interpreter's standard library is not there as .py files; looked in {folder}.",
+            mend="Use another source, for example TextFiles with a folder of text.",
+        )
+    return sorted(found, key=lambda file: file.name)
+
+
+def _walk(root: Path) -> Iterator[tuple[str, list[str]]]:
+    for parent, folders, names in os.walk(root):
+        folders[:] = [folder for folder in folders if folder not in _LEFT_OUT_FOLDERS]
+        yield parent, names

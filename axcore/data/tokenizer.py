@@ -1,0 +1,93 @@
+"""Text to token numbers and back; the byte tokenizer, which needs no vocabulary file."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from axcore.config import Configurable, config
+from axcore.errors import ConfigError
+
+
+class Tokenizer(Configurable, ABC):
+    """Numbers for text.
+
+    Attributes:
+        vocab_size: One more than the largest number that a model may have to tell apart.
+        bos_id: What every document begins with, or None.
+        eos_id: What every document ends with.
+        pad_id: What fills rows up; its loss weight is 0.
+    """
+
+    vocab_size: int
+    bos_id: int | None
+    eos_id: int
+    pad_id: int
+
+    @abstractmethod
+    def encode_many(self, texts: Sequence[str]) -> list[NDArray[Any]]:
+        """Returns the tokens of each text, [N] integers, with nothing added to them."""
+
+    @abstractmethod
+    def decode(self, tokens: Iterable[int]) -> str:
+        """Returns the text of tokens; special tokens stand for no text."""
+
+    def encode(self, text: str) -> NDArray[np.int32]:
+        """Returns the tokens of a text, [N] int32, with nothing added to them."""
+        return self.encode_many([text])[0].astype(np.int32)
+
+    def encode_prompt(self, text: str) -> NDArray[np.int32]:
+        """Returns the tokens of a document's beginning: bos, where there is one, and the text."""
+        return np.concatenate([self._before(), self.encode(text)])
+
+    def encode_documents(self, texts: Sequence[str]) -> list[NDArray[Any]]:
+        """Returns each text's tokens between bos, where there is one, and eos.
+
+        The numbers are unsigned and of the narrowest width that holds the vocabulary.
+        """
+        dtype = np.min_scalar_type(self.vocab_size - 1)
+        before, after = self._before(), np.array([self.eos_id], np.int32)
+        return [
+            np.concatenate([before, tokens, after], dtype=dtype, casting="unsafe")
+            for tokens in self.encode_many(texts)
+        ]
+
+    def _before(self) -> NDArray[np.int32]:
+        return np.array([] if self.bos_id is None else [self.bos_id], np.int32)
+
+
+def round_up_vocab(size: int, multiple: int) -> int:
+    """Returns the smallest multiple of `multiple` that is at least `size`."""
+    if multiple < 1:
+        raise ConfigError(f"vocab_multiple is {multiple}; expected 1 or more.")
+    return -(-size // multiple) * multiple
+
+
+class ByteTokenizer(Tokenizer):
+    """A token for each byte of UTF-8: 0 to 255 the bytes, 256 bos, 257 eos, 258 pad."""
+
+    @config
+    class Config(Tokenizer.Config):
+        """The vocabulary has 259 tokens, rounded up.
+
+        Attributes:
+            vocab_multiple: `vocab_size` is a multiple of this, so that embeddings divide over
+                devices. The numbers from 259 stand for nothing.
+        """
+
+        vocab_multiple: int = 8
+
+    def __init__(self, cfg: Config) -> None:
+        super().__init__(cfg)
+        self.bos_id, self.eos_id, self.pad_id = 256, 257, 258
+        self.vocab_size = round_up_vocab(259, cfg.vocab_multiple)
+
+    def encode_many(self, texts: Sequence[str]) -> list[NDArray[Any]]:
+        """Returns the bytes of each text."""
+        return [np.frombuffer(text.encode("utf-8"), np.uint8) for text in texts]
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        """Returns the text of the bytes; what is no UTF-8 reads as U+FFFD."""
+        return bytes(int(t) for t in tokens if 0 <= t < 256).decode("utf-8", "replace")
