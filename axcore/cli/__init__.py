@@ -1,0 +1,1 @@
+"""The command line. `main` is the frame; each other file is one command."""

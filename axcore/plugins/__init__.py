@@ -1,0 +1,35 @@
+"""Records, hooks, the plugin host, and hardware as values. Imports no jax."""
+
+from axcore.plugins.families import HardwareFamily
+from axcore.plugins.findings import Finding
+from axcore.plugins.hardware import Hardware
+from axcore.plugins.hooks import hook
+from axcore.plugins.host import PluginHost, load_host, plugin_host
+from axcore.plugins.mesh_rules import MeshRule, find_mesh_rule
+from axcore.plugins.plugin import Plugin
+from axcore.plugins.predicates import on
+from axcore.plugins.record import Record
+from axcore.plugins.records import Command, DoctorCheck, Experiment, Kernel, LayerVariant, Op
+from axcore.plugins.ref import Ref
+
+__all__ = [
+    "Command",
+    "DoctorCheck",
+    "Experiment",
+    "Finding",
+    "Hardware",
+    "HardwareFamily",
+    "Kernel",
+    "LayerVariant",
+    "MeshRule",
+    "Op",
+    "Plugin",
+    "PluginHost",
+    "Record",
+    "Ref",
+    "find_mesh_rule",
+    "hook",
+    "load_host",
+    "on",
+    "plugin_host",
+]

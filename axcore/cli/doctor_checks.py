@@ -1,0 +1,115 @@
+"""The core's own doctor checks; each yields `Finding`s."""
+
+import os
+import platform
+import re
+import sys
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+
+import jax
+
+from axcore.config.suggest import did_you_mean
+from axcore.plugins import Finding, Hardware, plugin_host
+
+OLDEST_PYTHON = (3, 11)
+OLDEST_JAX = (0, 10)
+FIRST_UNTRIED_JAX = (0, 13)
+
+OWN_VARIABLES = ("AXCORE_BLOCK", "AXCORE_PLUGINS", "AXCORE_TRACEBACK")
+OTHER_VARIABLES = (
+    "JAX_COORDINATOR_ADDRESS",
+    "JAX_LOCAL_DEVICE_IDS",
+    "JAX_NUM_PROCESSES",
+    "JAX_PROCESS_ID",
+    "XLA_CLIENT_MEM_FRACTION",
+    "XLA_FLAGS",
+    "XLA_PYTHON_CLIENT_ALLOCATOR",
+    "XLA_PYTHON_CLIENT_MEM_FRACTION",
+    "XLA_PYTHON_CLIENT_PREALLOCATE",
+)
+
+
+def versions() -> Iterator[Finding]:
+    """Python and jax are ones that axcore runs on."""
+    python = platform.python_version()
+    if sys.version_info[:2] < OLDEST_PYTHON:
+        yield Finding("error", f"Python is {python}", "install Python 3.11 or newer")
+    else:
+        yield Finding("ok", f"Python {python} on {platform.system()} {platform.machine()}")
+    yield jax_finding(_installed("jax"), _installed("jaxlib"))
+
+
+def jax_finding(jax_version: str, jaxlib_version: str) -> Finding:
+    """Returns what there is to say of these versions of jax and jaxlib."""
+    mend = "pip install 'jax>=0.10,<0.13'"
+    numbers = tuple(int(part) for part in re.findall(r"\d+", jax_version)[:2])
+    if numbers < OLDEST_JAX:
+        return Finding("error", f"jax is {jax_version}; axcore wants 0.10 or newer", mend)
+    if numbers >= FIRST_UNTRIED_JAX:
+        return Finding("warning", f"jax is {jax_version}, newer than axcore was tried with", mend)
+    if jaxlib_version.split(".")[:2] != jax_version.split(".")[:2]:
+        return Finding("error", f"jax is {jax_version} and jaxlib {jaxlib_version}", mend)
+    return Finding("ok", f"jax {jax_version}, jaxlib {jaxlib_version}")
+
+
+def plugins() -> Iterator[Finding]:
+    """Every plugin that is installed loads."""
+    host = plugin_host()
+    if host.problem is not None:
+        yield Finding("error", host.problem.what, host.problem.mend or "correct the variable")
+    for plugin in host.plugins():
+        if plugin.is_broken:
+            yield Finding(
+                "error",
+                f"{plugin.name} {plugin.candidate.version} {plugin.state}: {plugin.trouble}",
+                f"repair or uninstall {plugin.candidate.distribution}, "
+                f"or set AXCORE_BLOCK={plugin.name}",
+            )
+    loaded = [plugin.name for plugin in host.plugins() if plugin.state == "loaded"]
+    yield Finding("ok", f"loaded {', '.join(loaded)}; fingerprint {host.fingerprint()}")
+
+
+def environment() -> Iterator[Finding]:
+    """Variables that JAX, XLA and axcore read say what they seem to."""
+    known = [name.upper() for name in jax.config.values] + [*OWN_VARIABLES, *OTHER_VARIABLES]
+    found = list(environment_findings(dict(os.environ), known))
+    yield from found or [Finding("ok", "no variable that would be ignored")]
+
+
+def environment_findings(variables: dict[str, str], known: list[str]) -> Iterator[Finding]:
+    """Yields what is wrong with `variables`, where programs read those `known`."""
+    for name in sorted(variables):
+        near = did_you_mean(name, known)
+        if name.startswith(("JAX_", "XLA_", "AXCORE_")) and name not in known and near:
+            yield Finding("warning", f"{name} is set and nothing reads it; {near}", f"unset {name}")
+    for flag in variables.get("XLA_FLAGS", "").split():
+        if not flag.startswith("--"):
+            yield Finding("warning", f"XLA_FLAGS holds {flag!r}", "write it as --name=value")
+
+
+def devices() -> Iterator[Finding]:
+    """JAX starts, and a plugin knows its devices."""
+    try:
+        found = jax.devices()
+    except RuntimeError as error:
+        text = str(error).splitlines()[0]
+        yield Finding("error", f"JAX does not start: {text}", "see JAX_PLATFORMS and the driver")
+        return
+    hardware = Hardware.detect(found)
+    if hardware.is_known:
+        yield Finding("ok", f"this machine is {hardware.name}")
+    else:
+        yield Finding(
+            "warning",
+            f"no plugin knows device kind {found[0].device_kind!r} ({hardware.name}): "
+            "no mesh rule, no MFU, portable kernels only",
+            f"install the axcore plugin for {hardware.family}",
+        )
+
+
+def _installed(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "0 (missing)"

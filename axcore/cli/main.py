@@ -1,0 +1,107 @@
+"""The command line's frame: `axcore`, its lazy subcommands, and how errors end it.
+
+Subcommands are the `Command` records of all plugins, the core's included; help shows their
+summaries and imports none of them. See `docs/exit-codes.md` for what `axcore` exits with.
+"""
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+import click
+
+from axcore import __version__
+from axcore.errors import AxcoreError, PluginError
+from axcore.plugins import Command, plugin_host
+
+TRACEBACK = "AXCORE_TRACEBACK"
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are records; each is imported when it is used."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Returns the commands' names, sorted."""
+        return sorted(_records())
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Imports and returns a command, or returns None where there is none of that name.
+
+        Raises:
+            PluginError: The record's reference leads to no click command.
+        """
+        record = _records().get(cmd_name)
+        if record is None:
+            return None
+        command = record.fn.resolve()
+        if not isinstance(command, click.Command):
+            raise PluginError(
+                f"command {cmd_name!r} is a {type(command).__name__}; expected a click command",
+                where=f"{record.fn.target} of plugin {record.plugin!r}",
+                mend=f"report this to the authors of {record.plugin}",
+            )
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Finds the command to run; a name that is none is an error that says what is near."""
+        if args and args[0] not in _records() and not args[0].startswith("-"):
+            from axcore.config.suggest import name_the_known
+
+            ctx.fail(f"there is no command {args[0]!r}; {name_the_known(args[0], _records())}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Writes names and summaries, and which plugins could not add theirs."""
+        records = _records()
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, records[name].summary) for name in sorted(records)])
+        broken = [plugin.name for plugin in plugin_host().plugins() if plugin.is_broken]
+        if broken:
+            formatter.write_paragraph()
+            formatter.write_text(f"Broken plugins: {', '.join(broken)}; see `axcore plugins`.")
+
+
+def _records() -> dict[str, Command]:
+    return {record.name: record for record in plugin_host().records(Command)}
+
+
+@click.command(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="axcore")
+@click.option("--traceback", is_flag=True, help=f"Show tracebacks of errors; or {TRACEBACK}=1.")
+def group(traceback: bool) -> None:
+    """Trains large deep learning models with JAX on any accelerator."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs `axcore` with `arguments`, or those of the process, and exits.
+
+    An `AxcoreError` ends it with one message and the error's own exit code. Anything else that is
+    raised is a fault of the program and comes out as it is.
+    """
+    given = sys.argv[1:] if arguments is None else arguments
+    rest, wants_traceback = _without_traceback(given)
+    try:
+        group.main(args=rest, prog_name="axcore")
+    except AxcoreError as error:
+        if wants_traceback:
+            traceback.print_exception(error)
+        else:
+            click.echo(error_text(error), err=True)
+        sys.exit(error.exit_code)
+
+
+def error_text(error: AxcoreError) -> str:
+    """Returns an error as it is shown: its class, its message, and the notes it gained."""
+    notes = getattr(error, "__notes__", ())
+    return "\n".join([f"{type(error).__name__}: {error}", *(f"  {note}" for note in notes)])
+
+
+def _without_traceback(arguments: Sequence[str]) -> tuple[list[str], bool]:
+    """Takes `--traceback` out wherever it stands, so that it can be added to any command."""
+    end = list(arguments).index("--") if "--" in arguments else len(arguments)
+    ours, rest = list(arguments[:end]), list(arguments[end:])
+    wanted = "--traceback" in ours or os.environ.get(TRACEBACK, "") not in ("", "0")
+    return [one for one in ours if one != "--traceback"] + rest, wanted

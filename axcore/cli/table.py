@@ -1,0 +1,13 @@
+"""Plain text in columns, for output that people read and pipe."""
+
+from collections.abc import Sequence
+
+
+def columns(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Returns rows under a header, each column as wide as its widest cell, the last one free."""
+    table = [tuple(header), *(tuple(row) for row in rows)]
+    widths = [max(len(row[index]) for row in table) for index in range(len(header))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in table
+    )

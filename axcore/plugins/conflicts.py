@@ -1,0 +1,55 @@
+"""Checks over all plugins together: no record twice, no kernel for an op that nobody declares."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from axcore.errors import PluginError
+from axcore.plugins.choice import BLOCK
+from axcore.plugins.discovery import CORE
+from axcore.plugins.plugin import Plugin
+from axcore.plugins.records import Kernel, Op
+
+
+def refuse_conflicts(plugins: Sequence[Plugin]) -> tuple[Plugin, ...]:
+    """Returns the plugins with those that conflict failed: never the core, else all involved."""
+    return _refuse_strange_ops(_refuse_duplicates(plugins))
+
+
+def _refuse_duplicates(plugins: Sequence[Plugin]) -> tuple[Plugin, ...]:
+    owners: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for plugin in plugins:
+        for record in plugin.records:
+            owners[record.kind, record.key].append(plugin.name)
+    errors: dict[str, PluginError] = {}
+    for (kind, key), names in owners.items():
+        if len(names) > 1:
+            brought = " and ".join(names)
+            error = PluginError(
+                f"{kind} {key!r} is brought by {brought}",
+                mend=" or ".join(f"set {BLOCK}={name}" for name in names if name != CORE),
+            )
+            errors |= {name: error for name in names if name != CORE}
+    return tuple(_failed_if(plugin, errors.get(plugin.name)) for plugin in plugins)
+
+
+def _refuse_strange_ops(plugins: Sequence[Plugin]) -> tuple[Plugin, ...]:
+    ops = {record.name for plugin in plugins for record in plugin.records if isinstance(record, Op)}
+    return tuple(_failed_if(plugin, _strange_op(plugin, ops)) for plugin in plugins)
+
+
+def _strange_op(plugin: Plugin, ops: set[str]) -> PluginError | None:
+    for record in plugin.records:
+        if isinstance(record, Kernel) and record.op not in ops:
+            from axcore.config.suggest import name_the_known
+
+            return PluginError(
+                f"kernel {record.name!r} is for op {record.op!r}, which nobody declares; "
+                f"{name_the_known(record.op, ops)}",
+                where=f"kernel {record.key} of plugin {plugin.name!r}",
+                mend="correct the op's name, or install the plugin that declares it",
+            )
+    return None
+
+
+def _failed_if(plugin: Plugin, error: PluginError | None) -> Plugin:
+    return plugin if error is None else plugin.failed(error)

@@ -1,0 +1,134 @@
+"""`Hardware`: a machine as a value, which predicates, mesh rules and reports are about."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+from immutabledict import immutabledict
+
+from axcore.errors import PluginError
+from axcore.plugins.fields import (
+    a_name,
+    frozen_mapping,
+    frozen_names,
+    mapping_of,
+    of_type,
+    positive,
+)
+
+_EMPTY: Mapping[str, float] = immutabledict()
+
+
+def _whole_hosts(hardware: "Hardware", attribute: Any, value: Any) -> None:
+    positive(hardware, attribute, value)
+    if hardware.chips % value:
+        raise PluginError(
+            f"{hardware.chips} chips are not a whole number of hosts of {value}",
+            where=f"Hardware {hardware.name}",
+            mend=f"name at most {value} chips, or a multiple of {value}",
+        )
+
+
+def _one_host(hardware: "Hardware") -> int:
+    return hardware.chips
+
+
+@attrs.frozen(kw_only=True)
+class Hardware:
+    """A number of equal accelerator chips and what is known of each. Figures are per chip.
+
+    Args:
+        family: As plugins name it; the first part of `name`.
+        generation: The middle part of `name`; empty where a family has none.
+        chips: Chips in all hosts together.
+        chips_per_host: Divides `chips`. One host where not given.
+        devices_per_chip: How many JAX devices a chip shows.
+        units_per_chip: What the number in `name` counts, per chip: 2 where a vendor counts cores.
+        memory_bytes: Nominal capacity, where known.
+        peak_flops: Dense peak FLOP/s by dtype name; empty where unknown.
+        memory_bandwidth: Bytes/s, where known.
+        interconnect_bandwidth: Bytes/s that a chip sends to its neighbours, where known.
+        features: Names of abilities that predicates ask for.
+    """
+
+    family: str = attrs.field(validator=a_name)
+    generation: str = attrs.field(default="", validator=of_type(str))
+    chips: int = attrs.field(default=1, validator=positive)
+    devices_per_chip: int = attrs.field(default=1, validator=positive)
+    units_per_chip: int = attrs.field(default=1, validator=positive)
+    chips_per_host: int = attrs.field(
+        default=attrs.Factory(_one_host, takes_self=True), validator=_whole_hosts
+    )
+    memory_bytes: int | None = attrs.field(default=None, validator=of_type(int, type(None)))
+    peak_flops: Mapping[str, float] = attrs.field(
+        default=_EMPTY, converter=frozen_mapping, validator=mapping_of(float)
+    )
+    memory_bandwidth: float | None = attrs.field(
+        default=None, validator=of_type(float, int, type(None))
+    )
+    interconnect_bandwidth: float | None = attrs.field(
+        default=None, validator=of_type(float, int, type(None))
+    )
+    features: frozenset[str] = attrs.field(
+        default=frozenset(), converter=frozen_names, validator=of_type(frozenset)
+    )
+
+    @property
+    def name(self) -> str:
+        """The target's name: `family-generation-N`, or `family-N`."""
+        number = str(self.chips * self.units_per_chip)
+        return "-".join(part for part in (self.family, self.generation, number) if part)
+
+    @property
+    def num_devices(self) -> int:
+        """JAX devices in all."""
+        return self.chips * self.devices_per_chip
+
+    @property
+    def num_hosts(self) -> int:
+        """Hosts in all."""
+        return self.chips // self.chips_per_host
+
+    @property
+    def is_known(self) -> bool:
+        """Whether a plugin describes this generation; False for what `detect` had to guess."""
+        return self.generation != UNKNOWN
+
+    def resized(self, chips: int, chips_per_host: int | None = None) -> "Hardware":
+        """Returns the same generation with another number of chips.
+
+        Raises:
+            PluginError: `chips` is not a whole number of hosts.
+        """
+        per_host = chips_per_host or min(chips, self.chips_per_host)
+        return attrs.evolve(self, chips=chips, chips_per_host=per_host)
+
+    @classmethod
+    def parse(cls, name: str) -> "Hardware":
+        """Returns the hardware that a target's name means, as the installed plugins describe it.
+
+        >>> Hardware.parse("cpu-8").num_devices
+        8
+
+        Raises:
+            PluginError: No family has that name, or the number does not fit the generation.
+        """
+        from axcore.plugins.targets import parse_target
+
+        return parse_target(name)
+
+    @classmethod
+    def detect(cls, devices: Sequence[Any] | None = None) -> "Hardware":
+        """Returns the hardware of `devices`, or of all of JAX's devices, which this starts.
+
+        Devices that no plugin knows give the generation `unknown`, with no figures.
+
+        Raises:
+            PluginError: Two plugins claim the same devices.
+        """
+        from axcore.plugins.targets import detect_hardware
+
+        return detect_hardware(devices)
+
+
+UNKNOWN = "unknown"

@@ -1,0 +1,120 @@
+"""The hooks there are. Each takes no arguments and yields records; none is called before loading.
+
+A plugin implements a hook with the decorator of the same name on `axcore.plugins.hook`.
+"""
+
+from collections.abc import Iterable
+
+import pluggy
+
+from axcore.plugins.families import HardwareFamily
+from axcore.plugins.mesh_rules import MeshRule
+from axcore.plugins.records import Command, DoctorCheck, Experiment, Kernel, LayerVariant, Op
+
+PROJECT = "axcore"
+
+_spec = pluggy.HookspecMarker(PROJECT)
+
+
+@_spec
+def hardware_families() -> Iterable[HardwareFamily]:
+    """Describes families of hardware: targets' names, figures per chip, and detection.
+
+    Example:
+        @hook.hardware_families
+        def hardware_families():
+            x1 = Hardware(family="acme", generation="x1", chips=4, memory_bytes=32 * 2**30)
+            yield HardwareFamily(name="acme", hosts=(x1,), detect=Ref("axl_acme.detect:detect"),
+                                 summary="Acme accelerators")
+    """
+    return ()
+
+
+@_spec
+def mesh_rules() -> Iterable[MeshRule]:
+    """Says how work is laid out on some hardware where an experiment has no rule of its own.
+
+    Such a rule changes layout, flags, kernels and memory use only; never the numbers.
+
+    Example:
+        @hook.mesh_rules
+        def mesh_rules():
+            yield MeshRule(match="acme-*", mesh={"fsdp": -1})
+    """
+    return ()
+
+
+@_spec
+def ops() -> Iterable[Op]:
+    """Declares ops, which kernels then name.
+
+    Example:
+        @hook.ops
+        def ops():
+            yield Op(name="fft", fn=Ref("axl_acme.fft:fft"), summary="Fourier transform")
+    """
+    return ()
+
+
+@_spec
+def kernels() -> Iterable[Kernel]:
+    """Brings implementations of ops, each for the hardware and the calls that it says.
+
+    Example:
+        @hook.kernels
+        def kernels():
+            yield Kernel(op="attention", name="acme_flash", priority=200, on=on(family="acme"),
+                         accepts=Ref("axl_acme.flash:accepts"), fn=Ref("axl_acme.flash:attention"))
+    """
+    return ()
+
+
+@_spec
+def layer_variants() -> Iterable[LayerVariant]:
+    """Brings layers that can stand where another layer stands.
+
+    Example:
+        @hook.layer_variants
+        def layer_variants():
+            yield LayerVariant(name="acme_norm", config=Ref("axl_acme.norm:AcmeNorm.Config"),
+                               replaces=Ref("axcore.layers:RMSNorm"), summary="Norm without mean")
+    """
+    return ()
+
+
+@_spec
+def experiments() -> Iterable[Experiment]:
+    """Brings named, complete training configs.
+
+    Example:
+        @hook.experiments
+        def experiments():
+            yield Experiment(name="acme_tiny", fn=Ref("axl_acme.experiments:tiny"),
+                             summary="A small model on Acme chips")
+    """
+    return ()
+
+
+@_spec
+def commands() -> Iterable[Command]:
+    """Brings subcommands of `axcore`.
+
+    Example:
+        @hook.commands
+        def commands():
+            yield Command(name="acme-top", fn=Ref("axl_acme.top:top"), summary="Shows chip load")
+    """
+    return ()
+
+
+@_spec
+def doctor_checks() -> Iterable[DoctorCheck]:
+    """Brings checks for `axcore doctor`.
+
+    Example:
+        @hook.doctor_checks
+        def doctor_checks():
+            yield DoctorCheck(name="acme driver", fn=Ref("axl_acme.doctor:driver"),
+                              summary="The driver is new enough")
+    """
+    return ()

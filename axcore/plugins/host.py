@@ -1,0 +1,149 @@
+"""`PluginHost`: every plugin that is installed, what became of it, and all records brought.
+
+Tools ask the host and show what is broken; runs call `require_healthy()` first and stop there.
+"""
+
+import functools
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import TypeVar
+
+import attrs
+
+from axcore import __version__
+from axcore.errors import PluginError
+from axcore.plugins.choice import BLOCK, Choice
+from axcore.plugins.conflicts import refuse_conflicts
+from axcore.plugins.discovery import CORE, LEVEL, Candidate, discover
+from axcore.plugins.loading import load, new_manager
+from axcore.plugins.plugin import Plugin, survey
+from axcore.plugins.record import Record
+
+R = TypeVar("R", bound=Record)
+
+_CORE = Candidate(
+    name=CORE,
+    level=LEVEL,
+    module="axcore.plugins.core",
+    distribution="axcore",
+    version=__version__,
+)
+
+
+@attrs.frozen(kw_only=True)
+class PluginHost:
+    """The plugins of one process.
+
+    Args:
+        installed: Every plugin, the core first, then by name.
+        choice: What the environment allows and blocks.
+        problem: What is wrong with those variables themselves, or None.
+    """
+
+    installed: tuple[Plugin, ...]
+    choice: Choice = attrs.field(factory=Choice)
+    problem: PluginError | None = attrs.field(default=None, eq=False)
+
+    def plugins(self) -> tuple[Plugin, ...]:
+        """Returns every plugin, whatever its state; the core first, then by name."""
+        return self.installed
+
+    def plugin(self, name: str) -> Plugin:
+        """Returns the plugin of that name.
+
+        Raises:
+            PluginError: None is installed.
+        """
+        for plugin in self.installed:
+            if plugin.name == name:
+                return plugin
+        from axcore.config.suggest import name_the_known
+
+        known = [plugin.name for plugin in self.installed]
+        raise PluginError(f"no plugin {name!r} is installed; {name_the_known(name, known)}")
+
+    def records(self, kind: type[R]) -> tuple[R, ...]:
+        """Returns all records of a kind that loaded plugins brought, sorted by key."""
+        found = [
+            record
+            for plugin in self.installed
+            for record in plugin.records
+            if isinstance(record, kind)
+        ]
+        return tuple(sorted(found, key=lambda record: record.key))
+
+    def require_healthy(self) -> None:
+        """Lets a run go on only where nothing that is installed and not blocked is broken.
+
+        Raises:
+            PluginError: Naming all that is broken, and the `AXCORE_BLOCK=...` that would go on.
+        """
+        if self.problem is not None:
+            raise self.problem
+        broken = [plugin for plugin in self.installed if plugin.is_broken]
+        if broken:
+            lines = [f"plugin {plugin.name} {plugin.state}: {plugin.trouble}" for plugin in broken]
+            names = ",".join(sorted(self.choice.block | {plugin.name for plugin in broken}))
+            raise PluginError(
+                "\n".join(lines),
+                where=", ".join(f"distribution {p.candidate.distribution}" for p in broken),
+                mend=f"repair or uninstall what is broken (`axcore plugins -v` shows more), "
+                f"or go on without it: {BLOCK}={names}",
+            ) from broken[0].error
+
+    def fingerprint(self) -> str:
+        """Returns a digest of versions and of what is loaded; equal in all processes of a run."""
+        return hashlib.sha256("\n".join(self.fingerprint_lines()).encode()).hexdigest()[:16]
+
+    def fingerprint_lines(self) -> tuple[str, ...]:
+        """Returns what the fingerprint is made of, to show where two processes differ."""
+        packages = [f"package {name} {_version(name)}" for name in ("jax", "jaxlib")]
+        loaded = [
+            f"plugin {plugin.name} {plugin.candidate.distribution} {plugin.candidate.version}"
+            for plugin in self.installed
+            if plugin.state == "loaded"
+        ]
+        records = [
+            f"{record.kind} {record.key} of {plugin.name}"
+            for plugin in self.installed
+            for record in plugin.records
+        ]
+        return (*packages, *loaded, *records)
+
+
+def load_host(
+    environment: Mapping[str, str] | None = None, candidates: Sequence[Candidate] | None = None
+) -> PluginHost:
+    """Returns a new host, with everything that may load loaded.
+
+    Args:
+        environment: Where `AXCORE_PLUGINS` and `AXCORE_BLOCK` are read; the process's if left out.
+        candidates: What is installed; read from metadata if left out.
+    """
+    choice = Choice.from_environment(os.environ if environment is None else environment)
+    surveyed = survey(discover() if candidates is None else candidates, choice)
+    manager = new_manager()
+    core = load(Plugin(candidate=_CORE), manager)
+    if core.error is not None:
+        raise core.error
+    rest = (load(one, manager) if one.state == "found" else one for one in surveyed)
+    return PluginHost(
+        installed=refuse_conflicts((core, *rest)),
+        choice=choice,
+        problem=choice.problem(plugin.name for plugin in surveyed),
+    )
+
+
+@functools.cache
+def plugin_host() -> PluginHost:
+    """Returns the host of this process, loaded once. `plugin_host.cache_clear()` forgets it."""
+    return load_host()
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "missing"

@@ -1,0 +1,86 @@
+"""`MeshRule`: what a config becomes on some hardware, and the choice among rules."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any, ClassVar
+
+from axcore.config import config
+from axcore.errors import PluginError
+from axcore.plugins.hardware import Hardware
+from axcore.plugins.record import Record
+
+
+@config
+class MeshRule(Record):
+    """A mesh, and modifiers applied in order, for hardware whose name matches.
+
+    A config value: it can stand in a config tree and is saved with it.
+
+    Args:
+        match: Target name with `*`, as "acme-x1-*".
+        mesh: Size by mesh axis; one may be -1 and takes the devices that are left.
+        modifiers: Configs with a pure `apply(cfg, hardware) -> cfg`.
+    """
+
+    kind: ClassVar[str] = "mesh rule"
+    key_fields: ClassVar[tuple[str, ...]] = ("match",)
+
+    match: str
+    mesh: Mapping[str, int]
+    modifiers: tuple[Any, ...] = ()
+
+    def matches(self, hardware: Hardware) -> bool:
+        """Whether the rule is meant for `hardware`."""
+        return fnmatchcase(hardware.name, self.match)
+
+    @property
+    def specificity(self) -> int:
+        """How much of a name the pattern pins down: its letters that are no wildcard."""
+        return sum(sign not in "*?" for sign in self.match)
+
+
+def find_mesh_rule(
+    hardware: Hardware, *, own: Sequence[MeshRule] = (), brought: Iterable[MeshRule] = ()
+) -> MeshRule:
+    """Returns the rule for `hardware`: the first of `own`, else the most specific one `brought`.
+
+    Args:
+        hardware: What to find a rule for.
+        own: The experiment's rules, in order.
+        brought: Those of plugins, in any order.
+
+    Raises:
+        PluginError: No rule matches, or two that plugins brought match equally specifically.
+    """
+    for rule in own:
+        if rule.matches(hardware):
+            return rule
+    candidates = sorted(brought, key=lambda rule: (-rule.specificity, rule.match, rule.plugin))
+    fitting = [rule for rule in candidates if rule.matches(hardware)]
+    if not fitting:
+        raise _no_match(hardware, own, candidates)
+    best = [rule for rule in fitting if rule.specificity == fitting[0].specificity]
+    if len(best) > 1:
+        raise PluginError(
+            f"mesh rules {' and '.join(map(_shown, best))} match {hardware.name} equally well",
+            where=f"target {hardware.name}",
+            mend=f"write a rule of the experiment's own, MeshRule(match={hardware.name!r}, ...), "
+            f"or set AXCORE_BLOCK={best[-1].plugin}",
+        )
+    return best[0]
+
+
+def _no_match(
+    hardware: Hardware, own: Sequence[MeshRule], brought: Sequence[MeshRule]
+) -> PluginError:
+    tried = ", ".join(map(_shown, (*own, *brought))) or "(there are no rules)"
+    return PluginError(
+        f"no mesh rule matches {hardware.name}; tried, in order: {tried}",
+        where=f"target {hardware.name}",
+        mend=f"add MeshRule(match={hardware.name!r}, mesh={{'fsdp': -1}}) to the experiment's "
+        f"rules, or install the plugin for {hardware.family}",
+    )
+
+
+def _shown(rule: MeshRule) -> str:
+    return f"{rule.match} ({rule.plugin or 'the experiment'})"

@@ -1,0 +1,101 @@
+"""`Plugin`: one plugin and what has become of it; `survey`: what can be said before importing."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Literal
+
+import attrs
+
+from axcore.errors import PluginError
+from axcore.plugins.choice import Choice
+from axcore.plugins.discovery import CORE, LEVEL, Candidate
+from axcore.plugins.record import Record
+
+State = Literal["found", "blocked", "incompatible", "loaded", "failed"]
+
+
+@attrs.frozen(kw_only=True)
+class Plugin:
+    """One plugin, as far as the host has got with it.
+
+    Args:
+        candidate: Where it comes from.
+        state: "found" before it is imported, then "loaded" or "failed"; "blocked" by the
+            environment; "incompatible" where it is written for another level.
+        reason: Why it is blocked or incompatible; empty otherwise.
+        error: Why it failed, where it did.
+        import_time_s: Of its module, where it was imported.
+        hooks: The hooks it implements.
+        records: What it brought, sorted.
+    """
+
+    candidate: Candidate
+    state: State = "found"
+    reason: str = ""
+    error: BaseException | None = attrs.field(default=None, eq=False)
+    import_time_s: float | None = attrs.field(default=None, eq=False)
+    hooks: tuple[str, ...] = ()
+    records: tuple[Record, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The plugin's name everywhere."""
+        return self.candidate.name
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether runs refuse to start while it is installed and not blocked."""
+        return self.state in ("failed", "incompatible")
+
+    @property
+    def trouble(self) -> str:
+        """One line on what is wrong, empty where nothing is."""
+        if self.error is None:
+            return self.reason
+        if isinstance(self.error, PluginError):
+            return self.error.what
+        return f"{type(self.error).__name__}: {self.error}"
+
+    def failed(self, error: BaseException) -> "Plugin":
+        """Returns the plugin as failed; what it brought is dropped."""
+        return attrs.evolve(self, state="failed", error=error, records=())
+
+
+def survey(candidates: Iterable[Candidate], choice: Choice) -> tuple[Plugin, ...]:
+    """Returns one plugin per name, in order of names, none of them imported yet."""
+    by_name: dict[str, list[Candidate]] = defaultdict(list)
+    for candidate in candidates:
+        by_name[candidate.name].append(candidate)
+    return tuple(_first_look(by_name[name], choice) for name in sorted(by_name))
+
+
+def _first_look(offers: list[Candidate], choice: Choice) -> Plugin:
+    fitting = [offer for offer in offers if offer.level == LEVEL]
+    plugin = Plugin(candidate=(fitting or offers)[0])
+    blocked = choice.why_not(plugin.name)
+    if blocked:
+        return attrs.evolve(plugin, state="blocked", reason=blocked)
+    if not fitting:
+        level = plugin.candidate.level
+        reason = f"written for axcore.v{level}; this axcore speaks axcore.v{LEVEL}"
+        return attrs.evolve(plugin, state="incompatible", reason=reason)
+    if plugin.name == CORE:
+        return plugin.failed(_reserved(plugin.candidate))
+    if len(fitting) > 1:
+        return plugin.failed(_offered_twice(fitting))
+    return plugin
+
+
+def _reserved(candidate: Candidate) -> PluginError:
+    return PluginError(
+        f"distribution {candidate.distribution} names its plugin {CORE!r}, which is axcore's own",
+        mend=f"uninstall {candidate.distribution}",
+    )
+
+
+def _offered_twice(offers: list[Candidate]) -> PluginError:
+    distributions = " and ".join(f"{offer.distribution} {offer.version}" for offer in offers)
+    return PluginError(
+        f"two distributions bring a plugin named {offers[0].name!r}: {distributions}",
+        mend="uninstall one of them",
+    )

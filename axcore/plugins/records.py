@@ -1,0 +1,151 @@
+"""The records that name code: ops, kernels, layer variants, experiments, commands, doctor checks.
+
+Each names its code by a `Ref`, so that making a record imports nothing.
+"""
+
+from collections.abc import Callable
+from typing import ClassVar
+
+import attrs
+
+from axcore.errors import PluginError
+from axcore.plugins.fields import a_callable, a_name, of_type
+from axcore.plugins.hardware import Hardware
+from axcore.plugins.predicates import on
+from axcore.plugins.record import Record
+from axcore.plugins.ref import Ref
+
+Predicate = Callable[[Hardware], str | None]
+"""From hardware to None for yes, or the reason why not."""
+
+
+@attrs.frozen(kw_only=True)
+class Op(Record):
+    """Something layers ask for, and kernels compete to serve.
+
+    Args:
+        name: As kernels name it.
+        fn: The function that layers call.
+        summary: One line.
+    """
+
+    kind: ClassVar[str] = "op"
+
+    name: str = attrs.field(validator=a_name)
+    fn: Ref = attrs.field(validator=of_type(Ref))
+    summary: str = attrs.field(validator=of_type(str))
+
+
+@attrs.frozen(kw_only=True)
+class Kernel(Record):
+    """One implementation of an op.
+
+    Args:
+        op: The op's name.
+        name: Unique among the op's kernels; what pins and reports use.
+        fn: The function; the op says how it is called.
+        on: From hardware to None, or why not there. Anywhere where not given.
+        accepts: From an abstract call (shapes, dtypes, features) to None, or why not that one.
+        priority: 0 reference, 50 portable, 100 portable Pallas, 200 hardware plugin, 300 one
+            generation only.
+    """
+
+    kind: ClassVar[str] = "kernel"
+    key_fields: ClassVar[tuple[str, ...]] = ("op", "name")
+
+    op: str = attrs.field(validator=a_name)
+    name: str = attrs.field(validator=a_name)
+    fn: Ref = attrs.field(validator=of_type(Ref))
+    on: Predicate = attrs.field(default=on(), validator=a_callable)
+    accepts: Ref | None = attrs.field(default=None, validator=of_type(Ref, type(None)))
+    priority: int = attrs.field(validator=of_type(int))
+
+    def why_not_on(self, hardware: Hardware) -> str | None:
+        """Returns None where the kernel is meant for `hardware`, else the reason why it is not.
+
+        Raises:
+            PluginError: The predicate returned neither None nor a reason. What it raises itself
+                gains a note.
+        """
+        try:
+            reason = self.on(hardware)
+        except Exception as error:
+            error.add_note(f"in `on` of kernel {self.key} of plugin {self.plugin!r}")
+            raise
+        if reason is not None and not (isinstance(reason, str) and reason):
+            raise PluginError(
+                f"`on` of kernel {self.key} returned {reason!r}; expected None or a reason",
+                where=f"plugin {self.plugin!r}",
+                mend="return None where the kernel fits, and why it does not as a str otherwise",
+            )
+        return reason
+
+
+@attrs.frozen(kw_only=True)
+class LayerVariant(Record):
+    """A layer that can stand where another layer stands.
+
+    Args:
+        name: As a user asks for it.
+        config: Its Config class, or a function of no arguments that returns a config.
+        replaces: The layer class, or its Config, that it stands in for.
+        summary: One line.
+    """
+
+    kind: ClassVar[str] = "layer variant"
+
+    name: str = attrs.field(validator=a_name)
+    config: Ref = attrs.field(validator=of_type(Ref))
+    replaces: Ref = attrs.field(validator=of_type(Ref))
+    summary: str = attrs.field(validator=of_type(str))
+
+
+@attrs.frozen(kw_only=True)
+class Experiment(Record):
+    """A named, complete training config.
+
+    Args:
+        name: As `axcore train NAME` takes it.
+        fn: A function of no arguments that returns the trainer's config.
+        summary: One line, for the list of experiments.
+    """
+
+    kind: ClassVar[str] = "experiment"
+
+    name: str = attrs.field(validator=a_name)
+    fn: Ref = attrs.field(validator=of_type(Ref))
+    summary: str = attrs.field(validator=of_type(str))
+
+
+@attrs.frozen(kw_only=True)
+class Command(Record):
+    """A subcommand of `axcore`.
+
+    Args:
+        name: As it is typed.
+        fn: A click command; imported when it is called or its own help is asked for.
+        summary: One line, for `axcore --help`, which imports no command.
+    """
+
+    kind: ClassVar[str] = "command"
+
+    name: str = attrs.field(validator=a_name)
+    fn: Ref = attrs.field(validator=of_type(Ref))
+    summary: str = attrs.field(validator=of_type(str))
+
+
+@attrs.frozen(kw_only=True)
+class DoctorCheck(Record):
+    """One thing that `axcore doctor` looks at.
+
+    Args:
+        name: Shown beside what was found.
+        fn: A function of no arguments that yields `Finding`s.
+        summary: One line.
+    """
+
+    kind: ClassVar[str] = "doctor check"
+
+    name: str = attrs.field(validator=a_name)
+    fn: Ref = attrs.field(validator=of_type(Ref))
+    summary: str = attrs.field(validator=of_type(str))

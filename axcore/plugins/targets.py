@@ -1,0 +1,123 @@
+"""From a target's name, or from the devices at hand, to a `Hardware`, by the families known."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from axcore.errors import PluginError
+from axcore.plugins.families import HardwareFamily
+from axcore.plugins.hardware import UNKNOWN, Hardware
+from axcore.plugins.ref import Ref
+
+_JAX_DEVICES = Ref("jax:devices")
+"""A reference, so that this package imports no jax until devices are asked for."""
+
+
+def parse_target(name: str, families: Sequence[HardwareFamily] | None = None) -> Hardware:
+    """Returns what `family-generation-N` or `family-N` means. See `Hardware.parse`.
+
+    Args:
+        name: The target's name.
+        families: Those known; the host's where not given.
+    """
+    families = _families() if families is None else families
+    parts = name.split("-")
+    if len(parts) < 2 or not parts[-1].isdecimal() or int(parts[-1]) < 1:
+        raise PluginError(
+            f"target {name!r} does not end in a number; expected family-generation-N or family-N",
+            mend=f"name one as {_examples(families)}",
+        )
+    family, host = _family_of(name, "-".join(parts[:-1]), families)
+    units = int(parts[-1])
+    if units % host.units_per_chip:
+        raise PluginError(
+            f"target {name!r}: the number counts {host.units_per_chip} per chip, "
+            f"and {units} is no multiple of that",
+            mend=f"name {host.resized(host.chips_per_host).name} for one host",
+        )
+    chips = units // host.units_per_chip
+    try:
+        return host.resized(chips, chips if family.is_one_host else None)
+    except PluginError as error:
+        raise PluginError(
+            f"target {name!r}: {error.what}", where=error.where, mend=error.mend
+        ) from None
+
+
+def detect_hardware(
+    devices: Sequence[Any] | None = None, families: Sequence[HardwareFamily] | None = None
+) -> Hardware:
+    """Returns the hardware of JAX's devices. See `Hardware.detect`.
+
+    Args:
+        devices: Objects with `platform`, `device_kind` and `process_index`; all of JAX's where
+            not given.
+        families: Those known; the host's where not given.
+    """
+    devices = _JAX_DEVICES.resolve()() if devices is None else devices
+    families = _families() if families is None else families
+    first = devices[0]
+    host = _recognised(first.platform, first.device_kind, families)
+    if host is None:
+        return Hardware(family=first.platform, generation=UNKNOWN, chips=len(devices))
+    on_first = sum(device.process_index == first.process_index for device in devices)
+    per_chip = host.devices_per_chip
+    chips, chips_per_host = (max(1, count // per_chip) for count in (len(devices), on_first))
+    return host.resized(chips, chips_per_host)
+
+
+def _recognised(
+    platform: str, device_kind: str, families: Sequence[HardwareFamily]
+) -> Hardware | None:
+    claims: list[tuple[HardwareFamily, Hardware]] = []
+    for family in families:
+        generation = family.detect.resolve()(platform, device_kind)
+        if generation is not None:
+            claims.append((family, _described(family, generation)))
+    brought = [claim for claim in claims if claim[0].plugin != "core"] or claims
+    if len(brought) > 1:
+        names = " and ".join(f"{family.name} ({family.plugin})" for family, _ in brought)
+        raise PluginError(
+            f"device kind {device_kind!r} of platform {platform!r} is claimed by {names}",
+            mend=f"set AXCORE_BLOCK={brought[-1][0].plugin}",
+        )
+    return brought[0][1] if brought else None
+
+
+def _described(family: HardwareFamily, generation: str) -> Hardware:
+    host = family.host(generation)
+    if host is None:
+        raise PluginError(
+            f"{family.detect.target} returned generation {generation!r}, which hardware family "
+            f"{family.name!r} does not describe; it describes {', '.join(family.generations)}",
+            where=f"plugin {family.plugin!r}",
+            mend=f"report this to the authors, or set AXCORE_BLOCK={family.plugin}",
+        )
+    return host
+
+
+def _family_of(
+    name: str, stem: str, families: Sequence[HardwareFamily]
+) -> tuple[HardwareFamily, Hardware]:
+    known = {
+        "-".join(part for part in (family.name, host.generation) if part): (family, host)
+        for family in families
+        for host in family.hosts
+    }
+    if stem in known:
+        return known[stem]
+    from axcore.config.suggest import name_the_known
+
+    raise PluginError(
+        f"no plugin knows target {name!r}; {name_the_known(stem, known)}",
+        mend=f"name one as {_examples(families)}, or install the plugin for {stem.split('-')[0]}",
+    )
+
+
+def _examples(families: Sequence[HardwareFamily]) -> str:
+    return " or ".join(family.hosts[-1].name for family in families)
+
+
+def _families() -> tuple[HardwareFamily, ...]:
+    from axcore.plugins.host import plugin_host
+
+    return plugin_host().records(HardwareFamily)
