@@ -1,0 +1,31 @@
+"""Modules: imperative to read, pure to run."""
+
+from axcore.module.dtypes import DType, DTypes
+from axcore.module.functional import functional
+from axcore.module.initializers import Constant, Initializer, Normal, VarianceScaling
+from axcore.module.lift import Repeated
+from axcore.module.module import Module, entry
+from axcore.module.outputs import Loss, Outputs, apply_updates
+from axcore.module.param import Axes, Param, ParamSpec, count_params
+from axcore.module.remat import Remat
+
+__all__ = [
+    "Axes",
+    "Constant",
+    "DType",
+    "DTypes",
+    "Initializer",
+    "Loss",
+    "Module",
+    "Normal",
+    "Outputs",
+    "Param",
+    "ParamSpec",
+    "Remat",
+    "Repeated",
+    "VarianceScaling",
+    "apply_updates",
+    "count_params",
+    "entry",
+    "functional",
+]

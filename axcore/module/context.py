@@ -1,0 +1,201 @@
+"""The invocation context: how a module reads its parameters and adds its outputs while it runs.
+
+A `Frame` is one pure call: a state (of the whole tree or of a subtree), a key and a collector of
+outputs. A transformation (scan, remat, vmap) runs its body in a frame of its own, whose outputs
+come back as values and are absorbed by the frame outside. A `Context` is one module at work.
+"""
+
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from jaxtyping import Array
+
+from axcore.errors import ModuleError
+from axcore.module.outputs import Outputs
+from axcore.module.streams import Path, fold, fold_path, format_path
+
+if TYPE_CHECKING:
+    from axcore.module.module import Module
+
+
+class Place(NamedTuple):
+    """Where a module stands in the tree that runs: its path, and the steps from its parent."""
+
+    path: Path
+    steps: Path
+    parent: int
+
+
+Index = dict[int, Place]
+"""Places of all modules of a tree, by the module's id."""
+
+
+class Frame:
+    """One pure call. `path` is where in the whole tree its state begins."""
+
+    __slots__ = ("captures", "channels", "is_training", "key", "outer", "outputs", "path", "state")
+
+    def __init__(
+        self,
+        *,
+        path: Path,
+        state: Any,
+        key: Array | None,
+        is_training: bool,
+        captures: tuple[Callable[[Path], bool], ...] = (),
+        channels: dict[str, Any] | None = None,
+        outer: "Frame | None" = None,
+    ) -> None:
+        self.path = path
+        self.state = state
+        self.key = key
+        self.is_training = is_training
+        self.captures = captures
+        self.channels = dict(channels or {})
+        self.outer = outer
+        self.outputs = Outputs()
+
+    def state_at(self, path: Path) -> Any:
+        """Returns the state at a path of the whole tree, from this frame or one outside of it."""
+        if path[: len(self.path)] != self.path:
+            if self.outer is None:
+                raise ModuleError("the state has no such part", where=format_path(path))
+            return self.outer.state_at(path)
+        node = self.state
+        for step in path[len(self.path) :]:
+            try:
+                node = node[str(step)]
+            except (KeyError, TypeError):
+                raise ModuleError(
+                    f"the state lacks {format_path(path)!r}",
+                    mend="make the state with module.init(rng) of this very module",
+                ) from None
+        return node
+
+
+class Context:
+    """One module at work inside of a frame.
+
+    `make_key` is called at most once, and only if the module or one below it draws a random key.
+    """
+
+    __slots__ = (
+        "_key",
+        "_make_key",
+        "_state",
+        "calls",
+        "frame",
+        "index",
+        "module",
+        "path",
+        "streams",
+    )
+
+    def __init__(
+        self,
+        module: "Module",
+        path: Path,
+        frame: Frame,
+        index: Index,
+        make_key: Callable[[], Array | None],
+    ) -> None:
+        self.module = module
+        self.path = path
+        self.frame = frame
+        self.index = index
+        self.calls: dict[int, int] = {}
+        self.streams: dict[str, int] = {}
+        self._make_key = make_key
+        self._key: Array | None = None
+        self._state: Any = None
+
+    @property
+    def state(self) -> Any:
+        """The state of this module and of those below it."""
+        if self._state is None:
+            self._state = self.frame.state_at(self.path)
+        return self._state
+
+    @property
+    def has_key(self) -> bool:
+        """Whether the call was given a random key."""
+        return self.frame.key is not None
+
+    def key(self) -> Array:
+        """Returns this call's own key.
+
+        Raises:
+            ModuleError: The call was given none.
+        """
+        if self._key is None:
+            self._key = self._make_key()
+        if self._key is None:
+            raise ModuleError(
+                "a random key is needed but the call has none",
+                where=format_path(self.path),
+                mend="functional(module, state, ..., rng=jax.random.key(0))",
+            )
+        return self._key
+
+    def stream(self, name: str) -> Array:
+        """Returns a fresh key of a named stream; every call returns another."""
+        count = self.streams.get(name, 0)
+        self.streams[name] = count + 1
+        return fold(fold(self.key(), name), count)
+
+    def child(self, module: "Module") -> "Context":
+        """Returns the context of a call that this module makes to another of the tree.
+
+        The key of a first call to an own child is folded from its steps alone. Further calls, and
+        calls to modules that stand elsewhere in the tree, get keys of their own.
+
+        Raises:
+            ModuleError: The other module is no part of the tree.
+        """
+        place = self.index.get(id(module))
+        if place is None:
+            raise ModuleError(
+                f"a {type(module).__qualname__} was called that is no part of the tree that runs",
+                where=format_path(self.path) or "the root",
+                mend="assign it in setup: self.child = cfg.child.build(...)",
+            )
+        call = self.calls.get(id(module), 0)
+        self.calls[id(module)] = call + 1
+        is_own = place.parent == id(self.module)
+
+        def make_key() -> Array | None:
+            if self.frame.key is None:
+                return None
+            steps = place.steps if is_own else ("elsewhere", *place.path)
+            key = fold_path(self.key(), steps)
+            return fold(fold(key, "call"), call) if call else key
+
+        return Context(module, place.path, self.frame, self.index, make_key)
+
+    def inside(self, frame: Frame) -> "Context":
+        """Returns this context moved into another frame, whose key is this module's own."""
+        return Context(self.module, self.path, frame, self.index, lambda: frame.key)
+
+    def output_name(self, name: str) -> str:
+        """Returns the key of an output of this module."""
+        where = format_path(self.path)
+        return f"{where}.{name}" if where else name
+
+
+current: ContextVar[Context | None] = ContextVar("axcore_context", default=None)
+
+
+def current_context(doing: str) -> Context:
+    """Returns the context of the module at work.
+
+    Raises:
+        ModuleError: No module is at work.
+    """
+    context = current.get()
+    if context is None:
+        raise ModuleError(
+            f"{doing} outside of a call",
+            mend="run the module as functional(module, state, *args)",
+        )
+    return context

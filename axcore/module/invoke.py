@@ -1,0 +1,108 @@
+"""Running a module: from a call of a child to a context, a named scope, and back.
+
+At most three Python frames are added per nested call: `__call__`, `invoke`, and the method.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+
+from axcore.errors import ModuleError
+from axcore.module.context import Context, current, current_context
+from axcore.module.outputs import unused
+from axcore.module.streams import Path, format_path
+
+if TYPE_CHECKING:
+    from axcore.module.module import Module
+
+Method = Callable[..., Any]
+
+
+def invoke(module: "Module", method: Method, args: Any, kwargs: Any) -> Any:
+    """Runs a method of a module in a context of its own, as a child of the module at work."""
+    caller = current.get()
+    if caller is None:
+        caller = current_context(f"a {type(module).__qualname__} was called")
+    if caller.module is module:
+        return method(module, *args, **kwargs)
+    context = caller.child(module)
+    if module.config.remat is not None:
+        from axcore.module.lift import rematerialise
+
+        return rematerialise(context, method, args, kwargs)
+    token = current.set(context)
+    try:
+        with jax.named_scope(_scope(context.path)):
+            result = method(module, *args, **kwargs)
+    except Exception as error:
+        _note_path(error, context)
+        raise
+    finally:
+        current.reset(token)
+    return _finished(context, result)
+
+
+def run(context: Context, method: Method, args: Any, kwargs: Any) -> Any:
+    """Runs a method in a given context, the entrance to a frame."""
+    token = current.set(context)
+    try:
+        with jax.named_scope(_scope(context.path)):
+            result = method(context.module, *args, **kwargs)
+    except Exception as error:
+        _note_path(error, context)
+        raise
+    finally:
+        current.reset(token)
+    return _finished(context, result)
+
+
+def capture(context: Context, path: Path, value: Any) -> None:
+    """Keeps a value where one of the call's patterns matches its path."""
+    if any(matches(path) for matches in context.frame.captures):
+        captures = context.frame.outputs.captures
+        captures[unused(format_path(path), captures)] = value
+
+
+def state_of(module: "Module", name: str) -> Any:
+    """Returns the state of a module that is at work, or of any other in the tree that runs."""
+    context = current_context(f"{type(module).__qualname__}.{name} was read")
+    if context.module is module:
+        return context.state
+    place = context.index.get(id(module))
+    if place is None:
+        raise ModuleError(
+            f"{type(module).__qualname__}.{name} was read, but the module is no part of the tree",
+            mend="assign it in setup: self.child = cfg.child.build(...)",
+        )
+    return context.frame.state_at(place.path)
+
+
+def _scope(path: Path) -> str:
+    """Returns the last step of a path as a name; the enclosing scopes hold the steps before it."""
+    if path and isinstance(path[-1], int):
+        return f"{path[-2]}_{path[-1]}"
+    return str(path[-1]) if path else "model"
+
+
+def _finished(context: Context, result: Any) -> Any:
+    output = context.module.dtypes.output
+    if output is not None:
+        result = jax.tree.map(lambda leaf: _cast(leaf, output), result)
+    if context.frame.captures:
+        capture(context, context.path, result)
+    return result
+
+
+def _cast(leaf: Any, dtype: str) -> Any:
+    is_float = hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.floating)
+    return leaf.astype(dtype) if is_float else leaf
+
+
+def _note_path(error: Exception, context: Context) -> None:
+    """Notes on an exception, once and at the innermost module, where it came from."""
+    if not hasattr(error, "__axcore_module__"):
+        where = format_path(context.path) or "the root"
+        error.__axcore_module__ = where  # type: ignore[attr-defined]
+        error.add_note(f"in module {where} ({type(context.module).__qualname__})")

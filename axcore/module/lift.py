@@ -1,0 +1,233 @@
+"""Modules under transformations: remat, and copies of one module under `scan` and `vmap`.
+
+The body of a transformation is a pure function of state, key, channels and arguments. Its losses,
+summaries, updates and captures come out as values, so nothing is lost on the way.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from axcore.errors import ModuleError
+from axcore.module.context import Context, Frame, current_context
+from axcore.module.invoke import Method, run
+from axcore.module.outputs import Outputs
+from axcore.module.param import ParamSpec, stacked_spec
+from axcore.module.streams import Path, fold, format_path
+
+if TYPE_CHECKING:
+    from axcore.module.module import Module
+
+PureFunction = Callable[..., tuple[Any, Outputs, dict[str, Any]]]
+
+
+def as_pure_function(context: Context, method: Method) -> PureFunction:
+    """Returns `(state, key, channels, args, kwargs) -> (result, outputs, channels)`."""
+
+    def pure(
+        state: Any, key: Array | None, channels: dict[str, Any], args: Any, kwargs: Any
+    ) -> tuple[Any, Outputs, dict[str, Any]]:
+        outer = context.frame
+        frame = Frame(
+            path=context.path,
+            state=state,
+            key=key,
+            is_training=outer.is_training,
+            captures=outer.captures,
+            channels=channels,
+            outer=outer,
+        )
+        result = run(context.inside(frame), method, args, kwargs)
+        return result, frame.outputs, frame.channels
+
+    return pure
+
+
+def split_static(tree: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
+    """Splits a tree of arguments into its arrays and a function that puts others into their place.
+
+    Numbers, flags and text stay as they are, so that a module can branch on them.
+    """
+    leaves, treedef = jax.tree.flatten(tree)
+    is_array = [isinstance(leaf, (jax.Array, np.ndarray)) for leaf in leaves]
+    arrays = [leaf for leaf, keep in zip(leaves, is_array, strict=True) if keep]
+
+    def rebuild(new: list[Any]) -> Any:
+        fresh = iter(new)
+        pairs = zip(leaves, is_array, strict=True)
+        return jax.tree.unflatten(treedef, [next(fresh) if keep else leaf for leaf, keep in pairs])
+
+    return arrays, rebuild
+
+
+def rematerialise(context: Context, method: Method, args: Any, kwargs: Any) -> Any:
+    """Runs a method under its module's `Remat`."""
+    arrays, rebuild = split_static((args, kwargs))
+    pure = as_pure_function(context, method)
+
+    def body(state: Any, key: Array | None, channels: Any, arrays: list[Any]) -> Any:
+        return pure(state, key, channels, *rebuild(arrays))
+
+    frame = context.frame
+    key = context.key() if context.has_key else None
+    wrapped = context.module.config.remat.wrap(body)
+    result, outputs, channels = wrapped(_state(context), key, frame.channels, arrays)
+    frame.outputs.absorb(outputs)
+    frame.channels.update(channels)
+    return result
+
+
+class Repeated:
+    """`count` copies of a module with one stacked state, run by `scan` or `vmap`.
+
+    Assign it in `setup`: `self.layer = Repeated(cfg.layer.build(dim=cfg.dim), cfg.num_layers)`.
+    Copy `i` has the keys that item `i` of a tuple of modules of the same name would have.
+
+    Args:
+        module: The module.
+        count: Number of copies.
+        axis: Logical name of the leading dimension of every array of the state.
+    """
+
+    def __init__(self, module: "Module", count: int, axis: str | None = "layers") -> None:
+        if count < 1:
+            raise ModuleError(
+                f"a module cannot be repeated {count} times", mend="repeat it once or more"
+            )
+        self.module = module
+        self.count = count
+        self.axis = axis
+
+    def _specs(self, path: Path, seen: set[int]) -> dict[str, Any]:
+        specs = self.module._specs(path, seen)
+        stacked: dict[str, Any] = jax.tree.map(
+            lambda spec: stacked_spec(spec, self.count, self.axis, len(path)),
+            specs,
+            is_leaf=lambda leaf: isinstance(leaf, ParamSpec),
+        )
+        return stacked
+
+    def scan(self, carry: Any, *args: Any, **kwargs: Any) -> Any:
+        """Returns `carry` passed through all copies in turn: `copy(carry, *args, **kwargs)`.
+
+        The other arguments are the same for every copy. A channel that the first copies open is
+        carried from there on: those copies are run before the scan begins.
+        """
+        context = self._context()
+        pieces: list[Outputs] = []
+        start = 0
+        while start < self.count:
+            try:
+                carry, outputs = self._scan_from(context, start, carry, args, kwargs)
+                pieces.append(outputs)
+                break
+            except _ChannelsChanged:
+                carry, outputs = self._run_one(context, start, carry, args, kwargs)
+                pieces.append(jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], outputs))
+                start += 1
+        context.frame.outputs.absorb(_joined(pieces, context))
+        return carry
+
+    def vmap(self, *args: Any, **kwargs: Any) -> Any:
+        """Returns the copies' results stacked on dimension 0, copy `i` given item `i` of each array."""
+        context = self._context()
+        pure = as_pure_function(context, type(self.module).forward)
+        arrays, rebuild = split_static((args, kwargs))
+        channels = context.frame.channels
+
+        def one(state: Any, index: Array, arrays: list[Any]) -> Any:
+            result, outputs, after = pure(
+                state, self._key(context, index), channels, *rebuild(arrays)
+            )
+            if not _same_structure(channels, after):
+                raise ModuleError(
+                    "a channel was opened under vmap, where copies run at once",
+                    where=format_path(context.path),
+                    mend="send before the vmap, or return the value",
+                )
+            return result, outputs
+
+        result, outputs = jax.vmap(one)(_state(context), jnp.arange(self.count), arrays)
+        context.frame.outputs.absorb(outputs)
+        return result
+
+    def _context(self) -> Context:
+        return current_context("a Repeated module was called").child(self.module)
+
+    def _key(self, context: Context, index: Any) -> Array | None:
+        return fold(context.key(), index) if context.has_key else None
+
+    def _body(self, context: Context, args: Any, kwargs: Any) -> Callable[..., Any]:
+        pure = as_pure_function(context, type(self.module).forward)
+        arrays, rebuild = split_static((args, kwargs))
+
+        def body(state: Any, index: Any, carry: Any, channels: Any, arrays: list[Any]) -> Any:
+            inner_args, inner_kwargs = rebuild(arrays)
+            key = self._key(context, index)
+            return pure(state, key, channels, (carry, *inner_args), inner_kwargs)
+
+        remat = self.module.config.remat
+        wrapped = body if remat is None else remat.wrap(body, in_scan=True)
+        return lambda state, index, carry, channels: wrapped(state, index, carry, channels, arrays)
+
+    def _scan_from(
+        self, context: Context, start: int, carry: Any, args: Any, kwargs: Any
+    ) -> tuple[Any, Outputs]:
+        body = self._body(context, args, kwargs)
+        channels = context.frame.channels
+        context.key() if context.has_key else None
+
+        def step(carried: Any, x: Any) -> Any:
+            carry, channels = carried
+            index, state = x
+            carry, outputs, after = body(state, index, carry, channels)
+            if not _same_structure(channels, after):
+                raise _ChannelsChanged
+            return (carry, after), outputs
+
+        state = _state(context)
+        rest = jax.tree.map(lambda leaf: leaf[start:], state) if start else state
+        xs = (jnp.arange(start, self.count), rest)
+        (carry, after), outputs = jax.lax.scan(step, (carry, channels), xs)
+        context.frame.channels.update(after)
+        return carry, outputs
+
+    def _run_one(
+        self, context: Context, index: int, carry: Any, args: Any, kwargs: Any
+    ) -> tuple[Any, Outputs]:
+        body = self._body(context, args, kwargs)
+        state = jax.tree.map(lambda leaf: leaf[index], _state(context))
+        carry, outputs, channels = body(state, index, carry, context.frame.channels)
+        context.frame.channels.update(channels)
+        return carry, outputs
+
+
+class _ChannelsChanged(Exception):  # noqa: N818 - a signal, caught by `scan`
+    """The body of a scan opened a channel, or changed the shape of one."""
+
+
+def _state(context: Context) -> Any:
+    return context.state if context.module._specs((), set()) else {}
+
+
+def _same_structure(before: Any, after: Any) -> bool:
+    describe = lambda tree: jax.tree.map(lambda leaf: jax.typeof(leaf).str_short(), tree)  # noqa: E731
+    return bool(describe(before) == describe(after))
+
+
+def _joined(pieces: list[Outputs], context: Context) -> Outputs:
+    if len(pieces) == 1:
+        return pieces[0]
+    try:
+        joined: Outputs = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *pieces)
+    except ValueError as error:
+        raise ModuleError(
+            "layers of one scan add different losses, summaries or updates",
+            where=format_path(context.path),
+            mend="add the same in every layer, or use an unrolled stack",
+        ) from error
+    return joined

@@ -1,0 +1,253 @@
+"""`Module`: declares parameters and children in `setup`, reads imperatively, stays pure."""
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from axcore.config import Configurable, config
+from axcore.errors import ModuleError
+from axcore.module import invoke
+from axcore.module.context import current_context
+from axcore.module.dtypes import ROOT_DTYPES, DTypes
+from axcore.module.outputs import Loss, unused
+from axcore.module.param import Param, ParamSpec, spec_of
+from axcore.module.remat import Remat
+from axcore.module.streams import Path, as_key
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_inherited: ContextVar[DTypes] = ContextVar("axcore_dtypes", default=ROOT_DTYPES)
+
+
+def entry(method: F) -> F:
+    """Marks a method, beside `forward`, as an entry: it runs in a context of its own."""
+
+    @functools.wraps(method)
+    def wrapper(self: "Module", *args: Any, **kwargs: Any) -> Any:
+        return invoke.invoke(self, method, args, kwargs)
+
+    wrapper.__axcore_entry__ = method  # type: ignore[attr-defined]
+    return wrapper  # type: ignore[return-value]
+
+
+class Module(Configurable):
+    """A layer, a model, or anything else that has parameters and computes.
+
+    `setup(cfg)` declares parameters (`self.weight = Param(...)`) and children
+    (`self.ffn = cfg.ffn.build(...)`, tuples and mappings of children too) by assignment; `forward`
+    computes. A module holds no arrays: `init` makes the state, `functional` runs the module on it.
+    """
+
+    @config
+    class Config(Configurable.Config):
+        """What every module's config has.
+
+        Args:
+            dtypes: Stored, compute and output dtype, inherited from the parent where None.
+            remat: What the backward pass keeps of this module's forward pass; None keeps all.
+        """
+
+        dtypes: DTypes = DTypes()
+        remat: Remat | None = None
+
+    def __init__(self, cfg: Any) -> None:
+        own: dict[str, Any] = {"_params": {}, "_children": {}, "_is_set_up": False}
+        self.__dict__.update(own)
+        self.__dict__["dtypes"] = cfg.dtypes.inheriting(_inherited.get())
+        self.__dict__["config"] = cfg
+        token = _inherited.set(self.dtypes)
+        try:
+            self.setup(cfg)
+        finally:
+            _inherited.reset(token)
+        self.__dict__["_is_set_up"] = True
+
+    def setup(self, cfg: Any) -> None:
+        """Declares parameters and children."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Computes; what `self(...)` runs."""
+        raise NotImplementedError(f"{type(self).__qualname__} has no forward")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs `forward` in a context of its own."""
+        return invoke.invoke(self, type(self).forward, args, kwargs)
+
+    # -- Inside a method ---------------------------------------------------------------------
+
+    @property
+    def training(self) -> bool:
+        """Whether the call is a training step."""
+        return current_context("reading self.training").frame.is_training
+
+    def rng(self, stream: str) -> Array:
+        """Returns a fresh random key of a named stream of this module."""
+        return self._context("self.rng").stream(stream)
+
+    def add_loss(self, name: str, value: Any, weight: Any = 1.0, *, scale: float = 1.0) -> None:
+        """Adds a loss; it reaches the caller of `functional` from any depth.
+
+        Args:
+            name: Its name below the module's path.
+            value: Sum of the loss over `weight` items, a scalar.
+            weight: How many items (tokens, say) the sum is over.
+            scale: Coefficient: the loss adds `scale * value / weight` to the total.
+        """
+        losses = self._context("self.add_loss").frame.outputs.losses
+        key = unused(self._context("self.add_loss").output_name(name), losses)
+        losses[key] = Loss(_scalar(value, name), _scalar(weight, name), float(scale))
+
+    def add_summary(self, name: str, value: Any) -> None:
+        """Reports a value under the module's path; the trainer logs it."""
+        context = self._context("self.add_summary")
+        summaries = context.frame.outputs.summaries
+        summaries[unused(context.output_name(name), summaries)] = jnp.asarray(value)
+
+    def update(self, name: str, value: Array) -> None:
+        """Sets the next value of a statistic; reading it in this call still gives the present one.
+
+        Raises:
+            ModuleError: `name` is not a statistic of this module.
+        """
+        param = self._params.get(name)
+        if param is None or not param.is_statistic:
+            statistics = [key for key, item in self._params.items() if item.is_statistic]
+            raise ModuleError(
+                f"{type(self).__qualname__} has no statistic {name!r}; it has {statistics}",
+                mend="declare it: Param(..., is_statistic=True)",
+            )
+        context = self._context("self.update")
+        context.frame.outputs.updates[(*context.path, name)] = value
+
+    def capture(self, name: str, value: Any) -> None:
+        """Hands a value to the caller where `functional(..., capture=...)` asks for its path."""
+        context = self._context("self.capture")
+        invoke.capture(context, (*context.path, name), value)
+
+    def send(self, channel: str, value: Any) -> None:
+        """Puts a value into a named channel, for modules that run later to receive."""
+        self._context("self.send").frame.channels[channel] = value
+
+    def receive(self, channel: str, default: Any = None) -> Any:
+        """Returns what a module that ran earlier sent last, or `default` where none did."""
+        return self._context("self.receive").frame.channels.get(channel, default)
+
+    def _context(self, doing: str) -> Any:
+        context = current_context(doing)
+        if context.module is not self:
+            raise ModuleError(
+                f"{doing} of a {type(self).__qualname__} while a "
+                f"{type(context.module).__qualname__} runs",
+                mend="mark the method with @entry, so that it runs in its module's own context",
+            )
+        return context
+
+    def __getattr__(self, name: str) -> Any:
+        param = self.__dict__.get("_params", {}).get(name)
+        if param is None:
+            raise AttributeError(f"{type(self).__qualname__} has no attribute {name!r}")
+        array = invoke.state_of(self, name)[name]
+        if param.cast and not param.is_statistic and jnp.issubdtype(array.dtype, jnp.floating):
+            return array.astype(self.dtypes.compute)
+        return array
+
+    # -- Declaring ---------------------------------------------------------------------------
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if self._is_set_up:
+            raise ModuleError(
+                f"{type(self).__qualname__}.{name} is set after setup; modules hold no state",
+                mend="declare it in setup, or keep it as a statistic: self.update(name, value)",
+            )
+        if isinstance(value, Param):
+            self._declare(name, value)
+        else:
+            children = _child_items(name, value)
+            if children:
+                self._children[name] = value
+            self.__dict__[name] = value
+
+    def _declare(self, name: str, param: Param) -> None:
+        if hasattr(type(self), name):
+            raise ModuleError(
+                f"{type(self).__qualname__} cannot name a parameter {name!r}: the class has it",
+                mend="choose another name",
+            )
+        self._params[name] = param
+
+    # -- The tree ----------------------------------------------------------------------------
+
+    def children(self) -> Iterator[tuple[Path, Any]]:
+        """Yields the children with their steps below this module, in order of declaration."""
+        for name, value in self._children.items():
+            yield from _child_items(name, value)
+
+    def param_specs(self) -> dict[str, Any]:
+        """Returns a nested dict of `ParamSpec`, shaped as the state; makes no array."""
+        return self._specs((), set())
+
+    def _specs(self, path: Path, seen: set[int]) -> dict[str, Any]:
+        specs: dict[str, Any] = {}
+        for name, param in self._params.items():
+            specs[name] = spec_of(param, (*path, name), str(self.dtypes.param))
+        for steps, child in self.children():
+            if id(child) in seen:
+                continue
+            seen.add(id(child))
+            below = child._specs((*path, *steps), seen)
+            if below:
+                _put(specs, steps, below)
+        return specs
+
+    def init(self, rng: Array | int) -> dict[str, Any]:
+        """Returns a first state: a nested dict of arrays.
+
+        Args:
+            rng: A random key or a seed. Every parameter's key is folded from its path, so what
+                stands beside it never changes it.
+        """
+        key = as_key(rng)
+        is_spec = lambda leaf: isinstance(leaf, ParamSpec)  # noqa: E731
+        state: dict[str, Any] = jax.tree.map(
+            lambda spec: spec.sample(key), self.param_specs(), is_leaf=is_spec
+        )
+        return state
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__qualname__} {self.config!r}>"
+
+
+def _child_items(name: str, value: Any) -> list[tuple[Path, Any]]:
+    if isinstance(value, Module) or hasattr(value, "_specs"):
+        return [((name,), value)]
+    if isinstance(value, (tuple, list)):
+        items = [((name, i), item) for i, item in enumerate(value)]
+    elif isinstance(value, Mapping):
+        items = [((name, str(key)), item) for key, item in value.items()]
+    else:
+        return []
+    modules = [item for item in items if hasattr(item[1], "_specs")]
+    if modules and len(modules) != len(items):
+        raise ModuleError(f"{name} mixes modules with other values", mend="keep them apart")
+    return modules
+
+
+def _put(specs: dict[str, Any], steps: Path, below: dict[str, Any]) -> None:
+    for step in steps[:-1]:
+        specs = specs.setdefault(str(step), {})
+    specs[str(steps[-1])] = below
+
+
+def _scalar(value: Any, name: str) -> Array:
+    array = jnp.asarray(value, jnp.float32) if isinstance(value, (int, float)) else value
+    if jnp.shape(array) != ():
+        raise ModuleError(
+            f"loss {name!r} has shape {jnp.shape(array)}; a loss and its weight are scalars",
+            mend="sum over the items, and give their number as the weight",
+        )
+    return jnp.asarray(array).astype(jnp.float32)

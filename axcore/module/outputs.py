@@ -1,0 +1,114 @@
+"""What a pure call returns beside its result: losses, summaries, updates and captures."""
+
+from typing import Any
+
+import attrs
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from axcore.errors import ModuleError
+from axcore.module.streams import Path, format_path
+
+
+@attrs.frozen
+class Loss:
+    """A loss as a sum over items and the weight of those items.
+
+    It adds `scale * sum / weight` to what is minimised. Sums and weights of parts of a batch add
+    up to those of the whole, which is what makes accumulation exact. Under a scan both have a
+    leading dimension, and every layer adds its own quotient.
+    """
+
+    sum: Array
+    weight: Array
+    scale: float = 1.0
+
+    def contribution(self) -> Float[Array, ""]:
+        """Returns what the loss adds to the total; nothing where the weight is zero."""
+        has_items = self.weight != 0
+        mean = jnp.where(has_items, self.sum / jnp.where(has_items, self.weight, 1), 0)
+        return self.scale * jnp.sum(mean)
+
+
+jax.tree_util.register_dataclass(Loss, data_fields=["sum", "weight"], meta_fields=["scale"])
+
+
+@attrs.frozen
+class Outputs:
+    """The outputs of a pure call, keyed by module path and name, `decoder.layer[3].balance`.
+
+    Args:
+        losses: Every loss that any module added.
+        summaries: Values to report; a scan stacks them on a leading dimension.
+        updates: New statistics, keyed by their path in the state.
+        captures: What the call asked to capture.
+    """
+
+    losses: dict[str, Loss] = attrs.field(factory=dict)
+    summaries: dict[str, Array] = attrs.field(factory=dict)
+    updates: dict[Path, Array] = attrs.field(factory=dict)
+    captures: dict[str, Any] = attrs.field(factory=dict)
+
+    def absorb(self, other: "Outputs") -> None:
+        """Adds the outputs of a call made on the way; a name used again gets a suffix."""
+        for mine, theirs in zip(self._dicts(), other._dicts(), strict=True):
+            for name, value in theirs.items():
+                mine[unused(name, mine)] = value
+        self.updates.update(other.updates)
+
+    def _dicts(self) -> tuple[dict[str, Any], ...]:
+        return self.losses, self.summaries, self.captures
+
+    def total_loss(self) -> Float[Array, ""]:
+        """Returns the sum of all losses' contributions."""
+        return sum((loss.contribution() for loss in self.losses.values()), start=jnp.float32(0))
+
+
+def _flatten(outputs: Outputs) -> tuple[tuple[Any, ...], tuple[Path, ...]]:
+    paths = tuple(outputs.updates)
+    values = tuple(outputs.updates.values())
+    return (outputs.losses, outputs.summaries, values, outputs.captures), paths
+
+
+def _unflatten(paths: tuple[Path, ...], parts: tuple[Any, ...]) -> Outputs:
+    losses, summaries, values, captures = parts
+    return Outputs(losses, summaries, dict(zip(paths, values, strict=True)), captures)
+
+
+jax.tree_util.register_pytree_node(Outputs, _flatten, _unflatten)
+
+
+def unused(name: str, taken: dict[str, Any]) -> str:
+    """Returns `name`, or with a suffix `#2`, `#3`, ... where it is taken."""
+    if name not in taken:
+        return name
+    count = 2
+    while f"{name}#{count}" in taken:
+        count += 1
+    return f"{name}#{count}"
+
+
+def apply_updates(state: dict[str, Any], updates: dict[Path, Array]) -> dict[str, Any]:
+    """Returns the state with new statistics in place; the given state is left as it is.
+
+    Raises:
+        ModuleError: An update has another shape or dtype than the statistic.
+    """
+    for path, value in updates.items():
+        state = _with_leaf(state, path, value, path)
+    return state
+
+
+def _with_leaf(state: dict[str, Any], path: Path, value: Array, whole: Path) -> dict[str, Any]:
+    step = str(path[0])
+    if len(path) > 1:
+        return {**state, step: _with_leaf(state[step], path[1:], value, whole)}
+    old = state[step]
+    if old.shape != value.shape or old.dtype != value.dtype:
+        raise ModuleError(
+            f"an update has shape {value.shape} and dtype {value.dtype}; the statistic has "
+            f"{old.shape} and {old.dtype}",
+            where=format_path(whole),
+        )
+    return {**state, step: value}

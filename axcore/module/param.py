@@ -1,0 +1,168 @@
+"""`Param`, what a module declares in `setup`, and `ParamSpec`, what `param_specs()` tells of it."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import attrs
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from axcore.errors import ModuleError
+from axcore.module.initializers import Constant, Initializer, VarianceScaling
+from axcore.module.streams import Path, fold, format_path
+
+Axes = tuple[str | None, ...]
+"""Logical axis names, one a dimension; None is never sharded."""
+
+
+def _as_tuple(value: Any) -> tuple[Any, ...]:
+    return tuple(value)
+
+
+@attrs.frozen
+class Param:
+    """Declares an array of a module: `self.weight = Param((in_dim, out_dim), axes=("embed", "mlp"))`.
+
+    Args:
+        shape: Its shape.
+        axes: Logical axis names, one a dimension. Mesh axes are the trainer's business.
+        init: Draws the first value. A float is a constant.
+        inputs: Names of the axes that the layer sums over, for the fan-in; by default all but the
+            last.
+        decay: Whether weight decay applies. By default it does to arrays of two or more dimensions.
+        is_statistic: Kept and saved, but not trained: changed by `self.update` only.
+        cast: Whether `self.weight` reads in the compute dtype; False reads it as it is stored.
+        dtype: Stored dtype; by default the module's parameter dtype.
+    """
+
+    shape: tuple[int, ...] = attrs.field(converter=_as_tuple)
+    axes: Axes = attrs.field(converter=_as_tuple, kw_only=True)
+    init: Initializer | float = attrs.field(default=VarianceScaling(), kw_only=True)
+    inputs: tuple[str, ...] | None = attrs.field(default=None, kw_only=True)
+    decay: bool | None = attrs.field(default=None, kw_only=True)
+    is_statistic: bool = attrs.field(default=False, kw_only=True)
+    cast: bool = attrs.field(default=True, kw_only=True)
+    dtype: str | None = attrs.field(default=None, kw_only=True)
+
+    def __attrs_post_init__(self) -> None:
+        if len(self.axes) != len(self.shape):
+            raise ModuleError(
+                f"a Param of shape {self.shape} has {len(self.shape)} dimensions but axes {self.axes}",
+                mend="name one logical axis a dimension, None for one that is never sharded",
+            )
+        unknown = [name for name in self.inputs or () if name not in self.axes]
+        if unknown:
+            raise ModuleError(f"inputs names {unknown[0]!r}, which is not among axes {self.axes}")
+
+
+@attrs.frozen
+class Stacked:
+    """A step of a path at which `count` copies of a module are stacked on a leading dimension."""
+
+    count: int
+
+
+@attrs.frozen(kw_only=True)
+class ParamSpec:
+    """Describes one array of a state, without holding it.
+
+    `shape` and `axes` include the leading dimensions of stacked layers.
+    """
+
+    path: tuple[str | int | Stacked, ...]
+    shape: tuple[int, ...]
+    dtype: str
+    axes: Axes
+    init: Initializer
+    fans: tuple[int, int]
+    decay: bool
+    is_statistic: bool
+
+    @property
+    def is_trainable(self) -> bool:
+        """Whether an optimizer may change it."""
+        return not self.is_statistic
+
+    @property
+    def name(self) -> str:
+        """Its path in the state as text."""
+        return format_path(step for step in self.path if not isinstance(step, Stacked))
+
+    @property
+    def size(self) -> int:
+        """Its number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Its size in bytes."""
+        return self.size * jnp.dtype(self.dtype).itemsize
+
+    @property
+    def abstract(self) -> jax.ShapeDtypeStruct:
+        """Its shape and dtype as jax knows them."""
+        return jax.ShapeDtypeStruct(self.shape, jnp.dtype(self.dtype))
+
+    def sample(self, key: Array) -> Array:
+        """Returns an initial value drawn from the key of the state's root."""
+        return self._sample(key, self.path).astype(self.dtype)
+
+    def _sample(self, key: Array, path: tuple[str | int | Stacked, ...]) -> Array:
+        for i, step in enumerate(path):
+            if isinstance(step, Stacked):
+                rest = path[i + 1 :]
+                at_index: Callable[[Array], Array] = lambda index: self._sample(  # noqa: E731
+                    fold(key, index), rest
+                )
+                return jax.vmap(at_index)(jnp.arange(step.count))
+            key = fold(key, step)
+        num_stacked = sum(isinstance(step, Stacked) for step in self.path)
+        return self.init.sample(key, self.shape[num_stacked:], self.fans)
+
+
+def spec_of(param: Param, path: Path, default_dtype: str) -> ParamSpec:
+    """Returns the spec of a declared parameter."""
+    init = Constant(value=float(param.init)) if isinstance(param.init, (int, float)) else param.init
+    return ParamSpec(
+        path=path,
+        shape=param.shape,
+        dtype=param.dtype or default_dtype,
+        axes=param.axes,
+        init=init,
+        fans=_fans(param),
+        decay=_decays(param),
+        is_statistic=param.is_statistic,
+    )
+
+
+def stacked_spec(spec: ParamSpec, count: int, axis: str | None, at: int) -> ParamSpec:
+    """Returns the spec of `count` such arrays, stacked at step `at` of the path."""
+    return attrs.evolve(
+        spec,
+        path=(*spec.path[:at], Stacked(count), *spec.path[at:]),
+        shape=(count, *spec.shape),
+        axes=(axis, *spec.axes),
+    )
+
+
+def _decays(param: Param) -> bool:
+    if param.is_statistic:
+        return False
+    return len(param.shape) >= 2 if param.decay is None else param.decay
+
+
+def _fans(param: Param) -> tuple[int, int]:
+    names = param.axes[:-1] if param.inputs is None else param.inputs
+    sized = list(zip(param.axes, param.shape, strict=True))
+    if param.inputs is None:
+        return math.prod(param.shape[:-1]), math.prod(param.shape[-1:])
+    fan_in = math.prod(size for name, size in sized if name in names)
+    return fan_in, math.prod(size for name, size in sized if name not in names)
+
+
+def count_params(specs: Mapping[str, Any], *, trainable_only: bool = True) -> int:
+    """Returns the number of parameters that a tree of specs describes; allocates nothing."""
+    leaves = jax.tree.leaves(specs, is_leaf=lambda leaf: isinstance(leaf, ParamSpec))
+    return sum(spec.size for spec in leaves if spec.is_trainable or not trainable_only)

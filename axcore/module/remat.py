@@ -1,0 +1,51 @@
+"""`Remat`: which values of a module's forward pass the backward pass keeps."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from axcore.config import config
+
+
+@config
+class Remat:
+    """Recomputes a module's forward pass in the backward pass, but for named values.
+
+    Names are those that ops and layers give with `jax.ad_checkpoint.checkpoint_name`, such as
+    `attention_out`.
+
+    Args:
+        save: Names of values kept in device memory.
+        offload: Names of values kept in the host's memory.
+        save_dots: Also keeps the results of matrix products without batch dimensions.
+    """
+
+    save: tuple[str, ...] = ()
+    offload: tuple[str, ...] = ()
+    save_dots: bool = False
+
+    def wrap(self, fn: Callable[..., Any], *, in_scan: bool = False) -> Callable[..., Any]:
+        """Returns `fn` under `jax.checkpoint` with this policy.
+
+        In the body of a scan the compiler cannot merge the recomputation with the forward pass, so
+        the barrier against it, which costs speed, is left out.
+        """
+        return jax.checkpoint(fn, policy=self._policy(), prevent_cse=not in_scan)
+
+    def _policy(self) -> Callable[..., Any]:
+        policies = jax.checkpoint_policies
+        if self.offload:
+            named = policies.save_and_offload_only_these_names(
+                names_which_can_be_saved=list(self.save),
+                names_which_can_be_offloaded=list(self.offload),
+                offload_src="device",
+                offload_dst="pinned_host",
+            )
+        else:
+            named = policies.save_only_these_names(*self.save)
+        if self.save_dots:
+            return policies.save_from_both_policies(
+                policies.dots_with_no_batch_dims_saveable, named
+            )
+        return named
