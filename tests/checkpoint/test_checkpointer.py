@@ -272,7 +272,7 @@ def test_a_full_disk_is_reported_once_and_harms_no_earlier_step(tmp_path, capfd,
         try:
             with caplog.at_level(logging.INFO):
                 checkpoints.save(2, state)
-                with pytest.raises(CheckpointError, match="saving step 2 failed.*File too large"):
+                with pytest.raises(CheckpointError, match=r"saving step 2 failed.*File too large"):
                     checkpoints.wait()
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
@@ -304,7 +304,7 @@ def test_a_failed_save_is_raised_by_the_next_save(tmp_path):
 def test_a_directory_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("x")
     checkpoints = open_checkpoints(tmp_path / "file" / "checkpoints")
-    with pytest.raises(CheckpointError, match="checkpoints cannot be written.*Not a directory"):
+    with pytest.raises(CheckpointError, match=r"checkpoints cannot be written.*Not a directory"):
         checkpoints.save(1, small_state())
 
 

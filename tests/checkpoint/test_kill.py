@@ -1,0 +1,95 @@
+"""A process killed at any moment of a save loses nothing that was committed before."""
+
+import importlib.util
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from axcore.checkpoint import Checkpointer
+
+CHILD = Path(__file__).with_name("saving_child.py")
+TEMPLATE = {
+    "w": jax.ShapeDtypeStruct((200, 1000), jnp.float32),
+    "step": jax.ShapeDtypeStruct((), jnp.int32),
+}
+
+
+def load_state_of():
+    spec = importlib.util.spec_from_file_location("saving_child", CHILD)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.state_of
+
+
+state_of = load_state_of()
+
+
+def start_child(directory, first, *more):
+    return subprocess.Popen(
+        [sys.executable, str(CHILD), str(directory), str(first), *map(str, more)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def last_reported(text, default):
+    return max((int(line.split()[1]) for line in text.splitlines()), default=default)
+
+
+def check_newest(directory, at_least):
+    """Restores the newest step without a warning and compares every bit; returns the step."""
+    checkpoints = Checkpointer.Config().build(directory=str(directory))
+    restored = checkpoints.restore(TEMPLATE)
+    assert restored.step >= at_least
+    assert restored.extra == {"step": restored.step}
+    wanted = state_of(restored.step)
+    assert np.array_equal(restored.state["w"], wanted["w"])
+    assert int(restored.state["step"]) == restored.step
+    for step in checkpoints.steps():
+        checkpoints.verify(step)
+    return restored.step
+
+
+def test_a_process_killed_at_random_moments_always_resumes(tmp_path):
+    draw, newest = random.Random(0), 0
+    for _ in range(4):
+        child = start_child(tmp_path, newest + 1)
+        first_line = child.stdout.readline()
+        time.sleep(draw.uniform(0, 0.3))
+        child.kill()
+        out, err = child.communicate()
+        assert child.returncode == -signal.SIGKILL, err
+        newest = check_newest(tmp_path, last_reported(first_line + out, newest))
+    assert newest >= 4
+
+
+@pytest.mark.parametrize(
+    ("event", "path_end", "newest"),
+    [
+        ("os.rename", "arrays.orbax-checkpoint-tmp", 1),
+        ("os.rename", "manifest.json.tmp", 1),
+        ("os.rename", "step_00000002.incomplete", 1),
+        ("os.rename", "step_00000001", 3),
+        ("os.rmdir", "step_00000001.deleting", 3),
+    ],
+)
+def test_a_process_killed_before_a_file_operation_resumes(tmp_path, event, path_end, newest):
+    with Checkpointer.Config().build(directory=str(tmp_path)) as checkpoints:
+        checkpoints.save(1, state_of(1), {"step": 1})
+    child = start_child(tmp_path, 2, event, path_end)
+    _, err = child.communicate(timeout=60)
+    assert child.returncode == -signal.SIGKILL, err
+    assert check_newest(tmp_path, newest) == newest
+    with Checkpointer.Config().build(directory=str(tmp_path)) as checkpoints:
+        checkpoints.save(newest + 1, state_of(newest + 1), {"step": newest + 1})
+    assert check_newest(tmp_path, newest + 1) == newest + 1
+    assert not [path.name for path in tmp_path.glob("step_*.*")]
