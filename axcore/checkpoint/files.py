@@ -43,23 +43,27 @@ class FileLock:
     It is the kernel's `flock`: a killed process leaves the file behind and no lock on it.
     """
 
-    def __init__(self, path: Path, *, purpose: str) -> None:
+    def __init__(self, path: Path, *, doing: str) -> None:
         """Takes the lock.
 
         Args:
             path: The lock file; made where it is absent, never deleted.
-            purpose: What the lock is for, as the start of the error's sentence.
+            doing: What the lock is for, such as "saving checkpoints".
 
         Raises:
-            CheckpointError: A live process holds the lock, or the file system has no locks.
+            CheckpointError: A live process holds the lock.
+            OSError: The file cannot be made, or its file system has no locks.
         """
         self._descriptor: int | None = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        except BlockingIOError:
             holder = os.pread(self._descriptor, 200, 0).decode(errors="replace").strip()
             self.release()
-            raise _lock_error(path, purpose, holder, error) from error
+            raise _held_error(path, doing, holder) from None
+        except OSError:
+            self.release()
+            raise
         os.ftruncate(self._descriptor, 0)
         os.pwrite(self._descriptor, f"pid {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
 
@@ -74,17 +78,10 @@ class FileLock:
             self.release()
 
 
-def _lock_error(path: Path, purpose: str, holder: str, error: OSError) -> CheckpointError:
-    if not isinstance(error, BlockingIOError):
-        return CheckpointError(
-            f"{purpose} needs a file lock, and locking failed: {error}",
-            where=str(path),
-            mend="use a file system with flock",
-        )
-    own = holder.startswith(f"pid {os.getpid()} ")
-    who = f"this process ({holder})" if own else f"another live process ({holder or 'unknown'})"
+def _held_error(path: Path, doing: str, holder: str) -> CheckpointError:
+    own = holder.startswith(f"pid {os.getpid()} on {socket.gethostname()}")
     return CheckpointError(
-        f"{purpose} is already done by {who}",
-        where=str(path),
+        f"{'this' if own else 'another live'} process ({holder or 'unknown'}) is already {doing}",
+        where=str(path.parent),
         mend="close the first one" if own else "stop that process, or use another directory",
     )

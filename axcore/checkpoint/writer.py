@@ -91,7 +91,7 @@ class CheckpointWriter:
             )
         try:
             root.mkdir(parents=True, exist_ok=True)
-            self._lock = FileLock(root / "writer.lock", purpose="saving checkpoints")
+            self._lock = FileLock(root / "writer.lock", doing="saving checkpoints here")
             self._steps.clear_leftovers()
         except OSError as error:
             raise CheckpointError(
