@@ -109,12 +109,12 @@ class _Line:
 
     def _record(self) -> object:
         try:
-            return json.loads(self.raw.decode("utf-8"))
+            return json.loads(self.raw.rstrip(b"\r\n").decode("utf-8"))
         except UnicodeDecodeError as error:
             raise self._error(f"is not UTF-8: {explain_decoding(error, self.offset)}") from error
         except json.JSONDecodeError as error:
-            reason = f"is not JSON: {error.msg} at column {error.colno}"
-            raise self._error(reason) from error
+            what = error.msg.removesuffix(" at")
+            raise self._error(f"is not JSON: {what} at column {error.colno}") from error
         except (ValueError, RecursionError) as error:
             raise self._error(f"is not JSON that can be read: {error}") from error
 

@@ -103,7 +103,7 @@ class PackedRows:
         segment_begin_BT = np.maximum(self._first_pair[document_BT], begin_B1)
 
         def filled(values_BT: NDArray[Any], padding: int = 0) -> NDArray[np.int32]:
-            return np.where(is_real_BT, values_BT, padding).astype(np.int32)
+            return np.where(is_real_BT, values_BT.astype(np.int32), np.int32(padding))
 
         return {
             "tokens": filled(self._tokens_N[token_BT], self._pad_id),
