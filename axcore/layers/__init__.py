@@ -1,0 +1,36 @@
+"""Layers: the parts that models are put together from."""
+
+from axcore.layers.activations import Activation, activation_fn
+from axcore.layers.attention import Attention, DotProductAttention
+from axcore.layers.dropout import Dropout
+from axcore.layers.embedding import Embedding
+from axcore.layers.feed_forward import FeedForward, PlainFeedForward
+from axcore.layers.linear import Linear
+from axcore.layers.norm import LayerNorm, RMSNorm
+from axcore.layers.repeat import Repeat, Stack
+from axcore.layers.residual import PostNorm, PreNorm
+from axcore.layers.rope import NoPosition, RoPE
+from axcore.layers.tokens import TokenInfo
+from axcore.layers.transformer import TransformerLayer
+
+__all__ = [
+    "Activation",
+    "Attention",
+    "DotProductAttention",
+    "Dropout",
+    "Embedding",
+    "FeedForward",
+    "LayerNorm",
+    "Linear",
+    "NoPosition",
+    "PlainFeedForward",
+    "PostNorm",
+    "PreNorm",
+    "RMSNorm",
+    "Repeat",
+    "RoPE",
+    "Stack",
+    "TokenInfo",
+    "TransformerLayer",
+    "activation_fn",
+]

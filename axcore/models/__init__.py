@@ -1,0 +1,8 @@
+"""Models: causal language models, and functions that return their configs."""
+
+from axcore.models.causal_lm import CausalLM
+from axcore.models.decoder import Decoder
+from axcore.models.head import Head, TiedHead
+from axcore.models.transformer import transformer
+
+__all__ = ["CausalLM", "Decoder", "Head", "TiedHead", "transformer"]

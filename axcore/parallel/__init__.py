@@ -1,0 +1,29 @@
+"""Meshes, logical-axis rules, and the sharding of states and activations."""
+
+from axcore.parallel.activations import ActivationSharding, shard, sharding_activations
+from axcore.parallel.mesh import MESH_AXES, MeshShape, make_mesh
+from axcore.parallel.rules import (
+    ACTIVATION_RULES,
+    PARAM_RULES,
+    Rules,
+    describe_sharding,
+    param_shardings,
+    partition_spec,
+    shardings_like,
+)
+
+__all__ = [
+    "ACTIVATION_RULES",
+    "MESH_AXES",
+    "PARAM_RULES",
+    "ActivationSharding",
+    "MeshShape",
+    "Rules",
+    "describe_sharding",
+    "make_mesh",
+    "param_shardings",
+    "partition_spec",
+    "shard",
+    "sharding_activations",
+    "shardings_like",
+]

@@ -1,0 +1,127 @@
+"""`Attention`: projections, positions and heads around the attention op."""
+
+from jaxtyping import Array, Float
+
+from axcore.config import REQUIRED, config
+from axcore.errors import ConfigError
+from axcore.layers.linear import Linear
+from axcore.layers.rope import RoPE
+from axcore.layers.tokens import TokenInfo
+from axcore.module import Module
+from axcore.ops import attention
+from axcore.parallel import shard
+
+Heads = Float[Array, "batch time heads head_dim"]
+
+
+class DotProductAttention(Module):
+    """Softmax attention of each query over the keys it may see; the op chooses the kernel."""
+
+    @config
+    class Config(Module.Config):
+        """Describes which keys a query sees and how they are weighed.
+
+        Args:
+            is_causal: Whether a query sees no later keys.
+            window: Number of keys a query sees to its left and right, itself not counted; None on
+                a side is no limit.
+            scale: Factor on the products; by default `1 / sqrt(head_dim)`.
+            soft_cap: Caps logits smoothly at this value.
+        """
+
+        is_causal: bool = True
+        window: tuple[int | None, int | None] | None = None
+        scale: float | None = None
+        soft_cap: float | None = None
+
+    def forward(
+        self,
+        q: Heads,
+        k: Float[Array, "batch time kv_heads head_dim"],
+        v: Float[Array, "batch time kv_heads value_dim"],
+        info: TokenInfo,
+    ) -> Float[Array, "batch time heads value_dim"]:
+        """Returns each query's weighted mean of values; tokens of other documents are not seen."""
+        cfg = self.config
+        return attention(
+            q,
+            k,
+            v,
+            causal=cfg.is_causal,
+            window=cfg.window,
+            segment_ids=info.segment_ids,
+            scale=cfg.scale,
+            soft_cap=cfg.soft_cap,
+        )
+
+
+class Attention(Module):
+    """Multi-head, grouped-query and multi-query attention; they differ in `num_kv_heads` only.
+
+    Source: Vaswani et al. 2017, arXiv:1706.03762, section 3.2; Shazeer 2019, arXiv:1911.02150;
+    Ainslie et al. 2023, arXiv:2305.13245. Slot protocol: the parent fills `dim`.
+    """
+
+    @config
+    class Config(Module.Config):
+        """Describes an `Attention`.
+
+        Args:
+            dim: Size of the last dimension of input and output.
+            num_heads: Number of query heads.
+            num_kv_heads: Number of key and value heads; `num_heads` where None.
+            head_dim: Size of a head; `dim / num_heads` where None.
+            linear: Used for the query, key and value projections.
+            out_linear: Used for the output projection.
+            position: Applied to queries and keys.
+            core: Weighs values by queries and keys.
+        """
+
+        dim: int = REQUIRED
+        num_heads: int = REQUIRED
+        num_kv_heads: int | None = None
+        head_dim: int | None = None
+        linear: Module.Config = Linear.Config()
+        out_linear: Module.Config = Linear.Config()
+        position: Module.Config = RoPE.Config()
+        core: Module.Config = DotProductAttention.Config()
+
+    def setup(self, cfg: Config) -> None:
+        """Builds the projections, the positions and the core."""
+        num_kv_heads = cfg.num_kv_heads or cfg.num_heads
+        self.head_dim = cfg.head_dim or _head_dim(cfg)
+        if cfg.num_heads % num_kv_heads:
+            raise ConfigError(
+                f"num_heads is {cfg.num_heads}, not a multiple of num_kv_heads, {num_kv_heads}",
+                mend=f"num_kv_heads divides num_heads: 1 to {cfg.num_heads}",
+            )
+        heads, kv_heads = cfg.num_heads * self.head_dim, num_kv_heads * self.head_dim
+        self.q = cfg.linear.build(in_dim=cfg.dim, out_dim=heads, axes=("embed", "heads"))
+        self.k = cfg.linear.build(in_dim=cfg.dim, out_dim=kv_heads, axes=("embed", "kv_heads"))
+        self.v = cfg.linear.build(in_dim=cfg.dim, out_dim=kv_heads, axes=("embed", "kv_heads"))
+        self.out = cfg.out_linear.build(in_dim=heads, out_dim=cfg.dim, axes=("heads", "embed"))
+        self.position = cfg.position.build(head_dim=self.head_dim)
+        self.core = cfg.core.build()
+
+    def forward(
+        self, x: Float[Array, "batch time dim"], info: TokenInfo
+    ) -> Float[Array, "batch time dim"]:
+        """Returns each token's mixture of the tokens that it sees."""
+        q = self.position(self._split(self.q(x), "heads"), info.positions)
+        k = self.position(self._split(self.k(x), "kv_heads"), info.positions)
+        v = self._split(self.v(x), "kv_heads")
+        mixed = self.core(q, k, v, info)
+        return self.out(mixed.reshape(*x.shape[:2], -1))
+
+    def _split(self, x: Float[Array, "batch time width"], axis: str) -> Heads:
+        heads = x.reshape(*x.shape[:2], -1, self.head_dim)
+        return shard(heads, "batch", "time", axis, None)
+
+
+def _head_dim(cfg: Attention.Config) -> int:
+    if cfg.dim % cfg.num_heads:
+        raise ConfigError(
+            f"dim is {cfg.dim}, not a multiple of num_heads, {cfg.num_heads}",
+            mend="change one of them, or set head_dim",
+        )
+    return int(cfg.dim // cfg.num_heads)

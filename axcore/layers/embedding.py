@@ -1,0 +1,41 @@
+"""`Embedding`: a table of one vector a token."""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from axcore.config import REQUIRED, config
+from axcore.module import Initializer, Module, Normal, Param
+
+
+class Embedding(Module):
+    """Looks tokens up in a table `[vocab_size, dim]`.
+
+    Slot protocol: the parent fills `vocab_size` and `dim`.
+    """
+
+    @config
+    class Config(Module.Config):
+        """Describes an `Embedding`.
+
+        Args:
+            vocab_size: Number of rows.
+            dim: Size of a row.
+            scale: Factor on the vectors that are looked up.
+            weight_init: First value of the table.
+        """
+
+        vocab_size: int = REQUIRED
+        dim: int = REQUIRED
+        scale: float = 1.0
+        weight_init: Initializer = Normal(std=0.02)
+
+    def setup(self, cfg: Config) -> None:
+        """Declares the table."""
+        self.weight = Param(
+            (cfg.vocab_size, cfg.dim), axes=("vocab", "embed"), init=cfg.weight_init
+        )
+
+    def forward(self, tokens: Int[Array, "*batch"]) -> Float[Array, "*batch dim"]:
+        """Returns the tokens' vectors in the compute dtype."""
+        x = jnp.take(self.weight, tokens, axis=0)
+        return x if self.config.scale == 1.0 else x * jnp.asarray(self.config.scale, x.dtype)

@@ -1,0 +1,61 @@
+"""Residual connections: where the norm stands is the choice of a component."""
+
+from collections.abc import Callable
+
+from jaxtyping import Array, Float
+
+from axcore.config import REQUIRED, config
+from axcore.layers.dropout import Dropout
+from axcore.layers.norm import RMSNorm
+from axcore.module import Module
+
+Hidden = Float[Array, "batch time dim"]
+Branch = Callable[[Hidden], Hidden]
+
+
+class PreNorm(Module):
+    """`x + dropout(branch(norm(x)))`. Slot protocol: the parent fills `dim`.
+
+    Source: Xiong et al. 2020, arXiv:2002.04745, figure 1b.
+    """
+
+    @config
+    class Config(Module.Config):
+        """Describes a `PreNorm`."""
+
+        dim: int = REQUIRED
+        norm: Module.Config = RMSNorm.Config()
+        dropout: Dropout.Config = Dropout.Config()
+
+    def setup(self, cfg: Config) -> None:
+        """Builds the norm and the dropout."""
+        self.norm = cfg.norm.build(dim=cfg.dim)
+        self.dropout = cfg.dropout.build()
+
+    def forward(self, x: Hidden, branch: Branch) -> Hidden:
+        """Returns the input with what the branch makes of it added."""
+        return x + self.dropout(branch(self.norm(x)))
+
+
+class PostNorm(Module):
+    """`norm(x + dropout(branch(x)))`. Slot protocol: the parent fills `dim`.
+
+    Source: Vaswani et al. 2017, arXiv:1706.03762, section 3.1.
+    """
+
+    @config
+    class Config(Module.Config):
+        """Describes a `PostNorm`."""
+
+        dim: int = REQUIRED
+        norm: Module.Config = RMSNorm.Config()
+        dropout: Dropout.Config = Dropout.Config()
+
+    def setup(self, cfg: Config) -> None:
+        """Builds the norm and the dropout."""
+        self.norm = cfg.norm.build(dim=cfg.dim)
+        self.dropout = cfg.dropout.build()
+
+    def forward(self, x: Hidden, branch: Branch) -> Hidden:
+        """Returns the normalised sum of the input and what the branch makes of it."""
+        return self.norm(x + self.dropout(branch(x)))

@@ -1,0 +1,164 @@
+"""Logical-axis rules: which mesh axes each named dimension is split over.
+
+Layers name dimensions (`embed`, `mlp`, `heads`), never mesh axes. One table serves parameters and
+one activations; a mesh rule may change them.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+from immutabledict import immutabledict
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from axcore.config import name_the_known
+from axcore.errors import ShardingError
+from axcore.module import Axes, ParamSpec
+
+Rules = Mapping[str, tuple[str, ...]]
+"""From a logical axis to the mesh axes that split it; an empty tuple replicates it."""
+
+PARAM_RULES: Rules = immutabledict(
+    {
+        "layers": (),
+        "vocab": ("model",),
+        "embed": ("fsdp",),
+        "mlp": ("model",),
+        "heads": ("model",),
+        "kv_heads": ("model",),
+        "norm": (),
+    }
+)
+"""Fully sharded over `fsdp` along `embed`, tensor-parallel over `model` along the rest."""
+
+ACTIVATION_RULES: Rules = immutabledict(
+    {
+        "batch": ("data", "fsdp", "expert"),
+        "time": ("seq",),
+        "embed": (),
+        "mlp": ("model",),
+        "heads": ("model",),
+        "kv_heads": ("model",),
+        "vocab": ("model",),
+    }
+)
+"""The batch over all data axes, time over `seq`, heads and hidden units over `model`."""
+
+
+def partition_spec(axes: Axes, rules: Rules, mesh: Mesh, *, where: str = "") -> PartitionSpec:
+    """Returns how an array with these logical axes is split; axes of size 1 are left out.
+
+    Raises:
+        ShardingError: A logical or mesh axis is unknown, or a mesh axis is used twice.
+    """
+    used: set[str] = set()
+    entries: list[Any] = []
+    for axis in axes:
+        names = () if axis is None else _mesh_axes(axis, rules, mesh, where)
+        twice = [name for name in names if name in used]
+        if twice:
+            raise ShardingError(
+                f"axes {axes} would split two dimensions over mesh axis {twice[0]!r}",
+                where=where,
+                mend="change the rules so that one of the two stays whole",
+            )
+        used.update(names)
+        entries.append(names[0] if len(names) == 1 else names or None)
+    return PartitionSpec(*entries)
+
+
+def _mesh_axes(axis: str, rules: Rules, mesh: Mesh, where: str) -> tuple[str, ...]:
+    if axis not in rules:
+        raise ShardingError(
+            f"no rule for the logical axis {axis!r}",
+            where=where,
+            mend=f"{name_the_known(axis, rules)}; or add rules[{axis!r}] = () to replicate it",
+        )
+    for name in rules[axis]:
+        if name not in mesh.shape:
+            raise ShardingError(
+                f"the rule for {axis!r} names the mesh axis {name!r}, which does not exist",
+                where=where,
+                mend=name_the_known(name, mesh.shape),
+            )
+    return tuple(name for name in rules[axis] if mesh.shape[name] > 1)
+
+
+def param_shardings(specs: Any, rules: Rules, mesh: Mesh) -> Any:
+    """Returns a tree of `NamedSharding` for a tree of parameter specs.
+
+    Raises:
+        ShardingError: Listing every dimension that does not divide over its mesh axes.
+    """
+    problems: list[str] = []
+
+    def sharding(spec: ParamSpec) -> NamedSharding:
+        parts = partition_spec(spec.axes, rules, mesh, where=spec.name)
+        problems.extend(_indivisible(spec, parts, mesh))
+        return NamedSharding(mesh, parts)
+
+    shardings = jax.tree.map(sharding, specs, is_leaf=lambda leaf: isinstance(leaf, ParamSpec))
+    if problems:
+        raise ShardingError(
+            "parameters do not divide over the mesh:\n  " + "\n  ".join(problems),
+            where="mesh",
+            mend="change the dimension, the mesh's sizes, or the rule of that axis",
+        )
+    return shardings
+
+
+def _indivisible(spec: ParamSpec, parts: PartitionSpec, mesh: Mesh) -> list[str]:
+    found = []
+    for size, axis, entry in zip(spec.shape, spec.axes, parts, strict=True):
+        names = (entry,) if isinstance(entry, str) else entry or ()
+        ways = math.prod(mesh.shape[name] for name in names)
+        if size % ways:
+            found.append(f"{spec.name}: {axis} is {size}, {'x'.join(names)} is {ways}")
+    return found
+
+
+def shardings_like(tree: Any, params: Any, shardings: Any, mesh: Mesh) -> Any:
+    """Returns shardings for an abstract tree that holds copies of `params` somewhere inside.
+
+    A leaf whose path ends with a parameter's path, and which has its shape, is sharded as that
+    parameter; anything else (step counts, factored statistics) is replicated. So the state of any
+    optax chain is sharded by inference.
+    """
+    by_path = {
+        _names(path): (leaf.shape, sharding)
+        for (path, leaf), sharding in zip(
+            jax.tree.leaves_with_path(params), jax.tree.leaves(shardings), strict=True
+        )
+    }
+    replicated = NamedSharding(mesh, PartitionSpec())
+
+    def sharding_of(path: Any, leaf: Any) -> NamedSharding:
+        names = _names(path)
+        for start in range(len(names)):
+            found = by_path.get(names[start:])
+            if found and found[0] == leaf.shape:
+                sharding: NamedSharding = found[1]
+                return sharding
+        return replicated
+
+    return jax.tree.map_with_path(sharding_of, tree)
+
+
+def _names(path: Any) -> tuple[str, ...]:
+    return tuple(
+        str(getattr(step, "key", getattr(step, "name", getattr(step, "idx", step))))
+        for step in path
+    )
+
+
+def describe_sharding(specs: Any, shardings: Any) -> list[tuple[str, tuple[int, ...], str, int]]:
+    """Returns path, shape, partition and bytes per device of every parameter."""
+    rows = []
+    is_spec = lambda leaf: isinstance(leaf, ParamSpec)  # noqa: E731
+    pairs = zip(jax.tree.leaves(specs, is_leaf=is_spec), jax.tree.leaves(shardings), strict=True)
+    for spec, sharding in pairs:
+        shard_shape = sharding.shard_shape(spec.shape)
+        nbytes = math.prod(shard_shape) * spec.abstract.dtype.itemsize
+        rows.append((spec.name, spec.shape, str(tuple(sharding.spec)), nbytes))
+    return rows
