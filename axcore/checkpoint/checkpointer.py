@@ -84,6 +84,7 @@ class Checkpointer(Configurable):
     def save(self, step: int, state: Any, extra: Mapping[str, Any] | None = None) -> None:
         """Saves a state; returns once `state` may be donated, before it is on the disk.
 
+        Waits first for the save before it.
         Committed steps at or after `step`, which a run leaves behind when it goes on from an older
         step, are renamed to `step_N.aside` with a warning.
 

@@ -5,7 +5,10 @@ manifest is written, and the directory is renamed to `step_N`. Older steps are d
 A process killed at any moment leaves the committed steps as they were.
 """
 
+import functools
+import threading
 import warnings
+import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -98,6 +101,7 @@ class CheckpointWriter:
                 f"checkpoints cannot be written: {error}", where=str(root)
             ) from error
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        _close_at_exit().add(self)
         return self._worker
 
     def _warn_of_later_steps(self, step: int) -> None:
@@ -150,3 +154,22 @@ class CheckpointWriter:
             where=str(self._steps.root),
             mend="make room or mend the disk, then run again; earlier steps are unharmed",
         )
+
+
+@functools.cache
+def _close_at_exit() -> "weakref.WeakSet[CheckpointWriter]":
+    """Returns the set of writers that are closed when the interpreter ends.
+
+    `atexit` would come too late: by then the thread pools that Orbax needs take no more work. What
+    `concurrent.futures` uses for itself runs first; without it, only `close` finishes a save.
+    """
+    writers: weakref.WeakSet[CheckpointWriter] = weakref.WeakSet()
+    register = getattr(threading, "_register_atexit", None)
+    if register is not None:
+        register(functools.partial(_close_all, writers))
+    return writers
+
+
+def _close_all(writers: "weakref.WeakSet[CheckpointWriter]") -> None:
+    for writer in list(writers):
+        writer.close()

@@ -266,7 +266,7 @@ def test_one_writer_at_a_time_and_any_number_of_readers(tmp_path):
 
 def test_a_full_disk_is_reported_once_and_harms_no_earlier_step(tmp_path, capfd, caplog):
     state = {"w": jax.random.normal(jax.random.key(0), (1 << 19,))}
-    with open_checkpoints(tmp_path) as checkpoints:
+    with open_checkpoints(tmp_path, keep=1) as checkpoints:
         checkpoints.save(1, state)
         checkpoints.wait()
         unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -281,9 +281,9 @@ def test_a_full_disk_is_reported_once_and_harms_no_earlier_step(tmp_path, capfd,
         checkpoints.wait()
         assert checkpoints.steps() == (1,)
         assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["step_00000001"]
+        checkpoints.verify(1)
         checkpoints.save(3, state)
         assert checkpoints.restore(describe(state)).step == 3
-        checkpoints.verify(1)
     assert caplog.records == []
     assert capfd.readouterr() == ("", "")
 

@@ -67,7 +67,7 @@ def test_a_process_killed_at_random_moments_always_resumes(tmp_path):
         time.sleep(draw.uniform(0, 0.3))
         child.kill()
         out, err = child.communicate()
-        assert child.returncode == -signal.SIGKILL, err
+        assert (child.returncode, err) == (-signal.SIGKILL, "")
         newest = check_newest(tmp_path, last_reported(first_line + out, newest))
     assert newest >= 4
 
@@ -87,9 +87,23 @@ def test_a_process_killed_before_a_file_operation_resumes(tmp_path, event, path_
         checkpoints.save(1, state_of(1), {"step": 1})
     child = start_child(tmp_path, 2, event, path_end)
     _, err = child.communicate(timeout=60)
-    assert child.returncode == -signal.SIGKILL, err
+    assert (child.returncode, err) == (-signal.SIGKILL, "")
     assert check_newest(tmp_path, newest) == newest
     with Checkpointer.Config().build(directory=str(tmp_path)) as checkpoints:
         checkpoints.save(newest + 1, state_of(newest + 1), {"step": newest + 1})
     assert check_newest(tmp_path, newest + 1) == newest + 1
     assert not [path.name for path in tmp_path.glob("step_*.*")]
+
+
+def test_a_save_in_flight_is_finished_when_the_process_ends_without_closing(tmp_path):
+    code = (
+        f"import sys; sys.path.insert(0, {str(CHILD.parent)!r})\n"
+        "import jax.numpy as jnp; from saving_child import *\n"
+        f"checkpoints = Checkpointer.Config().build(directory={str(tmp_path)!r})\n"
+        "state = state_of(1) | {f'x{i}': jnp.ones((1 << 20,)) for i in range(20)}\n"
+        "checkpoints.save(1, state, {'step': 1})"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert (ended.stdout, ended.stderr) == ("", "")
+    checkpoints = Checkpointer.Config().build(directory=str(tmp_path))
+    assert np.array_equal(checkpoints.restore(TEMPLATE, partial=True).state["w"], state_of(1)["w"])
