@@ -11,6 +11,7 @@ from axcore.plugins.predicates import on
 from axcore.plugins.record import Record
 from axcore.plugins.records import Command, DoctorCheck, Experiment, Kernel, LayerVariant, Op
 from axcore.plugins.ref import Ref
+from axcore.plugins.variants import with_variant
 
 __all__ = [
     "Command",
@@ -32,4 +33,5 @@ __all__ = [
     "load_host",
     "on",
     "plugin_host",
+    "with_variant",
 ]

@@ -114,7 +114,7 @@ def doctor_checks() -> Iterable[DoctorCheck]:
     Example:
         @hook.doctor_checks
         def doctor_checks():
-            yield DoctorCheck(name="acme driver", fn=Ref("axl_acme.doctor:driver"),
+            yield DoctorCheck(name="acme-driver", fn=Ref("axl_acme.doctor:driver"),
                               summary="The driver is new enough")
     """
     return ()

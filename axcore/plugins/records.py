@@ -87,8 +87,8 @@ class LayerVariant(Record):
 
     Args:
         name: As a user asks for it.
-        config: Its Config class, or a function of no arguments that returns a config.
-        replaces: The layer class, or its Config, that it stands in for.
+        config: Its Config class, or a function from the config it replaces to its own.
+        replaces: The layer class that it stands in for.
         summary: One line.
     """
 

@@ -1,0 +1,44 @@
+"""`with_variant`: a config with every layer of one kind replaced by a variant a plugin brings."""
+
+from typing import Any, TypeVar
+
+from axcore.config import evolve, replace_config
+from axcore.errors import PluginError
+from axcore.plugins.host import plugin_host
+from axcore.plugins.records import LayerVariant
+
+C = TypeVar("C")
+
+
+def with_variant(cfg: C, name: str, /, **values: Any) -> C:
+    """Returns `cfg` with the variant wherever the layer it stands in for is.
+
+    Args:
+        cfg: Any config tree.
+        name: Of the variant, as `axcore plugins -v` lists it.
+        **values: Fields of the variant's config.
+
+    Raises:
+        PluginError: No plugin brings a variant of that name.
+        ConfigError: The tree holds no layer to replace, or the variant has no such field.
+    """
+    variant = _find(name)
+    make = variant.config.resolve()
+
+    def replacement(old: Any) -> Any:
+        made = make() if isinstance(make, type) else make(old)
+        return evolve(made, **values)
+
+    return replace_config(cfg, variant.replaces.resolve(), replacement)
+
+
+def _find(name: str) -> LayerVariant:
+    known = {variant.name: variant for variant in plugin_host().records(LayerVariant)}
+    if name in known:
+        return known[name]
+    from axcore.config.suggest import name_the_known
+
+    raise PluginError(
+        f"no plugin brings a layer variant {name!r}; {name_the_known(name, known)}",
+        mend="install the plugin that brings it; `axcore plugins -v` lists what there is",
+    )

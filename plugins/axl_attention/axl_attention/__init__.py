@@ -1,0 +1,1 @@
+"""Attention variants for axcore: sliding-window attention."""

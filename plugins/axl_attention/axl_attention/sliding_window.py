@@ -1,0 +1,68 @@
+"""`SlidingWindowAttention`: each token sees a fixed number of tokens, itself the last of them."""
+
+from typing import Any
+
+from jaxtyping import Array, Float
+
+from axcore.config import config
+from axcore.errors import ConfigError
+from axcore.layers import TokenInfo
+from axcore.module import Module
+from axcore.ops import attention
+
+
+class SlidingWindowAttention(Module):
+    """Causal softmax attention over the last `window` tokens; stands where full attention stands.
+
+    Through `n` layers information still travels `n * (window - 1)` tokens. Kernels skip blocks of
+    keys outside the window, so time and memory grow with `time * window`.
+
+    Source: Beltagy et al. 2020, arXiv:2004.05150, section 3.1; Jiang et al. 2023, arXiv:2310.06825.
+    """
+
+    @config
+    class Config(Module.Config):
+        """Describes a `SlidingWindowAttention`.
+
+        Args:
+            window: Number of tokens that each token sees, itself counted.
+            scale: Factor on the products; by default `1 / sqrt(head_dim)`.
+            soft_cap: Caps logits smoothly at this value.
+        """
+
+        window: int = 1024
+        scale: float | None = None
+        soft_cap: float | None = None
+
+    def setup(self, cfg: Config) -> None:
+        """Refuses windows in which no token sees anything."""
+        if cfg.window < 1:
+            raise ConfigError(
+                f"window is {cfg.window}; a token sees at least itself",
+                mend="set window to 1 or more",
+            )
+
+    def forward(
+        self,
+        q: Float[Array, "batch time heads head_dim"],
+        k: Float[Array, "batch time kv_heads head_dim"],
+        v: Float[Array, "batch time kv_heads value_dim"],
+        info: TokenInfo,
+    ) -> Float[Array, "batch time heads value_dim"]:
+        """Returns each query's weighted mean of values; tokens of other documents are not seen."""
+        cfg = self.config
+        return attention(
+            q,
+            k,
+            v,
+            causal=True,
+            window=(cfg.window - 1, None),
+            segment_ids=info.segment_ids,
+            scale=cfg.scale,
+            soft_cap=cfg.soft_cap,
+        )
+
+
+def in_place_of(old: Any) -> SlidingWindowAttention.Config:
+    """Returns the config that takes the place of full attention: its scale and cap are kept."""
+    return SlidingWindowAttention.Config(scale=old.scale, soft_cap=old.soft_cap)

@@ -1,0 +1,1 @@
+"""AWS Trainium for axcore: hardware and mesh rules."""

@@ -1,0 +1,57 @@
+"""AWS Trainium, one host of sixteen chips each. Every figure is per chip and dense.
+
+Sources are the pages of the AWS Neuron documentation named beside each.
+"""
+
+from axcore.plugins import Hardware
+
+GIB = 2**30
+GIGA = 1e9
+TERA = 1e12
+
+
+def hosts() -> tuple[Hardware, ...]:
+    """Returns one host of each generation."""
+    return (TRN1, TRN2)
+
+
+# AWS Neuron documentation, "Trainium Architecture": 190 TFLOPS in bf16, fp16, tf32 and cfp8, 47.5
+# in fp32, 380 int8 TOPS, 32 GiB at 820 GiB/s; two NeuronCores, each a JAX device. Hosts are
+# trn1.32xlarge ("AWS Trn1/Trn1n Architecture"). The page gives no figure for NeuronLink-v2.
+TRN1 = Hardware(
+    family="trainium",
+    generation="trn1",
+    chips=16,
+    devices_per_chip=2,
+    memory_bytes=32 * GIB,
+    peak_flops={
+        "bfloat16": 190 * TERA,
+        "float16": 190 * TERA,
+        "float8": 190 * TERA,
+        "tensorfloat32": 190 * TERA,
+        "float32": 47.5 * TERA,
+        "int8": 380 * TERA,
+    },
+    memory_bandwidth=820.0 * GIB,
+)
+
+# AWS Neuron documentation, "Trainium2 Architecture": 667 TFLOPS in bf16, fp16 and tf32, 1299 in
+# fp8, 181 in fp32, 96 GiB at 2.9 TB/s. Eight NeuronCores, which the default logical
+# configuration (LNC=2) shows as four JAX devices. Hosts are trn2.48xlarge. NeuronLink-v3 carries
+# 1.28 TB/s per chip, both ways together.
+TRN2 = Hardware(
+    family="trainium",
+    generation="trn2",
+    chips=16,
+    devices_per_chip=4,
+    memory_bytes=96 * GIB,
+    peak_flops={
+        "bfloat16": 667 * TERA,
+        "float16": 667 * TERA,
+        "float8": 1299 * TERA,
+        "tensorfloat32": 667 * TERA,
+        "float32": 181 * TERA,
+    },
+    memory_bandwidth=2900 * GIGA,
+    interconnect_bandwidth=640 * GIGA,
+)

@@ -1,0 +1,37 @@
+"""What axl-trainium brings to axcore. Imports no jax. It has no kernel yet."""
+
+from collections.abc import Iterator
+
+from axcore.plugins import DoctorCheck, HardwareFamily, MeshRule, Ref, hook
+from axl_trainium.hardware import hosts
+
+
+@hook.hardware_families
+def hardware_families() -> Iterator[HardwareFamily]:
+    """AWS Trainium."""
+    yield HardwareFamily(
+        name="trainium",
+        hosts=hosts(),
+        detect=Ref("axl_trainium.detect:detect"),
+        summary="AWS Trainium in hosts of sixteen chips",
+    )
+
+
+@hook.mesh_rules
+def mesh_rules() -> Iterator[MeshRule]:
+    """Fully sharded over groups of devices that split each layer's width between them.
+
+    On trn2 such a group of four is one chip. Source: the mesh of AXLearn (arXiv:2507.05411).
+    """
+    yield MeshRule(match="trainium-trn1-*", mesh={"fsdp": -1, "model": 2})
+    yield MeshRule(match="trainium-trn2-*", mesh={"fsdp": -1, "model": 4})
+
+
+@hook.doctor_checks
+def doctor_checks() -> Iterator[DoctorCheck]:
+    """Is JAX able to reach Trainium?"""
+    yield DoctorCheck(
+        name="neuron-packages",
+        fn=Ref("axl_trainium.doctor:neuron_packages"),
+        summary="The Neuron runtime is installed, and jax is not too new for it",
+    )
