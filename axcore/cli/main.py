@@ -37,7 +37,7 @@ class LazyGroup(click.Group):
         command = record.fn.resolve()
         if not isinstance(command, click.Command):
             raise PluginError(
-                f"command {cmd_name!r} is a {type(command).__name__}; expected a click command",
+                f"command {cmd_name!r} is {command!r}; expected a click command",
                 where=f"{record.fn.target} of plugin {record.plugin!r}",
                 mend=f"report this to the authors of {record.plugin}",
             )
@@ -105,3 +105,7 @@ def _without_traceback(arguments: Sequence[str]) -> tuple[list[str], bool]:
     ours, rest = list(arguments[:end]), list(arguments[end:])
     wanted = "--traceback" in ours or os.environ.get(TRACEBACK, "") not in ("", "0")
     return [one for one in ours if one != "--traceback"] + rest, wanted
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,224 @@
+"""`axcore plugins`, `axcore kernels` and `axcore doctor`: what they show of what is installed."""
+
+import importlib
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from axcore.cli.doctor import findings
+from axcore.cli.doctor_checks import environment_findings, jax_finding
+from axcore.cli.main import main
+from axcore.errors import KernelError, PluginError
+from axcore.plugins import DoctorCheck, Finding, Ref, plugin_host
+from axcore.testing import make_dist
+
+ACME = """
+from axcore.plugins import *
+
+@hook.hardware_families
+def hardware_families():
+    x1 = Hardware(family="acme", generation="x1", chips=4, features={"matrix"})
+    x2 = Hardware(family="acme", generation="x2", chips=4)
+    yield HardwareFamily(name="acme", hosts=(x1, x2), detect=Ref("axl_acme.d:d"), summary="")
+
+@hook.ops
+def ops():
+    yield Op(name="fft", fn=Ref("axl_acme.fft:fft"), summary="")
+
+@hook.kernels
+def kernels():
+    ref = Ref("axl_acme.fft:fast")
+    yield Kernel(op="fft", name="slow", priority=0, fn=ref)
+    yield Kernel(op="fft", name="fast", priority=200, fn=ref, on=on(features="matrix"))
+"""
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    """A folder whose distributions are installed for this process, whose host is loaded anew."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    before = set(sys.modules)
+    plugin_host.cache_clear()
+    yield tmp_path
+    plugin_host.cache_clear()
+    for name in set(sys.modules) - before:
+        if name.startswith("axl_acme"):
+            del sys.modules[name]
+
+
+@pytest.fixture
+def run(capsys):
+    """Runs `axcore` in this process; returns its exit code, standard output and standard error."""
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        importlib.invalidate_caches()
+        with pytest.raises(SystemExit) as ended:
+            main(arguments)
+        code = ended.value.code
+        assert isinstance(code, int)
+        return code, *capsys.readouterr()
+
+    return run
+
+
+def rows(text: str) -> dict[str, list[str]]:
+    return {line.split()[0]: line.split() for line in text.split("\n\n")[0].splitlines()}
+
+
+def test_listing_names_distribution_version_level_state_and_hooks(root, run):
+    make_dist(root, "axl-acme", ACME, version="3.1")
+    code, out, _ = run("plugins")
+    assert code == 0
+    row = rows(out)["axl-acme"]
+    assert row[1:5] == ["axl-acme", "3.1", "v1", "loaded"]
+    assert row[7:] == ["hardware_families,", "kernels,", "ops"]
+
+
+def test_failed_plugin_is_shown_with_its_error_and_the_command_succeeds(root, run):
+    make_dist(root, "axl-acme", "raise ValueError('bad weather')")
+    code, out, err = run("plugins")
+    assert (code, err) == (0, "")
+    assert rows(out)["axl-acme"][4] == "failed"
+    assert "axl-acme failed: ValueError: bad weather" in out
+    assert "Traceback" not in out
+
+
+def test_verbose_listing_shows_records_and_tracebacks(root, run):
+    make_dist(root, "axl-acme", ACME)
+    make_dist(root, "axl-acme-two", "raise ValueError('bad weather')")
+    _, out, _ = run("plugins", "-v")
+    assert "  kernel: fft/fast" in out
+    assert f'File "{root}/axl_acme_two/plugin.py", line 1' in out
+
+
+def test_mend_of_a_plugin_error_is_shown(root, run):
+    make_dist(root, "axl-acme", "from axcore.plugins import hook\n@hook.kernals\ndef f(): ...")
+    _, out, _ = run("plugins")
+    assert "axl-acme failed: there is no hook 'kernals'; did you mean 'kernels'" in out
+    assert "mend:   use a hook of axcore.plugins.hookspecs" in out
+
+
+def test_json_listing_holds_what_the_listing_shows(root, run):
+    make_dist(root, "axl-acme", "1 / 0", level=1)
+    make_dist(root, "axl-acme-old", level=0, plugin="")
+    _, out, _ = run("plugins", "--json")
+    found = {plugin["name"]: plugin for plugin in json.loads(out)}
+    assert found["axl-acme"]["state"] == "failed"
+    assert found["axl-acme"]["error"] == "ZeroDivisionError: division by zero"
+    assert found["axl-acme-old"]["state"] == "incompatible"
+    assert found["core"]["error"] is None
+    assert {"kind": "op", "key": "attention"} in found["core"]["records"]
+
+
+def test_wrong_variable_shows_the_listing_and_then_the_error(root, run, monkeypatch):
+    monkeypatch.setenv("AXCORE_BLOCK", "axl-nothing")
+    code, out, err = run("plugins")
+    assert code == PluginError.exit_code
+    assert "core" in rows(out)
+    assert "PluginError: AXCORE_BLOCK names 'axl-nothing', and no such plugin is installed" in err
+
+
+def test_kernels_are_listed_best_first_with_the_reason_against_each(root, run):
+    make_dist(root, "axl-acme", ACME)
+    _, out, _ = run("kernels", "fft", "--target", "acme-x2-8")
+    assert out.splitlines()[0] == "target acme-x2-8"
+    assert [line.split(maxsplit=4) for line in out.splitlines()[2:]] == [
+        ["fft", "fast", "200", "axl-acme", "no: wants matrix, which acme-x2-8 does not have"],
+        ["fft", "slow", "0", "axl-acme", "yes"],
+    ]
+
+
+def test_kernels_as_json_name_the_target_and_why_not(root, run):
+    make_dist(root, "axl-acme", ACME)
+    _, out, _ = run("kernels", "fft", "--target", "acme-x1-4", "--json")
+    listed = json.loads(out)
+    assert listed["target"] == "acme-x1-4"
+    assert [kernel["why_not"] for kernel in listed["kernels"]] == [None, None]
+
+
+def test_kernels_of_no_target_are_for_this_machine(root, run):
+    assert run("kernels", "attention")[1].splitlines()[0] == "target cpu-16"
+
+
+def test_kernels_of_an_unknown_op_or_target_are_refused(root, run):
+    code, _, err = run("kernels", "atention", "--target", "cpu-1")
+    assert code == KernelError.exit_code
+    assert "there is no op 'atention'; did you mean 'attention'" in err
+    code, _, err = run("kernels", "attention", "--target", "gpx-h100-8")
+    assert code == PluginError.exit_code
+    assert "no plugin knows target 'gpx-h100-8'" in err
+
+
+def test_doctor_reports_a_broken_plugin_with_its_mend_and_fails(root, run):
+    make_dist(root, "axl-acme", "1 / 0", version="3.1")
+    code, out, _ = run("doctor")
+    assert code == 1
+    assert "ERROR    plugins: axl-acme 3.1 failed: ZeroDivisionError: division by zero" in out
+    assert "or set AXCORE_BLOCK=axl-acme" in out
+
+
+def test_doctor_of_a_healthy_machine_succeeds_and_names_it(root, run):
+    code, out, _ = run("doctor", "--json")
+    assert code == 0
+    texts = [found["text"] for found in json.loads(out) if found["check"] == "devices"]
+    assert texts == ["this machine is cpu-16"]
+
+
+def check(root: Path, body: str) -> list[Finding]:
+    make_dist(root, "axl-acme", "", files={"doctor.py": body})
+    importlib.invalidate_caches()
+    ref = Ref("axl_acme.doctor:look")
+    return list(findings(DoctorCheck(name="chip", fn=ref, summary="", plugin="axl-acme")))
+
+
+def test_check_that_raises_is_an_error_that_names_its_plugin(root):
+    (found,) = check(root, "def look(): 1 / 0")
+    assert found.level == "error"
+    assert found.text == "the check itself failed: ZeroDivisionError: division by zero"
+    assert "AXCORE_BLOCK=axl-acme" in found.mend
+
+
+def test_check_that_yields_something_else_is_an_error(root):
+    (found,) = check(root, "def look(): yield 'fine'")
+    assert found.text.startswith("the check itself failed: PluginError: yielded 'fine'")
+
+
+def test_finding_of_trouble_must_say_how_to_mend_it():
+    with pytest.raises(PluginError, match="'warning' says how to mend it"):
+        Finding("warning", "hot")
+    with pytest.raises(PluginError, match="expected 'ok' or 'warning' or 'error'"):
+        Finding("fine", "cold")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("versions", "level", "text"),
+    [
+        (("0.9.2", "0.9.2"), "error", "axcore wants 0.10 or newer"),
+        (("0.13.0", "0.13.0"), "warning", "newer than axcore was tried with"),
+        (("0.11.1", "0.10.2"), "error", "jax is 0.11.1 and jaxlib 0.10.2"),
+        (("0 (missing)", "0.10.2"), "error", "axcore wants 0.10"),
+        (("0.10.2", "0.10.2"), "ok", "jax 0.10.2"),
+    ],
+)
+def test_versions_of_jax_are_judged(versions, level, text):
+    found = jax_finding(*versions)
+    assert found.level == level
+    assert text in found.text
+
+
+def test_variables_that_nothing_reads_are_found():
+    variables = {"JAX_PLATFORM": "cpu", "JAX_PLATFORMS": "cpu", "AXCORE_BLOK": "a", "HOME": "/"}
+    known = ["JAX_PLATFORMS", "AXCORE_BLOCK", "XLA_FLAGS"]
+    texts = [found.text for found in environment_findings(variables, known)]
+    assert texts == [
+        "AXCORE_BLOK is set and nothing reads it; did you mean 'AXCORE_BLOCK'?",
+        "JAX_PLATFORM is set and nothing reads it; did you mean 'JAX_PLATFORMS'?",
+    ]
+
+
+def test_flag_without_dashes_is_found():
+    variables = {"XLA_FLAGS": "--xla_a=1 xla_b=2"}
+    (found,) = environment_findings(variables, ["XLA_FLAGS"])
+    assert found.text == "XLA_FLAGS holds 'xla_b=2'"
