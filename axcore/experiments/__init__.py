@@ -1,0 +1,1 @@
+"""Experiments: named, complete training configs."""

@@ -1,0 +1,26 @@
+"""Training: the step, the loop, its events and metrics, and the run directory."""
+
+from axcore.trainer.events import (
+    CheckpointSaved,
+    Evaluated,
+    Event,
+    Observer,
+    RunFinished,
+    RunStarted,
+    StepsDone,
+)
+from axcore.trainer.hardware import for_hardware
+from axcore.trainer.trainer import Trainer, TrainResult
+
+__all__ = [
+    "CheckpointSaved",
+    "Evaluated",
+    "Event",
+    "Observer",
+    "RunFinished",
+    "RunStarted",
+    "StepsDone",
+    "TrainResult",
+    "Trainer",
+    "for_hardware",
+]

@@ -1,0 +1,31 @@
+"""`tiny`: a small transformer on the bytes of Python's own standard library.
+
+It needs no download, and learns to write something like Python in about two minutes on a laptop.
+"""
+
+from typing import Any
+
+from axcore.checkpoint import Checkpointer
+from axcore.data import Data
+from axcore.learner import AdamW, Learner, WarmupCosine
+from axcore.models import transformer
+from axcore.trainer import Trainer
+
+
+def tiny() -> Any:
+    """Returns the config."""
+    return Trainer.Config(
+        model=transformer(
+            vocab_size=264, dim=128, num_layers=4, num_heads=4, num_kv_heads=2, hidden_dim=384
+        ),
+        data=Data.Config(seq_len=256, batch_size=16, heldout_batches=16),
+        learner=Learner.Config(
+            optimizer=AdamW.Config(weight_decay=0.1),
+            schedule=WarmupCosine.Config(peak=4e-3, warmup_steps=30),
+        ),
+        max_steps=200,
+        log_every_steps=10,
+        eval_every_steps=100,
+        checkpoint=Checkpointer.Config(every_steps=50),
+        prompt="def ",
+    )

@@ -1,0 +1,73 @@
+"""`Learner`: from gradients to new parameters."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float
+
+from axcore.config import REQUIRED, Configurable, config
+from axcore.learner.optimizers import AdamW
+from axcore.learner.schedules import WarmupCosine
+from axcore.module import ParamSpec
+
+
+class Update(NamedTuple):
+    """One update: what is new, and what was measured on the way."""
+
+    params: Any
+    opt_state: Any
+    gradient_norm: Float[Array, ""]
+
+
+class Learner(Configurable):
+    """Clips gradients, and updates parameters with an optimizer and a schedule."""
+
+    @config
+    class Config(Configurable.Config):
+        """Describes a `Learner`.
+
+        Args:
+            total_steps: Steps of training; filled by the trainer.
+            optimizer: Config of a class with `transformation(learning_rate, decays)`.
+            schedule: The learning rate.
+            clip_norm: Gradients of a larger global norm are scaled down to it; None never clips.
+        """
+
+        total_steps: int = REQUIRED
+        optimizer: Configurable.Config = AdamW.Config()
+        schedule: Configurable.Config = WarmupCosine.Config()
+        clip_norm: float | None = 1.0
+
+    def __init__(self, cfg: Config) -> None:
+        super().__init__(cfg)
+        self.schedule = cfg.schedule.build(total_steps=cfg.total_steps)
+        self._optimizer = cfg.optimizer.build()
+
+    def transformation(self, specs: Any) -> optax.GradientTransformation:
+        """Returns the optax transformation for parameters of these specs."""
+        decays = jax.tree.map(lambda spec: spec.decay, specs, is_leaf=_is_spec)
+        transformation: optax.GradientTransformation = self._optimizer.transformation(
+            self.schedule, decays
+        )
+        return transformation
+
+    def update(
+        self,
+        transformation: optax.GradientTransformation,
+        gradients: Any,
+        opt_state: Any,
+        params: Any,
+    ) -> Update:
+        """Returns new parameters and optimizer state; pure."""
+        norm = optax.global_norm(gradients)
+        if self.config.clip_norm is not None:
+            factor = jnp.minimum(1.0, self.config.clip_norm / jnp.maximum(norm, 1e-9))
+            gradients = jax.tree.map(lambda g: g * factor.astype(g.dtype), gradients)
+        updates, opt_state = transformation.update(gradients, opt_state, params)
+        return Update(optax.apply_updates(params, updates), opt_state, norm)
+
+
+def _is_spec(leaf: Any) -> bool:
+    return isinstance(leaf, ParamSpec)

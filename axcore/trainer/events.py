@@ -1,0 +1,89 @@
+"""What happens in a run, as values that observers get.
+
+An observer only watches: it gets one frozen event, and one that raises is switched off with a
+warning, so that a broken display never ends a run.
+"""
+
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+
+import attrs
+
+
+@attrs.frozen
+class Event:
+    """Something that happened in a run."""
+
+
+@attrs.frozen
+class RunStarted(Event):
+    """The first step is about to run.
+
+    `flops_per_token` and `peak_flops` are for the model FLOPs utilisation: forward and backward of
+    one token, and all chips' peak in the compute dtype, None where it is not known.
+    """
+
+    directory: str
+    step: int
+    max_steps: int
+    num_params: int
+    hardware: str
+    mesh: str
+    data: str
+    kernels: str
+    flops_per_token: float
+    flops_formula: str
+    peak_flops: float | None
+
+
+@attrs.frozen
+class StepsDone(Event):
+    """Some steps have run; the metrics are over the steps since the last such event."""
+
+    step: int
+    metrics: Mapping[str, float]
+
+
+@attrs.frozen
+class Evaluated(Event):
+    """The held-out text was evaluated."""
+
+    step: int
+    metrics: Mapping[str, float]
+
+
+@attrs.frozen
+class CheckpointSaved(Event):
+    """A checkpoint was handed to the writer."""
+
+    step: int
+
+
+@attrs.frozen
+class RunFinished(Event):
+    """The run ended at `step`; it is complete, or it was stopped and can be taken up again."""
+
+    step: int
+    is_complete: bool
+
+
+Observer = Callable[[Event], None]
+
+
+class Observers:
+    """Tells every observer of every event, and drops those that raise."""
+
+    def __init__(self, observers: Iterable[Observer]) -> None:
+        self._observers = list(observers)
+
+    def __call__(self, event: Event) -> None:
+        for observer in list(self._observers):
+            try:
+                observer(event)
+            except Exception as error:
+                self._observers.remove(observer)
+                warnings.warn(
+                    f"the observer {observer!r} raised {type(error).__name__}: {error} at "
+                    f"{type(event).__name__}; it is switched off for the rest of the run",
+                    stacklevel=2,
+                )

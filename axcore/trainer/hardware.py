@@ -1,0 +1,33 @@
+"""A config for some hardware: the mesh rule that matches, and what its modifiers change."""
+
+from typing import Any
+
+from axcore.config import diff_config, evolve, format_diff
+from axcore.errors import ConfigError
+from axcore.plugins import Hardware, MeshRule, find_mesh_rule, plugin_host
+
+
+def for_hardware(cfg: Any, hardware: Hardware) -> tuple[Any, str]:
+    """Returns a trainer's config for some hardware, and what changed, as a diff.
+
+    A mesh that the config sets itself stays. Otherwise the first matching rule of the config, or
+    the most specific one that plugins bring, gives the mesh and the modifiers.
+
+    Raises:
+        PluginError: No rule matches.
+        ConfigError: A modifier changes nothing.
+    """
+    if cfg.mesh is not None:
+        return cfg, ""
+    rule = find_mesh_rule(hardware, own=cfg.mesh_rules, brought=plugin_host().records(MeshRule))
+    result = evolve(cfg, mesh=rule.mesh)
+    for modifier in rule.modifiers:
+        changed = modifier.apply(result, hardware)
+        if changed == result and not getattr(modifier, "is_idempotent", False):
+            raise ConfigError(
+                f"{modifier!r} changes nothing",
+                where=f"mesh rule {rule.match!r}",
+                mend="take it out of the rule's modifiers, or mend what it looks for",
+            )
+        result = changed
+    return result, format_diff(diff_config(cfg, result))

@@ -1,0 +1,170 @@
+"""The train step and the evaluation step: pure functions of state and batch.
+
+Losses are sums with weights, and weights do not depend on parameters. So a batch may be run in
+micro-batches whose gradients add up to exactly those of the whole: a first pass that computes
+weights only, which the compiler reduces to counting, gives every micro-batch its denominator.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from axcore.learner import Learner
+from axcore.module import Loss, Module, Outputs, ParamSpec, apply_updates, functional
+
+Batch = Mapping[str, Array]
+
+
+class TrainState(NamedTuple):
+    """All that a run carries from step to step.
+
+    Args:
+        step: Number of steps done.
+        model: The model's state, parameters and statistics.
+        opt_state: The optimizer's state.
+        skipped: Number of steps whose loss or gradients were not finite, and changed nothing.
+    """
+
+    step: Array
+    model: Any
+    opt_state: Any
+    skipped: Array
+
+
+class StepMetrics(NamedTuple):
+    """What a step tells of itself."""
+
+    losses: dict[str, Loss]
+    summaries: dict[str, Array]
+    gradient_norm: Array
+    is_finite: Array
+
+
+class TrainStep:
+    """The step of one model and learner; call it under `jax.jit`."""
+
+    def __init__(
+        self, model: Module, learner: Learner, *, seed: int = 0, num_micro_batches: int = 1
+    ) -> None:
+        self.model = model
+        self.learner = learner
+        self.specs = model.param_specs()
+        self.seed = seed
+        self.num_micro_batches = num_micro_batches
+        self.transformation = learner.transformation(_trainable(self.specs, self.specs))
+
+    def init(self) -> TrainState:
+        """Returns the state before the first step."""
+        state = self.model.init(jax.random.key(self.seed))
+        return TrainState(
+            step=jnp.zeros((), jnp.int32),
+            model=state,
+            opt_state=self.transformation.init(_trainable(state, self.specs)),
+            skipped=jnp.zeros((), jnp.int32),
+        )
+
+    def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
+        """Returns the state after one step, and the step's metrics.
+
+        A step whose loss or gradient norm is not finite leaves model and optimizer as they were.
+        """
+        key = jax.random.fold_in(jax.random.key(self.seed + 1), state.step)
+        gradients, outputs = self._gradients(state.model, batch, key)
+        params = _trainable(state.model, self.specs)
+        update = self.learner.update(self.transformation, gradients, state.opt_state, params)
+        is_finite = jnp.isfinite(outputs.total_loss()) & jnp.isfinite(update.gradient_norm)
+        new_model = apply_updates(_merged(update.params, state.model, self.specs), outputs.updates)
+        keep_finite = lambda new, old: jnp.where(is_finite, new, old)  # noqa: E731
+        new_state = TrainState(
+            step=state.step + 1,
+            model=jax.tree.map(keep_finite, new_model, state.model),
+            opt_state=jax.tree.map(keep_finite, update.opt_state, state.opt_state),
+            skipped=state.skipped + jnp.where(is_finite, 0, 1),
+        )
+        metrics = StepMetrics(outputs.losses, outputs.summaries, update.gradient_norm, is_finite)
+        return new_state, metrics
+
+    def evaluate(self, model_state: Any, batch: Batch) -> dict[str, Loss]:
+        """Returns the losses of a batch outside of training."""
+        _, outputs = functional(self.model, model_state, batch)
+        return outputs.losses
+
+    def _gradients(self, model_state: Any, batch: Batch, key: Array) -> tuple[Any, Outputs]:
+        if self.num_micro_batches == 1:
+            return self._micro_gradients(model_state, batch, key, None)
+        return self._accumulated(model_state, batch, key)
+
+    def _micro_gradients(
+        self, model_state: Any, batch: Batch, key: Array, weights: dict[str, Array] | None
+    ) -> tuple[Any, Outputs]:
+        def loss(params: Any) -> tuple[Array, Outputs]:
+            state = _merged(params, model_state, self.specs)
+            _, outputs = functional(self.model, state, batch, rng=key, training=True)
+            total = outputs.total_loss() if weights is None else _share(outputs.losses, weights)
+            return total, outputs
+
+        params = _trainable(model_state, self.specs)
+        gradients, outputs = jax.grad(loss, has_aux=True)(params)
+        return gradients, outputs
+
+    def _accumulated(self, model_state: Any, batch: Batch, key: Array) -> tuple[Any, Outputs]:
+        count = self.num_micro_batches
+        micro = jax.tree.map(lambda x: x.reshape(count, x.shape[0] // count, *x.shape[1:]), batch)
+        keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.arange(count))
+
+        def weights_of(inputs: Any) -> dict[str, Array]:
+            one, one_key = inputs
+            _, outputs = functional(self.model, model_state, one, rng=one_key, training=True)
+            return {name: loss.weight for name, loss in outputs.losses.items()}
+
+        weights = jax.tree.map(lambda w: jnp.sum(w, axis=0), jax.lax.map(weights_of, (micro, keys)))
+
+        def step(total: Any, inputs: Any) -> tuple[Any, Outputs]:
+            gradients, outputs = self._micro_gradients(model_state, *inputs, weights)
+            return jax.tree.map(jnp.add, total, gradients), outputs
+
+        zeros = jax.tree.map(jnp.zeros_like, _trainable(model_state, self.specs))
+        gradients, outputs = jax.lax.scan(step, zeros, (micro, keys))
+        return gradients, _combined(outputs)
+
+
+def _share(losses: dict[str, Loss], weights: dict[str, Array]) -> Array:
+    """Returns a micro-batch's part of the whole batch's loss."""
+    whole = {
+        name: Loss(loss.sum, jax.lax.stop_gradient(weights[name]), loss.scale)
+        for name, loss in losses.items()
+    }
+    return Outputs(losses=whole).total_loss()
+
+
+def _combined(outputs: Outputs) -> Outputs:
+    """Returns the outputs of stacked micro-batches as those of one batch."""
+    losses = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), outputs.losses)
+    summaries = jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), outputs.summaries)
+    updates = {path: value[-1] for path, value in outputs.updates.items()}
+    return Outputs(losses, summaries, updates, {})
+
+
+def _trainable(tree: Any, specs: Any) -> Any:
+    """Returns the tree with None in the place of statistics, which jax leaves out."""
+    return jax.tree.map(
+        lambda spec, leaf: leaf if spec.is_trainable else None, specs, tree, is_leaf=_is_spec
+    )
+
+
+def _merged(params: Any, state: Any, specs: Any) -> Any:
+    """Returns the state with its trainable parameters replaced."""
+    return jax.tree.map(
+        lambda spec, new, old: new if spec.is_trainable else old,
+        specs,
+        params,
+        state,
+        is_leaf=lambda leaf: leaf is None or _is_spec(leaf),
+    )
+
+
+def _is_spec(leaf: Any) -> bool:
+    return isinstance(leaf, ParamSpec)
