@@ -1,4 +1,4 @@
-"""`Configurable`: a class with a nested `Config`, and `Config.build`, which makes one from the other.
+"""`Configurable`: a class with a nested `Config`, and `Config.build`, which makes the thing.
 
 A parent owns the wiring: it builds its children and fills in their REQUIRED fields. While a tree is
 built, every field that nobody filled is gathered, and the root reports them all at once.

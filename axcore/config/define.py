@@ -29,13 +29,13 @@ def config(cls: type[T]) -> type[T]:
     """
     cls.__attrs_post_init__ = _freeze_and_check  # type: ignore[attr-defined]
     made = attrs.frozen(cls, kw_only=True, slots=False, cache_hash=True, repr=False)
-    names = tuple(field.name for field in attrs.fields(made))
+    names = tuple(field.name for field in attrs.fields(made))  # type: ignore[arg-type]
     for name in names:
         if name in _RESERVED or name.startswith("_"):
             raise TypeError(f"{made.__qualname__}.{name}: the name is reserved; choose another")
     setattr(made, CONFIG_MARK, names)
-    made.__repr__ = _repr  # type: ignore[assignment, method-assign]
-    made.__init__ = _checked_init(made, made.__init__)  # type: ignore[misc, method-assign]
+    made.__repr__ = _repr  # type: ignore[method-assign]
+    made.__init__ = _checked_init(made, made.__init__)  # type: ignore[method-assign]
     _REGISTRY[class_tag(made)] = made
     return made
 
@@ -139,7 +139,8 @@ def _freeze_and_check(self: Any) -> None:
 
 def _mismatch_error(cls: type, problems: list[tuple[str, Mismatch]]) -> ConfigError:
     lines = [
-        f"{name}{m.inside} is {_short(m.got)}; expected {m.expected}, got {type(m.got).__qualname__}"
+        f"{name}{m.inside} is {_short(m.got)}; "
+        f"expected {m.expected}, got {type(m.got).__qualname__}"
         for name, m in problems
     ]
     return ConfigError("\n".join(lines), where=class_tag(cls), set_in=str(calling_origin()))
@@ -157,19 +158,23 @@ def _checked_init(cls: type, init: Any) -> Any:
         try:
             init(self, *args, **values)
         except TypeError as error:
-            known = field_names(type(self))
+            made = type(self)
+            known = field_names(made)
             unknown = [name for name in values if name not in known]
-            if not unknown and not args:
+            missing = [name for name in known if name not in {**field_defaults(made), **values}]
+            if not (args or unknown or missing):
                 raise
-            what = (
-                f"{type(self).__qualname__} takes keyword arguments only"
-                if args
-                else "\n".join(
-                    f"{type(self).__qualname__} has no field {name!r}; {name_the_known(name, known)}"
+            lines = [
+                *(f"{made.__qualname__} takes keyword arguments only" for _ in args[:1]),
+                *(
+                    f"{made.__qualname__} has no field {name!r}; {name_the_known(name, known)}"
                     for name in unknown
-                )
-            )
-            raise ConfigError(what, where=class_tag(type(self))) from error
+                ),
+                *(f"{made.__qualname__} needs a value for {name!r}" for name in missing),
+            ]
+            raise ConfigError(
+                "\n".join(lines), where=class_tag(made), set_in=str(calling_origin())
+            ) from error
 
     __init__.__wrapped__ = init  # type: ignore[attr-defined]
     return __init__

@@ -1,7 +1,7 @@
 """Editing configs: `evolve`, `update_config` and `replace_config`. The input never changes."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import attrs
 
@@ -23,20 +23,18 @@ from axcore.errors import ConfigError
 
 C = TypeVar("C")
 
-if TYPE_CHECKING:
-    from attrs import evolve as evolve  # type checkers know its fields
-else:
 
-    def evolve(cfg, /, **changes):
-        """Returns `cfg` with some of its own fields changed.
+def evolve(cfg: C, /, **changes: Any) -> C:
+    """Returns `cfg` with some of its own fields changed.
 
-        Raises:
-            ConfigError: A field does not exist or a value does not fit.
-        """
-        new = attrs.evolve(cfg, **changes)
-        origin = calling_origin()
-        carry_origins(new, cfg, dict.fromkeys(changes, origin))
-        return new
+    Under `axcore.config.mypy_plugin` mypy checks the names and types of `changes`.
+
+    Raises:
+        ConfigError: A field does not exist or a value does not fit.
+    """
+    new: C = attrs.evolve(cfg, **changes)  # type: ignore[misc]
+    carry_origins(new, cfg, dict.fromkeys(changes, calling_origin()))
+    return new
 
 
 def update_config(cfg: C, changes: Mapping[str, Any], *, set_in: str | None = None) -> C:
@@ -124,7 +122,8 @@ def _no_such_step(path: Pattern, i: int, node: Any, below: Mapping[Step, Any]) -
     at = format_path(path[:i]) or "the root"
     kind = type(node).__qualname__
     return ConfigError(
-        f"{format_path(path)!r} matches nothing: {at} ({kind}) has no {format_path(path[i : i + 1])!r}",
+        f"{format_path(path)!r} matches nothing: "
+        f"{at} ({kind}) has no {format_path(path[i : i + 1])!r}",
         where=at,
         mend=name_the_known(format_path(path[i : i + 1]), [format_path((k,)) for k in below])
         if below

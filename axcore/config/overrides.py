@@ -1,6 +1,7 @@
 """Overrides as a user types them: `path=value`, the value read by the type of the field."""
 
 import ast
+import contextlib
 import types
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Union, get_args, get_origin
@@ -67,10 +68,8 @@ def _readings(text: str) -> Iterable[Any]:
     words = {"true": True, "false": False, "none": None, "null": None, "inf": float("inf")}
     if lowered in words:
         yield words[lowered]
-    try:
+    with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError):
         yield ast.literal_eval(text.strip())
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        pass
     yield text
 
 

@@ -11,7 +11,7 @@ _ORIGINS = "__config_origins__"
 
 
 class Origin(NamedTuple):
-    """Where a value was set: a function with its file and line, or a named source such as a flag."""
+    """Where a value was set: a function with file and line, or a named source such as a flag."""
 
     source: str
     file: str = ""

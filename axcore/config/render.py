@@ -26,10 +26,9 @@ def render_config(cfg: Any, *, fold_defaults: bool = True, origins: bool = False
     if not origins:
         return "".join(f"{path}: {value}\n" if path else f"{value}\n" for path, value, _ in lines)
     width = max(len(f"{path}: {value}") for path, value, _ in lines)
+    texts = [(f"{path}: {value}" if path else value, origin) for path, value, origin in lines]
     return "".join(
-        f"{(path + ': ' if path else '') + value:<{width}}  {'# ' + origin if origin else ''}".rstrip()
-        + "\n"
-        for path, value, origin in lines
+        f"{text:<{width}}  # {origin}\n" if origin else f"{text}\n" for text, origin in texts
     )
 
 

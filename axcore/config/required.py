@@ -10,7 +10,7 @@ class Required:
 
     _instance: "Required | None" = None
 
-    def __new__(cls) -> "Required":
+    def __new__(cls) -> "Required":  # noqa: D102 - part of the class
         if cls._instance is None:
             cls._instance = super().__new__(cls)
         return cls._instance

@@ -224,7 +224,8 @@ def _class_of(tag: Any, path: Path, set_in: str) -> type:
             f"no config class {tag!r} is registered",
             where=format_path(path) or "the root",
             set_in=set_in,
-            mend=f"{name_the_known(tag, registered_tags(), most=4)} (import or install what defines it)",
+            mend=name_the_known(tag, registered_tags(), most=4)
+            + " (import or install what defines it)",
         )
     return cls
 

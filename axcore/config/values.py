@@ -8,7 +8,6 @@ for) or raises `Mismatch`.
 import collections.abc
 import math
 import types
-import typing
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -64,7 +63,7 @@ def checker(annotation: Any) -> Checker:
     if annotation in _SCALARS:
         return _SCALARS[annotation]
     origin = get_origin(annotation)
-    if origin is None and isinstance(annotation, typing.TypeAliasType if _HAS_ALIAS else ()):
+    if type(annotation).__name__ == "TypeAliasType":  # `type X = ...`, Python 3.12
         return checker(annotation.__value__)
     if origin in (Union, types.UnionType):
         return _union(annotation)
@@ -86,9 +85,6 @@ def checker(annotation: Any) -> Checker:
         f"a config field cannot be annotated {type_name(annotation)}; use scalars, str, Literal, "
         "tuple, Mapping[str, ...], Callable, other @config classes, and unions of these"
     )
-
-
-_HAS_ALIAS = hasattr(typing, "TypeAliasType")
 
 
 def freeze(value: Any) -> Any:

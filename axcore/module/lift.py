@@ -133,7 +133,7 @@ class Repeated:
         return carry
 
     def vmap(self, *args: Any, **kwargs: Any) -> Any:
-        """Returns the copies' results stacked on dimension 0, copy `i` given item `i` of each array."""
+        """Returns the copies' results, stacked; copy `i` is given item `i` of each array."""
         context = self._context()
         pure = as_pure_function(context, type(self.module).forward)
         arrays, rebuild = split_static((args, kwargs))
@@ -215,8 +215,12 @@ def _state(context: Context) -> Any:
 
 
 def _same_structure(before: Any, after: Any) -> bool:
-    describe = lambda tree: jax.tree.map(lambda leaf: jax.typeof(leaf).str_short(), tree)  # noqa: E731
-    return bool(describe(before) == describe(after))
+    return bool(_described(before) == _described(after))
+
+
+def _described(tree: Any) -> Any:
+    leaves, treedef = jax.tree.flatten(tree)
+    return treedef, [str(jax.typeof(leaf)) for leaf in leaves]
 
 
 def _joined(pieces: list[Outputs], context: Context) -> Outputs:

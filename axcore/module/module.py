@@ -12,10 +12,10 @@ from jaxtyping import Array
 from axcore.config import Configurable, config
 from axcore.errors import ModuleError
 from axcore.module import invoke
-from axcore.module.context import current_context
+from axcore.module.context import Context, current_context
 from axcore.module.dtypes import ROOT_DTYPES, DTypes
 from axcore.module.outputs import Loss, unused
-from axcore.module.param import Param, ParamSpec, spec_of
+from axcore.module.param import ParamDeclaration, ParamSpec, spec_of
 from axcore.module.remat import Remat
 from axcore.module.streams import Path, as_key
 
@@ -137,7 +137,7 @@ class Module(Configurable):
         """Returns what a module that ran earlier sent last, or `default` where none did."""
         return self._context("self.receive").frame.channels.get(channel, default)
 
-    def _context(self, doing: str) -> Any:
+    def _context(self, doing: str) -> Context:
         context = current_context(doing)
         if context.module is not self:
             raise ModuleError(
@@ -164,7 +164,7 @@ class Module(Configurable):
                 f"{type(self).__qualname__}.{name} is set after setup; modules hold no state",
                 mend="declare it in setup, or keep it as a statistic: self.update(name, value)",
             )
-        if isinstance(value, Param):
+        if isinstance(value, ParamDeclaration):
             self._declare(name, value)
         else:
             children = _child_items(name, value)
@@ -172,7 +172,7 @@ class Module(Configurable):
                 self._children[name] = value
             self.__dict__[name] = value
 
-    def _declare(self, name: str, param: Param) -> None:
+    def _declare(self, name: str, param: ParamDeclaration) -> None:
         if hasattr(type(self), name):
             raise ModuleError(
                 f"{type(self).__qualname__} cannot name a parameter {name!r}: the class has it",
@@ -225,6 +225,7 @@ class Module(Configurable):
 def _child_items(name: str, value: Any) -> list[tuple[Path, Any]]:
     if isinstance(value, Module) or hasattr(value, "_specs"):
         return [((name,), value)]
+    items: list[tuple[Path, Any]]
     if isinstance(value, (tuple, list)):
         items = [((name, i), item) for i, item in enumerate(value)]
     elif isinstance(value, Mapping):

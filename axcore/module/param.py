@@ -1,7 +1,7 @@
 """`Param`, what a module declares in `setup`, and `ParamSpec`, what `param_specs()` tells of it."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import attrs
@@ -21,9 +21,45 @@ def _as_tuple(value: Any) -> tuple[Any, ...]:
     return tuple(value)
 
 
-@attrs.frozen
-class Param:
-    """Declares an array of a module: `self.weight = Param((in_dim, out_dim), axes=("embed", "mlp"))`.
+@attrs.frozen(kw_only=True)
+class ParamDeclaration:
+    """What `Param` returns, and what a module keeps of it; see there."""
+
+    shape: tuple[int, ...] = attrs.field(converter=_as_tuple)
+    axes: Axes = attrs.field(converter=_as_tuple)
+    init: Initializer | float
+    inputs: tuple[str, ...] | None
+    decay: bool | None
+    is_statistic: bool
+    cast: bool
+    dtype: str | None
+
+    def __attrs_post_init__(self) -> None:
+        if len(self.axes) != len(self.shape):
+            raise ModuleError(
+                f"a Param of shape {self.shape} has {len(self.shape)} dimensions, "
+                f"but axes {self.axes}",
+                mend="name one logical axis a dimension, None for one that is never sharded",
+            )
+        unknown = [name for name in self.inputs or () if name not in self.axes]
+        if unknown:
+            raise ModuleError(f"inputs names {unknown[0]!r}, which is not among axes {self.axes}")
+
+
+def Param(  # noqa: N802 - reads as the declaration that it is
+    shape: Iterable[int],
+    *,
+    axes: Iterable[str | None],
+    init: Initializer | float = VarianceScaling(),  # noqa: B008 - a frozen value
+    inputs: tuple[str, ...] | None = None,
+    decay: bool | None = None,
+    is_statistic: bool = False,
+    cast: bool = True,
+    dtype: str | None = None,
+) -> Array:
+    """Declares an array in `setup`: `self.weight = Param((dim, hidden), axes=("embed", "mlp"))`.
+
+    To type checkers it is the array that `self.weight` reads as inside of a method.
 
     Args:
         shape: Its shape.
@@ -35,26 +71,22 @@ class Param:
         is_statistic: Kept and saved, but not trained: changed by `self.update` only.
         cast: Whether `self.weight` reads in the compute dtype; False reads it as it is stored.
         dtype: Stored dtype; by default the module's parameter dtype.
+
+    Raises:
+        ModuleError: Axes do not fit the shape, or inputs the axes.
     """
-
-    shape: tuple[int, ...] = attrs.field(converter=_as_tuple)
-    axes: Axes = attrs.field(converter=_as_tuple, kw_only=True)
-    init: Initializer | float = attrs.field(default=VarianceScaling(), kw_only=True)
-    inputs: tuple[str, ...] | None = attrs.field(default=None, kw_only=True)
-    decay: bool | None = attrs.field(default=None, kw_only=True)
-    is_statistic: bool = attrs.field(default=False, kw_only=True)
-    cast: bool = attrs.field(default=True, kw_only=True)
-    dtype: str | None = attrs.field(default=None, kw_only=True)
-
-    def __attrs_post_init__(self) -> None:
-        if len(self.axes) != len(self.shape):
-            raise ModuleError(
-                f"a Param of shape {self.shape} has {len(self.shape)} dimensions but axes {self.axes}",
-                mend="name one logical axis a dimension, None for one that is never sharded",
-            )
-        unknown = [name for name in self.inputs or () if name not in self.axes]
-        if unknown:
-            raise ModuleError(f"inputs names {unknown[0]!r}, which is not among axes {self.axes}")
+    declaration: Any = ParamDeclaration(
+        shape=shape,
+        axes=axes,
+        init=init,
+        inputs=inputs,
+        decay=decay,
+        is_statistic=is_statistic,
+        cast=cast,
+        dtype=dtype,
+    )
+    array: Array = declaration
+    return array
 
 
 @attrs.frozen
@@ -103,26 +135,26 @@ class ParamSpec:
     @property
     def abstract(self) -> jax.ShapeDtypeStruct:
         """Its shape and dtype as jax knows them."""
-        return jax.ShapeDtypeStruct(self.shape, jnp.dtype(self.dtype))
+        return jax.ShapeDtypeStruct(self.shape, jnp.dtype(self.dtype))  # type: ignore[no-untyped-call]
 
     def sample(self, key: Array) -> Array:
         """Returns an initial value drawn from the key of the state's root."""
         return self._sample(key, self.path).astype(self.dtype)
 
     def _sample(self, key: Array, path: tuple[str | int | Stacked, ...]) -> Array:
-        for i, step in enumerate(path):
-            if isinstance(step, Stacked):
-                rest = path[i + 1 :]
-                at_index: Callable[[Array], Array] = lambda index: self._sample(  # noqa: E731
-                    fold(key, index), rest
-                )
-                return jax.vmap(at_index)(jnp.arange(step.count))
-            key = fold(key, step)
-        num_stacked = sum(isinstance(step, Stacked) for step in self.path)
-        return self.init.sample(key, self.shape[num_stacked:], self.fans)
+        if not path:
+            num_stacked = sum(isinstance(step, Stacked) for step in self.path)
+            return self.init.sample(key, self.shape[num_stacked:], self.fans)
+        step, rest = path[0], path[1:]
+        if not isinstance(step, Stacked):
+            return self._sample(fold(key, step), rest)
+        stacked: Array = jax.vmap(lambda index: self._sample(fold(key, index), rest))(
+            jnp.arange(step.count)
+        )
+        return stacked
 
 
-def spec_of(param: Param, path: Path, default_dtype: str) -> ParamSpec:
+def spec_of(param: ParamDeclaration, path: Path, default_dtype: str) -> ParamSpec:
     """Returns the spec of a declared parameter."""
     init = Constant(value=float(param.init)) if isinstance(param.init, (int, float)) else param.init
     return ParamSpec(
@@ -147,13 +179,13 @@ def stacked_spec(spec: ParamSpec, count: int, axis: str | None, at: int) -> Para
     )
 
 
-def _decays(param: Param) -> bool:
+def _decays(param: ParamDeclaration) -> bool:
     if param.is_statistic:
         return False
     return len(param.shape) >= 2 if param.decay is None else param.decay
 
 
-def _fans(param: Param) -> tuple[int, int]:
+def _fans(param: ParamDeclaration) -> tuple[int, int]:
     names = param.axes[:-1] if param.inputs is None else param.inputs
     sized = list(zip(param.axes, param.shape, strict=True))
     if param.inputs is None:

@@ -33,7 +33,7 @@ class Remat:
         """
         return jax.checkpoint(fn, policy=self._policy(), prevent_cse=not in_scan)
 
-    def _policy(self) -> Callable[..., Any]:
+    def _policy(self) -> Any:
         policies = jax.checkpoint_policies
         if self.offload:
             named = policies.save_and_offload_only_these_names(

@@ -20,7 +20,8 @@ Path = tuple[Step, ...]
 def fold(key: Key, step: "Step | Array") -> Key:
     """Returns the key of one step below: of a name, or of an index that may be traced."""
     data = zlib.crc32(step.encode()) if isinstance(step, str) else step
-    return jax.random.fold_in(key, data)
+    folded: Array = jax.random.fold_in(key, data)
+    return folded
 
 
 def fold_path(key: Key, path: Iterable[Step]) -> Key:
@@ -36,7 +37,8 @@ def as_key(rng: "Array | int") -> Key:
         return jax.random.key(rng)
     if jax.numpy.issubdtype(rng.dtype, jax.dtypes.prng_key):
         return rng
-    return jax.random.wrap_key_data(rng)
+    key: Array = jax.random.wrap_key_data(rng)
+    return key
 
 
 def format_path(path: Iterable[Step]) -> str:
