@@ -1,6 +1,6 @@
 """Meshes, logical-axis rules, and the sharding of states and activations."""
 
-from axcore.parallel.activations import ActivationSharding, shard, sharding_activations
+from axcore.parallel.activations import ActivationSharding, is_split, shard, sharding_activations
 from axcore.parallel.mesh import MESH_AXES, MeshShape, make_mesh
 from axcore.parallel.rules import (
     ACTIVATION_RULES,
@@ -20,6 +20,7 @@ __all__ = [
     "MeshShape",
     "Rules",
     "describe_sharding",
+    "is_split",
     "make_mesh",
     "param_shardings",
     "partition_spec",

@@ -53,6 +53,18 @@ def shard(x: Array, *axes: str | None) -> Array:
     return jax.lax.with_sharding_constraint(x, sharding)
 
 
+def is_split(axis: str) -> bool:
+    """Tells whether activations are split along a logical axis where this is traced.
+
+    A layer that would merge that dimension with another asks first: merged, it could not stay
+    split.
+    """
+    active: ActivationSharding | None = _active.value
+    if active is None:
+        return False
+    return any(active.mesh.shape[name] > 1 for name in active.rules.get(axis, ()))
+
+
 def _divides(size: int, entry: object, mesh: Mesh, axis: str | None) -> bool:
     names = (entry,) if isinstance(entry, str) else entry or ()
     ways = math.prod(mesh.shape[name] for name in names)  # type: ignore[attr-defined]
