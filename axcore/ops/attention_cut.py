@@ -10,11 +10,11 @@ import jax.numpy as jnp
 from jax import Array
 
 from axcore.ops.attention_block_math import Logits, block_logits, sum_to
-from axcore.ops.attention_blocks import Blocks
 from axcore.ops.attention_dropout import dropout_factor
 from axcore.ops.attention_heads import group_bias, group_heads, swap_heads
 from axcore.ops.attention_mask import Columns, Rows, columns, rows, visible
 from axcore.ops.attention_types import AttentionInputs, AttentionSpec
+from axcore.ops.blocks import Blocks
 
 
 @attrs.frozen(eq=False)
