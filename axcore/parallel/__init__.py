@@ -1,7 +1,7 @@
 """Meshes, logical-axis rules, and the sharding of states and activations."""
 
 from axcore.parallel.activations import ActivationSharding, is_split, shard, sharding_activations
-from axcore.parallel.mesh import MESH_AXES, MeshShape, make_mesh
+from axcore.parallel.mesh import MESH_AXES, MeshShape, make_mesh, mesh_sizes
 from axcore.parallel.rules import (
     ACTIVATION_RULES,
     PARAM_RULES,
@@ -22,6 +22,7 @@ __all__ = [
     "describe_sharding",
     "is_split",
     "make_mesh",
+    "mesh_sizes",
     "param_shardings",
     "partition_spec",
     "shard",

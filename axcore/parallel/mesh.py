@@ -24,13 +24,18 @@ def make_mesh(shape: MeshShape, devices: Sequence[Any] | None = None) -> Mesh:
         ShardingError: An axis is unknown, or the sizes do not multiply out to the devices.
     """
     devices = jax.devices() if devices is None else devices
-    sizes = _sizes(shape, len(devices))
+    sizes = mesh_sizes(shape, len(devices))
     return jax.make_mesh(
         sizes, MESH_AXES, axis_types=(AxisType.Auto,) * len(sizes), devices=devices
     )
 
 
-def _sizes(shape: MeshShape, num_devices: int) -> tuple[int, ...]:
+def mesh_sizes(shape: MeshShape, num_devices: int) -> tuple[int, ...]:
+    """Returns the size of every mesh axis, in the order of `MESH_AXES`.
+
+    Raises:
+        ShardingError: As `make_mesh`.
+    """
     for name, size in shape.items():
         if name not in MESH_AXES:
             raise ShardingError(

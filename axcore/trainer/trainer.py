@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -200,6 +201,22 @@ class Trainer(Configurable):
         with claim, jax.set_mesh(self.mesh):
             return _Run(self, claim.path, Observers(observers)).run()
 
+    def evaluate(self, model_state: Any) -> dict[str, float]:
+        """Returns the metrics of a model's state on the held-out text; empty where none is held out."""
+        with jax.set_mesh(self.mesh):
+            batches = self.data.heldout(
+                process_index=jax.process_index(), process_count=jax.process_count()
+            )
+            losses = [self._evaluation(model_state, self.put(batch)) for batch in batches]
+            meter = LossMeter()
+            for one in jax.device_get(losses):
+                meter.add(one)
+            return meter.metrics() if losses else {}
+
+    @cached_property
+    def _evaluation(self) -> Any:
+        return self.compiled_evaluation()
+
     def _check_vocabulary(self) -> None:
         size = getattr(self.config.model, "vocab_size", None)
         if size is not None and size < self.data.tokenizer.vocab_size:
@@ -224,7 +241,6 @@ class _Run:
         self.batches = trainer.data.train(
             process_index=jax.process_index(), process_count=jax.process_count()
         )
-        self.evaluate = trainer.compiled_evaluation()
         self.heldout: dict[str, float] = {}
         self.pending: list[StepMetrics] = []
         self.since = time.perf_counter()
@@ -250,7 +266,7 @@ class _Run:
             self.checkpointer.close()
             self.metrics.close()
         if not self.heldout and not is_stopped:
-            self.heldout = self._evaluated(state)
+            self.heldout = self.trainer.evaluate(state.model)
         self.tell(RunFinished(step=step, is_complete=not is_stopped))
         return TrainResult(step, state, self.heldout, not is_stopped)
 
@@ -322,21 +338,11 @@ class _Run:
 
     def _evaluate(self, step: int, state: TrainState) -> None:
         started = time.perf_counter()
-        self.heldout = self._evaluated(state)
+        self.heldout = self.trainer.evaluate(state.model)
         if self.heldout:
             self.metrics.write(step, "heldout", self.heldout)
             self.tell(Evaluated(step=step, metrics=self.heldout))
         self.since += time.perf_counter() - started
-
-    def _evaluated(self, state: TrainState) -> dict[str, float]:
-        batches = self.trainer.data.heldout(
-            process_index=jax.process_index(), process_count=jax.process_count()
-        )
-        meter = LossMeter()
-        losses = [self.evaluate(state.model, self.trainer.put(batch)) for batch in batches]
-        for one in jax.device_get(losses):
-            meter.add(one)
-        return meter.metrics() if losses else {}
 
     def _save(self, step: int, state: TrainState) -> None:
         if step == 0 or self.checkpointer.latest() == step:

@@ -1,0 +1,177 @@
+"""`axcore config`: an experiment's config as text, and what differs between two."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from axcore.cli import options
+from axcore.errors import ConfigError
+from axcore.plugins import Hardware
+
+
+@click.group()
+def config() -> None:
+    """Show, compare and pin down configs."""
+
+
+@config.command()
+@click.argument("experiment")
+@options.overrides
+@options.target
+@click.option("--all", "show_all", is_flag=True, help="Show values that are defaults, too.")
+@click.option("--origins", is_flag=True, help="Show where each value was set.")
+@click.option("--format", "form", type=click.Choice(["text", "json", "yaml"]), default="text")
+@click.option("--summary", is_flag=True, help="Show every parameter of the model instead.")
+@click.option("--sharding", is_flag=True, help="Show how every parameter is split instead.")
+def show(
+    experiment: str,
+    overrides: tuple[str, ...],
+    target: str | None,
+    show_all: bool,
+    origins: bool,
+    form: str,
+    summary: bool,
+    sharding: bool,
+) -> None:
+    """Show the config of EXPERIMENT, a name or a config file."""
+    from axcore.config import render_config, to_json, to_yaml
+
+    cfg = _resolved(experiment, overrides, target)
+    if summary:
+        click.echo(_summary(cfg))
+    elif sharding:
+        if target is None:
+            raise ConfigError("--sharding is for some hardware", mend="add --target cpu-8")
+        click.echo(_sharding(cfg, Hardware.parse(target)))
+    elif form == "text":
+        click.echo(render_config(cfg, fold_defaults=not show_all, origins=origins), nl=False)
+    else:
+        click.echo({"json": to_json, "yaml": to_yaml}[form](cfg), nl=False)
+
+
+@config.command()
+@click.argument("before")
+@click.argument("after", required=False)
+@options.overrides
+@click.option(
+    "--target",
+    "targets",
+    metavar="NAME",
+    multiple=True,
+    help="Hardware; give it twice to compare one experiment on two.",
+)
+def diff(
+    before: str, after: str | None, overrides: tuple[str, ...], targets: tuple[str, ...]
+) -> None:
+    """Show what differs between two experiments, or one and its overrides, or on two targets.
+
+    Overrides apply to the second. Exits with 1 where there is a difference, 0 where there is none.
+    """
+    from axcore.config import diff_config, format_diff
+
+    if len(targets) > 2:
+        raise ConfigError(f"{len(targets)} targets are given", mend="give --target once or twice")
+    first = _resolved(before, (), targets[0] if targets else None)
+    second = _resolved(after or before, overrides, targets[-1] if targets else None)
+    changes = diff_config(first, second)
+    click.echo(format_diff(changes), nl=False)
+    sys.exit(1 if changes else 0)
+
+
+@config.command()
+@click.argument("experiment")
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--write", is_flag=True, help="Write the file instead of checking it.")
+@options.overrides
+@options.target
+def golden(
+    experiment: str, file: Path, write: bool, overrides: tuple[str, ...], target: str | None
+) -> None:
+    """Check that EXPERIMENT renders as FILE says, or write FILE.
+
+    Exits with 1 where they differ.
+    """
+    import difflib
+
+    from axcore.config import render_config
+
+    text = render_config(_resolved(experiment, overrides, target))
+    if write:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+        return
+    if not file.exists():
+        raise ConfigError("there is no golden file", where=str(file), mend="write it with --write")
+    before = file.read_text(encoding="utf-8")
+    if before != text:
+        lines = difflib.unified_diff(
+            before.splitlines(), text.splitlines(), str(file), experiment, lineterm="", n=0
+        )
+        click.echo("\n".join(lines))
+        sys.exit(1)
+
+
+def _resolved(experiment: str, overrides: tuple[str, ...], target: str | None) -> Any:
+    """Returns the config; for a target also with its mesh rule applied. Starts no device."""
+    from axcore.cli.experiment import load_experiment
+    from axcore.trainer import for_hardware
+
+    cfg = load_experiment(experiment, overrides)
+    return cfg if target is None else for_hardware(cfg, Hardware.parse(target))[0]
+
+
+def _summary(cfg: Any) -> str:
+    import jax
+
+    from axcore.cli.table import columns
+    from axcore.module import ParamSpec
+
+    specs = jax.tree.leaves(
+        cfg.model.build().param_specs(), is_leaf=lambda leaf: isinstance(leaf, ParamSpec)
+    )
+    rows = [
+        (
+            s.name,
+            "x".join(map(str, s.shape)) or "-",
+            s.dtype,
+            " ".join(a or "-" for a in s.axes),
+            f"{s.size:,}",
+        )
+        for s in specs
+    ]
+    total = sum(spec.size for spec in specs if spec.is_trainable)
+    statistics = sum(spec.size for spec in specs if not spec.is_trainable)
+    lines = [
+        columns(("PATH", "SHAPE", "DTYPE", "AXES", "COUNT"), rows),
+        "",
+        f"{total:,} parameters",
+    ]
+    return "\n".join([*lines, *([f"{statistics:,} statistics"] if statistics else [])])
+
+
+def _sharding(cfg: Any, hardware: Hardware) -> str:
+    from jax.sharding import AbstractMesh
+
+    from axcore.cli.table import columns
+    from axcore.parallel import MESH_AXES, describe_sharding, mesh_sizes, param_shardings
+
+    sizes = mesh_sizes(cfg.mesh, hardware.num_devices)
+    specs = cfg.model.build().param_specs()
+    shardings = param_shardings(specs, cfg.param_rules, AbstractMesh(sizes, MESH_AXES))
+    described = describe_sharding(specs, shardings)
+    rows = [
+        (path, "x".join(map(str, shape)) or "-", split, f"{nbytes:,}")
+        for path, shape, split, nbytes in described
+    ]
+    total = sum(nbytes for *_, nbytes in described)
+    mesh = " x ".join(f"{a} {n}" for a, n in zip(MESH_AXES, sizes, strict=True) if n > 1)
+    return "\n".join(
+        [
+            f"mesh: {mesh or '1 device'}",
+            columns(("PATH", "SHAPE", "SPLIT OVER", "BYTES PER DEVICE"), rows),
+            "",
+            f"{total:,} bytes of parameters per device",
+        ]
+    )

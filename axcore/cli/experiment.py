@@ -1,0 +1,46 @@
+"""Finding an experiment: by name, or in a config file."""
+
+from pathlib import Path
+from typing import Any
+
+from axcore.config import apply_overrides, from_json, from_yaml, name_the_known
+from axcore.errors import ConfigError
+from axcore.plugins import Experiment, plugin_host
+
+_READERS = {".json": from_json, ".yaml": from_yaml, ".yml": from_yaml}
+
+
+def load_experiment(name: str, overrides: tuple[str, ...] = ()) -> Any:
+    """Returns the config of a named experiment or a config file, with overrides applied.
+
+    Raises:
+        ConfigError: There is no such experiment or file, or an override does not fit. What an
+            experiment's own module raises comes out as it is.
+    """
+    return apply_overrides(_load(name), overrides)
+
+
+def _load(name: str) -> Any:
+    path = Path(name)
+    if path.suffix in _READERS:
+        return read_config(path)
+    records = {record.name: record for record in plugin_host().records(Experiment)}
+    if name not in records:
+        raise ConfigError(
+            f"there is no experiment {name!r}; {name_the_known(name, records)}",
+            mend="`axcore experiments` lists them; a config file ends in .json or .yaml",
+        )
+    return records[name].fn.resolve()()
+
+
+def read_config(path: Path) -> Any:
+    """Returns the config in a JSON or YAML file.
+
+    Raises:
+        ConfigError: The file cannot be read, or is no config.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the config file cannot be read: {error}", where=str(path)) from error
+    return _READERS[path.suffix](text, set_in=str(path))

@@ -1,0 +1,52 @@
+"""`axcore generate`: draw text from a trained run."""
+
+import json
+
+import click
+
+from axcore.cli import options
+
+
+@click.command()
+@click.argument("run")
+@click.option("--prompt", default="", help="What to go on from.")
+@click.option("--max-tokens", default=200, show_default=True, help="Tokens drawn at most.")
+@click.option("--samples", default=1, show_default=True, help="Number of continuations.")
+@click.option("--temperature", default=0.8, show_default=True, help="0 takes the likeliest token.")
+@click.option("--top-k", type=int, help="Draw from this many likeliest tokens only.")
+@click.option("--seed", default=0, show_default=True, help="Decides the draws.")
+@click.option("--step", type=int, help="Checkpoint to use; by default the newest.")
+@options.as_json
+def generate(
+    run: str,
+    prompt: str,
+    max_tokens: int,
+    samples: int,
+    temperature: float,
+    top_k: int | None,
+    seed: int,
+    step: int | None,
+    as_json: bool,
+) -> None:
+    """Draw text from the model that RUN, a run directory, trained."""
+    from axcore.cli.run import open_run
+    from axcore.inference import Generator, Sampling
+
+    saved = open_run(run, step=step)
+    trainer = saved.trainer
+    generator = Generator(
+        trainer.model, saved.state, trainer.data.tokenizer, context=trainer.config.data.seq_len
+    )
+    drawn = generator.generate(
+        prompt,
+        max_tokens=max_tokens,
+        num_samples=samples,
+        sampling=Sampling(temperature=temperature, top_k=top_k),
+        seed=seed,
+    )
+    for one in drawn:
+        if as_json:
+            line = {"step": saved.step, "prompt": one.prompt, "text": one.text}
+            click.echo(json.dumps({**line, "tokens": one.num_tokens, "is_ended": one.is_ended}))
+        else:
+            click.echo(one.prompt + one.text)

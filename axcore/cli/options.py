@@ -1,0 +1,22 @@
+"""Options that several commands share."""
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+overrides: Decorator = click.option(
+    "--set",
+    "overrides",
+    metavar="PATH=VALUE",
+    multiple=True,
+    help="Set a value of the config; PATH may hold * and **. Repeatable.",
+)
+
+target: Decorator = click.option(
+    "--target", metavar="NAME", help="Hardware, as cpu-8; by default what is here."
+)
+
+as_json: Decorator = click.option("--json", "as_json", is_flag=True, help="Print JSON.")

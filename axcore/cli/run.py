@@ -1,0 +1,42 @@
+"""Reading a run directory: its config, and its newest checkpoint's model."""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from axcore.errors import CheckpointError
+
+
+class SavedRun(NamedTuple):
+    """A trainer, and the state of its model at a step."""
+
+    trainer: Any
+    state: Any
+    step: int
+
+
+def open_run(directory: str, *, step: int | None = None) -> SavedRun:
+    """Returns the run in a directory with its newest model, or that of a step.
+
+    Raises:
+        CheckpointError: The directory is no run, or has no checkpoint yet.
+        ConfigError: Its config cannot be read.
+    """
+    from axcore.cli.experiment import read_config
+    from axcore.trainer.step import TrainState
+
+    path = Path(directory)
+    if not (path / "config.json").is_file():
+        raise CheckpointError(
+            "the directory is no run: it has no config.json",
+            where=str(path),
+            mend="name a directory that `axcore train` made, such as runs/tiny",
+        )
+    trainer = read_config(path / "config.json").build()
+    checkpointer = trainer.config.checkpoint.build(directory=str(path / "checkpoints"))
+    if checkpointer.latest() is None:
+        raise CheckpointError(
+            "the run has no checkpoint yet", where=str(path), mend="train it for longer"
+        )
+    template = TrainState(None, trainer.abstract_state().model, None, None)  # type: ignore[arg-type]
+    restored = checkpointer.restore(template, step=step, partial=True)
+    return SavedRun(trainer, restored.state.model, restored.step)

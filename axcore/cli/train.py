@@ -1,0 +1,62 @@
+"""`axcore train`: run an experiment, or take it up where it was."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from axcore.cli import options
+from axcore.cli.target import check_present, use_target
+from axcore.plugins import plugin_host
+
+SAMPLE_TOKENS = 200
+INTERRUPTED = 130
+
+
+@click.command()
+@click.argument("experiment")
+@click.option(
+    "--dir", "directory", metavar="DIR", help="Run directory; by default runs/EXPERIMENT."
+)
+@options.overrides
+@options.target
+def train(
+    experiment: str, directory: str | None, overrides: tuple[str, ...], target: str | None
+) -> None:
+    """Train EXPERIMENT, a name or a config file, or go on where it was stopped."""
+    plugin_host().require_healthy()
+    wanted = use_target(target)
+    from axcore.cli.experiment import load_experiment
+    from axcore.cli.progress import progress
+    from axcore.trainer import for_hardware
+
+    cfg = load_experiment(experiment, overrides)
+    cfg, _ = for_hardware(cfg, check_present(wanted))
+    trainer = cfg.build()
+    run = Path(directory or Path("runs") / Path(experiment).stem)
+    result = trainer.run(run, [progress()])
+    if not result.is_complete:
+        sys.exit(INTERRUPTED)
+    if result.heldout:
+        click.echo(f"held-out loss {result.heldout['loss']:.4f} nats a token")
+    _sample(trainer, result, run)
+
+
+def _sample(trainer: Any, result: Any, run: Path) -> None:
+    """Prints a sample of generated text, and keeps it in the run directory."""
+    from axcore.inference import Generator
+
+    if not hasattr(type(trainer.model), "logits"):
+        return
+    generator = Generator(
+        trainer.model,
+        result.state.model,
+        trainer.data.tokenizer,
+        context=trainer.config.data.seq_len,
+    )
+    (sample,) = generator.generate(trainer.config.prompt, max_tokens=SAMPLE_TOKENS)
+    text = sample.prompt + sample.text
+    (run / "sample.txt").write_text(text, encoding="utf-8")
+    click.echo(f"\nsample, going on from {sample.prompt!r}:\n\n{text}\n")
+    click.echo(f"axcore generate {run} --prompt {trainer.config.prompt!r}   draws another")
