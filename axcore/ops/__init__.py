@@ -1,8 +1,40 @@
 """What layers ask for: operations with a reference, a portable answer, and kernels chosen by
-hardware. See `docs/design/` and the `attention` and `cross_entropy` functions."""
+hardware.
+
+Read `attention.py` for what a call means, `registry.py` for how its kernel is chosen, and
+`attention_blockwise.py` for how the portable one works.
+"""
 
 from axcore.ops.attention import attention
+from axcore.ops.attention_types import AttentionInputs, AttentionSpec
+from axcore.ops.attention_vjp import ForwardOnly
+from axcore.ops.call import Call
 from axcore.ops.cross_entropy import cross_entropy, cross_entropy_sums
-from axcore.ops.cross_entropy_types import CrossEntropySums
+from axcore.ops.cross_entropy_types import CrossEntropyInputs, CrossEntropySpec, CrossEntropySums
+from axcore.ops.plan import KernelPlan, kernel_plan
+from axcore.ops.policy import KernelPolicy, current_policy, use_policy
+from axcore.ops.registry import Choice, choose, explain
+from axcore.ops.residuals import ATTENTION_LSE, ATTENTION_OUT
 
-__all__ = ["CrossEntropySums", "attention", "cross_entropy", "cross_entropy_sums"]
+__all__ = [
+    "ATTENTION_LSE",
+    "ATTENTION_OUT",
+    "AttentionInputs",
+    "AttentionSpec",
+    "Call",
+    "Choice",
+    "CrossEntropyInputs",
+    "CrossEntropySpec",
+    "CrossEntropySums",
+    "ForwardOnly",
+    "KernelPlan",
+    "KernelPolicy",
+    "attention",
+    "choose",
+    "cross_entropy",
+    "cross_entropy_sums",
+    "current_policy",
+    "explain",
+    "kernel_plan",
+    "use_policy",
+]

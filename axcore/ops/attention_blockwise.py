@@ -31,6 +31,7 @@ from axcore.ops.attention_heads import (
     ungroup_rows,
 )
 from axcore.ops.attention_types import AttentionInputs, AttentionSpec
+from axcore.ops.attention_vjp import ForwardOnly
 
 BLOCK_SIZE = 512
 
@@ -161,3 +162,6 @@ def _join_bias(call: CutCall, sums: Array | None, bias_BNTS: Array | None) -> Ar
     if call.bias is None or sums is None or bias_BNTS is None:
         return None
     return call.bias.join(sums, bias_BNTS.shape).astype(bias_BNTS.dtype)
+
+
+attention_blockwise = ForwardOnly(blockwise_forward)

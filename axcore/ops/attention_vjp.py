@@ -6,6 +6,7 @@ What forward leaves for backward is fixed: the output and the log-sum-exp, by na
 from collections.abc import Callable
 from typing import Protocol
 
+import attrs
 import jax
 from jax import Array
 
@@ -30,6 +31,13 @@ class Backward(Protocol):
     ) -> AttentionInputs:
         """Return the gradients, given those of the output and of the log-sum-exp."""
         ...
+
+
+@attrs.frozen
+class ForwardOnly:
+    """A forward kernel without a gradient of its own: `kernel = ForwardOnly(function)`."""
+
+    forward: Forward
 
 
 _Residuals = tuple[AttentionInputs, Array, Array]

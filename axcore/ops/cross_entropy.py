@@ -5,12 +5,14 @@ Letters: B all leading dimensions but the last, T time, D width, V vocabulary.
 
 import math
 
+import attrs
 import jax.numpy as jnp
 from jax import Array
 
 from axcore.errors import KernelError
-from axcore.ops.cross_entropy_portable import cross_entropy_portable
+from axcore.ops.call import Call
 from axcore.ops.cross_entropy_types import CrossEntropyInputs, CrossEntropySpec, CrossEntropySums
+from axcore.ops.plan import choose_and_record
 
 
 def cross_entropy(
@@ -72,7 +74,10 @@ def cross_entropy_sums(
         vocabulary_first=vocabulary_first, z_loss=float(z_loss), soft_cap=soft_cap
     )
     _check(inputs, spec)
-    return cross_entropy_portable(inputs, spec)
+    arrays = {"x": x_BTD, "w": w, "targets": targets_BT, "weights": weights_BT}
+    choice = choose_and_record(Call.of("cross_entropy", arrays, attrs.asdict(spec)))
+    sums: CrossEntropySums = choice.kernel.fn.resolve()(inputs, spec)
+    return sums
 
 
 def _check(inputs: CrossEntropyInputs, spec: CrossEntropySpec) -> None:
