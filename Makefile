@@ -1,0 +1,62 @@
+# What you can make here. `make demo` and `make test` set everything up by themselves.
+#
+# VENV is the virtual environment that is made and used; PYTHON makes it (3.11 or newer).
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+PLUGINS := attention gpu tpu trainium
+SOURCES := pyproject.toml constraints.txt $(wildcard plugins/*/pyproject.toml)
+
+.PHONY: help demo test test-slow fmt lint types bench clean
+
+help:  ## Show what can be made.
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+demo: $(VENV)/.demo  ## Train a small transformer on real text, then sample from it.
+	@echo "== axcore train tiny: stop it with Ctrl-C, and 'make demo' goes on where it was"
+	@$(BIN)/axcore train tiny
+
+test: $(VENV)/.test  ## Run the whole suite.
+	@echo "== pytest: the suites of axcore and of the four plugins"
+	@$(BIN)/python -m pytest -n 2 -m "not slow"
+
+test-slow: $(VENV)/.test  ## Run the tests that take longer.
+	@echo "== pytest: the tests marked slow"
+	@$(BIN)/python -m pytest -n 2 -m slow
+
+fmt: $(VENV)/.test  ## Format the code.
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+lint: $(VENV)/.test  ## Check format and style.
+	@echo "== ruff"
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+
+types: $(VENV)/.test  ## Check types.
+	@echo "== mypy --strict"
+	@$(BIN)/mypy
+
+bench: $(VENV)/.test  ## Run the benchmarks; results go to benchmarks/results.
+	@for file in benchmarks/[a-z]*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+
+clean:  ## Remove what was made here, but for the runs.
+	rm -rf .venv .venv-* build dist *.egg-info plugins/*/*.egg-info .mypy_cache .ruff_cache .pytest_cache
+
+$(BIN)/python:
+	@echo "== making a virtual environment in $(VENV)"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "axcore needs Python 3.11 or newer, this is %d.%d; try: make PYTHON=python3.12" % sys.version_info[:2])'
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) install --upgrade pip
+
+$(VENV)/.demo: $(SOURCES) | $(BIN)/python
+	@echo "== installing axcore and axl-attention (a minute or so)"
+	@$(PIP) install -c constraints.txt -e . -e plugins/axl_attention
+	@touch $@
+
+$(VENV)/.test: $(SOURCES) | $(BIN)/python
+	@echo "== installing axcore with its test extras, and the plugins: $(PLUGINS) (a minute or two)"
+	@$(PIP) install -c constraints.txt -e '.[test]' $(foreach name,$(PLUGINS),-e plugins/axl_$(name))
+	@touch $@
