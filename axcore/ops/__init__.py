@@ -6,6 +6,7 @@ Read `attention.py` for what a call means, `registry.py` for how its kernel is c
 """
 
 from axcore.ops.attention import attention
+from axcore.ops.attention_kernels import attention_parts
 from axcore.ops.attention_types import AttentionInputs, AttentionSpec
 from axcore.ops.attention_vjp import ForwardOnly
 from axcore.ops.call import Call
@@ -30,6 +31,7 @@ __all__ = [
     "KernelPlan",
     "KernelPolicy",
     "attention",
+    "attention_parts",
     "choose",
     "cross_entropy",
     "cross_entropy_sums",

@@ -5,7 +5,10 @@ differentiable as it stands, or it is wrapped in `ForwardOnly`, and then a kerne
 `attention_backward`, a `Backward`, is chosen for the same call on its own.
 """
 
+from typing import Any, cast
+
 import attrs
+import jax
 from jax import Array
 
 from axcore.errors import KernelError
@@ -26,11 +29,27 @@ def attention_call(inputs: AttentionInputs, spec: AttentionSpec, *, with_lse: bo
     `q_segments`, `k_segments`, `k_start`, `k_end`, `query_offset`, `bias`, `sinks`, `dropout_seed`.
     Features are the fields of `AttentionSpec`, and `lse`, whether the log-sum-exp is asked for.
     """
-    arrays = {
-        name.rpartition("_")[0] if name != "dropout_seed" else name: array
-        for name, array in inputs._asdict().items()
-    }
+    arrays = {_NAMES[field]: array for field, array in inputs._asdict().items()}
     return Call.of(ATTENTION, arrays, {**attrs.asdict(spec), "lse": with_lse})
+
+
+_NAMES = {
+    field: field if field == "dropout_seed" else field.rpartition("_")[0]
+    for field in AttentionInputs._fields
+}
+
+
+def attention_parts(call: Call) -> tuple[AttentionInputs, AttentionSpec]:
+    """Return what `attention_call` was made of, with `jax.ShapeDtypeStruct`s in place of arrays.
+
+    For `accepts` of attention kernels, which can so ask for `inputs.bias_BNTS is None`.
+    """
+    arrays = {
+        field: jax.ShapeDtypeStruct(call.shape(name), call.dtype(name)) if call.has(name) else None
+        for field, name in _NAMES.items()
+    }
+    choices = {field.name: call.feature(field.name) for field in attrs.fields(AttentionSpec)}
+    return AttentionInputs(**cast(Any, arrays)), AttentionSpec(**cast(Any, choices))
 
 
 def run_attention(
