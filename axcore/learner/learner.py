@@ -8,6 +8,7 @@ import optax
 from jaxtyping import Array, Float
 
 from axcore.config import REQUIRED, Configurable, config
+from axcore.errors import ConfigError
 from axcore.learner.optimizers import AdamW
 from axcore.learner.schedules import WarmupCosine
 from axcore.module import ParamSpec
@@ -42,6 +43,12 @@ class Learner(Configurable):
 
     def __init__(self, cfg: Config) -> None:
         super().__init__(cfg)
+        if cfg.clip_norm is not None and cfg.clip_norm <= 0:
+            raise ConfigError(
+                f"clip_norm is {cfg.clip_norm}; expected a number above 0",
+                where="learner.clip_norm",
+                mend="--set learner.clip_norm=none to train without clipping",
+            )
         self.schedule = cfg.schedule.build(total_steps=cfg.total_steps)
         self._optimizer = cfg.optimizer.build()
 

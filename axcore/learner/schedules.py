@@ -33,7 +33,7 @@ class Constant(Schedule):
 
     def __call__(self, step: Array | int) -> Array:
         """Returns the rate."""
-        return jnp.float32(self.config.rate)
+        return jnp.asarray(self.config.rate, jnp.float32)
 
 
 class WarmupCosine(Schedule):

@@ -10,7 +10,8 @@ from axcore.trainer.events import (
     StepsDone,
 )
 from axcore.trainer.hardware import for_hardware
-from axcore.trainer.trainer import Trainer, TrainResult
+from axcore.trainer.run import TrainResult
+from axcore.trainer.trainer import Trainer
 
 __all__ = [
     "CheckpointSaved",

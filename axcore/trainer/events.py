@@ -77,6 +77,7 @@ class Observers:
         self._observers = list(observers)
 
     def __call__(self, event: Event) -> None:
+        """Tells every observer that is still on."""
         for observer in list(self._observers):
             try:
                 observer(event)

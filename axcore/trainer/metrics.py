@@ -1,22 +1,24 @@
 """Metrics of a run: averaged over steps, and written as JSON lines."""
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import jax
 import numpy as np
 
+from axcore.checkpoint.files import write_atomically
 from axcore.module import Loss
 
 
 class MetricsFile:
     """`metrics.jsonl`: one JSON object a line, with `step`, `split` and the values.
 
-    Opening it at a step drops the lines of later steps, which a killed run may have left: they will
-    be written again.
+    A value that is not finite is the text "nan", "inf" or "-inf", because JSON has no such numbers.
+    Opening the file at a step drops the lines of later steps, and one cut short, which a killed run
+    may have left: they will be written again.
     """
 
     def __init__(self, path: Path, *, step: int) -> None:
@@ -25,10 +27,21 @@ class MetricsFile:
             _keep_until(path, step)
         self._file = path.open("a", encoding="utf-8")
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
     def write(self, step: int, split: str, metrics: Mapping[str, float]) -> None:
         """Appends one line and hands it to the operating system."""
         line = {"step": step, "split": split, **{k: _number(v) for k, v in metrics.items()}}
-        self._file.write(json.dumps(line) + "\n")
+        self._file.write(json.dumps(line, allow_nan=False) + "\n")
         self._file.flush()
 
     def close(self) -> None:
@@ -37,12 +50,10 @@ class MetricsFile:
 
 
 def _keep_until(path: Path, step: int) -> None:
-    lines = path.read_text(encoding="utf-8").splitlines()
-    kept = [line for line in lines if _step_of(line) <= step]
-    if len(kept) != len(lines):
-        new = path.with_suffix(".tmp")
-        new.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
-        os.replace(new, path)
+    text = path.read_text(encoding="utf-8", errors="replace")
+    kept = "".join(f"{line}\n" for line in text.splitlines() if _step_of(line) <= step)
+    if kept != text:
+        write_atomically(path, kept.encode())
 
 
 def _step_of(line: str) -> float:
@@ -60,16 +71,14 @@ class LossMeter:
     """Adds up losses as sums and weights, so that batches of unequal weight average rightly."""
 
     def __init__(self) -> None:
-        self._losses: dict[str, Loss] = {}
+        self._losses: dict[str, Any] = {}
 
     def add(self, losses: Mapping[str, Loss]) -> None:
         """Adds the losses of one batch, fetched from the device."""
         for name, loss in losses.items():
             before = self._losses.get(name)
-            total, weight = np.asarray(loss.sum), np.asarray(loss.weight)
-            if before is not None:
-                total, weight = before.sum + total, before.weight + weight
-            self._losses[name] = Loss(total, weight, loss.scale)
+            wide = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), loss)
+            self._losses[name] = wide if before is None else jax.tree.map(np.add, before, wide)
 
     def metrics(self) -> dict[str, float]:
         """Returns the total as `loss`, and each loss by its own name where there are several."""

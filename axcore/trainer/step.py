@@ -69,6 +69,9 @@ class TrainStep:
     def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
         """Returns the state after one step, and the step's metrics.
 
+        The learning rate is that of the updates made so far: a step that is skipped does not move
+        the optimizer's schedule on.
+
         A step whose loss or gradient norm is not finite leaves model and optimizer as they were.
         """
         key = jax.random.fold_in(jax.random.key(self.seed + 1), state.step)
@@ -103,8 +106,7 @@ class TrainStep:
         def loss(params: Any) -> tuple[Array, Outputs]:
             state = _merged(params, model_state, self.specs)
             _, outputs = functional(self.model, state, batch, rng=key, training=True)
-            total = outputs.total_loss() if weights is None else _share(outputs.losses, weights)
-            return total, outputs
+            return _minimised(outputs.losses, weights), outputs
 
         params = _trainable(model_state, self.specs)
         gradients, outputs = jax.grad(loss, has_aux=True)(params)
@@ -112,7 +114,7 @@ class TrainStep:
 
     def _accumulated(self, model_state: Any, batch: Batch, key: Array) -> tuple[Any, Outputs]:
         count = self.num_micro_batches
-        micro = jax.tree.map(lambda x: x.reshape(count, x.shape[0] // count, *x.shape[1:]), batch)
+        micro = jax.tree.map(lambda x: _dealt(x, count), batch)
         keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.arange(count))
 
         def weights_of(inputs: Any) -> dict[str, Array]:
@@ -123,29 +125,64 @@ class TrainStep:
         weights = jax.tree.map(lambda w: jnp.sum(w, axis=0), jax.lax.map(weights_of, (micro, keys)))
 
         def step(total: Any, inputs: Any) -> tuple[Any, Outputs]:
-            gradients, outputs = self._micro_gradients(model_state, *inputs, weights)
-            return jax.tree.map(jnp.add, total, gradients), outputs
+            one, one_key = inputs
+            gradients, outputs = self._micro_gradients(model_state, one, one_key, weights)
+            return jax.tree.map(lambda t, g: t + g.astype(t.dtype), total, gradients), outputs
 
-        zeros = jax.tree.map(jnp.zeros_like, _trainable(model_state, self.specs))
-        gradients, outputs = jax.lax.scan(step, zeros, (micro, keys))
+        params = _trainable(model_state, self.specs)
+        zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, _sum_dtype(p)), params)
+        total, outputs = jax.lax.scan(step, zeros, (micro, keys))
+        gradients = jax.tree.map(lambda t, p: t.astype(p.dtype), total, params)
         return gradients, _combined(outputs)
 
 
-def _share(losses: dict[str, Loss], weights: dict[str, Array]) -> Array:
-    """Returns a micro-batch's part of the whole batch's loss."""
+def _minimised(losses: dict[str, Loss], weights: dict[str, Array] | None) -> Array:
+    """Returns what a batch adds to the loss that is minimised; weights count as constants.
+
+    Args:
+        losses: The losses of a batch, or of a part of it.
+        weights: The weights of the whole batch; None where `losses` are of all of it.
+    """
     whole = {
-        name: Loss(loss.sum, jax.lax.stop_gradient(weights[name]), loss.scale)
+        name: Loss(
+            loss.sum,
+            jax.lax.stop_gradient(loss.weight if weights is None else weights[name]),
+            loss.scale,
+        )
         for name, loss in losses.items()
     }
     return Outputs(losses=whole).total_loss()
 
 
+def _dealt(x: Array, count: int) -> Array:
+    """Returns rows dealt out to `count` micro-batches, `[count, rows, ...]`.
+
+    Row r goes to micro-batch r % count, so that a batch split over devices in blocks of rows stays
+    where it is.
+    """
+    return jnp.swapaxes(x.reshape(x.shape[0] // count, count, *x.shape[1:]), 0, 1)
+
+
+def _sum_dtype(param: Array) -> Any:
+    return jnp.promote_types(param.dtype, jnp.float32)
+
+
 def _combined(outputs: Outputs) -> Outputs:
-    """Returns the outputs of stacked micro-batches as those of one batch."""
+    """Returns the outputs of stacked micro-batches as those of one batch.
+
+    Summaries and new statistics are averaged, which is exact for what is linear in the mean over
+    rows, such as running means. An integer statistic is the last micro-batch's.
+    """
     losses = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), outputs.losses)
     summaries = jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), outputs.summaries)
-    updates = {path: value[-1] for path, value in outputs.updates.items()}
+    updates = {path: _combined_statistic(value) for path, value in outputs.updates.items()}
     return Outputs(losses, summaries, updates, {})
+
+
+def _combined_statistic(stacked: Array) -> Array:
+    if jnp.issubdtype(stacked.dtype, jnp.inexact):
+        return jnp.mean(stacked, axis=0)
+    return stacked[-1]
 
 
 def _trainable(tree: Any, specs: Any) -> Any:
