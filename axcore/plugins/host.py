@@ -129,8 +129,11 @@ def load_host(
     if core.error is not None:
         raise core.error
     rest = (load(one, manager) if one.state == "found" else one for one in surveyed)
+    installed = refuse_conflicts((core, *rest))
+    if installed[0].error is not None:
+        raise installed[0].error
     return PluginHost(
-        installed=refuse_conflicts((core, *rest)),
+        installed=installed,
         choice=choice,
         problem=choice.problem(plugin.name for plugin in surveyed),
     )

@@ -1,0 +1,1 @@
+"""NVIDIA GPUs for axcore: hardware, mesh rules, cuDNN attention."""

@@ -1,0 +1,101 @@
+"""NVIDIA data-centre GPUs, one host of eight each. Every figure is per GPU and dense (no sparsity).
+
+A figure's source is the vendor's datasheet of that product, named beside it; where a datasheet
+gives throughput with sparsity, it is halved. Memory is the nominal capacity; the driver keeps up
+to 2 % of it. NVLink figures of datasheets count both directions; here they are halved.
+"""
+
+from axcore.plugins import Hardware
+
+GIB = 2**30
+TERA = 1e12
+
+CUDNN = "cudnn_attention"
+FLOAT8 = "float8"
+
+
+def hosts() -> tuple[Hardware, ...]:
+    """Returns one HGX host of each generation."""
+    return (A100_40GB, A100, H100, H200, B200)
+
+
+# NVIDIA A100 Tensor Core GPU datasheet, A100 80GB SXM column.
+A100 = Hardware(
+    family="gpu",
+    generation="a100",
+    chips=8,
+    memory_bytes=80 * GIB,
+    peak_flops={
+        "bfloat16": 312 * TERA,
+        "float16": 312 * TERA,
+        "tensorfloat32": 156 * TERA,
+        "float32": 19.5 * TERA,
+        "int8": 624 * TERA,
+    },
+    memory_bandwidth=2.039 * TERA,
+    interconnect_bandwidth=0.3 * TERA,  # third-generation NVLink, 600 GB/s both ways
+    features={CUDNN},
+)
+
+# NVIDIA A100 Tensor Core GPU datasheet, A100 40GB SXM column.
+A100_40GB = Hardware(
+    family="gpu",
+    generation="a100-40gb",
+    chips=8,
+    memory_bytes=40 * GIB,
+    peak_flops=A100.peak_flops,
+    memory_bandwidth=1.555 * TERA,
+    interconnect_bandwidth=0.3 * TERA,
+    features={CUDNN},
+)
+
+# NVIDIA H100 Tensor Core GPU architecture whitepaper, H100 SXM5 column (dense).
+H100 = Hardware(
+    family="gpu",
+    generation="h100",
+    chips=8,
+    memory_bytes=80 * GIB,
+    peak_flops={
+        "bfloat16": 989.4 * TERA,
+        "float16": 989.4 * TERA,
+        "float8": 1978.9 * TERA,
+        "tensorfloat32": 494.7 * TERA,
+        "float32": 66.9 * TERA,
+        "int8": 1978.9 * TERA,
+    },
+    memory_bandwidth=3.35 * TERA,
+    interconnect_bandwidth=0.45 * TERA,  # fourth-generation NVLink, 900 GB/s both ways
+    features={CUDNN, FLOAT8},
+)
+
+# NVIDIA H200 Tensor Core GPU datasheet, H200 SXM column: the compute of an H100.
+H200 = Hardware(
+    family="gpu",
+    generation="h200",
+    chips=8,
+    memory_bytes=141 * GIB,
+    peak_flops=H100.peak_flops,
+    memory_bandwidth=4.8 * TERA,
+    interconnect_bandwidth=0.45 * TERA,
+    features={CUDNN, FLOAT8},
+)
+
+# NVIDIA DGX B200 datasheet, divided by its eight GPUs: 1,440 GB, 64 TB/s, 72 PFLOPS FP8 with
+# sparsity; float32 from the HGX page (600 TFLOPS of eight).
+B200 = Hardware(
+    family="gpu",
+    generation="b200",
+    chips=8,
+    memory_bytes=180 * GIB,
+    peak_flops={
+        "bfloat16": 2250 * TERA,
+        "float16": 2250 * TERA,
+        "float8": 4500 * TERA,
+        "tensorfloat32": 1125 * TERA,
+        "float32": 75 * TERA,
+        "int8": 4500 * TERA,
+    },
+    memory_bandwidth=8 * TERA,
+    interconnect_bandwidth=0.9 * TERA,  # fifth-generation NVLink, 1.8 TB/s both ways
+    features={CUDNN, FLOAT8},
+)

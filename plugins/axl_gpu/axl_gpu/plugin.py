@@ -1,0 +1,46 @@
+"""What axl-gpu brings to axcore. Imports no jax."""
+
+from collections.abc import Iterator
+
+from axcore.plugins import DoctorCheck, HardwareFamily, Kernel, MeshRule, Ref, hook, on
+from axl_gpu.hardware import CUDNN, hosts
+
+
+@hook.hardware_families
+def hardware_families() -> Iterator[HardwareFamily]:
+    """NVIDIA data-centre GPUs."""
+    yield HardwareFamily(
+        name="gpu",
+        hosts=hosts(),
+        detect=Ref("axl_gpu.detect:detect"),
+        summary="NVIDIA data-centre GPUs in hosts of eight",
+    )
+
+
+@hook.mesh_rules
+def mesh_rules() -> Iterator[MeshRule]:
+    """Fully sharded over all GPUs."""
+    yield MeshRule(match="gpu-*", mesh={"fsdp": -1})
+
+
+@hook.kernels
+def kernels() -> Iterator[Kernel]:
+    """Flash attention of the cuDNN library."""
+    yield Kernel(
+        op="attention",
+        name="cudnn_attention",
+        priority=200,
+        on=on(family="gpu", features=CUDNN),
+        accepts=Ref("axl_gpu.cudnn_attention:accepts"),
+        fn=Ref("axl_gpu.cudnn_attention:cudnn_attention"),
+    )
+
+
+@hook.doctor_checks
+def doctor_checks() -> Iterator[DoctorCheck]:
+    """Is JAX able to reach a GPU?"""
+    yield DoctorCheck(
+        name="cuda-packages",
+        fn=Ref("axl_gpu.doctor:cuda_packages"),
+        summary="JAX's CUDA plugin is installed, once",
+    )

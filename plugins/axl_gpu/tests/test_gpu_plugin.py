@@ -1,0 +1,83 @@
+"""What axl-gpu brings: its generations, how they are recognised, its mesh rule and its check."""
+
+from itertools import pairwise
+
+import pytest
+from axl_gpu.detect import detect
+from axl_gpu.doctor import cuda_finding
+from axl_gpu.hardware import hosts
+
+from axcore.plugins import Hardware, MeshRule, find_mesh_rule, plugin_host
+
+
+def test_plugin_loads():
+    plugin = plugin_host().plugin("axl-gpu")
+    assert plugin.trouble == ""
+    assert set(plugin.hooks) == {"doctor_checks", "hardware_families", "kernels", "mesh_rules"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "generation"),
+    [
+        ("NVIDIA A100-SXM4-40GB", "a100-40gb"),
+        ("NVIDIA A100-SXM4-80GB", "a100"),
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA B200", "b200"),
+        ("NVIDIA H100 PCIe", None),
+        ("NVIDIA H200 MIG 1g.18gb", None),
+        ("NVIDIA GeForce RTX 4090", None),
+    ],
+)
+def test_gpu_is_recognised_by_its_whole_name(kind, generation):
+    assert detect("gpu", kind) == generation
+    assert detect("cpu", kind) is None
+
+
+def test_every_generation_can_be_recognised():
+    from axl_gpu.detect import _GENERATIONS
+
+    assert set(_GENERATIONS.values()) == {host.generation for host in hosts()}
+
+
+@pytest.mark.parametrize("host", hosts(), ids=lambda host: host.name)
+def test_figures_hang_together(host):
+    flops = host.peak_flops
+    assert flops["bfloat16"] == flops["float16"] == pytest.approx(2 * flops["tensorfloat32"])
+    assert flops["int8"] == pytest.approx(2 * flops["bfloat16"], rel=1e-3)
+    assert flops["float32"] < flops["tensorfloat32"]
+    assert host.memory_bandwidth > host.interconnect_bandwidth
+
+
+def test_generations_grow():
+    ordered = [host for host in hosts() if host.generation != "a100-40gb"]
+    for older, newer in pairwise(ordered):
+        assert newer.memory_bytes >= older.memory_bytes
+        assert newer.memory_bandwidth > older.memory_bandwidth
+        assert newer.peak_flops["bfloat16"] >= older.peak_flops["bfloat16"]
+
+
+@pytest.mark.parametrize("target", ["gpu-h100-1", "gpu-h100-256", "gpu-unknown-3"])
+def test_every_gpu_has_a_mesh_rule(target):
+    generation, number = target.split("-")[1:]
+    hardware = Hardware(family="gpu", generation=generation, chips=int(number))
+    rule = find_mesh_rule(hardware, brought=plugin_host().records(MeshRule))
+    assert (rule.plugin, rule.mesh) == ("axl-gpu", {"fsdp": -1})
+
+
+@pytest.mark.parametrize(
+    ("installed", "level", "text"),
+    [
+        ({"jax": "0.10.2"}, "warning", "JAX's CUDA plugin is not: JAX will not see any GPU"),
+        ({"jax-cuda13-pjrt": "0.10.2"}, "ok", "jax-cuda13-pjrt 0.10.2"),
+        (
+            {"jax-cuda12-pjrt": "0.10.2", "jax-cuda13-pjrt": "0.10.2"},
+            "error",
+            "jax-cuda12-pjrt 0.10.2 and jax-cuda13-pjrt 0.10.2 are both installed",
+        ),
+    ],
+)
+def test_doctor_judges_the_cuda_packages(installed, level, text):
+    found = cuda_finding(installed)
+    assert found.level == level
+    assert text in found.text

@@ -1,0 +1,1 @@
+"""Google TPUs for axcore: hardware, mesh rules, splash attention."""

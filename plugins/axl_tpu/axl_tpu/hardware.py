@@ -1,0 +1,89 @@
+"""Cloud TPUs, one host each. Every figure is per chip.
+
+Sources are the pages of the Cloud TPU documentation named beside each. Link figures there count
+both directions where they say "bidirectional", and are halved here. The number in a target's name
+counts what Google counts: TensorCores for v4, v5p and TPU7x, chips for v5e and v6e.
+"""
+
+from axcore.plugins import Hardware
+
+GIB = 2**30
+GIGA = 1e9
+TERA = 1e12
+
+SPLASH = "splash_attention"
+
+
+def hosts() -> tuple[Hardware, ...]:
+    """Returns one host of each generation."""
+    return (V4, V5E, V5P, V6E, TPU7X)
+
+
+# Cloud TPU documentation, "TPU v4": 275 TFLOPs in bf16 or int8, 32 GiB HBM2 at 1200 GBps; two
+# TensorCores that JAX shows as one device; six links of 50 GB/s each way (2400 Gbps).
+V4 = Hardware(
+    family="tpu",
+    generation="v4",
+    chips=4,
+    units_per_chip=2,
+    memory_bytes=32 * GIB,
+    peak_flops={"bfloat16": 275 * TERA, "int8": 275 * TERA},
+    memory_bandwidth=1200 * GIGA,
+    interconnect_bandwidth=300 * GIGA,
+    features={SPLASH},
+)
+
+# Cloud TPU documentation, "TPU v5e" and the v5e column of "TPU v6e": 197 TFLOPs, 393 TOPs int8,
+# 16 GB at 819 GBps, 1600 Gbps of links; slices of several hosts have four chips in each.
+V5E = Hardware(
+    family="tpu",
+    generation="v5e",
+    chips=4,
+    memory_bytes=16 * GIB,
+    peak_flops={"bfloat16": 197 * TERA, "int8": 393 * TERA},
+    memory_bandwidth=819 * GIGA,
+    interconnect_bandwidth=200 * GIGA,
+    features={SPLASH},
+)
+
+# Cloud TPU documentation, "TPU v5p": 459 TFLOPs, 918 TOPs int8, 95 GiB at 2765 GBps, 1200 GBps of
+# links both ways; two TensorCores that JAX shows as one device.
+V5P = Hardware(
+    family="tpu",
+    generation="v5p",
+    chips=4,
+    units_per_chip=2,
+    memory_bytes=95 * GIB,
+    peak_flops={"bfloat16": 459 * TERA, "int8": 918 * TERA},
+    memory_bandwidth=2765 * GIGA,
+    interconnect_bandwidth=600 * GIGA,
+    features={SPLASH},
+)
+
+# Cloud TPU documentation, "TPU v6e": 918 TFLOPs, 1836 TOPs int8; the v6e column of "TPU7x":
+# 32 GiB at 1638 GBps, 800 GBps of links both ways.
+V6E = Hardware(
+    family="tpu",
+    generation="v6e",
+    chips=4,
+    memory_bytes=32 * GIB,
+    peak_flops={"bfloat16": 918 * TERA, "int8": 1836 * TERA},
+    memory_bandwidth=1638 * GIGA,
+    interconnect_bandwidth=400 * GIGA,
+    features={SPLASH},
+)
+
+# Cloud TPU documentation, "TPU7x (Ironwood)": 2307 TFLOPs bf16, 4614 fp8, 192 GiB at 7380 GBps,
+# 1200 GBps of links both ways; two TensorCores, each a JAX device of its own with half the memory.
+TPU7X = Hardware(
+    family="tpu",
+    generation="7x",
+    chips=4,
+    units_per_chip=2,
+    devices_per_chip=2,
+    memory_bytes=192 * GIB,
+    peak_flops={"bfloat16": 2307 * TERA, "float8": 4614 * TERA},
+    memory_bandwidth=7380 * GIGA,
+    interconnect_bandwidth=600 * GIGA,
+    features={SPLASH},
+)

@@ -1,0 +1,171 @@
+"""The attention op on TPU: the Pallas flash ("splash") attention that JAX ships, made to fit.
+
+It takes self-attention over whole rows: causal or not, windows, segments, soft cap, grouped heads.
+Under a mesh each device works on its own rows and heads.
+
+Letters: B batch, T queries, S keys, N query heads, K key heads, H key width, V value width.
+"""
+
+import math
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.experimental.pallas.ops.tpu import splash_attention as splash
+from jax.sharding import AbstractMesh, PartitionSpec
+
+from axcore.ops import ATTENTION_OUT, AttentionInputs, AttentionSpec, Call
+from axcore.parallel import ACTIVATION_RULES, partition_spec
+
+BLOCK_SIZES = (512, 256, 128)
+"""Tiles of queries and of keys, best first; one of them divides the number of tokens."""
+
+MAX_WIDTH = 256
+"""Largest head width whose tiles were seen to fit VMEM on every generation."""
+
+
+def accepts(call: Call) -> str | None:
+    """Returns None where splash attention can serve the call, else the reason why not."""
+    num_queries, num_keys = call.shape("q")[1], call.shape("k")[1]
+    if call.dtype("q") not in ("bfloat16", "float32"):
+        return f"takes bfloat16 and float32, not {call.dtype('q')}"
+    if num_queries != num_keys:
+        return f"takes as many keys as queries, not {num_queries} queries and {num_keys} keys"
+    if num_queries % BLOCK_SIZES[-1]:
+        return f"takes multiples of {BLOCK_SIZES[-1]} tokens, not {num_queries}"
+    for name in ("k", "v"):
+        width = call.shape(name)[-1]
+        if width % 8 or width > MAX_WIDTH:
+            return f"takes widths of {name} that are multiples of 8 up to {MAX_WIDTH}, not {width}"
+    if call.feature("query_offset") or call.has("query_offset"):
+        return "takes no query offset"
+    for array in ("k_start", "bias", "sinks", "dropout_seed"):
+        if call.has(array):
+            return f"takes no {array}"
+    if call.feature("lse"):
+        return "gives no log-sum-exp"
+    return None
+
+
+def splash_attention(
+    inputs: AttentionInputs, spec: AttentionSpec, *, interpret: bool = False
+) -> tuple[Array, Array]:
+    """Returns `(o_BTNV, zeros)`: `accepts` refuses calls that ask for the log-sum-exp.
+
+    Args:
+        inputs: Arrays of a call that `accepts` takes.
+        spec: The call's static choices.
+        interpret: Runs the kernel by an interpreter, on any device.
+    """
+    per_device = partial(_rows_of_one_device, spec=spec, interpret=interpret)
+    arrays = (inputs.q_BTNH, inputs.k_BSKH, inputs.v_BSKV)
+    segments = _pair(inputs.q_segments_BT, inputs.k_segments_BS)
+    mesh = jax.sharding.get_abstract_mesh()
+    if not mesh.empty and mesh.size > 1:
+        rows, heads = _splits(inputs, mesh)
+        spec_BTNH = PartitionSpec(rows, None, heads, None)
+        per_device = jax.shard_map(
+            per_device,
+            in_specs=(*[spec_BTNH] * 3, PartitionSpec(rows)),
+            out_specs=spec_BTNH,
+            check_vma=False,
+        )
+    o_BTNV = per_device(*arrays, segments)
+    return o_BTNV, jnp.zeros(o_BTNV.shape[:-1], jnp.float32)
+
+
+def _pair(q_BT: Array | None, k_BS: Array | None) -> splash.SegmentIds | None:
+    return None if q_BT is None or k_BS is None else splash.SegmentIds(q=q_BT, kv=k_BS)
+
+
+def _splits(inputs: AttentionInputs, mesh: AbstractMesh) -> tuple[object, object]:
+    """Returns the mesh axes over which rows and heads are split, None where they stay whole.
+
+    Query heads are split as key heads are, or else a device would lack the keys it needs.
+    """
+    rows, heads = partition_spec(("batch", "kv_heads"), ACTIVATION_RULES, mesh)
+    if inputs.q_BTNH.shape[0] % _ways(rows, mesh):
+        rows = None
+    if inputs.k_BSKH.shape[2] % _ways(heads, mesh):
+        heads = None
+    return rows, heads
+
+
+def _ways(entry: object, mesh: AbstractMesh) -> int:
+    names = (entry,) if isinstance(entry, str) else entry or ()
+    return math.prod(mesh.shape[name] for name in names)  # type: ignore[attr-defined]
+
+
+def _rows_of_one_device(
+    q_BTNH: Array,
+    k_BSKH: Array,
+    v_BSKV: Array,
+    segments: splash.SegmentIds | None,
+    *,
+    spec: AttentionSpec,
+    interpret: bool,
+) -> Array:
+    q_BTNH = q_BTNH * jnp.asarray(spec.scale, q_BTNH.dtype)
+    heads_first = [jnp.swapaxes(x, 1, 2) for x in (q_BTNH, k_BSKH, v_BSKV)]
+    kernel = _kernel(spec, q_BTNH.shape[2], q_BTNH.shape[1], interpret=interpret)
+    o_BTNV: Array = jnp.swapaxes(jax.vmap(kernel)(*heads_first, segments), 1, 2)
+    if segments is None:
+        return o_BTNV
+    sees_BT = _sees_anything(segments, spec)
+    return jnp.where(sees_BT[:, :, None, None], o_BTNV, jnp.zeros((), o_BTNV.dtype))
+
+
+def _kernel(
+    spec: AttentionSpec, num_heads: int, length: int, *, interpret: bool
+) -> Callable[..., Array]:
+    block = next(size for size in BLOCK_SIZES if length % size == 0)
+    kernel: Callable[..., Array] = splash.make_splash_mha(
+        splash.MultiHeadMask([_mask(spec, length)] * num_heads),
+        block_sizes=splash.BlockSizes(**dict.fromkeys(_BLOCK_FIELDS, block)),
+        attn_logits_soft_cap=spec.soft_cap,
+        residual_checkpoint_name=ATTENTION_OUT,
+        head_shards=1,
+        q_seq_shards=1,
+        interpret=interpret,
+    )
+    return kernel
+
+
+_BLOCK_FIELDS = (
+    "block_q",
+    "block_kv",
+    "block_kv_compute",
+    "block_q_dkv",
+    "block_kv_dkv",
+    "block_kv_dkv_compute",
+    "block_q_dq",
+    "block_kv_dq",
+)
+
+
+def _mask(spec: AttentionSpec, length: int) -> splash.Mask:
+    shape = (length, length)
+    if spec.left is None and spec.right is None:
+        return splash.FullMask(shape)
+    if spec.left is None and spec.right == 0:
+        return splash.CausalMask(shape)
+    return splash.LocalMask(shape, window_size=(spec.left, spec.right), offset=0)
+
+
+def _sees_anything(segments: splash.SegmentIds, spec: AttentionSpec) -> Array:
+    """Returns which queries `[B, T]` see any key; the kernel gives the others a mean of all keys.
+
+    The comparison of all pairs is fused into the reduction; it is never stored.
+    """
+    length = segments.q.shape[1]
+    place = jnp.arange(length)
+    distance_TS = place[None, :] - place[:, None]
+    near_TS = jnp.ones((length, length), bool)
+    if spec.left is not None:
+        near_TS &= distance_TS >= -spec.left
+    if spec.right is not None:
+        near_TS &= distance_TS <= spec.right
+    same_BTS = segments.q[:, :, None] == segments.kv[:, None, :]
+    return jnp.any(same_BTS & (segments.kv != 0)[:, None, :] & near_TS[None], axis=-1)

@@ -1,0 +1,74 @@
+"""What axl-tpu brings: its generations, how they are recognised, its mesh rule and its check."""
+
+from types import SimpleNamespace
+
+import pytest
+from axl_tpu.detect import detect
+from axl_tpu.doctor import libtpu_finding
+from axl_tpu.hardware import hosts
+
+from axcore.plugins import Hardware, MeshRule, find_mesh_rule, plugin_host
+
+
+def test_plugin_loads():
+    plugin = plugin_host().plugin("axl-tpu")
+    assert plugin.trouble == ""
+    assert set(plugin.hooks) == {"doctor_checks", "hardware_families", "kernels", "mesh_rules"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "generation"),
+    [
+        ("TPU v4", "v4"),
+        ("TPU v5 lite", "v5e"),
+        ("TPU v5", "v5p"),
+        ("TPU v5p", "v5p"),
+        ("TPU v6 lite", "v6e"),
+        ("TPU7x", "7x"),
+        ("TPU v3", None),
+    ],
+)
+def test_tpu_is_recognised_by_its_kind(kind, generation):
+    assert detect("tpu", kind) == generation
+    assert detect("cpu", kind) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "chips", "num_devices", "num_hosts"),
+    [
+        ("tpu-v4-8", 4, 4, 1),
+        ("tpu-v5p-512", 256, 256, 64),
+        ("tpu-v5e-256", 256, 256, 64),
+        ("tpu-v6e-1", 1, 1, 1),
+        ("tpu-7x-128", 64, 128, 16),
+    ],
+)
+def test_names_count_what_google_counts(name, chips, num_devices, num_hosts):
+    hardware = Hardware.parse(name)
+    assert hardware.name == name
+    got = (hardware.chips, hardware.num_devices, hardware.num_hosts)
+    assert got == (chips, num_devices, num_hosts)
+
+
+def test_two_devices_of_a_chip_are_detected_as_one():
+    device = {"platform": "tpu", "device_kind": "TPU7x"}
+    devices = [SimpleNamespace(**device, process_index=index // 8) for index in range(128)]
+    assert Hardware.detect(devices) == Hardware.parse("tpu-7x-128")
+
+
+@pytest.mark.parametrize("host", hosts(), ids=lambda host: host.name)
+def test_figures_hang_together(host):
+    assert host.memory_bandwidth > host.interconnect_bandwidth
+    for dtype in ("int8", "float8"):
+        assert host.peak_flops.get(dtype, 4e15) >= host.peak_flops["bfloat16"]
+
+
+@pytest.mark.parametrize("target", ["tpu-v5e-1", "tpu-v5p-512"])
+def test_every_tpu_has_a_mesh_rule(target):
+    rule = find_mesh_rule(Hardware.parse(target), brought=plugin_host().records(MeshRule))
+    assert (rule.plugin, rule.mesh) == ("axl-tpu", {"fsdp": -1})
+
+
+def test_doctor_says_whether_libtpu_is_there():
+    assert libtpu_finding("0.0.42").text == "libtpu 0.0.42"
+    assert "JAX will not see any TPU" in libtpu_finding(None).text
