@@ -44,9 +44,11 @@ class _Running(NamedTuple):
     total: Array
 
 
-def blockwise_forward(inputs: AttentionInputs, spec: AttentionSpec) -> tuple[Array, Array]:
+def blockwise_forward(
+    inputs: AttentionInputs, spec: AttentionSpec, *, block_size: int = BLOCK_SIZE
+) -> tuple[Array, Array]:
     """Return `(o_BTNV, lse_BTN)`; see `attention_reference` for the meaning."""
-    call = CutCall.of(inputs, spec, BLOCK_SIZE)
+    call = CutCall.of(inputs, spec, block_size)
 
     def step(running: _Running, pair: Array) -> tuple[_Running, None]:
         i, j = pair[0], pair[1]
@@ -109,12 +111,13 @@ def blockwise_backward(
     lse_BTN: Array,
     do_BTNV: Array,
     dlse_BTN: Array,
+    block_size: int = BLOCK_SIZE,
 ) -> AttentionInputs:
     """Return the gradients of a call's arrays from its output and log-sum-exp.
 
     Parts that carry no gradient (integers) are None.
     """
-    call = CutCall.of(inputs, spec, BLOCK_SIZE)
+    call = CutCall.of(inputs, spec, block_size)
     num_key_heads = inputs.k_BSKH.shape[2]
     delta_BTN = row_delta(o_BTNV, do_BTNV, dlse_BTN)
     do = call.queries.cut(group_heads(do_BTNV, num_key_heads), axis=3)

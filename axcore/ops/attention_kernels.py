@@ -45,11 +45,15 @@ def attention_parts(call: Call) -> tuple[AttentionInputs, AttentionSpec]:
     For `accepts` of attention kernels, which can so ask for `inputs.bias_BNTS is None`.
     """
     arrays = {
-        field: jax.ShapeDtypeStruct(call.shape(name), call.dtype(name)) if call.has(name) else None
+        field: _abstract(call.shape(name), call.dtype(name)) if call.has(name) else None
         for field, name in _NAMES.items()
     }
     choices = {field.name: call.feature(field.name) for field in attrs.fields(AttentionSpec)}
     return AttentionInputs(**cast(Any, arrays)), AttentionSpec(**cast(Any, choices))
+
+
+def _abstract(shape: tuple[int, ...], dtype: str) -> Any:
+    return jax.ShapeDtypeStruct(shape, jax.numpy.dtype(dtype))  # type: ignore[no-untyped-call]
 
 
 def run_attention(

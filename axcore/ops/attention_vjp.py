@@ -4,7 +4,7 @@ What forward leaves for backward is fixed: the output and the log-sum-exp, by na
 """
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import attrs
 import jax
@@ -16,6 +16,7 @@ from axcore.ops.residuals import name_attention_residuals
 Forward = Callable[[AttentionInputs, AttentionSpec], tuple[Array, Array]]
 
 
+@runtime_checkable
 class Backward(Protocol):
     """A backward kernel: gradients of a call's arrays, None for parts that carry none."""
 

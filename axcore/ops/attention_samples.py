@@ -1,0 +1,134 @@
+"""Sample calls of attention: one for each word of its vocabulary, and all of them together.
+
+Shapes are odd and small, so that blocks are padded and tests are quick.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import attrs
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.typing import DTypeLike
+
+from axcore.ops.attention_types import AttentionInputs, AttentionSpec
+
+
+@attrs.frozen(kw_only=True)
+class AttentionSample:
+    """A recipe for a call: sizes, static choices, and the optional arrays that it has."""
+
+    name: str
+    batch: int = 2
+    queries: int = 37
+    keys: int = 37
+    heads: int = 4
+    key_heads: int = 2
+    width: int = 16
+    value_width: int = 16
+    spec: Mapping[str, Any] = attrs.field(factory=dict)
+    parts: tuple[str, ...] = ()
+
+    def make(self, dtype: DTypeLike = jnp.float32) -> tuple[AttentionInputs, AttentionSpec]:
+        """Return the call; equal each time."""
+        keys = iter(jax.random.split(jax.random.key(len(self.name)), 8))
+
+        def normal(*shape: int) -> Array:
+            return jax.random.normal(next(keys), shape, jnp.float32).astype(dtype)
+
+        inputs = AttentionInputs(
+            normal(self.batch, self.queries, self.heads, self.width),
+            normal(self.batch, self.keys, self.key_heads, self.width),
+            normal(self.batch, self.keys, self.key_heads, self.value_width),
+        )
+        for part in self.parts:
+            inputs = inputs._replace(**_PARTS[part](self, normal))
+        return inputs, AttentionSpec(**{"scale": self.width**-0.5, **self.spec})
+
+
+_Part = Callable[[AttentionSample, Callable[..., Array]], dict[str, Array]]
+
+
+def _segments(sample: AttentionSample, _: Callable[..., Array]) -> dict[str, Array]:
+    """Three documents of uneven length, other cuts in each row, then padding."""
+    row = np.arange(sample.batch)[:, None]
+    q, k = (_documents(length, row) for length in (sample.queries, sample.keys))
+    return {"q_segments_BT": jnp.asarray(q), "k_segments_BS": jnp.asarray(k)}
+
+
+def _documents(length: int, row: np.ndarray) -> np.ndarray:
+    place = np.arange(length)[None, :] + row * (length // 7)
+    ids = 1 + (place > length // 3) + (place > length // 2)
+    return np.where(np.arange(length)[None, :] >= length - 3, 0, ids).astype(np.int32)
+
+
+def _ranges(sample: AttentionSample, _: Callable[..., Array]) -> dict[str, Array]:
+    """A range that moves with the query; every fifth is empty."""
+    place = np.arange(sample.queries)[None, :] + np.arange(sample.batch)[:, None]
+    start = np.minimum(place // 2, sample.keys)
+    end = np.where(place % 5 == 4, start, np.minimum(start + 9, sample.keys))
+    return {"k_start_BT": jnp.asarray(start), "k_end_BT": jnp.asarray(end)}
+
+
+def _bias(sample: AttentionSample, normal: Callable[..., Array]) -> dict[str, Array]:
+    return {"bias_BNTS": normal(1, sample.heads, sample.queries, sample.keys)}
+
+
+def _row_bias(sample: AttentionSample, normal: Callable[..., Array]) -> dict[str, Array]:
+    return {"bias_BNTS": normal(sample.batch, 1, 1, sample.keys)}
+
+
+def _sinks(sample: AttentionSample, normal: Callable[..., Array]) -> dict[str, Array]:
+    return {"sinks_N": normal(sample.heads)}
+
+
+def _offset(sample: AttentionSample, _: Callable[..., Array]) -> dict[str, Array]:
+    return {"query_offset_B": jnp.arange(sample.batch, dtype=jnp.int32) * 7}
+
+
+def _seed(sample: AttentionSample, _: Callable[..., Array]) -> dict[str, Array]:
+    return {"dropout_seed": jnp.uint32(11)}
+
+
+_PARTS: Mapping[str, _Part] = {
+    "segments": _segments,
+    "ranges": _ranges,
+    "bias": _bias,
+    "row_bias": _row_bias,
+    "sinks": _sinks,
+    "offset": _offset,
+    "dropout": _seed,
+}
+
+ATTENTION_SAMPLES = (
+    AttentionSample(name="plain"),
+    AttentionSample(name="causal", spec={"right": 0}),
+    AttentionSample(name="one_query", queries=1, keys=50),
+    AttentionSample(name="more_keys", keys=53, spec={"right": 0, "query_offset": 16}),
+    AttentionSample(name="more_queries", queries=53, spec={"right": 0, "query_offset": -10}),
+    AttentionSample(name="one_head_each", key_heads=4),
+    AttentionSample(name="one_key_head", key_heads=1),
+    AttentionSample(name="width_64", width=64, value_width=64, spec={"right": 0}),
+    AttentionSample(name="width_80", width=80, value_width=80, spec={"right": 0}),
+    AttentionSample(name="width_128", width=128, value_width=128, spec={"right": 0}),
+    AttentionSample(name="value_width", width=24, value_width=8, spec={"right": 0}),
+    AttentionSample(name="window", spec={"left": 5, "right": 3}),
+    AttentionSample(name="causal_window", spec={"left": 7, "right": 0}),
+    AttentionSample(name="segments", parts=("segments",), spec={"right": 0}),
+    AttentionSample(name="ranges", parts=("ranges",)),
+    AttentionSample(name="soft_cap", spec={"soft_cap": 2.0, "right": 0}),
+    AttentionSample(name="bias", parts=("bias",)),
+    AttentionSample(name="row_bias", parts=("row_bias",), spec={"right": 0}),
+    AttentionSample(name="sinks", parts=("sinks", "ranges")),
+    AttentionSample(name="offset", parts=("offset",), keys=53, spec={"right": 0}),
+    AttentionSample(name="dropout", parts=("dropout",), spec={"dropout_rate": 0.3, "right": 0}),
+    AttentionSample(
+        name="everything",
+        keys=53,
+        value_width=8,
+        parts=("segments", "ranges", "bias", "sinks", "offset", "dropout"),
+        spec={"left": 30, "right": 2, "soft_cap": 3.0, "dropout_rate": 0.2, "query_offset": 4},
+    ),
+)

@@ -1,0 +1,50 @@
+"""Sample calls of cross-entropy: odd sizes, tokens without weight, and every choice."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+from axcore.ops.cross_entropy_types import CrossEntropyInputs, CrossEntropySpec
+
+
+@attrs.frozen(kw_only=True)
+class CrossEntropySample:
+    """A recipe for a call: sizes and static choices."""
+
+    name: str
+    leading: tuple[int, ...] = (3, 19)
+    width: int = 8
+    vocabulary: int = 50
+    spec: Mapping[str, Any] = attrs.field(factory=dict)
+
+    def make(self, dtype: DTypeLike = jnp.float32) -> tuple[CrossEntropyInputs, CrossEntropySpec]:
+        """Return the call, equal each time; a third of the tokens weigh nothing."""
+        x_key, w_key, target_key, weight_key = jax.random.split(jax.random.key(len(self.name)), 4)
+        spec = CrossEntropySpec(**self.spec)
+        w_shape = (self.width, self.vocabulary)
+        weights = jax.random.uniform(weight_key, self.leading, minval=-0.5)
+        inputs = CrossEntropyInputs(
+            jax.random.normal(x_key, (*self.leading, self.width)).astype(dtype),
+            jax.random.normal(w_key, w_shape[:: -1 if spec.vocabulary_first else 1]).astype(dtype),
+            jax.random.randint(target_key, self.leading, 0, self.vocabulary),
+            jnp.maximum(weights, 0.0),
+        )
+        return inputs, spec
+
+
+CROSS_ENTROPY_SAMPLES = (
+    CrossEntropySample(name="plain"),
+    CrossEntropySample(name="one_token", leading=(1, 1)),
+    CrossEntropySample(name="no_batch", leading=(19,)),
+    CrossEntropySample(name="two_batches", leading=(2, 3, 7)),
+    CrossEntropySample(name="tied", spec={"vocabulary_first": True}),
+    CrossEntropySample(name="z_loss", spec={"z_loss": 0.1}),
+    CrossEntropySample(name="soft_cap", spec={"soft_cap": 3.0}),
+    CrossEntropySample(
+        name="everything", spec={"vocabulary_first": True, "z_loss": 0.1, "soft_cap": 3.0}
+    ),
+)
