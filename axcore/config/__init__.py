@@ -4,25 +4,20 @@ from immutabledict import immutabledict
 
 from axcore.config.build import Buildable, Configurable
 from axcore.config.call import config_for
+from axcore.config.decode import from_dict
 from axcore.config.define import class_tag, config, field_names
 from axcore.config.diff import ABSENT, Change, diff_config, format_diff
-from axcore.config.edit import evolve, replace_config, update_config
+from axcore.config.edit import evolve, origin_of, replace_config, update_config
+from axcore.config.encode import to_dict
+from axcore.config.golden import check_golden
 from axcore.config.overrides import apply_overrides
 from axcore.config.provenance import Origin, origins_of
 from axcore.config.render import config_name, render_config
 from axcore.config.required import REQUIRED
-from axcore.config.serialise import (
-    digest,
-    from_dict,
-    from_json,
-    from_yaml,
-    to_dict,
-    to_json,
-    to_yaml,
-    trust_package,
-)
+from axcore.config.serialise import digest, from_json, from_yaml, to_json, to_yaml
 from axcore.config.suggest import did_you_mean, name_the_known
 from axcore.config.traverse import Found, find_config, map_config, walk
+from axcore.config.trust import trust_package
 from axcore.config.values import is_config
 
 __all__ = [
@@ -34,6 +29,7 @@ __all__ = [
     "Found",
     "Origin",
     "apply_overrides",
+    "check_golden",
     "class_tag",
     "config",
     "config_for",
@@ -52,6 +48,7 @@ __all__ = [
     "is_config",
     "map_config",
     "name_the_known",
+    "origin_of",
     "origins_of",
     "render_config",
     "replace_config",

@@ -7,14 +7,12 @@ built, every field that nobody filled is gathered, and the root reports them all
 from contextvars import ContextVar
 from typing import Any
 
-import attrs
-
 from axcore.config.define import class_tag, config, field_names
 from axcore.config.paths import Path, format_path
-from axcore.config.provenance import carry_origins, origins_of
+from axcore.config.provenance import Origin, origins_of
 from axcore.config.required import REQUIRED
 from axcore.config.suggest import name_the_known
-from axcore.config.traverse import children
+from axcore.config.traverse import walk, with_children
 from axcore.config.values import is_config
 from axcore.errors import ConfigError
 
@@ -32,23 +30,22 @@ class _Frame:
         self.used: set[Path] = set()
 
     def path_of(self, child: Any) -> Path:
-        """Returns the path of a child config, found by identity among this config's values."""
-        places = [path for path, node in _nested(self.cfg, ()) if node is child]
-        fresh = [place for place in places if place not in self.used]
+        """Returns the path of a child config among this config's values.
+
+        It is found by identity. One that stands in several places is taken for the first that was
+        not built yet; one that the parent edited before it built it, for the only one of its class.
+        """
+        nodes = [(path, node) for path, node in walk(self.cfg) if path and is_config(node)]
+        places = [path for path, node in nodes if node is child]
+        if not places:
+            alike = [path for path, node in nodes if type(node) is type(child)]
+            places = alike if len(alike) == 1 else []
         if not places:
             return (*self.path, f"<{type(child).__qualname__}>")
+        fresh = [place for place in places if place not in self.used]
         place = (fresh or places)[0]
         self.used.add(place)
         return (*self.path, *place)
-
-
-def _nested(value: Any, path: Path) -> Any:
-    """Yields the configs one level below, looking through tuples and mappings."""
-    for step, child in children(value):
-        if is_config(child):
-            yield (*path, step), child
-        else:
-            yield from _nested(child, (*path, step))
 
 
 _building: ContextVar[_Frame | None] = ContextVar("axcore_building", default=None)
@@ -125,22 +122,16 @@ def _fill(cfg: Any, filled: dict[str, Any], path: Path) -> Any:
     changes = {name: value for name, value in filled.items() if getattr(cfg, name) is REQUIRED}
     if not changes:
         return cfg
-    try:
-        new = attrs.evolve(cfg, **changes)
-    except ConfigError as error:
-        raise ConfigError(
-            error.what, where=format_path(path) or error.where, set_in="the parent's wiring"
-        ) from None
-    carry_origins(new, cfg, {})
-    return new
+    return with_children(cfg, changes, path, Origin("the parent's wiring"))
 
 
 def _missing_error(cfg: Any, missing: list[str]) -> ConfigError:
-    lines = "\n".join(f"  {path}" for path in missing)
+    lines = "\n".join(f"  {path}" for path in dict.fromkeys(missing))
     first = missing[0]
+    count = len(set(missing))
+    fields = "field" if count == 1 else "fields"
     return ConfigError(
-        f"{type(cfg).__qualname__} lacks {len(missing)} required "
-        f"field{'s' if len(missing) > 1 else ''}:\n{lines}",
+        f"{type(cfg).__qualname__} lacks {count} required {fields}:\n{lines}",
         mend=f"--set {first}=..., or update_config(cfg, {{{first!r}: ...}})",
     )
 
@@ -180,6 +171,8 @@ class Configurable:
         nested = cls.__dict__["Config"]
         if "__config_fields__" not in nested.__dict__:
             raise TypeError(f"{cls.__qualname__}.Config lacks the @config decorator")
+        if not issubclass(nested, Buildable):
+            raise TypeError(f"{cls.__qualname__}.Config does not inherit from its base's Config")
         nested.__config_owner__ = cls
 
 

@@ -1,16 +1,14 @@
 """`config_for`: a config of a call to any function or class of another library."""
 
 import functools
-import importlib
 import inspect
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping
 from typing import Any
-
-import attrs
 
 from axcore.config.build import Buildable
 from axcore.config.define import config, field_defaults, field_names
-from axcore.config.required import REQUIRED
+from axcore.config.required import OMITTED, REQUIRED
 from axcore.config.values import Mismatch, freeze, is_config
 from axcore.errors import ConfigError
 
@@ -24,16 +22,7 @@ class CallConfig(Buildable):
     """
 
     def _make(self) -> Any:
-        fn = call_target(type(self))
-        defaults = field_defaults(type(self))
-        values = {name: getattr(self, name) for name in field_names(self)}
-        return fn(
-            **{
-                name: _built(value)
-                for name, value in values.items()
-                if name not in defaults or value is not defaults[name]
-            }
-        )
+        return call_target(type(self))(**call_arguments(self))
 
 
 def config_for(fn: Callable[..., Any], /, **values: Any) -> Any:
@@ -48,6 +37,18 @@ def config_for(fn: Callable[..., Any], /, **values: Any) -> Any:
     return _config_class(fn)(**values)
 
 
+def call_arguments(cfg: CallConfig) -> dict[str, Any]:
+    """Returns the arguments that a call passes, nested configs built."""
+    return {name: _built(value) for name, value in set_fields(cfg).items()}
+
+
+def set_fields(cfg: CallConfig) -> dict[str, Any]:
+    """Returns the fields that do not stand at the function's own defaults."""
+    defaults = field_defaults(type(cfg))
+    values = {name: getattr(cfg, name) for name in field_names(cfg)}
+    return {n: v for n, v in values.items() if n not in defaults or v is not defaults[n]}
+
+
 def call_target(cls: type) -> Callable[..., Any]:
     """Returns the function that a `config_for` class calls."""
     fn: Callable[..., Any] = cls.__dict__["__config_call__"][0]
@@ -55,27 +56,28 @@ def call_target(cls: type) -> Callable[..., Any]:
 
 
 def function_reference(fn: Any) -> str:
-    """Returns `module:name` of a function or class.
+    """Returns `module:name` of a function or class, by the outermost package that exports it.
 
     Raises:
         ConfigError: It is a lambda or a local, which no name reaches.
     """
     module, name = getattr(fn, "__module__", None), getattr(fn, "__qualname__", None)
-    if not module or not name or "<" in name or not _reaches(module, name, fn):
-        raise ConfigError(
-            f"{fn!r} cannot be named as module:name",
-            mend="define it at the top level of a module",
-        )
-    return f"{module}:{name}"
+    if module and name and "<" not in name:
+        parts = module.split(".")
+        for i in range(1, len(parts) + 1):
+            package = ".".join(parts[:i])
+            if _reaches(package, name, fn):
+                return f"{package}:{name}"
+    raise ConfigError(
+        f"{fn!r} cannot be named as module:name",
+        mend="define it at the top level of a module",
+    )
 
 
 def _reaches(module: str, name: str, fn: Any) -> bool:
-    try:
-        found: Any = importlib.import_module(module)
-        for part in name.split("."):
-            found = getattr(found, part)
-    except (ImportError, AttributeError):
-        return False
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
     return found is fn
 
 
@@ -83,7 +85,7 @@ def _reaches(module: str, name: str, fn: Any) -> bool:
 def _config_class(fn: Callable[..., Any]) -> type:
     reference = function_reference(fn)
     fields: dict[str, Any] = {}
-    for parameter in inspect.signature(fn).parameters.values():
+    for parameter in _parameters(fn, reference):
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             continue
         if parameter.kind is parameter.POSITIONAL_ONLY:
@@ -101,7 +103,23 @@ def _config_class(fn: Callable[..., Any]) -> type:
         "__reduce__": _reduce,
         **fields,
     }
-    return config(type(fn.__qualname__, (CallConfig,), namespace))
+    try:
+        return config(type(fn.__qualname__, (CallConfig,), namespace))
+    except TypeError as error:
+        raise ConfigError(
+            f"{reference} has a parameter that is no name for a field: {error}",
+            mend="wrap it in a function that names it otherwise",
+        ) from error
+
+
+def _parameters(fn: Callable[..., Any], reference: str) -> list[inspect.Parameter]:
+    try:
+        return list(inspect.signature(fn).parameters.values())
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{reference} does not tell its parameters",
+            mend="wrap it in a function that takes keywords",
+        ) from error
 
 
 def _default_of(parameter: inspect.Parameter) -> Any:
@@ -110,12 +128,11 @@ def _default_of(parameter: inspect.Parameter) -> Any:
     try:
         return freeze(parameter.default)
     except Mismatch:
-        return None
+        return OMITTED
 
 
-def _reduce(self: Any) -> tuple[Any, ...]:
-    values = {field.name: getattr(self, field.name) for field in attrs.fields(type(self))}
-    return _rebuild, (call_target(type(self)), values)
+def _reduce(self: CallConfig) -> tuple[Any, ...]:
+    return _rebuild, (call_target(type(self)), set_fields(self))
 
 
 def _rebuild(fn: Callable[..., Any], values: dict[str, Any]) -> Any:
@@ -127,4 +144,6 @@ def _built(value: Any) -> Any:
         return value.build()
     if isinstance(value, tuple):
         return tuple(_built(item) for item in value)
+    if isinstance(value, Mapping):
+        return {key: _built(item) for key, item in value.items()}
     return value

@@ -1,5 +1,7 @@
 """`@config`: frozen, typed, hashable classes whose instances are values through and through."""
 
+import contextlib
+import inspect
 import typing
 from typing import Any, TypeVar, dataclass_transform
 
@@ -7,7 +9,7 @@ import attrs
 
 from axcore.config.provenance import calling_origin, set_origins
 from axcore.config.required import REQUIRED
-from axcore.config.values import CONFIG_MARK, Checker, Mismatch, checker, is_config
+from axcore.config.values import CONFIG_MARK, Checker, Mismatch, checker, freeze, is_config
 from axcore.errors import ConfigError
 
 T = TypeVar("T")
@@ -28,6 +30,7 @@ def config(cls: type[T]) -> type[T]:
         ConfigError: On instantiation, listing every field whose value does not fit.
     """
     cls.__attrs_post_init__ = _freeze_and_check  # type: ignore[attr-defined]
+    _freeze_defaults(cls)
     made = attrs.frozen(cls, kw_only=True, slots=False, cache_hash=True, repr=False)
     names = tuple(field.name for field in attrs.fields(made))  # type: ignore[arg-type]
     for name in names:
@@ -38,6 +41,15 @@ def config(cls: type[T]) -> type[T]:
     made.__init__ = _checked_init(made, made.__init__)  # type: ignore[method-assign]
     _REGISTRY[class_tag(made)] = made
     return made
+
+
+def _freeze_defaults(cls: type) -> None:
+    """Makes values of mutable defaults, so that nobody who holds one can change later configs."""
+    for name in inspect.get_annotations(cls):
+        default = cls.__dict__.get(name)
+        if isinstance(default, (list, tuple, typing.Mapping)):
+            with contextlib.suppress(Mismatch):  # told with all others when an instance is made
+                setattr(cls, name, freeze(default))
 
 
 def class_tag(cls: type) -> str:
@@ -147,7 +159,10 @@ def _mismatch_error(cls: type, problems: list[tuple[str, Mismatch]]) -> ConfigEr
 
 
 def _short(value: Any) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # an int of too many digits, or a list that holds itself
+        return f"a {type(value).__qualname__} that cannot be printed"
     return text if len(text) <= 80 else text[:77] + "..."
 
 

@@ -3,8 +3,9 @@
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from axcore.config.define import class_tag
 from axcore.config.paths import Path, format_path
-from axcore.config.render import format_value, render_config
+from axcore.config.render import config_name, format_value, render_config
 from axcore.config.traverse import children
 from axcore.config.values import is_config
 
@@ -26,7 +27,8 @@ class Change(NamedTuple):
     after: Any
 
     def __str__(self) -> str:
-        lines = [*_side("-", self.path, self.before), *_side("+", self.path, self.after)]
+        before, after = self.before, self.after
+        lines = [*_side("-", self.path, before, after), *_side("+", self.path, after, before)]
         return "\n".join(lines)
 
 
@@ -64,11 +66,13 @@ def _comparable_inside(before: Any, after: Any) -> bool:
     return both_tuples or (isinstance(before, Mapping) and isinstance(after, Mapping))
 
 
-def _side(sign: str, path: str, value: Any) -> list[str]:
+def _side(sign: str, path: str, value: Any, other: Any) -> list[str]:
     if value is ABSENT:
         return []
     if not is_config(value):
         return [f"{sign} {path}: {format_value(value)}"]
-    lines = render_config(value).splitlines()
-    inner = [f"{sign} {path}.{line}" if path else f"{sign} {line}" for line in lines[1:]]
-    return [f"{sign} {path}: {lines[0]}" if path else f"{sign} {lines[0]}", *inner]
+    first, *lines = render_config(value).splitlines()
+    if is_config(other) and config_name(other) == config_name(value):
+        first = class_tag(type(value))  # two classes of one name
+    inner = [f"{sign} {path}.{line}" if path else f"{sign} {line}" for line in lines]
+    return [f"{sign} {path}: {first}" if path else f"{sign} {first}", *inner]

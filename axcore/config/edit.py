@@ -7,7 +7,7 @@ import attrs
 
 from axcore.config.define import class_tag, field_names
 from axcore.config.paths import Key, Path, Pattern, Step, format_path, matches, parse_pattern
-from axcore.config.provenance import Origin, calling_origin, carry_origins
+from axcore.config.provenance import Origin, calling_origin, carry_origins, origins_of
 from axcore.config.required import REQUIRED
 from axcore.config.suggest import name_the_known
 from axcore.config.traverse import (
@@ -18,7 +18,7 @@ from axcore.config.traverse import (
     walk,
     with_children,
 )
-from axcore.config.values import is_config
+from axcore.config.values import is_config, is_config_class
 from axcore.errors import ConfigError
 
 C = TypeVar("C")
@@ -64,42 +64,58 @@ def update_config(cfg: C, changes: Mapping[str, Any], *, set_in: str | None = No
 
 
 def matching_paths(cfg: Any, pattern: Pattern) -> tuple[Path, ...]:
-    """Returns the paths below the root that a glob matches; a plain path matches itself."""
+    """Returns the paths below the root that a glob matches; a plain path matches itself.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    if not pattern:
+        raise ConfigError("the path is empty", mend="name a field, or edit with evolve(cfg, ...)")
+    if not pattern.is_glob:
+        _resolve(cfg, pattern)
+        return (tuple(pattern),)
+    paths = tuple(path for path, _ in walk(cfg) if path and matches(pattern, path))
+    if not paths:
+        raise _matches_nothing(cfg, pattern)
+    return paths
+
+
+def origin_of(cfg: Any, path: str) -> Origin | None:
+    """Returns where the value at a path was set, or None where it is a default.
+
+    A value inside of a tuple or mapping was set where the whole of it was.
+
+    Raises:
+        ConfigError: The path matches nothing.
+    """
+    pattern = parse_pattern(path)
     if pattern.is_glob:
-        return tuple(path for path, _ in walk(cfg) if path and matches(pattern, path))
-    _resolve(cfg, pattern)
-    return (tuple(pattern),)
+        raise ConfigError(f"{path!r} is a glob", mend="name one value")
+    node, origin = cfg, None
+    for step in matching_paths(cfg, pattern)[0]:
+        if is_config(node):
+            origin = origins_of(node).get(str(step))
+        node = dict(children(node)).get(step)
+    return origin
 
 
 def _set_matching(cfg: Any, pattern: Pattern, value: Any, origin: Origin) -> Any:
-    paths = matching_paths(cfg, pattern)
-    if not paths:
-        raise _matches_nothing(cfg, pattern)
-    for path in paths:
-        cfg = _set_at(cfg, path, value, origin, ())
+    return set_at_each(cfg, dict.fromkeys(matching_paths(cfg, pattern), value), origin)
+
+
+def set_at_each(cfg: Any, values: Mapping[Path, Any], origin: Origin) -> Any:
+    """Returns `cfg` with a value set at each of the paths; what stands above another wins."""
+    for path in sorted(values, key=len, reverse=True):
+        cfg = _set_at(cfg, path, values[path], origin, ())
     return cfg
 
 
 def _set_at(node: Any, path: Path, value: Any, origin: Origin, above: Path) -> Any:
     step = path[0]
-    here = (*above, step)
     if len(path) > 1:
-        value = _set_at(_child(node, step), path[1:], value, origin, here)
-    try:
-        new = with_children(node, {step: value})
-    except ConfigError as error:
-        if error.where and not error.where.startswith(format_path(above) or "\0"):
-            raise ConfigError(
-                error.what, where=format_path(here), set_in=str(origin), mend=error.mend
-            ) from None
-        raise
-    if is_config(node):
-        carry_origins(new, node, {str(step): origin})
-    return new
-
-
-def _child(node: Any, step: Step) -> Any:
-    return dict(children(node))[step]
+        child = dict(children(node))[step]
+        value = _set_at(child, path[1:], value, origin, (*above, step))
+    return with_children(node, {step: value}, above, origin)
 
 
 def _resolve(cfg: Any, path: Pattern) -> None:
@@ -127,7 +143,7 @@ def _no_such_step(path: Pattern, i: int, node: Any, below: Mapping[Step, Any]) -
         where=at,
         mend=name_the_known(format_path(path[i : i + 1]), [format_path((k,)) for k in below])
         if below
-        else f"{at} is a plain value; stop the path there",
+        else f"{at} holds nothing below it; stop the path there",
     )
 
 
@@ -192,7 +208,7 @@ def replace_config(
         if not (is_config(node) and accepts(node) and matches(pattern, path)):
             return node
         count += 1
-        return _filled_from(_replacement(new, node, path), node, origin)
+        return _filled_from(_replacement(new, node, path), node, path, origin)
 
     result: C = rebuild(cfg, visit)
     if not count and not missing_ok:
@@ -201,17 +217,22 @@ def replace_config(
 
 
 def _replacement(new: Any, old: Any, path: Path) -> Any:
-    made = new if is_config(new) else new(old) if callable(new) else new
+    is_function = callable(new) and not isinstance(new, type) and not is_config(new)
+    made = new(old) if is_function else new
     if not is_config(made):
+        is_owner = is_config_class(getattr(made, "Config", None))
+        name = getattr(made, "__qualname__", "")
         raise ConfigError(
             f"a replacement must be a config, got {made!r}",
-            where=format_path(path),
-            mend="return a config from the function that replaces",
+            where=format_path(path) or "the root",
+            mend=f"give an instance: {name}.Config(...)"
+            if is_owner
+            else "return a config from the function that replaces",
         )
     return made
 
 
-def _filled_from(new: Any, old: Any, origin: Origin) -> Any:
+def _filled_from(new: Any, old: Any, path: Path, origin: Origin) -> Any:
     if new is old:
         return new
     theirs = set(field_names(old))
@@ -222,9 +243,7 @@ def _filled_from(new: Any, old: Any, origin: Origin) -> Any:
     }
     if not fills:
         return new
-    filled = attrs.evolve(new, **fills)
-    carry_origins(filled, new, dict.fromkeys(fills, origin))
-    return filled
+    return with_children(new, fills, path, origin)
 
 
 def _nothing_to_replace(cfg: Any, target: Any, at: str) -> ConfigError:

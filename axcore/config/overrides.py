@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Union, get_args, get_origin
 
 from axcore.config.define import field_annotations
-from axcore.config.edit import matching_paths, update_config
+from axcore.config.edit import matching_paths, set_at_each
 from axcore.config.paths import Path, Step, format_path, parse_pattern
+from axcore.config.provenance import Origin
 from axcore.config.traverse import children
 from axcore.config.values import Mismatch, checker, is_config, type_name
 from axcore.errors import ConfigError
@@ -36,11 +37,11 @@ def _apply(cfg: Any, text: str, set_in: str) -> Any:
     path_text, equals, value_text = text.partition("=")
     if not equals:
         raise ConfigError(f"{text!r} is no override", mend=f"--set {text}=VALUE")
-    pattern = parse_pattern(path_text.strip())
-    paths = matching_paths(cfg, pattern)
-    annotations = [_annotation_at(cfg, path) for path in paths] or [Any]
-    value = parse_value(value_text, annotations[0], where=format_path(paths[0] if paths else ()))
-    return update_config(cfg, {path_text.strip(): value}, set_in=f"{set_in} {text}")
+    values = {
+        path: parse_value(value_text, _annotation_at(cfg, path), where=format_path(path))
+        for path in matching_paths(cfg, parse_pattern(path_text.strip()))
+    }
+    return set_at_each(cfg, values, Origin(f"{set_in} {text}"))
 
 
 def parse_value(text: str, annotation: Any, *, where: str = "") -> Any:

@@ -1,10 +1,11 @@
 """Paths into a config tree, and the globs that match them.
 
 A path reads `model.decoder.layers[0].rules["embed"]`: a field by its name, an item of a tuple by
-its index, an item of a mapping by its quoted key. In a glob `*` stands for any one field, `[*]` for
-any one index or key, and `**` for any number of steps, none included.
+its index, an item of a mapping by its quoted key (a JSON string). In a glob `*` stands for any one
+field, `[*]` for any one index or key, and `**` for any number of steps, none included.
 """
 
+import json
 import re
 from collections.abc import Sequence
 from typing import Final
@@ -27,7 +28,7 @@ ANY_DEPTH: Final = "**"
 
 _TOKEN = re.compile(
     r"""(?P<deep>\*\*)|(?P<any>\*)|(?P<name>[A-Za-z_]\w*)"""
-    r"""|\[(?P<index>\d+)\]|(?P<item>\[\*\])|\[(?P<quoted>"[^"]*"|'[^']*')\]|(?P<dot>\.)"""
+    r"""|\[(?P<index>\d+)\]|(?P<item>\[\*\])|\[(?P<quoted>"(?:[^"\\]|\\.)*"|'[^']*')\]|(?P<dot>\.)"""
 )
 
 
@@ -80,8 +81,17 @@ def _step(kind: str | None, match: re.Match[str]) -> Step:
     if kind == "index":
         return int(match["index"])
     if kind == "quoted":
-        return Key(match["quoted"][1:-1])
+        return _key(match["quoted"], match.string)
     return match["name"]
+
+
+def _key(quoted: str, text: str) -> Key:
+    if quoted[0] == "'":
+        return Key(quoted[1:-1])
+    try:
+        return Key(json.loads(quoted, strict=False))
+    except ValueError:
+        raise _not_a_path(text, text.index(quoted)) from None
 
 
 def _not_a_path(text: str, at: int) -> ConfigError:
@@ -98,7 +108,7 @@ def format_path(path: Sequence[Step]) -> str:
         if isinstance(step, int):
             text += f"[{step}]"
         elif isinstance(step, Key):
-            text += f'["{step}"]'
+            text += f"[{json.dumps(step, ensure_ascii=False)}]"
         elif step == ANY_ITEM:
             text += step
         else:

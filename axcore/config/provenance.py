@@ -18,7 +18,13 @@ class Origin(NamedTuple):
     line: int = 0
 
     def __str__(self) -> str:
-        return f"{self.source} ({self.file}:{self.line})" if self.file else self.source
+        return f"{self.source} ({_short(self.file)}:{self.line})" if self.file else self.source
+
+
+def _short(file: str) -> str:
+    """Returns a source file's name from the folder that it is imported from."""
+    roots = [root for root in sys.path if root and file.startswith(root.rstrip("/") + "/")]
+    return file[len(max(roots, key=len).rstrip("/")) + 1 :] if roots else file
 
 
 def calling_origin() -> Origin:
@@ -27,15 +33,11 @@ def calling_origin() -> Origin:
     while frame.f_back is not None:
         name = frame.f_globals.get("__name__", "")
         generated = frame.f_code.co_filename.startswith("<attrs generated")
-        if not generated and not name.startswith(("axcore.config", "attr.", "attrs")):
+        if not generated and not name.startswith(("axcore.config.", "attr.", "attrs.")):
             break
         frame = frame.f_back
     code = frame.f_code
-    return Origin(
-        code.co_qualname if sys.version_info >= (3, 11) else code.co_name,
-        code.co_filename,
-        frame.f_lineno,
-    )
+    return Origin(code.co_qualname, code.co_filename, frame.f_lineno)
 
 
 def set_origins(cfg: Any, origins: dict[str, Origin]) -> None:

@@ -1,4 +1,4 @@
-"""`REQUIRED`: the mark of a field that somebody else fills in."""
+"""`REQUIRED`: the mark of a field that somebody else fills in; `OMITTED`: of one left to a call."""
 
 from typing import Any, Final, NoReturn
 
@@ -36,3 +36,17 @@ class Required:
 
 REQUIRED: Final[Any] = Required()
 """A value still to be filled in. Never `None`, and neither true nor false: using it raises."""
+
+
+class Omitted:
+    """The type of `OMITTED`."""
+
+    def __repr__(self) -> str:
+        return "OMITTED"
+
+    def __reduce__(self) -> str:
+        return "OMITTED"
+
+
+OMITTED: Final = Omitted()
+"""An argument that `config_for` does not pass, as its default is nothing that a config can hold."""

@@ -8,8 +8,9 @@ from immutabledict import immutabledict
 
 from axcore.config.define import field_names
 from axcore.config.paths import Key, Path, Step, format_path
-from axcore.config.provenance import carry_origins
+from axcore.config.provenance import Origin, carry_origins
 from axcore.config.values import is_config
+from axcore.errors import ConfigError
 
 
 class Found(NamedTuple):
@@ -49,19 +50,40 @@ def rebuild(value: Any, visit: Callable[[Path, Any], Any], path: Path = ()) -> A
         if new is not child:
             replaced[step] = new
     if replaced:
-        value = with_children(value, replaced)
+        value = with_children(value, replaced, path)
     return visit(path, value)
 
 
-def with_children(value: Any, replaced: Mapping[Any, Any]) -> Any:
-    """Returns `value` with the given children replaced, its other children untouched."""
+def with_children(
+    value: Any, replaced: Mapping[Any, Any], path: Path, origin: Origin | None = None
+) -> Any:
+    """Returns `value`, which stands at `path`, with the given children replaced.
+
+    Args:
+        value: A config, tuple or mapping.
+        replaced: The new children by their steps; others stay untouched.
+        path: Where `value` stands in the whole tree, for errors.
+        origin: Where the new children come from; from where `value` does if None.
+
+    Raises:
+        ConfigError: A new child does not fit its field.
+    """
     if is_config(value):
-        new = attrs.evolve(value, **replaced)
-        carry_origins(new, value, {})
+        try:
+            new = attrs.evolve(value, **replaced)
+        except ConfigError as error:
+            where = (*path, *replaced) if len(replaced) == 1 else path
+            raise ConfigError(
+                error.what,
+                where=format_path(where) or error.where,
+                set_in=str(origin) if origin else error.set_in,
+                mend=error.mend,
+            ) from None
+        carry_origins(new, value, dict.fromkeys(replaced, origin) if origin else {})
         return new
     if isinstance(value, tuple):
         return tuple(replaced.get(i, item) for i, item in enumerate(value))
-    return immutabledict({**value, **{str(k): v for k, v in replaced.items()}})
+    return immutabledict(sorted({**value, **{str(k): v for k, v in replaced.items()}}.items()))
 
 
 def find_config(cfg: Any, target: Any) -> tuple[Found, ...]:
@@ -92,4 +114,7 @@ def node_predicate(target: Any) -> Callable[[Any], bool]:
     if callable(target):
         predicate: Callable[[Any], bool] = target
         return predicate
-    raise TypeError(f"a target is a class or a predicate, not {target!r}")
+    raise ConfigError(
+        f"a target is a class or a predicate, not {target!r}",
+        mend="give the class to look for, such as FeedForward",
+    )

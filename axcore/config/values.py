@@ -1,21 +1,27 @@
 """What a config field may hold, and the check that every value passes when a config is made.
 
 `checker(annotation)` compiles an annotation once into a function that returns the value in its
-frozen form (lists as tuples, dicts as immutable mappings, ints as floats where a float is asked
-for) or raises `Mismatch`.
+frozen form (lists as tuples, dicts as immutable mappings with sorted keys, ints as floats where a
+float is asked for) or raises `Mismatch`. Keys are sorted so that equal configs are alike in every
+way: where order means something, use a tuple. What is frozen already stays the same object.
 """
 
 import collections.abc
+import json
 import math
+import operator
 import types
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, Union, get_args, get_origin
 
 from immutabledict import immutabledict
 
-from axcore.config.required import REQUIRED
+from axcore.config.required import OMITTED, REQUIRED
 
 Checker = Callable[[Any], Any]
+
+MAX_INT_BITS = 4096
+"""Python refuses to print much larger ints, so they could not be saved."""
 
 CONFIG_MARK = "__config_fields__"
 """Attribute that every `@config` class carries: its field names, in order."""
@@ -89,18 +95,19 @@ def checker(annotation: Any) -> Checker:
 
 def freeze(value: Any) -> Any:
     """Returns any config value in its frozen form. Raises Mismatch for what configs cannot hold."""
-    if value is None or isinstance(value, (bool, int, str)):
+    if value is None or isinstance(value, bool):
         return value
-    if isinstance(value, float):
-        return _check_float(value)
-    if is_config(value) or value is REQUIRED:
+    for kind, check in _SCALARS.items():
+        if isinstance(value, kind):
+            return check(value)
+    if is_config(value) or value is REQUIRED or value is OMITTED:
         return value
     if isinstance(value, (tuple, list)):
-        return _tuple((Any, ...))(value)
+        return _FREEZE_TUPLE(value)
     if isinstance(value, Mapping):
-        return _mapping((str, Any))(value)
+        return _FREEZE_MAPPING(value)
     if callable(value):
-        return value
+        return _check_callable(value)
     raise Mismatch("a config value (scalar, str, tuple, mapping, config or function)", value)
 
 
@@ -117,31 +124,41 @@ def _check_bool(value: Any) -> Any:
 
 
 def _check_int(value: Any) -> Any:
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value
-    raise Mismatch("int", value)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise Mismatch("int", value)
+    if value.bit_length() > MAX_INT_BITS:
+        raise Mismatch(f"an int of at most {MAX_INT_BITS} bits", value)
+    return value if type(value) is int else int(value)
 
 
 def _check_float(value: Any) -> Any:
     if isinstance(value, float):
         if math.isnan(value):
             raise Mismatch("a number (nan equals nothing, so it is no config value)", value)
-        return value
-    if isinstance(value, int) and not isinstance(value, bool):
+        if value == 0.0:
+            return value if type(value) is float and not _is_negative(value) else 0.0
+        return value if type(value) is float else float(value)
+    is_int = isinstance(value, int) and not isinstance(value, bool)
+    if is_int and value.bit_length() < 1024 and float(value) == value:
         return float(value)
     raise Mismatch("float", value)
 
 
+def _is_negative(value: float) -> bool:
+    return math.copysign(1.0, value) < 0
+
+
 def _check_str(value: Any) -> Any:
     if isinstance(value, str):
-        return value
+        return value if type(value) is str else str.__str__(value)
     raise Mismatch("str", value)
 
 
 def _check_callable(value: Any) -> Any:
-    if callable(value) and value is not REQUIRED:
+    is_named = hasattr(value, "__qualname__") and hasattr(value, "__module__")
+    if callable(value) and is_named and value is not REQUIRED:
         return value
-    raise Mismatch("a function", value)
+    raise Mismatch("a function or class (a call of one is config_for(fn, ...))", value)
 
 
 _SCALARS: dict[Any, Checker] = {
@@ -174,9 +191,12 @@ def _literal(allowed: tuple[Any, ...]) -> Checker:
 
 def _union(annotation: Any) -> Checker:
     options = [checker(option) for option in get_args(annotation)]
+    exact = {kind: check for kind, check in _SCALARS.items() if kind in get_args(annotation)}
     expected = type_name(annotation)
 
     def check(value: Any) -> Any:
+        if type(value) in exact:  # an int stays one in `float | int`
+            return exact[type(value)](value)
         inner: Mismatch | None = None
         for option in options:
             try:
@@ -195,7 +215,9 @@ def _tuple(args: tuple[Any, ...]) -> Checker:
         def check_all(value: Any) -> Any:
             if not isinstance(value, (tuple, list)):
                 raise Mismatch(f"tuple of {type_name(args[0])}", value)
-            return tuple(_at(each or freeze, item, f"[{i}]") for i, item in enumerate(value))
+            return _same_tuple(
+                value, [_at(each or freeze, item, f"[{i}]") for i, item in enumerate(value)]
+            )
 
         return check_all
 
@@ -205,9 +227,17 @@ def _tuple(args: tuple[Any, ...]) -> Checker:
         if not isinstance(value, (tuple, list)) or len(value) != len(checks):
             raise Mismatch(f"tuple of {len(checks)}", value)
         pairs = zip(checks, value, strict=True)
-        return tuple(_at(check, item, f"[{i}]") for i, (check, item) in enumerate(pairs))
+        return _same_tuple(
+            value, [_at(check, item, f"[{i}]") for i, (check, item) in enumerate(pairs)]
+        )
 
     return check_each
+
+
+def _same_tuple(value: Any, items: list[Any]) -> tuple[Any, ...]:
+    """Returns the items as a tuple, which is `value` itself where it holds just these."""
+    is_same = type(value) is tuple and all(map(operator.is_, value, items))
+    return value if is_same else tuple(items)
 
 
 def _mapping(args: tuple[Any, ...]) -> Checker:
@@ -222,9 +252,21 @@ def _mapping(args: tuple[Any, ...]) -> Checker:
         for key in value:
             if not isinstance(key, str):
                 raise Mismatch("str as a mapping's key", key)
-        return immutabledict({k: _at(each, v, f'["{k}"]') for k, v in value.items()})
+        items = {
+            _check_str(key): _at(each, value[key], f"[{json.dumps(key)}]") for key in sorted(value)
+        }
+        is_same = (
+            type(value) is immutabledict
+            and list(value) == list(items)
+            and all(map(operator.is_, value.values(), items.values()))
+        )
+        return value if is_same else immutabledict(items)
 
     return check
+
+
+_FREEZE_TUPLE = _tuple((Any, ...))
+_FREEZE_MAPPING = _mapping((str, Any))
 
 
 def _at(check: Checker, value: Any, step: str) -> Any:

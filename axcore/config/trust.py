@@ -1,0 +1,109 @@
+"""What a config file may name: config classes and functions of trusted packages, and nothing else.
+
+A class is looked up among the registered ones; where its module was not imported yet, and only
+inside of a trusted package, the module is imported. Functions are looked up in packages whose
+functions have no effects beside their result, since building the config calls them.
+"""
+
+import importlib
+from typing import Any
+
+from axcore.config.call import CallConfig
+from axcore.config.define import registered_class, registered_tags
+from axcore.config.paths import Path, format_path
+from axcore.config.suggest import name_the_known
+from axcore.errors import ConfigError
+
+_class_packages: set[str] = {"axcore"}
+_function_packages: set[str] = {"optax"}
+
+
+def trust_package(name: str, *, functions: bool = True) -> None:
+    """Lets files name config classes of a package, and its functions too.
+
+    Args:
+        name: The top-level package.
+        functions: Whether `config_for` calls and function values may name its functions. Building
+            a config from a file then calls them with the file's arguments.
+    """
+    _class_packages.add(name)
+    if functions:
+        _function_packages.add(name)
+
+
+def class_named(tag: Any, path: Path, set_in: str) -> type:
+    """Returns the config class of a tag.
+
+    Raises:
+        ConfigError: None is registered, nor made by importing a module of a trusted package.
+    """
+    if not isinstance(tag, str):
+        raise ConfigError(f"type is {tag!r}; expected text", where=_where(path), set_in=set_in)
+    cls = registered_class(tag)
+    if cls is None and _import_from(_class_packages, tag):
+        cls = registered_class(tag)
+    if cls is None or issubclass(cls, CallConfig):
+        raise ConfigError(
+            f"no config class {tag!r} is registered",
+            where=_where(path),
+            set_in=set_in,
+            mend=name_the_known(tag, registered_tags(), most=4)
+            + " (import or install what defines it)",
+        )
+    return cls
+
+
+def function_named(reference: Any, path: Path, set_in: str) -> Any:
+    """Returns the function or class that `module:name` names.
+
+    Raises:
+        ConfigError: Files may not name it, or it does not exist.
+    """
+    if isinstance(reference, str) and reference.count(":") == 1:
+        module, name = reference.split(":")
+        if _import_from(_function_packages, reference):
+            found = _attribute(module, name)
+            if callable(found):
+                return found
+    raise ConfigError(
+        f"{reference!r} is no function that a config file may name",
+        where=_where(path),
+        set_in=set_in,
+        mend=f"files may name functions of {', '.join(sorted(_function_packages))}; "
+        "allow another package with trust_package",
+    )
+
+
+def _attribute(module: str, name: str) -> Any:
+    """Returns what stands in a module, refusing to reach other packages through its imports."""
+    found: Any = importlib.import_module(module)
+    for part in name.split("."):
+        found = vars(found).get(part) if not part.startswith("_") else None
+        home = getattr(found, "__module__", None)
+        if not isinstance(home, str) or home.split(".")[0] != module.split(".")[0]:
+            return None
+        if not isinstance(found, type) and part is not name.split(".")[-1]:
+            return None
+    return found
+
+
+def _import_from(packages: set[str], reference: str) -> bool:
+    """Imports the module of a reference where its package is trusted; says whether it did."""
+    module = reference.split(":")[0]
+    parts = module.split(".")
+    is_name = all(part.isidentifier() and not part.startswith("__") for part in parts)
+    if parts[0] not in packages or not is_name:
+        return False
+    try:
+        importlib.import_module(module)
+    except ImportError as error:
+        if error.name is not None and f"{module}.".startswith(f"{error.name}."):
+            return False
+        raise ConfigError(
+            f"{module} cannot be imported: {error}", mend="install what it needs"
+        ) from error
+    return True
+
+
+def _where(path: Path) -> str:
+    return format_path(path) or "the root"
