@@ -5,6 +5,7 @@ import math
 from jaxtyping import Array, Float
 
 from axcore.config import REQUIRED, config
+from axcore.layers.broadcast import as_row
 from axcore.module import Initializer, Module, Param, VarianceScaling
 from axcore.parallel import is_split
 
@@ -42,7 +43,7 @@ class Linear(Module):
     def forward(self, x: Float[Array, "*batch in_dim"]) -> Float[Array, "*batch out_dim"]:
         """Returns the projection of the last dimension."""
         y = project(x, self.weight)
-        return y + self.bias if self.config.has_bias else y
+        return y + as_row(self.bias, y.ndim) if self.config.has_bias else y
 
 
 def project(

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from axcore.config import REQUIRED, config
+from axcore.layers.broadcast import as_row
 from axcore.module import Module, Param
 
 
@@ -39,7 +40,7 @@ class RMSNorm(Module):
         mean_square = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
         normed = wide * jax.lax.rsqrt(mean_square + self.config.epsilon)
         weight = self.weight.astype(jnp.float32) + self.config.weight_offset
-        return (normed * _as_row(weight, x.ndim)).astype(x.dtype)
+        return (normed * as_row(weight, x.ndim)).astype(x.dtype)
 
 
 class LayerNorm(Module):
@@ -74,11 +75,7 @@ class LayerNorm(Module):
         centred = wide - jnp.mean(wide, axis=-1, keepdims=True)
         variance = jnp.mean(jnp.square(centred), axis=-1, keepdims=True)
         normed = centred * jax.lax.rsqrt(variance + self.config.epsilon)
-        normed = normed * _as_row(self.weight.astype(jnp.float32), x.ndim)
+        normed = normed * as_row(self.weight.astype(jnp.float32), x.ndim)
         if self.config.has_bias:
-            normed = normed + _as_row(self.bias.astype(jnp.float32), x.ndim)
+            normed = normed + as_row(self.bias.astype(jnp.float32), x.ndim)
         return normed.astype(x.dtype)
-
-
-def _as_row(weight: Float[Array, " dim"], ndim: int) -> Float[Array, "... dim"]:
-    return jnp.expand_dims(weight, tuple(range(ndim - 1)))

@@ -1,0 +1,70 @@
+"""`Linear` is an affine map of the last dimension, whatever stands before it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from axcore.layers import Linear
+from axcore.module import DTypes, functional
+from axcore.parallel import ActivationSharding, make_mesh, sharding_activations
+
+CONFIG = Linear.Config(in_dim=6, out_dim=4, axes=("embed", "mlp"), has_bias=True)
+
+
+@pytest.mark.parametrize("leading", [(), (3,), (2, 3), (2, 3, 2)])
+def test_linear_is_affine_in_the_last_dimension(call, random, perturbed, leading):
+    linear = CONFIG.build()
+    state = perturbed(linear.init(0))
+    x = random(*leading, 6)
+    if len(leading) == 0:
+        linear = Linear.Config(in_dim=6, out_dim=4, axes=("embed", "mlp")).build()
+        expected = x @ np.asarray(state["weight"])
+    else:
+        expected = x @ np.asarray(state["weight"]) + np.asarray(state["bias"])
+    np.testing.assert_allclose(call(linear, state, x), expected, rtol=1e-5, atol=1e-5)
+
+
+def _gradients(linear, state, x, weights):
+    def loss(state, x):
+        return jnp.sum(functional(linear, state, x)[0] * weights)
+
+    return jax.jit(jax.grad(loss, argnums=(0, 1)))(state, x)
+
+
+def test_gradients_sum_over_all_leading_dimensions(random):
+    linear = CONFIG.build()
+    state, x, weights = linear.init(0), random(2, 3, 6), random(2, 3, 4)
+    of_state, of_x = _gradients(linear, state, x, weights)
+    np.testing.assert_allclose(
+        of_state["weight"], np.einsum("bti,bto->io", x, weights), rtol=1e-5, atol=1e-5
+    )
+    np.testing.assert_allclose(of_state["bias"], weights.sum((0, 1)), rtol=1e-5)
+    np.testing.assert_allclose(of_x, weights @ np.asarray(state["weight"]).T, rtol=1e-5, atol=1e-5)
+
+
+def test_time_that_is_split_over_a_mesh_stays_split(random):
+    linear = Linear.Config(in_dim=8, out_dim=4, axes=("embed", "mlp")).build()
+    mesh = make_mesh({"data": 2, "seq": 2}, jax.devices()[:4])
+    spec = jax.sharding.PartitionSpec("data", "seq")
+    x = jax.device_put(random(2, 4, 8), jax.sharding.NamedSharding(mesh, spec))
+    with sharding_activations(ActivationSharding(mesh)):
+        run = jax.jit(lambda state, x: functional(linear, state, x)[0])
+        compiled = run.lower(linear.init(0), x).compile()
+    assert "all-gather" not in compiled.as_text()
+    assert compiled.output_shardings.spec == spec
+
+
+def test_compute_dtype_rounds_the_weight_before_the_product(call, random):
+    linear = Linear.Config(
+        in_dim=6, out_dim=4, axes=("embed", "mlp"), dtypes=DTypes(compute="bfloat16")
+    ).build()
+    state = linear.init(0)
+    x = jnp.asarray(random(2, 3, 6), jnp.bfloat16)
+    got = call(linear, state, x)
+    assert state["weight"].dtype == jnp.float32
+    assert got.dtype == jnp.bfloat16
+    rounded = np.asarray(state["weight"].astype(jnp.bfloat16), np.float32)
+    np.testing.assert_allclose(
+        got.astype(np.float32), np.asarray(x, np.float32) @ rounded, rtol=1e-2, atol=1e-2
+    )

@@ -1,0 +1,57 @@
+"""A transformer layer is its parts, one after the other."""
+
+import numpy as np
+
+from axcore.layers import (
+    Attention,
+    FeedForward,
+    PostNorm,
+    RMSNorm,
+    TokenInfo,
+    TransformerLayer,
+)
+
+
+def _parts(cfg):
+    return (
+        cfg.attention.build(dim=8),
+        cfg.feed_forward.build(dim=8),
+        RMSNorm.Config(dim=8).build(),
+    )
+
+
+def _config(**fields):
+    return TransformerLayer.Config(
+        dim=8,
+        attention=Attention.Config(num_heads=2),
+        feed_forward=FeedForward.Config(hidden_dim=12),
+        **fields,
+    )
+
+
+def _info():
+    return TokenInfo(np.broadcast_to(np.arange(5, dtype=np.int32), (2, 5)))
+
+
+def test_pre_norm_layer_is_its_parts(call, random, perturbed):
+    cfg = _config()
+    layer, (attention, feed_forward, norm) = cfg.build(), _parts(cfg)
+    state, x, info = perturbed(layer.init(0)), random(2, 5, 8), _info()
+    first, second = (
+        state[name]["norm"] for name in ("attention_residual", "feed_forward_residual")
+    )
+    y = x + call(attention, state["attention"], call(norm, first, x), info)
+    y = y + call(feed_forward, state["feed_forward"], call(norm, second, y))
+    np.testing.assert_allclose(call(layer, state, x, info), y, rtol=1e-5, atol=1e-5)
+
+
+def test_post_norm_layer_is_its_parts(call, random, perturbed):
+    cfg = _config(residual=PostNorm.Config())
+    layer, (attention, feed_forward, norm) = cfg.build(), _parts(cfg)
+    state, x, info = perturbed(layer.init(0)), random(2, 5, 8), _info()
+    first, second = (
+        state[name]["norm"] for name in ("attention_residual", "feed_forward_residual")
+    )
+    y = call(norm, first, x + call(attention, state["attention"], x, info))
+    y = call(norm, second, y + call(feed_forward, state["feed_forward"], y))
+    np.testing.assert_allclose(call(layer, state, x, info), y, rtol=1e-5, atol=1e-5)
