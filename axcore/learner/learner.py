@@ -68,12 +68,14 @@ class Learner(Configurable):
         params: Any,
     ) -> Update:
         """Returns new parameters and optimizer state; pure."""
-        norm = optax.global_norm(gradients)
+        norm = optax.tree.norm(gradients)
         if self.config.clip_norm is not None:
             factor = jnp.minimum(1.0, self.config.clip_norm / jnp.maximum(norm, 1e-9))
             gradients = jax.tree.map(lambda g: g * factor.astype(g.dtype), gradients)
-        updates, opt_state = transformation.update(gradients, opt_state, params)
-        return Update(optax.apply_updates(params, updates), opt_state, norm)
+        with jax.numpy_dtype_promotion("standard"):  # optax counts on it
+            updates, opt_state = transformation.update(gradients, opt_state, params)
+            params = optax.apply_updates(params, updates)
+        return Update(params, opt_state, norm)
 
 
 def _is_spec(leaf: Any) -> bool:

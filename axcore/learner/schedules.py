@@ -1,7 +1,6 @@
 """Learning-rate schedules: from the step to a rate."""
 
 import jax.numpy as jnp
-import optax
 from jaxtyping import Array
 
 from axcore.config import REQUIRED, Configurable, config
@@ -39,6 +38,10 @@ class Constant(Schedule):
 class WarmupCosine(Schedule):
     """Rises linearly to `peak` over the warm-up, then falls along a half cosine.
 
+    With steps s from 0, warm-up w and total n: `(s + 1) / w` of the peak where s < w, so that no
+    step is lost on a rate of 0; then `f + (1 - f) (1 + cos(pi (s + 1 - w) / (n - w))) / 2` of it,
+    which is the final fraction f at the last step.
+
     Source: Loshchilov and Hutter 2016, arXiv:1608.03983, eq. 5, without restarts.
     """
 
@@ -49,7 +52,7 @@ class WarmupCosine(Schedule):
         Args:
             peak: Highest rate.
             warmup_steps: Steps of the rise.
-            final_fraction: Rate at the end, as a fraction of the peak.
+            final_fraction: Rate of the last step and after, as a fraction of the peak.
         """
 
         peak: float = 3e-4
@@ -64,14 +67,12 @@ class WarmupCosine(Schedule):
                 "of training",
                 mend="train for more steps, or warm up for fewer",
             )
-        self._schedule = optax.warmup_cosine_decay_schedule(
-            init_value=cfg.peak / max(1, cfg.warmup_steps),
-            peak_value=cfg.peak,
-            warmup_steps=cfg.warmup_steps,
-            decay_steps=cfg.total_steps,
-            end_value=cfg.peak * cfg.final_fraction,
-        )
 
     def __call__(self, step: Array | int) -> Array:
-        """Returns the rate of a step."""
-        return jnp.asarray(self._schedule(step), jnp.float32)
+        """Returns the rate of a step, counted from 0."""
+        cfg = self.config
+        done = jnp.asarray(step, jnp.float32) + 1
+        rise = done / max(1, cfg.warmup_steps)
+        fallen = jnp.clip((done - cfg.warmup_steps) / (cfg.total_steps - cfg.warmup_steps), 0, 1)
+        fall = cfg.final_fraction + (1 - cfg.final_fraction) * (1 + jnp.cos(jnp.pi * fallen)) / 2
+        return cfg.peak * jnp.where(done <= cfg.warmup_steps, rise, fall)

@@ -1,0 +1,86 @@
+"""`kill -9`, then the same run again in a fresh process: bit by bit as if it was never killed."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+CHILD = Path(__file__).with_name("training_child.py")
+
+
+@pytest.fixture(scope="module")
+def start(text_folder, tmp_path_factory):
+    """Starts a child on a run directory; all share one compile cache, as runs of a cluster do."""
+    environment = {
+        **os.environ,
+        "XLA_FLAGS": "",
+        "JAX_COMPILATION_CACHE_DIR": str(tmp_path_factory.mktemp("compiled")),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }
+
+    def start_child(directory, *death):
+        arguments = [CHILD, text_folder, directory, *death]
+        return subprocess.Popen(
+            [sys.executable, *map(str, arguments)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    return start_child
+
+
+def finish(child):
+    out, err = child.communicate(timeout=120)
+    assert (child.returncode, err) == (0, "")
+    return out
+
+
+def killed(child):
+    child.communicate(timeout=120)
+    return child.returncode == -signal.SIGKILL
+
+
+def losses(directory):
+    lines = (directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return [(line["step"], line["split"], line["loss"]) for line in map(json.loads, lines)]
+
+
+@pytest.fixture(scope="module")
+def whole(start, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("whole") / "run"
+    return finish(start(directory)), losses(directory)
+
+
+def test_a_run_killed_at_several_steps_ends_as_one_never_stopped(start, whole, tmp_path):
+    deaths = (
+        ("StepsDone", 3),  # before the first checkpoint
+        ("StepsDone", 6),  # between two
+        ("CheckpointSaved", 8),  # while one is being written
+    )
+    for death in deaths:
+        assert killed(start(tmp_path / "run", *death))
+    assert finish(start(tmp_path / "run")) == whole[0]
+    assert losses(tmp_path / "run") == whole[1]
+
+
+def test_a_run_killed_from_outside_at_any_moment_ends_as_one_never_stopped(
+    start, whole, tmp_path
+):
+    child = start(tmp_path / "run")
+    metrics = tmp_path / "run/metrics.jsonl"
+    while child.poll() is None and not (metrics.exists() and metrics.stat().st_size):
+        time.sleep(0.01)
+    time.sleep(random.SystemRandom().uniform(0, 0.3))
+    child.kill()
+    child.communicate(timeout=120)
+    assert finish(start(tmp_path / "run")) == whole[0]
+    assert losses(tmp_path / "run") == whole[1]

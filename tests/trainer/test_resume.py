@@ -1,0 +1,153 @@
+"""A run that is stopped and taken up again is the run that was never stopped."""
+
+import json
+import signal
+
+import pytest
+
+from axcore.checkpoint import CheckpointWarning, DamagedCheckpointError
+from axcore.config import evolve
+from axcore.errors import CheckpointError, DataError
+from axcore.trainer import Evaluated, RunFinished, StepsDone
+
+
+def stop_at(step, *numbers):
+    """Returns an observer that sends signals to this process once a step is done."""
+
+    def observer(event):
+        if isinstance(event, StepsDone) and event.step == step:
+            for number in numbers:
+                signal.raise_signal(number)
+
+    return observer
+
+
+def lines_of(directory):
+    text = (directory / "metrics.jsonl").read_text(encoding="utf-8")
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def losses_of(directory):
+    return [(line["step"], line["split"], line["loss"]) for line in lines_of(directory)]
+
+
+def contents(directory):
+    files = (path for path in sorted(directory.rglob("*")) if path.is_file())
+    return {str(path.relative_to(directory)): path.read_bytes() for path in files}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("step", [3, 4])
+def test_a_signal_saves_and_going_on_gives_the_same_bits(
+    toy_trainer, whole_run, same_bits, tmp_path, number, step
+):
+    handlers = [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)]
+    stopped = toy_trainer.run(tmp_path / "run", [stop_at(step, number)])
+    assert (stopped.step, stopped.is_complete) == (step, False)
+    assert handlers == [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)]
+    assert (tmp_path / f"run/checkpoints/step_{step:08d}").is_dir()
+    resumed = toy_trainer.run(tmp_path / "run")
+    directory, whole = whole_run
+    assert (resumed.step, resumed.is_complete) == (12, True)
+    assert same_bits(resumed.state, whole.state)
+    assert resumed.heldout == whole.heldout
+    assert losses_of(tmp_path / "run") == losses_of(directory)
+
+
+def test_a_second_ctrl_c_stops_at_once(toy_trainer, tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        toy_trainer.run(tmp_path / "run", [stop_at(6, signal.SIGINT, signal.SIGINT)])
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert toy_trainer.run(tmp_path / "run", [stop_at(5, signal.SIGINT)]).step == 5
+
+
+def test_a_stop_logs_the_steps_that_no_line_covers_yet(toy_config, one_device, tmp_path):
+    events = []
+    trainer = one_device(evolve(toy_config, log_every_steps=5, eval_every_steps=2))
+
+    def stop_at_evaluation(event):
+        events.append(event)
+        if isinstance(event, Evaluated):
+            signal.raise_signal(signal.SIGINT)
+
+    trainer.run(tmp_path, [stop_at_evaluation])
+    assert [(line["step"], line["split"]) for line in lines_of(tmp_path)] == [
+        (2, "heldout"),
+        (2, "train"),
+    ]
+    assert events[-1] == RunFinished(step=2, is_complete=False)
+
+
+def test_a_finished_run_runs_no_step_again(toy_trainer, whole_run, same_bits):
+    directory, whole = whole_run
+    before = losses_of(directory)
+    again = toy_trainer.run(directory)
+    assert (again.step, again.is_complete, again.heldout) == (12, True, whole.heldout)
+    assert same_bits(again.state, whole.state)
+    assert losses_of(directory) == before
+
+
+def test_the_learning_rate_of_a_step_is_the_same_after_resuming(
+    toy_trainer, whole_run, tmp_path
+):
+    toy_trainer.run(tmp_path / "run", [stop_at(6, signal.SIGTERM)])
+    toy_trainer.run(tmp_path / "run")
+    rates = {line["step"]: line.get("learning_rate") for line in lines_of(tmp_path / "run")}
+    assert rates == {
+        line["step"]: line.get("learning_rate") for line in lines_of(whole_run[0])
+    }
+
+
+def damage(directory, step):
+    """Cuts the largest file of a checkpoint short."""
+    folder = directory / f"checkpoints/step_{step:08d}"
+    largest = max((p for p in folder.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+    largest.write_bytes(largest.read_bytes()[:-20])
+
+
+def test_a_checkpoint_cut_short_falls_back_to_the_one_before(
+    toy_trainer, whole_run, same_bits, tmp_path
+):
+    toy_trainer.run(tmp_path / "run", [stop_at(10, signal.SIGINT)])
+    damage(tmp_path / "run", 10)
+    started = []
+    with pytest.warns(CheckpointWarning, match="going back to step 8"):
+        resumed = toy_trainer.run(tmp_path / "run", [started.append])
+    assert started[0].step == 8
+    assert same_bits(resumed.state, whole_run[1].state)
+    assert losses_of(tmp_path / "run") == losses_of(whole_run[0])
+    assert (tmp_path / "run/checkpoints/step_00000010").is_dir()
+
+
+def test_a_run_whose_every_checkpoint_is_cut_short_stops_and_loses_nothing(toy_trainer, tmp_path):
+    toy_trainer.run(tmp_path / "run", [stop_at(3, signal.SIGINT)])
+    damage(tmp_path / "run", 3)
+    before = contents(tmp_path / "run")
+    with pytest.raises(DamagedCheckpointError, match="no checkpoint is whole\nstep 3 is damaged"):
+        toy_trainer.run(tmp_path / "run")
+    assert contents(tmp_path / "run") == before
+
+
+def test_a_directory_of_another_config_is_refused_with_a_diff_and_left_alone(
+    toy_config, one_device, whole_run
+):
+    directory, _ = whole_run
+    before = contents(directory)
+    other = one_device(evolve(toy_config, seed=7, max_steps=99))
+    with pytest.raises(CheckpointError, match=r"another config(?s:.*)\+ seed: 7") as error:
+        other.run(directory)
+    assert "max_steps" not in str(error.value)
+    assert contents(directory) == before
+
+
+def test_data_that_changed_is_refused(toy_config, one_device, text_folder, tmp_path):
+    folder = tmp_path / "text"
+    folder.mkdir()
+    for path in text_folder.iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    source = evolve(toy_config.data.source, folder=str(folder))
+    cfg = evolve(toy_config, data=evolve(toy_config.data, source=source))
+    one_device(cfg).run(tmp_path / "run", [stop_at(2, signal.SIGINT)])
+    (folder / "39.txt").write_text("something else", encoding="utf-8")
+    with pytest.raises(DataError, match="position belongs to other training data: tokens was"):
+        one_device(cfg).run(tmp_path / "run")
