@@ -8,6 +8,7 @@ from axcore.module.module import Module, entry
 from axcore.module.outputs import Loss, Outputs, apply_updates
 from axcore.module.param import Axes, Param, ParamSpec, count_params
 from axcore.module.remat import Remat
+from axcore.module.summary import summary_table
 
 __all__ = [
     "Axes",
@@ -28,4 +29,5 @@ __all__ = [
     "count_params",
     "entry",
     "functional",
+    "summary_table",
 ]

@@ -5,10 +5,12 @@ outputs. A transformation (scan, remat, vmap) runs its body in a frame of its ow
 come back as values and are absorbed by the frame outside. A `Context` is one module at work.
 """
 
+import itertools
 from collections.abc import Callable
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from jax.extend.core import get_opaque_trace_state
 from jaxtyping import Array
 
 from axcore.errors import ModuleError
@@ -20,21 +22,44 @@ if TYPE_CHECKING:
 
 
 class Place(NamedTuple):
-    """Where a module stands in the tree that runs: its path, and the steps from its parent."""
+    """Where a module stands in the tree that runs.
+
+    Args:
+        path: Its path from the root.
+        steps: The steps from its parent to it.
+        parent: The parent's id.
+        stack: Ids of the `Repeated` around it, outermost first.
+    """
 
     path: Path
     steps: Path
     parent: int
+    stack: tuple[int, ...]
 
 
 Index = dict[int, Place]
 """Places of all modules of a tree, by the module's id."""
 
 
+def _current_trace() -> Any:
+    """Returns a mark of the transformation that is being traced."""
+    return get_opaque_trace_state()  # type: ignore[no-untyped-call]
+
+
 class Frame:
     """One pure call. `path` is where in the whole tree its state begins."""
 
-    __slots__ = ("captures", "channels", "is_training", "key", "outer", "outputs", "path", "state")
+    __slots__ = (
+        "_outputs",
+        "_trace",
+        "captures",
+        "channels",
+        "is_training",
+        "key",
+        "outer",
+        "path",
+        "state",
+    )
 
     def __init__(
         self,
@@ -54,7 +79,34 @@ class Frame:
         self.captures = captures
         self.channels = dict(channels or {})
         self.outer = outer
-        self.outputs = Outputs()
+        self._outputs = Outputs()
+        self._trace = _current_trace()
+
+    @property
+    def outputs(self) -> Outputs:
+        """The outputs so far, to read or to add to.
+
+        Raises:
+            ModuleError: A transformation that this frame is not the frame of is being traced, so
+                that what is added could not leave it.
+        """
+        if self._trace != _current_trace():
+            raise ModuleError(
+                "losses, summaries, updates, captures and channels cannot leave a jax "
+                "transformation that a module applies by itself",
+                where=format_path(self.path) or "the root",
+                mend="use Repeated or remat for modules, or return the value from the function "
+                "that is transformed and add it outside",
+            )
+        return self._outputs
+
+    def has_state_at(self, path: Path) -> bool:
+        """Whether there is any state at a path; a module without parameters has none."""
+        try:
+            self.state_at(path)
+        except ModuleError:
+            return False
+        return True
 
     def state_at(self, path: Path) -> Any:
         """Returns the state at a path of the whole tree, from this frame or one outside of it."""
@@ -67,21 +119,27 @@ class Frame:
             try:
                 node = node[str(step)]
             except (KeyError, TypeError):
-                raise ModuleError(
-                    f"the state lacks {format_path(path)!r}",
-                    mend="make the state with module.init(rng) of this very module",
-                ) from None
+                raise state_lacks(path) from None
         return node
+
+
+def state_lacks(path: Path) -> ModuleError:
+    """Returns the error of a state that does not belong to the module that runs."""
+    return ModuleError(
+        f"the state lacks {format_path(path)!r}",
+        mend="make the state with module.init(rng) of this very module",
+    )
 
 
 class Context:
     """One module at work inside of a frame.
 
-    `make_key` is called at most once, and only if the module or one below it draws a random key.
+    `make_key` is called only if the module or one below it draws a random key.
     """
 
     __slots__ = (
         "_key",
+        "_key_trace",
         "_make_key",
         "_state",
         "calls",
@@ -108,6 +166,7 @@ class Context:
         self.streams: dict[str, int] = {}
         self._make_key = make_key
         self._key: Array | None = None
+        self._key_trace: Any = None
         self._state: Any = None
 
     @property
@@ -128,8 +187,9 @@ class Context:
         Raises:
             ModuleError: The call was given none.
         """
-        if self._key is None:
-            self._key = self._make_key()
+        trace = _current_trace()
+        if self._key_trace != trace:  # a key made inside of a transformation stays inside of it
+            self._key, self._key_trace = self._make_key(), trace
         if self._key is None:
             raise ModuleError(
                 "a random key is needed but the call has none",
@@ -142,13 +202,14 @@ class Context:
         """Returns a fresh key of a named stream; every call returns another."""
         count = self.streams.get(name, 0)
         self.streams[name] = count + 1
-        return fold(fold(self.key(), name), count)
+        return fold(fold(self.key(), f"stream {name}"), count)
 
     def child(self, module: "Module") -> "Context":
         """Returns the context of a call that this module makes to another of the tree.
 
         The key of a first call to an own child is folded from its steps alone. Further calls, and
-        calls to modules that stand elsewhere in the tree, get keys of their own.
+        calls to modules that stand elsewhere in the tree, get keys of their own: those are folded
+        from the way there, so that it does not matter whether layers are stacked.
 
         Raises:
             ModuleError: The other module is no part of the tree.
@@ -167,11 +228,16 @@ class Context:
         def make_key() -> Array | None:
             if self.frame.key is None:
                 return None
-            steps = place.steps if is_own else ("elsewhere", *place.path)
+            steps = place.steps if is_own else self._way_to(place.path)
             key = fold_path(self.key(), steps)
-            return fold(fold(key, "call"), call) if call else key
+            return fold(fold(key, "next call"), call) if call else key
 
         return Context(module, place.path, self.frame, self.index, make_key)
+
+    def _way_to(self, path: Path) -> Path:
+        pairs = zip(self.path, path, strict=False)
+        num_shared = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+        return ("way up", len(self.path) - num_shared, *path[num_shared:])
 
     def inside(self, frame: Frame) -> "Context":
         """Returns this context moved into another frame, whose key is this module's own."""

@@ -6,13 +6,15 @@ from typing import Any
 from jaxtyping import Array
 
 from axcore.config.paths import matches, parse_pattern
+from axcore.config.suggest import name_the_known
 from axcore.errors import ModuleError
-from axcore.module.context import Context, Frame, Index, Place, current
+from axcore.module.context import Context, Frame, current
 from axcore.module.invoke import run
-from axcore.module.lift import Repeated
+from axcore.module.lift import rematerialise
 from axcore.module.module import Module
 from axcore.module.outputs import Outputs
-from axcore.module.streams import Path, as_key
+from axcore.module.streams import Path, as_key, format_path
+from axcore.module.tree import index_of
 
 
 def functional(
@@ -42,27 +44,52 @@ def functional(
         The method's result, and the losses, summaries, updates and captures of the call.
 
     Raises:
-        ModuleError: The method is no entry, or the state does not belong to the module.
+        ModuleError: The method is no entry, the state does not belong to the module, or a pattern
+            of `capture` matches nothing that ran.
     """
+    captures = tuple(CapturePattern(pattern) for pattern in capture)
     frame = Frame(
         path=(),
         state=state,
         key=None if rng is None else as_key(rng),
         is_training=training,
-        captures=tuple(_matcher(pattern) for pattern in capture),
+        captures=captures,
     )
     context = Context(module, (), frame, index_of(module), lambda: frame.key)
+    apply = run if module.config.remat is None else rematerialise
     token = current.set(None)
     try:
-        result = run(context, _entry(module, method), args, kwargs)
+        result = apply(context, _entry(module, method), args, kwargs)
     finally:
         current.reset(token)
+    for pattern in captures:
+        if not pattern.has_matched:
+            raise _nothing_captured(module, pattern.text)
     return result, frame.outputs
 
 
-def _matcher(pattern: str) -> Callable[[Path], bool]:
-    parsed = parse_pattern(pattern)
-    return lambda path: matches(parsed, path)
+class CapturePattern:
+    """A glob of module paths that remembers whether it matched any."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.has_matched = False
+        self._parsed = parse_pattern(text)
+
+    def __call__(self, path: Path) -> bool:
+        """Returns whether the path matches."""
+        is_match = matches(self._parsed, path)
+        self.has_matched = self.has_matched or is_match
+        return is_match
+
+
+def _nothing_captured(module: Module, pattern: str) -> ModuleError:
+    paths = [format_path(place.path) for place in index_of(module).values()]
+    return ModuleError(
+        f"capture={pattern!r} matches no module that ran, and no value that one captured",
+        mend=name_the_known(pattern, [path for path in paths if path])
+        + " (copies of a Repeated share one path, without an index)",
+    )
 
 
 def _entry(module: Module, name: str) -> Callable[..., Any]:
@@ -82,21 +109,3 @@ def _entry(module: Module, name: str) -> Callable[..., Any]:
             mend="mark the method with @entry",
         )
     return method
-
-
-def index_of(module: Module) -> Index:
-    """Returns the places of all modules of a tree; a shared one stands where it comes first."""
-    index: Index | None = module.__dict__.get("_index")
-    if index is None:
-        index = {id(module): Place((), (), 0)}
-        _add_children(module, (), index)
-        module.__dict__["_index"] = index
-    return index
-
-
-def _add_children(module: Module, path: Path, index: Index) -> None:
-    for steps, child in module.children():
-        inner = child.module if isinstance(child, Repeated) else child
-        if id(inner) not in index:
-            index[id(inner)] = Place((*path, *steps), steps, id(module))
-            _add_children(inner, (*path, *steps), index)

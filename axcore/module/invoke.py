@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from axcore.errors import ModuleError
-from axcore.module.context import Context, current, current_context
+from axcore.module.context import Context, current, current_context, state_lacks
 from axcore.module.outputs import unused
 from axcore.module.streams import Path, format_path
 
@@ -59,24 +60,54 @@ def run(context: Context, method: Method, args: Any, kwargs: Any) -> Any:
 
 
 def capture(context: Context, path: Path, value: Any) -> None:
-    """Keeps a value where one of the call's patterns matches its path."""
-    if any(matches(path) for matches in context.frame.captures):
+    """Keeps a value where one of the call's patterns matches its path.
+
+    Raises:
+        ModuleError: The value holds something else than arrays and numbers.
+    """
+    is_wanted = [matches(path) for matches in context.frame.captures]
+    if any(is_wanted):
+        check_arrays(value, f"what is captured of {format_path(path) or 'the root'}")
         captures = context.frame.outputs.captures
         captures[unused(format_path(path), captures)] = value
 
 
-def state_of(module: "Module", name: str) -> Any:
-    """Returns the state of a module that is at work, or of any other in the tree that runs."""
+def check_arrays(tree: Any, what: str) -> None:
+    """Checks that a tree holds only what a transformation can hand on.
+
+    Raises:
+        ModuleError: It holds something else than arrays and numbers.
+    """
+    for leaf in jax.tree.leaves(tree):
+        if not isinstance(leaf, (jax.Array, np.ndarray, np.generic, int, float, complex)):
+            raise ModuleError(
+                f"{what} holds a {type(leaf).__qualname__}; arrays and numbers can leave a "
+                "transformation, nothing else",
+            )
+
+
+def array_of(module: "Module", name: str) -> Any:
+    """Returns an array of a module that is at work, or of any other in the tree that runs.
+
+    Raises:
+        ModuleError: No module is at work, or the state lacks the array.
+    """
     context = current_context(f"{type(module).__qualname__}.{name} was read")
     if context.module is module:
-        return context.state
-    place = context.index.get(id(module))
-    if place is None:
-        raise ModuleError(
-            f"{type(module).__qualname__}.{name} was read, but the module is no part of the tree",
-            mend="assign it in setup: self.child = cfg.child.build(...)",
-        )
-    return context.frame.state_at(place.path)
+        path, state = context.path, context.state
+    else:
+        place = context.index.get(id(module))
+        if place is None:
+            raise ModuleError(
+                f"{type(module).__qualname__}.{name} was read, but the module is no part of the "
+                "tree",
+                mend="assign it in setup: self.child = cfg.child.build(...)",
+            )
+        path, state = place.path, context.frame.state_at(place.path)
+    try:
+        return state[name]
+    except (KeyError, TypeError):
+        raise state_lacks((*path, name)) from None
 
 
 def _scope(path: Path) -> str:

@@ -94,6 +94,8 @@ class Repeated:
     """
 
     def __init__(self, module: "Module", count: int, axis: str | None = "layers") -> None:
+        if not hasattr(module, "forward"):
+            raise ModuleError(f"a module is repeated, not a {type(module).__qualname__}")
         if count < 1:
             raise ModuleError(
                 f"a module cannot be repeated {count} times", mend="repeat it once or more"
@@ -138,11 +140,16 @@ class Repeated:
         pure = as_pure_function(context, type(self.module).forward)
         arrays, rebuild = split_static((args, kwargs))
         channels = context.frame.channels
+        key = context.key() if context.has_key else None
+
+        def body(state: Any, key: Any, channels: Any, arrays: list[Any]) -> Any:
+            return pure(state, key, channels, *rebuild(arrays))
+
+        remat = self.module.config.remat
+        wrapped = body if remat is None else remat.wrap(body)
 
         def one(state: Any, index: Array, arrays: list[Any]) -> Any:
-            result, outputs, after = pure(
-                state, self._key(context, index), channels, *rebuild(arrays)
-            )
+            result, outputs, after = wrapped(state, _folded(key, index), channels, arrays)
             if not _same_structure(channels, after):
                 raise ModuleError(
                     "a channel was opened under vmap, where copies run at once",
@@ -158,16 +165,14 @@ class Repeated:
     def _context(self) -> Context:
         return current_context("a Repeated module was called").child(self.module)
 
-    def _key(self, context: Context, index: Any) -> Array | None:
-        return fold(context.key(), index) if context.has_key else None
-
     def _body(self, context: Context, args: Any, kwargs: Any) -> Callable[..., Any]:
         pure = as_pure_function(context, type(self.module).forward)
         arrays, rebuild = split_static((args, kwargs))
+        root = context.key() if context.has_key else None
 
         def body(state: Any, index: Any, carry: Any, channels: Any, arrays: list[Any]) -> Any:
             inner_args, inner_kwargs = rebuild(arrays)
-            key = self._key(context, index)
+            key = _folded(root, index)
             return pure(state, key, channels, (carry, *inner_args), inner_kwargs)
 
         remat = self.module.config.remat
@@ -179,7 +184,6 @@ class Repeated:
     ) -> tuple[Any, Outputs]:
         body = self._body(context, args, kwargs)
         channels = context.frame.channels
-        context.key() if context.has_key else None
 
         def step(carried: Any, x: Any) -> Any:
             carry, channels = carried
@@ -210,8 +214,12 @@ class _ChannelsChanged(Exception):  # noqa: N818 - a signal, caught by `scan`
     """The body of a scan opened a channel, or changed the shape of one."""
 
 
+def _folded(key: Array | None, index: Any) -> Array | None:
+    return None if key is None else fold(key, index)
+
+
 def _state(context: Context) -> Any:
-    return context.state if context.module._specs((), set()) else {}
+    return context.state if context.frame.has_state_at(context.path) else {}
 
 
 def _same_structure(before: Any, after: Any) -> bool:

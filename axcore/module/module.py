@@ -17,7 +17,8 @@ from axcore.module.dtypes import ROOT_DTYPES, DTypes
 from axcore.module.outputs import Loss, unused
 from axcore.module.param import ParamDeclaration, ParamSpec, spec_of
 from axcore.module.remat import Remat
-from axcore.module.streams import Path, as_key
+from axcore.module.streams import Path, as_key, format_path
+from axcore.module.tree import index_of, unwrapped
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -122,7 +123,15 @@ class Module(Configurable):
                 mend="declare it: Param(..., is_statistic=True)",
             )
         context = self._context("self.update")
-        context.frame.outputs.updates[(*context.path, name)] = value
+        path, held = (*context.path, name), invoke.array_of(self, name)
+        if jnp.shape(value) != held.shape or value.dtype != held.dtype:
+            raise ModuleError(
+                f"the update has shape {jnp.shape(value)} and dtype {value.dtype}; "
+                f"the statistic has {held.shape} and {held.dtype}",
+                where=format_path(path),
+                mend=f"sum over the batch, and end with .astype({str(held.dtype)!r})",
+            )
+        context.frame.outputs.updates[path] = value
 
     def capture(self, name: str, value: Any) -> None:
         """Hands a value to the caller where `functional(..., capture=...)` asks for its path."""
@@ -130,8 +139,15 @@ class Module(Configurable):
         invoke.capture(context, (*context.path, name), value)
 
     def send(self, channel: str, value: Any) -> None:
-        """Puts a value into a named channel, for modules that run later to receive."""
-        self._context("self.send").frame.channels[channel] = value
+        """Puts a value into a named channel, for modules that run later to receive.
+
+        Raises:
+            ModuleError: The value holds something else than arrays and numbers.
+        """
+        invoke.check_arrays(value, f"channel {channel!r}")
+        frame = self._context("self.send").frame
+        frame.outputs  # noqa: B018 - raises where the value could not leave a transformation
+        frame.channels[channel] = value
 
     def receive(self, channel: str, default: Any = None) -> Any:
         """Returns what a module that ran earlier sent last, or `default` where none did."""
@@ -151,7 +167,7 @@ class Module(Configurable):
         param = self.__dict__.get("_params", {}).get(name)
         if param is None:
             raise AttributeError(f"{type(self).__qualname__} has no attribute {name!r}")
-        array = invoke.state_of(self, name)[name]
+        array = invoke.array_of(self, name)
         if param.cast and not param.is_statistic and jnp.issubdtype(array.dtype, jnp.floating):
             return array.astype(self.dtypes.compute)
         return array
@@ -165,40 +181,47 @@ class Module(Configurable):
                 mend="declare it in setup, or keep it as a statistic: self.update(name, value)",
             )
         if isinstance(value, ParamDeclaration):
-            self._declare(name, value)
-        else:
-            children = _child_items(name, value)
-            if children:
-                self._children[name] = value
-            self.__dict__[name] = value
+            self._check_name(name)
+            self._params[name] = value
+            return
+        if _child_items((name,), value):
+            self._check_name(name)
+            value = tuple(value) if isinstance(value, list) else value
+            self._children[name] = value
+        self.__dict__[name] = value
 
-    def _declare(self, name: str, param: ParamDeclaration) -> None:
+    def _check_name(self, name: str) -> None:
         if hasattr(type(self), name):
             raise ModuleError(
-                f"{type(self).__qualname__} cannot name a parameter {name!r}: the class has it",
+                f"{type(self).__qualname__} cannot name a parameter or child {name!r}: "
+                "the class has an attribute of that name",
                 mend="choose another name",
             )
-        self._params[name] = param
+        if name in self.__dict__ or name in self._params:
+            raise ModuleError(
+                f"{type(self).__qualname__}.{name} is declared twice", mend="choose another name"
+            )
 
     # -- The tree ----------------------------------------------------------------------------
 
     def children(self) -> Iterator[tuple[Path, Any]]:
         """Yields the children with their steps below this module, in order of declaration."""
         for name, value in self._children.items():
-            yield from _child_items(name, value)
+            yield from _child_items((name,), value)
 
     def param_specs(self) -> dict[str, Any]:
         """Returns a nested dict of `ParamSpec`, shaped as the state; makes no array."""
-        return self._specs((), set())
+        index_of(self)  # raises where modules are shared in a way that no state can hold
+        return self._specs((), {id(self)})
 
     def _specs(self, path: Path, seen: set[int]) -> dict[str, Any]:
         specs: dict[str, Any] = {}
         for name, param in self._params.items():
             specs[name] = spec_of(param, (*path, name), str(self.dtypes.param))
         for steps, child in self.children():
-            if id(child) in seen:
+            if id(unwrapped(child)) in seen:
                 continue
-            seen.add(id(child))
+            seen.add(id(unwrapped(child)))
             below = child._specs((*path, *steps), seen)
             if below:
                 _put(specs, steps, below)
@@ -222,20 +245,22 @@ class Module(Configurable):
         return f"<{type(self).__qualname__} {self.config!r}>"
 
 
-def _child_items(name: str, value: Any) -> list[tuple[Path, Any]]:
-    if isinstance(value, Module) or hasattr(value, "_specs"):
-        return [((name,), value)]
-    items: list[tuple[Path, Any]]
+def _child_items(steps: Path, value: Any) -> list[tuple[Path, Any]]:
+    """Returns the modules in a value, with their steps; tuples and mappings may nest."""
+    if hasattr(value, "_specs"):
+        return [(steps, value)]
+    items: list[tuple[Path, Any]] = []
     if isinstance(value, (tuple, list)):
-        items = [((name, i), item) for i, item in enumerate(value)]
+        items = [((*steps, i), item) for i, item in enumerate(value)]
     elif isinstance(value, Mapping):
-        items = [((name, str(key)), item) for key, item in value.items()]
-    else:
-        return []
-    modules = [item for item in items if hasattr(item[1], "_specs")]
-    if modules and len(modules) != len(items):
-        raise ModuleError(f"{name} mixes modules with other values", mend="keep them apart")
-    return modules
+        items = [((*steps, str(key)), item) for key, item in value.items()]
+    found = [_child_items(inner, item) for inner, item in items]
+    if any(found) and not all(found):
+        raise ModuleError(
+            f"{format_path(steps)} mixes modules with other values",
+            mend="keep modules in a tuple or mapping of their own",
+        )
+    return [child for below in found for child in below]
 
 
 def _put(specs: dict[str, Any], steps: Path, below: dict[str, Any]) -> None:

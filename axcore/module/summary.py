@@ -1,0 +1,48 @@
+"""`summary_table`: a model's parameters as a table, without making any."""
+
+from collections.abc import Iterable
+
+import jax
+
+from axcore.module.module import Module
+from axcore.module.param import ParamSpec, count_params
+
+_HEADER = ("path", "shape", "dtype", "axes", "count")
+
+
+def summary_table(module: Module) -> str:
+    """Returns one line a parameter, with its exact number of elements, and the totals.
+
+    Statistics are marked, and counted apart. Allocates nothing.
+    """
+    specs = module.param_specs()
+    leaves = jax.tree.leaves(specs, is_leaf=lambda leaf: isinstance(leaf, ParamSpec))
+    lines = _aligned([_HEADER, *map(_row, leaves)])
+    num_trainable = count_params(specs)
+    num_statistics = count_params(specs, trainable_only=False) - num_trainable
+    lines.append(f"total: {num_trainable:,} parameters, {_bytes(leaves):,} bytes")
+    if num_statistics:
+        lines.append(f"       {num_statistics:,} elements of statistics, not trained")
+    return "\n".join(lines) + "\n"
+
+
+def _row(spec: ParamSpec) -> tuple[str, ...]:
+    shape = "x".join(map(str, spec.shape)) or "scalar"
+    axes = ", ".join(axis or "-" for axis in spec.axes)
+    mark = " (statistic)" if spec.is_statistic else ""
+    return spec.name + mark, shape, spec.dtype, axes, f"{spec.size:,}"
+
+
+def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.rjust(width) if i == len(widths) - 1 else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    ]
+
+
+def _bytes(leaves: Iterable[ParamSpec]) -> int:
+    return sum(spec.nbytes for spec in leaves)
