@@ -18,6 +18,7 @@ def config() -> None:
 
 @config.command()
 @click.argument("experiment")
+@options.modify
 @options.overrides
 @options.target
 @click.option("--all", "show_all", is_flag=True, help="Show values that are defaults, too.")
@@ -27,6 +28,7 @@ def config() -> None:
 @click.option("--sharding", is_flag=True, help="Show how every parameter is split instead.")
 def show(
     experiment: str,
+    changes: tuple[str, ...],
     overrides: tuple[str, ...],
     target: str | None,
     show_all: bool,
@@ -38,7 +40,7 @@ def show(
     """Show the config of EXPERIMENT, a name or a config file."""
     from axcore.config import render_config, to_json, to_yaml
 
-    cfg = _resolved(experiment, overrides, target)
+    cfg = _resolved(experiment, overrides, target, changes=changes)
     if summary:
         click.echo(_summary(cfg))
     elif sharding:
@@ -54,6 +56,7 @@ def show(
 @config.command()
 @click.argument("before")
 @click.argument("after", required=False)
+@options.modify
 @options.overrides
 @click.option(
     "--target",
@@ -63,21 +66,27 @@ def show(
     help="Hardware; give it twice to compare one experiment on two.",
 )
 def diff(
-    before: str, after: str | None, overrides: tuple[str, ...], targets: tuple[str, ...]
+    before: str,
+    after: str | None,
+    changes: tuple[str, ...],
+    overrides: tuple[str, ...],
+    targets: tuple[str, ...],
 ) -> None:
     """Show what differs between two experiments, or one and its overrides, or on two targets.
 
-    Overrides apply to the second. Exits with 1 where there is a difference, 0 where there is none.
+    Changes and overrides apply to the second. Exits with 1 where there is a difference, 0 where
+    there is none.
     """
     from axcore.config import diff_config, format_diff
 
     if len(targets) > 2:
         raise ConfigError(f"{len(targets)} targets are given", mend="give --target once or twice")
     first = _resolved(before, (), targets[0] if targets else None)
-    second = _resolved(after or before, overrides, targets[-1] if targets else None)
-    changes = diff_config(first, second)
-    click.echo(format_diff(changes), nl=False)
-    sys.exit(1 if changes else 0)
+    last = targets[-1] if targets else None
+    second = _resolved(after or before, overrides, last, changes=changes)
+    differences = diff_config(first, second)
+    click.echo(format_diff(differences), nl=False)
+    sys.exit(1 if differences else 0)
 
 
 @config.command()
@@ -113,13 +122,20 @@ def golden(
         sys.exit(1)
 
 
-def _resolved(experiment: str, overrides: tuple[str, ...], target: str | None) -> Any:
+def _resolved(
+    experiment: str,
+    overrides: tuple[str, ...],
+    target: str | None,
+    *,
+    changes: tuple[str, ...] = (),
+) -> Any:
     """Returns the config; for a target also with its mesh rule applied. Starts no device."""
     from axcore.cli.experiment import load_experiment
     from axcore.trainer import for_hardware
 
-    cfg = load_experiment(experiment, overrides)
-    return cfg if target is None else for_hardware(cfg, Hardware.parse(target))[0]
+    hardware = None if target is None else Hardware.parse(target)
+    cfg = load_experiment(experiment, overrides, changes=changes, hardware=hardware)
+    return cfg if hardware is None else for_hardware(cfg, hardware)[0]
 
 
 def _summary(cfg: Any) -> str:

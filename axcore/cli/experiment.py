@@ -5,19 +5,32 @@ from typing import Any
 
 from axcore.config import apply_overrides, from_json, from_yaml, name_the_known
 from axcore.errors import ConfigError
-from axcore.plugins import Experiment, plugin_host
+from axcore.plugins import Experiment, Hardware, plugin_host, with_changes
 
 _READERS = {".json": from_json, ".yaml": from_yaml, ".yml": from_yaml}
 
 
-def load_experiment(name: str, overrides: tuple[str, ...] = ()) -> Any:
-    """Returns the config of a named experiment or a config file, with overrides applied.
+def load_experiment(
+    name: str,
+    overrides: tuple[str, ...] = (),
+    *,
+    changes: tuple[str, ...] = (),
+    hardware: Hardware | None = None,
+) -> Any:
+    """Returns the config of a named experiment or a config file, changed as asked.
+
+    Args:
+        name: Of an experiment, or a config file.
+        overrides: `PATH=VALUE` texts, applied last.
+        changes: Names of modifiers, layer variants, data sources and tokenizers.
+        hardware: What modifiers are told to change it for.
 
     Raises:
-        ConfigError: There is no such experiment or file, or an override does not fit. What an
+        ConfigError: There is no such experiment or file, or a change does not fit. What an
             experiment's own module raises comes out as it is.
+        PluginError: There is no change of that name.
     """
-    return apply_overrides(_load(name), overrides)
+    return apply_overrides(with_changes(_load(name), changes, hardware), overrides)
 
 
 def _load(name: str) -> Any:

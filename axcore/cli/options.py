@@ -20,3 +20,11 @@ target: Decorator = click.option(
 )
 
 as_json: Decorator = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+modify: Decorator = click.option(
+    "--modify",
+    "changes",
+    metavar="NAME",
+    multiple=True,
+    help="Make a named change, before --set: a modifier, layer variant, data source or tokenizer.",
+)

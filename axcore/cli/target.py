@@ -4,18 +4,25 @@ import os
 import sys
 
 from axcore.errors import PluginError
-from axcore.plugins import Hardware
-
-_DEVICE_COUNT = "--xla_force_host_platform_device_count"
+from axcore.plugins import Hardware, set_environment_flags
+from axcore.plugins.core_detect import DEVICE_COUNT
+from axcore.plugins.flags import expected_hardware
 
 
 def use_target(name: str | None) -> Hardware | None:
-    """Returns the named hardware, having asked jax for as many host devices where it is host-only.
+    """Returns the named hardware, with the environment flags that plugins want for it set.
+
+    Where jax is to have several host devices, it is asked for them. Where no target is named, the
+    flags are those for the hardware that plugins see in this machine.
 
     Raises:
-        PluginError: No plugin knows the name, or jax started too early to be asked.
+        PluginError: No plugin knows the name, flags conflict, or jax started too early to read
+            them.
     """
     if name is None:
+        expected = expected_hardware()
+        if expected is not None:
+            set_environment_flags(expected)
         return None
     hardware = Hardware.parse(name)
     if hardware.family == "cpu":
@@ -24,9 +31,10 @@ def use_target(name: str | None) -> Hardware | None:
                 f"jax has started already, so {name} cannot be set up", where="--target"
             )
         flags = os.environ.get("XLA_FLAGS", "").split()
-        flags = [flag for flag in flags if not flag.startswith(_DEVICE_COUNT)]
-        os.environ["XLA_FLAGS"] = " ".join([*flags, f"{_DEVICE_COUNT}={hardware.num_devices}"])
+        rest = [flag for flag in flags if not flag.startswith(DEVICE_COUNT)]
+        os.environ["XLA_FLAGS"] = " ".join(rest)  # the target, being named, decides the number
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    set_environment_flags(hardware)
     return hardware
 
 

@@ -19,10 +19,15 @@ INTERRUPTED = 130
 @click.option(
     "--dir", "directory", metavar="DIR", help="Run directory; by default runs/EXPERIMENT."
 )
+@options.modify
 @options.overrides
 @options.target
 def train(
-    experiment: str, directory: str | None, overrides: tuple[str, ...], target: str | None
+    experiment: str,
+    directory: str | None,
+    changes: tuple[str, ...],
+    overrides: tuple[str, ...],
+    target: str | None,
 ) -> None:
     """Train EXPERIMENT, a name or a config file, or go on where it was stopped."""
     plugin_host().require_healthy()
@@ -31,8 +36,9 @@ def train(
     from axcore.cli.progress import progress
     from axcore.trainer import for_hardware
 
-    cfg = load_experiment(experiment, overrides)
-    cfg, _ = for_hardware(cfg, check_present(wanted))
+    hardware = check_present(wanted)
+    cfg = load_experiment(experiment, overrides, changes=changes, hardware=hardware)
+    cfg, _ = for_hardware(cfg, hardware)
     trainer = cfg.build()
     run = Path(directory or Path("runs") / Path(experiment).stem)
     result = trainer.run(run, [progress()])

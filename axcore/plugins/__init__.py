@@ -1,7 +1,9 @@
 """Records, hooks, the plugin host, and hardware as values. Imports no jax."""
 
+from axcore.plugins.changes import apply_modifier, find_change, with_changes
 from axcore.plugins.families import HardwareFamily
 from axcore.plugins.findings import Finding
+from axcore.plugins.flags import set_environment_flags, wanted_flags
 from axcore.plugins.hardware import Hardware
 from axcore.plugins.hooks import hook
 from axcore.plugins.host import PluginHost, load_host, plugin_host
@@ -9,13 +11,27 @@ from axcore.plugins.mesh_rules import MeshRule, find_mesh_rule
 from axcore.plugins.plugin import Plugin
 from axcore.plugins.predicates import on
 from axcore.plugins.record import Record
-from axcore.plugins.records import Command, DoctorCheck, Experiment, Kernel, LayerVariant, Op
+from axcore.plugins.records import (
+    Command,
+    DataSource,
+    DataTokenizer,
+    DoctorCheck,
+    EnvironmentFlags,
+    Experiment,
+    Kernel,
+    LayerVariant,
+    Modifier,
+    Op,
+)
 from axcore.plugins.ref import Ref
 from axcore.plugins.variants import with_variant
 
 __all__ = [
     "Command",
+    "DataSource",
+    "DataTokenizer",
     "DoctorCheck",
+    "EnvironmentFlags",
     "Experiment",
     "Finding",
     "Hardware",
@@ -23,15 +39,21 @@ __all__ = [
     "Kernel",
     "LayerVariant",
     "MeshRule",
+    "Modifier",
     "Op",
     "Plugin",
     "PluginHost",
     "Record",
     "Ref",
+    "apply_modifier",
+    "find_change",
     "find_mesh_rule",
     "hook",
     "load_host",
     "on",
     "plugin_host",
+    "set_environment_flags",
+    "wanted_flags",
+    "with_changes",
     "with_variant",
 ]

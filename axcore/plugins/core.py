@@ -10,7 +10,18 @@ from axcore.plugins.families import HardwareFamily
 from axcore.plugins.hardware import Hardware
 from axcore.plugins.hooks import hook
 from axcore.plugins.mesh_rules import MeshRule
-from axcore.plugins.records import Command, DoctorCheck, Experiment, Kernel, Op
+from axcore.plugins.predicates import on
+from axcore.plugins.records import (
+    Command,
+    DataSource,
+    DataTokenizer,
+    DoctorCheck,
+    EnvironmentFlags,
+    Experiment,
+    Kernel,
+    Modifier,
+    Op,
+)
 from axcore.plugins.ref import Ref
 
 
@@ -23,6 +34,18 @@ def hardware_families() -> Iterator[HardwareFamily]:
         detect=Ref("axcore.plugins.core_detect:detect_cpu"),
         summary="Host processors, or devices that XLA fakes on them",
         is_one_host=True,
+    )
+
+
+@hook.environment_flags
+def environment_flags() -> Iterator[EnvironmentFlags]:
+    """As many devices on the host's processors as a target names."""
+    yield EnvironmentFlags(
+        name="cpu_devices",
+        variable="XLA_FLAGS",
+        on=on(family="cpu"),
+        fn=Ref("axcore.plugins.core_detect:device_count_flag"),
+        summary="XLA shows the host's processors as several devices",
     )
 
 
@@ -39,16 +62,19 @@ def ops() -> Iterator[Op]:
         name="attention",
         fn=Ref("axcore.ops:attention"),
         summary="Scaled dot-product attention with masks, caps, sinks and dropout",
+        contract=Ref("axcore.testing.contracts:ATTENTION"),
     )
     yield Op(
         name="attention_backward",
         fn=Ref("axcore.ops.attention_vjp:attention_from_halves"),
         summary="Its gradient, for attention kernels that are forward only",
+        contract=Ref("axcore.testing.contracts:ATTENTION_BACKWARD"),
     )
     yield Op(
         name="cross_entropy",
         fn=Ref("axcore.ops:cross_entropy"),
         summary="Next-token loss without the whole logits in memory",
+        contract=Ref("axcore.testing.contracts:CROSS_ENTROPY"),
     )
 
 
@@ -64,6 +90,39 @@ def kernels() -> Iterator[Kernel]:
         ("cross_entropy", "reference", 0, "cross_entropy_reference:cross_entropy_reference"),
     ):
         yield Kernel(op=op, name=name, priority=priority, fn=Ref(f"axcore.ops.{target}"))
+
+
+@hook.modifiers
+def modifiers() -> Iterator[Modifier]:
+    """Changes that any experiment can be asked to make."""
+    yield Modifier(
+        name="accumulate",
+        config=Ref("axcore.trainer.modifiers:Accumulate"),
+        summary="Half the memory of activations: batches in twice as many parts, same result",
+    )
+
+
+@hook.data_sources
+def data_sources() -> Iterator[DataSource]:
+    """Where text comes from."""
+    for name, config, summary in (
+        ("text_files", "TextFiles", "UTF-8 files of a folder, a document each"),
+        ("json_lines", "JsonLines", "Lines of JSON files, a document each"),
+        ("standard_library", "StandardLibrary", "The source of this Python's standard library"),
+    ):
+        ref = Ref(f"axcore.data:{config}.Config")
+        yield DataSource(name=name, config=ref, summary=summary)
+
+
+@hook.tokenizers
+def tokenizers() -> Iterator[DataTokenizer]:
+    """How text becomes tokens."""
+    for name, config, summary in (
+        ("bytes", "ByteTokenizer", "A token for each byte of UTF-8"),
+        ("hugging_face", "HuggingFaceTokenizer", "Any tokenizer.json"),
+    ):
+        ref = Ref(f"axcore.data:{config}.Config")
+        yield DataTokenizer(name=name, config=ref, summary=summary)
 
 
 @hook.experiments
@@ -86,6 +145,7 @@ def commands() -> Iterator[Command]:
         ("config", "config", "Show, compare and pin down configs"),
         ("experiments", "experiments", "List the experiments there are"),
         ("plugins", "plugins", "List plugins, and what is wrong with them"),
+        ("plugin", "plugin", "Write a new plugin, or check one"),
         ("kernels", "kernels", "List an op's kernels, and why each is chosen or not"),
         ("doctor", "doctor", "Look for what is wrong with this machine's set-up"),
     ):

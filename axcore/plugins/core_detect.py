@@ -1,6 +1,17 @@
-"""Recognising the core's own hardware family."""
+"""The core's own hardware family: recognising it, and asking XLA for several of its devices."""
+
+from collections.abc import Mapping
+
+from axcore.plugins.hardware import Hardware
+
+DEVICE_COUNT = "--xla_force_host_platform_device_count"
 
 
 def detect_cpu(platform: str, device_kind: str) -> str | None:
     """Returns the one generation of host processors, which has no name, or None."""
     return "" if platform == "cpu" else None
+
+
+def device_count_flag(hardware: Hardware) -> Mapping[str, str]:
+    """Returns the flag by which XLA shows as many devices as the hardware has."""
+    return {DEVICE_COUNT: str(hardware.num_devices)}

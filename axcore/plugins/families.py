@@ -38,6 +38,9 @@ class HardwareFamily(Record):
         hosts: One whole host of each generation.
         detect: `(platform, device_kind) -> generation or None`, both as a JAX device names them.
         summary: One line.
+        present: `(environment) -> bool`: whether JAX will find such devices here, as far as can be
+            said before it starts and without importing it. Without it, flags for the family are
+            set only where a target is named.
         is_one_host: Whether a target is one host whatever its number, as a host's own devices are.
     """
 
@@ -47,6 +50,7 @@ class HardwareFamily(Record):
     hosts: tuple[Hardware, ...] = attrs.field(converter=frozen_tuple, validator=_hosts)
     detect: Ref = attrs.field(validator=of_type(Ref))
     summary: str = attrs.field(validator=of_type(str))
+    present: Ref | None = attrs.field(default=None, validator=of_type(Ref, type(None)))
     is_one_host: bool = attrs.field(default=False, validator=of_type(bool))
 
     @property

@@ -10,12 +10,24 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 import pluggy
 
+from axcore.config import name_the_known
 from axcore.errors import PluginError
 from axcore.plugins import hookspecs
 from axcore.plugins.families import HardwareFamily
 from axcore.plugins.mesh_rules import MeshRule
 from axcore.plugins.record import Record
-from axcore.plugins.records import Command, DoctorCheck, Experiment, Kernel, LayerVariant, Op
+from axcore.plugins.records import (
+    Command,
+    DataSource,
+    DataTokenizer,
+    DoctorCheck,
+    EnvironmentFlags,
+    Experiment,
+    Kernel,
+    LayerVariant,
+    Modifier,
+    Op,
+)
 
 R = TypeVar("R", bound=Record)
 
@@ -48,10 +60,14 @@ class Hooks:
     """One decorator a hook; what each asks for is in `axcore.plugins.hookspecs`."""
 
     hardware_families = HookDecorator(hookspecs.hardware_families, HardwareFamily)
+    environment_flags = HookDecorator(hookspecs.environment_flags, EnvironmentFlags)
     mesh_rules = HookDecorator(hookspecs.mesh_rules, MeshRule)
     ops = HookDecorator(hookspecs.ops, Op)
     kernels = HookDecorator(hookspecs.kernels, Kernel)
     layer_variants = HookDecorator(hookspecs.layer_variants, LayerVariant)
+    modifiers = HookDecorator(hookspecs.modifiers, Modifier)
+    data_sources = HookDecorator(hookspecs.data_sources, DataSource)
+    tokenizers = HookDecorator(hookspecs.tokenizers, DataTokenizer)
     experiments = HookDecorator(hookspecs.experiments, Experiment)
     commands = HookDecorator(hookspecs.commands, Command)
     doctor_checks = HookDecorator(hookspecs.doctor_checks, DoctorCheck)
@@ -72,7 +88,6 @@ HOOKS: dict[str, HookDecorator[Any]] = {
 
 def unknown_hook(name: str, where: str | None = None) -> UnknownHookError:
     """Returns the error for a hook that does not exist, with the nearest that does."""
-    from axcore.config.suggest import name_the_known
 
     return UnknownHookError(
         f"there is no hook {name!r}; {name_the_known(name, HOOKS)}",

@@ -9,7 +9,18 @@ import pluggy
 
 from axcore.plugins.families import HardwareFamily
 from axcore.plugins.mesh_rules import MeshRule
-from axcore.plugins.records import Command, DoctorCheck, Experiment, Kernel, LayerVariant, Op
+from axcore.plugins.records import (
+    Command,
+    DataSource,
+    DataTokenizer,
+    DoctorCheck,
+    EnvironmentFlags,
+    Experiment,
+    Kernel,
+    LayerVariant,
+    Modifier,
+    Op,
+)
 
 PROJECT = "axcore"
 
@@ -26,6 +37,22 @@ def hardware_families() -> Iterable[HardwareFamily]:
             x1 = Hardware(family="acme", generation="x1", chips=4, memory_bytes=32 * 2**30)
             yield HardwareFamily(name="acme", hosts=(x1,), detect=Ref("axl_acme.detect:detect"),
                                  summary="Acme accelerators")
+    """
+    return ()
+
+
+@_spec
+def environment_flags() -> Iterable[EnvironmentFlags]:
+    """Brings flags that hardware wants in an environment variable before JAX starts.
+
+    They are merged flag by flag. What the user has set wins; two plugins that want different values
+    of one flag, and flags that come after JAX has started, are errors.
+
+    Example:
+        @hook.environment_flags
+        def environment_flags():
+            yield EnvironmentFlags(name="acme_overlap", variable="XLA_FLAGS", on=on(family="acme"),
+                                   fn=Ref("axl_acme.flags:overlap"), summary="Overlap transfers")
     """
     return ()
 
@@ -78,6 +105,45 @@ def layer_variants() -> Iterable[LayerVariant]:
         def layer_variants():
             yield LayerVariant(name="acme_norm", config=Ref("axl_acme.norm:AcmeNorm.Config"),
                                replaces=Ref("axcore.layers:RMSNorm"), summary="Norm without mean")
+    """
+    return ()
+
+
+@_spec
+def modifiers() -> Iterable[Modifier]:
+    """Brings changes of configs that users ask for by name. No plugin changes a config unasked.
+
+    Example:
+        @hook.modifiers
+        def modifiers():
+            yield Modifier(name="acme_packed", config=Ref("axl_acme.modifiers:Packed"),
+                           summary="Weights in Acme's packed layout")
+    """
+    return ()
+
+
+@_spec
+def data_sources() -> Iterable[DataSource]:
+    """Brings sources of text, which users ask for by name.
+
+    Example:
+        @hook.data_sources
+        def data_sources():
+            yield DataSource(name="acme_mail", config=Ref("axl_acme.mail:Mail.Config"),
+                             summary="Messages of a mailbox")
+    """
+    return ()
+
+
+@_spec
+def tokenizers() -> Iterable[DataTokenizer]:
+    """Brings tokenizers, which users ask for by name.
+
+    Example:
+        @hook.tokenizers
+        def tokenizers():
+            yield DataTokenizer(name="acme_letters", config=Ref("axl_acme.text:Letters.Config"),
+                                summary="One token a letter")
     """
     return ()
 

@@ -1,6 +1,7 @@
 """Loading one plugin: import its module, check its hooks, call them, check what they yield.
 
 A plugin loads whole or not at all. Whatever goes wrong is kept as its error; nothing spreads.
+Config files may name the config classes of a loaded plugin, so that its runs can be read again.
 """
 
 import importlib
@@ -13,6 +14,7 @@ from typing import Any
 import attrs
 import pluggy
 
+from axcore.config import trust_package
 from axcore.errors import PluginError
 from axcore.plugins import hookspecs
 from axcore.plugins.hooks import HOOKS, location, refuse_parameters, unknown_hook
@@ -46,6 +48,7 @@ def load(plugin: Plugin, manager: pluggy.PluginManager) -> Plugin:
         _refuse_repeats(records)
     except (Exception, SystemExit) as error:
         return plugin.failed(error)
+    trust_package(plugin.candidate.module.partition(".")[0], functions=False)
     by_kind_and_key = sorted(records, key=lambda record: (record.kind, record.key))
     return attrs.evolve(plugin, state="loaded", records=tuple(by_kind_and_key))
 

@@ -1,4 +1,4 @@
-"""The records that name code: ops, kernels, layer variants, experiments, commands, doctor checks.
+"""The records that name code: ops, kernels, layer variants, data sources, commands and others.
 
 Each names its code by a `Ref`, so that making a record imports nothing.
 """
@@ -27,6 +27,7 @@ class Op(Record):
         name: As kernels name it.
         fn: The function that layers call.
         summary: One line.
+        contract: The `axcore.testing.OpContract` by which suites prove its kernels right.
     """
 
     kind: ClassVar[str] = "op"
@@ -34,6 +35,7 @@ class Op(Record):
     name: str = attrs.field(validator=a_name)
     fn: Ref = attrs.field(validator=of_type(Ref))
     summary: str = attrs.field(validator=of_type(str))
+    contract: Ref | None = attrs.field(default=None, validator=of_type(Ref, type(None)))
 
 
 @attrs.frozen(kw_only=True)
@@ -97,6 +99,79 @@ class LayerVariant(Record):
     name: str = attrs.field(validator=a_name)
     config: Ref = attrs.field(validator=of_type(Ref))
     replaces: Ref = attrs.field(validator=of_type(Ref))
+    summary: str = attrs.field(validator=of_type(str))
+
+
+@attrs.frozen(kw_only=True)
+class Modifier(Record):
+    """A change of configs that users ask for by name: `axcore train tiny --modify NAME`.
+
+    Args:
+        name: As a user asks for it.
+        config: A config class whose instances have a pure `apply(cfg, hardware) -> cfg`; made
+            with its defaults, so a user who wants other values writes it in a mesh rule.
+        summary: One line.
+    """
+
+    kind: ClassVar[str] = "modifier"
+
+    name: str = attrs.field(validator=a_name)
+    config: Ref = attrs.field(validator=of_type(Ref))
+    summary: str = attrs.field(validator=of_type(str))
+
+
+@attrs.frozen(kw_only=True)
+class DataSource(Record):
+    """Something that text to train on comes from.
+
+    Args:
+        name: As a user asks for it.
+        config: The Config class of a subclass of `axcore.data.Source`.
+        summary: One line.
+    """
+
+    kind: ClassVar[str] = "data source"
+
+    name: str = attrs.field(validator=a_name)
+    config: Ref = attrs.field(validator=of_type(Ref))
+    summary: str = attrs.field(validator=of_type(str))
+
+
+@attrs.frozen(kw_only=True)
+class DataTokenizer(Record):
+    """A way from text to token numbers.
+
+    Args:
+        name: As a user asks for it.
+        config: The Config class of a subclass of `axcore.data.Tokenizer`.
+        summary: One line.
+    """
+
+    kind: ClassVar[str] = "tokenizer"
+
+    name: str = attrs.field(validator=a_name)
+    config: Ref = attrs.field(validator=of_type(Ref))
+    summary: str = attrs.field(validator=of_type(str))
+
+
+@attrs.frozen(kw_only=True)
+class EnvironmentFlags(Record):
+    """Flags that some hardware wants in an environment variable before JAX starts.
+
+    Args:
+        name: Shown where two records disagree.
+        variable: The environment variable, which holds `--flag=value` texts with blanks between.
+        on: From hardware to None, or why the flags are not meant for it.
+        fn: A function from hardware to a mapping of flag (`--xla_...`) to value; imports no jax.
+        summary: One line.
+    """
+
+    kind: ClassVar[str] = "environment flags"
+
+    name: str = attrs.field(validator=a_name)
+    variable: str = attrs.field(validator=a_name)
+    on: Predicate = attrs.field(default=on(), validator=a_callable)
+    fn: Ref = attrs.field(validator=of_type(Ref))
     summary: str = attrs.field(validator=of_type(str))
 
 

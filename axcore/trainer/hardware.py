@@ -3,8 +3,7 @@
 from typing import Any
 
 from axcore.config import diff_config, evolve, format_diff
-from axcore.errors import ConfigError
-from axcore.plugins import Hardware, MeshRule, find_mesh_rule, plugin_host
+from axcore.plugins import Hardware, MeshRule, apply_modifier, find_mesh_rule, plugin_host
 
 
 def for_hardware(cfg: Any, hardware: Hardware) -> tuple[Any, str]:
@@ -22,12 +21,5 @@ def for_hardware(cfg: Any, hardware: Hardware) -> tuple[Any, str]:
     rule = find_mesh_rule(hardware, own=cfg.mesh_rules, brought=plugin_host().records(MeshRule))
     result = evolve(cfg, mesh=rule.mesh)
     for modifier in rule.modifiers:
-        changed = modifier.apply(result, hardware)
-        if changed == result and not getattr(modifier, "is_idempotent", False):
-            raise ConfigError(
-                f"{modifier!r} changes nothing",
-                where=f"mesh rule {rule.match!r}",
-                mend="take it out of the rule's modifiers, or mend what it looks for",
-            )
-        result = changed
+        result = apply_modifier(result, modifier, hardware, where=f"mesh rule {rule.match!r}")
     return result, format_diff(diff_config(cfg, result))

@@ -147,9 +147,9 @@ def test_notes_of_an_error_are_shown():
 
 def test_misspelt_command_says_what_is_near(capsys):
     with pytest.raises(SystemExit) as ended:
-        main(["plugin"])
+        main(["trian"])
     assert ended.value.code == 2
-    assert "there is no command 'plugin'; did you mean 'plugins'" in capsys.readouterr().err
+    assert "there is no command 'trian'; did you mean 'train'" in capsys.readouterr().err
 
 
 def test_misspelt_option_is_refused(capsys):

@@ -2,7 +2,16 @@
 
 from collections.abc import Iterator
 
-from axcore.plugins import DoctorCheck, HardwareFamily, Kernel, MeshRule, Ref, hook, on
+from axcore.plugins import (
+    DoctorCheck,
+    EnvironmentFlags,
+    HardwareFamily,
+    Kernel,
+    MeshRule,
+    Ref,
+    hook,
+    on,
+)
 from axl_gpu.hardware import CUDNN, hosts
 
 
@@ -13,7 +22,20 @@ def hardware_families() -> Iterator[HardwareFamily]:
         name="gpu",
         hosts=hosts(),
         detect=Ref("axl_gpu.detect:detect"),
+        present=Ref("axl_gpu.detect:present"),
         summary="NVIDIA data-centre GPUs in hosts of eight",
+    )
+
+
+@hook.environment_flags
+def environment_flags() -> Iterator[EnvironmentFlags]:
+    """How XLA is asked to schedule."""
+    yield EnvironmentFlags(
+        name="latency_hiding",
+        variable="XLA_FLAGS",
+        on=on(family="gpu"),
+        fn=Ref("axl_gpu.flags:latency_hiding"),
+        summary="Communication runs under computation",
     )
 
 

@@ -3,17 +3,23 @@
 from itertools import pairwise
 
 import pytest
-from axl_gpu.detect import detect
+from axl_gpu.detect import detect, present
 from axl_gpu.doctor import cuda_finding
 from axl_gpu.hardware import hosts
 
-from axcore.plugins import Hardware, MeshRule, find_mesh_rule, plugin_host
+from axcore.plugins import Hardware, MeshRule, find_mesh_rule, plugin_host, wanted_flags
 
 
 def test_plugin_loads():
     plugin = plugin_host().plugin("axl-gpu")
     assert plugin.trouble == ""
-    assert set(plugin.hooks) == {"doctor_checks", "hardware_families", "kernels", "mesh_rules"}
+    assert set(plugin.hooks) == {
+        "doctor_checks",
+        "environment_flags",
+        "hardware_families",
+        "kernels",
+        "mesh_rules",
+    }
 
 
 @pytest.mark.parametrize(
@@ -81,3 +87,24 @@ def test_doctor_judges_the_cuda_packages(installed, level, text):
     found = cuda_finding(installed)
     assert found.level == level
     assert text in found.text
+
+
+@pytest.mark.parametrize(
+    ("platforms", "expected"), [(None, True), ("cuda,cpu", True), ("gpu", True), ("cpu", False)]
+)
+def test_gpus_are_expected_where_there_is_a_driver_and_jax_may_use_it(
+    tmp_path, platforms, expected
+):
+    environment = {} if platforms is None else {"JAX_PLATFORMS": platforms}
+    driver = tmp_path / "version"
+    assert not present(environment, driver)
+    driver.write_text("NVRM version: 580.0")
+    assert present(environment, driver) is expected
+
+
+def test_flags_are_wanted_on_gpus_only():
+    flag = "--xla_gpu_enable_latency_hiding_scheduler=true"
+    unknown = Hardware(family="gpu", generation="unknown")
+    for hardware in (Hardware.parse("gpu-h100-8"), unknown):
+        assert [wanted.text for wanted in wanted_flags(hardware)] == [flag]
+    assert flag not in [wanted.text for wanted in wanted_flags(Hardware.parse("tpu-v5e-4"))]
