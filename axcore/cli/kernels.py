@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from axcore.cli.table import columns
+from axcore.config import name_the_known
 from axcore.errors import KernelError
 from axcore.plugins import Hardware, Kernel, Op, plugin_host
 
@@ -34,8 +35,6 @@ def _candidates(op: str | None) -> list[Kernel]:
     host = plugin_host()
     ops = {record.name for record in host.records(Op)}
     if op is not None and op not in ops:
-        from axcore.config.suggest import name_the_known
-
         raise KernelError(f"there is no op {op!r}; {name_the_known(op, ops)}")
     found = [kernel for kernel in host.records(Kernel) if op in (None, kernel.op)]
     return sorted(found, key=lambda kernel: (kernel.op, -kernel.priority, kernel.name))

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import click
 
 from axcore import __version__
+from axcore.config import name_the_known
 from axcore.errors import AxcoreError, PluginError
 from axcore.plugins import Command, plugin_host
 
@@ -48,8 +49,6 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Finds the command to run; a name that is none is an error that says what is near."""
         if args and args[0] not in _records() and not args[0].startswith("-"):
-            from axcore.config.suggest import name_the_known
-
             ctx.fail(f"there is no command {args[0]!r}; {name_the_known(args[0], _records())}")
         return super().resolve_command(ctx, args)
 

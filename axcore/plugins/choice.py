@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 
 import attrs
 
+from axcore.config import name_the_known
 from axcore.errors import PluginError
 from axcore.plugins.discovery import CORE
 
@@ -53,7 +54,6 @@ class Choice:
 
 
 def _not_installed(variable: str, name: str, installed: list[str]) -> PluginError:
-    from axcore.config.suggest import name_the_known
 
     return PluginError(
         f"{variable} names {name!r}, and no such plugin is installed; "

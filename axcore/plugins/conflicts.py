@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Sequence
 
+from axcore.config import name_the_known
 from axcore.errors import PluginError
 from axcore.plugins.choice import BLOCK
 from axcore.plugins.discovery import CORE
@@ -40,8 +41,6 @@ def _refuse_strange_ops(plugins: Sequence[Plugin]) -> tuple[Plugin, ...]:
 def _strange_op(plugin: Plugin, ops: set[str]) -> PluginError | None:
     for record in plugin.records:
         if isinstance(record, Kernel) and record.op not in ops:
-            from axcore.config.suggest import name_the_known
-
             return PluginError(
                 f"kernel {record.name!r} is for op {record.op!r}, which nobody declares; "
                 f"{name_the_known(record.op, ops)}",

@@ -13,6 +13,7 @@ from typing import TypeVar
 import attrs
 
 from axcore import __version__
+from axcore.config import name_the_known
 from axcore.errors import PluginError
 from axcore.plugins.choice import BLOCK, Choice
 from axcore.plugins.conflicts import refuse_conflicts
@@ -59,8 +60,6 @@ class PluginHost:
         for plugin in self.installed:
             if plugin.name == name:
                 return plugin
-        from axcore.config.suggest import name_the_known
-
         known = [plugin.name for plugin in self.installed]
         raise PluginError(f"no plugin {name!r} is installed; {name_the_known(name, known)}")
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import attrs
 
+from axcore.config import name_the_known
 from axcore.errors import PluginError
 
 _TARGET = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
@@ -72,8 +73,6 @@ class Ref:
             raise
 
     def _nothing_there(self, holder: Any, step: str) -> PluginError:
-        from axcore.config.suggest import name_the_known
-
         there = [name for name in vars(holder) if not name.startswith("_")]
         return PluginError(
             f"{self._owner()} refers to {self.target!r}, but there is no {step!r} in "

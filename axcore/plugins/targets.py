@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from axcore.config import name_the_known
 from axcore.errors import PluginError
 from axcore.plugins.families import HardwareFamily
 from axcore.plugins.hardware import UNKNOWN, Hardware
@@ -105,8 +106,6 @@ def _family_of(
     }
     if stem in known:
         return known[stem]
-    from axcore.config.suggest import name_the_known
-
     raise PluginError(
         f"no plugin knows target {name!r}; {name_the_known(stem, known)}",
         mend=f"name one as {_examples(families)}, or install the plugin for {stem.split('-')[0]}",

@@ -2,7 +2,7 @@
 
 from typing import Any, TypeVar
 
-from axcore.config import evolve, replace_config
+from axcore.config import evolve, name_the_known, replace_config
 from axcore.errors import PluginError
 from axcore.plugins.host import plugin_host
 from axcore.plugins.records import LayerVariant
@@ -36,7 +36,6 @@ def _find(name: str) -> LayerVariant:
     known = {variant.name: variant for variant in plugin_host().records(LayerVariant)}
     if name in known:
         return known[name]
-    from axcore.config.suggest import name_the_known
 
     raise PluginError(
         f"no plugin brings a layer variant {name!r}; {name_the_known(name, known)}",

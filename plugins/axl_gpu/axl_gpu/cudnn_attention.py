@@ -6,11 +6,17 @@ tokens, shared by the heads of a row.
 Letters: B batch, T queries, S keys, N query heads, K key heads, H key width, V value width.
 """
 
+from functools import partial
+from typing import Literal
+
 import jax
 import jax.numpy as jnp
 from jax import Array
 
 from axcore.ops import AttentionInputs, AttentionSpec, Call
+from axl_gpu.shards import on_each_device
+
+Implementation = Literal["cudnn", "xla"]
 
 MAX_WIDTH = 128
 """Largest head width of all generations; cuDNN goes to 256 on some."""
@@ -63,7 +69,7 @@ def cudnn_attention(inputs: AttentionInputs, spec: AttentionSpec) -> tuple[Array
 
 
 def attend(
-    inputs: AttentionInputs, spec: AttentionSpec, *, implementation: str
+    inputs: AttentionInputs, spec: AttentionSpec, *, implementation: Implementation
 ) -> tuple[Array, Array]:
     """Returns what `cudnn_attention` does, by an implementation of `jax.nn`'s choice.
 
@@ -72,21 +78,27 @@ def attend(
         spec: The call's static choices.
         implementation: "cudnn", or "xla", which runs on any device.
     """
-    is_causal = spec.right == 0
+    o_BTNV = on_each_device(partial(_attend, spec=spec, implementation=implementation), inputs)
+    return o_BTNV, jnp.zeros(o_BTNV.shape[:-1], jnp.float32)
+
+
+def _attend(
+    inputs: AttentionInputs, *, spec: AttentionSpec, implementation: Implementation
+) -> Array:
     same_B1TS = _same_segment(inputs)
-    o_BTNV = jax.nn.dot_product_attention(
+    o_BTNV: Array = jax.nn.dot_product_attention(
         inputs.q_BTNH,
         inputs.k_BSKH,
         inputs.v_BSKV,
         mask=same_B1TS,
         scale=spec.scale,
-        is_causal=is_causal,
+        is_causal=spec.right == 0,
         local_window_size=None if spec.left is None else (spec.left, 0),
-        implementation=implementation,  # type: ignore[arg-type]
+        implementation=implementation,
     )
-    if same_B1TS is not None:
-        o_BTNV = jnp.where(_sees_anything(inputs, spec), o_BTNV, jnp.zeros((), o_BTNV.dtype))
-    return o_BTNV, jnp.zeros(o_BTNV.shape[:-1], jnp.float32)
+    if same_B1TS is None:
+        return o_BTNV
+    return jnp.where(_sees_anything(inputs, spec), o_BTNV, jnp.zeros((), o_BTNV.dtype))
 
 
 def _same_segment(inputs: AttentionInputs) -> Array | None:

@@ -13,6 +13,7 @@ from axl_gpu.cudnn_attention import accepts, attend
 from axcore.ops import AttentionInputs, AttentionSpec, Call, KernelPolicy, choose
 from axcore.ops.attention_kernels import attention_call
 from axcore.ops.attention_reference import attention_reference
+from axcore.parallel import make_mesh
 from axcore.plugins import Hardware
 
 BATCH, TIME, HEADS, KV_HEADS, WIDTH = 2, 12, 4, 2, 8
@@ -53,7 +54,7 @@ def output_and_gradients(run, given: AttentionInputs, spec: AttentionSpec):
         return jnp.sum(o * weights), o
 
     arrays = (given.q_BTNH, given.k_BSKH, given.v_BSKV)
-    gradients, output = jax.grad(loss, argnums=(0, 1, 2), has_aux=True)(*arrays)
+    gradients, output = jax.jit(jax.grad(loss, argnums=(0, 1, 2), has_aux=True))(*arrays)
     return (output, *gradients)
 
 
@@ -72,6 +73,19 @@ def test_call_is_handed_on_with_the_meaning_of_the_reference(spec, segments):
     expected = output_and_gradients(attention_reference, given, spec)
     for one, other in zip(got, expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_devices_of_a_mesh_work_on_their_own_rows_and_heads():
+    given = sized(dtype=jnp.float32, q_segments_BT=packed(), k_segments_BS=packed())
+
+    def portable(*call):
+        return attend(*call, implementation="xla")
+
+    alone = output_and_gradients(portable, given, SPEC)
+    with jax.set_mesh(make_mesh({"fsdp": 2, "model": 2}, jax.devices()[:4])):
+        split = output_and_gradients(portable, given, SPEC)
+    for one, other in zip(split, alone, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
 def call(given: AttentionInputs, spec: AttentionSpec = SPEC, *, with_lse: bool = False) -> Call:

@@ -6,7 +6,6 @@ Under a mesh each device works on its own rows and heads.
 Letters: B batch, T queries, S keys, N query heads, K key heads, H key width, V value width.
 """
 
-import math
 from collections.abc import Callable
 from functools import partial
 
@@ -14,10 +13,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.experimental.pallas.ops.tpu import splash_attention as splash
-from jax.sharding import AbstractMesh, PartitionSpec
 
 from axcore.ops import ATTENTION_OUT, AttentionInputs, AttentionSpec, Call
-from axcore.parallel import ACTIVATION_RULES, partition_spec
+from axl_tpu.shards import on_each_device
 
 BLOCK_SIZES = (512, 256, 128)
 """Tiles of queries and of keys, best first; one of them divides the number of tokens."""
@@ -59,56 +57,15 @@ def splash_attention(
         spec: The call's static choices.
         interpret: Runs the kernel by an interpreter, on any device.
     """
-    per_device = partial(_rows_of_one_device, spec=spec, interpret=interpret)
-    arrays = (inputs.q_BTNH, inputs.k_BSKH, inputs.v_BSKV)
-    segments = _pair(inputs.q_segments_BT, inputs.k_segments_BS)
-    mesh = jax.sharding.get_abstract_mesh()
-    if not mesh.empty and mesh.size > 1:
-        rows, heads = _splits(inputs, mesh)
-        spec_BTNH = PartitionSpec(rows, None, heads, None)
-        per_device = jax.shard_map(
-            per_device,
-            in_specs=(*[spec_BTNH] * 3, PartitionSpec(rows)),
-            out_specs=spec_BTNH,
-            check_vma=False,
-        )
-    o_BTNV = per_device(*arrays, segments)
+    attend = partial(_attend, spec=spec, interpret=interpret)
+    o_BTNV = on_each_device(attend, inputs)
     return o_BTNV, jnp.zeros(o_BTNV.shape[:-1], jnp.float32)
 
 
-def _pair(q_BT: Array | None, k_BS: Array | None) -> splash.SegmentIds | None:
-    return None if q_BT is None or k_BS is None else splash.SegmentIds(q=q_BT, kv=k_BS)
-
-
-def _splits(inputs: AttentionInputs, mesh: AbstractMesh) -> tuple[object, object]:
-    """Returns the mesh axes over which rows and heads are split, None where they stay whole.
-
-    Query heads are split as key heads are, or else a device would lack the keys it needs.
-    """
-    rows, heads = partition_spec(("batch", "kv_heads"), ACTIVATION_RULES, mesh)
-    if inputs.q_BTNH.shape[0] % _ways(rows, mesh):
-        rows = None
-    if inputs.k_BSKH.shape[2] % _ways(heads, mesh):
-        heads = None
-    return rows, heads
-
-
-def _ways(entry: object, mesh: AbstractMesh) -> int:
-    names = (entry,) if isinstance(entry, str) else entry or ()
-    return math.prod(mesh.shape[name] for name in names)  # type: ignore[attr-defined]
-
-
-def _rows_of_one_device(
-    q_BTNH: Array,
-    k_BSKH: Array,
-    v_BSKV: Array,
-    segments: splash.SegmentIds | None,
-    *,
-    spec: AttentionSpec,
-    interpret: bool,
-) -> Array:
-    q_BTNH = q_BTNH * jnp.asarray(spec.scale, q_BTNH.dtype)
-    heads_first = [jnp.swapaxes(x, 1, 2) for x in (q_BTNH, k_BSKH, v_BSKV)]
+def _attend(inputs: AttentionInputs, *, spec: AttentionSpec, interpret: bool) -> Array:
+    q_BTNH = inputs.q_BTNH * jnp.asarray(spec.scale, inputs.q_BTNH.dtype)
+    segments = _segments(inputs)
+    heads_first = [jnp.swapaxes(x, 1, 2) for x in (q_BTNH, inputs.k_BSKH, inputs.v_BSKV)]
     kernel = _kernel(spec, q_BTNH.shape[2], q_BTNH.shape[1], interpret=interpret)
     o_BTNV: Array = jnp.swapaxes(jax.vmap(kernel)(*heads_first, segments), 1, 2)
     if segments is None:
@@ -117,13 +74,18 @@ def _rows_of_one_device(
     return jnp.where(sees_BT[:, :, None, None], o_BTNV, jnp.zeros((), o_BTNV.dtype))
 
 
+def _segments(inputs: AttentionInputs) -> splash.SegmentIds | None:
+    if inputs.q_segments_BT is None or inputs.k_segments_BS is None:
+        return None
+    return splash.SegmentIds(q=inputs.q_segments_BT, kv=inputs.k_segments_BS)
+
+
 def _kernel(
     spec: AttentionSpec, num_heads: int, length: int, *, interpret: bool
 ) -> Callable[..., Array]:
-    block = next(size for size in BLOCK_SIZES if length % size == 0)
     kernel: Callable[..., Array] = splash.make_splash_mha(
         splash.MultiHeadMask([_mask(spec, length)] * num_heads),
-        block_sizes=splash.BlockSizes(**dict.fromkeys(_BLOCK_FIELDS, block)),
+        block_sizes=_tiles(length),
         attn_logits_soft_cap=spec.soft_cap,
         residual_checkpoint_name=ATTENTION_OUT,
         head_shards=1,
@@ -133,16 +95,18 @@ def _kernel(
     return kernel
 
 
-_BLOCK_FIELDS = (
-    "block_q",
-    "block_kv",
-    "block_kv_compute",
-    "block_q_dkv",
-    "block_kv_dkv",
-    "block_kv_dkv_compute",
-    "block_q_dq",
-    "block_kv_dq",
-)
+def _tiles(length: int) -> splash.BlockSizes:
+    size = next(size for size in BLOCK_SIZES if length % size == 0)
+    return splash.BlockSizes(
+        block_q=size,
+        block_kv=size,
+        block_kv_compute=size,
+        block_q_dkv=size,
+        block_kv_dkv=size,
+        block_kv_dkv_compute=size,
+        block_q_dq=size,
+        block_kv_dq=size,
+    )
 
 
 def _mask(spec: AttentionSpec, length: int) -> splash.Mask:
