@@ -1,0 +1,70 @@
+"""Heads: logits and loss tell the same story, capped or not, tied or not."""
+
+import jax
+import numpy as np
+import pytest
+
+from axcore.config import find_config, replace_config
+from axcore.models import Head, TiedHead
+from axcore.module import count_params, functional
+
+DIM, VOCAB = 6, 11
+
+
+@pytest.fixture(scope="module")
+def inputs():
+    generator = np.random.default_rng(0)
+    normal = lambda *shape: generator.normal(size=shape).astype(np.float32)  # noqa: E731
+    targets = generator.integers(0, VOCAB, (2, 5)).astype(np.int32)
+    weights = generator.uniform(size=(2, 5)).astype(np.float32)
+    return normal(2, 5, DIM), normal(VOCAB, DIM), targets, weights
+
+
+@pytest.mark.parametrize("kind", [Head, TiedHead])
+@pytest.mark.parametrize(("soft_cap", "z_loss"), [(None, 0.0), (1.5, 0.0), (None, 0.1), (1.5, 0.1)])
+def test_loss_is_the_cross_entropy_of_the_logits(inputs, kind, soft_cap, z_loss):
+    x, table, targets, weights = inputs
+    head = kind.Config(dim=DIM, vocab_size=VOCAB, soft_cap=soft_cap, z_loss=z_loss).build()
+    state = head.init(0)
+
+    @jax.jit
+    def both(state, x, table, targets, weights):
+        logits, _ = functional(head, state, x, table)
+        pair, _ = functional(head, state, x, table, targets, weights, method="loss")
+        return logits, pair
+
+    logits, pair = both(state, x, table, targets, weights)
+    projection = table.T if kind is TiedHead else np.asarray(state["weight"])
+    raw = x.astype(np.float64) @ projection
+    expected = raw if soft_cap is None else soft_cap * np.tanh(raw / soft_cap)
+    np.testing.assert_allclose(logits, expected, rtol=1e-5, atol=1e-5)
+    log_normaliser = np.log(np.exp(expected).sum(-1))
+    picked = np.take_along_axis(expected, targets[..., None], -1)[..., 0]
+    loss = log_normaliser - picked + z_loss * log_normaliser**2
+    np.testing.assert_allclose(pair, ((weights * loss).sum(), weights.sum()), rtol=1e-5)
+
+
+def test_tied_head_is_a_head_that_holds_the_table(run, cfg, batch):
+    """Equal logits and loss; the table's gradient is the sum of those of its two uses."""
+    tied = replace_config(cfg, Head, TiedHead.Config())
+    assert not find_config(tied, Head)
+    state = run.state(tied)
+    assert "head" not in state
+    untied = {**state, "head": {"weight": state["decoder"]["embedding"]["weight"].T}}
+    got, expected = run(tied, state, batch), run(cfg, untied, batch)
+    np.testing.assert_allclose(got["logits"], expected["logits"], rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(got["total"], expected["total"], rtol=1e-6)
+    as_input = expected["gradient"]["decoder"]["embedding"]["weight"]
+    as_output = expected["gradient"]["head"]["weight"].T
+    np.testing.assert_allclose(
+        got["gradient"]["decoder"]["embedding"]["weight"],
+        as_input + as_output,
+        rtol=1e-4,
+        atol=1e-6,
+    )
+
+
+def test_tied_head_saves_one_table(cfg):
+    tied = replace_config(cfg, Head, TiedHead.Config())
+    saved = count_params(cfg.build().param_specs()) - count_params(tied.build().param_specs())
+    assert saved == 17 * 16
