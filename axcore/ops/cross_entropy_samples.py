@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import attrs
-import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import DTypeLike
 
 from axcore.ops.cross_entropy_types import CrossEntropyInputs, CrossEntropySpec
@@ -23,17 +23,14 @@ class CrossEntropySample:
 
     def make(self, dtype: DTypeLike = jnp.float32) -> tuple[CrossEntropyInputs, CrossEntropySpec]:
         """Return the call, equal each time; a third of the tokens weigh nothing."""
-        x_key, w_key, target_key, weight_key = jax.random.split(jax.random.key(len(self.name)), 4)
+        numbers = np.random.default_rng(len(self.name))
         spec = CrossEntropySpec(**self.spec)
-        w_shape = (self.width, self.vocabulary)
-        weights = jax.random.uniform(weight_key, self.leading, minval=-0.5)
-        inputs = CrossEntropyInputs(
-            jax.random.normal(x_key, (*self.leading, self.width)).astype(dtype),
-            jax.random.normal(w_key, w_shape[:: -1 if spec.vocabulary_first else 1]).astype(dtype),
-            jax.random.randint(target_key, self.leading, 0, self.vocabulary),
-            jnp.maximum(weights, 0.0),
-        )
-        return inputs, spec
+        w_shape = (self.width, self.vocabulary)[:: -1 if spec.vocabulary_first else 1]
+        x = numbers.standard_normal((*self.leading, self.width)).astype(dtype)
+        w = numbers.standard_normal(w_shape).astype(dtype)
+        targets = numbers.integers(0, self.vocabulary, self.leading).astype(np.int32)
+        weights = np.maximum(numbers.uniform(-0.5, 1.0, self.leading), 0.0).astype(np.float32)
+        return CrossEntropyInputs(*map(jnp.asarray, (x, w, targets, weights))), spec
 
 
 CROSS_ENTROPY_SAMPLES = (
