@@ -11,18 +11,33 @@ from collections.abc import Iterator
 
 import attrs
 import jax
+from immutabledict import immutabledict
 from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Array
 
 from axcore.parallel.rules import ACTIVATION_RULES, Rules, partition_spec
 
 
+def _hashable(rules: Rules) -> Rules:
+    return immutabledict(rules)
+
+
 @attrs.frozen
 class ActivationSharding:
-    """The mesh that activations are split over, and the rules by which they are."""
+    """The mesh that activations are split over, and the rules by which they are.
+
+    It also remembers which hints were dropped, so that each is told of once in a run.
+    """
 
     mesh: Mesh
-    rules: Rules = ACTIVATION_RULES
+    rules: Rules = attrs.field(default=ACTIVATION_RULES, converter=_hashable)
+    _told: set[str] = attrs.field(factory=set, init=False, eq=False, repr=False)
+
+    def tell_once(self, text: str) -> None:
+        """Warns, unless it did so before."""
+        if text not in self._told:
+            self._told.add(text)
+            warnings.warn(text, stacklevel=4)
 
 
 _active = jax.make_user_context(default_value=None)
@@ -46,7 +61,7 @@ def shard(x: Array, *axes: str | None) -> Array:
         return x
     spec = partition_spec(axes, active.rules, active.mesh)
     kept = [
-        entry if _divides(size, entry, active.mesh, axis) else None
+        entry if _divides(size, entry, active, axis) else None
         for size, entry, axis in zip(x.shape, spec, axes, strict=True)
     ]
     sharding = NamedSharding(active.mesh, jax.sharding.PartitionSpec(*kept))
@@ -65,14 +80,13 @@ def is_split(axis: str) -> bool:
     return any(active.mesh.shape[name] > 1 for name in active.rules.get(axis, ()))
 
 
-def _divides(size: int, entry: object, mesh: Mesh, axis: str | None) -> bool:
+def _divides(size: int, entry: object, active: ActivationSharding, axis: str | None) -> bool:
     names = (entry,) if isinstance(entry, str) else entry or ()
-    ways = math.prod(mesh.shape[name] for name in names)  # type: ignore[attr-defined]
+    ways = math.prod(active.mesh.shape[name] for name in names)  # type: ignore[attr-defined]
     if size % ways:
-        warnings.warn(
+        active.tell_once(
             f"activation axis {axis!r} of size {size} does not divide over {ways} devices and "
-            "stays whole",
-            stacklevel=3,
+            "stays whole"
         )
         return False
     return True

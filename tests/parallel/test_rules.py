@@ -1,0 +1,115 @@
+"""Rules: from logical axes to mesh axes, strictly, for parameters and what mirrors them."""
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+from jax.sharding import PartitionSpec
+
+from axcore.errors import ShardingError
+from axcore.models import transformer
+from axcore.parallel import (
+    PARAM_RULES,
+    describe_sharding,
+    make_mesh,
+    param_shardings,
+    partition_spec,
+    shardings_like,
+)
+
+
+@pytest.fixture(scope="module")
+def mesh():
+    return make_mesh({"fsdp": 4, "model": 2}, jax.devices()[:8])
+
+
+def _specs(**sizes):
+    sizes = {"vocab_size": 18, "dim": 16, "num_heads": 4, "hidden_dim": 24, **sizes}
+    return transformer(num_layers=2, **sizes).build().param_specs()
+
+
+def test_each_dimension_goes_where_its_rule_says(mesh):
+    assert partition_spec(("layers", "embed", "mlp"), PARAM_RULES, mesh) == PartitionSpec(
+        None, "fsdp", "model"
+    )
+    assert partition_spec(("norm", None), PARAM_RULES, mesh) == PartitionSpec(None, None)
+
+
+def test_several_mesh_axes_split_one_dimension_and_those_of_size_one_are_left_out(mesh):
+    rules = {"batch": ("data", "fsdp", "model"), "time": ("seq",)}
+    assert partition_spec(("batch", "time"), rules, mesh) == PartitionSpec(("fsdp", "model"), None)
+
+
+def test_unknown_logical_axis_is_an_error_that_names_the_mend(mesh):
+    with pytest.raises(ShardingError) as caught:
+        partition_spec(("embed", "hedas"), PARAM_RULES, mesh, where="attention.q.weight")
+    text = str(caught.value)
+    assert "no rule for the logical axis 'hedas'" in text
+    assert "attention.q.weight" in text
+    assert "heads" in text.split("mend:")[1]
+    assert "rules['hedas'] = ()" in text
+
+
+def test_unknown_mesh_axis_in_a_rule_is_an_error(mesh):
+    with pytest.raises(ShardingError, match=r"rule for 'embed' names the mesh axis 'fdsp'"):
+        partition_spec(("embed",), {"embed": ("fdsp",)}, mesh)
+
+
+def test_one_mesh_axis_cannot_split_two_dimensions(mesh):
+    with pytest.raises(ShardingError, match="would split two dimensions over mesh axis 'model'"):
+        partition_spec(("heads", "mlp"), PARAM_RULES, mesh)
+
+
+def test_every_parameter_that_does_not_divide_is_listed_with_its_numbers(mesh):
+    with pytest.raises(ShardingError) as caught:
+        param_shardings(_specs(vocab_size=17, hidden_dim=27), PARAM_RULES, mesh)
+    text = str(caught.value)
+    assert "decoder.embedding.weight: vocab is 17, model is 2" in text
+    assert "head.weight: vocab is 17, model is 2" in text
+    for name in ("gate", "up", "down"):
+        assert f"decoder.stack.layer.feed_forward.{name}.weight: mlp is 27, model is 2" in text
+    assert text.count(", model is 2") == 5
+
+
+def test_state_of_adamw_is_sharded_as_its_parameters(mesh):
+    module = transformer(vocab_size=18, dim=16, num_layers=2, num_heads=4, hidden_dim=24).build()
+    shardings = param_shardings(module.param_specs(), PARAM_RULES, mesh)
+    params = jax.eval_shape(module.init, jax.random.key(0))
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3))
+    state = jax.eval_shape(optimizer.init, params)
+    like = shardings_like(state, params, shardings, mesh)
+    (adam,) = (
+        part
+        for part in jax.tree.leaves(like, is_leaf=lambda x: isinstance(x, optax.ScaleByAdamState))
+        if isinstance(part, optax.ScaleByAdamState)
+    )
+    assert adam.mu == shardings
+    assert adam.nu == shardings
+    assert adam.count.spec == PartitionSpec()
+
+
+def test_statistics_of_another_shape_are_replicated(mesh):
+    specs = _specs()
+    shardings = param_shardings(specs, PARAM_RULES, mesh)
+    params = {"head": {"weight": jax.ShapeDtypeStruct((16, 18), jnp.float32)}}
+    of_params = {"head": shardings["head"]}
+    tree = {
+        "copy": params,
+        "rows": {"head": {"weight": jax.ShapeDtypeStruct((16,), jnp.float32)}},
+        "elsewhere": {"body": {"weight": jax.ShapeDtypeStruct((16, 18), jnp.float32)}},
+    }
+    like = shardings_like(tree, params, of_params, mesh)
+    assert like["copy"]["head"]["weight"].spec == PartitionSpec("fsdp", "model")
+    assert like["rows"]["head"]["weight"].spec == PartitionSpec()
+    assert like["elsewhere"]["body"]["weight"].spec == PartitionSpec()
+
+
+def test_report_tells_the_bytes_each_device_holds(mesh):
+    specs = _specs()
+    rows = {
+        row[0]: row for row in describe_sharding(specs, param_shardings(specs, PARAM_RULES, mesh))
+    }
+    _, shape, _, nbytes = rows["decoder.stack.layer.feed_forward.gate.weight"]
+    assert shape == (2, 16, 24)
+    assert nbytes == 2 * 16 * 24 * 4 // 8
+    assert rows["decoder.norm.weight"][3] == 16 * 4
