@@ -75,4 +75,5 @@ class WarmupCosine(Schedule):
         rise = done / max(1, cfg.warmup_steps)
         fallen = jnp.clip((done - cfg.warmup_steps) / (cfg.total_steps - cfg.warmup_steps), 0, 1)
         fall = cfg.final_fraction + (1 - cfg.final_fraction) * (1 + jnp.cos(jnp.pi * fallen)) / 2
-        return cfg.peak * jnp.where(done <= cfg.warmup_steps, rise, fall)
+        rate: Array = cfg.peak * jnp.where(done <= cfg.warmup_steps, rise, fall)
+        return rate

@@ -9,6 +9,12 @@ from collections.abc import Callable, Iterable, Mapping
 
 import attrs
 
+from axcore.config import immutabledict
+
+
+def _frozen(metrics: Mapping[str, float]) -> Mapping[str, float]:
+    return immutabledict(metrics)
+
 
 @attrs.frozen
 class Event:
@@ -41,7 +47,7 @@ class StepsDone(Event):
     """Some steps have run; the metrics are over the steps since the last such event."""
 
     step: int
-    metrics: Mapping[str, float]
+    metrics: Mapping[str, float] = attrs.field(converter=_frozen)
 
 
 @attrs.frozen
@@ -49,7 +55,7 @@ class Evaluated(Event):
     """The held-out text was evaluated."""
 
     step: int
-    metrics: Mapping[str, float]
+    metrics: Mapping[str, float] = attrs.field(converter=_frozen)
 
 
 @attrs.frozen

@@ -164,7 +164,7 @@ def _dealt(x: Array, count: int) -> Array:
 
 
 def _sum_dtype(param: Array) -> Any:
-    return jnp.promote_types(param.dtype, jnp.float32)
+    return param.dtype if param.dtype.itemsize > 4 else jnp.float32
 
 
 def _combined(outputs: Outputs) -> Outputs:

@@ -131,6 +131,7 @@ class Trainer(Configurable):
         self.step = TrainStep(
             self.model, self.learner, seed=cfg.seed, num_micro_batches=cfg.num_micro_batches
         )
+        self._programs: dict[str, Any] = {}
         check_vocabulary(cfg.model, self.data.tokenizer)
         check_batch_divides(cfg, self.mesh)
 
@@ -167,17 +168,16 @@ class Trainer(Configurable):
 
     def compiled_init(self) -> Any:
         """Returns the jitted function that makes the first state, sharded from the start."""
-        return jax.jit(self.step.init, out_shardings=self.shardings())
+        return self._jitted("init", self.step.init, out_shardings=self.shardings())
 
     def compiled_step(self) -> Any:
         """Returns the jitted step `(state, batch) -> (state, metrics)`, which donates `state`."""
-        return jax.jit(
-            self._in_context(self.step), donate_argnums=0, out_shardings=(self.shardings(), None)
-        )
+        shardings = (self.shardings(), None)
+        return self._jitted("step", self.step, donate_argnums=0, out_shardings=shardings)
 
     def compiled_evaluation(self) -> Any:
         """Returns the jitted evaluation `(model_state, batch) -> losses`."""
-        return jax.jit(self._in_context(self.step.evaluate))
+        return self._jitted("evaluation", self.step.evaluate)
 
     def step_program(self) -> Any:
         """Returns the step compiled for the state and the batch that it runs on."""
@@ -203,15 +203,17 @@ class Trainer(Configurable):
         cfg = self.config
         return KernelPolicy(hardware=self.hardware, pins=cfg.kernels, allow=cfg.allow_kernels)
 
-    def _in_context(self, fn: Any) -> Any:
-        """Returns a function traced under the trainer's mesh, rules and kernel policy."""
-        activations = ActivationSharding(self.mesh, self.config.activation_rules)
+    def _jitted(self, name: str, fn: Any, **options: Any) -> Any:
+        """Returns a jitted function, traced once under the trainer's mesh, rules and policy."""
+        if name not in self._programs:
+            activations = ActivationSharding(self.mesh, self.config.activation_rules)
 
-        def in_context(*args: Any) -> Any:
-            with sharding_activations(activations), use_policy(self.kernel_policy):
-                return fn(*args)
+            def in_context(*args: Any) -> Any:
+                with sharding_activations(activations), use_policy(self.kernel_policy):
+                    return fn(*args)
 
-        return in_context
+            self._programs[name] = jax.jit(in_context, **options)
+        return self._programs[name]
 
     @cached_property
     def _lowered_step(self) -> Any:
@@ -221,10 +223,6 @@ class Trainer(Configurable):
     @cached_property
     def _step_program(self) -> Any:
         return self._lowered_step.compile()
-
-    @cached_property
-    def _evaluation(self) -> Any:
-        return self.compiled_evaluation()
 
     @cached_property
     def _batch_sharding(self) -> NamedSharding:
@@ -274,11 +272,12 @@ class Trainer(Configurable):
 
     def evaluate(self, model_state: Any) -> dict[str, float]:
         """Returns the metrics of a model's state on the held-out text; empty if there is none."""
+        evaluation = self.compiled_evaluation()
         with jax.set_mesh(self.mesh):
             batches = self.data.heldout(
                 process_index=jax.process_index(), process_count=jax.process_count()
             )
-            losses = [self._evaluation(model_state, self.put(batch)) for batch in batches]
+            losses = [evaluation(model_state, self.put(batch)) for batch in batches]
         meter = LossMeter()
         for one in jax.device_get(losses):
             meter.add(one)

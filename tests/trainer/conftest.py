@@ -35,12 +35,14 @@ class Toy(Module):
     def setup(self, cfg):
         self.table = Param((cfg.vocab_size, cfg.dim), axes=("vocab", "embed"))
         self.bias = Param((cfg.vocab_size,), axes=("vocab",), init=0.0)
-        self.mean = Param((cfg.dim,), axes=("embed",), init=0.0, is_statistic=True)
+        self.mean = Param((cfg.dim,), axes=("embed",), init=0.0, is_statistic=True, dtype="float32")
         self.calls = Param((), axes=(), init=0.0, is_statistic=True, dtype="int32")
 
     def forward(self, batch):
         x_BTD = self.table[batch["tokens"]]
-        self.update("mean", 0.9 * self.mean + 0.1 * jnp.mean(x_BTD, axis=(0, 1)))
+        self.update(
+            "mean", 0.9 * self.mean + 0.1 * jnp.mean(x_BTD.astype(jnp.float32), axis=(0, 1))
+        )
         self.update("calls", self.calls + 1)
         if self.training and self.config.dropout:
             kept = jax.random.bernoulli(self.rng("dropout"), 1 - self.config.dropout, x_BTD.shape)

@@ -72,9 +72,7 @@ def test_a_run_killed_at_several_steps_ends_as_one_never_stopped(start, whole, t
     assert losses(tmp_path / "run") == whole[1]
 
 
-def test_a_run_killed_from_outside_at_any_moment_ends_as_one_never_stopped(
-    start, whole, tmp_path
-):
+def test_a_run_killed_from_outside_at_any_moment_ends_as_one_never_stopped(start, whole, tmp_path):
     child = start(tmp_path / "run")
     metrics = tmp_path / "run/metrics.jsonl"
     while child.poll() is None and not (metrics.exists() and metrics.stat().st_size):

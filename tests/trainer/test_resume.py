@@ -87,15 +87,11 @@ def test_a_finished_run_runs_no_step_again(toy_trainer, whole_run, same_bits):
     assert losses_of(directory) == before
 
 
-def test_the_learning_rate_of_a_step_is_the_same_after_resuming(
-    toy_trainer, whole_run, tmp_path
-):
+def test_the_learning_rate_of_a_step_is_the_same_after_resuming(toy_trainer, whole_run, tmp_path):
     toy_trainer.run(tmp_path / "run", [stop_at(6, signal.SIGTERM)])
     toy_trainer.run(tmp_path / "run")
     rates = {line["step"]: line.get("learning_rate") for line in lines_of(tmp_path / "run")}
-    assert rates == {
-        line["step"]: line.get("learning_rate") for line in lines_of(whole_run[0])
-    }
+    assert rates == {line["step"]: line.get("learning_rate") for line in lines_of(whole_run[0])}
 
 
 def damage(directory, step):

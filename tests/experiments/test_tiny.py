@@ -1,0 +1,83 @@
+"""`tiny` at toy size: it learns, and so does what a swap of every feed-forward makes of it."""
+
+import jax
+import pytest
+
+from axcore.config import find_config, replace_config, update_config
+from axcore.experiments.tiny import tiny
+from axcore.layers import FeedForward, PlainFeedForward, Repeat, Stack
+from axcore.module import count_params
+from axcore.trainer import Trainer
+
+
+def at_toy_size(cfg):
+    return update_config(
+        cfg,
+        {
+            "model.dim": 32,
+            "**.feed_forward.hidden_dim": 48,
+            "**.stack.num_layers": 2,
+            "data.seq_len": 32,
+            "data.batch_size": 4,
+            "data.heldout_batches": 1,
+            "data.heldout_fraction": 0.3,
+            "learner.schedule.warmup_steps": 2,
+            "learner.schedule.peak": 0.02,
+            "max_steps": 12,
+            "log_every_steps": 4,
+        },
+    )
+
+
+def swapped(cfg):
+    return replace_config(cfg, FeedForward, PlainFeedForward.Config())
+
+
+def test_tiny_is_a_small_model_of_bytes():
+    cfg = tiny()
+    model = cfg.model.build()
+    assert count_params(model.param_specs()) < 1_000_000
+    assert cfg.model.vocab_size >= cfg.data.tokenizer.build().vocab_size
+
+
+def test_replacing_every_feed_forward_leaves_none_and_keeps_their_sizes():
+    cfg = swapped(tiny())
+    assert find_config(cfg, FeedForward) == ()
+    plain = find_config(cfg, PlainFeedForward)
+    assert [found.config.hidden_dim for found in plain] == [
+        found.config.hidden_dim for found in find_config(tiny(), FeedForward)
+    ]
+
+
+def test_replacing_the_scan_by_a_stack_swaps_the_feed_forward_of_every_layer():
+    unrolled = replace_config(tiny(), Repeat, Stack.Config())
+    model = swapped(unrolled).model.build()
+    layers = [layer.feed_forward for layer in model.decoder.stack.layer]
+    assert len(layers) == 4
+    assert all(type(layer) is PlainFeedForward for layer in layers)
+
+
+@pytest.mark.parametrize("change", [lambda cfg: cfg, swapped], ids=["tiny", "swapped"])
+def test_it_learns_within_a_few_steps(change, text_of_python, tmp_path):
+    cfg = update_config(at_toy_size(change(tiny())), {"data.source": text_of_python})
+    losses = []
+    result = Trainer(cfg, devices=jax.devices()[:1]).run(
+        tmp_path, [lambda event: losses.append(getattr(event, "metrics", {}).get("loss"))]
+    )
+    first = next(loss for loss in losses if loss is not None)
+    assert result.is_complete
+    assert result.heldout["loss"] < first - 1.0
+
+
+@pytest.fixture
+def text_of_python(tmp_path_factory):
+    """A hundredth of the standard library: reading all of it takes longer than the training."""
+    import sysconfig
+    from pathlib import Path
+
+    from axcore.data import TextFiles
+
+    folder = tmp_path_factory.mktemp("library")
+    for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))[:20]:
+        (folder / path.name).write_bytes(path.read_bytes())
+    return TextFiles.Config(folder=str(folder), glob="*.py", on_bad_file="skip")

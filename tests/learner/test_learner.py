@@ -1,0 +1,99 @@
+"""Updates are those of AdamW computed by hand: clipped, and decayed only where specs say."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from axcore.config import evolve
+from axcore.errors import ConfigError
+from axcore.learner import AdamW, Constant, Learner
+from axcore.module import Module, Param
+
+RATE, DECAY, B1, B2, EPSILON = 0.1, 0.5, 0.9, 0.95, 1e-8
+
+
+class Shapes(Module):
+    """Parameters that decay and that do not."""
+
+    def setup(self, cfg):
+        self.matrix = Param((2, 2), axes=(None, None), init=1.0)
+        self.vector = Param((2,), axes=(None,), init=1.0)
+        self.kept_matrix = Param((2, 2), axes=(None, None), init=1.0, decay=False)
+        self.decayed_vector = Param((2,), axes=(None,), init=1.0, decay=True)
+
+
+LEARNER = Learner.Config(
+    optimizer=AdamW.Config(b1=B1, b2=B2, epsilon=EPSILON, weight_decay=DECAY),
+    schedule=Constant.Config(rate=RATE),
+    clip_norm=None,
+)
+
+
+def update(cfg, gradients_of, num_steps=1):
+    """Returns the parameters, all 1 before, after updates with constant gradients."""
+    model = Shapes.Config().build()
+    learner = cfg.build(total_steps=100)
+    transformation = learner.transformation(model.param_specs())
+    params = model.init(0)
+    opt_state = transformation.init(params)
+    gradients = jax.tree.map(lambda p: jnp.full_like(p, gradients_of), params)
+    for _ in range(num_steps):
+        done = learner.update(transformation, gradients, opt_state, params)
+        params, opt_state = done.params, done.opt_state
+    return params, done
+
+
+def test_weight_decay_applies_only_where_the_specs_say():
+    params, _ = update(LEARNER, 0.0)
+    expected = {
+        "matrix": 1 - RATE * DECAY,
+        "vector": 1.0,
+        "kept_matrix": 1.0,
+        "decayed_vector": 1 - RATE * DECAY,
+    }
+    assert {name: float(value.ravel()[0]) for name, value in params.items()} == pytest.approx(
+        expected
+    )
+
+
+def test_updates_are_those_of_adamw_by_hand():
+    params, _ = update(LEARNER, 3.0, num_steps=4)
+    value, mean, square = 1.0, 0.0, 0.0
+    for step in range(1, 5):
+        mean = B1 * mean + (1 - B1) * 3.0
+        square = B2 * square + (1 - B2) * 9.0
+        direction = mean / (1 - B1**step) / (np.sqrt(square / (1 - B2**step)) + EPSILON)
+        value -= RATE * (direction + DECAY * value)
+    np.testing.assert_allclose(params["matrix"], value, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("clip_norm", "factor"), [(None, 1.0), (100.0, 1.0), (0.6, 0.1)])
+def test_gradients_above_the_norm_are_scaled_down_to_it(clip_norm, factor):
+    """Twelve elements of sqrt(3) have the norm 6; the first moment tells what the optimizer got."""
+    _, done = update(evolve(LEARNER, clip_norm=clip_norm), float(np.sqrt(3)))
+    assert float(done.gradient_norm) == pytest.approx(6.0)
+    moments = [leaf for leaf in jax.tree.leaves(done.opt_state) if leaf.ndim == 2]
+    np.testing.assert_allclose(moments[0], (1 - B1) * np.sqrt(3) * factor, rtol=1e-5)
+
+
+def test_gradients_of_zero_are_clipped_to_zero():
+    params, done = update(evolve(LEARNER, clip_norm=1.0), 0.0)
+    assert float(done.gradient_norm) == 0.0
+    np.testing.assert_array_equal(params["vector"], 1.0)
+
+
+def test_the_schedule_gives_every_update_its_rate():
+    """Adam's first directions under a constant gradient are all one."""
+    from axcore.learner import WarmupCosine
+
+    schedule = WarmupCosine.Config(peak=0.3, warmup_steps=3)
+    params, _ = update(evolve(LEARNER, schedule=schedule), 1.0, num_steps=3)
+    np.testing.assert_allclose(params["vector"], 1 - (0.1 + 0.2 + 0.3), rtol=1e-5)
+
+
+@pytest.mark.parametrize("clip_norm", [0.0, -1.0])
+def test_a_norm_that_no_gradient_can_have_is_an_error(clip_norm):
+    with pytest.raises(ConfigError, match=r"clip_norm is .*; expected a number above 0") as error:
+        evolve(LEARNER, clip_norm=clip_norm).build(total_steps=1)
+    assert error.value.mend == "--set learner.clip_norm=none to train without clipping"

@@ -1,0 +1,106 @@
+"""k micro-batches are one batch: same losses, gradients and statistics, to float32 rounding."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from axcore.config import evolve
+from axcore.errors import ConfigError
+from axcore.learner import Learner, WarmupCosine
+from axcore.trainer.step import TrainStep
+
+
+def uneven_batch(seq_len=16):
+    """Eight rows with very different numbers of tokens that count, one row with none."""
+    draw = np.random.default_rng(0)
+    length_B = np.array([16, 1, 9, 0, 3, 16, 12, 5]) * seq_len // 16
+    positions_BT = np.broadcast_to(np.arange(seq_len), (8, seq_len))
+    is_real_BT = positions_BT < length_B[:, None]
+    return {
+        "tokens": draw.integers(3, 260, (8, seq_len)).astype(np.int32),
+        "targets": draw.integers(3, 260, (8, seq_len)).astype(np.int32),
+        "positions": np.where(is_real_BT, positions_BT, 0).astype(np.int32),
+        "segment_ids": is_real_BT.astype(np.int32),
+        "loss_weights": is_real_BT.astype(np.float32)
+        * draw.uniform(0.5, 2, (8, seq_len)).astype(np.float32),
+    }
+
+
+def step_of(model, count):
+    learner = Learner.Config(schedule=WarmupCosine.Config(warmup_steps=1)).build(total_steps=9)
+    return TrainStep(model.build(), learner, num_micro_batches=count)
+
+
+def after_one_step(model, count, batch):
+    step = step_of(model, count)
+    state, metrics = jax.jit(step)(jax.jit(step.init)(), batch)
+    return state, metrics
+
+
+def assert_same_step(one, many):
+    (state, metrics), (state_k, metrics_k) = one, many
+    for name, loss in metrics.losses.items():
+        np.testing.assert_allclose(loss.sum, metrics_k.losses[name].sum, rtol=2e-6)
+        np.testing.assert_allclose(loss.weight, metrics_k.losses[name].weight, rtol=2e-6)
+    np.testing.assert_allclose(metrics.gradient_norm, metrics_k.gradient_norm, rtol=1e-5)
+    first_moments = [jax.tree.leaves(optax.tree.get(s.opt_state, "mu")) for s in (state, state_k)]
+    for mean, mean_k in zip(*first_moments, strict=True):
+        scale = np.abs(mean).max()
+        np.testing.assert_allclose(mean / scale, mean_k / scale, rtol=1e-5, atol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def whole(toy):
+    return after_one_step(toy.Config(dropout=0.0), 1, uneven_batch())
+
+
+@pytest.mark.parametrize("count", [2, 8])
+def test_micro_batches_of_unequal_tokens_and_two_losses_equal_one_batch(toy, whole, count):
+    parts = after_one_step(toy.Config(dropout=0.0), count, uneven_batch())
+    assert_same_step(whole, parts)
+    np.testing.assert_allclose(whole[0].model["mean"], parts[0].model["mean"], atol=1e-9)
+    assert int(parts[0].model["calls"]) == int(whole[0].model["calls"]) == 1
+
+
+def test_gradients_of_parameters_of_16_bits_add_up_in_32(toy):
+    half = evolve(toy.Config(dropout=0.0), dtypes=evolve(toy.Config().dtypes, param="bfloat16"))
+    step = step_of(half, 4)
+    state = step.init()
+    assert state.model["table"].dtype == jnp.bfloat16
+    jaxpr = jax.make_jaxpr(step)(state, uneven_batch())
+    scan = next(eqn for eqn in jaxpr.eqns if is_backward_scan(eqn))
+    assert all(str(var.aval.dtype) == "float32" for var in scan.outvars[: scan.params["num_carry"]])
+
+
+def is_backward_scan(eqn):
+    return eqn.primitive.name == "scan" and eqn.params["num_carry"] == 2
+
+
+def test_counting_weights_beforehand_costs_no_second_forward_pass(toy):
+    """The compiler counts a loop's body once, so a micro-batch of a quarter costs a quarter."""
+    batch = uneven_batch(64)
+    flops = {}
+    for count in (1, 4):
+        step = step_of(toy.Config(dropout=0.0), count)
+        program = jax.jit(step).lower(jax.eval_shape(step.init), batch).compile()
+        flops[count] = program.cost_analysis()["flops"]
+    assert flops[4] < 1.1 * flops[1] / 4 + 30 * 264 * 8  # and the optimizer's share
+
+
+@pytest.mark.parametrize(
+    ("count", "mend"),
+    [
+        (3, "--set num_micro_batches=2, or --set data.batch_size=9"),
+        (16, "--set num_micro_batches=8, or --set data.batch_size=16"),
+    ],
+)
+def test_a_batch_that_does_not_divide_is_an_error_with_both_ways_out(toy_config, count, mend):
+    with pytest.raises(ConfigError) as error:
+        evolve(toy_config, num_micro_batches=count).build()
+    assert (error.value.what, error.value.where, error.value.mend) == (
+        f"a batch of 8 rows does not divide into {count} micro-batches",
+        "num_micro_batches",
+        mend,
+    )

@@ -1,0 +1,76 @@
+"""A config for some hardware: whose mesh rule holds, and that modifiers must change something."""
+
+import pytest
+
+from axcore.config import config, evolve
+from axcore.errors import ConfigError, PluginError
+from axcore.plugins import Hardware, MeshRule
+from axcore.trainer import for_hardware
+
+CPU_8 = Hardware.parse("cpu-8")
+
+
+@config
+class InMicroBatches:
+    """Splits the batch."""
+
+    count: int
+
+    def apply(self, cfg, hardware):
+        return evolve(cfg, num_micro_batches=self.count)
+
+
+@config
+class Again(InMicroBatches):
+    """The same, and fine with a batch that is split already."""
+
+    is_idempotent = True
+
+
+def rule(match, *modifiers, **mesh):
+    return MeshRule(match=match, mesh=mesh, modifiers=modifiers)
+
+
+def test_without_rules_of_its_own_a_config_takes_the_one_of_a_plugin(toy_config):
+    cfg, diff = for_hardware(toy_config, CPU_8)
+    assert cfg == evolve(toy_config, mesh={"fsdp": -1})
+    assert diff == '- mesh: None\n+ mesh: {"fsdp": -1}\n' or "mesh" in diff
+
+
+def test_a_rule_of_its_own_wins_over_a_more_specific_one_and_the_first_over_later(toy_config):
+    rules = (rule("gpu-*", data=-1), rule("*", model=-1), rule("cpu-8", data=-1))
+    cfg, _ = for_hardware(evolve(toy_config, mesh_rules=rules), CPU_8)
+    assert cfg.mesh == {"model": -1}
+
+
+def test_modifiers_apply_in_order_and_the_diff_shows_what_they_changed(toy_config):
+    rules = (rule("cpu-*", InMicroBatches(count=4), InMicroBatches(count=2), fsdp=-1),)
+    cfg, diff = for_hardware(evolve(toy_config, mesh_rules=rules), CPU_8)
+    assert cfg.num_micro_batches == 2
+    assert "- num_micro_batches: 1\n+ num_micro_batches: 2\n" in diff
+
+
+def test_a_modifier_that_changes_nothing_is_an_error(toy_config):
+    rules = (rule("cpu-*", InMicroBatches(count=1), fsdp=-1),)
+    with pytest.raises(ConfigError, match=r"InMicroBatches\(count=1\) changes nothing") as error:
+        for_hardware(evolve(toy_config, mesh_rules=rules), CPU_8)
+    assert error.value.where == "mesh rule 'cpu-*'"
+
+
+def test_a_modifier_that_is_declared_idempotent_may_change_nothing(toy_config):
+    rules = (rule("cpu-*", Again(count=1), fsdp=-1),)
+    cfg, _ = for_hardware(evolve(toy_config, mesh_rules=rules), CPU_8)
+    assert cfg.num_micro_batches == 1
+
+
+def test_a_mesh_that_the_config_sets_stays(toy_config):
+    rules = (rule("*", InMicroBatches(count=4), fsdp=-1),)
+    cfg = evolve(toy_config, mesh={"data": 8}, mesh_rules=rules)
+    assert for_hardware(cfg, CPU_8) == (cfg, "")
+
+
+def test_hardware_that_no_rule_matches_is_an_error_that_shows_what_was_tried(toy_config):
+    rules = (rule("acme-*", fsdp=-1),)
+    hardware = Hardware(family="zork", chips=4)
+    with pytest.raises(PluginError, match=r"no mesh rule matches zork-4; tried, in order: acme-\*"):
+        for_hardware(evolve(toy_config, mesh_rules=rules), hardware)

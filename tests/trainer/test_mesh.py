@@ -1,0 +1,109 @@
+"""One device and a mesh of eight give the same training, whichever saved the checkpoint."""
+
+import signal
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from axcore.config import evolve
+from axcore.errors import ShardingError
+from axcore.trainer import StepsDone, Trainer
+
+
+@pytest.fixture(scope="module")
+def eight(small_config):
+    cfg = evolve(small_config, mesh={"fsdp": 4, "model": 2}, num_micro_batches=2)
+    return Trainer(cfg, devices=jax.devices()[:8])
+
+
+@pytest.fixture(scope="module")
+def whole(small_trainer, tmp_path_factory):
+    return small_trainer.run(tmp_path_factory.mktemp("one") / "run")
+
+
+def assert_close(a, b):
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_allclose(np.asarray(x), np.asarray(y), rtol=2e-4, atol=2e-5)
+
+
+def stop_at(step):
+    def observer(event):
+        if isinstance(event, StepsDone) and event.step == step:
+            signal.raise_signal(signal.SIGINT)
+
+    return observer
+
+
+def test_eight_devices_and_two_micro_batches_train_as_one_device(eight, whole, tmp_path):
+    result = eight.run(tmp_path)
+    assert_close(whole.state, result.state)
+    assert result.heldout["loss"] == pytest.approx(whole.heldout["loss"], rel=1e-5)
+
+
+def test_the_optimizer_is_sharded_as_the_parameters_are(eight):
+    state = eight.compiled_init()()
+    adam = optax.tree.get_all_with_path(state.opt_state, "mu")[0][1]
+    specs = jax.tree.map(lambda leaf: leaf.sharding.spec, state.model)
+    assert jax.tree.map(lambda leaf: leaf.sharding.spec, adam) == specs
+    assert "fsdp" in str(specs["head"]["weight"])
+    held = sum(leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(adam))
+    assert held < sum(leaf.nbytes for leaf in jax.tree.leaves(adam)) / 6
+
+
+@pytest.mark.parametrize("first_on_one", [True, False])
+def test_a_checkpoint_of_one_mesh_goes_on_upon_another(
+    small_trainer, eight, whole, tmp_path, first_on_one
+):
+    first, second = (small_trainer, eight) if first_on_one else (eight, small_trainer)
+    first.run(tmp_path / "run", [stop_at(2)])
+    with pytest.warns(UserWarning, match="other software or hardware.*mesh was") as caught:
+        result = second.run(tmp_path / "run")
+    assert len(caught) == 1
+    assert_close(whole.state, result.state)
+
+
+def test_the_state_is_described_as_it_is_made(eight):
+    described, made = eight.abstract_state(), eight.compiled_init()()
+    same = jax.tree.map(
+        lambda a, b: (
+            (a.shape, a.dtype) == (b.shape, b.dtype)
+            and a.sharding.is_equivalent_to(b.sharding, b.ndim)
+        ),
+        described,
+        made,
+    )
+    assert all(jax.tree.leaves(same))
+
+
+def test_a_batch_is_described_as_it_is_put(eight):
+    batch = eight.put(next(eight.data.train()))
+    described = eight.abstract_batch()
+    assert set(described) == set(batch)
+    for name, array in batch.items():
+        wanted = described[name]
+        assert (array.shape, array.dtype) == (wanted.shape, wanted.dtype)
+        assert array.sharding == wanted.sharding
+    assert len({str(shard.index) for shard in batch["tokens"].addressable_shards}) == 4
+
+
+def test_a_batch_that_does_not_divide_over_the_mesh_is_an_error(toy_config):
+    cfg = evolve(toy_config, data=evolve(toy_config.data, batch_size=6))
+    with pytest.raises(
+        ShardingError, match=r"batch_size is 6, .* over 4 devices \(data 2 x fsdp 2"
+    ) as error:
+        Trainer(evolve(cfg, mesh={"data": 2, "fsdp": 2}), devices=jax.devices()[:4])
+    assert (error.value.where, error.value.mend) == (
+        "data.batch_size",
+        "--set data.batch_size=8, or use another mesh",
+    )
+
+
+def test_a_parameter_that_does_not_divide_stops_before_the_directory_is_made(
+    toy, toy_config, tmp_path
+):
+    cfg = evolve(toy_config, model=toy.Config(dim=6), mesh={"fsdp": 4})
+    with pytest.raises(ShardingError, match="table: embed is 6, fsdp is 4"):
+        Trainer(cfg, devices=jax.devices()[:4]).run(tmp_path / "run")
+    assert not (tmp_path / "run").exists()
