@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import attrs
 import jax
 from immutabledict import immutabledict
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array
 
 from axcore.parallel.rules import ACTIVATION_RULES, Rules, partition_spec
@@ -40,7 +40,7 @@ class ActivationSharding:
             warnings.warn(text, stacklevel=4)
 
 
-_active = jax.make_user_context(default_value=None)
+_active = jax.make_user_context(default_value=None)  # type: ignore[no-untyped-call]
 
 
 @contextlib.contextmanager
@@ -64,8 +64,10 @@ def shard(x: Array, *axes: str | None) -> Array:
         entry if _divides(size, entry, active, axis) else None
         for size, entry, axis in zip(x.shape, spec, axes, strict=True)
     ]
-    sharding = NamedSharding(active.mesh, jax.sharding.PartitionSpec(*kept))
-    return jax.lax.with_sharding_constraint(x, sharding)
+    kept_spec = PartitionSpec(*kept)  # type: ignore[no-untyped-call]
+    sharding = NamedSharding(active.mesh, kept_spec)
+    hinted: Array = jax.lax.with_sharding_constraint(x, sharding)  # type: ignore[no-untyped-call]
+    return hinted
 
 
 def is_split(axis: str) -> bool:

@@ -65,7 +65,7 @@ def partition_spec(axes: Axes, rules: Rules, mesh: Mesh, *, where: str = "") -> 
             )
         used.update(names)
         entries.append(names[0] if len(names) == 1 else names or None)
-    return PartitionSpec(*entries)
+    return PartitionSpec(*entries)  # type: ignore[no-untyped-call]
 
 
 def _mesh_axes(axis: str, rules: Rules, mesh: Mesh, where: str) -> tuple[str, ...]:
@@ -131,7 +131,7 @@ def shardings_like(tree: Any, params: Any, shardings: Any, mesh: Mesh) -> Any:
             jax.tree.leaves_with_path(params), jax.tree.leaves(shardings), strict=True
         )
     }
-    replicated = NamedSharding(mesh, PartitionSpec())
+    replicated = NamedSharding(mesh, PartitionSpec())  # type: ignore[no-untyped-call]
 
     def sharding_of(path: Any, leaf: Any) -> NamedSharding:
         names = _names(path)

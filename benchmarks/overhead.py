@@ -1,0 +1,214 @@
+"""What axcore costs: its train step against the same model and step written by hand.
+
+The model and the step of the experiment `tiny` stand below in plain JAX and optax, as one would
+write them for this model alone: tokens as rows of one matrix, layers under a scan, tables of
+positions and the mask made once. Both start from the same parameters and see the same batch, so
+that their losses agree; they run in turn in one process.
+
+    python benchmarks/overhead.py --steps 40
+
+prints the ratio of the medians of step time (goal: at most 1.02) and of the FLOPs that XLA counts
+(goal: 1.00; it counts the body of a scan once, in both), and writes `results/overhead.json`.
+"""
+
+import argparse
+import statistics
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from _record import record
+
+from axcore.experiments.tiny import tiny
+
+# -- By hand -------------------------------------------------------------------------------------
+
+
+def rms_norm(x: jax.Array, weight: jax.Array) -> jax.Array:
+    return x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + 1e-6) * weight
+
+
+def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
+    first, second = jnp.split(x, 2, axis=-1)
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+
+
+def attend(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Array:
+    """Grouped causal attention: q `[B, T, K, G, H]`, k and v `[B, T, K, H]`."""
+    logits = jnp.einsum("btkgh,bskh->bkgts", q, k) / np.sqrt(q.shape[-1])
+    weights = jax.nn.softmax(jnp.where(mask, logits, -1e30), axis=-1)
+    return jnp.einsum("bkgts,bskh->btkgh", weights, v)
+
+
+def loss_by_hand(params: Any, batch: Any, *, num_heads: int, num_kv_heads: int) -> jax.Array:
+    rows, time_steps = batch["tokens"].shape
+    x = params["embedding"][batch["tokens"].reshape(-1)]
+    head_dim = x.shape[-1] // num_heads
+    group = num_heads // num_kv_heads
+    frequencies = 10_000.0 ** -(jnp.arange(head_dim // 2) / (head_dim // 2))
+    angles = batch["positions"][:, :, None, None] * frequencies
+    cos, sin = jnp.cos(angles), jnp.sin(angles)
+    segments, index = batch["segment_ids"], jnp.arange(time_steps)
+    mask = (index[:, None] >= index) & (segments[:, :, None] == segments[:, None, :])
+    mask = (mask & (segments[:, None, :] != 0))[:, None, None]
+
+    def layer(x: jax.Array, w: Any) -> tuple[jax.Array, None]:
+        normed = rms_norm(x, w["norm_1"])
+        q = rotate((normed @ w["q"]).reshape(rows, time_steps, num_heads, head_dim), cos, sin)
+        k = rotate((normed @ w["k"]).reshape(rows, time_steps, num_kv_heads, head_dim), cos, sin)
+        v = (normed @ w["v"]).reshape(rows, time_steps, num_kv_heads, head_dim)
+        q = q.reshape(rows, time_steps, num_kv_heads, group, head_dim)
+        x = x + attend(q, k, v, mask).reshape(x.shape) @ w["out"]
+        normed = rms_norm(x, w["norm_2"])
+        x = x + (jax.nn.silu(normed @ w["gate"]) * (normed @ w["up"])) @ w["down"]
+        return x, None
+
+    x, _ = jax.lax.scan(layer, x, params["layers"])
+    logits = rms_norm(x, params["norm"]) @ params["head"]
+    targets, weights = batch["targets"].reshape(-1), batch["loss_weights"].reshape(-1)
+    picked = jnp.take_along_axis(logits, targets[:, None], axis=-1)[:, 0]
+    losses = jax.nn.logsumexp(logits, axis=-1) - picked
+    return jnp.sum(weights * losses) / jnp.sum(weights)
+
+
+def optimizer_by_hand(trainer: Any, params: Any) -> optax.GradientTransformation:
+    cfg = trainer.config
+    schedule, adamw = cfg.learner.schedule, cfg.learner.optimizer
+    rate = optax.warmup_cosine_decay_schedule(
+        schedule.peak / schedule.warmup_steps,
+        schedule.peak,
+        schedule.warmup_steps,
+        cfg.max_steps,
+        schedule.peak * schedule.final_fraction,
+    )
+    decays = jax.tree.map_with_path(lambda path, _: "norm" not in path[-1].key, params)
+    return optax.chain(
+        optax.clip_by_global_norm(cfg.learner.clip_norm),
+        optax.adamw(
+            rate,
+            b1=adamw.b1,
+            b2=adamw.b2,
+            eps=adamw.epsilon,
+            weight_decay=adamw.weight_decay,
+            mask=decays,
+        ),
+    )
+
+
+def step_by_hand(trainer: Any, params: Any) -> tuple[Any, Any]:
+    """Returns the jitted step `(params, opt_state, batch)` and the first optimizer state."""
+    optimizer = optimizer_by_hand(trainer, params)
+    attention = trainer.config.model.decoder.stack.layer.attention
+    heads = {
+        "num_heads": attention.num_heads,
+        "num_kv_heads": attention.num_kv_heads or attention.num_heads,
+    }
+
+    def step(params: Any, opt_state: Any, batch: Any) -> Any:
+        loss, gradients = jax.value_and_grad(lambda p: loss_by_hand(p, batch, **heads))(params)
+        updates, opt_state = optimizer.update(gradients, opt_state, params)
+        return optax.apply_updates(params, updates), opt_state, loss
+
+    return jax.jit(step, donate_argnums=(0, 1)), optimizer.init(params)
+
+
+def params_of(state: Any) -> Any:
+    """Returns copies of axcore's parameters under the names used here."""
+    layer = state["decoder"]["stack"]["layer"]
+    attention, feed_forward = layer["attention"], layer["feed_forward"]
+    params = {
+        "embedding": state["decoder"]["embedding"]["weight"],
+        "norm": state["decoder"]["norm"]["weight"],
+        "head": state["head"]["weight"],
+        "layers": {
+            "norm_1": layer["attention_residual"]["norm"]["weight"],
+            "norm_2": layer["feed_forward_residual"]["norm"]["weight"],
+            **{name: attention[name]["weight"] for name in ("q", "k", "v", "out")},
+            **{name: feed_forward[name]["weight"] for name in ("gate", "up", "down")},
+        },
+    }
+    return jax.tree.map(jnp.copy, params)
+
+
+# -- The comparison ------------------------------------------------------------------------------
+
+
+class Timed:
+    """A compiled step with its state, and the times of its calls."""
+
+    def __init__(self, program: Any, state: Any) -> None:
+        self.program = program
+        self.state = state
+        self.seconds: list[float] = []
+        self.loss = float("nan")
+
+    def step(self, batch: Any) -> None:
+        started = time.perf_counter()
+        self.state, loss = jax.block_until_ready(self.program(self.state, batch))
+        self.seconds.append(time.perf_counter() - started)
+        self.loss = float(loss)
+
+
+def compare(steps: int) -> dict[str, Any]:
+    """Returns the figures of both, and their ratios."""
+    trainer = tiny().build()
+    with jax.set_mesh(trainer.mesh):
+        batch = trainer.put(next(iter(trainer.data.train())))
+        ours = trainer.compiled_init()()
+        params = params_of(ours.model)
+        hand_step, opt_state = step_by_hand(trainer, params)
+        ours_program = trainer.compiled_step().lower(ours, batch).compile()
+        hand_program = hand_step.lower(params, opt_state, batch).compile()
+        by_axcore = Timed(lambda state, batch: _loss_last(ours_program(state, batch)), ours)
+        by_hand = Timed(
+            lambda state, batch: _pair_first(hand_program(*state, batch)), (params, opt_state)
+        )
+        for i in range(steps + 2):
+            for timed in (by_axcore, by_hand) if i % 2 else (by_hand, by_axcore):
+                timed.step(batch)
+    return _figures(by_axcore, by_hand, ours_program, hand_program)
+
+
+def _loss_last(result: Any) -> Any:
+    state, metrics = result
+    (loss,) = metrics.losses.values()
+    return state, loss.sum / loss.weight
+
+
+def _pair_first(result: Any) -> Any:
+    params, opt_state, loss = result
+    return (params, opt_state), loss
+
+
+def _figures(ours: Timed, hand: Timed, ours_program: Any, hand_program: Any) -> dict[str, Any]:
+    median = [statistics.median(timed.seconds[2:]) for timed in (ours, hand)]
+    costs = [program.cost_analysis() for program in (ours_program, hand_program)]
+    memory = [program.memory_analysis() for program in (ours_program, hand_program)]
+    pairs = {
+        "step_time_s": median,
+        "fastest_step_s": [min(timed.seconds[2:]) for timed in (ours, hand)],
+        "flops": [cost["flops"] for cost in costs],
+        "bytes_accessed": [cost["bytes accessed"] for cost in costs],
+        "temporary_bytes": [float(sizes.temp_size_in_bytes) for sizes in memory],
+        "loss_after_the_last_step": [ours.loss, hand.loss],
+    }
+    return {
+        name: {"axcore": pair[0], "by_hand": pair[1], "ratio": round(pair[0] / pair[1], 4)}
+        for name, pair in pairs.items()
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=40, help="timed steps of each")
+    figures = compare(parser.parse_args().steps)
+    for name, row in figures.items():
+        print(f"{name:26} {row['axcore']:16.6g} {row['by_hand']:16.6g}   ratio {row['ratio']:.4f}")
+    print(f"written to {record('overhead', figures)}")
+
+
+if __name__ == "__main__":
+    main()
