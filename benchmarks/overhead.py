@@ -78,7 +78,7 @@ def optimizer_by_hand(trainer: Any, params: Any) -> optax.GradientTransformation
     cfg = trainer.config
     schedule, adamw = cfg.learner.schedule, cfg.learner.optimizer
     rate = optax.warmup_cosine_decay_schedule(
-        schedule.peak / schedule.warmup_steps,
+        0.0,
         schedule.peak,
         schedule.warmup_steps,
         cfg.max_steps,
@@ -88,7 +88,7 @@ def optimizer_by_hand(trainer: Any, params: Any) -> optax.GradientTransformation
     return optax.chain(
         optax.clip_by_global_norm(cfg.learner.clip_norm),
         optax.adamw(
-            rate,
+            lambda step: rate(step + 1),
             b1=adamw.b1,
             b2=adamw.b2,
             eps=adamw.epsilon,
