@@ -1,5 +1,60 @@
-"""Helpers and suites for those who write plugins. Importing this imports no jax."""
+"""The kit for those who write plugins: suites to inherit, fixtures, and `make_dist`.
 
-from axcore.testing.dist import make_dist
+Nothing here is imported before it is used, so that pytest starts as fast with axcore installed as
+without. The fixtures are in `pytest_plugin.py`, which pytest finds by itself.
+"""
 
-__all__ = ["make_dist"]
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from axcore.testing.command_line import CommandLine, Ran
+    from axcore.testing.contracts import AttentionSample, Case, OpContract, attention_case
+    from axcore.testing.data_source_suite import DataSourceSuite
+    from axcore.testing.dist import make_dist
+    from axcore.testing.experiment_suite import ExperimentSuite
+    from axcore.testing.kernel_suite import KernelSuite
+    from axcore.testing.mesh_rule_suite import MeshRuleSuite
+    from axcore.testing.modifier_suite import ModifierSuite
+    from axcore.testing.plugin_suite import PluginSuite
+    from axcore.testing.tiny import small_experiment
+
+_HOMES = {
+    "AttentionSample": "contracts",
+    "Case": "contracts",
+    "CommandLine": "command_line",
+    "DataSourceSuite": "data_source_suite",
+    "ExperimentSuite": "experiment_suite",
+    "KernelSuite": "kernel_suite",
+    "MeshRuleSuite": "mesh_rule_suite",
+    "ModifierSuite": "modifier_suite",
+    "OpContract": "contracts",
+    "PluginSuite": "plugin_suite",
+    "Ran": "command_line",
+    "attention_case": "contracts",
+    "make_dist": "dist",
+    "small_experiment": "tiny",
+}
+
+__all__ = [
+    "AttentionSample",
+    "Case",
+    "CommandLine",
+    "DataSourceSuite",
+    "ExperimentSuite",
+    "KernelSuite",
+    "MeshRuleSuite",
+    "ModifierSuite",
+    "OpContract",
+    "PluginSuite",
+    "Ran",
+    "attention_case",
+    "make_dist",
+    "small_experiment",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

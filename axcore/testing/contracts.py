@@ -1,0 +1,137 @@
+"""What each op promises, as cases with a reference: `KernelSuite` proves kernels by it."""
+
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import jax
+import jax.numpy as jnp
+
+from axcore.ops import Call, ForwardOnly
+from axcore.ops.attention_blockwise import blockwise_backward
+from axcore.ops.attention_kernels import ATTENTION_BACKWARD as BACKWARD
+from axcore.ops.attention_kernels import attention_call
+from axcore.ops.attention_reference import attention_reference
+from axcore.ops.attention_samples import ATTENTION_SAMPLES, AttentionSample
+from axcore.ops.attention_vjp import attention_from_halves
+from axcore.ops.cross_entropy_reference import cross_entropy_reference
+from axcore.ops.cross_entropy_samples import CROSS_ENTROPY_SAMPLES
+
+Make = Callable[[Any], tuple[Any, Any]]
+Run = Callable[[Any, Any, Any], Any]
+
+
+@attrs.frozen(kw_only=True)
+class Case:
+    """One call of an op.
+
+    Args:
+        name: Unique among the op's cases.
+        make: From a dtype to `(inputs, spec)`: a pytree of arrays, and static choices. Equal each
+            time.
+        call: From inputs, which may be traced, and spec to the call that `accepts` is asked about.
+        run: From a kernel, inputs and spec to a pytree of float arrays without infinities, which
+            is differentiated as it stands.
+    """
+
+    name: str
+    make: Make
+    call: Callable[[Any, Any], Call]
+    run: Run
+
+    def abstract_call(self, dtype: Any) -> Call:
+        """Returns the call, without computing anything."""
+        calls: list[Call] = []
+
+        def trace() -> Any:
+            inputs, spec = self.make(dtype)
+            calls.append(self.call(inputs, spec))
+            return inputs
+
+        jax.eval_shape(trace)
+        return calls[0]
+
+
+@attrs.frozen(kw_only=True)
+class OpContract:
+    """What kernels of an op must do.
+
+    Args:
+        reference: The kernel that defines what the op means.
+        cases: Calls to try.
+    """
+
+    reference: Any
+    cases: tuple[Case, ...]
+
+
+def attention_case(sample: AttentionSample, *, with_lse: bool = False) -> Case:
+    """Returns the case of a sample, with the log-sum-exp asked for or not."""
+
+    def run(kernel: Any, inputs: Any, spec: Any) -> Any:
+        if isinstance(kernel, ForwardOnly):
+            o, lse = attention_from_halves(
+                inputs, spec, forward=kernel.forward, backward=blockwise_backward
+            )
+        else:
+            o, lse = kernel(inputs, spec)
+        return (o, jnp.where(jnp.isfinite(lse), lse, 0.0)) if with_lse else (o,)
+
+    return Case(
+        name=f"{sample.name}_lse" if with_lse else sample.name,
+        make=sample.make,
+        call=lambda inputs, spec: attention_call(inputs, spec, with_lse=with_lse),
+        run=run,
+    )
+
+
+def _backward_case(case: Case) -> Case:
+    """Returns the case for backward kernels, which go with the reference's forward pass."""
+
+    def run(kernel: Any, inputs: Any, spec: Any) -> Any:
+        if kernel is attention_reference:
+            return case.run(kernel, inputs, spec)
+
+        def halves(inputs: Any, spec: Any) -> Any:
+            return attention_from_halves(inputs, spec, forward=attention_reference, backward=kernel)
+
+        return case.run(halves, inputs, spec)
+
+    return attrs.evolve(
+        case, run=run, call=lambda inputs, spec: attrs.evolve(case.call(inputs, spec), op=BACKWARD)
+    )
+
+
+def _cross_entropy_call(inputs: Any, spec: Any) -> Call:
+    names = {"x": "x_BTD", "w": "w", "targets": "targets_BT", "weights": "weights_BT"}
+    arrays = {name: getattr(inputs, field) for name, field in names.items()}
+    return Call.of("cross_entropy", arrays, attrs.asdict(spec))
+
+
+_WITH_LSE = tuple(
+    attention_case(sample, with_lse=True)
+    for sample in ATTENTION_SAMPLES
+    if sample.name in ("plain", "everything")
+)
+
+ATTENTION = OpContract(
+    reference=attention_reference,
+    cases=(*(attention_case(sample) for sample in ATTENTION_SAMPLES), *_WITH_LSE),
+)
+
+ATTENTION_BACKWARD = OpContract(
+    reference=attention_reference, cases=tuple(_backward_case(case) for case in ATTENTION.cases)
+)
+
+CROSS_ENTROPY = OpContract(
+    reference=cross_entropy_reference,
+    cases=tuple(
+        Case(
+            name=sample.name,
+            make=sample.make,
+            call=_cross_entropy_call,
+            run=lambda kernel, inputs, spec: tuple(kernel(inputs, spec))[:2],
+        )
+        for sample in CROSS_ENTROPY_SAMPLES
+    ),
+)

@@ -1,0 +1,237 @@
+"""`KernelSuite`: a kernel equals its op's reference, forward and backward, wherever it accepts.
+
+A kernel is tried on every case of its op's contract that it accepts, in every dtype; what it
+refuses, it must refuse with a reason. Values and gradients are compared under `jit`.
+"""
+
+import functools
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import attrs
+import jax
+import jax.numpy as jnp
+import pytest
+
+from axcore.errors import PluginError
+from axcore.ops import Call
+from axcore.ops.tolerance import TOLERANCES, relative_error
+from axcore.plugins import Hardware, HardwareFamily, Kernel, Op, plugin_host
+from axcore.plugins.record import Record
+from axcore.testing.contracts import Case, OpContract
+from axcore.testing.suite import Suite
+
+
+@attrs.frozen
+class Trial:
+    """A kernel, a case that it accepts, and a dtype."""
+
+    kernel: Kernel
+    case: Case
+    dtype: str
+
+
+class KernelSuite(Suite):
+    """Proves kernels: `class TestKernels(KernelSuite): plugin = "axl-acme"`.
+
+    A kernel for hardware that is not at hand is skipped with the reason, unless `implementation`
+    gives a form of it that runs here, interpreted for example.
+
+    Attributes:
+        dtypes: Dtypes of the inputs.
+        case_names: Names of the cases to try; None for all.
+        hardware: Targets that `on` is asked about, beside a host of every known generation.
+    """
+
+    kind: ClassVar[type[Record]] = Kernel
+    dtypes: ClassVar[tuple[str, ...]] = ("float32", "bfloat16")
+    case_names: ClassVar[tuple[str, ...] | None] = None
+    hardware: ClassVar[tuple[str, ...]] = ()
+
+    def implementation(self, kernel: Kernel) -> Any:
+        """Returns the function to try; override to give one that runs on any device."""
+        reason = kernel.why_not_on(Hardware.detect())
+        if reason is not None:
+            pytest.skip(f"{kernel.key} does not run here: {reason}")
+        return kernel.fn.resolve()
+
+    def extra_cases(self, kernel: Kernel) -> tuple[Case, ...]:
+        """Returns cases beside those of the op: sizes that only this kernel takes, for example."""
+        return ()
+
+    def tolerance(self, dtype: str) -> tuple[float, float]:
+        """Returns the largest errors allowed of values and of gradients, relative."""
+        allowed = TOLERANCES[dtype]
+        return allowed.forward, allowed.backward
+
+    # -- What is tried -----------------------------------------------------------------------
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """Makes a test of each record, of each trial, or of the first trial of each record."""
+        super().pytest_generate_tests(metafunc)
+        for name, most in (("trial", None), ("first_trial", 1)):
+            if name in metafunc.fixturenames:
+                trials = [
+                    trial for kernel in self.records() for trial in self._trials(kernel)[:most]
+                ]
+                ids = [f"{one.kernel.key}-{one.case.name}-{one.dtype}" for one in trials]
+                metafunc.parametrize(name, trials, ids=ids)
+
+    def _cases(self, kernel: Kernel) -> Iterator[Case]:
+        for case in (*_contract(kernel.op).cases, *self.extra_cases(kernel)):
+            if self.case_names is None or case.name in self.case_names:
+                yield case
+
+    def _trials(self, kernel: Kernel) -> list[Trial]:
+        return [
+            Trial(kernel, case, dtype)
+            for case in self._cases(kernel)
+            for dtype in self.dtypes
+            if _answer(kernel, case, dtype) is None
+        ]
+
+    # -- Claims ------------------------------------------------------------------------------
+
+    def test_kernel_accepts_some_case(self, record: Kernel) -> None:
+        """Otherwise nothing below would prove anything."""
+        cases = list(self._cases(record))
+        assert self._trials(record), (
+            f"{record.key} accepts none of {[case.name for case in cases]}: "
+            f"{_answer(record, cases[0], self.dtypes[0])}; give it cases by extra_cases()"
+        )
+
+    def test_kernel_equals_the_reference_forward_and_backward(self, trial: Trial) -> None:
+        """Values and gradients are within the op's tolerance of the dtype."""
+        kernel = self.implementation(trial.kernel)
+        forward, backward = self.tolerance(trial.dtype)
+        values, gradients = _values_and_gradients(kernel, trial)
+        wanted_values, wanted_gradients = _reference(trial)
+        assert _worst(values, wanted_values) <= forward
+        assert _worst(gradients, wanted_gradients) <= backward
+
+    def test_jit_changes_nothing(self, first_trial: Trial) -> None:
+        """The kernel does the same outside of jit."""
+        kernel = self.implementation(first_trial.kernel)
+        inputs, spec = first_trial.case.make(first_trial.dtype)
+        run = functools.partial(first_trial.case.run, kernel)
+        jitted = jax.jit(lambda given: run(given, spec))(inputs)
+        assert _worst(run(inputs, spec), jitted) <= self.tolerance(first_trial.dtype)[0]
+
+    def test_vmap_equals_one_call_after_another(self, first_trial: Trial) -> None:
+        """Calls in a batch do not see each other."""
+        kernel = self.implementation(first_trial.kernel)
+        inputs, spec = first_trial.case.make(first_trial.dtype)
+        other = jax.tree.map(lambda x: -x / 2 if _is_float(x) else x, inputs)
+        run = jax.jit(lambda given: first_trial.case.run(kernel, given, spec))
+        both = jax.tree.map(lambda *parts: jnp.stack(parts), inputs, other)
+        apart = jax.tree.map(lambda *parts: jnp.stack(parts), run(inputs), run(other))
+        assert _worst(jax.vmap(run)(both), apart) <= self.tolerance(first_trial.dtype)[0]
+
+    def test_remat_changes_no_gradient(self, first_trial: Trial) -> None:
+        """The forward pass computed again gives the gradients of the first one."""
+        kernel = self.implementation(first_trial.kernel)
+        _, gradients = _values_and_gradients(kernel, first_trial)
+        _, again = _values_and_gradients(kernel, first_trial, remat=True)
+        assert _worst(again, gradients) <= self.tolerance(first_trial.dtype)[1]
+
+    def test_predicates_answer_with_none_or_a_reason_and_ask_no_device(
+        self, record: Kernel, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """So a choice can be made, and explained, for hardware that is not at hand."""
+        calls = [case.abstract_call(dtype) for case in self._cases(record) for dtype in self.dtypes]
+        accepts = record.accepts.resolve() if record.accepts is not None else _anything
+
+        def refuse(*args: Any, **kwargs: Any) -> None:
+            raise AssertionError("a predicate asked jax for devices; it is given values")
+
+        for name in ("devices", "local_devices", "device_count", "default_backend"):
+            monkeypatch.setattr(jax, name, refuse)
+        for hardware in self._machines():
+            assert _is_answer(record.on(hardware)), f"on({hardware.name})"
+        for call in calls:
+            assert _is_answer(accepts(call)), f"accepts({call})"
+            assert accepts(call) == accepts(call)
+
+    def _machines(self) -> list[Hardware]:
+        known = [host for f in plugin_host().records(HardwareFamily) for host in f.hosts]
+        unknown = Hardware(family="nobody", generation="unknown")
+        return [*known, unknown, *(Hardware.parse(name) for name in self.hardware)]
+
+
+def _contract(op: str) -> OpContract:
+    (record,) = [one for one in plugin_host().records(Op) if one.name == op]
+    if record.contract is None:
+        raise PluginError(
+            f"op {op!r} has no contract, so its kernels cannot be proven",
+            where=f"op {op!r} of plugin {record.plugin!r}",
+            mend="give the Op a `contract`: a Ref to an axcore.testing.OpContract",
+        )
+    contract: OpContract = record.contract.resolve()
+    return contract
+
+
+@functools.cache
+def _call(case: Case, dtype: str) -> Call:
+    return case.abstract_call(dtype)
+
+
+def _answer(kernel: Kernel, case: Case, dtype: str) -> str | None:
+    if kernel.accepts is None:
+        return None
+    answer: str | None = kernel.accepts.resolve()(_call(case, dtype))
+    return answer
+
+
+def _anything(call: Call) -> None:
+    return None
+
+
+def _is_answer(answer: object) -> bool:
+    return answer is None or (isinstance(answer, str) and bool(answer))
+
+
+@functools.lru_cache(maxsize=64)
+def _reference(trial: Trial) -> tuple[Any, Any]:
+    return _values_and_gradients(_contract(trial.kernel.op).reference, trial)
+
+
+def _values_and_gradients(kernel: Any, trial: Trial, *, remat: bool = False) -> tuple[Any, Any]:
+    """Returns the outputs, and the gradients of their weighted sum by all float inputs."""
+    inputs, spec = trial.case.make(trial.dtype)
+    floats, others = _parted(inputs)
+
+    def loss(floats: Any) -> tuple[Any, Any]:
+        outputs = trial.case.run(kernel, _joined(floats, others, inputs), spec)
+        leaves = jax.tree.leaves(outputs)
+        weighted = [jnp.sum(leaf.astype(jnp.float32) * _weights(leaf)) for leaf in leaves]
+        return sum(weighted, jnp.zeros((), jnp.float32)), outputs
+
+    differentiated = jax.checkpoint(loss) if remat else loss
+    gradients, outputs = jax.jit(jax.grad(differentiated, has_aux=True))(floats)
+    return outputs, gradients
+
+
+def _weights(leaf: Any) -> Any:
+    return jnp.cos(jnp.arange(leaf.size, dtype=jnp.float32)).reshape(leaf.shape)
+
+
+def _parted(inputs: Any) -> tuple[list[Any], list[Any]]:
+    """Returns the float leaves, and all others with None where a float was."""
+    leaves = jax.tree.leaves(inputs)
+    floats = [leaf for leaf in leaves if _is_float(leaf)]
+    return floats, [None if _is_float(leaf) else leaf for leaf in leaves]
+
+
+def _joined(floats: list[Any], others: list[Any], like: Any) -> Any:
+    left = iter(floats)
+    leaves = [next(left) if leaf is None else leaf for leaf in others]
+    return jax.tree.unflatten(jax.tree.structure(like), leaves)
+
+
+def _is_float(leaf: Any) -> bool:
+    return bool(jnp.issubdtype(leaf.dtype, jnp.floating))
+
+
+def _worst(actual: Any, expected: Any) -> float:
+    pairs = zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True)
+    return max(relative_error(got, want) for got, want in pairs)

@@ -1,0 +1,105 @@
+"""Fixtures for tests of plugins; pytest finds this file by axcore's entry point.
+
+It imports pytest alone: what a fixture needs is imported when a test asks for the fixture.
+"""
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from jax.sharding import Mesh
+
+    from axcore.plugins import PluginHost
+    from axcore.testing.command_line import CommandLine
+
+pytest.register_assert_rewrite(
+    *(
+        f"axcore.testing.{name}_suite"
+        for name in ("data_source", "experiment", "kernel", "mesh_rule", "modifier", "plugin")
+    )
+)
+
+
+@pytest.fixture
+def host() -> "PluginHost":
+    """The plugins that are installed, as a run sees them."""
+    from axcore.plugins import plugin_host
+
+    return plugin_host()
+
+
+@pytest.fixture
+def make_dist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Path]]:
+    """A function that installs a distribution for the length of one test, without pip.
+
+    `make_dist("axl-acme", SOURCE_OF_PLUGIN_PY, files={"flash.py": SOURCE})`; more in
+    `axcore.testing.make_dist`. `plugin_host()` finds it from then on.
+    """
+    from axcore.plugins import plugin_host
+    from axcore.testing.dist import make_dist as write
+
+    root = tmp_path / "installed"
+    root.mkdir()
+    monkeypatch.syspath_prepend(str(root))
+    before = set(sys.modules)
+
+    def install(name: str, plugin: str = "", **details: Any) -> Path:
+        made = write(root, name, plugin, **details)
+        importlib.invalidate_caches()
+        plugin_host.cache_clear()
+        return made
+
+    yield install
+    for name in set(sys.modules) - before:
+        if str(root) in str(getattr(sys.modules[name], "__file__", None)):
+            del sys.modules[name]
+    plugin_host.cache_clear()
+
+
+@pytest.fixture
+def cpu_mesh() -> Callable[..., "Mesh"]:
+    """A function that makes a mesh of host devices: `cpu_mesh(fsdp=2, model=2)`.
+
+    Skips the test where there are not as many; `XLA_FLAGS=--xla_force_host_platform_device_count=8`
+    before jax starts gives 8.
+    """
+
+    def make(**sizes: int) -> "Mesh":
+        import math
+
+        import jax
+
+        from axcore.parallel import make_mesh
+
+        wanted = math.prod(sizes.values())
+        devices = jax.devices("cpu")
+        if len(devices) < wanted:
+            pytest.skip(f"needs {wanted} host devices; there are {len(devices)}")
+        return make_mesh(sizes, devices[:wanted])
+
+    return make
+
+
+@pytest.fixture
+def tiny_experiment(tmp_path: Path) -> Any:
+    """A whole training config so small that a run of it takes a second or two."""
+    from axcore.testing.tiny import small_experiment
+
+    return small_experiment(tmp_path / "text")
+
+
+@pytest.fixture
+def cli(tmp_path: Path) -> "CommandLine":
+    """A function that runs `axcore` as a user would, in a fresh interpreter and folder.
+
+    `cli("train", "tiny", "--set", "max_steps=2")` returns exit code, output and errors. What
+    `make_dist` installed is there, too.
+    """
+    from axcore.testing.command_line import CommandLine
+
+    return CommandLine(folder=tmp_path)

@@ -1,0 +1,49 @@
+"""The core, proven by the suites that it ships."""
+
+from axcore.data import JsonLines, TextFiles
+from axcore.testing import (
+    DataSourceSuite,
+    ExperimentSuite,
+    KernelSuite,
+    MeshRuleSuite,
+    ModifierSuite,
+    PluginSuite,
+)
+
+
+class TestPlugin(PluginSuite):
+    plugin = "core"
+
+
+class TestKernels(KernelSuite):
+    """A few cases; `tests/ops` tries all of them on the same implementations."""
+
+    plugin = "core"
+    dtypes = ("float32",)
+    keys = ("attention/portable", "attention_backward/portable", "cross_entropy/portable")
+    case_names = ("plain", "everything")
+
+
+class TestMeshRules(MeshRuleSuite):
+    plugin = "core"
+
+
+class TestModifiers(ModifierSuite):
+    plugin = "core"
+
+
+class TestExperiments(ExperimentSuite):
+    plugin = "core"
+
+
+class TestDataSources(DataSourceSuite):
+    plugin = "core"
+    keys = ("json_lines", "text_files")
+
+    def make(self, record, folder):
+        if record.name == "text_files":
+            for number in range(8):
+                (folder / f"{number}.txt").write_text(f"text {number}")
+            return TextFiles.Config(folder=str(folder))
+        (folder / "all.jsonl").write_text('{"text": "a line"}\n' * 8)
+        return JsonLines.Config(folder=str(folder))
