@@ -5,6 +5,7 @@ from jaxtyping import Array, Float, Int
 
 from axcore.config import REQUIRED, config
 from axcore.module import Initializer, Module, Normal, Param
+from axcore.parallel import shard
 
 
 class Embedding(Module):
@@ -37,5 +38,8 @@ class Embedding(Module):
 
     def forward(self, tokens: Int[Array, "*batch"]) -> Float[Array, "*batch dim"]:
         """Returns the tokens' vectors in the compute dtype."""
-        x = jnp.take(self.weight, tokens, axis=0)
+        # Rows are read whole: split along `embed`, as it is stored, the result would first have to
+        # be put together on every device.
+        table = shard(self.weight, "vocab", "embed")
+        x = jnp.take(table, tokens, axis=0)
         return x if self.config.scale == 1.0 else x * jnp.asarray(self.config.scale, x.dtype)

@@ -1,5 +1,7 @@
 """One device and eight give the same loss and gradients, whatever the mesh."""
 
+import functools
+
 import jax
 import numpy as np
 import pytest
@@ -57,30 +59,46 @@ def on_one_device(module, state, batch):
     return jax.device_get(jax.jit(run, compiler_options=FAST_COMPILE)(state, batch))
 
 
-@pytest.mark.parametrize(
-    "shape",
-    [
-        {"fsdp": 8},
-        {"data": 2, "fsdp": 4},
-        {"data": 2, "fsdp": 2, "model": 2},
-        {"fsdp": 2, "seq": 2, "model": 2},
-    ],
-    ids=lambda shape: " x ".join(f"{name} {size}" for name, size in shape.items()),
+@pytest.fixture(scope="module")
+def on_mesh(module, state, batch):
+    """Returns a function from a mesh shape to the compiled program's text, loss and gradients."""
+
+    @functools.cache
+    def run(shape):
+        mesh = make_mesh(dict(shape), jax.devices()[:8])
+        shardings = param_shardings(module.param_specs(), PARAM_RULES, mesh)
+        spec = partition_spec(("batch", "time"), ACTIVATION_RULES, mesh)
+        inputs = (
+            jax.device_put(state, shardings),
+            jax.device_put(batch, jax.sharding.NamedSharding(mesh, spec)),
+        )
+        gradients = jax.jit(
+            jax.value_and_grad(lambda state, batch: _loss(module, state, batch)),
+            out_shardings=(None, shardings),
+            compiler_options=FAST_COMPILE,
+        )
+        with sharding_activations(ActivationSharding(mesh)):
+            program = gradients.lower(*inputs).compile()
+        return program.as_text(), *jax.device_get(program(*inputs))
+
+    return run
+
+
+BATCH_MESHES = (
+    (("fsdp", 8),),
+    (("data", 2), ("fsdp", 4)),
+    (("data", 2), ("fsdp", 2), ("model", 2)),
 )
-def test_mesh_changes_no_number(module, state, batch, on_one_device, shape):
-    mesh = make_mesh(shape, jax.devices()[:8])
-    shardings = param_shardings(module.param_specs(), PARAM_RULES, mesh)
-    rows = jax.sharding.NamedSharding(
-        mesh, partition_spec(("batch", "time"), ACTIVATION_RULES, mesh)
-    )
-    placed = jax.device_put(state, shardings)
-    run = jax.jit(
-        jax.value_and_grad(lambda state, batch: _loss(module, state, batch)),
-        out_shardings=(None, shardings),
-        compiler_options=FAST_COMPILE,
-    )
-    with sharding_activations(ActivationSharding(mesh)):
-        loss, gradient = run(placed, jax.device_put(batch, rows))
+SEQUENCE_MESH = (("fsdp", 2), ("seq", 2), ("model", 2))
+
+
+def _name(shape):
+    return " x ".join(f"{name} {size}" for name, size in shape)
+
+
+@pytest.mark.parametrize("shape", [*BATCH_MESHES, SEQUENCE_MESH], ids=_name)
+def test_mesh_changes_no_number(on_mesh, on_one_device, shape):
+    _, loss, gradient = on_mesh(shape)
     expected_loss, expected_gradient = on_one_device
     np.testing.assert_allclose(loss, expected_loss, rtol=1e-6)
     jax.tree.map(
@@ -88,6 +106,16 @@ def test_mesh_changes_no_number(module, state, batch, on_one_device, shape):
         gradient,
         expected_gradient,
     )
+
+
+@pytest.mark.parametrize("shape", BATCH_MESHES, ids=_name)
+def test_nothing_changes_from_one_layout_to_another(on_mesh, shape):
+    """Parameters are gathered and sums reduced; no activation is dealt out anew."""
+    program, *_ = on_mesh(shape)
+    assert "all-gather" in program
+    assert "all-reduce" in program
+    assert "all-to-all" not in program
+    assert "collective-permute" not in program
 
 
 def test_fully_sharded_state_takes_an_eighth_on_every_device(module, state):
