@@ -133,6 +133,12 @@ def toy_trainer(toy_config, one_device):
 
 
 @pytest.fixture(scope="session")
+def rare_trainer(toy_config, one_device):
+    """The toy, logged every five steps and evaluated every two."""
+    return one_device(evolve(toy_config, log_every_steps=5, eval_every_steps=2))
+
+
+@pytest.fixture(scope="session")
 def whole_run(toy_trainer, tmp_path_factory):
     """A directory and the result of the toy's run that was never stopped."""
     directory = tmp_path_factory.mktemp("whole") / "run"

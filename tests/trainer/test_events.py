@@ -3,7 +3,6 @@
 import attrs
 import pytest
 
-from axcore.config import evolve
 from axcore.trainer import CheckpointSaved, Evaluated, RunFinished, RunStarted, StepsDone
 from axcore.trainer.flops import flops_per_token
 
@@ -73,10 +72,9 @@ def test_flops_of_a_token_follow_the_formula_by_hand(small_trainer):
     assert flops_per_token(small_trainer.model, seq_len) == 6 * num_matmul + pairs
 
 
-def test_steps_are_logged_together_where_asked(toy_config, one_device, tmp_path, whole_run):
+def test_steps_are_logged_together_where_asked(rare_trainer, tmp_path):
     events = []
-    rare = evolve(toy_config, log_every_steps=5, eval_every_steps=99)
-    one_device(rare).run(tmp_path, [events.append])
+    rare_trainer.run(tmp_path, [events.append])
     done = [event for event in events if isinstance(event, StepsDone)]
     assert [event.step for event in done] == [5, 10, 12]
-    assert [event.step for event in events if isinstance(event, Evaluated)] == [12]
+    assert [event.step for event in events if isinstance(event, Evaluated)] == [2, 4, 6, 8, 10, 12]

@@ -61,16 +61,15 @@ def test_a_second_ctrl_c_stops_at_once(toy_trainer, tmp_path):
     assert toy_trainer.run(tmp_path / "run", [stop_at(5, signal.SIGINT)]).step == 5
 
 
-def test_a_stop_logs_the_steps_that_no_line_covers_yet(toy_config, one_device, tmp_path):
+def test_a_stop_logs_the_steps_that_no_line_covers_yet(rare_trainer, tmp_path):
     events = []
-    trainer = one_device(evolve(toy_config, log_every_steps=5, eval_every_steps=2))
 
     def stop_at_evaluation(event):
         events.append(event)
         if isinstance(event, Evaluated):
             signal.raise_signal(signal.SIGINT)
 
-    trainer.run(tmp_path, [stop_at_evaluation])
+    rare_trainer.run(tmp_path, [stop_at_evaluation])
     assert [(line["step"], line["split"]) for line in lines_of(tmp_path)] == [
         (2, "heldout"),
         (2, "train"),
