@@ -5,7 +5,7 @@ write them for this model alone: tokens as rows of one matrix, layers under a sc
 positions and the mask made once. Both start from the same parameters and see the same batch, so
 that their losses agree; they run in turn in one process.
 
-    python benchmarks/overhead.py --steps 40
+    python benchmarks/overhead.py --steps 20
 
 prints the ratio of the medians of step time (goal: at most 1.02) and of the FLOPs that XLA counts
 (goal: 1.00; it counts the body of a scan once, in both), and writes `results/overhead.json`.
