@@ -12,6 +12,7 @@ from axcore.ops.attention_vjp import ForwardOnly
 from axcore.ops.call import Call
 from axcore.ops.cross_entropy import cross_entropy, cross_entropy_sums
 from axcore.ops.cross_entropy_types import CrossEntropyInputs, CrossEntropySpec, CrossEntropySums
+from axcore.ops.grouped_matmul import grouped_matmul
 from axcore.ops.plan import KernelPlan, kernel_plan
 from axcore.ops.policy import KernelPolicy, current_policy, use_policy
 from axcore.ops.registry import Choice, choose, explain
@@ -37,6 +38,7 @@ __all__ = [
     "cross_entropy_sums",
     "current_policy",
     "explain",
+    "grouped_matmul",
     "kernel_plan",
     "use_policy",
 ]
