@@ -76,6 +76,11 @@ def ops() -> Iterator[Op]:
         summary="Next-token loss without the whole logits in memory",
         contract=Ref("axcore.testing.contracts:CROSS_ENTROPY"),
     )
+    yield Op(
+        name="grouped_matmul",
+        fn=Ref("axcore.ops:grouped_matmul"),
+        summary="Rows sorted by group, each group with a matrix of its own",
+    )
 
 
 @hook.kernels
@@ -88,6 +93,8 @@ def kernels() -> Iterator[Kernel]:
         ("attention_backward", "portable", 50, "attention_blockwise:blockwise_backward"),
         ("cross_entropy", "portable", 50, "cross_entropy_portable:cross_entropy_portable"),
         ("cross_entropy", "reference", 0, "cross_entropy_reference:cross_entropy_reference"),
+        ("grouped_matmul", "portable", 50, "grouped_matmul_portable:grouped_matmul_portable"),
+        ("grouped_matmul", "reference", 0, "grouped_matmul_reference:grouped_matmul_reference"),
     ):
         yield Kernel(op=op, name=name, priority=priority, fn=Ref(f"axcore.ops.{target}"))
 
