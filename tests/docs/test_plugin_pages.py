@@ -1,0 +1,103 @@
+"""The pages on plugins: what they show works, and they keep step with hooks and records."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from axcore import testing
+from axcore.plugins import Command, plugin_host
+from axcore.plugins.hooks import HOOKS
+from axcore.plugins.reference import COMMAND, hook_reference
+
+ROOT = Path(__file__).parents[2]
+PAGES = ROOT / "docs" / "plugins"
+OURS = {"core", *(path.name.replace("_", "-") for path in (ROOT / "plugins").glob("axl_*"))}
+
+
+def blocks(page: str, language: str) -> list[str]:
+    """Returns the code blocks of a page in a language; "" for those that name none."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+
+
+def test_hook_page_is_made_from_the_specs():
+    if {plugin.name for plugin in plugin_host().plugins()} != OURS:
+        pytest.skip("other plugins are installed, or some of the four are not")
+    assert (PAGES / "hooks.md").read_text() == hook_reference(), f"run: {COMMAND}"
+
+
+def test_every_hook_is_on_the_page_of_what_uses_it():
+    text = (PAGES / "README.md").read_text() + (PAGES / "hooks.md").read_text()
+    for name in HOOKS:
+        assert name.replace("_", " ") in text.replace("_", " ")
+
+
+def test_every_suite_is_explained():
+    text = (PAGES / "README.md").read_text()
+    suites = {name for name in testing.__all__ if name.endswith("Suite")}
+    assert suites == set(re.findall(r"^\| `(\w+Suite)` \|", text, re.MULTILINE))
+
+
+def test_tutorial_is_as_short_as_it_says():
+    page = (PAGES / "tutorial.md").read_text()
+    count = lambda text: len([line for line in text.splitlines() if line.strip()])  # noqa: E731
+    (toml,) = blocks(page, "toml")
+    plugin, layer, _ = blocks(page, "python")
+    assert (count(toml), count(plugin) + count(layer)) == (6, 25)
+    assert "6 lines of\nTOML and 25 of Python" in page
+
+
+@pytest.fixture(scope="module")
+def followed(tmp_path_factory):
+    """Returns the folder of somebody who followed the tutorial, and the variables they have."""
+    folder = tmp_path_factory.mktemp("axl_squared")
+    page = (PAGES / "tutorial.md").read_text()
+    (toml,) = blocks(page, "toml")
+    files = ("axl_squared/plugin.py", "axl_squared/layer.py", "tests/test_squared.py")
+    for path, text in zip(("pyproject.toml", *files), (toml, *blocks(page, "python")), strict=True):
+        assert f"`{path}`" in page
+        (folder / path).parent.mkdir(exist_ok=True)
+        (folder / path).write_text(text)
+    target = folder / "installed"
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation"]
+    pip += ["--disable-pip-version-check", "--no-index", "--target", str(target), str(folder)]
+    subprocess.run(pip, check=True, capture_output=True)
+    allowed = {"PYTHONPATH": str(target), "AXCORE_PLUGINS": "axl-squared", "JAX_PLATFORMS": "cpu"}
+    return folder, {**os.environ, **allowed}
+
+
+def run(followed, *command: str):
+    folder, environment = followed
+    return subprocess.run(
+        [sys.executable, "-m", *command],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_commands_of_the_tutorial_show_what_it_says(followed):
+    ran = run(followed, "axcore.cli.main", "config", "diff", "tiny", "--modify", "squared")
+    assert "feed_forward: SquaredReLU" in ran.stdout, ran.stderr
+    ran = run(followed, "axcore.cli.main", "plugins", "-v")
+    assert "layer variant: squared" in ran.stdout, ran.stderr
+
+
+def test_tests_of_the_tutorial_pass(followed):
+    ran = run(followed, "pytest", "-q", "-p", "no:cacheprovider", "-W", "error", "tests")
+    assert ran.returncode == 0, ran.stdout
+
+
+@pytest.mark.parametrize("page", sorted(PAGES.glob("*.md")), ids=lambda path: path.name)
+def test_pages_name_commands_and_links_that_are_there(page):
+    text = page.read_text()
+    commands = {command.name for command in plugin_host().records(Command)}
+    for name in re.findall(r"(?:^|`)axcore ([a-z]+)", text, re.MULTILINE):
+        assert name in commands | {"plugin"}, f"axcore {name}"
+    for link in re.findall(r"\]\(([^)#]+)\)", text):
+        assert (page.parent / link).exists(), link
