@@ -6,6 +6,8 @@ machine when every device takes part.
 
 import os
 
+from hypothesis import HealthCheck, settings
+
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=16")
 
@@ -13,12 +15,10 @@ from jaxtyping import install_import_hook
 
 install_import_hook(["axcore.layers", "axcore.models", "axcore.ops"], "beartype.beartype")
 
-import jax
+import jax  # noqa: E402 - after the hook
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
-
-from hypothesis import HealthCheck, settings
 
 settings.register_profile(
     "axcore",

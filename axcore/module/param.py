@@ -70,7 +70,8 @@ def Param(  # noqa: N802 - reads as the declaration that it is
         decay: Whether weight decay applies. By default it does to arrays of two or more dimensions.
         is_statistic: Kept and saved, but not trained: changed by `self.update` only.
         cast: Whether `self.weight` reads in the compute dtype; False reads it as it is stored.
-        dtype: Stored dtype; by default the module's parameter dtype.
+        dtype: Stored dtype; by default the module's parameter dtype, float32 at least for a
+            statistic.
 
     Raises:
         ModuleError: Axes do not fit the shape, or inputs the axes.
@@ -160,13 +161,18 @@ def spec_of(param: ParamDeclaration, path: Path, default_dtype: str) -> ParamSpe
     return ParamSpec(
         path=path,
         shape=param.shape,
-        dtype=param.dtype or default_dtype,
+        dtype=param.dtype or _stored_dtype(param, default_dtype),
         axes=param.axes,
         init=init,
         fans=_fans(param),
         decay=_decays(param),
         is_statistic=param.is_statistic,
     )
+
+
+def _stored_dtype(param: ParamDeclaration, default: str) -> str:
+    is_narrow = jnp.dtype(default).itemsize < 4
+    return "float32" if param.is_statistic and is_narrow else default
 
 
 def stacked_spec(spec: ParamSpec, count: int, axis: str | None, at: int) -> ParamSpec:

@@ -32,12 +32,12 @@ def fold_path(key: Key, path: Iterable[Step]) -> Key:
 
 
 def as_key(rng: "Array | int") -> Key:
-    """Returns a typed key from a typed key, a raw `uint32[2]` key or an int seed."""
-    if isinstance(rng, int):
-        return jax.random.key(rng)
-    if jax.numpy.issubdtype(rng.dtype, jax.dtypes.prng_key):
+    """Returns a typed key from a typed key, a raw `uint32[2]` key or an int seed, traced or not."""
+    if not isinstance(rng, int) and jax.numpy.issubdtype(rng.dtype, jax.dtypes.prng_key):
         return rng
-    key: Array = jax.random.wrap_key_data(rng)
+    if jax.numpy.ndim(rng) == 0:
+        return jax.random.key(rng)
+    key: Array = jax.random.wrap_key_data(jax.numpy.asarray(rng))
     return key
 
 

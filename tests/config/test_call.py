@@ -20,7 +20,6 @@ from axcore.config import (
 )
 from axcore.errors import ConfigError
 
-
 TABLE = np.arange(3)
 
 
