@@ -34,7 +34,7 @@ def rule(match, *modifiers, **mesh):
 def test_without_rules_of_its_own_a_config_takes_the_one_of_a_plugin(toy_config):
     cfg, diff = for_hardware(toy_config, CPU_8)
     assert cfg == evolve(toy_config, mesh={"fsdp": -1})
-    assert diff == '- mesh: None\n+ mesh: {"fsdp": -1}\n' or "mesh" in diff
+    assert diff == "- mesh: None\n+ mesh: {'fsdp': -1}\n"
 
 
 def test_a_rule_of_its_own_wins_over_a_more_specific_one_and_the_first_over_later(toy_config):
