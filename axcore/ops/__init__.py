@@ -17,6 +17,7 @@ from axcore.ops.plan import KernelPlan, kernel_plan
 from axcore.ops.policy import KernelPolicy, current_policy, use_policy
 from axcore.ops.registry import Choice, choose, explain
 from axcore.ops.residuals import ATTENTION_LSE, ATTENTION_OUT
+from axcore.ops.rms_norm import rms_norm
 
 __all__ = [
     "ATTENTION_LSE",
@@ -40,5 +41,6 @@ __all__ = [
     "explain",
     "grouped_matmul",
     "kernel_plan",
+    "rms_norm",
     "use_policy",
 ]

@@ -77,6 +77,11 @@ def ops() -> Iterator[Op]:
         contract=Ref("axcore.testing.contracts:CROSS_ENTROPY"),
     )
     yield Op(
+        name="rms_norm",
+        fn=Ref("axcore.ops:rms_norm"),
+        summary="Normalisation by the root of the mean square",
+    )
+    yield Op(
         name="grouped_matmul",
         fn=Ref("axcore.ops:grouped_matmul"),
         summary="Rows sorted by group, each group with a matrix of its own",
@@ -93,6 +98,8 @@ def kernels() -> Iterator[Kernel]:
         ("attention_backward", "portable", 50, "attention_blockwise:blockwise_backward"),
         ("cross_entropy", "portable", 50, "cross_entropy_portable:cross_entropy_portable"),
         ("cross_entropy", "reference", 0, "cross_entropy_reference:cross_entropy_reference"),
+        ("rms_norm", "portable", 50, "rms_norm_portable:rms_norm_portable"),
+        ("rms_norm", "reference", 0, "rms_norm_reference:rms_norm_reference"),
         ("grouped_matmul", "portable", 50, "grouped_matmul_portable:grouped_matmul_portable"),
         ("grouped_matmul", "reference", 0, "grouped_matmul_reference:grouped_matmul_reference"),
     ):
