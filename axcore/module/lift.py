@@ -105,13 +105,15 @@ class Repeated:
         self.axis = axis
 
     def _specs(self, path: Path, seen: set[int]) -> dict[str, Any]:
-        specs = self.module._specs(path, seen)
-        stacked: dict[str, Any] = jax.tree.map(
-            lambda spec: stacked_spec(spec, self.count, self.axis, len(path)),
-            specs,
-            is_leaf=lambda leaf: isinstance(leaf, ParamSpec),
-        )
-        return stacked
+        return self._stacked(self.module._specs(path, seen), len(path))
+
+    def _stacked(self, specs: dict[str, Any], at: int) -> dict[str, Any]:
+        return {
+            name: stacked_spec(below, self.count, self.axis, at)
+            if isinstance(below, ParamSpec)
+            else self._stacked(below, at)
+            for name, below in specs.items()
+        }
 
     def scan(self, carry: Any, *args: Any, **kwargs: Any) -> Any:
         """Returns `carry` passed through all copies in turn: `copy(carry, *args, **kwargs)`.

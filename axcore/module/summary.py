@@ -1,8 +1,7 @@
 """`summary_table`: a model's parameters as a table, without making any."""
 
-from collections.abc import Iterable
-
-import jax
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 from axcore.module.module import Module
 from axcore.module.param import ParamSpec, count_params
@@ -11,12 +10,12 @@ _HEADER = ("path", "shape", "dtype", "axes", "count")
 
 
 def summary_table(module: Module) -> str:
-    """Returns one line a parameter, with its exact number of elements, and the totals.
+    """Returns one line a parameter, as they are declared, with its exact size, and the totals.
 
     Statistics are marked, and counted apart. Allocates nothing.
     """
     specs = module.param_specs()
-    leaves = jax.tree.leaves(specs, is_leaf=lambda leaf: isinstance(leaf, ParamSpec))
+    leaves = list(_leaves(specs))
     lines = _aligned([_HEADER, *map(_row, leaves)])
     num_trainable = count_params(specs)
     num_statistics = count_params(specs, trainable_only=False) - num_trainable
@@ -24,6 +23,14 @@ def summary_table(module: Module) -> str:
     if num_statistics:
         lines.append(f"       {num_statistics:,} elements of statistics, not trained")
     return "\n".join(lines) + "\n"
+
+
+def _leaves(specs: Any) -> Iterator[ParamSpec]:
+    if isinstance(specs, ParamSpec):
+        yield specs
+        return
+    for below in specs.values():
+        yield from _leaves(below)
 
 
 def _row(spec: ParamSpec) -> tuple[str, ...]:
