@@ -15,6 +15,10 @@ from axcore.ops.cross_entropy_types import CrossEntropyInputs, CrossEntropySpec,
 from axcore.ops.grouped_matmul import grouped_matmul
 from axcore.ops.plan import KernelPlan, kernel_plan
 from axcore.ops.policy import KernelPolicy, current_policy, use_policy
+from axcore.ops.quantized_dot import quantized_dot
+from axcore.ops.quantized_dot_quantize import amax_of
+from axcore.ops.quantized_dot_types import Amaxes, Quantization, QuantizedDotSpec
+from axcore.ops.quantized_dot_vjp import QUANTIZED_INPUT, QUANTIZED_WEIGHT
 from axcore.ops.registry import Choice, choose, explain
 from axcore.ops.residuals import ATTENTION_LSE, ATTENTION_OUT
 from axcore.ops.rms_norm import rms_norm
@@ -22,6 +26,9 @@ from axcore.ops.rms_norm import rms_norm
 __all__ = [
     "ATTENTION_LSE",
     "ATTENTION_OUT",
+    "QUANTIZED_INPUT",
+    "QUANTIZED_WEIGHT",
+    "Amaxes",
     "AttentionInputs",
     "AttentionSpec",
     "Call",
@@ -32,6 +39,9 @@ __all__ = [
     "ForwardOnly",
     "KernelPlan",
     "KernelPolicy",
+    "Quantization",
+    "QuantizedDotSpec",
+    "amax_of",
     "attention",
     "attention_parts",
     "choose",
@@ -41,6 +51,7 @@ __all__ = [
     "explain",
     "grouped_matmul",
     "kernel_plan",
+    "quantized_dot",
     "rms_norm",
     "use_policy",
 ]

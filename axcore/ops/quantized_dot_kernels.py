@@ -4,32 +4,11 @@ A kernel is a function `(operands, spec) -> array` that is not differentiated: t
 gradients.
 """
 
-import math
-
 import jax.numpy as jnp
 from jax import Array, lax
 
 from axcore.ops.call import Call
 from axcore.ops.quantized_dot_types import Contracting, Narrow, Operands, ProductSpec
-
-QUANTIZED_DOT = "quantized_dot"
-
-
-def product_call(operands: Operands, spec: ProductSpec) -> Call:
-    """Return the abstract call that kernels accept or refuse.
-
-    Arrays are `lhs` and `rhs`, narrow. Features are `product`, the name of the dtype of the result,
-    `dtype`, and the grain of the scales, `lhs_per` and `rhs_per`.
-    """
-    arrays = {"lhs": operands.lhs.values, "rhs": operands.rhs.values}
-    grains = {f"{name}_per": _grain(one) for name, one in operands._asdict().items()}
-    return Call.of(
-        QUANTIZED_DOT, arrays, {"product": spec.product, "dtype": spec.dtype, **grains}
-    )
-
-
-def _grain(narrow: Narrow) -> str:
-    return "channel" if narrow.scale.ndim else "tensor"
 
 
 def int8_product(operands: Operands, spec: ProductSpec) -> Array:
@@ -52,9 +31,7 @@ def emulated_product(operands: Operands, spec: ProductSpec) -> Array:
 
     It defines what the op means. It saves neither time nor memory.
     """
-    wide = Operands(
-        *(Narrow(one.values.astype(jnp.float32), one.scale) for one in operands)
-    )
+    wide = Operands(*(Narrow(one.values.astype(jnp.float32), one.scale) for one in operands))
     return _scaled(_dot(wide, spec, jnp.float32, precision=lax.Precision.HIGHEST), operands, spec)
 
 
@@ -74,9 +51,7 @@ def accepts_float8(call: Call) -> str | None:
     return None
 
 
-def _dot(
-    operands: Operands, spec: ProductSpec, dtype: object, precision: object = None
-) -> Array:
+def _dot(operands: Operands, spec: ProductSpec, dtype: object, precision: object = None) -> Array:
     return lax.dot_general(
         operands.lhs.values,
         operands.rhs.values,
@@ -102,5 +77,4 @@ def _spread(scale: Array, contracting: Contracting, ndim: int, side: int) -> Arr
         return scale
     free = [size for axis, size in enumerate(scale.shape) if axis not in contracting[side]]
     others = [1] * (ndim - len(free))
-    assert math.prod(free) == scale.size
     return scale.reshape(others + free if side else free + others)

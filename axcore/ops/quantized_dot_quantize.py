@@ -15,10 +15,13 @@ from axcore.ops.quantized_dot_types import Narrow, Quantization
 
 INT8_LARGEST = 127
 INT32_LARGEST = 2**31 - 1
+FLOAT8_LARGEST = {"float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}
+SMALLEST = 2.0**-126
+"""Scales are not below the smallest normal float32, so that nothing is divided by zero."""
 
 
 def amax_of(x: Array, axes: Sequence[int] | None = None) -> Array:
-    """Return the largest magnitude in float32: of all, or along axes, which are kept with size 1."""
+    """Return the largest magnitude, in float32: of all, or along axes, which stay with size 1."""
     magnitudes = jnp.abs(x.astype(jnp.float32))
     if axes is None:
         return jnp.max(magnitudes, initial=0.0)
@@ -59,7 +62,7 @@ def _num_levels(x: Array, axes: Sequence[int]) -> int:
 
 
 def _as_int8(x: Array, amax: Array, largest: int, key: Array | None) -> Narrow:
-    scale = jnp.maximum(amax / largest, _smallest())
+    scale = jnp.maximum(amax / largest, SMALLEST)
     steps = x.astype(jnp.float32) / scale
     if key is None:
         rounded = jnp.round(steps)
@@ -69,7 +72,7 @@ def _as_int8(x: Array, amax: Array, largest: int, key: Array | None) -> Narrow:
 
 
 def _as_float8(x: Array, amax: Array, dtype: str) -> Narrow:
-    largest = float(jnp.finfo(dtype).max)
+    largest = FLOAT8_LARGEST[dtype]
     scale = _power_of_two_from(amax / largest)
     steps = jnp.clip(x.astype(jnp.float32) / scale, -largest, largest)
     # Clipped, an infinity would pass for a number, and nobody would see that a step went wrong.
@@ -79,10 +82,6 @@ def _as_float8(x: Array, amax: Array, dtype: str) -> Narrow:
 
 def _power_of_two_from(ratio: Array) -> Array:
     """Return the smallest power of two that is not below `ratio`, in float32."""
-    finite = jnp.where(jnp.isfinite(ratio), jnp.maximum(ratio, _smallest()), 1.0)
+    finite = jnp.where(jnp.isfinite(ratio), jnp.maximum(ratio, SMALLEST), 1.0)
     fraction, exponent = jnp.frexp(finite)  # the fraction is in [1/2, 1)
     return jnp.ldexp(jnp.float32(1.0), exponent - jnp.where(fraction == 0.5, 1, 0))
-
-
-def _smallest() -> float:
-    return float(jnp.finfo(jnp.float32).tiny)

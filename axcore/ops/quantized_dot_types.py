@@ -30,7 +30,9 @@ def _a_format(how: "Quantization", attribute: object, value: str) -> None:
 
 def _a_grain(how: "Quantization", attribute: object, value: str) -> None:
     if value not in ("channel", "tensor"):
-        raise KernelError(f"quantized_dot: scales are per channel or per tensor, not per {value!r}.")
+        raise KernelError(
+            f"quantized_dot: scales are per channel or per tensor, not per {value!r}."
+        )
 
 
 @attrs.frozen(kw_only=True)
@@ -90,7 +92,10 @@ class Amaxes(NamedTuple):
 
 
 class Narrow(NamedTuple):
-    """An array `values * scale`; `scale` is a float32 scalar, or has 1 for every dimension summed."""
+    """An array `values * scale`.
+
+    `scale` is a float32 scalar, or has the dimensions of `values`, with 1 for those summed over.
+    """
 
     values: Array
     scale: Array

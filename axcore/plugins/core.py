@@ -30,7 +30,7 @@ def hardware_families() -> Iterator[HardwareFamily]:
     """Any machine without an accelerator; `cpu-8` is 8 JAX devices in one process."""
     yield HardwareFamily(
         name="cpu",
-        hosts=(Hardware(family="cpu"),),
+        hosts=(Hardware(family="cpu", features={"int8"}),),
         detect=Ref("axcore.plugins.core_detect:detect_cpu"),
         summary="Host processors, or devices that XLA fakes on them",
         is_one_host=True,
@@ -86,6 +86,12 @@ def ops() -> Iterator[Op]:
         fn=Ref("axcore.ops:grouped_matmul"),
         summary="Rows sorted by group, each group with a matrix of its own",
     )
+    yield Op(
+        name="quantized_dot",
+        fn=Ref("axcore.ops:quantized_dot"),
+        summary="Products of int8 or float8 operands, and those of its gradients",
+        contract=Ref("axcore.testing.quantized_dot_contract:QUANTIZED_DOT"),
+    )
 
 
 @hook.kernels
@@ -104,6 +110,19 @@ def kernels() -> Iterator[Kernel]:
         ("grouped_matmul", "reference", 0, "grouped_matmul_reference:grouped_matmul_reference"),
     ):
         yield Kernel(op=op, name=name, priority=priority, fn=Ref(f"axcore.ops.{target}"))
+    products = "axcore.ops.quantized_dot_kernels"
+    for name in ("int8", "float8"):
+        yield Kernel(
+            op="quantized_dot",
+            name=name,
+            priority=50,
+            on=on(features=name),
+            accepts=Ref(f"{products}:accepts_{name}"),
+            fn=Ref(f"{products}:{name}_product"),
+        )
+    yield Kernel(
+        op="quantized_dot", name="emulated", priority=0, fn=Ref(f"{products}:emulated_product")
+    )
 
 
 @hook.modifiers

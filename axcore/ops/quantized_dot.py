@@ -1,0 +1,80 @@
+"""The quantized-dot op: `x @ w` in which each of the three products of training may be narrow.
+
+Letters: R all leading dimensions, K the width that the forward pass sums over, N the width of the
+output.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from axcore.errors import KernelError
+from axcore.ops.plan import choose_and_record
+from axcore.ops.quantized_dot_calls import product_calls
+from axcore.ops.quantized_dot_types import Amaxes, QuantizedDotSpec
+from axcore.ops.quantized_dot_vjp import dot_from_products
+
+WIDE = ("bfloat16", "float16", "float32")
+"""Dtypes that can be made narrow."""
+
+
+def quantized_dot(
+    x_RK: Array,
+    w_KN: Array,
+    spec: QuantizedDotSpec,
+    *,
+    amaxes: Amaxes | None = None,
+    key: Array | None = None,
+) -> Array:
+    """Return `x w`, `[R, N]` in x's dtype, computed from narrow copies of both.
+
+    Its gradients are `dy w^T` and `x^T dy` of narrow copies too: rounding counts as the identity.
+    Each product is a call of its own, for which a kernel is chosen: on hardware that lacks the
+    format there is none, and `emulated` serves only where it is pinned.
+
+    Args:
+        x_RK: Any number of leading dimensions.
+        w_KN: Of x's dtype.
+        spec: How each operand is made narrow.
+        amaxes: Magnitudes to scale by; those of the operands themselves where None. Only with one
+            scale per tensor.
+        key: Random key for stochastic rounding, which rounds to nearest without one.
+
+    Raises:
+        KernelError: Shapes, dtypes or choices do not fit, or no kernel can serve a product.
+    """
+    _check(x_RK, w_KN, spec, amaxes)
+    rows = x_RK if x_RK.ndim > 1 else x_RK[None]
+    kernels = {
+        product: choose_and_record(call).kernel.fn.resolve()
+        for product, call in product_calls(rows, w_KN, spec).items()
+    }
+    data = None if key is None else jax.random.key_data(key)
+    y = dot_from_products(rows, w_KN, spec, kernels, amaxes=amaxes, key=data)
+    return y if x_RK.ndim > 1 else y[0]
+
+
+def _check(x: Array, w: Array, spec: QuantizedDotSpec, amaxes: Amaxes | None) -> None:
+    if x.ndim < 1 or w.ndim != 2 or x.shape[-1] != w.shape[0]:
+        raise KernelError(
+            f"quantized_dot: x has shape {x.shape} and w {w.shape}; expected [..., K] and [K, N]."
+        )
+    if not (x.dtype == w.dtype and x.dtype.name in WIDE):
+        raise KernelError(
+            f"quantized_dot: dtypes are x {x.dtype} and w {w.dtype}; expected one of "
+            f"{', '.join(WIDE)} for both.",
+            mend="cast both to the compute dtype before the call",
+        )
+    if amaxes is None:
+        return
+    if "channel" in (spec.inputs.per, spec.weights.per, spec.gradients.per):
+        raise KernelError(
+            "quantized_dot: amaxes are given for operands with a scale per channel.",
+            mend="leave them out, or take one scale per tensor",
+        )
+    for name, amax in amaxes._asdict().items():
+        if amax.shape != () or amax.dtype != jnp.float32:
+            raise KernelError(
+                f"quantized_dot: amaxes.{name} is {amax.dtype}{list(amax.shape)}; expected a "
+                "float32 scalar."
+            )
