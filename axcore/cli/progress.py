@@ -58,6 +58,7 @@ def header(event: RunStarted) -> list[str]:
         f"{begin} {event.max_steps} steps in {event.directory}",
         f"model: {event.num_params:,} parameters",
         f"hardware: {event.hardware}, mesh: {event.mesh}",
+        *(f"  {line}" for line in event.hardware_changes.splitlines()),
         f"data: {event.data}",
     ]
     return [*lines, *([f"kernels: {event.kernels}"] if event.kernels else []), mfu]

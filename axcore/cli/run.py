@@ -3,7 +3,12 @@
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from axcore.config import evolve
 from axcore.errors import CheckpointError
+
+
+ANY_DEVICES = {"fsdp": -1}
+"""A mesh that fits however many devices there are; those of training may not be here."""
 
 
 class SavedRun(NamedTuple):
@@ -31,7 +36,8 @@ def open_run(directory: str, *, step: int | None = None) -> SavedRun:
             where=str(path),
             mend="name a directory that `axcore train` made, such as runs/tiny",
         )
-    trainer = read_config(path / "config.json").build()
+    cfg = read_config(path / "config.json")
+    trainer = evolve(cfg, mesh=ANY_DEVICES).build()
     checkpointer = trainer.config.checkpoint.build(directory=str(path / "checkpoints"))
     if checkpointer.latest() is None:
         raise CheckpointError(

@@ -34,11 +34,9 @@ def train(
     wanted = use_target(target)
     from axcore.cli.experiment import load_experiment
     from axcore.cli.progress import progress
-    from axcore.trainer import for_hardware
 
     hardware = check_present(wanted)
     cfg = load_experiment(experiment, overrides, changes=changes, hardware=hardware)
-    cfg, _ = for_hardware(cfg, hardware)
     trainer = cfg.build()
     run = Path(directory or Path("runs") / Path(experiment).stem)
     result = trainer.run(run, [progress()])

@@ -25,6 +25,7 @@ class Event:
 class RunStarted(Event):
     """The first step is about to run.
 
+    `hardware_changes` is what the mesh rule of the hardware changed in the config, as a diff.
     `flops_per_token` and `peak_flops` are for the model FLOPs utilisation: forward and backward of
     one token, and all chips' peak in the compute dtype, None where it is not known.
     """
@@ -34,6 +35,7 @@ class RunStarted(Event):
     max_steps: int
     num_params: int
     hardware: str
+    hardware_changes: str
     mesh: str
     data: str
     kernels: str

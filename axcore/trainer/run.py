@@ -103,6 +103,7 @@ class Run:
                 max_steps=self.cfg.max_steps,
                 num_params=count_params(trainer.step.specs),
                 hardware=hardware.name,
+                hardware_changes=trainer.hardware_changes,
                 mesh=mesh,
                 data=str(trainer.data.summary()),
                 kernels=describe_kernels(plan),

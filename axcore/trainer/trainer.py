@@ -34,6 +34,7 @@ from axcore.trainer.checks import (
     check_vocabulary,
 )
 from axcore.trainer.events import Observer, Observers
+from axcore.trainer.hardware import for_hardware
 from axcore.trainer.metrics import LossMeter
 from axcore.trainer.run import Run, TrainResult
 from axcore.trainer.step import TrainState, TrainStep
@@ -111,23 +112,27 @@ class Trainer(Configurable):
         allow_kernels: tuple[str, ...] = ()
 
     def __init__(self, cfg: Config, *, devices: Sequence[Any] | None = None) -> None:
-        """Builds the parts; reads no data and starts no run.
+        """Builds the parts for the hardware at hand; reads no data and starts no run.
 
         Args:
-            cfg: What to train.
+            cfg: What to train. Where it sets no mesh, the mesh rule of the hardware is applied;
+                `self.config` is the result.
             devices: The devices to train on, all of jax's by default.
 
         Raises:
+            PluginError: No mesh rule matches the hardware.
             ConfigError: Numbers of the config do not go together, or a name is unknown.
             ShardingError: The mesh does not fit the devices, or the batch the mesh.
         """
+        self.hardware = Hardware.detect(devices)
+        cfg, self.hardware_changes = for_hardware(cfg, self.hardware)
         super().__init__(cfg)
         check_numbers(cfg)
         check_kernel_names(cfg)
         self.model: Module = cfg.model.build()
         self.learner: Learner = cfg.learner.build(total_steps=cfg.max_steps)
         self.data: Data = cfg.data.build()
-        self.mesh = make_mesh(cfg.mesh or {"fsdp": -1}, devices)
+        self.mesh = make_mesh(cfg.mesh, devices)
         self.step = TrainStep(
             self.model, self.learner, seed=cfg.seed, num_micro_batches=cfg.num_micro_batches
         )
@@ -191,11 +196,6 @@ class Trainer(Configurable):
         """
         self._lowered_step  # noqa: B018 - ops choose while they are traced
         return kernel_plan(self.kernel_policy)
-
-    @cached_property
-    def hardware(self) -> Hardware:
-        """The hardware of the mesh's devices."""
-        return Hardware.detect(list(self.mesh.devices.flat))
 
     @property
     def kernel_policy(self) -> KernelPolicy:
