@@ -22,8 +22,8 @@ def hook_reference() -> str:
     head = [
         "# Hooks",
         "",
-        f"There are {len(names)}. Each is called once, takes no arguments, and yields records. A hook",
-        "is implemented by a function of the plugin's module under the decorator of its name.",
+        f"There are {len(names)}. Each is called once, takes no arguments, and yields records. A",
+        "hook is implemented by a function of the plugin's module under the decorator of its name.",
         "",
         f"This page is made by `{COMMAND}`.",
         "",

@@ -17,6 +17,16 @@ from axcore.ops.attention_vjp import attention_from_halves
 from axcore.ops.cross_entropy_reference import cross_entropy_reference
 from axcore.ops.cross_entropy_samples import CROSS_ENTROPY_SAMPLES
 
+__all__ = [
+    "ATTENTION",
+    "ATTENTION_BACKWARD",
+    "CROSS_ENTROPY",
+    "AttentionSample",
+    "Case",
+    "OpContract",
+    "attention_case",
+]
+
 Make = Callable[[Any], tuple[Any, Any]]
 Run = Callable[[Any, Any, Any], Any]
 

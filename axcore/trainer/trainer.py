@@ -27,6 +27,7 @@ from axcore.parallel import (
     shardings_like,
 )
 from axcore.plugins import Hardware, MeshRule, plugin_host
+from axcore.trainer.agreement import check_processes_agree
 from axcore.trainer.checks import (
     check_batch_divides,
     check_kernel_names,
@@ -250,7 +251,7 @@ class Trainer(Configurable):
             observers: Told of every event.
 
         Raises:
-            PluginError: A plugin is broken.
+            PluginError: A plugin is broken, or processes of the run do not have the same.
             DataError: The data cannot be read.
             ShardingError: A parameter does not divide over the mesh.
             KernelError: A pin cannot be followed, or no kernel may serve a call.
@@ -260,7 +261,7 @@ class Trainer(Configurable):
         """
         plugin_host().require_healthy()
         self.data.summary()
-        self.kernel_plan()
+        check_processes_agree(self.kernel_plan())
         claim = RunDirectory(
             directory,
             config_text=render_config(self.config),
