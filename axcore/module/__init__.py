@@ -6,8 +6,9 @@ from axcore.module.initializers import Constant, Initializer, Normal, VarianceSc
 from axcore.module.lift import Repeated
 from axcore.module.module import Module, entry
 from axcore.module.outputs import Loss, Outputs, apply_updates
-from axcore.module.param import Axes, Param, ParamSpec, count_params
+from axcore.module.param import Axes, Merge, Param, ParamSpec, count_params
 from axcore.module.remat import Remat
+from axcore.module.streams import Path
 from axcore.module.summary import summary_table
 
 __all__ = [
@@ -17,11 +18,13 @@ __all__ = [
     "DTypes",
     "Initializer",
     "Loss",
+    "Merge",
     "Module",
     "Normal",
     "Outputs",
     "Param",
     "ParamSpec",
+    "Path",
     "Remat",
     "Repeated",
     "VarianceScaling",

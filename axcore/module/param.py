@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import attrs
 import jax
@@ -15,6 +15,9 @@ from axcore.module.streams import Path, fold, format_path
 
 Axes = tuple[str | None, ...]
 """Logical axis names, one a dimension; None is never sharded."""
+
+Merge = Literal["mean", "max"]
+"""How the values that parts of a batch give a statistic become that of the whole."""
 
 
 def _as_tuple(value: Any) -> tuple[Any, ...]:
@@ -31,10 +34,17 @@ class ParamDeclaration:
     inputs: tuple[str, ...] | None
     decay: bool | None
     is_statistic: bool
+    merge: Merge
+    is_from_backward: bool
     cast: bool
     dtype: str | None
 
     def __attrs_post_init__(self) -> None:
+        if self.is_from_backward and not self.is_statistic:
+            raise ModuleError(
+                "is_from_backward is for statistics; a parameter's gradient is the optimizer's",
+                mend="add is_statistic=True",
+            )
         if len(self.axes) != len(self.shape):
             raise ModuleError(
                 f"a Param of shape {self.shape} has {len(self.shape)} dimensions, "
@@ -54,6 +64,8 @@ def Param(  # noqa: N802 - reads as the declaration that it is
     inputs: tuple[str, ...] | None = None,
     decay: bool | None = None,
     is_statistic: bool = False,
+    merge: Merge = "mean",
+    is_from_backward: bool = False,
     cast: bool = True,
     dtype: str | None = None,
 ) -> Array:
@@ -69,12 +81,16 @@ def Param(  # noqa: N802 - reads as the declaration that it is
             last.
         decay: Whether weight decay applies. By default it does to arrays of two or more dimensions.
         is_statistic: Kept and saved, but not trained: changed by `self.update` only.
+        merge: How the values that micro-batches give a statistic become that of the batch.
+        is_from_backward: The statistic's next value is its gradient, by which an op's backward pass
+            tells what it measured; it is not to be updated otherwise.
         cast: Whether `self.weight` reads in the compute dtype; False reads it as it is stored.
         dtype: Stored dtype; by default the module's parameter dtype, float32 at least for a
             statistic.
 
     Raises:
-        ModuleError: Axes do not fit the shape, or inputs the axes.
+        ModuleError: Axes do not fit the shape, or inputs the axes, or a parameter is said to be
+            from the backward pass.
     """
     declaration: Any = ParamDeclaration(
         shape=shape,
@@ -83,6 +99,8 @@ def Param(  # noqa: N802 - reads as the declaration that it is
         inputs=inputs,
         decay=decay,
         is_statistic=is_statistic,
+        merge=merge,
+        is_from_backward=is_from_backward,
         cast=cast,
         dtype=dtype,
     )
@@ -112,6 +130,8 @@ class ParamSpec:
     fans: tuple[int, int]
     decay: bool
     is_statistic: bool
+    merge: Merge = "mean"
+    is_from_backward: bool = False
 
     @property
     def is_trainable(self) -> bool:
@@ -119,9 +139,14 @@ class ParamSpec:
         return not self.is_statistic
 
     @property
+    def state_path(self) -> Path:
+        """Its path in the state."""
+        return tuple(step for step in self.path if not isinstance(step, Stacked))
+
+    @property
     def name(self) -> str:
         """Its path in the state as text."""
-        return format_path(step for step in self.path if not isinstance(step, Stacked))
+        return format_path(self.state_path)
 
     @property
     def size(self) -> int:
@@ -167,6 +192,8 @@ def spec_of(param: ParamDeclaration, path: Path, default_dtype: str) -> ParamSpe
         fans=_fans(param),
         decay=_decays(param),
         is_statistic=param.is_statistic,
+        merge=param.merge,
+        is_from_backward=param.is_from_backward,
     )
 
 

@@ -5,7 +5,7 @@ micro-batches whose gradients add up to exactly those of the whole: a first pass
 weights only, which the compiler reduces to counting, gives every micro-batch its denominator.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -13,7 +13,16 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from axcore.learner import Learner
-from axcore.module import Loss, Module, Outputs, ParamSpec, apply_updates, functional
+from axcore.module import (
+    Loss,
+    Merge,
+    Module,
+    Outputs,
+    ParamSpec,
+    Path,
+    apply_updates,
+    functional,
+)
 
 Batch = Mapping[str, Array]
 
@@ -108,9 +117,10 @@ class TrainStep:
             _, outputs = functional(self.model, state, batch, rng=key, training=True)
             return _minimised(outputs.losses, weights), outputs
 
-        params = _trainable(model_state, self.specs)
-        gradients, outputs = jax.grad(loss, has_aux=True)(params)
-        return gradients, outputs
+        differentiated = _chosen(model_state, self.specs, _has_gradient)
+        gradients, outputs = jax.grad(loss, has_aux=True)(differentiated)
+        outputs.updates.update(_measured(gradients, self.specs))
+        return _trainable(gradients, self.specs), outputs
 
     def _accumulated(self, model_state: Any, batch: Batch, key: Array) -> tuple[Any, Outputs]:
         count = self.num_micro_batches
@@ -133,7 +143,7 @@ class TrainStep:
         zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, _sum_dtype(p)), params)
         total, outputs = jax.lax.scan(step, zeros, (micro, keys))
         gradients = jax.tree.map(lambda t, p: t.astype(p.dtype), total, params)
-        return gradients, _combined(outputs)
+        return gradients, _combined(outputs, self.specs)
 
 
 def _minimised(losses: dict[str, Loss], weights: dict[str, Array] | None) -> Array:
@@ -167,19 +177,25 @@ def _sum_dtype(param: Array) -> Any:
     return param.dtype if param.dtype.itemsize > 4 else jnp.float32
 
 
-def _combined(outputs: Outputs) -> Outputs:
+def _combined(outputs: Outputs, specs: Any) -> Outputs:
     """Returns the outputs of stacked micro-batches as those of one batch.
 
     Summaries and new statistics are averaged, which is exact for what is linear in the mean over
-    rows, such as running means. An integer statistic is the last micro-batch's.
+    rows, such as running means; statistics that say so have the largest instead. An integer
+    statistic is otherwise the last micro-batch's.
     """
+    merges = {spec.state_path: spec.merge for spec in jax.tree.leaves(specs, is_leaf=_is_spec)}
     losses = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), outputs.losses)
     summaries = jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), outputs.summaries)
-    updates = {path: _combined_statistic(value) for path, value in outputs.updates.items()}
+    updates = {
+        path: _combined_statistic(value, merges[path]) for path, value in outputs.updates.items()
+    }
     return Outputs(losses, summaries, updates, {})
 
 
-def _combined_statistic(stacked: Array) -> Array:
+def _combined_statistic(stacked: Array, merge: Merge) -> Array:
+    if merge == "max":
+        return jnp.max(stacked, axis=0)
     if jnp.issubdtype(stacked.dtype, jnp.inexact):
         return jnp.mean(stacked, axis=0)
     return stacked[-1]
@@ -187,17 +203,37 @@ def _combined_statistic(stacked: Array) -> Array:
 
 def _trainable(tree: Any, specs: Any) -> Any:
     """Returns the tree with None in the place of statistics, which jax leaves out."""
+    return _chosen(tree, specs, lambda spec: spec.is_trainable)
+
+
+def _has_gradient(spec: ParamSpec) -> bool:
+    return spec.is_trainable or spec.is_from_backward
+
+
+def _chosen(tree: Any, specs: Any, is_wanted: Callable[[ParamSpec], bool]) -> Any:
+    """Returns the tree with None in the place of what is not wanted."""
     return jax.tree.map(
-        lambda spec, leaf: leaf if spec.is_trainable else None, specs, tree, is_leaf=_is_spec
+        lambda spec, leaf: leaf if is_wanted(spec) else None, specs, tree, is_leaf=_is_spec
     )
 
 
-def _merged(params: Any, state: Any, specs: Any) -> Any:
-    """Returns the state with its trainable parameters replaced."""
+def _measured(gradients: Any, specs: Any) -> dict[Path, Array]:
+    """Returns the next values of the statistics that are their own gradients."""
+    chosen = _chosen(gradients, specs, lambda spec: spec.is_from_backward)
+    pairs = zip(
+        jax.tree.leaves(specs, is_leaf=_is_spec),
+        jax.tree.leaves(chosen, is_leaf=lambda leaf: leaf is None),
+        strict=True,
+    )
+    return {spec.state_path: leaf for spec, leaf in pairs if leaf is not None}
+
+
+def _merged(new: Any, state: Any, specs: Any) -> Any:
+    """Returns the state with what is not None in `new` in its place."""
     return jax.tree.map(
-        lambda spec, new, old: new if spec.is_trainable else old,
+        lambda spec, new, old: old if new is None else new,
         specs,
-        params,
+        new,
         state,
         is_leaf=lambda leaf: leaf is None or _is_spec(leaf),
     )
