@@ -5,6 +5,7 @@ import json
 import click
 
 from axcore.cli import options
+from axcore.cli.printable import printable
 
 
 @click.command()
@@ -49,4 +50,4 @@ def generate(
             line = {"step": saved.step, "prompt": one.prompt, "text": one.text}
             click.echo(json.dumps({**line, "tokens": one.num_tokens, "is_ended": one.is_ended}))
         else:
-            click.echo(one.prompt + one.text)
+            click.echo(printable(one.prompt + one.text))

@@ -90,6 +90,7 @@ class PlainProgress:
         self._clock: Clock | None = None
 
     def __call__(self, event: Event) -> None:
+        """Prints a line where there is something to say."""
         if isinstance(event, RunStarted):
             self._started, self._clock = event, Clock(event)
             click.echo("\n".join(header(event)))
@@ -122,6 +123,7 @@ class LiveProgress:
         )
 
     def __call__(self, event: Event) -> None:
+        """Brings the display up to date."""
         if isinstance(event, RunStarted):
             self._start(event)
         elif isinstance(event, StepsDone):

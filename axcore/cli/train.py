@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from axcore.cli import options
+from axcore.cli.printable import printable
 from axcore.cli.target import check_present, use_target
 from axcore.plugins import plugin_host
 
@@ -62,5 +63,5 @@ def _sample(trainer: Any, result: Any, run: Path) -> None:
     (sample,) = generator.generate(trainer.config.prompt, max_tokens=SAMPLE_TOKENS)
     text = sample.prompt + sample.text
     (run / "sample.txt").write_text(text, encoding="utf-8")
-    click.echo(f"\nsample, going on from {sample.prompt!r}:\n\n{text}\n")
+    click.echo(f"\nsample, going on from {sample.prompt!r}:\n\n{printable(text)}\n")
     click.echo(f"axcore generate {run} --prompt {trainer.config.prompt!r}   draws another")

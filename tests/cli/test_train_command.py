@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from axcore.cli.main import main
+from axcore.cli.printable import printable
 
 TINY = [
     f"--set={override}"
@@ -70,6 +71,10 @@ def test_train_prints_plain_lines_and_a_sample_where_there_is_no_terminal(traine
     assert "step 3  held-out loss " in printed
     assert "sample, going on from 'def ':" in printed
     assert "\x1b" not in printed
+
+
+def test_what_a_model_draws_cannot_control_the_terminal():
+    assert printable("a\x1b[2J\r\tb\n\x00é") == "a\\x1b[2J\\r\tb\n\\x00é"
 
 
 def test_metrics_are_json_lines_of_two_splits(trained):
