@@ -2,11 +2,15 @@
 
 from axcore.layers.activations import Activation, activation_fn
 from axcore.layers.attention import Attention, DotProductAttention
+from axcore.layers.dot import Dot, PlainDot
 from axcore.layers.dropout import Dropout
 from axcore.layers.embedding import Embedding
 from axcore.layers.feed_forward import FeedForward, PlainFeedForward
 from axcore.layers.linear import Linear
 from axcore.layers.norm import LayerNorm, RMSNorm
+from axcore.layers.quantized import Fp8Current, Int8Dynamic
+from axcore.layers.quantized_delayed import Fp8Delayed
+from axcore.layers.quantized_training import Fp8Training, Int8Training, with_dot
 from axcore.layers.repeat import Repeat, Stack
 from axcore.layers.residual import PostNorm, PreNorm
 from axcore.layers.rope import NoPosition, RoPE
@@ -16,13 +20,20 @@ from axcore.layers.transformer import TransformerLayer
 __all__ = [
     "Activation",
     "Attention",
+    "Dot",
     "DotProductAttention",
     "Dropout",
     "Embedding",
     "FeedForward",
+    "Fp8Current",
+    "Fp8Delayed",
+    "Fp8Training",
+    "Int8Dynamic",
+    "Int8Training",
     "LayerNorm",
     "Linear",
     "NoPosition",
+    "PlainDot",
     "PlainFeedForward",
     "PostNorm",
     "PreNorm",
@@ -33,4 +44,5 @@ __all__ = [
     "TokenInfo",
     "TransformerLayer",
     "activation_fn",
+    "with_dot",
 ]

@@ -133,6 +133,16 @@ def modifiers() -> Iterator[Modifier]:
         config=Ref("axcore.trainer.modifiers:Accumulate"),
         summary="Half the memory of activations: batches in twice as many parts, same result",
     )
+    yield Modifier(
+        name="int8_training",
+        config=Ref("axcore.layers:Int8Training"),
+        summary="Linear layers multiply in int8, forward and backward",
+    )
+    yield Modifier(
+        name="fp8_training",
+        config=Ref("axcore.layers:Fp8Training"),
+        summary="Linear layers multiply in float8, forward and backward",
+    )
 
 
 @hook.data_sources

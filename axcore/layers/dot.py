@@ -1,0 +1,54 @@
+"""`Dot`: the product inside of every linear layer, as a part that can be replaced.
+
+Another precision is another config in a layer's `dot` field; the layer does not know.
+"""
+
+import math
+from collections.abc import Callable
+
+from jaxtyping import Array, Float
+
+from axcore.config import config
+from axcore.module import Module
+from axcore.parallel import is_split
+
+Input = Float[Array, "*batch in_dim"]
+Weight = Float[Array, "in_dim out_dim"]
+Output = Float[Array, "*batch out_dim"]
+
+
+class Dot(Module):
+    """What multiplies an input by a weight; abstract."""
+
+    @config
+    class Config(Module.Config):
+        """What every way to multiply has."""
+
+    def forward(self, x: Input, weight: Weight) -> Output:
+        """Returns the product over the last dimension of `x`."""
+        raise NotImplementedError(f"{type(self).__qualname__} multiplies nothing")
+
+
+class PlainDot(Dot):
+    """`x @ weight`, in the dtype of both."""
+
+    @config
+    class Config(Dot.Config):
+        """Describes a `PlainDot`."""
+
+    def forward(self, x: Input, weight: Weight) -> Output:
+        """Returns the product."""
+        return over_rows(lambda rows: rows @ weight, x)
+
+
+def over_rows(product: Callable[[Array], Array], x: Input) -> Output:
+    """Returns `product` of `x`, given to it as a matrix.
+
+    The weight's gradient sums over all leading dimensions. With more than one of them compilers
+    copy the output's gradient transposed before that sum, which on a CPU costs more than the sum
+    itself; merged into one they need no copy. Time that is split over a mesh stays apart.
+    """
+    if x.ndim < 3 or is_split("time"):
+        return product(x)
+    y = product(x.reshape(math.prod(x.shape[:-1]), x.shape[-1]))
+    return y.reshape(*x.shape[:-1], y.shape[-1])

@@ -1,0 +1,86 @@
+"""Modifiers that switch the linear layers of any model to narrow products."""
+
+from typing import Any
+
+from axcore.config import config, find_config, name_the_known, update_config
+from axcore.config.paths import matches, parse_pattern
+from axcore.errors import ConfigError
+from axcore.layers.dot import Dot, PlainDot
+from axcore.layers.quantized import Fp8Current, Int8Dynamic
+from axcore.plugins import Hardware
+
+WIDE = ("**.embedding.**", "**.head.**", "**.router.**")
+"""What stays as it is by default. Their rounding would show in every token, for little time saved."""
+
+
+@config
+class Int8Training:
+    """Computes the products of linear layers in int8.
+
+    Args:
+        dot: The product that takes the place of plain ones.
+        exclude: Globs of the paths of layers that stay plain.
+    """
+
+    dot: Dot.Config = Int8Dynamic.Config()
+    exclude: tuple[str, ...] = WIDE
+
+    def apply(self, cfg: Any, hardware: Hardware) -> Any:
+        """Returns `cfg` with every plain `dot` replaced, but for those excluded.
+
+        Raises:
+            ConfigError: There is none.
+        """
+        return with_dot(cfg, self.dot, exclude=self.exclude)
+
+
+@config
+class Fp8Training:
+    """Computes the products of linear layers in float8.
+
+    Args:
+        dot: The product that takes the place of plain ones; `Fp8Delayed.Config()` scales by what
+            earlier steps held.
+        exclude: Globs of the paths of layers that stay plain.
+    """
+
+    dot: Dot.Config = Fp8Current.Config()
+    exclude: tuple[str, ...] = WIDE
+
+    def apply(self, cfg: Any, hardware: Hardware) -> Any:
+        """Returns `cfg` with every plain `dot` replaced, but for those excluded.
+
+        Raises:
+            ConfigError: There is none.
+        """
+        return with_dot(cfg, self.dot, exclude=self.exclude)
+
+
+def with_dot(cfg: Any, dot: Dot.Config, *, exclude: tuple[str, ...] = WIDE) -> Any:
+    """Returns `cfg` with `dot` in the place of every `PlainDot`, but for those excluded.
+
+    A layer whose `dot` is something else already keeps it.
+
+    Raises:
+        ConfigError: There is none to replace, or a glob is none.
+    """
+    dots = find_config(cfg, Dot)
+    plain = [found.path for found in dots if isinstance(found.node, PlainDot.Config)]
+    excluded = {path for glob in exclude for path in _excluded(glob, plain)}
+    paths = [path for path in plain if path not in excluded]
+    if not paths or isinstance(dot, PlainDot.Config):
+        raise ConfigError(
+            f"{type(dot).__qualname__} takes the place of nothing: of {len(dots)} products, "
+            f"{len(dots) - len(plain)} are not plain and {len(excluded)} are excluded",
+            mend="apply it once, to a config that holds linear layers, and exclude fewer of them",
+        )
+    return update_config(cfg, dict.fromkeys(paths, dot))
+
+
+def _excluded(glob: str, paths: list[str]) -> list[str]:
+    found = [path for path in paths if matches(parse_pattern(glob), parse_pattern(path))]
+    if not found and glob not in WIDE:
+        raise ConfigError(
+            f"exclude names {glob!r}, which matches no product", mend=name_the_known(glob, paths)
+        )
+    return found
