@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 from axcore.config import evolve
 from axcore.errors import CheckpointError
 
-
 ANY_DEVICES = {"fsdp": -1}
 """A mesh that fits however many devices there are; those of training may not be here."""
 
