@@ -114,7 +114,12 @@ def _config_class(fn: Callable[..., Any]) -> type:
 
 def _parameters(fn: Callable[..., Any], reference: str) -> list[inspect.Parameter]:
     try:
-        return list(inspect.signature(fn).parameters.values())
+        found = list(inspect.signature(fn).parameters.values())
+        tells_nothing = all(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in found)
+        if isinstance(fn, type) and found and tells_nothing:  # made by a metaclass's __call__
+            init: Any = fn.__init__  # type: ignore[misc]
+            found = list(inspect.signature(init).parameters.values())[1:]
+        return found
     except (TypeError, ValueError) as error:
         raise ConfigError(
             f"{reference} does not tell its parameters",

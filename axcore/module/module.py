@@ -86,6 +86,11 @@ class Module(Configurable):
         """Whether the call is a training step."""
         return current_context("reading self.training").frame.is_training
 
+    @property
+    def has_rng(self) -> bool:
+        """Whether the call was given a random key."""
+        return current_context("reading self.has_rng").has_key
+
     def rng(self, stream: str) -> Array:
         """Returns a fresh random key of a named stream of this module."""
         return self._context("self.rng").stream(stream)
