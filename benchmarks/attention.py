@@ -74,8 +74,7 @@ def measure(
 
 
 if __name__ == "__main__":
-    chosen = [name for name in CASES if "--quick" not in sys.argv or name.startswith("256")]
-    record(
-        "attention_quick" if "--quick" in sys.argv else "attention",
-        {name: measure(**CASES[name]) for name in chosen},
-    )
+    is_quick = "--quick" in sys.argv
+    chosen = [name for name in CASES if not is_quick or name.startswith("256")]
+    figures = {name: measure(**CASES[name]) for name in chosen}
+    print(record("attention_quick" if is_quick else "attention", figures))

@@ -17,11 +17,11 @@ from jax import Array
 from axcore.ops import cross_entropy
 
 CASES: dict[str, dict[str, Any]] = {
-    "128k_vocabulary_float32": {"batch": 4, "time": 512, "width": 256, "vocabulary": 2**17},
+    "128k_vocabulary_float32": {"batch": 4, "time": 1024, "width": 128, "vocabulary": 2**17},
     "128k_vocabulary_bfloat16": {
         "batch": 4,
-        "time": 512,
-        "width": 256,
+        "time": 1024,
+        "width": 128,
         "vocabulary": 2**17,
         "dtype": jnp.bfloat16,
     },
@@ -58,4 +58,4 @@ def measure(
 
 
 if __name__ == "__main__":
-    record("cross_entropy", {name: measure(**case) for name, case in CASES.items()})
+    print(record("cross_entropy", {name: measure(**case) for name, case in CASES.items()}))

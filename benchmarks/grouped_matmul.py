@@ -48,4 +48,6 @@ def measure(num_groups: int) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    record("grouped_matmul", {name: measure(num_groups) for name, num_groups in CASES.items()})
+    print(
+        record("grouped_matmul", {name: measure(num_groups) for name, num_groups in CASES.items()})
+    )
