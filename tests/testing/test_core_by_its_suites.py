@@ -1,5 +1,7 @@
 """The core, proven by the suites that it ships."""
 
+import pytest
+
 from axcore.data import JsonLines, TextFiles
 from axcore.testing import (
     DataSourceSuite,
@@ -15,13 +17,24 @@ class TestPlugin(PluginSuite):
     plugin = "core"
 
 
-class TestKernels(KernelSuite):
-    """A few cases; `tests/ops` tries all of them on the same implementations."""
+KERNELS = (
+    "attention/portable",
+    "attention_backward/portable",
+    "cross_entropy/portable",
+)
 
+
+class TestKernels(KernelSuite):
     plugin = "core"
+    keys = KERNELS
     dtypes = ("float32",)
-    keys = ("attention/portable", "attention_backward/portable", "cross_entropy/portable")
-    case_names = ("plain", "everything")
+    case_names = ("plain",)
+
+
+@pytest.mark.slow
+class TestKernelsOnEveryCase(KernelSuite):
+    plugin = "core"
+    keys = (*KERNELS, "attention/blockwise", "cross_entropy/reference")
 
 
 class TestMeshRules(MeshRuleSuite):

@@ -27,22 +27,21 @@ class TestKernels(KernelSuite):
 
     plugin = "axl-tpu"
     dtypes = ("float32",)
-    case_names = ("plain_128", "segments_128")
+    case_names = ("segments_128",)
 
     def implementation(self, kernel):
         return partial(splash_attention, interpret=jax.default_backend() != "tpu")
 
     def extra_cases(self, kernel):
-        size = {"batch": 1, "queries": 128, "keys": 128}
-        return tuple(
-            attention_case(sample)
-            for sample in (
-                AttentionSample(name="plain_128", **size),
-                AttentionSample(
-                    name="segments_128", parts=("segments",), spec={"right": 0, "left": 20}, **size
-                ),
-            )
+        packed = AttentionSample(
+            name="segments_128",
+            batch=1,
+            queries=128,
+            keys=128,
+            parts=("segments",),
+            spec={"right": 0, "left": 20},
         )
+        return (attention_case(packed),)
 
     def tolerance(self, dtype):
         return 2e-5, 1e-4  # sums run over tiles, in another order
