@@ -4,8 +4,6 @@ They go into the `dot` of a linear layer: one by one, or all by a modifier of
 `quantized_training.py`.
 """
 
-from jaxtyping import Array
-
 from axcore.config import config
 from axcore.layers.dot import Dot, Input, Output, Weight, over_rows
 from axcore.ops import Quantization, QuantizedDotSpec, quantized_dot

@@ -10,7 +10,7 @@ from axcore.layers.quantized import Fp8Current, Int8Dynamic
 from axcore.plugins import Hardware
 
 WIDE = ("**.embedding.**", "**.head.**", "**.router.**")
-"""What stays as it is by default. Their rounding would show in every token, for little time saved."""
+"""What stays wide by default: rounding there shows in every token, for little time saved."""
 
 
 @config
