@@ -10,6 +10,9 @@ import pytest
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "axl_example_chip"
 
+QUICK = "--xla_backend_optimization_level=0"
+"""A flag of the user's own, so that XLA compiles quickly; the example's flag joins it."""
+
 SHORT = (
     *("--set", "model.dim=32", "--set", "**.num_layers=1", "--set", "**.hidden_dim=64"),
     *("--set", "data.seq_len=64", "--set", "data.heldout_batches=1"),
@@ -36,8 +39,12 @@ def installed(tmp_path_factory):
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation"]
     pip += ["--disable-pip-version-check", "--no-index", "--target", str(target), str(source)]
     subprocess.run(pip, check=True, capture_output=True)
-    kept = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
-    return {**kept, "PYTHONPATH": str(target), "AXCORE_PLUGINS": "axl-example-chip"}
+    return {
+        **os.environ,
+        "PYTHONPATH": str(target),
+        "AXCORE_PLUGINS": "axl-example-chip",
+        "XLA_FLAGS": QUICK,
+    }
 
 
 def _copy(source: Path, target: Path) -> None:

@@ -21,8 +21,9 @@ def install(folders: list[Path], target: Path) -> None:
 
 def environment(target: Path, names: list[str]) -> dict[str, str]:
     """Returns variables under which those plugins, and no others, are there."""
-    kept = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS",)}
-    return {**kept, "PYTHONPATH": str(target), "AXCORE_PLUGINS": ",".join(names)}
+    flags = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
+    plugins = {"PYTHONPATH": str(target), "AXCORE_PLUGINS": ",".join(names)}
+    return {**os.environ, **plugins, "XLA_FLAGS": flags}
 
 
 def test_every_kind_installs_and_passes_its_own_tests(tmp_path):
