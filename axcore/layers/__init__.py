@@ -12,7 +12,7 @@ from axcore.layers.quantized import Fp8Current, Int8Dynamic
 from axcore.layers.quantized_delayed import Fp8Delayed
 from axcore.layers.quantized_training import Fp8Training, Int8Training, with_dot
 from axcore.layers.repeat import Repeat, Stack
-from axcore.layers.residual import PostNorm, PreNorm
+from axcore.layers.residual import PostNorm, PreNorm, Residual
 from axcore.layers.rope import NoPosition, RoPE
 from axcore.layers.tokens import TokenInfo
 from axcore.layers.transformer import TransformerLayer
@@ -39,6 +39,7 @@ __all__ = [
     "PreNorm",
     "RMSNorm",
     "Repeat",
+    "Residual",
     "RoPE",
     "Stack",
     "TokenInfo",

@@ -13,15 +13,15 @@ Hidden = Float[Array, "batch time dim"]
 Branch = Callable[[Hidden], Hidden]
 
 
-class PreNorm(Module):
-    """`x + dropout(branch(norm(x)))`. Slot protocol: the parent fills `dim`.
+class Residual(Module):
+    """A norm, a dropout, and a branch between them. Slot protocol: the parent fills `dim`.
 
-    Source: Xiong et al. 2020, arXiv:2002.04745, figure 1b.
+    A subclass says in which order: `forward(x, branch)`.
     """
 
     @config
     class Config(Module.Config):
-        """Describes a `PreNorm`."""
+        """Describes a residual connection."""
 
         dim: int = REQUIRED
         norm: Module.Config = RMSNorm.Config()
@@ -31,30 +31,24 @@ class PreNorm(Module):
         """Builds the norm and the dropout."""
         self.norm = cfg.norm.build(dim=cfg.dim)
         self.dropout = cfg.dropout.build()
+
+
+class PreNorm(Residual):
+    """`x + dropout(branch(norm(x)))`.
+
+    Source: Xiong et al. 2020, arXiv:2002.04745, figure 1b.
+    """
 
     def forward(self, x: Hidden, branch: Branch) -> Hidden:
         """Returns the input with what the branch makes of it added."""
         return x + self.dropout(branch(self.norm(x)))
 
 
-class PostNorm(Module):
-    """`norm(x + dropout(branch(x)))`. Slot protocol: the parent fills `dim`.
+class PostNorm(Residual):
+    """`norm(x + dropout(branch(x)))`.
 
     Source: Vaswani et al. 2017, arXiv:1706.03762, section 3.1.
     """
-
-    @config
-    class Config(Module.Config):
-        """Describes a `PostNorm`."""
-
-        dim: int = REQUIRED
-        norm: Module.Config = RMSNorm.Config()
-        dropout: Dropout.Config = Dropout.Config()
-
-    def setup(self, cfg: Config) -> None:
-        """Builds the norm and the dropout."""
-        self.norm = cfg.norm.build(dim=cfg.dim)
-        self.dropout = cfg.dropout.build()
 
     def forward(self, x: Hidden, branch: Branch) -> Hidden:
         """Returns the normalised sum of the input and what the branch makes of it."""

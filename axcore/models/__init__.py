@@ -2,7 +2,7 @@
 
 from axcore.models.causal_lm import CausalLM
 from axcore.models.decoder import Decoder
-from axcore.models.head import Head, TiedHead
+from axcore.models.head import Head, TiedHead, UntiedHead
 from axcore.models.transformer import transformer
 
-__all__ = ["CausalLM", "Decoder", "Head", "TiedHead", "transformer"]
+__all__ = ["CausalLM", "Decoder", "Head", "TiedHead", "UntiedHead", "transformer"]

@@ -7,7 +7,7 @@ from jaxtyping import Array, Float, Int
 from axcore.config import REQUIRED, config
 from axcore.layers.tokens import TokenInfo, whole_rows
 from axcore.models.decoder import Decoder
-from axcore.models.head import Head
+from axcore.models.head import UntiedHead
 from axcore.module import Module, entry
 
 
@@ -28,7 +28,7 @@ class CausalLM(Module):
         vocab_size: int = REQUIRED
         dim: int = REQUIRED
         decoder: Module.Config = Decoder.Config()
-        head: Module.Config = Head.Config()
+        head: Module.Config = UntiedHead.Config()
 
     def setup(self, cfg: Config) -> None:
         """Builds decoder and head."""

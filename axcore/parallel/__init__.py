@@ -1,6 +1,7 @@
 """Meshes, logical-axis rules, and the sharding of states and activations."""
 
 from axcore.parallel.activations import ActivationSharding, is_split, shard, sharding_activations
+from axcore.parallel.attention import on_each_device
 from axcore.parallel.mesh import MESH_AXES, MeshShape, make_mesh, mesh_sizes
 from axcore.parallel.rules import (
     ACTIVATION_RULES,
@@ -23,6 +24,7 @@ __all__ = [
     "is_split",
     "make_mesh",
     "mesh_sizes",
+    "on_each_device",
     "param_shardings",
     "partition_spec",
     "shard",

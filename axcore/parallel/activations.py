@@ -50,6 +50,12 @@ def sharding_activations(sharding: ActivationSharding) -> Iterator[None]:
         yield
 
 
+def current_rules() -> Rules:
+    """Returns the rules in force where this is traced; the default ones outside of any."""
+    active: ActivationSharding | None = _active.value
+    return ACTIVATION_RULES if active is None else active.rules
+
+
 def shard(x: Array, *axes: str | None) -> Array:
     """Hints how an activation is split; the array's values do not change.
 

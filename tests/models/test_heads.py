@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from axcore.config import find_config, replace_config
-from axcore.models import Head, TiedHead
+from axcore.models import TiedHead, UntiedHead
 from axcore.module import count_params, functional
 
 DIM, VOCAB = 6, 11
@@ -20,7 +20,7 @@ def inputs():
     return normal(2, 5, DIM), normal(VOCAB, DIM), targets, weights
 
 
-@pytest.mark.parametrize("kind", [Head, TiedHead])
+@pytest.mark.parametrize("kind", [UntiedHead, TiedHead])
 @pytest.mark.parametrize(("soft_cap", "z_loss"), [(None, 0.0), (1.5, 0.0), (None, 0.1), (1.5, 0.1)])
 def test_loss_is_the_cross_entropy_of_the_logits(inputs, kind, soft_cap, z_loss):
     x, table, targets, weights = inputs
@@ -34,7 +34,7 @@ def test_loss_is_the_cross_entropy_of_the_logits(inputs, kind, soft_cap, z_loss)
         return logits, pair
 
     logits, pair = both(state, x, table, targets, weights)
-    projection = table.T if kind is TiedHead else np.asarray(state["weight"])
+    projection = (table if kind is TiedHead else np.asarray(state["weight"])).T
     raw = x.astype(np.float64) @ projection
     expected = raw if soft_cap is None else soft_cap * np.tanh(raw / soft_cap)
     np.testing.assert_allclose(logits, expected, rtol=1e-5, atol=1e-5)
@@ -46,16 +46,16 @@ def test_loss_is_the_cross_entropy_of_the_logits(inputs, kind, soft_cap, z_loss)
 
 def test_tied_head_is_a_head_that_holds_the_table(run, cfg, batch):
     """Equal logits and loss; the table's gradient is the sum of those of its two uses."""
-    tied = replace_config(cfg, Head, TiedHead.Config())
-    assert not find_config(tied, Head)
+    tied = replace_config(cfg, UntiedHead, TiedHead.Config())
+    assert not find_config(tied, UntiedHead)
     state = run.state(tied)
     assert "head" not in state
-    untied = {**state, "head": {"weight": state["decoder"]["embedding"]["weight"].T}}
+    untied = {**state, "head": {"weight": state["decoder"]["embedding"]["weight"]}}
     got, expected = run(tied, state, batch), run(cfg, untied, batch)
     np.testing.assert_allclose(got["logits"], expected["logits"], rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(got["total"], expected["total"], rtol=1e-6)
     as_input = expected["gradient"]["decoder"]["embedding"]["weight"]
-    as_output = expected["gradient"]["head"]["weight"].T
+    as_output = expected["gradient"]["head"]["weight"]
     np.testing.assert_allclose(
         got["gradient"]["decoder"]["embedding"]["weight"],
         as_input + as_output,
@@ -65,6 +65,6 @@ def test_tied_head_is_a_head_that_holds_the_table(run, cfg, batch):
 
 
 def test_tied_head_saves_one_table(cfg):
-    tied = replace_config(cfg, Head, TiedHead.Config())
+    tied = replace_config(cfg, UntiedHead, TiedHead.Config())
     saved = count_params(cfg.build().param_specs()) - count_params(tied.build().param_specs())
     assert saved == 17 * 16

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from axcore.ops import AttentionInputs, AttentionSpec, Call
-from axl_gpu.shards import on_each_device
+from axcore.parallel import on_each_device
 
 Implementation = Literal["cudnn", "xla"]
 

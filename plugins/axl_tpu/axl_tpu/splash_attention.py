@@ -15,7 +15,7 @@ from jax import Array
 from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
 from axcore.ops import ATTENTION_OUT, AttentionInputs, AttentionSpec, Call
-from axl_tpu.shards import on_each_device
+from axcore.parallel import on_each_device
 
 BLOCK_SIZES = (512, 256, 128)
 """Tiles of queries and of keys, best first; one of them divides the number of tokens."""

@@ -1,4 +1,6 @@
-"""Attention under a mesh: each device works on its own rows and heads, with no communication."""
+"""Attention kernels under a mesh: each device works on its own rows and heads, with no
+communication. For kernels that the compiler cannot split by itself.
+"""
 
 import math
 from collections.abc import Callable
@@ -9,7 +11,8 @@ from jax import Array
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from axcore.ops import AttentionInputs
-from axcore.parallel import ACTIVATION_RULES, partition_spec
+from axcore.parallel.activations import current_rules
+from axcore.parallel.rules import partition_spec
 
 
 def on_each_device(attend: Callable[[AttentionInputs], Array], inputs: AttentionInputs) -> Array:
@@ -42,7 +45,7 @@ def _splits(inputs: AttentionInputs, mesh: AbstractMesh) -> tuple[Any, Any]:
 
     Query heads are split as key heads are, or else a device would lack the keys it needs.
     """
-    rows, heads = partition_spec(("batch", "kv_heads"), ACTIVATION_RULES, cast(Mesh, mesh))
+    rows, heads = partition_spec(("batch", "kv_heads"), current_rules(), cast(Mesh, mesh))
     if inputs.q_BTNH.shape[0] % _ways(rows, mesh):
         rows = None
     if inputs.k_BSKH.shape[2] % _ways(heads, mesh):
