@@ -12,6 +12,8 @@ TERA = 1e12
 
 CUDNN = "cudnn_attention"
 FLOAT8 = "float8"
+INT8 = "int8"
+"""Formats that tensor cores multiply; XLA hands such products to cuBLAS."""
 
 
 def hosts() -> tuple[Hardware, ...]:
@@ -34,7 +36,7 @@ A100 = Hardware(
     },
     memory_bandwidth=2.039 * TERA,
     interconnect_bandwidth=0.3 * TERA,  # third-generation NVLink, 600 GB/s both ways
-    features={CUDNN},
+    features={CUDNN, INT8},
 )
 
 # NVIDIA A100 Tensor Core GPU datasheet, A100 40GB SXM column.
@@ -46,7 +48,7 @@ A100_40GB = Hardware(
     peak_flops=A100.peak_flops,
     memory_bandwidth=1.555 * TERA,
     interconnect_bandwidth=0.3 * TERA,
-    features={CUDNN},
+    features={CUDNN, INT8},
 )
 
 # NVIDIA H100 Tensor Core GPU architecture whitepaper, H100 SXM5 column (dense).
@@ -65,7 +67,7 @@ H100 = Hardware(
     },
     memory_bandwidth=3.35 * TERA,
     interconnect_bandwidth=0.45 * TERA,  # fourth-generation NVLink, 900 GB/s both ways
-    features={CUDNN, FLOAT8},
+    features={CUDNN, INT8, FLOAT8},
 )
 
 # NVIDIA H200 Tensor Core GPU datasheet, H200 SXM column: the compute of an H100.
@@ -77,7 +79,7 @@ H200 = Hardware(
     peak_flops=H100.peak_flops,
     memory_bandwidth=4.8 * TERA,
     interconnect_bandwidth=0.45 * TERA,
-    features={CUDNN, FLOAT8},
+    features={CUDNN, INT8, FLOAT8},
 )
 
 # NVIDIA DGX B200 datasheet, divided by its eight GPUs: 1,440 GB, 64 TB/s, 72 PFLOPS FP8 with
@@ -97,5 +99,5 @@ B200 = Hardware(
     },
     memory_bandwidth=8 * TERA,
     interconnect_bandwidth=0.9 * TERA,  # fifth-generation NVLink, 1.8 TB/s both ways
-    features={CUDNN, FLOAT8},
+    features={CUDNN, INT8, FLOAT8},
 )
