@@ -18,34 +18,41 @@ from axcore.errors import ConfigError
 
 
 class _Frame:
-    """One `build` in progress."""
+    """One `build` in progress. Where it stands is looked up only if an error has to say so."""
 
-    __slots__ = ("cfg", "is_template", "missing", "path", "used")
+    __slots__ = ("built", "cfg", "is_template", "missing", "occurrence", "parent", "template")
 
-    def __init__(self, cfg: Any, path: Path, missing: list[str]) -> None:
-        self.cfg = cfg
-        self.path = path
-        self.missing = missing
+    def __init__(self, template: Any, parent: "_Frame | None") -> None:
+        self.template = template
+        self.cfg = template
+        self.parent = parent
+        self.missing: list[str] = parent.missing if parent else []
         self.is_template = False
-        self.used: set[Path] = set()
+        self.built: list[int] = []
+        self.occurrence = 0
+        if parent is not None:
+            self.occurrence = parent.built.count(id(template))
+            parent.built.append(id(template))
 
-    def path_of(self, child: Any) -> Path:
-        """Returns the path of a child config among this config's values.
+    @property
+    def path(self) -> Path:
+        """The path from the root that is built."""
+        return (*self.parent.path, *self.parent._path_of(self)) if self.parent else ()
+
+    def _path_of(self, child: "_Frame") -> Path:
+        """Returns the path of a child's config among this config's values.
 
         It is found by identity. One that stands in several places is taken for the first that was
-        not built yet; one that the parent edited before it built it, for the only one of its class.
+        not built before; one that the parent edited before it built it, for the only one of its
+        class.
         """
-        nodes = [(path, node) for path, node in walk(self.cfg) if path and is_config(node)]
-        places = [path for path, node in nodes if node is child]
+        made = child.template
+        nodes = [(path, node) for path, node in walk(self.template) if path and is_config(node)]
+        places = [path for path, node in nodes if node is made]
         if not places:
-            alike = [path for path, node in nodes if type(node) is type(child)]
-            places = alike if len(alike) == 1 else []
-        if not places:
-            return (*self.path, f"<{type(child).__qualname__}>")
-        fresh = [place for place in places if place not in self.used]
-        place = (fresh or places)[0]
-        self.used.add(place)
-        return (*self.path, *place)
+            alike = [path for path, node in nodes if type(node) is type(made)]
+            places = alike if len(alike) == 1 else [(f"<{type(made).__qualname__}>",)]
+        return places[child.occurrence] if child.occurrence < len(places) else places[0]
 
 
 _building: ContextVar[_Frame | None] = ContextVar("axcore_building", default=None)
@@ -68,46 +75,45 @@ class Buildable:
         Raises:
             ConfigError: Listing every field of the whole tree that nobody filled, with its path.
         """
-        parent = _building.get()
-        path = parent.path_of(self) if parent else ()
-        frame = _Frame(self, path, parent.missing if parent else [])
-        frame.cfg = _fill(self, filled, path)
-        self._note_missing(frame, filled)
+        frame = _Frame(self, _building.get())
+        frame.cfg = _fill(self, filled, frame)
+        _note_missing(frame, filled)
         token = _building.set(frame)
         try:
             thing = frame.cfg._make()
         except Exception as error:
-            if parent is None and frame.missing:
+            if frame.parent is None and frame.missing:
                 raise _missing_error(self, frame.missing) from None
             if frame.is_template:
                 return Unbuilt()
-            _note(error, path)
+            _note(error, frame)
             raise
         finally:
             _building.reset(token)
-        if parent is None and frame.missing:
+        if frame.parent is None and frame.missing:
             raise _missing_error(self, frame.missing)
         return thing
 
     def _make(self) -> Any:
         raise ConfigError(f"{type(self).__qualname__} describes nothing that can be built")
 
-    def _note_missing(self, frame: _Frame, filled: dict[str, Any]) -> None:
-        for name in field_names(frame.cfg):
-            if getattr(frame.cfg, name) is REQUIRED:
-                frame.is_template = True
-                if name not in filled:
-                    frame.missing.append(format_path((*frame.path, name)))
+
+def _note_missing(frame: _Frame, filled: dict[str, Any]) -> None:
+    for name in field_names(frame.cfg):
+        if getattr(frame.cfg, name) is REQUIRED:
+            frame.is_template = True
+            if name not in filled:
+                frame.missing.append(format_path((*frame.path, name)))
 
 
-def _fill(cfg: Any, filled: dict[str, Any], path: Path) -> Any:
+def _fill(cfg: Any, filled: dict[str, Any], frame: _Frame) -> Any:
     known = field_names(cfg)
     for name, value in filled.items():
         if name not in known:
             raise ConfigError(
                 f"{type(cfg).__qualname__} has no field {name!r} for its parent to fill; "
                 + name_the_known(name, known),
-                where=format_path(path) or class_tag(type(cfg)),
+                where=format_path(frame.path) or class_tag(type(cfg)),
                 mend=f"give {type(cfg).__qualname__} a field {name!r}, or use another config here",
             )
         held = getattr(cfg, name)
@@ -115,14 +121,20 @@ def _fill(cfg: Any, filled: dict[str, Any], path: Path) -> Any:
             origin = origins_of(cfg).get(name)
             raise ConfigError(
                 f"{name} is {held!r}, but the parent fills in {value!r}",
-                where=format_path((*path, name)),
+                where=format_path((*frame.path, name)),
                 set_in=str(origin) if origin else None,
                 mend=f"leave {name} unset, or set it to {value!r}",
             )
     changes = {name: value for name, value in filled.items() if getattr(cfg, name) is REQUIRED}
     if not changes:
         return cfg
-    return with_children(cfg, changes, path, Origin("the parent's wiring"))
+    try:
+        return with_children(cfg, changes, (), Origin("the parent's wiring"))
+    except ConfigError as error:
+        where = format_path((*frame.path, *changes) if len(changes) == 1 else frame.path)
+        raise ConfigError(
+            error.what, where=where or error.where, set_in=error.set_in, mend=error.mend
+        ) from None
 
 
 def _missing_error(cfg: Any, missing: list[str]) -> ConfigError:
@@ -136,10 +148,10 @@ def _missing_error(cfg: Any, missing: list[str]) -> ConfigError:
     )
 
 
-def _note(error: Exception, path: Path) -> None:
+def _note(error: Exception, frame: _Frame) -> None:
     """Notes once, at the innermost level, where in the tree an exception came from."""
     if not getattr(error, "__config_path__", None):
-        where = format_path(path)
+        where = format_path(frame.path)
         error.__config_path__ = where or "the root"  # type: ignore[attr-defined]
         if where:
             error.add_note(f"while building {where}")

@@ -6,7 +6,7 @@ from axcore.config.call import config_for
 from axcore.config.define import field_names
 from axcore.config.encode import MAX_DEPTH, wraps_fields
 from axcore.config.paths import Key, Path, format_path
-from axcore.config.provenance import Origin, origins_of, set_origins
+from axcore.config.provenance import Origin, setting_from
 from axcore.config.required import REQUIRED
 from axcore.config.suggest import name_the_known
 from axcore.config.trust import class_named, function_named
@@ -15,6 +15,8 @@ from axcore.errors import ConfigError
 
 MAX_VALUES = 200_000
 """A file that says more than this, its aliases written out, is refused."""
+
+_CONTAINERS = (dict, list, tuple)
 
 
 def from_dict(data: Any, *, set_in: str = "a dict") -> Any:
@@ -30,7 +32,8 @@ def from_dict(data: Any, *, set_in: str = "a dict") -> Any:
             imported but modules of trusted packages.
     """
     _check_shape(data, set_in)
-    cfg = _decode(data, (), set_in)
+    with setting_from(Origin(set_in)):
+        cfg = _decode(data, (), set_in)
     if not is_config(cfg):
         raise ConfigError(
             f"the top level is a {type(data).__name__}, not a config",
@@ -41,10 +44,12 @@ def from_dict(data: Any, *, set_in: str = "a dict") -> Any:
 
 
 def _decode(data: Any, path: Path, set_in: str) -> Any:
-    if isinstance(data, (list, tuple)):
-        return tuple(_decode(item, (*path, i), set_in) for i, item in enumerate(data))
-    if not isinstance(data, dict):
+    if not isinstance(data, _CONTAINERS):
         return data
+    if not isinstance(data, dict):
+        return tuple(_decode(item, (*path, i), set_in) for i, item in enumerate(data))
+    if "type" in data:
+        return _decode_config(data, path, set_in)
     for key in data:
         if not isinstance(key, str):
             raise ConfigError(
@@ -52,8 +57,6 @@ def _decode(data: Any, path: Path, set_in: str) -> Any:
             )
     if data.get("required") is True and len(data) == 1:
         return REQUIRED
-    if "type" in data:
-        return _decode_config(data, path, set_in)
     if "call" in data:
         return _decode_call(data, path, set_in)
     if "function" in data and len(data) == 1:
@@ -103,24 +106,23 @@ def _make(cls: Any, fields: Any, path: Path, set_in: str) -> Any:
             where=_where(path),
             set_in=set_in,
         )
-    values = {name: _decode(item, (*path, name), set_in) for name, item in fields.items()}
+    values = {
+        name: _decode(item, (*path, name), set_in) if isinstance(item, _CONTAINERS) else item
+        for name, item in fields.items()
+    }
     try:
-        cfg = cls(**values)
+        return cls(**values)
     except ConfigError as error:
         raise ConfigError(error.what, where=_where(path), set_in=set_in) from None
-    set_origins(cfg, dict.fromkeys(origins_of(cfg), Origin(set_in)))
-    return cfg
 
 
 def _check_shape(data: Any, set_in: str) -> None:
     """Refuses data that nests too deep, holds itself, or grows too large with aliases followed."""
     count = 0
-    entered: list[int] = []  # ids of the containers around the value that is looked at
-    stack: list[tuple[int, Any]] = [(0, data)]
+    entered: list[int] = []  # ids of the containers around the one that is looked at
+    stack: list[tuple[int, Any]] = [(0, data)] if isinstance(data, _CONTAINERS) else []
     while stack:
         depth, value = stack.pop()
-        if not isinstance(value, (dict, list, tuple)):
-            continue
         del entered[depth:]
         if id(value) in entered:
             raise ConfigError(
@@ -137,7 +139,7 @@ def _check_shape(data: Any, set_in: str) -> None:
                 set_in=set_in,
                 mend="no config is that large; check the file",
             )
-        stack.extend((depth + 1, item) for item in below)
+        stack += [(depth + 1, item) for item in below if isinstance(item, _CONTAINERS)]
 
 
 def too_deep(set_in: str) -> ConfigError:

@@ -3,7 +3,7 @@
 import contextlib
 import inspect
 import typing
-from typing import Any, TypeVar, dataclass_transform
+from typing import Any, NamedTuple, TypeVar, dataclass_transform
 
 import attrs
 
@@ -109,44 +109,65 @@ def _default(field: "attrs.Attribute[Any]") -> Any:
     return default.factory() if isinstance(default, attrs.Factory) else default  # type: ignore[arg-type]
 
 
-def _checkers(cls: type) -> tuple[tuple[str, Checker, Any], ...]:
-    compiled: tuple[tuple[str, Checker, Any], ...] | None = cls.__dict__.get("__config_checkers__")
+class _Field(NamedTuple):
+    """A field's name and check, its default, and what that is kept as (`_UNCHECKED` if unknown)."""
+
+    name: str
+    check: Checker
+    default: Any
+    frozen: Any
+
+
+_UNCHECKED = object()
+
+
+def _fields(cls: type) -> tuple[_Field, ...]:
+    compiled: tuple[_Field, ...] | None = cls.__dict__.get("__config_checks__")
     if compiled is None:
         hints, defaults = field_annotations(cls), field_defaults(cls)
         try:
-            compiled = tuple(
-                (name, checker(hints[name]), defaults.get(name, attrs.NOTHING)) for name in hints
-            )
+            checks = {name: checker(hints[name]) for name in hints}
         except TypeError as error:
             raise ConfigError(str(error), where=class_tag(cls)) from error
-        type.__setattr__(cls, "__config_checkers__", compiled)
+        compiled = tuple(
+            _Field(name, check, default, _frozen_default(check, default))
+            for name, check in checks.items()
+            for default in [defaults.get(name, _UNCHECKED)]
+        )
+        type.__setattr__(cls, "__config_checks__", compiled)
     return compiled
+
+
+def _frozen_default(check: Checker, default: Any) -> Any:
+    if default is _UNCHECKED or default is REQUIRED:
+        return default
+    try:
+        return check(default)
+    except Mismatch:
+        return _UNCHECKED  # told with all others when an instance is made
 
 
 def _freeze_and_check(self: Any) -> None:
     problems: list[tuple[str, Mismatch]] = []
     changed: list[str] = []
     own = self.__dict__
-    for name, check, default in _checkers(type(self)):
+    for name, check, default, frozen in _fields(type(self)):
         value = own[name]
-        if value is not default:
+        if value is default:
+            if frozen is not _UNCHECKED:
+                own[name] = frozen
+                continue
+        else:
             changed.append(name)
-        if value is REQUIRED:
-            continue
+            if value is REQUIRED:
+                continue
         try:
-            frozen = check(value)
+            own[name] = check(value)
         except Mismatch as mismatch:
             problems.append((name, mismatch))
-            continue
-        if frozen is not value:
-            own[name] = frozen
     if problems:
         raise _mismatch_error(type(self), problems)
-    if changed:
-        origin = calling_origin()
-        set_origins(self, dict.fromkeys(changed, origin))
-    else:
-        set_origins(self, {})
+    set_origins(self, dict.fromkeys(changed, calling_origin()) if changed else {})
 
 
 def _mismatch_error(cls: type, problems: list[tuple[str, Mismatch]]) -> ConfigError:

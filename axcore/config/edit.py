@@ -6,7 +6,16 @@ from typing import Any, TypeVar
 import attrs
 
 from axcore.config.define import class_tag, field_names
-from axcore.config.paths import Key, Path, Pattern, Step, format_path, matches, parse_pattern
+from axcore.config.paths import (
+    Key,
+    Path,
+    Pattern,
+    Step,
+    format_path,
+    matches,
+    matches_below,
+    parse_pattern,
+)
 from axcore.config.provenance import Origin, calling_origin, carry_origins, origins_of
 from axcore.config.required import REQUIRED
 from axcore.config.suggest import name_the_known
@@ -74,7 +83,7 @@ def matching_paths(cfg: Any, pattern: Pattern) -> tuple[Path, ...]:
     if not pattern.is_glob:
         _resolve(cfg, pattern)
         return (tuple(pattern),)
-    paths = tuple(path for path, _ in walk(cfg) if path and matches(pattern, path))
+    paths = tuple(path for path, _ in walk(cfg) if path and matches_below(pattern, path))
     if not paths:
         raise _matches_nothing(cfg, pattern)
     return paths
@@ -103,19 +112,17 @@ def _set_matching(cfg: Any, pattern: Pattern, value: Any, origin: Origin) -> Any
     return set_at_each(cfg, dict.fromkeys(matching_paths(cfg, pattern), value), origin)
 
 
-def set_at_each(cfg: Any, values: Mapping[Path, Any], origin: Origin) -> Any:
-    """Returns `cfg` with a value set at each of the paths; what stands above another wins."""
-    for path in sorted(values, key=len, reverse=True):
-        cfg = _set_at(cfg, path, values[path], origin, ())
-    return cfg
-
-
-def _set_at(node: Any, path: Path, value: Any, origin: Origin, above: Path) -> Any:
-    step = path[0]
-    if len(path) > 1:
-        child = dict(children(node))[step]
-        value = _set_at(child, path[1:], value, origin, (*above, step))
-    return with_children(node, {step: value}, above, origin)
+def set_at_each(node: Any, values: Mapping[Path, Any], origin: Origin, above: Path = ()) -> Any:
+    """Returns `node` with a value set at each of the paths below it; the outermost wins."""
+    groups: dict[Step, dict[Path, Any]] = {}
+    for path, value in values.items():
+        groups.setdefault(path[0], {})[path[1:]] = value
+    below = dict(children(node))
+    replaced = {
+        step: inner[()] if () in inner else set_at_each(below[step], inner, origin, (*above, step))
+        for step, inner in groups.items()
+    }
+    return with_children(node, replaced, above, origin)
 
 
 def _resolve(cfg: Any, path: Pattern) -> None:

@@ -126,8 +126,13 @@ def matches(pattern: Sequence[Step], path: Sequence[Step]) -> bool:
     return bool(path) and _step_matches(head, path[0]) and matches(rest, path[1:])
 
 
-def _step_matches(pattern: Step, step: Step) -> bool:
+def matches_below(pattern: Sequence[Step], path: Sequence[Step]) -> bool:
+    """Whether a glob matches a whole path, neither of them empty; quick to say no."""
+    return _step_matches(pattern[-1], path[-1], any_depth=True) and matches(pattern, path)
+
+
+def _step_matches(pattern: Step, step: Step, any_depth: bool = False) -> bool:
     is_item = isinstance(step, (int, Key))
     if type(pattern) is _Wildcard:
-        return is_item == (pattern == ANY_ITEM)
+        return (any_depth and pattern == ANY_DEPTH) or is_item == (pattern == ANY_ITEM)
     return pattern == step and isinstance(pattern, (int, Key)) == is_item

@@ -4,7 +4,10 @@ A config remembers, outside of its value (equality and hash ignore it), where ea
 differs from its default was set. `origin_of` tells it, and errors show it as `set in:`.
 """
 
+import contextlib
 import sys
+from collections.abc import Iterator
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 _ORIGINS = "__config_origins__"
@@ -27,8 +30,24 @@ def _short(file: str) -> str:
     return file[len(max(roots, key=len).rstrip("/")) + 1 :] if roots else file
 
 
+_given: ContextVar[Origin | None] = ContextVar("axcore_origin", default=None)
+
+
+@contextlib.contextmanager
+def setting_from(origin: Origin) -> Iterator[None]:
+    """Makes `origin` that of every value that is set while code runs."""
+    token = _given.set(origin)
+    try:
+        yield
+    finally:
+        _given.reset(token)
+
+
 def calling_origin() -> Origin:
     """Returns the nearest caller outside of `axcore.config` and attrs' generated code."""
+    given = _given.get()
+    if given is not None:
+        return given
     frame = sys._getframe(1)
     while frame.f_back is not None:
         name = frame.f_globals.get("__name__", "")

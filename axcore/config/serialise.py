@@ -1,27 +1,28 @@
 """Configs as JSON and YAML text, through cattrs, with an exact round trip."""
 
+import functools
 import hashlib
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from axcore.config.decode import from_dict, too_deep
 from axcore.config.encode import to_dict
 from axcore.errors import ConfigError
 
+if TYPE_CHECKING:
+    from cattrs.preconf.json import JsonConverter
+
 
 def to_json(cfg: Any) -> str:
     """Returns a config as indented JSON."""
-    from cattrs.preconf.json import make_converter
-
-    return make_converter().dumps(to_dict(cfg), indent=2, ensure_ascii=False) + "\n"
+    plain = {"unstructure_as": object}  # to_dict left nothing to take apart
+    return _converter().dumps(to_dict(cfg), **plain, indent=2, ensure_ascii=False) + "\n"
 
 
 def from_json(text: str, *, set_in: str = "JSON") -> Any:
     """Returns the config in a JSON text; raises ConfigError as `from_dict` does."""
-    from cattrs.preconf.json import make_converter
-
     try:
-        data = make_converter().loads(text, Any, object_pairs_hook=_unique_keys)
+        data = _converter().loads(text, Any, object_pairs_hook=_unique_keys)
     except RecursionError:
         raise too_deep(set_in) from None
     except ConfigError as error:
@@ -29,6 +30,13 @@ def from_json(text: str, *, set_in: str = "JSON") -> Any:
     except ValueError as error:
         raise ConfigError(f"not JSON: {error}", set_in=set_in) from None
     return from_dict(data, set_in=set_in)
+
+
+@functools.cache
+def _converter() -> "JsonConverter":
+    from cattrs.preconf.json import make_converter
+
+    return make_converter()
 
 
 def to_yaml(cfg: Any) -> str:

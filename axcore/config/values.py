@@ -170,19 +170,23 @@ _SCALARS: dict[Any, Checker] = {
 
 
 def _instance(cls: type) -> Checker:
+    expected = type_name(cls)
+
     def check(value: Any) -> Any:
         if isinstance(value, cls):
             return value
-        raise Mismatch(type_name(cls), value)
+        raise Mismatch(expected, value)
 
     return check
 
 
 def _literal(allowed: tuple[Any, ...]) -> Checker:
     expected = "one of " + ", ".join(repr(item) for item in allowed)
+    known = {(type(item), item) for item in allowed}
+    kinds = {type(item) for item in allowed}
 
     def check(value: Any) -> Any:
-        if any(value == item and type(value) is type(item) for item in allowed):
+        if type(value) in kinds and (type(value), value) in known:
             return value
         raise Mismatch(expected, value)
 
@@ -194,7 +198,11 @@ def _union(annotation: Any) -> Checker:
     exact = {kind: check for kind, check in _SCALARS.items() if kind in get_args(annotation)}
     expected = type_name(annotation)
 
+    allows_none = type(None) in get_args(annotation)
+
     def check(value: Any) -> Any:
+        if value is None and allows_none:
+            return value
         if type(value) in exact:  # an int stays one in `float | int`
             return exact[type(value)](value)
         inner: Mismatch | None = None
