@@ -9,7 +9,12 @@ import os
 from hypothesis import HealthCheck, settings
 
 os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=16")
+# Compiling takes most of the suite's time, and these programs run only once or twice.
+os.environ.setdefault(
+    "XLA_FLAGS",
+    "--xla_force_host_platform_device_count=16 --xla_backend_optimization_level=0 "
+    "--xla_cpu_use_fusion_emitters=false",
+)
 
 from jaxtyping import install_import_hook
 

@@ -4,11 +4,11 @@ communication. For kernels that the compiler cannot split by itself.
 
 import math
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import jax
 from jax import Array
-from jax.sharding import AbstractMesh, Mesh, PartitionSpec
+from jax.sharding import AbstractMesh, PartitionSpec
 
 from axcore.ops import AttentionInputs
 from axcore.parallel.activations import current_rules
@@ -26,8 +26,10 @@ def on_each_device(attend: Callable[[AttentionInputs], Array], inputs: Attention
     if mesh.empty or mesh.size == 1:
         return attend(inputs)
     rows, heads = _splits(inputs, mesh)
-    split_BTNH: Any = PartitionSpec(rows, None, heads, None)
-    split_BT: Any = None if inputs.q_segments_BT is None else PartitionSpec(rows, None)
+    split_BTNH: Any = PartitionSpec(rows, None, heads, None)  # type: ignore[no-untyped-call]
+    split_BT: Any = PartitionSpec(rows, None)  # type: ignore[no-untyped-call]
+    if inputs.q_segments_BT is None:
+        split_BT = None
     in_specs = AttentionInputs(
         q_BTNH=split_BTNH,
         k_BSKH=split_BTNH,
@@ -45,7 +47,7 @@ def _splits(inputs: AttentionInputs, mesh: AbstractMesh) -> tuple[Any, Any]:
 
     Query heads are split as key heads are, or else a device would lack the keys it needs.
     """
-    rows, heads = partition_spec(("batch", "kv_heads"), current_rules(), cast(Mesh, mesh))
+    rows, heads = partition_spec(("batch", "kv_heads"), current_rules(), mesh)
     if inputs.q_BTNH.shape[0] % _ways(rows, mesh):
         rows = None
     if inputs.k_BSKH.shape[2] % _ways(heads, mesh):

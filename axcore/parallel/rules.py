@@ -10,11 +10,14 @@ from typing import Any
 
 import jax
 from immutabledict import immutabledict
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from axcore.config import name_the_known
 from axcore.errors import ShardingError
 from axcore.module import Axes, ParamSpec
+
+AnyMesh = Mesh | AbstractMesh
+"""A mesh of devices, or of their number only, for hardware that is not here."""
 
 Rules = Mapping[str, tuple[str, ...]]
 """From a logical axis to the mesh axes that split it; an empty tuple replicates it."""
@@ -46,7 +49,7 @@ ACTIVATION_RULES: Rules = immutabledict(
 """The batch over all data axes, time over `seq`, heads and hidden units over `model`."""
 
 
-def partition_spec(axes: Axes, rules: Rules, mesh: Mesh, *, where: str = "") -> PartitionSpec:
+def partition_spec(axes: Axes, rules: Rules, mesh: AnyMesh, *, where: str = "") -> PartitionSpec:
     """Returns how an array with these logical axes is split; axes of size 1 are left out.
 
     Raises:
@@ -68,7 +71,7 @@ def partition_spec(axes: Axes, rules: Rules, mesh: Mesh, *, where: str = "") -> 
     return PartitionSpec(*entries)  # type: ignore[no-untyped-call]
 
 
-def _mesh_axes(axis: str, rules: Rules, mesh: Mesh, where: str) -> tuple[str, ...]:
+def _mesh_axes(axis: str, rules: Rules, mesh: AnyMesh, where: str) -> tuple[str, ...]:
     if axis not in rules:
         raise ShardingError(
             f"no rule for the logical axis {axis!r}",
@@ -85,7 +88,7 @@ def _mesh_axes(axis: str, rules: Rules, mesh: Mesh, where: str) -> tuple[str, ..
     return tuple(name for name in rules[axis] if mesh.shape[name] > 1)
 
 
-def param_shardings(specs: Any, rules: Rules, mesh: Mesh) -> Any:
+def param_shardings(specs: Any, rules: Rules, mesh: AnyMesh) -> Any:
     """Returns a tree of `NamedSharding` for a tree of parameter specs.
 
     Raises:
@@ -108,7 +111,7 @@ def param_shardings(specs: Any, rules: Rules, mesh: Mesh) -> Any:
     return shardings
 
 
-def _indivisible(spec: ParamSpec, parts: PartitionSpec, mesh: Mesh) -> list[str]:
+def _indivisible(spec: ParamSpec, parts: PartitionSpec, mesh: AnyMesh) -> list[str]:
     found = []
     for size, axis, entry in zip(spec.shape, spec.axes, parts, strict=True):
         names = (entry,) if isinstance(entry, str) else entry or ()
@@ -118,7 +121,7 @@ def _indivisible(spec: ParamSpec, parts: PartitionSpec, mesh: Mesh) -> list[str]
     return found
 
 
-def shardings_like(tree: Any, params: Any, shardings: Any, mesh: Mesh) -> Any:
+def shardings_like(tree: Any, params: Any, shardings: Any, mesh: AnyMesh) -> Any:
     """Returns shardings for an abstract tree that holds copies of `params` somewhere inside.
 
     A leaf whose path ends with a parameter's path, and which has its shape, is sharded as that

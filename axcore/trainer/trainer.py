@@ -133,6 +133,7 @@ class Trainer(Configurable):
         self.model: Module = cfg.model.build()
         self.learner: Learner = cfg.learner.build(total_steps=cfg.max_steps)
         self.data: Data = cfg.data.build()
+        assert cfg.mesh is not None, "a mesh rule gives one"
         self.mesh = make_mesh(cfg.mesh, devices)
         self.step = TrainStep(
             self.model, self.learner, seed=cfg.seed, num_micro_batches=cfg.num_micro_batches

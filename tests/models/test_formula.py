@@ -53,7 +53,7 @@ def _logits(state, batch, *, num_layers, **heads):
         x = x + _attention(_rms(x, norm), layer, batch, **heads)
         norm = layer["feed_forward_residual"]["norm"]["weight"]
         x = x + _feed_forward(_rms(x, norm), layer)
-    return _rms(x, state["decoder"]["norm"]["weight"]) @ state["head"]["weight"]
+    return _rms(x, state["decoder"]["norm"]["weight"]) @ state["head"]["weight"].T
 
 
 def _at(tree, i):
@@ -80,7 +80,7 @@ def test_gradient_is_the_slope_of_the_loss(run, cfg, batch):
     generator = np.random.default_rng(1)
     direction = jax.tree.map(lambda x: generator.normal(size=x.shape).astype(x.dtype), state)
     moved = lambda step: jax.tree.map(lambda x, d: x + step * d, state, direction)  # noqa: E731
-    step = 3e-3
+    step = 1e-3
     slope = (
         float(run(cfg, moved(step), batch)["total"]) - float(run(cfg, moved(-step), batch)["total"])
     ) / (2 * step)

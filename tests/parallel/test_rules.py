@@ -91,15 +91,15 @@ def test_state_of_adamw_is_sharded_as_its_parameters(mesh):
 def test_statistics_of_another_shape_are_replicated(mesh):
     specs = _specs()
     shardings = param_shardings(specs, PARAM_RULES, mesh)
-    params = {"head": {"weight": jax.ShapeDtypeStruct((16, 18), jnp.float32)}}
+    params = {"head": {"weight": jax.ShapeDtypeStruct((18, 16), jnp.float32)}}
     of_params = {"head": shardings["head"]}
     tree = {
         "copy": params,
-        "rows": {"head": {"weight": jax.ShapeDtypeStruct((16,), jnp.float32)}},
-        "elsewhere": {"body": {"weight": jax.ShapeDtypeStruct((16, 18), jnp.float32)}},
+        "rows": {"head": {"weight": jax.ShapeDtypeStruct((18,), jnp.float32)}},
+        "elsewhere": {"body": {"weight": jax.ShapeDtypeStruct((18, 16), jnp.float32)}},
     }
     like = shardings_like(tree, params, of_params, mesh)
-    assert like["copy"]["head"]["weight"].spec == PartitionSpec("fsdp", "model")
+    assert like["copy"]["head"]["weight"].spec == PartitionSpec("model", "fsdp")
     assert like["rows"]["head"]["weight"].spec == PartitionSpec()
     assert like["elsewhere"]["body"]["weight"].spec == PartitionSpec()
 
