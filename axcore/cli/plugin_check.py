@@ -14,6 +14,7 @@ from axcore.plugins import (
     Experiment,
     Kernel,
     MeshRule,
+    MetricWriter,
     Modifier,
     Plugin,
     Record,
@@ -25,6 +26,7 @@ _SUITES: dict[type[Record], str] = {
     Experiment: "ExperimentSuite",
     Kernel: "KernelSuite",
     MeshRule: "MeshRuleSuite",
+    MetricWriter: "WriterSuite",
     Modifier: "ModifierSuite",
 }
 

@@ -20,6 +20,7 @@ from axcore.plugins.records import (
     Experiment,
     Kernel,
     LayerVariant,
+    MetricWriter,
     Modifier,
     Op,
 )
@@ -39,6 +40,7 @@ __all__ = [
     "Kernel",
     "LayerVariant",
     "MeshRule",
+    "MetricWriter",
     "Modifier",
     "Op",
     "Plugin",

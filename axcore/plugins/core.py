@@ -19,6 +19,7 @@ from axcore.plugins.records import (
     EnvironmentFlags,
     Experiment,
     Kernel,
+    MetricWriter,
     Modifier,
     Op,
 )
@@ -166,6 +167,16 @@ def tokenizers() -> Iterator[DataTokenizer]:
     ):
         ref = Ref(f"axcore.data:{config}.Config")
         yield DataTokenizer(name=name, config=ref, summary=summary)
+
+
+@hook.metric_writers
+def metric_writers() -> Iterator[MetricWriter]:
+    """Where metrics go."""
+    yield MetricWriter(
+        name="json_lines",
+        fn=Ref("axcore.trainer.metrics:json_lines"),
+        summary="metrics.jsonl in the run directory, an object a line",
+    )
 
 
 @hook.experiments

@@ -25,6 +25,7 @@ from axcore.plugins.records import (
     Experiment,
     Kernel,
     LayerVariant,
+    MetricWriter,
     Modifier,
     Op,
 )
@@ -68,6 +69,7 @@ class Hooks:
     modifiers = HookDecorator(hookspecs.modifiers, Modifier)
     data_sources = HookDecorator(hookspecs.data_sources, DataSource)
     tokenizers = HookDecorator(hookspecs.tokenizers, DataTokenizer)
+    metric_writers = HookDecorator(hookspecs.metric_writers, MetricWriter)
     experiments = HookDecorator(hookspecs.experiments, Experiment)
     commands = HookDecorator(hookspecs.commands, Command)
     doctor_checks = HookDecorator(hookspecs.doctor_checks, DoctorCheck)

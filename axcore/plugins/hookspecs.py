@@ -18,6 +18,7 @@ from axcore.plugins.records import (
     Experiment,
     Kernel,
     LayerVariant,
+    MetricWriter,
     Modifier,
     Op,
 )
@@ -144,6 +145,21 @@ def tokenizers() -> Iterable[DataTokenizer]:
         def tokenizers():
             yield DataTokenizer(name="acme_letters", config=Ref("axl_acme.text:Letters.Config"),
                                 summary="One token a letter")
+    """
+    return ()
+
+
+@_spec
+def metric_writers() -> Iterable[MetricWriter]:
+    """Brings places to write a run's metrics to, which users ask for by name.
+
+    Metrics may not be lost: a writer that raises ends the run with an error that names it.
+
+    Example:
+        @hook.metric_writers
+        def metric_writers():
+            yield MetricWriter(name="acme_board", fn=Ref("axl_acme.board:open_board"),
+                               summary="Curves on Acme's board")
     """
     return ()
 

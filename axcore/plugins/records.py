@@ -155,6 +155,25 @@ class DataTokenizer(Record):
 
 
 @attrs.frozen(kw_only=True)
+class MetricWriter(Record):
+    """Something that a run's metrics are written to.
+
+    Args:
+        name: As a user asks for it: `--set "writers=('json_lines', 'NAME')"`.
+        fn: A function from the run directory, a str, and the step that the run goes on from to a
+            writer: `write(step, split, metrics)` and `close()`, as `axcore.trainer.Writer`. What
+            an earlier start wrote past that step is dropped; it will be written again.
+        summary: One line.
+    """
+
+    kind: ClassVar[str] = "metric writer"
+
+    name: str = attrs.field(validator=a_name)
+    fn: Ref = attrs.field(validator=of_type(Ref))
+    summary: str = attrs.field(validator=of_type(str))
+
+
+@attrs.frozen(kw_only=True)
 class EnvironmentFlags(Record):
     """Flags that some hardware wants in an environment variable before JAX starts.
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from axcore.testing.modifier_suite import ModifierSuite
     from axcore.testing.plugin_suite import PluginSuite
     from axcore.testing.tiny import small_experiment
+    from axcore.testing.writer_suite import WriterSuite
 
 _HOMES = {
     "AttentionSample": "contracts",
@@ -31,6 +32,7 @@ _HOMES = {
     "OpContract": "contracts",
     "PluginSuite": "plugin_suite",
     "Ran": "command_line",
+    "WriterSuite": "writer_suite",
     "attention_case": "contracts",
     "make_dist": "dist",
     "small_experiment": "tiny",
@@ -48,6 +50,7 @@ __all__ = [
     "OpContract",
     "PluginSuite",
     "Ran",
+    "WriterSuite",
     "attention_case",
     "make_dist",
     "small_experiment",

@@ -20,6 +20,7 @@ from axcore.plugins import (
     HardwareFamily,
     Kernel,
     LayerVariant,
+    MetricWriter,
     Modifier,
     Record,
     Ref,
@@ -110,6 +111,10 @@ def _check_modifier(record: Modifier) -> None:
     assert callable(modifier.apply)
 
 
+def _check_writer(record: MetricWriter) -> None:
+    assert callable(record.fn.resolve())
+
+
 def _check_source(record: DataSource) -> None:
     from axcore.data import Source
 
@@ -139,6 +144,7 @@ _CHECKS: dict[type[Record], Callable[[Any], None]] = {
     HardwareFamily: _check_family,
     Kernel: _check_kernel,
     LayerVariant: _check_variant,
+    MetricWriter: _check_writer,
     Modifier: _check_modifier,
 }
 

@@ -12,6 +12,7 @@ from axcore.trainer.events import (
 from axcore.trainer.hardware import for_hardware
 from axcore.trainer.run import TrainResult
 from axcore.trainer.trainer import Trainer
+from axcore.trainer.writers import Writer
 
 __all__ = [
     "CheckpointSaved",
@@ -23,5 +24,6 @@ __all__ = [
     "StepsDone",
     "TrainResult",
     "Trainer",
+    "Writer",
     "for_hardware",
 ]

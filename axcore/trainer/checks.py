@@ -10,7 +10,7 @@ from axcore.config import REQUIRED, name_the_known
 from axcore.data import Tokenizer
 from axcore.errors import ConfigError, ShardingError
 from axcore.parallel import partition_spec
-from axcore.plugins import Kernel, Op, plugin_host
+from axcore.plugins import Kernel, MetricWriter, Op, Record, plugin_host
 
 _COUNTS = ("max_steps", "num_micro_batches", "log_every_steps", "eval_every_steps")
 
@@ -84,6 +84,28 @@ def check_kernel_names(cfg: Any) -> None:
     problems = list(_unknown_kernels(cfg))
     if problems:
         raise ConfigError("\n".join(problems), mend="`axcore kernels` lists what is installed")
+
+
+def check_writer_names(cfg: Any) -> None:
+    """Checks that the metric writers of a config exist, once each.
+
+    Raises:
+        ConfigError: Listing every name that is unknown or repeated.
+    """
+    problems = list(_wrong_names(cfg, "writers", MetricWriter))
+    if problems:
+        raise ConfigError("\n".join(problems), mend="`axcore plugins -v` lists what is installed")
+
+
+def _wrong_names(cfg: Any, field: str, kind: type[Record]) -> Iterator[str]:
+    """Yields a line for every name of a field that no record has, or that stands twice."""
+    names: tuple[str, ...] = getattr(cfg, field)
+    known = {record.key for record in plugin_host().records(kind)}
+    for name in dict.fromkeys(names):
+        if name not in known:
+            yield f"{field} names {name!r}, which is no {kind.kind}; {name_the_known(name, known)}"
+        elif names.count(name) > 1:
+            yield f"{field} names {name!r} {names.count(name)} times"
 
 
 def _unknown_kernels(cfg: Any) -> Iterator[str]:

@@ -12,6 +12,13 @@ import numpy as np
 from axcore.checkpoint.files import write_atomically
 from axcore.module import Loss
 
+METRICS_NAME = "metrics.jsonl"
+
+
+def json_lines(directory: str, step: int) -> "MetricsFile":
+    """Returns the file of a run's metrics, opened at a step: the writer `json_lines`."""
+    return MetricsFile(Path(directory) / METRICS_NAME, step=step)
+
 
 class MetricsFile:
     """`metrics.jsonl`: one JSON object a line, with `step`, `split` and the values.

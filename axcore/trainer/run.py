@@ -20,10 +20,11 @@ from axcore.trainer.events import (
     StepsDone,
 )
 from axcore.trainer.flops import FORMULA, flops_per_token
-from axcore.trainer.metrics import LossMeter, MetricsFile, summary_metrics
+from axcore.trainer.metrics import LossMeter, summary_metrics
 from axcore.trainer.starts import describe_kernels, record_start
 from axcore.trainer.step import StepMetrics, TrainState
 from axcore.trainer.stop import StopSignals
+from axcore.trainer.writers import Writers, find_writers
 
 if TYPE_CHECKING:
     from axcore.trainer.trainer import Trainer
@@ -70,7 +71,7 @@ class Run:
         state, step = self._first_state()
         with (
             self.checkpointer,
-            MetricsFile(self.directory / "metrics.jsonl", step=step) as self.metrics,
+            Writers(find_writers(self.cfg.writers), self.directory, step=step) as self.metrics,
             StopSignals() as stop,
         ):
             self._announce(step)

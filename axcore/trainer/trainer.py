@@ -33,12 +33,14 @@ from axcore.trainer.checks import (
     check_kernel_names,
     check_numbers,
     check_vocabulary,
+    check_writer_names,
 )
 from axcore.trainer.events import Observer, Observers
 from axcore.trainer.hardware import for_hardware
 from axcore.trainer.metrics import LossMeter
 from axcore.trainer.run import Run, TrainResult
 from axcore.trainer.step import TrainState, TrainStep
+from axcore.trainer.writers import ALWAYS
 
 MAY_CHANGE = (
     "max_steps",
@@ -52,6 +54,7 @@ MAY_CHANGE = (
     "activation_rules*",
     "kernels*",
     "allow_kernels*",
+    "writers*",
 )
 """Paths that may differ when a run is taken up again: how long, how often, and on which machine."""
 
@@ -92,6 +95,7 @@ class Trainer(Configurable):
             prompt: What the sample at the end of the run goes on from.
             kernels: Kernel by op, to choose by name: that one or an error.
             allow_kernels: Portable kernels that may serve where those for the hardware cannot.
+            writers: Metric writers by name; `json_lines` writes even where it is left out.
         """
 
         model: Module.Config = REQUIRED
@@ -111,6 +115,7 @@ class Trainer(Configurable):
         prompt: str = ""
         kernels: Mapping[str, str] = {}
         allow_kernels: tuple[str, ...] = ()
+        writers: tuple[str, ...] = (ALWAYS,)
 
     def __init__(self, cfg: Config, *, devices: Sequence[Any] | None = None) -> None:
         """Builds the parts for the hardware at hand; reads no data and starts no run.
@@ -130,6 +135,7 @@ class Trainer(Configurable):
         super().__init__(cfg)
         check_numbers(cfg)
         check_kernel_names(cfg)
+        check_writer_names(cfg)
         self.model: Module = cfg.model.build()
         self.learner: Learner = cfg.learner.build(total_steps=cfg.max_steps)
         self.data: Data = cfg.data.build()
@@ -258,7 +264,8 @@ class Trainer(Configurable):
             KernelError: A pin cannot be followed, or no kernel may serve a call.
             CheckpointError: The directory is another config's or in use, or a checkpoint does not
                 fit.
-            TrainingError: Too many steps had a loss or gradient that is not finite.
+            TrainingError: Too many steps had a loss or gradient that is not finite, or a metric
+                writer failed.
         """
         plugin_host().require_healthy()
         self.data.summary()

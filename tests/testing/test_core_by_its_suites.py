@@ -1,5 +1,7 @@
 """The core, proven by the suites that it ships."""
 
+import json
+
 import pytest
 
 from axcore.data import JsonLines, TextFiles
@@ -10,6 +12,7 @@ from axcore.testing import (
     MeshRuleSuite,
     ModifierSuite,
     PluginSuite,
+    WriterSuite,
 )
 
 
@@ -60,3 +63,15 @@ class TestDataSources(DataSourceSuite):
             return TextFiles.Config(folder=str(folder))
         (folder / "all.jsonl").write_text('{"text": "a line"}\n' * 8)
         return JsonLines.Config(folder=str(folder))
+
+
+class TestWriters(WriterSuite):
+    plugin = "core"
+
+    def read(self, record, folder):
+        assert record.name == "json_lines"
+        lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+        return [
+            (line.pop("step"), line.pop("split"), {name: float(line[name]) for name in line})
+            for line in lines
+        ]
