@@ -13,7 +13,7 @@ from axcore.ops import Amaxes, amax_of, quantized_dot
 History = Float[Array, "history"]
 Scalar = Float[Array, ""]
 
-FIRST_INPUT, FIRST_WEIGHT, FIRST_GRADIENT = 16.0, 1.0, 2.0**-6
+FIRST_INPUT, FIRST_WEIGHT, FIRST_GRADIENT = 16.0, 1.0, 2.0**-4
 """Taken for the largest magnitudes before any was seen. float8 has an exponent of its own: it holds
 values down to 2^-17 of the largest for inputs and weights, and to 2^-31 for gradients."""
 

@@ -120,5 +120,11 @@ def _two_keys(key: Array) -> tuple[Array, Array]:
 
 
 def _named(narrow: Narrow, name: str) -> Narrow:
-    named: Array = checkpoint_name(narrow.values, name)  # type: ignore[no-untyped-call]
-    return Narrow(named, narrow.scale)
+    """Return it under a name, which goes to its bits.
+
+    What remat saves of floats it rounds to their numbers of bits as IEEE 754 would read them, and
+    float8_e4m3fn holds more.
+    """
+    bits = lax.bitcast_convert_type(narrow.values, jnp.uint8)
+    named = checkpoint_name(bits, name)  # type: ignore[no-untyped-call]
+    return Narrow(lax.bitcast_convert_type(named, narrow.values.dtype), narrow.scale)

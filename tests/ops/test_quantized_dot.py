@@ -35,7 +35,7 @@ SPECS = {"int8": INT8, "float8": FLOAT8}
 
 
 class TestKernels(KernelSuite):
-    """On a CPU, XLA multiplies float8 by making it wide; what a matrix unit would do is the same."""
+    """On a CPU, XLA makes float8 wide to multiply it, which gives what a matrix unit would."""
 
     plugin = "core"
     keys = ("quantized_dot/int8", "quantized_dot/float8")
