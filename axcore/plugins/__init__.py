@@ -23,6 +23,7 @@ from axcore.plugins.records import (
     MetricWriter,
     Modifier,
     Op,
+    RunObserver,
 )
 from axcore.plugins.ref import Ref
 from axcore.plugins.variants import with_variant
@@ -47,6 +48,7 @@ __all__ = [
     "PluginHost",
     "Record",
     "Ref",
+    "RunObserver",
     "apply_modifier",
     "find_change",
     "find_mesh_rule",

@@ -22,6 +22,7 @@ from axcore.plugins.records import (
     MetricWriter,
     Modifier,
     Op,
+    RunObserver,
 )
 from axcore.plugins.ref import Ref
 
@@ -176,6 +177,16 @@ def metric_writers() -> Iterator[MetricWriter]:
         name="json_lines",
         fn=Ref("axcore.trainer.metrics:json_lines"),
         summary="metrics.jsonl in the run directory, an object a line",
+    )
+
+
+@hook.observers
+def observers() -> Iterator[RunObserver]:
+    """What can watch a run."""
+    yield RunObserver(
+        name="heartbeat",
+        fn=Ref("axcore.trainer.heartbeat:Heartbeat"),
+        summary="heartbeat.json in the run directory, for a supervisor to watch",
     )
 
 

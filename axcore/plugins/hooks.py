@@ -28,6 +28,7 @@ from axcore.plugins.records import (
     MetricWriter,
     Modifier,
     Op,
+    RunObserver,
 )
 
 R = TypeVar("R", bound=Record)
@@ -70,6 +71,7 @@ class Hooks:
     data_sources = HookDecorator(hookspecs.data_sources, DataSource)
     tokenizers = HookDecorator(hookspecs.tokenizers, DataTokenizer)
     metric_writers = HookDecorator(hookspecs.metric_writers, MetricWriter)
+    observers = HookDecorator(hookspecs.observers, RunObserver)
     experiments = HookDecorator(hookspecs.experiments, Experiment)
     commands = HookDecorator(hookspecs.commands, Command)
     doctor_checks = HookDecorator(hookspecs.doctor_checks, DoctorCheck)

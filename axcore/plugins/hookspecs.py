@@ -21,6 +21,7 @@ from axcore.plugins.records import (
     MetricWriter,
     Modifier,
     Op,
+    RunObserver,
 )
 
 PROJECT = "axcore"
@@ -160,6 +161,22 @@ def metric_writers() -> Iterable[MetricWriter]:
         def metric_writers():
             yield MetricWriter(name="acme_board", fn=Ref("axl_acme.board:open_board"),
                                summary="Curves on Acme's board")
+    """
+    return ()
+
+
+@_spec
+def observers() -> Iterable[RunObserver]:
+    """Brings observers of runs, which users switch on by name. No plugin watches unasked.
+
+    An observer gets every event of a run as a frozen value. One that raises is switched off with a
+    warning, and the run goes on.
+
+    Example:
+        @hook.observers
+        def observers():
+            yield RunObserver(name="acme_lamp", fn=Ref("axl_acme.lamp:Lamp"),
+                              summary="A lamp that is on while a run makes steps")
     """
     return ()
 

@@ -174,6 +174,24 @@ class MetricWriter(Record):
 
 
 @attrs.frozen(kw_only=True)
+class RunObserver(Record):
+    """Something that watches runs, where their config names it. It cannot change them.
+
+    Args:
+        name: As a user asks for it: `--set "observers=('NAME',)"`.
+        fn: A function of no arguments, or a class, that makes an observer: what is called with
+            each `axcore.trainer.Event` of one run.
+        summary: One line.
+    """
+
+    kind: ClassVar[str] = "observer"
+
+    name: str = attrs.field(validator=a_name)
+    fn: Ref = attrs.field(validator=of_type(Ref))
+    summary: str = attrs.field(validator=of_type(str))
+
+
+@attrs.frozen(kw_only=True)
 class EnvironmentFlags(Record):
     """Flags that some hardware wants in an environment variable before JAX starts.
 

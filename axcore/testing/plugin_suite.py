@@ -24,6 +24,7 @@ from axcore.plugins import (
     Modifier,
     Record,
     Ref,
+    RunObserver,
     plugin_host,
     wanted_flags,
 )
@@ -115,6 +116,12 @@ def _check_writer(record: MetricWriter) -> None:
     assert callable(record.fn.resolve())
 
 
+def _check_observer(record: RunObserver) -> None:
+    first, second = (record.fn.resolve()() for _ in range(2))
+    assert callable(first)
+    assert first is not second, "runs would share an observer"
+
+
 def _check_source(record: DataSource) -> None:
     from axcore.data import Source
 
@@ -146,6 +153,7 @@ _CHECKS: dict[type[Record], Callable[[Any], None]] = {
     LayerVariant: _check_variant,
     MetricWriter: _check_writer,
     Modifier: _check_modifier,
+    RunObserver: _check_observer,
 }
 
 

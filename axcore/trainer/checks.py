@@ -10,7 +10,7 @@ from axcore.config import REQUIRED, name_the_known
 from axcore.data import Tokenizer
 from axcore.errors import ConfigError, ShardingError
 from axcore.parallel import partition_spec
-from axcore.plugins import Kernel, MetricWriter, Op, Record, plugin_host
+from axcore.plugins import Kernel, MetricWriter, Op, Record, RunObserver, plugin_host
 
 _COUNTS = ("max_steps", "num_micro_batches", "log_every_steps", "eval_every_steps")
 
@@ -86,13 +86,14 @@ def check_kernel_names(cfg: Any) -> None:
         raise ConfigError("\n".join(problems), mend="`axcore kernels` lists what is installed")
 
 
-def check_writer_names(cfg: Any) -> None:
-    """Checks that the metric writers of a config exist, once each.
+def check_watchers(cfg: Any) -> None:
+    """Checks that the metric writers and observers of a config exist, once each.
 
     Raises:
         ConfigError: Listing every name that is unknown or repeated.
     """
-    problems = list(_wrong_names(cfg, "writers", MetricWriter))
+    writers = _wrong_names(cfg, "writers", MetricWriter)
+    problems = [*writers, *_wrong_names(cfg, "observers", RunObserver)]
     if problems:
         raise ConfigError("\n".join(problems), mend="`axcore plugins -v` lists what is installed")
 

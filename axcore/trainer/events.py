@@ -93,6 +93,11 @@ class Observers:
                 self._observers.remove(observer)
                 warnings.warn(
                     f"the observer {observer!r} raised {type(error).__name__}: {error} at "
-                    f"{type(event).__name__}; it is switched off for the rest of the run",
+                    f"{_shown(event)}; it is switched off for the rest of the run",
                     stacklevel=2,
                 )
+
+
+def _shown(event: Event) -> str:
+    step = getattr(event, "step", None)
+    return type(event).__name__ + ("" if step is None else f" of step {step}")

@@ -33,11 +33,12 @@ from axcore.trainer.checks import (
     check_kernel_names,
     check_numbers,
     check_vocabulary,
-    check_writer_names,
+    check_watchers,
 )
 from axcore.trainer.events import Observer, Observers
 from axcore.trainer.hardware import for_hardware
 from axcore.trainer.metrics import LossMeter
+from axcore.trainer.observers import named_observers
 from axcore.trainer.run import Run, TrainResult
 from axcore.trainer.step import TrainState, TrainStep
 from axcore.trainer.writers import ALWAYS
@@ -55,6 +56,7 @@ MAY_CHANGE = (
     "kernels*",
     "allow_kernels*",
     "writers*",
+    "observers*",
 )
 """Paths that may differ when a run is taken up again: how long, how often, and on which machine."""
 
@@ -96,6 +98,7 @@ class Trainer(Configurable):
             kernels: Kernel by op, to choose by name: that one or an error.
             allow_kernels: Portable kernels that may serve where those for the hardware cannot.
             writers: Metric writers by name; `json_lines` writes even where it is left out.
+            observers: What watches the run, by name; see `axcore.plugins.RunObserver`.
         """
 
         model: Module.Config = REQUIRED
@@ -116,6 +119,7 @@ class Trainer(Configurable):
         kernels: Mapping[str, str] = {}
         allow_kernels: tuple[str, ...] = ()
         writers: tuple[str, ...] = (ALWAYS,)
+        observers: tuple[str, ...] = ()
 
     def __init__(self, cfg: Config, *, devices: Sequence[Any] | None = None) -> None:
         """Builds the parts for the hardware at hand; reads no data and starts no run.
@@ -135,7 +139,7 @@ class Trainer(Configurable):
         super().__init__(cfg)
         check_numbers(cfg)
         check_kernel_names(cfg)
-        check_writer_names(cfg)
+        check_watchers(cfg)
         self.model: Module = cfg.model.build()
         self.learner: Learner = cfg.learner.build(total_steps=cfg.max_steps)
         self.data: Data = cfg.data.build()
@@ -255,7 +259,7 @@ class Trainer(Configurable):
 
         Args:
             directory: The run directory; made where it is absent.
-            observers: Told of every event.
+            observers: Told of every event, beside those that the config names.
 
         Raises:
             PluginError: A plugin is broken, or processes of the run do not have the same.
@@ -277,7 +281,8 @@ class Trainer(Configurable):
             may_change=MAY_CHANGE,
         )
         with claim, jax.set_mesh(self.mesh):
-            return Run(self, claim.path, Observers(observers)).run()
+            tell = Observers((*observers, *named_observers(self.config.observers)))
+            return Run(self, claim.path, tell).run()
 
     def evaluate(self, model_state: Any) -> dict[str, float]:
         """Returns the metrics of a model's state on the held-out text; empty if there is none."""
