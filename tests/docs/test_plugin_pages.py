@@ -1,12 +1,10 @@
 """The pages on plugins: what they show works, and they keep step with hooks and records."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from fresh_environment import FreshEnvironment
 
 from axcore import testing
 from axcore.plugins import Command, plugin_host
@@ -52,7 +50,7 @@ def test_tutorial_is_as_short_as_it_says():
 
 @pytest.fixture(scope="module")
 def followed(tmp_path_factory):
-    """Returns the folder of somebody who followed the tutorial, and the variables they have."""
+    """Returns the environment of somebody who followed the tutorial, and the plugin's folder."""
     folder = tmp_path_factory.mktemp("axl_squared")
     page = (PAGES / "tutorial.md").read_text()
     (toml,) = blocks(page, "toml")
@@ -61,35 +59,22 @@ def followed(tmp_path_factory):
         assert f"`{path}`" in page
         (folder / path).parent.mkdir(exist_ok=True)
         (folder / path).write_text(text)
-    target = folder / "installed"
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation"]
-    pip += ["--disable-pip-version-check", "--no-index", "--target", str(target), str(folder)]
-    subprocess.run(pip, check=True, capture_output=True)
-    allowed = {"PYTHONPATH": str(target), "AXCORE_PLUGINS": "axl-squared", "JAX_PLATFORMS": "cpu"}
-    return folder, {**os.environ, **allowed}
-
-
-def run(followed, *command: str):
-    folder, environment = followed
-    return subprocess.run(
-        [sys.executable, "-m", *command],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    made = FreshEnvironment(tmp_path_factory.mktemp("fresh"), ["axl-squared"])
+    made.install(folder)
+    return made, folder
 
 
 def test_commands_of_the_tutorial_show_what_it_says(followed):
-    ran = run(followed, "axcore.cli.main", "config", "diff", "tiny", "--modify", "squared")
+    made, folder = followed
+    ran = made.axcore("config", "diff", "tiny", "--modify", "squared", folder=folder)
     assert "feed_forward: SquaredReLU" in ran.stdout, ran.stderr
-    ran = run(followed, "axcore.cli.main", "plugins", "-v")
+    ran = made.axcore("plugins", "-v", folder=folder)
     assert "layer variant: squared" in ran.stdout, ran.stderr
 
 
 def test_tests_of_the_tutorial_pass(followed):
-    ran = run(followed, "pytest", "-q", "-p", "no:cacheprovider", "-W", "error", "tests")
+    made, folder = followed
+    ran = made.pytest("tests", folder=folder)
     assert ran.returncode == 0, ran.stdout
 
 

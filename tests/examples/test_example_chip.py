@@ -1,12 +1,10 @@
 """The example plugin: installed in a fresh environment, it trains `tiny` on a chip made up."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from fresh_environment import FreshEnvironment
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "axl_example_chip"
 
@@ -31,49 +29,31 @@ def test_example_is_at_most_60_lines():
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory):
-    """Returns the variables under which the example, and no other plugin, is installed."""
-    target = tmp_path_factory.mktemp("installed")
-    source = tmp_path_factory.mktemp("source") / "axl_example_chip"
-    _copy(EXAMPLE, source)  # pip leaves a build folder behind
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation"]
-    pip += ["--disable-pip-version-check", "--no-index", "--target", str(target), str(source)]
-    subprocess.run(pip, check=True, capture_output=True)
-    return {
-        **os.environ,
-        "PYTHONPATH": str(target),
-        "AXCORE_PLUGINS": "axl-example-chip",
-        "XLA_FLAGS": QUICK,
-    }
+def fresh(tmp_path_factory):
+    """A new environment with the example, and no other plugin, installed."""
+    made = FreshEnvironment(tmp_path_factory.mktemp("fresh"), ["axl-example-chip"], flags=QUICK)
+    made.install(EXAMPLE)
+    return made
 
 
-def _copy(source: Path, target: Path) -> None:
-    for path in source.rglob("*"):
-        if path.suffix in (".py", ".toml", ".md") and "build" not in path.parts:
-            copy = target / path.relative_to(source)
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            copy.write_bytes(path.read_bytes())
+def test_plugins_show_what_the_example_brings(fresh, tmp_path):
+    ran = fresh.axcore("plugins", "--json", folder=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    (plugin,) = [one for one in json.loads(ran.stdout) if one["name"] == "axl-example-chip"]
+    assert plugin["state"] == "loaded"
+    assert set(plugin["hooks"]) >= {"hardware_families", "kernels", "layer_variants", "mesh_rules"}
+    asked = "import axl_example_chip as package; print(package.__path__[0])"
+    where = Path(fresh.run("-c", asked, folder=tmp_path).stdout.strip())
+    assert where.is_relative_to(fresh.python.parents[1])
 
 
-def axcore(*arguments: str, environment: dict[str, str], folder: Path):
-    return subprocess.run(
-        [sys.executable, "-m", "axcore.cli.main", *arguments],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
-def test_tiny_trains_on_the_example_chip(installed, tmp_path):
+def test_tiny_trains_on_the_example_chip(fresh, tmp_path):
     for number in range(40):
         (tmp_path / f"{number}.txt").write_text(f"This is text number {number}.\n" * 20)
-    ran = axcore(
+    ran = fresh.axcore(
         *("train", "tiny", "--target", "example-x1-4", "--modify", "example_norm"),
         *("--modify", "text_files", "--set", "data.source.folder=.", *SHORT),
         *("--set", "data.heldout_fraction=0.2"),
-        environment=installed,
         folder=tmp_path,
     )
     assert ran.returncode == 0, ran.stderr
@@ -88,8 +68,8 @@ def test_tiny_trains_on_the_example_chip(installed, tmp_path):
 
 
 @pytest.mark.slow
-def test_example_passes_every_suite(installed, tmp_path):
-    ran = axcore("plugin", "check", "axl-example-chip", environment=installed, folder=tmp_path)
+def test_example_passes_every_suite(fresh, tmp_path):
+    ran = fresh.axcore("plugin", "check", "axl-example-chip", folder=tmp_path)
     assert ran.returncode == 0, ran.stdout
     assert " passed" in ran.stdout
     assert "skipped" not in ran.stdout

@@ -1,48 +1,51 @@
 """`axcore plugin new`: each kind installs in a fresh environment and passes its own tests there."""
 
-import os
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from fresh_environment import FreshEnvironment
 
 from axcore.cli.plugin_files import KINDS, NewPlugin
 from axcore.errors import PluginError
 
 
-def install(folders: list[Path], target: Path) -> None:
-    """Installs distributions as pip does, into a folder of their own."""
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation"]
-    pip += ["--disable-pip-version-check", "--no-index", "--target", str(target)]
-    ran = subprocess.run([*pip, *map(str, folders)], capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, ran.stderr
+@pytest.fixture(scope="module")
+def fresh(tmp_path_factory):
+    """A new environment in which a new plugin of each kind is installed, and their folders."""
+    plugins = {kind: NewPlugin.named(f"my-{kind}", kind) for kind in KINDS}
+    folder = tmp_path_factory.mktemp("written")
+    folders = {kind: folder / plugin.distribution for kind, plugin in plugins.items()}
+    for kind, plugin in plugins.items():
+        plugin.write(folders[kind])
+    names = [plugin.distribution for plugin in plugins.values()]
+    made = FreshEnvironment(tmp_path_factory.mktemp("fresh"), names)
+    made.install(*folders.values())
+    return made, folders
 
 
-def environment(target: Path, names: list[str]) -> dict[str, str]:
-    """Returns variables under which those plugins, and no others, are there."""
-    flags = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
-    plugins = {"PYTHONPATH": str(target), "AXCORE_PLUGINS": ",".join(names)}
-    return {**os.environ, **plugins, "XLA_FLAGS": flags}
-
-
-def test_every_kind_installs_and_passes_its_own_tests(tmp_path):
-    plugins = [NewPlugin.named(f"my-{kind}", kind) for kind in KINDS]
-    folders = [tmp_path / plugin.distribution for plugin in plugins]
-    for plugin, folder in zip(plugins, folders, strict=True):
-        plugin.write(folder)
-    install(folders, tmp_path / "installed")
-    names = [plugin.distribution for plugin in plugins]
-    ran = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-W", "error", "--import-mode=importlib"]
-        + ["-p", "no:cacheprovider", *(str(folder / "tests") for folder in folders)],
-        cwd=tmp_path,
-        env=environment(tmp_path / "installed", names),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def test_every_kind_installs_and_passes_its_own_tests(fresh, tmp_path):
+    made, folders = fresh
+    ran = made.pytest(*(str(folder / "tests") for folder in folders.values()), folder=tmp_path)
     assert ran.returncode == 0, ran.stdout
+    assert "skipped" not in ran.stdout
+
+
+def test_every_kind_is_listed_as_loaded(fresh, tmp_path):
+    made, folders = fresh
+    ran = made.axcore("plugins", "--json", folder=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    loaded = {one["name"] for one in json.loads(ran.stdout) if one["state"] == "loaded"}
+    assert loaded == {"core", *(folder.name for folder in folders.values())}
+
+
+def test_check_proves_what_was_written(fresh, tmp_path):
+    made, _ = fresh
+    ran = made.axcore("plugin", "check", "axl-my-layers", folder=tmp_path)
+    assert ran.returncode == 0, ran.stdout
+    assert " passed" in ran.stdout
     assert "skipped" not in ran.stdout
 
 
