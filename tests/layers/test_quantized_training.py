@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from axcore.checkpoint import Checkpointer
 from axcore.config import (
     Configurable,
     config,
@@ -479,3 +480,23 @@ def test_dot_of_a_linear_is_what_its_config_says():
     assert isinstance(cfg.build().dot, Int8Dynamic)
     with pytest.raises(NotImplementedError, match="Dot multiplies nothing"):
         run(evolve(LINEAR, dot=Dot.Config()).build(), LINEAR.build().init(0), jnp.ones((2, 16)))
+
+
+def test_histories_are_saved_and_restored(random, tmp_path):
+    """A step after a checkpoint is the step that would have come without it, in every bit."""
+    step = line_step()
+    state, run = step.init(), jitted(step)
+    for slope in (0.5, 0.25):
+        state, _ = run(state, line_batch(random, slope))
+    with Checkpointer.Config(every_steps=1).build(directory=str(tmp_path)) as checkpointer:
+        checkpointer.save(2, state)
+        checkpointer.wait()
+        template = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), step.init())
+        restored = checkpointer.restore(template).state
+    dot = restored.model["linear"]["dot"]
+    np.testing.assert_array_equal(dot["gradient_history"], [0.5, 0.0, 0.0])
+    batch = line_batch(random, 1.0)
+    for one, other in zip(
+        *(jax.tree.leaves(run(s, batch)) for s in (restored, state)), strict=True
+    ):
+        np.testing.assert_array_equal(one, other)
