@@ -42,7 +42,9 @@ def show(
 
     cfg = _resolved(experiment, overrides, target, changes=changes)
     if summary:
-        click.echo(_summary(cfg))
+        from axcore.module import summary_table
+
+        click.echo(summary_table(cfg.model.build()), nl=False)
     elif sharding:
         if target is None:
             raise ConfigError("--sharding is for some hardware", mend="add --target cpu-8")
@@ -136,35 +138,6 @@ def _resolved(
     hardware = None if target is None else Hardware.parse(target)
     cfg = load_experiment(experiment, overrides, changes=changes, hardware=hardware)
     return cfg if hardware is None else for_hardware(cfg, hardware)[0]
-
-
-def _summary(cfg: Any) -> str:
-    import jax
-
-    from axcore.cli.table import columns
-    from axcore.module import ParamSpec
-
-    specs = jax.tree.leaves(
-        cfg.model.build().param_specs(), is_leaf=lambda leaf: isinstance(leaf, ParamSpec)
-    )
-    rows = [
-        (
-            s.name,
-            "x".join(map(str, s.shape)) or "-",
-            s.dtype,
-            " ".join(a or "-" for a in s.axes),
-            f"{s.size:,}",
-        )
-        for s in specs
-    ]
-    total = sum(spec.size for spec in specs if spec.is_trainable)
-    statistics = sum(spec.size for spec in specs if not spec.is_trainable)
-    lines = [
-        columns(("PATH", "SHAPE", "DTYPE", "AXES", "COUNT"), rows),
-        "",
-        f"{total:,} parameters",
-    ]
-    return "\n".join([*lines, *([f"{statistics:,} statistics"] if statistics else [])])
 
 
 def _sharding(cfg: Any, hardware: Hardware) -> str:

@@ -107,9 +107,9 @@ class Attention(Module):
         self, x: Float[Array, "batch time dim"], info: TokenInfo
     ) -> Float[Array, "batch time dim"]:
         """Returns each token's mixture of the tokens that it sees."""
-        q = self.position(self._split(self.q(x), "heads"), info.positions)
-        k = self.position(self._split(self.k(x), "kv_heads"), info.positions)
+        q, k = self._split(self.q(x), "heads"), self._split(self.k(x), "kv_heads")
         v = self._split(self.v(x), "kv_heads")
+        q, k = self.position(q, k, info.positions)
         mixed = self.core(q, k, v, info)
         return self.out(mixed.reshape(*x.shape[:2], -1))
 

@@ -1,11 +1,19 @@
-"""Positions for attention: rotary, and none."""
+"""Positions for attention: rotary, and none.
+
+A position layer is called with queries, keys and positions, and returns queries and keys.
+"""
 
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 
 from axcore.config import REQUIRED, config
 from axcore.errors import ConfigError
 from axcore.module import Module
+
+Queries = Float[Array, "batch time heads head_dim"]
+Keys = Float[Array, "batch time kv_heads head_dim"]
+Positions = Int[Array, "batch time"]
 
 
 class NoPosition(Module):
@@ -17,11 +25,9 @@ class NoPosition(Module):
 
         head_dim: int = REQUIRED
 
-    def forward(
-        self, x: Float[Array, "batch time heads head_dim"], positions: Int[Array, "batch time"]
-    ) -> Float[Array, "batch time heads head_dim"]:
-        """Returns the input."""
-        return x
+    def forward(self, q: Queries, k: Keys, positions: Positions) -> tuple[Queries, Keys]:
+        """Returns queries and keys."""
+        return q, k
 
 
 class RoPE(Module):
@@ -50,15 +56,20 @@ class RoPE(Module):
         if cfg.head_dim % 2:
             raise ConfigError(f"head_dim is {cfg.head_dim}; rotary positions need it even")
 
-    def forward(
-        self, x: Float[Array, "batch time heads head_dim"], positions: Int[Array, "batch time"]
-    ) -> Float[Array, "batch time heads head_dim"]:
-        """Returns the rotated input in its dtype; angles are computed in float32."""
+    def forward(self, q: Queries, k: Keys, positions: Positions) -> tuple[Queries, Keys]:
+        """Returns both rotated, each in its dtype; angles are computed in float32."""
         half = self.config.head_dim // 2
-        exponents = jnp.arange(half, dtype=jnp.float32) / half
-        frequencies = self.config.theta**-exponents
-        angles = positions.astype(jnp.float32)[:, :, None] * frequencies[None, None, :]
-        cos, sin = jnp.cos(angles)[:, :, None, :], jnp.sin(angles)[:, :, None, :]
-        first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-        rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
-        return rotated.astype(x.dtype)
+        frequencies = self.config.theta ** -(np.arange(half) / half)
+        angles = positions.astype(jnp.float32)[:, :, None, None] * _as_last(frequencies)
+        cos, sin = jnp.cos(angles), jnp.sin(angles)
+        return _rotated(q, cos, sin), _rotated(k, cos, sin)
+
+
+def _as_last(values: np.ndarray) -> np.ndarray:
+    return values.astype(np.float32)[None, None, None, :]
+
+
+def _rotated(x: Queries, cos: Array, sin: Array) -> Queries:
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    return rotated.astype(x.dtype)

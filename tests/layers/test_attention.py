@@ -68,7 +68,7 @@ def test_attention_is_projections_around_rope_and_core(call, random, info, num_k
     weight = {name: np.asarray(state[name]["weight"]) for name in ("q", "k", "v", "out")}
     q, k, v = ((x @ weight[name]).reshape(2, 6, -1, HEAD_DIM) for name in "qkv")
     rope = RoPE.Config(head_dim=HEAD_DIM).build()
-    q, k = (call(rope, {}, part, info.positions) for part in (q, k))
+    q, k = call(rope, {}, q, k, info.positions)
     mixed = _attend(q, k, v, info.segment_ids, is_causal=True)
     np.testing.assert_allclose(
         call(layer, state, x, info), mixed.reshape(2, 6, 16) @ weight["out"], atol=1e-5

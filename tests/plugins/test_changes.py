@@ -63,12 +63,12 @@ def test_modifier_that_changes_nothing_is_refused_unless_it_says_that_it_may():
 
 
 def test_config_file_may_name_config_classes_of_loaded_plugins(installed, source):
-    text = '{"type": "axl_acme.letters:JsonLines.Config", "folder": "x"}'
+    text = '{"type": "axl_letters.letters:JsonLines.Config", "folder": "x"}'
     body = "from axcore.config import config\nfrom axcore.data import Source\n"
     body += "class JsonLines(Source):\n    @config\n    class Config(Source.Config):\n"
     body += "        folder: str\n    def documents(self): yield\n    def describe(self): return ''"
-    installed.add("axl-acme", files={"letters.py": body})
-    with pytest.raises(ConfigError, match=r"no config class 'axl_acme\.letters:JsonLines\.Config"):
+    installed.add("axl-letters", files={"letters.py": body})
+    with pytest.raises(ConfigError, match=r"no config class 'axl_letters\.letters:JsonLines\.Config"):
         from_json(text)
     installed.host()
     assert from_json(text).folder == "x"
