@@ -27,10 +27,15 @@ def grouped_matmul(x_RD: Array, w_EDF: Array, group_sizes_E: Array) -> Array:
         KernelError: Shapes or dtypes do not fit, or no kernel can serve the call.
     """
     _check(x_RD, w_EDF, group_sizes_E)
-    arrays = {"x": x_RD, "w": w_EDF, "group_sizes": group_sizes_E}
-    choice = choose_and_record(Call.of("grouped_matmul", arrays, {}))
+    choice = choose_and_record(grouped_matmul_call(x_RD, w_EDF, group_sizes_E))
     y_RF: Array = choice.kernel.fn.resolve()(x_RD, w_EDF, group_sizes_E)
     return y_RF
+
+
+def grouped_matmul_call(x_RD: Array, w_EDF: Array, group_sizes_E: Array) -> Call:
+    """Return the call that kernels are asked about."""
+    arrays = {"x": x_RD, "w": w_EDF, "group_sizes": group_sizes_E}
+    return Call.of("grouped_matmul", arrays, {})
 
 
 def _check(x: Array, w: Array, group_sizes: Array) -> None:

@@ -32,10 +32,15 @@ def rms_norm(
     Source: Zhang and Sennrich 2019, arXiv:1910.07467, eq. 4.
     """
     _check(x, scale_D, epsilon)
-    features = {"epsilon": float(epsilon), "scale_offset": float(scale_offset)}
-    choice = choose_and_record(Call.of("rms_norm", {"x": x, "scale": scale_D}, features))
+    choice = choose_and_record(rms_norm_call(x, scale_D, epsilon, scale_offset))
     y: Array = choice.kernel.fn.resolve()(x, scale_D, epsilon, scale_offset)
     return y
+
+
+def rms_norm_call(x: Array, scale_D: Array | None, epsilon: float, scale_offset: float) -> Call:
+    """Return the call that kernels are asked about."""
+    features = {"epsilon": float(epsilon), "scale_offset": float(scale_offset)}
+    return Call.of("rms_norm", {"x": x, "scale": scale_D}, features)
 
 
 def _check(x: Array, scale: Array | None, epsilon: float) -> None:

@@ -82,11 +82,13 @@ def ops() -> Iterator[Op]:
         name="rms_norm",
         fn=Ref("axcore.ops:rms_norm"),
         summary="Normalisation by the root of the mean square",
+        contract=Ref("axcore.testing.rms_norm_contract:RMS_NORM"),
     )
     yield Op(
         name="grouped_matmul",
         fn=Ref("axcore.ops:grouped_matmul"),
         summary="Rows sorted by group, each group with a matrix of its own",
+        contract=Ref("axcore.testing.grouped_matmul_contract:GROUPED_MATMUL"),
     )
     yield Op(
         name="quantized_dot",

@@ -24,6 +24,8 @@ KERNELS = (
     "attention/portable",
     "attention_backward/portable",
     "cross_entropy/portable",
+    "grouped_matmul/portable",
+    "rms_norm/portable",
 )
 
 
@@ -31,13 +33,19 @@ class TestKernels(KernelSuite):
     plugin = "core"
     keys = KERNELS
     dtypes = ("float32",)
-    case_names = ("plain",)
+    case_names = ("plain", "uneven")
 
 
 @pytest.mark.slow
 class TestKernelsOnEveryCase(KernelSuite):
     plugin = "core"
-    keys = (*KERNELS, "attention/blockwise", "cross_entropy/reference")
+    keys = (
+        *KERNELS,
+        "attention/blockwise",
+        "cross_entropy/reference",
+        "grouped_matmul/reference",
+        "rms_norm/reference",
+    )
 
 
 class TestMeshRules(MeshRuleSuite):
