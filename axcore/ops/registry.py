@@ -87,7 +87,10 @@ def choose(
         return Choice(call, policy.hardware, kernel, "pinned", found)
     fitting = [one.kernel for one in found if one.reason is None and _is_automatic(one.kernel)]
     if not fitting:
-        raise KernelError(f"no kernel can serve {call} on {policy.hardware.name}.\n{table(found)}")
+        raise KernelError(
+            f"no kernel can serve {call} on {policy.hardware.name}.\n{table(found)}",
+            mend=_pins_of(call, [one.kernel for one in found if one.reason is None]),
+        )
     best = [one for one in fitting if one.priority == max(k.priority for k in fitting)]
     if len(best) > 1:
         raise _tie(best, call, policy.hardware)
@@ -153,12 +156,16 @@ def _pinned(name: str, call: Call, found: Sequence[Candidate]) -> Kernel:
 
 def _tie(best: Sequence[Kernel], call: Call, hardware: Hardware) -> KernelError:
     names = [f"{kernel.name} (plugin {kernel.plugin})" for kernel in best]
-    pins = " or ".join(f'pins={{"{call.op}": "{kernel.name}"}}' for kernel in best)
     return KernelError(
         f"{call.op}: {' and '.join(names)} both have priority {best[0].priority} and fit {call} "
         f"on {hardware.name}.",
-        mend=f"pin one: {pins}",
+        mend=_pins_of(call, best),
     )
+
+
+def _pins_of(call: Call, kernels: Sequence[Kernel]) -> str | None:
+    pins = " or ".join(f'pins={{"{call.op}": "{kernel.name}"}}' for kernel in kernels)
+    return f"pin one: {pins}" if pins else None
 
 
 def _refuse_silent_fallback(
