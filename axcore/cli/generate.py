@@ -32,19 +32,21 @@ def generate(
     """Draw text from the model that RUN, a run directory, trained."""
     from axcore.cli.run import open_run
     from axcore.inference import Generator, Sampling
+    from axcore.ops import use_policy
 
     saved = open_run(run, step=step)
     trainer = saved.trainer
     generator = Generator(
         trainer.model, saved.state, trainer.data.tokenizer, context=trainer.config.data.seq_len
     )
-    drawn = generator.generate(
-        prompt,
-        max_tokens=max_tokens,
-        num_samples=samples,
-        sampling=Sampling(temperature=temperature, top_k=top_k),
-        seed=seed,
-    )
+    with use_policy(trainer.kernel_policy):
+        drawn = generator.generate(
+            prompt,
+            max_tokens=max_tokens,
+            num_samples=samples,
+            sampling=Sampling(temperature=temperature, top_k=top_k),
+            seed=seed,
+        )
     for one in drawn:
         if as_json:
             line = {"step": saved.step, "prompt": one.prompt, "text": one.text}

@@ -51,6 +51,7 @@ def train(
 def _sample(trainer: Any, result: Any, run: Path) -> None:
     """Prints a sample of generated text, and keeps it in the run directory."""
     from axcore.inference import Generator
+    from axcore.ops import use_policy
 
     if not hasattr(type(trainer.model), "logits"):
         return
@@ -60,7 +61,8 @@ def _sample(trainer: Any, result: Any, run: Path) -> None:
         trainer.data.tokenizer,
         context=trainer.config.data.seq_len,
     )
-    (sample,) = generator.generate(trainer.config.prompt, max_tokens=SAMPLE_TOKENS)
+    with use_policy(trainer.kernel_policy):
+        (sample,) = generator.generate(trainer.config.prompt, max_tokens=SAMPLE_TOKENS)
     text = sample.prompt + sample.text
     (run / "sample.txt").write_text(text, encoding="utf-8")
     click.echo(f"\nsample, going on from {sample.prompt!r}:\n\n{printable(text)}\n")
