@@ -7,6 +7,7 @@ from jaxtyping import Array, Float
 from axcore.config import REQUIRED, config
 from axcore.layers.broadcast import as_row
 from axcore.module import Module, Param
+from axcore.ops import rms_norm
 
 
 class RMSNorm(Module):
@@ -36,11 +37,8 @@ class RMSNorm(Module):
 
     def forward(self, x: Float[Array, "*batch dim"]) -> Float[Array, "*batch dim"]:
         """Returns the normalised input in the input's dtype."""
-        wide = x.astype(jnp.float32)
-        mean_square = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
-        normed = wide * jax.lax.rsqrt(mean_square + self.config.epsilon)
-        weight = self.weight.astype(jnp.float32) + self.config.weight_offset
-        return (normed * as_row(weight, x.ndim)).astype(x.dtype)
+        cfg = self.config
+        return rms_norm(x, self.weight, epsilon=cfg.epsilon, scale_offset=cfg.weight_offset)
 
 
 class LayerNorm(Module):
