@@ -67,7 +67,7 @@ def loss_by_hand(params: Any, batch: Any, *, num_heads: int, num_kv_heads: int) 
         return x, None
 
     x, _ = jax.lax.scan(layer, x, params["layers"])
-    logits = rms_norm(x, params["norm"]) @ params["head"]
+    logits = rms_norm(x, params["norm"]) @ params["head"].T
     targets, weights = batch["targets"].reshape(-1), batch["loss_weights"].reshape(-1)
     picked = jnp.take_along_axis(logits, targets[:, None], axis=-1)[:, 0]
     losses = jax.nn.logsumexp(logits, axis=-1) - picked
