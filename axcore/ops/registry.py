@@ -150,7 +150,8 @@ def _pinned(name: str, call: Call, found: Sequence[Candidate]) -> Kernel:
 
     known = [one.kernel.name for one in found]
     raise KernelError(
-        f"{call.op} is pinned to {name!r}, which is no kernel of it; {name_the_known(name, known)}"
+        f"{call.op} is pinned to {name!r}, which is no kernel of it; {name_the_known(name, known)}",
+        mend=_pins_of(call, [one.kernel for one in found if one.reason is None]),
     )
 
 
@@ -164,8 +165,10 @@ def _tie(best: Sequence[Kernel], call: Call, hardware: Hardware) -> KernelError:
 
 
 def _pins_of(call: Call, kernels: Sequence[Kernel]) -> str | None:
+    """Return how a script, and a trainer's user, pins one of the kernels; None without any."""
     pins = " or ".join(f'pins={{"{call.op}": "{kernel.name}"}}' for kernel in kernels)
-    return f"pin one: {pins}" if pins else None
+    texts = " or ".join(f'--set "kernels={ {call.op: kernel.name} }"' for kernel in kernels)
+    return f"pin one: {pins}; of a trainer: {texts}" if pins else None
 
 
 def _refuse_silent_fallback(
@@ -190,5 +193,6 @@ def _refuse_silent_fallback(
         raise KernelError(
             f"{call.op}: none of the kernels installed for {policy.hardware.name} can serve "
             f"{call}, and {best.name} is not allowed to stand in.\n{table(found)}",
-            mend=f'change the call, or allow the slower kernel: allow=("{best.name}",)',
+            mend=f'change the call, or allow the slower kernel: allow=("{best.name}",); of a '
+            f'trainer: --set "allow_kernels={(best.name,)}"',
         )

@@ -1,12 +1,16 @@
 """Kernels are chosen by pins, predicates and priority, and every choice explains itself."""
 
+import re
+
 import attrs
 import pytest
 
+from axcore.config import apply_overrides
 from axcore.errors import KernelError, PluginError
 from axcore.ops import Call, KernelPolicy, choose, explain
 from axcore.ops.registry import candidates, table
 from axcore.plugins import Hardware, HardwareFamily, Kernel, Ref, on
+from axcore.trainer import Trainer
 
 ACME, CPU = Hardware(family="acme", generation="x1", chips=8), Hardware(family="cpu")
 FN = Ref("builtins:print")
@@ -89,11 +93,14 @@ def test_tie_names_the_pins_to_write():
     text = str(caught.value)
     assert "flash (plugin axl-acme) and bolt (plugin axl-bolt) both have priority 200" in text
     assert 'pin one: pins={"attention": "flash"} or pins={"attention": "bolt"}' in text
+    assert "; of a trainer: --set \"kernels={'attention': 'flash'}\" or --set" in text
     assert choice(FLASH, rival, pins={"attention": "bolt"}).kernel == rival
 
 
 def test_pin_to_an_unknown_kernel_suggests_the_known():
     with pytest.raises(KernelError, match=r"pinned to 'flahs', which is no kernel of it.*'flash'"):
+        choice(FLASH, PORTABLE, pins={"attention": "flahs"})
+    with pytest.raises(KernelError, match=r"pin one: pins={\"attention\": \"flash\"} or"):
         choice(FLASH, PORTABLE, pins={"attention": "flahs"})
 
 
@@ -114,7 +121,24 @@ def test_fallback_behind_a_hardware_plugin_is_refused_with_all_reasons():
     assert "none of the kernels installed for acme-x1-8 can serve attention(q bfloat16" in text
     assert "300 picky     (axl-acme) no: takes widths of 128, not 96" in text
     assert " 50 portable  (core) fits" in text
-    assert 'allow=("portable",)' in text
+    assert 'allow=("portable",); of a trainer: --set' in text
+    assert "--set \"allow_kernels=('portable',)\"" in text
+
+
+@pytest.mark.parametrize(
+    "kernels",
+    [(FLASH, kernel("bolt", 200)), (PICKY, PORTABLE)],
+    ids=["tie", "silent_fallback"],
+)
+def test_what_a_mend_says_can_be_typed_and_mends(kernels):
+    with pytest.raises(KernelError) as caught:
+        choice(*kernels)
+    typed = re.findall(r'--set "([^"]*)"', caught.value.mend)
+    assert typed
+    for text in typed:
+        cfg = apply_overrides(Trainer.Config(), [text])
+        chosen = choice(*kernels, pins=cfg.kernels, allow=cfg.allow_kernels).kernel
+        assert repr(chosen.name) in text
 
 
 def test_fallback_that_is_allowed_by_name_is_taken():
