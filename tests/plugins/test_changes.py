@@ -68,7 +68,9 @@ def test_config_file_may_name_config_classes_of_loaded_plugins(installed, source
     body += "class JsonLines(Source):\n    @config\n    class Config(Source.Config):\n"
     body += "        folder: str\n    def documents(self): yield\n    def describe(self): return ''"
     installed.add("axl-letters", files={"letters.py": body})
-    with pytest.raises(ConfigError, match=r"no config class 'axl_letters\.letters:JsonLines\.Config"):
+    with pytest.raises(
+        ConfigError, match=r"no config class 'axl_letters\.letters:JsonLines\.Config"
+    ):
         from_json(text)
     installed.host()
     assert from_json(text).folder == "x"
