@@ -6,6 +6,7 @@ Another precision is another config in a layer's `dot` field; the layer does not
 import math
 from collections.abc import Callable
 
+import jax
 from jaxtyping import Array, Float
 
 from axcore.config import config
@@ -50,5 +51,5 @@ def over_rows(product: Callable[[Array], Array], x: Input) -> Output:
     """
     if x.ndim < 3 or is_split("time"):
         return product(x)
-    y = product(x.reshape(math.prod(x.shape[:-1]), x.shape[-1]))
-    return y.reshape(*x.shape[:-1], y.shape[-1])
+    y = product(jax.lax.reshape(x, (math.prod(x.shape[:-1]), x.shape[-1])))
+    return jax.lax.reshape(y, (*x.shape[:-1], y.shape[-1]))
