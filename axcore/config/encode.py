@@ -5,7 +5,6 @@ function under `call`; a function is `{"function": "module:name"}`. Where a fiel
 name of such a tag, the fields stand one level deeper, under `fields` or `mapping`.
 """
 
-import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -33,7 +32,6 @@ def to_dict(cfg: Any) -> dict[str, Any]:
     return data
 
 
-@functools.cache
 def wraps_fields(cls: type) -> bool:
     """Whether a class has a field named like a tag, so that its fields stand under `fields`."""
     return not _TAGS.isdisjoint(field_names(cls))
