@@ -93,8 +93,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def error_text(error: AxcoreError) -> str:
-    """Returns an error as it is shown: its class, its message, and the notes it gained."""
-    notes = getattr(error, "__notes__", ())
+    """Returns an error as it is shown: its class, its message, and the notes it gained.
+
+    What jax notes on how it shortened a traceback is left out, since none is shown.
+    """
+    notes = [note for note in getattr(error, "__notes__", ()) if not note.startswith("-----")]
     return "\n".join([f"{type(error).__name__}: {error}", *(f"  {note}" for note in notes)])
 
 
