@@ -30,23 +30,20 @@ def generate(
     as_json: bool,
 ) -> None:
     """Draw text from the model that RUN, a run directory, trained."""
+    from axcore.cli.draw import draw
     from axcore.cli.run import open_run
-    from axcore.inference import Generator, Sampling
-    from axcore.ops import use_policy
+    from axcore.inference import Sampling
 
     saved = open_run(run, step=step)
-    trainer = saved.trainer
-    generator = Generator(
-        trainer.model, saved.state, trainer.data.tokenizer, context=trainer.config.data.seq_len
+    drawn = draw(
+        saved.trainer,
+        saved.state,
+        prompt,
+        max_tokens=max_tokens,
+        num_samples=samples,
+        sampling=Sampling(temperature=temperature, top_k=top_k),
+        seed=seed,
     )
-    with use_policy(trainer.kernel_policy):
-        drawn = generator.generate(
-            prompt,
-            max_tokens=max_tokens,
-            num_samples=samples,
-            sampling=Sampling(temperature=temperature, top_k=top_k),
-            seed=seed,
-        )
     for one in drawn:
         if as_json:
             line = {"step": saved.step, "prompt": one.prompt, "text": one.text}

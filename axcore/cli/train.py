@@ -50,19 +50,12 @@ def train(
 
 def _sample(trainer: Any, result: Any, run: Path) -> None:
     """Prints a sample of generated text, and keeps it in the run directory."""
-    from axcore.inference import Generator
-    from axcore.ops import use_policy
+    from axcore.cli.draw import draw
 
     if not hasattr(type(trainer.model), "logits"):
+        click.echo(f"no sample: {type(trainer.model).__qualname__} has no entry `logits`")
         return
-    generator = Generator(
-        trainer.model,
-        result.state.model,
-        trainer.data.tokenizer,
-        context=trainer.config.data.seq_len,
-    )
-    with use_policy(trainer.kernel_policy):
-        (sample,) = generator.generate(trainer.config.prompt, max_tokens=SAMPLE_TOKENS)
+    (sample,) = draw(trainer, result.state.model, trainer.config.prompt, max_tokens=SAMPLE_TOKENS)
     text = sample.prompt + sample.text
     (run / "sample.txt").write_text(text, encoding="utf-8")
     click.echo(f"\nsample, going on from {sample.prompt!r}:\n\n{printable(text)}\n")
