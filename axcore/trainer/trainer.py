@@ -121,20 +121,27 @@ class Trainer(Configurable):
         writers: tuple[str, ...] = (ALWAYS,)
         observers: tuple[str, ...] = ()
 
-    def __init__(self, cfg: Config, *, devices: Sequence[Any] | None = None) -> None:
+    def __init__(
+        self,
+        cfg: Config,
+        *,
+        devices: Sequence[Any] | None = None,
+        hardware: Hardware | None = None,
+    ) -> None:
         """Builds the parts for the hardware at hand; reads no data and starts no run.
 
         Args:
             cfg: What to train. Where it sets no mesh, the mesh rule of the hardware is applied;
                 `self.config` is the result.
             devices: The devices to train on, all of jax's by default.
+            hardware: What the devices are; detected where it is left out.
 
         Raises:
             PluginError: No mesh rule matches the hardware.
             ConfigError: Numbers of the config do not go together, or a name is unknown.
             ShardingError: The mesh does not fit the devices, or the batch the mesh.
         """
-        self.hardware = Hardware.detect(devices)
+        self.hardware = Hardware.detect(devices) if hardware is None else hardware
         cfg, self.hardware_changes = for_hardware(cfg, self.hardware)
         super().__init__(cfg)
         check_numbers(cfg)
