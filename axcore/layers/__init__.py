@@ -13,7 +13,8 @@ from axcore.layers.quantized_delayed import Fp8Delayed
 from axcore.layers.quantized_training import Fp8Training, Int8Training, with_dot
 from axcore.layers.repeat import Repeat, Stack
 from axcore.layers.residual import PostNorm, PreNorm, Residual
-from axcore.layers.rope import NoPosition, RoPE
+from axcore.layers.rope import NoPosition, RoPE, rope_frequencies, rotate
+from axcore.layers.sequence import Sequence, alternating
 from axcore.layers.tokens import TokenInfo
 from axcore.layers.transformer import TransformerLayer
 
@@ -41,9 +42,13 @@ __all__ = [
     "Repeat",
     "Residual",
     "RoPE",
+    "Sequence",
     "Stack",
     "TokenInfo",
     "TransformerLayer",
     "activation_fn",
+    "alternating",
+    "rope_frequencies",
+    "rotate",
     "with_dot",
 ]

@@ -52,17 +52,45 @@ class RoPE(Module):
         theta: float = 10_000.0
 
     def setup(self, cfg: Config) -> None:
-        """Checks that the head can be paired."""
-        if cfg.head_dim % 2:
-            raise ConfigError(f"head_dim is {cfg.head_dim}; rotary positions need it even")
+        """Computes the frequencies."""
+        self.frequencies = rope_frequencies(cfg.head_dim, cfg.theta)
 
     def forward(self, q: Queries, k: Keys, positions: Positions) -> tuple[Queries, Keys]:
         """Returns both rotated, each in its dtype; angles are computed in float32."""
-        half = self.config.head_dim // 2
-        frequencies = self.config.theta ** -(np.arange(half) / half)
-        angles = positions.astype(jnp.float32)[:, :, None, None] * _as_last(frequencies)
-        cos, sin = jnp.cos(angles), jnp.sin(angles)
-        return _rotated(q, cos, sin), _rotated(k, cos, sin)
+        return rotate(q, k, positions, frequencies=self.frequencies)
+
+
+def rope_frequencies(head_dim: int, theta: float) -> np.ndarray:
+    """Returns the angle per position of each pair, `theta ** (-2 i / head_dim)`: float64.
+
+    Raises:
+        ConfigError: The head cannot be paired.
+    """
+    if head_dim % 2:
+        raise ConfigError(f"head_dim is {head_dim}; rotary positions need it even")
+    return np.asarray(theta ** -(np.arange(0, head_dim, 2) / head_dim))
+
+
+def rotate(
+    q: Queries,
+    k: Keys,
+    positions: Positions,
+    *,
+    frequencies: np.ndarray,
+    amplitude: float = 1.0,
+) -> tuple[Queries, Keys]:
+    """Returns queries and keys with their pairs rotated, each in its dtype.
+
+    Args:
+        q: Queries.
+        k: Keys.
+        positions: Position of each token.
+        frequencies: Angle per position of each pair, `head_dim / 2` of them.
+        amplitude: Factor on both results, so that its square is a factor on the logits.
+    """
+    angles = positions.astype(jnp.float32)[:, :, None, None] * _as_last(frequencies)
+    cos, sin = amplitude * jnp.cos(angles), amplitude * jnp.sin(angles)
+    return _rotated(q, cos, sin), _rotated(k, cos, sin)
 
 
 def _as_last(values: np.ndarray) -> np.ndarray:
