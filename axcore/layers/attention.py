@@ -5,9 +5,15 @@ from jaxtyping import Array, Float
 from axcore.config import REQUIRED, config
 from axcore.errors import ConfigError
 from axcore.layers.linear import Linear
+from axcore.layers.remat import (
+    ATTENTION_KEY,
+    ATTENTION_PROJECTED,
+    ATTENTION_QUERY,
+    ATTENTION_VALUE,
+)
 from axcore.layers.rope import RoPE
 from axcore.layers.tokens import TokenInfo
-from axcore.module import Module
+from axcore.module import Module, named
 from axcore.ops import attention
 from axcore.parallel import shard
 
@@ -110,8 +116,9 @@ class Attention(Module):
         q, k = self._split(self.q(x), "heads"), self._split(self.k(x), "kv_heads")
         v = self._split(self.v(x), "kv_heads")
         q, k = self.position(q, k, info.positions)
-        mixed = self.core(q, k, v, info)
-        return self.out(mixed.reshape(*x.shape[:2], -1))
+        q, k = named(q, ATTENTION_QUERY), named(k, ATTENTION_KEY)
+        mixed = self.core(q, k, named(v, ATTENTION_VALUE), info)
+        return named(self.out(mixed.reshape(*x.shape[:2], -1)), ATTENTION_PROJECTED)
 
     def _split(self, x: Float[Array, "batch time width"], axis: str) -> Heads:
         heads = x.reshape(*x.shape[:2], -1, self.head_dim)

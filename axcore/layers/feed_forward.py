@@ -5,7 +5,8 @@ from jaxtyping import Array, Float
 from axcore.config import REQUIRED, config
 from axcore.layers.activations import Activation, activation_fn
 from axcore.layers.linear import Linear
-from axcore.module import Module
+from axcore.layers.remat import FEED_FORWARD_GATE, FEED_FORWARD_UP
+from axcore.module import Module, named
 from axcore.parallel import shard
 
 
@@ -40,7 +41,8 @@ class FeedForward(Module):
 
     def forward(self, x: Float[Array, "batch time dim"]) -> Float[Array, "batch time dim"]:
         """Returns the output for each token on its own."""
-        hidden = activation_fn(self.config.activation)(self.gate(x)) * self.up(x)
+        gate, up = named(self.gate(x), FEED_FORWARD_GATE), named(self.up(x), FEED_FORWARD_UP)
+        hidden = activation_fn(self.config.activation)(gate) * up
         return self.down(shard(hidden, "batch", "time", "mlp"))
 
 
@@ -66,5 +68,5 @@ class PlainFeedForward(Module):
 
     def forward(self, x: Float[Array, "batch time dim"]) -> Float[Array, "batch time dim"]:
         """Returns the output for each token on its own."""
-        hidden = activation_fn(self.config.activation)(self.up(x))
+        hidden = activation_fn(self.config.activation)(named(self.up(x), FEED_FORWARD_UP))
         return self.down(shard(hidden, "batch", "time", "mlp"))

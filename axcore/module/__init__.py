@@ -7,7 +7,7 @@ from axcore.module.lift import Repeated
 from axcore.module.module import Module, entry
 from axcore.module.outputs import Loss, Outputs, apply_updates
 from axcore.module.param import Axes, Merge, Param, ParamSpec, count_params
-from axcore.module.remat import Remat
+from axcore.module.remat import Remat, named
 from axcore.module.streams import Path
 from axcore.module.summary import summary_table
 
@@ -32,5 +32,6 @@ __all__ = [
     "count_params",
     "entry",
     "functional",
+    "named",
     "summary_table",
 ]

@@ -4,6 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+from jax.ad_checkpoint import checkpoint_name
+from jaxtyping import Array
 
 from axcore.config import config
 
@@ -12,8 +14,7 @@ from axcore.config import config
 class Remat:
     """Recomputes a module's forward pass in the backward pass, but for named values.
 
-    Names are those that ops and layers give with `jax.ad_checkpoint.checkpoint_name`, such as
-    `attention_out`.
+    Names are those that ops and layers give with `named`, such as `attention_out`.
 
     Args:
         save: Names of values kept in device memory.
@@ -49,3 +50,9 @@ class Remat:
                 policies.dots_with_no_batch_dims_saveable, named
             )
         return named
+
+
+def named(x: Array, name: str) -> Array:
+    """Returns `x` under a name, by which a `Remat` may keep it."""
+    same: Array = checkpoint_name(x, name)  # type: ignore[no-untyped-call]
+    return same

@@ -73,6 +73,12 @@ def ops() -> Iterator[Op]:
         contract=Ref("axcore.testing.contracts:ATTENTION_BACKWARD"),
     )
     yield Op(
+        name="decode_attention",
+        fn=Ref("axcore.ops:decode_attention"),
+        summary="Attention of the newest tokens over a cache, contiguous or in pages",
+        contract=Ref("axcore.testing.decode_attention_contract:DECODE_ATTENTION"),
+    )
+    yield Op(
         name="cross_entropy",
         fn=Ref("axcore.ops:cross_entropy"),
         summary="Next-token loss without the whole logits in memory",
@@ -106,6 +112,13 @@ def kernels() -> Iterator[Kernel]:
         ("attention", "blockwise", 10, "attention_blockwise:attention_blockwise"),
         ("attention", "reference", 0, "attention_reference:attention_reference"),
         ("attention_backward", "portable", 50, "attention_blockwise:blockwise_backward"),
+        ("decode_attention", "portable", 50, "decode_attention_portable:decode_attention_portable"),
+        (
+            "decode_attention",
+            "reference",
+            0,
+            "decode_attention_reference:decode_attention_reference",
+        ),
         ("cross_entropy", "portable", 50, "cross_entropy_portable:cross_entropy_portable"),
         ("cross_entropy", "reference", 0, "cross_entropy_reference:cross_entropy_reference"),
         ("rms_norm", "portable", 50, "rms_norm_portable:rms_norm_portable"),
@@ -134,8 +147,13 @@ def modifiers() -> Iterator[Modifier]:
     """Changes that any experiment can be asked to make."""
     yield Modifier(
         name="accumulate",
-        config=Ref("axcore.trainer.modifiers:Accumulate"),
+        config=Ref("axcore.modifiers:Accumulate"),
         summary="Half the memory of activations: batches in twice as many parts, same result",
+    )
+    yield Modifier(
+        name="remat",
+        config=Ref("axcore.modifiers:Remat"),
+        summary="Less memory of activations: layers' values are computed again going backward",
     )
     yield Modifier(
         name="int8_training",
@@ -200,6 +218,11 @@ def experiments() -> Iterator[Experiment]:
         fn=Ref("axcore.experiments.tiny:tiny"),
         summary="0.9M parameters on the bytes of Python's standard library; minutes on a laptop",
     )
+    for name, target, summary in (
+        ("llama2-7b", "llama2:llama2_7b", "Llama 2 of 6.7B parameters, batches of 4M tokens"),
+        ("llama2-70b", "llama2:llama2_70b", "Llama 2 of 69B parameters, batches of 4M tokens"),
+    ):
+        yield Experiment(name=name, fn=Ref(f"axcore.experiments.{target}"), summary=summary)
 
 
 @hook.commands

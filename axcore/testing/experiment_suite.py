@@ -13,6 +13,10 @@ class ExperimentSuite(Suite):
 
     kind: ClassVar[type[Record]] = Experiment
 
+    def complete(self, cfg: Any) -> Any:
+        """Returns the config with what an experiment leaves to its user, such as a corpus."""
+        return cfg
+
     def test_experiment_is_the_same_each_time(self, record: Experiment) -> None:
         """Nothing but the function decides what it is."""
         first, second = (record.fn.resolve()() for _ in range(2))
@@ -30,7 +34,7 @@ class ExperimentSuite(Suite):
 
         from axcore.trainer import Trainer
 
-        trainer = Trainer(record.fn.resolve()(), devices=jax.devices()[:1])
+        trainer = Trainer(self.complete(record.fn.resolve()()), devices=jax.devices()[:1])
         assert trainer.kernel_plan().choices
 
     def test_experiment_can_be_laid_out_on_hardware_that_has_a_mesh_rule(

@@ -16,6 +16,7 @@ STOREYS = (
     ("errors",),
     ("config",),
     ("plugins",),
+    ("modifiers",),
     ("module",),
     ("ops",),
     ("parallel",),
@@ -26,7 +27,14 @@ STOREYS = (
 )
 """Rooms from the ground up; whatever is not named stands on top of all of them."""
 
-WITHOUT_JAX = ("axcore", "axcore.errors", "axcore.config", "axcore.plugins", "axcore.testing")
+WITHOUT_JAX = (
+    "axcore",
+    "axcore.errors",
+    "axcore.config",
+    "axcore.plugins",
+    "axcore.modifiers",
+    "axcore.testing",
+)
 
 
 @attrs.frozen
@@ -93,7 +101,7 @@ def test_the_core_imports_no_plugin():
     assert wrong == []
 
 
-@pytest.mark.parametrize("room", ["config", "plugins"])
+@pytest.mark.parametrize("room", ["config", "plugins", "modifiers"])
 def test_rooms_before_the_jax_line_do_not_name_jax(room):
     found = imports(ROOT / "axcore" / room)
     assert [str(one) for one in found if one.module.split(".")[0] == "jax"] == []

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from axcore.data import JsonLines, TextFiles
+from axcore.config import evolve
+from axcore.data import ByteTokenizer, JsonLines, TextFiles
 from axcore.testing import (
     DataSourceSuite,
     ExperimentSuite,
@@ -24,6 +25,7 @@ KERNELS = (
     "attention/portable",
     "attention_backward/portable",
     "cross_entropy/portable",
+    "decode_attention/portable",
     "grouped_matmul/portable",
     "rms_norm/portable",
 )
@@ -43,6 +45,7 @@ class TestKernelsOnEveryCase(KernelSuite):
         *KERNELS,
         "attention/blockwise",
         "cross_entropy/reference",
+        "decode_attention/reference",
         "grouped_matmul/reference",
         "rms_norm/reference",
     )
@@ -58,6 +61,14 @@ class TestModifiers(ModifierSuite):
 
 class TestExperiments(ExperimentSuite):
     plugin = "core"
+
+    def complete(self, cfg):
+        return evolve(
+            cfg,
+            data=evolve(
+                cfg.data, source=TextFiles.Config(folder="."), tokenizer=ByteTokenizer.Config()
+            ),
+        )
 
 
 class TestDataSources(DataSourceSuite):

@@ -1,0 +1,50 @@
+"""`llama2-7b` and `llama2-70b`: the pre-training of Llama 2, on a corpus and a tokenizer of yours.
+
+axcore train llama2-7b --set data.source.folder=CORPUS --set data.tokenizer.path=TOKENIZER.json
+"""
+
+from typing import Any
+
+from axcore.checkpoint import Checkpointer
+from axcore.config import evolve, update_config
+from axcore.data import Data, HuggingFaceTokenizer, JsonLines
+from axcore.experiments.mesh_rules import MESH_RULES
+from axcore.learner import AdamW, Learner, WarmupCosine
+from axcore.models import llama2
+from axcore.module import DTypes
+from axcore.trainer import Trainer
+
+
+def llama2_7b() -> Any:
+    """Returns the config: batches of 4M tokens, 2T tokens in all.
+
+    Stored parameters and the optimizer's state are float32; products are bfloat16.
+
+    Source: Touvron et al. 2023, arXiv:2307.09288, section 2.2 (optimizer, schedule, batch).
+    """
+    return Trainer.Config(
+        model=evolve(llama2("7b"), dtypes=DTypes(compute="bfloat16")),
+        data=Data.Config(
+            source=JsonLines.Config(),
+            tokenizer=HuggingFaceTokenizer.Config(bos_token="<s>", eos_token="</s>"),
+            seq_len=4096,
+            batch_size=1024,
+            heldout_fraction=0.001,
+            heldout_batches=8,
+        ),
+        learner=Learner.Config(
+            optimizer=AdamW.Config(b1=0.9, b2=0.95, epsilon=1e-5, weight_decay=0.1),
+            schedule=WarmupCosine.Config(peak=3e-4, warmup_steps=2000, final_fraction=0.1),
+            clip_norm=1.0,
+        ),
+        max_steps=477_000,
+        mesh_rules=MESH_RULES,
+        eval_every_steps=1000,
+        checkpoint=Checkpointer.Config(every_steps=1000),
+    )
+
+
+def llama2_70b() -> Any:
+    """Returns the config of `llama2-7b` with the larger model, and half the learning rate."""
+    model = evolve(llama2("70b"), dtypes=DTypes(compute="bfloat16"))
+    return update_config(llama2_7b(), {"model": model, "learner.schedule.peak": 1.5e-4})

@@ -1,0 +1,10 @@
+"""Modifiers: small configs whose `apply(cfg, hardware) -> cfg` changes a trainer's config, purely.
+
+Mesh rules name them, and so may a plugin's module that imports no jax: nothing here does, and what
+a modifier needs of later rooms it refers to by name.
+"""
+
+from axcore.modifiers.layout import Accumulate, MeshShape
+from axcore.modifiers.remat import Remat
+
+__all__ = ["Accumulate", "MeshShape", "Remat"]
