@@ -1,5 +1,7 @@
 """`Attention`: projections, positions and heads around the attention op."""
 
+from typing import Any
+
 from jaxtyping import Array, Float
 
 from axcore.config import REQUIRED, config
@@ -21,13 +23,18 @@ Heads = Float[Array, "batch time heads head_dim"]
 
 
 class DotProductAttention(Module):
-    """Softmax attention of each query over the keys it may see; the op chooses the kernel."""
+    """Softmax attention of each query over the keys it may see; the op chooses the kernel.
+
+    Slot protocol: the parent fills `num_heads`. A layer that stands around another core hands more
+    of the op's arguments on to it, as keywords: `self.core(q, k, v, info, sinks_N=...)`.
+    """
 
     @config
     class Config(Module.Config):
         """Describes which keys a query sees and how they are weighed.
 
         Args:
+            num_heads: Number of query heads.
             is_causal: Whether a query sees no later keys.
             window: Number of keys a query sees to its left and right, itself not counted; None on
                 a side is no limit.
@@ -35,6 +42,7 @@ class DotProductAttention(Module):
             soft_cap: Caps logits smoothly at this value.
         """
 
+        num_heads: int = REQUIRED
         is_causal: bool = True
         window: tuple[int | None, int | None] | None = None
         scale: float | None = None
@@ -46,6 +54,7 @@ class DotProductAttention(Module):
         k: Float[Array, "batch time kv_heads head_dim"],
         v: Float[Array, "batch time kv_heads value_dim"],
         info: TokenInfo,
+        **options: Any,
     ) -> Float[Array, "batch time heads value_dim"]:
         """Returns each query's weighted mean of values; tokens of other documents are not seen."""
         cfg = self.config
@@ -58,6 +67,7 @@ class DotProductAttention(Module):
             segment_ids=info.segment_ids,
             scale=cfg.scale,
             soft_cap=cfg.soft_cap,
+            **options,
         )
 
 
@@ -78,6 +88,8 @@ class Attention(Module):
             num_kv_heads: Number of key and value heads; `num_heads` where None.
             head_dim: Size of a head; `dim / num_heads` where None.
             linear: Used for the query, key and value projections.
+            key_linear: Used for the key projection; `linear` where None.
+            value_linear: Used for the value projection; `linear` where None.
             out_linear: Used for the output projection.
             position: Applied to queries and keys.
             core: Weighs values by queries and keys.
@@ -88,6 +100,8 @@ class Attention(Module):
         num_kv_heads: int | None = None
         head_dim: int | None = None
         linear: Module.Config = Linear.Config()
+        key_linear: Module.Config | None = None
+        value_linear: Module.Config | None = None
         out_linear: Module.Config = Linear.Config()
         position: Module.Config = RoPE.Config()
         core: Module.Config = DotProductAttention.Config()
@@ -103,11 +117,12 @@ class Attention(Module):
             )
         heads, kv_heads = cfg.num_heads * self.head_dim, num_kv_heads * self.head_dim
         self.q = cfg.linear.build(in_dim=cfg.dim, out_dim=heads, axes=("embed", "heads"))
-        self.k = cfg.linear.build(in_dim=cfg.dim, out_dim=kv_heads, axes=("embed", "kv_heads"))
-        self.v = cfg.linear.build(in_dim=cfg.dim, out_dim=kv_heads, axes=("embed", "kv_heads"))
+        kv = {"in_dim": cfg.dim, "out_dim": kv_heads, "axes": ("embed", "kv_heads")}
+        self.k = (cfg.key_linear or cfg.linear).build(**kv)
+        self.v = (cfg.value_linear or cfg.linear).build(**kv)
         self.out = cfg.out_linear.build(in_dim=heads, out_dim=cfg.dim, axes=("heads", "embed"))
         self.position = cfg.position.build(head_dim=self.head_dim)
-        self.core = cfg.core.build()
+        self.core = cfg.core.build(num_heads=cfg.num_heads)
 
     def forward(
         self, x: Float[Array, "batch time dim"], info: TokenInfo

@@ -4,6 +4,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from axcore.config import REQUIRED, config
+from axcore.layers.tokens import TokenInfo
 from axcore.module import Initializer, Module, Normal, Param
 from axcore.parallel import shard
 
@@ -11,7 +12,8 @@ from axcore.parallel import shard
 class Embedding(Module):
     """Looks tokens up in a table `[vocab_size, dim]`.
 
-    Slot protocol: the parent fills `vocab_size` and `dim`.
+    Slot protocol: the parent fills `vocab_size` and `dim`, calls it with the tokens and their info,
+    and reads `weight`, the table, which a tied head projects by.
     """
 
     @config
@@ -36,8 +38,10 @@ class Embedding(Module):
             (cfg.vocab_size, cfg.dim), axes=("vocab", "embed"), init=cfg.weight_init
         )
 
-    def forward(self, tokens: Int[Array, "*batch"]) -> Float[Array, "*batch dim"]:
-        """Returns the tokens' vectors in the compute dtype."""
+    def forward(
+        self, tokens: Int[Array, "*batch"], info: TokenInfo | None = None
+    ) -> Float[Array, "*batch dim"]:
+        """Returns the tokens' vectors in the compute dtype; where they stand changes nothing."""
         # Rows are read whole: split along `embed`, as it is stored, the result would first have to
         # be put together on every device.
         table = shard(self.weight, "vocab", "embed")

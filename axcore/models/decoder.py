@@ -29,7 +29,7 @@ class Decoder(Module):
 
         vocab_size: int = REQUIRED
         dim: int = REQUIRED
-        embedding: Embedding.Config = Embedding.Config()
+        embedding: Module.Config = Embedding.Config()
         stack: Module.Config = Repeat.Config(layer=TransformerLayer.Config())
         norm: Module.Config = RMSNorm.Config()
         dropout: Dropout.Config = Dropout.Config()
@@ -45,5 +45,5 @@ class Decoder(Module):
         self, tokens: Int[Array, "batch time"], info: TokenInfo
     ) -> Float[Array, "batch time dim"]:
         """Returns a normalised vector for each token."""
-        x = shard(self.dropout(self.embedding(tokens)), "batch", "time", "embed")
+        x = shard(self.dropout(self.embedding(tokens, info)), "batch", "time", "embed")
         return self.norm(self.stack(x, info))

@@ -55,7 +55,7 @@ def info():
 )
 def test_core_is_softmax_attention_by_query(call, random, info, fields, words):
     q, k, v = random(2, 6, 4, 4), random(2, 6, 2, 4), random(2, 6, 2, 3)
-    core = DotProductAttention.Config(**fields).build()
+    core = DotProductAttention.Config(num_heads=4, **fields).build()
     np.testing.assert_allclose(
         call(core, {}, q, k, v, info), _attend(q, k, v, info.segment_ids, **words), atol=1e-5
     )

@@ -4,7 +4,7 @@ from typing import Any
 
 from jaxtyping import Array, Float
 
-from axcore.config import config
+from axcore.config import REQUIRED, config
 from axcore.errors import ConfigError
 from axcore.layers import TokenInfo
 from axcore.module import Module
@@ -25,11 +25,13 @@ class SlidingWindowAttention(Module):
         """Describes a `SlidingWindowAttention`.
 
         Args:
+            num_heads: Number of query heads.
             window: Number of tokens that each token sees, itself counted.
             scale: Factor on the products; by default `1 / sqrt(head_dim)`.
             soft_cap: Caps logits smoothly at this value.
         """
 
+        num_heads: int = REQUIRED
         window: int = 1024
         scale: float | None = None
         soft_cap: float | None = None
@@ -48,6 +50,7 @@ class SlidingWindowAttention(Module):
         k: Float[Array, "batch time kv_heads head_dim"],
         v: Float[Array, "batch time kv_heads value_dim"],
         info: TokenInfo,
+        **options: Any,
     ) -> Float[Array, "batch time heads value_dim"]:
         """Returns each query's weighted mean of values; tokens of other documents are not seen."""
         cfg = self.config
@@ -60,6 +63,7 @@ class SlidingWindowAttention(Module):
             segment_ids=info.segment_ids,
             scale=cfg.scale,
             soft_cap=cfg.soft_cap,
+            **options,
         )
 
 

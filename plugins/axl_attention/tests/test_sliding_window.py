@@ -27,7 +27,7 @@ def rows(segment_ids: jax.Array | None = None) -> TokenInfo:
 
 
 def run(cfg, q, k, v, info):
-    result, _ = functional(cfg.build(), {}, q, k, v, info)
+    result, _ = functional(cfg.build(num_heads=HEADS), {}, q, k, v, info)
     return result
 
 
@@ -82,7 +82,7 @@ def test_window_does_not_reach_into_another_document():
 @pytest.mark.parametrize("window", [0, -3])
 def test_window_that_hides_the_token_itself_is_refused(window):
     with pytest.raises(ConfigError, match=f"window is {window}; a token sees at least itself"):
-        SlidingWindowAttention.Config(window=window).build()
+        SlidingWindowAttention.Config(window=window).build(num_heads=HEADS)
 
 
 def test_variant_replaces_every_full_attention_and_keeps_its_scale_and_cap():
