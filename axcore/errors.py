@@ -102,3 +102,15 @@ class TrainingError(AxcoreError):
     """Training itself went wrong, a loss that stays non-finite for example."""
 
     exit_code = 8
+
+
+class ComplexityError(AxcoreError):
+    """Lines of code could not be measured, or a feature costs more of them than it may."""
+
+    exit_code = 9
+
+
+class ProcessError(AxcoreError):
+    """The processes of a run did not find one another, or one of them left."""
+
+    exit_code = 9

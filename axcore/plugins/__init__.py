@@ -2,6 +2,7 @@
 
 from axcore.plugins.changes import apply_modifier, find_change, with_changes
 from axcore.plugins.families import HardwareFamily
+from axcore.plugins.feature import Feature
 from axcore.plugins.findings import Finding
 from axcore.plugins.flags import set_environment_flags, wanted_flags
 from axcore.plugins.hardware import Hardware
@@ -35,6 +36,7 @@ __all__ = [
     "DoctorCheck",
     "EnvironmentFlags",
     "Experiment",
+    "Feature",
     "Finding",
     "Hardware",
     "HardwareFamily",

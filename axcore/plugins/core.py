@@ -7,6 +7,7 @@ add a line to the hook it belongs to.
 from collections.abc import Iterator
 
 from axcore.plugins.families import HardwareFamily
+from axcore.plugins.feature import Feature
 from axcore.plugins.hardware import Hardware
 from axcore.plugins.hooks import hook
 from axcore.plugins.mesh_rules import MeshRule
@@ -223,6 +224,39 @@ def experiments() -> Iterator[Experiment]:
         ("llama2-70b", "llama2:llama2_70b", "Llama 2 of 69B parameters, batches of 4M tokens"),
     ):
         yield Experiment(name=name, fn=Ref(f"axcore.experiments.{target}"), summary=summary)
+
+
+@hook.features
+def features() -> Iterator[Feature]:
+    """What the core's parts add to any model."""
+    yield Feature(
+        name="rope",
+        apply=Ref("axcore.complexity.features:with_rope"),
+        evidence=Ref("axcore.complexity.features:has_rope"),
+        implementation=("axcore.layers.rope",),
+        summary="Rotary positions",
+    )
+    yield Feature(
+        name="int8",
+        apply=Ref("axcore.complexity.features:with_int8"),
+        evidence=Ref("axcore.complexity.features:has_int8"),
+        implementation=("axcore.layers.quantized_training",),
+        summary="Linear layers' products in int8",
+    )
+    yield Feature(
+        name="fp8",
+        apply=Ref("axcore.complexity.features:with_fp8"),
+        evidence=Ref("axcore.complexity.features:has_fp8"),
+        implementation=("axcore.layers.quantized_training",),
+        summary="Linear layers' products in float8",
+    )
+    yield Feature(
+        name="kernel",
+        apply=Ref("axcore.complexity.features:with_reference_attention"),
+        evidence=Ref("axcore.complexity.features:has_reference_attention"),
+        implementation=("axcore.ops.attention_reference",),
+        summary="Another kernel for an op, by name",
+    )
 
 
 @hook.commands

@@ -14,6 +14,7 @@ from axcore.config import name_the_known
 from axcore.errors import PluginError
 from axcore.plugins import hookspecs
 from axcore.plugins.families import HardwareFamily
+from axcore.plugins.feature import Feature
 from axcore.plugins.mesh_rules import MeshRule
 from axcore.plugins.record import Record
 from axcore.plugins.records import (
@@ -73,6 +74,7 @@ class Hooks:
     metric_writers = HookDecorator(hookspecs.metric_writers, MetricWriter)
     observers = HookDecorator(hookspecs.observers, RunObserver)
     experiments = HookDecorator(hookspecs.experiments, Experiment)
+    features = HookDecorator(hookspecs.features, Feature)
     commands = HookDecorator(hookspecs.commands, Command)
     doctor_checks = HookDecorator(hookspecs.doctor_checks, DoctorCheck)
 

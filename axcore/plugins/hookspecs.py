@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import pluggy
 
 from axcore.plugins.families import HardwareFamily
+from axcore.plugins.feature import Feature
 from axcore.plugins.mesh_rules import MeshRule
 from axcore.plugins.records import (
     Command,
@@ -190,6 +191,20 @@ def experiments() -> Iterable[Experiment]:
         def experiments():
             yield Experiment(name="acme_tiny", fn=Ref("axl_acme.experiments:tiny"),
                              summary="A small model on Acme chips")
+    """
+    return ()
+
+
+@_spec
+def features() -> Iterable[Feature]:
+    """Brings features that can be added to any model, for `axcore loc` to measure what they cost.
+
+    Example:
+        @hook.features
+        def features():
+            yield Feature(name="acme_norm", apply=Ref("axl_acme.features:with_acme_norm"),
+                          evidence=Ref("axl_acme.features:has_acme_norm"),
+                          implementation=("axl_acme.norm",), summary="Acme's norm everywhere")
     """
     return ()
 

@@ -1,0 +1,57 @@
+"""What counts as proof that a feature is in a model: functions from a trace to None or a reason."""
+
+from collections.abc import Callable
+from typing import Any
+
+from axcore.complexity.trace import Operation, Trace, modules_of
+from axcore.module import Module
+
+Evidence = Callable[[Trace], str | None]
+"""From a trace to None where the feature is in it, or why it is not."""
+
+
+def runs(*kinds: type[Module]) -> Evidence:
+    """Proof by modules: there are some of these classes, and the loss depends on each of them."""
+    names = " or ".join(kind.__qualname__ for kind in kinds)
+
+    def evidence(trace: Trace) -> str | None:
+        found = [path for path, module in modules_of(trace.model) if isinstance(module, kinds)]
+        if not found:
+            return f"the model has no {names}"
+        scopes = {operation.scope for operation in trace.operations}
+        idle = [path for path in found if not any(_is_within(scope, path) for scope in scopes)]
+        return f"the loss does not depend on {'.'.join(idle[0])}" if idle else None
+
+    return evidence
+
+
+def computes(what: str, wanted: Callable[[Operation], Any]) -> Evidence:
+    """Proof by operations: the loss depends on one for which `wanted` holds."""
+
+    def evidence(trace: Trace) -> str | None:
+        if any(wanted(operation) for operation in trace.operations):
+            return None
+        return f"the traced loss holds no {what}"
+
+    return evidence
+
+
+def chooses(op: str, kernel: str) -> Evidence:
+    """Proof by the kernel plan: every call of an op is served by this kernel."""
+
+    def evidence(trace: Trace) -> str | None:
+        chosen = trace.kernels.get(op, frozenset())
+        if chosen == {kernel}:
+            return None
+        return f"{op} is served by {', '.join(sorted(chosen)) or 'no kernel'}, not by {kernel}"
+
+    return evidence
+
+
+def _is_within(scope: tuple[str, ...], path: tuple[str, ...]) -> bool:
+    """Whether a scope holds a path's steps in their order.
+
+    Scopes hold more: a layer that a residual connection calls stands below the connection.
+    """
+    steps = iter(scope)
+    return all(step in steps for step in path)

@@ -1,0 +1,99 @@
+"""Families of models to measure on: N models times M variants of each, no two of them alike."""
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from axcore.config import evolve, replace_config, update_config
+from axcore.data import Data
+from axcore.layers import (
+    FeedForward,
+    LayerNorm,
+    NoPosition,
+    PlainFeedForward,
+    PostNorm,
+    PreNorm,
+    Repeat,
+    RMSNorm,
+    RoPE,
+    Stack,
+)
+from axcore.models import TiedHead, UntiedHead, transformer
+from axcore.module import DTypes
+from axcore.trainer import Trainer
+
+Edit = Callable[[Any], Any]
+
+LARGEST = (16, 16)
+"""The most models, and the most variants of each, that there are."""
+
+
+def model_family(models: int, variants: int) -> Iterator[tuple[str, Any]]:
+    """Yields names and training configs of `models * variants` different models at toy size.
+
+    Models differ in how layers are stacked and joined, in their head and in their key heads;
+    variants in norm, feed-forward, activation and positions.
+
+    Raises:
+        ValueError: More are asked for than there are.
+    """
+    if not (1 <= models <= LARGEST[0] and 1 <= variants <= LARGEST[1]):
+        raise ValueError(f"there are 1 to {LARGEST[0]} models and 1 to {LARGEST[1]} variants each")
+    for (one, to_model), (other, to_variant) in itertools.product(
+        itertools.islice(_combinations(_MODEL_AXES), models),
+        itertools.islice(_combinations(_VARIANT_AXES), variants),
+    ):
+        yield f"{one} {other}", to_variant(to_model(_plain()))
+
+
+def _plain() -> Any:
+    model = transformer(
+        vocab_size=64, dim=32, num_layers=2, num_heads=2, num_kv_heads=2, hidden_dim=32
+    )
+    return Trainer.Config(
+        model=evolve(model, dtypes=DTypes(compute="bfloat16")),
+        data=Data.Config(seq_len=16, batch_size=2),
+        max_steps=2,
+        mesh={"data": -1},
+    )
+
+
+def _combinations(axes: tuple[dict[str, Edit], ...]) -> Iterator[tuple[str, Edit]]:
+    for chosen in itertools.product(*(axis.items() for axis in axes)):
+        yield " ".join(name for name, _ in chosen), _one_after_another([edit for _, edit in chosen])
+
+
+def _one_after_another(edits: list[Edit]) -> Edit:
+    def edited(cfg: Any) -> Any:
+        for edit in edits:
+            cfg = edit(cfg)
+        return cfg
+
+    return edited
+
+
+def _unchanged(cfg: Any) -> Any:
+    return cfg
+
+
+def _setting(path: str, value: Any) -> Edit:
+    return lambda cfg: update_config(cfg, {path: value})
+
+
+def _replacing(old: Any, new: Any) -> Edit:
+    return lambda cfg: replace_config(cfg, old, new)
+
+
+_MODEL_AXES: tuple[dict[str, Edit], ...] = (
+    {"scanned": _unchanged, "unrolled": _replacing(Repeat, Stack.Config())},
+    {"pre-norm": _unchanged, "post-norm": _replacing(PreNorm, PostNorm.Config())},
+    {"untied": _unchanged, "tied": _replacing(UntiedHead, TiedHead.Config())},
+    {"all-heads": _unchanged, "grouped": _setting("**.num_kv_heads", 1)},
+)
+
+_VARIANT_AXES: tuple[dict[str, Edit], ...] = (
+    {"rms": _unchanged, "layer": _replacing(RMSNorm, LayerNorm.Config())},
+    {"gated": _unchanged, "plain": _replacing(FeedForward, PlainFeedForward.Config())},
+    {"gelu": _setting("**.feed_forward.activation", "gelu"), "silu": _setting("**.feed_forward.activation", "silu")},
+    {"rotary": _unchanged, "no-position": _replacing(RoPE, NoPosition.Config())},
+)

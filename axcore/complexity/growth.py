@@ -1,0 +1,70 @@
+"""How the lines that a feature costs grow with the number of models and of variants."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Literal
+
+import attrs
+import numpy as np
+
+Size = tuple[int, int]
+"""Number of models N and of variants of each, M."""
+
+GRID: tuple[Size, ...] = ((2, 2), (4, 4), (8, 8), (16, 16), (16, 2), (2, 16))
+"""Families of N x M = 4, 16, 64 and 256 models; the last two tell N and M apart."""
+
+CONSTANT_BELOW = 0.05
+"""An exponent below this is taken for no growth."""
+
+Class = Literal["constant", "linear", "quadratic"]
+
+
+@attrs.frozen
+class Growth:
+    """Lines by size, and the power law `lines = c * N^a * M^b` that fits them best.
+
+    Args:
+        lines: Lines outside of the feature's own implementation, by (N, M).
+        in_models: The exponent a.
+        in_variants: The exponent b.
+    """
+
+    lines: Mapping[Size, int]
+    in_models: float
+    in_variants: float
+
+    @property
+    def exponent(self) -> float:
+        """The degree of growth where N and M grow together: a + b."""
+        return self.in_models + self.in_variants
+
+    @property
+    def complexity(self) -> Class:
+        """The class whose degree (0, 1 or 2) is nearest; constant only below `CONSTANT_BELOW`."""
+        if self.exponent < CONSTANT_BELOW:
+            return "constant"
+        return "linear" if self.exponent < 1.5 else "quadratic"
+
+
+def measure_growth(count: Callable[[int, int], int], sizes: Iterable[Size] = GRID) -> Growth:
+    """Returns how lines grow.
+
+    Args:
+        count: From numbers of models and variants to the lines that a feature costs there.
+        sizes: Where to count; two sizes or more in each of the numbers.
+    """
+    return fit_growth({size: count(*size) for size in sizes})
+
+
+def fit_growth(lines: Mapping[Size, int]) -> Growth:
+    """Returns the least-squares fit of a power law to lines by size; no line counts as one.
+
+    Raises:
+        ValueError: The sizes cannot tell growth in models from growth in variants.
+    """
+    rows = np.array([(1.0, math.log(n), math.log(m)) for n, m in lines])
+    if np.linalg.matrix_rank(rows) < 3:
+        raise ValueError(f"sizes {sorted(lines)} do not tell models from variants: vary each alone")
+    logs = np.log([max(1, count) for count in lines.values()])
+    (_, in_models, in_variants), *_ = np.linalg.lstsq(rows, logs, rcond=None)
+    return Growth(dict(lines), round(float(in_models), 6), round(float(in_variants), 6))

@@ -1,0 +1,121 @@
+"""`Trace`: what a model really computes, read off its traced program and not off its config."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import attrs
+import jax
+import jax.numpy as jnp
+from jax.extend.core import jaxprs_in_params
+from jax.interpreters.partial_eval import dce_jaxpr
+
+from axcore.module import Module, Repeated, functional
+from axcore.ops import KernelPolicy, kernel_plan, use_policy
+from axcore.plugins import Hardware
+
+BATCH_SIZE, SEQ_LEN = 2, 16
+
+_TRANSFORMATION = re.compile(r"\w+\(|\)")
+
+
+@attrs.frozen
+class Operation:
+    """One operation that the loss depends on.
+
+    Args:
+        scope: Names of the modules at work, outermost first.
+        name: Of the primitive, `dot_general` for example.
+        dtypes: Of its operands.
+    """
+
+    scope: tuple[str, ...]
+    name: str
+    dtypes: tuple[str, ...]
+
+
+@attrs.frozen
+class Trace:
+    """A model's training loss, traced for some hardware.
+
+    Args:
+        model: The model that was traced.
+        operations: The operations that the loss depends on; what is computed in vain is left out.
+        kernels: Names of the kernels chosen, by op, in every trace under the same policy.
+        hardware: What it was traced for.
+    """
+
+    model: Module
+    operations: frozenset[Operation]
+    kernels: dict[str, frozenset[str]]
+    hardware: Hardware
+
+
+def trace_model(cfg: Any, hardware: Hardware) -> Trace:
+    """Returns the trace of a training config's model; makes no array and compiles nothing.
+
+    Args:
+        cfg: A training config, for the hardware.
+        hardware: What kernels are chosen for.
+    """
+    model = cfg.model.build()
+    policy = KernelPolicy(hardware=hardware, pins=cfg.kernels, allow=cfg.allow_kernels)
+    with use_policy(policy):
+        jaxpr = jax.make_jaxpr(_loss_of(model))(_abstract_state(model), _abstract_batch())
+    live, _ = dce_jaxpr(jaxpr.jaxpr, used_outputs=True)
+    kernels: dict[str, frozenset[str]] = {}
+    for choice in kernel_plan(policy).choices:
+        op = choice.call.op
+        kernels[op] = kernels.get(op, frozenset()) | {choice.kernel.name}
+    return Trace(model, frozenset(_operations(live, ())), kernels, hardware)
+
+
+def modules_of(model: Module) -> Iterator[tuple[tuple[str, ...], Module]]:
+    """Yields every module below a root, with its path as scopes spell it."""
+    for steps, child in model.children():
+        inner = child.module if isinstance(child, Repeated) else child
+        here = _spelled(steps)
+        yield here, inner
+        for below, module in modules_of(inner):
+            yield (*here, *below), module
+
+
+def _spelled(steps: tuple[Any, ...]) -> tuple[str, ...]:
+    """Returns a path with each index joined to the name before it, as named scopes have it."""
+    spelled: list[str] = []
+    for step in steps:
+        if isinstance(step, int):
+            spelled[-1] += f"_{step}"
+        else:
+            spelled.append(str(step))
+    return tuple(spelled)
+
+
+def _loss_of(model: Module) -> Any:
+    def loss(state: Any, batch: Any) -> Any:
+        _, outputs = functional(model, state, batch, rng=0, training=True)
+        return outputs.total_loss()
+
+    return loss
+
+
+def _abstract_state(model: Module) -> Any:
+    is_spec = lambda leaf: hasattr(leaf, "abstract")  # noqa: E731
+    return jax.tree.map(lambda spec: spec.abstract, model.param_specs(), is_leaf=is_spec)
+
+
+def _abstract_batch() -> dict[str, jax.ShapeDtypeStruct]:
+    ints = ("tokens", "targets", "positions", "segment_ids")
+    dtypes = {**dict.fromkeys(ints, jnp.int32), "loss_weights": jnp.float32}
+    shape = (BATCH_SIZE, SEQ_LEN)
+    return {name: jax.ShapeDtypeStruct(shape, dtype) for name, dtype in dtypes.items()}  # type: ignore[no-untyped-call]
+
+
+def _operations(jaxpr: Any, outer: tuple[str, ...]) -> Iterator[Operation]:
+    for equation in jaxpr.eqns:
+        text = _TRANSFORMATION.sub("", str(equation.source_info.name_stack))
+        scope = (*outer, *filter(None, text.split("/")))
+        dtypes = tuple(str(getattr(var.aval, "dtype", "")) for var in equation.invars)
+        yield Operation(scope, equation.primitive.name, dtypes)
+        for inner in jaxprs_in_params(equation.params):
+            yield from _operations(inner, scope)
