@@ -12,6 +12,8 @@ from axcore.ops.attention_vjp import ForwardOnly
 from axcore.ops.call import Call
 from axcore.ops.cross_entropy import cross_entropy, cross_entropy_sums
 from axcore.ops.cross_entropy_types import CrossEntropyInputs, CrossEntropySpec, CrossEntropySums
+from axcore.ops.decode_attention import decode_attention
+from axcore.ops.decode_attention_types import DecodeInputs, DecodeSpec
 from axcore.ops.grouped_matmul import grouped_matmul
 from axcore.ops.plan import KernelPlan, kernel_plan
 from axcore.ops.policy import KernelPolicy, current_policy, use_policy
@@ -36,6 +38,8 @@ __all__ = [
     "CrossEntropyInputs",
     "CrossEntropySpec",
     "CrossEntropySums",
+    "DecodeInputs",
+    "DecodeSpec",
     "ForwardOnly",
     "KernelPlan",
     "KernelPolicy",
@@ -48,6 +52,7 @@ __all__ = [
     "cross_entropy",
     "cross_entropy_sums",
     "current_policy",
+    "decode_attention",
     "explain",
     "grouped_matmul",
     "kernel_plan",

@@ -19,7 +19,6 @@ from axcore.ops.attention_block_math import (
     finite_lse,
     row_delta,
     sink_gradient,
-    weigh_values,
 )
 from axcore.ops.attention_blocks import live_pairs
 from axcore.ops.attention_cut import CutCall
@@ -30,18 +29,11 @@ from axcore.ops.attention_heads import (
     ungroup_heads,
     ungroup_rows,
 )
+from axcore.ops.attention_online import OnlineSoftmax
 from axcore.ops.attention_types import AttentionInputs, AttentionSpec
 from axcore.ops.attention_vjp import ForwardOnly
 
 BLOCK_SIZE = 512
-
-
-class _Running(NamedTuple):
-    """Online softmax of every query block: sums so far, relative to the maxima so far."""
-
-    weighted: Array
-    maximum: Array
-    total: Array
 
 
 def blockwise_forward(
@@ -50,48 +42,22 @@ def blockwise_forward(
     """Return `(o_BTNV, lse_BTN)`; see `attention_reference` for the meaning."""
     call = CutCall.of(inputs, spec, block_size)
 
-    def step(running: _Running, pair: Array) -> tuple[_Running, None]:
+    def step(running: OnlineSoftmax, pair: Array) -> tuple[OnlineSoftmax, None]:
         i, j = pair[0], pair[1]
         old = jax.tree.map(lambda x: x[i], running)
-        new = _add_block(old, call, i, j)
+        new = old.add(call.logits(i, j).value, call.v[j], call.dropout(i, j))
         return jax.tree.map(lambda x, y: x.at[i].set(y), running, new), None
 
-    running, _ = lax.scan(step, _start(call, inputs.sinks_N), _pairs(call, inputs))
-    is_empty = running.total == 0.0
-    total = jnp.where(is_empty, 1.0, running.total)
-    lse = jnp.where(is_empty, -jnp.inf, running.maximum + jnp.log(total))
-    o = (running.weighted / total[..., None]).astype(inputs.q_BTNH.dtype)
+    start = OnlineSoftmax.start(call.q.shape[:-1], call.v.shape[-1], inputs.sinks_N)
+    running, _ = lax.scan(step, start, _pairs(call, inputs))
+    o, lse = running.finish()
+    o = o.astype(inputs.q_BTNH.dtype)
     return ungroup_heads(call.queries.join(o, axis=3)), ungroup_rows(call.queries.join(lse, axis=3))
 
 
 def _pairs(call: CutCall, inputs: AttentionInputs) -> Array:
     is_static = inputs.query_offset_B is None
     return jnp.asarray(live_pairs(call.queries, call.keys, call.spec, offset_is_static=is_static))
-
-
-def _start(call: CutCall, sinks_N: Array | None) -> _Running:
-    """Return the sums before the first block: nothing, or the sinks alone."""
-    shape = call.q.shape[:-1]
-    maximum, total = jnp.full(shape, -jnp.inf, jnp.float32), jnp.zeros(shape, jnp.float32)
-    if sinks_N is not None:
-        sinks = sinks_N.astype(jnp.float32).reshape(1, 1, *shape[2:4], 1)
-        maximum, total = jnp.broadcast_to(sinks, shape), jnp.ones(shape, jnp.float32)
-    return _Running(jnp.zeros((*shape, call.v.shape[-1]), jnp.float32), maximum, total)
-
-
-def _add_block(old: _Running, call: CutCall, i: Array, j: Array) -> _Running:
-    logits = call.logits(i, j).value
-    maximum = jnp.maximum(old.maximum, jnp.max(logits, axis=-1))
-    shift = jnp.where(jnp.isneginf(maximum), 0.0, maximum)
-    exponentials = jnp.exp(logits - shift[..., None])
-    decay = jnp.exp(old.maximum - shift)
-    dropout = call.dropout(i, j)
-    kept = exponentials if dropout is None else exponentials * dropout
-    return _Running(
-        weighted=old.weighted * decay[..., None] + weigh_values(kept, call.v[j]),
-        maximum=maximum,
-        total=old.total * decay + jnp.sum(exponentials, axis=-1),
-    )
 
 
 class _Sums(NamedTuple):

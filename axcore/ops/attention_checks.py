@@ -92,6 +92,7 @@ def check_numbers(
     scale: float,
     soft_cap: float | None,
     dropout_rate: float,
+    op: str = "attention",
 ) -> None:
     """Refuse static numbers out of range.
 
@@ -100,10 +101,10 @@ def check_numbers(
     """
     for side in window or ():
         if side is not None and side < 0:
-            raise KernelError(f"attention: window is {window}; expected sizes >= 0 or None.")
+            raise KernelError(f"{op}: window is {window}; expected sizes >= 0 or None.")
     if not math.isfinite(scale):
-        raise KernelError(f"attention: scale is {scale}; expected a finite number.")
+        raise KernelError(f"{op}: scale is {scale}; expected a finite number.")
     if soft_cap is not None and not (math.isfinite(soft_cap) and soft_cap > 0):
-        raise KernelError(f"attention: soft_cap is {soft_cap}; expected a positive number.")
+        raise KernelError(f"{op}: soft_cap is {soft_cap}; expected a positive number.")
     if not 0.0 <= dropout_rate < 1.0:
-        raise KernelError(f"attention: dropout_rate is {dropout_rate}; expected 0 <= rate < 1.")
+        raise KernelError(f"{op}: dropout_rate is {dropout_rate}; expected 0 <= rate < 1.")

@@ -1,0 +1,26 @@
+"""What `decode_attention` promises: its contract, for kernels of it."""
+
+from typing import Any
+
+from jax import Array, lax
+
+from axcore.ops.decode_attention import decode_call
+from axcore.ops.decode_attention_reference import decode_attention_reference
+from axcore.ops.decode_attention_samples import DECODE_SAMPLES
+from axcore.ops.decode_attention_types import DecodeInputs, DecodeSpec
+from axcore.testing.contracts import Case, OpContract
+
+
+def _run(kernel: Any, inputs: DecodeInputs, spec: DecodeSpec) -> Array:
+    """Runs a kernel as one without gradients, which the op has none of."""
+    o_BTNV: Array = lax.stop_gradient(kernel(lax.stop_gradient(inputs), spec))
+    return o_BTNV
+
+
+DECODE_ATTENTION = OpContract(
+    reference=decode_attention_reference,
+    cases=tuple(
+        Case(name=sample.name, make=sample.make, call=decode_call, run=_run)
+        for sample in DECODE_SAMPLES
+    ),
+)
