@@ -1,8 +1,20 @@
-"""Meshes, logical-axis rules, and the sharding of states and activations."""
+"""Meshes, logical-axis rules, the sharding of states and activations, and several processes."""
 
 from axcore.parallel.activations import ActivationSharding, is_split, shard, sharding_activations
 from axcore.parallel.attention import on_each_device
+from axcore.parallel.grouped_matmul import grouped_matmul_on_each_device
 from axcore.parallel.mesh import MESH_AXES, MeshShape, make_mesh, mesh_sizes
+from axcore.parallel.processes import (
+    TimeLimits,
+    barrier,
+    from_first,
+    gather,
+    is_first,
+    join_processes,
+    leave,
+    process_count,
+    process_index,
+)
 from axcore.parallel.rules import (
     ACTIVATION_RULES,
     PARAM_RULES,
@@ -20,13 +32,23 @@ __all__ = [
     "ActivationSharding",
     "MeshShape",
     "Rules",
+    "TimeLimits",
+    "barrier",
     "describe_sharding",
+    "from_first",
+    "gather",
+    "grouped_matmul_on_each_device",
+    "is_first",
     "is_split",
+    "join_processes",
+    "leave",
     "make_mesh",
     "mesh_sizes",
     "on_each_device",
     "param_shardings",
     "partition_spec",
+    "process_count",
+    "process_index",
     "shard",
     "sharding_activations",
     "shardings_like",

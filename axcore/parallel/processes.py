@@ -1,0 +1,289 @@
+"""The processes of a run: joining them, waiting for one another, and telling one another things.
+
+What is told is text in the key-value store of jax's coordination service, never an array: no device
+takes part, so a thread may wait here while the devices compute. Every wait has a name and a limit.
+
+All processes call these functions in the same order for each name. In a run of one process they
+return at once.
+"""
+
+import collections
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any, NoReturn, TypeVar
+
+import attrs
+import jax
+
+from axcore.errors import AxcoreError, ProcessError
+from axcore.parallel.roll_call import missing_error, roll_call
+
+T = TypeVar("T")
+
+_ROOT = "axcore"
+
+
+@attrs.frozen(kw_only=True)
+class TimeLimits:
+    """How long processes wait for one another, in seconds.
+
+    Args:
+        join_s: For all to be there at the start.
+        barrier_s: At a barrier that names no limit of its own.
+        heartbeat_s: After which a process that says nothing any more ends the run.
+    """
+
+    join_s: float = 300
+    barrier_s: float = 1800
+    heartbeat_s: float = 100
+
+
+_limits = TimeLimits()
+_counts: collections.Counter[str] = collections.Counter()
+_lock = threading.Lock()
+
+
+def join_processes(
+    coordinator: str,
+    *,
+    process_count: int,
+    process_index: int,
+    limits: TimeLimits = _limits,
+) -> None:
+    """Makes this process one of several; call it before anything asks jax for devices.
+
+    Args:
+        coordinator: `host:port` of process 0, which all others reach.
+        process_count: Processes in all; with 1 nothing happens.
+        process_index: Which of them this is, from 0.
+        limits: How long they wait for one another.
+
+    Raises:
+        ConfigError: `coordinator` is no address.
+        ProcessError: Not all came in time, or two have the same number.
+    """
+    global _limits
+    _limits = limits
+    if process_count == 1:
+        return
+    numbers = {"process_count": process_count, "process_index": process_index}
+    roll_call(coordinator, **numbers, limit_s=limits.join_s)
+    jax.distributed.initialize(
+        coordinator,
+        num_processes=process_count,
+        process_id=process_index,
+        cluster_detection_method="deactivate",
+        initialization_timeout=round(limits.join_s),
+        heartbeat_timeout_seconds=round(limits.heartbeat_s),
+    )
+
+
+def process_count() -> int:
+    """Returns how many processes this run has, without starting jax where they were joined.
+
+    Raises:
+        ProcessError: jax shows several processes, and nobody joined them.
+    """
+    if _joined() is not None:
+        return int(_state().num_processes)
+    if jax.process_count() > 1:
+        raise ProcessError(
+            f"jax shows {jax.process_count()} processes that were never joined",
+            where="jax.process_count()",
+            mend="name --coordinator, --num-processes and --process-id; in a script, call "
+            "axcore.parallel.join_processes before anything else",
+        )
+    return 1
+
+
+def process_index() -> int:
+    """Returns which of them this one is, from 0."""
+    return 0 if _joined() is None else int(_state().process_id)
+
+
+def is_first() -> bool:
+    """Whether this is process 0, the one that writes and speaks."""
+    return process_index() == 0
+
+
+def barrier(name: str, *, limit_s: float | None = None) -> None:
+    """Waits until every process is here.
+
+    Raises:
+        ProcessError: Some did not come in time: naming the barrier, them, and the limit.
+    """
+    gather(name, "", limit_s=limit_s)
+
+
+def gather(name: str, text: str, *, limit_s: float | None = None) -> list[str]:
+    """Returns the texts of all processes, in their order, in every process.
+
+    Raises:
+        ProcessError: As `barrier`.
+    """
+    if process_count() == 1:
+        return [text]
+    client, index = _client(), process_index()
+    count, folder = _next_folder(name)
+    _told(name, lambda: client.key_value_set(f"{folder}/{index}", text))
+    _wait(client, name, folder, _limits.barrier_s if limit_s is None else limit_s)
+    texts = _told(name, lambda: _by_process(client, folder))
+    if count:  # everybody is past the gathering before this one
+        _told(name, lambda: client.key_value_delete(f"{_ROOT}/{name}/{count - 1}/{index}"))
+    return [texts[process] for process in range(process_count())]
+
+
+def from_first(name: str, make: Callable[[], T], *, limit_s: float | None = None) -> T:
+    """Returns what process 0 makes, in every process; only process 0 calls `make`.
+
+    Args:
+        name: What it is, for errors.
+        make: Returns something that JSON gives back.
+        limit_s: How long the others wait.
+
+    Raises:
+        AxcoreError: What `make` raised, in every process. What else it raised comes out of process 0
+            as it is, and as ProcessError of the others.
+        ProcessError: Process 0 did not come in time.
+    """
+    if process_count() == 1:
+        return make()
+    client = _client()
+    _, folder = _next_folder(name)
+    if is_first():
+        return _made_and_told(client, name, folder, make)
+    limit = _limits.barrier_s if limit_s is None else limit_s
+    try:
+        text = client.blocking_key_value_get(folder, _milliseconds(limit))
+    except jax.errors.JaxRuntimeError as error:
+        if "DEADLINE_EXCEEDED" not in str(error):
+            raise _lost(name, error) from error
+        raise missing_error(name, [0], process_count(), limit) from error
+    said = json.loads(text)
+    if "error" in said:
+        raise _error_from(said["error"])
+    made: T = said["value"]
+    return made
+
+
+def share(items: list[T]) -> list[T]:
+    """Returns this process's part of some work: every item is exactly one process's."""
+    return items[process_index() :: process_count()]
+
+
+def leave(exit_code: int) -> NoReturn:
+    """Ends this process; one of several does not wait for the others, which it would hold up."""
+    if _joined() is not None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(exit_code)
+    sys.exit(exit_code)
+
+
+# -- jax's coordination service ----------------------------------------------------------------
+
+
+def _joined() -> Any:
+    """Returns the client of the coordination service, None where this process joined nobody.
+
+    Differs: jax has no public way to it; Orbax takes this one, too.
+    """
+    return _state().client
+
+
+def _state() -> Any:
+    from jax._src import distributed
+
+    return distributed.global_state
+
+
+def _client() -> Any:
+    client = _joined()
+    assert client is not None, "a run of several processes was joined"
+    return client
+
+
+def _next_folder(name: str) -> tuple[int, str]:
+    """Returns how often the name was used before, and the keys' common beginning this time."""
+    with _lock:
+        count = _counts[name]
+        _counts[name] += 1
+    return count, f"{_ROOT}/{name}/{count}"
+
+
+def _by_process(client: Any, folder: str) -> dict[int, str]:
+    pairs = client.key_value_dir_get(f"{folder}/")
+    return {int(key.rpartition("/")[2]): text for key, text in pairs}
+
+
+def _wait(client: Any, name: str, folder: str, limit_s: float) -> None:
+    try:
+        client.wait_at_barrier(folder, _milliseconds(limit_s))
+    except jax.errors.JaxRuntimeError as error:
+        if "DEADLINE_EXCEEDED" not in str(error):
+            raise _lost(name, error) from error
+        here = _told(name, lambda: _by_process(client, folder))
+        missing = [process for process in range(process_count()) if process not in here]
+        if missing:
+            raise missing_error(name, missing, process_count(), limit_s) from error
+        raise ProcessError(
+            f"this process came to {name!r} when the others had waited {limit_s:g} s and given up",
+            where=name,
+            mend="see why it was slow, or raise the limit (--barrier-timeout)",
+        ) from error
+
+
+def _told(name: str, speak: Callable[[], T]) -> T:
+    try:
+        return speak()
+    except jax.errors.JaxRuntimeError as error:
+        raise _lost(name, error) from error
+
+
+def _lost(name: str, error: Exception) -> ProcessError:
+    return ProcessError(
+        f"a process of the run was lost at {name!r}: {str(error).splitlines()[0]}",
+        where=name,
+        mend="see what the other processes say, and start the run again",
+    )
+
+
+def _milliseconds(seconds: float) -> int:
+    return max(1, round(seconds * 1000))
+
+
+# -- What process 0 made, as text --------------------------------------------------------------
+
+
+def _made_and_told(client: Any, name: str, key: str, make: Callable[[], T]) -> T:
+    try:
+        made = make()
+    except AxcoreError as error:
+        fields = (error.what, error.where, error.set_in, error.mend)
+        told = {"error": [type(error).__qualname__, *fields]}
+        _told(name, lambda: client.key_value_set(key, json.dumps(told)))
+        raise
+    except BaseException as error:
+        what = f"process 0 failed at {name!r}: {type(error).__name__}: {error}"
+        fault = {"error": [ProcessError.__qualname__, what, name, None, "see what process 0 says"]}
+        _told(name, lambda: client.key_value_set(key, json.dumps(fault)))
+        raise
+    _told(name, lambda: client.key_value_set(key, json.dumps({"value": made})))
+    return made
+
+
+def _error_from(fields: list[Any]) -> AxcoreError:
+    name, what, where, set_in, mend = fields
+    return _error_classes(AxcoreError).get(name, AxcoreError)(
+        what, where=where, set_in=set_in, mend=mend
+    )
+
+
+def _error_classes(base: type[AxcoreError]) -> dict[str, type[AxcoreError]]:
+    found = {base.__qualname__: base}
+    for derived in base.__subclasses__():
+        found.update(_error_classes(derived))
+    return found
