@@ -53,10 +53,12 @@ class DecodeSample:
             k[row, length:], v[row, length:] = np.nan, np.nan
         table = None
         if self.page_size is not None:
-            table, (k, v) = _in_pages(self.lengths, self.page_size, (k, v), numbers)
+            table, k, v = _in_pages(self.lengths, self.page_size, k, v, numbers)
         sinks = jnp.asarray(numbers.standard_normal(self.heads), dtype) if self.has_sinks else None
         inputs = DecodeInputs(
-            *(jnp.asarray(x, dtype) for x in (q, k, v)),
+            q_BTNH=jnp.asarray(q, dtype),
+            k=jnp.asarray(k, dtype),
+            v=jnp.asarray(v, dtype),
             lengths_B=jnp.asarray(self.lengths, jnp.int32),
             page_table_BP=None if table is None else jnp.asarray(table, jnp.int32),
             sinks_N=sinks,
@@ -67,20 +69,22 @@ class DecodeSample:
 def _in_pages(
     lengths: tuple[int, ...],
     page_size: int,
-    arrays: tuple[np.ndarray, ...],
+    k: np.ndarray,
+    v: np.ndarray,
     numbers: np.random.Generator,
-) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Return a page table and the arrays cut into pages, in no order, and two that no row has."""
-    batch, capacity = arrays[0].shape[:2]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return a page table, and both arrays cut into pages in no order; no row has the last two."""
+    batch, capacity = k.shape[:2]
     per_row = capacity // page_size
-    place = numbers.permutation(batch * per_row + 2)[: batch * per_row].reshape(batch, per_row)
-    pools = []
-    for array in arrays:
-        pool = np.full((batch * per_row + 2, page_size, *array.shape[2:]), np.nan)
-        pool[place] = array.reshape(batch, per_row, page_size, *array.shape[2:])
-        pools.append(pool)
+    place = numbers.permutation(batch * per_row).reshape(batch, per_row)
+
+    def pool(array: np.ndarray) -> np.ndarray:
+        pages = np.full((batch * per_row + 2, page_size, *array.shape[2:]), np.nan)
+        pages[place] = array.reshape(batch, per_row, page_size, *array.shape[2:])
+        return pages
+
     is_used = np.arange(per_row)[None, :] * page_size < np.asarray(lengths)[:, None]
-    return np.where(is_used, place, 10**6), pools
+    return np.where(is_used, place, 10**6), pool(k), pool(v)
 
 
 DECODE_SAMPLES = (
