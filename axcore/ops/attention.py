@@ -12,7 +12,7 @@ from jax import Array
 
 from axcore.errors import KernelError
 from axcore.ops.attention_checks import check_inputs, check_numbers
-from axcore.ops.attention_kernels import run_attention
+from axcore.ops.attention_partition import partitioned_attention
 from axcore.ops.attention_types import AttentionInputs, AttentionSpec
 
 Window = tuple[int | None, int | None]
@@ -136,7 +136,7 @@ def attention(
         dropout_seed=_seed(dropout_rate, dropout_seed),
     )
     check_inputs(inputs)
-    o_BTNV, lse_BTN = run_attention(inputs, spec, with_lse=return_lse)
+    o_BTNV, lse_BTN = partitioned_attention(inputs, spec, with_lse=return_lse)
     return (o_BTNV, lse_BTN) if return_lse else o_BTNV
 
 
