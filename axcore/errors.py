@@ -107,7 +107,7 @@ class TrainingError(AxcoreError):
 class ComplexityError(AxcoreError):
     """Lines of code could not be measured, or a feature costs more of them than it may."""
 
-    exit_code = 9
+    exit_code = 10
 
 
 class ProcessError(AxcoreError):

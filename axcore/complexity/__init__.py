@@ -1,7 +1,7 @@
 """The meter of LoC-complexity: what a feature costs in lines, and how that grows."""
 
-from axcore.complexity.changes import Change, FileChange, measure_change, measure_commits
-from axcore.complexity.evidence import Evidence, chooses, computes, runs
+from axcore.complexity.changes import Change, FileChange, Kind, measure_change, measure_commits
+from axcore.complexity.evidence import Evidence, chooses, multiplies, runs
 from axcore.complexity.growth import Growth, fit_growth, measure_growth
 from axcore.complexity.lines import code_lines, lines_to_write
 from axcore.complexity.meter import Lack, Measurement, check_gate, measure_feature, why_not_in
@@ -12,6 +12,7 @@ __all__ = [
     "Evidence",
     "FileChange",
     "Growth",
+    "Kind",
     "Lack",
     "Measurement",
     "Operation",
@@ -19,13 +20,13 @@ __all__ = [
     "check_gate",
     "chooses",
     "code_lines",
-    "computes",
     "fit_growth",
     "lines_to_write",
     "measure_change",
     "measure_commits",
     "measure_feature",
     "measure_growth",
+    "multiplies",
     "runs",
     "trace_model",
     "why_not_in",

@@ -73,7 +73,9 @@ def measure_commits(repository: Path, base: str, head: str) -> tuple[Change, ...
         ComplexityError: The folder is no git repository, or a commit is not there.
     """
     base, head = _commit(repository, base), _commit(repository, head)
-    log = _git(repository, "log", "--first-parent", "--reverse", "--format=%H %s", f"{base}..{head}")
+    log = _git(
+        repository, "log", "--first-parent", "--reverse", "--format=%H %s", f"{base}..{head}"
+    )
     changes, before = [], base
     for line in log.splitlines():
         commit, _, subject = line.partition(" ")
@@ -165,7 +167,9 @@ def _text(repository: Path, blob: str) -> str | None:
 
 def _commit(repository: Path, name: str) -> str:
     try:
-        return _git(repository, "rev-parse", "--verify", "--end-of-options", f"{name}^{{commit}}").strip()
+        return _git(
+            repository, "rev-parse", "--verify", "--end-of-options", f"{name}^{{commit}}"
+        ).strip()
     except ComplexityError as error:
         raise ComplexityError(
             f"{name!r} is no commit: {error.what}",

@@ -1,7 +1,6 @@
 """What counts as proof that a feature is in a model: functions from a trace to None or a reason."""
 
 from collections.abc import Callable
-from typing import Any
 
 from axcore.complexity.trace import Operation, Trace, modules_of
 from axcore.module import Module
@@ -25,13 +24,22 @@ def runs(*kinds: type[Module]) -> Evidence:
     return evidence
 
 
-def computes(what: str, wanted: Callable[[Operation], Any]) -> Evidence:
-    """Proof by operations: the loss depends on one for which `wanted` holds."""
+def multiplies(dtype: str) -> Evidence:
+    """Proof by operations: the loss depends on a product of two arrays of a dtype.
+
+    Args:
+        dtype: How the dtype begins: `int8`, or `float8` for each of its kinds.
+    """
+
+    def is_such(operation: Operation) -> bool:
+        return operation.name == "dot_general" and all(
+            operand.startswith(dtype) for operand in operation.dtypes
+        )
 
     def evidence(trace: Trace) -> str | None:
-        if any(wanted(operation) for operation in trace.operations):
+        if any(map(is_such, trace.operations)):
             return None
-        return f"the traced loss holds no {what}"
+        return f"the traced loss holds no product of {dtype}"
 
     return evidence
 

@@ -24,8 +24,8 @@ from axcore.trainer import Trainer
 
 Edit = Callable[[Any], Any]
 
-LARGEST = (16, 16)
-"""The most models, and the most variants of each, that there are."""
+LARGEST = 16
+"""The most models, and the most variants of each."""
 
 
 def model_family(models: int, variants: int) -> Iterator[tuple[str, Any]]:
@@ -37,8 +37,8 @@ def model_family(models: int, variants: int) -> Iterator[tuple[str, Any]]:
     Raises:
         ValueError: More are asked for than there are.
     """
-    if not (1 <= models <= LARGEST[0] and 1 <= variants <= LARGEST[1]):
-        raise ValueError(f"there are 1 to {LARGEST[0]} models and 1 to {LARGEST[1]} variants each")
+    if not (1 <= models <= LARGEST and 1 <= variants <= LARGEST):
+        raise ValueError(f"there are 1 to {LARGEST} models, and as many variants of each")
     for (one, to_model), (other, to_variant) in itertools.product(
         itertools.islice(_combinations(_MODEL_AXES), models),
         itertools.islice(_combinations(_VARIANT_AXES), variants),
@@ -54,7 +54,6 @@ def _plain() -> Any:
         model=evolve(model, dtypes=DTypes(compute="bfloat16")),
         data=Data.Config(seq_len=16, batch_size=2),
         max_steps=2,
-        mesh={"data": -1},
     )
 
 
@@ -94,6 +93,9 @@ _MODEL_AXES: tuple[dict[str, Edit], ...] = (
 _VARIANT_AXES: tuple[dict[str, Edit], ...] = (
     {"rms": _unchanged, "layer": _replacing(RMSNorm, LayerNorm.Config())},
     {"gated": _unchanged, "plain": _replacing(FeedForward, PlainFeedForward.Config())},
-    {"gelu": _setting("**.feed_forward.activation", "gelu"), "silu": _setting("**.feed_forward.activation", "silu")},
+    {
+        "gelu": _setting("**.feed_forward.activation", "gelu"),
+        "silu": _setting("**.feed_forward.activation", "silu"),
+    },
     {"rotary": _unchanged, "no-position": _replacing(RoPE, NoPosition.Config())},
 )

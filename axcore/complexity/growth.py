@@ -1,7 +1,7 @@
 """How the lines that a feature costs grow with the number of models and of variants."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 import attrs
@@ -10,8 +10,8 @@ import numpy as np
 Size = tuple[int, int]
 """Number of models N and of variants of each, M."""
 
-GRID: tuple[Size, ...] = ((2, 2), (4, 4), (8, 8), (16, 16), (16, 2), (2, 16))
-"""Families of N x M = 4, 16, 64 and 256 models; the last two tell N and M apart."""
+DIAGONAL: tuple[int, ...] = (2, 4, 8, 16)
+"""Where N and M grow together: families of N x M = 4, 16, 64 and 256 models."""
 
 CONSTANT_BELOW = 0.05
 """An exponent below this is taken for no growth."""
@@ -46,14 +46,23 @@ class Growth:
         return "linear" if self.exponent < 1.5 else "quadratic"
 
 
-def measure_growth(count: Callable[[int, int], int], sizes: Iterable[Size] = GRID) -> Growth:
+def sizes_up_to(largest: int) -> tuple[Size, ...]:
+    """Returns the sizes of families to count at, up to `largest` models and as many variants.
+
+    The last two grow in one of the two numbers alone, which tells them apart.
+    """
+    diagonal = tuple((size, size) for size in DIAGONAL if size <= largest)
+    return (*diagonal, (largest, 2), (2, largest))
+
+
+def measure_growth(count: Callable[[int, int], int], *, largest: int = DIAGONAL[-1]) -> Growth:
     """Returns how lines grow.
 
     Args:
         count: From numbers of models and variants to the lines that a feature costs there.
-        sizes: Where to count; two sizes or more in each of the numbers.
+        largest: The most models, and variants of each; more than 2.
     """
-    return fit_growth({size: count(*size) for size in sizes})
+    return fit_growth({size: count(*size) for size in sizes_up_to(largest)})
 
 
 def fit_growth(lines: Mapping[Size, int]) -> Growth:
@@ -67,4 +76,4 @@ def fit_growth(lines: Mapping[Size, int]) -> Growth:
         raise ValueError(f"sizes {sorted(lines)} do not tell models from variants: vary each alone")
     logs = np.log([max(1, count) for count in lines.values()])
     (_, in_models, in_variants), *_ = np.linalg.lstsq(rows, logs, rcond=None)
-    return Growth(dict(lines), round(float(in_models), 6), round(float(in_variants), 6))
+    return Growth(dict(lines), float(in_models), float(in_variants))

@@ -3,17 +3,17 @@
 The definition is written out in `docs/loc-complexity.md`.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import attrs
 
 from axcore.complexity.family import LARGEST, model_family
-from axcore.complexity.growth import CONSTANT_BELOW, GRID, Growth, Size, fit_growth
+from axcore.complexity.growth import CONSTANT_BELOW, Growth, measure_growth
 from axcore.complexity.imports import modules_that_import
 from axcore.complexity.lines import lines_to_write
 from axcore.complexity.trace import trace_model
-from axcore.errors import AxcoreError, ComplexityError
+from axcore.errors import ComplexityError
 from axcore.plugins import Feature, Hardware
 
 MOST_LINES = 10
@@ -41,13 +41,15 @@ class Measurement:
         feature: What was measured.
         lines: Lines that add it, imports counted.
         existing: Modules outside of its implementation that import it.
+        models: How many models it was added to.
         lacks: Models that do not have it although those lines were run on them.
-        growth: How lines grow: each model that lacks it costs the lines once more.
+        growth: How lines grow: each model that lacks it costs the lines once more, at least one.
     """
 
     feature: Feature
     lines: int
     existing: tuple[str, ...]
+    models: int
     lacks: tuple[Lack, ...]
     growth: Growth
 
@@ -66,27 +68,28 @@ class Measurement:
         return tuple(found)
 
 
-def measure_feature(feature: Feature, *, largest: Size = LARGEST) -> Measurement:
+def measure_feature(feature: Feature, *, largest: int = LARGEST) -> Measurement:
     """Adds a feature to every model of the largest family, and looks for it in each one's trace.
 
     Args:
         feature: What to add.
-        largest: Models and variants of the largest family; those of `GRID` within it are counted.
+        largest: Models of the largest family, and variants of each.
     """
-    apply = feature.apply.resolve()
-    lines = lines_to_write(apply)
+    apply = feature.apply.resolve() if feature.apply else _unchanged
+    lines = lines_to_write(apply) if feature.apply else 0
     lacking = {name: reason for name, reason in _lacking(feature, apply, largest) if reason}
-    sizes = [size for size in GRID if size[0] <= largest[0] and size[1] <= largest[1]]
-    counts: Mapping[Size, int] = {
-        size: lines * (1 + sum(name in lacking for name, _ in model_family(*size)))
-        for size in sizes
-    }
+
+    def count(models: int, variants: int) -> int:
+        alone = sum(name in lacking for name, _ in model_family(models, variants))
+        return lines + max(1, lines) * alone
+
     return Measurement(
         feature=feature,
         lines=lines,
         existing=modules_that_import(feature.implementation),
+        models=largest * largest,
         lacks=tuple(Lack(name, reason) for name, reason in lacking.items()),
-        growth=fit_growth(counts),
+        growth=measure_growth(count, largest=largest),
     )
 
 
@@ -113,12 +116,16 @@ def check_gate(measurements: Iterable[Measurement]) -> None:
         )
 
 
+def _unchanged(cfg: Any) -> Any:
+    return cfg
+
+
 def _lacking(
-    feature: Feature, apply: Callable[[Any], Any], largest: Size
+    feature: Feature, apply: Callable[[Any], Any], largest: int
 ) -> Iterable[tuple[str, str | None]]:
     hardware = Hardware.parse(feature.target)
-    for name, cfg in model_family(*largest):
+    for name, cfg in model_family(largest, largest):
         try:
             yield name, why_not_in(feature, apply(cfg), hardware)
-        except AxcoreError as error:
-            yield name, f"{type(error).__name__}: {error.what}"
+        except Exception as error:  # whatever stops a model is why it lacks the feature
+            yield name, f"{type(error).__name__}: {str(error).splitlines()[0]}"

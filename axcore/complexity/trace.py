@@ -13,6 +13,7 @@ from jax.interpreters.partial_eval import dce_jaxpr
 from axcore.module import Module, Repeated, functional
 from axcore.ops import KernelPolicy, kernel_plan, use_policy
 from axcore.plugins import Hardware
+from axcore.trainer import for_hardware
 
 BATCH_SIZE, SEQ_LEN = 2, 16
 
@@ -55,9 +56,10 @@ def trace_model(cfg: Any, hardware: Hardware) -> Trace:
     """Returns the trace of a training config's model; makes no array and compiles nothing.
 
     Args:
-        cfg: A training config, for the hardware.
-        hardware: What kernels are chosen for.
+        cfg: A training config.
+        hardware: What its mesh rule and its kernels are chosen for.
     """
+    cfg, _ = for_hardware(cfg, hardware)
     model = cfg.model.build()
     policy = KernelPolicy(hardware=hardware, pins=cfg.kernels, allow=cfg.allow_kernels)
     with use_policy(policy):

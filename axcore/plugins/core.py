@@ -146,16 +146,18 @@ def kernels() -> Iterator[Kernel]:
 @hook.modifiers
 def modifiers() -> Iterator[Modifier]:
     """Changes that any experiment can be asked to make."""
-    yield Modifier(
-        name="accumulate",
-        config=Ref("axcore.modifiers:Accumulate"),
-        summary="Half the memory of activations: batches in twice as many parts, same result",
-    )
-    yield Modifier(
-        name="remat",
-        config=Ref("axcore.modifiers:Remat"),
-        summary="Less memory of activations: layers' values are computed again going backward",
-    )
+    for name, config, summary in (
+        ("accumulate", "Accumulate", "Batches in more parts: less memory, same result"),
+        ("micro_batches", "MicroBatches", "Batches in parts of so many rows a device"),
+        ("remat", "Remat", "Layers' values computed again in the backward pass, by preset"),
+        ("mesh_shape", "MeshShape", "Devices in another mesh"),
+        ("shard", "Shard", "Dimensions split along other mesh axes, by their logical names"),
+        ("kernels", "Kernels", "Kernels pinned by op, and portable ones allowed"),
+        ("replace", "Replace", "Another layer in the place of every layer of a class"),
+        ("update", "Update", "Values by path or glob"),
+    ):
+        ref = Ref(f"axcore.modifiers:{config}")
+        yield Modifier(name=name, config=ref, summary=summary)
     yield Modifier(
         name="int8_training",
         config=Ref("axcore.layers:Int8Training"),
@@ -244,13 +246,6 @@ def features() -> Iterator[Feature]:
         summary="Linear layers' products in int8",
     )
     yield Feature(
-        name="fp8",
-        apply=Ref("axcore.complexity.features:with_fp8"),
-        evidence=Ref("axcore.complexity.features:has_fp8"),
-        implementation=("axcore.layers.quantized_training",),
-        summary="Linear layers' products in float8",
-    )
-    yield Feature(
         name="kernel",
         apply=Ref("axcore.complexity.features:with_reference_attention"),
         evidence=Ref("axcore.complexity.features:has_reference_attention"),
@@ -271,6 +266,7 @@ def commands() -> Iterator[Command]:
         ("plugins", "plugins", "List plugins, and what is wrong with them"),
         ("plugin", "plugin", "Write a new plugin, or check one"),
         ("kernels", "kernels", "List an op's kernels, and why each is chosen or not"),
+        ("loc", "loc", "Measure what features and changes cost in lines of code"),
         ("doctor", "doctor", "Look for what is wrong with this machine's set-up"),
     ):
         yield Command(name=name, fn=Ref(f"axcore.cli.{module}:{module}"), summary=summary)

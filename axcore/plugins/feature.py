@@ -21,7 +21,8 @@ class Feature(Record):
     Args:
         name: As a user asks for it: `axcore loc NAME`.
         apply: A function from a training config to one with the feature, such as somebody would
-            write for their own models. Its lines are what is counted.
+            write for their own models; its lines are what is counted. None where nothing has to
+            be written.
         evidence: From a trace, `axcore.complexity.Trace`, to None where the feature is in it, or
             why it is not.
         implementation: The feature's own modules, which nothing else may import.
@@ -32,7 +33,7 @@ class Feature(Record):
     kind: ClassVar[str] = "feature"
 
     name: str = attrs.field(validator=a_name)
-    apply: Ref = attrs.field(validator=of_type(Ref))
+    apply: Ref | None = attrs.field(default=None, validator=of_type(Ref, type(None)))
     evidence: Ref = attrs.field(validator=of_type(Ref))
     implementation: tuple[str, ...] = attrs.field(
         default=(), converter=frozen_tuple, validator=_module_names

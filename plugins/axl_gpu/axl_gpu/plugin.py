@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from axcore.plugins import (
     DoctorCheck,
     EnvironmentFlags,
+    Feature,
     HardwareFamily,
     Kernel,
     MeshRule,
@@ -55,6 +56,25 @@ def kernels() -> Iterator[Kernel]:
         on=on(family="gpu", features=CUDNN),
         accepts=Ref("axl_gpu.cudnn_attention:accepts"),
         fn=Ref("axl_gpu.cudnn_attention:cudnn_attention"),
+    )
+
+
+@hook.features
+def features() -> Iterator[Feature]:
+    """What these GPUs add to any model."""
+    yield Feature(
+        name="fp8",
+        apply=Ref("axl_gpu.features:with_fp8"),
+        evidence=Ref("axl_gpu.features:has_fp8"),
+        target="gpu-h100-8",
+        summary="Linear layers' products in float8",
+    )
+    yield Feature(
+        name="cudnn_attention",
+        evidence=Ref("axl_gpu.features:has_cudnn_attention"),
+        implementation=("axl_gpu.cudnn_attention",),
+        target="gpu-h100-8",
+        summary="A new kernel: cuDNN attention where a GPU has it",
     )
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from axcore.plugins import DoctorCheck, HardwareFamily, MeshRule, Ref, hook
+from axcore.plugins import DoctorCheck, Feature, HardwareFamily, MeshRule, Ref, hook
 from axl_trainium.hardware import hosts
 
 
@@ -25,6 +25,18 @@ def mesh_rules() -> Iterator[MeshRule]:
     """
     yield MeshRule(match="trainium-trn1-*", mesh={"fsdp": -1, "model": 2})
     yield MeshRule(match="trainium-trn2-*", mesh={"fsdp": -1, "model": 4})
+
+
+@hook.features
+def features() -> Iterator[Feature]:
+    """What these chips add to any model."""
+    yield Feature(
+        name="trainium",
+        evidence=Ref("axl_trainium.features:runs_on_trainium"),
+        implementation=("axl_trainium.hardware", "axl_trainium.detect"),
+        target="trainium-trn2-16",
+        summary="A new chip: any model runs on Trainium",
+    )
 
 
 @hook.doctor_checks
