@@ -57,6 +57,13 @@ def _segments(sample: AttentionSample, _: Callable[..., Array]) -> dict[str, Arr
     return {"q_segments_BT": jnp.asarray(q), "k_segments_BS": jnp.asarray(k)}
 
 
+def _lonely_segments(sample: AttentionSample, _: Callable[..., Array]) -> dict[str, Array]:
+    """Documents of which one has queries and no keys."""
+    segments = _segments(sample, _)
+    q = segments["q_segments_BT"]
+    return {**segments, "q_segments_BT": jnp.where(q == 2, 9, q)}
+
+
 def _documents(length: int, row: np.ndarray) -> np.ndarray:
     place = np.arange(length)[None, :] + row * (length // 7)
     ids = 1 + (place > length // 3) + (place > length // 2)
@@ -93,6 +100,7 @@ def _seed(sample: AttentionSample, _: Callable[..., Array]) -> dict[str, Array]:
 
 _PARTS: Mapping[str, _Part] = {
     "segments": _segments,
+    "lonely_segments": _lonely_segments,
     "ranges": _ranges,
     "bias": _bias,
     "row_bias": _row_bias,
@@ -112,10 +120,12 @@ ATTENTION_SAMPLES = (
     AttentionSample(name="width_64", width=64, value_width=64, spec={"right": 0}),
     AttentionSample(name="width_80", width=80, value_width=80, spec={"right": 0}),
     AttentionSample(name="width_128", width=128, value_width=128, spec={"right": 0}),
+    AttentionSample(name="width_256", width=256, value_width=256, spec={"right": 0}),
     AttentionSample(name="value_width", width=24, value_width=8, spec={"right": 0}),
     AttentionSample(name="window", spec={"left": 5, "right": 3}),
     AttentionSample(name="causal_window", spec={"left": 7, "right": 0}),
     AttentionSample(name="segments", parts=("segments",), spec={"right": 0}),
+    AttentionSample(name="lonely_segments", parts=("lonely_segments",), spec={"right": 0}),
     AttentionSample(name="ranges", parts=("ranges",)),
     AttentionSample(name="soft_cap", spec={"soft_cap": 2.0, "right": 0}),
     AttentionSample(name="bias", parts=("bias",)),

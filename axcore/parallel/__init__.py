@@ -2,11 +2,13 @@
 
 from axcore.parallel.activations import ActivationSharding, is_split, shard, sharding_activations
 from axcore.parallel.attention import on_each_device
+from axcore.parallel.by_hand import each_expert, expert_axes, on_own_tokens
 from axcore.parallel.grouped_matmul import grouped_matmul_on_each_device
 from axcore.parallel.mesh import MESH_AXES, MeshShape, make_mesh, mesh_sizes
 from axcore.parallel.processes import (
     TimeLimits,
     barrier,
+    from_each,
     from_first,
     gather,
     is_first,
@@ -14,6 +16,7 @@ from axcore.parallel.processes import (
     leave,
     process_count,
     process_index,
+    share,
 )
 from axcore.parallel.rules import (
     ACTIVATION_RULES,
@@ -35,6 +38,9 @@ __all__ = [
     "TimeLimits",
     "barrier",
     "describe_sharding",
+    "each_expert",
+    "expert_axes",
+    "from_each",
     "from_first",
     "gather",
     "grouped_matmul_on_each_device",
@@ -45,11 +51,13 @@ __all__ = [
     "make_mesh",
     "mesh_sizes",
     "on_each_device",
+    "on_own_tokens",
     "param_shardings",
     "partition_spec",
     "process_count",
     "process_index",
     "shard",
+    "share",
     "sharding_activations",
     "shardings_like",
 ]

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from axcore.testing.data_source_suite import DataSourceSuite
     from axcore.testing.dist import make_dist
     from axcore.testing.experiment_suite import ExperimentSuite
+    from axcore.testing.grouped_matmul_contract import GroupedMatmulSample, grouped_matmul_case
     from axcore.testing.kernel_suite import KernelSuite
     from axcore.testing.mesh_rule_suite import MeshRuleSuite
     from axcore.testing.modifier_suite import ModifierSuite
@@ -26,6 +27,7 @@ _HOMES = {
     "CommandLine": "command_line",
     "DataSourceSuite": "data_source_suite",
     "ExperimentSuite": "experiment_suite",
+    "GroupedMatmulSample": "grouped_matmul_contract",
     "KernelSuite": "kernel_suite",
     "MeshRuleSuite": "mesh_rule_suite",
     "ModifierSuite": "modifier_suite",
@@ -34,6 +36,7 @@ _HOMES = {
     "Ran": "command_line",
     "WriterSuite": "writer_suite",
     "attention_case": "contracts",
+    "grouped_matmul_case": "grouped_matmul_contract",
     "make_dist": "dist",
     "small_experiment": "tiny",
 }
@@ -44,6 +47,7 @@ __all__ = [
     "CommandLine",
     "DataSourceSuite",
     "ExperimentSuite",
+    "GroupedMatmulSample",
     "KernelSuite",
     "MeshRuleSuite",
     "ModifierSuite",
@@ -52,6 +56,7 @@ __all__ = [
     "Ran",
     "WriterSuite",
     "attention_case",
+    "grouped_matmul_case",
     "make_dist",
     "small_experiment",
 ]

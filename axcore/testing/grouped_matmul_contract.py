@@ -10,6 +10,8 @@ from axcore.ops.grouped_matmul_reference import grouped_matmul_reference
 from axcore.ops.grouped_matmul_samples import GROUPED_MATMUL_SAMPLES, GroupedMatmulSample
 from axcore.testing.contracts import Case, OpContract
 
+__all__ = ["GROUPED_MATMUL", "GroupedMatmulSample", "grouped_matmul_case"]
+
 _Inputs = tuple[Array, Array, Array]
 
 
@@ -21,7 +23,8 @@ def _run(kernel: Any, inputs: _Inputs, spec: None) -> Any:
     return kernel(*inputs)
 
 
-def _case(sample: GroupedMatmulSample) -> Case:
+def grouped_matmul_case(sample: GroupedMatmulSample) -> Case:
+    """Returns the case of a sample."""
     return Case(
         name=sample.name, make=lambda dtype: (sample.make(dtype), None), call=_call, run=_run
     )
@@ -29,5 +32,5 @@ def _case(sample: GroupedMatmulSample) -> Case:
 
 GROUPED_MATMUL = OpContract(
     reference=grouped_matmul_reference,
-    cases=tuple(_case(sample) for sample in GROUPED_MATMUL_SAMPLES),
+    cases=tuple(grouped_matmul_case(sample) for sample in GROUPED_MATMUL_SAMPLES),
 )

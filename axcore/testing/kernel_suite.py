@@ -5,6 +5,7 @@ refuses, it must refuse with a reason. Values and gradients are compared under `
 """
 
 import functools
+import math
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
@@ -16,10 +17,14 @@ import pytest
 from axcore.errors import PluginError
 from axcore.ops import Call
 from axcore.ops.tolerance import TOLERANCES, relative_error
+from axcore.parallel import make_mesh
 from axcore.plugins import Hardware, HardwareFamily, Kernel, Op, plugin_host
 from axcore.plugins.record import Record
 from axcore.testing.contracts import Case, OpContract
 from axcore.testing.suite import Suite
+
+MESHES = ({"fsdp": 2, "model": 2}, {"data": 2, "seq": 2, "model": 2})
+"""Rows and heads split in two each; over eight devices, two hold the same part."""
 
 
 @attrs.frozen
@@ -133,6 +138,23 @@ class KernelSuite(Suite):
         _, gradients = _values_and_gradients(kernel, first_trial)
         _, again = _values_and_gradients(kernel, first_trial, remat=True)
         assert _worst(again, gradients) <= self.tolerance(first_trial.dtype)[1]
+
+    @pytest.mark.parametrize("sizes", MESHES, ids=["2x2", "2x2x2"])
+    def test_devices_of_a_mesh_give_what_one_device_does(
+        self, first_trial: Trial, sizes: dict[str, int]
+    ) -> None:
+        """Rows and heads are split over devices; values and gradients stay."""
+        kernel = self.implementation(first_trial.kernel)
+        alone = _values_and_gradients(kernel, first_trial)
+        num_devices = math.prod(sizes.values())
+        if jax.device_count() < num_devices:
+            pytest.skip(f"needs {num_devices} devices; there are {jax.device_count()}")
+        with jax.set_mesh(make_mesh(sizes, jax.devices()[:num_devices])):
+            split = _values_and_gradients(kernel, first_trial)
+        for got, wanted, allowed in zip(
+            split, alone, self.tolerance(first_trial.dtype), strict=True
+        ):
+            assert _worst(got, wanted) <= allowed
 
     def test_predicates_answer_with_none_or_a_reason_and_ask_no_device(
         self, record: Kernel, monkeypatch: pytest.MonkeyPatch

@@ -1,5 +1,6 @@
 """`ModifierSuite`: a modifier is pure, does something, and leaves a config that can be saved."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,10 +17,16 @@ class ModifierSuite(Suite):
 
     Attributes:
         target: Name of the hardware that modifiers are told of.
+        values: Fields to set, by the key of a modifier that does nothing with its defaults.
     """
 
     kind: ClassVar[type[Record]] = Modifier
     target: ClassVar[str] = "cpu-8"
+    values: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+
+    def make(self, record: Modifier) -> Any:
+        """Returns the modifier to prove."""
+        return record.config.resolve()(**self.values.get(record.key, {}))
 
     def subject(self, folder: Path) -> Any:
         """Returns the config to modify: a small experiment, where not overridden."""
@@ -34,12 +41,12 @@ class ModifierSuite(Suite):
 
     def test_modifier_changes_something(self, record: Modifier, subject_config: Any) -> None:
         """Unless it says that it may change nothing, by `is_idempotent`."""
-        modifier = record.config.resolve()()
+        modifier = self.make(record)
         apply_modifier(subject_config, modifier, Hardware.parse(self.target), where=record.key)
 
     def test_modifier_is_pure(self, record: Modifier, subject_config: Any) -> None:
         """The same config and hardware give the same result, and both stay what they were."""
-        modifier = record.config.resolve()()
+        modifier = self.make(record)
         before = to_json(subject_config)
         first = modifier.apply(subject_config, Hardware.parse(self.target))
         second = modifier.apply(subject_config, Hardware.parse(self.target))
@@ -57,12 +64,12 @@ class ModifierSuite(Suite):
 
         for name in ("devices", "local_devices", "device_count", "default_backend"):
             monkeypatch.setattr(jax, name, refuse)
-        record.config.resolve()().apply(subject_config, Hardware.parse(self.target))
+        self.make(record).apply(subject_config, Hardware.parse(self.target))
 
     def test_modified_config_is_saved_and_read_back(
         self, record: Modifier, subject_config: Any
     ) -> None:
         """A run directory holds it."""
-        changed = record.config.resolve()().apply(subject_config, Hardware.parse(self.target))
+        changed = self.make(record).apply(subject_config, Hardware.parse(self.target))
         assert type(changed) is type(subject_config)
         assert from_json(to_json(changed)) == changed

@@ -12,6 +12,7 @@ GIGA = 1e9
 TERA = 1e12
 
 SPLASH = "splash_attention"
+MEGABLOX = "megablox"
 INT8 = "int8"
 FLOAT8 = "float8"
 """Formats that the matrix unit multiplies, by the figures below."""
@@ -33,7 +34,7 @@ V4 = Hardware(
     peak_flops={"bfloat16": 275 * TERA, "int8": 275 * TERA},
     memory_bandwidth=1200 * GIGA,
     interconnect_bandwidth=300 * GIGA,
-    features={SPLASH, INT8},
+    features={SPLASH, MEGABLOX, INT8},
 )
 
 # Cloud TPU documentation, "TPU v5e" and the v5e column of "TPU v6e": 197 TFLOPs, 393 TOPs int8,
@@ -46,7 +47,7 @@ V5E = Hardware(
     peak_flops={"bfloat16": 197 * TERA, "int8": 393 * TERA},
     memory_bandwidth=819 * GIGA,
     interconnect_bandwidth=200 * GIGA,
-    features={SPLASH, INT8},
+    features={SPLASH, MEGABLOX, INT8},
 )
 
 # Cloud TPU documentation, "TPU v5p": 459 TFLOPs, 918 TOPs int8, 95 GiB at 2765 GBps, 1200 GBps of
@@ -60,7 +61,7 @@ V5P = Hardware(
     peak_flops={"bfloat16": 459 * TERA, "int8": 918 * TERA},
     memory_bandwidth=2765 * GIGA,
     interconnect_bandwidth=600 * GIGA,
-    features={SPLASH, INT8},
+    features={SPLASH, MEGABLOX, INT8},
 )
 
 # Cloud TPU documentation, "TPU v6e": 918 TFLOPs, 1836 TOPs int8; the v6e column of "TPU7x":
@@ -73,7 +74,7 @@ V6E = Hardware(
     peak_flops={"bfloat16": 918 * TERA, "int8": 1836 * TERA},
     memory_bandwidth=1638 * GIGA,
     interconnect_bandwidth=400 * GIGA,
-    features={SPLASH, INT8},
+    features={SPLASH, MEGABLOX, INT8},
 )
 
 # Cloud TPU documentation, "TPU7x (Ironwood)": 2307 TFLOPs bf16, 4614 fp8, 192 GiB at 7380 GBps,
@@ -88,5 +89,5 @@ TPU7X = Hardware(
     peak_flops={"bfloat16": 2307 * TERA, "float8": 4614 * TERA},
     memory_bandwidth=7380 * GIGA,
     interconnect_bandwidth=600 * GIGA,
-    features={SPLASH, FLOAT8},
+    features={SPLASH, MEGABLOX, FLOAT8},
 )

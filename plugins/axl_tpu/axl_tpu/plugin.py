@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from axcore.plugins import DoctorCheck, HardwareFamily, Kernel, MeshRule, Ref, hook, on
-from axl_tpu.hardware import SPLASH, hosts
+from axl_tpu.hardware import MEGABLOX, SPLASH, hosts
 
 
 @hook.hardware_families
@@ -25,7 +25,7 @@ def mesh_rules() -> Iterator[MeshRule]:
 
 @hook.kernels
 def kernels() -> Iterator[Kernel]:
-    """The Pallas flash attention that JAX ships."""
+    """The Pallas kernels that JAX ships."""
     yield Kernel(
         op="attention",
         name="splash_attention",
@@ -33,6 +33,14 @@ def kernels() -> Iterator[Kernel]:
         on=on(family="tpu", features=SPLASH),
         accepts=Ref("axl_tpu.splash_attention:accepts"),
         fn=Ref("axl_tpu.splash_attention:splash_attention"),
+    )
+    yield Kernel(
+        op="grouped_matmul",
+        name="megablox",
+        priority=200,
+        on=on(family="tpu", features=MEGABLOX),
+        accepts=Ref("axl_tpu.megablox:accepts"),
+        fn=Ref("axl_tpu.megablox:megablox"),
     )
 
 

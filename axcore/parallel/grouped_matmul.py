@@ -1,0 +1,80 @@
+"""Grouped matrix products under a mesh: each device multiplies its own rows, with no
+communication but that of the matrices. For kernels that the compiler cannot split by itself.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.sharding import AbstractMesh, AxisType, PartitionSpec
+
+from axcore.parallel.activations import current_rules
+from axcore.parallel.rules import partition_spec
+
+Multiply = Callable[[Array, Array, Array], Array]
+
+
+def grouped_matmul_on_each_device(
+    multiply: Multiply, x_RD: Array, w_EDF: Array, group_sizes_E: Array
+) -> Array:
+    """Returns `multiply(x_RD, w_EDF, group_sizes_E)`, computed in parts where a mesh is set.
+
+    Rows are split as the rules split `batch`, and stay sorted; every device has all matrices and
+    counts how many rows of each group are its own. Rows that do not divide over the devices stay
+    whole. Mesh axes over which the caller has split the work already (inside `shard_map`) are left
+    as they are.
+
+    Args:
+        multiply: From rows, matrices and group sizes to `y_RF`.
+        x_RD: Rows, sorted by group.
+        w_EDF: A matrix for each group.
+        group_sizes_E: Rows of each group, of all devices together.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    free = _free_axes(mesh)
+    if math.prod(mesh.shape[name] for name in free) == 1:
+        return multiply(x_RD, w_EDF, group_sizes_E)
+    names = _row_axes(mesh, free, x_RD.shape[0])
+    part_rows = x_RD.shape[0] // math.prod(mesh.shape[name] for name in names)
+
+    def of_one_device(x_RD: Array, w_EDF: Array, group_sizes_E: Array) -> Array:
+        first_row = jax.lax.axis_index(names) * part_rows if names else jnp.int32(0)
+        return multiply(x_RD, w_EDF, _sizes_within(group_sizes_E, first_row, part_rows))
+
+    rows: Any = PartitionSpec(names or None, None)  # type: ignore[no-untyped-call]
+    whole: Any = PartitionSpec()  # type: ignore[no-untyped-call]
+    in_parts = jax.shard_map(
+        of_one_device,
+        in_specs=(rows, whole, whole),
+        out_specs=rows,
+        axis_names=set(free),
+        check_vma=False,
+    )
+    output: Array = in_parts(x_RD, w_EDF, group_sizes_E)
+    return output
+
+
+def _free_axes(mesh: AbstractMesh) -> tuple[str, ...]:
+    """Returns the mesh axes that no caller splits by hand."""
+    types = zip(mesh.axis_names, mesh.axis_types, strict=True)
+    return tuple(name for name, kind in types if kind != AxisType.Manual)
+
+
+def _row_axes(mesh: AbstractMesh, free: tuple[str, ...], num_rows: int) -> tuple[str, ...]:
+    """Returns the free axes that split rows; none where rows do not divide over them."""
+    (entry,) = partition_spec(("batch",), current_rules(), mesh)
+    names = (entry,) if isinstance(entry, str) else tuple(entry or ())
+    ours = tuple(name for name in names if name in free)
+    return () if num_rows % math.prod(mesh.shape[name] for name in ours) else ours
+
+
+def _sizes_within(group_sizes_E: Array, first_row: Array, num_rows: int) -> Array:
+    """Returns how many rows of each group stand in `[first_row, first_row + num_rows)`."""
+    ends_E = jnp.cumsum(group_sizes_E)
+    starts_E = ends_E - group_sizes_E
+    first = first_row.astype(ends_E.dtype)
+    inside = lambda place_E: jnp.clip(place_E, first, first + num_rows)  # noqa: E731
+    return inside(ends_E) - inside(starts_E)
