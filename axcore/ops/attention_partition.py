@@ -3,7 +3,7 @@ over devices enters a partition, which calls `run_attention` on parts.
 """
 
 from contextlib import AbstractContextManager
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, cast, runtime_checkable
 
 import jax
 from jax import Array
@@ -12,6 +12,7 @@ from axcore.ops.attention_kernels import run_attention
 from axcore.ops.attention_types import AttentionInputs, AttentionSpec
 
 
+@runtime_checkable
 class AttentionPartition(Protocol):
     """Runs a call in parts; hashable, because programs are traced anew for another."""
 
