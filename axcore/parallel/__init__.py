@@ -1,8 +1,10 @@
 """Meshes, logical-axis rules, the sharding of states and activations, and several processes."""
 
-from axcore.parallel.activations import ActivationSharding, is_split, shard, sharding_activations
+from axcore.parallel.activations import ActivationSharding, SplitAttention, is_split, shard
 from axcore.parallel.attention import on_each_device
 from axcore.parallel.by_hand import each_expert, expert_axes, on_own_tokens
+from axcore.parallel.context import sharding_activations
+from axcore.parallel.cross_entropy import cross_entropy_on_each_device
 from axcore.parallel.grouped_matmul import grouped_matmul_on_each_device
 from axcore.parallel.mesh import MESH_AXES, MeshShape, make_mesh, mesh_sizes
 from axcore.parallel.processes import (
@@ -35,8 +37,10 @@ __all__ = [
     "ActivationSharding",
     "MeshShape",
     "Rules",
+    "SplitAttention",
     "TimeLimits",
     "barrier",
+    "cross_entropy_on_each_device",
     "describe_sharding",
     "each_expert",
     "expert_axes",
@@ -57,7 +61,7 @@ __all__ = [
     "process_count",
     "process_index",
     "shard",
-    "share",
     "sharding_activations",
     "shardings_like",
+    "share",
 ]

@@ -4,10 +4,10 @@ The mesh and the rules are carried in a context that jit's cache depends on, so 
 for one mesh is never run on another.
 """
 
-import contextlib
 import math
 import warnings
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import Any, Literal, cast
 
 import attrs
 import jax
@@ -15,22 +15,28 @@ from immutabledict import immutabledict
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array
 
-from axcore.parallel.rules import ACTIVATION_RULES, Rules, partition_spec
+from axcore.parallel.rules import ACTIVATION_RULES, AnyMesh, Rules, partition_spec
 
 
 def _hashable(rules: Rules) -> Rules:
     return immutabledict(rules)
 
 
+SplitAttention = Literal["gather", "ring", "heads"]
+"""How attention reaches keys on other devices, where time is split."""
+
+
 @attrs.frozen
 class ActivationSharding:
-    """The mesh that activations are split over, and the rules by which they are.
+    """The mesh that activations are split over, the rules by which they are, and how attention
+    reaches keys on other devices.
 
     It also remembers which hints were dropped, so that each is told of once in a run.
     """
 
     mesh: Mesh
     rules: Rules = attrs.field(default=ACTIVATION_RULES, converter=_hashable)
+    attention: SplitAttention = "gather"
     _told: set[str] = attrs.field(factory=set, init=False, eq=False, repr=False)
 
     def tell_once(self, text: str) -> None:
@@ -40,20 +46,44 @@ class ActivationSharding:
             warnings.warn(text, stacklevel=4)
 
 
-_active = jax.make_user_context(default_value=None)  # type: ignore[no-untyped-call]
+_active: Any = jax.make_user_context(default_value=None)  # type: ignore[no-untyped-call]
 
 
-@contextlib.contextmanager
-def sharding_activations(sharding: ActivationSharding) -> Iterator[None]:
-    """Makes `shard` work by this mesh and these rules while code runs or is traced."""
-    with _active(sharding):
-        yield
+def use_sharding(sharding: ActivationSharding) -> AbstractContextManager[None]:
+    """Returns a context in which `shard` works by this mesh and these rules."""
+    return cast(AbstractContextManager[None], _active(sharding))
 
 
 def current_rules() -> Rules:
     """Returns the rules in force where this is traced; the default ones outside of any."""
     active: ActivationSharding | None = _active.value
     return ACTIVATION_RULES if active is None else active.rules
+
+
+def active_mesh() -> AnyMesh | None:
+    """Returns the mesh that is worked on where this is traced; None outside of one.
+
+    Inside of a `shard_map` it knows which of its axes are handled by hand.
+    """
+    abstract = jax.sharding.get_abstract_mesh()
+    if not abstract.empty:
+        return None if abstract.size == 1 else abstract
+    active: ActivationSharding | None = _active.value
+    return None if active is None or active.mesh.size == 1 else active.mesh
+
+
+def manual_axes() -> frozenset[str]:
+    """Returns the mesh axes that a `shard_map` around this handles by hand."""
+    return frozenset(jax.sharding.get_abstract_mesh().manual_axes)
+
+
+def tell_once(text: str) -> None:
+    """Warns, unless this run did so before."""
+    active: ActivationSharding | None = _active.value
+    if active is None:
+        warnings.warn(text, stacklevel=4)
+    else:
+        active.tell_once(text)
 
 
 def shard(x: Array, *axes: str | None) -> Array:
@@ -65,15 +95,25 @@ def shard(x: Array, *axes: str | None) -> Array:
     active: ActivationSharding | None = _active.value
     if active is None or active.mesh.size == 1:
         return x
-    spec = partition_spec(axes, active.rules, active.mesh)
+    done = manual_axes()
+    mesh = (active_mesh() if done else None) or active.mesh
+    spec = [_without(entry, done) for entry in partition_spec(axes, active.rules, mesh)]
     kept = [
         entry if _divides(size, entry, active, axis) else None
         for size, entry, axis in zip(x.shape, spec, axes, strict=True)
     ]
+    if done and not any(kept):
+        return x
     kept_spec = PartitionSpec(*kept)  # type: ignore[no-untyped-call]
-    sharding = NamedSharding(active.mesh, kept_spec)
+    sharding = NamedSharding(mesh, kept_spec)
     hinted: Array = jax.lax.with_sharding_constraint(x, sharding)  # type: ignore[no-untyped-call]
     return hinted
+
+
+def _without(entry: Any, done: frozenset[str]) -> Any:
+    """Returns an entry of a partition without the axes that are handled by hand."""
+    names = (entry,) if isinstance(entry, str) else entry or ()
+    return tuple(name for name in names if name not in done) or None
 
 
 def is_split(axis: str) -> bool:
@@ -85,7 +125,9 @@ def is_split(axis: str) -> bool:
     active: ActivationSharding | None = _active.value
     if active is None:
         return False
-    return any(active.mesh.shape[name] > 1 for name in active.rules.get(axis, ()))
+    done = manual_axes()
+    names = [name for name in active.rules.get(axis, ()) if name not in done]
+    return any(active.mesh.shape[name] > 1 for name in names)
 
 
 def _divides(size: int, entry: object, active: ActivationSharding, axis: str | None) -> bool:

@@ -1,4 +1,4 @@
-"""What a sharded model moves and holds: parameters are gathered, activations stay where they are."""
+"""What a sharded model moves and holds: parameters are gathered, activations stay in place."""
 
 import jax
 import pytest
