@@ -50,15 +50,12 @@ def lines_to_write(fn: Callable[..., Any]) -> int:
     statement of its file that binds a name it uses.
     """
     own = inspect.getsource(fn)
-    used = {node.id for node in ast.walk(ast.parse(textwrap.dedent(own))) if _is_name(node)}
+    nodes = ast.walk(ast.parse(textwrap.dedent(own)))
+    used = {node.id for node in nodes if isinstance(node, ast.Name)}
     module = ast.parse(Path(inspect.getfile(fn)).read_text(encoding="utf-8"))
     imports = [node for node in module.body if isinstance(node, (ast.Import, ast.ImportFrom))]
     needed = [node for node in imports if used & set(_bound(node))]
     return len(code_lines(textwrap.dedent(own))) + len(needed)
-
-
-def _is_name(node: ast.AST) -> bool:
-    return isinstance(node, ast.Name)
 
 
 def _bound(node: ast.Import | ast.ImportFrom) -> Iterator[str]:
