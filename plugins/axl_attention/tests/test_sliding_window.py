@@ -99,4 +99,4 @@ def test_variant_replaces_every_full_attention_and_keeps_its_scale_and_cap():
 def test_variant_is_brought_by_the_plugin():
     plugin = plugin_host().plugin("axl-attention")
     assert plugin.trouble == ""
-    assert [record.key for record in plugin.records] == ["sliding_window"]
+    assert "sliding_window" in {record.key for record in plugin.records}

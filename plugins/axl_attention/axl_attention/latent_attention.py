@@ -1,0 +1,132 @@
+"""`LatentAttention`: keys and values of all heads made from one short vector a token."""
+
+from typing import Any
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from axcore.config import REQUIRED, config
+from axcore.errors import ConfigError
+from axcore.layers import DotProductAttention, Linear, RMSNorm, RoPE, TokenInfo
+from axcore.module import Module
+from axcore.parallel import shard
+
+Hidden = Float[Array, "batch time dim"]
+
+
+class LatentAttention(Module):
+    """Multi-head latent attention, in the form for training: keys and values are made in full.
+
+    A head's key is `head_dim` dimensions of its own, without position, and `rope_dim` dimensions
+    with position that all heads share. Sizes that are not given are DeepSeek-V2's proportions.
+
+    Source: DeepSeek-AI 2024, arXiv:2405.04434, section 2.1. Slot protocol: the parent fills `dim`.
+    Differs: RoPE pairs `i` with `i + rope_dim / 2`, where DeepSeek pairs neighbours; a permutation
+    of the two projections' columns.
+    """
+
+    @config
+    class Config(Module.Config):
+        """Describes a `LatentAttention`.
+
+        Args:
+            dim: Size of the last dimension of input and output.
+            num_heads: Number of heads.
+            head_dim: Size of a head without its position; `dim / num_heads` where None.
+            rope_dim: Size of the part with position; half of `head_dim` where None.
+            value_dim: Size of a head's value; `head_dim` where None.
+            latent_dim: Size of what keys and values are made from; 4 `head_dim` where None.
+            query_latent_dim: Size of what queries are made from; the input itself where None.
+            norm: Normalises both latent vectors.
+            linear: Used for all projections but the last.
+            out_linear: Used for the output projection.
+            position: Applied to the parts with position.
+            core: Weighs values by queries and keys.
+        """
+
+        dim: int = REQUIRED
+        num_heads: int = REQUIRED
+        head_dim: int | None = None
+        rope_dim: int | None = None
+        value_dim: int | None = None
+        latent_dim: int | None = None
+        query_latent_dim: int | None = None
+        norm: Module.Config = RMSNorm.Config()
+        linear: Module.Config = Linear.Config()
+        out_linear: Module.Config = Linear.Config()
+        position: Module.Config = RoPE.Config()
+        core: Module.Config = DotProductAttention.Config()
+
+    def setup(self, cfg: Config) -> None:
+        """Builds projections, norms, positions and core."""
+        head_dim = cfg.head_dim or _head_dim(cfg)
+        self.rope_dim = cfg.rope_dim or head_dim // 2
+        self._build_queries(cfg, head_dim + self.rope_dim)
+        # Weights are stored split along `embed`; what goes into a second projection takes the name
+        # too, so that the widest matrices are split over all devices.
+        latent_dim, heads = cfg.latent_dim or 4 * head_dim, ("embed", "heads")
+        value_width = cfg.num_heads * (cfg.value_dim or head_dim)
+        self.latent = cfg.linear.build(in_dim=cfg.dim, out_dim=latent_dim, axes=("embed", None))
+        self.latent_norm = cfg.norm.build(dim=latent_dim)
+        self.k = cfg.linear.build(in_dim=latent_dim, out_dim=cfg.num_heads * head_dim, axes=heads)
+        self.v = cfg.linear.build(in_dim=latent_dim, out_dim=value_width, axes=heads)
+        self.shared_k = cfg.linear.build(
+            in_dim=cfg.dim, out_dim=self.rope_dim, axes=("embed", None)
+        )
+        self.out = cfg.out_linear.build(
+            in_dim=value_width, out_dim=cfg.dim, axes=("heads", "embed")
+        )
+        self.position = cfg.position.build(head_dim=self.rope_dim)
+        self.core = cfg.core.build(num_heads=cfg.num_heads)
+
+    def _build_queries(self, cfg: Config, width: int) -> None:
+        rank = cfg.query_latent_dim
+        if rank:
+            self.query_latent = cfg.linear.build(in_dim=cfg.dim, out_dim=rank, axes=("embed", None))
+            self.query_norm = cfg.norm.build(dim=rank)
+        self.q = cfg.linear.build(
+            in_dim=rank or cfg.dim, out_dim=cfg.num_heads * width, axes=("embed", "heads")
+        )
+
+    def forward(self, x: Hidden, info: TokenInfo) -> Hidden:
+        """Returns each token's mixture of the tokens that it sees."""
+        latent = self.latent_norm(self.latent(x))
+        q, own_k, v = self._queries(x), self._split(self.k(latent)), self._split(self.v(latent))
+        own_q, shared_q = q[..., : -self.rope_dim], q[..., -self.rope_dim :]
+        shared_k = self.shared_k(x)[:, :, None, :]
+        shared_q, shared_k = self.position(shared_q, shared_k, info.positions)
+        shared_k = jnp.broadcast_to(shared_k, (*own_k.shape[:3], self.rope_dim))
+        q = jnp.concatenate([own_q, shared_q], axis=-1)
+        k = jnp.concatenate([own_k, shared_k], axis=-1)
+        mixed = self.core(q, k, v, info)
+        return self.out(mixed.reshape(*x.shape[:2], -1))
+
+    def _queries(self, x: Hidden) -> Float[Array, "batch time heads head_dim"]:
+        if self.config.query_latent_dim:
+            x = self.query_norm(self.query_latent(x))
+        return self._split(self.q(x))
+
+    def _split(self, x: Hidden) -> Float[Array, "batch time heads head_dim"]:
+        heads = x.reshape(*x.shape[:2], self.config.num_heads, -1)
+        return shard(heads, "batch", "time", "heads", None)
+
+
+def _head_dim(cfg: LatentAttention.Config) -> int:
+    if cfg.dim % cfg.num_heads:
+        raise ConfigError(
+            f"dim is {cfg.dim}, not a multiple of num_heads, {cfg.num_heads}",
+            mend="change one of them, or set head_dim",
+        )
+    return int(cfg.dim // cfg.num_heads)
+
+
+def in_place_of(old: Any) -> LatentAttention.Config:
+    """Returns the config that takes the place of attention with keys and values of their own."""
+    return LatentAttention.Config(
+        num_heads=old.num_heads,
+        head_dim=old.head_dim,
+        linear=old.linear,
+        out_linear=old.out_linear,
+        position=old.position,
+        core=old.core,
+    )

@@ -1,0 +1,74 @@
+"""`LearnedPosition`: a vector for each position, added to the token's."""
+
+from typing import Any
+
+import jax.numpy as jnp
+from axl_attention.wrapping import refuse_second
+from jaxtyping import Array, Float, Int
+
+from axcore.config import REQUIRED, config
+from axcore.errors import ConfigError
+from axcore.layers import Embedding, TokenInfo
+from axcore.module import Initializer, Module, Normal, Param
+from axcore.parallel import shard
+
+
+class LearnedPosition(Module):
+    """`embedding(token) + table[position]`; stands where the embedding stands.
+
+    Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners", section 2.3.
+    Slot protocol: the parent fills `vocab_size` and `dim`. Use it with `NoPosition`.
+    """
+
+    @config
+    class Config(Module.Config):
+        """Describes a `LearnedPosition`.
+
+        Args:
+            vocab_size: Number of tokens.
+            dim: Size of a vector.
+            max_length: Number of positions that have a vector; rows may not be longer.
+            embedding: The token table.
+            position_init: First value of the positions' table.
+        """
+
+        vocab_size: int = REQUIRED
+        dim: int = REQUIRED
+        max_length: int = 1024
+        embedding: Module.Config = Embedding.Config()
+        position_init: Initializer = Normal(std=0.02)
+
+    def setup(self, cfg: Config) -> None:
+        """Builds the embedding and declares the positions' table."""
+        refuse_second(LearnedPosition, cfg.embedding)
+        self.embedding = cfg.embedding.build(vocab_size=cfg.vocab_size, dim=cfg.dim)
+        shape = (cfg.max_length, cfg.dim)
+        self.positions = Param(shape, axes=(None, "embed"), init=cfg.position_init)
+
+    @property
+    def weight(self) -> Float[Array, "vocab dim"]:
+        """The token table, for a tied head."""
+        table: Float[Array, "vocab dim"] = self.embedding.weight
+        return table
+
+    def forward(
+        self, tokens: Int[Array, "batch time"], info: TokenInfo
+    ) -> Float[Array, "batch time dim"]:
+        """Returns the sum of both vectors.
+
+        Raises:
+            ConfigError: The rows are longer than the table.
+        """
+        if tokens.shape[1] > self.config.max_length:
+            raise ConfigError(
+                f"rows have {tokens.shape[1]} tokens, but only {self.config.max_length} positions "
+                "have a vector",
+                mend="set max_length to the rows' length, or make them shorter",
+            )
+        x: Any = self.embedding(tokens, info)
+        return x + jnp.take(shard(self.positions, None, "embed"), info.positions, axis=0)
+
+
+def in_place_of(old: Any) -> LearnedPosition.Config:
+    """Returns the config that takes the place of an embedding without positions."""
+    return LearnedPosition.Config(embedding=old)

@@ -1,0 +1,132 @@
+"""Keys and values that a layer takes over from an earlier one, instead of making its own.
+
+What travels is the projections' result, before positions: both layers give the same keys theirs.
+"""
+
+from typing import Any
+
+from jaxtyping import Array, Float
+
+from axcore.config import REQUIRED, config, evolve, find_config, replace_config
+from axcore.errors import ConfigError, ModuleError
+from axcore.layers import Attention, Linear, Sequence
+from axcore.module import Module
+
+Projected = Float[Array, "*batch out_dim"]
+
+
+class SentProjection(Module):
+    """A projection that also sends its result to later layers.
+
+    Slot protocol: the parent fills `in_dim`, `out_dim` and `axes`.
+    """
+
+    @config
+    class Config(Module.Config):
+        """Describes a `SentProjection`.
+
+        Args:
+            in_dim: Size of the last dimension of the input.
+            out_dim: Size of the last dimension of the output.
+            axes: Logical axes of the weight, input first.
+            channel: Where later layers find the result.
+            linear: The projection.
+        """
+
+        in_dim: int = REQUIRED
+        out_dim: int = REQUIRED
+        axes: tuple[str | None, str | None] = REQUIRED
+        channel: str = REQUIRED
+        linear: Module.Config = Linear.Config()
+
+    def setup(self, cfg: Config) -> None:
+        """Builds the projection."""
+        self.linear = cfg.linear.build(in_dim=cfg.in_dim, out_dim=cfg.out_dim, axes=cfg.axes)
+
+    def forward(self, x: Float[Array, "*batch in_dim"]) -> Projected:
+        """Returns and sends the projection."""
+        projected = self.linear(x)
+        self.send(self.config.channel, projected)
+        return projected
+
+
+class ReceivedProjection(Module):
+    """What an earlier `SentProjection` sent; has no parameters.
+
+    Slot protocol: the parent fills `in_dim`, `out_dim` and `axes`.
+    """
+
+    @config
+    class Config(Module.Config):
+        """Describes a `ReceivedProjection`; its fields are those of `SentProjection`."""
+
+        in_dim: int = REQUIRED
+        out_dim: int = REQUIRED
+        axes: tuple[str | None, str | None] = REQUIRED
+        channel: str = REQUIRED
+
+    def forward(self, x: Float[Array, "*batch in_dim"]) -> Projected:
+        """Returns what was sent last.
+
+        Raises:
+            ModuleError: Nothing was, or something of another size.
+        """
+        channel = self.config.channel
+        projected = self.receive(channel)
+        if projected is None:
+            raise ModuleError(
+                f"no earlier layer sent anything through {channel!r}",
+                mend="give an earlier layer a SentProjection of that channel",
+            )
+        expected = (*x.shape[:-1], self.config.out_dim)
+        if projected.shape != expected:
+            raise ModuleError(
+                f"{channel!r} holds shape {projected.shape}; expected {expected}",
+                mend="give both layers equal sizes of heads, and as many key heads",
+            )
+        return projected
+
+
+def in_place_of(old: Any) -> Any:
+    """Returns a stack in which every second layer uses the keys and values of the one before.
+
+    Source: Brandon et al. 2024, arXiv:2405.12981, section 2.2 (CLA2).
+
+    Raises:
+        ConfigError: Layers cannot be paired, or hold no attention with keys of its own.
+    """
+    if find_config(old, ReceivedProjection):
+        raise ConfigError(
+            "layers of this stack use keys and values of earlier ones already",
+            mend="apply shared_keys once",
+        )
+    layers = old.layer.layers if isinstance(old.layer, Sequence.Config) else (old.layer,)
+    if len(layers) % 2:
+        if old.num_layers % 2:
+            raise ConfigError(
+                f"{old.num_layers} times {len(layers)} layers cannot share in pairs",
+                mend="change the number of layers by one",
+            )
+        layers, old = 2 * layers, evolve(old, num_layers=old.num_layers // 2)
+    paired = tuple(
+        replace_config(layer, Attention, (_receiving if i % 2 else _sending))
+        for i, layer in enumerate(layers)
+    )
+    return evolve(old, layer=Sequence.Config(layers=paired))
+
+
+def _sending(attention: Any) -> Any:
+    key, value = (own or attention.linear for own in (attention.key_linear, attention.value_linear))
+    return evolve(
+        attention,
+        key_linear=SentProjection.Config(channel="shared_keys", linear=key),
+        value_linear=SentProjection.Config(channel="shared_values", linear=value),
+    )
+
+
+def _receiving(attention: Any) -> Any:
+    return evolve(
+        attention,
+        key_linear=ReceivedProjection.Config(channel="shared_keys"),
+        value_linear=ReceivedProjection.Config(channel="shared_values"),
+    )

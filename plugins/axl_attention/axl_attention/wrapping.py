@@ -1,0 +1,24 @@
+"""What layers that stand around another layer have in common."""
+
+from typing import Any
+
+from axcore.config import find_config
+from axcore.errors import ConfigError
+
+
+def refuse_second(kind: type, inside: Any) -> None:
+    """Checks that a layer does not stand around another of its kind.
+
+    Args:
+        kind: The layer's class.
+        inside: The config of what it stands around.
+
+    Raises:
+        ConfigError: There is one of that kind inside.
+    """
+    found = find_config(inside, kind)
+    if found:
+        raise ConfigError(
+            f"{kind.__name__} stands around another {kind.__name__}, at {found[0].path or 'once'}",
+            mend="apply it once",
+        )
