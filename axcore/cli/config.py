@@ -133,11 +133,9 @@ def _resolved(
 ) -> Any:
     """Returns the config; for a target also with its mesh rule applied. Starts no device."""
     from axcore.cli.experiment import load_experiment
-    from axcore.trainer import for_hardware
 
     hardware = None if target is None else Hardware.parse(target)
-    cfg = load_experiment(experiment, overrides, changes=changes, hardware=hardware)
-    return cfg if hardware is None else for_hardware(cfg, hardware)[0]
+    return load_experiment(experiment, overrides, changes=changes, hardware=hardware)
 
 
 def _sharding(cfg: Any, hardware: Hardware) -> str:

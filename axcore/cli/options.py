@@ -24,7 +24,7 @@ as_json: Decorator = click.option("--json", "as_json", is_flag=True, help="Print
 modify: Decorator = click.option(
     "--modify",
     "changes",
-    metavar="NAME",
+    metavar="NAME[(FIELD=VALUE,...)]",
     multiple=True,
     help="Make a named change, before --set: a modifier, layer variant, data source or tokenizer.",
 )

@@ -33,12 +33,13 @@ def train(
     """Train EXPERIMENT, a name or a config file, or go on where it was stopped."""
     plugin_host().require_healthy()
     wanted = use_target(target)
-    from axcore.cli.experiment import load_experiment
+    from axcore.cli.experiment import load_for_hardware
     from axcore.cli.progress import progress
 
     hardware = check_present(wanted)
-    cfg = load_experiment(experiment, overrides, changes=changes, hardware=hardware)
+    cfg, from_rule = load_for_hardware(experiment, overrides, changes=changes, hardware=hardware)
     trainer = cfg.build()
+    trainer.hardware_changes = from_rule
     run = Path(directory or Path("runs") / Path(experiment).stem)
     result = trainer.run(run, [progress()])
     if not result.is_complete:

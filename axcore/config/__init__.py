@@ -17,7 +17,7 @@ from axcore.config.required import REQUIRED
 from axcore.config.serialise import digest, from_json, from_yaml, to_json, to_yaml
 from axcore.config.suggest import did_you_mean, name_the_known
 from axcore.config.traverse import Found, find_config, map_config, walk
-from axcore.config.trust import trust_package
+from axcore.config.trust import config_class, trust_package
 from axcore.config.values import is_config
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "check_golden",
     "class_tag",
     "config",
+    "config_class",
     "config_for",
     "config_name",
     "did_you_mean",

@@ -12,6 +12,7 @@ from axcore.config.call import CallConfig
 from axcore.config.define import registered_class, registered_tags
 from axcore.config.paths import Path, format_path
 from axcore.config.suggest import name_the_known
+from axcore.config.values import is_config_class
 from axcore.errors import ConfigError
 
 _class_packages: set[str] = {"axcore"}
@@ -50,6 +51,27 @@ def class_named(tag: Any, path: Path, set_in: str) -> type:
             mend=name_the_known(tag, registered_tags(), most=4)
             + " (import or install what defines it)",
         )
+    return cls
+
+
+def config_class(reference: str) -> type:
+    """Returns the config class that `module:Class` names, of itself or of the class it describes.
+
+    It is looked for in modules of trusted packages, re-exports included.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    found: Any = None
+    if reference.count(":") == 1 and _import_from(_class_packages, reference):
+        found = _attribute(*reference.split(":"))
+    found = getattr(found, "Config", found)
+    if not is_config_class(found):
+        raise ConfigError(
+            f"{reference!r} names no config class",
+            mend="write package.module:Class of axcore, or of a plugin that is installed",
+        )
+    cls: type = found
     return cls
 
 

@@ -4,7 +4,20 @@ Mesh rules name them, and so may a plugin's module that imports no jax: nothing 
 a modifier needs of later rooms it refers to by name.
 """
 
-from axcore.modifiers.layout import Accumulate, MeshShape
+from axcore.modifiers.edits import Chain, Named, Replace, Update
+from axcore.modifiers.kernels import Kernels
+from axcore.modifiers.layout import Accumulate, MeshShape, MicroBatches, Shard
 from axcore.modifiers.remat import Remat
 
-__all__ = ["Accumulate", "MeshShape", "Remat"]
+__all__ = [
+    "Accumulate",
+    "Chain",
+    "Kernels",
+    "MeshShape",
+    "MicroBatches",
+    "Named",
+    "Remat",
+    "Replace",
+    "Shard",
+    "Update",
+]

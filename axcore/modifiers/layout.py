@@ -1,10 +1,15 @@
 """How a batch and its arrays are laid out over devices and time; no number changes."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
-from axcore.config import REQUIRED, config, evolve
-from axcore.plugins import Hardware
+from axcore.config import REQUIRED, config, evolve, name_the_known
+from axcore.errors import ConfigError
+from axcore.plugins import Hardware, Ref
+
+_MESH_AXES = Ref("axcore.parallel:MESH_AXES")
+_MESH_SIZES = Ref("axcore.parallel:mesh_sizes")
 
 
 @config
@@ -23,6 +28,40 @@ class MeshShape:
 
 
 @config
+class Shard:
+    """Splits arrays along other mesh axes, by the logical names of their dimensions.
+
+    Args:
+        params: Mesh axes by logical axis, for parameters; what is not named stays as it is.
+        activations: The same for activations.
+    """
+
+    params: Mapping[str, tuple[str, ...]] = {}
+    activations: Mapping[str, tuple[str, ...]] = {}
+
+    def apply(self, cfg: Any, hardware: Hardware) -> Any:
+        """Returns a trainer's config with these entries in its tables.
+
+        Raises:
+            ConfigError: A mesh axis does not exist.
+        """
+        known = _MESH_AXES.resolve()
+        for axis, names in (*self.params.items(), *self.activations.items()):
+            for name in names:
+                if name not in known:
+                    raise ConfigError(
+                        f"{axis!r} is to be split over {name!r}, which is no mesh axis",
+                        where="Shard",
+                        mend=name_the_known(name, known),
+                    )
+        return evolve(
+            cfg,
+            param_rules={**cfg.param_rules, **self.params},
+            activation_rules={**cfg.activation_rules, **self.activations},
+        )
+
+
+@config
 class Accumulate:
     """Runs every batch in more parts, one after the other: less memory, the same result.
 
@@ -35,3 +74,44 @@ class Accumulate:
     def apply(self, cfg: Any, hardware: Hardware) -> Any:
         """Returns a trainer's config with `factor` times as many micro-batches."""
         return evolve(cfg, num_micro_batches=cfg.num_micro_batches * self.factor)
+
+
+@config
+class MicroBatches:
+    """Runs every batch in as few parts as leave each device few enough rows at a time.
+
+    So an experiment's batch fits any number of devices. Where it does so already, nothing changes.
+
+    Args:
+        rows_per_device: The most rows that are on a device at once.
+    """
+
+    is_idempotent = True
+
+    rows_per_device: int = 1
+
+    def apply(self, cfg: Any, hardware: Hardware) -> Any:
+        """Returns a trainer's config with that many micro-batches.
+
+        Raises:
+            ConfigError: No mesh says over how many devices rows are split.
+        """
+        if cfg.mesh is None:
+            raise ConfigError(
+                "MicroBatches counts the rows of a device, and the config has no mesh yet",
+                where="mesh",
+                mend="use it in a mesh rule, or set the mesh",
+            )
+        sizes = dict(
+            zip(
+                _MESH_AXES.resolve(),
+                _MESH_SIZES.resolve()(cfg.mesh, hardware.num_devices),
+                strict=True,
+            )
+        )
+        ways = math.prod(sizes[axis] for axis in cfg.activation_rules["batch"])
+        rows = max(1, cfg.data.batch_size // ways)
+        fitting = (n for n in range(1, rows + 1) if rows % n == 0)
+        return evolve(
+            cfg, num_micro_batches=next(n for n in fitting if rows // n <= self.rows_per_device)
+        )

@@ -6,6 +6,7 @@ add a line to the hook it belongs to.
 
 from collections.abc import Iterator
 
+from axcore.plugins.compiling import AotTarget
 from axcore.plugins.families import HardwareFamily
 from axcore.plugins.feature import Feature
 from axcore.plugins.hardware import Hardware
@@ -49,6 +50,16 @@ def environment_flags() -> Iterator[EnvironmentFlags]:
         on=on(family="cpu"),
         fn=Ref("axcore.plugins.core_detect:device_count_flag"),
         summary="XLA shows the host's processors as several devices",
+    )
+
+
+@hook.aot_targets
+def aot_targets() -> Iterator[AotTarget]:
+    """The host's processors, as many as a target names."""
+    yield AotTarget(
+        name="host",
+        on=on(family="cpu"),
+        summary="XLA's compiler for the host's processors",
     )
 
 
@@ -265,6 +276,7 @@ def commands() -> Iterator[Command]:
         ("experiments", "experiments", "List the experiments there are"),
         ("plugins", "plugins", "List plugins, and what is wrong with them"),
         ("plugin", "plugin", "Write a new plugin, or check one"),
+        ("aot", "aot", "Compile a train step for hardware that is not here, and say what it takes"),
         ("kernels", "kernels", "List an op's kernels, and why each is chosen or not"),
         ("loc", "loc", "Measure what features and changes cost in lines of code"),
         ("doctor", "doctor", "Look for what is wrong with this machine's set-up"),

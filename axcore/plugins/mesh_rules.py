@@ -77,8 +77,9 @@ def _no_match(
     return PluginError(
         f"no mesh rule matches {hardware.name}; tried, in order: {tried}",
         where=f"target {hardware.name}",
-        mend=f"add MeshRule(match={hardware.name!r}, mesh={{'fsdp': -1}}) to the experiment's "
-        f"rules, or install the plugin for {hardware.family}",
+        mend="--set \"mesh={'fsdp': -1}\", or add "
+        f"MeshRule(match={hardware.name!r}, mesh={{'fsdp': -1}}) to the experiment's rules, "
+        f"or install the plugin for {hardware.family}",
     )
 
 

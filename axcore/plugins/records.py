@@ -108,8 +108,8 @@ class Modifier(Record):
 
     Args:
         name: As a user asks for it.
-        config: A config class whose instances have a pure `apply(cfg, hardware) -> cfg`; made
-            with its defaults, so a user who wants other values writes it in a mesh rule.
+        config: A config class whose instances have a pure `apply(cfg, hardware) -> cfg`; users set
+            its fields by `--modify 'NAME(field=value)'`.
         summary: One line.
     """
 

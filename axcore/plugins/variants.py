@@ -1,5 +1,6 @@
 """`with_variant`: a config with every layer of one kind replaced by a variant a plugin brings."""
 
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from axcore.config import evolve, name_the_known, replace_config
@@ -22,12 +23,19 @@ def with_variant(cfg: C, name: str, /, **values: Any) -> C:
         PluginError: No plugin brings a variant of that name.
         ConfigError: The tree holds no layer to replace, or the variant has no such field.
     """
-    variant = _find(name)
+    return replace_by_variant(cfg, _find(name), lambda made: evolve(made, **values))
+
+
+def replace_by_variant(cfg: C, variant: LayerVariant, edit: Callable[[Any], Any]) -> C:
+    """Returns `cfg` with a variant, as edited, wherever the layer it stands in for is.
+
+    Raises:
+        ConfigError: The tree holds no layer to replace.
+    """
     make = variant.config.resolve()
 
     def replacement(old: Any) -> Any:
-        made = make() if isinstance(make, type) else make(old)
-        return evolve(made, **values)
+        return edit(make() if isinstance(make, type) else make(old))
 
     return replace_config(cfg, variant.replaces.resolve(), replacement)
 

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from axcore.checkpoint import Checkpointer, RunDirectory
-from axcore.config import REQUIRED, Configurable, config, render_config, to_json
+from axcore.checkpoint import Checkpointer
+from axcore.config import REQUIRED, Configurable, config, render_config
 from axcore.data import Data
 from axcore.learner import Learner
 from axcore.module import Module
@@ -20,6 +20,7 @@ from axcore.parallel import (
     ACTIVATION_RULES,
     PARAM_RULES,
     ActivationSharding,
+    is_first,
     make_mesh,
     param_shardings,
     partition_spec,
@@ -35,11 +36,13 @@ from axcore.trainer.checks import (
     check_vocabulary,
     check_watchers,
 )
+from axcore.trainer.claim import claimed
 from axcore.trainer.events import Observer, Observers
 from axcore.trainer.hardware import for_hardware
 from axcore.trainer.metrics import LossMeter
 from axcore.trainer.observers import named_observers
 from axcore.trainer.run import Run, TrainResult
+from axcore.trainer.shares import BatchShare, batch_share
 from axcore.trainer.step import TrainState, TrainStep
 from axcore.trainer.writers import ALWAYS
 
@@ -53,6 +56,7 @@ MAY_CHANGE = (
     "mesh*",
     "param_rules*",
     "activation_rules*",
+    "*.remat*",
     "kernels*",
     "allow_kernels*",
     "writers*",
@@ -170,9 +174,8 @@ class Trainer(Configurable):
         cfg = self.config
         abstract = jax.eval_shape(self.step.init)
         model = param_shardings(self.step.specs, cfg.param_rules, self.mesh)
-        replicated = NamedSharding(self.mesh, PartitionSpec())  # type: ignore[no-untyped-call]
         opt_state = shardings_like(abstract.opt_state, abstract.model, model, self.mesh)
-        fields: Any = (replicated, model, opt_state, replicated)
+        fields: Any = (self._replicated, model, opt_state, self._replicated)
         return TrainState(*fields)
 
     def abstract_state(self) -> TrainState:
@@ -184,7 +187,7 @@ class Trainer(Configurable):
 
     def abstract_batch(self) -> dict[str, jax.ShapeDtypeStruct]:
         """Returns shapes, dtypes and shardings of a batch, without reading the data."""
-        shape = (self.config.data.batch_size, self.config.data.seq_len)
+        shape = self._batch_shape
         return {
             name: jax.ShapeDtypeStruct(shape, jnp.dtype(dtype), sharding=self._batch_sharding)  # type: ignore[no-untyped-call]
             for name, dtype in BATCH_DTYPES.items()
@@ -196,12 +199,12 @@ class Trainer(Configurable):
 
     def compiled_step(self) -> Any:
         """Returns the jitted step `(state, batch) -> (state, metrics)`, which donates `state`."""
-        shardings = (self.shardings(), None)
+        shardings = (self.shardings(), self._replicated)
         return self._jitted("step", self.step, donate_argnums=0, out_shardings=shardings)
 
     def compiled_evaluation(self) -> Any:
         """Returns the jitted evaluation `(model_state, batch) -> losses`."""
-        return self._jitted("evaluation", self.step.evaluate)
+        return self._jitted("evaluation", self.step.evaluate, out_shardings=self._replicated)
 
     def step_program(self) -> Any:
         """Returns the step compiled for the state and the batch that it runs on."""
@@ -249,10 +252,24 @@ class Trainer(Configurable):
         spec = partition_spec(axes, self.config.activation_rules, self.mesh, where="batch")
         return NamedSharding(self.mesh, spec)
 
+    @cached_property
+    def _replicated(self) -> NamedSharding:
+        return NamedSharding(self.mesh, PartitionSpec())  # type: ignore[no-untyped-call]
+
+    @cached_property
+    def batch_share(self) -> BatchShare:
+        """Which rows of each batch this process reads."""
+        return batch_share(self._batch_sharding, self._batch_shape)
+
+    @property
+    def _batch_shape(self) -> tuple[int, int]:
+        return (self.config.data.batch_size, self.config.data.seq_len)
+
     def put(self, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
         """Returns a process's part of a batch as global arrays, sharded over the mesh."""
         put: Any = jax.make_array_from_process_local_data
-        return {name: put(self._batch_sharding, array) for name, array in batch.items()}
+        sharding, shape = self._batch_sharding, self._batch_shape
+        return {name: put(sharding, array, shape) for name, array in batch.items()}
 
     # -- Running -----------------------------------------------------------------------------
 
@@ -266,10 +283,12 @@ class Trainer(Configurable):
 
         Args:
             directory: The run directory; made where it is absent.
-            observers: Told of every event, beside those that the config names.
+            observers: Told of every event, beside those that the config names. In a run of several
+                processes each tells its own, and process 0 those of the config.
 
         Raises:
-            PluginError: A plugin is broken, or processes of the run do not have the same.
+            PluginError: A plugin is broken, or processes of the run are not made alike.
+            ProcessError: A process of the run was lost, or did not come in time.
             DataError: The data cannot be read.
             ShardingError: A parameter does not divide over the mesh.
             KernelError: A pin cannot be followed, or no kernel may serve a call.
@@ -280,24 +299,17 @@ class Trainer(Configurable):
         """
         plugin_host().require_healthy()
         self.data.summary()
-        check_processes_agree(self.kernel_plan())
-        claim = RunDirectory(
-            directory,
-            config_text=render_config(self.config),
-            config_json=to_json(self.config),
-            may_change=MAY_CHANGE,
-        )
-        with claim, jax.set_mesh(self.mesh):
-            tell = Observers((*observers, *named_observers(self.config.observers)))
-            return Run(self, claim.path, tell).run()
+        check_processes_agree(self.kernel_plan(), render_config(self.config))
+        with claimed(directory, self.config, MAY_CHANGE) as path, jax.set_mesh(self.mesh):
+            named = named_observers(self.config.observers) if is_first() else ()
+            return Run(self, path, Observers((*observers, *named))).run()
 
     def evaluate(self, model_state: Any) -> dict[str, float]:
         """Returns the metrics of a model's state on the held-out text; empty if there is none."""
         evaluation = self.compiled_evaluation()
         with jax.set_mesh(self.mesh):
-            batches = self.data.heldout(
-                process_index=jax.process_index(), process_count=jax.process_count()
-            )
+            share = self.batch_share
+            batches = self.data.heldout(process_index=share.index, process_count=share.count)
             losses = [evaluation(model_state, self.put(batch)) for batch in batches]
         meter = LossMeter()
         for one in jax.device_get(losses):

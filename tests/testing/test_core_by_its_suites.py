@@ -57,6 +57,20 @@ class TestMeshRules(MeshRuleSuite):
 
 class TestModifiers(ModifierSuite):
     plugin = "core"
+    values = {
+        "kernels": {"pins": {"attention": "portable"}},
+        "mesh_shape": {"mesh": {"data": -1}},
+        "replace": {
+            "target": "axcore.layers:FeedForward",
+            "new": "axcore.layers:PlainFeedForward",
+            "values": {"activation": "relu"},
+        },
+        "shard": {"params": {"embed": ("fsdp", "model")}},
+        "update": {"changes": {"**.soft_cap": 30.0}},
+    }
+
+    def subject(self, folder):
+        return evolve(super().subject(folder), mesh={"fsdp": -1})
 
 
 class TestExperiments(ExperimentSuite):

@@ -1,0 +1,28 @@
+"""`Kernels`: says which kernels serve, and which may."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from axcore.config import config, evolve
+from axcore.plugins import Hardware
+
+
+@config
+class Kernels:
+    """Pins kernels, and lets portable ones serve where those for the hardware cannot.
+
+    Args:
+        pins: Kernel by op; a pin that the config has already for another op stays.
+        allow: Names of portable kernels, beside those that are let in already.
+    """
+
+    pins: Mapping[str, str] = {}
+    allow: tuple[str, ...] = ()
+
+    def apply(self, cfg: Any, hardware: Hardware) -> Any:
+        """Returns a trainer's config with these pins and names."""
+        return evolve(
+            cfg,
+            kernels={**cfg.kernels, **self.pins},
+            allow_kernels=tuple(dict.fromkeys((*cfg.allow_kernels, *self.allow))),
+        )

@@ -1,0 +1,187 @@
+"""What each modifier does beyond the suite's laws, and what it refuses."""
+
+import pytest
+
+from axcore.config import evolve, find_config, from_json, to_json, update_config
+from axcore.errors import ConfigError
+from axcore.experiments.tiny import tiny
+from axcore.layers import FeedForward, PlainFeedForward, TransformerLayer
+from axcore.layers.remat import REMAT_PRESETS
+from axcore.modifiers import (
+    Accumulate,
+    Chain,
+    Kernels,
+    MeshShape,
+    MicroBatches,
+    Named,
+    Remat,
+    Replace,
+    Shard,
+    Update,
+)
+from axcore.parallel import PARAM_RULES
+from axcore.plugins import Hardware, apply_modifier
+
+CPU = Hardware.parse("cpu-8")
+
+
+def modified(modifier, cfg=None):
+    return apply_modifier(cfg or tiny(), modifier, CPU, where="here")
+
+
+# -- Remat ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", sorted(set(REMAT_PRESETS) - {"none"}))
+def test_remat_sets_the_preset_in_every_layer(policy):
+    layers = find_config(modified(Remat(policy=policy)), TransformerLayer)
+    assert [layer.node.remat for layer in layers] == [REMAT_PRESETS[policy]]
+
+
+def test_remat_none_switches_recomputation_off():
+    full = modified(Remat(policy="full"))
+    assert modified(Remat(policy="none"), full) == tiny()
+
+
+def test_remat_at_a_path_leaves_the_layer_alone():
+    cfg = modified(Remat(at="**.feed_forward"))
+    layer = cfg.model.decoder.stack.layer
+    assert layer.remat is None
+    assert layer.feed_forward.remat == REMAT_PRESETS["full"]
+
+
+def test_remat_of_an_unknown_policy_names_those_there_are():
+    with pytest.raises(ConfigError, match="no remat policy 'minimol'; did you mean 'minimal'"):
+        modified(Remat(policy="minimol"))
+
+
+def test_remat_without_a_layer_says_where_to_put_it():
+    with pytest.raises(ConfigError, match="holds no transformer layer to recompute"):
+        Remat().apply(tiny().learner, CPU)
+
+
+# -- Layout --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("mesh", "batch_size", "rows", "expected"),
+    [
+        ({"fsdp": -1}, 64, 8, 1),
+        ({"fsdp": -1}, 64, 4, 2),
+        ({"fsdp": -1}, 64, 3, 4),
+        ({"data": 2, "model": -1}, 64, 8, 4),
+        ({"fsdp": -1}, 48, 4, 2),
+        ({"fsdp": -1}, 8, 1, 1),
+    ],
+)
+def test_micro_batches_leave_each_device_few_enough_rows(mesh, batch_size, rows, expected):
+    cfg = update_config(tiny(), {"mesh": mesh, "data.batch_size": batch_size})
+    assert modified(MicroBatches(rows_per_device=rows), cfg).num_micro_batches == expected
+
+
+def test_micro_batches_need_a_mesh():
+    with pytest.raises(ConfigError, match="counts the rows of a device"):
+        modified(MicroBatches())
+
+
+def test_accumulation_multiplies():
+    assert modified(Chain(modifiers=(Accumulate(), Accumulate(factor=3)))).num_micro_batches == 6
+
+
+def test_mesh_shape_sets_the_mesh():
+    assert modified(MeshShape(mesh={"data": 2, "fsdp": -1})).mesh == {"data": 2, "fsdp": -1}
+
+
+def test_shard_changes_the_entries_it_names_and_no_other():
+    cfg = modified(Shard(params={"embed": ("fsdp", "model")}, activations={"time": ()}))
+    assert cfg.param_rules == {**PARAM_RULES, "embed": ("fsdp", "model")}
+    assert cfg.activation_rules["time"] == ()
+
+
+def test_shard_over_an_unknown_mesh_axis_is_refused():
+    with pytest.raises(ConfigError, match="split over 'modle', which is no mesh axis") as error:
+        modified(Shard(params={"mlp": ("modle",)}))
+    assert "did you mean 'model'" in error.value.mend
+
+
+# -- Edits ---------------------------------------------------------------------------------------
+
+
+def test_replace_names_classes_by_text_and_fills_what_is_left_open():
+    cfg = modified(
+        Replace(
+            target="axcore.layers:FeedForward",
+            new="axcore.layers:PlainFeedForward",
+            values={"activation": "relu"},
+        )
+    )
+    ((_, plain),) = find_config(cfg, PlainFeedForward)
+    ((_, gated),) = find_config(tiny(), FeedForward)
+    assert (plain.activation, plain.hidden_dim) == ("relu", gated.hidden_dim)
+
+
+def test_replace_takes_a_config_too():
+    new = PlainFeedForward.Config(hidden_dim=40)
+    cfg = modified(Replace(target="axcore.layers:FeedForward", new=new))
+    assert cfg.model.decoder.stack.layer.feed_forward == new
+
+
+@pytest.mark.parametrize("text", ["axcore.layers:FeedFroward", "os:system", "FeedForward", "a:b:c"])
+def test_replace_refuses_text_that_names_no_config_class(text):
+    with pytest.raises(ConfigError, match="names no config class"):
+        modified(Replace(target=text, new="axcore.layers:PlainFeedForward"))
+
+
+def test_replace_that_finds_nothing_is_refused():
+    with pytest.raises(ConfigError, match="no PostNorm"):
+        modified(Replace(target="axcore.layers:PostNorm", new="axcore.layers:PreNorm"))
+
+
+def test_update_that_matches_nothing_is_refused():
+    with pytest.raises(ConfigError, match="matches nothing"):
+        modified(Update(changes={"**.droput": 0.1}))
+
+
+def test_named_makes_the_change_of_that_name():
+    assert modified(Named(change="remat(policy=minimal)")) == modified(Remat(policy="minimal"))
+
+
+def test_kernels_keep_earlier_pins_and_names():
+    cfg = evolve(tiny(), kernels={"rms_norm": "reference"}, allow_kernels=("portable",))
+    cfg = modified(Kernels(pins={"attention": "portable"}, allow=("portable", "blockwise")), cfg)
+    assert cfg.kernels == {"attention": "portable", "rms_norm": "reference"}
+    assert cfg.allow_kernels == ("portable", "blockwise")
+
+
+def test_chain_names_the_link_that_changes_nothing():
+    chain = Chain(modifiers=(Accumulate(), MeshShape(mesh={"data": 8})))
+    assert modified(chain).num_micro_batches == 2
+    with pytest.raises(ConfigError, match="changes nothing") as error:
+        modified(chain, evolve(tiny(), mesh={"data": 8}))
+    assert error.value.where == "Chain.modifiers[1]"
+
+
+# -- What every modifier must be -------------------------------------------------------------------
+
+
+def test_modifier_that_lacks_a_value_is_refused():
+    with pytest.raises(ConfigError, match="MeshShape lacks mesh") as error:
+        modified(MeshShape())
+    assert error.value.mend == "MeshShape(mesh=...)"
+
+
+def test_what_is_no_modifier_is_refused():
+    with pytest.raises(ConfigError, match=r"is no modifier: it has no apply\(cfg, hardware\)"):
+        modified(FeedForward.Config())
+
+
+def test_modifiers_are_saved_and_read_back():
+    chain = Chain(
+        modifiers=(
+            Replace(target="axcore.layers:FeedForward", new=PlainFeedForward.Config()),
+            Update(changes={"**.rate": 0.5}),
+            Shard(params={"embed": ("fsdp", "model")}),
+            Remat(policy="minimal"),
+        )
+    )
+    assert from_json(to_json(chain)) == chain
