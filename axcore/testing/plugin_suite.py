@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 import click
 
-from axcore.config import is_config
+from axcore.config import find_config, is_config
 from axcore.plugins import (
     Command,
     DataSource,
@@ -100,9 +100,12 @@ def _check_kernel(record: Kernel) -> None:
 
 
 def _check_variant(record: LayerVariant) -> None:
+    from axcore.experiments.tiny import tiny
+
     replaced = record.replaces.resolve()
     make = record.config.resolve()
-    made = make() if isclass(make) else make(replaced.Config())
+    found = find_config(tiny(), replaced)
+    made = make() if isclass(make) else make(found[0].node if found else replaced.Config())
     assert is_config(made)
 
 

@@ -5,14 +5,14 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from axl_attention.sinks import AttentionSinks
-from axl_attention.wrapping import refuse_second
 from jaxtyping import Array, Float
 
 from axcore.config import REQUIRED, config, find_config
 from axcore.errors import ConfigError
 from axcore.layers import DotProductAttention, TokenInfo
 from axcore.module import Module
+from axl_attention.sinks import AttentionSinks
+from axl_attention.wrapping import refuse_second
 
 
 class ALiBi(Module):

@@ -3,13 +3,13 @@
 from typing import Any
 
 import jax.numpy as jnp
-from axl_attention.wrapping import refuse_second
 from jaxtyping import Array, Int
 
 from axcore.config import REQUIRED, config
 from axcore.errors import ConfigError
 from axcore.layers import DotProductAttention, TokenInfo
 from axcore.module import Module
+from axl_attention.wrapping import refuse_second
 
 
 class ChunkedAttention(Module):

@@ -3,7 +3,6 @@
 from typing import Any
 
 import jax.numpy as jnp
-from axl_attention.wrapping import refuse_second
 from jaxtyping import Array, Float, Int
 
 from axcore.config import REQUIRED, config
@@ -11,6 +10,7 @@ from axcore.errors import ConfigError
 from axcore.layers import Embedding, TokenInfo
 from axcore.module import Initializer, Module, Normal, Param
 from axcore.parallel import shard
+from axl_attention.wrapping import refuse_second
 
 
 class LearnedPosition(Module):

@@ -2,12 +2,11 @@
 
 from typing import Any
 
-from axl_attention.linear_rope import check_factor
-
 from axcore.config import REQUIRED, config
 from axcore.errors import ConfigError
 from axcore.layers import rope_frequencies, rotate
 from axcore.module import Module
+from axl_attention.linear_rope import check_factor
 
 
 class NTKRoPE(Module):
@@ -15,7 +14,8 @@ class NTKRoPE(Module):
 
     The slowest pair is slowed down by `factor`, as linear scaling does, and the fastest not at all.
 
-    Source: Peng et al. 2023, arXiv:2309.00071, section 3.1. Slot protocol: the parent fills `head_dim`.
+    Source: Peng et al. 2023, arXiv:2309.00071, section 3.1. Slot protocol: the parent
+    fills `head_dim`.
     """
 
     @config

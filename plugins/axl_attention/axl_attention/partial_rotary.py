@@ -3,12 +3,12 @@
 from typing import Any
 
 import jax.numpy as jnp
-from axl_attention.wrapping import refuse_second
 
 from axcore.config import REQUIRED, config
 from axcore.errors import ConfigError
 from axcore.layers import RoPE
 from axcore.module import Module
+from axl_attention.wrapping import refuse_second
 
 
 class PartialRotary(Module):

@@ -24,7 +24,7 @@ _VARIANTS = (
     ("Repeat", "shared_keys", "Every second layer uses the keys of the one before"),
     ("PreNorm", "sandwich_norm", "A norm before and after each branch"),
 )
-"""The layer of the core that is replaced, the variant's name, which is its file's, and a summary."""
+"""The layer of the core that is replaced, the variant's name (its file's too), and a summary."""
 
 _CONFIGS = {
     "no_position": "axcore.layers:NoPosition.Config",

@@ -2,11 +2,10 @@
 
 from typing import Any
 
-from axl_attention.wrapping import refuse_second
-
 from axcore.config import REQUIRED, config, evolve
 from axcore.layers import RMSNorm, RoPE
 from axcore.module import Module
+from axl_attention.wrapping import refuse_second
 
 
 class QueryKeyNorm(Module):

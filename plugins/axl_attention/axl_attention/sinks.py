@@ -2,11 +2,10 @@
 
 from typing import Any
 
-from axl_attention.wrapping import refuse_second
-
 from axcore.config import REQUIRED, config
 from axcore.layers import DotProductAttention, TokenInfo
 from axcore.module import Module, Param
+from axl_attention.wrapping import refuse_second
 
 
 class AttentionSinks(Module):

@@ -3,12 +3,12 @@
 from typing import Any
 
 import jax.numpy as jnp
-from axl_attention.wrapping import refuse_second
 from jaxtyping import Array, Float, Int
 
 from axcore.config import REQUIRED, config
 from axcore.layers import Embedding, TokenInfo, rope_frequencies
 from axcore.module import Module
+from axl_attention.wrapping import refuse_second
 
 
 class SinusoidalPosition(Module):

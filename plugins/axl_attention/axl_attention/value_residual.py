@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from axl_attention.wrapping import refuse_second
 from jaxtyping import Array, Float
 
 from axcore.config import REQUIRED, config, evolve
 from axcore.layers import Linear
 from axcore.module import Module, Param
+from axl_attention.wrapping import refuse_second
 
 CHANNEL = "first_values"
 

@@ -4,12 +4,12 @@ import math
 from typing import Any
 
 import numpy as np
-from axl_attention.linear_rope import check_factor
 
 from axcore.config import REQUIRED, config
 from axcore.errors import ConfigError
 from axcore.layers import rope_frequencies, rotate
 from axcore.module import Module
+from axl_attention.linear_rope import check_factor
 
 
 class YaRN(Module):
