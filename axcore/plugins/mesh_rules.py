@@ -18,7 +18,8 @@ class MeshRule(Record):
 
     Args:
         match: Target name with `*`, as "acme-x1-*".
-        mesh: Size by mesh axis; one may be -1 and takes the devices that are left.
+        mesh: Size by mesh axis within a slice; one may be -1 and takes the devices that are left.
+        slices: Number of slices by mesh axis, where the hardware is several slices.
         modifiers: Configs with a pure `apply(cfg, hardware) -> cfg`.
     """
 
@@ -27,6 +28,7 @@ class MeshRule(Record):
 
     match: str
     mesh: Mapping[str, int]
+    slices: Mapping[str, int] = {}
     modifiers: tuple[Any, ...] = ()
 
     def matches(self, hardware: Hardware) -> bool:

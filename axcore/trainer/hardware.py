@@ -19,7 +19,7 @@ def for_hardware(cfg: Any, hardware: Hardware) -> tuple[Any, str]:
     if cfg.mesh is not None:
         return cfg, ""
     rule = find_mesh_rule(hardware, own=cfg.mesh_rules, brought=plugin_host().records(MeshRule))
-    result = evolve(cfg, mesh=rule.mesh)
+    result = evolve(cfg, mesh=rule.mesh, slices=cfg.slices or rule.slices)
     for modifier in rule.modifiers:
         result = apply_modifier(result, modifier, hardware, where=f"mesh rule {rule.match!r}")
     return result, format_diff(diff_config(cfg, result))

@@ -20,6 +20,7 @@ from axcore.parallel import (
     ACTIVATION_RULES,
     PARAM_RULES,
     ActivationSharding,
+    SplitAttention,
     is_first,
     make_mesh,
     param_shardings,
@@ -56,6 +57,8 @@ MAY_CHANGE = (
     "mesh*",
     "param_rules*",
     "activation_rules*",
+    "slices*",
+    "split_attention",
     "*.remat*",
     "kernels*",
     "allow_kernels*",
@@ -89,10 +92,14 @@ class Trainer(Configurable):
             seed: Decides initial values and dropout.
             num_micro_batches: Parts that a batch is split into, one after the other in memory; the
                 result is that of the whole batch.
-            mesh: Devices by mesh axis; None takes the mesh rule that matches the hardware.
+            mesh: Devices of a slice by mesh axis; None takes the mesh rule that matches the
+                hardware.
+            slices: Slices by mesh axis, where there are several; one slice where empty.
             mesh_rules: Rules of the experiment's own, before those of plugins.
             param_rules: Mesh axes by logical axis, for parameters.
             activation_rules: Mesh axes by logical axis, for activations.
+            split_attention: How attention reaches keys on other devices where the rules split time:
+                it gathers them, passes them round a ring, or deals heads out for a while.
             log_every_steps: Steps between lines of metrics.
             eval_every_steps: Steps between evaluations; the last step is always evaluated.
             max_skipped_steps: How many steps may have a loss or gradient that is not finite, and so
@@ -112,9 +119,11 @@ class Trainer(Configurable):
         seed: int = 0
         num_micro_batches: int = 1
         mesh: Mapping[str, int] | None = None
+        slices: Mapping[str, int] = {}
         mesh_rules: tuple[MeshRule, ...] = ()
         param_rules: Mapping[str, tuple[str, ...]] = PARAM_RULES
         activation_rules: Mapping[str, tuple[str, ...]] = ACTIVATION_RULES
+        split_attention: SplitAttention = "gather"
         log_every_steps: int = 10
         eval_every_steps: int = 100
         max_skipped_steps: int = 100
@@ -155,7 +164,7 @@ class Trainer(Configurable):
         self.learner: Learner = cfg.learner.build(total_steps=cfg.max_steps)
         self.data: Data = cfg.data.build()
         assert cfg.mesh is not None, "a mesh rule gives one"
-        self.mesh = make_mesh(cfg.mesh, devices)
+        self.mesh = make_mesh(cfg.mesh, devices, slices=cfg.slices)
         self.step = TrainStep(
             self.model, self.learner, seed=cfg.seed, num_micro_batches=cfg.num_micro_batches
         )
@@ -206,6 +215,10 @@ class Trainer(Configurable):
         """Returns the jitted evaluation `(model_state, batch) -> losses`."""
         return self._jitted("evaluation", self.step.evaluate, out_shardings=self._replicated)
 
+    def lowered_step(self) -> Any:
+        """Returns the step traced for the state and the batch that it runs on, not yet compiled."""
+        return self._lowered_step
+
     def step_program(self) -> Any:
         """Returns the step compiled for the state and the batch that it runs on."""
         return self._step_program
@@ -228,7 +241,8 @@ class Trainer(Configurable):
     def _jitted(self, name: str, fn: Any, **options: Any) -> Any:
         """Returns a jitted function, traced once under the trainer's mesh, rules and policy."""
         if name not in self._programs:
-            activations = ActivationSharding(self.mesh, self.config.activation_rules)
+            cfg = self.config
+            activations = ActivationSharding(self.mesh, cfg.activation_rules, cfg.split_attention)
 
             def in_context(*args: Any) -> Any:
                 with sharding_activations(activations), use_policy(self.kernel_policy):
@@ -244,7 +258,8 @@ class Trainer(Configurable):
 
     @cached_property
     def _step_program(self) -> Any:
-        return self._lowered_step.compile()
+        options = dict(wanted_compiler_options(self.hardware))
+        return self._lowered_step.compile(compiler_options=options or None)
 
     @cached_property
     def _batch_sharding(self) -> NamedSharding:

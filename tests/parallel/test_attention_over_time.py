@@ -119,7 +119,7 @@ def test_more_keys_than_queries_are_gathered(mesh, arrays):
     ("by", "call", "text"),
     [
         ("ring", {"query_offset": 4}, r"an offset of the queries[\s\S]*split_attention=gather"),
-        ("ring", {"bias_BNTS": np.zeros((1, 1, 1, TIME), np.float32)}, "attention with a bias"),
+        ("ring", {"bias_BNTS": jnp.zeros((1, 1, 1, TIME))}, "attention with a bias"),
     ],
 )
 def test_what_a_ring_cannot_do_is_refused(mesh, arrays, by, call, text):
