@@ -3,10 +3,13 @@
 from axcore.layers.activations import Activation, activation_fn
 from axcore.layers.attention import Attention, DotProductAttention
 from axcore.layers.dot import Dot, PlainDot
+from axcore.layers.dropless import Dropless
 from axcore.layers.dropout import Dropout
 from axcore.layers.embedding import Embedding
+from axcore.layers.experts import Experts
 from axcore.layers.feed_forward import FeedForward, PlainFeedForward
 from axcore.layers.linear import Linear
+from axcore.layers.moe import MoE
 from axcore.layers.norm import LayerNorm, RMSNorm
 from axcore.layers.quantized import Fp8Current, Int8Dynamic
 from axcore.layers.quantized_delayed import Fp8Delayed
@@ -14,6 +17,8 @@ from axcore.layers.quantized_training import Fp8Training, Int8Training, with_dot
 from axcore.layers.repeat import Repeat, Stack
 from axcore.layers.residual import PostNorm, PreNorm, Residual
 from axcore.layers.rope import NoPosition, RoPE, rope_frequencies, rotate
+from axcore.layers.router import Router
+from axcore.layers.routing import GroupLimit, Routing
 from axcore.layers.sequence import Sequence, alternating
 from axcore.layers.tokens import TokenInfo
 from axcore.layers.transformer import TransformerLayer
@@ -23,16 +28,20 @@ __all__ = [
     "Attention",
     "Dot",
     "DotProductAttention",
+    "Dropless",
     "Dropout",
     "Embedding",
+    "Experts",
     "FeedForward",
     "Fp8Current",
     "Fp8Delayed",
     "Fp8Training",
+    "GroupLimit",
     "Int8Dynamic",
     "Int8Training",
     "LayerNorm",
     "Linear",
+    "MoE",
     "NoPosition",
     "PlainDot",
     "PlainFeedForward",
@@ -42,6 +51,8 @@ __all__ = [
     "Repeat",
     "Residual",
     "RoPE",
+    "Router",
+    "Routing",
     "Sequence",
     "Stack",
     "TokenInfo",

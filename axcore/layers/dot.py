@@ -7,15 +7,20 @@ import math
 from collections.abc import Callable
 
 import jax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from axcore.config import config
-from axcore.module import Module
+from axcore.module import Module, entry
+from axcore.ops import grouped_matmul
 from axcore.parallel import is_split
 
 Input = Float[Array, "*batch in_dim"]
 Weight = Float[Array, "in_dim out_dim"]
 Output = Float[Array, "*batch out_dim"]
+
+Rows = Float[Array, "rows in_dim"]
+Weights = Float[Array, "groups in_dim out_dim"]
+Sizes = Int[Array, "groups"]
 
 
 class Dot(Module):
@@ -29,6 +34,14 @@ class Dot(Module):
         """Returns the product over the last dimension of `x`."""
         raise NotImplementedError(f"{type(self).__qualname__} multiplies nothing")
 
+    @entry
+    def grouped(self, rows: Rows, weights: Weights, sizes: Sizes) -> Float[Array, "rows out_dim"]:
+        """Returns each row times the weight of its group; the first `sizes[0]` are of group 0.
+
+        Rows after the last group may give anything finite.
+        """
+        raise NotImplementedError(f"{type(self).__qualname__} has no grouped product")
+
 
 class PlainDot(Dot):
     """`x @ weight`, in the dtype of both."""
@@ -40,6 +53,11 @@ class PlainDot(Dot):
     def forward(self, x: Input, weight: Weight) -> Output:
         """Returns the product."""
         return over_rows(lambda rows: rows @ weight, x)
+
+    @entry
+    def grouped(self, rows: Rows, weights: Weights, sizes: Sizes) -> Float[Array, "rows out_dim"]:
+        """Returns each row times the weight of its group."""
+        return grouped_matmul(rows, weights, sizes)
 
 
 def over_rows(product: Callable[[Array], Array], x: Input) -> Output:

@@ -5,6 +5,10 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
+REAL_TOKENS = "real_tokens"
+"""The channel by which a decoder tells layers that see no `TokenInfo` which tokens are no padding:
+`[batch, time]` bools."""
+
 
 class TokenInfo(NamedTuple):
     """Passed as one value through every layer, so that signatures stay as they are.

@@ -136,8 +136,25 @@ class Repeated:
         context.frame.outputs.absorb(_joined(pieces, context))
         return carry
 
+    def together(self, *args: Any, **kwargs: Any) -> Any:
+        """Returns what the module makes of one call in which all copies take part.
+
+        Every array that a module of this tree reads has the leading dimension of the copies; only
+        modules that are made for it can run so.
+        """
+        return self.module(*args, **kwargs)
+
     def vmap(self, *args: Any, **kwargs: Any) -> Any:
         """Returns the copies' results, stacked; copy `i` is given item `i` of each array."""
+        result, outputs = self.run_each(*args, **kwargs)
+        current_context("a Repeated module was called").frame.outputs.absorb(outputs)
+        return result
+
+    def run_each(self, *args: Any, **kwargs: Any) -> tuple[Any, Outputs]:
+        """Returns what `vmap` does, and the outputs, for the caller to hand on.
+
+        Inside of a `shard_map` a device may hold the state of some of the copies only.
+        """
         context = self._context()
         pure = as_pure_function(context, type(self.module).forward)
         arrays, rebuild = split_static((args, kwargs))
@@ -160,9 +177,10 @@ class Repeated:
                 )
             return result, outputs
 
-        result, outputs = jax.vmap(one)(_state(context), jnp.arange(self.count), arrays)
-        context.frame.outputs.absorb(outputs)
-        return result
+        state = _state(context)
+        here = [len(leaf) for leaf in jax.tree.leaves(state)[:1]] or [self.count]
+        result, outputs = jax.vmap(one)(state, jnp.arange(*here), arrays)
+        return result, outputs
 
     def _context(self) -> Context:
         return current_context("a Repeated module was called").child(self.module)

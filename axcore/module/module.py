@@ -1,5 +1,6 @@
 """`Module`: declares parameters and children in `setup`, reads imperatively, stays pure."""
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
@@ -153,6 +154,18 @@ class Module(Configurable):
         frame = self._context("self.send").frame
         frame.outputs  # noqa: B018 - raises where the value could not leave a transformation
         frame.channels[channel] = value
+
+    @contextlib.contextmanager
+    def sending(self, channel: str, value: Any) -> Iterator[None]:
+        """Sends to the modules that run inside of a `with` block, and to nobody after it."""
+        channels = self._context("self.sending").frame.channels
+        before = dict(channels)
+        self.send(channel, value)
+        try:
+            yield
+        finally:
+            channels.pop(channel)
+            channels.update({key: value for key, value in before.items() if key == channel})
 
     def receive(self, channel: str, default: Any = None) -> Any:
         """Returns what a module that ran earlier sent last, or `default` where none did."""

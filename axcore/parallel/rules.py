@@ -25,6 +25,7 @@ Rules = Mapping[str, tuple[str, ...]]
 PARAM_RULES: Rules = immutabledict(
     {
         "layers": (),
+        "expert": ("expert",),
         "vocab": ("model",),
         "embed": ("fsdp",),
         "mlp": ("model",),
@@ -44,6 +45,7 @@ ACTIVATION_RULES: Rules = immutabledict(
         "heads": ("model",),
         "kv_heads": ("model",),
         "vocab": ("model",),
+        "expert": ("expert",),
     }
 )
 """The batch over all data axes, time over `seq`, heads and hidden units over `model`."""

@@ -1,0 +1,67 @@
+"""`MoE`: a mixture of experts, each a feed-forward, in the place of one feed-forward."""
+
+from jaxtyping import Array, Float
+
+from axcore.config import REQUIRED, config, find_config
+from axcore.errors import ConfigError
+from axcore.layers.dropless import Dropless
+from axcore.layers.experts import Experts
+from axcore.layers.router import Router
+from axcore.module import Module
+
+
+class MoE(Module):
+    """Sends each token to the few experts that a router chooses, and adds up what they make of it.
+
+    Any feed-forward becomes its experts' config: `replace_config(cfg, FeedForward, lambda ffn:
+    MoE.Config(expert=ffn, num_experts=8, top_k=2))`.
+
+    Source: Shazeer et al. 2017, arXiv:1701.06538, eq. 1; shared experts, Dai et al. 2024,
+    arXiv:2401.06066, eq. 9. Slot protocol: the parent fills `dim`.
+    """
+
+    @config
+    class Config(Module.Config):
+        """Describes a `MoE`.
+
+        Args:
+            dim: Size of the last dimension of input and output.
+            expert: The feed-forward that each expert is.
+            num_experts: Number of experts.
+            top_k: Experts that each token goes to.
+            router: Chooses them.
+            dispatch: How tokens get to them and back.
+            shared: A feed-forward that every token goes to beside them.
+        """
+
+        dim: int = REQUIRED
+        expert: Module.Config = REQUIRED
+        num_experts: int = REQUIRED
+        top_k: int = REQUIRED
+        router: Module.Config = Router.Config()
+        dispatch: Experts.Config = Dropless.Config()
+        shared: Module.Config | None = None
+
+    def setup(self, cfg: Config) -> None:
+        """Builds the router, the experts and the shared one."""
+        for name in ("expert", "shared"):
+            _check_is_plain(getattr(cfg, name), name)
+        self.router = cfg.router.build(dim=cfg.dim, num_experts=cfg.num_experts, top_k=cfg.top_k)
+        self.experts = cfg.dispatch.build(
+            dim=cfg.dim, num_experts=cfg.num_experts, expert=cfg.expert
+        )
+        self.shared = None if cfg.shared is None else cfg.shared.build(dim=cfg.dim)
+
+    def forward(self, x: Float[Array, "batch time dim"]) -> Float[Array, "batch time dim"]:
+        """Returns the mixture for each token."""
+        y = self.experts(x, self.router(x))
+        return y if self.shared is None else y + self.shared(x)
+
+
+def _check_is_plain(expert: Module.Config | None, name: str) -> None:
+    if expert is not None and find_config(expert, MoE):
+        raise ConfigError(
+            "an expert is itself a mixture of experts",
+            where=name,
+            mend="replace feed-forwards once: replace_config(..., at=...) tells which",
+        )
