@@ -21,8 +21,10 @@ from axcore.errors import ConfigError
 class Checkpointer(Configurable):
     """Saves and restores the states of one run.
 
-    One process writes into a directory at a time; any number may read from it. Nothing is written
-    before the first `save`.
+    One run writes into a directory at a time; any number may read from it. Nothing is written
+    before the first `save`. In a run of several processes each calls the same methods in the same
+    order, on a file system that all share; what goes wrong in one is raised in all. How many there
+    are may change between a save and a restore.
     """
 
     @config
@@ -71,7 +73,7 @@ class Checkpointer(Configurable):
 
     def steps(self) -> tuple[int, ...]:
         """Returns the committed steps, oldest first; `verify` tells whether one is still whole."""
-        return self._steps.committed()
+        return self._reader.committed()
 
     def latest(self) -> int | None:
         """Returns the newest committed step, or None where there is none."""

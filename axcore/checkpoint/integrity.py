@@ -6,7 +6,7 @@ A checksum is a CRC-32 of every 64 MiB piece. It finds every flipped bit and eve
 
 import os
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -24,15 +24,18 @@ class FileRecord:
     crc32: tuple[str, ...]
 
 
-def record_files(root: Path, *, leave_out: Iterable[str] = ()) -> dict[str, FileRecord]:
-    """Returns the record of every file under `root`, by its path relative to `root`."""
-    left_out = set(leave_out)
-    sizes = {
+def list_files(root: Path) -> dict[str, int]:
+    """Returns the size of every file under `root`, by its path relative to `root`."""
+    return {
         path.relative_to(root).as_posix(): path.stat().st_size
         for path in sorted(root.rglob("*"))
         if path.is_file()
     }
-    return _records(root, {name: size for name, size in sizes.items() if name not in left_out})
+
+
+def record_files(root: Path, sizes: Mapping[str, int]) -> dict[str, FileRecord]:
+    """Returns the records of files of `root` with those sizes."""
+    return _records(root, sizes)
 
 
 def find_damage(root: Path, records: Mapping[str, FileRecord]) -> list[str]:

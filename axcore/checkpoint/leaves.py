@@ -62,7 +62,7 @@ def describe(leaf: Any) -> jax.ShapeDtypeStruct:
     """Returns the description of a template's leaf; without a sharding, on the first device."""
     sharding = getattr(leaf, "sharding", None)
     if sharding is None:
-        sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)  # type: ignore[no-untyped-call]
 
 

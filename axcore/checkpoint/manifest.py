@@ -40,7 +40,7 @@ class Manifest:
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:
     """Writes a manifest atomically and durably."""
-    write_atomically(directory / MANIFEST_NAME, _render(_to_json(manifest)))
+    write_atomically(directory / MANIFEST_NAME, _render(to_json(manifest)))
 
 
 def read_manifest(directory: Path) -> Manifest:
@@ -65,7 +65,7 @@ def read_manifest(directory: Path) -> Manifest:
             where=str(path),
             mend=f"install axcore {body['axcore_version']} or newer",
         )
-    return _from_json(body)
+    return from_json(body)
 
 
 def check_extra(extra: Mapping[str, Any]) -> None:
@@ -122,7 +122,8 @@ def _verified(text: bytes, path: Path) -> dict[str, Any]:
     return dict(body)
 
 
-def _to_json(manifest: Manifest) -> dict[str, Any]:
+def to_json(manifest: Manifest) -> dict[str, Any]:
+    """Returns a manifest as values that JSON gives back."""
     return {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
@@ -134,7 +135,8 @@ def _to_json(manifest: Manifest) -> dict[str, Any]:
     }
 
 
-def _from_json(body: Mapping[str, Any]) -> Manifest:
+def from_json(body: Mapping[str, Any]) -> Manifest:
+    """Returns the manifest that `to_json` made the values of."""
     return Manifest(
         step=body["step"],
         leaves={name: LeafSpec(tuple(s), dtype) for name, (dtype, s) in body["leaves"].items()},

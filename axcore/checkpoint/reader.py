@@ -1,16 +1,24 @@
 """Reads steps: compares them with their manifests and with what is wanted, and restores them."""
 
 import warnings
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
 
 from axcore.checkpoint import store
-from axcore.checkpoint.integrity import find_damage
+from axcore.checkpoint.integrity import FileRecord, find_damage
 from axcore.checkpoint.leaves import describe, misfits, name_leaves, spec_of
-from axcore.checkpoint.manifest import DamagedCheckpointError, Manifest, read_manifest
+from axcore.checkpoint.manifest import (
+    DamagedCheckpointError,
+    Manifest,
+    from_json,
+    read_manifest,
+    to_json,
+)
 from axcore.checkpoint.steps import StepDirectories
 from axcore.errors import CheckpointError
+from axcore.parallel import from_each, from_first, is_first, share
 
 ARRAYS_NAME = "arrays"
 
@@ -34,9 +42,13 @@ class CheckpointReader:
         self._steps = steps
         self._falls_back = falls_back
 
+    def committed(self) -> tuple[int, ...]:
+        """Returns the committed steps, oldest first."""
+        return tuple(from_first("listing checkpoints", lambda: list(self._steps.committed())))
+
     def restore_newest(self, template: Any, *, partial: bool) -> Restored:
         """Restores the newest whole step; see `Checkpointer.restore`."""
-        newest_first = self._steps.committed()[::-1]
+        newest_first = self.committed()[::-1]
         if not newest_first:
             raise CheckpointError(
                 "there is no checkpoint",
@@ -76,27 +88,34 @@ class CheckpointReader:
 
     def manifest(self, step: int) -> Manifest:
         """Returns the manifest of a step."""
-        known = self._steps.committed()
+        known = self.committed()
         if step not in known:
             raise CheckpointError(
                 f"there is no checkpoint of step {step}; "
                 f"there are: {', '.join(map(str, known)) or '(none)'}",
                 where=str(self._steps.root),
             )
+        return from_json(from_first("reading a manifest", lambda: to_json(self._read(step))))
+
+    def _read(self, step: int) -> Manifest:
         try:
             return read_manifest(self._steps.path(step))
         except DamagedCheckpointError as error:
             raise self._damage(step, [error.what]) from error
 
     def verify(self, step: int) -> None:
-        """Compares every file of a step with its record."""
-        files = self.manifest(step).files
-        try:
-            problems = find_damage(self._steps.path(step), files)
-        except OSError as error:
-            raise self._damage(step, [f"a file cannot be read: {error}"]) from error
+        """Compares every file of a step with its record; each process reads a part of them."""
+        files = dict(share(list(self.manifest(step).files.items())))
+        found = from_each("verifying a checkpoint", lambda: self._problems(step, files))
+        problems = [problem for part in found for problem in part]
         if problems:
             raise self._damage(step, problems)
+
+    def _problems(self, step: int, files: Mapping[str, FileRecord]) -> list[str]:
+        try:
+            return find_damage(self._steps.path(step), files)
+        except OSError as error:
+            return [f"a file cannot be read: {error}"]
 
     def _damage(self, step: int, problems: list[str]) -> DamagedCheckpointError:
         return DamagedCheckpointError(
@@ -117,7 +136,7 @@ class CheckpointReader:
         if not self._falls_back:
             error.mend = "set on_damage to 'fall_back', or restore an older step by its number"
             raise error
-        if older is not None:
+        if older is not None and is_first():
             warnings.warn(
                 f"{error.what}. It is left as it is in {self._steps.path(step)}; "
                 f"going back to step {older}.",

@@ -3,6 +3,9 @@
 A step is written into `step_N.incomplete`; then its files are measured and made durable, the
 manifest is written, and the directory is renamed to `step_N`. Older steps are deleted after that.
 A process killed at any moment leaves the committed steps as they were.
+
+Of several processes each writes the shards that it owns and measures a part of the files; process 0
+alone makes, names and deletes directories. What goes wrong in one is raised in all.
 """
 
 import functools
@@ -11,18 +14,20 @@ import warnings
 import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import jax
 
 from axcore.checkpoint import store
 from axcore.checkpoint.files import FileLock, sync_tree
-from axcore.checkpoint.integrity import record_files
+from axcore.checkpoint.integrity import FileRecord, list_files, record_files
 from axcore.checkpoint.leaves import LeafSpec, name_arrays, spec_of
 from axcore.checkpoint.manifest import Manifest, check_extra, write_manifest
 from axcore.checkpoint.reader import ARRAYS_NAME, CheckpointWarning
 from axcore.checkpoint.steps import StepDirectories
 from axcore.errors import CheckpointError
+from axcore.parallel import from_each, from_first, is_first, process_count, process_index, share
 
 
 class CheckpointWriter:
@@ -42,10 +47,11 @@ class CheckpointWriter:
         arrays = name_arrays(state)
         check_extra(extra)
         self._check_order(step)
+        _check_are_shared(arrays)
         worker = self._claim_writing()
-        self._warn_of_later_steps(step)
+        from_first("beginning a checkpoint", lambda: self._begin(step))
         try:
-            finish_arrays = store.start_saving(self._steps.begin(step) / ARRAYS_NAME, arrays)
+            finish_arrays = store.start_saving(self._steps.draft(step) / ARRAYS_NAME, arrays)
         except Exception as error:
             raise self._abandon(step, error) from error
         self._last_started = step
@@ -83,15 +89,14 @@ class CheckpointWriter:
 
     def _claim_writing(self) -> ThreadPoolExecutor:
         """Returns the worker thread; makes the directory and locks it the first time."""
-        if self._worker is not None:
-            return self._worker
+        if self._worker is None:
+            from_first("claiming the checkpoints", self._lock_directory)
+            self._worker = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+            _close_at_exit().add(self)
+        return self._worker
+
+    def _lock_directory(self) -> None:
         root = self._steps.root
-        if jax.process_count() > 1:
-            raise CheckpointError(
-                f"{jax.process_count()} processes take part in this run; "
-                "saving a checkpoint works in one process so far",
-                where=str(root),
-            )
         try:
             root.mkdir(parents=True, exist_ok=True)
             self._lock = FileLock(root / "writer.lock", doing="saving checkpoints here")
@@ -100,9 +105,13 @@ class CheckpointWriter:
             raise CheckpointError(
                 f"checkpoints cannot be written: {error}", where=str(root)
             ) from error
-        self._worker = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        _close_at_exit().add(self)
-        return self._worker
+
+    def _begin(self, step: int) -> None:
+        self._warn_of_later_steps(step)
+        try:
+            self._steps.begin(step)
+        except OSError as error:
+            raise self._abandon(step, error) from error
 
     def _warn_of_later_steps(self, step: int) -> None:
         later = self._steps.at_or_after(step)
@@ -125,14 +134,19 @@ class CheckpointWriter:
         """Commits a step whose arrays are being written; runs on the worker thread."""
         draft = self._steps.draft(step)
         try:
-            finish_arrays()
-            files = record_files(draft)
-            sync_tree(draft)
-            write_manifest(draft, Manifest(step=step, leaves=leaves, files=files, extra=extra))
-            self._steps.commit(step)
+            from_each("writing a checkpoint", finish_arrays)
+            files = _record_together(draft)
+            manifest = Manifest(step=step, leaves=leaves, files=files, extra=extra)
+            from_first("committing a checkpoint", lambda: self._commit(manifest))
         except Exception as error:
             raise self._abandon(step, error) from error
-        self._delete_oldest(step)
+        from_first("deleting old checkpoints", lambda: self._delete_oldest(step))
+
+    def _commit(self, manifest: Manifest) -> None:
+        draft = self._steps.draft(manifest.step)
+        sync_tree(draft)
+        write_manifest(draft, manifest)
+        self._steps.commit(manifest.step)
 
     def _delete_oldest(self, step: int) -> None:
         if self._keep is None:
@@ -148,11 +162,36 @@ class CheckpointWriter:
                 ) from error
 
     def _abandon(self, step: int, error: Exception) -> CheckpointError:
-        self._steps.abandon(step)
+        if is_first():
+            self._steps.abandon(step)
         return CheckpointError(
             f"saving step {step} failed: {error}",
             where=str(self._steps.root),
             mend="make room or mend the disk, then run again; earlier steps are unharmed",
+        )
+
+
+def _record_together(draft: Path) -> dict[str, FileRecord]:
+    """Returns the records of a draft's files; each process reads a part of them."""
+    sizes = from_first("listing a checkpoint", lambda: list_files(draft))
+
+    def measured() -> dict[str, Any]:
+        records = record_files(draft, dict(share(list(sizes.items()))))
+        return {name: [record.num_bytes, *record.crc32] for name, record in records.items()}
+
+    parts = from_each("measuring a checkpoint", measured)
+    found = {name: values for part in parts for name, values in part.items()}
+    return {name: FileRecord(found[name][0], tuple(found[name][1:])) for name in sizes}
+
+
+def _check_are_shared(arrays: Mapping[str, jax.Array]) -> None:
+    alone = [name for name, array in arrays.items() if array.is_fully_addressable]
+    if process_count() > 1 and alone:
+        raise CheckpointError(
+            f"{', '.join(alone[:4])} {'is' if len(alone) == 1 else 'are'} held by process "
+            f"{process_index()} alone, so {process_count()} processes cannot save one state",
+            where=alone[0],
+            mend="make it by jax.jit with a sharding over all devices, or put it in `extra`",
         )
 
 

@@ -136,6 +136,28 @@ def gather(name: str, text: str, *, limit_s: float | None = None) -> list[str]:
     return [texts[process] for process in range(process_count())]
 
 
+def from_each(name: str, make: Callable[[], T], *, limit_s: float | None = None) -> list[T]:
+    """Returns what every process makes, in their order, in every process.
+
+    Args:
+        name: What it is, for errors.
+        make: Returns something that JSON gives back.
+        limit_s: How long each waits for the others.
+
+    Raises:
+        AxcoreError: What `make` raised in the first process where it did; that process gets its own
+            error as it is.
+        ProcessError: As `barrier`.
+    """
+    if process_count() == 1:
+        return [make()]
+    own, text = _made(name, make)
+    told = [json.loads(one) for one in gather(name, text, limit_s=limit_s)]
+    if own is not None:
+        raise own
+    return [_value(one) for one in told]
+
+
 def from_first(name: str, make: Callable[[], T], *, limit_s: float | None = None) -> T:
     """Returns what process 0 makes, in every process; only process 0 calls `make`.
 
@@ -145,27 +167,16 @@ def from_first(name: str, make: Callable[[], T], *, limit_s: float | None = None
         limit_s: How long the others wait.
 
     Raises:
-        AxcoreError: What `make` raised, in every process. What else it raised comes out of process 0
-            as it is, and as ProcessError of the others.
+        AxcoreError: What `make` raised, in every process. What else it raised comes out of
+            process 0 as it is, and is a ProcessError in the others.
         ProcessError: Process 0 did not come in time.
     """
     if process_count() == 1:
         return make()
-    client = _client()
-    _, folder = _next_folder(name)
-    if is_first():
-        return _made_and_told(client, name, folder, make)
+    _, key = _next_folder(name)
     limit = _limits.barrier_s if limit_s is None else limit_s
-    try:
-        text = client.blocking_key_value_get(folder, _milliseconds(limit))
-    except jax.errors.JaxRuntimeError as error:
-        if "DEADLINE_EXCEEDED" not in str(error):
-            raise _lost(name, error) from error
-        raise missing_error(name, [0], process_count(), limit) from error
-    said = json.loads(text)
-    if "error" in said:
-        raise _error_from(said["error"])
-    made: T = said["value"]
+    text = _tell(name, key, make) if is_first() else _hear(name, key, limit)
+    made: T = _value(json.loads(text))
     return made
 
 
@@ -236,6 +247,23 @@ def _wait(client: Any, name: str, folder: str, limit_s: float) -> None:
         ) from error
 
 
+def _tell(name: str, key: str, make: Callable[[], Any]) -> str:
+    own, text = _made(name, make)
+    _told(name, lambda: _client().key_value_set(key, text))
+    if own is not None:
+        raise own
+    return text
+
+
+def _hear(name: str, key: str, limit_s: float) -> str:
+    try:
+        return str(_client().blocking_key_value_get(key, _milliseconds(limit_s)))
+    except jax.errors.JaxRuntimeError as error:
+        if "DEADLINE_EXCEEDED" not in str(error):
+            raise _lost(name, error) from error
+        raise missing_error(name, [0], process_count(), limit_s) from error
+
+
 def _told(name: str, speak: Callable[[], T]) -> T:
     try:
         return speak()
@@ -255,29 +283,27 @@ def _milliseconds(seconds: float) -> int:
     return max(1, round(seconds * 1000))
 
 
-# -- What process 0 made, as text --------------------------------------------------------------
+# -- What a process made, as text --------------------------------------------------------------
 
 
-def _made_and_told(client: Any, name: str, key: str, make: Callable[[], T]) -> T:
+def _made(name: str, make: Callable[[], Any]) -> tuple[BaseException | None, str]:
+    """Returns what `make` raised, if it did, and what the others are told."""
     try:
-        made = make()
+        return None, json.dumps({"value": make()})
     except AxcoreError as error:
         fields = (error.what, error.where, error.set_in, error.mend)
-        told = {"error": [type(error).__qualname__, *fields]}
-        _told(name, lambda: client.key_value_set(key, json.dumps(told)))
-        raise
-    except BaseException as error:
-        what = f"process 0 failed at {name!r}: {type(error).__name__}: {error}"
-        fault = {"error": [ProcessError.__qualname__, what, name, None, "see what process 0 says"]}
-        _told(name, lambda: client.key_value_set(key, json.dumps(fault)))
-        raise
-    _told(name, lambda: client.key_value_set(key, json.dumps({"value": made})))
-    return made
+        return error, json.dumps({"error": [type(error).__qualname__, *fields]})
+    except Exception as error:
+        what = f"process {process_index()} failed at {name!r}: {type(error).__name__}: {error}"
+        mend = f"see what process {process_index()} says"
+        return error, json.dumps({"error": [ProcessError.__qualname__, what, name, None, mend]})
 
 
-def _error_from(fields: list[Any]) -> AxcoreError:
-    name, what, where, set_in, mend = fields
-    return _error_classes(AxcoreError).get(name, AxcoreError)(
+def _value(told: dict[str, Any]) -> Any:
+    if "error" not in told:
+        return told["value"]
+    kind, what, where, set_in, mend = told["error"]
+    raise _error_classes(AxcoreError).get(kind, AxcoreError)(
         what, where=where, set_in=set_in, mend=mend
     )
 

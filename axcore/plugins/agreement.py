@@ -8,24 +8,29 @@ _MOST = 8
 """Differences shown; two environments can differ in hundreds of lines."""
 
 
-def require_agreement(lines_by_process: Sequence[Sequence[str]]) -> None:
+def difference(first: Sequence[str], own: Sequence[str]) -> str:
+    """Returns what a process lacks and has beside the first, empty where they are the same.
+
+    Args:
+        first: What process 0 is made of, as `PluginHost.fingerprint_lines` says.
+        own: What the process in question is made of.
+    """
+    missing, more = sorted(set(first) - set(own)), sorted(set(own) - set(first))
+    shown = [f"lacks {line!r}" for line in missing] + [f"has {line!r}" for line in more]
+    rest = f" and {len(shown) - _MOST} more" if len(shown) > _MOST else ""
+    return ", ".join(shown[:_MOST]) + rest
+
+
+def require_agreement(differences: Sequence[str]) -> None:
     """Lets a run go on only where all processes say the same of themselves.
 
     Args:
-        lines_by_process: What each process is made of, as `PluginHost.fingerprint_lines` says,
-            in the order of processes.
+        differences: What `difference` says of each process, in their order.
 
     Raises:
         PluginError: Naming the processes that differ from the first, and in what.
     """
-    first = set(lines_by_process[0])
-    problems = []
-    for process, lines in enumerate(lines_by_process):
-        missing, more = sorted(first - set(lines)), sorted(set(lines) - first)
-        shown = [f"lacks {line!r}" for line in missing] + [f"has {line!r}" for line in more]
-        if shown:
-            rest = f" and {len(shown) - _MOST} more" if len(shown) > _MOST else ""
-            problems.append(f"process {process} {', '.join(shown[:_MOST])}{rest}")
+    problems = [f"process {process} {text}" for process, text in enumerate(differences) if text]
     if problems:
         raise PluginError(
             "the processes of this run differ:\n" + "\n".join(problems),

@@ -11,6 +11,8 @@ import jax
 from axcore.checkpoint import Checkpointer
 from axcore.errors import TrainingError
 from axcore.module import count_params
+from axcore.parallel import is_first
+from axcore.plugins import MetricWriter
 from axcore.trainer.events import (
     CheckpointSaved,
     Evaluated,
@@ -58,9 +60,8 @@ class Run:
         self.checkpointer: Checkpointer = self.cfg.checkpoint.build(
             directory=str(directory / "checkpoints")
         )
-        self.batches = trainer.data.train(
-            process_index=jax.process_index(), process_count=jax.process_count()
-        )
+        share = trainer.batch_share
+        self.batches = trainer.data.train(process_index=share.index, process_count=share.count)
         self.heldout: dict[str, float] = {}
         self.pending: list[StepMetrics] = []
         self.saved_step = 0
@@ -71,7 +72,7 @@ class Run:
         state, step = self._first_state()
         with (
             self.checkpointer,
-            Writers(find_writers(self.cfg.writers), self.directory, step=step) as self.metrics,
+            Writers(self._writers(), self.directory, step=step) as self.metrics,
             StopSignals() as stop,
         ):
             self._announce(step)
@@ -81,6 +82,9 @@ class Run:
             self.heldout = self.trainer.evaluate(state.model)
         self.tell(RunFinished(step=step, is_complete=is_complete))
         return TrainResult(step, state, self.heldout, is_complete)
+
+    def _writers(self) -> tuple[MetricWriter, ...]:
+        return find_writers(self.cfg.writers) if is_first() else ()
 
     def _first_state(self) -> tuple[TrainState, int]:
         if self.checkpointer.latest() is None:
@@ -96,7 +100,8 @@ class Run:
         peak = hardware.peak_flops.get(str(trainer.model.dtypes.compute))
         plan = trainer.kernel_plan()
         mesh = trainer.describe_mesh()
-        record_start(self.directory, step=step, hardware=hardware.name, mesh=mesh, plan=plan)
+        if is_first():
+            record_start(self.directory, step=step, hardware=hardware.name, mesh=mesh, plan=plan)
         self.tell(
             RunStarted(
                 directory=str(self.directory),
@@ -119,7 +124,8 @@ class Run:
             return state, step
         train_step = self.trainer.step_program()
         self.since = time.perf_counter()
-        while step < self.cfg.max_steps and stop.requested is None:
+        every = self.cfg.log_every_steps
+        while step < self.cfg.max_steps and not stop.is_agreed(step, every_steps=every):
             batch = self.trainer.put(next(self.batches))
             state, metrics = train_step(state, batch)
             step += 1

@@ -8,6 +8,8 @@ import threading
 from types import FrameType, TracebackType
 from typing import Any, Self
 
+from axcore.parallel import gather, process_count
+
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -22,6 +24,22 @@ class StopSignals:
     def __init__(self) -> None:
         self.requested: signal.Signals | None = None
         self._before: dict[signal.Signals, Any] = {}
+
+    def is_agreed(self, step: int, *, every_steps: int) -> bool:
+        """Returns whether the run stops here, the same in every process.
+
+        One process stops when it is asked to. Several would wait for ever for one that stops alone:
+        they compare at every `every_steps` steps whether anyone was asked.
+
+        Args:
+            step: Steps done.
+            every_steps: Between steps at which the processes wait for the devices anyway.
+        """
+        if process_count() == 1:
+            return self.requested is not None
+        if step % every_steps:
+            return False
+        return any(gather("stopping together", "" if self.requested is None else "asked"))
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():

@@ -10,7 +10,7 @@ import pytest
 
 from axcore.errors import PluginError
 from axcore.ops import KernelPlan
-from axcore.plugins.agreement import require_agreement
+from axcore.plugins.agreement import difference, require_agreement
 from axcore.testing import make_dist
 from axcore.trainer.agreement import check_processes_agree, own_lines
 
@@ -82,9 +82,10 @@ def test_lines_name_plugins_versions_and_flags(monkeypatch):
 
 
 def test_differences_name_the_process_and_are_not_endless():
-    require_agreement([["a", "b"], ["b", "a"]])
+    require_agreement([difference(["a", "b"], ["b", "a"]), ""])
     many = [str(number) for number in range(20)]
     with pytest.raises(PluginError) as refused:
-        require_agreement([["a"], ["a"], ["a", *many]])
+        require_agreement(["", difference(["a"], ["a"]), difference(["a"], ["a", *many])])
     assert "process 1" not in refused.value.what
+    assert "process 2 has '0'" in refused.value.what
     assert refused.value.what.endswith("and 12 more")
