@@ -11,9 +11,10 @@ import pytest
 
 @attrs.frozen
 class Combination:
-    """A mesh, written as `data 2 x fsdp 4`."""
+    """A mesh, written as `data 2 x fsdp 4`, and how attention reaches keys on other devices."""
 
     mesh: str
+    attention: str = "gather"
 
     @property
     def shape(self):
@@ -22,7 +23,7 @@ class Combination:
         return tuple((name, int(size)) for name, size in pairs)
 
     def __str__(self):
-        return self.mesh
+        return f"{self.mesh}, {self.attention}" if "seq" in self.mesh else self.mesh
 
 
 TABLE = (
@@ -35,12 +36,21 @@ TABLE = (
     Combination("fsdp 4 x model 2"),
     Combination("data 2 x fsdp 2 x model 2"),
     Combination("data 2 x expert 2 x model 2"),
+    Combination("seq 8", "gather"),
+    Combination("seq 4", "ring"),
+    Combination("seq 2", "heads"),
+    Combination("fsdp 4 x seq 2", "ring"),
+    Combination("data 2 x seq 4", "gather"),
+    Combination("seq 4 x model 2", "ring"),
+    Combination("fsdp 2 x seq 2 x model 2", "gather"),
+    Combination("data 2 x seq 2 x model 2", "ring"),
+    Combination("data 2 x fsdp 2 x seq 2", "heads"),
 )
 
 
 @pytest.mark.parametrize("row", TABLE, ids=str)
 def test_combination_changes_no_number(on_mesh, on_one_device, small_model, row):
-    _, loss, gradients = on_mesh(small_model, row.shape)
+    _, loss, gradients = on_mesh(small_model, row.shape, attention=row.attention)
     expected_loss, expected_gradients = on_one_device(small_model)
     np.testing.assert_allclose(loss, expected_loss, rtol=1e-6)
     jax.tree.map(
