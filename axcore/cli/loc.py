@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from axcore.cli import options
-from axcore.cli.table import columns
+from axcore.cli.table import columns, markdown_table
 from axcore.complexity import (
     Change,
     Kind,
@@ -34,10 +34,16 @@ _KINDS: tuple[Kind, ...] = ("new", "existing", "test", "other")
 )
 @click.option("--quick", is_flag=True, help="Look at 16 models rather than 256.")
 @click.option("--check", is_flag=True, help="Fail where a feature costs more than it may.")
+@click.option("--markdown", is_flag=True, help="Print the table as Markdown.")
 @options.as_json
 @click.pass_context
 def loc(
-    context: click.Context, names: tuple[str, ...], quick: bool, check: bool, as_json: bool
+    context: click.Context,
+    names: tuple[str, ...],
+    quick: bool,
+    check: bool,
+    markdown: bool,
+    as_json: bool,
 ) -> None:
     """Measure what each feature costs in lines, and how that grows with the models.
 
@@ -53,7 +59,8 @@ def loc(
     if as_json:
         click.echo(json.dumps([_as_dict(one) for one in measured], indent=2))
     else:
-        click.echo(columns(_HEADER, [_row(one) for one in measured]))
+        drawn = markdown_table if markdown else columns
+        click.echo(drawn(_HEADER, [_row(one) for one in measured]))
     if check:
         check_gate(measured)
 
