@@ -1,6 +1,8 @@
 """Records, hooks, the plugin host, and hardware as values. Imports no jax."""
 
 from axcore.plugins.changes import apply_modifier, find_change, with_changes
+from axcore.plugins.compiler_options import wanted_compiler_options
+from axcore.plugins.compiling import AotTarget, CompilerOptions
 from axcore.plugins.families import HardwareFamily
 from axcore.plugins.feature import Feature
 from axcore.plugins.findings import Finding
@@ -30,7 +32,9 @@ from axcore.plugins.ref import Ref
 from axcore.plugins.variants import with_variant
 
 __all__ = [
+    "AotTarget",
     "Command",
+    "CompilerOptions",
     "DataSource",
     "DataTokenizer",
     "DoctorCheck",
@@ -59,6 +63,7 @@ __all__ = [
     "on",
     "plugin_host",
     "set_environment_flags",
+    "wanted_compiler_options",
     "wanted_flags",
     "with_changes",
     "with_variant",

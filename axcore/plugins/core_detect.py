@@ -1,4 +1,7 @@
-"""The core's own hardware family: recognising it, and asking XLA for several of its devices."""
+"""The core's own hardware family: recognising it, and asking XLA for several of its devices.
+
+They also stand in for devices of hardware that brings no compiler of its own.
+"""
 
 from collections.abc import Mapping
 
@@ -15,3 +18,9 @@ def detect_cpu(platform: str, device_kind: str) -> str | None:
 def device_count_flag(hardware: Hardware) -> Mapping[str, str]:
     """Returns the flag by which XLA shows as many devices as the hardware has."""
     return {DEVICE_COUNT: str(hardware.num_devices)}
+
+
+def host_environment(hardware: Hardware) -> Mapping[str, str]:
+    """Returns the variables of a process in which the host shows as many devices as `hardware`."""
+    flags = " ".join(f"{name}={value}" for name, value in device_count_flag(hardware).items())
+    return {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}

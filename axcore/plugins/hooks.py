@@ -13,6 +13,7 @@ import pluggy
 from axcore.config import name_the_known
 from axcore.errors import PluginError
 from axcore.plugins import hookspecs
+from axcore.plugins.compiling import AotTarget, CompilerOptions
 from axcore.plugins.families import HardwareFamily
 from axcore.plugins.feature import Feature
 from axcore.plugins.mesh_rules import MeshRule
@@ -64,6 +65,8 @@ class Hooks:
 
     hardware_families = HookDecorator(hookspecs.hardware_families, HardwareFamily)
     environment_flags = HookDecorator(hookspecs.environment_flags, EnvironmentFlags)
+    compiler_options = HookDecorator(hookspecs.compiler_options, CompilerOptions)
+    aot_targets = HookDecorator(hookspecs.aot_targets, AotTarget)
     mesh_rules = HookDecorator(hookspecs.mesh_rules, MeshRule)
     ops = HookDecorator(hookspecs.ops, Op)
     kernels = HookDecorator(hookspecs.kernels, Kernel)

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 import pluggy
 
+from axcore.plugins.compiling import AotTarget, CompilerOptions
 from axcore.plugins.families import HardwareFamily
 from axcore.plugins.feature import Feature
 from axcore.plugins.mesh_rules import MeshRule
@@ -56,6 +57,36 @@ def environment_flags() -> Iterable[EnvironmentFlags]:
         def environment_flags():
             yield EnvironmentFlags(name="acme_overlap", variable="XLA_FLAGS", on=on(family="acme"),
                                    fn=Ref("axl_acme.flags:overlap"), summary="Overlap transfers")
+    """
+    return ()
+
+
+@_spec
+def compiler_options() -> Iterable[CompilerOptions]:
+    """Brings options that train steps are compiled with for some hardware, here or ahead of time.
+
+    Two plugins that want different values of one option are an error.
+
+    Example:
+        @hook.compiler_options
+        def compiler_options():
+            yield CompilerOptions(name="acme_overlap", on=on(family="acme"),
+                                  fn=Ref("axl_acme.compiler:options"), summary="Overlap transfers")
+    """
+    return ()
+
+
+@_spec
+def aot_targets() -> Iterable[AotTarget]:
+    """Says how to compile for hardware that is not here, for `axcore aot`.
+
+    Example:
+        @hook.aot_targets
+        def aot_targets():
+            yield AotTarget(name="acme_compiler", on=on(family="acme"), modules=("libacme",),
+                            install="axl-acme[aot]", devices=Ref("axl_acme.aot:devices"),
+                            environment=Ref("axl_acme.topology:environment"),
+                            summary="The compiler of Acme's driver")
     """
     return ()
 

@@ -28,7 +28,7 @@ from axcore.parallel import (
     sharding_activations,
     shardings_like,
 )
-from axcore.plugins import Hardware, MeshRule, plugin_host
+from axcore.plugins import Hardware, MeshRule, plugin_host, wanted_compiler_options
 from axcore.trainer.agreement import check_processes_agree
 from axcore.trainer.checks import (
     check_batch_divides,

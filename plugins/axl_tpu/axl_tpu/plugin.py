@@ -2,7 +2,17 @@
 
 from collections.abc import Iterator
 
-from axcore.plugins import DoctorCheck, HardwareFamily, Kernel, MeshRule, Ref, hook, on
+from axcore.plugins import (
+    AotTarget,
+    CompilerOptions,
+    DoctorCheck,
+    HardwareFamily,
+    Kernel,
+    MeshRule,
+    Ref,
+    hook,
+    on,
+)
 from axl_tpu.hardware import MEGABLOX, SPLASH, hosts
 
 
@@ -14,6 +24,31 @@ def hardware_families() -> Iterator[HardwareFamily]:
         hosts=hosts(),
         detect=Ref("axl_tpu.detect:detect"),
         summary="Cloud TPUs in hosts of four chips",
+    )
+
+
+@hook.aot_targets
+def aot_targets() -> Iterator[AotTarget]:
+    """libtpu compiles for slices that are not here."""
+    yield AotTarget(
+        name="libtpu",
+        on=on(family="tpu"),
+        devices=Ref("axl_tpu.aot:devices"),
+        environment=Ref("axl_tpu.topology:environment"),
+        modules=("libtpu",),
+        install="axl-tpu[aot]",
+        summary="XLA's compiler for TPUs, in libtpu",
+    )
+
+
+@hook.compiler_options
+def compiler_options() -> Iterator[CompilerOptions]:
+    """How libtpu is asked to schedule."""
+    yield CompilerOptions(
+        name="gather_under_products",
+        on=on(family="tpu"),
+        fn=Ref("axl_tpu.compiler:gather_under_products"),
+        summary="Sharded weights are gathered under products",
     )
 
 

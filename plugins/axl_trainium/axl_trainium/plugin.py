@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from axcore.plugins import DoctorCheck, Feature, HardwareFamily, MeshRule, Ref, hook
+from axcore.plugins import AotTarget, DoctorCheck, Feature, HardwareFamily, MeshRule, Ref, hook, on
 from axl_trainium.hardware import hosts
 
 
@@ -14,6 +14,19 @@ def hardware_families() -> Iterator[HardwareFamily]:
         hosts=hosts(),
         detect=Ref("axl_trainium.detect:detect"),
         summary="AWS Trainium in hosts of sixteen chips",
+    )
+
+
+@hook.aot_targets
+def aot_targets() -> Iterator[AotTarget]:
+    """No compiler of Neuron's is to be had without its SDK: the host's stands in."""
+    yield AotTarget(
+        name="host_for_trainium",
+        on=on(family="trainium"),
+        limits="compiled by XLA for the host, with the portable kernels, as many devices as the "
+        "target shows: shapes, shardings, collectives and FLOPs are the target's; memory is what "
+        "the host's compiler would use, and the time is a roofline",
+        summary="The host's compiler, for shapes and shardings only",
     )
 
 

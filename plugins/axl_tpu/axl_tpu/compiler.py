@@ -1,0 +1,25 @@
+"""Options that train steps for TPUs are compiled with."""
+
+from collections.abc import Mapping
+
+from axcore.plugins import Hardware
+
+_GATHER_UNDER_PRODUCTS = {
+    "xla_enable_all_gather_3d_emitter": True,
+    "xla_enable_async_all_gather": True,
+    "xla_tpu_enable_async_collective_fusion": True,
+    "xla_tpu_enable_async_collective_fusion_fuse_all_gather": True,
+    "xla_tpu_enable_async_collective_fusion_multiple_steps": True,
+    "xla_tpu_overlap_compute_collective_tc": True,
+    "xla_tpu_prefer_async_allgather_to_allreduce": True,
+}
+"""Sharded weights are gathered while other products run.
+
+Left to itself, libtpu writes the gather of a large slice as a sum over zeros, which waits, moves
+twice the bytes and needs another copy of each weight.
+"""
+
+
+def gather_under_products(hardware: Hardware) -> Mapping[str, bool]:
+    """Returns the options by which weights are gathered under products."""
+    return _GATHER_UNDER_PRODUCTS
