@@ -1,0 +1,62 @@
+"""Qwen 3: queries and keys are normalised; in the MoE sizes every feed-forward is a mixture."""
+
+from typing import Any
+
+from axcore.config import replace_config, update_config
+from axcore.layers import Attention, FeedForward, MoE, Router
+from axcore.models import TOY, Sizes, of_size, transformer
+from axl_attention.query_key_norm import in_place_of as with_query_key_norm
+
+_PUBLISHED = {"vocab_size": 151_936, "num_heads": 32, "head_dim": 128}
+_TOY = {**TOY, "head_dim": 32}
+
+QWEN3_SIZES: Sizes = {
+    "8b": {"dim": 4096, "num_layers": 36, "num_kv_heads": 8, "hidden_dim": 12_288, **_PUBLISHED},
+    "toy": _TOY,
+}
+
+QWEN3_MOE_SIZES: Sizes = {
+    "30b-a3b": {
+        "dim": 2048,
+        "num_layers": 48,
+        "num_kv_heads": 4,
+        "hidden_dim": 768,
+        "num_experts": 128,
+        "top_k": 8,
+        **_PUBLISHED,
+    },
+    "toy": {**_TOY, "hidden_dim": 32, "num_experts": 4, "top_k": 2},
+}
+"""`hidden_dim` is that of one expert."""
+
+
+def qwen3(size: str) -> Any:
+    """Returns the config of a dense Qwen 3: `8b` or `toy`.
+
+    Source: Yang et al. 2025, arXiv:2505.09388, section 2.
+    """
+    return _qwen3(**of_size("qwen3", QWEN3_SIZES, size))
+
+
+def qwen3_moe(size: str) -> Any:
+    """Returns the config of a Qwen 3 with experts: `30b-a3b` or `toy`.
+
+    Source: Yang et al. 2025, arXiv:2505.09388, section 2. The load is balanced over the whole
+    batch.
+    """
+    sizes = dict(of_size("qwen3_moe", QWEN3_MOE_SIZES, size))
+    experts = {name: sizes.pop(name) for name in ("num_experts", "top_k")}
+    router = Router.Config(balance_loss=0.001, balance_over="batch")
+    return replace_config(
+        _qwen3(**sizes),
+        FeedForward,
+        lambda ffn: MoE.Config(expert=ffn, router=router, **experts),
+    )
+
+
+def _qwen3(*, head_dim: int, **sizes: Any) -> Any:
+    cfg = update_config(
+        transformer(**sizes),
+        {"**.attention.head_dim": head_dim, "**.position.theta": 1_000_000.0},
+    )
+    return replace_config(cfg, Attention, with_query_key_norm)
