@@ -8,7 +8,7 @@ from typing import Any
 from axcore.checkpoint import Checkpointer
 from axcore.config import evolve, update_config
 from axcore.data import Data, HuggingFaceTokenizer, JsonLines
-from axcore.experiments.mesh_rules import MESH_RULES
+from axcore.experiments.mesh_rules import mesh_rules
 from axcore.learner import AdamW, Learner, WarmupCosine
 from axcore.models import llama2
 from axcore.module import DTypes
@@ -38,13 +38,19 @@ def llama2_7b() -> Any:
             clip_norm=1.0,
         ),
         max_steps=477_000,
-        mesh_rules=MESH_RULES,
+        mesh_rules=mesh_rules(small_rows=4, large_rows=8),
         eval_every_steps=1000,
         checkpoint=Checkpointer.Config(every_steps=1000),
     )
 
 
 def llama2_70b() -> Any:
-    """Returns the config of `llama2-7b` with the larger model, and half the learning rate."""
-    model = evolve(llama2("70b"), dtypes=DTypes(compute="bfloat16"))
-    return update_config(llama2_7b(), {"model": model, "learner.schedule.peak": 1.5e-4})
+    """Returns `llama2-7b` with the larger model, and half the learning rate."""
+    return update_config(
+        llama2_7b(),
+        {
+            "model": evolve(llama2("70b"), dtypes=DTypes(compute="bfloat16")),
+            "learner.schedule.peak": 1.5e-4,
+            "mesh_rules": mesh_rules(small_rows=1, large_rows=4),
+        },
+    )

@@ -5,17 +5,32 @@ gains from them, so that an experiment's results say what it was trained with.
 """
 
 from axcore.layers import Fp8Training, Int8Training
-from axcore.modifiers import Remat
+from axcore.modifiers import MicroBatches, Remat
 from axcore.plugins import MeshRule
 
-_SHARDED = {"fsdp": -1}
-_FULL = Remat(policy="full")
 
-MESH_RULES = (
-    MeshRule(match="tpu-v5e-*", mesh=_SHARDED, modifiers=(Int8Training(), _FULL)),
-    MeshRule(match="tpu-v6e-*", mesh=_SHARDED, modifiers=(Int8Training(), _FULL)),
-    MeshRule(match="tpu-*", mesh=_SHARDED, modifiers=(_FULL,)),
-    MeshRule(match="gpu-a100*", mesh=_SHARDED, modifiers=(_FULL,)),
-    MeshRule(match="gpu-*", mesh=_SHARDED, modifiers=(Fp8Training(), _FULL)),
-    MeshRule(match="trainium-*", mesh={"fsdp": -1, "model": 4}, modifiers=(_FULL,)),
-)
+def mesh_rules(*, small_rows: int, large_rows: int) -> tuple[MeshRule, ...]:
+    """Returns the rules for a model; the first that matches holds.
+
+    Every layer is computed again in the backward pass, so that what a row costs is little more
+    than its hidden vectors between layers: `2 * seq_len * dim * num_layers` bytes.
+
+    Args:
+        small_rows: Rows at a time on a device of 16 to 32 GiB.
+        large_rows: Rows at a time on a device of 80 GiB and more.
+    """
+    sharded = {"fsdp": -1}
+    small = (Remat(policy="full"), MicroBatches(rows_per_device=small_rows))
+    large = (Remat(policy="full"), MicroBatches(rows_per_device=large_rows))
+    return (
+        MeshRule(match="tpu-v4-*", mesh=sharded, modifiers=small),
+        MeshRule(match="tpu-v5e-*", mesh=sharded, modifiers=(Int8Training(), *small)),
+        MeshRule(match="tpu-v6e-*", mesh=sharded, modifiers=(Int8Training(), *small)),
+        MeshRule(match="tpu-*", mesh=sharded, modifiers=large),
+        MeshRule(match="gpu-a100-40gb-*", mesh=sharded, modifiers=small),
+        MeshRule(match="gpu-a100-*", mesh=sharded, modifiers=large),
+        MeshRule(match="gpu-h100-*", mesh=sharded, modifiers=(Fp8Training(), *large)),
+        MeshRule(match="gpu-h200-*", mesh=sharded, modifiers=(Fp8Training(), *large)),
+        MeshRule(match="gpu-b200-*", mesh=sharded, modifiers=(Fp8Training(), *large)),
+        MeshRule(match="trainium-*", mesh={"fsdp": -1, "model": 4}, modifiers=small),
+    )

@@ -5,7 +5,7 @@ from jaxtyping import Array, Float, Int
 
 from axcore.config import REQUIRED, config
 from axcore.module import Initializer, Module, Param, VarianceScaling, entry
-from axcore.ops import cross_entropy
+from axcore.parallel import cross_entropy_on_each_device
 
 Hidden = Float[Array, "batch time dim"]
 Table = Float[Array, "vocab dim"]
@@ -53,7 +53,7 @@ class Head(Module):
     ) -> tuple[Float[Array, ""], Float[Array, ""]]:
         """Returns the weighted sum of cross-entropies in nats, and the sum of weights."""
         cfg = self.config
-        return cross_entropy(
+        return cross_entropy_on_each_device(
             x,
             self.projection(table),
             targets,

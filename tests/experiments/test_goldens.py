@@ -1,32 +1,56 @@
-"""Every experiment of the core is pinned down as text.
+"""Every experiment of the core is pinned down as text, by itself and on each family of hardware.
 
-After a change that is meant: axcore config golden NAME tests/experiments/goldens/NAME.txt --write
+After a change that is meant, `python tests/experiments/test_goldens.py` writes all of them anew.
 """
 
 from pathlib import Path
 
 import pytest
 
-from axcore.config import from_json, render_config, to_json
-from axcore.plugins import Experiment, plugin_host
+from axcore.cli.experiment import load_experiment
+from axcore.config import check_golden, from_json, to_json
+from axcore.plugins import Experiment, Hardware, plugin_host
 
 GOLDENS = Path(__file__).with_name("goldens")
-EXPERIMENTS = {
-    record.name: record for record in plugin_host().records(Experiment) if record.plugin == "core"
-}
+EXPERIMENTS = sorted(
+    record.name for record in plugin_host().records(Experiment) if record.plugin == "core"
+)
+TARGETS = ("tpu-v5p-512", "tpu-v5e-256", "gpu-h100-256", "trainium-trn2-64")
 
 
-@pytest.mark.parametrize("name", sorted(EXPERIMENTS))
+def golden(name, target=None):
+    return GOLDENS / (target or "") / f"{name}.txt"
+
+
+def on(name, target):
+    return load_experiment(name, hardware=Hardware.parse(target))
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
 def test_an_experiment_renders_as_its_golden_text(name):
-    golden = (GOLDENS / f"{name}.txt").read_text(encoding="utf-8")
-    assert render_config(EXPERIMENTS[name].fn.resolve()()) == golden
+    check_golden(load_experiment(name), golden(name))
 
 
-@pytest.mark.parametrize("name", sorted(EXPERIMENTS))
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_an_experiment_on_some_hardware_renders_as_its_golden_text(name, target):
+    check_golden(on(name, target), golden(name, target))
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
 def test_an_experiment_survives_being_saved_and_loaded(name):
-    cfg = EXPERIMENTS[name].fn.resolve()()
-    assert from_json(to_json(cfg)) == cfg
+    for cfg in (load_experiment(name), *(on(name, target) for target in TARGETS)):
+        assert from_json(to_json(cfg)) == cfg
 
 
-def test_no_golden_text_is_left_of_an_experiment_that_is_gone():
-    assert {path.stem for path in GOLDENS.iterdir()} == set(EXPERIMENTS)
+def test_no_golden_text_is_left_of_an_experiment_or_a_target_that_is_gone():
+    there = {path.relative_to(GOLDENS) for path in GOLDENS.rglob("*.txt")}
+    wanted = {golden(name, target) for name in EXPERIMENTS for target in (None, *TARGETS)}
+    assert there == {path.relative_to(GOLDENS) for path in wanted}
+
+
+if __name__ == "__main__":
+    for name in EXPERIMENTS:
+        check_golden(load_experiment(name), golden(name), update=True)
+        for target in TARGETS:
+            check_golden(on(name, target), golden(name, target), update=True)

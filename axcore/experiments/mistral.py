@@ -1,0 +1,39 @@
+"""`mistral-7b` and `mixtral-8x7b`, on a corpus and a tokenizer of yours.
+
+axcore train mistral-7b --set data.source.folder=CORPUS --set data.tokenizer.path=TOKENIZER.json
+"""
+
+from typing import Any
+
+from axcore.config import evolve, update_config
+from axcore.experiments.llama2 import llama2_7b
+from axcore.experiments.mesh_rules import mesh_rules
+from axcore.models import mistral, mixtral
+from axcore.module import DTypes
+
+
+def mistral_7b() -> Any:
+    """Returns `llama2-7b` with another model, and rows of twice its window.
+
+    Optimizer, schedule and batch are Llama 2's: Mistral's were not published.
+    """
+    return update_config(
+        llama2_7b(),
+        {
+            "model": evolve(mistral("7b"), dtypes=DTypes(compute="bfloat16")),
+            "data.seq_len": 8192,
+            "data.batch_size": 512,
+            "mesh_rules": mesh_rules(small_rows=2, large_rows=4),
+        },
+    )
+
+
+def mixtral_8x7b() -> Any:
+    """Returns `mistral-7b` with eight experts in every layer."""
+    return update_config(
+        mistral_7b(),
+        {
+            "model": evolve(mixtral("8x7b"), dtypes=DTypes(compute="bfloat16")),
+            "mesh_rules": mesh_rules(small_rows=1, large_rows=2),
+        },
+    )

@@ -1,0 +1,59 @@
+"""The Qwen2 family: biases on queries, keys and values; the small ones share their embedding."""
+
+from typing import Any
+
+from axcore.config import replace_config, update_config
+from axcore.models.head import TiedHead, UntiedHead
+from axcore.models.sizes import TOY, Sizes, of_size
+from axcore.models.transformer import transformer
+
+QWEN2_SIZES: Sizes = {
+    "0.5b": {
+        "vocab_size": 151_936,
+        "dim": 896,
+        "num_layers": 24,
+        "num_heads": 14,
+        "num_kv_heads": 2,
+        "hidden_dim": 4864,
+    },
+    "1.5b": {
+        "vocab_size": 151_936,
+        "dim": 1536,
+        "num_layers": 28,
+        "num_heads": 12,
+        "num_kv_heads": 2,
+        "hidden_dim": 8960,
+    },
+    "7b": {
+        "vocab_size": 152_064,
+        "dim": 3584,
+        "num_layers": 28,
+        "num_heads": 28,
+        "num_kv_heads": 4,
+        "hidden_dim": 18_944,
+    },
+    "72b": {
+        "vocab_size": 152_064,
+        "dim": 8192,
+        "num_layers": 80,
+        "num_heads": 64,
+        "num_kv_heads": 8,
+        "hidden_dim": 29_568,
+    },
+    "toy": TOY,
+}
+
+TIED = ("0.5b", "1.5b")
+"""Sizes whose head is their embedding."""
+
+
+def qwen2(size: str) -> Any:
+    """Returns the config of a Qwen2: `0.5b`, `1.5b`, `7b`, `72b` or `toy`.
+
+    Source: Yang et al. 2024, arXiv:2407.10671, table 1.
+    """
+    cfg = transformer(**of_size("qwen2", QWEN2_SIZES, size))
+    cfg = update_config(
+        cfg, {"**.attention.linear.has_bias": True, "**.position.theta": 1_000_000.0}
+    )
+    return replace_config(cfg, UntiedHead, TiedHead.Config()) if size in TIED else cfg
