@@ -1,7 +1,7 @@
 """One process of a run of several; `test_processes.py` starts it.
 
-Arguments: address, number of processes, index, a JSON object of what to do. It trains for some steps
-and prints what it saw as JSON.
+Arguments: address, number of processes, index, and a JSON object of what to do. It trains for some
+steps and prints what it saw as JSON.
 """
 
 import json
@@ -30,9 +30,10 @@ def main():
 
     def watch(event):
         seen.append(type(event).__name__)
-        stops = isinstance(event, StepsDone) and event.step == task.get("stop_at")
-        if stops and int(index) == task["stop_in"]:
-            os.kill(os.getpid(), signal.SIGTERM)
+        for name, number in (("stop", signal.SIGTERM), ("kill", signal.SIGKILL)):
+            is_due = isinstance(event, StepsDone) and event.step == task.get(f"{name}_at")
+            if is_due and int(index) == task[f"{name}_in"]:
+                os.kill(os.getpid(), number)
 
     own = task["own"].get(index, {})
     cfg = update_config(config_of(task["text"]), {"data.seq_len": 32, **task["set"], **own})

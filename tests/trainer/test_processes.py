@@ -1,0 +1,159 @@
+"""Several processes train as one does on as many devices, and stop together."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+from several_processes import finish, start_all
+
+from axcore.trainer.shares import WHOLE, BatchShare, share_of
+
+CHILD = Path(__file__).with_name("processes_child.py")
+STEPS = 4
+
+
+@pytest.fixture(scope="module")
+def train(text_folder, tmp_path_factory):
+    """Starts processes that train in a directory; all share one compile cache."""
+    cache = {
+        "JAX_COMPILATION_CACHE_DIR": str(tmp_path_factory.mktemp("compiled")),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }
+
+    def start(directory, *, count, devices, own=None, only=None, mesh=None, **task):
+        changes = {
+            "max_steps": STEPS,
+            "mesh": mesh or {"data": 2, "fsdp": 2},
+            "eval_every_steps": STEPS,
+            "checkpoint.every_steps": 2,
+        }
+        told = {"text": str(text_folder), "dir": str(directory), "set": changes, "own": own or {}}
+        return start_all(
+            CHILD,
+            json.dumps({**told, **task}),
+            count=count,
+            devices=devices,
+            only=only,
+            environment=cache,
+        )
+
+    return start
+
+
+def told(processes):
+    """Returns what each process printed at its end."""
+    ended = [finish(process) for process in processes]
+    assert [one.exit_code for one in ended] == [0] * len(ended), ended
+    return [json.loads(one.stdout.splitlines()[-1]) for one in ended]
+
+
+def losses(directory):
+    lines = map(json.loads, (directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
+    return {(line["step"], line["split"]): line["loss"] for line in lines}
+
+
+def assert_same(found, wanted):
+    assert list(found) == list(wanted)
+    np.testing.assert_allclose(list(found.values()), list(wanted.values()), rtol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def whole(train, tmp_path_factory):
+    """The losses of one process on four devices."""
+    directory = tmp_path_factory.mktemp("whole") / "run"
+    (one,) = told(train(directory, count=1, devices=4))
+    assert (one["step"], one["share"], one["devices"]) == (STEPS, [0, 1], 4)
+    return losses(directory)
+
+
+@pytest.fixture(scope="module")
+def stopped(train, tmp_path_factory):
+    """The run of two processes of which the second was asked to stop at step 2."""
+    directory = tmp_path_factory.mktemp("two") / "run"
+    return directory, told(train(directory, count=2, devices=2, stop_at=2, stop_in=1))
+
+
+def test_two_processes_stop_together_where_one_is_asked_to(stopped):
+    directory, both = stopped
+    assert [one["step"] for one in both] == [2, 2]
+    assert [one["share"] for one in both] == [[0, 2], [1, 2]]
+    assert sorted(path.name for path in (directory / "checkpoints").glob("step*")) == [
+        "step_00000002"
+    ]
+
+
+def test_two_processes_train_as_one_and_one_goes_on_from_their_checkpoint(train, stopped, whole):
+    directory, _ = stopped
+    (one,) = told(train(directory, count=1, devices=4))
+    assert one["step"] == STEPS
+    assert_same(losses(directory), whole)
+
+
+def test_a_model_split_over_two_processes_trains_the_same(train, whole, tmp_path):
+    (tmp_path / "run").mkdir()
+    both = told(train(tmp_path / "run", count=2, devices=2, mesh={"model": 4}))
+    assert [one["share"] for one in both] == [[0, 1], [0, 1]]
+    assert both[0]["heldout"] == both[1]["heldout"]
+    assert both[0]["events"] == both[1]["events"]
+    assert_same(losses(tmp_path / "run"), whole)
+    starts = (tmp_path / "run/starts.jsonl").read_text(encoding="utf-8").splitlines()
+    assert len(starts) == 1
+
+
+@pytest.mark.slow
+def test_four_processes_go_on_from_the_checkpoint_of_one(train, whole, tmp_path):
+    told(train(tmp_path / "run", count=1, devices=4, stop_at=2, stop_in=0))
+    four = told(train(tmp_path / "run", count=4, devices=1))
+    assert [one["share"] for one in four] == [[index, 4] for index in range(4)]
+    assert_same(losses(tmp_path / "run"), whole)
+
+
+@pytest.mark.slow
+def test_a_run_of_which_one_process_is_killed_goes_on_from_its_checkpoint(train, whole, tmp_path):
+    first, second = train(tmp_path / "run", count=2, devices=2, kill_at=3, kill_in=1)
+    assert finish(second).exit_code == -signal.SIGKILL
+    assert finish(first).exit_code != 0
+    assert told(train(tmp_path / "run", count=2, devices=2))[0]["step"] == STEPS
+    assert_same(losses(tmp_path / "run"), whole)
+
+
+def refused(processes, name):
+    ended = [finish(process) for process in processes]
+    assert all(one.exit_code != 0 for one in ended)
+    texts = [one.stdout for one in ended if name in one.stdout]
+    assert texts, ended
+    return texts[0]
+
+
+def test_processes_of_different_configs_are_refused(train, tmp_path):
+    own = {"1": {"seed": 7}}
+    text = refused(train(tmp_path / "run", count=2, devices=2, own=own), "PluginError")
+    assert "process 1 has 'config seed: 7'" in text
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_directory_that_is_not_shared_is_refused(train, tmp_path):
+    processes = train(tmp_path / "run of {index}", count=2, devices=2)
+    text = refused(processes, "CheckpointError")
+    assert "process 1 on " in text
+    assert "cannot see the config.txt that process 0 wrote" in text
+    assert "use a --dir on a file system that all processes share" in text
+
+
+@pytest.mark.parametrize(
+    ("held", "share"),
+    [
+        ([slice(0, 4), slice(4, 8)], BatchShare(0, 2)),
+        ([slice(8, 12), slice(12, 16)], BatchShare(1, 2)),
+        ([slice(4, 8), slice(4, 8)], BatchShare(1, 4)),
+        ([slice(None)], WHOLE),
+        ([slice(0, 4), slice(8, 12)], WHOLE),  # two blocks with a gap
+        ([slice(4, 12)], WHOLE),  # a block, but not one of equal ones
+    ],
+)
+def test_a_process_reads_the_block_of_rows_that_its_devices_hold(held, share):
+    assert share_of(held, 16) == share
