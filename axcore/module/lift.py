@@ -91,9 +91,13 @@ class Repeated:
         module: The module.
         count: Number of copies.
         axis: Logical name of the leading dimension of every array of the state.
+        rounds: Where more than 1, copies are laid out as `[rounds, count / rounds]`: every array
+            has another dimension before that one, named `layers`.
     """
 
-    def __init__(self, module: "Module", count: int, axis: str | None = "layers") -> None:
+    def __init__(
+        self, module: "Module", count: int, axis: str | None = "layers", *, rounds: int = 1
+    ) -> None:
         if not hasattr(module, "forward"):
             raise ModuleError(f"a module is repeated, not a {type(module).__qualname__}")
         if count < 1:
@@ -102,14 +106,15 @@ class Repeated:
             )
         self.module = module
         self.count = count
-        self.axis = axis
+        self.shape = (count,) if rounds == 1 else (rounds, count // rounds)
+        self.axes = (axis,) if rounds == 1 else ("layers", axis)
 
     def _specs(self, path: Path, seen: set[int]) -> dict[str, Any]:
         return self._stacked(self.module._specs(path, seen), len(path))
 
     def _stacked(self, specs: dict[str, Any], at: int) -> dict[str, Any]:
         return {
-            name: stacked_spec(below, self.count, self.axis, at)
+            name: stacked_spec(below, self.shape, self.axes, at)
             if isinstance(below, ParamSpec)
             else self._stacked(below, at)
             for name, below in specs.items()
@@ -168,8 +173,8 @@ class Repeated:
         wrapped = body if remat is None else remat.wrap(body)
 
         def one(state: Any, index: Array, arrays: list[Any]) -> Any:
-            result, outputs, after = wrapped(state, _folded(key, index), channels, arrays)
-            if not _same_structure(channels, after):
+            result, outputs, after = wrapped(state, folded(key, index), channels, arrays)
+            if not same_structure(channels, after):
                 raise ModuleError(
                     "a channel was opened under vmap, where copies run at once",
                     where=format_path(context.path),
@@ -177,13 +182,20 @@ class Repeated:
                 )
             return result, outputs
 
-        state = _state(context)
+        state = self._in_a_row(context)
         here = [len(leaf) for leaf in jax.tree.leaves(state)[:1]] or [self.count]
         result, outputs = jax.vmap(one)(state, jnp.arange(*here), arrays)
         return result, outputs
 
     def _context(self) -> Context:
         return current_context("a Repeated module was called").child(self.module)
+
+    def _in_a_row(self, context: Context) -> Any:
+        """Returns the stacked state with one leading dimension."""
+        if len(self.shape) == 1:
+            return _state(context)
+        rows = lambda leaf: leaf.reshape(-1, *leaf.shape[len(self.shape) :])  # noqa: E731
+        return jax.tree.map(rows, _state(context))
 
     def _body(self, context: Context, args: Any, kwargs: Any) -> Callable[..., Any]:
         pure = as_pure_function(context, type(self.module).forward)
@@ -192,7 +204,7 @@ class Repeated:
 
         def body(state: Any, index: Any, carry: Any, channels: Any, arrays: list[Any]) -> Any:
             inner_args, inner_kwargs = rebuild(arrays)
-            key = _folded(root, index)
+            key = folded(root, index)
             return pure(state, key, channels, (carry, *inner_args), inner_kwargs)
 
         remat = self.module.config.remat
@@ -209,11 +221,11 @@ class Repeated:
             carry, channels = carried
             index, state = x
             carry, outputs, after = body(state, index, carry, channels)
-            if not _same_structure(channels, after):
+            if not same_structure(channels, after):
                 raise _ChannelsChanged
             return (carry, after), outputs
 
-        state = _state(context)
+        state = self._in_a_row(context)
         rest = jax.tree.map(lambda leaf: leaf[start:], state) if start else state
         xs = (jnp.arange(start, self.count), rest)
         (carry, after), outputs = jax.lax.scan(step, (carry, channels), xs)
@@ -224,7 +236,7 @@ class Repeated:
         self, context: Context, index: int, carry: Any, args: Any, kwargs: Any
     ) -> tuple[Any, Outputs]:
         body = self._body(context, args, kwargs)
-        state = jax.tree.map(lambda leaf: leaf[index], _state(context))
+        state = jax.tree.map(lambda leaf: leaf[index], self._in_a_row(context))
         carry, outputs, channels = body(state, index, carry, context.frame.channels)
         context.frame.channels.update(channels)
         return carry, outputs
@@ -234,7 +246,8 @@ class _ChannelsChanged(Exception):  # noqa: N818 - a signal, caught by `scan`
     """The body of a scan opened a channel, or changed the shape of one."""
 
 
-def _folded(key: Array | None, index: Any) -> Array | None:
+def folded(key: Array | None, index: Any) -> Array | None:
+    """Returns the key of an index, None where there is no key."""
     return None if key is None else fold(key, index)
 
 
@@ -242,7 +255,8 @@ def _state(context: Context) -> Any:
     return context.state if context.frame.has_state_at(context.path) else {}
 
 
-def _same_structure(before: Any, after: Any) -> bool:
+def same_structure(before: Any, after: Any) -> bool:
+    """Returns whether two trees hold arrays of the same shapes and dtypes in the same places."""
     return bool(_described(before) == _described(after))
 
 

@@ -110,9 +110,12 @@ def Param(  # noqa: N802 - reads as the declaration that it is
 
 @attrs.frozen
 class Stacked:
-    """A step of a path at which `count` copies of a module are stacked on a leading dimension."""
+    """A step of a path at which copies of a module are stacked on leading dimensions.
 
-    count: int
+    Copy `i` has place `i` of those dimensions, counted through the last of them first.
+    """
+
+    shape: tuple[int, ...]
 
 
 @attrs.frozen(kw_only=True)
@@ -169,15 +172,15 @@ class ParamSpec:
 
     def _sample(self, key: Array, path: tuple[str | int | Stacked, ...]) -> Array:
         if not path:
-            num_stacked = sum(isinstance(step, Stacked) for step in self.path)
+            num_stacked = sum(len(step.shape) for step in self.path if isinstance(step, Stacked))
             return self.init.sample(key, self.shape[num_stacked:], self.fans)
         step, rest = path[0], path[1:]
         if not isinstance(step, Stacked):
             return self._sample(fold(key, step), rest)
         stacked: Array = jax.vmap(lambda index: self._sample(fold(key, index), rest))(
-            jnp.arange(step.count)
+            jnp.arange(math.prod(step.shape))
         )
-        return stacked
+        return stacked.reshape(*step.shape, *stacked.shape[1:])
 
 
 def spec_of(param: ParamDeclaration, path: Path, default_dtype: str) -> ParamSpec:
@@ -202,13 +205,13 @@ def _stored_dtype(param: ParamDeclaration, default: str) -> str:
     return "float32" if param.is_statistic and is_narrow else default
 
 
-def stacked_spec(spec: ParamSpec, count: int, axis: str | None, at: int) -> ParamSpec:
-    """Returns the spec of `count` such arrays, stacked at step `at` of the path."""
+def stacked_spec(spec: ParamSpec, shape: tuple[int, ...], axes: Axes, at: int) -> ParamSpec:
+    """Returns the spec of copies of such an array, stacked at step `at` of the path."""
     return attrs.evolve(
         spec,
-        path=(*spec.path[:at], Stacked(count), *spec.path[at:]),
-        shape=(count, *spec.shape),
-        axes=(axis, *spec.axes),
+        path=(*spec.path[:at], Stacked(shape), *spec.path[at:]),
+        shape=(*shape, *spec.shape),
+        axes=(*axes, *spec.axes),
     )
 
 

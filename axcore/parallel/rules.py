@@ -25,6 +25,7 @@ Rules = Mapping[str, tuple[str, ...]]
 PARAM_RULES: Rules = immutabledict(
     {
         "layers": (),
+        "stages": ("pipeline",),
         "expert": ("expert",),
         "vocab": ("model",),
         "embed": ("fsdp",),
@@ -34,10 +35,12 @@ PARAM_RULES: Rules = immutabledict(
         "norm": (),
     }
 )
-"""Fully sharded over `fsdp` along `embed`, tensor-parallel over `model` along the rest."""
+"""Fully sharded over `fsdp` along `embed`, tensor-parallel over `model` along the rest; layers of a
+pipeline by stage."""
 
 ACTIVATION_RULES: Rules = immutabledict(
     {
+        "stages": ("pipeline",),
         "batch": ("data", "fsdp", "expert"),
         "time": ("seq",),
         "embed": (),

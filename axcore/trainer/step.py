@@ -15,13 +15,14 @@ from jaxtyping import Array
 from axcore.learner import Learner
 from axcore.module import (
     Loss,
-    Merge,
     Module,
     Outputs,
     ParamSpec,
     Path,
     apply_updates,
+    dealt,
     functional,
+    outputs_of_whole,
 )
 
 Batch = Mapping[str, Array]
@@ -124,7 +125,7 @@ class TrainStep:
 
     def _accumulated(self, model_state: Any, batch: Batch, key: Array) -> tuple[Any, Outputs]:
         count = self.num_micro_batches
-        micro = jax.tree.map(lambda x: _dealt(x, count), batch)
+        micro = jax.tree.map(lambda x: dealt(x, count), batch)
         keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.arange(count))
 
         def weights_of(inputs: Any) -> dict[str, Array]:
@@ -143,7 +144,7 @@ class TrainStep:
         zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, _sum_dtype(p)), params)
         total, outputs = jax.lax.scan(step, zeros, (micro, keys))
         gradients = jax.tree.map(lambda t, p: t.astype(p.dtype), total, params)
-        return gradients, _combined(outputs, self.specs)
+        return gradients, outputs_of_whole(outputs, self.specs)
 
 
 def _minimised(losses: dict[str, Loss], weights: dict[str, Array] | None) -> Array:
@@ -164,41 +165,8 @@ def _minimised(losses: dict[str, Loss], weights: dict[str, Array] | None) -> Arr
     return Outputs(losses=whole).total_loss()
 
 
-def _dealt(x: Array, count: int) -> Array:
-    """Returns rows dealt out to `count` micro-batches, `[count, rows, ...]`.
-
-    Row r goes to micro-batch r % count, so that a batch split over devices in blocks of rows stays
-    where it is.
-    """
-    return jnp.swapaxes(x.reshape(x.shape[0] // count, count, *x.shape[1:]), 0, 1)
-
-
 def _sum_dtype(param: Array) -> Any:
     return param.dtype if param.dtype.itemsize > 4 else jnp.float32
-
-
-def _combined(outputs: Outputs, specs: Any) -> Outputs:
-    """Returns the outputs of stacked micro-batches as those of one batch.
-
-    Summaries and new statistics are averaged, which is exact for what is linear in the mean over
-    rows, such as running means; statistics that say so have the largest instead. An integer
-    statistic is otherwise the last micro-batch's.
-    """
-    merges = {spec.state_path: spec.merge for spec in jax.tree.leaves(specs, is_leaf=_is_spec)}
-    losses = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), outputs.losses)
-    summaries = jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), outputs.summaries)
-    updates = {
-        path: _combined_statistic(value, merges[path]) for path, value in outputs.updates.items()
-    }
-    return Outputs(losses, summaries, updates, {})
-
-
-def _combined_statistic(stacked: Array, merge: Merge) -> Array:
-    if merge == "max":
-        return jnp.max(stacked, axis=0)
-    if jnp.issubdtype(stacked.dtype, jnp.inexact):
-        return jnp.mean(stacked, axis=0)
-    return stacked[-1]
 
 
 def _trainable(tree: Any, specs: Any) -> Any:

@@ -1,0 +1,89 @@
+"""`Copies`: what a schedule needs that runs the copies of a module otherwise than in a scan."""
+
+from typing import Any
+
+from axcore.errors import ModuleError
+from axcore.module.context import current_context
+from axcore.module.lift import Repeated, as_pure_function, folded, same_structure, split_static
+from axcore.module.outputs import Outputs
+from axcore.module.streams import format_path
+
+
+class Copies:
+    """The copies of a `Repeated` at work: any of them, in any order, each as a pure function.
+
+    What they add is the caller's to put together and to hand on, with `finish`.
+
+    Attributes:
+        state: The stacked state.
+        specs: Of that state.
+        channels: Values in the channels that are open.
+    """
+
+    def __init__(self, repeated: Repeated) -> None:
+        context = current_context("copies of a module were run").child(repeated.module)
+        self._module = repeated.module
+        self._context = context
+        self._root = context.key() if context.has_key else None
+        self.state = context.state if context.frame.has_state_at(context.path) else {}
+        self.specs = repeated._specs(context.path, set())
+        self.channels = dict(context.frame.channels)
+
+    def run(
+        self,
+        state: Any,
+        index: Any,
+        part: Any,
+        carry: Any,
+        channels: dict[str, Any],
+        args: tuple[Any, ...],
+    ) -> tuple[Any, dict[str, Any], Outputs]:
+        """Returns what copy `index` makes of `carry`, the channels after it, and its outputs.
+
+        Args:
+            state: The copy's part of the state.
+            index: Which copy it is; may be traced.
+            part: Which part of a batch the call is for: each has random keys of its own. None
+                where the call is for all of it.
+            carry: The first argument.
+            channels: Values of the channels before the call.
+            args: The other arguments.
+
+        Raises:
+            ModuleError: The copy opened a channel, or captured a value.
+        """
+        pure = as_pure_function(self._context, type(self._module).forward)
+        key = folded(self._root, index)
+        key = key if part is None else folded(key, part)
+        arrays, rebuild = split_static(args)
+
+        def body(state: Any, key: Any, carry: Any, channels: Any, arrays: list[Any]) -> Any:
+            return pure(state, key, channels, (carry, *rebuild(arrays)), {})
+
+        remat = self._module.config.remat
+        wrapped = body if remat is None else remat.wrap(body, in_scan=True)
+        carry, outputs, after = wrapped(state, key, carry, channels, arrays)
+        self._check(channels, after, outputs)
+        return carry, after, outputs
+
+    def finish(self, channels: dict[str, Any], outputs: Outputs) -> None:
+        """Hands on what all copies added, and what is in the channels after them."""
+        self._context.frame.outputs.absorb(outputs)
+        self._context.frame.channels.update(channels)
+
+    def _check(self, before: Any, after: Any, outputs: Outputs) -> None:
+        where = format_path(self._context.path)
+        if not same_structure(before, after):
+            raise ModuleError(
+                "a channel was opened, or changed its shape, by layers that run on parts of a "
+                "batch at once",
+                where=where,
+                mend="open it before these layers, or let them run one after the other: Repeat",
+            )
+        if outputs.captures:
+            raise ModuleError(
+                f"{', '.join(outputs.captures)} cannot be captured in layers that run on parts of "
+                "a batch at once",
+                where=where,
+                mend="use Repeat, whose state is the same, to look inside",
+            )
