@@ -84,7 +84,7 @@ def deepseek_v2(size: str) -> Any:
 
 
 def deepseek_v3(size: str) -> Any:
-    """Returns the config of a DeepSeek-V3, without the head that tells a second token: `671b`, `toy`.
+    """Returns the config of a DeepSeek-V3: `671b` or `toy`; without the head for a second token.
 
     Source: DeepSeek-AI 2024, arXiv:2412.19437, sections 2.1 and 4.2.
     """

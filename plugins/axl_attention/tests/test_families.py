@@ -1,0 +1,113 @@
+"""Families: parameters as published, to the last digit; and toy sizes that learn."""
+
+import jax
+import numpy as np
+import pytest
+from axl_attention.models import deepseek_v2, deepseek_v3, gemma2, gemma3, gpt2, qwen3, qwen3_moe
+
+from axcore.config import find_config, from_json, to_json
+from axcore.errors import ConfigError
+from axcore.layers import MoE, Repeat
+from axcore.module import count_params
+
+FAMILIES = (gpt2, qwen3, qwen3_moe, gemma2, gemma3, deepseek_v2, deepseek_v3)
+
+VISION = 416_866_032
+"""Parameters of the vision tower that Gemma 3 comes with: 27 layers of width 1152."""
+
+
+def size_of(cfg):
+    return count_params(cfg.build().param_specs(), trainable_only=False)
+
+
+@pytest.mark.parametrize(
+    ("family", "size", "published"),
+    [
+        # OpenAI's weights, as Hugging Face counts them.
+        (gpt2, "small", 124_439_808),
+        (gpt2, "medium", 354_823_168),
+        (gpt2, "large", 774_030_080),
+        (gpt2, "xl", 1_557_611_200),
+        # "total" of the safetensors of Qwen/Qwen3-8B and Qwen/Qwen3-30B-A3B.
+        (qwen3, "8b", 8_190_735_360),
+        (qwen3_moe, "30b-a3b", 30_532_122_624),
+        # google/gemma-2-*.
+        (gemma2, "2b", 2_614_341_888),
+        (gemma2, "9b", 9_241_705_984),
+        (gemma2, "27b", 27_227_128_320),
+        # google/gemma-3-1b-pt; the larger ones come with a vision tower, see below.
+        (gemma3, "1b", 999_885_952),
+        # deepseek-ai/DeepSeek-V2-Lite and DeepSeek-V2.
+        (deepseek_v2, "lite", 15_706_484_224),
+        (deepseek_v2, "236b", 235_741_434_880),
+        # deepseek-ai/DeepSeek-V3 without its second head, with the routers' biases.
+        (deepseek_v3, "671b", 671_026_419_200),
+    ],
+)
+def test_parameters_are_as_many_as_published(family, size, published):
+    assert size_of(family(size)) == published
+
+
+@pytest.mark.parametrize(
+    ("size", "dim", "published"),
+    [("4b", 2560, 4_300_079_472), ("12b", 3840, 12_187_325_040), ("27b", 5376, 27_432_406_640)],
+)
+def test_gemma_3_is_its_published_size_without_the_vision_tower(size, dim, published):
+    """google/gemma-3-*-pt; images enter by a projection from 1152, with a norm."""
+    assert size_of(gemma3(size)) == published - VISION - 1152 * (dim + 1)
+
+
+def test_vision_tower_is_counted_by_its_formula():
+    """SigLIP-400m: 14 x 14 patches of 896 x 896 pixels, feed-forwards of 4304, biases."""
+    attention = 4 * 1152 * (1152 + 1)
+    feed_forward = 1152 * 4304 + 4304 + 4304 * 1152 + 1152
+    embeddings = 3 * 14 * 14 * 1152 + 1152 + (896 // 14) ** 2 * 1152
+    assert embeddings + 27 * (attention + feed_forward + 4 * 1152) + 2 * 1152 == VISION
+
+
+def test_biases_of_deepseek_v3_are_no_trained_parameters():
+    specs = deepseek_v3("671b").build().param_specs()
+    assert size_of(deepseek_v3("671b")) - count_params(specs) == 58 * 256
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.__name__)
+def test_toy_learns_and_sees_no_later_token(family, run_model):
+    """Every parameter gets a gradient, and a step along it lowers the loss."""
+    state, run = run_model(family("toy"))
+    tokens = np.arange(16, dtype=np.int32).reshape(2, 8)
+    loss, gradient, logits = run(state, tokens)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(gradient):
+        assert np.all(np.isfinite(leaf))
+        name = jax.tree_util.keystr(path)
+        assert np.any(leaf) or name.endswith("['router']['bias']"), f"no gradient at {name}"
+    stepped = jax.tree.map(lambda x, slope: x - 0.02 * slope, state, gradient)
+    assert run(stepped, tokens)[0] < loss
+    changed = tokens.copy()
+    changed[:, -1] = 99
+    after = run(state, changed)[2]
+    np.testing.assert_allclose(after[:, :-1], logits[:, :-1], atol=1e-5)
+    assert not np.allclose(after[:, -1], logits[:, -1], atol=1e-3)
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.__name__)
+def test_family_is_saved_and_read_back_and_knows_its_sizes(family):
+    cfg = family("toy")
+    assert from_json(to_json(cfg)) == cfg
+    with pytest.raises(ConfigError, match=rf"{family.__name__} has no size 'huge'.*toy"):
+        family("huge")
+
+
+def test_first_layers_of_deepseek_have_no_experts():
+    stacks = [found.node for found in find_config(deepseek_v3("671b"), Repeat)]
+    mixed = {stack.num_layers: bool(find_config(stack, MoE)) for stack in stacks}
+    assert mixed == {3: False, 58: True}
+
+
+def test_one_layer_of_six_of_gemma_3_is_global_and_the_last_four_are_local():
+    stack = gemma3("4b").decoder.stack
+    turns, left = stack.layers
+    windows = [layer.attention.core.window for layer in turns.layer.layers]
+    assert windows == [(1023, None)] * 5 + [None]
+    assert turns.num_layers == 5
+    assert left.num_layers == 4
+    assert left.layer == turns.layer.layers[0]
