@@ -57,21 +57,25 @@ def splash_attention(
         spec: The call's static choices.
         interpret: Runs the kernel by an interpreter, on any device.
     """
-    attend = partial(_attend, spec=spec, interpret=interpret)
+    has_own_keys = inputs.q_segments_BT is inputs.k_segments_BS
+    attend = partial(_attend, spec=spec, has_own_keys=has_own_keys, interpret=interpret)
     o_BTNV = on_each_device(attend, inputs)
     return o_BTNV, jnp.zeros(o_BTNV.shape[:-1], jnp.float32)
 
 
-def _attend(inputs: AttentionInputs, *, spec: AttentionSpec, interpret: bool) -> Array:
+def _attend(
+    inputs: AttentionInputs, *, spec: AttentionSpec, has_own_keys: bool, interpret: bool
+) -> Array:
     q_BTNH = inputs.q_BTNH * jnp.asarray(spec.scale, inputs.q_BTNH.dtype)
     segments = _segments(inputs)
     heads_first = [jnp.swapaxes(x, 1, 2) for x in (q_BTNH, inputs.k_BSKH, inputs.v_BSKV)]
     kernel = _kernel(spec, q_BTNH.shape[2], q_BTNH.shape[1], interpret=interpret)
-    o_BTNV: Array = jnp.swapaxes(jax.vmap(kernel)(*heads_first, segments), 1, 2)
-    if segments is None:
-        return o_BTNV
-    sees_BT = _sees_anything(segments, spec)
-    return jnp.where(sees_BT[:, :, None, None], o_BTNV, jnp.zeros((), o_BTNV.dtype))
+    o_BNTV: Array = jax.vmap(kernel)(*heads_first, segments)
+    if segments is not None:
+        # A query sees at least its own key, unless it is padding.
+        sees_BT = segments.q != 0 if has_own_keys else _sees_anything(segments, spec)
+        o_BNTV = jnp.where(sees_BT[:, None, :, None], o_BNTV, jnp.zeros((), o_BNTV.dtype))
+    return jnp.swapaxes(o_BNTV, 1, 2)
 
 
 def _segments(inputs: AttentionInputs) -> splash.SegmentIds | None:
