@@ -2,6 +2,7 @@
 
 from axcore.layers.activations import Activation, activation_fn
 from axcore.layers.attention import Attention, DotProductAttention
+from axcore.layers.capacity import CapacityLimited
 from axcore.layers.dot import Dot, PlainDot
 from axcore.layers.dropless import Dropless
 from axcore.layers.dropout import Dropout
@@ -11,6 +12,7 @@ from axcore.layers.feed_forward import FeedForward, PlainFeedForward
 from axcore.layers.linear import Linear
 from axcore.layers.moe import MoE
 from axcore.layers.norm import LayerNorm, RMSNorm
+from axcore.layers.pipeline import Pipeline
 from axcore.layers.quantized import Fp8Current, Int8Dynamic
 from axcore.layers.quantized_delayed import Fp8Delayed
 from axcore.layers.quantized_training import Fp8Training, Int8Training, with_dot
@@ -26,6 +28,7 @@ from axcore.layers.transformer import TransformerLayer
 __all__ = [
     "Activation",
     "Attention",
+    "CapacityLimited",
     "Dot",
     "DotProductAttention",
     "Dropless",
@@ -43,6 +46,7 @@ __all__ = [
     "Linear",
     "MoE",
     "NoPosition",
+    "Pipeline",
     "PlainDot",
     "PlainFeedForward",
     "PostNorm",

@@ -1,12 +1,20 @@
 """Meshes, logical-axis rules, the sharding of states and activations, and several processes."""
 
-from axcore.parallel.activations import ActivationSharding, SplitAttention, is_split, shard
+from axcore.parallel.activations import (
+    ActivationSharding,
+    SplitAttention,
+    is_split,
+    shard,
+    split_axes,
+    split_ways,
+)
 from axcore.parallel.attention import on_each_device
 from axcore.parallel.by_hand import each_expert, expert_axes, on_own_tokens
 from axcore.parallel.context import sharding_activations
 from axcore.parallel.cross_entropy import cross_entropy_on_each_device
 from axcore.parallel.grouped_matmul import grouped_matmul_on_each_device
 from axcore.parallel.mesh import MESH_AXES, MeshShape, make_mesh, mesh_sizes
+from axcore.parallel.pipeline import PipelineSchedule, run_pipeline
 from axcore.parallel.processes import (
     TimeLimits,
     barrier,
@@ -36,6 +44,7 @@ __all__ = [
     "PARAM_RULES",
     "ActivationSharding",
     "MeshShape",
+    "PipelineSchedule",
     "Rules",
     "SplitAttention",
     "TimeLimits",
@@ -60,8 +69,11 @@ __all__ = [
     "partition_spec",
     "process_count",
     "process_index",
+    "run_pipeline",
     "shard",
     "sharding_activations",
     "shardings_like",
     "share",
+    "split_axes",
+    "split_ways",
 ]

@@ -122,12 +122,25 @@ def is_split(axis: str) -> bool:
     A layer that would merge that dimension with another asks first: merged, it could not stay
     split.
     """
+    return bool(split_axes(axis))
+
+
+def split_axes(axis: str) -> tuple[str, ...]:
+    """Returns the mesh axes over which activations are split along a logical axis; none outside of
+    a mesh, and none of those that a `shard_map` around this handles by hand.
+    """
     active: ActivationSharding | None = _active.value
     if active is None:
-        return False
-    done = manual_axes()
-    names = [name for name in active.rules.get(axis, ()) if name not in done]
-    return any(active.mesh.shape[name] > 1 for name in names)
+        return ()
+    done, shape = manual_axes(), active.mesh.shape
+    names = active.rules.get(axis, ())
+    return tuple(name for name in names if shape[name] > 1 and name not in done)
+
+
+def split_ways(axis: str) -> int:
+    """Returns the product of the sizes of `split_axes`."""
+    active: ActivationSharding | None = _active.value
+    return 1 if active is None else math.prod(active.mesh.shape[n] for n in split_axes(axis))
 
 
 def _divides(size: int, entry: object, active: ActivationSharding, axis: str | None) -> bool:

@@ -1,0 +1,193 @@
+"""`Pipeline`: layers in stages, each on devices of its own, and micro-batches that pass through."""
+
+from typing import Any
+
+import attrs
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from axcore.config import REQUIRED, config
+from axcore.errors import ConfigError, ModuleError, ShardingError
+from axcore.layers.tokens import TokenInfo
+from axcore.module import Copies, Module, Outputs, Repeated, dealt, gathered_in, outputs_of_whole
+from axcore.parallel import PipelineSchedule, run_pipeline, split_ways
+
+Hidden = Float[Array, "batch time dim"]
+
+
+class Pipeline(Module):
+    """`num_layers` layers of one config, which stand where a `Repeat` may stand.
+
+    There are as many stages as the mesh has devices along the rule for `stages`, one without a
+    mesh; how many does not change a number. With one round the state is that of a `Repeat`, and
+    checkpoints of either are read by the other. With more, its arrays are `[rounds, layers a
+    round, ...]`, the same numbers in the same order.
+
+    What layers add is put together as that of the parts of an accumulated batch: losses are sums
+    with weights, summaries and statistics means or maxima.
+
+    Slot protocol: the parent fills `dim`.
+    """
+
+    @config
+    class Config(Module.Config):
+        """Describes a `Pipeline`.
+
+        Args:
+            dim: Size of the last dimension of input and output.
+            num_layers: Number of layers.
+            layer: The layer; called with the token info.
+            num_micro_batches: Parts that a batch is split into. More of them make the bubble
+                smaller, and each part too. Outside of training a batch that does not divide goes
+                through whole.
+            num_rounds: How often a micro-batch passes through every stage. More rounds make the
+                bubble smaller, and arrays move between stages more often.
+        """
+
+        dim: int = REQUIRED
+        num_layers: int = REQUIRED
+        layer: Module.Config = REQUIRED
+        num_micro_batches: int = REQUIRED
+        num_rounds: int = 1
+
+    def setup(self, cfg: Config) -> None:
+        """Builds one layer with a state for each place."""
+        for name in ("num_micro_batches", "num_rounds"):
+            if getattr(cfg, name) < 1:
+                raise ConfigError(f"{name} is {getattr(cfg, name)}; expected 1 or more")
+        if cfg.num_layers % cfg.num_rounds:
+            raise ConfigError(
+                f"{cfg.num_layers} layers do not divide into {cfg.num_rounds} rounds",
+                mend="change num_layers or num_rounds",
+            )
+        layer = cfg.layer.build(dim=cfg.dim)
+        self.layer = Repeated(layer, cfg.num_layers, "stages", rounds=cfg.num_rounds)
+
+    def forward(self, x: Hidden, info: TokenInfo) -> Hidden:
+        """Returns the input passed through all layers.
+
+        Raises:
+            ShardingError: Layers do not divide into stages, or the batch into micro-batches.
+        """
+        schedule = self._schedule(x.shape[0])
+        copies = Copies(self.layer)
+        _check_channels(copies.channels, x.shape[0])
+        count = schedule.num_micro_batches
+        info, inputs = jax.tree.map(lambda leaf: dealt(leaf, count), (info, (x, copies.channels)))
+        stage = _Stage(schedule, copies, self.config.num_layers, info)
+        carried, outputs = run_pipeline(stage, schedule, state=stage.state(), inputs=inputs)
+        x, channels = jax.tree.map(gathered_in, carried)
+        copies.finish(channels, stage.outputs_of_whole(outputs, self.layer.shape))
+        return x
+
+    def _schedule(self, num_rows: int) -> PipelineSchedule:
+        cfg = self.config
+        num_stages = split_ways("stages")
+        if cfg.num_layers % (num_stages * cfg.num_rounds):
+            raise ShardingError(
+                f"{cfg.num_layers} layers do not divide into {num_stages} stages"
+                + (f" of {cfg.num_rounds} rounds" if cfg.num_rounds > 1 else ""),
+                where="mesh",
+                mend="change num_layers, num_rounds, or the mesh's axis pipeline",
+            )
+        if num_rows % cfg.num_micro_batches == 0:
+            return PipelineSchedule(num_stages, cfg.num_micro_batches, cfg.num_rounds)
+        if self.training:
+            raise ShardingError(
+                f"a batch of {num_rows} rows does not divide into {cfg.num_micro_batches} "
+                "micro-batches of the pipeline",
+                where="num_micro_batches",
+                mend="change num_micro_batches of the Pipeline, or data.batch_size",
+            )
+        return PipelineSchedule(num_stages, 1, cfg.num_rounds)
+
+
+def _check_channels(channels: dict[str, Any], num_rows: int) -> None:
+    """Checks that what is in channels can be split as the batch is.
+
+    Raises:
+        ModuleError: It has no dimension for the rows of the batch.
+    """
+    for name, value in channels.items():
+        for leaf in jax.tree.leaves(value):
+            if jnp.shape(leaf)[:1] != (num_rows,):
+                raise ModuleError(
+                    f"channel {name!r} holds an array of shape {jnp.shape(leaf)}, which does not "
+                    f"begin with the {num_rows} rows of the batch that a pipeline splits",
+                    mend="send it by rows, or use Repeat",
+                )
+
+
+@attrs.frozen(eq=False)
+class _Stage:
+    """The layers of one stage in one round, called for one micro-batch.
+
+    Args:
+        schedule: Of the pipeline.
+        copies: All layers.
+        num_layers: How many there are.
+        info: What is known of the tokens, `[micro-batch, rows, time]`.
+    """
+
+    schedule: PipelineSchedule
+    copies: Copies
+    num_layers: int
+    info: TokenInfo
+
+    @property
+    def size(self) -> int:
+        """Layers that a stage passes through in one round."""
+        return self.num_layers // (self.schedule.num_stages * self.schedule.num_rounds)
+
+    def state(self) -> Any:
+        """Returns the state of all layers, `[round, stage, layer, ...]`."""
+        lead = (self.schedule.num_rounds, self.schedule.num_stages, self.size)
+        is_in_rounds = self.schedule.num_rounds > 1
+        return jax.tree.map(
+            lambda leaf: leaf.reshape(*lead, *leaf.shape[1 + is_in_rounds :]), self.copies.state
+        )
+
+    def __call__(self, state: Any, stage: Array, turn: Array, micro: Array, carried: Any) -> Any:
+        """Returns what the layers make of one micro-batch, and their outputs.
+
+        Args:
+            state: Of the stage's layers in all rounds, `[round, layer, ...]`.
+            stage: Number of the stage.
+            turn: Number of the round.
+            micro: Number of the micro-batch.
+            carried: The hidden vectors, and the channels.
+        """
+        layers = jax.tree.map(lambda leaf: leaf[turn if len(leaf) > 1 else 0], state)
+        info = jax.tree.map(lambda leaf: leaf[micro], self.info)
+        first = (turn * self.schedule.num_stages + stage) * self.size
+        part = micro if self.schedule.num_micro_batches > 1 else None
+
+        def step(carried: Any, layer: Any) -> tuple[Any, Outputs]:
+            offset, state = layer
+            x, channels = carried
+            x, channels, outputs = self.copies.run(
+                state, first + offset, part, x, channels, (info,)
+            )
+            return (x, channels), outputs
+
+        return jax.lax.scan(step, carried, (jnp.arange(self.size), layers))
+
+    def outputs_of_whole(self, outputs: Outputs, shape: tuple[int, ...]) -> Outputs:
+        """Returns the outputs `[tick, stage, layer, ...]` as those of all layers for the batch.
+
+        Args:
+            outputs: Of all ticks, those in the bubble included.
+            shape: How layers are stacked in the state.
+        """
+        by_part = jax.tree.map(self._by_part, outputs)
+        updates = {
+            path: leaf.reshape(leaf.shape[0], *shape, *leaf.shape[2:])
+            for path, leaf in by_part.updates.items()
+        }
+        return outputs_of_whole(attrs.evolve(by_part, updates=updates), self.copies.specs)
+
+    def _by_part(self, leaf: Array) -> Array:
+        """Returns `[micro-batch, layer of all, ...]` of `[tick, stage, layer, ...]`."""
+        groups = jnp.moveaxis(self.schedule.of_each_layer_group(leaf), 2, 0)
+        return groups.reshape(groups.shape[0], self.num_layers, *groups.shape[4:])
