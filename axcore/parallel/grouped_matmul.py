@@ -73,8 +73,7 @@ def _row_axes(mesh: AbstractMesh, free: tuple[str, ...], num_rows: int) -> tuple
 
 def _sizes_within(group_sizes_E: Array, first_row: Array, num_rows: int) -> Array:
     """Returns how many rows of each group stand in `[first_row, first_row + num_rows)`."""
+    first = first_row.astype(group_sizes_E.dtype)
     ends_E = jnp.cumsum(group_sizes_E)
-    starts_E = ends_E - group_sizes_E
-    first = first_row.astype(ends_E.dtype)
-    inside = lambda place_E: jnp.clip(place_E, first, first + num_rows)  # noqa: E731
-    return inside(ends_E) - inside(starts_E)
+    clipped_starts_E = jnp.clip(ends_E - group_sizes_E, first, first + num_rows)
+    return jnp.clip(ends_E, first, first + num_rows) - clipped_starts_E

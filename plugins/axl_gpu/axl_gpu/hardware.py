@@ -11,6 +11,9 @@ GIB = 2**30
 TERA = 1e12
 
 CUDNN = "cudnn_attention"
+WGMMA = "wgmma"
+"""Products of a warp group from shared memory, which kernels for Hopper are written in."""
+
 FLOAT8 = "float8"
 INT8 = "int8"
 """Formats that tensor cores multiply; XLA hands such products to cuBLAS."""
@@ -67,7 +70,7 @@ H100 = Hardware(
     },
     memory_bandwidth=3.35 * TERA,
     interconnect_bandwidth=0.45 * TERA,  # fourth-generation NVLink, 900 GB/s both ways
-    features={CUDNN, INT8, FLOAT8},
+    features={CUDNN, WGMMA, INT8, FLOAT8},
 )
 
 # NVIDIA H200 Tensor Core GPU datasheet, H200 SXM column: the compute of an H100.
@@ -79,7 +82,7 @@ H200 = Hardware(
     peak_flops=H100.peak_flops,
     memory_bandwidth=4.8 * TERA,
     interconnect_bandwidth=0.45 * TERA,
-    features={CUDNN, INT8, FLOAT8},
+    features={CUDNN, WGMMA, INT8, FLOAT8},
 )
 
 # NVIDIA DGX B200 datasheet, divided by its eight GPUs: 1,440 GB, 64 TB/s, 72 PFLOPS FP8 with
