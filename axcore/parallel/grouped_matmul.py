@@ -9,10 +9,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.sharding import AbstractMesh, AxisType, PartitionSpec
+from jax.sharding import PartitionSpec
 
-from axcore.parallel.activations import current_rules
-from axcore.parallel.rules import partition_spec
+from axcore.parallel.activations import active_mesh, current_rules, manual_axes
+from axcore.parallel.rules import AnyMesh
 
 Multiply = Callable[[Array, Array, Array], Array]
 
@@ -33,9 +33,9 @@ def grouped_matmul_on_each_device(
         w_EDF: A matrix for each group.
         group_sizes_E: Rows of each group, of all devices together.
     """
-    mesh = jax.sharding.get_abstract_mesh()
-    free = _free_axes(mesh)
-    if math.prod(mesh.shape[name] for name in free) == 1:
+    mesh = active_mesh()
+    free = frozenset() if mesh is None else frozenset(mesh.axis_names) - manual_axes()
+    if mesh is None or not free:
         return multiply(x_RD, w_EDF, group_sizes_E)
     names = _row_axes(mesh, free, x_RD.shape[0])
     part_rows = x_RD.shape[0] // math.prod(mesh.shape[name] for name in names)
@@ -48,6 +48,7 @@ def grouped_matmul_on_each_device(
     whole: Any = PartitionSpec()  # type: ignore[no-untyped-call]
     in_parts = jax.shard_map(
         of_one_device,
+        mesh=mesh,
         in_specs=(rows, whole, whole),
         out_specs=rows,
         axis_names=set(free),
@@ -57,18 +58,11 @@ def grouped_matmul_on_each_device(
     return output
 
 
-def _free_axes(mesh: AbstractMesh) -> tuple[str, ...]:
-    """Returns the mesh axes that no caller splits by hand."""
-    types = zip(mesh.axis_names, mesh.axis_types, strict=True)
-    return tuple(name for name, kind in types if kind != AxisType.Manual)
-
-
-def _row_axes(mesh: AbstractMesh, free: tuple[str, ...], num_rows: int) -> tuple[str, ...]:
+def _row_axes(mesh: AnyMesh, free: frozenset[str], num_rows: int) -> tuple[str, ...]:
     """Returns the free axes that split rows; none where rows do not divide over them."""
-    (entry,) = partition_spec(("batch",), current_rules(), mesh)
-    names = (entry,) if isinstance(entry, str) else tuple(entry or ())
-    ours = tuple(name for name in names if name in free)
-    return () if num_rows % math.prod(mesh.shape[name] for name in ours) else ours
+    rule = current_rules()["batch"]
+    names = tuple(name for name in rule if name in free and mesh.shape[name] > 1)
+    return () if num_rows % math.prod(mesh.shape[name] for name in names) else names
 
 
 def _sizes_within(group_sizes_E: Array, first_row: Array, num_rows: int) -> Array:
