@@ -48,6 +48,7 @@ class Hardware:
         peak_flops: Dense peak FLOP/s by dtype name; empty where unknown.
         memory_bandwidth: Bytes/s, where known.
         interconnect_bandwidth: Bytes/s that a chip sends to its neighbours, where known.
+        clock_hz: Cycles a second that its compiler's estimates of cycles count, where it makes any.
         features: Names of abilities that predicates ask for.
     """
 
@@ -69,6 +70,7 @@ class Hardware:
     interconnect_bandwidth: float | None = attrs.field(
         default=None, validator=of_type(float, int, type(None))
     )
+    clock_hz: float | None = attrs.field(default=None, validator=of_type(float, int, type(None)))
     features: frozenset[str] = attrs.field(
         default=frozenset(), converter=frozen_names, validator=of_type(frozenset)
     )

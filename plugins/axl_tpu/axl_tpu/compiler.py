@@ -23,3 +23,12 @@ twice the bytes and needs another copy of each weight.
 def gather_under_products(hardware: Hardware) -> Mapping[str, bool]:
     """Returns the options by which weights are gathered under products."""
     return _GATHER_UNDER_PRODUCTS
+
+
+def wide_fusions(hardware: Hardware) -> Mapping[str, int]:
+    """Returns the option by which a fusion may hold more of its operands on the chip.
+
+    The products of a layer with their norms and activations want more than libtpu's own limit of
+    16 MiB; each doubling of the limit makes compiling slower.
+    """
+    return {"xla_tpu_scoped_vmem_limit_kib": 24 * 1024}

@@ -2,7 +2,8 @@
 
 Sources are the pages of the Cloud TPU documentation named beside each. Link figures there count
 both directions where they say "bidirectional", and are halved here. The number in a target's name
-counts what Google counts: TensorCores for v4, v5p and TPU7x, chips for v5e and v6e.
+counts what Google counts: TensorCores for v4, v5p and TPU7x, chips for v5e and v6e. Clocks are the
+peak over the FLOPs of a cycle at which libtpu's own estimates of large products come to the peak.
 """
 
 from axcore.plugins import Hardware
@@ -34,6 +35,7 @@ V4 = Hardware(
     peak_flops={"bfloat16": 275 * TERA, "int8": 275 * TERA},
     memory_bandwidth=1200 * GIGA,
     interconnect_bandwidth=300 * GIGA,
+    clock_hz=1.05 * GIGA,
     features={SPLASH, MEGABLOX, INT8},
 )
 
@@ -47,6 +49,7 @@ V5E = Hardware(
     peak_flops={"bfloat16": 197 * TERA, "int8": 393 * TERA},
     memory_bandwidth=819 * GIGA,
     interconnect_bandwidth=200 * GIGA,
+    clock_hz=1.5 * GIGA,
     features={SPLASH, MEGABLOX, INT8},
 )
 
@@ -61,6 +64,7 @@ V5P = Hardware(
     peak_flops={"bfloat16": 459 * TERA, "int8": 918 * TERA},
     memory_bandwidth=2765 * GIGA,
     interconnect_bandwidth=600 * GIGA,
+    clock_hz=1.75 * GIGA,
     features={SPLASH, MEGABLOX, INT8},
 )
 
@@ -74,6 +78,7 @@ V6E = Hardware(
     peak_flops={"bfloat16": 918 * TERA, "int8": 1836 * TERA},
     memory_bandwidth=1638 * GIGA,
     interconnect_bandwidth=400 * GIGA,
+    clock_hz=1.75 * GIGA,
     features={SPLASH, MEGABLOX, INT8},
 )
 
@@ -89,5 +94,6 @@ TPU7X = Hardware(
     peak_flops={"bfloat16": 2307 * TERA, "float8": 4614 * TERA},
     memory_bandwidth=7380 * GIGA,
     interconnect_bandwidth=600 * GIGA,
+    clock_hz=2.2 * GIGA,
     features={SPLASH, MEGABLOX, FLOAT8},
 )

@@ -50,6 +50,12 @@ def compiler_options() -> Iterator[CompilerOptions]:
         fn=Ref("axl_tpu.compiler:gather_under_products"),
         summary="Sharded weights are gathered under products",
     )
+    yield CompilerOptions(
+        name="wide_fusions",
+        on=on(family="tpu", generation=("v5e", "v5p", "v6e", "7x")),
+        fn=Ref("axl_tpu.compiler:wide_fusions"),
+        summary="Fusions may hold more of their operands on the chip",
+    )
 
 
 @hook.mesh_rules
