@@ -75,6 +75,12 @@ def run_model() -> Callable[[Any], Callable[..., Any]]:
     return built
 
 
+@pytest.fixture(scope="session")
+def state_of() -> Callable[[Any], Any]:
+    """Returns a function from a module to a state in which no norm is one."""
+    return lambda module: numpy_state(module.param_specs())
+
+
 def numpy_state(specs: Any) -> Any:
     """Returns a first state by numpy, which compiles nothing; no norm is one and no bias zero."""
     generator = np.random.default_rng(1)

@@ -1,0 +1,158 @@
+"""Layers around an attention core, each against dense attention written out in numpy."""
+
+import jax
+import numpy as np
+import pytest
+from axl_attention.alibi import ALiBi, alibi_slopes
+from axl_attention.chunked import ChunkedAttention
+from axl_attention.sinks import AttentionSinks
+
+from axcore.config import update_config
+from axcore.errors import ConfigError
+from axcore.layers import Attention, DotProductAttention
+from axcore.module import functional
+from axcore.plugins import with_variant
+
+HEADS, WIDTH = 4, 6
+FULL = DotProductAttention.Config()
+
+
+@pytest.fixture
+def qkv(random):
+    return random(2, 8, HEADS, WIDTH), random(2, 8, 2, WIDTH), random(2, 8, 2, 3)
+
+
+def dense(qkv, info, *, bias=0.0, sinks=None, seen=None, cap=None):
+    """Attention of whole score matrices in float64; `bias` and `seen` as `[batch, n, t, s]`."""
+    q, k, v = (np.asarray(x, np.float64) for x in qkv)
+    k, v = np.repeat(k, HEADS // 2, axis=2), np.repeat(v, HEADS // 2, axis=2)
+    logits = np.einsum("btnh,bsnh->bnts", q, k) / np.sqrt(WIDTH)
+    if cap:
+        logits = cap * np.tanh(logits / cap)
+    weights = np.exp(logits + bias)
+    allowed = np.tril(np.ones((8, 8), bool))[None, None]
+    if info.segment_ids is not None:
+        ids = info.segment_ids
+        allowed = allowed & (ids[:, None, :, None] == ids[:, None, None, :])
+        allowed = allowed & (ids != 0)[:, None, :, None]
+    weights = weights * allowed * (1.0 if seen is None else seen)
+    total = weights.sum(-1) + (0.0 if sinks is None else np.exp(sinks)[None, :, None])
+    weights = weights / np.where(total == 0.0, 1.0, total)[..., None]
+    return np.einsum("bnts,bsnv->btnv", weights, v)
+
+
+def distances(info):
+    return info.positions[:, None, :, None] - info.positions[:, None, None, :]
+
+
+@pytest.mark.parametrize("rows", ["whole", "packed"])
+def test_alibi_lowers_logits_by_the_distance(call, qkv, request, rows):
+    """With one value per key, which softmax cannot tell from one per pair."""
+    info = request.getfixturevalue(rows)
+    slopes = np.array([2.0**-2, 2.0**-4, 2.0**-6, 2.0**-8])[None, :, None, None]
+    got = call(ALiBi.Config().build(num_heads=HEADS), {}, *qkv, info)
+    np.testing.assert_allclose(got, dense(qkv, info, bias=-slopes * distances(info)), atol=1e-5)
+
+
+def test_alibi_slopes_are_those_of_the_paper():
+    """Section 3: 1/2 to 1/256 for 8 heads; and the authors' rule for 12."""
+    np.testing.assert_allclose(alibi_slopes(8)[0, :, 0, 0], [2.0**-i for i in range(1, 9)])
+    between = [2.0 ** -(i + 0.5) for i in range(4)]
+    np.testing.assert_allclose(
+        alibi_slopes(12)[0, :, 0, 0], [2.0**-i for i in range(1, 9)] + between, rtol=1e-6
+    )
+
+
+@pytest.mark.parametrize("rows", ["whole", "packed"])
+@pytest.mark.parametrize("chunk", [1, 3, 4])
+def test_chunks_of_each_document_see_themselves_only(call, qkv, request, rows, chunk):
+    info = request.getfixturevalue(rows)
+    number = info.positions // chunk
+    seen = number[:, None, :, None] == number[:, None, None, :]
+    got = call(ChunkedAttention.Config(chunk=chunk).build(num_heads=HEADS), {}, *qkv, info)
+    np.testing.assert_allclose(got, dense(qkv, info, seen=seen), atol=1e-5)
+
+
+def test_chunk_as_long_as_the_row_is_full_attention(call, qkv, packed):
+    chunked = ChunkedAttention.Config(chunk=8).build(num_heads=HEADS)
+    full = FULL.build(num_heads=HEADS)
+    np.testing.assert_array_equal(call(chunked, {}, *qkv, packed), call(full, {}, *qkv, packed))
+
+
+def test_sinks_take_probability_and_give_nothing(call, qkv, packed, random):
+    sinks = random(HEADS)
+    core = AttentionSinks.Config().build(num_heads=HEADS)
+    got = call(core, {"sinks": sinks}, *qkv, packed)
+    np.testing.assert_allclose(got, dense(qkv, packed, sinks=sinks), atol=1e-5)
+
+
+def test_no_sink_is_full_attention(call, qkv, packed):
+    core = AttentionSinks.Config().build(num_heads=HEADS)
+    nothing = {"sinks": np.full(HEADS, -np.inf, np.float32)}
+    full = FULL.build(num_heads=HEADS)
+    np.testing.assert_allclose(
+        call(core, nothing, *qkv, packed), call(full, {}, *qkv, packed), rtol=1e-6
+    )
+
+
+def test_sinks_learn(qkv, packed, random):
+    """Their gradient is the slope of the loss."""
+    core, weights = AttentionSinks.Config().build(num_heads=HEADS), random(2, 8, HEADS, 3)
+    sinks, direction = random(HEADS), random(HEADS)
+
+    def loss(sinks):
+        return (functional(core, {"sinks": sinks}, *qkv, packed)[0] * weights).sum()
+
+    run = jax.jit(jax.value_and_grad(loss))
+    slope = (run(sinks + 1e-2 * direction)[0] - run(sinks - 1e-2 * direction)[0]) / 2e-2
+    assert float(run(sinks)[1] @ direction) == pytest.approx(float(slope), rel=1e-2)
+
+
+def test_layers_around_a_core_add_up(call, qkv, packed, random):
+    """Chunks, a sink, a cap and a window in one call of the op."""
+    cfg = AttentionSinks.Config(core=DotProductAttention.Config(soft_cap=2.0, window=(1, None)))
+    core = ChunkedAttention.Config(chunk=3, core=cfg).build(num_heads=HEADS)
+    sinks, number = random(HEADS), packed.positions // 3
+    seen = (number[:, None, :, None] == number[:, None, None, :]) & (distances(packed) <= 1)
+    got = call(core, {"core": {"sinks": sinks}}, *qkv, packed)
+    np.testing.assert_allclose(got, dense(qkv, packed, sinks=sinks, seen=seen, cap=2.0), atol=1e-5)
+
+
+def test_soft_cap_bounds_logits_and_a_large_one_does_nothing(call, qkv, packed):
+    layer = Attention.Config(num_heads=HEADS)
+    capped = with_variant(layer, "soft_cap", soft_cap=0.5).core
+    assert with_variant(layer, "soft_cap").core.soft_cap == 50.0
+    got = call(capped.build(num_heads=HEADS), {}, *qkv, packed)
+    np.testing.assert_allclose(got, dense(qkv, packed, cap=0.5), atol=1e-5)
+    loose = update_config(layer, {"core.soft_cap": 1e6}).core.build(num_heads=HEADS)
+    full = FULL.build(num_heads=HEADS)
+    np.testing.assert_allclose(
+        call(loose, {}, *qkv, packed), call(full, {}, *qkv, packed), atol=1e-6
+    )
+
+
+@pytest.mark.parametrize(
+    ("cfg", "message"),
+    [
+        (ChunkedAttention.Config(chunk=0), "chunk is 0; a chunk has at least one token"),
+        (ChunkedAttention.Config(core=ChunkedAttention.Config()), "around another Chunked"),
+        (AttentionSinks.Config(core=AttentionSinks.Config()), "around another AttentionSinks"),
+        (ALiBi.Config(core=ChunkedAttention.Config(core=ALiBi.Config())), "another ALiBi, at core"),
+        (ALiBi.Config(core=AttentionSinks.Config()), "ALiBi and AttentionSinks are applied to one"),
+        (ALiBi.Config(core=DotProductAttention.Config(is_causal=False)), "that is not causal"),
+    ],
+)
+def test_layers_that_do_not_go_together_are_refused(cfg, message):
+    with pytest.raises(ConfigError, match=message):
+        cfg.build(num_heads=HEADS)
+
+
+def test_sinks_around_alibi_are_refused(qkv, whole):
+    core = AttentionSinks.Config(core=ALiBi.Config()).build(num_heads=HEADS)
+    with pytest.raises(ConfigError, match="ALiBi and AttentionSinks are applied to one"):
+        functional(core, {"sinks": np.zeros(HEADS, np.float32)}, *qkv, whole)
+
+
+def test_a_second_cap_is_refused():
+    with pytest.raises(ConfigError, match=r"soft_cap is 50\.0 already"):
+        with_variant(with_variant(Attention.Config(num_heads=HEADS), "soft_cap"), "soft_cap")
