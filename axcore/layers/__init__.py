@@ -13,12 +13,13 @@ from axcore.layers.linear import Linear
 from axcore.layers.moe import MoE
 from axcore.layers.norm import LayerNorm, RMSNorm
 from axcore.layers.pipeline import Pipeline
+from axcore.layers.position import NoPosition
 from axcore.layers.quantized import Fp8Current, Int8Dynamic
 from axcore.layers.quantized_delayed import Fp8Delayed
 from axcore.layers.quantized_training import Fp8Training, Int8Training, with_dot
 from axcore.layers.repeat import Repeat, Stack
 from axcore.layers.residual import PostNorm, PreNorm, Residual
-from axcore.layers.rope import NoPosition, RoPE, rope_frequencies, rotate
+from axcore.layers.rope import RoPE, rope_frequencies, rotate
 from axcore.layers.router import Router
 from axcore.layers.routing import GroupLimit, Routing
 from axcore.layers.sequence import Sequence, alternating

@@ -4,6 +4,7 @@ from jaxtyping import Array, Float, Int
 
 from axcore.config import REQUIRED, config
 from axcore.layers import Dropout, Embedding, Repeat, RMSNorm, TokenInfo, TransformerLayer
+from axcore.layers.tokens import REAL_TOKENS
 from axcore.module import Module
 from axcore.parallel import shard
 
@@ -45,5 +46,7 @@ class Decoder(Module):
         self, tokens: Int[Array, "batch time"], info: TokenInfo
     ) -> Float[Array, "batch time dim"]:
         """Returns a normalised vector for each token."""
+        if info.segment_ids is not None:
+            self.send(REAL_TOKENS, info.segment_ids > 0)
         x = shard(self.dropout(self.embedding(tokens, info)), "batch", "time", "embed")
         return self.norm(self.stack(x, info))

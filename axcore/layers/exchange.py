@@ -1,0 +1,63 @@
+"""Rows sent to the devices that hold their experts, and back, by all-to-all.
+
+Every device sends every other one a block that would hold all of its rows, so that none is lost
+however uneven the load; what is not needed of a block stays zero.
+
+Letters: R rows of this device, P devices, L experts of a device, S = P R rows that may arrive, D
+width.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from axcore.layers.sorting import Sorting, inverse, moved
+
+Rows = Float[Array, "rows dim"]
+Sizes = Int[Array, " experts"]
+
+
+def at_their_experts(
+    run: Callable[[Rows, Sizes], Rows], x_RD: Rows, sizes: Sizes, axes: tuple[str, ...]
+) -> Rows:
+    """Returns what `run` makes of each row on the device that holds its expert.
+
+    Args:
+        run: From rows sorted by expert, and how many each of the device's own experts has.
+        x_RD: Rows of this device, sorted by expert.
+        sizes: How many rows are of each expert, of all devices.
+        axes: Mesh axes that experts are split over, in order.
+    """
+    sent_PL = sizes.reshape(jax.lax.axis_size(axes), -1)
+    place_R = _places(sent_PL, len(x_RD))
+    num_places = sent_PL.shape[0] * len(x_RD)
+    row_S = inverse(place_R, num_places)
+    x_SD = _swapped(moved(x_RD, row_S, place_R), axes)
+    arrived_PL = _swapped(sent_PL, axes)
+    sorting = Sorting.of(_experts(arrived_PL, len(x_RD)), sent_PL.shape[1])
+    y_SD = run(moved(x_SD, sorting.order, sorting.place), sorting.sizes)
+    y_SD = _swapped(moved(y_SD, sorting.place, sorting.order), axes)
+    return moved(y_SD, place_R, row_S)
+
+
+def _swapped(blocks: Array, axes: tuple[str, ...]) -> Array:
+    """Returns, in place of the p-th block of rows, the block that device p has for this one."""
+    return jax.lax.all_to_all(blocks, axes, split_axis=0, concat_axis=0, tiled=True)
+
+
+def _places(sent_PL: Int[Array, "devices experts"], num_rows: int) -> Int[Array, " rows"]:
+    """Returns where each row stands when every device's rows begin a block of `num_rows`."""
+    ends_P = jnp.cumsum(jnp.sum(sent_PL, axis=1))
+    row_R = jnp.arange(num_rows, dtype=ends_P.dtype)
+    device_R = jnp.searchsorted(ends_P, row_R, side="right")
+    starts_P = jnp.concatenate([jnp.zeros_like(ends_P[:1]), ends_P[:-1]])
+    return (device_R * num_rows + row_R - starts_P[device_R]).astype(jnp.int32)
+
+
+def _experts(arrived_PL: Int[Array, "devices experts"], num_rows: int) -> Int[Array, " places"]:
+    """Returns the expert of the row at each place, and L where there is no row."""
+    row_R = jnp.arange(num_rows, dtype=arrived_PL.dtype)
+    of_block = lambda sizes_L: jnp.searchsorted(jnp.cumsum(sizes_L), row_R, side="right")  # noqa: E731
+    return jax.vmap(of_block)(arrived_PL).reshape(-1)
