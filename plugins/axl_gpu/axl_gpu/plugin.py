@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 
 from axcore.plugins import (
+    AotTarget,
+    CompilerOptions,
     DoctorCheck,
-    EnvironmentFlags,
     Feature,
     HardwareFamily,
     Kernel,
@@ -13,7 +14,7 @@ from axcore.plugins import (
     hook,
     on,
 )
-from axl_gpu.hardware import CUDNN, hosts
+from axl_gpu.hardware import CUDNN, WGMMA, hosts
 
 
 @hook.hardware_families
@@ -28,15 +29,28 @@ def hardware_families() -> Iterator[HardwareFamily]:
     )
 
 
-@hook.environment_flags
-def environment_flags() -> Iterator[EnvironmentFlags]:
-    """How XLA is asked to schedule."""
-    yield EnvironmentFlags(
-        name="latency_hiding",
-        variable="XLA_FLAGS",
+@hook.aot_targets
+def aot_targets() -> Iterator[AotTarget]:
+    """XLA's CUDA compiler needs no GPU, only a description of one."""
+    yield AotTarget(
+        name="cuda",
         on=on(family="gpu"),
-        fn=Ref("axl_gpu.flags:latency_hiding"),
-        summary="Communication runs under computation",
+        devices=Ref("axl_gpu.aot:devices"),
+        environment=Ref("axl_gpu.topology:environment"),
+        modules=("absl", "jax_cuda13_plugin", "nvidia.cu13", "nvidia.cudnn"),
+        install="axl-gpu[aot]",
+        summary="XLA's compiler for CUDA, with NVIDIA's assembler and cuDNN",
+    )
+
+
+@hook.compiler_options
+def compiler_options() -> Iterator[CompilerOptions]:
+    """How XLA is asked to schedule."""
+    yield CompilerOptions(
+        name="transfers_under_products",
+        on=on(family="gpu"),
+        fn=Ref("axl_gpu.compiler:transfers_under_products"),
+        summary="Transfers between GPUs run under computation",
     )
 
 
@@ -48,7 +62,7 @@ def mesh_rules() -> Iterator[MeshRule]:
 
 @hook.kernels
 def kernels() -> Iterator[Kernel]:
-    """Flash attention of the cuDNN library."""
+    """Flash attention of the cuDNN library, and a Pallas kernel that JAX ships."""
     yield Kernel(
         op="attention",
         name="cudnn_attention",
@@ -56,6 +70,14 @@ def kernels() -> Iterator[Kernel]:
         on=on(family="gpu", features=CUDNN),
         accepts=Ref("axl_gpu.cudnn_attention:accepts"),
         fn=Ref("axl_gpu.cudnn_attention:cudnn_attention"),
+    )
+    yield Kernel(
+        op="grouped_matmul",
+        name="mosaic_grouped_matmul",
+        priority=300,
+        on=on(family="gpu", features=WGMMA),
+        accepts=Ref("axl_gpu.mosaic_grouped_matmul:accepts"),
+        fn=Ref("axl_gpu.mosaic_grouped_matmul:mosaic_grouped_matmul"),
     )
 
 

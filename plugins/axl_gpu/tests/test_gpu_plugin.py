@@ -7,15 +7,17 @@ from axl_gpu.detect import detect, present
 from axl_gpu.doctor import cuda_finding
 from axl_gpu.hardware import hosts
 
-from axcore.plugins import Hardware, MeshRule, find_mesh_rule, plugin_host, wanted_flags
+from axcore.plugins import Hardware, MeshRule, find_mesh_rule, plugin_host, wanted_compiler_options
 
 
 def test_plugin_loads():
     plugin = plugin_host().plugin("axl-gpu")
     assert plugin.trouble == ""
     assert set(plugin.hooks) == {
+        "aot_targets",
+        "compiler_options",
         "doctor_checks",
-        "environment_flags",
+        "features",
         "hardware_families",
         "kernels",
         "mesh_rules",
@@ -102,9 +104,9 @@ def test_gpus_are_expected_where_there_is_a_driver_and_jax_may_use_it(
     assert present(environment, driver) is expected
 
 
-def test_flags_are_wanted_on_gpus_only():
-    flag = "--xla_gpu_enable_latency_hiding_scheduler=true"
+def test_transfers_run_under_products_on_gpus_only():
+    option = "xla_gpu_enable_latency_hiding_scheduler"
     unknown = Hardware(family="gpu", generation="unknown")
     for hardware in (Hardware.parse("gpu-h100-8"), unknown):
-        assert [wanted.text for wanted in wanted_flags(hardware)] == [flag]
-    assert flag not in [wanted.text for wanted in wanted_flags(Hardware.parse("tpu-v5e-4"))]
+        assert wanted_compiler_options(hardware)[option] is True
+    assert option not in wanted_compiler_options(Hardware.parse("tpu-v5e-4"))

@@ -13,7 +13,14 @@ from axcore.plugins import Hardware, MeshRule, find_mesh_rule, plugin_host
 def test_plugin_loads():
     plugin = plugin_host().plugin("axl-tpu")
     assert plugin.trouble == ""
-    assert set(plugin.hooks) == {"doctor_checks", "hardware_families", "kernels", "mesh_rules"}
+    assert set(plugin.hooks) == {
+        "aot_targets",
+        "compiler_options",
+        "doctor_checks",
+        "hardware_families",
+        "kernels",
+        "mesh_rules",
+    }
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,17 @@
 
 from collections.abc import Iterator
 
-from axcore.plugins import AotTarget, DoctorCheck, Feature, HardwareFamily, MeshRule, Ref, hook, on
+from axcore.plugins import (
+    AotTarget,
+    DoctorCheck,
+    EnvironmentFlags,
+    Feature,
+    HardwareFamily,
+    MeshRule,
+    Ref,
+    hook,
+    on,
+)
 from axl_trainium.hardware import hosts
 
 
@@ -13,6 +23,7 @@ def hardware_families() -> Iterator[HardwareFamily]:
         name="trainium",
         hosts=hosts(),
         detect=Ref("axl_trainium.detect:detect"),
+        present=Ref("axl_trainium.detect:present"),
         summary="AWS Trainium in hosts of sixteen chips",
     )
 
@@ -30,11 +41,24 @@ def aot_targets() -> Iterator[AotTarget]:
     )
 
 
+@hook.environment_flags
+def environment_flags() -> Iterator[EnvironmentFlags]:
+    """What Neuron's compiler is told about the programs it gets."""
+    yield EnvironmentFlags(
+        name="transformer_training",
+        variable="NEURON_CC_FLAGS",
+        on=on(family="trainium"),
+        fn=Ref("axl_trainium.flags:transformer_training"),
+        summary="Neuron's compiler expects a transformer that is trained",
+    )
+
+
 @hook.mesh_rules
 def mesh_rules() -> Iterator[MeshRule]:
     """Fully sharded over groups of devices that split each layer's width between them.
 
-    On trn2 such a group of four is one chip. Source: the mesh of AXLearn (arXiv:2507.05411).
+    Such a group is one chip; on trn2, four devices. Source: the mesh of AXLearn
+    (arXiv:2507.05411).
     """
     yield MeshRule(match="trainium-trn1-*", mesh={"fsdp": -1, "model": 2})
     yield MeshRule(match="trainium-trn2-*", mesh={"fsdp": -1, "model": 4})

@@ -1,17 +1,24 @@
 """What axl-trainium brings: its generations, how they are recognised, its mesh rules, its check."""
 
 import pytest
-from axl_trainium.detect import detect
+from axl_trainium.detect import detect, present
 from axl_trainium.doctor import neuron_finding
 from axl_trainium.hardware import hosts
 
-from axcore.plugins import Hardware, MeshRule, find_mesh_rule, plugin_host
+from axcore.plugins import Hardware, MeshRule, find_mesh_rule, plugin_host, wanted_flags
 
 
 def test_plugin_loads():
     plugin = plugin_host().plugin("axl-trainium")
     assert plugin.trouble == ""
-    assert set(plugin.hooks) == {"doctor_checks", "hardware_families", "mesh_rules"}
+    assert set(plugin.hooks) == {
+        "aot_targets",
+        "doctor_checks",
+        "environment_flags",
+        "features",
+        "hardware_families",
+        "mesh_rules",
+    }
 
 
 @pytest.mark.parametrize(
@@ -58,3 +65,22 @@ def test_doctor_judges_runtime_and_jax(runtime, jax, level, text):
     found = neuron_finding(runtime, jax)
     assert found.level == level
     assert text in found.text
+
+
+@pytest.mark.parametrize(
+    ("platforms", "expected"), [(None, True), ("neuron,cpu", True), ("cpu", False)]
+)
+def test_trainium_is_expected_where_there_is_a_driver_and_jax_may_use_it(
+    tmp_path, platforms, expected
+):
+    environment = {} if platforms is None else {"JAX_PLATFORMS": platforms}
+    driver = tmp_path / "neuron0"
+    assert not present(environment, driver)
+    driver.touch()
+    assert present(environment, driver) is expected
+
+
+def test_neurons_compiler_is_told_what_it_compiles():
+    texts = [wanted.text for wanted in wanted_flags(Hardware.parse("trainium-trn2-16"))]
+    assert texts == ["--model-type=transformer", "--distribution-strategy=llm-training"]
+    assert not set(texts) & {one.text for one in wanted_flags(Hardware.parse("tpu-v5e-4"))}
