@@ -7,13 +7,13 @@ from jaxtyping import Array, Float
 from axcore.config import REQUIRED, config
 from axcore.errors import ConfigError
 from axcore.layers.linear import Linear
+from axcore.layers.position import NoPosition
 from axcore.layers.remat import (
     ATTENTION_KEY,
     ATTENTION_PROJECTED,
     ATTENTION_QUERY,
     ATTENTION_VALUE,
 )
-from axcore.layers.rope import RoPE
 from axcore.layers.tokens import TokenInfo
 from axcore.module import Module, named
 from axcore.ops import attention
@@ -103,7 +103,7 @@ class Attention(Module):
         key_linear: Module.Config | None = None
         value_linear: Module.Config | None = None
         out_linear: Module.Config = Linear.Config()
-        position: Module.Config = RoPE.Config()
+        position: Module.Config = NoPosition.Config()
         core: Module.Config = DotProductAttention.Config()
 
     def setup(self, cfg: Config) -> None:

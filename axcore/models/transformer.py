@@ -6,7 +6,7 @@ function gets no argument for a feature.
 
 from typing import Any
 
-from axcore.layers import Attention, FeedForward, Repeat, TransformerLayer
+from axcore.layers import Attention, FeedForward, Repeat, RoPE, TransformerLayer
 from axcore.models.causal_lm import CausalLM
 from axcore.models.decoder import Decoder
 
@@ -25,7 +25,9 @@ def transformer(
     Source: Touvron et al. 2023, arXiv:2302.13971, section 2.2.
     """
     layer = TransformerLayer.Config(
-        attention=Attention.Config(num_heads=num_heads, num_kv_heads=num_kv_heads),
+        attention=Attention.Config(
+            num_heads=num_heads, num_kv_heads=num_kv_heads, position=RoPE.Config()
+        ),
         feed_forward=FeedForward.Config(hidden_dim=hidden_dim),
     )
     return CausalLM.Config(

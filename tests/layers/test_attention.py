@@ -63,7 +63,9 @@ def test_core_is_softmax_attention_by_query(call, random, info, fields, words):
 
 @pytest.mark.parametrize("num_kv_heads", [1, 2, None])
 def test_attention_is_projections_around_rope_and_core(call, random, info, num_kv_heads):
-    layer = Attention.Config(dim=16, num_heads=HEADS, num_kv_heads=num_kv_heads).build()
+    layer = Attention.Config(
+        dim=16, num_heads=HEADS, num_kv_heads=num_kv_heads, position=RoPE.Config()
+    ).build()
     state, x = layer.init(0), random(2, 6, 16)
     weight = {name: np.asarray(state[name]["weight"]) for name in ("q", "k", "v", "out")}
     q, k, v = ((x @ weight[name]).reshape(2, 6, -1, HEAD_DIM) for name in "qkv")
