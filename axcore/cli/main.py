@@ -8,6 +8,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from typing import NoReturn
 
 import click
 
@@ -78,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Runs `axcore` with `arguments`, or those of the process, and exits.
 
     An `AxcoreError` ends it with one message and the error's own exit code. Anything else that is
-    raised is a fault of the program and comes out as it is.
+    raised is a fault of the program and is shown whole.
     """
     given = sys.argv[1:] if arguments is None else arguments
     rest, wants_traceback = _without_traceback(given)
@@ -89,7 +90,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
             traceback.print_exception(error)
         else:
             click.echo(error_text(error), err=True)
-        sys.exit(error.exit_code)
+        _leave(error.exit_code)
+    except Exception:
+        traceback.print_exc()
+        _leave(1)
+
+
+def _leave(exit_code: int) -> NoReturn:
+    """Exits; one of several processes does so at once, as the others wait for it in vain."""
+    processes = sys.modules.get("axcore.parallel.processes")
+    if processes is not None:
+        processes.leave(exit_code)
+    sys.exit(exit_code)
 
 
 def error_text(error: AxcoreError) -> str:

@@ -12,6 +12,7 @@ from axcore.errors import PluginError
 from axcore.plugins import (
     DataSource,
     Experiment,
+    JobLauncher,
     Kernel,
     MeshRule,
     MetricWriter,
@@ -24,6 +25,7 @@ from axcore.plugins import (
 _SUITES: dict[type[Record], str] = {
     DataSource: "DataSourceSuite",
     Experiment: "ExperimentSuite",
+    JobLauncher: "LauncherSuite",
     Kernel: "KernelSuite",
     MeshRule: "MeshRuleSuite",
     MetricWriter: "WriterSuite",

@@ -9,11 +9,12 @@ from axcore.plugins.core_detect import DEVICE_COUNT
 from axcore.plugins.flags import expected_hardware
 
 
-def use_target(name: str | None) -> Hardware | None:
+def use_target(name: str | None, *, num_processes: int = 1) -> Hardware | None:
     """Returns the named hardware, with the environment flags that plugins want for it set.
 
     Where jax is to have several host devices, it is asked for them. Where no target is named, the
-    flags are those for the hardware that plugins see in this machine.
+    flags are those for the hardware that plugins see in this machine. Processes of one run share a
+    target's host devices equally.
 
     Raises:
         PluginError: No plugin knows the name, flags conflict, or jax started too early to read
@@ -34,8 +35,20 @@ def use_target(name: str | None) -> Hardware | None:
         rest = [flag for flag in flags if not flag.startswith(DEVICE_COUNT)]
         os.environ["XLA_FLAGS"] = " ".join(rest)  # the target, being named, decides the number
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
+        hardware = _shared_out(hardware, num_processes)
     set_environment_flags(hardware)
     return hardware
+
+
+def _shared_out(hardware: Hardware, num_processes: int) -> Hardware:
+    if hardware.chips % num_processes:
+        raise PluginError(
+            f"{hardware.name} has {hardware.chips} devices, which {num_processes} processes cannot "
+            "share equally",
+            where="--target",
+            mend=f"--target {hardware.family}-{num_processes}, or a multiple of it",
+        )
+    return hardware.resized(hardware.chips, hardware.chips // num_processes)
 
 
 def check_present(hardware: Hardware | None) -> Hardware:

@@ -8,6 +8,7 @@ import click
 
 from axcore.cli import options
 from axcore.cli.printable import printable
+from axcore.cli.processes import join, place_of, several_processes
 from axcore.cli.target import check_present, use_target
 from axcore.plugins import plugin_host
 
@@ -23,16 +24,20 @@ INTERRUPTED = 130
 @options.modify
 @options.overrides
 @options.target
+@several_processes
 def train(
     experiment: str,
     directory: str | None,
     changes: tuple[str, ...],
     overrides: tuple[str, ...],
     target: str | None,
+    **processes: Any,
 ) -> None:
     """Train EXPERIMENT, a name or a config file, or go on where it was stopped."""
     plugin_host().require_healthy()
-    wanted = use_target(target)
+    place = place_of(processes)
+    wanted = use_target(target, num_processes=place.process_count if place else 1)
+    join(place, processes)
     from axcore.cli.experiment import load_for_hardware
     from axcore.cli.progress import progress
 
@@ -41,12 +46,21 @@ def train(
     trainer = cfg.build()
     trainer.hardware_changes = from_rule
     run = Path(directory or Path("runs") / Path(experiment).stem)
-    result = trainer.run(run, [progress()])
+    speaks = place is None or place.process_index == 0
+    result = trainer.run(run, [progress()] if speaks else [])
     if not result.is_complete:
         sys.exit(INTERRUPTED)
+    if speaks:
+        _report(trainer, result, run, is_alone=place is None)
+
+
+def _report(trainer: Any, result: Any, run: Path, *, is_alone: bool) -> None:
     if result.heldout:
         click.echo(f"held-out loss {result.heldout['loss']:.4f} nats a token")
-    _sample(trainer, result, run)
+    if is_alone:
+        _sample(trainer, result, run)
+    else:
+        click.echo(f"axcore generate {run}   draws a sample; a run of several processes draws none")
 
 
 def _sample(trainer: Any, result: Any, run: Path) -> None:

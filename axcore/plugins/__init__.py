@@ -10,6 +10,7 @@ from axcore.plugins.flags import set_environment_flags, wanted_flags
 from axcore.plugins.hardware import Hardware
 from axcore.plugins.hooks import hook
 from axcore.plugins.host import PluginHost, load_host, plugin_host
+from axcore.plugins.launching import JobLauncher
 from axcore.plugins.mesh_rules import MeshRule, find_mesh_rule
 from axcore.plugins.plugin import Plugin
 from axcore.plugins.predicates import on
@@ -44,6 +45,7 @@ __all__ = [
     "Finding",
     "Hardware",
     "HardwareFamily",
+    "JobLauncher",
     "Kernel",
     "LayerVariant",
     "MeshRule",

@@ -11,6 +11,7 @@ from axcore.plugins.families import HardwareFamily
 from axcore.plugins.feature import Feature
 from axcore.plugins.hardware import Hardware
 from axcore.plugins.hooks import hook
+from axcore.plugins.launching import JobLauncher
 from axcore.plugins.mesh_rules import MeshRule
 from axcore.plugins.predicates import on
 from axcore.plugins.records import (
@@ -224,6 +225,27 @@ def observers() -> Iterator[RunObserver]:
     )
 
 
+@hook.launchers
+def launchers() -> Iterator[JobLauncher]:
+    """Engines that runs can be started on."""
+    yield JobLauncher(
+        name="local",
+        config=Ref("axcore.launch.local:Local"),
+        summary="Processes on this machine, side by side",
+    )
+    for name, module, config, summary in (
+        ("slurm", "slurm", "Slurm", "A script for sbatch, a process on each node"),
+        ("kubernetes", "kubernetes", "Kubernetes", "A JobSet, a pod for each process"),
+        ("skypilot", "skypilot", "SkyPilot", "A SkyPilot task, a node for each process"),
+    ):
+        yield JobLauncher(
+            name=name,
+            config=Ref(f"axcore.launch.{module}:{config}"),
+            place=Ref(f"axcore.launch.{module}:{name}_place"),
+            summary=summary,
+        )
+
+
 @hook.experiments
 def experiments() -> Iterator[Experiment]:
     """What can be trained with the core alone."""
@@ -275,6 +297,7 @@ def commands() -> Iterator[Command]:
     """The subcommands of `axcore`: one line each; `fn` names a click command."""
     for name, module, summary in (
         ("train", "train", "Train an experiment, or go on where it was stopped"),
+        ("launch", "launch", "Start a training run on an engine: local, Slurm, Kubernetes, ..."),
         ("generate", "generate", "Draw text from a trained run"),
         ("eval", "evaluate", "The held-out loss of a trained run"),
         ("config", "config", "Show, compare and pin down configs"),

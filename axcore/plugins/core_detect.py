@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from axcore.plugins.hardware import Hardware
 
 DEVICE_COUNT = "--xla_force_host_platform_device_count"
+COLLECTIVE_TIMEOUT = "--xla_cpu_collective_timeout_seconds"
+COLLECTIVE_TIMEOUT_S = 600
 
 
 def detect_cpu(platform: str, device_kind: str) -> str | None:
@@ -16,8 +18,15 @@ def detect_cpu(platform: str, device_kind: str) -> str | None:
 
 
 def device_count_flag(hardware: Hardware) -> Mapping[str, str]:
-    """Returns the flag by which XLA shows as many devices as the hardware has."""
-    return {DEVICE_COUNT: str(hardware.num_devices)}
+    """Returns the flag by which XLA shows as many devices as a host of the hardware has.
+
+    Of several processes, one that is stopped would keep the others waiting in a collective for ever
+    without a limit.
+    """
+    flags = {DEVICE_COUNT: str(hardware.num_devices // hardware.num_hosts)}
+    if hardware.num_hosts > 1:
+        flags[COLLECTIVE_TIMEOUT] = str(COLLECTIVE_TIMEOUT_S)
+    return flags
 
 
 def host_environment(hardware: Hardware) -> Mapping[str, str]:

@@ -16,6 +16,7 @@ from axcore.plugins import hookspecs
 from axcore.plugins.compiling import AotTarget, CompilerOptions
 from axcore.plugins.families import HardwareFamily
 from axcore.plugins.feature import Feature
+from axcore.plugins.launching import JobLauncher
 from axcore.plugins.mesh_rules import MeshRule
 from axcore.plugins.record import Record
 from axcore.plugins.records import (
@@ -76,6 +77,7 @@ class Hooks:
     tokenizers = HookDecorator(hookspecs.tokenizers, DataTokenizer)
     metric_writers = HookDecorator(hookspecs.metric_writers, MetricWriter)
     observers = HookDecorator(hookspecs.observers, RunObserver)
+    launchers = HookDecorator(hookspecs.launchers, JobLauncher)
     experiments = HookDecorator(hookspecs.experiments, Experiment)
     features = HookDecorator(hookspecs.features, Feature)
     commands = HookDecorator(hookspecs.commands, Command)

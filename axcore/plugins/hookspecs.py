@@ -10,6 +10,7 @@ import pluggy
 from axcore.plugins.compiling import AotTarget, CompilerOptions
 from axcore.plugins.families import HardwareFamily
 from axcore.plugins.feature import Feature
+from axcore.plugins.launching import JobLauncher
 from axcore.plugins.mesh_rules import MeshRule
 from axcore.plugins.records import (
     Command,
@@ -209,6 +210,19 @@ def observers() -> Iterable[RunObserver]:
         def observers():
             yield RunObserver(name="acme_lamp", fn=Ref("axl_acme.lamp:Lamp"),
                               summary="A lamp that is on while a run makes steps")
+    """
+    return ()
+
+
+@_spec
+def launchers() -> Iterable[JobLauncher]:
+    """Brings engines that start runs, for `axcore launch NAME`, and says what they tell processes.
+
+    Example:
+        @hook.launchers
+        def launchers():
+            yield JobLauncher(name="acme_grid", config=Ref("axl_acme.grid:Grid"),
+                              place=Ref("axl_acme.grid:grid_place"), summary="Acme's batch queue")
     """
     return ()
 

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from axcore.testing.command_line import CommandLine, Ran
+    from axcore.testing.compile_suite import CompileSuite
     from axcore.testing.contracts import AttentionSample, Case, OpContract, attention_case
     from axcore.testing.data_source_suite import DataSourceSuite
     from axcore.testing.dist import make_dist
     from axcore.testing.experiment_suite import ExperimentSuite
     from axcore.testing.grouped_matmul_contract import GroupedMatmulSample, grouped_matmul_case
     from axcore.testing.kernel_suite import KernelSuite
+    from axcore.testing.launcher_suite import LauncherSuite
     from axcore.testing.mesh_rule_suite import MeshRuleSuite
     from axcore.testing.modifier_suite import ModifierSuite
     from axcore.testing.plugin_suite import PluginSuite
@@ -25,10 +27,12 @@ _HOMES = {
     "AttentionSample": "contracts",
     "Case": "contracts",
     "CommandLine": "command_line",
+    "CompileSuite": "compile_suite",
     "DataSourceSuite": "data_source_suite",
     "ExperimentSuite": "experiment_suite",
     "GroupedMatmulSample": "grouped_matmul_contract",
     "KernelSuite": "kernel_suite",
+    "LauncherSuite": "launcher_suite",
     "MeshRuleSuite": "mesh_rule_suite",
     "ModifierSuite": "modifier_suite",
     "OpContract": "contracts",
@@ -45,10 +49,12 @@ __all__ = [
     "AttentionSample",
     "Case",
     "CommandLine",
+    "CompileSuite",
     "DataSourceSuite",
     "ExperimentSuite",
     "GroupedMatmulSample",
     "KernelSuite",
+    "LauncherSuite",
     "MeshRuleSuite",
     "ModifierSuite",
     "OpContract",

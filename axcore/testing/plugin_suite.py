@@ -18,6 +18,7 @@ from axcore.plugins import (
     EnvironmentFlags,
     Finding,
     HardwareFamily,
+    JobLauncher,
     Kernel,
     LayerVariant,
     MetricWriter,
@@ -119,6 +120,13 @@ def _check_writer(record: MetricWriter) -> None:
     assert callable(record.fn.resolve())
 
 
+def _check_launcher(record: JobLauncher) -> None:
+    from axcore.launch.launcher import launcher_class
+
+    launcher_class(record)
+    assert record.place is None or record.place.resolve()({}) is None
+
+
 def _check_observer(record: RunObserver) -> None:
     first, second = (record.fn.resolve()() for _ in range(2))
     assert callable(first)
@@ -153,6 +161,7 @@ _CHECKS: dict[type[Record], Callable[[Any], None]] = {
     EnvironmentFlags: _check_flags,
     HardwareFamily: _check_family,
     Kernel: _check_kernel,
+    JobLauncher: _check_launcher,
     LayerVariant: _check_variant,
     MetricWriter: _check_writer,
     Modifier: _check_modifier,

@@ -20,9 +20,59 @@ if TYPE_CHECKING:
 pytest.register_assert_rewrite(
     *(
         f"axcore.testing.{name}_suite"
-        for name in ("data_source", "experiment", "kernel", "mesh_rule", "modifier", "plugin")
+        for name in (
+            "compile",
+            "data_source",
+            "experiment",
+            "kernel",
+            "launcher",
+            "mesh_rule",
+            "modifier",
+            "plugin",
+        )
     )
 )
+
+COMPILE_FOR = "--compile-for"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds the option that names the hardware to compile for."""
+    parser.addoption(
+        COMPILE_FOR,
+        metavar="TARGET",
+        help="run only the tests that compile for TARGET; axcore.testing.compile_tests runs all",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Declares the marker of tests that compile."""
+    config.addinivalue_line(
+        "markers", f"compile(target): compiles for hardware that is not here; see {COMPILE_FOR}"
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keeps the tests of the target asked for; without one, skips all that compile."""
+    target = config.getoption(COMPILE_FOR)
+    others = []
+    for item in items:
+        marker = item.get_closest_marker("compile")
+        if target is None and marker is not None:
+            item.add_marker(pytest.mark.skip(reason=f"compiles for {marker.args[0]}"))
+        elif target is not None and (marker is None or marker.args[0] != target):
+            others.append(item)
+    if others:
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if item not in others]
+
+
+@pytest.fixture(scope="session")
+def compile_devices(request: pytest.FixtureRequest) -> Any:
+    """Devices of the hardware that `--compile-for` names, to compile for and not to run on."""
+    from axcore.testing.compiler import devices_of
+
+    return devices_of(request.config.getoption(COMPILE_FOR))
 
 
 @pytest.fixture

@@ -170,7 +170,7 @@ def test_exit_codes_are_the_documented_ones():
     text = (ROOT / "docs" / "exit-codes.md").read_text()
     documented = {
         name: int(code)
-        for code, named in re.findall(r"^\| (\d) \| (.*?) \|", text, re.MULTILINE)
+        for code, named in re.findall(r"^\| (\d+) \| (.*?) \|", text, re.MULTILINE)
         for name in re.findall(r"`(\w+Error)`", named)
     }
     raised = {

@@ -10,6 +10,7 @@ from axcore.testing import (
     DataSourceSuite,
     ExperimentSuite,
     KernelSuite,
+    LauncherSuite,
     MeshRuleSuite,
     ModifierSuite,
     PluginSuite,
@@ -108,3 +109,35 @@ class TestWriters(WriterSuite):
             (line.pop("step"), line.pop("split"), {name: float(line[name]) for name in line})
             for line in lines
         ]
+
+
+class TestLaunchers(LauncherSuite):
+    plugin = "core"
+
+    def make(self, record):
+        fields = (
+            {"image": "me/axcore", "volume_claim": "runs"} if record.name == "kubernetes" else {}
+        )
+        return record.config.resolve()(**fields)
+
+    def environments(self, record):
+        for index in map(str, range(3)):
+            yield {
+                "slurm": {
+                    "SLURM_JOB_ID": "7",
+                    "SLURM_STEP_ID": "0",
+                    "SLURM_STEP_NUM_TASKS": "3",
+                    "SLURM_STEP_NODELIST": "node[1-3]",
+                    "SLURM_PROCID": index,
+                },
+                "kubernetes": {
+                    "AXCORE_COORDINATOR": "run-workers-0-0.run:29400",
+                    "AXCORE_NUM_PROCESSES": "3",
+                    "JOB_COMPLETION_INDEX": index,
+                },
+                "skypilot": {
+                    "SKYPILOT_NUM_NODES": "3",
+                    "SKYPILOT_NODE_RANK": index,
+                    "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2\n10.0.0.3",
+                },
+            }[record.name]

@@ -1,0 +1,97 @@
+"""`axcore launch`: start a training run on an engine, or show what the engine would be given."""
+
+import sys
+from typing import Any
+
+import click
+
+from axcore.config import apply_overrides
+from axcore.launch import Job, find_launcher
+from axcore.launch.launcher import Launcher, launcher_class
+from axcore.plugins import Hardware, JobLauncher, plugin_host
+
+
+class LaunchCommand(click.Command):
+    """A command whose help ends with the engines there are and what each wants to know."""
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Writes the engines, by name."""
+        with formatter.section("Engines"):
+            formatter.write_dl(
+                [(record.name, record.summary) for record in plugin_host().records(JobLauncher)]
+            )
+
+
+@click.command(cls=LaunchCommand, context_settings={"ignore_unknown_options": True})
+@click.argument("engine")
+@click.argument("experiment")
+@click.argument("training", nargs=-1, type=click.UNPROCESSED)
+@click.option("-n", "--processes", default=1, show_default=True, help="One a host, or all local.")
+@click.option("--name", default="", help="Of the job; by default the experiment's.")
+@click.option(
+    "--option",
+    "settings",
+    metavar="NAME=VALUE",
+    multiple=True,
+    help="What the engine wants to know, as partition or image. Repeatable.",
+)
+@click.option(
+    "--submit/--show",
+    "submits",
+    default=None,
+    help="Give the job to the engine, or print what it would be given. Only local starts unasked.",
+)
+def launch(
+    engine: str,
+    experiment: str,
+    training: tuple[str, ...],
+    processes: int,
+    name: str,
+    settings: tuple[str, ...],
+    submits: bool | None,
+) -> None:
+    """Start `axcore train EXPERIMENT` on ENGINE.
+
+    Options that are not listed here are those of `axcore train`: --dir, --set, --modify, --target.
+    What is wrong with them shows here, before anything is started.
+    """
+    plugin_host().require_healthy()
+    launcher = configured(find_launcher(engine), settings)
+    job = Job.training((experiment, *training), processes=processes, name=name)
+    check_training((experiment, *training))
+    launcher.check(job)
+    if launcher.is_local if submits is None else submits:
+        sys.exit(launcher.launch(job))
+    click.echo(launcher.render(job), nl=False)
+
+
+def configured(record: JobLauncher, settings: tuple[str, ...]) -> Launcher:
+    """Returns a launcher with `NAME=VALUE` texts put in.
+
+    Raises:
+        ConfigError: A field does not exist, or a value is not of its type.
+    """
+    launcher: Launcher = apply_overrides(launcher_class(record)(), settings, set_in="--option")
+    return launcher
+
+
+def check_training(arguments: tuple[str, ...]) -> None:
+    """Checks the arguments of `axcore train` as far as can be without its hardware.
+
+    Raises:
+        ConfigError: The experiment or a change of it is unknown, or does not fit.
+        PluginError: The target is unknown.
+        click.UsageError: An option is none of that command's.
+    """
+    from axcore.cli.experiment import load_experiment
+    from axcore.cli.train import train
+
+    with train.make_context("axcore train", list(arguments)) as context:
+        given: dict[str, Any] = context.params
+    target = given["target"]
+    load_experiment(
+        given["experiment"],
+        given["overrides"],
+        changes=given["changes"],
+        hardware=Hardware.parse(target) if target else None,
+    )

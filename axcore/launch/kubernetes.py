@@ -1,0 +1,140 @@
+"""Kubernetes: a JobSet whose pods are the processes of one run."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from axcore.config import REQUIRED, config
+from axcore.errors import ConfigError
+from axcore.launch.job import Job
+from axcore.launch.launcher import Launcher
+from axcore.launch.place import COORDINATOR, NUM_PROCESSES, PORT, Place, integer
+from axcore.launch.submit import submit
+from axcore.launch.yaml_text import yaml_text
+
+_INDEX = "JOB_COMPLETION_INDEX"
+_WORKERS = "workers"
+
+
+@config
+class Kubernetes(Launcher):
+    """Renders a JobSet: one indexed job, a pod for each process, names by which they find another.
+
+    A pod that fails starts all pods anew, up to `restarts` times; the run goes on from its last
+    checkpoint, so its directory has to be on a volume that all pods share.
+
+    Args:
+        image: Of the container; it has axcore and the plugins installed.
+        volume_claim: A claim that many pods may write to.
+        mount: Where the volume is in the container; runs belong below it.
+        resources: What each pod asks for, as `{"cpu": "8", "memory": "64Gi"}`; accelerators go by
+            the names that their device plugins give them.
+        node_selector: Labels of nodes that pods may run on.
+        environment: Variables of every process.
+        namespace: Of the JobSet; the client's own where left out.
+        restarts: How often all pods are started anew.
+        grace_s: Seconds between the request to stop and the end.
+    """
+
+    image: str = REQUIRED
+    volume_claim: str = REQUIRED
+    mount: str = "/runs"
+    resources: Mapping[str, str] = {}
+    node_selector: Mapping[str, str] = {}
+    environment: Mapping[str, str] = {}
+    namespace: str | None = None
+    restarts: int = 10
+    grace_s: int = 300
+
+    def check(self, job: Job) -> None:
+        """Looks for what is missing, and for a run directory that pods would not share."""
+        missing = [name for name in ("image", "volume_claim") if getattr(self, name) is REQUIRED]
+        if missing:
+            raise ConfigError(
+                f"{' and '.join(missing)} not given",
+                where="--option",
+                mend=" ".join(f"--option {name}=..." for name in missing),
+            )
+        directory = job.directory or "runs"
+        if not f"{directory}/".startswith(f"{self.mount.rstrip('/')}/"):
+            raise ConfigError(
+                f"the run directory {directory!r} is not on the volume at {self.mount}",
+                where="--dir",
+                mend=f"--dir {self.mount.rstrip('/')}/{job.name}",
+            )
+
+    def render(self, job: Job) -> str:
+        """Returns the JobSet as YAML."""
+        return yaml_text(self.job_set(job))
+
+    def launch(self, job: Job) -> int:
+        """Gives the JobSet to `kubectl apply`."""
+        return submit(["kubectl", "apply", "-f", "-"], self.render(job))
+
+    def job_set(self, job: Job) -> dict[str, Any]:
+        """Returns the JobSet as values."""
+        metadata = {"name": job.name}
+        if self.namespace is not None:
+            metadata["namespace"] = self.namespace
+        return {
+            "apiVersion": "jobset.x-k8s.io/v1alpha2",
+            "kind": "JobSet",
+            "metadata": metadata,
+            "spec": {
+                "network": {"enableDNSHostnames": True, "subdomain": job.name},
+                "failurePolicy": {"maxRestarts": self.restarts},
+                "replicatedJobs": [
+                    {"name": _WORKERS, "replicas": 1, "template": {"spec": self._job(job)}}
+                ],
+            },
+        }
+
+    def _job(self, job: Job) -> dict[str, Any]:
+        return {
+            "completionMode": "Indexed",
+            "completions": job.processes,
+            "parallelism": job.processes,
+            "backoffLimit": 0,
+            "template": {"spec": self._pod(job)},
+        }
+
+    def _pod(self, job: Job) -> dict[str, Any]:
+        return {
+            "restartPolicy": "Never",
+            "terminationGracePeriodSeconds": self.grace_s,
+            **({"nodeSelector": dict(self.node_selector)} if self.node_selector else {}),
+            "containers": [self._container(job)],
+            "volumes": [
+                {"name": "runs", "persistentVolumeClaim": {"claimName": self.volume_claim}}
+            ],
+        }
+
+    def _container(self, job: Job) -> dict[str, Any]:
+        first = f"{job.name}-{_WORKERS}-0-0.{job.name}"
+        several = {COORDINATOR: f"{first}:{PORT}", NUM_PROCESSES: str(job.processes)}
+        variables = {**self.environment, **(several if job.processes > 1 else {})}
+        resources = dict(self.resources)
+        return {
+            "name": "axcore",
+            "image": self.image,
+            "command": list(job.command),
+            "env": [{"name": name, "value": value} for name, value in variables.items()],
+            "ports": [{"containerPort": PORT}],
+            **({"resources": {"requests": resources, "limits": resources}} if resources else {}),
+            "volumeMounts": [{"name": "runs", "mountPath": self.mount}],
+        }
+
+
+def kubernetes_place(environment: Mapping[str, str]) -> Place | None:
+    """Returns the place of a pod of an indexed job.
+
+    The job gives the index; coordinator and number are variables of the pod, which the JobSet that
+    the launcher renders sets. A pod without them is a run of its own.
+    """
+    if _INDEX not in environment or COORDINATOR not in environment:
+        return None
+    return Place(
+        coordinator=environment[COORDINATOR],
+        process_count=integer(environment, NUM_PROCESSES),
+        process_index=integer(environment, _INDEX),
+        source="Kubernetes",
+    )

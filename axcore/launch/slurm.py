@@ -1,0 +1,122 @@
+"""Slurm: a batch script with one process on each node."""
+
+import re
+import shlex
+from collections.abc import Mapping
+
+from axcore.config import config
+from axcore.errors import ConfigError
+from axcore.launch.job import Job
+from axcore.launch.launcher import Launcher
+from axcore.launch.place import Place, integer
+from axcore.launch.submit import submit
+
+_FIRST_PORT = 20000
+_NUM_PORTS = 12000  # below the ports that systems hand out to anybody
+
+_OPTION = re.compile(r"[a-z][a-z-]*")
+
+
+@config
+class Slurm(Launcher):
+    """Renders a script for `sbatch`.
+
+    A node that fails, and a run that is preempted, put the job back into the queue, where it goes
+    on from its last checkpoint.
+
+    Args:
+        partition: Where to run; Slurm's default where left out.
+        account: Who pays.
+        gres: What each node is to have, as Slurm writes it.
+        options: More options of `sbatch` by their long names, `{"mem": "0", "exclusive": ""}`; an
+            empty value stands for an option without one.
+        time: Limit of the job, as Slurm writes it: minutes, or `days-hours`.
+        setup: Lines of shell before the run, `module load` or `source venv/bin/activate`.
+        grace_s: Seconds before the end at which processes are asked to save and stop.
+    """
+
+    partition: str | None = None
+    account: str | None = None
+    gres: str | None = None
+    options: Mapping[str, str] = {}
+    time: str | None = None
+    setup: tuple[str, ...] = ()
+    grace_s: int = 300
+
+    def check(self, job: Job) -> None:
+        """Looks for options that are none, or that the script sets itself."""
+        own = dict(self._own_options(job))
+        problems = [
+            f"options names {name!r}; "
+            + ("the launcher sets it" if name in own else "expected a long option without dashes")
+            for name in self.options
+            if name in own or not _OPTION.fullmatch(name)
+        ]
+        if problems:
+            raise ConfigError("\n".join(problems), where="options", mend="leave those out")
+
+    def render(self, job: Job) -> str:
+        """Returns the script."""
+        lines = [
+            "#!/bin/bash",
+            *(_directive(name, value) for name, value in self._own_options(job)),
+            *(_directive(name, value) for name, value in self.options.items()),
+            "",
+            "set -euo pipefail",
+            *self.setup,
+            f"srun --kill-on-bad-exit=1 --label {job.shell_line}",
+        ]
+        return "\n".join(lines) + "\n"
+
+    def launch(self, job: Job) -> int:
+        """Gives the script to `sbatch`."""
+        return submit(["sbatch"], self.render(job))
+
+    def _own_options(self, job: Job) -> list[tuple[str, str]]:
+        named = {name: getattr(self, name) for name in ("partition", "account", "gres", "time")}
+        return [
+            ("job-name", job.name),
+            ("nodes", str(job.processes)),
+            ("ntasks-per-node", "1"),
+            *((name, value) for name, value in named.items() if value is not None),
+            ("signal", f"TERM@{self.grace_s}"),
+            ("requeue", ""),
+            ("open-mode", "append"),
+        ]
+
+
+def _directive(name: str, value: str) -> str:
+    return f"#SBATCH --{name}={shlex.quote(value)}" if value else f"#SBATCH --{name}"
+
+
+def slurm_place(environment: Mapping[str, str]) -> Place | None:
+    """Returns the place of a task of `srun`; None outside of a step of several tasks.
+
+    A batch script itself is no step, so what it runs without `srun` is a run of one process.
+    """
+    if environment.get("SLURM_STEP_NUM_TASKS", "1") == "1":
+        return None
+    job, step = (integer(environment, f"SLURM_{name}_ID") for name in ("JOB", "STEP"))
+    host = first_host(environment.get("SLURM_STEP_NODELIST", ""))
+    return Place(
+        coordinator=f"{host}:{_FIRST_PORT + (job + step) % _NUM_PORTS}",
+        process_count=integer(environment, "SLURM_STEP_NUM_TASKS"),
+        process_index=integer(environment, "SLURM_PROCID"),
+        source="Slurm",
+    )
+
+
+def first_host(hosts: str) -> str:
+    """Returns the first of Slurm's list of hosts: `node-07` of `node-[07-09,12],other`.
+
+    Raises:
+        ConfigError: The list is empty.
+    """
+    first = re.match(r"(?:[^,\[]|\[[^\]]*\])+", hosts)
+    if first is None:
+        raise ConfigError(
+            f"SLURM_STEP_NODELIST is {hosts!r}; expected names of hosts",
+            where="environment",
+            mend="start processes by srun, or name --coordinator",
+        )
+    return re.sub(r"\[([^\],-]*)[^\]]*\]", r"\1", first[0])

@@ -1,0 +1,125 @@
+"""`LauncherSuite`: an engine is given the whole run, and the processes of it find each other."""
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from axcore.config import from_json, to_json
+from axcore.errors import AxcoreError
+from axcore.plugins import JobLauncher
+from axcore.plugins.record import Record
+from axcore.testing.suite import Suite
+
+DIRECTORY = "/runs/a run"
+_ARGUMENTS = ("tiny", "--dir", DIRECTORY, "--set", "prompt='a b'")
+_SAYS_WHERE = (
+    "import os, sys; "
+    "names = ('AXCORE_COORDINATOR', 'AXCORE_NUM_PROCESSES', 'AXCORE_PROCESS_ID'); "
+    "open(sys.argv[1] + '/' + os.environ[names[2]], 'w')"
+    ".write(' '.join(os.environ[name] for name in names))"
+)
+
+
+class LauncherSuite(Suite):
+    """Proves launchers: `class TestLaunchers(LauncherSuite): plugin = "axl-acme"`."""
+
+    kind: ClassVar[type[Record]] = JobLauncher
+
+    def make(self, record: JobLauncher) -> Any:
+        """Returns the config of a launcher that takes jobs.
+
+        Override where the config has fields to fill in.
+        """
+        return record.config.resolve()()
+
+    def environments(self, record: JobLauncher) -> Iterator[Mapping[str, str]]:
+        """Yields what the engine sets in each of 3 processes of a run, in their order.
+
+        Override where the record names `place`; the tests of it are skipped otherwise.
+        """
+        pytest.skip(f"override environments() to say what {record.name} sets in processes")
+
+    @pytest.fixture
+    def launcher(self, record: JobLauncher) -> Any:
+        """The launcher to test."""
+        return self.make(record)
+
+    def test_config_is_saved_and_read_back(self, launcher: Any) -> None:
+        """So that it can stand in a file."""
+        assert from_json(to_json(launcher)) == launcher
+
+    def test_render_is_the_same_each_time_and_ends_a_line(self, launcher: Any) -> None:
+        """It holds neither time nor chance, so that people can keep it and compare."""
+        texts = {_render(launcher, 3) for _ in range(2)}
+        assert len(texts) == 1
+        assert texts.pop().endswith("\n")
+
+    def test_render_tells_runs_apart(self, launcher: Any) -> None:
+        """Number of processes, name and every word of the command are in it."""
+        assert _render(launcher, 2) != _render(launcher, 3)
+        assert launcher.is_local or _render(launcher, 2) != _render(launcher, 2, name="other")
+        text = _render(launcher, 2)
+        for word in ("axcore", "train", *_ARGUMENTS):
+            for part in word.split():
+                assert part.strip("'") in text, f"{part} is lost"
+
+    def test_job_without_processes_is_refused(self, launcher: Any) -> None:
+        """Before the engine is asked."""
+        with pytest.raises(AxcoreError, match="0 processes"):
+            _render(launcher, 0)
+
+    def test_each_process_finds_its_place(self, record: JobLauncher) -> None:
+        """All agree on coordinator and number, and each has its own index, in order."""
+        read = _place_of(record)
+        places = [read(environment) for environment in self.environments(record)]
+        assert [place.process_index for place in places] == [0, 1, 2]
+        assert {place.process_count for place in places} == {3}
+        (coordinator,) = {place.coordinator for place in places}
+        host, _, port = coordinator.rpartition(":")
+        assert host
+        assert 0 < int(port) < 1 << 16
+
+    def test_process_that_the_engine_did_not_start_is_alone(self, record: JobLauncher) -> None:
+        """Nothing is read into an environment that says nothing."""
+        assert _place_of(record)({}) is None
+
+    def test_reading_the_place_changes_nothing(self, record: JobLauncher) -> None:
+        """Neither what it is given nor the variables of this process."""
+        read, before = _place_of(record), dict(os.environ)
+        for environment in self.environments(record):
+            given = dict(environment)
+            read(given)
+            assert given == dict(environment)
+        assert dict(os.environ) == before
+
+    def test_local_launcher_starts_every_process(self, launcher: Any, tmp_path: Path) -> None:
+        """Each once, told where it stands; and the exit code of one that fails comes back."""
+        from axcore.launch import Job
+
+        if not launcher.is_local:
+            pytest.skip("starts nothing here")
+        command = (sys.executable, "-c", _SAYS_WHERE, str(tmp_path))
+        assert launcher.launch(Job(name="three", command=command, processes=3)) == 0
+        told = [(tmp_path / str(index)).read_text().split() for index in range(3)]
+        assert {(address, count) for address, count, _ in told} == {(told[0][0], "3")}
+        assert [index for _, _, index in told] == ["0", "1", "2"]
+        failing = (sys.executable, "-c", "raise SystemExit(7)")
+        assert launcher.launch(Job(name="fails", command=failing, processes=2)) == 7
+
+
+def _render(launcher: Any, processes: int, *, name: str = "suite") -> str:
+    from axcore.launch import Job
+
+    job = Job.training(_ARGUMENTS, processes=processes, name=name)
+    launcher.check(job)
+    return str(launcher.render(job))
+
+
+def _place_of(record: JobLauncher) -> Any:
+    if record.place is None:
+        pytest.skip(f"{record.name} tells processes by flags or their variables")
+    return record.place.resolve()

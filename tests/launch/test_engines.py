@@ -1,0 +1,184 @@
+"""What engines are given is whole, and what they would refuse is refused here."""
+
+import os
+import shlex
+import subprocess
+
+import pytest
+import yaml
+
+from axcore.errors import ConfigError, PluginError, ProcessError
+from axcore.launch import Job, find_launcher
+from axcore.launch.kubernetes import Kubernetes
+from axcore.launch.launcher import launcher_class
+from axcore.launch.local import Local
+from axcore.launch.skypilot import SkyPilot
+from axcore.launch.slurm import Slurm
+from axcore.plugins import plugin_host
+
+ARGUMENTS = ("tiny", "--dir", "/runs/tiny", "--set", "prompt='a \"b'")
+
+
+def job(processes=4, arguments=ARGUMENTS):
+    return Job.training(arguments, processes=processes)
+
+
+def test_a_job_is_named_as_every_engine_takes_it():
+    assert Job.training(("runs/My_Llama2.yaml",), processes=1).name == "my-llama2"
+    assert Job.training(("___",), processes=1).name == "run"
+    assert len(Job.training(("x" * 90,), processes=1).name) == 40
+
+
+def test_the_directory_of_a_job_is_read_either_way():
+    assert job().directory == "/runs/tiny"
+    assert job(arguments=("tiny", "--dir=/a b")).directory == "/a b"
+    assert job(arguments=("tiny",)).directory is None
+
+
+def test_the_slurm_script_is_shell_that_runs_the_very_command(tmp_path):
+    setup = ("export GREETING=hello",)
+    launcher = Slurm(partition="big", time="2-00", setup=setup, options={"exclusive": ""})
+    text = launcher.render(job())
+    directives = [line for line in text.splitlines() if line.startswith("#SBATCH")]
+    for wanted in ("job-name=tiny", "nodes=4", "ntasks-per-node=1", "partition=big", "time=2-00"):
+        assert f"#SBATCH --{wanted}" in directives
+    assert {"#SBATCH --exclusive", "#SBATCH --requeue"} < set(directives)
+    srun = tmp_path / "srun"
+    srun.write_text('#!/bin/sh\nfor word in "$GREETING" "$@"; do echo "$word"; done\n')
+    srun.chmod(0o755)
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    ran = subprocess.run(
+        ["bash"], input=text, env={"PATH": path}, capture_output=True, text=True, check=True
+    )
+    words = ran.stdout.splitlines()
+    assert words[0] == "hello"
+    assert words[words.index("axcore") :] == ["axcore", "train", *ARGUMENTS]
+    assert "--kill-on-bad-exit=1" in words
+
+
+def test_slurm_options_that_cannot_be_are_refused():
+    with pytest.raises(ConfigError) as refused:
+        Slurm(options={"--mem": "0", "nodes": "2"}).check(job())
+    assert "options names '--mem'; expected a long option without dashes" in refused.value.what
+    assert "options names 'nodes'; the launcher sets it" in refused.value.what
+
+
+def test_the_job_set_runs_the_command_in_a_pod_for_each_process():
+    launcher = Kubernetes(
+        image="me/axcore",
+        volume_claim="runs",
+        resources={"cpu": "8"},
+        node_selector={"pool": "big"},
+        namespace="team",
+        environment={"GREETING": "hello"},
+    )
+    launcher.check(job())
+    made = yaml.safe_load(launcher.render(job()))
+    assert (made["apiVersion"], made["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet")
+    assert made["metadata"] == {"name": "tiny", "namespace": "team"}
+    assert made["spec"]["network"] == {"enableDNSHostnames": True, "subdomain": "tiny"}
+    (workers,) = made["spec"]["replicatedJobs"]
+    spec = workers["template"]["spec"]
+    assert (spec["completions"], spec["parallelism"]) == (4, 4)
+    assert (spec["completionMode"], spec["backoffLimit"]) == ("Indexed", 0)
+    pod = spec["template"]["spec"]
+    assert (pod["restartPolicy"], pod["nodeSelector"]) == ("Never", {"pool": "big"})
+    (container,) = pod["containers"]
+    assert container["command"] == ["axcore", "train", *ARGUMENTS]
+    assert container["resources"] == {"requests": {"cpu": "8"}, "limits": {"cpu": "8"}}
+    assert {one["name"]: one["value"] for one in container["env"]} == {
+        "GREETING": "hello",
+        "AXCORE_COORDINATOR": f"tiny-{workers['name']}-0-0.tiny:29400",
+        "AXCORE_NUM_PROCESSES": "4",
+    }
+    (volume,) = pod["volumes"]
+    assert container["volumeMounts"] == [{"name": volume["name"], "mountPath": "/runs"}]
+    assert volume["persistentVolumeClaim"] == {"claimName": "runs"}
+
+
+def test_a_job_set_of_one_pod_is_no_run_of_several():
+    made = yaml.safe_load(Kubernetes(image="a", volume_claim="b").render(job(1)))
+    pod = made["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    assert pod["containers"][0]["env"] == []
+
+
+def test_what_a_job_set_lacks_is_named():
+    with pytest.raises(ConfigError, match="image and volume_claim not given") as refused:
+        Kubernetes().check(job())
+    assert refused.value.mend == "--option image=... --option volume_claim=..."
+
+
+@pytest.mark.parametrize("directory", ["/elsewhere", "runs/tiny", "/runs2", None])
+def test_a_run_directory_that_pods_would_not_share_is_refused(directory):
+    arguments = ("tiny",) if directory is None else ("tiny", f"--dir={directory}")
+    with pytest.raises(ConfigError, match="is not on the volume at /runs") as refused:
+        Kubernetes(image="a", volume_claim="b").check(job(arguments=arguments))
+    assert refused.value.mend == "--dir /runs/tiny"
+
+
+def test_the_skypilot_task_has_a_node_for_each_process():
+    launcher = SkyPilot(
+        accelerators="X1:8",
+        use_spot=True,
+        setup=("pip install axcore", "echo done"),
+        bucket="b://c",
+    )
+    text = launcher.render(job())
+    made = yaml.safe_load(text)
+    assert (made["name"], made["num_nodes"]) == ("tiny", 4)
+    assert made["resources"] == {"accelerators": "X1:8", "use_spot": True}
+    assert made["file_mounts"] == {"/runs": {"source": "b://c", "mode": "MOUNT"}}
+    assert made["setup"] == "pip install axcore\necho done\n"
+    assert shlex.split(made["run"]) == ["axcore", "train", *ARGUMENTS]
+    assert "setup: |\n  pip install axcore\n" in text
+
+
+@pytest.mark.parametrize("launcher", [Slurm(), Kubernetes(image="a", volume_claim="b"), SkyPilot()])
+def test_an_engine_that_is_not_here_is_named(monkeypatch, tmp_path, launcher):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ProcessError, match=r"there is no '(sbatch|kubectl|sky)' on this machine"):
+        launcher.launch(job())
+
+
+def test_an_engine_is_given_what_is_shown_and_its_refusal_is_an_error(monkeypatch, tmp_path):
+    sbatch = tmp_path / "sbatch"
+    sbatch.write_text(f"#!/bin/sh\ncat > {tmp_path}/given\nexit ${{CODE:-0}}\n")
+    sbatch.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    assert Slurm().launch(job()) == 0
+    assert (tmp_path / "given").read_text() == Slurm().render(job())
+    monkeypatch.setenv("CODE", "3")
+    with pytest.raises(ProcessError, match="sbatch ended with 3"):
+        Slurm().launch(job())
+
+
+def test_the_commands_of_local_are_shown_as_a_shell_reads_them():
+    lines = Local(environment={"A": "b c"}).render(job(2)).splitlines()
+    assert lines[-1] == "wait"
+    first, second = (shlex.split(line) for line in lines[:-1])
+    assert first[:4] == [
+        "A=b c",
+        "AXCORE_COORDINATOR=localhost:PORT",
+        "AXCORE_NUM_PROCESSES=2",
+        "AXCORE_PROCESS_ID=0",
+    ]
+    assert second[3:] == ["AXCORE_PROCESS_ID=1", "axcore", "train", *ARGUMENTS, "&"]
+
+
+def test_a_launcher_that_is_not_there_is_an_error():
+    with pytest.raises(ConfigError, match="there is no launcher 'slrum'; did you mean 'slurm'"):
+        find_launcher("slrum")
+
+
+def test_a_launcher_of_another_kind_is_an_error(make_dist):
+    make_dist(
+        "axl-acme",
+        "from axcore.plugins import JobLauncher, Ref, hook\n"
+        "@hook.launchers\n"
+        "def launchers():\n"
+        "    config = Ref('axcore.launch:Job')\n"
+        "    yield JobLauncher(name='grid', config=config, summary='A grid')\n",
+    )
+    assert plugin_host().plugin("axl-acme").trouble == ""
+    with pytest.raises(PluginError, match=r"launcher 'grid' is .*expected a subclass of axcore"):
+        launcher_class(find_launcher("grid"))
