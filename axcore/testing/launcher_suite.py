@@ -14,8 +14,7 @@ from axcore.plugins import JobLauncher
 from axcore.plugins.record import Record
 from axcore.testing.suite import Suite
 
-DIRECTORY = "/runs/a run"
-_ARGUMENTS = ("tiny", "--dir", DIRECTORY, "--set", "prompt='a b'")
+_ARGUMENTS = ("tiny", "--dir", "/runs/a run", "--set", "prompt=a b")
 _SAYS_WHERE = (
     "import os, sys; "
     "names = ('AXCORE_COORDINATOR', 'AXCORE_NUM_PROCESSES', 'AXCORE_PROCESS_ID'); "
@@ -65,7 +64,7 @@ class LauncherSuite(Suite):
         text = _render(launcher, 2)
         for word in ("axcore", "train", *_ARGUMENTS):
             for part in word.split():
-                assert part.strip("'") in text, f"{part} is lost"
+                assert part in text, f"{part} is lost"
 
     def test_job_without_processes_is_refused(self, launcher: Any) -> None:
         """Before the engine is asked."""
