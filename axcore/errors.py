@@ -114,3 +114,9 @@ class ProcessError(AxcoreError):
     """The processes of a run did not find one another, or one of them left."""
 
     exit_code = 9
+
+
+class AotError(AxcoreError):
+    """A step that was compiled ahead of time does not fit its target, or its compiler failed."""
+
+    exit_code = 11

@@ -111,10 +111,13 @@ def parse_program(text: str) -> Program:
         if header:
             name, lines = header[2], []
             entry = name if header[1] else entry
-        elif line == "}":
+        elif line == "}" and name:
             found[name] = Computation(name, tuple(map(_parse_instruction, lines)))
+            name, lines = "", []
         elif _INSTRUCTION.match(line):
             lines.append(line)
+        elif name and lines:
+            lines[-1] += line  # a kernel's metadata may go over several lines
     return Program(found, found[entry])
 
 

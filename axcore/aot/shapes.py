@@ -8,6 +8,10 @@ import attrs
 
 _ARRAY = re.compile(r"([a-z]\w*)\[([\d,<=]*)\](\{[^}]*\})?")
 _SPACE = re.compile(r"S\((\d+)\)")
+_ORDER = re.compile(r"\{([\d,]+)")
+_TILE = re.compile(r"T\(([\d,]+)\)")
+
+DEVICE_MEMORY = 0
 
 _BITS = {"pred": 8, "token": 0, "opaque": 0}
 
@@ -19,12 +23,14 @@ class Shape:
     Args:
         dtype: As XLA names it; empty for a tuple.
         dims: Sizes; empty for a scalar or a tuple.
+        stored_dims: Sizes as they are stored, rounded up to whole tiles; in another order.
         space: Memory space: 0 the device's own, others smaller ones on the chip, or the host's.
         parts: Of a tuple.
     """
 
     dtype: str
     dims: tuple[int, ...] = ()
+    stored_dims: tuple[int, ...] = ()
     space: int = 0
     parts: tuple[Any, ...] = ()
 
@@ -44,6 +50,16 @@ class Shape:
     def nbytes(self) -> int:
         """Bytes of all arrays, without padding of layouts."""
         return sum(array.size * bits(array.dtype) // 8 for array in self.arrays)
+
+    @property
+    def device_bytes(self) -> int:
+        """Bytes of the arrays that are in the device's own memory, without padding."""
+        return sum(array.nbytes for array in self.arrays if array.space == DEVICE_MEMORY)
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes that an array takes in memory."""
+        return math.prod(self.stored_dims) * bits(self.dtype) // 8
 
     def __str__(self) -> str:
         if self.dtype:
@@ -65,11 +81,26 @@ def parse_shape(text: str) -> tuple[Shape, str]:
         found = _ARRAY.match(text)
         assert found is not None, text
         dims = tuple(int(size) for size in re.findall(r"\d+", found[2]))
-        space = _SPACE.search(found[3] or "")
-        return Shape(found[1], dims, int(space[1]) if space else 0), text[found.end() :]
+        layout = found[3] or ""
+        space = _SPACE.search(layout)
+        shape = Shape(found[1], dims, _stored(dims, layout), int(space[1]) if space else 0)
+        return shape, text[found.end() :]
     parts = []
     rest = text[1:]
     while not rest.startswith(")"):
         part, rest = parse_shape(rest.lstrip(", "))
         parts.append(part)
     return Shape("", parts=tuple(parts)), rest[1:]
+
+
+def _stored(dims: tuple[int, ...], layout: str) -> tuple[int, ...]:
+    """Returns sizes from the outermost to the innermost in memory, rounded up to whole tiles."""
+    order, tile = _ORDER.search(layout), _TILE.search(layout)
+    if order is None:
+        return dims
+    stored = [dims[int(dim)] for dim in reversed(order[1].split(","))]
+    sizes = [int(size) for size in tile[1].split(",")] if tile else []
+    for place, size in enumerate(reversed(sizes), start=1):
+        if place <= len(stored):
+            stored[-place] = -(-stored[-place] // size) * size
+    return tuple(stored)

@@ -1,0 +1,179 @@
+"""Which buffers are alive where a program needs most memory, followed through its schedule.
+
+The compiler's own totals are exact; this tells what they are made of. A result lives from where it
+is computed to where it is last read. Loops, tuples and updates in place make no new buffer. What is
+passed in or out belongs to the caller.
+"""
+
+from collections.abc import Iterator
+
+import attrs
+
+from axcore.aot.program import Computation, Instruction, Program
+from axcore.aot.shapes import DEVICE_MEMORY, Shape
+
+_ALIASES = ("bitcast", "optimization-barrier", "copy-done", "async-done", "add-dependency")
+_NOTHING = ("constant", "after-all", "partition-id", "replica-id")
+
+
+@attrs.frozen(eq=False)
+class Buffer:
+    """One array in the device's memory.
+
+    Args:
+        shape: Its shape.
+        op_name: The scopes under which it was made.
+        instruction: The name of the instruction that made it.
+    """
+
+    shape: Shape
+    op_name: str
+    instruction: str
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it takes, padding included."""
+        return self.shape.stored_bytes
+
+
+@attrs.frozen
+class Peak:
+    """The buffers alive at a program's peak, largest first, and where that is."""
+
+    buffers: tuple[Buffer, ...]
+    op_name: str
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all of them."""
+        return sum(buffer.nbytes for buffer in self.buffers)
+
+
+def peak_of(program: Program) -> Peak:
+    """Returns what is alive, beside arguments and results, where most is."""
+    peak = _Lifetimes(program, program.entry).peak()
+    return Peak(tuple(sorted(peak.buffers, key=lambda one: -one.nbytes)), peak.op_name)
+
+
+class _Lifetimes:
+    """The buffers of one computation, from first to last use."""
+
+    def __init__(self, program: Program, computation: Computation) -> None:
+        self.program = program
+        self.computation = computation
+        self.held: dict[str, tuple[tuple[Buffer, ...], ...]] = {}
+        self.births: dict[Buffer, int] = {}
+        self.deaths: dict[Buffer, int] = {}
+        for place, one in enumerate(computation.instructions):
+            self._add(place, one)
+        for buffers in self.held[computation.root.name]:
+            for buffer in buffers:
+                self.births.pop(buffer, None)
+
+    def _add(self, place: int, one: Instruction) -> None:
+        for operand in one.operands:
+            for buffers in self.held.get(operand, ()):
+                for buffer in buffers:
+                    self.deaths[buffer] = place
+        result = self._result(one)
+        self.held[one.name] = result
+        for buffers in result:
+            for buffer in buffers:
+                if buffer.instruction == one.name:
+                    self.births[buffer] = place
+                    self.deaths[buffer] = place
+
+    def _result(self, one: Instruction) -> tuple[tuple[Buffer, ...], ...]:
+        """Returns the buffers of a result: one group for each part of a tuple."""
+        if one.opcode == "parameter" or one.opcode in _NOTHING:
+            return tuple(() for _ in one.shape.parts or (one.shape,))
+        given = [self.held.get(name, ((),)) for name in one.operands]
+        if one.opcode == "tuple":
+            return tuple(tuple(buffer for part in parts for buffer in part) for parts in given)
+        if one.opcode == "get-tuple-element":
+            index = int(one.attribute("index") or 0)
+            return (given[0][index],) if index < len(given[0]) else ((),)
+        if one.opcode == "while":
+            return given[0]
+        if one.opcode in _ALIASES or one.opcode.endswith("-done"):
+            return given[0][:1]
+        if self._is_in_place(one):
+            return tuple(_matching(shape, given) for shape in one.shape.arrays)
+        return tuple(
+            (Buffer(shape, one.op_name, one.name),) if _counts(shape) else ()
+            for shape in _new_arrays(one)
+        )
+
+    def _is_in_place(self, one: Instruction) -> bool:
+        if one.opcode == "dynamic-update-slice":
+            return True
+        if one.opcode != "fusion":
+            return False
+        root = self.program.computations[one.called["calls"]].root
+        while root.opcode in ("bitcast", "convert") and root.operands:
+            inside = self.program.computations[one.called["calls"]].by_name
+            root = inside[root.operands[0]]
+        return root.opcode == "dynamic-update-slice"
+
+    def peak(self) -> Peak:
+        best = Peak((), "")
+        ends: dict[int, list[Buffer]] = {}
+        starts: dict[int, list[Buffer]] = {}
+        for buffer, birth in self.births.items():
+            starts.setdefault(birth, []).append(buffer)
+            ends.setdefault(self.deaths[buffer], []).append(buffer)
+        alive: dict[Buffer, None] = {}
+        alive_bytes = 0
+        best_bytes = -1
+        for place, one in enumerate(self.computation.instructions):
+            for buffer in starts.get(place, ()):
+                alive[buffer] = None
+                alive_bytes += buffer.nbytes
+            inner = self._inner(one)
+            if alive_bytes + inner.nbytes > best_bytes:
+                best_bytes = alive_bytes + inner.nbytes
+                best = Peak((*alive, *inner.buffers), inner.op_name or one.op_name)
+            for buffer in ends.get(place, ()):
+                del alive[buffer]
+                alive_bytes -= buffer.nbytes
+        return best
+
+    def _inner(self, one: Instruction) -> Peak:
+        """Returns the peak inside of what an instruction calls."""
+        peaks = [
+            _Lifetimes(self.program, self.program.computations[name]).peak()
+            for name in _called(one)
+        ]
+        return max(peaks, key=lambda peak: peak.nbytes, default=Peak((), ""))
+
+
+def _called(one: Instruction) -> Iterator[str]:
+    if one.opcode == "while":
+        yield one.called["body"]
+    elif one.opcode in ("call", "async-start"):
+        yield one.called.get("calls") or one.called["to_apply"]
+    elif one.opcode == "conditional":
+        yield from one.branches
+
+
+def _new_arrays(one: Instruction) -> tuple[Shape, ...]:
+    """Returns the arrays that an instruction makes; one that is started also names its operands."""
+    arrays = one.shape.arrays
+    if one.opcode.endswith("-start"):
+        return arrays[:1] if one.opcode == "copy-start" else arrays[-1:]
+    return arrays
+
+
+def _counts(shape: Shape) -> bool:
+    return shape.space == DEVICE_MEMORY
+
+
+def _matching(
+    shape: Shape, given: list[tuple[tuple[Buffer, ...], ...]]
+) -> tuple[Buffer, ...]:
+    """Returns the operand's buffer that a result of this shape is written into."""
+    for parts in given:
+        for part in parts:
+            if any(buffer.shape.dims == shape.dims for buffer in part):
+                return part
+    return ()

@@ -1,0 +1,98 @@
+"""A compiled step's memory on one device: the compiler's totals, and what they are made of."""
+
+import math
+import re
+from typing import Any
+
+import jax
+
+from axcore.aot.buffers import Buffer, Peak
+from axcore.aot.modules import ModuleNames
+from axcore.aot.report import LargeBuffer, Memory
+from axcore.plugins import Hardware
+
+KEPT_FREE = 0.02
+"""Share of a chip's nominal memory that drivers keep for themselves."""
+
+NUM_LARGEST = 10
+
+_SIZE = re.compile(r"([\d.]+)\s?([KMGT])i?B?\b")
+_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+def capacity_bytes(hardware: Hardware) -> int | None:
+    """Returns the bytes that a program can have of a device's memory, None where unknown."""
+    if hardware.memory_bytes is None:
+        return None
+    return int(hardware.memory_bytes * (1 - KEPT_FREE)) // hardware.devices_per_chip
+
+
+def measured_memory(stats: Any, trainer: Any, peak: Peak, names: ModuleNames) -> Memory:
+    """Returns a program's memory.
+
+    Args:
+        stats: What the compiler tells of the program.
+        trainer: Whose step was compiled.
+        peak: The buffers alive where most are.
+        names: Names modules by scopes.
+    """
+    state = trainer.abstract_state()
+    arguments = stats.argument_size_in_bytes
+    parameters, optimizer = _on_a_device(state.model), _on_a_device(state.opt_state)
+    results = stats.output_size_in_bytes - stats.alias_size_in_bytes
+    program = stats.generated_code_size_in_bytes
+    temporaries = stats.temp_size_in_bytes
+    return Memory(
+        capacity_bytes=capacity_bytes(trainer.hardware),
+        peak_bytes=arguments + results + temporaries + program,
+        parameters_bytes=parameters,
+        optimizer_bytes=optimizer,
+        batch_bytes=max(0, arguments - parameters - optimizer) + results,
+        temporaries_bytes=temporaries,
+        activations_bytes=sum(one.nbytes for one in peak.buffers if _is_kept(one, peak)),
+        program_bytes=program,
+        host_bytes=stats.host_temp_size_in_bytes + stats.host_argument_size_in_bytes,
+        largest=tuple(
+            LargeBuffer(
+                nbytes=one.nbytes,
+                shape=str(one.shape),
+                module=names(one.op_name),
+                is_activation=_is_kept(one, peak),
+            )
+            for one in peak.buffers[:NUM_LARGEST]
+        ),
+    )
+
+
+def refused_memory(refusal: str, trainer: Any) -> Memory | None:
+    """Returns what a compiler tells of a program's memory where it refuses it; None if nothing.
+
+    The first size that it names is what it found the program to need.
+    """
+    found = _SIZE.search(refusal)
+    if found is None:
+        return None
+    state = trainer.abstract_state()
+    parameters, optimizer = _on_a_device(state.model), _on_a_device(state.opt_state)
+    needed = int(float(found[1]) * _UNITS[found[2]])
+    return Memory(
+        capacity_bytes=capacity_bytes(trainer.hardware),
+        peak_bytes=needed + parameters + optimizer,
+        parameters_bytes=parameters,
+        optimizer_bytes=optimizer,
+        batch_bytes=0,
+        temporaries_bytes=needed,
+    )
+
+
+def _is_kept(buffer: Buffer, peak: Peak) -> bool:
+    """Tells whether a buffer was made by the forward pass, and is alive in the backward pass."""
+    is_forward = "jvp(" in buffer.op_name and "transpose(" not in buffer.op_name
+    return is_forward and "transpose(" in peak.op_name
+
+
+def _on_a_device(tree: Any) -> int:
+    return sum(
+        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+        for leaf in jax.tree.leaves(tree)
+    )

@@ -1,0 +1,68 @@
+"""Who compiles for some hardware, and whether that compiler is here. Imports no jax."""
+
+import importlib.util
+import os
+from collections.abc import Mapping, Sequence
+
+from axcore.errors import PluginError
+from axcore.plugins import AotTarget, Hardware, plugin_host, set_environment_flags
+
+
+def find_aot_target(hardware: Hardware, records: Sequence[AotTarget] | None = None) -> AotTarget:
+    """Returns how to compile for `hardware`.
+
+    Args:
+        hardware: What to compile for.
+        records: Who is asked; those of all plugins if left out.
+
+    Raises:
+        PluginError: No plugin can, two can, or the compiler's packages are not installed.
+    """
+    records = plugin_host().records(AotTarget) if records is None else records
+    reasons = {record: record.on(hardware) for record in records}
+    fitting = [record for record, reason in reasons.items() if reason is None]
+    if not fitting:
+        tried = "; ".join(f"{one.name} ({one.plugin}) {why}" for one, why in reasons.items())
+        raise PluginError(
+            f"no plugin says how to compile for {hardware.name}: {tried or 'none says anything'}",
+            where=f"target {hardware.name}",
+            mend=f"install the plugin for {hardware.family}, or ask its authors for `aot_targets`",
+        )
+    if len(fitting) > 1:
+        names = " and ".join(f"{one.name} ({one.plugin})" for one in fitting)
+        raise PluginError(
+            f"{names} both compile for {hardware.name}",
+            where=f"target {hardware.name}",
+            mend=f"set AXCORE_BLOCK={fitting[-1].plugin}",
+        )
+    _require_modules(fitting[0], hardware)
+    return fitting[0]
+
+
+def _require_modules(target: AotTarget, hardware: Hardware) -> None:
+    missing = [name for name in target.modules if not _is_there(name)]
+    if missing:
+        raise PluginError(
+            f"the compiler for {hardware.name}, {target.name}, is not installed: there is no "
+            f"{', '.join(missing)}",
+            where=f"target {hardware.name}",
+            mend=f'pip install "{target.install}"',
+        )
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def compile_environment(target: AotTarget, hardware: Hardware) -> Mapping[str, str]:
+    """Returns the environment of a process that compiles: this one's, with what is needed in it.
+
+    What plugins want set before JAX starts, as on the hardware itself, is among it.
+    """
+    environment = dict(os.environ)
+    environment.update(target.environment.resolve()(hardware))
+    set_environment_flags(hardware, environment)
+    return environment
