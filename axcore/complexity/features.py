@@ -6,9 +6,9 @@ is counted.
 
 from typing import Any
 
-from axcore.complexity.evidence import chooses, multiplies, runs
-from axcore.config import evolve, replace_config
-from axcore.layers import Int8Training, RoPE
+from axcore.complexity.evidence import multiplies, runs
+from axcore.config import replace_config
+from axcore.layers import FeedForward, Int8Training, MoE, PlainFeedForward, RoPE
 from axcore.module import Module
 from axcore.plugins import Hardware
 
@@ -18,16 +18,20 @@ def with_rope(cfg: Any) -> Any:
     return replace_config(cfg, Module, RoPE.Config(), at="**.attention.position")
 
 
+def with_moe(cfg: Any) -> Any:
+    """Experts in the place of every feed-forward layer, gated or plain."""
+    return replace_config(
+        cfg,
+        lambda node: isinstance(node, (FeedForward.Config, PlainFeedForward.Config)),
+        lambda expert: MoE.Config(expert=expert, num_experts=4, top_k=2),
+    )
+
+
 def with_int8(cfg: Any) -> Any:
     """Products of linear layers in int8."""
     return Int8Training().apply(cfg, Hardware.parse("cpu-1"))
 
 
-def with_reference_attention(cfg: Any) -> Any:
-    """Another kernel for an op, by its name."""
-    return evolve(cfg, kernels={**cfg.kernels, "attention": "reference"})
-
-
 has_rope = runs(RoPE)
+has_moe = runs(MoE)
 has_int8 = multiplies("int8")
-has_reference_attention = chooses("attention", "reference")

@@ -7,7 +7,9 @@ from pathlib import Path
 
 from axcore.errors import ComplexityError
 
-MAY_NAME_FEATURES = frozenset({"models", "experiments", "complexity", "testing", "cli", "plugin"})
+MAY_NAME_FEATURES = frozenset(
+    {"models", "experiments", "features", "complexity", "testing", "cli", "plugin"}
+)
 """Rooms that put features together: models that have them, and what measures or lists them."""
 
 

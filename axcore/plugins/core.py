@@ -266,6 +266,10 @@ def experiments() -> Iterator[Experiment]:
         yield Experiment(name=name, fn=Ref(f"axcore.experiments.{target}"), summary=summary)
 
 
+_EXPERT_MODULES = ("moe", "router", "routing", "experts", "dropless", "capacity", "grouped_linear")
+"""Where mixtures of experts live."""
+
+
 @hook.features
 def features() -> Iterator[Feature]:
     """What the core's parts add to any model."""
@@ -284,11 +288,11 @@ def features() -> Iterator[Feature]:
         summary="Linear layers' products in int8",
     )
     yield Feature(
-        name="kernel",
-        apply=Ref("axcore.complexity.features:with_reference_attention"),
-        evidence=Ref("axcore.complexity.features:has_reference_attention"),
-        implementation=("axcore.ops.attention_reference",),
-        summary="Another kernel for an op, by name",
+        name="moe",
+        apply=Ref("axcore.complexity.features:with_moe"),
+        evidence=Ref("axcore.complexity.features:has_moe"),
+        implementation=tuple(f"axcore.layers.{name}" for name in _EXPERT_MODULES),
+        summary="Experts in the place of feed-forward layers",
     )
 
 

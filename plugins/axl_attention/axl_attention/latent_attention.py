@@ -39,6 +39,7 @@ class LatentAttention(Module):
             query_latent_dim: Size of what queries are made from; the input itself where None.
             norm: Normalises both latent vectors.
             linear: Used for all projections but the last.
+            value_linear: Used for the value projection; `linear` where None.
             out_linear: Used for the output projection.
             position: Applied to the parts with position.
             core: Weighs values by queries and keys.
@@ -53,6 +54,7 @@ class LatentAttention(Module):
         query_latent_dim: int | None = None
         norm: Module.Config = RMSNorm.Config()
         linear: Module.Config = Linear.Config()
+        value_linear: Module.Config | None = None
         out_linear: Module.Config = Linear.Config()
         position: Module.Config = RoPE.Config()
         core: Module.Config = DotProductAttention.Config()
@@ -69,7 +71,9 @@ class LatentAttention(Module):
         self.latent = cfg.linear.build(in_dim=cfg.dim, out_dim=latent_dim, axes=("embed", None))
         self.latent_norm = cfg.norm.build(dim=latent_dim)
         self.k = cfg.linear.build(in_dim=latent_dim, out_dim=cfg.num_heads * head_dim, axes=heads)
-        self.v = cfg.linear.build(in_dim=latent_dim, out_dim=value_width, axes=heads)
+        self.v = (cfg.value_linear or cfg.linear).build(
+            in_dim=latent_dim, out_dim=value_width, axes=heads
+        )
         self.shared_k = cfg.linear.build(
             in_dim=cfg.dim, out_dim=self.rope_dim, axes=("embed", None)
         )

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from axcore.plugins import LayerVariant, Ref, hook
+from axcore.plugins import Experiment, Feature, LayerVariant, Ref, hook
 
 _VARIANTS = (
     ("DotProductAttention", "sliding_window", "Each token sees a fixed number of tokens before it"),
@@ -44,5 +44,46 @@ def layer_variants() -> Iterator[LayerVariant]:
             name=name,
             config=Ref(_CONFIGS.get(name, f"axl_attention.{name}:in_place_of")),
             replaces=Ref(f"axcore.layers:{replaced}"),
+            summary=summary,
+        )
+
+
+@hook.experiments
+def experiments() -> Iterator[Experiment]:
+    """The pre-training of models that need those variants."""
+    for name, function, summary in (
+        ("gpt2", "gpt2_small", "GPT-2, 124M parameters"),
+        ("qwen3-8b", "qwen3_8b", "Qwen3 8B"),
+        ("qwen3-30b-a3b", "qwen3_30b_a3b", "Qwen3 30B, with 128 experts a layer"),
+        ("gemma2-9b", "gemma2_9b", "Gemma 2 9B"),
+        ("gemma3-4b", "gemma3_4b", "The text part of Gemma 3 4B"),
+        ("deepseek-v2-lite", "deepseek_v2_lite", "DeepSeek-V2-Lite, 15.7B parameters"),
+        ("deepseek-v3", "deepseek_v3_671b", "DeepSeek-V3, 671B parameters"),
+    ):
+        yield Experiment(
+            name=name, fn=Ref(f"axl_attention.experiments:{function}"), summary=summary
+        )
+
+
+_FEATURES = {
+    "yarn": "Rotary positions stretched to longer rows",
+    "latent_attention": "Keys and values from one short vector a token",
+    "sliding_window": "Each token sees a few before it",
+    "sinks": "A learned sink for every head",
+    "query_key_norm": "Queries and keys normalised",
+    "value_residual": "Cross-layer: values mixed with those of the first layer",
+}
+"""Features whose cost is measured, by name (their file's, too), each with a summary."""
+
+
+@hook.features
+def features() -> Iterator[Feature]:
+    """What these variants add to any model."""
+    for name, summary in _FEATURES.items():
+        yield Feature(
+            name=name,
+            apply=Ref(f"axl_attention.features:with_{name}"),
+            evidence=Ref(f"axl_attention.features:has_{name}"),
+            implementation=(f"axl_attention.{name}",),
             summary=summary,
         )

@@ -1,0 +1,57 @@
+"""What axl-attention adds to any model, for `axcore loc` to measure.
+
+Each function is all that somebody writes to have the feature in their models.
+"""
+
+from typing import Any
+
+from axcore.complexity import runs
+from axcore.config import replace_config
+from axcore.module import Module
+from axcore.plugins import with_variant
+from axl_attention.latent_attention import LatentAttention
+from axl_attention.query_key_norm import QueryKeyNorm
+from axl_attention.sinks import AttentionSinks
+from axl_attention.sliding_window import SlidingWindowAttention
+from axl_attention.value_residual import ValueResidual, in_place_of
+from axl_attention.yarn import YaRN
+
+
+def with_yarn(cfg: Any) -> Any:
+    """Rotary positions, stretched to four times the length, in every attention layer."""
+    return replace_config(cfg, Module, YaRN.Config(theta=10_000.0), at="**.attention.position")
+
+
+def with_latent_attention(cfg: Any) -> Any:
+    """Keys and values of every layer made from one short vector a token."""
+    return with_variant(cfg, "latent_attention")
+
+
+def with_sliding_window(cfg: Any) -> Any:
+    """Each token sees the eight before it."""
+    return with_variant(cfg, "sliding_window", window=8)
+
+
+def with_sinks(cfg: Any) -> Any:
+    """A learned sink for every head."""
+    return with_variant(cfg, "sinks")
+
+
+def with_query_key_norm(cfg: Any) -> Any:
+    """Queries and keys of every layer normalised."""
+    return replace_config(
+        cfg, Module, lambda old: QueryKeyNorm.Config(inner=old), at="**.attention.position"
+    )
+
+
+def with_value_residual(cfg: Any) -> Any:
+    """Values of every layer mixed with those of the first."""
+    return replace_config(cfg, lambda node: hasattr(node, "value_linear"), in_place_of)
+
+
+has_yarn = runs(YaRN)
+has_latent_attention = runs(LatentAttention)
+has_sliding_window = runs(SlidingWindowAttention)
+has_sinks = runs(AttentionSinks)
+has_query_key_norm = runs(QueryKeyNorm)
+has_value_residual = runs(ValueResidual)
