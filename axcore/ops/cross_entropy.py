@@ -32,7 +32,8 @@ def cross_entropy(
 
     Args:
         x_BTD: Hidden states; any number of leading dimensions, at least one.
-        w: Output projection `[D, V]` of x's dtype.
+        w: Output projection `[D, V]` of x's dtype; or of float32, to be rounded to x's dtype and to
+            have its gradient in float32.
         targets_BT: Integers in [0, V). One outside of it makes a loss without meaning, so give such
             tokens a target of 0 and a weight of 0.
         weights_BT: Floating weight of each token; 0 leaves it out.
@@ -98,9 +99,10 @@ def _check(inputs: CrossEntropyInputs, spec: CrossEntropySpec) -> None:
             f"cross_entropy: targets have shape {targets.shape} and weights {weights.shape}; "
             f"expected {x.shape[:-1]}, x without its last dimension."
         )
-    if not (x.dtype == w.dtype and jnp.issubdtype(x.dtype, jnp.floating)):
+    if not (w.dtype in (x.dtype, jnp.float32) and jnp.issubdtype(x.dtype, jnp.floating)):
         raise KernelError(
-            f"cross_entropy: dtypes are x {x.dtype} and w {w.dtype}; expected one floating dtype.",
+            f"cross_entropy: dtypes are x {x.dtype} and w {w.dtype}; expected one floating dtype, "
+            "or float32 for w.",
             mend="cast both to the compute dtype before the call",
         )
     if not jnp.issubdtype(targets.dtype, jnp.integer):

@@ -57,9 +57,10 @@ _Residuals = tuple[Array, Array, Array, CrossEntropyInputs]
 def _sums(inputs: CrossEntropyInputs, spec: CrossEntropySpec) -> _Outputs:
     """Return loss, z-loss and correct tokens, each summed by weight."""
     cut = _cut(inputs, spec)
+    w = inputs.w.astype(inputs.x_BTD.dtype)
 
     def step(_: None, chunk: _Chunk) -> tuple[None, TokenLosses]:
-        return None, token_losses(_as_inputs(chunk, inputs.w), spec)
+        return None, token_losses(_as_inputs(chunk, w), spec)
 
     _, losses = _loop(step, None, _chunks(inputs, cut))
     return _weighted(_join(losses, cut), inputs)
@@ -67,9 +68,10 @@ def _sums(inputs: CrossEntropyInputs, spec: CrossEntropySpec) -> _Outputs:
 
 def _forward(inputs: CrossEntropyInputs, spec: CrossEntropySpec) -> tuple[_Outputs, _Residuals]:
     cut = _cut(inputs, spec)
+    w = inputs.w.astype(inputs.x_BTD.dtype)
 
     def step(dw: Array, chunk: _Chunk) -> tuple[Array, tuple[TokenLosses, Array]]:
-        losses, gradients = token_losses_and_gradients(_as_inputs(chunk, inputs.w), spec)
+        losses, gradients = token_losses_and_gradients(_as_inputs(chunk, w), spec)
         return dw + gradients.w, (losses, gradients.x_BTD.astype(inputs.x_BTD.dtype))
 
     zeros = jnp.zeros(inputs.w.shape, jnp.float32)

@@ -9,7 +9,7 @@ from axcore.ops.cross_entropy_types import CrossEntropyInputs, CrossEntropySpec,
 
 def cross_entropy_reference(inputs: CrossEntropyInputs, spec: CrossEntropySpec) -> CrossEntropySums:
     """Return the sums, from logits `[B, T, V]` held whole."""
-    x_BTD, w = inputs.x_BTD.astype(jnp.float32), inputs.w.astype(jnp.float32)
+    x_BTD, w = inputs.x_BTD.astype(jnp.float32), _rounded(inputs).astype(jnp.float32)
     w_DV = w.T if spec.vocabulary_first else w
     logits_BTV = jnp.matmul(x_BTD, w_DV, precision=Precision.HIGHEST)
     if spec.soft_cap is not None:
@@ -25,6 +25,10 @@ def cross_entropy_reference(inputs: CrossEntropyInputs, spec: CrossEntropySpec) 
         z_loss=stop_gradient(z_loss),
         correct=stop_gradient(jnp.sum(weights_BT * correct_BT.astype(jnp.float32))),
     )
+
+
+def _rounded(inputs: CrossEntropyInputs) -> Array:
+    return inputs.w.astype(inputs.x_BTD.dtype)
 
 
 def _logsumexp(logits_BTV: Array) -> Array:

@@ -13,12 +13,13 @@ from axcore.ops.cross_entropy_types import CrossEntropyInputs, CrossEntropySpec
 
 @attrs.frozen(kw_only=True)
 class CrossEntropySample:
-    """A recipe for a call: sizes and static choices."""
+    """A recipe for a call: sizes and static choices; `w` is of x's dtype where not given."""
 
     name: str
     leading: tuple[int, ...] = (3, 19)
     width: int = 8
     vocabulary: int = 50
+    w_dtype: str | None = None
     spec: Mapping[str, Any] = attrs.field(factory=dict)
 
     def make(self, dtype: DTypeLike = jnp.float32) -> tuple[CrossEntropyInputs, CrossEntropySpec]:
@@ -27,7 +28,7 @@ class CrossEntropySample:
         spec = CrossEntropySpec(**self.spec)
         w_shape = (self.width, self.vocabulary)[:: -1 if spec.vocabulary_first else 1]
         x = numbers.standard_normal((*self.leading, self.width)).astype(dtype)
-        w = numbers.standard_normal(w_shape).astype(dtype)
+        w = numbers.standard_normal(w_shape).astype(self.w_dtype or dtype)
         targets = numbers.integers(0, self.vocabulary, self.leading).astype(np.int32)
         weights = np.maximum(numbers.uniform(-0.5, 1.0, self.leading), 0.0).astype(np.float32)
         return CrossEntropyInputs(*map(jnp.asarray, (x, w, targets, weights))), spec
@@ -39,6 +40,7 @@ CROSS_ENTROPY_SAMPLES = (
     CrossEntropySample(name="no_batch", leading=(19,)),
     CrossEntropySample(name="two_batches", leading=(2, 3, 7)),
     CrossEntropySample(name="tied", spec={"vocabulary_first": True}),
+    CrossEntropySample(name="wide_projection", w_dtype="float32"),
     CrossEntropySample(name="z_loss", spec={"z_loss": 0.1}),
     CrossEntropySample(name="soft_cap", spec={"soft_cap": 3.0}),
     CrossEntropySample(

@@ -11,7 +11,10 @@ from jax import Array
 
 
 class CrossEntropyInputs(NamedTuple):
-    """The arrays of one call; `w` is `[D, V]`, or `[V, D]` where the spec says so."""
+    """The arrays of one call; `w` is `[D, V]`, or `[V, D]` where the spec says so.
+
+    Where `w` is float32 and `x` is not, products take `w` in x's dtype.
+    """
 
     x_BTD: Array
     w: Array

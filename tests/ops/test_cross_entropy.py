@@ -21,6 +21,7 @@ QUICK = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": Fal
 
 SAMPLES = {sample.name: sample for sample in CROSS_ENTROPY_SAMPLES}
 CASES = [(name, "float32") for name in SAMPLES] + [("plain", "bfloat16"), ("tied", "bfloat16")]
+CASES += [("wide_projection", "bfloat16")]
 
 
 def run(function, inputs, spec):
