@@ -55,16 +55,17 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Keeps the tests of the target asked for; without one, skips all that compile."""
     target = config.getoption(COMPILE_FOR)
-    others = []
+    kept: list[pytest.Item] = []
+    others: list[pytest.Item] = []
     for item in items:
         marker = item.get_closest_marker("compile")
-        if target is None and marker is not None:
-            item.add_marker(pytest.mark.skip(reason=f"compiles for {marker.args[0]}"))
-        elif target is not None and (marker is None or marker.args[0] != target):
-            others.append(item)
+        meant = marker.args[0] if marker is not None else None
+        if target is None and meant is not None:
+            item.add_marker(pytest.mark.skip(reason=f"compiles for {meant}"))
+        (kept if target in (None, meant) else others).append(item)
     if others:
         config.hook.pytest_deselected(items=others)
-        items[:] = [item for item in items if item not in others]
+        items[:] = kept
 
 
 @pytest.fixture(scope="session")

@@ -96,7 +96,6 @@ class TestGroupedMatmul(GroupedMatmul):
 class TestGroupedMatmulInterpreted(GroupedMatmul):
     """The library's kernel itself. Its interpreter knows neither remat nor `shard_map`."""
 
-    dtypes = ("bfloat16", "float16")
     test_remat_changes_no_gradient = None
     test_devices_of_a_mesh_give_what_one_device_does = None
 

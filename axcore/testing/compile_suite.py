@@ -1,0 +1,125 @@
+"""`CompileSuite`: a kernel compiles, forward and backward, for hardware that is not here.
+
+Lowering alone accepts kernels that overflow the memory of a chip or ask for layouts that it lacks;
+the hardware's own compiler refuses them. One process compiles for one target:
+`python -m axcore.testing.compile_tests` starts one for each.
+"""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import attrs
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from axcore.parallel import make_mesh
+from axcore.plugins import Hardware, Kernel
+from axcore.plugins.record import Record
+from axcore.testing.contracts import Case
+from axcore.testing.suite import Suite
+
+
+@attrs.frozen
+class CompileTrial:
+    """A kernel, a case that it is to be compiled for, and the target."""
+
+    kernel: Kernel
+    case: Case
+    dtype: str
+    target: str
+
+
+class CompileSuite(Suite):
+    """Compiles kernels: `class TestCompile(CompileSuite): plugin = "axl-acme"`.
+
+    Attributes:
+        targets: Hardware to compile for, for those kernels that are meant for it.
+        dtypes: Dtypes of the inputs.
+        calls: By kernel name, how the compiled program names its calls, and how many there are at
+            least, forward and backward.
+    """
+
+    kind: ClassVar[type[Record]] = Kernel
+    targets: ClassVar[tuple[str, ...]]
+    dtypes: ClassVar[tuple[str, ...]] = ("bfloat16",)
+    calls: ClassVar[dict[str, tuple[str, int]]]
+
+    def cases(self, kernel: Kernel) -> tuple[Case, ...]:
+        """Returns the calls to compile, of sizes as models have them."""
+        raise NotImplementedError
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """Makes a test of each kernel, case and target."""
+        super().pytest_generate_tests(metafunc)
+        if "compile_trial" in metafunc.fixturenames:
+            params = [
+                pytest.param(
+                    trial,
+                    id=f"{trial.kernel.key}-{trial.case.name}-{trial.dtype}-{trial.target}",
+                    marks=pytest.mark.compile(trial.target),
+                )
+                for trial in self._trials()
+            ]
+            metafunc.parametrize("compile_trial", params)
+
+    def _trials(self) -> list[CompileTrial]:
+        return [
+            CompileTrial(kernel, case, dtype, target)
+            for target in self.targets
+            for kernel in self.records()
+            if kernel.why_not_on(Hardware.parse(target)) is None
+            for case in self.cases(kernel)
+            for dtype in self.dtypes
+        ]
+
+    def test_kernel_compiles_forward_and_backward(
+        self, compile_trial: CompileTrial, compile_devices: Sequence[Any]
+    ) -> None:
+        """The compiler takes it, and the program calls it."""
+        trial = compile_trial
+        inputs, spec = _abstract(trial.case, trial.dtype)
+        assert _refusal(trial.kernel, trial.case, trial.dtype) is None
+        mesh = make_mesh({"fsdp": len(compile_devices)}, compile_devices)
+        with jax.set_mesh(mesh):
+            program = jax.jit(_gradient(trial, spec)).lower(_whole(inputs, mesh)).compile()
+        name, least = self.calls[trial.kernel.name]
+        assert (program.as_text() or "").count(name) >= least
+
+
+def _abstract(case: Case, dtype: str) -> tuple[Any, Any]:
+    specs: list[Any] = []
+
+    def trace() -> Any:
+        inputs, spec = case.make(dtype)
+        specs.append(spec)
+        return inputs
+
+    return jax.eval_shape(trace), specs[0]
+
+
+def _refusal(kernel: Kernel, case: Case, dtype: str) -> str | None:
+    if kernel.accepts is None:
+        return None
+    answer: str | None = kernel.accepts.resolve()(case.abstract_call(dtype))
+    return answer
+
+
+def _gradient(trial: CompileTrial, spec: Any) -> Any:
+    kernel = trial.kernel.fn.resolve()
+
+    def loss(inputs: Any) -> Any:
+        outputs = jax.tree.leaves(trial.case.run(kernel, inputs, spec))
+        return sum(jnp.sum(leaf.astype(jnp.float32) ** 2) for leaf in outputs)
+
+    return jax.grad(loss, allow_int=True)
+
+
+def _whole(inputs: Any, mesh: Mesh) -> Any:
+    """Returns abstract inputs that every device holds whole; kernels take their parts."""
+    whole = NamedSharding(mesh, PartitionSpec())  # type: ignore[no-untyped-call]
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole),  # type: ignore[no-untyped-call]
+        inputs,
+    )

@@ -1,0 +1,46 @@
+"""The kernels of axl-tpu, compiled by libtpu for slices of several generations."""
+
+from axcore.testing import (
+    AttentionSample,
+    CompileSuite,
+    GroupedMatmulSample,
+    attention_case,
+    grouped_matmul_case,
+)
+
+
+def attention(name, tokens=1024, width=128, **fields):
+    sizes = {"batch": 8, "queries": tokens, "keys": tokens, "heads": 4, "key_heads": 2}
+    widths = {"width": width, "value_width": width}
+    sample = {**sizes, **widths, "spec": {"right": 0}, **fields}
+    return attention_case(AttentionSample(name=name, **sample))
+
+
+def grouped(name, group_sizes, **fields):
+    return grouped_matmul_case(GroupedMatmulSample(name=name, group_sizes=group_sizes, **fields))
+
+
+class TestCompile(CompileSuite):
+    plugin = "axl-tpu"
+    targets = ("tpu-v5e-8", "tpu-v5p-8", "tpu-v6e-8")
+    calls = {
+        "splash_attention": ('custom_call_target="tpu_custom_call"', 3),
+        "megablox": ('custom_call_target="tpu_custom_call"', 3),
+    }
+
+    def cases(self, kernel):
+        if kernel.op == "grouped_matmul":
+            return (
+                grouped("experts", (512,) * 8, num_rows=4096, width=1024, out_width=2048),
+                grouped("odd", (100, 0, 80), num_rows=200, width=80, out_width=200),
+            )
+        return (
+            attention("documents", parts=("segments",)),
+            attention("window", spec={"left": 300, "right": 0}),
+            attention("soft_cap", spec={"right": 0, "soft_cap": 30.0}),
+            attention("width_64", width=64),
+            attention("width_80", width=80),
+            attention("width_256", width=256),
+            attention("value_width", width=192, value_width=128),
+            attention("small", tokens=384),
+        )
