@@ -11,8 +11,7 @@ from axcore.config import REQUIRED, config, find_config
 from axcore.errors import ConfigError
 from axcore.layers import DotProductAttention, TokenInfo
 from axcore.module import Module
-from axl_attention.sinks import AttentionSinks
-from axl_attention.wrapping import refuse_second
+from axl_attention.wrapping import refuse_second, sees_row_offsets
 
 
 class ALiBi(Module):
@@ -46,7 +45,7 @@ class ALiBi(Module):
                 "ALiBi stands around attention that is not causal, where distances have two sides",
                 mend="set is_causal=True in its core",
             )
-        if find_config(cfg.core, AttentionSinks):
+        if find_config(cfg.core, sees_row_offsets):
             raise _refused_sinks()
         self.slopes = alibi_slopes(cfg.num_heads)
         self.core = cfg.core.build(num_heads=cfg.num_heads)
@@ -79,8 +78,8 @@ def _geometric(count: int) -> np.ndarray:
 
 def _refused_sinks() -> ConfigError:
     return ConfigError(
-        "ALiBi and AttentionSinks are applied to one attention; the sinks would be weighed by "
-        "how late a query comes",
+        "ALiBi and sinks are applied to one attention; the sinks would be weighed by how late a "
+        "query comes",
         mend="take one of them",
     )
 

@@ -1,6 +1,6 @@
 """`AttentionSinks`: a logit per head that takes probability and gives no value."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 from axcore.config import REQUIRED, config
 from axcore.layers import DotProductAttention, TokenInfo
@@ -26,6 +26,8 @@ class AttentionSinks(Module):
             num_heads: Number of query heads.
             core: Weighs the values by keys and sinks.
         """
+
+        SEES_ROW_OFFSETS: ClassVar[bool] = True
 
         num_heads: int = REQUIRED
         core: Module.Config = DotProductAttention.Config()

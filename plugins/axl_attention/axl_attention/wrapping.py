@@ -6,6 +6,14 @@ from axcore.config import find_config
 from axcore.errors import ConfigError
 
 
+def sees_row_offsets(node: Any) -> bool:
+    """Tells whether a config's layer would notice a number added to a whole row of logits.
+
+    Softmax alone does not. The config of a layer that does says so: `SEES_ROW_OFFSETS = True`.
+    """
+    return getattr(node, "SEES_ROW_OFFSETS", False) is True
+
+
 def refuse_second(kind: type, inside: Any) -> None:
     """Checks that a layer does not stand around another of its kind.
 

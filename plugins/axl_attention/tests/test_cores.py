@@ -138,7 +138,7 @@ def test_soft_cap_bounds_logits_and_a_large_one_does_nothing(call, qkv, packed):
         (ChunkedAttention.Config(core=ChunkedAttention.Config()), "around another Chunked"),
         (AttentionSinks.Config(core=AttentionSinks.Config()), "around another AttentionSinks"),
         (ALiBi.Config(core=ChunkedAttention.Config(core=ALiBi.Config())), "another ALiBi, at core"),
-        (ALiBi.Config(core=AttentionSinks.Config()), "ALiBi and AttentionSinks are applied to one"),
+        (ALiBi.Config(core=AttentionSinks.Config()), "ALiBi and sinks are applied to one"),
         (ALiBi.Config(core=DotProductAttention.Config(is_causal=False)), "that is not causal"),
     ],
 )
@@ -149,7 +149,7 @@ def test_layers_that_do_not_go_together_are_refused(cfg, message):
 
 def test_sinks_around_alibi_are_refused(qkv, whole):
     core = AttentionSinks.Config(core=ALiBi.Config()).build(num_heads=HEADS)
-    with pytest.raises(ConfigError, match="ALiBi and AttentionSinks are applied to one"):
+    with pytest.raises(ConfigError, match="ALiBi and sinks are applied to one"):
         functional(core, {"sinks": np.zeros(HEADS, np.float32)}, *qkv, whole)
 
 
