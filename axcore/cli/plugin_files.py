@@ -16,6 +16,7 @@ KINDS: Mapping[str, tuple[str, str]] = {
     "data": ("source", "A source of text for axcore."),
     "hardware": ("detect", "A family of chips for axcore, with its mesh rule."),
     "kernels": ("loss", "A kernel for axcore."),
+    "launcher": ("engine", "An engine that starts runs of axcore."),
     "layers": ("norm", "A layer for axcore."),
 }
 """By kind: the name of the module beside `plugin.py`, and what the distribution is."""

@@ -1,9 +1,7 @@
 """`LauncherSuite`: an engine is given the whole run, and the processes of it find each other."""
 
 import os
-import sys
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -15,12 +13,6 @@ from axcore.plugins.record import Record
 from axcore.testing.suite import Suite
 
 _ARGUMENTS = ("tiny", "--dir", "/runs/a run", "--set", "prompt=a b")
-_SAYS_WHERE = (
-    "import os, sys; "
-    "names = ('AXCORE_COORDINATOR', 'AXCORE_NUM_PROCESSES', 'AXCORE_PROCESS_ID'); "
-    "open(sys.argv[1] + '/' + os.environ[names[2]], 'w')"
-    ".write(' '.join(os.environ[name] for name in names))"
-)
 
 
 class LauncherSuite(Suite):
@@ -94,20 +86,6 @@ class LauncherSuite(Suite):
             read(given)
             assert given == dict(environment)
         assert dict(os.environ) == before
-
-    def test_local_launcher_starts_every_process(self, launcher: Any, tmp_path: Path) -> None:
-        """Each once, told where it stands; and the exit code of one that fails comes back."""
-        from axcore.launch import Job
-
-        if not launcher.is_local:
-            pytest.skip("starts nothing here")
-        command = (sys.executable, "-c", _SAYS_WHERE, str(tmp_path))
-        assert launcher.launch(Job(name="three", command=command, processes=3)) == 0
-        told = [(tmp_path / str(index)).read_text().split() for index in range(3)]
-        assert {(address, count) for address, count, _ in told} == {(told[0][0], "3")}
-        assert [index for _, _, index in told] == ["0", "1", "2"]
-        failing = (sys.executable, "-c", "raise SystemExit(7)")
-        assert launcher.launch(Job(name="fails", command=failing, processes=2)) == 7
 
 
 def _render(launcher: Any, processes: int, *, name: str = "suite") -> str:

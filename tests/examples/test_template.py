@@ -102,6 +102,6 @@ def test_command_writes_what_it_says(cli, tmp_path):
 
 
 def test_kind_that_is_not_there_is_refused(cli):
-    ran = cli("plugin", "new", "acme", "--kind", "launcher")
+    ran = cli("plugin", "new", "acme", "--kind", "loader")
     assert ran.exit_code == 2
-    assert "'data', 'hardware', 'kernels', 'layers'" in ran.stderr
+    assert "'data', 'hardware', 'kernels', 'launcher', 'layers'" in ran.stderr

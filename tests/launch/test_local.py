@@ -29,6 +29,14 @@ def test_lines_are_marked_by_who_wrote_them(capfd):
     assert sorted(err.splitlines()) == ["[0] err 0", "[1] err 1", "[2] err 2"]
 
 
+def test_every_process_is_started_once_and_told_where_it_stands(capfd):
+    names = "'AXCORE_COORDINATOR', 'AXCORE_NUM_PROCESSES', 'AXCORE_PROCESS_ID'"
+    assert run(f"import os; print(*(os.environ[name] for name in ({names})))", 3) == 0
+    told = [line.split()[1:] for line in sorted(capfd.readouterr().out.splitlines())]
+    assert {(address, count) for address, count, _ in told} == {(told[0][0], "3")}
+    assert [index for _, _, index in told] == ["0", "1", "2"]
+
+
 def test_one_process_is_not_marked_and_is_no_run_of_several(capfd):
     assert run("import os; print('AXCORE_COORDINATOR' in os.environ)", 1) == 0
     assert capfd.readouterr().out == "False\n"
