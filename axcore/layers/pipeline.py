@@ -10,7 +10,15 @@ from jaxtyping import Array, Float
 from axcore.config import REQUIRED, config
 from axcore.errors import ConfigError, ModuleError, ShardingError
 from axcore.layers.tokens import TokenInfo
-from axcore.module import Copies, Module, Outputs, Repeated, dealt, gathered_in, outputs_of_whole
+from axcore.module import (
+    Copies,
+    Module,
+    Outputs,
+    Repeated,
+    dealt,
+    gathered_in,
+    outputs_of_whole,
+)
 from axcore.parallel import PipelineSchedule, run_pipeline, split_ways
 
 Hidden = Float[Array, "batch time dim"]
@@ -141,24 +149,25 @@ class _Stage:
         return self.num_layers // (self.schedule.num_stages * self.schedule.num_rounds)
 
     def state(self) -> Any:
-        """Returns the state of all layers, `[round, stage, layer, ...]`."""
+        """Returns the state of all layers, `[stage, layer, round, ...]`."""
         lead = (self.schedule.num_rounds, self.schedule.num_stages, self.size)
-        is_in_rounds = self.schedule.num_rounds > 1
-        return jax.tree.map(
-            lambda leaf: leaf.reshape(*lead, *leaf.shape[1 + is_in_rounds :]), self.copies.state
-        )
+        num_stacked = 1 if self.schedule.num_rounds == 1 else 2
+
+        def by_stage(leaf: Array) -> Array:
+            return jnp.moveaxis(leaf.reshape(*lead, *leaf.shape[num_stacked:]), 0, 2)
+
+        return jax.tree.map(by_stage, self.copies.state)
 
     def __call__(self, state: Any, stage: Array, turn: Array, micro: Array, carried: Any) -> Any:
         """Returns what the layers make of one micro-batch, and their outputs.
 
         Args:
-            state: Of the stage's layers in all rounds, `[round, layer, ...]`.
+            state: Of the stage's layers in all rounds, `[layer, round, ...]`.
             stage: Number of the stage.
             turn: Number of the round.
             micro: Number of the micro-batch.
             carried: The hidden vectors, and the channels.
         """
-        layers = jax.tree.map(lambda leaf: leaf[turn if len(leaf) > 1 else 0], state)
         info = jax.tree.map(lambda leaf: leaf[micro], self.info)
         first = (turn * self.schedule.num_stages + stage) * self.size
         part = micro if self.schedule.num_micro_batches > 1 else None
@@ -166,12 +175,11 @@ class _Stage:
         def step(carried: Any, layer: Any) -> tuple[Any, Outputs]:
             offset, state = layer
             x, channels = carried
-            x, channels, outputs = self.copies.run(
-                state, first + offset, part, x, channels, (info,)
-            )
+            copy = self.copies.copy(first + offset, part, lambda state: _of_round(state, turn))
+            x, channels, outputs = copy(state, x, channels, (info,))
             return (x, channels), outputs
 
-        return jax.lax.scan(step, carried, (jnp.arange(self.size), layers))
+        return jax.lax.scan(step, carried, (jnp.arange(self.size), state))
 
     def outputs_of_whole(self, outputs: Outputs, shape: tuple[int, ...]) -> Outputs:
         """Returns the outputs `[tick, stage, layer, ...]` as those of all layers for the batch.
@@ -191,3 +199,7 @@ class _Stage:
         """Returns `[micro-batch, layer of all, ...]` of `[tick, stage, layer, ...]`."""
         groups = jnp.moveaxis(self.schedule.of_each_layer_group(leaf), 2, 0)
         return groups.reshape(groups.shape[0], self.num_layers, *groups.shape[4:])
+
+
+def _of_round(state: Any, turn: Array) -> Any:
+    return jax.tree.map(lambda leaf: leaf[turn if len(leaf) > 1 else 0], state)

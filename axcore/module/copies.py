@@ -1,5 +1,6 @@
 """`Copies`: what a schedule needs that runs the copies of a module otherwise than in a scan."""
 
+from collections.abc import Callable
 from typing import Any
 
 from axcore.errors import ModuleError
@@ -29,42 +30,38 @@ class Copies:
         self.specs = repeated._specs(context.path, set())
         self.channels = dict(context.frame.channels)
 
-    def run(
-        self,
-        state: Any,
-        index: Any,
-        part: Any,
-        carry: Any,
-        channels: dict[str, Any],
-        args: tuple[Any, ...],
-    ) -> tuple[Any, dict[str, Any], Outputs]:
-        """Returns what copy `index` makes of `carry`, the channels after it, and its outputs.
+    def copy(
+        self, index: Any, part: Any = None, select: Callable[[Any], Any] | None = None
+    ) -> Callable[..., tuple[Any, dict[str, Any], Outputs]]:
+        """Returns one copy as `(state, x, channels, args) -> (x, channels, outputs)`, pure.
+
+        That function raises a ModuleError where the copy opens a channel, or captures a value.
 
         Args:
-            state: The copy's part of the state.
             index: Which copy it is; may be traced.
             part: Which part of a batch the call is for: each has random keys of its own. None
                 where the call is for all of it.
-            carry: The first argument.
-            channels: Values of the channels before the call.
-            args: The other arguments.
-
-        Raises:
-            ModuleError: The copy opened a channel, or captured a value.
+            select: What takes the copy's state out of the one that the function is given. Under
+                the module's `Remat` backward takes it out anew, and keeps none.
         """
         pure = as_pure_function(self._context, type(self._module).forward)
         key = folded(self._root, index)
         key = key if part is None else folded(key, part)
-        arrays, rebuild = split_static(args)
-
-        def body(state: Any, key: Any, carry: Any, channels: Any, arrays: list[Any]) -> Any:
-            return pure(state, key, channels, (carry, *rebuild(arrays)), {})
-
         remat = self._module.config.remat
-        wrapped = body if remat is None else remat.wrap(body, in_scan=True)
-        carry, outputs, after = wrapped(state, key, carry, channels, arrays)
-        self._check(channels, after, outputs)
-        return carry, after, outputs
+
+        def run(state: Any, x: Any, channels: dict[str, Any], args: tuple[Any, ...]) -> Any:
+            arrays, rebuild = split_static(args)
+
+            def body(state: Any, key: Any, x: Any, channels: Any, arrays: list[Any]) -> Any:
+                own = state if select is None else select(state)
+                return pure(own, key, channels, (x, *rebuild(arrays)), {})
+
+            wrapped = body if remat is None else remat.wrap(body, in_scan=True)
+            x, outputs, after = wrapped(state, key, x, channels, arrays)
+            self._check(channels, after, outputs)
+            return x, after, outputs
+
+        return run
 
     def finish(self, channels: dict[str, Any], outputs: Outputs) -> None:
         """Hands on what all copies added, and what is in the channels after them."""

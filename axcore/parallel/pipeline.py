@@ -89,14 +89,14 @@ def run_pipeline(
     Args:
         stage: The work of one stage at one tick; pure.
         schedule: The order of the work.
-        state: Arrays `[round, stage, ...]`.
+        state: Arrays `[stage, ...]`.
         inputs: Arrays `[micro-batch, rows, ...]`.
 
     Returns:
         Arrays as `inputs`, and the outputs `[tick, stage, ...]`.
     """
     names = split_axes("stages") or None
-    all_stages = jax.vmap(stage, in_axes=(1, 0, 0, 0, 0), spmd_axis_name=names)
+    all_stages = jax.vmap(stage, spmd_axis_name=names)
     stages = jnp.arange(schedule.num_stages)
 
     def tick(carried: Any, now: Any) -> Any:
