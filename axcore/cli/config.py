@@ -76,16 +76,19 @@ def diff(
 ) -> None:
     """Show what differs between two experiments, or one and its overrides, or on two targets.
 
-    Changes and overrides apply to the second. Exits with 1 where there is a difference, 0 where
-    there is none.
+    Changes and overrides apply to the second, or with two targets to both. Exits with 1 where there
+    is a difference, 0 where there is none.
     """
     from axcore.config import diff_config, format_diff
 
     if len(targets) > 2:
         raise ConfigError(f"{len(targets)} targets are given", mend="give --target once or twice")
-    first = _resolved(before, (), targets[0] if targets else None)
-    last = targets[-1] if targets else None
+    target, last = (targets[0], targets[-1]) if targets else (None, None)
     second = _resolved(after or before, overrides, last, changes=changes)
+    if len(targets) == 2:
+        first = _resolved(before, overrides, target, changes=changes)
+    else:
+        first = _resolved(before, (), target)
     differences = diff_config(first, second)
     click.echo(format_diff(differences), nl=False)
     sys.exit(1 if differences else 0)

@@ -38,7 +38,7 @@ def llama2_7b() -> Any:
             clip_norm=1.0,
         ),
         max_steps=477_000,
-        mesh_rules=mesh_rules(small_rows=4, large_rows=8),
+        mesh_rules=mesh_rules(small_rows=4, large_rows=4, gpu_remat="save_heads"),
         eval_every_steps=1000,
         checkpoint=Checkpointer.Config(every_steps=1000),
     )
@@ -51,6 +51,6 @@ def llama2_70b() -> Any:
         {
             "model": evolve(llama2("70b"), dtypes=DTypes(compute="bfloat16")),
             "learner.schedule.peak": 1.5e-4,
-            "mesh_rules": mesh_rules(small_rows=1, large_rows=4),
+            "mesh_rules": mesh_rules(small_rows=1, large_rows=2, gpu_remat="save_heads"),
         },
     )

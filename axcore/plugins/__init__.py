@@ -11,7 +11,7 @@ from axcore.plugins.hardware import Hardware
 from axcore.plugins.hooks import hook
 from axcore.plugins.host import PluginHost, load_host, plugin_host
 from axcore.plugins.launching import JobLauncher
-from axcore.plugins.mesh_rules import MeshRule, find_mesh_rule
+from axcore.plugins.mesh_rules import MeshRule, check_rules, find_mesh_rule
 from axcore.plugins.plugin import Plugin
 from axcore.plugins.predicates import on
 from axcore.plugins.record import Record
@@ -58,6 +58,7 @@ __all__ = [
     "Ref",
     "RunObserver",
     "apply_modifier",
+    "check_rules",
     "find_change",
     "find_mesh_rule",
     "hook",

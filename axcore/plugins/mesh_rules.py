@@ -1,11 +1,13 @@
 """`MeshRule`: what a config becomes on some hardware, and the choice among rules."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, ClassVar
 
-from axcore.config import config
+from axcore.config import config, name_the_known
 from axcore.errors import PluginError
+from axcore.plugins.families import HardwareFamily
 from axcore.plugins.hardware import Hardware
 from axcore.plugins.record import Record
 
@@ -70,6 +72,29 @@ def find_mesh_rule(
             f"or set AXCORE_BLOCK={best[-1].plugin}",
         )
     return best[0]
+
+
+def check_rules(rules: Iterable[MeshRule], families: Iterable[HardwareFamily]) -> None:
+    """Checks that each rule that begins with a family's name can match hardware of it.
+
+    Rules for families that no installed plugin describes are left alone.
+
+    Raises:
+        PluginError: A rule matches nothing.
+    """
+    stems: dict[str, list[str]] = {}
+    for family in families:
+        stems[family.name] = [host.name.rpartition("-")[0] + "-" for host in family.hosts]
+    for rule in rules:
+        fixed = re.split(r"[*?[]", rule.match)[0]
+        known = stems.get(fixed.split("-")[0], [fixed])
+        if not any(fixed.startswith(stem) or stem.startswith(fixed) for stem in known):
+            raise PluginError(
+                f"mesh rule {rule.match!r} matches nothing; "
+                + name_the_known(rule.match, [f"{stem}*" for stem in known]),
+                where=f"mesh rule {rule.match!r}",
+                mend="correct the rule, or take it out",
+            )
 
 
 def _no_match(

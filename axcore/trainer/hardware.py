@@ -3,7 +3,15 @@
 from typing import Any
 
 from axcore.config import diff_config, evolve, format_diff
-from axcore.plugins import Hardware, MeshRule, apply_modifier, find_mesh_rule, plugin_host
+from axcore.plugins import (
+    Hardware,
+    HardwareFamily,
+    MeshRule,
+    apply_modifier,
+    check_rules,
+    find_mesh_rule,
+    plugin_host,
+)
 
 
 def for_hardware(cfg: Any, hardware: Hardware) -> tuple[Any, str]:
@@ -13,11 +21,12 @@ def for_hardware(cfg: Any, hardware: Hardware) -> tuple[Any, str]:
     the most specific one that plugins bring, gives the mesh and the modifiers.
 
     Raises:
-        PluginError: No rule matches.
+        PluginError: No rule matches, or one of the config's own can match nothing.
         ConfigError: A modifier changes nothing.
     """
     if cfg.mesh is not None:
         return cfg, ""
+    check_rules(cfg.mesh_rules, plugin_host().records(HardwareFamily))
     rule = find_mesh_rule(hardware, own=cfg.mesh_rules, brought=plugin_host().records(MeshRule))
     result = evolve(cfg, mesh=rule.mesh, slices=cfg.slices or rule.slices)
     for modifier in rule.modifiers:

@@ -74,3 +74,14 @@ def test_hardware_that_no_rule_matches_is_an_error_that_shows_what_was_tried(toy
     hardware = Hardware(family="zork", chips=4)
     with pytest.raises(PluginError, match=r"no mesh rule matches zork-4; tried, in order: acme-\*"):
         for_hardware(evolve(toy_config, mesh_rules=rules), hardware)
+
+
+def test_a_rule_that_can_match_nothing_is_refused_with_what_there_is(toy_config):
+    rules = (rule("cpu-*", fsdp=-1), rule("tpu-v5x-*", fsdp=-1))
+    with pytest.raises(PluginError, match=r"'tpu-v5x-\*' matches nothing; did you mean 'tpu-v5"):
+        for_hardware(evolve(toy_config, mesh_rules=rules), CPU_8)
+
+
+def test_a_rule_for_hardware_that_no_plugin_describes_is_left_alone(toy_config):
+    rules = (rule("acme-x1-*", fsdp=-1), rule("cpu-*", data=-1))
+    assert for_hardware(evolve(toy_config, mesh_rules=rules), CPU_8)[0].mesh == {"data": -1}
