@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PLUGINS := attention gpu tpu trainium
 SOURCES := pyproject.toml constraints.txt $(wildcard plugins/*/pyproject.toml)
 
-.PHONY: help demo test test-slow fmt lint types bench clean
+.PHONY: help demo test test-slow gate fmt lint types bench clean
 
 help:  ## Show what can be made.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -20,11 +20,18 @@ demo: $(VENV)/.demo  ## Train a small transformer on real text, then sample from
 
 test: $(VENV)/.test  ## Run the whole suite.
 	@echo "== pytest: the suites of axcore and of the four plugins"
-	@$(BIN)/python -m pytest -n 2 -m "not slow"
+	@$(BIN)/python -m pytest -n 2 -m "not slow and not gate"
 
 test-slow: $(VENV)/.test  ## Run the tests that take longer.
 	@echo "== pytest: the tests marked slow"
 	@$(BIN)/python -m pytest -n 2 -m slow
+
+gate: $(VENV)/.test  ## Hold features to what they may cost in lines of code.
+	@echo "== axcore loc: what each feature costs"
+	@$(BIN)/axcore loc --check --markdown > docs/loc-table.md
+	@git diff --exit-code docs/loc-table.md || (echo "docs/loc-table.md was not up to date: look at it, and commit it"; exit 1)
+	@echo "== pytest: every feature in every family on every target"
+	@$(BIN)/python -m pytest -n 2 -m gate tests/complexity
 
 fmt: $(VENV)/.test  ## Format the code.
 	@$(BIN)/ruff format .

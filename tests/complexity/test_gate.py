@@ -1,0 +1,122 @@
+"""The gate: every feature in every family of models, on four targets, and learning on this one."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from axcore.complexity import why_not_in
+from axcore.config import diff_config, evolve
+from axcore.data import Data
+from axcore.errors import AxcoreError, KernelError
+from axcore.models import llama2, llama3, mistral, mixtral, qwen2
+from axcore.module import DTypes, functional
+from axcore.ops import KernelPolicy, use_policy
+from axcore.plugins import Experiment, Feature, Hardware, plugin_host
+from axcore.trainer import Trainer
+from axl_attention.models import deepseek_v2, deepseek_v3, gemma2, gemma3, gpt2, qwen3, qwen3_moe
+
+pytestmark = pytest.mark.gate
+
+FAMILIES = {
+    fn.__name__: fn
+    for fn in (
+        *(llama2, llama3, mistral, mixtral, qwen2),
+        *(gpt2, qwen3, qwen3_moe, gemma2, gemma3, deepseek_v2, deepseek_v3),
+    )
+}
+
+TARGETS = ("tpu-v5p-8", "tpu-v5e-8", "gpu-h100-8", "trainium-trn2-16")
+
+REFUSED = {
+    ("int8", "trainium-trn2-16"): "wants int8",
+    ("fp8", "tpu-v5p-8"): "wants float8",
+    ("fp8", "tpu-v5e-8"): "wants float8",
+}
+"""What hardware cannot do, and how it says so; everything else runs everywhere."""
+
+FEATURES = {record.name: record for record in plugin_host().records(Feature)}
+
+
+def added(name: str, cfg):
+    """Returns a config with a feature; as it is where the feature is built in."""
+    feature = FEATURES[name]
+    if feature.apply is None:
+        return cfg
+    built_in = why_not_in(feature, cfg, Hardware.parse(feature.target)) is None
+    return cfg if built_in else feature.apply.resolve()(cfg)
+
+
+def experiment(family: str):
+    return Trainer.Config(
+        model=evolve(FAMILIES[family]("toy"), dtypes=DTypes(compute="bfloat16")),
+        data=Data.Config(seq_len=16, batch_size=2),
+        max_steps=2,
+        allow_kernels=("portable",),  # toys are narrower than what chips' kernels are made for
+    )
+
+
+def where(feature: Feature) -> tuple[str, ...]:
+    """Returns the targets of a feature: its own, where it is about one kind of hardware."""
+    return TARGETS if feature.apply is not None else (feature.target,)
+
+
+def test_there_are_as_many_features_as_the_gate_is_about():
+    assert len(FEATURES) >= 12
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("name", FEATURES)
+def test_a_feature_is_in_every_family_on_every_target(name, family):
+    feature = FEATURES[name]
+    cfg = added(name, experiment(family))
+    for target in where(feature):
+        reason = REFUSED.get((name, target))
+        if reason is None:
+            assert why_not_in(feature, cfg, Hardware.parse(target)) is None, target
+        else:
+            with pytest.raises(KernelError, match=reason):
+                why_not_in(feature, cfg, Hardware.parse(target))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("name", FEATURES)
+def test_every_variant_runs_forward_and_backward(name, family):
+    model = added(name, experiment(family)).model.build()
+    policy = KernelPolicy(
+        hardware=Hardware.parse("cpu-1"),
+        pins={"quantized_dot": "emulated"} if name == "fp8" else {},
+    )
+    state = model.init(0)
+    batch = {
+        "tokens": jnp.arange(32, dtype=jnp.int32).reshape(2, 16),
+        "targets": jnp.arange(1, 33, dtype=jnp.int32).reshape(2, 16),
+        "positions": jnp.tile(jnp.arange(16, dtype=jnp.int32), (2, 1)),
+        "segment_ids": jnp.ones((2, 16), jnp.int32),
+        "loss_weights": jnp.ones((2, 16), jnp.float32),
+    }
+
+    def loss(state):
+        _, outputs = functional(model, state, batch, rng=0, training=True)
+        return outputs.total_loss()
+
+    with use_policy(policy):
+        value, gradient = jax.jit(jax.value_and_grad(loss, allow_int=True))(state)
+    floats = [leaf for leaf in jax.tree.leaves(gradient) if leaf.dtype != jax.dtypes.float0]
+    assert jnp.isfinite(value)
+    assert all(bool(jnp.isfinite(leaf).all()) for leaf in floats)
+    assert sum(float(jnp.abs(leaf).sum()) for leaf in floats) > 0
+
+
+@pytest.mark.parametrize("name", [name for name, one in FEATURES.items() if one.apply])
+def test_a_feature_changes_every_experiment_of_the_catalogue_or_is_in_it(name):
+    feature = FEATURES[name]
+    for record in plugin_host().records(Experiment):
+        cfg = record.fn.resolve()()
+        try:
+            changed = feature.apply.resolve()(cfg)
+        except AxcoreError:
+            hardware = Hardware.parse(feature.target)
+            cfg = evolve(cfg, mesh_rules=(), allow_kernels=("portable",))
+            assert why_not_in(feature, cfg, hardware) is None, record.name
+        else:
+            assert diff_config(cfg, changed), record.name
