@@ -168,9 +168,7 @@ def _counts(shape: Shape) -> bool:
     return shape.space == DEVICE_MEMORY
 
 
-def _matching(
-    shape: Shape, given: list[tuple[tuple[Buffer, ...], ...]]
-) -> tuple[Buffer, ...]:
+def _matching(shape: Shape, given: list[tuple[tuple[Buffer, ...], ...]]) -> tuple[Buffer, ...]:
     """Returns the operand's buffer that a result of this shape is written into."""
     for parts in given:
         for part in parts:

@@ -90,9 +90,7 @@ def _pairs(outputs: int, taps: int, pixels: int, window: dict[str, list[str]], a
     places = (
         output * stride + tap * dilation - low for output in range(outputs) for tap in range(taps)
     )
-    return sum(
-        place >= 0 and place % spread == 0 and place // spread < pixels for place in places
-    )
+    return sum(place >= 0 and place % spread == 0 and place // spread < pixels for place in places)
 
 
 def dtype_name(dtype: str) -> str:

@@ -142,9 +142,7 @@ def _total(parts: Iterable[float | None]) -> float | None:
     return None if None in known else float(sum(part for part in known if part is not None))
 
 
-def _modules(
-    reading: Reading, names: ModuleNames, hardware: Hardware
-) -> tuple[ModuleCost, ...]:
+def _modules(reading: Reading, names: ModuleNames, hardware: Hardware) -> tuple[ModuleCost, ...]:
     flops: dict[str, float] = defaultdict(float)
     nbytes: dict[str, float] = defaultdict(float)
     sent: dict[str, float] = defaultdict(float)
@@ -172,18 +170,14 @@ def _modules(
     return tuple(sorted(rows, key=lambda row: (-(row.seconds or 0.0), -row.flops, -row.nbytes)))
 
 
-def _collectives(
-    found: Sequence[Collective], names: ModuleNames
-) -> tuple[CollectiveCost, ...]:
+def _collectives(found: Sequence[Collective], names: ModuleNames) -> tuple[CollectiveCost, ...]:
     rows: dict[tuple[str, str, bool], tuple[int, float]] = {}
     for one in found:
         key = (one.kind, names(one.op_name), one.is_hidden)
         count, sent = rows.get(key, (0, 0.0))
         rows[key] = (count + one.times, sent + one.sent_bytes)
     made = [
-        CollectiveCost(
-            kind=kind, module=module, count=count, sent_bytes=sent, is_hidden=is_hidden
-        )
+        CollectiveCost(kind=kind, module=module, count=count, sent_bytes=sent, is_hidden=is_hidden)
         for (kind, module, is_hidden), (count, sent) in rows.items()
     ]
     return tuple(sorted(made, key=lambda row: -row.sent_bytes))

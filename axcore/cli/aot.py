@@ -1,21 +1,87 @@
 """`axcore aot`: compile a train step for hardware that is not here, and say what it takes."""
 
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
 import click
 
+from axcore.aot import (
+    Attempt,
+    Report,
+    cheapest,
+    compile_for,
+    find_aot_target,
+    report_page,
+    report_text,
+    search,
+    search_text,
+    verdict,
+)
 from axcore.cli import options
+from axcore.errors import AotError
+from axcore.plugins import Hardware, plugin_host
 
 
 @click.command()
 @click.argument("experiment")
+@click.option("--target", metavar="NAME", required=True, help="Hardware, as cpu-8.")
 @options.modify
 @options.overrides
-@click.option("--target", metavar="NAME", required=True, help="Hardware, as cpu-8.")
 @options.as_json
+@click.option("--html", "page", metavar="FILE", help="Also write the report as a page.")
+@click.option("--search", "searches", is_flag=True, help="Find the cheapest change that fits.")
 def aot(
     experiment: str,
+    target: str,
     changes: tuple[str, ...],
     overrides: tuple[str, ...],
-    target: str,
     as_json: bool,
+    page: str | None,
+    searches: bool,
 ) -> None:
-    """Compile the train step of EXPERIMENT for TARGET, which need not be here, and report."""
+    """Compile the train step of EXPERIMENT for hardware that need not be here, and report.
+
+    The hardware's own compiler does it where a plugin brings it: does the step fit, where does the
+    memory go, how long will it take.
+    """
+    plugin_host().require_healthy()
+    hardware = Hardware.parse(target)
+    find_aot_target(hardware)
+    from axcore.cli.experiment import load_for_hardware
+
+    cfg, from_rule = load_for_hardware(experiment, overrides, changes=changes, hardware=hardware)
+
+    def compiled(cfg: Any) -> Report:
+        return compile_for(cfg, hardware.name, experiment=Path(experiment).stem)
+
+    attempts = search(cfg, hardware, compiled) if searches else ()
+    report = attempts[0].report if attempts else compiled(cfg)
+    if report is None:
+        raise AotError(attempts[0].reason, where=f"target {hardware.name}")
+    report = attrs.evolve(report, changes=from_rule)
+    if page is not None:
+        Path(page).write_text(report_page(report), encoding="utf-8")
+    if as_json:
+        click.echo(report.to_json())
+    else:
+        click.echo(report_text(report))
+        if attempts:
+            click.echo(f"\n{search_text(attempts)}")
+    if report.fits is False:
+        raise AotError(
+            f"{report.experiment} {verdict(report)}",
+            where=f"target {hardware.name}",
+            mend=_mend(attempts),
+        )
+
+
+def _mend(attempts: Sequence[Attempt]) -> str:
+    """Returns what to do about a step that does not fit."""
+    if not attempts:
+        return "add --search to look for the cheapest change that fits, or name more chips"
+    best = cheapest(attempts)
+    if best is None:
+        return "nothing that was tried fits: name more chips, or chips with more memory"
+    return " ".join(f'--modify "{change}"' for change in best.changes)

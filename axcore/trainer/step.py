@@ -61,7 +61,7 @@ class TrainStep:
     ) -> None:
         self.model = model
         self.learner = learner
-        self.specs = model.param_specs()
+        self.specs = learner.with_frozen(model.param_specs())
         self.seed = seed
         self.num_micro_batches = num_micro_batches
         self.transformation = learner.transformation(_trainable(self.specs, self.specs))
@@ -87,7 +87,8 @@ class TrainStep:
         key = jax.random.fold_in(jax.random.key(self.seed + 1), state.step)
         gradients, outputs = self._gradients(state.model, batch, key)
         params = _trainable(state.model, self.specs)
-        update = self.learner.update(self.transformation, gradients, state.opt_state, params)
+        with jax.named_scope("learner"):
+            update = self.learner.update(self.transformation, gradients, state.opt_state, params)
         is_finite = jnp.isfinite(outputs.total_loss()) & jnp.isfinite(update.gradient_norm)
         new_model = apply_updates(_merged(update.params, state.model, self.specs), outputs.updates)
         keep_finite = lambda new, old: jnp.where(is_finite, new, old)  # noqa: E731

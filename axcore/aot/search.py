@@ -1,0 +1,93 @@
+"""The cheapest change by which a step fits, found by compiling.
+
+Changes are written as `--modify` takes them. They are tried in groups, from what costs least: first
+what layers compute again, then batches in more parts, then meshes that split layers' width. A group
+is tried whole, and the first group that has a change that fits is the last.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import attrs
+
+from axcore.aot.report import Report
+from axcore.errors import AxcoreError
+from axcore.plugins import Hardware, with_changes
+
+AS_IT_IS: tuple[str, ...] = ()
+REMATS = ("none", "minimal", "save_heads", "save_attention", "full")
+"""From most memory to most computation."""
+
+LEANEST = "remat(policy=full)"
+FACTORS = (2, 4, 8, 16)
+
+
+@attrs.frozen
+class Attempt:
+    """One change that was compiled.
+
+    Args:
+        changes: As `--modify` takes them, one after the other; none is the config as it is.
+        report: What compiling told; None where the change cannot be made.
+        reason: Why it cannot.
+    """
+
+    changes: tuple[str, ...]
+    report: Report | None
+    reason: str = ""
+
+    @property
+    def fits(self) -> bool:
+        """Whether the step fits with this change."""
+        return self.report is not None and self.report.fits is True
+
+    @property
+    def step_s(self) -> float:
+        """The predicted step, infinite where there is none."""
+        time = self.report.time if self.report else None
+        return float("inf") if time is None or time.step_s is None else time.step_s
+
+
+def groups(num_devices: int) -> Iterator[tuple[tuple[str, ...], ...]]:
+    """Yields the groups of changes, in the order in which they are tried."""
+    yield (AS_IT_IS,)
+    yield tuple((f"remat(policy={policy})",) for policy in REMATS)
+    yield tuple((LEANEST, f"accumulate(factor={factor})") for factor in FACTORS)
+    yield tuple(
+        (LEANEST, f"mesh_shape(mesh={{'fsdp': -1, 'model': {ways}}})")
+        for ways in FACTORS
+        if num_devices % ways == 0 and ways < num_devices
+    )
+
+
+def search(
+    cfg: Any, hardware: Hardware, compile_one: Callable[[Any], Report]
+) -> tuple[Attempt, ...]:
+    """Returns what was tried, in order; the last group holds what fits, if anything does.
+
+    Args:
+        cfg: A trainer's config with the hardware's mesh rule applied.
+        hardware: The target.
+        compile_one: Compiles a config for it.
+    """
+    tried: list[Attempt] = []
+    for group in groups(hardware.num_devices):
+        tried += [_attempt(cfg, changes, hardware, compile_one) for changes in group]
+        if any(attempt.fits for attempt in tried):
+            break
+    return tuple(tried)
+
+
+def cheapest(attempts: Sequence[Attempt]) -> Attempt | None:
+    """Returns what fits with the shortest predicted step, the first of equals; None if nothing."""
+    fitting = [attempt for attempt in attempts if attempt.fits]
+    return min(fitting, key=lambda attempt: attempt.step_s) if fitting else None
+
+
+def _attempt(
+    cfg: Any, changes: tuple[str, ...], hardware: Hardware, compile_one: Callable[[Any], Report]
+) -> Attempt:
+    try:
+        return Attempt(changes, compile_one(with_changes(cfg, changes, hardware)))
+    except AxcoreError as error:
+        return Attempt(changes, None, error.what)
