@@ -1,4 +1,4 @@
-"""Compiling for hardware that is not here: does it fit, where does memory go, how long is a step."""
+"""Compiling for hardware that is not here: does it fit, where does memory go, how long it takes."""
 
 from axcore.aot.compile import compile_for
 from axcore.aot.page import report_page

@@ -1,8 +1,8 @@
 """Bytes that an instruction reads from and writes to a device's memory.
 
 A fusion reads its operands and writes its results once, whatever is inside. Where it takes or puts
-only a slice of an operand, as the body of a loop does with stacked layers, the slice counts. Smaller
-memories on the chip are left out.
+only a slice of an operand, as the body of a loop does with stacked layers, the slice counts.
+Smaller memories on the chip are left out.
 """
 
 from axcore.aot.program import Computation, Instruction, Program

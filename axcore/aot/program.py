@@ -2,10 +2,10 @@
 
 Only what reports need is read. A line is one instruction,
 
-    %name = SHAPE opcode(%operand, ...), calls=%other, metadata={op_name="..."}, backend_config={...}
+    %name = SHAPE opcode(%operand, ...), calls=%other, metadata={op_name="..."}, ...
 
-and a computation is a header line that ends in `{`, its instructions in the order of execution, and
-a line `}`.
+and a computation is a header line that ends in `{`, its instructions in the order of execution,
+and a line `}`.
 """
 
 import re

@@ -1,7 +1,7 @@
 """GPUs as XLA's compiler knows them, for compiling with no GPU here.
 
-A description is XLA's `GpuTargetConfigProto` as text. Its figures are those that the driver tells of
-such a GPU; memory sizes are what the driver leaves to programs.
+A description is XLA's `GpuTargetConfigProto` as text. Its figures are those that the driver tells
+of such a GPU; memory sizes are what the driver leaves to programs.
 """
 
 from collections.abc import Mapping
@@ -15,8 +15,8 @@ _COMMON = (
     "block_dim_limit_z: 65535 registers_per_core_limit: 65536 registers_per_block_limit: 65536"
 )
 
-# NVIDIA's architecture whitepapers of A100, H100 and Blackwell, and the CUDA C++ Programming Guide's
-# table of compute capabilities (shared memory, registers, threads).
+# NVIDIA's architecture whitepapers of A100, H100 and Blackwell, and the table of compute
+# capabilities in the CUDA C++ Programming Guide (shared memory, registers, threads).
 _CHIPS = {
     "a100": (
         "shared_memory_per_core: 167936 shared_memory_per_block_optin: 166912 core_count: 108 "
