@@ -7,12 +7,14 @@ a modifier needs of later rooms it refers to by name.
 from axcore.modifiers.edits import Chain, Named, Replace, Update
 from axcore.modifiers.kernels import Kernels
 from axcore.modifiers.layout import Accumulate, MeshShape, MicroBatches, Shard
+from axcore.modifiers.lora import LoRA
 from axcore.modifiers.remat import Remat
 
 __all__ = [
     "Accumulate",
     "Chain",
     "Kernels",
+    "LoRA",
     "MeshShape",
     "MicroBatches",
     "Named",

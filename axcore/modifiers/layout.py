@@ -17,14 +17,16 @@ class MeshShape:
     """Arranges the devices in another mesh.
 
     Args:
-        mesh: Size by mesh axis; one may be -1 and takes the devices that are left.
+        mesh: Size by mesh axis within a slice; one may be -1 and takes the devices that are left.
+        slices: Number of slices by mesh axis, where the hardware is several slices.
     """
 
     mesh: Mapping[str, int] = REQUIRED
+    slices: Mapping[str, int] = {}
 
     def apply(self, cfg: Any, hardware: Hardware) -> Any:
         """Returns a trainer's config with this mesh."""
-        return evolve(cfg, mesh=self.mesh)
+        return evolve(cfg, mesh=self.mesh, slices=self.slices)
 
 
 @config
@@ -94,24 +96,26 @@ class MicroBatches:
         """Returns a trainer's config with that many micro-batches.
 
         Raises:
-            ConfigError: No mesh says over how many devices rows are split.
+            ConfigError: No mesh says over how many devices rows are split, or no row is allowed.
         """
+        self._check(cfg)
+        sizes = _MESH_SIZES.resolve()(cfg.mesh, hardware.num_devices, slices=cfg.slices)
+        by_axis = dict(zip(_MESH_AXES.resolve(), sizes, strict=True))
+        ways = math.prod(by_axis[axis] for axis in cfg.activation_rules["batch"])
+        rows = max(1, cfg.data.batch_size // ways)
+        counts = (count for count in range(1, rows + 1) if rows % count == 0)
+        fewest = next(count for count in counts if rows // count <= self.rows_per_device)
+        return evolve(cfg, num_micro_batches=fewest)
+
+    def _check(self, cfg: Any) -> None:
+        if self.rows_per_device < 1:
+            raise ConfigError(
+                f"rows_per_device is {self.rows_per_device}; expected 1 or more",
+                where="MicroBatches.rows_per_device",
+            )
         if cfg.mesh is None:
             raise ConfigError(
                 "MicroBatches counts the rows of a device, and the config has no mesh yet",
                 where="mesh",
                 mend="use it in a mesh rule, or set the mesh",
             )
-        sizes = dict(
-            zip(
-                _MESH_AXES.resolve(),
-                _MESH_SIZES.resolve()(cfg.mesh, hardware.num_devices),
-                strict=True,
-            )
-        )
-        ways = math.prod(sizes[axis] for axis in cfg.activation_rules["batch"])
-        rows = max(1, cfg.data.batch_size // ways)
-        fitting = (n for n in range(1, rows + 1) if rows % n == 0)
-        return evolve(
-            cfg, num_micro_batches=next(n for n in fitting if rows // n <= self.rows_per_device)
-        )

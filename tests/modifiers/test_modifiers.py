@@ -79,6 +79,18 @@ def test_micro_batches_leave_each_device_few_enough_rows(mesh, batch_size, rows,
     assert modified(MicroBatches(rows_per_device=rows), cfg).num_micro_batches == expected
 
 
+def test_micro_batches_count_the_devices_of_all_slices():
+    cfg = update_config(
+        tiny(), {"mesh": {"fsdp": -1}, "slices": {"data": 2}, "data.batch_size": 64}
+    )
+    assert modified(MicroBatches(rows_per_device=4), cfg).num_micro_batches == 2
+
+
+def test_micro_batches_of_no_rows_are_refused():
+    with pytest.raises(ConfigError, match="rows_per_device is 0; expected 1 or more"):
+        modified(MicroBatches(rows_per_device=0), evolve(tiny(), mesh={"fsdp": -1}))
+
+
 def test_micro_batches_need_a_mesh():
     with pytest.raises(ConfigError, match="counts the rows of a device"):
         modified(MicroBatches())
@@ -88,8 +100,9 @@ def test_accumulation_multiplies():
     assert modified(Chain(modifiers=(Accumulate(), Accumulate(factor=3)))).num_micro_batches == 6
 
 
-def test_mesh_shape_sets_the_mesh():
-    assert modified(MeshShape(mesh={"data": 2, "fsdp": -1})).mesh == {"data": 2, "fsdp": -1}
+def test_mesh_shape_sets_the_mesh_and_the_slices():
+    cfg = modified(MeshShape(mesh={"fsdp": -1}, slices={"data": 2}))
+    assert (cfg.mesh, cfg.slices) == ({"fsdp": -1}, {"data": 2})
 
 
 def test_shard_changes_the_entries_it_names_and_no_other():
