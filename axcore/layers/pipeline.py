@@ -9,6 +9,7 @@ from jaxtyping import Array, Float
 
 from axcore.config import REQUIRED, config
 from axcore.errors import ConfigError, ModuleError, ShardingError
+from axcore.layers.pipeline_statistics import measured_by_tick
 from axcore.layers.tokens import TokenInfo
 from axcore.module import (
     Copies,
@@ -84,7 +85,14 @@ class Pipeline(Module):
         count = schedule.num_micro_batches
         info, inputs = jax.tree.map(lambda leaf: dealt(leaf, count), (info, (x, copies.channels)))
         stage = _Stage(schedule, copies, self.config.num_layers, info)
-        carried, outputs = run_pipeline(stage, schedule, state=stage.state(), inputs=inputs)
+        state = stage.state()
+        carried, outputs = run_pipeline(
+            stage,
+            schedule,
+            state=state,
+            state_by_tick=measured_by_tick(state, copies.specs, schedule),
+            inputs=inputs,
+        )
         x, channels = jax.tree.map(gathered_in, carried)
         copies.finish(channels, stage.outputs_of_whole(outputs, self.layer.shape))
         return x

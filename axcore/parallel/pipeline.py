@@ -79,7 +79,7 @@ class PipelineSchedule:
 
 
 def run_pipeline(
-    stage: Stage, schedule: PipelineSchedule, *, state: Any, inputs: Any
+    stage: Stage, schedule: PipelineSchedule, *, state: Any, state_by_tick: Any, inputs: Any
 ) -> tuple[Any, Any]:
     """Returns every micro-batch passed through all stages in every round, and all outputs.
 
@@ -90,6 +90,8 @@ def run_pipeline(
         stage: The work of one stage at one tick; pure.
         schedule: The order of the work.
         state: Arrays `[stage, ...]`.
+        state_by_tick: Arrays `[tick, stage, ...]` that stand for those of `state` where they are
+            not None.
         inputs: Arrays `[micro-batch, rows, ...]`.
 
     Returns:
@@ -101,14 +103,17 @@ def run_pipeline(
 
     def tick(carried: Any, now: Any) -> Any:
         arriving, finished = carried
-        turns, micros, place = now
+        turns, micros, place, state_now = now
         is_new = (stages == 0) & (turns == 0)
         x = jax.tree.map(
             lambda old, new: jnp.where(_as_rows(is_new, old), new[micros[0]][None], old),
             arriving,
             inputs,
         )
-        x, outputs = all_stages(state, stages, turns, micros, jax.tree.map(_by_stage, x))
+        whole_state = jax.tree.map(
+            lambda own, always: always if own is None else own, state_now, state, is_leaf=_is_none
+        )
+        x, outputs = all_stages(whole_state, stages, turns, micros, jax.tree.map(_by_stage, x))
         finished = jax.tree.map(
             lambda kept, made: kept.at[place].set(made[-1], mode="drop"), finished, x
         )
@@ -120,7 +125,7 @@ def run_pipeline(
     turns, micros = schedule.items()
     nowhere = schedule.num_micro_batches
     places = np.where(schedule.is_last(), micros[:, -1], nowhere)
-    now = (jnp.asarray(turns), jnp.asarray(micros), jnp.asarray(places))
+    now = (jnp.asarray(turns), jnp.asarray(micros), jnp.asarray(places), state_by_tick)
     carried = (jax.tree.map(_by_stage, start), jax.tree.map(jnp.zeros_like, inputs))
     (_, finished), outputs = jax.lax.scan(tick, carried, now)
     return finished, outputs
@@ -132,3 +137,7 @@ def _by_stage(x: Array) -> Array:
 
 def _as_rows(flags: Array, like: Array) -> Array:
     return flags.reshape(-1, *(1,) * (like.ndim - 1))
+
+
+def _is_none(leaf: Any) -> bool:
+    return leaf is None
