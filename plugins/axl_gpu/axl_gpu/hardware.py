@@ -3,6 +3,10 @@
 A figure's source is the vendor's datasheet of that product, named beside it; where a datasheet
 gives throughput with sparsity, it is halved. Memory is the nominal capacity; the driver keeps up
 to 2 % of it. NVLink figures of datasheets count both directions; here they are halved.
+
+B200's memory, bandwidth and dense throughputs, and the memory, bandwidth and bfloat16 of H100 and
+H200, were compared with what others publish in November 2026; the datasheets themselves, and so
+the other figures, were not read again.
 """
 
 from axcore.plugins import Hardware

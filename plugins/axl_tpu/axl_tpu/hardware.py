@@ -4,6 +4,9 @@ Sources are the pages of the Cloud TPU documentation named beside each. Link fig
 both directions where they say "bidirectional", and are halved here. The number in a target's name
 counts what Google counts: TensorCores for v4, v5p and TPU7x, chips for v5e and v6e. Clocks are the
 peak over the FLOPs of a cycle at which libtpu's own estimates of large products come to the peak.
+
+All figures were compared with these pages again in November 2026, but for v4's links and v5p's
+int8, of which today's pages say nothing.
 """
 
 from axcore.plugins import Hardware
