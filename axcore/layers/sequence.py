@@ -50,20 +50,21 @@ def alternating(stack: Any, *layers: Module.Config) -> Any:
     Args:
         stack: The config of a `Repeat` or `Stack`; its `num_layers` counts single layers, that of
             the result counts turns.
-        *layers: The layers of one turn.
+        *layers: The layers of one turn; a stack among them counts as the layers that it has.
 
     Raises:
         ConfigError: The turns do not divide the layers.
     """
-    if not layers or stack.num_layers % len(layers):
+    num_in_turn = sum(getattr(layer, "num_layers", 1) for layer in layers)
+    if not layers or stack.num_layers % num_in_turn:
         raise ConfigError(
-            f"num_layers is {stack.num_layers}, not a multiple of the {len(layers)} layers that "
+            f"num_layers is {stack.num_layers}, not a multiple of the {num_in_turn} layers that "
             "alternate",
             mend="change one of them, or put the layers that are left over into a stack of their "
             "own: Sequence.Config(layers=(alternating(...), stack))",
         )
     return evolve(
         stack,
-        num_layers=stack.num_layers // len(layers),
+        num_layers=stack.num_layers // num_in_turn,
         layer=Sequence.Config(layers=layers),
     )

@@ -98,16 +98,16 @@ def test_stacks_run_in_order_and_every_loss_arrives(inputs):
 
 def test_gemma_like_stack_has_its_layers(inputs):
     """34 layers, every sixth of them global: 5 whole turns, and 4 left over."""
-    turn = (LOCAL,) * 5 + (GLOBAL,)
+    five = Repeat.Config(num_layers=5, layer=LOCAL)
     stack = Sequence.Config(
         dim=DIM,
         layers=(
-            alternating(Repeat.Config(num_layers=30, layer=LOCAL), *turn),
+            alternating(Repeat.Config(num_layers=30, layer=LOCAL), five, GLOBAL),
             Repeat.Config(num_layers=4, layer=LOCAL),
         ),
     ).build()
     weights = jax.tree.leaves(stack.param_specs(), is_leaf=lambda leaf: hasattr(leaf, "shape"))
-    assert sum(spec.shape[0] for spec in weights) == 34
+    assert [spec.shape[:-2] for spec in weights] == [(5, 5), (5,), (4,)]
 
 
 def test_a_pattern_that_does_not_divide_the_layers_is_refused():

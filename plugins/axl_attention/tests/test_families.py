@@ -106,8 +106,8 @@ def test_first_layers_of_deepseek_have_no_experts():
 def test_one_layer_of_six_of_gemma_3_is_global_and_the_last_four_are_local():
     stack = gemma3("4b").decoder.stack
     turns, left = stack.layers
-    windows = [layer.attention.core.window for layer in turns.layer.layers]
-    assert windows == [(1023, None)] * 5 + [None]
-    assert turns.num_layers == 5
-    assert left.num_layers == 4
-    assert left.layer == turns.layer.layers[0]
+    *near, wide = turns.layer.layers
+    assert (turns.num_layers, len(near), left.num_layers) == (5, 5, 4)
+    assert set(near) == {left.layer}
+    assert left.layer.attention.core.window == (1023, None)
+    assert wide.attention.core.window is None

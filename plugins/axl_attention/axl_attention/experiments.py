@@ -1,0 +1,146 @@
+"""The pre-training of this plugin's families, on a corpus and a tokenizer of yours.
+
+axcore train qwen3-8b --set data.source.folder=CORPUS --set data.tokenizer.path=TOKENIZER.json
+
+Each edits `llama2-7b`: batches of 4M tokens, AdamW, a cosine, and layouts by hardware. What a paper
+tells of its own training stands in its place; nothing is guessed of the rest.
+"""
+
+from typing import Any
+
+from axcore.config import evolve, update_config
+from axcore.experiments import llama2_7b, mesh_rules
+from axcore.module import DTypes
+from axl_attention.models import deepseek_v2, deepseek_v3, gemma2, gemma3, gpt2, qwen3, qwen3_moe
+
+
+def gpt2_small() -> Any:
+    """Returns GPT-2's smallest model and its batch: 512 rows of 1024 tokens.
+
+    The rest of its training was not published; rates and steps are those of GPT-3's model of the
+    same size, 300B tokens in all: Brown et al. 2020, arXiv:2005.14165, table 2.1 and appendix B.
+    """
+    return _trained(
+        gpt2("small"),
+        {
+            **_tokens(None, "<|endoftext|>"),
+            "data.seq_len": 1024,
+            "data.batch_size": 512,
+            "learner.optimizer.epsilon": 1e-8,
+            "learner.schedule.peak": 6e-4,
+            "learner.schedule.warmup_steps": 715,
+            "max_steps": 572_000,
+            **_rows(16, 64),
+        },
+    )
+
+
+def qwen3_8b() -> Any:
+    """Returns Qwen3-8B: 30T tokens in rows of 4096.
+
+    Source: Yang et al. 2025, arXiv:2505.09388, section 3.2 (the first stage).
+    """
+    return _trained(
+        qwen3("8b"), {**_tokens(None, "<|endoftext|>"), "max_steps": 7_150_000, **_rows(2, 4)}
+    )
+
+
+def qwen3_30b_a3b() -> Any:
+    """Returns Qwen3-30B-A3B, trained as `qwen3-8b`."""
+    model = evolve(qwen3_moe("30b-a3b"), dtypes=DTypes(compute="bfloat16"))
+    return update_config(qwen3_8b(), {"model": model, **_rows(1, 2)})
+
+
+def gemma2_9b() -> Any:
+    """Returns Gemma 2 9B: 8T tokens in rows of 8192.
+
+    Source: Gemma Team 2024, arXiv:2408.00118, sections 2 and 3.1. Differs: the paper's model learns
+    from a larger one's probabilities; this learns from the text.
+    """
+    return _trained(
+        gemma2("9b"),
+        {
+            **_tokens("<bos>", "<eos>"),
+            "data.seq_len": 8192,
+            "data.batch_size": 512,
+            "max_steps": 1_907_000,
+            **_rows(1, 2),
+        },
+    )
+
+
+def gemma3_4b() -> Any:
+    """Returns the text part of Gemma 3 4B: 4T tokens in rows of 32,768.
+
+    Source: Gemma Team 2025, arXiv:2503.19786, sections 2 and 2.2. Differs: as `gemma2-9b`; and the
+    stretched positions of global layers are there from the beginning.
+    """
+    return _trained(
+        gemma3("4b"),
+        {
+            **_tokens("<bos>", "<eos>"),
+            "data.seq_len": 32_768,
+            "data.batch_size": 128,
+            "max_steps": 954_000,
+            **_rows(1, 1),
+        },
+    )
+
+
+def deepseek_v2_lite() -> Any:
+    """Returns DeepSeek-V2-Lite: 5.7T tokens, 4608 rows of 4096 tokens a batch.
+
+    Source: DeepSeek-AI 2024, arXiv:2405.04434, appendix B. Differs: the rate falls along a cosine,
+    not by steps; the stretched positions are there from the beginning.
+    """
+    return _trained(
+        deepseek_v2("lite"),
+        {
+            **_DEEPSEEK_TOKENS,
+            "data.batch_size": 4608,
+            "learner.optimizer.epsilon": 1e-8,
+            "learner.schedule.peak": 4.2e-4,
+            "max_steps": 302_000,
+            **_rows(1, 4),
+        },
+    )
+
+
+def deepseek_v3_671b() -> Any:
+    """Returns DeepSeek-V3: 14.8T tokens, 15,360 rows of 4096 tokens a batch.
+
+    Source: DeepSeek-AI 2024, arXiv:2412.19437, section 4.2. Differs: as `deepseek-v2-lite`; the
+    batch does not grow; no second token is told; the routers' biases move to the end.
+    """
+    return _trained(
+        deepseek_v3("671b"),
+        {
+            **_DEEPSEEK_TOKENS,
+            "data.batch_size": 15_360,
+            "learner.optimizer.epsilon": 1e-8,
+            "learner.schedule.peak": 2.2e-4,
+            "max_steps": 235_000,
+            **_rows(1, 1),
+        },
+    )
+
+
+def _trained(model: Any, changes: dict[str, Any]) -> Any:
+    in_bfloat16 = evolve(model, dtypes=DTypes(compute="bfloat16"))
+    return update_config(llama2_7b(), {"model": in_bfloat16, **changes})
+
+
+def _tokens(first: str | None, last: str) -> dict[str, Any]:
+    """Returns the changes that name a document's first and last token."""
+    return {"data.tokenizer.bos_token": first, "data.tokenizer.eos_token": last}
+
+
+def _rows(small: int, large: int) -> dict[str, Any]:
+    """Returns the change to layouts with so many rows at a time on small and large devices."""
+    return {"mesh_rules": mesh_rules(small_rows=small, large_rows=large)}
+
+
+_DEEPSEEK_TOKENS = _tokens(
+    "<｜begin▁of▁sentence｜>",  # noqa: RUF001 - as its tokenizer has them
+    "<｜end▁of▁sentence｜>",  # noqa: RUF001
+)
