@@ -10,6 +10,14 @@ from axcore.layers.embedding import Embedding
 from axcore.layers.experts import Experts
 from axcore.layers.feed_forward import FeedForward, PlainFeedForward
 from axcore.layers.linear import Linear
+from axcore.layers.lora import LoRALinear
+from axcore.layers.lora_state import (
+    adapters_of,
+    merged,
+    new_adapters,
+    with_adapters,
+    without_lora,
+)
 from axcore.layers.moe import MoE
 from axcore.layers.norm import LayerNorm, RMSNorm
 from axcore.layers.pipeline import Pipeline
@@ -45,6 +53,7 @@ __all__ = [
     "Int8Training",
     "LayerNorm",
     "Linear",
+    "LoRALinear",
     "MoE",
     "NoPosition",
     "Pipeline",
@@ -63,8 +72,13 @@ __all__ = [
     "TokenInfo",
     "TransformerLayer",
     "activation_fn",
+    "adapters_of",
     "alternating",
+    "merged",
+    "new_adapters",
     "rope_frequencies",
     "rotate",
+    "with_adapters",
     "with_dot",
+    "without_lora",
 ]

@@ -9,6 +9,7 @@ from jaxtyping import Array, Float
 
 from axcore.config import REQUIRED, Configurable, config
 from axcore.errors import ConfigError
+from axcore.learner.freezing import with_frozen
 from axcore.learner.optimizers import AdamW
 from axcore.learner.schedules import WarmupCosine
 from axcore.module import ParamSpec
@@ -34,12 +35,15 @@ class Learner(Configurable):
             optimizer: Config of a class with `transformation(learning_rate, decays)`.
             schedule: The learning rate.
             clip_norm: Gradients of a larger global norm are scaled down to it; None never clips.
+            trained: Globs of the parameters that are trained, by their paths in the state; all
+                others stay as they are, and have no gradient and no optimizer state.
         """
 
         total_steps: int = REQUIRED
         optimizer: Configurable.Config = AdamW.Config()
         schedule: Configurable.Config = WarmupCosine.Config()
         clip_norm: float | None = 1.0
+        trained: tuple[str, ...] = ("**",)
 
     def __init__(self, cfg: Config) -> None:
         super().__init__(cfg)
@@ -51,6 +55,14 @@ class Learner(Configurable):
             )
         self.schedule = cfg.schedule.build(total_steps=cfg.total_steps)
         self._optimizer = cfg.optimizer.build()
+
+    def with_frozen(self, specs: Any) -> Any:
+        """Returns specs of parameters, in which those that are not trained are marked as frozen.
+
+        Raises:
+            ConfigError: A glob of `trained` matches no parameter.
+        """
+        return with_frozen(specs, self.config.trained)
 
     def transformation(self, specs: Any) -> optax.GradientTransformation:
         """Returns the optax transformation for parameters of these specs."""

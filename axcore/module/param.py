@@ -122,7 +122,8 @@ class Stacked:
 class ParamSpec:
     """Describes one array of a state, without holding it.
 
-    `shape` and `axes` include the leading dimensions of stacked layers.
+    `shape` and `axes` include the leading dimensions of stacked layers. Of a parameter that a
+    learner freezes, `is_frozen` says so; modules know nothing of it.
     """
 
     path: tuple[str | int | Stacked, ...]
@@ -135,11 +136,12 @@ class ParamSpec:
     is_statistic: bool
     merge: Merge = "mean"
     is_from_backward: bool = False
+    is_frozen: bool = False
 
     @property
     def is_trainable(self) -> bool:
         """Whether an optimizer may change it."""
-        return not self.is_statistic
+        return not (self.is_statistic or self.is_frozen)
 
     @property
     def state_path(self) -> Path:

@@ -164,6 +164,7 @@ def modifiers() -> Iterator[Modifier]:
         ("remat", "Remat", "Layers' values computed again in the backward pass, by preset"),
         ("mesh_shape", "MeshShape", "Devices in another mesh"),
         ("shard", "Shard", "Dimensions split along other mesh axes, by their logical names"),
+        ("lora", "LoRA", "Small corrections of linear layers trained, and nothing else"),
         ("kernels", "Kernels", "Kernels pinned by op, and portable ones allowed"),
         ("replace", "Replace", "Another layer in the place of every layer of a class"),
         ("update", "Update", "Values by path or glob"),
