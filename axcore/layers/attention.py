@@ -116,6 +116,7 @@ class Attention(Module):
                 mend=f"num_kv_heads divides num_heads: 1 to {cfg.num_heads}",
             )
         heads, kv_heads = cfg.num_heads * self.head_dim, num_kv_heads * self.head_dim
+        self.attention_width = heads
         self.q = cfg.linear.build(in_dim=cfg.dim, out_dim=heads, axes=("embed", "heads"))
         kv = {"in_dim": cfg.dim, "out_dim": kv_heads, "axes": ("embed", "kv_heads")}
         self.k = (cfg.key_linear or cfg.linear).build(**kv)

@@ -68,6 +68,7 @@ class LatentAttention(Module):
         # too, so that the widest matrices are split over all devices.
         latent_dim, heads = cfg.latent_dim or 4 * head_dim, ("embed", "heads")
         value_width = cfg.num_heads * (cfg.value_dim or head_dim)
+        self.attention_width = (cfg.num_heads * (head_dim + self.rope_dim) + value_width) // 2
         self.latent = cfg.linear.build(in_dim=cfg.dim, out_dim=latent_dim, axes=("embed", None))
         self.latent_norm = cfg.norm.build(dim=latent_dim)
         self.k = cfg.linear.build(in_dim=latent_dim, out_dim=cfg.num_heads * head_dim, axes=heads)
@@ -125,11 +126,21 @@ def _head_dim(cfg: LatentAttention.Config) -> int:
 
 
 def in_place_of(old: Any) -> LatentAttention.Config:
-    """Returns the config that takes the place of attention with keys and values of their own."""
+    """Returns the config that takes the place of attention with keys and values of its own.
+
+    Raises:
+        ConfigError: The keys come from elsewhere.
+    """
+    if old.key_linear is not None:
+        raise ConfigError(
+            "keys have a projection of their own, for which latent attention has no place",
+            mend="set key_linear to None, or keep this attention",
+        )
     return LatentAttention.Config(
         num_heads=old.num_heads,
         head_dim=old.head_dim,
         linear=old.linear,
+        value_linear=old.value_linear,
         out_linear=old.out_linear,
         position=old.position,
         core=old.core,

@@ -149,6 +149,10 @@ def test_layers_that_take_turns_already_share_in_pairs():
             "no Attention",
         ),
         (
+            lambda: with_variant(with_variant(model(), "shared_keys"), "latent_attention"),
+            "keys have a projection of their own",
+        ),
+        (
             lambda: with_variant(with_variant(model(), "value_residual"), "value_residual").build(),
             "ValueResidual stands around another",
         ),

@@ -9,6 +9,7 @@ from axcore.config import find_config, from_json, to_json
 from axcore.errors import ConfigError
 from axcore.layers import MoE, Repeat
 from axcore.module import count_params
+from axcore.trainer.flops import flops_per_token
 
 FAMILIES = (gpt2, qwen3, qwen3_moe, gemma2, gemma3, deepseek_v2, deepseek_v3)
 
@@ -111,3 +112,23 @@ def test_one_layer_of_six_of_gemma_3_is_global_and_the_last_four_are_local():
     assert set(near) == {left.layer}
     assert left.layer.attention.core.window == (1023, None)
     assert wide.attention.core.window is None
+
+
+@pytest.mark.parametrize(
+    ("cfg", "active", "width"),
+    [
+        # Qwen3-30B-A3B has 3,353,032,704 active parameters with its embeddings.
+        (qwen3_moe("30b-a3b"), 3_353_032_704 - 151_936 * 2048, 48 * 32 * 128),
+        # Every head compares 192 dimensions and mixes 128.
+        (deepseek_v2("lite"), None, 27 * 16 * (192 + 128) // 2),
+        # A tied table is multiplied by once; positions are not told apart from weights.
+        (gpt2("small"), 124_439_808, 12 * 768),
+    ],
+    ids=["experts", "latent", "tied"],
+)
+def test_flops_count_what_a_token_is_multiplied_by(cfg, active, width):
+    model, seq_len = cfg.build(), 1024
+    per_token = flops_per_token(model, seq_len)
+    assert flops_per_token(model, 2 * seq_len) - per_token == 6 * seq_len * width
+    if active is not None:
+        assert per_token == pytest.approx(6 * active + 6 * seq_len * width, rel=1e-12)
