@@ -70,12 +70,14 @@ class CapacityLimited(Experts):
 
     def _run(self, x_EBCD: Array) -> Array:
         axes = expert_axes()
-        if not axes:
-            y: Array = each_expert(self.expert, x_EBCD)
-            return y
-        x_EBCD = jax.lax.all_to_all(x_EBCD, axes, split_axis=0, concat_axis=1, tiled=True)
-        y = each_expert(self.expert, x_EBCD)
-        return jax.lax.all_to_all(y, axes, split_axis=1, concat_axis=0, tiled=True)
+        x_EBCD = _swapped(x_EBCD, axes, 0, 1) if axes else x_EBCD
+        y_EBCD: Array = each_expert(self.expert, x_EBCD)
+        return _swapped(y_EBCD, axes, 1, 0) if axes else y_EBCD
+
+
+def _swapped(x: Array, axes: tuple[str, ...], split_axis: int, concat_axis: int) -> Array:
+    swapped: Array = jax.lax.all_to_all(x, axes, split_axis, concat_axis, tiled=True)  # type: ignore[no-untyped-call]
+    return swapped
 
 
 def _places(experts: Choices, shape: tuple[int, int, int]) -> Int[Array, "batch time choices"]:

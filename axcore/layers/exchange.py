@@ -44,7 +44,8 @@ def at_their_experts(
 
 def _swapped(blocks: Array, axes: tuple[str, ...]) -> Array:
     """Returns, in place of the p-th block of rows, the block that device p has for this one."""
-    return jax.lax.all_to_all(blocks, axes, split_axis=0, concat_axis=0, tiled=True)
+    swapped: Array = jax.lax.all_to_all(blocks, axes, 0, 0, tiled=True)  # type: ignore[no-untyped-call]
+    return swapped
 
 
 def _places(sent_PL: Int[Array, "devices experts"], num_rows: int) -> Int[Array, " rows"]:
@@ -59,5 +60,8 @@ def _places(sent_PL: Int[Array, "devices experts"], num_rows: int) -> Int[Array,
 def _experts(arrived_PL: Int[Array, "devices experts"], num_rows: int) -> Int[Array, " places"]:
     """Returns the expert of the row at each place, and L where there is no row."""
     row_R = jnp.arange(num_rows, dtype=arrived_PL.dtype)
-    of_block = lambda sizes_L: jnp.searchsorted(jnp.cumsum(sizes_L), row_R, side="right")  # noqa: E731
+
+    def of_block(sizes_L: Array) -> Array:
+        return jnp.searchsorted(jnp.cumsum(sizes_L), row_R, side="right")
+
     return jax.vmap(of_block)(arrived_PL).reshape(-1)

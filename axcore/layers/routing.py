@@ -91,7 +91,8 @@ def chosen(scores_BTE: Scores, rating_BTE: Scores, top_k: int) -> Routing:
 def normalised(weights_BTK: Float[Array, "batch time choices"]) -> Array:
     """Returns the weights divided by each token's sum of them."""
     total = jnp.sum(weights_BTK, axis=-1, keepdims=True)
-    return weights_BTK / jnp.maximum(total, jnp.finfo(weights_BTK.dtype).tiny)
+    tiny = jnp.finfo(weights_BTK.dtype).tiny  # type: ignore[no-untyped-call]
+    return weights_BTK / jnp.maximum(total, tiny)
 
 
 def counts(

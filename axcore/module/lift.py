@@ -183,8 +183,8 @@ class Repeated:
             return result, outputs
 
         state = self._in_a_row(context)
-        here = [len(leaf) for leaf in jax.tree.leaves(state)[:1]] or [self.count]
-        result, outputs = jax.vmap(one)(state, jnp.arange(*here), arrays)
+        count_here = len(next(iter(jax.tree.leaves(state)), range(self.count)))
+        result, outputs = jax.vmap(one)(state, jnp.arange(count_here), arrays)
         return result, outputs
 
     def _context(self) -> Context:

@@ -63,7 +63,7 @@ def on_own_tokens(
         mesh=mesh,
         in_specs=(_state_specs(specs, experts, mesh), PartitionSpec(), tokens),  # type: ignore[no-untyped-call]
         out_specs=(tokens, PartitionSpec()),  # type: ignore[no-untyped-call]
-        axis_names=set(names),
+        axis_names={*names, *_by_hand(mesh, ("stages",))},  # layers of a pipeline run side by side
         check_vma=False,
     )
     result, outputs = split(context.state, key, args)
@@ -157,7 +157,7 @@ def _of_all_devices(
             "tokens of its own",
             mend="capture the module around the experts, or run on one device",
         )
-    losses = jax.tree.map(lambda leaf: jax.lax.psum(leaf, names), outputs.losses)
+    losses = jax.tree.map(lambda leaf: jax.lax.psum(leaf, names), outputs.losses)  # type: ignore[no-untyped-call]
     summaries = {name: _mean(value, names) for name, value in outputs.summaries.items()}
     updates = {
         path: _merged(value, specs[path], names, experts) for path, value in outputs.updates.items()
@@ -167,7 +167,8 @@ def _of_all_devices(
 
 def _mean(value: Array, names: Names) -> Array:
     wide = value if jnp.issubdtype(value.dtype, jnp.inexact) else value.astype(jnp.float32)
-    return jax.lax.pmean(wide, names)
+    mean: Array = jax.lax.pmean(wide, names)  # type: ignore[no-untyped-call]
+    return mean
 
 
 def _merged(value: Array, spec: ParamSpec, names: Names, experts: Names) -> Array:
@@ -178,9 +179,9 @@ def _merged(value: Array, spec: ParamSpec, names: Names, experts: Names) -> Arra
     is_part = value.shape != spec.shape
     over = tuple(name for name in names if not (is_part and name in experts))
     if spec.merge == "max":
-        value = jax.lax.pmax(value, over)
+        value = jax.lax.pmax(value, over)  # type: ignore[no-untyped-call]
     elif jnp.issubdtype(value.dtype, jnp.inexact):
-        value = jax.lax.pmean(value, over)
+        value = jax.lax.pmean(value, over)  # type: ignore[no-untyped-call]
     return jax.lax.all_gather(value, experts, tiled=True) if is_part else value
 
 
