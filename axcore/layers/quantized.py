@@ -4,9 +4,17 @@ They go into the `dot` of a linear layer: one by one, or all by a modifier of
 `quantized_training.py`.
 """
 
+from jaxtyping import Array, Float
+
 from axcore.config import config
-from axcore.layers.dot import Dot, Input, Output, Weight, over_rows
-from axcore.ops import Quantization, QuantizedDotSpec, quantized_dot
+from axcore.layers.dot import Dot, Input, Output, Rows, Sizes, Weight, Weights, over_rows
+from axcore.module import entry
+from axcore.ops import (
+    Quantization,
+    QuantizedDotSpec,
+    quantized_dot,
+    quantized_grouped_matmul,
+)
 
 
 class Int8Dynamic(Dot):
@@ -35,10 +43,18 @@ class Int8Dynamic(Dot):
 
     def forward(self, x: Input, weight: Weight) -> Output:
         """Returns the product in x's dtype."""
-        spec = int8_spec(self.config)
-        is_random = self.config.stochastic_rounding and self.training
-        key = self.rng("rounding") if is_random else None
+        spec, key = int8_spec(self.config), self._key()
         return over_rows(lambda rows: quantized_dot(rows, weight, spec, key=key), x)
+
+    @entry
+    def grouped(self, rows: Rows, weights: Weights, sizes: Sizes) -> Float[Array, "rows out_dim"]:
+        """Returns each row times the weight of its group, in rows' dtype."""
+        spec = int8_spec(self.config)
+        return quantized_grouped_matmul(rows, weights, sizes, spec, key=self._key())
+
+    def _key(self) -> Array | None:
+        is_random = self.config.stochastic_rounding and self.training
+        return self.rng("rounding") if is_random else None
 
 
 def int8_spec(cfg: Int8Dynamic.Config) -> QuantizedDotSpec:
@@ -74,3 +90,8 @@ class Fp8Current(Dot):
     def forward(self, x: Input, weight: Weight) -> Output:
         """Returns the product in x's dtype."""
         return over_rows(lambda rows: quantized_dot(rows, weight, FLOAT8), x)
+
+    @entry
+    def grouped(self, rows: Rows, weights: Weights, sizes: Sizes) -> Float[Array, "rows out_dim"]:
+        """Returns each row times the weight of its group, in rows' dtype; a scale per group."""
+        return quantized_grouped_matmul(rows, weights, sizes, FLOAT8)

@@ -21,6 +21,7 @@ from axcore.ops.quantized_dot import quantized_dot
 from axcore.ops.quantized_dot_quantize import amax_of
 from axcore.ops.quantized_dot_types import Amaxes, Quantization, QuantizedDotSpec
 from axcore.ops.quantized_dot_vjp import QUANTIZED_INPUT, QUANTIZED_WEIGHT
+from axcore.ops.quantized_grouped import amax_of_groups, quantized_grouped_matmul
 from axcore.ops.registry import Choice, choose, explain
 from axcore.ops.residuals import ATTENTION_LSE, ATTENTION_OUT
 from axcore.ops.rms_norm import rms_norm
@@ -46,6 +47,7 @@ __all__ = [
     "Quantization",
     "QuantizedDotSpec",
     "amax_of",
+    "amax_of_groups",
     "attention",
     "attention_parts",
     "choose",
@@ -57,6 +59,7 @@ __all__ = [
     "grouped_matmul",
     "kernel_plan",
     "quantized_dot",
+    "quantized_grouped_matmul",
     "rms_norm",
     "use_policy",
 ]

@@ -26,7 +26,7 @@ def grouped_matmul(x_RD: Array, w_EDF: Array, group_sizes_E: Array) -> Array:
     Raises:
         KernelError: Shapes or dtypes do not fit, or no kernel can serve the call.
     """
-    _check(x_RD, w_EDF, group_sizes_E)
+    check_grouped("grouped_matmul", x_RD, w_EDF, group_sizes_E)
     choice = choose_and_record(grouped_matmul_call(x_RD, w_EDF, group_sizes_E))
     y_RF: Array = choice.kernel.fn.resolve()(x_RD, w_EDF, group_sizes_E)
     return y_RF
@@ -38,23 +38,26 @@ def grouped_matmul_call(x_RD: Array, w_EDF: Array, group_sizes_E: Array) -> Call
     return Call.of("grouped_matmul", arrays, {})
 
 
-def _check(x: Array, w: Array, group_sizes: Array) -> None:
+def check_grouped(op: str, x: Array, w: Array, group_sizes: Array) -> None:
+    """Refuse arrays whose ranks, sizes or dtypes do not fit together.
+
+    Raises:
+        KernelError: Naming the op and what does not fit.
+    """
     if x.ndim != 2 or w.ndim != 3 or group_sizes.ndim != 1:
         raise KernelError(
-            f"grouped_matmul: x has shape {x.shape}, w {w.shape}, group_sizes {group_sizes.shape}; "
+            f"{op}: x has shape {x.shape}, w {w.shape}, group_sizes {group_sizes.shape}; "
             "expected RD, EDF and E."
         )
     if x.shape[1] != w.shape[1] or group_sizes.shape[0] != w.shape[0]:
         raise KernelError(
-            f"grouped_matmul: x RD {x.shape}, w EDF {w.shape} and group_sizes E "
+            f"{op}: x RD {x.shape}, w EDF {w.shape} and group_sizes E "
             f"{group_sizes.shape} differ in D or E."
         )
     if not (x.dtype == w.dtype and jnp.issubdtype(x.dtype, jnp.floating)):
         raise KernelError(
-            f"grouped_matmul: dtypes are x {x.dtype} and w {w.dtype}; expected one floating dtype.",
+            f"{op}: dtypes are x {x.dtype} and w {w.dtype}; expected one floating dtype.",
             mend="cast both to the compute dtype before the call",
         )
     if not jnp.issubdtype(group_sizes.dtype, jnp.integer):
-        raise KernelError(
-            f"grouped_matmul: group_sizes are {group_sizes.dtype}; expected integers."
-        )
+        raise KernelError(f"{op}: group_sizes are {group_sizes.dtype}; expected integers.")

@@ -4,15 +4,18 @@ Letters: R all leading dimensions, K the width that the forward pass sums over, 
 output.
 """
 
+from collections.abc import Mapping
+
 import jax
 import jax.numpy as jnp
 from jax import Array
 
 from axcore.errors import KernelError
+from axcore.ops.call import Call
 from axcore.ops.plan import choose_and_record
 from axcore.ops.quantized_dot_calls import product_calls
-from axcore.ops.quantized_dot_types import Amaxes, QuantizedDotSpec
-from axcore.ops.quantized_dot_vjp import dot_from_products
+from axcore.ops.quantized_dot_types import Amaxes, Product, QuantizedDotSpec
+from axcore.ops.quantized_dot_vjp import Kernels, dot_from_products
 
 WIDE = ("bfloat16", "float16", "float32")
 """Dtypes that can be made narrow."""
@@ -45,13 +48,20 @@ def quantized_dot(
     """
     _check(x_RK, w_KN, spec, amaxes)
     rows = x_RK if x_RK.ndim > 1 else x_RK[None]
-    kernels = {
-        product: choose_and_record(call).kernel.fn.resolve()
-        for product, call in product_calls(rows, w_KN, spec).items()
-    }
+    calls = product_calls(rows.shape, w_KN.shape, spec, dtype=rows.dtype.name)
+    kernels = product_kernels(calls)
     data = None if key is None else jax.random.key_data(key)
     y = dot_from_products(rows, w_KN, spec, kernels, amaxes=amaxes, key=data)
     return y if x_RK.ndim > 1 else y[0]
+
+
+def product_kernels(calls: Mapping[Product, Call]) -> Kernels:
+    """Return the kernel chosen for each product.
+
+    Raises:
+        KernelError: No kernel can serve a product.
+    """
+    return {name: choose_and_record(call).kernel.fn.resolve() for name, call in calls.items()}
 
 
 def _check(x: Array, w: Array, spec: QuantizedDotSpec, amaxes: Amaxes | None) -> None:

@@ -1,29 +1,37 @@
 """From a quantized dot to the abstract calls of its products, which kernels accept or refuse."""
 
-from jax import Array
-
 from axcore.ops.call import Call
 from axcore.ops.quantized_dot_types import Product, Quantization, QuantizedDotSpec
 
 QUANTIZED_DOT = "quantized_dot"
 
 
-def product_calls(x_RK: Array, w_KN: Array, spec: QuantizedDotSpec) -> dict[Product, Call]:
-    """Return the call of every product that `spec` makes narrow.
+def product_calls(
+    x_RK: tuple[int, ...],
+    w_KN: tuple[int, ...],
+    spec: QuantizedDotSpec,
+    *,
+    dtype: str,
+    weight_gradient_dtype: str | None = None,
+) -> dict[Product, Call]:
+    """Return the call of every product that `spec` makes narrow, from the shapes of its operands.
 
     Arrays are `lhs` and `rhs`, narrow. Features are the name of the product, that of the dtype of
     its result, `dtype`, and the grain of the scales, `lhs_per` and `rhs_per`.
     """
-    x, w = (x_RK.shape, spec.inputs), (w_KN.shape, spec.weights)
-    dy = ((*x_RK.shape[:-1], w_KN.shape[1]), spec.gradients)
-    dtype = x_RK.dtype.name
+    x, w = (x_RK, spec.inputs), (w_KN, spec.weights)
+    dy = ((*x_RK[:-1], w_KN[1]), spec.gradients)
     operands: dict[Product, tuple[_Operand, _Operand]] = {
         "forward": (x, w),
         "input_gradient": (dy, w),
     }
     if spec.weight_gradient:
         operands["weight_gradient"] = (x, dy)
-    return {name: _call(name, lhs, rhs, dtype) for name, (lhs, rhs) in operands.items()}
+    dtypes = {"weight_gradient": weight_gradient_dtype or dtype}
+    return {
+        name: _call(name, lhs, rhs, dtypes.get(name, dtype))
+        for name, (lhs, rhs) in operands.items()
+    }
 
 
 _Operand = tuple[tuple[int, ...], Quantization]

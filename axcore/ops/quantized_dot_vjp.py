@@ -68,8 +68,8 @@ def dot_from_products(
         narrow_x = quantized(x, spec.inputs, (last,), amax=given_x)
         narrow_w = quantized(w, spec.weights, (0,), amax=given_w)
         narrow_x, narrow_w = (
-            _named(narrow_x, QUANTIZED_INPUT),
-            _named(narrow_w, QUANTIZED_WEIGHT),
+            named_narrow(narrow_x, QUANTIZED_INPUT),
+            named_narrow(narrow_w, QUANTIZED_WEIGHT),
         )
         y = product("forward", narrow_x, narrow_w, ((last,), (0,)), x)
         kept_x = narrow_x if spec.inputs.per == "tensor" and spec.weight_gradient else x
@@ -79,7 +79,7 @@ def dot_from_products(
     def run_backward(residuals: _Residuals, dy: Array) -> _Cotangents:
         kept_x, kept_w, amaxes, key = residuals
         given = amaxes.gradients if amaxes else None
-        keys = (None, None) if key is None else _two_keys(key)
+        keys = (None, None) if key is None else two_keys(key)
         narrow_dy = quantized(dy, spec.gradients, (last,), amax=given, key=keys[0])
         narrow_w = _narrow(kept_w, spec.weights, (1,))
         dx = product("input_gradient", narrow_dy, narrow_w, ((last,), (1,)), x_RK)
@@ -114,12 +114,13 @@ def _seen(amaxes: Amaxes | None, dy: Array) -> Amaxes | None:
     return Amaxes(inputs=zero, weights=zero, gradients=zero, seen=amax_of(dy))
 
 
-def _two_keys(key: Array) -> tuple[Array, Array]:
+def two_keys(key: Array) -> tuple[Array, Array]:
+    """Return the data of two keys from that of one."""
     first, second = jax.random.split(jax.random.wrap_key_data(key))
     return jax.random.key_data(first), jax.random.key_data(second)
 
 
-def _named(narrow: Narrow, name: str) -> Narrow:
+def named_narrow(narrow: Narrow, name: str) -> Narrow:
     """Return it under a name, which goes to its bits.
 
     What remat saves of floats it rounds to their numbers of bits as IEEE 754 would read them, and

@@ -12,7 +12,9 @@ from axcore.testing.contracts import Case, OpContract
 
 
 def _forward_call(inputs: Any, spec: QuantizedDotSpec) -> Call:
-    return product_calls(inputs.x_RK, inputs.w_KN, spec)["forward"]
+    return product_calls(inputs.x_RK.shape, inputs.w_KN.shape, spec, dtype=inputs.x_RK.dtype.name)[
+        "forward"
+    ]
 
 
 def _run(kernel: Any, inputs: Any, spec: QuantizedDotSpec) -> Any:

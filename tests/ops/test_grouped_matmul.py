@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from axcore.errors import KernelError
 from axcore.ops import grouped_matmul
-from axcore.ops.grouped_matmul_portable import block_size, grouped_matmul_portable
+from axcore.ops.grouped_layout import block_size
+from axcore.ops.grouped_matmul_portable import grouped_matmul_portable
 from axcore.ops.grouped_matmul_reference import grouped_matmul_reference
 from axcore.ops.grouped_matmul_samples import GROUPED_MATMUL_SAMPLES
 from axcore.ops.tolerance import TOLERANCES, relative_error
