@@ -25,9 +25,9 @@ ROWS, TIME, VOCAB = 8, 8, 18
 
 @pytest.fixture(scope="session")
 def small_model():
-    """The config of a transformer with two scanned layers and grouped attention."""
+    """The config of a transformer with four scanned layers and grouped attention."""
     return transformer(
-        vocab_size=VOCAB, dim=16, num_layers=2, num_heads=4, num_kv_heads=2, hidden_dim=24
+        vocab_size=VOCAB, dim=16, num_layers=4, num_heads=4, num_kv_heads=2, hidden_dim=24
     )
 
 

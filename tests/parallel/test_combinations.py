@@ -1,6 +1,8 @@
 """Every combination of parallelism gives the loss and the gradients of one device.
 
-One row a combination: a mesh, and what of the model or of the rules differs from the plainest.
+One row a combination: a mesh, and what of the model or of the way of working differs from the
+plainest. The same model with the same stack is the measure; that a `Pipeline` is a `Repeat` over
+parts of a batch is tested with the layer.
 """
 
 import attrs
@@ -8,13 +10,27 @@ import jax
 import numpy as np
 import pytest
 
+from axcore.config import replace_config
+from axcore.layers import FeedForward, MoE, Pipeline, Repeat
+
 
 @attrs.frozen
 class Combination:
-    """A mesh, written as `data 2 x fsdp 4`, and how attention reaches keys on other devices."""
+    """A combination.
+
+    Args:
+        mesh: As `data 2 x fsdp 4`.
+        attention: How attention reaches keys on other devices.
+        parts: Micro-batches of a pipeline; 0 is none.
+        rounds: Rounds of that pipeline.
+        experts: Experts in the place of every feed-forward; 0 is none.
+    """
 
     mesh: str
     attention: str = "gather"
+    parts: int = 0
+    rounds: int = 1
+    experts: int = 0
 
     @property
     def shape(self):
@@ -22,8 +38,25 @@ class Combination:
         pairs = (part.split() for part in self.mesh.split(" x "))
         return tuple((name, int(size)) for name, size in pairs)
 
+    def model(self, cfg):
+        """Returns the config with the stack and the feed-forwards of this row."""
+        if self.experts:
+            cfg = replace_config(
+                cfg, FeedForward, lambda ffn: MoE.Config(expert=ffn, num_experts=4, top_k=2)
+            )
+        if self.parts:
+            stack = Pipeline.Config(num_micro_batches=self.parts, num_rounds=self.rounds)
+            cfg = replace_config(cfg, Repeat, stack)
+        return cfg
+
     def __str__(self):
-        return f"{self.mesh}, {self.attention}" if "seq" in self.mesh else self.mesh
+        named = {
+            self.attention: "seq" in self.mesh,
+            f"{self.parts} parts": self.parts,
+            f"{self.rounds} rounds": self.rounds > 1,
+            f"{self.experts} experts": self.experts,
+        }
+        return ", ".join([self.mesh, *(text for text, is_so in named.items() if is_so)])
 
 
 TABLE = (
@@ -35,23 +68,33 @@ TABLE = (
     Combination("data 4 x model 2"),
     Combination("fsdp 4 x model 2"),
     Combination("data 2 x fsdp 2 x model 2"),
-    Combination("data 2 x expert 2 x model 2"),
     Combination("seq 8", "gather"),
     Combination("seq 4", "ring"),
     Combination("seq 2", "heads"),
     Combination("fsdp 4 x seq 2", "ring"),
     Combination("data 2 x seq 4", "gather"),
-    Combination("seq 4 x model 2", "ring"),
     Combination("fsdp 2 x seq 2 x model 2", "gather"),
     Combination("data 2 x seq 2 x model 2", "ring"),
     Combination("data 2 x fsdp 2 x seq 2", "heads"),
+    Combination("pipeline 2", parts=4),
+    Combination("pipeline 4 x data 2", parts=4),
+    Combination("pipeline 2 x fsdp 4", parts=2, rounds=2),
+    Combination("pipeline 2 x fsdp 2 x model 2", parts=4),
+    Combination("pipeline 2 x data 2 x seq 2", "ring", parts=2),
+    Combination("pipeline 2 x model 2 x seq 2", "gather", parts=4, rounds=2),
+    Combination("expert 4", experts=4),
+    Combination("fsdp 2 x expert 4", experts=4),
+    Combination("data 2 x expert 2 x model 2", experts=4),
+    Combination("fsdp 2 x expert 2 x seq 2", "gather", experts=4),
+    Combination("pipeline 2 x expert 2 x data 2", parts=2, experts=4),
 )
 
 
 @pytest.mark.parametrize("row", TABLE, ids=str)
 def test_combination_changes_no_number(on_mesh, on_one_device, small_model, row):
-    _, loss, gradients = on_mesh(small_model, row.shape, attention=row.attention)
-    expected_loss, expected_gradients = on_one_device(small_model)
+    cfg = row.model(small_model)
+    _, loss, gradients = on_mesh(cfg, row.shape, attention=row.attention)
+    expected_loss, expected_gradients = on_one_device(cfg)
     np.testing.assert_allclose(loss, expected_loss, rtol=1e-6)
     jax.tree.map(
         lambda got, expected: np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-6),
