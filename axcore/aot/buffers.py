@@ -11,6 +11,7 @@ import attrs
 
 from axcore.aot.program import Computation, Instruction, Program
 from axcore.aot.shapes import DEVICE_MEMORY, Shape
+from axcore.aot.writers import writers
 
 _ALIASES = ("bitcast", "optimization-barrier", "copy-done", "async-done", "add-dependency")
 _NOTHING = ("constant", "after-all", "partition-id", "replica-id")
@@ -22,7 +23,7 @@ class Buffer:
 
     Args:
         shape: Its shape.
-        op_name: The scopes under which it was made.
+        op_name: The scopes under which it was made, or what is put into it.
         instruction: The name of the instruction that made it.
     """
 
@@ -64,6 +65,7 @@ class _Lifetimes:
         self.held: dict[str, tuple[tuple[Buffer, ...], ...]] = {}
         self.births: dict[Buffer, int] = {}
         self.deaths: dict[Buffer, int] = {}
+        self.written: dict[Buffer, str] = {}
         for place, one in enumerate(computation.instructions):
             self._add(place, one)
         for buffers in self.held[computation.root.name]:
@@ -94,15 +96,28 @@ class _Lifetimes:
             index = int(one.attribute("index") or 0)
             return (given[0][index],) if index < len(given[0]) else ((),)
         if one.opcode == "while":
+            self._name_by_writers(one, given[0])
             return given[0]
         if one.opcode in _ALIASES or one.opcode.endswith("-done"):
             return given[0][:1]
         if self._is_in_place(one):
             return tuple(_matching(shape, given) for shape in one.shape.arrays)
         return tuple(
-            (Buffer(shape, one.op_name, one.name),) if _counts(shape) else ()
+            (Buffer(shape, self._op_name(one), one.name),) if _counts(shape) else ()
             for shape in _new_arrays(one)
         )
+
+    def _name_by_writers(self, loop: Instruction, parts: tuple[tuple[Buffer, ...], ...]) -> None:
+        for op_name, part in zip(writers(self.program, loop), parts, strict=False):
+            for buffer in part:
+                if op_name and buffer not in self.written and _is_empty(buffer):
+                    self.written[buffer] = op_name
+
+    def _op_name(self, one: Instruction) -> str:
+        """Returns the scopes of an instruction; those of what it copies, where it has none."""
+        while not one.op_name and one.operands:
+            one = self.computation.by_name[one.operands[0]]
+        return one.op_name
 
     def _is_in_place(self, one: Instruction) -> bool:
         if one.opcode == "dynamic-update-slice":
@@ -132,11 +147,16 @@ class _Lifetimes:
             inner = self._inner(one)
             if alive_bytes + inner.nbytes > best_bytes:
                 best_bytes = alive_bytes + inner.nbytes
-                best = Peak((*alive, *inner.buffers), inner.op_name or one.op_name)
+                named = (self._named(buffer) for buffer in alive)
+                best = Peak((*named, *inner.buffers), inner.op_name or one.op_name)
             for buffer in ends.get(place, ()):
                 del alive[buffer]
                 alive_bytes -= buffer.nbytes
         return best
+
+    def _named(self, buffer: Buffer) -> Buffer:
+        op_name = self.written.get(buffer)
+        return buffer if op_name is None else attrs.evolve(buffer, op_name=op_name)
 
     def _inner(self, one: Instruction) -> Peak:
         """Returns the peak inside of what an instruction calls."""
@@ -162,6 +182,13 @@ def _new_arrays(one: Instruction) -> tuple[Shape, ...]:
     if one.opcode.endswith("-start"):
         return arrays[:1] if one.opcode == "copy-start" else arrays[-1:]
     return arrays
+
+
+def _is_empty(buffer: Buffer) -> bool:
+    """Tells whether a buffer starts out as an empty array, to be filled."""
+    return "dot_general" not in buffer.op_name and (
+        "broadcast" in buffer.op_name or buffer.op_name == "" or "broadcast" in buffer.instruction
+    )
 
 
 def _counts(shape: Shape) -> bool:

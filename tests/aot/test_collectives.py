@@ -1,0 +1,119 @@
+"""What devices send, and which buffers live together, in programs that are compiled here."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from axcore.aot.buffers import peak_of
+from axcore.aot.collectives import collectives
+from axcore.aot.program import parse_program
+
+NUM = 4
+
+
+def compiled(fn, *arguments):
+    return parse_program(jax.jit(fn).lower(*arguments).compile().as_text())
+
+
+def sharded(cpu_mesh, shape, *spec):
+    sharding = NamedSharding(cpu_mesh(fsdp=NUM), PartitionSpec(*spec))
+    return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding)
+
+
+def test_a_sharded_weight_is_gathered_once_a_round(cpu_mesh):
+    x = sharded(cpu_mesh, (16, 64), "fsdp")
+    w = sharded(cpu_mesh, (5, 64, 64), None, "fsdp")
+    step = lambda x, w: (jnp.tanh(x @ w), None)  # noqa: E731
+    program = compiled(lambda x, w: jax.lax.scan(step, x, w)[0], x, w)
+    (gather,) = collectives(program, NUM)
+    assert (gather.kind, gather.times, gather.group) == ("all-gather", 5, NUM)
+    assert gather.nbytes == 64 * 64 * 4
+    assert gather.sent_bytes == 5 * 64 * 64 * 4 * (NUM - 1) / NUM
+
+
+def test_a_sum_over_devices_sends_twice_what_a_gather_does(cpu_mesh):
+    x = sharded(cpu_mesh, (16, 64), "fsdp")
+    (reduce,) = collectives(compiled(lambda x: jnp.sum(x, axis=0), x), NUM)
+    assert (reduce.kind, reduce.nbytes) == ("all-reduce", 64 * 4)
+    assert reduce.sent_bytes == 2 * 64 * 4 * (NUM - 1) / NUM
+
+
+GROUPS = """\
+HloModule step, is_scheduled=true
+
+ENTRY %main (p: f32[8,4]) -> f32[64,4] {{
+  %p = f32[8,4]{{1,0}} parameter(0)
+  ROOT %g = f32[64,4]{{1,0}} all-gather(%p), channel_id=1, {groups}, dimensions={{0}}
+}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("groups", "size"),
+    [
+        ("replica_groups={{0,1,2,3},{4,5,6,7}}", 4),
+        ("replica_groups=[4,2]<=[8]", 2),
+        ("replica_groups=mesh['axis_0'=2,'axis_1'=4] {'axis_1'}", 4),
+        ("replica_groups={}", 8),
+    ],
+)
+def test_groups_are_read_in_every_way_that_xla_writes_them(groups, size):
+    (gather,) = collectives(parse_program(GROUPS.format(groups=groups)), 8)
+    assert gather.group == size
+
+
+FUSED = """\
+HloModule step, is_scheduled=true
+
+%start (q: f32[8,4]) -> (f32[8,4], f32[64,4]) {
+  %q = f32[8,4]{1,0} parameter(0)
+  %g1 = f32[64,4]{1,0} all-gather(%q), channel_id=7, replica_groups={}, dimensions={0}
+  ROOT %t1 = (f32[8,4]{1,0}, f32[64,4]{1,0}) tuple(%q, %g1)
+}
+
+%end (r: f32[8,4]) -> f32[64,4] {
+  %r = f32[8,4]{1,0} parameter(0)
+  ROOT %g2 = f32[64,4]{1,0} all-gather(%r), channel_id=7, replica_groups={}, dimensions={0}
+}
+
+ENTRY %main (p: f32[8,4]) -> f32[64,4] {
+  %p = f32[8,4]{1,0} parameter(0)
+  %a = (f32[8,4]{1,0}, f32[64,4]{1,0}) fusion(%p), kind=kCustom, calls=%start
+  ROOT %b = f32[64,4]{1,0} fusion(%p), kind=kCustom, calls=%end
+}
+"""
+
+
+def test_a_collective_that_fusions_share_out_counts_once_and_is_hidden():
+    (gather,) = collectives(parse_program(FUSED), 8)
+    assert gather.is_hidden
+    assert gather.times == 1
+
+
+def test_the_peak_holds_what_the_backward_pass_waits_for():
+    w = jnp.ones((6, 32, 32))
+
+    def loss(w, x):
+        def step(x, one):
+            with jax.named_scope("layer"):
+                return jnp.tanh(x @ one), None
+
+        return jnp.sum(jax.lax.scan(step, x, w)[0])
+
+    peak = peak_of(compiled(jax.grad(loss), w, jnp.ones((64, 32))))
+    kept = [one for one in peak.buffers if one.shape.dims[:1] == (6,)]
+    assert {one.nbytes for one in kept} == {6 * 64 * 32 * 4}
+    assert any("layer/tanh" in one.op_name for one in kept)
+    assert "transpose(" in peak.op_name or "jvp(" in peak.op_name
+    assert list(peak.buffers) == sorted(peak.buffers, key=lambda one: -one.nbytes)
+
+
+def test_results_in_place_make_no_second_buffer():
+    def fill(x):
+        put = lambda i, whole: whole.at[i].set(whole[i] + jnp.sin(x))  # noqa: E731
+        return jnp.sum(jax.lax.fori_loop(0, 64, put, jnp.zeros((64, 1024))))
+
+    peak = peak_of(compiled(fill, jnp.ones(1024)))
+    whole = 64 * 1024 * 4
+    assert whole <= peak.nbytes < 1.5 * whole

@@ -1,0 +1,95 @@
+"""Who compiles for what, and what is said where nobody can."""
+
+import pytest
+
+from axcore.aot import find_aot_target
+from axcore.aot.targets import compile_environment
+from axcore.errors import PluginError
+from axcore.plugins import (
+    AotTarget,
+    CompilerOptions,
+    Hardware,
+    Ref,
+    on,
+    plugin_host,
+    wanted_compiler_options,
+)
+
+ACME = Hardware(family="acme", generation="x1", chips=4)
+
+
+def target(name="acme_compiler", **fields):
+    return AotTarget(name=name, on=on(family="acme"), summary="Acme's", **fields)
+
+
+def test_the_host_compiles_for_its_own_devices():
+    hardware = Hardware.parse("cpu-4")
+    found = find_aot_target(hardware)
+    assert (found.name, found.plugin, found.limits) == ("host", "core", "")
+    environment = compile_environment(found, hardware)
+    assert environment["JAX_PLATFORMS"] == "cpu"
+    assert "--xla_force_host_platform_device_count=4" in environment["XLA_FLAGS"].split()
+
+
+def test_every_family_that_is_installed_can_be_compiled_for():
+    targets = plugin_host().records(AotTarget)
+    for name in ("tpu-v5p-8", "tpu-v5e-256", "gpu-h100-8", "trainium-trn2-16"):
+        assert [one.on(Hardware.parse(name)) for one in targets].count(None) == 1, name
+
+
+def test_hardware_that_nobody_compiles_for_is_an_error_with_what_was_asked():
+    with pytest.raises(
+        PluginError, match=r"no plugin says how to compile for acme-x1-4: .*host \(core\) wants"
+    ):
+        find_aot_target(ACME)
+
+
+def test_a_compiler_that_is_not_installed_says_what_to_install():
+    missing = target(modules=("json", "libacme"), install="axl-acme[aot]")
+    with pytest.raises(PluginError, match=r"acme_compiler, is not installed.* libacme") as raised:
+        find_aot_target(ACME, [missing])
+    assert raised.value.mend == 'pip install "axl-acme[aot]"'
+
+
+def test_modules_of_packages_that_are_missing_are_missing():
+    with pytest.raises(PluginError, match=r"there is no libacme\.compiler"):
+        find_aot_target(ACME, [target(modules=("libacme.compiler",), install="axl-acme[aot]")])
+
+
+def test_two_that_compile_for_one_hardware_are_an_error():
+    with pytest.raises(PluginError, match=r"one .* and two .* both compile for acme-x1-4"):
+        find_aot_target(ACME, [target("one"), target("two")])
+
+
+def options(name, fn):
+    return CompilerOptions(name=name, on=on(family="acme"), fn=Ref(fn), summary="Options")
+
+
+def test_options_are_those_of_every_record_for_the_hardware():
+    found = wanted_compiler_options(ACME, [options("a", f"{__name__}:fast")])
+    assert found == {"acme_fast": True}
+    assert wanted_compiler_options(Hardware.parse("cpu-1"), [options("a", "gone:gone")]) == {}
+
+
+def test_two_values_of_one_option_are_an_error():
+    with pytest.raises(PluginError, match=r"wants acme_fast=True and .* wants acme_fast=False"):
+        wanted_compiler_options(
+            ACME, [options("a", f"{__name__}:fast"), options("b", f"{__name__}:slow")]
+        )
+
+
+def test_options_that_are_none_are_an_error():
+    with pytest.raises(PluginError, match="expected a mapping from option to value"):
+        wanted_compiler_options(ACME, [options("a", f"{__name__}:strange")])
+
+
+def fast(hardware):
+    return {"acme_fast": True}
+
+
+def slow(hardware):
+    return {"acme_fast": False}
+
+
+def strange(hardware):
+    return {"acme_fast": [1]}
