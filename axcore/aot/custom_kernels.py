@@ -108,4 +108,4 @@ def _visible(call: Call, length: int) -> float:
     left, right = call.feature("left"), call.feature("right")
     if right != 0:
         return float(length)
-    return min(length / 2, left + 1) if left is not None else length / 2
+    return min(length / 2, left + 1) if isinstance(left, int) else length / 2

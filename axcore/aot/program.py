@@ -105,7 +105,8 @@ def parse_program(text: str) -> Program:
     """Returns the program that XLA printed as `text`."""
     found: dict[str, Computation] = {}
     entry = ""
-    name, lines = "", []
+    name = ""
+    lines: list[str] = []
     for line in text.splitlines():
         header = _HEADER.match(line)
         if header:
