@@ -6,7 +6,6 @@ Compilers keep state of the chip that they compile for, so one process compiles 
 target whose compiler is not installed fails; none is passed over.
 """
 
-import os
 import subprocess
 import sys
 import time
@@ -14,8 +13,9 @@ from collections.abc import Sequence
 
 import pytest
 
+from axcore.aot.targets import compile_environment, find_aot_target
 from axcore.errors import AxcoreError
-from axcore.testing.compiler import environment_of
+from axcore.plugins import Hardware
 
 
 class _Targets:
@@ -52,10 +52,10 @@ def run_target(target: str, paths: Sequence[str]) -> int:
     Raises:
         PluginError: The compiler is not installed, or no plugin brings one.
     """
+    hardware = Hardware.parse(target)
+    environment = compile_environment(find_aot_target(hardware), hardware)
     command = [sys.executable, "-m", "pytest", "-m", "compile", "--compile-for", target, *paths]
-    return subprocess.run(
-        command, env={**os.environ, **environment_of(target)}, check=False
-    ).returncode
+    return subprocess.run(command, env=dict(environment), check=False).returncode
 
 
 def main(paths: Sequence[str]) -> int:

@@ -29,6 +29,7 @@ pytest.register_assert_rewrite(
             "mesh_rule",
             "modifier",
             "plugin",
+            "storage",
         )
     )
 )
@@ -71,9 +72,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(scope="session")
 def compile_devices(request: pytest.FixtureRequest) -> Any:
     """Devices of the hardware that `--compile-for` names, to compile for and not to run on."""
-    from axcore.testing.compiler import devices_of
+    from axcore.aot.targets import find_aot_target
+    from axcore.plugins import Hardware
 
-    return devices_of(request.config.getoption(COMPILE_FOR))
+    hardware = Hardware.parse(request.config.getoption(COMPILE_FOR))
+    return find_aot_target(hardware).devices.resolve()(hardware)
 
 
 @pytest.fixture

@@ -1,40 +1,61 @@
-"""The attention op on NVIDIA GPUs: the flash attention of cuDNN, as `jax.nn` offers it.
+"""The attention op on NVIDIA GPUs: the flash attention of the cuDNN library.
 
-It takes causal, left-window and full attention. Segments go in as a mask of two bytes per pair of
-tokens, shared by the heads of a row.
+It takes causal, left-window and full attention. Segments go in as a bias of two bytes per pair of
+tokens, shared by the heads of a row; `cudnn_packed` needs none.
 
 Letters: B batch, T queries, S keys, N query heads, K key heads, H key width, V value width.
 """
 
 from functools import partial
-from typing import Literal
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 
 from axcore.ops import AttentionInputs, AttentionSpec, Call
 from axcore.parallel import on_each_device
-
-Implementation = Literal["cudnn", "xla"]
+from axl_gpu.cudnn_call import DTYPES, FlashArrays, FlashSpec
+from axl_gpu.cudnn_flash import CUDNN, Library, flash
 
 MAX_WIDTH = 128
-"""Largest head width of all generations; cuDNN goes to 256 on some."""
+"""Largest head width on every generation."""
+
+MAX_WIDE_WIDTH = 256
+"""Largest from Hopper on."""
+
+HIDDEN = {"bfloat16": -(2.0**41), "float16": -(2.0**15)}
+"""Added to hidden logits. cuDNN subtracts such numbers, so they are far from the largest."""
 
 
 def accepts(call: Call) -> str | None:
-    """Returns None where cuDNN attention can serve the call, else the reason why not."""
-    return _why_not_these_arrays(call) or _why_not_this_mask(call)
+    """Returns None where cuDNN attention can serve the call on any GPU, else the reason why not."""
+    return why_not_these_arrays(call) or why_not_these_widths(call) or why_not_this_mask(call)
 
 
-def _why_not_these_arrays(call: Call) -> str | None:
-    if call.dtype("q") not in ("bfloat16", "float16"):
-        return f"takes bfloat16 and float16, not {call.dtype('q')}"
+def accepts_wide(call: Call) -> str | None:
+    """Returns None where the call takes a Hopper or later, else the reason why not."""
+    if why_not_these_widths(call) is None:
+        return f"takes widths over {MAX_WIDTH}, or values of another width than keys"
+    widths = (call.shape("k")[-1], call.shape("v")[-1])
+    for width in widths:
+        if width % 8 or width > MAX_WIDE_WIDTH:
+            return f"takes widths that are multiples of 8 up to {MAX_WIDE_WIDTH}, not {width}"
+    return why_not_these_arrays(call) or why_not_this_mask(call)
+
+
+def why_not_these_widths(call: Call) -> str | None:
+    """Returns None where the heads' widths suit every GPU, else the reason why not."""
     width, value_width = call.shape("k")[-1], call.shape("v")[-1]
     if width != value_width:
         return f"takes values as wide as keys, not {value_width} and {width}"
     if width % 8 or width > MAX_WIDTH:
         return f"takes widths that are multiples of 8 up to {MAX_WIDTH}, not {width}"
+    return None
+
+
+def why_not_these_arrays(call: Call) -> str | None:
+    """Returns None where cuDNN takes the dtype and the parts of the call, else why not."""
+    if call.dtype("q") not in DTYPES:
+        return f"takes {' and '.join(DTYPES)}, not {call.dtype('q')}"
     for array in ("k_start", "bias", "sinks", "dropout_seed"):
         if call.has(array):
             return f"takes no {array}"
@@ -45,7 +66,8 @@ def _why_not_these_arrays(call: Call) -> str | None:
     return None
 
 
-def _why_not_this_mask(call: Call) -> str | None:
+def why_not_this_mask(call: Call) -> str | None:
+    """Returns None where cuDNN can hide what the call hides, else why not."""
     num_queries, num_keys = call.shape("q")[1], call.shape("k")[1]
     left, right = call.feature("left"), call.feature("right")
     if call.feature("query_offset") or call.has("query_offset"):
@@ -63,53 +85,57 @@ def _why_not_this_mask(call: Call) -> str | None:
     return None
 
 
-def cudnn_attention(inputs: AttentionInputs, spec: AttentionSpec) -> tuple[Array, Array]:
-    """Returns `(o_BTNV, zeros)`: `accepts` refuses calls that ask for the log-sum-exp."""
-    return attend(inputs, spec, implementation="cudnn")
-
-
-def attend(
-    inputs: AttentionInputs, spec: AttentionSpec, *, implementation: Implementation
+def cudnn_attention(
+    inputs: AttentionInputs, spec: AttentionSpec, *, library: Library = CUDNN
 ) -> tuple[Array, Array]:
-    """Returns what `cudnn_attention` does, by an implementation of `jax.nn`'s choice.
+    """Returns `(o_BTNV, zeros)`: `accepts` refuses calls that ask for the log-sum-exp.
 
     Args:
-        inputs: Arrays of a call that `accepts` takes.
+        inputs: Arrays of a call that `accepts`, or `accepts_wide`, takes.
         spec: The call's static choices.
-        implementation: "cudnn", or "xla", which runs on any device.
+        library: cuDNN, or what stands in for it where there is no GPU.
     """
-    o_BTNV = on_each_device(partial(_attend, spec=spec, implementation=implementation), inputs)
+    has_own_keys = inputs.q_segments_BT is inputs.k_segments_BS
+    attend = partial(_attend, spec=spec, has_own_keys=has_own_keys, library=library)
+    o_BTNV = on_each_device(attend, inputs)
     return o_BTNV, jnp.zeros(o_BTNV.shape[:-1], jnp.float32)
 
 
+def flash_spec(spec: AttentionSpec, *, num_documents: int = 1) -> FlashSpec:
+    """Returns cuDNN's static choices: packed where there are several documents in a row."""
+    causal = spec.right == 0
+    if num_documents > 1:
+        mask = "PADDING_CAUSAL" if causal else "PADDING"
+    else:
+        mask = "CAUSAL" if causal else "NO_MASK"
+    window = 0 if spec.left is None else spec.left + 1
+    return FlashSpec(scale=spec.scale, mask=mask, window=window, num_documents=num_documents)
+
+
 def _attend(
-    inputs: AttentionInputs, *, spec: AttentionSpec, implementation: Implementation
+    inputs: AttentionInputs, *, spec: AttentionSpec, has_own_keys: bool, library: Library
 ) -> Array:
-    same_B1TS = _same_segment(inputs)
-    o_BTNV: Array = jax.nn.dot_product_attention(
-        inputs.q_BTNH,
-        inputs.k_BSKH,
-        inputs.v_BSKV,
-        mask=same_B1TS,
-        scale=spec.scale,
-        is_causal=spec.right == 0,
-        local_window_size=None if spec.left is None else (spec.left, 0),
-        implementation=implementation,
-    )
-    if same_B1TS is None:
+    qkv = inputs.q_BTNH, inputs.k_BSKH, inputs.v_BSKV
+    o_BTNV = flash(FlashArrays(*qkv, _bias(inputs)), flash_spec(spec), library)
+    if inputs.q_segments_BT is None:
         return o_BTNV
-    return jnp.where(_sees_anything(inputs, spec), o_BTNV, jnp.zeros((), o_BTNV.dtype))
+    # A query sees at least its own key, unless it is padding.
+    sees_BT = inputs.q_segments_BT != 0 if has_own_keys else _sees_anything(inputs, spec)
+    return jnp.where(sees_BT[:, :, None, None], o_BTNV, jnp.zeros((), o_BTNV.dtype))
 
 
-def _same_segment(inputs: AttentionInputs) -> Array | None:
-    """Returns which pairs are of one segment, padding counted as a segment, so no row is empty."""
-    if inputs.q_segments_BT is None or inputs.k_segments_BS is None:
+def _bias(inputs: AttentionInputs) -> Array | None:
+    """Returns what hides other segments; padding is one of them, so that no row is empty."""
+    q_segments_BT, k_segments_BS = inputs.q_segments_BT, inputs.k_segments_BS
+    if q_segments_BT is None or k_segments_BS is None:
         return None
-    return inputs.q_segments_BT[:, None, :, None] == inputs.k_segments_BS[:, None, None, :]
+    is_same_B1TS = q_segments_BT[:, None, :, None] == k_segments_BS[:, None, None, :]
+    dtype = inputs.q_BTNH.dtype
+    return jnp.where(is_same_B1TS, jnp.zeros((), dtype), jnp.asarray(HIDDEN[dtype.name], dtype))
 
 
 def _sees_anything(inputs: AttentionInputs, spec: AttentionSpec) -> Array:
-    """Returns which queries `[B, T, 1, 1]` see any key; cuDNN gives the others a mean of keys.
+    """Returns which queries `[B, T]` see any key; cuDNN gives the others a mean of keys.
 
     The comparison of all pairs is fused into the reduction; it is never stored.
     """
@@ -124,5 +150,4 @@ def _sees_anything(inputs: AttentionInputs, spec: AttentionSpec) -> Array:
     if spec.right is not None:
         near_TS &= distance_TS <= spec.right
     same_BTS = q_segments[:, :, None] == k_segments[:, None, :]
-    sees_BT = jnp.any(same_BTS & (k_segments != 0)[:, None, :] & near_TS[None], axis=-1)
-    return sees_BT[:, :, None, None]
+    return jnp.any(same_BTS & (k_segments != 0)[:, None, :] & near_TS[None], axis=-1)

@@ -15,6 +15,9 @@ GIB = 2**30
 TERA = 1e12
 
 CUDNN = "cudnn_attention"
+CUDNN_HOPPER = "cudnn_attention_from_hopper"
+"""What cuDNN's attention learnt with Hopper: wide heads, values of another width, packed rows."""
+
 WGMMA = "wgmma"
 """Products of a warp group from shared memory, which kernels for Hopper are written in."""
 
@@ -74,7 +77,7 @@ H100 = Hardware(
     },
     memory_bandwidth=3.35 * TERA,
     interconnect_bandwidth=0.45 * TERA,  # fourth-generation NVLink, 900 GB/s both ways
-    features={CUDNN, WGMMA, INT8, FLOAT8},
+    features={CUDNN, CUDNN_HOPPER, WGMMA, INT8, FLOAT8},
 )
 
 # NVIDIA H200 Tensor Core GPU datasheet, H200 SXM column: the compute of an H100.
@@ -86,7 +89,7 @@ H200 = Hardware(
     peak_flops=H100.peak_flops,
     memory_bandwidth=4.8 * TERA,
     interconnect_bandwidth=0.45 * TERA,
-    features={CUDNN, WGMMA, INT8, FLOAT8},
+    features={CUDNN, CUDNN_HOPPER, WGMMA, INT8, FLOAT8},
 )
 
 # NVIDIA DGX B200 datasheet, divided by its eight GPUs: 1,440 GB, 64 TB/s, 72 PFLOPS FP8 with
@@ -106,5 +109,5 @@ B200 = Hardware(
     },
     memory_bandwidth=8 * TERA,
     interconnect_bandwidth=0.9 * TERA,  # fifth-generation NVLink, 1.8 TB/s both ways
-    features={CUDNN, INT8, FLOAT8},
+    features={CUDNN, CUDNN_HOPPER, INT8, FLOAT8},
 )

@@ -14,7 +14,7 @@ from axcore.plugins import (
     hook,
     on,
 )
-from axl_gpu.hardware import CUDNN, WGMMA, hosts
+from axl_gpu.hardware import CUDNN, CUDNN_HOPPER, WGMMA, hosts
 
 
 @hook.hardware_families
@@ -70,6 +70,22 @@ def kernels() -> Iterator[Kernel]:
         on=on(family="gpu", features=CUDNN),
         accepts=Ref("axl_gpu.cudnn_attention:accepts"),
         fn=Ref("axl_gpu.cudnn_attention:cudnn_attention"),
+    )
+    yield Kernel(
+        op="attention",
+        name="cudnn_wide_attention",
+        priority=200,
+        on=on(family="gpu", features=CUDNN_HOPPER),
+        accepts=Ref("axl_gpu.cudnn_attention:accepts_wide"),
+        fn=Ref("axl_gpu.cudnn_attention:cudnn_attention"),
+    )
+    yield Kernel(
+        op="attention",
+        name="cudnn_packed_attention",
+        priority=10,
+        on=on(family="gpu", features=CUDNN_HOPPER),
+        accepts=Ref("axl_gpu.cudnn_packed:accepts"),
+        fn=Ref("axl_gpu.cudnn_packed:cudnn_packed_attention"),
     )
     yield Kernel(
         op="grouped_matmul",

@@ -1,19 +1,20 @@
-"""cuDNN attention: the calls that it takes and refuses, and what the wrapper computes.
+"""cuDNN attention: the calls that it takes and refuses, and what is handed to the library.
 
-The kernel itself runs on a GPU only. Everything around it is shown to be right by handing the same
-call to `jax.nn`'s portable implementation.
+That everything around the library's calls is right, `test_gpu_conformance.py` shows.
 """
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from axl_gpu.cudnn_attention import accepts, attend
+from axl_gpu.cudnn_attention import accepts, accepts_wide
+from axl_gpu.cudnn_packed import MAX_DOCUMENTS, cudnn_packed_attention, documents_of
+from axl_gpu.cudnn_packed import accepts as accepts_packed
+from cudnn_simulator import SIMULATED
 
+from axcore.errors import KernelError
 from axcore.ops import AttentionInputs, AttentionSpec, Call, KernelPolicy, choose
 from axcore.ops.attention_kernels import attention_call
-from axcore.ops.attention_reference import attention_reference
-from axcore.parallel import make_mesh
 from axcore.plugins import Hardware
 
 BATCH, TIME, HEADS, KV_HEADS, WIDTH = 2, 12, 4, 2, 8
@@ -38,54 +39,6 @@ def sized(
         jax.random.normal(key, shape, dtype) for key, shape in zip(keys, shapes, strict=True)
     )
     return AttentionInputs(q, k, v)._replace(**parts)
-
-
-def packed() -> jax.Array:
-    """Two documents and padding in the first row, one document in the second."""
-    row = jnp.array([1] * 5 + [2] * 4 + [0] * 3, jnp.int32)
-    return jnp.stack([row, jnp.ones_like(row)])
-
-
-def output_and_gradients(run, given: AttentionInputs, spec: AttentionSpec):
-    weights = jax.random.normal(jax.random.key(1), given.q_BTNH.shape)
-
-    def loss(q, k, v):
-        o = run(given._replace(q_BTNH=q, k_BSKH=k, v_BSKV=v), spec)[0]
-        return jnp.sum(o * weights), o
-
-    arrays = (given.q_BTNH, given.k_BSKH, given.v_BSKV)
-    gradients, output = jax.jit(jax.grad(loss, argnums=(0, 1, 2), has_aux=True))(*arrays)
-    return (output, *gradients)
-
-
-@pytest.mark.parametrize(
-    ("spec", "segments"),
-    [
-        (SPEC, None),
-        (SPEC, packed()),
-        (AttentionSpec(scale=0.25), packed()),
-        (AttentionSpec(scale=0.25, left=3, right=0), packed()),
-    ],
-)
-def test_call_is_handed_on_with_the_meaning_of_the_reference(spec, segments):
-    given = sized(dtype=jnp.float32, q_segments_BT=segments, k_segments_BS=segments)
-    got = output_and_gradients(lambda *a: attend(*a, implementation="xla"), given, spec)
-    expected = output_and_gradients(attention_reference, given, spec)
-    for one, other in zip(got, expected, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
-
-
-def test_devices_of_a_mesh_work_on_their_own_rows_and_heads():
-    given = sized(dtype=jnp.float32, q_segments_BT=packed(), k_segments_BS=packed())
-
-    def portable(*call):
-        return attend(*call, implementation="xla")
-
-    alone = output_and_gradients(portable, given, SPEC)
-    with jax.set_mesh(make_mesh({"fsdp": 2, "model": 2}, jax.devices()[:4])):
-        split = output_and_gradients(portable, given, SPEC)
-    for one, other in zip(split, alone, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
 def call(given: AttentionInputs, spec: AttentionSpec = SPEC, *, with_lse: bool = False) -> Call:
@@ -137,6 +90,80 @@ SCALE = {"scale": 1.0}
 )
 def test_call_that_cudnn_cannot_serve_is_refused_with_the_reason(refused, reason):
     assert accepts(refused) == reason
+
+
+WIDE = "takes widths over 128, or values of another width than keys"
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        (sized(), WIDE),
+        (sized(width=264, value=264), "takes widths that are multiples of 8 up to 256, not 264"),
+        (sized(width=192, value=132), "takes widths that are multiples of 8 up to 256, not 132"),
+        (sized(width=256, value=256, dtype=jnp.float32), "takes bfloat16 and float16, not float32"),
+        (sized(width=256, value=256), None),
+        (sized(width=192, value=128), None),
+    ],
+)
+def test_widths_that_take_a_hopper_are_served_apart(given, reason):
+    assert accepts_wide(call(given)) == reason
+    assert (accepts(call(given)) is None) == (reason == WIDE)
+
+
+@pytest.mark.parametrize(
+    ("target", "kernel"),
+    [("gpu-h100-8", "cudnn_wide_attention"), ("gpu-b200-8", "cudnn_wide_attention")],
+)
+def test_wide_heads_are_served_from_hopper_on(target, kernel):
+    wide = call(sized(width=256, value=256))
+    assert choose(wide, KernelPolicy(hardware=Hardware.parse(target))).kernel.name == kernel
+    with pytest.raises(KernelError, match="which gpu-a100-8 does not have"):
+        choose(wide, KernelPolicy(hardware=Hardware.parse("gpu-a100-8")))
+
+
+def segments(*runs):
+    return jnp.asarray([[id for id, length in runs for _ in range(length)]], jnp.int32)
+
+
+def test_documents_are_found_in_the_order_of_the_rows():
+    rows = jnp.concatenate([segments((7, 3), (0, 2), (4, 1)), segments((0, 1), (2, 5))])
+    found = documents_of(rows)
+    np.testing.assert_array_equal(found.lengths_P.reshape(-1)[:4], [3, 1, 5, 0])
+    np.testing.assert_array_equal(found.starts.reshape(-1)[:4], [0, 5, 7, 12])
+    assert found.starts.shape == (2, MAX_DOCUMENTS + 1)
+    assert np.all(found.is_packed_B)
+
+
+@pytest.mark.parametrize(
+    ("q_segments", "k_segments"),
+    [
+        (segments((1, 4), (2, 4), (1, 4)), None),
+        (segments(*((id, 1) for id in range(1, MAX_DOCUMENTS + 2))), None),
+        (segments((1, 6), (2, 6)), segments((1, 5), (2, 7))),
+    ],
+    ids=["in_two_pieces", "too_many", "other_keys"],
+)
+def test_rows_that_are_not_packed_as_trusted_give_nan(q_segments, k_segments):
+    k_segments = q_segments if k_segments is None else k_segments
+    time = q_segments.shape[1]
+    q, k, v = (jnp.ones((1, time, 2, 8), jnp.bfloat16) for _ in range(3))
+    given = AttentionInputs(q, k, v, q_segments, k_segments)
+    assert np.all(np.isnan(cudnn_packed_attention(given, SPEC, library=SIMULATED)[0]))
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        (sized(), "takes segments, and there are none"),
+        (
+            sized(q_segments_BT=ROW, k_segments_BS=ROW),
+            "takes as many key heads as query heads, not 2 and 4",
+        ),
+    ],
+)
+def test_call_that_cannot_be_packed_is_refused_with_the_reason(given, reason):
+    assert accepts_packed(call(given)) == reason
 
 
 @pytest.mark.parametrize("target", ["gpu-a100-8", "gpu-a100-40gb-16", "gpu-h100-8", "gpu-b200-64"])

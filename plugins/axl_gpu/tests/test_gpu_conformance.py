@@ -1,6 +1,6 @@
 """axl-gpu, proven by axcore's suites.
 
-Where there is no GPU, cuDNN attention is XLA's stand-in, and the Pallas kernel is interpreted.
+Where there is no GPU, cuDNN's calls are simulated, and the Pallas kernel is interpreted.
 """
 
 import contextlib
@@ -8,8 +8,11 @@ import functools
 
 import jax
 import pytest
-from axl_gpu.cudnn_attention import attend, cudnn_attention
+from axl_gpu.cudnn_attention import cudnn_attention
+from axl_gpu.cudnn_flash import CUDNN
+from axl_gpu.cudnn_packed import cudnn_packed_attention
 from axl_gpu.mosaic_grouped_matmul import mosaic_grouped_matmul
+from cudnn_simulator import SIMULATED
 from jax._src.pallas.mosaic_gpu.interpret.params import force_gpu_interpret_mode
 
 from axcore.testing import (
@@ -23,10 +26,6 @@ from axcore.testing import (
 )
 
 
-def stand_in(inputs, spec):
-    return attend(inputs, spec, implementation="xla")
-
-
 class TestPlugin(PluginSuite):
     plugin = "axl-gpu"
 
@@ -35,30 +34,54 @@ class TestMeshRules(MeshRuleSuite):
     plugin = "axl-gpu"
 
 
-class TestAttention(KernelSuite):
-    """The stand-in takes the same arguments and masks; its rounding is XLA's."""
+FUNCTIONS = {
+    "cudnn_attention": cudnn_attention,
+    "cudnn_wide_attention": cudnn_attention,
+    "cudnn_packed_attention": cudnn_packed_attention,
+}
+
+
+def attention(name, **fields):
+    return attention_case(AttentionSample(name=name, **fields))
+
+
+class Attention(KernelSuite):
+    """With cuDNN's calls simulated: their arguments, masks and gradients are the plugin's own."""
 
     plugin = "axl-gpu"
-    keys = ("attention/cudnn_attention",)
+    keys = tuple(f"attention/{name}" for name in FUNCTIONS)
     dtypes = ("bfloat16",)
-    case_names = ("even_segments",)
-
-    @pytest.fixture(autouse=True)
-    def promotion_that_jax_nn_relies_on(self):
-        with jax.numpy_dtype_promotion("standard"):
-            yield
 
     def implementation(self, kernel):
-        return cudnn_attention if jax.default_backend() == "gpu" else stand_in
+        library = CUDNN if jax.default_backend() == "gpu" else SIMULATED
+        return functools.partial(FUNCTIONS[kernel.name], library=library)
 
     def extra_cases(self, kernel):
-        packed = AttentionSample(
-            name="even_segments", queries=40, keys=40, parts=("segments",), spec={"right": 0}
+        documents = {"queries": 40, "keys": 40, "parts": ("segments",), "spec": {"right": 0}}
+        return (
+            attention("packed", **documents, key_heads=4),
+            attention("packed_wide", **documents, width=256, value_width=256),
         )
-        return (attention_case(packed),)
 
     def tolerance(self, dtype):
         return 2e-2, 4e-2  # probabilities are rounded to bfloat16 before they meet the values
+
+
+class TestAttention(Attention):
+    case_names = ("packed", "packed_wide")
+
+
+@pytest.mark.slow
+class TestAttentionOnEveryCase(Attention):
+    def extra_cases(self, kernel):
+        documents = {"queries": 40, "keys": 40, "parts": ("segments",)}
+        return (
+            *super().extra_cases(kernel),
+            attention("packed_full", **documents, key_heads=4),
+            attention("packed_window", **documents, key_heads=4, spec={"left": 5, "right": 0}),
+            attention("documents", **documents, spec={"right": 0}),
+            attention("values", **documents, width=24, value_width=8, spec={"right": 0}),
+        )
 
 
 def grouped(name, *group_sizes, num_rows, width=64, out_width=64):

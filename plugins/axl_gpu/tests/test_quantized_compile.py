@@ -1,76 +1,72 @@
-"""Train steps in float8 and int8, really compiled for H100s: every product of a linear is narrow.
+"""Train steps in float8 and int8, really compiled for H100s: linears multiply narrow operands."""
 
-The compiler needs no GPU, only its packages: in the environment, or in the folder that
-AXL_CUDA_PACKAGES names (`pip install --no-deps --target FOLDER jax-cuda13-pjrt jax-cuda13-plugin
-nvidia-cuda-nvcc nvidia-nvvm nvidia-cuda-runtime nvidia-cudnn-cu13`).
-"""
-
-import importlib.util
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
+import re
+from collections import Counter
 
 import pytest
 
-FOLDER = os.environ.get("AXL_CUDA_PACKAGES", "")
-IS_INSTALLED = importlib.util.find_spec("jax_cuda13_plugin") is not None
+from axcore.config import evolve
+from axcore.layers import Fp8Current, Fp8Delayed, Fp8Training, Int8Training
+from axcore.module import DTypes
+from axcore.testing import small_experiment
+from axcore.trainer import Trainer
+
+MODIFIERS = {
+    "current": Fp8Training(dot=Fp8Current.Config()),
+    "delayed": Fp8Training(dot=Fp8Delayed.Config()),
+    "int8": Int8Training(),
+}
 LINEARS = 7
 """Of a layer, which is compiled once for all layers."""
 
 MERGED = {"float8": 0, "int8": 3}
 """XLA makes one of int8 products of one input: query, key and value, and gate and up."""
 
-pytestmark = [
-    pytest.mark.compile,
-    pytest.mark.skipif(
-        not (FOLDER or IS_INSTALLED),
-        reason="jax-cuda13-plugin is not installed, and AXL_CUDA_PACKAGES names no folder of it",
-    ),
-]
+CUBLAS = {"xla_gpu_enable_triton_gemm": False}
+"""Products by cuBLAS, whose calls can be counted."""
+
+pytestmark = pytest.mark.compile("gpu-h100-8")
+
+
+def trainer(folder, devices, name=None):
+    """A transformer of two scanned layers, in bfloat16, split over eight devices."""
+    cfg = small_experiment(folder)
+    model = evolve(cfg.model, dtypes=DTypes(compute="bfloat16"))
+    cfg = evolve(cfg, model=model, mesh={"fsdp": 8}, kernels={"attention": "portable"})
+    plain = Trainer(cfg, devices=devices)
+    if name is None:
+        return plain
+    return Trainer(MODIFIERS[name].apply(cfg, plain.hardware), devices=devices)
+
+
+def products(trainer):
+    """How many matrix products of each operand format stand in the compiled step."""
+    program = trainer.lowered_step().compile(compiler_options=CUBLAS).as_text()
+    found = re.findall(r'= \(?(\w+)\[.*custom_call_target="(__cublas[^"]*)"', program)
+    kinds = Counter("float8" if call.endswith("$f8") else dtype for dtype, call in found)
+    return {"float8": kinds.pop("float8", 0), "int8": kinds.pop("s32", 0), "wide": kinds.total()}
 
 
 @pytest.fixture(scope="module")
-def compiled(tmp_path_factory):
-    """Returns a function from a scheme's name to what its train step multiplies."""
-
-    def compiled(name):
-        environment = {
-            **os.environ,
-            "JAX_PLATFORMS": "cpu",
-            "PYTHONPATH": FOLDER,
-            "XLA_FLAGS": "--xla_gpu_enable_triton_gemm=false",  # cuBLAS, whose calls can be counted
-        }
-        child = Path(__file__).with_name("fp8_child.py")
-        done = subprocess.run(
-            [sys.executable, str(child), str(tmp_path_factory.mktemp("text")), name],
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=300,
-        )
-        assert done.returncode == 0, done.stderr[-2000:]
-        return json.loads(done.stdout.splitlines()[-1])
-
-    return compiled
-
-
-@pytest.fixture(scope="module")
-def wide(compiled):
-    return compiled("wide")["products"]
+def wide(tmp_path_factory, compile_devices):
+    return products(trainer(tmp_path_factory.mktemp("text"), compile_devices))
 
 
 @pytest.mark.parametrize(
     ("name", "dtype"), [("current", "float8"), ("delayed", "float8"), ("int8", "int8")]
 )
-def test_each_linear_compiles_to_three_narrow_products(compiled, wide, name, dtype):
-    found = compiled(name)
-    assert found["target"] == "gpu-h100-8"
-    assert found["products"][dtype] == 3 * LINEARS - MERGED[dtype]
-    assert found["products"]["wide"] <= wide["wide"] - LINEARS
-    assert {kernel for op, kernel in found["plan"].items() if "quantized" in op} == {dtype}
+def test_each_linear_compiles_to_three_narrow_products(
+    tmp_path, compile_devices, wide, name, dtype
+):
+    narrow = trainer(tmp_path, compile_devices, name)
+    found = products(narrow)
+    assert narrow.hardware.name == "gpu-h100-8"
+    assert found[dtype] == 3 * LINEARS - MERGED[dtype]
+    assert found["wide"] <= wide["wide"] - LINEARS
+    kernels = {
+        one.kernel.name for one in narrow.kernel_plan().choices if "quantized" in one.call.op
+    }
+    assert kernels == {dtype}
 
 
 def test_without_a_modifier_no_product_is_narrow(wide):
