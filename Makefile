@@ -9,7 +9,9 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PLUGINS := attention gpu tpu trainium
 SOURCES := pyproject.toml constraints.txt $(wildcard plugins/*/pyproject.toml)
 
-.PHONY: help demo test test-slow gate fmt lint types bench clean
+COMPILERS := $(VENV)-compilers
+
+.PHONY: help demo test test-slow gate aot fmt lint types bench clean
 
 help:  ## Show what can be made.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -32,6 +34,11 @@ gate: $(VENV)/.test  ## Hold features to what they may cost in lines of code.
 	@git diff --exit-code docs/loc-table.md || (echo "docs/loc-table.md was not up to date: look at it, and commit it"; exit 1)
 	@echo "== pytest: every feature in every family on every target"
 	@$(BIN)/python -m pytest -n 2 -m gate tests/complexity
+
+aot: $(COMPILERS)/.done  ## Compile Llama 2 for accelerators that are not here, and tell what it takes.
+	@echo "== axcore aot llama2-7b: one slice of TPUs, then one host of GPUs with batches in parts"
+	@$(COMPILERS)/bin/axcore aot llama2-7b --target tpu-v5e-256
+	@$(COMPILERS)/bin/axcore aot llama2-7b --target gpu-h100-8 --modify "accumulate(factor=64)"
 
 fmt: $(VENV)/.test  ## Format the code.
 	@$(BIN)/ruff format .
@@ -66,4 +73,10 @@ $(VENV)/.demo: $(SOURCES) | $(BIN)/python
 $(VENV)/.test: $(SOURCES) | $(BIN)/python
 	@echo "== installing axcore with its test extras, and the plugins: $(PLUGINS) (a minute or two)"
 	@$(PIP) install -c constraints.txt -e '.[test]' $(foreach name,$(PLUGINS),-e plugins/axl_$(name))
+	@touch $@
+
+$(COMPILERS)/.done: $(SOURCES)
+	@echo "== installing axcore with the compilers for TPUs and GPUs in $(COMPILERS) (2 GB, a few minutes)"
+	@$(PYTHON) -m venv $(COMPILERS)
+	@$(COMPILERS)/bin/python -m pip --disable-pip-version-check --quiet install -c constraints.txt -e '.[test]' $(foreach name,$(PLUGINS),-e 'plugins/axl_$(name)[aot]')
 	@touch $@
