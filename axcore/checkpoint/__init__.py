@@ -4,12 +4,15 @@ from axcore.checkpoint.checkpointer import Checkpointer
 from axcore.checkpoint.manifest import DamagedCheckpointError, Manifest
 from axcore.checkpoint.reader import CheckpointWarning, Restored
 from axcore.checkpoint.run_directory import RunDirectory
+from axcore.checkpoint.storage import Claim, StepStorage
 
 __all__ = [
     "CheckpointWarning",
     "Checkpointer",
+    "Claim",
     "DamagedCheckpointError",
     "Manifest",
     "Restored",
     "RunDirectory",
+    "StepStorage",
 ]

@@ -1,8 +1,8 @@
 """`Checkpointer`: saves the states of a run step by step, and restores the newest that is whole.
 
-The parts: `steps.py` names, commits and deletes the step directories, `writer.py` fills one,
-`reader.py` checks and restores one, `store.py` moves arrays through Orbax, `manifest.py` and
-`integrity.py` tell whether what is on the disk is what was saved.
+The parts: a storage (`storage.py`) commits and deletes steps, `writer.py` fills one, `reader.py`
+checks and restores one, `store.py` moves arrays through Orbax, `manifest.py` and `integrity.py`
+tell whether what is on the disk is what was saved.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from typing import Any, Literal, Self
 
 from axcore.checkpoint.manifest import Manifest
 from axcore.checkpoint.reader import CheckpointReader, Restored
-from axcore.checkpoint.steps import StepDirectories
+from axcore.checkpoint.storage import open_storage
 from axcore.checkpoint.writer import CheckpointWriter
 from axcore.config import REQUIRED, Configurable, config
 from axcore.errors import ConfigError
@@ -31,8 +31,10 @@ class Checkpointer(Configurable):
     class Config(Configurable.Config):
         """How often to save, and what to keep.
 
-        `directory` is absolute or relative to the working directory. `keep` is the number of newest
-        steps kept (None: all). `saves_in_background` lets training go on while a step is written.
+        `directory` is absolute or relative to the working directory, or `SCHEME://PLACE` where a
+        plugin brings such a storage; a run whose config leaves it out keeps steps in its own
+        directory. `keep` is the number of newest steps kept (None: all). `saves_in_background` lets
+        training go on while a step is written.
         `on_damage` says what `restore` does where the newest step is damaged and no step was asked
         for by number: go back to the newest whole one with a warning, or stop.
         """
@@ -51,9 +53,16 @@ class Checkpointer(Configurable):
                 raise ConfigError(f"{name} is {value}; it must be at least 1", where=name)
         self._every_steps = cfg.every_steps
         self._saves_in_background = cfg.saves_in_background
-        self._steps = StepDirectories(Path(cfg.directory).absolute())
+        self._steps = open_storage(cfg.directory)
         self._writer = CheckpointWriter(self._steps, keep=cfg.keep)
         self._reader = CheckpointReader(self._steps, falls_back=cfg.on_damage == "fall_back")
+
+    @classmethod
+    def of_run(cls, cfg: Config, run: Path) -> Self:
+        """Returns the checkpointer of a run: in the run's directory, unless it names another."""
+        is_named = cfg.directory is not REQUIRED
+        made: Self = cfg.build() if is_named else cfg.build(directory=str(run / "checkpoints"))
+        return made
 
     def __enter__(self) -> Self:
         return self

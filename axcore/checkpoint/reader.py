@@ -16,7 +16,7 @@ from axcore.checkpoint.manifest import (
     read_manifest,
     to_json,
 )
-from axcore.checkpoint.steps import StepDirectories
+from axcore.checkpoint.storage import StepStorage
 from axcore.errors import CheckpointError
 from axcore.parallel import from_each, from_first, is_first, share
 
@@ -36,9 +36,9 @@ class Restored(NamedTuple):
 
 
 class CheckpointReader:
-    """Reads what the directories named by `steps` hold; writes nothing."""
+    """Reads what a storage holds; writes nothing."""
 
-    def __init__(self, steps: StepDirectories, *, falls_back: bool) -> None:
+    def __init__(self, steps: StepStorage, *, falls_back: bool) -> None:
         self._steps = steps
         self._falls_back = falls_back
 
@@ -98,6 +98,7 @@ class CheckpointReader:
         return from_json(from_first("reading a manifest", lambda: to_json(self._read(step))))
 
     def _read(self, step: int) -> Manifest:
+        self._steps.prepare(step)
         try:
             return read_manifest(self._steps.path(step))
         except DamagedCheckpointError as error:

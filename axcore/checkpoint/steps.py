@@ -1,4 +1,4 @@
-"""The step directories of a run: named so that they sort, committed by a rename.
+"""The storage `file`: step directories, named so that they sort, committed by a rename.
 
 step_00000100               committed; damaged only if something outside changed it
 step_00000200.incomplete    being written, or left behind by a killed process
@@ -11,17 +11,32 @@ import re
 import shutil
 from pathlib import Path
 
-from axcore.checkpoint.files import sync_path
+from axcore.checkpoint.files import FileLock, sync_path
 
 _COMMITTED = re.compile(r"step_(\d{8,})")
 _LEFTOVER = re.compile(r"step_\d{8,}\.(incomplete|deleting)(-\d+)?")
 
 
+def open_directory(place: str) -> "StepDirectories":
+    """Returns the storage of a directory, absolute or relative to the working directory."""
+    return StepDirectories(Path(place).absolute())
+
+
 class StepDirectories:
-    """The step directories under one root."""
+    """The step directories under one root; a `StepStorage`."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
+
+    def claim(self) -> FileLock:
+        """Makes the root, locks it, and clears what killed processes left."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(self.root / "writer.lock", doing="saving checkpoints here")
+        self._clear_leftovers()
+        return lock
+
+    def prepare(self, step: int) -> None:
+        """Does nothing: a committed step can be read."""
 
     def path(self, step: int) -> Path:
         """Returns the directory of a committed step."""
@@ -37,12 +52,10 @@ class StepDirectories:
         matches = (_COMMITTED.fullmatch(name) for name in names)
         return tuple(sorted(int(match[1]) for match in matches if match))
 
-    def begin(self, step: int) -> Path:
+    def begin(self, step: int) -> None:
         """Makes the empty directory that a step is written into."""
-        draft = self.draft(step)
         self.abandon(step)
-        draft.mkdir()
-        return draft
+        self.draft(step).mkdir()
 
     def abandon(self, step: int) -> None:
         """Removes what was written of a step that was not committed."""
@@ -69,8 +82,7 @@ class StepDirectories:
         sync_path(self.root)
         shutil.rmtree(doomed)
 
-    def clear_leftovers(self) -> None:
-        """Removes what killed processes left; only safe for the one process that writes here."""
+    def _clear_leftovers(self) -> None:
         for entry in list(self.root.iterdir()):
             if _LEFTOVER.fullmatch(entry.name):
                 shutil.rmtree(entry)

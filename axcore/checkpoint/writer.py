@@ -20,23 +20,23 @@ from typing import Any
 import jax
 
 from axcore.checkpoint import store
-from axcore.checkpoint.files import FileLock, sync_tree
+from axcore.checkpoint.files import sync_tree
 from axcore.checkpoint.integrity import FileRecord, list_files, record_files
 from axcore.checkpoint.leaves import LeafSpec, name_arrays, spec_of
 from axcore.checkpoint.manifest import Manifest, check_extra, write_manifest
 from axcore.checkpoint.reader import ARRAYS_NAME, CheckpointWarning
-from axcore.checkpoint.steps import StepDirectories
+from axcore.checkpoint.storage import Claim, StepStorage
 from axcore.errors import CheckpointError
 from axcore.parallel import from_each, from_first, is_first, process_count, process_index, share
 
 
 class CheckpointWriter:
-    """Writes steps into the directories that `steps` names, and keeps the newest `keep`."""
+    """Writes steps into a storage, and keeps the newest `keep`."""
 
-    def __init__(self, steps: StepDirectories, *, keep: int | None) -> None:
+    def __init__(self, steps: StepStorage, *, keep: int | None) -> None:
         self._steps = steps
         self._keep = keep
-        self._lock: FileLock | None = None
+        self._lock: Claim | None = None
         self._worker: ThreadPoolExecutor | None = None
         self._pending: Future[None] | None = None
         self._last_started: int | None = None
@@ -90,20 +90,17 @@ class CheckpointWriter:
     def _claim_writing(self) -> ThreadPoolExecutor:
         """Returns the worker thread; makes the directory and locks it the first time."""
         if self._worker is None:
-            from_first("claiming the checkpoints", self._lock_directory)
+            from_first("claiming the checkpoints", self._claim)
             self._worker = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
             _close_at_exit().add(self)
         return self._worker
 
-    def _lock_directory(self) -> None:
-        root = self._steps.root
+    def _claim(self) -> None:
         try:
-            root.mkdir(parents=True, exist_ok=True)
-            self._lock = FileLock(root / "writer.lock", doing="saving checkpoints here")
-            self._steps.clear_leftovers()
+            self._lock = self._steps.claim()
         except OSError as error:
             raise CheckpointError(
-                f"checkpoints cannot be written: {error}", where=str(root)
+                f"checkpoints cannot be written: {error}", where=str(self._steps.root)
             ) from error
 
     def _begin(self, step: int) -> None:

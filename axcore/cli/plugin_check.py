@@ -10,6 +10,7 @@ from pathlib import Path
 
 from axcore.errors import PluginError
 from axcore.plugins import (
+    CheckpointStorage,
     DataSource,
     Experiment,
     JobLauncher,
@@ -24,6 +25,7 @@ from axcore.plugins import (
 
 _SUITES: dict[type[Record], str] = {
     DataSource: "DataSourceSuite",
+    CheckpointStorage: "StorageSuite",
     Experiment: "ExperimentSuite",
     JobLauncher: "LauncherSuite",
     Kernel: "KernelSuite",

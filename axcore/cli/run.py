@@ -25,6 +25,7 @@ def open_run(directory: str, *, step: int | None = None) -> SavedRun:
         CheckpointError: The directory is no run, or has no checkpoint yet.
         ConfigError: Its config cannot be read.
     """
+    from axcore.checkpoint import Checkpointer
     from axcore.cli.experiment import read_config
     from axcore.trainer.step import TrainState
 
@@ -37,7 +38,7 @@ def open_run(directory: str, *, step: int | None = None) -> SavedRun:
         )
     cfg = read_config(path / "config.json")
     trainer = evolve(cfg, mesh=ANY_DEVICES).build()
-    checkpointer = trainer.config.checkpoint.build(directory=str(path / "checkpoints"))
+    checkpointer = Checkpointer.of_run(trainer.config.checkpoint, path)
     if checkpointer.latest() is None:
         raise CheckpointError(
             "the run has no checkpoint yet", where=str(path), mend="train it for longer"

@@ -30,10 +30,12 @@ from axcore.plugins.records import (
     RunObserver,
 )
 from axcore.plugins.ref import Ref
+from axcore.plugins.storing import CheckpointStorage
 from axcore.plugins.variants import with_variant
 
 __all__ = [
     "AotTarget",
+    "CheckpointStorage",
     "Command",
     "CompilerOptions",
     "DataSource",

@@ -28,6 +28,7 @@ from axcore.plugins.records import (
     RunObserver,
 )
 from axcore.plugins.ref import Ref
+from axcore.plugins.storing import CheckpointStorage
 
 
 @hook.hardware_families
@@ -226,6 +227,21 @@ def observers() -> Iterator[RunObserver]:
     )
 
 
+@hook.checkpoint_storages
+def checkpoint_storages() -> Iterator[CheckpointStorage]:
+    """Where checkpoints can be kept."""
+    yield CheckpointStorage(
+        name="file",
+        fn=Ref("axcore.checkpoint.steps:open_directory"),
+        summary="A directory, which all processes share",
+    )
+    yield CheckpointStorage(
+        name="mirror",
+        fn=Ref("axcore.checkpoint.mirror:open_mirror"),
+        summary="A directory on a fast disk, and a copy on a durable one",
+    )
+
+
 @hook.launchers
 def launchers() -> Iterator[JobLauncher]:
     """Engines that runs can be started on."""
@@ -267,34 +283,29 @@ def experiments() -> Iterator[Experiment]:
         yield Experiment(name=name, fn=Ref(f"axcore.experiments.{target}"), summary=summary)
 
 
-_EXPERT_MODULES = ("moe", "router", "routing", "experts", "dropless", "capacity", "grouped_linear")
-"""Where mixtures of experts live."""
+_FEATURES = {
+    "rope": (("rope",), "Rotary positions"),
+    "moe": (
+        ("moe", "router", "routing", "experts", "dropless", "capacity", "grouped_linear"),
+        "Experts in the place of feed-forward layers",
+    ),
+    "int8": (("quantized_training",), "Linear layers' products in int8"),
+    "lora": (("lora", "lora_state"), "Adapters of low rank, and all else frozen"),
+}
+"""Features whose cost is measured: their own modules among the layers, and a summary."""
 
 
 @hook.features
 def features() -> Iterator[Feature]:
     """What the core's parts add to any model."""
-    yield Feature(
-        name="rope",
-        apply=Ref("axcore.complexity.features:with_rope"),
-        evidence=Ref("axcore.complexity.features:has_rope"),
-        implementation=("axcore.layers.rope",),
-        summary="Rotary positions",
-    )
-    yield Feature(
-        name="int8",
-        apply=Ref("axcore.complexity.features:with_int8"),
-        evidence=Ref("axcore.complexity.features:has_int8"),
-        implementation=("axcore.layers.quantized_training",),
-        summary="Linear layers' products in int8",
-    )
-    yield Feature(
-        name="moe",
-        apply=Ref("axcore.complexity.features:with_moe"),
-        evidence=Ref("axcore.complexity.features:has_moe"),
-        implementation=tuple(f"axcore.layers.{name}" for name in _EXPERT_MODULES),
-        summary="Experts in the place of feed-forward layers",
-    )
+    for name, (modules, summary) in _FEATURES.items():
+        yield Feature(
+            name=name,
+            apply=Ref(f"axcore.complexity.features:with_{name}"),
+            evidence=Ref(f"axcore.complexity.features:has_{name}"),
+            implementation=tuple(f"axcore.layers.{module}" for module in modules),
+            summary=summary,
+        )
 
 
 @hook.commands

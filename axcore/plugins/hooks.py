@@ -33,6 +33,7 @@ from axcore.plugins.records import (
     Op,
     RunObserver,
 )
+from axcore.plugins.storing import CheckpointStorage
 
 R = TypeVar("R", bound=Record)
 
@@ -77,6 +78,7 @@ class Hooks:
     tokenizers = HookDecorator(hookspecs.tokenizers, DataTokenizer)
     metric_writers = HookDecorator(hookspecs.metric_writers, MetricWriter)
     observers = HookDecorator(hookspecs.observers, RunObserver)
+    checkpoint_storages = HookDecorator(hookspecs.checkpoint_storages, CheckpointStorage)
     launchers = HookDecorator(hookspecs.launchers, JobLauncher)
     experiments = HookDecorator(hookspecs.experiments, Experiment)
     features = HookDecorator(hookspecs.features, Feature)

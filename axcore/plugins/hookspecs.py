@@ -26,6 +26,7 @@ from axcore.plugins.records import (
     Op,
     RunObserver,
 )
+from axcore.plugins.storing import CheckpointStorage
 
 PROJECT = "axcore"
 
@@ -210,6 +211,19 @@ def observers() -> Iterable[RunObserver]:
         def observers():
             yield RunObserver(name="acme_lamp", fn=Ref("axl_acme.lamp:Lamp"),
                               summary="A lamp that is on while a run makes steps")
+    """
+    return ()
+
+
+@_spec
+def checkpoint_storages() -> Iterable[CheckpointStorage]:
+    """Brings places where checkpoints can be kept, each by the scheme of its directories.
+
+    Example:
+        @hook.checkpoint_storages
+        def checkpoint_storages():
+            yield CheckpointStorage(name="acme", fn=Ref("axl_acme.vault:open_vault"),
+                                    summary="Acme's vault")
     """
     return ()
 

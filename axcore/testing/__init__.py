@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from axcore.testing.mesh_rule_suite import MeshRuleSuite
     from axcore.testing.modifier_suite import ModifierSuite
     from axcore.testing.plugin_suite import PluginSuite
+    from axcore.testing.storage_suite import StorageSuite
     from axcore.testing.tiny import small_experiment
     from axcore.testing.writer_suite import WriterSuite
 
@@ -38,6 +39,7 @@ _HOMES = {
     "OpContract": "contracts",
     "PluginSuite": "plugin_suite",
     "Ran": "command_line",
+    "StorageSuite": "storage_suite",
     "WriterSuite": "writer_suite",
     "attention_case": "contracts",
     "grouped_matmul_case": "grouped_matmul_contract",
@@ -60,6 +62,7 @@ __all__ = [
     "OpContract",
     "PluginSuite",
     "Ran",
+    "StorageSuite",
     "WriterSuite",
     "attention_case",
     "grouped_matmul_case",

@@ -11,6 +11,7 @@ import click
 
 from axcore.config import find_config, is_config
 from axcore.plugins import (
+    CheckpointStorage,
     Command,
     DataSource,
     DataTokenizer,
@@ -116,6 +117,10 @@ def _check_modifier(record: Modifier) -> None:
     assert callable(modifier.apply)
 
 
+def _check_storage(record: CheckpointStorage) -> None:
+    assert callable(record.fn.resolve())
+
+
 def _check_writer(record: MetricWriter) -> None:
     assert callable(record.fn.resolve())
 
@@ -154,6 +159,7 @@ def _check_flags(record: EnvironmentFlags) -> None:
 
 
 _CHECKS: dict[type[Record], Callable[[Any], None]] = {
+    CheckpointStorage: _check_storage,
     Command: _check_command,
     DataSource: _check_source,
     DataTokenizer: _check_tokenizer,

@@ -57,9 +57,7 @@ class Run:
         self.cfg = trainer.config
         self.directory = directory
         self.tell = observers
-        self.checkpointer: Checkpointer = self.cfg.checkpoint.build(
-            directory=str(directory / "checkpoints")
-        )
+        self.checkpointer = Checkpointer.of_run(self.cfg.checkpoint, directory)
         share = trainer.batch_share
         self.batches = trainer.data.train(process_index=share.index, process_count=share.count)
         self.heldout: dict[str, float] = {}

@@ -14,6 +14,7 @@ from axcore.testing import (
     MeshRuleSuite,
     ModifierSuite,
     PluginSuite,
+    StorageSuite,
     WriterSuite,
 )
 
@@ -109,6 +110,14 @@ class TestWriters(WriterSuite):
             (line.pop("step"), line.pop("split"), {name: float(line[name]) for name in line})
             for line in lines
         ]
+
+
+class TestStorages(StorageSuite):
+    plugin = "core"
+
+    def make(self, record, folder):
+        fast = folder / "steps"
+        return f"{fast}?copy={folder / 'copies'}" if record.name == "mirror" else str(fast)
 
 
 class TestLaunchers(LauncherSuite):

@@ -1,0 +1,119 @@
+"""`Mirror`: steps on a fast disk, each copied to a durable one, and fetched from there if need be.
+
+A machine's own disk takes a step in less time than a shared file system does, and is lost with the
+machine. A step counts once it is whole in either place. The copy is made in the background, by the
+thread that commits, and becomes a step there by a rename, as on the fast disk.
+"""
+
+import shutil
+from pathlib import Path
+
+from axcore.checkpoint.files import sync_tree
+from axcore.checkpoint.steps import StepDirectories
+from axcore.checkpoint.storage import Claim
+from axcore.errors import CheckpointError
+
+_COPY = "?copy="
+
+
+def open_mirror(place: str) -> "Mirror":
+    """Returns the storage of `FAST?copy=DURABLE`, two directories.
+
+    Raises:
+        CheckpointError: One of the two is missing, or they are one.
+    """
+    fast, _, durable = place.partition(_COPY)
+    if not fast or not durable or Path(fast).absolute() == Path(durable).absolute():
+        raise CheckpointError(
+            f"mirror://{place} does not name two directories",
+            where="checkpoint.directory",
+            mend="--set checkpoint.directory='mirror:///fast/run?copy=/durable/run'",
+        )
+    return Mirror(StepDirectories(Path(fast).absolute()), StepDirectories(Path(durable).absolute()))
+
+
+class Mirror:
+    """Two directories of steps that are kept alike."""
+
+    def __init__(self, fast: StepDirectories, durable: StepDirectories) -> None:
+        self._fast = fast
+        self._durable = durable
+        self.root = fast.root
+
+    def claim(self) -> Claim:
+        """Takes both places; steps that a killed process had not copied yet are copied now."""
+        claims = _Claims(self._durable.claim())
+        try:
+            claims.add(self._fast.claim())
+            for step in set(self._fast.committed()) - set(self._durable.committed()):
+                _copy(self._fast, self._durable, step)
+        except BaseException:
+            claims.release()
+            raise
+        return claims
+
+    def committed(self) -> tuple[int, ...]:
+        """Returns the steps that are whole in either place, oldest first."""
+        return tuple(sorted({*self._fast.committed(), *self._durable.committed()}))
+
+    def begin(self, step: int) -> None:
+        """Makes an empty draft on the fast disk."""
+        self._fast.begin(step)
+
+    def draft(self, step: int) -> Path:
+        """Returns the directory that a step is written into, on the fast disk."""
+        return self._fast.draft(step)
+
+    def commit(self, step: int) -> None:
+        """Commits a draft on the fast disk, then its copy."""
+        self._fast.commit(step)
+        _copy(self._fast, self._durable, step)
+
+    def abandon(self, step: int) -> None:
+        """Removes what was written of a step in either place."""
+        self._fast.abandon(step)
+        self._durable.abandon(step)
+
+    def at_or_after(self, step: int) -> tuple[int, ...]:
+        """Returns the steps that `commit(step)` sets aside."""
+        return tuple(found for found in self.committed() if found >= step)
+
+    def prepare(self, step: int) -> None:
+        """Fetches a step that the fast disk does not have."""
+        if step not in self._fast.committed():
+            self._fast.root.mkdir(parents=True, exist_ok=True)
+            _copy(self._durable, self._fast, step)
+
+    def path(self, step: int) -> Path:
+        """Returns the directory of a step on the fast disk."""
+        return self._fast.path(step)
+
+    def delete(self, step: int) -> None:
+        """Deletes a step in both places."""
+        for place in (self._durable, self._fast):
+            if step in place.committed():
+                place.delete(step)
+
+
+def _copy(source: StepDirectories, target: StepDirectories, step: int) -> None:
+    """Copies a step; it becomes one in `target` when all of it is there."""
+    target.begin(step)
+    shutil.copytree(source.path(step), target.draft(step), dirs_exist_ok=True)
+    sync_tree(target.draft(step))
+    target.commit(step)
+
+
+class _Claims:
+    """Several claims as one."""
+
+    def __init__(self, *claims: Claim) -> None:
+        self._claims = list(claims)
+
+    def add(self, claim: Claim) -> None:
+        """Takes one more."""
+        self._claims.append(claim)
+
+    def release(self) -> None:
+        """Gives all of them up."""
+        for claim in self._claims:
+            claim.release()

@@ -1,0 +1,92 @@
+"""Where steps are kept: the storage that a checkpoint directory's scheme names.
+
+`runs/tiny/checkpoints` is kept by `file`, `mirror:///fast/run?copy=/durable/run` by `mirror`. A
+storage decides what steps there are, and how one comes to be there whole or not at all; files are
+written and read below the paths that it gives.
+"""
+
+from pathlib import Path
+from typing import Protocol
+
+from axcore.config import name_the_known
+from axcore.errors import CheckpointError
+from axcore.plugins import CheckpointStorage, plugin_host
+
+SEPARATOR = "://"
+DEFAULT = "file"
+
+
+class Claim(Protocol):
+    """The right to write into a storage, until it is released or the process dies."""
+
+    def release(self) -> None:
+        """Gives the right up; doing so twice is harmless."""
+
+
+class StepStorage(Protocol):
+    """What a `CheckpointStorage` record opens.
+
+    Of several processes the first alone calls what changes anything, `prepare` included; all ask
+    for `draft` and `path`, so these are paths that all of them share.
+    """
+
+    @property
+    def root(self) -> Path:
+        """What errors and warnings name as the place of the steps."""
+
+    def claim(self) -> Claim:
+        """Takes the right to write, and clears what killed processes left.
+
+        Raises:
+            CheckpointError: A live process has it.
+            OSError: The place cannot be written.
+        """
+
+    def committed(self) -> tuple[int, ...]:
+        """Returns the steps that are there whole, oldest first."""
+
+    def begin(self, step: int) -> None:
+        """Makes `draft(step)` an empty directory."""
+
+    def draft(self, step: int) -> Path:
+        """Returns the directory that a step is written into."""
+
+    def commit(self, step: int) -> None:
+        """Turns a finished draft into the newest step, at once and durably.
+
+        Steps at or after it belong to a history that ended; they are set aside.
+        """
+
+    def abandon(self, step: int) -> None:
+        """Removes what was written of a step that was not committed."""
+
+    def at_or_after(self, step: int) -> tuple[int, ...]:
+        """Returns the steps that `commit(step)` sets aside."""
+
+    def prepare(self, step: int) -> None:
+        """Sees to it that `path(step)` can be read; nothing to do where it always can."""
+
+    def path(self, step: int) -> Path:
+        """Returns the directory of a committed step."""
+
+    def delete(self, step: int) -> None:
+        """Deletes a step; half of it is never left as a step."""
+
+
+def open_storage(directory: str) -> StepStorage:
+    """Returns the storage of a checkpoint directory, `SCHEME://REST` or a path.
+
+    Raises:
+        CheckpointError: No plugin brings the scheme, or it cannot make sense of the rest.
+    """
+    scheme, separator, rest = directory.partition(SEPARATOR)
+    name, place = (scheme, rest) if separator else (DEFAULT, directory)
+    known = {record.name: record for record in plugin_host().records(CheckpointStorage)}
+    if name not in known:
+        raise CheckpointError(
+            f"no plugin brings the checkpoint storage {name!r}; {name_the_known(name, known)}",
+            where=directory,
+            mend="install the plugin that does, or name a directory",
+        )
+    storage: StepStorage = known[name].fn.resolve()(place)
+    return storage

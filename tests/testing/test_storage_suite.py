@@ -1,0 +1,48 @@
+"""The suite of storages finds those that leave half a step, or lose one."""
+
+import shutil
+
+import pytest
+
+from axcore.checkpoint.steps import StepDirectories
+from axcore.plugins import CheckpointStorage, Ref
+from axcore.testing import StorageSuite
+
+
+class CopiesInPlace(StepDirectories):
+    """Commits file by file, under the step's own name."""
+
+    def commit(self, step):
+        shutil.copytree(self.draft(step), self.path(step))
+        self.abandon(step)
+
+
+class DeletesFirst(StepDirectories):
+    """Makes room before the new step is there."""
+
+    def commit(self, step):
+        for old in self.committed():
+            self.delete(old)
+        super().commit(step)
+
+
+class DeletesInPlace(StepDirectories):
+    """Deletes file by file, under the step's own name."""
+
+    def delete(self, step):
+        shutil.rmtree(self.path(step))
+
+
+@pytest.mark.parametrize(
+    ("storage", "found"),
+    [
+        (CopiesInPlace, "is there in part"),
+        (DeletesFirst, "every step is lost"),
+        (DeletesInPlace, "is there in part"),
+    ],
+)
+def test_a_storage_that_is_not_atomic_is_found(monkeypatch, tmp_path, storage, found):
+    record = CheckpointStorage(name="bad", fn=Ref("bad:open"), summary="")
+    monkeypatch.setattr(Ref, "resolve", lambda _: lambda place: storage(tmp_path.joinpath(place)))
+    with pytest.raises(AssertionError, match=found):
+        StorageSuite().test_a_writer_that_stops_anywhere_harms_no_step(record, tmp_path)
