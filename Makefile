@@ -78,5 +78,5 @@ $(VENV)/.test: $(SOURCES) | $(BIN)/python
 $(COMPILERS)/.done: $(SOURCES)
 	@echo "== installing axcore with the compilers for TPUs and GPUs in $(COMPILERS) (2 GB, a few minutes)"
 	@$(PYTHON) -m venv $(COMPILERS)
-	@$(COMPILERS)/bin/python -m pip --disable-pip-version-check --quiet install -c constraints.txt -e '.[test]' $(foreach name,$(PLUGINS),-e 'plugins/axl_$(name)[aot]')
+	@$(COMPILERS)/bin/python -m pip --disable-pip-version-check --quiet install -c constraints.txt -e '.[test]' -e plugins/axl_attention -e 'plugins/axl_gpu[aot]' -e 'plugins/axl_tpu[aot]' -e plugins/axl_trainium
 	@touch $@
