@@ -8,7 +8,8 @@ from typing import Any
 
 from axcore.complexity.evidence import multiplies, runs
 from axcore.config import replace_config
-from axcore.layers import FeedForward, Int8Training, MoE, PlainFeedForward, RoPE
+from axcore.layers import FeedForward, Int8Training, LoRALinear, MoE, PlainFeedForward, RoPE
+from axcore.modifiers import LoRA
 from axcore.module import Module
 from axcore.plugins import Hardware
 
@@ -32,6 +33,12 @@ def with_int8(cfg: Any) -> Any:
     return Int8Training().apply(cfg, Hardware.parse("cpu-1"))
 
 
+def with_lora(cfg: Any) -> Any:
+    """Adapters of rank 4 beside every linear layer, and all else frozen."""
+    return LoRA(rank=4).apply(cfg, Hardware.parse("cpu-1"))
+
+
 has_rope = runs(RoPE)
 has_moe = runs(MoE)
+has_lora = runs(LoRALinear)
 has_int8 = multiplies("int8")

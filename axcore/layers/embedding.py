@@ -37,6 +37,7 @@ class Embedding(Module):
         self.weight = Param(
             (cfg.vocab_size, cfg.dim), axes=("vocab", "embed"), init=cfg.weight_init
         )
+        self.idle_params = cfg.vocab_size * cfg.dim
 
     def forward(
         self, tokens: Int[Array, "*batch"], info: TokenInfo | None = None

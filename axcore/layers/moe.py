@@ -7,7 +7,7 @@ from axcore.errors import ConfigError
 from axcore.layers.dropless import Dropless
 from axcore.layers.experts import Experts
 from axcore.layers.router import Router
-from axcore.module import Module
+from axcore.module import Module, count_params
 
 
 class MoE(Module):
@@ -50,6 +50,8 @@ class MoE(Module):
         self.experts = cfg.dispatch.build(
             dim=cfg.dim, num_experts=cfg.num_experts, expert=cfg.expert
         )
+        share = 1.0 - cfg.top_k / cfg.num_experts
+        self.idle_params = share * count_params(self.experts.param_specs())
         self.shared = None if cfg.shared is None else cfg.shared.build(dim=cfg.dim)
 
     def forward(self, x: Float[Array, "batch time dim"]) -> Float[Array, "batch time dim"]:

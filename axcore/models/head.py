@@ -67,6 +67,10 @@ class Head(Module):
 class TiedHead(Head):
     """Projects by the embedding table."""
 
+    def setup(self, cfg: Head.Config) -> None:
+        """Tells that tokens are multiplied by the table, which is another module's."""
+        self.idle_params = -cfg.vocab_size * cfg.dim
+
     def projection(self, table: Table) -> Table:
         """Returns the embedding table."""
         return table

@@ -2,8 +2,6 @@
 
 from typing import Any
 
-from axcore.layers import Embedding, MoE
-from axcore.models import TiedHead
 from axcore.module import Module, Repeated, count_params
 
 FORMULA = "6 N + 6 T d per attention layer"
@@ -21,11 +19,16 @@ Source: Kaplan et al. 2020, arXiv:2001.08361, section 2.1, with attention as in 
 
 
 def flops_per_token(model: Module, seq_len: int) -> float:
-    """Returns the model FLOPs of one token, forward and backward, by `FORMULA`."""
+    """Returns the model FLOPs of one token, forward and backward, by `FORMULA`.
+
+    Modules tell what differs from one product per parameter: `attention_width`, the width of their
+    heads, and `idle_params`, how many of the parameters in them an average token is not multiplied
+    by (below zero where it is multiplied by another module's).
+    """
     modules = list(_walk(model, 1))
-    num_matmul = count_params(model.param_specs()) - _num_idle(modules)
+    idle = sum(times * getattr(module, "idle_params", 0) for module, times in modules)
     width = sum(times * getattr(module, "attention_width", 0) for module, times in modules)
-    return 6.0 * num_matmul + 6.0 * seq_len * width
+    return 6.0 * (count_params(model.param_specs()) - idle) + 6.0 * seq_len * width
 
 
 def _walk(module: Module, times: int) -> Any:
@@ -35,16 +38,3 @@ def _walk(module: Module, times: int) -> Any:
             yield from _walk(child.module, times * child.count)
         else:
             yield from _walk(child, times)
-
-
-def _num_idle(modules: list[tuple[Module, int]]) -> float:
-    """Returns the number of parameters that an average token is not multiplied by."""
-    is_tied = any(isinstance(module, TiedHead) for module, _ in modules)
-    idle = 0.0
-    for module, times in modules:
-        if isinstance(module, Embedding) and not is_tied:
-            idle += times * count_params(module.param_specs())
-        elif isinstance(module, MoE):
-            share = 1.0 - module.config.top_k / module.config.num_experts
-            idle += times * share * count_params(module.experts.param_specs())
-    return idle
