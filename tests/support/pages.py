@@ -26,11 +26,25 @@ class Block(NamedTuple):
 
 def python_blocks(page: Path) -> list[Block]:
     """Returns the blocks of a page that are to be run."""
+    return _blocks(page, "python")
+
+
+def commands(page: Path) -> list[Block]:
+    """Returns the commands of a page, those of one block each with all that the block prints."""
+    return [
+        block._replace(code=line.split("  #")[0].strip())
+        for block in _blocks(page, "")
+        for line in block.code.splitlines()
+        if line.startswith("axcore ")
+    ]
+
+
+def _blocks(page: Path, language: str) -> list[Block]:
     text = page.read_text(encoding="utf-8")
     found = list(_BLOCK.finditer(text))
     blocks = []
     for i, match in enumerate(found):
-        if match[1] != "python":
+        if match[1] != language:
             continue
         after = found[i + 1] if i + 1 < len(found) else None
         follows = after is not None and not text[match.end() : after.start()].strip()
