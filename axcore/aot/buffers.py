@@ -115,9 +115,9 @@ class _Lifetimes:
 
     def _op_name(self, one: Instruction) -> str:
         """Returns the scopes of an instruction; those of what it copies, where it has none."""
-        while not one.op_name and one.operands:
+        while not self.program.scopes(one) and one.operands:
             one = self.computation.by_name[one.operands[0]]
-        return one.op_name
+        return self.program.scopes(one)
 
     def _is_in_place(self, one: Instruction) -> bool:
         if one.opcode == "dynamic-update-slice":

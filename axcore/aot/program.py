@@ -100,6 +100,17 @@ class Program:
     computations: Mapping[str, Computation]
     entry: Computation
 
+    def scopes(self, instruction: Instruction) -> str:
+        """Returns the scopes of an instruction; of a fusion without any, those within it.
+
+        Compilers that merge or move an instruction may leave it a name of their own.
+        """
+        named = instruction.op_name
+        if "/" in named or instruction.opcode != "fusion":
+            return named
+        within = self.computations[instruction.called["calls"]].instructions
+        return next((one.op_name for one in reversed(within) if "/" in one.op_name), named)
+
 
 def parse_program(text: str) -> Program:
     """Returns the program that XLA printed as `text`."""

@@ -57,7 +57,7 @@ def _cost(program: Program, one: Execution, hardware: Hardware, *, has_cycles: b
     else:
         seconds = roofline_s(made, nbytes, hardware)
     return Cost(
-        op_name=(made[0].op_name if made else "") or one.instruction.op_name,
+        op_name=(made[0].op_name if made else "") or program.scopes(one.instruction),
         flops=sum(product.flops for product in made) * one.times,
         nbytes=float(nbytes * one.times),
         cycles=cycles * one.times,
