@@ -20,7 +20,7 @@ table { border-collapse: collapse; width: 100%; font-size: .87rem; }
 th, td { text-align: left; padding: .25rem .7rem .25rem 0; border-bottom: 1px solid #e3e7ee; }
 td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; }
 td.path { font-family: ui-monospace, monospace; overflow-wrap: anywhere; }
-svg { width: 100%; height: auto; display: block; }
+svg { width: 100%; height: auto; display: block; margin-bottom: .8rem; }
 pre { background: #f6f8fb; padding: .7rem; overflow-x: auto; font-size: .85rem; }
 """
 

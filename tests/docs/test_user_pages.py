@@ -12,7 +12,9 @@ import pytest
 from axcore.cli.main import group
 
 ROOT = Path(__file__).parents[2]
-PAGES = (ROOT / "README.md", ROOT / "docs" / "training.md", ROOT / "docs" / "data.md")
+PAGES = tuple(
+    ROOT / page for page in ("README.md", "docs/training.md", "docs/data.md", "docs/aot.md")
+)
 
 SHORT = (
     "--set=model.dim=32",

@@ -1,0 +1,77 @@
+"""Compiling for slices of TPUs: their names, and a step that libtpu really compiles."""
+
+import math
+
+import pytest
+from axl_tpu.topology import slice_shape, topology_name, topology_options
+
+from axcore.aot.measure import measure
+from axcore.aot.targets import find_aot_target
+from axcore.config import evolve, update_config
+from axcore.errors import PluginError
+from axcore.module import DTypes
+from axcore.plugins import Hardware, wanted_compiler_options
+from axcore.testing import small_experiment
+
+
+@pytest.mark.parametrize(
+    ("target", "name"),
+    [
+        ("tpu-v5p-512", "v5p:8x8x4"),
+        ("tpu-v5p-1024", "v5p:8x8x8"),
+        ("tpu-v5e-256", "v5e:16x16"),
+        ("tpu-v6e-8", "v6e:4x2"),
+        ("tpu-v4-64", "v4:4x4x2"),
+        ("tpu-7x-128", "tpu7x:4x4x4"),
+        ("tpu-v5e-1", "v5e:1x1"),
+    ],
+)
+def test_slices_have_the_names_that_libtpu_knows(target, name):
+    assert topology_name(Hardware.parse(target)) == name
+
+
+@pytest.mark.parametrize("chips", [1, 2, 4, 8, 64, 256, 1024])
+@pytest.mark.parametrize("generation", ["v5e-", "v6e-"])
+def test_slices_hold_all_chips_and_are_as_square_as_they_can_be(generation, chips):
+    shape = slice_shape(Hardware.parse(f"tpu-{generation}{chips}"))
+    assert math.prod(shape) == chips
+    assert max(shape) <= 2 * min(shape)
+
+
+def test_numbers_of_chips_that_no_slice_has_are_an_error():
+    with pytest.raises(PluginError, match="tpu-v5e-12 has 12 chips") as raised:
+        topology_name(Hardware.parse("tpu-v5e-12"))
+    assert raised.value.mend == "name tpu-v5e-16"
+
+
+def test_small_slices_and_cores_that_work_as_one_are_told():
+    assert topology_options(Hardware.parse("tpu-v5e-1")) == {"chips_per_host_bounds": (1, 1, 1)}
+    assert topology_options(Hardware.parse("tpu-v4-8")) == {"chip_config_name": "megacore"}
+    assert topology_options(Hardware.parse("tpu-v5p-8")) == {}
+
+
+def test_every_tpu_gathers_weights_under_products():
+    for target in ("tpu-v4-8", "tpu-v5e-4", "tpu-v5p-8"):
+        options = wanted_compiler_options(Hardware.parse(target))
+        assert options["xla_enable_async_all_gather"] is True
+    assert wanted_compiler_options(Hardware.parse("cpu-8")) == {}
+
+
+@pytest.mark.compile("tpu-v5p-64")
+def test_a_step_for_a_slice_has_a_time_and_hides_its_gathers(tmp_path):
+    hardware = Hardware.parse("tpu-v5p-64")
+    cfg = update_config(
+        small_experiment(tmp_path),
+        {"model.dim": 1024, "**.hidden_dim": 4096, "**.num_heads": 8, "**.num_kv_heads": 8},
+    )
+    cfg = update_config(cfg, {"data.seq_len": 512, "data.batch_size": 64})
+    cfg = evolve(cfg, model=evolve(cfg.model, dtypes=DTypes(compute="bfloat16")))
+    report = measure(cfg, hardware, find_aot_target(hardware), experiment="small")
+    assert report.fits
+    assert report.time.source == "cycles"
+    assert 1e5 < report.time.cycles < 1e8
+    assert report.time.kernels_s > 0
+    assert any(line.startswith("attention: splash_attention") for line in report.kernels)
+    gathers = [one for one in report.collectives if one.kind == "all-gather" and one.is_hidden]
+    assert any("feed_forward" in one.module for one in gathers)
+    assert report.memory.largest[0].module.startswith(("decoder", "head"))
