@@ -30,6 +30,7 @@ from axcore.plugins.records import (
     RunObserver,
 )
 from axcore.plugins.ref import Ref
+from axcore.plugins.scheme import QuantizationScheme
 from axcore.plugins.storing import CheckpointStorage
 from axcore.plugins.variants import with_variant
 
@@ -56,6 +57,7 @@ __all__ = [
     "Op",
     "Plugin",
     "PluginHost",
+    "QuantizationScheme",
     "Record",
     "Ref",
     "RunObserver",

@@ -1,7 +1,8 @@
 """Changes that users ask for by name: `axcore train tiny --modify sliding_window`.
 
-A name stands for a modifier, a layer variant, a data source or a tokenizer that a plugin, or the
-core, brings. Values of it follow in parentheses: `--modify 'remat(policy=minimal)'`.
+A name stands for a modifier, a layer variant, a quantization scheme, a data source or a tokenizer
+that a plugin, or the core, brings. Values of it follow in parentheses:
+`--modify 'remat(policy=minimal)'`.
 """
 
 from collections.abc import Iterable
@@ -21,10 +22,12 @@ from axcore.plugins.hardware import Hardware
 from axcore.plugins.host import plugin_host
 from axcore.plugins.records import DataSource, DataTokenizer, LayerVariant, Modifier
 from axcore.plugins.ref import Ref
+from axcore.plugins.scheme import QuantizationScheme
 from axcore.plugins.variants import replace_by_variant
 
-Change = Modifier | LayerVariant | DataSource | DataTokenizer
+Change = Modifier | LayerVariant | QuantizationScheme | DataSource | DataTokenizer
 
+_WITH_DOT = Ref("axcore.layers:with_dot")
 _SLOTS = {DataSource: Ref("axcore.data:Source"), DataTokenizer: Ref("axcore.data:Tokenizer")}
 
 
@@ -33,8 +36,8 @@ def with_changes(cfg: Any, changes: Iterable[str], hardware: Hardware | None = N
 
     Args:
         cfg: An experiment's config.
-        changes: `NAME` or `NAME(field=value, ...)` of modifiers, layer variants, data sources and
-            tokenizers.
+        changes: `NAME` or `NAME(field=value, ...)` of modifiers, layer variants, quantization
+            schemes, data sources and tokenizers.
         hardware: What modifiers are told to change it for.
 
     Raises:
@@ -60,6 +63,7 @@ def find_change(change: str) -> Change:
     every: tuple[Change, ...] = (
         *host.records(Modifier),
         *host.records(LayerVariant),
+        *host.records(QuantizationScheme),
         *host.records(DataSource),
         *host.records(DataTokenizer),
     )
@@ -69,7 +73,8 @@ def find_change(change: str) -> Change:
         raise PluginError(
             f"there is no change {name!r}; {name_the_known(name, found)}",
             where="--modify",
-            mend="`axcore plugins -v` lists modifiers, layer variants, data sources and tokenizers",
+            mend="`axcore plugins -v` lists modifiers, layer variants, quantization schemes, data "
+            "sources and tokenizers",
         )
     first, *others = found[name]
     if others:
@@ -126,6 +131,8 @@ def _changed(cfg: Any, text: str, hardware: Hardware | None) -> Any:
     if isinstance(change, LayerVariant):
         return replace_by_variant(cfg, change, with_values)
     made = with_values(change.config.resolve()())
+    if isinstance(change, QuantizationScheme):
+        return _WITH_DOT.resolve()(cfg, made)
     if not isinstance(change, Modifier):
         return replace_config(cfg, _SLOTS[type(change)].resolve(), made)
     if hardware is None:

@@ -28,6 +28,7 @@ from axcore.plugins.records import (
     RunObserver,
 )
 from axcore.plugins.ref import Ref
+from axcore.plugins.scheme import QuantizationScheme
 from axcore.plugins.storing import CheckpointStorage
 
 
@@ -181,6 +182,30 @@ def modifiers() -> Iterator[Modifier]:
         name="fp8_training",
         config=Ref("axcore.layers:Fp8Training"),
         summary="Linear layers multiply in float8, forward and backward",
+    )
+
+
+@hook.quantization_schemes
+def quantization_schemes() -> Iterator[QuantizationScheme]:
+    """Layers' products in int8 and float8, forward and backward."""
+    layers = "axcore.layers"
+    yield QuantizationScheme(
+        name="int8_dynamic",
+        config=Ref(f"{layers}:Int8Dynamic.Config"),
+        on=on(features="int8"),
+        summary="int8 with a scale for each row of the input and column of the weight",
+    )
+    yield QuantizationScheme(
+        name="fp8_current",
+        config=Ref(f"{layers}:Fp8Current.Config"),
+        on=on(features="float8"),
+        summary="float8 with a scale per tensor, from what it holds now",
+    )
+    yield QuantizationScheme(
+        name="fp8_delayed",
+        config=Ref(f"{layers}:Fp8Delayed.Config"),
+        on=on(features="float8"),
+        summary="float8 with a scale per tensor, from what earlier steps held",
     )
 
 

@@ -33,6 +33,7 @@ from axcore.plugins.records import (
     Op,
     RunObserver,
 )
+from axcore.plugins.scheme import QuantizationScheme
 from axcore.plugins.storing import CheckpointStorage
 
 R = TypeVar("R", bound=Record)
@@ -74,6 +75,7 @@ class Hooks:
     kernels = HookDecorator(hookspecs.kernels, Kernel)
     layer_variants = HookDecorator(hookspecs.layer_variants, LayerVariant)
     modifiers = HookDecorator(hookspecs.modifiers, Modifier)
+    quantization_schemes = HookDecorator(hookspecs.quantization_schemes, QuantizationScheme)
     data_sources = HookDecorator(hookspecs.data_sources, DataSource)
     tokenizers = HookDecorator(hookspecs.tokenizers, DataTokenizer)
     metric_writers = HookDecorator(hookspecs.metric_writers, MetricWriter)

@@ -26,6 +26,7 @@ from axcore.plugins.records import (
     Op,
     RunObserver,
 )
+from axcore.plugins.scheme import QuantizationScheme
 from axcore.plugins.storing import CheckpointStorage
 
 PROJECT = "axcore"
@@ -154,6 +155,19 @@ def modifiers() -> Iterable[Modifier]:
         def modifiers():
             yield Modifier(name="acme_packed", config=Ref("axl_acme.modifiers:Packed"),
                            summary="Weights in Acme's packed layout")
+    """
+    return ()
+
+
+@_spec
+def quantization_schemes() -> Iterable[QuantizationScheme]:
+    """Brings ways to compute layers' products from narrow numbers, which users ask for by name.
+
+    Example:
+        @hook.quantization_schemes
+        def quantization_schemes():
+            yield QuantizationScheme(name="acme_int4", config=Ref("axl_acme.int4:Int4.Config"),
+                                     on=on(family="acme"), summary="int4 with scales per block")
     """
     return ()
 

@@ -19,6 +19,27 @@ Predicate = Callable[[Hardware], str | None]
 """From hardware to None for yes, or the reason why not."""
 
 
+def why_not(record: Record, predicate: Predicate, hardware: Hardware) -> str | None:
+    """Returns what a record's `on` says of some hardware.
+
+    Raises:
+        PluginError: It returned neither None nor a reason. What it raises itself gains a note.
+    """
+    try:
+        reason = predicate(hardware)
+    except Exception as error:
+        error.add_note(f"in `on` of {record.kind} {record.key} of plugin {record.plugin!r}")
+        raise
+    if reason is not None and not (isinstance(reason, str) and reason):
+        raise PluginError(
+            f"`on` of {record.kind} {record.key} returned {reason!r}; expected None or a reason",
+            where=f"plugin {record.plugin!r}",
+            mend=f"return None where the {record.kind} fits, and why it does not as a str "
+            "otherwise",
+        )
+    return reason
+
+
 @attrs.frozen(kw_only=True)
 class Op(Record):
     """Something layers ask for, and kernels compete to serve.
@@ -69,18 +90,7 @@ class Kernel(Record):
             PluginError: The predicate returned neither None nor a reason. What it raises itself
                 gains a note.
         """
-        try:
-            reason = self.on(hardware)
-        except Exception as error:
-            error.add_note(f"in `on` of kernel {self.key} of plugin {self.plugin!r}")
-            raise
-        if reason is not None and not (isinstance(reason, str) and reason):
-            raise PluginError(
-                f"`on` of kernel {self.key} returned {reason!r}; expected None or a reason",
-                where=f"plugin {self.plugin!r}",
-                mend="return None where the kernel fits, and why it does not as a str otherwise",
-            )
-        return reason
+        return why_not(self, self.on, hardware)
 
 
 @attrs.frozen(kw_only=True)

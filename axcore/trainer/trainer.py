@@ -30,6 +30,7 @@ from axcore.parallel import (
 )
 from axcore.plugins import Hardware, MeshRule, plugin_host, wanted_compiler_options
 from axcore.trainer.agreement import check_processes_agree
+from axcore.trainer.axis_checks import check_mesh_is_used, check_rules
 from axcore.trainer.checks import (
     check_batch_divides,
     check_kernel_names,
@@ -43,6 +44,7 @@ from axcore.trainer.hardware import for_hardware
 from axcore.trainer.metrics import LossMeter
 from axcore.trainer.observers import named_observers
 from axcore.trainer.run import Run, TrainResult
+from axcore.trainer.schemes import check_schemes
 from axcore.trainer.shares import BatchShare, batch_share
 from axcore.trainer.step import TrainState, TrainStep
 from axcore.trainer.writers import ALWAYS
@@ -152,13 +154,15 @@ class Trainer(Configurable):
         Raises:
             PluginError: No mesh rule matches the hardware.
             ConfigError: Numbers of the config do not go together, or a name is unknown.
-            ShardingError: The mesh does not fit the devices, or the batch the mesh.
+            ShardingError: The mesh does not fit the devices, the batch or the parameters, or one
+                of its axes splits nothing.
         """
         self.hardware = Hardware.detect(devices) if hardware is None else hardware
         cfg, self.hardware_changes = for_hardware(cfg, self.hardware)
         super().__init__(cfg)
         check_numbers(cfg)
         check_kernel_names(cfg)
+        check_schemes(cfg, self.hardware)
         check_watchers(cfg)
         self.model: Module = cfg.model.build()
         self.learner: Learner = cfg.learner.build(total_steps=cfg.max_steps)
@@ -171,6 +175,8 @@ class Trainer(Configurable):
         self._programs: dict[str, Any] = {}
         check_vocabulary(cfg.model, self.data.tokenizer)
         check_batch_divides(cfg, self.mesh)
+        check_rules(cfg, self.step.specs)
+        check_mesh_is_used(cfg, self.mesh, self.step.specs)
 
     # -- What is compiled --------------------------------------------------------------------
 

@@ -28,12 +28,13 @@ def axcore(*arguments):
     return ended.value.code or 0
 
 
-def test_float8_is_refused_on_a_host_and_leaves_nothing_behind(tmp_path, capsys):
+@pytest.mark.parametrize("change", ["fp8_training", "fp8_delayed(history=4)"])
+def test_float8_is_refused_on_a_host_and_leaves_nothing_behind(tmp_path, capsys, change):
     run = tmp_path / "run"
-    assert axcore("train", "tiny", "--modify=fp8_training", f"--dir={run}", *TINY) != 0
+    assert axcore("train", "tiny", f"--modify={change}", f"--dir={run}", *TINY) != 0
     printed = "".join(capsys.readouterr())
-    assert "float8   (core) no: wants float8, which cpu-16 does not have" in printed
-    assert 'pin one: pins={"quantized_dot": "emulated"}' in printed
+    assert "attention.linear.dot and 2 more, and cannot run on cpu-16: wants float8" in printed
+    assert "--set 'kernels[\"quantized_dot\"]=emulated'" in printed
     assert not run.exists()
 
 
