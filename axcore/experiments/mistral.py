@@ -9,7 +9,9 @@ from axcore.config import evolve, update_config
 from axcore.experiments.llama2 import llama2_7b
 from axcore.experiments.mesh_rules import mesh_rules
 from axcore.models import mistral, mixtral
+from axcore.modifiers import Kernels, MicroBatches, Remat
 from axcore.module import DTypes
+from axcore.plugins import MeshRule
 
 
 def mistral_7b() -> Any:
@@ -28,12 +30,23 @@ def mistral_7b() -> Any:
     )
 
 
+_PORTABLE_EXPERTS = MeshRule(
+    match="gpu-a100-*",
+    mesh={"fsdp": -1},
+    modifiers=(
+        Remat(policy="full"),
+        MicroBatches(rows_per_device=1),
+        Kernels(pins={"grouped_matmul": "portable"}),  # no kernel for these GPUs is installed
+    ),
+)
+
+
 def mixtral_8x7b() -> Any:
     """Returns `mistral-7b` with eight experts in every layer."""
     return update_config(
         mistral_7b(),
         {
             "model": evolve(mixtral("8x7b"), dtypes=DTypes(compute="bfloat16")),
-            "mesh_rules": mesh_rules(small_rows=1, large_rows=2),
+            "mesh_rules": (_PORTABLE_EXPERTS, *mesh_rules(small_rows=1, large_rows=2)),
         },
     )
