@@ -81,7 +81,10 @@ class Kubernetes(Launcher):
             "metadata": metadata,
             "spec": {
                 "network": {"enableDNSHostnames": True, "subdomain": job.name},
-                "failurePolicy": {"maxRestarts": self.restarts},
+                "failurePolicy": {
+                    "maxRestarts": self.restarts,
+                    "restartStrategy": "BlockingRecreate",  # no pod of before holds the directory
+                },
                 "replicatedJobs": [
                     {"name": _WORKERS, "replicas": 1, "template": {"spec": self._job(job)}}
                 ],
