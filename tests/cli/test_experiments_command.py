@@ -19,7 +19,7 @@ def test_sizes_are_counted_where_they_are_asked_for(capsys):
     assert sizes["llama2-70b"] == 68_976_648_192
     assert sizes["mixtral-8x7b"] == 46_702_792_704
     run("--json")
-    assert "parameters" not in capsys.readouterr().out
+    assert not any("parameters" in row for row in json.loads(capsys.readouterr().out))
 
 
 def test_table_writes_sizes_with_commas(capsys):
