@@ -40,15 +40,18 @@ def show(
     """Show the config of EXPERIMENT, a name or a config file."""
     from axcore.config import render_config, to_json, to_yaml
 
+    if sharding and target is None:
+        target = Hardware.detect().name
     cfg = _resolved(experiment, overrides, target, changes=changes)
     if summary:
         from axcore.module import summary_table
 
         click.echo(summary_table(cfg.model.build()), nl=False)
     elif sharding:
-        if target is None:
-            raise ConfigError("--sharding is for some hardware", mend="add --target cpu-8")
-        click.echo(_sharding(cfg, Hardware.parse(target)))
+        from axcore.cli.sharding import sharding_table
+
+        assert target is not None
+        click.echo(sharding_table(cfg, Hardware.parse(target)))
     elif form == "text":
         click.echo(render_config(cfg, fold_defaults=not show_all, origins=origins), nl=False)
     else:
@@ -139,29 +142,3 @@ def _resolved(
 
     hardware = None if target is None else Hardware.parse(target)
     return load_experiment(experiment, overrides, changes=changes, hardware=hardware)
-
-
-def _sharding(cfg: Any, hardware: Hardware) -> str:
-    from jax.sharding import AbstractMesh
-
-    from axcore.cli.table import columns
-    from axcore.parallel import MESH_AXES, describe_sharding, mesh_sizes, param_shardings
-
-    sizes = mesh_sizes(cfg.mesh, hardware.num_devices)
-    specs = cfg.model.build().param_specs()
-    shardings = param_shardings(specs, cfg.param_rules, AbstractMesh(sizes, MESH_AXES))
-    described = describe_sharding(specs, shardings)
-    rows = [
-        (path, "x".join(map(str, shape)) or "-", split, f"{nbytes:,}")
-        for path, shape, split, nbytes in described
-    ]
-    total = sum(nbytes for *_, nbytes in described)
-    mesh = " x ".join(f"{a} {n}" for a, n in zip(MESH_AXES, sizes, strict=True) if n > 1)
-    return "\n".join(
-        [
-            f"mesh: {mesh or '1 device'}",
-            columns(("PATH", "SHAPE", "SPLIT OVER", "BYTES PER DEVICE"), rows),
-            "",
-            f"{total:,} bytes of parameters per device",
-        ]
-    )

@@ -28,11 +28,17 @@ from axcore.parallel.processes import (
     process_index,
     share,
 )
+from axcore.parallel.report import (
+    ShardedArray,
+    bytes_per_device,
+    describe_sharding,
+    unused_mesh_axes,
+)
 from axcore.parallel.rules import (
     ACTIVATION_RULES,
     PARAM_RULES,
+    AnyMesh,
     Rules,
-    describe_sharding,
     param_shardings,
     partition_spec,
     shardings_like,
@@ -43,12 +49,15 @@ __all__ = [
     "MESH_AXES",
     "PARAM_RULES",
     "ActivationSharding",
+    "AnyMesh",
     "MeshShape",
     "PipelineSchedule",
     "Rules",
+    "ShardedArray",
     "SplitAttention",
     "TimeLimits",
     "barrier",
+    "bytes_per_device",
     "cross_entropy_on_each_device",
     "describe_sharding",
     "each_expert",
@@ -76,4 +85,5 @@ __all__ = [
     "share",
     "split_axes",
     "split_ways",
+    "unused_mesh_axes",
 ]

@@ -158,15 +158,3 @@ def _names(path: Any) -> tuple[str, ...]:
         str(getattr(step, "key", getattr(step, "name", getattr(step, "idx", step))))
         for step in path
     )
-
-
-def describe_sharding(specs: Any, shardings: Any) -> list[tuple[str, tuple[int, ...], str, int]]:
-    """Returns path, shape, partition and bytes per device of every parameter."""
-    rows = []
-    is_spec = lambda leaf: isinstance(leaf, ParamSpec)  # noqa: E731
-    pairs = zip(jax.tree.leaves(specs, is_leaf=is_spec), jax.tree.leaves(shardings), strict=True)
-    for spec, sharding in pairs:
-        shard_shape = sharding.shard_shape(spec.shape)
-        nbytes = math.prod(shard_shape) * spec.abstract.dtype.itemsize
-        rows.append((spec.name, spec.shape, str(tuple(sharding.spec)), nbytes))
-    return rows

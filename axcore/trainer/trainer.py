@@ -174,8 +174,8 @@ class Trainer(Configurable):
         )
         self._programs: dict[str, Any] = {}
         check_vocabulary(cfg.model, self.data.tokenizer)
-        check_batch_divides(cfg, self.mesh)
         check_rules(cfg, self.step.specs)
+        check_batch_divides(cfg, self.mesh)
         check_mesh_is_used(cfg, self.mesh, self.step.specs)
 
     # -- What is compiled --------------------------------------------------------------------

@@ -10,7 +10,6 @@ from axcore.errors import ShardingError
 from axcore.models import transformer
 from axcore.parallel import (
     PARAM_RULES,
-    describe_sharding,
     make_mesh,
     param_shardings,
     partition_spec,
@@ -102,14 +101,3 @@ def test_statistics_of_another_shape_are_replicated(mesh):
     assert like["copy"]["head"]["weight"].spec == PartitionSpec("model", "fsdp")
     assert like["rows"]["head"]["weight"].spec == PartitionSpec()
     assert like["elsewhere"]["body"]["weight"].spec == PartitionSpec()
-
-
-def test_report_tells_the_bytes_each_device_holds(mesh):
-    specs = _specs()
-    rows = {
-        row[0]: row for row in describe_sharding(specs, param_shardings(specs, PARAM_RULES, mesh))
-    }
-    _, shape, _, nbytes = rows["decoder.stack.layer.feed_forward.gate.weight"]
-    assert shape == (2, 16, 24)
-    assert nbytes == 2 * 16 * 24 * 4 // 8
-    assert rows["decoder.norm.weight"][3] == 16 * 4

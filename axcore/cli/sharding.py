@@ -1,0 +1,99 @@
+"""The picture that `axcore config show --sharding` draws: what each device holds of every array."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+from jax.sharding import AbstractMesh
+
+from axcore.cli.table import columns
+from axcore.config import find_config
+from axcore.layers import Pipeline
+from axcore.parallel import (
+    MESH_AXES,
+    AnyMesh,
+    PipelineSchedule,
+    ShardedArray,
+    bytes_per_device,
+    describe_sharding,
+    mesh_sizes,
+    param_shardings,
+    shardings_like,
+)
+from axcore.plugins import Hardware
+from axcore.trainer.axis_checks import check_mesh_is_used, check_rules
+from axcore.trainer.step import TrainStep
+
+_HEADER = ("PATH", "SHAPE", "SPLIT OVER", "BYTES PER DEVICE")
+
+
+def sharding_table(cfg: Any, hardware: Hardware) -> str:
+    """Returns a line for every parameter, what stays whole, and the sums; starts no device.
+
+    Args:
+        cfg: A trainer's config with a mesh.
+        hardware: What the mesh is over.
+
+    Raises:
+        ShardingError: The mesh does not fit the hardware or the parameters, or an axis is named
+            that nothing uses.
+    """
+    sizes = mesh_sizes(cfg.mesh, hardware.num_devices, slices=cfg.slices)
+    mesh = AbstractMesh(sizes, MESH_AXES)
+    step = TrainStep(cfg.model.build(), cfg.learner.build(total_steps=cfg.max_steps))
+    check_rules(cfg, step.specs)
+    check_mesh_is_used(cfg, mesh, step.specs)
+    shardings = param_shardings(step.specs, cfg.param_rules, mesh)
+    arrays = describe_sharding(step.specs, shardings)
+    return "\n".join(
+        [
+            *_mesh_lines(cfg, mesh),
+            *_pipeline_lines(cfg, mesh),
+            columns(_HEADER, [_row(array) for array in arrays]),
+            "",
+            *_whole_lines(arrays, mesh),
+            *_sums(step, shardings, mesh),
+        ]
+    )
+
+
+def _mesh_lines(cfg: Any, mesh: AnyMesh) -> Iterator[str]:
+    sizes = " x ".join(f"{name} {size}" for name, size in mesh.shape.items() if size > 1)
+    yield f"mesh: {sizes or '1 device'}"
+    if cfg.slices:
+        yield "slices: " + " x ".join(f"{name} {count}" for name, count in cfg.slices.items())
+
+
+def _pipeline_lines(cfg: Any, mesh: AnyMesh) -> Iterator[str]:
+    """Yields a line for every pipeline, with the part of the time that is lost in its bubble."""
+    num_stages = mesh.shape["pipeline"]
+    for found in find_config(cfg.model, Pipeline):
+        stack = found.node
+        schedule = PipelineSchedule(num_stages, stack.num_micro_batches, stack.num_rounds)
+        rounds = f", {stack.num_rounds} rounds" if stack.num_rounds > 1 else ""
+        yield (
+            f"pipeline model.{found.path}: {num_stages} stages, {stack.num_micro_batches} "
+            f"micro-batches{rounds}: {100 * schedule.bubble:.1f} % bubble"
+        )
+
+
+def _row(array: ShardedArray) -> tuple[str, str, str, str]:
+    shape = "x".join(map(str, array.shape)) or "scalar"
+    return array.name, shape, ", ".join(array.split) or "-", f"{array.bytes_per_device:,}"
+
+
+def _whole_lines(arrays: list[ShardedArray], mesh: AnyMesh) -> Iterator[str]:
+    whole = [array for array in arrays if array.is_whole]
+    if mesh.size > 1 and whole:
+        total = sum(array.bytes_per_device for array in whole)
+        yield f"whole on every device, {total:,} bytes:"
+        yield from (f"  {array.name}" for array in whole)
+
+
+def _sums(step: TrainStep, shardings: Any, mesh: AnyMesh) -> Iterator[str]:
+    state = jax.eval_shape(step.init)
+    model = bytes_per_device(state.model, shardings)
+    like = shardings_like(state.opt_state, state.model, shardings, mesh)
+    optimizer = bytes_per_device(state.opt_state, like)
+    yield f"{model:,} bytes of parameters per device"
+    yield f"{optimizer:,} bytes of optimizer state per device"

@@ -1,0 +1,61 @@
+"""Checks that every axis that a config names is used; misspelt, one would change nothing."""
+
+from typing import Any
+
+import jax
+
+from axcore.config import name_the_known
+from axcore.errors import ShardingError
+from axcore.module import ParamSpec
+from axcore.parallel import MESH_AXES, PARAM_RULES, AnyMesh, param_shardings, unused_mesh_axes
+
+_USES = {
+    "pipeline": "a stack of stages: replace_config(cfg, Repeat, Pipeline.Config("
+    "num_micro_batches=8))",
+    "expert": "a rule that splits something over it, such as `batch`, or experts",
+    "seq": "activation_rules['time'] = ('seq',)",
+}
+
+
+def check_rules(cfg: Any, specs: Any) -> None:
+    """Checks the names in a trainer's two tables of rules.
+
+    Raises:
+        ShardingError: A rule names a mesh axis that does not exist, or is for a logical axis that
+            no parameter of the model has and that is no usual one.
+    """
+    for field in ("param_rules", "activation_rules"):
+        for axis, names in getattr(cfg, field).items():
+            for name in names:
+                if name not in MESH_AXES:
+                    raise ShardingError(
+                        f"the rule for {axis!r} names the mesh axis {name!r}, which does not exist",
+                        where=field,
+                        mend=name_the_known(name, MESH_AXES),
+                    )
+    leaves = jax.tree.leaves(specs, is_leaf=lambda leaf: isinstance(leaf, ParamSpec))
+    had = {axis for spec in leaves for axis in spec.axes if axis is not None}
+    for axis in cfg.param_rules:
+        if axis not in had and axis not in PARAM_RULES:
+            raise ShardingError(
+                f"there is a rule for the logical axis {axis!r}, which no parameter has",
+                where="param_rules",
+                mend=name_the_known(axis, sorted(had)),
+            )
+
+
+def check_mesh_is_used(cfg: Any, mesh: AnyMesh, specs: Any) -> None:
+    """Checks that every axis of a mesh splits a parameter or the batch.
+
+    Raises:
+        ShardingError: One does not, or a parameter does not divide over the mesh.
+    """
+    shardings = param_shardings(specs, cfg.param_rules, mesh)
+    for name in unused_mesh_axes(shardings, cfg.activation_rules, mesh):
+        use = _USES.get(name, "a rule that splits something over it")
+        raise ShardingError(
+            f"mesh axis {name} of size {mesh.shape[name]} splits neither a parameter nor the "
+            "batch, so that its devices would all do the same work",
+            where="mesh",
+            mend=f"leave it out of the mesh; or use it by {use}",
+        )
