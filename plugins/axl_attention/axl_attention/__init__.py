@@ -1,1 +1,1 @@
-"""Attention variants for axcore: sliding-window attention."""
+"""Positions, attention variants, and the model families that need them, for axcore."""

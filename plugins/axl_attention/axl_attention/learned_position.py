@@ -43,6 +43,7 @@ class LearnedPosition(Module):
         refuse_second(LearnedPosition, cfg.embedding)
         self.embedding = cfg.embedding.build(vocab_size=cfg.vocab_size, dim=cfg.dim)
         shape = (cfg.max_length, cfg.dim)
+        self.idle_params = cfg.max_length * cfg.dim
         self.positions = Param(shape, axes=(None, "embed"), init=cfg.position_init)
 
     @property

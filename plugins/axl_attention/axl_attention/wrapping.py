@@ -26,7 +26,8 @@ def refuse_second(kind: type, inside: Any) -> None:
     """
     found = find_config(inside, kind)
     if found:
+        at = f", at {found[0].path}" if found[0].path else ""
         raise ConfigError(
-            f"{kind.__name__} stands around another {kind.__name__}, at {found[0].path or 'once'}",
+            f"{kind.__name__} stands around another {kind.__name__}{at}",
             mend="apply it once",
         )
