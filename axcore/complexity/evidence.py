@@ -44,14 +44,15 @@ def multiplies(dtype: str) -> Evidence:
     return evidence
 
 
-def chooses(op: str, kernel: str) -> Evidence:
-    """Proof by the kernel plan: every call of an op is served by this kernel."""
+def chooses(op: str, *kernels: str) -> Evidence:
+    """Proof by the kernel plan: every call of an op is served by one of these kernels."""
 
     def evidence(trace: Trace) -> str | None:
         chosen = trace.kernels.get(op, frozenset())
-        if chosen == {kernel}:
+        if chosen and chosen <= set(kernels):
             return None
-        return f"{op} is served by {', '.join(sorted(chosen)) or 'no kernel'}, not by {kernel}"
+        served = ", ".join(sorted(chosen)) or "no kernel"
+        return f"{op} is served by {served}, not by {' or '.join(kernels)}"
 
     return evidence
 

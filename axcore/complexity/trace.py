@@ -11,7 +11,7 @@ from jax.extend.core import jaxprs_in_params
 from jax.interpreters.partial_eval import dce_jaxpr
 
 from axcore.module import Module, Repeated, functional
-from axcore.ops import KernelPolicy, kernel_plan, use_policy
+from axcore.ops import KernelPolicy, recording_choices, use_policy
 from axcore.plugins import Hardware
 from axcore.trainer import for_hardware
 
@@ -42,7 +42,7 @@ class Trace:
     Args:
         model: The model that was traced.
         operations: The operations that the loss depends on; what is computed in vain is left out.
-        kernels: Names of the kernels chosen, by op, in every trace under the same policy.
+        kernels: Names of the kernels that were chosen, by op.
         hardware: What it was traced for.
     """
 
@@ -62,11 +62,11 @@ def trace_model(cfg: Any, hardware: Hardware) -> Trace:
     cfg, _ = for_hardware(cfg, hardware)
     model = cfg.model.build()
     policy = KernelPolicy(hardware=hardware, pins=cfg.kernels, allow=cfg.allow_kernels)
-    with use_policy(policy):
+    with use_policy(policy), recording_choices() as choices:
         jaxpr = jax.make_jaxpr(_loss_of(model))(_abstract_state(model), _abstract_batch())
     live, _ = dce_jaxpr(jaxpr.jaxpr, used_outputs=True)
     kernels: dict[str, frozenset[str]] = {}
-    for choice in kernel_plan(policy).choices:
+    for choice in choices:
         op = choice.call.op
         kernels[op] = kernels.get(op, frozenset()) | {choice.kernel.name}
     return Trace(model, frozenset(_operations(live, ())), kernels, hardware)

@@ -4,8 +4,11 @@ Ops choose while they are traced. A trainer traces its step under its policy, th
 `kernel_plan(policy)` and keeps `to_json()` of it with the run.
 """
 
+import contextlib
 import json
 import threading
+from collections.abc import Iterator
+from contextvars import ContextVar
 
 import attrs
 
@@ -15,6 +18,7 @@ from axcore.ops.registry import Choice, choose
 
 _chosen: dict[tuple[KernelPolicy, Call], Choice] = {}
 _lock = threading.Lock()
+_made: ContextVar[list[Choice] | None] = ContextVar("axcore_choices", default=None)
 
 
 @attrs.frozen
@@ -46,7 +50,21 @@ def choose_and_record(call: Call) -> Choice:
     choice = choose(call, policy)
     with _lock:
         _chosen.setdefault((policy, call), choice)
+    made = _made.get()
+    if made is not None:
+        made.append(choice)
     return choice
+
+
+@contextlib.contextmanager
+def recording_choices() -> Iterator[list[Choice]]:
+    """Give a list of the choices that are made while the context is open, in their order."""
+    made: list[Choice] = []
+    token = _made.set(made)
+    try:
+        yield made
+    finally:
+        _made.reset(token)
 
 
 def kernel_plan(policy: KernelPolicy | None = None) -> KernelPlan:

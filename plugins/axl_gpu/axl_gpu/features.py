@@ -13,4 +13,6 @@ def with_fp8(cfg: Any) -> Any:
 
 
 has_fp8 = multiplies("float8")
-has_cudnn_attention = chooses("attention", "cudnn_attention")
+has_cudnn_attention = chooses(
+    "attention", "cudnn_attention", "cudnn_wide_attention", "cudnn_packed_attention"
+)

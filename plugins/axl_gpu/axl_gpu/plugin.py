@@ -110,7 +110,9 @@ def features() -> Iterator[Feature]:
     yield Feature(
         name="cudnn_attention",
         evidence=Ref("axl_gpu.features:has_cudnn_attention"),
-        implementation=("axl_gpu.cudnn_attention",),
+        implementation=tuple(
+            f"axl_gpu.cudnn_{part}" for part in ("attention", "call", "flash", "packed")
+        ),
         target="gpu-h100-8",
         summary="A new kernel: cuDNN attention where a GPU has it",
     )
