@@ -1,5 +1,6 @@
 """Checkpoints of a run: saved atomically, verified on restore, resharded as asked."""
 
+from axcore.checkpoint.adapters import load_adapters, save_adapters
 from axcore.checkpoint.checkpointer import Checkpointer
 from axcore.checkpoint.manifest import DamagedCheckpointError, Manifest
 from axcore.checkpoint.reader import CheckpointWarning, Restored
@@ -15,4 +16,6 @@ __all__ = [
     "Restored",
     "RunDirectory",
     "StepStorage",
+    "load_adapters",
+    "save_adapters",
 ]
