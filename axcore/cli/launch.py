@@ -8,7 +8,7 @@ import click
 from axcore.config import apply_overrides
 from axcore.launch import Job, find_launcher
 from axcore.launch.launcher import Launcher, launcher_class
-from axcore.plugins import Hardware, JobLauncher, plugin_host
+from axcore.plugins import Hardware, JobLauncher, Modifier, find_change, plugin_host
 
 
 class LaunchCommand(click.Command):
@@ -88,10 +88,13 @@ def check_training(arguments: tuple[str, ...]) -> None:
 
     with train.make_context("axcore train", list(arguments)) as context:
         given: dict[str, Any] = context.params
-    target = given["target"]
+    hardware = Hardware.parse(given["target"]) if given["target"] else None
+    changes = [one for one in given["changes"] if hardware or not _is_modifier(one)]
     load_experiment(
-        given["experiment"],
-        given["overrides"],
-        changes=given["changes"],
-        hardware=Hardware.parse(target) if target else None,
+        given["experiment"], given["overrides"], changes=tuple(changes), hardware=hardware
     )
+
+
+def _is_modifier(change: str) -> bool:
+    """Whether a change is made for some hardware, and so cannot be tried without its name."""
+    return isinstance(find_change(change), Modifier)

@@ -32,6 +32,7 @@ WITHOUT_JAX = (
     "axcore.errors",
     "axcore.config",
     "axcore.plugins",
+    "axcore.launch",
     "axcore.modifiers",
     "axcore.testing",
 )

@@ -1,0 +1,89 @@
+"""`axcore launch`, and `axcore train` as one of several processes."""
+
+import pytest
+from click.testing import CliRunner
+from several_processes import free_address
+
+from axcore.cli.main import group
+from axcore.cli.target import use_target
+from axcore.errors import AxcoreError, PluginError
+from axcore.plugins import Hardware
+from axcore.plugins.core_detect import COLLECTIVE_TIMEOUT, DEVICE_COUNT, device_count_flag
+
+
+def launch(*arguments):
+    """Returns what the command prints, or the error that it raises."""
+    ran = CliRunner().invoke(group, ["launch", *arguments])
+    return ran.exception if isinstance(ran.exception, AxcoreError) else ran.output
+
+
+def test_help_lists_engines():
+    text = launch("--help")
+    for name in ("local", "slurm", "kubernetes", "skypilot"):
+        assert f"\n  {name} " in text
+
+
+def test_options_of_training_go_to_every_process():
+    text = launch("slurm", "tiny", "-n", "3", "--set", "max_steps=7", "--modify", "int8_training")
+    assert "#SBATCH --nodes=3\n" in text
+    assert text.endswith("axcore train tiny --set max_steps=7 --modify int8_training\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        (("sluurm", "tiny"), "there is no launcher 'sluurm'; did you mean 'slurm'"),
+        (("slurm", "tinny"), "there is no experiment 'tinny'; did you mean 'tiny'"),
+        (("slurm", "tiny", "--set", "max_stepz=3"), "'max_stepz' matches nothing"),
+        (("slurm", "tiny", "--set", "max_steps=x"), "max_steps"),
+        (("slurm", "tiny", "--modify", "int7"), "'int7'"),
+        (("slurm", "tiny", "--target", "acme-8"), "no plugin knows target 'acme-8'"),
+        (("slurm", "tiny", "-n", "0"), "a run has 0 processes; expected 1 or more"),
+        (("slurm", "tiny", "--option", "grace=3"), "did you mean 'grace_s'"),
+        (("slurm", "tiny", "--option", "grace_s=x"), "grace_s"),
+        (("kubernetes", "tiny"), "image and volume_claim not given"),
+        (("slurm", "tiny", "--seet", "a=b"), "No such option '--seet'"),
+    ],
+)
+def test_what_is_wrong_shows_before_anything_is_started(arguments, what):
+    assert what in str(launch(*arguments))
+
+
+def test_a_run_on_this_machine_ends_with_the_code_of_what_failed(cli):
+    ran = cli("launch", "local", "tiny", "-n", "4", "--target", "cpu-6")
+    assert ran.exit_code == PluginError.exit_code
+    assert "] PluginError: cpu-6 has 6 devices, which 4 processes cannot share" in ran.stderr
+
+
+def test_a_process_that_never_joins_is_one_clear_error(cli):
+    ran = cli(
+        *("train", "tiny", "--coordinator", free_address(), "--num-processes", "3"),
+        *("--process-id", "0", "--join-timeout", "0.5"),
+    )
+    assert ran.exit_code == 9
+    assert ran.stderr.startswith(
+        "ProcessError: processes 1, 2 of 3 did not come to 'roll call' within 0.5 s\n"
+    )
+    assert "Traceback" not in ran.stderr
+    assert not (cli.folder / "runs").exists()
+
+
+def test_flags_of_processes_come_together_or_not_at_all(cli):
+    ran = cli("train", "tiny", "--num-processes", "2")
+    assert ran.exit_code == 2
+    assert "--num-processes without --coordinator, --process-id" in ran.stderr
+
+
+def test_processes_share_the_devices_of_a_target():
+    eight = Hardware.parse("cpu-8")
+    assert device_count_flag(eight) == {DEVICE_COUNT: "8"}
+    shared = device_count_flag(eight.resized(8, 2))
+    assert shared.pop(COLLECTIVE_TIMEOUT) == "600"
+    assert shared == {DEVICE_COUNT: "2"}
+
+
+def test_a_target_that_processes_cannot_share_is_refused(monkeypatch):
+    monkeypatch.delitem(__import__("sys").modules, "jax")
+    with pytest.raises(PluginError, match="cpu-6 has 6 devices, which 4 processes cannot") as error:
+        use_target("cpu-6", num_processes=4)
+    assert error.value.mend == "--target cpu-4, or a multiple of it"
