@@ -55,7 +55,7 @@ MAY_CHANGE = (
     "max_skipped_steps",
     "checkpoint.*",
     "prompt",
-    "num_micro_batches",
+    "*num_micro_batches",
     "mesh*",
     "param_rules*",
     "activation_rules*",

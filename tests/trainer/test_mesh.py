@@ -7,8 +7,9 @@ import numpy as np
 import optax
 import pytest
 
-from axcore.config import evolve
+from axcore.config import evolve, replace_config
 from axcore.errors import ShardingError
+from axcore.layers import Pipeline, Repeat
 from axcore.trainer import StepsDone, Trainer
 
 
@@ -38,6 +39,14 @@ def stop_at(step):
 
 def test_eight_devices_and_two_micro_batches_train_as_one_device(eight, whole, tmp_path):
     result = eight.run(tmp_path)
+    assert_close(whole.state, result.state)
+    assert result.heldout["loss"] == pytest.approx(whole.heldout["loss"], rel=1e-5)
+
+
+def test_a_pipeline_with_time_split_trains_as_one_device(small_config, whole, tmp_path):
+    stack = Pipeline.Config(num_micro_batches=4)
+    cfg = evolve(replace_config(small_config, Repeat, stack), mesh={"pipeline": 2, "seq": 2})
+    result = Trainer(cfg, devices=jax.devices()[:4]).run(tmp_path)
     assert_close(whole.state, result.state)
     assert result.heldout["loss"] == pytest.approx(whole.heldout["loss"], rel=1e-5)
 
