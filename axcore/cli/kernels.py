@@ -1,8 +1,10 @@
-"""`axcore kernels`: every kernel of an op, and why it serves some hardware or not."""
+"""`axcore kernels`: every kernel of an op, and why it serves some hardware and call or not."""
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
+import attrs
 import click
 
 from axcore.cli.table import columns
@@ -11,44 +13,109 @@ from axcore.errors import KernelError
 from axcore.plugins import Hardware, Kernel, Op, plugin_host
 
 
+@attrs.frozen(kw_only=True)
+class _Verdict:
+    """What is known of a kernel: why it is not for the hardware, or not for the typical call."""
+
+    kernel: Kernel
+    why_not: str | None
+    refusal: str | None
+    serves: str
+
+    def as_dict(self) -> dict[str, Any]:
+        kernel = self.kernel
+        return {
+            "op": kernel.op,
+            "name": kernel.name,
+            "priority": kernel.priority,
+            "plugin": kernel.plugin,
+            "why_not": self.why_not,
+            "refusal": self.refusal,
+            "serves": self.serves,
+        }
+
+
 @click.command()
 @click.argument("op", required=False)
 @click.option("--target", metavar="NAME", help="Hardware to ask about; this machine if left out.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def kernels(op: str | None, target: str | None, as_json: bool) -> None:
-    """List the kernels of OP, or of every op, and why each fits the hardware or does not.
+    """List the kernels of OP, or of every op, and whether each serves what models ask of it.
 
-    The first that fits and also accepts a call's shapes and dtypes serves that call.
+    Each is asked about a typical call in bfloat16, which is shown. The first that says yes serves
+    it. Portable kernels must be allowed where the hardware's plugin brings kernels for the op;
+    references and parts kept for comparison run only when pinned.
     """
-    candidates = _candidates(op)
+    ops = _ops(op)
     hardware = Hardware.parse(target) if target else Hardware.detect()
-    rows = [_described(kernel, hardware) for kernel in candidates]
+    calls = {one.name: one.typical.resolve()() for one in ops if one.typical is not None}
+    verdicts = [
+        verdict
+        for one in ops
+        for verdict in _verdicts(_kernels(one.name), calls.get(one.name), hardware)
+    ]
     if as_json:
-        click.echo(json.dumps({"target": hardware.name, "kernels": rows}, indent=2))
+        listed = [one.as_dict() for one in verdicts]
+        texts = {name: str(call) for name, call in calls.items()}
+        click.echo(
+            json.dumps({"target": hardware.name, "calls": texts, "kernels": listed}, indent=2)
+        )
         return
     click.echo(f"target {hardware.name}")
-    cells = [(r["op"], r["name"], str(r["priority"]), r["plugin"], _verdict(r)) for r in rows]
-    click.echo(columns(("OP", "KERNEL", "PRIORITY", "PLUGIN", "FITS"), cells))
+    for call in calls.values():
+        click.echo(f"call {call}")
+    cells = [
+        (one.kernel.op, one.kernel.name, str(one.kernel.priority), one.kernel.plugin, one.serves)
+        for one in verdicts
+    ]
+    click.echo(columns(("OP", "KERNEL", "PRIORITY", "PLUGIN", "SERVES"), cells))
 
 
-def _candidates(op: str | None) -> list[Kernel]:
-    host = plugin_host()
-    ops = {record.name for record in host.records(Op)}
-    if op is not None and op not in ops:
-        raise KernelError(f"there is no op {op!r}; {name_the_known(op, ops)}")
-    found = [kernel for kernel in host.records(Kernel) if op in (None, kernel.op)]
-    return sorted(found, key=lambda kernel: (kernel.op, -kernel.priority, kernel.name))
+def _ops(name: str | None) -> list[Op]:
+    ops = {record.name: record for record in plugin_host().records(Op)}
+    if name is not None and name not in ops:
+        raise KernelError(f"there is no op {name!r}; {name_the_known(name, ops)}")
+    return [ops[one] for one in sorted(ops) if name in (None, one)]
 
 
-def _described(kernel: Kernel, hardware: Hardware) -> dict[str, Any]:
-    return {
-        "op": kernel.op,
-        "name": kernel.name,
-        "priority": kernel.priority,
-        "plugin": kernel.plugin,
-        "why_not": kernel.why_not_on(hardware),
-    }
+def _kernels(op: str) -> list[Kernel]:
+    found = [kernel for kernel in plugin_host().records(Kernel) if kernel.op == op]
+    return sorted(found, key=lambda kernel: (-kernel.priority, kernel.name))
 
 
-def _verdict(row: dict[str, Any]) -> str:
-    return "yes" if row["why_not"] is None else f"no: {row['why_not']}"
+def _verdicts(kernels: Sequence[Kernel], call: Any, hardware: Hardware) -> list[_Verdict]:
+    from axcore.ops.registry import candidates, meant_for
+
+    reasons = [kernel.why_not_on(hardware) for kernel in kernels]
+    refusals = [
+        None
+        if call is None or why_not is not None
+        else candidates(call, hardware, [kernel])[0].reason
+        for kernel, why_not in zip(kernels, reasons, strict=True)
+    ]
+    must_be_allowed = bool(meant_for(hardware, kernels))
+    return [
+        _Verdict(
+            kernel=kernel,
+            why_not=why_not,
+            refusal=refusal,
+            serves=_serves(kernel, why_not, refusal, must_be_allowed=must_be_allowed),
+        )
+        for kernel, why_not, refusal in zip(kernels, reasons, refusals, strict=True)
+    ]
+
+
+def _serves(
+    kernel: Kernel, why_not: str | None, refusal: str | None, *, must_be_allowed: bool
+) -> str:
+    from axcore.ops.registry import HARDWARE, PORTABLE
+
+    if why_not is not None:
+        return f"no: {why_not}"
+    if refusal is not None:
+        return f"not this call: {refusal}"
+    if kernel.priority < PORTABLE:
+        return "when pinned"
+    if kernel.priority < HARDWARE and must_be_allowed:
+        return "when allowed"
+    return "yes"

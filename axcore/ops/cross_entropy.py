@@ -75,10 +75,20 @@ def cross_entropy_sums(
         vocabulary_first=vocabulary_first, z_loss=float(z_loss), soft_cap=soft_cap
     )
     _check(inputs, spec)
-    arrays = {"x": x_BTD, "w": w, "targets": targets_BT, "weights": weights_BT}
-    choice = choose_and_record(Call.of("cross_entropy", arrays, attrs.asdict(spec)))
+    choice = choose_and_record(cross_entropy_call(inputs, spec))
     sums: CrossEntropySums = choice.kernel.fn.resolve()(inputs, spec)
     return sums
+
+
+def cross_entropy_call(inputs: CrossEntropyInputs, spec: CrossEntropySpec) -> Call:
+    """Return the call that kernels are asked about."""
+    arrays = {
+        "x": inputs.x_BTD,
+        "w": inputs.w,
+        "targets": inputs.targets_BT,
+        "weights": inputs.weights_BT,
+    }
+    return Call.of("cross_entropy", arrays, attrs.asdict(spec))
 
 
 def _check(inputs: CrossEntropyInputs, spec: CrossEntropySpec) -> None:

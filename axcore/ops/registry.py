@@ -99,6 +99,26 @@ def choose(
     return Choice(call, policy.hardware, best[0], why, found)
 
 
+def meant_for(
+    hardware: Hardware,
+    kernels: Sequence[Kernel],
+    *,
+    families: Sequence[HardwareFamily] | None = None,
+) -> tuple[Kernel, ...]:
+    """Return the kernels that are written for the hardware, or come with the plugin for it.
+
+    Where there are any, a portable kernel serves only if it is allowed.
+    """
+    families = plugin_host().records(HardwareFamily) if families is None else families
+    owners = {one.plugin for one in families if one.name == hardware.family} - {CORE}
+    return tuple(
+        kernel
+        for kernel in kernels
+        if kernel.priority >= HARDWARE
+        and (kernel.plugin in owners or kernel.why_not_on(hardware) is None)
+    )
+
+
 def table(candidates: Sequence[Candidate], *, chosen: Kernel | None = None) -> str:
     """Return a line for every candidate: priority, name, plugin and verdict."""
     width = max((len(one.kernel.name) for one in candidates), default=0)
@@ -181,15 +201,7 @@ def _refuse_silent_fallback(
     """Refuse a portable kernel where plugins brought kernels for this hardware and none fits."""
     if best.priority >= HARDWARE or best.name in policy.allow:
         return
-    family = policy.hardware.family
-    owners = {one.plugin for one in families if one.name == family} - {CORE}
-    meant = [
-        one
-        for one in found
-        if one.kernel.priority >= HARDWARE
-        and (one.kernel.plugin in owners or one.kernel.why_not_on(policy.hardware) is None)
-    ]
-    if meant:
+    if meant_for(policy.hardware, [one.kernel for one in found], families=families):
         raise KernelError(
             f"{call.op}: none of the kernels installed for {policy.hardware.name} can serve "
             f"{call}, and {best.name} is not allowed to stand in.\n{table(found)}",

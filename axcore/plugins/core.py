@@ -80,36 +80,42 @@ def ops() -> Iterator[Op]:
         fn=Ref("axcore.ops:attention"),
         summary="Scaled dot-product attention with masks, caps, sinks and dropout",
         contract=Ref("axcore.testing.contracts:ATTENTION"),
+        typical=Ref("axcore.ops.typical_calls:attention"),
     )
     yield Op(
         name="attention_backward",
         fn=Ref("axcore.ops.attention_vjp:attention_from_halves"),
         summary="Its gradient, for attention kernels that are forward only",
         contract=Ref("axcore.testing.contracts:ATTENTION_BACKWARD"),
+        typical=Ref("axcore.ops.typical_calls:attention_backward"),
     )
     yield Op(
         name="decode_attention",
         fn=Ref("axcore.ops:decode_attention"),
         summary="Attention of the newest tokens over a cache, contiguous or in pages",
         contract=Ref("axcore.testing.decode_attention_contract:DECODE_ATTENTION"),
+        typical=Ref("axcore.ops.typical_calls:decode_attention"),
     )
     yield Op(
         name="cross_entropy",
         fn=Ref("axcore.ops:cross_entropy"),
         summary="Next-token loss without the whole logits in memory",
         contract=Ref("axcore.testing.contracts:CROSS_ENTROPY"),
+        typical=Ref("axcore.ops.typical_calls:cross_entropy"),
     )
     yield Op(
         name="rms_norm",
         fn=Ref("axcore.ops:rms_norm"),
         summary="Normalisation by the root of the mean square",
         contract=Ref("axcore.testing.rms_norm_contract:RMS_NORM"),
+        typical=Ref("axcore.ops.typical_calls:rms_norm"),
     )
     yield Op(
         name="grouped_matmul",
         fn=Ref("axcore.ops:grouped_matmul"),
         summary="Rows sorted by group, each group with a matrix of its own",
         contract=Ref("axcore.testing.grouped_matmul_contract:GROUPED_MATMUL"),
+        typical=Ref("axcore.ops.typical_calls:grouped_matmul"),
     )
     yield Op(
         name="quantized_dot",
@@ -165,6 +171,7 @@ def modifiers() -> Iterator[Modifier]:
         ("micro_batches", "MicroBatches", "Batches in parts of so many rows a device"),
         ("remat", "Remat", "Layers' values computed again in the backward pass, by preset"),
         ("mesh_shape", "MeshShape", "Devices in another mesh"),
+        ("pipelined", "Pipelined", "Layers in stages, over the mesh axis `pipeline`"),
         ("shard", "Shard", "Dimensions split along other mesh axes, by their logical names"),
         ("lora", "LoRA", "Small corrections of linear layers trained, and nothing else"),
         ("kernels", "Kernels", "Kernels pinned by op, and portable ones allowed"),

@@ -109,6 +109,8 @@ class Hardware:
     def parse(cls, name: str) -> "Hardware":
         """Returns the hardware that a target's name means, as the installed plugins describe it.
 
+        The family may be left out where one family alone has a generation of that name.
+
         >>> Hardware.parse("cpu-8").num_devices
         8
 

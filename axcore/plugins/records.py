@@ -49,6 +49,7 @@ class Op(Record):
         fn: The function that layers call.
         summary: One line.
         contract: The `axcore.testing.OpContract` by which suites prove its kernels right.
+        typical: `() -> Call`: what models typically ask of it, for `axcore kernels`.
     """
 
     kind: ClassVar[str] = "op"
@@ -57,6 +58,7 @@ class Op(Record):
     fn: Ref = attrs.field(validator=of_type(Ref))
     summary: str = attrs.field(validator=of_type(str))
     contract: Ref | None = attrs.field(default=None, validator=of_type(Ref, type(None)))
+    typical: Ref | None = attrs.field(default=None, validator=of_type(Ref, type(None)))
 
 
 @attrs.frozen(kw_only=True)

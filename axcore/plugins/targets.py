@@ -14,7 +14,9 @@ _JAX_DEVICES = Ref("jax:devices")
 
 
 def parse_target(name: str, families: Sequence[HardwareFamily] | None = None) -> Hardware:
-    """Returns what `family-generation-N` or `family-N` means. See `Hardware.parse`.
+    """Returns what `family-generation-N`, `family-N` or `generation-N` means.
+
+    See `Hardware.parse`.
 
     Args:
         name: The target's name.
@@ -106,6 +108,13 @@ def _family_of(
     }
     if stem in known:
         return known[stem]
+    short = {full: found for full, found in known.items() if found[1].generation == stem}
+    if len(short) == 1:
+        return next(iter(short.values()))
+    if short:
+        number = name.rpartition("-")[2]
+        names = " or ".join(f"{full}-{number}" for full in sorted(short))
+        raise PluginError(f"target {name!r} may mean {names}", mend="write the family, too")
     raise PluginError(
         f"no plugin knows target {name!r}; {name_the_known(stem, known)}",
         mend=f"name one as {_examples(families)}, or install the plugin for {stem.split('-')[0]}",

@@ -14,6 +14,7 @@ from axcore.ops.attention_kernels import attention_call
 from axcore.ops.attention_reference import attention_reference
 from axcore.ops.attention_samples import ATTENTION_SAMPLES, AttentionSample
 from axcore.ops.attention_vjp import attention_from_halves
+from axcore.ops.cross_entropy import cross_entropy_call
 from axcore.ops.cross_entropy_reference import cross_entropy_reference
 from axcore.ops.cross_entropy_samples import CROSS_ENTROPY_SAMPLES
 
@@ -112,12 +113,6 @@ def _backward_case(case: Case) -> Case:
     )
 
 
-def _cross_entropy_call(inputs: Any, spec: Any) -> Call:
-    names = {"x": "x_BTD", "w": "w", "targets": "targets_BT", "weights": "weights_BT"}
-    arrays = {name: getattr(inputs, field) for name, field in names.items()}
-    return Call.of("cross_entropy", arrays, attrs.asdict(spec))
-
-
 _WITH_LSE = tuple(
     attention_case(sample, with_lse=True)
     for sample in ATTENTION_SAMPLES
@@ -139,7 +134,7 @@ CROSS_ENTROPY = OpContract(
         Case(
             name=sample.name,
             make=sample.make,
-            call=_cross_entropy_call,
+            call=cross_entropy_call,
             run=lambda kernel, inputs, spec: tuple(kernel(inputs, spec))[:2],
         )
         for sample in CROSS_ENTROPY_SAMPLES

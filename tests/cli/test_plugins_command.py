@@ -126,7 +126,7 @@ def test_kernels_are_listed_best_first_with_the_reason_against_each(root, run):
     assert out.splitlines()[0] == "target acme-x2-8"
     assert [line.split(maxsplit=4) for line in out.splitlines()[2:]] == [
         ["fft", "fast", "200", "axl-acme", "no: wants matrix, which acme-x2-8 does not have"],
-        ["fft", "slow", "0", "axl-acme", "yes"],
+        ["fft", "slow", "0", "axl-acme", "when pinned"],
     ]
 
 
@@ -136,6 +136,35 @@ def test_kernels_as_json_name_the_target_and_why_not(root, run):
     listed = json.loads(out)
     assert listed["target"] == "acme-x1-4"
     assert [kernel["why_not"] for kernel in listed["kernels"]] == [None, None]
+
+
+def test_kernels_are_asked_about_a_typical_call(run):
+    _, out, _ = run("kernels", "attention", "--target", "h100-8")
+    lines = out.splitlines()
+    assert lines[0] == "target gpu-h100-8"
+    assert lines[1].startswith("call attention(q bfloat16[2,4096,32,128], k bfloat16[2,4096,8,128]")
+    verdicts = {row[1]: row[4] for row in (line.split(maxsplit=4) for line in lines[3:])}
+    assert verdicts == {
+        "cudnn_attention": "yes",
+        "cudnn_wide_attention": (
+            "not this call: takes widths over 128, or values of another width than keys"
+        ),
+        "splash_attention": "no: wants family tpu, not gpu-h100-8",
+        "portable": "when allowed",
+        "blockwise": "when pinned",
+        "cudnn_packed_attention": (
+            "not this call: takes as many key heads as query heads, not 8 and 32"
+        ),
+        "reference": "when pinned",
+    }
+
+
+@pytest.mark.parametrize("target", ["tpu-v5p-8", "gpu-h100-8", "trn2-16", "cpu-1"])
+def test_each_typical_call_is_served_on_each_target(run, target):
+    _, out, _ = run("kernels", "--target", target, "--json")
+    listed = json.loads(out)
+    served = {one["op"] for one in listed["kernels"] if one["serves"] == "yes"}
+    assert served >= set(listed["calls"])
 
 
 def test_kernels_of_no_target_are_for_this_machine(root, run):

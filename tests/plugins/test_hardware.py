@@ -39,6 +39,14 @@ def test_name_of_parsed_hardware_is_the_name_that_was_parsed():
         assert parse_target(name, [ACME]).name == name
 
 
+def test_family_may_be_left_out_where_one_alone_has_the_generation():
+    assert parse_target("x2-big-16", [ACME]).name == "acme-x2-big-16"
+    zeta = Hardware(family="zeta", generation="x1", chips=4)
+    other = HardwareFamily(name="zeta", hosts=(zeta,), detect=DETECT, summary="")
+    with pytest.raises(PluginError, match="'x1-8' may mean acme-x1-8 or zeta-x1-8"):
+        parse_target("x1-8", [ACME, other])
+
+
 def test_cpu_target_is_one_host_of_that_many_devices():
     hardware = Hardware.parse("cpu-8")
     assert (hardware.num_devices, hardware.num_hosts) == (8, 1)
