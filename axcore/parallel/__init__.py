@@ -17,10 +17,6 @@ from axcore.parallel.mesh import MESH_AXES, MeshShape, make_mesh, mesh_sizes
 from axcore.parallel.pipeline import PipelineSchedule, run_pipeline
 from axcore.parallel.processes import (
     TimeLimits,
-    barrier,
-    from_each,
-    from_first,
-    gather,
     is_first,
     join_processes,
     leave,
@@ -43,6 +39,7 @@ from axcore.parallel.rules import (
     partition_spec,
     shardings_like,
 )
+from axcore.parallel.telling import barrier, from_each, from_first, gather
 
 __all__ = [
     "ACTIVATION_RULES",

@@ -1,29 +1,16 @@
-"""The processes of a run: joining them, waiting for one another, and telling one another things.
+"""The processes of a run: joining them, who is who, and leaving."""
 
-What is told is text in the key-value store of jax's coordination service, never an array: no device
-takes part, so a thread may wait here while the devices compute. Every wait has a name and a limit.
-
-All processes call these functions in the same order for each name. In a run of one process they
-return at once.
-"""
-
-import collections
-import json
 import os
 import sys
-import threading
-from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
 import attrs
 import jax
 
-from axcore.errors import AxcoreError, ProcessError
-from axcore.parallel.roll_call import missing_error, roll_call
+from axcore.errors import ProcessError
+from axcore.parallel.roll_call import roll_call
 
 T = TypeVar("T")
-
-_ROOT = "axcore"
 
 
 @attrs.frozen(kw_only=True)
@@ -42,8 +29,6 @@ class TimeLimits:
 
 
 _limits = TimeLimits()
-_counts: collections.Counter[str] = collections.Counter()
-_lock = threading.Lock()
 
 
 def join_processes(
@@ -109,77 +94,6 @@ def is_first() -> bool:
     return process_index() == 0
 
 
-def barrier(name: str, *, limit_s: float | None = None) -> None:
-    """Waits until every process is here.
-
-    Raises:
-        ProcessError: Some did not come in time: naming the barrier, them, and the limit.
-    """
-    gather(name, "", limit_s=limit_s)
-
-
-def gather(name: str, text: str, *, limit_s: float | None = None) -> list[str]:
-    """Returns the texts of all processes, in their order, in every process.
-
-    Raises:
-        ProcessError: As `barrier`.
-    """
-    if process_count() == 1:
-        return [text]
-    client, index = _client(), process_index()
-    count, folder = _next_folder(name)
-    _told(name, lambda: client.key_value_set(f"{folder}/{index}", text))
-    _wait(client, name, folder, _limits.barrier_s if limit_s is None else limit_s)
-    texts = _told(name, lambda: _by_process(client, folder))
-    if count:  # everybody is past the gathering before this one
-        _told(name, lambda: client.key_value_delete(f"{_ROOT}/{name}/{count - 1}/{index}"))
-    return [texts[process] for process in range(process_count())]
-
-
-def from_each(name: str, make: Callable[[], T], *, limit_s: float | None = None) -> list[T]:
-    """Returns what every process makes, in their order, in every process.
-
-    Args:
-        name: What it is, for errors.
-        make: Returns something that JSON gives back.
-        limit_s: How long each waits for the others.
-
-    Raises:
-        AxcoreError: What `make` raised in the first process where it did; that process gets its own
-            error as it is.
-        ProcessError: As `barrier`.
-    """
-    if process_count() == 1:
-        return [make()]
-    own, text = _made(name, make)
-    told = [json.loads(one) for one in gather(name, text, limit_s=limit_s)]
-    if own is not None:
-        raise own
-    return [_value(one) for one in told]
-
-
-def from_first(name: str, make: Callable[[], T], *, limit_s: float | None = None) -> T:
-    """Returns what process 0 makes, in every process; only process 0 calls `make`.
-
-    Args:
-        name: What it is, for errors.
-        make: Returns something that JSON gives back.
-        limit_s: How long the others wait.
-
-    Raises:
-        AxcoreError: What `make` raised, in every process. What else it raised comes out of
-            process 0 as it is, and is a ProcessError in the others.
-        ProcessError: Process 0 did not come in time.
-    """
-    if process_count() == 1:
-        return make()
-    _, key = _next_folder(name)
-    limit = _limits.barrier_s if limit_s is None else limit_s
-    text = _tell(name, key, make) if is_first() else _hear(name, key, limit)
-    made: T = _value(json.loads(text))
-    return made
-
-
 def share(items: list[T]) -> list[T]:
     """Returns this process's part of some work: every item is exactly one process's."""
     return items[process_index() :: process_count()]
@@ -194,14 +108,23 @@ def leave(exit_code: int) -> NoReturn:
     sys.exit(exit_code)
 
 
-# -- jax's coordination service ----------------------------------------------------------------
+def time_limits() -> TimeLimits:
+    """Returns how long processes of this run wait for one another."""
+    return _limits
 
 
-def _joined() -> Any:
-    """Returns the client of the coordination service, None where this process joined nobody.
+def coordination_client() -> Any:
+    """Returns the client of jax's coordination service.
 
     Differs: jax has no public way to it; Orbax takes this one, too.
     """
+    client = _joined()
+    assert client is not None, "a run of several processes was joined"
+    return client
+
+
+def _joined() -> Any:
+    """Returns the client, None where this process joined nobody."""
     return _state().client
 
 
@@ -209,107 +132,3 @@ def _state() -> Any:
     from jax._src import distributed
 
     return distributed.global_state
-
-
-def _client() -> Any:
-    client = _joined()
-    assert client is not None, "a run of several processes was joined"
-    return client
-
-
-def _next_folder(name: str) -> tuple[int, str]:
-    """Returns how often the name was used before, and the keys' common beginning this time."""
-    with _lock:
-        count = _counts[name]
-        _counts[name] += 1
-    return count, f"{_ROOT}/{name}/{count}"
-
-
-def _by_process(client: Any, folder: str) -> dict[int, str]:
-    pairs = client.key_value_dir_get(f"{folder}/")
-    return {int(key.rpartition("/")[2]): text for key, text in pairs}
-
-
-def _wait(client: Any, name: str, folder: str, limit_s: float) -> None:
-    try:
-        client.wait_at_barrier(folder, _milliseconds(limit_s))
-    except jax.errors.JaxRuntimeError as error:
-        if "DEADLINE_EXCEEDED" not in str(error):
-            raise _lost(name, error) from error
-        here = _told(name, lambda: _by_process(client, folder))
-        missing = [process for process in range(process_count()) if process not in here]
-        if missing:
-            raise missing_error(name, missing, process_count(), limit_s) from error
-        raise ProcessError(
-            f"this process came to {name!r} when the others had waited {limit_s:g} s and given up",
-            where=name,
-            mend="see why it was slow, or raise the limit (--barrier-timeout)",
-        ) from error
-
-
-def _tell(name: str, key: str, make: Callable[[], Any]) -> str:
-    own, text = _made(name, make)
-    _told(name, lambda: _client().key_value_set(key, text))
-    if own is not None:
-        raise own
-    return text
-
-
-def _hear(name: str, key: str, limit_s: float) -> str:
-    try:
-        return str(_client().blocking_key_value_get(key, _milliseconds(limit_s)))
-    except jax.errors.JaxRuntimeError as error:
-        if "DEADLINE_EXCEEDED" not in str(error):
-            raise _lost(name, error) from error
-        raise missing_error(name, [0], process_count(), limit_s) from error
-
-
-def _told(name: str, speak: Callable[[], T]) -> T:
-    try:
-        return speak()
-    except jax.errors.JaxRuntimeError as error:
-        raise _lost(name, error) from error
-
-
-def _lost(name: str, error: Exception) -> ProcessError:
-    return ProcessError(
-        f"a process of the run was lost at {name!r}: {str(error).splitlines()[0]}",
-        where=name,
-        mend="see what the other processes say, and start the run again",
-    )
-
-
-def _milliseconds(seconds: float) -> int:
-    return max(1, round(seconds * 1000))
-
-
-# -- What a process made, as text --------------------------------------------------------------
-
-
-def _made(name: str, make: Callable[[], Any]) -> tuple[BaseException | None, str]:
-    """Returns what `make` raised, if it did, and what the others are told."""
-    try:
-        return None, json.dumps({"value": make()})
-    except AxcoreError as error:
-        fields = (error.what, error.where, error.set_in, error.mend)
-        return error, json.dumps({"error": [type(error).__qualname__, *fields]})
-    except Exception as error:
-        what = f"process {process_index()} failed at {name!r}: {type(error).__name__}: {error}"
-        mend = f"see what process {process_index()} says"
-        return error, json.dumps({"error": [ProcessError.__qualname__, what, name, None, mend]})
-
-
-def _value(told: dict[str, Any]) -> Any:
-    if "error" not in told:
-        return told["value"]
-    kind, what, where, set_in, mend = told["error"]
-    raise _error_classes(AxcoreError).get(kind, AxcoreError)(
-        what, where=where, set_in=set_in, mend=mend
-    )
-
-
-def _error_classes(base: type[AxcoreError]) -> dict[str, type[AxcoreError]]:
-    found = {base.__qualname__: base}
-    for derived in base.__subclasses__():
-        found.update(_error_classes(derived))
-    return found
