@@ -11,7 +11,7 @@ SOURCES := pyproject.toml constraints.txt $(wildcard plugins/*/pyproject.toml)
 
 COMPILERS := $(VENV)-compilers
 
-.PHONY: help demo test test-slow gate aot fmt lint types bench clean
+.PHONY: help demo test test-slow gate compile aot fmt lint types bench clean
 
 help:  ## Show what can be made.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -22,7 +22,7 @@ demo: $(VENV)/.demo  ## Train a small transformer on real text, then sample from
 
 test: $(VENV)/.test  ## Run the whole suite.
 	@echo "== pytest: the suites of axcore and of the four plugins"
-	@$(BIN)/python -m pytest -n 2 -m "not slow and not gate"
+	@$(BIN)/python -m pytest -n 2 -m "not slow and not gate and not compile"
 
 test-slow: $(VENV)/.test  ## Run the tests that take longer.
 	@echo "== pytest: the tests marked slow"
@@ -34,6 +34,10 @@ gate: $(VENV)/.test  ## Hold features to what they may cost in lines of code.
 	@git diff --exit-code docs/loc-table.md || (echo "docs/loc-table.md was not up to date: look at it, and commit it"; exit 1)
 	@echo "== pytest: every feature in every family on every target"
 	@$(BIN)/python -m pytest -n 2 -m gate tests/complexity
+
+compile: $(COMPILERS)/.done  ## Compile kernels and train steps for accelerators that are not here.
+	@echo "== pytest: the tests marked compile, each target in a process of its own"
+	@$(COMPILERS)/bin/python -m axcore.testing.compile_tests plugins
 
 aot: $(COMPILERS)/.done  ## Compile Llama 2 for accelerators that are not here, and tell what it takes.
 	@echo "== axcore aot llama2-7b: one slice of TPUs, then one host of GPUs with batches in parts"
