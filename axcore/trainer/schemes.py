@@ -24,9 +24,10 @@ def check_schemes(cfg: Any, hardware: Hardware) -> None:
     }
     refused = {one.config.resolve(): one for one in schemes if one.name in problems}
     paths: dict[str, list[str]] = {}
-    for found in find_config(cfg, Dot):
+    for found in find_config(cfg.model, Dot):  # rules for other hardware may hold others
         if type(found.node) in refused:
-            paths.setdefault(refused[type(found.node)].name, []).append(found.path)
+            name = refused[type(found.node)].name
+            paths.setdefault(name, []).append(f"model.{found.path}")
     if not paths:
         return
     fitting = [scheme.name for scheme in schemes if scheme.name not in problems]

@@ -4,6 +4,7 @@ import pytest
 
 from axcore.config import evolve, find_config
 from axcore.errors import ConfigError, KernelError, PluginError
+from axcore.experiments import llama2_7b
 from axcore.layers import Dot, Fp8Delayed, Int8Dynamic
 from axcore.plugins import Hardware, QuantizationScheme, plugin_host, with_changes
 from axcore.testing.tiny import small_experiment
@@ -40,6 +41,10 @@ def test_scheme_is_refused_with_its_layers_and_the_reason(experiment, scheme, ta
 )
 def test_scheme_is_let_through_where_it_runs(experiment, scheme, target):
     check_schemes(with_changes(experiment, [scheme]), Hardware.parse(target))
+
+
+def test_schemes_in_rules_for_other_hardware_are_none_of_this_one():
+    check_schemes(llama2_7b(), Hardware.parse("tpu-v5p-8"))
 
 
 def test_scheme_is_asked_for_by_name_with_values(experiment):
