@@ -8,6 +8,7 @@ from axcore.modifiers.edits import Chain, Named, Replace, Update
 from axcore.modifiers.kernels import Kernels
 from axcore.modifiers.layout import Accumulate, MeshShape, MicroBatches, Shard
 from axcore.modifiers.lora import LoRA
+from axcore.modifiers.pipelined import Pipelined
 from axcore.modifiers.remat import Remat
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "MeshShape",
     "MicroBatches",
     "Named",
+    "Pipelined",
     "Remat",
     "Replace",
     "Shard",

@@ -5,7 +5,7 @@ import pytest
 from axcore.config import evolve, find_config, from_json, to_json, update_config
 from axcore.errors import ConfigError
 from axcore.experiments.tiny import tiny
-from axcore.layers import FeedForward, PlainFeedForward, TransformerLayer
+from axcore.layers import FeedForward, Pipeline, PlainFeedForward, TransformerLayer
 from axcore.layers.remat import REMAT_PRESETS
 from axcore.modifiers import (
     Accumulate,
@@ -14,6 +14,7 @@ from axcore.modifiers import (
     MeshShape,
     MicroBatches,
     Named,
+    Pipelined,
     Remat,
     Replace,
     Shard,
@@ -198,3 +199,13 @@ def test_modifiers_are_saved_and_read_back():
         )
     )
     assert from_json(to_json(chain)) == chain
+
+
+def test_pipelined_puts_layers_in_stages_and_leaves_the_layers_alone():
+    cfg = modified(Pipelined(num_micro_batches=4, num_rounds=2), tiny())
+    stack, before = cfg.model.decoder.stack, tiny().model.decoder.stack
+    assert isinstance(stack, Pipeline.Config)
+    assert (stack.num_micro_batches, stack.num_rounds) == (4, 2)
+    assert (stack.num_layers, stack.layer) == (before.num_layers, before.layer)
+    with pytest.raises(ConfigError, match="holds no Repeat to make a pipeline of"):
+        modified(Pipelined(), cfg)
