@@ -2,7 +2,7 @@
 
 from typing import Any, ClassVar
 
-from axcore.config import from_json, render_config, to_json
+from axcore.config import REQUIRED, evolve, from_json, render_config, to_json, walk
 from axcore.plugins import Experiment, HardwareFamily, MeshRule, plugin_host
 from axcore.plugins.record import Record
 from axcore.testing.suite import Suite
@@ -14,8 +14,15 @@ class ExperimentSuite(Suite):
     kind: ClassVar[type[Record]] = Experiment
 
     def complete(self, cfg: Any) -> Any:
-        """Returns the config with what an experiment leaves to its user, such as a corpus."""
-        return cfg
+        """Returns the config with what an experiment leaves to its user: a corpus, a tokenizer.
+
+        Where either is left open, stand-ins take the place of it that read no file.
+        """
+        from axcore.data import ByteTokenizer, TextFiles
+
+        stand_ins = {"source": TextFiles.Config(folder="."), "tokenizer": ByteTokenizer.Config()}
+        left_open = {name: new for name, new in stand_ins.items() if _is_open(cfg.data, name)}
+        return evolve(cfg, data=evolve(cfg.data, **left_open))
 
     def test_experiment_is_the_same_each_time(self, record: Experiment) -> None:
         """Nothing but the function decides what it is."""
@@ -47,6 +54,10 @@ class ExperimentSuite(Suite):
         for machine in _machines(cfg):
             laid_out, _ = for_hardware(cfg, machine)
             assert laid_out.mesh is not None
+
+
+def _is_open(data: Any, name: str) -> bool:
+    return any(value is REQUIRED for _, value in walk(getattr(data, name)))
 
 
 def _machines(cfg: Any) -> list[Any]:

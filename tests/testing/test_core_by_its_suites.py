@@ -5,7 +5,7 @@ import json
 import pytest
 
 from axcore.config import evolve
-from axcore.data import ByteTokenizer, JsonLines, TextFiles
+from axcore.data import JsonLines, TextFiles
 from axcore.testing import (
     DataSourceSuite,
     ExperimentSuite,
@@ -77,14 +77,6 @@ class TestModifiers(ModifierSuite):
 
 class TestExperiments(ExperimentSuite):
     plugin = "core"
-
-    def complete(self, cfg):
-        return evolve(
-            cfg,
-            data=evolve(
-                cfg.data, source=TextFiles.Config(folder="."), tokenizer=ByteTokenizer.Config()
-            ),
-        )
 
 
 class TestDataSources(DataSourceSuite):
