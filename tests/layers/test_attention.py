@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from axcore.errors import ConfigError
-from axcore.layers import Attention, DotProductAttention, NoPosition, RoPE, TokenInfo
+from axcore.layers import Attention, DotProductAttention, Linear, NoPosition, RoPE, TokenInfo
 from axcore.module import functional
 
 HEADS = 4
@@ -139,3 +139,29 @@ def test_gradients_follow_finite_differences(random, info):
         slope = (float(run(moved[0], info)[0]) - float(run(moved[1], info)[0])) / 2e-2
         told = float((np.asarray(gradient[name]["weight"]) * direction).sum())
         assert told == pytest.approx(slope, rel=2e-2, abs=1e-2)
+
+
+def test_keys_and_values_may_have_projections_of_their_own(call, random, info):
+    biased = Linear.Config(has_bias=True)
+    cfg = Attention.Config(dim=16, num_heads=HEADS, num_kv_heads=2, value_linear=biased)
+    layer, x = cfg.build(), random(2, 6, 16)
+    state = layer.init(0)
+    assert [name for name in state if "bias" in state[name]] == ["v"]
+    plain = Attention.Config(dim=16, num_heads=HEADS, num_kv_heads=2).build()
+    without = {**state, "v": {"weight": state["v"]["weight"]}}
+    np.testing.assert_allclose(call(layer, state, x, info), call(plain, without, x, info))
+    shifted = {**state, "v": {**state["v"], "bias": np.ones(8, np.float32)}}
+    moved = np.ones(16) @ np.asarray(state["out"]["weight"])
+    got = call(layer, shifted, x, info) - call(layer, state, x, info)
+    seen = info.segment_ids != 0
+    np.testing.assert_allclose(got[seen], np.broadcast_to(moved, got[seen].shape), atol=1e-5)
+
+
+def test_core_takes_more_of_the_op_from_a_layer_around_it(call, random, info):
+    """Here a bias under which every token sees itself only."""
+    q, k, v = random(2, 6, 4, 4), random(2, 6, 2, 4), random(2, 6, 2, 3)
+    core = DotProductAttention.Config(num_heads=4).build()
+    bias = np.where(np.eye(6, dtype=bool), 0.0, -np.inf).astype(np.float32)[None, None]
+    got = call(core, {}, q, k, v, info, bias_BNTS=bias)
+    seen = info.segment_ids != 0
+    np.testing.assert_allclose(got[seen], np.repeat(v, 2, axis=2)[seen], rtol=1e-6)
