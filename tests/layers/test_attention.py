@@ -161,7 +161,7 @@ def test_core_takes_more_of_the_op_from_a_layer_around_it(call, random, info):
     """Here a bias under which every token sees itself only."""
     q, k, v = random(2, 6, 4, 4), random(2, 6, 2, 4), random(2, 6, 2, 3)
     core = DotProductAttention.Config(num_heads=4).build()
-    bias = np.where(np.eye(6, dtype=bool), 0.0, -np.inf).astype(np.float32)[None, None]
+    bias = jnp.where(jnp.eye(6, dtype=bool), 0.0, -jnp.inf)[None, None]
     got = call(core, {}, q, k, v, info, bias_BNTS=bias)
     seen = info.segment_ids != 0
     np.testing.assert_allclose(got[seen], np.repeat(v, 2, axis=2)[seen], rtol=1e-6)
