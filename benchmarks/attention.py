@@ -33,15 +33,34 @@ CASES: dict[str, dict[str, Any]] = {
         "causal": True,
         "dtype": jnp.bfloat16,
     },
+    "8k_tokens_of_8_documents_float32": {
+        "shape": (1, 8192, 4, 64),
+        "causal": True,
+        "documents": 8,
+    },
 }
 
 
-def portable(causal: bool) -> Callable[..., Array]:
-    return lambda q, k, v: attention(q, k, v, causal=causal)
+def portable(causal: bool, segments_BT: Array | None) -> Callable[..., Array]:
+    return lambda q, k, v: attention(q, k, v, causal=causal, segment_ids=segments_BT)
 
 
-def rival(causal: bool) -> Callable[..., Array]:
-    return lambda q, k, v: jax.nn.dot_product_attention(q, k, v, is_causal=causal)
+def rival(causal: bool, segments_BT: Array | None) -> Callable[..., Array]:
+    def attend(q: Array, k: Array, v: Array) -> Array:
+        mask = None
+        if segments_BT is not None:
+            mask = (segments_BT[:, :, None] == segments_BT[:, None, :])[:, None]
+        return jax.nn.dot_product_attention(q, k, v, mask=mask, is_causal=causal)
+
+    return attend
+
+
+def documents_of(shape: tuple[int, ...], count: int | None) -> Array | None:
+    """Return segments of documents of equal length; None for one document."""
+    if count is None:
+        return None
+    row = 1 + jnp.arange(shape[1], dtype=jnp.int32) // (shape[1] // count)
+    return jnp.broadcast_to(row, shape[:2])
 
 
 def with_gradients(attend: Callable[..., Array]) -> Callable[..., Any]:
@@ -55,17 +74,23 @@ def with_gradients(attend: Callable[..., Array]) -> Callable[..., Any]:
 
 
 def measure(
-    shape: tuple[int, ...], causal: bool, dtype: Any = jnp.float32, repeats: int = 3
+    shape: tuple[int, ...],
+    causal: bool,
+    dtype: Any = jnp.float32,
+    repeats: int = 3,
+    documents: int | None = None,
 ) -> dict[str, Any]:
     q, k, v = (
         jax.random.normal(key, shape, dtype) for key in jax.random.split(jax.random.key(0), 3)
     )
-    rivals = {"portable": portable(causal), "jax.nn": rival(causal)}
+    segments_BT = documents_of(shape, documents)
+    rivals = {"portable": portable(causal, segments_BT), "jax.nn": rival(causal, segments_BT)}
     forward = race(rivals, q, k, v, repeats=repeats)
     steps = {name: with_gradients(attend) for name, attend in rivals.items()}
     both = race(steps, q, k, v, repeats=repeats)
     return {
         "shape_BTNH": list(shape),
+        "documents": documents or 1,
         "forward": forward,
         "forward_ratio": ratios(forward, ours="portable", rival="jax.nn"),
         "forward_and_backward": both,

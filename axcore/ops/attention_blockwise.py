@@ -1,13 +1,15 @@
 """Attention block by block with an online softmax: memory grows with T and S, not with T * S.
 
 One loop runs over the list of live (query block, key block) pairs; its length is static, and pairs
-that causality and window hide are not in it. Backward computes the probabilities of each block anew
-from the log-sum-exp, which with the output is all that forward leaves behind.
+that causality and window hide are not in it; those that documents and key ranges hide are passed
+over when it runs. Backward computes the probabilities of each block anew from the log-sum-exp,
+which with the output is all that forward leaves behind.
 
 Source: Milakov and Gimelshein 2018, arXiv:1805.02867; Rabe and Staats 2021, arXiv:2112.05682; Dao
 et al. 2022, arXiv:2205.14135.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -29,11 +31,15 @@ from axcore.ops.attention_heads import (
     ungroup_heads,
     ungroup_rows,
 )
+from axcore.ops.attention_live import live_at_run_time, where_live
 from axcore.ops.attention_online import OnlineSoftmax
 from axcore.ops.attention_types import AttentionInputs, AttentionSpec
 from axcore.ops.attention_vjp import ForwardOnly
 
 BLOCK_SIZE = 512
+
+_Pair = tuple[tuple[Array, Array], Array | None]
+"""Numbers of a query and a key block, and whether they have anything to compute; or many such."""
 
 
 def blockwise_forward(
@@ -42,26 +48,32 @@ def blockwise_forward(
     """Return `(o_BTNV, lse_BTN)`; see `attention_reference` for the meaning."""
     call = CutCall.of(inputs, spec, block_size)
 
-    def step(running: OnlineSoftmax, pair: Array) -> tuple[OnlineSoftmax, None]:
-        i, j = pair[0], pair[1]
+    def step(running: OnlineSoftmax, pair: _Pair) -> tuple[OnlineSoftmax, None]:
+        (i, j), is_live = pair
         old = jax.tree.map(lambda x: x[i], running)
-        new = old.add(call.logits(i, j).value, call.v[j], call.dropout(i, j))
+        new = where_live(
+            is_live,
+            lambda: old.add(call.logits(i, j).value, call.v[j], call.dropout(i, j)),
+            lambda: old,
+        )
         return jax.tree.map(lambda x, y: x.at[i].set(y), running, new), None
 
     start = OnlineSoftmax.start(call.q.shape[:-1], call.v.shape[-1], inputs.sinks_N)
-    running, _ = lax.scan(step, start, _pairs(call, inputs))
+    running, _ = lax.scan(step, start, _pairs(call))
     o, lse = running.finish()
     o = o.astype(inputs.q_BTNH.dtype)
     return ungroup_heads(call.queries.join(o, axis=3)), ungroup_rows(call.queries.join(lse, axis=3))
 
 
-def _pairs(call: CutCall, inputs: AttentionInputs) -> Array:
-    is_static = inputs.query_offset_B is None
-    return jnp.asarray(live_pairs(call.queries, call.keys, call.spec, offset_is_static=is_static))
+def _pairs(call: CutCall) -> _Pair:
+    """Return the pairs of blocks to go through, and which of them have anything to compute."""
+    is_static = not call.has_offsets
+    pairs = jnp.asarray(live_pairs(call.queries, call.keys, call.spec, offset_is_static=is_static))
+    return (pairs[:, 0], pairs[:, 1]), live_at_run_time(call, pairs)
 
 
 class _Sums(NamedTuple):
-    """Gradients so far, cut into blocks, float32."""
+    """Gradients so far, cut into blocks, float32; or what one pair of blocks adds to them."""
 
     q: Array
     k: Array
@@ -90,8 +102,7 @@ def blockwise_backward(
     delta = call.queries.cut(group_rows(delta_BTN, num_key_heads), axis=3)
     lse = call.queries.cut(group_rows(finite_lse(lse_BTN), num_key_heads), axis=3)
 
-    def step(sums: _Sums, pair: Array) -> tuple[_Sums, None]:
-        i, j = pair[0], pair[1]
+    def gradients(i: Array, j: Array) -> _Sums:
         logits = call.logits(i, j)
         new = block_gradients(
             jnp.exp(logits.value - lse[i][..., None]),
@@ -104,20 +115,28 @@ def blockwise_backward(
             capped=logits.capped,
             dropout=call.dropout(i, j),
         )
+        bias = None if call.bias is None else call.bias.summed(new.logits)
+        return _Sums(q=new.q_BKGTH, k=new.k_BKSH, v=new.v_BKSV, bias=bias)
+
+    def step(sums: _Sums, pair: _Pair) -> tuple[_Sums, None]:
+        (i, j), is_live = pair
+        compute = partial(gradients, i, j)
+        nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(compute))
+        new = where_live(is_live, compute, lambda: nothing)
         bias = sums.bias
-        if call.bias is not None and bias is not None:
-            bias = call.bias.add(bias, new.logits, i, j)
+        if call.bias is not None and bias is not None and new.bias is not None:
+            bias = call.bias.add(bias, new.bias, i, j)
         added = _Sums(
-            q=sums.q.at[i].add(new.q_BKGTH),
-            k=sums.k.at[j].add(new.k_BKSH),
-            v=sums.v.at[j].add(new.v_BKSV),
+            q=sums.q.at[i].add(new.q),
+            k=sums.k.at[j].add(new.k),
+            v=sums.v.at[j].add(new.v),
             bias=bias,
         )
         return added, None
 
     q, k, v = (jnp.zeros(x.shape, jnp.float32) for x in (call.q, call.k, call.v))
     start = _Sums(q, k, v, None if call.bias is None else call.bias.zeros())
-    sums, _ = lax.scan(step, start, _pairs(call, inputs))
+    sums, _ = lax.scan(step, start, _pairs(call))
     return AttentionInputs(
         q_BTNH=ungroup_heads(call.queries.join(sums.q, axis=3)).astype(inputs.q_BTNH.dtype),
         k_BSKH=swap_heads(call.keys.join(sums.k, axis=2)).astype(inputs.k_BSKH.dtype),

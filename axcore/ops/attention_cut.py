@@ -19,7 +19,10 @@ from axcore.ops.blocks import Blocks
 
 @attrs.frozen(eq=False)
 class CutCall:
-    """One call: `q` is `[Q, B, K, G, T, H]`, `k` and `v` are `[L, B, K, S, H]`."""
+    """One call: `q` is `[Q, B, K, G, T, H]`, `k` and `v` are `[L, B, K, S, H]`.
+
+    `has_offsets` tells whether queries stand at places that are known at run time only.
+    """
 
     spec: AttentionSpec
     seed: Array | None
@@ -31,6 +34,7 @@ class CutCall:
     rows: Rows
     columns: Columns
     bias: "CutBias | None"
+    has_offsets: bool
 
     @classmethod
     def of(cls, inputs: AttentionInputs, spec: AttentionSpec, block_size: int) -> "CutCall":
@@ -51,6 +55,7 @@ class CutCall:
             rows=jax.tree.map(lambda x: queries.cut(x, axis=1), rows(inputs, spec)),
             columns=cut_columns._replace(position=key_position.reshape(keys.num, 1, keys.size)),
             bias=CutBias.of(inputs.bias_BNTS, queries, keys, num_key_heads),
+            has_offsets=inputs.query_offset_B is not None,
         )
 
     def logits(self, i: Array, j: Array) -> Logits:
@@ -107,9 +112,13 @@ class CutBias:
         """Return the float32 gradient before any block was added."""
         return jnp.zeros(self.blocks.shape, jnp.float32)
 
-    def add(self, sums: Array, dlogits: Array, i: Array, j: Array) -> Array:
-        """Return the gradient with that of one block added."""
-        return sums.at[self._index(i, j)].add(sum_to(dlogits, sums.shape[2:]))
+    def summed(self, dlogits: Array) -> Array:
+        """Return the gradient of one block, summed where the bias has size 1."""
+        return sum_to(dlogits, self.blocks.shape[2:])
+
+    def add(self, sums: Array, new: Array, i: Array, j: Array) -> Array:
+        """Return the gradient with that of one block added, `summed`."""
+        return sums.at[self._index(i, j)].add(new)
 
     def join(self, sums: Array, shape: tuple[int, ...]) -> Array:
         """Return the gradient in the shape of the bias, `[B, N, T, S]`."""

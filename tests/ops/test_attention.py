@@ -93,6 +93,33 @@ def test_blocks_hidden_by_causality_and_window_are_not_computed():
     assert not jnp.isnan(o[:, 16:]).any()
 
 
+@pytest.mark.parametrize("part", ["segments", "ranges", "offsets"])
+def test_blocks_hidden_by_documents_ranges_or_offsets_are_not_computed(part):
+    """Where a hidden block is computed, the NaN in its values reaches what does not see it."""
+    inputs, _ = SAMPLES["plain"].make()
+    q, k, v = (x[:, :32] for x in inputs[:3])
+    halves = jnp.broadcast_to(jnp.arange(32, dtype=jnp.int32) // 16, (2, 32))
+    parts = {
+        "segments": {"q_segments_BT": halves + 1, "k_segments_BS": halves + 1},
+        "ranges": {"k_start_BT": 16 * halves, "k_end_BT": 16 * halves + 16},
+        "offsets": {"query_offset_B": jnp.full((2,), 16, jnp.int32)},
+    }[part]
+    spec = AttentionSpec(scale=1.0, left=0 if part == "offsets" else None, right=0)
+    hidden = AttentionInputs(q, k, v.at[:, :16].set(jnp.nan), **parts)
+    seen = slice(0, 16) if part == "offsets" else slice(16, 32)
+
+    def loss(q, k, v):
+        o, _ = blockwise(hidden._replace(q_BTNH=q, k_BSKH=k, v_BSKV=v), spec)
+        return jnp.sum(o[:, seen]), o
+
+    step = jax.jit(jax.grad(loss, argnums=(0, 1, 2), has_aux=True), compiler_options=QUICK)
+    gradients, o = step(*hidden[:3])
+    assert not jnp.isnan(o[:, seen]).any()
+    assert part == "offsets" or jnp.isnan(o[:, :16]).all()
+    assert not jnp.isnan(gradients[0][:, seen]).any()
+    assert not jnp.isnan(gradients[1][:, 16:]).any()
+
+
 def test_padding_keys_change_nothing():
     inputs, spec = SAMPLES["plain"].make()
     extra = jnp.full((2, 9, 2, 16), 1e4)

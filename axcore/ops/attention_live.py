@@ -1,0 +1,62 @@
+"""Which pairs of blocks have anything to compute, as far as only the arrays of a call tell.
+
+What causality and window hide is known before a program runs (`attention_blocks.py`). Documents,
+key ranges and offsets are known when it does: there a pair of blocks is passed over where the
+bounds of its queries and those of its keys show that no query sees a key.
+"""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from axcore.ops.attention_cut import CutCall
+
+_T = TypeVar("_T")
+_LARGEST = int(np.iinfo(np.int32).max)
+
+
+def live_at_run_time(call: CutCall, pairs: Array) -> Array | None:
+    """Return whether each of the pairs `[P, 2]` may have visible keys; None where all may."""
+    i, j = pairs[:, 0], pairs[:, 1]
+    first, last = j * call.keys.size, (j + 1) * call.keys.size - 1
+    conditions = []
+    if call.rows.segments is not None and call.columns.segments is not None:
+        q_low, q_high = _bounds(call.rows.segments, call.rows.segments != 0)
+        k_low, k_high = _bounds(call.columns.segments, call.columns.segments != 0)
+        conditions.append((q_low[i] <= k_high[j]) & (k_low[j] <= q_high[i]))
+    if call.rows.k_start is not None and call.rows.k_end is not None:
+        is_range = call.rows.k_start < call.rows.k_end
+        low, _ = _bounds(call.rows.k_start, is_range)
+        _, high = _bounds(call.rows.k_end, is_range)
+        conditions.append((low[i] <= last[:, None]) & (high[i] > first[:, None]))
+    if call.has_offsets:
+        low, high = _bounds(call.rows.position, jnp.ones_like(call.rows.position, bool))
+        if call.spec.left is not None:
+            conditions.append(last[:, None] >= low[i] - call.spec.left)
+        if call.spec.right is not None:
+            conditions.append(first[:, None] <= high[i] + call.spec.right)
+    if not conditions:
+        return None
+    live = conditions[0]
+    for condition in conditions[1:]:
+        live = live & condition
+    return jnp.any(live, axis=1)
+
+
+def where_live(is_live: Array | None, compute: Callable[[], _T], otherwise: Callable[[], _T]) -> _T:
+    """Return `compute()`, or where the pair is not live `otherwise()`, without computing it."""
+    if is_live is None:
+        return compute()
+    value: _T = lax.cond(is_live, compute, otherwise)
+    return value
+
+
+def _bounds(values: Array, counts: Array) -> tuple[Array, Array]:
+    """Return the least and largest of each block's entries that count, `[blocks, B]`."""
+    values = values.astype(jnp.int32)
+    low = jnp.min(jnp.where(counts, values, _LARGEST), axis=2)
+    high = jnp.max(jnp.where(counts, values, -_LARGEST), axis=2)
+    return low, high
