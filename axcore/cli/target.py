@@ -21,7 +21,7 @@ def use_target(name: str | None, *, num_processes: int = 1) -> Hardware | None:
             them.
     """
     if name is None:
-        expected = expected_hardware()
+        expected = expected_hardware() or _host_devices(num_processes)
         if expected is not None:
             set_environment_flags(expected)
         return None
@@ -38,6 +38,13 @@ def use_target(name: str | None, *, num_processes: int = 1) -> Hardware | None:
         hardware = _shared_out(hardware, num_processes)
     set_environment_flags(hardware)
     return hardware
+
+
+def _host_devices(num_processes: int) -> Hardware | None:
+    """Returns a device for each of several processes, whose collectives want limits of time."""
+    if num_processes == 1:
+        return None
+    return Hardware.parse(f"cpu-{num_processes}").resized(num_processes, 1)
 
 
 def _shared_out(hardware: Hardware, num_processes: int) -> Hardware:

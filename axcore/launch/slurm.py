@@ -28,6 +28,8 @@ class Slurm(Launcher):
         partition: Where to run; Slurm's default where left out.
         account: Who pays.
         gres: What each node is to have, as Slurm writes it.
+        cpus: Processors of each node that the run may use; Slurm's default, often one, where left
+            out and `options` says nothing of them, as `exclusive` does.
         options: More options of `sbatch` by their long names, `{"mem": "0", "exclusive": ""}`; an
             empty value stands for an option without one.
         time: Limit of the job, as Slurm writes it: minutes, or `days-hours`.
@@ -38,6 +40,7 @@ class Slurm(Launcher):
     partition: str | None = None
     account: str | None = None
     gres: str | None = None
+    cpus: int | None = None
     options: Mapping[str, str] = {}
     time: str | None = None
     setup: tuple[str, ...] = ()
@@ -64,13 +67,17 @@ class Slurm(Launcher):
             "",
             "set -euo pipefail",
             *self.setup,
-            f"srun --kill-on-bad-exit=1 --label {job.shell_line}",
+            f"srun --kill-on-bad-exit=1 --label{self._cpus()} {job.shell_line}",
         ]
         return "\n".join(lines) + "\n"
 
     def launch(self, job: Job) -> int:
         """Gives the script to `sbatch`."""
         return submit(["sbatch"], self.render(job))
+
+    def _cpus(self) -> str:
+        """Returns what a step has to be told again: it does not inherit it from its job."""
+        return "" if self.cpus is None else f" --cpus-per-task={self.cpus}"
 
     def _own_options(self, job: Job) -> list[tuple[str, str]]:
         named = {name: getattr(self, name) for name in ("partition", "account", "gres", "time")}
@@ -79,6 +86,7 @@ class Slurm(Launcher):
             ("nodes", str(job.processes)),
             ("ntasks-per-node", "1"),
             *((name, value) for name, value in named.items() if value is not None),
+            *([("cpus-per-task", str(self.cpus))] if self.cpus is not None else []),
             ("signal", f"TERM@{self.grace_s}"),
             ("requeue", ""),
             ("open-mode", "append"),

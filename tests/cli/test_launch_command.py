@@ -1,5 +1,7 @@
 """`axcore launch`, and `axcore train` as one of several processes."""
 
+import os
+
 import pytest
 from click.testing import CliRunner
 from several_processes import free_address
@@ -80,6 +82,15 @@ def test_processes_share_the_devices_of_a_target():
     shared = device_count_flag(eight.resized(8, 2))
     assert shared.pop(COLLECTIVE_TIMEOUT) == "600"
     assert shared == {DEVICE_COUNT: "2"}
+
+
+def test_processes_without_a_target_have_limits_of_time_and_the_devices_they_had(monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", f"{DEVICE_COUNT}=3")
+    monkeypatch.setattr("axcore.plugins.flags.has_started", lambda: False)
+    assert use_target(None) is None
+    assert os.environ["XLA_FLAGS"] == f"{DEVICE_COUNT}=3"
+    assert use_target(None, num_processes=2) is None
+    assert os.environ["XLA_FLAGS"] == f"{DEVICE_COUNT}=3 {COLLECTIVE_TIMEOUT}=600"
 
 
 def test_a_target_that_processes_cannot_share_is_refused(monkeypatch):

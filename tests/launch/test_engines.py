@@ -37,10 +37,17 @@ def test_the_directory_of_a_job_is_read_either_way():
 
 def test_the_slurm_script_is_shell_that_runs_the_very_command(tmp_path):
     setup = ("export GREETING=hello",)
-    launcher = Slurm(partition="big", time="2-00", setup=setup, options={"exclusive": ""})
+    launcher = Slurm(partition="big", time="2-00", cpus=16, setup=setup, options={"exclusive": ""})
     text = launcher.render(job())
     directives = [line for line in text.splitlines() if line.startswith("#SBATCH")]
-    for wanted in ("job-name=tiny", "nodes=4", "ntasks-per-node=1", "partition=big", "time=2-00"):
+    for wanted in (
+        "job-name=tiny",
+        "nodes=4",
+        "ntasks-per-node=1",
+        "partition=big",
+        "time=2-00",
+        "cpus-per-task=16",
+    ):
         assert f"#SBATCH --{wanted}" in directives
     assert {"#SBATCH --exclusive", "#SBATCH --requeue"} < set(directives)
     srun = tmp_path / "srun"
@@ -53,7 +60,7 @@ def test_the_slurm_script_is_shell_that_runs_the_very_command(tmp_path):
     words = ran.stdout.splitlines()
     assert words[0] == "hello"
     assert words[words.index("axcore") :] == ["axcore", "train", *ARGUMENTS]
-    assert "--kill-on-bad-exit=1" in words
+    assert {"--kill-on-bad-exit=1", "--cpus-per-task=16"} < set(words)
 
 
 def test_slurm_options_that_cannot_be_are_refused():
