@@ -25,6 +25,12 @@ from axcore.layers.position import NoPosition
 from axcore.layers.quantized import Fp8Current, Int8Dynamic
 from axcore.layers.quantized_delayed import Fp8Delayed
 from axcore.layers.quantized_training import Fp8Training, Int8Training, with_dot
+from axcore.layers.remat import (
+    ATTENTION_KEY,
+    ATTENTION_PROJECTED,
+    ATTENTION_QUERY,
+    ATTENTION_VALUE,
+)
 from axcore.layers.repeat import Repeat, Stack
 from axcore.layers.residual import PostNorm, PreNorm, Residual
 from axcore.layers.rope import RoPE, rope_frequencies, rotate
@@ -35,6 +41,10 @@ from axcore.layers.tokens import TokenInfo
 from axcore.layers.transformer import TransformerLayer
 
 __all__ = [
+    "ATTENTION_KEY",
+    "ATTENTION_PROJECTED",
+    "ATTENTION_QUERY",
+    "ATTENTION_VALUE",
     "Activation",
     "Attention",
     "CapacityLimited",

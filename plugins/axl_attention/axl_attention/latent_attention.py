@@ -7,8 +7,18 @@ from jaxtyping import Array, Float
 
 from axcore.config import REQUIRED, config
 from axcore.errors import ConfigError
-from axcore.layers import DotProductAttention, Linear, RMSNorm, RoPE, TokenInfo
-from axcore.module import Module
+from axcore.layers import (
+    ATTENTION_KEY,
+    ATTENTION_PROJECTED,
+    ATTENTION_QUERY,
+    ATTENTION_VALUE,
+    DotProductAttention,
+    Linear,
+    RMSNorm,
+    RoPE,
+    TokenInfo,
+)
+from axcore.module import Module, named
 from axcore.parallel import shard
 
 Hidden = Float[Array, "batch time dim"]
@@ -101,10 +111,10 @@ class LatentAttention(Module):
         shared_k = self.shared_k(x)[:, :, None, :]
         shared_q, shared_k = self.position(shared_q, shared_k, info.positions)
         shared_k = jnp.broadcast_to(shared_k, (*own_k.shape[:3], self.rope_dim))
-        q = jnp.concatenate([own_q, shared_q], axis=-1)
-        k = jnp.concatenate([own_k, shared_k], axis=-1)
-        mixed = self.core(q, k, v, info)
-        return self.out(mixed.reshape(*x.shape[:2], -1))
+        q = named(jnp.concatenate([own_q, shared_q], axis=-1), ATTENTION_QUERY)
+        k = named(jnp.concatenate([own_k, shared_k], axis=-1), ATTENTION_KEY)
+        mixed = self.core(q, k, named(v, ATTENTION_VALUE), info)
+        return named(self.out(mixed.reshape(*x.shape[:2], -1)), ATTENTION_PROJECTED)
 
     def _queries(self, x: Hidden) -> Float[Array, "batch time heads head_dim"]:
         if self.config.query_latent_dim:
