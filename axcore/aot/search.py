@@ -48,16 +48,26 @@ class Attempt:
         return float("inf") if time is None or time.step_s is None else time.step_s
 
 
-def groups(num_devices: int) -> Iterator[tuple[tuple[str, ...], ...]]:
-    """Yields the groups of changes, in the order in which they are tried."""
+def groups(cfg: Any, hardware: Hardware) -> Iterator[tuple[tuple[str, ...], ...]]:
+    """Yields the groups of changes of a config, in the order in which they are tried."""
     yield (AS_IT_IS,)
-    yield tuple((f"remat(policy={policy})",) for policy in REMATS)
-    yield tuple((LEANEST, f"accumulate(factor={factor})") for factor in FACTORS)
+    remats = tuple((f"remat(policy={policy})",) for policy in REMATS)
+    yield tuple(one for one in remats if _changes(cfg, one, hardware))
+    lean = tuple(one for one in (LEANEST,) if _changes(cfg, (one,), hardware))
+    yield tuple((*lean, f"accumulate(factor={factor})") for factor in FACTORS)
     yield tuple(
-        (LEANEST, f"mesh_shape(mesh={{'fsdp': -1, 'model': {ways}}})")
+        (*lean, f"mesh_shape(mesh={{'fsdp': -1, 'model': {ways}}})")
         for ways in FACTORS
-        if num_devices % ways == 0 and ways < num_devices
+        if hardware.num_devices % ways == 0 and ways < hardware.num_devices
     )
+
+
+def _changes(cfg: Any, changes: tuple[str, ...], hardware: Hardware) -> bool:
+    """Tells whether a config is not already what changes would make of it."""
+    try:
+        return bool(with_changes(cfg, changes, hardware) != cfg)
+    except AxcoreError:
+        return False
 
 
 def search(
@@ -71,7 +81,7 @@ def search(
         compile_one: Compiles a config for it.
     """
     tried: list[Attempt] = []
-    for group in groups(hardware.num_devices):
+    for group in groups(cfg, hardware):
         tried += [_attempt(cfg, changes, hardware, compile_one) for changes in group]
         if any(attempt.fits for attempt in tried):
             break

@@ -8,7 +8,7 @@ from axcore.aot.text import search_text
 from axcore.config import evolve
 from axcore.errors import ShardingError
 from axcore.experiments.tiny import tiny
-from axcore.plugins import Hardware
+from axcore.plugins import Hardware, with_changes
 
 CHIP = Hardware(family="cpu", chips=8)
 
@@ -99,3 +99,10 @@ def test_a_change_that_cannot_be_made_is_told_of_and_passed_over():
 @pytest.mark.parametrize("capacity", [900, 240, 60])
 def test_the_cheapest_change_fits(capacity):
     assert cheapest(tried(capacity)).report.memory.peak_bytes <= capacity
+
+
+def test_what_the_config_has_already_is_not_tried_again():
+    cfg = with_changes(evolve(tiny(), mesh={"fsdp": -1}), ["remat(policy=full)"], CHIP)
+    attempts = search(cfg, CHIP, formula(130))
+    assert ("remat(policy=full)",) not in [one.changes for one in attempts]
+    assert cheapest(attempts).changes == ("accumulate(factor=2)",)
