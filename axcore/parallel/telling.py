@@ -8,6 +8,7 @@ return at once.
 """
 
 import collections
+import functools
 import json
 import threading
 from collections.abc import Callable
@@ -33,6 +34,16 @@ _counts: collections.Counter[str] = collections.Counter()
 _lock = threading.Lock()
 
 
+class _OfThread(threading.local):
+    """Keys that this thread published since its last barrier: all have read them after the next."""
+
+    def __init__(self) -> None:
+        self.published: list[str] = []
+
+
+_own = _OfThread()
+
+
 def barrier(name: str, *, limit_s: float | None = None) -> None:
     """Waits until every process is here.
 
@@ -51,12 +62,13 @@ def gather(name: str, text: str, *, limit_s: float | None = None) -> list[str]:
     if process_count() == 1:
         return [text]
     client, index = coordination_client(), process_index()
-    count, folder = _next_folder(name)
+    folder = _next_folder(name)
     _told(name, lambda: client.key_value_set(f"{folder}/{index}", text))
     _wait(client, name, folder, time_limits().barrier_s if limit_s is None else limit_s)
     texts = _told(name, lambda: _by_process(client, folder))
-    if count:  # everybody is past the gathering before this one
-        _told(name, lambda: client.key_value_delete(f"{_ROOT}/{name}/{count - 1}/{index}"))
+    for key in _own.published:
+        _told(name, functools.partial(client.key_value_delete, key))
+    _own.published = [f"{folder}/{index}"]  # some may be about to read it
     return [texts[process] for process in range(process_count())]
 
 
@@ -97,7 +109,7 @@ def from_first(name: str, make: Callable[[], T], *, limit_s: float | None = None
     """
     if process_count() == 1:
         return make()
-    _, key = _next_folder(name)
+    key = _next_folder(name)
     limit = time_limits().barrier_s if limit_s is None else limit_s
     text = _tell(name, key, make) if is_first() else _hear(name, key, limit)
     made: T = _value(json.loads(text))
@@ -107,12 +119,12 @@ def from_first(name: str, make: Callable[[], T], *, limit_s: float | None = None
 # -- jax's key-value store ---------------------------------------------------------------------
 
 
-def _next_folder(name: str) -> tuple[int, str]:
-    """Returns how often the name was used before, and the keys' common beginning this time."""
+def _next_folder(name: str) -> str:
+    """Returns how keys begin that are used under a name this time."""
     with _lock:
         count = _counts[name]
         _counts[name] += 1
-    return count, f"{_ROOT}/{name}/{count}"
+    return f"{_ROOT}/{name}/{count}"
 
 
 def _by_process(client: Any, folder: str) -> dict[int, str]:
@@ -140,6 +152,7 @@ def _wait(client: Any, name: str, folder: str, limit_s: float) -> None:
 def _tell(name: str, key: str, make: Callable[[], Any]) -> str:
     own, text = _made(name, make)
     _told(name, lambda: coordination_client().key_value_set(key, text))
+    _own.published.append(key)
     if own is not None:
         raise own
     return text

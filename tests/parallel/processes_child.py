@@ -21,6 +21,7 @@ from axcore.parallel import (
     process_index,
     share,
 )
+from axcore.parallel.processes import coordination_client
 
 
 def tried(speak):
@@ -65,6 +66,11 @@ def main():
         "second breaks": tried(lambda: from_each("f", fail_in(1, OSError("disk")))),
         "each": from_each("f", lambda: process_index() + 10),
     }
+    for _ in range(20):
+        from_first("g", lambda: "much")
+        gather("h", "much")
+    barrier("all are done")
+    told["keys left"] = len(coordination_client().key_value_dir_get("axcore/"))
     print(json.dumps(told), flush=True)
     barrier("all have printed")
     if wrong == "leave":

@@ -39,6 +39,10 @@ def test_what_the_first_makes_reaches_all(two):
     assert all(told["from first"] == [{"from": "0"}] * 2 for told in two[1])
 
 
+def test_what_everybody_has_read_is_forgotten(two):
+    assert all(told["keys left"] <= 6 for told in two[1])
+
+
 def test_shared_work_is_done_once(two):
     assert [told["shared"] for told in two[1]] == [[0, 2, 4], [1, 3]]
 
