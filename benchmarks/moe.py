@@ -16,7 +16,7 @@ from _record import record
 from axcore.layers import FeedForward, MoE
 from axcore.module import functional
 
-ROWS, TIME, DIM, HIDDEN, TOP_K = 8, 512, 256, 512, 2
+ROWS, TIME, DIM, HIDDEN, TOP_K = 8, 1024, 256, 512, 2
 NUM_EXPERTS = (8, 16, 32, 64)
 
 
