@@ -2,7 +2,9 @@
 
 Attention kernels' FLOPs are counted from what they are called with. A forward kernel makes two
 products of all queries with all keys; a backward pass in one kernel makes five, and one in two
-kernels, for queries and for keys and values, seven. Causal attention is half of all pairs.
+kernels, for queries and for keys and values, seven. Causal attention is half of all pairs. Products
+by group, of experts for example, take every row once. A kernel that states its FLOPs is believed,
+and one of which nothing is known counts by the bytes that it moves.
 """
 
 import re
@@ -58,6 +60,7 @@ def custom_kernels(program: Program, choices: Sequence[Choice]) -> Iterator[Cust
         if flops is None:
             num_backward = backward[one.computation.name] if _is_backward(one) else 0
             flops = _num_products(num_backward) * _attention_product(given, choices)
+            flops = flops or _grouped_product((*given, *one.instruction.shape.arrays), choices)
         yield CustomKernel(
             name=one.instruction.name,
             op_name=one.instruction.op_name,
@@ -101,6 +104,25 @@ def _attention_product(given: Sequence[Shape], choices: Sequence[Choice]) -> flo
     queries = arrays[0]
     length = calls[0].shape("k")[1]
     return 2.0 * queries.size * sum(_visible(call, length) for call in calls) / len(calls)
+
+
+def _grouped_product(arrays: Sequence[Shape], choices: Sequence[Choice]) -> float:
+    """Returns the FLOPs of rows times a matrix of their group; 0 for what is no such product.
+
+    Rows are a matrix, and matrices of groups a stack; in the gradient of those the stack is what
+    comes out.
+    """
+    if not any(choice.call.op == "grouped_matmul" for choice in choices):
+        return 0.0
+    stacks = [shape for shape in arrays if len(shape.dims) == 3]
+    matrices = [shape for shape in arrays if len(shape.dims) == 2]
+    for stack in stacks:
+        sizes = stack.dims[1:]
+        for matrix in matrices:
+            rows = [n for n in matrix.dims if matrix.size // n in sizes]
+            if rows:
+                return 2.0 * max(rows) * sizes[0] * sizes[1]
+    return 0.0
 
 
 def _visible(call: Call, length: int) -> float:

@@ -54,6 +54,7 @@ def aot(
     cfg, from_rule = load_for_hardware(experiment, overrides, changes=changes, hardware=hardware)
 
     def compiled(cfg: Any) -> Report:
+        click.echo(f"compiling {experiment} for {hardware.name}", err=True)
         return compile_for(cfg, hardware.name, experiment=Path(experiment).stem)
 
     attempts = search(cfg, hardware, compiled) if searches else ()

@@ -68,3 +68,29 @@ def test_buffers_that_are_only_allocated_are_no_kernels():
     assert set(kernels(right=0)) == {"forward", "first", "second"}
     operands = 8 * 8 + 3 * ROWS * HEADS * TOKENS * WIDTH * 2
     assert kernels(right=0)["forward"].nbytes == operands + ROWS * HEADS * TOKENS * WIDTH * 2
+
+
+GROUPED = """\
+HloModule step, is_scheduled=true
+
+ENTRY %main (x: bf16[256,32]) -> bf16[256,64] {
+  %x = bf16[256,32] parameter(0)
+  %w = bf16[8,32,64] parameter(1)
+  %sizes = s32[8] parameter(2)
+  %dy = bf16[256,64] parameter(3)
+  %y = bf16[256,64] custom-call(%sizes, %x, %w), custom_call_target="acme"
+  ROOT %dw = bf16[8,32,64] custom-call(%sizes, %x, %dy), custom_call_target="acme"
+}
+"""
+
+
+def test_products_by_group_take_every_row_once():
+    call = Call(
+        op="grouped_matmul",
+        shapes=(("lhs", (256, 32)), ("rhs", (8, 32, 64)), ("group_sizes", (8,))),
+        dtypes=(("lhs", "bfloat16"), ("rhs", "bfloat16"), ("group_sizes", "int32")),
+    )
+    choice = choose(call, KernelPolicy(hardware=Hardware.parse("cpu-1")))
+    found = {one.name: one.flops for one in custom_kernels(parse_program(GROUPED), (choice,))}
+    assert found == {"y": 2.0 * 256 * 32 * 64, "dw": 2.0 * 256 * 32 * 64}
+    assert {one.flops for one in custom_kernels(parse_program(GROUPED), ())} == {0.0}
