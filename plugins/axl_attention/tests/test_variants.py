@@ -1,0 +1,69 @@
+"""What holds of every variant, in every layer of a small transformer."""
+
+import jax
+import numpy as np
+import pytest
+
+from axcore.config import evolve, replace_config
+from axcore.layers import Repeat, Stack, TransformerLayer
+from axcore.models import transformer
+from axcore.module import Remat
+from axcore.plugins import LayerVariant, plugin_host, with_variant
+
+VARIANTS = sorted(
+    record.name
+    for record in plugin_host().records(LayerVariant)
+    if record.plugin == "axl-attention"
+)
+TOKENS = np.arange(16, dtype=np.int32).reshape(2, 8)
+
+pytestmark = pytest.mark.slow
+
+
+def model(name):
+    cfg = transformer(
+        vocab_size=264, dim=32, num_layers=4, num_heads=4, num_kv_heads=2, hidden_dim=48
+    )
+    return with_variant(cfg, name)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_variant_is_causal_and_all_of_it_learns(run_model, name):
+    state, run = run_model(model(name))
+    loss, gradient, logits = run(state, TOKENS)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(gradient):
+        assert np.all(np.isfinite(leaf))
+        assert np.any(leaf), f"no gradient at {jax.tree_util.keystr(path)}"
+    stepped = jax.tree.map(lambda x, slope: x - 0.02 * slope, state, gradient)
+    assert run(stepped, TOKENS)[0] < loss
+    changed = TOKENS.copy()
+    changed[:, 5] = 99
+    after = run(state, changed)[2]
+    np.testing.assert_allclose(after[:, :5], logits[:, :5], atol=1e-5)
+    assert not np.allclose(after[:, 5], logits[:, 5], atol=1e-3)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_scan_under_remat_equals_unrolled_layers(run_model, name):
+    cfg = model(name)
+    unrolled = replace_config(
+        cfg, Repeat, lambda old: Stack.Config(num_layers=old.num_layers, layer=old.layer)
+    )
+    scanned = replace_config(cfg, TransformerLayer, lambda layer: evolve(layer, remat=Remat()))
+    state, run = run_model(unrolled)
+    loss, gradient, _ = run(state, TOKENS)
+    _, run_scanned = run_model(scanned)
+    got_loss, got_gradient, _ = run_scanned(_stacked(state), TOKENS)
+    np.testing.assert_allclose(got_loss, loss, rtol=1e-5)
+    jax.tree.map(
+        lambda got, want: np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-5),
+        got_gradient,
+        _stacked(gradient),
+    )
+
+
+def _stacked(state):
+    """Returns the state of a `Repeat` from that of a `Stack`."""
+    layers = state["decoder"]["stack"]["layer"].values()
+    one = jax.tree.map(lambda *leaves: np.stack(leaves), *layers)
+    return {**state, "decoder": {**state["decoder"], "stack": {"layer": one}}}
