@@ -28,7 +28,8 @@ def cross_entropy(
     """Return `(loss_sum, weight_sum)`, float32 scalars; the loss is their quotient, in nats.
 
     `logits = cap(x w)`; each token adds `weight * (lse(logits) - logits[target] + z_loss * lse^2)`.
-    Logits are computed and reduced in float32.
+    Logits are computed and reduced in float32; an infinite one that matters makes the loss NaN or
+    infinite, never a plausible number.
 
     Args:
         x_BTD: Hidden states; any number of leading dimensions, at least one.
