@@ -63,6 +63,16 @@ def compile_environment(target: AotTarget, hardware: Hardware) -> Mapping[str, s
     What plugins want set before JAX starts, as on the hardware itself, is among it.
     """
     environment = dict(os.environ)
-    environment.update(target.environment.resolve()(hardware))
+    for name, value in target.environment.resolve()(hardware).items():
+        environment[name] = _with_flags(environment.get(name, ""), value)
     set_environment_flags(hardware, environment)
     return environment
+
+
+def _with_flags(own: str, wanted: str) -> str:
+    """Returns a variable's new value; where it is made of flags, the user's others stay."""
+    if not wanted.startswith("--"):
+        return wanted
+    named = {flag.partition("=")[0] for flag in wanted.split()}
+    kept = [flag for flag in own.split() if flag.partition("=")[0] not in named]
+    return " ".join((*kept, wanted))

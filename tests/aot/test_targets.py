@@ -31,6 +31,14 @@ def test_the_host_compiles_for_its_own_devices():
     assert "--xla_force_host_platform_device_count=4" in environment["XLA_FLAGS"].split()
 
 
+def test_flags_of_the_users_own_stay_beside_those_that_are_needed(monkeypatch):
+    own = "--xla_force_host_platform_device_count=2 --xla_dump_to=here"
+    monkeypatch.setenv("XLA_FLAGS", own)
+    hardware = Hardware.parse("cpu-4")
+    flags = compile_environment(find_aot_target(hardware), hardware)["XLA_FLAGS"].split()
+    assert flags == ["--xla_dump_to=here", "--xla_force_host_platform_device_count=4"]
+
+
 def test_every_family_that_is_installed_can_be_compiled_for():
     targets = plugin_host().records(AotTarget)
     for name in ("tpu-v5p-8", "tpu-v5e-256", "gpu-h100-8", "trainium-trn2-16"):
