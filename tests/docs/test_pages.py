@@ -9,7 +9,7 @@ import pytest
 from pages import python_blocks, run_page
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("attention.md", "config.md", "modules.md")
+PAGES = ("attention.md", "config.md", "lora.md", "modules.md", "moe.md")
 
 
 @pytest.mark.parametrize("name", PAGES)
