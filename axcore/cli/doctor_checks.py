@@ -4,24 +4,39 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 
 import jax
 
 from axcore.config.suggest import did_you_mean
+from axcore.errors import AxcoreError
+from axcore.launch import find_place
+from axcore.launch.place import COORDINATOR, NUM_PROCESSES, PROCESS_ID, named_by
 from axcore.plugins import Finding, Hardware, plugin_host
 
 OLDEST_PYTHON = (3, 11)
 OLDEST_JAX = (0, 10)
 FIRST_UNTRIED_JAX = (0, 13)
 
-OWN_VARIABLES = ("AXCORE_BLOCK", "AXCORE_PLUGINS", "AXCORE_TRACEBACK")
+OWN_VARIABLES = (
+    "AXCORE_BLOCK",
+    COORDINATOR,
+    NUM_PROCESSES,
+    "AXCORE_PLUGINS",
+    PROCESS_ID,
+    "AXCORE_TRACEBACK",
+)
+OF_JAX_ALONE = {
+    "JAX_COORDINATOR_ADDRESS": COORDINATOR,
+    "JAX_NUM_PROCESSES": NUM_PROCESSES,
+    "JAX_PROCESS_ID": PROCESS_ID,
+}
+"""Variables by which jax joins processes where nobody else does, and what axcore reads instead."""
+
 OTHER_VARIABLES = (
-    "JAX_COORDINATOR_ADDRESS",
+    *OF_JAX_ALONE,
     "JAX_LOCAL_DEVICE_IDS",
-    "JAX_NUM_PROCESSES",
-    "JAX_PROCESS_ID",
     "XLA_CLIENT_MEM_FRACTION",
     "XLA_FLAGS",
     "XLA_PYTHON_CLIENT_ALLOCATOR",
@@ -86,6 +101,29 @@ def environment_findings(variables: dict[str, str], known: list[str]) -> Iterato
     for flag in variables.get("XLA_FLAGS", "").split():
         if not flag.startswith("--"):
             yield Finding("warning", f"XLA_FLAGS holds {flag!r}", "write it as --name=value")
+
+
+def processes() -> Iterator[Finding]:
+    """This process stands where its run expects it."""
+    variables = dict(os.environ)
+    yield from process_findings(variables)
+    for name, ours in OF_JAX_ALONE.items():
+        if name in variables:
+            yield Finding("warning", f"{name} is set, which axcore does not read", f"set {ours}")
+
+
+def process_findings(variables: Mapping[str, str]) -> Iterator[Finding]:
+    """Yields what `variables` say of where a process stands."""
+    try:
+        place = find_place(named_by(variables), variables)
+    except AxcoreError as error:
+        yield Finding("error", error.what, error.mend or "correct the variable")
+        return
+    if place is None:
+        yield Finding("ok", "a run of one process, as far as variables say")
+    else:
+        where = f"process {place.process_index} of {place.process_count}, says {place.source}"
+        yield Finding("ok", f"{where}; process 0 is at {place.coordinator}")
 
 
 def devices() -> Iterator[Finding]:

@@ -5,7 +5,8 @@ from typing import Any
 
 import click
 
-from axcore.config import apply_overrides
+from axcore.config import apply_overrides, field_names
+from axcore.errors import PluginError
 from axcore.launch import Job, find_launcher
 from axcore.launch.launcher import Launcher, launcher_class
 from axcore.plugins import Hardware, JobLauncher, Modifier, find_change, plugin_host
@@ -15,11 +16,20 @@ class LaunchCommand(click.Command):
     """A command whose help ends with the engines there are and what each wants to know."""
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Writes the engines, by name."""
+        """Writes the engines, by name, with what `--option` takes for each."""
         with formatter.section("Engines"):
-            formatter.write_dl(
-                [(record.name, record.summary) for record in plugin_host().records(JobLauncher)]
-            )
+            formatter.write_dl([(record.name, _described(record)) for record in _engines()])
+
+
+def _engines() -> tuple[JobLauncher, ...]:
+    return plugin_host().records(JobLauncher)
+
+
+def _described(record: JobLauncher) -> str:
+    try:
+        return f"{record.summary}: {', '.join(field_names(launcher_class(record)))}"
+    except PluginError as error:
+        return f"{record.summary} (broken: {error.what})"
 
 
 @click.command(cls=LaunchCommand, context_settings={"ignore_unknown_options": True})

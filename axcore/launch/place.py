@@ -112,6 +112,21 @@ def engine_place(environment: Mapping[str, str]) -> Place | None:
     return next(iter(found.values()), None)
 
 
+def named_by(environment: Mapping[str, str]) -> dict[str, Any]:
+    """Returns what the variables of the flags say, as `find_place` takes it.
+
+    Raises:
+        ConfigError: One that is to be a number is none.
+    """
+    return {
+        "coordinator": environment.get(COORDINATOR),
+        **{
+            field: integer(environment, name) if name in environment else None
+            for field, name in (("process_count", NUM_PROCESSES), ("process_index", PROCESS_ID))
+        },
+    }
+
+
 def integer(environment: Mapping[str, str], name: str) -> int:
     """Returns a variable as a number.
 

@@ -367,6 +367,7 @@ def doctor_checks() -> Iterator[DoctorCheck]:
         ("versions", "versions", "Python and packages are ones that axcore runs on"),
         ("plugins", "plugins", "Every plugin that is installed loads"),
         ("environment", "environment", "Variables that JAX reads say what they seem to"),
+        ("processes", "processes", "This process stands where its run expects it"),
         ("devices", "devices", "JAX starts, and a plugin knows its devices"),
     ):
         yield DoctorCheck(

@@ -23,6 +23,20 @@ def test_help_lists_engines():
     text = launch("--help")
     for name in ("local", "slurm", "kubernetes", "skypilot"):
         assert f"\n  {name} " in text
+    assert "a process on each node: partition, account, gres," in " ".join(text.split())
+
+
+def test_help_shows_a_broken_launcher_and_the_others(make_dist):
+    make_dist(
+        "axl-acme",
+        "from axcore.plugins import JobLauncher, Ref, hook\n"
+        "@hook.launchers\n"
+        "def launchers():\n"
+        "    yield JobLauncher(name='grid', config=Ref('axl_acme.no:Grid'), summary='A grid')\n",
+    )
+    text = " ".join(launch("--help").split())
+    assert "grid A grid (broken: plugin 'axl-acme' refers to 'axl_acme.no:Grid'" in text
+    assert "slurm A script for sbatch" in text
 
 
 def test_options_of_training_go_to_every_process():

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from axcore.cli.doctor import findings
-from axcore.cli.doctor_checks import environment_findings, jax_finding
+from axcore.cli.doctor_checks import environment_findings, jax_finding, process_findings
 from axcore.cli.main import main
 from axcore.errors import KernelError, PluginError
 from axcore.plugins import DoctorCheck, Finding, Ref, plugin_host
@@ -245,6 +245,21 @@ def test_variables_that_nothing_reads_are_found():
         "AXCORE_BLOK is set and nothing reads it; did you mean 'AXCORE_BLOCK'?",
         "JAX_PLATFORM is set and nothing reads it; did you mean 'JAX_PLATFORMS'?",
     ]
+
+
+def test_variables_that_place_a_process_are_read():
+    (alone,) = process_findings({})
+    assert alone.text == "a run of one process, as far as variables say"
+    variables = {"AXCORE_COORDINATOR": "a:1", "AXCORE_NUM_PROCESSES": "4", "AXCORE_PROCESS_ID": "2"}
+    (placed,) = process_findings(variables)
+    assert placed.text == "process 2 of 4, says flags; process 0 is at a:1"
+    (half,) = process_findings({"AXCORE_NUM_PROCESSES": "4"})
+    assert (half.level, half.text) == (
+        "error",
+        "--num-processes without --coordinator, --process-id",
+    )
+    (wrong,) = process_findings({**variables, "AXCORE_PROCESS_ID": "two"})
+    assert (wrong.level, "expected a number" in wrong.text) == ("error", True)
 
 
 def test_flag_without_dashes_is_found():
