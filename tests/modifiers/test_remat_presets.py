@@ -53,7 +53,7 @@ def plain():
     return state, jax.jit(jax.value_and_grad(loss))(state)
 
 
-@pytest.mark.parametrize("policy", ["full", "minimal"])
+@pytest.mark.parametrize("policy", ["full", "minimal", "offload_attention"])
 def test_a_preset_changes_no_gradient(policy, plain):
     state, (value, gradients) = plain
     _, loss = loss_of(policy)
