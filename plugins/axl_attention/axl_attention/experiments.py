@@ -18,6 +18,8 @@ from axl_attention.models import deepseek_v2, deepseek_v3, gemma2, gemma3, gpt2,
 def gpt2_small() -> Any:
     """Returns GPT-2's smallest model and its batch: 512 rows of 1024 tokens.
 
+    Every device holds all of it: there is no need to split a model of this size.
+
     The rest of its training was not published; rates and steps are those of GPT-3's model of the
     same size, 300B tokens in all: Brown et al. 2020, arXiv:2005.14165, table 2.1 and appendix B.
     """
@@ -31,7 +33,9 @@ def gpt2_small() -> Any:
             "learner.schedule.peak": 6e-4,
             "learner.schedule.warmup_steps": 715,
             "max_steps": 572_000,
-            **_rows(16, 64),
+            "mesh_rules": tuple(
+                evolve(rule, mesh={"data": -1}) for rule in mesh_rules(small_rows=16, large_rows=64)
+            ),
         },
     )
 
