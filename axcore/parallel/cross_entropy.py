@@ -137,7 +137,11 @@ def _in_parts(loss: _Loss, split: _TokenSplit, width_axis: int) -> Any:
             )
             dx, wide, dweights = pull_back(jnp.ones_like(total))
             whole = _scattered(wide, split, width_axis) if is_scattered else _summed(wide, split)
-            return _summed((total, weight), split), (dx, whole.astype(w.dtype), dweights)
+            gradients = (dx, whole.astype(w.dtype), dweights)
+            # The gradient of `w` is summed before the backward pass goes on: put off to its end, as
+            # compilers like to, each device would keep all of it in float32 until then.
+            gradients = jax.lax.optimization_barrier(gradients)
+            return _summed((total, weight), split), gradients
 
         names = split.names if is_scattered else None
         dw_spec = _spec(None, names) if width_axis == 1 else _spec(names, None)
