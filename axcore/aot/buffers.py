@@ -73,11 +73,12 @@ class _Lifetimes:
                 self.births.pop(buffer, None)
 
     def _add(self, place: int, one: Instruction) -> None:
-        for operand in one.operands:
-            for buffers in self.held.get(operand, ()):
+        result = self._result(one)
+        read = [result] if one.opcode == "get-tuple-element" else map(self._held, one.operands)
+        for parts in read:
+            for buffers in parts:
                 for buffer in buffers:
                     self.deaths[buffer] = place
-        result = self._result(one)
         self.held[one.name] = result
         for buffers in result:
             for buffer in buffers:
@@ -89,7 +90,7 @@ class _Lifetimes:
         """Returns the buffers of a result: one group for each part of a tuple."""
         if one.opcode == "parameter" or one.opcode in _NOTHING:
             return tuple(() for _ in one.shape.parts or (one.shape,))
-        given = [self.held.get(name, ((),)) for name in one.operands]
+        given = [self._held(name) for name in one.operands]
         if one.opcode == "tuple":
             return tuple(tuple(buffer for part in parts for buffer in part) for parts in given)
         if one.opcode == "get-tuple-element":
@@ -106,6 +107,9 @@ class _Lifetimes:
             (Buffer(shape, self._op_name(one), one.name),) if _counts(shape) else ()
             for shape in _new_arrays(one)
         )
+
+    def _held(self, name: str) -> tuple[tuple[Buffer, ...], ...]:
+        return self.held.get(name, ((),))
 
     def _name_by_writers(self, loop: Instruction, parts: tuple[tuple[Buffer, ...], ...]) -> None:
         for op_name, part in zip(writers(self.program, loop), parts, strict=False):

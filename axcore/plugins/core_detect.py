@@ -30,6 +30,5 @@ def device_count_flag(hardware: Hardware) -> Mapping[str, str]:
 
 
 def host_environment(hardware: Hardware) -> Mapping[str, str]:
-    """Returns the variables of a process in which the host shows as many devices as `hardware`."""
-    flags = " ".join(f"{name}={value}" for name, value in device_count_flag(hardware).items())
-    return {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
+    """Returns the variables of one process in which the host shows all devices of `hardware`."""
+    return {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": f"{DEVICE_COUNT}={hardware.num_devices}"}
