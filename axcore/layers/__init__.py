@@ -13,7 +13,7 @@ from axcore.layers.linear import Linear
 from axcore.layers.lora import LoRALinear
 from axcore.layers.lora_state import (
     adapters_of,
-    merged,
+    merge_adapters,
     new_adapters,
     with_adapters,
     without_lora,
@@ -84,7 +84,7 @@ __all__ = [
     "activation_fn",
     "adapters_of",
     "alternating",
-    "merged",
+    "merge_adapters",
     "new_adapters",
     "rope_frequencies",
     "rotate",

@@ -63,7 +63,7 @@ def with_adapters(module: Module, state: State, adapters: Adapters) -> State:
     return state
 
 
-def merged(module: Module, state: State) -> State:
+def merge_adapters(module: Module, state: State) -> State:
     """Returns a state of the module without adapters, with every correction added to its weight.
 
     Args:

@@ -159,13 +159,15 @@ class Module(Configurable):
     def sending(self, channel: str, value: Any) -> Iterator[None]:
         """Sends to the modules that run inside of a `with` block, and to nobody after it."""
         channels = self._context("self.sending").frame.channels
-        before = dict(channels)
+        was_open, before = channel in channels, channels.get(channel)
         self.send(channel, value)
         try:
             yield
         finally:
-            channels.pop(channel)
-            channels.update({key: value for key, value in before.items() if key == channel})
+            if was_open:
+                channels[channel] = before
+            else:
+                channels.pop(channel)
 
     def receive(self, channel: str, default: Any = None) -> Any:
         """Returns what a module that ran earlier sent last, or `default` where none did."""

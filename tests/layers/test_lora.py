@@ -14,7 +14,7 @@ from axcore.layers import (
     LoRALinear,
     MoE,
     adapters_of,
-    merged,
+    merge_adapters,
     new_adapters,
     with_adapters,
     without_lora,
@@ -87,7 +87,7 @@ def test_new_adapters_change_nothing_and_trained_ones_fold_into_the_base(model):
     corrected = logits(module, state)
     correction = np.abs(corrected - expected).mean()
     assert correction > 0.1
-    error = np.abs(logits(base, merged(module, state)) - corrected).mean()
+    error = np.abs(logits(base, merge_adapters(module, state)) - corrected).mean()
     assert error < correction * (0.2 if model == "int8" else 1e-5)
     assert adapters_of(module, state).keys() == fresh.keys()
 
