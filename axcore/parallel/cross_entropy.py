@@ -140,8 +140,8 @@ def _in_parts(loss: _Loss, split: _TokenSplit, width_axis: int) -> Any:
             gradients = (dx, whole.astype(w.dtype), dweights)
             # The gradient of `w` is summed before the backward pass goes on: put off to its end, as
             # compilers like to, each device would keep all of it in float32 until then.
-            gradients = jax.lax.optimization_barrier(gradients)
-            return _summed((total, weight), split), gradients
+            held: _Gradients = jax.lax.optimization_barrier(gradients)  # type: ignore[no-untyped-call]
+            return _summed((total, weight), split), held
 
         names = split.names if is_scattered else None
         dw_spec = _spec(None, names) if width_axis == 1 else _spec(names, None)
