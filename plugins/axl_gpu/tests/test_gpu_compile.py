@@ -45,6 +45,7 @@ class TestCompile(CompileSuite):
         if kernel.op == "grouped_matmul":
             return (
                 grouped("experts", (512,) * 8, num_rows=4096, width=1024, out_width=2048),
+                grouped("one_group", (200,), num_rows=256, width=128, out_width=64),
                 grouped("odd", (100, 0, 80), num_rows=200, width=64, out_width=192),
             )
         return self.attention_cases[kernel.name]
