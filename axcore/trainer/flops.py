@@ -26,7 +26,7 @@ def flops_per_token(model: Module, seq_len: int) -> float:
     by (below zero where it is multiplied by another module's).
     """
     modules = list(_walk(model, 1))
-    idle = sum(times * getattr(module, "idle_params", 0) for module, times in modules)
+    idle: float = sum(times * getattr(module, "idle_params", 0) for module, times in modules)
     width: float = sum(times * getattr(module, "attention_width", 0) for module, times in modules)
     return 6.0 * (count_params(model.param_specs()) - idle) + 6.0 * seq_len * width
 
