@@ -41,3 +41,10 @@ def test_two_machines_differ_in_what_their_rules_name(tmp_path):
     assert "Fp8Current" in gpu
     assert "+ mesh: {'data': -1, 'fsdp': 8}" in gpu
     assert "+ num_micro_batches: 4" in gpu
+
+
+@pytest.mark.slow
+def test_steps_are_compiled_for_machines_that_are_not_here(tmp_path):
+    printed = output_of("ahead_of_time.py", tmp_path)
+    assert printed.startswith("cpu-8: fits None, ")
+    assert printed.rstrip().endswith("step unknown")
