@@ -93,6 +93,7 @@ def test_two_processes_train_as_one_and_one_goes_on_from_their_checkpoint(train,
     assert_same(losses(directory), whole)
 
 
+@pytest.mark.slow
 def test_a_model_split_over_two_processes_trains_the_same(train, whole, tmp_path):
     (tmp_path / "run").mkdir()
     both = told(train(tmp_path / "run", count=2, devices=2, mesh={"model": 4}))
