@@ -83,8 +83,7 @@ def attention(
     `logits = cap(scale * q k) + bias` where the key is visible and -inf elsewhere. Query `t` stands
     at place `p = query_offset + t` of the key axis. A key must pass every condition given. A query
     that sees no key gives zeros, with zero gradients; one with a logit of +inf gives NaN, and no
-    other query does. Query head `n` reads key head
-    `n // (N // K)`.
+    other query does. Query head `n` reads key head `n // (N // K)`.
 
     Args:
         q_BTNH: Queries.

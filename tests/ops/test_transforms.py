@@ -130,6 +130,23 @@ def test_attention_under_a_mesh_equals_attention_alone_with_every_mask():
     assert_equal(sharded, quick_jit(step)(Q, K, V))
 
 
+def test_documents_split_by_batch_are_passed_over_alike():
+    mesh = mesh_of((4,), ("data",))
+    sharding = NamedSharding(mesh, PartitionSpec("data"))
+    segments = jnp.sort(jnp.asarray(NUMBERS.integers(0, 4, (4, 40)).astype(np.int32)))
+
+    def step(q, k, v, segments):
+        def loss(q, k, v):
+            inputs = AttentionInputs(q, k, v, segments, segments)
+            return jnp.sum(jnp.sin(blockwise(inputs, SPEC)[0]))
+
+        return jax.value_and_grad(loss, argnums=(0, 1, 2))(q, k, v)
+
+    arguments = (Q, K, V, segments)
+    split = quick_jit(step, in_shardings=sharding)(*jax.device_put(arguments, sharding))
+    assert_equal(split, quick_jit(step)(*arguments))
+
+
 def cross_entropy_step(x, w, targets, weights):
     def loss(x, w):
         total, weight = cross_entropy(x, w, targets, weights)
