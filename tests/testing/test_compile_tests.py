@@ -1,0 +1,71 @@
+"""Tests that compile: run for the target asked for alone, each target in a process of its own."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest_plugins = ["pytester"]
+
+TESTS = """
+import pytest
+
+@pytest.mark.compile("cpu-2")
+def test_two(compile_devices):
+    assert len(compile_devices) == 2
+
+@pytest.mark.compile("cpu-3")
+def test_three(compile_devices):
+    assert len(compile_devices) == 4
+
+def test_other():
+    pass
+"""
+ACME = """
+from axcore.plugins import *
+
+@hook.hardware_families
+def hardware_families():
+    yield HardwareFamily(name="acme", hosts=(Hardware(family="acme", generation="x1", chips=4),),
+                         detect=Ref("axl_acme.detect:detect"), summary="Acme")
+
+@hook.aot_targets
+def aot_targets():
+    yield AotTarget(name="libacme", on=on(family="acme"), modules=("libacme",),
+                    install="axl-acme[aot]", summary="Acme's compiler")
+"""
+
+
+def test_without_a_target_tests_that_compile_are_skipped(pytester):
+    pytester.makepyfile(TESTS)
+    ran = pytester.runpytest_inprocess("-p", "no:cacheprovider", "-rs")
+    ran.assert_outcomes(passed=1, skipped=2)
+    ran.stdout.fnmatch_lines(["*compiles for cpu-2"])
+
+
+def test_a_target_runs_its_own_tests_alone(pytester):
+    pytester.makepyfile(TESTS)
+    ran = pytester.runpytest_inprocess("-p", "no:cacheprovider", "--compile-for", "cpu-2")
+    ran.assert_outcomes(passed=1, deselected=2)
+
+
+@pytest.mark.slow
+def test_each_target_runs_in_a_process_and_a_missing_compiler_fails(tmp_path, make_dist):
+    make_dist("axl-acme", ACME)
+    tests = '@pytest.mark.compile("acme-x1-4")\ndef test_acme(compile_devices):\n    pass\n'
+    (tmp_path / "test_all.py").write_text(f"{TESTS}\n{tests}")
+    path = os.pathsep.join(part for part in sys.path if part)
+    ran = subprocess.run(
+        [sys.executable, "-m", "axcore.testing.compile_tests", "test_all.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 1
+    assert "== cpu-2: 1 tests" in ran.stdout
+    assert "assert 3 == 4" in ran.stdout
+    assert "the compiler for acme-x1-4, libacme, is not installed" in ran.stderr
+    assert ran.stderr.splitlines()[-1] == "failed: acme-x1-4, cpu-3"
