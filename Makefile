@@ -40,9 +40,9 @@ compile: $(COMPILERS)/.done  ## Compile kernels and train steps for accelerators
 	@$(COMPILERS)/bin/python -m axcore.testing.compile_tests plugins
 
 aot: $(COMPILERS)/.done  ## Compile Llama 2 for accelerators that are not here, and tell what it takes.
-	@echo "== axcore aot llama2-7b: one slice of TPUs, then one host of GPUs with batches in parts"
+	@echo "== axcore aot llama2-7b: one slice of TPUs, then one host of GPUs"
 	@$(COMPILERS)/bin/axcore aot llama2-7b --target tpu-v5e-256
-	@$(COMPILERS)/bin/axcore aot llama2-7b --target gpu-h100-8 --modify "accumulate(factor=64)"
+	@$(COMPILERS)/bin/axcore aot llama2-7b --target gpu-h100-8
 
 fmt: $(VENV)/.test  ## Format the code.
 	@$(BIN)/ruff format .
