@@ -1,7 +1,8 @@
 """`Mirror`: steps on a fast disk, each copied to a durable one, and fetched from there if need be.
 
 A machine's own disk takes a step in less time than a shared file system does, and is lost with the
-machine. A step counts once it is whole in either place. The copy is made in the background, by the
+machine. A step counts once it is whole in either place; one that is damaged on the fast disk is
+replaced by its copy. The copy is made in the background, by the
 thread that commits, and becomes a step there by a rename, as on the fast disk.
 """
 
@@ -47,6 +48,7 @@ class Mirror:
             claims.add(self._fast.claim())
             for step in set(self._fast.committed()) - set(self._durable.committed()):
                 _copy(self._fast, self._durable, step)
+                self._durable.publish(step)
         except BaseException:
             claims.release()
             raise
@@ -68,6 +70,7 @@ class Mirror:
         """Commits a draft on the fast disk, then its copy."""
         self._fast.commit(step)
         _copy(self._fast, self._durable, step)
+        self._durable.commit(step)
 
     def abandon(self, step: int) -> None:
         """Removes what was written of a step in either place."""
@@ -83,6 +86,16 @@ class Mirror:
         if step not in self._fast.committed():
             self._fast.root.mkdir(parents=True, exist_ok=True)
             _copy(self._durable, self._fast, step)
+            self._fast.publish(step)
+
+    def replace_damaged(self, step: int) -> bool:
+        """Fetches the copy of a step; the damaged one is set aside."""
+        if step not in self._durable.committed():
+            return False
+        _copy(self._durable, self._fast, step)
+        self._fast.set_aside(step)
+        self._fast.publish(step)
+        return True
 
     def path(self, step: int) -> Path:
         """Returns the directory of a step on the fast disk."""
@@ -96,11 +109,10 @@ class Mirror:
 
 
 def _copy(source: StepDirectories, target: StepDirectories, step: int) -> None:
-    """Copies a step; it becomes one in `target` when all of it is there."""
+    """Copies a step into a draft in `target`, durably."""
     target.begin(step)
     shutil.copytree(source.path(step), target.draft(step), dirs_exist_ok=True)
     sync_tree(target.draft(step))
-    target.commit(step)
 
 
 class _Claims:

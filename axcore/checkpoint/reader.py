@@ -65,7 +65,19 @@ class CheckpointReader:
         raise self._nothing_whole(damaged) from damaged[0]
 
     def restore(self, step: int, template: Any, *, partial: bool) -> Restored:
-        """Restores one step, and no other."""
+        """Restores one step, and no other; from another copy where the storage has one."""
+        try:
+            return self._restore(step, template, partial=partial)
+        except DamagedCheckpointError as error:
+            replace = lambda: self._steps.replace_damaged(step)  # noqa: E731
+            if not from_first("replacing a damaged checkpoint", replace):
+                raise
+            self._warn(
+                f"{error.what}. It is set aside in {self._steps.root}, and its copy restored."
+            )
+        return self._restore(step, template, partial=partial)
+
+    def _restore(self, step: int, template: Any, *, partial: bool) -> Restored:
         directory = self._steps.path(step)
         manifest = self.manifest(step)
         wanted = {name: describe(leaf) for name, leaf in name_leaves(template).items()}
@@ -137,10 +149,13 @@ class CheckpointReader:
         if not self._falls_back:
             error.mend = "set on_damage to 'fall_back', or restore an older step by its number"
             raise error
-        if older is not None and is_first():
-            warnings.warn(
+        if older is not None:
+            self._warn(
                 f"{error.what}. It is left as it is in {self._steps.path(step)}; "
-                f"going back to step {older}.",
-                CheckpointWarning,
-                stacklevel=4,
+                f"going back to step {older}."
             )
+
+    def _warn(self, text: str) -> None:
+        """Warns once, whatever the number of processes."""
+        if is_first():
+            warnings.warn(text, CheckpointWarning, stacklevel=5)

@@ -3,7 +3,7 @@
 step_00000100               committed; damaged only if something outside changed it
 step_00000200.incomplete    being written, or left behind by a killed process
 step_00000050.deleting      being deleted, or left behind by a killed process
-step_00000300.aside         replaced by going on from an older step; kept for a human to look at
+step_00000300.aside         replaced by going on from an older step, or by a copy that is whole
 """
 
 import os
@@ -38,6 +38,10 @@ class StepDirectories:
     def prepare(self, step: int) -> None:
         """Does nothing: a committed step can be read."""
 
+    def replace_damaged(self, step: int) -> bool:
+        """Returns False: there is one copy of a step."""
+        return False
+
     def path(self, step: int) -> Path:
         """Returns the directory of a committed step."""
         return self.root / f"step_{step:08d}"
@@ -67,9 +71,17 @@ class StepDirectories:
         Committed steps at or after `step` belong to a history that ended; they are set aside.
         """
         for later in self.at_or_after(step):
-            os.rename(self.path(later), self._free_name(f"{self.path(later).name}.aside"))
+            self.set_aside(later)
+        self.publish(step)
+
+    def publish(self, step: int) -> None:
+        """Turns a finished draft into a committed step, at once and durably; others stay."""
         os.rename(self.draft(step), self.path(step))
         sync_path(self.root)
+
+    def set_aside(self, step: int) -> None:
+        """Renames a committed step, which is none any more and is kept for a human to look at."""
+        os.rename(self.path(step), self._free_name(f"{self.path(step).name}.aside"))
 
     def at_or_after(self, step: int) -> tuple[int, ...]:
         """Returns the committed steps that `commit(step)` sets aside."""

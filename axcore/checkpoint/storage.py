@@ -26,8 +26,8 @@ class Claim(Protocol):
 class StepStorage(Protocol):
     """What a `CheckpointStorage` record opens.
 
-    Of several processes the first alone calls what changes anything, `prepare` included; all ask
-    for `draft` and `path`, so these are paths that all of them share.
+    Of several processes the first alone calls what changes anything; all ask for `draft` and
+    `path`, so these are paths that all of them share.
     """
 
     @property
@@ -65,6 +65,9 @@ class StepStorage(Protocol):
 
     def prepare(self, step: int) -> None:
         """Sees to it that `path(step)` can be read; nothing to do where it always can."""
+
+    def replace_damaged(self, step: int) -> bool:
+        """Puts another copy of a step at `path(step)`; False where there is no other."""
 
     def path(self, step: int) -> Path:
         """Returns the directory of a committed step."""

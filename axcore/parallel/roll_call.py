@@ -5,6 +5,7 @@ coordinator's address first and writes down who comes; then each hears that all 
 are not. A message is one line of JSON. The port is free again when the call is over.
 """
 
+import errno
 import json
 import socket
 import time
@@ -74,15 +75,22 @@ def _hold(port: int, process_count: int, limit_s: float) -> None:
 
 def _listen(port: int) -> socket.socket:
     try:
-        if socket.has_dualstack_ipv6():
-            return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
-        return socket.create_server(("", port))
+        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+    except (OSError, ValueError) as error:  # ValueError: no socket serves both versions of IP
+        if getattr(error, "errno", None) == errno.EADDRINUSE:
+            raise _port_error(port, error) from error
+    try:
+        return socket.create_server(("", port))  # a host that has the older version only
     except OSError as error:
-        raise ProcessError(
-            f"process 0 cannot listen on port {port}: {error.strerror}",
-            where="--coordinator",
-            mend="name another port, the same one for all processes",
-        ) from error
+        raise _port_error(port, error) from error
+
+
+def _port_error(port: int, error: Exception) -> ProcessError:
+    return ProcessError(
+        f"process 0 cannot listen on port {port}: {error}",
+        where="--coordinator",
+        mend="name another port, the same one for all processes",
+    )
 
 
 def _collect(

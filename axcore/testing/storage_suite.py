@@ -93,6 +93,16 @@ class StorageSuite(Suite):
         assert storage.committed() == (1, 2)
         assert storage.at_or_after(3) == ()
 
+    def test_a_damaged_step_is_replaced_by_another_copy_or_not_at_all(self, storage: Any) -> None:
+        """And no other step changes."""
+        for step in (1, 2, 3):
+            _save(storage, step)
+        (storage.path(2) / "a").write_text("damaged")
+        is_replaced = storage.replace_damaged(2)
+        assert _is_whole(storage, 2) == is_replaced
+        assert storage.committed() == (1, 2, 3)
+        assert all(_is_whole(storage, step) for step in (1, 3))
+
     def test_another_process_sees_the_same(
         self, record: CheckpointStorage, place: str, storage: Any
     ) -> None:

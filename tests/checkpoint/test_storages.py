@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from axcore.checkpoint import Checkpointer
+from axcore.checkpoint import Checkpointer, CheckpointWarning
 from axcore.checkpoint.mirror import open_mirror
 from axcore.checkpoint.storage import open_storage
 from axcore.errors import CheckpointError
@@ -66,6 +66,48 @@ def test_a_step_that_was_not_copied_yet_is_copied_when_saving_goes_on(tmp_path):
     shutil.rmtree(tmp_path / "durable/step_00000002")
     save(tmp_path, 3)
     assert names(tmp_path / "durable") == [f"step_0000000{step}" for step in (1, 2, 3)]
+
+
+def test_fetching_an_older_step_leaves_the_newer_ones(tmp_path):
+    save(tmp_path, 1, 2)
+    shutil.rmtree(tmp_path / "fast/step_00000001")
+    assert mirrored(tmp_path).restore(STATE, step=1).extra == {"step": 1}
+    assert names(tmp_path / "fast") == ["step_00000001", "step_00000002"]
+
+
+def test_copying_an_older_step_leaves_the_newer_ones(tmp_path):
+    save(tmp_path, 1, 2)
+    shutil.rmtree(tmp_path / "durable/step_00000001")
+    save(tmp_path, 3)
+    assert names(tmp_path / "durable") == [f"step_0000000{step}" for step in (1, 2, 3)]
+
+
+def damage(directory):
+    largest = max(directory.rglob("*"), key=lambda path: path.is_file() and path.stat().st_size)
+    content = bytearray(largest.read_bytes())
+    content[len(content) // 2] ^= 1
+    largest.write_bytes(content)
+
+
+def test_a_damaged_step_is_replaced_by_its_copy(tmp_path):
+    save(tmp_path, 1, 2)
+    damage(tmp_path / "fast/step_00000002")
+    with pytest.warns(CheckpointWarning, match="step 2 is damaged: .* and its copy restored"):
+        restored = mirrored(tmp_path).restore(STATE)
+    assert np.array_equal(restored.state["w"], STATE["w"] * 2)
+    assert names(tmp_path / "fast") == [*("step_00000001", "step_00000002", "step_00000002.aside")]
+    mirrored(tmp_path).verify(2)
+
+
+def test_a_step_that_is_damaged_in_both_places_is_passed_over(tmp_path):
+    save(tmp_path, 1, 2)
+    for place in ("fast", "durable"):
+        damage(tmp_path / place / "step_00000002")
+    with pytest.warns(CheckpointWarning) as caught:
+        assert mirrored(tmp_path).restore(STATE).step == 1
+    texts = [str(one.message) for one in caught]
+    assert ["its copy restored" in texts[0], "going back to step 1" in texts[1]] == [True, True]
+    assert len(texts) == 2
 
 
 def test_old_steps_go_in_both_places(tmp_path):
