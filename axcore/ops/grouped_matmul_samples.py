@@ -31,6 +31,9 @@ GROUPED_MATMUL_SAMPLES = (
     GroupedMatmulSample(name="uneven", group_sizes=(1, 30, 0, 9, 13), num_rows=53),
     GroupedMatmulSample(name="one_group", group_sizes=(37,), num_rows=37),
     GroupedMatmulSample(name="one_group_takes_all", group_sizes=(0, 0, 37, 0), num_rows=37),
+    GroupedMatmulSample(
+        name="whole_tiles", group_sizes=(20, 0, 50), num_rows=130, width=64, out_width=128
+    ),
     GroupedMatmulSample(name="leftover_rows", group_sizes=(5, 0, 11), num_rows=29),
     GroupedMatmulSample(name="nothing", group_sizes=(0, 0, 0), num_rows=10),
     GroupedMatmulSample(name="more_groups_than_rows", group_sizes=(1, 0) * 16, num_rows=16),

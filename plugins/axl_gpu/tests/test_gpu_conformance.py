@@ -92,7 +92,7 @@ def grouped(name, *group_sizes, num_rows, width=64, out_width=64):
 
 
 class GroupedMatmul(KernelSuite):
-    """Widths are multiples of 64, and no case of the op has such."""
+    """Widths are multiples of 64, as few cases of the op have."""
 
     plugin = "axl-gpu"
     keys = ("grouped_matmul/mosaic_grouped_matmul",)

@@ -29,7 +29,7 @@ class TestMeshRules(MeshRuleSuite):
 
 
 def attention(name, **fields):
-    """Splash attention takes multiples of 128 tokens, and no case of the op has as many."""
+    """Splash attention takes multiples of 128 tokens, as few cases of the op have."""
     sizes = {"batch": 2, "queries": 128, "keys": 128}
     return attention_case(AttentionSample(name=name, **{**sizes, **fields}))
 
