@@ -13,7 +13,14 @@ from axcore.cli.main import group
 
 ROOT = Path(__file__).parents[2]
 PAGES = tuple(
-    ROOT / page for page in ("README.md", "docs/training.md", "docs/data.md", "docs/aot.md")
+    ROOT / page
+    for page in (
+        "README.md",
+        "docs/training.md",
+        "docs/data.md",
+        "docs/aot.md",
+        "docs/kernels.md",
+    )
 )
 
 SHORT = (
