@@ -19,6 +19,7 @@ from axcore.parallel import (
     sharding_activations,
 )
 from axcore.testing import small_experiment
+from axcore.trainer import Trainer
 
 FAMILIES = (gpt2, qwen3, qwen3_moe, gemma2, gemma3, deepseek_v2, deepseek_v3)
 FAST_COMPILE = {"xla_backend_optimization_level": 0}
@@ -31,7 +32,7 @@ def test_toy_is_trained_and_sampled(family, tmp_path):
     cfg = update_config(
         small_experiment(tmp_path / "text"), {"model": family("toy"), "max_steps": 2}
     )
-    result = cfg.build().run(tmp_path / "run")
+    result = Trainer(cfg, devices=jax.devices()[:1]).run(tmp_path / "run")
     assert np.isfinite(result.heldout["loss"])
     assert result.heldout["loss"] < 7.0
 

@@ -65,7 +65,7 @@ DEEPSEEK_V3_SIZES: Sizes = {
     },
     "toy": {
         **_TOY,
-        "heads": {**_TOY["heads"], "query_latent_dim": 24},
+        "heads": {**_TOY["heads"], "query_latent_dim": 48},
         "experts": {"num_experts": 8, "top_k": 2},
         "routing": {"groups": GroupLimit(num_groups=4, num_kept=2)},
     },
