@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 import pytest
-from axl_attention.models import deepseek_v2, deepseek_v3, gemma2, gemma3, gpt2, qwen3, qwen3_moe
+from axl_attention.models import deepseek_v3, gemma3, gpt2
 
 from axcore.config import evolve, update_config
 from axcore.data import ByteTokenizer
@@ -21,12 +21,11 @@ from axcore.parallel import (
 from axcore.testing import small_experiment
 from axcore.trainer import Trainer
 
-FAMILIES = (gpt2, qwen3, qwen3_moe, gemma2, gemma3, deepseek_v2, deepseek_v3)
 FAST_COMPILE = {"xla_backend_optimization_level": 0}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.__name__)
+@pytest.mark.parametrize("family", [gpt2, gemma3, deepseek_v3])
 def test_toy_is_trained_and_sampled(family, tmp_path):
     """By the trainer, for two steps; samples are drawn at the end."""
     cfg = update_config(
