@@ -68,7 +68,8 @@ class Attention(KernelSuite):
 
 
 class TestAttention(Attention):
-    case_names = ("packed", "packed_wide")
+    keys = ("attention/cudnn_attention", "attention/cudnn_packed_attention")
+    case_names = ("packed",)
 
 
 @pytest.mark.slow
