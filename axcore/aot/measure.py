@@ -23,6 +23,7 @@ from axcore.data import ByteTokenizer, StandardLibrary
 from axcore.plugins import AotTarget, Hardware
 from axcore.trainer import Trainer
 from axcore.trainer.flops import FORMULA, flops_per_token
+from axcore.trainer.pipelines import describe_pipelines
 
 NO_MEMORY = "RESOURCE_EXHAUSTED"
 
@@ -74,6 +75,7 @@ def measure(cfg: Any, hardware: Hardware, target: AotTarget, *, experiment: str)
         limits=target.limits,
         versions={name: version(name) for name in ("jax", "jaxlib")},
         mesh={name: size for name, size in trainer.mesh.shape.items() if size > 1},
+        pipelines=describe_pipelines(trainer.config, trainer.mesh),
         batch={"rows": trainer.config.data.batch_size, "tokens": trainer.config.data.seq_len},
         fits=False,
         refusal=refusal,

@@ -113,6 +113,7 @@ class Report:
         limits: What the compiled program does not tell of the hardware.
         versions: Of jax and jaxlib.
         mesh: Sizes of the mesh's axes above 1.
+        pipelines: A line for each, with its bubble, which the step's time holds.
         batch: Rows and tokens a row of the whole batch.
         fits: Whether it fits; None where the target's memory is not known.
         refusal: What the compiler said, where it would not compile the program for lack of memory.
@@ -134,6 +135,7 @@ class Report:
     limits: str = ""
     versions: Mapping[str, str] = {}
     mesh: Mapping[str, int] = {}
+    pipelines: tuple[str, ...] = ()
     batch: Mapping[str, int] = {}
     fits: bool | None
     refusal: str = ""

@@ -54,6 +54,7 @@ def _head(report: Report) -> Iterator[str]:
     yield f"{report.experiment} on {report.target}: {verdict(report)}"
     yield ""
     yield f"mesh      {mesh}, {report.chips} chips"
+    yield from (f"pipeline  {line}" for line in report.pipelines)
     yield f"batch     {rows} rows of {tokens} tokens, {report.num_tokens:,} in all"
     yield f"compiler  {report.compiler} ({versions})"
     yield f"took      {report.lower_s:.2f} s to lower, {report.compile_s:.1f} s to compile"

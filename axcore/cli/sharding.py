@@ -7,12 +7,9 @@ import jax
 from jax.sharding import AbstractMesh
 
 from axcore.cli.table import columns
-from axcore.config import find_config
-from axcore.layers import Pipeline
 from axcore.parallel import (
     MESH_AXES,
     AnyMesh,
-    PipelineSchedule,
     ShardedArray,
     bytes_per_device,
     describe_sharding,
@@ -22,6 +19,7 @@ from axcore.parallel import (
 )
 from axcore.plugins import Hardware
 from axcore.trainer.axis_checks import check_mesh_is_used, check_rules
+from axcore.trainer.pipelines import describe_pipelines
 from axcore.trainer.step import TrainStep
 
 _HEADER = ("PATH", "SHAPE", "SPLIT OVER", "BYTES PER DEVICE")
@@ -48,7 +46,7 @@ def sharding_table(cfg: Any, hardware: Hardware) -> str:
     return "\n".join(
         [
             *_mesh_lines(cfg, mesh),
-            *_pipeline_lines(cfg, mesh),
+            *(f"pipeline {line}" for line in describe_pipelines(cfg, mesh)),
             columns(_HEADER, [_row(array) for array in arrays]),
             "",
             *_whole_lines(arrays, mesh),
@@ -62,19 +60,6 @@ def _mesh_lines(cfg: Any, mesh: AnyMesh) -> Iterator[str]:
     yield f"mesh: {sizes or '1 device'}"
     if cfg.slices:
         yield "slices: " + " x ".join(f"{name} {count}" for name, count in cfg.slices.items())
-
-
-def _pipeline_lines(cfg: Any, mesh: AnyMesh) -> Iterator[str]:
-    """Yields a line for every pipeline, with the part of the time that is lost in its bubble."""
-    num_stages = mesh.shape["pipeline"]
-    for found in find_config(cfg.model, Pipeline):
-        stack = found.node
-        schedule = PipelineSchedule(num_stages, stack.num_micro_batches, stack.num_rounds)
-        rounds = f", {stack.num_rounds} rounds" if stack.num_rounds > 1 else ""
-        yield (
-            f"pipeline model.{found.path}: {num_stages} stages, {stack.num_micro_batches} "
-            f"micro-batches{rounds}: {100 * schedule.bubble:.1f} % bubble"
-        )
 
 
 def _row(array: ShardedArray) -> tuple[str, str, str, str]:
