@@ -47,6 +47,6 @@ def mixtral_8x7b() -> Any:
         mistral_7b(),
         {
             "model": evolve(mixtral("8x7b"), dtypes=DTypes(compute="bfloat16")),
-            "mesh_rules": (_PORTABLE_EXPERTS, *mesh_rules(small_rows=1, large_rows=2)),
+            "mesh_rules": (_PORTABLE_EXPERTS, *mesh_rules(small_rows=1, large_rows=1)),
         },
     )
