@@ -16,8 +16,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.experimental.pallas.ops.gpu.ragged_dot_mgpu import ragged_dot
 
-from axcore.ops import Call
-from axcore.ops.grouped_matmul_portable import grouped_matmul_portable
+from axcore.ops import Call, grouped_matmul_portable
 from axcore.parallel import grouped_matmul_on_each_device
 
 Product = Callable[..., Array]
