@@ -3,6 +3,7 @@
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from axl_attention.models import gemma3
@@ -114,7 +115,7 @@ def test_received_keys_are_the_sent_ones(call, random, state_of):
 
 
 def test_keys_that_nobody_sent_or_of_another_size_are_refused(random):
-    x = random(2, 3, 4)
+    x = jnp.asarray(random(2, 3, 4))
     with pytest.raises(ModuleError, match="no earlier layer sent anything through 'keys'"):
         functional(Two.Config(parts=(RECEIVED,)).build(), {}, x)
     two = Two.Config(parts=(SENT, evolve(RECEIVED, out_dim=2))).build

@@ -1,6 +1,7 @@
 """Toy families through the trainer, the sampler and a mesh."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from axl_attention.models import deepseek_v3, gemma3, gpt2
@@ -44,8 +45,9 @@ def test_greedy_tokens_are_the_likeliest_of_the_model(state_of):
     (drawn,) = generator.generate(
         "def f(x): ", max_tokens=1, sampling=Sampling(temperature=0.0), seed=0
     )
-    prompt = np.asarray(tokenizer.encode_prompt("def f(x): "), np.int32)[None]
-    logits, _ = functional(model, state, prompt, method="logits")
+    prompt = jnp.asarray(tokenizer.encode_prompt("def f(x): "), jnp.int32)[None]
+    run = jax.jit(lambda state, prompt: functional(model, state, prompt, method="logits")[0])
+    logits = run(state, prompt)
     best = int(np.argmax(np.asarray(logits)[0, -1, :256]))
     assert drawn.text == tokenizer.decode([best])
 

@@ -1,5 +1,7 @@
 """A residual connection with norms on both sides of its branch."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from axl_attention.sandwich_norm import SandwichNorm
 
@@ -17,7 +19,8 @@ def test_both_norms_have_weights_of_their_own(random):
     cfg = SandwichNorm.Config(dim=4, norm=RMSNorm.Config(weight_offset=1.0))
     state = {"before": {"weight": random(4)}, "after": {"weight": random(4)}}
     x = random(2, 3, 4)
-    got, _ = functional(cfg.build(), state, x, lambda y: y**3)
+    arrays = jax.tree.map(jnp.asarray, state)
+    got, _ = functional(cfg.build(), arrays, jnp.asarray(x), lambda y: y**3)
     branch = normed(x, state["before"]["weight"]) ** 3
     np.testing.assert_allclose(got, x + normed(branch, state["after"]["weight"]), rtol=1e-4)
 
