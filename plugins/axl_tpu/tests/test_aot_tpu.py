@@ -7,8 +7,9 @@ from axl_tpu.topology import slice_shape, topology_name, topology_options
 
 from axcore.aot.measure import measure
 from axcore.aot.targets import find_aot_target
-from axcore.config import evolve, update_config
+from axcore.config import evolve, replace_config, update_config
 from axcore.errors import PluginError
+from axcore.layers import Pipeline, Repeat
 from axcore.module import DTypes
 from axcore.plugins import Hardware, wanted_compiler_options
 from axcore.testing import small_experiment
@@ -75,3 +76,23 @@ def test_a_step_for_a_slice_has_a_time_and_hides_its_gathers(tmp_path):
     gathers = [one for one in report.collectives if one.kind == "all-gather" and one.is_hidden]
     assert any("feed_forward" in one.module for one in gathers)
     assert report.memory.largest[0].module.startswith(("decoder", "head"))
+
+
+@pytest.mark.compile("tpu-v5p-8")
+def test_stages_and_long_rows_send_between_chips_and_keep_the_kernel(tmp_path):
+    hardware = Hardware.parse("tpu-v5p-8")
+    cfg = update_config(
+        small_experiment(tmp_path),
+        {"model.dim": 512, "**.num_heads": 4, "**.num_kv_heads": 4, "data.seq_len": 1024},
+    )
+    cfg = replace_config(cfg, Repeat, Pipeline.Config(num_micro_batches=4))
+    cfg = evolve(
+        cfg,
+        model=evolve(cfg.model, dtypes=DTypes(compute="bfloat16")),
+        mesh={"pipeline": 2, "seq": 2},
+        split_attention="heads",
+    )
+    report = measure(cfg, hardware, find_aot_target(hardware), experiment="small")
+    assert report.pipelines == ("model.decoder.stack: 2 stages, 4 micro-batches: 20.0 % bubble",)
+    assert any(line.startswith("attention: splash_attention") for line in report.kernels)
+    assert {"collective-permute", "all-to-all"} <= {one.kind for one in report.collectives}
