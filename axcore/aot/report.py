@@ -176,5 +176,6 @@ def report_from_json(text: str) -> Report:
         modules=tuple(ModuleCost(**one) for one in fields.pop("modules")),
         collectives=tuple(CollectiveCost(**one) for one in fields.pop("collectives")),
         kernels=tuple(fields.pop("kernels")),
+        pipelines=tuple(fields.pop("pipelines")),
         **fields,
     )
