@@ -1,6 +1,10 @@
 """`axcore loc`: what features cost in lines of code, and what a change of a repository cost."""
 
 import json
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -52,10 +56,7 @@ def loc(
     """
     if context.invoked_subcommand is not None:
         return
-    measured = []
-    for feature in _chosen(names):
-        measured.append(measure_feature(feature, largest=QUICK if quick else LARGEST))
-        click.echo(f"measured {feature.name}", err=True)
+    measured = list(_measured(_chosen(names), largest=QUICK if quick else LARGEST))
     if as_json:
         click.echo(json.dumps([_as_dict(one) for one in measured], indent=2))
     else:
@@ -95,6 +96,14 @@ def diff(commits: str, repository: Path, by_commit: bool, as_json: bool) -> None
                 click.echo(f"existing: {file.lines} in {file.path}")
             if not file.is_parsed and file.kind != "other":
                 click.echo(f"not parsed, every line but blanks counted: {file.path}")
+
+
+def _measured(features: list[Feature], *, largest: int) -> Iterator[Measurement]:
+    """Yields what each feature costs, in order, with as many at work as there are processors."""
+    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
+        for one in pool.map(partial(measure_feature, largest=largest), features):
+            click.echo(f"measured {one.feature.name}", err=True)
+            yield one
 
 
 _HEADER = ("FEATURE", "LINES", "EXISTING", "MODELS", "EXPONENT", "GROWTH", "PLUGIN")
