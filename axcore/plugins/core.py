@@ -315,16 +315,21 @@ def experiments() -> Iterator[Experiment]:
         yield Experiment(name=name, fn=Ref(f"axcore.experiments.{target}"), summary=summary)
 
 
+_EXPERTS = ("moe", "router", "routing", "experts", "dropless", "capacity", "grouped_linear")
+
 _FEATURES = {
-    "rope": (("rope",), "Rotary positions"),
+    "rope": (("layers.rope",), "Rotary positions"),
     "moe": (
-        ("moe", "router", "routing", "experts", "dropless", "capacity", "grouped_linear"),
+        tuple(f"layers.{name}" for name in _EXPERTS),
         "Experts in the place of feed-forward layers",
     ),
-    "int8": (("quantized_training",), "Linear layers' products in int8"),
-    "lora": (("lora", "lora_state"), "Adapters of low rank, and all else frozen"),
+    "int8": (("layers.quantized_training",), "Linear layers' products in int8"),
+    "lora": (
+        ("layers.lora", "layers.lora_state", "modifiers.lora", "checkpoint.adapters"),
+        "Adapters of low rank, and all else frozen",
+    ),
 }
-"""Features whose cost is measured: their own modules among the layers, and a summary."""
+"""Features whose cost is measured: their own modules, and a summary."""
 
 
 @hook.features
@@ -335,7 +340,7 @@ def features() -> Iterator[Feature]:
             name=name,
             apply=Ref(f"axcore.complexity.features:with_{name}"),
             evidence=Ref(f"axcore.complexity.features:has_{name}"),
-            implementation=tuple(f"axcore.layers.{module}" for module in modules),
+            implementation=tuple(f"axcore.{module}" for module in modules),
             summary=summary,
         )
 
