@@ -16,7 +16,7 @@ from axcore.ops.decode_attention import decode_attention
 from axcore.ops.decode_attention_types import DecodeInputs, DecodeSpec
 from axcore.ops.grouped_matmul import grouped_matmul
 from axcore.ops.grouped_matmul_portable import grouped_matmul_portable
-from axcore.ops.plan import KernelPlan, kernel_plan, recording_choices
+from axcore.ops.plan import KernelPlan, recording_choices
 from axcore.ops.policy import KernelPolicy, current_policy, use_policy
 from axcore.ops.quantized_dot import quantized_dot
 from axcore.ops.quantized_dot_quantize import amax_of
@@ -59,7 +59,6 @@ __all__ = [
     "explain",
     "grouped_matmul",
     "grouped_matmul_portable",
-    "kernel_plan",
     "quantized_dot",
     "quantized_grouped_matmul",
     "recording_choices",

@@ -1,24 +1,21 @@
-"""The plan: which kernels were chosen, for which calls and why, since the process began.
+"""The plan: which kernels were chosen, for which calls and why.
 
-Ops choose while they are traced. A trainer traces its step under its policy, then prints
-`kernel_plan(policy)` and keeps `to_json()` of it with the run.
+Ops choose while they are traced. A trainer records what its step chooses, prints the plan, and
+keeps `to_json()` of it with the run.
 """
 
 import contextlib
 import json
-import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
 
 import attrs
 
 from axcore.ops.call import Call
-from axcore.ops.policy import KernelPolicy, current_policy
+from axcore.ops.policy import current_policy
 from axcore.ops.registry import Choice, choose
 
-_chosen: dict[tuple[KernelPolicy, Call], Choice] = {}
-_lock = threading.Lock()
-_made: ContextVar[list[Choice] | None] = ContextVar("axcore_choices", default=None)
+_recording: ContextVar[tuple[list[Choice], ...]] = ContextVar("axcore_choices", default=())
 
 
 @attrs.frozen
@@ -26,6 +23,11 @@ class KernelPlan:
     """Choices in the order in which they were first made."""
 
     choices: tuple[Choice, ...]
+
+    @classmethod
+    def of(cls, choices: Iterable[Choice]) -> "KernelPlan":
+        """Return the plan of choices as they were recorded, each call once."""
+        return cls(tuple({one.call: one for one in choices}.values()))
 
     def __str__(self) -> str:
         lines = {
@@ -41,37 +43,29 @@ class KernelPlan:
 
 
 def choose_and_record(call: Call) -> Choice:
-    """Return the choice for a call under the current policy, and add it to the plan.
+    """Return the choice for a call under the current policy, and tell those who record it.
 
     Raises:
         KernelError: As `choose` does.
     """
-    policy = current_policy()
-    choice = choose(call, policy)
-    with _lock:
-        _chosen.setdefault((policy, call), choice)
-    made = _made.get()
-    if made is not None:
+    choice = choose(call, current_policy())
+    for made in _recording.get():
         made.append(choice)
     return choice
 
 
 @contextlib.contextmanager
 def recording_choices() -> Iterator[list[Choice]]:
-    """Give a list of the choices that are made while the context is open, in their order."""
+    """Give a list of the choices that are made while the context is open, in their order.
+
+    A function that is compiled already chooses nothing when it runs again.
+    """
     made: list[Choice] = []
-    token = _made.set(made)
+    token = _recording.set((*_recording.get(), made))
     try:
         yield made
     finally:
-        _made.reset(token)
-
-
-def kernel_plan(policy: KernelPolicy | None = None) -> KernelPlan:
-    """Return what was chosen under a policy; under the current one if left out."""
-    policy = policy or current_policy()
-    with _lock:
-        return KernelPlan(tuple(one for (by, _), one in _chosen.items() if by == policy))
+        _recording.reset(token)
 
 
 def _as_dict(choice: Choice) -> dict[str, object]:

@@ -6,7 +6,7 @@ import pytest
 from axcore.cli.experiment import load_experiment
 from axcore.config import evolve
 from axcore.data import ByteTokenizer, TextFiles
-from axcore.ops import kernel_plan
+from axcore.ops import recording_choices
 from axcore.plugins import Experiment, Hardware, plugin_host
 from axcore.trainer import Trainer
 
@@ -35,8 +35,7 @@ def test_a_step_is_served_by_kernels_of_the_target(name, target):
     read = {"source": TextFiles.Config(folder="."), "tokenizer": ByteTokenizer.Config()}
     cfg = evolve(cfg, data=evolve(cfg.data, **read))
     trainer = Trainer(cfg, devices=jax.devices()[:8], hardware=hardware)
-    with jax.set_mesh(trainer.mesh):
+    with jax.set_mesh(trainer.mesh), recording_choices() as choices:
         trainer.compiled_step().trace(trainer.abstract_state(), trainer.abstract_batch())
-    choices = kernel_plan(trainer.kernel_policy).choices
     chosen = {f"{choice.call.op}:{choice.kernel.name}" for choice in choices}
     assert chosen >= TARGETS[target]

@@ -9,12 +9,13 @@ import pytest
 
 from axcore.errors import KernelError
 from axcore.ops import (
+    KernelPlan,
     KernelPolicy,
     attention,
     attention_parts,
     cross_entropy,
     current_policy,
-    kernel_plan,
+    recording_choices,
     use_policy,
 )
 from axcore.ops.attention_kernels import attention_call
@@ -87,11 +88,14 @@ def test_policy_outside_of_any_is_that_of_this_machine():
 
 def test_plan_holds_what_was_chosen_under_the_policy_and_why():
     policy = pinned(cross_entropy="reference")
-    with use_policy(policy):
+    with use_policy(policy), recording_choices() as choices:
+        attention(Q, Q, Q, causal=True)
         attention(Q, Q, Q, causal=True)
         cross_entropy(Q[:, :, 0], jnp.ones((4, 7)), jnp.zeros((2, 6), int), jnp.ones((2, 6)))
-        plan = kernel_plan()
-    assert plan == kernel_plan(policy)
+    attention(Q, Q, Q)  # recorded by nobody
+    plan = KernelPlan.of(choices)
+    assert len(choices) == 3
+    assert len(plan.choices) == 2
     assert str(plan).splitlines()[-1] == "cross_entropy: reference (core), pinned, on cpu-1"
     by_op = {one["op"]: one for one in json.loads(plan.to_json())}
     assert by_op["attention"]["kernel"] == "portable"
@@ -106,9 +110,9 @@ def test_forward_only_kernel_gets_its_gradient_from_a_kernel_of_its_own():
     def loss(q):
         return jnp.sum(jnp.sin(attention(q, q, q, causal=True)))
 
-    with use_policy(policy):
+    with use_policy(policy), recording_choices() as choices:
         gradient = jax.jit(jax.grad(loss))(Q)
-        ops = {one.call.op: one.kernel.name for one in kernel_plan().choices}
+    ops = {one.call.op: one.kernel.name for one in choices}
     with use_policy(pinned(attention="reference")):
         expected = jax.jit(jax.grad(loss))(Q)
     assert ops == {"attention": "blockwise", "attention_backward": "portable"}

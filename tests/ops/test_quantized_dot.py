@@ -15,8 +15,8 @@ from axcore.ops import (
     KernelPolicy,
     Quantization,
     QuantizedDotSpec,
-    kernel_plan,
     quantized_dot,
+    recording_choices,
     use_policy,
 )
 from axcore.ops.quantized_dot_quantize import quantized
@@ -189,11 +189,9 @@ def products_of_a_step(spec, dtype):
         return jnp.sum(quantized_dot(x, w, spec).astype(jnp.float32))
 
     policy = KernelPolicy(hardware=Hardware(family="acme", features={"int8", "float8"}))
-    with use_policy(policy):
+    with use_policy(policy), recording_choices() as choices:
         step = jax.make_jaxpr(jax.grad(loss, argnums=(0, 1)))(x, w)
-    plan = {
-        str(one.call.feature("product")): one.kernel.name for one in kernel_plan(policy).choices
-    }
+    plan = {str(one.call.feature("product")): one.kernel.name for one in choices}
     return list(products(step.jaxpr)), plan
 
 
@@ -295,9 +293,9 @@ def test_without_a_key_it_rounds_to_nearest(operands):
 def test_hardware_that_knows_the_format_takes_it(operands, name, target, kernel):
     policy = KernelPolicy(hardware=Hardware.parse(target))
     x, w, _ = operands
-    with use_policy(policy):
+    with use_policy(policy), recording_choices() as choices:
         jax.eval_shape(by(SPECS[name]), x, w)
-    assert {one.kernel.name for one in kernel_plan(policy).choices} == {kernel}
+    assert {one.kernel.name for one in choices} == {kernel}
 
 
 @pytest.mark.parametrize(
@@ -326,9 +324,10 @@ def test_emulation_serves_where_it_is_pinned(operands, target):
     pins = {"quantized_dot": "emulated"}
     policy = KernelPolicy(hardware=Hardware.parse(target), pins=pins)
     x, w, _ = operands
-    y = in_policy(policy, by(FLOAT8), x, w)
+    with recording_choices() as choices:
+        y = in_policy(policy, by(FLOAT8), x, w)
     assert float(jnp.linalg.norm(y - wide(x, w)) / jnp.linalg.norm(wide(x, w))) < 0.07
-    assert {one.why for one in kernel_plan(policy).choices} == {"pinned"}
+    assert {one.why for one in choices} == {"pinned"}
 
 
 def test_pin_to_hardware_that_lacks_the_format_is_refused(operands):
