@@ -35,6 +35,7 @@ _SUITES: dict[type[Record], str] = {
 }
 
 _NUM_DEVICES = 8
+_DEVICE_COUNT = "--xla_force_host_platform_device_count"
 _NOTHING_FAILED = (0, 5)  # pytest's codes for success, and for nothing to run
 
 
@@ -91,7 +92,7 @@ def _environment(*, here: bool) -> dict[str, str]:
     environment = {**os.environ, "PYTHONPATH": paths}
     if not here:
         environment["JAX_PLATFORMS"] = "cpu"
-        environment.setdefault(
-            "XLA_FLAGS", f"--xla_force_host_platform_device_count={_NUM_DEVICES}"
-        )
+        flags = environment.get("XLA_FLAGS", "")
+        if _DEVICE_COUNT not in flags:
+            environment["XLA_FLAGS"] = f"{flags} {_DEVICE_COUNT}={_NUM_DEVICES}".strip()
     return environment

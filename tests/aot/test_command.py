@@ -99,7 +99,7 @@ def test_a_mesh_that_does_not_multiply_out_is_the_childs_own_error(aot):
     assert "mesh fsdp 3 needs 3 devices; there are 8" in ran.stderr
 
 
-TOO_LARGE = ("tiny", "--target", "trainium-trn1-1", "--set", "data.batch_size=262144")
+TOO_LARGE = ("tiny", "--target", "trainium-trn1-1", "--set", "data.batch_size=65536")
 
 
 def test_a_step_that_does_not_fit_is_reported_and_ends_with_its_code(aot):
