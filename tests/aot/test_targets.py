@@ -3,8 +3,9 @@
 import pytest
 
 from axcore.aot import find_aot_target
+from axcore.aot.host_devices import host_devices
 from axcore.aot.targets import compile_environment
-from axcore.errors import PluginError
+from axcore.errors import AotError, PluginError
 from axcore.plugins import (
     AotTarget,
     CompilerOptions,
@@ -101,3 +102,8 @@ def slow(hardware):
 
 def strange(hardware):
     return {"acme_fast": [1]}
+
+
+def test_more_devices_than_a_host_can_be_shown_as_are_refused():
+    with pytest.raises(AotError, match=r"4,096 devices; .* as 2,048 at most"):
+        host_devices(Hardware.parse("cpu-4096"))
