@@ -8,7 +8,6 @@ import jax
 from axcore.errors import AotError
 from axcore.plugins import Hardware
 
-
 MOST_DEVICES = 2048
 """XLA takes any further device of a host for that of another process."""
 
