@@ -17,7 +17,7 @@ from axcore.aot.memory import measured_memory, refused_memory
 from axcore.aot.modules import ModuleNames, module_paths
 from axcore.aot.program import parse_program
 from axcore.aot.report import CollectiveCost, ModuleCost, Report, StepTime
-from axcore.aot.times import Cost, costs, exposed_s, kernel_s
+from axcore.aot.times import Cost, costs, exposed_s, kernel_s, misses_loops
 from axcore.config import evolve
 from axcore.data import ByteTokenizer, StandardLibrary
 from axcore.plugins import AotTarget, Hardware
@@ -102,20 +102,23 @@ def _with_figures(plain: Report, trainer: Any, compiled: Any) -> Report:
         plain,
         fits=memory.fits,
         memory=memory,
-        time=_step_time(reading, trainer),
+        time=_step_time(reading, trainer, unknown_loops(program)),
         modules=_modules(reading, names, trainer.hardware),
         collectives=_collectives(reading.collectives, names),
         unknown_loops=unknown_loops(program),
     )
 
 
-def _step_time(reading: Reading, trainer: Any) -> StepTime:
+def _step_time(reading: Reading, trainer: Any, num_unknown: int) -> StepTime:
     hardware = trainer.hardware
     compute = _total(one.seconds for one in reading.costs)
     kernels = _total(kernel_s(one, hardware) for one in reading.kernels)
     busy = _total((compute, kernels))
     waiting = None if busy is None else exposed_s(reading.collectives, busy, hardware)
     step = _total((busy, waiting))
+    mfu = None if step is None else _mfu(trainer, step)
+    if misses_loops(mfu, num_unknown):
+        step = mfu = None
     cycles = sum(one.cycles for one in reading.costs)
     return StepTime(
         source="cycles" if cycles else "roofline",
@@ -124,7 +127,7 @@ def _step_time(reading: Reading, trainer: Any) -> StepTime:
         kernels_s=kernels,
         collectives_s=waiting,
         step_s=step,
-        mfu=None if step is None else _mfu(trainer, step),
+        mfu=mfu,
         formula=FORMULA,
     )
 

@@ -102,7 +102,9 @@ def _time(report: Report, time: StepTime) -> Iterator[str]:
     yield f"  collectives  {show_seconds(time.collectives_s):>10}  that nothing runs under"
     yield f"  model FLOPs  {time.formula}"
     if report.unknown_loops:
-        yield f"  {report.unknown_loops} loops of unknown length count once"
+        yield f"  {report.unknown_loops} loops of unknown length count once" + (
+            "; without them the step would be faster than its chips" * (time.step_s is None)
+        )
 
 
 def _modules(report: Report) -> Iterator[str]:

@@ -103,3 +103,13 @@ def _peak(dtype: str, hardware: Hardware) -> float:
     wanted = ("tensorfloat32", "bfloat16") if name == "float32" else (name,)
     peaks = [hardware.peak_flops[one] for one in wanted if one in hardware.peak_flops]
     return (peaks or [max(hardware.peak_flops.values())])[0] / hardware.devices_per_chip
+
+
+def misses_loops(mfu: float | None, num_unknown: int) -> bool:
+    """Tells whether a step is predicted faster than its chips can be, for loops counted once.
+
+    Args:
+        mfu: Model FLOPs over the peak in the predicted time.
+        num_unknown: Loops whose rounds could not be read off.
+    """
+    return num_unknown > 0 and mfu is not None and mfu > 1.0

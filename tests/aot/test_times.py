@@ -7,7 +7,7 @@ from axcore.aot.collectives import Collective
 from axcore.aot.executions import executions
 from axcore.aot.flops import Product
 from axcore.aot.program import parse_program
-from axcore.aot.times import costs, exposed_s, roofline_s
+from axcore.aot.times import costs, exposed_s, misses_loops, roofline_s
 from axcore.plugins import Hardware
 
 CHIP = Hardware(
@@ -82,3 +82,10 @@ def test_hidden_collectives_cost_only_what_outlasts_the_work():
     assert exposed_s((one,), 100.0, CHIP) == 0.0
     assert exposed_s((one,), 3.0, CHIP) == pytest.approx(7.0 - 3.0)
     assert exposed_s((alone,), 100.0, CHIP) == pytest.approx(7.0)
+
+
+def test_a_step_faster_than_its_chips_is_no_prediction_where_loops_are_not_counted():
+    assert misses_loops(14.7, 1)
+    assert not misses_loops(0.94, 1)
+    assert not misses_loops(1.2, 0)  # narrow products, over the peak of wide ones
+    assert not misses_loops(None, 1)
