@@ -4,6 +4,7 @@ Lines are those of `axcore.complexity.lines`. Where a hunk takes lines away and 
 larger number counts: an edited line is one line, not two.
 """
 
+import ast
 import re
 import subprocess
 from collections.abc import Iterator
@@ -102,15 +103,9 @@ def _file(repository: Path, path: str, old: str, new: str, *, is_new: bool) -> F
     kind = _kind(path, is_new=is_new)
     if before is None or after is None:
         return FileChange(path, "other", 0, is_parsed=False)
-    try:
-        if kind == "other":
-            raise SyntaxError
-        code_before, code_after = code_lines(before), code_lines(after)
-    except (SyntaxError, ValueError):
-        code_before, code_after = _written(before), _written(after)
-        parsed = False
-    else:
-        parsed = True
+    parsed = kind != "other" and _is_python(before) and _is_python(after)
+    count = code_lines if parsed else _written
+    code_before, code_after = count(before), count(after)
     hunks = _hunks(repository, before, after, old, new)
     lines = sum(max(len(gone & code_before), len(come & code_after)) for gone, come in hunks)
     return FileChange(path, kind, lines, is_parsed=parsed)
@@ -147,6 +142,14 @@ def _numbers(first: str, count: str | None) -> frozenset[int]:
 
 def _all_lines(text: str) -> frozenset[int]:
     return frozenset(range(1, text.count("\n") + 2))
+
+
+def _is_python(text: str) -> bool:
+    try:
+        ast.parse(text)
+    except (SyntaxError, ValueError):
+        return False
+    return True
 
 
 def _written(text: str) -> frozenset[int]:

@@ -330,14 +330,17 @@ def test_scanned_layers_equal_unrolled_ones(name):
 
 @pytest.mark.parametrize("name", ["int8", "fp8_delayed"])
 @pytest.mark.parametrize("save", [(), ("quantized_input", "quantized_weight")])
-def test_remat_changes_gradients_by_a_flip_of_rounding_at_most(name, save):
+def test_remat_changes_no_gradient_but_by_a_flip_of_int8_rounding(name, save):
     """What is computed again may differ in its last bit, and then rounds to another int8."""
     cfg = float32_model(DOTS[name])
     kept = model_gradients(cfg)
     remat = Remat(save=save)
     again = model_gradients(update_config(cfg, {"decoder.stack.layer.remat": remat}))
     for one, other in zip(jax.tree.leaves(kept), jax.tree.leaves(again), strict=True):
-        assert jnp.linalg.norm(one - other) <= 5e-4 * jnp.linalg.norm(one)
+        if name == "int8":
+            assert jnp.linalg.norm(one - other) <= 5e-4 * jnp.linalg.norm(one)
+        else:
+            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
 class Experts(Module):
