@@ -1,11 +1,13 @@
 """Who compiles for what, and what is said where nobody can."""
 
+import subprocess
+import sys
+
 import pytest
 
 from axcore.aot import find_aot_target
-from axcore.aot.host_devices import host_devices
 from axcore.aot.targets import compile_environment
-from axcore.errors import AotError, PluginError
+from axcore.errors import PluginError
 from axcore.plugins import (
     AotTarget,
     CompilerOptions,
@@ -104,6 +106,33 @@ def strange(hardware):
     return {"acme_fast": [1]}
 
 
-def test_more_devices_than_a_host_can_be_shown_as_are_refused():
-    with pytest.raises(AotError, match=r"4,096 devices; .* as 2,048 at most"):
-        host_devices(Hardware.parse("cpu-4096"))
+MANY_DEVICES = """\
+import jax
+import numpy as np
+from axcore.aot.collectives import collectives
+from axcore.aot.host_devices import host_devices
+from axcore.aot.program import parse_program
+from axcore.plugins import Hardware
+
+mesh = jax.sharding.Mesh(np.array(host_devices(Hardware.parse("cpu-4096"))), ("data",))
+rows = jax.ShapeDtypeStruct((8192, 6), "float32", sharding=jax.NamedSharding(mesh, jax.P("data")))
+whole = jax.NamedSharding(mesh, jax.P())
+lowered = jax.jit(lambda rows: rows.sum(axis=0), out_shardings=whole).lower(rows)
+compiled = lowered.compile()
+(added,) = collectives(parse_program(compiled.as_text()), mesh.size)
+print(compiled.memory_analysis().argument_size_in_bytes, added.kind, added.group)
+"""
+
+
+@pytest.mark.slow
+def test_programs_compile_for_more_devices_than_a_process_may_have():
+    hardware = Hardware.parse("cpu-4096")
+    ran = subprocess.run(
+        [sys.executable, "-c", MANY_DEVICES],
+        env=compile_environment(find_aot_target(hardware), hardware),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.split() == [str(2 * 6 * 4), "all-reduce", "4096"]
