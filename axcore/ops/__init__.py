@@ -8,7 +8,7 @@ Read `attention.py` for what a call means, `registry.py` for how its kernel is c
 from axcore.ops.attention import attention
 from axcore.ops.attention_kernels import attention_parts
 from axcore.ops.attention_types import AttentionInputs, AttentionSpec
-from axcore.ops.attention_vjp import ForwardOnly
+from axcore.ops.attention_vjp import Backward, Forward, ForwardOnly
 from axcore.ops.call import Call
 from axcore.ops.cross_entropy import cross_entropy, cross_entropy_sums
 from axcore.ops.cross_entropy_types import CrossEntropyInputs, CrossEntropySpec, CrossEntropySums
@@ -35,6 +35,7 @@ __all__ = [
     "Amaxes",
     "AttentionInputs",
     "AttentionSpec",
+    "Backward",
     "Call",
     "Choice",
     "CrossEntropyInputs",
@@ -42,6 +43,7 @@ __all__ = [
     "CrossEntropySums",
     "DecodeInputs",
     "DecodeSpec",
+    "Forward",
     "ForwardOnly",
     "KernelPlan",
     "KernelPolicy",

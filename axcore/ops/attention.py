@@ -12,6 +12,7 @@ from jax import Array
 
 from axcore.errors import KernelError
 from axcore.ops.attention_checks import check_inputs, check_numbers
+from axcore.ops.attention_dropout import dropout_seeds
 from axcore.ops.attention_partition import partitioned_attention
 from axcore.ops.attention_types import AttentionInputs, AttentionSpec
 
@@ -133,9 +134,10 @@ def attention(
         query_offset_B=_offset(query_offset, q_BTNH.shape[0]),
         bias_BNTS=bias_BNTS,
         sinks_N=sinks_N,
-        dropout_seed=_seed(dropout_rate, dropout_seed),
     )
     check_inputs(inputs)
+    if dropout_rate:
+        inputs = inputs._replace(dropout_seeds_BN=_seeds(q_BTNH, dropout_rate, dropout_seed))
     o_BTNV, lse_BTN = partitioned_attention(inputs, spec, with_lse=return_lse)
     return (o_BTNV, lse_BTN) if return_lse else o_BTNV
 
@@ -158,12 +160,10 @@ def _offset(query_offset: int | Array, batch: int) -> Array | None:
     return query_offset
 
 
-def _seed(dropout_rate: float, dropout_seed: Array | None) -> Array | None:
-    if dropout_rate == 0.0:
-        return None
+def _seeds(q_BTNH: Array, dropout_rate: float, dropout_seed: Array | None) -> Array:
     if dropout_seed is None:
         raise KernelError(
             f"attention: dropout_rate is {dropout_rate} and there is no dropout_seed.",
             mend="pass dropout_seed=jax.random.bits(key)",
         )
-    return dropout_seed
+    return dropout_seeds(dropout_seed, q_BTNH.shape[0], q_BTNH.shape[2])

@@ -21,11 +21,12 @@ from axcore.ops.blocks import Blocks
 class CutCall:
     """One call: `q` is `[Q, B, K, G, T, H]`, `k` and `v` are `[L, B, K, S, H]`.
 
-    `has_offsets` tells whether queries stand at places that are known at run time only.
+    `seeds` are those of dropout, `[B, N]`. `has_offsets` tells whether queries stand at places
+    that are known at run time only.
     """
 
     spec: AttentionSpec
-    seed: Array | None
+    seeds: Array | None
     queries: Blocks
     keys: Blocks
     q: Array
@@ -46,7 +47,7 @@ class CutCall:
         cut_columns = jax.tree.map(lambda x: keys.cut(x, axis=1), columns(inputs))
         return cls(
             spec=spec,
-            seed=inputs.dropout_seed,
+            seeds=inputs.dropout_seeds_BN,
             queries=queries,
             keys=keys,
             q=queries.cut(group_heads(inputs.q_BTNH, num_key_heads), axis=3),
@@ -71,17 +72,17 @@ class CutCall:
 
     def dropout(self, i: Array, j: Array) -> Array | None:
         """Return the dropout factors of a block, `[B, K, G, T, S]`, if there is dropout."""
-        if self.seed is None:
+        if self.seeds is None:
             return None
-        batch, num_key_heads, group = self.q.shape[1:4]
         factor_BNTS = dropout_factor(
-            self.seed,
+            self.seeds,
             self.spec.dropout_rate,
-            shape=(batch, num_key_heads * group, self.queries.size, self.keys.size),
+            num_queries=self.queries.size,
+            num_keys=self.keys.size,
             query_start=i * self.queries.size,
             key_start=j * self.keys.size,
         )
-        return group_bias(factor_BNTS, num_key_heads)
+        return group_bias(factor_BNTS, self.q.shape[2])
 
 
 @attrs.frozen(eq=False)

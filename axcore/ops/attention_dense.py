@@ -113,10 +113,13 @@ attention_dense.defvjp(_forward, _backward)
 
 def _dropout(inputs: AttentionInputs, spec: AttentionSpec) -> Array | None:
     """Return the dropout factors `[B, K, G, T, S]`, if there is dropout."""
-    if inputs.dropout_seed is None:
+    if inputs.dropout_seeds_BN is None:
         return None
-    batch, num_queries, num_heads, _ = inputs.q_BTNH.shape
     num_keys, num_key_heads = inputs.k_BSKH.shape[1:3]
-    shape = (batch, num_heads, num_queries, num_keys)
-    factor_BNTS = dropout_factor(inputs.dropout_seed, spec.dropout_rate, shape=shape)
+    factor_BNTS = dropout_factor(
+        inputs.dropout_seeds_BN,
+        spec.dropout_rate,
+        num_queries=inputs.q_BTNH.shape[1],
+        num_keys=num_keys,
+    )
     return group_bias(factor_BNTS, num_key_heads)

@@ -8,28 +8,38 @@ import jax.numpy as jnp
 from jax import Array
 
 
+def dropout_seeds(seed: Array, batch: int, num_heads: int) -> Array:
+    """Return uint32 `[B, N]`: a seed for each head of each batch row, from one for the call.
+
+    They can be split over devices like rows and heads; what a part drops stays the same.
+    """
+    rows, heads = (jnp.arange(size, dtype=jnp.uint32) for size in (batch, num_heads))
+    return _mix(_mix(rows[:, None] ^ seed.astype(jnp.uint32)) + heads[None, :])
+
+
 def dropout_factor(
-    seed: Array,
+    seeds_BN: Array,
     rate: float,
     *,
-    shape: tuple[int, int, int, int],
+    num_queries: int,
+    num_keys: int,
     query_start: Array | int = 0,
     key_start: Array | int = 0,
 ) -> Array:
     """Return float32 `[B, N, T, S]`: 0 where dropped, `1 / (1 - rate)` where kept.
 
     Args:
-        seed: uint32 scalar.
+        seeds_BN: What `dropout_seeds` gives.
         rate: Chance to drop, in (0, 1).
-        shape: Batch, heads, queries, keys of the block.
+        num_queries: Queries of the block.
+        num_keys: Keys of the block.
         query_start: Index of the block's first query.
         key_start: Index of the block's first key.
     """
-    batch, heads, queries, keys = (jnp.arange(size, dtype=jnp.uint32) for size in shape)
+    queries, keys = (jnp.arange(size, dtype=jnp.uint32) for size in (num_queries, num_keys))
     queries = queries + jnp.asarray(query_start, jnp.uint32)
     keys = keys + jnp.asarray(key_start, jnp.uint32)
-    row = _mix(_mix(batch[:, None] ^ seed.astype(jnp.uint32)) + heads[None, :])
-    row = _mix(row[:, :, None] + _mix(queries)[None, None, :])
+    row = _mix(seeds_BN[:, :, None] + _mix(queries)[None, None, :])
     bits = _mix(row[..., None] ^ _mix(keys + jnp.uint32(0x9E3779B9))[None, None, None, :])
     threshold = jnp.uint32(min(int(rate * 2.0**32), 2**32 - 1))
     return jnp.where(bits >= threshold, jnp.float32(1.0 / (1.0 - rate)), jnp.float32(0.0))

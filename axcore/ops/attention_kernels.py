@@ -26,17 +26,15 @@ def attention_call(inputs: AttentionInputs, spec: AttentionSpec, *, with_lse: bo
     """Return the abstract call that kernels accept or refuse.
 
     Arrays go by the letters of their fields in lower case, without the shape: `q`, `k`, `v`,
-    `q_segments`, `k_segments`, `k_start`, `k_end`, `query_offset`, `bias`, `sinks`, `dropout_seed`.
+    `q_segments`, `k_segments`, `k_start`, `k_end`, `query_offset`, `bias`, `sinks`,
+    `dropout_seeds`.
     Features are the fields of `AttentionSpec`, and `lse`, whether the log-sum-exp is asked for.
     """
     arrays = {_NAMES[field]: array for field, array in inputs._asdict().items()}
     return Call.of(ATTENTION, arrays, {**attrs.asdict(spec), "lse": with_lse})
 
 
-_NAMES = {
-    field: field if field == "dropout_seed" else field.rpartition("_")[0]
-    for field in AttentionInputs._fields
-}
+_NAMES = {field: field.rpartition("_")[0] for field in AttentionInputs._fields}
 
 
 def attention_parts(call: Call) -> tuple[AttentionInputs, AttentionSpec]:

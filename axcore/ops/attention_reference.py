@@ -22,7 +22,6 @@ def attention_reference(inputs: AttentionInputs, spec: AttentionSpec) -> tuple[A
 
     A row that sees no key has `o == 0`, `lse == -inf` (or its sink), and zero gradients.
     """
-    batch, num_queries, num_heads, _ = inputs.q_BTNH.shape
     num_keys, num_key_heads = inputs.k_BSKH.shape[1:3]
     q_BKGTH = group_heads(inputs.q_BTNH.astype(jnp.float32), num_key_heads)
     k_BKSH = swap_heads(inputs.k_BSKH.astype(jnp.float32))
@@ -41,9 +40,13 @@ def attention_reference(inputs: AttentionInputs, spec: AttentionSpec) -> tuple[A
     if inputs.sinks_N is not None:
         sinks = inputs.sinks_N.astype(jnp.float32).reshape(1, *q_BKGTH.shape[1:3], 1)
     probabilities, lse_BKGT = softmax(logits, sinks)
-    if inputs.dropout_seed is not None:
-        shape = (batch, num_heads, num_queries, num_keys)
-        factor_BNTS = dropout_factor(inputs.dropout_seed, spec.dropout_rate, shape=shape)
+    if inputs.dropout_seeds_BN is not None:
+        factor_BNTS = dropout_factor(
+            inputs.dropout_seeds_BN,
+            spec.dropout_rate,
+            num_queries=inputs.q_BTNH.shape[1],
+            num_keys=num_keys,
+        )
         probabilities = probabilities * group_bias(factor_BNTS, num_key_heads)
     o_BTNV = ungroup_heads(_product("bkgts,bksv->bkgtv", probabilities, v_BKSV))
     return o_BTNV.astype(inputs.q_BTNH.dtype), ungroup_rows(lse_BKGT)

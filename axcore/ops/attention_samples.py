@@ -12,6 +12,7 @@ import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
+from axcore.ops.attention_dropout import dropout_seeds
 from axcore.ops.attention_types import AttentionInputs, AttentionSpec
 
 
@@ -94,8 +95,8 @@ def _offset(sample: AttentionSample, _: Callable[..., Array]) -> dict[str, Array
     return {"query_offset_B": jnp.asarray(np.arange(sample.batch, dtype=np.int32) * 7)}
 
 
-def _seed(sample: AttentionSample, _: Callable[..., Array]) -> dict[str, Array]:
-    return {"dropout_seed": jnp.uint32(11)}
+def _seeds(sample: AttentionSample, _: Callable[..., Array]) -> dict[str, Array]:
+    return {"dropout_seeds_BN": dropout_seeds(jnp.uint32(11), sample.batch, sample.heads)}
 
 
 _PARTS: Mapping[str, _Part] = {
@@ -106,7 +107,7 @@ _PARTS: Mapping[str, _Part] = {
     "row_bias": _row_bias,
     "sinks": _sinks,
     "offset": _offset,
-    "dropout": _seed,
+    "dropout": _seeds,
 }
 
 ATTENTION_SAMPLES = (

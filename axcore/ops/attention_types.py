@@ -16,6 +16,7 @@ class AttentionInputs(NamedTuple):
 
     `q_segments_BT` and `k_segments_BS` come together, as do `k_start_BT` and `k_end_BT`.
     `bias_BNTS` may have size 1 in any dimension. `query_offset_B` is added to the static offset.
+    `dropout_seeds_BN`, uint32, are those of `attention_dropout.dropout_seeds`.
     """
 
     q_BTNH: Array
@@ -28,7 +29,7 @@ class AttentionInputs(NamedTuple):
     query_offset_B: Array | None = None
     bias_BNTS: Array | None = None
     sinks_N: Array | None = None
-    dropout_seed: Array | None = None
+    dropout_seeds_BN: Array | None = None
 
 
 @attrs.frozen(kw_only=True)

@@ -8,7 +8,11 @@ from axcore.parallel.activations import (
     split_axes,
     split_ways,
 )
-from axcore.parallel.attention import on_each_device
+from axcore.parallel.attention import (
+    backward_on_each_device,
+    forward_on_each_device,
+    on_each_device,
+)
 from axcore.parallel.by_hand import each_expert, expert_axes, on_own_tokens
 from axcore.parallel.context import sharding_activations
 from axcore.parallel.cross_entropy import cross_entropy_on_each_device
@@ -30,6 +34,7 @@ from axcore.parallel.report import (
     describe_sharding,
     unused_mesh_axes,
 )
+from axcore.parallel.rows import rows_on_each_device
 from axcore.parallel.rules import (
     ACTIVATION_RULES,
     PARAM_RULES,
@@ -53,12 +58,14 @@ __all__ = [
     "ShardedArray",
     "SplitAttention",
     "TimeLimits",
+    "backward_on_each_device",
     "barrier",
     "bytes_per_device",
     "cross_entropy_on_each_device",
     "describe_sharding",
     "each_expert",
     "expert_axes",
+    "forward_on_each_device",
     "from_each",
     "from_first",
     "gather",
@@ -75,6 +82,7 @@ __all__ = [
     "partition_spec",
     "process_count",
     "process_index",
+    "rows_on_each_device",
     "run_pipeline",
     "shard",
     "sharding_activations",

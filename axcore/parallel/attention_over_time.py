@@ -43,7 +43,7 @@ class AttentionOverTime:
             KernelError: No kernel can serve what each device has to compute.
         """
         split = AttentionSplit.of(inputs)
-        if split is None or not split.time or inputs.dropout_seed is not None:
+        if split is None or not split.time or inputs.dropout_seeds_BN is not None:
             return run_attention(inputs, spec, with_lse=with_lse)
         run = {"gather": _by_gathering, "ring": _by_a_ring, "heads": _by_heads}[self.by]
         return run(split, inputs, spec, with_lse=with_lse)

@@ -68,7 +68,7 @@ class AttentionSplit:
             query_offset_B=_spec(rows),
             bias_BNTS=_bias_spec(inputs, (rows, heads, time, None)),
             sinks_N=_spec(heads),
-            dropout_seed=_spec(),
+            dropout_seeds_BN=_spec(rows, heads),
         )
         specs: dict[str, Any] = {
             name: None if array is None else getattr(whole, name)

@@ -9,6 +9,7 @@ import pytest
 
 from axcore.ops.attention_blockwise import blockwise_backward, blockwise_forward
 from axcore.ops.attention_dense import attention_dense
+from axcore.ops.attention_dropout import dropout_seeds
 from axcore.ops.attention_portable import attention_portable
 from axcore.ops.attention_reference import attention_reference
 from axcore.ops.attention_samples import ATTENTION_SAMPLES
@@ -172,7 +173,8 @@ def test_dropout_keeps_the_asked_share_and_depends_on_the_seed():
     )
     (o, _), _ = run(blockwise, ones, spec)
     assert abs(float(o[:, 20:].mean()) - 1.0) < 0.02
-    (other, _), _ = run(blockwise, ones._replace(dropout_seed=jnp.uint32(12)), spec)
+    seeds_BN = dropout_seeds(jnp.uint32(12), *inputs.dropout_seeds_BN.shape)
+    (other, _), _ = run(blockwise, ones._replace(dropout_seeds_BN=seeds_BN), spec)
     assert not jnp.allclose(o, other)
 
 

@@ -88,7 +88,8 @@ def drawn_attention(numbers: Numbers, parts: str, heads: int, key_heads: int, ke
         offset = numbers.integers(-25, keys + 5, (2,)).astype(np.int32)
         inputs = inputs._replace(query_offset_B=offset)
     if "dropout" in parts:
-        inputs = inputs._replace(dropout_seed=np.uint32(numbers.integers(2**32)))
+        seeds_BN = numbers.integers(2**32, size=(2, heads)).astype(np.uint32)
+        inputs = inputs._replace(dropout_seeds_BN=seeds_BN)
     return inputs
 
 

@@ -56,7 +56,7 @@ def why_not_these_arrays(call: Call) -> str | None:
     """Returns None where cuDNN takes the dtype and the parts of the call, else why not."""
     if call.dtype("q") not in DTYPES:
         return f"takes {' and '.join(DTYPES)}, not {call.dtype('q')}"
-    for array in ("k_start", "bias", "sinks", "dropout_seed"):
+    for array in ("k_start", "bias", "sinks", "dropout_seeds"):
         if call.has(array):
             return f"takes no {array}"
     if call.feature("soft_cap") is not None:

@@ -65,7 +65,7 @@ SCALE = {"scale": 1.0}
         (call(sized(k_start_BT=ROW, k_end_BT=ROW)), "takes no k_start"),
         (call(sized(bias_BNTS=jnp.zeros((1, 1, TIME, TIME)))), "takes no bias"),
         (call(sized(sinks_N=jnp.zeros(HEADS))), "takes no sinks"),
-        (call(sized(dropout_seed=jnp.zeros((), jnp.uint32))), "takes no dropout_seed"),
+        (call(sized(dropout_seeds_BN=jnp.zeros((1, 1), jnp.uint32))), "takes no dropout_seeds"),
         (call(sized(), AttentionSpec(**SCALE, soft_cap=3.0)), "takes no soft_cap"),
         (call(sized(), with_lse=True), "gives no gradient of the log-sum-exp"),
         (call(sized(), AttentionSpec(**SCALE, query_offset=3)), "takes no query offset"),

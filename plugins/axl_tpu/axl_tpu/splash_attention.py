@@ -39,7 +39,7 @@ def accepts(call: Call) -> str | None:
             return f"takes widths of {name} that are multiples of 8 up to {MAX_WIDTH}, not {width}"
     if call.feature("query_offset") or call.has("query_offset"):
         return "takes no query offset"
-    for array in ("k_start", "bias", "sinks", "dropout_seed"):
+    for array in ("k_start", "bias", "sinks", "dropout_seeds"):
         if call.has(array):
             return f"takes no {array}"
     if call.feature("lse"):

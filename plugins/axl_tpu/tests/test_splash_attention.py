@@ -121,7 +121,7 @@ ROW = jnp.zeros((BATCH, TIME), jnp.int32)
         (call(inputs(k_start_BT=ROW, k_end_BT=ROW)), "takes no k_start"),
         (call(inputs(bias_BNTS=jnp.zeros((1, 1, TIME, TIME)))), "takes no bias"),
         (call(inputs(sinks_N=jnp.zeros(HEADS))), "takes no sinks"),
-        (call(inputs(dropout_seed=jnp.zeros((), jnp.uint32))), "takes no dropout_seed"),
+        (call(inputs(dropout_seeds_BN=jnp.zeros((1, 1), jnp.uint32))), "takes no dropout_seeds"),
         (call(inputs(), with_lse=True), "gives no log-sum-exp"),
     ],
 )
