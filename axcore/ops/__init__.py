@@ -16,7 +16,13 @@ from axcore.ops.decode_attention import decode_attention
 from axcore.ops.decode_attention_types import DecodeInputs, DecodeSpec
 from axcore.ops.grouped_matmul import grouped_matmul
 from axcore.ops.grouped_matmul_portable import grouped_matmul_portable
-from axcore.ops.plan import KernelPlan, recording_choices
+from axcore.ops.plan import (
+    KernelPlan,
+    PlanRecording,
+    choose_tiles,
+    recording_choices,
+    recording_plan,
+)
 from axcore.ops.policy import KernelPolicy, current_policy, use_policy
 from axcore.ops.quantized_dot import quantized_dot
 from axcore.ops.quantized_dot_quantize import amax_of
@@ -26,6 +32,7 @@ from axcore.ops.quantized_grouped import amax_of_groups, quantized_grouped_matmu
 from axcore.ops.registry import Choice, choose, explain
 from axcore.ops.residuals import ATTENTION_LSE, ATTENTION_OUT
 from axcore.ops.rms_norm import rms_norm
+from axcore.ops.tiles import TileEntry, TileTable, power_of_two
 
 __all__ = [
     "ATTENTION_LSE",
@@ -47,13 +54,17 @@ __all__ = [
     "ForwardOnly",
     "KernelPlan",
     "KernelPolicy",
+    "PlanRecording",
     "Quantization",
     "QuantizedDotSpec",
+    "TileEntry",
+    "TileTable",
     "amax_of",
     "amax_of_groups",
     "attention",
     "attention_parts",
     "choose",
+    "choose_tiles",
     "cross_entropy",
     "cross_entropy_sums",
     "current_policy",
@@ -61,9 +72,11 @@ __all__ = [
     "explain",
     "grouped_matmul",
     "grouped_matmul_portable",
+    "power_of_two",
     "quantized_dot",
     "quantized_grouped_matmul",
     "recording_choices",
+    "recording_plan",
     "rms_norm",
     "use_policy",
 ]

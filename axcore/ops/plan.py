@@ -8,26 +8,27 @@ import contextlib
 import json
 from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
+from typing import Any
 
 import attrs
 
 from axcore.ops.call import Call
 from axcore.ops.policy import current_policy
 from axcore.ops.registry import Choice, choose
-
-_recording: ContextVar[tuple[list[Choice], ...]] = ContextVar("axcore_choices", default=())
+from axcore.ops.tiles import TileEntry, Tiles, TileTable, sizes_of
 
 
 @attrs.frozen
 class KernelPlan:
-    """Choices in the order in which they were first made."""
+    """Choices, and the block sizes that kernels took, in the order in which they were made."""
 
     choices: tuple[Choice, ...]
+    tiles: tuple[TileEntry[Any], ...] = ()
 
     @classmethod
-    def of(cls, choices: Iterable[Choice]) -> "KernelPlan":
-        """Return the plan of choices as they were recorded, each call once."""
-        return cls(tuple({one.call: one for one in choices}.values()))
+    def of(cls, choices: Iterable[Choice], tiles: Iterable[TileEntry[Any]] = ()) -> "KernelPlan":
+        """Return the plan of what was recorded, each call and each entry once."""
+        return cls(tuple({one.call: one for one in choices}.values()), tuple(dict.fromkeys(tiles)))
 
     def __str__(self) -> str:
         lines = {
@@ -35,11 +36,26 @@ class KernelPlan:
             f"on {one.hardware.name}": None
             for one in self.choices
         }
-        return "\n".join(lines)
+        return "\n".join([*lines, *(f"block sizes of {entry}" for entry in self.tiles)])
 
     def to_json(self) -> str:
-        """Return the plan as JSON, with every call and every reason."""
-        return json.dumps([_as_dict(one) for one in self.choices], indent=2)
+        """Return the plan as JSON, with every call and every reason, and all block sizes."""
+        return json.dumps([_as_dict(one, self.tiles) for one in self.choices], indent=2)
+
+
+@attrs.frozen
+class PlanRecording:
+    """What was recorded so far."""
+
+    choices: list[Choice] = attrs.field(factory=list)
+    tiles: list[TileEntry[Any]] = attrs.field(factory=list)
+
+    def plan(self) -> KernelPlan:
+        """Return it as a plan."""
+        return KernelPlan.of(self.choices, self.tiles)
+
+
+_recording: ContextVar[tuple[PlanRecording, ...]] = ContextVar("axcore_plan", default=())
 
 
 def choose_and_record(call: Call) -> Choice:
@@ -49,26 +65,45 @@ def choose_and_record(call: Call) -> Choice:
         KernelError: As `choose` does.
     """
     choice = choose(call, current_policy())
-    for made in _recording.get():
-        made.append(choice)
+    for recording in _recording.get():
+        recording.choices.append(choice)
     return choice
 
 
+def choose_tiles(table: TileTable[Tiles], call: Call) -> Tiles:
+    """Return a kernel's block sizes for a call under the current policy, and tell those who record.
+
+    Raises:
+        KernelError: As `TileTable.entry` does.
+    """
+    entry = table.entry(call, current_policy().hardware)
+    for recording in _recording.get():
+        recording.tiles.append(entry)
+    return entry.tiles
+
+
 @contextlib.contextmanager
-def recording_choices() -> Iterator[list[Choice]]:
-    """Give a list of the choices that are made while the context is open, in their order.
+def recording_plan() -> Iterator[PlanRecording]:
+    """Record the choices that are made, and the block sizes taken, while the context is open.
 
     A function that is compiled already chooses nothing when it runs again.
     """
-    made: list[Choice] = []
-    token = _recording.set((*_recording.get(), made))
+    recording = PlanRecording()
+    token = _recording.set((*_recording.get(), recording))
     try:
-        yield made
+        yield recording
     finally:
         _recording.reset(token)
 
 
-def _as_dict(choice: Choice) -> dict[str, object]:
+@contextlib.contextmanager
+def recording_choices() -> Iterator[list[Choice]]:
+    """Give a list of the choices that are made while the context is open, in their order."""
+    with recording_plan() as recording:
+        yield recording.choices
+
+
+def _as_dict(choice: Choice, tiles: Iterable[TileEntry[Any]]) -> dict[str, object]:
     return {
         "op": choice.call.op,
         "call": str(choice.call),
@@ -76,6 +111,11 @@ def _as_dict(choice: Choice) -> dict[str, object]:
         "kernel": choice.kernel.name,
         "plugin": choice.kernel.plugin,
         "why": choice.why,
+        "tiles": [
+            {"sizes": sizes_of(entry.tiles), "source": entry.source}
+            for entry in tiles
+            if entry.kernel == choice.kernel.name
+        ],
         "rejected": {
             one.kernel.name: one.reason for one in choice.candidates if one.reason is not None
         },

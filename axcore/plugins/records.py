@@ -73,6 +73,8 @@ class Kernel(Record):
         accepts: From an abstract call (shapes, dtypes, features) to None, or why not that one.
         priority: 0 reference, 50 portable, 100 portable Pallas, 200 hardware plugin, 300 one
             generation only.
+        tiles: The `axcore.ops.TileTable` of its block sizes, where `axcore kernels tune` can
+            measure which are best.
     """
 
     kind: ClassVar[str] = "kernel"
@@ -84,6 +86,7 @@ class Kernel(Record):
     on: Predicate = attrs.field(default=on(), validator=a_callable)
     accepts: Ref | None = attrs.field(default=None, validator=of_type(Ref, type(None)))
     priority: int = attrs.field(validator=of_type(int))
+    tiles: Ref | None = attrs.field(default=None, validator=of_type(Ref, type(None)))
 
     def why_not_on(self, hardware: Hardware) -> str | None:
         """Returns None where the kernel is meant for `hardware`, else the reason why it is not.

@@ -30,4 +30,5 @@ def own_lines(plan: KernelPlan) -> tuple[str, ...]:
     variables = {"XLA_FLAGS", *(record.variable for record in host.records(EnvironmentFlags))}
     flags = [f"{name}={os.environ.get(name, '')!r}" for name in sorted(variables)]
     kernels = [f"kernel plan {one.call}: {one.kernel.key}" for one in plan.choices]
-    return (*host.fingerprint_lines(), *flags, *kernels)
+    tiles = [f"block sizes of {entry}" for entry in plan.tiles]
+    return (*host.fingerprint_lines(), *flags, *kernels, *tiles)

@@ -15,7 +15,7 @@ from axcore.config import REQUIRED, Configurable, config, render_config
 from axcore.data import Data
 from axcore.learner import Learner
 from axcore.module import Module
-from axcore.ops import Choice, KernelPlan, KernelPolicy, recording_choices, use_policy
+from axcore.ops import KernelPlan, KernelPolicy, PlanRecording, recording_plan, use_policy
 from axcore.parallel import (
     ACTIVATION_RULES,
     PARAM_RULES,
@@ -173,7 +173,7 @@ class Trainer(Configurable):
             self.model, self.learner, seed=cfg.seed, num_micro_batches=cfg.num_micro_batches
         )
         self._programs: dict[str, Any] = {}
-        self._choices: dict[str, list[Choice]] = {}
+        self._plans: dict[str, PlanRecording] = {}
         check_vocabulary(cfg.model, self.data.tokenizer)
         check_rules(cfg, self.step.specs)
         check_batch_divides(cfg, self.mesh)
@@ -237,7 +237,7 @@ class Trainer(Configurable):
             KernelError: A pin cannot be followed, or no kernel may serve a call.
         """
         self._lowered_step  # noqa: B018 - ops choose while they are traced
-        return KernelPlan.of(self._choices["step"])
+        return self._plans["step"].plan()
 
     @property
     def kernel_policy(self) -> KernelPolicy:
@@ -255,7 +255,7 @@ class Trainer(Configurable):
                 with (
                     sharding_activations(activations),
                     use_policy(self.kernel_policy),
-                    recording_choices() as self._choices[name],
+                    recording_plan() as self._plans[name],
                 ):
                     return fn(*args)
 

@@ -1,0 +1,151 @@
+"""Block sizes of kernels: a table of what was measured on chips, and a rule where nothing was.
+
+The table is a JSON file beside the kernel, with an entry for each chip and bucket of calls. Only
+`axcore kernels tune` writes it, on the chip. A kernel asks for its entry by `choose_tiles` while
+it is traced, and which one it got is in the kernel plan.
+"""
+
+import functools
+import importlib.resources
+import json
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any, Generic, TypeVar, cast
+
+import attrs
+import jax
+
+from axcore.errors import KernelError
+from axcore.ops.call import Call, Feature
+from axcore.plugins import Hardware
+
+Tiles = TypeVar("Tiles")
+"""A frozen attrs class whose fields are ints: the block sizes of one kernel."""
+
+Bucket = Mapping[str, Feature]
+
+
+@attrs.frozen(kw_only=True)
+class TileEntry(Generic[Tiles]):
+    """Block sizes, and where they are from: `default`, or what they were tuned for."""
+
+    kernel: str
+    tiles: Tiles
+    source: str
+
+    def __str__(self) -> str:
+        sizes = ", ".join(f"{name} {size}" for name, size in sizes_of(self.tiles).items())
+        return f"{self.kernel}: {sizes} ({self.source})"
+
+
+_forced: Any = jax.make_user_context(default_value=None)  # type: ignore[no-untyped-call]
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class TileTable(Generic[Tiles]):
+    """The block sizes of one kernel.
+
+    What decides must not change where a call is split over devices by rows or by heads.
+
+    Args:
+        kernel: The kernel's name; that of the file, too.
+        package: The package that the file is in.
+        default: Block sizes for a call that the kernel accepts, where none were measured.
+        candidates: What tuning tries: every one must fit the chip.
+        bucket: What calls have in common that want the same block sizes; sizes rounded, as by
+            `power_of_two`.
+    """
+
+    kernel: str
+    package: str
+    default: Callable[[Call, Hardware], Tiles]
+    candidates: Callable[[Call, Hardware], Iterable[Tiles]]
+    bucket: Callable[[Call], Bucket]
+
+    def entry(self, call: Call, hardware: Hardware) -> TileEntry[Tiles]:
+        """Return the block sizes for a call on some hardware.
+
+        Raises:
+            KernelError: The file is none that `axcore kernels tune` writes.
+        """
+        forced = cast(TileEntry[Tiles] | None, _forced.value)
+        if forced is not None and forced.kernel == self.kernel:
+            return forced
+        tiles = self.default(call, hardware)
+        chip, bucket = chip_of(hardware), dict(self.bucket(call))
+        for row in self.rows():
+            if row["chip"] == chip and row["bucket"] == bucket:
+                tuned = self._made(type(tiles), row["tiles"])
+                return TileEntry(kernel=self.kernel, tiles=tuned, source=_source(chip, row))
+        return TileEntry(kernel=self.kernel, tiles=tiles, source="default")
+
+    def rows(self) -> tuple[dict[str, Any], ...]:
+        """Return the entries of the file; none where there is no file.
+
+        Raises:
+            KernelError: As `entry` does.
+        """
+        return _rows(self.package, self.kernel)
+
+    def forced(self, tiles: Tiles) -> AbstractContextManager[None]:
+        """Return a context in which the kernel takes `tiles` for every call, as tuning does."""
+        entry = TileEntry(kernel=self.kernel, tiles=tiles, source="forced")
+        return cast(AbstractContextManager[None], _forced(entry))
+
+    def _made(self, kind: type[Tiles], sizes: Mapping[str, int]) -> Tiles:
+        wanted = {field.name for field in attrs.fields(cast(Any, kind))}
+        if set(sizes) != wanted or not all(type(size) is int for size in sizes.values()):
+            raise _broken(self.package, self.kernel, f"it has tiles {sizes}, not {sorted(wanted)}")
+        return kind(**sizes)
+
+
+def power_of_two(size: int) -> int:
+    """Return the least power of two that is not below `size`, to put sizes into buckets.
+
+    >>> power_of_two(3000)
+    4096
+    """
+    return 1 << max(0, size - 1).bit_length()
+
+
+def sizes_of(tiles: Any) -> dict[str, int]:
+    """Return block sizes by name."""
+    return attrs.asdict(tiles)
+
+
+def chip_of(hardware: Hardware) -> str:
+    """Return what tables know hardware by: family and generation, whatever the number of chips."""
+    return "-".join(part for part in (hardware.family, hardware.generation) if part)
+
+
+@functools.cache
+def _rows(package: str, kernel: str) -> tuple[dict[str, Any], ...]:
+    file = importlib.resources.files(package) / f"{kernel}.json"
+    if not file.is_file():
+        return ()
+    try:
+        rows = json.loads(file.read_text(encoding="utf-8"))["entries"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise _broken(package, kernel, f"{type(error).__name__}: {error}") from error
+    for row in rows:
+        if not {"chip", "bucket", "tiles", "date"} <= set(row):
+            raise _broken(package, kernel, f"an entry has only {sorted(row)}")
+    return tuple(rows)
+
+
+def _source(chip: str, row: Mapping[str, Any]) -> str:
+    bucket = ", ".join(f"{name}={value}" for name, value in row["bucket"].items())
+    return f"tuned on {chip}, {row['date']}, for {bucket}"
+
+
+def _broken(package: str, kernel: str, why: str) -> KernelError:
+    return KernelError(
+        f"the table of block sizes of {kernel} cannot be used: {why}.",
+        where=f"{kernel}.json in package {package}",
+        mend="remove the file, or write it anew on the chip by `axcore kernels tune`",
+    )
+
+
+def forget_tables() -> None:
+    """Read files again when they are next asked for; tuning calls it once it has written one."""
+    _rows.cache_clear()
