@@ -15,6 +15,7 @@ GIB = 2**30
 GIGA = 1e9
 TERA = 1e12
 
+PALLAS = "pallas"
 SPLASH = "splash_attention"
 MEGABLOX = "megablox"
 INT8 = "int8"
@@ -39,7 +40,7 @@ V4 = Hardware(
     memory_bandwidth=1200 * GIGA,
     interconnect_bandwidth=300 * GIGA,
     clock_hz=1.05 * GIGA,
-    features={SPLASH, MEGABLOX, INT8},
+    features={PALLAS, SPLASH, MEGABLOX, INT8},
 )
 
 # Cloud TPU documentation, "TPU v5e" and the v5e column of "TPU v6e": 197 TFLOPs, 393 TOPs int8,
@@ -53,7 +54,7 @@ V5E = Hardware(
     memory_bandwidth=819 * GIGA,
     interconnect_bandwidth=200 * GIGA,
     clock_hz=1.5 * GIGA,
-    features={SPLASH, MEGABLOX, INT8},
+    features={PALLAS, SPLASH, MEGABLOX, INT8},
 )
 
 # Cloud TPU documentation, "TPU v5p": 459 TFLOPs, 918 TOPs int8, 95 GiB at 2765 GBps, 1200 GBps of
@@ -68,7 +69,7 @@ V5P = Hardware(
     memory_bandwidth=2765 * GIGA,
     interconnect_bandwidth=600 * GIGA,
     clock_hz=1.75 * GIGA,
-    features={SPLASH, MEGABLOX, INT8},
+    features={PALLAS, SPLASH, MEGABLOX, INT8},
 )
 
 # Cloud TPU documentation, "TPU v6e": 918 TFLOPs, 1836 TOPs int8; the v6e column of "TPU7x":
@@ -82,7 +83,7 @@ V6E = Hardware(
     memory_bandwidth=1638 * GIGA,
     interconnect_bandwidth=400 * GIGA,
     clock_hz=1.75 * GIGA,
-    features={SPLASH, MEGABLOX, INT8},
+    features={PALLAS, SPLASH, MEGABLOX, INT8},
 )
 
 # Cloud TPU documentation, "TPU7x (Ironwood)": 2307 TFLOPs bf16, 4614 fp8, 192 GiB at 7380 GBps,
@@ -98,5 +99,5 @@ TPU7X = Hardware(
     memory_bandwidth=7380 * GIGA,
     interconnect_bandwidth=600 * GIGA,
     clock_hz=2.2 * GIGA,
-    features={SPLASH, MEGABLOX, FLOAT8},
+    features={PALLAS, SPLASH, MEGABLOX, FLOAT8},
 )

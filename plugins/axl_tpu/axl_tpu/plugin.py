@@ -13,7 +13,10 @@ from axcore.plugins import (
     hook,
     on,
 )
-from axl_tpu.hardware import MEGABLOX, SPLASH, hosts
+from axl_tpu.hardware import MEGABLOX, PALLAS, SPLASH, hosts
+
+PINNED = 10
+"""For kernels that serve only where they are asked for by name."""
 
 
 @hook.hardware_families
@@ -66,7 +69,7 @@ def mesh_rules() -> Iterator[MeshRule]:
 
 @hook.kernels
 def kernels() -> Iterator[Kernel]:
-    """The Pallas kernels that JAX ships."""
+    """The Pallas kernels that JAX ships, and our own."""
     yield Kernel(
         op="attention",
         name="splash_attention",
@@ -82,6 +85,14 @@ def kernels() -> Iterator[Kernel]:
         on=on(family="tpu", features=MEGABLOX),
         accepts=Ref("axl_tpu.megablox:accepts"),
         fn=Ref("axl_tpu.megablox:megablox"),
+    )
+    yield Kernel(
+        op="rms_norm",
+        name="tpu_rms_norm",
+        priority=PINNED,
+        on=on(family="tpu", features=PALLAS),
+        accepts=Ref("axl_tpu.kernels.rms_norm:accepts"),
+        fn=Ref("axl_tpu.kernels.rms_norm:tpu_rms_norm"),
     )
 
 

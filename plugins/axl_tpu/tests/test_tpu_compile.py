@@ -22,6 +22,7 @@ def grouped(name, group_sizes, **fields):
 
 class TestCompile(CompileSuite):
     plugin = "axl-tpu"
+    keys = ("attention/splash_attention", "grouped_matmul/megablox")
     targets = ("tpu-v5e-8", "tpu-v5p-8", "tpu-v6e-8")
     calls = {
         "splash_attention": ('custom_call_target="tpu_custom_call"', 3),

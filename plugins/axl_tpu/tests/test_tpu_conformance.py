@@ -36,6 +36,7 @@ def attention(name, **fields):
 
 class Interpreted(KernelSuite):
     plugin = "axl-tpu"
+    keys = ("attention/splash_attention", "grouped_matmul/megablox")
 
     def implementation(self, kernel):
         return partial(FUNCTIONS[kernel.name], interpret=jax.default_backend() != "tpu")

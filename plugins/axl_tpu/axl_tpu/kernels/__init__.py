@@ -1,0 +1,1 @@
+"""Our own kernels for TPUs, in Pallas."""
