@@ -1,4 +1,4 @@
-"""What axl-trainium brings to axcore. Imports no jax. It has no kernel yet."""
+"""What axl-trainium brings to axcore. Imports no jax."""
 
 from collections.abc import Iterator
 
@@ -8,6 +8,7 @@ from axcore.plugins import (
     EnvironmentFlags,
     Feature,
     HardwareFamily,
+    Kernel,
     MeshRule,
     Ref,
     hook,
@@ -62,6 +63,23 @@ def mesh_rules() -> Iterator[MeshRule]:
     """
     yield MeshRule(match="trainium-trn1-*", mesh={"fsdp": -1, "model": 2})
     yield MeshRule(match="trainium-trn2-*", mesh={"fsdp": -1, "model": 4})
+
+
+PINNED_ONLY = 10
+"""None of the kernels ran on a chip, so none runs by itself, and the portable ones serve."""
+
+
+@hook.kernels
+def kernels() -> Iterator[Kernel]:
+    """Kernels of our own in NKI."""
+    yield Kernel(
+        op="rms_norm",
+        name="nki_rms_norm",
+        priority=PINNED_ONLY,
+        on=on(family="trainium", generation="trn2"),
+        accepts=Ref("axl_trainium.rms_norm:accepts"),
+        fn=Ref("axl_trainium.rms_norm:nki_rms_norm"),
+    )
 
 
 @hook.features

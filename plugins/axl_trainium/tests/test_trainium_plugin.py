@@ -17,6 +17,7 @@ def test_plugin_loads():
         "environment_flags",
         "features",
         "hardware_families",
+        "kernels",
         "mesh_rules",
     }
 

@@ -1,0 +1,37 @@
+"""Calling an NKI kernel from JAX.
+
+With AWS's SDK a kernel takes JAX arrays as it is. The simulator's kernels take numpy arrays, so
+they run on the host, by a callback; Neuron's own JAX has no host callbacks.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jax import Array
+
+from axl_trainium.sdk import IS_SDK
+
+
+def call_kernel(kernel: Callable[..., Any], outputs: Any, *arrays: Array, **choices: Any) -> Any:
+    """Returns `kernel(*arrays, **choices)`.
+
+    Args:
+        kernel: Under `nki.jit`.
+        outputs: `jax.ShapeDtypeStruct`s of what it returns, one or a tuple.
+        *arrays: Its tensors.
+        **choices: Its static arguments.
+    """
+    if IS_SDK:
+        return kernel(*arrays, **choices)
+
+    def on_host(*arrays: Any) -> Any:
+        return kernel(*(np.asarray(array) for array in arrays), **choices)
+
+    return jax.pure_callback(on_host, outputs, *arrays, vmap_method="sequential")
+
+
+def float32_like(*shape: int) -> jax.ShapeDtypeStruct:
+    """Returns the description of a float32 array."""
+    return jax.ShapeDtypeStruct(shape, np.float32)

@@ -1,0 +1,39 @@
+"""Moving tiles between HBM and SBUF.
+
+A tensor in HBM is `[M, ..., columns]`, contiguous; `i` is the index of a loop over M, which may be
+known on the chip only, and `row` counts rows of one item.
+"""
+
+from axl_trainium.sdk import nisa, nl
+
+
+def load_rows(tensor, i, row, num_rows, columns):
+    """Returns rows `[row, row + num_rows)` of item `i`, in SBUF."""
+    tile = nl.ndarray((num_rows, columns), dtype=tensor.dtype, buffer=nl.sbuf)
+    place = tensor.ap(
+        pattern=[[columns, num_rows], [1, columns]],
+        offset=row * columns,
+        scalar_offset=i,
+        indirect_dim=0,
+    )
+    nisa.dma_copy(dst=tile, src=place)
+    return tile
+
+
+def store_rows(tensor, i, row, tile):
+    """Writes a tile to rows from `row` on of item `i`."""
+    num_rows, columns = tile.shape
+    place = tensor.ap(
+        pattern=[[columns, num_rows], [1, columns]],
+        offset=row * columns,
+        scalar_offset=i,
+        indirect_dim=0,
+    )
+    nisa.dma_copy(dst=place, src=tile)
+
+
+def load_repeated(row, num_rows, columns):
+    """Returns a tensor `[1, columns]` in every one of `num_rows` partitions of SBUF."""
+    tile = nl.ndarray((num_rows, columns), dtype=row.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=tile, src=row.ap(pattern=[[0, num_rows], [1, columns]], offset=0))
+    return tile

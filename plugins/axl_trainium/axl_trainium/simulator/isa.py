@@ -1,0 +1,316 @@
+"""Stands for `nki.isa`: the instructions that kernels use, with what the hardware demands of each.
+
+Every engine computes in float32 and rounds to the dtype of `dst`. Sources are the pages named in
+`axl_trainium.signatures`. Two demands are stricter than the documentation: copies by DMA do not
+convert, and products say whether they accumulate.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable
+from enum import Enum
+from typing import Any
+
+import numpy as np
+
+from axcore.errors import KernelError
+from axl_trainium.signatures import ISA
+from axl_trainium.simulator import checks
+from axl_trainium.simulator.language import ACTIVATIONS, BINARY, COMPARISONS, REDUCTIONS
+from axl_trainium.simulator.machine import Array, Memory
+from axl_trainium.simulator.tensor import Tensor
+
+STATIONARY_COLUMNS = 128
+MOVING_COLUMNS = 512
+LOWEST = float(np.finfo(np.float32).min)
+
+
+class reduce_cmd(Enum):  # noqa: N801 - the SDK's name
+    """What becomes of an engine's accumulators."""
+
+    idle = 0
+    reset_reduce = 1
+
+
+def _instruction(function: Callable[..., None]) -> Callable[..., None]:
+    """Returns the instruction with the public signature; what is not simulated is refused."""
+    name = function.__name__
+    signature = ISA[name].signature()
+    known = inspect.signature(function).parameters
+
+    @functools.wraps(function)
+    def instruction(*args: Any, **kwargs: Any) -> None:
+        given = signature.bind(*args, **kwargs).arguments
+        for argument in given:
+            if argument not in known:
+                raise KernelError(f"{name}: the simulator does not know {argument}.")
+        function(**given)
+
+    return instruction
+
+
+@_instruction
+def dma_copy(dst: Tensor, src: Tensor) -> None:
+    """Copies between HBM and SBUF, or within them."""
+    for name, tensor in (("dst", dst), ("src", src)):
+        checks.check_memory(f"dma_copy: {name}", tensor, Memory.HBM, Memory.SBUF)
+    if dst.dtype != src.dtype:
+        raise KernelError(
+            f"dma_copy: src is {src.dtype} and dst {dst.dtype}.",
+            mend="convert on chip with nisa.tensor_copy",
+        )
+    dst.write(src.read("dma_copy"), "dma_copy")
+
+
+@_instruction
+def memset(dst: Tensor, value: float) -> None:
+    """Fills `dst`."""
+    checks.check_tiles("memset", dst=dst)
+    dst.write(np.full(dst.shape, value), "memset")
+
+
+@_instruction
+def iota(dst: Tensor, pattern: list[list[int]], offset: int, channel_multiplier: int = 0) -> None:
+    """Writes `offset + partition * channel_multiplier + step * column`."""
+    checks.check_memory("iota: dst", dst, Memory.SBUF)
+    if dst.dtype != "int32" or len(pattern) != 1:
+        raise KernelError(f"iota: the simulator knows int32 and one step, not {dst.dtype}.")
+    (step, count) = pattern[0]
+    partition = np.arange(dst.shape[0])[:, None] * channel_multiplier
+    dst.write(offset + partition + step * np.arange(count)[None, :], "iota")
+
+
+@_instruction
+def tensor_copy(dst: Tensor, src: Tensor) -> None:
+    """Copies on chip, through float32 where dtypes differ."""
+    checks.check_tiles("tensor_copy", dst=dst, src=src)
+    dst.write(_float(src, "tensor_copy") if dst.dtype != src.dtype else src.read("tensor_copy"), "")
+
+
+@_instruction
+def nc_matmul(
+    dst: Tensor, stationary: Tensor, moving: Tensor, accumulate: bool | None = None
+) -> None:
+    """Writes or adds `stationary.T @ moving`; the Tensor Engine reads SBUF and writes PSUM."""
+    what = "nc_matmul"
+    checks.check_tiles(what, dst=dst, stationary=stationary, moving=moving)
+    checks.check_memory(f"{what}: dst", dst, Memory.PSUM)
+    for name, tile, columns in (
+        ("stationary", stationary, STATIONARY_COLUMNS),
+        ("moving", moving, MOVING_COLUMNS),
+    ):
+        checks.check_memory(f"{what}: {name}", tile, Memory.SBUF)
+        checks.check_float(what, **{name: tile})
+        if tile.shape[1] > columns:
+            raise KernelError(f"{what}: {name} has {tile.shape[1]} columns; at most {columns}.")
+    if stationary.shape[0] != moving.shape[0]:
+        raise KernelError(
+            f"{what}: stationary has {stationary.shape[0]} partitions and moving "
+            f"{moving.shape[0]}; it sums over them."
+        )
+    if (stationary.dtype == "float32") != (moving.dtype == "float32"):
+        raise KernelError(
+            f"{what}: stationary is {stationary.dtype} and moving {moving.dtype}; float32 goes "
+            "with float32 only."
+        )
+    if dst.dtype != "float32":
+        raise KernelError(f"{what}: dst is {dst.dtype}; products are summed in float32.")
+    if accumulate is None:
+        raise KernelError(f"{what}: say whether dst is added to: accumulate=True or False.")
+    product = _float(stationary, what).T @ _float(moving, what)
+    dst.write(dst.read(what) + product if accumulate else product, what)
+
+
+@_instruction
+def nc_transpose(dst: Tensor, data: Tensor) -> None:
+    """Transposes a tile by the Tensor Engine, which reads SBUF and writes PSUM."""
+    what = "nc_transpose"
+    checks.check_tiles(what, dst=dst, data=data)
+    checks.check_memory(f"{what}: dst", dst, Memory.PSUM)
+    checks.check_memory(f"{what}: data", data, Memory.SBUF)
+    if data.shape[1] > STATIONARY_COLUMNS:
+        raise KernelError(f"{what}: data is {data.shape}; at most 128 by {STATIONARY_COLUMNS}.")
+    if dst.dtype != data.dtype:
+        raise KernelError(f"{what}: data is {data.dtype} and dst {dst.dtype}; expected the same.")
+    dst.write(data.read(what).T, what)
+
+
+@_instruction
+def activation(
+    dst: Tensor,
+    op: Callable[[Array], Array],
+    data: Tensor,
+    bias: float | Tensor | None = None,
+    scale: float | Tensor = 1.0,
+    reduce_op: Callable[..., Array] | None = None,
+    reduce_res: Tensor | None = None,
+    reduce_cmd: reduce_cmd = reduce_cmd.idle,
+) -> None:
+    """Writes `op(data * scale + bias)`, and its sum over columns where that is asked for."""
+    what = "activation"
+    checks.check_tiles(what, dst=dst, data=data)
+    checks.check_one_of(f"{what}: op", op, ACTIVATIONS)
+    checks.check_float(what, dst=dst, data=data)
+    scaled = _float(data, what) * _operand(f"{what}: scale", scale, data)
+    result = op(scaled + _operand(f"{what}: bias", 0.0 if bias is None else bias, data))
+    dst.write(result, what)
+    if reduce_res is not None:
+        checks.check_one_of(f"{what}: reduce_op", reduce_op, (np.add,))
+        _check_resets(what, reduce_cmd)
+        checks.check_vector(f"{what}: reduce_res", reduce_res, data.shape[0])
+        reduce_res.write(result.sum(axis=1, keepdims=True), what)
+
+
+@_instruction
+def reciprocal(dst: Tensor, data: Tensor) -> None:
+    """Writes `1 / data`."""
+    checks.check_tiles("reciprocal", dst=dst, data=data)
+    checks.check_float("reciprocal", dst=dst, data=data)
+    dst.write(np.float32(1) / _float(data, "reciprocal"), "reciprocal")
+
+
+@_instruction
+def tensor_tensor(
+    dst: Tensor, data1: Tensor, data2: Tensor, op: Callable[[Array, Array], Array]
+) -> None:
+    """Writes `op(data1, data2)`."""
+    what = "tensor_tensor"
+    checks.check_tiles(what, dst=dst, data1=data1, data2=data2)
+    checks.check_same_shape(what, data1=data1, data2=data2)
+    checks.check_not_both_psum(what, data1=data1, data2=data2)
+    checks.check_one_of(f"{what}: op", op, BINARY)
+    checks.check_float(what, dst=dst, data1=data1, data2=data2)
+    dst.write(_apply(op, _float(data1, what), _float(data2, what)), what)
+
+
+@_instruction
+def tensor_scalar(
+    dst: Tensor,
+    data: Tensor,
+    op0: Callable[[Array, Array], Array],
+    operand0: float | Tensor,
+    reverse0: bool = False,
+    op1: Callable[[Array, Array], Array] | None = None,
+    operand1: float | Tensor | None = None,
+    reverse1: bool = False,
+) -> None:
+    """Writes `op1(op0(data, operand0), operand1)`; operands are one number, or one a partition."""
+    what = "tensor_scalar"
+    checks.check_tiles(what, dst=dst, data=data)
+    checks.check_float(what, dst=dst, data=data)
+    checks.check_one_of(f"{what}: op0", op0, BINARY)
+    first = _operand(f"{what}: operand0", operand0, data)
+    result = _apply(op0, _float(data, what), first, is_reversed=reverse0)
+    if op1 is not None:
+        checks.check_one_of(f"{what}: op1", op1, BINARY)
+        second = _operand(f"{what}: operand1", operand1, data)
+        result = _apply(op1, result, second, is_reversed=reverse1)
+    dst.write(result, what)
+
+
+@_instruction
+def scalar_tensor_tensor(
+    dst: Tensor,
+    data: Tensor,
+    op0: Callable[[Array, Array], Array],
+    operand0: float | Tensor,
+    op1: Callable[[Array, Array], Array],
+    operand1: Tensor,
+    reverse0: bool = False,
+    reverse1: bool = False,
+) -> None:
+    """Writes `op1(op0(data, operand0), operand1)`, where `operand1` is a tile of data's shape."""
+    what = "scalar_tensor_tensor"
+    checks.check_tiles(what, dst=dst, data=data, operand1=operand1)
+    checks.check_same_shape(what, data=data, operand1=operand1)
+    checks.check_not_both_psum(what, data=data, operand1=operand1)
+    checks.check_float(what, dst=dst, data=data, operand1=operand1)
+    for name, op in (("op0", op0), ("op1", op1)):
+        checks.check_one_of(f"{what}: {name}", op, BINARY)
+    first = _operand(f"{what}: operand0", operand0, data)
+    result = _apply(op0, _float(data, what), first, is_reversed=reverse0)
+    dst.write(_apply(op1, result, _float(operand1, what), is_reversed=reverse1), what)
+
+
+@_instruction
+def tensor_reduce(
+    dst: Tensor,
+    op: Any,
+    data: Tensor,
+    axis: int,
+    negate: bool = False,
+    keepdims: bool = False,
+) -> None:
+    """Writes the reduction over columns; partitions cannot be reduced so."""
+    what = "tensor_reduce"
+    checks.check_tiles(what, dst=dst, data=data)
+    checks.check_float(what, dst=dst, data=data)
+    checks.check_one_of(f"{what}: op", op, REDUCTIONS)
+    if axis != 1 or not keepdims:
+        raise KernelError(f"{what}: the simulator knows axis=1 with keepdims=True, not {axis}.")
+    result = op.reduce(_float(data, what), axis=1, keepdims=True)
+    dst.write(-result if negate else result, what)
+
+
+@_instruction
+def range_select(
+    dst: Tensor,
+    on_true_tile: Tensor,
+    comp_op0: Callable[[Array, Array], Array],
+    comp_op1: Callable[[Array, Array], Array],
+    bound0: Tensor,
+    bound1: Tensor,
+    reduce_cmd: reduce_cmd = reduce_cmd.reset_reduce,
+    reduce_res: Tensor | None = None,
+    reduce_op: Callable[..., Array] = np.maximum,
+    range_start: int = 0,
+    on_false_value: float = LOWEST,
+) -> None:
+    """Keeps columns whose number lies within the bounds of their row; the others become the lowest.
+
+    Only from NeuronCore-v3 on.
+    """
+    what = "range_select"
+    checks.check_tiles(what, dst=dst, on_true_tile=on_true_tile)
+    checks.check_float(what, dst=dst, on_true_tile=on_true_tile)
+    for name, op in (("comp_op0", comp_op0), ("comp_op1", comp_op1)):
+        checks.check_one_of(f"{what}: {name}", op, COMPARISONS)
+    partitions, columns = on_true_tile.shape
+    for name, bound in (("bound0", bound0), ("bound1", bound1)):
+        checks.check_vector(f"{what}: {name}", bound, partitions)
+    if on_false_value != LOWEST:
+        raise KernelError(f"{what}: on_false_value is {on_false_value}; it must be {LOWEST}.")
+    place = np.float32(range_start) + np.arange(columns, dtype=np.float32)[None, :]
+    is_kept = comp_op0(place, bound0.read(what)) & comp_op1(place, bound1.read(what))
+    result = np.where(is_kept, _float(on_true_tile, what), np.float32(LOWEST))
+    dst.write(result, what)
+    if reduce_res is not None:
+        checks.check_one_of(f"{what}: reduce_op", reduce_op, (np.maximum,))
+        _check_resets(what, reduce_cmd)
+        checks.check_vector(f"{what}: reduce_res", reduce_res, partitions)
+        reduce_res.write(result.max(axis=1, keepdims=True), what)
+
+
+def _float(tile: Tensor, what: str) -> Array:
+    return tile.read(what).astype(np.float32)
+
+
+def _apply(
+    op: Callable[[Array, Array], Array], left: Array, right: Array, *, is_reversed: bool = False
+) -> Array:
+    return (op(right, left) if is_reversed else op(left, right)).astype(np.float32)
+
+
+def _operand(what: str, value: Any, data: Tensor) -> Array:
+    """Returns a number, or a vector of one float32 a partition."""
+    if isinstance(value, (int, float)):
+        return np.asarray(value, np.float32)
+    checks.check_vector(what, value, data.shape[0])
+    return value.read(what)
+
+
+def _check_resets(what: str, command: reduce_cmd) -> None:
+    if command is not reduce_cmd.reset_reduce:
+        raise KernelError(
+            f"{what}: reduce_res is given and reduce_cmd is {command.name}; expected reset_reduce."
+        )

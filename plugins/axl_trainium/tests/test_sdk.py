@@ -1,0 +1,70 @@
+"""Kernels import NKI from one place: AWS's SDK where it is installed, else the simulator."""
+
+import inspect
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from axl_trainium import sdk, simulator
+from axl_trainium.calling import call_kernel, float32_like
+from axl_trainium.kernels.rms_norm import rms_norm_forward
+from axl_trainium.signatures import ISA, LANGUAGE
+
+from axcore.complexity.trace import trace_model
+from axcore.experiments.tiny import tiny
+from axcore.plugins import Hardware
+
+needs_sdk = pytest.mark.skipif(
+    not sdk.IS_SDK, reason="AWS's Neuron SDK, which has NKI, is not installed"
+)
+
+
+@pytest.mark.skipif(sdk.IS_SDK, reason="AWS's Neuron SDK is installed")
+def test_the_simulator_stands_in_where_there_is_no_sdk():
+    assert sdk.nki is simulator
+    assert sdk.nisa is simulator.isa
+    assert sdk.nl is simulator.language
+
+
+def test_a_package_without_instructions_is_not_the_sdk(tmp_path, monkeypatch):
+    (tmp_path / "nki").mkdir()
+    (tmp_path / "nki" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "nki", raising=False)
+    assert not sdk.is_installed()
+    (tmp_path / "nki" / "isa.py").touch()
+    assert sdk.is_installed()
+
+
+def test_kernels_run_under_jit_with_static_choices():
+    x = jnp.arange(12.0).reshape(1, 3, 4)
+    outputs = (jax.ShapeDtypeStruct(x.shape, x.dtype), float32_like(1, 3, 1))
+    y, factor = jax.jit(
+        lambda x: call_kernel(rms_norm_forward, outputs, x, jnp.ones((1, 4)), epsilon=0.5)
+    )(x)
+    expected = 1 / np.sqrt(np.mean(np.square(x), axis=-1, keepdims=True) + 0.5)
+    np.testing.assert_allclose(factor, expected, rtol=1e-6)
+    np.testing.assert_allclose(y, x * expected, rtol=1e-6)
+
+
+def test_tiny_is_trained_by_portable_kernels_which_need_no_leave():
+    trace = trace_model(tiny(), Hardware.parse("trainium-trn2-16"))
+    assert {"attention", "cross_entropy", "rms_norm"} <= set(trace.kernels)
+    assert set().union(*trace.kernels.values()) == {"portable"}
+
+
+@needs_sdk
+@pytest.mark.parametrize("name", sorted(ISA))
+def test_instructions_have_the_signatures_of_the_table(name):
+    real = inspect.signature(getattr(sdk.nisa, name)).parameters
+    table = ISA[name].signature().parameters
+    assert set(table) <= set(real)
+
+
+@needs_sdk
+@pytest.mark.parametrize("name", sorted(LANGUAGE))
+def test_functions_have_the_signatures_of_the_table(name):
+    real = inspect.signature(getattr(sdk.nl, name)).parameters
+    assert set(LANGUAGE[name].signature().parameters) <= set(real)
