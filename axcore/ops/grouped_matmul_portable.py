@@ -10,6 +10,7 @@ Letters: R rows, E groups, D input width, F output width, P blocks, C rows of a 
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
 import attrs
@@ -18,16 +19,42 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from axcore.ops.grouped_layout import block_size
+from axcore.ops.grouped_matmul import grouped_matmul_call
+from axcore.ops.plan import choose_tiles
+from axcore.ops.tiles import TileTable, power_of_two
 
 T = TypeVar("T")
 
-MAX_BLOCK = 128
+
+@attrs.frozen
+class RowTiles:
+    """At most so many rows in a block."""
+
+    max_rows: int
 
 
-@jax.custom_vjp
+TILES = TileTable(
+    kernel="grouped_matmul/portable",
+    package="axcore.ops",
+    default=lambda call, hardware: RowTiles(128),
+    candidates=lambda call, hardware: map(RowTiles, (32, 64, 128, 256)),
+    bucket=lambda call: {
+        "dtype": call.dtype("x"),
+        "width": power_of_two(call.shape("w")[1]),
+        "out_width": power_of_two(call.shape("w")[2]),
+    },
+)
+
+
 def grouped_matmul_portable(x_RD: Array, w_EDF: Array, group_sizes_E: Array) -> Array:
     """Return `y_RF`; see `grouped_matmul` for the meaning."""
-    blocks = _Blocks.of(group_sizes_E, x_RD.shape[0])
+    tiles = choose_tiles(TILES, grouped_matmul_call(x_RD, w_EDF, group_sizes_E))
+    return _product(x_RD, w_EDF, group_sizes_E, tiles)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(3,))
+def _product(x_RD: Array, w_EDF: Array, group_sizes_E: Array, tiles: RowTiles) -> Array:
+    blocks = _Blocks.of(group_sizes_E, x_RD.shape[0], tiles)
     x_padded = blocks.padded(x_RD)
 
     def step(p: Array, y_padded: Array) -> Array:
@@ -42,13 +69,15 @@ def grouped_matmul_portable(x_RD: Array, w_EDF: Array, group_sizes_E: Array) -> 
 _Residuals = tuple[Array, Array, Array]
 
 
-def _forward(x_RD: Array, w_EDF: Array, group_sizes_E: Array) -> tuple[Array, _Residuals]:
-    return grouped_matmul_portable(x_RD, w_EDF, group_sizes_E), (x_RD, w_EDF, group_sizes_E)
+def _forward(
+    x_RD: Array, w_EDF: Array, group_sizes_E: Array, tiles: RowTiles
+) -> tuple[Array, _Residuals]:
+    return _product(x_RD, w_EDF, group_sizes_E, tiles), (x_RD, w_EDF, group_sizes_E)
 
 
-def _backward(residuals: _Residuals, dy_RF: Array) -> tuple[Array, Array, None]:
+def _backward(tiles: RowTiles, residuals: _Residuals, dy_RF: Array) -> tuple[Array, Array, None]:
     x_RD, w_EDF, group_sizes_E = residuals
-    blocks = _Blocks.of(group_sizes_E, x_RD.shape[0])
+    blocks = _Blocks.of(group_sizes_E, x_RD.shape[0], tiles)
     x_padded, dy_padded = blocks.padded(x_RD), blocks.padded(dy_RF)
 
     def step(p: Array, gradients: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -64,7 +93,7 @@ def _backward(residuals: _Residuals, dy_RF: Array) -> tuple[Array, Array, None]:
     return blocks.unpadded(dx_padded), dw_EDF.astype(w_EDF.dtype), None
 
 
-grouped_matmul_portable.defvjp(_forward, _backward)
+_product.defvjp(_forward, _backward)
 
 
 @attrs.frozen(eq=False)
@@ -88,9 +117,9 @@ class _Blocks:
     end_P: Array
 
     @classmethod
-    def of(cls, group_sizes_E: Array, num_rows: int) -> "_Blocks":
+    def of(cls, group_sizes_E: Array, num_rows: int, tiles: RowTiles) -> "_Blocks":
         num_groups = group_sizes_E.shape[0]
-        size = min(MAX_BLOCK, block_size(num_rows, num_groups))
+        size = min(tiles.max_rows, block_size(num_rows, num_groups))
         ends_E = jnp.minimum(jnp.cumsum(group_sizes_E.astype(jnp.int32)), num_rows)
         starts_E = jnp.concatenate([jnp.zeros_like(ends_E[:1]), ends_E[:-1]])
         last_E = jnp.cumsum((ends_E - starts_E + size - 1) // size)

@@ -114,7 +114,7 @@ def _as_dict(choice: Choice, tiles: Iterable[TileEntry[Any]]) -> dict[str, objec
         "tiles": [
             {"sizes": sizes_of(entry.tiles), "source": entry.source}
             for entry in tiles
-            if entry.kernel == choice.kernel.name
+            if entry.kernel == choice.kernel.key
         ],
         "rejected": {
             one.kernel.name: one.reason for one in choice.candidates if one.reason is not None

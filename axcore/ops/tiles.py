@@ -10,6 +10,7 @@ import importlib.resources
 import json
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
 import attrs
@@ -23,6 +24,9 @@ Tiles = TypeVar("Tiles")
 """A frozen attrs class whose fields are ints: the block sizes of one kernel."""
 
 Bucket = Mapping[str, Feature]
+
+_FIELDS = {"chip", "bucket", "tiles", "date"}
+"""What every entry of a file has."""
 
 
 @attrs.frozen(kw_only=True)
@@ -48,15 +52,15 @@ class TileTable(Generic[Tiles]):
     What decides must not change where a call is split over devices by rows or by heads.
 
     Args:
-        kernel: The kernel's name; that of the file, too.
-        package: The package that the file is in.
+        kernel: The kernel's key, `op/name`.
+        package: The package that the file, `op.name.json`, is in.
         default: Block sizes for a call that the kernel accepts, where none were measured.
         candidates: What tuning tries: every one must fit the chip.
         bucket: What calls have in common that want the same block sizes; sizes rounded, as by
             `power_of_two`.
     """
 
-    kernel: str
+    kernel: str = attrs.field(validator=attrs.validators.matches_re(r"[^/]+/[^/]+"))
     package: str
     default: Callable[[Call, Hardware], Tiles]
     candidates: Callable[[Call, Hardware], Iterable[Tiles]]
@@ -79,13 +83,18 @@ class TileTable(Generic[Tiles]):
                 return TileEntry(kernel=self.kernel, tiles=tuned, source=_source(chip, row))
         return TileEntry(kernel=self.kernel, tiles=tiles, source="default")
 
+    def file(self) -> Path:
+        """Return where the table's file is, or would be."""
+        with importlib.resources.as_file(importlib.resources.files(self.package)) as folder:
+            return folder / f"{self.kernel.replace('/', '.')}.json"
+
     def rows(self) -> tuple[dict[str, Any], ...]:
         """Return the entries of the file; none where there is no file.
 
         Raises:
             KernelError: As `entry` does.
         """
-        return _rows(self.package, self.kernel)
+        return read_rows(self.file())
 
     def forced(self, tiles: Tiles) -> AbstractContextManager[None]:
         """Return a context in which the kernel takes `tiles` for every call, as tuning does."""
@@ -95,7 +104,7 @@ class TileTable(Generic[Tiles]):
     def _made(self, kind: type[Tiles], sizes: Mapping[str, int]) -> Tiles:
         wanted = {field.name for field in attrs.fields(cast(Any, kind))}
         if set(sizes) != wanted or not all(type(size) is int for size in sizes.values()):
-            raise _broken(self.package, self.kernel, f"it has tiles {sizes}, not {sorted(wanted)}")
+            raise _broken(self.file(), f"it has tiles {sizes}, not {sorted(wanted)}")
         return kind(**sizes)
 
 
@@ -119,18 +128,31 @@ def chip_of(hardware: Hardware) -> str:
 
 
 @functools.cache
-def _rows(package: str, kernel: str) -> tuple[dict[str, Any], ...]:
-    file = importlib.resources.files(package) / f"{kernel}.json"
+def read_rows(file: Path) -> tuple[dict[str, Any], ...]:
+    """Return the entries of a table's file, read once; none where there is no file.
+
+    Raises:
+        KernelError: The file is none that `axcore kernels tune` writes.
+    """
     if not file.is_file():
         return ()
     try:
         rows = json.loads(file.read_text(encoding="utf-8"))["entries"]
+        missing = sorted({name for row in rows for name in _FIELDS - set(row)})
     except (ValueError, KeyError, TypeError) as error:
-        raise _broken(package, kernel, f"{type(error).__name__}: {error}") from error
-    for row in rows:
-        if not {"chip", "bucket", "tiles", "date"} <= set(row):
-            raise _broken(package, kernel, f"an entry has only {sorted(row)}")
+        raise _broken(file, f"{type(error).__name__}: {error}") from error
+    if missing:
+        raise _broken(file, f"an entry lacks {', '.join(missing)}")
     return tuple(rows)
+
+
+def write_rows(file: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write a table's file in one move, and forget what was read of it."""
+    text = json.dumps({"entries": list(rows)}, indent=2) + "\n"
+    new = file.with_name(f"{file.name}.new")
+    new.write_text(text, encoding="utf-8")
+    new.replace(file)
+    read_rows.cache_clear()
 
 
 def _source(chip: str, row: Mapping[str, Any]) -> str:
@@ -138,14 +160,9 @@ def _source(chip: str, row: Mapping[str, Any]) -> str:
     return f"tuned on {chip}, {row['date']}, for {bucket}"
 
 
-def _broken(package: str, kernel: str, why: str) -> KernelError:
+def _broken(file: Path, why: str) -> KernelError:
     return KernelError(
-        f"the table of block sizes of {kernel} cannot be used: {why}.",
-        where=f"{kernel}.json in package {package}",
+        f"the table of block sizes {file.name} cannot be used: {why}.",
+        where=str(file),
         mend="remove the file, or write it anew on the chip by `axcore kernels tune`",
     )
-
-
-def forget_tables() -> None:
-    """Read files again when they are next asked for; tuning calls it once it has written one."""
-    _rows.cache_clear()

@@ -144,10 +144,16 @@ def kernels() -> Iterator[Kernel]:
         ("cross_entropy", "reference", 0, "cross_entropy_reference:cross_entropy_reference"),
         ("rms_norm", "portable", 50, "rms_norm_portable:rms_norm_portable"),
         ("rms_norm", "reference", 0, "rms_norm_reference:rms_norm_reference"),
-        ("grouped_matmul", "portable", 50, "grouped_matmul_portable:grouped_matmul_portable"),
         ("grouped_matmul", "reference", 0, "grouped_matmul_reference:grouped_matmul_reference"),
     ):
         yield Kernel(op=op, name=name, priority=priority, fn=Ref(f"axcore.ops.{target}"))
+    yield Kernel(
+        op="grouped_matmul",
+        name="portable",
+        priority=50,
+        fn=Ref("axcore.ops.grouped_matmul_portable:grouped_matmul_portable"),
+        tiles=Ref("axcore.ops.grouped_matmul_portable:TILES"),
+    )
     products = "axcore.ops.quantized_dot_kernels"
     for name in ("int8", "float8"):
         yield Kernel(

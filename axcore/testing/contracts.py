@@ -13,10 +13,11 @@ from axcore.ops.attention_kernels import ATTENTION_BACKWARD as BACKWARD
 from axcore.ops.attention_kernels import attention_call
 from axcore.ops.attention_reference import attention_reference
 from axcore.ops.attention_samples import ATTENTION_SAMPLES, AttentionSample
+from axcore.ops.attention_types import AttentionInputs, AttentionSpec
 from axcore.ops.attention_vjp import attention_from_halves
 from axcore.ops.cross_entropy import cross_entropy_call
 from axcore.ops.cross_entropy_reference import cross_entropy_reference
-from axcore.ops.cross_entropy_samples import CROSS_ENTROPY_SAMPLES
+from axcore.ops.cross_entropy_samples import CROSS_ENTROPY_SAMPLES, CrossEntropySample
 
 __all__ = [
     "ATTENTION",
@@ -70,10 +71,12 @@ class OpContract:
     Args:
         reference: The kernel that defines what the op means.
         cases: Calls to try.
+        model_cases: Calls as large as models make them, which `axcore kernels tune` times.
     """
 
     reference: Any
     cases: tuple[Case, ...]
+    model_cases: tuple[Case, ...] = ()
 
 
 def attention_case(sample: AttentionSample, *, with_lse: bool = False) -> Case:
@@ -119,24 +122,76 @@ _WITH_LSE = tuple(
     if sample.name in ("plain", "everything")
 )
 
+
+def _backward_alone(case: Case) -> Case:
+    """Returns the case for timing backward kernels, after a forward pass that does nothing."""
+
+    def forward(inputs: AttentionInputs, spec: AttentionSpec) -> tuple[jax.Array, jax.Array]:
+        rows, values = inputs.q_BTNH.shape[:3], inputs.v_BSKV.shape[3]
+        return jnp.zeros((*rows, values), inputs.q_BTNH.dtype), jnp.zeros(rows, jnp.float32)
+
+    def run(kernel: Any, inputs: Any, spec: Any) -> Any:
+        return attention_from_halves(inputs, spec, forward=forward, backward=kernel)[0]
+
+    return attrs.evolve(_backward_case(case), run=run)
+
+
+_MODEL_CASES = tuple(
+    attention_case(
+        AttentionSample(
+            name=f"{tokens}_tokens_of_width_{width}{'_packed' if parts else ''}",
+            batch=16384 // tokens,
+            queries=tokens,
+            keys=tokens,
+            heads=16,
+            key_heads=8,
+            width=width,
+            value_width=width,
+            parts=parts,
+            spec={"right": 0},
+        )
+    )
+    for tokens in (4096, 16384)
+    for width in (64, 128)
+    for parts in ((), ("segments",))
+)
+
 ATTENTION = OpContract(
     reference=attention_reference,
     cases=(*(attention_case(sample) for sample in ATTENTION_SAMPLES), *_WITH_LSE),
+    model_cases=_MODEL_CASES,
 )
 
 ATTENTION_BACKWARD = OpContract(
-    reference=attention_reference, cases=tuple(_backward_case(case) for case in ATTENTION.cases)
+    reference=attention_reference,
+    cases=tuple(_backward_case(case) for case in ATTENTION.cases),
+    model_cases=tuple(_backward_alone(case) for case in _MODEL_CASES),
 )
+
+
+def cross_entropy_case(sample: CrossEntropySample) -> Case:
+    """Returns the case of a sample."""
+    return Case(
+        name=sample.name,
+        make=sample.make,
+        call=cross_entropy_call,
+        run=lambda kernel, inputs, spec: tuple(kernel(inputs, spec))[:2],
+    )
+
 
 CROSS_ENTROPY = OpContract(
     reference=cross_entropy_reference,
-    cases=tuple(
-        Case(
-            name=sample.name,
-            make=sample.make,
-            call=cross_entropy_call,
-            run=lambda kernel, inputs, spec: tuple(kernel(inputs, spec))[:2],
+    cases=tuple(cross_entropy_case(sample) for sample in CROSS_ENTROPY_SAMPLES),
+    model_cases=tuple(
+        cross_entropy_case(
+            CrossEntropySample(
+                name=f"{vocabulary}_words_of_width_{width}",
+                leading=(2, 4096),
+                width=width,
+                vocabulary=vocabulary,
+                w_dtype="float32",
+            )
         )
-        for sample in CROSS_ENTROPY_SAMPLES
+        for width, vocabulary in ((4096, 32000), (4096, 128256))
     ),
 )

@@ -33,4 +33,17 @@ def grouped_matmul_case(sample: GroupedMatmulSample) -> Case:
 GROUPED_MATMUL = OpContract(
     reference=grouped_matmul_reference,
     cases=tuple(grouped_matmul_case(sample) for sample in GROUPED_MATMUL_SAMPLES),
+    model_cases=tuple(
+        grouped_matmul_case(
+            GroupedMatmulSample(
+                name=f"{num_groups}_experts_of_{width}_by_{out_width}",
+                group_sizes=tuple(16384 // num_groups + shift for shift in (-8, 8))
+                * (num_groups // 2),
+                num_rows=16384,
+                width=width,
+                out_width=out_width,
+            )
+        )
+        for num_groups, width, out_width in ((8, 4096, 14336), (40, 2048, 1408))
+    ),
 )
