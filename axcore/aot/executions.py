@@ -1,13 +1,12 @@
 """How often each instruction of a program runs: the call graph, with loops counted."""
 
-import re
 from collections.abc import Iterator
 
 import attrs
 
+from axcore.aot.loops import trip_count
 from axcore.aot.program import Computation, Instruction, Program
 
-_TRIP_COUNT = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _CALLS = ("call", "async-start")
 
 
@@ -39,7 +38,7 @@ def _within(program: Program, computation: Computation, times: int) -> Iterator[
     for one in computation.instructions:
         yield Execution(one, computation, times)
         if one.opcode == "while":
-            rounds = times * (trip_count(program, one) or 1)
+            rounds = times * (trip_count(program, one, computation) or 1)
             yield from _within(program, program.computations[one.called["condition"]], rounds)
             yield from _within(program, program.computations[one.called["body"]], rounds)
         elif one.opcode in _CALLS:
@@ -50,27 +49,10 @@ def _within(program: Program, computation: Computation, times: int) -> Iterator[
                 yield from _within(program, program.computations[branch], times)
 
 
-def trip_count(program: Program, loop: Instruction) -> int | None:
-    """Returns how often a `while` goes round, None where the text does not tell.
-
-    Compilers that do not write it down leave a counter, from 0, that is compared with a constant.
-    """
-    known = _TRIP_COUNT.search(loop.text)
-    if known:
-        return int(known[1])
-    condition = program.computations[loop.called["condition"]]
-    constants = [
-        int(one.arguments)
-        for one in condition.instructions
-        if one.opcode == "constant" and one.arguments.isdecimal()
-    ]
-    return constants[0] if len(constants) == 1 else None
-
-
 def unknown_loops(program: Program) -> int:
     """Returns how many loops run a number of times that cannot be read off, and count as one."""
     return sum(
-        one.opcode == "while" and trip_count(program, one) is None
+        one.opcode == "while" and trip_count(program, one, computation) is None
         for computation in program.computations.values()
         for one in computation.instructions
     )

@@ -4,8 +4,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from axcore.aot.executions import executions, trip_count, unknown_loops
+from axcore.aot.executions import executions, unknown_loops
 from axcore.aot.flops import products
+from axcore.aot.loops import trip_count
 from axcore.aot.program import parse_program
 from axcore.aot.shapes import parse_shape
 
@@ -89,7 +90,7 @@ def test_bodies_of_loops_run_as_often_as_their_counter_says():
 
 def test_a_loop_without_a_constant_limit_counts_once_and_is_told_of():
     program = parse_program(LOOP.replace("constant(32)", "parameter(1)"))
-    assert trip_count(program, program.entry.by_name["loop"]) is None
+    assert trip_count(program, program.entry.by_name["loop"], program.entry) is None
     assert unknown_loops(program) == 1
 
 

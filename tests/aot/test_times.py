@@ -27,7 +27,9 @@ HloModule step, is_scheduled=true
   %i = s32[] get-tuple-element(%arg), index=0
   %x = f32[512]{0} get-tuple-element(%arg), index=1
   %y = f32[512]{0} negate(%x), backend_config={"window_config":{"estimated_cycles":"700"}}
-  ROOT %out = (s32[], f32[512]) tuple(%i, %y)
+  %one = s32[] constant(1)
+  %next = s32[] add(%i, %one)
+  ROOT %out = (s32[], f32[512]) tuple(%next, %y)
 }
 
 %condition (arg.1: (s32[], f32[512])) -> pred[] {
@@ -37,9 +39,11 @@ HloModule step, is_scheduled=true
   ROOT %less = pred[] compare(%i.1, %limit), direction=LT
 }
 
-ENTRY %main (p: (s32[], f32[512])) -> (s32[], f32[512]) {
-  %p = (s32[], f32[512]{0}) parameter(0)
-  ROOT %loop = (s32[], f32[512]{0}) while(%p), condition=%condition, body=%body
+ENTRY %main (p: f32[512]) -> (s32[], f32[512]) {
+  %p = f32[512]{0} parameter(0)
+  %zero = s32[] constant(0)
+  %start = (s32[], f32[512]{0}) tuple(%zero, %p)
+  ROOT %loop = (s32[], f32[512]{0}) while(%start), condition=%condition, body=%body
 }
 """
 
