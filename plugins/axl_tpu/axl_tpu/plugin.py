@@ -93,6 +93,7 @@ def kernels() -> Iterator[Kernel]:
         on=on(family="tpu", features=PALLAS),
         accepts=Ref("axl_tpu.kernels.rms_norm:accepts"),
         fn=Ref("axl_tpu.kernels.rms_norm:tpu_rms_norm"),
+        tiles=Ref("axl_tpu.kernels.rms_norm:TILES"),
     )
 
 

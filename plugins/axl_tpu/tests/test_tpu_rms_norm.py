@@ -5,17 +5,26 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import pytest
-from axl_tpu.kernels.rms_norm import RmsNormTiles, accepts, tiles_for, tpu_rms_norm
+from axl_tpu.kernels.rms_norm import TILES, RmsNormTiles, accepts, tpu_rms_norm
 from pallas_races import CAREFUL, check_no_race_was_printed
 
 from axcore.ops import Call
 from axcore.ops.rms_norm_portable import rms_norm_portable
 from axcore.ops.tolerance import relative_error
+from axcore.plugins import Hardware
 from axcore.testing import CompileSuite, KernelSuite
 from axcore.testing.rms_norm_contract import RmsNormSample, rms_norm_case
 
 KEYS = ("rms_norm/tpu_rms_norm",)
 SMALL = RmsNormTiles(block_rows=32, chunk_rows=16)
+
+
+def in_small_tiles(interpret):
+    def kernel(*args):
+        with TILES.forced(SMALL):
+            return tpu_rms_norm(*args, interpret=interpret)
+
+    return kernel
 
 
 class TestKernel(KernelSuite):
@@ -34,7 +43,7 @@ class TestKernelOnEveryCase(TestKernel):
     case_names = None
 
     def implementation(self, kernel):
-        return partial(tpu_rms_norm, tiles=SMALL, interpret=jax.default_backend() != "tpu")
+        return in_small_tiles(jax.default_backend() != "tpu")
 
     def extra_cases(self, kernel):
         return (
@@ -60,7 +69,7 @@ def arrays(rows, width, dtype=jnp.float32):
 
 def test_steps_do_not_race_and_padding_is_not_seen(capsys):
     x, scale, dy = arrays(rows=56, width=24)
-    got = gradients(partial(tpu_rms_norm, tiles=SMALL, interpret=CAREFUL), x, scale, dy)
+    got = gradients(in_small_tiles(CAREFUL), x, scale, dy)
     wanted = gradients(rms_norm_portable, x, scale, dy)
     for one, other in zip(got, wanted, strict=True):
         assert relative_error(one, other) < 1e-5
@@ -81,7 +90,8 @@ def test_what_it_cannot_do_is_refused_with_the_reason(shape, dtype, reason):
 
 @pytest.mark.parametrize(("width", "rows"), [(64, 512), (4096, 128), (16384, 32)])
 def test_blocks_shrink_as_rows_widen(width, rows):
-    assert tiles_for(call_of((8, 1024, width), "bfloat16")) == RmsNormTiles(rows, 16)
+    call = call_of((8, 1024, width), "bfloat16")
+    assert TILES.entry(call, Hardware.parse("tpu-v5e-8")).tiles == RmsNormTiles(rows, 16)
 
 
 class TestCompile(CompileSuite):

@@ -6,17 +6,20 @@ a whole register's width of memory. The gradient of the scale is summed over row
 Letters: R rows, D width, C rows of a chunk, S slabs of blocks, each for a core of its own.
 """
 
+from collections.abc import Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
+import attrs
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from axcore.ops import Call
+from axcore.ops import Call, TileTable, choose_tiles
 from axcore.parallel import rows_on_each_device
+from axcore.plugins import Hardware
 
 SUBLANES = 8
 MAX_WIDTH = 16384
@@ -25,10 +28,11 @@ MAX_WIDTH = 16384
 DTYPES = ("bfloat16", "float32")
 
 
-class RmsNormTiles(NamedTuple):
+@attrs.frozen
+class RmsNormTiles:
     """How rows are cut.
 
-    Attributes:
+    Args:
         block_rows: Rows that are copied at once, a multiple of `chunk_rows`.
         chunk_rows: Rows that are computed at once, a multiple of 16.
     """
@@ -41,10 +45,24 @@ BLOCK_BYTES = 2**21
 """Default bytes of a block of `x` in float32, of which backward holds three, each twice."""
 
 
-def tiles_for(call: Call) -> RmsNormTiles:
-    """Returns the default tiles of a call."""
+def _default(call: Call, hardware: Hardware) -> RmsNormTiles:
     rows = BLOCK_BYTES // (4 * call.shape("x")[-1])
     return RmsNormTiles(block_rows=min(512, max(16, rows // 16 * 16)), chunk_rows=16)
+
+
+def _candidates(call: Call, hardware: Hardware) -> Iterator[RmsNormTiles]:
+    largest = _default(call, hardware).block_rows
+    for block_rows in sorted({max(16, largest // parts // 16 * 16) for parts in (1, 2, 4)}):
+        yield RmsNormTiles(block_rows=block_rows, chunk_rows=16)
+
+
+TILES = TileTable(
+    kernel="rms_norm/tpu_rms_norm",
+    package="axl_tpu.kernels",
+    default=_default,
+    candidates=_candidates,
+    bucket=lambda call: {"width": call.shape("x")[-1], "dtype": call.dtype("x")},
+)
 
 
 def accepts(call: Call) -> str | None:
@@ -65,7 +83,6 @@ def tpu_rms_norm(
     epsilon: float,
     scale_offset: float,
     *,
-    tiles: RmsNormTiles | None = None,
     interpret: Any = False,
 ) -> Array:
     """Returns the normalised `x` in its dtype; all arithmetic is float32.
@@ -78,16 +95,10 @@ def tpu_rms_norm(
         scale_D: The scale, if there is one.
         epsilon: Above 0.
         scale_offset: Added to the scale.
-        tiles: How rows are cut; `tiles_for` the call where None.
         interpret: Runs the kernels by an interpreter, on any device.
     """
-    features = {"epsilon": epsilon, "scale_offset": scale_offset}
-    how = _How(
-        tiles or tiles_for(Call.of("rms_norm", {"x": x}, features)),
-        epsilon,
-        scale_offset,
-        interpret,
-    )
+    tiles = choose_tiles(TILES, Call.of("rms_norm", {"x": x, "scale": scale_D}, {}))
+    how = _How(tiles, epsilon, scale_offset, interpret)
 
     def normalise(x: Array, *scale: Array) -> Array:
         rows_RD = x.reshape(-1, x.shape[-1])
