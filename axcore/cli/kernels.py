@@ -1,7 +1,10 @@
-"""`axcore kernels`: every kernel of an op, and why it serves some hardware and call or not."""
+"""`axcore kernels`: every kernel of an op, and why it serves some hardware and call or not; and
+`axcore kernels tune`, which measures the block sizes of one.
+"""
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -35,11 +38,28 @@ class _Verdict:
         }
 
 
-@click.command()
+class _ShowByDefault(click.Group):
+    """A group whose command `show` need not be named: `axcore kernels attention`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Puts `show` first where no command is."""
+        named = args and args[0] in (*self.commands, *ctx.help_option_names)
+        return super().parse_args(ctx, args if named else ["show", *args])
+
+
+@click.group(cls=_ShowByDefault)
+def kernels() -> None:
+    """List kernels, and why each is chosen or not; or measure the block sizes of one.
+
+    `axcore kernels [OP] [--target NAME]` is `axcore kernels show`.
+    """
+
+
+@kernels.command()
 @click.argument("op", required=False)
 @click.option("--target", metavar="NAME", help="Hardware to ask about; this machine if left out.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def kernels(op: str | None, target: str | None, as_json: bool) -> None:
+def show(op: str | None, target: str | None, as_json: bool) -> None:
     """List the kernels of OP, or of every op, and whether each serves what models ask of it.
 
     Each is asked about a typical call in bfloat16, which is shown. The first that says yes serves
@@ -69,6 +89,28 @@ def kernels(op: str | None, target: str | None, as_json: bool) -> None:
         for one in verdicts
     ]
     click.echo(columns(("OP", "KERNEL", "PRIORITY", "PLUGIN", "SERVES"), cells))
+
+
+@kernels.command()
+@click.argument("kernel", metavar="OP/KERNEL")
+@click.option("--case", "cases", metavar="NAME", multiple=True, help="Time only this call.")
+@click.option("--dtype", default="bfloat16", show_default=True, help="Of the calls' arrays.")
+@click.option("--repeats", default=5, show_default=True, type=click.IntRange(1), help="Of a time.")
+@click.option(
+    "--out",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="The table to write; by default the plugin's own.",
+)
+def tune(kernel: str, cases: tuple[str, ...], dtype: str, repeats: int, out: Path | None) -> None:
+    """Measure on this machine which block sizes of OP/KERNEL are best, and write the table.
+
+    Calls are those of models, forward and backward; an entry is kept for each chip and kind of
+    call. Nothing is ever tuned unasked.
+    """
+    from axcore.cli.kernels_tune import tune_kernel
+
+    tune_kernel(kernel, names=cases, dtype=dtype, repeats=repeats, out=out)
 
 
 def _ops(name: str | None) -> list[Op]:

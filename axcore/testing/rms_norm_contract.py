@@ -27,4 +27,8 @@ def rms_norm_case(sample: RmsNormSample) -> Case:
 RMS_NORM = OpContract(
     reference=rms_norm_reference,
     cases=tuple(rms_norm_case(sample) for sample in RMS_NORM_SAMPLES),
+    model_cases=tuple(
+        rms_norm_case(RmsNormSample(name=f"width_{width}", shape=(2, 4096, width)))
+        for width in (2048, 4096, 8192)
+    ),
 )

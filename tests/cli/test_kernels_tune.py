@@ -1,0 +1,88 @@
+"""`axcore kernels tune`: it times candidates here, and writes the best into a table."""
+
+import json
+import sys
+
+import attrs
+import pytest
+
+from axcore.cli.kernels_tune import tune_kernel
+from axcore.errors import KernelError
+from axcore.ops.grouped_matmul_portable import TILES, RowTiles
+from axcore.plugins import Hardware
+from axcore.testing import grouped_matmul_contract
+
+KEY = "grouped_matmul/portable"
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """The contract, with small calls in place of those of models."""
+    contract = grouped_matmul_contract.GROUPED_MATMUL
+    small = attrs.evolve(contract, model_cases=contract.cases[:2])
+    monkeypatch.setattr(grouped_matmul_contract, "GROUPED_MATMUL", small)
+
+
+def tune(out, **options):
+    tune_kernel(KEY, **{"names": (), "dtype": "float32", "repeats": 1, "out": out, **options})
+
+
+def test_best_candidate_of_each_kind_of_call_is_written_and_then_used(
+    small, tmp_path, capsys, monkeypatch
+):
+    out = tmp_path / "table.json"
+    tune(out)
+    text = capsys.readouterr().out
+    assert text.count("max_rows 128") == 2
+    assert f"wrote {out}" in text
+    (entry,) = json.loads(out.read_text())["entries"]  # both calls are of one bucket
+    assert entry["chip"] == "cpu"
+    assert entry["bucket"] == {"dtype": "float32", "width": 16, "out_width": 32}
+    assert entry["seconds"] <= entry["default"]["seconds"]
+    monkeypatch.setattr(type(TILES), "file", lambda table: out)
+    (case, _) = grouped_matmul_contract.GROUPED_MATMUL.model_cases
+    used = TILES.entry(case.abstract_call("float32"), Hardware.parse("cpu-8"))
+    assert attrs.asdict(used.tiles) == entry["tiles"]
+    assert used.source.startswith("tuned on cpu, ")
+
+
+def test_other_entries_of_a_table_stay_and_equal_ones_are_replaced(small, tmp_path):
+    out = tmp_path / "table.json"
+    tune(out, names=("even",))
+    (first,) = json.loads(out.read_text())["entries"]
+    out.write_text(json.dumps({"entries": [first, {**first, "chip": "acme-x1"}]}))
+    tune(out, names=("even",))
+    chips = [row["chip"] for row in json.loads(out.read_text())["entries"]]
+    assert chips == ["cpu", "acme-x1"]
+
+
+def test_candidates_that_do_not_compile_are_shown_with_the_reason(
+    small, tmp_path, capsys, monkeypatch
+):
+    broken = attrs.evolve(TILES, candidates=lambda call, hardware: [RowTiles(0)])
+    module = sys.modules[
+        "axcore.ops.grouped_matmul_portable"
+    ]  # axcore.ops has a function of the name
+    monkeypatch.setattr(module, "TILES", broken)
+    tune(tmp_path / "table.json", names=("even",))
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "max_rows 0" in line]
+    assert "refused  ZeroDivisionError" in line
+
+
+@pytest.mark.parametrize(
+    ("key", "names", "reason"),
+    [
+        ("grouped_matmul/portabel", (), r"no kernel 'grouped_matmul/portabel'; did you mean"),
+        ("grouped_matmul/reference", (), r"has no block sizes.*tune one that has: .*grouped_matmul"),
+        (KEY, ("evn",), r"has no case 'evn'; did you mean 'even'"),
+    ],
+)
+def test_what_cannot_be_tuned_is_one_clear_error(small, tmp_path, key, names, reason):
+    with pytest.raises(KernelError, match=f"(?s){reason}"):
+        tune_kernel(key, names=names, dtype="float32", repeats=1, out=tmp_path / "table.json")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_table_that_cannot_be_written_is_an_error_that_says_where_else(small, tmp_path):
+    with pytest.raises(KernelError, match=r"(?s)cannot be written.*--out FILE"):
+        tune(tmp_path / "none" / "table.json", names=("even",))
