@@ -39,10 +39,26 @@ def dropout_factor(
     queries, keys = (jnp.arange(size, dtype=jnp.uint32) for size in (num_queries, num_keys))
     queries = queries + jnp.asarray(query_start, jnp.uint32)
     keys = keys + jnp.asarray(key_start, jnp.uint32)
-    row = _mix(seeds_BN[:, :, None] + _mix(queries)[None, None, :])
-    bits = _mix(row[..., None] ^ _mix(keys + jnp.uint32(0x9E3779B9))[None, None, None, :])
+    row_BNT = dropout_rows(seeds_BN[:, :, None], queries[None, None, :])
+    column_S = dropout_columns(keys)
+    return dropout_of(row_BNT[..., None], column_S[None, None, None, :], rate)
+
+
+def dropout_rows(seed: Array, query: Array) -> Array:
+    """Return uint32, each query's share of what is dropped, from its head's seed and its index."""
+    return _mix(seed + _mix(query))
+
+
+def dropout_columns(key: Array) -> Array:
+    """Return uint32, each key's share of what is dropped, from its index."""
+    return _mix(key + jnp.uint32(0x9E3779B9))
+
+
+def dropout_of(rows: Array, columns: Array, rate: float) -> Array:
+    """Return the float32 factors of pairs, of `dropout_rows` and `dropout_columns` that meet."""
     threshold = jnp.uint32(min(int(rate * 2.0**32), 2**32 - 1))
-    return jnp.where(bits >= threshold, jnp.float32(1.0 / (1.0 - rate)), jnp.float32(0.0))
+    is_kept = _mix(rows ^ columns) >= threshold
+    return jnp.where(is_kept, jnp.float32(1.0 / (1.0 - rate)), jnp.float32(0.0))
 
 
 def _mix(x: Array) -> Array:

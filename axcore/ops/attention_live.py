@@ -24,16 +24,16 @@ def live_at_run_time(call: CutCall, pairs: Array) -> Array | None:
     first, last = j * call.keys.size, (j + 1) * call.keys.size - 1
     conditions = []
     if call.rows.segments is not None and call.columns.segments is not None:
-        q_low, q_high = _bounds(call.rows.segments, call.rows.segments != 0)
-        k_low, k_high = _bounds(call.columns.segments, call.columns.segments != 0)
+        q_low, q_high = bounds(call.rows.segments, call.rows.segments != 0)
+        k_low, k_high = bounds(call.columns.segments, call.columns.segments != 0)
         conditions.append((q_low[i] <= k_high[j]) & (k_low[j] <= q_high[i]))
     if call.rows.k_start is not None and call.rows.k_end is not None:
         is_range = call.rows.k_start < call.rows.k_end
-        low, _ = _bounds(call.rows.k_start, is_range)
-        _, high = _bounds(call.rows.k_end, is_range)
+        low, _ = bounds(call.rows.k_start, is_range)
+        _, high = bounds(call.rows.k_end, is_range)
         conditions.append((low[i] <= last[:, None]) & (high[i] > first[:, None]))
     if call.has_offsets:
-        low, high = _bounds(call.rows.position, jnp.ones_like(call.rows.position, bool))
+        low, high = bounds(call.rows.position)
         if call.spec.left is not None:
             conditions.append(last[:, None] >= low[i] - call.spec.left)
         if call.spec.right is not None:
@@ -54,9 +54,16 @@ def where_live(is_live: Array | None, compute: Callable[[], _T], otherwise: Call
     return value
 
 
-def _bounds(values: Array, counts: Array) -> tuple[Array, Array]:
-    """Return the least and largest of each block's entries that count, `[blocks, B]`."""
+def bounds(values: Array, counts: Array | None = None) -> tuple[Array, Array]:
+    """Return the least and largest of each block's entries that count, `[blocks, B]`.
+
+    Args:
+        values: Integers `[blocks, B, size]`.
+        counts: Which of them count; all if left out.
+    """
     values = values.astype(jnp.int32)
+    if counts is None:
+        return jnp.min(values, axis=2), jnp.max(values, axis=2)
     low = jnp.min(jnp.where(counts, values, _LARGEST), axis=2)
     high = jnp.max(jnp.where(counts, values, -_LARGEST), axis=2)
     return low, high

@@ -26,6 +26,7 @@ __all__ = [
     "AttentionSample",
     "Case",
     "OpContract",
+    "attention_backward_case",
     "attention_case",
 ]
 
@@ -99,8 +100,12 @@ def attention_case(sample: AttentionSample, *, with_lse: bool = False) -> Case:
     )
 
 
+def attention_backward_case(sample: AttentionSample, *, with_lse: bool = False) -> Case:
+    """Returns the case of a sample for backward kernels, fed by the reference's forward pass."""
+    return _backward_case(attention_case(sample, with_lse=with_lse))
+
+
 def _backward_case(case: Case) -> Case:
-    """Returns the case for backward kernels, which go with the reference's forward pass."""
 
     def run(kernel: Any, inputs: Any, spec: Any) -> Any:
         if kernel is attention_reference:

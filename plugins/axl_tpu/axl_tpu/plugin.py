@@ -73,10 +73,28 @@ def kernels() -> Iterator[Kernel]:
     yield Kernel(
         op="attention",
         name="splash_attention",
-        priority=200,
+        priority=220,
         on=on(family="tpu", features=SPLASH),
         accepts=Ref("axl_tpu.splash_attention:accepts"),
         fn=Ref("axl_tpu.splash_attention:splash_attention"),
+    )
+    yield Kernel(
+        op="attention",
+        name="tpu_flash_attention",
+        priority=200,
+        on=on(family="tpu", features=PALLAS),
+        accepts=Ref("axl_tpu.kernels.attention:accepts"),
+        fn=Ref("axl_tpu.kernels.attention:tpu_flash_attention"),
+        tiles=Ref("axl_tpu.kernels.attention_tiles:TILES"),
+    )
+    yield Kernel(
+        op="attention_backward",
+        name="tpu_flash_attention",
+        priority=200,
+        on=on(family="tpu", features=PALLAS),
+        accepts=Ref("axl_tpu.kernels.attention:accepts"),
+        fn=Ref("axl_tpu.kernels.attention:flash_attention_backward"),
+        tiles=Ref("axl_tpu.kernels.attention_tiles:BACKWARD_TILES"),
     )
     yield Kernel(
         op="grouped_matmul",
@@ -85,6 +103,15 @@ def kernels() -> Iterator[Kernel]:
         on=on(family="tpu", features=MEGABLOX),
         accepts=Ref("axl_tpu.megablox:accepts"),
         fn=Ref("axl_tpu.megablox:megablox"),
+    )
+    yield Kernel(
+        op="decode_attention",
+        name="tpu_decode_attention",
+        priority=200,
+        on=on(family="tpu", features=PALLAS),
+        accepts=Ref("axl_tpu.kernels.decode_attention:accepts"),
+        fn=Ref("axl_tpu.kernels.decode_attention:tpu_decode_attention"),
+        tiles=Ref("axl_tpu.kernels.decode_attention:TILES"),
     )
     yield Kernel(
         op="rms_norm",
