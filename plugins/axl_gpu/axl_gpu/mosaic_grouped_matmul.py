@@ -2,7 +2,7 @@
 
 Forward and the gradient of the rows are the kernel, which is given a transposed copy of the
 matrices for the latter: so all of it can be interpreted where there is no GPU.
-The gradient of the matrices is the portable one: the kernel that JAX ships for it asks a live
+The gradient of the matrices is a kernel of our own: the one that JAX ships for it asks a live
 device how many processors it has, so it cannot be compiled for a target.
 
 Letters: R rows, P rows padded to whole tiles, E groups, D input width, F output width.
@@ -16,8 +16,9 @@ import jax.numpy as jnp
 from jax import Array
 from jax.experimental.pallas.ops.gpu.ragged_dot_mgpu import ragged_dot
 
-from axcore.ops import Call, grouped_matmul_portable
+from axcore.ops import Call
 from axcore.parallel import grouped_matmul_on_each_device
+from axl_gpu.kernels.grouped_matmul import KERNELS, Arrays, Kernels, matrix_gradients
 
 Product = Callable[..., Array]
 
@@ -49,7 +50,12 @@ def accepts(call: Call) -> str | None:
 
 
 def mosaic_grouped_matmul(
-    x_RD: Array, w_EDF: Array, group_sizes_E: Array, *, product: Product = ragged_dot
+    x_RD: Array,
+    w_EDF: Array,
+    group_sizes_E: Array,
+    *,
+    product: Product = ragged_dot,
+    kernels: Kernels = KERNELS,
 ) -> Array:
     """Returns `y_RF`.
 
@@ -58,43 +64,54 @@ def mosaic_grouped_matmul(
         w_EDF: A matrix for each group.
         group_sizes_E: Rows of each group.
         product: The library's kernel, or what stands in for it where there is no GPU.
+        kernels: Our own, of which that of the matrices' gradients serves.
     """
-    multiply = partial(_multiply, product=product)
+    multiply = partial(_multiply, product=product, kernels=kernels)
     return grouped_matmul_on_each_device(multiply, x_RD, w_EDF, group_sizes_E)
 
 
-def _multiply(x_RD: Array, w_EDF: Array, group_sizes_E: Array, *, product: Product) -> Array:
+def _multiply(
+    x_RD: Array, w_EDF: Array, group_sizes_E: Array, *, product: Product, kernels: Kernels
+) -> Array:
     num_rows = x_RD.shape[0]
     mean = num_rows // w_EDF.shape[0]
     row_tile = next((tile for tile in ROW_TILES if tile <= mean), ROW_TILES[-1])
     ends_E = jnp.minimum(jnp.cumsum(group_sizes_E.astype(jnp.int32)), num_rows)
     sizes_E = jnp.diff(ends_E, prepend=jnp.zeros((1,), jnp.int32))
     x_PD = jnp.pad(x_RD, ((0, -num_rows % row_tile), (0, 0)))
-    return _product(x_PD, w_EDF, sizes_E, row_tile, product)[:num_rows]
+    return _product(x_PD, w_EDF, sizes_E, row_tile, product, kernels)[:num_rows]
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(3, 4))
-def _product(x_PD: Array, w_EDF: Array, sizes_E: Array, row_tile: int, product: Product) -> Array:
+@partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5))
+def _product(
+    x_PD: Array,
+    w_EDF: Array,
+    sizes_E: Array,
+    row_tile: int,
+    product: Product,
+    kernels: Kernels,
+) -> Array:
     return _rows_of_groups(x_PD, w_EDF, sizes_E, row_tile, product)
 
 
-_Residuals = tuple[Array, Array, Array]
-
-
 def _forward(
-    x_PD: Array, w_EDF: Array, sizes_E: Array, row_tile: int, product: Product
-) -> tuple[Array, _Residuals]:
-    return _rows_of_groups(x_PD, w_EDF, sizes_E, row_tile, product), (x_PD, w_EDF, sizes_E)
+    x_PD: Array,
+    w_EDF: Array,
+    sizes_E: Array,
+    row_tile: int,
+    product: Product,
+    kernels: Kernels,
+) -> tuple[Array, Arrays]:
+    y_PF = _rows_of_groups(x_PD, w_EDF, sizes_E, row_tile, product)
+    return y_PF, (x_PD, w_EDF, sizes_E)
 
 
 def _backward(
-    row_tile: int, product: Product, residuals: _Residuals, dy_PF: Array
+    row_tile: int, product: Product, kernels: Kernels, given: Arrays, dy_PF: Array
 ) -> tuple[Array, Array, None]:
-    x_PD, w_EDF, sizes_E = residuals
+    _, w_EDF, sizes_E = given
     dx_PD = _rows_of_groups(dy_PF, jnp.swapaxes(w_EDF, 1, 2), sizes_E, row_tile, product)
-    _, gradient = jax.vjp(lambda w_EDF: grouped_matmul_portable(x_PD, w_EDF, sizes_E), w_EDF)
-    (dw_EDF,) = gradient(dy_PF)
-    return dx_PD, dw_EDF, None
+    return dx_PD, matrix_gradients(given, dy_PF, kernels=kernels), None
 
 
 _product.defvjp(_forward, _backward)

@@ -95,6 +95,15 @@ def kernels() -> Iterator[Kernel]:
         accepts=Ref("axl_gpu.mosaic_grouped_matmul:accepts"),
         fn=Ref("axl_gpu.mosaic_grouped_matmul:mosaic_grouped_matmul"),
     )
+    yield Kernel(
+        op="grouped_matmul",
+        name="gpu_grouped_matmul",
+        priority=10,
+        on=on(family="gpu", features=WGMMA),
+        accepts=Ref("axl_gpu.kernels.grouped_matmul:accepts"),
+        fn=Ref("axl_gpu.kernels.grouped_matmul:gpu_grouped_matmul"),
+        tiles=Ref("axl_gpu.kernels.grouped_matmul:TILES"),
+    )
 
 
 @hook.features

@@ -1,4 +1,4 @@
-"""The kernels of axl-gpu, compiled by XLA for H100s.
+"""The libraries' kernels that axl-gpu brings, compiled by XLA for H100s.
 
 The Pallas kernel becomes real code of sm_90a. cuDNN's graphs are built when a program is loaded on
 a GPU, so here XLA only takes its calls; that they are the calls that JAX makes is shown below.
@@ -34,11 +34,17 @@ def grouped(name, group_sizes, **fields):
 class TestCompile(CompileSuite):
     plugin = "axl-gpu"
     targets = ("gpu-h100-8",)
+    keys = (
+        "attention/cudnn_attention",
+        "attention/cudnn_packed_attention",
+        "attention/cudnn_wide_attention",
+        "grouped_matmul/mosaic_grouped_matmul",
+    )
     calls = {
         "cudnn_attention": ('custom_call_target="__cudnn$fmha', 2),
         "cudnn_packed_attention": ('custom_call_target="__cudnn$fmha', 2),
         "cudnn_wide_attention": ('custom_call_target="__cudnn$fmha', 2),
-        "mosaic_grouped_matmul": ('custom_call_target="mosaic_gpu', 2),
+        "mosaic_grouped_matmul": ('custom_call_target="mosaic_gpu', 3),
     }
 
     def cases(self, kernel):

@@ -11,9 +11,12 @@ import pytest
 from axl_gpu.cudnn_attention import cudnn_attention
 from axl_gpu.cudnn_flash import CUDNN
 from axl_gpu.cudnn_packed import cudnn_packed_attention
+from axl_gpu.kernels.grouped_kernels import matrices_of_groups
 from axl_gpu.mosaic_grouped_matmul import mosaic_grouped_matmul
 from cudnn_simulator import SIMULATED
 from jax._src.pallas.mosaic_gpu.interpret.params import force_gpu_interpret_mode
+from mosaic_interpreter import SIMPLE
+from plain_products import PLAIN_GROUPED
 
 from axcore.testing import (
     AttentionSample,
@@ -113,7 +116,9 @@ class TestGroupedMatmul(GroupedMatmul):
     def implementation(self, kernel):
         if jax.default_backend() == "gpu":
             return mosaic_grouped_matmul
-        return functools.partial(mosaic_grouped_matmul, product=stand_in_product)
+        return functools.partial(
+            mosaic_grouped_matmul, product=stand_in_product, kernels=PLAIN_GROUPED
+        )
 
 
 @pytest.mark.slow
@@ -131,7 +136,11 @@ class TestGroupedMatmulInterpreted(GroupedMatmul):
             yield
 
     def implementation(self, kernel):
-        return mosaic_grouped_matmul
+        if jax.default_backend() == "gpu":
+            return mosaic_grouped_matmul
+        matrices = functools.partial(matrices_of_groups, variant=SIMPLE)
+        kernels = PLAIN_GROUPED._replace(matrices=matrices)
+        return functools.partial(mosaic_grouped_matmul, kernels=kernels)
 
     def extra_cases(self, kernel):
         return (  # of one group, XLA's compiler for processors divides by zero

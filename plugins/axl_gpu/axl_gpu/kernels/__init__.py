@@ -1,0 +1,1 @@
+"""Kernels of our own for Hopper GPUs, in Pallas for Mosaic GPU."""

@@ -1,0 +1,13 @@
+"""Pallas' interpreter for Mosaic GPU, and the forms of our kernels that it runs."""
+
+from axl_gpu.kernels.tile_products import Variant
+from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams
+
+INTERPRETER = InterpretGPUParams(out_of_bounds_reads="uninitialized")
+"""Memory that nothing was written to is NaN, and so is what is past the ends of arrays, where a GPU
+reads zeros."""
+
+SIMPLE = Variant(is_pipelined=False, interpreter=INTERPRETER)
+PIPELINED = Variant(interpreter=INTERPRETER)
+
+VARIANTS = {"simple": SIMPLE, "pipelined": PIPELINED}
