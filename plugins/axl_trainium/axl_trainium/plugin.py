@@ -72,14 +72,24 @@ PINNED_ONLY = 10
 @hook.kernels
 def kernels() -> Iterator[Kernel]:
     """Kernels of our own in NKI."""
-    yield Kernel(
-        op="rms_norm",
-        name="nki_rms_norm",
-        priority=PINNED_ONLY,
-        on=on(family="trainium", generation="trn2"),
-        accepts=Ref("axl_trainium.rms_norm:accepts"),
-        fn=Ref("axl_trainium.rms_norm:nki_rms_norm"),
-    )
+    for op, name, module, function in (
+        ("attention", "nki_flash_attention", "attention", "nki_flash_attention"),
+        (
+            "attention_backward",
+            "nki_flash_attention",
+            "attention_backward",
+            "nki_flash_attention_backward",
+        ),
+        ("rms_norm", "nki_rms_norm", "rms_norm", "nki_rms_norm"),
+    ):
+        yield Kernel(
+            op=op,
+            name=name,
+            priority=PINNED_ONLY,
+            on=on(family="trainium", generation="trn2"),
+            accepts=Ref(f"axl_trainium.{module}:accepts"),
+            fn=Ref(f"axl_trainium.{module}:{function}"),
+        )
 
 
 @hook.features

@@ -2,7 +2,14 @@
 
 import pytest
 
-from axcore.testing import KernelSuite, MeshRuleSuite, PluginSuite
+from axcore.testing import (
+    AttentionSample,
+    KernelSuite,
+    MeshRuleSuite,
+    PluginSuite,
+    attention_case,
+)
+from axcore.testing.contracts import attention_backward_case
 
 
 class TestPlugin(PluginSuite):
@@ -13,18 +20,59 @@ class TestMeshRules(MeshRuleSuite):
     plugin = "axl-trainium"
 
 
+def attention_cases(kernel, *samples):
+    make = {"attention": attention_case, "attention_backward": attention_backward_case}
+    return tuple(make[kernel.op](sample) for sample in samples if kernel.op in make)
+
+
 class Simulated(KernelSuite):
     plugin = "axl-trainium"
 
     def implementation(self, kernel):
         return kernel.fn.resolve()
 
+    def tolerance(self, dtype):
+        if dtype == "bfloat16":
+            return super().tolerance(dtype)
+        return 2e-5, 1e-4  # sums run over tiles, in another order
+
 
 class TestKernels(Simulated):
     dtypes = ("float32",)
-    case_names = ("odd_width",)
+    case_names = ("odd_width", "documents")
+
+    def extra_cases(self, kernel):
+        documents = AttentionSample(
+            name="documents",
+            queries=21,
+            keys=21,
+            width=8,
+            value_width=8,
+            parts=("segments",),
+            spec={"left": 9, "right": 0, "soft_cap": 3.0},
+        )
+        return attention_cases(kernel, documents)
 
 
 @pytest.mark.slow
 class TestKernelsOnEveryCase(Simulated):
-    pass
+    def extra_cases(self, kernel):
+        causal = {"right": 0}
+        tiles = {"batch": 1, "heads": 2, "key_heads": 1}
+        return attention_cases(
+            kernel,
+            AttentionSample(name="tiles", queries=300, keys=300, **tiles, spec=causal),
+            AttentionSample(
+                name="far_window",
+                queries=300,
+                keys=700,
+                **tiles,
+                spec={"right": 0, "left": 260, "query_offset": 400},
+            ),
+            AttentionSample(
+                name="long_documents", queries=700, keys=700, **tiles, parts=("segments",)
+            ),
+            AttentionSample(
+                name="placed", queries=70, keys=140, **tiles, parts=("offset", "sinks"), spec=causal
+            ),
+        )
