@@ -83,7 +83,7 @@ def test_a_feature_is_in_every_family_on_every_target(name, family):
     for target in where(feature):
         reason = REFUSED.get((name, target))
         if (name, family) in NOT_SERVED:
-            assert "served by portable" in why_not_in(feature, cfg, Hardware.parse(target))
+            assert "served by gpu_flash_attention" in why_not_in(feature, cfg, Hardware.parse(target))
         elif reason is None:
             assert why_not_in(feature, cfg, Hardware.parse(target)) is None, target
         else:

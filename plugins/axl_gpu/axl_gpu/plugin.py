@@ -62,11 +62,11 @@ def mesh_rules() -> Iterator[MeshRule]:
 
 @hook.kernels
 def kernels() -> Iterator[Kernel]:
-    """Flash attention of the cuDNN library, and a Pallas kernel that JAX ships."""
+    """cuDNN's flash attention, a Pallas kernel that JAX ships, and kernels of our own."""
     yield Kernel(
         op="attention",
         name="cudnn_attention",
-        priority=200,
+        priority=220,
         on=on(family="gpu", features=CUDNN),
         accepts=Ref("axl_gpu.cudnn_attention:accepts"),
         fn=Ref("axl_gpu.cudnn_attention:cudnn_attention"),
@@ -74,7 +74,7 @@ def kernels() -> Iterator[Kernel]:
     yield Kernel(
         op="attention",
         name="cudnn_wide_attention",
-        priority=200,
+        priority=220,
         on=on(family="gpu", features=CUDNN_HOPPER),
         accepts=Ref("axl_gpu.cudnn_attention:accepts_wide"),
         fn=Ref("axl_gpu.cudnn_attention:cudnn_attention"),
@@ -86,6 +86,32 @@ def kernels() -> Iterator[Kernel]:
         on=on(family="gpu", features=CUDNN_HOPPER),
         accepts=Ref("axl_gpu.cudnn_packed:accepts"),
         fn=Ref("axl_gpu.cudnn_packed:cudnn_packed_attention"),
+    )
+    yield Kernel(
+        op="attention",
+        name="gpu_flash_attention",
+        priority=200,
+        on=on(family="gpu", features=WGMMA),
+        accepts=Ref("axl_gpu.kernels.attention:accepts"),
+        fn=Ref("axl_gpu.kernels.attention:gpu_flash_attention"),
+        tiles=Ref("axl_gpu.kernels.attention_tiles:FORWARD_TILES"),
+    )
+    yield Kernel(
+        op="attention",
+        name="gpu_packed_flash_attention",
+        priority=10,
+        on=on(family="gpu", features=WGMMA),
+        accepts=Ref("axl_gpu.kernels.attention:accepts_packed"),
+        fn=Ref("axl_gpu.kernels.attention:gpu_flash_attention"),
+    )
+    yield Kernel(
+        op="attention_backward",
+        name="gpu_flash_attention",
+        priority=200,
+        on=on(family="gpu", features=WGMMA),
+        accepts=Ref("axl_gpu.kernels.attention:accepts"),
+        fn=Ref("axl_gpu.kernels.attention:gpu_flash_attention_backward"),
+        tiles=Ref("axl_gpu.kernels.attention_tiles:BACKWARD_TILES"),
     )
     yield Kernel(
         op="grouped_matmul",

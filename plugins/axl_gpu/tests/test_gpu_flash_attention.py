@@ -1,0 +1,225 @@
+"""Our flash attention for Hoppers: values and gradients against the op's reference.
+
+What stands around the kernels (padding, masks, meshes, residuals) is tried on every case with
+plain JAX in the kernels' place. The kernels themselves are interpreted where there is no GPU, with
+products alone computed by other means: see `attention_products`.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import pytest
+from axl_gpu.kernels.attention import (
+    SIMPLE,
+    Form,
+    accepts,
+    accepts_packed,
+    flash_forward,
+    gpu_flash_attention_backward,
+)
+from axl_gpu.kernels.attention_arrays import Blocks
+from axl_gpu.kernels.attention_block import LOG2_E
+from axl_gpu.kernels.attention_products import ARITHMETIC, TENSOR_CORES
+from axl_gpu.kernels.attention_tiles import BACKWARD_TILES, FORWARD_TILES, BackwardTiles
+from axl_gpu.kernels.attention_visibility import padded, spans, visibility
+from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams
+
+from axcore.ops import AttentionInputs, AttentionSpec, ForwardOnly
+from axcore.ops.attention_blockwise import blockwise_backward, blockwise_forward
+from axcore.ops.attention_mask import columns, rows, visible
+from axcore.ops.attention_samples import ATTENTION_SAMPLES
+from axcore.testing import AttentionSample, KernelSuite, attention_case
+from axcore.testing.contracts import attention_backward_case
+
+FORWARD = "attention/gpu_flash_attention"
+BACKWARD = "attention_backward/gpu_flash_attention"
+
+
+def means(**params):
+    """What multiplies here."""
+    if jax.default_backend() == "gpu":
+        return TENSOR_CORES
+    return ARITHMETIC._replace(interpreter=InterpretGPUParams(**params))
+
+
+class FlashAttention(KernelSuite):
+    plugin = "axl-gpu"
+    keys = (FORWARD, BACKWARD)
+    dtypes = ("bfloat16",)
+    form = SIMPLE
+
+    def implementation(self, kernel):
+        how = {"form": self.form, "products": means()}
+        if kernel.op == "attention":
+            return ForwardOnly(functools.partial(flash_forward, **how))
+        return functools.partial(gpu_flash_attention_backward, **how)
+
+    def tolerance(self, dtype):
+        return 1e-2, 4e-2  # probabilities are rounded to bfloat16 before they meet anything
+
+
+def call_of(arrays, choices):
+    """The call that kernels' arrays stand for."""
+    low, high, q_segments, k_segments = arrays.seen
+    inputs = AttentionInputs(
+        *arrays[:3],
+        k_start_BT=low,
+        k_end_BT=high,
+        q_segments_BT=q_segments,
+        k_segments_BS=k_segments,
+    )
+    return inputs, AttentionSpec(scale=choices.scale, soft_cap=choices.soft_cap)
+
+
+def plain_forward(arrays, spans_BQ4, sinks_N, choices, products):
+    inputs, spec = call_of(arrays, choices)
+    o, lse = blockwise_forward(inputs._replace(sinks_N=sinks_N), spec)
+    return o, jnp.swapaxes(lse, 1, 2)
+
+
+def plain_gradients(arrays, residuals, choices):
+    lse, delta = (jnp.swapaxes(x, 1, 2) for x in residuals[1:])
+    do = residuals.do_BTNV
+    return blockwise_backward(
+        *call_of(arrays, choices),
+        o_BTNV=jnp.zeros_like(do),
+        lse_BTN=lse / LOG2_E,
+        do_BTNV=do,
+        dlse_BTN=-delta,
+    )
+
+
+def plain_query_gradients(arrays, residuals, spans_BQ4, choices, products):
+    return plain_gradients(arrays, residuals, choices).q_BTNH
+
+
+def plain_key_gradients(arrays, residuals, spans_BL4, choices, products):
+    gradients = plain_gradients(arrays, residuals, choices)
+    return gradients.k_BSKH, gradients.v_BSKV
+
+
+class TestAroundTheKernels(FlashAttention):
+    case_names = ("segments", "everything_but_bias")
+    form = Form(plain_forward, plain_query_gradients, plain_key_gradients)
+
+    def extra_cases(self, kernel):
+        return extra_cases(kernel)
+
+
+@pytest.mark.slow
+class TestAroundTheKernelsOnEveryCase(TestAroundTheKernels):
+    case_names = None
+
+
+def extra_cases(kernel):
+    everything = AttentionSample(
+        name="everything_but_bias",
+        keys=153,
+        queries=70,
+        width=80,
+        value_width=24,
+        parts=("segments", "ranges", "sinks", "offset"),
+        spec={"left": 90, "right": 2, "soft_cap": 3.0, "query_offset": 4},
+    )
+    sinks = AttentionSample(name="sinks", parts=("sinks", "ranges"))
+    case = attention_case if kernel.op == "attention" else attention_backward_case
+    return case(everything), case(sinks, with_lse=True)
+
+
+class Interpreted(FlashAttention):
+    """The interpreter knows neither remat of a forward pass nor `shard_map`."""
+
+    test_devices_of_a_mesh_give_what_one_device_does = None
+    test_remat_changes_no_gradient = None
+    test_vmap_equals_one_call_after_another = None
+    test_jit_changes_nothing = None
+
+    @pytest.fixture(autouse=True)
+    def blocks(self):
+        backward = BackwardTiles(64, 64, 64, 64, num_groups=1, num_stages=1)
+        with FORWARD_TILES.forced(Blocks(64, 64)), BACKWARD_TILES.forced(backward):
+            yield
+
+
+class TestSimple(Interpreted):
+    case_names = ("segments",)
+
+
+@pytest.mark.slow
+class TestSimpleOnEveryCase(Interpreted):
+    case_names = ("whole_tiles", "soft_cap", "sinks", "everything_but_bias")
+
+    def extra_cases(self, kernel):
+        return extra_cases(kernel)
+
+
+MASKS = ("causal", "segments", "lonely_segments", "ranges", "everything")
+
+
+@pytest.mark.parametrize("sample", [one for one in ATTENTION_SAMPLES if one.name in MASKS])
+def test_spans_hold_every_visible_pair_and_whole_blocks_are_whole(sample):
+    inputs, spec = sample.make()
+    size, count = 16, -(-max(sample.queries, sample.keys) // 16)
+    length = size * count
+    seen = padded(visibility(inputs, spec), length, length)
+    mask = visible(spec, rows(inputs, spec), columns(inputs))
+    mask = jnp.ones((1, 1, 1, 1, 1), bool) if mask is None else mask
+    shape = (sample.batch, sample.queries, sample.keys)
+    mask = jnp.broadcast_to(mask[:, 0, 0], shape)
+    mask = jnp.pad(mask, [(0, 0), *((0, length - n) for n in shape[1:])])
+    pairs = mask.reshape(sample.batch, count, size, count, size).swapaxes(2, 3)
+    any_seen, all_seen = pairs.any((3, 4)), pairs.all((3, 4))
+    found = spans(seen, num_keys=length, block_q=size, block_k=size)
+    for span, live, full in (
+        (found.of_queries_BQ4, any_seen, all_seen),
+        (found.of_keys_BL4, any_seen.swapaxes(1, 2), all_seen.swapaxes(1, 2)),
+    ):
+        start, full_start, full_end, end = (span[..., i][..., None] for i in range(4))
+        index = jnp.arange(count)[None, None, :]
+        assert bool((~live | ((index >= start) & (index < end))).all())
+        assert bool((full | (index < full_start) | (index >= full_end)).all())
+        assert bool(((start <= full_start) & (full_start <= full_end) & (full_end <= end)).all())
+    if sample.name == "causal":  # the last of three blocks has five queries, so it is not whole
+        assert found.of_queries_BQ4[0].tolist() == [[0, 1, 1, 1], [0, 0, 1, 2], [0, 3, 3, 3]]
+
+
+def test_memory_that_is_not_written_and_races_would_show():
+    sample = AttentionSample(name="races", batch=1, heads=2, key_heads=1, parts=("segments",))
+    inputs, spec = sample.make(jnp.bfloat16)
+    how = {"form": SIMPLE, "products": means(detect_races=True, uninitialized_memory="nan")}
+    forward = functools.partial(flash_forward, **how)
+    o, lse = jax.jit(lambda inputs: forward(inputs, spec))(inputs)
+    assert bool(jnp.isfinite(o.astype(jnp.float32)).all())
+    assert not bool(jnp.isnan(lse).any())
+
+
+@pytest.mark.parametrize(
+    ("changes", "dtype", "reason"),
+    [
+        ({}, jnp.float32, "takes bfloat16 and float16, not float32"),
+        ({"parts": ("bias",)}, jnp.bfloat16, "takes no bias"),
+        ({"parts": ("dropout",), "spec": {"dropout_rate": 0.1}}, jnp.bfloat16, "takes no dropout"),
+        ({"width": 256}, jnp.bfloat16, "takes widths up to 128, not k's 256"),
+        ({"value_width": 160}, jnp.bfloat16, "takes widths up to 128, not v's 160"),
+        ({"queries": 0}, jnp.bfloat16, "takes no empty array"),
+        ({"keys": 0}, jnp.bfloat16, "takes no empty array"),
+    ],
+)
+def test_what_it_cannot_do_is_refused_with_the_reason(changes, dtype, reason):
+    call = attention_case(AttentionSample(name="refused", **changes)).abstract_call(dtype)
+    assert reason in accepts(call)
+
+
+@pytest.mark.parametrize(
+    ("keys", "parts", "reason"),
+    [
+        (64, ("segments",), None),
+        (63, ("segments",), "takes 64 keys or more, where a bias is larger than the queries"),
+        (64, (), "takes segments, and there are none"),
+    ],
+)
+def test_packed_documents_are_ours_where_a_bias_is_larger_than_queries(keys, parts, reason):
+    sample = AttentionSample(name="packed", queries=keys, keys=keys, parts=parts)
+    answer = accepts_packed(attention_case(sample).abstract_call(jnp.bfloat16))
+    assert answer is None if reason is None else reason in answer
