@@ -1,11 +1,11 @@
 """`train`, `generate`, `eval`: what a user types, sees, and gets wrong."""
 
 import json
-import os
 import subprocess
 import sys
 
 import pytest
+from quick_flags import quick_environment
 
 from axcore.cli.main import main
 from axcore.cli.printable import printable
@@ -36,7 +36,7 @@ def axcore(*arguments):
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, "XLA_FLAGS": ""},
+        env=quick_environment(),
     )
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from quick_flags import QUICK_FLAGS
 
 from axcore.cli.main import group
 from axcore.launch.place import COORDINATOR, NUM_PROCESSES, PROCESS_ID
@@ -22,7 +23,6 @@ SHORT = (
     "--set=**.warmup_steps=1",
     "--set=max_steps=3",
 )
-QUICK = "--xla_backend_optimization_level=0"  # to compile; these programs run three times
 
 
 def commands(name):
@@ -54,7 +54,7 @@ def test_flags_and_variables_stand_side_by_side():
 
 def test_the_run_on_this_machine_trains_with_two_processes(cli, tmp_path):
     (command,) = commands("launch local")
-    ran = cli(*shlex.split(command)[1:], *SHORT, XLA_FLAGS=QUICK)
+    ran = cli(*shlex.split(command)[1:], *SHORT, XLA_FLAGS=QUICK_FLAGS)
     assert ran.exit_code == 0, ran.stderr
     assert "[0] hardware: cpu-4, mesh: fsdp 4" in ran.stdout
     assert "[0] done at step 3" in ran.stdout
@@ -65,10 +65,10 @@ def test_the_run_on_this_machine_trains_with_two_processes(cli, tmp_path):
 @pytest.mark.slow
 def test_steps_are_kept_where_the_page_says(cli, tmp_path):
     (command,) = commands("train")
-    ran = cli(*shlex.split(command)[1:], *SHORT, XLA_FLAGS=QUICK)
+    ran = cli(*shlex.split(command)[1:], *SHORT, XLA_FLAGS=QUICK_FLAGS)
     assert ran.exit_code == 0, ran.stderr
     for place in ("fast/run", "durable/run"):
         assert (tmp_path / place / "step_00000003/manifest.json").exists()
     assert not (tmp_path / "runs/mirrored/checkpoints").exists()
-    ran = cli("generate", "runs/mirrored", "--max-tokens", "2", XLA_FLAGS=QUICK)
+    ran = cli("generate", "runs/mirrored", "--max-tokens", "2", XLA_FLAGS=QUICK_FLAGS)
     assert ran.exit_code == 0, ran.stderr

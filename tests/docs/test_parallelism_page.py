@@ -1,6 +1,5 @@
 """`docs/parallelism.md`: every block of Python and every command does what the page says."""
 
-import os
 import shlex
 import subprocess
 import sys
@@ -8,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from pages import commands, run_page
+from quick_flags import quick_environment
 
 PAGE = Path(__file__).parents[2] / "docs" / "parallelism.md"
 COMMANDS = [
@@ -40,7 +40,7 @@ def test_every_command_works(command, tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "axcore.cli.main", *words, *(SHORT if "train" in words else ())],
         cwd=tmp_path,
-        env={**os.environ, "XLA_FLAGS": "--xla_backend_optimization_level=0"},
+        env=quick_environment(),
         capture_output=True,
         text=True,
         check=False,

@@ -1,6 +1,5 @@
 """The pages that users read first: every command and every block of Python on them works."""
 
-import os
 import re
 import shlex
 import subprocess
@@ -8,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from quick_flags import quick_environment
 
 from axcore.cli.main import group
 
@@ -51,7 +51,7 @@ def run(*command, cwd):
     return subprocess.run(
         [sys.executable, *command],
         cwd=cwd,
-        env={**os.environ, "XLA_FLAGS": ""},
+        env=quick_environment(),
         capture_output=True,
         text=True,
         check=False,

@@ -5,11 +5,9 @@ from pathlib import Path
 
 import pytest
 from fresh_environment import FreshEnvironment
+from quick_flags import QUICK_FLAGS
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "axl_example_chip"
-
-QUICK = "--xla_backend_optimization_level=0"
-"""A flag of the user's own, so that XLA compiles quickly; the example's flag joins it."""
 
 SHORT = (
     *("--set", "model.dim=32", "--set", "**.num_layers=1", "--set", "**.hidden_dim=64"),
@@ -31,7 +29,9 @@ def test_example_is_at_most_60_lines():
 @pytest.fixture(scope="module")
 def fresh(tmp_path_factory):
     """A new environment with the example, and no other plugin, installed."""
-    made = FreshEnvironment(tmp_path_factory.mktemp("fresh"), ["axl-example-chip"], flags=QUICK)
+    made = FreshEnvironment(
+        tmp_path_factory.mktemp("fresh"), ["axl-example-chip"], flags=QUICK_FLAGS
+    )
     made.install(EXAMPLE)
     return made
 

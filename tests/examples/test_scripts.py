@@ -1,11 +1,11 @@
 """The examples that are scripts run, and show what they say."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from quick_flags import quick_environment
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -15,7 +15,7 @@ def output_of(script, folder):
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / script)],
         cwd=folder,
-        env={**os.environ, "XLA_FLAGS": ""},
+        env=quick_environment(),
         capture_output=True,
         text=True,
         check=False,

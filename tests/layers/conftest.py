@@ -15,10 +15,7 @@ def call() -> Callable[..., Any]:
     """Returns `call(module, state, *args)`, the module's result as numpy arrays."""
 
     def call(module: Any, state: Any, *args: Any, **options: Any) -> Any:
-        run = jax.jit(
-            lambda state, args: functional(module, state, *args, **options)[0],
-            compiler_options={"xla_backend_optimization_level": 0},  # compiles in half the time
-        )
+        run = jax.jit(lambda state, args: functional(module, state, *args, **options)[0])
         return jax.tree.map(np.asarray, run(state, args))
 
     return call

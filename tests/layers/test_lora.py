@@ -28,7 +28,6 @@ from axcore.trainer.step import TrainStep
 
 CPU = Hardware.parse("cpu-1")
 VOCAB, ROWS, TIME = 32, 4, 8
-FAST_COMPILE = {"xla_backend_optimization_level": 0}
 
 
 def dense():
@@ -54,15 +53,12 @@ def adapted(cfg, **fields):
 
 def logits(module, state):
     tokens = np.random.default_rng(0).integers(0, VOCAB, (2, TIME)).astype(np.int32)
-    run = jax.jit(
-        lambda state: functional(module, state, jnp.asarray(tokens), method="logits")[0],
-        compiler_options=FAST_COMPILE,
-    )
+    run = jax.jit(lambda state: functional(module, state, jnp.asarray(tokens), method="logits")[0])
     return np.asarray(run(state))
 
 
 def first_state(module):
-    return jax.jit(module.init, compiler_options=FAST_COMPILE)(jax.random.key(0))
+    return jax.jit(module.init)(jax.random.key(0))
 
 
 def noisy(adapters):
@@ -116,8 +112,8 @@ def trained(tmp_path_factory):
         "segment_ids": np.ones((ROWS, TIME), np.int32),
         "loss_weights": np.ones((ROWS, TIME), np.float32),
     }
-    before = jax.jit(step.init, compiler_options=FAST_COMPILE)()
-    run = jax.jit(step, compiler_options=FAST_COMPILE)
+    before = jax.jit(step.init)()
+    run = jax.jit(step)
     after = run(run(before, batch)[0], batch)[0]
     return step, before, jax.device_get(after)
 

@@ -42,10 +42,7 @@ def moe(expert=GATED, num_experts=4, top_k=2, **fields):
 
 def run(module, state, *args, **options):
     """Returns the result and the outputs of one compiled call."""
-    compiled = jax.jit(
-        lambda state, args: functional(module, state, *args, **options),
-        compiler_options={"xla_backend_optimization_level": 0},
-    )
+    compiled = jax.jit(lambda state, args: functional(module, state, *args, **options))
     return compiled(state, args)
 
 

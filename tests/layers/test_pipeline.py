@@ -20,7 +20,6 @@ from axcore.parallel import (
 from axcore.trainer.step import TrainStep
 
 ROWS, TIME, DIM, LAYERS = 8, 3, 4, 4
-FAST_COMPILE = {"xla_backend_optimization_level": 0}
 
 
 @jax.custom_vjp
@@ -105,7 +104,7 @@ def _train_step(cfg, num_micro_batches=1):
 def accumulated(batch):
     """State and metrics after a step of a `Repeat` in four micro-batches."""
     step = _train_step(_root(), num_micro_batches=4)
-    return jax.jit(step, compiler_options=FAST_COMPILE)(step.init(), batch)
+    return jax.jit(step)(step.init(), batch)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +120,7 @@ def test_pipeline_is_an_accumulated_batch(batch, accumulated, num_stages, num_ro
     shardings = param_shardings(step.specs, PARAM_RULES, mesh)
     state = state._replace(model=jax.device_put(state.model, shardings))
     with jax.set_mesh(mesh), sharding_activations(ActivationSharding(mesh)):
-        after, metrics = jax.jit(step, compiler_options=FAST_COMPILE)(state, batch)
+        after, metrics = jax.jit(step)(state, batch)
     pairs = zip(
         jax.tree.leaves((after.model, metrics)),
         jax.tree.leaves((accumulated[0].model, accumulated[1])),

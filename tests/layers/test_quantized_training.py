@@ -45,7 +45,6 @@ from axcore.trainer.step import TrainStep
 
 CPU = Hardware.parse("cpu-8")
 EMULATED = KernelPolicy(hardware=CPU, pins={"quantized_dot": "emulated"})
-QUICK = {"xla_backend_optimization_level": 0}
 DOTS = {
     "int8": Int8Dynamic.Config(),
     "int8_stochastic": Int8Dynamic.Config(stochastic_rounding=True),
@@ -303,7 +302,7 @@ def model_gradients(cfg, state=None):
         _, outputs = run(model, state, text_batch(0), training=True, rng=0)
         return outputs.total_loss(), outputs.updates
 
-    return jax.jit(jax.grad(loss, has_aux=True), compiler_options=QUICK)(state)
+    return jax.jit(jax.grad(loss, has_aux=True))(state)
 
 
 def float32_model(dot):

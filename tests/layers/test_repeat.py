@@ -18,7 +18,6 @@ from axcore.layers import (
 from axcore.module import Module, Remat, functional
 
 LAYERS = 3
-FAST_COMPILE = {"xla_backend_optimization_level": 0}
 
 
 class Sized(Module):
@@ -65,9 +64,7 @@ def _run(module, state, inputs):
         y, outputs = functional(module, state, *inputs, rng=7, training=True)
         return (y**2).sum() + outputs.total_loss(), (y, outputs.total_loss())
 
-    gradient, (y, total) = jax.jit(jax.grad(loss, has_aux=True), compiler_options=FAST_COMPILE)(
-        state
-    )
+    gradient, (y, total) = jax.jit(jax.grad(loss, has_aux=True))(state)
     return y, total, gradient
 
 
@@ -79,7 +76,7 @@ def _stacked(state):
 @pytest.fixture(scope="module")
 def unrolled(inputs):
     stack = _built(Stack)
-    state = jax.jit(stack.init, compiler_options=FAST_COMPILE)(jax.random.key(0))
+    state = jax.jit(stack.init)(jax.random.key(0))
     return state, _run(stack, state, inputs)
 
 
@@ -87,7 +84,7 @@ def test_equal_keys_give_equal_parameters(unrolled):
     repeat = _built(Repeat)
     jax.tree.map(
         np.testing.assert_array_equal,
-        jax.jit(repeat.init, compiler_options=FAST_COMPILE)(jax.random.key(0)),
+        jax.jit(repeat.init)(jax.random.key(0)),
         _stacked(unrolled[0]),
     )
 

@@ -12,7 +12,6 @@ from axcore.layers.tokens import whole_rows
 from axcore.module import Module, Remat, functional
 
 DIM, TURNS = 4, 3
-FAST_COMPILE = {"xla_backend_optimization_level": 0}
 
 
 class Layer(Module):
@@ -49,9 +48,7 @@ def run(module, state, inputs, **options):
         y, outputs = functional(module, state, *inputs, training=True, **options)
         return (y**2).sum() + outputs.total_loss(), (y, outputs.total_loss())
 
-    gradient, (y, total) = jax.jit(jax.grad(loss, has_aux=True), compiler_options=FAST_COMPILE)(
-        state
-    )
+    gradient, (y, total) = jax.jit(jax.grad(loss, has_aux=True))(state)
     return y, total, gradient
 
 

@@ -15,9 +15,6 @@ from axcore.module import functional
 
 VOCAB, TIME = 17, 8
 
-FAST_COMPILE = {"xla_backend_optimization_level": 0}
-"""Halves compile time, which is most of these tests' time; the programs mean the same."""
-
 
 class Runner:
     """Runs models by their config; equal configs and shapes share one compiled program."""
@@ -28,7 +25,7 @@ class Runner:
 
     @functools.cache  # noqa: B019
     def _state(self, cfg: Any) -> Any:
-        init = jax.jit(self.module(cfg).init, compiler_options=FAST_COMPILE)
+        init = jax.jit(self.module(cfg).init)
         state = init(jax.random.key(0))
         noise = np.random.default_rng(3)
         noisy = lambda x: np.asarray(x) + 0.1 * noise.normal(size=x.shape)  # noqa: E731
@@ -58,7 +55,7 @@ class Runner:
                 "logits": logits,
             }
 
-        return jax.jit(run, compiler_options=FAST_COMPILE)
+        return jax.jit(run)
 
     def __call__(self, cfg: Any, state: Any, batch: Any) -> dict[str, Any]:
         """Returns `total`, `pair` (sum and weight), `losses`, `gradient` and `logits`."""

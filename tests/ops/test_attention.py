@@ -17,9 +17,6 @@ from axcore.ops.attention_types import AttentionInputs, AttentionSpec
 from axcore.ops.attention_vjp import attention_from_halves
 from axcore.ops.tolerance import TOLERANCES, relative_error
 
-QUICK = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
-"""Compiles ten times faster; what is computed stays the same."""
-
 blockwise = partial(
     attention_from_halves,
     forward=partial(blockwise_forward, block_size=16),
@@ -47,7 +44,7 @@ def run(attend, inputs, spec):
         return total, (o, lse)
 
     floats = [x for x, floating in zip(inputs, is_float, strict=True) if floating]
-    step = jax.jit(jax.value_and_grad(loss, has_aux=True), compiler_options=QUICK)
+    step = jax.jit(jax.value_and_grad(loss, has_aux=True))
     (_, outputs), gradients = step(floats)
     return outputs, gradients
 
@@ -77,7 +74,7 @@ def test_reference_gradient_equals_finite_difference(part):
         moved = inputs._replace(q_BTNH=inputs.q_BTNH + step * direction)
         return jnp.sum(jnp.sin(attention_reference(moved, spec)[0]))
 
-    step = jax.jit(jax.value_and_grad(loss), compiler_options=QUICK)
+    step = jax.jit(jax.value_and_grad(loss))
     (before, _), (_, gradient), (after, _) = (step(jnp.float32(x)) for x in (-1e-2, 0.0, 1e-2))
     assert float(gradient) == pytest.approx(float(after - before) / 2e-2, rel=2e-3)
 
@@ -89,7 +86,7 @@ def test_blocks_hidden_by_causality_and_window_are_not_computed():
     )
     spec = AttentionSpec(scale=1.0, left=3, right=0)
     forward = partial(blockwise_forward, spec=spec, block_size=8)
-    o, _ = jax.jit(forward, compiler_options=QUICK)(hidden)
+    o, _ = jax.jit(forward)(hidden)
     assert jnp.isnan(o[:, 8:11]).any()
     assert not jnp.isnan(o[:, 16:]).any()
 
@@ -113,7 +110,7 @@ def test_blocks_hidden_by_documents_ranges_or_offsets_are_not_computed(part):
         o, _ = blockwise(hidden._replace(q_BTNH=q, k_BSKH=k, v_BSKV=v), spec)
         return jnp.sum(o[:, seen]), o
 
-    step = jax.jit(jax.grad(loss, argnums=(0, 1, 2), has_aux=True), compiler_options=QUICK)
+    step = jax.jit(jax.grad(loss, argnums=(0, 1, 2), has_aux=True))
     gradients, o = step(*hidden[:3])
     assert not jnp.isnan(o[:, seen]).any()
     assert part == "offsets" or jnp.isnan(o[:, :16]).all()
@@ -187,7 +184,7 @@ def test_long_attention_needs_an_eighth_of_the_memory_of_the_reference():
             return jnp.sum(attend(AttentionInputs(q, k, v), spec)[0])
 
         compiled = jax.jit(jax.grad(loss, argnums=(0, 1, 2))).lower(shape, shape, shape)
-        compiled = compiled.compile(QUICK)
+        compiled = compiled.compile()
         return compiled.memory_analysis().temp_size_in_bytes
 
     assert 8 * temporaries(attention_portable) <= temporaries(attention_reference)
@@ -203,9 +200,7 @@ def test_memory_grows_linearly_with_length():
                 attention_portable(AttentionInputs(q, q, q), spec)[0].astype(jnp.float32)
             )
 
-        return (
-            jax.jit(jax.grad(loss)).lower(shape).compile(QUICK).memory_analysis().temp_size_in_bytes
-        )
+        return jax.jit(jax.grad(loss)).lower(shape).compile().memory_analysis().temp_size_in_bytes
 
     assert temporaries(16384) < 2.2 * temporaries(8192)
 

@@ -18,8 +18,6 @@ from axcore.ops.attention_vjp import attention_from_halves
 from axcore.ops.tolerance import relative_error
 
 LENGTH = 20
-QUICK = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
-"""Compiles ten times faster; what is computed stays the same."""
 IMPLEMENTATIONS = {
     "reference": attention_reference,
     "dense": attention_dense,
@@ -44,7 +42,7 @@ SPECS = (
 )
 
 
-@partial(jax.jit, static_argnums=(0, 1), compiler_options=QUICK)
+@partial(jax.jit, static_argnums=(0, 1))
 def run(name, spec, masks):
     """Return output, log-sum-exp, and gradients of q, k, v, bias."""
     bias, segments, start, end = masks
@@ -112,7 +110,7 @@ def test_nobody_sees_anything_gives_zeros():
 def test_window_covers_left_and_right_inclusively():
     values = jnp.eye(LENGTH).reshape(1, LENGTH, 1, LENGTH)
     windowed = partial(attention, window=(2, 1))
-    o = jax.jit(windowed, compiler_options=QUICK)(Q[:, :, :1], K, values)
+    o = jax.jit(windowed)(Q[:, :, :1], K, values)
     sees = np.asarray(o[0, :, 0]) > 0
     place = np.arange(LENGTH)
     distance = place[None, :] - place[:, None]
@@ -121,7 +119,7 @@ def test_window_covers_left_and_right_inclusively():
 
 @pytest.mark.parametrize("offset", [15, np.int32(15), np.full((1,), 15, np.int32)])
 def test_causal_with_offset_equals_the_last_rows_of_the_whole(offset):
-    @partial(jax.jit, compiler_options=QUICK)
+    @jax.jit
     def both():
         place = offset if isinstance(offset, int) else jnp.asarray(offset)
         last = attention(Q[:, 15:], K, V, causal=True, query_offset=place)

@@ -24,7 +24,6 @@ from axcore.ops.quantized_dot_samples import E4M3, E5M2, FLOAT8, INT8, INT8_CHAN
 from axcore.plugins import Hardware
 from axcore.testing import KernelSuite
 
-QUICK = {"xla_backend_optimization_level": 0}
 EMULATED = KernelPolicy(hardware=Hardware.parse("cpu-1"), pins={"quantized_dot": "emulated"})
 STOCHASTIC = QuantizedDotSpec(
     inputs=INT8_CHANNELS,
@@ -57,7 +56,7 @@ def value_and_gradients(function, x, w, dy):
         y, pull = jax.vjp(function, x, w)
         return (y, *pull(dy))
 
-    return jax.jit(run, compiler_options=QUICK)(x, w, dy)
+    return jax.jit(run)(x, w, dy)
 
 
 def by(spec, **options):

@@ -21,7 +21,6 @@ from axcore.ops.quantized_dot_samples import FLOAT8, INT8
 from axcore.ops.tolerance import relative_error
 from axcore.plugins import Hardware
 
-QUICK = {"xla_backend_optimization_level": 0}
 EMULATED = KernelPolicy(hardware=Hardware.parse("cpu-2"), pins={"quantized_dot": "emulated"})
 SIZES, NUM_ROWS = (16, 0, 9, 7), 40
 GIVEN = (3.0, 0.5, 1.0, 0.0)
@@ -45,7 +44,7 @@ def pulled(function, x, w, dy, policy=EMULATED):
         return (y, *pull(dy))
 
     with use_policy(policy):
-        return jax.jit(run, compiler_options=QUICK)(x, w, dy)
+        return jax.jit(run)(x, w, dy)
 
 
 def one_by_one(spec, amaxes, x, w):
@@ -102,7 +101,7 @@ def test_gradient_of_seen_is_the_largest_gradient_of_each_group():
         return jnp.sum(dy * quantized_grouped_matmul(x, w, sizes, FLOAT8, amaxes=amaxes))
 
     with use_policy(EMULATED):
-        got = jax.jit(jax.grad(run), compiler_options=QUICK)(known)
+        got = jax.jit(jax.grad(run))(known)
     np.testing.assert_array_equal(got, amax_of_groups(dy, sizes))
     assert got[1] == 0
 

@@ -32,7 +32,6 @@ from axcore.ops.grouped_matmul_reference import grouped_matmul_reference
 
 pytestmark = pytest.mark.slow
 
-QUICK = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
 SIZES = (1e-20, 1.0, 1e4, 1e12)
 """How large numbers are: products of three, summed, stay below the largest float32."""
 Numbers = np.random.Generator
@@ -161,7 +160,7 @@ GROUPED = Subject(
 )
 
 
-@partial(jax.jit, static_argnums=0, compiler_options=QUICK)
+@partial(jax.jit, static_argnums=0)
 def num_new_nans(subject: Subject, arrays: Any) -> tuple[jax.Array, jax.Array]:
     """Return how many NaN the others give where the reference gives none, and how many it gives."""
     want = jax.tree.leaves(computed(subject, subject.reference, arrays))

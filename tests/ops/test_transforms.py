@@ -16,10 +16,6 @@ from axcore.ops.attention_types import AttentionInputs, AttentionSpec
 from axcore.ops.attention_vjp import attention_from_halves
 from axcore.ops.tolerance import relative_error
 
-QUICK = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
-"""Compiles ten times faster; what is computed stays the same."""
-
-quick_jit = partial(jax.jit, compiler_options=QUICK)
 blockwise = partial(
     attention_from_halves,
     forward=partial(blockwise_forward, block_size=16),
@@ -51,9 +47,9 @@ def assert_equal(got, want):
 def test_vmap_equals_a_loop(name):
     step = partial(loss_and_gradients, ATTENDS[name])
     stacked = [x.reshape(2, 2, *x.shape[1:]) for x in (Q, K, V)]
-    got = quick_jit(jax.vmap(step))(*stacked)
+    got = jax.jit(jax.vmap(step))(*stacked)
     for i in range(2):
-        want = quick_jit(step)(*(x[i] for x in stacked))
+        want = jax.jit(step)(*(x[i] for x in stacked))
         assert_equal(jax.tree.map(lambda x: x[i], got), want)  # noqa: B023
 
 
@@ -75,7 +71,7 @@ def test_scan_over_layers_equals_unrolled_layers(name, remat):
         return jnp.sum(q)
 
     got, want = (
-        quick_jit(jax.value_and_grad(f, argnums=(0, 1)))(Q, scales) for f in (scanned, unrolled)
+        jax.jit(jax.value_and_grad(f, argnums=(0, 1)))(Q, scales) for f in (scanned, unrolled)
     )
     assert_equal(got, want)
 
@@ -107,13 +103,13 @@ def test_attention_sharded_by_batch_and_heads_needs_no_communication(name):
     mesh = mesh_of((2, 2), ("data", "model"))
     sharding = NamedSharding(mesh, PartitionSpec("data", None, "model"))
 
-    @partial(jax.jit, in_shardings=sharding, out_shardings=sharding, compiler_options=QUICK)
+    @partial(jax.jit, in_shardings=sharding, out_shardings=sharding)
     def step(q, k, v):
         o, gradients = jax.vjp(lambda *x: ATTENDS[name](AttentionInputs(*x), SPEC)[0], q, k, v)
         return o, *gradients(jnp.cos(o))
 
     assert not COLLECTIVE.findall(step.lower(Q, K, V).compile().as_text())
-    alone = quick_jit(step.__wrapped__)(Q, K, V)
+    alone = jax.jit(step.__wrapped__)(Q, K, V)
     assert_equal(step(Q, K, V), alone)
 
 
@@ -126,8 +122,8 @@ def test_attention_under_a_mesh_equals_attention_alone_with_every_mask():
 
     sharding = NamedSharding(mesh, PartitionSpec("data"))
     step = jax.value_and_grad(loss, argnums=(0, 1, 2))
-    sharded = quick_jit(step)(*(jax.device_put(x, sharding) for x in (Q, K, V)))
-    assert_equal(sharded, quick_jit(step)(Q, K, V))
+    sharded = jax.jit(step)(*(jax.device_put(x, sharding) for x in (Q, K, V)))
+    assert_equal(sharded, jax.jit(step)(Q, K, V))
 
 
 def test_documents_split_by_batch_are_passed_over_alike():
@@ -143,8 +139,8 @@ def test_documents_split_by_batch_are_passed_over_alike():
         return jax.value_and_grad(loss, argnums=(0, 1, 2))(q, k, v)
 
     arguments = (Q, K, V, segments)
-    split = quick_jit(step, in_shardings=sharding)(*jax.device_put(arguments, sharding))
-    assert_equal(split, quick_jit(step)(*arguments))
+    split = jax.jit(step, in_shardings=sharding)(*jax.device_put(arguments, sharding))
+    assert_equal(split, jax.jit(step)(*arguments))
 
 
 def cross_entropy_step(x, w, targets, weights):
@@ -172,13 +168,11 @@ def test_sharded_cross_entropy_gathers_neither_tokens_nor_logits(rows, vocabular
     by_row = NamedSharding(mesh, PartitionSpec(rows))
     by_vocabulary = NamedSharding(mesh, PartitionSpec(None, vocabulary))
     arguments = cross_entropy_arguments(vocabulary=64)
-    step = partial(jax.jit, compiler_options=QUICK)(
-        cross_entropy_step, in_shardings=(by_row, by_vocabulary, by_row, by_row)
-    )
+    step = jax.jit(cross_entropy_step, in_shardings=(by_row, by_vocabulary, by_row, by_row))
     text = step.lower(*arguments).compile().as_text()
     assert "all-gather(" not in text
     assert "all-to-all(" not in text
-    assert_equal(step(*arguments), quick_jit(cross_entropy_step)(*arguments))
+    assert_equal(step(*arguments), jax.jit(cross_entropy_step)(*arguments))
 
 
 def test_cross_entropy_under_vmap_and_scan_equals_a_loop():
@@ -188,9 +182,9 @@ def test_cross_entropy_under_vmap_and_scan_equals_a_loop():
     def one(x, targets, weights):
         return cross_entropy_step(x, w, targets, weights)
 
-    mapped = quick_jit(jax.vmap(one))(*rows)
-    scanned = quick_jit(lambda *r: jax.lax.scan(lambda c, a: (c, one(*a)), None, r)[1])(*rows)
-    looped = [quick_jit(one)(*(a[i] for a in rows)) for i in range(4)]
+    mapped = jax.jit(jax.vmap(one))(*rows)
+    scanned = jax.jit(lambda *r: jax.lax.scan(lambda c, a: (c, one(*a)), None, r)[1])(*rows)
+    looped = [jax.jit(one)(*(a[i] for a in rows)) for i in range(4)]
     stacked = jax.tree.map(lambda *parts: jnp.stack(parts), *looped)
     assert_equal(mapped, stacked)
     assert_equal(scanned, stacked)

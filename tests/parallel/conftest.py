@@ -19,7 +19,6 @@ from axcore.parallel import (
     sharding_activations,
 )
 
-FAST_COMPILE = {"xla_backend_optimization_level": 0}
 ROWS, TIME, VOCAB = 8, 8, 18
 
 
@@ -53,7 +52,7 @@ def state_of():
 
     @functools.cache
     def make(cfg):
-        init = jax.jit(cfg.build().init, compiler_options=FAST_COMPILE)
+        init = jax.jit(cfg.build().init)
         return jax.tree.map(np.asarray, init(jax.random.key(0)))
 
     return make
@@ -65,7 +64,7 @@ def on_one_device(state_of, batch):
 
     @functools.cache
     def run(cfg):
-        step = jax.jit(_step(cfg.build()), compiler_options=FAST_COMPILE)
+        step = jax.jit(_step(cfg.build()))
         return jax.device_get(step(state_of(cfg), batch))
 
     return run
@@ -87,9 +86,7 @@ def on_mesh(state_of, batch):
             jax.device_put(state_of(cfg), shardings),
             jax.device_put(batch, jax.sharding.NamedSharding(mesh, spec)),
         )
-        step = jax.jit(
-            _step(module), out_shardings=(None, shardings), compiler_options=FAST_COMPILE
-        )
+        step = jax.jit(_step(module), out_shardings=(None, shardings))
         with jax.set_mesh(mesh), sharding_activations(activations):
             program = step.lower(*inputs).compile()
         return program.as_text(), *jax.device_get(program(*inputs))

@@ -10,11 +10,13 @@ import venv
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from quick_flags import QUICK_FLAGS
+
 _PIP = (
     *("-m", "pip", "install", "--quiet", "--disable-pip-version-check"),
     *("--no-index", "--no-deps", "--no-build-isolation"),
 )
-_FLAGS = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
+_FLAGS = f"--xla_force_host_platform_device_count=8 {QUICK_FLAGS}"
 
 
 class FreshEnvironment:

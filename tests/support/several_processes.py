@@ -1,12 +1,13 @@
 """Starting several processes of one run on this machine, as a launcher would."""
 
-import os
 import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
+
+from quick_flags import quick_environment
 
 SUPPORT = Path(__file__).parent
 
@@ -30,10 +31,9 @@ def start(
     command: Sequence[object], *, devices: int = 1, environment: Mapping[str, str] | None = None
 ) -> "subprocess.Popen[str]":
     """Starts Python with some arguments, on host devices."""
-    flags = f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=0"
     return subprocess.Popen(
         [sys.executable, *map(str, command)],
-        env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags, **(environment or {})},
+        env={**quick_environment(devices=devices), **(environment or {})},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

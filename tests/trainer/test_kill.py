@@ -1,7 +1,6 @@
 """`kill -9`, then the same run again in a fresh process: bit by bit as if it was never killed."""
 
 import json
-import os
 import random
 import signal
 import subprocess
@@ -10,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from quick_flags import quick_environment
 
 CHILD = Path(__file__).with_name("training_child.py")
 
@@ -18,8 +18,7 @@ CHILD = Path(__file__).with_name("training_child.py")
 def start(text_folder, tmp_path_factory):
     """Starts a child on a run directory; all share one compile cache, as runs of a cluster do."""
     environment = {
-        **os.environ,
-        "XLA_FLAGS": "",
+        **quick_environment(),
         "JAX_COMPILATION_CACHE_DIR": str(tmp_path_factory.mktemp("compiled")),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",

@@ -10,7 +10,6 @@ import pytest
 from axcore.layers import TokenInfo
 from axcore.module import Constant, ParamSpec, functional
 
-FAST_COMPILE = {"xla_backend_optimization_level": 0}
 BATCH, TIME, VOCAB = 2, 8, 264
 
 
@@ -40,9 +39,7 @@ def call() -> Callable[..., Any]:
     """Returns `call(module, state, *args)`, the module's result as numpy arrays."""
 
     def call(module: Any, state: Any, *args: Any) -> Any:
-        run = jax.jit(
-            lambda state, args: functional(module, state, *args)[0], compiler_options=FAST_COMPILE
-        )
+        run = jax.jit(lambda state, args: functional(module, state, *args)[0])
         return jax.tree.map(np.asarray, run(state, args))
 
     return call
@@ -70,7 +67,7 @@ def run_model() -> Callable[[Any], Callable[..., Any]]:
             (value, logits), gradient = jax.value_and_grad(loss, has_aux=True)(state, tokens)
             return value, gradient, logits
 
-        return numpy_state(model.param_specs()), jax.jit(run, compiler_options=FAST_COMPILE)
+        return numpy_state(model.param_specs()), jax.jit(run)
 
     return built
 

@@ -1,0 +1,43 @@
+"""Suite settings: 16 fake CPU devices, strict promotion, runtime type checks, isolated caches.
+
+They hold for axcore's tests and for those of the plugins. Meshes in tests use at most 8 of the 16
+devices: callbacks inside `shard_map` deadlock on a small machine when every device takes part.
+"""
+
+import gc
+import os
+
+import pytest
+from hypothesis import HealthCheck, settings
+from quick_flags import QUICK_FLAGS
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+
+from jaxtyping import install_import_hook
+
+install_import_hook(["axcore.layers", "axcore.models", "axcore.ops"], "beartype.beartype")
+
+import jax  # noqa: E402 - after the hook
+
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+# Tracing makes many objects that live on; looking through them as often as Python does by default
+# takes a tenth of the suite's time.
+gc.set_threshold(20_000, 50, 100)
+
+settings.register_profile(
+    "axcore",
+    derandomize=True,
+    database=None,
+    max_examples=50,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("axcore")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Sets XLA's flags before jax starts; compilers of other hardware keep their own levels."""
+    quick = "" if config.getoption("--compile-for") else QUICK_FLAGS
+    os.environ.setdefault("XLA_FLAGS", f"--xla_force_host_platform_device_count=16 {quick}")
