@@ -27,7 +27,6 @@ from axcore.ops import (
 )
 from axcore.ops.attention_block_math import row_delta, sink_gradient
 from axcore.ops.attention_kernels import ATTENTION_BACKWARD, attention_call
-from axcore.ops.blocks import Blocks
 from axcore.parallel import backward_on_each_device, forward_on_each_device
 from axl_tpu.kernels.attention_backward import backward_keys, backward_queries
 from axl_tpu.kernels.attention_forward import forward
@@ -37,7 +36,6 @@ from axl_tpu.kernels.attention_tiles import (
     TILES,
     BackwardTiles,
     ForwardTiles,
-    fitting,
 )
 from axl_tpu.kernels.attention_visits import MAX_BLOCKS, Cut, most_visits, visits
 
@@ -67,7 +65,7 @@ def accepts(call: Call) -> str | None:
 
 
 def _too_long(inputs: AttentionInputs, spec: AttentionSpec) -> str | None:
-    cut = _cut(inputs, SMALLEST_BLOCK, SMALLEST_BLOCK)
+    cut = Cut.of(inputs, SMALLEST_BLOCK, SMALLEST_BLOCK)
     longest = max(cut.queries.length, cut.keys.length)
     if longest > MAX_BLOCKS * SMALLEST_BLOCK:
         return f"takes up to {MAX_BLOCKS * SMALLEST_BLOCK} queries or keys, not {longest}"
@@ -95,7 +93,7 @@ def flash_attention(
 def _forward(
     inputs: AttentionInputs, spec: AttentionSpec, *, tiles: ForwardTiles, interpret: Any
 ) -> tuple[Array, Array]:
-    cut = _cut(inputs, tiles.block_q, tiles.block_k)
+    cut = Cut.of(inputs, tiles.block_q, tiles.block_k)
     walk = visits(inputs, spec, cut, by_keys=False)
     o_BNTV, lse_BN1T = forward(Operands.of(inputs), spec, cut, walk, interpret=interpret)
     return heads_first(o_BNTV), heads_first(lse_BN1T[:, :, 0])
@@ -148,10 +146,10 @@ def _backward(
 ) -> AttentionInputs:
     delta_BTN = row_delta(o_BTNV, do_BTNV, dlse_BTN)
     operands = Operands.of(inputs).with_gradients(do_BTNV, lse_BTN, delta_BTN)
-    cut = _cut(inputs, tiles.dq_block_q, tiles.dq_block_k)
+    cut = Cut.of(inputs, tiles.dq_block_q, tiles.dq_block_k)
     walk = visits(inputs, spec, cut, by_keys=False)
     dq_BNTH = backward_queries(operands, spec, cut, walk, interpret=interpret)
-    cut = _cut(inputs, tiles.dkv_block_q, tiles.dkv_block_k)
+    cut = Cut.of(inputs, tiles.dkv_block_q, tiles.dkv_block_k)
     walk = visits(inputs, spec, cut, by_keys=True)
     dk_BKSH, dv_BKSV = backward_keys(operands, spec, cut, walk, interpret=interpret)
     return AttentionInputs(
@@ -159,14 +157,6 @@ def _backward(
         k_BSKH=heads_first(dk_BKSH),
         v_BSKV=heads_first(dv_BKSV),
         sinks_N=sink_gradient(inputs.sinks_N, lse_BTN, delta_BTN),
-    )
-
-
-def _cut(inputs: AttentionInputs, block_q: int, block_k: int) -> Cut:
-    num_queries, num_keys = inputs.q_BTNH.shape[1], inputs.k_BSKH.shape[1]
-    return Cut(
-        Blocks(num_queries, fitting(block_q, num_queries)),
-        Blocks(num_keys, fitting(block_k, num_keys)),
     )
 
 

@@ -24,7 +24,6 @@ from jax.experimental.pallas import tpu as pltpu
 from axcore.ops import AttentionSpec
 from axl_tpu.kernels.attention_block import (
     HIDDEN,
-    LANES,
     BlockShape,
     capped,
     column,
@@ -36,6 +35,7 @@ from axl_tpu.kernels.attention_block import (
 from axl_tpu.kernels.attention_operands import BlockSpecs, Columns, Operands, code_of
 from axl_tpu.kernels.attention_visits import (
     FIRST,
+    LANES,
     LAST,
     LIVE,
     MASKED,

@@ -17,9 +17,8 @@ from jax import Array, lax
 
 from axcore.ops import AttentionSpec
 from axcore.ops.attention_dropout import dropout_columns, dropout_of, dropout_rows
-from axl_tpu.kernels.attention_visits import Cut
+from axl_tpu.kernels.attention_visits import LANES, Cut
 
-LANES = 128
 LOG2E = math.log2(math.e)
 LN2 = math.log(2.0)
 

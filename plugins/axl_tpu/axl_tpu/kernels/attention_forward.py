@@ -21,7 +21,6 @@ from jax.experimental.pallas import tpu as pltpu
 from axcore.ops import AttentionSpec
 from axl_tpu.kernels.attention_block import (
     HIDDEN,
-    LANES,
     LN2,
     LOG2E,
     SEEN,
@@ -36,6 +35,7 @@ from axl_tpu.kernels.attention_block import (
 from axl_tpu.kernels.attention_operands import BlockSpecs, Columns, Operands, code_of
 from axl_tpu.kernels.attention_visits import (
     FIRST,
+    LANES,
     LAST,
     LIVE,
     MASKED,
@@ -86,7 +86,7 @@ def forward(
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "parallel", "arbitrary")
         ),
-        name="tpu_flash_attention",
+        name="tpu_flash_attention_fwd",
         interpret=interpret,
     )(visits.codes_BP, operands)
     return o_BNTV, lse_BN1T

@@ -18,8 +18,8 @@ from jax.experimental.pallas import tpu as pltpu
 
 from axcore.ops import AttentionInputs, AttentionSpec
 from axcore.ops.attention_block_math import finite_lse
-from axl_tpu.kernels.attention_block import LANES, LEAST_ID, LOG2E, column
-from axl_tpu.kernels.attention_visits import Cut, key_block, query_block
+from axl_tpu.kernels.attention_block import LEAST_ID, LOG2E, column
+from axl_tpu.kernels.attention_visits import LANES, Cut, key_block, query_block
 
 
 class Operands(NamedTuple):

@@ -8,7 +8,6 @@ import attrs
 from axcore.ops import Call, TileTable
 from axcore.ops.tiles import Bucket, power_of_two
 from axcore.plugins import Hardware
-from axl_tpu.kernels.attention_block import LANES
 
 
 @attrs.frozen
@@ -27,11 +26,6 @@ class BackwardTiles:
     dq_block_k: int
     dkv_block_q: int
     dkv_block_k: int
-
-
-def fitting(size: int, length: int) -> int:
-    """Returns a block size that is no larger than an axis needs."""
-    return min(size, -(-length // LANES) * LANES)
 
 
 def _default(call: Call, hardware: Hardware) -> ForwardTiles:

@@ -23,6 +23,9 @@ from axcore.ops.attention_live import bounds
 from axcore.ops.attention_mask import columns, rows
 from axcore.ops.blocks import Blocks
 
+LANES = 128
+"""Lanes of a vector register, of which blocks are multiples."""
+
 FIRST, LAST, LIVE, MASKED = 1, 2, 4, 8
 """First and last visit of a block of the outer axis; anything to compute; not all pairs visible."""
 
@@ -44,6 +47,15 @@ class Cut:
 
     queries: Blocks
     keys: Blocks
+
+    @classmethod
+    def of(cls, inputs: AttentionInputs, block_q: int, block_k: int) -> "Cut":
+        """Returns the cut of a call by blocks of these sizes, or as large as its axes need."""
+        num_queries, num_keys = inputs.q_BTNH.shape[1], inputs.k_BSKH.shape[1]
+        return cls(
+            Blocks(num_queries, min(block_q, -(-num_queries // LANES) * LANES)),
+            Blocks(num_keys, min(block_k, -(-num_keys // LANES) * LANES)),
+        )
 
 
 def query_block(code: Array) -> Array:

@@ -1,0 +1,220 @@
+"""Attention on TPUs by two kernels, in the cycles that libtpu schedules for them: splash and ours.
+
+Both are compiled by libtpu for chips that are not here, at heads of 128 in bfloat16, with four
+query heads to a key head, and by the block sizes that axl-tpu gives them. Cycles are the bundles of
+each branch of a kernel times how often its grid takes the branch (`_bundles.py`): what is computed,
+where copies are hidden under it. Documents are of random length, from a fixed seed, with a mean of
+1024 tokens; splash computes all blocks that causality leaves, ours those of documents alone.
+
+    pip install "axl-tpu[aot]"
+    python benchmarks/tpu_kernels.py                    # every target, every case
+    python benchmarks/tpu_kernels.py --target tpu-v5p-8
+
+writes `results/tpu_kernels.json`. Nothing here has run on a chip.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+from _bundles import dump_flags, schedule_of
+from _record import record
+
+from axcore.aot import find_aot_target
+from axcore.aot.targets import compile_environment
+from axcore.plugins import Hardware
+
+TARGETS = ("tpu-v5e-8", "tpu-v5p-8", "tpu-v6e-8")
+HEADS, KEY_HEADS, WIDTH = 8, 2, 128
+MEAN_DOCUMENT = 1024
+
+
+@attrs.frozen
+class Case:
+    """One size of call."""
+
+    rows: int
+    tokens: int
+    is_packed: bool
+
+
+CASES = {
+    "causal_4k": Case(2, 4096, False),
+    "causal_32k": Case(1, 32768, False),
+    "packed_4k": Case(8, 4096, True),
+    "packed_32k": Case(1, 32768, True),
+}
+
+# -- In a process for one target -----------------------------------------------------------------
+
+
+def call_of(case: Case) -> Any:
+    """Returns the inputs of a call, with real segments and abstract arrays, and its spec."""
+    import jax
+    import jax.numpy as jnp
+
+    from axcore.ops import AttentionInputs, AttentionSpec
+
+    def array(heads: int) -> Any:
+        return jax.ShapeDtypeStruct((case.rows, case.tokens, heads, WIDTH), jnp.bfloat16)
+
+    segments = documents(case) if case.is_packed else None
+    keys = array(KEY_HEADS)
+    inputs = AttentionInputs(array(HEADS), keys, keys, segments, segments)
+    return inputs, AttentionSpec(scale=WIDTH**-0.5, right=0)
+
+
+def documents(case: Case) -> np.ndarray:
+    """Returns segments `[rows, tokens]` of documents whose lengths are drawn from a fixed seed."""
+    starts = np.random.default_rng(0).random((case.rows, case.tokens)) < 1 / MEAN_DOCUMENT
+    return (1 + np.cumsum(starts, axis=1)).astype(np.int32)
+
+
+def compiled_bytes(attend: Any, case: Case, device: Any) -> int:
+    """Compiles output and gradients; returns the bytes of temporaries."""
+    import jax
+    import jax.numpy as jnp
+    from jax.sharding import SingleDeviceSharding
+
+    inputs, spec = call_of(case)
+    here = SingleDeviceSharding(device)
+    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), inputs)
+
+    def loss(inputs: Any) -> Any:
+        return jnp.sum(attend(inputs, spec)[0].astype(jnp.float32))
+
+    program = jax.jit(jax.grad(loss, allow_int=True)).lower(abstract).compile()
+    return int(program.memory_analysis().temp_size_in_bytes)
+
+
+def splash_cycles(folder: Path, case: Case) -> dict[str, float]:
+    """Returns the cycles of splash's kernels; branches are a first step, a block, a last step."""
+    from axl_tpu.splash_attention import BLOCK_SIZES
+
+    num = case.tokens // BLOCK_SIZES[0]
+    heads, key_heads = case.rows * HEADS, case.rows * KEY_HEADS
+    live, kind = num * (num + 1) // 2, "_segmented" if case.is_packed else ""
+    outer = {"fwd": heads * num, "dq": heads * num, "dkv": key_heads * num}
+    return {
+        name: schedule_of(folder, f"splash_mha_{name}{kind}").cycles(
+            heads * num * num, (ends, heads * live, ends)
+        )
+        for name, ends in outer.items()
+    }
+
+
+def our_cycles(folder: Path, case: Case, hardware: Hardware) -> dict[str, float]:
+    """Returns the cycles of our kernels; branches are a first visit, masked, whole, and a last."""
+    return {
+        name: schedule_of(folder, f"tpu_flash_attention_{name}").cycles(*times)
+        for name, times in our_steps(case, hardware).items()
+    }
+
+
+def our_steps(case: Case, hardware: Hardware) -> dict[str, tuple[int, tuple[float, ...]]]:
+    """Returns the steps of our kernels' grids, and how often each branch is taken."""
+    from axl_tpu.kernels.attention_tiles import BACKWARD_TILES, TILES
+    from axl_tpu.kernels.attention_visits import FIRST, LAST, LIVE, MASKED, Cut, visits
+
+    from axcore.ops.attention_kernels import attention_call
+
+    inputs, spec = call_of(case)
+    call = attention_call(inputs, spec, with_lse=False)
+    fwd, back = (table.entry(call, hardware).tiles for table in (TILES, BACKWARD_TILES))
+    blocks = {
+        "fwd": (fwd.block_q, fwd.block_k, False),
+        "dq": (back.dq_block_q, back.dq_block_k, False),
+        "dkv": (back.dkv_block_q, back.dkv_block_k, True),
+    }
+    steps = {}
+    for name, (block_q, block_k, by_keys) in blocks.items():
+        walk = visits(inputs, spec, Cut.of(inputs, block_q, block_k), by_keys=by_keys)
+        num_steps = int(walk.num_steps)
+        codes = np.asarray(walk.codes_BP)[:, :num_steps]
+        each = HEADS * case.rows // len(codes)
+        ends = each // (HEADS // KEY_HEADS) if by_keys else each
+        live, masked = (codes & LIVE) != 0, (codes & MASKED) != 0
+        taken = (
+            ends * np.sum(codes & FIRST != 0),
+            each * np.sum(live & masked),
+            each * np.sum(live & ~masked),
+            ends * np.sum(codes & LAST != 0),
+        )
+        steps[name] = (case.rows * HEADS * num_steps, tuple(float(times) for times in taken))
+    return steps
+
+
+def measure(target: str, folder: Path) -> dict[str, Any]:
+    """Returns the figures of one target, in the process that compiles for it."""
+    from axl_tpu.kernels.attention import flash_attention, flash_attention_backward
+    from axl_tpu.splash_attention import splash_attention
+
+    from axcore.ops import KernelPolicy, use_policy
+    from axcore.ops.attention_vjp import attention_from_halves
+
+    def ours(inputs: Any, spec: Any) -> Any:
+        return attention_from_halves(
+            inputs, spec, forward=flash_attention, backward=flash_attention_backward
+        )
+
+    hardware = Hardware.parse(target)
+    device = find_aot_target(hardware).devices.resolve()(hardware)[0]
+    figures = {}
+    for name, case in CASES.items():
+        with use_policy(KernelPolicy(hardware=hardware)):
+            splash_bytes = compiled_bytes(splash_attention, case, device)
+            our_bytes = compiled_bytes(ours, case, device)
+        figures[name] = compared(splash_cycles(folder, case), our_cycles(folder, case, hardware))
+        figures[name]["temporary_bytes"] = {"splash": splash_bytes, "ours": our_bytes}
+        for path in folder.iterdir():
+            path.unlink()
+    return figures
+
+
+def compared(splash: dict[str, float], ours: dict[str, float]) -> dict[str, Any]:
+    """Returns the cycles of both, and ours over splash's, forward and backward."""
+    passes = {"forward": ("fwd",), "backward": ("dq", "dkv")}
+    sums = {
+        name: (sum(splash[one] for one in parts), sum(ours[one] for one in parts))
+        for name, parts in passes.items()
+    }
+    return {
+        "cycles": {"splash": splash, "ours": ours},
+        "ours_over_splash": {name: round(us / them, 3) for name, (them, us) in sums.items()},
+    }
+
+
+# -- In the process that asks them all -----------------------------------------------------------
+
+
+def measured_apart(target: str) -> dict[str, Any]:
+    """Returns the figures of one target, from a process of its own."""
+    hardware = Hardware.parse(target)
+    environment = dict(compile_environment(find_aot_target(hardware), hardware))
+    with tempfile.TemporaryDirectory() as folder:
+        flags = environment.get("LIBTPU_INIT_ARGS", "")
+        environment["LIBTPU_INIT_ARGS"] = f"{flags} {dump_flags(Path(folder))}".strip()
+        command = [sys.executable, __file__, "--target", target, "--folder", folder]
+        done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE)
+    figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return figures
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--target", action="append", choices=TARGETS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    targets = arguments.target or TARGETS
+    if arguments.folder:
+        print(json.dumps(measure(targets[0], arguments.folder)))
+    else:
+        figures = {"libtpu": version("libtpu"), **{one: measured_apart(one) for one in targets}}
+        print(record("tpu_kernels", figures))
