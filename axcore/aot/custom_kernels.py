@@ -32,16 +32,20 @@ class CustomKernel:
     Args:
         name: Of the instruction.
         op_name: The scopes under which it was traced.
+        times: How often it runs.
         flops: Of all runs; 0 where they are not known.
         nbytes: Moved in all runs.
         dtype: Of its first array.
+        role: `attention`, `attention_backward`, or nothing for any other.
     """
 
     name: str
     op_name: str
+    times: int
     flops: float
     nbytes: float
     dtype: str
+    role: str = ""
 
 
 def custom_kernels(program: Program, choices: Sequence[Choice]) -> Iterator[CustomKernel]:
@@ -56,17 +60,18 @@ def custom_kernels(program: Program, choices: Sequence[Choice]) -> Iterator[Cust
     for one in found:
         given = [one.computation.by_name[name].shape for name in one.instruction.operands]
         moved = bytes_moved(program, one.instruction, one.computation)
-        flops = _stated_flops(one)
-        if flops is None:
-            num_backward = backward[one.computation.name] if _is_backward(one) else 0
-            flops = _num_products(num_backward) * _attention_product(given, choices)
-            flops = flops or _grouped_product((*given, *one.instruction.shape.arrays), choices)
+        num_backward = backward[one.computation.name] if _is_backward(one) else 0
+        attention = _num_products(num_backward) * _attention_product(given, choices)
+        grouped = _grouped_product((*given, *one.instruction.shape.arrays), choices)
+        stated = _stated_flops(one)
         yield CustomKernel(
             name=one.instruction.name,
             op_name=one.instruction.op_name,
-            flops=flops * one.times,
+            times=one.times,
+            flops=(attention or grouped if stated is None else stated) * one.times,
             nbytes=float(moved * one.times),
             dtype=given[0].dtype if given else "",
+            role="attention" * bool(attention) + "_backward" * bool(attention and num_backward),
         )
 
 

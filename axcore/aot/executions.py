@@ -7,7 +7,7 @@ import attrs
 from axcore.aot.loops import trip_count
 from axcore.aot.program import Computation, Instruction, Program
 
-_CALLS = ("call", "async-start")
+CALLS = ("call", "async-start")
 
 
 @attrs.frozen
@@ -41,7 +41,7 @@ def _within(program: Program, computation: Computation, times: int) -> Iterator[
             rounds = times * (trip_count(program, one, computation) or 1)
             yield from _within(program, program.computations[one.called["condition"]], rounds)
             yield from _within(program, program.computations[one.called["body"]], rounds)
-        elif one.opcode in _CALLS:
+        elif one.opcode in CALLS:
             called = one.called.get("calls") or one.called["to_apply"]
             yield from _within(program, program.computations[called], times)
         elif one.opcode == "conditional":

@@ -28,7 +28,6 @@ def _start_group_of_one() -> None:
     with socket.socket() as free:
         free.bind(("localhost", 0))
         address = f"localhost:{free.getsockname()[1]}"
-    jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(
         address, num_processes=1, process_id=0, cluster_detection_method="deactivate"
     )

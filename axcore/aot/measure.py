@@ -2,7 +2,7 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from importlib.metadata import version
 from typing import Any
 
@@ -15,9 +15,9 @@ from axcore.aot.custom_kernels import CustomKernel, custom_kernels
 from axcore.aot.executions import unknown_loops
 from axcore.aot.memory import measured_memory, refused_memory
 from axcore.aot.modules import ModuleNames, module_paths
-from axcore.aot.program import parse_program
+from axcore.aot.program import Program, parse_program
 from axcore.aot.report import CollectiveCost, ModuleCost, Report, StepTime
-from axcore.aot.times import Cost, costs, exposed_s, kernel_s, misses_loops
+from axcore.aot.times import Cost, costs, kernel_s, misses_loops, waiting_s
 from axcore.config import evolve
 from axcore.data import ByteTokenizer, StandardLibrary
 from axcore.plugins import AotTarget, Hardware
@@ -30,11 +30,12 @@ NO_MEMORY = "RESOURCE_EXHAUSTED"
 
 @attrs.frozen(kw_only=True)
 class Reading:
-    """A compiled program, read: its costs, kernels and collectives."""
+    """A compiled program, read: its costs, kernels and collectives, and how long those wait."""
 
     costs: tuple[Cost, ...]
     kernels: tuple[CustomKernel, ...]
     collectives: tuple[Collective, ...]
+    waits_s: tuple[float, ...] | None
 
 
 def without_data(cfg: Any) -> Any:
@@ -92,11 +93,7 @@ def measure(cfg: Any, hardware: Hardware, target: AotTarget, *, experiment: str)
 def _with_figures(plain: Report, trainer: Any, compiled: Any) -> Report:
     program = parse_program(compiled.as_text())
     names = ModuleNames(module_paths(trainer.model))
-    reading = Reading(
-        costs=costs(program, trainer.hardware),
-        kernels=tuple(custom_kernels(program, trainer.kernel_plan().choices)),
-        collectives=tuple(collectives(program, trainer.mesh.size)),
-    )
+    reading = _read(program, trainer)
     memory = measured_memory(compiled.memory_analysis(), trainer, peak_of(program), names)
     return attrs.evolve(
         plain,
@@ -104,8 +101,21 @@ def _with_figures(plain: Report, trainer: Any, compiled: Any) -> Report:
         memory=memory,
         time=_step_time(reading, trainer, unknown_loops(program)),
         modules=_modules(reading, names, trainer.hardware),
-        collectives=_collectives(reading.collectives, names),
+        collectives=_collectives(reading, names),
         unknown_loops=unknown_loops(program),
+    )
+
+
+def _read(program: Program, trainer: Any) -> Reading:
+    hardware = trainer.hardware
+    kernels = tuple(custom_kernels(program, trainer.kernel_plan().choices))
+    work = costs(program, hardware, kernels)
+    found = tuple(collectives(program, hardware))
+    return Reading(
+        costs=work,
+        kernels=kernels,
+        collectives=found,
+        waits_s=waiting_s(program, found, work, kernels, hardware),
     )
 
 
@@ -113,9 +123,8 @@ def _step_time(reading: Reading, trainer: Any, num_unknown: int) -> StepTime:
     hardware = trainer.hardware
     compute = _total(one.seconds for one in reading.costs)
     kernels = _total(kernel_s(one, hardware) for one in reading.kernels)
-    busy = _total((compute, kernels))
-    waiting = None if busy is None else exposed_s(reading.collectives, busy, hardware)
-    step = _total((busy, waiting))
+    waiting = None if reading.waits_s is None else sum(reading.waits_s)
+    step = _total((compute, kernels, waiting))
     mfu = None if step is None else _mfu(trainer, step)
     if misses_loops(mfu, num_unknown):
         step = mfu = None
@@ -124,12 +133,18 @@ def _step_time(reading: Reading, trainer: Any, num_unknown: int) -> StepTime:
         source="cycles" if cycles else "roofline",
         cycles=cycles,
         compute_s=compute,
+        products_s=None if compute is None else _products_s(reading),
         kernels_s=kernels,
         collectives_s=waiting,
         step_s=step,
         mfu=mfu,
         formula=FORMULA,
+        reached=dict(hardware.reached),
     )
+
+
+def _products_s(reading: Reading) -> float:
+    return sum(one.seconds or 0.0 for one in reading.costs if one.is_product)
 
 
 def _mfu(trainer: Any, step_s: float) -> float | None:
@@ -175,14 +190,22 @@ def _modules(reading: Reading, names: ModuleNames, hardware: Hardware) -> tuple[
     return tuple(sorted(rows, key=lambda row: (-(row.seconds or 0.0), -row.flops, -row.nbytes)))
 
 
-def _collectives(found: Sequence[Collective], names: ModuleNames) -> tuple[CollectiveCost, ...]:
-    rows: dict[tuple[str, str, bool], tuple[int, float]] = {}
-    for one in found:
+def _collectives(reading: Reading, names: ModuleNames) -> tuple[CollectiveCost, ...]:
+    rows: dict[tuple[str, str, bool], tuple[int, float, float]] = {}
+    waits = reading.waits_s or (0.0,) * len(reading.collectives)
+    for one, waited in zip(reading.collectives, waits, strict=True):
         key = (one.kind, names(one.op_name), one.is_hidden)
-        count, sent = rows.get(key, (0, 0.0))
-        rows[key] = (count + one.times, sent + one.sent_bytes)
+        count, sent, before = rows.get(key, (0, 0.0, 0.0))
+        rows[key] = (count + one.times, sent + one.sent_bytes, before + waited)
     made = [
-        CollectiveCost(kind=kind, module=module, count=count, sent_bytes=sent, is_hidden=is_hidden)
-        for (kind, module, is_hidden), (count, sent) in rows.items()
+        CollectiveCost(
+            kind=kind,
+            module=module,
+            count=count,
+            sent_bytes=sent,
+            is_hidden=is_hidden,
+            waited_s=None if reading.waits_s is None else waited,
+        )
+        for (kind, module, is_hidden), (count, sent, waited) in rows.items()
     ]
     return tuple(sorted(made, key=lambda row: -row.sent_bytes))

@@ -5,7 +5,7 @@ from html import escape
 
 from axcore.aot.charts import Bar, bars, stacked
 from axcore.aot.report import Memory, Report, StepTime
-from axcore.aot.text import verdict
+from axcore.aot.text import shares, verdict
 from axcore.aot.units import show_bytes, show_count, show_seconds
 
 STYLE = """
@@ -97,7 +97,7 @@ def _time(time: StepTime) -> Iterator[str]:
         for name, seconds in (
             ("compute", time.compute_s),
             ("kernels", time.kernels_s),
-            ("collectives alone", time.collectives_s),
+            ("waiting for collectives", time.collectives_s),
         )
         if seconds is not None
     ]
@@ -108,9 +108,12 @@ def _time(time: StepTime) -> Iterator[str]:
         if time.source == "cycles"
         else "a roofline of FLOPs and bytes"
     )
+    counted = f" Shares of the chip's figures that count: {escape(shares(time))}." * bool(
+        time.reached
+    )
     yield (
         f'<p class="note">Compute is {source}; kernels are the longer of their FLOPs and bytes. '
-        f"Model FLOPs of a token: {escape(time.formula)}.</p>"
+        f"Model FLOPs of a token: {escape(time.formula)}.{counted}</p>"
     )
 
 
@@ -145,18 +148,19 @@ def _collectives(report: Report) -> Iterator[str]:
         return
     yield "<h2>Collectives</h2>"
     yield _table(
-        ("sent", "count", "kind", "runs", "module"),
+        ("sent", "count", "waited", "kind", "runs", "module"),
         [
             (
                 show_bytes(one.sent_bytes),
                 f"{one.count:,}",
+                show_seconds(one.waited_s),
                 one.kind,
                 "under other work" if one.is_hidden else "alone",
                 one.module,
             )
             for one in report.collectives[:NUM_ROWS]
         ],
-        numbers=2,
+        numbers=3,
     )
 
 

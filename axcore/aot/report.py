@@ -67,13 +67,23 @@ class ModuleCost:
 
 @attrs.frozen(kw_only=True)
 class CollectiveCost:
-    """Collectives of one kind in one module: how many run, and what a device sends."""
+    """Collectives of one kind in one module: how many run, and what a device sends.
+
+    Args:
+        kind: What they do.
+        module: Whose they are.
+        count: How many run.
+        sent_bytes: By a device, in all.
+        is_hidden: Whether other work can run meanwhile.
+        waited_s: How long a step waits for them; None where that is not known.
+    """
 
     kind: str
     module: str
     count: int
     sent_bytes: float
     is_hidden: bool
+    waited_s: float | None
 
 
 @attrs.frozen(kw_only=True)
@@ -84,21 +94,25 @@ class StepTime:
         source: `cycles`, the compiler's own estimates, or `roofline`.
         cycles: The estimates' sum, with loops counted; kernels have none.
         compute_s: What the compiler wrote.
+        products_s: Of that, by a roofline, what products take; the rest moves bytes.
         kernels_s: Kernels that it did not write.
-        collectives_s: Collectives that nothing else runs under.
+        collectives_s: Waiting for collectives.
         step_s: All of it.
         mfu: Model FLOPs by `formula` over the chips' peak in that time.
         formula: Of the model FLOPs of a token.
+        reached: Shares of the hardware's figures that a roofline and transfers count with.
     """
 
     source: str
     cycles: int
     compute_s: float | None
+    products_s: float | None
     kernels_s: float | None
     collectives_s: float | None
     step_s: float | None
     mfu: float | None
     formula: str
+    reached: Mapping[str, float] = {}
 
 
 @attrs.frozen(kw_only=True)

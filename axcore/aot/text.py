@@ -97,14 +97,25 @@ def _time(report: Report, time: StepTime) -> Iterator[str]:
     if time.source == "cycles":
         yield f"  compute      {show_seconds(time.compute_s):>10}  {time.cycles:.4g} cycles"
     else:
-        yield f"  compute      {show_seconds(time.compute_s):>10}  roofline"
+        yield f"  compute      {show_seconds(time.compute_s):>10}  roofline: products take " + (
+            f"{show_seconds(time.products_s)}, moving bytes the rest"
+        )
     yield f"  kernels      {show_seconds(time.kernels_s):>10}  their FLOPs and bytes"
-    yield f"  collectives  {show_seconds(time.collectives_s):>10}  that nothing runs under"
+    yield f"  collectives  {show_seconds(time.collectives_s):>10}  waiting for them"
     yield f"  model FLOPs  {time.formula}"
+    if time.reached:
+        yield f"  reached      {shares(time)}"
     if report.unknown_loops:
         yield f"  {report.unknown_loops} loops of unknown length count once" + (
             "; without them the step would be faster than its chips" * (time.step_s is None)
         )
+
+
+def shares(time: StepTime) -> str:
+    """Returns which shares of the hardware's figures a prediction counts with, as text."""
+    return ", ".join(
+        f"{name.replace('_', ' ')} {100 * share:.0f} %" for name, share in time.reached.items()
+    )
 
 
 def _modules(report: Report) -> Iterator[str]:
@@ -135,11 +146,12 @@ def _collectives(report: Report) -> Iterator[str]:
             str(one.count),
             show_bytes(one.sent_bytes),
             "under other work" if one.is_hidden else "alone",
+            show_seconds(one.waited_s),
             one.module,
         )
         for one in report.collectives[:NUM_ROWS]
     ]
-    yield columns(("COLLECTIVE", "COUNT", "SENT", "RUNS", "MODULE"), rows)
+    yield columns(("COLLECTIVE", "COUNT", "SENT", "RUNS", "WAITED", "MODULE"), rows)
     yield from _rest(len(report.collectives))
 
 

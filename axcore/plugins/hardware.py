@@ -48,6 +48,10 @@ class Hardware:
         peak_flops: Dense peak FLOP/s by dtype name; empty where unknown.
         memory_bandwidth: Bytes/s, where known.
         interconnect_bandwidth: Bytes/s that a chip sends to its neighbours, where known.
+        network_bandwidth: Bytes/s that a chip sends to other hosts, where that is another network.
+        reached: Shares of these figures that programs reach, where they were measured: of the peak
+            by dtype name, of `memory`, `interconnect` and `network`, and, of the peak again, by
+            kernels for `attention` and its `attention_backward`. What is not named counts whole.
         clock_hz: Cycles a second that its compiler's estimates of cycles count, where it makes any.
         features: Names of abilities that predicates ask for.
     """
@@ -69,6 +73,12 @@ class Hardware:
     )
     interconnect_bandwidth: float | None = attrs.field(
         default=None, validator=of_type(float, int, type(None))
+    )
+    network_bandwidth: float | None = attrs.field(
+        default=None, validator=of_type(float, int, type(None))
+    )
+    reached: Mapping[str, float] = attrs.field(
+        default=_EMPTY, converter=frozen_mapping, validator=mapping_of(float)
     )
     clock_hz: float | None = attrs.field(default=None, validator=of_type(float, int, type(None)))
     features: frozenset[str] = attrs.field(

@@ -7,9 +7,13 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from axcore.aot.buffers import peak_of
 from axcore.aot.collectives import collectives
+from axcore.aot.groups import first_group
 from axcore.aot.program import parse_program
+from axcore.plugins import Hardware
 
 NUM = 4
+HOST = Hardware(family="acme", chips=NUM)
+POD = Hardware(family="acme", chips=8, chips_per_host=4)
 
 
 def compiled(fn, *arguments):
@@ -26,7 +30,7 @@ def test_a_sharded_weight_is_gathered_once_a_round(cpu_mesh):
     w = sharded(cpu_mesh, (5, 64, 64), None, "fsdp")
     step = lambda x, w: (jnp.tanh(x @ w), None)  # noqa: E731
     program = compiled(lambda x, w: jax.lax.scan(step, x, w)[0], x, w)
-    (gather,) = collectives(program, NUM)
+    (gather,) = collectives(program, HOST)
     assert (gather.kind, gather.times, gather.group) == ("all-gather", 5, NUM)
     assert gather.nbytes == 64 * 64 * 4
     assert gather.sent_bytes == 5 * 64 * 64 * 4 * (NUM - 1) / NUM
@@ -34,7 +38,7 @@ def test_a_sharded_weight_is_gathered_once_a_round(cpu_mesh):
 
 def test_a_sum_over_devices_sends_twice_what_a_gather_does(cpu_mesh):
     x = sharded(cpu_mesh, (16, 64), "fsdp")
-    (reduce,) = collectives(compiled(lambda x: jnp.sum(x, axis=0), x), NUM)
+    (reduce,) = collectives(compiled(lambda x: jnp.sum(x, axis=0), x), HOST)
     assert (reduce.kind, reduce.nbytes) == ("all-reduce", 64 * 4)
     assert reduce.sent_bytes == 2 * 64 * 4 * (NUM - 1) / NUM
 
@@ -50,17 +54,32 @@ ENTRY %main (p: f32[8,4]) -> f32[64,4] {{
 
 
 @pytest.mark.parametrize(
-    ("groups", "size"),
+    ("groups", "first"),
     [
-        ("replica_groups={{0,1,2,3},{4,5,6,7}}", 4),
-        ("replica_groups=[4,2]<=[8]", 2),
-        ("replica_groups=mesh['axis_0'=2,'axis_1'=4] {'axis_1'}", 4),
-        ("replica_groups={}", 8),
+        ("replica_groups={{0,1,2,3},{4,5,6,7}}", (0, 1, 2, 3)),
+        ("replica_groups=[4,2]<=[8]", (0, 1)),
+        ("replica_groups=[2,4]<=[4,2]T(1,0)", (0, 2, 4, 6)),
+        ("replica_groups=mesh['axis_0'=2,'axis_1'=4] {'axis_1'}", (0, 1, 2, 3)),
+        ("replica_groups=mesh['axis_0'=2,'axis_1'=4] {'axis_0'}", (0, 4)),
+        ("replica_groups=mesh['a'=2,'b'=2,'c'=2] {'a','c'}", (0, 1, 4, 5)),
+        ("replica_groups=mesh['a'=4,'b'=2], device_ids=([2,4]T(1,0)) {'a'}", (0, 1, 2, 3)),
+        ("replica_groups=mesh['a'=8] {'a':(2)2}", (0, 2)),
+        ("replica_groups={}", tuple(range(8))),
     ],
 )
-def test_groups_are_read_in_every_way_that_xla_writes_them(groups, size):
-    (gather,) = collectives(parse_program(GROUPS.format(groups=groups)), 8)
-    assert gather.group == size
+def test_groups_are_read_in_every_way_that_xla_writes_them(groups, first):
+    assert first_group(f", {groups}, dimensions={{0}}", 8) == first
+    (gather,) = collectives(parse_program(GROUPS.format(groups=groups)), POD)
+    assert gather.group == len(first)
+    assert gather.hosts == len({device // 4 for device in first})
+
+
+def test_a_permutation_leaves_a_host_where_one_pair_does():
+    text = GROUPS.replace("all-gather", "collective-permute").replace("f32[64,4]", "f32[8,4]")
+    inside = text.format(groups="source_target_pairs={{0,1},{1,0},{4,5}}")
+    outside = text.format(groups="source_target_pairs={{0,1},{3,4}}")
+    assert [one.hosts for one in collectives(parse_program(inside), POD)] == [1]
+    assert [one.hosts for one in collectives(parse_program(outside), POD)] == [2]
 
 
 FUSED = """\
@@ -86,9 +105,41 @@ ENTRY %main (p: f32[8,4]) -> f32[64,4] {
 
 
 def test_a_collective_that_fusions_share_out_counts_once_and_is_hidden():
-    (gather,) = collectives(parse_program(FUSED), 8)
+    (gather,) = collectives(parse_program(FUSED), POD)
     assert gather.is_hidden
-    assert gather.times == 1
+    assert (gather.times, gather.started, gather.awaited) == (1, "a", "b")
+
+
+STARTED = """\
+HloModule step, is_scheduled=true
+
+%wrapped (q: f32[64]) -> f32[8] {
+  %q = f32[64]{0} parameter(0)
+  ROOT %s = f32[8]{0} reduce-scatter(%q), channel_id=3, replica_groups={}, dimensions={0}
+}
+
+ENTRY %main (p: f32[64], r: f32[8], t: f32[4]) -> f32[8] {
+  %p = f32[64]{0} parameter(0)
+  %r = f32[8]{0} parameter(1)
+  %t = f32[4]{0} parameter(2)
+  %a = ((f32[64]{0}), f32[8]{0}, u32[]) async-start(%p), calls=%wrapped
+  %both = ((f32[8]{0}, f32[4]{0}), (f32[64]{0}, f32[32]{0})) all-gather-start(%r, %t), \
+channel_id=4, replica_groups={}, dimensions={0}
+  %work = f32[8]{0} negate(%r)
+  %b = f32[8]{0} async-done(%a)
+  %gathered = (f32[64]{0}, f32[32]{0}) all-gather-done(%both)
+  ROOT %c = f32[8]{0} add(%b, %work)
+}
+"""
+
+
+def test_collectives_that_are_started_are_awaited_where_their_results_are():
+    found = {one.kind: one for one in collectives(parse_program(STARTED), POD)}
+    scatter, gather = found["reduce-scatter"], found["all-gather"]
+    assert (scatter.started, scatter.awaited, scatter.nbytes) == ("a", "b", 64 * 4)
+    assert (gather.started, gather.awaited, gather.nbytes) == ("both", "gathered", 96 * 4)
+    assert scatter.is_hidden
+    assert gather.is_hidden
 
 
 def test_the_peak_holds_what_the_backward_pass_waits_for():

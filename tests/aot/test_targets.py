@@ -114,12 +114,13 @@ from axcore.aot.host_devices import host_devices
 from axcore.aot.program import parse_program
 from axcore.plugins import Hardware
 
-mesh = jax.sharding.Mesh(np.array(host_devices(Hardware.parse("cpu-4096"))), ("data",))
+hardware = Hardware.parse("cpu-4096")
+mesh = jax.sharding.Mesh(np.array(host_devices(hardware)), ("data",))
 rows = jax.ShapeDtypeStruct((8192, 6), "float32", sharding=jax.NamedSharding(mesh, jax.P("data")))
 whole = jax.NamedSharding(mesh, jax.P())
 lowered = jax.jit(lambda rows: rows.sum(axis=0), out_shardings=whole).lower(rows)
 compiled = lowered.compile()
-(added,) = collectives(parse_program(compiled.as_text()), mesh.size)
+(added,) = collectives(parse_program(compiled.as_text()), hardware)
 print(compiled.memory_analysis().argument_size_in_bytes, added.kind, added.group)
 """
 

@@ -4,10 +4,11 @@ import attrs
 import pytest
 
 from axcore.aot.collectives import Collective
+from axcore.aot.custom_kernels import custom_kernels
 from axcore.aot.executions import executions
 from axcore.aot.flops import Product
 from axcore.aot.program import parse_program
-from axcore.aot.times import costs, exposed_s, misses_loops, roofline_s
+from axcore.aot.times import costs, kernel_s, misses_loops, roofline_s, transfer_s, waiting_s
 from axcore.plugins import Hardware
 
 CHIP = Hardware(
@@ -72,20 +73,71 @@ def test_a_device_has_its_share_of_a_chip():
     assert roofline_s((Product(1e12, "bf16", ""),), 1.0, halves) == pytest.approx(2.0)
 
 
-def test_unknown_figures_give_no_time():
-    assert roofline_s((), 1.0, Hardware.parse("cpu-8")) is None
-    assert exposed_s((), 1.0, Hardware.parse("cpu-8")) is None
-    assert exposed_s((), 1.0, Hardware.parse("cpu-1")) == 0.0
-
-
-def test_hidden_collectives_cost_only_what_outlasts_the_work():
-    one = Collective(
-        kind="all-gather", op_name="", nbytes=8 * 10**8, group=8, times=1, is_hidden=True
+def test_shares_that_are_reached_count_for_what_they_name():
+    chip = attrs.evolve(
+        CHIP, reached={"bfloat16": 0.8, "memory": 0.5, "interconnect": 0.25, "attention": 0.4}
     )
-    alone = attrs.evolve(one, is_hidden=False)
-    assert exposed_s((one,), 100.0, CHIP) == 0.0
-    assert exposed_s((one,), 3.0, CHIP) == pytest.approx(7.0 - 3.0)
-    assert exposed_s((alone,), 100.0, CHIP) == pytest.approx(7.0)
+    made = (Product(1e12, "bf16", ""),)
+    assert roofline_s(made, 1.0, chip) == pytest.approx(1 / 0.8)
+    assert roofline_s(made, 1.0, chip, role="attention") == pytest.approx(1 / 0.4)
+    assert roofline_s(made, 1.0, chip, role="attention_backward") == pytest.approx(1 / 0.8)
+    assert roofline_s((Product(1e12, "f8e4m3fn", ""),), 1.0, chip) == pytest.approx(0.5)
+    assert roofline_s((), 1e9, chip) == pytest.approx(2.0)
+    assert transfer_s(gathered(), chip) == pytest.approx(4 * transfer_s(gathered(), CHIP))
+
+
+def gathered(**fields):
+    """A gather of 800 MB over eight devices: 7 s of `CHIP`'s links."""
+    one = Collective(
+        kind="all-gather", op_name="", nbytes=8 * 10**8, group=8, times=1, is_hidden=False
+    )
+    return attrs.evolve(one, **fields)
+
+
+HOSTS = attrs.evolve(CHIP, chips=32, chips_per_host=8, network_bandwidth=1e7)
+
+
+def test_a_ring_leaves_a_host_once_over_the_networks_of_all_its_members_there():
+    assert transfer_s(gathered(), HOSTS) == pytest.approx(7.0)
+    over_all = gathered(group=32, hosts=4)
+    assert transfer_s(over_all, HOSTS) == pytest.approx(8e8 * 31 / 32 / (8 * 1e7))
+    one_on_each = gathered(group=4, hosts=4)
+    assert transfer_s(one_on_each, HOSTS) == pytest.approx(8e8 * 3 / 4 / 1e7)
+
+
+def test_what_all_send_to_all_leaves_a_host_but_for_its_share():
+    swapped = gathered(kind="all-to-all", group=32, hosts=4)
+    assert transfer_s(swapped, HOSTS) == pytest.approx(8e8 * 24 / 32 / 1e7)
+    passed_on = gathered(kind="collective-permute", group=32, hosts=2)
+    assert transfer_s(passed_on, HOSTS) == pytest.approx(8e8 / 1e7)
+
+
+def test_unknown_figures_give_no_time():
+    cpu = Hardware.parse("cpu-8")
+    assert roofline_s((), 1.0, cpu) is None
+    assert transfer_s(gathered(), cpu) is None
+    program = parse_program(CYCLES)
+    assert waiting_s(program, (gathered(),), (), (), cpu) is None
+    assert waiting_s(program, (gathered(),), (), (), Hardware.parse("cpu-1")) == (0.0,)
+
+
+KERNEL = """\
+HloModule step, is_scheduled=true
+
+ENTRY %main (p: bf16[1024]) -> bf16[1024] {
+  %p = bf16[1024]{0} parameter(0)
+  %mine = bf16[1024]{0} custom-call(%p), custom_call_target="acme"
+  ROOT %sum = bf16[1024]{0} all-reduce(%mine), channel_id=1, replica_groups={}
+}
+"""
+
+
+def test_kernels_and_collectives_are_no_part_of_compute():
+    program = parse_program(KERNEL)
+    kernels = tuple(custom_kernels(program, ()))
+    seconds = {one.name: one.seconds for one in costs(program, CHIP, kernels)}
+    assert seconds == {"p": 0.0, "mine": 0.0, "sum": 0.0}
+    assert kernel_s(kernels[0], CHIP) == pytest.approx(2 * 2048 / 1e9)
 
 
 def test_a_step_faster_than_its_chips_is_no_prediction_where_loops_are_not_counted():

@@ -7,11 +7,24 @@ to 2 % of it. NVLink figures of datasheets count both directions; here they are 
 B200's memory, bandwidth and dense throughputs, and the memory, bandwidth and bfloat16 of H100 and
 H200, were compared with what others publish in November 2026; the datasheets themselves, and so
 the other figures, were not read again.
+
+Shares that programs reach are others' measurements, of products and transfers by themselves; none
+was fitted to a step.
+- Products: Bekman, "Machine Learning Engineering", table of maximum achievable matmul FLOPS, which
+  has the best shape of each GPU.
+- NVLink: what NCCL's developers give for transfers over all GPUs of a host, 230 of 300 GB/s on A100
+  (NVIDIA/nccl-tests issue 149) and 370 of 450 on H100 (issue 212); B200 by 695 of 900, measured on
+  B300 (NVIDIA/nccl issue 2140).
+- Network: 46 to 48 of 50 GB/s a GPU (nccl-tests issue 290), one NIC a GPU as in DGX systems.
+- Memory: Calculon's share for large arrays (Isaev et al. 2023, SC 23).
+- Attention: cuDNN at 600 TFLOP/s forward, 516 backward, heads of 128 (Shah et al. 2024,
+  arXiv:2407.08608).
 """
 
 from axcore.plugins import Hardware
 
 GIB = 2**30
+GIGA = 1e9
 TERA = 1e12
 
 CUDNN = "cudnn_attention"
@@ -46,6 +59,14 @@ A100 = Hardware(
     },
     memory_bandwidth=2.039 * TERA,
     interconnect_bandwidth=0.3 * TERA,  # third-generation NVLink, 600 GB/s both ways
+    network_bandwidth=25 * GIGA,  # HDR InfiniBand, 200 Gb/s
+    reached={
+        "bfloat16": 0.869,
+        "float16": 0.869,
+        "memory": 0.9,
+        "interconnect": 0.77,
+        "network": 0.94,
+    },
     features={CUDNN, INT8},
 )
 
@@ -58,6 +79,8 @@ A100_40GB = Hardware(
     peak_flops=A100.peak_flops,
     memory_bandwidth=1.555 * TERA,
     interconnect_bandwidth=0.3 * TERA,
+    network_bandwidth=A100.network_bandwidth,
+    reached=A100.reached,
     features={CUDNN, INT8},
 )
 
@@ -77,6 +100,17 @@ H100 = Hardware(
     },
     memory_bandwidth=3.35 * TERA,
     interconnect_bandwidth=0.45 * TERA,  # fourth-generation NVLink, 900 GB/s both ways
+    network_bandwidth=50 * GIGA,  # NDR InfiniBand, 400 Gb/s
+    reached={
+        "bfloat16": 0.803,
+        "float16": 0.803,
+        "float8": 0.709,
+        "attention": 0.61,
+        "attention_backward": 0.52,
+        "memory": 0.9,
+        "interconnect": 0.82,
+        "network": 0.94,
+    },
     features={CUDNN, CUDNN_HOPPER, WGMMA, INT8, FLOAT8},
 )
 
@@ -89,6 +123,8 @@ H200 = Hardware(
     peak_flops=H100.peak_flops,
     memory_bandwidth=4.8 * TERA,
     interconnect_bandwidth=0.45 * TERA,
+    network_bandwidth=H100.network_bandwidth,
+    reached={**H100.reached, "float8": 0.734},
     features={CUDNN, CUDNN_HOPPER, WGMMA, INT8, FLOAT8},
 )
 
@@ -109,5 +145,14 @@ B200 = Hardware(
     },
     memory_bandwidth=8 * TERA,
     interconnect_bandwidth=0.9 * TERA,  # fifth-generation NVLink, 1.8 TB/s both ways
+    network_bandwidth=50 * GIGA,  # NDR InfiniBand, 400 Gb/s
+    reached={
+        "bfloat16": 0.776,
+        "float16": 0.776,
+        "float8": 0.763,
+        "memory": 0.9,
+        "interconnect": 0.77,
+        "network": 0.94,
+    },
     features={CUDNN, CUDNN_HOPPER, INT8, FLOAT8},
 )
