@@ -7,7 +7,7 @@ INTERPRETER = InterpretGPUParams(out_of_bounds_reads="uninitialized")
 """Memory that nothing was written to is NaN, and so is what is past the ends of arrays, where a GPU
 reads zeros."""
 
-SIMPLE = Variant(is_pipelined=False, interpreter=INTERPRETER)
-PIPELINED = Variant(interpreter=INTERPRETER)
+SIMPLE = Variant(is_tuned=False, interpreter=INTERPRETER)
 
-VARIANTS = {"simple": SIMPLE, "pipelined": PIPELINED}
+TUNED = Variant(interpreter=INTERPRETER)
+"""Slow: its warp groups are threads here, which wait for one another."""

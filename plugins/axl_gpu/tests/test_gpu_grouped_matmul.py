@@ -16,7 +16,7 @@ from axl_gpu.kernels.grouped_matmul import (
     gpu_grouped_matmul,
 )
 from axl_gpu.kernels.grouped_tiles import GroupRows, RowTiles
-from mosaic_interpreter import SIMPLE, VARIANTS
+from mosaic_interpreter import SIMPLE, TUNED
 from plain_products import PLAIN_GROUPED
 
 from axcore.ops.grouped_matmul import grouped_matmul_call
@@ -55,12 +55,11 @@ class Interpreted(Grouped):
 
     test_remat_changes_no_gradient = None
     test_devices_of_a_mesh_give_what_one_device_does = None
-    form = "simple"
 
     def implementation(self, kernel):
         if jax.default_backend() == "gpu":
             return gpu_grouped_matmul
-        parts = (partial(one, variant=VARIANTS[self.form]) for one in KERNELS)
+        parts = (partial(one, variant=SIMPLE) for one in KERNELS)
         return partial(gpu_grouped_matmul, kernels=Kernels(*parts))
 
 
@@ -82,15 +81,30 @@ class TestInterpretedOnEveryCase(Interpreted):
         )
 
 
-@pytest.mark.slow
-class TestPipelined(TestInterpretedOnEveryCase):
-    form = "pipelined"
-
-
 def arrays(num_rows, width, out_width):
     numbers = np.random.default_rng(3)
     shapes = ((num_rows, width), (num_rows, out_width))
     return [jnp.asarray(numbers.standard_normal(s), jnp.bfloat16) for s in shapes]
+
+
+@pytest.mark.slow
+def test_tuned_form_does_what_the_simple_one_says():
+    x_RD, dy_RF = arrays(24, 128, 64)
+    groups = GroupRows(jnp.array([3]), jnp.array([20]))
+    tiles = GroupedTiles(rows=64, columns=64, warp_groups=1, num_ahead=2)
+    w_EDF = arrays(128, 64, 64)[0][None]
+
+    def rows(variant):
+        return rows_of_groups(x_RD, w_EDF, groups, is_turned=False, tiles=tiles, variant=variant)[
+            3:20
+        ]
+
+    def matrices(variant):
+        return matrices_of_groups(x_RD[:, :64], dy_RF, groups, tiles=tiles, variant=variant)
+
+    for run in (rows, matrices):
+        tuned, simple = (np.float32(jax.jit(run, static_argnums=0)(v)) for v in (TUNED, SIMPLE))
+        np.testing.assert_array_equal(tuned, simple)
 
 
 def test_rows_of_no_group_have_no_part_in_gradients_even_where_they_are_nan():
@@ -98,7 +112,7 @@ def test_rows_of_no_group_have_no_part_in_gradients_even_where_they_are_nan():
     dy_RF = dy_RF.at[30:].set(jnp.nan)
     x_RD = x_RD.at[:5].set(jnp.inf)
     groups = GroupRows(jnp.array([5, 20]), jnp.array([20, 30]))
-    tiles = GroupedTiles(rows=64, columns=64)
+    tiles = GroupedTiles(rows=64, columns=64, warp_groups=1)
     dw_EDF = jax.jit(partial(matrices_of_groups, tiles=tiles, variant=SIMPLE))(x_RD, dy_RF, groups)
     wanted = [np.float32(x_RD[a:b]).T @ np.float32(dy_RF[a:b]) for a, b in ((5, 20), (20, 30))]
     np.testing.assert_allclose(np.float32(dw_EDF), wanted, atol=0.1)
@@ -109,7 +123,7 @@ def test_nan_stays_in_its_row():
     x_RD = x_RD.at[7].set(jnp.nan)
     w_EDF = jnp.ones((2, 64, 64), jnp.bfloat16)
     groups = GroupRows.of(jnp.array([8, 10]), 24)
-    tiles = GroupedTiles(rows=64, columns=64)
+    tiles = GroupedTiles(rows=64, columns=64, warp_groups=1)
     run = jax.jit(partial(rows_of_groups, is_turned=False, tiles=tiles, variant=SIMPLE))
     is_nan = np.isnan(np.float32(run(x_RD, w_EDF, groups)))
     assert is_nan[7].all()
@@ -152,6 +166,4 @@ def test_tiles_fit_shared_memory():
     tried = list(candidates(call, H100))
     assert TILES.entry(call, H100).tiles in tried
     for tiles in tried:
-        staged = 2 * tiles.rows * tiles.columns
-        ahead = 2 * tiles.steps_ahead * tiles.depth * (tiles.rows + tiles.columns)
-        assert staged + ahead <= 227 * 1024
+        assert tiles.shared_bytes <= 227 * 1024

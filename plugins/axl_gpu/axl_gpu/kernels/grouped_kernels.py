@@ -16,12 +16,14 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from axl_gpu.kernels.grouped_tiles import ALIGNED, GroupRows, RowTiles
 from axl_gpu.kernels.tile_products import (
     TUNED,
-    Operand,
+    Multiply,
     Reference,
+    Side,
+    Steps,
     Variant,
-    accumulate,
+    in_warp_groups,
     launch,
-    store_tile,
+    place,
 )
 
 
@@ -31,24 +33,54 @@ class GroupedTiles:
 
     Args:
         rows: Rows of a tile of the result: 64 or 128.
-        columns: Columns of it: 64 or 128.
+        columns: Columns of it, of each warp group: 64 or 128.
+        warp_groups: How many multiply, each for columns of its own.
         depth: What is summed at once.
-        steps_ahead: How many such tiles of both operands are in shared memory.
+        num_ahead: How many such tiles of both operands are in shared memory.
         band: Rows of tiles that are worked on together, so that what they read is in the cache.
     """
 
     rows: int = 128
     columns: int = 128
+    warp_groups: int = 2
     depth: int = 64
-    steps_ahead: int = 4
+    num_ahead: int = 3
     band: int = 16
+
+    @property
+    def all_columns(self) -> int:
+        """Columns of all warp groups."""
+        return self.columns * self.warp_groups
+
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory that 16-bit tiles and results take."""
+        tiles = self.num_ahead * self.depth * (self.rows + self.all_columns)
+        return 2 * (tiles + self.rows * self.all_columns)
 
     def within(self, *, columns: int, rows: int = 0) -> "GroupedTiles":
         """Returns sizes that divide those of a result; rows need not where not given."""
-        return attrs.evolve(
-            self,
-            rows=64 if rows % self.rows else self.rows,
-            columns=64 if columns % self.columns else self.columns,
+        sizes = [(self.columns, self.warp_groups), (self.columns, 1), (64, 2), (64, 1)]
+        each, warp_groups = next(one for one in sizes if columns % math.prod(one) == 0)
+        whole = 64 if rows % self.rows else self.rows
+        return attrs.evolve(self, rows=whole, columns=each, warp_groups=warp_groups)
+
+    def side(
+        self, tile: Any, dtype: Any, *, size: int, is_rhs: bool = False, is_turned: bool = False
+    ) -> Side:
+        """Returns one side of products, whose tiles have so many rows, or columns."""
+        shape = (self.depth, size) if is_rhs != is_turned else (size, self.depth)
+        return Side(tile=tile, shape=shape, dtype=dtype, is_turned=is_turned)
+
+    def steps(self, count: Array, *, lhs: Side, rhs: Side, dtype: Any) -> Steps:
+        """Returns so many pairs of tiles."""
+        return Steps(
+            lhs=lhs,
+            rhs=rhs,
+            num_steps=count,
+            num_groups=self.warp_groups,
+            num_ahead=self.num_ahead,
+            staged=jax.ShapeDtypeStruct((self.rows, self.columns), dtype),
         )
 
 
@@ -63,12 +95,11 @@ def rows_of_groups(
 ) -> Array:
     """Returns `y_RF`, each row times its group's matrix; zeros for rows of no group.
 
-    Sums in float32, and rounds to x's dtype. Columns of a tile are of one group's matrix, read
-    once for each tile of rows.
+    Sums in float32, and rounds to x's dtype.
 
     Args:
         x_RD: A multiple of 8 rows, sorted by group; D a multiple of `tiles.depth`.
-        w: `[E, D, F]`, or `[E, F, D]` where turned; F a multiple of `tiles.columns`.
+        w: `[E, D, F]`, or `[E, F, D]` where turned; F a multiple of the columns of all warp groups.
         groups: Rows of each group.
         is_turned: Which of the two.
         tiles: Sizes.
@@ -79,43 +110,53 @@ def rows_of_groups(
     num_groups = w.shape[0]
     w, is_turned = variant.stored(w, is_turned=is_turned)
     layout = RowTiles.of(groups, num_rows, tiles.rows)
-    shape = (layout.group_P.shape[0], out_width // tiles.columns)
+    shape = (layout.group_P.shape[0], out_width // tiles.all_columns)
 
     def body(group: Any, first: Any, start: Any, end: Any, x: Any, w: Any, y: Any) -> None:
-        p, column = _place(lax.axis_index("tile"), shape, tiles)
-        columns = pl.ds(column * tiles.columns, tiles.columns)
+        p, column = place(lax.axis_index("tile"), shape, tiles.band)
+        first_row = first[p] * ALIGNED
+        count = jnp.where(group[p] < num_groups, width // tiles.depth, 0)
+        matrix = w.at[jnp.minimum(group[p], num_groups - 1)]
+
+        def columns(warp_group: Any) -> Any:
+            return pl.ds(column * tiles.all_columns + warp_group * tiles.columns, tiles.columns)
+
+        def rhs_tile(step: Array, warp_group: Any) -> Reference:
+            depth = pl.ds(step * tiles.depth, tiles.depth)
+            at = (columns(warp_group), depth) if is_turned else (depth, columns(warp_group))
+            return matrix.at[at]
+
+        def lhs_tile(step: Array, warp_group: Any) -> Reference:
+            return x.at[pl.ds(first_row, tiles.rows), pl.ds(step * tiles.depth, tiles.depth)]
+
+        def work(warp_group: Any, multiply: Multiply, staged: Reference) -> None:
+            def products(total: Reference) -> Array:
+                multiply(total, first=0, count=count)
+                return total[...]
+
+            tile = pl.run_scoped(products, plgpu.ACC((tiles.rows, tiles.columns)))
+            staged[...] = tile.astype(y.dtype)
+            rows = (start[p] - first_row, end[p] - start[p])
+            _store_some(staged, rows, y.at[:, columns(warp_group)], start[p])
 
         @pl.when(end[p] > start[p])
         def _() -> None:
-            first_row = first[p] * ALIGNED
-            matrix = w.at[jnp.minimum(group[p], num_groups - 1)]
+            sides = {
+                "lhs": tiles.side(lhs_tile, x.dtype, size=tiles.rows),
+                "rhs": tiles.side(
+                    rhs_tile, w.dtype, size=tiles.columns, is_rhs=True, is_turned=is_turned
+                ),
+            }
+            in_warp_groups(work, tiles.steps(count, **sides, dtype=y.dtype), variant)
 
-            def products(total: Reference) -> Array:
-                @pl.when(group[p] < num_groups)
-                def _() -> None:
-                    accumulate(
-                        total,
-                        Operand(ref=x.at[pl.ds(first_row, tiles.rows), :], size=tiles.rows, axis=1),
-                        Operand(
-                            ref=matrix.at[columns, :] if is_turned else matrix.at[:, columns],
-                            size=tiles.columns,
-                            axis=1 if is_turned else 0,
-                        ),
-                        num_steps=width // tiles.depth,
-                        depth=tiles.depth,
-                        steps_ahead=tiles.steps_ahead,
-                        variant=variant,
-                    )
-
-                return total[...]
-
-            y_tile = pl.run_scoped(products, plgpu.ACC((tiles.rows, tiles.columns)))
-            rows = (start[p] - first_row, end[p] - start[p])
-            _store_some(y_tile.astype(y.dtype), rows, y.at[:, columns], start[p])
-
-    grid = {"tile": math.prod(shape)}
-    result = jax.ShapeDtypeStruct((num_rows, out_width), x_RD.dtype)
-    y_RF: Array = launch(body, result, grid=grid, variant=variant)(*layout, x_RD, w)
+    run = launch(
+        body,
+        jax.ShapeDtypeStruct((num_rows, out_width), x_RD.dtype),
+        grid={"tile": math.prod(shape)},
+        num_groups=tiles.warp_groups,
+        variant=variant,
+    )
+    y_RF: Array = run(*layout, x_RD, w)
     return y_RF
 
 
@@ -134,76 +175,72 @@ def matrices_of_groups(
 
     Args:
         x_RD: A multiple of 8 rows, sorted by group; D a multiple of `tiles.rows`.
-        dy_RF: F a multiple of `tiles.columns`.
+        dy_RF: F a multiple of the columns of all warp groups.
         groups: Rows of each group.
         tiles: Sizes.
         variant: The form of the kernel.
     """
-    (num_rows, width), out_width = x_RD.shape, dy_RF.shape[1]
+    width, out_width, num_groups = x_RD.shape[1], dy_RF.shape[1], groups.end_E.shape[0]
     x, is_turned = variant.stored(x_RD, is_turned=True)
-    shape = (width // tiles.rows, out_width // tiles.columns)
+    shape = (width // tiles.rows, out_width // tiles.all_columns)
 
     def body(starts: Any, ends: Any, x: Any, dy: Any, dw: Any) -> None:
         group = lax.axis_index("group")
-        row, column = _place(lax.axis_index("tile"), shape, tiles)
-        inputs, columns = (
-            pl.ds(row * tiles.rows, tiles.rows),
-            pl.ds(column * tiles.columns, tiles.columns),
-        )
+        row, column = place(lax.axis_index("tile"), shape, tiles.band)
+        inputs = pl.ds(row * tiles.rows, tiles.rows)
         start, end = starts[group], ends[group]
         first_row = lax.div(start, jnp.int32(ALIGNED)) * ALIGNED
-        rows = pl.ds(first_row, num_rows)
-        lhs = Operand(
-            ref=x.at[rows, inputs] if is_turned else x.at[inputs, rows],
-            size=tiles.rows,
-            axis=0 if is_turned else 1,
-        )
-        rhs = Operand(ref=dy.at[rows, columns], size=tiles.columns, axis=0)
+        steps = lax.div(end - first_row + (tiles.depth - 1), jnp.int32(tiles.depth))
+        count = jnp.where(end > start, steps, 0)
 
-        def without_other_groups(k: Array, x_tile: Reference, dy_tile: Reference) -> None:
-            first = first_row + k * tiles.depth
+        def columns(warp_group: Any) -> Any:
+            return pl.ds(column * tiles.all_columns + warp_group * tiles.columns, tiles.columns)
+
+        def rows(step: Array) -> Any:
+            return pl.ds(first_row + step * tiles.depth, tiles.depth)
+
+        def x_tile(step: Array, warp_group: Any) -> Reference:
+            return x.at[rows(step), inputs] if is_turned else x.at[inputs, rows(step)]
+
+        def dy_tile(step: Array, warp_group: Any) -> Reference:
+            return dy.at[rows(step), columns(warp_group)]
+
+        def without_other_groups(step: Array, x_tile: Reference, dy_tile: Reference) -> None:
+            first = first_row + step * tiles.depth
             bounds = (start - first, end - first)
 
             @pl.when((bounds[0] > 0) | (bounds[1] < tiles.depth))
             def _() -> None:
-                _keep(x_tile, lhs.axis, bounds, variant)
-                _keep(dy_tile, rhs.axis, bounds, variant)
+                _keep(x_tile, 0 if is_turned else 1, bounds, variant)
+                _keep(dy_tile, 0, bounds, variant)
                 plgpu.commit_smem()
 
-        def products(total: Reference) -> Array:
-            @pl.when(end > start)
-            def _() -> None:
-                accumulate(
-                    total,
-                    lhs,
-                    rhs,
-                    num_steps=lax.div(end - first_row + (tiles.depth - 1), jnp.int32(tiles.depth)),
-                    depth=tiles.depth,
-                    steps_ahead=tiles.steps_ahead,
-                    variant=variant,
-                    prepare=without_other_groups,
-                )
+        def work(warp_group: Any, multiply: Multiply, staged: Reference) -> None:
+            def products(total: Reference) -> Array:
+                multiply(total, first=0, count=count, prepare=without_other_groups)
+                return total[...]
 
-            return total[...]
+            tile = pl.run_scoped(products, plgpu.ACC((tiles.rows, tiles.columns)))
+            staged[...] = tile.astype(dw.dtype)
+            plgpu.commit_smem()
+            plgpu.copy_smem_to_gmem(staged, dw.at[group, inputs, columns(warp_group)])
+            plgpu.wait_smem_to_gmem(0)
 
-        dw_tile = pl.run_scoped(products, plgpu.ACC((tiles.rows, tiles.columns)))
-        store_tile(dw_tile, dw.at[group, inputs, columns])
+        sides = {
+            "lhs": tiles.side(x_tile, x.dtype, size=tiles.rows, is_turned=is_turned),
+            "rhs": tiles.side(dy_tile, dy.dtype, size=tiles.columns, is_rhs=True),
+        }
+        in_warp_groups(work, tiles.steps(count, **sides, dtype=dw.dtype), variant)
 
-    num_groups = groups.end_E.shape[0]
-    grid = {"group": num_groups, "tile": math.prod(shape)}
-    result = jax.ShapeDtypeStruct((num_groups, width, out_width), x_RD.dtype)
-    dw_EDF: Array = launch(body, result, grid=grid, variant=variant)(*groups, x, dy_RF)
+    run = launch(
+        body,
+        jax.ShapeDtypeStruct((num_groups, width, out_width), x_RD.dtype),
+        grid={"group": num_groups, "tile": math.prod(shape)},
+        num_groups=tiles.warp_groups,
+        variant=variant,
+    )
+    dw_EDF: Array = run(*groups, x, dy_RF)
     return dw_EDF
-
-
-def _place(index: Array, shape: tuple[int, int], tiles: GroupedTiles) -> tuple[Array, Array]:
-    """Returns the row and the column of tiles that the n-th thread block works on."""
-    num_rows, num_columns = shape
-    band = lax.div(index, jnp.int32(tiles.band * num_columns))
-    first = band * tiles.band
-    height = jnp.minimum(num_rows - first, tiles.band)
-    within = index - first * num_columns
-    return first + lax.rem(within, height), lax.div(within, height)
 
 
 def _keep(tile: Reference, axis: int, bounds: tuple[Array, Array], variant: Variant) -> None:
@@ -214,35 +251,31 @@ def _keep(tile: Reference, axis: int, bounds: tuple[Array, Array], variant: Vari
     tile[...] = jnp.where(is_inside, values, jnp.zeros((), values.dtype))
 
 
-def _store_some(tile: Array, rows: tuple[Array, Array], target: Reference, first: Array) -> None:
-    """Writes some rows of a tile to the rows of a target from `first` on.
+def _store_some(
+    staged: Reference, rows: tuple[Array, Array], target: Reference, first: Array
+) -> None:
+    """Copies some rows of a tile to the rows of a target from `first` on.
 
     A copy has a size that is known beforehand, so there is one for every power of two.
 
     Args:
-        tile: All rows.
+        staged: All rows, in shared memory.
         rows: The first of them, and how many.
         target: `[R, columns]` in the memory of the GPU.
         first: The row that the first goes to.
     """
     offset, num_rows = rows
+    plgpu.commit_smem()
+    done = jnp.int32(0)
+    size = 1 << (staged.shape[0].bit_length() - 1)
+    while size:
 
-    def copy(staged: Reference) -> None:
-        staged[...] = tile
-        plgpu.commit_smem()
-        done = jnp.int32(0)
-        size = 1 << (tile.shape[0].bit_length() - 1)
-        while size:
+        @pl.when(num_rows & size != 0)
+        def _(done: Array = done, size: int = size) -> None:
+            plgpu.copy_smem_to_gmem(
+                staged.at[pl.ds(offset + done, size)], target.at[pl.ds(first + done, size)]
+            )
 
-            @pl.when(num_rows & size != 0)
-            def _(done: Array = done, size: int = size) -> None:
-                plgpu.copy_smem_to_gmem(
-                    staged.at[pl.ds(offset + done, size)],
-                    target.at[pl.ds(first + done, size)],
-                )
-
-            done += num_rows & size
-            size //= 2
-        plgpu.wait_smem_to_gmem(0)
-
-    pl.run_scoped(copy, plgpu.SMEM(tile.shape, tile.dtype))
+        done += num_rows & size
+        size //= 2
+    plgpu.wait_smem_to_gmem(0)

@@ -26,6 +26,9 @@ WIDTHS = 64
 Arrays = tuple[Array, Array, Array]
 """Rows, matrices and group sizes."""
 
+SHARED_BYTES = 226 * 1024
+"""What a thread block has on a Hopper, less some for barriers."""
+
 MAX_GROUPS = 65535
 """Thread blocks along the second axis of a grid."""
 
@@ -43,14 +46,18 @@ KERNELS = Kernels(rows_of_groups, matrices_of_groups)
 def default_tiles(call: Call, hardware: Hardware) -> GroupedTiles:
     """Returns large tiles, but small ones of rows where groups do not fill large ones."""
     mean = call.shape("x")[0] // call.shape("w")[0]
-    return GroupedTiles(rows=128 if mean >= 128 else 64)
+    return GroupedTiles(rows=128) if mean >= 128 else GroupedTiles(rows=64, num_ahead=4)
 
 
 def candidates(call: Call, hardware: Hardware) -> Iterator[GroupedTiles]:
-    """Yields what fits the shared memory of a Hopper, with the tile of the result."""
-    for rows, columns, steps_ahead in itertools.product((64, 128), (64, 128), (2, 3, 4, 5)):
-        for band in (8, 16):
-            yield GroupedTiles(rows=rows, columns=columns, steps_ahead=steps_ahead, band=band)
+    """Yields what fits the shared memory of a Hopper."""
+    choices = itertools.product((64, 128), (64, 128), (1, 2), (2, 3, 4, 6), (8, 16))
+    for rows, columns, warp_groups, num_ahead, band in choices:
+        tiles = GroupedTiles(
+            rows=rows, columns=columns, warp_groups=warp_groups, num_ahead=num_ahead, band=band
+        )
+        if tiles.shared_bytes <= SHARED_BYTES:
+            yield tiles
 
 
 def bucket(call: Call) -> dict[str, int]:
