@@ -16,6 +16,8 @@ from axcore.parallel.attention import (
 from axcore.parallel.by_hand import each_expert, expert_axes, on_own_tokens
 from axcore.parallel.context import sharding_activations
 from axcore.parallel.cross_entropy import cross_entropy_on_each_device
+from axcore.parallel.cross_entropy_split import CrossEntropySplit
+from axcore.parallel.decode_attention import decode_attention_on_each_device
 from axcore.parallel.grouped_matmul import grouped_matmul_on_each_device
 from axcore.parallel.mesh import MESH_AXES, MeshShape, make_mesh, mesh_sizes
 from axcore.parallel.pipeline import PipelineSchedule, run_pipeline
@@ -52,6 +54,7 @@ __all__ = [
     "PARAM_RULES",
     "ActivationSharding",
     "AnyMesh",
+    "CrossEntropySplit",
     "MeshShape",
     "PipelineSchedule",
     "Rules",
@@ -62,6 +65,7 @@ __all__ = [
     "barrier",
     "bytes_per_device",
     "cross_entropy_on_each_device",
+    "decode_attention_on_each_device",
     "describe_sharding",
     "each_expert",
     "expert_axes",

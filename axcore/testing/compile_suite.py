@@ -83,7 +83,7 @@ class CompileSuite(Suite):
         assert _refusal(trial.kernel, trial.case, trial.dtype) is None
         mesh = make_mesh({"fsdp": len(compile_devices)}, compile_devices)
         with jax.set_mesh(mesh):
-            program = jax.jit(_gradient(trial, spec)).lower(_whole(inputs, mesh)).compile()
+            program = jax.jit(_loss_and_gradient(trial, spec)).lower(_whole(inputs, mesh)).compile()
         name, least = self.calls[trial.kernel.name]
         assert (program.as_text() or "").count(name) >= least
 
@@ -106,14 +106,14 @@ def _refusal(kernel: Kernel, case: Case, dtype: str) -> str | None:
     return answer
 
 
-def _gradient(trial: CompileTrial, spec: Any) -> Any:
+def _loss_and_gradient(trial: CompileTrial, spec: Any) -> Any:
     kernel = trial.kernel.fn.resolve()
 
     def loss(inputs: Any) -> Any:
         outputs = jax.tree.leaves(trial.case.run(kernel, inputs, spec))
         return sum(jnp.sum(leaf.astype(jnp.float32) ** 2) for leaf in outputs)
 
-    return jax.grad(loss, allow_int=True)
+    return jax.value_and_grad(loss, allow_int=True)
 
 
 def _whole(inputs: Any, mesh: Mesh) -> Any:

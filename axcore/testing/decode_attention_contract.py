@@ -6,9 +6,11 @@ from jax import Array, lax
 
 from axcore.ops.decode_attention import decode_call
 from axcore.ops.decode_attention_reference import decode_attention_reference
-from axcore.ops.decode_attention_samples import DECODE_SAMPLES
+from axcore.ops.decode_attention_samples import DECODE_SAMPLES, DecodeSample
 from axcore.ops.decode_attention_types import DecodeInputs, DecodeSpec
 from axcore.testing.contracts import Case, OpContract
+
+__all__ = ["DECODE_ATTENTION", "DecodeSample", "decode_case"]
 
 
 def _run(kernel: Any, inputs: DecodeInputs, spec: DecodeSpec) -> Array:
@@ -17,10 +19,12 @@ def _run(kernel: Any, inputs: DecodeInputs, spec: DecodeSpec) -> Array:
     return o_BTNV
 
 
+def decode_case(sample: DecodeSample) -> Case:
+    """Returns the case of a sample."""
+    return Case(name=sample.name, make=sample.make, call=decode_call, run=_run)
+
+
 DECODE_ATTENTION = OpContract(
     reference=decode_attention_reference,
-    cases=tuple(
-        Case(name=sample.name, make=sample.make, call=decode_call, run=_run)
-        for sample in DECODE_SAMPLES
-    ),
+    cases=tuple(decode_case(sample) for sample in DECODE_SAMPLES),
 )

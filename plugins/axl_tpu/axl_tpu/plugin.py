@@ -114,6 +114,15 @@ def kernels() -> Iterator[Kernel]:
         tiles=Ref("axl_tpu.kernels.decode_attention:TILES"),
     )
     yield Kernel(
+        op="cross_entropy",
+        name="tpu_cross_entropy",
+        priority=PINNED,
+        on=on(family="tpu", features=PALLAS),
+        accepts=Ref("axl_tpu.kernels.cross_entropy:accepts"),
+        fn=Ref("axl_tpu.kernels.cross_entropy:tpu_cross_entropy"),
+        tiles=Ref("axl_tpu.kernels.cross_entropy_tiles:TILES"),
+    )
+    yield Kernel(
         op="rms_norm",
         name="tpu_rms_norm",
         priority=PINNED,

@@ -1,0 +1,163 @@
+"""Cross-entropy by our Pallas kernels: interpreted against the reference, and compiled."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import pytest
+from axl_tpu.kernels.cross_entropy import accepts, tpu_cross_entropy
+from axl_tpu.kernels.cross_entropy_tiles import TILES, CrossEntropyTiles
+from pallas_races import CAREFUL, check_no_race_was_printed
+
+from axcore.ops import Call, CrossEntropyInputs, CrossEntropySpec
+from axcore.ops.cross_entropy_reference import cross_entropy_reference
+from axcore.ops.tolerance import relative_error
+from axcore.parallel import make_mesh
+from axcore.plugins import Hardware
+from axcore.testing import CompileSuite, KernelSuite
+from axcore.testing.contracts import CrossEntropySample, cross_entropy_case
+
+KEYS = ("cross_entropy/tpu_cross_entropy",)
+SMALL = CrossEntropyTiles(rows=128, words=128)
+
+
+def in_small_tiles(interpret):
+    def kernel(*args):
+        with TILES.forced(SMALL):
+            return tpu_cross_entropy(*args, interpret=interpret)
+
+    return kernel
+
+
+class TestKernel(KernelSuite):
+    plugin = "axl-tpu"
+    keys = KEYS
+    dtypes = ("float32",)
+    case_names = ("plain", "everything")
+
+    def implementation(self, kernel):
+        return partial(tpu_cross_entropy, interpret=jax.default_backend() != "tpu")
+
+
+@pytest.mark.slow
+class TestKernelOnEveryCase(TestKernel):
+    dtypes = ("float32", "bfloat16")
+    case_names = None
+
+    def implementation(self, kernel):
+        return in_small_tiles(jax.default_backend() != "tpu")
+
+    def extra_cases(self, kernel):
+        every = {"z_loss": 0.1, "soft_cap": 3.0}
+        return (
+            cross_entropy_case(CrossEntropySample(name="blocks", **blocks(spec=every))),
+            cross_entropy_case(
+                CrossEntropySample(name="tied", **blocks(spec={**every, "vocabulary_first": True}))
+            ),
+        )
+
+
+def blocks(**fields):
+    """Several blocks of tokens and of words, with a rest of both."""
+    return {"leading": (3, 100), "width": 40, "vocabulary": 333, **fields}
+
+
+def value_and_gradients(kernel, inputs, spec):
+    def loss(x, w):
+        return kernel(CrossEntropyInputs(x, w, *inputs[2:]), spec).loss
+
+    return jax.jit(jax.value_and_grad(loss, argnums=(0, 1)))(*inputs[:2])
+
+
+def check_equal(got, wanted, allowed):
+    for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
+        assert relative_error(one, other) < allowed
+
+
+@pytest.mark.parametrize("vocabulary_first", [False, True])
+def test_steps_do_not_race_and_padding_is_not_seen(vocabulary_first, capsys):
+    spec = {"vocabulary_first": vocabulary_first, "soft_cap": 5.0}
+    sample = CrossEntropySample(name="careful", leading=(130,), vocabulary=150, spec=spec)
+    inputs, spec = sample.make()
+    got = value_and_gradients(in_small_tiles(CAREFUL), inputs, spec)
+    check_equal(got, value_and_gradients(cross_entropy_reference, inputs, spec), 2e-5)
+    check_no_race_was_printed(capsys)
+
+
+def test_correct_tokens_and_z_loss_are_those_of_the_reference():
+    sample = CrossEntropySample(name="sums", **blocks(spec={"z_loss": 0.1}))
+    inputs, spec = sample.make()
+    kernel = jax.jit(lambda inputs: in_small_tiles(True)(inputs, spec))
+    check_equal(tuple(kernel(inputs)), tuple(cross_entropy_reference(inputs, spec)), 1e-5)
+
+
+@pytest.mark.parametrize("vocabulary_first", [False, True])
+def test_words_split_over_devices_give_what_one_device_does(vocabulary_first):
+    """Each device has some of the words, and all tokens of its row of devices."""
+    spec = {"vocabulary_first": vocabulary_first, "z_loss": 0.1, "soft_cap": 3.0}
+    inputs, spec = CrossEntropySample(name="words", leading=(2, 6), spec=spec).make()
+    kernel = partial(tpu_cross_entropy, interpret=True)
+    wanted = value_and_gradients(cross_entropy_reference, inputs, spec)
+    with jax.set_mesh(make_mesh({"fsdp": 2, "model": 2}, jax.devices()[:4])):
+        check_equal(value_and_gradients(kernel, inputs, spec), wanted, 2e-5)
+
+
+def test_gradient_of_a_token_that_is_nearly_certain_is_not_rounded_away():
+    """Its probability is within bfloat16's precision of one, so the gradient is a small rest."""
+    x = jnp.ones((16, 128), jnp.bfloat16)
+    w = jnp.zeros((128, 128), jnp.bfloat16).at[:, 3].set(0.09375)
+    threes, ones = jnp.full((16,), 3, jnp.int32), jnp.ones((16,), jnp.float32)
+    inputs, spec = CrossEntropyInputs(x, w, threes, ones), CrossEntropySpec()
+    _, (dx, _) = value_and_gradients(partial(tpu_cross_entropy, interpret=True), inputs, spec)
+    _, (wanted, _) = value_and_gradients(cross_entropy_reference, inputs, spec)
+    assert 0 < jnp.max(jnp.abs(wanted)) < 1e-4
+    assert jnp.allclose(dx.astype(jnp.float32), wanted.astype(jnp.float32), rtol=0.02, atol=0.0)
+
+
+def call_of(x=(8, 64), w=(64, 100), dtype="bfloat16"):
+    dtypes = (("x", dtype), ("w", "float32"), ("weights", "float32"))
+    return Call(op="cross_entropy", shapes=(("x", x), ("w", w)), dtypes=dtypes)
+
+
+@pytest.mark.parametrize(
+    ("call", "reason"),
+    [
+        (call_of(dtype="float16"), "not float16"),
+        (call_of(x=(0, 64)), "no empty array"),
+        (call_of(x=(8, 9000), w=(9000, 100)), "widths up to 8192 of bfloat16, not 9000"),
+        (call_of(x=(8, 8192), w=(8192, 100), dtype="float32"), "up to 4096 of float32"),
+    ],
+)
+def test_what_it_cannot_do_is_refused_with_the_reason(call, reason):
+    assert reason in accepts(call)
+
+
+@pytest.mark.parametrize(
+    ("num_words", "words"), [(32000, 640), (128256, 768), (151936, 768), (50, 128)]
+)
+def test_words_are_cut_without_a_rest_where_they_can_be(num_words, words):
+    call = call_of(x=(8192, 4096), w=(4096, num_words))
+    tiles = TILES.entry(call, Hardware.parse("tpu-v5p-8")).tiles
+    assert tiles.fitted(8192, num_words) == CrossEntropyTiles(512, words)
+
+
+class TestCompile(CompileSuite):
+    plugin = "axl-tpu"
+    keys = KEYS
+    targets = ("tpu-v5e-8", "tpu-v5p-8", "tpu-v6e-8")
+    calls = {"tpu_cross_entropy": ('custom_call_target="tpu_custom_call"', 2)}
+
+    def cases(self, kernel):
+        def case(name, leading=(8, 2048), width=4096, vocabulary=32000, **fields):
+            sizes = {"leading": leading, "width": width, "vocabulary": vocabulary}
+            return cross_entropy_case(
+                CrossEntropySample(name=name, **sizes, **{"w_dtype": "float32", **fields})
+            )
+
+        every = {"vocabulary_first": True, "z_loss": 1e-4, "soft_cap": 30.0}
+        return (
+            case("llama"),
+            case("tied", vocabulary=50257, width=768, w_dtype=None, spec=every),
+            case("wide", width=8192, vocabulary=3000),
+            case("small", leading=(8, 10), width=80, vocabulary=300, w_dtype=None),
+        )
