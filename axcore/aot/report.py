@@ -106,7 +106,7 @@ class StepTime:
     source: str
     cycles: int
     compute_s: float | None
-    products_s: float | None
+    products_s: float | None = None
     kernels_s: float | None
     collectives_s: float | None
     step_s: float | None
