@@ -80,6 +80,7 @@ def kernels() -> Iterator[Kernel]:
             "attention_backward",
             "nki_flash_attention_backward",
         ),
+        ("cross_entropy", "nki_cross_entropy", "cross_entropy", "nki_cross_entropy"),
         ("rms_norm", "nki_rms_norm", "rms_norm", "nki_rms_norm"),
     ):
         yield Kernel(

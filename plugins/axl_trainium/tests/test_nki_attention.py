@@ -26,7 +26,7 @@ def call_of(dtype="float32", **sizes):
 
 
 def longest_call(accepts, width, value_width):
-    """Returns the largest number of keys, a multiple of 1024, that a predicate takes in bfloat16."""
+    """Returns the most keys, a multiple of 1024, that a predicate takes in bfloat16."""
 
     def call(keys):
         shapes = {"q": (1, 1, 1, width), "k": (1, keys, 1, width), "v": (1, keys, 1, value_width)}
@@ -51,8 +51,7 @@ def longest_call(accepts, width, value_width):
         ({"queries": 0}, "takes one row, key, head and column or more"),
         (
             {"keys": 90000, "heads": 1, "key_heads": 1, "batch": 1, "width": 8, "value_width": 8},
-            r"takes keys and values that need up to 163840 bytes of a partition of SBUF, not \d+ as "
-            "these of 90000 keys do",
+            "takes keys and values that need up to 163840 bytes of a partition of SBUF, not ",
         ),
     ],
 )

@@ -9,7 +9,11 @@ from axcore.testing import (
     PluginSuite,
     attention_case,
 )
-from axcore.testing.contracts import attention_backward_case
+from axcore.testing.contracts import (
+    CrossEntropySample,
+    attention_backward_case,
+    cross_entropy_case,
+)
 
 
 class TestPlugin(PluginSuite):
@@ -39,7 +43,7 @@ class Simulated(KernelSuite):
 
 class TestKernels(Simulated):
     dtypes = ("float32",)
-    case_names = ("odd_width", "documents")
+    case_names = ("odd_width", "documents", "everything")
 
     def extra_cases(self, kernel):
         documents = AttentionSample(
@@ -54,9 +58,14 @@ class TestKernels(Simulated):
         return attention_cases(kernel, documents)
 
 
-@pytest.mark.slow
-class TestKernelsOnEveryCase(Simulated):
+class OnTiles(Simulated):
+    """Calls of several tiles, beside those of the op."""
+
     def extra_cases(self, kernel):
+        if kernel.op == "cross_entropy":
+            sizes = {"leading": (2, 150), "width": 200, "vocabulary": 1100}
+            spec = {"z_loss": 0.01, "soft_cap": 5.0}
+            return (cross_entropy_case(CrossEntropySample(name="blocks", **sizes, spec=spec)),)
         causal = {"right": 0}
         tiles = {"batch": 1, "heads": 2, "key_heads": 1}
         return attention_cases(
@@ -76,3 +85,14 @@ class TestKernelsOnEveryCase(Simulated):
                 name="placed", queries=70, keys=140, **tiles, parts=("offset", "sinks"), spec=causal
             ),
         )
+
+
+@pytest.mark.slow
+class TestKernelsOnEveryCase(OnTiles):
+    dtypes = ("float32",)
+
+
+@pytest.mark.slow
+class TestKernelsInBfloat16(OnTiles):
+    dtypes = ("bfloat16",)
+    case_names = ("plain", "narrow_scale", "wide_projection", "tiles", "blocks")

@@ -11,7 +11,7 @@ Source: Dao et al. 2022, arXiv:2205.14135, algorithm 4.
 
 from axl_trainium.kernels.attention_tiles import (
     KEY_BLOCK,
-    PARTITIONS,
+    cap_slope,
     first_key,
     last_key,
     load_turned,
@@ -20,7 +20,7 @@ from axl_trainium.kernels.attention_tiles import (
     turn,
     turned,
 )
-from axl_trainium.kernels.tiles import load_rows, store_rows
+from axl_trainium.kernels.tiles import PARTITIONS, load_rows, store_rows
 from axl_trainium.sdk import nisa, nki, nl
 
 
@@ -158,7 +158,7 @@ def attention_dkv(
 def _probabilities(logits, soft_cap, lower, upper, key, lse):
     """Returns the probabilities, float32, and the slope of the soft cap, None without one."""
     rows, columns = logits.shape
-    slope = None if soft_cap is None else _cap_slope(logits)
+    slope = None if soft_cap is None else cap_slope(logits)
     if soft_cap is not None:
         nisa.tensor_scalar(dst=logits, data=logits, op0=nl.multiply, operand0=soft_cap)
     visible = nl.ndarray((rows, columns), dtype=nl.float32, buffer=nl.sbuf)
@@ -173,16 +173,6 @@ def _probabilities(logits, soft_cap, lower, upper, key, lse):
     )
     nisa.activation(dst=visible, op=nl.exp, data=visible, bias=lse)
     return visible, slope
-
-
-def _cap_slope(capped):
-    """Returns `1 - capped^2`, the slope of tanh where it is `capped`."""
-    slope = nl.ndarray(capped.shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.activation(dst=slope, op=nl.square, data=capped)
-    nisa.tensor_scalar(
-        dst=slope, data=slope, op0=nl.multiply, operand0=-1.0, op1=nl.add, operand1=1.0
-    )
-    return slope
 
 
 def _logit_gradient(p, slope, dp, delta, scale, dtype):

@@ -12,7 +12,6 @@ arXiv:1805.02867.
 
 from axl_trainium.kernels.attention_tiles import (
     KEY_BLOCK,
-    PARTITIONS,
     first_key,
     last_key,
     load_turned,
@@ -21,7 +20,7 @@ from axl_trainium.kernels.attention_tiles import (
     turn,
     turned,
 )
-from axl_trainium.kernels.tiles import load_rows, store_rows
+from axl_trainium.kernels.tiles import PARTITIONS, load_blocks, load_rows, store_rows
 from axl_trainium.sdk import nisa, nki, nl
 
 FLOOR = -1.0e30
@@ -58,7 +57,7 @@ def attention_forward(
 
     def attend(i):
         keys = load_turned(k_XSH, i, 0, num_keys)
-        values = _load_values(v_XSV, i)
+        values = load_blocks(v_XSV, i, 0, num_keys, value_width)
         for query in range(0, num_queries, PARTITIONS):
             rows = min(PARTITIONS, num_queries - query)
             lower = load_rows(lower_XT1, i, query, rows, 1)
@@ -90,21 +89,6 @@ def attention_forward(
 
     nl.fori_loop(0, num_items, attend)
     return o_XRV, lse_XR1
-
-
-def _load_values(v_XSV, i):
-    """Returns the values of an item: 128 keys on partitions, block after block in columns."""
-    num_keys, width = v_XSV.shape[1], v_XSV.shape[2]
-    blocks = (num_keys + PARTITIONS - 1) // PARTITIONS
-    values = nl.ndarray(
-        (min(num_keys, PARTITIONS), blocks * width), dtype=v_XSV.dtype, buffer=nl.sbuf
-    )
-    for block in range(blocks):
-        first = block * PARTITIONS
-        rows = min(PARTITIONS, num_keys - first)
-        tile = load_rows(v_XSV, i, first, rows, width)
-        nisa.tensor_copy(dst=values[0:rows, block * width : (block + 1) * width], src=tile)
-    return values
 
 
 def _start(start_XR2, i, row, rows):

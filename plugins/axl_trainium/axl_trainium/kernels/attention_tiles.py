@@ -7,10 +7,9 @@ width stands in columns from `c * rows` on.
 Letters: X items, a key head of a row of the batch each; S keys, H width.
 """
 
-from axl_trainium.kernels.tiles import load_rows
+from axl_trainium.kernels.tiles import PARTITIONS, load_rows
 from axl_trainium.sdk import nisa, nl
 
-PARTITIONS = 128
 KEY_BLOCK = 512
 
 
@@ -87,6 +86,16 @@ def scaled_logits(products, scale, soft_cap):
     else:
         nisa.activation(dst=logits, op=nl.tanh, data=products, scale=scale / soft_cap)
     return logits
+
+
+def cap_slope(capped):
+    """Returns `1 - capped^2`, the slope of tanh where it is `capped`."""
+    slope = nl.ndarray(capped.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.activation(dst=slope, op=nl.square, data=capped)
+    nisa.tensor_scalar(
+        dst=slope, data=slope, op0=nl.multiply, operand0=-1.0, op1=nl.add, operand1=1.0
+    )
+    return slope
 
 
 def first_key(row, offset, left):

@@ -6,6 +6,8 @@ known on the chip only, and `row` counts rows of one item.
 
 from axl_trainium.sdk import nisa, nl
 
+PARTITIONS = 128
+
 
 def load_rows(tensor, i, row, num_rows, columns):
     """Returns rows `[row, row + num_rows)` of item `i`, in SBUF."""
@@ -30,6 +32,28 @@ def store_rows(tensor, i, row, tile):
         indirect_dim=0,
     )
     nisa.dma_copy(dst=place, src=tile)
+
+
+def load_blocks(tensor, i, row, num_rows, columns):
+    """Returns rows `[row, row + num_rows)` of item `i` in SBUF, 128 of them on partitions.
+
+    The next 128 stand in further columns.
+    """
+    blocks = (num_rows + PARTITIONS - 1) // PARTITIONS
+    tile = nl.ndarray(
+        (min(num_rows, PARTITIONS), blocks * columns), dtype=tensor.dtype, buffer=nl.sbuf
+    )
+    for block in range(blocks):
+        first = block * PARTITIONS
+        size = min(PARTITIONS, num_rows - first)
+        place = tensor.ap(
+            pattern=[[columns, size], [1, columns]],
+            offset=(row + first) * columns,
+            scalar_offset=i,
+            indirect_dim=0,
+        )
+        nisa.dma_copy(dst=tile[0:size, block * columns : (block + 1) * columns], src=place)
+    return tile
 
 
 def load_repeated(row, num_rows, columns):
