@@ -111,7 +111,7 @@ def splash_cycles(folder: Path, case: Case) -> dict[str, float]:
 
 
 def our_cycles(folder: Path, case: Case, hardware: Hardware) -> dict[str, float]:
-    """Returns the cycles of our kernels; branches are a first visit, masked, whole, and a last."""
+    """Returns the cycles of our kernels, by the visits that their grids make."""
     return {
         name: schedule_of(folder, f"tpu_flash_attention_{name}").cycles(*times)
         for name, times in our_steps(case, hardware).items()
@@ -121,34 +121,51 @@ def our_cycles(folder: Path, case: Case, hardware: Hardware) -> dict[str, float]
 def our_steps(case: Case, hardware: Hardware) -> dict[str, tuple[int, tuple[float, ...]]]:
     """Returns the steps of our kernels' grids, and how often each branch is taken."""
     from axl_tpu.kernels.attention_tiles import BACKWARD_TILES, TILES
-    from axl_tpu.kernels.attention_visits import FIRST, LAST, LIVE, MASKED, Cut, visits
 
     from axcore.ops.attention_kernels import attention_call
 
     inputs, spec = call_of(case)
     call = attention_call(inputs, spec, with_lse=False)
     fwd, back = (table.entry(call, hardware).tiles for table in (TILES, BACKWARD_TILES))
-    blocks = {
-        "fwd": (fwd.block_q, fwd.block_k, False),
-        "dq": (back.dq_block_q, back.dq_block_k, False),
-        "dkv": (back.dkv_block_q, back.dkv_block_k, True),
-    }
-    steps = {}
-    for name, (block_q, block_k, by_keys) in blocks.items():
+    heads, key_heads = float(case.rows * HEADS), float(case.rows * KEY_HEADS)
+    by_queries = Walk.of(case, fwd.block_q, fwd.block_k, by_keys=False)
+    by_keys = Walk.of(case, back.dkv_block_q, back.dkv_block_k, by_keys=True)
+    steps = {"fwd": by_queries.taken(HEADS, HEADS)}
+    if back.at_once:
+        (num, (first, masked, whole, _)), ends = by_keys.taken(HEADS, HEADS), (heads, key_heads)
+        columns = (first,) if case.is_packed else ()
+        return steps | {"bwd": (num, (*ends, *columns, masked, whole, *ends))}
+    steps["dq"] = Walk.of(case, back.dq_block_q, back.dq_block_k, by_keys=False).taken(HEADS, HEADS)
+    return steps | {"dkv": by_keys.taken(HEADS, KEY_HEADS)}
+
+
+@attrs.frozen
+class Walk:
+    """The visits of all rows: steps of a head, and how many of them have what flags."""
+
+    num_steps: int
+    first: int
+    masked: int
+    whole: int
+
+    @classmethod
+    def of(cls, case: Case, block_q: int, block_k: int, *, by_keys: bool) -> "Walk":
+        """Returns the walk of a case, by its real segments."""
+        from axl_tpu.kernels.attention_visits import FIRST, LIVE, MASKED, Cut, visits
+
+        inputs, spec = call_of(case)
         walk = visits(inputs, spec, Cut.of(inputs, block_q, block_k), by_keys=by_keys)
         num_steps = int(walk.num_steps)
         codes = np.asarray(walk.codes_BP)[:, :num_steps]
-        each = HEADS * case.rows // len(codes)
-        ends = each // (HEADS // KEY_HEADS) if by_keys else each
+        codes = np.broadcast_to(codes, (case.rows, num_steps))
         live, masked = (codes & LIVE) != 0, (codes & MASKED) != 0
-        taken = (
-            ends * np.sum(codes & FIRST != 0),
-            each * np.sum(live & masked),
-            each * np.sum(live & ~masked),
-            ends * np.sum(codes & LAST != 0),
-        )
-        steps[name] = (case.rows * HEADS * num_steps, tuple(float(times) for times in taken))
-    return steps
+        counts = (codes & FIRST) != 0, live & masked, live & ~masked
+        return cls(case.rows * num_steps, *(int(np.sum(count)) for count in counts))
+
+    def taken(self, heads: int, ends: int) -> tuple[int, tuple[float, ...]]:
+        """Returns the steps, and branches taken: first visits, masked, whole, and last visits."""
+        first, masked, whole = ends * self.first, heads * self.masked, heads * self.whole
+        return heads * self.num_steps, tuple(map(float, (first, masked, whole, first)))
 
 
 def measure(target: str, folder: Path) -> dict[str, Any]:
@@ -180,11 +197,8 @@ def measure(target: str, folder: Path) -> dict[str, Any]:
 
 def compared(splash: dict[str, float], ours: dict[str, float]) -> dict[str, Any]:
     """Returns the cycles of both, and ours over splash's, forward and backward."""
-    passes = {"forward": ("fwd",), "backward": ("dq", "dkv")}
-    sums = {
-        name: (sum(splash[one] for one in parts), sum(ours[one] for one in parts))
-        for name, parts in passes.items()
-    }
+    backward = (sum(cycles.values()) - cycles["fwd"] for cycles in (splash, ours))
+    sums = {"forward": (splash["fwd"], ours["fwd"]), "backward": tuple(backward)}
     return {
         "cycles": {"splash": splash, "ours": ours},
         "ours_over_splash": {name: round(us / them, 3) for name, (them, us) in sums.items()},

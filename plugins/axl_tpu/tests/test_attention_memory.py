@@ -4,7 +4,7 @@ import attention_memory
 import pytest
 
 TARGET = "tpu-v5p-8"
-KERNELS = ("splash_attention", "portable")
+KERNELS = ("splash_attention", "tpu_flash_attention", "portable")
 
 pytestmark = pytest.mark.compile(TARGET)
 

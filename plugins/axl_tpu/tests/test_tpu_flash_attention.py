@@ -1,55 +1,237 @@
 """Flash attention of our own on TPU: interpreted against the reference, and compiled."""
 
-import jax
-from axl_tpu.kernels.attention import flash_attention, flash_attention_backward
-from axl_tpu.kernels.attention_tiles import BACKWARD_TILES, TILES, BackwardTiles, ForwardTiles
+from functools import partial
 
-from axcore.ops import ForwardOnly
-from axcore.testing import AttentionSample, KernelSuite, attention_case
+import attrs
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from axl_tpu.kernels.attention import accepts, flash_attention, flash_attention_backward
+from axl_tpu.kernels.attention_tiles import BACKWARD_TILES, TILES, BackwardTiles, ForwardTiles
+from pallas_races import CAREFUL, check_no_race_was_printed
+
+from axcore.ops import AttentionSpec, Call, KernelPolicy, choose
+from axcore.ops.attention_kernels import ATTENTION_BACKWARD
+from axcore.ops.attention_reference import attention_reference
+from axcore.ops.attention_samples import ATTENTION_SAMPLES
+from axcore.ops.attention_vjp import attention_from_halves
+from axcore.ops.tolerance import relative_error
+from axcore.plugins import Hardware
+from axcore.testing import AttentionSample, CompileSuite, KernelSuite, attention_case
 from axcore.testing.contracts import attention_backward_case
 
 KEYS = ("attention/tpu_flash_attention", "attention_backward/tpu_flash_attention")
-SMALL = ForwardTiles(128, 256)
-SMALL_BACKWARD = BackwardTiles(256, 128, 128, 256)
+IN_TWO = BackwardTiles(256, 128, 128, 256, at_once=0)
+AT_ONCE = BackwardTiles(128, 128, 128, 256, at_once=1)
+
 INTERPRET = jax.default_backend() != "tpu"
 
 
-def small_forward(inputs, spec, *, interpret=INTERPRET):
-    with TILES.forced(SMALL):
-        return flash_attention(inputs, spec, interpret=interpret)
+def attention(inputs, spec, *, tiles=AT_ONCE, interpret=INTERPRET):
+    """Both halves, in blocks so small that the samples have several."""
 
+    def forward(inputs, spec):
+        with TILES.forced(ForwardTiles(128, 256)):
+            return flash_attention(inputs, spec, interpret=interpret)
 
-def small_backward(inputs, spec, *, interpret=INTERPRET, **rows):
-    with BACKWARD_TILES.forced(SMALL_BACKWARD):
-        return flash_attention_backward(inputs, spec, interpret=interpret, **rows)
+    def backward(inputs, spec, **rows):
+        with BACKWARD_TILES.forced(tiles):
+            return flash_attention_backward(inputs, spec, interpret=interpret, **rows)
+
+    return attention_from_halves(inputs, spec, forward=forward, backward=backward)
 
 
 class Interpreted(KernelSuite):
     plugin = "axl-tpu"
-    keys = KEYS
+    keys = KEYS[:1]
     dtypes = ("float32",)
+    samples: tuple[AttentionSample, ...] = ()
 
     def implementation(self, kernel):
-        return ForwardOnly(small_forward) if kernel.op == "attention" else small_backward
+        return attention
+
+    def extra_cases(self, kernel):
+        return tuple(attention_case(sample) for sample in self.samples)
 
 
-def cases_of(kernel, *samples):
-    case = attention_case if kernel.op == "attention" else attention_backward_case
-    return tuple(case(sample, with_lse=True) for sample in samples)
+def several_blocks(name, **fields):
+    return AttentionSample(name=name, **{"batch": 1, "queries": 200, "keys": 330, **fields})
 
 
-EVERYTHING = AttentionSample(
-    name="everything_but_bias",
-    queries=200,
-    keys=330,
+CAUSAL = {"right": 0, "query_offset": 130}
+DOCUMENTS = several_blocks("documents", batch=4, parts=("segments",), spec=CAUSAL)
+EVERYTHING = several_blocks(
+    "everything_but_bias",
+    batch=2,
     width=24,
+    value_width=40,
     parts=("segments", "ranges", "sinks", "offset", "dropout"),
     spec={"left": 150, "right": 2, "soft_cap": 3.0, "dropout_rate": 0.2, "query_offset": 4},
 )
 
 
 class TestKernels(Interpreted):
-    case_names = ("everything_but_bias_lse",)
+    samples = (DOCUMENTS,)
+    case_names = ("documents",)
 
-    def extra_cases(self, kernel):
-        return cases_of(kernel, EVERYTHING)
+
+@pytest.mark.slow
+class TestKernelsOnEveryCase(Interpreted):
+    case_names = tuple(
+        sample.name
+        for sample in ATTENTION_SAMPLES
+        if sample.name not in ("plain", "causal", "width_64", "width_128", "one_head_each")
+    )
+
+
+@pytest.mark.slow
+class TestKernelsInSeveralBlocks(Interpreted):
+    samples = (
+        EVERYTHING,
+        several_blocks("narrow_window", spec={"left": 3, "right": 0, "query_offset": 100}),
+        several_blocks("soft_cap", spec={**CAUSAL, "soft_cap": 2.0}),
+        several_blocks("in_front_of_all_keys", spec={"right": 0, "query_offset": -150}),
+        several_blocks("lonely_documents", parts=("lonely_segments",), spec={"right": 90}),
+    )
+    case_names = tuple(sample.name for sample in samples[1:])
+
+
+def gradients(run, inputs, spec):
+    """The output, the finite log-sum-exps, and gradients of their weighted sum by all floats."""
+    floats = {
+        name: x
+        for name, x in inputs._asdict().items()
+        if x is not None and jnp.issubdtype(x.dtype, jnp.floating)
+    }
+
+    def loss(floats):
+        o, lse = run(inputs._replace(**floats), spec)
+        lse = jnp.where(jnp.isfinite(lse), lse, 0.0)
+        weighted = (
+            x * jnp.cos(jnp.arange(x.size, dtype=x.dtype)).reshape(x.shape) for x in (o, lse)
+        )
+        return sum(map(jnp.sum, weighted)), (o, lse)
+
+    found, outputs = jax.jit(jax.grad(loss, has_aux=True))(floats)
+    return {"o": outputs[0], "lse": outputs[1], **found}
+
+
+@pytest.mark.parametrize(
+    "tiles",
+    [
+        pytest.param(AT_ONCE, id="at_once"),
+        pytest.param(IN_TWO, id="in_two", marks=pytest.mark.slow),
+    ],
+)
+def test_both_ways_backward_equal_the_reference_with_everything(tiles):
+    inputs, spec = EVERYTHING.make()
+    got = gradients(partial(attention, tiles=tiles), inputs, spec)
+    wanted = gradients(attention_reference, inputs, spec)
+    assert max(relative_error(got[name], wanted[name]) for name in wanted) < 1e-5
+
+
+def two_documents(size=128):
+    """A row of two documents of a block each, with no mask between them but their ids."""
+    inputs, spec = AttentionSample(
+        name="two", batch=1, queries=2 * size, keys=2 * size, heads=2, key_heads=1
+    ).make()
+    ids = jnp.repeat(jnp.asarray([[7, -3]], jnp.int32), size, axis=1)
+    return inputs._replace(q_segments_BT=ids, k_segments_BS=ids), spec
+
+
+def test_blocks_of_other_documents_are_not_read():
+    inputs, spec = two_documents()
+    poisoned = inputs._replace(
+        k_BSKH=inputs.k_BSKH.at[:, 128:].set(jnp.nan), v_BSKV=inputs.v_BSKV.at[:, 128:].set(jnp.nan)
+    )
+    with TILES.forced(ForwardTiles(128, 128)):
+        clean, other = (flash_attention(one, spec, interpret=True)[0] for one in (inputs, poisoned))
+    np.testing.assert_array_equal(other[:, :128], clean[:, :128])
+    assert np.isnan(other[:, 128:]).all()
+
+
+@pytest.mark.slow
+def test_steps_do_not_race_and_read_nothing_out_of_bounds(capsys):
+    inputs, spec = two_documents()
+    got = gradients(partial(attention, interpret=CAREFUL), inputs, spec)
+    wanted = gradients(attention_reference, inputs, spec)
+    assert max(relative_error(got[name], wanted[name]) for name in wanted) < 1e-5
+    check_no_race_was_printed(capsys)
+
+
+# -- Which calls it takes ------------------------------------------------------------------------
+
+
+def call(sample=DOCUMENTS, dtype="bfloat16") -> Call:
+    return attention_case(sample).abstract_call(dtype)
+
+
+def sized(tokens, *, width=128, **choices) -> Call:
+    shapes = {name: (2, tokens, heads, width) for name, heads in (("q", 8), ("k", 2), ("v", 2))}
+    return Call(
+        op="attention",
+        shapes=tuple(shapes.items()),
+        dtypes=tuple((name, "bfloat16") for name in shapes),
+        features=(*attrs.asdict(AttentionSpec(scale=1.0, **choices)).items(), ("lse", False)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("refused", "reason"),
+    [
+        (call(dtype="float16"), "takes bfloat16 and float32, not float16"),
+        (call(AttentionSample(name="bias", parts=("bias",))), "takes no bias"),
+        (sized(0), "takes no empty array, not q (2, 0, 8, 128)"),
+        (sized(512, width=12), "takes widths of q that are multiples of 8 up to 256, not"),
+        (sized(512, width=264), "not 264"),
+        (sized(2**20, right=0), "up to 131072 pairs of blocks of 1024 in a row, not 526848"),
+        (sized(2**24, left=5, right=0), "takes up to 8388608 queries or keys"),
+    ],
+)
+def test_call_that_it_cannot_serve_is_refused_with_the_reason(refused, reason):
+    assert reason in accepts(refused)
+
+
+@pytest.mark.parametrize(
+    ("target", "tokens", "at_once"),
+    [("v5p-8", 4096, 1), ("v5p-8", 32768, 0), ("v6e-8", 32768, 1), ("v4-8", 4096, 0)],
+)
+def test_gradients_are_summed_at_once_where_the_sums_fit(target, tokens, at_once):
+    hardware = Hardware.parse(f"tpu-{target}")
+    assert BACKWARD_TILES.entry(sized(tokens), hardware).tiles.at_once == at_once
+
+
+@pytest.mark.parametrize("target", ["tpu-v5e-8", "tpu-v5p-8", "tpu-v6e-8"])
+def test_both_passes_of_a_call_that_no_library_kernel_takes_are_ours(target):
+    policy = KernelPolicy(hardware=Hardware.parse(target))
+    wanted = call(AttentionSample(name="ranges", parts=("ranges",)))
+    for one in (wanted, attrs.evolve(wanted, op=ATTENTION_BACKWARD)):
+        assert choose(one, policy).kernel.name == "tpu_flash_attention"
+
+
+# -- Compiled ------------------------------------------------------------------------------------
+
+
+def long(name, **fields):
+    sizes = {"batch": 8, "queries": 4096, "keys": 4096, "heads": 4, "key_heads": 2}
+    widths = {"width": 128, "value_width": 128}
+    return AttentionSample(name=name, **{**sizes, **widths, "spec": {"right": 0}, **fields})
+
+
+class TestCompile(CompileSuite):
+    plugin = "axl-tpu"
+    keys = KEYS
+    targets = ("tpu-v5e-8", "tpu-v5p-8", "tpu-v6e-8")
+    calls = {"tpu_flash_attention": ('custom_call_target="tpu_custom_call"', 1)}
+
+    def cases(self, kernel):
+        samples = (
+            long("documents", parts=("segments",)),
+            long("everything", parts=EVERYTHING.parts, spec=EVERYTHING.spec),
+            long("width_64", width=64, value_width=64),
+            long("width_256", width=256, value_width=256),
+            long("odd", queries=1000, keys=1333, width=80, value_width=40),
+        )
+        case = attention_case if kernel.op == "attention" else attention_backward_case
+        return tuple(case(sample) for sample in samples)

@@ -28,7 +28,9 @@ from axcore.ops import (
 from axcore.ops.attention_block_math import row_delta, sink_gradient
 from axcore.ops.attention_kernels import ATTENTION_BACKWARD, attention_call
 from axcore.parallel import backward_on_each_device, forward_on_each_device
-from axl_tpu.kernels.attention_backward import backward_keys, backward_queries
+from axl_tpu.kernels.attention_backward_at_once import backward_at_once
+from axl_tpu.kernels.attention_backward_keys import backward_keys
+from axl_tpu.kernels.attention_backward_queries import backward_queries
 from axl_tpu.kernels.attention_forward import forward
 from axl_tpu.kernels.attention_operands import Operands, heads_first
 from axl_tpu.kernels.attention_tiles import (
@@ -36,17 +38,13 @@ from axl_tpu.kernels.attention_tiles import (
     TILES,
     BackwardTiles,
     ForwardTiles,
+    at_once_bytes,
+    block_size,
 )
-from axl_tpu.kernels.attention_visits import MAX_BLOCKS, Cut, most_visits, visits
+from axl_tpu.kernels.attention_visits import MAX_BLOCKS, MAX_VISITS, Cut, most_visits, visits
 
 MAX_WIDTH = 256
 """Largest head width whose blocks were seen to fit VMEM on every generation."""
-
-SMALLEST_BLOCK = 256
-"""Smallest block of calls that have many."""
-
-MAX_VISITS = 2**17
-"""Most visits, of all rows of the batch, whose list fits the scalar memory."""
 
 
 def accepts(call: Call) -> str | None:
@@ -61,17 +59,19 @@ def accepts(call: Call) -> str | None:
         width = call.shape(name)[-1]
         if width % 8 or width > MAX_WIDTH:
             return f"takes widths of {name} that are multiples of 8 up to {MAX_WIDTH}, not {width}"
-    return _too_long(*attention_parts(call))
+    return _too_long(call)
 
 
-def _too_long(inputs: AttentionInputs, spec: AttentionSpec) -> str | None:
-    cut = Cut.of(inputs, SMALLEST_BLOCK, SMALLEST_BLOCK)
+def _too_long(call: Call) -> str | None:
+    inputs, spec = attention_parts(call)
+    size = block_size(call)
+    cut = Cut.of(inputs, size, size)
     longest = max(cut.queries.length, cut.keys.length)
-    if longest > MAX_BLOCKS * SMALLEST_BLOCK:
-        return f"takes up to {MAX_BLOCKS * SMALLEST_BLOCK} queries or keys, not {longest}"
+    if longest > MAX_BLOCKS * size:
+        return f"takes up to {MAX_BLOCKS * size} queries or keys, not {longest}"
     num_visits = most_visits(cut, spec, offset_is_static=inputs.query_offset_B is None)
     if num_visits > MAX_VISITS:
-        return f"takes up to {MAX_VISITS} pairs of blocks of {SMALLEST_BLOCK}, not {num_visits}"
+        return f"takes up to {MAX_VISITS} pairs of blocks of {size} in a row, not {num_visits}"
     return None
 
 
@@ -122,8 +122,9 @@ def flash_attention_backward(
     """
     call = attrs.evolve(attention_call(inputs, spec, with_lse=True), op=ATTENTION_BACKWARD)
     tiles = choose_tiles(BACKWARD_TILES, call)
+    vmem_bytes = at_once_bytes(call, tiles.dkv_block_q, tiles.dkv_block_k)
     return backward_on_each_device(
-        partial(_backward, tiles=tiles, interpret=interpret),
+        partial(_backward, tiles=tiles, vmem_bytes=vmem_bytes, interpret=interpret),
         inputs,
         spec,
         o_BTNV=o_BTNV,
@@ -142,16 +143,22 @@ def _backward(
     do_BTNV: Array,
     dlse_BTN: Array,
     tiles: BackwardTiles,
+    vmem_bytes: int,
     interpret: Any,
 ) -> AttentionInputs:
     delta_BTN = row_delta(o_BTNV, do_BTNV, dlse_BTN)
     operands = Operands.of(inputs).with_gradients(do_BTNV, lse_BTN, delta_BTN)
-    cut = Cut.of(inputs, tiles.dq_block_q, tiles.dq_block_k)
-    walk = visits(inputs, spec, cut, by_keys=False)
-    dq_BNTH = backward_queries(operands, spec, cut, walk, interpret=interpret)
     cut = Cut.of(inputs, tiles.dkv_block_q, tiles.dkv_block_k)
     walk = visits(inputs, spec, cut, by_keys=True)
-    dk_BKSH, dv_BKSV = backward_keys(operands, spec, cut, walk, interpret=interpret)
+    if tiles.at_once:
+        dq_BNTH, dk_BKSH, dv_BKSV = backward_at_once(
+            operands, spec, cut, walk, vmem_bytes=vmem_bytes, interpret=interpret
+        )
+    else:
+        dk_BKSH, dv_BKSV = backward_keys(operands, spec, cut, walk, interpret=interpret)
+        cut = Cut.of(inputs, tiles.dq_block_q, tiles.dq_block_k)
+        walk = visits(inputs, spec, cut, by_keys=False)
+        dq_BNTH = backward_queries(operands, spec, cut, walk, interpret=interpret)
     return AttentionInputs(
         q_BTNH=heads_first(dq_BNTH),
         k_BSKH=heads_first(dk_BKSH),

@@ -97,12 +97,13 @@ def _int32(x: Array | None) -> Array | None:
 class BlockSpecs:
     """Which blocks of which array a step of the grid reads and writes.
 
-    The grid is `(B, N, P)`, or by keys `(B, K, P, G)`.
+    The grid is `(B, N, P)`; by keys `(B, K, P, G)`, or where heads are outer `(B, K, G, P)`.
     """
 
     operands: Operands
     cut: Cut
     by_keys: bool
+    heads_are_outer: bool = False
 
     @property
     def group(self) -> int:
@@ -151,6 +152,18 @@ class BlockSpecs:
         at = self._at(lambda b, n, k, i, j: (b, k, j, 0))
         return pl.BlockSpec((None, None, self.cut.keys.size, width), at)
 
+    def all_queries(self) -> Any:
+        """Returns the spec of `[B, N, T, H]` in blocks of a whole head."""
+        at = self._at(lambda b, n, k, i, j: (b, n, 0, 0))
+        return pl.BlockSpec(
+            (None, None, *self.operands.q.shape[2:]), at, pipeline_mode=pl.Buffered(1)
+        )
+
+    def all_keys(self, array: Array) -> Any:
+        """Returns the spec of `[B, K, S, width]` in blocks of a whole head."""
+        at = self._at(lambda b, n, k, i, j: (b, k, 0, 0))
+        return pl.BlockSpec((None, None, *array.shape[2:]), at, pipeline_mode=pl.Buffered(1))
+
     def _at(self, place: Any) -> Any:
         group = self.group
 
@@ -163,6 +176,11 @@ class BlockSpecs:
             code = code_of(codes, b, p)
             return place(b, k * group + g, k, query_block(code), key_block(code))
 
+        def heads_outer(b: Array, k: Array, g: Array, p: Array, codes: Any) -> Any:
+            return by_keys(b, k, p, g, codes)
+
+        if self.heads_are_outer:
+            return heads_outer
         return by_keys if self.by_keys else by_queries
 
 

@@ -8,6 +8,9 @@ import attrs
 from axcore.ops import Call, TileTable
 from axcore.ops.tiles import Bucket, power_of_two
 from axcore.plugins import Hardware
+from axl_tpu.kernels.attention_visits import LANES
+
+MIB = 2**20
 
 
 @attrs.frozen
@@ -20,33 +23,87 @@ class ForwardTiles:
 
 @attrs.frozen
 class BackwardTiles:
-    """The same of the kernels for the gradients of queries, and of keys and values."""
+    """The same of the kernels for the gradients of queries, and of keys and values.
+
+    Where `at_once` is 1, one kernel computes both by the blocks of the second.
+    """
 
     dq_block_q: int
     dq_block_k: int
     dkv_block_q: int
     dkv_block_k: int
+    at_once: int
+
+
+LONG = 2**16
+"""Tokens of a row from which on blocks are larger."""
+
+VMEM_BYTES = {"v4": 16 * MIB, "v5e": 128 * MIB, "v5p": 64 * MIB, "v6e": 128 * MIB, "7x": 64 * MIB}
+"""Vector memory of a core, by generation."""
+
+VMEM_SHARE = 0.75
+"""Largest part of it that a kernel takes; the rest is for what the compiler keeps there."""
+
+SCORES = 8
+"""Float32 arrays of the size of a visit's scores that the compiler may hold at once."""
+
+
+def at_once_bytes(call: Call, block_q: int, block_k: int) -> int:
+    """Returns the VMEM that all gradients at once need: sums, outputs, blocks twice, and scores."""
+    queries, keys = (_up(call.shape(x)[1], b) for x, b in (("q", block_q), ("k", block_k)))
+    width, value_width = (_up(call.shape(x)[-1], LANES) for x in ("k", "v"))
+    itemsize = 2 if call.dtype("q") == "bfloat16" else 4
+    whole = queries * width + keys * (width + value_width)
+    blocks = (block_q + block_k) * (width + value_width)
+    return whole * (4 + itemsize) + 2 * blocks * itemsize + SCORES * block_q * block_k * 4
+
+
+def _up(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple
+
+
+def block_size(call: Call) -> int:
+    """Returns the default number of queries and of keys of a block, larger for very long rows.
+
+    A row's list of visits grows with the square of its blocks, and stands in scalar memory.
+    """
+    return 512 if max(call.shape("q")[1], call.shape("k")[1]) <= LONG else 1024
 
 
 def _default(call: Call, hardware: Hardware) -> ForwardTiles:
-    return ForwardTiles(512, 512)
+    size = block_size(call)
+    return ForwardTiles(size, size)
 
 
 def _default_backward(call: Call, hardware: Hardware) -> BackwardTiles:
-    return BackwardTiles(512, 512, 512, 512)
+    size = block_size(call)
+    return BackwardTiles(size, size, size, size, int(_fits_at_once(call, hardware, size, size)))
+
+
+def _fits_at_once(call: Call, hardware: Hardware, block_q: int, block_k: int) -> bool:
+    limit = VMEM_SHARE * VMEM_BYTES.get(hardware.generation, 0)
+    return at_once_bytes(call, block_q, block_k) <= limit
 
 
 SIZES = (256, 512, 1024)
 
 
-def _candidates(call: Call, hardware: Hardware) -> Iterator[ForwardTiles]:
+def _sizes(call: Call) -> Iterator[tuple[int, int]]:
+    least = block_size(call) // 2
     for block_q, block_k in product(SIZES, repeat=2):
+        if min(block_q, block_k) >= least:
+            yield block_q, block_k
+
+
+def _candidates(call: Call, hardware: Hardware) -> Iterator[ForwardTiles]:
+    for block_q, block_k in _sizes(call):
         yield ForwardTiles(block_q, block_k)
 
 
 def _candidates_backward(call: Call, hardware: Hardware) -> Iterator[BackwardTiles]:
-    for block_q, block_k in product(SIZES, repeat=2):
-        yield BackwardTiles(block_q, block_k, block_q, block_k)
+    for block_q, block_k in _sizes(call):
+        for at_once in range(1 + _fits_at_once(call, hardware, block_q, block_k)):
+            yield BackwardTiles(block_q, block_k, block_q, block_k, at_once)
 
 
 def _bucket(call: Call) -> Bucket:

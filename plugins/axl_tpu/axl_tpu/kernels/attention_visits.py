@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from axcore.errors import KernelError
 from axcore.ops import AttentionInputs, AttentionSpec
 from axcore.ops.attention_blocks import live_pairs
 from axcore.ops.attention_live import bounds
@@ -32,6 +33,9 @@ FIRST, LAST, LIVE, MASKED = 1, 2, 4, 8
 _BLOCK_BITS, _FLAG_BITS = 13, 4
 MAX_BLOCKS = 2**_BLOCK_BITS
 """Most blocks of either axis that a visit can name."""
+
+MAX_VISITS = 2**17
+"""Most visits of all rows on a device, whose lists take half of the scalar memory."""
 
 
 class Visits(NamedTuple):
@@ -207,6 +211,12 @@ def _kept(
     codes_BP |= jnp.where(is_first_BP, FIRST, 0) | jnp.where(is_last_BP, LAST, 0)
     end_B1 = jnp.take_along_axis(codes_BP, num_B1 - 1, axis=1)
     dead_B1 = end_B1 & ~jnp.int32(FIRST | LAST | LIVE | MASKED)
+    if codes_BP.size > MAX_VISITS:
+        raise KernelError(
+            f"attention: {codes_BP.shape[0]} rows of {codes_BP.shape[1]} pairs of blocks are on "
+            f"one device; tpu_flash_attention holds up to {MAX_VISITS} pairs.",
+            mend="split the batch over more devices, or in steps that accumulate",
+        )
     return Visits(jnp.where(is_kept_BP, codes_BP, dead_B1), jnp.max(num_B1))
 
 
