@@ -20,6 +20,7 @@ from axl_trainium.calling import call_kernel, float32_like
 from axl_trainium.kernels.cross_entropy_backward import cross_entropy_dw, cross_entropy_dx
 from axl_trainium.kernels.cross_entropy_forward import LOWEST, cross_entropy_forward
 from axl_trainium.limits import PARTITIONS, SBUF_PARTITION_BYTES, why_not_dtype
+from axl_trainium.row_tiles import tiled, untiled
 
 LAST_TARGET = 2**24
 """Targets up to here are exact in float32."""
@@ -156,7 +157,7 @@ def _backward(
         w_DV,
         w_DV.T,
         target_MR1,
-        _in_groups(token, tiles.tokens),
+        tiled(token, tiles.tokens),
         **choices,
     )
     x_MRD, target_MR1 = _grouped(inputs, PARTITIONS)
@@ -166,14 +167,13 @@ def _backward(
         x_MRD,
         w_DV,
         target_MR1,
-        _in_groups(token, PARTITIONS),
+        tiled(token, PARTITIONS),
         **choices,
     )
-    num_tokens, width = inputs.targets_BT.size, inputs.x_BTD.shape[-1]
     dw = dw_DV.T if spec.vocabulary_first else dw_DV
     dweights = (gradients[0] * loss).astype(inputs.weights_BT.dtype)
     given = CrossEntropyInputs(
-        x_BTD=dx_MRD.reshape(-1, width)[:num_tokens].reshape(inputs.x_BTD.shape),
+        x_BTD=untiled(dx_MRD, inputs.x_BTD.shape, num_rows=inputs.targets_BT.size),
         w=dw.astype(inputs.w.dtype),
         targets_BT=cast(Array, np.zeros(inputs.targets_BT.shape, jax.dtypes.float0)),
         weights_BT=dweights.reshape(inputs.weights_BT.shape),
@@ -197,14 +197,7 @@ def _projection(inputs: CrossEntropyInputs, spec: CrossEntropySpec) -> Array:
 
 
 def _grouped(inputs: CrossEntropyInputs, group: int) -> tuple[Array, Array]:
-    """Returns tokens `[M, R, D]` and targets `[M, R, 1]`, float32."""
+    """Returns tokens `[M, R, D]` and targets `[M, R, 1]`, float32; zeros fill the last group."""
     x_ND = inputs.x_BTD.reshape(-1, inputs.x_BTD.shape[-1])
     target_N1 = inputs.targets_BT.astype(jnp.float32).reshape(-1, 1)
-    return _in_groups(x_ND, group), _in_groups(target_N1, group)
-
-
-def _in_groups(x_NC: Array, group: int) -> Array:
-    """Returns `[M, R, C]`; zeros fill the last group, which give tokens without weight."""
-    rows = min(group, len(x_NC))
-    padded = jnp.pad(x_NC, ((0, -len(x_NC) % rows), (0, 0)))
-    return padded.reshape(-1, rows, x_NC.shape[-1])
+    return tiled(x_ND, group), tiled(target_N1, group)

@@ -14,7 +14,8 @@ from axcore.ops import Call
 from axcore.parallel import rows_on_each_device
 from axl_trainium.calling import call_kernel, float32_like
 from axl_trainium.kernels.rms_norm import rms_norm_backward, rms_norm_forward
-from axl_trainium.limits import PARTITIONS, SBUF_PARTITION_BYTES, why_not_dtype
+from axl_trainium.limits import SBUF_PARTITION_BYTES, why_not_dtype
+from axl_trainium.row_tiles import tiled, untiled
 
 
 def accepts(call: Call) -> str | None:
@@ -52,35 +53,26 @@ def _normalise(epsilon: float, x: Array, scale_1D: Array) -> Array:
 
 
 def _forward(epsilon: float, x: Array, scale_1D: Array) -> tuple[Array, tuple[Array, Array, Array]]:
-    x_MPD = _tiled(x)
+    x_MPD = tiled(x)
     outputs = (jax.ShapeDtypeStruct(x_MPD.shape, x.dtype), float32_like(*x_MPD.shape[:2], 1))
     y_MPD, factor_MP1 = call_kernel(rms_norm_forward, outputs, x_MPD, scale_1D, epsilon=epsilon)
-    return _untiled(y_MPD, x.shape), (x, scale_1D, factor_MP1)
+    return untiled(y_MPD, x.shape, num_rows=_rows(x)), (x, scale_1D, factor_MP1)
 
 
 def _backward(
     epsilon: float, residuals: tuple[Array, Array, Array], dy: Array
 ) -> tuple[Array, Array]:
     x, scale_1D, factor_MP1 = residuals
-    x_MPD = _tiled(x)
+    x_MPD = tiled(x)
     outputs = (jax.ShapeDtypeStruct(x_MPD.shape, x.dtype), float32_like(*scale_1D.shape))
     dx_MPD, dscale_1D = call_kernel(
-        rms_norm_backward, outputs, x_MPD, scale_1D, factor_MP1, _tiled(dy)
+        rms_norm_backward, outputs, x_MPD, scale_1D, factor_MP1, tiled(dy)
     )
-    return _untiled(dx_MPD, x.shape), dscale_1D
+    return untiled(dx_MPD, x.shape, num_rows=_rows(x)), dscale_1D
 
 
 _normalise.defvjp(_forward, _backward)
 
 
-def _tiled(x: Array) -> Array:
-    """Returns the rows in tiles `[M, P, D]`; rows of zeros fill the last."""
-    rows = x.reshape(-1, x.shape[-1])
-    height = min(len(rows), PARTITIONS)
-    padded = jnp.pad(rows, ((0, -len(rows) % height), (0, 0)))
-    return padded.reshape(-1, height, x.shape[-1])
-
-
-def _untiled(x_MPD: Array, shape: tuple[int, ...]) -> Array:
-    rows = x_MPD.reshape(-1, shape[-1])
-    return rows[: math.prod(shape[:-1])].reshape(shape)
+def _rows(x: Array) -> int:
+    return math.prod(x.shape[:-1])
