@@ -1,7 +1,10 @@
 """Plain JAX in place of our GPU kernels: for meshes and remat, which their interpreter lacks."""
 
 import jax.numpy as jnp
+from axl_gpu.kernels import cross_entropy
+from axl_gpu.kernels.cross_entropy_kernels import Statistics, capped, gradient, online
 from axl_gpu.kernels.grouped_matmul import Kernels
+from jax import lax
 
 from axcore.ops.grouped_matmul_reference import grouped_matmul_reference
 
@@ -19,3 +22,29 @@ def _matrices_of_groups(x_RD, dy_RF, groups, *, tiles):
 
 
 PLAIN_GROUPED = Kernels(_rows_of_groups, _matrices_of_groups)
+
+
+def _logits(x_RD, words):
+    w_DV = words.w.T if words.is_turned else words.w
+    return jnp.matmul(x_RD, w_DV, preferred_element_type=jnp.float32)
+
+
+def _statistics(x_RD, words, targets_R, spec, *, tiles):
+    value_RV, _ = capped(_logits(x_RD, words), spec)
+    word = jnp.arange(value_RV.shape[1])[None]
+    value_RV = jnp.where(word < words.num_words, value_RV, -jnp.inf)
+    nothing = jnp.zeros(targets_R.shape)
+    state = (nothing - jnp.inf, nothing, nothing)
+    return Statistics(*(one[None] for one in online(state, value_RV, word == targets_R[:, None])))
+
+
+def _logit_gradients(x_RD, words, tokens, spec, *, part, num_blocks, tiles):
+    targets_R, *numbers = tokens
+    word = jnp.arange(words.w.shape[0 if words.is_turned else 1])[None]
+    found = gradient(_logits(x_RD, words), word == targets_R[:, None], tuple(numbers), spec)
+    found = jnp.where(word < words.num_words, found, 0.0).astype(x_RD.dtype)
+    size = num_blocks * tiles.all_words
+    return lax.dynamic_slice_in_dim(found, part * size, size, axis=1)
+
+
+PLAIN_CROSS_ENTROPY = cross_entropy.Kernels(_statistics, _logit_gradients)

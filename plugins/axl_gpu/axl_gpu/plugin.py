@@ -130,6 +130,15 @@ def kernels() -> Iterator[Kernel]:
         fn=Ref("axl_gpu.kernels.grouped_matmul:gpu_grouped_matmul"),
         tiles=Ref("axl_gpu.kernels.grouped_matmul:TILES"),
     )
+    yield Kernel(
+        op="cross_entropy",
+        name="gpu_cross_entropy",
+        priority=10,
+        on=on(family="gpu", features=WGMMA),
+        accepts=Ref("axl_gpu.kernels.cross_entropy:accepts"),
+        fn=Ref("axl_gpu.kernels.cross_entropy:gpu_cross_entropy"),
+        tiles=Ref("axl_gpu.kernels.cross_entropy:TILES"),
+    )
 
 
 @hook.features

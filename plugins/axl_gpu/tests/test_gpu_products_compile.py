@@ -1,6 +1,7 @@
 """Our kernels of products and norms, compiled for H100s: real code of sm_90a."""
 
 from axcore.testing import CompileSuite, GroupedMatmulSample, grouped_matmul_case
+from axcore.testing.contracts import CrossEntropySample, cross_entropy_case
 
 MOSAIC = 'custom_call_target="mosaic_gpu'
 
@@ -9,16 +10,30 @@ def grouped(name, *group_sizes, **fields):
     return grouped_matmul_case(GroupedMatmulSample(name=name, group_sizes=group_sizes, **fields))
 
 
+def loss(name, **fields):
+    return cross_entropy_case(CrossEntropySample(name=name, **fields))
+
+
 class TestCompile(CompileSuite):
     plugin = "axl-gpu"
     targets = ("gpu-h100-8",)
-    keys = ("grouped_matmul/gpu_grouped_matmul",)
-    calls = {"gpu_grouped_matmul": (MOSAIC, 3)}
+    keys = ("cross_entropy/gpu_cross_entropy", "grouped_matmul/gpu_grouped_matmul")
+    calls = {"gpu_cross_entropy": (MOSAIC, 2), "gpu_grouped_matmul": (MOSAIC, 3)}
 
     def cases(self, kernel):
         return self.cases_of[kernel.name]
 
     cases_of = {
+        "gpu_cross_entropy": (
+            loss("words", leading=(8, 1024), width=1024, vocabulary=32000, w_dtype="float32"),
+            loss(
+                "odd",
+                leading=(3, 77),
+                width=192,
+                vocabulary=50257,
+                spec={"vocabulary_first": True, "z_loss": 1e-4, "soft_cap": 30.0},
+            ),
+        ),
         "gpu_grouped_matmul": (
             grouped("experts", *(512,) * 8, num_rows=4096, width=1024, out_width=2048),
             grouped("one_group", 200, num_rows=256, width=128, out_width=64),

@@ -59,6 +59,14 @@ class Variant:
         """Returns a number for each row of a tile, spread over threads as its rows are."""
         return x if self.interpreter else plgpu.layout_cast(x, plgpu.Layout.WGMMA.reduce(1))
 
+    def load_by_row(self, numbers: Reference, p: Array) -> Array:
+        """Returns the p-th row of numbers in the memory of the GPU, spread like `by_row`."""
+        if self.interpreter:
+            row: Array = numbers[p]
+            return row
+        layout = plgpu.Layout.WGMMA.reduce(1)
+        return plgpu.load(numbers, (p,), layout=layout, optimized=False)
+
     def index(self, shape: tuple[int, ...], axis: int) -> Array:
         """Returns each element's place along an axis of a tile."""
         return self.tiled(lax.broadcasted_iota(jnp.int32, shape, axis))
@@ -302,7 +310,9 @@ def launch(
         grid=tuple(grid.values()),
         grid_names=tuple(grid),
         interpret=variant.interpreter,
-        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
+        compiler_params=plgpu.CompilerParams(
+            approx_math=True, lowering_semantics=plgpu.LoweringSemantics.Warpgroup
+        ),
         **threads,
     )
     return jax.custom_batching.sequential_vmap(run)
