@@ -6,7 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from axl_trainium import cross_entropy, rms_norm
-from axl_trainium.cross_entropy import nki_cross_entropy, tiles_for
+from axl_trainium.cross_entropy import nki_cross_entropy
+from axl_trainium.cross_entropy_tiles import tiles_for
 from axl_trainium.kernels.cross_entropy_backward import cross_entropy_dw, cross_entropy_dx
 from axl_trainium.kernels.rms_norm import rms_norm_backward
 from axl_trainium.sdk import IS_SDK

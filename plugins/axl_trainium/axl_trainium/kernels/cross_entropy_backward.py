@@ -29,7 +29,7 @@ BANK_COLUMNS = 512
 
 @nki.jit
 def cross_entropy_dx(x_MRD, w_DV, w_VD, target_MR1, token_MR3, soft_cap, block):
-    """Returns `dx_MRD`, in x's dtype.
+    """Returns `dx_MRD`, float32.
 
     Args:
         x_MRD: Tokens.
@@ -42,7 +42,7 @@ def cross_entropy_dx(x_MRD, w_DV, w_VD, target_MR1, token_MR3, soft_cap, block):
     """
     num_groups, rows, width = x_MRD.shape
     vocabulary = w_DV.shape[1]
-    dx_MRD = nl.ndarray((num_groups, rows, width), dtype=x_MRD.dtype, buffer=nl.shared_hbm)
+    dx_MRD = nl.ndarray((num_groups, rows, width), dtype=nl.float32, buffer=nl.shared_hbm)
     tiles = (rows + PARTITIONS - 1) // PARTITIONS
     height = min(rows, PARTITIONS)
     whole = vocabulary // block * block
@@ -86,9 +86,8 @@ def cross_entropy_dx(x_MRD, w_DV, w_VD, target_MR1, token_MR3, soft_cap, block):
             visit(None, whole, vocabulary - whole)
         for tile in range(tiles):
             size = min(PARTITIONS, rows - tile * PARTITIONS)
-            dx = nl.ndarray((size, width), dtype=x_MRD.dtype, buffer=nl.sbuf)
-            nisa.tensor_copy(dst=dx, src=sums[0:size, tile * width : (tile + 1) * width])
-            store_rows(dx_MRD, group, tile * PARTITIONS, dx)
+            own_sums = sums[0:size, tile * width : (tile + 1) * width]
+            store_rows(dx_MRD, group, tile * PARTITIONS, own_sums)
 
     nl.fori_loop(0, num_groups, visit_group)
     return dx_MRD
