@@ -1,7 +1,8 @@
 """Calling an NKI kernel from JAX.
 
 With AWS's SDK a kernel takes JAX arrays as it is. The simulator's kernels take numpy arrays, so
-they run on the host, by a callback; Neuron's own JAX has no host callbacks.
+they run on the host, by a callback. Neuron's own JAX has no host callbacks, and there the simulator
+is refused.
 """
 
 from collections.abc import Callable
@@ -11,6 +12,7 @@ import jax
 import numpy as np
 from jax import Array
 
+from axcore.errors import KernelError
 from axl_trainium.sdk import IS_SDK
 
 
@@ -22,9 +24,18 @@ def call_kernel(kernel: Callable[..., Any], outputs: Any, *arrays: Array, **choi
         outputs: `jax.ShapeDtypeStruct`s of what it returns, one or a tuple.
         *arrays: Its tensors.
         **choices: Its static arguments.
+
+    Raises:
+        KernelError: The program is for a Trainium chip, and NKI is not installed.
     """
     if IS_SDK:
         return kernel(*arrays, **choices)
+    if jax.default_backend() == "neuron":
+        raise KernelError(
+            f"{kernel.__name__} is an NKI kernel, and NKI is not installed; its simulator does not "
+            "run on a chip.",
+            mend="install the package nki of the AWS Neuron SDK, or remove the pin",
+        )
 
     def on_host(*arrays: Any) -> Any:
         return kernel(*(np.asarray(array) for array in arrays), **choices)

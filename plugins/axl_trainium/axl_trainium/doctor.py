@@ -1,17 +1,21 @@
-"""`axcore doctor`: can JAX reach Trainium, and is it a version that Neuron supports?"""
+"""`axcore doctor`: can JAX reach Trainium, is it a version that Neuron supports, is there NKI?"""
 
 import re
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 
 from axcore.plugins import Finding
+from axl_trainium.sdk import is_installed
 
 NEWEST_JAX = (0, 10, 0)
 
 
 def neuron_packages() -> Iterator[Finding]:
-    """Looks for the Neuron runtime's JAX plugin and at jax's version."""
-    yield neuron_finding(_installed("libneuronxla"), _installed("jax") or "0")
+    """Looks for the Neuron runtime's JAX plugin, at jax's version, and for NKI."""
+    runtime = _installed("libneuronxla")
+    yield neuron_finding(runtime, _installed("jax") or "0")
+    if runtime is not None:
+        yield nki_finding(has_nki=is_installed())
 
 
 def neuron_finding(runtime: str | None, jax: str) -> Finding:
@@ -29,6 +33,17 @@ def neuron_finding(runtime: str | None, jax: str) -> Finding:
             "pip install 'jax==0.10.0'",
         )
     return Finding("ok", f"libneuronxla {runtime}, jax {jax}")
+
+
+def nki_finding(*, has_nki: bool) -> Finding:
+    """Returns what there is to say of NKI, beside the runtime."""
+    if has_nki:
+        return Finding("ok", "NKI, for kernels of our own")
+    return Finding(
+        "warning",
+        "NKI is not installed: kernels pinned by nki_* names are refused on a chip",
+        "install the package nki of the AWS Neuron SDK",
+    )
 
 
 def _installed(package: str) -> str | None:

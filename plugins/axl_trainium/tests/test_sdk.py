@@ -13,6 +13,7 @@ from axl_trainium.kernels.rms_norm import rms_norm_forward
 from axl_trainium.signatures import ISA, LANGUAGE
 
 from axcore.complexity.trace import trace_model
+from axcore.errors import KernelError
 from axcore.experiments.tiny import tiny
 from axcore.plugins import Hardware
 
@@ -47,6 +48,13 @@ def test_kernels_run_under_jit_with_static_choices():
     expected = 1 / np.sqrt(np.mean(np.square(x), axis=-1, keepdims=True) + 0.5)
     np.testing.assert_allclose(factor, expected, rtol=1e-6)
     np.testing.assert_allclose(y, x * expected, rtol=1e-6)
+
+
+@pytest.mark.skipif(sdk.IS_SDK, reason="AWS's Neuron SDK is installed")
+def test_the_simulator_is_refused_on_a_chip(monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "neuron")
+    with pytest.raises(KernelError, match="rms_norm_forward is an NKI kernel, and NKI is not"):
+        call_kernel(rms_norm_forward, float32_like(1), jnp.ones(1))
 
 
 def test_tiny_is_trained_by_portable_kernels_which_need_no_leave():

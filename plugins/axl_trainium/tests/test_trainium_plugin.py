@@ -2,7 +2,7 @@
 
 import pytest
 from axl_trainium.detect import detect, present
-from axl_trainium.doctor import neuron_finding
+from axl_trainium.doctor import neuron_finding, nki_finding
 from axl_trainium.hardware import hosts
 
 from axcore.plugins import Hardware, MeshRule, find_mesh_rule, plugin_host, wanted_flags
@@ -66,6 +66,11 @@ def test_doctor_judges_runtime_and_jax(runtime, jax, level, text):
     found = neuron_finding(runtime, jax)
     assert found.level == level
     assert text in found.text
+
+
+def test_doctor_says_what_becomes_of_kernels_without_nki():
+    assert nki_finding(has_nki=True).level == "ok"
+    assert "kernels pinned by nki_* names are refused" in nki_finding(has_nki=False).text
 
 
 @pytest.mark.parametrize(
