@@ -42,7 +42,7 @@ class TileEntry(Generic[Tiles]):
         return f"{self.kernel}: {sizes} ({self.source})"
 
 
-_forced: Any = jax.make_user_context(default_value=None)  # type: ignore[no-untyped-call]
+_forced: Any = jax.make_user_context(default_value=())  # type: ignore[no-untyped-call]
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -72,9 +72,9 @@ class TileTable(Generic[Tiles]):
         Raises:
             KernelError: The file is none that `axcore kernels tune` writes.
         """
-        forced = cast(TileEntry[Tiles] | None, _forced.value)
-        if forced is not None and forced.kernel == self.kernel:
-            return forced
+        for forced in cast(tuple[TileEntry[Tiles], ...], _forced.value):
+            if forced.kernel == self.kernel:
+                return forced
         tiles = self.default(call, hardware)
         chip, bucket = chip_of(hardware), dict(self.bucket(call))
         for row in self.rows():
@@ -99,7 +99,7 @@ class TileTable(Generic[Tiles]):
     def forced(self, tiles: Tiles) -> AbstractContextManager[None]:
         """Return a context in which the kernel takes `tiles` for every call, as tuning does."""
         entry = TileEntry(kernel=self.kernel, tiles=tiles, source="forced")
-        return cast(AbstractContextManager[None], _forced(entry))
+        return cast(AbstractContextManager[None], _forced((entry, *_forced.value)))
 
     def _made(self, kind: type[Tiles], sizes: Mapping[str, int]) -> Tiles:
         wanted = {field.name for field in attrs.fields(cast(Any, kind))}

@@ -24,7 +24,10 @@ from axcore.ops.attention_kernels import attention_call
 from axcore.parallel import backward_on_each_device, forward_on_each_device
 from axl_gpu.kernels.attention_arrays import Arrays, Blocks, Choices, Residuals
 from axl_gpu.kernels.attention_block import LOG2_E
+from axl_gpu.kernels.attention_forward import tuned_forward
+from axl_gpu.kernels.attention_key_gradients import tuned_key_gradients
 from axl_gpu.kernels.attention_products import TENSOR_CORES, Products
+from axl_gpu.kernels.attention_query_gradients import tuned_query_gradients
 from axl_gpu.kernels.attention_simple_backward import (
     simple_key_gradients,
     simple_query_gradients,
@@ -83,15 +86,20 @@ class Form(NamedTuple):
     key_gradients: Any
 
 
+TUNED = Form(tuned_forward, tuned_query_gradients, tuned_key_gradients)
+"""Several warp groups, of which one fetches."""
+
 SIMPLE = Form(simple_forward, simple_query_gradients, simple_key_gradients)
-"""One warp group and nothing overlapped: the others are held to be equal to it."""
+"""One warp group and nothing overlapped: what `TUNED` is held to be equal to. It runs only in
+tests, with tiles of one group.
+"""
 
 
 def flash_forward(
     inputs: AttentionInputs,
     spec: AttentionSpec,
     *,
-    form: Form = SIMPLE,
+    form: Form = TUNED,
     products: Products = TENSOR_CORES,
 ) -> tuple[Array, Array]:
     """Returns `(o_BTNV, lse_BTN)`.
@@ -118,7 +126,7 @@ def gpu_flash_attention_backward(
     lse_BTN: Array,
     do_BTNV: Array,
     dlse_BTN: Array,
-    form: Form = SIMPLE,
+    form: Form = TUNED,
     products: Products = TENSOR_CORES,
 ) -> AttentionInputs:
     """Returns the gradients of a call's arrays from its output and log-sum-exp.

@@ -153,19 +153,20 @@ def probabilities(logits: Array, lse: Array, *, axis: int) -> Array:
     return jnp.exp2(logits - along(lse, logits.shape, axis))
 
 
-def logit_gradients(
-    probabilities: Array, products: Array, delta: Array, slope: Array | None, *, axis: int
-) -> Array:
+def sloped(probabilities: Array, slope: Array | None) -> Array:
+    """Returns the probabilities times the slope of a soft cap, if there is one."""
+    return probabilities if slope is None else probabilities * slope
+
+
+def logit_gradients(weights: Array, products: Array, delta: Array, *, axis: int) -> Array:
     """Returns the gradient of `scale * q k`.
 
     Args:
-        probabilities: Of the block.
+        weights: The block's probabilities, `sloped`.
         products: Gradient of the output times values, `do v`.
         delta: `sum(do * o) - dlse` of each query.
-        slope: From `Logits`.
         axis: Of queries.
 
     Source: Dao et al. 2022, arXiv:2205.14135, appendix B.2.
     """
-    gradients = probabilities * (products - along(delta, products.shape, axis))
-    return gradients if slope is None else gradients * slope
+    return weights * (products - along(delta, products.shape, axis))

@@ -25,6 +25,7 @@ from axl_gpu.kernels.attention_block import (
     logits,
     masked_unless,
     probabilities,
+    sloped,
 )
 from axl_gpu.kernels.attention_products import Products, Ref
 
@@ -152,7 +153,8 @@ def _query_body(
         )
         p_IJ = probabilities(logits_IJ, scratch["lse"][...], axis=0)
         dp_IJ = products.transposed(do, v)
-        ds_IJ = logit_gradients(p_IJ, dp_IJ, scratch["delta"][...], found.slope, axis=0)
+        weights_IJ = sloped(p_IJ, found.slope)
+        ds_IJ = logit_gradients(weights_IJ, dp_IJ, scratch["delta"][...], axis=0)
         return products.added(dq_IH, ds_IJ.astype(k.dtype), k)
 
     dq_IH = lax.fori_loop(begin, end, step, jnp.zeros(q.shape, jnp.float32))
@@ -189,11 +191,13 @@ def _key_body(
         logits_JI = masked_unless(
             (i >= full_begin) & (i < full_end), found.value, queries, keys, axis=1
         )
-        p_JI = probabilities(logits_JI, scratch["lse"][...], axis=1).astype(do.dtype)
-        dv_JV = products.added(dv_JV, p_JI, do)
+        p_JI = probabilities(logits_JI, scratch["lse"][...], axis=1)
+        weights_JI = sloped(p_JI, found.slope).astype(do.dtype)  # rounded, it takes half the room
+        dv_JV = products.added(dv_JV, p_JI.astype(do.dtype), do)
         dp_JI = products.transposed(v, do)
-        p_JI = p_JI.astype(jnp.float32)  # half the registers of one that was never rounded
-        ds_JI = logit_gradients(p_JI, dp_JI, scratch["delta"][...], found.slope, axis=1)
+        ds_JI = logit_gradients(
+            weights_JI.astype(jnp.float32), dp_JI, scratch["delta"][...], axis=1
+        )
         return products.added(dk_JH, ds_JI.astype(q.dtype), q), dv_JV
 
     def of_head(g: Array, sums: tuple[Array, Array]) -> tuple[Array, Array]:

@@ -22,47 +22,51 @@ class BackwardTiles:
     Args:
         dq_queries: Queries of a warp group that sums their gradients.
         dq_keys: Keys that it goes through at once.
+        dq_stages: Blocks of keys that are in shared memory at once.
         dkv_queries: Queries that a warp group goes through at once.
         dkv_keys: Keys of a warp group that sums their gradients.
-        num_groups: Warp groups of a thread block.
-        num_stages: Blocks that are in shared memory at once.
+        dkv_stages: Blocks of queries that are in shared memory at once.
+        num_groups: Warp groups of a thread block that multiply.
     """
 
-    dq_queries: int
-    dq_keys: int
-    dkv_queries: int
-    dkv_keys: int
-    num_groups: int
-    num_stages: int
+    dq_queries: int = 64
+    dq_keys: int = 64
+    dq_stages: int = 2
+    dkv_queries: int = 64
+    dkv_keys: int = 64
+    dkv_stages: int = 2
+    num_groups: int = 2
 
     @property
     def dq(self) -> Blocks:
         """Blocks of the kernel for queries."""
-        return Blocks(self.dq_queries, self.dq_keys, self.num_groups, self.num_stages)
+        return Blocks(self.dq_queries, self.dq_keys, self.num_groups, self.dq_stages)
 
     @property
     def dkv(self) -> Blocks:
         """Blocks of the kernel for keys and values."""
-        return Blocks(self.dkv_queries, self.dkv_keys, self.num_groups, self.num_stages)
+        return Blocks(self.dkv_queries, self.dkv_keys, self.num_groups, self.dkv_stages)
 
 
 def _forward_default(call: Call, hardware: Hardware) -> Blocks:
-    return Blocks(queries=64, keys=64)
+    return Blocks(queries=64, keys=128, num_groups=2, num_stages=2)
 
 
 def _forward_candidates(call: Call, hardware: Hardware) -> Iterator[Blocks]:
-    for keys in (64, 128):
-        for num_stages in (2, 3):
-            yield Blocks(queries=64, keys=keys, num_groups=2, num_stages=num_stages)
+    yield Blocks(queries=64, keys=128, num_groups=2, num_stages=2)
+    for num_stages in (2, 3, 4):
+        yield Blocks(queries=64, keys=64, num_groups=2, num_stages=num_stages)
 
 
 def _backward_default(call: Call, hardware: Hardware) -> BackwardTiles:
-    return BackwardTiles(64, 64, 64, 64, num_groups=1, num_stages=1)
+    wide = call.feature("soft_cap") is None  # its slope takes the registers of a wide block
+    return BackwardTiles(dq_keys=128 if wide else 64, dkv_stages=3)
 
 
 def _backward_candidates(call: Call, hardware: Hardware) -> Iterator[BackwardTiles]:
-    for num_stages in (2, 3):
-        yield BackwardTiles(64, 64, 64, 64, num_groups=2, num_stages=num_stages)
+    yield _backward_default(call, hardware)
+    for num_stages in (2, 3, 4):
+        yield BackwardTiles(dq_stages=num_stages, dkv_stages=num_stages)
 
 
 def _bucket(call: Call) -> dict[str, Any]:
@@ -70,7 +74,8 @@ def _bucket(call: Call) -> dict[str, Any]:
         "width": call.shape("q")[3],
         "value_width": call.shape("v")[3],
         "keys": power_of_two(call.shape("k")[1]),
-        "causal": call.feature("right") == 0,
+        "is_causal": call.feature("right") == 0,
+        "is_capped": call.feature("soft_cap") is not None,
     }
 
 

@@ -1,0 +1,185 @@
+"""Gradients of keys and values, the tuned form: one warp group fetches queries, two multiply.
+
+A thread block goes through the queries of all heads that share its keys, so sums over them stay in
+registers. The arithmetic is that of `attention_block`, in the order of `attention_simple_backward`.
+
+Source: Dao 2023, arXiv:2307.08691; Shah et al. 2024, arXiv:2407.08608.
+
+Letters: B batch, T queries, S keys, N query heads, K key heads, I queries and J keys of a block,
+H key width, V value width; L blocks of keys of a whole thread block.
+"""
+
+from functools import partial
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from axl_gpu.kernels.attention_arrays import Arrays, Choices, Residuals, launch, shape_like
+from axl_gpu.kernels.attention_block import (
+    Keys,
+    Queries,
+    logit_gradients,
+    logits,
+    masked_unless,
+    probabilities,
+    sloped,
+)
+from axl_gpu.kernels.attention_products import Products, Ref
+from axl_gpu.kernels.attention_ring import Copy, Ring, at, fetch_all, ring_barriers, specialised
+
+
+def tuned_key_gradients(
+    arrays: Arrays,
+    residuals: Residuals,
+    spans_BL4: Array,
+    choices: Choices,
+    products: Products,
+) -> tuple[Array, Array]:
+    """Returns the gradients `[B, S, K, H]` and `[B, S, K, V]` of keys and values, in their dtype.
+
+    Sums over query heads are in float32, in registers.
+    """
+    batch, num_keys, num_key_heads, _ = arrays.k_BSKH.shape
+    blocks = choices.blocks
+    num_blocks = num_keys // (blocks.keys * blocks.num_groups)
+    kernel = launch(
+        partial(_body, choices=choices, products=products),
+        (shape_like(arrays.k_BSKH), shape_like(arrays.v_BSKV)),
+        grid={"head": num_key_heads, "block": num_blocks, "batch": batch},
+        scratch=_scratch(arrays, choices),
+        interpreter=products.interpreter,
+        num_threads=blocks.num_groups + 1,
+    )
+    dk_BSKH, dv_BSKV = kernel(arrays, residuals, spans_BL4)
+    return dk_BSKH, dv_BSKV
+
+
+def _scratch(arrays: Arrays, choices: Choices) -> dict[str, Any]:
+    blocks, dtype = choices.blocks, arrays.q_BTNH.dtype
+    own, fetched = (blocks.num_groups, blocks.keys), (blocks.num_stages, blocks.queries)
+    width, value_width = arrays.q_BTNH.shape[3], arrays.v_BSKV.shape[3]
+    has_segments = arrays.q_segments_BT is not None
+    ring = partial(ring_barriers, num_groups=blocks.num_groups, num_stages=blocks.num_stages)
+    return {
+        "k": plgpu.SMEM((*own, width), dtype),
+        "v": plgpu.SMEM((*own, value_width), dtype),
+        "k_segments": plgpu.SMEM(own, jnp.int32) if has_segments else None,
+        "own_arrived": plgpu.Barrier(
+            num_arrivals=3 if has_segments else 2, num_barriers=blocks.num_groups
+        ),
+        "q": plgpu.SMEM((*fetched, width), dtype),
+        "low": plgpu.SMEM(fetched, jnp.int32),
+        "high": plgpu.SMEM(fetched, jnp.int32),
+        "q_segments": plgpu.SMEM(fetched, jnp.int32) if has_segments else None,
+        "lse": plgpu.SMEM(fetched, jnp.float32),
+        "do": plgpu.SMEM((*fetched, value_width), dtype),
+        "delta": plgpu.SMEM(fetched, jnp.float32),
+        "q_ring": ring(5 if has_segments else 4),
+        "do_ring": ring(2),
+    }
+
+
+def _body(
+    arrays: Arrays,
+    residuals: Residuals,
+    spans_BL4: Ref,
+    dk_BSKH: Ref,
+    dv_BSKV: Ref,
+    *,
+    choices: Choices,
+    products: Products,
+    **scratch: Any,
+) -> None:
+    blocks = choices.blocks
+    batch, block, key_head = (lax.axis_index(name) for name in ("batch", "block", "head"))
+    heads_each = arrays.q_BTNH.shape[2] // arrays.k_BSKH.shape[2]
+    begin, full_begin, full_end, end = (spans_BL4[batch, block, i] for i in range(4))
+    num_blocks = end - begin
+
+    def query_block(step: Array) -> Array:
+        return begin + lax.rem(step, num_blocks)
+
+    def place(step: Array) -> tuple[Array, Any]:
+        head = key_head * heads_each + lax.div(step, num_blocks)
+        return head, pl.ds(query_block(step) * blocks.queries, blocks.queries)
+
+    def query_copies(step: Array) -> list[Copy]:
+        head, rows = place(step)
+        copies = [
+            (arrays.q_BTNH.at[batch, rows, head], scratch["q"]),
+            (residuals.lse_BNT.at[batch, head, rows], scratch["lse"]),
+            (arrays.low_BT.at[batch, rows], scratch["low"]),
+            (arrays.high_BT.at[batch, rows], scratch["high"]),
+        ]
+        if arrays.q_segments_BT is not None:
+            copies.append((arrays.q_segments_BT.at[batch, rows], scratch["q_segments"]))
+        return copies
+
+    def gradient_copies(step: Array) -> list[Copy]:
+        head, rows = place(step)
+        return [
+            (residuals.do_BTNV.at[batch, rows, head], scratch["do"]),
+            (residuals.delta_BNT.at[batch, head, rows], scratch["delta"]),
+        ]
+
+    q_ring = Ring(query_copies, *scratch["q_ring"], blocks.num_stages)
+    do_ring = Ring(gradient_copies, *scratch["do_ring"], blocks.num_stages)
+
+    def consume(group: Array) -> None:
+        first = (block * blocks.num_groups + group) * blocks.keys
+        columns = pl.ds(first, blocks.keys)
+        k, v, segments, arrived = (
+            at(scratch[name], group) for name in ("k", "v", "k_segments", "own_arrived")
+        )
+        plgpu.copy_gmem_to_smem(arrays.k_BSKH.at[batch, columns, key_head], k, arrived)
+        plgpu.copy_gmem_to_smem(arrays.v_BSKV.at[batch, columns, key_head], v, arrived)
+        if arrays.k_segments_BS is not None:
+            plgpu.copy_gmem_to_smem(arrays.k_segments_BS.at[batch, columns], segments, arrived)
+        plgpu.barrier_wait(arrived)
+        keys = Keys(first, segments)
+
+        def step(step: Array, sums: tuple[Array, Array]) -> tuple[Array, Array]:
+            dk_JH, dv_JV = sums
+            i, slot = query_block(step), q_ring.slot(step)
+            q, low, high, own, lse, do, delta = (at(scratch[name], slot) for name in _FETCHED)
+            q_ring.wait(step)
+            found = logits(
+                products.transposed(k, q), scale=choices.scale, soft_cap=choices.soft_cap
+            )
+            is_full = (i >= full_begin) & (i < full_end)
+            queries = Queries(low, high, own)
+            logits_JI = masked_unless(is_full, found.value, queries, keys, axis=1)
+            p_JI = probabilities(logits_JI, lse[...], axis=1)
+            weights_JI = sloped(p_JI, found.slope).astype(
+                do.dtype
+            )  # rounded, it takes half the room
+            do_ring.wait(step)
+            dv_JV = products.added(dv_JV, p_JI.astype(do.dtype), do)
+            dp_JI = products.transposed(v, do)
+            ds_JI = logit_gradients(weights_JI.astype(jnp.float32), dp_JI, delta[...], axis=1)
+            do_ring.release(step)
+            dk_JH = products.added(dk_JH, ds_JI.astype(q.dtype), q)
+            q_ring.release(step)
+            return dk_JH, dv_JV
+
+        nothing = jnp.zeros(k.shape, jnp.float32), jnp.zeros(v.shape, jnp.float32)
+        dk_JH, dv_JV = lax.fori_loop(0, heads_each * num_blocks, step, nothing)
+        k[...] = (dk_JH * choices.scale).astype(k.dtype)
+        v[...] = dv_JV.astype(v.dtype)
+        plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(k, dk_BSKH.at[batch, columns, key_head])
+        plgpu.copy_smem_to_gmem(v, dv_BSKV.at[batch, columns, key_head])
+        plgpu.wait_smem_to_gmem(0)
+
+    specialised(
+        blocks.num_groups,
+        consume=consume,
+        fetch=lambda: fetch_all((q_ring, do_ring), heads_each * num_blocks),
+    )
+
+
+_FETCHED = ("q", "low", "high", "q_segments", "lse", "do", "delta")
+"""What is fetched of a block of queries, by name in the scratch memory."""

@@ -1,0 +1,177 @@
+"""Gradients of queries, the tuned form: one warp group fetches keys and values, two multiply.
+
+The arithmetic is that of `attention_block`, in the order of `attention_simple_backward`.
+
+Source: Dao 2023, arXiv:2307.08691; Shah et al. 2024, arXiv:2407.08608.
+
+Letters: B batch, T queries, S keys, N query heads, K key heads, I queries and J keys of a block,
+H key width, V value width; Q blocks of queries of a whole thread block.
+"""
+
+from functools import partial
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from axl_gpu.kernels.attention_arrays import Arrays, Choices, Residuals, launch, shape_like
+from axl_gpu.kernels.attention_block import (
+    Keys,
+    Queries,
+    logit_gradients,
+    logits,
+    masked_unless,
+    probabilities,
+    sloped,
+)
+from axl_gpu.kernels.attention_products import Products, Ref
+from axl_gpu.kernels.attention_ring import Copy, Ring, at, fetch_all, ring_barriers, specialised
+
+
+def tuned_query_gradients(
+    arrays: Arrays,
+    residuals: Residuals,
+    spans_BQ4: Array,
+    choices: Choices,
+    products: Products,
+) -> Array:
+    """Returns the gradient `[B, T, N, H]` of queries, in their dtype."""
+    batch, num_queries, num_heads, _ = arrays.q_BTNH.shape
+    blocks = choices.blocks
+    num_blocks = num_queries // (blocks.queries * blocks.num_groups)
+    kernel = launch(
+        partial(_body, choices=choices, products=products),
+        shape_like(arrays.q_BTNH),
+        grid={"head": num_heads, "block": num_blocks, "batch": batch},
+        scratch=_scratch(arrays, choices),
+        interpreter=products.interpreter,
+        num_threads=blocks.num_groups + 1,
+    )
+    dq_BTNH: Array = kernel(arrays, residuals, spans_BQ4)
+    return dq_BTNH
+
+
+def _scratch(arrays: Arrays, choices: Choices) -> dict[str, Any]:
+    blocks, dtype = choices.blocks, arrays.q_BTNH.dtype
+    own, fetched = (blocks.num_groups, blocks.queries), (blocks.num_stages, blocks.keys)
+    width, value_width = arrays.q_BTNH.shape[3], arrays.v_BSKV.shape[3]
+    has_segments = arrays.q_segments_BT is not None
+    ring = partial(ring_barriers, num_groups=blocks.num_groups, num_stages=blocks.num_stages)
+    return {
+        "q": plgpu.SMEM((*own, width), dtype),
+        "do": plgpu.SMEM((*own, value_width), dtype),
+        "low": plgpu.SMEM(own, jnp.int32),
+        "high": plgpu.SMEM(own, jnp.int32),
+        "lse": plgpu.SMEM(own, jnp.float32),
+        "delta": plgpu.SMEM(own, jnp.float32),
+        "q_segments": plgpu.SMEM(own, jnp.int32) if has_segments else None,
+        "own_arrived": plgpu.Barrier(
+            num_arrivals=7 if has_segments else 6, num_barriers=blocks.num_groups
+        ),
+        "k": plgpu.SMEM((*fetched, width), dtype),
+        "v": plgpu.SMEM((*fetched, value_width), dtype),
+        "k_segments": plgpu.SMEM(fetched, jnp.int32) if has_segments else None,
+        "k_ring": ring(2 if has_segments else 1),
+        "v_ring": ring(1),
+    }
+
+
+def _body(
+    arrays: Arrays,
+    residuals: Residuals,
+    spans_BQ4: Ref,
+    dq_BTNH: Ref,
+    *,
+    choices: Choices,
+    products: Products,
+    **scratch: Any,
+) -> None:
+    blocks = choices.blocks
+    batch, head = lax.axis_index("batch"), lax.axis_index("head")
+    block = spans_BQ4.shape[1] - 1 - lax.axis_index("block")  # causal: the longest first
+    key_head = lax.div(head, arrays.q_BTNH.shape[2] // arrays.k_BSKH.shape[2])
+    begin, full_begin, full_end, end = (spans_BQ4[batch, block, i] for i in range(4))
+
+    def place(step: Array) -> Any:
+        return pl.ds((begin + step) * blocks.keys, blocks.keys)
+
+    def key_copies(step: Array) -> list[Copy]:
+        copies = [(arrays.k_BSKH.at[batch, place(step), key_head], scratch["k"])]
+        if arrays.k_segments_BS is not None:
+            copies.append((arrays.k_segments_BS.at[batch, place(step)], scratch["k_segments"]))
+        return copies
+
+    def value_copies(step: Array) -> list[Copy]:
+        return [(arrays.v_BSKV.at[batch, place(step), key_head], scratch["v"])]
+
+    k_ring = Ring(key_copies, *scratch["k_ring"], blocks.num_stages)
+    v_ring = Ring(value_copies, *scratch["v_ring"], blocks.num_stages)
+
+    def consume(group: Array) -> None:
+        rows = pl.ds((block * blocks.num_groups + group) * blocks.queries, blocks.queries)
+        own = {name: at(scratch[name], group) for name in _OWN}
+        _fetch_own(arrays, residuals, own, batch, rows, head)
+        q, do = own["q"], own["do"]
+        queries = Queries(own["low"], own["high"], own["q_segments"])
+
+        def step(step: Array, dq_IH: Array) -> Array:
+            j, slot = begin + step, k_ring.slot(step)
+            k, v = scratch["k"].at[slot], scratch["v"].at[slot]
+            keys = Keys(j * blocks.keys, at(scratch["k_segments"], slot))
+            k_ring.wait(step)
+            found = logits(
+                products.transposed(q, k), scale=choices.scale, soft_cap=choices.soft_cap
+            )
+            is_full = (j >= full_begin) & (j < full_end)
+            logits_IJ = masked_unless(is_full, found.value, queries, keys, axis=0)
+            p_IJ = probabilities(logits_IJ, own["lse"][...], axis=0)
+            v_ring.wait(step)
+            dp_IJ = products.transposed(do, v)
+            v_ring.release(step)
+            weights_IJ = sloped(p_IJ, found.slope)
+            ds_IJ = logit_gradients(weights_IJ, dp_IJ, own["delta"][...], axis=0)
+            dq_IH = products.added(dq_IH, ds_IJ.astype(k.dtype), k)
+            k_ring.release(step)
+            return dq_IH
+
+        dq_IH = lax.fori_loop(0, end - begin, step, jnp.zeros(q.shape, jnp.float32))
+        q[...] = (dq_IH * choices.scale).astype(q.dtype)
+        plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(q, dq_BTNH.at[batch, rows, head])
+        plgpu.wait_smem_to_gmem(0)
+
+    specialised(
+        blocks.num_groups,
+        consume=consume,
+        fetch=lambda: fetch_all((k_ring, v_ring), end - begin),
+    )
+
+
+_OWN = ("q", "do", "low", "high", "lse", "delta", "q_segments", "own_arrived")
+"""What each warp group has of its own, by name in the scratch memory."""
+
+
+def _fetch_own(
+    arrays: Arrays,
+    residuals: Residuals,
+    own: dict[str, Any],
+    batch: Array,
+    rows: Any,
+    head: Array,
+) -> None:
+    """Copies what belongs to a warp group's queries to shared memory."""
+    sources = {
+        "q": arrays.q_BTNH.at[batch, rows, head],
+        "do": residuals.do_BTNV.at[batch, rows, head],
+        "lse": residuals.lse_BNT.at[batch, head, rows],
+        "delta": residuals.delta_BNT.at[batch, head, rows],
+        "low": arrays.low_BT.at[batch, rows],
+        "high": arrays.high_BT.at[batch, rows],
+    }
+    if arrays.q_segments_BT is not None:
+        sources["q_segments"] = arrays.q_segments_BT.at[batch, rows]
+    for name, source in sources.items():
+        plgpu.copy_gmem_to_smem(source, own[name], own["own_arrived"])
+    plgpu.barrier_wait(own["own_arrived"])
