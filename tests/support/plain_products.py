@@ -38,13 +38,14 @@ def _statistics(x_RD, words, targets_R, spec, *, tiles):
     return Statistics(*(one[None] for one in online(state, value_RV, word == targets_R[:, None])))
 
 
-def _logit_gradients(x_RD, words, tokens, spec, *, part, num_blocks, tiles):
+def _logit_gradients(x_RD, words, tokens, spec, *, first_block, num_blocks, tiles):
     targets_R, *numbers = tokens
     word = jnp.arange(words.w.shape[0 if words.is_turned else 1])[None]
     found = gradient(_logits(x_RD, words), word == targets_R[:, None], tuple(numbers), spec)
     found = jnp.where(word < words.num_words, found, 0.0).astype(x_RD.dtype)
     size = num_blocks * tiles.all_words
-    return lax.dynamic_slice_in_dim(found, part * size, size, axis=1)
+    found = jnp.pad(found, ((0, 0), (0, size)))
+    return lax.dynamic_slice_in_dim(found, first_block * tiles.all_words, size, axis=1)
 
 
 PLAIN_CROSS_ENTROPY = cross_entropy.Kernels(_statistics, _logit_gradients)

@@ -1,5 +1,10 @@
 """Our kernels of products and norms, compiled for H100s: real code of sm_90a."""
 
+import jax
+import pytest
+from axl_gpu.kernels.cross_entropy import gpu_cross_entropy
+
+from axcore.ops import CrossEntropyInputs, CrossEntropySpec
 from axcore.testing import CompileSuite, GroupedMatmulSample, grouped_matmul_case
 from axcore.testing.contracts import CrossEntropySample, cross_entropy_case
 
@@ -41,3 +46,25 @@ class TestCompile(CompileSuite):
             grouped("many_groups", *(8,) * 320, num_rows=2560, width=256, out_width=256),
         ),
     }
+
+
+@pytest.mark.compile("gpu-h100-8")
+def test_cross_entropy_takes_a_tenth_of_the_memory_of_its_logits(compile_devices):
+    tokens, width, words = 8192, 4096, 128256  # those of Llama 3 8B
+    one = jax.sharding.SingleDeviceSharding(compile_devices[0])
+
+    def abstract(shape, dtype):
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=one)
+
+    def loss(x, w, targets, weights):
+        return gpu_cross_entropy(
+            CrossEntropyInputs(x, w, targets, weights), CrossEntropySpec()
+        ).loss
+
+    program = jax.jit(jax.grad(loss, (0, 1))).lower(
+        abstract((1, tokens, width), "bfloat16"),
+        abstract((width, words), "bfloat16"),
+        abstract((1, tokens), "int32"),
+        abstract((1, tokens), "float32"),
+    )
+    assert program.compile().memory_analysis().temp_size_in_bytes <= 4 * tokens * words / 10

@@ -222,36 +222,51 @@ class _Part:
             lse: Log-sum-exp of each token.
             scale: Gradient by its loss.
         """
-        tiles, (w, num_words, is_turned) = self.how.tiles, self.words
+        tiles, w = self.how.tiles, self.words.w
         numbers = (lse.reshape(-1), scale.reshape(-1).astype(jnp.float32))
         tokens = (self.targets_R, *(self._in_tiles(one) for one in numbers))
-        all_blocks = -(-num_words // tiles.all_words)
-        num_blocks = -(-all_blocks // tiles.parts)
+        all_words = w.shape[self.word_axis]
+        num_blocks = max(1, all_words // tiles.all_words // tiles.parts)
         size = num_blocks * tiles.all_words
-        num_parts = -(-all_blocks // num_blocks)
-        words = self.words._replace(w=_padded(w, num_parts * size, self.word_axis))
 
-        def step(part: Array, sums: tuple[Array, Array]) -> tuple[Array, Array]:
+        def add(part: Array, sums: tuple[Array, Array], size: int = size) -> tuple[Array, Array]:
             dx_RD, dw = sums
-            g_RN = self.how.kernels.logit_gradients(
-                self.x_RD,
-                words,
-                tokens,
-                self.how.spec,
-                part=part,
-                num_blocks=num_blocks,
-                tiles=tiles,
-            )
-            own = lax.dynamic_slice_in_dim(words.w, part * size, size, self.word_axis)
-            dx_RD += _product("rn,nd->rd" if is_turned else "rn,dn->rd", g_RN, own)
-            new = _product("rn,rd->nd", g_RN, self.x_RD)
-            new = (new if is_turned else new.T).astype(dw.dtype)
-            return dx_RD, lax.dynamic_update_slice_in_dim(dw, new, part * size, self.word_axis)
+            first = part * num_blocks
+            g_RN = self._logit_gradients(tokens, first, size)
+            at = first * tiles.all_words
+            own = lax.dynamic_slice_in_dim(w, at, size, self.word_axis)
+            back, outer = self._equations
+            new = _product(outer, g_RN, self.x_RD).astype(dw.dtype)
+            dw = lax.dynamic_update_slice_in_dim(dw, new, at, self.word_axis)
+            return dx_RD + _product(back, g_RN, own), dw
 
-        zeros = jnp.zeros(self.x_RD.shape, jnp.float32), jnp.zeros(words.w.shape, self.dtype)
-        dx_RD, dw = lax.fori_loop(0, num_parts, step, zeros)
+        zeros = jnp.zeros(self.x_RD.shape, jnp.float32), jnp.zeros(w.shape, self.dtype)
+        num_parts, rest = divmod(all_words, size)
+        sums = lax.fori_loop(0, num_parts, add, zeros)
+        dx_RD, dw = add(jnp.int32(num_parts), sums, rest) if rest else sums
         dx = dx_RD[: self.num_tokens].reshape(*self.leading, -1)
-        return dx, lax.slice_in_dim(dw, 0, num_words, axis=self.word_axis)
+        return dx, lax.slice_in_dim(dw, 0, self.words.num_words, axis=self.word_axis)
+
+    def _logit_gradients(self, tokens: tuple[Array, ...], first: Array, size: int) -> Array:
+        """Returns the gradient by the logits of so many words, from a block on."""
+        how = self.how
+        g_RN = how.kernels.logit_gradients(
+            self.x_RD,
+            self.words,
+            tokens,
+            how.spec,
+            first_block=first,
+            num_blocks=-(-size // how.tiles.all_words),
+            tiles=how.tiles,
+        )
+        return g_RN[:, :size]
+
+    @property
+    def _equations(self) -> tuple[str, str]:
+        """The products of the logits' gradient with `w`, and with `x`."""
+        if self.how.spec.vocabulary_first:
+            return "rn,nd->rd", "rn,rd->nd"
+        return "rn,dn->rd", "rn,rd->dn"
 
     @property
     def num_tokens(self) -> int:

@@ -170,12 +170,12 @@ def logit_gradients(
     tokens: Numbers,
     spec: CrossEntropySpec,
     *,
-    part: Array,
+    first_block: Array,
     num_blocks: int,
     tiles: CrossEntropyTiles,
     variant: Variant = TUNED,
 ) -> Array:
-    """Returns `[R, num_blocks * tiles.all_words]`, the gradient by the logits of a part of words.
+    """Returns `[R, num_blocks * tiles.all_words]`, the gradient by the logits of some words.
 
     It is of x's dtype, and 0 past the last word.
 
@@ -184,8 +184,8 @@ def logit_gradients(
         words: As of `statistics`.
         tokens: For each token its target, int32, its log-sum-exp and the gradient by its loss.
         spec: Soft cap and z-loss.
-        part: Which part.
-        num_blocks: How many blocks a part has.
+        first_block: The block of words that it begins with.
+        num_blocks: How many blocks there are.
         tiles: Sizes.
         variant: The form of the kernel.
     """
@@ -193,9 +193,9 @@ def logit_gradients(
     shape = (num_tokens // tiles.rows, num_blocks)
     blocks = _Blocks(x_RD, words, tiles, variant)
 
-    def body(part: Any, targets: Any, lse: Any, scale: Any, x: Any, w: Any, g: Any) -> None:
+    def body(first: Any, targets: Any, lse: Any, scale: Any, x: Any, w: Any, g: Any) -> None:
         p, column = place(lax.axis_index("tile"), shape, tiles.band)
-        number = part[0] * num_blocks + column
+        number = first[0] + column
 
         def work(warp_group: Any, multiply: Multiply, staged: Reference) -> None:
             target_M, lse_M, scale_M = (
@@ -210,8 +210,8 @@ def logit_gradients(
             staged[...] = gradient_MN.astype(g.dtype)
             plgpu.commit_smem()
             rows = pl.ds(p * tiles.rows, tiles.rows)
-            first = column * tiles.all_words + warp_group * tiles.words
-            plgpu.copy_smem_to_gmem(staged, g.at[rows, pl.ds(first, tiles.words)])
+            columns = pl.ds(blocks.first_word(column, warp_group), tiles.words)
+            plgpu.copy_smem_to_gmem(staged, g.at[rows, columns])
             plgpu.wait_smem_to_gmem(0)
 
         sides = blocks.sides(x, w, p, lambda b: number)
@@ -226,7 +226,7 @@ def logit_gradients(
         variant=variant,
     )
     by_tile = (one.reshape(shape[0], tiles.rows) for one in tokens)
-    g: Array = run(part.reshape(1), *by_tile, x_RD, blocks.words.w)
+    g: Array = run(first_block.reshape(1), *by_tile, x_RD, blocks.words.w)
     return g
 
 
