@@ -50,15 +50,14 @@ def _fusion_bytes(fused: Computation, operands: list[Shape]) -> int:
 
 def _read_bytes(fused: Computation, parameter: Instruction, shape: Shape) -> int:
     """Counts slices where an operand is only sliced, and nothing where a slice is put into it."""
-    users = _users(fused, parameter.name)
-    if users and all(user.opcode in ("dynamic-slice", "gather") for user in users):
-        return sum(user.shape.device_bytes for user in users)
-    if users and all(
-        user.opcode == "dynamic-update-slice" and user.operands[0] in _same_array(fused, parameter)
-        for user in users
-    ):
-        return 0
-    return shape.device_bytes
+    same = _same_array(fused, parameter)
+    read = 0
+    for user in _users(fused, parameter.name):
+        if user.opcode in ("dynamic-slice", "gather"):
+            read += user.shape.device_bytes
+        elif user.opcode != "dynamic-update-slice" or user.operands[0] not in same:
+            return shape.device_bytes
+    return min(read, shape.device_bytes)
 
 
 def _users(fused: Computation, name: str) -> list[Instruction]:

@@ -1,0 +1,162 @@
+"""What fits where: the experiments' train steps, compiled for the machines that their rules name.
+
+    pip install "axl-tpu[aot]" "axl-gpu[aot]"
+    python benchmarks/aot_experiments.py
+    python benchmarks/aot_experiments.py --only mixtral --only h100
+
+prints a table of the memory that each step needs, its predicted time, and the published time of
+others where there is one for the same model, machine, batch and precision, and writes
+`results/aot_experiments.json`. With `--only`, rows that do not hold the text stay as they were
+recorded. Nothing here has run on a chip. `trn2` is compiled by XLA for the host, with portable
+kernels, and so takes more memory and time than the chip's own compiler would.
+"""
+
+import argparse
+import json
+from typing import Any
+
+import attrs
+from _record import RESULTS, record
+
+from axcore.aot import compile_for
+from axcore.cli.experiment import load_for_hardware
+from axcore.plugins import Hardware
+
+BFLOAT16 = "replace(target=axcore.layers:Fp8Current, new=axcore.layers:PlainDot, at=model.**)"
+"""Undoes the rule by which GPUs that can multiply in float8: the published steps did not."""
+
+
+@attrs.frozen(kw_only=True)
+class Case:
+    """An experiment on a machine.
+
+    Args:
+        experiment: Its name.
+        target: The machine's.
+        change: As `--modify` takes it; empty for none.
+        note: What the change does, in a word.
+        published_step_s: Of AXLearn, arXiv:2507.05411, at 1024 rows of 4096 tokens in bfloat16.
+    """
+
+    experiment: str
+    target: str
+    change: str = ""
+    note: str = ""
+    published_step_s: float | None = None
+
+    @property
+    def name(self) -> str:
+        """What it is called in the table and in the results."""
+        return f"{self.experiment} on {self.target}" + f", {self.note}" * bool(self.note)
+
+
+def in_bfloat16(experiment: str, target: str, published_step_s: float) -> Case:
+    return Case(
+        experiment=experiment,
+        target=target,
+        change=BFLOAT16,
+        note="bfloat16",
+        published_step_s=published_step_s,
+    )
+
+
+CASES = (
+    Case(experiment="llama2-7b", target="tpu-v5e-256"),
+    Case(experiment="llama2-7b", target="tpu-v6e-256"),
+    Case(experiment="llama2-7b", target="tpu-v5p-512", published_step_s=2.5),
+    Case(experiment="llama2-7b", target="gpu-h100-8"),
+    Case(experiment="llama2-7b", target="gpu-h100-256"),
+    in_bfloat16("llama2-7b", "gpu-h100-256", 1.4),
+    Case(experiment="llama2-7b", target="trn2-1024", published_step_s=1.2),
+    Case(experiment="llama2-70b", target="tpu-v5p-1024", published_step_s=11.6),
+    Case(experiment="llama2-70b", target="gpu-h100-512"),
+    in_bfloat16("llama2-70b", "gpu-h100-512", 9.2),
+    Case(experiment="llama2-70b", target="trn2-1024", published_step_s=11.2),
+    Case(experiment="llama3-8b", target="tpu-v5e-256"),
+    Case(experiment="llama3-8b", target="tpu-v6e-256"),
+    Case(experiment="llama3-8b", target="gpu-h100-256"),
+    Case(experiment="llama3-70b", target="gpu-h100-512"),
+    Case(experiment="mistral-7b", target="tpu-v5e-256"),
+    Case(experiment="mistral-7b", target="gpu-h100-256"),
+    Case(experiment="mixtral-8x7b", target="gpu-h100-64"),
+    Case(experiment="qwen2-7b", target="gpu-h100-64"),
+)
+
+
+def compiled(case: Case) -> dict[str, Any]:
+    """Returns what the compiler tells of a case."""
+    hardware = Hardware.parse(case.target)
+    changes = (case.change,) if case.change else ()
+    cfg, _ = load_for_hardware(case.experiment, changes=changes, hardware=hardware)
+    report = compile_for(cfg, hardware.name, experiment=case.experiment)
+    memory, time = report.memory, report.time
+    step_s = time.step_s if time else None
+    return {
+        "fits": report.fits,
+        "needed_gib": round(memory.peak_bytes / 2**30, 1) if memory else None,
+        "capacity_gib": round((memory.capacity_bytes or 0) / 2**30, 1) if memory else None,
+        "compute_s": time.compute_s if time else None,
+        "products_s": time.products_s if time else None,
+        "kernels_s": time.kernels_s if time else None,
+        "collectives_s": time.collectives_s if time else None,
+        "predicted_step_s": step_s,
+        "predicted_mfu": time.mfu if time else None,
+        "published_step_s": case.published_step_s,
+        "predicted_over_published": round(step_s / case.published_step_s, 3)
+        if step_s and case.published_step_s
+        else None,
+        "compile_s": report.compile_s,
+        "rows_of_tokens": [report.batch["rows"], report.batch["tokens"]],
+        "change": case.change,
+    }
+
+
+def recorded() -> dict[str, Any]:
+    path = RESULTS / "aot_experiments.json"
+    if not path.exists():
+        return {}
+    figures: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["figures"]
+    return figures
+
+
+def table(figures: dict[str, Any]) -> str:
+    """Returns the figures as Markdown."""
+    lines = [
+        "| experiment | target | needs, of GiB | predicted step | published | MFU |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, one in figures.items():
+        experiment, _, target = name.partition(" on ")
+        published = one["published_step_s"]
+        lines.append(
+            f"| {experiment} | {target} | {one['needed_gib']} of {one['capacity_gib']}"
+            f"{'' if one['fits'] else ', does not fit'} "
+            f"| {_number(one['predicted_step_s'], 's')} "
+            f"| {f'{published} s' if published else ''} "
+            f"| {_number(one['predicted_mfu'] and 100 * one['predicted_mfu'], '%')} |"
+        )
+    return "\n".join(lines)
+
+
+def _number(value: float | None, unit: str) -> str:
+    return "" if value is None else f"{value:.3g} {unit}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", action="append", help="rows whose name holds this text")
+    wanted = parser.parse_args().only
+    before = recorded() if wanted else {}
+    figures = {}
+    for case in CASES:
+        if wanted is None or any(text in case.name for text in wanted):
+            print(f"compiling {case.name}", flush=True)
+            figures[case.name] = compiled(case)
+        elif case.name in before:
+            figures[case.name] = before[case.name]
+    print(table(figures))
+    print(f"written to {record('aot_experiments', figures)}")
+
+
+if __name__ == "__main__":
+    main()
