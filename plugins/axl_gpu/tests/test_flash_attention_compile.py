@@ -1,5 +1,16 @@
-"""Our flash attention, really compiled for H100s: code of sm_90a."""
+"""Our flash attention, really compiled for H100s: code of sm_90a, whose registers suffice."""
 
+import re
+
+import attrs
+import jax
+import jax.numpy as jnp
+import pytest
+from axl_gpu.kernels.attention import flash_forward, gpu_flash_attention_backward
+from axl_gpu.kernels.attention_tiles import BACKWARD_TILES, FORWARD_TILES
+
+from axcore.ops.attention_vjp import attention_from_halves
+from axcore.plugins import Hardware
 from axcore.testing import AttentionSample, CompileSuite, attention_case
 from axcore.testing.contracts import attention_backward_case
 
@@ -31,3 +42,64 @@ class TestCompile(CompileSuite):
                 spec={"left": 300, "right": 0, "soft_cap": 50.0},
             ),
         )
+
+
+def spilled_bytes(sample, devices, capfd):
+    """What NVIDIA's assembler says that threads keep in memory for want of registers, by kernel."""
+    one = jax.sharding.SingleDeviceSharding(devices[0])
+    inputs = jax.eval_shape(lambda: sample.make(jnp.bfloat16)[0])
+    _, spec = AttentionSample(name="spec", spec=dict(sample.spec)).make()
+
+    def loss(inputs):
+        o, _ = attention_from_halves(
+            inputs, spec, forward=flash_forward, backward=gpu_flash_attention_backward
+        )
+        return jnp.sum(o.astype(jnp.float32))
+
+    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=one), inputs)
+    jax.jit(jax.grad(loss, allow_int=True)).lower(abstract).compile()
+    told = "".join(capfd.readouterr())
+    found = re.findall(r"entry function '(\w+?)_mosaic.*?(\d+) bytes spill stores", told, re.DOTALL)
+    return {name: int(number) for name, number in found}
+
+
+CAUSAL = AttentionSample(
+    name="causal",
+    batch=2,
+    queries=2048,
+    keys=2048,
+    heads=8,
+    key_heads=2,
+    width=128,
+    value_width=128,
+    spec={"right": 0},
+)
+
+
+@pytest.mark.compile("gpu-h100-8")
+@pytest.mark.parametrize(
+    ("changes", "most"),
+    [
+        ({}, 0),
+        ({"parts": ("segments",)}, 0),
+        ({"width": 64, "value_width": 64, "spec": {"right": 0, "soft_cap": 50.0}}, 0),
+        ({"parts": ("segments",), "spec": {"right": 0, "left": 512, "soft_cap": 50.0}}, 32),
+    ],
+    ids=["causal", "documents", "narrow_and_capped", "capped"],
+)
+def test_registers_suffice(changes, most, compile_devices, capfd, monkeypatch):
+    monkeypatch.setenv("MOSAIC_GPU_DUMP_PTXAS", "1")
+    spilled = spilled_bytes(attrs.evolve(CAUSAL, **changes), compile_devices, capfd)
+    assert set(spilled) == {"flash_forward", "flash_query_gradients", "flash_key_gradients"}
+    assert max(spilled.values()) <= most, spilled
+
+
+@pytest.mark.compile("gpu-h100-8")
+def test_all_block_sizes_that_tuning_tries_fit(compile_devices, capfd, monkeypatch):
+    monkeypatch.setenv("MOSAIC_GPU_DUMP_PTXAS", "1")
+    hardware = Hardware.parse("gpu-h100-8")
+    call = attention_case(CAUSAL).abstract_call("bfloat16")
+    for table in (FORWARD_TILES, BACKWARD_TILES):
+        for tiles in table.candidates(call, hardware):
+            with table.forced(tiles):
+                assert not any(spilled_bytes(CAUSAL, compile_devices, capfd).values()), tiles

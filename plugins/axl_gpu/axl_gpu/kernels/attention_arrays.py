@@ -80,6 +80,7 @@ def launch(
     body: Any,
     outputs: Any,
     *,
+    name: str,
     grid: Mapping[str, int],
     scratch: Mapping[str, Any],
     interpreter: Any,
@@ -90,6 +91,7 @@ def launch(
     Args:
         body: From references to inputs and outputs, and by name to scratch memory.
         outputs: Shapes of what it writes.
+        name: What profilers show.
         grid: How many thread blocks there are along each axis, the fastest first.
         scratch: Shared memory and barriers.
         interpreter: Parameters of Pallas' interpreter for Mosaic GPU; None for a GPU.
@@ -109,5 +111,6 @@ def launch(
         scratch_types=scratch,
         compiler_params=params,
         interpret=interpreter,
+        kernel_name=name,
         **threads,
     )

@@ -62,6 +62,7 @@ def tuned_forward(
     kernel = launch(
         partial(_body, choices=choices, products=products),
         outputs,
+        name="flash_forward",
         grid={"head": num_heads, "block": num_blocks, "batch": batch},
         scratch=_scratch(arrays, choices),
         interpreter=products.interpreter,

@@ -48,6 +48,7 @@ def tuned_key_gradients(
     kernel = launch(
         partial(_body, choices=choices, products=products),
         (shape_like(arrays.k_BSKH), shape_like(arrays.v_BSKV)),
+        name="flash_key_gradients",
         grid={"head": num_key_heads, "block": num_blocks, "batch": batch},
         scratch=_scratch(arrays, choices),
         interpreter=products.interpreter,

@@ -44,6 +44,7 @@ def tuned_query_gradients(
     kernel = launch(
         partial(_body, choices=choices, products=products),
         shape_like(arrays.q_BTNH),
+        name="flash_query_gradients",
         grid={"head": num_heads, "block": num_blocks, "batch": batch},
         scratch=_scratch(arrays, choices),
         interpreter=products.interpreter,

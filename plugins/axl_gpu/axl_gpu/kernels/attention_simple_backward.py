@@ -42,6 +42,7 @@ def simple_query_gradients(
     kernel = launch(
         partial(_query_body, choices=choices, products=products),
         shape_like(arrays.q_BTNH),
+        name="flash_query_gradients_simple",
         grid={"head": num_heads, "block": num_queries // choices.blocks.queries, "batch": batch},
         scratch=_scratch(arrays, choices),
         interpreter=products.interpreter,
@@ -65,6 +66,7 @@ def simple_key_gradients(
     kernel = launch(
         partial(_key_body, choices=choices, products=products),
         (shape_like(arrays.k_BSKH), shape_like(arrays.v_BSKV)),
+        name="flash_key_gradients_simple",
         grid={"head": num_key_heads, "block": num_keys // choices.blocks.keys, "batch": batch},
         scratch=_scratch(arrays, choices),
         interpreter=products.interpreter,

@@ -51,6 +51,7 @@ def simple_forward(
     kernel = launch(
         partial(_body, choices=choices, products=products),
         outputs,
+        name="flash_forward_simple",
         grid={"head": num_heads, "block": num_queries // choices.blocks.queries, "batch": batch},
         scratch=_scratch(arrays, choices),
         interpreter=products.interpreter,

@@ -59,8 +59,9 @@ def _forward_candidates(call: Call, hardware: Hardware) -> Iterator[Blocks]:
 
 
 def _backward_default(call: Call, hardware: Hardware) -> BackwardTiles:
-    wide = call.feature("soft_cap") is None  # its slope takes the registers of a wide block
-    return BackwardTiles(dq_keys=128 if wide else 64, dkv_stages=3)
+    # A soft cap's slope, and the comparison of segments, take the registers of a wide block.
+    is_plain = call.feature("soft_cap") is None and not call.has("q_segments")
+    return BackwardTiles(dq_keys=128 if is_plain else 64, dkv_stages=3)
 
 
 def _backward_candidates(call: Call, hardware: Hardware) -> Iterator[BackwardTiles]:
@@ -75,6 +76,7 @@ def _bucket(call: Call) -> dict[str, Any]:
         "value_width": call.shape("v")[3],
         "keys": power_of_two(call.shape("k")[1]),
         "is_causal": call.feature("right") == 0,
+        "has_segments": call.has("q_segments"),
         "is_capped": call.feature("soft_cap") is not None,
     }
 
