@@ -16,6 +16,16 @@ from axcore.errors import KernelError
 from axl_trainium.sdk import IS_SDK
 
 
+def why_not_here() -> str | None:
+    """Returns None where NKI kernels can run in this process, else the reason why not."""
+    is_chip = jax.default_backend() == "neuron"
+    if IS_SDK and not is_chip:
+        return "NKI is installed, whose kernels run on a chip, and there is none"
+    if is_chip and not IS_SDK:
+        return "NKI is not installed, and its simulator does not run on a chip"
+    return None
+
+
 def call_kernel(kernel: Callable[..., Any], outputs: Any, *arrays: Array, **choices: Any) -> Any:
     """Returns `kernel(*arrays, **choices)`.
 
@@ -26,16 +36,16 @@ def call_kernel(kernel: Callable[..., Any], outputs: Any, *arrays: Array, **choi
         **choices: Its static arguments.
 
     Raises:
-        KernelError: The program is for a Trainium chip, and NKI is not installed.
+        KernelError: Kernels cannot run in this process.
     """
+    reason = why_not_here()
+    if reason is not None:
+        raise KernelError(
+            f"{kernel.__name__} is an NKI kernel: {reason}.",
+            mend="run it on Trainium with the AWS Neuron SDK installed, or remove the pin",
+        )
     if IS_SDK:
         return kernel(*arrays, **choices)
-    if jax.default_backend() == "neuron":
-        raise KernelError(
-            f"{kernel.__name__} is an NKI kernel, and NKI is not installed; its simulator does not "
-            "run on a chip.",
-            mend="install the package nki of the AWS Neuron SDK, or remove the pin",
-        )
 
     def on_host(*arrays: Any) -> Any:
         return kernel(*(np.asarray(array) for array in arrays), **choices)

@@ -76,6 +76,7 @@ def test_ranges_hide_what_the_masks_hide(name):
     assert found.is_exact_BT is None or found.is_exact_BT.all()
 
 
+@pytest.mark.usefixtures("runs_nki")
 def test_only_queries_of_a_document_in_two_pieces_give_nan():
     inputs, spec = AttentionSample(name="pieces", batch=1, queries=6, keys=6).make()
     segments = jnp.asarray([[1, 2, 2, 1, 3, 0]])
@@ -89,6 +90,7 @@ def test_only_queries_of_a_document_in_two_pieces_give_nan():
     np.testing.assert_allclose(lse[:, ~in_pieces], expected_lse[:, ~in_pieces], atol=1e-6)
 
 
+@pytest.mark.usefixtures("runs_nki")
 @pytest.mark.parametrize("number", [np.inf, np.nan])
 def test_a_query_that_is_not_finite_spoils_no_other(number):
     inputs, spec = SAMPLES["causal"].make()

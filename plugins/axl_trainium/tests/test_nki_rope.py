@@ -13,6 +13,7 @@ from axcore.ops.tolerance import TOLERANCES, relative_error
 FREQUENCIES = rope_frequencies(16, 10_000.0)
 
 
+@pytest.mark.usefixtures("runs_nki")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_rotations_and_their_gradients_are_those_of_the_layer(dtype):
     numbers = np.random.default_rng(0)

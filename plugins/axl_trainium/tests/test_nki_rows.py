@@ -92,6 +92,7 @@ def test_wide_models_read_the_projection_for_fewer_tokens_at_once():
     assert [(one.tokens, one.columns) for one in sizes] == [(1024, 512), (512, 512), (256, 128)]
 
 
+@pytest.mark.usefixtures("runs_nki")
 @pytest.mark.parametrize("number", [np.inf, np.nan])
 def test_a_logit_that_is_not_finite_never_gives_a_plausible_loss(number):
     inputs, spec = CrossEntropySample(name="spoilt", leading=(1, 4)).make()
@@ -100,6 +101,7 @@ def test_a_logit_that_is_not_finite_never_gives_a_plausible_loss(number):
     assert not np.isfinite(sums.loss)
 
 
+@pytest.mark.usefixtures("runs_nki")
 def test_tokens_without_weight_may_have_any_hidden_state():
     inputs, spec = CrossEntropySample(name="padded", leading=(1, 4)).make()
     weights = jnp.asarray([[1.0, 1.0, 0.0, 0.0]])

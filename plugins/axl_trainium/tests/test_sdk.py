@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from axl_trainium import sdk, simulator
+from axl_trainium import calling, sdk, simulator
 from axl_trainium.calling import call_kernel, float32_like
 from axl_trainium.kernels.rms_norm import rms_norm_forward
 from axl_trainium.signatures import ISA, LANGUAGE
@@ -39,6 +39,7 @@ def test_a_package_without_instructions_is_not_the_sdk(tmp_path, monkeypatch):
     assert sdk.is_installed()
 
 
+@pytest.mark.usefixtures("runs_nki")
 def test_kernels_run_under_jit_with_static_choices():
     x = jnp.arange(12.0).reshape(1, 3, 4)
     outputs = (jax.ShapeDtypeStruct(x.shape, x.dtype), float32_like(1, 3, 1))
@@ -50,10 +51,17 @@ def test_kernels_run_under_jit_with_static_choices():
     np.testing.assert_allclose(y, x * expected, rtol=1e-6)
 
 
-@pytest.mark.skipif(sdk.IS_SDK, reason="AWS's Neuron SDK is installed")
-def test_the_simulator_is_refused_on_a_chip(monkeypatch):
-    monkeypatch.setattr(jax, "default_backend", lambda: "neuron")
-    with pytest.raises(KernelError, match="rms_norm_forward is an NKI kernel, and NKI is not"):
+@pytest.mark.parametrize(
+    ("is_sdk", "backend", "reason"),
+    [
+        (False, "neuron", "NKI is not installed, and its simulator does not run on a chip"),
+        (True, "cpu", "NKI is installed, whose kernels run on a chip, and there is none"),
+    ],
+)
+def test_kernels_are_refused_where_they_cannot_run(monkeypatch, is_sdk, backend, reason):
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    monkeypatch.setattr(calling, "IS_SDK", is_sdk)
+    with pytest.raises(KernelError, match=f"rms_norm_forward is an NKI kernel: {reason}"):
         call_kernel(rms_norm_forward, float32_like(1), jnp.ones(1))
 
 

@@ -350,6 +350,7 @@ def product(_, x, **choices):
         ),
         ("missing a required argument: 'data'", None),
         ("sliced 0:13 where it has 12", lambda d, x: x[:, 0:13]),
+        ("begins at partition 3; engines begin at multiples of 32", lambda d, x: x[3:5]),
         ("indexed by 3; expected slices", lambda d, x: x[3]),
         ("asked whether a tensor is true", lambda d, x: x and d),
         ("known on the chip only; arithmetic", lambda d, x: nl.fori_loop(0, 2, lambda i: i + 1)),

@@ -29,6 +29,7 @@ def attention_cases(kernel, *samples):
     return tuple(make[kernel.op](sample) for sample in samples if kernel.op in make)
 
 
+@pytest.mark.usefixtures("runs_nki")
 class Simulated(KernelSuite):
     plugin = "axl-trainium"
 

@@ -8,6 +8,9 @@ from numpy.lib.stride_tricks import as_strided
 from axcore.errors import KernelError
 from axl_trainium.simulator.machine import Array, Memory, Storage
 
+PARTITION_STEP = 32
+"""Engines read and write from partition 0, 32, 64 or 96 on."""
+
 
 class LoopIndex:
     """The index of a loop that the hardware runs: known to the kernel's author only by name."""
@@ -68,6 +71,11 @@ class Tensor:
         parts = index if isinstance(index, tuple) else (index,)
         for part, size in zip(parts, self.shape, strict=False):
             _check_slice(part, size, self.shape)
+        if self.memory is not Memory.HBM and (parts[0].start or 0) % PARTITION_STEP:
+            raise KernelError(
+                f"a view of a tile {self.shape} begins at partition {parts[0].start}; engines "
+                f"begin at multiples of {PARTITION_STEP}."
+            )
         return self._view(self.values[parts], self.written[parts])
 
     def __bool__(self) -> bool:
