@@ -25,7 +25,7 @@ def mistral_7b() -> Any:
             "model": evolve(mistral("7b"), dtypes=DTypes(compute="bfloat16")),
             "data.seq_len": 8192,
             "data.batch_size": 512,
-            "mesh_rules": mesh_rules(small_rows=2, large_rows=2, gpu_remat="save_heads"),
+            "mesh_rules": mesh_rules(small_rows=2, large_rows=4, gpu_remat="save_heads"),
         },
     )
 
