@@ -1,7 +1,8 @@
 """Plain JAX in place of our GPU kernels: for meshes and remat, which their interpreter lacks."""
 
+import jax
 import jax.numpy as jnp
-from axl_gpu.kernels import cross_entropy
+from axl_gpu.kernels import cross_entropy, rms_norm
 from axl_gpu.kernels.cross_entropy_kernels import Statistics, capped, gradient, online
 from axl_gpu.kernels.grouped_matmul import Kernels
 from jax import lax
@@ -49,3 +50,20 @@ def _logit_gradients(x_RD, words, tokens, spec, *, first_block, num_blocks, tile
 
 
 PLAIN_CROSS_ENTROPY = cross_entropy.Kernels(_statistics, _logit_gradients)
+
+
+def _forward_rows(x_RD, factor_D, *, epsilon, rows):
+    wide_RD = x_RD.astype(jnp.float32)
+    square_R1 = jnp.mean(wide_RD * wide_RD, axis=1, keepdims=True)
+    return (wide_RD * lax.rsqrt(square_R1 + epsilon) * factor_D[None]).astype(x_RD.dtype)
+
+
+def _backward_rows(x_RD, factor_D, dy_RD, *, epsilon, rows):
+    def forward(x_RD, factor_D):
+        return _forward_rows(x_RD, factor_D, epsilon=epsilon, rows=rows)
+
+    dx_RD, dfactor_D = jax.vjp(forward, x_RD, factor_D)[1](dy_RD)
+    return dx_RD, dfactor_D[None]
+
+
+PLAIN_RMS_NORM = rms_norm.Kernels(_forward_rows, _backward_rows)

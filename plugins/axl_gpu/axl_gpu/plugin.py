@@ -139,6 +139,15 @@ def kernels() -> Iterator[Kernel]:
         fn=Ref("axl_gpu.kernels.cross_entropy:gpu_cross_entropy"),
         tiles=Ref("axl_gpu.kernels.cross_entropy:TILES"),
     )
+    yield Kernel(
+        op="rms_norm",
+        name="gpu_rms_norm",
+        priority=10,
+        on=on(family="gpu", features=WGMMA),
+        accepts=Ref("axl_gpu.kernels.rms_norm:accepts"),
+        fn=Ref("axl_gpu.kernels.rms_norm:gpu_rms_norm"),
+        tiles=Ref("axl_gpu.kernels.rms_norm:TILES"),
+    )
 
 
 @hook.features

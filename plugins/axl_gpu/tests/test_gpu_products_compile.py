@@ -7,6 +7,7 @@ from axl_gpu.kernels.cross_entropy import gpu_cross_entropy
 from axcore.ops import CrossEntropyInputs, CrossEntropySpec
 from axcore.testing import CompileSuite, GroupedMatmulSample, grouped_matmul_case
 from axcore.testing.contracts import CrossEntropySample, cross_entropy_case
+from axcore.testing.rms_norm_contract import RmsNormSample, rms_norm_case
 
 MOSAIC = 'custom_call_target="mosaic_gpu'
 
@@ -19,11 +20,23 @@ def loss(name, **fields):
     return cross_entropy_case(CrossEntropySample(name=name, **fields))
 
 
+def norm(name, **fields):
+    return rms_norm_case(RmsNormSample(name=name, **fields))
+
+
 class TestCompile(CompileSuite):
     plugin = "axl-gpu"
     targets = ("gpu-h100-8",)
-    keys = ("cross_entropy/gpu_cross_entropy", "grouped_matmul/gpu_grouped_matmul")
-    calls = {"gpu_cross_entropy": (MOSAIC, 2), "gpu_grouped_matmul": (MOSAIC, 3)}
+    keys = (
+        "cross_entropy/gpu_cross_entropy",
+        "grouped_matmul/gpu_grouped_matmul",
+        "rms_norm/gpu_rms_norm",
+    )
+    calls = {
+        "gpu_cross_entropy": (MOSAIC, 2),
+        "gpu_grouped_matmul": (MOSAIC, 3),
+        "gpu_rms_norm": (MOSAIC, 2),
+    }
 
     def cases(self, kernel):
         return self.cases_of[kernel.name]
@@ -38,6 +51,11 @@ class TestCompile(CompileSuite):
                 vocabulary=50257,
                 spec={"vocabulary_first": True, "z_loss": 1e-4, "soft_cap": 30.0},
             ),
+        ),
+        "gpu_rms_norm": (
+            norm("tokens", shape=(8, 1024, 4096)),
+            norm("odd", shape=(7, 13, 768), scale_dtype="bfloat16", scale_offset=1.0),
+            norm("widest", shape=(100, 8192), scale_dtype=None),
         ),
         "gpu_grouped_matmul": (
             grouped("experts", *(512,) * 8, num_rows=4096, width=1024, out_width=2048),
