@@ -11,8 +11,8 @@ from axcore.plugins import Experiment, Hardware, plugin_host
 from axcore.trainer import Trainer
 
 TARGETS = {
-    "tpu-v5p-16": {"attention:splash_attention"},
-    "tpu-v6e-8": {"attention:splash_attention", "quantized_dot:int8"},
+    "tpu-v5p-16": {"attention:tpu_flash_attention"},
+    "tpu-v6e-8": {"attention:tpu_flash_attention", "quantized_dot:int8"},
     "gpu-a100-8": {"attention:cudnn_attention"},
     "gpu-h100-8": {"attention:cudnn_attention", "quantized_dot:float8"},
     "trainium-trn2-2": {"attention:portable"},

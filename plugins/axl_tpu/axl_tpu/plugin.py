@@ -73,7 +73,7 @@ def kernels() -> Iterator[Kernel]:
     yield Kernel(
         op="attention",
         name="splash_attention",
-        priority=220,
+        priority=200,
         on=on(family="tpu", features=SPLASH),
         accepts=Ref("axl_tpu.splash_attention:accepts"),
         fn=Ref("axl_tpu.splash_attention:splash_attention"),
@@ -81,7 +81,7 @@ def kernels() -> Iterator[Kernel]:
     yield Kernel(
         op="attention",
         name="tpu_flash_attention",
-        priority=200,
+        priority=220,
         on=on(family="tpu", features=PALLAS),
         accepts=Ref("axl_tpu.kernels.attention:accepts"),
         fn=Ref("axl_tpu.kernels.attention:tpu_flash_attention"),
@@ -90,7 +90,7 @@ def kernels() -> Iterator[Kernel]:
     yield Kernel(
         op="attention_backward",
         name="tpu_flash_attention",
-        priority=200,
+        priority=220,
         on=on(family="tpu", features=PALLAS),
         accepts=Ref("axl_tpu.kernels.attention:accepts"),
         fn=Ref("axl_tpu.kernels.attention:flash_attention_backward"),

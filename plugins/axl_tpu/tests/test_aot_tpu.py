@@ -72,7 +72,7 @@ def test_a_step_for_a_slice_has_a_time_and_names_its_collectives(tmp_path):
     assert report.time.source == "cycles"
     assert 1e5 < report.time.cycles < 1e8
     assert report.time.kernels_s > 0
-    assert any(line.startswith("attention: splash_attention") for line in report.kernels)
+    assert any(line.startswith("attention: tpu_flash_attention") for line in report.kernels)
     assert any("feed_forward" in one.module for one in report.collectives)
     assert all(one.count > 0 and one.sent_bytes > 0 for one in report.collectives)
     assert report.memory.largest[0].module.startswith(("decoder", "head"))
@@ -94,5 +94,5 @@ def test_stages_and_long_rows_send_between_chips_and_keep_the_kernel(tmp_path):
     )
     report = measure(cfg, hardware, find_aot_target(hardware), experiment="small")
     assert report.pipelines == ("model.decoder.stack: 2 stages, 4 micro-batches: 20.0 % bubble",)
-    assert any(line.startswith("attention: splash_attention") for line in report.kernels)
+    assert any(line.startswith("attention: tpu_flash_attention") for line in report.kernels)
     assert {"collective-permute", "all-to-all"} <= {one.kind for one in report.collectives}

@@ -134,12 +134,12 @@ def test_call_of_a_dtype_that_splash_lacks_is_refused():
     assert accepts(call(halves)) == "takes bfloat16 and float32, not float16"
 
 
-@pytest.mark.parametrize(
-    ("target", "kernel"), [("tpu-v5p-512", "splash_attention"), ("tpu-v4-8", "splash_attention")]
-)
-def test_splash_is_chosen_on_tpus(target, kernel):
-    policy = KernelPolicy(hardware=Hardware.parse(target))
-    assert choose(call(inputs(q_segments_BT=ROW, k_segments_BS=ROW)), policy).kernel.name == kernel
+@pytest.mark.parametrize("target", ["tpu-v5p-512", "tpu-v4-8"])
+def test_splash_serves_on_tpus_where_it_is_pinned(target):
+    pins = {"attention": "splash_attention"}
+    policy = KernelPolicy(hardware=Hardware.parse(target), pins=pins)
+    packed_call = call(inputs(q_segments_BT=ROW, k_segments_BS=ROW))
+    assert choose(packed_call, policy).kernel.name == "splash_attention"
 
 
 @pytest.mark.parametrize("target", ["cpu-8", "gpu-h100-8", "trainium-trn2-16"])
