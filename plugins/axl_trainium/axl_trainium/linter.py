@@ -84,7 +84,9 @@ class _File:
             if isinstance(node, ast.ImportFrom)
             for alias in node.names
         } - SDK_NAMES
-        self.helpers |= {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef):
+                self.helpers |= {node.name, *(arg.arg for arg in node.args.args)}
 
     def findings(self) -> Iterator[Finding]:
         for node in self.tree.body:

@@ -20,6 +20,7 @@ from axl_trainium.kernels.cross_entropy_tiles import (
     load_columns,
     load_tokens,
     logit_gradient,
+    over_columns,
 )
 from axl_trainium.kernels.tiles import PARTITIONS, load_blocks, load_rows, store_rows
 from axl_trainium.sdk import nisa, nki, nl
@@ -45,7 +46,6 @@ def cross_entropy_dx(x_MRD, w_DV, w_VD, target_MR1, token_MR3, soft_cap, block):
     dx_MRD = nl.ndarray((num_groups, rows, width), dtype=nl.float32, buffer=nl.shared_hbm)
     tiles = (rows + PARTITIONS - 1) // PARTITIONS
     height = min(rows, PARTITIONS)
-    whole = vocabulary // block * block
     numbers = count_columns(height, min(block, vocabulary))
 
     def visit_group(group):
@@ -77,13 +77,7 @@ def cross_entropy_dx(x_MRD, w_DV, w_VD, target_MR1, token_MR3, soft_cap, block):
                 own_sums = sums[0:size, tile * width : (tile + 1) * width]
                 _add_rows(own_sums, gradient, weight_rows)
 
-        def visit_block(i):
-            visit(i, 0, block)
-
-        if whole > 0:
-            nl.fori_loop(0, whole, visit_block, step=block)
-        if whole < vocabulary:
-            visit(None, whole, vocabulary - whole)
+        over_columns(vocabulary, block, visit)
         for tile in range(tiles):
             size = min(PARTITIONS, rows - tile * PARTITIONS)
             own_sums = sums[0:size, tile * width : (tile + 1) * width]
@@ -99,7 +93,6 @@ def cross_entropy_dw(x_MRD, w_DV, target_MR1, token_MR3, soft_cap, block):
     num_groups, rows, width = x_MRD.shape
     vocabulary = w_DV.shape[1]
     dw_DV = nl.ndarray((width, vocabulary), dtype=nl.float32, buffer=nl.shared_hbm)
-    whole = vocabulary // block * block
     numbers = count_columns(rows, min(block, vocabulary))
     passed = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
     nisa.memset(dst=passed, value=0.0)
@@ -128,13 +121,7 @@ def cross_entropy_dw(x_MRD, w_DV, target_MR1, token_MR3, soft_cap, block):
                 src=sums[0:size, chunk * columns : (chunk + 1) * columns],
             )
 
-    def visit_block(i):
-        visit(i, 0, block)
-
-    if whole > 0:
-        nl.fori_loop(0, whole, visit_block, step=block)
-    if whole < vocabulary:
-        visit(None, whole, vocabulary - whole)
+    over_columns(vocabulary, block, visit)
     return dw_DV
 
 

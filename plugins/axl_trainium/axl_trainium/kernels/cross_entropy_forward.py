@@ -6,7 +6,12 @@ Letters: M groups of tokens, R tokens of a group, D width, V vocabulary.
 """
 
 from axl_trainium.kernels.attention_tiles import product, scaled_logits
-from axl_trainium.kernels.cross_entropy_tiles import chunks_of, load_columns, load_tokens
+from axl_trainium.kernels.cross_entropy_tiles import (
+    chunks_of,
+    load_columns,
+    load_tokens,
+    over_columns,
+)
 from axl_trainium.kernels.tiles import PARTITIONS, load_rows, store_rows
 from axl_trainium.sdk import nisa, nki, nl
 
@@ -27,7 +32,6 @@ def cross_entropy_forward(x_MRD, w_DV, target_MR1, soft_cap, block):
     num_groups, rows, width = x_MRD.shape
     vocabulary = w_DV.shape[1]
     statistics_MR3 = nl.ndarray((num_groups, rows, 3), dtype=nl.float32, buffer=nl.shared_hbm)
-    whole = vocabulary // block * block
 
     def visit_group(group):
         tokens = load_tokens(x_MRD, group)
@@ -41,15 +45,11 @@ def cross_entropy_forward(x_MRD, w_DV, target_MR1, soft_cap, block):
             target = load_rows(target_MR1, group, tile * PARTITIONS, size, 1)
             nisa.tensor_copy(dst=state[0:size, column + 3 : column + 4], src=target)
 
-        def visit_block(i):
-            _visit(tokens, load_columns(w_DV, i, 0, block), block, rows, width, soft_cap, state)
+        def visit(i, first, columns):
+            weights = load_columns(w_DV, i, first, columns)
+            _visit(tokens, weights, columns, rows, width, soft_cap, state)
 
-        if whole > 0:
-            nl.fori_loop(0, whole, visit_block, step=block)
-        if whole < vocabulary:
-            columns = vocabulary - whole
-            last = load_columns(w_DV, None, whole, columns)
-            _visit(tokens, last, columns, rows, width, soft_cap, state)
+        over_columns(vocabulary, block, visit)
         for tile in range(tiles):
             size = min(PARTITIONS, rows - tile * PARTITIONS)
             own = state[0:size, 4 * tile : 4 * tile + 4]

@@ -25,6 +25,22 @@ def load_tokens(x_MRD, group):
     return tokens
 
 
+def over_columns(vocabulary, block, visit):
+    """Calls `visit(i, first, columns)` for every block of columns, those from `first + i` on.
+
+    All blocks but a smaller last one are one loop of the chip.
+    """
+    whole = vocabulary // block * block
+
+    def visit_block(i):
+        visit(i, 0, block)
+
+    if whole > 0:
+        nl.fori_loop(0, whole, visit_block, step=block)
+    if whole < vocabulary:
+        visit(None, whole, vocabulary - whole)
+
+
 def load_columns(w_DV, i, first, columns):
     """Returns columns of the projection from `first + i` on: width on partitions, by chunks."""
     width = w_DV.shape[0]
