@@ -25,11 +25,13 @@ class Buffer:
         shape: Its shape.
         op_name: The scopes under which it was made, or what is put into it.
         instruction: The name of the instruction that made it.
+        last_use: The scopes under which it is read last.
     """
 
     shape: Shape
     op_name: str
     instruction: str
+    last_use: str = ""
 
     @property
     def nbytes(self) -> int:
@@ -119,6 +121,10 @@ class _Lifetimes:
 
     def _op_name(self, one: Instruction) -> str:
         """Returns the scopes of an instruction; those of what it copies, where it has none."""
+        if one.opcode.startswith("copy"):
+            copied = next(iter(self._held(one.operands[0])[0]), None)
+            if copied is not None:
+                return self.written.get(copied, copied.op_name)
         while not self.program.scopes(one) and one.operands:
             one = self.computation.by_name[one.operands[0]]
         return self.program.scopes(one)
@@ -159,8 +165,12 @@ class _Lifetimes:
         return best
 
     def _named(self, buffer: Buffer) -> Buffer:
-        op_name = self.written.get(buffer)
-        return buffer if op_name is None else attrs.evolve(buffer, op_name=op_name)
+        reader = self.computation.instructions[self.deaths[buffer]]
+        return attrs.evolve(
+            buffer,
+            op_name=self.written.get(buffer, buffer.op_name),
+            last_use=_scopes_of(self.program, reader),
+        )
 
     def _inner(self, one: Instruction) -> Peak:
         """Returns the peak inside of what an instruction calls."""
@@ -169,6 +179,14 @@ class _Lifetimes:
             for name in _called(one)
         ]
         return max(peaks, key=lambda peak: peak.nbytes, default=Peak((), ""))
+
+
+def _scopes_of(program: Program, one: Instruction) -> str:
+    """Returns the scopes of an instruction; of a loop without any, those of what it does last."""
+    if one.op_name or one.opcode != "while":
+        return program.scopes(one)
+    within = program.computations[one.called["body"]].instructions
+    return next((inner.op_name for inner in reversed(within) if inner.op_name), "")
 
 
 def _called(one: Instruction) -> Iterator[str]:
@@ -189,9 +207,12 @@ def _new_arrays(one: Instruction) -> tuple[Shape, ...]:
 
 
 def _is_empty(buffer: Buffer) -> bool:
-    """Tells whether a buffer starts out as an empty array, to be filled."""
+    """Tells whether a buffer starts out as an empty array, or a copy of one, to be filled."""
     return "dot_general" not in buffer.op_name and (
-        "broadcast" in buffer.op_name or buffer.op_name == "" or "broadcast" in buffer.instruction
+        "broadcast" in buffer.op_name
+        or buffer.op_name == ""
+        or "broadcast" in buffer.instruction
+        or buffer.instruction.startswith("copy")
     )
 
 

@@ -49,7 +49,7 @@ def measured_memory(stats: Any, trainer: Any, peak: Peak, names: ModuleNames) ->
         optimizer_bytes=optimizer,
         batch_bytes=max(0, arguments - parameters - optimizer) + results,
         temporaries_bytes=temporaries,
-        activations_bytes=sum(one.nbytes for one in peak.buffers if _is_kept(one, peak)),
+        activations_bytes=sum(one.nbytes for one in peak.buffers if _is_kept(one)),
         program_bytes=program,
         host_bytes=stats.host_temp_size_in_bytes + stats.host_argument_size_in_bytes,
         largest=tuple(
@@ -57,7 +57,7 @@ def measured_memory(stats: Any, trainer: Any, peak: Peak, names: ModuleNames) ->
                 nbytes=one.nbytes,
                 shape=str(one.shape),
                 module=names(one.op_name),
-                is_activation=_is_kept(one, peak),
+                is_activation=_is_kept(one),
             )
             for one in peak.buffers[:NUM_LARGEST]
         ),
@@ -85,10 +85,10 @@ def refused_memory(refusal: str, trainer: Any) -> Memory | None:
     )
 
 
-def _is_kept(buffer: Buffer, peak: Peak) -> bool:
-    """Tells whether a buffer was made by the forward pass, and is alive in the backward pass."""
+def _is_kept(buffer: Buffer) -> bool:
+    """Tells whether a buffer was made by the forward pass, and is read by the backward pass."""
     is_forward = "jvp(" in buffer.op_name and "transpose(" not in buffer.op_name
-    return is_forward and "transpose(" in peak.op_name
+    return is_forward and "transpose(" in buffer.last_use
 
 
 def _on_a_device(tree: Any) -> int:

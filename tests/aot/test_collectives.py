@@ -156,6 +156,7 @@ def test_the_peak_holds_what_the_backward_pass_waits_for():
     kept = [one for one in peak.buffers if one.shape.dims[:1] == (6,)]
     assert {one.nbytes for one in kept} == {6 * 64 * 32 * 4}
     assert any("layer/tanh" in one.op_name for one in kept)
+    assert all("transpose(" in one.last_use for one in kept)
     assert "transpose(" in peak.op_name or "jvp(" in peak.op_name
     assert list(peak.buffers) == sorted(peak.buffers, key=lambda one: -one.nbytes)
 
