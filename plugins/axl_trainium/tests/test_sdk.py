@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from axl_trainium import calling, sdk, simulator
 from axl_trainium.calling import call_kernel, float32_like
+from axl_trainium.kernels.attention_forward import attention_forward
 from axl_trainium.kernels.rms_norm import rms_norm_forward
 from axl_trainium.signatures import ISA, LANGUAGE
 
@@ -84,3 +85,30 @@ def test_instructions_have_the_signatures_of_the_table(name):
 def test_functions_have_the_signatures_of_the_table(name):
     real = inspect.signature(getattr(sdk.nl, name)).parameters
     assert set(LANGUAGE[name].signature().parameters) <= set(real)
+
+
+@needs_sdk
+def test_the_sdks_own_simulator_normalises_rows_as_numpy_does():
+    x = np.random.default_rng(0).standard_normal((2, 100, 300)).astype(np.float32)
+    scale = np.full((1, 300), 1.5, np.float32)
+    y, factor = sdk.nki.simulate(rms_norm_forward)(x, scale, epsilon=0.1)
+    expected = 1 / np.sqrt(np.mean(np.square(x), axis=-1, keepdims=True) + 0.1)
+    np.testing.assert_allclose(factor, expected, rtol=1e-3)
+    np.testing.assert_allclose(y, 1.5 * x * expected, rtol=1e-3)
+
+
+@needs_sdk
+def test_the_sdks_own_simulator_attends_as_numpy_does():
+    numbers = np.random.default_rng(0)
+    q, k, v = (numbers.standard_normal((1, rows, 64), np.float32) for rows in (150, 700, 700))
+    start = np.arange(150, dtype=np.float32).reshape(1, 150, 1)
+    choices = {"scale": 0.125, "soft_cap": None, "left": None, "right": None, "offset": 0}
+    o, lse = sdk.nki.simulate(attention_forward)(
+        q, k, v, start, start + 200, start_XR2=None, **choices
+    )
+    place = np.arange(700)[None, None, :]
+    logits = 0.125 * np.einsum("xth,xsh->xts", q, k)
+    weights = np.where((place >= start) & (place < start + 200), np.exp(logits), 0)
+    total = weights.sum(axis=-1, keepdims=True)
+    np.testing.assert_allclose(lse, np.log(total), rtol=1e-3)
+    np.testing.assert_allclose(o, np.einsum("xts,xsv->xtv", weights / total, v), atol=1e-3)
