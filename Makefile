@@ -58,9 +58,8 @@ types: $(VENV)/.test  ## Check types.
 	@$(BIN)/mypy
 
 bench: $(VENV)/.test $(COMPILERS)/.done  ## Run the benchmarks; results go to benchmarks/results.
-	@for file in $(filter-out benchmarks/aot.py,$(wildcard benchmarks/[a-z]*.py)); do echo "== $$file"; $(BIN)/python $$file || exit 1; done
-	@echo "== benchmarks/aot.py"
-	@$(COMPILERS)/bin/python benchmarks/aot.py
+	@for file in $(filter-out benchmarks/aot%.py,$(wildcard benchmarks/[a-z]*.py)); do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+	@for file in benchmarks/aot*.py; do echo "== $$file"; $(COMPILERS)/bin/python $$file || exit 1; done
 
 clean:  ## Remove what was made here, but for the runs.
 	rm -rf .venv .venv-* build dist *.egg-info plugins/*/*.egg-info .mypy_cache .ruff_cache .pytest_cache
