@@ -1,7 +1,9 @@
 """AWS Trainium, one host of sixteen chips each. Every figure is per chip and dense.
 
 Sources are the pages of the AWS Neuron documentation named beside each. They
-were compared with it again in November 2026; NeuronLink-v3's 1.28 TB/s were not found again.
+were compared with it again in November 2026; NeuronLink-v3's 1.28 TB/s were not found again, and
+trn2's network, from EC2's page of the instance, was not looked up again. No measured shares of
+these figures were found, so that predictions count them whole.
 """
 
 from axcore.plugins import Hardware
@@ -34,6 +36,7 @@ TRN1 = Hardware(
         "int8": 380 * TERA,
     },
     memory_bandwidth=820.0 * GIB,
+    network_bandwidth=6.25 * GIGA,  # 800 Gbps of EFA for sixteen chips
 )
 
 # AWS Neuron documentation, "Trainium2 Architecture": 667 TFLOPS in bf16, fp16 and tf32, 1299 in
@@ -55,4 +58,5 @@ TRN2 = Hardware(
     },
     memory_bandwidth=2900 * GIGA,
     interconnect_bandwidth=640 * GIGA,
+    network_bandwidth=25 * GIGA,  # 3.2 Tbps of EFA for sixteen chips
 )
