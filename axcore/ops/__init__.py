@@ -6,6 +6,7 @@ Read `attention.py` for what a call means, `registry.py` for how its kernel is c
 """
 
 from axcore.ops.attention import attention
+from axcore.ops.attention_block_math import finite_lse, row_delta, sink_gradient
 from axcore.ops.attention_kernels import attention_parts
 from axcore.ops.attention_types import AttentionInputs, AttentionSpec
 from axcore.ops.attention_vjp import Backward, Forward, ForwardOnly
@@ -70,6 +71,7 @@ __all__ = [
     "current_policy",
     "decode_attention",
     "explain",
+    "finite_lse",
     "grouped_matmul",
     "grouped_matmul_portable",
     "power_of_two",
@@ -78,5 +80,7 @@ __all__ = [
     "recording_choices",
     "recording_plan",
     "rms_norm",
+    "row_delta",
+    "sink_gradient",
     "use_policy",
 ]

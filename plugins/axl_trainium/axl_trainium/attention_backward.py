@@ -3,8 +3,14 @@
 import jax
 from jax import Array
 
-from axcore.ops import AttentionInputs, AttentionSpec, Call
-from axcore.ops.attention_block_math import finite_lse, row_delta, sink_gradient
+from axcore.ops import (
+    AttentionInputs,
+    AttentionSpec,
+    Call,
+    finite_lse,
+    row_delta,
+    sink_gradient,
+)
 from axcore.parallel import backward_on_each_device
 from axl_trainium.attention import turned_columns, why_not_kept, why_not_this_call
 from axl_trainium.attention_items import Items, static_choices
