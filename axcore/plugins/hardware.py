@@ -29,6 +29,23 @@ def _whole_hosts(hardware: "Hardware", attribute: Any, value: Any) -> None:
         )
 
 
+OTHER_SHARES = ("memory", "interconnect", "network", "attention", "attention_backward")
+"""What `Hardware.reached` may name beside dtypes of `Hardware.peak_flops`."""
+
+
+def _shares(hardware: "Hardware", attribute: Any, value: Mapping[str, float]) -> None:
+    mapping_of(float)(hardware, attribute, value)
+    known = (*hardware.peak_flops, *OTHER_SHARES)
+    for name, share in value.items():
+        if name not in known or not 0 < share <= 1:
+            raise PluginError(
+                f"Hardware.reached says {name}={share}; expected a share above 0, of 1 at most, "
+                f"of {', '.join(known)}",
+                where=f"Hardware {hardware.name}",
+                mend="divide what was measured by the figure itself, and name that figure",
+            )
+
+
 def _one_host(hardware: "Hardware") -> int:
     return hardware.chips
 
@@ -78,7 +95,7 @@ class Hardware:
         default=None, validator=of_type(float, int, type(None))
     )
     reached: Mapping[str, float] = attrs.field(
-        default=_EMPTY, converter=frozen_mapping, validator=mapping_of(float)
+        default=_EMPTY, converter=frozen_mapping, validator=_shares
     )
     clock_hz: float | None = attrs.field(default=None, validator=of_type(float, int, type(None)))
     features: frozenset[str] = attrs.field(

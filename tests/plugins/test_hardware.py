@@ -146,6 +146,11 @@ def test_devices_of_this_process_are_host_processors():
         ({"family": "acme", "chips": True}, "Hardware.chips is True; expected int"),
         ({"family": "acme", "peak_flops": 5}, "Hardware.peak_flops is 5; expected Mapping"),
         ({"family": "acme", "peak_flops": {"int8": "1"}}, "a mapping from str to float"),
+        (
+            {"family": "acme", "reached": {"memory": 1.1}},
+            "says memory=1.1; expected a share above 0",
+        ),
+        ({"family": "acme", "reached": {"int8": 0.5}}, "says int8=0.5; .* of memory, interconnect"),
         ({"family": "acme", "memory_bytes": 1.5}, "Hardware.memory_bytes is 1.5"),
         ({"family": "acme", "features": 3}, "Hardware.features is 3; expected frozenset"),
         ({"family": "acme", "chips": 6, "chips_per_host": 4}, "not a whole number of hosts of 4"),
