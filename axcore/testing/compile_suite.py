@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from axcore.ops import KernelPolicy, use_policy
 from axcore.parallel import make_mesh
 from axcore.plugins import Hardware, Kernel
 from axcore.plugins.record import Record
@@ -82,7 +83,8 @@ class CompileSuite(Suite):
         inputs, spec = _abstract(trial.case, trial.dtype)
         assert _refusal(trial.kernel, trial.case, trial.dtype) is None
         mesh = make_mesh({"fsdp": len(compile_devices)}, compile_devices)
-        with jax.set_mesh(mesh):
+        policy = KernelPolicy(hardware=Hardware.parse(trial.target))
+        with use_policy(policy), jax.set_mesh(mesh):
             program = jax.jit(_loss_and_gradient(trial, spec)).lower(_whole(inputs, mesh)).compile()
         name, least = self.calls[trial.kernel.name]
         assert (program.as_text() or "").count(name) >= least

@@ -233,5 +233,7 @@ class TestCompile(CompileSuite):
             long("width_256", width=256, value_width=256),
             long("odd", queries=1000, keys=1333, width=80, value_width=40),
         )
-        case = attention_case if kernel.op == "attention" else attention_backward_case
-        return tuple(case(sample) for sample in samples)
+        if kernel.op == "attention_backward":
+            return tuple(attention_backward_case(sample) for sample in samples)
+        row = long("long", queries=65536, keys=65536, heads=2, key_heads=1, parts=("segments",))
+        return tuple(attention_case(sample) for sample in (*samples, row))
