@@ -95,7 +95,7 @@ def _time(time: StepTime) -> Iterator[str]:
     parts = [
         Bar(name, seconds)
         for name, seconds in (
-            ("compute", time.compute_s),
+            *_compute(time),
             ("kernels", time.kernels_s),
             ("waiting for collectives", time.collectives_s),
         )
@@ -115,6 +115,13 @@ def _time(time: StepTime) -> Iterator[str]:
         f'<p class="note">Compute is {source}; kernels are the longer of their FLOPs and bytes. '
         f"Model FLOPs of a token: {escape(time.formula)}.{counted}</p>"
     )
+
+
+def _compute(time: StepTime) -> tuple[tuple[str, float | None], ...]:
+    """Returns what the compiler wrote; of a roofline, by what it is bound."""
+    if time.source == "cycles" or time.compute_s is None or time.products_s is None:
+        return (("compute", time.compute_s),)
+    return (("products", time.products_s), ("moving bytes", time.compute_s - time.products_s))
 
 
 def _modules(report: Report) -> Iterator[str]:
