@@ -36,7 +36,7 @@ from axcore.parallel.report import (
     describe_sharding,
     unused_mesh_axes,
 )
-from axcore.parallel.rows import rows_on_each_device
+from axcore.parallel.rows import rows_on_each_device, summed_over_devices
 from axcore.parallel.rules import (
     ACTIVATION_RULES,
     PARAM_RULES,
@@ -94,5 +94,6 @@ __all__ = [
     "share",
     "split_axes",
     "split_ways",
+    "summed_over_devices",
     "unused_mesh_axes",
 ]

@@ -25,30 +25,78 @@ def rows_on_each_device(fn: Callable[..., Array], x: Array, *shared: Array) -> A
     already (inside `shard_map`) are left as they are.
 
     Args:
-        fn: From `x` to an array of the same shape, each row of the last dimension by itself.
+        fn: From `x` to as many rows of the last dimension, each by itself.
         x: `[..., D]`.
         *shared: Arrays that every device gets whole.
     """
-    mesh = active_mesh()
-    free = frozenset() if mesh is None else frozenset(mesh.axis_names) - manual_axes()
-    if mesh is None or not free:
+    mesh, free = _free_axes()
+    if mesh is None:
         return fn(x, *shared)
-    entries = [
-        _names(axis, mesh, free, size) or None
-        for axis, size in zip(LEADING, x.shape[:-1], strict=False)
-    ]
-    rows: Any = PartitionSpec(*entries)  # type: ignore[no-untyped-call]
-    whole: Any = PartitionSpec()  # type: ignore[no-untyped-call]
+    rows = _spec(*(names or None for names in _leading(x, mesh, free)))
     in_parts = jax.shard_map(
         fn,
         mesh=mesh,
-        in_specs=(rows, *(whole for _ in shared)),
+        in_specs=(rows, *(_spec() for _ in shared)),
         out_specs=rows,
         axis_names=set(free),
         check_vma=False,
     )
     output: Array = in_parts(x, *shared)
     return output
+
+
+def summed_over_devices(
+    fn: Callable[..., Array], arrays: tuple[Array, ...], *shared: Array
+) -> Array:
+    """Returns `fn(*arrays, *shared)`, a sum over rows, computed in parts where a mesh is set.
+
+    Rows are split as in `rows_on_each_device`.
+
+    Args:
+        fn: From rows of each array to a sum over them.
+        arrays: `[..., D]`, with the same leading dimensions.
+        *shared: Arrays that every device gets whole.
+    """
+    mesh, free = _free_axes()
+    if mesh is None:
+        return fn(*arrays, *shared)
+    leading = _leading(arrays[0], mesh, free)
+    split = tuple(name for names in leading for name in names)
+
+    def own(*parts: Array) -> Array:
+        total: Array = jax.lax.psum(fn(*parts), split)  # type: ignore[no-untyped-call]
+        return total
+
+    rows = _spec(*(names or None for names in leading))
+    in_parts = jax.shard_map(
+        own,
+        mesh=mesh,
+        in_specs=(*(rows for _ in arrays), *(_spec() for _ in shared)),
+        out_specs=_spec(),
+        axis_names=set(free),
+        check_vma=False,
+    )
+    output: Array = in_parts(*arrays, *shared)
+    return output
+
+
+def _free_axes() -> tuple[AnyMesh | None, frozenset[str]]:
+    """Returns the mesh and those of its axes that are still to be split over; None if there are
+    none.
+    """
+    mesh = active_mesh()
+    free = frozenset() if mesh is None else frozenset(mesh.axis_names) - manual_axes()
+    return (mesh, free) if free else (None, free)
+
+
+def _leading(x: Array, mesh: AnyMesh, free: frozenset[str]) -> list[tuple[str, ...]]:
+    """Returns the mesh axes that split each leading dimension."""
+    named = zip(LEADING, x.shape[:-1], strict=False)
+    return [_names(axis, mesh, free, size) for axis, size in named]
+
+
+def _spec(*entries: Any) -> Any:
+    return PartitionSpec(*entries)  # type: ignore[no-untyped-call]
 
 
 def _names(axis: str, mesh: AnyMesh, free: frozenset[str], size: int) -> tuple[str, ...]:

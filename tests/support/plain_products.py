@@ -67,3 +67,9 @@ def _backward_rows(x_RD, factor_D, dy_RD, *, epsilon, rows):
 
 
 PLAIN_RMS_NORM = rms_norm.Kernels(_forward_rows, _backward_rows)
+
+
+def plain_float8_matmul(lhs_RK, rhs_NK, scale, *, dtype, tiles):
+    """Float8 operands made wide, multiplied, scaled and rounded."""
+    wide = (one.astype(jnp.float32) for one in (lhs_RK, rhs_NK))
+    return (scale * jnp.einsum("rk,nk->rn", *wide)).astype(dtype)

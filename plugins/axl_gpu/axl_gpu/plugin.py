@@ -148,6 +148,15 @@ def kernels() -> Iterator[Kernel]:
         fn=Ref("axl_gpu.kernels.rms_norm:gpu_rms_norm"),
         tiles=Ref("axl_gpu.kernels.rms_norm:TILES"),
     )
+    yield Kernel(
+        op="quantized_dot",
+        name="gpu_float8_matmul",
+        priority=10,
+        on=on(family="gpu", features=WGMMA),
+        accepts=Ref("axl_gpu.kernels.float8_matmul:accepts"),
+        fn=Ref("axl_gpu.kernels.float8_matmul:gpu_float8_matmul"),
+        tiles=Ref("axl_gpu.kernels.float8_matmul:TILES"),
+    )
 
 
 @hook.features

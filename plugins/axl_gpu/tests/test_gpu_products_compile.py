@@ -1,12 +1,15 @@
 """Our kernels of products and norms, compiled for H100s: real code of sm_90a."""
 
+import attrs
 import jax
 import pytest
 from axl_gpu.kernels.cross_entropy import gpu_cross_entropy
 
 from axcore.ops import CrossEntropyInputs, CrossEntropySpec
+from axcore.ops.quantized_dot_samples import E4M3, FLOAT8, QuantizedDotSample
 from axcore.testing import CompileSuite, GroupedMatmulSample, grouped_matmul_case
 from axcore.testing.contracts import CrossEntropySample, cross_entropy_case
+from axcore.testing.quantized_dot_contract import QUANTIZED_DOT
 from axcore.testing.rms_norm_contract import RmsNormSample, rms_norm_case
 
 MOSAIC = 'custom_call_target="mosaic_gpu'
@@ -20,6 +23,12 @@ def loss(name, **fields):
     return cross_entropy_case(CrossEntropySample(name=name, **fields))
 
 
+def narrow(name, **fields):
+    spec = attrs.evolve(FLOAT8, gradients=E4M3)  # as products of one format alone are taken
+    sample = QuantizedDotSample(name=name, spec=spec, **fields)
+    return attrs.evolve(QUANTIZED_DOT.cases[0], name=name, make=sample.make)
+
+
 def norm(name, **fields):
     return rms_norm_case(RmsNormSample(name=name, **fields))
 
@@ -30,10 +39,12 @@ class TestCompile(CompileSuite):
     keys = (
         "cross_entropy/gpu_cross_entropy",
         "grouped_matmul/gpu_grouped_matmul",
+        "quantized_dot/gpu_float8_matmul",
         "rms_norm/gpu_rms_norm",
     )
     calls = {
         "gpu_cross_entropy": (MOSAIC, 2),
+        "gpu_float8_matmul": (MOSAIC, 3),
         "gpu_grouped_matmul": (MOSAIC, 3),
         "gpu_rms_norm": (MOSAIC, 2),
     }
@@ -51,6 +62,10 @@ class TestCompile(CompileSuite):
                 vocabulary=50257,
                 spec={"vocabulary_first": True, "z_loss": 1e-4, "soft_cap": 30.0},
             ),
+        ),
+        "gpu_float8_matmul": (
+            narrow("tokens", leading=(8, 512), width=1024, out_width=3584),
+            narrow("odd", leading=(77,), width=100, out_width=200),
         ),
         "gpu_rms_norm": (
             norm("tokens", shape=(8, 1024, 4096)),

@@ -40,7 +40,7 @@ from axl_gpu.kernels.cross_entropy_kernels import (
     logit_gradients,
     statistics,
 )
-from axl_gpu.kernels.grouped_matmul import SHARED_BYTES
+from axl_gpu.kernels.matmul_tiles import SHARED_BYTES
 
 WIDTHS = 64
 """The width is a multiple of it."""

@@ -6,7 +6,6 @@ Letters: R rows, E groups, D width of what is given, F width of the output, P ti
 import math
 from typing import Any
 
-import attrs
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
@@ -14,74 +13,16 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from axl_gpu.kernels.grouped_tiles import ALIGNED, GroupRows, RowTiles
+from axl_gpu.kernels.matmul_tiles import MatmulTiles
 from axl_gpu.kernels.tile_products import (
     TUNED,
     Multiply,
     Reference,
-    Side,
-    Steps,
     Variant,
     in_warp_groups,
     launch,
     place,
 )
-
-
-@attrs.frozen(kw_only=True)
-class GroupedTiles:
-    """The sizes that a kernel works in.
-
-    Args:
-        rows: Rows of a tile of the result: 64 or 128.
-        columns: Columns of it, of each warp group: 64 or 128.
-        warp_groups: How many multiply, each for columns of its own.
-        depth: What is summed at once.
-        num_ahead: How many such tiles of both operands are in shared memory.
-        band: Rows of tiles that are worked on together, so that what they read is in the cache.
-    """
-
-    rows: int = 128
-    columns: int = 128
-    warp_groups: int = 2
-    depth: int = 64
-    num_ahead: int = 3
-    band: int = 16
-
-    @property
-    def all_columns(self) -> int:
-        """Columns of all warp groups."""
-        return self.columns * self.warp_groups
-
-    @property
-    def shared_bytes(self) -> int:
-        """Shared memory that 16-bit tiles and results take."""
-        tiles = self.num_ahead * self.depth * (self.rows + self.all_columns)
-        return 2 * (tiles + self.rows * self.all_columns)
-
-    def within(self, *, columns: int, rows: int = 0) -> "GroupedTiles":
-        """Returns sizes that divide those of a result; rows need not where not given."""
-        sizes = [(self.columns, self.warp_groups), (self.columns, 1), (64, 2), (64, 1)]
-        each, warp_groups = next(one for one in sizes if columns % math.prod(one) == 0)
-        whole = 64 if rows % self.rows else self.rows
-        return attrs.evolve(self, rows=whole, columns=each, warp_groups=warp_groups)
-
-    def side(
-        self, tile: Any, dtype: Any, *, size: int, is_rhs: bool = False, is_turned: bool = False
-    ) -> Side:
-        """Returns one side of products, whose tiles have so many rows, or columns."""
-        shape = (self.depth, size) if is_rhs != is_turned else (size, self.depth)
-        return Side(tile=tile, shape=shape, dtype=dtype, is_turned=is_turned)
-
-    def steps(self, count: Array, *, lhs: Side, rhs: Side, dtype: Any) -> Steps:
-        """Returns so many pairs of tiles."""
-        return Steps(
-            lhs=lhs,
-            rhs=rhs,
-            num_steps=count,
-            num_groups=self.warp_groups,
-            num_ahead=self.num_ahead,
-            staged=jax.ShapeDtypeStruct((self.rows, self.columns), dtype),
-        )
 
 
 def rows_of_groups(
@@ -90,7 +31,7 @@ def rows_of_groups(
     groups: GroupRows,
     *,
     is_turned: bool,
-    tiles: GroupedTiles,
+    tiles: MatmulTiles,
     variant: Variant = TUNED,
 ) -> Array:
     """Returns `y_RF`, each row times its group's matrix; zeros for rows of no group.
@@ -165,7 +106,7 @@ def matrices_of_groups(
     dy_RF: Array,
     groups: GroupRows,
     *,
-    tiles: GroupedTiles,
+    tiles: MatmulTiles,
     variant: Variant = TUNED,
 ) -> Array:
     """Returns `dw_EDF`, for each group `x^T dy` over its rows; zeros for a group without any.

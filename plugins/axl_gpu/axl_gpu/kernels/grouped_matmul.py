@@ -3,7 +3,6 @@
 Letters: R rows, E groups, D input width, F output width.
 """
 
-import itertools
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple
@@ -16,8 +15,9 @@ from axcore.ops import Call, TileTable, choose_tiles, power_of_two
 from axcore.ops.grouped_matmul import grouped_matmul_call
 from axcore.parallel import grouped_matmul_on_each_device
 from axcore.plugins import Hardware
-from axl_gpu.kernels.grouped_kernels import GroupedTiles, matrices_of_groups, rows_of_groups
+from axl_gpu.kernels.grouped_kernels import matrices_of_groups, rows_of_groups
 from axl_gpu.kernels.grouped_tiles import ALIGNED, GroupRows
+from axl_gpu.kernels.matmul_tiles import MatmulTiles, all_tiles
 
 DTYPES = ("bfloat16", "float16")
 WIDTHS = 64
@@ -26,8 +26,7 @@ WIDTHS = 64
 Arrays = tuple[Array, Array, Array]
 """Rows, matrices and group sizes."""
 
-SHARED_BYTES = 226 * 1024
-"""What a thread block has on a Hopper, less some for barriers."""
+DEPTH = 64
 
 MAX_GROUPS = 65535
 """Thread blocks along the second axis of a grid."""
@@ -43,21 +42,15 @@ class Kernels(NamedTuple):
 KERNELS = Kernels(rows_of_groups, matrices_of_groups)
 
 
-def default_tiles(call: Call, hardware: Hardware) -> GroupedTiles:
+def default_tiles(call: Call, hardware: Hardware) -> MatmulTiles:
     """Returns large tiles, but small ones of rows where groups do not fill large ones."""
     mean = call.shape("x")[0] // call.shape("w")[0]
-    return GroupedTiles(rows=128) if mean >= 128 else GroupedTiles(rows=64, num_ahead=4)
+    return MatmulTiles(rows=128) if mean >= 128 else MatmulTiles(rows=64, num_ahead=4)
 
 
-def candidates(call: Call, hardware: Hardware) -> Iterator[GroupedTiles]:
+def candidates(call: Call, hardware: Hardware) -> Iterator[MatmulTiles]:
     """Yields what fits the shared memory of a Hopper."""
-    choices = itertools.product((64, 128), (64, 128), (1, 2), (2, 3, 4, 6), (8, 16))
-    for rows, columns, warp_groups, num_ahead, band in choices:
-        tiles = GroupedTiles(
-            rows=rows, columns=columns, warp_groups=warp_groups, num_ahead=num_ahead, band=band
-        )
-        if tiles.shared_bytes <= SHARED_BYTES:
-            yield tiles
+    return all_tiles(depth=DEPTH, itemsize=2, result_itemsize=2)
 
 
 def bucket(call: Call) -> dict[str, int]:
@@ -134,20 +127,20 @@ def _multiply(x_RD: Array, w_EDF: Array, group_sizes_E: Array, *, kernels: Kerne
 
 @partial(jax.custom_vjp, nondiff_argnums=(3, 4))
 def _product(
-    x_RD: Array, w_EDF: Array, group_sizes_E: Array, tiles: GroupedTiles, kernels: Kernels
+    x_RD: Array, w_EDF: Array, group_sizes_E: Array, tiles: MatmulTiles, kernels: Kernels
 ) -> Array:
     return _rows((x_RD, w_EDF, group_sizes_E), tiles, kernels, is_turned=False)
 
 
 def _forward(
-    x_RD: Array, w_EDF: Array, group_sizes_E: Array, tiles: GroupedTiles, kernels: Kernels
+    x_RD: Array, w_EDF: Array, group_sizes_E: Array, tiles: MatmulTiles, kernels: Kernels
 ) -> tuple[Array, Arrays]:
     given = (x_RD, w_EDF, group_sizes_E)
     return _product(*given, tiles, kernels), given
 
 
 def _backward(
-    tiles: GroupedTiles, kernels: Kernels, given: Arrays, dy_RF: Array
+    tiles: MatmulTiles, kernels: Kernels, given: Arrays, dy_RF: Array
 ) -> tuple[Array, Array, None]:
     dx_RD = _rows((dy_RF, *given[1:]), tiles, kernels, is_turned=True)
     return dx_RD, matrix_gradients(given, dy_RF, kernels=kernels), None
@@ -156,7 +149,7 @@ def _backward(
 _product.defvjp(_forward, _backward)
 
 
-def _rows(arrays: Arrays, tiles: GroupedTiles, kernels: Kernels, *, is_turned: bool) -> Array:
+def _rows(arrays: Arrays, tiles: MatmulTiles, kernels: Kernels, *, is_turned: bool) -> Array:
     x_RD, w, group_sizes_E = arrays
     y_RF = kernels.rows(
         _padded(x_RD),
