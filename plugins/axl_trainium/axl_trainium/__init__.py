@@ -1,1 +1,1 @@
-"""AWS Trainium for axcore: hardware and mesh rules."""
+"""AWS Trainium for axcore: hardware, mesh rules and kernels in NKI."""

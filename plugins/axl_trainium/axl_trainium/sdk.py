@@ -3,13 +3,20 @@
 Kernel files say `from axl_trainium.sdk import nisa, nki, nl` and are the same for both.
 """
 
+from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from typing import Any
 
 
 def is_installed() -> bool:
-    """Returns whether AWS's SDK is; a package of that name without instructions is not it."""
-    return find_spec("nki") is not None and find_spec("nki.isa") is not None
+    """Returns whether AWS's SDK is; a package of that name without instructions is not it.
+
+    Imports nothing: a package that only holds the name may say so by an error.
+    """
+    package = find_spec("nki")
+    if package is None or package.submodule_search_locations is None:
+        return False
+    return PathFinder.find_spec("nki.isa", package.submodule_search_locations) is not None
 
 
 IS_SDK = is_installed()

@@ -1,5 +1,6 @@
 """Kernels import NKI from one place: AWS's SDK where it is installed, else the simulator."""
 
+import importlib
 import inspect
 import sys
 
@@ -30,13 +31,17 @@ def test_the_simulator_stands_in_where_there_is_no_sdk():
     assert sdk.nl is simulator.language
 
 
-def test_a_package_without_instructions_is_not_the_sdk(tmp_path, monkeypatch):
-    (tmp_path / "nki").mkdir()
-    (tmp_path / "nki" / "__init__.py").touch()
+def test_what_only_holds_the_name_is_not_the_sdk(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "nki", raising=False)
+    (tmp_path / "nki.py").touch()
+    assert not sdk.is_installed()
+    (tmp_path / "nki").mkdir()
+    (tmp_path / "nki" / "__init__.py").write_text("raise ImportError('go elsewhere')")
+    importlib.invalidate_caches()
     assert not sdk.is_installed()
     (tmp_path / "nki" / "isa.py").touch()
+    importlib.invalidate_caches()
     assert sdk.is_installed()
 
 

@@ -83,8 +83,9 @@ def iota(dst: Tensor, pattern: list[list[int]], offset: int, channel_multiplier:
 @_instruction
 def tensor_copy(dst: Tensor, src: Tensor) -> None:
     """Copies on chip, through float32 where dtypes differ."""
-    checks.check_tiles("tensor_copy", dst=dst, src=src)
-    dst.write(_float(src, "tensor_copy") if dst.dtype != src.dtype else src.read("tensor_copy"), "")
+    what = "tensor_copy"
+    checks.check_tiles(what, dst=dst, src=src)
+    dst.write(src.read(what) if dst.dtype == src.dtype else _float(src, what), what)
 
 
 @_instruction

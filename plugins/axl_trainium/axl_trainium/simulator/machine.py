@@ -56,7 +56,7 @@ class Storage:
         """Returns storage of an argument."""
         storage = cls.__new__(cls)
         storage.values = values
-        storage.written = np.broadcast_to(np.True_, values.shape)
+        storage.written = np.ones(values.shape, bool)
         return storage
 
 

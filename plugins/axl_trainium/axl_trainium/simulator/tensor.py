@@ -170,6 +170,4 @@ def _check_slice(part: Any, size: int, shape: tuple[int, ...]) -> None:
 
 def _strided(x: Array, pattern: list[list[int]], start: int, shape: tuple[int, ...]) -> Array:
     strides = tuple(stride * x.itemsize for stride, _ in pattern)
-    flat = np.broadcast_to(x.reshape(-1)[:1], (x.size,)) if 0 in x.strides else x.reshape(-1)
-    steps = tuple(0 for _ in strides) if 0 in x.strides else strides
-    return as_strided(flat[start:], shape, steps)
+    return as_strided(x.reshape(-1)[start:], shape, strides)
