@@ -18,6 +18,7 @@ from axcore.parallel import (
 )
 
 BATCH, TIME, DIM, EXPERTS = 8, 6, 8, 4
+INNER = ["experts.expert.inner"]
 KINDS = {"dropless": Dropless.Config(), "capacity": CapacityLimited.Config(factor=1.0)}
 MESHES = (
     {"expert": 4},
@@ -78,7 +79,7 @@ def _run(module):
 @pytest.fixture(scope="module", params=KINDS)
 def case(request, x):
     module = layer(KINDS[request.param])
-    state = jax.tree.map(np.asarray, module.init(0))
+    state = jax.tree.map(np.asarray, jax.jit(module.init)(jax.random.key(0)))
     return module, state, jax.device_get(_run(module)(state, x))
 
 
@@ -117,33 +118,37 @@ def test_experts_that_do_not_divide_over_the_axis_are_an_error():
     with pytest.raises(ShardingError, match=r"expert is 6, expert is 4") as error:
         param_shardings(module.param_specs(), PARAM_RULES, mesh)
     assert error.value.mend == "change the dimension, the mesh's sizes, or the rule of that axis"
+    state = jax.eval_shape(module.init, jax.random.key(0))
     with (
         jax.set_mesh(mesh),
         sharding_activations(ActivationSharding(mesh)),
         pytest.raises(ShardingError, match="6 experts do not divide over mesh axis expert of size"),
     ):
-        jax.eval_shape(_run(module), module.init(0), np.zeros((4, 2, DIM), np.float32))
+        jax.eval_shape(_run(module), state, np.zeros((4, 2, DIM), np.float32))
 
 
 def test_rows_that_do_not_divide_are_computed_everywhere(x):
     module = layer(Dropless.Config())
-    state = module.init(0)
+    state = jax.jit(module.init)(jax.random.key(0))
     mesh = make_mesh({"data": 2, "expert": 2}, jax.devices()[:4])
-    expected = functional(module, state, x[:3])[0]
-    with jax.set_mesh(mesh), sharding_activations(ActivationSharding(mesh)):
-        run = jax.jit(lambda state, x: functional(module, state, x)[0])
-        with pytest.warns(UserWarning, match="3 of 'batch' do not divide over 4 devices"):
-            got = run(state, x[:3])
+    run = jax.jit(lambda state, x: functional(module, state, x)[0])
+    expected = run(state, x[:3])
+    with (
+        jax.set_mesh(mesh),
+        sharding_activations(ActivationSharding(mesh)),
+        pytest.warns(UserWarning, match="3 of 'batch' do not divide over 4 devices"),
+    ):
+        got = run(state, x[:3])
     np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_what_experts_capture_is_refused_on_a_mesh(x):
     module = layer(Dropless.Config())
-    state = module.init(0)
+    state = jax.eval_shape(module.init, jax.random.key(0))
     mesh = make_mesh({"data": 2}, jax.devices()[:2])
     with (
         jax.set_mesh(mesh),
         sharding_activations(ActivationSharding(mesh)),
         pytest.raises(ModuleError, match=r"experts.expert.inner cannot be captured on a mesh"),
     ):
-        functional(module, state, x, capture=["experts.expert.inner"])
+        jax.eval_shape(lambda state: functional(module, state, x, capture=INNER), state)

@@ -6,9 +6,10 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from numpy_state import numpy_state
 
 from axcore.layers import TokenInfo
-from axcore.module import Constant, ParamSpec, functional
+from axcore.module import functional
 
 BATCH, TIME, VOCAB = 2, 8, 264
 
@@ -76,16 +77,3 @@ def run_model() -> Callable[[Any], Callable[..., Any]]:
 def state_of() -> Callable[[Any], Any]:
     """Returns a function from a module to a state in which no norm is one."""
     return lambda module: numpy_state(module.param_specs())
-
-
-def numpy_state(specs: Any) -> Any:
-    """Returns a first state by numpy, which compiles nothing; no norm is one and no bias zero."""
-    generator = np.random.default_rng(1)
-
-    def sample(spec: ParamSpec) -> np.ndarray:
-        is_constant = isinstance(spec.init, Constant)
-        first = spec.init.value if is_constant else 0.0
-        spread = 0.05 if is_constant else spec.fans[0] ** -0.5
-        return (first + spread * generator.normal(size=spec.shape)).astype(np.float32)
-
-    return jax.tree.map(sample, specs, is_leaf=lambda leaf: isinstance(leaf, ParamSpec))
