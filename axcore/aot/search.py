@@ -51,8 +51,7 @@ class Attempt:
 def groups(cfg: Any, hardware: Hardware) -> Iterator[tuple[tuple[str, ...], ...]]:
     """Yields the groups of changes of a config, in the order in which they are tried."""
     yield (AS_IT_IS,)
-    remats = tuple((f"remat(policy={policy})",) for policy in REMATS)
-    yield tuple(one for one in remats if _changes(cfg, one, hardware))
+    yield tuple(_leaner(cfg, hardware))
     lean = tuple(one for one in (LEANEST,) if _changes(cfg, (one,), hardware))
     yield tuple((*lean, f"accumulate(factor={factor})") for factor in FACTORS)
     yield tuple(
@@ -60,6 +59,13 @@ def groups(cfg: Any, hardware: Hardware) -> Iterator[tuple[tuple[str, ...], ...]
         for ways in FACTORS
         if hardware.num_devices % ways == 0 and ways < hardware.num_devices
     )
+
+
+def _leaner(cfg: Any, hardware: Hardware) -> Iterator[tuple[str, ...]]:
+    """Yields the presets that keep less than a config does; all of them where it has none."""
+    remats = tuple((f"remat(policy={policy})",) for policy in REMATS)
+    own = [place for place, one in enumerate(remats) if not _changes(cfg, one, hardware)]
+    yield from remats[own[-1] + 1 :] if own else remats
 
 
 def _changes(cfg: Any, changes: tuple[str, ...], hardware: Hardware) -> bool:

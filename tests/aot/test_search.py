@@ -106,3 +106,10 @@ def test_what_the_config_has_already_is_not_tried_again():
     attempts = search(cfg, CHIP, formula(130))
     assert ("remat(policy=full)",) not in [one.changes for one in attempts]
     assert cheapest(attempts).changes == ("accumulate(factor=2)",)
+
+
+def test_presets_that_keep_more_than_what_does_not_fit_are_not_tried():
+    cfg = with_changes(evolve(tiny(), mesh={"fsdp": -1}), ["remat(policy=save_heads)"], CHIP)
+    attempts = search(cfg, CHIP, formula(1))
+    alone = [one.changes[0] for one in attempts if len(one.changes) == 1]
+    assert alone == ["remat(policy=save_attention)", "remat(policy=full)"]
