@@ -105,6 +105,15 @@ def kernels() -> Iterator[Kernel]:
         fn=Ref("axl_tpu.megablox:megablox"),
     )
     yield Kernel(
+        op="grouped_matmul",
+        name="tpu_grouped_matmul",
+        priority=PINNED,
+        on=on(family="tpu", features=PALLAS),
+        accepts=Ref("axl_tpu.kernels.grouped_matmul:accepts"),
+        fn=Ref("axl_tpu.kernels.grouped_matmul:tpu_grouped_matmul"),
+        tiles=Ref("axl_tpu.kernels.grouped_tiles:TILES"),
+    )
+    yield Kernel(
         op="decode_attention",
         name="tpu_decode_attention",
         priority=200,

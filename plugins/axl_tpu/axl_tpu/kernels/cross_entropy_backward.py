@@ -66,7 +66,7 @@ def projection_gradient(
         ],
         out_specs=block,
         scratch_shapes=[pltpu.VMEM((words, width), jnp.float32)],
-        compiler_params=tiles.compiler_params(("parallel", "arbitrary")),
+        compiler_params=tiles.compiler_params(x_RD),
         cost_estimate=Products(2).cost(x_RD, w_VD, tiles, is_by_word=True),
         interpret=interpret,
         name="tpu_cross_entropy_backward",

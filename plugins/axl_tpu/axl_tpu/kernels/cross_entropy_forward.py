@@ -78,7 +78,7 @@ def token_parts(
             *[pltpu.VMEM((rows, 1), jnp.float32)] * 3,
             *[pltpu.VMEM((rows, width), jnp.float32)] * with_mean,
         ],
-        compiler_params=tiles.compiler_params(("parallel", "arbitrary")),
+        compiler_params=tiles.compiler_params(x_RD),
         cost_estimate=Products(1 + with_mean).cost(x_RD, w_VD, tiles, is_by_word=False),
         interpret=interpret,
         name="tpu_cross_entropy",

@@ -17,9 +17,8 @@ from axcore.plugins import Hardware
 LANES = 128
 MIB = 2**20
 
-SMALL_VMEM = {"v4": 12 * MIB}
-"""Bytes of VMEM that the kernels may take, where that is less than `VMEM`."""
-VMEM = 48 * MIB
+VMEM = {"v4": 12 * MIB, "v5e": 96 * MIB, "v6e": 96 * MIB}
+"""Bytes of VMEM that the kernels may take; of others half of 96 MiB."""
 
 
 @attrs.frozen
@@ -37,19 +36,26 @@ class CrossEntropyTiles:
     def fitted(self, num_tokens: int, num_words: int) -> "CrossEntropyTiles":
         """Returns blocks for so many tokens and words.
 
-        Words are cut without a rest if blocks of at least half the size do so.
+        Words are cut without a rest if blocks of at least 3/4 of the size do so.
         """
-        sizes = range(self.words, max(LANES, self.words // 2) - 1, -LANES)
+        sizes = range(self.words, max(LANES, self.words * 3 // 4) - 1, -LANES)
         words = next((size for size in sizes if num_words % size == 0), self.words)
         return CrossEntropyTiles(
             rows=min(self.rows, whole(num_tokens, LANES)), words=min(words, whole(num_words, LANES))
         )
 
-    def compiler_params(
-        self, semantics: tuple[Literal["parallel", "arbitrary"], ...]
-    ) -> pltpu.CompilerParams:
+    def vmem_bytes(self, width: int, itemsize: int) -> int:
+        """Returns what the kernel that takes more holds: blocks, twice, sums, and logits."""
+        operands = 2 * itemsize * width * (self.rows + self.words)
+        forward = width * self.rows * (2 * itemsize + 4)
+        backward = width * self.words * (2 * 4 + 4)
+        return operands + max(forward, backward) + 6 * 4 * self.rows * self.words
+
+    def compiler_params(self, x_RD: Array) -> pltpu.CompilerParams:
         """Returns the compiler's parameters of a kernel with these blocks."""
-        return pltpu.CompilerParams(dimension_semantics=semantics, vmem_limit_bytes=VMEM + 8 * MIB)
+        limit = self.vmem_bytes(x_RD.shape[1], x_RD.dtype.itemsize) * 9 // 8 + 2 * MIB
+        semantics: tuple[Literal["parallel"], Literal["arbitrary"]] = ("parallel", "arbitrary")
+        return pltpu.CompilerParams(dimension_semantics=semantics, vmem_limit_bytes=limit)
 
 
 @attrs.frozen
@@ -78,24 +84,26 @@ def whole(size: int, unit: int) -> int:
 
 
 def _default(call: Call, hardware: Hardware) -> CrossEntropyTiles:
-    """Blocks whose tokens, sums and words fill the VMEM, within what keeps the matrix unit busy."""
-    width, nbytes = call.shape("x")[-1], 2 if call.dtype("x") == "bfloat16" else 4
-    budget = SMALL_VMEM.get(hardware.generation or "", VMEM)
-    # A row's own block, twice, its gradient, twice, and its sums; a word's row, twice.
-    of_a_row, of_a_word = width * (4 * nbytes + 4), width * 2 * nbytes
-    rows = _blocks(budget // 2 // of_a_row, 512)
-    return CrossEntropyTiles(rows=rows, words=_blocks(budget // 4 // of_a_word, 768))
-
-
-def _blocks(size: int, most: int) -> int:
-    return max(LANES, min(most, size // LANES * LANES))
+    return next(_fitting(call, hardware))
 
 
 def _candidates(call: Call, hardware: Hardware) -> Iterator[CrossEntropyTiles]:
-    largest = _default(call, hardware)
-    for rows in sorted({max(LANES, largest.rows // parts) for parts in (1, 2)}):
-        for words in sorted({_blocks(largest.words // parts, 768) for parts in (1, 2, 3)}):
-            yield CrossEntropyTiles(rows=rows, words=words)
+    return _fitting(call, hardware)
+
+
+def _fitting(call: Call, hardware: Hardware) -> Iterator[CrossEntropyTiles]:
+    """Yields blocks that fit the VMEM, those with most tokens first; the smallest anyway.
+
+    Many tokens make the words, which pass by for each block of them, go by less often.
+    """
+    budget = VMEM.get(hardware.generation or "", 48 * MIB)
+    width, itemsize = call.shape("x")[-1], 2 if call.dtype("x") == "bfloat16" else 4
+    for rows in (512, 256, 128):
+        for words in range(768, 0, -LANES):
+            tiles = CrossEntropyTiles(rows, words)
+            if words >= rows // 2 and tiles.vmem_bytes(width, itemsize) <= budget:
+                yield tiles
+    yield CrossEntropyTiles(LANES, LANES)
 
 
 TILES = TileTable(
