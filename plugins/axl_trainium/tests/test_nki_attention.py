@@ -8,9 +8,9 @@ import pytest
 from axl_trainium import attention, attention_backward
 from axl_trainium.attention import nki_forward
 from axl_trainium.attention_ranges import key_ranges
-from axl_trainium.kernels.attention_backward import attention_dq
+from axl_trainium.kernels.attention_backward import attention_dkv, attention_dq
 from axl_trainium.kernels.attention_forward import attention_forward
-from axl_trainium.sdk import IS_SDK
+from axl_trainium.sdk import IS_SDK, nisa
 
 from axcore.ops import Call
 from axcore.ops.attention_mask import columns, rows, visible
@@ -118,3 +118,34 @@ def test_the_longest_rows_that_are_accepted_fit_the_memory(accepts, width, value
     else:
         rows = (array(1, 1, value_width), *(np.zeros((1, 1, 1), np.float32),) * 2)
         assert np.isfinite(attention_dq(q, k, v, start, end, *rows, **choices).astype(float)).all()
+
+
+@pytest.mark.skipif(IS_SDK, reason="AWS's Neuron SDK is installed: only the simulator is counted")
+@pytest.mark.parametrize(
+    ("spec", "share"), [({"right": 0}, 0.65), ({"right": 0, "left": 128}, 0.4), ({"left": 0}, 0.65)]
+)
+@pytest.mark.parametrize("kernel", [attention_forward, attention_dq, attention_dkv])
+def test_tiles_that_no_query_sees_are_not_computed(monkeypatch, kernel, spec, share):
+    products = []
+
+    def counted(original=nisa.nc_matmul, **operands):
+        products.append(operands["moving"].shape)
+        original(**operands)
+
+    monkeypatch.setattr(nisa, "nc_matmul", counted)
+
+    def work(choices):
+        products.clear()
+        rows, column = np.ones((1, 1024, 8), np.float32), np.zeros((1, 1024, 1), np.float32)
+        more = {"start_XR2": None} if kernel is attention_forward else {}
+        arrays = (rows, column, column) if kernel is not attention_forward else ()
+        kernel(
+            *(rows, rows, rows, column, column + 1024, *arrays),
+            **more,
+            **(
+                {"scale": 1.0, "soft_cap": None, "left": None, "right": None, "offset": 0} | choices
+            ),
+        )
+        return sum(columns for _, columns in products)
+
+    assert 0 < work(spec) < share * work({})

@@ -128,9 +128,9 @@ def attention_dkv(
             dv = _zeros(columns, value_width)
             for query in range(0, num_queries, PARTITIONS):
                 rows = min(PARTITIONS, num_queries - query)
-                begin = first_key(query, offset, left)
-                end = last_key(query + rows - 1, offset, right, num_keys)
-                if begin < key + columns and key < end:
+                begin = max(first_key(query, offset, left), key) - key
+                end = min(last_key(query + rows - 1, offset, right, num_keys) - key, columns)
+                if begin < end:
                     lower = load_rows(lower_XT1, i, query, rows, 1)
                     upper = load_rows(upper_XT1, i, query, rows, 1)
                     for group in range(num_rows // num_queries):
@@ -139,15 +139,15 @@ def attention_dkv(
                         do = load_rows(do_XRV, i, row, rows, value_width)
                         lse = load_rows(lse_XR1, i, row, rows, 1)
                         delta = load_rows(delta_XR1, i, row, rows, 1)
-                        products = product(turned(q), keys, width, columns, 0, columns)
+                        products = product(turned(q), keys, width, columns, begin, end)
                         logits = scaled_logits(products, scale, soft_cap)
-                        p, slope = _probabilities(logits, soft_cap, lower, upper, key, lse)
-                        dp = product(turned(do), values, value_width, columns, 0, columns)
+                        p, slope = _probabilities(logits, soft_cap, lower, upper, key + begin, lse)
+                        dp = product(turned(do), values, value_width, columns, begin, end)
                         dlogits = _logit_gradient(p, slope, dp, delta, scale, q_XRH.dtype)
-                        weights = nl.ndarray((rows, columns), dtype=q_XRH.dtype, buffer=nl.sbuf)
+                        weights = nl.ndarray((rows, end - begin), dtype=q_XRH.dtype, buffer=nl.sbuf)
                         nisa.tensor_copy(dst=weights, src=p)
-                        _add_query_products(dk, dlogits, q)
-                        _add_query_products(dv, weights, do)
+                        _add_query_products(dk, begin, dlogits, q)
+                        _add_query_products(dv, begin, weights, do)
             _store_keys(dk_XSH, i, key, columns, dk)
             _store_keys(dv_XSV, i, key, columns, dv)
 
@@ -210,8 +210,8 @@ def _zeros(num_keys, width):
     return sums
 
 
-def _add_query_products(sums, weights, rows):
-    """Adds `weights.T @ rows` to the sums of a block of keys."""
+def _add_query_products(sums, first, weights, rows):
+    """Adds `weights.T @ rows` to the sums of a block of keys, from key `first` of it on."""
     columns, width = weights.shape[1], rows.shape[1]
     for start in range(0, columns, PARTITIONS):
         size = min(PARTITIONS, columns - start)
@@ -219,7 +219,7 @@ def _add_query_products(sums, weights, rows):
         nisa.nc_matmul(
             dst=added, stationary=weights[:, start : start + size], moving=rows, accumulate=False
         )
-        column = start // PARTITIONS * width
+        column = (first + start) // PARTITIONS * width
         place = sums[0:size, column : column + width]
         nisa.tensor_tensor(dst=place, data1=place, data2=added, op=nl.add)
 
