@@ -10,6 +10,7 @@ PLUGINS := attention gpu tpu trainium
 SOURCES := pyproject.toml constraints.txt $(wildcard plugins/*/pyproject.toml)
 
 COMPILERS := $(VENV)-compilers
+AOT_TARGETS ?= tpu-v5e-256 gpu-h100-8
 
 .PHONY: help demo test test-slow gate compile aot fmt lint types bench clean
 
@@ -40,9 +41,7 @@ compile: $(COMPILERS)/.done  ## Compile kernels and train steps for accelerators
 	@$(COMPILERS)/bin/python -m axcore.testing.compile_tests plugins
 
 aot: $(COMPILERS)/.done  ## Compile Llama 2 for accelerators that are not here, and tell what it takes.
-	@echo "== axcore aot llama2-7b: one slice of TPUs, then one host of GPUs"
-	@$(COMPILERS)/bin/axcore aot llama2-7b --target tpu-v5e-256
-	@$(COMPILERS)/bin/axcore aot llama2-7b --target gpu-h100-8
+	@for target in $(AOT_TARGETS); do echo "== axcore aot llama2-7b --target $$target"; $(COMPILERS)/bin/axcore aot llama2-7b --target $$target || exit 1; done
 
 fmt: $(VENV)/.test  ## Format the code.
 	@$(BIN)/ruff format .
