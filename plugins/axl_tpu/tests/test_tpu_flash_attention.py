@@ -210,6 +210,15 @@ def test_both_passes_are_ours_before_a_librarys(target, part):
         assert choose(one, policy).kernel.name == "tpu_flash_attention"
 
 
+@pytest.mark.parametrize(
+    ("target", "choices", "size"),
+    [("v6e-8", {"right": 0}, 1024), ("v6e-8", {"left": 600, "right": 0}, 512), ("v5p-8", {}, 512)],
+)
+def test_blocks_are_larger_where_nothing_hides_parts_of_them(target, choices, size):
+    tiles = TILES.entry(sized(4096, **choices), Hardware.parse(f"tpu-{target}")).tiles
+    assert tiles == ForwardTiles(size, size)
+
+
 # -- Compiled ------------------------------------------------------------------------------------
 
 

@@ -38,6 +38,10 @@ class BackwardTiles:
 LONG = 2**16
 """Tokens of a row from which on blocks are larger."""
 
+FAST_UNITS = ("v6e",)
+"""Generations whose products take so little that larger blocks pay, by libtpu's schedules, where
+nothing but causality hides parts of them."""
+
 VMEM_BYTES = {"v4": 16 * MIB, "v5e": 128 * MIB, "v5p": 64 * MIB, "v6e": 128 * MIB, "7x": 64 * MIB}
 """Vector memory of a core, by generation."""
 
@@ -72,6 +76,9 @@ def block_size(call: Call) -> int:
 
 def _default(call: Call, hardware: Hardware) -> ForwardTiles:
     size = block_size(call)
+    hides_blocks = call.has("q_segments") or call.has("k_start") or call.feature("left") is not None
+    if hardware.generation in FAST_UNITS and not hides_blocks:
+        size = max(size, 1024)
     return ForwardTiles(size, size)
 
 
