@@ -27,6 +27,9 @@ MESHES = ({"fsdp": 2, "model": 2}, {"data": 2, "seq": 2, "model": 2})
 """Rows and heads split in two each; over eight devices, two hold the same part."""
 
 
+_ALONE: dict[tuple[type, str, str, str], tuple[Any, Any]] = {}
+
+
 @attrs.frozen
 class Trial:
     """A kernel, a case that it accepts, and a dtype."""
@@ -95,6 +98,13 @@ class KernelSuite(Suite):
             if _answer(kernel, case, dtype) is None
         ]
 
+    def _alone(self, trial: Trial) -> tuple[Any, Any]:
+        """Returns values and gradients on one device, computed once for the claims that ask."""
+        key = (type(self), trial.kernel.key, trial.case.name, trial.dtype)
+        if key not in _ALONE:
+            _ALONE[key] = _values_and_gradients(self.implementation(trial.kernel), trial)
+        return _ALONE[key]
+
     # -- Claims ------------------------------------------------------------------------------
 
     def test_kernel_accepts_some_case(self, record: Kernel) -> None:
@@ -135,7 +145,7 @@ class KernelSuite(Suite):
     def test_remat_changes_no_gradient(self, first_trial: Trial) -> None:
         """The forward pass computed again gives the gradients of the first one."""
         kernel = self.implementation(first_trial.kernel)
-        _, gradients = _values_and_gradients(kernel, first_trial)
+        _, gradients = self._alone(first_trial)
         _, again = _values_and_gradients(kernel, first_trial, remat=True)
         assert _worst(again, gradients) <= self.tolerance(first_trial.dtype)[1]
 
@@ -145,7 +155,7 @@ class KernelSuite(Suite):
     ) -> None:
         """Rows and heads are split over devices; values and gradients stay."""
         kernel = self.implementation(first_trial.kernel)
-        alone = _values_and_gradients(kernel, first_trial)
+        alone = self._alone(first_trial)
         num_devices = math.prod(sizes.values())
         if jax.device_count() < num_devices:
             pytest.skip(f"needs {num_devices} devices; there are {jax.device_count()}")
