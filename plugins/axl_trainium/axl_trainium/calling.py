@@ -41,7 +41,7 @@ def call_kernel(kernel: Callable[..., Any], outputs: Any, *arrays: Array, **choi
     reason = why_not_here()
     if reason is not None:
         raise KernelError(
-            f"{kernel.__name__} is an NKI kernel: {reason}.",
+            f"{getattr(kernel, '__name__', kernel)} is an NKI kernel: {reason}.",
             mend="run it on Trainium with the AWS Neuron SDK installed, or remove the pin",
         )
     if IS_SDK:
