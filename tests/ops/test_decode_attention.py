@@ -22,15 +22,15 @@ SMALL = [name for name, sample in SAMPLES.items() if "long" not in name and samp
 def test_blocks_equal_the_reference(name):
     inputs, spec = SAMPLES[name].make()
     got = jax.jit(partial(decode_attention_portable, spec=spec, block_size=16))(inputs)
-    want = decode_attention_reference(inputs, spec)
+    want = jax.jit(partial(decode_attention_reference, spec=spec))(inputs)
     assert relative_error(got, want) <= TOLERANCES["float32"].forward
 
 
 def test_bfloat16_accumulates_in_float32():
     inputs, spec = SAMPLES["everything"].make("bfloat16")
-    got = decode_attention_portable(inputs, spec)
+    got = jax.jit(partial(decode_attention_portable, spec=spec))(inputs)
     assert got.dtype == jnp.bfloat16
-    want = decode_attention_reference(inputs, spec)
+    want = jax.jit(partial(decode_attention_reference, spec=spec))(inputs)
     assert relative_error(got, want) <= TOLERANCES["bfloat16"].forward
 
 
@@ -40,7 +40,7 @@ def test_each_row_equals_attention_on_its_own_tokens(name):
     inputs, spec = sample.make()
     choices = {"scale": spec.scale, "soft_cap": spec.soft_cap, "sinks_N": inputs.sinks_N}
     cache = {"page_table_BP": inputs.page_table_BP, "window": spec.left}
-    o = decode_attention(*inputs[:4], **cache, **choices)
+    o = jax.jit(lambda *given: decode_attention(*given, **cache, **choices))(*inputs[:4])
     for row, length in enumerate(sample.lengths):
         newest = min(sample.queries, length)
         k, v = (np.asarray(x) for x in (inputs.k, inputs.v))
@@ -49,15 +49,9 @@ def test_each_row_equals_attention_on_its_own_tokens(name):
         else:
             pages = np.asarray(inputs.page_table_BP[row])[: -(-length // sample.page_size)]
             k, v = (x[pages].reshape(-1, *x.shape[2:])[:length] for x in (k, v))
-        alone = attention(
-            inputs.q_BTNH[row : row + 1, sample.queries - newest :],
-            jnp.asarray(k)[None],
-            jnp.asarray(v)[None],
-            causal=True,
-            window=(spec.left, None),
-            query_offset=length - newest,
-            **choices,
-        )
+        masks = {"window": (spec.left, None), "query_offset": length - newest}
+        attend = jax.jit(partial(attention, causal=True, **masks, **choices))
+        alone = attend(inputs.q_BTNH[row : row + 1, sample.queries - newest :], k[None], v[None])
         assert not o[row, : sample.queries - newest].any()
         assert relative_error(o[row, sample.queries - newest :], alone[0]) <= 1e-5
 
