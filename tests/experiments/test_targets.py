@@ -11,13 +11,16 @@ from axcore.plugins import Experiment, Hardware, plugin_host
 from axcore.trainer import Trainer
 
 TARGETS = {
-    "tpu-v5p-16": {"attention:tpu_flash_attention"},
-    "tpu-v6e-8": {"attention:tpu_flash_attention", "quantized_dot:int8"},
-    "gpu-a100-8": {"attention:cudnn_attention"},
-    "gpu-h100-8": {"attention:cudnn_attention", "quantized_dot:float8"},
-    "trainium-trn2-2": {"attention:portable"},
+    "tpu-v5p-16": ({"attention:tpu_flash_attention"},),
+    "tpu-v6e-8": ({"attention:tpu_flash_attention"}, {"quantized_dot:int8"}),
+    "gpu-a100-8": ({"attention:cudnn_attention"},),
+    "gpu-h100-8": (
+        {"attention:gpu_packed_flash_attention", "attention:cudnn_attention"},  # by the length
+        {"quantized_dot:float8"},
+    ),
+    "trainium-trn2-2": ({"attention:portable"},),
 }
-"""Of eight devices each, with kernels that each must choose."""
+"""Of eight devices each, with kernels that each must choose, one of every set."""
 
 LARGE = sorted(
     record.name
@@ -38,4 +41,4 @@ def test_a_step_is_served_by_kernels_of_the_target(name, target):
     with jax.set_mesh(trainer.mesh), recording_choices() as choices:
         trainer.compiled_step().trace(trainer.abstract_state(), trainer.abstract_batch())
     chosen = {f"{choice.call.op}:{choice.kernel.name}" for choice in choices}
-    assert chosen >= TARGETS[target]
+    assert all(chosen & kernels for kernels in TARGETS[target]), chosen

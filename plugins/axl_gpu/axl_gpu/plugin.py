@@ -99,7 +99,7 @@ def kernels() -> Iterator[Kernel]:
     yield Kernel(
         op="attention",
         name="gpu_packed_flash_attention",
-        priority=10,
+        priority=240,
         on=on(family="gpu", features=WGMMA),
         accepts=Ref("axl_gpu.kernels.attention:accepts_packed"),
         fn=Ref("axl_gpu.kernels.attention:gpu_flash_attention"),

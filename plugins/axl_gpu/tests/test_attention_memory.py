@@ -4,7 +4,7 @@ import attention_memory
 import pytest
 
 TARGET = "gpu-h100-8"
-KERNELS = ("cudnn_attention", "cudnn_packed_attention", "portable")
+KERNELS = ("cudnn_attention", "cudnn_packed_attention", "gpu_flash_attention", "portable")
 
 pytestmark = pytest.mark.compile(TARGET)
 
