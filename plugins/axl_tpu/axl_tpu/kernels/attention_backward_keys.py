@@ -53,7 +53,8 @@ def backward_keys(
         ),
         out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (k, v)],
         compiler_params=pltpu.CompilerParams(
-            dimension_semantics=("parallel", "parallel", "arbitrary", "arbitrary")
+            dimension_semantics=("parallel", "parallel", "arbitrary", "arbitrary"),
+            vmem_limit_bytes=specs.vmem_bytes(),
         ),
         name="tpu_flash_attention_dkv",
         interpret=interpret,

@@ -49,7 +49,8 @@ def backward_queries(
         ),
         out_shape=jax.ShapeDtypeStruct(operands.q.shape, operands.q.dtype),
         compiler_params=pltpu.CompilerParams(
-            dimension_semantics=("parallel", "parallel", "arbitrary")
+            dimension_semantics=("parallel", "parallel", "arbitrary"),
+            vmem_limit_bytes=specs.vmem_bytes(),
         ),
         name="tpu_flash_attention_dq",
         interpret=interpret,

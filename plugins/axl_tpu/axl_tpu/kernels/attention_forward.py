@@ -84,7 +84,8 @@ def forward(
             jax.ShapeDtypeStruct((batch, num_heads, 1, num_queries), jnp.float32),
         ],
         compiler_params=pltpu.CompilerParams(
-            dimension_semantics=("parallel", "parallel", "arbitrary")
+            dimension_semantics=("parallel", "parallel", "arbitrary"),
+            vmem_limit_bytes=specs.vmem_bytes(),
         ),
         name="tpu_flash_attention_fwd",
         interpret=interpret,

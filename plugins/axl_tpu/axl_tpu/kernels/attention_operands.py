@@ -19,6 +19,7 @@ from jax.experimental.pallas import tpu as pltpu
 from axcore.ops import AttentionInputs, AttentionSpec
 from axcore.ops.attention_block_math import finite_lse
 from axl_tpu.kernels.attention_block import LEAST_ID, LOG2E, column
+from axl_tpu.kernels.attention_tiles import LEAST_VMEM, visit_bytes
 from axl_tpu.kernels.attention_visits import LANES, Cut, key_block, query_block
 
 
@@ -109,6 +110,13 @@ class BlockSpecs:
     def group(self) -> int:
         """Query heads that share a key head."""
         return self.operands.q.shape[1] // self.operands.k.shape[1]
+
+    def vmem_bytes(self) -> int:
+        """Returns how much VMEM a kernel of these blocks may take."""
+        q, k, v = self.operands[:3]
+        block = self.cut.queries.size, self.cut.keys.size
+        needed = visit_bytes(block, (k.shape[-1], v.shape[-1]), q.dtype.itemsize)
+        return max(LEAST_VMEM, needed)
 
     def inputs(self) -> Operands:
         """Returns the specs of all operands that there are."""

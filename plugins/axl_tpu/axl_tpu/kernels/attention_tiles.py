@@ -52,14 +52,31 @@ SCORES = 8
 """Float32 arrays of the size of a visit's scores that the compiler may hold at once."""
 
 
+LEAST_VMEM = 16 * MIB
+"""What kernels may take on every generation without asking."""
+
+
+def visit_bytes(block: tuple[int, int], widths: tuple[int, int], itemsize: int) -> int:
+    """Returns the VMEM that a visit needs: blocks twice, their sums, and scores.
+
+    Args:
+        block: Queries and keys.
+        widths: Of keys and of values.
+        itemsize: Bytes of a number of theirs.
+    """
+    block_q, block_k = block
+    size = (block_q + block_k) * sum(_up(width, LANES) for width in widths)
+    return size * (2 * itemsize + 4) + SCORES * block_q * block_k * 4
+
+
 def at_once_bytes(call: Call, block_q: int, block_k: int) -> int:
-    """Returns the VMEM that all gradients at once need: sums, outputs, blocks twice, and scores."""
+    """Returns the VMEM that all gradients at once need: a visit's, and whole sums and outputs."""
     queries, keys = (_up(call.shape(x)[1], b) for x, b in (("q", block_q), ("k", block_k)))
-    width, value_width = (_up(call.shape(x)[-1], LANES) for x in ("k", "v"))
+    widths = call.shape("k")[-1], call.shape("v")[-1]
+    width, value_width = (_up(width, LANES) for width in widths)
     itemsize = 2 if call.dtype("q") == "bfloat16" else 4
     whole = queries * width + keys * (width + value_width)
-    blocks = (block_q + block_k) * (width + value_width)
-    return whole * (4 + itemsize) + 2 * blocks * itemsize + SCORES * block_q * block_k * 4
+    return whole * (4 + itemsize) + visit_bytes((block_q, block_k), widths, itemsize)
 
 
 def _up(size: int, multiple: int) -> int:
