@@ -87,6 +87,15 @@ class Computation:
         """Instructions by name."""
         return {one.name: one for one in self.instructions}
 
+    @cached_property
+    def users(self) -> Mapping[str, tuple[Instruction, ...]]:
+        """Who takes an instruction's result, by its name."""
+        found: dict[str, list[Instruction]] = {}
+        for one in self.instructions:
+            for name in one.operands:
+                found.setdefault(name, []).append(one)
+        return {name: tuple(users) for name, users in found.items()}
+
     @property
     def root(self) -> Instruction:
         """The instruction whose result is the computation's."""
@@ -110,6 +119,11 @@ class Program:
             return named
         within = self.computations[instruction.called["calls"]].instructions
         return next((one.op_name for one in reversed(within) if "/" in one.op_name), named)
+
+    def scopes_around(self, instruction: Instruction, within: Computation) -> str:
+        """Returns the scopes of an instruction; where it has none, of the first that takes it."""
+        near = (instruction, *within.users.get(instruction.name, ()))
+        return next((found for found in map(self.scopes, near) if "/" in found), "")
 
 
 def parse_program(text: str) -> Program:

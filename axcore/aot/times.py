@@ -83,7 +83,8 @@ def _cost(
         is_product = bool(made) and seconds is not None and seconds == products_s(made, hardware)
     return Cost(
         name=one.instruction.name,
-        op_name=(made[0].op_name if made else "") or program.scopes(one.instruction),
+        op_name=(made[0].op_name if made else "")
+        or program.scopes_around(one.instruction, one.computation),
         times=one.times,
         flops=sum(product.flops for product in made) * one.times,
         nbytes=float(nbytes * one.times),

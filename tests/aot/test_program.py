@@ -110,6 +110,26 @@ def test_products_within_nested_loops_count_every_round():
     assert flops_of(program) == 6 * 3 * 2 * 8 * 16 * 16
 
 
+WITHOUT_SCOPES = """\
+HloModule step, is_scheduled=true
+
+ENTRY %main (a: f32[8,4]) -> f32[8,4] {
+  %a = f32[8,4] parameter(0)
+  %product = f32[8,4] multiply(%a, %a)
+  %copied = f32[8,4] copy(%product)
+  ROOT %sum = f32[8,4] add(%product, %a), metadata={op_name="jit(f)/model/layer/add"}
+}
+"""
+
+
+def test_what_a_compiler_left_without_scopes_belongs_to_who_takes_it():
+    program = parse_program(WITHOUT_SCOPES)
+    named = program.entry.by_name
+    assert program.scopes_around(named["product"], program.entry) == "jit(f)/model/layer/add"
+    assert program.scopes_around(named["sum"], program.entry) == "jit(f)/model/layer/add"
+    assert program.scopes_around(named["copied"], program.entry) == ""
+
+
 CONVOLUTION = """\
 HloModule step, is_scheduled=true
 
