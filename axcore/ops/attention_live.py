@@ -10,9 +10,10 @@ from typing import TypeVar
 
 import jax.numpy as jnp
 import numpy as np
-from jax import Array, lax
+from jax import Array
 
 from axcore.ops.attention_cut import CutCall
+from axcore.ops.run_time import branch
 
 _T = TypeVar("_T")
 _LARGEST = int(np.iinfo(np.int32).max)
@@ -47,11 +48,10 @@ def live_at_run_time(call: CutCall, pairs: Array) -> Array | None:
 
 
 def where_live(is_live: Array | None, compute: Callable[[], _T], otherwise: Callable[[], _T]) -> _T:
-    """Return `compute()`, or where the pair is not live `otherwise()`, without computing it."""
+    """Return `compute()`, or where the pair is not live `otherwise()`, by `branch`."""
     if is_live is None:
         return compute()
-    value: _T = lax.cond(is_live, compute, otherwise)
-    return value
+    return branch(is_live, compute, otherwise)
 
 
 def bounds(values: Array, counts: Array | None = None) -> tuple[Array, Array]:

@@ -15,6 +15,7 @@ from axcore.ops.attention_heads import group_heads, swap_heads, ungroup_heads
 from axcore.ops.attention_mask import Columns, Rows, visible
 from axcore.ops.attention_online import OnlineSoftmax
 from axcore.ops.decode_attention_types import DecodeInputs, DecodeSpec
+from axcore.ops.run_time import loop_between
 
 BLOCK_SIZE = 256
 """Keys of a block: logits and values of a block stay in a processor's cache."""
@@ -50,7 +51,8 @@ def decode_attention_portable(
 
     start = OnlineSoftmax.start(q_BKGTH.shape[:-1], inputs.v.shape[-1], inputs.sinks_N)
     first, last = _span(lengths_B, num_queries, spec.left, inputs.capacity)
-    running = lax.fori_loop(first // size, (last + size - 1) // size, step, start)
+    most = -(-inputs.capacity // size)
+    running = loop_between(first // size, (last + size - 1) // size, step, start, most=most)
     return ungroup_heads(running.finish()[0]).astype(inputs.q_BTNH.dtype)
 
 

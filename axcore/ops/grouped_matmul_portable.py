@@ -21,6 +21,7 @@ from jax import Array, lax
 from axcore.ops.grouped_layout import block_size
 from axcore.ops.grouped_matmul import grouped_matmul_call
 from axcore.ops.plan import choose_tiles
+from axcore.ops.run_time import loop_between
 from axcore.ops.tiles import TileTable, power_of_two
 
 T = TypeVar("T")
@@ -132,8 +133,8 @@ class _Blocks:
 
     def loop(self, step: Callable[[Array, T], T], carry: T) -> T:
         """Return the carry after a step for each block that holds a row."""
-        result: T = lax.fori_loop(jnp.zeros_like(self.num_used), self.num_used, step, carry)
-        return result
+        first, most = jnp.zeros_like(self.num_used), self.group_P.shape[0]
+        return loop_between(first, self.num_used, step, carry, most=most)
 
     def padded(self, x_RD: Array) -> Array:
         """Return rows with room for a block after the last."""

@@ -29,6 +29,7 @@ from axcore.ops import AttentionInputs, AttentionSpec
 from axcore.ops.attention_block_math import finite_lse, row_delta, sink_gradient
 from axcore.ops.attention_kernels import run_attention
 from axcore.ops.residuals import name_attention_residuals
+from axcore.ops.run_time import branch
 
 Names = tuple[str, ...]
 T = TypeVar("T")
@@ -249,10 +250,9 @@ class _Ring:
         """Returns what this device, by its rank, sees at a stop."""
         if stop.distance == 0 or stop.behind == stop.around:
             return see(stop.behind)
-        seen: T = lax.cond(
+        return branch(
             self.rank >= stop.distance, lambda: see(stop.behind), lambda: see(stop.around)
         )
-        return seen
 
     def _inputs(self, stop: _Stop, moving: _Moving) -> AttentionInputs:
         """Returns the queries with the keys that are here, counted from the first of them."""

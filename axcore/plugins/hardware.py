@@ -70,6 +70,7 @@ class Hardware:
             by dtype name, of `memory`, `interconnect` and `network`, and, of the peak again, by
             kernels for `attention` and its `attention_backward`. What is not named counts whole.
         clock_hz: Cycles a second that its compiler's estimates of cycles count, where it makes any.
+        can_branch: Whether programs may branch, and loop, by values known at run time only.
         features: Names of abilities that predicates ask for.
     """
 
@@ -98,6 +99,7 @@ class Hardware:
         default=_EMPTY, converter=frozen_mapping, validator=_shares
     )
     clock_hz: float | None = attrs.field(default=None, validator=of_type(float, int, type(None)))
+    can_branch: bool = attrs.field(default=True, validator=of_type(bool))
     features: frozenset[str] = attrs.field(
         default=frozenset(), converter=frozen_names, validator=of_type(frozenset)
     )

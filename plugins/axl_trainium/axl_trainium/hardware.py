@@ -1,5 +1,7 @@
 """AWS Trainium, one host of sixteen chips each. Every figure is per chip and dense.
 
+Programs for it hold no branch, and no loop of a length that is known at run time only.
+
 Sources are the pages of the AWS Neuron documentation named beside each. They
 were compared with it again in November 2026; NeuronLink-v3's 1.28 TB/s were not found again, and
 trn2's network, from EC2's page of the instance, was not looked up again. No measured shares of
@@ -36,6 +38,7 @@ TRN1 = Hardware(
         "int8": 380 * TERA,
     },
     memory_bandwidth=820.0 * GIB,
+    can_branch=False,
     network_bandwidth=6.25 * GIGA,  # 800 Gbps of EFA for sixteen chips
 )
 
@@ -58,5 +61,6 @@ TRN2 = Hardware(
     },
     memory_bandwidth=2900 * GIGA,
     interconnect_bandwidth=640 * GIGA,
+    can_branch=False,
     network_bandwidth=25 * GIGA,  # 3.2 Tbps of EFA for sixteen chips
 )
