@@ -6,6 +6,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 PLUGINS := attention gpu tpu trainium
 SOURCES := pyproject.toml constraints.txt $(wildcard plugins/*/pyproject.toml)
 
@@ -23,25 +24,26 @@ demo: $(VENV)/.demo  ## Train a small transformer on real text, then sample from
 
 test: $(VENV)/.test  ## Run the whole suite.
 	@echo "== pytest: the suites of axcore and of the four plugins"
-	@$(BIN)/python -m pytest -n 2 -m "not slow and not gate and not compile"
+	@$(PYTEST) -m "not slow and not gate and not compile"
 
 test-slow: $(VENV)/.test  ## Run the tests that take longer.
 	@echo "== pytest: the tests marked slow"
-	@$(BIN)/python -m pytest -n 2 -m slow
+	@$(PYTEST) -m slow
 
 gate: $(VENV)/.test  ## Hold features to what they may cost in lines of code.
 	@echo "== axcore loc: what each feature costs"
 	@$(BIN)/axcore loc --check --markdown > docs/loc-table.md
 	@git diff --exit-code docs/loc-table.md || (echo "docs/loc-table.md was not up to date: look at it, and commit it"; exit 1)
 	@echo "== pytest: every feature in every family on every target"
-	@$(BIN)/python -m pytest -n 2 -m gate tests/complexity
+	@$(PYTEST) -m gate tests/complexity
 
 compile: $(COMPILERS)/.done  ## Compile kernels and train steps for accelerators that are not here.
 	@echo "== pytest: the tests marked compile, each target in a process of its own"
 	@$(COMPILERS)/bin/python -m axcore.testing.compile_tests plugins
 
 aot: $(COMPILERS)/.done  ## Compile Llama 2 for accelerators that are not here, and tell what it takes.
-	@for target in $(AOT_TARGETS); do echo "== axcore aot llama2-7b --target $$target"; $(COMPILERS)/bin/axcore aot llama2-7b --target $$target || exit 1; done
+	@echo "== axcore aot llama2-7b, two at a time: $(AOT_TARGETS)"
+	@printf '%s\n' $(AOT_TARGETS) | xargs -P 2 -I TARGET $(COMPILERS)/bin/axcore aot llama2-7b --target TARGET
 
 fmt: $(VENV)/.test  ## Format the code.
 	@$(BIN)/ruff format .
