@@ -1,6 +1,7 @@
 """Which existing modules know a feature: found by reading their imports, without running them."""
 
 import ast
+import functools
 import importlib.util
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -38,7 +39,7 @@ def modules_that_import(implementation: Iterable[str]) -> tuple[str, ...]:
         module
         for package in sorted(packages)
         for module, file in _modules(package)
-        if module not in own and not _may_name_features(module) and own & set(_imported(file))
+        if module not in own and not _may_name_features(module) and own & _imported(file)
     )
 
 
@@ -59,9 +60,14 @@ def _may_name_features(module: str) -> bool:
     return module.split(".")[1] in MAY_NAME_FEATURES
 
 
-def _imported(file: Path) -> Iterator[str]:
-    """Yields the modules that a file imports from, re-exported names traced to their source."""
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+@functools.cache
+def _imported(file: Path) -> frozenset[str]:
+    """Returns the modules that a file imports from, re-exported names traced to their source."""
+    return frozenset(_imports(ast.parse(file.read_text(encoding="utf-8"))))
+
+
+def _imports(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
