@@ -11,6 +11,7 @@ from pallas_races import CAREFUL, check_no_race_was_printed
 from axcore.ops import Call
 from axcore.ops.decode_attention_reference import decode_attention_reference
 from axcore.ops.tolerance import relative_error
+from axcore.plugins import Hardware
 from axcore.testing import CompileSuite, KernelSuite
 from axcore.testing.decode_attention_contract import DecodeSample, decode_case
 
@@ -104,6 +105,19 @@ def test_what_it_cannot_do_is_refused_with_the_reason(call, reason):
     assert reason in accepts(call)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "q", "k", "rows"),
+    [
+        ("bfloat16", (2, 1, 32, 128), (2, 64, 8, 128), 2048),
+        ("bfloat16", (2, 16, 32, 512), (2, 64, 8, 512), 512),
+        ("float32", (2, 16, 32, 512), (2, 64, 8, 512), 256),
+    ],
+)
+def test_blocks_shrink_as_calls_grow(dtype, q, k, rows):
+    entry = TILES.entry(call_of(dtype, q, k), Hardware.parse("tpu-v5e-8"))
+    assert entry.tiles == DecodeTiles(rows)
+
+
 class TestCompile(CompileSuite):
     plugin = "axl-tpu"
     keys = KEYS
@@ -125,4 +139,5 @@ class TestCompile(CompileSuite):
             case("contiguous", key_heads=32),
             case("odd", capacity=1001, key_heads=2, heads=6, width=80, value_width=64),
             case("wide", capacity=2048, key_heads=4, heads=8, width=256, value_width=256),
+            case("largest", queries=16, width=512, value_width=512),
         )

@@ -25,7 +25,13 @@ from axcore.ops import Call, DecodeInputs, DecodeSpec, TileTable, choose_tiles, 
 from axcore.parallel import decode_attention_on_each_device
 from axcore.plugins import Hardware
 from axl_tpu.kernels.decode_attention_block import Block, BlockFacts, Sums
-from axl_tpu.kernels.decode_attention_cut import TILE, CacheCut, padded_page
+from axl_tpu.kernels.decode_attention_cut import (
+    TILE,
+    CacheCut,
+    padded_page,
+    quotient,
+    remainder,
+)
 
 DTYPES = ("bfloat16", "float32")
 MAX_QUERY_ROWS = 512
@@ -46,10 +52,16 @@ class DecodeTiles:
     block_rows: int
 
 
+VMEM = 9 * 2**20
+"""Bytes that a block's keys and values, twice, with copies in float32, and its logits may take."""
+
+
 def _default(call: Call, hardware: Hardware) -> DecodeTiles:
     _, queries, heads, width = call.shape("q")
-    is_wide = max(width, call.shape("v")[-1]) > 256 or queries * heads > 128
-    return DecodeTiles(block_rows=1024 if is_wide else 2048)
+    itemsize = 2 if call.dtype("q") == "bfloat16" else 4
+    of_a_row = (width + call.shape("v")[-1]) * (2 * itemsize + 4) + queries * heads * 4 * 4
+    fitting = (rows for rows in (2048, 1024, 512, 256) if rows * of_a_row <= VMEM)
+    return DecodeTiles(block_rows=next(fitting, 128))
 
 
 def _candidates(call: Call, hardware: Hardware) -> Iterator[DecodeTiles]:
@@ -206,7 +218,7 @@ def _kernel(
             copies.start(j + 1)
 
         copies.wait(j)
-        slot = j % 2
+        slot = remainder(j, 2)
         block = Block(q_ref, k_buffer.at[slot], v_buffer.at[slot], facts)
         return block.added_to(sums, j, length, is_edge=(j == first) | (j == end - 1))
 
@@ -236,7 +248,7 @@ class _Copies:
     def _each(self, block: Any, act: Any) -> None:
         """Acts on the copies of a block: of its pages those alone that hold a key that is seen."""
         facts, cut = self.facts, self.facts.cut
-        heads, slot = facts.key_heads, block % 2
+        heads, slot = facts.key_heads, remainder(block, 2)
         page0 = cut.first_page(block)
         size = cut.size * heads
         start = pl.multiple_of(facts.start(block) * heads, TILE)
@@ -250,6 +262,6 @@ class _Copies:
                 act(pltpu.make_async_copy(source, target, self.semaphores.at[slot, one]))
 
         low, high = self.seen
-        first = jnp.maximum(page0, low // cut.page)
-        end = jnp.minimum(page0 + cut.pages, (high + cut.page - 1) // cut.page)
+        first = jnp.maximum(page0, quotient(low, cut.page))
+        end = jnp.minimum(page0 + cut.pages, quotient(high + cut.page - 1, cut.page))
         lax.fori_loop(first, end, of_page, None)

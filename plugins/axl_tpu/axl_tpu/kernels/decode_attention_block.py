@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from axcore.ops import DecodeSpec
-from axl_tpu.kernels.decode_attention_cut import CacheCut
+from axl_tpu.kernels.decode_attention_cut import CacheCut, quotient, remainder
 
 
 @attrs.frozen
@@ -54,7 +54,7 @@ class BlockFacts:
     def positions(self, row_X: Array, block: Array) -> tuple[Array, Array]:
         """Returns the positions of a block's keys, and which are its own, by row of the block."""
         padded = self.page_rows // self.key_heads
-        return self.cut.positions(row_X // self.key_heads, block, padded)
+        return self.cut.positions(quotient(row_X, self.key_heads), block, padded)
 
 
 class Sums(NamedTuple):
@@ -132,10 +132,10 @@ class Block:
         num_rows, num_columns = self.q_ref.shape[0], self.k_ref.shape[0]
         row_R1 = lax.broadcasted_iota(jnp.int32, (num_rows, 1), 0)
         column_1X = lax.broadcasted_iota(jnp.int32, (1, num_columns), 1)
-        own_R1 = length - facts.queries + row_R1 // facts.heads
-        head_R1 = row_R1 % facts.heads // (facts.heads // facts.key_heads)
+        own_R1 = length - facts.queries + quotient(row_R1, facts.heads)
+        head_R1 = quotient(remainder(row_R1, facts.heads), facts.heads // facts.key_heads)
         position_1X, is_own_1X = facts.positions(column_1X, block)
-        head_1X = jnp.where(is_own_1X, column_1X % facts.key_heads, -1)
+        head_1X = jnp.where(is_own_1X, remainder(column_1X, facts.key_heads), -1)
         mask_RX = (head_R1 == head_1X) & (position_1X <= own_R1)
         return mask_RX if left is None else mask_RX & (position_1X >= own_R1 - left)
 

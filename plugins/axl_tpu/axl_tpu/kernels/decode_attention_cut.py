@@ -11,7 +11,7 @@ from typing import Any
 
 import attrs
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
 TILE = 16
 """Rows of memory of which a copy must hold whole multiples."""
@@ -50,27 +50,38 @@ class CacheCut:
 
     def first_page(self, block: Any) -> Any:
         """Returns which page of its row a block begins with."""
-        return block // self.parts * self.pages
+        return quotient(block, self.parts) * self.pages
 
     def start(self, block: Any, padded: int) -> Any:
         """Returns with which key of its page a block begins."""
-        return jnp.minimum(block % self.parts * self.size, padded - self.size)
+        return jnp.minimum(remainder(block, self.parts) * self.size, padded - self.size)
 
     def block_of(self, key: Array) -> Array:
         """Returns the block that holds a key of a row."""
-        page, offset = key // self.page, key % self.page
-        part = offset // self.size if self.parts > 1 else 0
-        return page // self.pages * self.parts + part
+        page, offset = quotient(key, self.page), remainder(key, self.page)
+        part = quotient(offset, self.size) if self.parts > 1 else 0
+        return quotient(page, self.pages) * self.parts + part
 
     def positions(self, key: Array, block: Array, padded: int) -> tuple[Array, Array]:
         """Returns the positions in their row of a block's keys, and which of them are its own.
 
         Those are no padding, and were in no block before.
         """
-        offset = self.start(block, padded) + key % self.size
-        position = (self.first_page(block) + key // self.size) * self.page + offset
-        is_own = (offset < self.page) & (offset >= block % self.parts * self.size)
+        offset = self.start(block, padded) + remainder(key, self.size)
+        position = (self.first_page(block) + quotient(key, self.size)) * self.page + offset
+        first = remainder(block, self.parts) * self.size
+        is_own = (offset < self.page) & (offset >= first)
         return position, is_own
+
+
+def quotient(x: Any, divisor: int) -> Any:
+    """Returns the quotient of integers >= 0, without the steps that negative ones need."""
+    return lax.div(x, divisor) if divisor > 1 else x
+
+
+def remainder(x: Any, divisor: int) -> Any:
+    """Returns the remainder of integers >= 0, without the steps that negative ones need."""
+    return lax.rem(x, divisor) if divisor > 1 else x * 0
 
 
 def padded_page(page: int, key_heads: int) -> int:
