@@ -4,10 +4,17 @@ from typing import Any
 
 import jax
 
-from axcore.config import name_the_known
+from axcore.config import did_you_mean, name_the_known
 from axcore.errors import ShardingError
 from axcore.module import ParamSpec
-from axcore.parallel import MESH_AXES, PARAM_RULES, AnyMesh, param_shardings, unused_mesh_axes
+from axcore.parallel import (
+    ACTIVATION_RULES,
+    MESH_AXES,
+    PARAM_RULES,
+    AnyMesh,
+    param_shardings,
+    unused_mesh_axes,
+)
 
 _USES = {
     "pipeline": "a stack of stages: replace_config(cfg, Repeat, Pipeline.Config("
@@ -22,7 +29,8 @@ def check_rules(cfg: Any, specs: Any) -> None:
 
     Raises:
         ShardingError: A rule names a mesh axis that does not exist, or is for a logical axis that
-            no parameter of the model has and that is no usual one.
+            is no usual one, and that no parameter has; for activations, whose axes layers may
+            name as they like, only if it is spelt almost like one that is known.
     """
     for field in ("param_rules", "activation_rules"):
         for axis, names in getattr(cfg, field).items():
@@ -41,6 +49,15 @@ def check_rules(cfg: Any, specs: Any) -> None:
                 f"there is a rule for the logical axis {axis!r}, which no parameter has",
                 where="param_rules",
                 mend=name_the_known(axis, sorted(had)),
+            )
+    known = sorted({*ACTIVATION_RULES, *had})
+    for axis in cfg.activation_rules:
+        near = did_you_mean(axis, known, most=1)
+        if axis not in known and near is not None:
+            raise ShardingError(
+                f"there is a rule for the logical axis {axis!r}, which is no usual one",
+                where="activation_rules",
+                mend=f"{near} a layer's own axis needs a name less like it",
             )
 
 

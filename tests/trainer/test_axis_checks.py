@@ -42,6 +42,11 @@ def test_an_axis_without_its_rule_splits_nothing(small_config):
             {"embed": ("fdsp",)},
             r"'embed' names the mesh axis 'fdsp', which does not",
         ),
+        (
+            "activation_rules",
+            {"tiem": ("seq",)},
+            r"logical axis 'tiem', which is no usual one[\s\S]*did you mean 'time'\?",
+        ),
         ("activation_rules", {"time": ("sqe",)}, r"'time' names the mesh axis 'sqe'[\s\S]*seq"),
     ],
 )
@@ -51,6 +56,11 @@ def test_rules_with_a_misspelt_name_are_refused(small_config, field, rules, text
     with pytest.raises(ShardingError, match=text) as error:
         _build(cfg)
     assert error.value.where == field
+
+
+def test_a_layer_may_have_an_axis_of_its_own(small_config):
+    rules = {**ACTIVATION_RULES, "pixels": ("seq",)}
+    assert _build(evolve(small_config, mesh={"fsdp": 8}, activation_rules=rules)).mesh.size == 8
 
 
 def test_slices_are_a_part_of_the_mesh(small_config):
