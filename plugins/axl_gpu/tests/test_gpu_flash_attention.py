@@ -8,6 +8,7 @@ products alone computed by other means: see `attention_products`.
 import contextlib
 import functools
 
+import attrs
 import jax
 import jax.numpy as jnp
 import pytest
@@ -124,6 +125,7 @@ def extra_cases(kernel):
         parts=("segments",),
         spec={"right": 0},
     )
+    wide = attrs.evolve(few, name="wide", width=192, value_width=128)
     everything = AttentionSample(
         name="everything_but_bias",
         batch=1,
@@ -138,7 +140,7 @@ def extra_cases(kernel):
     )
     sinks = AttentionSample(name="sinks", parts=("sinks", "ranges"))
     case = attention_case if kernel.op == "attention" else attention_backward_case
-    return case(few), case(everything), case(sinks, with_lse=True)
+    return case(few), case(wide), case(everything), case(sinks, with_lse=True)
 
 
 @contextlib.contextmanager
@@ -197,7 +199,7 @@ class TestSimpleOnMoreCases(TestSimple):
 
 @pytest.mark.slow
 class TestTunedOnMoreCases(TestTuned):
-    case_names = ("everything_but_bias",)
+    case_names = ("everything_but_bias", "wide")
 
 
 LONG = AttentionSample(
@@ -283,8 +285,8 @@ def test_spans_hold_every_visible_pair_and_whole_blocks_are_whole(sample):
         ({}, jnp.float32, "takes bfloat16 and float16, not float32"),
         ({"parts": ("bias",)}, jnp.bfloat16, "takes no bias"),
         ({"parts": ("dropout",), "spec": {"dropout_rate": 0.1}}, jnp.bfloat16, "takes no dropout"),
-        ({"width": 256}, jnp.bfloat16, "takes widths up to 128, not k's 256"),
-        ({"value_width": 160}, jnp.bfloat16, "takes widths up to 128, not v's 160"),
+        ({"width": 320}, jnp.bfloat16, "takes widths up to 256, not k's 320"),
+        ({"value_width": 264}, jnp.bfloat16, "takes widths up to 256, not v's 264"),
         ({"queries": 0}, jnp.bfloat16, "takes no empty array"),
         ({"keys": 0}, jnp.bfloat16, "takes no empty array"),
     ],

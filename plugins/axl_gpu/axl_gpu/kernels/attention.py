@@ -7,7 +7,7 @@ values are rounded to nothing narrower than they come in, probabilities and grad
 the inputs' dtype where they are multiplied.
 
 Memory beside inputs and outputs: 12 bytes a query head and query. Widths are padded with zeros to
-64 or 128, and lengths to whole blocks.
+multiples of 64, and lengths to whole blocks.
 
 Letters: B batch, T queries, S keys, N query heads, K key heads, H key width, V value width.
 """
@@ -40,8 +40,8 @@ DTYPES = ("bfloat16", "float16")
 WIDTH_STEP = 64
 """Elements of a row that shared memory is laid out in."""
 
-MAX_WIDTH = 128
-"""Widest head whose gradients fit the registers of a warp group."""
+MAX_WIDTH = 256
+"""Widest head whose sums fit the registers of a warp group."""
 
 
 def accepts(call: Call) -> str | None:

@@ -40,28 +40,21 @@ class Keys(NamedTuple):
     segments_J: Ref | None
 
 
-class Logits(NamedTuple):
-    """Logits of a block in base 2, and their slope by `scale * q k` where there is a soft cap."""
-
-    value: Array
-    slope: Array | None
-
-
 def along(x: Array, shape: Shape, axis: int) -> Array:
     """Returns a vector spread over a block whose `axis` it runs along."""
     return lax.broadcast_in_dim(x, shape, [axis])
 
 
-def logits(products: Array, *, scale: float, soft_cap: float | None) -> Logits:
-    """Returns the logits of products `q k`.
+def logits(products: Array, *, scale: float, soft_cap: float | None) -> Array:
+    """Returns the logits, in base 2, of products `q k`.
 
     The tangent is computed from `exp2`, whose error is that of float32: the hardware's own
     `tanh.approx` is off by 5e-4, which a cap of 50 makes 0.025 of a logit.
     """
     if soft_cap is None:
-        return Logits(products * (scale * LOG2_E), None)
+        return products * (scale * LOG2_E)
     tangent = 1.0 - 2.0 / (1.0 + jnp.exp2(products * (2.0 * LOG2_E * scale / soft_cap)))
-    return Logits(tangent * (soft_cap * LOG2_E), 1.0 - tangent * tangent)
+    return tangent * (soft_cap * LOG2_E)
 
 
 def masked(values: Array, queries: Queries, keys: Keys, *, axis: int) -> Array:
@@ -153,9 +146,19 @@ def probabilities(logits: Array, lse: Array, *, axis: int) -> Array:
     return jnp.exp2(logits - along(lse, logits.shape, axis))
 
 
-def sloped(probabilities: Array, slope: Array | None) -> Array:
-    """Returns the probabilities times the slope of a soft cap, if there is one."""
-    return probabilities if slope is None else probabilities * slope
+def sloped(probabilities: Array, logits: Array, soft_cap: float | None) -> Array:
+    """Returns the probabilities times the slope of the logits by `scale * q k`.
+
+    Args:
+        probabilities: Of the block.
+        logits: Of the block, masked: the slope there is that of the lowest logit, 0.
+        soft_cap: Of the call.
+    """
+    if soft_cap is None:
+        return probabilities
+    largest = soft_cap * LOG2_E
+    tangent = jnp.maximum(logits, -largest) * (1.0 / largest)
+    return probabilities * (1.0 - tangent * tangent)
 
 
 def logit_gradients(weights: Array, products: Array, delta: Array, *, axis: int) -> Array:

@@ -145,7 +145,7 @@ def _body(
             )
             keys = Keys(j * blocks.keys, at(scratch["k_segments"], slot))
             is_full = (j >= full_begin) & (j < full_end)
-            logits_IJ = masked_unless(is_full, found.value, seen, keys, axis=0)
+            logits_IJ = masked_unless(is_full, found, seen, keys, axis=0)
             k_ring.release(step)
             new = advance(running, logits_IJ)
             shrunk_IV = weighted_IV * along(new.decay_I, weighted_IV.shape, 0)

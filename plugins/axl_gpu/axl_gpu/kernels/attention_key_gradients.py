@@ -9,8 +9,9 @@ Letters: B batch, T queries, S keys, N query heads, K key heads, I queries and J
 H key width, V value width; L blocks of keys of a whole thread block.
 """
 
+from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array, lax
@@ -40,22 +41,55 @@ def tuned_key_gradients(
 ) -> tuple[Array, Array]:
     """Returns the gradients `[B, S, K, H]` and `[B, S, K, V]` of keys and values, in their dtype.
 
-    Sums over query heads are in float32, in registers.
+    Sums over query heads are in float32, in registers. Where those of both do not fit, there is a
+    kernel for each.
     """
+    like = Gradients(arrays.k_BSKH, arrays.v_BSKV)
+    if like.keys.shape[3] + like.values.shape[3] <= MAX_WIDTH_OF_BOTH:
+        both = _launched(arrays, residuals, spans_BL4, choices, products, like)
+        return both.keys, both.values
+    keys = _launched(arrays, residuals, spans_BL4, choices, products, Gradients(like.keys, None))
+    values = _launched(
+        arrays, residuals, spans_BL4, choices, products, Gradients(None, like.values)
+    )
+    return keys.keys, values.values
+
+
+MAX_WIDTH_OF_BOTH = 256
+"""Of a head's keys and values together, whose sums fit the registers of one warp group."""
+
+
+class Gradients(NamedTuple):
+    """Gradients of keys and values, or references or sums of them; None for one not computed."""
+
+    keys: Any
+    values: Any
+
+
+def _launched(
+    arrays: Arrays,
+    residuals: Residuals,
+    spans_BL4: Array,
+    choices: Choices,
+    products: Products,
+    like: Gradients,
+) -> Gradients:
+    """Returns those gradients that `like` has arrays for."""
     batch, num_keys, num_key_heads, _ = arrays.k_BSKH.shape
     blocks = choices.blocks
     num_blocks = num_keys // (blocks.keys * blocks.num_groups)
+    wanted = [name for name, array in like._asdict().items() if array is not None]
     kernel = launch(
-        partial(_body, choices=choices, products=products),
-        (shape_like(arrays.k_BSKH), shape_like(arrays.v_BSKV)),
+        partial(_body, wanted=wanted, choices=choices, products=products),
+        tuple(shape_like(getattr(like, name)) for name in wanted),
         name="flash_key_gradients",
         grid={"head": num_key_heads, "block": num_blocks, "batch": batch},
         scratch=_scratch(arrays, choices),
         interpreter=products.interpreter,
         num_threads=blocks.num_groups + 1,
     )
-    dk_BSKH, dv_BSKV = kernel(arrays, residuals, spans_BL4)
-    return dk_BSKH, dv_BSKV
+    outputs = kernel(arrays, residuals, spans_BL4)
+    return Gradients(None, None)._replace(**dict(zip(wanted, outputs, strict=True)))
 
 
 def _scratch(arrays: Arrays, choices: Choices) -> dict[str, Any]:
@@ -87,9 +121,8 @@ def _body(
     arrays: Arrays,
     residuals: Residuals,
     spans_BL4: Ref,
-    dk_BSKH: Ref,
-    dv_BSKV: Ref,
-    *,
+    *outputs: Ref,
+    wanted: Sequence[str],
     choices: Choices,
     products: Products,
     **scratch: Any,
@@ -142,7 +175,7 @@ def _body(
         plgpu.barrier_wait(arrived)
         keys = Keys(first, segments)
 
-        def step(step: Array, sums: tuple[Array, Array]) -> tuple[Array, Array]:
+        def step(step: Array, sums: Gradients) -> Gradients:
             dk_JH, dv_JV = sums
             i, slot = query_block(step), q_ring.slot(step)
             q, low, high, own, lse, do, delta = (at(scratch[name], slot) for name in _FETCHED)
@@ -152,27 +185,33 @@ def _body(
             )
             is_full = (i >= full_begin) & (i < full_end)
             queries = Queries(low, high, own)
-            logits_JI = masked_unless(is_full, found.value, queries, keys, axis=1)
+            logits_JI = masked_unless(is_full, found, queries, keys, axis=1)
             p_JI = probabilities(logits_JI, lse[...], axis=1)
-            weights_JI = sloped(p_JI, found.slope).astype(
-                do.dtype
-            )  # rounded, it takes half the room
+            weights_JI = sloped(p_JI, logits_JI, choices.soft_cap)
+            weights_JI = weights_JI.astype(do.dtype)  # rounded, they take half the registers
             do_ring.wait(step)
-            dv_JV = products.added(dv_JV, p_JI.astype(do.dtype), do)
-            dp_JI = products.transposed(v, do)
-            ds_JI = logit_gradients(weights_JI.astype(jnp.float32), dp_JI, delta[...], axis=1)
+            if dv_JV is not None:
+                dv_JV = products.added(dv_JV, p_JI.astype(do.dtype), do)
+            if dk_JH is not None:
+                dp_JI = products.transposed(v, do)
+                weights_JI = weights_JI.astype(jnp.float32)
+                ds_JI = logit_gradients(weights_JI, dp_JI, delta[...], axis=1)
+                dk_JH = products.added(dk_JH, ds_JI.astype(q.dtype), q)
             do_ring.release(step)
-            dk_JH = products.added(dk_JH, ds_JI.astype(q.dtype), q)
             q_ring.release(step)
-            return dk_JH, dv_JV
+            return Gradients(dk_JH, dv_JV)
 
-        nothing = jnp.zeros(k.shape, jnp.float32), jnp.zeros(v.shape, jnp.float32)
-        dk_JH, dv_JV = lax.fori_loop(0, heads_each * num_blocks, step, nothing)
-        k[...] = (dk_JH * choices.scale).astype(k.dtype)
-        v[...] = dv_JV.astype(v.dtype)
+        shared = {"keys": k, "values": v}
+        nothing = {name: jnp.zeros(shared[name].shape, jnp.float32) for name in wanted}
+        sums = lax.fori_loop(
+            0, heads_each * num_blocks, step, Gradients(None, None)._replace(**nothing)
+        )
+        factor = {"keys": choices.scale, "values": 1.0}
+        for name in wanted:
+            shared[name][...] = (getattr(sums, name) * factor[name]).astype(k.dtype)
         plgpu.commit_smem()
-        plgpu.copy_smem_to_gmem(k, dk_BSKH.at[batch, columns, key_head])
-        plgpu.copy_smem_to_gmem(v, dv_BSKV.at[batch, columns, key_head])
+        for name, output in zip(wanted, outputs, strict=True):
+            plgpu.copy_smem_to_gmem(shared[name], output.at[batch, columns, key_head])
         plgpu.wait_smem_to_gmem(0)
 
     specialised(

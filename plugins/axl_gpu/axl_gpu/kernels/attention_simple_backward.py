@@ -150,12 +150,10 @@ def _query_body(
     def step(j: Array, dq_IH: Array) -> Array:
         keys = fetcher.keys(batch, pl.ds(j * block_k, block_k), key_head)
         found = logits(products.transposed(q, k), scale=choices.scale, soft_cap=choices.soft_cap)
-        logits_IJ = masked_unless(
-            (j >= full_begin) & (j < full_end), found.value, queries, keys, axis=0
-        )
+        logits_IJ = masked_unless((j >= full_begin) & (j < full_end), found, queries, keys, axis=0)
         p_IJ = probabilities(logits_IJ, scratch["lse"][...], axis=0)
+        weights_IJ = sloped(p_IJ, logits_IJ, choices.soft_cap)
         dp_IJ = products.transposed(do, v)
-        weights_IJ = sloped(p_IJ, found.slope)
         ds_IJ = logit_gradients(weights_IJ, dp_IJ, scratch["delta"][...], axis=0)
         return products.added(dq_IH, ds_IJ.astype(k.dtype), k)
 
@@ -190,11 +188,10 @@ def _key_body(
         dk_JH, dv_JV = sums
         queries = fetcher.queries(batch, pl.ds(i * block_q, block_q), head)
         found = logits(products.transposed(k, q), scale=choices.scale, soft_cap=choices.soft_cap)
-        logits_JI = masked_unless(
-            (i >= full_begin) & (i < full_end), found.value, queries, keys, axis=1
-        )
+        logits_JI = masked_unless((i >= full_begin) & (i < full_end), found, queries, keys, axis=1)
         p_JI = probabilities(logits_JI, scratch["lse"][...], axis=1)
-        weights_JI = sloped(p_JI, found.slope).astype(do.dtype)  # rounded, it takes half the room
+        weights_JI = sloped(p_JI, logits_JI, choices.soft_cap)
+        weights_JI = weights_JI.astype(do.dtype)  # rounded, they take half the registers
         dv_JV = products.added(dv_JV, p_JI.astype(do.dtype), do)
         dp_JI = products.transposed(v, do)
         ds_JI = logit_gradients(

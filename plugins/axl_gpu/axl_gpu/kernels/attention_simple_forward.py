@@ -114,9 +114,7 @@ def _body(
             fetch(arrays.k_segments_BS.at[batch, columns], scratch["k_segments"])
         keys = Keys(j * block_k, scratch["k_segments"])
         found = logits(products.transposed(q, k), scale=choices.scale, soft_cap=choices.soft_cap)
-        logits_IJ = masked_unless(
-            (j >= full_begin) & (j < full_end), found.value, queries, keys, axis=0
-        )
+        logits_IJ = masked_unless((j >= full_begin) & (j < full_end), found, queries, keys, axis=0)
         new = advance(running, logits_IJ)
         fetch(arrays.v_BSKV.at[batch, columns, key_head], v)
         shrunk_IV = weighted_IV * along(new.decay_I, weighted_IV.shape, 0)

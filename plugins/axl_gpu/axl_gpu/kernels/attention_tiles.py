@@ -49,16 +49,23 @@ class BackwardTiles:
 
 
 def _forward_default(call: Call, hardware: Hardware) -> Blocks:
-    return Blocks(queries=64, keys=128, num_groups=2, num_stages=2)
+    return Blocks(queries=64, keys=64 if _is_wide(call) else 128, num_groups=2, num_stages=2)
 
 
 def _forward_candidates(call: Call, hardware: Hardware) -> Iterator[Blocks]:
-    yield Blocks(queries=64, keys=128, num_groups=2, num_stages=2)
-    for num_stages in (2, 3, 4):
+    yield _forward_default(call, hardware)
+    for num_stages in () if _is_wide(call) else (2, 3, 4):
         yield Blocks(queries=64, keys=64, num_groups=2, num_stages=num_stages)
 
 
+def _is_wide(call: Call) -> bool:
+    """Returns whether rows of a block take shared memory that others have two of."""
+    return max(call.shape("q")[3], call.shape("v")[3]) > 128
+
+
 def _backward_default(call: Call, hardware: Hardware) -> BackwardTiles:
+    if _is_wide(call):
+        return BackwardTiles(num_groups=1)
     # A soft cap's slope, and the comparison of segments, take the registers of a wide block.
     is_plain = call.feature("soft_cap") is None and not call.has("q_segments")
     return BackwardTiles(dq_keys=128 if is_plain else 64, dkv_stages=3)
@@ -66,7 +73,7 @@ def _backward_default(call: Call, hardware: Hardware) -> BackwardTiles:
 
 def _backward_candidates(call: Call, hardware: Hardware) -> Iterator[BackwardTiles]:
     yield _backward_default(call, hardware)
-    for num_stages in (2, 3, 4):
+    for num_stages in () if _is_wide(call) else (2, 3, 4):
         yield BackwardTiles(dq_stages=num_stages, dkv_stages=num_stages)
 
 
