@@ -14,7 +14,6 @@ from pallas_races import CAREFUL, check_no_race_was_printed
 from axcore.ops import AttentionSpec, Call, KernelPolicy, choose
 from axcore.ops.attention_kernels import ATTENTION_BACKWARD
 from axcore.ops.attention_reference import attention_reference
-from axcore.ops.attention_samples import ATTENTION_SAMPLES
 from axcore.ops.attention_vjp import attention_from_halves
 from axcore.ops.tolerance import relative_error
 from axcore.plugins import Hardware
@@ -77,11 +76,21 @@ class TestKernels(Interpreted):
 
 
 @pytest.mark.slow
-class TestKernelsOnEveryCase(Interpreted):
-    case_names = tuple(
-        sample.name
-        for sample in ATTENTION_SAMPLES
-        if sample.name not in ("plain", "causal", "width_64", "width_128", "one_head_each")
+class TestKernelsOnTheOpsCases(Interpreted):
+    dtypes = ("float32", "bfloat16")
+    case_names = (
+        "one_query",
+        "more_queries",
+        "one_key_head",
+        "width_80",
+        "value_width",
+        "window",
+        "lonely_segments",
+        "ranges",
+        "sinks",
+        "offset",
+        "dropout",
+        "plain_lse",
     )
 
 
