@@ -28,11 +28,15 @@ from axl_gpu.kernels.attention_tiles import BACKWARD_TILES, FORWARD_TILES, Backw
 from axl_gpu.kernels.attention_visibility import padded, spans, visibility
 from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams
 
-from axcore.ops import AttentionInputs, AttentionSpec, ForwardOnly
+from axcore.errors import KernelError
+from axcore.ops import AttentionInputs, AttentionSpec, ForwardOnly, KernelPolicy
 from axcore.ops.attention_blockwise import blockwise_backward, blockwise_forward
+from axcore.ops.attention_kernels import attention_call
 from axcore.ops.attention_mask import columns, rows, visible
 from axcore.ops.attention_samples import ATTENTION_SAMPLES
+from axcore.ops.registry import choose
 from axcore.ops.tolerance import relative_error
+from axcore.plugins import Hardware
 from axcore.testing import AttentionSample, KernelSuite, attention_case
 from axcore.testing.contracts import attention_backward_case
 
@@ -308,3 +312,29 @@ def test_packed_documents_are_ours_where_a_bias_is_larger_than_queries(keys, par
     sample = AttentionSample(name="packed", queries=keys, keys=keys, parts=parts)
     answer = accepts_packed(attention_case(sample).abstract_call(jnp.bfloat16))
     assert answer is None if reason is None else reason in answer
+
+
+@pytest.mark.parametrize(
+    ("target", "changes", "expected"),
+    [
+        ("gpu-h100-8", {}, "cudnn_attention"),
+        ("gpu-h100-8", {"parts": ("segments",)}, "gpu_packed_flash_attention"),
+        ("gpu-h200-8", {"spec": {"soft_cap": 50.0, "right": 0}}, "gpu_flash_attention"),
+        ("gpu-h100-8", {"parts": ("sinks", "ranges")}, "gpu_flash_attention"),
+        ("gpu-a100-8", {"parts": ("segments",), "queries": 64, "keys": 64}, "cudnn_attention"),
+    ],
+)
+def test_it_comes_after_cudnn_but_for_what_cudnn_cannot_do_well(target, changes, expected):
+    sample = AttentionSample(name="chosen", **{"queries": 70, "keys": 70, **changes})
+    inputs, spec = sample.make(jnp.bfloat16)
+    call = attention_call(inputs, spec, with_lse=False)
+    policy = KernelPolicy(hardware=Hardware.parse(target))
+    assert choose(call, policy).kernel.name == expected
+
+
+def test_chips_without_its_instructions_are_refused():
+    call = attention_case(AttentionSample(name="capped", spec={"soft_cap": 2.0})).abstract_call(
+        jnp.bfloat16
+    )
+    with pytest.raises(KernelError, match=r"gpu_flash_attention.*wants wgmma, which gpu-b200-8"):
+        choose(call, KernelPolicy(hardware=Hardware.parse("gpu-b200-8")))
