@@ -143,8 +143,8 @@ def float8() -> dict[str, Any]:
     """Measures the forward product of a linear layer, with the weights stored as layers do."""
     from axl_gpu.kernels.float8_matmul import gpu_float8_matmul
 
+    from axcore.ops import Narrow, Operands, ProductSpec
     from axcore.ops.quantized_dot_kernels import float8_product
-    from axcore.ops.quantized_dot_types import Narrow, Operands, ProductSpec
 
     spec = ProductSpec(product="forward", contracting=((1,), (0,)), dtype="bfloat16")
 

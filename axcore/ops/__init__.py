@@ -27,7 +27,14 @@ from axcore.ops.plan import (
 from axcore.ops.policy import KernelPolicy, current_policy, use_policy
 from axcore.ops.quantized_dot import quantized_dot
 from axcore.ops.quantized_dot_quantize import amax_of
-from axcore.ops.quantized_dot_types import Amaxes, Quantization, QuantizedDotSpec
+from axcore.ops.quantized_dot_types import (
+    Amaxes,
+    Narrow,
+    Operands,
+    ProductSpec,
+    Quantization,
+    QuantizedDotSpec,
+)
 from axcore.ops.quantized_dot_vjp import QUANTIZED_INPUT, QUANTIZED_WEIGHT
 from axcore.ops.quantized_grouped import amax_of_groups, quantized_grouped_matmul
 from axcore.ops.registry import Choice, choose, explain
@@ -55,7 +62,10 @@ __all__ = [
     "ForwardOnly",
     "KernelPlan",
     "KernelPolicy",
+    "Narrow",
+    "Operands",
     "PlanRecording",
+    "ProductSpec",
     "Quantization",
     "QuantizedDotSpec",
     "TileEntry",

@@ -13,10 +13,10 @@ from axl_gpu.kernels.matmul_tiles import MatmulTiles
 from mosaic_interpreter import SIMPLE, TUNED
 from plain_products import plain_float8_matmul
 
+from axcore.ops import Narrow, Operands, ProductSpec, Quantization
 from axcore.ops.quantized_dot_calls import product_calls
 from axcore.ops.quantized_dot_kernels import emulated_product
 from axcore.ops.quantized_dot_samples import E4M3, FLOAT8, INT8
-from axcore.ops.quantized_dot_types import Narrow, Operands, ProductSpec, Quantization
 from axcore.parallel import make_mesh
 from axcore.plugins import Hardware
 from axcore.testing import KernelSuite

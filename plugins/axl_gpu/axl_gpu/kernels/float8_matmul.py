@@ -14,8 +14,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array
 
-from axcore.ops import Call, TileTable, choose_tiles, power_of_two
-from axcore.ops.quantized_dot_types import Operands, ProductSpec
+from axcore.ops import Call, Operands, ProductSpec, TileTable, choose_tiles, power_of_two
 from axcore.parallel import rows_on_each_device, summed_over_devices
 from axcore.plugins import Hardware
 from axl_gpu.kernels.float8_kernels import float8_matmul

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 from jax import Array
 
 from axcore.ops import Call, TileTable, choose_tiles, power_of_two
-from axcore.ops.grouped_matmul import grouped_matmul_call
 from axcore.parallel import grouped_matmul_on_each_device
 from axcore.plugins import Hardware
 from axl_gpu.kernels.grouped_kernels import matrices_of_groups, rows_of_groups
@@ -111,7 +110,7 @@ def matrix_gradients(given: Arrays, dy_RF: Array, *, kernels: Kernels = KERNELS)
         kernels: As of `gpu_grouped_matmul`.
     """
     x_RD, _, group_sizes_E = given
-    tiles = choose_tiles(TILES, grouped_matmul_call(*given))
+    tiles = choose_tiles(TILES, _call(given))
     return kernels.matrices(
         _padded(x_RD),
         _padded(dy_RF),
@@ -120,8 +119,13 @@ def matrix_gradients(given: Arrays, dy_RF: Array, *, kernels: Kernels = KERNELS)
     )
 
 
+def _call(given: Arrays) -> Call:
+    x_RD, w_EDF, group_sizes_E = given
+    return Call.of("grouped_matmul", {"x": x_RD, "w": w_EDF, "group_sizes": group_sizes_E}, {})
+
+
 def _multiply(x_RD: Array, w_EDF: Array, group_sizes_E: Array, *, kernels: Kernels) -> Array:
-    tiles = choose_tiles(TILES, grouped_matmul_call(x_RD, w_EDF, group_sizes_E))
+    tiles = choose_tiles(TILES, _call((x_RD, w_EDF, group_sizes_E)))
     return _product(x_RD, w_EDF, group_sizes_E, tiles, kernels)
 
 
