@@ -59,7 +59,7 @@ class MatmulTiles:
         shape = (self.depth, size) if is_rhs != is_turned else (size, self.depth)
         return Side(tile=tile, shape=shape, dtype=dtype, is_turned=is_turned)
 
-    def steps(self, count: Array, *, lhs: Side, rhs: Side, dtype: Any) -> Steps:
+    def steps(self, count: int | Array, *, lhs: Side, rhs: Side, dtype: Any) -> Steps:
         """Returns so many pairs of tiles."""
         return Steps(
             lhs=lhs,
