@@ -6,19 +6,13 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-
-from axcore.module import functional
+from compiled_call import call_compiled
 
 
 @pytest.fixture(scope="session")
 def call() -> Callable[..., Any]:
     """Returns `call(module, state, *args)`, the module's result as numpy arrays."""
-
-    def call(module: Any, state: Any, *args: Any, **options: Any) -> Any:
-        run = jax.jit(lambda state, args: functional(module, state, *args, **options)[0])
-        return jax.tree.map(np.asarray, run(state, args))
-
-    return call
+    return call_compiled
 
 
 @pytest.fixture
@@ -34,7 +28,7 @@ def perturbed() -> Callable[[Any], Any]:
     generator = np.random.default_rng(1)
 
     def perturbed(state: Any) -> Any:
-        noise = lambda x: x + 0.3 * generator.normal(size=x.shape).astype(x.dtype)  # noqa: E731
-        return jax.tree.map(noise, state)
+        noise = lambda x: 0.3 * generator.normal(size=x.shape).astype(x.dtype)  # noqa: E731
+        return jax.tree.map(lambda x: np.asarray(x) + noise(x), state)
 
     return perturbed

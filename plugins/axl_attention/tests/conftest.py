@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from compiled_call import call_compiled
 from numpy_state import numpy_state
 
 from axcore.layers import TokenInfo
@@ -38,12 +39,7 @@ def whole() -> TokenInfo:
 @pytest.fixture(scope="session")
 def call() -> Callable[..., Any]:
     """Returns `call(module, state, *args)`, the module's result as numpy arrays."""
-
-    def call(module: Any, state: Any, *args: Any) -> Any:
-        run = jax.jit(lambda state, args: functional(module, state, *args)[0])
-        return jax.tree.map(np.asarray, run(state, args))
-
-    return call
+    return call_compiled
 
 
 @pytest.fixture(scope="session")
