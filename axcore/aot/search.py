@@ -77,7 +77,11 @@ def _changes(cfg: Any, changes: tuple[str, ...], hardware: Hardware) -> bool:
 
 
 def search(
-    cfg: Any, hardware: Hardware, compile_one: Callable[[Any], Report]
+    cfg: Any,
+    hardware: Hardware,
+    compile_one: Callable[[Any], Report],
+    *,
+    announce: Callable[[str], None] = lambda changes: None,
 ) -> tuple[Attempt, ...]:
     """Returns what was tried, in order; the last group holds what fits, if anything does.
 
@@ -85,10 +89,13 @@ def search(
         cfg: A trainer's config with the hardware's mesh rule applied.
         hardware: The target.
         compile_one: Compiles a config for it.
+        announce: Is told what is compiled next.
     """
     tried: list[Attempt] = []
     for group in groups(cfg, hardware):
-        tried += [_attempt(cfg, changes, hardware, compile_one) for changes in group]
+        for changes in group:
+            announce(" ".join(changes) or "as it is")
+            tried.append(_attempt(cfg, changes, hardware, compile_one))
         if any(attempt.fits for attempt in tried):
             break
     return tuple(tried)

@@ -54,10 +54,14 @@ def aot(
     cfg, from_rule = load_for_hardware(experiment, overrides, changes=changes, hardware=hardware)
 
     def compiled(cfg: Any) -> Report:
-        click.echo(f"compiling {experiment} for {hardware.name}", err=True)
         return compile_for(cfg, hardware.name, experiment=Path(experiment).stem)
 
-    attempts = search(cfg, hardware, compiled) if searches else ()
+    def announce(changes: str) -> None:
+        click.echo(f"compiling {experiment} for {hardware.name}, {changes}", err=True)
+
+    attempts = search(cfg, hardware, compiled, announce=announce) if searches else ()
+    if not searches:
+        click.echo(f"compiling {experiment} for {hardware.name}", err=True)
     report = attempts[0].report if attempts else compiled(cfg)
     if report is None:
         raise AotError(attempts[0].reason, where=f"target {hardware.name}")

@@ -72,6 +72,13 @@ def test_among_what_fits_the_shortest_step_wins():
     assert not any("accumulate" in " ".join(one.changes) for one in attempts)
 
 
+def test_what_is_compiled_next_is_announced():
+    said = []
+    cfg = evolve(tiny(), mesh={"fsdp": -1})
+    attempts = search(cfg, CHIP, formula(500), announce=said.append)
+    assert said == ["as it is", *(one.changes[0] for one in attempts[1:])]
+
+
 def test_parts_come_after_recomputation():
     attempts = tried(130)
     assert cheapest(attempts).changes == ("remat(policy=full)", "accumulate(factor=2)")
