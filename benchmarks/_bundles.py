@@ -32,6 +32,15 @@ class Schedule(NamedTuple):
         pairs = zip(self.branches, taken, strict=True)
         return num_steps * self.every_step + sum(size * times for size, times in pairs)
 
+    def no_less(self, branches: tuple[int, ...], cycles: float) -> "Schedule":
+        """Returns the schedule with some branches of no fewer cycles than their products take.
+
+        Matrix units may wait for each other where the schedule does not show it.
+        """
+        pairs = enumerate(self.branches)
+        sizes = (max(size, round(cycles)) if at in branches else size for at, size in pairs)
+        return self._replace(branches=tuple(sizes))
+
 
 def dump_flags(folder: Path) -> str:
     """Returns what `LIBTPU_INIT_ARGS` must say, so that schedules are written to a folder."""
@@ -65,7 +74,7 @@ def _read(path: Path) -> Schedule:
     loop_end, loop_start = max((j for j in jumps if j[1] <= j[0]), key=lambda j: j[0] - j[1])
     skips = [j for j in jumps if loop_start < j[0] < j[1] <= loop_end]
     step = max(skips, key=lambda j: j[1] - j[0])
-    inner = [j for j in skips if step[0] < j[0] and j[1] < step[1]]
+    inner = [j for j in skips if step[0] < j[0] and j[1] <= step[1]]
     top = [j for j in inner if not any(o[0] < j[0] and j[1] <= o[1] for o in inner)]
     sizes = tuple(end - start for start, end in sorted(top))
     return Schedule(loop_end - loop_start - sum(sizes), sizes)

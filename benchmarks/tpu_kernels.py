@@ -2,8 +2,9 @@
 
 Both are compiled by libtpu for chips that are not here, at heads of 128 in bfloat16, with four
 query heads to a key head, and by the block sizes that axl-tpu gives them. Cycles are the bundles of
-each branch of a kernel times how often its grid takes the branch (`_bundles.py`): what is computed,
-where copies are hidden under it. Documents are of random length, from a fixed seed, with a mean of
+each branch of a kernel times how often its grid takes the branch (`_bundles.py`), and for a block
+no fewer than its products take at the chip's peak: what is computed, on one core, where copies are
+hidden under it. Documents are of random length, from a fixed seed, with a mean of
 1024 tokens; splash computes all blocks that causality leaves, ours those of documents alone.
 
     pip install "axl-tpu[aot]"
@@ -25,7 +26,7 @@ from typing import Any
 import attrs
 import numpy as np
 from _bundles import dump_flags, schedule_of
-from _record import record
+from _record import RESULTS, record
 
 from axcore.aot import find_aot_target
 from axcore.aot.targets import compile_environment
@@ -94,32 +95,51 @@ def compiled_bytes(attend: Any, case: Case, device: Any) -> int:
     return int(program.memory_analysis().temp_size_in_bytes)
 
 
-def splash_cycles(folder: Path, case: Case) -> dict[str, float]:
+PRODUCTS = {"fwd": 2, "dq": 3, "dkv": 4, "bwd": 5}
+"""Products of a block's queries with its keys, or of as many numbers, by kernel."""
+
+
+def product_cycles(hardware: Hardware, block_q: int, block_k: int) -> float:
+    """Returns the cycles of one product of a block on a core, at the chip's peak."""
+    per_second = hardware.peak_flops["bfloat16"] / hardware.units_per_chip
+    return 2 * block_q * block_k * WIDTH / (per_second / (hardware.clock_hz or 1.0))
+
+
+def splash_cycles(folder: Path, case: Case, hardware: Hardware) -> dict[str, float]:
     """Returns the cycles of splash's kernels; branches are a first step, a block, a last step."""
     from axl_tpu.splash_attention import BLOCK_SIZES
 
-    num = case.tokens // BLOCK_SIZES[0]
+    size = BLOCK_SIZES[0]
+    num = case.tokens // size
     heads, key_heads = case.rows * HEADS, case.rows * KEY_HEADS
     live, kind = num * (num + 1) // 2, "_segmented" if case.is_packed else ""
     outer = {"fwd": heads * num, "dq": heads * num, "dkv": key_heads * num}
     return {
-        name: schedule_of(folder, f"splash_mha_{name}{kind}").cycles(
-            heads * num * num, (ends, heads * live, ends)
-        )
+        name: schedule_of(folder, f"splash_mha_{name}{kind}")
+        .no_less((1,), PRODUCTS[name] * product_cycles(hardware, size, size))
+        .cycles(heads * num * num, (ends, heads * live, ends))
         for name, ends in outer.items()
     }
 
 
 def our_cycles(folder: Path, case: Case, hardware: Hardware) -> dict[str, float]:
     """Returns the cycles of our kernels, by the visits that their grids make."""
-    return {
-        name: schedule_of(folder, f"tpu_flash_attention_{name}").cycles(*times)
-        for name, times in our_steps(case, hardware).items()
-    }
+    cycles = {}
+    for name, ((block_q, block_k), num_steps, taken) in our_steps(case, hardware).items():
+        middle = len(taken) // 2
+        live = (middle - 1, middle) if len(taken) % 2 == 0 else (middle, middle + 1)
+        floor = PRODUCTS[name] * product_cycles(hardware, block_q, block_k)
+        schedule = schedule_of(folder, f"tpu_flash_attention_{name}").no_less(live, floor)
+        cycles[name] = schedule.cycles(num_steps, taken)
+    return cycles
 
 
-def our_steps(case: Case, hardware: Hardware) -> dict[str, tuple[int, tuple[float, ...]]]:
-    """Returns the steps of our kernels' grids, and how often each branch is taken."""
+Steps = tuple[tuple[int, int], int, tuple[float, ...]]
+"""Queries and keys of a block, steps of a grid, and how often each branch is taken."""
+
+
+def our_steps(case: Case, hardware: Hardware) -> dict[str, Steps]:
+    """Returns the steps of our kernels; of branches, masked and whole visits are in the middle."""
     from axl_tpu.kernels.attention_tiles import BACKWARD_TILES, TILES
 
     from axcore.ops.attention_kernels import attention_call
@@ -128,15 +148,16 @@ def our_steps(case: Case, hardware: Hardware) -> dict[str, tuple[int, tuple[floa
     call = attention_call(inputs, spec, with_lse=False)
     fwd, back = (table.entry(call, hardware).tiles for table in (TILES, BACKWARD_TILES))
     heads, key_heads = float(case.rows * HEADS), float(case.rows * KEY_HEADS)
-    by_queries = Walk.of(case, fwd.block_q, fwd.block_k, by_keys=False)
-    by_keys = Walk.of(case, back.dkv_block_q, back.dkv_block_k, by_keys=True)
-    steps = {"fwd": by_queries.taken(HEADS, HEADS)}
+    block, dq_block = (fwd.block_q, fwd.block_k), (back.dq_block_q, back.dq_block_k)
+    dkv_block = (back.dkv_block_q, back.dkv_block_k)
+    by_keys = Walk.of(case, *dkv_block, by_keys=True)
+    steps = {"fwd": (block, *Walk.of(case, *block, by_keys=False).taken(HEADS, HEADS))}
     if back.at_once:
         (num, (first, masked, whole, _)), ends = by_keys.taken(HEADS, HEADS), (heads, key_heads)
         columns = (first,) if case.is_packed else ()
-        return steps | {"bwd": (num, (*ends, *columns, masked, whole, *ends))}
-    steps["dq"] = Walk.of(case, back.dq_block_q, back.dq_block_k, by_keys=False).taken(HEADS, HEADS)
-    return steps | {"dkv": by_keys.taken(HEADS, KEY_HEADS)}
+        return steps | {"bwd": (dkv_block, num, (*ends, *columns, masked, whole, *ends))}
+    dq = Walk.of(case, *dq_block, by_keys=False).taken(HEADS, HEADS)
+    return steps | {"dq": (dq_block, *dq), "dkv": (dkv_block, *by_keys.taken(HEADS, KEY_HEADS))}
 
 
 @attrs.frozen
@@ -188,7 +209,9 @@ def measure(target: str, folder: Path) -> dict[str, Any]:
         with use_policy(KernelPolicy(hardware=hardware)):
             splash_bytes = compiled_bytes(splash_attention, case, device)
             our_bytes = compiled_bytes(ours, case, device)
-        figures[name] = compared(splash_cycles(folder, case), our_cycles(folder, case, hardware))
+        figures[name] = compared(
+            splash_cycles(folder, case, hardware), our_cycles(folder, case, hardware)
+        )
         figures[name]["temporary_bytes"] = {"splash": splash_bytes, "ours": our_bytes}
         for path in folder.iterdir():
             path.unlink()
@@ -221,6 +244,12 @@ def measured_apart(target: str) -> dict[str, Any]:
     return figures
 
 
+def recorded() -> dict[str, Any]:
+    """Returns the figures of an earlier run, of which those of other targets stay."""
+    path = RESULTS / "tpu_kernels.json"
+    return json.loads(path.read_text(encoding="utf-8"))["figures"] if path.is_file() else {}
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--target", action="append", choices=TARGETS)
@@ -231,4 +260,4 @@ if __name__ == "__main__":
         print(json.dumps(measure(targets[0], arguments.folder)))
     else:
         figures = {"libtpu": version("libtpu"), **{one: measured_apart(one) for one in targets}}
-        print(record("tpu_kernels", figures))
+        print(record("tpu_kernels", recorded() | figures))
