@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from numpy_state import numpy_state
 
 from axcore.layers import TokenInfo
 from axcore.models import transformer
@@ -25,11 +26,7 @@ class Runner:
 
     @functools.cache  # noqa: B019
     def _state(self, cfg: Any) -> Any:
-        init = jax.jit(self.module(cfg).init)
-        state = init(jax.random.key(0))
-        noise = np.random.default_rng(3)
-        noisy = lambda x: np.asarray(x) + 0.1 * noise.normal(size=x.shape)  # noqa: E731
-        return jax.tree.map(lambda x: noisy(x).astype(np.float32), state)
+        return numpy_state(self.module(cfg).param_specs())
 
     def state(self, cfg: Any) -> Any:
         """A state in which no norm is one and no bias zero."""
