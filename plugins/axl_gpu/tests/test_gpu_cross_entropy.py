@@ -72,6 +72,7 @@ class TestInterpreted(CrossEntropy):
     test_vmap_equals_one_call_after_another = None
     test_jit_changes_nothing = None
     kernels = INTERPRETED
+    case_names = ("wide_tied",)
 
 
 @pytest.mark.slow
@@ -83,6 +84,7 @@ class TestInterpretedOnEveryCase(CrossEntropy):
     def extra_cases(self, kernel):
         return (
             case("wide_plain", vocabulary=50),
+            case("wide_everything", spec=EVERYTHING),
             case("wide_blocks", width=128, vocabulary=300),
             case("wide_one_token", leading=(1, 1)),
             case("wide_no_batch", leading=(19,), spec={"soft_cap": 3.0}),

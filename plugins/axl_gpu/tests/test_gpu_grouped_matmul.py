@@ -65,6 +65,7 @@ class Interpreted(Grouped):
 
 
 class TestInterpreted(Interpreted):
+    case_names = ("tiles",)
     test_vmap_equals_one_call_after_another = None
     test_jit_changes_nothing = None
 
