@@ -7,7 +7,7 @@ Read `attention.py` for what a call means, `registry.py` for how its kernel is c
 
 from axcore.ops.attention import attention
 from axcore.ops.attention_block_math import finite_lse, row_delta, sink_gradient
-from axcore.ops.attention_kernels import attention_parts
+from axcore.ops.attention_kernels import attention_call, attention_parts
 from axcore.ops.attention_types import AttentionInputs, AttentionSpec
 from axcore.ops.attention_vjp import Backward, Forward, ForwardOnly
 from axcore.ops.call import Call
@@ -73,6 +73,7 @@ __all__ = [
     "amax_of",
     "amax_of_groups",
     "attention",
+    "attention_call",
     "attention_parts",
     "choose",
     "choose_tiles",

@@ -18,9 +18,17 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
-from axcore.ops import AttentionInputs, AttentionSpec, Call, ForwardOnly, choose_tiles
-from axcore.ops.attention_block_math import finite_lse, row_delta, sink_gradient
-from axcore.ops.attention_kernels import attention_call
+from axcore.ops import (
+    AttentionInputs,
+    AttentionSpec,
+    Call,
+    ForwardOnly,
+    attention_call,
+    choose_tiles,
+    finite_lse,
+    row_delta,
+    sink_gradient,
+)
 from axcore.parallel import backward_on_each_device, forward_on_each_device
 from axl_gpu.kernels.attention_arrays import Arrays, Blocks, Choices, Residuals
 from axl_gpu.kernels.attention_block import LOG2_E

@@ -9,8 +9,7 @@ from typing import Any
 
 import attrs
 
-from axcore.ops import Call, TileTable
-from axcore.ops.tiles import power_of_two
+from axcore.ops import Call, TileTable, power_of_two
 from axcore.plugins import Hardware
 from axl_gpu.kernels.attention_arrays import Blocks
 

@@ -15,7 +15,6 @@ import numpy as np
 from jax import Array
 
 from axcore.ops import AttentionInputs, AttentionSpec
-from axcore.ops.attention_mask import rows
 
 _LARGEST = int(np.iinfo(np.int32).max)
 
@@ -32,7 +31,9 @@ class Visibility(NamedTuple):
 def visibility(inputs: AttentionInputs, spec: AttentionSpec) -> Visibility:
     """Returns what the queries of a call see; a query that sees nothing has `high == 0`."""
     num_keys = inputs.k_BSKH.shape[1]
-    position = rows(inputs, spec).position
+    position = jnp.arange(inputs.q_BTNH.shape[1], dtype=jnp.int32)[None, :] + spec.query_offset
+    if inputs.query_offset_B is not None:
+        position = position + inputs.query_offset_B.astype(jnp.int32)[:, None]
     low, high = jnp.zeros_like(position), jnp.full_like(position, num_keys)
     if spec.left is not None:
         low = jnp.maximum(low, position - spec.left)
