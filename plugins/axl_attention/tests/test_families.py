@@ -76,7 +76,7 @@ def test_toy_learns_and_sees_no_later_token(family, run_model):
     """Every parameter gets a gradient, and a step along it lowers the loss."""
     state, run = run_model(family("toy"))
     tokens = np.arange(16, dtype=np.int32).reshape(2, 8)
-    loss, gradient, logits = run(state, tokens)
+    loss, gradient, logits = jax.device_get(run(state, tokens))
     for path, leaf in jax.tree_util.tree_leaves_with_path(gradient):
         assert np.all(np.isfinite(leaf))
         name = jax.tree_util.keystr(path)
