@@ -15,6 +15,9 @@ from axcore.plugins import (
 )
 from axl_tpu.hardware import MEGABLOX, PALLAS, SPLASH, hosts
 
+WIDE_VMEM = ("v5e", "v5p", "v6e", "7x")
+"""Generations with 64 MiB of VMEM or more; others have 16."""
+
 PINNED = 10
 """For kernels that serve only where they are asked for by name."""
 
@@ -107,8 +110,8 @@ def kernels() -> Iterator[Kernel]:
     yield Kernel(
         op="grouped_matmul",
         name="tpu_grouped_matmul",
-        priority=PINNED,
-        on=on(family="tpu", features=PALLAS),
+        priority=220,
+        on=on(family="tpu", generation=WIDE_VMEM, features=PALLAS),
         accepts=Ref("axl_tpu.kernels.grouped_matmul:accepts"),
         fn=Ref("axl_tpu.kernels.grouped_matmul:tpu_grouped_matmul"),
         tiles=Ref("axl_tpu.kernels.grouped_tiles:TILES"),
@@ -126,7 +129,7 @@ def kernels() -> Iterator[Kernel]:
         op="cross_entropy",
         name="tpu_cross_entropy",
         priority=PINNED,
-        on=on(family="tpu", features=PALLAS),
+        on=on(family="tpu", generation=WIDE_VMEM, features=PALLAS),
         accepts=Ref("axl_tpu.kernels.cross_entropy:accepts"),
         fn=Ref("axl_tpu.kernels.cross_entropy:tpu_cross_entropy"),
         tiles=Ref("axl_tpu.kernels.cross_entropy_tiles:TILES"),

@@ -153,7 +153,7 @@ def test_words_are_cut_without_a_rest_where_they_can_be(num_words, words):
         ("tpu-v5e-8", "bfloat16", 4096, (512, 768)),
         ("tpu-v5p-8", "bfloat16", 4096, (512, 512)),
         ("tpu-v5p-8", "float32", 4096, (256, 384)),
-        ("tpu-v4-8", "bfloat16", 8192, (128, 128)),
+        ("tpu-v5p-8", "bfloat16", 8192, (256, 256)),
     ],
 )
 def test_blocks_fit_the_chip(target, dtype, width, tiles):

@@ -17,7 +17,7 @@ from axcore.plugins import Hardware
 LANES = 128
 MIB = 2**20
 
-VMEM = {"v4": 12 * MIB, "v5e": 96 * MIB, "v6e": 96 * MIB}
+VMEM = {"v5e": 96 * MIB, "v6e": 96 * MIB}
 """Bytes of VMEM that the kernels may take; of others half of 96 MiB."""
 
 

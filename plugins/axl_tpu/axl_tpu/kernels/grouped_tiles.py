@@ -14,8 +14,6 @@ from axcore.plugins import Hardware
 LANES, SUBLANES = 128, 16
 MIB = 2**20
 VMEM_LIMIT = 56 * MIB
-SMALL_VMEM = ("v4",)
-"""Generations whose VMEM is 16 MiB; others have 64 MiB or more."""
 
 
 @attrs.frozen
@@ -73,8 +71,6 @@ def product(a: Array, b: Array, contracting: tuple[tuple[int, ...], tuple[int, .
 def _default(call: Call, hardware: Hardware) -> GroupedTiles:
     mean = call.shape("x")[0] // call.shape("w")[0]
     rows = next((rows for rows in (512, 256) if rows <= 2 * mean), 128)
-    if hardware.generation in SMALL_VMEM:
-        return GroupedTiles(rows=rows, summed=512, columns=1024)
     is_wide = call.dtype("x") == "float32"
     return GroupedTiles(rows=rows, summed=2048 if is_wide else 4096, columns=1024)
 

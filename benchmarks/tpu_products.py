@@ -1,0 +1,288 @@
+"""Grouped products and cross-entropy on TPUs, in the cycles that libtpu schedules: ours and others.
+
+`tpu_grouped_matmul` beside `megablox`, and `tpu_cross_entropy` beside the portable one, forward and
+backward, compiled by libtpu for chips that are not here. Cycles of a kernel are the bundles of each
+of its branches times how often its grid takes it (`_bundles.py`), over the cores of a chip, and no
+fewer than its products take at the chip's peak; those of XLA's own instructions are its estimates,
+with loops counted. Groups are of random size, from a fixed seed.
+
+    pip install "axl-tpu[aot]"
+    python benchmarks/tpu_products.py                    # every target
+    python benchmarks/tpu_products.py --target tpu-v5p-8
+
+writes `results/tpu_products.json`. Nothing here has run on a chip.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from _bundles import dump_flags, schedule_of
+from _record import record
+
+from axcore.aot import find_aot_target
+from axcore.aot.executions import executions
+from axcore.aot.program import parse_program
+from axcore.aot.targets import compile_environment
+from axcore.plugins import Hardware
+
+TARGETS = ("tpu-v5e-8", "tpu-v5p-8", "tpu-v6e-8")
+ROWS, EXPERTS, WIDTH, HIDDEN = 16384, 8, 4096, 14336
+TOKENS, VOCABULARIES = 8192, (32000, 128256)
+
+# -- In a process for one target -----------------------------------------------------------------
+
+
+def compiled(fn: Callable[..., Any], device: Any, *arrays: tuple[tuple[int, ...], str]) -> Any:
+    """Returns a program for one device, from shapes and dtypes."""
+    import jax
+    from jax.sharding import SingleDeviceSharding
+
+    here = SingleDeviceSharding(device)
+    abstract = [jax.ShapeDtypeStruct(shape, dtype, sharding=here) for shape, dtype in arrays]
+    return jax.jit(fn).lower(*abstract).compile()
+
+
+def xla_cycles(program: Any) -> float:
+    """Returns the estimated cycles of all instructions that XLA wrote, with loops counted."""
+    ran = executions(parse_program(program.as_text()))
+    return float(sum((one.instruction.number("estimated_cycles") or 0) * one.times for one in ran))
+
+
+def kernel_cycles(
+    folder: Path, kernel: str, hardware: Hardware, flops: float, steps: "Steps"
+) -> float:
+    """Returns the cycles of a kernel on a chip, no fewer than its products take at its peak."""
+    scheduled = schedule_of(folder, kernel).cycles(*steps) / hardware.units_per_chip
+    return max(scheduled, flops / hardware.peak_flops["bfloat16"] * (hardware.clock_hz or 0.0))
+
+
+Steps = tuple[float, tuple[float, ...]]
+"""Steps of a grid, and how often each branch is taken."""
+
+
+def group_sizes() -> np.ndarray:
+    """Returns rows of each group, of random size."""
+    shares = np.random.default_rng(0).dirichlet(np.full(EXPERTS, 4.0))
+    ends = np.round(np.cumsum(shares) * ROWS).astype(np.int32)
+    return np.diff(ends, prepend=0)
+
+
+def num_visits(block: int) -> int:
+    """Returns how many pairs there are of a block of rows and a group with rows in it."""
+    ends = np.cumsum(group_sizes())
+    return int(np.sum((ends - 1) // block - (ends - group_sizes()) // block + 1))
+
+
+def grouped(folder: Path, hardware: Hardware, device: Any) -> dict[str, Any]:
+    """Returns the figures of both grouped products."""
+    import jax
+    from axl_tpu.kernels.grouped_matmul import tpu_grouped_matmul
+    from axl_tpu.megablox import megablox
+
+    figures = {}
+    for name, fn, steps in (
+        ("megablox", megablox, megablox_steps()),
+        ("ours", tpu_grouped_matmul, our_steps(hardware)),
+    ):
+
+        def run(x: Any, w: Any, sizes: Any, dy: Any, fn: Any = fn) -> Any:
+            y, pull_back = jax.vjp(lambda x, w: fn(x, w, sizes), x, w)
+            return y, pull_back(dy)
+
+        program = compiled(
+            run,
+            device,
+            ((ROWS, WIDTH), "bfloat16"),
+            ((EXPERTS, WIDTH, HIDDEN), "bfloat16"),
+            ((EXPERTS,), "int32"),
+            ((ROWS, HIDDEN), "bfloat16"),
+        )
+        flops = 2.0 * ROWS * WIDTH * HIDDEN
+        parts = {
+            part: kernel_cycles(folder, kernel, hardware, flops, taken)
+            for part, (kernel, taken) in steps.items()
+        }
+        figures[name] = with_program(parts, program)
+        emptied(folder)
+    return figures
+
+
+def megablox_steps() -> dict[str, tuple[str, Steps]]:
+    """Returns megablox's kernels; branches are a first part, a last part, any other; of matrices a
+    first visit, each visit, a last one.
+    """
+    from axl_tpu.megablox import MAX_TILE, ROW_TILES
+
+    tile, visits = MAX_TILE["bfloat16"], num_visits(ROW_TILES[0])
+
+    def rows(summed: int, columns: int) -> Steps:
+        outer, parts = visits * (columns // tile), summed // tile
+        return outer * parts, (outer, outer, outer * (parts - 1))
+
+    blocks = (WIDTH // tile) * (HIDDEN // tile)
+    matrices = visits * blocks, (EXPERTS * blocks, visits * blocks, EXPERTS * blocks)
+    return {
+        "forward": ("jvp_jit_gmm__.", rows(WIDTH, HIDDEN)),
+        "rows": ("jvp_jit_gmm___.", rows(HIDDEN, WIDTH)),
+        "matrices": ("jvp_jit_tgmm", matrices),
+    }
+
+
+def our_steps(hardware: Hardware) -> dict[str, tuple[str, Steps]]:
+    """Returns our kernels; branches are a first part, a last part, any other if there are several,
+    and the end; of matrices a first visit, one of a whole block, one of a part, and a last one.
+    """
+    from axl_tpu.kernels.grouped_tiles import TILES
+
+    from axcore.ops import Call
+
+    call = Call(
+        op="grouped_matmul",
+        shapes=(("x", (ROWS, WIDTH)), ("w", (EXPERTS, WIDTH, HIDDEN))),
+        dtypes=(("x", "bfloat16"),),
+    )
+    tiles = TILES.entry(call, hardware).tiles
+    visits = num_visits(tiles.rows)
+    listed = ROWS // tiles.rows + EXPERTS
+
+    def rows(summed: int, columns: int) -> Steps:
+        fitted = tiles.fitted(ROWS, summed, columns)
+        outer, parts = columns // fitted.columns, summed // fitted.summed
+        taken = [outer * visits] * (3 if parts == 1 else 4)
+        if parts > 1:
+            taken[2] *= parts - 1
+        return outer * listed * parts, tuple(float(times) for times in taken)
+
+    _, height, width = tiles.of_gradient(ROWS, WIDTH, HIDDEN)
+    blocks = (WIDTH // height) * (HIDDEN // width)
+    shared = 2 * (visits - ROWS // tiles.rows)
+    taken = (EXPERTS * blocks, (visits - shared) * blocks, shared * blocks, EXPERTS * blocks)
+    return {
+        "forward": ("jvp_tpu_grouped_matmul_.", rows(WIDTH, HIDDEN)),
+        "rows": ("jvp_tpu_grouped_matmul__.", rows(HIDDEN, WIDTH)),
+        "matrices": ("tpu_grouped_matmul_matrices", (listed * blocks, taken)),
+    }
+
+
+def losses(folder: Path, hardware: Hardware, device: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields the figures of both cross-entropies, by size of the vocabulary."""
+    import jax
+    from axl_tpu.kernels.cross_entropy import tpu_cross_entropy
+
+    from axcore.ops import CrossEntropyInputs, CrossEntropySpec
+    from axcore.ops.cross_entropy_portable import cross_entropy_portable
+
+    for num_words in VOCABULARIES:
+        figures = {}
+        for name, fn in (("portable", cross_entropy_portable), ("ours", tpu_cross_entropy)):
+
+            def run(x: Any, w: Any, targets: Any, weights: Any, fn: Any = fn) -> Any:
+                def loss(x: Any, w: Any) -> Any:
+                    inputs = CrossEntropyInputs(x, w, targets, weights)
+                    return fn(inputs, CrossEntropySpec()).loss
+
+                return jax.value_and_grad(loss, argnums=(0, 1))(x, w)
+
+            program = compiled(
+                run,
+                device,
+                ((1, TOKENS, WIDTH), "bfloat16"),
+                ((WIDTH, num_words), "float32"),
+                ((1, TOKENS), "int32"),
+                ((1, TOKENS), "float32"),
+            )
+            parts = loss_cycles(folder, hardware, num_words) if name == "ours" else {}
+            figures[name] = with_program(parts, program)
+            emptied(folder)
+        yield f"cross_entropy_{num_words}", figures
+
+
+def loss_cycles(folder: Path, hardware: Hardware, num_words: int) -> dict[str, float]:
+    """Returns the cycles of our kernels, whose branches are all of first or last steps."""
+    from axl_tpu.kernels.cross_entropy_tiles import TILES
+
+    from axcore.ops import Call
+
+    call = Call(
+        op="cross_entropy",
+        shapes=(("x", (TOKENS, WIDTH)), ("w", (WIDTH, num_words))),
+        dtypes=(("x", "bfloat16"),),
+    )
+    tiles = TILES.entry(call, hardware).tiles.fitted(TOKENS, num_words)
+    by_row, by_word = TOKENS // tiles.rows, -(-num_words // tiles.words)
+    flops = 4.0 * TOKENS * WIDTH * num_words
+    found = {}
+    for name, kernel, ends in (
+        ("forward", "jvp_tpu_cross_entropy_.", by_row),
+        ("backward", "tpu_cross_entropy_backward", by_word),
+    ):
+        num_branches = len(schedule_of(folder, kernel).branches)
+        steps = by_row * by_word, (float(ends),) * num_branches
+        found[name] = kernel_cycles(folder, kernel, hardware, flops, steps)
+    return found
+
+
+def with_program(parts: dict[str, float], program: Any) -> dict[str, Any]:
+    """Returns the cycles of kernels with those of XLA's instructions, and the temporaries."""
+    xla = xla_cycles(program)
+    return {
+        "cycles": {**{name: round(cycles) for name, cycles in parts.items()}, "xla": round(xla)},
+        "total": round(sum(parts.values()) + xla),
+        "temporary_bytes": int(program.memory_analysis().temp_size_in_bytes),
+    }
+
+
+def emptied(folder: Path) -> None:
+    """Removes what the compiler wrote to a folder."""
+    for path in folder.iterdir():
+        path.unlink()
+
+
+def measure(target: str, folder: Path) -> dict[str, Any]:
+    """Returns the figures of one target, in the process that compiles for it."""
+    from axcore.ops import KernelPolicy, use_policy
+
+    hardware = Hardware.parse(target)
+    device = find_aot_target(hardware).devices.resolve()(hardware)[0]
+    with use_policy(KernelPolicy(hardware=hardware)):
+        return {
+            "grouped_matmul": grouped(folder, hardware, device),
+            **dict(losses(folder, hardware, device)),
+        }
+
+
+# -- In the process that asks them all -----------------------------------------------------------
+
+
+def measured_apart(target: str) -> dict[str, Any]:
+    """Returns the figures of one target, from a process of its own."""
+    hardware = Hardware.parse(target)
+    environment = dict(compile_environment(find_aot_target(hardware), hardware))
+    with tempfile.TemporaryDirectory() as folder:
+        flags = environment.get("LIBTPU_INIT_ARGS", "")
+        environment["LIBTPU_INIT_ARGS"] = f"{flags} {dump_flags(Path(folder))}".strip()
+        command = [sys.executable, __file__, "--target", target, "--folder", folder]
+        done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE)
+    figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return figures
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--target", action="append", choices=TARGETS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    targets = arguments.target or TARGETS
+    if arguments.folder:
+        print(json.dumps(measure(targets[0], arguments.folder)))
+    else:
+        figures = {"libtpu": version("libtpu"), **{one: measured_apart(one) for one in targets}}
+        print(record("tpu_products", figures))
