@@ -1,23 +1,8 @@
 """The kernels of axl-tpu, compiled by libtpu for slices of several generations."""
 
-from axcore.testing import (
-    AttentionSample,
-    CompileSuite,
-    GroupedMatmulSample,
-    attention_case,
-    grouped_matmul_case,
-)
+from compile_cases import attention, grouped
 
-
-def attention(name, tokens=1024, width=128, **fields):
-    sizes = {"batch": 8, "queries": tokens, "keys": tokens, "heads": 4, "key_heads": 2}
-    widths = {"width": width, "value_width": width}
-    sample = {**sizes, **widths, "spec": {"right": 0}, **fields}
-    return attention_case(AttentionSample(name=name, **sample))
-
-
-def grouped(name, group_sizes, **fields):
-    return grouped_matmul_case(GroupedMatmulSample(name=name, group_sizes=group_sizes, **fields))
+from axcore.testing import CompileSuite
 
 
 class TestCompile(CompileSuite):
