@@ -82,6 +82,13 @@ def test_forced_sizes_hold_for_their_kernel_and_until_the_end_of_the_context(tab
     assert table.entry(CALL, CHIP).tiles == Blocks(128, 128)
 
 
+def test_sizes_of_two_kernels_are_forced_at_once_and_the_innermost_hold(table):
+    other = attrs.evolve(table, kernel="fft/other")
+    with table.forced(Blocks(8, 8)), other.forced(Blocks(16, 16)), table.forced(Blocks(4, 4)):
+        assert table.entry(CALL, CHIP).tiles == Blocks(4, 4)
+        assert other.entry(CALL, CHIP).tiles == Blocks(16, 16)
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
