@@ -9,7 +9,7 @@ from axl_tpu.kernels.cross_entropy import accepts, tpu_cross_entropy
 from axl_tpu.kernels.cross_entropy_tiles import TILES, CrossEntropyTiles
 from pallas_races import CAREFUL, check_no_race_was_printed
 
-from axcore.ops import Call, CrossEntropyInputs, CrossEntropySpec
+from axcore.ops import Call, CrossEntropyInputs, CrossEntropySpec, KernelPolicy, choose
 from axcore.ops.cross_entropy_reference import cross_entropy_reference
 from axcore.ops.tolerance import relative_error
 from axcore.parallel import make_mesh
@@ -159,6 +159,16 @@ def test_words_are_cut_without_a_rest_where_they_can_be(num_words, words):
 def test_blocks_fit_the_chip(target, dtype, width, tiles):
     call = call_of(x=(8192, width), w=(width, 32000), dtype=dtype)
     assert TILES.entry(call, Hardware.parse(target)).tiles == CrossEntropyTiles(*tiles)
+
+
+@pytest.mark.parametrize(
+    ("pins", "name"),
+    [({}, "portable"), ({"cross_entropy": "tpu_cross_entropy"}, "tpu_cross_entropy")],
+)
+def test_it_serves_only_those_who_ask_for_it_and_keeps_nobody_from_the_portable_one(pins, name):
+    policy = KernelPolicy(hardware=Hardware.parse("tpu-v5p-8"), pins=pins)
+    call = cross_entropy_case(CrossEntropySample(name="any")).abstract_call("bfloat16")
+    assert choose(call, policy).kernel.name == name
 
 
 class TestCompile(CompileSuite):

@@ -11,9 +11,10 @@ from axl_tpu.kernels.grouped_tiles import TILES, GroupedTiles
 from axl_tpu.kernels.grouped_visits import Visits
 from pallas_races import CAREFUL, check_no_race_was_printed
 
-from axcore.ops import Call
+from axcore.ops import Call, KernelPolicy, choose
 from axcore.ops.grouped_matmul_reference import grouped_matmul_reference
 from axcore.ops.tolerance import relative_error
+from axcore.plugins import Hardware
 from axcore.testing import CompileSuite, GroupedMatmulSample, KernelSuite, grouped_matmul_case
 
 KEYS = ("grouped_matmul/tpu_grouped_matmul",)
@@ -113,6 +114,15 @@ def call_of(dtype="bfloat16", x=(256, 64), w=(8, 64, 64)):
 )
 def test_what_it_cannot_do_is_refused_with_the_reason(call, reason):
     assert reason in accepts(call)
+
+
+@pytest.mark.parametrize(
+    ("target", "name"), [("tpu-v5p-8", "tpu_grouped_matmul"), ("tpu-v4-8", "megablox")]
+)
+def test_the_better_of_two_is_chosen_where_it_fits_the_chip(target, name):
+    policy = KernelPolicy(hardware=Hardware.parse(target))
+    case = grouped_matmul_case(GroupedMatmulSample(name="any", group_sizes=(8, 8), num_rows=16))
+    assert choose(case.abstract_call("bfloat16"), policy).kernel.name == name
 
 
 class TestCompile(CompileSuite):
