@@ -7,9 +7,15 @@ Read `attention.py` for what a call means, `registry.py` for how its kernel is c
 
 from axcore.ops.attention import attention
 from axcore.ops.attention_block_math import finite_lse, row_delta, sink_gradient
-from axcore.ops.attention_kernels import attention_call, attention_parts
+from axcore.ops.attention_blocks import live_pairs
+from axcore.ops.attention_dropout import dropout_columns, dropout_of, dropout_rows
+from axcore.ops.attention_kernels import ATTENTION_BACKWARD, attention_call, attention_parts
+from axcore.ops.attention_live import block_bounds
+from axcore.ops.attention_mask import columns as attention_columns
+from axcore.ops.attention_mask import rows as attention_rows
 from axcore.ops.attention_types import AttentionInputs, AttentionSpec
 from axcore.ops.attention_vjp import Backward, Forward, ForwardOnly
+from axcore.ops.blocks import Blocks
 from axcore.ops.call import Call
 from axcore.ops.cross_entropy import cross_entropy, cross_entropy_sums
 from axcore.ops.cross_entropy_types import CrossEntropyInputs, CrossEntropySpec, CrossEntropySums
@@ -43,6 +49,7 @@ from axcore.ops.rms_norm import rms_norm
 from axcore.ops.tiles import TileEntry, TileTable, power_of_two
 
 __all__ = [
+    "ATTENTION_BACKWARD",
     "ATTENTION_LSE",
     "ATTENTION_OUT",
     "QUANTIZED_INPUT",
@@ -51,6 +58,7 @@ __all__ = [
     "AttentionInputs",
     "AttentionSpec",
     "Backward",
+    "Blocks",
     "Call",
     "Choice",
     "CrossEntropyInputs",
@@ -74,17 +82,24 @@ __all__ = [
     "amax_of_groups",
     "attention",
     "attention_call",
+    "attention_columns",
     "attention_parts",
+    "attention_rows",
+    "block_bounds",
     "choose",
     "choose_tiles",
     "cross_entropy",
     "cross_entropy_sums",
     "current_policy",
     "decode_attention",
+    "dropout_columns",
+    "dropout_of",
+    "dropout_rows",
     "explain",
     "finite_lse",
     "grouped_matmul",
     "grouped_matmul_portable",
+    "live_pairs",
     "power_of_two",
     "quantized_dot",
     "quantized_grouped_matmul",

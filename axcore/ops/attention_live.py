@@ -25,16 +25,16 @@ def live_at_run_time(call: CutCall, pairs: Array) -> Array | None:
     first, last = j * call.keys.size, (j + 1) * call.keys.size - 1
     conditions = []
     if call.rows.segments is not None and call.columns.segments is not None:
-        q_low, q_high = bounds(call.rows.segments, call.rows.segments != 0)
-        k_low, k_high = bounds(call.columns.segments, call.columns.segments != 0)
+        q_low, q_high = block_bounds(call.rows.segments, call.rows.segments != 0)
+        k_low, k_high = block_bounds(call.columns.segments, call.columns.segments != 0)
         conditions.append((q_low[i] <= k_high[j]) & (k_low[j] <= q_high[i]))
     if call.rows.k_start is not None and call.rows.k_end is not None:
         is_range = call.rows.k_start < call.rows.k_end
-        low, _ = bounds(call.rows.k_start, is_range)
-        _, high = bounds(call.rows.k_end, is_range)
+        low, _ = block_bounds(call.rows.k_start, is_range)
+        _, high = block_bounds(call.rows.k_end, is_range)
         conditions.append((low[i] <= last[:, None]) & (high[i] > first[:, None]))
     if call.has_offsets:
-        low, high = bounds(call.rows.position)
+        low, high = block_bounds(call.rows.position)
         if call.spec.left is not None:
             conditions.append(last[:, None] >= low[i] - call.spec.left)
         if call.spec.right is not None:
@@ -54,7 +54,7 @@ def where_live(is_live: Array | None, compute: Callable[[], _T], otherwise: Call
     return branch(is_live, compute, otherwise)
 
 
-def bounds(values: Array, counts: Array | None = None) -> tuple[Array, Array]:
+def block_bounds(values: Array, counts: Array | None = None) -> tuple[Array, Array]:
     """Return the least and largest of each block's entries that count, `[blocks, B]`.
 
     Args:

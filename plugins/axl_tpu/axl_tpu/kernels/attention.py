@@ -18,15 +18,17 @@ import attrs
 from jax import Array
 
 from axcore.ops import (
+    ATTENTION_BACKWARD,
     AttentionInputs,
     AttentionSpec,
     Call,
     ForwardOnly,
+    attention_call,
     attention_parts,
     choose_tiles,
+    row_delta,
+    sink_gradient,
 )
-from axcore.ops.attention_block_math import row_delta, sink_gradient
-from axcore.ops.attention_kernels import ATTENTION_BACKWARD, attention_call
 from axcore.parallel import backward_on_each_device, forward_on_each_device
 from axl_tpu.kernels.attention_backward_at_once import backward_at_once
 from axl_tpu.kernels.attention_backward_keys import backward_keys

@@ -15,8 +15,7 @@ import attrs
 import jax.numpy as jnp
 from jax import Array, lax
 
-from axcore.ops import AttentionSpec
-from axcore.ops.attention_dropout import dropout_columns, dropout_of, dropout_rows
+from axcore.ops import AttentionSpec, dropout_columns, dropout_of, dropout_rows
 from axl_tpu.kernels.attention_visits import LANES, Cut
 
 LOG2E = math.log2(math.e)

@@ -16,8 +16,7 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from axcore.ops import AttentionInputs, AttentionSpec
-from axcore.ops.attention_block_math import finite_lse
+from axcore.ops import AttentionInputs, AttentionSpec, finite_lse
 from axl_tpu.kernels.attention_block import LEAST_ID, LOG2E, column
 from axl_tpu.kernels.attention_tiles import LEAST_VMEM, visit_bytes
 from axl_tpu.kernels.attention_visits import LANES, Cut, key_block, query_block

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator
 from itertools import product
+from typing import Any
 
 import attrs
 
-from axcore.ops import Call, TileTable
-from axcore.ops.tiles import Bucket, power_of_two
+from axcore.ops import Call, TileTable, power_of_two
 from axcore.plugins import Hardware
 from axl_tpu.kernels.attention_visits import LANES
 
@@ -130,7 +130,7 @@ def _candidates_backward(call: Call, hardware: Hardware) -> Iterator[BackwardTil
             yield BackwardTiles(block_q, block_k, block_q, block_k, at_once)
 
 
-def _bucket(call: Call) -> Bucket:
+def _bucket(call: Call) -> dict[str, Any]:
     return {
         "queries": power_of_two(call.shape("q")[1]),
         "keys": power_of_two(call.shape("k")[1]),

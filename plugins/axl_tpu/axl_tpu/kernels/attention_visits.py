@@ -18,11 +18,15 @@ import numpy as np
 from jax import Array, lax
 
 from axcore.errors import KernelError
-from axcore.ops import AttentionInputs, AttentionSpec
-from axcore.ops.attention_blocks import live_pairs
-from axcore.ops.attention_live import bounds
-from axcore.ops.attention_mask import columns, rows
-from axcore.ops.blocks import Blocks
+from axcore.ops import (
+    AttentionInputs,
+    AttentionSpec,
+    Blocks,
+    attention_columns,
+    attention_rows,
+    block_bounds,
+    live_pairs,
+)
 
 LANES = 128
 """Lanes of a vector register, of which blocks are multiples."""
@@ -156,22 +160,22 @@ class _Conditions(NamedTuple):
         i, j = pairs_P2[:, 0], pairs_P2[:, 1]
         first = jnp.asarray(j * cut.keys.size)[:, None]
         last = jnp.asarray(np.minimum((j + 1) * cut.keys.size, cut.keys.length) - 1)[:, None]
-        row, column = rows(inputs, spec), columns(inputs)
+        row, column = attention_rows(inputs, spec), attention_columns(inputs)
         may, every = [], []
         if row.segments is not None and column.segments is not None:
             q, k = cut.queries.cut(row.segments, axis=1), cut.keys.cut(column.segments, axis=1)
-            (q_low, q_high), (k_low, k_high) = bounds(q, q != 0), bounds(k, k != 0)
+            (q_low, q_high), (k_low, k_high) = block_bounds(q, q != 0), block_bounds(k, k != 0)
             may.append((q_low[i] <= k_high[j]) & (k_low[j] <= q_high[i]))
-            (q_low, q_high), (k_low, k_high) = bounds(q), bounds(k)
+            (q_low, q_high), (k_low, k_high) = block_bounds(q), block_bounds(k)
             same = (q_low[i] == q_high[i]) & (k_low[j] == k_high[j]) & (q_low[i] == k_low[j])
             every.append(same & (q_low[i] != 0))
         if row.k_start is not None and row.k_end is not None:
             start, end = (cut.queries.cut(x, axis=1) for x in (row.k_start, row.k_end))
-            low, high = bounds(start, start < end)[0], bounds(end, start < end)[1]
+            low, high = block_bounds(start, start < end)[0], block_bounds(end, start < end)[1]
             may.append((low[i] <= last) & (high[i] > first))
-            every.append((bounds(start)[1][i] <= first) & (bounds(end)[0][i] > last))
+            every.append((block_bounds(start)[1][i] <= first) & (block_bounds(end)[0][i] > last))
         if inputs.query_offset_B is not None:
-            low, high = bounds(cut.queries.cut(row.position, axis=1))
+            low, high = block_bounds(cut.queries.cut(row.position, axis=1))
             if spec.left is not None:
                 may.append(last >= low[i] - spec.left)
             if spec.right is not None:
