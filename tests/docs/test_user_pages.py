@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from quick_flags import quick_environment
+from quick_flags import compile_cache, quick_environment
 
 from axcore.cli.main import group
 
@@ -51,7 +51,7 @@ def run(*command, cwd):
     return subprocess.run(
         [sys.executable, *command],
         cwd=cwd,
-        env=quick_environment(),
+        env={**quick_environment(), **compile_cache(cwd.with_name("compiled"))},
         capture_output=True,
         text=True,
         check=False,

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping
 from importlib.metadata import version
+from pathlib import Path
 
 QUICK_FLAGS = "--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1"
 if version("jaxlib").startswith("0.10."):  # later ones know the flag no more
@@ -13,3 +14,12 @@ def quick_environment(*, devices: int = 1) -> Mapping[str, str]:
     """Returns this process's variables for another one, with so many host devices."""
     flags = f"{QUICK_FLAGS} --xla_force_host_platform_device_count={devices}"
     return {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
+
+
+def compile_cache(folder: Path) -> Mapping[str, str]:
+    """Returns variables by which processes keep what they compile in one folder, and share it."""
+    return {
+        "JAX_COMPILATION_CACHE_DIR": str(folder),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from quick_flags import quick_environment
+from quick_flags import compile_cache, quick_environment
 
 CHILD = Path(__file__).with_name("training_child.py")
 
@@ -17,12 +17,7 @@ CHILD = Path(__file__).with_name("training_child.py")
 @pytest.fixture(scope="module")
 def start(text_folder, tmp_path_factory):
     """Starts a child on a run directory; all share one compile cache, as runs of a cluster do."""
-    environment = {
-        **quick_environment(),
-        "JAX_COMPILATION_CACHE_DIR": str(tmp_path_factory.mktemp("compiled")),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-    }
+    environment = {**quick_environment(), **compile_cache(tmp_path_factory.mktemp("compiled"))}
 
     def start_child(directory, *death):
         arguments = [CHILD, text_folder, directory, *death]

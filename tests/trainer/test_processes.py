@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from quick_flags import compile_cache
 from several_processes import finish, start_all
 
 from axcore.trainer.shares import WHOLE, BatchShare, share_of
@@ -18,11 +19,7 @@ STEPS = 4
 @pytest.fixture(scope="module")
 def train(text_folder, tmp_path_factory):
     """Starts processes that train in a directory; all share one compile cache."""
-    cache = {
-        "JAX_COMPILATION_CACHE_DIR": str(tmp_path_factory.mktemp("compiled")),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-    }
+    cache = compile_cache(tmp_path_factory.mktemp("compiled"))
 
     def start(directory, *, count, devices, own=None, only=None, mesh=None, **task):
         changes = {
