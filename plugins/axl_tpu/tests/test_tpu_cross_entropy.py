@@ -83,6 +83,7 @@ def check_equal(got, wanted, allowed):
         assert relative_error(one, other) < allowed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("vocabulary_first", [False, True])
 def test_steps_do_not_race_and_padding_is_not_seen(vocabulary_first, capsys):
     spec = {"vocabulary_first": vocabulary_first, "soft_cap": 5.0}

@@ -54,6 +54,7 @@ class TestKernelOnEveryCase(TestKernel):
         )
 
 
+@pytest.mark.slow
 def test_copies_do_not_race_and_padding_is_not_seen(capsys):
     """Small pages, of which several make a block, and pages that are cut."""
     for page_size in (8, 40):

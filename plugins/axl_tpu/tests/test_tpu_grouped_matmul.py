@@ -63,6 +63,7 @@ class TestKernelOnEveryCase(TestKernel):
         )
 
 
+@pytest.mark.slow
 def test_steps_do_not_race_and_padding_is_not_seen(capsys):
     sample = GroupedMatmulSample(
         name="careful", group_sizes=(9, 0, 20), num_rows=35, width=150, out_width=140

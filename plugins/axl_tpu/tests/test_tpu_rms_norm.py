@@ -67,6 +67,7 @@ def arrays(rows, width, dtype=jnp.float32):
     return x, jax.random.normal(keys[2], (width,)), dy
 
 
+@pytest.mark.slow
 def test_steps_do_not_race_and_padding_is_not_seen(capsys):
     x, scale, dy = arrays(rows=56, width=24)
     got = gradients(in_small_tiles(CAREFUL), x, scale, dy)
