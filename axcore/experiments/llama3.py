@@ -28,7 +28,7 @@ def llama3_8b() -> Any:
             "learner.schedule.warmup_steps": 8000,
             "learner.schedule.final_fraction": 0.01,
             "max_steps": 1_800_000,
-            "mesh_rules": mesh_rules(small_rows=2, large_rows=4, gpu_remat="save_heads"),
+            "mesh_rules": mesh_rules(small_rows=1, large_rows=4, gpu_remat="save_heads"),
         },
     )
 

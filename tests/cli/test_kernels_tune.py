@@ -73,7 +73,11 @@ def test_candidates_that_do_not_compile_are_shown_with_the_reason(
     ("key", "names", "reason"),
     [
         ("grouped_matmul/portabel", (), r"no kernel 'grouped_matmul/portabel'; did you mean"),
-        ("grouped_matmul/reference", (), r"has no block sizes.*tune one that has: .*grouped_matmul"),
+        (
+            "grouped_matmul/reference",
+            (),
+            r"has no block sizes.*tune one that has: .*grouped_matmul",
+        ),
         (KEY, ("evn",), r"has no case 'evn'; did you mean 'even'"),
     ],
 )
