@@ -13,7 +13,7 @@ SOURCES := pyproject.toml constraints.txt $(wildcard plugins/*/pyproject.toml)
 COMPILERS := $(VENV)-compilers
 AOT_TARGETS ?= tpu-v5e-256 gpu-h100-8
 
-.PHONY: help demo test test-slow gate compile aot fmt lint types bench clean
+.PHONY: help demo test test-slow gate compile aot fmt lint types bench bench-gpu clean
 
 help:  ## Show what can be made.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -58,9 +58,15 @@ types: $(VENV)/.test  ## Check types.
 	@echo "== mypy --strict"
 	@$(BIN)/mypy
 
-bench: $(VENV)/.test $(COMPILERS)/.done  ## Run the benchmarks; results go to benchmarks/results.
-	@for file in $(filter-out benchmarks/aot%.py,$(wildcard benchmarks/[a-z]*.py)); do echo "== $$file"; $(BIN)/python $$file || exit 1; done
-	@for file in benchmarks/aot*.py; do echo "== $$file"; $(COMPILERS)/bin/python $$file || exit 1; done
+ON_A_GPU := $(wildcard benchmarks/gpu_kernels.py benchmarks/gpu_products.py benchmarks/gpu_train_step.py)
+COMPILING := $(wildcard benchmarks/aot*.py benchmarks/tpu_*.py benchmarks/gpu_loss_memory.py)
+
+bench: $(VENV)/.test $(COMPILERS)/.done  ## Run the benchmarks that need no accelerator; results go to benchmarks/results.
+	@for file in $(filter-out $(ON_A_GPU) $(COMPILING),$(wildcard benchmarks/[a-z]*.py)); do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+	@for file in $(COMPILING); do echo "== $$file"; $(COMPILERS)/bin/python $$file || exit 1; done
+
+bench-gpu: $(VENV)/.test  ## Run the benchmarks of kernels and train steps on a GPU, JAX for it installed.
+	@for file in $(ON_A_GPU); do echo "== $$file"; $(BIN)/python $$file || exit 1; done
 
 clean:  ## Remove what was made here, but for the runs.
 	rm -rf .venv .venv-* build dist *.egg-info plugins/*/*.egg-info .mypy_cache .ruff_cache .pytest_cache
