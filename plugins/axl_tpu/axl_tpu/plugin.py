@@ -80,6 +80,7 @@ def kernels() -> Iterator[Kernel]:
         on=on(family="tpu", features=SPLASH),
         accepts=Ref("axl_tpu.splash_attention:accepts"),
         fn=Ref("axl_tpu.splash_attention:splash_attention"),
+        tiles=Ref("axl_tpu.splash_attention:TILES"),
     )
     yield Kernel(
         op="attention",

@@ -6,22 +6,57 @@ Under a mesh each device works on its own rows and heads.
 Letters: B batch, T queries, S keys, N query heads, K key heads, H key width, V value width.
 """
 
+import math
 from collections.abc import Callable
 from functools import partial
 
+import attrs
 import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
-from axcore.ops import ATTENTION_OUT, AttentionInputs, AttentionSpec, Call
+from axcore.ops import (
+    ATTENTION_OUT,
+    AttentionInputs,
+    AttentionSpec,
+    Call,
+    TileTable,
+    attention_call,
+    choose_tiles,
+    power_of_two,
+)
 from axcore.parallel import on_each_device
 
-BLOCK_SIZES = (512, 256, 128)
-"""Tiles of queries and of keys, best first; one of them divides the number of tokens."""
+LANES = 128
 
 MAX_WIDTH = 256
 """Largest head width whose tiles were seen to fit VMEM on every generation."""
+
+
+@attrs.frozen
+class SplashTiles:
+    """Queries, and keys, of a block at most: a power of two from 128 on."""
+
+    max_block: int
+
+    def block(self, num_tokens: int) -> int:
+        """Returns the largest such block that divides a number of tokens."""
+        return math.gcd(self.max_block, num_tokens)
+
+
+TILES = TileTable(
+    kernel="attention/splash_attention",
+    package="axl_tpu",
+    default=lambda call, hardware: SplashTiles(512),
+    candidates=lambda call, hardware: map(SplashTiles, (256, 512, 1024, 2048)),
+    bucket=lambda call: {
+        "dtype": call.dtype("q"),
+        "width": power_of_two(call.shape("q")[3]),
+        "tokens": power_of_two(call.shape("q")[1]),
+        "documents": call.has("q_segments"),
+    },
+)
 
 
 def accepts(call: Call) -> str | None:
@@ -31,8 +66,8 @@ def accepts(call: Call) -> str | None:
         return f"takes bfloat16 and float32, not {call.dtype('q')}"
     if num_queries != num_keys:
         return f"takes as many keys as queries, not {num_queries} queries and {num_keys} keys"
-    if num_queries % BLOCK_SIZES[-1]:
-        return f"takes multiples of {BLOCK_SIZES[-1]} tokens, not {num_queries}"
+    if num_queries % LANES:
+        return f"takes multiples of {LANES} tokens, not {num_queries}"
     for name in ("k", "v"):
         width = call.shape(name)[-1]
         if width % 8 or width > MAX_WIDTH:
@@ -58,18 +93,27 @@ def splash_attention(
         interpret: Runs the kernel by an interpreter, on any device.
     """
     has_own_keys = inputs.q_segments_BT is inputs.k_segments_BS
-    attend = partial(_attend, spec=spec, has_own_keys=has_own_keys, interpret=interpret)
+    tiles = choose_tiles(TILES, attention_call(inputs, spec, with_lse=False))
+    attend = partial(
+        _attend, spec=spec, tiles=tiles, has_own_keys=has_own_keys, interpret=interpret
+    )
     o_BTNV = on_each_device(attend, inputs)
     return o_BTNV, jnp.zeros(o_BTNV.shape[:-1], jnp.float32)
 
 
 def _attend(
-    inputs: AttentionInputs, *, spec: AttentionSpec, has_own_keys: bool, interpret: bool
+    inputs: AttentionInputs,
+    *,
+    spec: AttentionSpec,
+    tiles: SplashTiles,
+    has_own_keys: bool,
+    interpret: bool,
 ) -> Array:
     q_BTNH = inputs.q_BTNH * jnp.asarray(spec.scale, inputs.q_BTNH.dtype)
     segments = _segments(inputs)
     heads_first = [jnp.swapaxes(x, 1, 2) for x in (q_BTNH, inputs.k_BSKH, inputs.v_BSKV)]
-    kernel = _kernel(spec, q_BTNH.shape[2], q_BTNH.shape[1], interpret=interpret)
+    _, length, num_heads, _ = q_BTNH.shape
+    kernel = _kernel(spec, num_heads, length, block=tiles.block(length), interpret=interpret)
     o_BNTV: Array = jax.vmap(kernel)(*heads_first, segments)
     if segments is not None:
         # A query sees at least its own key, unless it is padding.
@@ -85,11 +129,11 @@ def _segments(inputs: AttentionInputs) -> splash.SegmentIds | None:
 
 
 def _kernel(
-    spec: AttentionSpec, num_heads: int, length: int, *, interpret: bool
+    spec: AttentionSpec, num_heads: int, length: int, *, block: int, interpret: bool
 ) -> Callable[..., Array]:
     kernel: Callable[..., Array] = splash.make_splash_mha(
         splash.MultiHeadMask([_mask(spec, length)] * num_heads),
-        block_sizes=_tiles(length),
+        block_sizes=_block_sizes(block),
         attn_logits_soft_cap=spec.soft_cap,
         residual_checkpoint_name=ATTENTION_OUT,
         head_shards=1,
@@ -99,8 +143,7 @@ def _kernel(
     return kernel
 
 
-def _tiles(length: int) -> splash.BlockSizes:
-    size = next(size for size in BLOCK_SIZES if length % size == 0)
+def _block_sizes(size: int) -> splash.BlockSizes:
     return splash.BlockSizes(
         block_q=size,
         block_kv=size,
