@@ -6,6 +6,7 @@ devices: callbacks inside `shard_map` deadlock on a small machine when every dev
 
 import gc
 import os
+import signal
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -18,6 +19,9 @@ from jaxtyping import install_import_hook
 install_import_hook(["axcore.layers", "axcore.models", "axcore.ops"], "beartype.beartype")
 
 import jax  # noqa: E402 - after the hook
+
+# A shell without job control starts what it sends to the background deaf to Ctrl-C.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")

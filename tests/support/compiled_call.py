@@ -11,11 +11,15 @@ from axcore.module import functional
 
 
 def call_compiled(module: Any, state: Any, *args: Any, **options: Any) -> Any:
-    """Returns a module's result as numpy arrays."""
-    run = _compiled(module, tuple(sorted(options.items())))
-    return jax.tree.map(np.asarray, run(state, args))
+    """Returns a module's result as numpy arrays; options that are arrays are traced."""
+    arrays = {name: value for name, value in options.items() if isinstance(value, jax.Array)}
+    static = tuple(sorted((name, options[name]) for name in options.keys() - arrays))
+    return jax.tree.map(np.asarray, _compiled(module, static)(state, args, arrays))
 
 
 @functools.lru_cache(maxsize=64)
-def _compiled(module: Any, options: tuple[tuple[str, Any], ...]) -> Callable[..., Any]:
-    return jax.jit(lambda state, args: functional(module, state, *args, **dict(options))[0])
+def _compiled(module: Any, static: tuple[tuple[str, Any], ...]) -> Callable[..., Any]:
+    def run(state: Any, args: Any, arrays: Any) -> Any:
+        return functional(module, state, *args, **dict(static), **arrays)[0]
+
+    return jax.jit(run)
