@@ -13,7 +13,7 @@ import click
 from axcore.cli.table import columns
 from axcore.config import name_the_known
 from axcore.errors import KernelError
-from axcore.plugins import Hardware, Kernel, Op, plugin_host
+from axcore.plugins import Hardware, HardwareFamily, Kernel, Op, plugin_host
 
 
 @attrs.frozen(kw_only=True)
@@ -58,8 +58,9 @@ def kernels() -> None:
 @kernels.command()
 @click.argument("op", required=False)
 @click.option("--target", metavar="NAME", help="Hardware to ask about; this machine if left out.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def show(op: str | None, target: str | None, as_json: bool) -> None:
+@click.option("--all", "show_all", is_flag=True, help="Show kernels of other hardware, too.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, of all kernels.")
+def show(op: str | None, target: str | None, show_all: bool, as_json: bool) -> None:
     """List the kernels of OP, or of every op, and whether each serves what models ask of it.
 
     Each is asked about a typical call in bfloat16, which is shown. The first that says yes serves
@@ -84,11 +85,22 @@ def show(op: str | None, target: str | None, as_json: bool) -> None:
     click.echo(f"target {hardware.name}")
     for call in calls.values():
         click.echo(f"call {call}")
+    elsewhere = () if show_all else _plugins_of_other_hardware(hardware)
+    shown = [one for one in verdicts if one.why_not is None or one.kernel.plugin not in elsewhere]
     cells = [
         (one.kernel.op, one.kernel.name, str(one.kernel.priority), one.kernel.plugin, one.serves)
-        for one in verdicts
+        for one in shown
     ]
     click.echo(columns(("OP", "KERNEL", "PRIORITY", "PLUGIN", "SERVES"), cells))
+    if len(shown) < len(verdicts):
+        click.echo(f"{len(verdicts) - len(shown)} kernels of other hardware: --all shows them")
+
+
+def _plugins_of_other_hardware(hardware: Hardware) -> set[str]:
+    """Returns the plugins that bring hardware families, and not that of `hardware`."""
+    families = plugin_host().records(HardwareFamily)
+    own = {one.plugin for one in families if one.name == hardware.family}
+    return {one.plugin for one in families} - own
 
 
 @kernels.command()

@@ -143,14 +143,12 @@ def test_kernels_are_asked_about_a_typical_call(run):
     lines = out.splitlines()
     assert lines[0] == "target gpu-h100-8"
     assert lines[1].startswith("call attention(q bfloat16[2,4096,32,128], k bfloat16[2,4096,8,128]")
-    verdicts = {row[1]: row[4] for row in (line.split(maxsplit=4) for line in lines[3:])}
+    verdicts = {row[1]: row[4] for row in (line.split(maxsplit=4) for line in lines[3:-1])}
     told = {
         "cudnn_attention": "yes",
         "cudnn_wide_attention": (
             "not this call: takes widths over 128, or values of another width than keys"
         ),
-        "splash_attention": "no: wants family tpu, not gpu-h100-8",
-        "tpu_flash_attention": "no: wants family tpu, not gpu-h100-8",
         "portable": "when allowed",
         "blockwise": "when pinned",
         "cudnn_packed_attention": (
@@ -159,6 +157,18 @@ def test_kernels_are_asked_about_a_typical_call(run):
         "reference": "when pinned",
     }
     assert told.items() <= verdicts.items()
+
+
+def test_kernels_of_other_hardware_are_counted_and_shown_if_asked_for(run):
+    _, short, _ = run("kernels", "attention", "--target", "h100-8")
+    _, whole, _ = run("kernels", "attention", "--target", "h100-8", "--all")
+    assert "splash_attention" not in short
+    reasons = {
+        row[1]: row[4] for row in (line.split(maxsplit=4) for line in whole.splitlines()[3:])
+    }
+    assert reasons["splash_attention"] == "no: wants family tpu, not gpu-h100-8"
+    hidden = len(whole.splitlines()) - len(short.splitlines()) + 1
+    assert short.splitlines()[-1] == f"{hidden} kernels of other hardware: --all shows them"
 
 
 @pytest.mark.parametrize("target", ["tpu-v5p-8", "gpu-h100-8", "trn2-16", "cpu-1"])
