@@ -103,11 +103,12 @@ def launch(
     threads: dict[str, Any] = (
         {"num_threads": num_threads, "thread_name": "group"} if num_threads > 1 else {}
     )
+    slowest_first = dict(reversed(grid.items()))  # as plgpu.kernel has it
     return plgpu.kernel(
         body,
         out_type=outputs,
-        grid=tuple(grid.values()),
-        grid_names=tuple(grid),
+        grid=tuple(slowest_first.values()),
+        grid_names=tuple(slowest_first),
         scratch_types=scratch,
         compiler_params=params,
         interpret=interpreter,

@@ -13,7 +13,6 @@ from typing import Any
 
 import jax.numpy as jnp
 from jax import Array, lax
-from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from axl_gpu.kernels.attention_arrays import Arrays, Choices, launch, shape_like
@@ -28,16 +27,9 @@ from axl_gpu.kernels.attention_block import (
     masked_unless,
     start,
 )
+from axl_gpu.kernels.attention_key_walk import KeyWalk
 from axl_gpu.kernels.attention_products import Products, Ref
-from axl_gpu.kernels.attention_ring import (
-    Copy,
-    Ring,
-    Turns,
-    at,
-    fetch_all,
-    ring_barriers,
-    specialised,
-)
+from axl_gpu.kernels.attention_ring import Turns, at, ring_barriers
 
 
 def tuned_forward(
@@ -108,34 +100,17 @@ def _body(
     **scratch: Any,
 ) -> None:
     blocks = choices.blocks
-    batch, head = lax.axis_index("batch"), lax.axis_index("head")
-    block = spans_BQ4.shape[1] - 1 - lax.axis_index("block")  # causal: the longest first
-    key_head = lax.div(head, arrays.q_BTNH.shape[2] // arrays.k_BSKH.shape[2])
-    begin, full_begin, full_end, end = (spans_BQ4[batch, block, i] for i in range(4))
-
-    def place(step: Array) -> Any:
-        return pl.ds((begin + step) * blocks.keys, blocks.keys)
-
-    def key_copies(step: Array) -> list[Copy]:
-        copies = [(arrays.k_BSKH.at[batch, place(step), key_head], scratch["k"])]
-        if arrays.k_segments_BS is not None:
-            copies.append((arrays.k_segments_BS.at[batch, place(step)], scratch["k_segments"]))
-        return copies
-
-    def value_copies(step: Array) -> list[Copy]:
-        return [(arrays.v_BSKV.at[batch, place(step), key_head], scratch["v"])]
-
-    k_ring = Ring(key_copies, *scratch["k_ring"], blocks.num_stages)
-    v_ring = Ring(value_copies, *scratch["v_ring"], blocks.num_stages)
+    walk = KeyWalk.of(arrays, spans_BQ4, blocks, scratch)
+    batch, head, k_ring, v_ring = walk.batch, walk.head, walk.k_ring, walk.v_ring
 
     def consume(group: Array) -> None:
-        rows = pl.ds((block * blocks.num_groups + group) * blocks.queries, blocks.queries)
+        rows = walk.rows(group)
         q, seen = _own_queries(arrays, scratch, batch, rows, head, group)
         turns = Turns(scratch["turn"], group, blocks.num_groups)
 
         def step(step: Array, carry: tuple[Array, Running]) -> tuple[Array, Running]:
             weighted_IV, running = carry
-            j, slot = begin + step, k_ring.slot(step)
+            slot = k_ring.slot(step)
             k, v = scratch["k"].at[slot], scratch["v"].at[slot]
             k_ring.wait(step)
             found = logits(
@@ -143,9 +118,8 @@ def _body(
                 scale=choices.scale,
                 soft_cap=choices.soft_cap,
             )
-            keys = Keys(j * blocks.keys, at(scratch["k_segments"], slot))
-            is_full = (j >= full_begin) & (j < full_end)
-            logits_IJ = masked_unless(is_full, found, seen, keys, axis=0)
+            keys = Keys(walk.key_block(step) * blocks.keys, at(scratch["k_segments"], slot))
+            logits_IJ = masked_unless(walk.sees_whole(step), found, seen, keys, axis=0)
             k_ring.release(step)
             new = advance(running, logits_IJ)
             shrunk_IV = weighted_IV * along(new.decay_I, weighted_IV.shape, 0)
@@ -160,7 +134,7 @@ def _body(
         nothing_IV = jnp.zeros((blocks.queries, arrays.v_BSKV.shape[3]), jnp.float32)
         turns.begin()
         weighted_IV, running = lax.fori_loop(
-            0, end - begin, step, (nothing_IV, start(blocks.queries))
+            0, walk.num_steps, step, (nothing_IV, start(blocks.queries))
         )
         turns.end()
         finished = finish(running, sinks_N[head])
@@ -173,11 +147,7 @@ def _body(
         plgpu.copy_smem_to_gmem(lse, lse_BNT.at[batch, head, rows])
         plgpu.wait_smem_to_gmem(0)
 
-    specialised(
-        blocks.num_groups,
-        consume=consume,
-        fetch=lambda: fetch_all((k_ring, v_ring), end - begin),
-    )
+    walk.run(consume)
 
 
 def _own_queries(

@@ -13,7 +13,6 @@ from typing import Any
 
 import jax.numpy as jnp
 from jax import Array, lax
-from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from axl_gpu.kernels.attention_arrays import Arrays, Choices, Residuals, launch, shape_like
@@ -26,8 +25,9 @@ from axl_gpu.kernels.attention_block import (
     probabilities,
     sloped,
 )
+from axl_gpu.kernels.attention_key_walk import KeyWalk
 from axl_gpu.kernels.attention_products import Products, Ref
-from axl_gpu.kernels.attention_ring import Copy, Ring, at, fetch_all, ring_barriers, specialised
+from axl_gpu.kernels.attention_ring import at, ring_barriers
 
 
 def tuned_query_gradients(
@@ -90,43 +90,25 @@ def _body(
     **scratch: Any,
 ) -> None:
     blocks = choices.blocks
-    batch, head = lax.axis_index("batch"), lax.axis_index("head")
-    block = spans_BQ4.shape[1] - 1 - lax.axis_index("block")  # causal: the longest first
-    key_head = lax.div(head, arrays.q_BTNH.shape[2] // arrays.k_BSKH.shape[2])
-    begin, full_begin, full_end, end = (spans_BQ4[batch, block, i] for i in range(4))
-
-    def place(step: Array) -> Any:
-        return pl.ds((begin + step) * blocks.keys, blocks.keys)
-
-    def key_copies(step: Array) -> list[Copy]:
-        copies = [(arrays.k_BSKH.at[batch, place(step), key_head], scratch["k"])]
-        if arrays.k_segments_BS is not None:
-            copies.append((arrays.k_segments_BS.at[batch, place(step)], scratch["k_segments"]))
-        return copies
-
-    def value_copies(step: Array) -> list[Copy]:
-        return [(arrays.v_BSKV.at[batch, place(step), key_head], scratch["v"])]
-
-    k_ring = Ring(key_copies, *scratch["k_ring"], blocks.num_stages)
-    v_ring = Ring(value_copies, *scratch["v_ring"], blocks.num_stages)
+    walk = KeyWalk.of(arrays, spans_BQ4, blocks, scratch)
+    batch, head, k_ring, v_ring = walk.batch, walk.head, walk.k_ring, walk.v_ring
 
     def consume(group: Array) -> None:
-        rows = pl.ds((block * blocks.num_groups + group) * blocks.queries, blocks.queries)
+        rows = walk.rows(group)
         own = {name: at(scratch[name], group) for name in _OWN}
         _fetch_own(arrays, residuals, own, batch, rows, head)
         q, do = own["q"], own["do"]
         queries = Queries(own["low"], own["high"], own["q_segments"])
 
         def step(step: Array, dq_IH: Array) -> Array:
-            j, slot = begin + step, k_ring.slot(step)
+            slot = k_ring.slot(step)
             k, v = scratch["k"].at[slot], scratch["v"].at[slot]
-            keys = Keys(j * blocks.keys, at(scratch["k_segments"], slot))
+            keys = Keys(walk.key_block(step) * blocks.keys, at(scratch["k_segments"], slot))
             k_ring.wait(step)
             found = logits(
                 products.transposed(q, k), scale=choices.scale, soft_cap=choices.soft_cap
             )
-            is_full = (j >= full_begin) & (j < full_end)
-            logits_IJ = masked_unless(is_full, found, queries, keys, axis=0)
+            logits_IJ = masked_unless(walk.sees_whole(step), found, queries, keys, axis=0)
             p_IJ = probabilities(logits_IJ, own["lse"][...], axis=0)
             weights_IJ = sloped(p_IJ, logits_IJ, choices.soft_cap)
             v_ring.wait(step)
@@ -137,17 +119,13 @@ def _body(
             k_ring.release(step)
             return dq_IH
 
-        dq_IH = lax.fori_loop(0, end - begin, step, jnp.zeros(q.shape, jnp.float32))
+        dq_IH = lax.fori_loop(0, walk.num_steps, step, jnp.zeros(q.shape, jnp.float32))
         q[...] = (dq_IH * choices.scale).astype(q.dtype)
         plgpu.commit_smem()
         plgpu.copy_smem_to_gmem(q, dq_BTNH.at[batch, rows, head])
         plgpu.wait_smem_to_gmem(0)
 
-    specialised(
-        blocks.num_groups,
-        consume=consume,
-        fetch=lambda: fetch_all((k_ring, v_ring), end - begin),
-    )
+    walk.run(consume)
 
 
 _OWN = ("q", "do", "low", "high", "lse", "delta", "q_segments", "own_arrived")
