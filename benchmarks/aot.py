@@ -1,10 +1,10 @@
 """Llama 2's train steps, compiled for TPUs that are not here: axcore's against one by hand.
 
 Both are compiled by libtpu for the same slice, at a batch of 1024 rows of 4096 tokens, with every
-layer recomputed whole in the backward pass, splash attention, and everything sharded over all
-chips. The step by hand stands below in plain JAX and optax, as one would write it: layers under a
-scan, bfloat16 copies of float32 weights, all logits at once. It is compiled with the compiler's
-defaults, and with the options that axl-tpu asks for.
+layer recomputed whole in the backward pass, and everything sharded over all chips. The step by hand
+stands below in plain JAX and optax, as one would write it: layers under a scan, splash attention,
+bfloat16 copies of float32 weights, all logits at once. It is compiled with the compiler's defaults,
+and with the options that axl-tpu asks for.
 
     pip install "axl-tpu[aot]"
     python benchmarks/aot.py --size 7b --size 70b
