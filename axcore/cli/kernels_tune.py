@@ -106,6 +106,9 @@ def _cases(kernel: Kernel, names: Sequence[str], dtype: str) -> list[Case]:
             f"{kernel.key} takes none of the calls to time in {dtype}: "
             f"{refusals or f'the contract of {kernel.op} has no model_cases'}."
         )
+    for name, reason in reasons.items():
+        if reason is not None:
+            click.echo(f"{name} is not timed: {reason}")
     return taken
 
 

@@ -6,10 +6,10 @@ import sys
 import attrs
 import pytest
 
-from axcore.cli.kernels_tune import tune_kernel
+from axcore.cli.kernels_tune import _kernel, tune_kernel
 from axcore.errors import KernelError
 from axcore.ops.grouped_matmul_portable import TILES, RowTiles
-from axcore.plugins import Hardware
+from axcore.plugins import Hardware, Ref
 from axcore.testing import grouped_matmul_contract
 
 KEY = "grouped_matmul/portable"
@@ -67,6 +67,19 @@ def test_candidates_that_do_not_compile_are_shown_with_the_reason(
     tune(tmp_path / "table.json", names=("even",))
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "max_rows 0" in line]
     assert "refused  ZeroDivisionError" in line
+
+
+def test_calls_that_the_kernel_refuses_are_named_with_the_reason(
+    small, tmp_path, capsys, monkeypatch
+):
+    def accepts(call):
+        return None if call.shape("x")[0] == 48 else "takes 48 rows"
+
+    record = attrs.evolve(_kernel(KEY), accepts=Ref("axcore.testing:accepts"))
+    monkeypatch.setattr("axcore.testing.accepts", accepts, raising=False)
+    monkeypatch.setattr("axcore.cli.kernels_tune._kernel", lambda key: record)
+    tune(tmp_path / "table.json")
+    assert "uneven is not timed: takes 48 rows" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
