@@ -17,20 +17,16 @@ writes `results/tpu_kernels.json`. Nothing here has run on a chip.
 
 import argparse
 import json
-import subprocess
-import sys
-import tempfile
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import attrs
 import numpy as np
-from _bundles import dump_flags, schedule_of
+from _bundles import measured_apart, schedule_of
 from _record import RESULTS, record
 
 from axcore.aot import find_aot_target
-from axcore.aot.targets import compile_environment
 from axcore.plugins import Hardware
 
 TARGETS = ("tpu-v5e-8", "tpu-v5p-8", "tpu-v6e-8")
@@ -245,19 +241,6 @@ def ratios(ours: dict[str, Any], splash: dict[str, Any]) -> dict[str, float]:
 # -- In the process that asks them all -----------------------------------------------------------
 
 
-def measured_apart(target: str) -> dict[str, Any]:
-    """Returns the figures of one target, from a process of its own."""
-    hardware = Hardware.parse(target)
-    environment = dict(compile_environment(find_aot_target(hardware), hardware))
-    with tempfile.TemporaryDirectory() as folder:
-        flags = environment.get("LIBTPU_INIT_ARGS", "")
-        environment["LIBTPU_INIT_ARGS"] = f"{flags} {dump_flags(Path(folder))}".strip()
-        command = [sys.executable, __file__, "--target", target, "--folder", folder]
-        done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE)
-    figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return figures
-
-
 def recorded() -> dict[str, Any]:
     """Returns the figures of an earlier run, of which those of other targets stay."""
     path = RESULTS / "tpu_kernels.json"
@@ -273,5 +256,8 @@ if __name__ == "__main__":
     if arguments.folder:
         print(json.dumps(measure(targets[0], arguments.folder)))
     else:
-        figures = {"libtpu": version("libtpu"), **{one: measured_apart(one) for one in targets}}
+        figures = {
+            "libtpu": version("libtpu"),
+            **{one: measured_apart(__file__, one) for one in targets},
+        }
         print(record("tpu_kernels", recorded() | figures))

@@ -15,22 +15,18 @@ writes `results/tpu_products.json`. Nothing here has run on a chip.
 
 import argparse
 import json
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from _bundles import dump_flags, schedule_of
+from _bundles import measured_apart, schedule_of
 from _record import record
 
 from axcore.aot import find_aot_target
 from axcore.aot.executions import executions
 from axcore.aot.program import parse_program
-from axcore.aot.targets import compile_environment
 from axcore.plugins import Hardware
 
 TARGETS = ("tpu-v5e-8", "tpu-v5p-8", "tpu-v6e-8")
@@ -262,19 +258,6 @@ def measure(target: str, folder: Path) -> dict[str, Any]:
 # -- In the process that asks them all -----------------------------------------------------------
 
 
-def measured_apart(target: str) -> dict[str, Any]:
-    """Returns the figures of one target, from a process of its own."""
-    hardware = Hardware.parse(target)
-    environment = dict(compile_environment(find_aot_target(hardware), hardware))
-    with tempfile.TemporaryDirectory() as folder:
-        flags = environment.get("LIBTPU_INIT_ARGS", "")
-        environment["LIBTPU_INIT_ARGS"] = f"{flags} {dump_flags(Path(folder))}".strip()
-        command = [sys.executable, __file__, "--target", target, "--folder", folder]
-        done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE)
-    figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return figures
-
-
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--target", action="append", choices=TARGETS)
@@ -284,5 +267,8 @@ if __name__ == "__main__":
     if arguments.folder:
         print(json.dumps(measure(targets[0], arguments.folder)))
     else:
-        figures = {"libtpu": version("libtpu"), **{one: measured_apart(one) for one in targets}}
+        figures = {
+            "libtpu": version("libtpu"),
+            **{one: measured_apart(__file__, one) for one in targets},
+        }
         print(record("tpu_products", figures))
