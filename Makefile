@@ -1,25 +1,29 @@
 # What you can make here. `make demo` and `make test` set everything up by themselves.
 #
 # VENV is the virtual environment that is made and used; PYTHON makes it (3.11 or newer).
+# JAX=newest takes the newest jax, and flax to fit, in place of those in constraints.txt.
 
 PYTHON ?= python3
-VENV ?= .venv
+JAX ?= constrained
+VENV ?= $(if $(filter newest,$(JAX)),.venv-newest,.venv)
+PINS := $(if $(filter newest,$(JAX)),$(VENV)/constraints.txt,constraints.txt)
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
-PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
+PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal --durations=40
+unexport PYTHONDONTWRITEBYTECODE  # what one process compiles serves the next
 PLUGINS := attention gpu tpu trainium
 SOURCES := pyproject.toml constraints.txt $(wildcard plugins/*/pyproject.toml)
 
 COMPILERS := $(VENV)-compilers
 AOT_TARGETS ?= tpu-v5e-256 gpu-h100-8
 
-.PHONY: help demo test test-slow gate compile aot fmt lint types bench bench-gpu clean
+.PHONY: help demo test test-slow gate compile compile-all aot fmt lint types docs bench bench-gpu clean
 
 help:  ## Show what can be made.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 demo: $(VENV)/.demo  ## Train a small transformer on real text, then sample from it.
-	@echo "== axcore train tiny: stop it with Ctrl-C, and 'make demo' goes on where it was"
+	@echo "== axcore train tiny: stop it with Ctrl-C, and 'make demo' resumes it"
 	@$(BIN)/axcore train tiny
 
 test: $(VENV)/.test  ## Run the whole suite.
@@ -32,27 +36,40 @@ test-slow: $(VENV)/.test  ## Run the tests that take longer.
 
 gate: $(VENV)/.test  ## Hold features to what they may cost in lines of code.
 	@echo "== axcore loc: what each feature costs"
-	@$(BIN)/axcore loc --check --markdown > docs/loc-table.md
+	@$(BIN)/axcore loc --models 16 --variants 16 --check --markdown > docs/loc-table.md
 	@git diff --exit-code docs/loc-table.md || (echo "docs/loc-table.md was not up to date: look at it, and commit it"; exit 1)
 	@echo "== pytest: every feature in every family on every target"
 	@$(PYTEST) -m gate tests/complexity
 
-compile: $(COMPILERS)/.done  ## Compile kernels and train steps for accelerators that are not here.
-	@echo "== pytest: the tests marked compile, each target in a process of its own"
+compile: $(COMPILERS)/.done  ## Compile what changed of kernels and train steps for accelerators that are not here.
+	@echo "== pytest: the tests marked compile without a receipt that holds, each target in a process of its own"
 	@$(COMPILERS)/bin/python -m axcore.testing.compile_tests plugins
 
-aot: $(COMPILERS)/.done  ## Compile Llama 2 for accelerators that are not here, and tell what it takes.
+compile-all: $(COMPILERS)/.done  ## Compile all of them, and take no receipt.
+	@echo "== pytest: the tests marked compile, each target in a process of its own"
+	@$(COMPILERS)/bin/python -m axcore.testing.compile_tests --all plugins
+
+aot: $(COMPILERS)/.done  ## Compile Llama 2 for accelerators that are not here, and report what it needs.
 	@echo "== axcore aot llama2-7b, two at a time: $(AOT_TARGETS)"
 	@printf '%s\n' $(AOT_TARGETS) | xargs -P 2 -I TARGET $(COMPILERS)/bin/axcore aot llama2-7b --target TARGET
 
-fmt: $(VENV)/.test  ## Format the code.
+fmt: $(VENV)/.test  ## Format the code, and write generated pages and the map again.
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
+	@$(BIN)/python -m axcore.plugins.generate
+	@$(BIN)/python -m axcore.cli.kernel_reference
+	@$(BIN)/python tools/draw_map.py
 
-lint: $(VENV)/.test  ## Check format and style.
+PROSE := axcore plugins docs tests benchmarks examples tools .ci Makefile mkdocs.yml $(wildcard *.md *.toml *.py)
+
+lint: $(VENV)/.test  ## Check format, style, spelling and words.
 	@echo "== ruff"
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
+	@echo "== codespell, and the words of tools/words.toml"
+	@$(BIN)/codespell $(filter-out tests,$(PROSE))
+	@$(BIN)/codespell --ignore-words tools/misspelt_on_purpose.txt tests
+	@$(BIN)/python tools/check_words.py
 
 types: $(VENV)/.test  ## Check types.
 	@echo "== mypy --strict"
@@ -60,6 +77,11 @@ types: $(VENV)/.test  ## Check types.
 
 ON_A_GPU := $(wildcard benchmarks/gpu_kernels.py benchmarks/gpu_products.py benchmarks/gpu_train_step.py)
 COMPILING := $(wildcard benchmarks/aot*.py benchmarks/tpu_*.py benchmarks/gpu_loss_memory.py)
+
+docs: $(VENV)/.docs  ## Build the documentation site in site/.
+	@echo "== mkdocs build: warnings are errors"
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@echo "$(BIN)/python -m http.server -d site 8000   shows it at http://localhost:8000"
 
 bench: $(VENV)/.test $(COMPILERS)/.done  ## Run the benchmarks that need no accelerator; results go to benchmarks/results.
 	@for file in $(filter-out $(ON_A_GPU) $(COMPILING),$(wildcard benchmarks/[a-z]*.py)); do echo "== $$file"; $(BIN)/python $$file || exit 1; done
@@ -69,22 +91,28 @@ bench-gpu: $(VENV)/.test  ## Run the benchmarks of kernels and train steps on a 
 	@for file in $(ON_A_GPU); do echo "== $$file"; $(BIN)/python $$file || exit 1; done
 
 clean:  ## Remove what was made here, but for the runs.
-	rm -rf .venv .venv-* build dist *.egg-info plugins/*/*.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .venv .venv-* build site dist *.egg-info plugins/*/*.egg-info .mypy_cache .ruff_cache .pytest_cache
 
 $(BIN)/python:
 	@echo "== making a virtual environment in $(VENV)"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "axcore needs Python 3.11 or newer, this is %d.%d; try: make PYTHON=python3.12" % sys.version_info[:2])'
 	@$(PYTHON) -m venv $(VENV)
 	@$(PIP) install --upgrade pip
+	@grep -vE '^(jax(lib|-cuda.*)?|libtpu|flax)==' constraints.txt > $(VENV)/constraints.txt
 
 $(VENV)/.demo: $(SOURCES) | $(BIN)/python
 	@echo "== installing axcore and axl-attention (a minute or so)"
-	@$(PIP) install -c constraints.txt -e . -e plugins/axl_attention
+	@$(PIP) install -c $(PINS) -e . -e plugins/axl_attention
 	@touch $@
 
 $(VENV)/.test: $(SOURCES) | $(BIN)/python
 	@echo "== installing axcore with its test extras, and the plugins: $(PLUGINS) (a minute or two)"
-	@$(PIP) install -c constraints.txt -e '.[test]' $(foreach name,$(PLUGINS),-e plugins/axl_$(name))
+	@$(PIP) install -c $(PINS) -e '.[test]' $(foreach name,$(PLUGINS),-e plugins/axl_$(name))
+	@touch $@
+
+$(VENV)/.docs: $(SOURCES) | $(BIN)/python
+	@echo "== installing axcore with what builds its documentation (a minute or so)"
+	@$(PIP) install -c $(PINS) -e '.[docs]'
 	@touch $@
 
 $(COMPILERS)/.done: $(SOURCES)

@@ -1,4 +1,4 @@
-"""Suite settings: 16 fake CPU devices, strict promotion, runtime type checks, isolated caches.
+"""Suite settings: 16 fake CPU devices, strict promotion, runtime type checks, one compile cache.
 
 They hold for axcore's tests and for those of the plugins. Meshes in tests use at most 8 of the 16
 devices: callbacks inside `shard_map` deadlock on a small machine when every device takes part.
@@ -7,18 +7,28 @@ devices: callbacks inside `shard_map` deadlock on a small machine when every dev
 import gc
 import os
 import signal
+import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
-from quick_flags import QUICK_FLAGS
+from quick_flags import QUICK_FLAGS, compile_cache
 
 os.environ["JAX_PLATFORMS"] = "cpu"
+# Workers and children share what the first one made. Programs for hardware that is not here cannot
+# be loaded again.
+if "PYTEST_XDIST_WORKER" not in os.environ and "--compile-for" not in sys.argv:
+    compiled = tempfile.TemporaryDirectory(prefix="axcore-compiled-", ignore_cleanup_errors=True)
+    os.environ.update(compile_cache(Path(compiled.name)))
 
 from jaxtyping import install_import_hook
 
 install_import_hook(["axcore.layers", "axcore.models", "axcore.ops"], "beartype.beartype")
 
 import jax  # noqa: E402 - after the hook
+
+pytest_plugins = ["time_budget"]
 
 # A shell without job control starts what it sends to the background deaf to Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)

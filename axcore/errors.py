@@ -1,11 +1,11 @@
-"""The errors axcore raises on purpose: what is wrong, where it is, and how to mend it.
+"""The errors axcore raises on purpose: what is wrong, where it is, and how to fix it.
 
 Every message has up to four lines:
 
     ConfigError: num_layers is 'twelve'; expected int, got str.
       where:  model.decoder.num_layers
       set in: --set
-      mend:   --set model.decoder.num_layers=12
+      hint:   --set model.decoder.num_layers=12
 
 Each class carries the exit code that the command line ends with.
 """
@@ -20,7 +20,7 @@ class AxcoreError(Exception):
         what: What is wrong, with the values that are wrong. One or more sentences.
         where: Path in the config tree, file and record, or module path.
         set_in: The function, file or flag that set the offending value.
-        mend: What to type or change.
+        hint: What to type or change.
     """
 
     exit_code: ClassVar[int] = 1
@@ -31,29 +31,29 @@ class AxcoreError(Exception):
         *,
         where: str | None = None,
         set_in: str | None = None,
-        mend: str | None = None,
+        hint: str | None = None,
     ) -> None:
-        super().__init__(what, where, set_in, mend)
+        super().__init__(what, where, set_in, hint)
         self.what = what
         self.where = where
         self.set_in = set_in
-        self.mend = mend
+        self.hint = hint
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild, (type(self), self.what, self.where, self.set_in, self.mend)
+        return _rebuild, (type(self), self.what, self.where, self.set_in, self.hint)
 
     def __str__(self) -> str:
         lines = [self.what]
-        for label, text in (("where", self.where), ("set in", self.set_in), ("mend", self.mend)):
+        for label, text in (("where", self.where), ("set in", self.set_in), ("hint", self.hint)):
             if text:
                 lines.append(f"  {label + ':':<8}" + text.replace("\n", "\n          "))
         return "\n".join(lines)
 
 
 def _rebuild(
-    cls: type[AxcoreError], what: str, where: str | None, set_in: str | None, mend: str | None
+    cls: type[AxcoreError], what: str, where: str | None, set_in: str | None, hint: str | None
 ) -> AxcoreError:
-    return cls(what, where=where, set_in=set_in, mend=mend)
+    return cls(what, where=where, set_in=set_in, hint=hint)
 
 
 class ConfigError(AxcoreError, ValueError):

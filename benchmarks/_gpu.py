@@ -1,4 +1,4 @@
-"""What the benchmarks on a GPU share: they tell what is missing, and time without the host."""
+"""What the benchmarks on a GPU share: they say what is missing, and time without the host."""
 
 import statistics
 import sys

@@ -11,12 +11,13 @@ from _gpu import median_seconds
 from axcore.config import evolve, update_config
 from axcore.data import TextFiles
 from axcore.experiments.tiny import tiny
-from axcore.layers import Fp8Delayed, Fp8Training
+from axcore.layers import Fp8Delayed
 from axcore.learner import AdamW, Learner, WarmupCosine
 from axcore.models import llama3
+from axcore.modifiers import Fp8Training
 from axcore.module import DTypes
+from axcore.testing import trainer_on
 from axcore.trainer import Trainer
-from axcore.trainer.flops import FORMULA, flops_per_token
 
 
 def trainer(
@@ -50,11 +51,11 @@ def trainer(
             "prompt": "",
         },
     )
-    plain = Trainer(cfg, devices=jax.devices()[:1])
+    plain = trainer_on(cfg, 1)
     if dtype == "bfloat16":
         return plain
     narrow = Fp8Training(dot=Fp8Delayed.Config()).apply(cfg, plain.hardware)
-    return Trainer(narrow, devices=jax.devices()[:1])
+    return trainer_on(narrow, 1)
 
 
 def batch(size: dict[str, int], vocabulary: int) -> dict[str, np.ndarray]:
@@ -77,9 +78,9 @@ def measure(
     with tempfile.TemporaryDirectory() as folder:
         ours = trainer(size, dtype, kernels=kernels, folder=Path(folder), name=name)
         with jax.set_mesh(ours.mesh):
-            program = ours.step_program()
-            state = ours.compiled_init()()
-            arrays = ours.put(batch(size, ours.config.model.vocab_size))
+            program = ours.compiler.compiled_step
+            state = ours.compiler.jitted_init()
+            arrays = ours.batch_sharding.device_put(batch(size, ours.config.model.vocab_size))
 
             def step() -> Any:
                 nonlocal state
@@ -88,14 +89,16 @@ def measure(
 
             seconds = median_seconds(step, jax.block_until_ready, repeats=3)
             is_finite = bool(step().is_finite)
-    flops = flops_per_token(ours.model, size["tokens"]) * size["rows"] * size["tokens"]
+    model_flops = ours.model.flops_per_unit(ours.batch_spec)
+    assert model_flops is not None
+    flops = model_flops.per_unit * ours.batch_spec.num_units
     peak = ours.hardware.peak_flops.get("bfloat16")
     memory = program.memory_analysis()
     return {
         "step_s": seconds,
         "tokens_per_s": size["rows"] * size["tokens"] / seconds,
         "flops": flops,
-        "flops_formula": FORMULA,
+        "flops_formula": model_flops.formula,
         "mfu_of_bfloat16_peak": flops / seconds / peak if peak else None,
         "temporaries_gib": memory.temp_size_in_bytes / 2**30,
         "arguments_gib": memory.argument_size_in_bytes / 2**30,

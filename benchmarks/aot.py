@@ -2,7 +2,7 @@
 
 Both are compiled by libtpu for the same slice, at a batch of 1024 rows of 4096 tokens, with every
 layer recomputed whole in the backward pass, and everything sharded over all chips. The step by hand
-stands below in plain JAX and optax, as one would write it: layers under a scan, splash attention,
+is below in plain JAX and optax, as one would write it: layers under a scan, splash attention,
 bfloat16 copies of float32 weights, all logits at once. It is compiled with the compiler's defaults,
 and with the options that axl-tpu asks for.
 
@@ -25,7 +25,7 @@ from typing import Any
 import attrs
 from _record import record
 
-from axcore.aot import compile_for, find_aot_target
+from axcore.aot import compile_devices, compile_resolved, find_aot_target
 from axcore.aot.targets import compile_environment
 from axcore.plugins import Hardware, wanted_compiler_options
 
@@ -205,11 +205,11 @@ def compile_by_hand(size: Size, *, with_options: bool) -> dict[str, Any]:
     import optax
     from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-    from axcore.aot.program import parse_program
-    from axcore.aot.times import costs
+    from axcore.aot.cost.times import costs
+    from axcore.aot.hlo.program import parse_program
 
     hardware = Hardware.parse(size.target)
-    devices = find_aot_target(hardware).devices.resolve()(hardware)
+    devices = compile_devices(find_aot_target(hardware), hardware)
     mesh = jax.make_mesh((len(devices),), ("fsdp",), (AxisType.Auto,), devices=devices)
     optimizer = optax.chain(
         optax.clip_by_global_norm(1.0), optax.adamw(3e-4, b1=0.9, b2=0.95, weight_decay=0.1)
@@ -286,12 +286,12 @@ def by_hand(name: str, *, with_options: bool) -> dict[str, Any]:
 
 def by_axcore(name: str) -> dict[str, Any]:
     """Returns figures of axcore's step, from the report of `axcore aot`."""
-    from axcore.cli.experiment import load_experiment
+    from axcore.cli.experiment import load_resolved
 
     size = SIZES[name]
     hardware = Hardware.parse(size.target)
-    cfg = load_experiment(size.experiment, hardware=hardware)
-    report = compile_for(cfg, size.target, experiment=size.experiment)
+    resolved = load_resolved(size.experiment, ("kernel_choice=fastest",), hardware=hardware)
+    report = compile_resolved(resolved, size.experiment)
     assert report.memory is not None, report.refusal
     assert report.time is not None
     return {

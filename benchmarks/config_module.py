@@ -1,6 +1,6 @@
 """What configs and modules cost: edits of a large config, and tracing a deep model.
 
-The config is a model whose layers all stand in the tree (a tuple, so that nothing is shared), of
+The config is a model whose layers are all in the tree (a tuple, so that nothing is shared), of
 about 500 nodes. Each figure is the median of several runs, as elapsed time and as the processor
 time of this process: the second says more on a machine that does other work too.
 
@@ -42,7 +42,7 @@ from axcore.config import (
     update_config,
     walk,
 )
-from axcore.layers import FeedForward, Linear, Repeat, Stack
+from axcore.layers import FeedForward, Linear, ScannedLayers, Stack
 from axcore.models import transformer
 from axcore.module import Module, ParamSpec, functional
 
@@ -135,7 +135,7 @@ def module_figures(repeats: int) -> dict[str, dict[str, float]]:
     scanned = transformer(
         vocab_size=320, dim=128, num_layers=NUM_LAYERS, num_heads=4, hidden_dim=352
     )
-    unrolled = replace_config(scanned, Repeat, Stack.Config())
+    unrolled = replace_config(scanned, ScannedLayers, Stack.Config())
     figures = {"instantiate 32 layers": timed(unrolled.build, repeats)}
     for name, cfg in (("unrolled", unrolled), ("scanned", scanned)):
         module = cfg.build()

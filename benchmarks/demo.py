@@ -17,18 +17,20 @@ from _record import record
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "tiny"
-        command = [sys.executable, "-m", "axcore.cli.main", "train", "tiny", "--dir", str(run)]
+        command = [sys.executable, "-m", "axcore", "train", "tiny", "--dir", str(run)]
         started = time.perf_counter()
         subprocess.run(command, check=True)
         elapsed = time.perf_counter() - started
         lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    heldout = [line for line in lines if line["split"] == "heldout"]
+    validation = [line for line in lines if line["split"] == "validation"]
     speeds = sorted(line["tokens_per_s"] for line in lines if line["split"] == "train")
     peak_kib = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
     figures = {
         "in_all_s": round(elapsed, 1),
-        "steps": heldout[-1]["step"],
-        "heldout_nats_per_byte": {str(line["step"]): round(line["loss"], 4) for line in heldout},
+        "steps": validation[-1]["step"],
+        "validation_nats_per_byte": {
+            str(line["step"]): round(line["loss"], 4) for line in validation
+        },
         "median_tokens_per_s": round(speeds[len(speeds) // 2]),
         "peak_memory_gib": round(peak_kib / 2**20, 3),
     }

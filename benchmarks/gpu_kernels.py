@@ -25,8 +25,8 @@ from axl_gpu.hardware import WGMMA
 from jax import Array
 
 from axcore.ops import AttentionInputs, AttentionSpec, KernelPolicy, use_policy
-from axcore.ops.attention_kernels import attention_call, run_attention
-from axcore.ops.registry import op_kernels
+from axcore.ops.attention.kernels import attention_call, run_attention
+from axcore.ops.dispatch.registry import op_kernels
 from axcore.plugins import Hardware
 
 REPEATS, CALLS = 7, 10
@@ -104,7 +104,7 @@ def _inputs(length: int, *, is_packed: bool) -> AttentionInputs:
 def _takes(name: str, inputs: AttentionInputs, spec: AttentionSpec) -> bool:
     (kernel,) = [one for one in op_kernels("attention") if one.name == name]
     call = attention_call(inputs, spec, with_lse=False)
-    return kernel.accepts is None or kernel.accepts.resolve()(call) is None
+    return kernel.unsupported_reason is None or kernel.unsupported_reason.resolve()(call) is None
 
 
 def _forward(name: str, spec: AttentionSpec, inputs: AttentionInputs) -> Array:
@@ -158,7 +158,7 @@ def measure(contest: Contest) -> dict[str, Any]:
     }
 
 
-def why_not_here() -> str | None:
+def missing_sdk_reason() -> str | None:
     """Returns None where there is a GPU to measure, else why there is none."""
     if jax.default_backend() != "gpu":
         return f"JAX sees no GPU here, only {jax.devices()[0].device_kind!r}"
@@ -173,7 +173,7 @@ def main() -> int:
     parser.add_argument("--only", choices=SUBJECTS, action="append")
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()
-    reason = why_not_here()
+    reason = missing_sdk_reason()
     if reason is not None:
         print(f"nothing was measured: {reason}", file=sys.stderr)
         return 1

@@ -7,36 +7,31 @@ compiles them for one GPU, at the sizes of Llama 3 8B and 8192 tokens, by our ke
 portable one and with full logits, and writes `results/gpu_loss_memory.json`. Nothing is run.
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from _record import record
 from axl_gpu.aot import devices
-from axl_gpu.kernels.cross_entropy import gpu_cross_entropy
 from jax import Array
 
-from axcore.ops import CrossEntropyInputs, CrossEntropySpec
-from axcore.ops.cross_entropy_portable import cross_entropy_portable
-from axcore.ops.cross_entropy_reference import cross_entropy_reference
+from axcore.ops import KernelPolicy, cross_entropy, use_policy
 from axcore.plugins import Hardware
 
 TOKENS, DIM, WORDS = 8192, 4096, 128_256
 TARGET = "gpu-h100-8"
 KERNELS = {
-    "gpu_cross_entropy": gpu_cross_entropy,
-    "portable": cross_entropy_portable,
-    "full_logits": cross_entropy_reference,
+    "gpu_cross_entropy": "gpu_cross_entropy",
+    "portable": "portable",
+    "full_logits": "reference",
 }
+"""The kernels that are compared, by what the results call them."""
 
 
-def temporaries_gib(kernel: Any) -> float:
+def temporaries_gib(kernel: str) -> float:
     """Returns what a program that returns the gradients takes beside them."""
     one = jax.sharding.SingleDeviceSharding(devices(Hardware.parse(TARGET))[0])
 
     def loss(x: Array, w: Array, targets: Array, weights: Array) -> Array:
-        total: Array = kernel(CrossEntropyInputs(x, w, targets, weights), CrossEntropySpec()).loss
-        return total
+        return cross_entropy(x, w, targets, weights)[0]
 
     shapes = ((1, TOKENS, DIM), (DIM, WORDS), (1, TOKENS), (1, TOKENS))
     dtypes = (jnp.bfloat16, jnp.bfloat16, jnp.int32, jnp.float32)
@@ -44,7 +39,9 @@ def temporaries_gib(kernel: Any) -> float:
         jax.ShapeDtypeStruct(shape, dtype, sharding=one)
         for shape, dtype in zip(shapes, dtypes, strict=True)
     ]
-    program = jax.jit(jax.grad(loss, (0, 1))).lower(*arrays).compile()
+    policy = KernelPolicy(hardware=Hardware.parse(TARGET), pins={"cross_entropy": kernel})
+    with use_policy(policy):
+        program = jax.jit(jax.grad(loss, (0, 1))).lower(*arrays).compile()
     return round(program.memory_analysis().temp_size_in_bytes / 2**30, 3)
 
 

@@ -62,8 +62,8 @@ def normal(seed: int, *shape: int, dtype: Any = jnp.bfloat16) -> Array:
 
 def grouped() -> dict[str, Any]:
     """Measures the products of experts, of which each has about as many rows."""
-    from axl_gpu.kernels.grouped_matmul import gpu_grouped_matmul
-    from axl_gpu.mosaic_grouped_matmul import mosaic_grouped_matmul
+    from axl_gpu.kernels.grouped_matmul.api import gpu_grouped_matmul
+    from axl_gpu.kernels.grouped_matmul.mosaic import mosaic_grouped_matmul
 
     counts = jax.random.uniform(jax.random.key(3), (EXPERTS,), minval=0.5, maxval=1.5)
     sizes = jnp.floor(ROWS * counts / jnp.sum(counts)).astype(jnp.int32)
@@ -84,10 +84,10 @@ def grouped() -> dict[str, Any]:
 
 def loss() -> dict[str, Any]:
     """Measures cross-entropy, with the output projection, forward and backward."""
-    from axl_gpu.kernels.cross_entropy import gpu_cross_entropy
+    from axl_gpu.kernels.cross_entropy.api import gpu_cross_entropy
 
     from axcore.ops import CrossEntropyInputs, CrossEntropySpec
-    from axcore.ops.cross_entropy_portable import cross_entropy_portable
+    from axcore.ops.cross_entropy.portable import cross_entropy_portable
 
     def full_logits(x: Array, w: Array, targets: Array, weights: Array) -> Array:
         logits = jnp.einsum("btd,dv->btv", x, w, preferred_element_type=jnp.float32)
@@ -119,14 +119,18 @@ def loss() -> dict[str, Any]:
 
 
 def norm() -> dict[str, Any]:
-    """Measures RMS normalisation by itself, as it seldom stands."""
-    from axl_gpu.kernels.rms_norm import gpu_rms_norm
+    """Measures RMS normalisation by itself, as it seldom runs."""
+    from axl_gpu.kernels.rms_norm.api import gpu_rms_norm, gpu_rms_norm_backward
 
-    from axcore.ops.rms_norm_portable import rms_norm_portable
+    from axcore.ops import RmsNormInputs, RmsNormSpec
+    from axcore.ops.rms_norm.portable import rms_norm_portable
+    from axcore.ops.rms_norm.vjp import rms_norm_custom_vjp
 
-    kernels = {"gpu_rms_norm": gpu_rms_norm, "portable": rms_norm_portable}
+    ours = partial(rms_norm_custom_vjp, forward=gpu_rms_norm, backward=gpu_rms_norm_backward)
+    kernels = {"gpu_rms_norm": ours, "portable": rms_norm_portable}
+    spec = RmsNormSpec(epsilon=1e-5)
     fns = {
-        name: partial(lambda kernel, x, scale: kernel(x, scale, 1e-5, 0.0), kernel)
+        name: partial(lambda kernel, *arrays: kernel(RmsNormInputs(*arrays), spec), kernel)
         for name, kernel in kernels.items()
     }
     arrays = (normal(0, TOKENS, DIM), normal(1, DIM))
@@ -141,24 +145,24 @@ def norm() -> dict[str, Any]:
 
 def float8() -> dict[str, Any]:
     """Measures the forward product of a linear layer, with the weights stored as layers do."""
-    from axl_gpu.kernels.float8_matmul import gpu_float8_matmul
+    from axl_gpu.kernels.matmul.float8 import gpu_float8_matmul
 
-    from axcore.ops import Narrow, Operands, ProductSpec
-    from axcore.ops.quantized_dot_kernels import float8_product
+    from axcore.ops import MatmulSpec, Operands, QuantizedArray
+    from axcore.ops.quantized.kernels import float8_matmul
 
-    spec = ProductSpec(product="forward", contracting=((1,), (0,)), dtype="bfloat16")
+    spec = MatmulSpec(product="forward", contracting=((1,), (0,)), dtype="bfloat16")
 
     def by(kernel: Any) -> Callable[..., Array]:
         def product(x: Array, w: Array) -> Array:
             scale = jnp.float32(0.5)
-            y: Array = kernel(Operands(Narrow(x, scale), Narrow(w, scale)), spec)
+            y: Array = kernel(Operands(QuantizedArray(x, scale), QuantizedArray(w, scale)), spec)
             return y
 
         return product
 
     narrow = jnp.float8_e4m3fn
     x, w = normal(0, TOKENS, DIM).astype(narrow), normal(1, DIM, HIDDEN).astype(narrow)
-    kernels = {"gpu_float8_matmul": gpu_float8_matmul, "float8": float8_product}
+    kernels = {"gpu_float8_matmul": gpu_float8_matmul, "float8": float8_matmul}
     rivals = {name: by(kernel) for name, kernel in kernels.items()}
     return {
         "rows_widths": [TOKENS, DIM, HIDDEN],

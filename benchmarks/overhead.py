@@ -1,6 +1,6 @@
 """What axcore costs: its train step against the same model and step written by hand.
 
-The model and the step of the experiment `tiny` stand below in plain JAX and optax, as one would
+The model and the step of the experiment `tiny` are below in plain JAX and optax, as one would
 write them for this model alone: tokens as rows of one matrix, layers under a scan, tables of
 positions and the mask made once. Both start from the same parameters and see the same batch, so
 that their losses agree; they run in turn in one process.
@@ -28,10 +28,10 @@ import numpy as np
 import optax
 from _record import record
 
-from axcore.aot.collectives import collectives
-from axcore.aot.executions import executions
-from axcore.aot.flops import products
-from axcore.aot.program import Program, parse_program
+from axcore.aot.cost.flops import products
+from axcore.aot.hlo.collectives import collectives
+from axcore.aot.hlo.executions import executions
+from axcore.aot.hlo.program import Program, parse_program
 from axcore.experiments.tiny import tiny
 from axcore.parallel import shardings_like
 from axcore.plugins import Hardware
@@ -179,11 +179,11 @@ def compare(steps: int) -> dict[str, Any]:
     """Returns the figures of both, and their ratios."""
     trainer = tiny().build()
     with jax.set_mesh(trainer.mesh):
-        batch = trainer.put(next(iter(trainer.data.train())))
-        ours = trainer.compiled_init()()
+        batch = trainer.batch_sharding.device_put(next(iter(trainer.data.train())))
+        ours = trainer.compiler.jitted_init()
         params = params_of(ours.model)
         hand_step, opt_state = step_by_hand(trainer, params)
-        ours_program = trainer.compiled_step().lower(ours, batch).compile()
+        ours_program = trainer.compiler.jitted_step.lower(ours, batch).compile()
         hand_program = hand_step.lower(params, opt_state, batch).compile()
         by_axcore = Timed(lambda state, batch: _loss_last(ours_program(state, batch)), ours)
         by_hand = Timed(

@@ -19,10 +19,11 @@ from jax import Array
 
 from axcore.config import evolve
 from axcore.experiments.tiny import tiny
-from axcore.layers import Fp8Current, Fp8Delayed, Int8Dynamic, with_dot
+from axcore.layers import Fp8Current, Fp8Delayed, Int8Dynamic
+from axcore.modifiers import with_dot
 from axcore.module import DTypes
 from axcore.ops import KernelPolicy, quantized_dot, use_policy
-from axcore.ops.quantized_dot_samples import FLOAT8, INT8
+from axcore.ops.quantized.contract import FLOAT8, INT8
 from axcore.plugins import Hardware
 from axcore.trainer import Trainer
 
@@ -90,27 +91,27 @@ def emulated(product: Callable[[Array, Array], Array]) -> Callable[[Array, Array
 
 
 def losses(max_steps: int) -> dict[str, Any]:
-    """Trains `tiny` in bfloat16, plain and with each scheme, and compares held-out losses."""
+    """Trains `tiny` in bfloat16, plain and with each scheme, and compares validation losses."""
     cfg = tiny()
     model = evolve(cfg.model, dtypes=DTypes(compute="bfloat16"))
     cfg = evolve(
         cfg, model=model, max_steps=max_steps, eval_every_steps=max_steps, kernels=EMULATED
     )
-    results = {"bfloat16": heldout(cfg)}
+    results = {"bfloat16": validation(cfg)}
     for name, dot in DOTS.items():
-        results[name] = heldout(with_dot(cfg, dot))
+        results[name] = validation(with_dot(cfg, dot))
     plain = results["bfloat16"]
     return {
         "steps": max_steps,
-        "heldout_loss": results,
+        "validation_loss": results,
         "over_bfloat16": {name: round(loss / plain, 4) for name, loss in results.items()},
     }
 
 
-def heldout(cfg: Trainer.Config) -> float:
+def validation(cfg: Trainer.Config) -> float:
     with tempfile.TemporaryDirectory() as folder:
-        trainer = Trainer(evolve(cfg, mesh={"fsdp": -1}))
-        return round(trainer.run(folder + "/run").heldout["loss"], 5)
+        trainer = evolve(cfg, mesh={"fsdp": -1}).build()
+        return round(trainer.run(folder + "/run").validation["loss"], 5)
 
 
 if __name__ == "__main__":

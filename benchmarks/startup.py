@@ -34,8 +34,12 @@ def seconds(program: str) -> float:
 
 def loads_jax(program: str) -> bool:
     """Returns whether a program leaves jax imported."""
-    told = f"import atexit, sys; atexit.register(lambda: print('jax' in sys.modules)); {program}"
-    done = subprocess.run([sys.executable, "-c", told], check=True, capture_output=True, text=True)
+    program_and_check = (
+        f"import atexit, sys; atexit.register(lambda: print('jax' in sys.modules)); {program}"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program_and_check], check=True, capture_output=True, text=True
+    )
     return done.stdout.splitlines()[-1] == "True"
 
 

@@ -26,7 +26,7 @@ import numpy as np
 from _bundles import measured_apart, schedule_of
 from _record import RESULTS, record
 
-from axcore.aot import find_aot_target
+from axcore.aot import compile_devices, find_aot_target
 from axcore.plugins import Hardware
 
 TARGETS = ("tpu-v5e-8", "tpu-v5p-8", "tpu-v6e-8")
@@ -135,13 +135,15 @@ Steps = tuple[tuple[int, int], int, tuple[float, ...]]
 
 def our_steps(case: Case, hardware: Hardware) -> dict[str, Steps]:
     """Returns the steps of our kernels; of branches, masked and whole visits are in the middle."""
-    from axl_tpu.kernels.attention_tiles import BACKWARD_TILES, TILES
+    from axl_tpu.kernels.attention.block_sizes import BACKWARD_BLOCK_SIZES, BLOCK_SIZES
 
-    from axcore.ops.attention_kernels import attention_call
+    from axcore.ops.attention.kernels import attention_call
 
     inputs, spec = call_of(case)
     call = attention_call(inputs, spec, with_lse=False)
-    fwd, back = (table.entry(call, hardware).tiles for table in (TILES, BACKWARD_TILES))
+    fwd, back = (
+        table.entry(call, hardware).block_sizes for table in (BLOCK_SIZES, BACKWARD_BLOCK_SIZES)
+    )
     heads, key_heads = float(case.rows * HEADS), float(case.rows * KEY_HEADS)
     block, dq_block = (fwd.block_q, fwd.block_k), (back.dq_block_q, back.dq_block_k)
     dkv_block = (back.dkv_block_q, back.dkv_block_k)
@@ -167,7 +169,7 @@ class Walk:
     @classmethod
     def of(cls, case: Case, block_q: int, block_k: int, *, by_keys: bool) -> "Walk":
         """Returns the walk of a case, by its real segments."""
-        from axl_tpu.kernels.attention_visits import FIRST, LIVE, MASKED, Cut, visits
+        from axl_tpu.kernels.attention.block_schedule import FIRST, LIVE, MASKED, Cut, visits
 
         inputs, spec = call_of(case)
         walk = visits(inputs, spec, Cut.of(inputs, block_q, block_k), by_keys=by_keys)
@@ -186,11 +188,11 @@ class Walk:
 
 def measured_splash(folder: Path, case: Case, hardware: Hardware, device: Any) -> dict[str, Any]:
     """Returns splash's figures by the block size that takes the fewest cycles."""
-    from axl_tpu.splash_attention import TILES, SplashTiles, splash_attention
+    from axl_tpu.kernels.attention.splash import BLOCK_SIZES, SplashBlockSizes, splash_attention
 
     found = []
     for size in SPLASH_BLOCKS:
-        with TILES.forced(SplashTiles(size)):
+        with BLOCK_SIZES.forced(SplashBlockSizes(size)):
             num_bytes = compiled_bytes(splash_attention, case, device)
         cycles = splash_cycles(folder, case, hardware, size)
         found.append({"block": size, "cycles": cycles, "temporary_bytes": num_bytes})
@@ -206,18 +208,18 @@ def forget(folder: Path) -> None:
 
 def measure(target: str, folder: Path) -> dict[str, Any]:
     """Returns the figures of one target, in the process that compiles for it."""
-    from axl_tpu.kernels.attention import flash_attention, flash_attention_backward
+    from axl_tpu.kernels.attention.api import tpu_flash_attention, tpu_flash_attention_backward
 
     from axcore.ops import KernelPolicy, use_policy
-    from axcore.ops.attention_vjp import attention_from_halves
+    from axcore.ops.attention.vjp import attention_custom_vjp
 
     def ours(inputs: Any, spec: Any) -> Any:
-        return attention_from_halves(
-            inputs, spec, forward=flash_attention, backward=flash_attention_backward
+        return attention_custom_vjp(
+            inputs, spec, forward=tpu_flash_attention, backward=tpu_flash_attention_backward
         )
 
     hardware = Hardware.parse(target)
-    device = find_aot_target(hardware).devices.resolve()(hardware)[0]
+    device = compile_devices(find_aot_target(hardware), hardware)[0]
     figures = {}
     for name, case in CASES.items():
         with use_policy(KernelPolicy(hardware=hardware)):

@@ -24,9 +24,9 @@ import numpy as np
 from _bundles import measured_apart, schedule_of
 from _record import record
 
-from axcore.aot import find_aot_target
-from axcore.aot.executions import executions
-from axcore.aot.program import parse_program
+from axcore.aot import compile_devices, find_aot_target
+from axcore.aot.hlo.executions import executions
+from axcore.aot.hlo.program import parse_program
 from axcore.plugins import Hardware
 
 TARGETS = ("tpu-v5e-8", "tpu-v5p-8", "tpu-v6e-8")
@@ -80,8 +80,8 @@ def num_visits(block: int) -> int:
 def grouped(folder: Path, hardware: Hardware, device: Any) -> dict[str, Any]:
     """Returns the figures of both grouped products."""
     import jax
-    from axl_tpu.kernels.grouped_matmul import tpu_grouped_matmul
-    from axl_tpu.megablox import megablox
+    from axl_tpu.kernels.grouped_matmul.api import tpu_grouped_matmul
+    from axl_tpu.kernels.grouped_matmul.megablox import megablox
 
     figures = {}
     for name, fn, steps in (
@@ -115,7 +115,7 @@ def megablox_steps() -> dict[str, tuple[str, Steps]]:
     """Returns megablox's kernels; branches are a first part, a last part, any other; of matrices a
     first visit, each visit, a last one.
     """
-    from axl_tpu.megablox import MAX_TILE, ROW_TILES
+    from axl_tpu.kernels.grouped_matmul.megablox import MAX_TILE, ROW_TILES
 
     tile, visits = MAX_TILE["bfloat16"], num_visits(ROW_TILES[0])
 
@@ -136,7 +136,7 @@ def our_steps(hardware: Hardware) -> dict[str, tuple[str, Steps]]:
     """Returns our kernels; branches are a first part, a last part, any other if there are several,
     and the end; of matrices a first visit, one of a whole block, one of a part, and a last one.
     """
-    from axl_tpu.kernels.grouped_tiles import TILES
+    from axl_tpu.kernels.grouped_matmul.block_sizes import BLOCK_SIZES
 
     from axcore.ops import Call
 
@@ -145,21 +145,21 @@ def our_steps(hardware: Hardware) -> dict[str, tuple[str, Steps]]:
         shapes=(("x", (ROWS, WIDTH)), ("w", (EXPERTS, WIDTH, HIDDEN))),
         dtypes=(("x", "bfloat16"),),
     )
-    tiles = TILES.entry(call, hardware).tiles
-    visits = num_visits(tiles.rows)
-    listed = ROWS // tiles.rows + EXPERTS
+    block_sizes = BLOCK_SIZES.entry(call, hardware).block_sizes
+    visits = num_visits(block_sizes.rows)
+    listed = ROWS // block_sizes.rows + EXPERTS
 
     def rows(summed: int, columns: int) -> Steps:
-        fitted = tiles.fitted(ROWS, summed, columns)
+        fitted = block_sizes.fitted(ROWS, summed, columns)
         outer, parts = columns // fitted.columns, summed // fitted.summed
         taken = [outer * visits] * (3 if parts == 1 else 4)
         if parts > 1:
             taken[2] *= parts - 1
         return outer * listed * parts, tuple(float(times) for times in taken)
 
-    _, height, width = tiles.of_gradient(ROWS, WIDTH, HIDDEN)
+    _, height, width = block_sizes.of_gradient(ROWS, WIDTH, HIDDEN)
     blocks = (WIDTH // height) * (HIDDEN // width)
-    shared = 2 * (visits - ROWS // tiles.rows)
+    shared = 2 * (visits - ROWS // block_sizes.rows)
     taken = (EXPERTS * blocks, (visits - shared) * blocks, shared * blocks, EXPERTS * blocks)
     return {
         "forward": ("jvp_tpu_grouped_matmul_.", rows(WIDTH, HIDDEN)),
@@ -171,12 +171,12 @@ def our_steps(hardware: Hardware) -> dict[str, tuple[str, Steps]]:
 def losses(folder: Path, hardware: Hardware, device: Any) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields the figures of both cross-entropies, by size of the vocabulary."""
     import jax
-    from axl_tpu.kernels.cross_entropy import tpu_cross_entropy
+    from axl_tpu.kernels.cross_entropy.api import tpu_cross_entropy
 
     from axcore.ops import CrossEntropyInputs, CrossEntropySpec
-    from axcore.ops.cross_entropy_portable import cross_entropy_portable
+    from axcore.ops.cross_entropy.portable import cross_entropy_portable
 
-    for num_words in VOCABULARIES:
+    for vocabulary_size in VOCABULARIES:
         figures = {}
         for name, fn in (("portable", cross_entropy_portable), ("ours", tpu_cross_entropy)):
 
@@ -191,30 +191,30 @@ def losses(folder: Path, hardware: Hardware, device: Any) -> Iterator[tuple[str,
                 run,
                 device,
                 ((1, TOKENS, WIDTH), "bfloat16"),
-                ((WIDTH, num_words), "float32"),
+                ((WIDTH, vocabulary_size), "float32"),
                 ((1, TOKENS), "int32"),
                 ((1, TOKENS), "float32"),
             )
-            parts = loss_cycles(folder, hardware, num_words) if name == "ours" else {}
+            parts = loss_cycles(folder, hardware, vocabulary_size) if name == "ours" else {}
             figures[name] = with_program(parts, program)
             emptied(folder)
-        yield f"cross_entropy_{num_words}", figures
+        yield f"cross_entropy_{vocabulary_size}", figures
 
 
-def loss_cycles(folder: Path, hardware: Hardware, num_words: int) -> dict[str, float]:
+def loss_cycles(folder: Path, hardware: Hardware, vocabulary_size: int) -> dict[str, float]:
     """Returns the cycles of our kernels, whose branches are all of first or last steps."""
-    from axl_tpu.kernels.cross_entropy_tiles import TILES
+    from axl_tpu.kernels.cross_entropy.block_sizes import BLOCK_SIZES
 
     from axcore.ops import Call
 
     call = Call(
         op="cross_entropy",
-        shapes=(("x", (TOKENS, WIDTH)), ("w", (WIDTH, num_words))),
+        shapes=(("x", (TOKENS, WIDTH)), ("w", (WIDTH, vocabulary_size))),
         dtypes=(("x", "bfloat16"),),
     )
-    tiles = TILES.entry(call, hardware).tiles.fitted(TOKENS, num_words)
-    by_row, by_word = TOKENS // tiles.rows, -(-num_words // tiles.words)
-    flops = 4.0 * TOKENS * WIDTH * num_words
+    block_sizes = BLOCK_SIZES.entry(call, hardware).block_sizes.fitted(TOKENS, vocabulary_size)
+    by_row, by_word = TOKENS // block_sizes.rows, -(-vocabulary_size // block_sizes.words)
+    flops = 4.0 * TOKENS * WIDTH * vocabulary_size
     found = {}
     for name, kernel, ends in (
         ("forward", "jvp_tpu_cross_entropy_.", by_row),
@@ -247,7 +247,7 @@ def measure(target: str, folder: Path) -> dict[str, Any]:
     from axcore.ops import KernelPolicy, use_policy
 
     hardware = Hardware.parse(target)
-    device = find_aot_target(hardware).devices.resolve()(hardware)[0]
+    device = compile_devices(find_aot_target(hardware), hardware)[0]
     with use_policy(KernelPolicy(hardware=hardware)):
         return {
             "grouped_matmul": grouped(folder, hardware, device),

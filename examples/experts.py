@@ -36,7 +36,7 @@ def small(cfg: Any) -> Any:
             "data.source": source,
             "data.seq_len": 64,
             "data.batch_size": 4,
-            "data.heldout_batches": 2,
+            "data.validation_batches": 2,
             "**.warmup_steps": 4,
             "max_steps": 20,
         },
@@ -50,7 +50,7 @@ def main(directory: str) -> None:
         sizes = [count_params(one.build().param_specs()) / 1e9 for one in (cfg, with_experts(cfg))]
         print(f"{family.__name__} {size}: {sizes[0]:.1f}B parameters, with experts {sizes[1]:.1f}B")
     result = small(with_experts(tiny())).build().run(directory)
-    print(f"held-out loss after {result.step} steps: {result.heldout['loss']:.2f} nats a byte")
+    print(f"validation loss after {result.step} steps: {result.validation['loss']:.2f} nats a byte")
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ REQUIRED: Any = object()  # not None: None may mean something, and must not pass
 class Config:
     def build(self, **filled: Any) -> Any:
         # 2. The parent owns the wiring: it alone knows the width that its children work at. What it
-        #    fills in is all that a slot demands, and that is why any other layer can stand there.
+        #    fills in is all that a slot demands, and that is why any other layer fits there.
         taken = [n for n, value in filled.items() if getattr(self, n) not in (REQUIRED, value)]
         cfg = dataclasses.replace(self, **filled)
         missing = [name for name, value in vars(cfg).items() if value is REQUIRED]
@@ -58,7 +58,7 @@ _current: contextvars.ContextVar[Context] = contextvars.ContextVar("context")
 
 
 def fold(key: Any, name: str) -> Any:
-    # 5. Folded by name, not split by position: what stands beside a module changes no key of its.
+    # 5. Folded by name, not split by position: a module's siblings change none of its keys.
     return jax.random.fold_in(key, zlib.crc32(name.encode()))
 
 
@@ -127,7 +127,7 @@ class Net(Module):
 
 # 10. What it buys: `replace` brings noise and a penalty into every layer; `Net` knows neither.
 class Noisy(Linear):
-    Config = config(type("Config", (Linear.Config,), {}))  # so that it can be told from Linear's
+    Config = config(type("Config", (Linear.Config,), {}))  # so that it differs from Linear's
 
     def forward(self, x: Any) -> Any:
         _current.get().losses.append(1e-4 * jnp.sum(self.weight**2))

@@ -1,17 +1,22 @@
-"""`compile_for`: the report of a config on a target, compiled in a process of its own."""
+"""`compile_for`: the report of a config on a target, compiled in a separate process."""
 
 import json
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import attrs
 
 from axcore import errors
-from axcore.aot.report import Report, report_from_json
+from axcore.aot.report.report import Report, report_from_json
 from axcore.aot.targets import compile_environment, find_aot_target
 from axcore.config import to_json
 from axcore.plugins import Hardware
+
+if TYPE_CHECKING:
+    from axcore.trainer import ResolvedConfig
 
 SHOWN_LINES = 20
 
@@ -20,7 +25,7 @@ def compile_for(cfg: Any, target: str, *, experiment: str = "experiment") -> Rep
     """Returns the report of a trainer's step, really compiled for `target`.
 
     Args:
-        cfg: The trainer's config; its own mesh rules, and plugins', are applied for the target.
+        cfg: The trainer's config; it is resolved for the target.
         target: The hardware's name; none of it need be here.
         experiment: Its name in the report.
 
@@ -28,13 +33,24 @@ def compile_for(cfg: Any, target: str, *, experiment: str = "experiment") -> Rep
         PluginError: No plugin knows the target, or its compiler is not installed.
         AxcoreError: The config does not fit the target, or the compiler failed.
     """
-    hardware = Hardware.parse(target)
+    from axcore.trainer import resolve
+
+    return compile_resolved(resolve(cfg, Hardware.parse(target)), experiment)
+
+
+def compile_resolved(resolved: "ResolvedConfig", experiment: str) -> Report:
+    """Returns the report of a resolved config's step, as `compile_for` does."""
+    hardware = resolved.hardware
     record = find_aot_target(hardware)
-    request = {"config": to_json(cfg), "target": hardware.name, "experiment": experiment}
+    request = {
+        "config": to_json(resolved.config),
+        "target": hardware.name,
+        "experiment": experiment,
+    }
     with tempfile.TemporaryDirectory() as folder:
         answer = Path(folder) / "answer.json"
         done = subprocess.run(
-            [sys.executable, "-m", "axcore.aot.child", str(answer)],
+            [sys.executable, "-m", "axcore.aot.worker", str(answer)],
             input=json.dumps(request),
             env=compile_environment(record, hardware),
             stdout=subprocess.DEVNULL,
@@ -44,10 +60,10 @@ def compile_for(cfg: Any, target: str, *, experiment: str = "experiment") -> Rep
         )
         if not answer.exists():
             raise _failed(done, hardware)
-        told = json.loads(answer.read_text(encoding="utf-8"))
-    if "error" in told:
-        raise _error_of(told["error"])
-    return report_from_json(told["report"])
+        answered = json.loads(answer.read_text(encoding="utf-8"))
+    if "error" in answered:
+        raise _error_of(answered["error"])
+    return attrs.evolve(report_from_json(answered["report"]), changes=resolved.mesh_rule_diff())
 
 
 def _failed(done: "subprocess.CompletedProcess[str]", hardware: Hardware) -> errors.AxcoreError:
@@ -55,7 +71,7 @@ def _failed(done: "subprocess.CompletedProcess[str]", hardware: Hardware) -> err
     return errors.AotError(
         f"the compiler for {hardware.name} ended with code {done.returncode}:\n{last}",
         where=f"target {hardware.name}",
-        mend="if the config is right, report it with the whole output",
+        hint="if the config is right, report it with the whole output",
     )
 
 

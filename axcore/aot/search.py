@@ -10,15 +10,16 @@ from typing import Any
 
 import attrs
 
-from axcore.aot.report import Report
+from axcore.aot.report.report import Report
 from axcore.errors import AxcoreError
-from axcore.plugins import Hardware, with_changes
+from axcore.modifiers import with_changes
+from axcore.plugins import Hardware
 
-AS_IT_IS: tuple[str, ...] = ()
+UNCHANGED: tuple[str, ...] = ()
 REMATS = ("none", "minimal", "save_heads", "save_attention", "full")
 """From most memory to most computation."""
 
-LEANEST = "remat(policy=full)"
+FULL_REMAT = "remat(policy=full)"
 FACTORS = (2, 4, 8, 16)
 
 
@@ -28,7 +29,7 @@ class Attempt:
 
     Args:
         changes: As `--modify` takes them, one after the other; none is the config as it is.
-        report: What compiling told; None where the change cannot be made.
+        report: The report of compiling it; None where the change cannot be made.
         reason: Why it cannot.
     """
 
@@ -50,9 +51,9 @@ class Attempt:
 
 def groups(cfg: Any, hardware: Hardware) -> Iterator[tuple[tuple[str, ...], ...]]:
     """Yields the groups of changes of a config, in the order in which they are tried."""
-    yield (AS_IT_IS,)
-    yield tuple(_leaner(cfg, hardware))
-    lean = tuple(one for one in (LEANEST,) if _changes(cfg, (one,), hardware))
+    yield (UNCHANGED,)
+    yield tuple(_less_memory(cfg, hardware))
+    lean = tuple(one for one in (FULL_REMAT,) if _changes(cfg, (one,), hardware))
     yield tuple((*lean, f"accumulate(factor={factor})") for factor in FACTORS)
     yield tuple(
         (*lean, f"mesh_shape(mesh={{'fsdp': -1, 'model': {ways}}})")
@@ -61,7 +62,7 @@ def groups(cfg: Any, hardware: Hardware) -> Iterator[tuple[tuple[str, ...], ...]
     )
 
 
-def _leaner(cfg: Any, hardware: Hardware) -> Iterator[tuple[str, ...]]:
+def _less_memory(cfg: Any, hardware: Hardware) -> Iterator[tuple[str, ...]]:
     """Yields the presets that keep less than a config does; all of them where it has none."""
     remats = tuple((f"remat(policy={policy})",) for policy in REMATS)
     own = [place for place, one in enumerate(remats) if not _changes(cfg, one, hardware)]
@@ -69,7 +70,7 @@ def _leaner(cfg: Any, hardware: Hardware) -> Iterator[tuple[str, ...]]:
 
 
 def _changes(cfg: Any, changes: tuple[str, ...], hardware: Hardware) -> bool:
-    """Tells whether a config is not already what changes would make of it."""
+    """Returns whether changes would change a config."""
     try:
         return bool(with_changes(cfg, changes, hardware) != cfg)
     except AxcoreError:
@@ -89,7 +90,7 @@ def search(
         cfg: A trainer's config with the hardware's mesh rule applied.
         hardware: The target.
         compile_one: Compiles a config for it.
-        announce: Is told what is compiled next.
+        announce: Called with the name of the change that is compiled next.
     """
     tried: list[Attempt] = []
     for group in groups(cfg, hardware):

@@ -3,6 +3,7 @@
 import importlib.util
 import os
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from axcore.errors import PluginError
 from axcore.plugins import AotTarget, Hardware, plugin_host, set_environment_flags
@@ -19,21 +20,21 @@ def find_aot_target(hardware: Hardware, records: Sequence[AotTarget] | None = No
         PluginError: No plugin can, two can, or the compiler's packages are not installed.
     """
     records = plugin_host().records(AotTarget) if records is None else records
-    reasons = {record: record.on(hardware) for record in records}
+    reasons = {record: record.requires(hardware) for record in records}
     fitting = [record for record, reason in reasons.items() if reason is None]
     if not fitting:
         tried = "; ".join(f"{one.name} ({one.plugin}) {why}" for one, why in reasons.items())
         raise PluginError(
             f"no plugin says how to compile for {hardware.name}: {tried or 'none says anything'}",
             where=f"target {hardware.name}",
-            mend=f"install the plugin for {hardware.family}, or ask its authors for `aot_targets`",
+            hint=f"install the plugin for {hardware.family}, or ask its authors for `aot_targets`",
         )
     if len(fitting) > 1:
         names = " and ".join(f"{one.name} ({one.plugin})" for one in fitting)
         raise PluginError(
             f"{names} both compile for {hardware.name}",
             where=f"target {hardware.name}",
-            mend=f"set AXCORE_BLOCK={fitting[-1].plugin}",
+            hint=f"set AXCORE_BLOCK={fitting[-1].plugin}",
         )
     _require_modules(fitting[0], hardware)
     return fitting[0]
@@ -46,7 +47,7 @@ def _require_modules(target: AotTarget, hardware: Hardware) -> None:
             f"the compiler for {hardware.name}, {target.name}, is not installed: there is no "
             f"{', '.join(missing)}",
             where=f"target {hardware.name}",
-            mend=f'pip install "{target.install}"',
+            hint=f'pip install "{target.install}"',
         )
 
 
@@ -57,13 +58,28 @@ def _is_there(module: str) -> bool:
         return False
 
 
+def compile_devices(target: AotTarget, hardware: Hardware) -> Sequence[Any]:
+    """Returns the devices to compile for; the host's where the target brings none. Starts jax."""
+    if target.devices is not None:
+        devices: Sequence[Any] = target.call("devices", hardware, returns=Sequence)
+        return devices
+    from axcore.aot.host_devices import host_devices
+
+    return host_devices(hardware)
+
+
 def compile_environment(target: AotTarget, hardware: Hardware) -> Mapping[str, str]:
     """Returns the environment of a process that compiles: this one's, with what is needed in it.
 
     What plugins want set before JAX starts, as on the hardware itself, is among it.
     """
     environment = dict(os.environ)
-    for name, value in target.environment.resolve()(hardware).items():
+    expected = "a mapping from variable to its value, as str"
+    for name, value in target.call(
+        "environment", hardware, returns=Mapping, expected=expected
+    ).items():
+        if not (isinstance(name, str) and isinstance(value, str)):
+            raise target.wrong_return("environment", {name: value}, expected)
         environment[name] = _with_flags(environment.get(name, ""), value)
     set_environment_flags(hardware, environment)
     return environment

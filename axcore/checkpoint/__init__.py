@@ -4,18 +4,16 @@ from axcore.checkpoint.adapters import load_adapters, save_adapters
 from axcore.checkpoint.checkpointer import Checkpointer
 from axcore.checkpoint.manifest import DamagedCheckpointError, Manifest
 from axcore.checkpoint.reader import CheckpointWarning, Restored
-from axcore.checkpoint.run_directory import RunDirectory
-from axcore.checkpoint.storage import Claim, StepStorage
+from axcore.checkpoint.storage import StepStorage, StorageLock
 
 __all__ = [
     "CheckpointWarning",
     "Checkpointer",
-    "Claim",
     "DamagedCheckpointError",
     "Manifest",
     "Restored",
-    "RunDirectory",
     "StepStorage",
+    "StorageLock",
     "load_adapters",
     "save_adapters",
 ]

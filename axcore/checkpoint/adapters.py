@@ -26,7 +26,7 @@ def save_adapters(folder: Path | str, cfg: Any, state: Any) -> None:
     """Writes the adapters of a model into a folder, which is made where it is absent.
 
     Args:
-        folder: Where to; adapters that are there already are replaced.
+        folder: Where to write; adapters in it are replaced.
         cfg: The model's config, with LoRA applied.
         state: The model's state.
 
@@ -36,7 +36,7 @@ def save_adapters(folder: Path | str, cfg: Any, state: Any) -> None:
     layers = find_config(cfg, LoRALinear)
     if not layers:
         raise ConfigError(
-            f"{type(cfg).__qualname__} has no adapters to save", mend="apply LoRA to it first"
+            f"{type(cfg).__qualname__} has no adapters to save", hint="apply LoRA to it first"
         )
     arrays = {name: np.asarray(leaf) for name, leaf in adapters_of(cfg.build(), state).items()}
     templates = {found.path: to_dict(evolve(found.node, base=REQUIRED)) for found in layers}
@@ -68,7 +68,7 @@ def load_adapters(folder: Path | str, cfg: Any, state: Any) -> tuple[Any, Any]:
         raise CheckpointError(
             f"the adapters are for {', '.join(lost)}; the model has no linear layer there",
             where=str(folder),
-            mend="load them into the model that they were trained on: "
+            hint="load them into the model that they were trained on: "
             + (", ".join(linears) or "this one has no linear layers"),
         )
     adapted = update_config(
@@ -91,7 +91,7 @@ def _read_config(path: Path) -> dict[str, LoRALinear.Config]:
         raise CheckpointError(
             f"the file does not describe adapters: {error!r}",
             where=str(path),
-            mend="save the adapters again",
+            hint="save the adapters again",
         ) from error
 
 
@@ -100,7 +100,7 @@ def _read_arrays(path: Path) -> dict[str, np.ndarray]:
         return dict(load(_read(path)))
     except SafetensorError as error:
         raise CheckpointError(
-            f"the arrays cannot be read: {error}", where=str(path), mend="save the adapters again"
+            f"the arrays cannot be read: {error}", where=str(path), hint="save the adapters again"
         ) from error
 
 
@@ -111,5 +111,5 @@ def _read(path: Path) -> bytes:
         raise CheckpointError(
             f"there is no {path.name} in {path.parent}",
             where=str(path.parent),
-            mend="name the folder that save_adapters wrote",
+            hint="name the folder that save_adapters wrote",
         ) from None

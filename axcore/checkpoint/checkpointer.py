@@ -2,7 +2,7 @@
 
 The parts: a storage (`storage.py`) commits and deletes steps, `writer.py` fills one, `reader.py`
 checks and restores one, `store.py` moves arrays through Orbax, `manifest.py` and `integrity.py`
-tell whether what is on the disk is what was saved.
+check that what is on the disk is what was saved.
 """
 
 from collections.abc import Mapping
@@ -14,8 +14,7 @@ from axcore.checkpoint.manifest import Manifest
 from axcore.checkpoint.reader import CheckpointReader, Restored
 from axcore.checkpoint.storage import open_storage
 from axcore.checkpoint.writer import CheckpointWriter
-from axcore.config import REQUIRED, Configurable, config
-from axcore.errors import ConfigError
+from axcore.config import REQUIRED, Configurable, PositiveInt, config
 
 
 class Checkpointer(Configurable):
@@ -28,29 +27,28 @@ class Checkpointer(Configurable):
     """
 
     @config
-    class Config(Configurable.Config):
+    class Config(Configurable.Config["Checkpointer"]):
         """How often to save, and what to keep.
 
         `directory` is absolute or relative to the working directory, or `SCHEME://PLACE` where a
         plugin brings such a storage; a run whose config leaves it out keeps steps in its own
         directory. `keep` is the number of newest steps kept (None: all). `saves_in_background` lets
-        training go on while a step is written.
+        training continue while a step is written; not on Python 3.12.0 to 3.12.2, which could not
+        finish the save of a process that ends without `close`.
         `on_damage` says what `restore` does where the newest step is damaged and no step was asked
         for by number: go back to the newest whole one with a warning, or stop.
         """
 
         directory: str = REQUIRED
-        every_steps: int = 1000
-        keep: int | None = 3
+        every_steps: PositiveInt = 1000
+        keep: PositiveInt | None = 3
         saves_in_background: bool = True
         on_damage: Literal["fall_back", "stop"] = "fall_back"
 
+    folder_fields = ("directory",)
+
     def __init__(self, cfg: Config) -> None:
         super().__init__(cfg)
-        for name in ("every_steps", "keep"):
-            value = getattr(cfg, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} is {value}; it must be at least 1", where=name)
         self._every_steps = cfg.every_steps
         self._saves_in_background = cfg.saves_in_background
         self._steps = open_storage(cfg.directory)
@@ -58,11 +56,10 @@ class Checkpointer(Configurable):
         self._reader = CheckpointReader(self._steps, falls_back=cfg.on_damage == "fall_back")
 
     @classmethod
-    def of_run(cls, cfg: Config, run: Path) -> Self:
+    def for_run(cls, cfg: Config, run: Path) -> "Checkpointer":
         """Returns the checkpointer of a run: in the run's directory, unless it names another."""
         is_named = cfg.directory is not REQUIRED
-        made: Self = cfg.build() if is_named else cfg.build(directory=str(run / "checkpoints"))
-        return made
+        return cfg.build() if is_named else cfg.build(directory=str(run / "checkpoints"))
 
     def __enter__(self) -> Self:
         return self
@@ -81,7 +78,7 @@ class Checkpointer(Configurable):
         return self._steps.root
 
     def steps(self) -> tuple[int, ...]:
-        """Returns the committed steps, oldest first; `verify` tells whether one is still whole."""
+        """Returns the committed steps, oldest first; `verify` checks that one is still whole."""
         return self._reader.committed()
 
     def latest(self) -> int | None:
@@ -96,7 +93,7 @@ class Checkpointer(Configurable):
         """Saves a state; returns once `state` may be donated, before it is on the disk.
 
         Waits first for the save before it.
-        Committed steps at or after `step`, which a run leaves behind when it goes on from an older
+        Committed steps at or after `step`, which a run leaves behind when it resumes from an older
         step, are renamed to `step_N.aside` with a warning.
 
         Args:
@@ -124,7 +121,7 @@ class Checkpointer(Configurable):
 
         Args:
             template: A pytree of `jax.ShapeDtypeStruct` or arrays. Each leaf is restored into the
-                leaf's own sharding, whatever it was saved from.
+                leaf's own sharding; it may differ from the saved one.
             step: The step to restore; None: the newest that is whole. Damaged steps that are passed
                 over are named in a warning, or end the search (`on_damage="stop"`).
             partial: Whether the checkpoint may hold leaves that `template` lacks.

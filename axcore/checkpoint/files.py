@@ -83,5 +83,5 @@ def _held_error(path: Path, doing: str, holder: str) -> CheckpointError:
     return CheckpointError(
         f"{'this' if own else 'another live'} process ({holder or 'unknown'}) is already {doing}",
         where=str(path.parent),
-        mend="close the first one" if own else "stop that process, or use another directory",
+        hint="close the first one" if own else "stop that process, or use another directory",
     )

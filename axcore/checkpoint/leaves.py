@@ -38,7 +38,7 @@ def name_leaves(tree: Any) -> dict[str, Any]:
             raise CheckpointError(
                 f"two leaves of the state are called {name!r}",
                 where=name,
-                mend="rename a key so that no key holds the path of another leaf",
+                hint="rename a key so that no key holds the path of another leaf",
             )
         named[name] = leaf
     return named
@@ -53,7 +53,7 @@ def name_arrays(state: Any) -> dict[str, jax.Array]:
     return {name: _as_array(name, leaf) for name, leaf in name_leaves(state).items()}
 
 
-def spec_of(leaf: Any) -> LeafSpec:
+def leaf_spec(leaf: Any) -> LeafSpec:
     """Returns the shape and dtype of an array or of a description of one."""
     return LeafSpec(tuple(leaf.shape), str(leaf.dtype))
 
@@ -66,7 +66,7 @@ def describe(leaf: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)  # type: ignore[no-untyped-call]
 
 
-def misfits(
+def mismatches(
     saved: Mapping[str, LeafSpec], wanted: Mapping[str, LeafSpec], *, partial: bool = False
 ) -> list[str]:
     """Returns one sentence for each leaf that keeps a checkpoint from filling a template.
@@ -104,13 +104,13 @@ def _as_array(name: str, leaf: Any) -> jax.Array:
         raise CheckpointError(
             f"{name} is a {type(leaf).__qualname__}; only arrays and numbers can be saved",
             where=name,
-            mend="leave it out of the state, or put it in `extra`",
+            hint="leave it out of the state, or put it in `extra`",
         )
     held = jax.dtypes.canonicalize_dtype(np.asarray(leaf).dtype)
     if isinstance(leaf, (np.ndarray, np.generic)) and held != leaf.dtype:
         raise CheckpointError(
             f"{name} is a numpy array of {leaf.dtype}; jax holds it as {held}",
             where=name,
-            mend=f"convert it to {held}, or set jax_enable_x64",
+            hint=f"convert it to {held}, or set jax_enable_x64",
         )
     return jnp.asarray(leaf, dtype=held)

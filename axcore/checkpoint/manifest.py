@@ -24,7 +24,7 @@ FORMAT_VERSION = 1
 
 
 class DamagedCheckpointError(CheckpointError):
-    """What was saved is no longer what is on the disk."""
+    """What is on the disk differs from what was saved."""
 
 
 @attrs.frozen(kw_only=True)
@@ -63,7 +63,7 @@ def read_manifest(directory: Path) -> Manifest:
             f"the checkpoint has format {body['format_version']}, written by axcore "
             f"{body['axcore_version']}; this axcore reads format {FORMAT_VERSION}",
             where=str(path),
-            mend=f"install axcore {body['axcore_version']} or newer",
+            hint=f"install axcore {body['axcore_version']} or newer",
         )
     return from_json(body)
 
@@ -79,7 +79,7 @@ def check_extra(extra: Mapping[str, Any]) -> None:
         raise CheckpointError(
             problem,
             where="extra",
-            mend="use only dicts with str keys, lists, str, int, finite float, bool and None",
+            hint="use only dicts with str keys, lists, str, int, finite float, bool and None",
         )
 
 

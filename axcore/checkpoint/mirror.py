@@ -11,7 +11,7 @@ from pathlib import Path
 
 from axcore.checkpoint.files import sync_tree
 from axcore.checkpoint.steps import StepDirectories
-from axcore.checkpoint.storage import Claim
+from axcore.checkpoint.storage import StorageLock
 from axcore.errors import CheckpointError
 
 _COPY = "?copy="
@@ -28,7 +28,7 @@ def open_mirror(place: str) -> "Mirror":
         raise CheckpointError(
             f"mirror://{place} does not name two directories",
             where="checkpoint.directory",
-            mend="--set checkpoint.directory='mirror:///fast/run?copy=/durable/run'",
+            hint="--set checkpoint.directory='mirror:///fast/run?copy=/durable/run'",
         )
     return Mirror(StepDirectories(Path(fast).absolute()), StepDirectories(Path(durable).absolute()))
 
@@ -41,18 +41,18 @@ class Mirror:
         self._durable = durable
         self.root = fast.root
 
-    def claim(self) -> Claim:
+    def lock(self) -> StorageLock:
         """Takes both places; steps that a killed process had not copied yet are copied now."""
-        claims = _Claims(self._durable.claim())
+        locks = _StorageLocks(self._durable.lock())
         try:
-            claims.add(self._fast.claim())
+            locks.add(self._fast.lock())
             for step in set(self._fast.committed()) - set(self._durable.committed()):
                 _copy(self._fast, self._durable, step)
                 self._durable.publish(step)
         except BaseException:
-            claims.release()
+            locks.release()
             raise
-        return claims
+        return locks
 
     def committed(self) -> tuple[int, ...]:
         """Returns the steps that are whole in either place, oldest first."""
@@ -115,17 +115,17 @@ def _copy(source: StepDirectories, target: StepDirectories, step: int) -> None:
     sync_tree(target.draft(step))
 
 
-class _Claims:
-    """Several claims as one."""
+class _StorageLocks:
+    """Several locks as one."""
 
-    def __init__(self, *claims: Claim) -> None:
-        self._claims = list(claims)
+    def __init__(self, *locks: StorageLock) -> None:
+        self._locks = list(locks)
 
-    def add(self, claim: Claim) -> None:
+    def add(self, lock: StorageLock) -> None:
         """Takes one more."""
-        self._claims.append(claim)
+        self._locks.append(lock)
 
     def release(self) -> None:
         """Gives all of them up."""
-        for claim in self._claims:
-            claim.release()
+        for lock in self._locks:
+            lock.release()

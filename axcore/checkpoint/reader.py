@@ -1,4 +1,4 @@
-"""Reads steps: compares them with their manifests and with what is wanted, and restores them."""
+"""Reads steps: compares them with their manifests and with the template, and restores them."""
 
 import warnings
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ import jax
 
 from axcore.checkpoint import store
 from axcore.checkpoint.integrity import FileRecord, find_damage
-from axcore.checkpoint.leaves import describe, misfits, name_leaves, spec_of
+from axcore.checkpoint.leaves import describe, leaf_spec, mismatches, name_leaves
 from axcore.checkpoint.manifest import (
     DamagedCheckpointError,
     Manifest,
@@ -17,14 +17,19 @@ from axcore.checkpoint.manifest import (
     to_json,
 )
 from axcore.checkpoint.storage import StepStorage
+from axcore.distributed import (
+    all_gather_object,
+    broadcast_object,
+    is_process_zero,
+    shard_for_process,
+)
 from axcore.errors import CheckpointError
-from axcore.parallel import from_each, from_first, is_first, share
 
 ARRAYS_NAME = "arrays"
 
 
 class CheckpointWarning(UserWarning):
-    """A checkpoint was passed over or set aside; nothing was deleted."""
+    """A checkpoint was skipped or set aside; nothing was deleted."""
 
 
 class Restored(NamedTuple):
@@ -44,7 +49,7 @@ class CheckpointReader:
 
     def committed(self) -> tuple[int, ...]:
         """Returns the committed steps, oldest first."""
-        return tuple(from_first("listing checkpoints", lambda: list(self._steps.committed())))
+        return tuple(broadcast_object("listing checkpoints", lambda: list(self._steps.committed())))
 
     def restore_newest(self, template: Any, *, partial: bool) -> Restored:
         """Restores the newest whole step; see `Checkpointer.restore`."""
@@ -53,7 +58,7 @@ class CheckpointReader:
             raise CheckpointError(
                 "there is no checkpoint",
                 where=str(self._steps.root),
-                mend="name the directory of a run that has saved at least one step",
+                hint="name the directory of a run that has saved at least one step",
             )
         damaged: list[DamagedCheckpointError] = []
         for step, older in zip(newest_first, (*newest_first[1:], None), strict=True):
@@ -70,7 +75,7 @@ class CheckpointReader:
             return self._restore(step, template, partial=partial)
         except DamagedCheckpointError as error:
             replace = lambda: self._steps.replace_damaged(step)  # noqa: E731
-            if not from_first("replacing a damaged checkpoint", replace):
+            if not broadcast_object("replacing a damaged checkpoint", replace):
                 raise
             self._warn(
                 f"{error.what}. It is set aside in {self._steps.root}, and its copy restored."
@@ -81,13 +86,13 @@ class CheckpointReader:
         directory = self._steps.path(step)
         manifest = self.manifest(step)
         wanted = {name: describe(leaf) for name, leaf in name_leaves(template).items()}
-        specs = {name: spec_of(leaf) for name, leaf in wanted.items()}
-        problems = misfits(manifest.leaves, specs, partial=partial)
+        specs = {name: leaf_spec(leaf) for name, leaf in wanted.items()}
+        problems = mismatches(manifest.leaves, specs, partial=partial)
         if problems:
             raise CheckpointError(
                 f"step {step} does not fit what is to be restored\n" + "\n".join(problems),
                 where=str(directory),
-                mend="restore with the config that the checkpoint was saved with",
+                hint="restore with the config that the checkpoint was saved with",
             )
         self.verify(step)
         try:
@@ -107,7 +112,7 @@ class CheckpointReader:
                 f"there are: {', '.join(map(str, known)) or '(none)'}",
                 where=str(self._steps.root),
             )
-        return from_json(from_first("reading a manifest", lambda: to_json(self._read(step))))
+        return from_json(broadcast_object("reading a manifest", lambda: to_json(self._read(step))))
 
     def _read(self, step: int) -> Manifest:
         self._steps.prepare(step)
@@ -118,8 +123,8 @@ class CheckpointReader:
 
     def verify(self, step: int) -> None:
         """Compares every file of a step with its record; each process reads a part of them."""
-        files = dict(share(list(self.manifest(step).files.items())))
-        found = from_each("verifying a checkpoint", lambda: self._problems(step, files))
+        files = dict(shard_for_process(list(self.manifest(step).files.items())))
+        found = all_gather_object("verifying a checkpoint", lambda: self._problems(step, files))
         problems = [problem for part in found for problem in part]
         if problems:
             raise self._damage(step, problems)
@@ -134,20 +139,20 @@ class CheckpointReader:
         return DamagedCheckpointError(
             f"step {step} is damaged: " + "; ".join(problems),
             where=str(self._steps.path(step)),
-            mend="put back the damaged files from a copy, or restore an older step",
+            hint="put back the damaged files from a copy, or restore an older step",
         )
 
     def _nothing_whole(self, damaged: list[DamagedCheckpointError]) -> DamagedCheckpointError:
         return DamagedCheckpointError(
             "no checkpoint is whole\n" + "\n".join(error.what for error in damaged),
             where=str(self._steps.root),
-            mend="put back the damaged files from a copy, or start anew in another directory",
+            hint="put back the damaged files from a copy, or start again in another directory",
         )
 
     def _pass_over(self, step: int, older: int | None, error: DamagedCheckpointError) -> None:
-        """Says that a damaged step is passed over, or raises where that is not wanted."""
+        """Warns that a damaged step is skipped, or raises if it may not be."""
         if not self._falls_back:
-            error.mend = "set on_damage to 'fall_back', or restore an older step by its number"
+            error.hint = "set on_damage to 'fall_back', or restore an older step by its number"
             raise error
         if older is not None:
             self._warn(
@@ -156,6 +161,6 @@ class CheckpointReader:
             )
 
     def _warn(self, text: str) -> None:
-        """Warns once, whatever the number of processes."""
-        if is_first():
+        """Warns once, however many processes there are."""
+        if is_process_zero():
             warnings.warn(text, CheckpointWarning, stacklevel=5)

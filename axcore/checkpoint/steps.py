@@ -3,7 +3,7 @@
 step_00000100               committed; damaged only if something outside changed it
 step_00000200.incomplete    being written, or left behind by a killed process
 step_00000050.deleting      being deleted, or left behind by a killed process
-step_00000300.aside         replaced by going on from an older step, or by a copy that is whole
+step_00000300.aside         replaced by a run that resumed an older step, or by an intact copy
 """
 
 import os
@@ -28,7 +28,7 @@ class StepDirectories:
     def __init__(self, root: Path) -> None:
         self.root = root
 
-    def claim(self) -> FileLock:
+    def lock(self) -> FileLock:
         """Makes the root, locks it, and clears what killed processes left."""
         self.root.mkdir(parents=True, exist_ok=True)
         lock = FileLock(self.root / "writer.lock", doing="saving checkpoints here")

@@ -1,12 +1,12 @@
 """Where steps are kept: the storage that a checkpoint directory's scheme names.
 
 `runs/tiny/checkpoints` is kept by `file`, `mirror:///fast/run?copy=/durable/run` by `mirror`. A
-storage decides what steps there are, and how one comes to be there whole or not at all; files are
+storage decides what steps there are, and how one appears whole or not at all; files are
 written and read below the paths that it gives.
 """
 
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from axcore.config import name_the_known
 from axcore.errors import CheckpointError
@@ -16,13 +16,14 @@ SEPARATOR = "://"
 DEFAULT = "file"
 
 
-class Claim(Protocol):
+class StorageLock(Protocol):
     """The right to write into a storage, until it is released or the process dies."""
 
     def release(self) -> None:
         """Gives the right up; doing so twice is harmless."""
 
 
+@runtime_checkable
 class StepStorage(Protocol):
     """What a `CheckpointStorage` record opens.
 
@@ -34,7 +35,7 @@ class StepStorage(Protocol):
     def root(self) -> Path:
         """What errors and warnings name as the place of the steps."""
 
-    def claim(self) -> Claim:
+    def lock(self) -> StorageLock:
         """Takes the right to write, and clears what killed processes left.
 
         Raises:
@@ -43,7 +44,7 @@ class StepStorage(Protocol):
         """
 
     def committed(self) -> tuple[int, ...]:
-        """Returns the steps that are there whole, oldest first."""
+        """Returns the complete steps, oldest first."""
 
     def begin(self, step: int) -> None:
         """Makes `draft(step)` an empty directory."""
@@ -89,7 +90,7 @@ def open_storage(directory: str) -> StepStorage:
         raise CheckpointError(
             f"no plugin brings the checkpoint storage {name!r}; {name_the_known(name, known)}",
             where=directory,
-            mend="install the plugin that does, or name a directory",
+            hint="install the plugin that does, or name a directory",
         )
-    storage: StepStorage = known[name].fn.resolve()(place)
+    storage: StepStorage = known[name].call("fn", place, returns=StepStorage)
     return storage

@@ -9,11 +9,13 @@ alone makes, names and deletes directories. What goes wrong in one is raised in 
 """
 
 import functools
+import sys
 import threading
 import warnings
 import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +24,25 @@ import jax
 from axcore.checkpoint import store
 from axcore.checkpoint.files import sync_tree
 from axcore.checkpoint.integrity import FileRecord, list_files, record_files
-from axcore.checkpoint.leaves import LeafSpec, name_arrays, spec_of
+from axcore.checkpoint.leaves import LeafSpec, leaf_spec, name_arrays
 from axcore.checkpoint.manifest import Manifest, check_extra, write_manifest
 from axcore.checkpoint.reader import ARRAYS_NAME, CheckpointWarning
-from axcore.checkpoint.storage import Claim, StepStorage
+from axcore.checkpoint.storage import StepStorage, StorageLock
+from axcore.distributed import (
+    all_gather_object,
+    broadcast_object,
+    is_process_zero,
+    process_count,
+    process_index,
+    shard_for_process,
+)
 from axcore.errors import CheckpointError
-from axcore.parallel import from_each, from_first, is_first, process_count, process_index, share
+
+THREADS_START_AT_EXIT = not (3, 12) <= sys.version_info < (3, 12, 3)
+"""Whether a save can be finished while the interpreter ends; Orbax starts threads for it.
+
+Python 3.12.0 to 3.12.2 forbid that (https://github.com/python/cpython/issues/113964).
+"""
 
 
 class CheckpointWriter:
@@ -36,7 +51,7 @@ class CheckpointWriter:
     def __init__(self, steps: StepStorage, *, keep: int | None) -> None:
         self._steps = steps
         self._keep = keep
-        self._lock: Claim | None = None
+        self._lock: StorageLock | None = None
         self._worker: ThreadPoolExecutor | None = None
         self._pending: Future[None] | None = None
         self._last_started: int | None = None
@@ -48,15 +63,17 @@ class CheckpointWriter:
         check_extra(extra)
         self._check_order(step)
         _check_are_shared(arrays)
-        worker = self._claim_writing()
-        from_first("beginning a checkpoint", lambda: self._begin(step))
+        worker = self._lock_for_writing()
+        broadcast_object("beginning a checkpoint", lambda: self._begin(step))
         try:
             finish_arrays = store.start_saving(self._steps.draft(step) / ARRAYS_NAME, arrays)
         except Exception as error:
             raise self._abandon(step, error) from error
         self._last_started = step
-        leaves = {name: spec_of(array) for name, array in arrays.items()}
+        leaves = {name: leaf_spec(array) for name, array in arrays.items()}
         self._pending = worker.submit(self._finish, step, finish_arrays, leaves, extra)
+        if not THREADS_START_AT_EXIT:
+            wait_for([self._pending])
 
     def wait(self) -> None:
         """Waits until the save in flight is committed, and raises its failure once."""
@@ -84,20 +101,20 @@ class CheckpointWriter:
         else:
             return
         raise CheckpointError(
-            what, where=str(self._steps.root), mend="save each step once, in rising order"
+            what, where=str(self._steps.root), hint="save each step once, in rising order"
         )
 
-    def _claim_writing(self) -> ThreadPoolExecutor:
+    def _lock_for_writing(self) -> ThreadPoolExecutor:
         """Returns the worker thread; makes the directory and locks it the first time."""
         if self._worker is None:
-            from_first("claiming the checkpoints", self._claim)
+            broadcast_object("locking the checkpoints", self._take_lock)
             self._worker = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
             _close_at_exit().add(self)
         return self._worker
 
-    def _claim(self) -> None:
+    def _take_lock(self) -> None:
         try:
-            self._lock = self._steps.claim()
+            self._lock = self._steps.lock()
         except OSError as error:
             raise CheckpointError(
                 f"checkpoints cannot be written: {error}", where=str(self._steps.root)
@@ -114,7 +131,7 @@ class CheckpointWriter:
         later = self._steps.at_or_after(step)
         if later:
             warnings.warn(
-                f"step {step} is saved by a run that went on from an older step; what was there "
+                f"step {step} is saved by a run that resumed an older step; what was there "
                 f"as step {', '.join(map(str, later))} is kept as step_N.aside "
                 f"in {self._steps.root}",
                 CheckpointWarning,
@@ -131,13 +148,13 @@ class CheckpointWriter:
         """Commits a step whose arrays are being written; runs on the worker thread."""
         draft = self._steps.draft(step)
         try:
-            from_each("writing a checkpoint", finish_arrays)
+            all_gather_object("writing a checkpoint", finish_arrays)
             files = _record_together(draft)
             manifest = Manifest(step=step, leaves=leaves, files=files, extra=extra)
-            from_first("committing a checkpoint", lambda: self._commit(manifest))
+            broadcast_object("committing a checkpoint", lambda: self._commit(manifest))
         except Exception as error:
             raise self._abandon(step, error) from error
-        from_first("deleting old checkpoints", lambda: self._delete_oldest(step))
+        broadcast_object("deleting old checkpoints", lambda: self._delete_oldest(step))
 
     def _commit(self, manifest: Manifest) -> None:
         draft = self._steps.draft(manifest.step)
@@ -155,28 +172,28 @@ class CheckpointWriter:
                 raise CheckpointError(
                     f"step {step} is saved, but step {old} could not be deleted: {error}",
                     where=str(self._steps.root),
-                    mend="delete it by hand, or set keep to None",
+                    hint="delete it by hand, or set keep to None",
                 ) from error
 
     def _abandon(self, step: int, error: Exception) -> CheckpointError:
-        if is_first():
+        if is_process_zero():
             self._steps.abandon(step)
         return CheckpointError(
             f"saving step {step} failed: {error}",
             where=str(self._steps.root),
-            mend="make room or mend the disk, then run again; earlier steps are unharmed",
+            hint="make room or repair the disk, then run again; earlier steps are unharmed",
         )
 
 
 def _record_together(draft: Path) -> dict[str, FileRecord]:
     """Returns the records of a draft's files; each process reads a part of them."""
-    sizes = from_first("listing a checkpoint", lambda: list_files(draft))
+    sizes = broadcast_object("listing a checkpoint", lambda: list_files(draft))
 
     def measured() -> dict[str, Any]:
-        records = record_files(draft, dict(share(list(sizes.items()))))
+        records = record_files(draft, dict(shard_for_process(list(sizes.items()))))
         return {name: [record.num_bytes, *record.crc32] for name, record in records.items()}
 
-    parts = from_each("measuring a checkpoint", measured)
+    parts = all_gather_object("measuring a checkpoint", measured)
     found = {name: values for part in parts for name, values in part.items()}
     return {name: FileRecord(found[name][0], tuple(found[name][1:])) for name in sizes}
 
@@ -188,7 +205,7 @@ def _check_are_shared(arrays: Mapping[str, jax.Array]) -> None:
             f"{', '.join(alone[:4])} {'is' if len(alone) == 1 else 'are'} held by process "
             f"{process_index()} alone, so {process_count()} processes cannot save one state",
             where=alone[0],
-            mend="make it by jax.jit with a sharding over all devices, or put it in `extra`",
+            hint="make it by jax.jit with a sharding over all devices, or put it in `extra`",
         )
 
 

@@ -11,7 +11,7 @@ from axcore.aot import (
     Attempt,
     Report,
     cheapest,
-    compile_for,
+    compile_resolved,
     find_aot_target,
     report_page,
     report_text,
@@ -49,23 +49,22 @@ def aot(
     plugin_host().require_healthy()
     hardware = Hardware.parse(target)
     find_aot_target(hardware)
-    from axcore.cli.experiment import load_for_hardware
+    from axcore.cli.experiment import load_resolved
 
-    cfg, from_rule = load_for_hardware(experiment, overrides, changes=changes, hardware=hardware)
+    resolved = load_resolved(experiment, overrides, changes=changes, hardware=hardware)
 
     def compiled(cfg: Any) -> Report:
-        return compile_for(cfg, hardware.name, experiment=Path(experiment).stem)
+        return compile_resolved(attrs.evolve(resolved, config=cfg), Path(experiment).stem)
 
     def announce(changes: str) -> None:
         click.echo(f"compiling {experiment} for {hardware.name}, {changes}", err=True)
 
-    attempts = search(cfg, hardware, compiled, announce=announce) if searches else ()
+    attempts = search(resolved.config, hardware, compiled, announce=announce) if searches else ()
     if not searches:
         click.echo(f"compiling {experiment} for {hardware.name}", err=True)
-    report = attempts[0].report if attempts else compiled(cfg)
+    report = attempts[0].report if attempts else compiled(resolved.config)
     if report is None:
         raise AotError(attempts[0].reason, where=f"target {hardware.name}")
-    report = attrs.evolve(report, changes=from_rule)
     if page is not None:
         Path(page).write_text(report_page(report), encoding="utf-8")
     if as_json:
@@ -78,11 +77,11 @@ def aot(
         raise AotError(
             f"{report.experiment} {verdict(report)}",
             where=f"target {hardware.name}",
-            mend=_mend(attempts),
+            hint=_hint(attempts),
         )
 
 
-def _mend(attempts: Sequence[Attempt]) -> str:
+def _hint(attempts: Sequence[Attempt]) -> str:
     """Returns what to do about a step that does not fit."""
     if not attempts:
         return "add --search to look for the cheapest change that fits, or name more chips"

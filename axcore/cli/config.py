@@ -40,18 +40,19 @@ def show(
     """Show the config of EXPERIMENT, a name or a config file."""
     from axcore.config import render_config, to_json, to_yaml
 
-    if sharding and target is None:
-        target = Hardware.detect().name
-    cfg = _resolved(experiment, overrides, target, changes=changes)
+    if sharding:
+        from axcore.cli.experiment import load_resolved
+        from axcore.cli.sharding import sharding_table
+
+        hardware = Hardware.parse(target) if target else Hardware.detect()
+        resolved = load_resolved(experiment, overrides, changes=changes, hardware=hardware)
+        click.echo(sharding_table(resolved))
+        return
+    cfg = _config(experiment, overrides, target, changes=changes)
     if summary:
         from axcore.module import summary_table
 
         click.echo(summary_table(cfg.model.build()), nl=False)
-    elif sharding:
-        from axcore.cli.sharding import sharding_table
-
-        assert target is not None
-        click.echo(sharding_table(cfg, Hardware.parse(target)))
     elif form == "text":
         click.echo(render_config(cfg, fold_defaults=not show_all, origins=origins), nl=False)
     else:
@@ -85,13 +86,13 @@ def diff(
     from axcore.config import diff_config, format_diff
 
     if len(targets) > 2:
-        raise ConfigError(f"{len(targets)} targets are given", mend="give --target once or twice")
+        raise ConfigError(f"{len(targets)} targets are given", hint="give --target once or twice")
     target, last = (targets[0], targets[-1]) if targets else (None, None)
-    second = _resolved(after or before, overrides, last, changes=changes)
+    second = _config(after or before, overrides, last, changes=changes)
     if len(targets) == 2:
-        first = _resolved(before, overrides, target, changes=changes)
+        first = _config(before, overrides, target, changes=changes)
     else:
-        first = _resolved(before, (), target)
+        first = _config(before, (), target)
     differences = diff_config(first, second)
     click.echo(format_diff(differences), nl=False)
     sys.exit(1 if differences else 0)
@@ -114,13 +115,13 @@ def golden(
 
     from axcore.config import render_config
 
-    text = render_config(_resolved(experiment, overrides, target))
+    text = render_config(_config(experiment, overrides, target))
     if write:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, encoding="utf-8")
         return
     if not file.exists():
-        raise ConfigError("there is no golden file", where=str(file), mend="write it with --write")
+        raise ConfigError("there is no golden file", where=str(file), hint="write it with --write")
     before = file.read_text(encoding="utf-8")
     if before != text:
         lines = difflib.unified_diff(
@@ -130,15 +131,17 @@ def golden(
         sys.exit(1)
 
 
-def _resolved(
+def _config(
     experiment: str,
     overrides: tuple[str, ...],
     target: str | None,
     *,
     changes: tuple[str, ...] = (),
 ) -> Any:
-    """Returns the config; for a target also with its mesh rule applied. Starts no device."""
-    from axcore.cli.experiment import load_experiment
+    """Returns the config, resolved where there is a target. Starts no device."""
+    from axcore.cli.experiment import load_experiment, load_resolved
 
-    hardware = None if target is None else Hardware.parse(target)
-    return load_experiment(experiment, overrides, changes=changes, hardware=hardware)
+    if target is None:
+        return load_experiment(experiment, overrides, changes=changes)
+    hardware = Hardware.parse(target)
+    return load_resolved(experiment, overrides, changes=changes, hardware=hardware).config

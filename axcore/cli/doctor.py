@@ -1,12 +1,12 @@
-"""`axcore doctor`: every plugin's checks of this machine, and how to mend what they find."""
+"""`axcore doctor`: every plugin's checks of this machine, and how to fix what they find."""
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import click
 
-from axcore.errors import PluginError
+from axcore.errors import AxcoreError
 from axcore.plugins import DoctorCheck, Finding, plugin_host
 
 _MARKS = {"ok": "ok     ", "warning": "WARNING", "error": "ERROR  "}
@@ -17,7 +17,7 @@ EXIT_ERRORS_FOUND = 1
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def doctor(as_json: bool) -> None:
-    """Look at versions, plugins, variables and devices, and say how to mend what is wrong."""
+    """Look at versions, plugins, variables and devices, and say how to fix what is wrong."""
     found = [
         (check, finding)
         for check in plugin_host().records(DoctorCheck)
@@ -35,22 +35,26 @@ def doctor(as_json: bool) -> None:
 def findings(check: DoctorCheck) -> Iterator[Finding]:
     """Yields what a check finds; a check that itself fails is found as an error."""
     try:
-        for finding in check.fn.resolve()():
+        for finding in check.call("fn", returns=Iterable, expected="an iterable of Finding"):
             if not isinstance(finding, Finding):
-                raise PluginError(f"yielded {finding!r}; expected a Finding")
+                raise check.wrong_return("fn", finding, "an iterable of Finding")
             yield finding
     except Exception as error:
         yield Finding(
             "error",
-            f"the check itself failed: {type(error).__name__}: {error}",
+            f"the check itself failed: {_told(error)}",
             f"report this to the authors of {check.plugin}, or set AXCORE_BLOCK={check.plugin}",
         )
+
+
+def _told(error: Exception) -> str:
+    return error.what if isinstance(error, AxcoreError) else f"{type(error).__name__}: {error}"
 
 
 def _shown(check: DoctorCheck, finding: Finding) -> str:
     name = check.name if check.plugin == "core" else f"{check.plugin}: {check.name}"
     line = f"{_MARKS[finding.level]}  {name}: {finding.text}"
-    return f"{line}\n         mend: {finding.mend}" if finding.mend else line
+    return f"{line}\n         hint: {finding.hint}" if finding.hint else line
 
 
 def _described(check: DoctorCheck, finding: Finding) -> dict[str, str]:
@@ -59,5 +63,5 @@ def _described(check: DoctorCheck, finding: Finding) -> dict[str, str]:
         "plugin": check.plugin,
         "level": finding.level,
         "text": finding.text,
-        "mend": finding.mend,
+        "hint": finding.hint,
     }

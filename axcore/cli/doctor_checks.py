@@ -9,10 +9,11 @@ from importlib.metadata import PackageNotFoundError, version
 
 import jax
 
+from axcore.cli.target import unused_hardware
 from axcore.config.suggest import did_you_mean
 from axcore.errors import AxcoreError
-from axcore.launch import find_place
-from axcore.launch.place import COORDINATOR, NUM_PROCESSES, PROCESS_ID, named_by
+from axcore.launch import find_process_info
+from axcore.launch.process_info import COORDINATOR, NUM_PROCESSES, PROCESS_ID, process_flags
 from axcore.plugins import Finding, Hardware, plugin_host
 
 OLDEST_PYTHON = (3, 11)
@@ -57,14 +58,14 @@ def versions() -> Iterator[Finding]:
 
 def jax_finding(jax_version: str, jaxlib_version: str) -> Finding:
     """Returns what there is to say of these versions of jax and jaxlib."""
-    mend = "pip install 'jax>=0.10,<0.13'"
+    hint = "pip install 'jax>=0.10,<0.13'"
     numbers = tuple(int(part) for part in re.findall(r"\d+", jax_version)[:2])
     if numbers < OLDEST_JAX:
-        return Finding("error", f"jax is {jax_version}; axcore wants 0.10 or newer", mend)
+        return Finding("error", f"jax is {jax_version}; axcore wants 0.10 or newer", hint)
     if numbers >= FIRST_UNTRIED_JAX:
-        return Finding("warning", f"jax is {jax_version}, newer than axcore was tried with", mend)
+        return Finding("warning", f"jax is {jax_version}, newer than axcore was tried with", hint)
     if jaxlib_version.split(".")[:2] != jax_version.split(".")[:2]:
-        return Finding("error", f"jax is {jax_version} and jaxlib {jaxlib_version}", mend)
+        return Finding("error", f"jax is {jax_version} and jaxlib {jaxlib_version}", hint)
     return Finding("ok", f"jax {jax_version}, jaxlib {jaxlib_version}")
 
 
@@ -72,7 +73,7 @@ def plugins() -> Iterator[Finding]:
     """Every plugin that is installed loads."""
     host = plugin_host()
     if host.problem is not None:
-        yield Finding("error", host.problem.what, host.problem.mend or "correct the variable")
+        yield Finding("error", host.problem.what, host.problem.hint or "correct the variable")
     for plugin in host.plugins():
         if plugin.is_broken:
             yield Finding(
@@ -104,7 +105,7 @@ def environment_findings(variables: dict[str, str], known: list[str]) -> Iterato
 
 
 def processes() -> Iterator[Finding]:
-    """This process stands where its run expects it."""
+    """This process has the index that its run expects."""
     variables = dict(os.environ)
     yield from process_findings(variables)
     for name, ours in OF_JAX_ALONE.items():
@@ -113,11 +114,11 @@ def processes() -> Iterator[Finding]:
 
 
 def process_findings(variables: Mapping[str, str]) -> Iterator[Finding]:
-    """Yields what `variables` say of where a process stands."""
+    """Yields what `variables` say of a process's index."""
     try:
-        place = find_place(named_by(variables), variables)
+        place = find_process_info(process_flags(variables), variables)
     except AxcoreError as error:
-        yield Finding("error", error.what, error.mend or "correct the variable")
+        yield Finding("error", error.what, error.hint or "correct the variable")
         return
     if place is None:
         yield Finding("ok", "a run of one process, as far as variables say")
@@ -135,6 +136,8 @@ def devices() -> Iterator[Finding]:
         yield Finding("error", f"JAX does not start: {text}", "see JAX_PLATFORMS and the driver")
         return
     hardware = Hardware.detect(found)
+    if (unused := unused_hardware(hardware)) is not None:
+        yield unused
     if hardware.is_known:
         yield Finding("ok", f"this machine is {hardware.name}")
     else:

@@ -1,4 +1,4 @@
-"""`axcore eval`: the held-out loss of a trained run."""
+"""`axcore eval`: the validation loss of a trained run."""
 
 import json
 import math
@@ -6,30 +6,24 @@ import math
 import click
 
 from axcore.cli import options
-from axcore.errors import DataError
 
 
 @click.command(name="eval")
 @click.argument("run")
 @click.option("--step", type=int, help="Checkpoint to use; by default the newest.")
+@options.trust_code
 @options.as_json
-def evaluate(run: str, step: int | None, as_json: bool) -> None:
-    """Evaluate the model that RUN, a run directory, trained on its held-out text."""
-    from axcore.cli.run import open_run
+def evaluate(run: str, step: int | None, trust_code: bool, as_json: bool) -> None:
+    """Evaluate the model that RUN, a run directory, trained on its validation text."""
+    from axcore.runs import load_run
 
-    saved = open_run(run, step=step)
-    metrics = saved.trainer.evaluate(saved.state)
-    if not metrics:
-        raise DataError(
-            "the run holds out no text",
-            where="data.heldout_fraction",
-            mend="train with --set data.heldout_fraction=0.05",
-        )
+    saved = load_run(run, step=step, trust_code=trust_code)
+    metrics = saved.evaluate()
     if as_json:
-        click.echo(json.dumps({"step": saved.step, "split": "heldout", **metrics}))
+        click.echo(json.dumps({"step": saved.step, "split": "validation", **metrics}))
     else:
-        perplexity = math.exp(min(metrics["loss"], 700.0))
-        click.echo(
-            f"step {saved.step}: held-out loss {metrics['loss']:.4f} nats a token, "
-            f"perplexity {perplexity:.3f}"
-        )
+        line = f"step {saved.step}: validation loss {metrics['loss']:.4f}"
+        if saved.trainer.batch_spec.unit == "token":
+            perplexity = math.exp(min(metrics["loss"], 700.0))
+            line += f" nats a token, perplexity {perplexity:.3f}"
+        click.echo(line)

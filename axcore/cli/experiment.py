@@ -1,95 +1,43 @@
-"""Finding an experiment: by name, or in a config file."""
+"""An experiment as a command line asks for it: with changes, overrides and hardware."""
 
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
-from axcore.config import apply_overrides, from_json, from_yaml, name_the_known
-from axcore.errors import ConfigError, PluginError
-from axcore.plugins import Experiment, Hardware, Modifier, find_change, plugin_host, with_changes
+from axcore.config import apply_overrides
+from axcore.experiments.named import experiment
+from axcore.modifiers import with_changes
+from axcore.plugins import Hardware
 
-_READERS = {".json": from_json, ".yaml": from_yaml, ".yml": from_yaml}
+if TYPE_CHECKING:
+    from axcore.trainer import ResolvedConfig
 
 
 def load_experiment(
-    name: str,
-    overrides: tuple[str, ...] = (),
-    *,
-    changes: tuple[str, ...] = (),
-    hardware: Hardware | None = None,
+    name: str, overrides: Sequence[str] = (), *, changes: Sequence[str] = ()
 ) -> Any:
     """Returns the config of a named experiment or a config file, changed as asked.
-
-    What the user asks for comes last, so that no mesh rule undoes it: layer variants and data
-    first, then the mesh rule, then modifiers, then overrides.
 
     Args:
         name: Of an experiment, or a config file.
         overrides: `PATH=VALUE` texts, applied last.
-        changes: `NAME` or `NAME(FIELD=VALUE)` of modifiers, layer variants, data sources and
-            tokenizers.
-        hardware: Whose mesh rule is applied, and what modifiers are told of; None applies none.
+        changes: `NAME` or `NAME(FIELD=VALUE)` of layer variants, data sources and tokenizers.
 
     Raises:
-        ConfigError: There is no such experiment or file, or a change does not fit. What an
-            experiment's own module raises comes out as it is.
-        PluginError: There is no change of that name, or no mesh rule for the hardware.
+        ConfigError: There is no such experiment or file, or a change does not fit; a modifier is
+            for some hardware. What an experiment's own module raises comes out as it is.
+        PluginError: There is no change of that name.
     """
-    return load_for_hardware(name, overrides, changes=changes, hardware=hardware)[0]
+    return apply_overrides(with_changes(experiment(name), changes), overrides)
 
 
-def load_for_hardware(
-    name: str,
-    overrides: tuple[str, ...] = (),
-    *,
-    changes: tuple[str, ...] = (),
-    hardware: Hardware | None = None,
-) -> tuple[Any, str]:
-    """Returns what `load_experiment` does, and as a diff what the mesh rule changed."""
-    modifiers = [one for one in changes if isinstance(find_change(one), Modifier)]
-    others = [one for one in changes if one not in modifiers]
-    cfg, from_rule = with_changes(_load(name), others), ""
-    if hardware is not None:
-        cfg, from_rule = _laid_out(cfg, hardware, has_mesh=_set_mesh(overrides))
-    return apply_overrides(with_changes(cfg, modifiers, hardware), overrides), from_rule
-
-
-def _laid_out(cfg: Any, hardware: Hardware, *, has_mesh: bool) -> tuple[Any, str]:
-    """Returns what the mesh rule makes of a config; a user who sets the mesh needs no rule."""
-    from axcore.trainer import for_hardware
-
-    try:
-        return for_hardware(cfg, hardware)
-    except PluginError:
-        if not has_mesh:
-            raise
-        return cfg, ""
-
-
-def _set_mesh(overrides: tuple[str, ...]) -> bool:
-    return any(text.partition("=")[0].strip() == "mesh" for text in overrides)
-
-
-def _load(name: str) -> Any:
-    path = Path(name)
-    if path.suffix in _READERS:
-        return read_config(path)
-    records = {record.name: record for record in plugin_host().records(Experiment)}
-    if name not in records:
-        raise ConfigError(
-            f"there is no experiment {name!r}; {name_the_known(name, records)}",
-            mend="`axcore experiments` lists them; a config file ends in .json or .yaml",
-        )
-    return records[name].fn.resolve()()
-
-
-def read_config(path: Path) -> Any:
-    """Returns the config in a JSON or YAML file.
+def load_resolved(
+    name: str, overrides: Sequence[str] = (), *, changes: Sequence[str] = (), hardware: Hardware
+) -> "ResolvedConfig":
+    """Returns a named experiment or a config file, changed as asked and resolved for hardware.
 
     Raises:
-        ConfigError: The file cannot be read, or is no config.
+        As `load_experiment`, and as `axcore.trainer.resolve`.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the config file cannot be read: {error}", where=str(path)) from error
-    return _READERS[path.suffix](text, set_in=str(path))
+    from axcore.trainer import resolve
+
+    return resolve(experiment(name), hardware, modify=changes, overrides=overrides)

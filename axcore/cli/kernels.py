@@ -3,39 +3,14 @@
 """
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import attrs
 import click
 
-from axcore.cli.table import columns
 from axcore.config import name_the_known
 from axcore.errors import KernelError
-from axcore.plugins import Hardware, HardwareFamily, Kernel, Op, plugin_host
-
-
-@attrs.frozen(kw_only=True)
-class _Verdict:
-    """What is known of a kernel: why it is not for the hardware, or not for the typical call."""
-
-    kernel: Kernel
-    why_not: str | None
-    refusal: str | None
-    serves: str
-
-    def as_dict(self) -> dict[str, Any]:
-        kernel = self.kernel
-        return {
-            "op": kernel.op,
-            "name": kernel.name,
-            "priority": kernel.priority,
-            "plugin": kernel.plugin,
-            "why_not": self.why_not,
-            "refusal": self.refusal,
-            "serves": self.serves,
-        }
+from axcore.plugins import Hardware, HardwareFamily, Op, plugin_host
+from axcore.report.table import columns
 
 
 class _ShowByDefault(click.Group):
@@ -63,17 +38,17 @@ def kernels() -> None:
 def show(op: str | None, target: str | None, show_all: bool, as_json: bool) -> None:
     """List the kernels of OP, or of every op, and whether each serves what models ask of it.
 
-    Each is asked about a typical call in bfloat16, which is shown. The first that says yes serves
-    it. Portable kernels must be allowed where the hardware's plugin brings kernels for the op;
-    references and parts kept for comparison run only when pinned.
+    Each is asked about a typical call in bfloat16, which is shown; VALIDATED says whether it has
+    run on that chip and was timed there. Where `kernel_choice` matters, each value's kernel is
+    shown. Portable kernels must be allowed where the hardware's plugin brings kernels for the op.
     """
+    from axcore.ops.dispatch.verdicts import verdicts as verdicts_on
+
     ops = _ops(op)
     hardware = Hardware.parse(target) if target else Hardware.detect()
-    calls = {one.name: one.typical.resolve()() for one in ops if one.typical is not None}
+    calls = {one.name: one.arg_spec.resolve()() for one in ops if one.arg_spec is not None}
     verdicts = [
-        verdict
-        for one in ops
-        for verdict in _verdicts(_kernels(one.name), calls.get(one.name), hardware)
+        verdict for one in ops for verdict in verdicts_on(one.name, calls.get(one.name), hardware)
     ]
     if as_json:
         listed = [one.as_dict() for one in verdicts]
@@ -86,12 +61,22 @@ def show(op: str | None, target: str | None, show_all: bool, as_json: bool) -> N
     for call in calls.values():
         click.echo(f"call {call}")
     elsewhere = () if show_all else _plugins_of_other_hardware(hardware)
-    shown = [one for one in verdicts if one.why_not is None or one.kernel.plugin not in elsewhere]
+    shown = [
+        one
+        for one in verdicts
+        if one.unsupported_reason is None or one.kernel.plugin not in elsewhere
+    ]
     cells = [
-        (one.kernel.op, one.kernel.name, str(one.kernel.priority), one.kernel.plugin, one.serves)
+        (
+            one.kernel.op,
+            one.kernel.name,
+            one.kernel.plugin,
+            "yes" if one.is_validated else "-" if one.kernel.is_portable else "no",
+            one.serves,
+        )
         for one in shown
     ]
-    click.echo(columns(("OP", "KERNEL", "PRIORITY", "PLUGIN", "SERVES"), cells))
+    click.echo(columns(("OP", "KERNEL", "PLUGIN", "VALIDATED", "SERVES"), cells))
     if len(shown) < len(verdicts):
         click.echo(f"{len(verdicts) - len(shown)} kernels of other hardware: --all shows them")
 
@@ -130,46 +115,3 @@ def _ops(name: str | None) -> list[Op]:
     if name is not None and name not in ops:
         raise KernelError(f"there is no op {name!r}; {name_the_known(name, ops)}")
     return [ops[one] for one in sorted(ops) if name in (None, one)]
-
-
-def _kernels(op: str) -> list[Kernel]:
-    found = [kernel for kernel in plugin_host().records(Kernel) if kernel.op == op]
-    return sorted(found, key=lambda kernel: (-kernel.priority, kernel.name))
-
-
-def _verdicts(kernels: Sequence[Kernel], call: Any, hardware: Hardware) -> list[_Verdict]:
-    from axcore.ops.registry import candidates, meant_for
-
-    reasons = [kernel.why_not_on(hardware) for kernel in kernels]
-    refusals = [
-        None
-        if call is None or why_not is not None
-        else candidates(call, hardware, [kernel])[0].reason
-        for kernel, why_not in zip(kernels, reasons, strict=True)
-    ]
-    must_be_allowed = bool(meant_for(hardware, kernels))
-    return [
-        _Verdict(
-            kernel=kernel,
-            why_not=why_not,
-            refusal=refusal,
-            serves=_serves(kernel, why_not, refusal, must_be_allowed=must_be_allowed),
-        )
-        for kernel, why_not, refusal in zip(kernels, reasons, refusals, strict=True)
-    ]
-
-
-def _serves(
-    kernel: Kernel, why_not: str | None, refusal: str | None, *, must_be_allowed: bool
-) -> str:
-    from axcore.ops.registry import HARDWARE, PORTABLE
-
-    if why_not is not None:
-        return f"no: {why_not}"
-    if refusal is not None:
-        return f"not this call: {refusal}"
-    if kernel.priority < PORTABLE:
-        return "when pinned"
-    if kernel.priority < HARDWARE and must_be_allowed:
-        return "when allowed"
-    return "yes"

@@ -8,6 +8,7 @@ import datetime
 import platform
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,13 @@ import click
 import jax
 import jax.numpy as jnp
 
-from axcore.cli.table import columns
 from axcore.config import name_the_known
 from axcore.errors import AxcoreError, KernelError
-from axcore.ops import KernelPolicy, TileTable, use_policy
-from axcore.ops.tiles import chip_of, read_rows, sizes_of, write_rows
-from axcore.plugins import Hardware, Kernel, Op, plugin_host
-from axcore.testing.contracts import Case, OpContract
+from axcore.ops import BlockSizeTable, KernelPolicy, use_policy
+from axcore.ops.dispatch.block_sizes import read_rows, sizes_of, write_rows
+from axcore.plugins import Hardware, Kernel, plugin_host
+from axcore.report.table import columns
+from axcore.testing.contracts import Case, contract_of, functions_of
 
 _HEADS = ("CALL", "BLOCK SIZES", "MS", "")
 
@@ -31,7 +32,7 @@ _HEADS = ("CALL", "BLOCK SIZES", "MS", "")
 class _Timing:
     """One candidate for one call; `seconds` is None where the compiler refused it."""
 
-    tiles: Any
+    block_sizes: Any
     is_default: bool
     seconds: float | None
     refusal: str | None = None
@@ -59,7 +60,7 @@ def tune_kernel(
     except OSError as error:
         raise KernelError(
             f"the table {file} cannot be written: {error}",
-            mend="write it elsewhere by --out FILE, and put it beside the kernel",
+            hint="write it elsewhere by --out FILE, and put it beside the kernel",
         ) from error
     click.echo(f"wrote {file}")
 
@@ -71,34 +72,38 @@ def _kernel(key: str) -> Kernel:
     return known[key]
 
 
-def _table(kernel: Kernel, hardware: Hardware) -> TileTable[Any]:
-    if kernel.tiles is None:
-        with_tables = [one.key for one in plugin_host().records(Kernel) if one.tiles is not None]
+def _table(kernel: Kernel, hardware: Hardware) -> BlockSizeTable[Any]:
+    if kernel.block_sizes is None:
+        with_tables = [
+            one.key for one in plugin_host().records(Kernel) if one.block_sizes is not None
+        ]
         raise KernelError(
             f"{kernel.key} has no block sizes to choose from.",
-            mend=f"tune one that has: {', '.join(sorted(with_tables))}",
+            hint=f"tune one that has: {', '.join(sorted(with_tables))}",
         )
-    reason = kernel.why_not_on(hardware)
+    reason = kernel.unsupported_hardware_reason(hardware)
     if reason is not None:
         raise KernelError(
             f"{kernel.key} cannot be timed on {hardware.name}: {reason}.",
-            mend="run this on a machine with the chip",
+            hint="run this on a machine with the chip",
         )
-    table: TileTable[Any] = kernel.tiles.resolve()
+    table: BlockSizeTable[Any] = kernel.block_sizes.resolve()
     return table
 
 
 def _cases(kernel: Kernel, names: Sequence[str], dtype: str) -> list[Case]:
     """Returns the calls that models make and the kernel takes, or those of them that are named."""
-    (op,) = [one for one in plugin_host().records(Op) if one.name == kernel.op]
-    contract: OpContract | None = op.contract.resolve() if op.contract is not None else None
-    cases = {case.name: case for case in contract.model_cases} if contract is not None else {}
+    cases = {case.name: case for case in contract_of(kernel.op).model_cases}
     for name in names:
         if name not in cases:
             raise KernelError(f"{kernel.op} has no case {name!r}; {name_the_known(name, cases)}")
     wanted = [case for name, case in cases.items() if name in (names or cases)]
-    accepts = kernel.accepts.resolve() if kernel.accepts is not None else lambda call: None
-    reasons = {case.name: accepts(case.abstract_call(dtype)) for case in wanted}
+    unsupported_reason = (
+        kernel.unsupported_reason.resolve()
+        if kernel.unsupported_reason is not None
+        else lambda call: None
+    )
+    reasons = {case.name: unsupported_reason(case.abstract_call(dtype)) for case in wanted}
     taken = [case for case in wanted if reasons[case.name] is None]
     if not taken:
         refusals = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
@@ -114,7 +119,7 @@ def _cases(kernel: Kernel, names: Sequence[str], dtype: str) -> list[Case]:
 
 def _tuned(
     kernel: Kernel,
-    table: TileTable[Any],
+    table: BlockSizeTable[Any],
     case: Case,
     dtype: str,
     repeats: int,
@@ -127,9 +132,10 @@ def _tuned(
     with use_policy(KernelPolicy(hardware=hardware)):
         timings = [
             attrs.evolve(
-                _timed(kernel, table, case, dtype, repeats, tiles), is_default=tiles == default
+                _timed(kernel, table, case, dtype, repeats, block_sizes),
+                is_default=block_sizes == default,
             )
-            for tiles in candidates
+            for block_sizes in candidates
         ]
     click.echo(columns(_HEADS, [_cells(case, timing) for timing in timings]))
     ran = [timing for timing in timings if timing.seconds is not None]
@@ -137,11 +143,11 @@ def _tuned(
         raise KernelError(f"{kernel.key}: no candidate for {case.name} compiles; see above.")
     best = min(ran, key=lambda timing: timing.seconds or 0.0)
     return {
-        "chip": chip_of(hardware),
+        "chip": hardware.chip,
         "bucket": dict(table.bucket(call)),
-        "tiles": sizes_of(best.tiles),
+        "block_sizes": sizes_of(best.block_sizes),
         "seconds": best.seconds,
-        "default": {"tiles": sizes_of(default), "seconds": _seconds_of(default, timings)},
+        "default": {"block_sizes": sizes_of(default), "seconds": _seconds_of(default, timings)},
         "call": str(call),
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "versions": {"jax": jax.__version__, "python": platform.python_version()},
@@ -150,16 +156,24 @@ def _tuned(
 
 
 def _timed(
-    kernel: Kernel, table: TileTable[Any], case: Case, dtype: str, repeats: int, tiles: Any
+    kernel: Kernel,
+    table: BlockSizeTable[Any],
+    case: Case,
+    dtype: str,
+    repeats: int,
+    block_sizes: Any,
 ) -> _Timing:
     inputs, spec = case.make(dtype)
-    run = kernel.fn.resolve()
+    contract = contract_of(kernel.op)
+    run = attrs.evolve(contract, forward=partial(_zeros_of, contract.forward)).function(
+        kernel, functions_of(kernel)
+    )
 
     def loss(inputs: Any) -> Any:
         outputs = jax.tree.leaves(case.run(run, inputs, spec))
         return sum(jnp.sum(leaf.astype(jnp.float32)) for leaf in outputs)
 
-    with table.forced(tiles):
+    with table.forced(block_sizes):
         try:
             step = jax.jit(jax.value_and_grad(loss, allow_int=True)).lower(inputs).compile()
             jax.block_until_ready(step(inputs))  # type: ignore[no-untyped-call]
@@ -167,10 +181,18 @@ def _timed(
             raise
         except Exception as error:  # what compilers raise has no type in common
             reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:80]}"
-            return _Timing(tiles=tiles, is_default=False, seconds=None, refusal=reason)
+            return _Timing(block_sizes=block_sizes, is_default=False, seconds=None, refusal=reason)
     return _Timing(
-        tiles=tiles, is_default=False, seconds=min(_seconds(step, inputs) for _ in range(repeats))
+        block_sizes=block_sizes,
+        is_default=False,
+        seconds=min(_seconds(step, inputs) for _ in range(repeats)),
     )
+
+
+def _zeros_of(forward: Any, inputs: Any, spec: Any) -> Any:
+    """Returns zeros in the place of a forward kernel's outputs, so that backward is timed alone."""
+    outputs = jax.eval_shape(lambda inputs: forward(inputs, spec), inputs)
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), outputs)
 
 
 def _seconds(step: Any, inputs: Any) -> float:
@@ -179,12 +201,12 @@ def _seconds(step: Any, inputs: Any) -> float:
     return time.perf_counter() - start
 
 
-def _seconds_of(tiles: Any, timings: Sequence[_Timing]) -> float | None:
-    return next(timing.seconds for timing in timings if timing.tiles == tiles)
+def _seconds_of(block_sizes: Any, timings: Sequence[_Timing]) -> float | None:
+    return next(timing.seconds for timing in timings if timing.block_sizes == block_sizes)
 
 
 def _cells(case: Case, timing: _Timing) -> tuple[str, ...]:
-    sizes = ", ".join(f"{name} {size}" for name, size in sizes_of(timing.tiles).items())
+    sizes = ", ".join(f"{name} {size}" for name, size in sizes_of(timing.block_sizes).items())
     time_ms = "refused" if timing.seconds is None else f"{timing.seconds * 1e3:.3f}"
     return case.name, sizes, time_ms, timing.refusal or ("default" if timing.is_default else "")
 

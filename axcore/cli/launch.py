@@ -9,7 +9,8 @@ from axcore.config import apply_overrides, field_names
 from axcore.errors import PluginError
 from axcore.launch import Job, find_launcher
 from axcore.launch.launcher import Launcher, launcher_class
-from axcore.plugins import Hardware, JobLauncher, Modifier, find_change, plugin_host
+from axcore.modifiers import find_change
+from axcore.plugins import Hardware, JobLauncher, Modifier, plugin_host
 
 
 class LaunchCommand(click.Command):
@@ -93,16 +94,18 @@ def check_training(arguments: tuple[str, ...]) -> None:
         PluginError: The target is unknown.
         click.UsageError: An option is none of that command's.
     """
-    from axcore.cli.experiment import load_experiment
+    from axcore.cli.experiment import load_experiment, load_resolved
     from axcore.cli.train import train
 
     with train.make_context("axcore train", list(arguments)) as context:
         given: dict[str, Any] = context.params
-    hardware = Hardware.parse(given["target"]) if given["target"] else None
-    changes = [one for one in given["changes"] if hardware or not _is_modifier(one)]
-    load_experiment(
-        given["experiment"], given["overrides"], changes=tuple(changes), hardware=hardware
-    )
+    experiment, overrides, changes = given["experiment"], given["overrides"], given["changes"]
+    if given["target"]:
+        hardware = Hardware.parse(given["target"])
+        load_resolved(experiment, overrides, changes=changes, hardware=hardware)
+    else:
+        changes = [one for one in changes if not _is_modifier(one)]
+        load_experiment(experiment, overrides, changes=changes)
 
 
 def _is_modifier(change: str) -> bool:

@@ -1,5 +1,6 @@
 """`axcore loc`: what features cost in lines of code, and what a change of a repository cost."""
 
+import gc
 import json
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -11,7 +12,6 @@ from typing import Any
 import click
 
 from axcore.cli import options
-from axcore.cli.table import columns, markdown_table
 from axcore.complexity import (
     Change,
     Kind,
@@ -25,9 +25,9 @@ from axcore.complexity.family import LARGEST
 from axcore.config import name_the_known
 from axcore.errors import ComplexityError
 from axcore.plugins import Feature, plugin_host
+from axcore.report.table import columns, markdown_table
 
-QUICK = 4
-"""Models, and variants of each, that `--quick` looks at."""
+_SIZES = click.IntRange(3, LARGEST)
 
 _KINDS: tuple[Kind, ...] = ("new", "existing", "test", "other")
 
@@ -36,7 +36,8 @@ _KINDS: tuple[Kind, ...] = ("new", "existing", "test", "other")
 @click.option(
     "--feature", "names", multiple=True, metavar="NAME", help="Only this one; repeatable."
 )
-@click.option("--quick", is_flag=True, help="Look at 16 models rather than 256.")
+@click.option("--models", type=_SIZES, default=4, show_default=True, help="Different models.")
+@click.option("--variants", type=_SIZES, default=4, show_default=True, help="Variants of each.")
 @click.option("--check", is_flag=True, help="Fail where a feature costs more than it may.")
 @click.option("--markdown", is_flag=True, help="Print the table as Markdown.")
 @options.as_json
@@ -44,19 +45,20 @@ _KINDS: tuple[Kind, ...] = ("new", "existing", "test", "other")
 def loc(
     context: click.Context,
     names: tuple[str, ...],
-    quick: bool,
+    models: int,
+    variants: int,
     check: bool,
     markdown: bool,
     as_json: bool,
 ) -> None:
     """Measure what each feature costs in lines, and how that grows with the models.
 
-    A feature is added to families of up to 256 models. Each model is traced, to see that the
-    feature is really in it.
+    A feature is added to every variant of every model, at most 256 in all. Each is traced, to see
+    that the feature is really in it.
     """
     if context.invoked_subcommand is not None:
         return
-    measured = list(_measured(_chosen(names), largest=QUICK if quick else LARGEST))
+    measured = list(_measured(_chosen(names), models=models, variants=variants))
     if as_json:
         click.echo(json.dumps([_as_dict(one) for one in measured], indent=2))
     else:
@@ -80,7 +82,7 @@ def diff(commits: str, repository: Path, by_commit: bool, as_json: bool) -> None
     """Split a change into new files, existing files and tests, in lines of code."""
     base, dots, head = commits.partition("..")
     if not (base and dots and head) or head.startswith("."):
-        raise ComplexityError(f"{commits!r} is not two commits", mend="write BASE..HEAD")
+        raise ComplexityError(f"{commits!r} is not two commits", hint="write BASE..HEAD")
     if by_commit:
         changes = measure_commits(repository, base, head)
     else:
@@ -98,12 +100,23 @@ def diff(commits: str, repository: Path, by_commit: bool, as_json: bool) -> None
                 click.echo(f"not parsed, every line but blanks counted: {file.path}")
 
 
-def _measured(features: list[Feature], *, largest: int) -> Iterator[Measurement]:
-    """Yields what each feature costs, in order, with as many at work as there are processors."""
-    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
-        for one in pool.map(partial(measure_feature, largest=largest), features):
+def _measured(features: list[Feature], *, models: int, variants: int) -> Iterator[Measurement]:
+    """Yields what each feature costs, in order; several on as many processors as there are."""
+    measure = partial(measure_feature, models=models, variants=variants)
+    if len(features) == 1:
+        yield measure(features[0])
+        return
+    with ProcessPoolExecutor(
+        mp_context=get_context("spawn"), initializer=_collect_garbage_rarely
+    ) as pool:
+        for one in pool.map(measure, features):
             click.echo(f"measured {one.feature.name}", err=True)
             yield one
+
+
+def _collect_garbage_rarely() -> None:
+    """Tracing makes many objects that live on; going through them takes a fifth of the time."""
+    gc.set_threshold(200_000, 50, 1000)
 
 
 _HEADER = ("FEATURE", "LINES", "EXISTING", "MODELS", "EXPONENT", "GROWTH", "PLUGIN")
@@ -115,7 +128,7 @@ def _chosen(names: tuple[str, ...]) -> list[Feature]:
     if unknown:
         raise ComplexityError(
             f"there is no feature {unknown[0]!r}; {name_the_known(unknown[0], known)}",
-            mend="`axcore loc --quick` lists them",
+            hint="`axcore loc` lists them",
         )
     return [known[name] for name in names or sorted(known)]
 

@@ -14,7 +14,7 @@ import click
 
 from axcore import __version__
 from axcore.config import name_the_known
-from axcore.errors import AxcoreError, PluginError
+from axcore.errors import AxcoreError
 from axcore.plugins import Command, plugin_host
 
 TRACEBACK = "AXCORE_TRACEBACK"
@@ -38,11 +38,7 @@ class LazyGroup(click.Group):
             return None
         command = record.fn.resolve()
         if not isinstance(command, click.Command):
-            raise PluginError(
-                f"command {cmd_name!r} is {command!r}; expected a click command",
-                where=f"{record.fn.target} of plugin {record.plugin!r}",
-                mend=f"report this to the authors of {record.plugin}",
-            )
+            raise record.wrong_field("fn", command, "a click command")
         return command
 
     def resolve_command(
@@ -97,14 +93,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _leave(exit_code: int) -> NoReturn:
-    """Exits; one of several processes does so at once, as the others wait for it in vain."""
-    processes = sys.modules.get("axcore.parallel.processes")
+    """Exits; one of several processes does so at once, as the others would wait for it."""
+    processes = sys.modules.get("axcore.distributed.processes")
     if processes is not None:
-        processes.leave(exit_code)
+        processes.exit_process(exit_code)
     sys.exit(exit_code)
 
 
-def error_text(error: AxcoreError) -> str:
+def error_text(error: Exception) -> str:
     """Returns an error as it is shown: its class, its message, and the notes it gained.
 
     What jax notes on how it shortened a traceback is left out, since none is shown.
@@ -114,7 +110,7 @@ def error_text(error: AxcoreError) -> str:
 
 
 def _without_traceback(arguments: Sequence[str]) -> tuple[list[str], bool]:
-    """Takes `--traceback` out wherever it stands, so that it can be added to any command."""
+    """Takes `--traceback` out of any position, so that it can be added to any command."""
     end = list(arguments).index("--") if "--" in arguments else len(arguments)
     ours, rest = list(arguments[:end]), list(arguments[end:])
     wanted = "--traceback" in ours or os.environ.get(TRACEBACK, "") not in ("", "0")

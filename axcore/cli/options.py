@@ -19,6 +19,10 @@ target: Decorator = click.option(
     "--target", metavar="NAME", help="Hardware, as cpu-8; by default what is here."
 )
 
+trust_code: Decorator = click.option(
+    "--trust-code", is_flag=True, help="Run code that came with the run, though it is not yours."
+)
+
 as_json: Decorator = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 modify: Decorator = click.option(

@@ -15,6 +15,7 @@ from axcore.plugins import (
     Experiment,
     JobLauncher,
     Kernel,
+    LayerVariant,
     MeshRule,
     MetricWriter,
     Modifier,
@@ -29,6 +30,7 @@ _SUITES: dict[type[Record], str] = {
     Experiment: "ExperimentSuite",
     JobLauncher: "LauncherSuite",
     Kernel: "KernelSuite",
+    LayerVariant: "LayerSuite",
     MeshRule: "MeshRuleSuite",
     MetricWriter: "WriterSuite",
     Modifier: "ModifierSuite",
@@ -50,7 +52,7 @@ def check_source(name: str) -> str:
         raise PluginError(
             f"plugin {name!r} is {plugin.state}: {plugin.trouble}",
             where=f"distribution {plugin.candidate.distribution}",
-            mend="`axcore plugins -v` shows more",
+            hint="`axcore plugins -v` shows more",
         )
     return "\n".join(_lines(plugin))
 
@@ -66,7 +68,11 @@ def run_check(source: str, *, here: bool) -> int:
         PluginError: There is no pytest.
     """
     if importlib.util.find_spec("pytest") is None:
-        raise PluginError("pytest is not installed", mend="pip install pytest")
+        raise PluginError(
+            "axcore plugin check runs its suites by pytest, which is not installed",
+            where="axcore plugin check",
+            hint='pip install "axcore[test]"',
+        )
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "test_plugin.py"
         file.write_text(source, encoding="utf-8")

@@ -13,11 +13,15 @@ from axcore import __version__
 from axcore.errors import PluginError
 
 KINDS: Mapping[str, tuple[str, str]] = {
+    "command": ("command", "A command of axcore."),
     "data": ("source", "A source of text for axcore."),
+    "experiment": ("experiment", "An experiment for axcore."),
     "hardware": ("detect", "A family of chips for axcore, with its mesh rule."),
     "kernels": ("loss", "A kernel for axcore."),
     "launcher": ("engine", "An engine that starts runs of axcore."),
     "layers": ("norm", "A layer for axcore."),
+    "modifier": ("modifier", "A change of configs for axcore."),
+    "writer": ("writer", "A place for metrics of axcore."),
 }
 """By kind: the name of the module beside `plugin.py`, and what the distribution is."""
 
@@ -49,7 +53,7 @@ class NewPlugin:
             raise PluginError(
                 f"{name!r} cannot name a plugin",
                 where="axcore plugin new",
-                mend="use small letters and digits, with single dashes between: axl-acme",
+                hint="use small letters and digits, with single dashes between: axl-acme",
             )
         return cls(_PREFIX + short, kind)
 
@@ -78,7 +82,7 @@ class NewPlugin:
             raise PluginError(
                 f"{folder} exists already",
                 where="axcore plugin new",
-                mend="choose another name, or another folder by --dir",
+                hint="choose another name, or another folder by --dir",
             )
         paths = []
         for name, text in self.files():
@@ -97,6 +101,7 @@ class NewPlugin:
             "package": self.distribution.replace("-", "_"),
             "name": name if self.kind != "hardware" else name.replace("_", ""),
             "constant": name.upper(),
+            "command": name.replace("_", "-"),
             "module": module,
             "summary": summary,
             "axcore_version": ".".join(__version__.split(".")[:2]),

@@ -6,8 +6,8 @@ from typing import Any
 
 import click
 
-from axcore.cli.table import columns
 from axcore.plugins import Plugin, plugin_host
+from axcore.report.table import columns
 
 
 @click.command()

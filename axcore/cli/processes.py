@@ -5,8 +5,8 @@ from typing import Any
 
 import click
 
-from axcore.launch import Place, find_place
-from axcore.launch.place import COORDINATOR, NUM_PROCESSES, PROCESS_ID
+from axcore.launch import ProcessInfo, find_process_info
+from axcore.launch.process_info import COORDINATOR, NUM_PROCESSES, PROCESS_ID
 
 _OPTIONS = (
     click.option(
@@ -39,20 +39,20 @@ _OPTIONS = (
 _LIMITS = ("join_s", "barrier_s")
 
 
-def several_processes(command: Callable[..., Any]) -> Callable[..., Any]:
+def process_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Adds the options by which a command is one of several processes, as `**processes`."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
 
 
-def place_of(processes: Mapping[str, Any]) -> Place | None:
-    """Returns where this process stands in its run; None where it is the only one."""
+def process_info_of(processes: Mapping[str, Any]) -> ProcessInfo | None:
+    """Returns the place of this process in its run; None where it is the only one."""
     given = {name: value for name, value in processes.items() if name not in _LIMITS}
-    return find_place(given)
+    return find_process_info(given)
 
 
-def join(place: Place | None, processes: Mapping[str, Any]) -> None:
+def join(place: ProcessInfo | None, processes: Mapping[str, Any]) -> None:
     """Joins the other processes, before jax looks for devices.
 
     Raises:
@@ -60,7 +60,7 @@ def join(place: Place | None, processes: Mapping[str, Any]) -> None:
     """
     if place is None:
         return
-    from axcore.parallel import TimeLimits, join_processes
+    from axcore.distributed import TimeLimits, join_processes
 
     join_processes(
         place.coordinator,

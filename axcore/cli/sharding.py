@@ -6,7 +6,6 @@ from typing import Any
 import jax
 from jax.sharding import AbstractMesh
 
-from axcore.cli.table import columns
 from axcore.parallel import (
     MESH_AXES,
     AnyMesh,
@@ -17,30 +16,30 @@ from axcore.parallel import (
     param_shardings,
     shardings_like,
 )
-from axcore.plugins import Hardware
-from axcore.trainer.axis_checks import check_mesh_is_used, check_rules
+from axcore.report.table import columns
+from axcore.trainer import ResolvedConfig
+from axcore.trainer.axis_checks import check_mesh_is_used, check_sharding_rules
+from axcore.trainer.batch_sharding import BatchSharding
 from axcore.trainer.pipelines import describe_pipelines
 from axcore.trainer.step import TrainStep
 
 _HEADER = ("PATH", "SHAPE", "SPLIT OVER", "BYTES PER DEVICE")
 
 
-def sharding_table(cfg: Any, hardware: Hardware) -> str:
+def sharding_table(resolved: ResolvedConfig) -> str:
     """Returns a line for every parameter, what stays whole, and the sums; starts no device.
 
-    Args:
-        cfg: A trainer's config with a mesh.
-        hardware: What the mesh is over.
-
     Raises:
-        ShardingError: The mesh does not fit the hardware or the parameters, or an axis is named
-            that nothing uses.
+        ShardingError: The mesh does not fit the hardware, the batch or the parameters, or an axis
+            is named that nothing uses.
     """
-    sizes = mesh_sizes(cfg.mesh, hardware.num_devices, slices=cfg.slices)
+    cfg = resolved.config
+    sizes = mesh_sizes(cfg.mesh, resolved.hardware.num_devices, slices=cfg.slices)
     mesh = AbstractMesh(sizes, MESH_AXES)
     step = TrainStep(cfg.model.build(), cfg.learner.build(total_steps=cfg.max_steps))
-    check_rules(cfg, step.specs)
-    check_mesh_is_used(cfg, mesh, step.specs)
+    batch_spec = cfg.data.for_shapes().build().batch_spec()
+    check_sharding_rules(cfg, step.specs, batch_spec)
+    check_mesh_is_used(cfg, BatchSharding(batch_spec, cfg.activation_rules, mesh), step.specs)
     shardings = param_shardings(step.specs, cfg.param_rules, mesh)
     arrays = describe_sharding(step.specs, shardings)
     return "\n".join(

@@ -3,10 +3,12 @@
 import os
 import sys
 
+import click
+
 from axcore.errors import PluginError
-from axcore.plugins import Hardware, set_environment_flags
-from axcore.plugins.core_detect import DEVICE_COUNT
-from axcore.plugins.flags import expected_hardware
+from axcore.hardware.host_platform import DEVICE_COUNT
+from axcore.plugins import Finding, Hardware, set_environment_flags
+from axcore.plugins.environment_flags import expected_hardware, present_family
 
 
 def use_target(name: str | None, *, num_processes: int = 1) -> Hardware | None:
@@ -53,13 +55,15 @@ def _shared_out(hardware: Hardware, num_processes: int) -> Hardware:
             f"{hardware.name} has {hardware.chips} devices, which {num_processes} processes cannot "
             "share equally",
             where="--target",
-            mend=f"--target {hardware.family}-{num_processes}, or a multiple of it",
+            hint=f"--target {hardware.family}-{num_processes}, or a multiple of it",
         )
     return hardware.resized(hardware.chips, hardware.chips // num_processes)
 
 
 def check_present(hardware: Hardware | None) -> Hardware:
     """Returns the hardware at hand; where a target was named, it must be that.
+
+    Warns where the machine has hardware that JAX does not use.
 
     Raises:
         PluginError: The devices are others than the target.
@@ -69,6 +73,22 @@ def check_present(hardware: Hardware | None) -> Hardware:
         raise PluginError(
             f"the target is {hardware.name}, but this machine has {found.name}",
             where="--target",
-            mend="leave --target out, or run on that hardware",
+            hint="leave --target out, or run on that hardware",
         )
+    if (unused := unused_hardware(found)) is not None:
+        click.echo(f"warning: {unused.text}\n  hint:   {unused.hint}", err=True)
     return found
+
+
+def unused_hardware(found: Hardware) -> Finding | None:
+    """Returns a warning where a plugin sees hardware in this machine and JAX found other."""
+    family = present_family()
+    if family is None or family.name == found.family:
+        return None
+    install = f"pip install '{family.install}', or " if family.install else ""
+    return Finding(
+        "warning",
+        f"this machine has hardware of family {family.name!r}, but JAX runs on {found.name}",
+        f"{install}set JAX_PLATFORMS={found.family} to use {found.family} on purpose; "
+        "see docs/install.md",
+    )

@@ -7,9 +7,9 @@ from typing import Any
 import click
 
 from axcore.cli import options
-from axcore.cli.printable import printable
-from axcore.cli.processes import join, place_of, several_processes
+from axcore.cli.processes import join, process_info_of, process_options
 from axcore.cli.target import check_present, use_target
+from axcore.cli.terminal_text import escape_control_characters
 from axcore.plugins import plugin_host
 
 SAMPLE_TOKENS = 200
@@ -24,7 +24,7 @@ INTERRUPTED = 130
 @options.modify
 @options.overrides
 @options.target
-@several_processes
+@process_options
 def train(
     experiment: str,
     directory: str | None,
@@ -33,21 +33,20 @@ def train(
     target: str | None,
     **processes: Any,
 ) -> None:
-    """Train EXPERIMENT, a name or a config file, or go on where it was stopped."""
+    """Train EXPERIMENT, a name or a config file, or resume it."""
     plugin_host().require_healthy()
-    place = place_of(processes)
+    place = process_info_of(processes)
     wanted = use_target(target, num_processes=place.process_count if place else 1)
     join(place, processes)
-    from axcore.cli.experiment import load_for_hardware
-    from axcore.cli.progress import progress
+    from axcore.cli.experiment import load_resolved
+    from axcore.trainer import Trainer
+    from axcore.trainer.callbacks.progress import progress
 
     hardware = check_present(wanted)
-    cfg, from_rule = load_for_hardware(experiment, overrides, changes=changes, hardware=hardware)
-    trainer = cfg.build()
-    trainer.hardware_changes = from_rule
+    trainer = Trainer(load_resolved(experiment, overrides, changes=changes, hardware=hardware))
     run = Path(directory or Path("runs") / Path(experiment).stem)
     speaks = place is None or place.process_index == 0
-    result = trainer.run(run, [progress()] if speaks else [])
+    result = trainer.run(run, [progress()] if speaks else [], quiet=True)
     if not result.is_complete:
         sys.exit(INTERRUPTED)
     if speaks:
@@ -55,8 +54,8 @@ def train(
 
 
 def _report(trainer: Any, result: Any, run: Path, *, is_alone: bool) -> None:
-    if result.heldout:
-        click.echo(f"held-out loss {result.heldout['loss']:.4f} nats a token")
+    if result.validation:
+        click.echo(f"validation loss {result.validation['loss']:.4f}")
     if is_alone:
         _sample(trainer, result, run)
     else:
@@ -65,13 +64,15 @@ def _report(trainer: Any, result: Any, run: Path, *, is_alone: bool) -> None:
 
 def _sample(trainer: Any, result: Any, run: Path) -> None:
     """Prints a sample of generated text, and keeps it in the run directory."""
-    from axcore.cli.draw import draw
+    from axcore.runs.run import generate_text, no_text_reason
 
-    if not hasattr(type(trainer.model), "logits"):
-        click.echo(f"no sample: {type(trainer.model).__qualname__} has no entry `logits`")
+    reason = no_text_reason(trainer)
+    if reason is not None:
+        click.echo(f"no sample: {reason}")
         return
-    (sample,) = draw(trainer, result.state.model, trainer.config.prompt, max_tokens=SAMPLE_TOKENS)
+    model = trainer.step.evaluated_model(result.state)
+    (sample,) = generate_text(trainer, model, trainer.config.prompt, max_tokens=SAMPLE_TOKENS)
     text = sample.prompt + sample.text
     (run / "sample.txt").write_text(text, encoding="utf-8")
-    click.echo(f"\nsample, going on from {sample.prompt!r}:\n\n{printable(text)}\n")
+    click.echo(f"\nsample, continuing {sample.prompt!r}:\n\n{escape_control_characters(text)}\n")
     click.echo(f"axcore generate {run} --prompt {trainer.config.prompt!r}   draws another")

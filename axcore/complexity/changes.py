@@ -177,7 +177,7 @@ def _commit(repository: Path, name: str) -> str:
         raise ComplexityError(
             f"{name!r} is no commit: {error.what}",
             where=str(repository),
-            mend="give two commits as git knows them: BASE..HEAD",
+            hint="give two commits as git knows them: BASE..HEAD",
         ) from None
 
 
@@ -191,7 +191,7 @@ def _git(repository: Path, *args: str) -> str:
             errors="replace",
         )
     except FileNotFoundError as error:
-        raise ComplexityError("git is not installed", mend="install git") from error
+        raise ComplexityError("git is not installed", hint="install git") from error
     if done.returncode:
         raise ComplexityError(done.stderr.strip() or f"git {args[0]} failed", where=str(repository))
     return done.stdout

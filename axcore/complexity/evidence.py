@@ -60,7 +60,7 @@ def chooses(op: str, *kernels: str) -> Evidence:
 def _is_within(scope: tuple[str, ...], path: tuple[str, ...]) -> bool:
     """Whether a scope holds a path's steps in their order.
 
-    Scopes hold more: a layer that a residual connection calls stands below the connection.
+    Scopes hold more: a layer that a residual connection calls is below the connection.
     """
     steps = iter(scope)
     return all(step in steps for step in path)

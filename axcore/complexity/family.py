@@ -13,9 +13,9 @@ from axcore.layers import (
     PlainFeedForward,
     PostNorm,
     PreNorm,
-    Repeat,
     RMSNorm,
     RoPE,
+    ScannedLayers,
     Stack,
 )
 from axcore.models import TiedHead, UntiedHead, transformer
@@ -40,8 +40,7 @@ def model_family(models: int, variants: int) -> Iterator[tuple[str, Any]]:
     if not (1 <= models <= LARGEST and 1 <= variants <= LARGEST):
         raise ValueError(f"there are 1 to {LARGEST} models, and as many variants of each")
     for (one, to_model), (other, to_variant) in itertools.product(
-        itertools.islice(_combinations(_MODEL_AXES), models),
-        itertools.islice(_combinations(_VARIANT_AXES), variants),
+        _combinations(_MODEL_AXES)[:models], _combinations(_VARIANT_AXES)[:variants]
     ):
         yield f"{one} {other}", to_variant(to_model(_plain()))
 
@@ -57,9 +56,17 @@ def _plain() -> Any:
     )
 
 
-def _combinations(axes: tuple[dict[str, Edit], ...]) -> Iterator[tuple[str, Edit]]:
-    for chosen in itertools.product(*(axis.items() for axis in axes)):
-        yield " ".join(name for name, _ in chosen), _one_after_another([edit for _, edit in chosen])
+def _combinations(axes: tuple[dict[str, Edit], ...]) -> list[tuple[str, Edit]]:
+    """Returns a choice from each of four axes of two, 16 in all.
+
+    The first four have each value of each axis, so a small family is as varied as it can be.
+    """
+    chosen = list(itertools.product(*(axis.items() for axis in axes)))
+    order = sorted(range(LARGEST), key=lambda index: min(index, LARGEST - 1 - index) % 5)
+    return [
+        (" ".join(name for name, _ in one), _one_after_another([edit for _, edit in one]))
+        for one in (chosen[index] for index in order)
+    ]
 
 
 def _one_after_another(edits: list[Edit]) -> Edit:
@@ -84,7 +91,7 @@ def _replacing(old: Any, new: Any) -> Edit:
 
 
 _MODEL_AXES: tuple[dict[str, Edit], ...] = (
-    {"scanned": _unchanged, "unrolled": _replacing(Repeat, Stack.Config())},
+    {"scanned": _unchanged, "unrolled": _replacing(ScannedLayers, Stack.Config())},
     {"pre-norm": _unchanged, "post-norm": _replacing(PreNorm, PostNorm.Config())},
     {"untied": _unchanged, "tied": _replacing(UntiedHead, TiedHead.Config())},
     {"all-heads": _unchanged, "grouped": _setting("**.num_kv_heads", 1)},

@@ -8,8 +8,8 @@ from typing import Any
 
 from axcore.complexity.evidence import multiplies, runs
 from axcore.config import replace_config
-from axcore.layers import FeedForward, Int8Training, LoRALinear, MoE, PlainFeedForward, RoPE
-from axcore.modifiers import LoRA
+from axcore.layers import FeedForward, LoRALinear, MoE, PlainFeedForward, RoPE
+from axcore.modifiers import Int8Training, LoRA
 from axcore.module import Module
 from axcore.plugins import Hardware
 
@@ -34,7 +34,7 @@ def with_int8(cfg: Any) -> Any:
 
 
 def with_lora(cfg: Any) -> Any:
-    """Adapters of rank 4 beside every linear layer, and all else frozen."""
+    """Adapters of rank 4 on every linear layer, and all else frozen."""
     return LoRA(rank=4).apply(cfg, Hardware.parse("cpu-1"))
 
 

@@ -46,34 +46,39 @@ class Growth:
         return "linear" if self.exponent < 1.5 else "quadratic"
 
 
-def sizes_up_to(largest: int) -> tuple[Size, ...]:
-    """Returns the sizes of families to count at, up to `largest` models and as many variants.
+def sizes_up_to(models: int, variants: int) -> tuple[Size, ...]:
+    """Returns the sizes of families to count at, up to so many models and variants of each.
 
-    The last two grow in one of the two numbers alone, which tells them apart.
+    The last two grow in one of the two numbers alone, which distinguishes them.
     """
-    diagonal = tuple((size, size) for size in DIAGONAL if size <= largest)
-    return (*diagonal, (largest, 2), (2, largest))
+    diagonal = tuple((size, size) for size in DIAGONAL if size <= min(models, variants))
+    return (*diagonal, (models, 2), (2, variants))
 
 
-def measure_growth(count: Callable[[int, int], int], *, largest: int = DIAGONAL[-1]) -> Growth:
+def measure_growth(
+    count: Callable[[int, int], int], *, models: int = DIAGONAL[-1], variants: int = DIAGONAL[-1]
+) -> Growth:
     """Returns how lines grow.
 
     Args:
         count: From numbers of models and variants to the lines that a feature costs there.
-        largest: The most models, and variants of each; more than 2.
+        models: The most models to count at; more than 2.
+        variants: The most variants of each; more than 2.
     """
-    return fit_growth({size: count(*size) for size in sizes_up_to(largest)})
+    return fit_growth({size: count(*size) for size in sizes_up_to(models, variants)})
 
 
 def fit_growth(lines: Mapping[Size, int]) -> Growth:
     """Returns the least-squares fit of a power law to lines by size; no line counts as one.
 
     Raises:
-        ValueError: The sizes cannot tell growth in models from growth in variants.
+        ValueError: The sizes cannot separate growth in models from growth in variants.
     """
     rows = np.array([(1.0, math.log(n), math.log(m)) for n, m in lines])
     if np.linalg.matrix_rank(rows) < 3:
-        raise ValueError(f"sizes {sorted(lines)} do not tell models from variants: vary each alone")
+        raise ValueError(
+            f"sizes {sorted(lines)} do not separate models from variants: vary each alone"
+        )
     logs = np.log([max(1, count) for count in lines.values()])
     (_, in_models, in_variants), *_ = np.linalg.lstsq(rows, logs, rcond=None)
     return Growth(dict(lines), float(in_models), float(in_variants))

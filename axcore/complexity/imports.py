@@ -22,32 +22,44 @@ def modules_that_import(implementation: Iterable[str]) -> tuple[str, ...]:
     import of the module that defines it.
 
     Args:
-        implementation: The feature's own modules, `axcore.layers.moe` for example.
+        implementation: The feature's own modules, `axcore.layers.moe.layer` for example.
 
     Raises:
         ComplexityError: One of them is not there.
     """
     own = frozenset(implementation)
-    packages = {_folder(module.split(".")[0]) for module in own}
-    missing = sorted(module for module in own if importlib.util.find_spec(module) is None)
+    packages = {module.split(".")[0] for module in own}
+    missing = sorted(module for module in own if _file_of(module) is None)
     if missing:
         raise ComplexityError(
             f"a feature names its modules {', '.join(missing)}, which are not there",
-            mend="name the modules that implement it, each as package.module",
+            hint="name the modules that implement it, each as package.module",
         )
     return tuple(
         module
-        for package in sorted(packages)
+        for package in sorted(filter(None, map(_folder, packages)))
         for module, file in _modules(package)
         if module not in own and not _may_name_features(module) and own & _imported(file)
     )
 
 
-def _folder(package: str) -> Path:
+@functools.cache
+def _folder(package: str) -> Path | None:
+    """Returns the folder of a package that is installed; finds it without importing it."""
     spec = importlib.util.find_spec(package)
-    if spec is None or spec.origin is None:
-        raise ComplexityError(f"there is no package {package!r}", mend="install it")
-    return Path(spec.origin).parent
+    found = spec.submodule_search_locations if spec is not None else None
+    return Path(found[0]) if found else None
+
+
+def _file_of(module: str) -> Path | None:
+    """Returns the file of a module; imports neither it nor the packages that it is in."""
+    package, *steps = module.split(".")
+    folder = _folder(package)
+    if folder is None:
+        return None
+    path = folder.joinpath(*steps)
+    files = (path / "__init__.py", path.with_suffix(".py"))
+    return next((file for file in files if file.is_file()), None)
 
 
 def _modules(package: Path) -> Iterator[tuple[str, Path]]:
@@ -75,12 +87,13 @@ def _imports(tree: ast.Module) -> Iterator[str]:
                 yield _source_of(node.module, alias.name)
 
 
+@functools.cache
 def _source_of(module: str, name: str) -> str:
     """Returns the module that a name comes from, one re-export further down."""
-    spec = importlib.util.find_spec(module)
-    if spec is None or spec.origin is None or not spec.origin.endswith("__init__.py"):
+    file = _file_of(module)
+    if file is None or file.name != "__init__.py":
         return module
-    for node in ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body:
+    for node in ast.parse(file.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.ImportFrom) and any(alias.name == name for alias in node.names):
             return node.module or module
-    return f"{module}.{name}" if importlib.util.find_spec(f"{module}.{name}") else module
+    return module if _file_of(f"{module}.{name}") is None else f"{module}.{name}"

@@ -3,16 +3,18 @@
 The definition is written out in `docs/loc-complexity.md`.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import attrs
+import numpy as np
 
 from axcore.complexity.family import LARGEST, model_family
 from axcore.complexity.growth import CONSTANT_BELOW, Growth, measure_growth
 from axcore.complexity.imports import modules_that_import
 from axcore.complexity.lines import lines_to_write
 from axcore.complexity.trace import trace_model
+from axcore.config import is_config
 from axcore.errors import ComplexityError
 from axcore.plugins import Feature, Hardware
 
@@ -68,35 +70,37 @@ class Measurement:
         return tuple(found)
 
 
-def measure_feature(feature: Feature, *, largest: int = LARGEST) -> Measurement:
-    """Adds a feature to every model of the largest family, and looks for it in each one's trace.
+def measure_feature(
+    feature: Feature, *, models: int = LARGEST, variants: int = LARGEST
+) -> Measurement:
+    """Adds a feature to every model of a family, and looks for it in each one's trace.
 
     Args:
         feature: What to add.
-        largest: Models of the largest family, and variants of each.
+        models: Models of the family, 3 to `LARGEST`.
+        variants: Variants of each, 3 to `LARGEST`.
     """
     apply = feature.apply.resolve() if feature.apply else _unchanged
     lines = lines_to_write(apply) if feature.apply else 0
-    lacking = {name: reason for name, reason in _lacking(feature, apply, largest) if reason}
+    reasons = dict(_reasons(feature, apply, model_family(models, variants)))
+    is_lacking = np.reshape([reason is not None for reason in reasons.values()], (models, variants))
 
-    def count(models: int, variants: int) -> int:
-        alone = sum(name in lacking for name, _ in model_family(models, variants))
-        return lines + max(1, lines) * alone
+    def count(num_models: int, num_variants: int) -> int:
+        return lines + max(1, lines) * int(is_lacking[:num_models, :num_variants].sum())
 
     return Measurement(
         feature=feature,
         lines=lines,
         existing=modules_that_import(feature.implementation),
-        models=largest * largest,
-        lacks=tuple(Lack(name, reason) for name, reason in lacking.items()),
-        growth=measure_growth(count, largest=largest),
+        models=models * variants,
+        lacks=tuple(Lack(name, reason) for name, reason in reasons.items() if reason is not None),
+        growth=measure_growth(count, models=models, variants=variants),
     )
 
 
 def why_not_in(feature: Feature, cfg: Any, hardware: Hardware) -> str | None:
     """Returns None where a training config's traced model holds a feature, or why it does not."""
-    evidence = feature.evidence.resolve()
-    reason: str | None = evidence(trace_model(cfg, hardware))
+    reason: str | None = feature.call("evidence", trace_model(cfg, hardware), returns=str | None)
     return reason
 
 
@@ -112,7 +116,7 @@ def check_gate(measurements: Iterable[Measurement]) -> None:
     if problems:
         raise ComplexityError(
             "the gate is closed:\n" + "\n".join(problems),
-            mend="let a feature live in modules of its own that `replace_config` puts in place",
+            hint="let a feature live in modules of its own that `replace_config` puts in place",
         )
 
 
@@ -120,12 +124,16 @@ def _unchanged(cfg: Any) -> Any:
     return cfg
 
 
-def _lacking(
-    feature: Feature, apply: Callable[[Any], Any], largest: int
-) -> Iterable[tuple[str, str | None]]:
+def _reasons(
+    feature: Feature, apply: Callable[[Any], Any], family: Iterable[tuple[str, Any]]
+) -> Iterator[tuple[str, str | None]]:
+    """Yields each model's name, and why it lacks the feature; None where it has it."""
     hardware = Hardware.parse(feature.target)
-    for name, cfg in model_family(largest, largest):
+    for name, cfg in family:
         try:
-            yield name, why_not_in(feature, apply(cfg), hardware)
-        except Exception as error:  # whatever stops a model is why it lacks the feature
+            changed = apply(cfg)
+            if not is_config(changed):
+                raise feature.wrong_return("apply", changed, "a training config")
+            yield name, why_not_in(feature, changed, hardware)
+        except Exception as error:  # any failure is why a model lacks the feature
             yield name, f"{type(error).__name__}: {str(error).splitlines()[0]}"

@@ -37,7 +37,7 @@ def read_surface(package: Path, rooms: Iterable[str] = ROOMS) -> dict[str, tuple
 def check_surface(recorded: dict[str, tuple[str, ...]], now: dict[str, tuple[str, ...]]) -> None:
     """Checks that nothing that was recorded takes another field or argument by now.
 
-    What is new as a whole, and what is gone, is fine.
+    Members that are new as a whole, or removed, are fine.
 
     Raises:
         ComplexityError: Naming every field and argument that was added.
@@ -52,7 +52,7 @@ def check_surface(recorded: dict[str, tuple[str, ...]], now: dict[str, tuple[str
     if added:
         raise ComplexityError(
             "existing modules were widened:\n" + "\n".join(added),
-            mend="put the feature into a module of its own that takes the old one's place; if the "
+            hint="put the feature into a module of its own that takes the old one's place; if the "
             "module itself was at fault, record its new surface and say why in the commit",
         )
 

@@ -7,13 +7,12 @@ from typing import Any
 import attrs
 import jax
 import jax.numpy as jnp
-from jax.extend.core import jaxprs_in_params
-from jax.interpreters.partial_eval import dce_jaxpr
 
-from axcore.module import Module, Repeated, functional
+from axcore._jax_compat import inner_jaxprs, without_dead_code
+from axcore.module import Module, StackedModule, functional
 from axcore.ops import KernelPolicy, recording_choices, use_policy
 from axcore.plugins import Hardware
-from axcore.trainer import for_hardware
+from axcore.trainer import resolve
 
 BATCH_SIZE, SEQ_LEN = 2, 16
 
@@ -41,7 +40,7 @@ class Trace:
 
     Args:
         model: The model that was traced.
-        operations: The operations that the loss depends on; what is computed in vain is left out.
+        operations: The operations that the loss depends on; results that are not used are left out.
         kernels: Names of the kernels that were chosen, by op.
         hardware: What it was traced for.
     """
@@ -59,23 +58,23 @@ def trace_model(cfg: Any, hardware: Hardware) -> Trace:
         cfg: A training config.
         hardware: What its mesh rule and its kernels are chosen for.
     """
-    cfg, _ = for_hardware(cfg, hardware)
+    cfg = resolve(cfg, hardware).config
     model = cfg.model.build()
-    policy = KernelPolicy(hardware=hardware, pins=cfg.kernels, allow=cfg.allow_kernels)
-    with use_policy(policy), recording_choices() as choices:
+    with use_policy(KernelPolicy.of(cfg, hardware)), recording_choices() as choices:
         jaxpr = jax.make_jaxpr(_loss_of(model))(_abstract_state(model), _abstract_batch())
-    live, _ = dce_jaxpr(jaxpr.jaxpr, used_outputs=True)
     kernels: dict[str, frozenset[str]] = {}
     for choice in choices:
         op = choice.call.op
         kernels[op] = kernels.get(op, frozenset()) | {choice.kernel.name}
-    return Trace(model, frozenset(_operations(live, ())), kernels, hardware)
+    return Trace(
+        model, frozenset(_operations(without_dead_code(jaxpr.jaxpr), ())), kernels, hardware
+    )
 
 
 def modules_of(model: Module) -> Iterator[tuple[tuple[str, ...], Module]]:
     """Yields every module below a root, with its path as scopes spell it."""
     for steps, child in model.children():
-        inner = child.module if isinstance(child, Repeated) else child
+        inner = child.module if isinstance(child, StackedModule) else child
         here = _spelled(steps)
         yield here, inner
         for below, module in modules_of(inner):
@@ -119,5 +118,5 @@ def _operations(jaxpr: Any, outer: tuple[str, ...]) -> Iterator[Operation]:
         scope = (*outer, *filter(None, text.split("/")))
         dtypes = tuple(str(getattr(var.aval, "dtype", "")) for var in equation.invars)
         yield Operation(scope, equation.primitive.name, dtypes)
-        for inner in jaxprs_in_params(equation.params):
+        for inner in inner_jaxprs(equation.params):
             yield from _operations(inner, scope)

@@ -12,12 +12,20 @@ from axcore.config.encode import to_dict
 from axcore.config.golden import check_golden
 from axcore.config.overrides import apply_overrides
 from axcore.config.provenance import Origin, origins_of
+from axcore.config.ranges import (
+    Fraction,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+)
 from axcore.config.render import config_name, render_config
 from axcore.config.required import REQUIRED
+from axcore.config.resumable import Resumable, describe_resumable, resumable_paths
 from axcore.config.serialise import digest, from_json, from_yaml, to_json, to_yaml
 from axcore.config.suggest import did_you_mean, name_the_known
 from axcore.config.traverse import Found, find_config, map_config, walk
-from axcore.config.trust import config_class, trust_package
+from axcore.config.trust import config_class, is_trusted, trust_package, trusting
 from axcore.config.values import is_config
 
 __all__ = [
@@ -27,7 +35,13 @@ __all__ = [
     "Change",
     "Configurable",
     "Found",
+    "Fraction",
+    "NonNegativeFloat",
+    "NonNegativeInt",
     "Origin",
+    "PositiveFloat",
+    "PositiveInt",
+    "Resumable",
     "apply_overrides",
     "check_golden",
     "class_tag",
@@ -35,6 +49,7 @@ __all__ = [
     "config_class",
     "config_for",
     "config_name",
+    "describe_resumable",
     "did_you_mean",
     "diff_config",
     "digest",
@@ -47,16 +62,19 @@ __all__ = [
     "from_yaml",
     "immutabledict",
     "is_config",
+    "is_trusted",
     "map_config",
     "name_the_known",
     "origin_of",
     "origins_of",
     "render_config",
     "replace_config",
+    "resumable_paths",
     "to_dict",
     "to_json",
     "to_yaml",
     "trust_package",
+    "trusting",
     "update_config",
     "walk",
 ]

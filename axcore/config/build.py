@@ -5,7 +5,9 @@ built, every field that nobody filled is gathered, and the root reports them all
 """
 
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, Generic, cast
+
+from typing_extensions import TypeVar
 
 from axcore.config.define import class_tag, config, field_names
 from axcore.config.paths import Path, format_path
@@ -18,7 +20,7 @@ from axcore.errors import ConfigError
 
 
 class _Frame:
-    """One `build` in progress. Where it stands is looked up only if an error has to say so."""
+    """One `build` in progress. Its path is looked up only if an error has to name it."""
 
     __slots__ = ("built", "cfg", "is_template", "missing", "occurrence", "parent", "template")
 
@@ -42,7 +44,7 @@ class _Frame:
     def _path_of(self, child: "_Frame") -> Path:
         """Returns the path of a child's config among this config's values.
 
-        It is found by identity. One that stands in several places is taken for the first that was
+        It is found by identity. One that is in several places is taken for the first that was
         not built before; one that the parent edited before it built it, for the only one of its
         class.
         """
@@ -59,13 +61,16 @@ _building: ContextVar[_Frame | None] = ContextVar("axcore_building", default=Non
 
 
 class Unbuilt:
-    """Stands for a child that could not be built while missing fields are gathered."""
+    """Replaces a child that could not be built while missing fields are gathered."""
 
 
-class Buildable:
+Built_co = TypeVar("Built_co", covariant=True, default=Any)
+
+
+class Buildable(Generic[Built_co]):
     """Base of configs that describe a thing: `build` makes it."""
 
-    def build(self, **filled: Any) -> Any:
+    def build(self, **filled: Any) -> Built_co:
         """Makes what this config describes.
 
         Args:
@@ -85,14 +90,14 @@ class Buildable:
             if frame.parent is None and frame.missing:
                 raise _missing_error(self, frame.missing) from None
             if frame.is_template:
-                return Unbuilt()
+                return cast(Built_co, Unbuilt())
             _note(error, frame)
             raise
         finally:
             _building.reset(token)
         if frame.parent is None and frame.missing:
             raise _missing_error(self, frame.missing)
-        return thing
+        return cast(Built_co, thing)
 
     def _make(self) -> Any:
         raise ConfigError(f"{type(self).__qualname__} describes nothing that can be built")
@@ -114,7 +119,7 @@ def _fill(cfg: Any, filled: dict[str, Any], frame: _Frame) -> Any:
                 f"{type(cfg).__qualname__} has no field {name!r} for its parent to fill; "
                 + name_the_known(name, known),
                 where=format_path(frame.path) or class_tag(type(cfg)),
-                mend=f"give {type(cfg).__qualname__} a field {name!r}, or use another config here",
+                hint=f"give {type(cfg).__qualname__} a field {name!r}, or use another config here",
             )
         held = getattr(cfg, name)
         if held is not REQUIRED and held != value:
@@ -123,7 +128,7 @@ def _fill(cfg: Any, filled: dict[str, Any], frame: _Frame) -> Any:
                 f"{name} is {held!r}, but the parent fills in {value!r}",
                 where=format_path((*frame.path, name)),
                 set_in=str(origin) if origin else None,
-                mend=f"leave {name} unset, or set it to {value!r}",
+                hint=f"leave {name} unset, or set it to {value!r}",
             )
     changes = {name: value for name, value in filled.items() if getattr(cfg, name) is REQUIRED}
     if not changes:
@@ -133,7 +138,7 @@ def _fill(cfg: Any, filled: dict[str, Any], frame: _Frame) -> Any:
     except ConfigError as error:
         where = format_path((*frame.path, *changes) if len(changes) == 1 else frame.path)
         raise ConfigError(
-            error.what, where=where or error.where, set_in=error.set_in, mend=error.mend
+            error.what, where=where or error.where, set_in=error.set_in, hint=error.hint
         ) from None
 
 
@@ -144,7 +149,7 @@ def _missing_error(cfg: Any, missing: list[str]) -> ConfigError:
     fields = "field" if count == 1 else "fields"
     return ConfigError(
         f"{type(cfg).__qualname__} lacks {count} required {fields}:\n{lines}",
-        mend=f"--set {first}=..., or update_config(cfg, {{{first!r}: ...}})",
+        hint=f"--set {first}=..., or update_config(cfg, {{{first!r}: ...}})",
     )
 
 
@@ -161,15 +166,15 @@ class Configurable:
     """A class that is described by its nested `Config`.
 
     A subclass declares `@config class Config(Base.Config)`; one that declares none gets an empty
-    one of its own, so that every class can be told apart in a config tree.
+    one of its own, so that classes are distinct in a config tree.
     """
 
     @config
-    class Config(Buildable):
+    class Config(Buildable[Built_co]):
         """Describes a `Configurable`."""
 
         def _make(self) -> Any:
-            return _owner(type(self))(self)
+            return owner_of(type(self))(self)
 
     config: Any
 
@@ -195,12 +200,13 @@ def _own_config(cls: type[Configurable]) -> Any:
     return config(type("Config", (base,), {**namespace, "__doc__": doc}))
 
 
-def _owner(cls: type) -> Any:
+def owner_of(cls: type) -> Any:
+    """Returns the class that a config class describes, which is the one that it is nested in."""
     owner = cls.__dict__.get("__config_owner__")
     if owner is None:
         raise ConfigError(
             f"{cls.__qualname__} belongs to no class, so it cannot be built",
-            mend="nest it in a Configurable or Module as `Config`",
+            hint="nest it in a Configurable or Module as `Config`",
         )
     return owner
 

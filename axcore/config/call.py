@@ -43,7 +43,7 @@ def call_arguments(cfg: CallConfig) -> dict[str, Any]:
 
 
 def set_fields(cfg: CallConfig) -> dict[str, Any]:
-    """Returns the fields that do not stand at the function's own defaults."""
+    """Returns the fields that differ from the function's own defaults."""
     defaults = field_defaults(type(cfg))
     values = {name: getattr(cfg, name) for name in field_names(cfg)}
     return {n: v for n, v in values.items() if n not in defaults or v is not defaults[n]}
@@ -70,7 +70,7 @@ def function_reference(fn: Any) -> str:
                 return f"{package}:{name}"
     raise ConfigError(
         f"{fn!r} cannot be named as module:name",
-        mend="define it at the top level of a module",
+        hint="define it at the top level of a module",
     )
 
 
@@ -91,7 +91,7 @@ def _config_class(fn: Callable[..., Any]) -> type:
         if parameter.kind is parameter.POSITIONAL_ONLY:
             raise ConfigError(
                 f"{reference} takes {parameter.name!r} by position only",
-                mend="wrap it in a function that takes keywords",
+                hint="wrap it in a function that takes keywords",
             )
         fields[parameter.name] = _default_of(parameter)
     namespace = {
@@ -108,7 +108,7 @@ def _config_class(fn: Callable[..., Any]) -> type:
     except TypeError as error:
         raise ConfigError(
             f"{reference} has a parameter that is no name for a field: {error}",
-            mend="wrap it in a function that names it otherwise",
+            hint="wrap it in a function that names it otherwise",
         ) from error
 
 
@@ -122,8 +122,8 @@ def _parameters(fn: Callable[..., Any], reference: str) -> list[inspect.Paramete
         return found
     except (TypeError, ValueError) as error:
         raise ConfigError(
-            f"{reference} does not tell its parameters",
-            mend="wrap it in a function that takes keywords",
+            f"{reference} does not show its parameters",
+            hint="wrap it in a function that takes keywords",
         ) from error
 
 

@@ -34,11 +34,13 @@ def from_dict(data: Any, *, set_in: str = "a dict") -> Any:
     _check_shape(data, set_in)
     with setting_from(Origin(set_in)):
         cfg = _decode(data, (), set_in)
+    if data is None:
+        raise empty_text(set_in)
     if not is_config(cfg):
         raise ConfigError(
             f"the top level is a {type(data).__name__}, not a config",
             set_in=set_in,
-            mend='add "type": "module:Class.Config"',
+            hint='add "type": "module:Class.Config"',
         )
     return cfg
 
@@ -126,7 +128,7 @@ def _check_shape(data: Any, set_in: str) -> None:
         del entered[depth:]
         if id(value) in entered:
             raise ConfigError(
-                "the data holds itself (a cycle)", set_in=set_in, mend="write the repeated part out"
+                "the data holds itself (a cycle)", set_in=set_in, hint="write the repeated part out"
             )
         if depth >= MAX_DEPTH:
             raise too_deep(set_in)
@@ -137,9 +139,18 @@ def _check_shape(data: Any, set_in: str) -> None:
             raise ConfigError(
                 f"more than {MAX_VALUES} values, aliases followed",
                 set_in=set_in,
-                mend="no config is that large; check the file",
+                hint="no config is that large; check the file",
             )
         stack += [(depth + 1, item) for item in below if isinstance(item, _CONTAINERS)]
+
+
+def empty_text(set_in: str) -> ConfigError:
+    """Returns the error of a file that says nothing."""
+    return ConfigError(
+        "there is no config: nothing is written there",
+        set_in=set_in,
+        hint="begin with one that works: axcore config show tiny --format yaml > FILE",
+    )
 
 
 def too_deep(set_in: str) -> ConfigError:
@@ -147,7 +158,7 @@ def too_deep(set_in: str) -> ConfigError:
     return ConfigError(
         f"nested deeper than {MAX_DEPTH} levels",
         set_in=set_in,
-        mend="no config is that deep; check the file",
+        hint="no config is that deep; check the file",
     )
 
 

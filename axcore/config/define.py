@@ -3,12 +3,13 @@
 import contextlib
 import inspect
 import typing
-from typing import Any, NamedTuple, TypeVar, dataclass_transform
+from typing import Any, NamedTuple, NoReturn, TypeVar, dataclass_transform
 
 import attrs
 
 from axcore.config.provenance import calling_origin, set_origins
 from axcore.config.required import REQUIRED
+from axcore.config.suggest import name_the_known
 from axcore.config.values import CONFIG_MARK, Checker, Mismatch, checker, freeze, is_config
 from axcore.errors import ConfigError
 
@@ -37,10 +38,25 @@ def config(cls: type[T]) -> type[T]:
         if name in _RESERVED or name.startswith("_"):
             raise TypeError(f"{made.__qualname__}.{name}: the name is reserved; choose another")
     setattr(made, CONFIG_MARK, names)
+    made.__setattr__ = _refuse_setting  # type: ignore[method-assign]
     made.__repr__ = _repr  # type: ignore[method-assign]
     made.__init__ = _checked_init(made, made.__init__)  # type: ignore[method-assign]
     _REGISTRY[class_tag(made)] = made
     return made
+
+
+class FrozenConfigError(ConfigError, attrs.exceptions.FrozenInstanceError):
+    """A field of a config was assigned to; configs never change."""
+
+
+def _refuse_setting(self: Any, name: str, value: Any) -> NoReturn:
+    known = field_names(self)
+    hint = f"cfg = evolve(cfg, {name}=...) returns a changed one"
+    raise FrozenConfigError(
+        f"{type(self).__qualname__} is frozen: {name} cannot be set",
+        where=class_tag(type(self)),
+        hint=hint if name in known else name_the_known(name, known),
+    )
 
 
 def _freeze_defaults(cls: type) -> None:
@@ -48,7 +64,7 @@ def _freeze_defaults(cls: type) -> None:
     for name in inspect.get_annotations(cls):
         default = cls.__dict__.get(name)
         if isinstance(default, (list, tuple, typing.Mapping)):
-            with contextlib.suppress(Mismatch):  # told with all others when an instance is made
+            with contextlib.suppress(Mismatch):  # reported with all others when an instance is made
                 setattr(cls, name, freeze(default))
 
 
@@ -93,12 +109,12 @@ def field_annotations(cls: type) -> dict[str, Any]:
         ConfigError: An annotation names something that cannot be found or held in a config.
     """
     try:
-        hints = typing.get_type_hints(cls)
+        hints = typing.get_type_hints(cls, include_extras=True)
     except NameError as error:
         raise ConfigError(
             f"an annotation of {cls.__qualname__} cannot be resolved: {error}",
             where=class_tag(cls),
-            mend="define config classes at module level and leave out `from __future__ import "
+            hint="define config classes at module level and leave out `from __future__ import "
             "annotations` in that file",
         ) from error
     return {name: hints[name] for name in field_names(cls)}
@@ -144,7 +160,7 @@ def _frozen_default(check: Checker, default: Any) -> Any:
     try:
         return check(default)
     except Mismatch:
-        return _UNCHECKED  # told with all others when an instance is made
+        return _UNCHECKED  # reported with all others when an instance is made
 
 
 def _freeze_and_check(self: Any) -> None:
@@ -171,25 +187,11 @@ def _freeze_and_check(self: Any) -> None:
 
 
 def _mismatch_error(cls: type, problems: list[tuple[str, Mismatch]]) -> ConfigError:
-    lines = [
-        f"{name}{m.inside} is {_short(m.got)}; "
-        f"expected {m.expected}, got {type(m.got).__qualname__}"
-        for name, m in problems
-    ]
+    lines = [mismatch.describe(name) for name, mismatch in problems]
     return ConfigError("\n".join(lines), where=class_tag(cls), set_in=str(calling_origin()))
 
 
-def _short(value: Any) -> str:
-    try:
-        text = repr(value)
-    except (ValueError, RecursionError):  # an int of too many digits, or a list that holds itself
-        return f"a {type(value).__qualname__} that cannot be printed"
-    return text if len(text) <= 80 else text[:77] + "..."
-
-
 def _checked_init(cls: type, init: Any) -> Any:
-    from axcore.config.suggest import name_the_known
-
     def __init__(self: Any, /, *args: Any, **values: Any) -> None:  # noqa: N807
         try:
             init(self, *args, **values)

@@ -16,7 +16,7 @@ class _Absent:
 
 
 ABSENT = _Absent()
-"""Stands in a `Change` for a side that has no value at that path."""
+"""The side of a `Change` that has no value at that path."""
 
 
 class Change(NamedTuple):

@@ -79,7 +79,7 @@ def matching_paths(cfg: Any, pattern: Pattern) -> tuple[Path, ...]:
         ConfigError: There is none.
     """
     if not pattern:
-        raise ConfigError("the path is empty", mend="name a field, or edit with evolve(cfg, ...)")
+        raise ConfigError("the path is empty", hint="name a field, or edit with evolve(cfg, ...)")
     if not pattern.is_glob:
         _resolve(cfg, pattern)
         return (tuple(pattern),)
@@ -99,7 +99,7 @@ def origin_of(cfg: Any, path: str) -> Origin | None:
     """
     pattern = parse_pattern(path)
     if pattern.is_glob:
-        raise ConfigError(f"{path!r} is a glob", mend="name one value")
+        raise ConfigError(f"{path!r} is a glob", hint="name one value")
     node, origin = cfg, None
     for step in matching_paths(cfg, pattern)[0]:
         if is_config(node):
@@ -148,7 +148,7 @@ def _no_such_step(path: Pattern, i: int, node: Any, below: Mapping[Step, Any]) -
         f"{format_path(path)!r} matches nothing: "
         f"{at} ({kind}) has no {format_path(path[i : i + 1])!r}",
         where=at,
-        mend=name_the_known(format_path(path[i : i + 1]), [format_path((k,)) for k in below])
+        hint=name_the_known(format_path(path[i : i + 1]), [format_path((k,)) for k in below])
         if below
         else f"{at} holds nothing below it; stop the path there",
     )
@@ -161,7 +161,7 @@ def _matches_nothing(cfg: Any, pattern: Pattern) -> ConfigError:
     unknown = [name for name in plain if name not in names]
     return ConfigError(
         f"{format_path(pattern)!r} matches nothing in {type(cfg).__qualname__}",
-        mend=name_the_known(unknown[0], names)
+        hint=name_the_known(unknown[0], names)
         if unknown
         else name_the_known(plain[-1], known)
         if plain
@@ -173,7 +173,7 @@ def _gathered(problems: list[ConfigError], set_in: str | None) -> ConfigError:
     if len(problems) == 1:
         first = problems[0]
         return ConfigError(
-            first.what, where=first.where, set_in=first.set_in or set_in, mend=first.mend
+            first.what, where=first.where, set_in=first.set_in or set_in, hint=first.hint
         )
     return ConfigError(
         f"{len(problems)} changes do not fit:\n" + "\n".join(str(problem) for problem in problems),
@@ -203,7 +203,7 @@ def replace_config(
         missing_ok: Allows that nothing matches.
 
     Raises:
-        ConfigError: Nothing matches; the message lists what is there.
+        ConfigError: Nothing matches; the message lists what could.
     """
     pattern = parse_pattern(at)
     accepts = node_predicate(target)
@@ -232,7 +232,7 @@ def _replacement(new: Any, old: Any, path: Path) -> Any:
         raise ConfigError(
             f"a replacement must be a config, got {made!r}",
             where=format_path(path) or "the root",
-            mend=f"give an instance: {name}.Config(...)"
+            hint=f"give an instance: {name}.Config(...)"
             if is_owner
             else "return a config from the function that replaces",
         )
@@ -261,10 +261,10 @@ def _nothing_to_replace(cfg: Any, target: Any, at: str) -> ConfigError:
         if elsewhere:
             return ConfigError(
                 f"no {name} at {at!r} in {type(cfg).__qualname__}",
-                mend="there is one at " + ", ".join(elsewhere[:8]),
+                hint="there is one at " + ", ".join(elsewhere[:8]),
             )
     kinds = sorted({class_tag(type(found.node)).split(":")[1] for found in nodes})
     return ConfigError(
         f"no {name} in {type(cfg).__qualname__}; it holds {', '.join(kinds)}",
-        mend=name_the_known(name, kinds) + " (missing_ok=True where none is fine)",
+        hint=name_the_known(name, kinds) + " (missing_ok=True where none is fine)",
     )

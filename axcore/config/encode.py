@@ -2,7 +2,7 @@
 
 A config is a mapping with its class under `type`; a call of another library's function has the
 function under `call`; a function is `{"function": "module:name"}`. Where a field or a key has the
-name of such a tag, the fields stand one level deeper, under `fields` or `mapping`.
+name of such a tag, the fields are one level deeper, under `fields` or `mapping`.
 """
 
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ def to_dict(cfg: Any) -> dict[str, Any]:
 
 
 def wraps_fields(cls: type) -> bool:
-    """Whether a class has a field named like a tag, so that its fields stand under `fields`."""
+    """Whether a class has a field named like a tag, so that its fields are under `fields`."""
     return not _TAGS.isdisjoint(field_names(cls))
 
 
@@ -66,5 +66,5 @@ def _reference(value: Any, path: Path) -> str:
         return function_reference(value)
     except ConfigError as error:
         raise ConfigError(
-            error.what, where=format_path(path) or "the root", mend=error.mend
+            error.what, where=format_path(path) or "the root", hint=error.hint
         ) from None

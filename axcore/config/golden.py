@@ -1,4 +1,4 @@
-"""Golden files: a config's rendered text, kept beside the tests so that people see it change."""
+"""Golden files: a config's rendered text, kept with the tests so that each change shows."""
 
 import difflib
 import pathlib
@@ -28,7 +28,7 @@ def check_golden(cfg: Any, file: str | pathlib.Path, *, update: bool = False) ->
         raise ConfigError(
             f"there is no golden file for {type(cfg).__qualname__}",
             where=str(file),
-            mend=f"check_golden(cfg, {str(file)!r}, update=True), and read it before you commit it",
+            hint=f"check_golden(cfg, {str(file)!r}, update=True), and read it before you commit it",
         )
     kept = file.read_text(encoding="utf-8")
     if kept != text:
@@ -38,5 +38,5 @@ def check_golden(cfg: Any, file: str | pathlib.Path, *, update: bool = False) ->
         raise ConfigError(
             f"{type(cfg).__qualname__} is not what its golden file says:\n" + "\n".join(lines),
             where=str(file),
-            mend="where the change is meant, write the file anew with update=True",
+            hint="if the change is intended, write the file again with update=True",
         )

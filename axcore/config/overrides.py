@@ -3,15 +3,16 @@
 import ast
 import contextlib
 import types
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Union, get_args, get_origin
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from axcore.config.define import field_annotations
 from axcore.config.edit import matching_paths, set_at_each
 from axcore.config.paths import Path, Step, format_path, parse_pattern
 from axcore.config.provenance import Origin
+from axcore.config.required import REQUIRED
 from axcore.config.traverse import children
-from axcore.config.values import Mismatch, checker, is_config, type_name
+from axcore.config.values import Mismatch, OutOfRange, checker, is_config, type_name
 from axcore.errors import ConfigError
 
 
@@ -27,7 +28,7 @@ def apply_overrides(cfg: Any, overrides: Iterable[str], *, set_in: str = "--set"
         try:
             cfg = _apply(cfg, text, set_in)
         except ConfigError as error:
-            problems.append(str(ConfigError(error.what, where=error.where, mend=error.mend)))
+            problems.append(str(ConfigError(error.what, where=error.where, hint=error.hint)))
     if problems:
         raise ConfigError("\n".join(problems), set_in=set_in)
     return cfg
@@ -36,50 +37,60 @@ def apply_overrides(cfg: Any, overrides: Iterable[str], *, set_in: str = "--set"
 def _apply(cfg: Any, text: str, set_in: str) -> Any:
     path_text, equals, value_text = text.partition("=")
     if not equals:
-        raise ConfigError(f"{text!r} is no override", mend=f"--set {text}=VALUE")
-    values = {
-        path: parse_value(value_text, _annotation_at(cfg, path), where=format_path(path))
-        for path in matching_paths(cfg, parse_pattern(path_text.strip()))
-    }
+        raise ConfigError(f"{text!r} is no override", hint=f"--set {text}=VALUE")
+    values = {}
+    for path in matching_paths(cfg, parse_pattern(path_text.strip())):
+        annotation, present = _field_at(cfg, path)
+        values[path] = parse_value(value_text, annotation, where=format_path(path), present=present)
     return set_at_each(cfg, values, Origin(f"{set_in} {text}"))
 
 
-def parse_value(text: str, annotation: Any, *, where: str = "") -> Any:
-    """Returns the value that a text stands for in a field of that type.
+def parse_value(text: str, annotation: Any, *, where: str = "", present: Any = REQUIRED) -> Any:
+    """Returns the value that a text means in a field of that type.
+
+    Args:
+        text: What the user typed.
+        annotation: Of the field.
+        where: The field's path.
+        present: What the field holds, as an example of what it may hold.
 
     Raises:
         ConfigError: No reading of the text fits.
     """
     check = checker(annotation)
+    problem = f"{text!r} is no {type_name(annotation)}"
     for reading in _readings(text):
         try:
             return check(reading)
+        except OutOfRange as mismatch:
+            problem = mismatch.describe(where.rpartition(".")[2] or "the value")
         except Mismatch:
             continue
-    mend = f"--set {where}={_example(annotation)}"
+    hint = f"--set {where}={_example(annotation, present)}"
     if any(_is_config_option(option) for option in _options(annotation)):
-        mend = (
+        hint = (
             f"set the fields inside of it, --set {where}.FIELD=VALUE; replace_config swaps it whole"
         )
-    raise ConfigError(f"{text!r} is no {type_name(annotation)}", where=where, mend=mend)
+    raise ConfigError(problem, where=where, hint=hint)
 
 
 def _readings(text: str) -> Iterable[Any]:
     lowered = text.strip().lower()
-    words = {"true": True, "false": False, "none": None, "null": None, "inf": float("inf")}
-    if lowered in words:
-        yield words[lowered]
+    literals = {"true": True, "false": False, "none": None, "null": None, "inf": float("inf")}
+    if lowered in literals:
+        yield literals[lowered]
     with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError):
         yield ast.literal_eval(text.strip())
     yield text
 
 
-def _annotation_at(cfg: Any, path: Path) -> Any:
+def _field_at(cfg: Any, path: Path) -> tuple[Any, Any]:
+    """Returns the annotation of the field at a path, and what the field holds."""
     node, annotation = cfg, Any
     for step in path:
         annotation = _annotation_below(node, annotation, step)
-        node = dict(children(node)).get(step)
-    return annotation
+        node = dict(children(node)).get(step, REQUIRED)
+    return annotation, node
 
 
 def _annotation_below(node: Any, annotation: Any, step: Step) -> Any:
@@ -95,6 +106,8 @@ def _annotation_below(node: Any, annotation: Any, step: Step) -> Any:
 
 
 def _options(annotation: Any) -> tuple[Any, ...]:
+    if get_origin(annotation) is Annotated:
+        return _options(get_args(annotation)[0])
     if get_origin(annotation) in (Union, types.UnionType):
         return get_args(annotation)
     return (annotation,)
@@ -104,13 +117,11 @@ def _is_config_option(option: Any) -> bool:
     return isinstance(option, type) and hasattr(option, "__config_fields__")
 
 
-def _example(annotation: Any) -> str:
-    examples: dict[Any, str] = {bool: "true", int: "12", float: "0.1", str: "text"}
+def _example(annotation: Any, present: Any) -> str:
+    """Returns a value that fits: the first of a `Literal`, or what the field holds now."""
     first = _options(annotation)[0]
-    if first in examples:
-        return examples[first]
-    args = get_args(first)
-    is_literal = (
-        args and not isinstance(args[0], type) and get_origin(first) not in (tuple, Callable)
-    )
-    return str(args[0]) if is_literal else "VALUE"
+    if get_origin(first) is Literal:
+        return str(get_args(first)[0])
+    if isinstance(present, bool):
+        return str(present).lower()
+    return str(present) if isinstance(present, (int, float, str)) and present != "" else "VALUE"

@@ -1,7 +1,7 @@
 """Paths into a config tree, and the globs that match them.
 
 A path reads `model.decoder.layers[0].rules["embed"]`: a field by its name, an item of a tuple by
-its index, an item of a mapping by its quoted key (a JSON string). In a glob `*` stands for any one
+its index, an item of a mapping by its quoted key (a JSON string). In a glob `*` matches any one
 field, `[*]` for any one index or key, and `**` for any number of steps, none included.
 """
 
@@ -97,7 +97,7 @@ def _key(quoted: str, text: str) -> Key:
 def _not_a_path(text: str, at: int) -> ConfigError:
     return ConfigError(
         f"{text!r} is not a path: cannot read {text[at:]!r}",
-        mend='write paths as model.layers[0].rules["key"]; * is one step, ** any number',
+        hint='write paths as model.layers[0].rules["key"]; * is one step, ** any number',
     )
 
 

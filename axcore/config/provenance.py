@@ -1,7 +1,7 @@
 """Provenance: which function, file or flag set each value of a config.
 
 A config remembers, outside of its value (equality and hash ignore it), where each field that
-differs from its default was set. `origin_of` tells it, and errors show it as `set in:`.
+differs from its default was set. `origin_of` returns it, and errors show it as `set in:`.
 """
 
 import contextlib

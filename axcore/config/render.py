@@ -15,7 +15,7 @@ def render_config(cfg: Any, *, fold_defaults: bool = True, origins: bool = False
     """Returns the golden form of a config.
 
     A config node is a line `path: Class`, followed by its fields. Scalars and tuples of scalars
-    stand on one line.
+    are on one line.
 
     Args:
         cfg: The config.

@@ -24,7 +24,7 @@ class Required:
     def _refuse(self, *_: object, **__: object) -> NoReturn:
         raise ConfigError(
             "a REQUIRED field was used before anybody filled it in",
-            mend="set the field, or let the parent fill it: cfg.child.build(field=value)",
+            hint="set the field, or let the parent fill it: cfg.child.build(field=value)",
         )
 
     __bool__ = __int__ = __float__ = __index__ = __len__ = __iter__ = _refuse

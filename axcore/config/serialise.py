@@ -5,7 +5,7 @@ import hashlib
 import json
 from typing import TYPE_CHECKING, Any
 
-from axcore.config.decode import from_dict, too_deep
+from axcore.config.decode import empty_text, from_dict, too_deep
 from axcore.config.encode import to_dict
 from axcore.errors import ConfigError
 
@@ -21,12 +21,14 @@ def to_json(cfg: Any) -> str:
 
 def from_json(text: str, *, set_in: str = "JSON") -> Any:
     """Returns the config in a JSON text; raises ConfigError as `from_dict` does."""
+    if not text.strip():
+        raise empty_text(set_in)
     try:
         data = _converter().loads(text, Any, object_pairs_hook=_unique_keys)
     except RecursionError:
         raise too_deep(set_in) from None
     except ConfigError as error:
-        raise ConfigError(error.what, set_in=set_in, mend=error.mend) from None
+        raise ConfigError(error.what, set_in=set_in, hint=error.hint) from None
     except ValueError as error:
         raise ConfigError(f"not JSON: {error}", set_in=set_in) from None
     return from_dict(data, set_in=set_in)
@@ -64,5 +66,5 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(data) < len(pairs):
         keys = [key for key, _ in pairs]
         twice = next(key for key in keys if keys.count(key) > 1)
-        raise ConfigError(f"the key {twice!r} stands twice in one mapping", mend="keep one of them")
+        raise ConfigError(f"the key {twice!r} is twice in one mapping", hint="keep one of them")
     return data

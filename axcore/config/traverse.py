@@ -57,12 +57,12 @@ def rebuild(value: Any, visit: Callable[[Path, Any], Any], path: Path = ()) -> A
 def with_children(
     value: Any, replaced: Mapping[Any, Any], path: Path, origin: Origin | None = None
 ) -> Any:
-    """Returns `value`, which stands at `path`, with the given children replaced.
+    """Returns `value`, which is at `path`, with the given children replaced.
 
     Args:
         value: A config, tuple or mapping.
         replaced: The new children by their steps; others stay untouched.
-        path: Where `value` stands in the whole tree, for errors.
+        path: The path of `value` in the whole tree, for errors.
         origin: Where the new children come from; from where `value` does if None.
 
     Raises:
@@ -77,7 +77,7 @@ def with_children(
                 error.what,
                 where=format_path(where) or error.where,
                 set_in=str(origin) if origin else error.set_in,
-                mend=error.mend,
+                hint=error.hint,
             ) from None
         carry_origins(new, value, dict.fromkeys(replaced, origin) if origin else {})
         return new
@@ -107,7 +107,7 @@ def map_config(cfg: Any, fn: Callable[[Any], Any]) -> Any:
 
 
 def node_predicate(target: Any) -> Callable[[Any], bool]:
-    """Returns the test that a target stands for (see `find_config`)."""
+    """Returns the test that a target means (see `find_config`)."""
     if isinstance(target, type):
         cls = getattr(target, "Config", target)
         return lambda node: isinstance(node, cls)
@@ -116,5 +116,5 @@ def node_predicate(target: Any) -> Callable[[Any], bool]:
         return predicate
     raise ConfigError(
         f"a target is a class or a predicate, not {target!r}",
-        mend="give the class to look for, such as FeedForward",
+        hint="give the class to look for, such as FeedForward",
     )

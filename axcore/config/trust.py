@@ -5,7 +5,9 @@ inside of a trusted package, the module is imported. Functions are looked up in 
 functions have no effects beside their result, since building the config calls them.
 """
 
+import contextlib
 import importlib
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from axcore.config.call import CallConfig
@@ -32,6 +34,24 @@ def trust_package(name: str, *, functions: bool = True) -> None:
         _function_packages.add(name)
 
 
+@contextlib.contextmanager
+def trusting(packages: Iterable[str]) -> Iterator[None]:
+    """Lets files name config classes and functions of packages while the context lasts."""
+    before = _class_packages.copy(), _function_packages.copy()
+    _class_packages.update(packages)
+    _function_packages.update(packages)
+    try:
+        yield
+    finally:
+        for trusted, kept in zip((_class_packages, _function_packages), before, strict=True):
+            trusted.intersection_update(kept)
+
+
+def is_trusted(module: str, *, functions: bool = False) -> bool:
+    """Whether files may name config classes of a module, or its functions."""
+    return module.partition(".")[0] in (_function_packages if functions else _class_packages)
+
+
 def class_named(tag: Any, path: Path, set_in: str) -> type:
     """Returns the config class of a tag.
 
@@ -48,7 +68,7 @@ def class_named(tag: Any, path: Path, set_in: str) -> type:
             f"no config class {tag!r} is registered",
             where=_where(path),
             set_in=set_in,
-            mend=name_the_known(tag, registered_tags(), most=4)
+            hint=name_the_known(tag, registered_tags(), most=4)
             + " (import or install what defines it)",
         )
     return cls
@@ -69,7 +89,7 @@ def config_class(reference: str) -> type:
     if not is_config_class(found):
         raise ConfigError(
             f"{reference!r} names no config class",
-            mend="write package.module:Class of axcore, or of a plugin that is installed",
+            hint="write package.module:Class of axcore, or of a plugin that is installed",
         )
     cls: type = found
     return cls
@@ -91,13 +111,13 @@ def function_named(reference: Any, path: Path, set_in: str) -> Any:
         f"{reference!r} is no function that a config file may name",
         where=_where(path),
         set_in=set_in,
-        mend=f"files may name functions of {', '.join(sorted(_function_packages))}; "
+        hint=f"files may name functions of {', '.join(sorted(_function_packages))}; "
         "allow another package with trust_package",
     )
 
 
 def _attribute(module: str, name: str) -> Any:
-    """Returns what stands in a module, refusing to reach other packages through its imports."""
+    """Returns what is in a module, refusing to reach other packages through its imports."""
     found: Any = importlib.import_module(module)
     for part in name.split("."):
         found = vars(found).get(part) if not part.startswith("_") else None
@@ -122,7 +142,7 @@ def _import_from(packages: set[str], reference: str) -> bool:
         if error.name is not None and f"{module}.".startswith(f"{error.name}."):
             return False
         raise ConfigError(
-            f"{module} cannot be imported: {error}", mend="install what it needs"
+            f"{module} cannot be imported: {error}", hint="install what it needs"
         ) from error
     return True
 

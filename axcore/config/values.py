@@ -12,10 +12,11 @@ import math
 import operator
 import types
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from immutabledict import immutabledict
 
+from axcore.config.ranges import Range
 from axcore.config.required import OMITTED, REQUIRED
 
 Checker = Callable[[Any], Any]
@@ -38,7 +39,30 @@ class Mismatch(Exception):  # noqa: N818 - private to the package, turned into a
 
     def within(self, step: str) -> "Mismatch":
         """Returns the same mismatch seen from one container further out."""
-        return Mismatch(self.expected, self.got, step + self.inside)
+        return type(self)(self.expected, self.got, step + self.inside)
+
+    def describe(self, name: str) -> str:
+        """Returns what is wrong with the field of that name, as errors say it."""
+        return (
+            f"{name}{self.inside} is {_short(self.got)}; "
+            f"expected {self.expected}, got {type(self.got).__qualname__}"
+        )
+
+
+class OutOfRange(Mismatch):
+    """A value is of the right type, but not in the range of its field."""
+
+    def describe(self, name: str) -> str:
+        """Returns what is wrong with the field of that name; its type is not."""
+        return f"{name}{self.inside} is {_short(self.got)}; expected {self.expected}"
+
+
+def _short(value: Any) -> str:
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # an int of too many digits, or a list that holds itself
+        return f"a {type(value).__qualname__} that cannot be printed"
+    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def is_config(value: object) -> bool:
@@ -57,6 +81,10 @@ def type_name(annotation: object) -> str:
         return "None"
     if isinstance(annotation, type) and get_origin(annotation) is None:
         return annotation.__qualname__
+    if get_origin(annotation) is Annotated:
+        return type_name(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, types.UnionType):
+        return " | ".join(type_name(option) for option in get_args(annotation))
     return str(annotation).replace("typing.", "").replace("collections.abc.", "")
 
 
@@ -71,6 +99,8 @@ def checker(annotation: Any) -> Checker:
     origin = get_origin(annotation)
     if type(annotation).__name__ == "TypeAliasType":  # `type X = ...`, Python 3.12
         return checker(annotation.__value__)
+    if origin is Annotated:
+        return _ranged(annotation)
     if origin in (Union, types.UnionType):
         return _union(annotation)
     if origin is Literal:
@@ -180,6 +210,21 @@ def _instance(cls: type) -> Checker:
     return check
 
 
+def _ranged(annotation: Any) -> Checker:
+    base, *metadata = get_args(annotation)
+    check_type = checker(base)
+    ranges = [item for item in metadata if isinstance(item, Range)]
+
+    def check(value: Any) -> Any:
+        value = check_type(value)
+        for one in ranges:
+            if not one.holds(value):
+                raise OutOfRange(one.text, value)
+        return value
+
+    return check
+
+
 def _literal(allowed: tuple[Any, ...]) -> Checker:
     expected = "one of " + ", ".join(repr(item) for item in allowed)
     known = {(type(item), item) for item in allowed}
@@ -210,7 +255,8 @@ def _union(annotation: Any) -> Checker:
             try:
                 return option(value)
             except Mismatch as mismatch:
-                inner = mismatch if mismatch.inside else inner
+                is_near = mismatch.inside or isinstance(mismatch, OutOfRange)
+                inner = mismatch if is_near else inner
         raise inner or Mismatch(expected, value)
 
     return check

@@ -35,7 +35,7 @@ class _Loader(yaml.SafeLoader):
             if not isinstance(key, str):
                 raise _at_line(key_node, f"{key_node.value!r} is no key; keys are text")
             if key in mapping:
-                raise _at_line(key_node, f"the key {key!r} stands twice in one mapping")
+                raise _at_line(key_node, f"the key {key!r} is twice in one mapping")
             mapping[key] = self.construct_object(value_node, deep=deep)
         return mapping
 

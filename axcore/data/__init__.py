@@ -1,10 +1,12 @@
 """Data: text from files, as tokens, packed into batches whose order and position are exact."""
 
+from axcore.data.batches import DataShard, Rows, batches, train_order, validation_order
 from axcore.data.data import Data, DataSummary
+from axcore.data.data_loader import DataLoader
 from axcore.data.document import Document, Source
 from axcore.data.hugging_face_tokenizer import HuggingFaceTokenizer
 from axcore.data.json_lines import JsonLines
-from axcore.data.loading import HeldoutBatches, TrainBatches
+from axcore.data.loading import TrainBatches, ValidationBatches
 from axcore.data.packing import Batch
 from axcore.data.standard_library import StandardLibrary
 from axcore.data.text_files import TextFiles
@@ -14,14 +16,20 @@ __all__ = [
     "Batch",
     "ByteTokenizer",
     "Data",
+    "DataLoader",
+    "DataShard",
     "DataSummary",
     "Document",
-    "HeldoutBatches",
     "HuggingFaceTokenizer",
     "JsonLines",
+    "Rows",
     "Source",
     "StandardLibrary",
     "TextFiles",
     "Tokenizer",
     "TrainBatches",
+    "ValidationBatches",
+    "batches",
+    "train_order",
+    "validation_order",
 ]

@@ -13,7 +13,7 @@ from typing import Protocol
 import attrs
 import grain
 
-from axcore.data.packing import PADDING_ROW, Batch, PackedRows
+from axcore.data.packing import PADDING_ROW, Batch
 from axcore.errors import ConfigError
 
 # No threads: a batch takes well under a millisecond, and what runs ahead of the training loop
@@ -22,7 +22,7 @@ _IN_THIS_THREAD = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
 
 
 @attrs.frozen
-class Share:
+class DataShard:
     """The places of each global batch that one process reads: a contiguous block.
 
     Attributes:
@@ -48,7 +48,7 @@ class Share:
             raise ConfigError(
                 f"batch_size is {self.batch_size}, which {self.process_count} processes cannot "
                 "share equally.",
-                mend=f"batch_size={_next_multiple(self.batch_size, self.process_count)}",
+                hint=f"batch_size={_next_multiple(self.batch_size, self.process_count)}",
             )
 
     def places(self, step: int) -> range:
@@ -64,6 +64,15 @@ class Order(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, place: int, /) -> int: ...
+
+
+class Rows(Protocol):
+    """Rows that are made from their numbers alone."""
+
+    def __len__(self) -> int: ...
+
+    def batch(self, rows: Sequence[int], /) -> Batch:
+        """Returns the rows of those numbers, as arrays; PADDING_ROW is one that weighs nothing."""
 
 
 def train_order(num_rows: int, *, seed: int, shuffle: bool) -> Order:
@@ -82,8 +91,8 @@ def train_order(num_rows: int, *, seed: int, shuffle: bool) -> Order:
     return order
 
 
-def heldout_order(num_rows: int, *, batch_size: int, max_batches: int | None) -> Order:
-    """Returns the order of held-out rows: each at most once, padded to full batches.
+def validation_order(num_rows: int, *, batch_size: int, max_batches: int | None) -> Order:
+    """Returns the order of validation rows: each at most once, padded to full batches.
 
     Whatever the seed of training, the order is the same mixture of all documents: a limit of
     `max_batches` leaves a fair sample, and the losses of different runs compare.
@@ -94,25 +103,25 @@ def heldout_order(num_rows: int, *, batch_size: int, max_batches: int | None) ->
     return [int(shuffled[place]) for place in range(limit)] + [PADDING_ROW] * padding
 
 
-def batches(rows: PackedRows, order: Order, share: Share) -> "grain.IterDataset[Batch]":
+def batches(rows: Rows, order: Order, shard: DataShard) -> "grain.IterDataset[Batch]":
     """Returns one process's batches, as a grain dataset whose iterators can save their place."""
-    source = _Batches(rows, order, share)
+    source = _Batches(rows, order, shard)
     return grain.MapDataset.source(source).to_iter_dataset(_IN_THIS_THREAD)
 
 
 class _Batches:
     """One process's part of every global batch, by step: a random-access source for grain."""
 
-    def __init__(self, rows: PackedRows, order: Order, share: Share) -> None:
+    def __init__(self, rows: Rows, order: Order, shard: DataShard) -> None:
         self._rows = rows
         self._order = order
-        self._share = share
+        self._shard = shard
 
     def __len__(self) -> int:
-        return len(self._order) // self._share.batch_size
+        return len(self._order) // self._shard.batch_size
 
     def __getitem__(self, step: int) -> Batch:
-        chosen: Sequence[int] = [self._order[place] for place in self._share.places(step)]
+        chosen: Sequence[int] = [self._order[place] for place in self._shard.places(step)]
         return self._rows.batch(chosen)
 
 

@@ -8,9 +8,10 @@ from numpy.typing import NDArray
 
 from axcore.data.document import Document, Source
 from axcore.data.packing import TokenStore
-from axcore.data.split import is_heldout
+from axcore.data.split import is_validation
 from axcore.data.tokenizer import Tokenizer
 from axcore.errors import DataError
+from axcore.plugins import wrong_method_return
 
 _CHARACTERS_A_GROUP = 1 << 20
 
@@ -20,10 +21,10 @@ class Corpus:
     """The documents to train on and those held out, as tokens."""
 
     train: TokenStore
-    heldout: TokenStore
+    validation: TokenStore
 
 
-def read_corpus(source: Source, tokenizer: Tokenizer, heldout_fraction: float) -> Corpus:
+def read_corpus(source: Source, tokenizer: Tokenizer, validation_fraction: float) -> Corpus:
     """Reads every document of a source once; holds tokens, but never all of the text.
 
     Raises:
@@ -31,14 +32,30 @@ def read_corpus(source: Source, tokenizer: Tokenizer, heldout_fraction: float) -
             asked for.
     """
     train: list[NDArray[Any]] = []
-    heldout: list[NDArray[Any]] = []
-    for group in _groups(source.documents()):
+    validation: list[NDArray[Any]] = []
+    has_text = False
+    for group in _groups(_documents(source)):
+        has_text = has_text or any(document.text for document in group)
         encoded = tokenizer.encode_documents([document.text for document in group])
         for document, tokens in zip(group, encoded, strict=True):
-            (heldout if is_heldout(document.name, heldout_fraction) else train).append(tokens)
-    corpus = Corpus(TokenStore.of(train), TokenStore.of(heldout))
-    _check(corpus, source, heldout_fraction)
+            (validation if is_validation(document.name, validation_fraction) else train).append(
+                tokens
+            )
+    corpus = Corpus(TokenStore.of(train), TokenStore.of(validation))
+    if not has_text:
+        raise DataError(
+            f"There is no text to train on: no document of {source.describe()} has any.",
+            hint="Point the source at text.",
+        )
+    _check(corpus, source, validation_fraction)
     return corpus
+
+
+def _documents(source: Source) -> Iterator[Document]:
+    for document in source.documents():
+        if not isinstance(document, Document):
+            raise wrong_method_return(source, "documents", document, "an iterator over Document")
+        yield document
 
 
 def _groups(documents: Iterable[Document]) -> Iterator[list[Document]]:
@@ -55,23 +72,18 @@ def _groups(documents: Iterable[Document]) -> Iterator[list[Document]]:
         yield group
 
 
-def _check(corpus: Corpus, source: Source, heldout_fraction: float) -> None:
-    num_train, num_heldout = corpus.train.num_documents, corpus.heldout.num_documents
-    if num_train + num_heldout == 0:
-        raise DataError(
-            f"There is no text to train on: no document of {source.describe()} has any.",
-            mend="Point the source at text.",
-        )
+def _check(corpus: Corpus, source: Source, validation_fraction: float) -> None:
+    num_train, num_validation = corpus.train.num_documents, corpus.validation.num_documents
     if num_train == 0:
         raise DataError(
-            f"There is no text to train on: all {num_heldout} documents of {source.describe()} "
-            f"are held out (heldout_fraction is {heldout_fraction}).",
-            mend="Lower heldout_fraction, or give more documents: whole documents are held out.",
+            f"There is no text to train on: all {num_validation} documents of {source.describe()} "
+            f"are held out (validation_fraction is {validation_fraction}).",
+            hint="Lower validation_fraction, or give more documents: whole documents are held out.",
         )
-    if num_heldout == 0 and heldout_fraction > 0:
+    if num_validation == 0 and validation_fraction > 0:
         raise DataError(
-            f"No document is held out: heldout_fraction is {heldout_fraction}, and "
+            f"No document is held out: validation_fraction is {validation_fraction}, and "
             f"{source.describe()} has {num_train} documents.",
-            mend="Raise heldout_fraction, give more documents, or set heldout_fraction=0 to train "
-            "without held-out text.",
+            hint="Raise validation_fraction, give more documents, or set validation_fraction=0 to "
+            "train without validation text.",
         )

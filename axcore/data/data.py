@@ -1,19 +1,20 @@
 """`Data`: a source, a tokenizer and a batch shape, as batches to train on and to evaluate on."""
 
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import attrs
 
-from axcore.config import REQUIRED, Configurable, config
-from axcore.data.batches import Share, batches, heldout_order, train_order
+from axcore.config import REQUIRED, Fraction, PositiveInt, config, evolve
+from axcore.data.batches import DataShard, batches, train_order, validation_order
 from axcore.data.corpus import Corpus, read_corpus
+from axcore.data.data_loader import DataLoader
 from axcore.data.document import Source
-from axcore.data.loading import HeldoutBatches, TrainBatches
+from axcore.data.loading import TrainBatches, ValidationBatches
 from axcore.data.packing import PackedRows, TokenStore
 from axcore.data.standard_library import StandardLibrary
 from axcore.data.tokenizer import ByteTokenizer, Tokenizer
-from axcore.errors import ConfigError
+from axcore.module import ArraySpec, BatchSpec
 
 
 @attrs.frozen
@@ -24,27 +25,27 @@ class DataSummary:
         source: Where the text comes from.
         train_documents: Documents to train on.
         train_tokens: Their tokens, with those that frame documents.
-        heldout_documents: Documents held out.
-        heldout_tokens: Their tokens.
+        validation_documents: Documents that are never trained on.
+        validation_tokens: Their tokens.
         batches_per_epoch: Batches that hold every training token once; rarely a whole number.
     """
 
     source: str
     train_documents: int
     train_tokens: int
-    heldout_documents: int
-    heldout_tokens: int
+    validation_documents: int
+    validation_tokens: int
     batches_per_epoch: float
 
     def __str__(self) -> str:
         return (
             f"{self.source}: {self.train_documents:,} documents, {self.train_tokens:,} tokens, "
-            f"{self.batches_per_epoch:,.1f} batches an epoch; held out: "
-            f"{self.heldout_documents:,} documents, {self.heldout_tokens:,} tokens"
+            f"{self.batches_per_epoch:,.1f} batches an epoch; validation: "
+            f"{self.validation_documents:,} documents, {self.validation_tokens:,} tokens"
         )
 
 
-class Data(Configurable):
+class Data(DataLoader):
     """Batches of packed documents.
 
     A batch is a dict of numpy arrays [B, T], B the process's rows and T `seq_len`; see
@@ -58,7 +59,7 @@ class Data(Configurable):
     """
 
     @config
-    class Config(Configurable.Config):
+    class Config(DataLoader.Config):
         """What to read and how to batch it.
 
         Attributes:
@@ -67,19 +68,23 @@ class Data(Configurable):
             seq_len: T, the tokens of a row.
             batch_size: Rows of the global batch, over all processes.
             seed: Decides the order of training rows.
-            shuffle: Whether training rows are shuffled, anew each epoch.
-            heldout_fraction: Share of the documents that is never trained on, in [0, 1).
-            heldout_batches: How many batches an evaluation reads at most; None reads them all.
+            shuffle: Whether training rows are shuffled, in another order each epoch.
+            validation_fraction: Share of the documents that is never trained on, in [0, 1).
+            validation_batches: How many batches an evaluation reads at most; None reads them all.
         """
 
         source: Source.Config = StandardLibrary.Config()
         tokenizer: Tokenizer.Config = ByteTokenizer.Config()
-        seq_len: int = REQUIRED
-        batch_size: int = REQUIRED
+        seq_len: PositiveInt = REQUIRED
+        batch_size: PositiveInt = REQUIRED
         seed: int = 0
         shuffle: bool = True
-        heldout_fraction: float = 0.05
-        heldout_batches: int | None = None
+        validation_fraction: Fraction = 0.05
+        validation_batches: PositiveInt | None = None
+
+        def for_shapes(self) -> Self:
+            """Returns a config that reads no file of the user's."""
+            return evolve(self, source=StandardLibrary.Config(), tokenizer=ByteTokenizer.Config())
 
     tokenizer: Tokenizer
     source: Source
@@ -88,7 +93,25 @@ class Data(Configurable):
         super().__init__(cfg)
         self.source = cfg.source.build()
         self.tokenizer = cfg.tokenizer.build()
-        _check(cfg)
+
+    def batch_spec(self) -> BatchSpec:
+        """Returns five arrays of `[batch, time]`; `PackedRows.batch` makes them."""
+        cfg = self.config
+        num_values = dict.fromkeys(("tokens", "targets"), self.tokenizer.vocab_size)
+        return BatchSpec(
+            arrays={
+                name: ArraySpec(
+                    shape=(cfg.batch_size, cfg.seq_len),
+                    axes=("batch", "time"),
+                    dtype=dtype,
+                    num_values=num_values.get(name),
+                )
+                for name, dtype in PackedRows.DTYPES.items()
+            },
+            unit="token",
+            num_units=cfg.batch_size * cfg.seq_len,
+            sized_by={"batch": "batch_size", "time": "seq_len"},
+        )
 
     def train(self, *, process_index: int = 0, process_count: int = 1) -> TrainBatches:
         """Returns an iterator without end over one process's part of each global batch.
@@ -102,25 +125,27 @@ class Data(Configurable):
             ConfigError: `process_count` does not divide `batch_size`.
         """
         cfg = self.config
-        share = Share(cfg.batch_size, process_index, process_count)
+        shard = DataShard(cfg.batch_size, process_index, process_count)
         rows = self._rows(self._corpus.train)
         order = train_order(len(rows), seed=cfg.seed, shuffle=cfg.shuffle)
-        return TrainBatches(batches(rows, order, share), self._identity)
+        return TrainBatches(batches(rows, order, shard), self._identity)
 
-    def heldout(self, *, process_index: int = 0, process_count: int = 1) -> HeldoutBatches:
-        """Returns the held-out batches, with as many for every process.
+    def validation(self, *, process_index: int = 0, process_count: int = 1) -> ValidationBatches:
+        """Returns the validation batches, with as many for every process.
 
-        The last one is filled up with rows of padding. There are none when `heldout_fraction`
+        The last one is filled up with rows of padding. There are none when `validation_fraction`
         is 0.
 
         Raises:
-            As `train`.
+            DataError: As `train` does.
         """
         cfg = self.config
-        share = Share(cfg.batch_size, process_index, process_count)
-        rows = self._rows(self._corpus.heldout)
-        order = heldout_order(len(rows), batch_size=cfg.batch_size, max_batches=cfg.heldout_batches)
-        return HeldoutBatches(batches(rows, order, share), len(order) // cfg.batch_size)
+        shard = DataShard(cfg.batch_size, process_index, process_count)
+        rows = self._rows(self._corpus.validation)
+        order = validation_order(
+            len(rows), batch_size=cfg.batch_size, max_batches=cfg.validation_batches
+        )
+        return ValidationBatches(batches(rows, order, shard), len(order) // cfg.batch_size)
 
     def summary(self) -> DataSummary:
         """Reads the source, and says how much text there is.
@@ -128,19 +153,19 @@ class Data(Configurable):
         Raises:
             DataError: The source cannot be read, or holds nothing to train on.
         """
-        train, heldout = self._corpus.train, self._corpus.heldout
+        train, validation = self._corpus.train, self._corpus.validation
         return DataSummary(
             source=self.source.describe(),
             train_documents=train.num_documents,
             train_tokens=train.num_tokens,
-            heldout_documents=heldout.num_documents,
-            heldout_tokens=heldout.num_tokens,
+            validation_documents=validation.num_documents,
+            validation_tokens=validation.num_tokens,
             batches_per_epoch=len(self._rows(train)) / self.config.batch_size,
         )
 
     @cached_property
     def _corpus(self) -> Corpus:
-        return read_corpus(self.source, self.tokenizer, self.config.heldout_fraction)
+        return read_corpus(self.source, self.tokenizer, self.config.validation_fraction)
 
     @cached_property
     def _identity(self) -> dict[str, Any]:
@@ -151,21 +176,3 @@ class Data(Configurable):
 
     def _rows(self, store: TokenStore) -> PackedRows:
         return PackedRows(store, seq_len=self.config.seq_len, pad_id=self.tokenizer.pad_id)
-
-
-def _check(cfg: Data.Config) -> None:
-    problems = [
-        f"{name} is {value}; expected 1 or more."
-        for name, value in (
-            ("seq_len", cfg.seq_len),
-            ("batch_size", cfg.batch_size),
-            ("heldout_batches", cfg.heldout_batches),
-        )
-        if value is not REQUIRED and value is not None and value < 1
-    ]
-    if not 0 <= cfg.heldout_fraction < 1:
-        problems.append(
-            f"heldout_fraction is {cfg.heldout_fraction}; expected 0 or more and less than 1."
-        )
-    if problems:
-        raise ConfigError("\n".join(problems))

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from typing import ClassVar
 
 import attrs
 
@@ -14,7 +15,7 @@ class Document:
 
     Attributes:
         name: What the document is called within its source: a relative path, or `path:line`. It
-            decides between training and held-out text, so it holds no absolute path.
+            decides between training and validation text, so it holds no absolute path.
         text: The whole text.
     """
 
@@ -23,7 +24,14 @@ class Document:
 
 
 class Source(Configurable, ABC):
-    """A finite collection of documents."""
+    """A finite collection of documents.
+
+    Attributes:
+        folder_fields: Fields of the config that are paths; where they are relative, a run that is
+            opened elsewhere looks below the folder that it was started in.
+    """
+
+    folder_fields: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def documents(self) -> Iterator[Document]:

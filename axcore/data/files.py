@@ -36,20 +36,20 @@ def list_files(folder: str, pattern: str) -> list[NamedFile]:
     if not root.exists():
         raise DataError(
             f"The data folder {folder!r} does not exist; looked for {root}.",
-            mend="Create it, or set the source's folder to one that exists.",
+            hint="Create it, or set the source's folder to one that exists.",
         )
     if not root.is_dir():
         raise DataError(
             f"The data folder {folder!r} is a file, not a folder.",
             where=str(root),
-            mend=f"folder={str(root.parent)!r}, glob={root.name!r}",
+            hint=f"folder={str(root.parent)!r}, glob={root.name!r}",
         )
     found = [NamedFile(path.relative_to(root).as_posix(), path) for path in _glob(root, pattern)]
     if not found:
         raise DataError(
             f"No file matches {pattern!r} in the data folder {folder!r}; {_contents(root)}.",
             where=str(root),
-            mend="Put files there, or set the source's glob to match what is there.",
+            hint="Put files there, or set the source's glob to match the files there.",
         )
     return sorted(found, key=lambda file: file.name)
 
@@ -61,7 +61,7 @@ def _glob(root: Path, pattern: str) -> list[Path]:
     except (ValueError, NotImplementedError) as error:
         raise DataError(
             f"The glob {pattern!r} cannot be used: {error}.",
-            mend="Write it relative to the folder, for example '**/*.txt'.",
+            hint="Write it relative to the folder, for example '**/*.txt'.",
         ) from error
 
 
@@ -89,7 +89,7 @@ def read_text(file: NamedFile) -> str:
         raise DataError(
             f"{file.name} is not UTF-8: {explain_decoding(error)}.",
             where=f"{file.path}, byte {error.start}",
-            mend="Convert the file to UTF-8 (iconv -f FROM -t utf-8), or set on_bad_file='skip'.",
+            hint="Convert the file to UTF-8 (iconv -f FROM -t utf-8), or set on_bad_file='skip'.",
         ) from error
 
 
@@ -98,7 +98,7 @@ def unreadable(file: NamedFile, error: OSError) -> DataError:
     return DataError(
         f"{file.name} cannot be read: {error.strerror}.",
         where=str(file.path),
-        mend="Make the file readable, or take it out of the folder.",
+        hint="Make the file readable, or take it out of the folder.",
     )
 
 

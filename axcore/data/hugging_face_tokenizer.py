@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from axcore.config import REQUIRED, config
+from axcore.config import REQUIRED, PositiveInt, config
 from axcore.data.tokenizer import Tokenizer, round_up_vocab
 from axcore.errors import DataError
 
@@ -37,7 +37,9 @@ class HuggingFaceTokenizer(Tokenizer):
         eos_token: str | None = None
         bos_token: str | None = None
         pad_token: str | None = None
-        vocab_multiple: int = 1
+        vocab_multiple: PositiveInt = 1
+
+    file_fields = ("path",)
 
     def __init__(self, cfg: Config) -> None:
         super().__init__(cfg)
@@ -47,7 +49,7 @@ class HuggingFaceTokenizer(Tokenizer):
             raise DataError(
                 "The tokenizer needs the name of the token that ends a document.",
                 where=cfg.path,
-                mend=f"Set eos_token; {self._special_tokens()}.",
+                hint=f"Set eos_token; {self._special_tokens()}.",
             )
         self.eos_id = self._id_of(cfg.eos_token, "eos_token")
         self.bos_id = None if cfg.bos_token is None else self._id_of(cfg.bos_token, "bos_token")
@@ -73,7 +75,7 @@ class HuggingFaceTokenizer(Tokenizer):
             raise DataError(
                 f"{field} is {token!r}, which is not in the tokenizer's vocabulary.",
                 where=self.config.path,
-                mend=f"Set {field} to a token of the file; {self._special_tokens()}.",
+                hint=f"Set {field} to a token of the file; {self._special_tokens()}.",
             )
         return number
 
@@ -90,7 +92,7 @@ def _load(path: str) -> Any:
     if not file.is_file():
         raise DataError(
             f"The tokenizer file {path!r} does not exist; looked for {file.absolute()}.",
-            mend="Set the tokenizer's path to a Hugging Face tokenizer.json.",
+            hint="Set the tokenizer's path to a Hugging Face tokenizer.json.",
         )
     import tokenizers  # here, because byte-level runs have no use for it
 
@@ -100,7 +102,7 @@ def _load(path: str) -> Any:
         raise DataError(
             f"The tokenizer file {path!r} is no tokenizer.json that can be read: {error}.",
             where=str(file.absolute()),
-            mend="Save it again from the library that made it.",
+            hint="Save it again from the library that made it.",
         ) from error
     tokenizer.no_truncation()
     tokenizer.no_padding()

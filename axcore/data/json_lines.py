@@ -31,7 +31,7 @@ class JsonLines(Source):
 
         Attributes:
             folder: Where to look, relative to the working directory.
-            glob: Which files, relative to the folder; `**` stands for any depth.
+            glob: Which files, relative to the folder; `**` matches any depth.
             field: The field of each line's object that holds the text.
             on_bad_line: Whether a line that does not parse or lacks the text is an error, or is
                 skipped and counted in a warning.
@@ -41,6 +41,8 @@ class JsonLines(Source):
         glob: str = "**/*.jsonl"
         field: str = "text"
         on_bad_line: OnBad = "error"
+
+    folder_fields = ("folder",)
 
     def documents(self) -> Iterator[Document]:
         """Yields a document for each line of each file."""
@@ -98,7 +100,7 @@ class _Line:
             names = ", ".join(repr(name) for name in record) or "nothing"
             raise self._error(
                 f"has no field {field!r}; it has {names}",
-                mend="Set the source's field to the one that holds the text.",
+                hint="Set the source's field to the one that holds the text.",
             )
         text = record[field]
         if not isinstance(text, str):
@@ -118,11 +120,11 @@ class _Line:
         except (ValueError, RecursionError) as error:
             raise self._error(f"is not JSON that can be read: {error}") from error
 
-    def _error(self, reason: str, mend: str | None = None) -> DataError:
+    def _error(self, reason: str, hint: str | None = None) -> DataError:
         return DataError(
             f"{self.file.name}, line {self.number} {reason}.",
             where=f"{self.file.path}:{self.number}",
-            mend=mend or "Mend or remove the line, or set on_bad_line='skip'.",
+            hint=hint or "Correct or remove the line, or set on_bad_line='skip'.",
         )
 
 

@@ -52,7 +52,7 @@ class TrainBatches(Iterator[Batch]):
         if changed:
             raise DataError(
                 "The saved position belongs to other training data: " + "; ".join(changed) + ".",
-                mend="Go on with the same files and data settings, or start a new run.",
+                hint="Use the same files and data settings, or start a new run.",
             )
 
 
@@ -60,7 +60,7 @@ def _no_position(state: object) -> DataError:
     return DataError(f"This is no saved position in the training data: {state!r}.")
 
 
-class HeldoutBatches:
+class ValidationBatches:
     """A finite iterable of batches: every pass over it is the same."""
 
     def __init__(self, batches: "grain.IterDataset[Batch]", num_batches: int) -> None:

@@ -1,7 +1,7 @@
 """Documents packed into rows of equal length, each row computed from its number alone.
 
 Documents of n tokens give n - 1 pairs of (token, next token). The pairs of all documents, one
-after another, are cut every `seq_len` pairs; only the last row is padded. A long document goes on
+after another, are cut every `seq_len` pairs; only the last row is padded. A long document continues
 in the next row, where its piece counts as a segment of its own, because attention does not reach
 back over the edge of a row.
 
@@ -72,6 +72,15 @@ class PackedRows:
     the document: nothing is lost, nothing comes twice.
     """
 
+    DTYPES = {
+        "tokens": "int32",
+        "targets": "int32",
+        "segment_ids": "int32",
+        "positions": "int32",
+        "loss_weights": "float32",
+    }
+    """The arrays of a batch, all [B, T]."""
+
     def __init__(self, store: TokenStore, *, seq_len: int, pad_id: int) -> None:
         self.seq_len = seq_len
         self._pad_id = pad_id
@@ -85,7 +94,7 @@ class PackedRows:
         return -(-self._num_pairs // self.seq_len)
 
     def batch(self, rows: Sequence[int]) -> Batch:
-        """Returns the rows of those numbers; PADDING_ROW stands for one with nothing in it.
+        """Returns the rows of those numbers; PADDING_ROW is one with nothing in it.
 
         Returns:
             `tokens` and `targets`, [B, T] int32: a token, and the one that follows it in the same

@@ -5,12 +5,12 @@ from hashlib import blake2b
 _HASH_BYTES = 8
 
 
-def is_heldout(name: str, fraction: float) -> bool:
+def is_validation(name: str, fraction: float) -> bool:
     """Says whether a document is held out.
 
     The name's hash is compared with `fraction`. So the answer does not depend on the other
     documents, on their order, on the seed, on the machine or on the Python process, and a larger
-    fraction only ever adds held-out documents.
+    fraction only ever adds validation documents.
 
     Args:
         name: Name of the document within its source.

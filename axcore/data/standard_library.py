@@ -50,7 +50,7 @@ def library_files(folder: str) -> list[NamedFile]:
     if not found:
         raise DataError(
             f"This interpreter's standard library is not there as .py files; looked in {folder}.",
-            mend="Use another source, for example TextFiles with a folder of text.",
+            hint="Use another source, for example TextFiles with a folder of text.",
         )
     return sorted(found, key=lambda file: file.name)
 

@@ -16,7 +16,7 @@ class TextFiles(Source):
 
         Attributes:
             folder: Where to look, relative to the working directory.
-            glob: Which files, relative to the folder; `**` stands for any depth.
+            glob: Which files, relative to the folder; `**` matches any depth.
             on_bad_file: Whether a file that is not UTF-8 is an error, or is skipped and counted in
                 a warning.
         """
@@ -24,6 +24,8 @@ class TextFiles(Source):
         folder: str = REQUIRED
         glob: str = "**/*.txt"
         on_bad_file: OnBad = "error"
+
+    folder_fields = ("folder",)
 
     def documents(self) -> Iterator[Document]:
         """Yields a document for each file."""

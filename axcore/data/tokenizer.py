@@ -2,25 +2,27 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from axcore.config import Configurable, config
-from axcore.errors import ConfigError
+from axcore.config import Configurable, PositiveInt, config
+from axcore.plugins import wrong_method_return
 
 
 class Tokenizer(Configurable, ABC):
     """Numbers for text.
 
     Attributes:
-        vocab_size: One more than the largest number that a model may have to tell apart.
+        vocab_size: One more than the largest token number.
         bos_id: What every document begins with, or None.
         eos_id: What every document ends with.
+        file_fields: Fields of the config that are paths of files; a run keeps a copy of each.
         pad_id: What fills rows up; its loss weight is 0.
     """
 
+    file_fields: ClassVar[tuple[str, ...]] = ()
     vocab_size: int
     bos_id: int | None
     eos_id: int
@@ -32,11 +34,11 @@ class Tokenizer(Configurable, ABC):
 
     @abstractmethod
     def decode(self, tokens: Iterable[int]) -> str:
-        """Returns the text of tokens; special tokens stand for no text."""
+        """Returns the text of tokens; special tokens have no text."""
 
     def encode(self, text: str) -> NDArray[np.int32]:
         """Returns the tokens of a text, [N] int32, with nothing added to them."""
-        return self.encode_many([text])[0].astype(np.int32)
+        return self._encoded([text])[0].astype(np.int32)
 
     def encode_prompt(self, text: str) -> NDArray[np.int32]:
         """Returns the tokens of a document's beginning: bos, where there is one, and the text."""
@@ -51,8 +53,21 @@ class Tokenizer(Configurable, ABC):
         before, after = self._before(), np.array([self.eos_id], np.int32)
         return [
             np.concatenate([before, tokens, after], dtype=dtype, casting="unsafe")
-            for tokens in self.encode_many(texts)
+            for tokens in self._encoded(texts)
         ]
+
+    def _encoded(self, texts: Sequence[str]) -> list[NDArray[Any]]:
+        """Returns what `encode_many` does, which somebody else may have written, checked."""
+        encoded = self.encode_many(texts)
+        if not isinstance(encoded, list) or len(encoded) != len(texts):
+            expected = f"a list of {len(texts)} arrays, one for each text"
+            raise wrong_method_return(self, "encode_many", encoded, expected)
+        for tokens in encoded:
+            is_array = isinstance(tokens, np.ndarray) and tokens.ndim == 1
+            if not is_array or not np.issubdtype(tokens.dtype, np.integer):
+                expected = "a list of arrays [N] of integers"
+                raise wrong_method_return(self, "encode_many", tokens, expected)
+        return encoded
 
     def _before(self) -> NDArray[np.int32]:
         return np.array([] if self.bos_id is None else [self.bos_id], np.int32)
@@ -60,8 +75,6 @@ class Tokenizer(Configurable, ABC):
 
 def round_up_vocab(size: int, multiple: int) -> int:
     """Returns the smallest multiple of `multiple` that is at least `size`."""
-    if multiple < 1:
-        raise ConfigError(f"vocab_multiple is {multiple}; expected 1 or more.")
     return -(-size // multiple) * multiple
 
 
@@ -74,10 +87,10 @@ class ByteTokenizer(Tokenizer):
 
         Attributes:
             vocab_multiple: `vocab_size` is a multiple of this, so that embeddings divide over
-                devices. The numbers from 259 stand for nothing.
+                devices. The numbers from 259 on are unused.
         """
 
-        vocab_multiple: int = 8
+        vocab_multiple: PositiveInt = 8
 
     def __init__(self, cfg: Config) -> None:
         super().__init__(cfg)
@@ -89,5 +102,5 @@ class ByteTokenizer(Tokenizer):
         return [np.frombuffer(text.encode("utf-8"), np.uint8) for text in texts]
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """Returns the text of the bytes; what is no UTF-8 reads as U+FFFD."""
+        """Returns the text of the bytes; bytes that are no UTF-8 become U+FFFD."""
         return bytes(int(t) for t in tokens if 0 <= t < 256).decode("utf-8", "replace")

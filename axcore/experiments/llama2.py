@@ -3,8 +3,6 @@
 axcore train llama2-7b --set data.source.folder=CORPUS --set data.tokenizer.path=TOKENIZER.json
 """
 
-from typing import Any
-
 from axcore.checkpoint import Checkpointer
 from axcore.config import evolve, update_config
 from axcore.data import Data, HuggingFaceTokenizer, JsonLines
@@ -15,7 +13,7 @@ from axcore.module import DTypes
 from axcore.trainer import Trainer
 
 
-def llama2_7b() -> Any:
+def llama2_7b() -> Trainer.Config:
     """Returns the config: batches of 4M tokens, 2T tokens in all.
 
     Stored parameters and the optimizer's state are float32; products are bfloat16.
@@ -29,8 +27,8 @@ def llama2_7b() -> Any:
             tokenizer=HuggingFaceTokenizer.Config(bos_token="<s>", eos_token="</s>"),
             seq_len=4096,
             batch_size=1024,
-            heldout_fraction=0.001,
-            heldout_batches=8,
+            validation_fraction=0.001,
+            validation_batches=8,
         ),
         learner=Learner.Config(
             optimizer=AdamW.Config(b1=0.9, b2=0.95, epsilon=1e-5, weight_decay=0.1),
@@ -44,7 +42,7 @@ def llama2_7b() -> Any:
     )
 
 
-def llama2_70b() -> Any:
+def llama2_70b() -> Trainer.Config:
     """Returns `llama2-7b` with the larger model, and half the learning rate."""
     return update_config(
         llama2_7b(),

@@ -3,16 +3,15 @@
 axcore train llama3-8b --set data.source.folder=CORPUS --set data.tokenizer.path=TOKENIZER.json
 """
 
-from typing import Any
-
 from axcore.config import evolve, update_config
 from axcore.experiments.llama2 import llama2_7b
 from axcore.experiments.mesh_rules import mesh_rules
 from axcore.models import llama3
 from axcore.module import DTypes
+from axcore.trainer import Trainer
 
 
-def llama3_8b() -> Any:
+def llama3_8b() -> Trainer.Config:
     """Returns `llama2-7b` with the newer model: rows twice as long, 15T tokens in all.
 
     Source: Grattafiori et al. 2024, arXiv:2407.21783, table 3 (peak rates) and section 3.4.1, whose
@@ -33,7 +32,7 @@ def llama3_8b() -> Any:
     )
 
 
-def llama3_70b() -> Any:
+def llama3_70b() -> Trainer.Config:
     """Returns `llama3-8b` with the larger model, and half the learning rate."""
     return update_config(
         llama3_8b(),

@@ -4,8 +4,7 @@ Plugins' own rules change no number. These may: narrow products are named here w
 gains from them, so that an experiment's results say what it was trained with.
 """
 
-from axcore.layers import Fp8Training, Int8Training
-from axcore.modifiers import MicroBatches, Remat
+from axcore.modifiers import Fp8Training, Int8Training, MicroBatches, RematModifier
 from axcore.plugins import MeshRule
 
 
@@ -23,9 +22,9 @@ def mesh_rules(
         gpu_remat: What GPUs of 80 GiB and more keep, where there is room for more than nothing.
     """
     sharded = {"fsdp": -1}
-    small = (Remat(policy="full"), MicroBatches(rows_per_device=small_rows))
-    large = (Remat(policy="full"), MicroBatches(rows_per_device=large_rows))
-    gpu = (Remat(policy=gpu_remat), MicroBatches(rows_per_device=large_rows))
+    small = (RematModifier(policy="full"), MicroBatches(rows_per_device=small_rows))
+    large = (RematModifier(policy="full"), MicroBatches(rows_per_device=large_rows))
+    gpu = (RematModifier(policy=gpu_remat), MicroBatches(rows_per_device=large_rows))
     return (
         MeshRule(match="tpu-v4-*", mesh=sharded, modifiers=small),
         MeshRule(match="tpu-v5e-*", mesh=sharded, modifiers=(Int8Training(), *small)),

@@ -3,19 +3,17 @@
 axcore train mistral-7b --set data.source.folder=CORPUS --set data.tokenizer.path=TOKENIZER.json
 """
 
-from typing import Any
-
 from axcore.config import evolve, update_config
 from axcore.experiments.llama2 import llama2_7b
 from axcore.experiments.mesh_rules import mesh_rules
-from axcore.layers import Fp8Training
 from axcore.models import mistral, mixtral
-from axcore.modifiers import Kernels, MicroBatches, Remat
+from axcore.modifiers import Fp8Training, Kernels, MicroBatches, RematModifier
 from axcore.module import DTypes
 from axcore.plugins import MeshRule
+from axcore.trainer import Trainer
 
 
-def mistral_7b() -> Any:
+def mistral_7b() -> Trainer.Config:
     """Returns `llama2-7b` with another model, and rows of twice its window.
 
     Optimizer, schedule and batch are Llama 2's: Mistral's were not published.
@@ -35,7 +33,7 @@ _PORTABLE_EXPERTS = MeshRule(
     match="gpu-a100-*",
     mesh={"fsdp": -1},
     modifiers=(
-        Remat(policy="full"),
+        RematModifier(policy="full"),
         MicroBatches(rows_per_device=1),
         Kernels(pins={"grouped_matmul": "portable"}),  # no kernel for these GPUs is installed
     ),
@@ -53,13 +51,13 @@ def _wide_experts(match: str) -> MeshRule:
         mesh={"fsdp": -1},
         modifiers=(
             Fp8Training(exclude=(*Fp8Training().exclude, "**.expert.**")),
-            Remat(policy="full"),
+            RematModifier(policy="full"),
             MicroBatches(rows_per_device=1),
         ),
     )
 
 
-def mixtral_8x7b() -> Any:
+def mixtral_8x7b() -> Trainer.Config:
     """Returns `mistral-7b` with eight experts in every layer."""
     return update_config(
         mistral_7b(),

@@ -3,8 +3,6 @@
 It needs no download, and learns to write something like Python in a minute or two on a laptop.
 """
 
-from typing import Any
-
 from axcore.checkpoint import Checkpointer
 from axcore.data import Data
 from axcore.learner import AdamW, Learner, WarmupCosine
@@ -12,13 +10,13 @@ from axcore.models import transformer
 from axcore.trainer import Trainer
 
 
-def tiny() -> Any:
+def tiny() -> Trainer.Config:
     """Returns the config."""
     return Trainer.Config(
         model=transformer(
             vocab_size=264, dim=128, num_layers=4, num_heads=4, num_kv_heads=2, hidden_dim=384
         ),
-        data=Data.Config(seq_len=128, batch_size=8, heldout_batches=32),
+        data=Data.Config(seq_len=128, batch_size=8, validation_batches=32),
         learner=Learner.Config(
             optimizer=AdamW.Config(weight_decay=0.1),
             schedule=WarmupCosine.Config(peak=3e-3, warmup_steps=40),

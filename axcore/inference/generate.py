@@ -1,4 +1,4 @@
-"""`Generator`: goes on from a prompt, token by token.
+"""`Generator`: continues a prompt, token by token.
 
 Every token runs the model over the whole context again, in a window of fixed size; there is no
 cache yet. That is simple and right for small models, and slow for large ones.
@@ -34,6 +34,9 @@ class Generation:
     num_tokens: int
     is_ended: bool
 
+    def __str__(self) -> str:
+        return self.prompt + self.text
+
 
 class Generator:
     """Draws text from a model with a `logits` entry, as `CausalLM` has.
@@ -65,9 +68,9 @@ class Generator:
         """Returns continuations of a prompt.
 
         Args:
-            prompt: What to go on from; may be empty where the tokenizer has a token to begin with.
+            prompt: The text to continue; empty only where the tokenizer has a token to begin with.
             max_tokens: Tokens drawn at most.
-            num_samples: Number of continuations, each with random keys of its own.
+            num_samples: Number of continuations, each with its own random keys.
             sampling: How tokens are drawn.
             seed: Decides the draws.
 
@@ -117,12 +120,12 @@ class Generator:
         logits, _ = functional(self.model, state, window, method="logits")
         last = jax.lax.dynamic_index_in_dim(logits, length - 1, axis=1, keepdims=False)
         fresh = jax.vmap(lambda key: jax.random.fold_in(key, position))(keys)
-        return sampling.draw(jnp.where(self._allowed[None, :], last, -jnp.inf), fresh)
+        return sampling.sample(jnp.where(self._allowed[None, :], last, -jnp.inf), fresh)
 
     def _window(self, prompt: str, num_samples: int) -> tuple[np.ndarray, int]:
         tokens = self.tokenizer.encode_prompt(prompt)[-self.context :]
         if not len(tokens):
-            raise ConfigError("the prompt is empty", mend="give a prompt of at least one token")
+            raise ConfigError("the prompt is empty", hint="give a prompt of at least one token")
         window = np.zeros((num_samples, self.context), np.int32)
         window[:, : len(tokens)] = tokens
         return window, len(tokens)
@@ -133,8 +136,8 @@ class Generator:
         return Generation(prompt, self.tokenizer.decode(kept.tolist()), len(kept), bool(len(ends)))
 
 
-def _allowed(model: Module, tokenizer: Tokenizer) -> np.ndarray:
-    """Returns which logits stand for tokens that text may hold, or for its end."""
+def _allowed(model: Any, tokenizer: Tokenizer) -> np.ndarray:
+    """Returns which logits are of tokens that text may hold, or of its end."""
     allowed = np.zeros(model.config.vocab_size, bool)
     allowed[: tokenizer.vocab_size] = True
     for token in (tokenizer.bos_id, tokenizer.pad_id):

@@ -27,7 +27,7 @@ class Sampling:
         if self.top_k is not None and self.top_k < 1:
             raise ConfigError(f"top_k is {self.top_k}; expected 1 or more")
 
-    def draw(self, logits: Float[Array, "batch vocab"], keys: Array) -> Int[Array, " batch"]:
+    def sample(self, logits: Float[Array, "batch vocab"], keys: Array) -> Int[Array, " batch"]:
         """Returns a token a row, each row drawn with its own key of `keys`, `[batch]`."""
         if self.temperature == 0:
             return jnp.argmax(logits, axis=-1).astype(jnp.int32)

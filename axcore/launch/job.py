@@ -1,4 +1,4 @@
-"""`Job`: what a launcher is to start, whatever the engine."""
+"""`Job`: what a launcher starts, on any engine."""
 
 import re
 import shlex
@@ -12,7 +12,7 @@ from axcore.errors import ConfigError
 def _positive(job: "Job", attribute: "attrs.Attribute[int]", value: int) -> None:
     if value < 1:
         raise ConfigError(
-            f"a run has {value} processes; expected 1 or more", where="--processes", mend="-n 1"
+            f"a run has {value} processes; expected 1 or more", where="--processes", hint="-n 1"
         )
 
 

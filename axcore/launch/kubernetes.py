@@ -7,7 +7,7 @@ from axcore.config import REQUIRED, config
 from axcore.errors import ConfigError
 from axcore.launch.job import Job
 from axcore.launch.launcher import Launcher
-from axcore.launch.place import COORDINATOR, NUM_PROCESSES, PORT, Place, integer
+from axcore.launch.process_info import COORDINATOR, NUM_PROCESSES, PORT, ProcessInfo, integer
 from axcore.launch.submit import submit
 from axcore.launch.yaml_text import yaml_text
 
@@ -19,7 +19,7 @@ _WORKERS = "workers"
 class Kubernetes(Launcher):
     """Renders a JobSet: one indexed job, a pod for each process, names by which they find another.
 
-    A pod that fails starts all pods anew, up to `restarts` times; the run goes on from its last
+    If a pod fails, all pods start again, up to `restarts` times; the run resumes from its last
     checkpoint, so its directory has to be on a volume that all pods share.
 
     Args:
@@ -31,7 +31,7 @@ class Kubernetes(Launcher):
         node_selector: Labels of nodes that pods may run on.
         environment: Variables of every process.
         namespace: Of the JobSet; the client's own where left out.
-        restarts: How often all pods are started anew.
+        restarts: How often all pods are started again.
         grace_s: Seconds between the request to stop and the end.
     """
 
@@ -52,14 +52,14 @@ class Kubernetes(Launcher):
             raise ConfigError(
                 f"{' and '.join(missing)} not given",
                 where="--option",
-                mend=" ".join(f"--option {name}=..." for name in missing),
+                hint=" ".join(f"--option {name}=..." for name in missing),
             )
         directory = job.directory or "runs"
         if not f"{directory}/".startswith(f"{self.mount.rstrip('/')}/"):
             raise ConfigError(
                 f"the run directory {directory!r} is not on the volume at {self.mount}",
                 where="--dir",
-                mend=f"--dir {self.mount.rstrip('/')}/{job.name}",
+                hint=f"--dir {self.mount.rstrip('/')}/{job.name}",
             )
 
     def render(self, job: Job) -> str:
@@ -127,7 +127,7 @@ class Kubernetes(Launcher):
         }
 
 
-def kubernetes_place(environment: Mapping[str, str]) -> Place | None:
+def kubernetes_process_info(environment: Mapping[str, str]) -> ProcessInfo | None:
     """Returns the place of a pod of an indexed job.
 
     The job gives the index; coordinator and number are variables of the pod, which the JobSet that
@@ -135,7 +135,7 @@ def kubernetes_place(environment: Mapping[str, str]) -> Place | None:
     """
     if _INDEX not in environment or COORDINATOR not in environment:
         return None
-    return Place(
+    return ProcessInfo(
         coordinator=environment[COORDINATOR],
         process_count=integer(environment, NUM_PROCESSES),
         process_index=integer(environment, _INDEX),

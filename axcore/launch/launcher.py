@@ -3,7 +3,7 @@
 from typing import ClassVar
 
 from axcore.config import config, name_the_known
-from axcore.errors import ConfigError, PluginError
+from axcore.errors import ConfigError
 from axcore.launch.job import Job
 from axcore.plugins import JobLauncher, plugin_host
 
@@ -47,7 +47,7 @@ def find_launcher(name: str) -> JobLauncher:
     if name not in known:
         raise ConfigError(
             f"there is no launcher {name!r}; {name_the_known(name, known)}",
-            mend="`axcore launch --help` lists them; a plugin may bring others",
+            hint="`axcore launch --help` lists them; a plugin may bring others",
         )
     return known[name]
 
@@ -60,9 +60,5 @@ def launcher_class(record: JobLauncher) -> type[Launcher]:
     """
     made = record.config.resolve()
     if not (isinstance(made, type) and issubclass(made, Launcher)):
-        raise PluginError(
-            f"launcher {record.name!r} is {made!r}; expected a subclass of axcore.launch.Launcher",
-            where=f"{record.config.target} of plugin {record.plugin!r}",
-            mend=f"report this to the authors of {record.plugin}",
-        )
+        raise record.wrong_field("config", made, "a subclass of axcore.launch.Launcher")
     return made

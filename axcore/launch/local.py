@@ -17,7 +17,7 @@ from axcore.config import config
 from axcore.errors import ProcessError
 from axcore.launch.job import Job
 from axcore.launch.launcher import Launcher
-from axcore.launch.place import COORDINATOR, NUM_PROCESSES, PROCESS_ID
+from axcore.launch.process_info import COORDINATOR, NUM_PROCESSES, PROCESS_ID
 
 _POLL_S = 0.05
 
@@ -43,8 +43,8 @@ class Local(Launcher):
         """Returns the commands, as a shell reads them."""
         lines = []
         for variables in self._variables(job, "localhost:PORT"):
-            words = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
-            lines.append(" ".join([*words, job.shell_line]) + " &")
+            settings = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
+            lines.append(" ".join([*settings, job.shell_line]) + " &")
         return "\n".join([*lines, "wait", ""])
 
     def launch(self, job: Job) -> int:
@@ -158,9 +158,9 @@ def _free_port() -> int:
 def _found(command: tuple[str, ...]) -> list[str]:
     """Returns a command whose program is found as this one was: ours is that of this Python."""
     if command[0] == "axcore":
-        return [sys.executable, "-m", "axcore.cli.main", *command[1:]]
+        return [sys.executable, "-m", "axcore", *command[1:]]
     if shutil.which(command[0]) is None:
         raise ProcessError(
-            f"there is no program {command[0]!r}", where="launch local", mend="install it"
+            f"there is no program {command[0]!r}", where="launch local", hint="install it"
         )
     return list(command)

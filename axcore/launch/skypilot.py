@@ -9,7 +9,7 @@ from typing import Any
 from axcore.config import config
 from axcore.launch.job import Job
 from axcore.launch.launcher import Launcher
-from axcore.launch.place import PORT, Place, integer
+from axcore.launch.process_info import PORT, ProcessInfo, integer
 from axcore.launch.submit import submit
 from axcore.launch.yaml_text import yaml_text
 
@@ -24,7 +24,7 @@ class SkyPilot(Launcher):
         accelerators: Name and number on each node, as SkyPilot writes them: `NAME:8`.
         infra: Cloud, region or cluster to use; SkyPilot chooses where left out.
         use_spot: Whether nodes may be taken back at any time; then use `sky jobs`.
-        managed: Whether SkyPilot's controller watches the job and starts it anew when nodes are
+        managed: Whether SkyPilot's controller watches the job and starts it again when nodes are
             taken back (`sky jobs launch`), instead of `sky launch`.
         setup: Lines of shell that install axcore and the plugins on a node.
         bucket: A bucket to mount, as `s3://name`, so that all nodes share run directories.
@@ -75,12 +75,12 @@ class SkyPilot(Launcher):
         return {"source": self.bucket, "mode": "MOUNT"}
 
 
-def skypilot_place(environment: Mapping[str, str]) -> Place | None:
+def skypilot_process_info(environment: Mapping[str, str]) -> ProcessInfo | None:
     """Returns the place of a node of a task; None where the task has one node."""
     if environment.get(_COUNT, "1") == "1":
         return None
     (first, *_) = environment.get(_IPS, "").split() or [""]
-    return Place(
+    return ProcessInfo(
         coordinator=f"{first}:{PORT}",
         process_count=integer(environment, _COUNT),
         process_index=integer(environment, _RANK),

@@ -8,7 +8,7 @@ from axcore.config import config
 from axcore.errors import ConfigError
 from axcore.launch.job import Job
 from axcore.launch.launcher import Launcher
-from axcore.launch.place import Place, integer
+from axcore.launch.process_info import ProcessInfo, integer
 from axcore.launch.submit import submit
 
 _FIRST_PORT = 20000
@@ -31,7 +31,7 @@ class Slurm(Launcher):
         cpus: Processors of each node that the run may use; Slurm's default, often one, where left
             out and `options` says nothing of them, as `exclusive` does.
         options: More options of `sbatch` by their long names, `{"mem": "0", "exclusive": ""}`; an
-            empty value stands for an option without one.
+            empty value is an option without one.
         time: Limit of the job, as Slurm writes it: minutes, or `days-hours`.
         setup: Lines of shell before the run, `module load` or `source venv/bin/activate`.
         grace_s: Seconds before the end at which processes are asked to save and stop.
@@ -56,7 +56,7 @@ class Slurm(Launcher):
             if name in own or not _OPTION.fullmatch(name)
         ]
         if problems:
-            raise ConfigError("\n".join(problems), where="options", mend="leave those out")
+            raise ConfigError("\n".join(problems), where="options", hint="leave those out")
 
     def render(self, job: Job) -> str:
         """Returns the script."""
@@ -76,7 +76,7 @@ class Slurm(Launcher):
         return submit(["sbatch"], self.render(job))
 
     def _cpus(self) -> str:
-        """Returns what a step has to be told again: it does not inherit it from its job."""
+        """Returns the options that a step does not inherit from its job."""
         return "" if self.cpus is None else f" --cpus-per-task={self.cpus}"
 
     def _own_options(self, job: Job) -> list[tuple[str, str]]:
@@ -97,7 +97,7 @@ def _directive(name: str, value: str) -> str:
     return f"#SBATCH --{name}={shlex.quote(value)}" if value else f"#SBATCH --{name}"
 
 
-def slurm_place(environment: Mapping[str, str]) -> Place | None:
+def slurm_process_info(environment: Mapping[str, str]) -> ProcessInfo | None:
     """Returns the place of a task of `srun`; None outside of a step of several tasks.
 
     A batch script itself is no step, so what it runs without `srun` is a run of one process.
@@ -106,7 +106,7 @@ def slurm_place(environment: Mapping[str, str]) -> Place | None:
         return None
     job, step = (integer(environment, f"SLURM_{name}_ID") for name in ("JOB", "STEP"))
     host = first_host(environment.get("SLURM_STEP_NODELIST", ""))
-    return Place(
+    return ProcessInfo(
         coordinator=f"{host}:{_FIRST_PORT + (job + step) % _NUM_PORTS}",
         process_count=integer(environment, "SLURM_STEP_NUM_TASKS"),
         process_index=integer(environment, "SLURM_PROCID"),
@@ -125,6 +125,6 @@ def first_host(hosts: str) -> str:
         raise ConfigError(
             f"SLURM_STEP_NODELIST is {hosts!r}; expected names of hosts",
             where="environment",
-            mend="start processes by srun, or name --coordinator",
+            hint="start processes by srun, or name --coordinator",
         )
     return re.sub(r"\[([^\],-]*)[^\]]*\]", r"\1", first[0])

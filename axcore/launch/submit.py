@@ -20,7 +20,7 @@ def submit(command: Sequence[str], text: str) -> int:
         raise ProcessError(
             f"there is no {command[0]!r} on this machine",
             where="--submit",
-            mend=f"install it, or leave --submit out and give what is printed to {command[0]} "
+            hint=f"install it, or leave --submit out and give what is printed to {command[0]} "
             "where it is",
         )
     done = subprocess.run(list(command), input=text, text=True, check=False)
@@ -28,6 +28,6 @@ def submit(command: Sequence[str], text: str) -> int:
         raise ProcessError(
             f"{' '.join(command)} ended with {done.returncode}",
             where="--submit",
-            mend="see what it says above; leave --submit out to see what it was given",
+            hint="see what it says above; leave --submit out to see what it was given",
         )
     return done.returncode

@@ -1,44 +1,44 @@
-"""Layers: the parts that models are put together from."""
+"""Layers: the parts that models are composed of."""
 
 from axcore.layers.activations import Activation, activation_fn
-from axcore.layers.attention import Attention, DotProductAttention
-from axcore.layers.capacity import CapacityLimited
+from axcore.layers.attention.position import NoPosition
+from axcore.layers.attention.rope import RoPE, rope_frequencies, rotate
+from axcore.layers.attention.self_attention import Attention, DotProductAttention
 from axcore.layers.dot import Dot, PlainDot
-from axcore.layers.dropless import Dropless
 from axcore.layers.dropout import Dropout
 from axcore.layers.embedding import Embedding
-from axcore.layers.experts import Experts
 from axcore.layers.feed_forward import FeedForward, PlainFeedForward
 from axcore.layers.linear import Linear
-from axcore.layers.lora import LoRALinear
-from axcore.layers.lora_state import (
+from axcore.layers.lora.adapters import (
     adapters_of,
     merge_adapters,
     new_adapters,
     with_adapters,
     without_lora,
 )
-from axcore.layers.moe import MoE
+from axcore.layers.lora.linear import LoRALinear
+from axcore.layers.moe.capacity import CapacityLimited
+from axcore.layers.moe.dropless import Dropless
+from axcore.layers.moe.experts import Experts
+from axcore.layers.moe.layer import MoE
+from axcore.layers.moe.router import Router
+from axcore.layers.moe.routing import GroupLimit, Routing
 from axcore.layers.norm import LayerNorm, RMSNorm
 from axcore.layers.pipeline import Pipeline
-from axcore.layers.position import NoPosition
-from axcore.layers.quantized import Fp8Current, Int8Dynamic
-from axcore.layers.quantized_delayed import Fp8Delayed
-from axcore.layers.quantized_training import Fp8Training, Int8Training, with_dot
-from axcore.layers.remat import (
+from axcore.layers.quantization.current_scaling import Fp8Current, Int8Dynamic
+from axcore.layers.quantization.delayed_scaling import Fp8Delayed
+from axcore.layers.remat_presets import (
     ATTENTION_KEY,
     ATTENTION_PROJECTED,
     ATTENTION_QUERY,
     ATTENTION_VALUE,
 )
-from axcore.layers.repeat import Repeat, Stack
 from axcore.layers.residual import PostNorm, PreNorm, Residual
-from axcore.layers.rope import RoPE, rope_frequencies, rotate
-from axcore.layers.router import Router
-from axcore.layers.routing import GroupLimit, Routing
 from axcore.layers.sequence import Sequence, alternating
+from axcore.layers.stack import ScannedLayers, Stack
 from axcore.layers.tokens import TokenInfo
 from axcore.layers.transformer import TransformerLayer
+from axcore.parallel import shard
 
 __all__ = [
     "ATTENTION_KEY",
@@ -57,10 +57,8 @@ __all__ = [
     "FeedForward",
     "Fp8Current",
     "Fp8Delayed",
-    "Fp8Training",
     "GroupLimit",
     "Int8Dynamic",
-    "Int8Training",
     "LayerNorm",
     "Linear",
     "LoRALinear",
@@ -72,11 +70,11 @@ __all__ = [
     "PostNorm",
     "PreNorm",
     "RMSNorm",
-    "Repeat",
     "Residual",
     "RoPE",
     "Router",
     "Routing",
+    "ScannedLayers",
     "Sequence",
     "Stack",
     "TokenInfo",
@@ -88,7 +86,7 @@ __all__ = [
     "new_adapters",
     "rope_frequencies",
     "rotate",
+    "shard",
     "with_adapters",
-    "with_dot",
     "without_lora",
 ]

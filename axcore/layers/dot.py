@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int
 from axcore.config import config
 from axcore.module import Module, entry
 from axcore.ops import grouped_matmul
-from axcore.parallel import is_split
+from axcore.parallel import is_sharded
 
 Input = Float[Array, "*batch in_dim"]
 Weight = Float[Array, "in_dim out_dim"]
@@ -27,7 +27,7 @@ class Dot(Module):
     """What multiplies an input by a weight; abstract."""
 
     @config
-    class Config(Module.Config):
+    class Config(Module.Config["Dot"]):
         """What every way to multiply has."""
 
     def forward(self, x: Input, weight: Weight) -> Output:
@@ -67,7 +67,7 @@ def over_rows(product: Callable[[Array], Array], x: Input) -> Output:
     copy the output's gradient transposed before that sum, which on a CPU costs more than the sum
     itself; merged into one they need no copy. Time that is split over a mesh stays apart.
     """
-    if x.ndim < 3 or is_split("time"):
+    if x.ndim < 3 or is_sharded("time"):
         return product(x)
     y = product(jax.lax.reshape(x, (math.prod(x.shape[:-1]), x.shape[-1])))
     return jax.lax.reshape(y, (*x.shape[:-1], y.shape[-1]))

@@ -4,8 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from axcore.config import config
-from axcore.errors import ConfigError
+from axcore.config import Fraction, config
 from axcore.module import Module
 
 
@@ -16,15 +15,10 @@ class Dropout(Module):
     """
 
     @config
-    class Config(Module.Config):
+    class Config(Module.Config["Dropout"]):
         """Describes a `Dropout`; a rate of 0 does nothing and draws no random key."""
 
-        rate: float = 0.0
-
-    def setup(self, cfg: Config) -> None:
-        """Checks the rate."""
-        if not 0.0 <= cfg.rate < 1.0:
-            raise ConfigError(f"rate is {cfg.rate}; a dropout rate is at least 0 and below 1")
+        rate: Fraction = 0.0
 
     def forward(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
         """Returns the input with elements dropped, or as it is outside of training."""

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from axcore.config import REQUIRED, config
+from axcore.config import REQUIRED, PositiveInt, config
 from axcore.layers.tokens import TokenInfo
 from axcore.module import Initializer, Module, Normal, Param
 from axcore.parallel import shard
@@ -17,7 +17,7 @@ class Embedding(Module):
     """
 
     @config
-    class Config(Module.Config):
+    class Config(Module.Config["Embedding"]):
         """Describes an `Embedding`.
 
         Args:
@@ -27,8 +27,8 @@ class Embedding(Module):
             weight_init: First value of the table.
         """
 
-        vocab_size: int = REQUIRED
-        dim: int = REQUIRED
+        vocab_size: PositiveInt = REQUIRED
+        dim: PositiveInt = REQUIRED
         scale: float = 1.0
         weight_init: Initializer = Normal(std=0.02)
 
@@ -37,14 +37,14 @@ class Embedding(Module):
         self.weight = Param(
             (cfg.vocab_size, cfg.dim), axes=("vocab", "embed"), init=cfg.weight_init
         )
-        self.idle_params = cfg.vocab_size * cfg.dim
+        self.inactive_params = cfg.vocab_size * cfg.dim
 
     def forward(
         self, tokens: Int[Array, "*batch"], info: TokenInfo | None = None
     ) -> Float[Array, "*batch dim"]:
-        """Returns the tokens' vectors in the compute dtype; where they stand changes nothing."""
+        """Returns the tokens' vectors in the compute dtype; their positions change nothing."""
         # Rows are read whole: split along `embed`, as it is stored, the result would first have to
-        # be put together on every device.
+        # be gathered on every device.
         table = shard(self.weight, "vocab", "embed")
         x = jnp.take(table, tokens, axis=0)
         return x if self.config.scale == 1.0 else x * jnp.asarray(self.config.scale, x.dtype)

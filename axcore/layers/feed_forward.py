@@ -2,10 +2,10 @@
 
 from jaxtyping import Array, Float
 
-from axcore.config import REQUIRED, config
+from axcore.config import REQUIRED, PositiveInt, config
 from axcore.layers.activations import Activation, activation_fn
 from axcore.layers.linear import Linear
-from axcore.layers.remat import FEED_FORWARD_GATE, FEED_FORWARD_UP
+from axcore.layers.remat_presets import FEED_FORWARD_GATE, FEED_FORWARD_UP
 from axcore.module import Module, named
 from axcore.parallel import shard
 
@@ -17,7 +17,7 @@ class FeedForward(Module):
     """
 
     @config
-    class Config(Module.Config):
+    class Config(Module.Config["FeedForward"]):
         """Describes a `FeedForward`.
 
         Args:
@@ -27,8 +27,8 @@ class FeedForward(Module):
             linear: Used for all three projections.
         """
 
-        dim: int = REQUIRED
-        hidden_dim: int = REQUIRED
+        dim: PositiveInt = REQUIRED
+        hidden_dim: PositiveInt = REQUIRED
         activation: Activation = "silu"
         linear: Module.Config = Linear.Config()
 
@@ -53,11 +53,11 @@ class PlainFeedForward(Module):
     """
 
     @config
-    class Config(Module.Config):
+    class Config(Module.Config["PlainFeedForward"]):
         """Describes a `PlainFeedForward`; its fields are those of `FeedForward`."""
 
-        dim: int = REQUIRED
-        hidden_dim: int = REQUIRED
+        dim: PositiveInt = REQUIRED
+        hidden_dim: PositiveInt = REQUIRED
         activation: Activation = "gelu_tanh"
         linear: Module.Config = Linear.Config()
 

@@ -2,7 +2,7 @@
 
 from jaxtyping import Array, Float
 
-from axcore.config import REQUIRED, config
+from axcore.config import REQUIRED, PositiveInt, config
 from axcore.layers.broadcast import as_row
 from axcore.layers.dot import Dot, PlainDot
 from axcore.module import Initializer, Module, Param, VarianceScaling
@@ -15,7 +15,7 @@ class Linear(Module):
     """
 
     @config
-    class Config(Module.Config):
+    class Config(Module.Config["Linear"]):
         """Describes a `Linear`.
 
         Args:
@@ -24,11 +24,11 @@ class Linear(Module):
             axes: Logical axes of the weight, input first.
             has_bias: Whether a bias is added.
             weight_init: First value of the weight.
-            dot: Multiplies the input by the weight, in whatever precision.
+            dot: Multiplies the input by the weight, in its own precision.
         """
 
-        in_dim: int = REQUIRED
-        out_dim: int = REQUIRED
+        in_dim: PositiveInt = REQUIRED
+        out_dim: PositiveInt = REQUIRED
         axes: tuple[str | None, str | None] = REQUIRED
         has_bias: bool = False
         weight_init: Initializer = VarianceScaling()

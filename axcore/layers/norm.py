@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from axcore.config import REQUIRED, config
+from axcore.config import REQUIRED, PositiveFloat, PositiveInt, config
 from axcore.layers.broadcast import as_row
 from axcore.module import Module, Param
 from axcore.ops import rms_norm
@@ -17,7 +17,7 @@ class RMSNorm(Module):
     """
 
     @config
-    class Config(Module.Config):
+    class Config(Module.Config["RMSNorm"]):
         """Describes an `RMSNorm`.
 
         Args:
@@ -26,8 +26,8 @@ class RMSNorm(Module):
             weight_offset: Added to the stored weight; 1 stores the difference from one.
         """
 
-        dim: int = REQUIRED
-        epsilon: float = 1e-6
+        dim: PositiveInt = REQUIRED
+        epsilon: PositiveFloat = 1e-6
         weight_offset: float = 0.0
 
     def setup(self, cfg: Config) -> None:
@@ -48,7 +48,7 @@ class LayerNorm(Module):
     """
 
     @config
-    class Config(Module.Config):
+    class Config(Module.Config["LayerNorm"]):
         """Describes a `LayerNorm`.
 
         Args:
@@ -57,8 +57,8 @@ class LayerNorm(Module):
             has_bias: Whether a bias is added.
         """
 
-        dim: int = REQUIRED
-        epsilon: float = 1e-5
+        dim: PositiveInt = REQUIRED
+        epsilon: PositiveFloat = 1e-5
         has_bias: bool = True
 
     def setup(self, cfg: Config) -> None:

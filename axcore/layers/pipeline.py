@@ -7,40 +7,40 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from axcore.config import REQUIRED, config
+from axcore.config import REQUIRED, PositiveInt, Resumable, config
 from axcore.errors import ConfigError, ModuleError, ShardingError
-from axcore.layers.pipeline_statistics import measured_by_tick
+from axcore.layers.pipeline_buffers import measured_by_tick
 from axcore.layers.tokens import TokenInfo
 from axcore.module import (
-    Copies,
     Module,
     Outputs,
-    Repeated,
-    dealt,
-    gathered_in,
-    outputs_of_whole,
+    StackedModule,
+    StackRunner,
+    merge_microbatches,
+    merge_outputs,
+    split_microbatches,
 )
-from axcore.parallel import PipelineSchedule, run_pipeline, split_ways
+from axcore.parallel import PipelineSchedule, num_shards, run_pipeline
 
 Hidden = Float[Array, "batch time dim"]
 
 
 class Pipeline(Module):
-    """`num_layers` layers of one config, which stand where a `Repeat` may stand.
+    """`num_layers` layers of one config, in the slot of a `ScannedLayers`.
 
     There are as many stages as the mesh has devices along the rule for `stages`, one without a
-    mesh; how many does not change a number. With one round the state is that of a `Repeat`, and
-    checkpoints of either are read by the other. With more, its arrays are `[rounds, layers a
+    mesh; how many does not change a number. With one round the state is that of a `ScannedLayers`,
+    and checkpoints of either are read by the other. With more, its arrays are `[rounds, layers a
     round, ...]`, the same numbers in the same order.
 
-    What layers add is put together as that of the parts of an accumulated batch: losses are sums
-    with weights, summaries and statistics means or maxima.
+    What layers add is merged as for the micro-batches of an accumulated batch: losses are sums
+    with weights, summaries and buffers means or maxima.
 
     Slot protocol: the parent fills `dim`.
     """
 
     @config
-    class Config(Module.Config):
+    class Config(Module.Config["Pipeline"]):
         """Describes a `Pipeline`.
 
         Args:
@@ -54,24 +54,21 @@ class Pipeline(Module):
                 bubble smaller, and arrays move between stages more often.
         """
 
-        dim: int = REQUIRED
-        num_layers: int = REQUIRED
+        dim: PositiveInt = REQUIRED
+        num_layers: PositiveInt = REQUIRED
         layer: Module.Config = REQUIRED
-        num_micro_batches: int = REQUIRED
-        num_rounds: int = 1
+        num_micro_batches: Resumable[PositiveInt] = REQUIRED
+        num_rounds: PositiveInt = 1
 
     def setup(self, cfg: Config) -> None:
         """Builds one layer with a state for each place."""
-        for name in ("num_micro_batches", "num_rounds"):
-            if getattr(cfg, name) < 1:
-                raise ConfigError(f"{name} is {getattr(cfg, name)}; expected 1 or more")
         if cfg.num_layers % cfg.num_rounds:
             raise ConfigError(
                 f"{cfg.num_layers} layers do not divide into {cfg.num_rounds} rounds",
-                mend="change num_layers or num_rounds",
+                hint="change num_layers or num_rounds",
             )
         layer = cfg.layer.build(dim=cfg.dim)
-        self.layer = Repeated(layer, cfg.num_layers, "stages", rounds=cfg.num_rounds)
+        self.layer = StackedModule(layer, cfg.num_layers, "stages", rounds=cfg.num_rounds)
 
     def forward(self, x: Hidden, info: TokenInfo) -> Hidden:
         """Returns the input passed through all layers.
@@ -80,10 +77,12 @@ class Pipeline(Module):
             ShardingError: Layers do not divide into stages, or the batch into micro-batches.
         """
         schedule = self._schedule(x.shape[0])
-        copies = Copies(self.layer)
+        copies = StackRunner(self.layer)
         _check_channels(copies.channels, x.shape[0])
         count = schedule.num_micro_batches
-        info, inputs = jax.tree.map(lambda leaf: dealt(leaf, count), (info, (x, copies.channels)))
+        info, inputs = jax.tree.map(
+            lambda leaf: split_microbatches(leaf, count), (info, (x, copies.channels))
+        )
         stage = _Stage(schedule, copies, self.config.num_layers, info)
         state = stage.state()
         carried, outputs = run_pipeline(
@@ -93,19 +92,19 @@ class Pipeline(Module):
             state_by_tick=measured_by_tick(state, copies.specs, schedule),
             inputs=inputs,
         )
-        x, channels = jax.tree.map(gathered_in, carried)
-        copies.finish(channels, stage.outputs_of_whole(outputs, self.layer.shape))
+        x, channels = jax.tree.map(merge_microbatches, carried)
+        copies.finish(channels, stage.merge_outputs(outputs, self.layer.shape))
         return x
 
     def _schedule(self, num_rows: int) -> PipelineSchedule:
         cfg = self.config
-        num_stages = split_ways("stages")
+        num_stages = num_shards("stages")
         if cfg.num_layers % (num_stages * cfg.num_rounds):
             raise ShardingError(
                 f"{cfg.num_layers} layers do not divide into {num_stages} stages"
                 + (f" of {cfg.num_rounds} rounds" if cfg.num_rounds > 1 else ""),
                 where="mesh",
-                mend="change num_layers, num_rounds, or the mesh's axis pipeline",
+                hint="change num_layers, num_rounds, or the mesh's axis pipeline",
             )
         if num_rows % cfg.num_micro_batches == 0:
             return PipelineSchedule(num_stages, cfg.num_micro_batches, cfg.num_rounds)
@@ -114,13 +113,13 @@ class Pipeline(Module):
                 f"a batch of {num_rows} rows does not divide into {cfg.num_micro_batches} "
                 "micro-batches of the pipeline",
                 where="num_micro_batches",
-                mend="change num_micro_batches of the Pipeline, or data.batch_size",
+                hint="change num_micro_batches of the Pipeline, or data.batch_size",
             )
         return PipelineSchedule(num_stages, 1, cfg.num_rounds)
 
 
 def _check_channels(channels: dict[str, Any], num_rows: int) -> None:
-    """Checks that what is in channels can be split as the batch is.
+    """Checks that shared values can be split as the batch is.
 
     Raises:
         ModuleError: It has no dimension for the rows of the batch.
@@ -131,7 +130,7 @@ def _check_channels(channels: dict[str, Any], num_rows: int) -> None:
                 raise ModuleError(
                     f"channel {name!r} holds an array of shape {jnp.shape(leaf)}, which does not "
                     f"begin with the {num_rows} rows of the batch that a pipeline splits",
-                    mend="send it by rows, or use Repeat",
+                    hint="share it by rows, or use ScannedLayers",
                 )
 
 
@@ -147,7 +146,7 @@ class _Stage:
     """
 
     schedule: PipelineSchedule
-    copies: Copies
+    copies: StackRunner
     num_layers: int
     info: TokenInfo
 
@@ -189,7 +188,7 @@ class _Stage:
 
         return jax.lax.scan(step, carried, (jnp.arange(self.size), state))
 
-    def outputs_of_whole(self, outputs: Outputs, shape: tuple[int, ...]) -> Outputs:
+    def merge_outputs(self, outputs: Outputs, shape: tuple[int, ...]) -> Outputs:
         """Returns the outputs `[tick, stage, layer, ...]` as those of all layers for the batch.
 
         Args:
@@ -201,7 +200,7 @@ class _Stage:
             path: leaf.reshape(leaf.shape[0], *shape, *leaf.shape[2:])
             for path, leaf in by_part.updates.items()
         }
-        return outputs_of_whole(attrs.evolve(by_part, updates=updates), self.copies.specs)
+        return merge_outputs(attrs.evolve(by_part, updates=updates), self.copies.specs)
 
     def _by_part(self, leaf: Array) -> Array:
         """Returns `[micro-batch, layer of all, ...]` of `[tick, stage, layer, ...]`."""

@@ -1,10 +1,10 @@
-"""Residual connections: where the norm stands is the choice of a component."""
+"""Residual connections: a component decides where the norm is."""
 
 from collections.abc import Callable
 
 from jaxtyping import Array, Float
 
-from axcore.config import REQUIRED, config
+from axcore.config import REQUIRED, PositiveInt, config
 from axcore.layers.dropout import Dropout
 from axcore.layers.norm import RMSNorm
 from axcore.module import Module
@@ -20,10 +20,10 @@ class Residual(Module):
     """
 
     @config
-    class Config(Module.Config):
+    class Config(Module.Config["Residual"]):
         """Describes a residual connection."""
 
-        dim: int = REQUIRED
+        dim: PositiveInt = REQUIRED
         norm: Module.Config = RMSNorm.Config()
         dropout: Dropout.Config = Dropout.Config()
 

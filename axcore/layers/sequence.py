@@ -1,14 +1,14 @@
 """`Sequence`: layers one after the other, each with a config of its own.
 
-It is a layer itself, so it is the unit that a `Repeat` scans where layers alternate, and it is a
-stack, so it holds other stacks where a model begins or ends differently.
+It is a layer itself, so it is the unit that a `ScannedLayers` scans where layers alternate, and it
+is a stack, so it holds other stacks where a model begins or ends differently.
 """
 
 from typing import Any
 
 from jaxtyping import Array, Float
 
-from axcore.config import REQUIRED, config, evolve
+from axcore.config import REQUIRED, PositiveInt, config, evolve
 from axcore.errors import ConfigError
 from axcore.layers.tokens import TokenInfo
 from axcore.module import Module
@@ -20,7 +20,7 @@ class Sequence(Module):
     """Passes tokens through each of its layers in turn. Slot protocol: the parent fills `dim`."""
 
     @config
-    class Config(Module.Config):
+    class Config(Module.Config["Sequence"]):
         """Describes a `Sequence`.
 
         Args:
@@ -28,13 +28,13 @@ class Sequence(Module):
             layers: Layers or stacks, first to last; each is called with the token info.
         """
 
-        dim: int = REQUIRED
+        dim: PositiveInt = REQUIRED
         layers: tuple[Module.Config, ...] = REQUIRED
 
     def setup(self, cfg: Config) -> None:
         """Builds every layer."""
         if not cfg.layers:
-            raise ConfigError("layers is empty", mend="give at least one layer")
+            raise ConfigError("layers is empty", hint="give at least one layer")
         self.layer = tuple(layer.build(dim=cfg.dim) for layer in cfg.layers)
 
     def forward(self, x: Hidden, info: TokenInfo) -> Hidden:
@@ -48,8 +48,8 @@ def alternating(stack: Any, *layers: Module.Config) -> Any:
     """Returns a stack whose layers take turns: the first, the second, ..., and again the first.
 
     Args:
-        stack: The config of a `Repeat` or `Stack`; its `num_layers` counts single layers, that of
-            the result counts turns.
+        stack: The config of a `ScannedLayers` or `Stack`; its `num_layers` counts single layers,
+            that of the result counts turns.
         *layers: The layers of one turn; a stack among them counts as the layers that it has.
 
     Raises:
@@ -60,7 +60,7 @@ def alternating(stack: Any, *layers: Module.Config) -> Any:
         raise ConfigError(
             f"num_layers is {stack.num_layers}, not a multiple of the {num_in_turn} layers that "
             "alternate",
-            mend="change one of them, or put the layers that are left over into a stack of their "
+            hint="change one of them, or put the layers that are left over into a stack of their "
             "own: Sequence.Config(layers=(alternating(...), stack))",
         )
     return evolve(

@@ -1,12 +1,12 @@
-"""`TokenInfo`: what layers may want to know of each token beside its vector."""
+"""`TokenInfo`: what layers may want to know of each token besides its vector."""
 
 from typing import NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-REAL_TOKENS = "real_tokens"
-"""The channel by which a decoder tells layers that see no `TokenInfo` which tokens are no padding:
+TOKEN_MASK = "token_mask"
+"""The shared value in which layers without a `TokenInfo` see which tokens are not padding:
 `[batch, time]` bools."""
 
 

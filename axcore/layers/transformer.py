@@ -2,8 +2,8 @@
 
 from jaxtyping import Array, Float
 
-from axcore.config import REQUIRED, config
-from axcore.layers.attention import Attention
+from axcore.config import REQUIRED, PositiveInt, config
+from axcore.layers.attention.self_attention import Attention
 from axcore.layers.feed_forward import FeedForward
 from axcore.layers.residual import PreNorm
 from axcore.layers.tokens import TokenInfo
@@ -19,17 +19,17 @@ class TransformerLayer(Module):
     """
 
     @config
-    class Config(Module.Config):
+    class Config(Module.Config["TransformerLayer"]):
         """Describes a `TransformerLayer`.
 
         Args:
             dim: Size of the last dimension of input and output.
             attention: Mixes tokens; called with the token info.
             feed_forward: Works on each token.
-            residual: Wraps each of the two; where the norm stands is its business.
+            residual: Wraps each of the two, and decides where the norm is.
         """
 
-        dim: int = REQUIRED
+        dim: PositiveInt = REQUIRED
         attention: Module.Config = Attention.Config()
         feed_forward: Module.Config = FeedForward.Config()
         residual: Module.Config = PreNorm.Config()

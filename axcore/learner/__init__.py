@@ -1,7 +1,37 @@
 """Learning: optimizers, schedules, and the update of a model's parameters."""
 
-from axcore.learner.learner import Learner
-from axcore.learner.optimizers import AdamW
-from axcore.learner.schedules import Constant, Schedule, WarmupCosine
+from axcore.learner.averaging import EMA
+from axcore.learner.groups import ParamGroup
+from axcore.learner.learner import Learner, LearnerState
+from axcore.learner.optimizers import SGD, Adafactor, AdamW, Lion, Muon, Optimizer
+from axcore.learner.schedules import (
+    ConstantSchedule,
+    Schedule,
+    WarmupCosine,
+    WarmupInverseSqrt,
+    WarmupLinear,
+    WarmupPiecewise,
+    WarmupStableDecay,
+)
+from axcore.learner.spikes import SpikeGuard
 
-__all__ = ["AdamW", "Constant", "Learner", "Schedule", "WarmupCosine"]
+__all__ = [
+    "EMA",
+    "SGD",
+    "Adafactor",
+    "AdamW",
+    "ConstantSchedule",
+    "Learner",
+    "LearnerState",
+    "Lion",
+    "Muon",
+    "Optimizer",
+    "ParamGroup",
+    "Schedule",
+    "SpikeGuard",
+    "WarmupCosine",
+    "WarmupInverseSqrt",
+    "WarmupLinear",
+    "WarmupPiecewise",
+    "WarmupStableDecay",
+]

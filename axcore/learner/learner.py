@@ -5,45 +5,68 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
-from axcore.config import REQUIRED, Configurable, config
+from axcore.config import REQUIRED, Configurable, PositiveInt, config
 from axcore.errors import ConfigError
-from axcore.learner.freezing import with_frozen
+from axcore.learner.averaging import EMA
+from axcore.learner.groups import REST, ParamGroup, partition, with_frozen
 from axcore.learner.optimizers import AdamW
-from axcore.learner.schedules import WarmupCosine
-from axcore.module import ParamSpec
+from axcore.learner.schedules import Schedule, WarmupCosine
+from axcore.learner.spikes import LossWindow, SpikeGuard
 
 
-class Update(NamedTuple):
+class UpdateResult(NamedTuple):
     """One update: what is new, and what was measured on the way."""
 
     params: Any
     opt_state: Any
     gradient_norm: Float[Array, ""]
+    is_spike: Bool[Array, ""]
+
+
+class LearnerState(NamedTuple):
+    """The optimizer's state and what else a learner keeps; None where it keeps none.
+
+    Args:
+        optimizer: The state of the optax transformation.
+        average: The average of the parameters.
+        window: The losses of the last steps.
+    """
+
+    optimizer: Any
+    average: Any
+    window: LossWindow | None
 
 
 class Learner(Configurable):
-    """Clips gradients, and updates parameters with an optimizer and a schedule."""
+    """Clips gradients, and updates parameters with optimizers and schedules."""
 
     @config
-    class Config(Configurable.Config):
+    class Config(Configurable.Config["Learner"]):
         """Describes a `Learner`.
 
         Args:
             total_steps: Steps of training; filled by the trainer.
-            optimizer: Config of a class with `transformation(learning_rate, decays)`.
+            optimizer: Config of an `Optimizer`.
             schedule: The learning rate.
             clip_norm: Gradients of a larger global norm are scaled down to it; None never clips.
-            trained: Globs of the parameters that are trained, by their paths in the state; all
+            trainable: Globs of the parameters that are trained, by their paths in the state; all
                 others stay as they are, and have no gradient and no optimizer state.
+            groups: Groups of parameters that train in their own way; the first that matches a
+                parameter takes it, and the optimizer and schedule above train the rest.
+            ema: The average of the parameters to keep.
+            skip_spikes: What finds steps whose loss jumps, which then change nothing.
         """
 
-        total_steps: int = REQUIRED
+        total_steps: PositiveInt = REQUIRED
         optimizer: Configurable.Config = AdamW.Config()
         schedule: Configurable.Config = WarmupCosine.Config()
         clip_norm: float | None = 1.0
-        trained: tuple[str, ...] = ("**",)
+        trainable: tuple[str, ...] = ("**",)
+        groups: tuple[ParamGroup, ...] = ()
+        ema: EMA.Config = EMA.Config()
+        skip_spikes: SpikeGuard.Config = SpikeGuard.Config()
 
     def __init__(self, cfg: Config) -> None:
         super().__init__(cfg)
@@ -51,26 +74,54 @@ class Learner(Configurable):
             raise ConfigError(
                 f"clip_norm is {cfg.clip_norm}; expected a number above 0",
                 where="learner.clip_norm",
-                mend="--set learner.clip_norm=none to train without clipping",
+                hint="--set learner.clip_norm=none to train without clipping",
             )
-        self.schedule = cfg.schedule.build(total_steps=cfg.total_steps)
+        self.schedule: Schedule = cfg.schedule.build(total_steps=cfg.total_steps)
+        self._groups = {group.name: group for group in cfg.groups}
+        self._schedules = {
+            group.name: group.schedule.build(total_steps=cfg.total_steps)
+            for group in cfg.groups
+            if group.schedule
+        }
+        self._optimizers = {
+            group.name: group.optimizer.build() for group in cfg.groups if group.optimizer
+        }
         self._optimizer = cfg.optimizer.build()
+        self._ema = cfg.ema.build() if cfg.ema.decay is not None else None
+        self._spikes = cfg.skip_spikes.build() if cfg.skip_spikes.sigmas else None
 
     def with_frozen(self, specs: Any) -> Any:
         """Returns specs of parameters, in which those that are not trained are marked as frozen.
 
         Raises:
-            ConfigError: A glob of `trained` matches no parameter.
+            ConfigError: A glob matches no parameter, or a group is empty.
         """
-        return with_frozen(specs, self.config.trained)
+        return with_frozen(specs, self.config.trainable, self.config.groups)
 
     def transformation(self, specs: Any) -> optax.GradientTransformation:
         """Returns the optax transformation for parameters of these specs."""
-        decays = jax.tree.map(lambda spec: spec.decay, specs, is_leaf=_is_spec)
-        transformation: optax.GradientTransformation = self._optimizer.transformation(
-            self.schedule, decays
-        )
-        return transformation
+        groups = self.config.groups
+        return partition(specs, groups, self._of_group) if groups else self._of_group(REST, specs)
+
+    def rate(self, group: str, step: Array | int) -> Array:
+        """Returns the learning rate of a group after so many updates."""
+        rate: Array = self._schedules.get(group, self.schedule)(step)
+        return rate * self._groups[group].rate_scale if group in self._groups else rate
+
+    def rates(self, step: int) -> dict[str, float]:
+        """Returns the metrics of the learning rates after so many updates, by name."""
+        trained = [group.name for group in self.config.groups if not group.is_frozen]
+        of_groups = {f"learning_rate/{name}": float(self.rate(name, step)) for name in trained}
+        return {"learning_rate": float(self.rate(REST, step)), **of_groups}
+
+    def init(self, transformation: optax.GradientTransformation, params: Any) -> Any:
+        """Returns the state before the first update; that of the optimizer alone by default."""
+        opt_state = transformation.init(params)
+        if self._ema is None and self._spikes is None:
+            return opt_state
+        average = None if self._ema is None else self._ema.init(params)
+        window = None if self._spikes is None else self._spikes.init()
+        return LearnerState(opt_state, average, window)
 
     def update(
         self,
@@ -78,17 +129,57 @@ class Learner(Configurable):
         gradients: Any,
         opt_state: Any,
         params: Any,
-    ) -> Update:
-        """Returns new parameters and optimizer state; pure."""
+        *,
+        loss: Float[Array, ""],
+    ) -> UpdateResult:
+        """Returns new parameters and state; pure.
+
+        Args:
+            transformation: What `transformation` returned.
+            gradients: Of the loss by the parameters.
+            opt_state: What `init` or the last update returned.
+            params: The parameters.
+            loss: The loss of the step.
+        """
         norm = optax.tree.norm(gradients)
         if self.config.clip_norm is not None:
             factor = jnp.minimum(1.0, self.config.clip_norm / jnp.maximum(norm, 1e-9))
             gradients = jax.tree.map(lambda g: g * factor.astype(g.dtype), gradients)
+        kept = (
+            opt_state
+            if isinstance(opt_state, LearnerState)
+            else LearnerState(opt_state, None, None)
+        )
         with jax.numpy_dtype_promotion("standard"):  # optax counts on it
-            updates, opt_state = transformation.update(gradients, opt_state, params)
+            updates, state = transformation.update(gradients, kept.optimizer, params)
             params = optax.apply_updates(params, updates)
-        return Update(params, opt_state, norm)
+        is_spike = jnp.zeros((), bool)
+        average, window = kept.average, kept.window
+        if self._ema is not None:
+            average = self._ema.update(average, params)
+        if self._spikes is not None and window is not None:
+            is_spike = self._spikes.is_spike(window, loss)
+            window = self._spikes.add(window, loss)
+        if kept is opt_state:
+            state = LearnerState(state, average, window)
+        return UpdateResult(params, state, norm, is_spike)
 
+    def evaluated_part(self, opt_state: Any) -> Any:
+        """Returns the part of the state that evaluation uses; None if it uses none."""
+        if self._ema is None or not self._ema.config.is_evaluated:
+            return None
+        return LearnerState(None, opt_state.average, None)
 
-def _is_spec(leaf: Any) -> bool:
-    return isinstance(leaf, ParamSpec)
+    def evaluated_params(self, opt_state: Any, params: Any) -> Any:
+        """Returns the parameters that evaluation uses: their average where the config says so."""
+        part = self.evaluated_part(opt_state)
+        if part is None:
+            return params
+        return jax.tree.map(lambda average, p: average.astype(p.dtype), part.average, params)
+
+    def _of_group(self, name: str, specs: Any) -> optax.GradientTransformation:
+        optimizer = self._optimizers.get(name, self._optimizer)
+        transformation: optax.GradientTransformation = optimizer.transformation(
+            lambda step: self.rate(name, step), specs
+        )
+        return transformation

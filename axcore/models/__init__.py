@@ -6,6 +6,7 @@ returns. Every family has a size `toy`.
 
 from axcore.models.causal_lm import CausalLM
 from axcore.models.decoder import Decoder
+from axcore.models.flops import FORMULA, flops_per_token
 from axcore.models.head import Head, TiedHead, UntiedHead
 from axcore.models.llama import llama2, llama3
 from axcore.models.mistral import mistral
@@ -15,6 +16,7 @@ from axcore.models.sizes import TOY, Sizes, of_size
 from axcore.models.transformer import transformer
 
 __all__ = [
+    "FORMULA",
     "TOY",
     "CausalLM",
     "Decoder",
@@ -22,6 +24,7 @@ __all__ = [
     "Sizes",
     "TiedHead",
     "UntiedHead",
+    "flops_per_token",
     "llama2",
     "llama3",
     "mistral",

@@ -1,21 +1,27 @@
-"""`CausalLM`: a decoder and a head, trained to tell the next token."""
+"""`CausalLM`: a decoder and a head, trained to predict the next token."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from jaxtyping import Array, Float, Int
 
-from axcore.config import REQUIRED, config
+from axcore.config import REQUIRED, PositiveInt, config
+from axcore.errors import ConfigError, ModuleError
 from axcore.layers.tokens import TokenInfo, whole_rows
 from axcore.models.decoder import Decoder
+from axcore.models.flops import FORMULA, flops_per_token
 from axcore.models.head import UntiedHead
-from axcore.module import Module, entry
+from axcore.module import BatchSpec, ModelFlops, Module, entry
+
+BATCH = ("tokens", "targets", "positions", "segment_ids", "loss_weights")
+"""The arrays of a batch that a `CausalLM` is called with."""
 
 
 class CausalLM(Module):
     """A causal language model. As the root of a tree it takes its sizes from its own config."""
 
     @config
-    class Config(Module.Config):
+    class Config(Module.Config["CausalLM"]):
         """Describes a `CausalLM`.
 
         Args:
@@ -25,8 +31,8 @@ class CausalLM(Module):
             head: From hidden vectors to logits and the loss.
         """
 
-        vocab_size: int = REQUIRED
-        dim: int = REQUIRED
+        vocab_size: PositiveInt = REQUIRED
+        dim: PositiveInt = REQUIRED
         decoder: Module.Config = Decoder.Config()
         head: Module.Config = UntiedHead.Config()
 
@@ -42,12 +48,39 @@ class CausalLM(Module):
             batch: `tokens`, `targets`, `positions`, `segment_ids` (`[batch, time]` ints) and
                 `loss_weights` (`[batch, time]` floats), as `axcore.data` makes them.
         """
+        _check_batch(batch)
         info = TokenInfo(batch["positions"], batch["segment_ids"])
         x = self.decoder(batch["tokens"], info)
         table = self.decoder.embedding.weight
         total, weight = self.head.loss(x, table, batch["targets"], batch["loss_weights"])
         self.add_loss("cross_entropy", total, weight)
         return total, weight
+
+    def check_batch(self, batch: BatchSpec) -> None:
+        """Checks that a batch is of tokens, and that there is room for each of them.
+
+        Raises:
+            ConfigError: It is not, or there is not.
+        """
+        missing = [name for name in BATCH if name not in batch.arrays]
+        if missing:
+            raise ConfigError(
+                f"CausalLM is trained on {', '.join(BATCH)}, but a batch has no "
+                f"{', '.join(missing)}; it has {', '.join(batch.arrays)}",
+                where="data",
+                hint="train it on axcore.data.Data, or on what yields the same arrays",
+            )
+        size, num_tokens = self.config.vocab_size, batch.arrays["tokens"].num_values
+        if num_tokens is not None and size < num_tokens:
+            raise ConfigError(
+                f"vocab_size is {size}, but the tokenizer has {num_tokens} tokens",
+                where="model.vocab_size",
+                hint=f"--set model.vocab_size={num_tokens}",
+            )
+
+    def flops_per_unit(self, batch: BatchSpec) -> ModelFlops:
+        """Returns the model FLOPs of a token."""
+        return ModelFlops(flops_per_token(self, batch.axis_sizes()["time"]), FORMULA)
 
     @entry
     def logits(
@@ -56,3 +89,24 @@ class CausalLM(Module):
         """Returns float32 logits of the token after each."""
         x = self.decoder(tokens, info or whole_rows(tokens))
         return self.head(x, self.decoder.embedding.weight)
+
+
+def _check_batch(batch: Any) -> None:
+    """Checks that a model is called with a batch.
+
+    Raises:
+        ModuleError: It is something else, or lacks arrays.
+    """
+    names = batch if isinstance(batch, Mapping) else ()
+    missing = [name for name in BATCH if name not in names]
+    if missing:
+        got = f"without {', '.join(missing)}" if names else f"with {_kind(batch)}"
+        raise ModuleError(
+            f"the model is called {got}; expected a mapping of {', '.join(BATCH)}",
+            hint='for logits of tokens: functional(model, state, tokens, method="logits")',
+        )
+
+
+def _kind(value: Any) -> str:
+    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+    return type(value).__qualname__ if shape is None else f"an array of {dtype}{list(shape)}"

@@ -2,9 +2,9 @@
 
 from jaxtyping import Array, Float, Int
 
-from axcore.config import REQUIRED, config
-from axcore.layers import Dropout, Embedding, Repeat, RMSNorm, TokenInfo, TransformerLayer
-from axcore.layers.tokens import REAL_TOKENS
+from axcore.config import REQUIRED, PositiveInt, config
+from axcore.layers import Dropout, Embedding, RMSNorm, ScannedLayers, TokenInfo, TransformerLayer
+from axcore.layers.tokens import TOKEN_MASK
 from axcore.module import Module
 from axcore.parallel import shard
 
@@ -16,22 +16,22 @@ class Decoder(Module):
     """
 
     @config
-    class Config(Module.Config):
+    class Config(Module.Config["Decoder"]):
         """Describes a `Decoder`.
 
         Args:
             vocab_size: Number of tokens.
             dim: Size of a token's vector.
             embedding: The token table.
-            stack: The layers, scanned (`Repeat`) or unrolled (`Stack`).
+            stack: The layers, scanned (`ScannedLayers`) or unrolled (`Stack`).
             norm: The norm after the last layer.
             dropout: Applied to the embeddings.
         """
 
-        vocab_size: int = REQUIRED
-        dim: int = REQUIRED
+        vocab_size: PositiveInt = REQUIRED
+        dim: PositiveInt = REQUIRED
         embedding: Module.Config = Embedding.Config()
-        stack: Module.Config = Repeat.Config(layer=TransformerLayer.Config())
+        stack: Module.Config = ScannedLayers.Config(layer=TransformerLayer.Config())
         norm: Module.Config = RMSNorm.Config()
         dropout: Dropout.Config = Dropout.Config()
 
@@ -47,6 +47,6 @@ class Decoder(Module):
     ) -> Float[Array, "batch time dim"]:
         """Returns a normalised vector for each token."""
         if info.segment_ids is not None:
-            self.send(REAL_TOKENS, info.segment_ids > 0)
+            self.set_shared(TOKEN_MASK, info.segment_ids > 0)
         x = shard(self.dropout(self.embedding(tokens, info)), "batch", "time", "embed")
         return self.norm(self.stack(x, info))

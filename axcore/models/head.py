@@ -3,9 +3,9 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from axcore.config import REQUIRED, config
+from axcore.config import REQUIRED, PositiveInt, config
 from axcore.module import Initializer, Module, Param, VarianceScaling, entry
-from axcore.parallel import cross_entropy_on_each_device
+from axcore.ops import cross_entropy
 
 Hidden = Float[Array, "batch time dim"]
 Table = Float[Array, "vocab dim"]
@@ -18,7 +18,7 @@ class Head(Module):
     """
 
     @config
-    class Config(Module.Config):
+    class Config(Module.Config["Head"]):
         """Describes a head.
 
         Args:
@@ -28,8 +28,8 @@ class Head(Module):
             z_loss: Weight of the squared log-partition in the loss, which keeps logits small.
         """
 
-        dim: int = REQUIRED
-        vocab_size: int = REQUIRED
+        dim: PositiveInt = REQUIRED
+        vocab_size: PositiveInt = REQUIRED
         soft_cap: float | None = None
         z_loss: float = 0.0
 
@@ -53,7 +53,7 @@ class Head(Module):
     ) -> tuple[Float[Array, ""], Float[Array, ""]]:
         """Returns the weighted sum of cross-entropies in nats, and the sum of weights."""
         cfg = self.config
-        return cross_entropy_on_each_device(
+        return cross_entropy(
             x,
             self.projection(table),
             targets,
@@ -68,8 +68,8 @@ class TiedHead(Head):
     """Projects by the embedding table."""
 
     def setup(self, cfg: Head.Config) -> None:
-        """Tells that tokens are multiplied by the table, which is another module's."""
-        self.idle_params = -cfg.vocab_size * cfg.dim
+        """Declares that tokens are multiplied by the table, which is another module's."""
+        self.inactive_params = -cfg.vocab_size * cfg.dim
 
     def projection(self, table: Table) -> Table:
         """Returns the embedding table."""

@@ -1,8 +1,7 @@
 """The Llama families: what `transformer` builds, at their sizes."""
 
-from typing import Any
-
 from axcore.config import update_config
+from axcore.models.causal_lm import CausalLM
 from axcore.models.sizes import TOY, Sizes, of_size
 from axcore.models.transformer import transformer
 
@@ -53,7 +52,7 @@ LLAMA3_SIZES: Sizes = {
 }
 
 
-def llama2(size: str) -> Any:
+def llama2(size: str) -> CausalLM.Config:
     """Returns the config of a Llama 2: `7b`, `13b`, `70b` or `toy`.
 
     Source: Touvron et al. 2023, arXiv:2307.09288, section 2.2.
@@ -62,7 +61,7 @@ def llama2(size: str) -> Any:
     return update_config(cfg, {"**.norm.epsilon": 1e-5})
 
 
-def llama3(size: str) -> Any:
+def llama3(size: str) -> CausalLM.Config:
     """Returns the config of a Llama 3: `8b`, `70b` or `toy`.
 
     Source: Grattafiori et al. 2024, arXiv:2407.21783, table 3.

@@ -1,8 +1,7 @@
 """The Mistral family: grouped queries, and attention to the last 4,096 tokens."""
 
-from typing import Any
-
 from axcore.config import update_config
+from axcore.models.causal_lm import CausalLM
 from axcore.models.sizes import TOY, Sizes, of_size
 from axcore.models.transformer import transformer
 
@@ -22,7 +21,7 @@ WINDOW = 4096
 """Tokens that a query sees, its own included."""
 
 
-def mistral(size: str) -> Any:
+def mistral(size: str) -> CausalLM.Config:
     """Returns the config of a Mistral: `7b` (version 0.1) or `toy`.
 
     Source: Jiang et al. 2023, arXiv:2310.06825, table 1.

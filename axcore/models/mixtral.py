@@ -1,9 +1,8 @@
 """The Mixtral family: a Mistral whose every feed-forward is eight experts, two for each token."""
 
-from typing import Any
-
 from axcore.config import replace_config, update_config
 from axcore.layers import FeedForward, MoE
+from axcore.models.causal_lm import CausalLM
 from axcore.models.sizes import TOY, Sizes, of_size
 from axcore.models.transformer import transformer
 
@@ -28,7 +27,7 @@ MIXTRAL_SIZES: Sizes = {
 }
 
 
-def mixtral(size: str) -> Any:
+def mixtral(size: str) -> CausalLM.Config:
     """Returns the config of a Mixtral: `8x7b`, `8x22b` or `toy`.
 
     Source: Jiang et al. 2024, arXiv:2401.04088, table 1.

@@ -1,8 +1,7 @@
 """The Qwen2 family: biases on queries, keys and values; the small ones share their embedding."""
 
-from typing import Any
-
 from axcore.config import replace_config, update_config
+from axcore.models.causal_lm import CausalLM
 from axcore.models.head import TiedHead, UntiedHead
 from axcore.models.sizes import TOY, Sizes, of_size
 from axcore.models.transformer import transformer
@@ -47,7 +46,7 @@ TIED = ("0.5b", "1.5b")
 """Sizes whose head is their embedding."""
 
 
-def qwen2(size: str) -> Any:
+def qwen2(size: str) -> CausalLM.Config:
     """Returns the config of a Qwen2: `0.5b`, `1.5b`, `7b`, `72b` or `toy`.
 
     Source: Yang et al. 2024, arXiv:2407.10671, table 1.

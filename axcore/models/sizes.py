@@ -20,7 +20,7 @@ TOY: Mapping[str, Any] = {
 
 
 def of_size(family: str, sizes: Sizes, size: str) -> Mapping[str, Any]:
-    """Returns what a size stands for.
+    """Returns the arguments of a size.
 
     Raises:
         ConfigError: The family has no such size.

@@ -4,9 +4,7 @@ Other models are functions that edit this one's result with `replace_config` and
 function gets no argument for a feature.
 """
 
-from typing import Any
-
-from axcore.layers import Attention, FeedForward, Repeat, RoPE, TransformerLayer
+from axcore.layers import Attention, FeedForward, RoPE, ScannedLayers, TransformerLayer
 from axcore.models.causal_lm import CausalLM
 from axcore.models.decoder import Decoder
 
@@ -19,7 +17,7 @@ def transformer(
     num_heads: int,
     num_kv_heads: int | None = None,
     hidden_dim: int,
-) -> Any:
+) -> CausalLM.Config:
     """Returns the config of a pre-norm transformer with RoPE and gated feed-forwards.
 
     Source: Touvron et al. 2023, arXiv:2302.13971, section 2.2.
@@ -33,5 +31,5 @@ def transformer(
     return CausalLM.Config(
         vocab_size=vocab_size,
         dim=dim,
-        decoder=Decoder.Config(stack=Repeat.Config(num_layers=num_layers, layer=layer)),
+        decoder=Decoder.Config(stack=ScannedLayers.Config(num_layers=num_layers, layer=layer)),
     )

@@ -1,27 +1,38 @@
 """Modifiers: small configs whose `apply(cfg, hardware) -> cfg` changes a trainer's config, purely.
 
-Mesh rules name them, and so may a plugin's module that imports no jax: nothing here does, and what
-a modifier needs of later rooms it refers to by name.
+Mesh rules hold them. A plugin's module, which imports no jax and so none of these, holds their text
+instead, as users write it: `MeshRule(..., modifiers=("remat(policy=minimal)",))`.
 """
 
-from axcore.modifiers.edits import Chain, Named, Replace, Update
+from axcore.modifiers.dots import with_dot
+from axcore.modifiers.edits import Chain, Named, ReplaceConfig, UpdateConfig
 from axcore.modifiers.kernels import Kernels
 from axcore.modifiers.layout import Accumulate, MeshShape, MicroBatches, Shard
 from axcore.modifiers.lora import LoRA
+from axcore.modifiers.named import apply_modifier, find_change, with_changes
 from axcore.modifiers.pipelined import Pipelined
-from axcore.modifiers.remat import Remat
+from axcore.modifiers.quantization import Fp8Training, Int8Training
+from axcore.modifiers.remat import RematModifier
+from axcore.modifiers.variants import with_variant
 
 __all__ = [
     "Accumulate",
     "Chain",
+    "Fp8Training",
+    "Int8Training",
     "Kernels",
     "LoRA",
     "MeshShape",
     "MicroBatches",
     "Named",
     "Pipelined",
-    "Remat",
-    "Replace",
+    "RematModifier",
+    "ReplaceConfig",
     "Shard",
-    "Update",
+    "UpdateConfig",
+    "apply_modifier",
+    "find_change",
+    "with_changes",
+    "with_dot",
+    "with_variant",
 ]

@@ -12,11 +12,12 @@ from axcore.config import (
     replace_config,
     update_config,
 )
-from axcore.plugins import Hardware, apply_modifier, with_changes
+from axcore.modifiers.named import apply_modifier, with_changes
+from axcore.plugins import Hardware
 
 
 @config
-class Update:
+class UpdateConfig:
     """Sets values by path or glob.
 
     Args:
@@ -35,7 +36,7 @@ class Update:
 
 
 @config
-class Replace:
+class ReplaceConfig:
     """Puts another config in the place of every one of a class.
 
     Args:

@@ -6,10 +6,8 @@ from typing import Any
 
 from axcore.config import REQUIRED, config, evolve, name_the_known
 from axcore.errors import ConfigError
-from axcore.plugins import Hardware, Ref
-
-_MESH_AXES = Ref("axcore.parallel:MESH_AXES")
-_MESH_SIZES = Ref("axcore.parallel:mesh_sizes")
+from axcore.parallel import MESH_AXES, mesh_sizes
+from axcore.plugins import Hardware
 
 
 @config
@@ -34,7 +32,7 @@ class Shard:
     """Splits arrays along other mesh axes, by the logical names of their dimensions.
 
     Args:
-        params: Mesh axes by logical axis, for parameters; what is not named stays as it is.
+        params: Mesh axes by logical axis, for parameters; others keep theirs.
         activations: The same for activations.
     """
 
@@ -47,14 +45,13 @@ class Shard:
         Raises:
             ConfigError: A mesh axis does not exist.
         """
-        known = _MESH_AXES.resolve()
         for axis, names in (*self.params.items(), *self.activations.items()):
             for name in names:
-                if name not in known:
+                if name not in MESH_AXES:
                     raise ConfigError(
                         f"{axis!r} is to be split over {name!r}, which is no mesh axis",
                         where="Shard",
-                        mend=name_the_known(name, known),
+                        hint=name_the_known(name, MESH_AXES),
                     )
         return evolve(
             cfg,
@@ -99,8 +96,8 @@ class MicroBatches:
             ConfigError: No mesh says over how many devices rows are split, or no row is allowed.
         """
         self._check(cfg)
-        sizes = _MESH_SIZES.resolve()(cfg.mesh, hardware.num_devices, slices=cfg.slices)
-        by_axis = dict(zip(_MESH_AXES.resolve(), sizes, strict=True))
+        sizes = mesh_sizes(cfg.mesh, hardware.num_devices, slices=cfg.slices)
+        by_axis = dict(zip(MESH_AXES, sizes, strict=True))
         ways = math.prod(by_axis[axis] for axis in cfg.activation_rules["batch"])
         rows = max(1, cfg.data.batch_size // ways)
         counts = (count for count in range(1, rows + 1) if rows % count == 0)
@@ -117,5 +114,5 @@ class MicroBatches:
             raise ConfigError(
                 "MicroBatches counts the rows of a device, and the config has no mesh yet",
                 where="mesh",
-                mend="use it in a mesh rule, or set the mesh",
+                hint="use it in a mesh rule, or set the mesh",
             )

@@ -5,12 +5,10 @@ from typing import Any
 from axcore.config import config, config_class, evolve, find_config, name_the_known, update_config
 from axcore.config.paths import matches, parse_pattern
 from axcore.errors import ConfigError
-from axcore.plugins import Hardware, Ref
-
-_LAYER = Ref("axcore.layers:LoRALinear")
-_ADAPTERS = Ref("axcore.layers.lora:ADAPTERS")
-_DROPOUT = Ref("axcore.layers:Dropout")
-_LEARNER = Ref("axcore.learner:Learner")
+from axcore.layers import Dropout, LoRALinear
+from axcore.layers.lora.linear import ADAPTERS
+from axcore.learner import Learner
+from axcore.plugins import Hardware
 
 ROUTERS = ("**.router.**",)
 """What has no adapters by default: a router trained apart from its experts forgets them."""
@@ -42,20 +40,20 @@ class LoRA:
         Raises:
             ConfigError: A target matches no linear layer, or adapters are there already.
         """
-        layer, dropout = _LAYER.resolve().Config, _DROPOUT.resolve().Config(rate=self.dropout)
-        there = find_config(cfg, layer)
+        there = find_config(cfg, LoRALinear)
         if there:
             raise ConfigError(
                 f"{there[0].path} has an adapter already; LoRA was applied twice",
                 where=there[0].path,
-                mend="apply it once, with all targets",
+                hint="apply it once, with all targets",
             )
+        dropout = Dropout.Config(rate=self.dropout)
         changes: dict[str, Any] = {
-            path: layer(base=base, rank=self.rank, alpha=self.alpha, dropout=dropout)
+            path: LoRALinear.Config(base=base, rank=self.rank, alpha=self.alpha, dropout=dropout)
             for path, base in self._targets(cfg).items()
         }
-        for learner in find_config(cfg, _LEARNER.resolve()):
-            changes[learner.path] = evolve(learner.node, trained=_ADAPTERS.resolve())
+        for learner in find_config(cfg, Learner):
+            changes[learner.path] = evolve(learner.node, trainable=ADAPTERS)
         return update_config(cfg, changes)
 
     def _targets(self, cfg: Any) -> dict[str, Any]:
@@ -72,7 +70,7 @@ class LoRA:
             raise ConfigError(
                 f"LoRA has nothing to adapt: all {len(linears)} linear layers are excluded",
                 where="LoRA.exclude",
-                mend="exclude fewer of them",
+                hint="exclude fewer of them",
             )
         return meant
 
@@ -85,7 +83,7 @@ class LoRA:
         return ConfigError(
             f"LoRA cannot be put there: {what}",
             where="LoRA.targets",
-            mend=name_the_known(glob, linears) if linears else "name a config with linear layers",
+            hint=name_the_known(glob, linears) if linears else "name a config with linear layers",
         )
 
 
@@ -95,7 +93,7 @@ def _excluded(glob: str, linears: list[str]) -> list[str]:
         raise ConfigError(
             f"exclude names {glob!r}, which matches no linear layer",
             where="LoRA.exclude",
-            mend=name_the_known(glob, linears),
+            hint=name_the_known(glob, linears),
         )
     return found
 

@@ -4,16 +4,14 @@ from typing import Any
 
 from axcore.config import config, find_config, replace_config
 from axcore.errors import ConfigError
-from axcore.plugins import Hardware, Ref
-
-_SCANNED = Ref("axcore.layers:Repeat")
-_PIPELINE = Ref("axcore.layers:Pipeline")
+from axcore.layers import Pipeline, ScannedLayers
+from axcore.plugins import Hardware
 
 
 @config
 class Pipelined:
-    """Puts a `Pipeline` in the place of every `Repeat`; the mesh's axis `pipeline` says how many
-    stages there are.
+    """Puts a `Pipeline` in the place of every `ScannedLayers`; the mesh's axis `pipeline` says
+    how many stages there are.
 
     Args:
         num_micro_batches: Parts that a batch passes through the stages in.
@@ -29,14 +27,13 @@ class Pipelined:
         Raises:
             ConfigError: It holds no scanned layers.
         """
-        scanned = _SCANNED.resolve()
-        if not find_config(cfg, scanned):
+        if not find_config(cfg, ScannedLayers):
             raise ConfigError(
-                f"{type(cfg).__qualname__} holds no Repeat to make a pipeline of",
+                f"{type(cfg).__qualname__} holds no ScannedLayers to make a pipeline of",
                 where="Pipelined",
-                mend="put the layers that are alike into a Repeat",
+                hint="put the layers that are alike into a ScannedLayers",
             )
-        stack = _PIPELINE.resolve().Config(
+        stack = Pipeline.Config(
             num_micro_batches=self.num_micro_batches, num_rounds=self.num_rounds
         )
-        return replace_config(cfg, scanned, stack)
+        return replace_config(cfg, ScannedLayers, stack)

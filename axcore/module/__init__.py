@@ -1,32 +1,35 @@
 """Modules: imperative to read, pure to run."""
 
-from axcore.module.copies import Copies
+from axcore.module.batch_spec import ArraySpec, BatchSpec, ModelFlops
 from axcore.module.dtypes import DType, DTypes
 from axcore.module.functional import functional
-from axcore.module.initializers import Constant, Initializer, Normal, VarianceScaling
-from axcore.module.lift import Repeated
+from axcore.module.initializers import ConstantInit, Initializer, Normal, VarianceScaling
+from axcore.module.microbatch import (
+    merge_buffer,
+    merge_microbatches,
+    merge_outputs,
+    split_microbatches,
+)
 from axcore.module.module import Module, entry
 from axcore.module.outputs import Loss, Outputs, apply_updates
 from axcore.module.param import Axes, Merge, Param, ParamSpec, count_params
-from axcore.module.parts import (
-    dealt,
-    gathered_in,
-    outputs_of_whole,
-    statistic_of_whole,
-)
 from axcore.module.remat import Remat, named
-from axcore.module.streams import Path
+from axcore.module.rng import Path
+from axcore.module.stack_runner import StackRunner
 from axcore.module.summary import summary_table
+from axcore.module.transforms import StackedModule
 
 __all__ = [
+    "ArraySpec",
     "Axes",
-    "Constant",
-    "Copies",
+    "BatchSpec",
+    "ConstantInit",
     "DType",
     "DTypes",
     "Initializer",
     "Loss",
     "Merge",
+    "ModelFlops",
     "Module",
     "Normal",
     "Outputs",
@@ -34,16 +37,17 @@ __all__ = [
     "ParamSpec",
     "Path",
     "Remat",
-    "Repeated",
+    "StackRunner",
+    "StackedModule",
     "VarianceScaling",
     "apply_updates",
     "count_params",
-    "dealt",
     "entry",
     "functional",
-    "gathered_in",
+    "merge_buffer",
+    "merge_microbatches",
+    "merge_outputs",
     "named",
-    "outputs_of_whole",
-    "statistic_of_whole",
+    "split_microbatches",
     "summary_table",
 ]

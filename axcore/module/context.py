@@ -10,25 +10,25 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jax.extend.core import get_opaque_trace_state
 from jaxtyping import Array
 
+from axcore._jax_compat import trace_state
 from axcore.errors import ModuleError
 from axcore.module.outputs import Outputs
-from axcore.module.streams import Path, fold, fold_path, format_path
+from axcore.module.rng import Path, fold, fold_path, format_path
 
 if TYPE_CHECKING:
     from axcore.module.module import Module
 
 
-class Place(NamedTuple):
-    """Where a module stands in the tree that runs.
+class ModuleLocation(NamedTuple):
+    """The place of a module in the tree that runs.
 
     Args:
         path: Its path from the root.
         steps: The steps from its parent to it.
         parent: The parent's id.
-        stack: Ids of the `Repeated` around it, outermost first.
+        stack: Ids of the `StackedModule` around it, outermost first.
     """
 
     path: Path
@@ -37,13 +37,8 @@ class Place(NamedTuple):
     stack: tuple[int, ...]
 
 
-Index = dict[int, Place]
+Index = dict[int, ModuleLocation]
 """Places of all modules of a tree, by the module's id."""
-
-
-def _current_trace() -> Any:
-    """Returns a mark of the transformation that is being traced."""
-    return get_opaque_trace_state()  # type: ignore[no-untyped-call]
 
 
 class Frame:
@@ -80,7 +75,7 @@ class Frame:
         self.channels = dict(channels or {})
         self.outer = outer
         self._outputs = Outputs()
-        self._trace = _current_trace()
+        self._trace = trace_state()
 
     @property
     def outputs(self) -> Outputs:
@@ -90,13 +85,13 @@ class Frame:
             ModuleError: A transformation that this frame is not the frame of is being traced, so
                 that what is added could not leave it.
         """
-        if self._trace != _current_trace():
+        if self._trace != trace_state():
             raise ModuleError(
                 "losses, summaries, updates, captures and channels cannot leave a jax "
                 "transformation that a module applies by itself",
                 where=format_path(self.path) or "the root",
-                mend="use Repeated or remat for modules, or return the value from the function "
-                "that is transformed and add it outside",
+                hint="use StackedModule or remat for modules, or return the value from the "
+                "function that is transformed and add it outside",
             )
         return self._outputs
 
@@ -127,7 +122,7 @@ def state_lacks(path: Path) -> ModuleError:
     """Returns the error of a state that does not belong to the module that runs."""
     return ModuleError(
         f"the state lacks {format_path(path)!r}",
-        mend="make the state with module.init(rng) of this very module",
+        hint="make the state with module.init(rng) of this very module",
     )
 
 
@@ -187,14 +182,14 @@ class Context:
         Raises:
             ModuleError: The call was given none.
         """
-        trace = _current_trace()
+        trace = trace_state()
         if self._key_trace != trace:  # a key made inside of a transformation stays inside of it
             self._key, self._key_trace = self._make_key(), trace
         if self._key is None:
             raise ModuleError(
                 "a random key is needed but the call has none",
                 where=format_path(self.path),
-                mend="functional(module, state, ..., rng=jax.random.key(0))",
+                hint="functional(module, state, ..., rng=jax.random.key(0))",
             )
         return self._key
 
@@ -208,7 +203,7 @@ class Context:
         """Returns the context of a call that this module makes to another of the tree.
 
         The key of a first call to an own child is folded from its steps alone. Further calls, and
-        calls to modules that stand elsewhere in the tree, get keys of their own: those are folded
+        calls to modules elsewhere in the tree, get keys of their own: those are folded
         from the way there, so that it does not matter whether layers are stacked.
 
         Raises:
@@ -219,7 +214,7 @@ class Context:
             raise ModuleError(
                 f"a {type(module).__qualname__} was called that is no part of the tree that runs",
                 where=format_path(self.path) or "the root",
-                mend="assign it in setup: self.child = cfg.child.build(...)",
+                hint="assign it in setup: self.child = cfg.child.build(...)",
             )
         call = self.calls.get(id(module), 0)
         self.calls[id(module)] = call + 1
@@ -262,6 +257,6 @@ def current_context(doing: str) -> Context:
     if context is None:
         raise ModuleError(
             f"{doing} outside of a call",
-            mend="run the module as functional(module, state, *args)",
+            hint="run the module as functional(module, state, *args)",
         )
     return context

@@ -14,7 +14,7 @@ class DTypes:
     Args:
         param: Stored parameters.
         compute: What `self.weight` reads as, and so what most arithmetic runs in.
-        output: What the module returns; by default whatever it computed.
+        output: What the module returns; by default what it computed.
     """
 
     param: DType | None = None

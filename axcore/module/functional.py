@@ -1,7 +1,7 @@
 """`functional`: a module as a pure function of its state."""
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Protocol, TypeVar, overload
 
 from jaxtyping import Array
 
@@ -9,16 +9,49 @@ from axcore.config.paths import matches, parse_pattern
 from axcore.config.suggest import name_the_known
 from axcore.errors import ModuleError
 from axcore.module.context import Context, Frame, current
-from axcore.module.invoke import run
-from axcore.module.lift import rematerialise
+from axcore.module.invoke import rematerialise, run
 from axcore.module.module import Module
 from axcore.module.outputs import Outputs
-from axcore.module.streams import Path, as_key, format_path
+from axcore.module.rng import Path, as_key, format_path
 from axcore.module.tree import index_of
+
+Result = TypeVar("Result")
+Result_co = TypeVar("Result_co", covariant=True)
+
+
+class _Forward(Protocol[Result_co]):
+    """A module, by what its `forward` returns."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Result_co: ...
+
+
+@overload
+def functional(
+    module: _Forward[Result],
+    state: Any,
+    *args: Any,
+    rng: Array | int | None = None,
+    training: bool = False,
+    capture: Iterable[str] = (),
+    **kwargs: Any,
+) -> tuple[Result, Outputs]: ...
+
+
+@overload
+def functional(
+    module: Module,
+    state: Any,
+    *args: Any,
+    method: str,
+    rng: Array | int | None = None,
+    training: bool = False,
+    capture: Iterable[str] = (),
+    **kwargs: Any,
+) -> tuple[Any, Outputs]: ...
 
 
 def functional(
-    module: Module,
+    module: Any,
     state: Any,
     *args: Any,
     method: str = "forward",
@@ -35,7 +68,7 @@ def functional(
         *args: The method's own arguments.
         method: `forward`, or a method marked with `@entry`.
         rng: Random key or seed for the call, needed only if a module draws from it.
-        training: What `self.training` tells.
+        training: The value of `self.training`.
         capture: Globs of module paths (`**.attention`, `decoder.layer[0].feed_forward.hidden`)
             whose results or captured values the caller wants in `outputs.captures`.
         **kwargs: The method's own keyword arguments.
@@ -87,8 +120,8 @@ def _nothing_captured(module: Module, pattern: str) -> ModuleError:
     paths = [format_path(place.path) for place in index_of(module).values()]
     return ModuleError(
         f"capture={pattern!r} matches no module that ran, and no value that one captured",
-        mend=name_the_known(pattern, [path for path in paths if path])
-        + " (copies of a Repeated share one path, without an index)",
+        hint=name_the_known(pattern, [path for path in paths if path])
+        + " (copies of a StackedModule share one path, without an index)",
     )
 
 
@@ -106,6 +139,6 @@ def _entry(module: Module, name: str) -> Callable[..., Any]:
         raise ModuleError(
             f"{type(module).__qualname__} has no entry method {name!r}; it has forward"
             + "".join(f", {key}" for key in entries),
-            mend="mark the method with @entry",
+            hint="mark the method with @entry",
         )
     return method

@@ -28,7 +28,7 @@ class Initializer:
 
 
 @config
-class Constant(Initializer):
+class ConstantInit(Initializer):
     """Every element is `value`."""
 
     value: float = 0.0
@@ -71,6 +71,6 @@ class VarianceScaling(Initializer):
         if self.distribution == "uniform":
             limit = math.sqrt(3.0) * std
             return jax.random.uniform(key, shape, jnp.float32, -limit, limit)
-        # A normal cut at two standard deviations has 0.8796 of the deviation it is cut from.
+        # A normal truncated at two standard deviations has 0.8796 of the deviation of a full one.
         samples = jax.random.truncated_normal(key, -2.0, 2.0, shape, jnp.float32)
         return std / 0.87962566103423978 * samples

@@ -9,16 +9,18 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array
 
 from axcore.errors import ModuleError
-from axcore.module.context import Context, current, current_context, state_lacks
-from axcore.module.outputs import unused
-from axcore.module.streams import Path, format_path
+from axcore.module.context import Context, Frame, current, current_context, state_lacks
+from axcore.module.outputs import Outputs, unused
+from axcore.module.rng import Path, format_path
 
 if TYPE_CHECKING:
     from axcore.module.module import Module
 
 Method = Callable[..., Any]
+PureFunction = Callable[..., tuple[Any, Outputs, dict[str, Any]]]
 
 
 def invoke(module: "Module", method: Method, args: Any, kwargs: Any) -> Any:
@@ -30,8 +32,6 @@ def invoke(module: "Module", method: Method, args: Any, kwargs: Any) -> Any:
         return method(module, *args, **kwargs)
     context = caller.child(module)
     if module.config.remat is not None:
-        from axcore.module.lift import rematerialise
-
         return rematerialise(context, method, args, kwargs)
     token = current.set(context)
     try:
@@ -59,6 +59,69 @@ def run(context: Context, method: Method, args: Any, kwargs: Any) -> Any:
     return _finished(context, result)
 
 
+def as_pure_function(context: Context, method: Method) -> PureFunction:
+    """Returns `(state, key, channels, args, kwargs) -> (result, outputs, channels)`."""
+
+    def pure(
+        state: Any, key: Array | None, channels: dict[str, Any], args: Any, kwargs: Any
+    ) -> tuple[Any, Outputs, dict[str, Any]]:
+        outer = context.frame
+        frame = Frame(
+            path=context.path,
+            state=state,
+            key=key,
+            is_training=outer.is_training,
+            captures=outer.captures,
+            channels=channels,
+            outer=outer,
+        )
+        result = run(context.inside(frame), method, args, kwargs)
+        return result, frame.outputs, frame.channels
+
+    return pure
+
+
+def split_static(tree: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
+    """Splits a tree of arguments into its arrays and a function that puts others into their place.
+
+    Numbers, flags and text stay as they are, so that a module can branch on them.
+    """
+    leaves, treedef = jax.tree.flatten(tree)
+    is_array = [isinstance(leaf, (jax.Array, np.ndarray)) for leaf in leaves]
+    arrays = [leaf for leaf, keep in zip(leaves, is_array, strict=True) if keep]
+
+    def rebuild(new: list[Any]) -> Any:
+        fresh = iter(new)
+        pairs = zip(leaves, is_array, strict=True)
+        return jax.tree.unflatten(treedef, [next(fresh) if keep else leaf for leaf, keep in pairs])
+
+    return arrays, rebuild
+
+
+def rematerialise(context: Context, method: Method, args: Any, kwargs: Any) -> Any:
+    """Runs a method under its module's `Remat`."""
+    arrays, rebuild = split_static((args, kwargs))
+    pure = as_pure_function(context, method)
+
+    def body(state: Any, key: Array | None, channels: Any, arrays: list[Any]) -> Any:
+        return pure(state, key, channels, *rebuild(arrays))
+
+    frame = context.frame
+    key = context.key() if context.has_key else None
+    remat = context.module.config.remat
+    assert remat is not None, "only modules that have one come here"
+    wrapped = remat.wrap(body)
+    result, outputs, channels = wrapped(own_state(context), key, frame.channels, arrays)
+    frame.outputs.absorb(outputs)
+    frame.channels.update(channels)
+    return result
+
+
+def own_state(context: Context) -> Any:
+    """Returns the state of a context's module, empty where it has none."""
+    return context.state if context.frame.has_state_at(context.path) else {}
+
+
 def capture(context: Context, path: Path, value: Any) -> None:
     """Keeps a value where one of the call's patterns matches its path.
 
@@ -73,7 +136,7 @@ def capture(context: Context, path: Path, value: Any) -> None:
 
 
 def check_arrays(tree: Any, what: str) -> None:
-    """Checks that a tree holds only what a transformation can hand on.
+    """Checks that a tree holds only what a transformation can return.
 
     Raises:
         ModuleError: It holds something else than arrays and numbers.
@@ -101,7 +164,7 @@ def array_of(module: "Module", name: str) -> Any:
             raise ModuleError(
                 f"{type(module).__qualname__}.{name} was read, but the module is no part of the "
                 "tree",
-                mend="assign it in setup: self.child = cfg.child.build(...)",
+                hint="assign it in setup: self.child = cfg.child.build(...)",
             )
         path, state = place.path, context.frame.state_at(place.path)
     try:

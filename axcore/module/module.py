@@ -4,22 +4,24 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array
+from typing_extensions import TypeVar
 
-from axcore.config import Configurable, config
+from axcore.config import Configurable, Resumable, config
 from axcore.errors import ModuleError
 from axcore.module import invoke
+from axcore.module.batch_spec import BatchSpec, ModelFlops
 from axcore.module.context import Context, current_context
 from axcore.module.dtypes import ROOT_DTYPES, DTypes
 from axcore.module.outputs import Loss, unused
-from axcore.module.param import ParamDeclaration, ParamSpec, spec_of
+from axcore.module.param import ParamDeclaration, ParamSpec, param_spec_of
 from axcore.module.remat import Remat
-from axcore.module.streams import Path, as_key, format_path
-from axcore.module.tree import index_of, unwrapped
+from axcore.module.rng import Path, as_key, format_path
+from axcore.module.tree import ModuleNode, index_of, unwrapped
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -27,7 +29,7 @@ _inherited: ContextVar[DTypes] = ContextVar("axcore_dtypes", default=ROOT_DTYPES
 
 
 def entry(method: F) -> F:
-    """Marks a method, beside `forward`, as an entry: it runs in a context of its own."""
+    """Marks a method, besides `forward`, as an entry: it runs in a context of its own."""
 
     @functools.wraps(method)
     def wrapper(self: "Module", *args: Any, **kwargs: Any) -> Any:
@@ -35,6 +37,9 @@ def entry(method: F) -> F:
 
     wrapper.__axcore_entry__ = method  # type: ignore[attr-defined]
     return wrapper  # type: ignore[return-value]
+
+
+BuiltModule_co = TypeVar("BuiltModule_co", covariant=True, bound="Module", default="Module")
 
 
 class Module(Configurable):
@@ -46,7 +51,7 @@ class Module(Configurable):
     """
 
     @config
-    class Config(Configurable.Config):
+    class Config(Configurable.Config[BuiltModule_co]):
         """What every module's config has.
 
         Args:
@@ -55,7 +60,7 @@ class Module(Configurable):
         """
 
         dtypes: DTypes = DTypes()
-        remat: Remat | None = None
+        remat: Resumable[Remat | None] = None
 
     def __init__(self, cfg: Any) -> None:
         own: dict[str, Any] = {"_params": {}, "_children": {}, "_is_set_up": False}
@@ -116,26 +121,26 @@ class Module(Configurable):
         summaries[unused(context.output_name(name), summaries)] = jnp.asarray(value)
 
     def update(self, name: str, value: Array) -> None:
-        """Sets the next value of a statistic; reading it in this call still gives the present one.
+        """Sets the next value of a buffer; reading it in this call still gives the present one.
 
         Raises:
-            ModuleError: `name` is not a statistic of this module.
+            ModuleError: `name` is not a buffer of this module.
         """
         param = self._params.get(name)
-        if param is None or not param.is_statistic:
-            statistics = [key for key, item in self._params.items() if item.is_statistic]
+        if param is None or not param.is_buffer:
+            buffers = [key for key, item in self._params.items() if item.is_buffer]
             raise ModuleError(
-                f"{type(self).__qualname__} has no statistic {name!r}; it has {statistics}",
-                mend="declare it: Param(..., is_statistic=True)",
+                f"{type(self).__qualname__} has no buffer {name!r}; it has {buffers}",
+                hint="declare it: Param(..., is_buffer=True)",
             )
         context = self._context("self.update")
         path, held = (*context.path, name), invoke.array_of(self, name)
         if jnp.shape(value) != held.shape or value.dtype != held.dtype:
             raise ModuleError(
                 f"the update has shape {jnp.shape(value)} and dtype {value.dtype}; "
-                f"the statistic has {held.shape} and {held.dtype}",
+                f"the buffer has {held.shape} and {held.dtype}",
                 where=format_path(path),
-                mend=f"sum over the batch, and end with .astype({str(held.dtype)!r})",
+                hint=f"sum over the batch, and end with .astype({str(held.dtype)!r})",
             )
         context.frame.outputs.updates[path] = value
 
@@ -144,23 +149,23 @@ class Module(Configurable):
         context = self._context("self.capture")
         invoke.capture(context, (*context.path, name), value)
 
-    def send(self, channel: str, value: Any) -> None:
+    def set_shared(self, channel: str, value: Any) -> None:
         """Puts a value into a named channel, for modules that run later to receive.
 
         Raises:
             ModuleError: The value holds something else than arrays and numbers.
         """
         invoke.check_arrays(value, f"channel {channel!r}")
-        frame = self._context("self.send").frame
+        frame = self._context("self.set_shared").frame
         frame.outputs  # noqa: B018 - raises where the value could not leave a transformation
         frame.channels[channel] = value
 
     @contextlib.contextmanager
-    def sending(self, channel: str, value: Any) -> Iterator[None]:
+    def with_shared(self, channel: str, value: Any) -> Iterator[None]:
         """Sends to the modules that run inside of a `with` block, and to nobody after it."""
-        channels = self._context("self.sending").frame.channels
+        channels = self._context("self.with_shared").frame.channels
         was_open, before = channel in channels, channels.get(channel)
-        self.send(channel, value)
+        self.set_shared(channel, value)
         try:
             yield
         finally:
@@ -169,9 +174,9 @@ class Module(Configurable):
             else:
                 channels.pop(channel)
 
-    def receive(self, channel: str, default: Any = None) -> Any:
+    def get_shared(self, channel: str, default: Any = None) -> Any:
         """Returns what a module that ran earlier sent last, or `default` where none did."""
-        return self._context("self.receive").frame.channels.get(channel, default)
+        return self._context("self.get_shared").frame.channels.get(channel, default)
 
     def _context(self, doing: str) -> Context:
         context = current_context(doing)
@@ -179,7 +184,7 @@ class Module(Configurable):
             raise ModuleError(
                 f"{doing} of a {type(self).__qualname__} while a "
                 f"{type(context.module).__qualname__} runs",
-                mend="mark the method with @entry, so that it runs in its module's own context",
+                hint="mark the method with @entry, so that it runs in its module's own context",
             )
         return context
 
@@ -188,7 +193,7 @@ class Module(Configurable):
         if param is None:
             raise AttributeError(f"{type(self).__qualname__} has no attribute {name!r}")
         array = invoke.array_of(self, name)
-        if param.cast and not param.is_statistic and jnp.issubdtype(array.dtype, jnp.floating):
+        if param.cast and not param.is_buffer and jnp.issubdtype(array.dtype, jnp.floating):
             return array.astype(self.dtypes.compute)
         return array
 
@@ -198,7 +203,7 @@ class Module(Configurable):
         if self._is_set_up:
             raise ModuleError(
                 f"{type(self).__qualname__}.{name} is set after setup; modules hold no state",
-                mend="declare it in setup, or keep it as a statistic: self.update(name, value)",
+                hint="declare it in setup, or keep it as a buffer: self.update(name, value)",
             )
         if isinstance(value, ParamDeclaration):
             self._check_name(name)
@@ -215,12 +220,21 @@ class Module(Configurable):
             raise ModuleError(
                 f"{type(self).__qualname__} cannot name a parameter or child {name!r}: "
                 "the class has an attribute of that name",
-                mend="choose another name",
+                hint="choose another name",
             )
         if name in self.__dict__ or name in self._params:
             raise ModuleError(
-                f"{type(self).__qualname__}.{name} is declared twice", mend="choose another name"
+                f"{type(self).__qualname__}.{name} is declared twice", hint="choose another name"
             )
+
+    # -- As the model that a trainer trains --------------------------------------------------
+
+    def check_batch(self, batch: BatchSpec) -> None:
+        """Checks that this model can be trained on such batches; raises what explains it if not."""
+
+    def flops_per_unit(self, batch: BatchSpec) -> ModelFlops | None:
+        """Returns what a unit of such batches costs, forward and backward; None if not known."""
+        return None
 
     # -- The tree ----------------------------------------------------------------------------
 
@@ -232,17 +246,18 @@ class Module(Configurable):
     def param_specs(self) -> dict[str, Any]:
         """Returns a nested dict of `ParamSpec`, shaped as the state; makes no array."""
         index_of(self)  # raises where modules are shared in a way that no state can hold
-        return self._specs((), {id(self)})
+        return self.specs_at((), {id(self)})
 
-    def _specs(self, path: Path, seen: set[int]) -> dict[str, Any]:
+    def specs_at(self, path: Path, seen: set[int]) -> dict[str, Any]:
+        """Returns the specs at a path of the tree, but for modules in `seen`, which it adds to."""
         specs: dict[str, Any] = {}
         for name, param in self._params.items():
-            specs[name] = spec_of(param, (*path, name), str(self.dtypes.param))
+            specs[name] = param_spec_of(param, (*path, name), str(self.dtypes.param))
         for steps, child in self.children():
             if id(unwrapped(child)) in seen:
                 continue
             seen.add(id(unwrapped(child)))
-            below = child._specs((*path, *steps), seen)
+            below = child.specs_at((*path, *steps), seen)
             if below:
                 _put(specs, steps, below)
         return specs
@@ -252,7 +267,7 @@ class Module(Configurable):
 
         Args:
             rng: A random key or a seed. Every parameter's key is folded from its path, so what
-                stands beside it never changes it.
+                is beside it never changes it.
         """
         key = as_key(rng)
         is_spec = lambda leaf: isinstance(leaf, ParamSpec)  # noqa: E731
@@ -267,7 +282,7 @@ class Module(Configurable):
 
 def _child_items(steps: Path, value: Any) -> list[tuple[Path, Any]]:
     """Returns the modules in a value, with their steps; tuples and mappings may nest."""
-    if hasattr(value, "_specs"):
+    if isinstance(value, ModuleNode):
         return [(steps, value)]
     items: list[tuple[Path, Any]] = []
     if isinstance(value, (tuple, list)):
@@ -278,7 +293,7 @@ def _child_items(steps: Path, value: Any) -> list[tuple[Path, Any]]:
     if any(found) and not all(found):
         raise ModuleError(
             f"{format_path(steps)} mixes modules with other values",
-            mend="keep modules in a tuple or mapping of their own",
+            hint="keep modules in a tuple or mapping of their own",
         )
     return [child for below in found for child in below]
 
@@ -294,6 +309,6 @@ def _scalar(value: Any, name: str) -> Array:
     if jnp.shape(array) != ():
         raise ModuleError(
             f"loss {name!r} has shape {jnp.shape(array)}; a loss and its weight are scalars",
-            mend="sum over the items, and give their number as the weight",
+            hint="sum over the items, and give their number as the weight",
         )
     return jnp.asarray(array).astype(jnp.float32)

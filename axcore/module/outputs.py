@@ -1,4 +1,4 @@
-"""What a pure call returns beside its result: losses, summaries, updates and captures."""
+"""What a pure call returns besides its result: losses, summaries, updates and captures."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from axcore.errors import ModuleError
-from axcore.module.streams import Path, format_path
+from axcore.module.rng import Path, format_path
 
 
 @attrs.frozen
@@ -41,7 +41,7 @@ class Outputs:
     Args:
         losses: Every loss that any module added.
         summaries: Values to report; a scan stacks them on a leading dimension.
-        updates: New statistics, keyed by their path in the state.
+        updates: New buffers, keyed by their path in the state.
         captures: What the call asked to capture.
     """
 
@@ -90,10 +90,10 @@ def unused(name: str, taken: dict[str, Any]) -> str:
 
 
 def apply_updates(state: dict[str, Any], updates: dict[Path, Array]) -> dict[str, Any]:
-    """Returns the state with new statistics in place; the given state is left as it is.
+    """Returns the state with new buffers in place; the given state is left as it is.
 
     Raises:
-        ModuleError: An update has another shape or dtype than the statistic.
+        ModuleError: An update has another shape or dtype than the buffer.
     """
     for path, value in updates.items():
         state = _with_leaf(state, path, value, path)
@@ -107,7 +107,7 @@ def _with_leaf(state: dict[str, Any], path: Path, value: Array, whole: Path) -> 
     old = state[step]
     if old.shape != value.shape or old.dtype != value.dtype:
         raise ModuleError(
-            f"an update has shape {value.shape} and dtype {value.dtype}; the statistic has "
+            f"an update has shape {value.shape} and dtype {value.dtype}; the buffer has "
             f"{old.shape} and {old.dtype}",
             where=format_path(whole),
         )

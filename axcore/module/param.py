@@ -1,4 +1,4 @@
-"""`Param`, what a module declares in `setup`, and `ParamSpec`, what `param_specs()` tells of it."""
+"""`Param`, what a module declares in `setup`, and `ParamSpec`, what `param_specs()` says of it."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -10,14 +10,14 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from axcore.errors import ModuleError
-from axcore.module.initializers import Constant, Initializer, VarianceScaling
-from axcore.module.streams import Path, fold, format_path
+from axcore.module.initializers import ConstantInit, Initializer, VarianceScaling
+from axcore.module.rng import Path, fold, format_path
 
 Axes = tuple[str | None, ...]
 """Logical axis names, one a dimension; None is never sharded."""
 
 Merge = Literal["mean", "max"]
-"""How the values that parts of a batch give a statistic become that of the whole."""
+"""How the values that parts of a batch give a buffer become that of the whole."""
 
 
 def _as_tuple(value: Any) -> tuple[Any, ...]:
@@ -33,23 +33,23 @@ class ParamDeclaration:
     init: Initializer | float
     inputs: tuple[str, ...] | None
     decay: bool | None
-    is_statistic: bool
+    is_buffer: bool
     merge: Merge
-    is_from_backward: bool
+    is_overwritten_by_gradient: bool
     cast: bool
     dtype: str | None
 
     def __attrs_post_init__(self) -> None:
-        if self.is_from_backward and not self.is_statistic:
+        if self.is_overwritten_by_gradient and not self.is_buffer:
             raise ModuleError(
-                "is_from_backward is for statistics; a parameter's gradient is the optimizer's",
-                mend="add is_statistic=True",
+                "is_overwritten_by_gradient is for buffers; a parameter's gradient is for optax",
+                hint="add is_buffer=True",
             )
         if len(self.axes) != len(self.shape):
             raise ModuleError(
                 f"a Param of shape {self.shape} has {len(self.shape)} dimensions, "
                 f"but axes {self.axes}",
-                mend="name one logical axis a dimension, None for one that is never sharded",
+                hint="name one logical axis a dimension, None for one that is never sharded",
             )
         unknown = [name for name in self.inputs or () if name not in self.axes]
         if unknown:
@@ -63,9 +63,9 @@ def Param(  # noqa: N802 - reads as the declaration that it is
     init: Initializer | float = VarianceScaling(),  # noqa: B008 - a frozen value
     inputs: tuple[str, ...] | None = None,
     decay: bool | None = None,
-    is_statistic: bool = False,
+    is_buffer: bool = False,
     merge: Merge = "mean",
-    is_from_backward: bool = False,
+    is_overwritten_by_gradient: bool = False,
     cast: bool = True,
     dtype: str | None = None,
 ) -> Array:
@@ -80,13 +80,13 @@ def Param(  # noqa: N802 - reads as the declaration that it is
         inputs: Names of the axes that the layer sums over, for the fan-in; by default all but the
             last.
         decay: Whether weight decay applies. By default it does to arrays of two or more dimensions.
-        is_statistic: Kept and saved, but not trained: changed by `self.update` only.
-        merge: How the values that micro-batches give a statistic become that of the batch.
-        is_from_backward: The statistic's next value is its gradient, by which an op's backward pass
-            tells what it measured; it is not to be updated otherwise.
+        is_buffer: Kept and saved, but not trained: changed by `self.update` only.
+        merge: How the values that micro-batches give a buffer become that of the batch.
+        is_overwritten_by_gradient: The buffer's next value is its gradient, by which an op's
+            backward pass reports what it measured; it is not to be updated otherwise.
         cast: Whether `self.weight` reads in the compute dtype; False reads it as it is stored.
         dtype: Stored dtype; by default the module's parameter dtype, float32 at least for a
-            statistic.
+            buffer.
 
     Raises:
         ModuleError: Axes do not fit the shape, or inputs the axes, or a parameter is said to be
@@ -98,9 +98,9 @@ def Param(  # noqa: N802 - reads as the declaration that it is
         init=init,
         inputs=inputs,
         decay=decay,
-        is_statistic=is_statistic,
+        is_buffer=is_buffer,
         merge=merge,
-        is_from_backward=is_from_backward,
+        is_overwritten_by_gradient=is_overwritten_by_gradient,
         cast=cast,
         dtype=dtype,
     )
@@ -123,7 +123,7 @@ class ParamSpec:
     """Describes one array of a state, without holding it.
 
     `shape` and `axes` include the leading dimensions of stacked layers. Of a parameter that a
-    learner freezes, `is_frozen` says so; modules know nothing of it.
+    learner freezes, `is_frozen` says so; modules do not know.
     """
 
     path: tuple[str | int | Stacked, ...]
@@ -133,15 +133,15 @@ class ParamSpec:
     init: Initializer
     fans: tuple[int, int]
     decay: bool
-    is_statistic: bool
+    is_buffer: bool
     merge: Merge = "mean"
-    is_from_backward: bool = False
+    is_overwritten_by_gradient: bool = False
     is_frozen: bool = False
 
     @property
     def is_trainable(self) -> bool:
         """Whether an optimizer may change it."""
-        return not (self.is_statistic or self.is_frozen)
+        return not (self.is_buffer or self.is_frozen)
 
     @property
     def state_path(self) -> Path:
@@ -157,6 +157,12 @@ class ParamSpec:
     def size(self) -> int:
         """Its number of elements."""
         return math.prod(self.shape)
+
+    @property
+    def is_matrix(self) -> bool:
+        """Whether it has two dimensions, those of stacked modules not counted."""
+        stacked = sum(len(step.shape) for step in self.path if isinstance(step, Stacked))
+        return len(self.shape) - stacked == 2
 
     @property
     def nbytes(self) -> int:
@@ -185,9 +191,13 @@ class ParamSpec:
         return stacked.reshape(*step.shape, *stacked.shape[1:])
 
 
-def spec_of(param: ParamDeclaration, path: Path, default_dtype: str) -> ParamSpec:
+def param_spec_of(param: ParamDeclaration, path: Path, default_dtype: str) -> ParamSpec:
     """Returns the spec of a declared parameter."""
-    init = Constant(value=float(param.init)) if isinstance(param.init, (int, float)) else param.init
+    init = (
+        ConstantInit(value=float(param.init))
+        if isinstance(param.init, (int, float))
+        else param.init
+    )
     return ParamSpec(
         path=path,
         shape=param.shape,
@@ -196,15 +206,15 @@ def spec_of(param: ParamDeclaration, path: Path, default_dtype: str) -> ParamSpe
         init=init,
         fans=_fans(param),
         decay=_decays(param),
-        is_statistic=param.is_statistic,
+        is_buffer=param.is_buffer,
         merge=param.merge,
-        is_from_backward=param.is_from_backward,
+        is_overwritten_by_gradient=param.is_overwritten_by_gradient,
     )
 
 
 def _stored_dtype(param: ParamDeclaration, default: str) -> str:
-    is_narrow = jnp.dtype(default).itemsize < 4
-    return "float32" if param.is_statistic and is_narrow else default
+    is_quantized = jnp.dtype(default).itemsize < 4
+    return "float32" if param.is_buffer and is_quantized else default
 
 
 def stacked_spec(spec: ParamSpec, shape: tuple[int, ...], axes: Axes, at: int) -> ParamSpec:
@@ -218,7 +228,7 @@ def stacked_spec(spec: ParamSpec, shape: tuple[int, ...], axes: Axes, at: int) -
 
 
 def _decays(param: ParamDeclaration) -> bool:
-    if param.is_statistic:
+    if param.is_buffer:
         return False
     return len(param.shape) >= 2 if param.decay is None else param.decay
 

@@ -18,10 +18,10 @@ def summary_table(module: Module) -> str:
     leaves = list(_leaves(specs))
     lines = _aligned([_HEADER, *map(_row, leaves)])
     num_trainable = count_params(specs)
-    num_statistics = count_params(specs, trainable_only=False) - num_trainable
+    num_buffers = count_params(specs, trainable_only=False) - num_trainable
     lines.append(f"total: {num_trainable:,} parameters, {_bytes(leaves):,} bytes")
-    if num_statistics:
-        lines.append(f"       {num_statistics:,} elements of statistics, not trained")
+    if num_buffers:
+        lines.append(f"       {num_buffers:,} elements of buffers, not trained")
     return "\n".join(lines) + "\n"
 
 
@@ -36,7 +36,7 @@ def _leaves(specs: Any) -> Iterator[ParamSpec]:
 def _row(spec: ParamSpec) -> tuple[str, ...]:
     shape = "x".join(map(str, spec.shape)) or "scalar"
     axes = ", ".join(axis or "-" for axis in spec.axes)
-    mark = " (statistic)" if spec.is_statistic else ""
+    mark = " (buffer)" if spec.is_buffer else ""
     return spec.name + mark, shape, spec.dtype, axes, f"{spec.size:,}"
 
 

@@ -1,52 +1,67 @@
 """What layers ask for: operations with a reference, a portable answer, and kernels chosen by
 hardware.
 
-Read `attention.py` for what a call means, `registry.py` for how its kernel is chosen, and
-`attention_blockwise.py` for how the portable one works.
+Read `attention/api.py` for what a call means, `dispatch/choice.py` for how its kernel is chosen,
+`dispatch/kernel_op.py` for how it is called, and `attention/blockwise.py` for how the portable one
+works.
 """
 
-from axcore.ops.attention import attention
-from axcore.ops.attention_block_math import finite_lse, row_delta, sink_gradient
-from axcore.ops.attention_blocks import live_pairs
-from axcore.ops.attention_dropout import dropout_columns, dropout_of, dropout_rows
-from axcore.ops.attention_kernels import ATTENTION_BACKWARD, attention_call, attention_parts
-from axcore.ops.attention_live import block_bounds
-from axcore.ops.attention_mask import columns as attention_columns
-from axcore.ops.attention_mask import rows as attention_rows
-from axcore.ops.attention_types import AttentionInputs, AttentionSpec
-from axcore.ops.attention_vjp import Backward, Forward, ForwardOnly
+from axcore.ops.attention.api import attention
+from axcore.ops.attention.block_math import finite_lse, row_delta, sink_gradient
+from axcore.ops.attention.block_pairs import active_block_pairs
+from axcore.ops.attention.block_sparsity import block_bounds
+from axcore.ops.attention.dropout import dropout_columns, dropout_of, dropout_rows
+from axcore.ops.attention.kernels import ATTENTION_BACKWARD, attention_call, attention_parts
+from axcore.ops.attention.mask import columns as attention_columns
+from axcore.ops.attention.mask import rows as attention_rows
+from axcore.ops.attention.types import AttentionInputs, AttentionSpec
+from axcore.ops.attention.vjp import Backward, Forward
 from axcore.ops.blocks import Blocks
-from axcore.ops.call import Call
-from axcore.ops.cross_entropy import cross_entropy, cross_entropy_sums
-from axcore.ops.cross_entropy_types import CrossEntropyInputs, CrossEntropySpec, CrossEntropySums
-from axcore.ops.decode_attention import decode_attention
-from axcore.ops.decode_attention_types import DecodeInputs, DecodeSpec
-from axcore.ops.grouped_matmul import grouped_matmul
-from axcore.ops.grouped_matmul_portable import grouped_matmul_portable
-from axcore.ops.plan import (
+from axcore.ops.cross_entropy.api import cross_entropy, cross_entropy_sums
+from axcore.ops.cross_entropy.types import (
+    CrossEntropyInputs,
+    CrossEntropySpec,
+    CrossEntropySums,
+    CrossEntropyTokens,
+    TokenStatistics,
+)
+from axcore.ops.decode.api import decode_attention
+from axcore.ops.decode.types import DecodeInputs, DecodeSpec
+from axcore.ops.dispatch.block_sizes import BlockSizeEntry, BlockSizeTable, power_of_two
+from axcore.ops.dispatch.call import Call
+from axcore.ops.dispatch.choice import ChosenKernel, choose
+from axcore.ops.dispatch.plan import (
     KernelPlan,
     PlanRecording,
-    choose_tiles,
+    choose_block_sizes,
     recording_choices,
     recording_plan,
 )
-from axcore.ops.policy import KernelPolicy, current_policy, use_policy
-from axcore.ops.quantized_dot import quantized_dot
-from axcore.ops.quantized_dot_quantize import amax_of
-from axcore.ops.quantized_dot_types import (
+from axcore.ops.dispatch.policy import (
+    KernelPolicy,
+    KernelPreference,
+    current_policy,
+    use_policy,
+)
+from axcore.ops.dispatch.registry import explain
+from axcore.ops.grouped_matmul.api import grouped_matmul
+from axcore.ops.grouped_matmul.portable import grouped_matmul_portable
+from axcore.ops.grouped_matmul.types import GroupedMatmulInputs
+from axcore.ops.quantized.dot import quantized_dot
+from axcore.ops.quantized.grouped import amax_of_groups, quantized_grouped_matmul
+from axcore.ops.quantized.quantize import amax_of
+from axcore.ops.quantized.types import (
     Amaxes,
-    Narrow,
+    MatmulSpec,
     Operands,
-    ProductSpec,
     Quantization,
+    QuantizedArray,
     QuantizedDotSpec,
 )
-from axcore.ops.quantized_dot_vjp import QUANTIZED_INPUT, QUANTIZED_WEIGHT
-from axcore.ops.quantized_grouped import amax_of_groups, quantized_grouped_matmul
-from axcore.ops.registry import Choice, choose, explain
+from axcore.ops.quantized.vjp import QUANTIZED_INPUT, QUANTIZED_WEIGHT
 from axcore.ops.residuals import ATTENTION_LSE, ATTENTION_OUT
-from axcore.ops.rms_norm import rms_norm
-from axcore.ops.tiles import TileEntry, TileTable, power_of_two
+from axcore.ops.rms_norm.api import rms_norm
+from axcore.ops.rms_norm.types import RmsNormInputs, RmsNormSpec
 
 __all__ = [
     "ATTENTION_BACKWARD",
@@ -58,26 +73,32 @@ __all__ = [
     "AttentionInputs",
     "AttentionSpec",
     "Backward",
+    "BlockSizeEntry",
+    "BlockSizeTable",
     "Blocks",
     "Call",
-    "Choice",
+    "ChosenKernel",
     "CrossEntropyInputs",
     "CrossEntropySpec",
     "CrossEntropySums",
+    "CrossEntropyTokens",
     "DecodeInputs",
     "DecodeSpec",
     "Forward",
-    "ForwardOnly",
+    "GroupedMatmulInputs",
     "KernelPlan",
     "KernelPolicy",
-    "Narrow",
+    "KernelPreference",
+    "MatmulSpec",
     "Operands",
     "PlanRecording",
-    "ProductSpec",
     "Quantization",
+    "QuantizedArray",
     "QuantizedDotSpec",
-    "TileEntry",
-    "TileTable",
+    "RmsNormInputs",
+    "RmsNormSpec",
+    "TokenStatistics",
+    "active_block_pairs",
     "amax_of",
     "amax_of_groups",
     "attention",
@@ -87,7 +108,7 @@ __all__ = [
     "attention_rows",
     "block_bounds",
     "choose",
-    "choose_tiles",
+    "choose_block_sizes",
     "cross_entropy",
     "cross_entropy_sums",
     "current_policy",
@@ -99,7 +120,6 @@ __all__ = [
     "finite_lse",
     "grouped_matmul",
     "grouped_matmul_portable",
-    "live_pairs",
     "power_of_two",
     "quantized_dot",
     "quantized_grouped_matmul",

@@ -1,6 +1,6 @@
 """Cutting an axis into blocks of equal size.
 
-Blocks stand on a new leading axis, so that a loop takes one by a contiguous slice and no sharded
+Blocks are on a new leading axis, so that a loop takes one by a contiguous slice and no sharded
 axis is ever cut. The last block is padded with zeros.
 """
 

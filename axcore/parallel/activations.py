@@ -15,6 +15,7 @@ from immutabledict import immutabledict
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array
 
+from axcore._jax_compat import user_context
 from axcore.parallel.rules import ACTIVATION_RULES, AnyMesh, Rules, partition_spec
 
 
@@ -22,7 +23,7 @@ def _hashable(rules: Rules) -> Rules:
     return immutabledict(rules)
 
 
-SplitAttention = Literal["gather", "ring", "heads"]
+ContextParallelism = Literal["all_gather", "ring", "ulysses"]
 """How attention reaches keys on other devices, where time is split."""
 
 
@@ -31,26 +32,26 @@ class ActivationSharding:
     """The mesh that activations are split over, the rules by which they are, and how attention
     reaches keys on other devices.
 
-    It also remembers which hints were dropped, so that each is told of once in a run.
+    It also remembers which hints were dropped, so that each is reported once in a run.
     """
 
     mesh: Mesh
     rules: Rules = attrs.field(default=ACTIVATION_RULES, converter=_hashable)
-    attention: SplitAttention = "gather"
-    _told: set[str] = attrs.field(factory=set, init=False, eq=False, repr=False)
+    context_parallelism: ContextParallelism = "all_gather"
+    _warned: set[str] = attrs.field(factory=set, init=False, eq=False, repr=False)
 
-    def tell_once(self, text: str) -> None:
+    def warn_once(self, text: str) -> None:
         """Warns, unless it did so before."""
-        if text not in self._told:
-            self._told.add(text)
+        if text not in self._warned:
+            self._warned.add(text)
             warnings.warn(text, stacklevel=4)
 
 
-_active: Any = jax.make_user_context(default_value=None)  # type: ignore[no-untyped-call]
+_active = user_context(None)
 
 
-def use_sharding(sharding: ActivationSharding) -> AbstractContextManager[None]:
-    """Returns a context in which `shard` works by this mesh and these rules."""
+def sharding_activations(sharding: ActivationSharding) -> AbstractContextManager[None]:
+    """Returns a context in which hints and ops follow this mesh and these rules, for tracing."""
     return cast(AbstractContextManager[None], _active(sharding))
 
 
@@ -58,6 +59,12 @@ def current_rules() -> Rules:
     """Returns the rules in force where this is traced; the default ones outside of any."""
     active: ActivationSharding | None = _active.value
     return ACTIVATION_RULES if active is None else active.rules
+
+
+def context_parallelism() -> ContextParallelism | None:
+    """Returns how attention reaches keys on other devices; None outside of a mesh."""
+    active: ActivationSharding | None = _active.value
+    return None if active is None else active.context_parallelism
 
 
 def active_mesh() -> AnyMesh | None:
@@ -77,13 +84,13 @@ def manual_axes() -> frozenset[str]:
     return frozenset(jax.sharding.get_abstract_mesh().manual_axes)
 
 
-def tell_once(text: str) -> None:
+def warn_once(text: str) -> None:
     """Warns, unless this run did so before."""
     active: ActivationSharding | None = _active.value
     if active is None:
         warnings.warn(text, stacklevel=4)
     else:
-        active.tell_once(text)
+        active.warn_once(text)
 
 
 def shard(x: Array, *axes: str | None) -> Array:
@@ -116,16 +123,16 @@ def _without(entry: Any, done: frozenset[str]) -> Any:
     return tuple(name for name in names if name not in done) or None
 
 
-def is_split(axis: str) -> bool:
-    """Tells whether activations are split along a logical axis where this is traced.
+def is_sharded(axis: str) -> bool:
+    """Returns whether activations are split along a logical axis where this is traced.
 
     A layer that would merge that dimension with another asks first: merged, it could not stay
     split.
     """
-    return bool(split_axes(axis))
+    return bool(sharded_mesh_axes(axis))
 
 
-def split_axes(axis: str) -> tuple[str, ...]:
+def sharded_mesh_axes(axis: str) -> tuple[str, ...]:
     """Returns the mesh axes over which activations are split along a logical axis; none outside of
     a mesh, and none of those that a `shard_map` around this handles by hand.
     """
@@ -137,17 +144,17 @@ def split_axes(axis: str) -> tuple[str, ...]:
     return tuple(name for name in names if shape[name] > 1 and name not in done)
 
 
-def split_ways(axis: str) -> int:
-    """Returns the product of the sizes of `split_axes`."""
+def num_shards(axis: str) -> int:
+    """Returns the product of the sizes of `sharded_mesh_axes`."""
     active: ActivationSharding | None = _active.value
-    return 1 if active is None else math.prod(active.mesh.shape[n] for n in split_axes(axis))
+    return 1 if active is None else math.prod(active.mesh.shape[n] for n in sharded_mesh_axes(axis))
 
 
 def _divides(size: int, entry: object, active: ActivationSharding, axis: str | None) -> bool:
     names = (entry,) if isinstance(entry, str) else entry or ()
     ways = math.prod(active.mesh.shape[name] for name in names)  # type: ignore[attr-defined]
     if size % ways:
-        active.tell_once(
+        active.warn_once(
             f"activation axis {axis!r} of size {size} does not divide over {ways} devices and "
             "stays whole"
         )

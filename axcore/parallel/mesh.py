@@ -51,7 +51,7 @@ def make_mesh(
 
 
 def _by_slice(devices: Sequence[Any], slices: MeshShape) -> list[list[Any]]:
-    """Returns the devices of each slice. Devices that tell none are dealt in the order given."""
+    """Returns the devices of each slice. Devices that name none are dealt in the order given."""
     count = math.prod(slices.values())
     size = len(devices) // count
     told: list[Any] = [getattr(device, "slice_index", None) for device in devices]
@@ -66,7 +66,7 @@ def _by_slice(devices: Sequence[Any], slices: MeshShape) -> list[list[Any]]:
         raise ShardingError(
             f"slices {_text(slices)} are {count} of {size} devices each, but {there}",
             where="slices",
-            mend="name as many slices as there are, and sizes of `mesh` that fit one",
+            hint="name as many slices as there are, and sizes of `mesh` that fit one",
         )
     return list(found.values())
 
@@ -94,7 +94,7 @@ def mesh_sizes(
         raise ShardingError(
             f"slices {_text(slices)} are {num_slices}, which do not divide {num_devices} devices",
             where="slices",
-            mend="name as many slices as there are",
+            hint="name as many slices as there are",
         )
     within = _sizes_of_one_slice(shape, num_devices // num_slices, bool(slices))
     return tuple(size * slices.get(axis, 1) for axis, size in zip(MESH_AXES, within, strict=True))
@@ -106,13 +106,13 @@ def _check_axes(shape: MeshShape, *, where: str, may_be_free: bool) -> None:
             raise ShardingError(
                 f"no mesh axis is named {name!r}",
                 where=where,
-                mend=name_the_known(name, MESH_AXES),
+                hint=name_the_known(name, MESH_AXES),
             )
         if size < 1 and not (size == -1 and may_be_free):
             raise ShardingError(
                 f"mesh axis {name} has size {size}",
                 where=where,
-                mend="1 or more, or -1" if may_be_free else "1 or more",
+                hint="1 or more, or -1" if may_be_free else "1 or more",
             )
 
 
@@ -121,14 +121,14 @@ def _sizes_of_one_slice(shape: MeshShape, num_devices: int, has_slices: bool) ->
     fixed = math.prod(size for size in shape.values() if size != -1)
     if len(free) > 1:
         raise ShardingError(
-            f"mesh axes {', '.join(free)} are all -1", where="mesh", mend="leave one of them free"
+            f"mesh axes {', '.join(free)} are all -1", where="mesh", hint="leave one of them free"
         )
     if num_devices % fixed or (not free and fixed != num_devices):
         raise ShardingError(
             f"mesh {_text(shape)} needs {fixed} devices{' or a multiple' if free else ''}; there "
             f"are {num_devices}{' in a slice' if has_slices else ''}",
             where="mesh",
-            mend="change a size, or set one to -1 for all devices that are left",
+            hint="change a size, or set one to -1 for all devices that are left",
         )
     rest = num_devices // fixed
     return tuple(rest if shape.get(axis, 1) == -1 else shape.get(axis, 1) for axis in MESH_AXES)

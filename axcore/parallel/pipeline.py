@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from axcore.parallel.activations import shard, split_axes
+from axcore.parallel.activations import shard, sharded_mesh_axes
 
 Stage = Callable[[Any, Array, Array, Array, Any], tuple[Any, Any]]
 """`(state, stage, round, micro_batch, x) -> (x, outputs)` of one stage at one tick."""
@@ -90,14 +90,14 @@ def run_pipeline(
         stage: The work of one stage at one tick; pure.
         schedule: The order of the work.
         state: Arrays `[stage, ...]`.
-        state_by_tick: Arrays `[tick, stage, ...]` that stand for those of `state` where they are
+        state_by_tick: Arrays `[tick, stage, ...]` that replace those of `state` where they are
             not None.
         inputs: Arrays `[micro-batch, rows, ...]`.
 
     Returns:
         Arrays as `inputs`, and the outputs `[tick, stage, ...]`.
     """
-    names = split_axes("stages") or None
+    names = sharded_mesh_axes("stages") or None
     all_stages = jax.vmap(stage, spmd_axis_name=names)
     stages = jnp.arange(schedule.num_stages)
 

@@ -8,7 +8,7 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from axcore.module import ParamSpec
-from axcore.parallel.rules import AnyMesh, Rules, partition_spec
+from axcore.parallel.rules import AnyMesh
 
 
 @attrs.frozen
@@ -52,13 +52,16 @@ def bytes_per_device(tree: Any, shardings: Any) -> int:
     return sum(_held(leaf.shape, leaf.dtype, sharding) for leaf, sharding in pairs)
 
 
-def unused_mesh_axes(shardings: Any, activation_rules: Rules, mesh: AnyMesh) -> list[str]:
-    """Returns the mesh axes of more than one device that split no parameter and no batch.
+def unused_mesh_axes(shardings: Any, mesh: AnyMesh) -> list[str]:
+    """Returns the mesh axes of more than one device that none of these shardings splits by.
 
     Devices along such an axis all do the same work.
+
+    Args:
+        shardings: A tree of `NamedSharding`, of parameters and batch.
+        mesh: Their mesh.
     """
-    batch = partition_spec(("batch", "time"), activation_rules, mesh, where="activation_rules")
-    specs = [batch, *(sharding.spec for sharding in jax.tree.leaves(shardings))]
+    specs = [sharding.spec for sharding in jax.tree.leaves(shardings)]
     used = {name for spec in specs for entry in spec for name in _names(entry)}
     return [name for name, size in mesh.shape.items() if size > 1 and name not in used]
 

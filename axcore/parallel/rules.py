@@ -69,7 +69,7 @@ def partition_spec(axes: Axes, rules: Rules, mesh: AnyMesh, *, where: str = "") 
             raise ShardingError(
                 f"axes {axes} would split two dimensions over mesh axis {twice[0]!r}",
                 where=where,
-                mend="change the rules so that one of the two stays whole",
+                hint="change the rules so that one of the two stays whole",
             )
         used.update(names)
         entries.append(names[0] if len(names) == 1 else names or None)
@@ -81,14 +81,14 @@ def _mesh_axes(axis: str, rules: Rules, mesh: AnyMesh, where: str) -> tuple[str,
         raise ShardingError(
             f"no rule for the logical axis {axis!r}",
             where=where,
-            mend=f"{name_the_known(axis, rules)}; or add rules[{axis!r}] = () to replicate it",
+            hint=f"{name_the_known(axis, rules)}; or add rules[{axis!r}] = () to replicate it",
         )
     for name in rules[axis]:
         if name not in mesh.shape:
             raise ShardingError(
                 f"the rule for {axis!r} names the mesh axis {name!r}, which does not exist",
                 where=where,
-                mend=name_the_known(name, mesh.shape),
+                hint=name_the_known(name, mesh.shape),
             )
     return tuple(name for name in rules[axis] if mesh.shape[name] > 1)
 
@@ -111,7 +111,7 @@ def param_shardings(specs: Any, rules: Rules, mesh: AnyMesh) -> Any:
         raise ShardingError(
             "parameters do not divide over the mesh:\n  " + "\n  ".join(problems),
             where="mesh",
-            mend="change the dimension, the mesh's sizes, or the rule of that axis",
+            hint="change the dimension, the mesh's sizes, or the rule of that axis",
         )
     return shardings
 
@@ -130,7 +130,7 @@ def shardings_like(tree: Any, params: Any, shardings: Any, mesh: AnyMesh) -> Any
     """Returns shardings for an abstract tree that holds copies of `params` somewhere inside.
 
     A leaf whose path ends with a parameter's path, and which has its shape, is sharded as that
-    parameter; anything else (step counts, factored statistics) is replicated. So the state of any
+    parameter; anything else (step counts, factored buffers) is replicated. So the state of any
     optax chain is sharded by inference.
     """
     by_path = {

@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 
 from axcore.errors import PluginError
-from axcore.plugins.compiling import CompilerOptions
-from axcore.plugins.hardware import Hardware
+from axcore.hardware.hardware import Hardware
 from axcore.plugins.host import plugin_host
+from axcore.plugins.records.compiler_options import CompilerOptions
 
 Option = str | bool | int | float
 
@@ -25,7 +25,7 @@ def wanted_compiler_options(
     records = plugin_host().records(CompilerOptions) if records is None else records
     wanted: dict[str, tuple[Option, CompilerOptions]] = {}
     for record in records:
-        if record.on(hardware) is not None:
+        if record.requires(hardware) is not None:
             continue
         for name, value in _options_of(record, hardware).items():
             before, first = wanted.setdefault(name, (value, record))
@@ -34,19 +34,15 @@ def wanted_compiler_options(
                     f"{first.name} ({first.plugin}) wants {name}={before} and {record.name} "
                     f"({record.plugin}) wants {name}={value}",
                     where=f"compiler options for {hardware.name}",
-                    mend=f"set AXCORE_BLOCK={record.plugin}",
+                    hint=f"set AXCORE_BLOCK={record.plugin}",
                 )
     return {name: value for name, (value, _) in wanted.items()}
 
 
 def _options_of(record: CompilerOptions, hardware: Hardware) -> Mapping[str, Option]:
-    options: object = record.fn.resolve()(hardware)
-    if not isinstance(options, Mapping) or not all(
-        isinstance(name, str) and isinstance(value, Option) for name, value in options.items()
-    ):
-        raise PluginError(
-            f"{record.fn.target} returned {options!r}; expected a mapping from option to value",
-            where=f"compiler options {record.name!r} of plugin {record.plugin!r}",
-            mend=f"report this to the authors, or set AXCORE_BLOCK={record.plugin}",
-        )
+    expected = "a mapping from option to a str, bool, int or float"
+    options: Mapping[str, Option] = record.call("fn", hardware, returns=Mapping, expected=expected)
+    for name, value in options.items():
+        if not (isinstance(name, str) and isinstance(value, Option)):
+            raise record.wrong_return("fn", {name: value}, expected)
     return options

@@ -5,15 +5,16 @@ from collections.abc import Sequence
 
 from axcore.config import name_the_known
 from axcore.errors import PluginError
-from axcore.plugins.choice import BLOCK
-from axcore.plugins.discovery import CORE
 from axcore.plugins.plugin import Plugin
-from axcore.plugins.records import Kernel, Op
+from axcore.plugins.plugin_filter import BLOCK
+from axcore.plugins.records.kernel import Kernel
+from axcore.plugins.records.op import Op
+from axcore.registration.returns import CORE
 
 
 def refuse_conflicts(plugins: Sequence[Plugin]) -> tuple[Plugin, ...]:
     """Returns the plugins with those that conflict failed: never the core, else all involved."""
-    return _refuse_strange_ops(_refuse_duplicates(plugins))
+    return _refuse_unknown_ops(_refuse_duplicates(plugins))
 
 
 def _refuse_duplicates(plugins: Sequence[Plugin]) -> tuple[Plugin, ...]:
@@ -27,25 +28,25 @@ def _refuse_duplicates(plugins: Sequence[Plugin]) -> tuple[Plugin, ...]:
             brought = " and ".join(names)
             error = PluginError(
                 f"{kind} {key!r} is brought by {brought}",
-                mend=" or ".join(f"set {BLOCK}={name}" for name in names if name != CORE),
+                hint=" or ".join(f"set {BLOCK}={name}" for name in names if name != CORE),
             )
             errors |= {name: error for name in names if name != CORE}
     return tuple(_failed_if(plugin, errors.get(plugin.name)) for plugin in plugins)
 
 
-def _refuse_strange_ops(plugins: Sequence[Plugin]) -> tuple[Plugin, ...]:
+def _refuse_unknown_ops(plugins: Sequence[Plugin]) -> tuple[Plugin, ...]:
     ops = {record.name for plugin in plugins for record in plugin.records if isinstance(record, Op)}
-    return tuple(_failed_if(plugin, _strange_op(plugin, ops)) for plugin in plugins)
+    return tuple(_failed_if(plugin, _unknown_op(plugin, ops)) for plugin in plugins)
 
 
-def _strange_op(plugin: Plugin, ops: set[str]) -> PluginError | None:
+def _unknown_op(plugin: Plugin, ops: set[str]) -> PluginError | None:
     for record in plugin.records:
         if isinstance(record, Kernel) and record.op not in ops:
             return PluginError(
                 f"kernel {record.name!r} is for op {record.op!r}, which nobody declares; "
                 f"{name_the_known(record.op, ops)}",
                 where=f"kernel {record.key} of plugin {plugin.name!r}",
-                mend="correct the op's name, or install the plugin that declares it",
+                hint="correct the op's name, or install the plugin that declares it",
             )
     return None
 

@@ -17,15 +17,12 @@ import attrs
 LEVEL = 1
 """The level of the plugin interface that this axcore speaks: entry-point group `axcore.v1`."""
 
-CORE = "core"
-"""The name under which axcore's own records stand."""
-
 _SEPARATORS = re.compile(r"[-_.]+")
 _GROUP = re.compile(r"axcore\.v(\d+)")
 
 
 @attrs.frozen(kw_only=True)
-class Candidate:
+class PluginCandidate:
     """An entry point that offers a plugin.
 
     Args:
@@ -43,7 +40,7 @@ class Candidate:
     version: str
 
 
-def discover() -> tuple[Candidate, ...]:
+def discover() -> tuple[PluginCandidate, ...]:
     """Returns every plugin installed, sorted by name, importing none of them.
 
     Where two versions of a distribution are on `sys.path`, the first one counts, as for imports.
@@ -109,8 +106,8 @@ def _found_otherwise() -> Iterator[Distribution]:
             yield from find(DistributionFinder.Context())
 
 
-def _candidate(point: EntryPoint, dist: Distribution, level: int) -> Candidate:
-    return Candidate(
+def _candidate(point: EntryPoint, dist: Distribution, level: int) -> PluginCandidate:
+    return PluginCandidate(
         name=point.name,
         level=level,
         module=point.value.partition(":")[0].strip(),

@@ -1,11 +1,11 @@
-"""`Finding`: what a doctor check found, and how to mend it."""
+"""`Finding`: what a doctor check found, and how to fix it."""
 
 from typing import Any, Literal
 
 import attrs
 
 from axcore.errors import PluginError
-from axcore.plugins.fields import mismatch, of_type
+from axcore.registration.validators import mismatch, of_type
 
 Level = Literal["ok", "warning", "error"]
 _LEVELS = ("ok", "warning", "error")
@@ -16,10 +16,10 @@ def _level(finding: Any, attribute: Any, value: Any) -> None:
         raise mismatch(finding, attribute, value, expected=" or ".join(map(repr, _LEVELS)))
 
 
-def _mend_unless_ok(finding: Any, attribute: Any, value: Any) -> None:
+def _hint_unless_ok(finding: Any, attribute: Any, value: Any) -> None:
     of_type(str)(finding, attribute, value)
     if not value and finding.level != "ok":
-        raise PluginError(f"a Finding of level {finding.level!r} says how to mend it")
+        raise PluginError(f"a Finding of level {finding.level!r} says how to fix it")
 
 
 @attrs.frozen
@@ -29,9 +29,9 @@ class Finding:
     Args:
         level: "error" stops runs from working, "warning" may surprise, "ok" informs.
         text: What was found, with values.
-        mend: What to type or change; may be left out only where all is well.
+        hint: What to type or change; may be left out only where all is well.
     """
 
     level: Level = attrs.field(validator=_level)
     text: str = attrs.field(validator=of_type(str))
-    mend: str = attrs.field(default="", validator=_mend_unless_ok)
+    hint: str = attrs.field(default="", validator=_hint_unless_ok)

@@ -1,44 +1,26 @@
-"""`hook`: the typed decorators that mark a plugin's functions, `@hook.kernels` for example.
+"""`HookDecorator`: what marks a plugin's functions, `@hook.kernels` for example.
 
 Each is a plain pluggy marker underneath; what is added is that type checkers see which records a
-function must yield, and that functions pluggy would quietly misread are refused.
+function must yield, and that functions pluggy would quietly misread are refused. Which hooks there
+are, `axcore.plugins.records` lists.
 """
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 import pluggy
 
 from axcore.config import name_the_known
 from axcore.errors import PluginError
-from axcore.plugins import hookspecs
-from axcore.plugins.compiling import AotTarget, CompilerOptions
-from axcore.plugins.families import HardwareFamily
-from axcore.plugins.feature import Feature
-from axcore.plugins.launching import JobLauncher
-from axcore.plugins.mesh_rules import MeshRule
-from axcore.plugins.record import Record
-from axcore.plugins.records import (
-    Command,
-    DataSource,
-    DataTokenizer,
-    DoctorCheck,
-    EnvironmentFlags,
-    Experiment,
-    Kernel,
-    LayerVariant,
-    MetricWriter,
-    Modifier,
-    Op,
-    RunObserver,
-)
-from axcore.plugins.scheme import QuantizationScheme
-from axcore.plugins.storing import CheckpointStorage
+from axcore.registration.record import Record
+
+PROJECT = "axcore"
 
 R = TypeVar("R", bound=Record)
 
-_mark = pluggy.HookimplMarker(hookspecs.PROJECT)
+_mark = pluggy.HookimplMarker(PROJECT)
+_spec = pluggy.HookspecMarker(PROJECT)
 
 
 class UnknownHookError(PluginError, AttributeError):
@@ -48,10 +30,9 @@ class UnknownHookError(PluginError, AttributeError):
 class HookDecorator(Generic[R]):
     """Marks a function of no arguments as yielding records of one type."""
 
-    def __init__(self, spec: Callable[[], Iterable[R]], record: type[R]) -> None:
-        self.name = spec.__name__
+    def __init__(self, record: type[R]) -> None:
         self.record = record
-        self.__doc__ = spec.__doc__
+        self.__doc__ = record.__doc__
 
     def __call__(self, fn: Callable[[], Iterable[R]]) -> Callable[[], Iterable[R]]:
         """Returns `fn`, marked.
@@ -59,55 +40,35 @@ class HookDecorator(Generic[R]):
         Raises:
             PluginError: `fn` takes parameters; with defaults, pluggy would ignore them.
         """
-        refuse_parameters(fn, self.name)
-        return _mark(fn, specname=self.name)
+        refuse_parameters(fn, self.record.hook)
+        return _mark(fn, specname=self.record.hook)
 
 
-class Hooks:
-    """One decorator a hook; what each asks for is in `axcore.plugins.hookspecs`."""
+class HookTable:
+    """Base of the class that holds one decorator a hook."""
 
-    hardware_families = HookDecorator(hookspecs.hardware_families, HardwareFamily)
-    environment_flags = HookDecorator(hookspecs.environment_flags, EnvironmentFlags)
-    compiler_options = HookDecorator(hookspecs.compiler_options, CompilerOptions)
-    aot_targets = HookDecorator(hookspecs.aot_targets, AotTarget)
-    mesh_rules = HookDecorator(hookspecs.mesh_rules, MeshRule)
-    ops = HookDecorator(hookspecs.ops, Op)
-    kernels = HookDecorator(hookspecs.kernels, Kernel)
-    layer_variants = HookDecorator(hookspecs.layer_variants, LayerVariant)
-    modifiers = HookDecorator(hookspecs.modifiers, Modifier)
-    quantization_schemes = HookDecorator(hookspecs.quantization_schemes, QuantizationScheme)
-    data_sources = HookDecorator(hookspecs.data_sources, DataSource)
-    tokenizers = HookDecorator(hookspecs.tokenizers, DataTokenizer)
-    metric_writers = HookDecorator(hookspecs.metric_writers, MetricWriter)
-    observers = HookDecorator(hookspecs.observers, RunObserver)
-    checkpoint_storages = HookDecorator(hookspecs.checkpoint_storages, CheckpointStorage)
-    launchers = HookDecorator(hookspecs.launchers, JobLauncher)
-    experiments = HookDecorator(hookspecs.experiments, Experiment)
-    features = HookDecorator(hookspecs.features, Feature)
-    commands = HookDecorator(hookspecs.commands, Command)
-    doctor_checks = HookDecorator(hookspecs.doctor_checks, DoctorCheck)
+    @classmethod
+    def decorators(cls) -> Mapping[str, HookDecorator[Any]]:
+        """Returns every hook's decorator by its name."""
+        return {name: one for name, one in vars(cls).items() if isinstance(one, HookDecorator)}
+
+    @classmethod
+    def specs(cls) -> type:
+        """Returns what pluggy asks for: a class with one marked function a hook."""
+        return type("Specs", (), {name: _spec(lambda: ()) for name in cls.decorators()})
 
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> NoReturn:
-            raise unknown_hook(name)
+            raise unknown_hook(name, self.decorators())
 
 
-hook = Hooks()
-
-HOOKS: dict[str, HookDecorator[Any]] = {
-    name: value for name, value in vars(Hooks).items() if isinstance(value, HookDecorator)
-}
-"""Every hook by its name."""
-
-
-def unknown_hook(name: str, where: str | None = None) -> UnknownHookError:
+def unknown_hook(name: str, known: Iterable[str], where: str | None = None) -> UnknownHookError:
     """Returns the error for a hook that does not exist, with the nearest that does."""
-
     return UnknownHookError(
-        f"there is no hook {name!r}; {name_the_known(name, HOOKS)}",
+        f"there is no hook {name!r}; {name_the_known(name, known)}",
         where=where,
-        mend="use a hook of axcore.plugins.hookspecs",
+        hint="use one of `axcore.plugins.hook`, which docs/plugins/hooks.md lists",
     )
 
 
@@ -119,7 +80,7 @@ def refuse_parameters(fn: Callable[..., Any], hook_name: str) -> None:
             f"hook {hook_name} takes no arguments, but {fn.__qualname__} has parameters "
             f"{', '.join(map(repr, parameters))}",
             where=location(fn),
-            mend="remove them; pluggy would leave out those with defaults without a word",
+            hint="remove them; pluggy would leave out those with defaults without a word",
         )
 
 

@@ -15,19 +15,23 @@ import attrs
 from axcore import __version__
 from axcore.config import name_the_known
 from axcore.errors import PluginError
-from axcore.plugins.choice import BLOCK, Choice
+from axcore.hardware.families import HardwareFamily
+from axcore.hardware.hardware import attach_lookup
+from axcore.hardware.targets import FamilyLookup
 from axcore.plugins.conflicts import refuse_conflicts
-from axcore.plugins.discovery import CORE, LEVEL, Candidate, discover
-from axcore.plugins.loading import load, new_manager
+from axcore.plugins.discovery import LEVEL, PluginCandidate, discover
+from axcore.plugins.loading import load, new_manager, timeout_s
 from axcore.plugins.plugin import Plugin, survey
-from axcore.plugins.record import Record
+from axcore.plugins.plugin_filter import BLOCK, PluginFilter
+from axcore.registration.record import Record
+from axcore.registration.returns import CORE
 
 R = TypeVar("R", bound=Record)
 
-_CORE = Candidate(
+_CORE = PluginCandidate(
     name=CORE,
     level=LEVEL,
-    module="axcore.plugins.core",
+    module="axcore.plugins.builtin",
     distribution="axcore",
     version=__version__,
 )
@@ -39,12 +43,12 @@ class PluginHost:
 
     Args:
         installed: Every plugin, the core first, then by name.
-        choice: What the environment allows and blocks.
+        plugin_filter: What the environment allows and blocks.
         problem: What is wrong with those variables themselves, or None.
     """
 
     installed: tuple[Plugin, ...]
-    choice: Choice = attrs.field(factory=Choice)
+    plugin_filter: PluginFilter = attrs.field(factory=PluginFilter)
     problem: PluginError | None = attrs.field(default=None, eq=False)
 
     def plugins(self) -> tuple[Plugin, ...]:
@@ -74,22 +78,22 @@ class PluginHost:
         return tuple(sorted(found, key=lambda record: record.key))
 
     def require_healthy(self) -> None:
-        """Lets a run go on only where nothing that is installed and not blocked is broken.
+        """Lets a run continue only where nothing that is installed and not blocked is broken.
 
         Raises:
-            PluginError: Naming all that is broken, and the `AXCORE_BLOCK=...` that would go on.
+            PluginError: Naming all that is broken, and the `AXCORE_BLOCK=...` that would start.
         """
         if self.problem is not None:
             raise self.problem
         broken = [plugin for plugin in self.installed if plugin.is_broken]
         if broken:
             lines = [f"plugin {plugin.name} {plugin.state}: {plugin.trouble}" for plugin in broken]
-            names = ",".join(sorted(self.choice.block | {plugin.name for plugin in broken}))
+            names = ",".join(sorted(self.plugin_filter.block | {plugin.name for plugin in broken}))
             raise PluginError(
                 "\n".join(lines),
                 where=", ".join(f"distribution {p.candidate.distribution}" for p in broken),
-                mend=f"repair or uninstall what is broken (`axcore plugins -v` shows more), "
-                f"or go on without it: {BLOCK}={names}",
+                hint=f"repair or uninstall what is broken (`axcore plugins -v` shows more), "
+                f"or start without it: {BLOCK}={names}",
             ) from broken[0].error
 
     def fingerprint(self) -> str:
@@ -113,28 +117,34 @@ class PluginHost:
 
 
 def load_host(
-    environment: Mapping[str, str] | None = None, candidates: Sequence[Candidate] | None = None
+    environment: Mapping[str, str] | None = None,
+    candidates: Sequence[PluginCandidate] | None = None,
 ) -> PluginHost:
     """Returns a new host, with everything that may load loaded.
 
     Args:
-        environment: Where `AXCORE_PLUGINS` and `AXCORE_BLOCK` are read; the process's if left out.
+        environment: Where `AXCORE_PLUGINS`, `AXCORE_BLOCK` and `AXCORE_PLUGIN_TIMEOUT_S` are read;
+            the process's if left out.
         candidates: What is installed; read from metadata if left out.
     """
-    choice = Choice.from_environment(os.environ if environment is None else environment)
-    surveyed = survey(discover() if candidates is None else candidates, choice)
+    environment = os.environ if environment is None else environment
+    plugin_filter = PluginFilter.from_environment(environment)
+    limit_s = timeout_s(environment)
+    surveyed = survey(discover() if candidates is None else candidates, plugin_filter)
     manager = new_manager()
     core = load(Plugin(candidate=_CORE), manager)
     if core.error is not None:
         raise core.error
-    rest = (load(one, manager) if one.state == "found" else one for one in surveyed)
+    rest = (
+        load(one, manager, timeout_s=limit_s) if one.state == "found" else one for one in surveyed
+    )
     installed = refuse_conflicts((core, *rest))
     if installed[0].error is not None:
         raise installed[0].error
     return PluginHost(
         installed=installed,
-        choice=choice,
-        problem=choice.problem(plugin.name for plugin in surveyed),
+        plugin_filter=plugin_filter,
+        problem=plugin_filter.problem(plugin.name for plugin in surveyed),
     )
 
 
@@ -142,6 +152,9 @@ def load_host(
 def plugin_host() -> PluginHost:
     """Returns the host of this process, loaded once. `plugin_host.cache_clear()` forgets it."""
     return load_host()
+
+
+attach_lookup(FamilyLookup(lambda: plugin_host().records(HardwareFamily)))
 
 
 def _version(package: str) -> str:

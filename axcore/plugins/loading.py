@@ -1,56 +1,133 @@
 """Loading one plugin: import its module, check its hooks, call them, check what they yield.
 
-A plugin loads whole or not at all. Whatever goes wrong is kept as its error; nothing spreads.
+A plugin loads whole or not at all. Whatever goes wrong is kept as its error; nothing spreads. One
+that hangs is given up after a time limit, and one that imports jax is refused.
 Config files may name the config classes of a loaded plugin, so that its runs can be read again.
 """
 
+import functools
 import importlib
 import inspect
+import math
+import sys
+import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import attrs
 import pluggy
 
 from axcore.config import trust_package
 from axcore.errors import PluginError
-from axcore.plugins import hookspecs
-from axcore.plugins.hooks import HOOKS, location, refuse_parameters, unknown_hook
+from axcore.plugins.hooks import PROJECT, location, refuse_parameters, unknown_hook
 from axcore.plugins.plugin import Plugin
-from axcore.plugins.record import Record
+from axcore.plugins.plugin_filter import BLOCK
+from axcore.plugins.records import Hooks
+from axcore.plugins.time_limit import TakesTooLongError, within
+from axcore.registration.record import Record
+
+_HOOKS = Hooks.decorators()
+
+T = TypeVar("T")
+
+TIMEOUT = "AXCORE_PLUGIN_TIMEOUT_S"
+"""The environment variable that gives every plugin another number of seconds to load."""
+
+DEFAULT_TIMEOUT_S = 10.0
 
 
 def new_manager() -> pluggy.PluginManager:
     """Returns a pluggy manager that knows axcore's hooks and no plugin."""
-    manager = pluggy.PluginManager(hookspecs.PROJECT)
-    manager.add_hookspecs(hookspecs)
+    manager = pluggy.PluginManager(PROJECT)
+    manager.add_hookspecs(Hooks.specs())
     return manager
 
 
-def load(plugin: Plugin, manager: pluggy.PluginManager) -> Plugin:
-    """Returns a plugin that was found as loaded, or as failed with its error."""
-    started = time.perf_counter()
+def timeout_s(environment: Mapping[str, str]) -> float:
+    """Returns how long a plugin may take to load.
+
+    Raises:
+        PluginError: `AXCORE_PLUGIN_TIMEOUT_S` is no number above 0.
+    """
+    text = environment.get(TIMEOUT) or str(DEFAULT_TIMEOUT_S)
     try:
-        module = importlib.import_module(plugin.candidate.module)
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds <= threading.TIMEOUT_MAX:
+        raise PluginError(
+            f"{TIMEOUT} is {text!r}; expected a number of seconds above 0",
+            where=f"environment variable {TIMEOUT}",
+            hint=f"{TIMEOUT}=60",
+        )
+    return seconds
+
+
+def load(
+    plugin: Plugin, manager: pluggy.PluginManager, *, timeout_s: float | None = None
+) -> Plugin:
+    """Returns a plugin that was found as loaded, or as failed with its error.
+
+    Args:
+        plugin: What was found.
+        manager: Which it is registered with.
+        timeout_s: How long its module may take to import, and its hooks to yield; no matter how
+            long, in this thread, where None.
+    """
+    timed = functools.partial(_timed, plugin, timeout_s)
+    started = time.perf_counter()
+    had_jax = "jax" in sys.modules
+    try:
+        module = timed("import", lambda: importlib.import_module(plugin.candidate.module))
         plugin = attrs.evolve(plugin, import_time_s=time.perf_counter() - started)
         check_marks(module, manager)
         manager.register(module, plugin.name)
         hooks = dict(_implementations(plugin.name, manager))
         plugin = attrs.evolve(plugin, hooks=tuple(hooks))
-        records = [
-            record.stamped(plugin.name)
-            for name, functions in hooks.items()
-            for function in functions
-            for record in _yielded(function, name)
-        ]
+        records = timed("registration", lambda: _records(plugin.name, hooks))
         _refuse_repeats(records)
+        if "jax" in sys.modules and not had_jax:
+            raise _imports_jax(plugin)
     except (Exception, SystemExit) as error:
         return plugin.failed(error)
     trust_package(plugin.candidate.module.partition(".")[0], functions=False)
     by_kind_and_key = sorted(records, key=lambda record: (record.kind, record.key))
     return attrs.evolve(plugin, state="loaded", records=tuple(by_kind_and_key))
+
+
+def _timed(plugin: Plugin, limit_s: float | None, doing: str, call: Callable[[], T]) -> T:
+    if limit_s is None:
+        return call()
+    try:
+        return within(limit_s, call, package=plugin.candidate.module.partition(".")[0])
+    except TakesTooLongError as place:
+        raise PluginError(
+            f"plugin {plugin.name!r} hangs: its {doing} has not ended after {limit_s:g} s; "
+            f"it is at {place}",
+            where=f"module {plugin.candidate.module}",
+            hint=f"set {BLOCK}={plugin.name}, or give it longer: {TIMEOUT}={6 * limit_s:g}",
+        ) from None
+
+
+def _records(plugin_name: str, hooks: Mapping[str, list[Callable[[], Any]]]) -> list[Record]:
+    return [
+        record.stamped(plugin_name)
+        for name, functions in hooks.items()
+        for function in functions
+        for record in _yielded(function, name)
+    ]
+
+
+def _imports_jax(plugin: Plugin) -> PluginError:
+    return PluginError(
+        f"plugin {plugin.name!r} imports jax when it is loaded, which every command would wait "
+        "for, and which would fix jax's settings before a target can choose them",
+        where=f"module {plugin.candidate.module}",
+        hint="name code by Ref('package.module:name'), and import jax, and the rooms of axcore "
+        "that need it, in that module",
+    )
 
 
 def check_marks(module: ModuleType, manager: pluggy.PluginManager) -> None:
@@ -59,21 +136,21 @@ def check_marks(module: ModuleType, manager: pluggy.PluginManager) -> None:
         marks = manager.parse_hookimpl_opts(module, name)
         if marks is not None:
             hook_name = marks.get("specname") or name
-            if hook_name not in HOOKS:
-                raise unknown_hook(hook_name, where=location(value))
+            if hook_name not in _HOOKS:
+                raise unknown_hook(hook_name, _HOOKS, where=location(value))
             refuse_parameters(value, hook_name)
-        elif name in HOOKS and inspect.isfunction(value) and value.__module__ == module.__name__:
+        elif name in _HOOKS and inspect.isfunction(value) and value.__module__ == module.__name__:
             raise PluginError(
                 f"{module.__name__}.{name} has the name of a hook and is not marked as one",
                 where=location(value),
-                mend=f"write @hook.{name} above it, or rename it",
+                hint=f"write @hook.{name} above it, or rename it",
             )
 
 
 def _implementations(
     plugin_name: str, manager: pluggy.PluginManager
 ) -> Iterator[tuple[str, list[Callable[[], Any]]]]:
-    for name in sorted(HOOKS):
+    for name in sorted(_HOOKS):
         found = getattr(manager.hook, name).get_hookimpls()
         functions = [impl.function for impl in found if impl.plugin_name == plugin_name]
         if functions:
@@ -81,13 +158,13 @@ def _implementations(
 
 
 def _yielded(function: Callable[[], Any], hook_name: str) -> Iterator[Record]:
-    wanted = HOOKS[hook_name].record
+    wanted = _HOOKS[hook_name].record
     result = function()
     if not isinstance(result, Iterable):
         raise PluginError(
             f"hook {hook_name} returned {result!r}; expected an iterable of {wanted.__name__}",
             where=location(function),
-            mend=f"yield each {wanted.__name__}",
+            hint=f"yield each {wanted.__name__}",
         )
     for record in result:
         if not isinstance(record, wanted):
@@ -106,6 +183,6 @@ def _refuse_repeats(records: list[Record]) -> None:
             raise PluginError(
                 f"plugin {record.plugin!r} brings {record.kind} {record.key!r} twice",
                 where=f"{record.kind} {record.key}",
-                mend="give each a key of its own",
+                hint="give each a key of its own",
             )
         seen.add((record.kind, record.key))

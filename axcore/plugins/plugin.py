@@ -7,9 +7,10 @@ from typing import Literal
 import attrs
 
 from axcore.errors import PluginError
-from axcore.plugins.choice import Choice
-from axcore.plugins.discovery import CORE, LEVEL, Candidate
-from axcore.plugins.record import Record
+from axcore.plugins.discovery import LEVEL, PluginCandidate
+from axcore.plugins.plugin_filter import PluginFilter
+from axcore.registration.record import Record
+from axcore.registration.returns import CORE
 
 State = Literal["found", "blocked", "incompatible", "loaded", "failed"]
 
@@ -29,7 +30,7 @@ class Plugin:
         records: What it brought, sorted.
     """
 
-    candidate: Candidate
+    candidate: PluginCandidate
     state: State = "found"
     reason: str = ""
     error: BaseException | None = attrs.field(default=None, eq=False)
@@ -61,18 +62,20 @@ class Plugin:
         return attrs.evolve(self, state="failed", error=error, records=())
 
 
-def survey(candidates: Iterable[Candidate], choice: Choice) -> tuple[Plugin, ...]:
+def survey(
+    candidates: Iterable[PluginCandidate], plugin_filter: PluginFilter
+) -> tuple[Plugin, ...]:
     """Returns one plugin per name, in order of names, none of them imported yet."""
-    by_name: dict[str, list[Candidate]] = defaultdict(list)
+    by_name: dict[str, list[PluginCandidate]] = defaultdict(list)
     for candidate in candidates:
         by_name[candidate.name].append(candidate)
-    return tuple(_first_look(by_name[name], choice) for name in sorted(by_name))
+    return tuple(_first_look(by_name[name], plugin_filter) for name in sorted(by_name))
 
 
-def _first_look(offers: list[Candidate], choice: Choice) -> Plugin:
+def _first_look(offers: list[PluginCandidate], plugin_filter: PluginFilter) -> Plugin:
     fitting = [offer for offer in offers if offer.level == LEVEL]
     plugin = Plugin(candidate=(fitting or offers)[0])
-    blocked = choice.why_not(plugin.name)
+    blocked = plugin_filter.exclusion_reason(plugin.name)
     if blocked:
         return attrs.evolve(plugin, state="blocked", reason=blocked)
     if not fitting:
@@ -86,16 +89,16 @@ def _first_look(offers: list[Candidate], choice: Choice) -> Plugin:
     return plugin
 
 
-def _reserved(candidate: Candidate) -> PluginError:
+def _reserved(candidate: PluginCandidate) -> PluginError:
     return PluginError(
         f"distribution {candidate.distribution} names its plugin {CORE!r}, which is axcore's own",
-        mend=f"uninstall {candidate.distribution}",
+        hint=f"uninstall {candidate.distribution}",
     )
 
 
-def _offered_twice(offers: list[Candidate]) -> PluginError:
+def _offered_twice(offers: list[PluginCandidate]) -> PluginError:
     distributions = " and ".join(f"{offer.distribution} {offer.version}" for offer in offers)
     return PluginError(
         f"two distributions bring a plugin named {offers[0].name!r}: {distributions}",
-        mend="uninstall one of them",
+        hint="uninstall one of them",
     )

@@ -10,30 +10,33 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from axcore.testing.command_line import CommandLine, Ran
     from axcore.testing.compile_suite import CompileSuite
-    from axcore.testing.contracts import AttentionSample, Case, OpContract, attention_case
+    from axcore.testing.contracts import AttentionTestCase, Case, OpContract, attention_case
     from axcore.testing.data_source_suite import DataSourceSuite
     from axcore.testing.dist import make_dist
     from axcore.testing.experiment_suite import ExperimentSuite
-    from axcore.testing.grouped_matmul_contract import GroupedMatmulSample, grouped_matmul_case
+    from axcore.testing.grouped_matmul_contract import GroupedMatmulTestCase, grouped_matmul_case
     from axcore.testing.kernel_suite import KernelSuite
     from axcore.testing.launcher_suite import LauncherSuite
+    from axcore.testing.layer_suite import LayerSuite
     from axcore.testing.mesh_rule_suite import MeshRuleSuite
     from axcore.testing.modifier_suite import ModifierSuite
     from axcore.testing.plugin_suite import PluginSuite
     from axcore.testing.storage_suite import StorageSuite
     from axcore.testing.tiny import small_experiment
+    from axcore.testing.trainers import trainer_on
     from axcore.testing.writer_suite import WriterSuite
 
 _HOMES = {
-    "AttentionSample": "contracts",
+    "AttentionTestCase": "contracts",
     "Case": "contracts",
     "CommandLine": "command_line",
     "CompileSuite": "compile_suite",
     "DataSourceSuite": "data_source_suite",
     "ExperimentSuite": "experiment_suite",
-    "GroupedMatmulSample": "grouped_matmul_contract",
+    "GroupedMatmulTestCase": "grouped_matmul_contract",
     "KernelSuite": "kernel_suite",
     "LauncherSuite": "launcher_suite",
+    "LayerSuite": "layer_suite",
     "MeshRuleSuite": "mesh_rule_suite",
     "ModifierSuite": "modifier_suite",
     "OpContract": "contracts",
@@ -45,18 +48,20 @@ _HOMES = {
     "grouped_matmul_case": "grouped_matmul_contract",
     "make_dist": "dist",
     "small_experiment": "tiny",
+    "trainer_on": "trainers",
 }
 
 __all__ = [
-    "AttentionSample",
+    "AttentionTestCase",
     "Case",
     "CommandLine",
     "CompileSuite",
     "DataSourceSuite",
     "ExperimentSuite",
-    "GroupedMatmulSample",
+    "GroupedMatmulTestCase",
     "KernelSuite",
     "LauncherSuite",
+    "LayerSuite",
     "MeshRuleSuite",
     "ModifierSuite",
     "OpContract",
@@ -68,6 +73,7 @@ __all__ = [
     "grouped_matmul_case",
     "make_dist",
     "small_experiment",
+    "trainer_on",
 ]
 
 

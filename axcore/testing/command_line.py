@@ -33,7 +33,7 @@ class CommandLine:
     def __call__(self, *arguments: str, **environment: str) -> Ran:
         """Runs `axcore` to its end; what is on `sys.path` here is found there, too."""
         done = subprocess.run(
-            [sys.executable, "-m", "axcore.cli.main", *arguments],
+            [sys.executable, "-m", "axcore", *arguments],
             cwd=self.folder,
             capture_output=True,
             text=True,

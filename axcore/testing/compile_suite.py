@@ -5,7 +5,7 @@ the hardware's own compiler refuses them. One process compiles for one target:
 `python -m axcore.testing.compile_tests` starts one for each.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import attrs
@@ -17,8 +17,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from axcore.ops import KernelPolicy, use_policy
 from axcore.parallel import make_mesh
 from axcore.plugins import Hardware, Kernel
-from axcore.plugins.record import Record
-from axcore.testing.contracts import Case
+from axcore.registration.record import Record
+from axcore.testing.contracts import Case, contract_of, functions_of
 from axcore.testing.suite import Suite
 
 
@@ -70,13 +70,16 @@ class CompileSuite(Suite):
             CompileTrial(kernel, case, dtype, target)
             for target in self.targets
             for kernel in self.records()
-            if kernel.why_not_on(Hardware.parse(target)) is None
+            if kernel.unsupported_hardware_reason(Hardware.parse(target)) is None
             for case in self.cases(kernel)
             for dtype in self.dtypes
         ]
 
     def test_kernel_compiles_forward_and_backward(
-        self, compile_trial: CompileTrial, compile_devices: Sequence[Any]
+        self,
+        compile_trial: CompileTrial,
+        compile_devices: Sequence[Any],
+        record_property: Callable[[str, object], None],
     ) -> None:
         """The compiler takes it, and the program calls it."""
         trial = compile_trial
@@ -86,6 +89,9 @@ class CompileSuite(Suite):
         policy = KernelPolicy(hardware=Hardware.parse(trial.target))
         with use_policy(policy), jax.set_mesh(mesh):
             program = jax.jit(_loss_and_gradient(trial, spec)).lower(_whole(inputs, mesh)).compile()
+        memory = program.memory_analysis()
+        if memory is not None:
+            record_property("temporary_bytes", memory.temp_size_in_bytes)
         name, least = self.calls[trial.kernel.name]
         assert (program.as_text() or "").count(name) >= least
 
@@ -102,14 +108,14 @@ def _abstract(case: Case, dtype: str) -> tuple[Any, Any]:
 
 
 def _refusal(kernel: Kernel, case: Case, dtype: str) -> str | None:
-    if kernel.accepts is None:
+    if kernel.unsupported_reason is None:
         return None
-    answer: str | None = kernel.accepts.resolve()(case.abstract_call(dtype))
+    answer: str | None = kernel.unsupported_reason.resolve()(case.abstract_call(dtype))
     return answer
 
 
 def _loss_and_gradient(trial: CompileTrial, spec: Any) -> Any:
-    kernel = trial.kernel.fn.resolve()
+    kernel = contract_of(trial.kernel.op).function(trial.kernel, functions_of(trial.kernel))
 
     def loss(inputs: Any) -> Any:
         outputs = jax.tree.leaves(trial.case.run(kernel, inputs, spec))

@@ -7,31 +7,43 @@ import attrs
 import jax
 import jax.numpy as jnp
 
-from axcore.ops import Call, ForwardOnly
-from axcore.ops.attention_blockwise import blockwise_backward
-from axcore.ops.attention_kernels import ATTENTION_BACKWARD as BACKWARD
-from axcore.ops.attention_kernels import attention_call
-from axcore.ops.attention_reference import attention_reference
-from axcore.ops.attention_samples import ATTENTION_SAMPLES, AttentionSample
-from axcore.ops.attention_types import AttentionInputs, AttentionSpec
-from axcore.ops.attention_vjp import attention_from_halves
-from axcore.ops.cross_entropy import cross_entropy_call
-from axcore.ops.cross_entropy_reference import cross_entropy_reference
-from axcore.ops.cross_entropy_samples import CROSS_ENTROPY_SAMPLES, CrossEntropySample
+from axcore.errors import PluginError
+from axcore.ops import Call
+from axcore.ops.attention.blockwise import blockwise_backward
+from axcore.ops.attention.contract import ATTENTION_TEST_CASES, AttentionTestCase
+from axcore.ops.attention.kernels import ATTENTION_OP, attention_call
+from axcore.ops.attention.reference import attention_reference
+from axcore.ops.cross_entropy.api import CROSS_ENTROPY_OP, cross_entropy_call
+from axcore.ops.cross_entropy.contract import CROSS_ENTROPY_TEST_CASES, CrossEntropyTestCase
+from axcore.ops.cross_entropy.portable import cross_entropy_portable_backward
+from axcore.ops.cross_entropy.reference import (
+    cross_entropy_reference,
+    token_statistics_reference,
+)
+from axcore.ops.dispatch.kernel_op import KernelOp
+from axcore.plugins import Kernel, Op, plugin_host
 
 __all__ = [
     "ATTENTION",
     "ATTENTION_BACKWARD",
     "CROSS_ENTROPY",
-    "AttentionSample",
+    "CROSS_ENTROPY_BACKWARD",
+    "AttentionTestCase",
     "Case",
     "OpContract",
     "attention_backward_case",
     "attention_case",
+    "backward_contract",
+    "contract_of",
+    "functions_of",
 ]
 
 Make = Callable[[Any], tuple[Any, Any]]
 Run = Callable[[Any, Any, Any], Any]
+
+
+def _run_as_it_is(function: Any, inputs: Any, spec: Any) -> Any:
+    return function(inputs, spec)
 
 
 @attrs.frozen(kw_only=True)
@@ -42,15 +54,15 @@ class Case:
         name: Unique among the op's cases.
         make: From a dtype to `(inputs, spec)`: a pytree of arrays, and static choices. Equal each
             time.
-        call: From inputs, which may be traced, and spec to the call that `accepts` is asked about.
-        run: From a kernel, inputs and spec to a pytree of float arrays without infinities, which
-            is differentiated as it stands.
+        call: From inputs, which may be traced, and spec to the call that kernels are asked about.
+        run: From a function `(inputs, spec)`, inputs and spec to a pytree of float arrays without
+            infinities, which is differentiated as it is.
     """
 
     name: str
     make: Make
     call: Callable[[Any, Any], Call]
-    run: Run
+    run: Run = _run_as_it_is
 
     def abstract_call(self, dtype: Any) -> Call:
         """Returns the call, without computing anything."""
@@ -70,26 +82,65 @@ class OpContract:
     """What kernels of an op must do.
 
     Args:
-        reference: The kernel that defines what the op means.
+        op: How the op calls its kernels.
+        reference: The op's function that defines what it means; differentiable.
         cases: Calls to try.
         model_cases: Calls as large as models make them, which `axcore kernels tune` times.
+        forward: The forward kernel by which backward kernels are proven, for an op that has them.
+        backward: The backward kernel by which forward kernels are proven.
     """
 
+    op: KernelOp
     reference: Any
     cases: tuple[Case, ...]
     model_cases: tuple[Case, ...] = ()
+    forward: Any = None
+    backward: Any = None
+
+    def function(self, kernel: Kernel, implementation: Any) -> Callable[[Any, Any], Any]:
+        """Returns the op by a kernel: a function `(inputs, spec)` that JAX differentiates.
+
+        Args:
+            kernel: The kernel's record.
+            implementation: Its function, or another form of it; of a record that has a backward
+                function too, both.
+        """
+        if kernel.op == self.op.backward:
+            return self.op.with_gradient(self.forward, self.op.sharded(kernel, implementation))
+        forward, backward = (
+            implementation if kernel.backward is not None else (implementation, self.backward)
+        )
+        return self.op.function(kernel, forward, backward)
 
 
-def attention_case(sample: AttentionSample, *, with_lse: bool = False) -> Case:
+def functions_of(kernel: Kernel) -> Any:
+    """Returns a kernel's function; of a record that has a backward function too, both."""
+    forward = kernel.forward.resolve()
+    return forward if kernel.backward is None else (forward, kernel.backward.resolve())
+
+
+def contract_of(op: str) -> OpContract:
+    """Returns the contract of an installed op.
+
+    Raises:
+        PluginError: It has none.
+    """
+    (record,) = [one for one in plugin_host().records(Op) if one.name == op]
+    if record.contract is None:
+        raise PluginError(
+            f"op {op!r} has no contract, so its kernels cannot be proven",
+            where=f"op {op!r} of plugin {record.plugin!r}",
+            hint="give the Op a `contract`: a Ref to an axcore.testing.OpContract",
+        )
+    contract: OpContract = record.contract.resolve()
+    return contract
+
+
+def attention_case(sample: AttentionTestCase, *, with_lse: bool = False) -> Case:
     """Returns the case of a sample, with the log-sum-exp asked for or not."""
 
-    def run(kernel: Any, inputs: Any, spec: Any) -> Any:
-        if isinstance(kernel, ForwardOnly):
-            o, lse = attention_from_halves(
-                inputs, spec, forward=kernel.forward, backward=blockwise_backward
-            )
-        else:
-            o, lse = kernel(inputs, spec)
+    def run(attend: Any, inputs: Any, spec: Any) -> Any:
+        o, lse = attend(inputs, spec)
         return (o, jnp.where(jnp.isfinite(lse), lse, 0.0)) if with_lse else (o,)
 
     return Case(
@@ -100,50 +151,37 @@ def attention_case(sample: AttentionSample, *, with_lse: bool = False) -> Case:
     )
 
 
-def attention_backward_case(sample: AttentionSample, *, with_lse: bool = False) -> Case:
-    """Returns the case of a sample for backward kernels, fed by the reference's forward pass."""
-    return _backward_case(attention_case(sample, with_lse=with_lse))
+def attention_backward_case(sample: AttentionTestCase, *, with_lse: bool = False) -> Case:
+    """Returns the case of a sample for backward kernels."""
+    return _of_backward(attention_case(sample, with_lse=with_lse))
 
 
-def _backward_case(case: Case) -> Case:
+def _of_backward(case: Case) -> Case:
+    def call(inputs: Any, spec: Any) -> Call:
+        return attrs.evolve(case.call(inputs, spec), op=f"{case.call(inputs, spec).op}_backward")
 
-    def run(kernel: Any, inputs: Any, spec: Any) -> Any:
-        if kernel is attention_reference:
-            return case.run(kernel, inputs, spec)
+    return attrs.evolve(case, call=call)
 
-        def halves(inputs: Any, spec: Any) -> Any:
-            return attention_from_halves(inputs, spec, forward=attention_reference, backward=kernel)
 
-        return case.run(halves, inputs, spec)
-
-    return attrs.evolve(
-        case, run=run, call=lambda inputs, spec: attrs.evolve(case.call(inputs, spec), op=BACKWARD)
+def backward_contract(contract: OpContract) -> OpContract:
+    """Returns the contract of an op's backward kernels, from that of its forward ones."""
+    cases, model_cases = (
+        tuple(_of_backward(case) for case in some)
+        for some in (contract.cases, contract.model_cases)
     )
+    return attrs.evolve(contract, cases=cases, model_cases=model_cases)
 
 
 _WITH_LSE = tuple(
     attention_case(sample, with_lse=True)
-    for sample in ATTENTION_SAMPLES
+    for sample in ATTENTION_TEST_CASES
     if sample.name in ("plain", "everything")
 )
 
 
-def _backward_alone(case: Case) -> Case:
-    """Returns the case for timing backward kernels, after a forward pass that does nothing."""
-
-    def forward(inputs: AttentionInputs, spec: AttentionSpec) -> tuple[jax.Array, jax.Array]:
-        rows, values = inputs.q_BTNH.shape[:3], inputs.v_BSKV.shape[3]
-        return jnp.zeros((*rows, values), inputs.q_BTNH.dtype), jnp.zeros(rows, jnp.float32)
-
-    def run(kernel: Any, inputs: Any, spec: Any) -> Any:
-        return attention_from_halves(inputs, spec, forward=forward, backward=kernel)[0]
-
-    return attrs.evolve(_backward_case(case), run=run)
-
-
 _MODEL_CASES = tuple(
     attention_case(
-        AttentionSample(
+        AttentionTestCase(
             name=f"{tokens}_tokens_of_width_{width}{'_packed' if parts else ''}",
             batch=16384 // tokens,
             queries=tokens,
@@ -162,34 +200,36 @@ _MODEL_CASES = tuple(
 )
 
 ATTENTION = OpContract(
+    op=ATTENTION_OP,
     reference=attention_reference,
-    cases=(*(attention_case(sample) for sample in ATTENTION_SAMPLES), *_WITH_LSE),
+    cases=(*(attention_case(sample) for sample in ATTENTION_TEST_CASES), *_WITH_LSE),
     model_cases=_MODEL_CASES,
+    forward=attention_reference,
+    backward=blockwise_backward,
 )
 
-ATTENTION_BACKWARD = OpContract(
-    reference=attention_reference,
-    cases=tuple(_backward_case(case) for case in ATTENTION.cases),
-    model_cases=tuple(_backward_alone(case) for case in _MODEL_CASES),
-)
+ATTENTION_BACKWARD = backward_contract(ATTENTION)
 
 
-def cross_entropy_case(sample: CrossEntropySample) -> Case:
+def cross_entropy_case(sample: CrossEntropyTestCase) -> Case:
     """Returns the case of a sample."""
     return Case(
         name=sample.name,
         make=sample.make,
         call=cross_entropy_call,
-        run=lambda kernel, inputs, spec: tuple(kernel(inputs, spec))[:2],
+        run=lambda function, inputs, spec: tuple(function(inputs, spec))[:2],
     )
 
 
 CROSS_ENTROPY = OpContract(
+    op=CROSS_ENTROPY_OP,
     reference=cross_entropy_reference,
-    cases=tuple(cross_entropy_case(sample) for sample in CROSS_ENTROPY_SAMPLES),
+    forward=token_statistics_reference,
+    backward=cross_entropy_portable_backward,
+    cases=tuple(cross_entropy_case(sample) for sample in CROSS_ENTROPY_TEST_CASES),
     model_cases=tuple(
         cross_entropy_case(
-            CrossEntropySample(
+            CrossEntropyTestCase(
                 name=f"{vocabulary}_words_of_width_{width}",
                 leading=(2, 4096),
                 width=width,
@@ -200,3 +240,5 @@ CROSS_ENTROPY = OpContract(
         for width, vocabulary in ((4096, 32000), (4096, 128256))
     ),
 )
+
+CROSS_ENTROPY_BACKWARD = backward_contract(CROSS_ENTROPY)

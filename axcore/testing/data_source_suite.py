@@ -8,7 +8,7 @@ import pytest
 
 from axcore.config import evolve, from_json, to_json
 from axcore.plugins import DataSource
-from axcore.plugins.record import Record
+from axcore.registration.record import Record
 from axcore.testing.suite import Suite
 
 _ENOUGH = 200
@@ -60,7 +60,7 @@ class DataSourceSuite(Suite):
         """The position in a checkpoint gives the very batches that would have followed."""
         from axcore.data import Data
 
-        cfg = Data.Config(source=source_config, seq_len=16, batch_size=2, heldout_fraction=0.0)
+        cfg = Data.Config(source=source_config, seq_len=16, batch_size=2, validation_fraction=0.0)
         first, second = (evolve(cfg).build().train() for _ in range(2))
         next(first)
         second.set_state(first.get_state())

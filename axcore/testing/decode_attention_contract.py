@@ -4,13 +4,13 @@ from typing import Any
 
 from jax import Array, lax
 
-from axcore.ops.decode_attention import decode_call
-from axcore.ops.decode_attention_reference import decode_attention_reference
-from axcore.ops.decode_attention_samples import DECODE_SAMPLES, DecodeSample
-from axcore.ops.decode_attention_types import DecodeInputs, DecodeSpec
+from axcore.ops.decode.api import DECODE_ATTENTION_OP, decode_call
+from axcore.ops.decode.contract import DECODE_TEST_CASES, DecodeTestCase
+from axcore.ops.decode.reference import decode_attention_reference
+from axcore.ops.decode.types import DecodeInputs, DecodeSpec
 from axcore.testing.contracts import Case, OpContract
 
-__all__ = ["DECODE_ATTENTION", "DecodeSample", "decode_case"]
+__all__ = ["DECODE_ATTENTION", "DecodeTestCase", "decode_case"]
 
 
 def _run(kernel: Any, inputs: DecodeInputs, spec: DecodeSpec) -> Array:
@@ -19,12 +19,13 @@ def _run(kernel: Any, inputs: DecodeInputs, spec: DecodeSpec) -> Array:
     return o_BTNV
 
 
-def decode_case(sample: DecodeSample) -> Case:
+def decode_case(sample: DecodeTestCase) -> Case:
     """Returns the case of a sample."""
     return Case(name=sample.name, make=sample.make, call=decode_call, run=_run)
 
 
 DECODE_ATTENTION = OpContract(
+    op=DECODE_ATTENTION_OP,
     reference=decode_attention_reference,
-    cases=tuple(decode_case(sample) for sample in DECODE_SAMPLES),
+    cases=tuple(decode_case(sample) for sample in DECODE_TEST_CASES),
 )

@@ -2,10 +2,11 @@
 
 from typing import Any, ClassVar
 
-from axcore.config import REQUIRED, evolve, from_json, render_config, to_json, walk
+from axcore.config import evolve, from_json, render_config, to_json
 from axcore.plugins import Experiment, HardwareFamily, MeshRule, plugin_host
-from axcore.plugins.record import Record
+from axcore.registration.record import Record
 from axcore.testing.suite import Suite
+from axcore.testing.trainers import trainer_on
 
 
 class ExperimentSuite(Suite):
@@ -14,15 +15,8 @@ class ExperimentSuite(Suite):
     kind: ClassVar[type[Record]] = Experiment
 
     def complete(self, cfg: Any) -> Any:
-        """Returns the config with what an experiment leaves to its user: a corpus, a tokenizer.
-
-        Where either is left open, stand-ins take the place of it that read no file.
-        """
-        from axcore.data import ByteTokenizer, TextFiles
-
-        stand_ins = {"source": TextFiles.Config(folder="."), "tokenizer": ByteTokenizer.Config()}
-        left_open = {name: new for name, new in stand_ins.items() if _is_open(cfg.data, name)}
-        return evolve(cfg, data=evolve(cfg.data, **left_open))
+        """Returns the config with data that needs no file; batches have the same shapes."""
+        return evolve(cfg, data=cfg.data.for_shapes())
 
     def test_experiment_is_the_same_each_time(self, record: Experiment) -> None:
         """Nothing but the function decides what it is."""
@@ -37,27 +31,18 @@ class ExperimentSuite(Suite):
 
     def test_step_can_be_traced(self, record: Experiment) -> None:
         """Nothing is left to fill in, parts fit together, and kernels can be chosen."""
-        import jax
-
-        from axcore.trainer import Trainer
-
-        trainer = Trainer(self.complete(record.fn.resolve()()), devices=jax.devices()[:1])
+        trainer = trainer_on(self.complete(record.fn.resolve()()), 1)
         assert trainer.kernel_plan().choices
 
     def test_experiment_can_be_laid_out_on_hardware_that_has_a_mesh_rule(
         self, record: Experiment
     ) -> None:
         """Its own rules, and those of plugins, apply to it."""
-        from axcore.trainer import for_hardware
+        from axcore.trainer import resolve
 
         cfg = record.fn.resolve()()
         for machine in _machines(cfg):
-            laid_out, _ = for_hardware(cfg, machine)
-            assert laid_out.mesh is not None
-
-
-def _is_open(data: Any, name: str) -> bool:
-    return any(value is REQUIRED for _, value in walk(getattr(data, name)))
+            assert resolve(cfg, machine).config.mesh is not None
 
 
 def _machines(cfg: Any) -> list[Any]:

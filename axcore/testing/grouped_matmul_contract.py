@@ -1,41 +1,35 @@
 """What `grouped_matmul` promises: its contract, for kernels of it."""
 
-from typing import Any
+from axcore.ops.grouped_matmul.api import GROUPED_MATMUL_OP, grouped_matmul_call
+from axcore.ops.grouped_matmul.contract import GROUPED_MATMUL_TEST_CASES, GroupedMatmulTestCase
+from axcore.ops.grouped_matmul.portable import grouped_matmul_portable_backward
+from axcore.ops.grouped_matmul.reference import grouped_matmul_reference
+from axcore.testing.contracts import Case, OpContract, backward_contract
 
-from jax import Array
-
-from axcore.ops.call import Call
-from axcore.ops.grouped_matmul import grouped_matmul_call
-from axcore.ops.grouped_matmul_reference import grouped_matmul_reference
-from axcore.ops.grouped_matmul_samples import GROUPED_MATMUL_SAMPLES, GroupedMatmulSample
-from axcore.testing.contracts import Case, OpContract
-
-__all__ = ["GROUPED_MATMUL", "GroupedMatmulSample", "grouped_matmul_case"]
-
-_Inputs = tuple[Array, Array, Array]
-
-
-def _call(inputs: _Inputs, spec: None) -> Call:
-    return grouped_matmul_call(*inputs)
+__all__ = [
+    "GROUPED_MATMUL",
+    "GROUPED_MATMUL_BACKWARD",
+    "GroupedMatmulTestCase",
+    "grouped_matmul_case",
+]
 
 
-def _run(kernel: Any, inputs: _Inputs, spec: None) -> Any:
-    return kernel(*inputs)
-
-
-def grouped_matmul_case(sample: GroupedMatmulSample) -> Case:
+def grouped_matmul_case(sample: GroupedMatmulTestCase) -> Case:
     """Returns the case of a sample."""
     return Case(
-        name=sample.name, make=lambda dtype: (sample.make(dtype), None), call=_call, run=_run
+        name=sample.name, make=lambda dtype: (sample.make(dtype), None), call=grouped_matmul_call
     )
 
 
 GROUPED_MATMUL = OpContract(
+    op=GROUPED_MATMUL_OP,
     reference=grouped_matmul_reference,
-    cases=tuple(grouped_matmul_case(sample) for sample in GROUPED_MATMUL_SAMPLES),
+    forward=grouped_matmul_reference,
+    backward=grouped_matmul_portable_backward,
+    cases=tuple(grouped_matmul_case(sample) for sample in GROUPED_MATMUL_TEST_CASES),
     model_cases=tuple(
         grouped_matmul_case(
-            GroupedMatmulSample(
+            GroupedMatmulTestCase(
                 name=f"{num_groups}_experts_of_{width}_by_{out_width}",
                 group_sizes=tuple(16384 // num_groups + shift for shift in (-8, 8))
                 * (num_groups // 2),
@@ -47,3 +41,5 @@ GROUPED_MATMUL = OpContract(
         for num_groups, width, out_width in ((8, 4096, 14336), (40, 2048, 1408))
     ),
 )
+
+GROUPED_MATMUL_BACKWARD = backward_contract(GROUPED_MATMUL)

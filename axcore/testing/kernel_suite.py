@@ -14,13 +14,12 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from axcore.errors import PluginError
 from axcore.ops import Call
-from axcore.ops.tolerance import TOLERANCES, relative_error
+from axcore.ops.dispatch.tolerance import TOLERANCES, relative_error
 from axcore.parallel import make_mesh
-from axcore.plugins import Hardware, HardwareFamily, Kernel, Op, plugin_host
-from axcore.plugins.record import Record
-from axcore.testing.contracts import Case, OpContract
+from axcore.plugins import Hardware, HardwareFamily, Kernel, plugin_host
+from axcore.registration.record import Record
+from axcore.testing.contracts import Case, contract_of, functions_of
 from axcore.testing.suite import Suite
 
 MESHES = ({"fsdp": 2, "model": 2}, {"data": 2, "seq": 2, "model": 2})
@@ -48,7 +47,7 @@ class KernelSuite(Suite):
     Attributes:
         dtypes: Dtypes of the inputs.
         case_names: Names of the cases to try; None for all.
-        hardware: Targets that `on` is asked about, beside a host of every known generation.
+        hardware: Targets that `requires` is asked about, beside a host of every known generation.
     """
 
     kind: ClassVar[type[Record]] = Kernel
@@ -57,11 +56,18 @@ class KernelSuite(Suite):
     hardware: ClassVar[tuple[str, ...]] = ()
 
     def implementation(self, kernel: Kernel) -> Any:
-        """Returns the function to try; override to give one that runs on any device."""
-        reason = kernel.why_not_on(Hardware.detect())
+        """Returns the kernel's function to try; override to give one that runs on any device.
+
+        Of a record that names a backward function, too, it is both, forward first.
+        """
+        reason = kernel.unsupported_hardware_reason(Hardware.detect())
         if reason is not None:
             pytest.skip(f"{kernel.key} does not run here: {reason}")
-        return kernel.fn.resolve()
+        return functions_of(kernel)
+
+    def function(self, kernel: Kernel) -> Any:
+        """Returns the op by the kernel, as a function `(inputs, spec)` that JAX differentiates."""
+        return contract_of(kernel.op).function(kernel, self.implementation(kernel))
 
     def extra_cases(self, kernel: Kernel) -> tuple[Case, ...]:
         """Returns cases beside those of the op: sizes that only this kernel takes, for example."""
@@ -77,16 +83,19 @@ class KernelSuite(Suite):
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Makes a test of each record, of each trial, or of the first trial of each record."""
         super().pytest_generate_tests(metafunc)
-        for name, most in (("trial", None), ("first_trial", 1)):
+        for name, most in (("trial", None), ("first_trial", 1), ("compiler_trial", 1)):
             if name in metafunc.fixturenames:
                 trials = [
-                    trial for kernel in self.records() for trial in self._trials(kernel)[:most]
+                    trial
+                    for kernel in self.records()
+                    for trial in self._trials(kernel)[:most]
+                    if name != "compiler_trial" or kernel.partitioned_by == "compiler"
                 ]
                 ids = [f"{one.kernel.key}-{one.case.name}-{one.dtype}" for one in trials]
                 metafunc.parametrize(name, trials, ids=ids)
 
     def _cases(self, kernel: Kernel) -> Iterator[Case]:
-        for case in (*_contract(kernel.op).cases, *self.extra_cases(kernel)):
+        for case in (*contract_of(kernel.op).cases, *self.extra_cases(kernel)):
             if self.case_names is None or case.name in self.case_names:
                 yield case
 
@@ -102,7 +111,7 @@ class KernelSuite(Suite):
         """Returns values and gradients on one device, computed once for the claims that ask."""
         key = (type(self), trial.kernel.key, trial.case.name, trial.dtype)
         if key not in _ALONE:
-            _ALONE[key] = _values_and_gradients(self.implementation(trial.kernel), trial)
+            _ALONE[key] = _values_and_gradients(self.function(trial.kernel), trial)
         return _ALONE[key]
 
     # -- Claims ------------------------------------------------------------------------------
@@ -117,7 +126,7 @@ class KernelSuite(Suite):
 
     def test_kernel_equals_the_reference_forward_and_backward(self, trial: Trial) -> None:
         """Values and gradients are within the op's tolerance of the dtype."""
-        kernel = self.implementation(trial.kernel)
+        kernel = self.function(trial.kernel)
         forward, backward = self.tolerance(trial.dtype)
         values, gradients = _values_and_gradients(kernel, trial)
         wanted_values, wanted_gradients = _reference(trial)
@@ -126,7 +135,7 @@ class KernelSuite(Suite):
 
     def test_jit_changes_nothing(self, first_trial: Trial) -> None:
         """The kernel does the same outside of jit."""
-        kernel = self.implementation(first_trial.kernel)
+        kernel = self.function(first_trial.kernel)
         inputs, spec = first_trial.case.make(first_trial.dtype)
         run = functools.partial(first_trial.case.run, kernel)
         jitted = jax.jit(lambda given: run(given, spec))(inputs)
@@ -134,7 +143,7 @@ class KernelSuite(Suite):
 
     def test_vmap_equals_one_call_after_another(self, first_trial: Trial) -> None:
         """Calls in a batch do not see each other."""
-        kernel = self.implementation(first_trial.kernel)
+        kernel = self.function(first_trial.kernel)
         inputs, spec = first_trial.case.make(first_trial.dtype)
         other = jax.tree.map(lambda x: -x / 2 if _is_float(x) else x, inputs)
         run = jax.jit(lambda given: first_trial.case.run(kernel, given, spec))
@@ -144,25 +153,25 @@ class KernelSuite(Suite):
 
     def test_remat_changes_no_gradient(self, first_trial: Trial) -> None:
         """The forward pass computed again gives the gradients of the first one."""
-        kernel = self.implementation(first_trial.kernel)
+        kernel = self.function(first_trial.kernel)
         _, gradients = self._alone(first_trial)
         _, again = _values_and_gradients(kernel, first_trial, remat=True)
         assert _worst(again, gradients) <= self.tolerance(first_trial.dtype)[1]
 
     @pytest.mark.parametrize("sizes", MESHES, ids=["2x2", "2x2x2"])
     def test_devices_of_a_mesh_give_what_one_device_does(
-        self, first_trial: Trial, sizes: dict[str, int]
+        self, compiler_trial: Trial, sizes: dict[str, int]
     ) -> None:
-        """Rows and heads are split over devices; values and gradients stay."""
-        kernel = self.implementation(first_trial.kernel)
-        alone = self._alone(first_trial)
+        """The compiler splits rows and heads; what the op splits is proven once for all kernels."""
+        kernel = self.function(compiler_trial.kernel)
+        alone = self._alone(compiler_trial)
         num_devices = math.prod(sizes.values())
         if jax.device_count() < num_devices:
             pytest.skip(f"needs {num_devices} devices; there are {jax.device_count()}")
         with jax.set_mesh(make_mesh(sizes, jax.devices()[:num_devices])):
-            split = _values_and_gradients(kernel, first_trial)
+            split = _values_and_gradients(kernel, compiler_trial)
         for got, wanted, allowed in zip(
-            split, alone, self.tolerance(first_trial.dtype), strict=True
+            split, alone, self.tolerance(compiler_trial.dtype), strict=True
         ):
             assert _worst(got, wanted) <= allowed
 
@@ -171,7 +180,11 @@ class KernelSuite(Suite):
     ) -> None:
         """So a choice can be made, and explained, for hardware that is not at hand."""
         calls = [case.abstract_call(dtype) for case in self._cases(record) for dtype in self.dtypes]
-        accepts = record.accepts.resolve() if record.accepts is not None else _anything
+        unsupported_reason = (
+            record.unsupported_reason.resolve()
+            if record.unsupported_reason is not None
+            else _anything
+        )
 
         def refuse(*args: Any, **kwargs: Any) -> None:
             raise AssertionError("a predicate asked jax for devices; it is given values")
@@ -179,27 +192,15 @@ class KernelSuite(Suite):
         for name in ("devices", "local_devices", "device_count", "default_backend"):
             monkeypatch.setattr(jax, name, refuse)
         for hardware in self._machines():
-            assert _is_answer(record.on(hardware)), f"on({hardware.name})"
+            assert _is_answer(record.requires(hardware)), f"requires({hardware.name})"
         for call in calls:
-            assert _is_answer(accepts(call)), f"accepts({call})"
-            assert accepts(call) == accepts(call)
+            assert _is_answer(unsupported_reason(call)), f"unsupported_reason({call})"
+            assert unsupported_reason(call) == unsupported_reason(call)
 
     def _machines(self) -> list[Hardware]:
         known = [host for f in plugin_host().records(HardwareFamily) for host in f.hosts]
         unknown = Hardware(family="nobody", generation="unknown")
         return [*known, unknown, *(Hardware.parse(name) for name in self.hardware)]
-
-
-def _contract(op: str) -> OpContract:
-    (record,) = [one for one in plugin_host().records(Op) if one.name == op]
-    if record.contract is None:
-        raise PluginError(
-            f"op {op!r} has no contract, so its kernels cannot be proven",
-            where=f"op {op!r} of plugin {record.plugin!r}",
-            mend="give the Op a `contract`: a Ref to an axcore.testing.OpContract",
-        )
-    contract: OpContract = record.contract.resolve()
-    return contract
 
 
 @functools.cache
@@ -208,9 +209,9 @@ def _call(case: Case, dtype: str) -> Call:
 
 
 def _answer(kernel: Kernel, case: Case, dtype: str) -> str | None:
-    if kernel.accepts is None:
+    if kernel.unsupported_reason is None:
         return None
-    answer: str | None = kernel.accepts.resolve()(_call(case, dtype))
+    answer: str | None = kernel.unsupported_reason.resolve()(_call(case, dtype))
     return answer
 
 
@@ -224,7 +225,7 @@ def _is_answer(answer: object) -> bool:
 
 @functools.lru_cache(maxsize=64)
 def _reference(trial: Trial) -> tuple[Any, Any]:
-    return _values_and_gradients(_contract(trial.kernel.op).reference, trial)
+    return _values_and_gradients(contract_of(trial.kernel.op).reference, trial)
 
 
 def _values_and_gradients(kernel: Any, trial: Trial, *, remat: bool = False) -> tuple[Any, Any]:

@@ -9,7 +9,7 @@ import pytest
 from axcore.config import from_json, to_json
 from axcore.errors import AxcoreError
 from axcore.plugins import JobLauncher
-from axcore.plugins.record import Record
+from axcore.registration.record import Record
 from axcore.testing.suite import Suite
 
 _ARGUMENTS = ("tiny", "--dir", "/runs/a run", "--set", "prompt=a b")
@@ -30,7 +30,7 @@ class LauncherSuite(Suite):
     def environments(self, record: JobLauncher) -> Iterator[Mapping[str, str]]:
         """Yields what the engine sets in each of 3 processes of a run, in their order.
 
-        Override where the record names `place`; the tests of it are skipped otherwise.
+        Override where the record names `process_info`; the tests of it are skipped otherwise.
         """
         pytest.skip(f"override environments() to say what {record.name} sets in processes")
 
@@ -40,7 +40,7 @@ class LauncherSuite(Suite):
         return self.make(record)
 
     def test_config_is_saved_and_read_back(self, launcher: Any) -> None:
-        """So that it can stand in a file."""
+        """So that it can be written to a file."""
         assert from_json(to_json(launcher)) == launcher
 
     def test_render_is_the_same_each_time_and_ends_a_line(self, launcher: Any) -> None:
@@ -97,6 +97,6 @@ def _render(launcher: Any, processes: int, *, name: str = "suite") -> str:
 
 
 def _place_of(record: JobLauncher) -> Any:
-    if record.place is None:
-        pytest.skip(f"{record.name} tells processes by flags or their variables")
-    return record.place.resolve()
+    if record.process_info is None:
+        pytest.skip(f"{record.name} identifies processes by flags or their variables")
+    return record.process_info.resolve()

@@ -8,8 +8,9 @@ from typing import Any, ClassVar
 import pytest
 
 from axcore.config import diff_config, evolve
-from axcore.plugins import Hardware, HardwareFamily, MeshRule, apply_modifier, plugin_host
-from axcore.plugins.record import Record
+from axcore.modifiers import apply_modifier
+from axcore.plugins import Hardware, HardwareFamily, MeshRule, plugin_host
+from axcore.registration.record import Record
 from axcore.testing.suite import Suite
 
 LAYOUT = (
@@ -18,6 +19,7 @@ LAYOUT = (
     "activation_rules*",
     "kernels*",
     "allow_kernels*",
+    "kernel_choice",
     "num_micro_batches",
     "**remat*",
 )

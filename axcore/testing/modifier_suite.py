@@ -7,8 +7,9 @@ from typing import Any, ClassVar
 import pytest
 
 from axcore.config import from_json, to_json
-from axcore.plugins import Hardware, Modifier, apply_modifier
-from axcore.plugins.record import Record
+from axcore.modifiers import apply_modifier
+from axcore.plugins import Hardware, Modifier
+from axcore.registration.record import Record
 from axcore.testing.suite import Suite
 
 
@@ -16,7 +17,7 @@ class ModifierSuite(Suite):
     """Proves modifiers: `class TestModifiers(ModifierSuite): plugin = "axl-acme"`.
 
     Attributes:
-        target: Name of the hardware that modifiers are told of.
+        target: Name of the hardware that modifiers get.
         values: Fields to set, by the key of a modifier that does nothing with its defaults.
     """
 
@@ -56,7 +57,7 @@ class ModifierSuite(Suite):
     def test_modifier_asks_no_device(
         self, record: Modifier, subject_config: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """It is told of the hardware, so that configs can be made for machines not at hand."""
+        """It gets the hardware, so that configs can be made for machines not at hand."""
         import jax
 
         def refuse(*args: Any, **kwargs: Any) -> None:

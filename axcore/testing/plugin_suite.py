@@ -10,6 +10,7 @@ import attrs
 import click
 
 from axcore.config import find_config, is_config
+from axcore.hardware.targets import parse_target
 from axcore.plugins import (
     CheckpointStorage,
     Command,
@@ -30,7 +31,6 @@ from axcore.plugins import (
     plugin_host,
     wanted_flags,
 )
-from axcore.plugins.targets import parse_target
 from axcore.testing.suite import Suite
 
 
@@ -96,9 +96,10 @@ def _check_family(record: HardwareFamily) -> None:
 
 def _check_kernel(record: Kernel) -> None:
     hosts = [host for family in plugin_host().records(HardwareFamily) for host in family.hosts]
-    reasons = {host.name: record.why_not_on(host) for host in hosts}
+    reasons = {host.name: record.unsupported_hardware_reason(host) for host in hosts}
     assert None in reasons.values(), f"serves no hardware that is known: {reasons}"
-    assert callable(record.fn.resolve()) or hasattr(record.fn.resolve(), "forward")
+    assert callable(record.forward.resolve())
+    assert record.backward is None or callable(record.backward.resolve())
 
 
 def _check_variant(record: LayerVariant) -> None:
@@ -129,7 +130,7 @@ def _check_launcher(record: JobLauncher) -> None:
     from axcore.launch.launcher import launcher_class
 
     launcher_class(record)
-    assert record.place is None or record.place.resolve()({}) is None
+    assert record.process_info is None or record.process_info.resolve()({}) is None
 
 
 def _check_observer(record: RunObserver) -> None:
@@ -152,7 +153,7 @@ def _check_tokenizer(record: DataTokenizer) -> None:
 
 def _check_flags(record: EnvironmentFlags) -> None:
     hosts = [host for family in plugin_host().records(HardwareFamily) for host in family.hosts]
-    meant = [host for host in hosts if record.on(host) is None]
+    meant = [host for host in hosts if record.requires(host) is None]
     assert meant, "is meant for no hardware that is known"
     for host in meant:
         assert wanted_flags(host, [record])

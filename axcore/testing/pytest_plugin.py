@@ -35,6 +35,7 @@ pytest.register_assert_rewrite(
 )
 
 COMPILE_FOR = "--compile-for"
+OUTCOMES = "--outcomes"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -44,13 +45,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="TARGET",
         help="run only the tests that compile for TARGET; axcore.testing.compile_tests runs all",
     )
+    parser.addoption(
+        OUTCOMES, metavar="FILE", help="write a line of JSON to FILE for each test that passed"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Declares the marker of tests that compile."""
+    """Declares the marker of tests that compile; notes what passed where that was asked for."""
     config.addinivalue_line(
         "markers", f"compile(target): compiles for hardware that is not here; see {COMPILE_FOR}"
     )
+    if config.getoption(OUTCOMES):
+        from axcore.testing.receipts import Outcomes
+
+        config.pluginmanager.register(Outcomes(Path(config.getoption(OUTCOMES))))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -72,11 +80,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(scope="session")
 def compile_devices(request: pytest.FixtureRequest) -> Any:
     """Devices of the hardware that `--compile-for` names, to compile for and not to run on."""
-    from axcore.aot.targets import find_aot_target
+    from axcore.aot.targets import compile_devices, find_aot_target
     from axcore.plugins import Hardware
 
     hardware = Hardware.parse(request.config.getoption(COMPILE_FOR))
-    return find_aot_target(hardware).devices.resolve()(hardware)
+    return compile_devices(find_aot_target(hardware), hardware)
 
 
 @pytest.fixture

@@ -1,34 +1,29 @@
 """What `rms_norm` promises: its contract, for kernels of it."""
 
-from typing import Any
+from axcore.ops.rms_norm.api import RMS_NORM_OP, rms_norm_call
+from axcore.ops.rms_norm.contract import RMS_NORM_TEST_CASES, RmsNormTestCase
+from axcore.ops.rms_norm.portable import rms_norm_portable_backward
+from axcore.ops.rms_norm.reference import rms_norm_reference
+from axcore.testing.contracts import Case, OpContract, backward_contract
 
-from axcore.ops.call import Call
-from axcore.ops.rms_norm import rms_norm_call
-from axcore.ops.rms_norm_reference import rms_norm_reference
-from axcore.ops.rms_norm_samples import RMS_NORM_SAMPLES, RmsNormInputs, RmsNormSample
-from axcore.testing.contracts import Case, OpContract
-
-__all__ = ["RMS_NORM", "RmsNormSample", "rms_norm_case"]
+__all__ = ["RMS_NORM", "RMS_NORM_BACKWARD", "RmsNormTestCase", "rms_norm_case"]
 
 
-def _call(inputs: RmsNormInputs, spec: tuple[float, float]) -> Call:
-    return rms_norm_call(*inputs, *spec)
-
-
-def _run(kernel: Any, inputs: RmsNormInputs, spec: tuple[float, float]) -> Any:
-    return kernel(*inputs, *spec)
-
-
-def rms_norm_case(sample: RmsNormSample) -> Case:
+def rms_norm_case(sample: RmsNormTestCase) -> Case:
     """Returns the case of a sample."""
-    return Case(name=sample.name, make=sample.make, call=_call, run=_run)
+    return Case(name=sample.name, make=sample.make, call=rms_norm_call)
 
 
 RMS_NORM = OpContract(
+    op=RMS_NORM_OP,
     reference=rms_norm_reference,
-    cases=tuple(rms_norm_case(sample) for sample in RMS_NORM_SAMPLES),
+    forward=rms_norm_reference,
+    backward=rms_norm_portable_backward,
+    cases=tuple(rms_norm_case(sample) for sample in RMS_NORM_TEST_CASES),
     model_cases=tuple(
-        rms_norm_case(RmsNormSample(name=f"width_{width}", shape=(2, 4096, width)))
+        rms_norm_case(RmsNormTestCase(name=f"width_{width}", shape=(2, 4096, width)))
         for width in (2048, 4096, 8192)
     ),
 )
+
+RMS_NORM_BACKWARD = backward_contract(RMS_NORM)

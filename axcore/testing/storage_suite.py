@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import pytest
 
 from axcore.plugins import CheckpointStorage
-from axcore.plugins.record import Record
+from axcore.registration.record import Record
 from axcore.testing.suite import Suite
 
 _CHANGES = frozenset({"os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link", "os.truncate"})
@@ -23,7 +23,7 @@ _MOST = 400
 
 
 class CutShort(BaseException):
-    """Nothing catches this: it stands for the end of a process."""
+    """Nothing catches this: it simulates the end of a process."""
 
 
 class StorageSuite(Suite):
@@ -45,11 +45,11 @@ class StorageSuite(Suite):
 
     @pytest.fixture
     def storage(self, record: CheckpointStorage, place: str) -> Any:
-        """The storage to test, claimed for writing."""
+        """The storage to test, locked for writing."""
         opened = record.fn.resolve()(place)
-        claim = opened.claim()
+        lock = opened.lock()
         yield opened
-        claim.release()
+        lock.release()
 
     def test_opening_touches_nothing(
         self, record: CheckpointStorage, place: str, tmp_path: Path
@@ -59,7 +59,7 @@ class StorageSuite(Suite):
         assert list(tmp_path.iterdir()) == []
 
     def test_a_draft_is_no_step_until_it_is_committed(self, storage: Any) -> None:
-        """And is empty when it begins anew."""
+        """And is empty when it begins again."""
         _write(storage, 7)
         assert storage.committed() == ()
         storage.begin(7)
@@ -115,16 +115,16 @@ class StorageSuite(Suite):
     def test_one_at_a_time_may_write(
         self, record: CheckpointStorage, place: str, storage: Any
     ) -> None:
-        """Until the claim is released."""
+        """Until the lock is released."""
         from axcore.errors import CheckpointError
 
         with pytest.raises(CheckpointError, match="already saving checkpoints"):
-            record.fn.resolve()(place).claim()
+            record.fn.resolve()(place).lock()
 
     def test_a_writer_that_stops_anywhere_harms_no_step(
         self, record: CheckpointStorage, tmp_path: Path
     ) -> None:
-        """At each single change of a file: what counts as a step is whole, and saving goes on."""
+        """At each single change of a file: what counts as a step is whole, and saving continues."""
         for changes in range(1, _MOST):
             folder = tmp_path / str(changes)
             folder.mkdir()
@@ -139,7 +139,7 @@ class StorageSuite(Suite):
     def _cut_short(self, record: CheckpointStorage, place: str, changes: int) -> bool:
         """Saves and deletes until so many files have changed; returns whether that was the end."""
         storage = record.fn.resolve()(place)
-        claim = storage.claim()
+        lock = storage.lock()
         try:
             _save(storage, 1)
             with _fuse().lit(changes):
@@ -149,20 +149,20 @@ class StorageSuite(Suite):
         except CutShort:
             return False
         finally:
-            claim.release()
+            lock.release()
         return True
 
     def _check_goes_on(self, record: CheckpointStorage, place: str) -> None:
         storage = record.fn.resolve()(place)
         steps = storage.committed()
         assert steps, "every step is lost"
-        claim = storage.claim()
+        lock = storage.lock()
         assert set(storage.committed()) >= set(steps)
         for step in storage.committed():
             assert _is_whole(storage, step), f"step {step} is there in part"
         _save(storage, 9)
         assert storage.committed()[-1] == 9
-        claim.release()
+        lock.release()
 
     def test_a_state_is_saved_and_restored_bit_by_bit(
         self, record: CheckpointStorage, place: str
@@ -221,7 +221,7 @@ class _Fuse:
         self._thread = 0
 
     def hook(self, event: str, arguments: tuple[Any, ...]) -> None:
-        """Is told by Python of every change of a file before it is made."""
+        """Gets every change of a file from Python before it is made."""
         if not self._left or threading.get_ident() != self._thread:
             return
         if event in _CHANGES or _is_opened_to_write(event, arguments):

@@ -43,7 +43,7 @@ class Suite:
             raise PluginError(
                 f"plugin {cls.plugin!r} brings no {what}",
                 where=cls.__qualname__,
-                mend="correct `plugin` and `keys`, or leave the suite out",
+                hint="correct `plugin` and `keys`, or leave the suite out",
             )
         return tuple(wanted)
 

@@ -30,7 +30,7 @@ def small_experiment(folder: Path) -> Any:
             "data.source": TextFiles.Config(folder=str(folder)),
             "data.seq_len": 32,
             "data.batch_size": 16,
-            "data.heldout_batches": 1,
+            "data.validation_batches": 1,
             "**.warmup_steps": 1,
             "max_steps": 2,
             "log_every_steps": 1,

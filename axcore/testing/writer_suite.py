@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import pytest
 
 from axcore.plugins import MetricWriter
-from axcore.plugins.record import Record
+from axcore.registration.record import Record
 from axcore.testing.suite import Suite
 
 Line = tuple[int, str, Mapping[str, float]]
@@ -38,7 +38,7 @@ class WriterSuite(Suite):
         lines: list[Line] = [
             (1, "train", {"loss": 2.5}),
             (2, "train", {"loss": 1.25, "skipped_steps": 3}),
-            (2, "heldout", {"loss": 1.5, "loss/cross_entropy": 1.0}),
+            (2, "validation", {"loss": 1.5, "loss/cross_entropy": 1.0}),
         ]
         _write(record, tmp_path, lines)
         assert self.read(record, tmp_path) == lines
@@ -55,7 +55,7 @@ class WriterSuite(Suite):
     def test_opening_at_a_step_drops_what_comes_after(
         self, record: MetricWriter, tmp_path: Path
     ) -> None:
-        """A run goes on from a checkpoint, and writes the steps past it again."""
+        """A run resumes from a checkpoint, and writes the steps past it again."""
         _write(record, tmp_path, [(step, "train", {"loss": 1.0}) for step in (1, 2, 3, 4)])
         _write(record, tmp_path, [(step, "train", {"loss": 2.0}) for step in (3, 4)], step=2)
         read = [(step, metrics["loss"]) for step, _, metrics in self.read(record, tmp_path)]

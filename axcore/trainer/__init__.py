@@ -1,6 +1,6 @@
 """Training: the step, the loop, its events and metrics, and the run directory."""
 
-from axcore.trainer.events import (
+from axcore.trainer.callbacks.events import (
     CheckpointSaved,
     Evaluated,
     Event,
@@ -9,21 +9,23 @@ from axcore.trainer.events import (
     RunStarted,
     StepsDone,
 )
-from axcore.trainer.hardware import for_hardware
-from axcore.trainer.run import TrainResult
+from axcore.trainer.callbacks.writers import Writer
+from axcore.trainer.loop import TrainResult
+from axcore.trainer.resolve import ResolvedChange, ResolvedConfig, resolve
 from axcore.trainer.trainer import Trainer
-from axcore.trainer.writers import Writer
 
 __all__ = [
     "CheckpointSaved",
     "Evaluated",
     "Event",
     "Observer",
+    "ResolvedChange",
+    "ResolvedConfig",
     "RunFinished",
     "RunStarted",
     "StepsDone",
     "TrainResult",
     "Trainer",
     "Writer",
-    "for_hardware",
+    "resolve",
 ]

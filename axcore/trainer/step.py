@@ -20,9 +20,9 @@ from axcore.module import (
     ParamSpec,
     Path,
     apply_updates,
-    dealt,
     functional,
-    outputs_of_whole,
+    merge_outputs,
+    split_microbatches,
 )
 
 Batch = Mapping[str, Array]
@@ -33,9 +33,10 @@ class TrainState(NamedTuple):
 
     Args:
         step: Number of steps done.
-        model: The model's state, parameters and statistics.
+        model: The model's state, parameters and buffers.
         opt_state: The optimizer's state.
-        skipped: Number of steps whose loss or gradients were not finite, and changed nothing.
+        skipped: Number of steps that changed nothing: their loss or gradients were not finite, or
+            their loss was a spike.
     """
 
     step: Array
@@ -45,7 +46,7 @@ class TrainState(NamedTuple):
 
 
 class StepMetrics(NamedTuple):
-    """What a step tells of itself."""
+    """What a step reports of itself."""
 
     losses: dict[str, Loss]
     summaries: dict[str, Array]
@@ -72,7 +73,7 @@ class TrainStep:
         return TrainState(
             step=jnp.zeros((), jnp.int32),
             model=state,
-            opt_state=self.transformation.init(_trainable(state, self.specs)),
+            opt_state=self.learner.init(self.transformation, _trainable(state, self.specs)),
             skipped=jnp.zeros((), jnp.int32),
         )
 
@@ -82,24 +83,35 @@ class TrainStep:
         The learning rate is that of the updates made so far: a step that is skipped does not move
         the optimizer's schedule on.
 
-        A step whose loss or gradient norm is not finite leaves model and optimizer as they were.
+        A step whose loss or gradient norm is not finite, or whose loss is a spike to the learner,
+        leaves model and optimizer as they were.
         """
         key = jax.random.fold_in(jax.random.key(self.seed + 1), state.step)
         gradients, outputs = self._gradients(state.model, batch, key)
         params = _trainable(state.model, self.specs)
         with jax.named_scope("learner"):
-            update = self.learner.update(self.transformation, gradients, state.opt_state, params)
+            update = self.learner.update(
+                self.transformation, gradients, state.opt_state, params, loss=outputs.total_loss()
+            )
         is_finite = jnp.isfinite(outputs.total_loss()) & jnp.isfinite(update.gradient_norm)
+        is_kept = is_finite & ~update.is_spike
         new_model = apply_updates(_merged(update.params, state.model, self.specs), outputs.updates)
-        keep_finite = lambda new, old: jnp.where(is_finite, new, old)  # noqa: E731
+        unless_skipped = lambda new, old: jnp.where(is_kept, new, old)  # noqa: E731
         new_state = TrainState(
             step=state.step + 1,
-            model=jax.tree.map(keep_finite, new_model, state.model),
-            opt_state=jax.tree.map(keep_finite, update.opt_state, state.opt_state),
-            skipped=state.skipped + jnp.where(is_finite, 0, 1),
+            model=jax.tree.map(unless_skipped, new_model, state.model),
+            opt_state=jax.tree.map(unless_skipped, update.opt_state, state.opt_state),
+            skipped=state.skipped + jnp.where(is_kept, 0, 1),
         )
         metrics = StepMetrics(outputs.losses, outputs.summaries, update.gradient_norm, is_finite)
         return new_state, metrics
+
+    def evaluated_model(self, state: TrainState) -> Any:
+        """Returns the model's state to evaluate: with averages if the learner evaluates them."""
+        params = _trainable(state.model, self.specs)
+        return _merged(
+            self.learner.evaluated_params(state.opt_state, params), state.model, self.specs
+        )
 
     def evaluate(self, model_state: Any, batch: Batch) -> dict[str, Loss]:
         """Returns the losses of a batch outside of training."""
@@ -126,7 +138,7 @@ class TrainStep:
 
     def _accumulated(self, model_state: Any, batch: Batch, key: Array) -> tuple[Any, Outputs]:
         count = self.num_micro_batches
-        micro = jax.tree.map(lambda x: dealt(x, count), batch)
+        micro = jax.tree.map(lambda x: split_microbatches(x, count), batch)
         keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.arange(count))
 
         def weights_of(inputs: Any) -> dict[str, Array]:
@@ -145,7 +157,7 @@ class TrainStep:
         zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, _sum_dtype(p)), params)
         total, outputs = jax.lax.scan(step, zeros, (micro, keys))
         gradients = jax.tree.map(lambda t, p: t.astype(p.dtype), total, params)
-        return gradients, outputs_of_whole(outputs, self.specs)
+        return gradients, merge_outputs(outputs, self.specs)
 
 
 def _minimised(losses: dict[str, Loss], weights: dict[str, Array] | None) -> Array:
@@ -171,12 +183,12 @@ def _sum_dtype(param: Array) -> Any:
 
 
 def _trainable(tree: Any, specs: Any) -> Any:
-    """Returns the tree with None in the place of statistics, which jax leaves out."""
+    """Returns the tree with None in the place of buffers, which jax leaves out."""
     return _chosen(tree, specs, lambda spec: spec.is_trainable)
 
 
 def _has_gradient(spec: ParamSpec) -> bool:
-    return spec.is_trainable or spec.is_from_backward
+    return spec.is_trainable or spec.is_overwritten_by_gradient
 
 
 def _chosen(tree: Any, specs: Any, is_wanted: Callable[[ParamSpec], bool]) -> Any:
@@ -187,8 +199,8 @@ def _chosen(tree: Any, specs: Any, is_wanted: Callable[[ParamSpec], bool]) -> An
 
 
 def _measured(gradients: Any, specs: Any) -> dict[Path, Array]:
-    """Returns the next values of the statistics that are their own gradients."""
-    chosen = _chosen(gradients, specs, lambda spec: spec.is_from_backward)
+    """Returns the next values of the buffers that are their own gradients."""
+    chosen = _chosen(gradients, specs, lambda spec: spec.is_overwritten_by_gradient)
     pairs = zip(
         jax.tree.leaves(specs, is_leaf=_is_spec),
         jax.tree.leaves(chosen, is_leaf=lambda leaf: leaf is None),

@@ -93,7 +93,8 @@ def test_a_missing_compiler_names_the_pip_install(aot):
     assert 'pip install "axl-tpu[aot]"' in ran.stderr
 
 
-def test_a_mesh_that_does_not_multiply_out_is_the_childs_own_error(aot):
+@pytest.mark.slow
+def test_a_mesh_that_does_not_multiply_out_is_the_workers_own_error(aot):
     ran = aot("tiny", "--target", "cpu-8", "--set", "mesh={'fsdp': 3}")
     assert ran.exit_code == 3
     assert "mesh fsdp 3 needs 3 devices; there are 8" in ran.stderr
@@ -102,6 +103,7 @@ def test_a_mesh_that_does_not_multiply_out_is_the_childs_own_error(aot):
 TOO_LARGE = ("tiny", "--target", "trainium-trn1-1", "--set", "data.batch_size=65536")
 
 
+@pytest.mark.slow
 def test_a_step_that_does_not_fit_is_reported_and_ends_with_its_code(aot):
     ran = aot(*TOO_LARGE, "--json")
     assert ran.exit_code == 11
@@ -110,6 +112,7 @@ def test_a_step_that_does_not_fit_is_reported_and_ends_with_its_code(aot):
     assert "--search" in ran.stderr
 
 
+@pytest.mark.slow
 def test_limits_of_a_compiler_that_stands_in_are_told(aot):
     ran = aot("tiny", "--target", "trainium-trn2-2", "--json")
     told = json.loads(ran.stdout)

@@ -3,12 +3,13 @@
 import pytest
 
 from axcore.aot import Report, cheapest, search
-from axcore.aot.report import Memory, StepTime
-from axcore.aot.text import search_text
+from axcore.aot.report.report import Memory, StepTime
+from axcore.aot.report.text import search_text
 from axcore.config import evolve
 from axcore.errors import ShardingError
 from axcore.experiments.tiny import tiny
-from axcore.plugins import Hardware, with_changes
+from axcore.modifiers import with_changes
+from axcore.plugins import Hardware
 
 CHIP = Hardware(family="cpu", chips=8)
 

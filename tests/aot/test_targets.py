@@ -13,8 +13,8 @@ from axcore.plugins import (
     CompilerOptions,
     Hardware,
     Ref,
-    on,
     plugin_host,
+    requires,
     wanted_compiler_options,
 )
 
@@ -22,7 +22,7 @@ ACME = Hardware(family="acme", generation="x1", chips=4)
 
 
 def target(name="acme_compiler", **fields):
-    return AotTarget(name=name, on=on(family="acme"), summary="Acme's", **fields)
+    return AotTarget(name=name, requires=requires(family="acme"), summary="Acme's", **fields)
 
 
 def test_the_host_compiles_for_its_own_devices():
@@ -45,7 +45,7 @@ def test_flags_of_the_users_own_stay_beside_those_that_are_needed(monkeypatch):
 def test_every_family_that_is_installed_can_be_compiled_for():
     targets = plugin_host().records(AotTarget)
     for name in ("tpu-v5p-8", "tpu-v5e-256", "gpu-h100-8", "trainium-trn2-16"):
-        assert [one.on(Hardware.parse(name)) for one in targets].count(None) == 1, name
+        assert [one.requires(Hardware.parse(name)) for one in targets].count(None) == 1, name
 
 
 def test_hardware_that_nobody_compiles_for_is_an_error_with_what_was_asked():
@@ -59,7 +59,7 @@ def test_a_compiler_that_is_not_installed_says_what_to_install():
     missing = target(modules=("json", "libacme"), install="axl-acme[aot]")
     with pytest.raises(PluginError, match=r"acme_compiler, is not installed.* libacme") as raised:
         find_aot_target(ACME, [missing])
-    assert raised.value.mend == 'pip install "axl-acme[aot]"'
+    assert raised.value.hint == 'pip install "axl-acme[aot]"'
 
 
 def test_modules_of_packages_that_are_missing_are_missing():
@@ -73,7 +73,9 @@ def test_two_that_compile_for_one_hardware_are_an_error():
 
 
 def options(name, fn):
-    return CompilerOptions(name=name, on=on(family="acme"), fn=Ref(fn), summary="Options")
+    return CompilerOptions(
+        name=name, requires=requires(family="acme"), fn=Ref(fn), summary="Options"
+    )
 
 
 def test_options_are_those_of_every_record_for_the_hardware():
@@ -90,7 +92,9 @@ def test_two_values_of_one_option_are_an_error():
 
 
 def test_options_that_are_none_are_an_error():
-    with pytest.raises(PluginError, match="expected a mapping from option to value"):
+    with pytest.raises(
+        PluginError, match="expected a mapping from option to a str, bool, int or float"
+    ):
         wanted_compiler_options(ACME, [options("a", f"{__name__}:strange")])
 
 
@@ -109,9 +113,9 @@ def strange(hardware):
 MANY_DEVICES = """\
 import jax
 import numpy as np
-from axcore.aot.collectives import collectives
+from axcore.aot.hlo.collectives import collectives
 from axcore.aot.host_devices import host_devices
-from axcore.aot.program import parse_program
+from axcore.aot.hlo.program import parse_program
 from axcore.plugins import Hardware
 
 hardware = Hardware.parse("cpu-4096")

@@ -2,9 +2,10 @@
 
 import ast
 import importlib
+import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
 
 import attrs
@@ -12,28 +13,46 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-STOREYS = (
-    ("errors",),
+LAYERS = (
+    ("errors", "_jax_compat"),
     ("config",),
+    ("registration",),
+    ("hardware",),
     ("plugins",),
-    ("modifiers",),
     ("module",),
+    ("distributed", "parallel"),
     ("ops",),
-    ("parallel",),
     ("layers",),
     ("models",),
-    ("learner", "data", "checkpoint"),
+    ("learner",),
+    ("data", "checkpoint"),
+    ("modifiers",),
     ("trainer",),
+    ("inference",),
+    ("report",),
+    ("aot",),
+    ("complexity",),
+    ("launch",),
+    ("experiments",),
+    ("runs",),
+    ("testing",),
+    ("cli",),
+    ("__init__", "__main__"),
 )
-"""Rooms from the ground up; whatever is not named stands on top of all of them."""
+"""Rooms from the ground up; those of one line do not know each other."""
+
+REGISTRATIONS = "axcore/plugins/builtin.py"
+"""What the core itself registers: its records name code of every room by string, as a plugin's do.
+A record is made without importing what it names, so that is no import of a room above."""
 
 WITHOUT_JAX = (
     "axcore",
     "axcore.errors",
     "axcore.config",
+    "axcore.registration",
+    "axcore.hardware",
     "axcore.plugins",
     "axcore.launch",
-    "axcore.modifiers",
     "axcore.testing",
 )
 
@@ -47,9 +66,10 @@ class Import:
     module: str
     name: str | None = None
     alias: str | None = None
+    verb: str = "imports"
 
     def __str__(self) -> str:
-        return f"{self.file.relative_to(ROOT)}:{self.line} imports {self.module}"
+        return f"{self.file.relative_to(ROOT)}:{self.line} {self.verb} {self.module}"
 
 
 def imports(folder: Path) -> Iterator[Import]:
@@ -65,36 +85,128 @@ def imports(folder: Path) -> Iterator[Import]:
                     yield Import(file, node.lineno, node.module or "", alias.name)
 
 
-def storey(room: str) -> int:
-    return next((i for i, rooms in enumerate(STOREYS) if room in rooms), len(STOREYS))
+REFERENCE = re.compile(r"(axcore(?:\.\w+)+)(?::[\w.]*|\.)?")
 
 
-def room_of(module: str) -> str | None:
-    """Returns the room of axcore that a module is in; None for the package itself."""
-    parts = module.split(".")
-    return parts[1] if len(parts) > 1 else None
+def references(folder: Path) -> Iterator[Import]:
+    """Yields every string that names a module of axcore: `Ref`s, `import_module`, `python -m`."""
+    for file in sorted(folder.rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                match = REFERENCE.fullmatch(node.value)
+                if match and room_of(match[1]) in ROOMS:
+                    yield Import(file, node.lineno, match[1], verb="names")
+
+
+def layer_of(room: str) -> int:
+    return next(i for i, rooms in enumerate(LAYERS) if room in rooms)
+
+
+def room_of(module: str) -> str:
+    """Returns the room of axcore that a module is in."""
+    return (*module.split("."), "__init__")[1]
 
 
 def room_of_file(file: Path) -> str:
     return file.relative_to(ROOT / "axcore").parts[0].removesuffix(".py")
 
 
-def test_every_room_that_is_named_is_there():
-    there = {path.stem for path in (ROOT / "axcore").iterdir()}
-    assert {room for rooms in STOREYS for room in rooms} <= there
+ROOMS = {path.stem for path in (ROOT / "axcore").iterdir() if not path.name.startswith("__pyc")}
+
+
+def upward(found: Import) -> bool:
+    own, room = room_of_file(found.file), room_of(found.module)
+    if found.module == "axcore":  # the package's own name and version, or a room as a whole
+        room = found.name if found.name in ROOMS else "errors"
+    return room != own and layer_of(room) >= layer_of(own)
+
+
+def test_every_room_has_its_place():
+    assert {room for rooms in LAYERS for room in rooms} == ROOMS - {"py"}, "complete LAYERS"
 
 
 def test_rooms_import_only_rooms_below_them():
-    wrong = [
-        str(found)
-        for found in imports(ROOT / "axcore")
-        if found.module.split(".")[0] == "axcore"
-        and (room := room_of(found.module)) is not None
-        and room != (own := room_of_file(found.file))
-        and storey(room) >= storey(own)
-        and storey(own) < len(STOREYS)
-    ]
-    assert wrong == []
+    found = [one for one in imports(ROOT / "axcore") if one.module.split(".")[0] == "axcore"]
+    assert [str(one) for one in found if upward(one)] == []
+
+
+def test_rooms_name_in_strings_only_rooms_below_them():
+    found = [one for one in references(ROOT / "axcore") if upward(one)]
+    registrations = [one for one in found if one.file == ROOT / REGISTRATIONS]
+    assert registrations
+    assert [str(one) for one in found if one not in registrations] == []
+
+
+def test_nothing_but_the_command_itself_imports_the_cli():
+    users = {
+        room_of_file(one.file) for one in imports(ROOT / "axcore") if room_of(one.module) == "cli"
+    }
+    assert users == {"cli", "__main__"}
+
+
+def runtime_imports(file: Path, modules: Container[str]) -> Iterator[str]:
+    """Yields what a file imports when it runs: nothing under `if TYPE_CHECKING`."""
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    unseen = {
+        inner
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
+        for branch in node.body
+        for inner in ast.walk(branch)
+    }
+    for node in ast.walk(tree):
+        if node in unseen:
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                yield inner if inner in modules else node.module or ""
+
+
+def circles(folder: Path) -> list[list[str]]:
+    """Returns the groups of files that import one another, sorted.
+
+    A package imports what its `__init__` does; that importing a module runs the `__init__` of its
+    packages first does not count.
+    """
+    files = {
+        ".".join(file.relative_to(folder.parent).with_suffix("").parts).removesuffix(
+            ".__init__"
+        ): file
+        for file in sorted(folder.rglob("*.py"))
+    }
+    below = {
+        name: set(runtime_imports(file, files)) & set(files) - {name}
+        for name, file in files.items()
+    }
+    while alone := [name for name, others in below.items() if not others & set(below)]:
+        for name in alone:
+            del below[name]
+    above = {name: {user for user in below if name in below[user]} for name in below}
+    while unused := [name for name, users in above.items() if not users & set(above)]:
+        for name in unused:
+            del above[name]
+    return [sorted(above)] if above else []
+
+
+def test_no_files_import_one_another():
+    assert circles(ROOT / "axcore") == []
+
+
+def test_circles_are_found_wherever_the_import_is(tmp_path):
+    package = tmp_path / "pack"
+    package.mkdir()
+    (package / "__init__.py").write_text("from pack.a import f\n")
+    (package / "a.py").write_text("def f():\n    from pack import b\n")
+    (package / "b.py").write_text("import pack.c\n")
+    (package / "c.py").write_text(
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import pack.a\n"
+    )
+    assert circles(package) == []
+    (package / "c.py").write_text("from pack.a import f\n")
+    assert circles(package) == [["pack.a", "pack.b", "pack.c"]]
 
 
 def test_the_core_imports_no_plugin():
@@ -102,7 +214,7 @@ def test_the_core_imports_no_plugin():
     assert wrong == []
 
 
-@pytest.mark.parametrize("room", ["config", "plugins", "modifiers"])
+@pytest.mark.parametrize("room", ["config", "registration", "hardware", "plugins"])
 def test_rooms_before_the_jax_line_do_not_name_jax(room):
     found = imports(ROOT / "axcore" / room)
     assert [str(one) for one in found if one.module.split(".")[0] == "jax"] == []
@@ -111,6 +223,36 @@ def test_rooms_before_the_jax_line_do_not_name_jax(room):
 def test_rooms_before_the_jax_line_load_no_jax():
     program = f"import sys, {', '.join(WITHOUT_JAX)}; sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+UNSTABLE = re.compile(r"jax(?:\._src|\.extend|\.interpreters|\.experimental|\.make_user_context)\b")
+
+
+def unstable_names(folder: Path) -> list[str]:
+    """Returns the private and unstable names of jax below a folder, but for `_jax_compat.py`."""
+    return [
+        f"{file.relative_to(folder)}:{number}: {name}"
+        for file in sorted(folder.rglob("*.py"))
+        if file.name != "_jax_compat.py"
+        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1)
+        for name in UNSTABLE.findall(line)
+    ]
+
+
+def test_private_and_unstable_names_of_jax_are_in_one_file():
+    assert unstable_names(ROOT / "axcore") == []
+
+
+def test_the_rule_on_names_of_jax_sees_imports_and_strings(tmp_path):
+    text = "import jax._src.core\nx = 'jax.extend.core'\njax.make_user_context()\njax.jit(f)\n"
+    (tmp_path / "_jax_compat.py").write_text(text)
+    assert unstable_names(tmp_path) == []
+    (tmp_path / "a.py").write_text(text)
+    assert unstable_names(tmp_path) == [
+        "a.py:1: jax._src",
+        "a.py:2: jax.extend",
+        "a.py:3: jax.make_user_context",
+    ]
 
 
 PLUGIN_PACKAGES = sorted(
@@ -127,6 +269,18 @@ def test_plugin_uses_only_the_public_api_and_no_other_plugin(package):
         is_private = top == "axcore" and not _is_public(found)
         wrong += [str(found)] * (is_foreign or is_private)
     assert wrong == []
+
+
+@pytest.mark.parametrize("package", PLUGIN_PACKAGES, ids=lambda path: path.name)
+def test_plugin_leaves_devices_to_the_core(package):
+    """Kernels are split over devices by their op, so that no plugin can forget to."""
+    found = [str(one) for one in imports(package) if one.module.startswith("axcore.parallel")]
+    calls = [
+        str(file)
+        for file in package.rglob("*.py")
+        if "shard_map(" in file.read_text(encoding="utf-8")
+    ]
+    assert (found, calls) == ([], [])
 
 
 def _is_public(found: Import) -> bool:

@@ -33,5 +33,5 @@ def test_the_settings_hold():
         jnp.ones(3) + jnp.ones((2, 3))
     with pytest.raises(jax.dtypes.TypePromotionError, match="no available implicit"):
         jnp.ones(3, jnp.float32) + jnp.ones(3, jnp.bfloat16)
-    with pytest.raises(UserWarning, match="told"):
-        warnings.warn("told", UserWarning, stacklevel=1)
+    with pytest.raises(UserWarning, match="shown"):
+        warnings.warn("shown", UserWarning, stacklevel=1)

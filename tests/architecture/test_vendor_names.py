@@ -1,4 +1,4 @@
-"""No vendor's or chip's name stands in axcore, outside of experiments' mesh rules."""
+"""No vendor's or chip's name is in axcore, outside of experiments' mesh rules."""
 
 import re
 from collections.abc import Iterator

@@ -317,5 +317,5 @@ def test_saves_are_due_at_multiples(tmp_path):
 
 @pytest.mark.parametrize("field", ["every_steps", "keep"])
 def test_a_count_below_one_is_refused(tmp_path, field):
-    with pytest.raises(ConfigError, match=f"{field} is 0; it must be at least 1"):
+    with pytest.raises(ConfigError, match=f"{field} is 0; expected 1 or more"):
         open_checkpoints(tmp_path, **{field: 0})

@@ -15,7 +15,7 @@ import pytest
 
 from axcore.checkpoint import Checkpointer
 
-CHILD = Path(__file__).with_name("saving_child.py")
+WORKER = Path(__file__).with_name("saving_worker.py")
 TEMPLATE = {
     "w": jax.ShapeDtypeStruct((200, 1000), jnp.float32),
     "step": jax.ShapeDtypeStruct((), jnp.int32),
@@ -23,7 +23,7 @@ TEMPLATE = {
 
 
 def load_state_of():
-    spec = importlib.util.spec_from_file_location("saving_child", CHILD)
+    spec = importlib.util.spec_from_file_location("saving_worker", WORKER)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module.state_of
@@ -32,9 +32,9 @@ def load_state_of():
 state_of = load_state_of()
 
 
-def start_child(directory, first, *more):
+def start_worker(directory, first, *more):
     return subprocess.Popen(
-        [sys.executable, str(CHILD), str(directory), str(first), *map(str, more)],
+        [sys.executable, str(WORKER), str(directory), str(first), *map(str, more)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -59,15 +59,16 @@ def check_newest(directory, at_least):
     return restored.step
 
 
+@pytest.mark.slow
 def test_a_process_killed_at_random_moments_always_resumes(tmp_path):
     draw, newest = random.Random(0), 0
     for _ in range(4):
-        child = start_child(tmp_path, newest + 1)
-        first_line = child.stdout.readline()
+        worker = start_worker(tmp_path, newest + 1)
+        first_line = worker.stdout.readline()
         time.sleep(draw.uniform(0, 0.3))
-        child.kill()
-        out, err = child.communicate()
-        assert (child.returncode, err) == (-signal.SIGKILL, "")
+        worker.kill()
+        out, err = worker.communicate()
+        assert (worker.returncode, err) == (-signal.SIGKILL, "")
         newest = check_newest(tmp_path, last_reported(first_line + out, newest))
     assert newest >= 4
 
@@ -85,9 +86,9 @@ def test_a_process_killed_at_random_moments_always_resumes(tmp_path):
 def test_a_process_killed_before_a_file_operation_resumes(tmp_path, event, path_end, newest):
     with Checkpointer.Config().build(directory=str(tmp_path)) as checkpoints:
         checkpoints.save(1, state_of(1), {"step": 1})
-    child = start_child(tmp_path, 2, event, path_end)
-    _, err = child.communicate(timeout=60)
-    assert (child.returncode, err) == (-signal.SIGKILL, "")
+    worker = start_worker(tmp_path, 2, event, path_end)
+    _, err = worker.communicate(timeout=60)
+    assert (worker.returncode, err) == (-signal.SIGKILL, "")
     assert check_newest(tmp_path, newest) == newest
     with Checkpointer.Config().build(directory=str(tmp_path)) as checkpoints:
         checkpoints.save(newest + 1, state_of(newest + 1), {"step": newest + 1})
@@ -97,8 +98,8 @@ def test_a_process_killed_before_a_file_operation_resumes(tmp_path, event, path_
 
 def test_a_save_in_flight_is_finished_when_the_process_ends_without_closing(tmp_path):
     code = (
-        f"import sys; sys.path.insert(0, {str(CHILD.parent)!r})\n"
-        "import jax.numpy as jnp; from saving_child import *\n"
+        f"import sys; sys.path.insert(0, {str(WORKER.parent)!r})\n"
+        "import jax.numpy as jnp; from saving_worker import *\n"
         f"checkpoints = Checkpointer.Config().build(directory={str(tmp_path)!r})\n"
         "state = state_of(1) | {f'x{i}': jnp.ones((1 << 20,)) for i in range(20)}\n"
         "checkpoints.save(1, state, {'step': 1})"

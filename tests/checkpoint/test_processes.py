@@ -11,7 +11,7 @@ from several_processes import finish, start_all
 
 from axcore.checkpoint import Checkpointer, DamagedCheckpointError
 
-CHILD = Path(__file__).with_name("processes_child.py")
+WORKER = Path(__file__).with_name("processes_worker.py")
 
 
 def values_of(step):
@@ -20,7 +20,7 @@ def values_of(step):
 
 def run(directory, task, *, count=2, devices=2):
     return [
-        finish(one, 200) for one in start_all(CHILD, directory, task, count=count, devices=devices)
+        finish(one, 200) for one in start_all(WORKER, directory, task, count=count, devices=devices)
     ]
 
 

@@ -130,6 +130,6 @@ def test_a_copy_that_fails_is_an_error_and_harms_no_step(tmp_path):
 
 def test_a_run_keeps_its_steps_in_its_own_directory_unless_it_names_another(tmp_path):
     run = Path("/runs/a")
-    assert Checkpointer.of_run(Checkpointer.Config(), run).directory == run / "checkpoints"
+    assert Checkpointer.for_run(Checkpointer.Config(), run).directory == run / "checkpoints"
     named = Checkpointer.Config(directory=str(tmp_path / "else"))
-    assert Checkpointer.of_run(named, run).directory == tmp_path / "else"
+    assert Checkpointer.for_run(named, run).directory == tmp_path / "else"

@@ -53,7 +53,7 @@ def test_a_target_that_nobody_knows_or_that_cannot_be_is_refused(capsys, target,
     assert run("show", "tiny", f"--target={target}") == 4
     told = capsys.readouterr().err
     assert said in told
-    assert "mend:" in told
+    assert "hint:" in told
 
 
 def test_three_targets_are_refused(capsys):

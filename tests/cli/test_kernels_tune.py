@@ -8,7 +8,7 @@ import pytest
 
 from axcore.cli.kernels_tune import _kernel, tune_kernel
 from axcore.errors import KernelError
-from axcore.ops.grouped_matmul_portable import TILES, RowTiles
+from axcore.ops.grouped_matmul.portable import BLOCK_SIZES, RowTiles
 from axcore.plugins import Hardware, Ref
 from axcore.testing import grouped_matmul_contract
 
@@ -39,10 +39,10 @@ def test_best_candidate_of_each_kind_of_call_is_written_and_then_used(
     assert entry["chip"] == "cpu"
     assert entry["bucket"] == {"dtype": "float32", "width": 16, "out_width": 32}
     assert entry["seconds"] <= entry["default"]["seconds"]
-    monkeypatch.setattr(type(TILES), "file", lambda table: out)
+    monkeypatch.setattr(type(BLOCK_SIZES), "file", lambda table: out)
     (case, _) = grouped_matmul_contract.GROUPED_MATMUL.model_cases
-    used = TILES.entry(case.abstract_call("float32"), Hardware.parse("cpu-8"))
-    assert attrs.asdict(used.tiles) == entry["tiles"]
+    used = BLOCK_SIZES.entry(case.abstract_call("float32"), Hardware.parse("cpu-8"))
+    assert attrs.asdict(used.block_sizes) == entry["block_sizes"]
     assert used.source.startswith("tuned on cpu, ")
 
 
@@ -59,11 +59,11 @@ def test_other_entries_of_a_table_stay_and_equal_ones_are_replaced(small, tmp_pa
 def test_candidates_that_do_not_compile_are_shown_with_the_reason(
     small, tmp_path, capsys, monkeypatch
 ):
-    broken = attrs.evolve(TILES, candidates=lambda call, hardware: [RowTiles(0)])
+    broken = attrs.evolve(BLOCK_SIZES, candidates=lambda call, hardware: [RowTiles(0)])
     module = sys.modules[
-        "axcore.ops.grouped_matmul_portable"
+        "axcore.ops.grouped_matmul.portable"
     ]  # axcore.ops has a function of the name
-    monkeypatch.setattr(module, "TILES", broken)
+    monkeypatch.setattr(module, "BLOCK_SIZES", broken)
     tune(tmp_path / "table.json", names=("even",))
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "max_rows 0" in line]
     assert "refused  ZeroDivisionError" in line
@@ -72,11 +72,11 @@ def test_candidates_that_do_not_compile_are_shown_with_the_reason(
 def test_calls_that_the_kernel_refuses_are_named_with_the_reason(
     small, tmp_path, capsys, monkeypatch
 ):
-    def accepts(call):
+    def unsupported_reason(call):
         return None if call.shape("x")[0] == 48 else "takes 48 rows"
 
-    record = attrs.evolve(_kernel(KEY), accepts=Ref("axcore.testing:accepts"))
-    monkeypatch.setattr("axcore.testing.accepts", accepts, raising=False)
+    record = attrs.evolve(_kernel(KEY), unsupported_reason=Ref("axcore.testing:unsupported_reason"))
+    monkeypatch.setattr("axcore.testing.unsupported_reason", unsupported_reason, raising=False)
     monkeypatch.setattr("axcore.cli.kernels_tune._kernel", lambda key: record)
     tune(tmp_path / "table.json")
     assert "uneven is not timed: takes 48 rows" in capsys.readouterr().out

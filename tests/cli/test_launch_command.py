@@ -9,8 +9,8 @@ from several_processes import free_address
 from axcore.cli.main import group
 from axcore.cli.target import use_target
 from axcore.errors import AxcoreError, PluginError
+from axcore.hardware.host_platform import COLLECTIVE_TIMEOUT, DEVICE_COUNT, device_count_flag
 from axcore.plugins import Hardware
-from axcore.plugins.core_detect import COLLECTIVE_TIMEOUT, DEVICE_COUNT, device_count_flag
 
 
 def launch(*arguments):
@@ -78,7 +78,7 @@ def test_a_process_that_never_joins_is_one_clear_error(cli):
     )
     assert ran.exit_code == 9
     assert ran.stderr.startswith(
-        "ProcessError: processes 1, 2 of 3 did not come to 'roll call' within 0.5 s\n"
+        "ProcessError: processes 1, 2 of 3 did not reach 'rendezvous' within 0.5 s\n"
     )
     assert "Traceback" not in ran.stderr
     assert not (cli.folder / "runs").exists()
@@ -100,7 +100,7 @@ def test_processes_share_the_devices_of_a_target():
 
 def test_processes_without_a_target_have_limits_of_time_and_the_devices_they_had(monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", f"{DEVICE_COUNT}=3")
-    monkeypatch.setattr("axcore.plugins.flags.has_started", lambda: False)
+    monkeypatch.setattr("axcore.plugins.environment_flags.devices_have_started", lambda: False)
     assert use_target(None) is None
     assert os.environ["XLA_FLAGS"] == f"{DEVICE_COUNT}=3"
     assert use_target(None, num_processes=2) is None
@@ -111,4 +111,4 @@ def test_a_target_that_processes_cannot_share_is_refused(monkeypatch):
     monkeypatch.delitem(__import__("sys").modules, "jax")
     with pytest.raises(PluginError, match="cpu-6 has 6 devices, which 4 processes cannot") as error:
         use_target("cpu-6", num_processes=4)
-    assert error.value.mend == "--target cpu-4, or a multiple of it"
+    assert error.value.hint == "--target cpu-4, or a multiple of it"

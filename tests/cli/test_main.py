@@ -22,7 +22,7 @@ def axcore(*arguments: str, path: Path | None = None, **environment: str):
     """Runs the command line as a user would, in a fresh interpreter."""
     search = os.pathsep.join([str(path)] if path else [])
     return subprocess.run(
-        [sys.executable, "-m", "axcore.cli.main", *arguments],
+        [sys.executable, "-m", "axcore", *arguments],
         capture_output=True,
         text=True,
         check=False,
@@ -78,8 +78,8 @@ def test_command_of_a_plugin_runs(tmp_path):
 def test_command_that_is_no_click_command_is_refused_naming_the_plugin(tmp_path):
     ran = axcore("acme", path=command_plugin(tmp_path, "acme = 3"))
     assert ran.returncode == PluginError.exit_code
-    assert "command 'acme' is 3; expected a click command" in ran.stderr
-    assert "axl_acme.cli:acme of plugin 'axl-acme'" in ran.stderr
+    assert "command 'acme' of plugin 'axl-acme', is 3; expected a click command" in ran.stderr
+    assert "set AXCORE_BLOCK=axl-acme" in ran.stderr
 
 
 def test_plugin_that_fails_does_not_break_help_and_is_named_there(tmp_path):
@@ -105,14 +105,14 @@ def raising(root: Path, raised: str, error: str = "AxcoreError") -> Path:
 
 
 def test_error_is_one_message_on_stderr_and_its_exit_code(tmp_path):
-    raised = "CheckpointError('step 3 is cut short', where='runs/a', mend='use step 2')"
+    raised = "CheckpointError('step 3 is cut short', where='runs/a', hint='use step 2')"
     ran = axcore("acme", path=raising(tmp_path, raised, "CheckpointError"))
     assert ran.returncode == CheckpointError.exit_code
     assert ran.stdout == ""
     assert ran.stderr.splitlines() == [
         "CheckpointError: step 3 is cut short",
         "  where:  runs/a",
-        "  mend:   use step 2",
+        "  hint:   use step 2",
     ]
 
 

@@ -1,8 +1,10 @@
 """`axcore plugin check`: the suites of a plugin without a test file."""
 
+import importlib.util
+
 import pytest
 
-from axcore.cli.plugin_check import check_source
+from axcore.cli.plugin_check import check_source, run_check
 from axcore.errors import PluginError
 
 BROKEN = """
@@ -27,6 +29,16 @@ def test_wrong_plugin_fails_with_what_is_wrong(cli, make_dist):
     ran = cli("plugin", "check", "axl-acme")
     assert ran.exit_code == 1
     assert "there is no module 'axl_acme.norm'" in ran.stdout
+
+
+def test_check_without_pytest_says_what_to_install(monkeypatch):
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "pytest" else find_spec(name)
+    )
+    with pytest.raises(PluginError, match="which is not installed") as raised:
+        run_check(check_source("axl-gpu"), here=False)
+    assert raised.value.hint == 'pip install "axcore[test]"'
 
 
 def test_shown_file_is_not_run(cli):

@@ -14,7 +14,7 @@ TINY = [
         "**.hidden_dim=48",
         "data.seq_len=16",
         "data.batch_size=16",
-        "data.heldout_batches=1",
+        "data.validation_batches=1",
         "learner.schedule.warmup_steps=1",
         "max_steps=2",
     )
@@ -38,6 +38,7 @@ def test_float8_is_refused_on_a_host_and_leaves_nothing_behind(tmp_path, capsys,
     assert not run.exists()
 
 
+@pytest.mark.slow
 def test_emulated_float8_trains_draws_its_sample_and_more(tmp_path, capsys):
     """What runs after training is under the same pins as training."""
     run = tmp_path / "run"

@@ -6,14 +6,15 @@ from axcore.cli.sharding import sharding_table
 from axcore.config import evolve, replace_config, update_config
 from axcore.errors import ShardingError
 from axcore.experiments.tiny import tiny
-from axcore.layers import Pipeline, Repeat
+from axcore.layers import Pipeline, ScannedLayers
 from axcore.plugins import Hardware
+from axcore.trainer import resolve
 
 EIGHT = Hardware.parse("cpu-8")
 
 
 def _lines(cfg):
-    return sharding_table(cfg, EIGHT).splitlines()
+    return sharding_table(resolve(cfg, EIGHT)).splitlines()
 
 
 def test_every_parameter_has_a_line_with_its_parts_and_bytes():
@@ -43,14 +44,15 @@ def test_what_stays_whole_is_named_and_everything_is_summed():
 
 
 def test_on_one_device_nothing_is_called_whole():
-    lines = sharding_table(evolve(tiny(), mesh={"data": 1}), Hardware.parse("cpu-1")).splitlines()
+    one = resolve(evolve(tiny(), mesh={"data": 1}), Hardware.parse("cpu-1"))
+    lines = sharding_table(one).splitlines()
     assert lines[0] == "mesh: 1 device"
     assert not any("whole" in line for line in lines)
 
 
 def test_pipelines_tell_their_bubble_and_slices_are_named():
     stack = Pipeline.Config(num_micro_batches=8, num_rounds=2)
-    cfg = replace_config(tiny(), Repeat, stack)
+    cfg = replace_config(tiny(), ScannedLayers, stack)
     cfg = evolve(cfg, mesh={"fsdp": 4}, slices={"pipeline": 2})
     lines = _lines(cfg)
     assert lines[:3] == [

@@ -8,7 +8,7 @@ import pytest
 from quick_flags import quick_environment
 
 from axcore.cli.main import main
-from axcore.cli.printable import printable
+from axcore.cli.terminal_text import escape_control_characters
 
 TINY = [
     f"--set={override}"
@@ -20,7 +20,7 @@ TINY = [
         "**.hidden_dim=48",
         "data.seq_len=32",
         "data.batch_size=16",
-        "data.heldout_batches=1",
+        "data.validation_batches=1",
         "learner.schedule.warmup_steps=2",
         "max_steps=6",
         "log_every_steps=2",
@@ -32,7 +32,7 @@ TINY = [
 def axcore(*arguments):
     """Runs `axcore` in a fresh interpreter with one device, as a user would."""
     return subprocess.run(
-        [sys.executable, "-m", "axcore.cli.main", *arguments],
+        [sys.executable, "-m", "axcore", *arguments],
         capture_output=True,
         text=True,
         check=False,
@@ -68,13 +68,13 @@ def test_train_prints_plain_lines_and_a_sample_where_there_is_no_terminal(traine
     _, printed = trained
     assert "training for 6 steps" in printed
     assert "step 6  loss " in printed
-    assert "step 3  held-out loss " in printed
-    assert "sample, going on from 'def ':" in printed
+    assert "step 3  validation loss " in printed
+    assert "sample, continuing 'def ':" in printed
     assert "\x1b" not in printed
 
 
 def test_what_a_model_draws_cannot_control_the_terminal():
-    assert printable("a\x1b[2J\r\tb\n\x00é") == "a\\x1b[2J\\r\tb\n\\x00é"
+    assert escape_control_characters("a\x1b[2J\r\tb\n\x00é") == "a\\x1b[2J\\r\tb\n\\x00é"
 
 
 def test_metrics_are_json_lines_of_two_splits(trained):
@@ -82,10 +82,10 @@ def test_metrics_are_json_lines_of_two_splits(trained):
     lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
     assert [(line["step"], line["split"]) for line in lines] == [
         (2, "train"),
-        (3, "heldout"),
+        (3, "validation"),
         (4, "train"),
         (6, "train"),
-        (6, "heldout"),
+        (6, "validation"),
     ]
     assert all(0 < line["loss"] < 10 for line in lines)
 
@@ -238,6 +238,7 @@ def test_experiments_lists_tiny_with_its_plugin(capsys):
     assert listed["tiny"] == "core"
 
 
+@pytest.mark.slow
 def test_two_fake_devices_train_as_one_does(trained, tmp_path):
     directory, _ = trained
     done = axcore("train", "tiny", "--target", "cpu-2", "--dir", str(tmp_path / "two"), *TINY)

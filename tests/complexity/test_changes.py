@@ -1,6 +1,6 @@
 """`axcore loc diff` gives the answers that were counted by hand on three recorded repositories.
 
-Each is a stream of `git fast-export`; the counts stand beside what was counted.
+Each is a stream of `git fast-export`; the counts are beside what was counted.
 """
 
 import json
@@ -90,6 +90,7 @@ def test_a_folder_without_git_is_named(tmp_path):
         measure_change(tmp_path, "a", "b")
 
 
+@pytest.mark.slow
 def test_the_command_prints_what_was_measured(repository, cli):
     folder = repository("flags")
     span = f"{first_commit(folder)}..main"

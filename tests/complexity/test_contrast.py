@@ -1,4 +1,4 @@
-"""The meter tells designs apart: the same feature, added to N x M models in three designs.
+"""The meter distinguishes designs: the same feature, added to N x M models in three designs.
 
 Each design is a small real one: its source is generated, run, and every model in it traced to see
 that the feature (a rotation, which computes a sine) is really there. What is counted is the source
@@ -89,7 +89,7 @@ def lines_of(design):
     ids=lambda value: getattr(value, "__name__", None),
 )
 def test_the_meter_tells_designs_apart(design, complexity, in_models, in_variants):
-    growth = measure_growth(lines_of(design), largest=8)
+    growth = measure_growth(lines_of(design), models=8, variants=8)
     assert growth.complexity == complexity
     assert growth.in_models == pytest.approx(in_models, abs=0.1)
     assert growth.in_variants == pytest.approx(in_variants, abs=0.1)

@@ -1,5 +1,7 @@
 """The gate: every feature in every family of models, on four targets, and learning on this one."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +9,7 @@ import pytest
 from axl_attention.models import deepseek_v2, deepseek_v3, gemma2, gemma3, gpt2, qwen3, qwen3_moe
 from numpy_state import numpy_state
 
-from axcore.complexity import why_not_in
+from axcore.complexity import trace_model, why_not_in
 from axcore.config import diff_config, evolve
 from axcore.data import Data
 from axcore.errors import ConfigError, KernelError
@@ -55,8 +57,14 @@ def added(name: str, cfg):
     feature = FEATURES[name]
     if feature.apply is None:
         return cfg
-    built_in = why_not_in(feature, cfg, Hardware.parse(feature.target)) is None
+    built_in = feature.evidence.resolve()(plain_trace(cfg, feature.target)) is None
     return cfg if built_in else feature.apply.resolve()(cfg)
+
+
+@functools.cache
+def plain_trace(cfg, target: str):
+    """Returns the trace of a config without a feature, which all features look at."""
+    return trace_model(cfg, Hardware.parse(target))
 
 
 def experiment(family: str):

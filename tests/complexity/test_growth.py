@@ -1,4 +1,4 @@
-"""Constant, linear and quadratic growth are told apart by what was counted."""
+"""Constant, linear and quadratic growth are distinguished by what was counted."""
 
 import pytest
 

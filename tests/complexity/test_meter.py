@@ -1,8 +1,11 @@
 """A feature counts as added only where a model's traced loss depends on it."""
 
+import subprocess
+import sys
 import textwrap
 
 import pytest
+from quick_flags import quick_environment
 
 from axcore.complexity import (
     check_gate,
@@ -16,8 +19,9 @@ from axcore.complexity.family import LARGEST, model_family
 from axcore.complexity.imports import modules_that_import
 from axcore.config import config, digest, replace_config
 from axcore.errors import ComplexityError
-from axcore.layers import Int8Training, LayerNorm, PreNorm, RoPE
+from axcore.layers import LayerNorm, PreNorm, RoPE
 from axcore.models import TiedHead, UntiedHead
+from axcore.modifiers import Int8Training
 from axcore.plugins import Feature, Hardware, Ref, plugin_host
 
 CPU = Hardware.parse("cpu-1")
@@ -76,6 +80,47 @@ def test_no_two_models_of_the_family_are_alike():
     assert len(digests) == LARGEST * LARGEST
 
 
+def test_four_models_in_four_variants_have_each_word_that_256_have():
+    words = lambda size: {word for name, _ in model_family(size, size) for word in name.split()}  # noqa: E731
+    assert words(4) == words(LARGEST)
+
+
+@pytest.mark.parametrize("name", [record.name for record in plugin_host().records(Feature)])
+def test_no_existing_module_knows_a_feature(name):
+    (found,) = (one for one in plugin_host().records(Feature) if one.name == name)
+    assert modules_that_import(found.implementation) == ()
+
+
+BLOCKED = ("mypy", "pytest", "hypothesis", "beartype", "flax", "torch")
+"""What a plain installation does not have."""
+
+
+def test_the_command_runs_on_a_plain_installation():
+    """It reads the imports of every module of the package, and imports none of them for that."""
+    code = f"""
+import sys
+from importlib.machinery import PathFinder
+
+installed = PathFinder.find_spec
+
+def plain(name, path=None, target=None):
+    return None if name.split(".")[0] in {BLOCKED} else installed(name, path, target)
+
+PathFinder.find_spec = plain
+from axcore.cli.main import main
+try:
+    main(["loc", "--feature", "int8", "--models", "3", "--variants", "3", "--check"])
+finally:
+    print([name for name in ("axcore.config.mypy_plugin", "axcore.testing") if name in sys.modules])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=quick_environment()
+    )
+    assert done.returncode == 0, done.stderr
+    assert "9 of 9" in done.stdout
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
 def test_smaller_families_are_parts_of_larger_ones():
     large = dict(model_family(4, 4))
     assert all(large[name] == cfg for name, cfg in model_family(2, 2))
@@ -88,7 +133,7 @@ def test_int8_is_found_where_it_is_and_not_where_it_is_not():
 
 
 def test_a_modifier_whose_result_is_dropped_is_found_out():
-    measured = measure_feature(feature(without_a_change, "has_int8"), largest=4)
+    measured = measure_feature(feature(without_a_change, "has_int8"), models=4, variants=4)
     assert len(measured.lacks) == 16
     assert measured.growth.complexity == "quadratic"
     with pytest.raises(ComplexityError, match="probe is not in 16 models"):
@@ -101,7 +146,7 @@ def test_a_module_that_runs_in_vain_does_not_count():
 
 
 def test_models_that_a_feature_does_not_fit_are_named():
-    measured = measure_feature(feature(with_tied_head, "has_tied_head"), largest=4)
+    measured = measure_feature(feature(with_tied_head, "has_tied_head"), models=4, variants=4)
     assert {lack.model.split()[2] for lack in measured.lacks} == {"tied"}
     assert "no UntiedHead" in measured.lacks[0].reason
     assert measured.growth.complexity != "constant"
@@ -162,7 +207,7 @@ def test_a_plugin_brings_features_of_its_own(make_dist, cli):
         },
     )
     assert "acme" in {record.name for record in plugin_host().records(Feature)}
-    done = cli("loc", "--feature", "acme", "--quick", "--check")
+    done = cli("loc", "--feature", "acme", "--check")
     assert done.exit_code == 0, done.stderr
     assert done.stdout.splitlines()[1].split() == [
         *("acme", "4", "0", "16", "of", "16", "0.00", "constant", "axl-acme")

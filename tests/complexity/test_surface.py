@@ -33,9 +33,9 @@ def test_a_field_added_to_carry_a_feature_is_found(copy):
     before = read_surface(copy)
     edit(
         copy,
-        "layers/attention.py",
-        "        num_heads: int = REQUIRED\n",
-        "        num_heads: int = REQUIRED\n        use_rotation: bool = False\n",
+        "layers/attention/self_attention.py",
+        "        num_heads: PositiveInt = REQUIRED\n",
+        "        num_heads: PositiveInt = REQUIRED\n        use_rotation: bool = False\n",
     )
     with pytest.raises(ComplexityError, match=r"Attention\.Config takes use_rotation"):
         check_surface(before, read_surface(copy))

@@ -49,9 +49,9 @@ BAD_DICTS = {
     ),
     "not yet imported": (good(type="axcore.nowhere:X"), "no config class 'axcore.nowhere:X'"),
     "type is no text": (good(type=["x"]), r"type is \['x'\]; expected text"),
-    "no type": ({"dim": 3}, r'not a config\n.*\n  mend:   add "type"'),
+    "no type": ({"dim": 3}, r'not a config\n.*\n  hint:   add "type"'),
     "a list": ([GOOD], "the top level is a list, not a config"),
-    "nothing": (None, "the top level is a NoneType, not a config"),
+    "nothing": (None, "there is no config: nothing is written there"),
     "unknown field": (
         good(dmi=3, layers=[]),
         r"Net.Config has no field 'dmi'; did you mean 'dim'\?\n  where:  the root",
@@ -120,12 +120,12 @@ def test_bad_data_is_refused_by_name(data: Any, message: str) -> None:
     ("text", "message"),
     [
         ("{", "not JSON: Expecting property name"),
-        ('{"type": "a", "type": "b"}', "the key 'type' stands twice in one mapping"),
+        ('{"type": "a", "type": "b"}', "the key 'type' is twice in one mapping"),
         ("[" * 10_000 + "]" * 10_000, "nested deeper than 100 levels"),
         ('{"a":' * 10_000 + "1" + "}" * 10_000, "nested deeper than 100 levels"),
         ("1" * 10_000, "not JSON: Exceeds the limit"),
         (json.dumps(good(rate=float("nan"))), "rate is nan; expected a number"),
-        ("", "not JSON"),
+        ("", "there is no config"),
     ],
 )
 def test_bad_json_is_refused_by_name(text: str, message: str) -> None:
@@ -141,8 +141,8 @@ def test_bad_yaml_is_refused_by_name(tmp_path: Path) -> None:
         shout: "not plain YAML: could not determine a constructor",
         f"anything: {shout}": "could not determine a constructor",
         "!!python/name:os.system": "could not determine a constructor",
-        "a: 1\na: 2": r"the key 'a' stands twice in one mapping\n  where:  line 2",
-        "a: {b: 1, 'b': 2}": r"the key 'b' stands twice in one mapping\n  where:  line 1",
+        "a: 1\na: 2": r"the key 'a' is twice in one mapping\n  where:  line 2",
+        "a: {b: 1, 'b': 2}": r"the key 'b' is twice in one mapping\n  where:  line 1",
         "1: 2": "'1' is no key; keys are text",
         "? [a]\n: 2": "is no key; keys are text",
         "[" * 10_000 + "]" * 10_000: "nested deeper than 100 levels",

@@ -1,4 +1,4 @@
-"""Building: parents fill, what is missing is told all at once, errors say where."""
+"""Building: parents fill, what is missing is reported at once, errors say where."""
 
 from typing import Any
 
@@ -40,7 +40,7 @@ def test_every_missing_field_of_the_tree_is_told_at_once() -> None:
     assert caught.value.what == (
         "Root.Config lacks 2 required fields:\n  net.dim\n  second.layers[0].hidden_dim"
     )
-    assert "--set net.dim=..." in str(caught.value.mend)
+    assert "--set net.dim=..." in str(caught.value.hint)
 
 
 def test_a_field_that_holds_another_value_cannot_be_filled() -> None:

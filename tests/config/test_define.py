@@ -37,7 +37,7 @@ class Every:
 
 
 def test_int_fields_refuse_strings_and_containers_are_checked_inside() -> None:
-    """Trap 3 of the anchors: `int` fields that accept strings; container values never checked."""
+    """No `int` field takes a string, and values within containers are checked, too."""
     wrong = {
         "flag": (1, "flag is 1; expected bool, got int"),
         "count": ("3", "count is '3'; expected int, got str"),
@@ -59,7 +59,7 @@ def test_int_fields_refuse_strings_and_containers_are_checked_inside() -> None:
             Every(**{name: value})
     with pytest.raises(ConfigError) as caught:
         Every(count=True, word=None, many=3)
-    assert caught.value.what.count("\n") == 2, "every problem is told at once"
+    assert caught.value.what.count("\n") == 2, "every problem is reported at once"
     assert caught.value.where == f"{__name__}:Every"
     assert "test_define.py" in str(caught.value.set_in)
 
@@ -83,7 +83,7 @@ def test_what_is_no_value_is_refused(value: Any, got: str) -> None:
 
 
 def test_a_mutable_default_does_not_leak_into_later_configs() -> None:
-    """Trap 2: a builder's default argument mutated by one call changes the next model."""
+    """What one call makes of a default shows in no other call."""
     shared = {"a": [1]}
 
     @config

@@ -1,4 +1,4 @@
-"""Edits that cannot work say what, where and how to mend it; edits that work say who made them."""
+"""Edits that cannot work say what, where and how to fix it; edits that work say who made them."""
 
 import subprocess
 import sys
@@ -22,7 +22,7 @@ from axcore.errors import ConfigError
 
 
 def test_a_replacement_that_matches_nothing_is_an_error_and_so_nothing_is_dropped() -> None:
-    """Trap 1: variants that silently change nothing, because a modifier's result was dropped."""
+    """A change is in what is returned, and what was given stays as it was."""
     with pytest.raises(
         ConfigError, match=r"no dict in Net.Config; it holds FeedForward.Config, Li"
     ):
@@ -38,7 +38,7 @@ def test_a_replacement_that_matches_nothing_is_an_error_and_so_nothing_is_droppe
 
 
 def test_a_replacement_keeps_what_it_sets() -> None:
-    """Trap 12: a replaced node whose explicit settings are overwritten by the old ones."""
+    """What a new node sets itself is not overwritten by the old one's settings."""
     cfg = update_config(NET, {"layers[*].activation": "gelu"})
     new = replace_config(cfg, FeedForward, FeedForward.Config(hidden_dim=99, activation="silu"))
     assert [layer.hidden_dim for layer in new.layers] == [99, 99]
@@ -46,7 +46,7 @@ def test_a_replacement_keeps_what_it_sets() -> None:
 
 
 def test_overrides_hold_when_the_component_is_swapped() -> None:
-    """Trap 14: overrides that break when the component is swapped."""
+    """An override reaches a component that was swapped in."""
 
     class Other(FeedForward):
         pass
@@ -63,7 +63,7 @@ def test_overrides_hold_when_the_component_is_swapped() -> None:
 
 
 def test_importing_the_package_has_no_effect_on_anything_else() -> None:
-    """Trap 19: import-time side effects (flags overwritten, prints)."""
+    """An import sets no flag and prints nothing."""
     code = """if True:
         import logging, os, signal, sys, warnings
         def state():
@@ -161,8 +161,8 @@ def test_overrides_are_read_by_the_type_of_the_field() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("dim", r"'dim' is no override\n  mend:   --set dim=VALUE"),
-        ("dim=twelve", r"'twelve' is no int\n  where:  dim\n  mend:   --set dim=12"),
+        ("dim", r"'dim' is no override\n  hint:   --set dim=VALUE"),
+        ("dim=twelve", r"'twelve' is no int\n  where:  dim\n  hint:   --set dim=4"),
         ("layers[0].activation=x", r"'x' is no Literal\['silu', 'gelu'\]"),
         ("layers[0]=1", r"set the fields inside of it, --set layers\[0\].FIELD=VALUE"),
         ("dimm=1", r"did you mean 'dim'\?"),

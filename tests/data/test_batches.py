@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from axcore.data.batches import Share, heldout_order, train_order
+from axcore.data.batches import DataShard, train_order, validation_order
 from axcore.data.packing import PADDING_ROW
 from axcore.errors import ConfigError
 
@@ -44,39 +44,39 @@ def test_without_shuffle_rows_come_in_order():
 @pytest.mark.parametrize("process_count", [1, 2, 3, 6])
 def test_processes_divide_each_batch_into_contiguous_blocks(process_count):
     for step in (0, 1, 17):
-        parts = [Share(12, i, process_count).places(step) for i in range(process_count)]
+        parts = [DataShard(12, i, process_count).places(step) for i in range(process_count)]
         assert len({len(part) for part in parts}) == 1
         assert np.concatenate(parts).tolist() == list(range(step * 12, step * 12 + 12))
 
 
 def test_processes_that_cannot_share_a_batch_equally_are_refused():
     with pytest.raises(ConfigError, match="batch_size is 10, which 4 processes cannot share") as e:
-        Share(10, 0, 4)
-    assert e.value.mend == "batch_size=12"
+        DataShard(10, 0, 4)
+    assert e.value.hint == "batch_size=12"
 
 
 @pytest.mark.parametrize("process_index", [-1, 2])
 def test_a_process_that_does_not_exist_is_refused(process_index):
     with pytest.raises(ConfigError, match=f"process_index is {process_index}; .* expected 0 to 1"):
-        Share(4, process_index, 2)
+        DataShard(4, process_index, 2)
 
 
 @pytest.mark.parametrize(("num_rows", "max_batches"), [(10, None), (8, None), (10, 9), (1, 1)])
-def test_heldout_order_holds_every_row_once_and_then_padding(num_rows, max_batches):
-    order = heldout_order(num_rows, batch_size=4, max_batches=max_batches)
+def test_validation_order_holds_every_row_once_and_then_padding(num_rows, max_batches):
+    order = validation_order(num_rows, batch_size=4, max_batches=max_batches)
     assert sorted(order[:num_rows]) == list(range(num_rows))
     assert len(order) % 4 == 0
     assert len(order) - num_rows < 4
     assert set(order[num_rows:]) <= {PADDING_ROW}
 
 
-def test_a_limited_heldout_order_is_a_sample_of_all_rows():
-    order = heldout_order(1000, batch_size=4, max_batches=25)
+def test_a_limited_validation_order_is_a_sample_of_all_rows():
+    order = validation_order(1000, batch_size=4, max_batches=25)
     assert len(set(order)) == 100
     assert min(order) < 50
     assert max(order) > 950
-    assert list(order) == list(heldout_order(1000, batch_size=4, max_batches=None))[:100]
+    assert list(order) == list(validation_order(1000, batch_size=4, max_batches=None))[:100]
 
 
-def test_no_heldout_rows_make_no_batches():
-    assert heldout_order(0, batch_size=4, max_batches=None) == []
+def test_no_validation_rows_make_no_batches():
+    assert validation_order(0, batch_size=4, max_batches=None) == []

@@ -13,7 +13,7 @@ import pytest
 
 from axcore.config import REQUIRED, evolve, from_json, to_json
 from axcore.data import ByteTokenizer, Data, JsonLines, StandardLibrary, TextFiles
-from axcore.data.split import is_heldout
+from axcore.data.split import is_validation
 from axcore.errors import ConfigError, DataError
 
 NUM_FILES = 40
@@ -39,7 +39,7 @@ def cfg(folder):
         source=TextFiles.Config(folder=str(folder)),
         seq_len=32,
         batch_size=6,
-        heldout_fraction=0.3,
+        validation_fraction=0.3,
     )
 
 
@@ -69,7 +69,7 @@ def pairs_of(rows):
 def expected_pairs(held):
     counts = Counter()
     for i in range(NUM_FILES):
-        if is_heldout(f"{i:02}.txt", 0.3) == held:
+        if is_validation(f"{i:02}.txt", 0.3) == held:
             tokens = [256, *text_of(i).encode(), 257]
             counts.update(pairwise(tokens))
     return counts
@@ -87,41 +87,41 @@ def test_every_epoch_holds_every_training_token_once_in_an_order_of_its_own(cfg)
     assert orders[0] != orders[1] != orders[2] != orders[0]
 
 
-def test_heldout_batches_hold_every_heldout_token_once_and_no_training_token(cfg):
-    assert pairs_of(rows_of(cfg.build().heldout())) == expected_pairs(held=True)
+def test_validation_batches_hold_every_validation_token_once_and_no_training_token(cfg):
+    assert pairs_of(rows_of(cfg.build().validation())) == expected_pairs(held=True)
 
 
-def test_heldout_is_the_same_every_time_whatever_the_seed(cfg):
+def test_validation_is_the_same_every_time_whatever_the_seed(cfg):
     data = cfg.build()
-    heldout = data.heldout()
-    first = list(heldout)
-    assert_equal_batches(first, list(heldout))
-    assert_equal_batches(first, list(data.heldout()))
-    assert_equal_batches(first, list(evolve(cfg, seed=5, shuffle=False).build().heldout()))
-    assert len(heldout) == len(first)
+    validation = data.validation()
+    first = list(validation)
+    assert_equal_batches(first, list(validation))
+    assert_equal_batches(first, list(data.validation()))
+    assert_equal_batches(first, list(evolve(cfg, seed=5, shuffle=False).build().validation()))
+    assert len(validation) == len(first)
 
 
-def test_heldout_batches_are_full_and_their_padding_weighs_nothing(cfg):
-    *_, last = cfg.build().heldout()
+def test_validation_batches_are_full_and_their_padding_weighs_nothing(cfg):
+    *_, last = cfg.build().validation()
     padding = ~(last["segment_ids"] > 0).any(axis=1)
     assert last["tokens"].shape == (6, 32)
     assert 0 < padding.sum() < 6
     assert last["loss_weights"][padding].sum() == 0
 
 
-def test_heldout_batches_bounds_an_evaluation(cfg):
-    every = list(cfg.build().heldout())
-    some = evolve(cfg, heldout_batches=2).build().heldout()
+def test_validation_batches_bounds_an_evaluation(cfg):
+    every = list(cfg.build().validation())
+    some = evolve(cfg, validation_batches=2).build().validation()
     assert len(some) == 2 < len(every)
     assert_equal_batches(list(some), every[:2])
-    assert len(evolve(cfg, heldout_batches=1000).build().heldout()) == len(every)
+    assert len(evolve(cfg, validation_batches=1000).build().validation()) == len(every)
 
 
 @pytest.mark.parametrize("process_count", [2, 3])
 def test_processes_together_read_what_one_process_reads(cfg, process_count):
     def read(data, share):
         batches = list(islice(data.train(**share), 40))
-        return batches, list(data.heldout(**share))
+        return batches, list(data.validation(**share))
 
     def joined(parts):
         return [
@@ -129,13 +129,13 @@ def test_processes_together_read_what_one_process_reads(cfg, process_count):
             for batch in zip(*parts, strict=True)
         ]
 
-    train, heldout = read(cfg.build(), {})
+    train, validation = read(cfg.build(), {})
     parts = [
         read(cfg.build(), {"process_index": i, "process_count": process_count})
         for i in range(process_count)
     ]
     assert_equal_batches(joined([part[0] for part in parts]), train)
-    assert_equal_batches(joined([part[1] for part in parts]), heldout)
+    assert_equal_batches(joined([part[1] for part in parts]), validation)
 
 
 @pytest.mark.parametrize("step", [0, 1, 13, 200])
@@ -216,7 +216,7 @@ for _ in range(5):
         ({"seq_len": 16}, "seq_len was 32, is 16"),
         ({"seed": 1}, "seed was 0, is 1"),
         ({"shuffle": False}, "shuffle was True, is False"),
-        ({"heldout_fraction": 0.1}, "tokens was '[0-9a-f]+', is '[0-9a-f]+'"),
+        ({"validation_fraction": 0.1}, "tokens was '[0-9a-f]+', is '[0-9a-f]+'"),
     ],
 )
 def test_a_position_in_other_data_is_refused(cfg, change, message):
@@ -230,7 +230,7 @@ def test_a_position_in_a_corpus_that_changed_since_is_refused(tmp_path):
     for name in "abc":
         (tmp_path / f"{name}.txt").write_text(name * 100)
     source = TextFiles.Config(folder=str(tmp_path))
-    cfg = Data.Config(source=source, seq_len=8, batch_size=2, heldout_fraction=0.0)
+    cfg = Data.Config(source=source, seq_len=8, batch_size=2, validation_fraction=0.0)
     state = cfg.build().train().get_state()
     (tmp_path / "b.txt").write_text("b" * 99 + "!")
     with pytest.raises(DataError, match="belongs to other training data: tokens was"):
@@ -275,14 +275,14 @@ def test_writing_into_a_batch_does_not_reach_the_data(cfg):
 
 def test_the_summary_counts_documents_and_tokens(cfg):
     summary = cfg.build().summary()
-    held = [is_heldout(f"{i:02}.txt", 0.3) for i in range(NUM_FILES)]
+    held = [is_validation(f"{i:02}.txt", 0.3) for i in range(NUM_FILES)]
     sizes = [len(text_of(i).encode()) + 2 for i in range(NUM_FILES)]
-    assert summary.heldout_documents == sum(held)
+    assert summary.validation_documents == sum(held)
     assert summary.train_documents == NUM_FILES - sum(held)
-    assert summary.heldout_tokens == sum(n for n, h in zip(sizes, held, strict=True) if h)
+    assert summary.validation_tokens == sum(n for n, h in zip(sizes, held, strict=True) if h)
     assert summary.train_tokens == sum(n for n, h in zip(sizes, held, strict=True) if not h)
     assert f"{summary.train_documents} documents, {summary.train_tokens:,} tokens" in str(summary)
-    assert "held out" in str(summary)
+    assert "validation" in str(summary)
 
 
 def test_data_built_for_its_tokenizer_reads_no_text(cfg, tmp_path):
@@ -299,7 +299,7 @@ def test_json_lines_and_text_files_of_equal_documents_give_equal_tokens(tmp_path
     for i, text in enumerate(texts):
         (tmp_path / f"{i}.txt").write_text(text, encoding="utf-8")
     cfgs = [
-        Data.Config(source=source, seq_len=16, batch_size=4, heldout_fraction=0.0)
+        Data.Config(source=source, seq_len=16, batch_size=4, validation_fraction=0.0)
         for source in (
             JsonLines.Config(folder=str(tmp_path)),
             TextFiles.Config(folder=str(tmp_path)),
@@ -309,9 +309,9 @@ def test_json_lines_and_text_files_of_equal_documents_give_equal_tokens(tmp_path
     assert_equal_batches(ours, theirs)
 
 
-def test_no_heldout_text_is_held_out_of_fraction_zero(cfg):
-    data = evolve(cfg, heldout_fraction=0.0).build()
-    assert list(data.heldout()) == []
+def test_no_validation_text_is_held_out_of_fraction_zero(cfg):
+    data = evolve(cfg, validation_fraction=0.0).build()
+    assert list(data.validation()) == []
     assert data.summary().train_documents == NUM_FILES
 
 
@@ -322,10 +322,19 @@ def test_documents_without_text_are_no_data(tmp_path):
         Data.Config(source=source, seq_len=8, batch_size=1).build().train()
 
 
+def test_files_that_are_all_empty_are_no_data(tmp_path):
+    (tmp_path / "empty.txt").write_text("")
+    source = TextFiles.Config(folder=str(tmp_path))
+    for fraction in (0.0, 0.05):
+        cfg = Data.Config(source=source, seq_len=8, batch_size=1, validation_fraction=fraction)
+        with pytest.raises(DataError, match=r"no document of text files .* has any"):
+            cfg.build().train()
+
+
 def test_a_split_that_holds_everything_out_is_refused(tmp_path):
     (tmp_path / "only.txt").write_text("text")
     source = TextFiles.Config(folder=str(tmp_path))
-    cfg = Data.Config(source=source, seq_len=8, batch_size=1, heldout_fraction=0.999)
+    cfg = Data.Config(source=source, seq_len=8, batch_size=1, validation_fraction=0.999)
     with pytest.raises(DataError, match=r"all 1 documents of text files .* are held out"):
         cfg.build().train()
 
@@ -333,23 +342,22 @@ def test_a_split_that_holds_everything_out_is_refused(tmp_path):
 def test_a_split_that_holds_nothing_out_though_asked_to_is_refused(tmp_path):
     (tmp_path / "only.txt").write_text("text")
     source = TextFiles.Config(folder=str(tmp_path))
-    cfg = Data.Config(source=source, seq_len=8, batch_size=1, heldout_fraction=0.001)
+    cfg = Data.Config(source=source, seq_len=8, batch_size=1, validation_fraction=0.001)
     with pytest.raises(
-        DataError, match=r"No document is held out: heldout_fraction is 0\.001"
+        DataError, match=r"No document is held out: validation_fraction is 0\.001"
     ) as e:
         cfg.build().train()
-    assert "heldout_fraction=0" in e.value.mend
+    assert "validation_fraction=0" in e.value.hint
 
 
 def test_wrong_settings_are_reported_together(cfg):
-    wrong = evolve(cfg, seq_len=0, batch_size=-1, heldout_fraction=1.0, heldout_batches=0)
     with pytest.raises(ConfigError) as e:
-        wrong.build()
+        evolve(cfg, seq_len=0, batch_size=-1, validation_fraction=1.0, validation_batches=0)
     assert e.value.what.splitlines() == [
-        "seq_len is 0; expected 1 or more.",
-        "batch_size is -1; expected 1 or more.",
-        "heldout_batches is 0; expected 1 or more.",
-        "heldout_fraction is 1.0; expected 0 or more and less than 1.",
+        "seq_len is 0; expected 1 or more",
+        "batch_size is -1; expected 1 or more",
+        "validation_fraction is 1.0; expected 0 or more and less than 1",
+        "validation_batches is 0; expected 1 or more",
     ]
 
 
@@ -371,5 +379,5 @@ def test_the_standard_library_trains_and_starts_no_thread():
     data = cfg.build()
     batch = next(data.train())
     assert batch["loss_weights"].mean() > 0.99
-    assert len(data.heldout()) > 10
+    assert len(data.validation()) > 10
     assert threading.active_count() == before

@@ -106,7 +106,7 @@ def test_a_file_cut_short_is_an_error(tokenizer_file, tmp_path, keep):
 def test_a_tokenizer_without_an_eos_token_lists_what_could_be_one(tokenizer_file):
     with pytest.raises(DataError, match="needs the name of the token that ends a document") as e:
         build(tokenizer_file)
-    assert e.value.mend == "Set eos_token; its special tokens are '<s>', '</s>', '<pad>'."
+    assert e.value.hint == "Set eos_token; its special tokens are '<s>', '</s>', '<pad>'."
 
 
 @pytest.mark.parametrize("field", ["eos_token", "bos_token", "pad_token"])
@@ -114,4 +114,4 @@ def test_a_special_token_that_is_not_in_the_vocabulary_is_named(tokenizer_file, 
     names = {"eos_token": "</s>", field: "<|end|>"}
     with pytest.raises(DataError, match=rf"{field} is '<\|end\|>', which is not in") as e:
         build(tokenizer_file, **names)
-    assert "'<s>', '</s>', '<pad>'" in e.value.mend
+    assert "'<s>', '</s>', '<pad>'" in e.value.hint

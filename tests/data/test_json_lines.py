@@ -60,7 +60,7 @@ def test_a_bad_line_is_an_error_with_file_and_line(tmp_path, bad):
     with pytest.raises(DataError, match=rf"a\.jsonl, line 2 {BAD_LINES[bad]}") as e:
         read(tmp_path)
     assert e.value.where == f"{tmp_path / 'a.jsonl'}:2"
-    assert e.value.mend
+    assert e.value.hint
 
 
 @pytest.mark.parametrize("bad", BAD_LINES, ids=range(len(BAD_LINES)))

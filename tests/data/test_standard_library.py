@@ -47,4 +47,4 @@ def test_a_library_kept_in_an_archive_is_an_error_that_names_another_source(tmp_
     (tmp_path / "python311.zip").write_bytes(b"")
     with pytest.raises(DataError, match=r"not there as \.py files; looked in") as e:
         library_files(str(tmp_path))
-    assert "TextFiles" in e.value.mend
+    assert "TextFiles" in e.value.hint

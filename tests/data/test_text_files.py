@@ -60,7 +60,7 @@ def test_a_file_given_as_the_folder_is_explained(tmp_path):
     write(tmp_path, {"a.txt": "x"})
     with pytest.raises(DataError, match="is a file, not a folder") as e:
         read(tmp_path / "a.txt")
-    assert e.value.mend == f"folder={str(tmp_path)!r}, glob='a.txt'"
+    assert e.value.hint == f"folder={str(tmp_path)!r}, glob='a.txt'"
 
 
 def test_an_empty_folder_says_that_it_is_empty(tmp_path):
@@ -86,7 +86,7 @@ def test_a_file_that_is_not_utf8_is_an_error_with_file_and_byte(tmp_path):
     with pytest.raises(DataError, match=r"b\.txt is not UTF-8: byte 0xe9 at offset 3") as e:
         read(tmp_path)
     assert e.value.where == f"{tmp_path / 'b.txt'}, byte 3"
-    assert "on_bad_file='skip'" in e.value.mend
+    assert "on_bad_file='skip'" in e.value.hint
 
 
 def test_a_file_cut_short_inside_a_character_is_an_error(tmp_path):

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from quick_flags import QUICK_FLAGS
 
 from axcore.cli.main import group
-from axcore.launch.place import COORDINATOR, NUM_PROCESSES, PROCESS_ID
+from axcore.launch.process_info import COORDINATOR, NUM_PROCESSES, PROCESS_ID
 from axcore.plugins import JobLauncher, plugin_host
 
 PAGE = (Path(__file__).parents[2] / "docs" / "launch.md").read_text(encoding="utf-8")
@@ -19,7 +19,7 @@ SHORT = (
     "--set=model.decoder.stack.num_layers=1",
     "--set=**.hidden_dim=32",
     "--set=data.seq_len=32",
-    "--set=data.heldout_batches=1",
+    "--set=data.validation_batches=1",
     "--set=**.warmup_steps=1",
     "--set=max_steps=3",
 )
@@ -52,6 +52,7 @@ def test_flags_and_variables_stand_side_by_side():
         assert f"| `{flag}` | `{variable}` |" in PAGE
 
 
+@pytest.mark.slow
 def test_the_run_on_this_machine_trains_with_two_processes(cli, tmp_path):
     (command,) = commands("launch local")
     ran = cli(*shlex.split(command)[1:], *SHORT, XLA_FLAGS=QUICK_FLAGS)

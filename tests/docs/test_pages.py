@@ -9,13 +9,22 @@ import pytest
 from pages import python_blocks, run_page
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("attention.md", "config.md", "lora.md", "modules.md", "moe.md")
+PAGES = (
+    "attention.md",
+    "config.md",
+    "data.md",
+    "lora.md",
+    "modules.md",
+    "moe.md",
+    "ops.md",
+    "optimizers.md",
+)
 
 
 @pytest.mark.parametrize("name", PAGES)
 def test_every_block_of_the_page_runs_and_prints_what_it_says(name: str) -> None:
     with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
-        assert run_page(ROOT / "docs" / name) >= 5
+        assert run_page(ROOT / "docs" / name) >= 2
 
 
 def test_a_page_that_prints_something_else_is_found(tmp_path: Path) -> None:

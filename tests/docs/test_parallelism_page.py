@@ -23,7 +23,7 @@ SHORT = (
     "--set=model.dim=32",
     "--set=**.hidden_dim=32",
     "--set=data.seq_len=32",
-    "--set=data.heldout_batches=1",
+    "--set=data.validation_batches=1",
     "--set=**.warmup_steps=1",
     "--set=max_steps=2",
 )
@@ -38,7 +38,7 @@ def test_every_block_of_python_prints_what_the_page_says():
 def test_every_command_works(command, tmp_path):
     words = shlex.split(command)[1:]
     done = subprocess.run(
-        [sys.executable, "-m", "axcore.cli.main", *words, *(SHORT if "train" in words else ())],
+        [sys.executable, "-m", "axcore", *words, *(SHORT if "train" in words else ())],
         cwd=tmp_path,
         env=quick_environment(),
         capture_output=True,

@@ -7,9 +7,10 @@ import pytest
 from fresh_environment import FreshEnvironment
 
 from axcore import testing
+from axcore.cli import kernel_reference
 from axcore.plugins import Command, plugin_host
-from axcore.plugins.hooks import HOOKS
-from axcore.plugins.reference import COMMAND, hook_reference
+from axcore.plugins.hook_reference import COMMAND, hook_reference
+from axcore.plugins.records import Hooks
 
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "plugins"
@@ -21,7 +22,7 @@ def blocks(page: str, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
 
 
-def test_hook_page_is_made_from_the_specs():
+def test_hook_page_is_made_from_the_records():
     if {plugin.name for plugin in plugin_host().plugins()} != OURS:
         pytest.skip("other plugins are installed, or some of the four are not")
     assert (PAGES / "hooks.md").read_text() == hook_reference(), f"run: {COMMAND}"
@@ -29,7 +30,7 @@ def test_hook_page_is_made_from_the_specs():
 
 def test_every_hook_is_on_the_page_of_what_uses_it():
     text = (PAGES / "README.md").read_text() + (PAGES / "hooks.md").read_text()
-    for name in HOOKS:
+    for name in Hooks.decorators():
         assert name.replace("_", " ") in text.replace("_", " ")
 
 
@@ -86,3 +87,19 @@ def test_pages_name_commands_and_links_that_are_there(page):
         assert name in commands | {"plugin"}, f"axcore {name}"
     for link in re.findall(r"\]\(([^)#]+)\)", text):
         assert (page.parent / link).exists(), link
+
+
+def test_tables_of_kernels_are_made_from_the_records():
+    if {plugin.name for plugin in plugin_host().plugins()} != OURS:
+        pytest.skip("other plugins are installed, or some of the four are not")
+    page = (ROOT / kernel_reference.PAGE).read_text()
+    assert page == kernel_reference.with_reference(page), f"run: {kernel_reference.COMMAND}"
+
+
+@pytest.mark.parametrize("page", ["kernels.md", "hardware.md", "plugins/failures.md"])
+def test_no_cell_of_a_table_holds_a_paragraph(page):
+    text = (ROOT / "docs" / page).read_text()
+    cells = [
+        cell.strip() for line in text.splitlines() if line[:1] == "|" for cell in line.split("|")
+    ]
+    assert [cell for cell in cells if len(cell) > 180] == []

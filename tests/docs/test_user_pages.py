@@ -1,13 +1,15 @@
 """The pages that users read first: every command and every block of Python on them works."""
 
+import json
 import re
 import shlex
 import subprocess
-import sys
+from itertools import zip_longest
 from pathlib import Path
 
 import pytest
-from quick_flags import compile_cache, quick_environment
+from page_session import run_session
+from quick_flags import quick_environment
 
 from axcore.cli.main import group
 
@@ -16,8 +18,10 @@ PAGES = tuple(
     ROOT / page
     for page in (
         "README.md",
+        "docs/install.md",
         "docs/training.md",
         "docs/data.md",
+        "docs/scripting.md",
         "docs/aot.md",
         "docs/kernels.md",
     )
@@ -28,7 +32,7 @@ SHORT = (
     "--set=model.decoder.stack.num_layers=1",
     "--set=**.hidden_dim=32",
     "--set=data.seq_len=32",
-    "--set=data.heldout_batches=1",
+    "--set=data.validation_batches=1",
     "--set=**.warmup_steps=1",
     "--set=max_steps=3",
 )
@@ -47,46 +51,67 @@ def commands(page):
     return [line for line in lines if line.startswith("axcore ")]
 
 
-def run(*command, cwd):
-    return subprocess.run(
-        [sys.executable, *command],
-        cwd=cwd,
-        env={**quick_environment(), **compile_cache(cwd.with_name("compiled"))},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def rows():
+    """Yields the pages; those that train or compile for several seconds are slow."""
+    for page in PAGES:
+        takes_long = any(line.split()[1] in ("train", "aot") for line in commands(page))
+        takes_long = takes_long or any(".run(" in block for block in blocks(page, "python"))
+        yield pytest.param(page, id=page.stem, marks=[pytest.mark.slow] if takes_long else [])
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """Where a user of the pages stands."""
-    return tmp_path_factory.mktemp("user")
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_commands_of_a_page_work_in_the_order_given(page, folder):
-    found = commands(page)
-    assert found or page.stem == "data"
-    for command in found:
+def steps(page, folder):
+    """Returns what a page does, short: its commands, then its programs."""
+    for command in commands(page):
         words = shlex.split(command)[1:]
-        short = SHORT if words[0] == "train" else ()
-        done = run("-m", "axcore.cli.main", *words, *short, cwd=folder)
-        assert done.returncode == 0, f"{command}\n{done.stderr}"
-        assert done.stdout
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_python_of_a_page_runs(page, folder):
+        yield command, {"command": [*words, *(SHORT if words[0] == "train" else ())]}
     for number, block in enumerate(blocks(page, "python")):
         shortened = re.sub(r'"max_steps": \d+', '"max_steps": 3', block)
         shortened = re.sub(r'"\*\*\.warmup_steps": \d+', '"**.warmup_steps": 1', shortened)
         script = folder / f"{page.stem}_{number}.py"
         script.write_text(shortened)
-        done = run(str(script), cwd=folder)
-        assert done.returncode == 0, f"block {number} of {page.name}\n{done.stderr}"
-        if "print(" in block:
-            assert done.stdout
+        yield block, {"script": str(script)}
+
+
+def needs_a_process(step):
+    """Whether it chooses devices, which a process does once."""
+    return "--target" in step.get("command", ()) and step["command"][0] == "train"
+
+
+def sessions(steps):
+    """Splits steps into lists that one process each can take."""
+    found = [[]]
+    for text, step in steps:
+        found += [[(text, step)], []] if needs_a_process(step) else []
+        found[-1] += [] if needs_a_process(step) else [(text, step)]
+    return [session for session in found if session]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder where a user tries the pages, with a little text of their own."""
+    made = tmp_path_factory.mktemp("user")
+    for name in ("my_texts", "corpus"):
+        (made / name).mkdir()
+    for i in range(40):
+        text = f"Page {i} says how many pages are before it: {i}, and how many come after it."
+        (made / "my_texts" / f"{i}.md").write_text(text)
+        with (made / "corpus" / "pages.jsonl").open("a") as lines:
+            lines.write(json.dumps({"text": text}) + "\n")
+    return made
+
+
+@pytest.mark.parametrize("page", list(rows()))
+def test_commands_and_programs_of_a_page_work_in_the_order_given(page, folder):
+    found = sessions(steps(page, folder))
+    assert found
+    for session in found:
+        ended, errors = run_session(
+            [step for _, step in session], cwd=folder, env=quick_environment()
+        )
+        for (text, _), done in zip_longest(session, ended):
+            assert done is not None, f"{text}\n{errors}"
+            assert done.exit_code == 0, f"{text}\n{errors}"
+            assert done.printed or not ("print(" in text or text.startswith("axcore ")), text
 
 
 def test_inline_commands_name_subcommands_that_exist():

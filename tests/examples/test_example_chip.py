@@ -11,7 +11,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "axl_example_chip"
 
 SHORT = (
     *("--set", "model.dim=32", "--set", "**.num_layers=1", "--set", "**.hidden_dim=64"),
-    *("--set", "data.seq_len=64", "--set", "data.heldout_batches=1"),
+    *("--set", "data.seq_len=64", "--set", "data.validation_batches=1"),
     *("--set", "max_steps=3", "--set", "**.warmup_steps=1", "--set", "log_every_steps=1"),
 )
 
@@ -47,13 +47,14 @@ def test_plugins_show_what_the_example_brings(fresh, tmp_path):
     assert where.is_relative_to(fresh.python.parents[1])
 
 
+@pytest.mark.slow
 def test_tiny_trains_on_the_example_chip(fresh, tmp_path):
     for number in range(40):
         (tmp_path / f"{number}.txt").write_text(f"This is text number {number}.\n" * 20)
     ran = fresh.axcore(
         *("train", "tiny", "--target", "example-x1-4", "--modify", "example_norm"),
         *("--modify", "text_files", "--set", "data.source.folder=.", *SHORT),
-        *("--set", "data.heldout_fraction=0.2"),
+        *("--set", "data.validation_fraction=0.2"),
         folder=tmp_path,
     )
     assert ran.returncode == 0, ran.stderr

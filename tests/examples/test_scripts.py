@@ -30,7 +30,7 @@ def test_experts_take_ten_lines_and_go_into_every_family(tmp_path):
     assert len(function.split("\ndef ")[0].strip().splitlines()) <= 10
     printed = output_of("experts.py", tmp_path)
     assert "mistral 7b: 7.2B parameters, with experts 46.7B" in printed
-    assert "held-out loss after 20 steps: 3." in printed
+    assert "validation loss after 20 steps: 3." in printed
 
 
 def test_two_machines_differ_in_what_their_rules_name(tmp_path):

@@ -10,13 +10,13 @@ from axcore.cli.experiment import load_experiment
 from axcore.config import evolve
 from axcore.errors import ConfigError
 from axcore.models import llama2
-from axcore.trainer import Trainer
+from axcore.testing import trainer_on
 
 SMALL = (
     "data.seq_len=32",
     "data.batch_size=4",
-    "data.heldout_fraction=0.2",
-    "data.heldout_batches=1",
+    "data.validation_fraction=0.2",
+    "data.validation_batches=1",
     "learner.schedule.warmup_steps=2",
     "learner.schedule.peak=0.01",
     "max_steps=8",
@@ -45,7 +45,7 @@ def test_llama2_learns_in_bfloat16_with_master_weights_in_float32(corpus, tmp_pa
     cfg = load_experiment("llama2-7b", (*SMALL, *corpus))
     cfg = evolve(cfg, model=evolve(llama2("toy"), dtypes=cfg.model.dtypes))
     losses = []
-    trainer = Trainer(cfg, devices=jax.devices()[:1])
+    trainer = trainer_on(cfg, 1)
     result = trainer.run(
         tmp_path / "run", [lambda event: losses.append(getattr(event, "metrics", {}).get("loss"))]
     )

@@ -1,13 +1,13 @@
 """Every experiment of the core is pinned down as text, by itself and on each family of hardware.
 
-After a change that is meant, `python tests/experiments/test_goldens.py` writes all of them anew.
+After a change that is meant, `python tests/experiments/test_goldens.py` writes all of them again.
 """
 
 from pathlib import Path
 
 import pytest
 
-from axcore.cli.experiment import load_experiment
+from axcore.cli.experiment import load_experiment, load_resolved
 from axcore.config import check_golden, from_json, to_json
 from axcore.plugins import Experiment, Hardware, plugin_host
 
@@ -23,7 +23,7 @@ def golden(name, target=None):
 
 
 def on(name, target):
-    return load_experiment(name, hardware=Hardware.parse(target))
+    return load_resolved(name, hardware=Hardware.parse(target)).config
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)

@@ -1,13 +1,12 @@
 """`tiny` at toy size: it learns, and so does what a swap of every feed-forward makes of it."""
 
-import jax
 import pytest
 
 from axcore.config import find_config, replace_config, update_config
 from axcore.experiments.tiny import tiny
-from axcore.layers import FeedForward, PlainFeedForward, Repeat, Stack
+from axcore.layers import FeedForward, PlainFeedForward, ScannedLayers, Stack
 from axcore.module import count_params
-from axcore.trainer import Trainer
+from axcore.testing import trainer_on
 
 
 def at_toy_size(cfg):
@@ -19,8 +18,8 @@ def at_toy_size(cfg):
             "**.stack.num_layers": 2,
             "data.seq_len": 32,
             "data.batch_size": 4,
-            "data.heldout_batches": 1,
-            "data.heldout_fraction": 0.3,
+            "data.validation_batches": 1,
+            "data.validation_fraction": 0.3,
             "learner.schedule.warmup_steps": 2,
             "learner.schedule.peak": 0.02,
             "max_steps": 12,
@@ -50,7 +49,7 @@ def test_replacing_every_feed_forward_leaves_none_and_keeps_their_sizes():
 
 
 def test_replacing_the_scan_by_a_stack_swaps_the_feed_forward_of_every_layer():
-    unrolled = replace_config(tiny(), Repeat, Stack.Config())
+    unrolled = replace_config(tiny(), ScannedLayers, Stack.Config())
     model = swapped(unrolled).model.build()
     layers = [layer.feed_forward for layer in model.decoder.stack.layer]
     assert len(layers) == 4
@@ -60,12 +59,12 @@ def test_replacing_the_scan_by_a_stack_swaps_the_feed_forward_of_every_layer():
 def test_the_swapped_model_learns_within_a_few_steps(text_of_python, tmp_path):
     cfg = update_config(at_toy_size(swapped(tiny())), {"data.source": text_of_python})
     losses = []
-    result = Trainer(cfg, devices=jax.devices()[:1]).run(
+    result = trainer_on(cfg, 1).run(
         tmp_path, [lambda event: losses.append(getattr(event, "metrics", {}).get("loss"))]
     )
     first = next(loss for loss in losses if loss is not None)
     assert result.is_complete
-    assert result.heldout["loss"] < first - 1.0
+    assert result.validation["loss"] < first - 1.0
 
 
 @pytest.fixture

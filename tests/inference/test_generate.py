@@ -112,7 +112,7 @@ def test_tokens_that_are_no_text_are_never_drawn():
 def test_draws_follow_the_distribution():
     logits = jnp.log(jnp.asarray([[0.7, 0.2, 0.1]]))
     keys = jax.random.split(jax.random.key(0), 4000)
-    drawn = Sampling(temperature=1.0).draw(jnp.broadcast_to(logits, (4000, 3)), keys)
+    drawn = Sampling(temperature=1.0).sample(jnp.broadcast_to(logits, (4000, 3)), keys)
     shares = np.bincount(np.asarray(drawn), minlength=3) / 4000
     np.testing.assert_allclose(shares, [0.7, 0.2, 0.1], atol=0.03)
 

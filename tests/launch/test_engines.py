@@ -112,7 +112,7 @@ def test_a_job_set_of_one_pod_is_no_run_of_several():
 def test_what_a_job_set_lacks_is_named():
     with pytest.raises(ConfigError, match="image and volume_claim not given") as refused:
         Kubernetes().check(job())
-    assert refused.value.mend == "--option image=... --option volume_claim=..."
+    assert refused.value.hint == "--option image=... --option volume_claim=..."
 
 
 @pytest.mark.parametrize("directory", ["/elsewhere", "runs/tiny", "/runs2", None])
@@ -120,7 +120,7 @@ def test_a_run_directory_that_pods_would_not_share_is_refused(directory):
     arguments = ("tiny",) if directory is None else ("tiny", f"--dir={directory}")
     with pytest.raises(ConfigError, match="is not on the volume at /runs") as refused:
         Kubernetes(image="a", volume_claim="b").check(job(arguments=arguments))
-    assert refused.value.mend == "--dir /runs/tiny"
+    assert refused.value.hint == "--dir /runs/tiny"
 
 
 def test_the_skypilot_task_has_a_node_for_each_process():
@@ -187,5 +187,7 @@ def test_a_launcher_of_another_kind_is_an_error(make_dist):
         "    yield JobLauncher(name='grid', config=config, summary='A grid')\n",
     )
     assert plugin_host().plugin("axl-acme").trouble == ""
-    with pytest.raises(PluginError, match=r"launcher 'grid' is .*expected a subclass of axcore"):
+    with pytest.raises(
+        PluginError, match=r"launcher 'grid' of plugin .*expected a subclass of axcore"
+    ):
         launcher_class(find_launcher("grid"))

@@ -34,5 +34,5 @@ def test_training_without_a_key_is_an_error(call):
 
 @pytest.mark.parametrize("rate", [-0.1, 1.0, 1.5])
 def test_impossible_rates_are_refused(rate):
-    with pytest.raises(ConfigError, match=rf"rate is {rate}; a dropout rate is at least 0 and"):
+    with pytest.raises(ConfigError, match=rf"rate is {rate}; expected 0 or more and"):
         Dropout.Config(rate=rate).build()

@@ -1,4 +1,4 @@
-"""`Linear` is an affine map of the last dimension, whatever stands before it."""
+"""`Linear` is an affine map of the last dimension, whatever is before it."""
 
 import jax
 import jax.numpy as jnp

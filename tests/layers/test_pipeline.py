@@ -1,4 +1,4 @@
-"""`Pipeline` is `Repeat` over the parts of an accumulated batch, whatever the stages and rounds."""
+"""`Pipeline` is `ScannedLayers` over microbatches, whatever the stages and rounds."""
 
 import jax
 import jax.numpy as jnp
@@ -7,7 +7,7 @@ import pytest
 
 from axcore.config import REQUIRED, config, evolve, replace_config
 from axcore.errors import ConfigError, ModuleError, ShardingError
-from axcore.layers import Pipeline, Repeat, TokenInfo
+from axcore.layers import Pipeline, ScannedLayers, TokenInfo
 from axcore.learner import AdamW, Learner, WarmupCosine
 from axcore.module import Module, Param, Remat, functional
 from axcore.parallel import (
@@ -41,10 +41,15 @@ class Everything(Module):
 
     def setup(self, cfg):
         self.weight = Param((cfg.dim, cfg.dim), axes=("embed", None))
-        self.mean = Param((cfg.dim,), axes=(None,), init=0.1, is_statistic=True)
-        self.top = Param((1,), axes=(None,), init=0.0, is_statistic=True, merge="max")
+        self.mean = Param((cfg.dim,), axes=(None,), init=0.1, is_buffer=True)
+        self.top = Param((1,), axes=(None,), init=0.0, is_buffer=True, merge="max")
         self.seen = Param(
-            (1,), axes=(None,), init=0.0, is_statistic=True, merge="max", is_from_backward=True
+            (1,),
+            axes=(None,),
+            init=0.0,
+            is_buffer=True,
+            merge="max",
+            is_overwritten_by_gradient=True,
         )
 
     def forward(self, x, info):
@@ -89,8 +94,10 @@ def batch():
 
 
 def _root(layer=None, **pipeline):
-    cfg = Root.Config(stack=Repeat.Config(num_layers=LAYERS, layer=layer or Everything.Config()))
-    return replace_config(cfg, Repeat, Pipeline.Config(**pipeline)) if pipeline else cfg
+    cfg = Root.Config(
+        stack=ScannedLayers.Config(num_layers=LAYERS, layer=layer or Everything.Config())
+    )
+    return replace_config(cfg, ScannedLayers, Pipeline.Config(**pipeline)) if pipeline else cfg
 
 
 def _train_step(cfg, num_micro_batches=1):
@@ -102,7 +109,7 @@ def _train_step(cfg, num_micro_batches=1):
 
 @pytest.fixture(scope="module")
 def accumulated(batch):
-    """State and metrics after a step of a `Repeat` in four micro-batches."""
+    """State and metrics after a step of a `ScannedLayers` in four micro-batches."""
     step = _train_step(_root(), num_micro_batches=4)
     return jax.jit(step)(step.init(), batch)
 
@@ -112,7 +119,7 @@ def accumulated(batch):
     [(1, 1, None), (2, 1, None), (4, 1, Remat()), (2, 2, Remat()), (1, 4, None)],
 )
 def test_pipeline_is_an_accumulated_batch(batch, accumulated, num_stages, num_rounds, remat):
-    """Parameters, statistics of all kinds, losses and summaries after a step are the same."""
+    """Parameters, buffers of all kinds, losses and summaries after a step are the same."""
     layer = Everything.Config(remat=remat)
     step = _train_step(_root(layer, num_micro_batches=4, num_rounds=num_rounds))
     mesh = make_mesh({"pipeline": num_stages}, jax.devices()[:num_stages])
@@ -164,7 +171,7 @@ def test_a_batch_that_does_not_divide_goes_through_whole_outside_of_training(bat
 
 
 class Sender(Module):
-    """Adds what stands in a channel, by row, and sends the double of it on."""
+    """Adds a shared value, by row, and sends the double of it on."""
 
     @config
     class Config(Module.Config):
@@ -172,12 +179,12 @@ class Sender(Module):
         opens: bool = False
 
     def forward(self, x, info):
-        held = self.receive("held")
+        held = self.get_shared("held")
         if self.config.opens:
-            self.send("opened", x)
+            self.set_shared("opened", x)
         if held is None:
             return x
-        self.send("held", 2 * held)
+        self.set_shared("held", 2 * held)
         return x + held[:, None, :]
 
 
@@ -193,16 +200,16 @@ class Opener(Module):
         self.stack = cfg.stack.build(dim=DIM)
 
     def forward(self, x, info):
-        self.send("held", x[:, 0] if self.config.by_rows else x[0, 0])
-        return self.stack(x, info), self.receive("held")
+        self.set_shared("held", x[:, 0] if self.config.by_rows else x[0, 0])
+        return self.stack(x, info), self.get_shared("held")
 
 
 def _run_opener(batch, pipeline, capture=(), **choices):
     by_rows = choices.pop("by_rows", True)
-    stack = Repeat.Config(num_layers=LAYERS, layer=Sender.Config(**choices))
+    stack = ScannedLayers.Config(num_layers=LAYERS, layer=Sender.Config(**choices))
     cfg = Opener.Config(stack=stack, by_rows=by_rows)
     if pipeline:
-        cfg = replace_config(cfg, Repeat, Pipeline.Config(num_micro_batches=2))
+        cfg = replace_config(cfg, ScannedLayers, Pipeline.Config(num_micro_batches=2))
     info = TokenInfo(batch["positions"], batch["segment_ids"])
     return functional(cfg.build(), {}, batch["x"], info, capture=capture)[0]
 

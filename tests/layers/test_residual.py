@@ -1,4 +1,4 @@
-"""Where the norm stands: `PreNorm` and `PostNorm` by their formulas."""
+"""Where the norm is: `PreNorm` and `PostNorm` by their formulas."""
 
 import jax.numpy as jnp
 import numpy as np

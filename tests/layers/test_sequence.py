@@ -7,7 +7,7 @@ import pytest
 
 from axcore.config import REQUIRED, config
 from axcore.errors import ConfigError
-from axcore.layers import Dropout, Linear, Repeat, Sequence, Stack, TokenInfo, alternating
+from axcore.layers import Dropout, Linear, ScannedLayers, Sequence, Stack, TokenInfo, alternating
 from axcore.layers.tokens import whole_rows
 from axcore.module import Module, Remat, functional
 
@@ -64,7 +64,7 @@ PAIR = (LOCAL, GLOBAL)
 @pytest.mark.parametrize("remat", [None, Remat()])
 def test_turns_under_a_scan_equal_turns_unrolled(inputs, remat):
     """With dropout, losses from inside, and gradients."""
-    stack, repeat = turns(Stack), turns(Repeat, remat=remat)
+    stack, repeat = turns(Stack), turns(ScannedLayers, remat=remat)
     state = stack.init(0)
     stacked = {"layer": jax.tree.map(lambda *x: jnp.stack(x), *state["layer"].values())}
     jax.tree.map(np.testing.assert_array_equal, repeat.init(0), stacked)
@@ -82,7 +82,7 @@ def test_turns_under_a_scan_equal_turns_unrolled(inputs, remat):
 
 def test_stacks_run_in_order_and_every_loss_arrives(inputs):
     first = Stack.Config(num_layers=1, layer=GLOBAL)
-    rest = Repeat.Config(num_layers=2, layer=LOCAL)
+    rest = ScannedLayers.Config(num_layers=2, layer=LOCAL)
     whole = Sequence.Config(dim=DIM, layers=(first, rest)).build()
     state = whole.init(0)
     y, outputs = functional(whole, state, *inputs)
@@ -95,12 +95,12 @@ def test_stacks_run_in_order_and_every_loss_arrives(inputs):
 
 def test_gemma_like_stack_has_its_layers(inputs):
     """34 layers, every sixth of them global: 5 whole turns, and 4 left over."""
-    five = Repeat.Config(num_layers=5, layer=LOCAL)
+    five = ScannedLayers.Config(num_layers=5, layer=LOCAL)
     stack = Sequence.Config(
         dim=DIM,
         layers=(
-            alternating(Repeat.Config(num_layers=30, layer=LOCAL), five, GLOBAL),
-            Repeat.Config(num_layers=4, layer=LOCAL),
+            alternating(ScannedLayers.Config(num_layers=30, layer=LOCAL), five, GLOBAL),
+            ScannedLayers.Config(num_layers=4, layer=LOCAL),
         ),
     ).build()
     weights = jax.tree.leaves(stack.param_specs(), is_leaf=lambda leaf: hasattr(leaf, "shape"))
@@ -108,7 +108,7 @@ def test_gemma_like_stack_has_its_layers(inputs):
 
 
 def test_a_pattern_that_does_not_divide_the_layers_is_refused():
-    stack = Repeat.Config(num_layers=34, layer=LOCAL)
+    stack = ScannedLayers.Config(num_layers=34, layer=LOCAL)
     message = r"num_layers is 34, not a multiple of the 6 layers that alternate\n.*left over"
     with pytest.raises(ConfigError, match=message):
         alternating(stack, *(LOCAL,) * 5, GLOBAL)

@@ -11,7 +11,7 @@ from axcore.module import ParamSpec
 
 def frozen(trained):
     specs = FeedForward.Config(dim=4, hidden_dim=8).build().param_specs()
-    learner = Learner.Config(total_steps=200, trained=trained).build()
+    learner = Learner.Config(total_steps=200, trainable=trained).build()
     leaves = jax.tree.leaves(
         learner.with_frozen(specs), is_leaf=lambda leaf: isinstance(leaf, ParamSpec)
     )
@@ -19,7 +19,7 @@ def frozen(trained):
 
 
 def test_all_parameters_are_trained_by_default():
-    assert frozen(Learner.Config().trained) == set()
+    assert frozen(Learner.Config().trainable) == set()
 
 
 def test_what_no_glob_matches_is_frozen():
@@ -29,4 +29,4 @@ def test_what_no_glob_matches_is_frozen():
 def test_a_glob_that_matches_nothing_is_an_error():
     with pytest.raises(ConfigError, match=r"'donw.\*' matches no parameter of the model") as error:
         frozen(("donw.*",))
-    assert error.value.where == "learner.trained"
+    assert error.value.where == "learner.trainable"

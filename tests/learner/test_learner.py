@@ -7,7 +7,7 @@ import pytest
 
 from axcore.config import evolve
 from axcore.errors import ConfigError
-from axcore.learner import AdamW, Constant, Learner
+from axcore.learner import AdamW, ConstantSchedule, Learner
 from axcore.module import Module, Param
 
 RATE, DECAY, B1, B2, EPSILON = 0.1, 0.5, 0.9, 0.95, 1e-8
@@ -25,7 +25,7 @@ class Shapes(Module):
 
 LEARNER = Learner.Config(
     optimizer=AdamW.Config(b1=B1, b2=B2, epsilon=EPSILON, weight_decay=DECAY),
-    schedule=Constant.Config(rate=RATE),
+    schedule=ConstantSchedule.Config(peak=RATE),
     clip_norm=None,
 )
 
@@ -39,7 +39,7 @@ def update(cfg, gradients_of, num_steps=1):
     opt_state = transformation.init(params)
     gradients = jax.tree.map(lambda p: jnp.full_like(p, gradients_of), params)
     for _ in range(num_steps):
-        done = learner.update(transformation, gradients, opt_state, params)
+        done = learner.update(transformation, gradients, opt_state, params, loss=jnp.float32(1))
         params, opt_state = done.params, done.opt_state
     return params, done
 
@@ -70,7 +70,7 @@ def test_updates_are_those_of_adamw_by_hand():
 
 @pytest.mark.parametrize(("clip_norm", "factor"), [(None, 1.0), (100.0, 1.0), (0.6, 0.1)])
 def test_gradients_above_the_norm_are_scaled_down_to_it(clip_norm, factor):
-    """Twelve elements of sqrt(3) have the norm 6; the first moment tells what the optimizer got."""
+    """Twelve elements of sqrt(3) have the norm 6; the first moment shows what the optimizer got."""
     _, done = update(evolve(LEARNER, clip_norm=clip_norm), float(np.sqrt(3)))
     assert float(done.gradient_norm) == pytest.approx(6.0)
     moments = [leaf for leaf in jax.tree.leaves(done.opt_state) if leaf.ndim == 2]
@@ -96,4 +96,4 @@ def test_the_schedule_gives_every_update_its_rate():
 def test_a_norm_that_no_gradient_can_have_is_an_error(clip_norm):
     with pytest.raises(ConfigError, match=r"clip_norm is .*; expected a number above 0") as error:
         evolve(LEARNER, clip_norm=clip_norm).build(total_steps=1)
-    assert error.value.mend == "--set learner.clip_norm=none to train without clipping"
+    assert error.value.hint == "--set learner.clip_norm=none to train without clipping"

@@ -2,10 +2,18 @@
 
 import jax
 import numpy as np
+import optax
 import pytest
 
 from axcore.errors import ConfigError
-from axcore.learner import Constant, WarmupCosine
+from axcore.learner import (
+    ConstantSchedule,
+    WarmupCosine,
+    WarmupInverseSqrt,
+    WarmupLinear,
+    WarmupPiecewise,
+    WarmupStableDecay,
+)
 
 
 def rates(cfg, total_steps, steps):
@@ -49,9 +57,76 @@ def test_a_step_on_the_device_has_the_rate_of_the_same_number():
 
 
 def test_constant_is_constant():
-    assert rates(Constant.Config(rate=0.25), 3, [0, 1, 99]) == [0.25] * 3
+    assert rates(ConstantSchedule.Config(peak=0.25), 3, [0, 1, 99]) == [0.25] * 3
 
 
 def test_a_warmup_as_long_as_training_is_an_error():
     with pytest.raises(ConfigError, match="warmup_steps is 5; it must be below the 5 steps of tra"):
         WarmupCosine.Config(warmup_steps=5).build(total_steps=5)
+
+
+POINTS = {
+    "linear": (
+        WarmupLinear.Config(peak=0.8, warmup_steps=4, final_fraction=0.25),
+        {0: 0.2, 3: 0.8, 7: 0.5, 11: 0.2, 50: 0.2},
+    ),
+    "inverse square root": (
+        WarmupInverseSqrt.Config(peak=0.8, warmup_steps=4),
+        {0: 0.2, 3: 0.8, 15: 0.4, 99: 0.16},
+    ),
+    "constant": (ConstantSchedule.Config(peak=0.8, warmup_steps=4), {0: 0.2, 3: 0.8, 99: 0.8}),
+    "wsd, linear": (
+        WarmupStableDecay.Config(
+            peak=0.8, warmup_steps=2, decay_fraction=1 / 3, final_fraction=0.25
+        ),
+        {0: 0.4, 1: 0.8, 7: 0.8, 8: 0.65, 9: 0.5, 11: 0.2, 50: 0.2},
+    ),
+    "wsd, sqrt": (
+        WarmupStableDecay.Config(peak=0.8, warmup_steps=0, decay_fraction=1 / 3, decay="sqrt"),
+        {0: 0.8, 7: 0.8, 8: 0.4, 11: 0.0},
+    ),
+    "piecewise": (
+        WarmupPiecewise.Config(peak=0.8, warmup_steps=2, steps=(5, 9), fractions=(0.5, 0.125)),
+        {0: 0.4, 1: 0.8, 4: 0.8, 5: 0.4, 8: 0.4, 9: 0.1, 50: 0.1},
+    ),
+    "piecewise, linear": (
+        WarmupPiecewise.Config(
+            peak=0.8, warmup_steps=2, steps=(5, 9), fractions=(0.5, 0.75), interpolation="linear"
+        ),
+        {0: 0.4, 1: 0.8, 3: 0.6, 5: 0.4, 7: 0.5, 9: 0.6, 50: 0.6},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", POINTS)
+def test_schedules_at_points_of_their_formulas(name):
+    cfg, points = POINTS[name]
+    assert rates(cfg, 12, points) == pytest.approx(list(points.values()), rel=1e-6, abs=1e-7)
+
+
+def test_piecewise_changes_where_that_of_optax_does():
+    cfg = WarmupPiecewise.Config(peak=0.5, warmup_steps=0, steps=(3, 7), fractions=(0.1, 0.05))
+    theirs = optax.piecewise_constant_schedule(0.5, {3: 0.1, 7: 0.5})
+    assert rates(cfg, 12, range(12)) == pytest.approx([float(theirs(s)) for s in range(12)])
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.9, 1.5])
+def test_a_decay_that_does_not_fit_after_the_warmup_is_an_error(fraction):
+    with pytest.raises(ConfigError, match=f"decay_fraction is {fraction}, so the rate falls from"):
+        WarmupStableDecay.Config(warmup_steps=3, decay_fraction=fraction).build(total_steps=10)
+
+
+@pytest.mark.parametrize(
+    ("steps", "fractions"), [((1, 5), (1.0, 0.5)), ((6, 5), (1.0, 0.5)), ((5,), ()), ((), ())]
+)
+def test_points_that_are_no_schedule_are_an_error(steps, fractions):
+    cfg = WarmupPiecewise.Config(warmup_steps=2, steps=steps, fractions=fractions)
+    with pytest.raises(ConfigError, match="steps are") as error:
+        cfg.build(total_steps=10)
+    assert "from warmup_steps=2 on" in error.value.hint
+
+
+@pytest.mark.parametrize("peak", [-1.0, float("inf")])
+def test_a_peak_that_is_no_rate_is_an_error(peak):
+    with pytest.raises(ConfigError, match="expected a finite number of 0 or more"):
+        WarmupCosine.Config(peak=peak).build(total_steps=1000)

@@ -1,4 +1,4 @@
-"""Heads: logits and loss tell the same story, capped or not, tied or not."""
+"""Heads: logits and loss agree, capped or not, tied or not."""
 
 import jax
 import numpy as np

@@ -12,9 +12,9 @@ from axcore.layers import (
     PlainFeedForward,
     PostNorm,
     PreNorm,
-    Repeat,
     RMSNorm,
     RoPE,
+    ScannedLayers,
     Stack,
 )
 from axcore.module import Remat, count_params
@@ -26,7 +26,7 @@ SWAPS = {
     "layer norm": (RMSNorm, LayerNorm, (2 * LAYERS + 1) * DIM),
     "post norm": (PreNorm, PostNorm, 0),
     "no position": (RoPE, NoPosition, 0),
-    "unrolled": (Repeat, Stack, 0),
+    "unrolled": (ScannedLayers, Stack, 0),
 }
 
 
@@ -57,7 +57,7 @@ def test_swapped_model_trains(run, cfg, batch):
 
 
 def test_unrolled_model_equals_the_scanned_one(run, cfg, batch):
-    unrolled = replace_config(cfg, Repeat, Stack.Config())
+    unrolled = replace_config(cfg, ScannedLayers, Stack.Config())
     state = run.state(cfg)
     stacked = state["decoder"]["stack"]["layer"]
     layers = {str(i): jax.tree.map(lambda x, i=i: x[i], stacked) for i in range(LAYERS)}

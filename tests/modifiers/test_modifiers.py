@@ -6,7 +6,7 @@ from axcore.config import evolve, find_config, from_json, to_json, update_config
 from axcore.errors import ConfigError
 from axcore.experiments.tiny import tiny
 from axcore.layers import FeedForward, Pipeline, PlainFeedForward, TransformerLayer
-from axcore.layers.remat import REMAT_PRESETS
+from axcore.layers.remat_presets import REMAT_PRESETS
 from axcore.modifiers import (
     Accumulate,
     Chain,
@@ -15,13 +15,14 @@ from axcore.modifiers import (
     MicroBatches,
     Named,
     Pipelined,
-    Remat,
-    Replace,
+    RematModifier,
+    ReplaceConfig,
     Shard,
-    Update,
+    UpdateConfig,
+    apply_modifier,
 )
 from axcore.parallel import PARAM_RULES
-from axcore.plugins import Hardware, apply_modifier
+from axcore.plugins import Hardware
 
 CPU = Hardware.parse("cpu-8")
 
@@ -30,22 +31,22 @@ def modified(modifier, cfg=None):
     return apply_modifier(cfg or tiny(), modifier, CPU, where="here")
 
 
-# -- Remat ---------------------------------------------------------------------------------------
+# -- RematModifier ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("policy", sorted(set(REMAT_PRESETS) - {"none"}))
 def test_remat_sets_the_preset_in_every_layer(policy):
-    layers = find_config(modified(Remat(policy=policy)), TransformerLayer)
+    layers = find_config(modified(RematModifier(policy=policy)), TransformerLayer)
     assert [layer.node.remat for layer in layers] == [REMAT_PRESETS[policy]]
 
 
 def test_remat_none_switches_recomputation_off():
-    full = modified(Remat(policy="full"))
-    assert modified(Remat(policy="none"), full) == tiny()
+    full = modified(RematModifier(policy="full"))
+    assert modified(RematModifier(policy="none"), full) == tiny()
 
 
 def test_remat_at_a_path_leaves_the_layer_alone():
-    cfg = modified(Remat(at="**.feed_forward"))
+    cfg = modified(RematModifier(at="**.feed_forward"))
     layer = cfg.model.decoder.stack.layer
     assert layer.remat is None
     assert layer.feed_forward.remat == REMAT_PRESETS["full"]
@@ -53,12 +54,12 @@ def test_remat_at_a_path_leaves_the_layer_alone():
 
 def test_remat_of_an_unknown_policy_names_those_there_are():
     with pytest.raises(ConfigError, match="no remat policy 'minimol'; did you mean 'minimal'"):
-        modified(Remat(policy="minimol"))
+        modified(RematModifier(policy="minimol"))
 
 
 def test_remat_without_a_layer_says_where_to_put_it():
     with pytest.raises(ConfigError, match="holds no transformer layer to recompute"):
-        Remat().apply(tiny().learner, CPU)
+        RematModifier().apply(tiny().learner, CPU)
 
 
 # -- Layout --------------------------------------------------------------------------------------
@@ -115,7 +116,7 @@ def test_shard_changes_the_entries_it_names_and_no_other():
 def test_shard_over_an_unknown_mesh_axis_is_refused():
     with pytest.raises(ConfigError, match="split over 'modle', which is no mesh axis") as error:
         modified(Shard(params={"mlp": ("modle",)}))
-    assert "did you mean 'model'" in error.value.mend
+    assert "did you mean 'model'" in error.value.hint
 
 
 # -- Edits ---------------------------------------------------------------------------------------
@@ -123,7 +124,7 @@ def test_shard_over_an_unknown_mesh_axis_is_refused():
 
 def test_replace_names_classes_by_text_and_fills_what_is_left_open():
     cfg = modified(
-        Replace(
+        ReplaceConfig(
             target="axcore.layers:FeedForward",
             new="axcore.layers:PlainFeedForward",
             values={"activation": "relu"},
@@ -136,28 +137,29 @@ def test_replace_names_classes_by_text_and_fills_what_is_left_open():
 
 def test_replace_takes_a_config_too():
     new = PlainFeedForward.Config(hidden_dim=40)
-    cfg = modified(Replace(target="axcore.layers:FeedForward", new=new))
+    cfg = modified(ReplaceConfig(target="axcore.layers:FeedForward", new=new))
     assert cfg.model.decoder.stack.layer.feed_forward == new
 
 
 @pytest.mark.parametrize("text", ["axcore.layers:FeedFroward", "os:system", "FeedForward", "a:b:c"])
 def test_replace_refuses_text_that_names_no_config_class(text):
     with pytest.raises(ConfigError, match="names no config class"):
-        modified(Replace(target=text, new="axcore.layers:PlainFeedForward"))
+        modified(ReplaceConfig(target=text, new="axcore.layers:PlainFeedForward"))
 
 
 def test_replace_that_finds_nothing_is_refused():
     with pytest.raises(ConfigError, match="no PostNorm"):
-        modified(Replace(target="axcore.layers:PostNorm", new="axcore.layers:PreNorm"))
+        modified(ReplaceConfig(target="axcore.layers:PostNorm", new="axcore.layers:PreNorm"))
 
 
 def test_update_that_matches_nothing_is_refused():
     with pytest.raises(ConfigError, match="matches nothing"):
-        modified(Update(changes={"**.droput": 0.1}))
+        modified(UpdateConfig(changes={"**.droput": 0.1}))
 
 
 def test_named_makes_the_change_of_that_name():
-    assert modified(Named(change="remat(policy=minimal)")) == modified(Remat(policy="minimal"))
+    expected = modified(RematModifier(policy="minimal"))
+    assert modified(Named(change="remat(policy=minimal)")) == expected
 
 
 def test_kernels_keep_earlier_pins_and_names():
@@ -181,7 +183,7 @@ def test_chain_names_the_link_that_changes_nothing():
 def test_modifier_that_lacks_a_value_is_refused():
     with pytest.raises(ConfigError, match="MeshShape lacks mesh") as error:
         modified(MeshShape())
-    assert error.value.mend == "MeshShape(mesh=...)"
+    assert error.value.hint == "MeshShape(mesh=...)"
 
 
 def test_what_is_no_modifier_is_refused():
@@ -192,10 +194,10 @@ def test_what_is_no_modifier_is_refused():
 def test_modifiers_are_saved_and_read_back():
     chain = Chain(
         modifiers=(
-            Replace(target="axcore.layers:FeedForward", new=PlainFeedForward.Config()),
-            Update(changes={"**.rate": 0.5}),
+            ReplaceConfig(target="axcore.layers:FeedForward", new=PlainFeedForward.Config()),
+            UpdateConfig(changes={"**.rate": 0.5}),
             Shard(params={"embed": ("fsdp", "model")}),
-            Remat(policy="minimal"),
+            RematModifier(policy="minimal"),
         )
     )
     assert from_json(to_json(chain)) == chain
@@ -207,5 +209,5 @@ def test_pipelined_puts_layers_in_stages_and_leaves_the_layers_alone():
     assert isinstance(stack, Pipeline.Config)
     assert (stack.num_micro_batches, stack.num_rounds) == (4, 2)
     assert (stack.num_layers, stack.layer) == (before.num_layers, before.layer)
-    with pytest.raises(ConfigError, match="holds no Repeat to make a pipeline of"):
+    with pytest.raises(ConfigError, match="holds no ScannedLayers to make a pipeline of"):
         modified(Pipelined(), cfg)

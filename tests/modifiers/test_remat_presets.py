@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from numpy_state import numpy_state
 
-from axcore.layers.remat import REMAT_PRESETS
+from axcore.layers.remat_presets import REMAT_PRESETS
 from axcore.models import llama2
-from axcore.modifiers import Remat
+from axcore.modifiers import RematModifier
 from axcore.module import functional
 from axcore.plugins import Hardware
 
@@ -17,7 +17,7 @@ CPU = Hardware.parse("cpu-1")
 
 def loss_of(policy):
     cfg = llama2("toy")
-    model = (cfg if policy == "none" else Remat(policy=policy).apply(cfg, CPU)).build()
+    model = (cfg if policy == "none" else RematModifier(policy=policy).apply(cfg, CPU)).build()
     tokens = jnp.asarray(np.arange(48).reshape(2, 24) % 17)
     ones = jnp.ones(tokens.shape, jnp.float32)
     batch = {

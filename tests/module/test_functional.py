@@ -13,7 +13,16 @@ from module_examples import Layer, Linear, Parallel, RunningMean, Scanned, Unrol
 
 from axcore.config import REQUIRED, config, replace_config, update_config
 from axcore.errors import ModuleError
-from axcore.module import Module, Normal, Outputs, Remat, Repeated, apply_updates, entry, functional
+from axcore.module import (
+    Module,
+    Normal,
+    Outputs,
+    Remat,
+    StackedModule,
+    apply_updates,
+    entry,
+    functional,
+)
 
 DIM = 4
 STACKS = {"scanned": Scanned, "unrolled": Unrolled, "parallel": Parallel}
@@ -117,7 +126,7 @@ class Deep(Module):
         )
 
     def setup(self, cfg: Config) -> None:
-        self.layer = Repeated(cfg.layer.build(dim=cfg.dim), cfg.num_layers)
+        self.layer = StackedModule(cfg.layer.build(dim=cfg.dim), cfg.num_layers)
 
     def forward(self, x: Any) -> Any:
         return self.layer.scan(x)
@@ -125,7 +134,7 @@ class Deep(Module):
 
 @pytest.mark.parametrize("remat", REMATS.values(), ids=REMATS)
 def test_a_loss_added_at_any_depth_reaches_the_caller_with_its_weight(remat: Any) -> None:
-    """Trap 4: the balance loss that never reaches the loss (dropped in scan)."""
+    """No transformation, scan among them, drops a loss."""
     cfg = update_config(Deep.Config(dim=DIM), {"**.remat": remat})
     module = cfg.build()
     state = module.init(0)
@@ -238,7 +247,7 @@ def test_an_update_of_another_shape_or_dtype_is_refused() -> None:
         def forward(self, x: Any) -> Any:
             self.update("men", x)
 
-    with pytest.raises(ModuleError, match=r"has no statistic 'men'; it has \['mean'\]"):
+    with pytest.raises(ModuleError, match=r"has no buffer 'men'; it has \['mean'\]"):
         functional(Unknown.Config(dim=DIM).build(), {"mean": jnp.zeros(DIM)}, X)
 
 
@@ -276,7 +285,7 @@ def test_only_arrays_and_numbers_are_captured_or_sent() -> None:
 
     class Sends(Module):
         def forward(self, x: Any) -> Any:
-            self.send("name", "some text")
+            self.set_shared("name", "some text")
 
     with pytest.raises(ModuleError, match="channel 'name' holds a str"):
         functional(Sends.Config().build(), {}, X)
@@ -383,7 +392,7 @@ class Careless(Module):
         do = {
             "loss": lambda: self.add_loss("l", 1.0),
             "summary": lambda: self.add_summary("s", 1.0),
-            "send": lambda: self.send("c", x),
+            "send": lambda: self.set_shared("c", x),
             "key": lambda: self.rng("noise"),
         }[self.config.do]
         y = jax.jit(lambda x: (do(), x)[1])(x)

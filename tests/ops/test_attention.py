@@ -7,24 +7,36 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from axcore.ops.attention_blockwise import blockwise_backward, blockwise_forward
-from axcore.ops.attention_dense import attention_dense
-from axcore.ops.attention_dropout import dropout_seeds
-from axcore.ops.attention_portable import attention_portable
-from axcore.ops.attention_reference import attention_reference
-from axcore.ops.attention_samples import ATTENTION_SAMPLES
-from axcore.ops.attention_types import AttentionInputs, AttentionSpec
-from axcore.ops.attention_vjp import attention_from_halves
-from axcore.ops.tolerance import TOLERANCES, relative_error
+from axcore.ops.attention.blockwise import blockwise_backward, blockwise_forward
+from axcore.ops.attention.contract import ATTENTION_TEST_CASES
+from axcore.ops.attention.dense import attention_dense
+from axcore.ops.attention.dropout import dropout_seeds
+from axcore.ops.attention.portable import attention_portable
+from axcore.ops.attention.reference import attention_reference
+from axcore.ops.attention.types import AttentionInputs, AttentionSpec
+from axcore.ops.attention.vjp import attention_custom_vjp
+from axcore.ops.dispatch.tolerance import TOLERANCES, relative_error
 
 blockwise = partial(
-    attention_from_halves,
+    attention_custom_vjp,
     forward=partial(blockwise_forward, block_size=16),
     backward=partial(blockwise_backward, block_size=16),
 )
-SAMPLES = {sample.name: sample for sample in ATTENTION_SAMPLES}
+SAMPLES = {sample.name: sample for sample in ATTENTION_TEST_CASES}
 IN_BFLOAT16 = ("causal", "width_80", "segments", "everything")
+QUICK = (
+    "plain",
+    "causal",
+    "width_80",
+    "window",
+    "segments",
+    "ranges",
+    "sinks",
+    "bias",
+    "everything",
+)
 CASES = [(name, "float32") for name in SAMPLES] + [(name, "bfloat16") for name in IN_BFLOAT16]
+ROWS = [pytest.param(*case, marks=[] if case[0] in QUICK else [pytest.mark.slow]) for case in CASES]
 
 
 def run(attend, inputs, spec):
@@ -49,7 +61,7 @@ def run(attend, inputs, spec):
     return outputs, gradients
 
 
-@pytest.mark.parametrize(("name", "dtype"), CASES)
+@pytest.mark.parametrize(("name", "dtype"), ROWS)
 def test_whole_and_blockwise_equal_the_reference(name, dtype):
     inputs, spec = SAMPLES[name].make(dtype)
     outputs, gradients = run(attention_reference, inputs, spec)

@@ -10,19 +10,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from axcore.ops import attention
-from axcore.ops.attention_blockwise import blockwise_backward, blockwise_forward
-from axcore.ops.attention_dense import attention_dense
-from axcore.ops.attention_reference import attention_reference
-from axcore.ops.attention_types import AttentionInputs, AttentionSpec
-from axcore.ops.attention_vjp import attention_from_halves
-from axcore.ops.tolerance import relative_error
+from axcore.ops.attention.blockwise import blockwise_backward, blockwise_forward
+from axcore.ops.attention.dense import attention_dense
+from axcore.ops.attention.reference import attention_reference
+from axcore.ops.attention.types import AttentionInputs, AttentionSpec
+from axcore.ops.attention.vjp import attention_custom_vjp
+from axcore.ops.dispatch.tolerance import relative_error
 
 LENGTH = 20
 IMPLEMENTATIONS = {
     "reference": attention_reference,
     "dense": attention_dense,
     "blockwise": partial(
-        attention_from_halves,
+        attention_custom_vjp,
         forward=partial(blockwise_forward, block_size=16),
         backward=partial(blockwise_backward, block_size=16),
     ),

@@ -8,15 +8,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import axcore.ops.cross_entropy_portable as portable
 from axcore.errors import KernelError
 from axcore.ops import cross_entropy, cross_entropy_sums
-from axcore.ops.cross_entropy_portable import cross_entropy_portable
-from axcore.ops.cross_entropy_reference import cross_entropy_reference
-from axcore.ops.cross_entropy_samples import CROSS_ENTROPY_SAMPLES
-from axcore.ops.tolerance import TOLERANCES, relative_error
+from axcore.ops.cross_entropy import portable
+from axcore.ops.cross_entropy.contract import CROSS_ENTROPY_TEST_CASES
+from axcore.ops.cross_entropy.portable import cross_entropy_portable
+from axcore.ops.cross_entropy.reference import cross_entropy_reference
+from axcore.ops.dispatch.tolerance import TOLERANCES, relative_error
 
-SAMPLES = {sample.name: sample for sample in CROSS_ENTROPY_SAMPLES}
+SAMPLES = {sample.name: sample for sample in CROSS_ENTROPY_TEST_CASES}
 CASES = [(name, "float32") for name in SAMPLES] + [("plain", "bfloat16"), ("tied", "bfloat16")]
 CASES += [("wide_projection", "bfloat16")]
 

@@ -9,12 +9,12 @@ import pytest
 
 from axcore.errors import KernelError
 from axcore.ops import attention, decode_attention
-from axcore.ops.decode_attention_portable import decode_attention_portable
-from axcore.ops.decode_attention_reference import decode_attention_reference
-from axcore.ops.decode_attention_samples import DECODE_SAMPLES
-from axcore.ops.tolerance import TOLERANCES, relative_error
+from axcore.ops.decode.contract import DECODE_TEST_CASES
+from axcore.ops.decode.portable import decode_attention_portable
+from axcore.ops.decode.reference import decode_attention_reference
+from axcore.ops.dispatch.tolerance import TOLERANCES, relative_error
 
-SAMPLES = {sample.name: sample for sample in DECODE_SAMPLES}
+SAMPLES = {sample.name: sample for sample in DECODE_TEST_CASES}
 SMALL = [name for name, sample in SAMPLES.items() if "long" not in name and sample.width < 80]
 
 

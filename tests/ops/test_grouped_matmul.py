@@ -11,19 +11,31 @@ from hypothesis import strategies as st
 
 from axcore.errors import KernelError
 from axcore.ops import grouped_matmul
-from axcore.ops.grouped_layout import block_size
-from axcore.ops.grouped_matmul_portable import grouped_matmul_portable
-from axcore.ops.grouped_matmul_reference import grouped_matmul_reference
-from axcore.ops.grouped_matmul_samples import GROUPED_MATMUL_SAMPLES
-from axcore.ops.tolerance import TOLERANCES, relative_error
+from axcore.ops.dispatch.tolerance import TOLERANCES, relative_error
+from axcore.ops.grouped_matmul.contract import GROUPED_MATMUL_TEST_CASES
+from axcore.ops.grouped_matmul.layout import block_size
+from axcore.ops.grouped_matmul.portable import (
+    grouped_matmul_portable,
+    grouped_matmul_portable_backward,
+)
+from axcore.ops.grouped_matmul.reference import grouped_matmul_reference
+from axcore.ops.grouped_matmul.types import GroupedMatmulInputs
+from axcore.ops.grouped_matmul.vjp import grouped_matmul_custom_vjp
 
-SAMPLES = {sample.name: sample for sample in GROUPED_MATMUL_SAMPLES}
+SAMPLES = {sample.name: sample for sample in GROUPED_MATMUL_TEST_CASES}
+
+
+PORTABLE = partial(
+    grouped_matmul_custom_vjp,
+    forward=grouped_matmul_portable,
+    backward=grouped_matmul_portable_backward,
+)
 
 
 @partial(jax.jit, static_argnums=0)
 def run(function, x, w, group_sizes):
     def loss(x, w):
-        y = function(x, w, group_sizes)
+        y = function(GroupedMatmulInputs(x, w, group_sizes), None)
         return jnp.sum(jnp.sin(y.astype(jnp.float32))), y
 
     (_, y), gradients = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(x, w)
@@ -42,7 +54,7 @@ def assert_equal(got, want, dtype="float32"):
 def test_portable_equals_the_reference(name, dtype):
     arguments = SAMPLES[name].make(dtype)
     want = run(grouped_matmul_reference, *arguments)
-    assert_equal(run(grouped_matmul_portable, *arguments), want, dtype)
+    assert_equal(run(PORTABLE, *arguments), want, dtype)
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)
@@ -52,7 +64,7 @@ def test_any_split_of_rows_equals_the_reference(sizes):
     w = jnp.concatenate([w, w[:1]])
     group_sizes = jnp.asarray(sizes, jnp.int32)
     want = run(grouped_matmul_reference, x, w, group_sizes)
-    assert_equal(run(grouped_matmul_portable, x, w, group_sizes), want)
+    assert_equal(run(PORTABLE, x, w, group_sizes), want)
 
 
 def test_equal_matrices_make_it_one_plain_product():
@@ -62,7 +74,7 @@ def test_equal_matrices_make_it_one_plain_product():
 
 
 def test_rows_of_no_group_give_zeros_and_take_no_gradient():
-    y, dx, _ = run(grouped_matmul_portable, *SAMPLES["leftover_rows"].make())
+    y, dx, _ = run(PORTABLE, *SAMPLES["leftover_rows"].make())
     assert y[:16].any()
     assert not y[16:].any()
     assert not dx[16:].any()

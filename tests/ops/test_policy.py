@@ -18,9 +18,9 @@ from axcore.ops import (
     recording_choices,
     use_policy,
 )
-from axcore.ops.attention_kernels import attention_call
-from axcore.ops.attention_samples import ATTENTION_SAMPLES
-from axcore.ops.tolerance import relative_error
+from axcore.ops.attention.contract import ATTENTION_TEST_CASES
+from axcore.ops.attention.kernels import attention_call
+from axcore.ops.dispatch.tolerance import relative_error
 from axcore.plugins import Hardware
 
 CPU = Hardware(family="cpu")
@@ -127,7 +127,7 @@ def test_backward_pin_that_would_be_ignored_is_refused():
         attention(Q, Q, Q)
 
 
-@pytest.mark.parametrize("sample", ATTENTION_SAMPLES[-1:] + ATTENTION_SAMPLES[:1])
+@pytest.mark.parametrize("sample", ATTENTION_TEST_CASES[-1:] + ATTENTION_TEST_CASES[:1])
 def test_abstract_call_gives_back_its_parts(sample):
     inputs, spec = sample.make()
     call = attention_call(inputs, spec, with_lse=True)

@@ -19,8 +19,8 @@ from axcore.ops import (
     recording_choices,
     use_policy,
 )
-from axcore.ops.quantized_dot_quantize import quantized
-from axcore.ops.quantized_dot_samples import E4M3, E5M2, FLOAT8, INT8, INT8_CHANNELS
+from axcore.ops.quantized.contract import E4M3, E5M2, FLOAT8, INT8, INT8_CHANNELS
+from axcore.ops.quantized.quantize import quantized
 from axcore.plugins import Hardware
 from axcore.testing import KernelSuite
 
@@ -41,7 +41,7 @@ class TestKernels(KernelSuite):
     case_names = ("int8_odd", "int8_zeros", "float8_odd", "float8_zeros", "float8_delayed")
 
     def implementation(self, kernel):
-        return kernel.fn.resolve()
+        return kernel.forward.resolve()
 
 
 @pytest.fixture
@@ -314,7 +314,7 @@ def test_hardware_that_lacks_the_format_is_refused_with_the_reason(operands, nam
         pytest.raises(KernelError, match=reason) as caught,
     ):
         jax.eval_shape(by(SPECS[name]), x, w)
-    assert re.search(r"emulated +\(core\) fits; runs only when pinned", str(caught.value))
+    assert re.search(r"emulated +\w+ +\(core\) fits; runs only when pinned", str(caught.value))
     assert 'pin one: pins={"quantized_dot": "emulated"}' in str(caught.value)
 
 

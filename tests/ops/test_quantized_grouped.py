@@ -17,8 +17,8 @@ from axcore.ops import (
     quantized_grouped_matmul,
     use_policy,
 )
-from axcore.ops.quantized_dot_samples import FLOAT8, INT8
-from axcore.ops.tolerance import relative_error
+from axcore.ops.dispatch.tolerance import relative_error
+from axcore.ops.quantized.contract import FLOAT8, INT8
 from axcore.plugins import Hardware
 
 EMULATED = KernelPolicy(hardware=Hardware.parse("cpu-2"), pins={"quantized_dot": "emulated"})
@@ -106,8 +106,9 @@ def test_gradient_of_seen_is_the_largest_gradient_of_each_group():
     assert got[1] == 0
 
 
-def test_stochastic_rounding_is_right_in_the_mean():
-    gradients = Quantization(format="int8", per="channel", is_stochastic=True)
+@pytest.mark.parametrize("per", ["channel", "tensor"])
+def test_stochastic_rounding_is_right_in_the_mean(per):
+    gradients = Quantization(format="int8", per=per, is_stochastic=True)
     spec = attrs.evolve(INT8, gradients=gradients)
     x, w, dy = arrays()
     sizes = jnp.asarray(SIZES)

@@ -1,6 +1,6 @@
 """Thousands of random calls: no op gives NaN where its reference gives none.
 
-Sizes and static choices come from a few shapes, so that little is compiled; arrays are drawn anew
+Sizes and static choices come from a few shapes, so that little is compiled; arrays are drawn again
 for each call, small, huge, masked and empty.
 """
 
@@ -16,19 +16,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from axcore.ops.attention_blockwise import blockwise_backward, blockwise_forward
-from axcore.ops.attention_dense import attention_dense
-from axcore.ops.attention_reference import attention_reference
-from axcore.ops.attention_types import AttentionInputs, AttentionSpec
-from axcore.ops.attention_vjp import attention_from_halves
-from axcore.ops.cross_entropy_portable import cross_entropy_portable
-from axcore.ops.cross_entropy_reference import cross_entropy_reference
-from axcore.ops.cross_entropy_types import CrossEntropyInputs, CrossEntropySpec
-from axcore.ops.decode_attention_portable import decode_attention_portable
-from axcore.ops.decode_attention_reference import decode_attention_reference
-from axcore.ops.decode_attention_types import DecodeInputs, DecodeSpec
-from axcore.ops.grouped_matmul_portable import grouped_matmul_portable
-from axcore.ops.grouped_matmul_reference import grouped_matmul_reference
+from axcore.ops.attention.blockwise import blockwise_backward, blockwise_forward
+from axcore.ops.attention.dense import attention_dense
+from axcore.ops.attention.reference import attention_reference
+from axcore.ops.attention.types import AttentionInputs, AttentionSpec
+from axcore.ops.attention.vjp import attention_custom_vjp
+from axcore.ops.cross_entropy.portable import cross_entropy_portable
+from axcore.ops.cross_entropy.reference import cross_entropy_reference
+from axcore.ops.cross_entropy.types import CrossEntropyInputs, CrossEntropySpec
+from axcore.ops.decode.portable import decode_attention_portable
+from axcore.ops.decode.reference import decode_attention_reference
+from axcore.ops.decode.types import DecodeInputs, DecodeSpec
+from axcore.ops.grouped_matmul.portable import (
+    grouped_matmul_portable,
+    grouped_matmul_portable_backward,
+)
+from axcore.ops.grouped_matmul.reference import grouped_matmul_reference
+from axcore.ops.grouped_matmul.types import GroupedMatmulInputs
+from axcore.ops.grouped_matmul.vjp import grouped_matmul_custom_vjp
 
 pytestmark = pytest.mark.slow
 
@@ -97,7 +102,7 @@ def attention_subject(
 ) -> Subject:
     spec = AttentionSpec(scale=0.5, **choices)
     blockwise = partial(
-        attention_from_halves,
+        attention_custom_vjp,
         forward=partial(blockwise_forward, block_size=16),
         backward=partial(blockwise_backward, block_size=16),
     )
@@ -148,15 +153,22 @@ CROSS_ENTROPY = Subject(
 )
 
 
-def drawn_groups(numbers: Numbers) -> tuple[np.ndarray, ...]:
+def drawn_groups(numbers: Numbers) -> Any:
     sizes = numbers.multinomial(numbers.integers(0, 41), [0.1, 0.0, 0.6, 0.3]).astype(np.int32)
-    return normal(numbers, 40, 8), normal(numbers, 4, 8, 6), sizes
+    return GroupedMatmulInputs(normal(numbers, 40, 8), normal(numbers, 4, 8, 6), sizes)
 
 
 GROUPED = Subject(
     drawn_groups,
-    lambda arrays: grouped_matmul_reference(*arrays),
-    (lambda arrays: grouped_matmul_portable(*arrays),),
+    grouped_matmul_reference,
+    (
+        lambda inputs: grouped_matmul_custom_vjp(
+            inputs,
+            None,
+            forward=grouped_matmul_portable,
+            backward=grouped_matmul_portable_backward,
+        ),
+    ),
 )
 
 

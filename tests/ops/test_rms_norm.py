@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from axcore.errors import KernelError
-from axcore.ops import rms_norm
-from axcore.ops.rms_norm_portable import rms_norm_portable
-from axcore.ops.rms_norm_reference import rms_norm_reference
-from axcore.ops.tolerance import TOLERANCES, relative_error
+from axcore.ops import RmsNormInputs, RmsNormSpec, rms_norm
+from axcore.ops.dispatch.tolerance import TOLERANCES, relative_error
+from axcore.ops.rms_norm.portable import rms_norm_portable
+from axcore.ops.rms_norm.reference import rms_norm_reference
 
 NUMBERS = np.random.default_rng(0)
 
@@ -19,7 +19,7 @@ NUMBERS = np.random.default_rng(0)
 @partial(jax.jit, static_argnums=(0, 3))
 def run(function, x, scale, scale_offset):
     def loss(x, scale):
-        y = function(x, scale, 1e-6, scale_offset)
+        y = function(RmsNormInputs(x, scale), RmsNormSpec(epsilon=1e-6, scale_offset=scale_offset))
         return jnp.sum(jnp.sin(3.0 * y.astype(jnp.float32))), y
 
     (_, y), gradients = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(x, scale)
@@ -58,7 +58,9 @@ def test_zero_row_gives_zeros_and_finite_gradients():
 def test_portable_keeps_less_than_differentiating_the_reference():
     def kept_bytes(function):
         def gradient(x):
-            return jax.vjp(lambda x: function(x, None, 1e-6, 0.0), x)[1]
+            return jax.vjp(
+                lambda x: function(RmsNormInputs(x, None), RmsNormSpec(epsilon=1e-6)), x
+            )[1]
 
         kept = jax.eval_shape(gradient, jax.ShapeDtypeStruct((64, 256), jnp.bfloat16))
         return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(kept))

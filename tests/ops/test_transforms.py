@@ -10,14 +10,14 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from axcore.ops import ATTENTION_LSE, ATTENTION_OUT, attention, cross_entropy
-from axcore.ops.attention_blockwise import blockwise_backward, blockwise_forward
-from axcore.ops.attention_dense import attention_dense
-from axcore.ops.attention_types import AttentionInputs, AttentionSpec
-from axcore.ops.attention_vjp import attention_from_halves
-from axcore.ops.tolerance import relative_error
+from axcore.ops.attention.blockwise import blockwise_backward, blockwise_forward
+from axcore.ops.attention.dense import attention_dense
+from axcore.ops.attention.types import AttentionInputs, AttentionSpec
+from axcore.ops.attention.vjp import attention_custom_vjp
+from axcore.ops.dispatch.tolerance import relative_error
 
 blockwise = partial(
-    attention_from_halves,
+    attention_custom_vjp,
     forward=partial(blockwise_forward, block_size=16),
     backward=partial(blockwise_backward, block_size=16),
 )

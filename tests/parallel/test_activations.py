@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec
 from axcore.errors import ShardingError
 from axcore.parallel import (
     ActivationSharding,
-    is_split,
+    is_sharded,
     make_mesh,
     shard,
     sharding_activations,
@@ -30,16 +30,16 @@ def _double(x):
 def test_without_a_mesh_hints_do_nothing():
     x = jnp.ones((4, 6, 2))
     assert _double(x).sharding.is_equivalent_to(x.sharding, 3)
-    assert not is_split("time")
+    assert not is_sharded("time")
 
 
 def test_hint_splits_as_the_rules_say_and_keeps_the_values(mesh):
     x = np.arange(48, dtype=np.float32).reshape(4, 6, 2)
     with sharding_activations(ActivationSharding(mesh)):
         y = jax.jit(_double)(x)
-        assert is_split("time")
-        assert is_split("batch")
-        assert not is_split("embed")
+        assert is_sharded("time")
+        assert is_sharded("batch")
+        assert not is_sharded("embed")
     assert y.sharding.shard_shape(y.shape) == (1, 3, 2)
     np.testing.assert_array_equal(y, 2 * x)
 

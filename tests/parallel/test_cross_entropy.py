@@ -9,15 +9,10 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-import axcore.ops.cross_entropy_portable as portable
 from axcore.ops import cross_entropy
-from axcore.ops.tolerance import TOLERANCES, relative_error
-from axcore.parallel import (
-    ActivationSharding,
-    cross_entropy_on_each_device,
-    make_mesh,
-    sharding_activations,
-)
+from axcore.ops.cross_entropy import portable
+from axcore.ops.dispatch.tolerance import TOLERANCES, relative_error
+from axcore.parallel import ActivationSharding, make_mesh, sharding_activations
 
 BATCH, TIME, WIDTH, VOCABULARY = 8, 16, 8, 48
 COLLECTIVE = re.compile(r"(\w+\[[\d,]*\])\S* (?:all-\w+|reduce-scatter|collective-permute)\(")
@@ -58,7 +53,7 @@ def on_mesh(sizes, *given):
     shardings = (by_token, by_vocabulary, by_token, by_token)
     outputs = (None, (by_token, by_vocabulary, by_token))
     step = jax.jit(
-        step_of(cross_entropy_on_each_device),
+        step_of(cross_entropy),
         in_shardings=shardings,
         out_shardings=outputs,
     )

@@ -117,7 +117,7 @@ def test_experts_that_do_not_divide_over_the_axis_are_an_error():
     mesh = make_mesh({"expert": 4}, jax.devices()[:4])
     with pytest.raises(ShardingError, match=r"expert is 6, expert is 4") as error:
         param_shardings(module.param_specs(), PARAM_RULES, mesh)
-    assert error.value.mend == "change the dimension, the mesh's sizes, or the rule of that axis"
+    assert error.value.hint == "change the dimension, the mesh's sizes, or the rule of that axis"
     state = jax.eval_shape(module.init, jax.random.key(0))
     with (
         jax.set_mesh(mesh),

@@ -1,4 +1,4 @@
-"""What is told of a sharding: parts, bytes, what stays whole, and axes that do nothing."""
+"""What is reported of a sharding: parts, bytes, what stays whole, and axes that do nothing."""
 
 import jax
 import pytest
@@ -11,6 +11,7 @@ from axcore.parallel import (
     describe_sharding,
     make_mesh,
     param_shardings,
+    partition_spec,
     unused_mesh_axes,
 )
 
@@ -24,6 +25,10 @@ def specs():
 def _shardings(specs, **mesh):
     mesh = make_mesh(mesh, jax.devices()[:8])
     return mesh, param_shardings(specs, PARAM_RULES, mesh)
+
+
+def _batch(rules, mesh):
+    return jax.NamedSharding(mesh, partition_spec(("batch", "time"), rules, mesh))
 
 
 def test_arrays_are_told_with_what_a_device_holds_of_them(specs):
@@ -57,9 +62,10 @@ def test_sum_is_what_devices_hold(specs):
 )
 def test_axes_that_split_nothing_are_named(specs, mesh, unused):
     mesh, shardings = _shardings(specs, **mesh)
-    assert unused_mesh_axes(shardings, ACTIVATION_RULES, mesh) == unused
+    assert unused_mesh_axes((shardings, _batch(ACTIVATION_RULES, mesh)), mesh) == unused
 
 
 def test_without_its_rule_an_axis_splits_nothing(specs):
     mesh, shardings = _shardings(specs, seq=8)
-    assert unused_mesh_axes(shardings, {**ACTIVATION_RULES, "time": ()}, mesh) == ["seq"]
+    batch = _batch({**ACTIVATION_RULES, "time": ()}, mesh)
+    assert unused_mesh_axes((shardings, batch), mesh) == ["seq"]

@@ -39,13 +39,13 @@ def test_several_mesh_axes_split_one_dimension_and_those_of_size_one_are_left_ou
     assert partition_spec(("batch", "time"), rules, mesh) == PartitionSpec(("fsdp", "model"), None)
 
 
-def test_unknown_logical_axis_is_an_error_that_names_the_mend(mesh):
+def test_unknown_logical_axis_is_an_error_that_names_the_hint(mesh):
     with pytest.raises(ShardingError) as caught:
         partition_spec(("embed", "hedas"), PARAM_RULES, mesh, where="attention.q.weight")
     text = str(caught.value)
     assert "no rule for the logical axis 'hedas'" in text
     assert "attention.q.weight" in text
-    assert "heads" in text.split("mend:")[1]
+    assert "heads" in text.split("hint:")[1]
     assert "rules['hedas'] = ()" in text
 
 

@@ -19,7 +19,7 @@ def _name(shape):
 
 @pytest.mark.parametrize("shape", BATCH_MESHES, ids=_name)
 def test_nothing_changes_from_one_layout_to_another(on_mesh, small_model, shape):
-    """Parameters are gathered and sums reduced; no activation is dealt out anew."""
+    """Parameters are gathered and sums reduced; no activation is redistributed."""
     program, *_ = on_mesh(small_model, shape)
     assert "all-gather" in program
     assert "all-reduce" in program

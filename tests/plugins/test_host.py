@@ -10,7 +10,7 @@ from axcore.plugins import Kernel, MeshRule, Op, load_host
 from axcore.plugins.discovery import discover
 
 RULE = 'MeshRule(match="acme-*", mesh={"fsdp": -1})'
-KERNEL = 'Kernel(op="attention", name="flash", priority=200, fn=Ref("axl_acme.flash:attention"))'
+KERNEL = 'Kernel(op="attention", name="flash", priority=200, forward=Ref("axl_acme.flash:run"))'
 
 
 def test_plugin_is_loaded_and_its_records_are_stamped(installed, source):
@@ -19,7 +19,7 @@ def test_plugin_is_loaded_and_its_records_are_stamped(installed, source):
     plugin = host.plugin("axl-acme")
     assert (plugin.state, plugin.hooks) == ("loaded", ("kernels",))
     kernel = next(kernel for kernel in host.records(Kernel) if kernel.name == "flash")
-    assert kernel.plugin == kernel.fn.plugin == "axl-acme"
+    assert kernel.plugin == kernel.forward.plugin == "axl-acme"
     host.require_healthy()
 
 
@@ -208,7 +208,7 @@ def test_run_is_refused_naming_the_broken_and_the_variable_that_lets_it_start(in
         installed.host({"AXCORE_BLOCK": "axl-c"}).require_healthy()
     assert "plugin axl-a failed: ZeroDivisionError: division by zero" in refused.value.what
     assert "plugin axl-b failed: ModuleNotFoundError" in refused.value.what
-    assert (refused.value.mend or "").endswith("AXCORE_BLOCK=axl-a,axl-b,axl-c")
+    assert (refused.value.hint or "").endswith("AXCORE_BLOCK=axl-a,axl-b,axl-c")
     installed.host({"AXCORE_BLOCK": "axl-a,axl-b,axl-c"}).require_healthy()
 
 

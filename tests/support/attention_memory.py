@@ -1,6 +1,6 @@
 """The peak memory of a train step by its attention kernel, and the budgets that it is held to.
 
-The budgets stand in `attention_memory.json`, in MiB a device. A peak over its budget fails, as does
+The budgets are in `attention_memory.json`, in MiB a device. A peak over its budget fails, as does
 one that is so far below that the budget should be lowered.
 """
 
@@ -10,8 +10,7 @@ from pathlib import Path
 from axcore.config import evolve
 from axcore.models import transformer
 from axcore.module import DTypes
-from axcore.testing import small_experiment
-from axcore.trainer import Trainer
+from axcore.testing import small_experiment, trainer_on
 
 BUDGETS = Path(__file__).with_name("attention_memory.json")
 ABOVE, BELOW = 1.02, 0.9
@@ -24,7 +23,7 @@ def peak_mib(kernel, devices, folder, *, tokens=2048):
     model = transformer(
         vocab_size=264, dim=512, num_layers=16, num_heads=4, num_kv_heads=4, hidden_dim=1408
     )
-    trainer = Trainer(
+    trainer = trainer_on(
         evolve(
             cfg,
             model=evolve(model, dtypes=DTypes(compute="bfloat16")),
@@ -33,9 +32,9 @@ def peak_mib(kernel, devices, folder, *, tokens=2048):
             kernels={"attention": kernel},
             allow_kernels=("portable",),
         ),
-        devices=devices,
+        devices,
     )
-    memory = trainer.step_program().memory_analysis()
+    memory = trainer.compiler.compiled_step.memory_analysis()
     results = memory.output_size_in_bytes - memory.alias_size_in_bytes
     peak = memory.argument_size_in_bytes + memory.temp_size_in_bytes + results
     return peak / MIB

@@ -3,9 +3,9 @@
 from typing import Any
 
 from axcore.testing import (
-    AttentionSample,
+    AttentionTestCase,
     Case,
-    GroupedMatmulSample,
+    GroupedMatmulTestCase,
     attention_case,
     grouped_matmul_case,
 )
@@ -16,9 +16,9 @@ def attention(name: str, *, tokens: int = 1024, width: int = 128, **fields: Any)
     sizes = {"batch": 8, "queries": tokens, "keys": tokens, "heads": 4, "key_heads": 2}
     widths = {"width": width, "value_width": width}
     sample = {**sizes, **widths, "spec": {"right": 0}, **fields}
-    return attention_case(AttentionSample(name=name, **sample))
+    return attention_case(AttentionTestCase(name=name, **sample))
 
 
 def grouped(name: str, group_sizes: tuple[int, ...], **fields: Any) -> Case:
     """A product of rows in groups of some sizes."""
-    return grouped_matmul_case(GroupedMatmulSample(name=name, group_sizes=group_sizes, **fields))
+    return grouped_matmul_case(GroupedMatmulTestCase(name=name, group_sizes=group_sizes, **fields))

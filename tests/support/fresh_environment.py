@@ -51,7 +51,7 @@ class FreshEnvironment:
 
     def axcore(self, *arguments: str, folder: Path) -> "subprocess.CompletedProcess[str]":
         """Runs `axcore` in a folder."""
-        return self.run("-m", "axcore.cli.main", *arguments, folder=folder)
+        return self.run("-m", "axcore", *arguments, folder=folder)
 
     def pytest(self, *arguments: str, folder: Path) -> "subprocess.CompletedProcess[str]":
         """Runs pytest in a folder, with warnings as errors."""
@@ -69,10 +69,14 @@ class FreshEnvironment:
 def _copy(source: Path, target: Path) -> None:
     for path in source.rglob("*"):
         inside = path.relative_to(source)
-        if path.suffix in (".py", ".toml", ".md", ".txt") and not _is_left_by_pip(inside):
+        if _is_source(path) and not _is_left_by_pip(inside):
             copy = target / inside
             copy.parent.mkdir(parents=True, exist_ok=True)
             copy.write_bytes(path.read_bytes())
+
+
+def _is_source(path: Path) -> bool:
+    return path.suffix in (".py", ".toml", ".md", ".txt") or path.name == "LICENSE"
 
 
 def _is_left_by_pip(path: Path) -> bool:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from axcore.config import REQUIRED, config
-from axcore.module import Initializer, Module, Param, Repeated, entry
+from axcore.module import Initializer, Module, Param, StackedModule, entry
 
 
 @config
@@ -51,7 +51,7 @@ class RunningMean(Module):
         momentum: float = 0.9
 
     def setup(self, cfg: Config) -> None:
-        self.mean = Param((cfg.dim,), axes=("embed",), init=0.0, is_statistic=True)
+        self.mean = Param((cfg.dim,), axes=("embed",), init=0.0, is_buffer=True)
 
     def forward(self, x: Array) -> Array:
         if self.training:
@@ -96,7 +96,7 @@ class Scanned(Module):
         layer: Module.Config = Layer.Config()
 
     def setup(self, cfg: Config) -> None:
-        self.layer = Repeated(cfg.layer.build(dim=cfg.dim), cfg.num_layers)
+        self.layer = StackedModule(cfg.layer.build(dim=cfg.dim), cfg.num_layers)
 
     def forward(self, x: Array) -> Array:
         return self.layer.scan(x)
@@ -126,7 +126,7 @@ class Parallel(Module):
         pass
 
     def setup(self, cfg: Config) -> None:
-        self.layer = Repeated(cfg.layer.build(dim=cfg.dim), cfg.num_layers)
+        self.layer = StackedModule(cfg.layer.build(dim=cfg.dim), cfg.num_layers)
 
     def forward(self, x: Array) -> Array:
         every = jnp.broadcast_to(x, (self.config.num_layers, *x.shape))

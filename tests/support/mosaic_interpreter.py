@@ -1,6 +1,6 @@
 """Pallas' interpreter for Mosaic GPU, and the forms of our kernels that it runs."""
 
-from axl_gpu.kernels.tile_products import Variant
+from axl_gpu.kernels.matmul.pipeline import Variant
 from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams
 
 INTERPRETER = InterpretGPUParams(out_of_bounds_reads="uninitialized")

@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from axcore.module import Constant, ParamSpec
+from axcore.module import ConstantInit, ParamSpec
 
 
 def numpy_state(specs: Any) -> Any:
@@ -13,7 +13,7 @@ def numpy_state(specs: Any) -> Any:
     generator = np.random.default_rng(1)
 
     def sample(spec: ParamSpec) -> np.ndarray:
-        is_constant = isinstance(spec.init, Constant)
+        is_constant = isinstance(spec.init, ConstantInit)
         first = spec.init.value if is_constant else 0.0
         spread = 0.05 if is_constant else spec.fans[0] ** -0.5
         numbers = first + spread * generator.normal(size=spec.shape)

@@ -17,7 +17,7 @@ _RAISES = re.compile(r"# raises (\w+)\n")
 
 
 class Block(NamedTuple):
-    """Code of a page, the line it stands at, and what it should print; None says nothing of it."""
+    """Code of a page, its line, and what it should print; None says nothing of it."""
 
     code: str
     line: int

@@ -48,10 +48,10 @@ def start_all(
     only: Sequence[int] | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> list["subprocess.Popen[str]"]:
-    """Starts a script once for each process; it is told address, count and index, then the rest.
+    """Starts a script once for each process; it gets address, count and index, then the rest.
 
     Args:
-        script: Its first three arguments are for `axcore.parallel.join_processes`.
+        script: Its first three arguments are for `axcore.distributed.join_processes`.
         arguments: What follows them.
         count: Processes of the run.
         devices: Of each process.

@@ -32,7 +32,7 @@ def hardware_families():
 
 @hook.aot_targets
 def aot_targets():
-    yield AotTarget(name="libacme", on=on(family="acme"), modules=("libacme",),
+    yield AotTarget(name="libacme", requires=requires(family="acme"), modules=("libacme",),
                     install="axl-acme[aot]", summary="Acme's compiler")
 """
 

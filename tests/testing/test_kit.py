@@ -21,14 +21,14 @@ def {hook}():
     yield {record}
 """
 KERNEL = (
-    'Kernel(op="cross_entropy", name="acme", priority=200, fn=Ref("axl_acme.loss:loss"),'
-    ' accepts=Ref("axl_acme.loss:accepts"))'
+    'Kernel(op="cross_entropy", name="acme", priority=200, forward=Ref("axl_acme.loss:loss"),'
+    ' is_differentiable=True, unsupported_reason=Ref("axl_acme.loss:unsupported_reason"))'
 )
 LOSS = """
 from jax.lax import stop_gradient
-from axcore.ops.cross_entropy_reference import cross_entropy_reference
+from axcore.ops.cross_entropy.reference import cross_entropy_reference
 
-def accepts(call):
+def unsupported_reason(call):
     return {answer}
 
 def without_value(x):
@@ -78,8 +78,8 @@ def run_suite(pytester, make_dist, tests: str):
         ("sums.loss", "None", []),
         ("sums.loss * 1.001", "None", ["equals_the_reference"]),
         ("sums.loss + without_value(inputs.w.sum())", "None", ["equals_the_reference"]),
-        ("sums.loss", "''", ["predicates", "accepts_some"]),
-        ("sums.loss", "'never'", ["accepts_some"]),
+        ("sums.loss", "''", ["predicates", "accepts_some_case"]),
+        ("sums.loss", "'never'", ["accepts_some_case"]),
         ("sums.loss", "__import__('jax').devices() and None", ["predicates"]),
     ],
 )

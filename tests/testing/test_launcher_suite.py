@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from axcore.config import config
-from axcore.launch import Job, Launcher, Place
+from axcore.launch import Job, Launcher, ProcessInfo
 from axcore.plugins import JobLauncher, Ref
 from axcore.testing import LauncherSuite
 
@@ -52,7 +52,7 @@ class ThreeRanks(LauncherSuite):
 
 def place(environment, *, coordinator="host:1", index=None):
     rank = int(environment.get("RANK", "0"))
-    return Place(
+    return ProcessInfo(
         coordinator=coordinator.format(rank),
         process_count=3,
         process_index=rank if index is None else index,
@@ -78,7 +78,7 @@ def changing(environment):
 )
 def test_a_place_that_is_read_badly_is_found(monkeypatch, read, test):
     target = Ref("bad:place")
-    record = JobLauncher(name="bad", config=target, place=target, summary="")
+    record = JobLauncher(name="bad", config=target, process_info=target, summary="")
     monkeypatch.setattr(Ref, "resolve", lambda _: read)
     with pytest.raises((AssertionError, ValueError)):
         getattr(ThreeRanks(), test)(record)

@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 
 from axcore.checkpoint import Checkpointer
-from axcore.config import config, evolve
+from axcore.config import Resumable, config, evolve
 from axcore.data import Data, TextFiles
 from axcore.learner import AdamW, Learner, WarmupCosine
 from axcore.models import transformer
 from axcore.module import Module, Param
+from axcore.testing import trainer_on
 from axcore.trainer import Trainer
 
 VOCAB = 264
@@ -31,12 +32,13 @@ class Toy(Module):
         dim: int = 8
         dropout: float = 0.1
         poison: Literal["none", "marked", "often", "late"] = "none"
+        note: Resumable[str] = ""
 
     def setup(self, cfg):
         self.table = Param((cfg.vocab_size, cfg.dim), axes=("vocab", "embed"))
         self.bias = Param((cfg.vocab_size,), axes=("vocab",), init=0.0)
-        self.mean = Param((cfg.dim,), axes=("embed",), init=0.0, is_statistic=True, dtype="float32")
-        self.calls = Param((), axes=(), init=0.0, is_statistic=True, dtype="int32")
+        self.mean = Param((cfg.dim,), axes=("embed",), init=0.0, is_buffer=True, dtype="float32")
+        self.calls = Param((), axes=(), init=0.0, is_buffer=True, dtype="int32")
 
     def forward(self, batch):
         x_BTD = self.table[batch["tokens"]]
@@ -94,8 +96,8 @@ def toy_config(text_folder):
             source=TextFiles.Config(folder=str(text_folder)),
             seq_len=16,
             batch_size=8,
-            heldout_fraction=0.1,
-            heldout_batches=2,
+            validation_fraction=0.1,
+            validation_batches=2,
         ),
         learner=Learner.Config(schedule=WarmupCosine.Config(peak=0.05, warmup_steps=4)),
         max_steps=12,
@@ -124,7 +126,7 @@ def small_config(toy_config):
 @pytest.fixture(scope="session")
 def one_device():
     """Makes a trainer of a config on the first device."""
-    return lambda cfg: Trainer(cfg, devices=jax.devices()[:1])
+    return lambda cfg: trainer_on(cfg, 1)
 
 
 @pytest.fixture(scope="session")

@@ -1,16 +1,15 @@
 """Axes that a config names and nothing uses are refused before anything runs."""
 
-import jax
 import pytest
 
 from axcore.config import evolve, update_config
 from axcore.errors import ShardingError
 from axcore.parallel import ACTIVATION_RULES, PARAM_RULES
-from axcore.trainer import Trainer
+from axcore.testing import trainer_on
 
 
 def _build(cfg, num_devices=8):
-    return Trainer(cfg, devices=jax.devices()[:num_devices])
+    return trainer_on(cfg, num_devices)
 
 
 @pytest.mark.parametrize(

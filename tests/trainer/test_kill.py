@@ -11,16 +11,22 @@ from pathlib import Path
 import pytest
 from quick_flags import compile_cache, quick_environment
 
-CHILD = Path(__file__).with_name("training_child.py")
+WORKER = Path(__file__).with_name("training_worker.py")
+
+
+@pytest.fixture(scope="module", params=["text", "digits"])
+def data(request, text_folder):
+    """What a worker trains on: documents, or images."""
+    return text_folder if request.param == "text" else request.param
 
 
 @pytest.fixture(scope="module")
-def start(text_folder, tmp_path_factory):
-    """Starts a child on a run directory; all share one compile cache, as runs of a cluster do."""
+def start(data, tmp_path_factory):
+    """Starts a worker on a run directory; all share one compile cache, as runs of a cluster do."""
     environment = {**quick_environment(), **compile_cache(tmp_path_factory.mktemp("compiled"))}
 
-    def start_child(directory, *death):
-        arguments = [CHILD, text_folder, directory, *death]
+    def start_worker(directory, *death):
+        arguments = [WORKER, data, directory, *death]
         return subprocess.Popen(
             [sys.executable, *map(str, arguments)],
             env=environment,
@@ -29,18 +35,18 @@ def start(text_folder, tmp_path_factory):
             text=True,
         )
 
-    return start_child
+    return start_worker
 
 
-def finish(child):
-    out, err = child.communicate(timeout=120)
-    assert (child.returncode, err) == (0, "")
+def finish(worker):
+    out, err = worker.communicate(timeout=120)
+    assert (worker.returncode, err) == (0, "")
     return out
 
 
-def killed(child):
-    child.communicate(timeout=120)
-    return child.returncode == -signal.SIGKILL
+def killed(worker):
+    worker.communicate(timeout=120)
+    return worker.returncode == -signal.SIGKILL
 
 
 def losses(directory):
@@ -54,6 +60,7 @@ def whole(start, tmp_path_factory):
     return finish(start(directory)), losses(directory)
 
 
+@pytest.mark.slow
 def test_a_run_killed_at_several_steps_ends_as_one_never_stopped(start, whole, tmp_path):
     deaths = (
         ("StepsDone", 3),  # before the first checkpoint
@@ -66,13 +73,14 @@ def test_a_run_killed_at_several_steps_ends_as_one_never_stopped(start, whole, t
     assert losses(tmp_path / "run") == whole[1]
 
 
+@pytest.mark.slow
 def test_a_run_killed_from_outside_at_any_moment_ends_as_one_never_stopped(start, whole, tmp_path):
-    child = start(tmp_path / "run")
+    worker = start(tmp_path / "run")
     metrics = tmp_path / "run/metrics.jsonl"
-    while child.poll() is None and not (metrics.exists() and metrics.stat().st_size):
+    while worker.poll() is None and not (metrics.exists() and metrics.stat().st_size):
         time.sleep(0.01)
     time.sleep(random.SystemRandom().uniform(0, 0.3))
-    child.kill()
-    child.communicate(timeout=120)
+    worker.kill()
+    worker.communicate(timeout=120)
     assert finish(start(tmp_path / "run")) == whole[0]
     assert losses(tmp_path / "run") == whole[1]

@@ -9,14 +9,15 @@ import pytest
 
 from axcore.config import evolve, replace_config
 from axcore.errors import ShardingError
-from axcore.layers import Pipeline, Repeat
-from axcore.trainer import StepsDone, Trainer
+from axcore.layers import Pipeline, ScannedLayers
+from axcore.testing import trainer_on
+from axcore.trainer import StepsDone
 
 
 @pytest.fixture(scope="module")
 def eight(small_config):
     cfg = evolve(small_config, mesh={"fsdp": 4, "model": 2}, num_micro_batches=2)
-    return Trainer(cfg, devices=jax.devices()[:8])
+    return trainer_on(cfg, 8)
 
 
 @pytest.fixture(scope="module")
@@ -37,22 +38,24 @@ def stop_at(step):
     return observer
 
 
+@pytest.mark.slow
 def test_eight_devices_and_two_micro_batches_train_as_one_device(eight, whole, tmp_path):
     result = eight.run(tmp_path)
     assert_close(whole.state, result.state)
-    assert result.heldout["loss"] == pytest.approx(whole.heldout["loss"], rel=1e-5)
+    assert result.validation["loss"] == pytest.approx(whole.validation["loss"], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_pipeline_with_time_split_trains_as_one_device(small_config, whole, tmp_path):
     stack = Pipeline.Config(num_micro_batches=4)
-    cfg = evolve(replace_config(small_config, Repeat, stack), mesh={"pipeline": 2, "seq": 2})
-    result = Trainer(cfg, devices=jax.devices()[:4]).run(tmp_path)
+    cfg = evolve(replace_config(small_config, ScannedLayers, stack), mesh={"pipeline": 2, "seq": 2})
+    result = trainer_on(cfg, 4).run(tmp_path)
     assert_close(whole.state, result.state)
-    assert result.heldout["loss"] == pytest.approx(whole.heldout["loss"], rel=1e-5)
+    assert result.validation["loss"] == pytest.approx(whole.validation["loss"], rel=1e-5)
 
 
 def test_the_optimizer_is_sharded_as_the_parameters_are(eight):
-    state = eight.compiled_init()()
+    state = eight.compiler.jitted_init()
     adam = optax.tree.get_all_with_path(state.opt_state, "mu")[0][1]
     specs = jax.tree.map(lambda leaf: leaf.sharding.spec, state.model)
     assert jax.tree.map(lambda leaf: leaf.sharding.spec, adam) == specs
@@ -74,7 +77,7 @@ def test_a_checkpoint_of_one_mesh_goes_on_upon_another(
 
 
 def test_the_state_is_described_as_it_is_made(eight):
-    described, made = eight.abstract_state(), eight.compiled_init()()
+    described, made = eight.compiler.abstract_state(), eight.compiler.jitted_init()
     same = jax.tree.map(
         lambda a, b: (
             (a.shape, a.dtype) == (b.shape, b.dtype)
@@ -87,8 +90,8 @@ def test_the_state_is_described_as_it_is_made(eight):
 
 
 def test_a_batch_is_described_as_it_is_put(eight):
-    batch = eight.put(next(eight.data.train()))
-    described = eight.abstract_batch()
+    batch = eight.batch_sharding.device_put(next(eight.data.train()))
+    described = eight.batch_sharding.abstract()
     assert set(described) == set(batch)
     for name, array in batch.items():
         wanted = described[name]
@@ -102,8 +105,8 @@ def test_a_batch_that_does_not_divide_over_the_mesh_is_an_error(toy_config):
     with pytest.raises(
         ShardingError, match=r"batch_size is 6, .* over 4 devices \(data 2 x fsdp 2"
     ) as error:
-        Trainer(evolve(cfg, mesh={"data": 2, "fsdp": 2}), devices=jax.devices()[:4])
-    assert (error.value.where, error.value.mend) == (
+        trainer_on(evolve(cfg, mesh={"data": 2, "fsdp": 2}), 4)
+    assert (error.value.where, error.value.hint) == (
         "data.batch_size",
         "--set data.batch_size=8, or use another mesh",
     )
@@ -114,5 +117,5 @@ def test_a_parameter_that_does_not_divide_stops_before_the_directory_is_made(
 ):
     cfg = evolve(toy_config, model=toy.Config(dim=6), mesh={"fsdp": 4})
     with pytest.raises(ShardingError, match="table: embed is 6, fsdp is 4"):
-        Trainer(cfg, devices=jax.devices()[:4]).run(tmp_path / "run")
+        trainer_on(cfg, 4).run(tmp_path / "run")
     assert not (tmp_path / "run").exists()

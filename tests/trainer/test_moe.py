@@ -49,7 +49,8 @@ def after_one_step(cfg, count=1):
     return jax.device_get(compiled(batch()))
 
 
-@pytest.mark.parametrize("kind", ["dropless", pytest.param("capacity", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
 def test_losses_of_experts_arrive_and_parts_of_a_batch_equal_the_whole(kind):
     dispatch = KINDS[kind]
     whole, metrics = after_one_step(model(dispatch))

@@ -22,14 +22,16 @@ def poisoned(toy, toy_config, one_device):
 @pytest.fixture(scope="module")
 def step(poisoned):
     """Runs one step; keeps the state that it is given."""
-    program = poisoned.step_program()
+    program = poisoned.compiler.compiled_step
     batch = next(poisoned.data.train())
 
     def run(state, first_token):
         tokens = batch["tokens"].copy()
         tokens[0, 0] = first_token
         kept = jax.tree.map(np.array, state)
-        return kept, *program(state, poisoned.put({**batch, "tokens": tokens}))
+        return kept, *program(
+            state, poisoned.batch_sharding.device_put({**batch, "tokens": tokens})
+        )
 
     return run
 
@@ -38,7 +40,7 @@ def step(poisoned):
 def test_a_step_that_is_not_finite_keeps_parameters_statistics_and_optimizer(
     poisoned, step, same_bits, kind
 ):
-    _, state, _ = step(poisoned.compiled_init()(), FINE)
+    _, state, _ = step(poisoned.compiler.jitted_init(), FINE)
     before, after, metrics = step(state, kind)
     assert not metrics.is_finite
     assert np.isfinite(metrics.losses["poison"].sum) == (kind == NAN_GRADIENT)
@@ -48,7 +50,7 @@ def test_a_step_that_is_not_finite_keeps_parameters_statistics_and_optimizer(
 
 
 def test_training_goes_on_after_a_skipped_step(poisoned, step, same_bits):
-    _, state, _ = step(poisoned.compiled_init()(), FINE)
+    _, state, _ = step(poisoned.compiler.jitted_init(), FINE)
     _, state, _ = step(state, NAN_GRADIENT)
     before, state, metrics = step(state, FINE)
     assert metrics.is_finite
@@ -97,5 +99,5 @@ def test_too_many_skipped_steps_stop_the_run_and_name_the_step(
         "3 steps had a loss or gradient that is not finite, which is more than max_skipped_steps=2"
     )
     assert error.value.where == "step 8"
-    assert "the last checkpoint is of step 4" in error.value.mend
+    assert "the last checkpoint is of step 4" in error.value.hint
     assert (tmp_path / "checkpoints/step_00000004").is_dir()

@@ -10,9 +10,9 @@ import pytest
 from quick_flags import compile_cache
 from several_processes import finish, start_all
 
-from axcore.trainer.shares import WHOLE, BatchShare, share_of
+from axcore.trainer.batch_sharding import ALL_ROWS, BatchShard, shard_from_rows
 
-CHILD = Path(__file__).with_name("processes_child.py")
+WORKER = Path(__file__).with_name("processes_worker.py")
 STEPS = 4
 
 
@@ -30,7 +30,7 @@ def train(text_folder, tmp_path_factory):
         }
         told = {"text": str(text_folder), "dir": str(directory), "set": changes, "own": own or {}}
         return start_all(
-            CHILD,
+            WORKER,
             json.dumps({**told, **task}),
             count=count,
             devices=devices,
@@ -74,6 +74,7 @@ def stopped(train, tmp_path_factory):
     return directory, told(train(directory, count=2, devices=2, stop_at=2, stop_in=1))
 
 
+@pytest.mark.slow
 def test_two_processes_stop_together_where_one_is_asked_to(stopped):
     directory, both = stopped
     assert [one["step"] for one in both] == [2, 2]
@@ -83,6 +84,7 @@ def test_two_processes_stop_together_where_one_is_asked_to(stopped):
     ]
 
 
+@pytest.mark.slow
 def test_two_processes_train_as_one_and_one_goes_on_from_their_checkpoint(train, stopped, whole):
     directory, _ = stopped
     (one,) = told(train(directory, count=1, devices=4))
@@ -95,10 +97,10 @@ def test_a_model_split_over_two_processes_trains_the_same(train, whole, tmp_path
     (tmp_path / "run").mkdir()
     both = told(train(tmp_path / "run", count=2, devices=2, mesh={"model": 4}))
     assert [one["share"] for one in both] == [[0, 1], [0, 1]]
-    assert both[0]["heldout"] == both[1]["heldout"]
+    assert both[0]["validation"] == both[1]["validation"]
     assert both[0]["events"] == both[1]["events"]
     assert_same(losses(tmp_path / "run"), whole)
-    starts = (tmp_path / "run/starts.jsonl").read_text(encoding="utf-8").splitlines()
+    starts = (tmp_path / "run/run_history.jsonl").read_text(encoding="utf-8").splitlines()
     assert len(starts) == 1
 
 
@@ -143,15 +145,15 @@ def test_a_directory_that_is_not_shared_is_refused(train, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("held", "share"),
+    ("held", "shard"),
     [
-        ([slice(0, 4), slice(4, 8)], BatchShare(0, 2)),
-        ([slice(8, 12), slice(12, 16)], BatchShare(1, 2)),
-        ([slice(4, 8), slice(4, 8)], BatchShare(1, 4)),
-        ([slice(None)], WHOLE),
-        ([slice(0, 4), slice(8, 12)], WHOLE),  # two blocks with a gap
-        ([slice(4, 12)], WHOLE),  # a block, but not one of equal ones
+        ([slice(0, 4), slice(4, 8)], BatchShard(0, 2)),
+        ([slice(8, 12), slice(12, 16)], BatchShard(1, 2)),
+        ([slice(4, 8), slice(4, 8)], BatchShard(1, 4)),
+        ([slice(None)], ALL_ROWS),
+        ([slice(0, 4), slice(8, 12)], ALL_ROWS),  # two blocks with a gap
+        ([slice(4, 12)], ALL_ROWS),  # a block, but not one of equal ones
     ],
 )
-def test_a_process_reads_the_block_of_rows_that_its_devices_hold(held, share):
-    assert share_of(held, 16) == share
+def test_a_process_reads_the_block_of_rows_that_its_devices_hold(held, shard):
+    assert shard_from_rows(held, 16) == shard

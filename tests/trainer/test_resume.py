@@ -50,7 +50,7 @@ def test_a_signal_saves_and_going_on_gives_the_same_bits(
     directory, whole = whole_run
     assert (resumed.step, resumed.is_complete) == (12, True)
     assert same_bits(resumed.state, whole.state)
-    assert resumed.heldout == whole.heldout
+    assert resumed.validation == whole.validation
     assert losses_of(tmp_path / "run") == losses_of(directory)
 
 
@@ -71,7 +71,7 @@ def test_a_stop_logs_the_steps_that_no_line_covers_yet(rare_trainer, tmp_path):
 
     rare_trainer.run(tmp_path, [stop_at_evaluation])
     assert [(line["step"], line["split"]) for line in lines_of(tmp_path)] == [
-        (2, "heldout"),
+        (2, "validation"),
         (2, "train"),
     ]
     assert events[-1] == RunFinished(step=2, is_complete=False)
@@ -81,7 +81,7 @@ def test_a_finished_run_runs_no_step_again(toy_trainer, whole_run, same_bits):
     directory, whole = whole_run
     before = losses_of(directory)
     again = toy_trainer.run(directory)
-    assert (again.step, again.is_complete, again.heldout) == (12, True, whole.heldout)
+    assert (again.step, again.is_complete, again.validation) == (12, True, whole.validation)
     assert same_bits(again.state, whole.state)
     assert losses_of(directory) == before
 
@@ -131,8 +131,21 @@ def test_a_directory_of_another_config_is_refused_with_a_diff_and_left_alone(
     other = one_device(evolve(toy_config, seed=7, max_steps=99))
     with pytest.raises(CheckpointError, match=r"another config(?s:.*)\+ seed: 7") as error:
         other.run(directory)
-    assert "max_steps" not in str(error.value)
+    assert "max_steps" not in error.value.what
     assert contents(directory) == before
+
+
+def test_a_modules_own_field_may_change_where_it_says_so_and_its_others_may_not(
+    toy, toy_config, one_device, tmp_path
+):
+    one_device(toy_config).run(tmp_path / "run", [stop_at(2, signal.SIGINT)])
+    other = evolve(toy_config, model=toy.Config(note="a third party's own"))
+    assert one_device(other).run(tmp_path / "run", [stop_at(3, signal.SIGINT)]).step == 3
+    refused = evolve(toy_config, model=toy.Config(dropout=0.2))
+    with pytest.raises(CheckpointError, match=r"\+ model\.dropout: 0\.2") as error:
+        one_device(refused).run(tmp_path / "run")
+    assert "only these may change: max_steps, num_micro_batches, mesh," in error.value.hint
+    assert "**.remat, **.note" in error.value.hint
 
 
 def test_data_that_changed_is_refused(toy_config, one_device, text_folder, tmp_path):

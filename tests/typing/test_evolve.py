@@ -8,7 +8,9 @@ from mypy import api
 
 SNIPPET = """\
 from axcore.config import REQUIRED, Configurable, config, evolve
+import axcore as ax
 from axcore.layers import FeedForward
+from axcore.models import llama2
 from axcore.module import Module, Param
 
 
@@ -42,6 +44,16 @@ CLAIMS = [
     ("reveal_type(Layer(cfg).weight)", 'basearray.Array"'),
     ("reveal_type(evolve(cfg, dim=4))", 'Revealed type is "snippet.Layer.Config"'),
     ("cfg.dim = 4", 'Property "dim" defined in "Config" is read-only'),
+    ("reveal_type(cfg.build())", 'Revealed type is "snippet.Layer"'),
+    ("reveal_type(FeedForward.Config().build())", 'feed_forward.FeedForward"'),
+    ("reveal_type(cfg.ffn.build())", 'Revealed type is "axcore.module.module.Module"'),
+    ("reveal_type(Layer(cfg).config.rate)", 'Revealed type is "float"'),
+    ("Layer(cfg).config.dmi", '"Config" has no attribute "dmi"'),
+    ('reveal_type(ax.experiment("tiny").build().run("x"))', 'loop.TrainResult"'),
+    ('reveal_type(llama2("toy").build())', 'causal_lm.CausalLM"'),
+    ("reveal_type(ax.functional(FeedForward.Config().build(), {}))", "Array, axcore.module.out"),
+    ('ax.load_run("runs/tiny").metric', 'maybe "metrics"?'),
+    ("ax.load_runs", 'Module has no attribute "load_runs"; maybe "load_run"?'),
 ]
 
 
@@ -63,6 +75,7 @@ def complaints(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
     return said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("index", range(len(CLAIMS)), ids=[claim for claim, _ in CLAIMS])
 def test_mypy_finds_wrong_fields_and_accepts_right_ones(
     index: int, complaints: dict[int, str]

@@ -16,7 +16,7 @@ def flags(hardware):
     return {"--xla_force_host_platform_device_count": str(hardware.num_devices)}
 
 
-def accepts(call):
+def unsupported_reason(call):
     is_plain = not (call.feature("z_loss") or call.feature("soft_cap"))
     return None if is_plain else "takes no z_loss or soft_cap"
 

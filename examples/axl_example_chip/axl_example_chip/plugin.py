@@ -14,9 +14,9 @@ def hardware_families():
 
 @ax.hook.environment_flags
 def environment_flags():
-    fn, on = ax.Ref(f"{CHIP}:flags"), ax.on(family="example")
+    fn, only = ax.Ref(f"{CHIP}:flags"), ax.requires(family="example")
     yield ax.EnvironmentFlags(
-        name="example_devices", variable="XLA_FLAGS", on=on, fn=fn, summary="As many as in a target"
+        name="example_devices", variable="XLA_FLAGS", requires=only, fn=fn, summary="As in a target"
     )
 
 
@@ -27,10 +27,10 @@ def mesh_rules():
 
 @ax.hook.kernels
 def kernels():
-    fn, accepts, on = ax.Ref(f"{CHIP}:loss"), ax.Ref(f"{CHIP}:accepts"), ax.on(family="example")
-    yield ax.Kernel(
-        op="cross_entropy", name="example_loss", priority=200, on=on, accepts=accepts, fn=fn
-    )
+    only, no = ax.requires(family="example"), ax.Ref(f"{CHIP}:unsupported_reason")
+    chip = {"requires": only, "unsupported_reason": no, "forward": ax.Ref(f"{CHIP}:loss")}
+    in_jnp = {"is_differentiable": True, "partitioned_by": "compiler"}
+    yield ax.Kernel(op="cross_entropy", name="example_loss", priority=200, **chip, **in_jnp)
 
 
 @ax.hook.layer_variants

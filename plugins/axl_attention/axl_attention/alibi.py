@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from axcore.config import REQUIRED, config, find_config
+from axcore.config import REQUIRED, PositiveInt, config, find_config
 from axcore.errors import ConfigError
 from axcore.layers import DotProductAttention, TokenInfo
 from axcore.module import Module
@@ -26,7 +26,7 @@ class ALiBi(Module):
     """
 
     @config
-    class Config(Module.Config):
+    class Config(Module.Config["ALiBi"]):
         """Describes an `ALiBi`.
 
         Args:
@@ -34,7 +34,7 @@ class ALiBi(Module):
             core: Weighs the values by keys and bias; causal.
         """
 
-        num_heads: int = REQUIRED
+        num_heads: PositiveInt = REQUIRED
         core: Module.Config = DotProductAttention.Config()
 
     def setup(self, cfg: Config) -> None:
@@ -42,8 +42,8 @@ class ALiBi(Module):
         refuse_second(ALiBi, cfg.core)
         if find_config(cfg.core, lambda node: not getattr(node, "is_causal", True)):
             raise ConfigError(
-                "ALiBi stands around attention that is not causal, where distances have two sides",
-                mend="set is_causal=True in its core",
+                "ALiBi wraps attention that is not causal, where distances have two sides",
+                hint="set is_causal=True in its core",
             )
         if find_config(cfg.core, sees_row_offsets):
             raise _refused_sinks()
@@ -80,7 +80,7 @@ def _refused_sinks() -> ConfigError:
     return ConfigError(
         "ALiBi and sinks are applied to one attention; the sinks would be weighed by how late a "
         "query comes",
-        mend="take one of them",
+        hint="take one of them",
     )
 
 

@@ -23,7 +23,7 @@ class ChunkedAttention(Module):
     """
 
     @config
-    class Config(Module.Config):
+    class Config(Module.Config["ChunkedAttention"]):
         """Describes a `ChunkedAttention`.
 
         Args:

@@ -3,7 +3,7 @@
 axcore train qwen3-8b --set data.source.folder=CORPUS --set data.tokenizer.path=TOKENIZER.json
 
 Each edits `llama2-7b`: batches of 4M tokens, AdamW, a cosine, and layouts by hardware. What a paper
-tells of its own training stands in its place; nothing is guessed of the rest.
+says of its own training replaces it; nothing is guessed of the rest.
 """
 
 from typing import Any
@@ -121,7 +121,7 @@ def deepseek_v3_671b() -> Any:
     """Returns DeepSeek-V3: 14.8T tokens, 15,360 rows of 4096 tokens a batch.
 
     Source: DeepSeek-AI 2024, arXiv:2412.19437, section 4.2. Differs: as `deepseek-v2-lite`; the
-    batch does not grow; no second token is told; the routers' biases move to the end.
+    batch does not grow; no second token is predicted; the routers' biases move to the end.
     """
     return _trained(
         deepseek_v3("671b"),

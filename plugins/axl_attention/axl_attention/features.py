@@ -7,8 +7,8 @@ from typing import Any
 
 from axcore.complexity import runs
 from axcore.config import replace_config
+from axcore.modifiers import with_variant
 from axcore.module import Module
-from axcore.plugins import with_variant
 from axl_attention.latent_attention import LatentAttention
 from axl_attention.query_key_norm import QueryKeyNorm
 from axl_attention.sinks import AttentionSinks

@@ -5,7 +5,7 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from axcore.config import REQUIRED, config
+from axcore.config import REQUIRED, PositiveInt, config
 from axcore.errors import ConfigError
 from axcore.layers import (
     ATTENTION_KEY,
@@ -17,9 +17,9 @@ from axcore.layers import (
     RMSNorm,
     RoPE,
     TokenInfo,
+    shard,
 )
 from axcore.module import Module, named
-from axcore.parallel import shard
 
 Hidden = Float[Array, "batch time dim"]
 
@@ -36,7 +36,7 @@ class LatentAttention(Module):
     """
 
     @config
-    class Config(Module.Config):
+    class Config(Module.Config["LatentAttention"]):
         """Describes a `LatentAttention`.
 
         Args:
@@ -55,13 +55,13 @@ class LatentAttention(Module):
             core: Weighs values by queries and keys.
         """
 
-        dim: int = REQUIRED
-        num_heads: int = REQUIRED
-        head_dim: int | None = None
-        rope_dim: int | None = None
-        value_dim: int | None = None
-        latent_dim: int | None = None
-        query_latent_dim: int | None = None
+        dim: PositiveInt = REQUIRED
+        num_heads: PositiveInt = REQUIRED
+        head_dim: PositiveInt | None = None
+        rope_dim: PositiveInt | None = None
+        value_dim: PositiveInt | None = None
+        latent_dim: PositiveInt | None = None
+        query_latent_dim: PositiveInt | None = None
         norm: Module.Config = RMSNorm.Config()
         linear: Module.Config = Linear.Config()
         value_linear: Module.Config | None = None
@@ -130,7 +130,7 @@ def _head_dim(cfg: LatentAttention.Config) -> int:
     if cfg.dim % cfg.num_heads:
         raise ConfigError(
             f"dim is {cfg.dim}, not a multiple of num_heads, {cfg.num_heads}",
-            mend="change one of them, or set head_dim",
+            hint="change one of them, or set head_dim",
         )
     return int(cfg.dim // cfg.num_heads)
 
@@ -144,7 +144,7 @@ def in_place_of(old: Any) -> LatentAttention.Config:
     if old.key_linear is not None:
         raise ConfigError(
             "keys have a projection of their own, for which latent attention has no place",
-            mend="set key_linear to None, or keep this attention",
+            hint="set key_linear to None, or keep this attention",
         )
     return LatentAttention.Config(
         num_heads=old.num_heads,

@@ -5,23 +5,22 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from axcore.config import REQUIRED, config
+from axcore.config import REQUIRED, PositiveInt, config
 from axcore.errors import ConfigError
-from axcore.layers import Embedding, TokenInfo
+from axcore.layers import Embedding, TokenInfo, shard
 from axcore.module import Initializer, Module, Normal, Param
-from axcore.parallel import shard
 from axl_attention.wrapping import refuse_second
 
 
 class LearnedPosition(Module):
-    """`embedding(token) + table[position]`; stands where the embedding stands.
+    """`embedding(token) + table[position]`; replaces the embedding.
 
     Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners", section 2.3.
     Slot protocol: the parent fills `vocab_size` and `dim`. Use it with `NoPosition`.
     """
 
     @config
-    class Config(Module.Config):
+    class Config(Module.Config["LearnedPosition"]):
         """Describes a `LearnedPosition`.
 
         Args:
@@ -32,9 +31,9 @@ class LearnedPosition(Module):
             position_init: First value of the positions' table.
         """
 
-        vocab_size: int = REQUIRED
-        dim: int = REQUIRED
-        max_length: int = 1024
+        vocab_size: PositiveInt = REQUIRED
+        dim: PositiveInt = REQUIRED
+        max_length: PositiveInt = 1024
         embedding: Module.Config = Embedding.Config()
         position_init: Initializer = Normal(std=0.02)
 
@@ -43,7 +42,7 @@ class LearnedPosition(Module):
         refuse_second(LearnedPosition, cfg.embedding)
         self.embedding = cfg.embedding.build(vocab_size=cfg.vocab_size, dim=cfg.dim)
         shape = (cfg.max_length, cfg.dim)
-        self.idle_params = cfg.max_length * cfg.dim
+        self.inactive_params = cfg.max_length * cfg.dim
         self.positions = Param(shape, axes=(None, "embed"), init=cfg.position_init)
 
     @property
@@ -64,7 +63,7 @@ class LearnedPosition(Module):
             raise ConfigError(
                 f"rows have {tokens.shape[1]} tokens, but only {self.config.max_length} positions "
                 "have a vector",
-                mend="set max_length to the rows' length, or make them shorter",
+                hint="set max_length to the rows' length, or make them shorter",
             )
         x: Any = self.embedding(tokens, info)
         return x + jnp.take(shard(self.positions, None, "embed"), info.positions, axis=0)

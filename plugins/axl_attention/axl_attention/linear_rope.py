@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from axcore.config import REQUIRED, config
+from axcore.config import REQUIRED, PositiveFloat, PositiveInt, config
 from axcore.errors import ConfigError
 from axcore.layers import rope_frequencies, rotate
 from axcore.module import Module
@@ -15,7 +15,7 @@ class LinearRoPE(Module):
     """
 
     @config
-    class Config(Module.Config):
+    class Config(Module.Config["LinearRoPE"]):
         """Describes a `LinearRoPE`.
 
         Args:
@@ -24,8 +24,8 @@ class LinearRoPE(Module):
             factor: How many times longer the rows are than those of the first training.
         """
 
-        head_dim: int = REQUIRED
-        theta: float = REQUIRED
+        head_dim: PositiveInt = REQUIRED
+        theta: PositiveFloat = REQUIRED
         factor: float = 4.0
 
     def setup(self, cfg: Config) -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from axcore.config import REQUIRED, config
+from axcore.config import REQUIRED, PositiveFloat, PositiveInt, config
 from axcore.errors import ConfigError
 from axcore.layers import rope_frequencies, rotate
 from axcore.module import Module
@@ -24,7 +24,7 @@ class Llama3RoPE(Module):
     """
 
     @config
-    class Config(Module.Config):
+    class Config(Module.Config["Llama3RoPE"]):
         """Describes a `Llama3RoPE`.
 
         Args:
@@ -36,10 +36,10 @@ class Llama3RoPE(Module):
             high_frequency_factor: Waves in an original row, above which a wave is short.
         """
 
-        head_dim: int = REQUIRED
-        theta: float = REQUIRED
+        head_dim: PositiveInt = REQUIRED
+        theta: PositiveFloat = REQUIRED
         factor: float = 8.0
-        original_length: int = 8192
+        original_length: PositiveInt = 8192
         low_frequency_factor: float = 1.0
         high_frequency_factor: float = 4.0
 

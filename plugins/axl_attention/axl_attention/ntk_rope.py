@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from axcore.config import REQUIRED, config
+from axcore.config import REQUIRED, PositiveFloat, PositiveInt, config
 from axcore.errors import ConfigError
 from axcore.layers import rope_frequencies, rotate
 from axcore.module import Module
@@ -19,7 +19,7 @@ class NTKRoPE(Module):
     """
 
     @config
-    class Config(Module.Config):
+    class Config(Module.Config["NTKRoPE"]):
         """Describes an `NTKRoPE`.
 
         Args:
@@ -28,8 +28,8 @@ class NTKRoPE(Module):
             factor: How many times longer the rows are than those of the first training.
         """
 
-        head_dim: int = REQUIRED
-        theta: float = REQUIRED
+        head_dim: PositiveInt = REQUIRED
+        theta: PositiveFloat = REQUIRED
         factor: float = 4.0
 
     def setup(self, cfg: Config) -> None:

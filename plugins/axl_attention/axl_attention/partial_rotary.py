@@ -4,7 +4,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from axcore.config import REQUIRED, config
+from axcore.config import REQUIRED, PositiveInt, config
 from axcore.errors import ConfigError
 from axcore.layers import RoPE
 from axcore.module import Module
@@ -19,7 +19,7 @@ class PartialRotary(Module):
     """
 
     @config
-    class Config(Module.Config):
+    class Config(Module.Config["PartialRotary"]):
         """Describes a `PartialRotary`.
 
         Args:
@@ -28,7 +28,7 @@ class PartialRotary(Module):
             inner: The positions that they get.
         """
 
-        head_dim: int = REQUIRED
+        head_dim: PositiveInt = REQUIRED
         fraction: float = 0.5
         inner: Module.Config = RoPE.Config()
 
@@ -40,16 +40,16 @@ class PartialRotary(Module):
             raise ConfigError(
                 f"fraction is {cfg.fraction}, which gives {self.width} of {cfg.head_dim} "
                 "dimensions positions; expected an even number from 2 on",
-                mend=f"set fraction to an even number / {cfg.head_dim}",
+                hint=f"set fraction to an even number / {cfg.head_dim}",
             )
         self.inner = cfg.inner.build(head_dim=self.width)
 
     def forward(self, q: Any, k: Any, positions: Any) -> tuple[Any, Any]:
         """Returns queries and keys, rotated in their first dimensions."""
         width = self.width
-        turned_q, turned_k = self.inner(q[..., :width], k[..., :width], positions)
-        q = jnp.concatenate([turned_q, q[..., width:]], axis=-1)
-        return q, jnp.concatenate([turned_k, k[..., width:]], axis=-1)
+        transposed_q, transposed_k = self.inner(q[..., :width], k[..., :width], positions)
+        q = jnp.concatenate([transposed_q, q[..., width:]], axis=-1)
+        return q, jnp.concatenate([transposed_k, k[..., width:]], axis=-1)
 
 
 def in_place_of(old: Any) -> PartialRotary.Config:

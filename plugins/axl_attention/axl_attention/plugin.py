@@ -21,7 +21,7 @@ _VARIANTS = (
     ("Attention", "value_residual", "Values mixed with those of the first layer"),
     ("Embedding", "learned_position", "A learned vector for each position"),
     ("Embedding", "sinusoidal_position", "Waves of each position"),
-    ("Repeat", "shared_keys", "Every second layer uses the keys of the one before"),
+    ("ScannedLayers", "shared_keys", "Every second layer uses the keys of the one before"),
     ("PreNorm", "sandwich_norm", "A norm before and after each branch"),
 )
 """The layer of the core that is replaced, the variant's name (its file's too), and a summary."""

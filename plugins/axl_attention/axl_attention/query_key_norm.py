@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from axcore.config import REQUIRED, config, evolve
+from axcore.config import REQUIRED, PositiveInt, config, evolve
 from axcore.layers import RMSNorm, RoPE
 from axcore.module import Module
 from axl_attention.wrapping import refuse_second
@@ -18,7 +18,7 @@ class QueryKeyNorm(Module):
     """
 
     @config
-    class Config(Module.Config):
+    class Config(Module.Config["QueryKeyNorm"]):
         """Describes a `QueryKeyNorm`.
 
         Args:
@@ -27,7 +27,7 @@ class QueryKeyNorm(Module):
             inner: The positions.
         """
 
-        head_dim: int = REQUIRED
+        head_dim: PositiveInt = REQUIRED
         norm: Module.Config = RMSNorm.Config()
         inner: Module.Config = RoPE.Config()
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from jaxtyping import Array, Float
 
-from axcore.config import REQUIRED, config
+from axcore.config import REQUIRED, PositiveInt, config
 from axcore.layers import Dropout, RMSNorm
 from axcore.module import Module
 
@@ -20,7 +20,7 @@ class SandwichNorm(Module):
     """
 
     @config
-    class Config(Module.Config):
+    class Config(Module.Config["SandwichNorm"]):
         """Describes a `SandwichNorm`.
 
         Args:
@@ -29,7 +29,7 @@ class SandwichNorm(Module):
             dropout: Applied to what is added.
         """
 
-        dim: int = REQUIRED
+        dim: PositiveInt = REQUIRED
         norm: Module.Config = RMSNorm.Config()
         dropout: Dropout.Config = Dropout.Config()
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxtyping import Array, Float
 
-from axcore.config import REQUIRED, config, evolve, find_config, replace_config
+from axcore.config import REQUIRED, PositiveInt, config, evolve, find_config, replace_config
 from axcore.errors import ConfigError, ModuleError
 from axcore.layers import Attention, Linear, Sequence
 from axcore.module import Module
@@ -22,7 +22,7 @@ class SentProjection(Module):
     """
 
     @config
-    class Config(Module.Config):
+    class Config(Module.Config["SentProjection"]):
         """Describes a `SentProjection`.
 
         Args:
@@ -33,8 +33,8 @@ class SentProjection(Module):
             linear: The projection.
         """
 
-        in_dim: int = REQUIRED
-        out_dim: int = REQUIRED
+        in_dim: PositiveInt = REQUIRED
+        out_dim: PositiveInt = REQUIRED
         axes: tuple[str | None, str | None] = REQUIRED
         channel: str = REQUIRED
         linear: Module.Config = Linear.Config()
@@ -46,7 +46,7 @@ class SentProjection(Module):
     def forward(self, x: Float[Array, "*batch in_dim"]) -> Projected:
         """Returns and sends the projection."""
         projected = self.linear(x)
-        self.send(self.config.channel, projected)
+        self.set_shared(self.config.channel, projected)
         return projected
 
 
@@ -57,11 +57,11 @@ class ReceivedProjection(Module):
     """
 
     @config
-    class Config(Module.Config):
+    class Config(Module.Config["ReceivedProjection"]):
         """Describes a `ReceivedProjection`; its fields are those of `SentProjection`."""
 
-        in_dim: int = REQUIRED
-        out_dim: int = REQUIRED
+        in_dim: PositiveInt = REQUIRED
+        out_dim: PositiveInt = REQUIRED
         axes: tuple[str | None, str | None] = REQUIRED
         channel: str = REQUIRED
 
@@ -72,17 +72,17 @@ class ReceivedProjection(Module):
             ModuleError: Nothing was, or something of another size.
         """
         channel = self.config.channel
-        projected = self.receive(channel)
+        projected = self.get_shared(channel)
         if projected is None:
             raise ModuleError(
                 f"no earlier layer sent anything through {channel!r}",
-                mend="give an earlier layer a SentProjection of that channel",
+                hint="give an earlier layer a SentProjection of that channel",
             )
         expected = (*x.shape[:-1], self.config.out_dim)
         if projected.shape != expected:
             raise ModuleError(
                 f"{channel!r} holds shape {projected.shape}; expected {expected}",
-                mend="give both layers equal sizes of heads, and as many key heads",
+                hint="give both layers equal sizes of heads, and as many key heads",
             )
         return projected
 
@@ -98,14 +98,14 @@ def in_place_of(old: Any) -> Any:
     if find_config(old, ReceivedProjection):
         raise ConfigError(
             "layers of this stack use keys and values of earlier ones already",
-            mend="apply shared_keys once",
+            hint="apply shared_keys once",
         )
     layers = old.layer.layers if isinstance(old.layer, Sequence.Config) else (old.layer,)
     if len(layers) % 2:
         if old.num_layers % 2:
             raise ConfigError(
                 f"{old.num_layers} times {len(layers)} layers cannot share in pairs",
-                mend="change the number of layers by one",
+                hint="change the number of layers by one",
             )
         layers, old = 2 * layers, evolve(old, num_layers=old.num_layers // 2)
     paired = tuple(

@@ -2,7 +2,7 @@
 
 from typing import Any, ClassVar
 
-from axcore.config import REQUIRED, config
+from axcore.config import REQUIRED, PositiveInt, config
 from axcore.layers import DotProductAttention, TokenInfo
 from axcore.module import Module, Param
 from axl_attention.wrapping import refuse_second
@@ -19,7 +19,7 @@ class AttentionSinks(Module):
     """
 
     @config
-    class Config(Module.Config):
+    class Config(Module.Config["AttentionSinks"]):
         """Describes `AttentionSinks`.
 
         Args:
@@ -29,7 +29,7 @@ class AttentionSinks(Module):
 
         SEES_ROW_OFFSETS: ClassVar[bool] = True
 
-        num_heads: int = REQUIRED
+        num_heads: PositiveInt = REQUIRED
         core: Module.Config = DotProductAttention.Config()
 
     def setup(self, cfg: Config) -> None:

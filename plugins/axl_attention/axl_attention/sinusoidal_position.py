@@ -5,14 +5,14 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from axcore.config import REQUIRED, config
+from axcore.config import REQUIRED, PositiveFloat, PositiveInt, config
 from axcore.layers import Embedding, TokenInfo, rope_frequencies
 from axcore.module import Module
 from axl_attention.wrapping import refuse_second
 
 
 class SinusoidalPosition(Module):
-    """`embedding(token) + waves(position)`; stands where the embedding stands.
+    """`embedding(token) + waves(position)`; replaces the embedding.
 
     Dimension `2 i` is `sin(position * theta ** (-2 i / dim))`, and `2 i + 1` its cosine.
 
@@ -21,7 +21,7 @@ class SinusoidalPosition(Module):
     """
 
     @config
-    class Config(Module.Config):
+    class Config(Module.Config["SinusoidalPosition"]):
         """Describes a `SinusoidalPosition`.
 
         Args:
@@ -31,9 +31,9 @@ class SinusoidalPosition(Module):
             embedding: The token table.
         """
 
-        vocab_size: int = REQUIRED
-        dim: int = REQUIRED
-        theta: float = 10_000.0
+        vocab_size: PositiveInt = REQUIRED
+        dim: PositiveInt = REQUIRED
+        theta: PositiveFloat = 10_000.0
         embedding: Module.Config = Embedding.Config()
 
     def setup(self, cfg: Config) -> None:

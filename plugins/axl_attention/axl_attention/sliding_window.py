@@ -4,7 +4,7 @@ from typing import Any
 
 from jaxtyping import Array, Float
 
-from axcore.config import REQUIRED, config
+from axcore.config import REQUIRED, PositiveInt, config
 from axcore.errors import ConfigError
 from axcore.layers import TokenInfo
 from axcore.module import Module
@@ -12,7 +12,7 @@ from axcore.ops import attention
 
 
 class SlidingWindowAttention(Module):
-    """Causal softmax attention over the last `window` tokens; stands where full attention stands.
+    """Causal softmax attention over the last `window` tokens; replaces full attention.
 
     Through `n` layers information still travels `n * (window - 1)` tokens. Kernels skip blocks of
     keys outside the window, so time and memory grow with `time * window`.
@@ -21,7 +21,7 @@ class SlidingWindowAttention(Module):
     """
 
     @config
-    class Config(Module.Config):
+    class Config(Module.Config["SlidingWindowAttention"]):
         """Describes a `SlidingWindowAttention`.
 
         Args:
@@ -31,7 +31,7 @@ class SlidingWindowAttention(Module):
             soft_cap: Caps logits smoothly at this value.
         """
 
-        num_heads: int = REQUIRED
+        num_heads: PositiveInt = REQUIRED
         window: int = 1024
         scale: float | None = None
         soft_cap: float | None = None
@@ -41,7 +41,7 @@ class SlidingWindowAttention(Module):
         if cfg.window < 1:
             raise ConfigError(
                 f"window is {cfg.window}; a token sees at least itself",
-                mend="set window to 1 or more",
+                hint="set window to 1 or more",
             )
 
     def forward(

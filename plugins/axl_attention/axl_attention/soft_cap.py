@@ -16,6 +16,6 @@ def in_place_of(old: Any) -> Any:
     """
     if old.soft_cap is not None:
         raise ConfigError(
-            f"soft_cap is {old.soft_cap} already", mend="set another value: **.core.soft_cap=..."
+            f"soft_cap is {old.soft_cap} already", hint="set another value: **.core.soft_cap=..."
         )
     return evolve(old, soft_cap=50.0)

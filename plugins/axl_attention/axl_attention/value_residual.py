@@ -4,7 +4,7 @@ from typing import Any
 
 from jaxtyping import Array, Float
 
-from axcore.config import REQUIRED, config, evolve
+from axcore.config import REQUIRED, PositiveInt, config, evolve
 from axcore.layers import Linear
 from axcore.module import Module, Param
 from axl_attention.wrapping import refuse_second
@@ -15,7 +15,7 @@ CHANNEL = "first_values"
 class ValueResidual(Module):
     """`share[0] * first layer's values + share[1] * own values`; the first layer's are its own.
 
-    It is a projection, so it stands in `Attention.value_linear` and no signature changes. The
+    It is a projection, so it fills `Attention.value_linear` and no signature changes. The
     shares are learned, and a half each at first.
 
     Source: Zhou et al. 2024, arXiv:2410.17897, eq. 4 (learnable ResFormer). Slot protocol: the
@@ -23,7 +23,7 @@ class ValueResidual(Module):
     """
 
     @config
-    class Config(Module.Config):
+    class Config(Module.Config["ValueResidual"]):
         """Describes a `ValueResidual`.
 
         Args:
@@ -33,8 +33,8 @@ class ValueResidual(Module):
             linear: The layer's own projection.
         """
 
-        in_dim: int = REQUIRED
-        out_dim: int = REQUIRED
+        in_dim: PositiveInt = REQUIRED
+        out_dim: PositiveInt = REQUIRED
         axes: tuple[str | None, str | None] = REQUIRED
         linear: Module.Config = Linear.Config()
 
@@ -47,9 +47,9 @@ class ValueResidual(Module):
     def forward(self, x: Float[Array, "*batch in_dim"]) -> Float[Array, "*batch out_dim"]:
         """Returns the mixed values; the first layer that runs sends its own to all others."""
         own = self.linear(x)
-        first = self.receive(CHANNEL)
+        first = self.get_shared(CHANNEL)
         if first is None:
-            self.send(CHANNEL, own)
+            self.set_shared(CHANNEL, own)
             return own
         return self.share[0] * first + self.share[1] * own
 

@@ -1,4 +1,4 @@
-"""What layers that stand around another layer have in common."""
+"""What layers that wrap another layer have in common."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from axcore.errors import ConfigError
 
 
 def sees_row_offsets(node: Any) -> bool:
-    """Tells whether a config's layer would notice a number added to a whole row of logits.
+    """Returns whether a config's layer would notice a number added to a whole row of logits.
 
     Softmax alone does not. The config of a layer that does says so: `SEES_ROW_OFFSETS = True`.
     """
@@ -15,11 +15,11 @@ def sees_row_offsets(node: Any) -> bool:
 
 
 def refuse_second(kind: type, inside: Any) -> None:
-    """Checks that a layer does not stand around another of its kind.
+    """Checks that a layer does not wrap another of its kind.
 
     Args:
         kind: The layer's class.
-        inside: The config of what it stands around.
+        inside: The config of what it wraps.
 
     Raises:
         ConfigError: There is one of that kind inside.
@@ -28,6 +28,6 @@ def refuse_second(kind: type, inside: Any) -> None:
     if found:
         at = f", at {found[0].path}" if found[0].path else ""
         raise ConfigError(
-            f"{kind.__name__} stands around another {kind.__name__}{at}",
-            mend="apply it once",
+            f"{kind.__name__} wraps another {kind.__name__}{at}",
+            hint="apply it once",
         )

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from axcore.config import REQUIRED, config
+from axcore.config import REQUIRED, PositiveFloat, PositiveInt, config
 from axcore.errors import ConfigError
 from axcore.layers import rope_frequencies, rotate
 from axcore.module import Module
@@ -26,7 +26,7 @@ class YaRN(Module):
     """
 
     @config
-    class Config(Module.Config):
+    class Config(Module.Config["YaRN"]):
         """Describes a `YaRN`.
 
         Args:
@@ -39,10 +39,10 @@ class YaRN(Module):
             attention_factor: On queries and keys; by default `0.1 ln(factor) + 1`.
         """
 
-        head_dim: int = REQUIRED
-        theta: float = REQUIRED
+        head_dim: PositiveInt = REQUIRED
+        theta: PositiveFloat = REQUIRED
         factor: float = 4.0
-        original_length: int = 4096
+        original_length: PositiveInt = 4096
         beta_fast: float = 32.0
         beta_slow: float = 1.0
         attention_factor: float | None = None

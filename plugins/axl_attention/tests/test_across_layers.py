@@ -12,10 +12,10 @@ from axl_attention.value_residual import ValueResidual
 
 from axcore.config import REQUIRED, config, evolve, find_config, replace_config
 from axcore.errors import ConfigError, ModuleError
-from axcore.layers import Repeat, Stack, TransformerLayer
+from axcore.layers import ScannedLayers, Stack, TransformerLayer
 from axcore.models import transformer
+from axcore.modifiers import with_variant
 from axcore.module import Module, Remat, count_params, functional
-from axcore.plugins import with_variant
 
 TOKENS = np.arange(16, dtype=np.int32).reshape(2, 8)
 
@@ -28,11 +28,11 @@ def model(num_layers=4):
 
 def unrolled(cfg):
     as_stack = lambda old: Stack.Config(num_layers=old.num_layers, layer=old.layer)  # noqa: E731
-    return replace_config(cfg, Repeat, as_stack)
+    return replace_config(cfg, ScannedLayers, as_stack)
 
 
 def restacked(state):
-    """Returns the state of a `Repeat` from that of a `Stack`."""
+    """Returns the state of a `ScannedLayers` from that of a `Stack`."""
     layers = state["decoder"]["stack"]["layer"]
     one = jax.tree.map(lambda *leaves: np.stack(leaves), *layers.values())
     return {**state, "decoder": {**state["decoder"], "stack": {"layer": one}}}
@@ -155,11 +155,11 @@ def test_layers_that_take_turns_already_share_in_pairs():
         ),
         (
             lambda: with_variant(with_variant(model(), "value_residual"), "value_residual").build(),
-            "ValueResidual stands around another",
+            "ValueResidual wraps another",
         ),
         (
             lambda: with_variant(with_variant(model(), "query_key_norm"), "query_key_norm").build(),
-            "QueryKeyNorm stands around another",
+            "QueryKeyNorm wraps another",
         ),
     ],
 )

@@ -1,8 +1,10 @@
 """axl-attention, proven by axcore's suites."""
 
+from typing import ClassVar
+
 import pytest
 
-from axcore.testing import ExperimentSuite, PluginSuite
+from axcore.testing import ExperimentSuite, LayerSuite, PluginSuite
 
 
 class TestPlugin(PluginSuite):
@@ -15,3 +17,9 @@ class TestExperiments(ExperimentSuite):
     @pytest.mark.slow
     def test_step_can_be_traced(self, record):
         super().test_step_can_be_traced(record)
+
+
+@pytest.mark.slow
+class TestLayers(LayerSuite):
+    plugin = "axl-attention"
+    unused: ClassVar = {"value_residual": ("share",)}

@@ -10,8 +10,8 @@ from axl_attention.sinks import AttentionSinks
 from axcore.config import update_config
 from axcore.errors import ConfigError
 from axcore.layers import Attention, DotProductAttention
+from axcore.modifiers import with_variant
 from axcore.module import functional
-from axcore.plugins import with_variant
 
 HEADS, WIDTH = 4, 6
 FULL = DotProductAttention.Config()
@@ -47,7 +47,7 @@ def distances(info):
 
 @pytest.mark.parametrize("rows", ["whole", "packed"])
 def test_alibi_lowers_logits_by_the_distance(call, qkv, request, rows):
-    """With one value per key, which softmax cannot tell from one per pair."""
+    """With one value per key, which softmax cannot distinguish from one per pair."""
     info = request.getfixturevalue(rows)
     slopes = np.array([2.0**-2, 2.0**-4, 2.0**-6, 2.0**-8])[None, :, None, None]
     got = call(ALiBi.Config().build(num_heads=HEADS), {}, *qkv, info)
@@ -136,8 +136,8 @@ def test_soft_cap_bounds_logits_and_a_large_one_does_nothing(call, qkv, packed):
     ("cfg", "message"),
     [
         (ChunkedAttention.Config(chunk=0), "chunk is 0; a chunk has at least one token"),
-        (ChunkedAttention.Config(core=ChunkedAttention.Config()), "around another Chunked"),
-        (AttentionSinks.Config(core=AttentionSinks.Config()), "around another AttentionSinks"),
+        (ChunkedAttention.Config(core=ChunkedAttention.Config()), "wraps another Chunked"),
+        (AttentionSinks.Config(core=AttentionSinks.Config()), "wraps another AttentionSinks"),
         (ALiBi.Config(core=ChunkedAttention.Config(core=ALiBi.Config())), "another ALiBi, at core"),
         (ALiBi.Config(core=AttentionSinks.Config()), "ALiBi and sinks are applied to one"),
         (ALiBi.Config(core=DotProductAttention.Config(is_causal=False)), "that is not causal"),

@@ -7,9 +7,9 @@ from axl_attention.models import deepseek_v2, deepseek_v3, gemma2, gemma3, gpt2,
 
 from axcore.config import find_config, from_json, to_json
 from axcore.errors import ConfigError
-from axcore.layers import MoE, Repeat
+from axcore.layers import MoE, ScannedLayers
+from axcore.models import flops_per_token
 from axcore.module import count_params
-from axcore.trainer.flops import flops_per_token
 
 FAMILIES = (gpt2, qwen3, qwen3_moe, gemma2, gemma3, deepseek_v2, deepseek_v3)
 
@@ -99,7 +99,7 @@ def test_family_is_saved_and_read_back_and_knows_its_sizes(family):
 
 
 def test_first_layers_of_deepseek_have_no_experts():
-    stacks = [found.node for found in find_config(deepseek_v3("671b"), Repeat)]
+    stacks = [found.node for found in find_config(deepseek_v3("671b"), ScannedLayers)]
     mixed = {stack.num_layers: bool(find_config(stack, MoE)) for stack in stacks}
     assert mixed == {3: False, 58: True}
 

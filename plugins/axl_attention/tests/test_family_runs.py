@@ -19,8 +19,7 @@ from axcore.parallel import (
     param_shardings,
     sharding_activations,
 )
-from axcore.testing import small_experiment
-from axcore.trainer import Trainer
+from axcore.testing import small_experiment, trainer_on
 
 
 @pytest.mark.slow
@@ -30,9 +29,9 @@ def test_toy_is_trained_and_sampled(family, tmp_path):
     cfg = update_config(
         small_experiment(tmp_path / "text"), {"model": family("toy"), "max_steps": 2}
     )
-    result = Trainer(cfg, devices=jax.devices()[:1]).run(tmp_path / "run")
-    assert np.isfinite(result.heldout["loss"])
-    assert result.heldout["loss"] < 7.0
+    result = trainer_on(cfg, 1).run(tmp_path / "run")
+    assert np.isfinite(result.validation["loss"])
+    assert result.validation["loss"] < 7.0
 
 
 def test_greedy_tokens_are_the_likeliest_of_the_model(state_of):

@@ -1,6 +1,6 @@
 """Every experiment of the plugin is pinned down as text, by itself and on some hardware.
 
-After a change that is meant, `python tests/test_goldens.py` writes all of them anew.
+After a change that is meant, `python tests/test_goldens.py` writes all of them again.
 """
 
 from pathlib import Path
@@ -9,7 +9,7 @@ import pytest
 
 from axcore.config import check_golden
 from axcore.plugins import Experiment, Hardware, plugin_host
-from axcore.trainer import for_hardware
+from axcore.trainer import resolve
 
 GOLDENS = Path(__file__).with_name("goldens")
 EXPERIMENTS = {
@@ -27,7 +27,7 @@ def golden(name, target=None):
 
 def on(name, target):
     cfg = EXPERIMENTS[name].resolve()()
-    return for_hardware(cfg, Hardware.parse(target))[0] if target else cfg
+    return resolve(cfg, Hardware.parse(target)).config if target else cfg
 
 
 @pytest.mark.parametrize("target", [None, *TARGETS])

@@ -7,7 +7,7 @@ from axl_attention.latent_attention import LatentAttention
 from axcore.config import find_config
 from axcore.errors import ConfigError
 from axcore.layers import Attention, NoPosition, RoPE, TransformerLayer
-from axcore.plugins import with_variant
+from axcore.modifiers import with_variant
 
 DIM, HEADS, OWN, TURNED, VALUE, LATENT = 12, 2, 4, 2, 3, 5
 

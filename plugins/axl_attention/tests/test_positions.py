@@ -137,8 +137,8 @@ def test_neighbouring_pairs_are_halves_of_permuted_projections(call, random):
         (YaRN.Config(theta=1e4), 7, "head_dim is 7; rotary positions need it even"),
         (PartialRotary.Config(fraction=0.1), 16, "gives 1 of 16 dimensions"),
         (PartialRotary.Config(fraction=1.5), 16, "gives 24 of 16 dimensions"),
-        (PartialRotary.Config(inner=PartialRotary.Config()), 16, "stands around another"),
-        (QueryKeyNorm.Config(inner=QueryKeyNorm.Config()), 16, "stands around another"),
+        (PartialRotary.Config(inner=PartialRotary.Config()), 16, "wraps another"),
+        (QueryKeyNorm.Config(inner=QueryKeyNorm.Config()), 16, "wraps another"),
     ],
 )
 def test_numbers_that_make_no_sense_are_refused(cfg, head_dim, message):
@@ -206,5 +206,5 @@ def test_sinusoids_are_added_to_tokens(call, state_of, packed):
 
 @pytest.mark.parametrize("kind", [LearnedPosition, SinusoidalPosition])
 def test_positions_are_added_once(kind):
-    with pytest.raises(ConfigError, match=f"{kind.__name__} stands around another"):
+    with pytest.raises(ConfigError, match=f"{kind.__name__} wraps another"):
         kind.Config(embedding=kind.Config()).build(vocab_size=5, dim=4)

@@ -7,8 +7,8 @@ from axl_attention.sandwich_norm import SandwichNorm
 
 from axcore.config import evolve
 from axcore.layers import PreNorm, RMSNorm, TransformerLayer
+from axcore.modifiers import with_variant
 from axcore.module import functional
-from axcore.plugins import with_variant
 
 
 def normed(x, weight):

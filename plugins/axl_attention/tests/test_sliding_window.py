@@ -1,4 +1,4 @@
-"""Sliding-window attention: what it equals, what it hides, and where it can stand."""
+"""Sliding-window attention: what it equals, what it hides, and what it can replace."""
 
 import jax
 import jax.numpy as jnp
@@ -10,8 +10,9 @@ from axcore.config import find_config, update_config
 from axcore.errors import ConfigError
 from axcore.layers import Attention, DotProductAttention, TokenInfo, TransformerLayer
 from axcore.layers.tokens import whole_rows
+from axcore.modifiers import with_variant
 from axcore.module import functional
-from axcore.plugins import plugin_host, with_variant
+from axcore.plugins import plugin_host
 
 BATCH, TIME, HEADS, DIM = 2, 12, 2, 4
 

@@ -5,10 +5,11 @@ import numpy as np
 import pytest
 
 from axcore.config import evolve, replace_config
-from axcore.layers import Repeat, Stack, TransformerLayer
+from axcore.layers import ScannedLayers, Stack, TransformerLayer
 from axcore.models import transformer
+from axcore.modifiers import with_variant
 from axcore.module import Remat
-from axcore.plugins import LayerVariant, plugin_host, with_variant
+from axcore.plugins import LayerVariant, plugin_host
 
 VARIANTS = sorted(
     record.name
@@ -31,7 +32,9 @@ def model(name):
 def test_variant_learns_causally_and_under_a_scan(run_model, name):
     """Every parameter has a gradient, and layers scanned under remat equal layers unrolled."""
     unrolled = replace_config(
-        model(name), Repeat, lambda old: Stack.Config(num_layers=old.num_layers, layer=old.layer)
+        model(name),
+        ScannedLayers,
+        lambda old: Stack.Config(num_layers=old.num_layers, layer=old.layer),
     )
     state, run = run_model(unrolled)
     loss, gradient, logits = run(state, TOKENS)
@@ -60,7 +63,7 @@ def test_variant_learns_causally_and_under_a_scan(run_model, name):
 
 
 def _stacked(state):
-    """Returns the state of a `Repeat` from that of a `Stack`."""
+    """Returns the state of a `ScannedLayers` from that of a `Stack`."""
     layers = state["decoder"]["stack"]["layer"].values()
     one = jax.tree.map(lambda *leaves: np.stack(leaves), *layers)
     return {**state, "decoder": {**state["decoder"], "stack": {"layer": one}}}

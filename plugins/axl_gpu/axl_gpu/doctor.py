@@ -21,7 +21,7 @@ def cuda_finding(installed: dict[str, str]) -> Finding:
         return Finding(
             "warning",
             "axl-gpu is installed and JAX's CUDA plugin is not: JAX will not see any GPU",
-            "pip install 'jax[cuda13]' where there is a GPU",
+            "pip install 'axl-gpu[cuda13]' where there is a GPU",
         )
     if len(found) > 1:
         return Finding(

@@ -3,7 +3,7 @@
 from typing import Any
 
 from axcore.complexity import chooses, multiplies
-from axcore.layers import Fp8Training
+from axcore.modifiers import Fp8Training
 from axcore.plugins import Hardware
 
 

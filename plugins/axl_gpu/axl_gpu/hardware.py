@@ -60,7 +60,7 @@ A100 = Hardware(
     memory_bandwidth=2.039 * TERA,
     interconnect_bandwidth=0.3 * TERA,  # third-generation NVLink, 600 GB/s both ways
     network_bandwidth=25 * GIGA,  # HDR InfiniBand, 200 Gb/s
-    reached={
+    achievable_fraction={
         "bfloat16": 0.869,
         "float16": 0.869,
         "memory": 0.9,
@@ -80,7 +80,7 @@ A100_40GB = Hardware(
     memory_bandwidth=1.555 * TERA,
     interconnect_bandwidth=0.3 * TERA,
     network_bandwidth=A100.network_bandwidth,
-    reached=A100.reached,
+    achievable_fraction=A100.achievable_fraction,
     features={CUDNN, INT8},
 )
 
@@ -101,7 +101,7 @@ H100 = Hardware(
     memory_bandwidth=3.35 * TERA,
     interconnect_bandwidth=0.45 * TERA,  # fourth-generation NVLink, 900 GB/s both ways
     network_bandwidth=50 * GIGA,  # NDR InfiniBand, 400 Gb/s
-    reached={
+    achievable_fraction={
         "bfloat16": 0.803,
         "float16": 0.803,
         "float8": 0.709,
@@ -124,7 +124,7 @@ H200 = Hardware(
     memory_bandwidth=4.8 * TERA,
     interconnect_bandwidth=0.45 * TERA,
     network_bandwidth=H100.network_bandwidth,
-    reached={**H100.reached, "float8": 0.734},
+    achievable_fraction={**H100.achievable_fraction, "float8": 0.734},
     features={CUDNN, CUDNN_HOPPER, WGMMA, INT8, FLOAT8},
 )
 
@@ -146,7 +146,7 @@ B200 = Hardware(
     memory_bandwidth=8 * TERA,
     interconnect_bandwidth=0.9 * TERA,  # fifth-generation NVLink, 1.8 TB/s both ways
     network_bandwidth=50 * GIGA,  # NDR InfiniBand, 400 Gb/s
-    reached={
+    achievable_fraction={
         "bfloat16": 0.776,
         "float16": 0.776,
         "float8": 0.763,

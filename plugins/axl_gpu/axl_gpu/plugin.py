@@ -12,9 +12,13 @@ from axcore.plugins import (
     MeshRule,
     Ref,
     hook,
-    on,
+    requires,
 )
 from axl_gpu.hardware import CUDNN, CUDNN_HOPPER, WGMMA, hosts
+
+HOPPER_CHIPS = ("gpu-h100", "gpu-h200")
+CUDNN_CHIPS = ("gpu-a100*", *HOPPER_CHIPS, "gpu-b200")
+"""Where the library's own authors run and time it."""
 
 
 @hook.hardware_families
@@ -25,6 +29,7 @@ def hardware_families() -> Iterator[HardwareFamily]:
         hosts=hosts(),
         detect=Ref("axl_gpu.detect:detect"),
         present=Ref("axl_gpu.detect:present"),
+        install="axl-gpu[cuda13]",
         summary="NVIDIA data-centre GPUs in hosts of eight",
     )
 
@@ -34,7 +39,7 @@ def aot_targets() -> Iterator[AotTarget]:
     """XLA's CUDA compiler needs no GPU, only a description of one."""
     yield AotTarget(
         name="cuda",
-        on=on(family="gpu"),
+        requires=requires(family="gpu"),
         devices=Ref("axl_gpu.aot:devices"),
         environment=Ref("axl_gpu.topology:environment"),
         modules=("absl", "jax_cuda13_plugin", "nvidia.cu13", "nvidia.cudnn"),
@@ -48,7 +53,7 @@ def compiler_options() -> Iterator[CompilerOptions]:
     """How XLA is asked to schedule."""
     yield CompilerOptions(
         name="transfers_under_products",
-        on=on(family="gpu"),
+        requires=requires(family="gpu"),
         fn=Ref("axl_gpu.compiler:transfers_under_products"),
         summary="Transfers between GPUs run under computation",
     )
@@ -66,96 +71,124 @@ def kernels() -> Iterator[Kernel]:
     yield Kernel(
         op="attention",
         name="cudnn_attention",
-        priority=220,
-        on=on(family="gpu", features=CUDNN),
-        accepts=Ref("axl_gpu.cudnn_attention:accepts"),
-        fn=Ref("axl_gpu.cudnn_attention:cudnn_attention"),
+        summary="cuDNN's flash attention; widths to 128; segments as a bias",
+        priority=200,
+        validated_on=CUDNN_CHIPS,
+        preferred_to=("gpu_flash_attention",),
+        requires=requires(family="gpu", features=CUDNN),
+        unsupported_reason=Ref("axl_gpu.kernels.attention.cudnn:unsupported_reason"),
+        forward=Ref("axl_gpu.kernels.attention.cudnn:cudnn_attention"),
+        is_differentiable=True,
     )
     yield Kernel(
         op="attention",
         name="cudnn_wide_attention",
-        priority=220,
-        on=on(family="gpu", features=CUDNN_HOPPER),
-        accepts=Ref("axl_gpu.cudnn_attention:accepts_wide"),
-        fn=Ref("axl_gpu.cudnn_attention:cudnn_attention"),
+        summary="cuDNN's for widths to 256, and values of another width",
+        priority=200,
+        validated_on=HOPPER_CHIPS,
+        preferred_to=("gpu_flash_attention",),
+        requires=requires(family="gpu", features=CUDNN_HOPPER),
+        unsupported_reason=Ref("axl_gpu.kernels.attention.cudnn:wide_unsupported_reason"),
+        forward=Ref("axl_gpu.kernels.attention.cudnn:cudnn_attention"),
+        is_differentiable=True,
     )
     yield Kernel(
         op="attention",
         name="cudnn_packed_attention",
-        priority=10,
-        on=on(family="gpu", features=CUDNN_HOPPER),
-        accepts=Ref("axl_gpu.cudnn_packed:accepts"),
-        fn=Ref("axl_gpu.cudnn_packed:cudnn_packed_attention"),
+        summary="cuDNN's by lengths and offsets of documents, without a bias",
+        priority=200,
+        validated_on=HOPPER_CHIPS,
+        pinned_only="it trusts that documents are packed: a row where they are not gives NaN",
+        requires=requires(family="gpu", features=CUDNN_HOPPER),
+        unsupported_reason=Ref("axl_gpu.kernels.attention.cudnn_packed:unsupported_reason"),
+        forward=Ref("axl_gpu.kernels.attention.cudnn_packed:cudnn_packed_attention"),
+        is_differentiable=True,
     )
     yield Kernel(
         op="attention",
         name="gpu_flash_attention",
+        summary="Mosaic GPU; hidden blocks are neither read nor computed; no bias or dropout",
         priority=200,
-        on=on(family="gpu", features=WGMMA),
-        accepts=Ref("axl_gpu.kernels.attention:accepts"),
-        fn=Ref("axl_gpu.kernels.attention:gpu_flash_attention"),
-        tiles=Ref("axl_gpu.kernels.attention_tiles:FORWARD_TILES"),
+        requires=requires(family="gpu", features=WGMMA),
+        unsupported_reason=Ref("axl_gpu.kernels.attention.api:unsupported_reason"),
+        forward=Ref("axl_gpu.kernels.attention.api:gpu_flash_attention"),
+        block_sizes=Ref("axl_gpu.kernels.attention.block_sizes:FORWARD_BLOCK_SIZES"),
     )
     yield Kernel(
         op="attention",
         name="gpu_packed_flash_attention",
-        priority=240,
-        on=on(family="gpu", features=WGMMA),
-        accepts=Ref("axl_gpu.kernels.attention:accepts_packed"),
-        fn=Ref("axl_gpu.kernels.attention:gpu_flash_attention"),
+        summary="The same, where cuDNN's bias would be larger than the queries",
+        priority=200,
+        preferred_to=("cudnn_attention", "cudnn_wide_attention", "gpu_flash_attention"),
+        requires=requires(family="gpu", features=WGMMA),
+        unsupported_reason=Ref("axl_gpu.kernels.attention.api:packed_unsupported_reason"),
+        forward=Ref("axl_gpu.kernels.attention.api:gpu_flash_attention"),
     )
     yield Kernel(
         op="attention_backward",
         name="gpu_flash_attention",
+        summary="Mosaic GPU; a pass by queries and one by keys",
         priority=200,
-        on=on(family="gpu", features=WGMMA),
-        accepts=Ref("axl_gpu.kernels.attention:accepts"),
-        fn=Ref("axl_gpu.kernels.attention:gpu_flash_attention_backward"),
-        tiles=Ref("axl_gpu.kernels.attention_tiles:BACKWARD_TILES"),
+        requires=requires(family="gpu", features=WGMMA),
+        unsupported_reason=Ref("axl_gpu.kernels.attention.api:unsupported_reason"),
+        forward=Ref("axl_gpu.kernels.attention.api:gpu_flash_attention_backward"),
+        block_sizes=Ref("axl_gpu.kernels.attention.block_sizes:BACKWARD_BLOCK_SIZES"),
     )
     yield Kernel(
         op="grouped_matmul",
         name="mosaic_grouped_matmul",
-        priority=300,
-        on=on(family="gpu", features=WGMMA),
-        accepts=Ref("axl_gpu.mosaic_grouped_matmul:accepts"),
-        fn=Ref("axl_gpu.mosaic_grouped_matmul:mosaic_grouped_matmul"),
+        summary="JAX's Mosaic GPU kernel, with our gradient of matrices",
+        priority=200,  # JAX's forward, but our gradient of matrices: validated nowhere
+        preferred_to=("gpu_grouped_matmul",),
+        requires=requires(family="gpu", features=WGMMA),
+        unsupported_reason=Ref("axl_gpu.kernels.grouped_matmul.mosaic:unsupported_reason"),
+        forward=Ref("axl_gpu.kernels.grouped_matmul.mosaic:mosaic_grouped_matmul"),
+        backward=Ref("axl_gpu.kernels.grouped_matmul.mosaic:mosaic_grouped_matmul_backward"),
     )
     yield Kernel(
         op="grouped_matmul",
         name="gpu_grouped_matmul",
-        priority=10,
-        on=on(family="gpu", features=WGMMA),
-        accepts=Ref("axl_gpu.kernels.grouped_matmul:accepts"),
-        fn=Ref("axl_gpu.kernels.grouped_matmul:gpu_grouped_matmul"),
-        tiles=Ref("axl_gpu.kernels.grouped_matmul:TILES"),
+        summary="Mosaic GPU; any number of rows",
+        priority=200,
+        requires=requires(family="gpu", features=WGMMA),
+        unsupported_reason=Ref("axl_gpu.kernels.grouped_matmul.api:unsupported_reason"),
+        forward=Ref("axl_gpu.kernels.grouped_matmul.api:gpu_grouped_matmul"),
+        backward=Ref("axl_gpu.kernels.grouped_matmul.api:gpu_grouped_matmul_backward"),
+        block_sizes=Ref("axl_gpu.kernels.grouped_matmul.api:BLOCK_SIZES"),
     )
     yield Kernel(
         op="cross_entropy",
         name="gpu_cross_entropy",
-        priority=10,
-        on=on(family="gpu", features=WGMMA),
-        accepts=Ref("axl_gpu.kernels.cross_entropy:accepts"),
-        fn=Ref("axl_gpu.kernels.cross_entropy:gpu_cross_entropy"),
-        tiles=Ref("axl_gpu.kernels.cross_entropy:TILES"),
+        summary="Mosaic GPU; no logit is written to memory",
+        priority=200,
+        pinned_only="it multiplies four times where the portable kernel does three times",
+        requires=requires(family="gpu", features=WGMMA),
+        unsupported_reason=Ref("axl_gpu.kernels.cross_entropy.api:unsupported_reason"),
+        forward=Ref("axl_gpu.kernels.cross_entropy.api:gpu_cross_entropy"),
+        backward=Ref("axl_gpu.kernels.cross_entropy.api:gpu_cross_entropy_backward"),
+        block_sizes=Ref("axl_gpu.kernels.cross_entropy.api:BLOCK_SIZES"),
     )
     yield Kernel(
         op="rms_norm",
         name="gpu_rms_norm",
-        priority=10,
-        on=on(family="gpu", features=WGMMA),
-        accepts=Ref("axl_gpu.kernels.rms_norm:accepts"),
-        fn=Ref("axl_gpu.kernels.rms_norm:gpu_rms_norm"),
-        tiles=Ref("axl_gpu.kernels.rms_norm:TILES"),
+        summary="Mosaic GPU; a row in the registers of a warp group",
+        priority=200,
+        pinned_only="XLA fuses the portable kernel into what surrounds it",
+        requires=requires(family="gpu", features=WGMMA),
+        unsupported_reason=Ref("axl_gpu.kernels.rms_norm.api:unsupported_reason"),
+        forward=Ref("axl_gpu.kernels.rms_norm.api:gpu_rms_norm"),
+        backward=Ref("axl_gpu.kernels.rms_norm.api:gpu_rms_norm_backward"),
+        block_sizes=Ref("axl_gpu.kernels.rms_norm.api:BLOCK_SIZES"),
     )
     yield Kernel(
         op="quantized_dot",
         name="gpu_float8_matmul",
-        priority=10,
-        on=on(family="gpu", features=WGMMA),
-        accepts=Ref("axl_gpu.kernels.float8_matmul:accepts"),
-        fn=Ref("axl_gpu.kernels.float8_matmul:gpu_float8_matmul"),
-        tiles=Ref("axl_gpu.kernels.float8_matmul:TILES"),
+        summary="Mosaic GPU; both operands of one float8 format",
+        priority=200,
+        requires=requires(family="gpu", features=WGMMA),
+        unsupported_reason=Ref("axl_gpu.kernels.matmul.float8:unsupported_reason"),
+        forward=Ref("axl_gpu.kernels.matmul.float8:gpu_float8_matmul"),
+        block_sizes=Ref("axl_gpu.kernels.matmul.float8:BLOCK_SIZES"),
     )
 
 
@@ -173,7 +206,8 @@ def features() -> Iterator[Feature]:
         name="cudnn_attention",
         evidence=Ref("axl_gpu.features:has_cudnn_attention"),
         implementation=tuple(
-            f"axl_gpu.cudnn_{part}" for part in ("attention", "call", "flash", "packed")
+            f"axl_gpu.kernels.attention.{part}"
+            for part in ("cudnn", "cudnn_call", "cudnn_flash", "cudnn_packed")
         ),
         target="gpu-h100-8",
         summary="A new kernel: cuDNN attention where a GPU has it",

@@ -1,6 +1,6 @@
 """GPUs as XLA's compiler knows them, for compiling with no GPU here.
 
-A description is XLA's `GpuTargetConfigProto` as text. Its figures are those that the driver tells
+A description is XLA's `GpuTargetConfigProto` as text. Its figures are those that the driver reports
 of such a GPU; memory sizes are what the driver leaves to programs.
 """
 
@@ -76,7 +76,7 @@ def target_config(hardware: Hardware) -> str:
             f"there is no description of {hardware.generation!r} to compile for; there are "
             f"{', '.join(sorted(_CHIPS))}",
             where=f"target {hardware.name}",
-            mend="name one of those",
+            hint="name one of those",
         )
     return (
         f"gpu_device_info {{ {_COMMON} {chip} }} "

@@ -5,13 +5,14 @@ import pytest
 from axl_gpu.hardware import hosts
 from axl_gpu.topology import target_config, topology
 
-from axcore.aot.measure import measure
+from axcore.aot.cost.measure import measure
 from axcore.aot.targets import find_aot_target
 from axcore.config import evolve, update_config
 from axcore.errors import PluginError
 from axcore.module import DTypes
 from axcore.plugins import Hardware
 from axcore.testing import small_experiment
+from axcore.trainer import resolve
 
 
 @pytest.mark.parametrize("host", hosts(), ids=lambda host: host.generation)
@@ -41,7 +42,7 @@ def test_a_step_for_a_host_of_gpus_is_reported(tmp_path):
         {"model.dim": 512, "**.hidden_dim": 1024, "**.num_heads": 8, "**.num_kv_heads": 8},
     )
     cfg = evolve(cfg, model=evolve(cfg.model, dtypes=DTypes(compute="bfloat16")))
-    report = measure(cfg, hardware, find_aot_target(hardware), experiment="small")
+    report = measure(resolve(cfg, hardware), find_aot_target(hardware), experiment="small")
     assert report.fits
     assert report.time.source == "roofline"
     assert report.time.step_s > 0

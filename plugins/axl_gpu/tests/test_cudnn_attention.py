@@ -7,14 +7,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from axl_gpu.cudnn_attention import accepts, accepts_wide
-from axl_gpu.cudnn_packed import MAX_DOCUMENTS, cudnn_packed_attention, documents_of
-from axl_gpu.cudnn_packed import accepts as accepts_packed
+from axl_gpu.kernels.attention.cudnn import unsupported_reason, wide_unsupported_reason
+from axl_gpu.kernels.attention.cudnn_packed import (
+    MAX_DOCUMENTS,
+    cudnn_packed_attention,
+    documents_of,
+)
+from axl_gpu.kernels.attention.cudnn_packed import unsupported_reason as packed_unsupported_reason
 from cudnn_simulator import SIMULATED
 
 from axcore.errors import KernelError
 from axcore.ops import AttentionInputs, AttentionSpec, Call, KernelPolicy, choose
-from axcore.ops.attention_kernels import attention_call
+from axcore.ops.attention.kernels import attention_call
 from axcore.plugins import Hardware
 
 BATCH, TIME, HEADS, KV_HEADS, WIDTH = 2, 12, 4, 2, 8
@@ -86,7 +90,7 @@ SCALE = {"scale": 1.0}
     ],
 )
 def test_call_that_cudnn_cannot_serve_is_refused_with_the_reason(refused, reason):
-    assert accepts(refused) == reason
+    assert unsupported_reason(refused) == reason
 
 
 WIDE = "takes widths over 128, or values of another width than keys"
@@ -104,8 +108,8 @@ WIDE = "takes widths over 128, or values of another width than keys"
     ],
 )
 def test_widths_that_take_a_hopper_are_served_apart(given, reason):
-    assert accepts_wide(call(given)) == reason
-    assert (accepts(call(given)) is None) == (reason == WIDE)
+    assert wide_unsupported_reason(call(given)) == reason
+    assert (unsupported_reason(call(given)) is None) == (reason == WIDE)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +165,7 @@ def test_rows_that_are_not_packed_as_trusted_give_nan(q_segments, k_segments):
     ],
 )
 def test_call_that_cannot_be_packed_is_refused_with_the_reason(given, reason):
-    assert accepts_packed(call(given)) == reason
+    assert packed_unsupported_reason(call(given)) == reason
 
 
 @pytest.mark.parametrize("target", ["gpu-a100-8", "gpu-a100-40gb-16", "gpu-h100-8", "gpu-b200-64"])

@@ -6,19 +6,19 @@ import attrs
 import jax
 import jax.numpy as jnp
 import pytest
-from axl_gpu.kernels.attention import flash_forward, gpu_flash_attention_backward
-from axl_gpu.kernels.attention_tiles import BACKWARD_TILES, FORWARD_TILES
+from axl_gpu.kernels.attention.api import gpu_flash_attention, gpu_flash_attention_backward
+from axl_gpu.kernels.attention.block_sizes import BACKWARD_BLOCK_SIZES, FORWARD_BLOCK_SIZES
 
-from axcore.ops.attention_vjp import attention_from_halves
+from axcore.ops.attention.vjp import attention_custom_vjp
 from axcore.plugins import Hardware
-from axcore.testing import AttentionSample, CompileSuite, attention_case
+from axcore.testing import AttentionTestCase, CompileSuite, attention_case
 from axcore.testing.contracts import attention_backward_case
 
 
 def attention(kernel, name, tokens=1024, width=128, *, with_lse=False, **fields):
     sizes = {"batch": 8, "queries": tokens, "keys": tokens, "heads": 4, "key_heads": 2}
     widths = {"width": width, "value_width": width}
-    sample = AttentionSample(name=name, **{**sizes, **widths, "spec": {"right": 0}, **fields})
+    sample = AttentionTestCase(name=name, **{**sizes, **widths, "spec": {"right": 0}, **fields})
     case = attention_case if kernel.op == "attention" else attention_backward_case
     return case(sample, with_lse=with_lse)
 
@@ -48,11 +48,11 @@ def spilled_bytes(sample, devices, capfd):
     """What NVIDIA's assembler says that threads keep in memory for want of registers, by kernel."""
     one = jax.sharding.SingleDeviceSharding(devices[0])
     inputs = jax.eval_shape(lambda: sample.make(jnp.bfloat16)[0])
-    _, spec = AttentionSample(name="spec", spec=dict(sample.spec)).make()
+    _, spec = AttentionTestCase(name="spec", spec=dict(sample.spec)).make()
 
     def loss(inputs):
-        o, _ = attention_from_halves(
-            inputs, spec, forward=flash_forward, backward=gpu_flash_attention_backward
+        o, _ = attention_custom_vjp(
+            inputs, spec, forward=gpu_flash_attention, backward=gpu_flash_attention_backward
         )
         return jnp.sum(o.astype(jnp.float32))
 
@@ -63,7 +63,7 @@ def spilled_bytes(sample, devices, capfd):
     return {name: max(int(n) for other, n in found if other == name) for name, _ in found}
 
 
-CAUSAL = AttentionSample(
+CAUSAL = AttentionTestCase(
     name="causal",
     batch=2,
     queries=2048,
@@ -101,7 +101,7 @@ def test_all_block_sizes_that_tuning_tries_fit(compile_devices, capfd, monkeypat
     monkeypatch.setenv("MOSAIC_GPU_DUMP_PTXAS", "1")
     hardware = Hardware.parse("gpu-h100-8")
     call = attention_case(CAUSAL).abstract_call("bfloat16")
-    for table in (FORWARD_TILES, BACKWARD_TILES):
-        for tiles in table.candidates(call, hardware):
-            with table.forced(tiles):
-                assert not any(spilled_bytes(CAUSAL, compile_devices, capfd).values()), tiles
+    for table in (FORWARD_BLOCK_SIZES, BACKWARD_BLOCK_SIZES):
+        for block_sizes in table.candidates(call, hardware):
+            with table.forced(block_sizes):
+                assert not any(spilled_bytes(CAUSAL, compile_devices, capfd).values()), block_sizes

@@ -9,7 +9,7 @@ import re
 
 import jax
 import pytest
-from axl_gpu.cudnn_attention import cudnn_attention
+from axl_gpu.kernels.attention.cudnn import cudnn_attention
 from compile_cases import attention, grouped
 
 from axcore.testing import CompileSuite

@@ -8,19 +8,22 @@ import functools
 
 import jax
 import pytest
-from axl_gpu.cudnn_attention import cudnn_attention
-from axl_gpu.cudnn_flash import CUDNN
-from axl_gpu.cudnn_packed import cudnn_packed_attention
-from axl_gpu.kernels.grouped_kernels import matrices_of_groups
-from axl_gpu.mosaic_grouped_matmul import mosaic_grouped_matmul
+from axl_gpu.kernels.attention.cudnn import cudnn_attention
+from axl_gpu.kernels.attention.cudnn_flash import CUDNN
+from axl_gpu.kernels.attention.cudnn_packed import cudnn_packed_attention
+from axl_gpu.kernels.grouped_matmul.kernels import matrices_of_groups
+from axl_gpu.kernels.grouped_matmul.mosaic import (
+    mosaic_grouped_matmul,
+    mosaic_grouped_matmul_backward,
+)
 from cudnn_simulator import SIMULATED
 from jax._src.pallas.mosaic_gpu.interpret.params import force_gpu_interpret_mode
 from mosaic_interpreter import SIMPLE
-from plain_products import PLAIN_GROUPED
+from plain_matmuls import PLAIN_GROUPED
 
 from axcore.testing import (
-    AttentionSample,
-    GroupedMatmulSample,
+    AttentionTestCase,
+    GroupedMatmulTestCase,
     KernelSuite,
     MeshRuleSuite,
     PluginSuite,
@@ -45,7 +48,7 @@ FUNCTIONS = {
 
 
 def attention(name, **fields):
-    return attention_case(AttentionSample(name=name, **fields))
+    return attention_case(AttentionTestCase(name=name, **fields))
 
 
 class Attention(KernelSuite):
@@ -89,7 +92,7 @@ class TestAttentionOnEveryCase(Attention):
 
 
 def grouped(name, *group_sizes, num_rows, width=64, out_width=64):
-    sample = GroupedMatmulSample(
+    sample = GroupedMatmulTestCase(
         name=name, group_sizes=group_sizes, num_rows=num_rows, width=width, out_width=out_width
     )
     return grouped_matmul_case(sample)
@@ -103,10 +106,10 @@ class GroupedMatmul(KernelSuite):
     dtypes = ("bfloat16",)
 
     def extra_cases(self, kernel):
-        return (grouped("tiles", 20, 0, 50, num_rows=130, out_width=128),)
+        return (grouped("block_sizes", 20, 0, 50, num_rows=130, out_width=128),)
 
 
-def stand_in_product(x, w, *, group_sizes, **tiles):
+def stand_in_product(x, w, *, group_sizes, **block_sizes):
     return jax.lax.ragged_dot(x, w, group_sizes, preferred_element_type=x.dtype)
 
 
@@ -115,18 +118,20 @@ class TestGroupedMatmul(GroupedMatmul):
 
     def implementation(self, kernel):
         if jax.default_backend() == "gpu":
-            return mosaic_grouped_matmul
-        return functools.partial(
-            mosaic_grouped_matmul, product=stand_in_product, kernels=PLAIN_GROUPED
+            return mosaic_grouped_matmul, mosaic_grouped_matmul_backward
+        return (
+            functools.partial(mosaic_grouped_matmul, product=stand_in_product),
+            functools.partial(
+                mosaic_grouped_matmul_backward, product=stand_in_product, kernels=PLAIN_GROUPED
+            ),
         )
 
 
 @pytest.mark.slow
 class TestGroupedMatmulInterpreted(GroupedMatmul):
-    """The library's kernel itself. Its interpreter knows neither remat nor `shard_map`."""
+    """The library's kernel itself. Its interpreter does not know remat."""
 
     test_remat_changes_no_gradient = None
-    test_devices_of_a_mesh_give_what_one_device_does = None
 
     @pytest.fixture(autouse=True)
     def interpreter(self):
@@ -137,10 +142,11 @@ class TestGroupedMatmulInterpreted(GroupedMatmul):
 
     def implementation(self, kernel):
         if jax.default_backend() == "gpu":
-            return mosaic_grouped_matmul
+            return mosaic_grouped_matmul, mosaic_grouped_matmul_backward
         matrices = functools.partial(matrices_of_groups, variant=SIMPLE)
         kernels = PLAIN_GROUPED._replace(matrices=matrices)
-        return functools.partial(mosaic_grouped_matmul, kernels=kernels)
+        backward = functools.partial(mosaic_grouped_matmul_backward, kernels=kernels)
+        return mosaic_grouped_matmul, backward
 
     def extra_cases(self, kernel):
         return (  # of one group, XLA's compiler for processors divides by zero

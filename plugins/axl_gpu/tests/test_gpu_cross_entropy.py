@@ -6,34 +6,43 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from axl_gpu.kernels.cross_entropy import (
+from axl_gpu.kernels.cross_entropy.api import (
+    BLOCK_SIZES,
     KERNELS,
-    TILES,
     Kernels,
-    accepts,
     candidates,
     gpu_cross_entropy,
+    gpu_cross_entropy_backward,
+    unsupported_reason,
 )
-from axl_gpu.kernels.cross_entropy_kernels import CrossEntropyTiles, Words, statistics
+from axl_gpu.kernels.cross_entropy.kernels import CrossEntropyBlockSizes, Vocabulary, statistics
+from kernel_blocks import in_blocks
 from mosaic_interpreter import SIMPLE, TUNED
-from plain_products import PLAIN_CROSS_ENTROPY
+from plain_matmuls import PLAIN_CROSS_ENTROPY
 
-from axcore.ops import Call, CrossEntropyInputs, CrossEntropySpec
+from axcore.ops import Call, CrossEntropySpec, CrossEntropyTokens
 from axcore.plugins import Hardware
 from axcore.testing import KernelSuite
-from axcore.testing.contracts import CrossEntropySample, cross_entropy_case
+from axcore.testing.contracts import CrossEntropyTestCase, cross_entropy_case
 
 H100 = Hardware.parse("gpu-h100-8")
-SMALL = CrossEntropyTiles(rows=64, words=64, warp_groups=1, run=2, parts=2)
+SMALL = CrossEntropyBlockSizes(rows=64, vocabulary=64, warp_groups=1, run=2, parts=2)
 INTERPRETED = Kernels(*(partial(one, variant=SIMPLE) for one in KERNELS))
 
 
 def case(name, *, width=64, vocabulary=150, **fields):
-    sample = CrossEntropySample(name=name, width=width, vocabulary=vocabulary, **fields)
+    sample = CrossEntropyTestCase(name=name, width=width, vocabulary=vocabulary, **fields)
     return cross_entropy_case(sample)
 
 
 EVERYTHING = {"z_loss": 0.1, "soft_cap": 3.0}
+
+
+def in_small_blocks(forward, backward, kernels):
+    return tuple(
+        in_blocks(BLOCK_SIZES, SMALL, partial(half, kernels=kernels))
+        for half in (forward, backward)
+    )
 
 
 class CrossEntropy(KernelSuite):
@@ -43,14 +52,8 @@ class CrossEntropy(KernelSuite):
     kernels = PLAIN_CROSS_ENTROPY
 
     def implementation(self, kernel):
-        if jax.default_backend() == "gpu":
-            return gpu_cross_entropy
-
-        def run(inputs, spec):
-            with TILES.forced(SMALL):
-                return gpu_cross_entropy(inputs, spec, kernels=self.kernels)
-
-        return run
+        halves = (gpu_cross_entropy, gpu_cross_entropy_backward)
+        return halves if jax.default_backend() == "gpu" else in_small_blocks(*halves, self.kernels)
 
     def extra_cases(self, kernel):
         tied = {**EVERYTHING, "vocabulary_first": True}
@@ -65,10 +68,9 @@ class TestAround(CrossEntropy):
 
 
 class TestInterpreted(CrossEntropy):
-    """The kernels themselves. Their interpreter knows neither remat nor `shard_map`."""
+    """The kernels themselves. Their interpreter does not know remat."""
 
     test_remat_changes_no_gradient = None
-    test_devices_of_a_mesh_give_what_one_device_does = None
     test_vmap_equals_one_call_after_another = None
     test_jit_changes_nothing = None
     kernels = INTERPRETED
@@ -78,7 +80,6 @@ class TestInterpreted(CrossEntropy):
 @pytest.mark.slow
 class TestInterpretedOnEveryCase(CrossEntropy):
     test_remat_changes_no_gradient = None
-    test_devices_of_a_mesh_give_what_one_device_does = None
     kernels = INTERPRETED
 
     def extra_cases(self, kernel):
@@ -92,11 +93,11 @@ class TestInterpretedOnEveryCase(CrossEntropy):
         )
 
 
-def arrays(num_tokens, width, num_words):
+def arrays(num_tokens, width, vocabulary_size):
     numbers = np.random.default_rng(3)
     x_RD = jnp.asarray(numbers.standard_normal((num_tokens, width)), jnp.bfloat16)
-    w_DV = jnp.asarray(numbers.standard_normal((width, num_words)), jnp.bfloat16)
-    targets_R = jnp.asarray(numbers.integers(0, num_words, num_tokens), jnp.int32)
+    w_DV = jnp.asarray(numbers.standard_normal((width, vocabulary_size)), jnp.bfloat16)
+    targets_R = jnp.asarray(numbers.integers(0, vocabulary_size, num_tokens), jnp.int32)
     return x_RD, w_DV, targets_R
 
 
@@ -105,10 +106,11 @@ def arrays(num_tokens, width, num_words):
 @pytest.mark.parametrize("value", [jnp.inf, jnp.nan])
 def test_logits_that_are_no_numbers_are_told_by_the_loss(kernels, value):
     x_RD, w_DV, targets_R = arrays(3, 64, 100)
-    inputs = CrossEntropyInputs(x_RD.at[1, 3].set(value), w_DV, targets_R, jnp.ones(3))
-    with TILES.forced(SMALL):
-        sums = jax.jit(partial(gpu_cross_entropy, spec=CrossEntropySpec(), kernels=kernels))(inputs)
-    assert not np.isfinite(float(sums.loss))
+    inputs = CrossEntropyTokens(x_RD.at[1, 3].set(value), w_DV, targets_R)
+    with BLOCK_SIZES.forced(SMALL):
+        run = partial(gpu_cross_entropy, spec=CrossEntropySpec(), kernels=kernels)
+        found = jax.jit(run)(inputs)
+    assert not np.isfinite(np.sum(found.lse_BT - found.target_BT))
 
 
 @pytest.mark.slow
@@ -116,9 +118,9 @@ def test_tuned_form_does_what_the_simple_one_says():
     x_RD, w_DV, targets_R = arrays(64, 64, 128)
 
     def run(variant):
-        words = Words(w_DV, 100, is_turned=False)
+        vocabulary = Vocabulary(w_DV, 100, is_transposed=False)
         spec = CrossEntropySpec(soft_cap=5.0)
-        return statistics(x_RD, words, targets_R, spec, tiles=SMALL, variant=variant)
+        return statistics(x_RD, vocabulary, targets_R, spec, block_sizes=SMALL, variant=variant)
 
     tuned, simple = (jax.jit(run, static_argnums=0)(variant) for variant in (TUNED, SIMPLE))
     for got, wanted in zip(tuned, simple, strict=True):
@@ -135,12 +137,12 @@ def test_tuned_form_does_what_the_simple_one_says():
 )
 def test_what_it_cannot_do_is_refused_with_the_reason(x, w, reason):
     call = Call(op="cross_entropy", shapes=(("x", x[0]), ("w", w)), dtypes=(("x", x[1]),))
-    assert reason in accepts(call)
+    assert reason in unsupported_reason(call)
 
 
 def test_tiles_fit_shared_memory():
     shapes = (("x", (4096, 1024)), ("w", (1024, 32000)))
     call = Call(op="cross_entropy", shapes=shapes)
     tried = list(candidates(call, H100))
-    assert TILES.entry(call, H100).tiles in tried
-    assert all(tiles.shared_bytes <= 227 * 1024 for tiles in tried)
+    assert BLOCK_SIZES.entry(call, H100).block_sizes in tried
+    assert all(block_sizes.shared_bytes <= 227 * 1024 for block_sizes in tried)

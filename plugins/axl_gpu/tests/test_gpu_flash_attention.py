@@ -1,6 +1,6 @@
 """Our flash attention for Hoppers: values and gradients against the op's reference.
 
-What stands around the kernels (padding, masks, meshes, residuals) is tried on every case with
+What is around the kernels (padding, masks, meshes, residuals) is tried on every case with
 plain JAX in the kernels' place. The kernels themselves are interpreted where there is no GPU, with
 products alone computed by other means: see `attention_products`.
 """
@@ -12,32 +12,36 @@ import attrs
 import jax
 import jax.numpy as jnp
 import pytest
-from axl_gpu.kernels.attention import (
+from axl_gpu.kernels.attention.api import (
     SIMPLE,
     TUNED,
     Form,
-    accepts,
-    accepts_packed,
-    flash_forward,
+    gpu_flash_attention,
     gpu_flash_attention_backward,
+    packed_unsupported_reason,
+    unsupported_reason,
 )
-from axl_gpu.kernels.attention_arrays import Blocks
-from axl_gpu.kernels.attention_block import LOG2_E
-from axl_gpu.kernels.attention_products import ARITHMETIC, TENSOR_CORES
-from axl_gpu.kernels.attention_tiles import BACKWARD_TILES, FORWARD_TILES, BackwardTiles
-from axl_gpu.kernels.attention_visibility import padded, spans, visibility
+from axl_gpu.kernels.attention.arrays import ForwardBlockSizes
+from axl_gpu.kernels.attention.block import LOG2_E
+from axl_gpu.kernels.attention.block_sizes import (
+    BACKWARD_BLOCK_SIZES,
+    FORWARD_BLOCK_SIZES,
+    BackwardBlockSizes,
+)
+from axl_gpu.kernels.attention.block_sparsity import padded, spans, visibility
+from axl_gpu.kernels.attention.matmuls import ARITHMETIC, TENSOR_CORES
 from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams
 
 from axcore.errors import KernelError
-from axcore.ops import AttentionInputs, AttentionSpec, ForwardOnly, KernelPolicy
-from axcore.ops.attention_blockwise import blockwise_backward, blockwise_forward
-from axcore.ops.attention_kernels import attention_call
-from axcore.ops.attention_mask import columns, rows, visible
-from axcore.ops.attention_samples import ATTENTION_SAMPLES
-from axcore.ops.registry import choose
-from axcore.ops.tolerance import relative_error
+from axcore.ops import AttentionInputs, AttentionSpec, KernelPolicy
+from axcore.ops.attention.blockwise import blockwise_backward, blockwise_forward
+from axcore.ops.attention.contract import ATTENTION_TEST_CASES
+from axcore.ops.attention.kernels import attention_call
+from axcore.ops.attention.mask import columns, rows, visible
+from axcore.ops.dispatch.choice import choose
+from axcore.ops.dispatch.tolerance import relative_error
 from axcore.plugins import Hardware
-from axcore.testing import AttentionSample, KernelSuite, attention_case
+from axcore.testing import AttentionTestCase, KernelSuite, attention_case
 from axcore.testing.contracts import attention_backward_case
 
 FORWARD = "attention/gpu_flash_attention"
@@ -60,7 +64,7 @@ class FlashAttention(KernelSuite):
     def implementation(self, kernel):
         how = {"form": self.form, "products": means()}
         if kernel.op == "attention":
-            return ForwardOnly(functools.partial(flash_forward, **how))
+            return functools.partial(gpu_flash_attention, **how)
         return functools.partial(gpu_flash_attention_backward, **how)
 
     def tolerance(self, dtype):
@@ -68,7 +72,7 @@ class FlashAttention(KernelSuite):
 
 
 def call_of(arrays, choices):
-    """The call that kernels' arrays stand for."""
+    """The call that kernels' arrays describe."""
     low, high, q_segments, k_segments = arrays.seen
     inputs = AttentionInputs(
         *arrays[:3],
@@ -108,7 +112,7 @@ def plain_key_gradients(arrays, residuals, spans_BL4, choices, products):
 
 
 class TestAroundTheKernels(FlashAttention):
-    case_names = ("segments", "everything_but_bias")
+    case_names = ("segments",)
     form = Form(plain_forward, plain_query_gradients, plain_key_gradients)
 
     def extra_cases(self, kernel):
@@ -121,7 +125,7 @@ class TestAroundTheKernelsOnEveryCase(TestAroundTheKernels):
 
 
 def extra_cases(kernel):
-    few = AttentionSample(
+    few = AttentionTestCase(
         name="few_documents",
         batch=1,
         heads=1,
@@ -130,7 +134,7 @@ def extra_cases(kernel):
         spec={"right": 0},
     )
     wide = attrs.evolve(few, name="wide", width=192, value_width=128)
-    everything = AttentionSample(
+    everything = AttentionTestCase(
         name="everything_but_bias",
         batch=1,
         heads=2,
@@ -142,18 +146,20 @@ def extra_cases(kernel):
         parts=("segments", "ranges", "sinks", "offset"),
         spec={"left": 90, "right": 2, "soft_cap": 3.0, "query_offset": 4},
     )
-    sinks = AttentionSample(name="sinks", parts=("sinks", "ranges"))
+    sinks = AttentionTestCase(name="sinks", parts=("sinks", "ranges"))
     case = attention_case if kernel.op == "attention" else attention_backward_case
     return case(few), case(wide), case(everything), case(sinks, with_lse=True)
 
 
 @contextlib.contextmanager
 def small_blocks(*, num_groups, num_stages):
-    """Blocks of 64, so that few tokens are several of them."""
-    backward = BackwardTiles(num_groups=num_groups, dq_stages=num_stages, dkv_stages=num_stages)
+    """ForwardBlockSizes of 64, so that few tokens are several of them."""
+    backward = BackwardBlockSizes(
+        num_groups=num_groups, dq_stages=num_stages, dkv_stages=num_stages
+    )
     with (
-        FORWARD_TILES.forced(Blocks(64, 64, num_groups, num_stages)),
-        BACKWARD_TILES.forced(backward),
+        FORWARD_BLOCK_SIZES.forced(ForwardBlockSizes(64, 64, num_groups, num_stages)),
+        BACKWARD_BLOCK_SIZES.forced(backward),
     ):
         yield
 
@@ -164,7 +170,6 @@ class Interpreted(FlashAttention):
     num_groups, num_stages = 2, 2
     form = TUNED
 
-    test_devices_of_a_mesh_give_what_one_device_does = None
     test_remat_changes_no_gradient = None
     test_vmap_equals_one_call_after_another = None
     test_jit_changes_nothing = None
@@ -187,6 +192,7 @@ class TestSimple(Simple):
         return extra_cases(kernel)
 
 
+@pytest.mark.slow
 class TestTuned(Interpreted):
     """Three interpreted warp groups wait for each other, which takes its time."""
 
@@ -206,7 +212,7 @@ class TestTunedOnMoreCases(TestTuned):
     case_names = ("everything_but_bias", "wide")
 
 
-LONG = AttentionSample(
+LONG = AttentionTestCase(
     name="long",
     batch=1,
     queries=120,
@@ -227,7 +233,7 @@ def outputs_and_gradients(form, sample, **params):
     num = 1 if form is SIMPLE else 2
 
     def both(inputs):
-        o, lse = flash_forward(inputs, spec, **how)
+        o, lse = gpu_flash_attention(inputs, spec, **how)
         gradients = gpu_flash_attention_backward(
             inputs,
             spec,
@@ -256,7 +262,7 @@ def test_the_tuned_form_equals_the_simple_one_and_races_for_nothing():
 MASKS = ("causal", "segments", "lonely_segments", "ranges", "everything")
 
 
-@pytest.mark.parametrize("sample", [one for one in ATTENTION_SAMPLES if one.name in MASKS])
+@pytest.mark.parametrize("sample", [one for one in ATTENTION_TEST_CASES if one.name in MASKS])
 def test_spans_hold_every_visible_pair_and_whole_blocks_are_whole(sample):
     inputs, spec = sample.make()
     size, count = 16, -(-max(sample.queries, sample.keys) // 16)
@@ -296,8 +302,8 @@ def test_spans_hold_every_visible_pair_and_whole_blocks_are_whole(sample):
     ],
 )
 def test_what_it_cannot_do_is_refused_with_the_reason(changes, dtype, reason):
-    call = attention_case(AttentionSample(name="refused", **changes)).abstract_call(dtype)
-    assert reason in accepts(call)
+    call = attention_case(AttentionTestCase(name="refused", **changes)).abstract_call(dtype)
+    assert reason in unsupported_reason(call)
 
 
 @pytest.mark.parametrize(
@@ -309,31 +315,37 @@ def test_what_it_cannot_do_is_refused_with_the_reason(changes, dtype, reason):
     ],
 )
 def test_packed_documents_are_ours_where_a_bias_is_larger_than_queries(keys, parts, reason):
-    sample = AttentionSample(name="packed", queries=keys, keys=keys, parts=parts)
-    answer = accepts_packed(attention_case(sample).abstract_call(jnp.bfloat16))
+    sample = AttentionTestCase(name="packed", queries=keys, keys=keys, parts=parts)
+    answer = packed_unsupported_reason(attention_case(sample).abstract_call(jnp.bfloat16))
     assert answer is None if reason is None else reason in answer
 
 
+CUDNN, OURS = "cudnn_attention", "gpu_flash_attention"
+
+
 @pytest.mark.parametrize(
-    ("target", "changes", "expected"),
+    ("target", "changes", "validated", "fastest"),
     [
-        ("gpu-h100-8", {}, "cudnn_attention"),
-        ("gpu-h100-8", {"parts": ("segments",)}, "gpu_packed_flash_attention"),
-        ("gpu-h200-8", {"spec": {"soft_cap": 50.0, "right": 0}}, "gpu_flash_attention"),
-        ("gpu-h100-8", {"parts": ("sinks", "ranges")}, "gpu_flash_attention"),
-        ("gpu-a100-8", {"parts": ("segments",), "queries": 64, "keys": 64}, "cudnn_attention"),
+        ("gpu-h100-8", {}, CUDNN, CUDNN),
+        ("gpu-h100-8", {"parts": ("segments",)}, CUDNN, "gpu_packed_flash_attention"),
+        ("gpu-h200-8", {"spec": {"soft_cap": 50.0, "right": 0}}, OURS, OURS),
+        ("gpu-h100-8", {"parts": ("sinks", "ranges")}, OURS, OURS),
+        ("gpu-a100-8", {"parts": ("segments",), "queries": 64, "keys": 64}, CUDNN, CUDNN),
     ],
 )
-def test_it_comes_after_cudnn_but_for_what_cudnn_cannot_do_well(target, changes, expected):
-    sample = AttentionSample(name="chosen", **{"queries": 70, "keys": 70, **changes})
+def test_it_comes_after_cudnn_but_for_what_cudnn_cannot_do_well(
+    target, changes, validated, fastest
+):
+    sample = AttentionTestCase(name="chosen", **{"queries": 70, "keys": 70, **changes})
     inputs, spec = sample.make(jnp.bfloat16)
     call = attention_call(inputs, spec, with_lse=False)
     policy = KernelPolicy(hardware=Hardware.parse(target))
-    assert choose(call, policy).kernel.name == expected
+    assert choose(call, policy).kernel.name == validated
+    assert choose(call, attrs.evolve(policy, kernel_choice="fastest")).kernel.name == fastest
 
 
 def test_chips_without_its_instructions_are_refused():
-    call = attention_case(AttentionSample(name="capped", spec={"soft_cap": 2.0})).abstract_call(
+    call = attention_case(AttentionTestCase(name="capped", spec={"soft_cap": 2.0})).abstract_call(
         jnp.bfloat16
     )
     with pytest.raises(KernelError, match=r"gpu_flash_attention.*wants wgmma, which gpu-b200-8"):

@@ -6,32 +6,39 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from axl_gpu.kernels.grouped_kernels import matrices_of_groups, rows_of_groups
-from axl_gpu.kernels.grouped_matmul import (
+from axl_gpu.kernels.grouped_matmul.api import (
+    BLOCK_SIZES,
     KERNELS,
-    TILES,
     Kernels,
-    accepts,
     candidates,
     gpu_grouped_matmul,
+    gpu_grouped_matmul_backward,
+    unsupported_reason,
 )
-from axl_gpu.kernels.grouped_tiles import GroupRows, RowTiles
-from axl_gpu.kernels.matmul_tiles import MatmulTiles
+from axl_gpu.kernels.grouped_matmul.kernels import matrices_of_groups, rows_of_groups
+from axl_gpu.kernels.grouped_matmul.row_blocks import GroupRows, RowTiles
+from axl_gpu.kernels.matmul.block_sizes import MatmulBlockSizes
 from mosaic_interpreter import SIMPLE, TUNED
-from plain_products import PLAIN_GROUPED
+from plain_matmuls import PLAIN_GROUPED
 
-from axcore.ops.grouped_matmul import grouped_matmul_call
+from axcore.ops import GroupedMatmulInputs
+from axcore.ops.grouped_matmul.api import grouped_matmul_call
 from axcore.plugins import Hardware
-from axcore.testing import GroupedMatmulSample, KernelSuite, grouped_matmul_case
+from axcore.testing import GroupedMatmulTestCase, KernelSuite, grouped_matmul_case
 
 H100 = Hardware.parse("gpu-h100-8")
 
 
 def case(name, *group_sizes, num_rows, width=64, out_width=64):
-    sample = GroupedMatmulSample(
+    sample = GroupedMatmulTestCase(
         name=name, group_sizes=group_sizes, num_rows=num_rows, width=width, out_width=out_width
     )
     return grouped_matmul_case(sample)
+
+
+def halves(kernels):
+    both = (gpu_grouped_matmul, gpu_grouped_matmul_backward)
+    return tuple(partial(half, kernels=kernels) for half in both)
 
 
 class Grouped(KernelSuite):
@@ -40,7 +47,7 @@ class Grouped(KernelSuite):
     dtypes = ("bfloat16",)
 
     def extra_cases(self, kernel):
-        return (case("tiles", 20, 0, 50, num_rows=130, out_width=128),)
+        return (case("block_sizes", 20, 0, 50, num_rows=130, out_width=128),)
 
 
 class TestAround(Grouped):
@@ -48,24 +55,22 @@ class TestAround(Grouped):
 
     def implementation(self, kernel):
         kernels = KERNELS if jax.default_backend() == "gpu" else PLAIN_GROUPED
-        return partial(gpu_grouped_matmul, kernels=kernels)
+        return halves(kernels)
 
 
 class Interpreted(Grouped):
-    """The kernels themselves. Their interpreter knows neither remat nor `shard_map`."""
+    """The kernels themselves. Their interpreter does not know remat."""
 
     test_remat_changes_no_gradient = None
-    test_devices_of_a_mesh_give_what_one_device_does = None
 
     def implementation(self, kernel):
         if jax.default_backend() == "gpu":
-            return gpu_grouped_matmul
-        parts = (partial(one, variant=SIMPLE) for one in KERNELS)
-        return partial(gpu_grouped_matmul, kernels=Kernels(*parts))
+            return halves(KERNELS)
+        return halves(Kernels(*(partial(one, variant=SIMPLE) for one in KERNELS)))
 
 
 class TestInterpreted(Interpreted):
-    case_names = ("tiles",)
+    case_names = ("block_sizes",)
     test_vmap_equals_one_call_after_another = None
     test_jit_changes_nothing = None
 
@@ -93,16 +98,18 @@ def arrays(num_rows, width, out_width):
 def test_tuned_form_does_what_the_simple_one_says():
     x_RD, dy_RF = arrays(24, 128, 64)
     groups = GroupRows(jnp.array([3]), jnp.array([20]))
-    tiles = MatmulTiles(rows=64, columns=64, warp_groups=1, num_ahead=2)
+    block_sizes = MatmulBlockSizes(rows=64, columns=64, warp_groups=1, num_ahead=2)
     w_EDF = arrays(128, 64, 64)[0][None]
 
     def rows(variant):
-        return rows_of_groups(x_RD, w_EDF, groups, is_turned=False, tiles=tiles, variant=variant)[
-            3:20
-        ]
+        return rows_of_groups(
+            x_RD, w_EDF, groups, is_transposed=False, block_sizes=block_sizes, variant=variant
+        )[3:20]
 
     def matrices(variant):
-        return matrices_of_groups(x_RD[:, :64], dy_RF, groups, tiles=tiles, variant=variant)
+        return matrices_of_groups(
+            x_RD[:, :64], dy_RF, groups, block_sizes=block_sizes, variant=variant
+        )
 
     for run in (rows, matrices):
         tuned, simple = (np.float32(jax.jit(run, static_argnums=0)(v)) for v in (TUNED, SIMPLE))
@@ -114,8 +121,10 @@ def test_rows_of_no_group_have_no_part_in_gradients_even_where_they_are_nan():
     dy_RF = dy_RF.at[30:].set(jnp.nan)
     x_RD = x_RD.at[:5].set(jnp.inf)
     groups = GroupRows(jnp.array([5, 20]), jnp.array([20, 30]))
-    tiles = MatmulTiles(rows=64, columns=64, warp_groups=1)
-    dw_EDF = jax.jit(partial(matrices_of_groups, tiles=tiles, variant=SIMPLE))(x_RD, dy_RF, groups)
+    block_sizes = MatmulBlockSizes(rows=64, columns=64, warp_groups=1)
+    dw_EDF = jax.jit(partial(matrices_of_groups, block_sizes=block_sizes, variant=SIMPLE))(
+        x_RD, dy_RF, groups
+    )
     wanted = [np.float32(x_RD[a:b]).T @ np.float32(dy_RF[a:b]) for a, b in ((5, 20), (20, 30))]
     np.testing.assert_allclose(np.float32(dw_EDF), wanted, atol=0.1)
 
@@ -125,8 +134,10 @@ def test_nan_stays_in_its_row():
     x_RD = x_RD.at[7].set(jnp.nan)
     w_EDF = jnp.ones((2, 64, 64), jnp.bfloat16)
     groups = GroupRows.of(jnp.array([8, 10]), 24)
-    tiles = MatmulTiles(rows=64, columns=64, warp_groups=1)
-    run = jax.jit(partial(rows_of_groups, is_turned=False, tiles=tiles, variant=SIMPLE))
+    block_sizes = MatmulBlockSizes(rows=64, columns=64, warp_groups=1)
+    run = jax.jit(
+        partial(rows_of_groups, is_transposed=False, block_sizes=block_sizes, variant=SIMPLE)
+    )
     is_nan = np.isnan(np.float32(run(x_RD, w_EDF, groups)))
     assert is_nan[7].all()
     assert not np.delete(is_nan, 7, axis=0).any()
@@ -158,13 +169,13 @@ def test_what_it_cannot_do_is_refused_with_the_reason(sizes, dtype, reason):
     x = jnp.zeros((128, sizes[1]), dtype)
     w = jnp.zeros(sizes, dtype)
     sizes_E = jnp.zeros(sizes[:1], "int32")
-    assert reason in accepts(grouped_matmul_call(x, w, sizes_E))
+    assert reason in unsupported_reason(grouped_matmul_call(GroupedMatmulInputs(x, w, sizes_E)))
 
 
 def test_tiles_fit_shared_memory():
     x = jnp.zeros((4096, 1024), "bfloat16")
     w = jnp.zeros((8, 1024, 2048), "bfloat16")
-    call = grouped_matmul_call(x, w, jnp.zeros((8,), "int32"))
+    call = grouped_matmul_call(GroupedMatmulInputs(x, w, jnp.zeros((8,), "int32")))
     tried = list(candidates(call, H100))
-    assert TILES.entry(call, H100).tiles in tried
-    assert all(tiles.shared_bytes(2, 2) <= 227 * 1024 for tiles in tried)
+    assert BLOCK_SIZES.entry(call, H100).block_sizes in tried
+    assert all(block_sizes.shared_bytes(2, 2) <= 227 * 1024 for block_sizes in tried)

@@ -55,7 +55,7 @@ def test_figures_hang_together(host):
     assert flops["int8"] == pytest.approx(2 * flops["bfloat16"], rel=1e-3)
     assert flops["float32"] < flops["tensorfloat32"]
     assert host.memory_bandwidth > host.interconnect_bandwidth > host.network_bandwidth
-    assert {"bfloat16", "memory", "interconnect", "network"} <= set(host.reached)
+    assert {"bfloat16", "memory", "interconnect", "network"} <= set(host.achievable_fraction)
 
 
 def test_generations_grow():

@@ -6,27 +6,28 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from axl_gpu.kernels.rms_norm import (
-    KERNELS,
-    TILES,
-    Kernels,
-    RmsNormTiles,
-    accepts,
+from axl_gpu.kernels.rms_norm.api import (
+    BLOCK_SIZES,
+    RmsNormBlockSizes,
     gpu_rms_norm,
+    gpu_rms_norm_backward,
+    unsupported_reason,
 )
+from axl_gpu.kernels.rms_norm.kernels import backward_rows, forward_rows
+from kernel_blocks import in_blocks
 from mosaic_interpreter import INTERPRETER
-from plain_products import PLAIN_RMS_NORM
+from plain_matmuls import PLAIN_RMS_NORM
 
-from axcore.ops import Call
+from axcore.ops import Call, RmsNormInputs, RmsNormSpec
 from axcore.testing import KernelSuite
-from axcore.testing.rms_norm_contract import RmsNormSample, rms_norm_case
+from axcore.testing.rms_norm_contract import RmsNormTestCase, rms_norm_case
 
-INTERPRETED = Kernels(*(partial(one, interpreter=INTERPRETER) for one in KERNELS))
-SMALL = RmsNormTiles(rows=2, backward_rows=3)
+INTERPRETED = tuple(partial(one, interpreter=INTERPRETER) for one in (forward_rows, backward_rows))
+SMALL = RmsNormBlockSizes(rows=2, backward_rows=3)
 
 
 def case(name, **fields):
-    return rms_norm_case(RmsNormSample(name=name, **fields))
+    return rms_norm_case(RmsNormTestCase(name=name, **fields))
 
 
 class RmsNorm(KernelSuite):
@@ -35,14 +36,13 @@ class RmsNorm(KernelSuite):
     kernels = PLAIN_RMS_NORM
 
     def implementation(self, kernel):
+        halves = (gpu_rms_norm, gpu_rms_norm_backward)
         if jax.default_backend() == "gpu":
-            return gpu_rms_norm
-
-        def run(*args):
-            with TILES.forced(SMALL):
-                return gpu_rms_norm(*args, kernels=self.kernels)
-
-        return run
+            return halves
+        return tuple(
+            in_blocks(BLOCK_SIZES, SMALL, partial(half, kernel=one))
+            for half, one in zip(halves, self.kernels, strict=True)
+        )
 
     def extra_cases(self, kernel):
         return (
@@ -56,10 +56,9 @@ class TestAround(RmsNorm):
 
 
 class TestInterpreted(RmsNorm):
-    """The kernels themselves. Their interpreter knows neither remat nor `shard_map`."""
+    """The kernels themselves. Their interpreter does not know remat."""
 
     test_remat_changes_no_gradient = None
-    test_devices_of_a_mesh_give_what_one_device_does = None
     test_vmap_equals_one_call_after_another = None
     test_jit_changes_nothing = None
     kernels = INTERPRETED
@@ -68,7 +67,6 @@ class TestInterpreted(RmsNorm):
 @pytest.mark.slow
 class TestInterpretedOnEveryCase(RmsNorm):
     test_remat_changes_no_gradient = None
-    test_devices_of_a_mesh_give_what_one_device_does = None
     kernels = INTERPRETED
 
     def extra_cases(self, kernel):
@@ -81,9 +79,9 @@ class TestInterpretedOnEveryCase(RmsNorm):
 
 def test_rows_of_zeros_and_of_nan_stay_among_themselves():
     x = jnp.ones((5, 256)).at[1].set(0).at[2].set(jnp.nan)
-    with TILES.forced(SMALL):
-        run = partial(gpu_rms_norm, epsilon=1e-6, scale_offset=0.0, kernels=INTERPRETED)
-        y = np.asarray(jax.jit(run)(x, jnp.ones(256)))
+    run = partial(gpu_rms_norm, spec=RmsNormSpec(epsilon=1e-6), kernel=INTERPRETED[0])
+    with BLOCK_SIZES.forced(SMALL):
+        y = np.asarray(jax.jit(run)(RmsNormInputs(x, jnp.ones(256))))
     np.testing.assert_allclose(y[[0, 3, 4]], 1.0, rtol=1e-5)
     assert not y[1].any()
     assert np.isnan(y[2]).all()
@@ -100,4 +98,4 @@ def test_rows_of_zeros_and_of_nan_stay_among_themselves():
 )
 def test_what_it_cannot_do_is_refused_with_the_reason(shape, dtype, reason):
     call = Call(op="rms_norm", shapes=(("x", shape),), dtypes=(("x", dtype),))
-    assert reason in accepts(call)
+    assert reason in unsupported_reason(call)

@@ -6,10 +6,10 @@ from collections import Counter
 import pytest
 
 from axcore.config import evolve
-from axcore.layers import Fp8Current, Fp8Delayed, Fp8Training, Int8Training
+from axcore.layers import Fp8Current, Fp8Delayed
+from axcore.modifiers import Fp8Training, Int8Training
 from axcore.module import DTypes
-from axcore.testing import small_experiment
-from axcore.trainer import Trainer
+from axcore.testing import small_experiment, trainer_on
 
 MODIFIERS = {
     "current": Fp8Training(dot=Fp8Current.Config()),
@@ -33,15 +33,15 @@ def trainer(folder, devices, name=None):
     cfg = small_experiment(folder)
     model = evolve(cfg.model, dtypes=DTypes(compute="bfloat16"))
     cfg = evolve(cfg, model=model, mesh={"fsdp": 8}, kernels={"attention": "portable"})
-    plain = Trainer(cfg, devices=devices)
+    plain = trainer_on(cfg, devices)
     if name is None:
         return plain
-    return Trainer(MODIFIERS[name].apply(cfg, plain.hardware), devices=devices)
+    return trainer_on(MODIFIERS[name].apply(cfg, plain.hardware), devices)
 
 
 def products(trainer):
-    """How many matrix products of each operand format stand in the compiled step."""
-    program = trainer.lowered_step().compile(compiler_options=CUBLAS).as_text()
+    """How many matrix products of each operand format are in the compiled step."""
+    program = trainer.compiler.lowered_step.compile(compiler_options=CUBLAS).as_text()
     found = re.findall(r'= \(?(\w+)\[.*custom_call_target="(__cublas[^"]*)"', program)
     kinds = Counter("float8" if call.endswith("$f8") else dtype for dtype, call in found)
     return {"float8": kinds.pop("float8", 0), "int8": kinds.pop("s32", 0), "wide": kinds.total()}

@@ -21,6 +21,6 @@ def libtpu_finding(found: str | None) -> Finding:
         return Finding(
             "warning",
             "axl-tpu is installed and libtpu is not: JAX will not see any TPU",
-            "pip install 'jax[tpu]' where there is a TPU, or to compile for one",
+            "pip install 'axl-tpu[tpu]' where there is a TPU, or to compile for one",
         )
     return Finding("ok", f"libtpu {found}")

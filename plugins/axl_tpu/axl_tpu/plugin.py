@@ -11,15 +11,15 @@ from axcore.plugins import (
     MeshRule,
     Ref,
     hook,
-    on,
+    requires,
 )
 from axl_tpu.hardware import MEGABLOX, PALLAS, SPLASH, hosts
 
 WIDE_VMEM = ("v5e", "v5p", "v6e", "7x")
 """Generations with 64 MiB of VMEM or more; others have 16."""
 
-PINNED = 10
-"""For kernels that serve only where they are asked for by name."""
+LIBRARY_CHIPS = ("tpu-v4", "tpu-v5e", "tpu-v5p", "tpu-v6e")
+"""Where the authors of JAX's own kernels run and time them."""
 
 
 @hook.hardware_families
@@ -29,6 +29,8 @@ def hardware_families() -> Iterator[HardwareFamily]:
         name="tpu",
         hosts=hosts(),
         detect=Ref("axl_tpu.detect:detect"),
+        present=Ref("axl_tpu.detect:present"),
+        install="axl-tpu[tpu]",
         summary="Cloud TPUs in hosts of four chips",
     )
 
@@ -38,7 +40,7 @@ def aot_targets() -> Iterator[AotTarget]:
     """libtpu compiles for slices that are not here."""
     yield AotTarget(
         name="libtpu",
-        on=on(family="tpu"),
+        requires=requires(family="tpu"),
         devices=Ref("axl_tpu.aot:devices"),
         environment=Ref("axl_tpu.topology:environment"),
         modules=("libtpu",),
@@ -52,13 +54,13 @@ def compiler_options() -> Iterator[CompilerOptions]:
     """How libtpu is asked to schedule."""
     yield CompilerOptions(
         name="gather_under_products",
-        on=on(family="tpu"),
+        requires=requires(family="tpu"),
         fn=Ref("axl_tpu.compiler:gather_under_products"),
         summary="Sharded weights are gathered under products",
     )
     yield CompilerOptions(
         name="wide_fusions",
-        on=on(family="tpu", generation=("v5e", "v5p", "v6e", "7x")),
+        requires=requires(family="tpu", generation=("v5e", "v5p", "v6e", "7x")),
         fn=Ref("axl_tpu.compiler:wide_fusions"),
         summary="Fusions may hold more of their operands on the chip",
     )
@@ -76,73 +78,92 @@ def kernels() -> Iterator[Kernel]:
     yield Kernel(
         op="attention",
         name="splash_attention",
+        summary="JAX's splash attention; as many keys as queries, in multiples of 128",
         priority=200,
-        on=on(family="tpu", features=SPLASH),
-        accepts=Ref("axl_tpu.splash_attention:accepts"),
-        fn=Ref("axl_tpu.splash_attention:splash_attention"),
-        tiles=Ref("axl_tpu.splash_attention:TILES"),
+        validated_on=LIBRARY_CHIPS,
+        requires=requires(family="tpu", features=SPLASH),
+        unsupported_reason=Ref("axl_tpu.kernels.attention.splash:unsupported_reason"),
+        forward=Ref("axl_tpu.kernels.attention.splash:splash_attention"),
+        is_differentiable=True,
+        block_sizes=Ref("axl_tpu.kernels.attention.splash:BLOCK_SIZES"),
     )
     yield Kernel(
         op="attention",
         name="tpu_flash_attention",
-        priority=220,
-        on=on(family="tpu", features=PALLAS),
-        accepts=Ref("axl_tpu.kernels.attention:accepts"),
-        fn=Ref("axl_tpu.kernels.attention:tpu_flash_attention"),
-        tiles=Ref("axl_tpu.kernels.attention_tiles:TILES"),
+        summary="Pallas; hidden blocks are neither read nor computed; no bias",
+        priority=200,
+        preferred_to=("splash_attention",),
+        requires=requires(family="tpu", features=PALLAS),
+        unsupported_reason=Ref("axl_tpu.kernels.attention.api:unsupported_reason"),
+        forward=Ref("axl_tpu.kernels.attention.api:tpu_flash_attention"),
+        block_sizes=Ref("axl_tpu.kernels.attention.block_sizes:BLOCK_SIZES"),
     )
     yield Kernel(
         op="attention_backward",
         name="tpu_flash_attention",
-        priority=220,
-        on=on(family="tpu", features=PALLAS),
-        accepts=Ref("axl_tpu.kernels.attention:accepts"),
-        fn=Ref("axl_tpu.kernels.attention:flash_attention_backward"),
-        tiles=Ref("axl_tpu.kernels.attention_tiles:BACKWARD_TILES"),
+        summary="Pallas; all gradients at once where their sums fit vector memory",
+        priority=200,
+        requires=requires(family="tpu", features=PALLAS),
+        unsupported_reason=Ref("axl_tpu.kernels.attention.api:unsupported_reason"),
+        forward=Ref("axl_tpu.kernels.attention.api:tpu_flash_attention_backward"),
+        block_sizes=Ref("axl_tpu.kernels.attention.block_sizes:BACKWARD_BLOCK_SIZES"),
     )
     yield Kernel(
         op="grouped_matmul",
         name="megablox",
+        summary="JAX's megablox, `gmm` and `tgmm`",
         priority=200,
-        on=on(family="tpu", features=MEGABLOX),
-        accepts=Ref("axl_tpu.megablox:accepts"),
-        fn=Ref("axl_tpu.megablox:megablox"),
+        validated_on=LIBRARY_CHIPS,
+        requires=requires(family="tpu", features=MEGABLOX),
+        unsupported_reason=Ref("axl_tpu.kernels.grouped_matmul.megablox:unsupported_reason"),
+        forward=Ref("axl_tpu.kernels.grouped_matmul.megablox:megablox"),
+        backward=Ref("axl_tpu.kernels.grouped_matmul.megablox:megablox_backward"),
     )
     yield Kernel(
         op="grouped_matmul",
         name="tpu_grouped_matmul",
-        priority=220,
-        on=on(family="tpu", generation=WIDE_VMEM, features=PALLAS),
-        accepts=Ref("axl_tpu.kernels.grouped_matmul:accepts"),
-        fn=Ref("axl_tpu.kernels.grouped_matmul:tpu_grouped_matmul"),
-        tiles=Ref("axl_tpu.kernels.grouped_tiles:TILES"),
+        summary="Pallas; rows are neither padded nor copied",
+        priority=200,
+        preferred_to=("megablox",),
+        requires=requires(family="tpu", generation=WIDE_VMEM, features=PALLAS),
+        unsupported_reason=Ref("axl_tpu.kernels.grouped_matmul.api:unsupported_reason"),
+        forward=Ref("axl_tpu.kernels.grouped_matmul.api:tpu_grouped_matmul"),
+        backward=Ref("axl_tpu.kernels.grouped_matmul.api:tpu_grouped_matmul_backward"),
+        block_sizes=Ref("axl_tpu.kernels.grouped_matmul.block_sizes:BLOCK_SIZES"),
     )
     yield Kernel(
         op="decode_attention",
         name="tpu_decode_attention",
+        summary="Pallas; of the cache only what a row's queries see is read",
         priority=200,
-        on=on(family="tpu", features=PALLAS),
-        accepts=Ref("axl_tpu.kernels.decode_attention:accepts"),
-        fn=Ref("axl_tpu.kernels.decode_attention:tpu_decode_attention"),
-        tiles=Ref("axl_tpu.kernels.decode_attention:TILES"),
+        requires=requires(family="tpu", features=PALLAS),
+        unsupported_reason=Ref("axl_tpu.kernels.decode.api:unsupported_reason"),
+        forward=Ref("axl_tpu.kernels.decode.api:tpu_decode_attention"),
+        block_sizes=Ref("axl_tpu.kernels.decode.api:BLOCK_SIZES"),
     )
     yield Kernel(
         op="cross_entropy",
         name="tpu_cross_entropy",
-        priority=PINNED,
-        on=on(family="tpu", generation=WIDE_VMEM, features=PALLAS),
-        accepts=Ref("axl_tpu.kernels.cross_entropy:accepts"),
-        fn=Ref("axl_tpu.kernels.cross_entropy:tpu_cross_entropy"),
-        tiles=Ref("axl_tpu.kernels.cross_entropy_tiles:TILES"),
+        summary="Pallas; no logit is ever in memory",
+        priority=200,
+        pinned_only="v4 is too small for it, and the portable kernel must serve there unasked",
+        requires=requires(family="tpu", generation=WIDE_VMEM, features=PALLAS),
+        unsupported_reason=Ref("axl_tpu.kernels.cross_entropy.api:unsupported_reason"),
+        forward=Ref("axl_tpu.kernels.cross_entropy.api:tpu_cross_entropy"),
+        backward=Ref("axl_tpu.kernels.cross_entropy.api:tpu_cross_entropy_backward"),
+        block_sizes=Ref("axl_tpu.kernels.cross_entropy.block_sizes:BLOCK_SIZES"),
     )
     yield Kernel(
         op="rms_norm",
         name="tpu_rms_norm",
-        priority=PINNED,
-        on=on(family="tpu", features=PALLAS),
-        accepts=Ref("axl_tpu.kernels.rms_norm:accepts"),
-        fn=Ref("axl_tpu.kernels.rms_norm:tpu_rms_norm"),
-        tiles=Ref("axl_tpu.kernels.rms_norm:TILES"),
+        summary="Pallas; one pass over the rows",
+        priority=200,
+        pinned_only="XLA fuses the portable kernel into what surrounds it",
+        requires=requires(family="tpu", features=PALLAS),
+        unsupported_reason=Ref("axl_tpu.kernels.rms_norm.api:unsupported_reason"),
+        forward=Ref("axl_tpu.kernels.rms_norm.api:tpu_rms_norm"),
+        backward=Ref("axl_tpu.kernels.rms_norm.api:tpu_rms_norm_backward"),
+        block_sizes=Ref("axl_tpu.kernels.rms_norm.api:BLOCK_SIZES"),
     )
 
 

@@ -27,7 +27,7 @@ def environment(hardware: Hardware) -> Mapping[str, str]:
 
 
 def topology_options(hardware: Hardware) -> Mapping[str, Any]:
-    """Returns what else libtpu must be told: that a host is smaller, or that cores work as one."""
+    """Returns what else libtpu must know: that a host is smaller, or that cores work as one."""
     options: dict[str, Any] = {}
     if hardware.chips < CHIPS_PER_HOST:
         options["chips_per_host_bounds"] = (hardware.chips, 1, 1)
@@ -58,7 +58,7 @@ def slice_shape(hardware: Hardware) -> tuple[int, ...]:
         raise PluginError(
             f"{hardware.name} has {chips} chips; slices to compile for have a power of two",
             where=f"target {hardware.name}",
-            mend=f"name {hardware.resized(near).name}",
+            hint=f"name {hardware.resized(near).name}",
         )
     num_dims = 2 if hardware.generation in _TWO_DIMENSIONAL else 3
     doublings = chips.bit_length() - 1

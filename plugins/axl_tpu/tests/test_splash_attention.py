@@ -4,11 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from axl_tpu.splash_attention import accepts, splash_attention
+from axl_tpu.kernels.attention.splash import splash_attention, unsupported_reason
 
 from axcore.ops import AttentionInputs, AttentionSpec, Call, KernelPolicy, choose
-from axcore.ops.attention_kernels import attention_call
-from axcore.ops.attention_reference import attention_reference
+from axcore.ops.attention.kernels import attention_call
+from axcore.ops.attention.reference import attention_reference
 from axcore.parallel import make_mesh
 from axcore.plugins import Hardware
 
@@ -125,17 +125,17 @@ ROW = jnp.zeros((BATCH, TIME), jnp.int32)
     ],
 )
 def test_call_that_splash_cannot_serve_is_refused_with_the_reason(refused, reason):
-    assert accepts(refused) == reason
+    assert unsupported_reason(refused) == reason
 
 
 def test_call_of_a_dtype_that_splash_lacks_is_refused():
     halves = jax.tree.map(lambda x: x.astype(jnp.float16), sized())
-    assert accepts(call(halves)) == "takes bfloat16 and float32, not float16"
+    assert unsupported_reason(call(halves)) == "takes bfloat16 and float32, not float16"
 
 
 @pytest.mark.parametrize("target", ["tpu-v5p-512", "tpu-v4-8"])
-def test_splash_serves_on_tpus_where_it_is_pinned(target):
-    pins = {"attention": "splash_attention"}
+@pytest.mark.parametrize("pins", [{}, {"attention": "splash_attention"}], ids=["default", "pin"])
+def test_splash_serves_on_tpus_by_default_and_where_it_is_pinned(target, pins):
     policy = KernelPolicy(hardware=Hardware.parse(target), pins=pins)
     packed_call = call(inputs(q_segments_BT=ROW, k_segments_BS=ROW))
     assert choose(packed_call, policy).kernel.name == "splash_attention"

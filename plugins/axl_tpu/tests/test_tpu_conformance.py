@@ -4,12 +4,12 @@ from functools import partial
 
 import jax
 import pytest
-from axl_tpu.megablox import megablox
-from axl_tpu.splash_attention import splash_attention
+from axl_tpu.kernels.attention.splash import splash_attention
+from axl_tpu.kernels.grouped_matmul.megablox import megablox, megablox_backward
 
 from axcore.testing import (
-    AttentionSample,
-    GroupedMatmulSample,
+    AttentionTestCase,
+    GroupedMatmulTestCase,
     KernelSuite,
     MeshRuleSuite,
     PluginSuite,
@@ -17,7 +17,11 @@ from axcore.testing import (
     grouped_matmul_case,
 )
 
-FUNCTIONS = {"splash_attention": splash_attention, "megablox": megablox}
+INTERPRET = jax.default_backend() != "tpu"
+FUNCTIONS = {
+    "splash_attention": partial(splash_attention, interpret=INTERPRET),
+    "megablox": tuple(partial(half, interpret=INTERPRET) for half in (megablox, megablox_backward)),
+}
 
 
 class TestPlugin(PluginSuite):
@@ -31,7 +35,7 @@ class TestMeshRules(MeshRuleSuite):
 def attention(name, **fields):
     """Splash attention takes multiples of 128 tokens, as few cases of the op have."""
     sizes = {"batch": 2, "queries": 128, "keys": 128}
-    return attention_case(AttentionSample(name=name, **{**sizes, **fields}))
+    return attention_case(AttentionTestCase(name=name, **{**sizes, **fields}))
 
 
 class Interpreted(KernelSuite):
@@ -39,12 +43,12 @@ class Interpreted(KernelSuite):
     keys = ("attention/splash_attention", "grouped_matmul/megablox")
 
     def implementation(self, kernel):
-        return partial(FUNCTIONS[kernel.name], interpret=jax.default_backend() != "tpu")
+        return FUNCTIONS[kernel.name]
 
     def tolerance(self, dtype):
         if dtype == "bfloat16":
             return super().tolerance(dtype)
-        return 2e-5, 1e-4  # sums run over tiles, in another order
+        return 2e-5, 1e-4  # sums run over blocks, in another order
 
 
 class TestKernels(Interpreted):
@@ -60,7 +64,7 @@ class TestKernels(Interpreted):
 class TestKernelsOnEveryCase(Interpreted):
     def extra_cases(self, kernel):
         if kernel.op != "attention":
-            sample = GroupedMatmulSample(
+            sample = GroupedMatmulTestCase(
                 name="tiles", group_sizes=(100, 0, 300, 7), num_rows=450, width=200, out_width=130
             )
             return (grouped_matmul_case(sample),)
@@ -71,7 +75,7 @@ class TestKernelsOnEveryCase(Interpreted):
         )
         return (
             attention("full"),
-            attention("tiles", queries=384, keys=384, parts=("segments",), spec=causal),
+            attention("block_sizes", queries=384, keys=384, parts=("segments",), spec=causal),
             attention("lonely", parts=("lonely_segments",), spec=causal),
             attention("one_key_head", key_heads=1, spec=causal),
             attention("value_width", width=24, value_width=8, spec=causal),

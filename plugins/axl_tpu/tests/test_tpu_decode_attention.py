@@ -4,23 +4,28 @@ from functools import partial
 
 import jax
 import pytest
-from axl_tpu.kernels.decode_attention import TILES, DecodeTiles, accepts, tpu_decode_attention
-from axl_tpu.kernels.decode_attention_cut import CacheCut, padded_page
+from axl_tpu.kernels.decode.api import (
+    BLOCK_SIZES,
+    DecodeBlockSizes,
+    tpu_decode_attention,
+    unsupported_reason,
+)
+from axl_tpu.kernels.decode.blocking import CacheBlocking, padded_page
 from pallas_races import CAREFUL, check_no_race_was_printed
 
 from axcore.ops import Call
-from axcore.ops.decode_attention_reference import decode_attention_reference
-from axcore.ops.tolerance import relative_error
+from axcore.ops.decode.reference import decode_attention_reference
+from axcore.ops.dispatch.tolerance import relative_error
 from axcore.plugins import Hardware
 from axcore.testing import CompileSuite, KernelSuite
-from axcore.testing.decode_attention_contract import DecodeSample, decode_case
+from axcore.testing.decode_attention_contract import DecodeTestCase, decode_case
 
 KEYS = ("decode_attention/tpu_decode_attention",)
 
 
 def in_tiles(rows, interpret):
     def kernel(*args):
-        with TILES.forced(DecodeTiles(rows)):
+        with BLOCK_SIZES.forced(DecodeBlockSizes(rows)):
             return tpu_decode_attention(*args, interpret=interpret)
 
     return kernel
@@ -47,9 +52,9 @@ class TestKernelOnEveryCase(TestKernel):
     def extra_cases(self, kernel):
         every = {"has_sinks": True, "spec": {"left": 70, "soft_cap": 3.0}, "queries": 2}
         return (
-            decode_case(DecodeSample(name="odd_pages", page_size=5, capacity=60, key_heads=1)),
+            decode_case(DecodeTestCase(name="odd_pages", page_size=5, capacity=60, key_heads=1)),
             decode_case(
-                DecodeSample(name="parts", lengths=(599, 8), capacity=800, page_size=200, **every)
+                DecodeTestCase(name="parts", lengths=(599, 8), capacity=800, page_size=200, **every)
             ),
         )
 
@@ -58,7 +63,9 @@ class TestKernelOnEveryCase(TestKernel):
 def test_copies_do_not_race_and_padding_is_not_seen(capsys):
     """Small pages, of which several make a block, and pages that are cut."""
     for page_size in (8, 40):
-        sample = DecodeSample(name="careful", lengths=(77, 0, 9), capacity=80, page_size=page_size)
+        sample = DecodeTestCase(
+            name="careful", lengths=(77, 0, 9), capacity=80, page_size=page_size
+        )
         inputs, spec = sample.make()
         got = jax.jit(lambda inputs: in_tiles(32, CAREFUL)(inputs, spec))(inputs)  # noqa: B023
         assert relative_error(got, decode_attention_reference(inputs, spec)) < 1e-5
@@ -68,10 +75,10 @@ def test_copies_do_not_race_and_padding_is_not_seen(capsys):
 @pytest.mark.parametrize(
     ("cut", "key_heads"),
     [
-        (CacheCut.of(page=8, pages_of_row=9, key_heads=2, block_keys=32), 2),
-        (CacheCut.of(page=5, pages_of_row=9, key_heads=4, block_keys=32), 4),
-        (CacheCut.of(page=100, pages_of_row=3, key_heads=1, block_keys=32), 1),
-        (CacheCut.of(page=601, pages_of_row=1, key_heads=12, block_keys=50), 12),
+        (CacheBlocking.of(page=8, pages_of_row=9, key_heads=2, block_keys=32), 2),
+        (CacheBlocking.of(page=5, pages_of_row=9, key_heads=4, block_keys=32), 4),
+        (CacheBlocking.of(page=100, pages_of_row=3, key_heads=1, block_keys=32), 1),
+        (CacheBlocking.of(page=601, pages_of_row=1, key_heads=12, block_keys=50), 12),
     ],
     ids=["several_pages", "odd_pages", "parts", "one_page"],
 )
@@ -103,7 +110,7 @@ def call_of(dtype="bfloat16", q=(2, 1, 8, 128), k=(2, 64, 2, 128)):
     ],
 )
 def test_what_it_cannot_do_is_refused_with_the_reason(call, reason):
-    assert reason in accepts(call)
+    assert reason in unsupported_reason(call)
 
 
 @pytest.mark.parametrize(
@@ -115,8 +122,8 @@ def test_what_it_cannot_do_is_refused_with_the_reason(call, reason):
     ],
 )
 def test_blocks_shrink_as_calls_grow(dtype, q, k, rows):
-    entry = TILES.entry(call_of(dtype, q, k), Hardware.parse("tpu-v5e-8"))
-    assert entry.tiles == DecodeTiles(rows)
+    entry = BLOCK_SIZES.entry(call_of(dtype, q, k), Hardware.parse("tpu-v5e-8"))
+    assert entry.block_sizes == DecodeBlockSizes(rows)
 
 
 class TestCompile(CompileSuite):
@@ -129,7 +136,7 @@ class TestCompile(CompileSuite):
         def case(name, lengths=(4000, 17) * 8, capacity=4096, heads=32, **fields):
             sizes = {"heads": heads, "key_heads": 8, "width": 128, "value_width": 128}
             return decode_case(
-                DecodeSample(name=name, lengths=lengths, capacity=capacity, **{**sizes, **fields})
+                DecodeTestCase(name=name, lengths=lengths, capacity=capacity, **{**sizes, **fields})
             )
 
         every = {"has_sinks": True, "spec": {"left": 1000, "soft_cap": 30.0}}

@@ -7,47 +7,56 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from axl_tpu.kernels.attention import accepts, flash_attention, flash_attention_backward
-from axl_tpu.kernels.attention_tiles import BACKWARD_TILES, TILES, BackwardTiles, ForwardTiles
+from axl_tpu.kernels.attention.api import (
+    tpu_flash_attention,
+    tpu_flash_attention_backward,
+    unsupported_reason,
+)
+from axl_tpu.kernels.attention.block_sizes import (
+    BACKWARD_BLOCK_SIZES,
+    BLOCK_SIZES,
+    BackwardBlockSizes,
+    ForwardBlockSizes,
+)
 from pallas_races import CAREFUL, check_no_race_was_printed
 
 from axcore.ops import AttentionSpec, Call, KernelPolicy, choose
-from axcore.ops.attention_kernels import ATTENTION_BACKWARD
-from axcore.ops.attention_reference import attention_reference
-from axcore.ops.attention_vjp import attention_from_halves
-from axcore.ops.tolerance import relative_error
+from axcore.ops.attention.kernels import ATTENTION_BACKWARD
+from axcore.ops.attention.reference import attention_reference
+from axcore.ops.attention.vjp import attention_custom_vjp
+from axcore.ops.dispatch.tolerance import relative_error
 from axcore.plugins import Hardware
-from axcore.testing import AttentionSample, CompileSuite, KernelSuite, attention_case
+from axcore.testing import AttentionTestCase, CompileSuite, KernelSuite, attention_case
 from axcore.testing.contracts import attention_backward_case
 
 KEYS = ("attention/tpu_flash_attention", "attention_backward/tpu_flash_attention")
-IN_TWO = BackwardTiles(256, 128, 128, 256, at_once=0)
-AT_ONCE = BackwardTiles(128, 128, 128, 256, at_once=1)
+IN_TWO = BackwardBlockSizes(256, 128, 128, 256, at_once=0)
+AT_ONCE = BackwardBlockSizes(128, 128, 128, 256, at_once=1)
 
 INTERPRET = jax.default_backend() != "tpu"
 
 
-def attention(inputs, spec, *, tiles=AT_ONCE, interpret=INTERPRET):
+def attention(inputs, spec, *, block_sizes=AT_ONCE, interpret=INTERPRET):
     """Both halves, in blocks so small that the samples have several."""
 
     def forward(inputs, spec):
-        with TILES.forced(ForwardTiles(128, 256)):
-            return flash_attention(inputs, spec, interpret=interpret)
+        with BLOCK_SIZES.forced(ForwardBlockSizes(128, 256)):
+            return tpu_flash_attention(inputs, spec, interpret=interpret)
 
     def backward(inputs, spec, **rows):
-        with BACKWARD_TILES.forced(tiles):
-            return flash_attention_backward(inputs, spec, interpret=interpret, **rows)
+        with BACKWARD_BLOCK_SIZES.forced(block_sizes):
+            return tpu_flash_attention_backward(inputs, spec, interpret=interpret, **rows)
 
-    return attention_from_halves(inputs, spec, forward=forward, backward=backward)
+    return attention_custom_vjp(inputs, spec, forward=forward, backward=backward)
 
 
 class Interpreted(KernelSuite):
     plugin = "axl-tpu"
     keys = KEYS[:1]
     dtypes = ("float32",)
-    samples: tuple[AttentionSample, ...] = ()
+    samples: tuple[AttentionTestCase, ...] = ()
 
-    def implementation(self, kernel):
+    def function(self, kernel):
         return attention
 
     def extra_cases(self, kernel):
@@ -55,7 +64,7 @@ class Interpreted(KernelSuite):
 
 
 def several_blocks(name, **fields):
-    return AttentionSample(name=name, **{"batch": 1, "queries": 200, "keys": 330, **fields})
+    return AttentionTestCase(name=name, **{"batch": 1, "queries": 200, "keys": 330, **fields})
 
 
 CAUSAL = {"right": 0, "query_offset": 130}
@@ -126,22 +135,22 @@ def gradients(run, inputs, spec):
 
 
 @pytest.mark.parametrize(
-    "tiles",
+    "block_sizes",
     [
         pytest.param(AT_ONCE, id="at_once"),
         pytest.param(IN_TWO, id="in_two", marks=pytest.mark.slow),
     ],
 )
-def test_both_ways_backward_equal_the_reference_with_everything(tiles):
+def test_both_ways_backward_equal_the_reference_with_everything(block_sizes):
     inputs, spec = EVERYTHING.make()
-    got = gradients(partial(attention, tiles=tiles), inputs, spec)
+    got = gradients(partial(attention, block_sizes=block_sizes), inputs, spec)
     wanted = gradients(attention_reference, inputs, spec)
     assert max(relative_error(got[name], wanted[name]) for name in wanted) < 1e-5
 
 
 def two_documents(size=128):
     """A row of two documents of a block each, with no mask between them but their ids."""
-    inputs, spec = AttentionSample(
+    inputs, spec = AttentionTestCase(
         name="two", batch=1, queries=2 * size, keys=2 * size, heads=2, key_heads=1
     ).make()
     ids = jnp.repeat(jnp.asarray([[7, -3]], jnp.int32), size, axis=1)
@@ -153,8 +162,9 @@ def test_blocks_of_other_documents_are_not_read():
     poisoned = inputs._replace(
         k_BSKH=inputs.k_BSKH.at[:, 128:].set(jnp.nan), v_BSKV=inputs.v_BSKV.at[:, 128:].set(jnp.nan)
     )
-    with TILES.forced(ForwardTiles(128, 128)):
-        clean, other = (flash_attention(one, spec, interpret=True)[0] for one in (inputs, poisoned))
+    with BLOCK_SIZES.forced(ForwardBlockSizes(128, 128)):
+        clean, _ = tpu_flash_attention(inputs, spec, interpret=True)
+        other, _ = tpu_flash_attention(poisoned, spec, interpret=True)
     np.testing.assert_array_equal(other[:, :128], clean[:, :128])
     assert np.isnan(other[:, 128:]).all()
 
@@ -189,7 +199,7 @@ def sized(tokens, *, width=128, **choices) -> Call:
     ("refused", "reason"),
     [
         (call(dtype="float16"), "takes bfloat16 and float32, not float16"),
-        (call(AttentionSample(name="bias", parts=("bias",))), "takes no bias"),
+        (call(AttentionTestCase(name="bias", parts=("bias",))), "takes no bias"),
         (sized(0), "takes no empty array, not q (2, 0, 8, 128)"),
         (sized(512, width=12), "takes widths of q that are multiples of 8 up to 256, not"),
         (sized(512, width=264), "not 264"),
@@ -198,7 +208,7 @@ def sized(tokens, *, width=128, **choices) -> Call:
     ],
 )
 def test_call_that_it_cannot_serve_is_refused_with_the_reason(refused, reason):
-    assert reason in accepts(refused)
+    assert reason in unsupported_reason(refused)
 
 
 @pytest.mark.parametrize(
@@ -207,14 +217,14 @@ def test_call_that_it_cannot_serve_is_refused_with_the_reason(refused, reason):
 )
 def test_gradients_are_summed_at_once_where_the_sums_fit(target, tokens, at_once):
     hardware = Hardware.parse(f"tpu-{target}")
-    assert BACKWARD_TILES.entry(sized(tokens), hardware).tiles.at_once == at_once
+    assert BACKWARD_BLOCK_SIZES.entry(sized(tokens), hardware).block_sizes.at_once == at_once
 
 
 @pytest.mark.parametrize("target", ["tpu-v4-8", "tpu-v5e-8", "tpu-v5p-8", "tpu-v6e-8", "tpu-7x-8"])
 @pytest.mark.parametrize("part", ["ranges", "segments"])
-def test_both_passes_are_ours_before_a_librarys(target, part):
-    policy = KernelPolicy(hardware=Hardware.parse(target))
-    wanted = call(AttentionSample(name=part, queries=256, keys=256, parts=(part,)))
+def test_both_passes_are_ours_before_a_librarys_where_the_fastest_is_asked_for(target, part):
+    policy = KernelPolicy(hardware=Hardware.parse(target), kernel_choice="fastest")
+    wanted = call(AttentionTestCase(name=part, queries=256, keys=256, parts=(part,)))
     for one in (wanted, attrs.evolve(wanted, op=ATTENTION_BACKWARD)):
         assert choose(one, policy).kernel.name == "tpu_flash_attention"
 
@@ -224,8 +234,10 @@ def test_both_passes_are_ours_before_a_librarys(target, part):
     [("v6e-8", {"right": 0}, 1024), ("v6e-8", {"left": 600, "right": 0}, 512), ("v5p-8", {}, 512)],
 )
 def test_blocks_are_larger_where_nothing_hides_parts_of_them(target, choices, size):
-    tiles = TILES.entry(sized(4096, **choices), Hardware.parse(f"tpu-{target}")).tiles
-    assert tiles == ForwardTiles(size, size)
+    block_sizes = BLOCK_SIZES.entry(
+        sized(4096, **choices), Hardware.parse(f"tpu-{target}")
+    ).block_sizes
+    assert block_sizes == ForwardBlockSizes(size, size)
 
 
 # -- Compiled ------------------------------------------------------------------------------------
@@ -234,7 +246,7 @@ def test_blocks_are_larger_where_nothing_hides_parts_of_them(target, choices, si
 def long(name, **fields):
     sizes = {"batch": 8, "queries": 4096, "keys": 4096, "heads": 4, "key_heads": 2}
     widths = {"width": 128, "value_width": 128}
-    return AttentionSample(name=name, **{**sizes, **widths, "spec": {"right": 0}, **fields})
+    return AttentionTestCase(name=name, **{**sizes, **widths, "spec": {"right": 0}, **fields})
 
 
 class TestCompile(CompileSuite):

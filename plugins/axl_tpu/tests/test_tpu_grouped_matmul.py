@@ -2,31 +2,39 @@
 
 from functools import partial
 
+import attrs
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from axl_tpu.kernels.grouped_matmul import accepts, tpu_grouped_matmul
-from axl_tpu.kernels.grouped_tiles import TILES, GroupedTiles
-from axl_tpu.kernels.grouped_visits import Visits
+from axl_tpu.kernels.grouped_matmul.api import (
+    tpu_grouped_matmul,
+    tpu_grouped_matmul_backward,
+    unsupported_reason,
+)
+from axl_tpu.kernels.grouped_matmul.block_schedule import GroupBlockSchedule
+from axl_tpu.kernels.grouped_matmul.block_sizes import BLOCK_SIZES, GroupedBlockSizes
+from kernel_blocks import in_blocks
 from pallas_races import CAREFUL, check_no_race_was_printed
 
-from axcore.ops import Call, KernelPolicy, choose
-from axcore.ops.grouped_matmul_reference import grouped_matmul_reference
-from axcore.ops.tolerance import relative_error
+from axcore.ops import Call, GroupedMatmulInputs, KernelPolicy, choose
+from axcore.ops.dispatch.tolerance import relative_error
+from axcore.ops.grouped_matmul.reference import grouped_matmul_reference
+from axcore.ops.grouped_matmul.vjp import grouped_matmul_custom_vjp
 from axcore.plugins import Hardware
-from axcore.testing import CompileSuite, GroupedMatmulSample, KernelSuite, grouped_matmul_case
+from axcore.testing import CompileSuite, GroupedMatmulTestCase, KernelSuite, grouped_matmul_case
 
 KEYS = ("grouped_matmul/tpu_grouped_matmul",)
-SMALL = GroupedTiles(rows=16, summed=128, columns=128)
+SMALL = GroupedBlockSizes(rows=16, summed=128, columns=128)
 
 
-def in_small_tiles(interpret):
-    def kernel(*args):
-        with TILES.forced(SMALL):
-            return tpu_grouped_matmul(*args, interpret=interpret)
+def halves(interpret):
+    both = (tpu_grouped_matmul, tpu_grouped_matmul_backward)
+    return tuple(partial(half, interpret=interpret) for half in both)
 
-    return kernel
+
+def in_small_blocks(interpret):
+    return tuple(in_blocks(BLOCK_SIZES, SMALL, half) for half in halves(interpret))
 
 
 class TestKernel(KernelSuite):
@@ -36,7 +44,7 @@ class TestKernel(KernelSuite):
     case_names = ("uneven", "leftover_rows", "nothing")
 
     def implementation(self, kernel):
-        return partial(tpu_grouped_matmul, interpret=jax.default_backend() != "tpu")
+        return halves(jax.default_backend() != "tpu")
 
     def tolerance(self, dtype):
         return (2e-5, 1e-4) if dtype == "float32" else super().tolerance(dtype)
@@ -48,11 +56,11 @@ class TestKernelOnEveryCase(TestKernel):
     case_names = None
 
     def implementation(self, kernel):
-        return in_small_tiles(jax.default_backend() != "tpu")
+        return in_small_blocks(jax.default_backend() != "tpu")
 
     def extra_cases(self, kernel):
         def case(name, group_sizes, num_rows, **widths):
-            sample = GroupedMatmulSample(
+            sample = GroupedMatmulTestCase(
                 name=name, group_sizes=group_sizes, num_rows=num_rows, **widths
             )
             return grouped_matmul_case(sample)
@@ -65,16 +73,20 @@ class TestKernelOnEveryCase(TestKernel):
 
 @pytest.mark.slow
 def test_steps_do_not_race_and_padding_is_not_seen(capsys):
-    sample = GroupedMatmulSample(
+    sample = GroupedMatmulTestCase(
         name="careful", group_sizes=(9, 0, 20), num_rows=35, width=150, out_width=140
     )
     x, w, sizes = sample.make()
 
     def gradients(kernel):
-        loss = lambda x, w: jnp.sum(jnp.sin(kernel(x, w, sizes)))  # noqa: E731
+        def loss(x, w):
+            return jnp.sum(jnp.sin(kernel(GroupedMatmulInputs(x, w, sizes), None)))
+
         return jax.jit(jax.value_and_grad(loss, argnums=(0, 1)))(x, w)
 
-    got, wanted = gradients(in_small_tiles(CAREFUL)), gradients(grouped_matmul_reference)
+    forward, backward = in_small_blocks(CAREFUL)
+    careful = partial(grouped_matmul_custom_vjp, forward=forward, backward=backward)
+    got, wanted = gradients(careful), gradients(grouped_matmul_reference)
     for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
         assert relative_error(one, other) < 1e-4
     check_no_race_was_printed(capsys)
@@ -86,18 +98,18 @@ def test_steps_do_not_race_and_padding_is_not_seen(capsys):
 def test_every_row_of_a_group_is_visited_once_by_it(sizes):
     num_rows, block = 40, 16
     ends = np.minimum(np.cumsum(sizes), num_rows)
-    visits = Visits.of_blocks(jnp.asarray(sizes, jnp.int32), num_rows, block)
-    groups = Visits.of_groups(jnp.asarray(sizes, jnp.int32), num_rows, block)
+    schedule = GroupBlockSchedule.of_blocks(jnp.asarray(sizes, jnp.int32), num_rows, block)
+    groups = GroupBlockSchedule.of_groups(jnp.asarray(sizes, jnp.int32), num_rows, block)
     group_of_row = np.searchsorted(ends, np.arange(num_rows), side="right")
     wanted = {(group, row // block) for row, group in enumerate(group_of_row)}
-    assert pairs(visits) == sorted(wanted, key=lambda pair: (pair[1], pair[0]))
+    assert pairs(schedule) == sorted(wanted, key=lambda pair: (pair[1], pair[0]))
     assert {group for group, _ in pairs(groups)} == set(range(len(sizes)))
     assert {pair for pair in wanted if pair[0] < len(sizes)} <= set(pairs(groups))
 
 
-def pairs(visits):
-    live = np.asarray(visits.is_live_P) == 1
-    group, block = np.asarray(visits.group_P)[live], np.asarray(visits.block_P)[live]
+def pairs(schedule):
+    live = np.asarray(schedule.is_active_P) == 1
+    group, block = np.asarray(schedule.group_P)[live], np.asarray(schedule.block_P)[live]
     return list(zip(group.tolist(), block.tolist(), strict=True))
 
 
@@ -114,16 +126,25 @@ def call_of(dtype="bfloat16", x=(256, 64), w=(8, 64, 64)):
     ],
 )
 def test_what_it_cannot_do_is_refused_with_the_reason(call, reason):
-    assert reason in accepts(call)
+    assert reason in unsupported_reason(call)
 
 
 @pytest.mark.parametrize(
-    ("target", "name"), [("tpu-v5p-8", "tpu_grouped_matmul"), ("tpu-v4-8", "megablox")]
+    ("target", "validated", "fastest"),
+    [
+        ("tpu-v5p-8", "megablox", "tpu_grouped_matmul"),
+        ("tpu-v4-8", "megablox", "megablox"),
+        ("tpu-7x-8", "tpu_grouped_matmul", "tpu_grouped_matmul"),
+    ],
 )
-def test_the_better_of_two_is_chosen_where_it_fits_the_chip(target, name):
+def test_ours_is_the_faster_where_it_fits_the_chip_and_the_library_is_validated(
+    target, validated, fastest
+):
     policy = KernelPolicy(hardware=Hardware.parse(target))
-    case = grouped_matmul_case(GroupedMatmulSample(name="any", group_sizes=(8, 8), num_rows=16))
-    assert choose(case.abstract_call("bfloat16"), policy).kernel.name == name
+    case = grouped_matmul_case(GroupedMatmulTestCase(name="any", group_sizes=(8, 8), num_rows=16))
+    call = case.abstract_call("bfloat16")
+    assert choose(call, policy).kernel.name == validated
+    assert choose(call, attrs.evolve(policy, kernel_choice="fastest")).kernel.name == fastest
 
 
 class TestCompile(CompileSuite):
@@ -135,7 +156,7 @@ class TestCompile(CompileSuite):
     def cases(self, kernel):
         def case(name, group_sizes, **fields):
             return grouped_matmul_case(
-                GroupedMatmulSample(name=name, group_sizes=group_sizes, **fields)
+                GroupedMatmulTestCase(name=name, group_sizes=group_sizes, **fields)
             )
 
         return (

@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
-from axl_tpu.detect import detect
+from axl_tpu.detect import detect, present
 from axl_tpu.doctor import libtpu_finding
 from axl_tpu.hardware import hosts
 
@@ -79,3 +79,19 @@ def test_every_tpu_has_a_mesh_rule(target):
 def test_doctor_says_whether_libtpu_is_there():
     assert libtpu_finding("0.0.42").text == "libtpu 0.0.42"
     assert "JAX will not see any TPU" in libtpu_finding(None).text
+
+
+@pytest.mark.parametrize(
+    ("platforms", "expected"), [(None, True), ("tpu,cpu", True), ("cpu", False)]
+)
+def test_tpus_are_expected_where_one_is_on_the_bus_and_jax_may_use_it(
+    tmp_path, platforms, expected
+):
+    environment = {} if platforms is None else {"JAX_PLATFORMS": platforms}
+    network, chip = tmp_path / "0000:00:04.0", tmp_path / "0000:00:05.0"
+    for function, device in ((network, "0x0042"), (chip, "0x0063")):
+        assert not present(environment, tmp_path)
+        function.mkdir()
+        (function / "vendor").write_text("0x1ae0\n")
+        (function / "device").write_text(f"{device}\n")
+    assert present(environment, tmp_path) is expected

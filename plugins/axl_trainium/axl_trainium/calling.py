@@ -16,7 +16,7 @@ from axcore.errors import KernelError
 from axl_trainium.sdk import IS_SDK
 
 
-def why_not_here() -> str | None:
+def missing_sdk_reason() -> str | None:
     """Returns None where NKI kernels can run in this process, else the reason why not."""
     is_chip = jax.default_backend() == "neuron"
     if IS_SDK and not is_chip:
@@ -38,11 +38,11 @@ def call_kernel(kernel: Callable[..., Any], outputs: Any, *arrays: Array, **choi
     Raises:
         KernelError: Kernels cannot run in this process.
     """
-    reason = why_not_here()
+    reason = missing_sdk_reason()
     if reason is not None:
         raise KernelError(
             f"{getattr(kernel, '__name__', kernel)} is an NKI kernel: {reason}.",
-            mend="run it on Trainium with the AWS Neuron SDK installed, or remove the pin",
+            hint="run it on Trainium with the AWS Neuron SDK installed, or remove the pin",
         )
     if IS_SDK:
         return kernel(*arrays, **choices)

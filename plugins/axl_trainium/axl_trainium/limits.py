@@ -9,6 +9,6 @@ SBUF_PARTITION_BYTES = 192 * 1024
 DTYPES = ("bfloat16", "float32")
 
 
-def why_not_dtype(dtype: str) -> str | None:
+def unsupported_dtype_reason(dtype: str) -> str | None:
     """Returns None where kernels take the dtype, else the reason why not."""
     return None if dtype in DTYPES else f"takes {' and '.join(DTYPES)}, not {dtype}"

@@ -35,7 +35,7 @@ _EXPRESSIONS = (
     *(ast.BinOp, ast.UnaryOp, ast.Compare, ast.BoolOp, ast.IfExp, ast.Subscript, ast.Slice),
     *(ast.operator, ast.unaryop, ast.cmpop, ast.boolop, ast.expr_context, ast.arguments, ast.arg),
 )
-_MENDS = {
+_HINTS = {
     "While": "write a for over range(), or nl.fori_loop",
     "Lambda": "name the function with def",
     "ListComp": "write the loop out",
@@ -48,22 +48,22 @@ _MENDS = {
 
 @attrs.frozen
 class Finding:
-    """What is wrong in one line of a kernel file, and how to mend it."""
+    """What is wrong in one line of a kernel file, and how to fix it."""
 
     path: str
     line: int
     text: str
-    mend: str
+    hint: str
 
     def __str__(self) -> str:
-        return f"{self.path}:{self.line}: {self.text}; {self.mend}"
+        return f"{self.path}:{self.line}: {self.text}; {self.hint}"
 
 
 def lint_folder(folder: Path) -> list[Finding]:
     """Returns what is wrong in the kernel files of a folder."""
     return [
         finding
-        for path in sorted(folder.glob("*.py"))
+        for path in sorted(folder.rglob("nki_*.py"))
         for finding in lint(path.read_text(), str(path))
     ]
 
@@ -99,13 +99,13 @@ class _File:
             elif not _is_docstring(node):
                 yield self._construct(node)
 
-    def _at(self, node: ast.AST, text: str, mend: str) -> Finding:
-        return Finding(self.path, getattr(node, "lineno", 0), text, mend)
+    def _at(self, node: ast.AST, text: str, hint: str) -> Finding:
+        return Finding(self.path, getattr(node, "lineno", 0), text, hint)
 
     def _construct(self, node: ast.AST) -> Finding:
         name = type(node).__name__
-        mend = _MENDS.get(name, "write it with functions, for, if and calls")
-        return self._at(node, f"{name} is not of NKI's Python", mend)
+        hint = _HINTS.get(name, "write it with functions, for, if and calls")
+        return self._at(node, f"{name} is not of NKI's Python", hint)
 
     def _import(self, node: ast.ImportFrom) -> Iterator[Finding]:
         module = node.module or ""

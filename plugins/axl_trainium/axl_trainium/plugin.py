@@ -12,7 +12,7 @@ from axcore.plugins import (
     MeshRule,
     Ref,
     hook,
-    on,
+    requires,
 )
 from axl_trainium.hardware import hosts
 
@@ -31,10 +31,10 @@ def hardware_families() -> Iterator[HardwareFamily]:
 
 @hook.aot_targets
 def aot_targets() -> Iterator[AotTarget]:
-    """No compiler of Neuron's is to be had without its SDK: the host's stands in."""
+    """Neuron's compiler is not available without its SDK: the host's is used."""
     yield AotTarget(
         name="host_for_trainium",
-        on=on(family="trainium"),
+        requires=requires(family="trainium"),
         limits="compiled by XLA for the host, with the portable kernels, as many devices as the "
         "target shows: shapes, shardings, collectives and FLOPs are the target's; memory is what "
         "the host's compiler would use, and the time is a roofline",
@@ -44,11 +44,11 @@ def aot_targets() -> Iterator[AotTarget]:
 
 @hook.environment_flags
 def environment_flags() -> Iterator[EnvironmentFlags]:
-    """What Neuron's compiler is told about the programs it gets."""
+    """Options of Neuron's compiler for the programs that it gets."""
     yield EnvironmentFlags(
         name="transformer_training",
         variable="NEURON_CC_FLAGS",
-        on=on(family="trainium"),
+        requires=requires(family="trainium"),
         fn=Ref("axl_trainium.flags:transformer_training"),
         summary="Neuron's compiler expects a transformer that is trained",
     )
@@ -65,31 +65,36 @@ def mesh_rules() -> Iterator[MeshRule]:
     yield MeshRule(match="trainium-trn2-*", mesh={"fsdp": -1, "model": 4})
 
 
-PINNED_ONLY = 10
-"""None of the kernels ran on a chip, so none runs by itself, and the portable ones serve."""
+SIMULATED = "no compiler of the vendor's has taken it yet; the plugin's simulator runs it"
+"""Why the portable kernels serve by default: they at least compile."""
 
 
 @hook.kernels
 def kernels() -> Iterator[Kernel]:
     """Kernels of our own in NKI."""
     for op, name, module, function in (
-        ("attention", "nki_flash_attention", "attention", "nki_flash_attention"),
+        ("attention", "nki_flash_attention", "attention.api", "nki_flash_attention"),
         (
             "attention_backward",
             "nki_flash_attention",
-            "attention_backward",
+            "attention.backward",
             "nki_flash_attention_backward",
         ),
-        ("cross_entropy", "nki_cross_entropy", "cross_entropy", "nki_cross_entropy"),
-        ("rms_norm", "nki_rms_norm", "rms_norm", "nki_rms_norm"),
+        ("cross_entropy", "nki_cross_entropy", "cross_entropy.api", "nki_cross_entropy"),
+        ("rms_norm", "nki_rms_norm", "rms_norm.api", "nki_rms_norm"),
     ):
         yield Kernel(
             op=op,
             name=name,
-            priority=PINNED_ONLY,
-            on=on(family="trainium", generation="trn2"),
-            accepts=Ref(f"axl_trainium.{module}:accepts"),
-            fn=Ref(f"axl_trainium.{module}:{function}"),
+            summary="NKI",
+            priority=300,
+            pinned_only=SIMULATED,
+            requires=requires(family="trainium", generation="trn2"),
+            unsupported_reason=Ref(f"axl_trainium.kernels.{module}:unsupported_reason"),
+            forward=Ref(f"axl_trainium.kernels.{module}:{function}"),
+            backward=None
+            if op.startswith("attention")
+            else Ref(f"axl_trainium.kernels.{module}:{function}_backward"),
         )
 
 

@@ -14,7 +14,7 @@ FOLDER = Path(axl_trainium.kernels.__file__).parent
 
 KERNEL = '''"""A kernel."""
 
-from axl_trainium.kernels.tiles import load_rows
+from axl_trainium.kernels.nki_tiles import load_rows
 from axl_trainium.sdk import nisa, nki, nl
 
 
@@ -28,7 +28,7 @@ def kernel(x):
 
 
 def test_every_kernel_file_is_clean():
-    assert sorted(path.name for path in FOLDER.glob("*.py"))
+    assert sorted(path.name for path in FOLDER.rglob("nki_*.py"))
     assert [str(finding) for finding in lint_folder(FOLDER)] == []
 
 
@@ -78,7 +78,7 @@ def test_a_clean_file_has_no_findings():
         ("if x.shape: return y", "kernel returns early; return at its end only"),
     ],
 )
-def test_what_is_not_of_the_subset_is_named_with_its_line_and_a_mend(line, text):
+def test_what_is_not_of_the_subset_is_named_with_its_line_and_a_hint(line, text):
     findings = [str(finding) for finding in lint(KERNEL.replace("LINE", line), "k.py")]
     assert any(finding.startswith("k.py:11: ") and text in finding for finding in findings), (
         findings

@@ -5,27 +5,28 @@ import re
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from axl_trainium import attention, attention_backward
-from axl_trainium.attention import nki_forward
-from axl_trainium.attention_ranges import key_ranges
-from axl_trainium.kernels.attention_backward import attention_dkv, attention_dq
-from axl_trainium.kernels.attention_forward import attention_forward
+from axl_trainium.kernels.attention import api as attention
+from axl_trainium.kernels.attention import backward as attention_backward
+from axl_trainium.kernels.attention.api import nki_flash_attention
+from axl_trainium.kernels.attention.key_ranges import key_ranges
+from axl_trainium.kernels.attention.nki_backward import attention_dkv, attention_dq
+from axl_trainium.kernels.attention.nki_forward import attention_forward
 from axl_trainium.sdk import IS_SDK, nisa
 
 from axcore.ops import Call
-from axcore.ops.attention_mask import columns, rows, visible
-from axcore.ops.attention_reference import attention_reference
-from axcore.ops.attention_samples import ATTENTION_SAMPLES, AttentionSample
+from axcore.ops.attention.contract import ATTENTION_TEST_CASES, AttentionTestCase
+from axcore.ops.attention.mask import columns, rows, visible
+from axcore.ops.attention.reference import attention_reference
 from axcore.testing import attention_case
 
-SAMPLES = {sample.name: sample for sample in ATTENTION_SAMPLES}
+SAMPLES = {sample.name: sample for sample in ATTENTION_TEST_CASES}
 
 
 def call_of(dtype="float32", **sizes):
-    return attention_case(AttentionSample(name="sized", **sizes)).abstract_call(dtype)
+    return attention_case(AttentionTestCase(name="sized", **sizes)).abstract_call(dtype)
 
 
-def longest_call(accepts, width, value_width):
+def longest_call(unsupported_reason, width, value_width):
     """Returns the most keys, a multiple of 1024, that a predicate takes in bfloat16."""
 
     def call(keys):
@@ -36,10 +37,12 @@ def longest_call(accepts, width, value_width):
             dtypes=tuple((name, "bfloat16") for name in shapes),
         )
 
-    return max(keys for keys in range(1024, 2**18, 1024) if accepts(call(keys)) is None)
+    return max(keys for keys in range(1024, 2**18, 1024) if unsupported_reason(call(keys)) is None)
 
 
-@pytest.mark.parametrize("accepts", [attention.accepts, attention_backward.accepts])
+@pytest.mark.parametrize(
+    "unsupported_reason", [attention.unsupported_reason, attention_backward.unsupported_reason]
+)
 @pytest.mark.parametrize(
     ("sizes", "reason"),
     [
@@ -55,8 +58,8 @@ def longest_call(accepts, width, value_width):
         ),
     ],
 )
-def test_what_the_kernels_cannot_do_is_refused_with_the_reason(accepts, sizes, reason):
-    reply = accepts(call_of(**sizes))
+def test_what_the_kernels_cannot_do_is_refused_with_the_reason(unsupported_reason, sizes, reason):
+    reply = unsupported_reason(call_of(**sizes))
     assert reply is not None
     assert re.match(reason, reply), reply
 
@@ -78,10 +81,10 @@ def test_ranges_hide_what_the_masks_hide(name):
 
 @pytest.mark.usefixtures("runs_nki")
 def test_only_queries_of_a_document_in_two_pieces_give_nan():
-    inputs, spec = AttentionSample(name="pieces", batch=1, queries=6, keys=6).make()
+    inputs, spec = AttentionTestCase(name="pieces", batch=1, queries=6, keys=6).make()
     segments = jnp.asarray([[1, 2, 2, 1, 3, 0]])
     inputs = inputs._replace(q_segments_BT=segments, k_segments_BS=segments)
-    o, lse = nki_forward(inputs, spec)
+    o, lse = nki_flash_attention(inputs, spec)
     expected, expected_lse = attention_reference(inputs, spec)
     in_pieces = np.asarray([True, False, False, True, False, False])
     assert np.isnan(o[:, in_pieces]).all()
@@ -95,24 +98,24 @@ def test_only_queries_of_a_document_in_two_pieces_give_nan():
 def test_a_query_that_is_not_finite_spoils_no_other(number):
     inputs, spec = SAMPLES["causal"].make()
     spoilt = inputs._replace(q_BTNH=inputs.q_BTNH.at[0, 3, 1].set(number))
-    o, _ = nki_forward(spoilt, spec)
-    clean, _ = nki_forward(inputs, spec)
+    o, _ = nki_flash_attention(spoilt, spec)
+    clean, _ = nki_flash_attention(inputs, spec)
     assert np.isnan(o[0, 3, 1]).all()
     np.testing.assert_array_equal(o.at[0, 3, 1].set(clean[0, 3, 1]), clean)
 
 
 @pytest.mark.skipif(IS_SDK, reason="AWS's Neuron SDK is installed: only the simulator takes numpy")
 @pytest.mark.parametrize(
-    ("accepts", "width", "value_width"),
-    [(attention.accepts, 128, 128), (attention_backward.accepts, 16, 512)],
+    ("unsupported_reason", "width", "value_width"),
+    [(attention.unsupported_reason, 128, 128), (attention_backward.unsupported_reason, 16, 512)],
 )
-def test_the_longest_rows_that_are_accepted_fit_the_memory(accepts, width, value_width):
-    longest = longest_call(accepts, width, value_width)
+def test_the_longest_rows_that_are_accepted_fit_the_memory(unsupported_reason, width, value_width):
+    longest = longest_call(unsupported_reason, width, value_width)
     array = lambda *shape, dtype=jnp.bfloat16: np.ones(shape, dtype)  # noqa: E731
     q, k, v = array(1, 1, width), array(1, longest, width), array(1, longest, value_width)
     start, end = (np.full((1, 1, 1), place, np.float32) for place in (longest - 5, longest))
     choices = {"scale": 1.0, "soft_cap": 2.0, "left": 600, "right": 0, "offset": longest - 1}
-    if accepts is attention.accepts:
+    if unsupported_reason is attention.unsupported_reason:
         o, _ = attention_forward(q, k, v, start, end, start_XR2=None, **choices)
         assert (o == 1).all()
     else:

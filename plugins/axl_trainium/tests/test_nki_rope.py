@@ -4,11 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from axl_trainium.rope import nki_rotate
+from axl_trainium.kernels.rope.api import nki_rotate
 
 from axcore.errors import KernelError
 from axcore.layers import rope_frequencies, rotate
-from axcore.ops.tolerance import TOLERANCES, relative_error
+from axcore.ops.dispatch.tolerance import TOLERANCES, relative_error
 
 FREQUENCIES = rope_frequencies(16, 10_000.0)
 
@@ -47,8 +47,8 @@ def test_rotations_and_their_gradients_are_those_of_the_layer(dtype):
         (4000, jnp.float32, "nki_rotate takes heads of up to 196608 bytes of a partition, not 512"),
     ],
 )
-def test_what_it_cannot_do_is_refused_with_a_mend(heads, dtype, reason):
+def test_what_it_cannot_do_is_refused_with_a_hint(heads, dtype, reason):
     x = jnp.zeros((1, 1, heads, 16), dtype)
     with pytest.raises(KernelError, match=reason) as caught:
         nki_rotate(x, x, jnp.zeros((1, 1), jnp.int32), frequencies=FREQUENCIES)
-    assert caught.value.mend == "call axcore.layers.rotate"
+    assert caught.value.hint == "call axcore.layers.rotate"

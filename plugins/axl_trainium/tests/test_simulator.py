@@ -128,9 +128,9 @@ def test_products_sum_over_partitions_and_accumulate():
 
 def test_transposition_and_reciprocal():
     def body(dst, x):
-        turned = tile((12, 8), buffer=nl.psum)
-        nisa.nc_transpose(dst=turned, data=x)
-        nisa.reciprocal(dst=dst, data=turned)
+        transposed = tile((12, 8), buffer=nl.psum)
+        nisa.nc_transpose(dst=transposed, data=x)
+        nisa.reciprocal(dst=dst, data=transposed)
 
     np.testing.assert_allclose(run(body, X, shape=(12, 8)), 1 / X.T, rtol=1e-6)
 

@@ -3,16 +3,17 @@
 import pytest
 
 from axcore.testing import (
-    AttentionSample,
+    AttentionTestCase,
     KernelSuite,
     MeshRuleSuite,
     PluginSuite,
     attention_case,
 )
 from axcore.testing.contracts import (
-    CrossEntropySample,
+    CrossEntropyTestCase,
     attention_backward_case,
     cross_entropy_case,
+    functions_of,
 )
 
 
@@ -34,7 +35,7 @@ class Simulated(KernelSuite):
     plugin = "axl-trainium"
 
     def implementation(self, kernel):
-        return kernel.fn.resolve()
+        return functions_of(kernel)
 
     def tolerance(self, dtype):
         if dtype == "bfloat16":
@@ -47,7 +48,7 @@ class TestKernels(Simulated):
     case_names = ("odd_width", "documents", "everything")
 
     def extra_cases(self, kernel):
-        documents = AttentionSample(
+        documents = AttentionTestCase(
             name="documents",
             queries=21,
             keys=21,
@@ -66,23 +67,23 @@ class OnTiles(Simulated):
         if kernel.op == "cross_entropy":
             sizes = {"leading": (2, 150), "width": 200, "vocabulary": 1100}
             spec = {"z_loss": 0.01, "soft_cap": 5.0}
-            return (cross_entropy_case(CrossEntropySample(name="blocks", **sizes, spec=spec)),)
+            return (cross_entropy_case(CrossEntropyTestCase(name="blocks", **sizes, spec=spec)),)
         causal = {"right": 0}
         tiles = {"batch": 1, "heads": 2, "key_heads": 1}
         return attention_cases(
             kernel,
-            AttentionSample(name="tiles", queries=300, keys=300, **tiles, spec=causal),
-            AttentionSample(
+            AttentionTestCase(name="tiles", queries=300, keys=300, **tiles, spec=causal),
+            AttentionTestCase(
                 name="far_window",
                 queries=300,
                 keys=700,
                 **tiles,
                 spec={"right": 0, "left": 260, "query_offset": 400},
             ),
-            AttentionSample(
+            AttentionTestCase(
                 name="long_documents", queries=700, keys=700, **tiles, parts=("segments",)
             ),
-            AttentionSample(
+            AttentionTestCase(
                 name="placed", queries=70, keys=140, **tiles, parts=("offset", "sinks"), spec=causal
             ),
         )
@@ -96,4 +97,4 @@ class TestKernelsOnEveryCase(OnTiles):
 @pytest.mark.slow
 class TestKernelsInBfloat16(OnTiles):
     dtypes = ("bfloat16",)
-    case_names = ("plain", "narrow_scale", "wide_projection", "tiles", "blocks")
+    case_names = ("plain", "quantized_scale", "wide_projection", "tiles", "blocks")

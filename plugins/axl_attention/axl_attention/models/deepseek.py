@@ -4,7 +4,7 @@ from typing import Any
 
 from axcore.config import evolve, replace_config, update_config
 from axcore.layers import Attention, FeedForward, GroupLimit, MoE, Router, Sequence
-from axcore.models import TOY, Sizes, of_size, transformer
+from axcore.models import TOY, CausalLM, Sizes, of_size, transformer
 from axl_attention.latent_attention import LatentAttention
 from axl_attention.yarn import YaRN, yarn_attention_factor
 
@@ -72,7 +72,7 @@ DEEPSEEK_V3_SIZES: Sizes = {
 }
 
 
-def deepseek_v2(size: str) -> Any:
+def deepseek_v2(size: str) -> CausalLM.Config:
     """Returns the config of a DeepSeek-V2: `lite`, `236b` or `toy`.
 
     Source: DeepSeek-AI 2024, arXiv:2405.04434, section 2 and appendix B; routing as in the
@@ -83,7 +83,7 @@ def deepseek_v2(size: str) -> Any:
     return _deepseek(router=router, yarn_weight=0.707, **sizes)
 
 
-def deepseek_v3(size: str) -> Any:
+def deepseek_v3(size: str) -> CausalLM.Config:
     """Returns the config of a DeepSeek-V3: `671b` or `toy`; without the head for a second token.
 
     Source: DeepSeek-AI 2024, arXiv:2412.19437, sections 2.1 and 4.2.
@@ -126,7 +126,7 @@ def _deepseek(
 def _latent_attention(heads: Any, yarn_weight: float) -> Any:
     """Returns a function from an attention to a latent one, stretched to 40 times 4096 tokens.
 
-    The attention factor is on all of the logits, not on the part with position only, so it stands
+    The attention factor is on all of the logits, not on the part with position only, so it is
     in their scale.
     """
     scale = yarn_attention_factor(40.0, weight=yarn_weight) ** 2

@@ -4,11 +4,11 @@ from typing import Any
 
 from axcore.config import evolve, replace_config, update_config
 from axcore.layers import PreNorm
-from axcore.models import TiedHead, UntiedHead, transformer
+from axcore.models import CausalLM, TiedHead, UntiedHead, transformer
 from axl_attention.sandwich_norm import in_place_of as with_sandwich_norm
 
 
-def gemma(*, head_dim: int, scale: float | None = None, **sizes: Any) -> Any:
+def gemma(*, head_dim: int, scale: float | None = None, **sizes: Any) -> CausalLM.Config:
     """Returns a transformer with norms around each branch, scaled embeddings and a tied head.
 
     Args:

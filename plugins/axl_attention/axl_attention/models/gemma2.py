@@ -1,10 +1,8 @@
 """Gemma 2: local and global attention by turns, and soft caps on every logit."""
 
-from typing import Any
-
 from axcore.config import update_config
 from axcore.layers import alternating
-from axcore.models import TOY, Sizes, of_size
+from axcore.models import TOY, CausalLM, Sizes, of_size
 from axl_attention.models.gemma import gemma, local
 
 _PUBLISHED = {"vocab_size": 256_000, "window": 4096}
@@ -42,7 +40,7 @@ GEMMA2_SIZES: Sizes = {
 }
 
 
-def gemma2(size: str) -> Any:
+def gemma2(size: str) -> CausalLM.Config:
     """Returns the config of a Gemma 2: `2b`, `9b`, `27b` or `toy`.
 
     Source: Gemma Team 2024, arXiv:2408.00118, section 2 and table 1.

@@ -4,7 +4,7 @@ from typing import Any
 
 from axcore.config import evolve, replace_config, update_config
 from axcore.layers import Attention, RMSNorm, RoPE, Sequence, alternating
-from axcore.models import TOY, Sizes, of_size
+from axcore.models import TOY, CausalLM, Sizes, of_size
 from axl_attention.linear_rope import LinearRoPE
 from axl_attention.models.gemma import gemma, local
 from axl_attention.query_key_norm import in_place_of as with_query_key_norm
@@ -62,7 +62,7 @@ GEMMA3_SIZES: Sizes = {
 }
 
 
-def gemma3(size: str) -> Any:
+def gemma3(size: str) -> CausalLM.Config:
     """Returns the config of a Gemma 3: `1b`, `4b`, `12b`, `27b` or `toy`.
 
     Source: Gemma Team 2025, arXiv:2503.19786, section 2; sizes as in the configs published with the

@@ -1,7 +1,5 @@
 """GPT-2: learned positions, layer norms and biases everywhere, and a tied head."""
 
-from typing import Any
-
 from axcore.config import replace_config, update_config
 from axcore.layers import (
     Embedding,
@@ -12,7 +10,7 @@ from axcore.layers import (
     RMSNorm,
     RoPE,
 )
-from axcore.models import TOY, Sizes, TiedHead, UntiedHead, of_size, transformer
+from axcore.models import TOY, CausalLM, Sizes, TiedHead, UntiedHead, of_size, transformer
 from axl_attention.learned_position import LearnedPosition
 
 _VOCABULARY = {"vocab_size": 50_257}
@@ -26,7 +24,7 @@ GPT2_SIZES: Sizes = {
 }
 
 
-def gpt2(size: str) -> Any:
+def gpt2(size: str) -> CausalLM.Config:
     """Returns the config of a GPT-2: `small`, `medium`, `large`, `xl` or `toy`.
 
     Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners", section 2.3;

@@ -4,7 +4,7 @@ from typing import Any
 
 from axcore.config import replace_config, update_config
 from axcore.layers import Attention, FeedForward, MoE, Router
-from axcore.models import TOY, Sizes, of_size, transformer
+from axcore.models import TOY, CausalLM, Sizes, of_size, transformer
 from axl_attention.query_key_norm import in_place_of as with_query_key_norm
 
 _PUBLISHED = {"vocab_size": 151_936, "num_heads": 32, "head_dim": 128}
@@ -30,7 +30,7 @@ QWEN3_MOE_SIZES: Sizes = {
 """`hidden_dim` is that of one expert."""
 
 
-def qwen3(size: str) -> Any:
+def qwen3(size: str) -> CausalLM.Config:
     """Returns the config of a dense Qwen 3: `8b` or `toy`.
 
     Source: Yang et al. 2025, arXiv:2505.09388, section 2.
@@ -38,7 +38,7 @@ def qwen3(size: str) -> Any:
     return _qwen3(**of_size("qwen3", QWEN3_SIZES, size))
 
 
-def qwen3_moe(size: str) -> Any:
+def qwen3_moe(size: str) -> CausalLM.Config:
     """Returns the config of a Qwen 3 with experts: `30b-a3b` or `toy`.
 
     Source: Yang et al. 2025, arXiv:2505.09388, section 2. The load is balanced over the whole

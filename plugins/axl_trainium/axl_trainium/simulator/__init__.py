@@ -1,6 +1,6 @@
 """A small simulator of NKI in numpy: the part of it that this plugin's kernels use, and no more.
 
-It stands where `import nki` would. It computes what each instruction is documented to compute, in
+It replaces `import nki`. It computes what each instruction is documented to compute, in
 the order of the program, and refuses what the hardware could not do. It knows nothing of time: how
 engines overlap, and what anything costs, is not modelled.
 

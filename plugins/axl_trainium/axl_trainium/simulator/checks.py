@@ -19,7 +19,7 @@ def check_memory(what: str, tensor: Any, *allowed: Memory) -> None:
         raise KernelError(f"{what} is in {tensor.memory.value}; the engine reaches {names}.")
 
 
-def check_tiles(instruction: str, **tiles: Any) -> None:
+def check_block_sizes(instruction: str, **tiles: Any) -> None:
     """Refuses operands that are no two-dimensional tiles on chip."""
     for name, tile in tiles.items():
         check_memory(f"{instruction}: {name}", tile, *ON_CHIP)
@@ -39,7 +39,7 @@ def check_not_both_psum(instruction: str, **tiles: Tensor) -> None:
     if all(tile.memory is Memory.PSUM for tile in tiles.values()):
         raise KernelError(
             f"{instruction}: {' and '.join(tiles)} are both in psum; one of them must be in sbuf.",
-            mend="copy one with nisa.tensor_copy",
+            hint="copy one with nisa.tensor_copy",
         )
 
 
@@ -58,7 +58,7 @@ def check_float(instruction: str, **tiles: Tensor) -> None:
         if tile.dtype == "int32":
             raise KernelError(
                 f"{instruction}: {name} is int32; expected floats.",
-                mend="convert it with nisa.tensor_copy",
+                hint="convert it with nisa.tensor_copy",
             )
 
 

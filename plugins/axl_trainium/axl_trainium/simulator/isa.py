@@ -1,4 +1,4 @@
-"""Stands for `nki.isa`: the instructions that kernels use, with what the hardware demands of each.
+"""Replaces `nki.isa`: the instructions that kernels use, with what the hardware demands of each.
 
 Every engine computes in float32 and rounds to the dtype of `dst`. Sources are the pages named in
 `axl_trainium.signatures`. Two demands are stricter than the documentation: copies by DMA do not
@@ -57,7 +57,7 @@ def dma_copy(dst: Tensor, src: Tensor) -> None:
     if dst.dtype != src.dtype:
         raise KernelError(
             f"dma_copy: src is {src.dtype} and dst {dst.dtype}.",
-            mend="convert on chip with nisa.tensor_copy",
+            hint="convert on chip with nisa.tensor_copy",
         )
     dst.write(src.read("dma_copy"), "dma_copy")
 
@@ -65,7 +65,7 @@ def dma_copy(dst: Tensor, src: Tensor) -> None:
 @_instruction
 def memset(dst: Tensor, value: float) -> None:
     """Fills `dst`."""
-    checks.check_tiles("memset", dst=dst)
+    checks.check_block_sizes("memset", dst=dst)
     dst.write(np.full(dst.shape, value), "memset")
 
 
@@ -84,7 +84,7 @@ def iota(dst: Tensor, pattern: list[list[int]], offset: int, channel_multiplier:
 def tensor_copy(dst: Tensor, src: Tensor) -> None:
     """Copies on chip, through float32 where dtypes differ."""
     what = "tensor_copy"
-    checks.check_tiles(what, dst=dst, src=src)
+    checks.check_block_sizes(what, dst=dst, src=src)
     dst.write(src.read(what) if dst.dtype == src.dtype else _float(src, what), what)
 
 
@@ -94,7 +94,7 @@ def nc_matmul(
 ) -> None:
     """Writes or adds `stationary.T @ moving`; the Tensor Engine reads SBUF and writes PSUM."""
     what = "nc_matmul"
-    checks.check_tiles(what, dst=dst, stationary=stationary, moving=moving)
+    checks.check_block_sizes(what, dst=dst, stationary=stationary, moving=moving)
     checks.check_memory(f"{what}: dst", dst, Memory.PSUM)
     for name, tile, columns in (
         ("stationary", stationary, STATIONARY_COLUMNS),
@@ -126,7 +126,7 @@ def nc_matmul(
 def nc_transpose(dst: Tensor, data: Tensor) -> None:
     """Transposes a tile by the Tensor Engine, which reads SBUF and writes PSUM."""
     what = "nc_transpose"
-    checks.check_tiles(what, dst=dst, data=data)
+    checks.check_block_sizes(what, dst=dst, data=data)
     checks.check_memory(f"{what}: dst", dst, Memory.PSUM)
     checks.check_memory(f"{what}: data", data, Memory.SBUF)
     if data.shape[1] > STATIONARY_COLUMNS:
@@ -149,7 +149,7 @@ def activation(
 ) -> None:
     """Writes `op(data * scale + bias)`, and its sum over columns where that is asked for."""
     what = "activation"
-    checks.check_tiles(what, dst=dst, data=data)
+    checks.check_block_sizes(what, dst=dst, data=data)
     checks.check_one_of(f"{what}: op", op, ACTIVATIONS)
     checks.check_float(what, dst=dst, data=data)
     scaled = _float(data, what) * _operand(f"{what}: scale", scale, data)
@@ -165,7 +165,7 @@ def activation(
 @_instruction
 def reciprocal(dst: Tensor, data: Tensor) -> None:
     """Writes `1 / data`."""
-    checks.check_tiles("reciprocal", dst=dst, data=data)
+    checks.check_block_sizes("reciprocal", dst=dst, data=data)
     checks.check_float("reciprocal", dst=dst, data=data)
     dst.write(np.float32(1) / _float(data, "reciprocal"), "reciprocal")
 
@@ -176,7 +176,7 @@ def tensor_tensor(
 ) -> None:
     """Writes `op(data1, data2)`."""
     what = "tensor_tensor"
-    checks.check_tiles(what, dst=dst, data1=data1, data2=data2)
+    checks.check_block_sizes(what, dst=dst, data1=data1, data2=data2)
     checks.check_same_shape(what, data1=data1, data2=data2)
     checks.check_not_both_psum(what, data1=data1, data2=data2)
     checks.check_one_of(f"{what}: op", op, BINARY)
@@ -197,7 +197,7 @@ def tensor_scalar(
 ) -> None:
     """Writes `op1(op0(data, operand0), operand1)`; operands are one number, or one a partition."""
     what = "tensor_scalar"
-    checks.check_tiles(what, dst=dst, data=data)
+    checks.check_block_sizes(what, dst=dst, data=data)
     checks.check_float(what, dst=dst, data=data)
     checks.check_one_of(f"{what}: op0", op0, BINARY)
     first = _operand(f"{what}: operand0", operand0, data)
@@ -222,7 +222,7 @@ def scalar_tensor_tensor(
 ) -> None:
     """Writes `op1(op0(data, operand0), operand1)`, where `operand1` is a tile of data's shape."""
     what = "scalar_tensor_tensor"
-    checks.check_tiles(what, dst=dst, data=data, operand1=operand1)
+    checks.check_block_sizes(what, dst=dst, data=data, operand1=operand1)
     checks.check_same_shape(what, data=data, operand1=operand1)
     checks.check_not_both_psum(what, data=data, operand1=operand1)
     checks.check_float(what, dst=dst, data=data, operand1=operand1)
@@ -244,7 +244,7 @@ def tensor_reduce(
 ) -> None:
     """Writes the reduction over columns; partitions cannot be reduced so."""
     what = "tensor_reduce"
-    checks.check_tiles(what, dst=dst, data=data)
+    checks.check_block_sizes(what, dst=dst, data=data)
     checks.check_float(what, dst=dst, data=data)
     checks.check_one_of(f"{what}: op", op, REDUCTIONS)
     if axis != 1 or not keepdims:
@@ -272,7 +272,7 @@ def range_select(
     Only from NeuronCore-v3 on.
     """
     what = "range_select"
-    checks.check_tiles(what, dst=dst, on_true_tile=on_true_tile)
+    checks.check_block_sizes(what, dst=dst, on_true_tile=on_true_tile)
     checks.check_float(what, dst=dst, on_true_tile=on_true_tile)
     for name, op in (("comp_op0", comp_op0), ("comp_op1", comp_op1)):
         checks.check_one_of(f"{what}: {name}", op, COMPARISONS)

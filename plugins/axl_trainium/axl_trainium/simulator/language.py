@@ -1,4 +1,4 @@
-"""Stands for `nki.language`: dtypes, memories, operators and allocation.
+"""Replaces `nki.language`: dtypes, memories, operators and allocation.
 
 Operators are functions of float32 arrays; those of the Scalar Engine take one.
 """

@@ -80,7 +80,7 @@ class Machine:
             raise KernelError(
                 f"a tile {shape} in {memory.value} has {shape[0]} partitions; there are "
                 f"{PARTITIONS}.",
-                mend="cut the first dimension into tiles",
+                hint="cut the first dimension into tiles",
             )
         row_bytes = int(np.prod(shape[1:], dtype=int)) * storage.values.itemsize
         if memory is Memory.SBUF:
@@ -94,7 +94,7 @@ class Machine:
             raise KernelError(
                 f"a tile {shape} takes {row_bytes} bytes of each partition of sbuf, where "
                 f"{self.sbuf_bytes} of {SBUF_PARTITION_BYTES} are in use.",
-                mend="take smaller tiles",
+                hint="take smaller tiles",
             )
         self.sbuf_bytes += row_bytes
         weakref.finalize(storage, self._give_sbuf, row_bytes)
@@ -104,12 +104,12 @@ class Machine:
             raise KernelError(
                 f"a tile {shape} takes {row_bytes} bytes of each partition of psum; a bank has "
                 f"{PSUM_BANK_BYTES}.",
-                mend="take tiles of at most 512 float32 in the free dimension",
+                hint="take tiles of at most 512 float32 in the free dimension",
             )
         if self.psum_banks == PSUM_BANKS:
             raise KernelError(
                 f"a tile {shape} in psum: all {PSUM_BANKS} banks are in use.",
-                mend="copy results to sbuf before more are begun",
+                hint="copy results to sbuf before more are begun",
             )
         self.psum_banks += 1
         weakref.finalize(storage, self._give_psum)
@@ -145,6 +145,6 @@ def current_machine() -> Machine:
     machine = _machine.get()
     if machine is None:
         raise KernelError(
-            "nki.language was used outside of a kernel.", mend="call the function under @nki.jit"
+            "nki.language was used outside of a kernel.", hint="call the function under @nki.jit"
         )
     return machine

@@ -26,7 +26,7 @@ class LoopIndex:
         raise KernelError(
             "the index of nl.fori_loop is known on the chip only; arithmetic, comparisons and "
             "slices with it are not.",
-            mend="pass it as scalar_offset to Tensor.ap",
+            hint="pass it as scalar_offset to Tensor.ap",
         )
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __floordiv__ = _refuse
@@ -81,7 +81,7 @@ class Tensor:
     def __bool__(self) -> bool:
         raise KernelError(
             "a kernel asked whether a tensor is true; what it holds is known on the chip only.",
-            mend="branch on shapes and static arguments, and mask values instead",
+            hint="branch on shapes and static arguments, and mask values instead",
         )
 
     def ap(
@@ -124,7 +124,7 @@ class Tensor:
             raise KernelError(
                 f"{what} reads element {place} of a tile {self.shape} in {self.memory.value} that "
                 "was never written.",
-                mend="write it first, by memset for example",
+                hint="write it first, by memset for example",
             )
         return self.values
 
@@ -139,7 +139,7 @@ class Tensor:
         if self.is_argument:
             raise KernelError(
                 f"{what} writes to an argument of the kernel.",
-                mend="allocate the result in nl.shared_hbm and return it",
+                hint="allocate the result in nl.shared_hbm and return it",
             )
         self.values[...] = values.astype(self.values.dtype)
         self.written[...] = True
@@ -164,7 +164,7 @@ def _check_slice(part: Any, size: int, shape: tuple[int, ...]) -> None:
     if not 0 <= start < stop <= size:
         raise KernelError(
             f"a tensor {shape} was sliced {start}:{stop} where it has {size}.",
-            mend="clip the tile to the tensor with min()",
+            hint="clip the tile to the tensor with min()",
         )
 
 

@@ -1,0 +1,61 @@
+"""Every private or unstable name of jax that axcore uses, in one place.
+
+`tests/test_jax_compat.py` holds each against the jax that is installed; the suite runs with the
+oldest and the newest that axcore supports. Nothing here imports jax before it is called.
+"""
+
+import sys
+from typing import Any
+
+_DEVICES = "jax._src.xla_bridge"
+
+
+def user_context(default: object) -> Any:
+    """Returns a value that `with context(value):` sets and `context.value` reads.
+
+    jit traces again where it differs, which it doesn't for a context variable of Python.
+    """
+    import jax
+
+    return jax.make_user_context(default_value=default)  # type: ignore[no-untyped-call]
+
+
+def trace_state() -> Any:
+    """Returns a mark of the transformation that is being traced; equal marks, equal traces."""
+    from jax.extend.core import get_opaque_trace_state
+
+    return get_opaque_trace_state()  # type: ignore[no-untyped-call]
+
+
+def inner_jaxprs(params: dict[str, Any]) -> Any:
+    """Returns the programs that an equation's parameters hold: a scan's body, for example."""
+    from jax.extend.core import jaxprs_in_params
+
+    return jaxprs_in_params(params)
+
+
+def without_dead_code(jaxpr: Any) -> Any:
+    """Returns a program without what its outputs don't depend on."""
+    from jax.interpreters.partial_eval import dce_jaxpr
+
+    return dce_jaxpr(jaxpr, used_outputs=True)[0]
+
+
+def distributed_state() -> Any:
+    """Returns what this process knows of the run that it joined.
+
+    Its `client` is that of the coordination service, None where the process joined nobody. Orbax
+    takes it from here, too.
+    """
+    from jax._src import distributed
+
+    return distributed.global_state
+
+
+def devices_have_started() -> bool:
+    """Whether jax has started its devices, after which it reads no variable any more.
+
+    It does not import jax: where nobody has, nothing has started.
+    """
+    bridge: Any = sys.modules.get(_DEVICES)
+    return bridge is not None and bool(bridge.backends_are_initialized())

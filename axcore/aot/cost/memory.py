@@ -1,0 +1,98 @@
+"""A compiled step's memory on one device: the compiler's totals, and what they are made of."""
+
+import math
+import re
+from typing import Any
+
+import jax
+
+from axcore.aot.hlo.buffers import Buffer, Peak
+from axcore.aot.hlo.module_names import ModuleNames
+from axcore.aot.report.report import LargeBuffer, Memory
+from axcore.plugins import Hardware
+
+RESERVED_FRACTION = 0.02
+"""Share of a chip's nominal memory that drivers keep for themselves."""
+
+NUM_LARGEST = 10
+
+_SIZE = re.compile(r"([\d.]+)\s?([KMGT])i?B?\b")
+_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+def capacity_bytes(hardware: Hardware) -> int | None:
+    """Returns the bytes that a program can have of a device's memory, None where unknown."""
+    if hardware.memory_bytes is None:
+        return None
+    return int(hardware.memory_bytes * (1 - RESERVED_FRACTION)) // hardware.devices_per_chip
+
+
+def measured_memory(stats: Any, trainer: Any, peak: Peak, names: ModuleNames) -> Memory:
+    """Returns a program's memory.
+
+    Args:
+        stats: The compiler's memory statistics of the program.
+        trainer: Whose step was compiled.
+        peak: The buffers alive where most are.
+        names: Names modules by scopes.
+    """
+    state = trainer.compiler.abstract_state()
+    arguments = stats.argument_size_in_bytes
+    parameters, optimizer = _on_a_device(state.model), _on_a_device(state.opt_state)
+    results = stats.output_size_in_bytes - stats.alias_size_in_bytes
+    program = stats.generated_code_size_in_bytes
+    temporaries = stats.temp_size_in_bytes
+    return Memory(
+        capacity_bytes=capacity_bytes(trainer.hardware),
+        peak_bytes=arguments + results + temporaries + program,
+        parameters_bytes=parameters,
+        optimizer_bytes=optimizer,
+        batch_bytes=max(0, arguments - parameters - optimizer) + results,
+        temporaries_bytes=temporaries,
+        activations_bytes=sum(one.nbytes for one in peak.buffers if _is_kept(one)),
+        program_bytes=program,
+        host_bytes=stats.host_temp_size_in_bytes + stats.host_argument_size_in_bytes,
+        largest=tuple(
+            LargeBuffer(
+                nbytes=one.nbytes,
+                shape=str(one.shape),
+                module=names(one.op_name),
+                is_activation=_is_kept(one),
+            )
+            for one in peak.buffers[:NUM_LARGEST]
+        ),
+    )
+
+
+def memory_from_oom_error(refusal: str, trainer: Any) -> Memory | None:
+    """Returns the memory that a compiler reports for a program it refuses; None if it reports none.
+
+    The first size in it is what the program needs.
+    """
+    found = _SIZE.search(refusal)
+    if found is None:
+        return None
+    state = trainer.compiler.abstract_state()
+    parameters, optimizer = _on_a_device(state.model), _on_a_device(state.opt_state)
+    needed = int(float(found[1]) * _UNITS[found[2]])
+    return Memory(
+        capacity_bytes=capacity_bytes(trainer.hardware),
+        peak_bytes=needed + parameters + optimizer,
+        parameters_bytes=parameters,
+        optimizer_bytes=optimizer,
+        batch_bytes=0,
+        temporaries_bytes=needed,
+    )
+
+
+def _is_kept(buffer: Buffer) -> bool:
+    """Returns whether the forward pass makes a buffer that the backward pass reads."""
+    is_forward = "jvp(" in buffer.op_name and "transpose(" not in buffer.op_name
+    return is_forward and "transpose(" in buffer.last_use
+
+
+def _on_a_device(tree: Any) -> int:
+    return sum(
+        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+        for leaf in jax.tree.leaves(tree)
+    )

@@ -1,0 +1,219 @@
+"""How long a step takes: the compiler's cycles where it gives them, else a roofline.
+
+`step = compute + kernels + collectives`. Compute is the estimated cycles, with loops counted, over
+the clock. Without them each instruction takes the longer of its FLOPs over the peak and its bytes
+over the memory's bandwidth, both times the `Hardware.achievable_fraction` that programs reach. So
+do kernels that the compiler did not write. Collectives count as far as steps wait for them, which
+`timeline` computes; a ring takes what a device sends over the slower of the links to its neighbours
+and the network of those of the group that share its host.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import attrs
+
+from axcore.aot.cost.bytes_moved import bytes_moved
+from axcore.aot.cost.custom_kernels import CustomKernel
+from axcore.aot.cost.flops import Product, dtype_name, products
+from axcore.aot.cost.timeline import Transfer, waits_s
+from axcore.aot.hlo.collectives import KINDS, Collective
+from axcore.aot.hlo.executions import Execution, executions
+from axcore.aot.hlo.program import Program
+from axcore.plugins import Hardware
+
+CYCLES = "estimated_cycles"
+
+
+@attrs.frozen(kw_only=True)
+class Cost:
+    """What a scheduled instruction takes in all its runs.
+
+    Args:
+        name: The instruction's.
+        op_name: The scopes under which it was traced.
+        times: How often it runs.
+        flops: Of its products.
+        nbytes: Moved in the device's memory.
+        cycles: The compiler's estimate; 0 where there is none.
+        seconds: By cycles or roofline; None where the hardware's figures are not known.
+        is_product: Whether a roofline's products take longer than its bytes.
+    """
+
+    name: str
+    op_name: str
+    times: int
+    flops: float
+    nbytes: float
+    cycles: int
+    seconds: float | None
+    is_product: bool = False
+
+
+def costs(
+    program: Program, hardware: Hardware, kernels: Sequence[CustomKernel] = ()
+) -> tuple[Cost, ...]:
+    """Returns what each scheduled instruction takes.
+
+    Args:
+        program: The program.
+        hardware: What it runs on.
+        kernels: Those whose time is counted apart.
+    """
+    ran = tuple(executions(program))
+    has_cycles = any(one.instruction.number(CYCLES) for one in ran)
+    apart = {kernel.name for kernel in kernels}
+    return tuple(
+        _cost(program, one, hardware, has_cycles=has_cycles, is_apart=one.instruction.name in apart)
+        for one in ran
+    )
+
+
+def _cost(
+    program: Program, one: Execution, hardware: Hardware, *, has_cycles: bool, is_apart: bool
+) -> Cost:
+    made = tuple(products(program, one.instruction, one.computation))
+    nbytes = bytes_moved(program, one.instruction, one.computation)
+    cycles = one.instruction.number(CYCLES) or 0
+    is_product = False
+    seconds: float | None = 0.0
+    if has_cycles:
+        seconds = cycles / hardware.clock_hz if hardware.clock_hz else None
+    elif not is_apart and one.instruction.opcode.removesuffix("-start") not in KINDS:
+        seconds = roofline_s(made, nbytes, hardware)
+        is_product = bool(made) and seconds is not None and seconds == products_s(made, hardware)
+    return Cost(
+        name=one.instruction.name,
+        op_name=(made[0].op_name if made else "")
+        or program.scopes_around(one.instruction, one.computation),
+        times=one.times,
+        flops=sum(product.flops for product in made) * one.times,
+        nbytes=float(nbytes * one.times),
+        cycles=cycles * one.times,
+        seconds=None if seconds is None else seconds * one.times,
+        is_product=is_product,
+    )
+
+
+def roofline_s(
+    made: Sequence[Product], nbytes: float, hardware: Hardware, *, role: str = ""
+) -> float | None:
+    """Returns the longer of the time of products and that of bytes; None without figures.
+
+    Args:
+        made: The products.
+        nbytes: Bytes moved.
+        hardware: What runs them.
+        role: As what `Hardware.achievable_fraction` may name them; they count by their dtype
+            otherwise.
+    """
+    if hardware.memory_bandwidth is None or not hardware.peak_flops:
+        return None
+    bandwidth = hardware.memory_bandwidth * hardware.achievable_fraction.get("memory", 1.0)
+    return max(
+        products_s(made, hardware, role=role), nbytes / (bandwidth / hardware.devices_per_chip)
+    )
+
+
+def products_s(made: Sequence[Product], hardware: Hardware, *, role: str = "") -> float:
+    """Returns how long products take, at the share of the peak that is reached."""
+    return sum(product.flops / _speed(product.dtype, hardware, role) for product in made)
+
+
+def kernel_s(kernel: CustomKernel, hardware: Hardware) -> float | None:
+    """Returns the time of a kernel that the compiler did not write."""
+    product = Product(kernel.flops, kernel.dtype, kernel.op_name)
+    return roofline_s((product,), kernel.nbytes, hardware, role=kernel.role)
+
+
+def waiting_s(
+    program: Program,
+    found: Sequence[Collective],
+    work: Sequence[Cost],
+    kernels: Sequence[CustomKernel],
+    hardware: Hardware,
+) -> tuple[float, ...] | None:
+    """Returns how long a step waits for each collective; None where figures are missing.
+
+    Args:
+        program: The program.
+        found: Its collectives.
+        work: What its instructions take.
+        kernels: Those that take time of their own.
+        hardware: What it runs on.
+    """
+    if hardware.num_devices == 1:
+        return (0.0,) * len(found)
+    timed = [(one.name, one.times, one.seconds) for one in work]
+    timed += [(one.name, one.times, kernel_s(one, hardware)) for one in kernels]
+    transfers = []
+    for one in found:
+        alone = transfer_s(one, hardware)
+        if alone is None:
+            return None
+        transfers.append(Transfer(started=one.started, awaited=one.awaited, seconds=alone))
+    work_s = _of_one_run(timed)
+    if work_s is None:
+        return None
+    waited = waits_s(program, work_s, transfers)
+    return tuple(seconds * one.times for seconds, one in zip(waited, found, strict=True))
+
+
+def _of_one_run(timed: Sequence[tuple[str, int, float | None]]) -> Mapping[str, float] | None:
+    """Returns seconds of one run by name; None where one is not known."""
+    work_s: dict[str, float] = {}
+    for name, _, seconds in timed:
+        if seconds is None:
+            return None
+        work_s.setdefault(name, 0.0)
+    for name, times, seconds in timed:
+        if seconds and times:
+            work_s[name] += seconds / times
+    return work_s
+
+
+def transfer_s(one: Collective, hardware: Hardware) -> float | None:
+    """Returns how long one run of a collective takes by itself; None without figures."""
+    if one.times == 0 or one.sent_bytes == 0:
+        return 0.0
+    if hardware.interconnect_bandwidth is None:
+        return None
+    sent = one.sent_bytes / one.times
+    links = hardware.interconnect_bandwidth * hardware.achievable_fraction.get("interconnect", 1.0)
+    seconds = sent / (links / hardware.devices_per_chip)
+    if one.hosts == 1 or hardware.network_bandwidth is None:
+        return seconds
+    network = hardware.network_bandwidth * hardware.achievable_fraction.get("network", 1.0)
+    return max(seconds, _outside(one, sent) / (network / hardware.devices_per_chip))
+
+
+def _outside(one: Collective, sent: float) -> float:
+    """Returns what a device sends to other hosts of what it sends in all.
+
+    A ring enters and leaves a host once, and its devices' networks share that.
+    """
+    if one.kind == "collective-permute":
+        return sent
+    on_host = one.group / one.hosts
+    if one.kind.endswith("all-to-all"):
+        return sent * (one.group - on_host) / (one.group - 1)
+    return sent / on_host
+
+
+def _speed(dtype: str, hardware: Hardware, role: str) -> float:
+    """Returns FLOP/s that a device reaches; float32 runs as narrowly as JAX lets it by default."""
+    name = dtype_name(dtype)
+    wanted = ("tensorfloat32", "bfloat16") if name == "float32" else (name,)
+    widest = max(hardware.peak_flops, key=lambda one: hardware.peak_flops[one])
+    found = next((one for one in wanted if one in hardware.peak_flops), widest)
+    share = hardware.achievable_fraction.get(role, hardware.achievable_fraction.get(found, 1.0))
+    return hardware.peak_flops[found] * share / hardware.devices_per_chip
+
+
+def has_unknown_loops(mfu: float | None, num_unknown: int) -> bool:
+    """Returns whether a step is predicted faster than its chips can be, for loops counted once.
+
+    Args:
+        mfu: Model FLOPs over the peak in the predicted time.
+        num_unknown: Loops whose rounds could not be read off.
+    """
+    return num_unknown > 0 and mfu is not None and mfu > 1.0

@@ -1,0 +1,1 @@
+"""Compiled programs, parsed from the HLO text that XLA prints."""

@@ -1,0 +1,174 @@
+"""What devices send one another: kind, bytes and module of every collective of a program."""
+
+import re
+from collections.abc import Iterator
+
+import attrs
+
+from axcore.aot.hlo.executions import Execution, executions
+from axcore.aot.hlo.groups import first_group, source_target_pairs
+from axcore.aot.hlo.program import Computation, Instruction, Program
+from axcore.plugins import Hardware
+
+KINDS = (
+    "all-gather",
+    "all-reduce",
+    "reduce-scatter",
+    "all-to-all",
+    "ragged-all-to-all",
+    "collective-permute",
+    "collective-broadcast",
+)
+_CHANNEL = re.compile(r"channel_id=(\d+)")
+
+
+@attrs.frozen(kw_only=True)
+class Collective:
+    """One collective of a program.
+
+    Args:
+        kind: One of `KINDS`.
+        op_name: Under which scopes it was traced.
+        nbytes: Size of the whole array on a device: gathered, or before it is scattered.
+        group: How many devices take part together.
+        hosts: Over how many hosts those are spread.
+        times: How often it runs.
+        started: Name of the instruction that starts it.
+        awaited: Name of the instruction after which it is there.
+        is_hidden: Whether other work can run meanwhile: it is started and awaited apart, or fused
+            with work.
+    """
+
+    kind: str
+    op_name: str
+    nbytes: int
+    group: int
+    hosts: int = 1
+    times: int
+    started: str = ""
+    awaited: str = ""
+    is_hidden: bool
+
+    @property
+    def sent_bytes(self) -> float:
+        """Bytes that a device sends, in all its runs, by the best algorithm there is.
+
+        Source: Thakur et al. 2005, "Optimization of collective communication operations in MPICH":
+        a ring sends `(n - 1) / n` of the array, and a reduction to all devices twice that.
+        """
+        if self.kind == "collective-permute":
+            return float(self.nbytes * self.times)
+        rounds = 2 if self.kind == "all-reduce" else 1
+        return rounds * self.nbytes * self.times * (self.group - 1) / max(1, self.group)
+
+
+@attrs.frozen
+class _Found:
+    """A collective in the text, and between which instructions of the schedule it runs."""
+
+    instruction: Instruction
+    within: Computation
+    started: Execution
+    awaited: str
+    is_hidden: bool
+
+
+def collectives(program: Program, hardware: Hardware) -> Iterator[Collective]:
+    """Yields the collectives of a program; one that several fusions share out counts once."""
+    found: dict[tuple[str, str], _Found] = {}
+    inside = _asynchronous(program)
+    for one in executions(program):
+        if one.computation.name in inside:
+            continue
+        for new in _found(program, one):
+            channel = _CHANNEL.search(new.instruction.text)
+            key = (one.computation.name, channel[1] if channel else new.instruction.name)
+            first = found.setdefault(key, new)
+            found[key] = attrs.evolve(first, awaited=new.awaited)
+    yield from (_collective(one, hardware) for one in found.values())
+
+
+def _found(program: Program, one: Execution) -> Iterator[_Found]:
+    """Yields the collectives that a scheduled instruction starts or, as a fusion, is part of."""
+    instruction, name = one.instruction, one.instruction.name
+    if instruction.opcode == "async-start":
+        started = program.computations[instruction.called["calls"]]
+        for inner in started.instructions:
+            if _kind(inner) in KINDS:
+                yield _Found(inner, started, one, _awaited(instruction, one.computation), True)
+    elif _kind(instruction) in KINDS:
+        awaited = _awaited(instruction, one.computation)
+        yield _Found(instruction, one.computation, one, awaited, awaited != name)
+    elif instruction.opcode == "fusion":
+        yield from (
+            _Found(inner, within, one, name, True)
+            for inner, within in _fused(program, instruction.called["calls"])
+        )
+
+
+def _fused(program: Program, name: str) -> Iterator[tuple[Instruction, Computation]]:
+    within = program.computations[name]
+    for one in within.instructions:
+        if _kind(one) in KINDS:
+            yield one, within
+        elif one.opcode == "fusion":
+            yield from _fused(program, one.called["calls"])
+
+
+def _awaited(started: Instruction, within: Computation) -> str:
+    """Returns the name of the instruction that awaits what another starts; its own for none."""
+    names = {started.name}
+    for one in within.instructions:
+        if names.intersection(one.operands[:1]):
+            if one.opcode.endswith("-done"):
+                return one.name
+            if one.opcode in ("async-update", "get-tuple-element", "bitcast"):
+                names.add(one.name)
+    return started.name
+
+
+def _asynchronous(program: Program) -> frozenset[str]:
+    """Returns the computations that are started, and run beside others."""
+    return frozenset(
+        one.called["calls"]
+        for computation in program.computations.values()
+        for one in computation.instructions
+        if one.opcode == "async-start"
+    )
+
+
+def _collective(found: _Found, hardware: Hardware) -> Collective:
+    one = found.instruction
+    group = first_group(one.text, hardware.num_devices)
+    return Collective(
+        kind=_kind(one),
+        op_name=one.op_name or found.started.instruction.op_name,
+        nbytes=_whole_bytes(one, found.within),
+        group=len(group),
+        hosts=_num_hosts(one, group, hardware),
+        times=found.started.times,
+        started=found.started.instruction.name,
+        awaited=found.awaited,
+        is_hidden=found.is_hidden,
+    )
+
+
+def _kind(instruction: Instruction) -> str:
+    return instruction.opcode.removesuffix("-start")
+
+
+def _whole_bytes(one: Instruction, within: Computation) -> int:
+    if _kind(one) in ("all-reduce", "reduce-scatter"):
+        return sum(within.by_name[name].shape.nbytes for name in one.operands)
+    if one.opcode.endswith("-start") and len(one.shape.parts) > 1:
+        return int(one.shape.parts[1].nbytes)  # the first part names what is sent
+    return one.shape.nbytes
+
+
+def _num_hosts(one: Instruction, group: tuple[int, ...], hardware: Hardware) -> int:
+    """Returns how many hosts a group is on; 2 for a permutation that leaves a host."""
+    on_host = hardware.chips_per_host * hardware.devices_per_chip
+    if _kind(one) == "collective-permute":
+        pairs = source_target_pairs(one.text)
+        return 2 if any(here // on_host != there // on_host for here, there in pairs) else 1
+    return len({device // on_host for device in group})

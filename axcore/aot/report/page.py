@@ -1,0 +1,192 @@
+"""A report as one page of HTML that needs nothing else: no script, no font, no picture."""
+
+from collections.abc import Iterator, Sequence
+from html import escape
+
+from axcore.aot.report.charts import Bar, bars, stacked
+from axcore.aot.report.report import Memory, Report, StepTime
+from axcore.aot.report.text import show_fractions, verdict
+from axcore.aot.report.units import show_bytes, show_count, show_seconds
+
+STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; color: #1c2330; background: #fff; margin: 2rem auto;
+       max-width: 60rem; padding: 0 1rem; }
+h1 { font-size: 1.5rem; margin: 0 0 .3rem; } h2 { font-size: 1.1rem; margin: 2rem 0 .6rem; }
+.verdict { font-weight: 600; padding: .5rem .8rem; border-radius: .4rem; }
+.yes { background: #e3f4e8; color: #14532d; } .no { background: #fde8e6; color: #7f1d1d; }
+.unknown { background: #eef1f6; }
+.note { color: #566074; font-size: .9rem; }
+table { border-collapse: collapse; width: 100%; font-size: .87rem; }
+th, td { text-align: left; padding: .25rem .7rem .25rem 0; border-bottom: 1px solid #e3e7ee; }
+td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; }
+td.path { font-family: ui-monospace, monospace; overflow-wrap: anywhere; }
+svg { width: 100%; height: auto; display: block; margin-bottom: .8rem; }
+pre { background: #f6f8fb; padding: .7rem; overflow-x: auto; font-size: .85rem; }
+"""
+
+NUM_ROWS = 15
+
+
+def report_page(report: Report) -> str:
+    """Returns the page."""
+    name = f"{escape(report.experiment)} on {escape(report.target)}"
+    state = {True: "yes", False: "no", None: "unknown"}[report.fits]
+    parts = (
+        _facts(report),
+        _memory(report.memory) if report.memory else (),
+        _time(report.time) if report.time else (),
+        _modules(report),
+        _collectives(report),
+        _kernels(report),
+    )
+    body = "\n".join(line for part in parts for line in part)
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f"<title>{name}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<h1>{name}</h1>\n"
+        f'<p class="verdict {state}">{escape(verdict(report))}</p>\n{body}\n</body>\n</html>\n'
+    )
+
+
+def _facts(report: Report) -> Iterator[str]:
+    mesh = " x ".join(f"{name} {size}" for name, size in report.mesh.items()) or "1 device"
+    versions = ", ".join(f"{name} {number}" for name, number in report.versions.items())
+    yield (
+        f"<p>{report.describe_batch()}, a step over {report.chips} chips, mesh "
+        f"{escape(mesh)}. Compiled by {escape(report.compiler)} ({escape(versions)}) in "
+        f"{report.compile_s:.1f} s after {report.lower_s:.2f} s of tracing; it ran on no chip.</p>"
+    )
+    if report.limits:
+        yield f'<p class="note">Limits: {escape(report.limits)}.</p>'
+
+
+def _memory(memory: Memory) -> Iterator[str]:
+    kept = min(memory.activations_bytes, memory.temporaries_bytes)
+    parts = (
+        Bar("parameters", memory.parameters_bytes),
+        Bar("optimizer state", memory.optimizer_bytes),
+        Bar("batch and counters", memory.batch_bytes),
+        Bar("activations kept", kept),
+        Bar("other temporaries", memory.temporaries_bytes - kept),
+        Bar("program", memory.program_bytes),
+    )
+    yield "<h2>Memory of a device</h2>"
+    yield stacked(parts, limit=memory.capacity_bytes, show=show_bytes)
+    if memory.largest:
+        yield "<h2>Largest buffers at the peak</h2>"
+        yield _table(
+            ("size", "shape", "made by", ""),
+            [
+                (
+                    show_bytes(one.nbytes),
+                    one.shape,
+                    one.module,
+                    "kept for backward" if one.is_activation else "",
+                )
+                for one in memory.largest
+            ],
+            numbers=1,
+        )
+
+
+def _time(time: StepTime) -> Iterator[str]:
+    mfu = "unknown" if time.mfu is None else f"{100 * time.mfu:.1f} %"
+    yield f"<h2>Predicted step: {show_seconds(time.step_s)}, MFU {mfu}</h2>"
+    parts = [
+        Bar(name, seconds)
+        for name, seconds in (
+            *_compute(time),
+            ("kernels", time.kernels_s),
+            ("waiting for collectives", time.collectives_s),
+        )
+        if seconds is not None
+    ]
+    if parts and time.step_s:
+        yield stacked(parts, limit=None, show=show_seconds)
+    source = (
+        f"the compiler's own estimate of {time.cycles:.4g} cycles, loops counted"
+        if time.source == "cycles"
+        else "a roofline of FLOPs and bytes"
+    )
+    counted = f" Shares of the chip's figures that count: {escape(show_fractions(time))}." * bool(
+        time.achievable_fraction
+    )
+    yield (
+        f'<p class="note">Compute is {source}; kernels are the longer of their FLOPs and bytes. '
+        f"Model FLOPs of a token: {escape(time.formula)}.{counted}</p>"
+    )
+
+
+def _compute(time: StepTime) -> tuple[tuple[str, float | None], ...]:
+    """Returns what the compiler wrote; of a roofline, by what it is bound."""
+    if time.source == "cycles" or time.compute_s is None or time.products_s is None:
+        return (("compute", time.compute_s),)
+    return (("products", time.products_s), ("moving bytes", time.compute_s - time.products_s))
+
+
+def _modules(report: Report) -> Iterator[str]:
+    rows = report.modules[:NUM_ROWS]
+    if not rows:
+        return
+    has_times = rows[0].seconds is not None
+    yield "<h2>Modules</h2>"
+    yield bars(
+        [Bar(one.module, (one.seconds if has_times else one.flops) or 0.0) for one in rows],
+        show=show_seconds if has_times else show_count,
+    )
+    yield _table(
+        ("time", "FLOPs", "moved", "sent", "module"),
+        [
+            (
+                show_seconds(one.seconds),
+                show_count(one.flops),
+                show_bytes(one.nbytes),
+                show_bytes(one.sent_bytes),
+                one.module,
+            )
+            for one in rows
+        ],
+        numbers=4,
+    )
+
+
+def _collectives(report: Report) -> Iterator[str]:
+    if not report.collectives:
+        return
+    yield "<h2>Collectives</h2>"
+    yield _table(
+        ("sent", "count", "waited", "kind", "runs", "module"),
+        [
+            (
+                show_bytes(one.sent_bytes),
+                f"{one.count:,}",
+                show_seconds(one.waited_s),
+                one.kind,
+                "under other work" if one.is_hidden else "alone",
+                one.module,
+            )
+            for one in report.collectives[:NUM_ROWS]
+        ],
+        numbers=3,
+    )
+
+
+def _kernels(report: Report) -> Iterator[str]:
+    yield "<h2>Kernels</h2>"
+    yield f"<pre>{escape(chr(10).join(report.kernels))}</pre>"
+    if report.changes:
+        yield "<h2>What the mesh rule changed</h2>"
+        yield f"<pre>{escape(report.changes)}</pre>"
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: int) -> str:
+    """Returns a table whose first columns are numbers."""
+
+    def line(cells: Sequence[str], tag: str) -> str:
+        made = [
+            f'<{tag} class="{"number" if place < numbers else "path"}">{escape(cell)}</{tag}>'
+            for place, cell in enumerate(cells)
+        ]
+        return f"<tr>{''.join(made)}</tr>"
+
+    lines = [line(header, "th"), *(line(row, "td") for row in rows)]
+    return f"<table>{''.join(lines)}</table>"

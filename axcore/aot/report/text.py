@@ -1,0 +1,192 @@
+"""A report as plain text."""
+
+from collections.abc import Iterator, Sequence
+
+from axcore.aot.report.report import Memory, Report, StepTime
+from axcore.aot.report.units import show_bytes, show_count, show_seconds
+from axcore.aot.search import Attempt, cheapest
+from axcore.report.table import columns
+
+NUM_ROWS = 12
+"""Modules and collectives shown; JSON has all of them."""
+
+
+def report_text(report: Report) -> str:
+    """Returns the report as lines of text."""
+    return "\n".join(
+        line.rstrip()
+        for part in (
+            _head(report),
+            _memory(report.memory) if report.memory else (),
+            _time(report, report.time) if report.time else (),
+            _modules(report),
+            _collectives(report),
+            _kernels(report),
+        )
+        for line in part
+    )
+
+
+def verdict(report: Report) -> str:
+    """Returns whether the step fits, and by how much, in one line."""
+    memory = report.memory
+    if report.fits is None:
+        return f"needs {show_bytes(memory.peak_bytes if memory else 0)}; memory is not known"
+    if memory is None:
+        return f"does not fit: {report.refusal}"
+    assert memory.capacity_bytes is not None
+    spare = memory.capacity_bytes - memory.peak_bytes
+    if spare < 0 or not report.fits:
+        return (
+            f"does not fit: needs {show_bytes(memory.peak_bytes)} of "
+            f"{show_bytes(memory.capacity_bytes)}, {show_bytes(max(0, -spare))} too much"
+        )
+    return (
+        f"fits: needs {show_bytes(memory.peak_bytes)} of {show_bytes(memory.capacity_bytes)}, "
+        f"{show_bytes(spare)} to spare"
+    )
+
+
+def _head(report: Report) -> Iterator[str]:
+    mesh = " x ".join(f"{name} {size}" for name, size in report.mesh.items()) or "1 device"
+    versions = ", ".join(f"{name} {number}" for name, number in report.versions.items())
+    yield f"{report.experiment} on {report.target}: {verdict(report)}"
+    yield ""
+    yield f"mesh      {mesh}, {report.chips} chips"
+    yield from (f"pipeline  {line}" for line in report.pipelines)
+    yield f"batch     {report.describe_batch()}"
+    yield f"compiler  {report.compiler} ({versions})"
+    yield f"took      {report.lower_s:.2f} s to lower, {report.compile_s:.1f} s to compile"
+    if report.limits:
+        yield f"limits    {report.limits}"
+    if report.refusal:
+        yield f"refused   {report.refusal}"
+
+
+def _memory(memory: Memory) -> Iterator[str]:
+    yield ""
+    yield "memory of a device"
+    parts = (
+        ("parameters", memory.parameters_bytes),
+        ("optimizer state", memory.optimizer_bytes),
+        ("batch and counters", memory.batch_bytes),
+        ("temporaries", memory.temporaries_bytes),
+        ("  activations kept for backward", memory.activations_bytes),
+        ("program", memory.program_bytes),
+        ("at once", memory.peak_bytes),
+        ("in the host's memory", memory.host_bytes),
+    )
+    for name, nbytes in parts:
+        if nbytes or name == "at once":
+            yield f"  {name:<32}{show_bytes(nbytes):>10}"
+    if memory.largest:
+        yield ""
+        rows = [
+            (show_bytes(one.nbytes), one.shape, one.module + " (kept)" * one.is_activation)
+            for one in memory.largest
+        ]
+        yield columns(("LARGEST BUFFERS", "SHAPE", "MADE BY"), rows)
+
+
+def _time(report: Report, time: StepTime) -> Iterator[str]:
+    yield ""
+    yield f"predicted step {show_seconds(time.step_s)}, MFU " + (
+        "unknown" if time.mfu is None else f"{100 * time.mfu:.1f} %"
+    )
+    if time.source == "cycles":
+        yield f"  compute      {show_seconds(time.compute_s):>10}  {time.cycles:.4g} cycles"
+    else:
+        yield f"  compute      {show_seconds(time.compute_s):>10}  roofline: products take " + (
+            f"{show_seconds(time.products_s)}, moving bytes the rest"
+        )
+    yield f"  kernels      {show_seconds(time.kernels_s):>10}  their FLOPs and bytes"
+    yield f"  collectives  {show_seconds(time.collectives_s):>10}  waiting for them"
+    yield f"  model FLOPs  {time.formula}"
+    if time.achievable_fraction:
+        yield f"  achievable   {show_fractions(time)}"
+    if report.unknown_loops:
+        yield f"  {report.unknown_loops} loops of unknown length count once" + (
+            "; without them the step would be faster than its chips" * (time.step_s is None)
+        )
+
+
+def show_fractions(time: StepTime) -> str:
+    """Returns which shares of the hardware's figures a prediction counts with, as text."""
+    return ", ".join(
+        f"{name.replace('_', ' ')} {100 * share:.0f} %"
+        for name, share in time.achievable_fraction.items()
+    )
+
+
+def _modules(report: Report) -> Iterator[str]:
+    if not report.modules:
+        return
+    yield ""
+    rows = [
+        (
+            one.module,
+            show_seconds(one.seconds),
+            show_count(one.flops),
+            show_bytes(one.nbytes),
+            show_bytes(one.sent_bytes),
+        )
+        for one in report.modules[:NUM_ROWS]
+    ]
+    yield columns(("MODULE", "TIME", "FLOPS", "MOVED", "SENT"), rows)
+    yield from _rest(len(report.modules))
+
+
+def _collectives(report: Report) -> Iterator[str]:
+    if not report.collectives:
+        return
+    yield ""
+    rows = [
+        (
+            one.kind,
+            str(one.count),
+            show_bytes(one.sent_bytes),
+            "under other work" if one.is_hidden else "alone",
+            show_seconds(one.waited_s),
+            one.module,
+        )
+        for one in report.collectives[:NUM_ROWS]
+    ]
+    yield columns(("COLLECTIVE", "COUNT", "SENT", "RUNS", "WAITED", "MODULE"), rows)
+    yield from _rest(len(report.collectives))
+
+
+def _kernels(report: Report) -> Iterator[str]:
+    yield ""
+    yield "kernels"
+    yield from (f"  {line}" for line in report.kernels)
+
+
+def _rest(count: int) -> Iterator[str]:
+    if count > NUM_ROWS:
+        yield f"and {count - NUM_ROWS} more; --json has all"
+
+
+def search_text(attempts: Sequence[Attempt]) -> str:
+    """Returns a table of what a search tried, and which of it is cheapest."""
+    rows = [
+        (
+            " ".join(attempt.changes) or "as it is",
+            "yes" if attempt.fits else "no",
+            _needs(attempt),
+            show_seconds(attempt.report.time.step_s)
+            if attempt.report and attempt.report.time
+            else "unknown",
+        )
+        for attempt in attempts
+    ]
+    best = cheapest(attempts)
+    found = "nothing that was tried fits"
+    if best is not None:
+        found = f"cheapest that fits: {' '.join(best.changes) or 'as it is'}"
+    return f"{columns(('CHANGE', 'FITS', 'NEEDS', 'STEP'), rows)}\n{found}"
+
+
+def _needs(attempt: Attempt) -> str:
+    if attempt.report is None:
+        return f"cannot be made: {attempt.reason}"
+    return show_bytes(attempt.report.memory.peak_bytes) if attempt.report.memory else "too much"

@@ -1,0 +1,44 @@
+"""The process in which one step is compiled: `python -m axcore.aot.worker < REQUEST`.
+
+A process compiles for one chip only, and its environment is set before JAX starts. It reads the
+config, the target and the experiment's name as JSON from standard input, and writes the report, or
+the error, as JSON into the file that is its argument.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+from axcore.aot.cost.measure import measure
+from axcore.aot.targets import find_aot_target
+from axcore.config import from_json
+from axcore.errors import AxcoreError
+from axcore.plugins import Hardware
+from axcore.trainer import ResolvedConfig
+
+
+def main(request: str, answer: Path) -> None:
+    """Compiles what a request asks for, and writes the answer."""
+    asked = json.loads(request)
+    hardware = Hardware.parse(asked["target"])
+    try:
+        cfg = from_json(asked["config"], set_in=asked["experiment"])
+        report = measure(
+            ResolvedConfig(config=cfg, hardware=hardware),
+            find_aot_target(hardware),
+            experiment=asked["experiment"],
+        )
+        answer.write_text(json.dumps({"report": report.to_json()}), encoding="utf-8")
+    except AxcoreError as error:
+        parts = {
+            "class": type(error).__name__,
+            "what": error.what,
+            "where": error.where,
+            "set_in": error.set_in,
+            "hint": error.hint,
+        }
+        answer.write_text(json.dumps({"error": parts}), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.stdin.read(), Path(sys.argv[1]))

@@ -1,0 +1,31 @@
+"""Several processes: joining them, host collectives between them, and leaving."""
+
+from axcore.distributed.host_collectives import (
+    all_gather_object,
+    all_gather_str,
+    barrier,
+    broadcast_object,
+)
+from axcore.distributed.processes import (
+    TimeLimits,
+    exit_process,
+    is_process_zero,
+    join_processes,
+    process_count,
+    process_index,
+    shard_for_process,
+)
+
+__all__ = [
+    "TimeLimits",
+    "all_gather_object",
+    "all_gather_str",
+    "barrier",
+    "broadcast_object",
+    "exit_process",
+    "is_process_zero",
+    "join_processes",
+    "process_count",
+    "process_index",
+    "shard_for_process",
+]

@@ -1,0 +1,218 @@
+"""Processes wait for one another, and exchange values on the host.
+
+Messages are text in the key-value store of jax's coordination service, never an array: no device
+takes part, so a thread may wait here while the devices compute. Every wait has a name and a limit.
+
+All processes call these functions in the same order for each name. In a run of one process they
+return at once.
+"""
+
+import collections
+import functools
+import json
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+
+from axcore.distributed.processes import (
+    coordination_client,
+    is_process_zero,
+    process_count,
+    process_index,
+    time_limits,
+)
+from axcore.distributed.rendezvous import missing_error
+from axcore.errors import AxcoreError, ProcessError
+
+T = TypeVar("T")
+
+_ROOT = "axcore"
+
+_counts: collections.Counter[str] = collections.Counter()
+_lock = threading.Lock()
+
+
+class _OfThread(threading.local):
+    """Keys that this thread published since its last barrier: all have read them after the next."""
+
+    def __init__(self) -> None:
+        self.published: list[str] = []
+
+
+_own = _OfThread()
+
+
+def barrier(name: str, *, limit_s: float | None = None) -> None:
+    """Waits until every process is here.
+
+    Raises:
+        ProcessError: Some did not come in time: naming the barrier, them, and the limit.
+    """
+    all_gather_str(name, "", limit_s=limit_s)
+
+
+def all_gather_str(name: str, text: str, *, limit_s: float | None = None) -> list[str]:
+    """Returns the texts of all processes, in their order, in every process.
+
+    Raises:
+        ProcessError: As `barrier`.
+    """
+    if process_count() == 1:
+        return [text]
+    client, index = coordination_client(), process_index()
+    folder = _next_folder(name)
+    _checked(name, lambda: client.key_value_set(f"{folder}/{index}", text))
+    _wait(client, name, folder, time_limits().barrier_s if limit_s is None else limit_s)
+    texts = _checked(name, lambda: _by_process(client, folder))
+    for key in _own.published:
+        _checked(name, functools.partial(client.key_value_delete, key))
+    _own.published = [f"{folder}/{index}"]  # some may be about to read it
+    return [texts[process] for process in range(process_count())]
+
+
+def all_gather_object(name: str, make: Callable[[], T], *, limit_s: float | None = None) -> list[T]:
+    """Returns what every process makes, in their order, in every process.
+
+    Args:
+        name: What it is, for errors.
+        make: Returns something that JSON gives back.
+        limit_s: How long each waits for the others.
+
+    Raises:
+        AxcoreError: What `make` raised in the first process where it did; that process gets its own
+            error as it is.
+        ProcessError: As `barrier`.
+    """
+    if process_count() == 1:
+        return [make()]
+    own, text = _encoded_result(name, make)
+    messages = [json.loads(one) for one in all_gather_str(name, text, limit_s=limit_s)]
+    if own is not None:
+        raise own
+    return [_value(one) for one in messages]
+
+
+def broadcast_object(name: str, make: Callable[[], T], *, limit_s: float | None = None) -> T:
+    """Returns what process 0 makes, in every process; only process 0 calls `make`.
+
+    Args:
+        name: What it is, for errors.
+        make: Returns something that JSON gives back.
+        limit_s: How long the others wait.
+
+    Raises:
+        AxcoreError: What `make` raised, in every process. What else it raised comes out of
+            process 0 as it is, and is a ProcessError in the others.
+        ProcessError: Process 0 did not come in time.
+    """
+    if process_count() == 1:
+        return make()
+    key = _next_folder(name)
+    limit = time_limits().barrier_s if limit_s is None else limit_s
+    text = _publish(name, key, make) if is_process_zero() else _read(name, key, limit)
+    made: T = _value(json.loads(text))
+    return made
+
+
+# -- jax's key-value store ---------------------------------------------------------------------
+
+
+def _next_folder(name: str) -> str:
+    """Returns how keys begin that are used under a name this time."""
+    with _lock:
+        count = _counts[name]
+        _counts[name] += 1
+    return f"{_ROOT}/{name}/{count}"
+
+
+def _by_process(client: Any, folder: str) -> dict[int, str]:
+    pairs = client.key_value_dir_get(f"{folder}/")
+    return {int(key.rpartition("/")[2]): text for key, text in pairs}
+
+
+def _wait(client: Any, name: str, folder: str, limit_s: float) -> None:
+    try:
+        client.wait_at_barrier(folder, _milliseconds(limit_s))
+    except jax.errors.JaxRuntimeError as error:
+        if "DEADLINE_EXCEEDED" not in str(error):
+            raise _lost_process(name, error) from error
+        here = _checked(name, lambda: _by_process(client, folder))
+        missing = [process for process in range(process_count()) if process not in here]
+        if missing:
+            raise missing_error(name, missing, process_count(), limit_s) from error
+        raise ProcessError(
+            f"this process came to {name!r} when the others had waited {limit_s:g} s and given up",
+            where=name,
+            hint="see why it was slow, or raise the limit (--barrier-timeout)",
+        ) from error
+
+
+def _publish(name: str, key: str, make: Callable[[], Any]) -> str:
+    own, text = _encoded_result(name, make)
+    _checked(name, lambda: coordination_client().key_value_set(key, text))
+    _own.published.append(key)
+    if own is not None:
+        raise own
+    return text
+
+
+def _read(name: str, key: str, limit_s: float) -> str:
+    try:
+        return str(coordination_client().blocking_key_value_get(key, _milliseconds(limit_s)))
+    except jax.errors.JaxRuntimeError as error:
+        if "DEADLINE_EXCEEDED" not in str(error):
+            raise _lost_process(name, error) from error
+        raise missing_error(name, [0], process_count(), limit_s) from error
+
+
+def _checked(name: str, speak: Callable[[], T]) -> T:
+    try:
+        return speak()
+    except jax.errors.JaxRuntimeError as error:
+        raise _lost_process(name, error) from error
+
+
+def _lost_process(name: str, error: Exception) -> ProcessError:
+    return ProcessError(
+        f"a process of the run was lost at {name!r}: {str(error).splitlines()[0]}",
+        where=name,
+        hint="see what the other processes say, and start the run again",
+    )
+
+
+def _milliseconds(seconds: float) -> int:
+    return max(1, round(seconds * 1000))
+
+
+# -- What a process made, as text --------------------------------------------------------------
+
+
+def _encoded_result(name: str, make: Callable[[], Any]) -> tuple[BaseException | None, str]:
+    """Returns what `make` raised, if it did, and the message for the others."""
+    try:
+        return None, json.dumps({"value": make()})
+    except AxcoreError as error:
+        fields = (error.what, error.where, error.set_in, error.hint)
+        return error, json.dumps({"error": [type(error).__qualname__, *fields]})
+    except Exception as error:
+        what = f"process {process_index()} failed at {name!r}: {type(error).__name__}: {error}"
+        hint = f"see what process {process_index()} says"
+        return error, json.dumps({"error": [ProcessError.__qualname__, what, name, None, hint]})
+
+
+def _value(message: dict[str, Any]) -> Any:
+    if "error" not in message:
+        return message["value"]
+    kind, what, where, set_in, hint = message["error"]
+    raise _error_classes(AxcoreError).get(kind, AxcoreError)(
+        what, where=where, set_in=set_in, hint=hint
+    )
+
+
+def _error_classes(base: type[AxcoreError]) -> dict[str, type[AxcoreError]]:
+    found = {base.__qualname__: base}
+    for derived in base.__subclasses__():
+        found.update(_error_classes(derived))
+    return found

@@ -1,0 +1,129 @@
+"""The processes of a run: joining them, who is who, and leaving."""
+
+import os
+import sys
+from typing import Any, NoReturn, TypeVar
+
+import attrs
+import jax
+
+from axcore._jax_compat import distributed_state
+from axcore.distributed.rendezvous import rendezvous
+from axcore.errors import ProcessError
+
+T = TypeVar("T")
+
+
+@attrs.frozen(kw_only=True)
+class TimeLimits:
+    """How long processes wait for one another, in seconds.
+
+    Args:
+        join_s: For all to be there at the start.
+        barrier_s: At a barrier without its own limit.
+        heartbeat_s: After which a process that says nothing any more ends the run.
+    """
+
+    join_s: float = 300
+    barrier_s: float = 1800
+    heartbeat_s: float = 100
+
+
+_limits = TimeLimits()
+
+
+def join_processes(
+    coordinator: str,
+    *,
+    process_count: int,
+    process_index: int,
+    limits: TimeLimits = _limits,
+) -> None:
+    """Makes this process one of several; call it before anything asks jax for devices.
+
+    Args:
+        coordinator: `host:port` of process 0, which all others reach.
+        process_count: Processes in all; with 1 nothing happens.
+        process_index: Which of them this is, from 0.
+        limits: How long they wait for one another.
+
+    Raises:
+        ConfigError: `coordinator` is no address.
+        ProcessError: Not all came in time, or two have the same number.
+    """
+    global _limits
+    _limits = limits
+    if process_count == 1:
+        return
+    numbers = {"process_count": process_count, "process_index": process_index}
+    rendezvous(coordinator, **numbers, limit_s=limits.join_s)
+    jax.distributed.initialize(
+        coordinator,
+        num_processes=process_count,
+        process_id=process_index,
+        cluster_detection_method="deactivate",
+        initialization_timeout=round(limits.join_s),
+        heartbeat_timeout_seconds=round(limits.heartbeat_s),
+    )
+
+
+def process_count() -> int:
+    """Returns how many processes this run has, without starting jax where they were joined.
+
+    Raises:
+        ProcessError: jax shows several processes, and nobody joined them.
+    """
+    if _joined() is not None:
+        return int(distributed_state().num_processes)
+    if jax.process_count() > 1:
+        raise ProcessError(
+            f"jax shows {jax.process_count()} processes that were never joined",
+            where="jax.process_count()",
+            hint="name --coordinator, --num-processes and --process-id; in a script, call "
+            "axcore.distributed.join_processes before anything else",
+        )
+    return 1
+
+
+def process_index() -> int:
+    """Returns which of them this one is, from 0."""
+    return 0 if _joined() is None else int(distributed_state().process_id)
+
+
+def is_process_zero() -> bool:
+    """Whether this is process 0, the one that writes and speaks."""
+    return process_index() == 0
+
+
+def shard_for_process(items: list[T]) -> list[T]:
+    """Returns this process's part of some work: every item is exactly one process's."""
+    return items[process_index() :: process_count()]
+
+
+def exit_process(exit_code: int) -> NoReturn:
+    """Ends this process; one of several does not wait for the others, which it would hold up."""
+    if _joined() is not None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(exit_code)
+    sys.exit(exit_code)
+
+
+def time_limits() -> TimeLimits:
+    """Returns how long processes of this run wait for one another."""
+    return _limits
+
+
+def coordination_client() -> Any:
+    """Returns the client of jax's coordination service.
+
+    Differs: jax has no public way to it; Orbax takes this one, too.
+    """
+    client = _joined()
+    assert client is not None, "a run of several processes was joined"
+    return client
+
+
+def _joined() -> Any:
+    """Returns the client, None where this process joined nobody."""
+    return distributed_state().client

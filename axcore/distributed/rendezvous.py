@@ -1,0 +1,212 @@
+"""The rendezvous: every process of a run reports its presence before jax joins them.
+
+Where one is missing, jax ends all others by an abort that names nobody. So process 0 listens on the
+coordinator's address first and writes down who comes; then each hears that all are there, or which
+are not. A message is one line of JSON. The port is free again when the call is over.
+"""
+
+import errno
+import json
+import socket
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from axcore.errors import ConfigError, ProcessError
+
+NAME = "rendezvous"
+_RETRY_S = 0.1
+_HELLO_S = 5.0
+_MAX_LINE_BYTES = 1 << 16
+
+
+def rendezvous(coordinator: str, *, process_count: int, process_index: int, limit_s: float) -> None:
+    """Returns once all processes of a run are there.
+
+    Args:
+        coordinator: `host:port` of process 0.
+        process_count: Processes in all.
+        process_index: Which of them this is.
+        limit_s: How long process 0 waits for the others, and they for it.
+
+    Raises:
+        ConfigError: `coordinator` is no address.
+        ProcessError: Some did not come within the limit, or two say what cannot both be.
+    """
+    host, port = split_address(coordinator)
+    if process_index == 0:
+        _hold(port, process_count, limit_s)
+    else:
+        _answer((host, port), process_count, process_index, limit_s)
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Returns host and port of `host:port`.
+
+    Raises:
+        ConfigError: It is no such text.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        raise ConfigError(
+            f"the coordinator is {address!r}; expected host:port of process 0",
+            where="--coordinator",
+            hint="--coordinator node-0:29400, with a port that is free there",
+        )
+    return host.strip("[]"), int(port)
+
+
+# -- Process 0 -------------------------------------------------------------------------------
+
+
+def _hold(port: int, process_count: int, limit_s: float) -> None:
+    present: dict[int, socket.socket] = {}
+    try:
+        with _listen(port) as server:
+            _collect(server, present, process_count, time.monotonic() + limit_s)
+        missing = [index for index in range(1, process_count) if index not in present]
+        if missing:
+            raise missing_error(NAME, missing, process_count, limit_s)
+        _dismiss(present.values(), {})
+    except ProcessError as error:
+        _dismiss(present.values(), {"what": error.what, "hint": error.hint})
+        raise
+
+
+def _listen(port: int) -> socket.socket:
+    try:
+        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+    except (OSError, ValueError) as error:  # ValueError: no socket serves both versions of IP
+        if getattr(error, "errno", None) == errno.EADDRINUSE:
+            raise _port_error(port, error) from error
+    try:
+        return socket.create_server(("", port))  # a host that has the older version only
+    except OSError as error:
+        raise _port_error(port, error) from error
+
+
+def _port_error(port: int, error: Exception) -> ProcessError:
+    return ProcessError(
+        f"process 0 cannot listen on port {port}: {error}",
+        where="--coordinator",
+        hint="name another port, the same one for all processes",
+    )
+
+
+def _collect(
+    server: socket.socket, present: dict[int, socket.socket], process_count: int, end: float
+) -> None:
+    """Fills `present` until all are there or the time is over."""
+    while len(present) < process_count - 1 and (left := end - time.monotonic()) > 0:
+        server.settimeout(left)
+        try:
+            connection, _ = server.accept()
+        except TimeoutError:
+            return
+        connection.settimeout(_HELLO_S)
+        said = _read(connection)
+        if not isinstance(said.get("index"), int):
+            connection.close()  # a stranger; a port is open to all
+            continue
+        index = said["index"]
+        _check_fits(said, present, process_count, connection)
+        present[index] = connection
+
+
+def _check_fits(
+    said: dict[str, Any], present: dict[int, socket.socket], process_count: int, who: socket.socket
+) -> None:
+    index = said["index"]
+    if said.get("count") != process_count:
+        what = (
+            f"process {index} on {said.get('host')} is one of {said.get('count')} processes, but "
+            f"process 0 is one of {process_count}"
+        )
+    elif index in present or not 0 < index < process_count:
+        what = f"two processes of this run are number {index}; one is on {said.get('host')}"
+    else:
+        return
+    present[-1] = who  # it hears of it, too
+    raise ProcessError(
+        what, where=NAME, hint="number them 0 to N-1, each once, and give all the same N"
+    )
+
+
+def _dismiss(connections: Iterable[socket.socket], verdict: dict[str, Any]) -> None:
+    """Sends all the verdict, and lets them hang up first so that the port is free at once."""
+    held = list(connections)
+    for connection in held:
+        _write(connection, verdict)
+    for connection in held:
+        connection.settimeout(_HELLO_S)
+        _read(connection)
+        connection.close()
+
+
+# -- The others ------------------------------------------------------------------------------
+
+
+def _answer(
+    address: tuple[str, int], process_count: int, process_index: int, limit_s: float
+) -> None:
+    hello = {"index": process_index, "count": process_count, "host": socket.gethostname()}
+    with _connect(address, process_count, limit_s) as connection:
+        connection.settimeout(2 * limit_s + 10)  # process 0 may have begun to wait only now
+        _write(connection, hello)
+        verdict = _read(connection, default=None)
+    if verdict is None:
+        raise ProcessError(
+            f"process 0 at {address[0]}:{address[1]} left before all processes were there",
+            where=NAME,
+            hint="see what process 0 says",
+        )
+    if verdict:
+        raise ProcessError(verdict["what"], where=NAME, hint=verdict["hint"])
+
+
+def _connect(address: tuple[str, int], process_count: int, limit_s: float) -> socket.socket:
+    end = time.monotonic() + limit_s
+    while True:
+        try:
+            return socket.create_connection(address, max(_RETRY_S, end - time.monotonic()))
+        except OSError as error:
+            if time.monotonic() + _RETRY_S > end:
+                host, port = address
+                raise missing_error(
+                    NAME, [0], process_count, limit_s, f" (at {host}:{port}: {error})"
+                ) from error
+        time.sleep(_RETRY_S)
+
+
+def missing_error(
+    name: str, missing: list[int], process_count: int, limit_s: float, detail: str = ""
+) -> ProcessError:
+    """Returns the error for processes that did not arrive at a barrier."""
+    shown = ", ".join(map(str, missing[:16])) + (", ..." if len(missing) > 16 else "")
+    noun = "process" if len(missing) == 1 else "processes"
+    return ProcessError(
+        f"{noun} {shown} of {process_count} did not reach {name!r} within {limit_s:g} s{detail}",
+        where=name,
+        hint=f"see whether {noun} {shown} still runs, and what its output says; or raise the limit "
+        "(--join-timeout, --barrier-timeout)",
+    )
+
+
+# -- Lines -----------------------------------------------------------------------------------
+
+
+def _write(connection: socket.socket, message: dict[str, Any]) -> None:
+    try:
+        connection.sendall(json.dumps(message).encode() + b"\n")
+    except OSError:
+        return  # it has left; a process that waits for it reports that
+
+
+def _read(connection: socket.socket, default: Any = {}) -> Any:  # noqa: B006 - never changed
+    """Returns one line's JSON object, or `default` where none comes."""
+    try:
+        with connection.makefile("rb") as lines:
+            message = json.loads(lines.readline(_MAX_LINE_BYTES))
+    except (OSError, ValueError):
+        return default
+    return message if isinstance(message, dict) else default

@@ -1,0 +1,59 @@
+"""Experiments by name, and configs from files."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from axcore.config import from_json, from_yaml, name_the_known
+from axcore.errors import ConfigError
+from axcore.plugins import Experiment, plugin_host
+
+if TYPE_CHECKING:
+    from axcore.trainer import Trainer
+
+_READERS = {".json": from_json, ".yaml": from_yaml, ".yml": from_yaml}
+
+
+def experiment(name: str) -> "Trainer.Config":
+    """Returns the config of a named experiment, or the one in a JSON or YAML file.
+
+    Raises:
+        ConfigError: There is no such experiment or file. What an experiment's own module raises
+            comes out as it is.
+    """
+    path = Path(name)
+    cfg: Trainer.Config
+    if path.suffix in _READERS:
+        cfg = read_config(path)
+        return cfg
+    records = {record.name: record for record in plugin_host().records(Experiment)}
+    if name not in records:
+        raise ConfigError(
+            f"there is no experiment {name!r}; {name_the_known(name, records)}",
+            hint="`axcore experiments` lists them; a config file ends in .json or .yaml",
+        )
+    return config_of(records[name])
+
+
+def config_of(record: Experiment) -> "Trainer.Config":
+    """Returns the config of an experiment's record.
+
+    Raises:
+        PluginError: Its function returns something else. What it raises comes out as it is.
+    """
+    from axcore.trainer import Trainer
+
+    cfg: Trainer.Config = record.call("fn", returns=Trainer.Config, expected="a Trainer.Config")
+    return cfg
+
+
+def read_config(path: Path) -> Any:
+    """Returns the config in a JSON or YAML file.
+
+    Raises:
+        ConfigError: The file cannot be read, or is no config.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the config file cannot be read: {error}", where=str(path)) from error
+    return _READERS[path.suffix](text, set_in=str(path))

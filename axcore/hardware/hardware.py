@@ -1,0 +1,195 @@
+"""`Hardware`: a machine as a value, which predicates, mesh rules and reports are about."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import attrs
+from immutabledict import immutabledict
+
+from axcore.errors import PluginError
+from axcore.registration.validators import (
+    a_name,
+    frozen_mapping,
+    frozen_names,
+    mapping_of,
+    of_type,
+    positive,
+)
+
+_EMPTY: Mapping[str, float] = immutabledict()
+
+
+def _whole_hosts(hardware: "Hardware", attribute: Any, value: Any) -> None:
+    positive(hardware, attribute, value)
+    if hardware.chips % value:
+        raise PluginError(
+            f"{hardware.chips} chips are not a whole number of hosts of {value}",
+            where=f"Hardware {hardware.name}",
+            hint=f"name at most {value} chips, or a multiple of {value}",
+        )
+
+
+OTHER_FRACTIONS = ("memory", "interconnect", "network", "attention", "attention_backward")
+"""What `Hardware.achievable_fraction` may name besides dtypes of `Hardware.peak_flops`."""
+
+
+def _fractions(hardware: "Hardware", attribute: Any, value: Mapping[str, float]) -> None:
+    mapping_of(float)(hardware, attribute, value)
+    known = (*hardware.peak_flops, *OTHER_FRACTIONS)
+    for name, share in value.items():
+        if name not in known or not 0 < share <= 1:
+            raise PluginError(
+                f"Hardware.achievable_fraction says {name}={share}; "
+                "expected a share above 0, of 1 at most, "
+                f"of {', '.join(known)}",
+                where=f"Hardware {hardware.name}",
+                hint="divide what was measured by the figure itself, and name that figure",
+            )
+
+
+def _one_host(hardware: "Hardware") -> int:
+    return hardware.chips
+
+
+@attrs.frozen(kw_only=True)
+class Hardware:
+    """A number of equal accelerator chips, and the figures of one. Figures are per chip.
+
+    Args:
+        family: As plugins name it; the first part of `name`.
+        generation: The middle part of `name`; empty where a family has none.
+        chips: Chips in all hosts together.
+        chips_per_host: Divides `chips`. One host where not given.
+        devices_per_chip: How many JAX devices a chip shows.
+        units_per_chip: What the number in `name` counts, per chip: 2 where a vendor counts cores.
+        memory_bytes: Nominal capacity, where known.
+        peak_flops: Dense peak FLOP/s by dtype name; empty where unknown.
+        memory_bandwidth: Bytes/s, where known.
+        interconnect_bandwidth: Bytes/s that a chip sends to its neighbours, where known.
+        network_bandwidth: Bytes/s that a chip sends to other hosts, where that is another network.
+        achievable_fraction: Shares of these figures that programs reach, where they were
+            measured: of the peak by dtype name, of `memory`, `interconnect` and `network`, and,
+            of the peak again, by kernels for `attention` and its `attention_backward`.
+            What is not named counts whole.
+        clock_hz: Cycles a second that its compiler's estimates of cycles count, where it makes any.
+        can_branch: Whether programs may branch, and loop, by values known at run time only.
+        features: Names of abilities that predicates ask for.
+    """
+
+    family: str = attrs.field(validator=a_name)
+    generation: str = attrs.field(default="", validator=of_type(str))
+    chips: int = attrs.field(default=1, validator=positive)
+    devices_per_chip: int = attrs.field(default=1, validator=positive)
+    units_per_chip: int = attrs.field(default=1, validator=positive)
+    chips_per_host: int = attrs.field(
+        default=attrs.Factory(_one_host, takes_self=True), validator=_whole_hosts
+    )
+    memory_bytes: int | None = attrs.field(default=None, validator=of_type(int, type(None)))
+    peak_flops: Mapping[str, float] = attrs.field(
+        default=_EMPTY, converter=frozen_mapping, validator=mapping_of(float)
+    )
+    memory_bandwidth: float | None = attrs.field(
+        default=None, validator=of_type(float, int, type(None))
+    )
+    interconnect_bandwidth: float | None = attrs.field(
+        default=None, validator=of_type(float, int, type(None))
+    )
+    network_bandwidth: float | None = attrs.field(
+        default=None, validator=of_type(float, int, type(None))
+    )
+    achievable_fraction: Mapping[str, float] = attrs.field(
+        default=_EMPTY, converter=frozen_mapping, validator=_fractions
+    )
+    clock_hz: float | None = attrs.field(default=None, validator=of_type(float, int, type(None)))
+    can_branch: bool = attrs.field(default=True, validator=of_type(bool))
+    features: frozenset[str] = attrs.field(
+        default=frozenset(), converter=frozen_names, validator=of_type(frozenset)
+    )
+
+    @property
+    def name(self) -> str:
+        """The target's name: `family-generation-N`, or `family-N`."""
+        number = str(self.chips * self.units_per_chip)
+        return "-".join(part for part in (self.family, self.generation, number) if part)
+
+    @property
+    def chip(self) -> str:
+        """The chip's name, whatever the number of chips: `family-generation`, or `family`."""
+        return "-".join(part for part in (self.family, self.generation) if part)
+
+    @property
+    def num_devices(self) -> int:
+        """JAX devices in all."""
+        return self.chips * self.devices_per_chip
+
+    @property
+    def num_hosts(self) -> int:
+        """Hosts in all."""
+        return self.chips // self.chips_per_host
+
+    @property
+    def is_known(self) -> bool:
+        """Whether a plugin describes this generation; False for what `detect` had to guess."""
+        return self.generation != UNKNOWN
+
+    def resized(self, chips: int, chips_per_host: int | None = None) -> "Hardware":
+        """Returns the same generation with another number of chips.
+
+        Raises:
+            PluginError: `chips` is not a whole number of hosts.
+        """
+        per_host = chips_per_host or min(chips, self.chips_per_host)
+        return attrs.evolve(self, chips=chips, chips_per_host=per_host)
+
+    @classmethod
+    def parse(cls, name: str) -> "Hardware":
+        """Returns the hardware that a target's name means, as the installed plugins describe it.
+
+        The family may be left out where one family alone has a generation of that name.
+
+        >>> Hardware.parse("cpu-8").num_devices
+        8
+
+        Raises:
+            PluginError: No family has that name, or the number does not fit the generation.
+        """
+        return _attached().parse(name)
+
+    @classmethod
+    def detect(cls, devices: Sequence[Any] | None = None) -> "Hardware":
+        """Returns the hardware of `devices`, or of all of JAX's devices, which this starts.
+
+        Devices that no plugin knows give the generation `unknown`, with no figures.
+
+        Raises:
+            PluginError: Two plugins claim the same devices.
+        """
+        return _attached().detect(devices)
+
+
+UNKNOWN = "unknown"
+
+
+class HardwareLookup(Protocol):
+    """What answers `Hardware.parse` and `Hardware.detect`: it knows what families there are."""
+
+    def parse(self, name: str) -> Hardware:
+        """Returns the hardware that a target's name means."""
+
+    def detect(self, devices: Sequence[Any] | None) -> Hardware:
+        """Returns the hardware of devices; of all of JAX's where None."""
+
+
+_lookup: HardwareLookup | None = None
+
+
+def attach_lookup(lookup: HardwareLookup) -> None:
+    """Makes `lookup` answer from now on; `axcore.plugins` attaches that of installed plugins."""
+    global _lookup
+    _lookup = lookup
+
+
+def _attached() -> HardwareLookup:
+    if _lookup is None:
+        raise PluginError("no families of hardware are known yet", hint="import axcore.plugins")
+    return _lookup

@@ -1,0 +1,139 @@
+"""From a target's name, or from the devices at hand, to a `Hardware`, by the families known."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+
+from axcore.config import name_the_known
+from axcore.errors import PluginError
+from axcore.hardware.families import HardwareFamily
+from axcore.hardware.hardware import UNKNOWN, Hardware
+from axcore.registration.ref import Ref
+
+_JAX_DEVICES = Ref("jax:devices")
+"""A reference, so that this package imports no jax until devices are asked for."""
+
+
+@attrs.frozen
+class FamilyLookup:
+    """Answers `Hardware.parse` and `Hardware.detect` by the families that it is given each time."""
+
+    families: Callable[[], Sequence[HardwareFamily]]
+
+    def parse(self, name: str) -> Hardware:
+        """Returns the hardware that a target's name means."""
+        return parse_target(name, self.families())
+
+    def detect(self, devices: Sequence[Any] | None) -> Hardware:
+        """Returns the hardware of devices; of all of JAX's where None."""
+        return detect_hardware(
+            _JAX_DEVICES.resolve()() if devices is None else devices, self.families()
+        )
+
+
+def parse_target(name: str, families: Sequence[HardwareFamily]) -> Hardware:
+    """Returns what `family-generation-N`, `family-N` or `generation-N` means.
+
+    See `Hardware.parse`.
+
+    Args:
+        name: The target's name.
+        families: Those known.
+    """
+    parts = name.split("-")
+    if len(parts) >= 2 and parts[-1].isdecimal() and int(parts[-1]) < 1:
+        raise PluginError(
+            f"target {name!r} counts {parts[-1]}; expected 1 or more",
+            hint=f"{'-'.join(parts[:-1])}-1",
+        )
+    if len(parts) < 2 or not parts[-1].isdecimal():
+        raise PluginError(
+            f"target {name!r} does not end in a number; expected family-generation-N or family-N",
+            hint=f"name one as {_examples(families)}",
+        )
+    family, host = _family_of(name, "-".join(parts[:-1]), families)
+    units = int(parts[-1])
+    if units % host.units_per_chip:
+        raise PluginError(
+            f"target {name!r}: the number counts {host.units_per_chip} per chip, "
+            f"and {units} is no multiple of that",
+            hint=f"name {host.resized(host.chips_per_host).name} for one host",
+        )
+    chips = units // host.units_per_chip
+    try:
+        return host.resized(chips, chips if family.is_one_host else None)
+    except PluginError as error:
+        raise PluginError(
+            f"target {name!r}: {error.what}", where=error.where, hint=error.hint
+        ) from None
+
+
+def detect_hardware(devices: Sequence[Any], families: Sequence[HardwareFamily]) -> Hardware:
+    """Returns the hardware of JAX's devices. See `Hardware.detect`.
+
+    Args:
+        devices: Objects with `platform`, `device_kind` and `process_index`.
+        families: Those known.
+    """
+    first = devices[0]
+    host = _recognised(first.platform, first.device_kind, families)
+    if host is None:
+        return Hardware(family=first.platform, generation=UNKNOWN, chips=len(devices))
+    on_first = sum(device.process_index == first.process_index for device in devices)
+    per_chip = host.devices_per_chip
+    chips, chips_per_host = (max(1, count // per_chip) for count in (len(devices), on_first))
+    return host.resized(chips, chips_per_host)
+
+
+def _recognised(
+    platform: str, device_kind: str, families: Sequence[HardwareFamily]
+) -> Hardware | None:
+    claims: list[tuple[HardwareFamily, Hardware]] = []
+    for family in families:
+        generation = family.call("detect", platform, device_kind, returns=str | None)
+        if generation is not None:
+            claims.append((family, _described(family, generation)))
+    brought = [claim for claim in claims if claim[0].plugin != "core"] or claims
+    if len(brought) > 1:
+        names = " and ".join(f"{family.name} ({family.plugin})" for family, _ in brought)
+        raise PluginError(
+            f"device kind {device_kind!r} of platform {platform!r} is claimed by {names}",
+            hint=f"set AXCORE_BLOCK={brought[-1][0].plugin}",
+        )
+    return brought[0][1] if brought else None
+
+
+def _described(family: HardwareFamily, generation: str) -> Hardware:
+    host = family.host(generation)
+    if host is None:
+        known = ", ".join(family.generations)
+        raise family.wrong_return("detect", generation, f"a generation it describes: {known}")
+    return host
+
+
+def _family_of(
+    name: str, stem: str, families: Sequence[HardwareFamily]
+) -> tuple[HardwareFamily, Hardware]:
+    known = {
+        "-".join(part for part in (family.name, host.generation) if part): (family, host)
+        for family in families
+        for host in family.hosts
+    }
+    if stem in known:
+        return known[stem]
+    short = {full: found for full, found in known.items() if found[1].generation == stem}
+    if len(short) == 1:
+        return next(iter(short.values()))
+    if short:
+        number = name.rpartition("-")[2]
+        names = " or ".join(f"{full}-{number}" for full in sorted(short))
+        raise PluginError(f"target {name!r} may mean {names}", hint="write the family, too")
+    raise PluginError(
+        f"no plugin knows target {name!r}; {name_the_known(stem, known)}",
+        hint=f"name one as {_examples(families)}, or install the plugin for {stem.split('-')[0]}",
+    )
+
+
+def _examples(families: Sequence[HardwareFamily]) -> str:
+    return " or ".join(family.hosts[-1].name for family in families)

@@ -1,0 +1,83 @@
+"""`RoPE`: rotary positions."""
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from axcore.config import REQUIRED, PositiveFloat, PositiveInt, config
+from axcore.errors import ConfigError
+from axcore.layers.attention.position import Keys, Positions, Queries
+from axcore.module import Module
+
+
+class RoPE(Module):
+    """Rotates pairs of a head's dimensions by angles that grow with the position.
+
+    Dimension `i` is paired with `i + head_dim / 2` (the layout of Hugging Face's checkpoints), and
+    turns by `position * theta ** (-2 i / head_dim)`.
+
+    Source: Su et al. 2021, arXiv:2104.09864, eq. 34. Slot protocol: the parent fills `head_dim`.
+    """
+
+    @config
+    class Config(Module.Config["RoPE"]):
+        """Describes a `RoPE`.
+
+        Args:
+            head_dim: Size of a head; even.
+            theta: Base of the wavelengths.
+        """
+
+        head_dim: PositiveInt = REQUIRED
+        theta: PositiveFloat = 10_000.0
+
+    def setup(self, cfg: Config) -> None:
+        """Computes the frequencies."""
+        self.frequencies = rope_frequencies(cfg.head_dim, cfg.theta)
+
+    def forward(self, q: Queries, k: Keys, positions: Positions) -> tuple[Queries, Keys]:
+        """Returns both rotated, each in its dtype; angles are computed in float32."""
+        return rotate(q, k, positions, frequencies=self.frequencies)
+
+
+def rope_frequencies(head_dim: int, theta: float) -> np.ndarray:
+    """Returns the angle per position of each pair, `theta ** (-2 i / head_dim)`: float64.
+
+    Raises:
+        ConfigError: The head cannot be paired.
+    """
+    if head_dim % 2:
+        raise ConfigError(f"head_dim is {head_dim}; rotary positions need it even")
+    return np.asarray(theta ** -(np.arange(0, head_dim, 2) / head_dim))
+
+
+def rotate(
+    q: Queries,
+    k: Keys,
+    positions: Positions,
+    *,
+    frequencies: np.ndarray,
+    amplitude: float = 1.0,
+) -> tuple[Queries, Keys]:
+    """Returns queries and keys with their pairs rotated, each in its dtype.
+
+    Args:
+        q: Queries.
+        k: Keys.
+        positions: Position of each token.
+        frequencies: Angle per position of each pair, `head_dim / 2` of them.
+        amplitude: Factor on both results, so that its square is a factor on the logits.
+    """
+    angles = positions.astype(jnp.float32)[:, :, None, None] * _as_last(frequencies)
+    cos, sin = amplitude * jnp.cos(angles), amplitude * jnp.sin(angles)
+    return _rotated(q, cos, sin), _rotated(k, cos, sin)
+
+
+def _as_last(values: np.ndarray) -> np.ndarray:
+    return values.astype(np.float32)[None, None, None, :]
+
+
+def _rotated(x: Queries, cos: Array, sin: Array) -> Queries:
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    return rotated.astype(x.dtype)

@@ -1,0 +1,1 @@
+"""Modules of other libraries as layers; each imports its library."""

@@ -1,0 +1,63 @@
+"""`Dropless`: every token gets to every expert that it chose, by grouped matrix products.
+
+Letters: N tokens, K choices of a token, R = N K rows, E experts, D width.
+"""
+
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from axcore.config import config
+from axcore.layers.moe.expert_all_to_all import Rows, Sizes, expert_all_to_all
+from axcore.layers.moe.experts import Choices, Experts, Tokens, Weights
+from axcore.layers.moe.grouped_linear import (
+    GROUP_SIZES,
+    check_supports_call_stacked,
+    with_grouped_linears,
+)
+from axcore.layers.moe.routing import Routing
+from axcore.layers.moe.token_permutation import TokenPermutation, permute
+from axcore.module import StackedModule
+from axcore.parallel import expert_mesh_axes, shard_map_over_tokens
+
+
+class Dropless(Experts):
+    """Sorts rows by expert and runs all experts at once on them.
+
+    Where a mesh splits experts, rows travel to the devices that hold theirs, and back.
+
+    Source: Gale et al. 2022, arXiv:2211.15841, section 4.
+    """
+
+    @config
+    class Config(Experts.Config):
+        """Describes a `Dropless`."""
+
+    def setup(self, cfg: Config) -> None:
+        """Builds the experts, with grouped products in place of their linear layers."""
+        expert = with_grouped_linears(cfg.expert).build(dim=cfg.dim)
+        check_supports_call_stacked(expert)
+        self.expert = StackedModule(expert, cfg.num_experts, axis="expert")
+
+    def forward(self, x: Tokens, routing: Routing) -> Tokens:
+        """Returns each token's weighted sum of what its experts make of it."""
+        return shard_map_over_tokens(self, type(self).mixed, x, *routing)
+
+    def mixed(self, x: Tokens, experts: Choices, weights: Weights) -> Tokens:
+        """Returns the mixture for the tokens of one device."""
+        num_choices = experts.shape[-1]
+        x_ND = x.reshape(-1, x.shape[-1])
+        permutation = TokenPermutation.of(experts.reshape(-1), self.config.num_experts)
+        x_RD = permute(jnp.repeat(x_ND, num_choices, axis=0), permutation.order, permutation.place)
+        axes = expert_mesh_axes()
+        y_RD = (
+            expert_all_to_all(self._run, x_RD, permutation.sizes, axes)
+            if axes
+            else self._run(x_RD, permutation.sizes)
+        )
+        y_NKD = permute(y_RD, permutation.place, permutation.order).reshape(*experts.shape, -1)
+        return jnp.einsum("btkd,btk->btd", y_NKD, weights.astype(y_NKD.dtype))
+
+    def _run(self, rows: Rows, sizes: Sizes) -> Rows:
+        with self.with_shared(GROUP_SIZES, sizes):
+            y: Array = self.expert.call_stacked(rows[None])
+        return y[0]

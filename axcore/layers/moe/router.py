@@ -1,0 +1,136 @@
+"""`Router`: which experts each token goes to, and what keeps them evenly loaded."""
+
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from axcore.config import REQUIRED, PositiveInt, config
+from axcore.errors import ConfigError
+from axcore.layers.broadcast import as_row
+from axcore.layers.linear import Linear
+from axcore.layers.moe.routing import GroupLimit, Routing, Scores, chosen, counts, normalised
+from axcore.layers.tokens import TOKEN_MASK
+from axcore.module import DTypes, Module, Param
+
+Tokens = Float[Array, "batch time"]
+"""1 for a token that counts, 0 for padding."""
+
+
+class Router(Module):
+    """Scores experts by a linear map of the token, and chooses the best.
+
+    Three ways keep the load even, apart or together: a loss on the load (`balance_loss`), a bias on
+    the ratings that moves against the load (`bias_rate`), and limits to groups (`groups`). Padding
+    is routed like any token but counts for none of them.
+
+    Source: Shazeer et al. 2017, arXiv:1701.06538 (top-k); Fedus et al. 2021, arXiv:2101.03961,
+    eq. 4 to 6 (the balance loss); Zoph et al. 2022, arXiv:2202.08906, eq. 5 (the z-loss); Wang et
+    al. 2024, arXiv:2408.15664, algorithm 1 (the bias).
+    Differs: the balance loss is taken for each row by itself, as in arXiv:2412.19437, eq. 17 to 20,
+    so that it is the same however a batch is split; `balance_over="batch"` takes it over all rows
+    that are in memory at once.
+
+    Slot protocol: the parent fills `dim`, `num_experts` and `top_k`.
+    """
+
+    @config
+    class Config(Module.Config["Router"]):
+        """Describes a `Router`. It computes in float32 by default.
+
+        Args:
+            dim: Size of a token's vector.
+            num_experts: Number of experts.
+            top_k: Experts that each token goes to.
+            score: What makes scores of logits.
+            is_normalized: Whether the weights of a token's choices are divided by their sum.
+            scale: Factor on the weights.
+            groups: Limits a token to the experts of a few groups.
+            balance_loss: Coefficient of the loss on uneven load; 1 per layer is its least value.
+            balance_over: What the load is taken over in that loss.
+            z_loss: Coefficient of the squared log-partition, which keeps logits small.
+            bias_rate: How far a step moves each expert's bias; 0 has none.
+            linear: From token to logits.
+        """
+
+        dtypes: DTypes = DTypes(compute="float32")
+        dim: PositiveInt = REQUIRED
+        num_experts: PositiveInt = REQUIRED
+        top_k: PositiveInt = REQUIRED
+        score: Literal["softmax", "sigmoid"] = "softmax"
+        is_normalized: bool = True
+        scale: float = 1.0
+        groups: GroupLimit | None = None
+        balance_loss: float = 0.01
+        balance_over: Literal["row", "batch"] = "row"
+        z_loss: float = 0.0
+        bias_rate: float = 0.0
+        linear: Module.Config = Linear.Config()
+
+    def setup(self, cfg: Config) -> None:
+        """Checks the numbers; builds the linear map and declares the bias."""
+        if not 1 <= cfg.top_k <= cfg.num_experts:
+            raise ConfigError(
+                f"top_k is {cfg.top_k}, with {cfg.num_experts} experts",
+                where="top_k",
+                hint=f"choose 1 to {cfg.num_experts}",
+            )
+        for name in ("balance_loss", "z_loss", "bias_rate"):
+            if getattr(cfg, name) < 0:
+                raise ConfigError(f"{name} is {getattr(cfg, name)}; expected 0 or more", where=name)
+        if cfg.groups is not None:
+            cfg.groups.check(cfg.num_experts, cfg.top_k)
+        self.linear = cfg.linear.build(
+            in_dim=cfg.dim, out_dim=cfg.num_experts, axes=("embed", None)
+        )
+        if cfg.bias_rate:
+            self.bias = Param((cfg.num_experts,), axes=(None,), init=0.0, is_buffer=True)
+
+    def forward(self, x: Float[Array, "batch time dim"]) -> Routing:
+        """Returns each token's experts and their weights."""
+        cfg = self.config
+        logits = self.linear(x.astype(self.dtypes.compute)).astype(jnp.float32)
+        scores = jax.nn.softmax(logits) if cfg.score == "softmax" else jax.nn.sigmoid(logits)
+        rating = scores + as_row(self.bias, 3) if cfg.bias_rate else scores
+        if cfg.groups is not None:
+            rating = cfg.groups.limited(rating)
+        routing = chosen(scores, rating, cfg.top_k)
+        weights = normalised(routing.weights) if cfg.is_normalized else routing.weights
+        self._keep_even(logits, scores, routing)
+        return Routing(routing.experts, weights * cfg.scale)
+
+    def _keep_even(self, logits: Scores, scores: Scores, routing: Routing) -> None:
+        """Adds the losses, the next bias and the summaries."""
+        cfg = self.config
+        is_real = self.get_shared(TOKEN_MASK)
+        real = jnp.ones(scores.shape[:2], jnp.float32) if is_real is None else is_real
+        real = real.astype(jnp.float32)
+        load = counts(routing.experts, cfg.num_experts) * real[..., None]
+        share = jnp.sum(load, axis=(0, 1)) / jnp.maximum(cfg.top_k * jnp.sum(real), 1.0)
+        self.add_summary("load", share)
+        if cfg.balance_loss:
+            total, weight = _balance(load / cfg.top_k, scores, real, cfg.balance_over)
+            self.add_loss("load_balance", total, weight, scale=cfg.balance_loss)
+        if cfg.z_loss:
+            squares = jnp.square(jax.nn.logsumexp(logits, axis=-1))
+            self.add_loss("z", jnp.sum(squares * real), jnp.sum(real), scale=cfg.z_loss)
+        if cfg.bias_rate and self.training:
+            step = jnp.sign(1.0 / cfg.num_experts - share)
+            self.update("bias", (self.bias + cfg.bias_rate * step).astype(self.bias.dtype))
+
+
+def _balance(load: Scores, scores: Scores, real: Tokens, over: str) -> tuple[Array, Array]:
+    """Returns the sum over tokens of the balance loss `E f P`, and the number of tokens.
+
+    f is the share of choices that fell on an expert, P its mean probability, each over a row or
+    the batch.
+    """
+    probability = scores / jnp.sum(scores, axis=-1, keepdims=True) * real[..., None]
+    axes = (1,) if over == "row" else (0, 1)
+    tokens = jnp.sum(real, axis=axes)
+    share, mean = (
+        jnp.sum(x, axis=axes) / jnp.maximum(tokens[..., None], 1.0) for x in (load, probability)
+    )
+    loss = load.shape[-1] * jnp.sum(share * mean, axis=-1)
+    return jnp.sum(loss * tokens), jnp.sum(real)

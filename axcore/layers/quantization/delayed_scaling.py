@@ -1,0 +1,98 @@
+"""float8 products scaled by what earlier steps held, so that nothing waits for a maximum."""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from axcore.config import config
+from axcore.errors import ConfigError
+from axcore.layers.dot import Dot, Input, Output, Rows, Sizes, Weight, Weights, over_rows
+from axcore.layers.quantization.current_scaling import FLOAT8
+from axcore.module import Param, entry
+from axcore.ops import (
+    Amaxes,
+    amax_of,
+    amax_of_groups,
+    quantized_dot,
+    quantized_grouped_matmul,
+)
+
+History = Float[Array, "*groups history"]
+Amax = Float[Array, "*groups"]
+
+FIRST_INPUT, FIRST_WEIGHT, FIRST_GRADIENT = 16.0, 1.0, 2.0**-4
+"""Used as the largest magnitudes before any was seen. float8 has an exponent of its own: it holds
+values down to 2^-17 of the largest for inputs and weights, and to 2^-31 for gradients."""
+
+
+class Fp8Delayed(Dot):
+    """float8 with a scale per tensor, from the largest magnitude of the last steps.
+
+    Statistics keep these magnitudes. That of the output's gradient is found in the backward pass:
+    `gradient_amax` is the last one, which the next forward pass moves into its history. What
+    exceeds all of a history is clipped, once.
+
+    Source: Micikevicius et al. 2022, arXiv:2209.05433, section 3; "Using FP8 with Transformer
+    Engine", the delayed scaling recipe.
+    """
+
+    @config
+    class Config(Dot.Config):
+        """Describes an `Fp8Delayed`.
+
+        Args:
+            history: How many steps are looked back on.
+        """
+
+        history: int = 16
+
+    def setup(self, cfg: Config) -> None:
+        """Declares the buffers."""
+        if cfg.history < 1:
+            raise ConfigError(
+                f"history is {cfg.history}; expected 1 or more",
+                hint="Fp8Current.Config() scales without a history",
+            )
+        shape, axes = (cfg.history,), (None,)
+        self.input_history = Param(shape, axes=axes, init=0.0, is_buffer=True, merge="max")
+        self.weight_history = Param(shape, axes=axes, init=0.0, is_buffer=True, merge="max")
+        self.gradient_history = Param(shape, axes=axes, init=0.0, is_buffer=True, merge="max")
+        self.gradient_amax = Param(
+            (), axes=(), init=0.0, is_buffer=True, merge="max", is_overwritten_by_gradient=True
+        )
+
+    def forward(self, x: Input, weight: Weight) -> Output:
+        """Returns the product in x's dtype; in training, takes the magnitudes down."""
+        amaxes = self._from_histories(amax_of(x), amax_of(weight))
+        return over_rows(lambda rows: quantized_dot(rows, weight, FLOAT8, amaxes=amaxes), x)
+
+    @entry
+    def grouped(self, rows: Rows, weights: Weights, sizes: Sizes) -> Float[Array, "rows out_dim"]:
+        """Returns each row times the weight of its group; every group has histories of its own."""
+        of_weights = amax_of(weights, (1, 2))[:, 0, 0]
+        amaxes = self._from_histories(amax_of_groups(rows, sizes), of_weights)
+        return quantized_grouped_matmul(rows, weights, sizes, FLOAT8, amaxes=amaxes)
+
+    def _from_histories(self, of_input: Amax, of_weight: Amax) -> Amaxes:
+        """Returns what to scale by; in training, takes the magnitudes down."""
+        gradient_history = pushed(self.gradient_history, self.gradient_amax)
+        if self.training:
+            self.update("input_history", pushed(self.input_history, of_input))
+            self.update("weight_history", pushed(self.weight_history, of_weight))
+            self.update("gradient_history", gradient_history)
+        return Amaxes(
+            inputs=largest(self.input_history, FIRST_INPUT),
+            weights=largest(self.weight_history, FIRST_WEIGHT),
+            gradients=largest(gradient_history, FIRST_GRADIENT),
+            seen=self.gradient_amax,
+        )
+
+
+def pushed(history: History, newest: Amax) -> History:
+    """Returns the history with the newest in front, and without the oldest."""
+    return jnp.concatenate([newest[..., None], history[..., :-1]], axis=-1)
+
+
+def largest(history: History, first: float) -> Amax:
+    """Returns the largest of a history; `first` where it is all zeros."""
+    amax = jnp.max(history, axis=-1)
+    return jnp.where(amax > 0, amax, first)

@@ -1,0 +1,165 @@
+"""Changes that users ask for by name: `axcore train tiny --modify sliding_window`.
+
+A name means a modifier, a layer variant, a quantization scheme, a data source or a tokenizer
+that a plugin, or the core, brings. Values of it follow in parentheses:
+`--modify 'remat(policy=minimal)'`.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from axcore.config import (
+    REQUIRED,
+    apply_overrides,
+    field_names,
+    is_config,
+    name_the_known,
+    replace_config,
+)
+from axcore.data import Source, Tokenizer
+from axcore.errors import ConfigError, PluginError
+from axcore.hardware.hardware import Hardware
+from axcore.layers import Dot
+from axcore.modifiers.dots import with_dot
+from axcore.modifiers.named_parser import parse_change
+from axcore.modifiers.variants import replace_by_variant
+from axcore.plugins.attribution import wrong_method_return
+from axcore.plugins.host import plugin_host
+from axcore.plugins.records import (
+    DataSource,
+    DataTokenizer,
+    LayerVariant,
+    Modifier,
+    QuantizationScheme,
+)
+from axcore.registration import Record
+
+Change = Modifier | LayerVariant | QuantizationScheme | DataSource | DataTokenizer
+
+_SLOTS = {DataSource: Source, DataTokenizer: Tokenizer}
+_CONFIGS: Mapping[type[Record], type] = {
+    DataSource: Source.Config,
+    DataTokenizer: Tokenizer.Config,
+    QuantizationScheme: Dot.Config,
+    Modifier: object,
+}
+
+
+def with_changes(cfg: Any, changes: Iterable[str], hardware: Hardware | None = None) -> Any:
+    """Returns `cfg` with named changes made, in the order given.
+
+    Args:
+        cfg: An experiment's config.
+        changes: `NAME` or `NAME(field=value, ...)` of modifiers, layer variants, quantization
+            schemes, data sources and tokenizers.
+        hardware: What modifiers change it for.
+
+    Raises:
+        PluginError: Nobody brings a change of that name, two things go by it, or what brings it is
+            not of its kind.
+        ConfigError: A text is no change, a value does not fit, there is nothing to change, or a
+            modifier comes without hardware.
+    """
+    for change in changes:
+        cfg = _changed(cfg, change, hardware, where=f"--modify {change}")
+    return cfg
+
+
+def find_change(change: str) -> Change:
+    """Returns the record that the name in front of a change means.
+
+    Raises:
+        PluginError: There is none, or more than one.
+        ConfigError: The text is no change.
+    """
+    name, _ = parse_change(change)
+    host = plugin_host()
+    found: dict[str, list[Change]] = {}
+    every: tuple[Change, ...] = (
+        *host.records(Modifier),
+        *host.records(LayerVariant),
+        *host.records(QuantizationScheme),
+        *host.records(DataSource),
+        *host.records(DataTokenizer),
+    )
+    for record in every:
+        found.setdefault(record.name, []).append(record)
+    if name not in found:
+        raise PluginError(
+            f"there is no change {name!r}; {name_the_known(name, found)}",
+            where="--modify",
+            hint="`axcore plugins -v` lists modifiers, layer variants, quantization schemes, data "
+            "sources and tokenizers",
+        )
+    first, *others = found[name]
+    if others:
+        shown = " and ".join(f"{one.kind} of {one.plugin}" for one in (first, *others))
+        raise PluginError(
+            f"{name!r} is the name of {shown}",
+            where="--modify",
+            hint=f"set AXCORE_BLOCK={others[-1].plugin}",
+        )
+    return first
+
+
+def apply_modifier(cfg: Any, modifier: Any, hardware: Hardware, *, where: str) -> Any:
+    """Returns `cfg` changed by a modifier, or by a named change, which is a str.
+
+    Raises:
+        ConfigError: It is no modifier, lacks a value, or changes nothing and does not say by
+            `is_idempotent` that it may.
+    """
+    if isinstance(modifier, str):
+        return _changed(cfg, modifier, hardware, where=where)
+    if not callable(getattr(modifier, "apply", None)):
+        raise ConfigError(
+            f"{modifier!r} is no modifier: it has no apply(cfg, hardware)",
+            where=where,
+            hint="give a config of axcore.modifiers, or one of a plugin's",
+        )
+    missing = [name for name in _fields(modifier) if getattr(modifier, name) is REQUIRED]
+    if missing:
+        raise ConfigError(
+            f"{type(modifier).__qualname__} lacks {', '.join(missing)}",
+            where=where,
+            hint=f"{type(modifier).__qualname__}({missing[0]}=...)",
+        )
+    changed = modifier.apply(cfg, hardware)
+    if not is_config(changed):
+        raise wrong_method_return(modifier, "apply", changed, "the changed config")
+    if changed == cfg and not getattr(modifier, "is_idempotent", False):
+        raise ConfigError(
+            f"{modifier!r} changes nothing",
+            where=where,
+            hint="take it out, or hint what it looks for",
+        )
+    return changed
+
+
+def _fields(modifier: Any) -> tuple[str, ...]:
+    return field_names(modifier) if is_config(modifier) else ()
+
+
+def _changed(cfg: Any, text: str, hardware: Hardware | None, *, where: str) -> Any:
+    change, (_, values) = find_change(text), parse_change(text)
+
+    def with_values(made: Any) -> Any:
+        return apply_overrides(made, values, set_in=where)
+
+    if isinstance(change, LayerVariant):
+        return replace_by_variant(cfg, change, with_values)
+    made = change.call("config", returns=_CONFIGS[type(change)])
+    if not is_config(made):
+        raise change.wrong_return("config", made, "a config")
+    made = with_values(made)
+    if isinstance(change, QuantizationScheme):
+        return with_dot(cfg, made)
+    if not isinstance(change, Modifier):
+        return replace_config(cfg, _SLOTS[type(change)], made)
+    if hardware is None:
+        raise ConfigError(
+            f"modifier {change.name!r} changes configs for some hardware",
+            where="--modify",
+            hint="add --target NAME",
+        )
+    return apply_modifier(cfg, made, hardware, where=where)

@@ -1,0 +1,217 @@
+"""`StackedModule`: copies of one module under `scan` and `vmap`.
+
+The body of a transformation is a pure function of state, key, channels and arguments. Its losses,
+summaries, updates and captures come out as values, so nothing is lost on the way.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from axcore.errors import ModuleError
+from axcore.module.context import Context, current_context
+from axcore.module.invoke import as_pure_function, own_state, split_static
+from axcore.module.outputs import Outputs
+from axcore.module.param import ParamSpec, stacked_spec
+from axcore.module.rng import Path, fold, format_path
+
+if TYPE_CHECKING:
+    from axcore.module.module import Module
+
+
+class StackedModule:
+    """`count` copies of a module with one stacked state, run by `scan` or `vmap`.
+
+    In `setup`: `self.layer = StackedModule(cfg.layer.build(dim=cfg.dim), cfg.num_layers)`.
+    Copy `i` has the keys that item `i` of a tuple of modules of the same name would have.
+
+    Args:
+        module: The module.
+        count: Number of copies.
+        axis: Logical name of the leading dimension of every array of the state.
+        rounds: Where more than 1, copies are laid out as `[rounds, count / rounds]`: every array
+            has another dimension before that one, named `layers`.
+    """
+
+    def __init__(
+        self, module: "Module", count: int, axis: str | None = "layers", *, rounds: int = 1
+    ) -> None:
+        if not hasattr(module, "forward"):
+            raise ModuleError(f"a module is repeated, not a {type(module).__qualname__}")
+        if count < 1:
+            raise ModuleError(
+                f"a module cannot be repeated {count} times", hint="repeat it once or more"
+            )
+        self.module = module
+        self.count = count
+        self.shape = (count,) if rounds == 1 else (rounds, count // rounds)
+        self.axes = (axis,) if rounds == 1 else ("layers", axis)
+
+    def specs_at(self, path: Path, seen: set[int]) -> dict[str, Any]:
+        """Returns the specs of all copies, stacked, at a path of the tree."""
+        return self._stacked(self.module.specs_at(path, seen), len(path))
+
+    def _stacked(self, specs: dict[str, Any], at: int) -> dict[str, Any]:
+        return {
+            name: stacked_spec(below, self.shape, self.axes, at)
+            if isinstance(below, ParamSpec)
+            else self._stacked(below, at)
+            for name, below in specs.items()
+        }
+
+    def scan(self, carry: Any, *args: Any, **kwargs: Any) -> Any:
+        """Returns `carry` passed through all copies in turn: `copy(carry, *args, **kwargs)`.
+
+        The other arguments are the same for every copy. A channel that the first copies open is
+        carried from there on: those copies are run before the scan begins.
+        """
+        context = self._context()
+        pieces: list[Outputs] = []
+        start = 0
+        while start < self.count:
+            try:
+                carry, outputs = self._scan_from(context, start, carry, args, kwargs)
+                pieces.append(outputs)
+                break
+            except _ChannelsChanged:
+                carry, outputs = self._run_one(context, start, carry, args, kwargs)
+                pieces.append(jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], outputs))
+                start += 1
+        context.frame.outputs.absorb(_joined(pieces, context))
+        return carry
+
+    def call_stacked(self, *args: Any, **kwargs: Any) -> Any:
+        """Returns what the module makes of one call in which all copies take part.
+
+        Every array that a module of this tree reads has the leading dimension of the copies; only
+        modules that are made for it can run so.
+        """
+        return self.module(*args, **kwargs)
+
+    def vmap(self, *args: Any, **kwargs: Any) -> Any:
+        """Returns the copies' results, stacked; copy `i` is given item `i` of each array."""
+        result, outputs = self.vmap_with_outputs(*args, **kwargs)
+        current_context("a StackedModule was called").frame.outputs.absorb(outputs)
+        return result
+
+    def vmap_with_outputs(self, *args: Any, **kwargs: Any) -> tuple[Any, Outputs]:
+        """Returns what `vmap` does, and the outputs, for the caller to pass on.
+
+        Inside of a `shard_map` a device may hold the state of some of the copies only.
+        """
+        context = self._context()
+        pure = as_pure_function(context, type(self.module).forward)
+        arrays, rebuild = split_static((args, kwargs))
+        channels = context.frame.channels
+        key = context.key() if context.has_key else None
+
+        def body(state: Any, key: Any, channels: Any, arrays: list[Any]) -> Any:
+            return pure(state, key, channels, *rebuild(arrays))
+
+        remat = self.module.config.remat
+        wrapped = body if remat is None else remat.wrap(body)
+
+        def one(state: Any, index: Array, arrays: list[Any]) -> Any:
+            result, outputs, after = wrapped(state, folded(key, index), channels, arrays)
+            if not same_structure(channels, after):
+                raise ModuleError(
+                    "a channel was opened under vmap, where copies run at once",
+                    where=format_path(context.path),
+                    hint="call set_shared before the vmap, or return the value",
+                )
+            return result, outputs
+
+        state = self._in_a_row(context)
+        count_here = len(next(iter(jax.tree.leaves(state)), range(self.count)))
+        result, outputs = jax.vmap(one)(state, jnp.arange(count_here), arrays)
+        return result, outputs
+
+    def _context(self) -> Context:
+        return current_context("a StackedModule was called").child(self.module)
+
+    def _in_a_row(self, context: Context) -> Any:
+        """Returns the stacked state with one leading dimension."""
+        if len(self.shape) == 1:
+            return own_state(context)
+        rows = lambda leaf: leaf.reshape(-1, *leaf.shape[len(self.shape) :])  # noqa: E731
+        return jax.tree.map(rows, own_state(context))
+
+    def _body(self, context: Context, args: Any, kwargs: Any) -> Callable[..., Any]:
+        pure = as_pure_function(context, type(self.module).forward)
+        arrays, rebuild = split_static((args, kwargs))
+        root = context.key() if context.has_key else None
+
+        def body(state: Any, index: Any, carry: Any, channels: Any, arrays: list[Any]) -> Any:
+            inner_args, inner_kwargs = rebuild(arrays)
+            key = folded(root, index)
+            return pure(state, key, channels, (carry, *inner_args), inner_kwargs)
+
+        remat = self.module.config.remat
+        wrapped = body if remat is None else remat.wrap(body, in_scan=True)
+        return lambda state, index, carry, channels: wrapped(state, index, carry, channels, arrays)
+
+    def _scan_from(
+        self, context: Context, start: int, carry: Any, args: Any, kwargs: Any
+    ) -> tuple[Any, Outputs]:
+        body = self._body(context, args, kwargs)
+        channels = context.frame.channels
+
+        def step(carried: Any, x: Any) -> Any:
+            carry, channels = carried
+            index, state = x
+            carry, outputs, after = body(state, index, carry, channels)
+            if not same_structure(channels, after):
+                raise _ChannelsChanged
+            return (carry, after), outputs
+
+        state = self._in_a_row(context)
+        rest = jax.tree.map(lambda leaf: leaf[start:], state) if start else state
+        xs = (jnp.arange(start, self.count), rest)
+        (carry, after), outputs = jax.lax.scan(step, (carry, channels), xs)
+        context.frame.channels.update(after)
+        return carry, outputs
+
+    def _run_one(
+        self, context: Context, index: int, carry: Any, args: Any, kwargs: Any
+    ) -> tuple[Any, Outputs]:
+        body = self._body(context, args, kwargs)
+        state = jax.tree.map(lambda leaf: leaf[index], self._in_a_row(context))
+        carry, outputs, channels = body(state, index, carry, context.frame.channels)
+        context.frame.channels.update(channels)
+        return carry, outputs
+
+
+class _ChannelsChanged(Exception):  # noqa: N818 - a signal, caught by `scan`
+    """The body of a scan opened a channel, or changed the shape of one."""
+
+
+def folded(key: Array | None, index: Any) -> Array | None:
+    """Returns the key of an index, None where there is no key."""
+    return None if key is None else fold(key, index)
+
+
+def same_structure(before: Any, after: Any) -> bool:
+    """Returns whether two trees hold arrays of the same shapes and dtypes in the same places."""
+    return bool(_described(before) == _described(after))
+
+
+def _described(tree: Any) -> Any:
+    leaves, treedef = jax.tree.flatten(tree)
+    return treedef, [str(jax.typeof(leaf)) for leaf in leaves]
+
+
+def _joined(pieces: list[Outputs], context: Context) -> Outputs:
+    if len(pieces) == 1:
+        return pieces[0]
+    try:
+        joined: Outputs = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *pieces)
+    except ValueError as error:
+        raise ModuleError(
+            "layers of one scan add different losses, summaries or updates",
+            where=format_path(context.path),
+            hint="add the same in every layer, or use an unrolled stack",
+        ) from error
+    return joined

@@ -1,0 +1,1 @@
+"""The attention op: `api.attention` is what layers call; `reference` defines it."""

@@ -1,0 +1,147 @@
+# ruff: noqa: N815 - fields carry shape letters
+"""The arithmetic of one block of attention, forward and backward.
+
+A block is any rectangle of the score matrix, up to all of it. Letters: B batch, K key heads,
+G query heads that share a key head, T queries, S keys of the block, H key width, V value width.
+Products take the inputs' dtype and accumulate in float32; all else is float32.
+"""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from axcore.ops.attention.types import AttentionSpec
+
+
+class Logits(NamedTuple):
+    """Logits of a block, and what their gradient needs."""
+
+    value: Array
+    """Float32 `[B, K, G, T, S]`, -inf where not visible."""
+    capped: Array | None
+    """`tanh(x / soft_cap)`, where there is a soft cap."""
+
+
+def block_logits(
+    q_BKGTH: Array, k_BKSH: Array, spec: AttentionSpec, *, bias: Array | None, mask: Array | None
+) -> Logits:
+    """Return the logits of a block; `bias` is `[B, K, G, T, S]` with sizes that may be 1."""
+    logits = spec.scale * _matmul("bkgth,bksh->bkgts", q_BKGTH, k_BKSH)
+    capped = None
+    if spec.soft_cap is not None:
+        capped = jnp.tanh(logits / spec.soft_cap)
+        logits = spec.soft_cap * capped
+    if bias is not None:
+        logits = logits + bias.astype(jnp.float32)
+    if mask is not None:
+        logits = jnp.where(mask, logits, -jnp.inf)
+    return Logits(logits, capped)
+
+
+def weigh_values(probabilities: Array, v_BKSV: Array) -> Array:
+    """Return float32 `[B, K, G, T, V]`: probabilities `[B, K, G, T, S]` times values."""
+    return _matmul("bkgts,bksv->bkgtv", probabilities.astype(v_BKSV.dtype), v_BKSV)
+
+
+class BlockGradients(NamedTuple):
+    """Float32 gradients that one block adds to its inputs."""
+
+    q_BKGTH: Array
+    k_BKSH: Array
+    v_BKSV: Array
+    logits: Array
+
+
+def block_gradients(
+    probabilities: Array,
+    do_BKGTV: Array,
+    delta_BKGT: Array,
+    spec: AttentionSpec,
+    *,
+    q_BKGTH: Array,
+    k_BKSH: Array,
+    v_BKSV: Array,
+    capped: Array | None,
+    dropout: Array | None,
+) -> BlockGradients:
+    """Return the gradients of a block.
+
+    Args:
+        probabilities: `exp(logits - lse)`, `[B, K, G, T, S]`.
+        do_BKGTV: Gradient of the output, in the inputs' dtype.
+        delta_BKGT: `sum(do * o) - dlse`, float32.
+        spec: Of the call.
+        q_BKGTH: Queries of the block.
+        k_BKSH: Keys of the block.
+        v_BKSV: Values of the block.
+        capped: From `Logits`.
+        dropout: Factors that multiply the probabilities, `[B, K, G, T, S]`.
+
+    Source: Dao et al. 2022, arXiv:2205.14135, appendix B.2.
+    """
+    probabilities = probabilities.astype(jnp.float32)
+    kept = probabilities if dropout is None else probabilities * dropout
+    dv_BKSV = _matmul("bkgts,bkgtv->bksv", kept.astype(v_BKSV.dtype), do_BKGTV)
+    dp = _matmul("bkgtv,bksv->bkgts", do_BKGTV, v_BKSV)
+    if dropout is not None:
+        dp = dp * dropout
+    dlogits = probabilities * (dp - delta_BKGT[..., None])
+    dproduct = dlogits if capped is None else dlogits * (1.0 - jnp.square(capped))
+    dproduct = (spec.scale * dproduct).astype(q_BKGTH.dtype)
+    return BlockGradients(
+        q_BKGTH=_matmul("bkgts,bksh->bkgth", dproduct, k_BKSH),
+        k_BKSH=_matmul("bkgts,bkgth->bksh", dproduct, q_BKGTH),
+        v_BKSV=dv_BKSV,
+        logits=dlogits,
+    )
+
+
+def softmax(logits: Array, sinks: Array | None) -> tuple[Array, Array]:
+    """Return probabilities and log-sum-exp over the last axis; an empty row gets 0 and -inf.
+
+    Args:
+        logits: Float32 `[B, K, G, T, S]`.
+        sinks: Float32 `[1, K, G, 1]`, one more logit of each row.
+    """
+    maximum = jnp.max(logits, axis=-1, initial=-jnp.inf)
+    if sinks is not None:
+        maximum = jnp.maximum(maximum, sinks)
+    is_empty = jnp.isneginf(maximum)
+    shift = lax.stop_gradient(jnp.where(is_empty, 0.0, maximum))
+    exponentials = jnp.exp(logits - shift[..., None])
+    total = jnp.sum(exponentials, axis=-1)
+    if sinks is not None:
+        total = total + jnp.exp(sinks - shift)
+    total = jnp.where(is_empty, 1.0, total)
+    lse = jnp.where(is_empty, -jnp.inf, shift + jnp.log(total))
+    return exponentials / total[..., None], lse
+
+
+def row_delta(o_BTNV: Array, do_BTNV: Array, dlse_BTN: Array) -> Array:
+    """Return float32 `sum(do * o) - dlse`: what each row's logit gradients are measured from."""
+    products = do_BTNV.astype(jnp.float32) * o_BTNV.astype(jnp.float32)
+    return jnp.sum(products, axis=-1) - dlse_BTN
+
+
+def sink_gradient(sinks_N: Array | None, lse_BTN: Array, delta_BTN: Array) -> Array | None:
+    """Return the gradient of the sinks: what a sink takes of each row, it takes from the keys."""
+    if sinks_N is None:
+        return None
+    share_BTN = jnp.exp(sinks_N.astype(jnp.float32)[None, None, :] - finite_lse(lse_BTN))
+    return -jnp.sum(share_BTN * delta_BTN, axis=(0, 1)).astype(sinks_N.dtype)
+
+
+def finite_lse(lse: Array) -> Array:
+    """Return the log-sum-exp with 0 for rows that see nothing, where `exp(-inf - 0)` is 0."""
+    return jnp.where(jnp.isneginf(lse), 0.0, lse)
+
+
+def sum_to(x: Array, shape: tuple[int, ...]) -> Array:
+    """Return `x` summed over the axes where `shape` is 1."""
+    axes = tuple(i for i, (size, to) in enumerate(zip(x.shape, shape, strict=True)) if size != to)
+    return jnp.sum(x, axis=axes, keepdims=True) if axes else x
+
+
+def _matmul(equation: str, a: Array, b: Array) -> Array:
+    return jnp.einsum(equation, a, b, preferred_element_type=jnp.float32)

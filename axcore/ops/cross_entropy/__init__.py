@@ -1,0 +1,1 @@
+"""The cross-entropy op, with the output projection in it."""

@@ -1,0 +1,1 @@
+"""The decode attention op: attention of new tokens over a cache."""

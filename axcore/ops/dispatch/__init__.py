@@ -1,0 +1,1 @@
+"""Choosing the kernel of a call: registry, plan, policy, block sizes, tolerances."""

@@ -1,0 +1,165 @@
+"""Block sizes of kernels: a table of what was measured on chips, and a rule where nothing was.
+
+The table is a JSON file beside the kernel, with an entry for each chip and bucket of calls. Only
+`axcore kernels tune` writes it, on the chip. A kernel asks for its entry by `choose_block_sizes`
+while it is traced, and which one it got is in the kernel plan.
+"""
+
+import functools
+import importlib.resources
+import json
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Generic, TypeVar, cast
+
+import attrs
+
+from axcore._jax_compat import user_context
+from axcore.errors import KernelError
+from axcore.ops.dispatch.call import Call, Feature
+from axcore.plugins import Hardware
+
+BlockSizes = TypeVar("BlockSizes")
+"""A frozen attrs class whose fields are ints: the block sizes of one kernel."""
+
+Bucket = Mapping[str, Feature]
+
+_FIELDS = {"chip", "bucket", "block_sizes", "date"}
+"""What every entry of a file has."""
+
+
+@attrs.frozen(kw_only=True)
+class BlockSizeEntry(Generic[BlockSizes]):
+    """Block sizes, and where they are from: `default`, or what they were tuned for."""
+
+    kernel: str
+    block_sizes: BlockSizes
+    source: str
+
+    def __str__(self) -> str:
+        sizes = ", ".join(f"{name} {size}" for name, size in sizes_of(self.block_sizes).items())
+        return f"{self.kernel}: {sizes} ({self.source})"
+
+
+_forced = user_context(())
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class BlockSizeTable(Generic[BlockSizes]):
+    """The block sizes of one kernel.
+
+    What decides must not change where a call is split over devices by rows or by heads.
+
+    Args:
+        kernel: The kernel's key, `op/name`.
+        package: The package that the file, `op.name.json`, is in.
+        default: Block sizes for a call that the kernel accepts, where none were measured.
+        candidates: What tuning tries: every one must fit the chip.
+        bucket: What calls have in common that want the same block sizes; sizes rounded, as by
+            `power_of_two`.
+    """
+
+    kernel: str = attrs.field(validator=attrs.validators.matches_re(r"[^/]+/[^/]+"))
+    package: str
+    default: Callable[[Call, Hardware], BlockSizes]
+    candidates: Callable[[Call, Hardware], Iterable[BlockSizes]]
+    bucket: Callable[[Call], Bucket]
+
+    def entry(self, call: Call, hardware: Hardware) -> BlockSizeEntry[BlockSizes]:
+        """Return the block sizes for a call on some hardware.
+
+        Raises:
+            KernelError: The file is none that `axcore kernels tune` writes.
+        """
+        for forced in cast(tuple[BlockSizeEntry[BlockSizes], ...], _forced.value):
+            if forced.kernel == self.kernel:
+                return forced
+        block_sizes = self.default(call, hardware)
+        chip, bucket = hardware.chip, dict(self.bucket(call))
+        for row in self.rows():
+            if row["chip"] == chip and row["bucket"] == bucket:
+                tuned = self._made(type(block_sizes), row["block_sizes"])
+                return BlockSizeEntry(
+                    kernel=self.kernel, block_sizes=tuned, source=_source(chip, row)
+                )
+        return BlockSizeEntry(kernel=self.kernel, block_sizes=block_sizes, source="default")
+
+    def file(self) -> Path:
+        """Return where the table's file is, or would be."""
+        with importlib.resources.as_file(importlib.resources.files(self.package)) as folder:
+            return folder / f"{self.kernel.replace('/', '.')}.json"
+
+    def rows(self) -> tuple[dict[str, Any], ...]:
+        """Return the entries of the file; none where there is no file.
+
+        Raises:
+            KernelError: As `entry` does.
+        """
+        return read_rows(self.file())
+
+    def forced(self, block_sizes: BlockSizes) -> AbstractContextManager[None]:
+        """Return a context in which every call takes `block_sizes`, as tuning needs."""
+        entry = BlockSizeEntry(kernel=self.kernel, block_sizes=block_sizes, source="forced")
+        return cast(AbstractContextManager[None], _forced((entry, *_forced.value)))
+
+    def _made(self, kind: type[BlockSizes], sizes: Mapping[str, int]) -> BlockSizes:
+        wanted = {field.name for field in attrs.fields(cast(Any, kind))}
+        if set(sizes) != wanted or not all(type(size) is int for size in sizes.values()):
+            raise _broken(self.file(), f"it has block_sizes {sizes}, not {sorted(wanted)}")
+        return kind(**sizes)
+
+
+def power_of_two(size: int) -> int:
+    """Return the least power of two that is not below `size`, to put sizes into buckets.
+
+    >>> power_of_two(3000)
+    4096
+    """
+    return 1 << max(0, size - 1).bit_length()
+
+
+def sizes_of(block_sizes: Any) -> dict[str, int]:
+    """Return block sizes by name."""
+    return attrs.asdict(block_sizes)
+
+
+@functools.cache
+def read_rows(file: Path) -> tuple[dict[str, Any], ...]:
+    """Return the entries of a table's file, read once; none where there is no file.
+
+    Raises:
+        KernelError: The file is none that `axcore kernels tune` writes.
+    """
+    if not file.is_file():
+        return ()
+    try:
+        rows = json.loads(file.read_text(encoding="utf-8"))["entries"]
+        missing = sorted({name for row in rows for name in _FIELDS - set(row)})
+    except (ValueError, KeyError, TypeError) as error:
+        raise _broken(file, f"{type(error).__name__}: {error}") from error
+    if missing:
+        raise _broken(file, f"an entry lacks {', '.join(missing)}")
+    return tuple(rows)
+
+
+def write_rows(file: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write a table's file in one move, and forget what was read of it."""
+    text = json.dumps({"entries": list(rows)}, indent=2) + "\n"
+    new = file.with_name(f"{file.name}.new")
+    new.write_text(text, encoding="utf-8")
+    new.replace(file)
+    read_rows.cache_clear()
+
+
+def _source(chip: str, row: Mapping[str, Any]) -> str:
+    bucket = ", ".join(f"{name}={value}" for name, value in row["bucket"].items())
+    return f"tuned on {chip}, {row['date']}, for {bucket}"
+
+
+def _broken(file: Path, why: str) -> KernelError:
+    return KernelError(
+        f"the table of block sizes {file.name} cannot be used: {why}.",
+        where=str(file),
+        hint="remove the file, or write it again on the chip by `axcore kernels tune`",
+    )

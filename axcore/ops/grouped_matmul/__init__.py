@@ -1,0 +1,1 @@
+"""The grouped matmul op: rows sorted by group, a matrix for each group."""

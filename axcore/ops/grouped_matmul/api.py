@@ -1,0 +1,73 @@
+"""The grouped matrix product op: rows sorted by group, each group with a matrix of its own.
+
+Letters: R rows, E groups (experts), D input width, F output width.
+"""
+
+import jax.numpy as jnp
+from jax import Array
+
+from axcore.errors import KernelError
+from axcore.ops.dispatch.call import Call
+from axcore.ops.dispatch.kernel_op import KernelOp
+from axcore.ops.grouped_matmul.sharding import grouped_matmul_sharding
+from axcore.ops.grouped_matmul.types import GroupedMatmulInputs
+from axcore.ops.grouped_matmul.vjp import grouped_matmul_custom_vjp
+
+GROUPED_MATMUL_OP = KernelOp(
+    name="grouped_matmul",
+    sharding=grouped_matmul_sharding,
+    custom_vjp=grouped_matmul_custom_vjp,
+)
+
+
+def grouped_matmul(x_RD: Array, w_EDF: Array, group_sizes_E: Array) -> Array:
+    """Return `y_RF`: row `r` times the matrix of its group, in x's dtype.
+
+    The first `group_sizes_E[0]` rows are of group 0, the next of group 1, and so on; rows after the
+    last group give zeros. Accumulates in float32. Where the sizes add up to more than R the rows
+    that are there are used.
+
+    Args:
+        x_RD: Rows, sorted by group.
+        w_EDF: A matrix for each group, of x's dtype.
+        group_sizes_E: Integers >= 0.
+
+    Raises:
+        KernelError: Shapes or dtypes do not fit, or no kernel can serve the call.
+    """
+    check_grouped("grouped_matmul", x_RD, w_EDF, group_sizes_E)
+    inputs = GroupedMatmulInputs(x_RD, w_EDF, group_sizes_E)
+    y_RF: Array = GROUPED_MATMUL_OP.run(grouped_matmul_call(inputs), inputs, None)
+    return y_RF
+
+
+def grouped_matmul_call(inputs: GroupedMatmulInputs, spec: None = None) -> Call:
+    """Return the call that kernels are asked about."""
+    x_RD, w_EDF, group_sizes_E = inputs
+    arrays = {"x": x_RD, "w": w_EDF, "group_sizes": group_sizes_E}
+    return Call.of(GROUPED_MATMUL_OP.name, arrays, {})
+
+
+def check_grouped(op: str, x: Array, w: Array, group_sizes: Array) -> None:
+    """Refuse arrays whose ranks, sizes or dtypes do not fit together.
+
+    Raises:
+        KernelError: Naming the op and what does not fit.
+    """
+    if x.ndim != 2 or w.ndim != 3 or group_sizes.ndim != 1:
+        raise KernelError(
+            f"{op}: x has shape {x.shape}, w {w.shape}, group_sizes {group_sizes.shape}; "
+            "expected RD, EDF and E."
+        )
+    if x.shape[1] != w.shape[1] or group_sizes.shape[0] != w.shape[0]:
+        raise KernelError(
+            f"{op}: x RD {x.shape}, w EDF {w.shape} and group_sizes E "
+            f"{group_sizes.shape} differ in D or E."
+        )
+    if not (x.dtype == w.dtype and jnp.issubdtype(x.dtype, jnp.floating)):
+        raise KernelError(
+            f"{op}: dtypes are x {x.dtype} and w {w.dtype}; expected one floating dtype.",
+            hint="cast both to the compute dtype before the call",
+        )
+    if not jnp.issubdtype(group_sizes.dtype, jnp.integer):
+        raise KernelError(f"{op}: group_sizes are {group_sizes.dtype}; expected integers.")

@@ -1,0 +1,42 @@
+"""Test cases of the grouped matrix product: empty groups, leftover rows, many groups."""
+
+import attrs
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import DTypeLike
+
+from axcore.ops.grouped_matmul.types import GroupedMatmulInputs
+
+
+@attrs.frozen(kw_only=True)
+class GroupedMatmulTestCase:
+    """A recipe for a call: sizes of the groups, and of the arrays."""
+
+    name: str
+    group_sizes: tuple[int, ...]
+    num_rows: int
+    width: int = 12
+    out_width: int = 20
+
+    def make(self, dtype: DTypeLike = jnp.float32) -> GroupedMatmulInputs:
+        """Return the arrays, equal each time."""
+        numbers = np.random.default_rng(len(self.name))
+        x = numbers.standard_normal((self.num_rows, self.width)).astype(dtype)
+        w_shape = (len(self.group_sizes), self.width, self.out_width)
+        w = numbers.standard_normal(w_shape).astype(dtype)
+        sizes = jnp.asarray(self.group_sizes, jnp.int32)
+        return GroupedMatmulInputs(jnp.asarray(x), jnp.asarray(w), sizes)
+
+
+GROUPED_MATMUL_TEST_CASES = (
+    GroupedMatmulTestCase(name="even", group_sizes=(16, 16, 16), num_rows=48),
+    GroupedMatmulTestCase(name="uneven", group_sizes=(1, 30, 0, 9, 13), num_rows=53),
+    GroupedMatmulTestCase(name="one_group", group_sizes=(37,), num_rows=37),
+    GroupedMatmulTestCase(name="one_group_takes_all", group_sizes=(0, 0, 37, 0), num_rows=37),
+    GroupedMatmulTestCase(
+        name="whole_tiles", group_sizes=(20, 0, 50), num_rows=130, width=64, out_width=128
+    ),
+    GroupedMatmulTestCase(name="leftover_rows", group_sizes=(5, 0, 11), num_rows=29),
+    GroupedMatmulTestCase(name="nothing", group_sizes=(0, 0, 0), num_rows=10),
+    GroupedMatmulTestCase(name="more_groups_than_rows", group_sizes=(1, 0) * 16, num_rows=16),
+)

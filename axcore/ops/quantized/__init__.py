@@ -1,0 +1,1 @@
+"""Quantized matmuls: one dot, and grouped, with their gradients."""

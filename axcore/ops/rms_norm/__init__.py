@@ -1,0 +1,1 @@
+"""The RMS normalisation op."""

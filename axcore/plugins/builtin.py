@@ -1,0 +1,434 @@
+"""What the core itself brings, through the same hooks as everybody, under the name `core`.
+
+References are strings: nothing here is imported until it is used. To add a record of the core,
+add a line to the hook it belongs to.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from axcore.hardware.hardware import Hardware
+from axcore.hardware.predicates import requires
+from axcore.plugins.records import (
+    AotTarget,
+    CheckpointStorage,
+    Command,
+    DataSource,
+    DataTokenizer,
+    DoctorCheck,
+    EnvironmentFlags,
+    Experiment,
+    Feature,
+    HardwareFamily,
+    JobLauncher,
+    Kernel,
+    MeshRule,
+    MetricWriter,
+    Modifier,
+    Op,
+    QuantizationScheme,
+    RunObserver,
+    hook,
+)
+from axcore.registration.ref import Ref
+
+
+@hook.hardware_families
+def hardware_families() -> Iterator[HardwareFamily]:
+    """Any machine without an accelerator; `cpu-8` is 8 JAX devices in one process."""
+    yield HardwareFamily(
+        name="cpu",
+        hosts=(Hardware(family="cpu", features={"int8"}),),
+        detect=Ref("axcore.hardware.host_platform:detect_cpu"),
+        summary="Host processors, or devices that XLA fakes on them",
+        is_one_host=True,
+    )
+
+
+@hook.environment_flags
+def environment_flags() -> Iterator[EnvironmentFlags]:
+    """As many devices on the host's processors as a target names."""
+    yield EnvironmentFlags(
+        name="cpu_devices",
+        variable="XLA_FLAGS",
+        requires=requires(family="cpu"),
+        fn=Ref("axcore.hardware.host_platform:device_count_flag"),
+        summary="XLA shows the host's processors as several devices",
+    )
+
+
+@hook.aot_targets
+def aot_targets() -> Iterator[AotTarget]:
+    """The host's processors, as many as a target names."""
+    yield AotTarget(
+        name="host",
+        requires=requires(family="cpu"),
+        summary="XLA's compiler for the host's processors",
+    )
+
+
+@hook.mesh_rules
+def mesh_rules() -> Iterator[MeshRule]:
+    """Fully sharded over whatever devices there are."""
+    yield MeshRule(match="cpu-*", mesh={"fsdp": -1})
+
+
+@hook.ops
+def ops() -> Iterator[Op]:
+    """What the core's layers ask for."""
+    yield Op(
+        name="attention",
+        fn=Ref("axcore.ops:attention"),
+        summary="Scaled dot-product attention with masks, caps, sinks and dropout",
+        contract=Ref("axcore.testing.contracts:ATTENTION"),
+        arg_spec=Ref("axcore.ops.dispatch.arg_specs:attention"),
+    )
+    yield Op(
+        name="decode_attention",
+        fn=Ref("axcore.ops:decode_attention"),
+        summary="Attention of the newest tokens over a cache, contiguous or in pages",
+        contract=Ref("axcore.testing.decode_attention_contract:DECODE_ATTENTION"),
+        arg_spec=Ref("axcore.ops.dispatch.arg_specs:decode_attention"),
+    )
+    yield Op(
+        name="cross_entropy",
+        fn=Ref("axcore.ops:cross_entropy"),
+        summary="Next-token loss without the whole logits in memory",
+        contract=Ref("axcore.testing.contracts:CROSS_ENTROPY"),
+        arg_spec=Ref("axcore.ops.dispatch.arg_specs:cross_entropy"),
+    )
+    yield Op(
+        name="rms_norm",
+        fn=Ref("axcore.ops:rms_norm"),
+        summary="Normalisation by the root of the mean square",
+        contract=Ref("axcore.testing.rms_norm_contract:RMS_NORM"),
+        arg_spec=Ref("axcore.ops.dispatch.arg_specs:rms_norm"),
+    )
+    yield Op(
+        name="grouped_matmul",
+        fn=Ref("axcore.ops:grouped_matmul"),
+        summary="Rows sorted by group, each group with a matrix of its own",
+        contract=Ref("axcore.testing.grouped_matmul_contract:GROUPED_MATMUL"),
+        arg_spec=Ref("axcore.ops.dispatch.arg_specs:grouped_matmul"),
+    )
+    yield Op(
+        name="quantized_dot",
+        fn=Ref("axcore.ops:quantized_dot"),
+        summary="Products of int8 or float8 operands, and those of its gradients",
+        contract=Ref("axcore.testing.quantized_dot_contract:QUANTIZED_DOT"),
+    )
+    for name, module in (
+        ("attention", "contracts"),
+        ("cross_entropy", "contracts"),
+        ("rms_norm", "rms_norm_contract"),
+        ("grouped_matmul", "grouped_matmul_contract"),
+    ):
+        yield Op(
+            name=f"{name}_backward",
+            fn=Ref(f"axcore.ops.{name}.vjp:{name}_custom_vjp"),
+            summary=f"The gradient of {name}, for kernels that JAX does not differentiate",
+            contract=Ref(f"axcore.testing.{module}:{name.upper()}_BACKWARD"),
+            arg_spec=Ref(f"axcore.ops.dispatch.arg_specs:{name}_backward"),
+        )
+
+
+@hook.kernels
+def kernels() -> Iterator[Kernel]:
+    """What serves every platform, and the references that define what the ops mean."""
+    in_jnp: dict[str, Any] = {"is_differentiable": True, "partitioned_by": "compiler"}
+    for op, room, summary in (
+        ("attention", "attention", "Chunks with an online softmax; memory linear in the length"),
+        ("decode_attention", "decode", "Contiguous and paged caches"),
+        ("cross_entropy", "cross_entropy", "Chunks of tokens and of the vocabulary"),
+        ("rms_norm", "rms_norm", "Plain JAX, which compilers fuse into what surrounds it"),
+    ):
+        forward = Ref(f"axcore.ops.{room}.portable:{op}_portable")
+        yield Kernel(
+            op=op, name="portable", priority=50, forward=forward, summary=summary, **in_jnp
+        )
+    for op, room in (
+        ("attention", "attention"),
+        ("decode_attention", "decode"),
+        ("cross_entropy", "cross_entropy"),
+        ("rms_norm", "rms_norm"),
+        ("grouped_matmul", "grouped_matmul"),
+    ):
+        forward = Ref(f"axcore.ops.{room}.reference:{op}_reference")
+        summary = "What the op means, in float32"
+        yield Kernel(
+            op=op, name="reference", priority=0, forward=forward, summary=summary, **in_jnp
+        )
+    yield Kernel(
+        op="attention",
+        name="blockwise",
+        summary="Blocks with an online softmax",
+        priority=50,
+        pinned_only="a part of the portable kernel, kept for comparison",
+        forward=Ref("axcore.ops.attention.blockwise:blockwise_forward"),
+        partitioned_by="compiler",
+    )
+    for op, target, summary in (
+        ("attention", "blockwise:blockwise_backward", "from the output and its log-sum-exp"),
+        ("cross_entropy", "portable:cross_entropy_portable_backward", "in chunks of tokens"),
+        ("rms_norm", "portable:rms_norm_portable_backward", "from the inputs"),
+    ):
+        yield Kernel(
+            op=f"{op}_backward",
+            name="portable",
+            summary=f"Gradients {summary}",
+            priority=50,
+            forward=Ref(f"axcore.ops.{op}.{target}"),
+            partitioned_by="compiler",
+        )
+    yield Kernel(
+        op="grouped_matmul",
+        name="portable",
+        summary="Blocks of rows, padded by group",
+        priority=50,
+        forward=Ref("axcore.ops.grouped_matmul.portable:grouped_matmul_portable"),
+        backward=Ref("axcore.ops.grouped_matmul.portable:grouped_matmul_portable_backward"),
+        partitioned_by="compiler",
+        block_sizes=Ref("axcore.ops.grouped_matmul.portable:BLOCK_SIZES"),
+    )
+    narrow = "axcore.ops.quantized.kernels"
+    for name in ("int8", "float8"):
+        yield Kernel(
+            op="quantized_dot",
+            name=name,
+            summary="XLA's own product of the format",
+            priority=50,
+            validated_on=("*",),  # XLA's own product, run wherever hardware has the format
+            requires=requires(features=name),
+            unsupported_reason=Ref(f"{narrow}:{name}_unsupported_reason"),
+            forward=Ref(f"{narrow}:{name}_matmul"),
+            partitioned_by="compiler",
+        )
+    yield Kernel(
+        op="quantized_dot",
+        name="emulated",
+        summary="Any format, in float32",
+        priority=0,
+        forward=Ref(f"{narrow}:emulated_matmul"),
+        partitioned_by="compiler",
+    )
+
+
+@hook.modifiers
+def modifiers() -> Iterator[Modifier]:
+    """Changes that any experiment can be asked to make."""
+    for name, config, summary in (
+        ("accumulate", "Accumulate", "Batches in more parts: less memory, same result"),
+        ("micro_batches", "MicroBatches", "Batches in parts of so many rows a device"),
+        ("remat", "RematModifier", "Layers' values computed again in the backward pass, by preset"),
+        ("mesh_shape", "MeshShape", "Devices in another mesh"),
+        ("pipelined", "Pipelined", "Layers in stages, over the mesh axis `pipeline`"),
+        ("shard", "Shard", "Dimensions split along other mesh axes, by their logical names"),
+        ("lora", "LoRA", "Small corrections of linear layers trained, and nothing else"),
+        ("kernels", "Kernels", "Kernels pinned by op, and portable ones allowed"),
+        ("replace", "ReplaceConfig", "Another layer in the place of every layer of a class"),
+        ("update", "UpdateConfig", "Values by path or glob"),
+    ):
+        ref = Ref(f"axcore.modifiers:{config}")
+        yield Modifier(name=name, config=ref, summary=summary)
+    yield Modifier(
+        name="int8_training",
+        config=Ref("axcore.modifiers:Int8Training"),
+        summary="Linear layers multiply in int8, forward and backward",
+    )
+    yield Modifier(
+        name="fp8_training",
+        config=Ref("axcore.modifiers:Fp8Training"),
+        summary="Linear layers multiply in float8, forward and backward",
+    )
+
+
+@hook.quantization_schemes
+def quantization_schemes() -> Iterator[QuantizationScheme]:
+    """Layers' products in int8 and float8, forward and backward."""
+    layers = "axcore.layers"
+    yield QuantizationScheme(
+        name="int8_dynamic",
+        config=Ref(f"{layers}:Int8Dynamic.Config"),
+        requires=requires(features="int8"),
+        summary="int8 with a scale for each row of the input and column of the weight",
+    )
+    yield QuantizationScheme(
+        name="fp8_current",
+        config=Ref(f"{layers}:Fp8Current.Config"),
+        requires=requires(features="float8"),
+        summary="float8 with a scale per tensor, from what it holds now",
+    )
+    yield QuantizationScheme(
+        name="fp8_delayed",
+        config=Ref(f"{layers}:Fp8Delayed.Config"),
+        requires=requires(features="float8"),
+        summary="float8 with a scale per tensor, from what earlier steps held",
+    )
+
+
+@hook.data_sources
+def data_sources() -> Iterator[DataSource]:
+    """Where text comes from."""
+    for name, config, summary in (
+        ("text_files", "TextFiles", "UTF-8 files of a folder, a document each"),
+        ("json_lines", "JsonLines", "Lines of JSON files, a document each"),
+        ("standard_library", "StandardLibrary", "The source of this Python's standard library"),
+    ):
+        ref = Ref(f"axcore.data:{config}.Config")
+        yield DataSource(name=name, config=ref, summary=summary)
+
+
+@hook.tokenizers
+def tokenizers() -> Iterator[DataTokenizer]:
+    """How text becomes tokens."""
+    for name, config, summary in (
+        ("bytes", "ByteTokenizer", "A token for each byte of UTF-8"),
+        ("hugging_face", "HuggingFaceTokenizer", "Any tokenizer.json"),
+    ):
+        ref = Ref(f"axcore.data:{config}.Config")
+        yield DataTokenizer(name=name, config=ref, summary=summary)
+
+
+@hook.metric_writers
+def metric_writers() -> Iterator[MetricWriter]:
+    """Where metrics go."""
+    yield MetricWriter(
+        name="json_lines",
+        fn=Ref("axcore.trainer.callbacks.metrics:json_lines"),
+        summary="metrics.jsonl in the run directory, an object a line",
+    )
+
+
+@hook.observers
+def observers() -> Iterator[RunObserver]:
+    """What can watch a run."""
+    yield RunObserver(
+        name="heartbeat",
+        fn=Ref("axcore.trainer.callbacks.heartbeat:Heartbeat"),
+        summary="heartbeat.json in the run directory, for a supervisor to watch",
+    )
+
+
+@hook.checkpoint_storages
+def checkpoint_storages() -> Iterator[CheckpointStorage]:
+    """Where checkpoints can be kept."""
+    yield CheckpointStorage(
+        name="file",
+        fn=Ref("axcore.checkpoint.steps:open_directory"),
+        summary="A directory, which all processes share",
+    )
+    yield CheckpointStorage(
+        name="mirror",
+        fn=Ref("axcore.checkpoint.mirror:open_mirror"),
+        summary="A directory on a fast disk, and a copy on a durable one",
+    )
+
+
+@hook.launchers
+def launchers() -> Iterator[JobLauncher]:
+    """Engines that runs can be started on."""
+    yield JobLauncher(
+        name="local",
+        config=Ref("axcore.launch.local:Local"),
+        summary="Processes on this machine, side by side",
+    )
+    for name, module, config, summary in (
+        ("slurm", "slurm", "Slurm", "A script for sbatch, a process on each node"),
+        ("kubernetes", "kubernetes", "Kubernetes", "A JobSet, a pod for each process"),
+        ("skypilot", "skypilot", "SkyPilot", "A SkyPilot task, a node for each process"),
+    ):
+        yield JobLauncher(
+            name=name,
+            config=Ref(f"axcore.launch.{module}:{config}"),
+            process_info=Ref(f"axcore.launch.{module}:{name}_process_info"),
+            summary=summary,
+        )
+
+
+@hook.experiments
+def experiments() -> Iterator[Experiment]:
+    """What can be trained with the core alone."""
+    yield Experiment(
+        name="tiny",
+        fn=Ref("axcore.experiments.tiny:tiny"),
+        summary="0.9M parameters on the bytes of Python's standard library; minutes on a laptop",
+    )
+    for name, target, summary in (
+        ("llama2-7b", "llama2:llama2_7b", "Llama 2 of 6.7B parameters; batches of 4M tokens"),
+        ("llama2-70b", "llama2:llama2_70b", "Llama 2 of 69B parameters; batches of 4M tokens"),
+        ("llama3-8b", "llama3:llama3_8b", "Llama 3 of 8.0B parameters; batches of 8M tokens"),
+        ("llama3-70b", "llama3:llama3_70b", "Llama 3 of 70.6B parameters; batches of 8M tokens"),
+        ("mistral-7b", "mistral:mistral_7b", "Mistral of 7.2B parameters; batches of 4M tokens"),
+        ("mixtral-8x7b", "mistral:mixtral_8x7b", "Mixtral of 46.7B parameters, 12.9B at work"),
+        ("qwen2-7b", "qwen2:qwen2_7b", "Qwen2 of 7.6B parameters; batches of 4M tokens"),
+    ):
+        yield Experiment(name=name, fn=Ref(f"axcore.experiments.{target}"), summary=summary)
+
+
+_EXPERTS = (
+    *("layer", "router", "routing", "experts", "dropless", "capacity", "grouped_linear"),
+    *("expert_all_to_all", "token_permutation"),
+)
+_SCALING = ("layers.quantization.current_scaling", "layers.quantization.delayed_scaling")
+
+_FEATURES = {
+    "rope": (("layers.attention.rope",), "Rotary positions"),
+    "moe": (
+        tuple(f"layers.moe.{name}" for name in _EXPERTS),
+        "Experts in the place of feed-forward layers",
+    ),
+    "int8": ((*_SCALING, "modifiers.quantization"), "Linear layers' products in int8"),
+    "lora": (
+        ("layers.lora.linear", "layers.lora.adapters", "modifiers.lora", "checkpoint.adapters"),
+        "Adapters of low rank, and all else frozen",
+    ),
+}
+"""Features whose cost is measured: their own modules, and a summary."""
+
+
+@hook.features
+def features() -> Iterator[Feature]:
+    """What the core's parts add to any model."""
+    for name, (modules, summary) in _FEATURES.items():
+        yield Feature(
+            name=name,
+            apply=Ref(f"axcore.complexity.features:with_{name}"),
+            evidence=Ref(f"axcore.complexity.features:has_{name}"),
+            implementation=tuple(f"axcore.{module}" for module in modules),
+            summary=summary,
+        )
+
+
+@hook.commands
+def commands() -> Iterator[Command]:
+    """The subcommands of `axcore`: one line each; `fn` names a click command."""
+    for name, module, summary in (
+        ("train", "train", "Train an experiment, or resume it"),
+        ("launch", "launch", "Start a training run on an engine: local, Slurm, Kubernetes, ..."),
+        ("generate", "generate", "Draw text from a trained run"),
+        ("eval", "evaluate", "The validation loss of a trained run"),
+        ("config", "config", "Show, compare and pin down configs"),
+        ("experiments", "experiments", "List the experiments there are"),
+        ("plugins", "plugins", "List plugins, and what is wrong with them"),
+        ("plugin", "plugin", "Write a new plugin, or check one"),
+        ("aot", "aot", "Compile a train step for hardware that is not here, and say what it takes"),
+        ("kernels", "kernels", "List an op's kernels, and why each is chosen or not"),
+        ("loc", "loc", "Measure what features and changes cost in lines of code"),
+        ("doctor", "doctor", "Look for what is wrong with this machine's set-up"),
+    ):
+        yield Command(name=name, fn=Ref(f"axcore.cli.{module}:{module}"), summary=summary)
+
+
+@hook.doctor_checks
+def doctor_checks() -> Iterator[DoctorCheck]:
+    """What `axcore doctor` looks at whatever is installed."""
+    for name, function, summary in (
+        ("versions", "versions", "Python and packages are ones that axcore runs on"),
+        ("plugins", "plugins", "Every plugin that is installed loads"),
+        ("environment", "environment", "Variables that JAX reads say what they seem to"),
+        ("processes", "processes", "This process has the index that its run expects"),
+        ("devices", "devices", "JAX starts, and a plugin knows its devices"),
+    ):
+        yield DoctorCheck(
+            name=name, fn=Ref(f"axcore.cli.doctor_checks:{function}"), summary=summary
+        )

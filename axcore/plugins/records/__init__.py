@@ -1,0 +1,78 @@
+"""Every record, and `hook`, which has a decorator for each.
+
+Written by `python -m axcore.plugins.generate`.
+"""
+
+from axcore.hardware.families import HardwareFamily
+from axcore.hardware.mesh_rules import MeshRule
+from axcore.plugins.hooks import HookDecorator, HookTable
+from axcore.plugins.records.aot_target import AotTarget
+from axcore.plugins.records.checkpoint_storage import CheckpointStorage
+from axcore.plugins.records.command import Command
+from axcore.plugins.records.compiler_options import CompilerOptions
+from axcore.plugins.records.data_source import DataSource
+from axcore.plugins.records.data_tokenizer import DataTokenizer
+from axcore.plugins.records.doctor_check import DoctorCheck
+from axcore.plugins.records.environment_flags import EnvironmentFlags
+from axcore.plugins.records.experiment import Experiment
+from axcore.plugins.records.feature import Feature
+from axcore.plugins.records.job_launcher import JobLauncher
+from axcore.plugins.records.kernel import Kernel
+from axcore.plugins.records.layer_variant import LayerVariant
+from axcore.plugins.records.metric_writer import MetricWriter
+from axcore.plugins.records.modifier import Modifier
+from axcore.plugins.records.op import Op
+from axcore.plugins.records.quantization_scheme import QuantizationScheme
+from axcore.plugins.records.run_observer import RunObserver
+
+__all__ = [
+    "AotTarget",
+    "CheckpointStorage",
+    "Command",
+    "CompilerOptions",
+    "DataSource",
+    "DataTokenizer",
+    "DoctorCheck",
+    "EnvironmentFlags",
+    "Experiment",
+    "Feature",
+    "HardwareFamily",
+    "JobLauncher",
+    "Kernel",
+    "LayerVariant",
+    "MeshRule",
+    "MetricWriter",
+    "Modifier",
+    "Op",
+    "QuantizationScheme",
+    "RunObserver",
+    "hook",
+]
+
+
+class Hooks(HookTable):
+    """A decorator for each hook."""
+
+    aot_targets = HookDecorator(AotTarget)
+    checkpoint_storages = HookDecorator(CheckpointStorage)
+    commands = HookDecorator(Command)
+    compiler_options = HookDecorator(CompilerOptions)
+    data_sources = HookDecorator(DataSource)
+    doctor_checks = HookDecorator(DoctorCheck)
+    environment_flags = HookDecorator(EnvironmentFlags)
+    experiments = HookDecorator(Experiment)
+    features = HookDecorator(Feature)
+    hardware_families = HookDecorator(HardwareFamily)
+    kernels = HookDecorator(Kernel)
+    launchers = HookDecorator(JobLauncher)
+    layer_variants = HookDecorator(LayerVariant)
+    mesh_rules = HookDecorator(MeshRule)
+    metric_writers = HookDecorator(MetricWriter)
+    modifiers = HookDecorator(Modifier)
+    observers = HookDecorator(RunObserver)
+    ops = HookDecorator(Op)
+    quantization_schemes = HookDecorator(QuantizationScheme)
+    tokenizers = HookDecorator(DataTokenizer)
+
+
+hook = Hooks()

@@ -1,0 +1,54 @@
+"""`AotTarget`: the record of a compile target."""
+
+from typing import ClassVar
+
+import attrs
+
+from axcore.hardware.predicates import Predicate, requires
+from axcore.registration.record import Record, record
+from axcore.registration.ref import Ref
+from axcore.registration.validators import a_callable, a_name, frozen_tuple, module_names, of_type
+
+HOST_ENVIRONMENT = Ref("axcore.hardware.host_platform:host_environment")
+
+
+@record(hook="aot_targets")
+@attrs.frozen(kw_only=True)
+class AotTarget(Record):
+    """How a program is compiled for hardware that is not here: `axcore aot EXPERIMENT`.
+
+    Args:
+        name: Shown in reports as the compiler's name.
+        requires: From hardware to None, or why it is not meant for it.
+        devices: From hardware to the devices to compile for; called in a process of its own. Where
+            it is left out, the host's processors are used, shown as so many devices.
+        environment: From hardware to the environment variables of that process, which are set
+            before JAX starts; imports no jax.
+        modules: Modules without which there is no such compiler.
+        install: What brings them: the argument of `pip install`.
+        limits: What the compiled program does not show of the hardware; empty where the compiler
+            is the hardware's own.
+        summary: One line.
+
+    Example:
+        @hook.aot_targets
+        def aot_targets():
+            yield AotTarget(name="acme_compiler",
+                            requires=requires(family="acme"), modules=("libacme",),
+                            install="axl-acme[aot]", devices=Ref("axl_acme.aot:devices"),
+                            environment=Ref("axl_acme.topology:environment"),
+                            summary="The compiler of Acme's driver")
+    """
+
+    kind: ClassVar[str] = "compile target"
+
+    name: str = attrs.field(validator=a_name)
+    requires: Predicate = attrs.field(default=requires(), validator=a_callable)
+    devices: Ref | None = attrs.field(default=None, validator=of_type(Ref, type(None)))
+    environment: Ref = attrs.field(default=HOST_ENVIRONMENT, validator=of_type(Ref))
+    modules: tuple[str, ...] = attrs.field(
+        default=(), converter=frozen_tuple, validator=module_names
+    )
+    install: str = attrs.field(default="", validator=of_type(str))
+    limits: str = attrs.field(default="", validator=of_type(str))
+    summary: str = attrs.field(validator=of_type(str))

@@ -1,0 +1,42 @@
+"""`wrong_return`: the error of brought code that returns something else than it should."""
+
+import reprlib
+from collections.abc import Iterable
+from types import UnionType
+from typing import Any, get_args
+
+from axcore.errors import PluginError
+
+CORE = "core"
+"""The plugin whose records are axcore's own."""
+
+Returns = type | UnionType
+
+
+def wrong_return(
+    who: str, value: Any, expected: str, *, plugin: str, verb: str = "returned", shown: str = ""
+) -> PluginError:
+    """Returns the error of a wrong value.
+
+    Args:
+        who: What returned it, with its plugin.
+        value: What it returned.
+        expected: What it should have returned.
+        plugin: Who brought it; empty, or the core, where nobody can be blocked.
+        verb: What it did with the value.
+        shown: The value as text; its repr, shortened, and its type where empty.
+    """
+    got = "" if shown else f", got {type(value).__name__}"
+    return PluginError(
+        f"{who} {verb} {shown or reprlib.repr(value)}; expected {expected}{got}",
+        where=f"plugin {plugin!r}" if plugin else None,
+        hint="correct it"
+        if plugin in ("", CORE)
+        else f"report this to the authors of {plugin}, or set AXCORE_BLOCK={plugin}",
+    )
+
+
+def names_of(returns: Returns) -> str:
+    """Returns how an error names the types that were expected."""
+    kinds: Iterable[Any] = get_args(returns) or (returns,)
+    return " or ".join("None" if kind is type(None) else kind.__qualname__ for kind in kinds)

@@ -1,0 +1,104 @@
+"""What happens in a run, as values that observers get.
+
+An observer only watches: it gets one frozen event, and one that raises is switched off with a
+warning, so that a broken display never ends a run.
+"""
+
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+
+import attrs
+
+from axcore.config import immutabledict
+from axcore.module import ModelFlops
+
+
+def _frozen(metrics: Mapping[str, float]) -> Mapping[str, float]:
+    return immutabledict(metrics)
+
+
+@attrs.frozen
+class Event:
+    """Something that happened in a run."""
+
+
+@attrs.frozen
+class RunStarted(Event):
+    """The first step is about to run.
+
+    `hardware_changes` is what the mesh rule of the hardware changed in the config, as a diff.
+    `unit` is what throughput counts. `flops`, what one of them costs the model, and `peak_flops`,
+    all chips' peak in the compute dtype, are for the model FLOPs utilisation; None where not known.
+    """
+
+    directory: str
+    step: int
+    max_steps: int
+    num_params: int
+    hardware: str
+    hardware_changes: str
+    mesh: str
+    data: str
+    kernels: str
+    unit: str
+    flops: ModelFlops | None
+    peak_flops: float | None
+
+
+@attrs.frozen
+class StepsDone(Event):
+    """Some steps have run; the metrics are over the steps since the last such event."""
+
+    step: int
+    metrics: Mapping[str, float] = attrs.field(converter=_frozen)
+
+
+@attrs.frozen
+class Evaluated(Event):
+    """The validation text was evaluated."""
+
+    step: int
+    metrics: Mapping[str, float] = attrs.field(converter=_frozen)
+
+
+@attrs.frozen
+class CheckpointSaved(Event):
+    """A checkpoint was handed to the writer."""
+
+    step: int
+
+
+@attrs.frozen
+class RunFinished(Event):
+    """The run ended at `step`; it is complete, or it was stopped and can be taken up again."""
+
+    step: int
+    is_complete: bool
+
+
+Observer = Callable[[Event], None]
+
+
+class Observers:
+    """Passes every event to every observer, and drops those that raise."""
+
+    def __init__(self, observers: Iterable[Observer]) -> None:
+        self._observers = list(observers)
+
+    def __call__(self, event: Event) -> None:
+        """Passes an event to every observer that is still on."""
+        for observer in list(self._observers):
+            try:
+                observer(event)
+            except Exception as error:
+                self._observers.remove(observer)
+                warnings.warn(
+                    f"the observer {observer!r} raised {type(error).__name__}: {error} at "
+                    f"{_shown(event)}; it is switched off for the rest of the run",
+                    stacklevel=2,
+                )
+
+
+def _shown(event: Event) -> str:
+    step = getattr(event, "step", None)
+    return type(event).__name__ + ("" if step is None else f" of step {step}")

@@ -1,0 +1,173 @@
+"""Progress of a run: a live display on a terminal, plain lines elsewhere."""
+
+import time
+from collections.abc import Mapping
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.text import Text
+
+from axcore.trainer.callbacks.events import (
+    CheckpointSaved,
+    Evaluated,
+    Event,
+    Observer,
+    RunFinished,
+    RunStarted,
+    StepsDone,
+)
+
+_BLOCKS = "▁▂▃▄▅▆▇█"
+
+
+def progress(console: Console | None = None) -> Observer:
+    """Returns the observer that suits a console; stdout where none is given."""
+    console = console or Console()
+    return LiveProgress(console) if console.is_terminal else PlainProgress(console)
+
+
+class Clock:
+    """Estimates the time left from the steps done since the run began or was taken up."""
+
+    def __init__(self, started: RunStarted) -> None:
+        self._from_step = started.step
+        self._max_steps = started.max_steps
+        self._began = time.monotonic()
+
+    def left(self, step: int) -> str:
+        """Returns the time left as `1h02m` or `2m05s`."""
+        elapsed = time.monotonic() - self._began
+        done = max(1, step - self._from_step)
+        seconds = round(elapsed / done * (self._max_steps - step))
+        minutes, seconds = divmod(seconds, 60)
+        hours, minutes = divmod(minutes, 60)
+        return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{seconds:02d}s"
+
+
+def header(event: RunStarted) -> list[str]:
+    """Returns the lines that open a run."""
+    begin = f"resuming at step {event.step} of" if event.step else "training for"
+    lines = [
+        f"{begin} {event.max_steps} steps in {event.directory}",
+        f"model: {event.num_params:,} parameters",
+        f"hardware: {event.hardware}, mesh: {event.mesh}",
+        *(f"  {line}" for line in event.hardware_changes.splitlines()),
+        f"data: {event.data}",
+    ]
+    return [*lines, *([f"kernels: {event.kernels}"] if event.kernels else []), _mfu(event)]
+
+
+def _mfu(event: RunStarted) -> str:
+    if event.flops is None:
+        return "MFU: not shown, the model does not say what its FLOPs are"
+    if event.peak_flops is None:
+        return f"MFU: not shown, the peak of {event.hardware} is not known"
+    per_unit, formula = event.flops
+    return (
+        f"MFU: {formula} = {per_unit:.3g} FLOPs per {event.unit}, over a peak of "
+        f"{event.peak_flops:.3g} FLOP/s"
+    )
+
+
+def figures(metrics: Mapping[str, float], started: RunStarted) -> str:
+    """Returns the figures of a step that people watch."""
+    units_per_s = metrics[f"{started.unit}s_per_s"]
+    text = f"loss {metrics['loss']:.4f}  {units_per_s:,.0f} {started.unit}s/s"
+    if started.peak_flops and started.flops:
+        text += f"  MFU {units_per_s * started.flops.per_unit / started.peak_flops:.1%}"
+    if metrics["skipped_steps"]:
+        text += f"  skipped {metrics['skipped_steps']:.0f}"
+    return text
+
+
+def footer(event: RunFinished) -> str:
+    """Returns the line that closes a run."""
+    if event.is_complete:
+        return f"done at step {event.step}"
+    return f"stopped at step {event.step}; the same command resumes here"
+
+
+class PlainProgress:
+    """One line an event, for files and pipes."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._started: RunStarted | None = None
+        self._clock: Clock | None = None
+
+    def __call__(self, event: Event) -> None:
+        """Prints a line where there is something to say."""
+        if isinstance(event, RunStarted):
+            self._started, self._clock = event, Clock(event)
+            self._print("\n".join(header(event)))
+        elif isinstance(event, StepsDone) and self._started and self._clock:
+            text = figures(event.metrics, self._started)
+            self._print(f"step {event.step}  {text}  {self._clock.left(event.step)} left")
+        elif isinstance(event, Evaluated):
+            self._print(f"step {event.step}  validation loss {event.metrics['loss']:.4f}")
+        elif isinstance(event, CheckpointSaved):
+            self._print(f"step {event.step}  checkpoint saved")
+        elif isinstance(event, RunFinished):
+            self._print(footer(event))
+
+    def _print(self, text: str) -> None:
+        print(text, file=self._console.file, flush=True)
+
+
+class LiveProgress:
+    """A bar with the figures and the course of the loss, and a line for what stays."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._started: RunStarted | None = None
+        self._clock: Clock | None = None
+        self._losses: list[float] = []
+        self._bar = Progress(
+            TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[figures]}"),
+            TextColumn("[dim]{task.fields[course]}"),
+            TextColumn("{task.fields[left]}"),
+            console=console,
+        )
+
+    def __call__(self, event: Event) -> None:
+        """Brings the display up to date."""
+        if isinstance(event, RunStarted):
+            self._start(event)
+        elif isinstance(event, StepsDone):
+            self._advance(event)
+        elif isinstance(event, Evaluated):
+            line = f"step {event.step}: validation loss {event.metrics['loss']:.4f}"
+            self._console.print(Text(line, style="bold"))
+        elif isinstance(event, RunFinished):
+            self._bar.stop()
+            self._console.print(footer(event))
+
+    def _start(self, event: RunStarted) -> None:
+        self._started, self._clock = event, Clock(event)
+        for line in header(event):
+            self._console.print(Text(line, style="dim"))
+        self._bar.start()
+        self._task = self._bar.add_task(
+            "", total=event.max_steps, completed=event.step, figures="compiling", course="", left=""
+        )
+
+    def _advance(self, event: StepsDone) -> None:
+        assert self._started is not None
+        assert self._clock is not None
+        self._losses.append(event.metrics["loss"])
+        self._bar.update(
+            self._task,
+            completed=event.step,
+            figures=figures(event.metrics, self._started),
+            course=sparkline(self._losses[-24:]),
+            left=f"{self._clock.left(event.step)} left",
+        )
+
+
+def sparkline(values: list[float]) -> str:
+    """Returns values as a row of blocks, the highest the tallest."""
+    low, high = min(values), max(values)
+    span = (high - low) or 1.0
+    return "".join(_BLOCKS[round((value - low) / span * (len(_BLOCKS) - 1))] for value in values)

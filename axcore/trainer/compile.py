@@ -1,0 +1,119 @@
+"""`StepCompiler`: the programs of a run, jitted, lowered and compiled for its mesh and hardware."""
+
+from functools import cached_property
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from axcore.ops import KernelPlan, KernelPolicy, PlanRecording, recording_plan, use_policy
+from axcore.parallel import (
+    ActivationSharding,
+    param_shardings,
+    sharding_activations,
+    shardings_like,
+)
+from axcore.plugins import wanted_compiler_options
+from axcore.trainer.batch_sharding import BatchSharding
+from axcore.trainer.resolve import ResolvedConfig
+from axcore.trainer.step import TrainState, TrainStep
+
+
+class StepCompiler:
+    """Makes the programs of one train step: the first state, the step itself and its evaluation.
+
+    `jitted_*` are functions under `jax.jit`, `lowered_step` is the step traced for the shapes and
+    shardings of a run, `compiled_step` that compiled. Each is made when it is first asked for.
+    """
+
+    def __init__(
+        self, resolved: ResolvedConfig, step: TrainStep, mesh: Mesh, batch: BatchSharding
+    ) -> None:
+        self.config = resolved.config
+        self.hardware = resolved.hardware
+        self.step = step
+        self.mesh = mesh
+        self.batch = batch
+        self._plans: dict[str, PlanRecording] = {}
+
+    def shardings(self) -> TrainState:
+        """Returns the sharding of every array of the state.
+
+        Raises:
+            ShardingError: A parameter does not divide over the mesh.
+        """
+        abstract = jax.eval_shape(self.step.init)
+        model = param_shardings(self.step.specs, self.config.param_rules, self.mesh)
+        opt_state = shardings_like(abstract.opt_state, abstract.model, model, self.mesh)
+        fields: Any = (self._replicated, model, opt_state, self._replicated)
+        return TrainState(*fields)
+
+    def abstract_state(self) -> TrainState:
+        """Returns shapes, dtypes and shardings of the state, without making it."""
+        state: TrainState = jax.tree.map(
+            lambda leaf, sharding: leaf.update(sharding=sharding),
+            jax.eval_shape(self.step.init),
+            self.shardings(),
+        )
+        return state
+
+    @cached_property
+    def jitted_init(self) -> Any:
+        """The jitted function that makes the first state, sharded from the start."""
+        return self._jitted("init", self.step.init, out_shardings=self.shardings())
+
+    @cached_property
+    def jitted_step(self) -> Any:
+        """The jitted step `(state, batch) -> (state, metrics)`, which donates `state`."""
+        shardings = (self.shardings(), self._replicated)
+        return self._jitted("step", self.step, donate_argnums=0, out_shardings=shardings)
+
+    @cached_property
+    def jitted_evaluation(self) -> Any:
+        """The jitted evaluation `(model_state, batch) -> losses`."""
+        return self._jitted("evaluation", self.step.evaluate, out_shardings=self._replicated)
+
+    @cached_property
+    def lowered_step(self) -> Any:
+        """The step traced for the state and the batch that it runs on, not yet compiled."""
+        with jax.set_mesh(self.mesh):
+            return self.jitted_step.lower(self.abstract_state(), self.batch.abstract())
+
+    @cached_property
+    def compiled_step(self) -> Any:
+        """The step compiled for the state and the batch that it runs on."""
+        options = dict(wanted_compiler_options(self.hardware))
+        return self.lowered_step.compile(compiler_options=options or None)
+
+    def kernel_plan(self) -> KernelPlan:
+        """Returns the kernels that the step uses, and why; lowers it if it was not yet.
+
+        Raises:
+            KernelError: A pin cannot be followed, or no kernel may serve a call.
+        """
+        _ = self.lowered_step  # ops choose while they are traced
+        return self._plans["step"].plan()
+
+    @property
+    def kernel_policy(self) -> KernelPolicy:
+        """What decides between kernels: the hardware, and what the config says of them."""
+        return KernelPolicy.of(self.config, self.hardware)
+
+    def _jitted(self, name: str, fn: Any, **options: Any) -> Any:
+        """Returns a function jitted, to be traced under the run's mesh, rules and policy."""
+        cfg = self.config
+        activations = ActivationSharding(self.mesh, cfg.activation_rules, cfg.context_parallelism)
+
+        def in_context(*args: Any) -> Any:
+            with (
+                sharding_activations(activations),
+                use_policy(self.kernel_policy),
+                recording_plan() as self._plans[name],
+            ):
+                return fn(*args)
+
+        return jax.jit(in_context, **options)
+
+    @cached_property
+    def _replicated(self) -> NamedSharding:
+        return NamedSharding(self.mesh, PartitionSpec())  # type: ignore[no-untyped-call]

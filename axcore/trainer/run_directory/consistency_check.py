@@ -1,0 +1,36 @@
+"""Comparing the processes of a run before the first step is compiled."""
+
+import os
+
+from axcore.distributed import all_gather_str, broadcast_object, process_count
+from axcore.ops import KernelPlan
+from axcore.plugins import EnvironmentFlags, plugin_host
+from axcore.plugins.consistency_check import first_difference, require_consistency
+
+_NAME = "comparing processes"
+
+
+def check_processes_agree(plan: KernelPlan, config_text: str = "") -> None:
+    """Compares plugins, versions, kernels, environment flags and configs over all processes.
+
+    Every process must call it; a single process has nothing to compare.
+
+    Raises:
+        PluginError: In every process, where any two differ.
+    """
+    if process_count() == 1:
+        return
+    own = [*fingerprint_of_process(plan), *(f"config {line}" for line in config_text.splitlines())]
+    require_consistency(
+        all_gather_str(_NAME, first_difference(broadcast_object(_NAME, lambda: own), own))
+    )
+
+
+def fingerprint_of_process(plan: KernelPlan) -> tuple[str, ...]:
+    """Returns what this process is made of, a line for each part."""
+    host = plugin_host()
+    variables = {"XLA_FLAGS", *(record.variable for record in host.records(EnvironmentFlags))}
+    flags = [f"{name}={os.environ.get(name, '')!r}" for name in sorted(variables)]
+    kernels = [f"kernel plan {one.call}: {one.kernel.key}" for one in plan.choices]
+    block_sizes = [f"block sizes of {entry}" for entry in plan.block_sizes]
+    return (*host.fingerprint_lines(), *flags, *kernels, *block_sizes)

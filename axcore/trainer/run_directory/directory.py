@@ -1,0 +1,166 @@
+"""`RunDirectory`: a directory that belongs to one config, and to one live process at a time.
+
+axcore.lock     marks the directory as a run's, and is locked while a process trains in it
+config.json     the resolved config, for programs
+config.txt      the resolved config, for people; later starts are compared with it
+"""
+
+import difflib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from axcore.checkpoint.files import FileLock, write_atomically
+from axcore.config import describe_resumable
+from axcore.errors import CheckpointError
+
+LOCK_NAME = "axcore.lock"
+JSON_NAME = "config.json"
+TEXT_NAME = "config.txt"
+_SHOWN = 12
+
+
+class RunDirectory:
+    """A locked run directory; `close` or the end of the process gives it up.
+
+    Attributes:
+        path: The directory, absolute.
+        is_new: Whether this lock is the directory's first.
+    """
+
+    path: Path
+    is_new: bool
+
+    def __init__(
+        self,
+        path: Path | str,
+        *,
+        config_text: str,
+        config_json: str,
+        resumable: Sequence[str] = (),
+    ) -> None:
+        """Claims a directory for a config.
+
+        Args:
+            path: The directory; made where it is absent.
+            config_text: The config, one `path: value` a line.
+            config_json: The same config as JSON.
+            resumable: Paths that may differ from the earlier start's, with all that is below
+                them, such as `max_steps`. Where only those differ, both files are rewritten.
+
+        Raises:
+            CheckpointError: The directory is another config's, is no run's, is in use by a live
+                process, or cannot be written. Nothing in it was changed.
+        """
+        self.path = Path(path).absolute()
+        self._lock: FileLock | None = None
+        try:
+            self._take_lock(config_text, config_json, resumable)
+        except OSError as error:
+            self.close()
+            raise CheckpointError(
+                f"the run directory cannot be used: {error}",
+                where=str(self.path),
+                hint="use another --dir",
+            ) from error
+        except CheckpointError:
+            self.close()
+            raise
+
+    def _take_lock(self, config_text: str, config_json: str, resumable: Sequence[str]) -> None:
+        _check_is_free_or_run(self.path)
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._lock = FileLock(self.path / LOCK_NAME, doing="training here")
+        self.is_new = not (self.path / TEXT_NAME).exists()
+        if self.is_new:
+            _check_is_unused(self.path)
+        else:
+            _check_same_config(self.path / TEXT_NAME, config_text, resumable)
+        _write_if_changed(self.path / JSON_NAME, config_json)
+        _write_if_changed(self.path / TEXT_NAME, config_text)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Lets another process train here; safe to call twice."""
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+
+def _check_is_free_or_run(path: Path) -> None:
+    if not path.exists():
+        return
+    names = os.listdir(path)
+    if not names or LOCK_NAME in names or {JSON_NAME, TEXT_NAME} <= set(names):
+        return
+    shown = ", ".join(sorted(names)[:4]) + (", ..." if len(names) > 4 else "")
+    raise CheckpointError(
+        f"the directory holds {len(names)} files that are no run of axcore: {shown}",
+        where=str(path),
+        hint="use an empty or a new --dir",
+    )
+
+
+def _check_is_unused(path: Path) -> None:
+    """Refuses a run that has lost its config; an interrupted first start has nothing to lose."""
+    names = {name for name in os.listdir(path) if not name.endswith(".tmp")}
+    lost = names - {LOCK_NAME, JSON_NAME}
+    if lost:
+        raise CheckpointError(
+            f"the run has no {TEXT_NAME} that this config could be compared with, "
+            f"but it holds {', '.join(sorted(lost)[:4])}",
+            where=str(path),
+            hint=f"put {TEXT_NAME} back, or use another --dir",
+        )
+
+
+def _check_same_config(path: Path, text: str, resumable: Sequence[str]) -> None:
+    before = _compared_lines(path.read_text(encoding="utf-8", errors="replace"), resumable)
+    now = _compared_lines(text, resumable)
+    if before == now:
+        return
+    changes = [line for line in difflib.unified_diff(before, now, n=0) if not _is_header(line)]
+    shown = [f"{line[0]} {line[1:]}" for line in changes[:_SHOWN]]
+    if len(changes) > _SHOWN:
+        shown.append(f"... and {len(changes) - _SHOWN} more lines")
+    raise CheckpointError(
+        "the directory is the run of another config (-: that run's, +: this one's)\n"
+        + "\n".join(shown),
+        where=str(path),
+        hint="use another --dir for this config, or undo the changes to resume that run; "
+        f"only these may change: {describe_resumable(resumable) or 'none'}",
+    )
+
+
+def _compared_lines(text: str, resumable: Sequence[str]) -> list[str]:
+    return [
+        line
+        for line in text.splitlines()
+        if not _is_at_or_below(line.partition(":")[0].strip(), resumable)
+    ]
+
+
+def _is_at_or_below(path: str, paths: Sequence[str]) -> bool:
+    return any(path == one or path.startswith((f"{one}.", f"{one}[")) for one in paths)
+
+
+def _is_header(line: str) -> bool:
+    return line.startswith(("@@ ", "--- \n", "+++ \n"))
+
+
+def _write_if_changed(path: Path, text: str) -> None:
+    data = (text if text.endswith("\n") else text + "\n").encode()
+    if not path.exists() or path.read_bytes() != data:
+        write_atomically(path, data)

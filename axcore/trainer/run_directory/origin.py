@@ -1,0 +1,155 @@
+"""What opening a run needs beside its config and checkpoints, so that it can be moved.
+
+origin.json     where the run was started, which files and which code belong to it, with digests
+files/          copies of the files that the config names, a tokenizer's for example
+code/           code of its own, see `axcore.trainer.run_directory.code`
+"""
+
+import hashlib
+import hmac
+import json
+import os
+import secrets
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from axcore.checkpoint.files import write_atomically
+from axcore.config import is_config, update_config, walk
+from axcore.config.paths import format_path
+from axcore.errors import CheckpointError
+from axcore.trainer.run_directory.code import RunCode
+
+ORIGIN_NAME = "origin.json"
+FILES = "files"
+CODE = "code"
+
+
+def write_origin(run: Path, cfg: Any, code: RunCode) -> None:
+    """Writes `origin.json`, and copies what belongs to a run into its directory.
+
+    Raises:
+        CheckpointError: A file is no longer what it was when the run began.
+    """
+    files = {
+        path: _copied(run, path, Path(value).expanduser())
+        for path, value in _paths(cfg, "file_fields")
+    }
+    for place, source in code.files.items():
+        _write(run / CODE / place, source.encode())
+    digests = {place: _digest(source.encode()) for place, source in code.files.items()}
+    own: dict[str, Any] = {"modules": code.modules, "files": digests, "script": code.script}
+    origin = {
+        "working_directory": os.getcwd(),
+        "files": files,
+        "code": {**own, "signature": _signature(own)} if code.modules or code.files else None,
+    }
+    write_atomically(run / ORIGIN_NAME, (json.dumps(origin, indent=2) + "\n").encode())
+
+
+def read_origin(run: Path) -> dict[str, Any]:
+    """Returns what `origin.json` says; an empty dict where a run has none.
+
+    Raises:
+        CheckpointError: The file is damaged, or a copy is not what it was when the run began.
+    """
+    path = run / ORIGIN_NAME
+    if not path.exists():
+        return {}
+    try:
+        origin: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        code = origin["code"] or {"files": {}}
+        digests = {f"{FILES}/{one['name']}": one["sha256"] for one in origin["files"].values()}
+        digests |= {f"{CODE}/{place}": digest for place, digest in code["files"].items()}
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path.name} is damaged: {error}", where=str(path)) from error
+    for place, digest in digests.items():
+        _check_digest(run / place, digest)
+    return origin
+
+
+def is_signed(code: Mapping[str, Any]) -> bool:
+    """Whether this user's own training recorded the code; whoever has the key signs alike."""
+    own = {name: code[name] for name in ("modules", "files", "script")}
+    signature = _signature(own)
+    return signature is not None and hmac.compare_digest(signature, str(code["signature"]))
+
+
+def opened_config(cfg: Any, run: Path, origin: Mapping[str, Any]) -> Any:
+    """Returns a run's config with its copies of files, and paths from where it was started."""
+    changes: dict[str, Any] = {
+        path: str((run / FILES / one["name"]).absolute())
+        for path, one in origin.get("files", {}).items()
+    }
+    for path, value in _paths(cfg, "folder_fields"):
+        if "://" not in value:
+            changes[path] = str(
+                Path(origin.get("working_directory", "."), Path(value).expanduser())
+            )
+    return update_config(cfg, changes)
+
+
+def _paths(cfg: Any, fields: str) -> Iterator[tuple[str, str]]:
+    """Yields path and value of the config's fields that its classes list under `fields`."""
+    for path, node in walk(cfg):
+        owner = getattr(type(node), "__config_owner__", None) if is_config(node) else None
+        for name in getattr(owner, fields, ()):
+            if isinstance(value := getattr(node, name), str):
+                yield format_path((*path, name)), value
+
+
+def _copied(run: Path, path: str, file: Path) -> dict[str, str]:
+    """Copies a file into the run, where it is not there yet; says under which name and digest."""
+    name = f"{path}/{file.name}"
+    copy, data = run / FILES / name, file.read_bytes()
+    if copy.exists() and copy.read_bytes() != data:
+        raise CheckpointError(
+            f"{file} is not the file that the run began with",
+            where=path,
+            hint=f"put it back from {copy}, or use another --dir",
+        )
+    _write(copy, data)
+    return {"name": name, "sha256": _digest(data)}
+
+
+def _write(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.exists() or path.read_bytes() != data:
+        write_atomically(path, data)
+
+
+def _check_digest(path: Path, digest: str) -> None:
+    found = _digest(path.read_bytes()) if path.is_file() else "missing"
+    if found != digest:
+        raise CheckpointError(
+            f"{path.name} is not what it was when the run began: its digest is {found[:12]}, "
+            f"and was {digest[:12]}",
+            where=str(path),
+            hint="put it back from a copy of the run",
+        )
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _signature(own: Mapping[str, Any]) -> str | None:
+    """Returns a signature by the user's own key; None where no key can be kept."""
+    key = _key()
+    text = json.dumps(own, sort_keys=True).encode()
+    return None if key is None else hmac.new(key, text, hashlib.sha256).hexdigest()
+
+
+def _key() -> bytes | None:
+    """Returns the key of this user, made where there is none; None where it cannot be kept."""
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    path = Path(state) / "axcore" / "run_key"
+    try:
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(handle, "wb") as file:
+                file.write(secrets.token_bytes(32))
+        return path.read_bytes()
+    except OSError:
+        return None

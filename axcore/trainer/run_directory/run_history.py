@@ -1,0 +1,132 @@
+"""What a run was started with: versions, plugins, hardware, mesh and kernels.
+
+run_history.jsonl    one JSON object a line for each start of the run
+kernels.json         the newest start's kernel plan, with every reason
+"""
+
+import json
+import os
+import platform
+import re
+import warnings
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+from typing import Any
+
+from axcore.checkpoint.files import write_atomically
+from axcore.errors import CheckpointError
+from axcore.ops import KernelPlan
+from axcore.plugins import plugin_host
+
+RUN_HISTORY_NAME = "run_history.jsonl"
+KERNELS_NAME = "kernels.json"
+_COMPARED = ("python", "packages", "plugins", "flags", "hardware", "mesh", "kernels")
+
+
+def record_run_start(
+    directory: Path, *, step: int, hardware: str, mesh: str, plan: KernelPlan
+) -> None:
+    """Appends a start to the run's, and warns where it differs from the one before.
+
+    Args:
+        directory: The run directory.
+        step: The step that the start resumes from.
+        hardware: The hardware's name.
+        mesh: The mesh, as people read it.
+        plan: The kernels that the step uses.
+    """
+    now = {
+        "step": step,
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "python": platform.python_version(),
+        "packages": _package_versions(),
+        "plugins": _plugin_versions(),
+        "fingerprint": plugin_host().fingerprint(),
+        "flags": os.environ.get("XLA_FLAGS", ""),
+        "hardware": hardware,
+        "mesh": mesh,
+        "kernels": _kernel_names(plan),
+    }
+    path = directory / RUN_HISTORY_NAME
+    before = read_run_history(path)
+    if before:
+        _warn_of_changes(before[-1], now)
+    lines = [json.dumps(start) for start in (*before, now)]
+    write_atomically(path, "".join(f"{line}\n" for line in lines).encode())
+    write_atomically(directory / KERNELS_NAME, f"{plan.to_json()}\n".encode())
+
+
+def read_run_history(path: Path) -> list[dict[str, Any]]:
+    """Returns the starts of a run, oldest first; none where there is no such file.
+
+    Raises:
+        CheckpointError: The file is damaged.
+    """
+    if not path.exists():
+        return []
+    try:
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    except ValueError as error:
+        raise CheckpointError(
+            f"{path.name} is damaged: {error}",
+            where=str(path),
+            hint="put it back from a copy, or move it away; only the record of starts is lost",
+        ) from error
+
+
+def describe_kernels(plan: KernelPlan) -> str:
+    """Returns a plan as one line: `attention portable, cross_entropy portable`."""
+    return ", ".join(f"{op} {names}" for op, names in _kernel_names(plan).items())
+
+
+def _kernel_names(plan: KernelPlan) -> dict[str, str]:
+    names: dict[str, dict[str, None]] = {}
+    for choice in plan.choices:
+        names.setdefault(choice.call.op, {})[choice.kernel.name] = None
+    return {op: " and ".join(found) for op, found in names.items()}
+
+
+def _package_versions() -> dict[str, str]:
+    """Returns the versions of axcore, of what it needs at run time, and of jaxlib and numpy."""
+    needed = [line for line in requires("axcore") or () if "extra ==" not in line]
+    names = {match[0] for line in needed if (match := re.match(r"[\w.-]+", line))}
+    return {name: _version(name) for name in sorted(names | {"axcore", "jaxlib", "numpy"})}
+
+
+def _plugin_versions() -> dict[str, str]:
+    return {
+        plugin.name: str(plugin.candidate.version)
+        for plugin in plugin_host().plugins()
+        if plugin.state == "loaded"
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "missing"
+
+
+def _warn_of_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    changes = [
+        f"{name} was {old}, is {new}"
+        for key in _COMPARED
+        for name, old, new in _differences(key, before.get(key, "unknown"), now[key])
+    ]
+    if changes:
+        warnings.warn(
+            f"the run resumes from step {now['step']} with other software or hardware than "
+            f"before, so its numbers may differ in the last bits: {'; '.join(changes)}",
+            stacklevel=2,
+        )
+
+
+def _differences(key: str, before: Any, now: Any) -> list[tuple[str, Any, Any]]:
+    if not isinstance(before, Mapping) or not isinstance(now, Mapping):
+        return [(key, before, now)] if before != now else []
+    names = {**before, **now}
+    values = [(name, before.get(name, "absent"), now.get(name, "absent")) for name in names]
+    return [item for item in values if item[1] != item[2]]

@@ -1,0 +1,72 @@
+"""Claiming a run directory: process 0 does it, for all processes of the run."""
+
+import hashlib
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from axcore.config import render_config, resumable_paths, to_json
+from axcore.distributed import all_gather_str, broadcast_object, is_process_zero, process_count
+from axcore.errors import CheckpointError
+from axcore.trainer.run_directory.code import find_code
+from axcore.trainer.run_directory.directory import TEXT_NAME, RunDirectory
+from axcore.trainer.run_directory.origin import write_origin
+
+_NAME = "locking the run directory"
+
+
+@contextmanager
+def locked_run_directory(directory: Path | str, cfg: Any) -> Iterator[Path]:
+    """Claims a run directory for a config while the context lasts.
+
+    Args:
+        directory: Of the run, the same one in every process.
+        cfg: The resolved config.
+
+    Yields:
+        The directory, absolute.
+
+    Raises:
+        CheckpointError: In every process: it cannot be locked, or not all processes see it.
+        ConfigError: In every process: the config names code that could not be found again.
+    """
+    path = Path(directory).absolute()
+    locks: list[RunDirectory] = []
+
+    def lock() -> str:
+        code = find_code(cfg)
+        texts = {"config_text": render_config(cfg), "config_json": to_json(cfg)}
+        locks.append(RunDirectory(path, **texts, resumable=resumable_paths(cfg)))
+        write_origin(path, cfg, code)
+        return _digest(path)
+
+    try:
+        _check_is_shared(path, broadcast_object(_NAME, lock))
+        yield path
+    finally:
+        for one in locks:
+            one.close()
+
+
+def _check_is_shared(path: Path, digest: str) -> None:
+    """Checks that every process sees what process 0 has just written."""
+    if process_count() == 1:
+        return
+    is_seen = is_process_zero() or _digest(path) == digest
+    hosts = all_gather_str(_NAME, "" if is_seen else socket.gethostname())
+    blind = [f"process {index} on {host}" for index, host in enumerate(hosts) if host]
+    if blind:
+        raise CheckpointError(
+            f"{', '.join(blind[:8])} cannot see the {TEXT_NAME} that process 0 wrote",
+            where=str(path),
+            hint="use a --dir on a file system that all processes share",
+        )
+
+
+def _digest(path: Path) -> str:
+    try:
+        return hashlib.sha256((path / TEXT_NAME).read_bytes()).hexdigest()
+    except OSError:
+        return ""

@@ -1,0 +1,117 @@
+# ruff: noqa: N815 - fields carry shape letters
+"""What the attention kernels are given: arrays of whole blocks, and static choices.
+
+Letters: B batch, T queries, S keys, N query heads, K key heads, H key width, V value width, all
+but B, N and K padded to whole blocks.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import attrs
+import jax
+from jax import Array
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from axl_gpu.kernels.attention.block_sparsity import Visibility
+
+
+class Arrays(NamedTuple):
+    """The arrays of a call; in a kernel, references to them in the GPU's memory."""
+
+    q_BTNH: Array
+    k_BSKH: Array
+    v_BSKV: Array
+    low_BT: Array
+    high_BT: Array
+    q_segments_BT: Array | None
+    k_segments_BS: Array | None
+
+    @property
+    def seen(self) -> Visibility:
+        """What queries see, as it comes of `attention_visibility`."""
+        return Visibility(*self[3:])
+
+
+class Residuals(NamedTuple):
+    """What backward needs of each query beside the call's arrays; float32 but for `do`.
+
+    `lse_BNT` is in base 2, and 0 for rows that saw nothing; `delta_BNT` is `sum(do * o) - dlse`.
+    """
+
+    do_BTNV: Array
+    lse_BNT: Array
+    delta_BNT: Array
+
+
+@attrs.frozen
+class ForwardBlockSizes:
+    """How many queries and keys a warp group works on at once, multiples of 64.
+
+    Args:
+        queries: Of a block.
+        keys: Of a block.
+        num_groups: Warp groups of a thread block, which share what they go through and have rows
+            each of their own.
+        num_stages: ForwardBlockSizes that are in shared memory at once.
+    """
+
+    queries: int
+    keys: int
+    num_groups: int = 1
+    num_stages: int = 1
+
+
+@attrs.frozen(kw_only=True)
+class Choices:
+    """The static choices of a kernel."""
+
+    scale: float
+    soft_cap: float | None
+    blocks: ForwardBlockSizes
+
+
+def shape_like(x: Any, **changes: Any) -> jax.ShapeDtypeStruct:
+    """Returns the shape of an array, or another, of its dtype, or another."""
+    return jax.ShapeDtypeStruct(changes.get("shape", x.shape), changes.get("dtype", x.dtype))
+
+
+def launch(
+    body: Any,
+    outputs: Any,
+    *,
+    name: str,
+    grid: Mapping[str, int],
+    scratch: Mapping[str, Any],
+    interpreter: Any,
+    num_threads: int = 1,
+) -> Any:
+    """Returns the kernel as a function of arrays.
+
+    Args:
+        body: From references to inputs and outputs, and by name to scratch memory.
+        outputs: Shapes of what it writes.
+        name: What profilers show.
+        grid: How many thread blocks there are along each axis, the fastest first.
+        scratch: Shared memory and barriers.
+        interpreter: Parameters of Pallas' interpreter for Mosaic GPU; None for a GPU.
+        num_threads: Warp groups of a thread block, whose own number is along the axis `group`.
+    """
+    params = plgpu.CompilerParams(
+        approx_math=True, lowering_semantics=plgpu.LoweringSemantics.Warpgroup
+    )
+    threads: dict[str, Any] = (
+        {"num_threads": num_threads, "thread_name": "group"} if num_threads > 1 else {}
+    )
+    slowest_first = dict(reversed(grid.items()))  # as plgpu.kernel has it
+    return plgpu.kernel(
+        body,
+        out_type=outputs,
+        grid=tuple(slowest_first.values()),
+        grid_names=tuple(slowest_first),
+        scratch_types=scratch,
+        compiler_params=params,
+        interpret=interpreter,
+        kernel_name=name,
+        **threads,
+    )

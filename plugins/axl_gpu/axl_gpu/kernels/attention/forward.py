@@ -1,0 +1,169 @@
+"""Flash attention forward, the tuned form: one warp group fetches, two multiply in turns.
+
+The arithmetic is that of `attention_block`, in the order of `attention_simple_forward`.
+
+Source: Shah et al. 2024, arXiv:2407.08608.
+
+Letters: B batch, T queries, S keys, N query heads, K key heads, I queries and J keys of a block,
+H key width, V value width; Q blocks of queries of a whole thread block.
+"""
+
+from functools import partial
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from axl_gpu.kernels.attention.arrays import Arrays, Choices, launch, shape_like
+from axl_gpu.kernels.attention.block import (
+    Keys,
+    Queries,
+    Running,
+    advance,
+    along,
+    finish,
+    logits,
+    masked_unless,
+    start,
+)
+from axl_gpu.kernels.attention.key_loop import KeyLoop
+from axl_gpu.kernels.attention.matmuls import Matmuls, Ref
+from axl_gpu.kernels.attention.ring_buffer import Turns, at, ring_barriers
+
+
+def tuned_forward(
+    arrays: Arrays, spans_BQ4: Array, sinks_N: Array, choices: Choices, products: Matmuls
+) -> tuple[Array, Array]:
+    """Returns the output `[B, T, N, V]` and the log-sum-exp `[B, N, T]`, float32.
+
+    Args:
+        arrays: Of the call.
+        spans_BQ4: Of the queries of each thread block.
+        sinks_N: Float32 logits without values; -inf where there are none.
+        choices: Static.
+        products: The instructions that multiply.
+    """
+    batch, num_queries, num_heads, _ = arrays.q_BTNH.shape
+    blocks, value_width = choices.blocks, arrays.v_BSKV.shape[3]
+    outputs = (
+        shape_like(arrays.q_BTNH, shape=(batch, num_queries, num_heads, value_width)),
+        shape_like(sinks_N, shape=(batch, num_heads, num_queries)),
+    )
+    num_blocks = num_queries // (blocks.queries * blocks.num_groups)
+    kernel = launch(
+        partial(_body, choices=choices, products=products),
+        outputs,
+        name="flash_forward",
+        grid={"head": num_heads, "block": num_blocks, "batch": batch},
+        scratch=_scratch(arrays, choices),
+        interpreter=products.interpreter,
+        num_threads=blocks.num_groups + 1,
+    )
+    o_BTNV, lse_BNT = kernel(arrays, spans_BQ4, sinks_N)
+    return o_BTNV, lse_BNT
+
+
+def _scratch(arrays: Arrays, choices: Choices) -> dict[str, Any]:
+    blocks, dtype = choices.blocks, arrays.q_BTNH.dtype
+    own, fetched = (blocks.num_groups, blocks.queries), (blocks.num_stages, blocks.keys)
+    width, value_width = arrays.q_BTNH.shape[3], arrays.v_BSKV.shape[3]
+    has_segments = arrays.q_segments_BT is not None
+    numbers = plgpu.SMEM(own, jnp.int32)
+    ring = partial(ring_barriers, num_groups=blocks.num_groups, num_stages=blocks.num_stages)
+    return {
+        "q": plgpu.SMEM((*own, width), dtype),
+        "o": None if width == value_width else plgpu.SMEM((*own, value_width), dtype),
+        "lse": plgpu.SMEM(own, jnp.float32),
+        "seen": Queries(numbers, numbers, numbers if has_segments else None),
+        "own_arrived": plgpu.Barrier(
+            num_arrivals=4 if has_segments else 3, num_barriers=blocks.num_groups
+        ),
+        "k": plgpu.SMEM((*fetched, width), dtype),
+        "v": plgpu.SMEM((*fetched, value_width), dtype),
+        "k_segments": plgpu.SMEM(fetched, jnp.int32) if has_segments else None,
+        "k_ring": ring(2 if has_segments else 1),
+        "v_ring": ring(1),
+        "turn": plgpu.Barrier(num_arrivals=blocks.num_groups),
+    }
+
+
+def _body(
+    arrays: Arrays,
+    spans_BQ4: Ref,
+    sinks_N: Ref,
+    o_BTNV: Ref,
+    lse_BNT: Ref,
+    *,
+    choices: Choices,
+    products: Matmuls,
+    **scratch: Any,
+) -> None:
+    blocks = choices.blocks
+    walk = KeyLoop.of(arrays, spans_BQ4, blocks, scratch)
+    batch, head, k_ring, v_ring = walk.batch, walk.head, walk.k_ring, walk.v_ring
+
+    def consume(group: Array) -> None:
+        rows = walk.rows(group)
+        q, seen = _own_queries(arrays, scratch, batch, rows, head, group)
+        turns = Turns(scratch["turn"], group, blocks.num_groups)
+
+        def step(step: Array, carry: tuple[Array, Running]) -> tuple[Array, Running]:
+            weighted_IV, running = carry
+            slot = k_ring.slot(step)
+            k, v = scratch["k"].at[slot], scratch["v"].at[slot]
+            k_ring.wait(step)
+            found = logits(
+                products.transposed(q, k, turns.give),
+                scale=choices.scale,
+                soft_cap=choices.soft_cap,
+            )
+            keys = Keys(walk.key_block(step) * blocks.keys, at(scratch["k_segments"], slot))
+            logits_IJ = masked_unless(walk.sees_whole(step), found, seen, keys, axis=0)
+            k_ring.release(step)
+            new = advance(running, logits_IJ)
+            shrunk_IV = weighted_IV * along(new.decay_I, weighted_IV.shape, 0)
+            turns.offer()
+            v_ring.wait(step)
+            turns.take()
+            p_IJ = new.exponentials_IJ.astype(v.dtype)
+            weighted_IV = products.added(shrunk_IV, p_IJ, v)
+            v_ring.release(step)
+            return weighted_IV, new.running
+
+        nothing_IV = jnp.zeros((blocks.queries, arrays.v_BSKV.shape[3]), jnp.float32)
+        turns.begin()
+        weighted_IV, running = lax.fori_loop(
+            0, walk.num_steps, step, (nothing_IV, start(blocks.queries))
+        )
+        turns.end()
+        finished = finish(running, sinks_N[head])
+        o = q if scratch["o"] is None else scratch["o"].at[group]
+        lse = scratch["lse"].at[group]
+        o[...] = (weighted_IV * along(finished.factor_I, weighted_IV.shape, 0)).astype(o.dtype)
+        lse[...] = finished.lse_I
+        plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(o, o_BTNV.at[batch, rows, head])
+        plgpu.copy_smem_to_gmem(lse, lse_BNT.at[batch, head, rows])
+        plgpu.wait_smem_to_gmem(0)
+
+    walk.run(consume)
+
+
+def _own_queries(
+    arrays: Arrays, scratch: dict[str, Any], batch: Array, rows: Any, head: Array, group: Array
+) -> tuple[Ref, Queries]:
+    """Returns a warp group's own queries and what they see, once they are in shared memory."""
+    q, arrived = scratch["q"].at[group], scratch["own_arrived"].at[group]
+    seen = Queries(*(at(numbers, group) for numbers in scratch["seen"]))
+    copies = [
+        (arrays.q_BTNH.at[batch, rows, head], q),
+        (arrays.low_BT.at[batch, rows], seen.low_I),
+        (arrays.high_BT.at[batch, rows], seen.high_I),
+    ]
+    if arrays.q_segments_BT is not None:
+        copies.append((arrays.q_segments_BT.at[batch, rows], seen.segments_I))
+    for source, target in copies:
+        plgpu.copy_gmem_to_smem(source, target, arrived)
+    plgpu.barrier_wait(arrived)
+    return q, seen

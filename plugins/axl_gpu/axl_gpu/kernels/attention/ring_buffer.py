@@ -1,0 +1,158 @@
+"""A thread block of several warp groups: one fetches blocks into a ring, the others consume them.
+
+What is fetched together is in one slot of a ring that has a few; `arrived` signals to consumers
+that a slot is full, and `free` to the fetching group that all consumers are done with it.
+
+Source: Shah et al. 2024, arXiv:2407.08608, section 3.1.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+from jax import Array, lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from axl_gpu.kernels.attention.matmuls import Ref
+
+GROUP = "group"
+"""The axis along which the warp groups of a thread block are counted; the last one fetches."""
+
+CONSUMER_REGISTERS = 240
+FETCHER_REGISTERS = 24
+"""Of a thread. Two groups of consumers and one that fetches share 504 of a processor's 512."""
+
+Copy = tuple[Ref, Ref]
+"""From where in the GPU's memory to where in shared memory, without the slot."""
+
+
+def at(ref: Ref | None, index: Array) -> Ref | None:
+    """Returns one part of what there are several of; None of nothing."""
+    return None if ref is None else ref.at[index]
+
+
+def ring_barriers(num_copies: int, *, num_groups: int, num_stages: int) -> tuple[Any, Any]:
+    """Returns the barriers `arrived` and `free` of a ring, as scratch memory."""
+    arrived = plgpu.Barrier(num_arrivals=num_copies, num_barriers=num_stages)
+    return arrived, plgpu.Barrier(num_arrivals=num_groups, num_barriers=num_stages)
+
+
+@attrs.frozen(eq=False)
+class Ring:
+    """One ring, in a kernel.
+
+    Args:
+        copies: From a step to what is copied for it.
+        arrived: Barrier of each slot.
+        free: Barrier of each slot.
+        num_stages: Slots.
+    """
+
+    copies: Callable[[Array], Sequence[Copy]]
+    arrived: Ref
+    free: Ref
+    num_stages: int
+
+    def slot(self, step: Array) -> Array:
+        """Returns the slot in which a step's blocks are."""
+        return lax.rem(step, self.num_stages)
+
+    def fetch(self, step: Array, slot: Array | int) -> None:
+        """Begins the copies of a step."""
+        for source, target in self.copies(step):
+            plgpu.copy_gmem_to_smem(source, target.at[slot], self.arrived.at[slot])
+
+    def wait(self, step: Array) -> None:
+        """Waits until the blocks of a step are there."""
+        plgpu.barrier_wait(self.arrived.at[self.slot(step)])
+
+    def release(self, step: Array) -> None:
+        """Signals that this group is done with the blocks of a step."""
+        plgpu.barrier_arrive(self.free.at[self.slot(step)])
+
+
+def fetch_all(rings: Sequence[Ring], num_steps: Array) -> None:
+    """Fetches the blocks of all steps into rings of as many slots each, as slots become free."""
+    num_stages = rings[0].num_stages
+
+    def for_each_first_step(act: Callable[[Ring, int], None]) -> None:
+        for step in range(num_stages):
+
+            @pl.when(step < num_steps)
+            def _(step: int = step) -> None:
+                for ring in rings:
+                    act(ring, step)
+
+    for_each_first_step(lambda ring, step: ring.fetch(step, step))
+
+    @pl.loop(num_stages, num_steps)
+    def _(step: Array) -> None:
+        for ring in rings:
+            slot = ring.slot(step)
+            plgpu.barrier_wait(ring.free.at[slot])
+            ring.fetch(step, slot)
+
+    for_each_first_step(lambda ring, slot: plgpu.barrier_wait(ring.free.at[slot]))
+
+
+def specialised(
+    num_groups: int, *, consume: Callable[[Array], None], fetch: Callable[[], None]
+) -> None:
+    """Runs `consume(group)` in all warp groups of a thread block but the last, which fetches."""
+    group = lax.axis_index(GROUP)
+
+    @pl.when(group < num_groups)
+    def _() -> None:
+        plgpu.set_max_registers(CONSUMER_REGISTERS, action="increase")
+        consume(group)
+
+    @pl.when(group == num_groups)
+    def _() -> None:
+        plgpu.set_max_registers(FETCHER_REGISTERS, action="decrease")
+        fetch()
+
+
+@attrs.frozen(eq=False)
+class Turns:
+    """Two warp groups that take turns: one multiplies while the other computes its softmax.
+
+    `give` hands the matrix units over. The second group gives one more at the start, the first one
+    more at the end, so that they are always one apart.
+
+    Source: Shah et al. 2024, arXiv:2407.08608, section 3.2.
+
+    Args:
+        barrier: Of as many arrivals as groups.
+        group: This group's number.
+        num_groups: Turns are taken by two groups; one alone has none to take.
+    """
+
+    barrier: Ref
+    group: Array
+    num_groups: int
+
+    def begin(self) -> None:
+        """Lets the first group go first."""
+        if self.num_groups == 2:
+            pl.when(self.group == 1)(self.give)
+
+    def end(self) -> None:
+        """Lets the second group finish."""
+        if self.num_groups == 2:
+            pl.when(self.group == 0)(self.give)
+
+    def give(self) -> None:
+        """Hands over, and waits for the other to do so."""
+        self.offer()
+        self.take()
+
+    def offer(self) -> None:
+        """Signals the other group that this one does not multiply."""
+        if self.num_groups == 2:
+            plgpu.barrier_arrive(self.barrier)
+
+    def take(self) -> None:
+        """Waits for the other group's offer."""
+        if self.num_groups == 2:
+            plgpu.barrier_wait(self.barrier)

@@ -1,0 +1,1 @@
+"""Matmul on NVIDIA GPUs."""

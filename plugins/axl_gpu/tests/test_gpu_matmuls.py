@@ -1,0 +1,76 @@
+"""Which of our products and norms run unasked, and the benchmarks of them where there is no GPU."""
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+
+from axcore.errors import KernelError
+from axcore.ops import KernelPolicy, choose
+from axcore.ops.dispatch import arg_specs
+from axcore.ops.quantized.calls import matmul_calls
+from axcore.ops.quantized.contract import FLOAT8
+from axcore.plugins import Hardware
+
+H100 = Hardware.parse("gpu-h100-8")
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
+
+NARROW = matmul_calls((8, 512, 1024), (1024, 4096), FLOAT8, dtype="bfloat16")
+
+CALLS = {
+    "cross_entropy": (arg_specs.cross_entropy(), "portable"),
+    "rms_norm": (arg_specs.rms_norm(), "portable"),
+    "grouped_matmul": (arg_specs.grouped_matmul(), "mosaic_grouped_matmul"),
+    "quantized_dot": (NARROW["forward"], "float8"),
+}
+OURS = {
+    "cross_entropy": "gpu_cross_entropy",
+    "rms_norm": "gpu_rms_norm",
+    "grouped_matmul": "gpu_grouped_matmul",
+    "quantized_dot": "gpu_float8_matmul",
+}
+
+
+@pytest.mark.parametrize("op", CALLS)
+def test_ours_run_when_pinned_and_by_default_keep_nothing_else_from_running(op):
+    call, default = CALLS[op]
+    assert choose(call, KernelPolicy(hardware=H100)).kernel.name == default
+    pinned = KernelPolicy(hardware=H100, pins={op: OURS[op]})
+    assert choose(call, pinned).kernel.name == OURS[op]
+
+
+def test_pin_of_the_float8_product_says_why_gradients_are_not_its():
+    policy = KernelPolicy(hardware=H100, pins={"quantized_dot": "gpu_float8_matmul"})
+    with pytest.raises(KernelError, match="operands of one format, not float8_e4m3fn and"):
+        choose(NARROW["input_gradient"], policy)
+
+
+@pytest.mark.skipif(jax.default_backend() == "gpu", reason="there is a GPU")
+@pytest.mark.parametrize("name", ["gpu_products", "gpu_train_step"])
+def test_benchmark_says_what_is_missing_and_writes_nothing(name):
+    result = BENCHMARKS / "results" / f"{name}.json"
+    before = result.read_bytes() if result.exists() else None
+    command = [sys.executable, str(BENCHMARKS / f"{name}.py")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "it lacks a GPU: jax found cpu alone" in done.stderr
+    if name == "gpu_train_step" and importlib.util.find_spec("torch") is None:
+        assert "torch: it is not installed" in done.stderr
+    assert (result.read_bytes() if result.exists() else None) == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["bfloat16", "float8"])
+def test_our_half_of_the_train_step_runs_at_a_toy_size(dtype, monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    from _train_step_axcore import measure
+
+    size = {"layers": 2, "rows": 2, "tokens": 64}
+    kernels = {"quantized_dot": "emulated"} if dtype == "float8" else {}
+    figures = measure(size, dtype, kernels=kernels, name="toy")
+    assert figures["is_finite"]
+    assert figures["tokens_per_s"] == pytest.approx(128 / figures["step_s"])
+    assert any(line.startswith("cross_entropy: ") for line in figures["kernels"])

@@ -1,0 +1,144 @@
+"""Flash attention of our own on TPU: every option of the op but bias.
+
+Forward and backward are kernels of their own, chosen independently. Blocks that causality, windows,
+documents, key ranges or offsets hide are neither computed nor fetched (`attention_visits.py`).
+Products take the inputs' dtype and accumulate in float32; all else is float32. Nothing that grows
+with queries times keys is ever in memory, and keys and values are not repeated for grouped heads.
+
+Letters: B batch, T queries, S keys, N query heads, K key heads, H key width, V value width.
+
+Source: Dao et al. 2022, arXiv:2205.14135.
+"""
+
+from typing import Any
+
+import attrs
+from jax import Array
+
+from axcore.ops import (
+    ATTENTION_BACKWARD,
+    AttentionInputs,
+    AttentionSpec,
+    Call,
+    attention_call,
+    attention_parts,
+    choose_block_sizes,
+    row_delta,
+    sink_gradient,
+)
+from axl_tpu.kernels.attention.backward_fused import backward_fused
+from axl_tpu.kernels.attention.backward_keys import backward_keys
+from axl_tpu.kernels.attention.backward_queries import backward_queries
+from axl_tpu.kernels.attention.block_schedule import (
+    MAX_BLOCKS,
+    MAX_SCHEDULE_STEPS,
+    Blocking,
+    block_schedule,
+    max_schedule_steps,
+)
+from axl_tpu.kernels.attention.block_sizes import (
+    BACKWARD_BLOCK_SIZES,
+    BLOCK_SIZES,
+    block_size,
+    fused_bytes,
+)
+from axl_tpu.kernels.attention.forward import forward
+from axl_tpu.kernels.attention.operands import Operands, heads_first
+
+MAX_WIDTH = 256
+"""Largest head width whose blocks were seen to fit VMEM on every generation."""
+
+
+def unsupported_reason(call: Call) -> str | None:
+    """Returns None where these kernels can serve the call, else the reason why not."""
+    if call.dtype("q") not in ("bfloat16", "float32"):
+        return f"takes bfloat16 and float32, not {call.dtype('q')}"
+    if call.has("bias"):
+        return "takes no bias"
+    for name in ("q", "k", "v"):
+        if 0 in call.shape(name):
+            return f"takes no empty array, not {name} {call.shape(name)}"
+        width = call.shape(name)[-1]
+        if width % 8 or width > MAX_WIDTH:
+            return f"takes widths of {name} that are multiples of 8 up to {MAX_WIDTH}, not {width}"
+    return _too_long(call)
+
+
+def _too_long(call: Call) -> str | None:
+    inputs, spec = attention_parts(call)
+    size = block_size(call)
+    cut = Blocking.of(inputs, size, size)
+    longest = max(cut.queries.length, cut.keys.length)
+    if longest > MAX_BLOCKS * size:
+        return f"takes up to {MAX_BLOCKS * size} queries or keys, not {longest}"
+    num_schedule_steps = max_schedule_steps(
+        cut, spec, offset_is_static=inputs.query_offset_B is None
+    )
+    if num_schedule_steps > MAX_SCHEDULE_STEPS:
+        return (
+            f"takes up to {MAX_SCHEDULE_STEPS} pairs of blocks of {size} in a row, not "
+            f"{num_schedule_steps}"
+        )
+    return None
+
+
+def tpu_flash_attention(
+    inputs: AttentionInputs, spec: AttentionSpec, *, interpret: Any = False
+) -> tuple[Array, Array]:
+    """Returns `(o_BTNV, lse_BTN)`.
+
+    Args:
+        inputs: Arrays of a call that `unsupported_reason` takes.
+        spec: The call's static choices.
+        interpret: Runs the kernel by an interpreter, on any device.
+    """
+    block_sizes = choose_block_sizes(BLOCK_SIZES, attention_call(inputs, spec, with_lse=True))
+    cut = Blocking.of(inputs, block_sizes.block_q, block_sizes.block_k)
+    walk = block_schedule(inputs, spec, cut, by_keys=False)
+    o_BNTV, lse_BN1T = forward(Operands.of(inputs), spec, cut, walk, interpret=interpret)
+    return heads_first(o_BNTV), heads_first(lse_BN1T[:, :, 0])
+
+
+def tpu_flash_attention_backward(
+    inputs: AttentionInputs,
+    spec: AttentionSpec,
+    *,
+    o_BTNV: Array,
+    lse_BTN: Array,
+    do_BTNV: Array,
+    dlse_BTN: Array,
+    interpret: Any = False,
+) -> AttentionInputs:
+    """Returns the gradients of a call's arrays; None for parts that carry none.
+
+    Args:
+        inputs: Arrays of a call that `unsupported_reason` takes.
+        spec: The call's static choices.
+        o_BTNV: The output.
+        lse_BTN: Its log-sum-exp.
+        do_BTNV: Gradient of the output.
+        dlse_BTN: Gradient of the log-sum-exp.
+        interpret: Runs the kernels by an interpreter, on any device.
+    """
+    call = attrs.evolve(attention_call(inputs, spec, with_lse=True), op=ATTENTION_BACKWARD)
+    block_sizes = choose_block_sizes(BACKWARD_BLOCK_SIZES, call)
+    vmem_bytes = fused_bytes(call, block_sizes.dkv_block_q, block_sizes.dkv_block_k)
+    delta_BTN = row_delta(o_BTNV, do_BTNV, dlse_BTN)
+    operands = Operands.of(inputs).with_gradients(do_BTNV, lse_BTN, delta_BTN)
+    cut = Blocking.of(inputs, block_sizes.dkv_block_q, block_sizes.dkv_block_k)
+    walk = block_schedule(inputs, spec, cut, by_keys=True)
+    if block_sizes.at_once:
+        dq_BNTH, dk_BKSH, dv_BKSV = backward_fused(
+            operands, spec, cut, walk, vmem_bytes=vmem_bytes, interpret=interpret
+        )
+    else:
+        dk_BKSH, dv_BKSV = backward_keys(operands, spec, cut, walk, interpret=interpret)
+        cut = Blocking.of(inputs, block_sizes.dq_block_q, block_sizes.dq_block_k)
+        walk = block_schedule(inputs, spec, cut, by_keys=False)
+        dq_BNTH = backward_queries(operands, spec, cut, walk, interpret=interpret)
+    return AttentionInputs(
+        q_BTNH=heads_first(dq_BNTH),
+        k_BSKH=heads_first(dk_BKSH),
+        v_BSKV=heads_first(dv_BKSV),
+        sinks_N=sink_gradient(inputs.sinks_N, lse_BTN, delta_BTN),
+    )

@@ -1,0 +1,128 @@
+"""The kernel for all gradients at once, on the grid (batch row, key head, query head of it, visit).
+
+Scores and probabilities are computed once, where two kernels would compute them twice: a visit has
+five products in place of seven. For that the gradients of whole rows are summed in VMEM, in
+float32, so that it serves rows of a length that fits.
+
+Letters: B batch, T queries, S keys, N query heads, K key heads, H key width, V value width.
+"""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from axcore.ops import AttentionSpec
+from axl_tpu.kernels.attention.block import BlockShape, column, matmul
+from axl_tpu.kernels.attention.block_schedule import (
+    FIRST,
+    LANES,
+    Blocking,
+    BlockSchedule,
+    has,
+    key_block,
+    query_block,
+)
+from axl_tpu.kernels.attention.gradients import key_gradients, when_active
+from axl_tpu.kernels.attention.operands import BlockSpecs, Operands, code_of
+
+
+def backward_fused(
+    operands: Operands,
+    spec: AttentionSpec,
+    cut: Blocking,
+    schedule: BlockSchedule,
+    *,
+    vmem_bytes: int,
+    interpret: Any,
+) -> tuple[Array, Array, Array]:
+    """Returns `dq_BNTH`, `dk_BKSH` and `dv_BKSV` in the inputs' dtype; visits go by key blocks."""
+    q, k, v = operands.q, operands.k, operands.v
+    specs = BlockSpecs(operands, cut, by_keys=True, heads_are_outer=True)
+    num_queries, num_keys = (axis.num * axis.size for axis in (cut.queries, cut.keys))
+    has_segments = operands.k_segments is not None
+    dq_BNTH, dk_BKSH, dv_BKSV = pl.pallas_call(
+        partial(_kernel, block=BlockShape(spec, cut, by_keys=True), group=specs.group),
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=1,
+            grid=(k.shape[0], k.shape[1], specs.group, schedule.num_steps),
+            in_specs=[specs.inputs()],
+            out_specs=[specs.all_queries(), specs.all_keys(k), specs.all_keys(v)],
+            scratch_shapes=[
+                pltpu.VMEM((num_queries, q.shape[-1]), jnp.float32),
+                pltpu.VMEM((num_keys, k.shape[-1]), jnp.float32),
+                pltpu.VMEM((num_keys, v.shape[-1]), jnp.float32),
+                pltpu.VMEM((cut.keys.size, LANES), jnp.int32) if has_segments else None,
+            ],
+        ),
+        out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (q, k, v)],
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("parallel", "parallel", "arbitrary", "arbitrary"),
+            vmem_limit_bytes=vmem_bytes,
+        ),
+        name="tpu_flash_attention_bwd",
+        interpret=interpret,
+    )(schedule.codes_BP, operands)
+    return dq_BNTH, dk_BKSH, dv_BKSV
+
+
+def _kernel(
+    codes: Any,
+    refs: Operands,
+    dq_ref: Any,
+    dk_ref: Any,
+    dv_ref: Any,
+    dq: Any,
+    dk: Any,
+    dv: Any,
+    k_segments: Any,
+    *,
+    block: BlockShape,
+    group: int,
+) -> None:
+    b, g, p = pl.program_id(0), pl.program_id(2), pl.program_id(3)
+    n = pl.program_id(1) * group + g
+    code = code_of(codes, b, p)
+    i, j = query_block(code), key_block(code)
+
+    @pl.when(p == 0)
+    def _start_queries() -> None:
+        dq[...] = jnp.zeros_like(dq)
+
+    @pl.when((p == 0) & (g == 0))
+    def _start_keys() -> None:
+        dk[...] = jnp.zeros_like(dk)
+        dv[...] = jnp.zeros_like(dv)
+
+    if k_segments is not None:
+
+        @pl.when(has(code, FIRST))
+        def _turn_segments() -> None:
+            k_segments[...] = column(refs.k_segments[...])
+
+    def visit(*, is_masked: bool) -> None:
+        new = key_gradients(block, refs, k_segments, b=b, n=n, i=i, j=j, is_masked=is_masked)
+        queries, keys = _rows(i, block.cut.queries.size), _rows(j, block.cut.keys.size)
+        dk[keys] += new.dk
+        dv[keys] += new.dv
+        dq[queries] += matmul(new.ds, new.k, (0, 0))
+
+    when_active(code, visit)
+    is_last = p == pl.num_programs(3) - 1
+
+    @pl.when(is_last)
+    def _finish_queries() -> None:
+        dq_ref[...] = (dq[: dq_ref.shape[0]] * block.spec.scale).astype(dq_ref.dtype)
+
+    @pl.when(is_last & (g == group - 1))
+    def _finish_keys() -> None:
+        dk_ref[...] = (dk[: dk_ref.shape[0]] * block.spec.scale).astype(dk_ref.dtype)
+        dv_ref[...] = dv[: dv_ref.shape[0]].astype(dv_ref.dtype)
+
+
+def _rows(block: Array, size: int) -> Any:
+    return pl.ds(pl.multiple_of(block * size, size), size)

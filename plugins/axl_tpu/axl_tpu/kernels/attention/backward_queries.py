@@ -1,0 +1,103 @@
+"""The kernel for the gradient of queries, on the grid (batch row, query head, visit).
+
+It is summed over visits by query blocks. What is per query is in columns, made once a block.
+
+Letters: B batch, T queries, N query heads, H key width.
+"""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from axcore.ops import AttentionSpec
+from axl_tpu.kernels.attention.block import BlockShape, dropout, inside, matmul, visible
+from axl_tpu.kernels.attention.block_schedule import (
+    FIRST,
+    LAST,
+    Blocking,
+    BlockSchedule,
+    has,
+    key_block,
+    query_block,
+)
+from axl_tpu.kernels.attention.gradients import probabilities_and_ds, when_active
+from axl_tpu.kernels.attention.operands import BlockSpecs, Columns, Operands, code_of
+
+
+def backward_queries(
+    operands: Operands,
+    spec: AttentionSpec,
+    cut: Blocking,
+    schedule: BlockSchedule,
+    *,
+    interpret: Any,
+) -> Array:
+    """Returns `dq_BNTH` in the inputs' dtype; visits go by query blocks."""
+    batch, num_heads, _, width = operands.q.shape
+    specs = BlockSpecs(operands, cut, by_keys=False)
+    dq_BNTH: Array = pl.pallas_call(
+        partial(_dq_kernel, block=BlockShape(spec, cut, by_keys=False)),
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=1,
+            grid=(batch, num_heads, schedule.num_steps),
+            in_specs=[specs.inputs()],
+            out_specs=specs.queries(width),
+            scratch_shapes=[
+                pltpu.VMEM((cut.queries.size, width), jnp.float32),
+                Columns.scratch(operands, cut.queries.size),
+            ],
+        ),
+        out_shape=jax.ShapeDtypeStruct(operands.q.shape, operands.q.dtype),
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("parallel", "parallel", "arbitrary"),
+            vmem_limit_bytes=specs.vmem_bytes(),
+        ),
+        name="tpu_flash_attention_dq",
+        interpret=interpret,
+    )(schedule.codes_BP, operands)
+    return dq_BNTH
+
+
+def _dq_kernel(
+    codes: Any, refs: Operands, dq_ref: Any, dq: Any, columns: Columns, *, block: BlockShape
+) -> None:
+    b, n = pl.program_id(0), pl.program_id(1)
+    code = code_of(codes, b, pl.program_id(2))
+    i, j = query_block(code), key_block(code)
+
+    @pl.when(has(code, FIRST))
+    def _start() -> None:
+        dq[...] = jnp.zeros_like(dq)
+        columns.fill(refs)
+
+    def visit(*, is_masked: bool) -> None:
+        q, k, v, do = refs.q[...], refs.k[...], refs.v[...], refs.do[...]
+        if is_masked and block.cut.keys.is_padded:
+            k, v = (inside(x, j * block.cut.keys.size, block.cut.keys.length) for x in (k, v))
+        mask = None
+        if is_masked:
+            segments = None if refs.k_segments is None else refs.k_segments[...]
+            offset = refs.offset_of(b, block.spec)
+            mask = visible(block, i, j, offset=offset, queries=columns, k_segments=segments)
+        factor = None if refs.seeds is None else dropout(block, i, j, refs.seeds[b, n])
+        _, ds = probabilities_and_ds(
+            block,
+            matmul(q, k, (1, 1)),
+            matmul(do, v, (1, 1)),
+            mask=mask,
+            factor=factor,
+            lse=block.of_queries(columns.lse[...]),
+            delta=block.of_queries(columns.delta[...]),
+        )
+        dq[...] += matmul(ds.astype(k.dtype), k, (1, 0))
+
+    when_active(code, visit)
+
+    @pl.when(has(code, LAST))
+    def _finish() -> None:
+        dq_ref[...] = (dq[...] * block.spec.scale).astype(dq_ref.dtype)

@@ -1,0 +1,107 @@
+"""What the backward kernels of flash attention compute in one visit.
+
+Probabilities are computed again from the log-sum-exp. Where gradients of keys are summed, scores
+are keys by queries, so that products with queries need no transposed scores.
+
+Letters: Q queries and J keys of a block, H key width, V value width.
+
+Source: Dao et al. 2022, arXiv:2205.14135, appendix B.2.
+"""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import Array
+from jax.experimental import pallas as pl
+
+from axl_tpu.kernels.attention.block import (
+    HIDDEN,
+    BlockShape,
+    capped,
+    dropout,
+    inside,
+    matmul,
+    visible,
+)
+from axl_tpu.kernels.attention.block_schedule import LIVE, MASKED, has
+from axl_tpu.kernels.attention.operands import Operands
+
+
+class KeyGradients(NamedTuple):
+    """What one visit adds to the gradients of its keys and values, float32; and what led to it."""
+
+    dk: Array
+    dv: Array
+    k: Array
+    ds: Array
+    """Gradient of the scaled scores, `[J, Q]`."""
+
+
+def key_gradients(
+    block: BlockShape,
+    refs: Operands,
+    k_segments: Any,
+    *,
+    b: Array,
+    n: Array,
+    i: Array,
+    j: Array,
+    is_masked: bool,
+) -> KeyGradients:
+    """Returns the gradients of a visit by keys; `k_segments` refers to a column, or is None."""
+    q, k, v, do = refs.q[...], refs.k[...], refs.v[...], refs.do[...]
+    lse, delta = refs.lse[...], refs.delta[...]
+    queries, keys = block.cut.queries, block.cut.keys
+    mask = None
+    if is_masked:
+        if queries.is_padded:
+            q, do = (inside(x, i * queries.size, queries.length) for x in (q, do))
+            lse, delta = (inside(x, i * queries.size, queries.length, axis=1) for x in (lse, delta))
+        if keys.is_padded:
+            k, v = (inside(x, j * keys.size, keys.length) for x in (k, v))
+        segments = None if k_segments is None else k_segments[...]
+        offset = refs.offset_of(b, block.spec)
+        mask = visible(block, i, j, offset=offset, queries=refs, k_segments=segments)
+    factor = None if refs.seeds is None else dropout(block, i, j, refs.seeds[b, n])
+    kept, ds = probabilities_and_ds(
+        block,
+        matmul(k, q, (1, 1)),
+        matmul(v, do, (1, 1)),
+        mask=mask,
+        factor=factor,
+        lse=lse,
+        delta=delta,
+    )
+    dv = matmul(kept.astype(do.dtype), do, (1, 0))
+    ds = ds.astype(q.dtype)
+    return KeyGradients(dk=matmul(ds, q, (1, 0)), dv=dv, k=k, ds=ds)
+
+
+def probabilities_and_ds(
+    block: BlockShape,
+    scores: Array,
+    dp: Array,
+    *,
+    mask: Array | None,
+    factor: Array | None,
+    lse: Array,
+    delta: Array,
+) -> tuple[Array, Array]:
+    """Returns the probabilities that dropout kept, and the gradient of scaled scores; float32."""
+    logits, tanh = capped(scores, block.spec)
+    if mask is not None:
+        logits = jnp.where(mask, logits, HIDDEN)
+    p = jnp.exp2(logits - lse)
+    kept = p
+    if factor is not None:
+        kept, dp = p * factor, dp * factor
+    ds = p * (dp - delta)
+    return kept, ds if tanh is None else ds * (1.0 - tanh * tanh)
+
+
+def when_active(code: Array, visit: Any) -> None:
+    """Runs `visit` where it shows anything, with a mask where it does not show all."""
+    is_masked = has(code, MASKED)
+    pl.when(has(code, LIVE) & is_masked)(partial(visit, is_masked=True))
+    pl.when(has(code, LIVE) & ~is_masked)(partial(visit, is_masked=False))

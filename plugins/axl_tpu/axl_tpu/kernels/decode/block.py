@@ -1,0 +1,147 @@
+# ruff: noqa: N815 - fields carry shape letters
+"""The arithmetic of decode attention on one block of the cache, inside of the kernel.
+
+Letters: T queries of a row, N query heads, K key heads, H key width, V value width, R = T N rows of
+queries, X = keys of a block times K.
+"""
+
+from typing import Any, NamedTuple
+
+import attrs
+import jax.numpy as jnp
+from jax import Array, lax
+
+from axcore.ops import DecodeSpec
+from axl_tpu.kernels.decode.blocking import CacheBlocking, quotient, remainder
+
+
+@attrs.frozen
+class BlockFacts:
+    """What is the same for all blocks of a call.
+
+    Args:
+        queries: T.
+        heads: N.
+        key_heads: K.
+        page_rows: Keys of a padded page times K.
+        cut: How the cache is cut.
+        spec: The call's choices.
+    """
+
+    queries: int
+    heads: int
+    key_heads: int
+    page_rows: int
+    cut: CacheBlocking
+    spec: DecodeSpec
+
+    def seen(self, length: Array) -> tuple[Array, Array]:
+        """Returns the first key that any query of a row sees, and the end of those."""
+        if self.spec.left is None:
+            return jnp.zeros_like(length), length
+        return jnp.maximum(length - self.queries - self.spec.left, 0), length
+
+    def blocks(self, seen: tuple[Array, Array]) -> tuple[Array, Array]:
+        """Returns the first block with such a key, and the end of those."""
+        first, end = seen
+        last = self.cut.block_of(jnp.maximum(end - 1, 0))
+        return self.cut.block_of(first), jnp.where(end > first, last + 1, 0)
+
+    def start(self, block: Array) -> Any:
+        """Returns with which key of its page a block begins."""
+        return self.cut.start(block, self.page_rows // self.key_heads)
+
+    def positions(self, row_X: Array, block: Array) -> tuple[Array, Array]:
+        """Returns the positions of a block's keys, and which are its own, by row of the block."""
+        padded = self.page_rows // self.key_heads
+        return self.cut.positions(quotient(row_X, self.key_heads), block, padded)
+
+
+class Sums(NamedTuple):
+    """Sums over the keys seen so far, relative to the largest logit so far; float32."""
+
+    weighted_RV: Array
+    maximum_R1: Array
+    total_R1: Array
+
+    @classmethod
+    def start(cls, shape_RV: tuple[int, ...], sinks_R1: Array | None) -> "Sums":
+        """Returns the sums before the first key: nothing, or the sinks alone."""
+        shape_R1 = (shape_RV[0], 1)
+        maximum, total = jnp.full(shape_R1, -jnp.inf, jnp.float32), jnp.zeros(shape_R1, jnp.float32)
+        if sinks_R1 is not None:
+            maximum, total = sinks_R1, jnp.ones(shape_R1, jnp.float32)
+        return cls(jnp.zeros(shape_RV, jnp.float32), maximum, total)
+
+    def mean(self) -> Array:
+        """Returns the weighted means; 0 where nothing was seen."""
+        return self.weighted_RV / jnp.where(self.total_R1 == 0.0, 1.0, self.total_R1)
+
+
+@attrs.frozen(eq=False)
+class Block:
+    """A row's queries and one block of its keys and values, in VMEM."""
+
+    q_ref: Any
+    k_ref: Any
+    v_ref: Any
+    facts: BlockFacts
+
+    def added_to(self, sums: Sums, block: Array, length: Array, *, is_edge: Array) -> Sums:
+        """Returns the sums with the block more.
+
+        Args:
+            sums: Of the blocks before.
+            block: The block's number.
+            length: Tokens of the row.
+            is_edge: Whether the block may hold keys that are not there.
+        """
+
+        def hide_what_is_not_there() -> None:
+            v_XV = self.v_ref[...].astype(jnp.float32)
+            row_XV = lax.broadcasted_iota(jnp.int32, v_XV.shape, 0)
+            position_XV, is_own_XV = self.facts.positions(row_XV, block)
+            first, _ = self.facts.seen(length)
+            is_seen_XV = is_own_XV & (position_XV >= first) & (position_XV < length)
+            self.v_ref[...] = jnp.where(is_seen_XV, v_XV, 0.0).astype(self.v_ref.dtype)
+
+        lax.cond(is_edge, hide_what_is_not_there, lambda: None)
+        logits_RX = jnp.where(self._visible(block, length), self._logits(), -jnp.inf)
+        maximum_R1 = jnp.maximum(sums.maximum_R1, jnp.max(logits_RX, axis=1, keepdims=True))
+        shift_R1 = jnp.where(maximum_R1 == -jnp.inf, 0.0, maximum_R1)
+        exponentials_RX = jnp.exp(logits_RX - shift_R1)
+        decay_R1 = jnp.exp(sums.maximum_R1 - shift_R1)
+        v_XV = self.v_ref[...]
+        weighted_RV = _matmul(exponentials_RX.astype(v_XV.dtype), v_XV, ((1,), (0,)))
+        return Sums(
+            sums.weighted_RV * decay_R1 + weighted_RV,
+            maximum_R1,
+            sums.total_R1 * decay_R1 + jnp.sum(exponentials_RX, axis=1, keepdims=True),
+        )
+
+    def _logits(self) -> Array:
+        spec = self.facts.spec
+        logits_RX = _matmul(self.q_ref[...], self.k_ref[...], ((1,), (1,))) * spec.scale
+        if spec.soft_cap is None:
+            return logits_RX
+        return spec.soft_cap * jnp.tanh(logits_RX / spec.soft_cap)
+
+    def _visible(self, block: Array, length: Array) -> Array:
+        """Returns which pairs of a query's and a key's heads belong together, and are visible."""
+        facts, left = self.facts, self.facts.spec.left
+        num_rows, num_columns = self.q_ref.shape[0], self.k_ref.shape[0]
+        row_R1 = lax.broadcasted_iota(jnp.int32, (num_rows, 1), 0)
+        column_1X = lax.broadcasted_iota(jnp.int32, (1, num_columns), 1)
+        own_R1 = length - facts.queries + quotient(row_R1, facts.heads)
+        head_R1 = quotient(remainder(row_R1, facts.heads), facts.heads // facts.key_heads)
+        position_1X, is_own_1X = facts.positions(column_1X, block)
+        head_1X = jnp.where(is_own_1X, remainder(column_1X, facts.key_heads), -1)
+        mask_RX = (head_R1 == head_1X) & (position_1X <= own_R1)
+        return mask_RX if left is None else mask_RX & (position_1X >= own_R1 - left)
+
+
+def _matmul(a: Array, b: Array, contracting: tuple[tuple[int, ...], tuple[int, ...]]) -> Array:
+    precision = lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
+    return lax.dot_general(
+        a, b, (contracting, ((), ())), precision=precision, preferred_element_type=jnp.float32
+    )

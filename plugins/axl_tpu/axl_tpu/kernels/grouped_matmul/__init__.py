@@ -1,0 +1,1 @@
+"""Grouped matmul on TPUs."""

@@ -1,0 +1,1 @@
+"""RMS normalisation on Trainium."""

@@ -1,0 +1,42 @@
+"""Bytes that fusions move, of arrays of which they touch a slice."""
+
+from axcore.aot.cost.bytes_moved import bytes_moved
+from axcore.aot.hlo.program import parse_program
+
+ADDED_INTO_A_STACK = """\
+HloModule step, is_scheduled=true
+
+%fused (stack: f32[8,64,32], value: f32[64,32], at: s32[]) -> f32[8,64,32] {
+  %stack = f32[8,64,32]{2,1,0} parameter(0)
+  %at = s32[] parameter(2)
+  %zero = s32[] constant(0)
+  %old = f32[1,64,32]{2,1,0} dynamic-slice(%stack, %at, %zero, %zero)
+  %value = f32[64,32]{1,0} parameter(1)
+  %row = f32[1,64,32]{2,1,0} bitcast(%value)
+  %sum = f32[1,64,32]{2,1,0} add(%old, %row)
+  ROOT %put = f32[8,64,32]{2,1,0} dynamic-update-slice(%stack, %sum, %at, %zero, %zero)
+}
+
+ENTRY %main (a: f32[8,64,32], b: f32[64,32], c: s32[]) -> f32[8,64,32] {
+  %a = f32[8,64,32]{2,1,0} parameter(0)
+  %b = f32[64,32]{1,0} parameter(1)
+  %c = s32[] parameter(2)
+  ROOT %out = f32[8,64,32]{2,1,0} fusion(%a, %b, %c), kind=kLoop, calls=%fused
+}
+"""
+SLICE = 64 * 32 * 4
+INDEX = 4
+
+
+def moved(text):
+    program = parse_program(text)
+    return bytes_moved(program, program.entry.root, program.entry)
+
+
+def test_adding_into_a_slice_in_place_reads_it_and_the_value_and_writes_it():
+    assert moved(ADDED_INTO_A_STACK) == 3 * SLICE + INDEX
+
+
+def test_an_array_that_is_also_read_whole_counts_whole():
+    whole = ADDED_INTO_A_STACK.replace("bitcast(%value)", "slice(%stack), slice={[7:8], [0:64]}")
+    assert moved(whole) == 8 * SLICE + SLICE + INDEX

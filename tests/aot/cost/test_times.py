@@ -1,0 +1,160 @@
+"""Time from cycles and from rooflines."""
+
+import attrs
+import pytest
+
+from axcore.aot.cost.custom_kernels import custom_kernels
+from axcore.aot.cost.flops import Product
+from axcore.aot.cost.times import (
+    costs,
+    has_unknown_loops,
+    kernel_s,
+    roofline_s,
+    transfer_s,
+    waiting_s,
+)
+from axcore.aot.hlo.collectives import Collective
+from axcore.aot.hlo.executions import executions
+from axcore.aot.hlo.program import parse_program
+from axcore.plugins import Hardware
+
+CHIP = Hardware(
+    family="acme",
+    chips=8,
+    memory_bytes=2**30,
+    peak_flops={"bfloat16": 1e12, "float8": 2e12},
+    memory_bandwidth=1e9,
+    interconnect_bandwidth=1e8,
+)
+
+CYCLES = """\
+HloModule step, is_scheduled=true
+
+%body (arg: (s32[], f32[512])) -> (s32[], f32[512]) {
+  %arg = (s32[], f32[512]{0}) parameter(0)
+  %i = s32[] get-tuple-element(%arg), index=0
+  %x = f32[512]{0} get-tuple-element(%arg), index=1
+  %y = f32[512]{0} negate(%x), backend_config={"window_config":{"estimated_cycles":"700"}}
+  %one = s32[] constant(1)
+  %next = s32[] add(%i, %one)
+  ROOT %out = (s32[], f32[512]) tuple(%next, %y)
+}
+
+%condition (arg.1: (s32[], f32[512])) -> pred[] {
+  %arg.1 = (s32[], f32[512]{0}) parameter(0)
+  %i.1 = s32[] get-tuple-element(%arg.1), index=0
+  %limit = s32[] constant(10)
+  ROOT %less = pred[] compare(%i.1, %limit), direction=LT
+}
+
+ENTRY %main (p: f32[512]) -> (s32[], f32[512]) {
+  %p = f32[512]{0} parameter(0)
+  %zero = s32[] constant(0)
+  %start = (s32[], f32[512]{0}) tuple(%zero, %p)
+  ROOT %loop = (s32[], f32[512]{0}) while(%start), condition=%condition, body=%body
+}
+"""
+
+
+def test_cycles_add_up_over_loops_and_the_clock_makes_them_seconds():
+    program = parse_program(CYCLES)
+    with_clock = attrs.evolve(CHIP, clock_hz=1e6)
+    found = costs(program, with_clock)
+    assert sum(one.cycles for one in found) == 7000
+    assert sum(one.seconds for one in found) == pytest.approx(7e-3)
+    assert len(found) == len(tuple(executions(program)))
+
+
+def test_cycles_without_a_clock_are_no_time():
+    assert {one.seconds for one in costs(parse_program(CYCLES), CHIP)} == {None}
+
+
+def test_a_roofline_is_the_longer_of_products_and_bytes():
+    assert roofline_s((Product(1e12, "bf16", ""),), 1.0, CHIP) == pytest.approx(1.0)
+    assert roofline_s((Product(1e12, "f8e4m3fn", ""),), 1.0, CHIP) == pytest.approx(0.5)
+    assert roofline_s((Product(1e3, "bf16", ""),), 5e9, CHIP) == pytest.approx(5.0)
+
+
+def test_a_device_has_its_share_of_a_chip():
+    halves = attrs.evolve(CHIP, devices_per_chip=2)
+    assert roofline_s((Product(1e12, "bf16", ""),), 1.0, halves) == pytest.approx(2.0)
+
+
+def test_achievable_fractions_apply_to_the_figures_that_they_name():
+    chip = attrs.evolve(
+        CHIP,
+        achievable_fraction={
+            "bfloat16": 0.8,
+            "memory": 0.5,
+            "interconnect": 0.25,
+            "attention": 0.4,
+        },
+    )
+    made = (Product(1e12, "bf16", ""),)
+    assert roofline_s(made, 1.0, chip) == pytest.approx(1 / 0.8)
+    assert roofline_s(made, 1.0, chip, role="attention") == pytest.approx(1 / 0.4)
+    assert roofline_s(made, 1.0, chip, role="attention_backward") == pytest.approx(1 / 0.8)
+    assert roofline_s((Product(1e12, "f8e4m3fn", ""),), 1.0, chip) == pytest.approx(0.5)
+    assert roofline_s((), 1e9, chip) == pytest.approx(2.0)
+    assert transfer_s(gathered(), chip) == pytest.approx(4 * transfer_s(gathered(), CHIP))
+
+
+def gathered(**fields):
+    """A gather of 800 MB over eight devices: 7 s of `CHIP`'s links."""
+    one = Collective(
+        kind="all-gather", op_name="", nbytes=8 * 10**8, group=8, times=1, is_hidden=False
+    )
+    return attrs.evolve(one, **fields)
+
+
+HOSTS = attrs.evolve(CHIP, chips=32, chips_per_host=8, network_bandwidth=1e7)
+
+
+def test_a_ring_leaves_a_host_once_over_the_networks_of_all_its_members_there():
+    assert transfer_s(gathered(), HOSTS) == pytest.approx(7.0)
+    over_all = gathered(group=32, hosts=4)
+    assert transfer_s(over_all, HOSTS) == pytest.approx(8e8 * 31 / 32 / (8 * 1e7))
+    one_on_each = gathered(group=4, hosts=4)
+    assert transfer_s(one_on_each, HOSTS) == pytest.approx(8e8 * 3 / 4 / 1e7)
+
+
+def test_what_all_send_to_all_leaves_a_host_but_for_its_share():
+    swapped = gathered(kind="all-to-all", group=32, hosts=4)
+    assert transfer_s(swapped, HOSTS) == pytest.approx(8e8 * 24 / 32 / 1e7)
+    passed_on = gathered(kind="collective-permute", group=32, hosts=2)
+    assert transfer_s(passed_on, HOSTS) == pytest.approx(8e8 / 1e7)
+
+
+def test_unknown_figures_give_no_time():
+    cpu = Hardware.parse("cpu-8")
+    assert roofline_s((), 1.0, cpu) is None
+    assert transfer_s(gathered(), cpu) is None
+    program = parse_program(CYCLES)
+    assert waiting_s(program, (gathered(),), (), (), cpu) is None
+    assert waiting_s(program, (gathered(),), (), (), Hardware.parse("cpu-1")) == (0.0,)
+
+
+KERNEL = """\
+HloModule step, is_scheduled=true
+
+ENTRY %main (p: bf16[1024]) -> bf16[1024] {
+  %p = bf16[1024]{0} parameter(0)
+  %mine = bf16[1024]{0} custom-call(%p), custom_call_target="acme"
+  ROOT %sum = bf16[1024]{0} all-reduce(%mine), channel_id=1, replica_groups={}
+}
+"""
+
+
+def test_kernels_and_collectives_are_no_part_of_compute():
+    program = parse_program(KERNEL)
+    kernels = tuple(custom_kernels(program, ()))
+    seconds = {one.name: one.seconds for one in costs(program, CHIP, kernels)}
+    assert seconds == {"p": 0.0, "mine": 0.0, "sum": 0.0}
+    assert kernel_s(kernels[0], CHIP) == pytest.approx(2 * 2048 / 1e9)
+
+
+def test_a_step_faster_than_its_chips_is_no_prediction_where_loops_are_not_counted():
+    assert has_unknown_loops(14.7, 1)
+    assert not has_unknown_loops(0.94, 1)
+    assert not has_unknown_loops(1.2, 0)  # narrow products, over the peak of wide ones
+    assert not has_unknown_loops(None, 1)

@@ -1,0 +1,207 @@
+"""Each optimizer is optax's own: equal updates on the same gradients, over several steps."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from optax import contrib
+
+from axcore.errors import ConfigError
+from axcore.learner import (
+    SGD,
+    Adafactor,
+    AdamW,
+    ConstantSchedule,
+    Learner,
+    Lion,
+    Muon,
+    ParamGroup,
+    WarmupLinear,
+)
+from axcore.module import Module, Param, StackedModule
+
+SCHEDULE = WarmupLinear.Config(peak=0.1, warmup_steps=2)
+DECAYS = {"matrix": True, "vector": False, "kept": False}
+
+
+class Shapes(Module):
+    """A matrix that decays, one that does not, and a vector."""
+
+    def setup(self, cfg):
+        self.matrix = Param((4, 8), axes=(None, None))
+        self.kept = Param((8, 4), axes=(None, None), decay=False)
+        self.vector = Param((8,), axes=(None,), init=0.5)
+
+
+class Matrices(Module):
+    """Matrices only."""
+
+    def setup(self, cfg):
+        self.tall = Param((8, 4), axes=(None, None))
+        self.wide = Param((4, 8), axes=(None, None))
+
+
+def gradients_at(step, params):
+    """Returns gradients that look random, and are the same each time."""
+    return jax.tree.map(
+        lambda p: jnp.cos(jnp.arange(p.size, dtype=p.dtype) * (step + 1.7)).reshape(p.shape), params
+    )
+
+
+def trained(cfg, model, num_steps=5):
+    """Returns the parameters after some updates by a learner, without clipping."""
+    learner = cfg.build(total_steps=10)
+    transformation = learner.transformation(learner.with_frozen(model.param_specs()))
+    params = model.init(0)
+    state = learner.init(transformation, params)
+    for step in range(num_steps):
+        gradients = gradients_at(step, params)
+        done = learner.update(transformation, gradients, state, params, loss=jnp.float32(1))
+        params, state = done.params, done.opt_state
+    return params
+
+
+def trained_by_optax(transformation, model, num_steps=5):
+    params = model.init(0)
+    state = transformation.init(params)
+    with jax.numpy_dtype_promotion("standard"):
+        for step in range(num_steps):
+            updates, state = transformation.update(gradients_at(step, params), state, params)
+            params = optax.apply_updates(params, updates)
+    return params
+
+
+def assert_same(a, b):
+    jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+def learner_of(optimizer, **fields):
+    return Learner.Config(optimizer=optimizer, schedule=SCHEDULE, clip_norm=None, **fields)
+
+
+RATE = SCHEDULE.build(total_steps=10)
+
+SAME = {
+    "adamw": (
+        AdamW.Config(b1=0.8, b2=0.9, epsilon=1e-6, weight_decay=0.3),
+        optax.adamw(RATE, b1=0.8, b2=0.9, eps=1e-6, weight_decay=0.3, mask=DECAYS),
+    ),
+    "adafactor": (
+        Adafactor.Config(min_dim_to_factor=4, decay_rate=0.7, momentum=0.5, weight_decay=0.01),
+        optax.adafactor(
+            RATE,
+            min_dim_size_to_factor=4,
+            decay_rate=0.7,
+            momentum=0.5,
+            weight_decay_rate=0.01,
+            weight_decay_mask=DECAYS,
+        ),
+    ),
+    "adafactor, plain": (
+        Adafactor.Config(scales_by_parameter=False, clipping_threshold=None, epsilon=1e-20),
+        optax.adafactor(
+            RATE, multiply_by_parameter_scale=False, clipping_threshold=None, eps=1e-20
+        ),
+    ),
+    "lion": (
+        Lion.Config(b1=0.8, b2=0.9, weight_decay=0.3),
+        optax.lion(RATE, b1=0.8, b2=0.9, weight_decay=0.3, mask=DECAYS),
+    ),
+    "sgd": (SGD.Config(), optax.sgd(RATE)),
+    "sgd, nesterov": (
+        SGD.Config(momentum=0.9, is_nesterov=True),
+        optax.sgd(RATE, momentum=0.9, nesterov=True),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_an_optimizer_is_that_of_optax(name):
+    ours, theirs = SAME[name]
+    model = Shapes.Config().build()
+    assert_same(trained(learner_of(ours), model), trained_by_optax(theirs, model))
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (
+            Muon.Config(beta=0.9, num_iterations=3, weight_decay=0.3),
+            contrib.muon(RATE, beta=0.9, ns_steps=3, weight_decay=0.3, consistent_rms=0.2),
+        ),
+        (
+            Muon.Config(match_rms=None, is_nesterov=False, preconditioning="aol"),
+            contrib.muon(RATE, nesterov=False, weight_decay=0.1, preconditioning="aol"),
+        ),
+    ],
+    ids=["rms", "width"],
+)
+def test_muon_is_that_of_optax(ours, theirs):
+    model = Matrices.Config().build()
+    assert_same(trained(learner_of(ours), model), trained_by_optax(theirs, model))
+
+
+def test_muon_treats_each_stacked_copy_as_a_matrix_of_its_own():
+    class Layers(Module):
+        def setup(self, cfg):
+            self.layers = StackedModule(Matrices.Config().build(), 3)
+
+    muon, one = learner_of(Muon.Config()), Matrices.Config().build()
+    stacked = Layers.Config().build()
+    learner = muon.build(total_steps=10)
+    specs = stacked.param_specs()
+    assert all(spec.is_matrix for spec in jax.tree.leaves(specs))
+    transformation = learner.transformation(specs)
+    params = stacked.init(0)
+    gradients = gradients_at(0, params)
+    done = learner.update(
+        transformation, gradients, learner.init(transformation, params), params, loss=jnp.float32(1)
+    )
+    for copy in range(3):
+        of_copy = lambda tree: jax.tree.map(lambda leaf: leaf[copy], tree["layers"])  # noqa: B023, E731
+        alone = learner.transformation(one.param_specs())
+        mine = of_copy(params)
+        expected = learner.update(
+            alone, of_copy(gradients), learner.init(alone, mine), mine, loss=jnp.float32(1)
+        )
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6),
+            of_copy(done.params),
+            expected.params,
+        )
+
+
+def test_muon_refuses_what_is_no_matrix():
+    with pytest.raises(
+        ConfigError, match=r"Muon trains matrices; vector has shape \(8,\)"
+    ) as error:
+        trained(learner_of(Muon.Config()), Shapes.Config().build())
+    assert "matrices_only=True" in error.value.hint
+
+
+def test_matrices_by_muon_and_the_rest_by_adamw():
+    group = ParamGroup(
+        name="hidden", params=("**",), matrices_only=True, optimizer=Muon.Config(weight_decay=0.3)
+    )
+    model = Shapes.Config().build()
+    theirs = optax.partition(
+        {
+            "muon": contrib.muon(
+                RATE,
+                weight_decay=0.3,
+                weight_decay_mask={**DECAYS, "vector": optax.MaskedNode()},
+                consistent_rms=0.2,
+            ),
+            "adamw": optax.adamw(RATE, b2=0.9, weight_decay=0.0),
+        },
+        {"matrix": "muon", "kept": "muon", "vector": "adamw"},
+    )
+    ours = learner_of(AdamW.Config(b2=0.9, weight_decay=1e-4), groups=(group,))
+    assert_same(trained(ours, model), trained_by_optax(theirs, model))
+
+
+def test_a_constant_rate_of_nothing_changes_nothing():
+    cfg = Learner.Config(schedule=ConstantSchedule.Config(peak=0.0))
+    model = Shapes.Config().build()
+    assert_same(trained(cfg, model), model.init(0))

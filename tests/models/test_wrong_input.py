@@ -1,0 +1,31 @@
+"""What a model says when it is called with something else than a batch."""
+
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import jax.numpy as jnp, axcore as ax
+from axcore.models import llama2
+model = llama2("toy").build()
+tokens = jnp.zeros((2, 8), jnp.int32)
+ax.functional(model, model.init(0), {argument})
+"""
+
+
+@pytest.mark.parametrize(
+    ("argument", "says"),
+    [
+        ("tokens", "called with an array of int32[2, 8]; expected a mapping of tokens, targets"),
+        ("'text'", "called with str; expected a mapping of tokens"),
+        ("{'tokens': tokens}", "called without targets, positions, segment_ids, loss_weights"),
+    ],
+)
+def test_a_wrong_batch_is_named_with_what_was_expected(argument: str, says: str) -> None:
+    """In a process of its own: the suite's type checks would refuse it before the model does."""
+    command = [sys.executable, "-c", PROGRAM.replace("{argument}", argument)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "ModuleError" in done.stderr
+    assert says in done.stderr
+    assert 'method="logits"' in done.stderr

@@ -1,0 +1,113 @@
+"""A plugin that hangs when it is loaded, or imports jax there, is named, and nothing else stops."""
+
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from axcore.errors import PluginError
+from axcore.plugins import Op
+from axcore.plugins.loading import TIMEOUT
+
+HANGS = "import time\ntime.sleep(600)\n"
+GOOD = '@hook.ops\ndef ops():\n    yield Op(name="good", fn=Ref("a:b"), summary="")'
+
+
+@pytest.mark.parametrize(
+    (
+        "name",
+        "body",
+        "doing",
+        "line",
+    ),  # a name each, as a thread that hangs keeps its module locked
+    [
+        ("axl-asleep", HANGS, "import", 2),
+        (
+            "axl-busy",
+            "import time\nend = time.monotonic() + 5\nwhile time.monotonic() < end:\n    pass\n",
+            "import",
+            3,
+        ),
+        ("axl-waiting", "import queue\nqueue.Queue().get()", "import", 2),
+        (
+            "axl-registering",
+            "import time\nfrom axcore.plugins import hook\n"
+            "@hook.ops\ndef ops():\n    time.sleep(600)\n    yield",
+            "registration",
+            5,
+        ),
+    ],
+)
+def test_plugin_that_hangs_is_named_with_the_line_and_the_others_load(
+    installed, source, name, body, doing, line
+):
+    folder = installed.add(name, body)
+    installed.add("axl-good", source(GOOD))
+    started = time.monotonic()
+    host = installed.host({TIMEOUT: "0.5"})
+    assert time.monotonic() - started < 60
+    trouble = host.plugin(name).trouble
+    assert trouble.startswith(
+        f"plugin {name!r} hangs: its {doing} has not ended after 0.5 s; "
+        f"it is at {folder}/plugin.py:"
+    )
+    assert int(trouble.rpartition(":")[2]) in (line, line + 1)
+    assert "good" in {op.name for op in host.records(Op)}
+    with pytest.raises(PluginError, match=f"AXCORE_BLOCK={name}, or give it longer: {TIMEOUT}=3"):
+        raise host.plugin(name).error
+
+
+def test_plugin_that_hangs_is_named_in_threads_too(installed):
+    installed.add("axl-threaded", HANGS)
+    troubles = []
+    thread = threading.Thread(
+        target=lambda: troubles.append(
+            installed.host({TIMEOUT: "0.5"}).plugin("axl-threaded").trouble
+        )
+    )
+    thread.start()
+    thread.join(60)
+    assert "plugin 'axl-threaded' hangs" in troubles[0]
+
+
+def test_help_names_the_plugin_that_hangs(make_dist, cli):
+    make_dist("axl-acme", HANGS)
+    ran = cli("--help", AXCORE_PLUGINS="axl-acme", **{TIMEOUT: "0.5"})
+    assert ran.exit_code == 0
+    assert "Broken plugins: axl-acme" in ran.stdout
+    ran = cli("plugins", AXCORE_PLUGINS="axl-acme", **{TIMEOUT: "0.5"})
+    assert "plugin 'axl-acme' hangs: its import has not ended after 0.5 s" in ran.stdout
+
+
+@pytest.mark.parametrize("text", ["soon", "0", "-1", "nan", "inf"])
+def test_time_limit_that_is_none_is_refused(installed, text):
+    with pytest.raises(PluginError, match=f"{TIMEOUT} is '{text}'; expected a number of seconds"):
+        installed.host({TIMEOUT: text})
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "import jax",
+        "from axcore.layers import RMSNorm",
+        "from axcore.plugins import hook\n@hook.ops\ndef ops():\n    import jax\n    yield from ()",
+    ],
+)
+def test_plugin_that_imports_jax_when_it_is_loaded_is_named(make_dist, body):
+    make_dist("axl-acme", body)
+    program = (
+        "from axcore.plugins import load_host\n"
+        "host = load_host({'AXCORE_PLUGINS': 'axl-acme'})\n"
+        "print(host.plugin('axl-acme').state, host.plugin('axl-acme').trouble)"
+    )
+    path = ":".join(path for path in sys.path if path)
+    ran = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"PYTHONPATH": path, "JAX_PLATFORMS": "cpu"},
+    )
+    assert ran.stdout.startswith("failed plugin 'axl-acme' imports jax when it is loaded")

@@ -1,0 +1,66 @@
+"""Does what a page says, in one process: commands as `axcore` runs them, and programs, in order.
+
+    python page_session.py < STEPS
+
+Each step is `{"command": WORDS}` or `{"script": PATH}`; a line of JSON on each goes to the file
+that the first argument names: its exit code and what it printed.
+"""
+
+import contextlib
+import io
+import json
+import runpy
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+
+class Done(NamedTuple):
+    """How a step ended: its exit code and what it printed."""
+
+    exit_code: int
+    printed: str
+
+
+def run_session(
+    steps: Sequence[Mapping[str, Any]], *, cwd: Path, env: Mapping[str, str]
+) -> tuple[list[Done], str]:
+    """Returns how the steps that were reached ended, and what was printed as errors."""
+    told = cwd / "session.jsonl"
+    ran = subprocess.run(
+        [sys.executable, __file__, str(told)],
+        input=json.dumps(steps),
+        cwd=cwd,
+        env=dict(env),
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    lines = told.read_text(encoding="utf-8").splitlines() if told.exists() else []
+    return [Done(*json.loads(line)) for line in lines], ran.stderr
+
+
+def _run(step: Mapping[str, Any]) -> Done:
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        try:
+            if "script" in step:
+                runpy.run_path(step["script"], run_name="__main__")
+            else:
+                from axcore.cli.main import main
+
+                main(step["command"])
+        except SystemExit as end:
+            return Done(int(end.code or 0), out.getvalue())
+    return Done(0, out.getvalue())
+
+
+if __name__ == "__main__":
+    with open(sys.argv[1], "w", encoding="utf-8") as told:
+        for step in json.load(sys.stdin):
+            done = _run(step)
+            print(json.dumps(done), file=told, flush=True)
+            if done.exit_code:
+                break

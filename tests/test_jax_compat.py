@@ -1,0 +1,98 @@
+"""Every private or unstable name of jax does what axcore takes it for, in the jax that is here."""
+
+import socket
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from axcore import _jax_compat
+
+
+def test_a_user_context_is_traced_anew_where_it_differs():
+    context = _jax_compat.user_context("default")
+    seen = []
+
+    @jax.jit
+    def add_one(x):
+        seen.append(context.value)
+        return x + 1
+
+    for _ in range(2):
+        add_one(jnp.zeros(()))
+        with context("inner"):
+            add_one(jnp.zeros(()))
+            assert context.value == "inner"
+        assert context.value == "default"
+    assert seen == ["default", "inner"]
+
+
+def test_marks_of_a_trace_are_equal_within_it_alone():
+    outside = _jax_compat.trace_state()
+    inside = []
+    jax.make_jaxpr(lambda x: inside.append(_jax_compat.trace_state()) or x)(1.0)
+    jax.make_jaxpr(lambda x: inside.append(_jax_compat.trace_state()) or x)(1.0)
+    assert outside == _jax_compat.trace_state()
+    assert outside not in inside
+    assert inside[0] != inside[1]
+
+
+def test_programs_within_equations_are_found():
+    program = jax.make_jaxpr(lambda xs: lax.scan(lambda c, x: (c + jnp.sin(x), c), 0.0, xs))
+    (equation,) = [one for one in program(jnp.ones(3)).jaxpr.eqns if one.primitive.name == "scan"]
+    names = [
+        inner.primitive.name
+        for jaxpr in _jax_compat.inner_jaxprs(equation.params)
+        for inner in jaxpr.eqns
+    ]
+    assert "sin" in names
+
+
+def test_what_is_computed_in_vain_is_left_out():
+    def tangent(x):
+        jnp.sin(x)
+        return jnp.tan(x)
+
+    traced = jax.make_jaxpr(tangent)(1.0).jaxpr
+    assert [one.primitive.name for one in traced.eqns] == ["sin", "tan"]
+    live = _jax_compat.without_dead_code(traced)
+    assert [one.primitive.name for one in live.eqns] == ["tan"]
+
+
+def test_a_process_that_joined_nobody_has_no_client():
+    assert _jax_compat.distributed_state().client is None
+    assert not jax.distributed.is_initialized()
+
+
+JOIN = """
+import sys, jax
+from axcore._jax_compat import distributed_state
+jax.distributed.initialize(f"localhost:{sys.argv[1]}", num_processes=1, process_id=0)
+state = distributed_state()
+state.client.key_value_set("greeting", "hello")
+assert state.client.blocking_key_value_get("greeting", 1000) == "hello"
+assert (state.num_processes, state.process_id) == (1, 0)
+"""
+
+
+def test_a_process_that_joined_has_a_client():
+    with socket.create_server(("localhost", 0)) as server:
+        port = server.getsockname()[1]
+    subprocess.run([sys.executable, "-c", JOIN, str(port)], check=True)
+
+
+DEVICES = """
+import sys
+from axcore._jax_compat import devices_have_started
+assert not devices_have_started() and "jax" not in sys.modules
+import jax
+assert not devices_have_started()
+jax.devices()
+assert devices_have_started()
+"""
+
+
+def test_devices_start_when_they_are_asked_for():
+    subprocess.run([sys.executable, "-c", DEVICES], check=True)

@@ -1,0 +1,152 @@
+"""Receipts of compilation: they hold until something changes that what was compiled depends on."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from axcore.plugins import Kernel, Ref, plugin_host
+from axcore.testing.compile_tests import CompileTest, keep_receipts, versions_for
+from axcore.testing.receipts import (
+    Receipt,
+    digest_of,
+    read_receipts,
+    receipts_file,
+    write_receipts,
+)
+
+PLUGIN = """
+from axcore.plugins import Kernel, Ref, hook
+
+@hook.kernels
+def kernels():
+    for name in ("one", "other"):
+        yield Kernel(op="rms_norm", name=name, forward=Ref(f"axl_acme.{name}:norm"), priority=100,
+                     is_differentiable=True, partitioned_by="compiler")
+"""
+ONE = """
+from axl_acme.shared import norm_of
+
+def norm(*arguments):
+    return norm_of(*arguments)
+"""
+SHARED = "from axcore.ops.rms_norm.reference import rms_norm_reference as norm_of\n"
+FILES = {"one.py": ONE, "shared.py": SHARED, "other.py": SHARED.replace("norm_of", "norm")}
+SUITE = """
+from axcore.testing import CompileSuite
+from axcore.testing.rms_norm_contract import RMS_NORM
+
+class TestCompile(CompileSuite):
+    plugin = "axl-acme"
+    targets = ("cpu-2",)
+    calls = {"one": ("multiply", 1), "other": ("multiply", 1)}
+
+    def cases(self, kernel):
+        return RMS_NORM.cases[:1]
+"""
+
+
+@pytest.fixture
+def acme(make_dist, tmp_path):
+    """A plugin with two kernels, one of which imports a file of its own; and a file of tests."""
+    package = make_dist("axl-acme", PLUGIN, files=FILES)
+    tests = tmp_path / "tests"
+    tests.mkdir()
+    (tests / "test_acme.py").write_text(SUITE)
+    return package, tests / "test_acme.py"
+
+
+def edit(file):
+    file.write_text(file.read_text() + "# edited\n")
+
+
+@pytest.mark.parametrize(
+    ("edited", "changed"),
+    [
+        ("one.py", {"one"}),
+        ("shared.py", {"one"}),  # what a kernel imports is a part of it
+        ("other.py", {"other"}),
+        ("plugin.py", set()),
+    ],
+)
+def test_a_digest_changes_with_what_the_kernel_is_made_of(acme, edited, changed):
+    package, tests = acme
+    kernels = [one for one in plugin_host().records(Kernel) if one.plugin == "axl-acme"]
+    before = {kernel.name: digest_of(tests, kernel) for kernel in kernels}
+    assert len(set(before.values())) == 2
+    edit(package / edited)
+    after = {kernel.name: digest_of(tests, kernel) for kernel in kernels}
+    assert {name for name in before if before[name] != after[name]} == changed
+
+
+def test_a_digest_changes_with_the_tests_and_with_what_they_import_from_beside_them(tmp_path):
+    kernel = Kernel(op="rms_norm", name="one", forward=Ref("axl_gpu.plugin:x"), priority=100)
+    file, helper = tmp_path / "test_it.py", tmp_path / "helper.py"
+    file.write_text("import helper\n")
+    helper.write_text("")
+    digests = [digest_of(file, kernel)]
+    for changed in (file, helper):
+        edit(changed)
+        digests.append(digest_of(file, kernel))
+    assert len(set(digests)) == 3
+    (tmp_path / "unrelated.py").write_text("")
+    assert digest_of(file, kernel) == digests[-1]
+
+
+def test_a_receipt_holds_for_the_same_sources_and_compilers(tmp_path):
+    file = receipts_file(tmp_path / "test_it.py", "cpu-2")
+    assert file == tmp_path / "compile_receipts/cpu-2.json"
+    assert read_receipts(file) == {}
+    made = Receipt("abc", {"jax": "1"}, measured={"temporary_bytes": 8})
+    write_receipts(file, made.compilers, {"test_it.py::test": made})
+    (kept,) = read_receipts(file).values()
+    assert kept == made
+    assert kept.holds("abc", {"jax": "1"})
+    assert not kept.holds("abd", {"jax": "1"})
+    assert not kept.holds("abc", {"jax": "2"})
+
+
+def test_receipts_of_files_that_a_run_was_not_about_are_kept_but_for_other_compilers(tmp_path):
+    one, other = (
+        CompileTest("cpu-2", tmp_path / name, f"{name}::test", "abc")
+        for name in ("test_one.py", "test_other.py")
+    )
+    keep_receipts([one], [one], {one.key: {}})
+    keep_receipts([other], [other], {other.key: {}})
+    assert set(read_receipts(one.receipts)) == {one.key, other.key}
+    keep_receipts([other], [other], {})  # it failed
+    assert set(read_receipts(one.receipts)) == {one.key}
+    write_receipts(one.receipts, {"jax": "0"}, {one.key: Receipt("abc", {"jax": "0"})})
+    keep_receipts([other], [other], {other.key: {}})
+    (kept,) = read_receipts(one.receipts).values()
+    assert kept.compilers == versions_for("cpu-2")
+
+
+def compile_tests(tests, *options):
+    ran = subprocess.run(
+        [sys.executable, "-m", "axcore.testing.compile_tests", *options, str(tests)],
+        cwd=tests.parent,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(part for part in sys.path if part)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return [line for line in ran.stdout.splitlines() if line.startswith("== ")]
+
+
+@pytest.mark.slow
+def test_an_edited_kernel_is_compiled_again_and_no_other(acme):
+    package, tests = acme
+    assert compile_tests(tests)[0].startswith("== cpu-2: 2 tests, ")
+    (receipt, *_) = read_receipts(receipts_file(tests, "cpu-2")).values()
+    assert receipt.verdict == "passed"
+    assert receipt.measured["temporary_bytes"] >= 0
+    assert compile_tests(tests) == ["== 2 tests have receipts that hold"]
+    edit(package / "shared.py")
+    ran, held = compile_tests(tests)
+    assert ran.startswith("== cpu-2: 1 tests, ")
+    assert held == "== 1 tests have receipts that hold"
+    assert compile_tests(tests) == ["== 2 tests have receipts that hold"]
+    assert compile_tests(tests, "--all")[0].startswith("== cpu-2: 2 tests, ")

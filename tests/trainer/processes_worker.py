@@ -1,0 +1,52 @@
+"""One process of a run of several; `test_processes.py` starts it.
+
+Arguments: address, number of processes, index, and a JSON object of what to do. It trains for some
+steps and prints what it saw as JSON.
+"""
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import jax
+from training_worker import config_of
+
+from axcore.config import update_config
+from axcore.distributed import TimeLimits, exit_process, join_processes
+from axcore.errors import AxcoreError
+from axcore.trainer import StepsDone
+
+
+def main():
+    address, count, index, text = sys.argv[1:]
+    task = json.loads(text)
+    limits = TimeLimits(join_s=60, barrier_s=60, heartbeat_s=20)
+    join_processes(address, process_count=int(count), process_index=int(index), limits=limits)
+    seen = []
+
+    def watch(event):
+        seen.append(type(event).__name__)
+        for name, number in (("stop", signal.SIGTERM), ("kill", signal.SIGKILL)):
+            is_due = isinstance(event, StepsDone) and event.step == task.get(f"{name}_at")
+            if is_due and int(index) == task[f"{name}_in"]:
+                os.kill(os.getpid(), number)
+
+    own = task["own"].get(index, {})
+    cfg = update_config(config_of(task["text"]), {"data.seq_len": 32, **task["set"], **own})
+    trainer = cfg.build()
+    result = trainer.run(task["dir"].format(index=index), [watch], quiet=True)
+    shard = trainer.batch_sharding.shard
+    told = {"step": result.step, "validation": result.validation, "events": seen}
+    print(json.dumps({**told, "share": [shard.index, shard.count], "devices": jax.device_count()}))
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except AxcoreError as error:
+        print(f"{type(error).__name__}: {error}", flush=True)
+        exit_process(error.exit_code)
