@@ -72,7 +72,7 @@ class Kernel(Record):
         pinned_only: Why the kernel runs only where it is pinned; None where it may be chosen.
         block_sizes: Its `axcore.ops.BlockSizeTable`, where `axcore kernels tune` can measure which
             are best.
-        summary: What it is, in one line.
+        summary: What it is, in one line; `axcore plugin check` asks for one.
 
     Example:
         @hook.kernels

@@ -29,7 +29,7 @@ def mesh_rules():
 def kernels():
     only, no = ax.requires(family="example"), ax.Ref(f"{CHIP}:unsupported_reason")
     chip = {"requires": only, "unsupported_reason": no, "forward": ax.Ref(f"{CHIP}:loss")}
-    in_jnp = {"is_differentiable": True, "partitioned_by": "compiler"}
+    in_jnp = {"is_differentiable": True, "partitioned_by": "compiler", "summary": "All at once"}
     yield ax.Kernel(op="cross_entropy", name="example_loss", priority=200, **chip, **in_jnp)
 
 
