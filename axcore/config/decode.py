@@ -16,6 +16,9 @@ from axcore.errors import ConfigError
 MAX_VALUES = 200_000
 """A file that says more than this, its aliases written out, is refused."""
 
+MAX_CHARACTERS = 1 << 20
+"""A text that is longer is refused unread; a megabyte of YAML takes seconds to parse."""
+
 _CONTAINERS = (dict, list, tuple)
 
 
@@ -151,6 +154,16 @@ def empty_text(set_in: str) -> ConfigError:
         set_in=set_in,
         hint="begin with one that works: axcore config show tiny --format yaml > FILE",
     )
+
+
+def check_length(text: str | bytes, set_in: str) -> None:
+    """Refuses a text longer than any config is."""
+    if len(text) > MAX_CHARACTERS:
+        raise ConfigError(
+            f"the text is longer than {MAX_CHARACTERS >> 10} KiB",
+            set_in=set_in,
+            hint="no config is that long; check the file",
+        )
 
 
 def too_deep(set_in: str) -> ConfigError:

@@ -5,7 +5,7 @@ import hashlib
 import json
 from typing import TYPE_CHECKING, Any
 
-from axcore.config.decode import empty_text, from_dict, too_deep
+from axcore.config.decode import check_length, empty_text, from_dict, too_deep
 from axcore.config.encode import to_dict
 from axcore.errors import ConfigError
 
@@ -21,6 +21,7 @@ def to_json(cfg: Any) -> str:
 
 def from_json(text: str, *, set_in: str = "JSON") -> Any:
     """Returns the config in a JSON text; raises ConfigError as `from_dict` does."""
+    check_length(text, set_in)
     if not text.strip():
         raise empty_text(set_in)
     try:

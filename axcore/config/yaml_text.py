@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from axcore.config.decode import too_deep
+from axcore.config.decode import check_length, too_deep
 from axcore.errors import ConfigError
 
 _SCALARS = (
@@ -64,6 +64,7 @@ def load_yaml(text: str, set_in: str) -> Any:
     Raises:
         ConfigError: It is not YAML, holds a tag for anything but plain data, or a key twice.
     """
+    check_length(text, set_in)
     try:
         return yaml.load(text, Loader=_Loader)
     except ConfigError as error:

@@ -1,5 +1,6 @@
 """Files of a folder, in an order that every machine agrees on, read as strict UTF-8."""
 
+import stat
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -12,6 +13,14 @@ from axcore.data.document import Document
 from axcore.errors import DataError
 
 OnBad = Literal["error", "skip"]
+
+_KINDS = {
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a character device",
+    stat.S_IFBLK: "a block device",
+    stat.S_IFDIR: "a folder",
+}
 
 
 @attrs.frozen
@@ -80,6 +89,7 @@ def read_text(file: NamedFile) -> str:
         DataError: The file cannot be read or is not UTF-8; the message says at which byte.
     """
     try:
+        check_is_regular(file)
         raw = file.path.read_bytes()
     except OSError as error:
         raise unreadable(file, error) from error
@@ -91,6 +101,23 @@ def read_text(file: NamedFile) -> str:
             where=f"{file.path}, byte {error.start}",
             hint="Convert the file to UTF-8 (iconv -f FROM -t utf-8), or set on_bad_file='skip'.",
         ) from error
+
+
+def check_is_regular(file: NamedFile) -> None:
+    """Refuses what reading might never come back from.
+
+    Raises:
+        DataError: The file is a FIFO, a socket or a device, or a link to one.
+        OSError: There is no such file.
+    """
+    mode = file.path.stat().st_mode
+    if not stat.S_ISREG(mode):
+        raise DataError(
+            f"{file.name} is {_KINDS.get(stat.S_IFMT(mode), 'a special file')}, "
+            "not a regular file.",
+            where=str(file.path),
+            hint="Take it out of the folder, or set the source's glob to leave it out.",
+        )
 
 
 def unreadable(file: NamedFile, error: OSError) -> DataError:

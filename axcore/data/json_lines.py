@@ -10,6 +10,7 @@ from axcore.data.document import Document, Source
 from axcore.data.files import (
     NamedFile,
     OnBad,
+    check_is_regular,
     explain_decoding,
     list_files,
     unreadable,
@@ -68,6 +69,7 @@ class JsonLines(Source):
 
 def _read_lines(file: NamedFile) -> Iterator["_Line"]:
     try:
+        check_is_regular(file)
         with file.path.open("rb") as stream:
             offset = 0
             for number, raw in enumerate(stream, start=1):

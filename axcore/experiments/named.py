@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from axcore.config import from_json, from_yaml, name_the_known
+from axcore.config.decode import MAX_CHARACTERS, check_length
 from axcore.errors import ConfigError
 from axcore.plugins import Experiment, plugin_host
 
@@ -53,7 +54,17 @@ def read_config(path: Path) -> Any:
         ConfigError: The file cannot be read, or is no config.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = _read_text(path)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the config file cannot be read: {error}", where=str(path)) from error
     return _READERS[path.suffix](text, set_in=str(path))
+
+
+def _read_text(path: Path) -> str:
+    """Returns a file's text; of one that is too long, no more than says so."""
+    if path.exists() and not path.is_file():
+        raise OSError("it is not a regular file")
+    with path.open("rb") as file:
+        data = file.read(MAX_CHARACTERS + 1)
+    check_length(data, str(path))
+    return data.decode("utf-8")

@@ -1,5 +1,6 @@
 """Kubernetes: a JobSet whose pods are the processes of one run."""
 
+import posixpath
 from collections.abc import Mapping
 from typing import Any
 
@@ -55,7 +56,7 @@ class Kubernetes(Launcher):
                 hint=" ".join(f"--option {name}=..." for name in missing),
             )
         directory = job.directory or "runs"
-        if not f"{directory}/".startswith(f"{self.mount.rstrip('/')}/"):
+        if not _is_below(directory, self.mount):
             raise ConfigError(
                 f"the run directory {directory!r} is not on the volume at {self.mount}",
                 where="--dir",
@@ -119,12 +120,23 @@ class Kubernetes(Launcher):
         return {
             "name": "axcore",
             "image": self.image,
-            "command": list(job.command),
+            "command": [_literal(word) for word in job.command],
             "env": [{"name": name, "value": value} for name, value in variables.items()],
             "ports": [{"containerPort": PORT}],
             **({"resources": {"requests": resources, "limits": resources}} if resources else {}),
             "volumeMounts": [{"name": "runs", "mountPath": self.mount}],
         }
+
+
+def _is_below(directory: str, mount: str) -> bool:
+    """Whether a directory, its `..` followed, is on the volume."""
+    path, root = posixpath.normpath(directory), posixpath.normpath(mount)
+    return f"{path}/".startswith(f"{root.rstrip('/')}/")
+
+
+def _literal(word: str) -> str:
+    """Returns a word of a command as a container writes it; `$(NAME)` would be a variable there."""
+    return word.replace("$", "$$")
 
 
 def kubernetes_process_info(environment: Mapping[str, str]) -> ProcessInfo | None:

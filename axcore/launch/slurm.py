@@ -57,13 +57,17 @@ class Slurm(Launcher):
         ]
         if problems:
             raise ConfigError("\n".join(problems), where="options", hint="leave those out")
+        self._directives(job)
 
     def render(self, job: Job) -> str:
-        """Returns the script."""
+        """Returns the script.
+
+        Raises:
+            ConfigError: A value would be more than its own line of the script.
+        """
         lines = [
             "#!/bin/bash",
-            *(_directive(name, value) for name, value in self._own_options(job)),
-            *(_directive(name, value) for name, value in self.options.items()),
+            *self._directives(job),
             "",
             "set -euo pipefail",
             *self.setup,
@@ -78,6 +82,10 @@ class Slurm(Launcher):
     def _cpus(self) -> str:
         """Returns the options that a step does not inherit from its job."""
         return "" if self.cpus is None else f" --cpus-per-task={self.cpus}"
+
+    def _directives(self, job: Job) -> list[str]:
+        options = [*self._own_options(job), *self.options.items()]
+        return [_directive(name, value) for name, value in options]
 
     def _own_options(self, job: Job) -> list[tuple[str, str]]:
         named = {name: getattr(self, name) for name in ("partition", "account", "gres", "time")}
@@ -94,6 +102,13 @@ class Slurm(Launcher):
 
 
 def _directive(name: str, value: str) -> str:
+    if not (name.isprintable() and value.isprintable()):
+        raise ConfigError(
+            f"{name!r} is {value!r}; a newline or control character would write lines of its own "
+            "into the script",
+            where="--option",
+            hint="give a value of one printable line",
+        )
     return f"#SBATCH --{name}={shlex.quote(value)}" if value else f"#SBATCH --{name}"
 
 

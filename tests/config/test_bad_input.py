@@ -2,7 +2,9 @@
 
 import contextlib
 import json
+import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from hypothesis import strategies as st
 
 from axcore.config import from_dict, from_json, from_yaml, is_config, to_dict, to_yaml
 from axcore.errors import ConfigError
+from axcore.experiments.named import read_config
 
 GOOD = to_dict(NET)
 
@@ -162,6 +165,25 @@ def test_bad_yaml_is_refused_by_name(tmp_path: Path) -> None:
             from_yaml(text, set_in="mail.yaml")
         assert caught.value.set_in == "mail.yaml"
     assert not made.exists()
+
+
+@pytest.mark.parametrize("load", [from_json, from_yaml])
+def test_a_text_longer_than_any_config_is_refused_unread(load: Any) -> None:
+    started = time.process_time()
+    with pytest.raises(ConfigError, match="the text is longer than 1024 KiB"):
+        load("a: [b, c]\n" * 5_000_000)
+    assert time.process_time() - started < 1
+
+
+def test_a_config_file_that_is_too_long_or_none_is_refused_unread(tmp_path: Path) -> None:
+    long, fifo = tmp_path / "long.yaml", tmp_path / "fifo.yaml"
+    with long.open("wb") as file:
+        file.truncate(1 << 40)
+    os.mkfifo(fifo)
+    with pytest.raises(ConfigError, match="the text is longer than 1024 KiB"):
+        read_config(long)
+    with pytest.raises(ConfigError, match="it is not a regular file"):
+        read_config(fifo)
 
 
 def test_what_a_trusted_module_lacks_is_told() -> None:

@@ -1,10 +1,11 @@
 """Text files: one document a file, the same order everywhere, and errors that name the file."""
 
 import os
+import socket
 
 import pytest
 
-from axcore.data import Document, TextFiles
+from axcore.data import Document, JsonLines, TextFiles
 from axcore.errors import DataError
 
 
@@ -107,3 +108,33 @@ def test_a_dangling_link_is_an_error_and_not_left_out(tmp_path):
     os.symlink(tmp_path / "gone.txt", tmp_path / "b.txt")
     with pytest.raises(DataError, match=r"b\.txt cannot be read: No such file"):
         read(tmp_path)
+
+
+def special_files(root):
+    """Makes a FIFO, a socket, and links to a device and to the FIFO."""
+    os.mkfifo(root / "fifo.txt")
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(str(root / "socket.txt"))
+    (root / "zero.txt").symlink_to("/dev/zero")
+    (root / "linked.txt").symlink_to("fifo.txt")
+    return {
+        "fifo.txt": "a FIFO",
+        "socket.txt": "a socket",
+        "zero.txt": "a character device",
+        "linked.txt": "a FIFO",
+    }
+
+
+def test_a_file_that_reading_never_comes_back_from_is_refused_by_name(tmp_path):
+    for name, kind in special_files(tmp_path).items():
+        with pytest.raises(DataError, match=f"{name} is {kind}, not a regular file"):
+            read(tmp_path, glob=name)
+        with pytest.raises(DataError, match=f"{name} is {kind}, not a regular file"):
+            list(JsonLines.Config(folder=str(tmp_path), glob=name).build().documents())
+
+
+def test_such_files_are_counted_where_bad_files_are_skipped(tmp_path):
+    special_files(tmp_path)
+    write(tmp_path, {"a.txt": "x"})
+    with pytest.warns(UserWarning, match="4 of 5 files left out"):
+        assert read(tmp_path, on_bad_file="skip") == [Document("a.txt", "x")]

@@ -70,6 +70,26 @@ def test_slurm_options_that_cannot_be_are_refused():
     assert "options names 'nodes'; the launcher sets it" in refused.value.what
 
 
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        Slurm(partition="big\nsrun rm -r /"),
+        Slurm(options={"mem": "0\n#SBATCH --uid=0"}),
+        Slurm(time="1\r2"),
+        Slurm(options={"comment": "a\x00b"}),
+    ],
+)
+def test_a_slurm_option_never_writes_a_line_of_its_own(launcher):
+    for refuse in (launcher.check, launcher.render):
+        with pytest.raises(ConfigError, match="would write lines of its own"):
+            refuse(job())
+
+
+def test_a_name_with_a_newline_writes_no_line_of_a_slurm_script():
+    with pytest.raises(ConfigError, match=r"'job-name' is 'a.nb'"):
+        Slurm().render(Job(name="a\nb", command=("true",)))
+
+
 def test_the_job_set_runs_the_command_in_a_pod_for_each_process():
     launcher = Kubernetes(
         image="me/axcore",
@@ -115,7 +135,22 @@ def test_what_a_job_set_lacks_is_named():
     assert refused.value.hint == "--option image=... --option volume_claim=..."
 
 
-@pytest.mark.parametrize("directory", ["/elsewhere", "runs/tiny", "/runs2", None])
+def test_a_word_that_looks_like_a_variable_of_kubernetes_stays_as_it_is():
+    words = ("tiny", "--dir=/runs/$(HOME)", "--set", "prompt=$$1 $x")
+    made = yaml.safe_load(Kubernetes(image="a", volume_claim="b").render(job(1, words)))
+    pod = made["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    command = pod["containers"][0]["command"]
+    assert command[2:] == ["tiny", "--dir=/runs/$$(HOME)", "--set", "prompt=$$$$1 $$x"]
+
+
+@pytest.mark.parametrize("directory", ["/runs/a/../b", "/runs/./a", "/runs//a/"])
+def test_a_run_directory_below_the_volume_is_taken_however_it_is_written(directory):
+    Kubernetes(image="a", volume_claim="b").check(job(arguments=("tiny", f"--dir={directory}")))
+
+
+@pytest.mark.parametrize(
+    "directory", ["/elsewhere", "runs/tiny", "/runs2", "/runs/../etc", "/runs/a/../../runs2", None]
+)
 def test_a_run_directory_that_pods_would_not_share_is_refused(directory):
     arguments = ("tiny",) if directory is None else ("tiny", f"--dir={directory}")
     with pytest.raises(ConfigError, match="is not on the volume at /runs") as refused:
