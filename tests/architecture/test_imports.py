@@ -33,6 +33,7 @@ LAYERS = (
     ("aot",),
     ("complexity",),
     ("launch",),
+    ("resilience",),
     ("experiments",),
     ("runs",),
     ("testing",),
@@ -53,6 +54,7 @@ WITHOUT_JAX = (
     "axcore.hardware",
     "axcore.plugins",
     "axcore.launch",
+    "axcore.resilience",
     "axcore.testing",
 )
 

@@ -1,0 +1,100 @@
+"""`EventLog`: what happened in a run, one JSON object a line, from all its processes.
+
+events.jsonl    {"time": UTC, "event": name, "process": index or "supervisor", ...} in each line
+
+Every line is one write to the end of the file, so that processes never mix theirs.
+"""
+
+import contextlib
+import json
+import os
+import warnings
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+EVENTS_NAME = "events.jsonl"
+SUPERVISOR = "supervisor"
+
+Process = int | str
+"""The index of a process of the run, or `SUPERVISOR`."""
+
+_FIELDS = {"time": str, "event": str, "process": Process}
+
+
+@attrs.frozen
+class EventLog:
+    """Appends the events of one process to a run's log.
+
+    Args:
+        directory: The run directory, which exists.
+        process: Who writes.
+    """
+
+    directory: Path
+    process: Process
+
+    def write(self, event: str, **values: Any) -> None:
+        """Appends one event; where the disk refuses it, it warns, and the run resumes."""
+        line = {"time": utc_now(), "event": event, "process": self.process, **values}
+        try:
+            _append(self.directory / EVENTS_NAME, json.dumps(line).encode() + b"\n")
+        except OSError as error:
+            warnings.warn(f"the event {event!r} is not in {EVENTS_NAME}: {error}", stacklevel=2)
+
+
+@attrs.frozen
+class LoggedEvents:
+    """What a log holds.
+
+    Args:
+        events: Whole lines, the oldest first.
+        damaged: What is wrong with each other line, with its number.
+    """
+
+    events: tuple[Mapping[str, Any], ...]
+    damaged: tuple[str, ...] = ()
+
+
+def read_events(directory: Path | str) -> LoggedEvents:
+    """Returns the events of a run; none where it has no log."""
+    path = Path(directory) / EVENTS_NAME
+    events: list[Mapping[str, Any]] = []
+    damaged: list[str] = []
+    with contextlib.suppress(FileNotFoundError):
+        for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+            problem = _problem(line)
+            if problem is None:
+                events.append(json.loads(line))
+            elif line:  # a line cut short by a kill is followed by a new one
+                damaged.append(f"line {number} of {EVENTS_NAME} is damaged: {problem}")
+    return LoggedEvents(tuple(events), tuple(damaged))
+
+
+def utc_now() -> str:
+    """Returns the time as events show it: ISO, UTC, to the millisecond."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def _append(path: Path, line: bytes) -> None:
+    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        size = os.fstat(descriptor).st_size
+        is_cut = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
+        os.write(descriptor, b"\n" + line if is_cut else line)
+    finally:
+        os.close(descriptor)
+
+
+def _problem(line: bytes) -> str | None:
+    try:
+        found = json.loads(line)
+    except ValueError as error:
+        return str(error)
+    if not isinstance(found, dict):
+        return f"expected an object, got {type(found).__name__}"
+    wrong = [name for name, kind in _FIELDS.items() if not isinstance(found.get(name), kind)]
+    return f"no {' and no '.join(wrong)}" if wrong else None
