@@ -22,7 +22,7 @@ SUPERVISOR = "supervisor"
 Process = int | str
 """The index of a process of the run, or `SUPERVISOR`."""
 
-_FIELDS = {"time": str, "event": str, "process": Process}
+_FIELDS: Mapping[str, type | tuple[type, ...]] = {"time": str, "event": str, "process": (int, str)}
 
 
 @attrs.frozen
