@@ -108,6 +108,16 @@ class Checkpointer(Configurable):
         if not self._saves_in_background:
             self.wait()
 
+    def rewind(self, step: int) -> None:
+        """Makes `step` the newest: committed steps after it are renamed to `step_N.aside`.
+
+        Saving goes on after `step`. Waits first for the save in flight.
+
+        Raises:
+            CheckpointError: The previous save failed, or the directory cannot be written.
+        """
+        self._writer.rewind(step)
+
     def wait(self) -> None:
         """Waits until the save in flight is committed.
 
@@ -116,7 +126,14 @@ class Checkpointer(Configurable):
         """
         self._writer.wait()
 
-    def restore(self, template: Any, *, step: int | None = None, partial: bool = False) -> Restored:
+    def restore(
+        self,
+        template: Any,
+        *,
+        step: int | None = None,
+        at_or_before: int | None = None,
+        partial: bool = False,
+    ) -> Restored:
         """Restores a state, verified against what was saved.
 
         Args:
@@ -124,6 +141,7 @@ class Checkpointer(Configurable):
                 leaf's own sharding; it may differ from the saved one.
             step: The step to restore; None: the newest that is whole. Damaged steps that are passed
                 over are named in a warning, or end the search (`on_damage="stop"`).
+            at_or_before: Where `step` is None, the newest step that may be restored.
             partial: Whether the checkpoint may hold leaves that `template` lacks.
 
         Raises:
@@ -132,7 +150,7 @@ class Checkpointer(Configurable):
         """
         self.wait()
         if step is None:
-            return self._reader.restore_newest(template, partial=partial)
+            return self._reader.restore_newest(template, at_or_before=at_or_before, partial=partial)
         return self._reader.restore(step, template, partial=partial)
 
     def manifest(self, step: int) -> Manifest:

@@ -81,6 +81,12 @@ class Mirror:
         """Returns the steps that `commit(step)` sets aside."""
         return tuple(found for found in self.committed() if found >= step)
 
+    def set_aside(self, step: int) -> None:
+        """Sets a step aside in both places."""
+        for place in (self._durable, self._fast):
+            if step in place.committed():
+                place.set_aside(step)
+
     def prepare(self, step: int) -> None:
         """Fetches a step that the fast disk does not have."""
         if step not in self._fast.committed():

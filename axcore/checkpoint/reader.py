@@ -51,9 +51,13 @@ class CheckpointReader:
         """Returns the committed steps, oldest first."""
         return tuple(broadcast_object("listing checkpoints", lambda: list(self._steps.committed())))
 
-    def restore_newest(self, template: Any, *, partial: bool) -> Restored:
+    def restore_newest(self, template: Any, *, at_or_before: int | None, partial: bool) -> Restored:
         """Restores the newest whole step; see `Checkpointer.restore`."""
-        newest_first = self.committed()[::-1]
+        newest_first = [
+            step
+            for step in reversed(self.committed())
+            if at_or_before is None or step <= at_or_before
+        ]
         if not newest_first:
             raise CheckpointError(
                 "there is no checkpoint",

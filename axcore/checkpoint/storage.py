@@ -64,6 +64,9 @@ class StepStorage(Protocol):
     def at_or_after(self, step: int) -> tuple[int, ...]:
         """Returns the steps that `commit(step)` sets aside."""
 
+    def set_aside(self, step: int) -> None:
+        """Keeps a committed step where a human may look at it; it is none of the steps any more."""
+
     def prepare(self, step: int) -> None:
         """Sees to it that `path(step)` can be read; nothing to do where it always can."""
 

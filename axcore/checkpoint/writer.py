@@ -75,6 +75,13 @@ class CheckpointWriter:
         if not THREADS_START_AT_EXIT:
             wait_for([self._pending])
 
+    def rewind(self, step: int) -> None:
+        """Sets aside the committed steps after `step`; see `Checkpointer.rewind`."""
+        self.wait()
+        self._lock_for_writing()
+        broadcast_object("going back to a checkpoint", lambda: self._set_aside_after(step))
+        self._last_started = step
+
     def wait(self) -> None:
         """Waits until the save in flight is committed, and raises its failure once."""
         pending, self._pending = self._pending, None
@@ -92,6 +99,10 @@ class CheckpointWriter:
                 worker.shutdown()
             if lock is not None:
                 lock.release()
+
+    def _set_aside_after(self, step: int) -> None:
+        for later in reversed(self._steps.at_or_after(step + 1)):
+            self._steps.set_aside(later)
 
     def _check_order(self, step: int) -> None:
         if step < 0:

@@ -5,11 +5,14 @@ from axcore.trainer.callbacks.events import (
     Evaluated,
     Event,
     Observer,
+    PhaseStarted,
+    RolledBack,
     RunFinished,
     RunStarted,
     StepsDone,
 )
 from axcore.trainer.callbacks.writers import Writer
+from axcore.trainer.guards import Guard, RollBack
 from axcore.trainer.loop import TrainResult
 from axcore.trainer.resolve import ResolvedChange, ResolvedConfig, resolve
 from axcore.trainer.trainer import Trainer
@@ -18,9 +21,13 @@ __all__ = [
     "CheckpointSaved",
     "Evaluated",
     "Event",
+    "Guard",
     "Observer",
+    "PhaseStarted",
     "ResolvedChange",
     "ResolvedConfig",
+    "RollBack",
+    "RolledBack",
     "RunFinished",
     "RunStarted",
     "StepsDone",

@@ -12,18 +12,23 @@ from axcore.checkpoint import Checkpointer
 from axcore.distributed import is_process_zero
 from axcore.errors import TrainingError
 from axcore.module import count_params
-from axcore.plugins import MetricWriter
 from axcore.trainer.callbacks.events import (
     CheckpointSaved,
     Evaluated,
     Observers,
+    Phase,
+    PhaseStarted,
+    RolledBack,
     RunFinished,
     RunStarted,
     StepsDone,
 )
 from axcore.trainer.callbacks.metrics import LossMeter, summary_metrics
 from axcore.trainer.callbacks.writers import Writers, find_writers
+from axcore.trainer.guards import Guards, RollBack
+from axcore.trainer.rollbacks import Rollbacks
 from axcore.trainer.run_directory.run_history import describe_kernels, record_run_start
+from axcore.trainer.skipped_steps import SkippedSteps
 from axcore.trainer.step import StepMetrics, TrainState
 from axcore.trainer.stop_signals import StopSignals
 
@@ -52,46 +57,93 @@ class TrainLoop:
     """One run of a trainer in a locked directory, from its newest checkpoint if it has one."""
 
     def __init__(self, trainer: "Trainer", directory: Path, observers: Observers) -> None:
+        cfg = trainer.config
+        shard = trainer.batch_sharding.shard
         self.trainer = trainer
-        self.cfg = trainer.config
+        self.cfg = cfg
         self.directory = directory
         self.emit = observers
-        self.checkpointer = Checkpointer.for_run(self.cfg.checkpoint, directory)
-        shard = trainer.batch_sharding.shard
+        self.checkpointer = Checkpointer.for_run(cfg.checkpoint, directory)
+        self.guards = Guards(cfg.guards)
         self.batches = trainer.data.train(process_index=shard.index, process_count=shard.count)
         self.validation: dict[str, float] = {}
-        self.pending: list[StepMetrics] = []
+        self.state: Any = None  # a TrainState, but for the moment before one is restored
+        self.step = 0
         self.saved_step = 0
+        self.pending: list[StepMetrics] = []
         self.since = time.perf_counter()
+        self.skipped = SkippedSteps(
+            most=cfg.max_skipped_steps,
+            most_in_a_row=cfg.max_skipped_in_a_row,
+            window_steps=cfg.budget_window_steps,
+        )
+        self.rollbacks = Rollbacks(
+            directory, budget=cfg.max_rollbacks, window_steps=cfg.budget_window_steps
+        )
 
     def run(self) -> TrainResult:
         """Trains until all steps are done or a signal asks to stop, and saves where it ends."""
-        state, step = self._first_state()
-        with (
-            self.checkpointer,
-            Writers(self._writers(), self.directory, step=step) as self.metrics,
-            StopSignals() as stop,
-        ):
-            self._announce(step)
-            state, step = self._train(state, step, stop)
-        is_complete = step >= self.cfg.max_steps
+        with self.checkpointer, StopSignals() as stop:
+            self._restore(self.checkpointer.latest())
+            self._announce()
+            while (wish := self._train(stop)) is not None:
+                self._roll_back(wish)
+        is_complete = self.step >= self.cfg.max_steps
         if is_complete and not self.validation:
-            self.validation = self.trainer.evaluate(self.trainer.step.evaluated_model(state))
-        self.emit(RunFinished(step=step, is_complete=is_complete))
-        return TrainResult(step, state, self.validation, is_complete)
+            self.validation = self._evaluated()
+        self._phase("idle")
+        self.emit(RunFinished(step=self.step, is_complete=is_complete))
+        return TrainResult(self.step, self.state, self.validation, is_complete)
 
-    def _writers(self) -> tuple[MetricWriter, ...]:
-        return find_writers(self.cfg.writers) if is_process_zero() else ()
+    # -- Where training starts, and where it goes back to ----------------------------------------
 
-    def _first_state(self) -> tuple[TrainState, int]:
-        if self.checkpointer.latest() is None:
-            return self.trainer.compiler.jitted_init(), 0
-        restored = self.checkpointer.restore(self.trainer.compiler.abstract_state())
-        self.batches.set_state(restored.extra["data"])
-        self.saved_step = restored.step
-        return restored.state, restored.step
+    def _restore(self, newest: int | None) -> None:
+        """Makes the state of the newest whole checkpoint at or before a step the present one."""
+        self._phase("restore")
+        self.state = None  # makes room for the one to come
+        self.pending.clear()
+        if newest is None:
+            self.state, self.step = self.trainer.compiler.jitted_init(), 0
+        else:
+            abstract = self.trainer.compiler.abstract_state()
+            restored = self.checkpointer.restore(abstract, at_or_before=newest)
+            self.state, self.step = restored.state, restored.step
+            data = self.rollbacks.data_after(self.step)
+            self.batches.set_state(restored.extra["data"] if data is None else data)
+        self.saved_step = self.step
+        self.skipped.resume_at(self.step)
 
-    def _announce(self, step: int) -> None:
+    def _roll_back(self, wish: RollBack) -> None:
+        """Goes back to the newest known good checkpoint that is old enough for a wish."""
+        from_step, data = self.step, self.batches.get_state()
+        self.rollbacks.check_budget(wish, from_step)
+        self._restore(self._known_good(wish, from_step - wish.steps))
+        self.checkpointer.rewind(self.step)
+        if wish.skips_data:
+            self.batches.set_state(data)
+        ends = {"from_step": from_step, "step": self.step}
+        self.rollbacks.add(wish, **ends, data=data if wish.skips_data else None)
+        self.emit(RolledBack(**ends, reason=str(wish), skips_data=wish.skips_data))
+
+    def _known_good(self, wish: RollBack, at_or_before: int) -> int | None:
+        """Returns the newest checkpoint after which a step was kept; None where none was saved.
+
+        A later checkpoint shows that one was, since a state is saved only after a step was kept.
+        """
+        self.checkpointer.wait()
+        saved = self.checkpointer.steps()
+        good = saved if self.skipped.newest_kept > max(saved, default=0) else saved[:-1]
+        found = max((step for step in good if step <= at_or_before), default=None)
+        if found is None and saved:
+            raise TrainingError(
+                f"{wish}; no checkpoint at or before step {at_or_before} is known to be good, "
+                f"there are: {', '.join(map(str, saved))}",
+                where=f"step {self.step}",
+                hint="lower checkpoint.every_steps or raise checkpoint.keep in the next run",
+            )
+        return found
+
+    def _announce(self) -> None:
         trainer = self.trainer
         hardware = trainer.hardware
         peak = hardware.peak_flops.get(str(trainer.model.dtypes.compute))
@@ -100,12 +152,12 @@ class TrainLoop:
         mesh = trainer.describe_mesh()
         if is_process_zero():
             record_run_start(
-                self.directory, step=step, hardware=hardware.name, mesh=mesh, plan=plan
+                self.directory, step=self.step, hardware=hardware.name, mesh=mesh, plan=plan
             )
         self.emit(
             RunStarted(
                 directory=str(self.directory),
-                step=step,
+                step=self.step,
                 max_steps=self.cfg.max_steps,
                 num_params=count_params(trainer.step.specs),
                 hardware=hardware.name,
@@ -118,54 +170,75 @@ class TrainLoop:
                 peak_flops=peak * hardware.chips if peak else None,
             )
         )
+        self.guards.on_start(trainer, self.directory)
 
-    def _train(self, state: TrainState, step: int, stop: StopSignals) -> tuple[TrainState, int]:
-        if step >= self.cfg.max_steps:
-            return state, step
+    # -- Steps -----------------------------------------------------------------------------------
+
+    def _train(self, stop: StopSignals) -> RollBack | None:
+        """Runs steps until the end; returns the wish of a guard that ended them before."""
+        writers = find_writers(self.cfg.writers) if is_process_zero() else ()
+        try:
+            with Writers(writers, self.directory, step=self.step) as self.metrics:
+                self._run_steps(stop)
+        except RollBack as wish:
+            return wish.with_traceback(None)  # whose frames hold the state
+        return None
+
+    def _run_steps(self, stop: StopSignals) -> None:
+        if self.step >= self.cfg.max_steps:
+            return
+        self._phase("compile")
         train_step = self.trainer.compiler.compiled_step
         self.since = time.perf_counter()
         every = self.cfg.log_every_steps
-        while step < self.cfg.max_steps and not stop.should_stop(step, every_steps=every):
-            batch = self.trainer.batch_sharding.device_put(next(self.batches))
-            state, metrics = train_step(state, batch)
-            step += 1
+        while self.step < self.cfg.max_steps and not stop.should_stop(self.step, every_steps=every):
+            batch = self._next_batch()
+            self._phase("step")
+            self.state, metrics = train_step(self.state, batch)
+            self.step += 1
             self.pending.append(metrics)
-            self._after(step, state)
-        if step < self.cfg.max_steps:
-            self._save(step, state)
-            self._log(step, state)
-        return state, step
+            self.state = self.guards.on_state(self.step, self.state)
+            self._after_step()
+        if self.step < self.cfg.max_steps:
+            self._log()
+            self._save()
 
-    def _after(self, step: int, state: TrainState) -> None:
-        is_last = step == self.cfg.max_steps
+    def _next_batch(self) -> Any:
+        self._phase("data_wait")
+        batch = self.guards.on_batch(self.step + 1, next(self.batches))
+        return self.trainer.batch_sharding.device_put(batch)
+
+    def _after_step(self) -> None:
+        step, is_last = self.step, self.step == self.cfg.max_steps
         if step % self.cfg.log_every_steps == 0 or is_last:
-            self._log(step, state)
+            self._log()
         if step % self.cfg.eval_every_steps == 0 or is_last:
-            self._evaluate(step, state)
+            self._evaluate()
         if self.checkpointer.is_due(step) or is_last:
-            self._save(step, state)
+            self._save()
 
-    def _log(self, step: int, state: TrainState) -> None:
-        """Fetches the metrics since the last time; the one place that waits for the devices."""
+    def _log(self) -> None:
+        """Fetches the metrics since the last time, which waits for the devices."""
         if not self.pending:
             return
         fetched: list[StepMetrics] = jax.device_get(self.pending)
         elapsed = time.perf_counter() - self.since
         self.pending.clear()
-        values = self._values(step, fetched, elapsed, int(jax.device_get(state.skipped)))
-        self.metrics.write(step, "train", values)
-        self.emit(StepsDone(step=step, metrics=values))
-        self._check_skipped(step, int(values["skipped_steps"]))
+        self.skipped.add(bool(metrics.is_kept) for metrics in fetched)
+        values = self._values(fetched, elapsed)
+        self.metrics.write(self.step, "train", values)
+        self.emit(StepsDone(step=self.step, metrics=values))
+        self.guards.on_metrics(self.step, values)
+        self.skipped.check(self._reason_to_skip())
         self.since = time.perf_counter()
 
-    def _values(
-        self, step: int, fetched: list[StepMetrics], elapsed: float, skipped: int
-    ) -> dict[str, Any]:
+    def _values(self, fetched: list[StepMetrics], elapsed: float) -> dict[str, Any]:
         meter = LossMeter()
         for metrics in fetched:
             meter.add(metrics.losses)
         batch = self.trainer.batch_spec
-        num_updates = step - skipped  # a skipped step does not move the schedule on
+        skipped = int(jax.device_get(self.state.skipped))
+        num_updates = self.step - skipped  # a skipped step does not move the schedule on
         return {
             **meter.metrics(),
             f"{batch.unit}s_per_s": len(fetched) * batch.num_units / elapsed,
@@ -176,32 +249,31 @@ class TrainLoop:
             **summary_metrics(fetched[-1].summaries),
         }
 
-    def _check_skipped(self, step: int, skipped: int) -> None:
-        if skipped > self.cfg.max_skipped_steps:
-            what = "a loss or gradient that is not finite"
-            if self.cfg.learner.skip_spikes.sigmas:
-                what += ", or a spike of the loss"
-            raise TrainingError(
-                f"{skipped} steps had {what}, which is more than "
-                f"max_skipped_steps={self.cfg.max_skipped_steps}; none of them changed a parameter",
-                where=f"step {step}",
-                hint="lower learner.schedule.peak, or raise max_skipped_steps; "
-                f"the last checkpoint is of step {self.saved_step}",
-            )
+    def _reason_to_skip(self) -> str:
+        what = "a loss, gradient or update that is not finite"
+        return what + (", or a spike of the loss" if self.cfg.learner.skip_spikes.sigmas else "")
 
-    def _evaluate(self, step: int, state: TrainState) -> None:
+    def _evaluate(self) -> None:
         started = time.perf_counter()
-        self.validation = self.trainer.evaluate(self.trainer.step.evaluated_model(state))
+        self.validation = self._evaluated()
         if self.validation:
-            self.metrics.write(step, "validation", self.validation)
-            self.emit(Evaluated(step=step, metrics=self.validation))
+            self.metrics.write(self.step, "validation", self.validation)
+            self.emit(Evaluated(step=self.step, metrics=self.validation))
         self.since += time.perf_counter() - started
 
-    def _save(self, step: int, state: TrainState) -> None:
-        if step == self.saved_step:
+    def _evaluated(self) -> dict[str, float]:
+        self._phase("evaluation")
+        return self.trainer.evaluate(self.trainer.step.evaluated_model(self.state))
+
+    def _save(self) -> None:
+        if self.step == self.saved_step:
             return
+        self._phase("save")
         started = time.perf_counter()
-        self.checkpointer.save(step, state, {"data": self.batches.get_state()})
-        self.saved_step = step
-        self.emit(CheckpointSaved(step=step))
+        self.checkpointer.save(self.step, self.state, {"data": self.batches.get_state()})
+        self.saved_step = self.step
+        self.emit(CheckpointSaved(step=self.step))
         self.since += time.perf_counter() - started
+
+    def _phase(self, label: Phase) -> None:
+        self.emit(PhaseStarted(label))

@@ -52,6 +52,7 @@ class StepMetrics(NamedTuple):
     summaries: dict[str, Array]
     gradient_norm: Array
     is_finite: Array
+    is_kept: Array
 
 
 class TrainStep:
@@ -103,7 +104,13 @@ class TrainStep:
             opt_state=jax.tree.map(unless_skipped, update.opt_state, state.opt_state),
             skipped=state.skipped + jnp.where(is_kept, 0, 1),
         )
-        metrics = StepMetrics(outputs.losses, outputs.summaries, update.gradient_norm, is_finite)
+        metrics = StepMetrics(
+            losses=outputs.losses,
+            summaries=outputs.summaries,
+            gradient_norm=update.gradient_norm,
+            is_finite=is_finite,
+            is_kept=is_kept,
+        )
         return new_state, metrics
 
     def evaluated_model(self, state: TrainState) -> Any:

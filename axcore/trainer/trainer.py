@@ -30,6 +30,7 @@ from axcore.trainer.checks import (
     check_writers_and_observers,
 )
 from axcore.trainer.compile import StepCompiler
+from axcore.trainer.guards import Guard
 from axcore.trainer.loop import TrainLoop, TrainResult
 from axcore.trainer.quantization_checks import check_quantization_schemes
 from axcore.trainer.resolve import ResolvedConfig, check_is_resolved, resolve
@@ -66,8 +67,12 @@ class Trainer(Configurable):
                 it gathers them, passes them round a ring, or deals heads out for a while.
             log_every_steps: Steps between lines of metrics.
             eval_every_steps: Steps between evaluations; the last step is always evaluated.
-            max_skipped_steps: How many steps may have a loss or gradient that is not finite, and so
-                change nothing; one more stops the run.
+            max_skipped_steps: How many steps of the window may have a loss, gradient or update that
+                is not finite, and so change nothing; one more stops the run.
+            max_skipped_in_a_row: How many of them may follow each other; one more rolls back.
+            max_rollbacks: How often the run may go back to a checkpoint in the window.
+            budget_window_steps: The newest steps, which these three numbers are counted over.
+            guards: What may change a batch or the state between steps, roll back or stop the run.
             checkpoint: When and how checkpoints are saved.
             prompt: What the sample at the end of the run resumes from.
             kernels: Kernel by op, to choose by name: that one or an error.
@@ -94,6 +99,10 @@ class Trainer(Configurable):
         log_every_steps: Resumable[PositiveInt] = 10
         eval_every_steps: Resumable[PositiveInt] = 100
         max_skipped_steps: Resumable[int] = 100
+        max_skipped_in_a_row: Resumable[PositiveInt] = 20
+        max_rollbacks: Resumable[int] = 3
+        budget_window_steps: Resumable[PositiveInt] = 1000
+        guards: Resumable[tuple[Guard.Config, ...]] = ()
         checkpoint: Resumable[Checkpointer.Config] = Checkpointer.Config(every_steps=100)
         prompt: Resumable[str] = ""
         kernels: Resumable[Mapping[str, str]] = {}

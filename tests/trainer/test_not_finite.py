@@ -96,8 +96,9 @@ def test_too_many_skipped_steps_stop_the_run_and_name_the_step(
     with pytest.raises(TrainingError) as error:
         one_device(late).run(tmp_path)
     assert str(error.value).startswith(
-        "3 steps had a loss or gradient that is not finite, which is more than max_skipped_steps=2"
+        "3 of the last 8 steps had a loss, gradient or update that is not finite, "
+        "which is more than max_skipped_steps=2"
     )
     assert error.value.where == "step 8"
-    assert "the last checkpoint is of step 4" in error.value.hint
+    assert "lower learner.schedule.peak" in error.value.hint
     assert (tmp_path / "checkpoints/step_00000004").is_dir()

@@ -6,6 +6,7 @@ warning, so that a broken display never ends a run.
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping
+from typing import Literal
 
 import attrs
 
@@ -43,6 +44,30 @@ class RunStarted(Event):
     unit: str
     flops: ModelFlops | None
     peak_flops: float | None
+
+
+Phase = Literal["start", "compile", "restore", "data_wait", "step", "evaluation", "save", "idle"]
+"""What the time of a run is spent on; "save" is the part of a save that training waits for."""
+
+
+@attrs.frozen
+class PhaseStarted(Event):
+    """Time is spent on something else from here on, until the next such event.
+
+    There are two a step; only an observer with a true attribute `sees_phases` gets them.
+    """
+
+    label: Phase
+
+
+@attrs.frozen
+class RolledBack(Event):
+    """The run went back from one step to an older one, to which `skips_data` gives new batches."""
+
+    from_step: int
+    step: int
+    reason: str
+    skips_data: bool
 
 
 @attrs.frozen
@@ -87,7 +112,10 @@ class Observers:
 
     def __call__(self, event: Event) -> None:
         """Passes an event to every observer that is still on."""
+        is_phase = isinstance(event, PhaseStarted)
         for observer in list(self._observers):
+            if is_phase and not getattr(observer, "sees_phases", False):
+                continue
             try:
                 observer(event)
             except Exception as error:

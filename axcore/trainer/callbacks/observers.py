@@ -13,6 +13,11 @@ class NamedObserver:
         self._record = record
         self._observer: Observer | None = None
 
+    @property
+    def sees_phases(self) -> bool:
+        """Whether the observer gets `PhaseStarted`; not before it is made."""
+        return bool(getattr(self._observer, "sees_phases", False))
+
     def __call__(self, event: Event) -> None:
         """Hands the event on."""
         if self._observer is None:

@@ -1,0 +1,86 @@
+"""`Guard`: looks at a run between steps and may answer, where an observer only watches.
+
+A guard may change the batch of the next step or the state after a step, end the run with an error,
+or raise `RollBack`. Nothing of a guard runs inside the compiled step.
+"""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from axcore.config import Configurable, config
+from axcore.trainer.step import TrainState
+
+if TYPE_CHECKING:
+    from axcore.trainer.trainer import Trainer
+
+
+class RollBack(Exception):  # noqa: N818 - a wish, which ends no run
+    """Asks the loop to go back to a checkpoint, and to train on from there.
+
+    Args:
+        reason: What happened, with values; the run's record of rollbacks keeps it.
+        steps: How many steps to undo at least; the loop restores the newest known good checkpoint
+            that is so much older.
+        skips_data: Whether training goes on with new batches; otherwise with the same again.
+    """
+
+    def __init__(self, reason: str, *, steps: int = 1, skips_data: bool = True) -> None:
+        super().__init__(reason)
+        self.steps = steps
+        self.skips_data = skips_data
+
+
+class Guard(Configurable):
+    """Looks at a run between steps; each method changes nothing unless a guard defines it.
+
+    In a run of several processes every process asks its own guards, and all must answer alike:
+    by what they all see, such as metrics, or after an exchange between them.
+    """
+
+    @config
+    class Config(Configurable.Config["Guard"]):
+        """Describes a `Guard`."""
+
+    def on_start(self, trainer: "Trainer", directory: Path) -> None:
+        """Sees what is trained and where, before the first step."""
+
+    def on_batch(self, step: int, batch: Any) -> Any:
+        """Returns the batch, on the host, of the step that is about to run."""
+        return batch
+
+    def on_state(self, step: int, state: TrainState) -> TrainState:
+        """Returns the state after a step was dispatched; whoever reads it waits for the devices."""
+        return state
+
+    def on_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Sees the metrics of a log line, before the step is evaluated or saved."""
+
+
+class Guards(Guard):
+    """Several guards as one, asked in their order."""
+
+    def __init__(self, configs: Iterable[Guard.Config]) -> None:
+        self._guards: tuple[Guard, ...] = tuple(cfg.build() for cfg in configs)
+
+    def on_start(self, trainer: "Trainer", directory: Path) -> None:
+        """Shows every guard what is trained and where."""
+        for guard in self._guards:
+            guard.on_start(trainer, directory)
+
+    def on_batch(self, step: int, batch: Any) -> Any:
+        """Returns the batch as the guards leave it."""
+        for guard in self._guards:
+            batch = guard.on_batch(step, batch)
+        return batch
+
+    def on_state(self, step: int, state: TrainState) -> TrainState:
+        """Returns the state as the guards leave it."""
+        for guard in self._guards:
+            state = guard.on_state(step, state)
+        return state
+
+    def on_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Shows the metrics to every guard."""
+        for guard in self._guards:
+            guard.on_metrics(step, metrics)
