@@ -111,7 +111,7 @@ class Checkpointer(Configurable):
     def rewind(self, step: int) -> None:
         """Makes `step` the newest: committed steps after it are renamed to `step_N.aside`.
 
-        Saving goes on after `step`. Waits first for the save in flight.
+        Saving continues after `step`. Waits first for the save in flight.
 
         Raises:
             CheckpointError: The previous save failed, or the directory cannot be written.

@@ -22,7 +22,7 @@ class RollBack(Exception):  # noqa: N818 - a wish, which ends no run
         reason: What happened, with values; the run's record of rollbacks keeps it.
         steps: How many steps to undo at least; the loop restores the newest known good checkpoint
             that is so much older.
-        skips_data: Whether training goes on with new batches; otherwise with the same again.
+        skips_data: Whether training continues with new batches; otherwise with the same again.
     """
 
     def __init__(self, reason: str, *, steps: int = 1, skips_data: bool = True) -> None:

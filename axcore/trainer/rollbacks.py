@@ -2,7 +2,7 @@
 
 rollbacks.jsonl    one JSON object a line for each: time, from_step, step, reason, data
 
-`data` is the position in the data from which the older step went on, null where it took the same
+`data` is the position in the data with which the older step continued, null where it took the same
 batches again. A run that resumes at that step goes there, too.
 """
 
@@ -50,8 +50,8 @@ class Rollbacks:
         Args:
             wish: Who asked, and why.
             from_step: The newest step that is undone.
-            step: The step that training goes on from.
-            data: The position in the data that it goes on with; None for that of the checkpoint.
+            step: The step that training resumes from.
+            data: The position in the data that it continues with; None for that of the checkpoint.
         """
         time = datetime.now(UTC).isoformat(timespec="seconds")
         one = {"time": time, "from_step": from_step, "step": step, "reason": str(wish)}
@@ -60,6 +60,6 @@ class Rollbacks:
             append_json_line(self._path, self._done[-1])
 
     def data_after(self, step: int) -> Any:
-        """Returns where the data goes on after a step that the run went back to, None if not."""
+        """Returns where the data continues after a step that the run went back to, None if not."""
         found = [one["data"] for one in self._done if one["step"] == step]
         return found[-1] if found else None
