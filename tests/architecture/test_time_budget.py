@@ -1,5 +1,6 @@
 """A test that takes long has a mark that says so."""
 
+import os
 import re
 import subprocess
 import sys
@@ -29,16 +30,35 @@ def test_is_marked(): burn()
 """
 
 
-def test_processor_time_is_limited_and_waiting_is_not(tmp_path):
-    (tmp_path / "test_it.py").write_text(TESTS)
-    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = slow\n")
-    options = ("-p", "time_budget", "-p", "no:cacheprovider", "--most-cpu-s=0.4", "-rA")
+def run(folder, *options):
+    (folder / "test_it.py").write_text(TESTS)
+    (folder / "pytest.ini").write_text("[pytest]\nmarkers = slow\n")
+    all_options = [
+        "-p",
+        "time_budget",
+        "-p",
+        "no:cacheprovider",
+        "--most-cpu-s=0.4",
+        "-rA",
+        *options,
+    ]
+    program = (
+        f"import sys; sys.path[:] = {sys.path}; import pytest; sys.exit(pytest.main({all_options}))"
+    )
     ran = subprocess.run(
-        [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path}; import pytest; "
-         f"sys.exit(pytest.main({list(options)}))"],
-        cwd=tmp_path, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    found = re.findall(r"^(\w+) test_it\.py::(\w+)", ran.stdout, re.MULTILINE)
+        [sys.executable, "-c", program],
+        cwd=folder,
+        env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return ran.stdout
+
+
+def test_processor_time_is_limited_and_waiting_is_not(tmp_path):
+    text = run(tmp_path, "--busy-load=1e9")
+    found = re.findall(r"^(\w+) test_it\.py::(\w+)", text, re.MULTILINE)
     assert {name: end for end, name in found} == {
         "test_computes": "FAILED",
         "test_waits": "PASSED",
@@ -47,4 +67,15 @@ def test_processor_time_is_limited_and_waiting_is_not(tmp_path):
         "test_finds_it_made": "PASSED",
         "test_is_marked": "PASSED",
     }
-    assert re.search(r"the test took 0\.\d s of processor time; 0\.4 is the limit", ran.stdout)
+    assert re.search(r"the test took 0\.\d s of processor time; 0\.4 is the limit", text)
+
+
+def test_on_a_busy_machine_the_same_tests_are_listed_and_fail_nothing(tmp_path):
+    text = run(tmp_path, "--busy-load=-1")
+    assert "6 passed" in text
+    listed = text.partition("3 over the time limit on a busy machine")[2]
+    assert re.findall(r"^test_it\.py::(\w+): (setup|the test) took", listed, re.MULTILINE) == [
+        ("test_computes", "the test"),
+        ("test_sets_up", "setup"),
+        ("test_starts_a_process", "the test"),
+    ]
