@@ -2,8 +2,9 @@
 
 from axcore.checkpoint.adapters import load_adapters, save_adapters
 from axcore.checkpoint.checkpointer import Checkpointer
+from axcore.checkpoint.faults import CheckpointWarning
 from axcore.checkpoint.manifest import DamagedCheckpointError, Manifest
-from axcore.checkpoint.reader import CheckpointWarning, Restored
+from axcore.checkpoint.reader import Restored
 from axcore.checkpoint.storage import StepStorage, StorageLock
 
 __all__ = [

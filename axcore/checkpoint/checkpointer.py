@@ -12,6 +12,7 @@ from typing import Any, Literal, Self
 
 from axcore.checkpoint.manifest import Manifest
 from axcore.checkpoint.reader import CheckpointReader, Restored
+from axcore.checkpoint.retention import StepFacts
 from axcore.checkpoint.storage import open_storage
 from axcore.checkpoint.writer import CheckpointWriter
 from axcore.config import REQUIRED, Configurable, PositiveInt, config
@@ -32,7 +33,8 @@ class Checkpointer(Configurable):
 
         `directory` is absolute or relative to the working directory, or `SCHEME://PLACE` where a
         plugin brings such a storage; a run whose config leaves it out keeps steps in its own
-        directory. `keep` is the number of newest steps kept (None: all). `saves_in_background` lets
+        directory. `keep` is the number of newest steps kept (None: all); damaged ones do not count,
+        and the newest that is known to be good stays besides. `saves_in_background` lets
         training continue while a step is written; not on Python 3.12.0 to 3.12.2, which could not
         finish the save of a process that ends without `close`.
         `on_damage` says what `restore` does where the newest step is damaged and no step was asked
@@ -52,8 +54,9 @@ class Checkpointer(Configurable):
         self._every_steps = cfg.every_steps
         self._saves_in_background = cfg.saves_in_background
         self._steps = open_storage(cfg.directory)
-        self._writer = CheckpointWriter(self._steps, keep=cfg.keep)
-        self._reader = CheckpointReader(self._steps, falls_back=cfg.on_damage == "fall_back")
+        facts = StepFacts()
+        self._writer = CheckpointWriter(self._steps, facts, keep=cfg.keep)
+        self._reader = CheckpointReader(self._steps, facts, falls_back=cfg.on_damage == "fall_back")
 
     @classmethod
     def for_run(cls, cfg: Config, run: Path) -> "Checkpointer":
@@ -84,6 +87,10 @@ class Checkpointer(Configurable):
     def latest(self) -> int | None:
         """Returns the newest committed step, or None where there is none."""
         return max(self.steps(), default=None)
+
+    def known_good(self) -> tuple[int, ...]:
+        """Returns the steps that `mark_good` has marked, by any process, oldest first."""
+        return self._reader.known_good()
 
     def is_due(self, step: int) -> bool:
         """Returns whether the config wants this step saved."""
@@ -117,6 +124,14 @@ class Checkpointer(Configurable):
             CheckpointError: The previous save failed, or the directory cannot be written.
         """
         self._writer.rewind(step)
+
+    def mark_good(self, step: int) -> None:
+        """Marks a step that this object saved, verified or restored as known to be good.
+
+        The newest such step is never deleted, whatever `keep` is. The mark is written in the
+        background, after the save in flight, and is there when the run is started again.
+        """
+        self._writer.mark_good(step)
 
     def wait(self) -> None:
         """Waits until the save in flight is committed.

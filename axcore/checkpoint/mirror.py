@@ -83,9 +83,17 @@ class Mirror:
 
     def set_aside(self, step: int) -> None:
         """Sets a step aside in both places."""
-        for place in (self._durable, self._fast):
-            if step in place.committed():
-                place.set_aside(step)
+        for place in self._places_of(step):
+            place.set_aside(step)
+
+    def mark_good(self, step: int) -> None:
+        """Marks a step in both places."""
+        for place in self._places_of(step):
+            place.mark_good(step)
+
+    def known_good(self) -> tuple[int, ...]:
+        """Returns the steps that are marked in either place, oldest first."""
+        return tuple(sorted({*self._fast.known_good(), *self._durable.known_good()}))
 
     def prepare(self, step: int) -> None:
         """Fetches a step that the fast disk does not have."""
@@ -109,9 +117,11 @@ class Mirror:
 
     def delete(self, step: int) -> None:
         """Deletes a step in both places."""
-        for place in (self._durable, self._fast):
-            if step in place.committed():
-                place.delete(step)
+        for place in self._places_of(step):
+            place.delete(step)
+
+    def _places_of(self, step: int) -> list[StepDirectories]:
+        return [place for place in (self._durable, self._fast) if step in place.committed()]
 
 
 def _copy(source: StepDirectories, target: StepDirectories, step: int) -> None:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 
 from axcore.checkpoint import store
+from axcore.checkpoint.faults import CheckpointWarning
 from axcore.checkpoint.integrity import FileRecord, find_damage
 from axcore.checkpoint.leaves import describe, leaf_spec, mismatches, name_leaves
 from axcore.checkpoint.manifest import (
@@ -16,6 +17,7 @@ from axcore.checkpoint.manifest import (
     read_manifest,
     to_json,
 )
+from axcore.checkpoint.retention import StepFacts
 from axcore.checkpoint.storage import StepStorage
 from axcore.distributed import (
     all_gather_object,
@@ -26,10 +28,6 @@ from axcore.distributed import (
 from axcore.errors import CheckpointError
 
 ARRAYS_NAME = "arrays"
-
-
-class CheckpointWarning(UserWarning):
-    """A checkpoint was skipped or set aside; nothing was deleted."""
 
 
 class Restored(NamedTuple):
@@ -43,13 +41,19 @@ class Restored(NamedTuple):
 class CheckpointReader:
     """Reads what a storage holds; writes nothing."""
 
-    def __init__(self, steps: StepStorage, *, falls_back: bool) -> None:
+    def __init__(self, steps: StepStorage, facts: StepFacts, *, falls_back: bool) -> None:
         self._steps = steps
+        self._facts = facts
         self._falls_back = falls_back
 
     def committed(self) -> tuple[int, ...]:
         """Returns the committed steps, oldest first."""
         return tuple(broadcast_object("listing checkpoints", lambda: list(self._steps.committed())))
+
+    def known_good(self) -> tuple[int, ...]:
+        """Returns the steps that are marked as good, oldest first."""
+        listed = lambda: list(self._steps.known_good())  # noqa: E731
+        return tuple(broadcast_object("listing known good checkpoints", listed))
 
     def restore_newest(self, template: Any, *, at_or_before: int | None, partial: bool) -> Restored:
         """Restores the newest whole step; see `Checkpointer.restore`."""
@@ -132,6 +136,7 @@ class CheckpointReader:
         problems = [problem for part in found for problem in part]
         if problems:
             raise self._damage(step, problems)
+        self._facts.found_whole(step)
 
     def _problems(self, step: int, files: Mapping[str, FileRecord]) -> list[str]:
         try:
@@ -155,13 +160,14 @@ class CheckpointReader:
 
     def _pass_over(self, step: int, older: int | None, error: DamagedCheckpointError) -> None:
         """Warns that a damaged step is skipped, or raises if it may not be."""
+        self._facts.found_damaged(step)
         if not self._falls_back:
             error.hint = "set on_damage to 'fall_back', or restore an older step by its number"
             raise error
         if older is not None:
             self._warn(
-                f"{error.what}. It is left as it is in {self._steps.path(step)}; "
-                f"going back to step {older}."
+                f"{error.what}. It is left as it is in {self._steps.path(step)} until this run "
+                f"saves, which sets it aside; going back to step {older}."
             )
 
     def _warn(self, text: str) -> None:

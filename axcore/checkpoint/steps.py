@@ -3,17 +3,22 @@
 step_00000100               committed; damaged only if something outside changed it
 step_00000200.incomplete    being written, or left behind by a killed process
 step_00000050.deleting      being deleted, or left behind by a killed process
-step_00000300.aside         replaced by a run that resumed an older step, or by an intact copy
+step_00000300.aside         damaged, or replaced by a run that resumed an older step
+
+A file `known_good` in a step marks it; it moves and goes with the step.
 """
 
 import os
 import re
 import shutil
+import warnings
 from pathlib import Path
 
-from axcore.checkpoint.files import FileLock, sync_path
+from axcore.checkpoint.faults import CheckpointWarning
+from axcore.checkpoint.files import FileLock, sync_path, write_atomically
 
 _COMMITTED = re.compile(r"step_(\d{8,})")
+_GOOD_NAME = "known_good"
 _LEFTOVER = re.compile(r"step_\d{8,}\.(incomplete|deleting)(-\d+)?")
 
 
@@ -82,6 +87,15 @@ class StepDirectories:
     def set_aside(self, step: int) -> None:
         """Renames a committed step, which is none any more and is kept for a human to look at."""
         os.rename(self.path(step), self._free_name(f"{self.path(step).name}.aside"))
+        sync_path(self.root)
+
+    def mark_good(self, step: int) -> None:
+        """Writes the mark into a committed step."""
+        write_atomically(self.path(step) / _GOOD_NAME, b"")
+
+    def known_good(self) -> tuple[int, ...]:
+        """Returns the committed steps that have the mark, oldest first."""
+        return tuple(step for step in self.committed() if (self.path(step) / _GOOD_NAME).exists())
 
     def at_or_after(self, step: int) -> tuple[int, ...]:
         """Returns the committed steps that `commit(step)` sets aside."""
@@ -92,12 +106,13 @@ class StepDirectories:
         doomed = self._free_name(f"{self.path(step).name}.deleting")
         os.rename(self.path(step), doomed)
         sync_path(self.root)
-        shutil.rmtree(doomed)
+        for half_deleted in self.root.glob("step_*.deleting*"):
+            shutil.rmtree(half_deleted)
 
     def _clear_leftovers(self) -> None:
         for entry in list(self.root.iterdir()):
             if _LEFTOVER.fullmatch(entry.name):
-                shutil.rmtree(entry)
+                _clear(entry)
 
     def _free_name(self, name: str) -> Path:
         path, count = self.root / name, 1
@@ -105,3 +120,14 @@ class StepDirectories:
             count += 1
             path = self.root / f"{name}-{count}"
         return path
+
+
+def _clear(leftover: Path) -> None:
+    try:
+        shutil.rmtree(leftover)
+    except OSError as error:
+        warnings.warn(
+            f"{leftover} was left by a process that ended, and could not be deleted: {error}",
+            CheckpointWarning,
+            stacklevel=2,
+        )

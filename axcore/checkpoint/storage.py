@@ -65,7 +65,13 @@ class StepStorage(Protocol):
         """Returns the steps that `commit(step)` sets aside."""
 
     def set_aside(self, step: int) -> None:
-        """Keeps a committed step where a human may look at it; it is none of the steps any more."""
+        """Makes a committed step none any more, and keeps it for a human to look at."""
+
+    def mark_good(self, step: int) -> None:
+        """Notes durably that a committed step is known good; doing so twice is harmless."""
+
+    def known_good(self) -> tuple[int, ...]:
+        """Returns the committed steps that were marked, oldest first."""
 
     def prepare(self, step: int) -> None:
         """Sees to it that `path(step)` can be read; nothing to do where it always can."""

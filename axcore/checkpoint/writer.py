@@ -22,11 +22,14 @@ from typing import Any
 import jax
 
 from axcore.checkpoint import store
+from axcore.checkpoint.faults import CheckpointWarning
 from axcore.checkpoint.files import sync_tree
+from axcore.checkpoint.housekeeping import Housekeeping
 from axcore.checkpoint.integrity import FileRecord, list_files, record_files
 from axcore.checkpoint.leaves import LeafSpec, leaf_spec, name_arrays
 from axcore.checkpoint.manifest import Manifest, check_extra, write_manifest
-from axcore.checkpoint.reader import ARRAYS_NAME, CheckpointWarning
+from axcore.checkpoint.reader import ARRAYS_NAME
+from axcore.checkpoint.retention import StepFacts
 from axcore.checkpoint.storage import StepStorage, StorageLock
 from axcore.distributed import (
     all_gather_object,
@@ -46,14 +49,15 @@ Python 3.12.0 to 3.12.2 forbid that (https://github.com/python/cpython/issues/11
 
 
 class CheckpointWriter:
-    """Writes steps into a storage, and keeps the newest `keep`."""
+    """Writes steps into a storage, and keeps the newest `keep` and the newest good one."""
 
-    def __init__(self, steps: StepStorage, *, keep: int | None) -> None:
+    def __init__(self, steps: StepStorage, facts: StepFacts, *, keep: int | None) -> None:
         self._steps = steps
-        self._keep = keep
+        self._facts = facts
+        self._housekeeping = Housekeeping(steps, facts, keep=keep)
         self._lock: StorageLock | None = None
         self._worker: ThreadPoolExecutor | None = None
-        self._pending: Future[None] | None = None
+        self._pending: list[Future[None]] = []
         self._last_started: int | None = None
 
     def start(self, step: int, state: Any, extra: dict[str, Any]) -> None:
@@ -71,9 +75,15 @@ class CheckpointWriter:
             raise self._abandon(step, error) from error
         self._last_started = step
         leaves = {name: leaf_spec(array) for name, array in arrays.items()}
-        self._pending = worker.submit(self._finish, step, finish_arrays, leaves, extra)
+        self._pending.append(worker.submit(self._finish, step, finish_arrays, leaves, extra))
         if not THREADS_START_AT_EXIT:
-            wait_for([self._pending])
+            wait_for(self._pending)
+
+    def mark_good(self, step: int) -> None:
+        """Starts to mark a step as good; see `Checkpointer.mark_good`."""
+        mark = functools.partial(self._housekeeping.mark_good, step)
+        worker = self._lock_for_writing()
+        self._pending.append(worker.submit(broadcast_object, "marking a good checkpoint", mark))
 
     def rewind(self, step: int) -> None:
         """Sets aside the committed steps after `step`; see `Checkpointer.rewind`."""
@@ -84,9 +94,10 @@ class CheckpointWriter:
 
     def wait(self) -> None:
         """Waits until the save in flight is committed, and raises its failure once."""
-        pending, self._pending = self._pending, None
-        if pending is not None:
-            pending.result()
+        pending, self._pending = self._pending, []
+        wait_for(pending)
+        for one in pending:
+            one.result()
 
     def close(self) -> None:
         """Waits, then gives up the right to write."""
@@ -126,6 +137,7 @@ class CheckpointWriter:
     def _take_lock(self) -> None:
         try:
             self._lock = self._steps.lock()
+            self._housekeeping.set_damaged_aside()
         except OSError as error:
             raise CheckpointError(
                 f"checkpoints cannot be written: {error}", where=str(self._steps.root)
@@ -165,26 +177,14 @@ class CheckpointWriter:
             broadcast_object("committing a checkpoint", lambda: self._commit(manifest))
         except Exception as error:
             raise self._abandon(step, error) from error
-        broadcast_object("deleting old checkpoints", lambda: self._delete_oldest(step))
+        self._facts.found_whole(step)
+        broadcast_object("tidying checkpoints up", self._housekeeping.tidy)
 
     def _commit(self, manifest: Manifest) -> None:
         draft = self._steps.draft(manifest.step)
         sync_tree(draft)
         write_manifest(draft, manifest)
         self._steps.commit(manifest.step)
-
-    def _delete_oldest(self, step: int) -> None:
-        if self._keep is None:
-            return
-        for old in self._steps.committed()[: -self._keep]:
-            try:
-                self._steps.delete(old)
-            except OSError as error:
-                raise CheckpointError(
-                    f"step {step} is saved, but step {old} could not be deleted: {error}",
-                    where=str(self._steps.root),
-                    hint="delete it by hand, or set keep to None",
-                ) from error
 
     def _abandon(self, step: int, error: Exception) -> CheckpointError:
         if is_process_zero():

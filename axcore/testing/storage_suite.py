@@ -93,6 +93,29 @@ class StorageSuite(Suite):
         assert storage.committed() == (1, 2)
         assert storage.at_or_after(3) == ()
 
+    def test_one_step_is_set_aside_alone(self, storage: Any) -> None:
+        """It is a step no more."""
+        for step in (1, 2, 3):
+            _save(storage, step)
+        storage.set_aside(2)
+        assert storage.committed() == (1, 3)
+        assert all(_is_whole(storage, step) for step in (1, 3))
+
+    def test_a_good_step_is_known_in_every_process_until_it_goes(
+        self, record: CheckpointStorage, place: str, storage: Any
+    ) -> None:
+        """The mark belongs to the step."""
+        for step in (1, 2, 3):
+            _save(storage, step)
+        assert storage.known_good() == ()
+        for step in (1, 3, 3):
+            storage.mark_good(step)
+        assert record.fn.resolve()(place).known_good() == (1, 3)
+        storage.delete(1)
+        assert storage.known_good() == (3,)
+        _save(storage, 3)
+        assert storage.known_good() == ()
+
     def test_a_damaged_step_is_replaced_by_another_copy_or_not_at_all(self, storage: Any) -> None:
         """And no other step changes."""
         for step in (1, 2, 3):

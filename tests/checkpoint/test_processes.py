@@ -86,6 +86,7 @@ def test_an_array_of_one_process_alone_is_refused(saved):
         assert f"w is held by process {index} alone, so 2 processes cannot" in one["alone"][1]
 
 
+@pytest.mark.slow
 def test_damage_that_one_process_finds_makes_both_go_back(saved, tmp_path):
     directory = tmp_path / "copy"
     directory.mkdir()
