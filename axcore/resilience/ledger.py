@@ -1,0 +1,165 @@
+"""`Ledger`: what every second of a job was spent on. It loads no jax.
+
+Marks say what begins; the time up to the next one belongs to its label, so that labels add up to
+the time from the first mark to the last. Steps that run again after a restart move their first
+time from "step" to "lost_work".
+"""
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, get_args
+
+import attrs
+
+Label = Literal[
+    "start",
+    "compile",
+    "restore",
+    "data_wait",
+    "step",
+    "evaluation",
+    "save",
+    "hang",
+    "lost_work",
+    "idle",
+]
+LABELS: tuple[Label, ...] = get_args(Label)
+USEFUL: Label = "step"
+
+_MAX_MARKS = 1000
+
+
+@attrs.define
+class Ledger:
+    """Seconds of a job by label.
+
+    Args:
+        time: Of the newest mark, in seconds since the epoch.
+        label: What time is spent on from there.
+        seconds: By label, up to the newest mark.
+        progress: Steps done, each with the useful seconds up to it; thinned where there are many.
+        starts: How often the job's processes were started.
+    """
+
+    time: float
+    label: Label = "start"
+    seconds: dict[Label, float] = attrs.field(factory=lambda: dict.fromkeys(LABELS, 0.0))
+    progress: list[tuple[int, float]] = attrs.field(factory=lambda: [(0, 0.0)])
+    starts: int = 1
+
+    def mark(self, time: float, label: Label) -> None:
+        """Spends the time since the newest mark on its label; from here on it goes to another.
+
+        A clock that was set back spends nothing.
+        """
+        self.seconds[self.label] += max(0.0, time - self.time)
+        self.time = max(time, self.time)
+        self.label = label
+
+    def reach(self, time: float, step: int) -> None:
+        """Says that a step is done."""
+        self.mark(time, self.label)
+        if step > self.progress[-1][0]:
+            self.progress.append((step, self.seconds[USEFUL]))
+        if len(self.progress) > _MAX_MARKS:
+            self.progress = [*self.progress[:-1:2], self.progress[-1]]
+
+    def go_back(self, step: int) -> None:
+        """Counts as lost what steps after `step` took: they will run again."""
+        useful = self._useful_until(step)
+        self.seconds["lost_work"] += self.seconds[USEFUL] - useful
+        self.seconds[USEFUL] = useful
+        if step < self.progress[-1][0]:
+            before = [one for one in self.progress if one[0] < step]
+            self.progress = [*before, (step, useful)] if step else [(0, 0.0)]
+
+    def restart(self, time: float, died: tuple[float, Label] | None = None) -> None:
+        """Resumes the ledger of a job whose processes start again.
+
+        Args:
+            time: When the new ones started.
+            died: When the old ones ended, and what they did since their newest mark; where that is
+                not known, they were idle.
+        """
+        ended, label = (self.time, self.label) if died is None else died
+        self.label = label
+        self.mark(min(ended, time), "idle")
+        self.mark(time, "start")
+        self.starts += 1
+
+    @property
+    def wall_s(self) -> float:
+        """Seconds from the first mark to the newest."""
+        return sum(self.seconds.values())
+
+    @property
+    def goodput(self) -> float:
+        """The share of useful seconds, 0 to 1."""
+        return self.seconds[USEFUL] / self.wall_s if self.wall_s else 0.0
+
+    def losses(self) -> list[tuple[Label, float]]:
+        """Returns what time was lost to, the largest first."""
+        lost = [(label, self.seconds[label]) for label in LABELS if label != USEFUL]
+        return sorted((one for one in lost if one[1] > 0), key=lambda one: -one[1])
+
+    def summary(self, most: int = 3) -> str:
+        """Returns one line: goodput, and the largest losses."""
+        shown = ", ".join(f"{label} {_duration(s)}" for label, s in self.losses()[:most])
+        head = f"goodput {self.goodput:.1%} of {_duration(self.wall_s)}"
+        starts = "" if self.starts == 1 else f" in {self.starts} starts"
+        return f"{head}{starts}; lost: {shown or 'nothing'}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns what `from_dict` makes an equal ledger of, with sums for readers."""
+        return {"goodput": self.goodput, "wall_s": self.wall_s, **attrs.asdict(self)}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "Ledger":
+        """Returns the ledger that `as_dict` made the data of.
+
+        Raises:
+            ValueError: The data are no ledger.
+        """
+        try:
+            return cls(
+                time=float(data["time"]),
+                label=_label(data["label"]),
+                seconds={label: _seconds(data["seconds"][label]) for label in LABELS},
+                progress=_progress(data["progress"]),
+                starts=int(data["starts"]),
+            )
+        except (KeyError, TypeError, IndexError) as error:
+            raise ValueError(f"no ledger: {type(error).__name__}: {error}") from error
+
+    def _useful_until(self, step: int) -> float:
+        at = bisect_right(self.progress, step, key=lambda one: one[0])
+        before, useful = self.progress[at - 1]
+        if at == len(self.progress):  # what came after the last report
+            return useful if step == before else self.seconds[USEFUL]
+        after, more = self.progress[at]
+        return useful + (more - useful) * (step - before) / (after - before)
+
+
+def _label(text: str) -> Label:
+    return LABELS[LABELS.index(text)]  # type: ignore[arg-type]
+
+
+def _seconds(value: Any) -> float:
+    if not 0 <= float(value) < float("inf"):
+        raise ValueError(f"{value!r} are no seconds")
+    return float(value)
+
+
+def _progress(pairs: Sequence[Sequence[Any]]) -> list[tuple[int, float]]:
+    found = [(int(step), _seconds(useful)) for step, useful in pairs]
+    if found[0] != (0, 0.0) or found != sorted(found):
+        raise ValueError("progress goes back")
+    return found
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(seconds, 60)
+    hours, minutes = divmod(int(minutes), 60)
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {rest:.0f} s" if minutes else f"{rest:.1f} s"
