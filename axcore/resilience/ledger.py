@@ -73,6 +73,18 @@ class Ledger:
             before = [one for one in self.progress if one[0] < step]
             self.progress = [*before, (step, useful)] if step else [(0, 0.0)]
 
+    def append(self, newer: "Ledger", died: tuple[float, Label] | None = None) -> None:
+        """Adds the ledger of the processes that were started after those of this one.
+
+        Args:
+            newer: Has made no step yet.
+            died: As for `restart`.
+        """
+        self.restart(newer.time - newer.wall_s, died)
+        for label in LABELS:
+            self.seconds[label] += newer.seconds[label]
+        self.time, self.label = newer.time, newer.label
+
     def restart(self, time: float, died: tuple[float, Label] | None = None) -> None:
         """Resumes the ledger of a job whose processes start again.
 
@@ -141,7 +153,7 @@ class Ledger:
 
 
 def _label(text: str) -> Label:
-    return LABELS[LABELS.index(text)]  # type: ignore[arg-type]
+    return LABELS[LABELS.index(text)]
 
 
 def _seconds(value: Any) -> float:

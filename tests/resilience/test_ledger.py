@@ -61,6 +61,20 @@ def test_the_time_between_two_starts_is_accounted_for(phases, until_death, down,
     assert (ledger.label, ledger.starts) == ("start", 2)
 
 
+@given(phases, spans, phases)
+def test_the_ledger_of_new_processes_adds_to_that_of_the_old(first, down, second):
+    whole, newer = ledger_of(first), Ledger(0)
+    newer.time += whole.time + down
+    appended = ledger_of(first)
+    whole.restart(newer.time)
+    for span, label in second:
+        whole.mark(whole.time + span, label)
+        newer.mark(newer.time + span, label)
+    appended.append(newer)
+    assert appended.seconds == pytest.approx(whole.seconds, abs=1e-4)
+    assert (appended.label, appended.starts) == (whole.label, 2)
+
+
 def test_a_death_that_nobody_saw_is_idle():
     ledger = ledger_of([(5, "step")])
     ledger.restart(START + 12)
@@ -138,5 +152,5 @@ def test_the_summary_names_goodput_and_the_largest_losses():
     ],
 )
 def test_data_that_are_no_ledger_are_refused(change):
-    with pytest.raises(ValueError, match="no ledger|tuple.index|are no seconds|goes back"):
+    with pytest.raises(ValueError, match=r"no ledger|tuple.index|are no seconds|goes back"):
         Ledger.from_dict({**Ledger(START).as_dict(), **change})
