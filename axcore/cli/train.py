@@ -11,6 +11,7 @@ from axcore.cli.processes import join, process_info_of, process_options
 from axcore.cli.target import check_present, use_target
 from axcore.cli.terminal_text import escape_control_characters
 from axcore.plugins import plugin_host
+from axcore.resilience.process_start import process_start
 
 SAMPLE_TOKENS = 200
 INTERRUPTED = 130
@@ -39,6 +40,7 @@ def train(
     wanted = use_target(target, num_processes=place.process_count if place else 1)
     join(place, processes)
     from axcore.cli.experiment import load_resolved
+    from axcore.resilience.goodput import Goodput
     from axcore.trainer import Trainer
     from axcore.trainer.callbacks.progress import progress
 
@@ -46,7 +48,10 @@ def train(
     trainer = Trainer(load_resolved(experiment, overrides, changes=changes, hardware=hardware))
     run = Path(directory or Path("runs") / Path(experiment).stem)
     speaks = place is None or place.process_index == 0
-    result = trainer.run(run, [progress()] if speaks else [], quiet=True)
+    goodput = Goodput(process_start())
+    result = trainer.run(run, [progress(), goodput] if speaks else [], quiet=True)
+    if speaks:
+        click.echo(goodput.ledger.summary())
     if not result.is_complete:
         sys.exit(INTERRUPTED)
     if speaks:

@@ -1,4 +1,4 @@
-"""Fingerprints of sharded arrays: integers that tell replicas apart by a single bit.
+"""Fingerprints of sharded arrays: integers that differ where replicas differ in a single bit.
 
 A fingerprint is the sum, modulo 2**32, of a hash of each element's bits and its index in the whole
 array. A changed element changes it for certain, several do but for a chance of 2**-32. The
@@ -45,7 +45,7 @@ class Fingerprinter:
             of_shards,
             mesh=mesh,
             in_specs=tuple(specs),
-            out_specs=jax.P(mesh.axis_names),
+            out_specs=jax.sharding.PartitionSpec(mesh.axis_names),  # type: ignore[no-untyped-call]
             check_vma=False,
         )
         self._program = jax.jit(mapped)
@@ -62,15 +62,14 @@ class Fingerprinter:
 def _offsets(shape: Shape, spec: jax.P) -> list[UInt32[Array, ""]]:
     """Returns where this device's shard begins in each dimension."""
     padded = (*spec, *(None for _ in shape[len(spec) :]))
-    return [jnp.uint32(size) * _shard_index(axes) for size, axes in zip(shape, padded, strict=True)]
+    return [np.uint32(size) * _shard_index(axes) for size, axes in zip(shape, padded, strict=True)]
 
 
 def _shard_index(axes: str | tuple[str, ...] | None) -> UInt32[Array, ""]:
-    index = jnp.uint32(0)
+    index: Array = jnp.uint32(0)
     for axis in (axes,) if isinstance(axes, str) else axes or ():
-        index = index * jnp.uint32(jax.lax.axis_size(axis)) + jax.lax.axis_index(axis).astype(
-            jnp.uint32
-        )
+        size, at = jnp.uint32(jax.lax.axis_size(axis)), jax.lax.axis_index(axis)
+        index = index * size + at.astype(jnp.uint32)
     return index
 
 
@@ -80,7 +79,8 @@ def _fingerprint(shard: Array, shape: Shape, offsets: list[UInt32[Array, ""]]) -
     for dim, start in enumerate(offsets):
         stride = np.uint32(math.prod(shape[dim + 1 :]) % 2**32)
         index += (jax.lax.broadcasted_iota(jnp.uint32, words.shape, dim) + start) * stride
-    return jnp.sum(_mixed(words + index * _SPREAD), dtype=jnp.uint32)
+    total: Array = jnp.sum(_mixed(words + index * _SPREAD), dtype=jnp.uint32)
+    return total
 
 
 def _words(x: Array) -> UInt32[Array, "..."]:
@@ -90,12 +90,13 @@ def _words(x: Array) -> UInt32[Array, "..."]:
     if (bits := _bits(x.dtype)) <= 32:
         return jax.lax.bitcast_convert_type(x, f"uint{bits}").astype(jnp.uint32)
     halves = jax.lax.bitcast_convert_type(x, jnp.uint32)
-    return halves[..., 0] + _mixed(halves[..., 1])
+    joined: Array = halves[..., 0] + _mixed(halves[..., 1])
+    return joined
 
 
 def _bits(dtype: Any) -> int:
-    is_float = jnp.issubdtype(dtype, jnp.floating)
-    return int(jnp.finfo(dtype).bits if is_float else jnp.iinfo(dtype).bits)
+    info: Any = jnp.finfo if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo
+    return int(info(dtype).bits)
 
 
 def _mixed(x: Any) -> Any:
@@ -108,7 +109,7 @@ def _mixed(x: Any) -> Any:
     return x ^ (x >> np.uint32(16))
 
 
-# -- The same on the host, to tell a device that computes wrongly from one whose bits changed ------
+# -- The same on the host, to distinguish wrong arithmetic from changed bits ------
 
 
 def fingerprint_on_host(shard: NDArray[Any], shape: Shape, index: tuple[slice, ...]) -> int:

@@ -26,5 +26,5 @@ def read_ledger(directory: Path | str) -> Ledger | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        warnings.warn(f"{path} is damaged, so goodput counts anew: {error}", stacklevel=2)
+        warnings.warn(f"{path} is damaged, so goodput starts at zero: {error}", stacklevel=2)
         return None

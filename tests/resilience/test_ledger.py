@@ -145,7 +145,7 @@ def test_the_summary_names_goodput_and_the_largest_losses():
     [
         {"label": "party"},
         {"seconds": {}},
-        {"seconds": {label: -1 for label in LABELS}},
+        {"seconds": dict.fromkeys(LABELS, -1)},
         {"progress": []},
         {"progress": [(0, 0.0), (5, 2.0), (3, 1.0)]},
         {"time": None},

@@ -1,0 +1,91 @@
+"""`Goodput`: an observer that keeps a run's ledger, over all starts of its job."""
+
+import time
+import warnings
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+
+from axcore.resilience.event_log import read_events
+from axcore.resilience.ledger import Label, Ledger
+from axcore.resilience.ledger_file import GOODPUT_NAME, read_ledger, write_ledger
+from axcore.trainer import Event, PhaseStarted, RolledBack, RunFinished, RunStarted, StepsDone
+
+WRITE_EVERY_S = 1.0
+
+_DEATHS: dict[str, Label] = {"hang": "hang", "process_lost": "lost_work"}
+"""What old processes did until the event that a supervisor logged of their end."""
+
+
+class Goodput:
+    """Keeps `goodput.json`: at each report, at the end, and about every second in between.
+
+    What a killed run did after its last write is idle time, unless a supervisor's event says more.
+    Seconds of steps that a run repeats after a restart or a rollback are lost work; what else it
+    did between them keeps its label.
+    """
+
+    sees_phases = True
+
+    def __init__(
+        self, started: float | None = None, *, clock: Callable[[], float] = time.time
+    ) -> None:
+        """Begins the ledger.
+
+        Args:
+            started: When the job's time begins, since the epoch; by default now.
+            clock: Returns the time.
+        """
+        self._clock = clock
+        self._directory: Path | None = None
+        self._written = 0.0
+        self.ledger = Ledger(clock() if started is None else started)
+
+    def __call__(self, event: Event) -> None:
+        """Spends the time until now on its label, and writes the file where it is due."""
+        now = self._clock()
+        self._take(event, now)
+        is_report = isinstance(event, RunStarted | StepsDone | RunFinished)
+        if self._directory and (is_report or now - self._written >= WRITE_EVERY_S):
+            self._write(self._directory)
+            self._written = now
+
+    def _write(self, directory: Path) -> None:
+        try:
+            write_ledger(directory, self.ledger)
+        except OSError as error:
+            warnings.warn(f"{GOODPUT_NAME} was not written: {error}", stacklevel=2)
+
+    def _take(self, event: Event, now: float) -> None:
+        match event:
+            case PhaseStarted(label=label):
+                self.ledger.mark(now, label)
+            case RunStarted():
+                self.ledger.mark(now, self.ledger.label)
+                self._open(Path(event.directory), event.step)
+            case StepsDone(step=step):
+                self.ledger.reach(now, step)
+            case RolledBack(step=step):
+                self.ledger.mark(now, self.ledger.label)
+                self.ledger.go_back(step)
+            case RunFinished():
+                self.ledger.mark(now, "idle")
+
+    def _open(self, directory: Path, step: int) -> None:
+        older = read_ledger(directory)
+        if older is not None:
+            older.append(self.ledger, _death(directory, older.time))
+            self.ledger = older
+        self.ledger.go_back(step)
+        self._directory = directory
+
+
+def _death(directory: Path, since: float) -> tuple[float, Label] | None:
+    """Returns when the processes before these ended and what they had been doing, if known."""
+    for event in reversed(read_events(directory).events):
+        when = datetime.fromisoformat(event["time"]).timestamp()
+        if when <= since:
+            return None
+        if event["event"] in _DEATHS:
+            return when, _DEATHS[event["event"]]
+    return None
