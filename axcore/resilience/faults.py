@@ -1,0 +1,290 @@
+"""`FaultPlan`: a guard that injects faults by step and process, to rehearse what a run survives.
+
+Every fault is real: the process raises, dies, stops or hangs, bits change and the disk refuses
+files. What has fired is in the run's event log, so that a restart does not fire it again.
+"""
+
+import ctypes
+import os
+import signal
+import time
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import jax
+import numpy as np
+
+from axcore.config import (
+    REQUIRED,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    class_tag,
+    config,
+    digest,
+    name_the_known,
+)
+from axcore.distributed import process_index
+from axcore.errors import ConfigError
+from axcore.resilience.disk_faults import refuse_files, slow_files, strike_below
+from axcore.resilience.event_log import EventLog, read_events
+from axcore.trainer import Guard
+from axcore.trainer.step import TrainState
+
+if TYPE_CHECKING:
+    from axcore.trainer import Trainer
+
+FOREVER_S = 365 * 86400.0
+FAULT_EVENT = "fault"
+
+
+class InjectedFaultError(RuntimeError):
+    """What the fault `Raise` raises."""
+
+
+@config
+class Fault:
+    """Something that goes wrong; it does so at every step from `at_step` on, until it has fired.
+
+    Args:
+        at_step: The first step that it strikes.
+        process: Index of the process that it strikes; None strikes every process.
+        times: How often it fires, in all starts of the run together.
+    """
+
+    at_step: PositiveInt = REQUIRED
+    process: NonNegativeInt | None = 0
+    times: PositiveInt = 1
+
+    def on_batch(self, step: int, batch: Any) -> Any:
+        """Strikes before a step; returns its batch on the host."""
+        return batch
+
+    def on_state(self, step: int, state: TrainState) -> TrainState:
+        """Strikes after a step; returns its state."""
+        return state
+
+
+@config
+class Raise(Fault):
+    """Raises an exception that nobody expects."""
+
+    def on_batch(self, step: int, batch: Any) -> Any:
+        """Raises."""
+        raise InjectedFaultError(f"the fault plan raises this before step {step}")
+
+
+@config
+class Signal(Fault):
+    """Sends the process a signal: SIGKILL ends it at once, SIGSTOP stops it without a word."""
+
+    signal: Literal["SIGKILL", "SIGSTOP", "SIGTERM", "SIGSEGV"] = "SIGKILL"
+
+    def on_batch(self, step: int, batch: Any) -> Any:
+        """Sends the signal."""
+        os.kill(os.getpid(), signal.Signals[self.signal])
+        return batch
+
+
+@config
+class Hang(Fault):
+    """Makes no progress for some time, in the main thread.
+
+    Args:
+        seconds: How long.
+        holds_gil: Whether no other thread of Python runs meanwhile, as in a stuck C library.
+    """
+
+    seconds: PositiveFloat = FOREVER_S
+    holds_gil: bool = False
+
+    def on_batch(self, step: int, batch: Any) -> Any:
+        """Hangs."""
+        (_sleep_holding_gil if self.holds_gil else time.sleep)(self.seconds)
+        return batch
+
+
+@config
+class SlowStep(Fault):
+    """Makes steps slower, `times` in a row, as a straggler is."""
+
+    seconds: PositiveFloat = 1.0
+
+    def on_batch(self, step: int, batch: Any) -> Any:
+        """Sleeps."""
+        time.sleep(self.seconds)
+        return batch
+
+
+@config
+class PoisonBatch(Fault):
+    """Spoils the process's part of a batch.
+
+    Args:
+        how: `nan` makes its floating-point arrays NaN, and `shuffle` mixes up each array's values.
+    """
+
+    how: Literal["nan", "shuffle"] = "nan"
+
+    def on_batch(self, step: int, batch: Any) -> Any:
+        """Returns the batch, spoilt."""
+        spoil = _with_nan if self.how == "nan" else _shuffled
+        return jax.tree.map(lambda leaf: spoil(np.asarray(leaf)), batch)
+
+
+@config
+class FlipBit(Fault):
+    """Flips one bit of one device's part of a parameter, as failing memory does.
+
+    Args:
+        parameter: Its path in the model, such as `decoder.norm.weight`.
+        device: Which of the process's devices, from 0.
+        element: Which element of the device's part.
+        bit: Which bit of it, from the lowest.
+    """
+
+    parameter: str = REQUIRED
+    device: NonNegativeInt = 0
+    element: NonNegativeInt = 0
+    bit: NonNegativeInt = 0
+
+    def on_state(self, step: int, state: TrainState) -> TrainState:
+        """Returns the state with the bit flipped."""
+        paths, structure = jax.tree.flatten_with_path(state.model)
+        names = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in paths]
+        if self.parameter not in names:
+            known = name_the_known(self.parameter, names)
+            raise ConfigError(
+                f"there is no parameter {self.parameter!r}; {known}",
+                where="FlipBit.parameter",
+            )
+        leaves = [
+            self._flipped(leaf) if name == self.parameter else leaf
+            for name, (_, leaf) in zip(names, paths, strict=True)
+        ]
+        return state._replace(model=jax.tree.unflatten(structure, leaves))
+
+    def _flipped(self, leaf: jax.Array) -> jax.Array:
+        shards = sorted(leaf.addressable_shards, key=lambda shard: shard.device.id)
+        struck = shards[self.device]
+        values = np.array(struck.data)
+        values.reshape(-1).view(np.uint8).reshape(values.size, -1)[self.element, self.bit // 8] ^= (
+            np.uint8(1 << self.bit % 8)
+        )
+        parts = [
+            jax.device_put(values, shard.device) if shard is struck else shard.data
+            for shard in shards
+        ]
+        return jax.make_array_from_single_device_arrays(leaf.shape, leaf.sharding, parts)
+
+
+@config
+class FullDisk(Fault):
+    """Refuses new files, folders and renames in the run directory: "No space left on device".
+
+    That is what Python opens or makes; files that are open already can still be written.
+    """
+
+    seconds: PositiveFloat = 10.0
+
+    def on_batch(self, step: int, batch: Any) -> Any:
+        """Begins to refuse."""
+        refuse_files(self.seconds)
+        return batch
+
+
+@config
+class SlowDisk(Fault):
+    """Makes each new file, folder and rename in the run directory wait.
+
+    Args:
+        seconds: How long the disk is slow.
+        wait_s: What each costs.
+    """
+
+    seconds: PositiveFloat = 10.0
+    wait_s: PositiveFloat = 0.2
+
+    def on_batch(self, step: int, batch: Any) -> Any:
+        """Begins to be slow."""
+        slow_files(self.seconds, self.wait_s)
+        return batch
+
+
+class FaultPlan(Guard):
+    """Lets faults strike when their step comes; off wherever no config names it."""
+
+    @config
+    class Config(Guard.Config):
+        """Which faults."""
+
+        faults: tuple[Fault, ...] = REQUIRED
+
+    def __init__(self, cfg: Config) -> None:
+        super().__init__(cfg)
+        self._keys = {digest(fault): fault for fault in cfg.faults}
+        self._fired: Counter[str] = Counter()
+        if len(self._keys) < len(cfg.faults):
+            raise ConfigError("a fault is in the plan twice", where="faults", hint="set its times")
+
+    def on_start(self, trainer: "Trainer", directory: Path) -> None:
+        """Reads what has fired in earlier starts of the run."""
+        strike_below(directory, *_checkpoint_folder(trainer))
+        self._log = EventLog(directory, process_index())
+        own = [one for one in read_events(directory).events if one["process"] == process_index()]
+        self._fired.update(one["key"] for one in own if one["event"] == FAULT_EVENT)
+
+    def on_batch(self, step: int, batch: Any) -> Any:
+        """Lets faults strike before a step."""
+        for key, fault in self._due(step, "on_batch"):
+            self._record(key, fault, step)
+            batch = fault.on_batch(step, batch)
+        return batch
+
+    def on_state(self, step: int, state: TrainState) -> TrainState:
+        """Lets faults strike after a step."""
+        for key, fault in self._due(step, "on_state"):
+            self._record(key, fault, step)
+            state = fault.on_state(step, state)
+        return state
+
+    def _due(self, step: int, method: str) -> list[tuple[str, Fault]]:
+        return [
+            (key, fault)
+            for key, fault in self._keys.items()
+            if step >= fault.at_step
+            and self._fired[key] < fault.times
+            and fault.process in (None, process_index())
+            and getattr(type(fault), method) is not getattr(Fault, method)
+        ]
+
+    def _record(self, key: str, fault: Fault, step: int) -> None:
+        """Writes what is about to fire: the process may not live to do so afterwards."""
+        self._fired[key] += 1
+        kind = class_tag(type(fault)).rpartition(":")[2]
+        self._log.write(FAULT_EVENT, kind=kind, step=step, time_of=self._fired[key], key=key)
+
+
+def _checkpoint_folder(trainer: "Trainer") -> tuple[str, ...]:
+    named = trainer.config.checkpoint.directory
+    return () if named is REQUIRED or "://" in named else (named,)
+
+
+def _with_nan(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    is_float = np.issubdtype(array.dtype, np.floating)
+    return np.full_like(array, np.nan) if is_float else array
+
+
+def _shuffled(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(0).permutation(array.reshape(-1)).reshape(array.shape)
+
+
+def _sleep_holding_gil(seconds: float) -> None:
+    """Locks a mutex of C twice, which no signal ends, through a library that keeps the GIL."""
+    libc = ctypes.PyDLL(None)
+    mutex = ctypes.create_string_buffer(64)  # zeros are an unlocked mutex
+    whole, rest = divmod(time.time() + seconds, 1)
+    until = (ctypes.c_long * 2)(int(whole), int(rest * 1e9))
+    libc.pthread_mutex_lock(mutex)
+    libc.pthread_mutex_timedlock(mutex, until)
