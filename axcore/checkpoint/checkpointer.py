@@ -13,9 +13,10 @@ from typing import Any, Literal, Self
 from axcore.checkpoint.manifest import Manifest
 from axcore.checkpoint.reader import CheckpointReader, Restored
 from axcore.checkpoint.retention import StepFacts
+from axcore.checkpoint.saving import Patience
 from axcore.checkpoint.storage import open_storage
 from axcore.checkpoint.writer import CheckpointWriter
-from axcore.config import REQUIRED, Configurable, PositiveInt, config
+from axcore.config import REQUIRED, Configurable, PositiveFloat, PositiveInt, config
 
 
 class Checkpointer(Configurable):
@@ -37,6 +38,9 @@ class Checkpointer(Configurable):
         and the newest that is known to be good stays besides. `saves_in_background` lets
         training continue while a step is written; not on Python 3.12.0 to 3.12.2, which could not
         finish the save of a process that ends without `close`.
+        `tries` is how often a step is written while the disk fails, with a warning each time: first
+        after `retry_after_s`, then after twice as long, at most a minute. More than one try keeps
+        the state in host memory until the step is committed.
         `on_damage` says what `restore` does where the newest step is damaged and no step was asked
         for by number: go back to the newest whole one with a warning, or stop.
         """
@@ -45,6 +49,8 @@ class Checkpointer(Configurable):
         every_steps: PositiveInt = 1000
         keep: PositiveInt | None = 3
         saves_in_background: bool = True
+        tries: PositiveInt = 8
+        retry_after_s: PositiveFloat = 1.0
         on_damage: Literal["fall_back", "stop"] = "fall_back"
 
     folder_fields = ("directory",)
@@ -55,7 +61,8 @@ class Checkpointer(Configurable):
         self._saves_in_background = cfg.saves_in_background
         self._steps = open_storage(cfg.directory)
         facts = StepFacts()
-        self._writer = CheckpointWriter(self._steps, facts, keep=cfg.keep)
+        patience = Patience(tries=cfg.tries, wait_s=cfg.retry_after_s)
+        self._writer = CheckpointWriter(self._steps, facts, keep=cfg.keep, patience=patience)
         self._reader = CheckpointReader(self._steps, facts, falls_back=cfg.on_damage == "fall_back")
 
     @classmethod

@@ -1,6 +1,6 @@
 """Files that survive a crash: atomic writes, durable directories, and a lock."""
 
-import contextlib
+import errno
 import fcntl
 import os
 import socket
@@ -37,6 +37,20 @@ def sync_tree(root: Path) -> None:
         sync_path(Path(folder))
 
 
+def drop_cached_tree(root: Path) -> None:
+    """Asks the kernel to forget the files under `root`, so that they are next read from the disk.
+
+    They must be durable. A file system in memory ignores it; a disk may have its own cache.
+    """
+    for path in root.rglob("*"):
+        if path.is_file():
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(descriptor)
+
+
 class FileLock:
     """A lock on a file, held by this process until `release` or until the process dies.
 
@@ -54,6 +68,7 @@ class FileLock:
             CheckpointError: A live process holds the lock.
             OSError: The file cannot be made, or its file system has no locks.
         """
+        self._path = path
         self._descriptor: int | None = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -67,6 +82,18 @@ class FileLock:
         os.ftruncate(self._descriptor, 0)
         os.pwrite(self._descriptor, f"pid {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
 
+    def check_is_in_place(self) -> None:
+        """Checks that the file that is locked is the one at the path.
+
+        Raises:
+            OSError: The directory was moved, deleted or unmounted since.
+        """
+        assert self._descriptor is not None, "the lock is held"
+        if not os.path.exists(self._path) or not os.path.samestat(
+            os.stat(self._path), os.fstat(self._descriptor)
+        ):
+            raise OSError(errno.ESTALE, "the directory is no longer the one that was locked")
+
     def release(self) -> None:
         """Gives the lock up; doing so twice is harmless."""
         if self._descriptor is not None:
@@ -74,7 +101,7 @@ class FileLock:
             self._descriptor = None
 
     def __del__(self) -> None:
-        with contextlib.suppress(AttributeError, OSError):
+        if getattr(self, "_descriptor", None) is not None:
             self.release()
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from axcore.checkpoint.faults import CheckpointWarning
 from axcore.checkpoint.retention import StepFacts, expired_steps
+from axcore.checkpoint.room import describe_room
 from axcore.checkpoint.storage import StepStorage
 
 
@@ -28,11 +29,16 @@ class Housekeeping:
         else:
             self._warn(f"step {step} is not marked as good: this run did not find it whole")
 
-    def tidy(self) -> None:
-        """Does what is due after a save."""
+    def tidy(self, step: int, *, num_bytes: int) -> None:
+        """Does what is due after a step of so many bytes was saved; the next one needs them again.
+
+        A mark that failed before was for a step of that number in a history that ended.
+        """
+        self._to_mark.discard(step)
         self._mark()
         self.set_damaged_aside()
         self._delete_expired()
+        self._try("the room left is not known", self._warn_of_little_room, num_bytes)
 
     def _mark(self) -> None:
         for step in self._to_mark & set(self._steps.committed()):
@@ -51,9 +57,14 @@ class Housekeeping:
         for step in expired_steps(self._steps.committed(), keep=self._keep, good=good):
             self._try(f"step {step} could not be deleted", self._steps.delete, step)
 
-    def _try(self, what: str, act: Callable[[int], None], step: int) -> bool:
+    def _warn_of_little_room(self, num_bytes: int) -> None:
+        free = self._steps.free_bytes()
+        if free is not None and free < num_bytes:
+            self._warn(f"the next step will not fit: {describe_room(free, num_bytes)}")
+
+    def _try(self, what: str, act: Callable[[int], None], number: int) -> bool:
         try:
-            act(step)
+            act(number)
         except OSError as error:
             self._warn(f"{what}: {error}; this is tried again after the next save")
             return False

@@ -67,10 +67,17 @@ class Mirror:
         return self._fast.draft(step)
 
     def commit(self, step: int) -> None:
-        """Commits a draft on the fast disk, then its copy."""
+        """Commits a draft on the fast disk."""
         self._fast.commit(step)
+
+    def replicate(self, step: int) -> None:
+        """Copies a step to the durable disk, and commits it there."""
         _copy(self._fast, self._durable, step)
         self._durable.commit(step)
+
+    def free_bytes(self) -> int:
+        """Returns the room that is left where there is less."""
+        return min(place.free_bytes() for place in (self._fast, self._durable))
 
     def abandon(self, step: int) -> None:
         """Removes what was written of a step in either place."""

@@ -1,14 +1,12 @@
 """Reads steps: compares them with their manifests and with the template, and restores them."""
 
 import warnings
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
 
 from axcore.checkpoint import store
 from axcore.checkpoint.faults import CheckpointWarning
-from axcore.checkpoint.integrity import FileRecord, find_damage
 from axcore.checkpoint.leaves import describe, leaf_spec, mismatches, name_leaves
 from axcore.checkpoint.manifest import (
     DamagedCheckpointError,
@@ -18,13 +16,9 @@ from axcore.checkpoint.manifest import (
     to_json,
 )
 from axcore.checkpoint.retention import StepFacts
+from axcore.checkpoint.shared_files import find_damage_together
 from axcore.checkpoint.storage import StepStorage
-from axcore.distributed import (
-    all_gather_object,
-    broadcast_object,
-    is_process_zero,
-    shard_for_process,
-)
+from axcore.distributed import broadcast_object, is_process_zero
 from axcore.errors import CheckpointError
 
 ARRAYS_NAME = "arrays"
@@ -131,18 +125,12 @@ class CheckpointReader:
 
     def verify(self, step: int) -> None:
         """Compares every file of a step with its record; each process reads a part of them."""
-        files = dict(shard_for_process(list(self.manifest(step).files.items())))
-        found = all_gather_object("verifying a checkpoint", lambda: self._problems(step, files))
-        problems = [problem for part in found for problem in part]
+        files = self.manifest(step).files
+        root = self._steps.path(step)
+        problems = find_damage_together("verifying a checkpoint", root, files)
         if problems:
             raise self._damage(step, problems)
         self._facts.found_whole(step)
-
-    def _problems(self, step: int, files: Mapping[str, FileRecord]) -> list[str]:
-        try:
-            return find_damage(self._steps.path(step), files)
-        except OSError as error:
-            return [f"a file cannot be read: {error}"]
 
     def _damage(self, step: int, problems: list[str]) -> DamagedCheckpointError:
         return DamagedCheckpointError(

@@ -32,12 +32,14 @@ class StepDirectories:
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self._lock: FileLock | None = None
 
     def lock(self) -> FileLock:
         """Makes the root, locks it, and clears what killed processes left."""
         self.root.mkdir(parents=True, exist_ok=True)
         lock = FileLock(self.root / "writer.lock", doing="saving checkpoints here")
         self._clear_leftovers()
+        self._lock = lock
         return lock
 
     def prepare(self, step: int) -> None:
@@ -63,8 +65,17 @@ class StepDirectories:
 
     def begin(self, step: int) -> None:
         """Makes the empty directory that a step is written into."""
+        if self._lock is not None:
+            self._lock.check_is_in_place()
         self.abandon(step)
         self.draft(step).mkdir()
+
+    def replicate(self, step: int) -> None:
+        """Does nothing: there is one copy of a step."""
+
+    def free_bytes(self) -> int:
+        """Returns the room that is left on the disk of the root."""
+        return shutil.disk_usage(self.root).free
 
     def abandon(self, step: int) -> None:
         """Removes what was written of a step that was not committed."""

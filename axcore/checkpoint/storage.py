@@ -58,6 +58,12 @@ class StepStorage(Protocol):
         Steps at or after it belong to a history that ended; they are set aside.
         """
 
+    def replicate(self, step: int) -> None:
+        """Copies a committed step to where else the storage keeps it; may be done again."""
+
+    def free_bytes(self) -> int | None:
+        """Returns how much can be written; None where that is not known."""
+
     def abandon(self, step: int) -> None:
         """Removes what was written of a step that was not committed."""
 

@@ -1,11 +1,6 @@
 """Writes steps: in the background, one at a time, committed whole or not at all.
 
-A step is written into `step_N.incomplete`; then its files are measured and made durable, the
-manifest is written, and the directory is renamed to `step_N`. Older steps are deleted after that.
-A process killed at any moment leaves the committed steps as they were.
-
-Of several processes each writes the shards that it owns and measures a part of the files; process 0
-alone makes, names and deletes directories. What goes wrong in one is raised in all.
+`saving.py` writes a step and reads it back; older steps are deleted after that, by process 0.
 """
 
 import functools
@@ -13,32 +8,21 @@ import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
-from pathlib import Path
 from typing import Any
 
 import jax
 
-from axcore.checkpoint import store
 from axcore.checkpoint.faults import CheckpointWarning
-from axcore.checkpoint.files import sync_tree
 from axcore.checkpoint.housekeeping import Housekeeping
-from axcore.checkpoint.integrity import FileRecord, list_files, record_files
-from axcore.checkpoint.leaves import LeafSpec, leaf_spec, name_arrays
-from axcore.checkpoint.manifest import Manifest, check_extra, write_manifest
-from axcore.checkpoint.reader import ARRAYS_NAME
+from axcore.checkpoint.leaves import name_arrays
+from axcore.checkpoint.manifest import check_extra
 from axcore.checkpoint.retention import StepFacts
+from axcore.checkpoint.saving import Patience, StepSave
 from axcore.checkpoint.storage import StepStorage, StorageLock
-from axcore.distributed import (
-    all_gather_object,
-    broadcast_object,
-    is_process_zero,
-    process_count,
-    process_index,
-    shard_for_process,
-)
+from axcore.distributed import broadcast_object, process_count, process_index
 from axcore.errors import CheckpointError
 
 THREADS_START_AT_EXIT = not (3, 12) <= sys.version_info < (3, 12, 3)
@@ -51,9 +35,12 @@ Python 3.12.0 to 3.12.2 forbid that (https://github.com/python/cpython/issues/11
 class CheckpointWriter:
     """Writes steps into a storage, and keeps the newest `keep` and the newest good one."""
 
-    def __init__(self, steps: StepStorage, facts: StepFacts, *, keep: int | None) -> None:
+    def __init__(
+        self, steps: StepStorage, facts: StepFacts, *, keep: int | None, patience: Patience
+    ) -> None:
         self._steps = steps
         self._facts = facts
+        self._patience = patience
         self._housekeeping = Housekeeping(steps, facts, keep=keep)
         self._lock: StorageLock | None = None
         self._worker: ThreadPoolExecutor | None = None
@@ -68,15 +55,12 @@ class CheckpointWriter:
         self._check_order(step)
         _check_are_shared(arrays)
         worker = self._lock_for_writing()
-        broadcast_object("beginning a checkpoint", lambda: self._begin(step))
-        try:
-            finish_arrays = store.start_saving(self._steps.draft(step) / ARRAYS_NAME, arrays)
-        except Exception as error:
-            raise self._abandon(step, error) from error
+        broadcast_object("looking for later checkpoints", lambda: self._warn_of_later_steps(step))
+        save = StepSave(self._steps, step, arrays, extra, self._patience)
         self._last_started = step
-        leaves = {name: leaf_spec(array) for name, array in arrays.items()}
-        self._pending.append(worker.submit(self._finish, step, finish_arrays, leaves, extra))
+        self._pending.append(worker.submit(self._finish, save))
         if not THREADS_START_AT_EXIT:
+            _warn_of_old_python()
             wait_for(self._pending)
 
     def mark_good(self, step: int) -> None:
@@ -143,13 +127,6 @@ class CheckpointWriter:
                 f"checkpoints cannot be written: {error}", where=str(self._steps.root)
             ) from error
 
-    def _begin(self, step: int) -> None:
-        self._warn_of_later_steps(step)
-        try:
-            self._steps.begin(step)
-        except OSError as error:
-            raise self._abandon(step, error) from error
-
     def _warn_of_later_steps(self, step: int) -> None:
         later = self._steps.at_or_after(step)
         if later:
@@ -161,52 +138,22 @@ class CheckpointWriter:
                 stacklevel=4,
             )
 
-    def _finish(
-        self,
-        step: int,
-        finish_arrays: Callable[[], None],
-        leaves: Mapping[str, LeafSpec],
-        extra: Mapping[str, Any],
-    ) -> None:
+    def _finish(self, save: StepSave) -> None:
         """Commits a step whose arrays are being written; runs on the worker thread."""
-        draft = self._steps.draft(step)
-        try:
-            all_gather_object("writing a checkpoint", finish_arrays)
-            files = _record_together(draft)
-            manifest = Manifest(step=step, leaves=leaves, files=files, extra=extra)
-            broadcast_object("committing a checkpoint", lambda: self._commit(manifest))
-        except Exception as error:
-            raise self._abandon(step, error) from error
-        self._facts.found_whole(step)
-        broadcast_object("tidying checkpoints up", self._housekeeping.tidy)
-
-    def _commit(self, manifest: Manifest) -> None:
-        draft = self._steps.draft(manifest.step)
-        sync_tree(draft)
-        write_manifest(draft, manifest)
-        self._steps.commit(manifest.step)
-
-    def _abandon(self, step: int, error: Exception) -> CheckpointError:
-        if is_process_zero():
-            self._steps.abandon(step)
-        return CheckpointError(
-            f"saving step {step} failed: {error}",
-            where=str(self._steps.root),
-            hint="make room or repair the disk, then run again; earlier steps are unharmed",
-        )
+        save.finish()
+        self._facts.found_whole(save.step)
+        tidy = functools.partial(self._housekeeping.tidy, save.step, num_bytes=save.num_bytes)
+        broadcast_object("tidying checkpoints up", tidy)
 
 
-def _record_together(draft: Path) -> dict[str, FileRecord]:
-    """Returns the records of a draft's files; each process reads a part of them."""
-    sizes = broadcast_object("listing a checkpoint", lambda: list_files(draft))
-
-    def measured() -> dict[str, Any]:
-        records = record_files(draft, dict(shard_for_process(list(sizes.items()))))
-        return {name: [record.num_bytes, *record.crc32] for name, record in records.items()}
-
-    parts = all_gather_object("measuring a checkpoint", measured)
-    found = {name: values for part in parts for name, values in part.items()}
-    return {name: FileRecord(found[name][0], tuple(found[name][1:])) for name in sizes}
+@functools.cache
+def _warn_of_old_python() -> None:
+    warnings.warn(
+        f"Python {sys.version.split()[0]} starts no threads while it ends (python/cpython#113964), "
+        "so a save would be lost there: training waits for each one; use Python 3.12.3 or newer",
+        CheckpointWarning,
+        stacklevel=4,
+    )
 
 
 def _check_are_shared(arrays: Mapping[str, jax.Array]) -> None:

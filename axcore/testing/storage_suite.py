@@ -223,6 +223,7 @@ def _write(storage: Any, step: int) -> None:
 def _save(storage: Any, step: int) -> None:
     _write(storage, step)
     storage.commit(step)
+    storage.replicate(step)
 
 
 def _is_whole(storage: Any, step: int) -> bool:

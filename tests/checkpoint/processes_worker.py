@@ -52,6 +52,11 @@ def error_of(act):
     return None
 
 
+def save_now(checkpoints, step):
+    checkpoints.save(step, state_of(step), {"step": step})
+    checkpoints.wait()
+
+
 def save(checkpoints, directory):
     """Saves three steps, the second of which finds a file in its way."""
     checkpoints.save(1, state_of(1), {"step": 1})
@@ -59,7 +64,7 @@ def save(checkpoints, directory):
     if is_process_zero():
         (directory / "step_00000002.incomplete").write_text("in the way")
     barrier("a file is in the way")
-    refused = error_of(lambda: checkpoints.save(2, state_of(2), {"step": 2}))
+    refused = error_of(lambda: save_now(checkpoints, 2))
     barrier("refused")
     if is_process_zero():
         (directory / "step_00000002.incomplete").unlink()
@@ -114,7 +119,7 @@ def main():
     limits = TimeLimits(join_s=60, barrier_s=60, heartbeat_s=10)
     join_processes(address, process_count=int(count), process_index=int(index), limits=limits)
     acts = {"save": save, "restore": restore, "die": die, "die at commit": die_at_commit}
-    with Checkpointer.Config().build(directory=directory) as checkpoints:
+    with Checkpointer.Config(tries=1).build(directory=directory) as checkpoints:
         print(json.dumps(acts[task](checkpoints, Path(directory))), flush=True)
 
 

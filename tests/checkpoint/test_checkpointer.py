@@ -11,7 +11,7 @@ import optax
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from axcore.checkpoint import Checkpointer, CheckpointWarning
+from axcore.checkpoint import Checkpointer, CheckpointWarning, writer
 from axcore.errors import CheckpointError, ConfigError
 
 
@@ -266,7 +266,7 @@ def test_one_writer_at_a_time_and_any_number_of_readers(tmp_path):
 
 def test_a_full_disk_is_reported_once_and_harms_no_earlier_step(tmp_path, capfd, caplog):
     state = {"w": jax.random.normal(jax.random.key(0), (1 << 19,))}
-    with open_checkpoints(tmp_path, keep=1) as checkpoints:
+    with open_checkpoints(tmp_path, keep=1, tries=1) as checkpoints:
         checkpoints.save(1, state)
         checkpoints.wait()
         unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -288,10 +288,21 @@ def test_a_full_disk_is_reported_once_and_harms_no_earlier_step(tmp_path, capfd,
     assert capfd.readouterr() == ("", "")
 
 
+def test_a_python_that_cannot_finish_a_save_at_its_end_says_so_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(writer, "THREADS_START_AT_EXIT", False)
+    with open_checkpoints(tmp_path) as checkpoints:
+        with pytest.warns(
+            CheckpointWarning, match=r"so a save would be lost there: training waits"
+        ):
+            checkpoints.save(1, small_state())
+        assert checkpoints.steps() == (1,), "save did not wait for its files"
+        checkpoints.save(2, small_state())
+
+
 def test_a_failed_save_is_raised_by_the_next_save(tmp_path):
     state = {"w": jax.random.normal(jax.random.key(0), (1 << 19,))}
     unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
-    with open_checkpoints(tmp_path) as checkpoints:
+    with open_checkpoints(tmp_path, tries=1) as checkpoints:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 18, unlimited[1]))
         try:
             checkpoints.save(2, state)

@@ -117,7 +117,7 @@ def test_old_steps_go_in_both_places(tmp_path):
 
 
 def test_a_copy_that_fails_is_an_error_and_harms_no_step(tmp_path):
-    with mirrored(tmp_path) as checkpoints:
+    with mirrored(tmp_path, tries=1) as checkpoints:
         checkpoints.save(1, STATE, {"step": 1})
         checkpoints.wait()
         (tmp_path / "durable/step_00000002.incomplete").write_text("in the way")

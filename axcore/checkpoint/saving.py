@@ -1,0 +1,183 @@
+"""`StepSave`: one step on its way to the storage, written again while the storage fails.
+
+A step is written into `step_N.incomplete`; its files are measured and made durable, the manifest is
+written, all of it is read back from the disk, and the directory is renamed to `step_N`. A process
+killed at any moment leaves the committed steps as they were.
+
+Of several processes each writes the shards that it owns and reads a part of the files; process 0
+alone makes and names directories. What goes wrong in one is raised in all, so all try again alike.
+"""
+
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import attrs
+import jax
+
+from axcore.checkpoint import store
+from axcore.checkpoint.faults import CheckpointWarning, StorageError, as_storage_errors
+from axcore.checkpoint.files import drop_cached_tree, sync_tree
+from axcore.checkpoint.leaves import leaf_spec
+from axcore.checkpoint.manifest import (
+    DamagedCheckpointError,
+    Manifest,
+    read_manifest,
+    write_manifest,
+)
+from axcore.checkpoint.reader import ARRAYS_NAME
+from axcore.checkpoint.room import describe_room, free_bytes
+from axcore.checkpoint.shared_files import find_damage_together, record_together
+from axcore.checkpoint.snapshot import Snapshot
+from axcore.checkpoint.storage import StepStorage
+from axcore.distributed import all_gather_object, broadcast_object, is_process_zero
+from axcore.errors import CheckpointError
+
+LONGEST_WAIT_S = 60.0
+
+
+@attrs.frozen
+class Patience:
+    """How often a failing storage is asked, and how long after the first failure; then twice that.
+
+    Args:
+        tries: How often in all.
+        wait_s: How long before the second try.
+    """
+
+    tries: int
+    wait_s: float
+
+    def waits(self) -> list[float]:
+        """Returns how long to wait after each try but the last."""
+        return [min(self.wait_s * 2**i, LONGEST_WAIT_S) for i in range(self.tries - 1)]
+
+
+class StepSave:
+    """Saves one state; made where the state is still there, and finished on another thread."""
+
+    def __init__(
+        self,
+        steps: StepStorage,
+        step: int,
+        arrays: Mapping[str, jax.Array],
+        extra: Mapping[str, Any],
+        patience: Patience,
+    ) -> None:
+        """Starts the first try, and returns once `arrays` may be donated."""
+        self.step = step
+        self.num_bytes = sum(array.nbytes for array in arrays.values())
+        self._steps = steps
+        self._extra = extra
+        self._patience = patience
+        self._leaves = {name: leaf_spec(array) for name, array in arrays.items()}
+        self._finish_arrays = self._start_arrays(arrays)
+        self._snapshot = Snapshot(arrays) if patience.tries > 1 else None
+
+    def finish(self) -> None:
+        """Commits the step.
+
+        Raises:
+            CheckpointError: The storage still failed at the last try.
+        """
+        self._keep_trying(self._commit_whole, self._start_again)
+        replicate = partial(self._on_storage, self._steps.replicate)
+        self._keep_trying(partial(broadcast_object, "copying a checkpoint", replicate))
+
+    def _keep_trying(
+        self, act: Callable[[], None], prepare: Callable[[], None] = lambda: None
+    ) -> None:
+        """Acts until the storage does as asked; prepares again after each failure."""
+        for failed, wait_s in enumerate(self._patience.waits(), start=1):
+            try:
+                return act()
+            except StorageError as error:
+                self._abandon()
+                self._warn(f"{self._what(error)}; try {failed + 1} follows in {wait_s:g} s")
+            time.sleep(wait_s)
+            prepare()
+        try:
+            return act()
+        except StorageError as error:
+            self._abandon()
+            raise self._give_up(error) from error
+
+    def _start_again(self) -> None:
+        assert self._snapshot is not None, "there is more than one try"
+        self._finish_arrays = self._start_arrays(self._snapshot.arrays())
+
+    def _start_arrays(self, arrays: Mapping[str, jax.Array]) -> Callable[[], None]:
+        """Starts to write arrays; what goes wrong is raised by the function that it returns."""
+        try:
+            broadcast_object("beginning a checkpoint", self._begin)
+            with as_storage_errors(Exception):
+                return store.start_saving(self._draft / ARRAYS_NAME, arrays)
+        except StorageError as error:
+            return partial(_raise, error)
+
+    def _begin(self) -> None:
+        with as_storage_errors(OSError):
+            free = self._steps.free_bytes()
+            if free is not None and free < self.num_bytes:
+                raise StorageError("there is too little room")
+            self._steps.begin(self.step)
+
+    def _commit_whole(self) -> None:
+        """Waits for the arrays, and commits what can be read back."""
+        all_gather_object("writing a checkpoint", self._finish_writing)
+        files = record_together(self._draft)
+        manifest = Manifest(step=self.step, leaves=self._leaves, files=files, extra=self._extra)
+        broadcast_object("writing a manifest", partial(self._write_manifest, manifest))
+        self._read_back(manifest)
+        commit = partial(self._on_storage, self._steps.commit)
+        broadcast_object("committing a checkpoint", commit)
+
+    def _finish_writing(self) -> None:
+        with as_storage_errors(Exception):
+            self._finish_arrays()
+
+    def _write_manifest(self, manifest: Manifest) -> None:
+        with as_storage_errors(OSError, DamagedCheckpointError):
+            sync_tree(self._draft)
+            write_manifest(self._draft, manifest)
+            drop_cached_tree(self._draft)
+            read_manifest(self._draft)
+
+    def _read_back(self, manifest: Manifest) -> None:
+        problems = find_damage_together("reading a checkpoint back", self._draft, manifest.files)
+        if problems:
+            raise StorageError(f"what was written reads back otherwise: {'; '.join(problems)}")
+
+    def _on_storage(self, act: Callable[[int], None]) -> None:
+        with as_storage_errors(OSError):
+            act(self.step)
+
+    def _abandon(self) -> None:
+        if is_process_zero():
+            self._steps.abandon(self.step)
+
+    @property
+    def _draft(self) -> Path:
+        return self._steps.draft(self.step)
+
+    def _give_up(self, error: StorageError) -> CheckpointError:
+        return CheckpointError(
+            f"{self._what(error)}; it was tried {self._patience.tries} times",
+            where=str(self._steps.root),
+            hint="make room or repair the disk, then run again; earlier steps are unharmed",
+        )
+
+    def _what(self, error: StorageError) -> str:
+        room = describe_room(free_bytes(self._steps), self.num_bytes)
+        return f"saving step {self.step} failed: {error.what} ({room})"
+
+    def _warn(self, text: str) -> None:
+        if is_process_zero():
+            warnings.warn(f"{text} ({self._steps.root})", CheckpointWarning, stacklevel=3)
+
+
+def _raise(error: Exception) -> None:
+    raise error

@@ -1,0 +1,228 @@
+"""A disk that fails costs a warning and another try, then a clear stop; nothing older is lost."""
+
+import contextlib
+import resource
+import subprocess
+import sys
+import threading
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from axcore.checkpoint import Checkpointer, CheckpointWarning
+from axcore.checkpoint.saving import LONGEST_WAIT_S, Patience
+from axcore.checkpoint.snapshot import Snapshot
+from axcore.errors import CheckpointError
+
+
+def open_checkpoints(path, **changes):
+    fields = {"tries": 2, "retry_after_s": 0.2, **changes}
+    return Checkpointer.Config(**fields).build(directory=str(path))
+
+
+def state_of(step, megabytes=1.0):
+    values = np.random.default_rng(step).standard_normal(int(megabytes * 250_000), dtype="float32")
+    return {"w": jnp.asarray(values), "key": jax.random.key(step)}
+
+
+def save(checkpoints, step, megabytes=1.0):
+    checkpoints.save(step, state_of(step, megabytes), {"step": step})
+    checkpoints.wait()
+
+
+def assert_newest(path, step, megabytes=1.0):
+    restored = open_checkpoints(path).restore(state_of(0, megabytes))
+    wanted = state_of(step, megabytes)
+    assert (restored.step, restored.extra) == (step, {"step": step})
+    assert np.array_equal(restored.state["w"], wanted["w"])
+    assert jnp.array_equal(
+        jax.random.key_data(restored.state["key"]), jax.random.key_data(wanted["key"])
+    )
+
+
+@contextlib.contextmanager
+def failing_files():
+    """No file may become larger than 64 KiB while this lasts."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_waits_double_up_to_a_bound():
+    assert Patience(tries=4, wait_s=0.5).waits() == [0.5, 1.0, 2.0]
+    assert Patience(tries=1, wait_s=1.0).waits() == []
+    assert max(Patience(tries=30, wait_s=1.0).waits()) == LONGEST_WAIT_S
+
+
+def test_a_save_that_fails_is_written_again_from_memory_bit_by_bit(tmp_path):
+    overwrite = jax.jit(lambda w: w * 0, donate_argnums=0)
+    with open_checkpoints(tmp_path, retry_after_s=1.0) as checkpoints:
+        save(checkpoints, 1)
+        state = state_of(2)
+
+        def save_through_a_failure():
+            with failing_files():
+                checkpoints.save(2, state, {"step": 2})
+                jax.block_until_ready(overwrite(state["w"]))
+                time.sleep(0.5)
+            checkpoints.wait()
+
+        with pytest.warns(CheckpointWarning, match=r"saving step 2 failed: .*; try 2 follows in 1"):
+            save_through_a_failure()
+    assert_newest(tmp_path, 2)
+    assert sorted(path.name for path in tmp_path.glob("step_*")) == [
+        "step_00000001", "step_00000002",
+    ]  # fmt: skip
+
+
+def test_a_save_that_goes_on_failing_ends_with_what_was_asked_and_harms_nothing(tmp_path):
+    with open_checkpoints(tmp_path, tries=3, retry_after_s=0.01, keep=1) as checkpoints:
+        save(checkpoints, 1)
+        with (
+            pytest.warns(CheckpointWarning) as caught,
+            failing_files(),
+            pytest.raises(
+                CheckpointError,
+                match=r"saving step 2 failed: .*about 1\.0 MB needed, .* MB free.* tried 3 times",
+            ),
+        ):
+            save(checkpoints, 2)
+        assert len(caught) == 2
+        assert checkpoints.steps() == (1,)
+        save(checkpoints, 3)
+    assert_newest(tmp_path, 3)
+
+
+def test_a_disk_that_is_too_small_is_known_before_it_is_filled(small_disk):
+    path = small_disk(4)
+    with open_checkpoints(path, keep=1) as checkpoints:
+        with pytest.warns(CheckpointWarning, match="the next step will not fit: about 3.0 MB"):
+            save(checkpoints, 1, megabytes=3)
+        with (
+            pytest.warns(CheckpointWarning, match="there is too little room .about 3.0 MB needed"),
+            pytest.raises(
+                CheckpointError, match=r"too little room .about 3\.0 MB needed, 1\.\d MB"
+            ),
+        ):
+            save(checkpoints, 2, megabytes=3)
+    assert_newest(path, 1, megabytes=3)
+
+
+def test_a_disk_that_fills_up_meanwhile_is_tried_again_when_there_is_room(small_disk):
+    path = small_disk(8)
+    hog = path / "hog"
+    with open_checkpoints(path, retry_after_s=0.5) as checkpoints:
+        save(checkpoints, 1)
+        hog.write_bytes(bytes(7_100_000))
+        threading.Timer(0.2, hog.unlink).start()
+        with pytest.warns(CheckpointWarning, match="saving step 2 failed"):
+            save(checkpoints, 2, megabytes=1.0)
+    assert_newest(path, 2)
+
+
+def test_a_directory_that_may_not_be_written_is_tried_again(tmp_path, immutable):
+    with open_checkpoints(tmp_path) as checkpoints:
+        save(checkpoints, 1)
+        immutable(tmp_path)
+        with (
+            pytest.warns(CheckpointWarning, match="Operation not permitted"),
+            pytest.raises(
+                CheckpointError, match=r"saving step 2 failed: .*Operation not permitted"
+            ),
+        ):
+            save(checkpoints, 2)
+        subprocess.run(["chattr", "-i", str(tmp_path)], check=True)
+        save(checkpoints, 3)
+    assert_newest(tmp_path, 3)
+
+
+def test_a_disk_that_turns_read_only_is_tried_again(small_disk):
+    path = small_disk(16)
+    with open_checkpoints(path) as checkpoints:
+        save(checkpoints, 1)
+        (path / "writer.lock").stat()
+        subprocess.run(["mount", "-o", "remount,ro", str(path)], check=False, capture_output=True)
+        try:
+            (path / "x").touch()
+            pytest.skip("this disk cannot be made read-only while a file of it is open")
+        except OSError:
+            pass
+        with (
+            pytest.warns(CheckpointWarning, match="Read-only"),
+            pytest.raises(CheckpointError, match="Read-only file system"),
+        ):
+            save(checkpoints, 2)
+        subprocess.run(["mount", "-o", "remount,rw", str(path)], check=True)
+        save(checkpoints, 3)
+    assert_newest(path, 3)
+
+
+def test_a_directory_that_vanishes_is_never_written_elsewhere(tmp_path):
+    path, away = tmp_path / "checkpoints", tmp_path / "away"
+    with open_checkpoints(path, retry_after_s=0.6) as checkpoints:
+        save(checkpoints, 1)
+        path.rename(away)
+        path.mkdir()  # as an unmounted disk leaves its mount point
+
+        def come_back():
+            path.rmdir()
+            away.rename(path)
+
+        threading.Timer(0.2, come_back).start()
+        with pytest.warns(CheckpointWarning, match="no longer the one that was locked"):
+            save(checkpoints, 2)
+        assert checkpoints.steps() == (1, 2)
+    assert_newest(path, 2)
+
+
+@pytest.mark.parametrize("axes", [(), ("x",), (None, "x")])
+def test_a_snapshot_gives_back_every_leaf_on_its_sharding(axes):
+    mesh = jax.make_mesh((4,), ("x",), devices=jax.devices()[:4])
+    sharding = NamedSharding(mesh, PartitionSpec(*axes))
+    arrays = {
+        "w": jax.device_put(jnp.arange(64.0).reshape(8, 8), sharding),
+        "half": jax.device_put(jnp.ones((4, 4), jnp.bfloat16), sharding),
+        "keys": jax.random.split(jax.random.key(1), 3),
+        "empty": jnp.zeros((0, 3)),
+        "scalar": jnp.int32(3),
+    }
+    again = Snapshot(arrays).arrays()
+    for name, array in arrays.items():
+        assert again[name].sharding == array.sharding
+        assert again[name].dtype == array.dtype
+        if name != "keys":
+            assert np.asarray(again[name]).tobytes() == np.asarray(array).tobytes()
+    same = jax.random.key_data(again["keys"]) == jax.random.key_data(arrays["keys"])
+    assert same.all()
+
+
+def spoil_once(draft):
+    """Changes a byte of a draft between its measuring and its reading back, as a bad disk does."""
+    left = [draft]
+
+    def hook(event, args):
+        if event == "os.rename" and left and str(args[0]) == f"{draft}/manifest.json.tmp":
+            left.clear()
+            files = [file for file in (draft / "arrays").rglob("*") if file.is_file()]
+            largest = max(files, key=lambda file: file.stat().st_size)
+            with largest.open("r+b") as opened:
+                opened.seek(largest.stat().st_size // 2)
+                opened.write(bytes([opened.read(1)[0] ^ 1]))
+
+    sys.addaudithook(hook)
+
+
+def test_what_reads_back_otherwise_is_no_step_and_is_written_again(tmp_path):
+    with open_checkpoints(tmp_path, keep=1, retry_after_s=0.01) as checkpoints:
+        save(checkpoints, 1)
+        spoil_once(tmp_path / "step_00000002.incomplete")
+        with pytest.warns(CheckpointWarning, match="step 2 failed: what was written reads back ot"):
+            save(checkpoints, 2)
+    assert_newest(tmp_path, 2)
