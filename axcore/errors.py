@@ -104,6 +104,12 @@ class TrainingError(AxcoreError):
     exit_code = 8
 
 
+class CorruptionError(AxcoreError):
+    """A device silently changed parameters; nothing that it changed was saved."""
+
+    exit_code = 15
+
+
 class ComplexityError(AxcoreError):
     """Lines of code could not be measured, or a feature costs more of them than it may."""
 

@@ -56,6 +56,9 @@ class Guard(Configurable):
     def on_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """Sees the metrics of a log line, before the step is evaluated or saved."""
 
+    def on_save(self, step: int, state: TrainState) -> None:
+        """Sees the state that is about to be saved; one that raises keeps it from being so."""
+
 
 class Guards(Guard):
     """Several guards as one, asked in their order."""
@@ -84,3 +87,8 @@ class Guards(Guard):
         """Shows the metrics to every guard."""
         for guard in self._guards:
             guard.on_metrics(step, metrics)
+
+    def on_save(self, step: int, state: TrainState) -> None:
+        """Shows the state to every guard."""
+        for guard in self._guards:
+            guard.on_save(step, state)

@@ -270,6 +270,7 @@ class TrainLoop:
             return
         self._phase("save")
         started = time.perf_counter()
+        self.guards.on_save(self.step, self.state)
         self.checkpointer.save(self.step, self.state, {"data": self.batches.get_state()})
         self.saved_step = self.step
         self.emit(CheckpointSaved(step=self.step))

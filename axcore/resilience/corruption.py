@@ -1,0 +1,166 @@
+"""`CorruptionCheck`: a guard that finds devices whose parameters differ from their replicas.
+
+Replicas go through the same operations on the same values, so that their bits stay equal. Where
+they do not, memory or arithmetic of some device failed.
+"""
+
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from axcore.config import PositiveInt, config
+from axcore.distributed import all_gather_object, process_index
+from axcore.errors import CorruptionError
+from axcore.resilience.event_log import EventLog
+from axcore.resilience.fingerprint import Fingerprinter, Fingerprints, fingerprint_on_host
+from axcore.resilience.replicas import Disagreement, Replicas, disagreements, replicas_of
+from axcore.trainer import Guard
+from axcore.trainer.step import TrainState
+
+if TYPE_CHECKING:
+    from axcore.trainer import Trainer
+
+_MOST_NAMED = 3
+
+
+class CorruptionCheck(Guard):
+    """Compares fingerprints of the parameters between replicas, every some steps and at each save.
+
+    A mismatch that goes away when it is looked at again is a warning. One that stays ends the run
+    before the state is saved. Parameters without replicas can't be compared.
+    """
+
+    @config
+    class Config(Guard.Config):
+        """When to compare.
+
+        Args:
+            every_steps: Steps between checks; each waits for the devices.
+        """
+
+        every_steps: PositiveInt = 100
+
+    def __init__(self, cfg: Config) -> None:
+        super().__init__(cfg)
+        self._every = cfg.every_steps
+        self._checker: _Checker | None = None
+
+    def on_start(self, trainer: "Trainer", directory: Path) -> None:
+        """Compiles the fingerprint, and warns where there is nothing to compare."""
+        self._checker = _Checker(trainer.compiler.abstract_state().model, trainer.mesh, directory)
+
+    def on_state(self, step: int, state: TrainState) -> TrainState:
+        """Checks the state where it is due.
+
+        Raises:
+            CorruptionError: Replicas differ.
+        """
+        if step % self._every == 0:
+            self.on_save(step, state)
+        return state
+
+    def on_save(self, step: int, state: TrainState) -> None:
+        """Checks a state before it is saved.
+
+        Raises:
+            CorruptionError: Replicas differ.
+        """
+        if self._checker is not None:
+            self._checker.check(step, state.model)
+
+
+class _Checker:
+    """The compiled check of one run."""
+
+    def __init__(self, model: Any, mesh: jax.sharding.Mesh, directory: Path) -> None:
+        paths, _ = jax.tree.flatten_with_path(model)
+        self._names = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in paths]
+        self._devices = {device.id: device for device in mesh.devices.flat}
+        self._groups: list[Replicas] = replicas_of(model)
+        self._fingerprints = Fingerprinter(model, mesh)
+        self._log = EventLog(directory, process_index())
+        self._checked = -1
+        if not self._groups:
+            warnings.warn(
+                "CorruptionCheck has nothing to compare: no parameter has a replica on this mesh",
+                stacklevel=2,
+            )
+
+    def check(self, step: int, model: Any) -> None:
+        """Raises CorruptionError where replicas differ, and do so when looked at again."""
+        if step == self._checked or not self._groups:
+            return
+        found = disagreements(self._groups, self._everywhere(model))
+        if found:
+            again = disagreements(self._groups, self._everywhere(model))
+            self._report(step, found, model, is_lasting=bool(again))
+        self._checked = step
+
+    def _everywhere(self, model: Any) -> Fingerprints:
+        own = {str(device): sums for device, sums in self._fingerprints(model).items()}
+        all_own = all_gather_object("comparing fingerprints", lambda: own)
+        return {int(device): tuple(sums) for one in all_own for device, sums in one.items()}
+
+    def _report(
+        self, step: int, found: list[Disagreement], model: Any, *, is_lasting: bool
+    ) -> None:
+        what = self._described(found)
+        suspects = sorted({device for one in found for device in one.suspects})
+        kind = "corruption" if is_lasting else "transient_fault"
+        self._log.write(kind, step=step, devices=suspects, what=what)
+        if not is_lasting:
+            warnings.warn(
+                f"step {step}: {what}; looked at again they agree, so that a device computed "
+                "wrongly once and the parameters are whole",
+                stacklevel=2,
+            )
+            return
+        wrong = self._computing_wrongly(found, model)
+        raise CorruptionError(
+            f"{what}. {_verdict(wrong, self._shown)}",
+            where=f"step {step}; this state was not saved",
+            hint=f"leave {self._shown(wrong or suspects)} out if it happens again, and start the "
+            "run again: it resumes from its newest checkpoint",
+        )
+
+    def _described(self, found: list[Disagreement]) -> str:
+        names = [self._names[one.replicas.leaf] for one in found]
+        more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+        where = f"in {', '.join(names[:_MOST_NAMED])}{more}"
+        decided = [one for one in found if one.is_decided]
+        if not decided:
+            both = self._shown(found[0].suspects)
+            return f"{both} hold different bits {where}, and nothing shows which of them is right"
+        suspects = sorted({device for one in decided for device in one.suspects})
+        count = len(decided[0].replicas.devices)
+        return f"{self._shown(suspects)} contradicts most of {count} replicas {where}"
+
+    def _shown(self, devices: Any) -> str:
+        each = (f"{one} (process {self._devices[one].process_index})" for one in devices)
+        return f"device {' and device '.join(each)}"
+
+    def _computing_wrongly(self, found: list[Disagreement], model: Any) -> list[int]:
+        """Returns the suspects whose fingerprint of their own bits is not the host's."""
+        sums, leaves = self._fingerprints(model), jax.tree.leaves(model)
+        own = [
+            shard.device.id
+            for leaf, suspects in ((one.replicas.leaf, one.suspects) for one in found)
+            for shard in leaves[leaf].addressable_shards
+            if shard.device.id in suspects
+            and sums[shard.device.id][leaf] != _on_host(shard, leaves[leaf])
+        ]
+        every = all_gather_object("looking for devices that compute wrongly", lambda: own)
+        return sorted({device for one in every for device in one})
+
+
+def _on_host(shard: Any, leaf: Any) -> int:
+    return fingerprint_on_host(np.asarray(shard.data), leaf.shape, shard.index)
+
+
+def _verdict(wrong: list[int], shown: Any) -> str:
+    if wrong:
+        return f"{shown(wrong)} still computes wrongly, which the host's arithmetic shows"
+    return "All of them compute rightly now, so that bits flipped once or a step went wrong"
