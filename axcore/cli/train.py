@@ -22,6 +22,12 @@ INTERRUPTED = 130
 @click.option(
     "--dir", "directory", metavar="DIR", help="Run directory; by default runs/EXPERIMENT."
 )
+@click.option(
+    "--from-step",
+    metavar="N",
+    type=click.IntRange(min=0),
+    help="Resume from the checkpoint of step N, 0 for the start; later ones are set aside.",
+)
 @options.modify
 @options.overrides
 @options.target
@@ -29,6 +35,7 @@ INTERRUPTED = 130
 def train(
     experiment: str,
     directory: str | None,
+    from_step: int | None,
     changes: tuple[str, ...],
     overrides: tuple[str, ...],
     target: str | None,
@@ -49,7 +56,8 @@ def train(
     run = Path(directory or Path("runs") / Path(experiment).stem)
     speaks = place is None or place.process_index == 0
     goodput = Goodput(process_start())
-    result = trainer.run(run, [progress(), goodput] if speaks else [], quiet=True)
+    shown = [progress(), goodput] if speaks else []
+    result = trainer.run(run, shown, quiet=True, from_step=from_step)
     if speaks:
         click.echo(goodput.ledger.summary())
     if not result.is_complete:

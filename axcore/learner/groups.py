@@ -11,7 +11,7 @@ import attrs
 import jax
 import optax
 
-from axcore.config import REQUIRED, Configurable, config, name_the_known
+from axcore.config import REQUIRED, Configurable, Resumable, config, name_the_known
 from axcore.config.paths import matches, parse_pattern
 from axcore.errors import ConfigError
 from axcore.module import ParamSpec
@@ -40,8 +40,8 @@ class ParamGroup:
     matrices_only: bool = False
     is_frozen: bool = False
     optimizer: Configurable.Config | None = None
-    schedule: Configurable.Config | None = None
-    rate_scale: float = 1.0
+    schedule: Resumable[Configurable.Config | None] = None
+    rate_scale: Resumable[float] = 1.0
 
     def takes(self, spec: ParamSpec) -> bool:
         """Whether the group would take a parameter that no group before it took."""

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float
 
-from axcore.config import REQUIRED, Configurable, PositiveInt, config
+from axcore.config import REQUIRED, Configurable, PositiveInt, Resumable, config
 from axcore.errors import ConfigError
 from axcore.learner.averaging import EMA
 from axcore.learner.groups import REST, ParamGroup, partition, with_frozen
@@ -61,8 +61,8 @@ class Learner(Configurable):
 
         total_steps: PositiveInt = REQUIRED
         optimizer: Configurable.Config = AdamW.Config()
-        schedule: Configurable.Config = WarmupCosine.Config()
-        clip_norm: float | None = 1.0
+        schedule: Resumable[Configurable.Config] = WarmupCosine.Config()
+        clip_norm: Resumable[float | None] = 1.0
         trainable: tuple[str, ...] = ("**",)
         groups: tuple[ParamGroup, ...] = ()
         ema: EMA.Config = EMA.Config()

@@ -10,7 +10,14 @@ from typing import Any, Literal
 import jax
 import optax
 
-from axcore.config import Configurable, Fraction, NonNegativeFloat, PositiveFloat, config
+from axcore.config import (
+    Configurable,
+    Fraction,
+    NonNegativeFloat,
+    PositiveFloat,
+    Resumable,
+    config,
+)
 from axcore.errors import ConfigError
 from axcore.module import ParamSpec
 
@@ -55,7 +62,7 @@ class AdamW(Optimizer):
         b1: Fraction = 0.9
         b2: Fraction = 0.95
         epsilon: PositiveFloat = 1e-8
-        weight_decay: NonNegativeFloat = 0.1
+        weight_decay: Resumable[NonNegativeFloat] = 0.1
 
     def transformation(self, learning_rate: Rate, specs: Any) -> optax.GradientTransformation:
         """Returns `optax.adamw`."""
@@ -139,7 +146,7 @@ class Lion(Optimizer):
 
         b1: Fraction = 0.9
         b2: Fraction = 0.99
-        weight_decay: NonNegativeFloat = 0.1
+        weight_decay: Resumable[NonNegativeFloat] = 0.1
 
     def transformation(self, learning_rate: Rate, specs: Any) -> optax.GradientTransformation:
         """Returns `optax.lion`."""
@@ -197,7 +204,7 @@ class Muon(Optimizer):
         beta: Fraction = 0.95
         num_iterations: int = 5
         is_nesterov: bool = True
-        weight_decay: NonNegativeFloat = 0.1
+        weight_decay: Resumable[NonNegativeFloat] = 0.1
         match_rms: float | None = 0.2
         preconditioning: Literal["frobenius", "spectral", "aol", "schatten"] = "frobenius"
 

@@ -15,6 +15,7 @@ from axcore.trainer.callbacks.writers import Writer
 from axcore.trainer.guards import Guard, RollBack
 from axcore.trainer.loop import TrainResult
 from axcore.trainer.resolve import ResolvedChange, ResolvedConfig, resolve
+from axcore.trainer.spike_rollback import SpikeRollback
 from axcore.trainer.trainer import Trainer
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "RolledBack",
     "RunFinished",
     "RunStarted",
+    "SpikeRollback",
     "StepsDone",
     "TrainResult",
     "Trainer",

@@ -1,8 +1,9 @@
 """`TrainLoop`: the loop. It trains, logs, evaluates and saves in one locked run directory."""
 
+import math
 import time
+import warnings
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -28,6 +29,7 @@ from axcore.trainer.callbacks.writers import Writers, find_writers
 from axcore.trainer.guards import Guards, RollBack
 from axcore.trainer.rollbacks import Rollbacks
 from axcore.trainer.run_directory.run_history import describe_kernels, record_run_start
+from axcore.trainer.run_directory.run_lock import LockedRun
 from axcore.trainer.skipped_steps import SkippedSteps
 from axcore.trainer.step import StepMetrics, TrainState
 from axcore.trainer.stop_signals import StopSignals
@@ -56,20 +58,22 @@ class TrainResult:
 class TrainLoop:
     """One run of a trainer in a locked directory, from its newest checkpoint if it has one."""
 
-    def __init__(self, trainer: "Trainer", directory: Path, observers: Observers) -> None:
+    def __init__(self, trainer: "Trainer", run: LockedRun, observers: Observers) -> None:
         cfg = trainer.config
         shard = trainer.batch_sharding.shard
         self.trainer = trainer
         self.cfg = cfg
-        self.directory = directory
+        self.directory = run.path
+        self.config_changes = run.changes
         self.emit = observers
-        self.checkpointer = Checkpointer.for_run(cfg.checkpoint, directory)
+        self.checkpointer = Checkpointer.for_run(cfg.checkpoint, run.path)
         self.guards = Guards(cfg.guards)
         self.batches = trainer.data.train(process_index=shard.index, process_count=shard.count)
         self.validation: dict[str, float] = {}
         self.state: Any = None  # a TrainState, but for the moment before one is restored
         self.step = 0
         self.saved_step = 0
+        self.is_save_due = False
         self.pending: list[StepMetrics] = []
         self.since = time.perf_counter()
         self.skipped = SkippedSteps(
@@ -78,13 +82,21 @@ class TrainLoop:
             window_steps=cfg.budget_window_steps,
         )
         self.rollbacks = Rollbacks(
-            directory, budget=cfg.max_rollbacks, window_steps=cfg.budget_window_steps
+            run.path, budget=cfg.max_rollbacks, window_steps=cfg.budget_window_steps
         )
 
-    def run(self) -> TrainResult:
-        """Trains until all steps are done or a signal asks to stop, and saves where it ends."""
+    def run(self, *, from_step: int | None = None) -> TrainResult:
+        """Trains until all steps are done or a signal asks to stop, and saves where it ends.
+
+        Args:
+            from_step: The checkpoint to resume from, 0 for the start; by default the newest.
+        """
         with self.checkpointer, StopSignals() as stop:
-            self._restore(self.checkpointer.latest())
+            if from_step is None:
+                self._restore(at_or_before=self.checkpointer.latest())
+            else:
+                self._restore(step=from_step or None)
+                self.checkpointer.rewind(from_step)
             self._announce()
             while (wish := self._train(stop)) is not None:
                 self._roll_back(wish)
@@ -97,27 +109,34 @@ class TrainLoop:
 
     # -- Where training starts, and where it goes back to ----------------------------------------
 
-    def _restore(self, newest: int | None) -> None:
-        """Makes the state of the newest whole checkpoint at or before a step the present one."""
+    def _restore(self, *, step: int | None = None, at_or_before: int | None = None) -> None:
+        """Makes a checkpoint the present state, or the first state where none is named.
+
+        Args:
+            step: That checkpoint and no other.
+            at_or_before: The newest whole one that is not newer.
+        """
         self._phase("restore")
         self.state = None  # makes room for the one to come
         self.pending.clear()
-        if newest is None:
+        if step is None and at_or_before is None:
             self.state, self.step = self.trainer.compiler.jitted_init(), 0
         else:
-            abstract = self.trainer.compiler.abstract_state()
-            restored = self.checkpointer.restore(abstract, at_or_before=newest)
+            restored = self.checkpointer.restore(
+                self.trainer.compiler.abstract_state(), step=step, at_or_before=at_or_before
+            )
             self.state, self.step = restored.state, restored.step
             data = self.rollbacks.data_after(self.step)
             self.batches.set_state(restored.extra["data"] if data is None else data)
-        self.saved_step = self.step
+        self.saved_step, self.is_save_due = self.step, False
         self.skipped.resume_at(self.step)
 
     def _roll_back(self, wish: RollBack) -> None:
         """Goes back to the newest known good checkpoint that is old enough for a wish."""
         from_step, data = self.step, self.batches.get_state()
-        self.rollbacks.check_budget(wish, from_step)
-        self._restore(self._known_good(wish, from_step - wish.steps))
+        good = self._known_good(wish, from_step - wish.steps)
+        self.rollbacks.check_budget(wish, step=from_step, good=good)
+        self._restore(at_or_before=good)
         self.checkpointer.rewind(self.step)
         if wish.skips_data:
             self.batches.set_state(data)
@@ -126,13 +145,9 @@ class TrainLoop:
         self.emit(RolledBack(**ends, reason=str(wish), skips_data=wish.skips_data))
 
     def _known_good(self, wish: RollBack, at_or_before: int) -> int | None:
-        """Returns the newest checkpoint after which a step was kept; None where none was saved.
-
-        A later checkpoint shows that one was, since a state is saved only after a step was kept.
-        """
+        """Returns the newest checkpoint after which a step was kept; None where none was saved."""
         self.checkpointer.wait()
-        saved = self.checkpointer.steps()
-        good = saved if self.skipped.newest_kept > max(saved, default=0) else saved[:-1]
+        good, saved = self.checkpointer.known_good(), self.checkpointer.steps()
         found = max((step for step in good if step <= at_or_before), default=None)
         if found is None and saved:
             raise TrainingError(
@@ -152,7 +167,12 @@ class TrainLoop:
         mesh = trainer.describe_mesh()
         if is_process_zero():
             record_run_start(
-                self.directory, step=self.step, hardware=hardware.name, mesh=mesh, plan=plan
+                self.directory,
+                step=self.step,
+                changes=self.config_changes,
+                hardware=hardware.name,
+                mesh=mesh,
+                plan=plan,
             )
         self.emit(
             RunStarted(
@@ -168,6 +188,7 @@ class TrainLoop:
                 unit=trainer.batch_spec.unit,
                 flops=flops,
                 peak_flops=peak * hardware.chips if peak else None,
+                config_changes=self.config_changes,
             )
         )
         self.guards.on_start(trainer, self.directory)
@@ -202,6 +223,12 @@ class TrainLoop:
         if self.step < self.cfg.max_steps:
             self._log()
             self._save()
+        if self.step != self.saved_step:
+            warnings.warn(
+                f"step {self.step} is not saved: the newest {self.skipped.in_a_row} steps changed "
+                f"nothing; the newest checkpoint is of step {self.saved_step}",
+                stacklevel=2,
+            )
 
     def _next_batch(self) -> Any:
         self._phase("data_wait")
@@ -214,7 +241,8 @@ class TrainLoop:
             self._log()
         if step % self.cfg.eval_every_steps == 0 or is_last:
             self._evaluate()
-        if self.checkpointer.is_due(step) or is_last:
+        self.is_save_due |= self.checkpointer.is_due(step) or is_last
+        if self.is_save_due:
             self._save()
 
     def _log(self) -> None:
@@ -224,13 +252,20 @@ class TrainLoop:
         fetched: list[StepMetrics] = jax.device_get(self.pending)
         elapsed = time.perf_counter() - self.since
         self.pending.clear()
-        self.skipped.add(bool(metrics.is_kept) for metrics in fetched)
+        self._count_skipped(fetched)
         values = self._values(fetched, elapsed)
         self.metrics.write(self.step, "train", values)
         self.emit(StepsDone(step=self.step, metrics=values))
         self.guards.on_metrics(self.step, values)
         self.skipped.check(self._reason_to_skip())
         self.since = time.perf_counter()
+
+    def _count_skipped(self, fetched: list[StepMetrics]) -> None:
+        """Counts steps that changed nothing; one that was kept shows that the last save is good."""
+        was_good = self.skipped.newest_kept > self.saved_step
+        self.skipped.add(bool(metrics.is_kept) for metrics in fetched)
+        if self.saved_step and self.skipped.newest_kept > self.saved_step and not was_good:
+            self.checkpointer.mark_good(self.saved_step)
 
     def _values(self, fetched: list[StepMetrics], elapsed: float) -> dict[str, Any]:
         meter = LossMeter()
@@ -266,8 +301,13 @@ class TrainLoop:
         return self.trainer.evaluate(self.trainer.step.evaluated_model(self.state))
 
     def _save(self) -> None:
-        if self.step == self.saved_step:
+        """Saves the state, or waits for the next step that is kept.
+
+        A state on which a step was skipped may be damaged; it takes no good one's place.
+        """
+        if self.step == self.saved_step or not self._is_good():
             return
+        self.is_save_due = False
         self._phase("save")
         started = time.perf_counter()
         self.guards.on_save(self.step, self.state)
@@ -275,6 +315,14 @@ class TrainLoop:
         self.saved_step = self.step
         self.emit(CheckpointSaved(step=self.step))
         self.since += time.perf_counter() - started
+
+    def _is_good(self) -> bool:
+        """Whether the newest step was kept, or at the end of training the evaluation is finite."""
+        if self.pending:
+            return bool(jax.device_get(self.pending[-1].is_kept))
+        is_last = self.step == self.cfg.max_steps
+        is_evaluated = is_last and math.isfinite(self.validation.get("loss", math.nan))
+        return self.skipped.in_a_row == 0 or is_evaluated
 
     def _phase(self, label: Phase) -> None:
         self.emit(PhaseStarted(label))

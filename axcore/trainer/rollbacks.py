@@ -27,8 +27,13 @@ class Rollbacks:
         self._window_steps = window_steps
         self._done = broadcast_object("reading rollbacks", lambda: read_json_lines(self._path))
 
-    def check_budget(self, wish: RollBack, step: int) -> None:
+    def check_budget(self, wish: RollBack, *, step: int, good: int | None) -> None:
         """Checks that the run may go back once more.
+
+        Args:
+            wish: Who asks, and why.
+            step: The present step.
+            good: The step that it would go back to, None for the start.
 
         Raises:
             TrainingError: It did so too often in the window.
@@ -40,8 +45,8 @@ class Rollbacks:
             f"{wish}; the run went back {len(recent)} times in the last {self._window_steps} "
             f"steps, and max_rollbacks={self._budget}",
             where=f"step {step}",
-            hint=f"{self._path.name} names the steps; lower the learning rate, look at the data "
-            "of those steps, or raise max_rollbacks",
+            hint="lower learner.schedule.peak, or look at the data of these steps; "
+            f"`axcore train --from-step {good or 0}` resumes from the newest good checkpoint",
         )
 
     def add(self, wish: RollBack, *, from_step: int, step: int, data: Any) -> None:

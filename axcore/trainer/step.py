@@ -5,6 +5,8 @@ micro-batches whose gradients add up to exactly those of the whole: a first pass
 weights only, which the compiler reduces to counting, gives every micro-batch its denominator.
 """
 
+import functools
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -35,8 +37,8 @@ class TrainState(NamedTuple):
         step: Number of steps done.
         model: The model's state, parameters and buffers.
         opt_state: The optimizer's state.
-        skipped: Number of steps that changed nothing: their loss or gradients were not finite, or
-            their loss was a spike.
+        skipped: Number of steps that changed nothing: their loss, gradients or new parameters were
+            not finite, or their loss was a spike.
     """
 
     step: Array
@@ -85,7 +87,7 @@ class TrainStep:
         the optimizer's schedule on.
 
         A step whose loss or gradient norm is not finite, or whose loss is a spike to the learner,
-        leaves model and optimizer as they were.
+        leaves model and optimizer as they were. So does one that would make a parameter not finite.
         """
         key = jax.random.fold_in(jax.random.key(self.seed + 1), state.step)
         gradients, outputs = self._gradients(state.model, batch, key)
@@ -95,6 +97,7 @@ class TrainStep:
                 self.transformation, gradients, state.opt_state, params, loss=outputs.total_loss()
             )
         is_finite = jnp.isfinite(outputs.total_loss()) & jnp.isfinite(update.gradient_norm)
+        is_finite &= _are_finite(update.params)
         is_kept = is_finite & ~update.is_spike
         new_model = apply_updates(_merged(update.params, state.model, self.specs), outputs.updates)
         unless_skipped = lambda new, old: jnp.where(is_kept, new, old)  # noqa: E731
@@ -183,6 +186,12 @@ def _minimised(losses: dict[str, Loss], weights: dict[str, Array] | None) -> Arr
         for name, loss in losses.items()
     }
     return Outputs(losses=whole).total_loss()
+
+
+def _are_finite(params: Any) -> Array:
+    return functools.reduce(
+        operator.and_, (jnp.all(jnp.isfinite(p)) for p in jax.tree.leaves(params))
+    )
 
 
 def _sum_dtype(param: Array) -> Any:

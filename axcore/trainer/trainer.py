@@ -159,7 +159,12 @@ class Trainer(Configurable):
         return self.compiler.kernel_plan()
 
     def run(
-        self, directory: Path | str, observers: Iterable[Observer] = (), *, quiet: bool = False
+        self,
+        directory: Path | str,
+        observers: Iterable[Observer] = (),
+        *,
+        quiet: bool = False,
+        from_step: int | None = None,
     ) -> TrainResult:
         """Trains until `max_steps`, and returns the last state.
 
@@ -173,6 +178,8 @@ class Trainer(Configurable):
             observers: Get every event, beside those that the config names. In a run of several
                 processes each serves its own, and process 0 those of the config.
             quiet: Whether no progress is shown; otherwise process 0 shows it on stderr.
+            from_step: The checkpoint to resume from, 0 for the start; later ones are set aside. By
+                default the newest.
 
         Raises:
             PluginError: A plugin is broken, or processes of the run are not made alike.
@@ -182,19 +189,20 @@ class Trainer(Configurable):
             KernelError: A pin cannot be followed, or no kernel may serve a call.
             CheckpointError: The directory is another config's or in use, or a checkpoint does not
                 fit.
-            TrainingError: Too many steps had a loss or gradient that is not finite, or a metric
-                writer failed.
+            TrainingError: Too many steps had a loss, gradient or update that is not finite, the run
+                went back too often, or a metric writer failed.
         """
         plugin_host().require_healthy()
         self.data.summary()
         check_processes_agree(self.kernel_plan(), render_config(self.config))
         with (
-            locked_run_directory(directory, self.config) as path,
+            locked_run_directory(directory, self.config) as locked,
             jax.set_mesh(self.mesh),
         ):
             named = named_observers(self.config.observers) if is_process_zero() else ()
             shown = () if quiet or not is_process_zero() else (progress(Console(stderr=True)),)
-            return TrainLoop(self, path, Observers((*shown, *observers, *named))).run()
+            loop = TrainLoop(self, locked, Observers((*shown, *observers, *named)))
+            return loop.run(from_step=from_step)
 
     def evaluate(self, model_state: Any) -> dict[str, float]:
         """Returns the metrics of a model's state on the validation data; empty if there is none."""

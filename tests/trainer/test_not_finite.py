@@ -89,6 +89,22 @@ def is_adam(path, _):
     return "ScaleByAdamState" in str(path)
 
 
+def test_an_update_that_would_make_parameters_infinite_changes_nothing(
+    toy_config, one_device, same_bits
+):
+    too_high = evolve(toy_config.learner.schedule, peak=3e38, warmup_steps=0)
+    optimizer = evolve(toy_config.learner.optimizer, weight_decay=10.0)
+    learner = evolve(toy_config.learner, schedule=too_high, optimizer=optimizer)
+    trainer = one_device(evolve(toy_config, learner=learner))
+    state = trainer.compiler.jitted_init()
+    before = jax.tree.map(np.array, state)
+    batch = trainer.batch_sharding.device_put(next(trainer.data.train()))
+    after, metrics = trainer.compiler.compiled_step(state, batch)
+    assert all(np.isfinite(x) for x in (metrics.gradient_norm, metrics.losses["size"].sum))
+    assert (bool(metrics.is_finite), bool(metrics.is_kept)) == (False, False)
+    assert same_bits((before.model, before.opt_state), (after.model, after.opt_state))
+
+
 def test_too_many_skipped_steps_stop_the_run_and_name_the_step(
     toy, toy_config, one_device, tmp_path
 ):

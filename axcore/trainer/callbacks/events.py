@@ -27,7 +27,8 @@ class Event:
 class RunStarted(Event):
     """The first step is about to run.
 
-    `hardware_changes` is what the mesh rule of the hardware changed in the config, as a diff.
+    `hardware_changes` is what the mesh rule of the hardware changed in the config, as a diff;
+    `config_changes` is what differs from the start before, a line for each value.
     `unit` is what throughput counts. `flops`, what one of them costs the model, and `peak_flops`,
     all chips' peak in the compute dtype, are for the model FLOPs utilisation; None where not known.
     """
@@ -44,6 +45,7 @@ class RunStarted(Event):
     unit: str
     flops: ModelFlops | None
     peak_flops: float | None
+    config_changes: tuple[str, ...] = ()
 
 
 Phase = Literal["start", "compile", "restore", "data_wait", "step", "evaluation", "save", "idle"]

@@ -12,6 +12,7 @@ from axcore.trainer.callbacks.events import (
     Evaluated,
     Event,
     Observer,
+    RolledBack,
     RunFinished,
     RunStarted,
     StepsDone,
@@ -49,6 +50,7 @@ def header(event: RunStarted) -> list[str]:
     begin = f"resuming at step {event.step} of" if event.step else "training for"
     lines = [
         f"{begin} {event.max_steps} steps in {event.directory}",
+        *(f"changed: {change}" for change in event.config_changes),
         f"model: {event.num_params:,} parameters",
         f"hardware: {event.hardware}, mesh: {event.mesh}",
         *(f"  {line}" for line in event.hardware_changes.splitlines()),
@@ -80,6 +82,12 @@ def figures(metrics: Mapping[str, float], started: RunStarted) -> str:
     return text
 
 
+def rollback(event: RolledBack) -> str:
+    """Returns the line that says why a run went back, and to where."""
+    data = "skipping their data" if event.skips_data else "on the same data"
+    return f"step {event.from_step}  back to step {event.step}, {data}: {event.reason}"
+
+
 def footer(event: RunFinished) -> str:
     """Returns the line that closes a run."""
     if event.is_complete:
@@ -107,6 +115,8 @@ class PlainProgress:
             self._print(f"step {event.step}  validation loss {event.metrics['loss']:.4f}")
         elif isinstance(event, CheckpointSaved):
             self._print(f"step {event.step}  checkpoint saved")
+        elif isinstance(event, RolledBack):
+            self._print(rollback(event))
         elif isinstance(event, RunFinished):
             self._print(footer(event))
 
@@ -140,6 +150,8 @@ class LiveProgress:
         elif isinstance(event, Evaluated):
             line = f"step {event.step}: validation loss {event.metrics['loss']:.4f}"
             self._console.print(Text(line, style="bold"))
+        elif isinstance(event, RolledBack):
+            self._console.print(Text(rollback(event), style="bold"))
         elif isinstance(event, RunFinished):
             self._bar.stop()
             self._console.print(footer(event))

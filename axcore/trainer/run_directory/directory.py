@@ -7,7 +7,7 @@ config.txt      the resolved config, for people; later starts are compared with 
 
 import difflib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -28,10 +28,12 @@ class RunDirectory:
     Attributes:
         path: The directory, absolute.
         is_new: Whether this lock is the directory's first.
+        changes: How the config differs from that of the start before, a line for each value.
     """
 
     path: Path
     is_new: bool
+    changes: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -77,7 +79,9 @@ class RunDirectory:
         if self.is_new:
             _check_is_unused(self.path)
         else:
-            _check_same_config(self.path / TEXT_NAME, config_text, resumable)
+            before = (self.path / TEXT_NAME).read_text(encoding="utf-8", errors="replace")
+            _check_same_config(self.path / TEXT_NAME, before, config_text, resumable)
+            self.changes = tuple(_changes(before, config_text))
         _write_if_changed(self.path / JSON_NAME, config_json)
         _write_if_changed(self.path / TEXT_NAME, config_text)
 
@@ -126,8 +130,8 @@ def _check_is_unused(path: Path) -> None:
         )
 
 
-def _check_same_config(path: Path, text: str, resumable: Sequence[str]) -> None:
-    before = _compared_lines(path.read_text(encoding="utf-8", errors="replace"), resumable)
+def _check_same_config(path: Path, old: str, text: str, resumable: Sequence[str]) -> None:
+    before = _compared_lines(old, resumable)
     now = _compared_lines(text, resumable)
     if before == now:
         return
@@ -142,6 +146,18 @@ def _check_same_config(path: Path, text: str, resumable: Sequence[str]) -> None:
         hint="use another --dir for this config, or undo the changes to resume that run; "
         f"only these may change: {describe_resumable(resumable) or 'none'}",
     )
+
+
+def _changes(before: str, now: str) -> Iterator[str]:
+    old, new = (_values(text) for text in (before, now))
+    for path in {**old, **new}:
+        if old.get(path) != new.get(path):
+            yield f"{path}: {old.get(path, 'default')} -> {new.get(path, 'default')}"
+
+
+def _values(text: str) -> dict[str, str]:
+    parts = (line.partition(": ") for line in text.splitlines())
+    return {path: value for path, _, value in parts}
 
 
 def _compared_lines(text: str, resumable: Sequence[str]) -> list[str]:

@@ -9,7 +9,7 @@ import os
 import platform
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
@@ -26,19 +26,27 @@ _COMPARED = ("python", "packages", "plugins", "flags", "hardware", "mesh", "kern
 
 
 def record_run_start(
-    directory: Path, *, step: int, hardware: str, mesh: str, plan: KernelPlan
+    directory: Path,
+    *,
+    step: int,
+    changes: Sequence[str],
+    hardware: str,
+    mesh: str,
+    plan: KernelPlan,
 ) -> None:
     """Appends a start to the run's, and warns where it differs from the one before.
 
     Args:
         directory: The run directory.
         step: The step that the start resumes from.
+        changes: How the config differs from that of the start before.
         hardware: The hardware's name.
         mesh: The mesh, as people read it.
         plan: The kernels that the step uses.
     """
     now = {
         "step": step,
+        "config_changes": list(changes),
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "python": platform.python_version(),
         "packages": _package_versions(),

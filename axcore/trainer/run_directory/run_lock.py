@@ -5,7 +5,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from axcore.config import render_config, resumable_paths, to_json
 from axcore.distributed import all_gather_str, broadcast_object, is_process_zero, process_count
@@ -17,16 +17,25 @@ from axcore.trainer.run_directory.origin import write_origin
 _NAME = "locking the run directory"
 
 
+class LockedRun(NamedTuple):
+    """A run directory that this run has claimed.
+
+    Args:
+        path: The directory, absolute.
+        changes: How the config differs from that of the start before, a line for each value.
+    """
+
+    path: Path
+    changes: tuple[str, ...]
+
+
 @contextmanager
-def locked_run_directory(directory: Path | str, cfg: Any) -> Iterator[Path]:
+def locked_run_directory(directory: Path | str, cfg: Any) -> Iterator[LockedRun]:
     """Claims a run directory for a config while the context lasts.
 
     Args:
         directory: Of the run, the same one in every process.
         cfg: The resolved config.
-
-    Yields:
-        The directory, absolute.
 
     Raises:
         CheckpointError: In every process: it cannot be locked, or not all processes see it.
@@ -35,16 +44,17 @@ def locked_run_directory(directory: Path | str, cfg: Any) -> Iterator[Path]:
     path = Path(directory).absolute()
     locks: list[RunDirectory] = []
 
-    def lock() -> str:
+    def lock() -> tuple[str, tuple[str, ...]]:
         code = find_code(cfg)
         texts = {"config_text": render_config(cfg), "config_json": to_json(cfg)}
         locks.append(RunDirectory(path, **texts, resumable=resumable_paths(cfg)))
         write_origin(path, cfg, code)
-        return _digest(path)
+        return _digest(path), locks[0].changes
 
     try:
-        _check_is_shared(path, broadcast_object(_NAME, lock))
-        yield path
+        digest, changes = broadcast_object(_NAME, lock)
+        _check_is_shared(path, digest)
+        yield LockedRun(path, tuple(changes))
     finally:
         for one in locks:
             one.close()
