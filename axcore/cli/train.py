@@ -48,7 +48,7 @@ def train(
     join(place, processes)
     from axcore.cli.experiment import load_resolved
     from axcore.resilience.goodput import Goodput
-    from axcore.trainer import Trainer
+    from axcore.trainer import Observer, Trainer
     from axcore.trainer.callbacks.progress import progress
 
     hardware = check_present(wanted)
@@ -56,7 +56,7 @@ def train(
     run = Path(directory or Path("runs") / Path(experiment).stem)
     speaks = place is None or place.process_index == 0
     goodput = Goodput(process_start())
-    shown = [progress(), goodput] if speaks else []
+    shown: list[Observer] = [progress(), goodput] if speaks else []
     result = trainer.run(run, shown, quiet=True, from_step=from_step)
     if speaks:
         click.echo(goodput.ledger.summary())
