@@ -18,6 +18,11 @@ class TrainBatches(Iterator[Batch]):
         self._iterator = iter(batches)
         self._identity = identity
 
+    @property
+    def identity(self) -> dict[str, Any]:
+        """All that a batch depends on besides its step; equal in all processes of a run."""
+        return dict(self._identity)
+
     def __next__(self) -> Batch:
         batch: Batch = next(self._iterator)
         return batch

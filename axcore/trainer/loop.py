@@ -10,6 +10,7 @@ import attrs
 import jax
 
 from axcore.checkpoint import Checkpointer
+from axcore.data import TrainBatches
 from axcore.distributed import is_process_zero
 from axcore.errors import TrainingError
 from axcore.module import count_params
@@ -30,12 +31,17 @@ from axcore.trainer.guards import Guards, RollBack
 from axcore.trainer.rollbacks import Rollbacks
 from axcore.trainer.run_directory.run_history import describe_kernels, record_run_start
 from axcore.trainer.run_directory.run_lock import LockedRun
+from axcore.trainer.run_directory.saved_steps import check_saved_steps, record_saved_step
 from axcore.trainer.skipped_steps import SkippedSteps
 from axcore.trainer.step import StepMetrics, TrainState
 from axcore.trainer.stop_signals import StopSignals
 
 if TYPE_CHECKING:
     from axcore.trainer.trainer import Trainer
+
+
+MAX_STEPS_IN_FLIGHT = 4
+"""How many steps the devices may be behind the host: enough to never wait for it."""
 
 
 @attrs.frozen
@@ -58,17 +64,19 @@ class TrainResult:
 class TrainLoop:
     """One run of a trainer in a locked directory, from its newest checkpoint if it has one."""
 
-    def __init__(self, trainer: "Trainer", run: LockedRun, observers: Observers) -> None:
+    def __init__(
+        self, trainer: "Trainer", batches: TrainBatches, run: LockedRun, observers: Observers
+    ) -> None:
         cfg = trainer.config
-        shard = trainer.batch_sharding.shard
         self.trainer = trainer
         self.cfg = cfg
         self.directory = run.path
+        self.identity = run.identity
         self.config_changes = run.changes
         self.emit = observers
         self.checkpointer = Checkpointer.for_run(cfg.checkpoint, run.path)
         self.guards = Guards(cfg.guards)
-        self.batches = trainer.data.train(process_index=shard.index, process_count=shard.count)
+        self.batches = batches
         self.validation: dict[str, float] = {}
         self.state: Any = None  # a TrainState, but for the moment before one is restored
         self.step = 0
@@ -92,11 +100,7 @@ class TrainLoop:
             from_step: The checkpoint to resume from, 0 for the start; by default the newest.
         """
         with self.checkpointer, StopSignals() as stop:
-            if from_step is None:
-                self._restore(at_or_before=self.checkpointer.latest())
-            else:
-                self._restore(step=from_step or None)
-                self.checkpointer.rewind(from_step)
+            self._resume(from_step)
             self._announce()
             while (wish := self._train(stop)) is not None:
                 self._roll_back(wish)
@@ -108,6 +112,20 @@ class TrainLoop:
         return TrainResult(self.step, self.state, self.validation, is_complete)
 
     # -- Where training starts, and where it goes back to ----------------------------------------
+
+    def _resume(self, from_step: int | None) -> None:
+        if from_step is None:
+            saved = self.checkpointer.steps()
+            check_saved_steps(self.directory, saved, self.checkpointer.directory)
+            self._restore(at_or_before=max(saved, default=None))
+        else:
+            self._restore(step=from_step or None)
+            self._rewind(from_step)
+
+    def _rewind(self, step: int) -> None:
+        """Makes a checkpoint the newest one."""
+        self.checkpointer.rewind(step)
+        self._record_saved(step)
 
     def _restore(self, *, step: int | None = None, at_or_before: int | None = None) -> None:
         """Makes a checkpoint the present state, or the first state where none is named.
@@ -126,6 +144,8 @@ class TrainLoop:
                 self.trainer.compiler.abstract_state(), step=step, at_or_before=at_or_before
             )
             self.state, self.step = restored.state, restored.step
+            place = self.checkpointer.directory
+            self.identity.check(restored.extra.get("run"), step=self.step, directory=place)
             data = self.rollbacks.data_after(self.step)
             self.batches.set_state(restored.extra["data"] if data is None else data)
         self.saved_step, self.is_save_due = self.step, False
@@ -137,7 +157,7 @@ class TrainLoop:
         good = self._known_good(wish, from_step - wish.steps)
         self.rollbacks.check_budget(wish, step=from_step, good=good)
         self._restore(at_or_before=good)
-        self.checkpointer.rewind(self.step)
+        self._rewind(self.step)
         if wish.skips_data:
             self.batches.set_state(data)
         ends = {"from_step": from_step, "step": self.step}
@@ -218,6 +238,7 @@ class TrainLoop:
             self.state, metrics = train_step(self.state, batch)
             self.step += 1
             self.pending.append(metrics)
+            self._bound_steps_in_flight()
             self.state = self.guards.on_state(self.step, self.state)
             self._after_step()
         if self.step < self.cfg.max_steps:
@@ -229,6 +250,14 @@ class TrainLoop:
                 f"nothing; the newest checkpoint is of step {self.saved_step}",
                 stacklevel=2,
             )
+
+    def _bound_steps_in_flight(self) -> None:
+        """Waits until no more than a few steps are dispatched and not done.
+
+        With more, the threads of several processes' devices may wait for one another for ever.
+        """
+        if len(self.pending) > MAX_STEPS_IN_FLIGHT:
+            self.pending[-1 - MAX_STEPS_IN_FLIGHT].is_kept.block_until_ready()
 
     def _next_batch(self) -> Any:
         self._phase("data_wait")
@@ -311,10 +340,16 @@ class TrainLoop:
         self._phase("save")
         started = time.perf_counter()
         self.guards.on_save(self.step, self.state)
-        self.checkpointer.save(self.step, self.state, {"data": self.batches.get_state()})
+        extra = {"data": self.batches.get_state(), "run": self.identity.as_json()}
+        self.checkpointer.save(self.step, self.state, extra)
         self.saved_step = self.step
         self.emit(CheckpointSaved(step=self.step))
+        self._record_saved(self.step)
         self.since += time.perf_counter() - started
+
+    def _record_saved(self, step: int) -> None:
+        if is_process_zero():
+            record_saved_step(self.directory, step, self.checkpointer.directory)
 
     def _is_good(self) -> bool:
         """Whether the newest step was kept, or at the end of training the evaluation is finite."""

@@ -10,7 +10,7 @@ from rich.console import Console
 from axcore.checkpoint import Checkpointer
 from axcore.config import REQUIRED, Configurable, PositiveInt, Resumable, config, render_config
 from axcore.config.build import owner_of
-from axcore.data import DataLoader
+from axcore.data import DataLoader, TrainBatches
 from axcore.distributed import is_process_zero
 from axcore.learner import Learner
 from axcore.module import Module
@@ -194,15 +194,21 @@ class Trainer(Configurable):
         """
         plugin_host().require_healthy()
         self.data.summary()
-        check_processes_agree(self.kernel_plan(), render_config(self.config))
+        batches = self.train_batches()
+        check_processes_agree(self.kernel_plan(), render_config(self.config), batches.identity)
         with (
-            locked_run_directory(directory, self.config) as locked,
+            locked_run_directory(directory, self.config, batches.identity) as locked,
             jax.set_mesh(self.mesh),
         ):
             named = named_observers(self.config.observers) if is_process_zero() else ()
             shown = () if quiet or not is_process_zero() else (progress(Console(stderr=True)),)
-            loop = TrainLoop(self, locked, Observers((*shown, *observers, *named)))
+            loop = TrainLoop(self, batches, locked, Observers((*shown, *observers, *named)))
             return loop.run(from_step=from_step)
+
+    def train_batches(self) -> TrainBatches:
+        """Returns this process's part of the training batches, from the first one on."""
+        shard = self.batch_sharding.shard
+        return self.data.train(process_index=shard.index, process_count=shard.count)
 
     def evaluate(self, model_state: Any) -> dict[str, float]:
         """Returns the metrics of a model's state on the validation data; empty if there is none."""

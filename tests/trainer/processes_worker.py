@@ -24,6 +24,7 @@ from axcore.trainer import StepsDone
 def main():
     address, count, index, text = sys.argv[1:]
     task = json.loads(text)
+    os.chdir(task.get("cwd", ".").format(index=index))
     limits = TimeLimits(join_s=60, barrier_s=60, heartbeat_s=20)
     join_processes(address, process_count=int(count), process_index=int(index), limits=limits)
     seen = []

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -134,6 +135,24 @@ def test_processes_of_different_configs_are_refused(train, tmp_path):
     text = refused(train(tmp_path / "run", count=2, devices=2, own=own), "PluginError")
     assert "process 1 has 'config seed: 7'" in text
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.slow
+def test_processes_of_different_data_are_refused(train, text_folder, tmp_path):
+    for index in (0, 1):
+        shutil.copytree(text_folder, tmp_path / str(index) / "text")
+    (tmp_path / "1/text/39.txt").write_text("something else", encoding="utf-8")
+    two = train(tmp_path / "run", count=2, devices=2, text="text", cwd=str(tmp_path / "{index}"))
+    assert "process 1 lacks 'data tokens: " in refused(two, "PluginError")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_many_steps_between_logs_end_with_two_devices_a_process(train, tmp_path):
+    never = {"log_every_steps": 1000, "eval_every_steps": 1000, "checkpoint.every_steps": 1000}
+    own = {str(index): {**never, "max_steps": 40} for index in range(2)}
+    both = told(train(tmp_path / "run", count=2, devices=2, own=own))
+    assert [one["step"] for one in both] == [40, 40]
 
 
 def test_a_directory_that_is_not_shared_is_refused(train, tmp_path):

@@ -1,6 +1,8 @@
 """Comparing the processes of a run before the first step is compiled."""
 
 import os
+from collections.abc import Mapping
+from typing import Any
 
 from axcore.distributed import all_gather_str, broadcast_object, process_count
 from axcore.ops import KernelPlan
@@ -10,17 +12,28 @@ from axcore.plugins.consistency_check import first_difference, require_consisten
 _NAME = "comparing processes"
 
 
-def check_processes_agree(plan: KernelPlan, config_text: str = "") -> None:
-    """Compares plugins, versions, kernels, environment flags and configs over all processes.
+def check_processes_agree(
+    plan: KernelPlan, config_text: str = "", data: Mapping[str, Any] | None = None
+) -> None:
+    """Compares plugins, versions, kernels, flags, configs and data over all processes.
 
     Every process must call it; a single process has nothing to compare.
+
+    Args:
+        plan: The kernels that the step uses.
+        config_text: The config, one value a line.
+        data: What training batches depend on.
 
     Raises:
         PluginError: In every process, where any two differ.
     """
     if process_count() == 1:
         return
-    own = [*fingerprint_of_process(plan), *(f"config {line}" for line in config_text.splitlines())]
+    own = [
+        *fingerprint_of_process(plan),
+        *(f"config {line}" for line in config_text.splitlines()),
+        *(f"data {name}: {value}" for name, value in (data or {}).items()),
+    ]
     require_consistency(
         all_gather_str(_NAME, first_difference(broadcast_object(_NAME, lambda: own), own))
     )

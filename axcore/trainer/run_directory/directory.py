@@ -131,8 +131,8 @@ def _check_is_unused(path: Path) -> None:
 
 
 def _check_same_config(path: Path, old: str, text: str, resumable: Sequence[str]) -> None:
-    before = _compared_lines(old, resumable)
-    now = _compared_lines(text, resumable)
+    before = compared_lines(old, resumable)
+    now = compared_lines(text, resumable)
     if before == now:
         return
     changes = [line for line in difflib.unified_diff(before, now, n=0) if not _is_header(line)]
@@ -160,7 +160,8 @@ def _values(text: str) -> dict[str, str]:
     return {path: value for path, _, value in parts}
 
 
-def _compared_lines(text: str, resumable: Sequence[str]) -> list[str]:
+def compared_lines(text: str, resumable: Sequence[str]) -> list[str]:
+    """Returns the lines of a config's text that a later start must have, too."""
     return [
         line
         for line in text.splitlines()

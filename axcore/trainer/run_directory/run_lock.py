@@ -2,7 +2,7 @@
 
 import hashlib
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,7 +11,8 @@ from axcore.config import render_config, resumable_paths, to_json
 from axcore.distributed import all_gather_str, broadcast_object, is_process_zero, process_count
 from axcore.errors import CheckpointError
 from axcore.trainer.run_directory.code import find_code
-from axcore.trainer.run_directory.directory import TEXT_NAME, RunDirectory
+from axcore.trainer.run_directory.directory import TEXT_NAME, RunDirectory, compared_lines
+from axcore.trainer.run_directory.identity import RunIdentity, data_digest, write_identity
 from axcore.trainer.run_directory.origin import write_origin
 
 _NAME = "locking the run directory"
@@ -23,19 +24,24 @@ class LockedRun(NamedTuple):
     Args:
         path: The directory, absolute.
         changes: How the config differs from that of the start before, a line for each value.
+        identity: What its checkpoints are marked with.
     """
 
     path: Path
     changes: tuple[str, ...]
+    identity: RunIdentity
 
 
 @contextmanager
-def locked_run_directory(directory: Path | str, cfg: Any) -> Iterator[LockedRun]:
+def locked_run_directory(
+    directory: Path | str, cfg: Any, data: Mapping[str, Any]
+) -> Iterator[LockedRun]:
     """Claims a run directory for a config while the context lasts.
 
     Args:
         directory: Of the run, the same one in every process.
         cfg: The resolved config.
+        data: What its training batches depend on.
 
     Raises:
         CheckpointError: In every process: it cannot be locked, or not all processes see it.
@@ -44,17 +50,20 @@ def locked_run_directory(directory: Path | str, cfg: Any) -> Iterator[LockedRun]
     path = Path(directory).absolute()
     locks: list[RunDirectory] = []
 
-    def lock() -> tuple[str, tuple[str, ...]]:
+    def lock() -> tuple[str, tuple[str, ...], dict[str, str]]:
         code = find_code(cfg)
         texts = {"config_text": render_config(cfg), "config_json": to_json(cfg)}
-        locks.append(RunDirectory(path, **texts, resumable=resumable_paths(cfg)))
+        resumable = resumable_paths(cfg)
+        locks.append(RunDirectory(path, **texts, resumable=resumable))
         write_origin(path, cfg, code)
-        return _digest(path), locks[0].changes
+        lines = compared_lines(texts["config_text"], resumable)
+        identity = write_identity(path, config_lines=lines, data=data_digest(data))
+        return _digest(path), locks[0].changes, identity.as_json()
 
     try:
-        digest, changes = broadcast_object(_NAME, lock)
+        digest, changes, identity = broadcast_object(_NAME, lock)
         _check_is_shared(path, digest)
-        yield LockedRun(path, tuple(changes))
+        yield LockedRun(path, tuple(changes), RunIdentity(**identity))
     finally:
         for one in locks:
             one.close()

@@ -1,0 +1,57 @@
+"""`SavedSteps`: which checkpoints a run has, so that lost ones are no fresh start.
+
+saved_steps.json    the newest step that was saved, and where
+"""
+
+import json
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+from axcore.checkpoint.files import write_atomically
+from axcore.errors import CheckpointError
+from axcore.trainer.run_directory.json_lines import read_json_lines
+from axcore.trainer.run_directory.run_history import RUN_HISTORY_NAME
+
+SAVED_STEPS_NAME = "saved_steps.json"
+
+
+def record_saved_step(run: Path, step: int, place: Path) -> None:
+    """Notes the newest checkpoint of a run; step 0 is none."""
+    text = json.dumps({"newest": step, "directory": str(place)})
+    write_atomically(run / SAVED_STEPS_NAME, f"{text}\n".encode())
+
+
+def check_saved_steps(run: Path, steps: Sequence[int], place: Path) -> None:
+    """Compares the checkpoints that are there with those that the run saved.
+
+    Raises:
+        CheckpointError: The run saved some, and there is none.
+    """
+    newest, directory = _newest_recorded(run)
+    if newest <= max(steps, default=0):
+        return
+    moved = f" (it was saved in {directory})" if directory not in ("", str(place)) else ""
+    if steps:
+        warnings.warn(
+            f"step {newest} was saved and is not in {place}{moved}; resuming from step "
+            f"{max(steps)}",
+            stacklevel=2,
+        )
+        return
+    raise CheckpointError(
+        f"the run saved a checkpoint of step {newest}{moved}, and there is none",
+        where=str(place),
+        hint="put the checkpoints back, mount their disk or name their checkpoint.directory; "
+        "`axcore train --from-step 0` starts again on purpose",
+    )
+
+
+def _newest_recorded(run: Path) -> tuple[int, str]:
+    """Returns the newest step that the run is known to have saved, and where; 0 if none."""
+    started = [int(one.get("step", 0)) for one in read_json_lines(run / RUN_HISTORY_NAME)]
+    try:
+        saved = json.loads((run / SAVED_STEPS_NAME).read_bytes())
+        return int(saved["newest"]), str(saved["directory"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return max(started, default=0), ""
