@@ -150,9 +150,9 @@ def test_processes_of_different_data_are_refused(train, text_folder, tmp_path):
 @pytest.mark.slow
 def test_many_steps_between_logs_end_with_two_devices_a_process(train, tmp_path):
     never = {"log_every_steps": 1000, "eval_every_steps": 1000, "checkpoint.every_steps": 1000}
-    own = {str(index): {**never, "max_steps": 40} for index in range(2)}
+    own = {str(index): {**never, "max_steps": 20} for index in range(2)}
     both = told(train(tmp_path / "run", count=2, devices=2, own=own))
-    assert [one["step"] for one in both] == [40, 40]
+    assert [one["step"] for one in both] == [20, 20]
 
 
 def test_a_directory_that_is_not_shared_is_refused(train, tmp_path):
