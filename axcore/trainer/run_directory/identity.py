@@ -20,7 +20,7 @@ IDENTITY_NAME = "run.json"
 
 @attrs.frozen
 class RunIdentity:
-    """What tells one run from another.
+    """What distinguishes one run from another.
 
     Args:
         id: Random, made when the run began.
