@@ -7,7 +7,6 @@ devices: callbacks inside `shard_map` deadlock on a small machine when every dev
 import gc
 import os
 import signal
-import sys
 import tempfile
 from pathlib import Path
 
@@ -16,9 +15,8 @@ from hypothesis import HealthCheck, settings
 from quick_flags import QUICK_FLAGS, compile_cache
 
 os.environ["JAX_PLATFORMS"] = "cpu"
-# Workers and children share what the first one made. Programs for hardware that is not here cannot
-# be loaded again.
-if "PYTEST_XDIST_WORKER" not in os.environ and "--compile-for" not in sys.argv:
+# Workers and children share what the first one made.
+if "PYTEST_XDIST_WORKER" not in os.environ:
     compiled = tempfile.TemporaryDirectory(prefix="axcore-compiled-", ignore_cleanup_errors=True)
     os.environ.update(compile_cache(Path(compiled.name)))
 

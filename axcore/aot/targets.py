@@ -71,7 +71,8 @@ def compile_devices(target: AotTarget, hardware: Hardware) -> Sequence[Any]:
 def compile_environment(target: AotTarget, hardware: Hardware) -> Mapping[str, str]:
     """Returns the environment of a process that compiles: this one's, with what is needed in it.
 
-    What plugins want set before JAX starts, as on the hardware itself, is among it.
+    What plugins want set before JAX starts, as on the hardware itself, is among it. Programs for
+    hardware that is not here stay out of jax's compilation cache.
     """
     environment = dict(os.environ)
     expected = "a mapping from variable to its value, as str"
@@ -81,6 +82,8 @@ def compile_environment(target: AotTarget, hardware: Hardware) -> Mapping[str, s
         if not (isinstance(name, str) and isinstance(value, str)):
             raise target.wrong_return("environment", {name: value}, expected)
         environment[name] = _with_flags(environment.get(name, ""), value)
+    if target.devices is not None:  # then jax could not load what it kept
+        environment["JAX_ENABLE_COMPILATION_CACHE"] = "false"
     set_environment_flags(hardware, environment)
     return environment
 

@@ -42,6 +42,17 @@ def test_flags_of_the_users_own_stay_beside_those_that_are_needed(monkeypatch):
     assert flags == ["--xla_dump_to=here", "--xla_force_host_platform_device_count=4"]
 
 
+def test_only_programs_that_jax_could_load_again_are_cached():
+    is_off = {}
+    for name in ("cpu-4", "tpu-v5p-8", "gpu-h100-8"):
+        hardware = Hardware.parse(name)
+        (found,) = (
+            one for one in plugin_host().records(AotTarget) if one.requires(hardware) is None
+        )
+        is_off[name] = compile_environment(found, hardware).get("JAX_ENABLE_COMPILATION_CACHE")
+    assert is_off == {"cpu-4": None, "tpu-v5p-8": "false", "gpu-h100-8": "false"}
+
+
 def test_every_family_that_is_installed_can_be_compiled_for():
     targets = plugin_host().records(AotTarget)
     for name in ("tpu-v5p-8", "tpu-v5e-256", "gpu-h100-8", "trainium-trn2-16"):
