@@ -1,12 +1,7 @@
-"""Files that survive a crash: atomic writes, durable directories, and a lock."""
+"""Files that survive a crash: atomic writes and durable directories."""
 
-import errno
-import fcntl
 import os
-import socket
 from pathlib import Path
-
-from axcore.errors import CheckpointError
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -49,66 +44,3 @@ def drop_cached_tree(root: Path) -> None:
                 os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
             finally:
                 os.close(descriptor)
-
-
-class FileLock:
-    """A lock on a file, held by this process until `release` or until the process dies.
-
-    It is the kernel's `flock`: a killed process leaves the file behind and no lock on it.
-    """
-
-    def __init__(self, path: Path, *, doing: str) -> None:
-        """Takes the lock.
-
-        Args:
-            path: The lock file; made where it is absent, never deleted.
-            doing: What the lock is for, such as "saving checkpoints".
-
-        Raises:
-            CheckpointError: A live process holds the lock.
-            OSError: The file cannot be made, or its file system has no locks.
-        """
-        self._path = path
-        self._descriptor: int | None = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.pread(self._descriptor, 200, 0).decode(errors="replace").strip()
-            self.release()
-            raise _held_error(path, doing, holder) from None
-        except OSError:
-            self.release()
-            raise
-        os.ftruncate(self._descriptor, 0)
-        os.pwrite(self._descriptor, f"pid {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
-
-    def check_is_in_place(self) -> None:
-        """Checks that the file that is locked is the one at the path.
-
-        Raises:
-            OSError: The directory was moved, deleted or unmounted since.
-        """
-        assert self._descriptor is not None, "the lock is held"
-        if not os.path.exists(self._path) or not os.path.samestat(
-            os.stat(self._path), os.fstat(self._descriptor)
-        ):
-            raise OSError(errno.ESTALE, "the directory is no longer the one that was locked")
-
-    def release(self) -> None:
-        """Gives the lock up; doing so twice is harmless."""
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
-
-    def __del__(self) -> None:
-        if getattr(self, "_descriptor", None) is not None:
-            self.release()
-
-
-def _held_error(path: Path, doing: str, holder: str) -> CheckpointError:
-    own = holder.startswith(f"pid {os.getpid()} on {socket.gethostname()}")
-    return CheckpointError(
-        f"{'this' if own else 'another live'} process ({holder or 'unknown'}) is already {doing}",
-        where=str(path.parent),
-        hint="close the first one" if own else "stop that process, or use another directory",
-    )

@@ -9,6 +9,7 @@ from axcore.checkpoint import store
 from axcore.checkpoint.faults import CheckpointWarning
 from axcore.checkpoint.leaves import describe, leaf_spec, mismatches, name_leaves
 from axcore.checkpoint.manifest import (
+    MANIFEST_NAME,
     DamagedCheckpointError,
     Manifest,
     from_json,
@@ -119,9 +120,12 @@ class CheckpointReader:
     def _read(self, step: int) -> Manifest:
         self._steps.prepare(step)
         try:
-            return read_manifest(self._steps.path(step))
+            manifest = read_manifest(self._steps.path(step))
         except DamagedCheckpointError as error:
             raise self._damage(step, [error.what]) from error
+        if manifest.step != step:
+            raise self._damage(step, [f"{MANIFEST_NAME} is that of step {manifest.step}"])
+        return manifest
 
     def verify(self, step: int) -> None:
         """Compares every file of a step with its record; each process reads a part of them."""

@@ -15,7 +15,8 @@ import warnings
 from pathlib import Path
 
 from axcore.checkpoint.faults import CheckpointWarning
-from axcore.checkpoint.files import FileLock, sync_path, write_atomically
+from axcore.checkpoint.files import sync_path, write_atomically
+from axcore.checkpoint.lock import FileLock
 
 _COMMITTED = re.compile(r"step_(\d{8,})")
 _GOOD_NAME = "known_good"
@@ -65,8 +66,7 @@ class StepDirectories:
 
     def begin(self, step: int) -> None:
         """Makes the empty directory that a step is written into."""
-        if self._lock is not None:
-            self._lock.check_is_in_place()
+        self._check_lock()
         self.abandon(step)
         self.draft(step).mkdir()
 
@@ -86,6 +86,7 @@ class StepDirectories:
 
         Committed steps at or after `step` belong to a history that ended; they are set aside.
         """
+        self._check_lock()
         for later in self.at_or_after(step):
             self.set_aside(later)
         self.publish(step)
@@ -119,6 +120,10 @@ class StepDirectories:
         sync_path(self.root)
         for half_deleted in self.root.glob("step_*.deleting*"):
             shutil.rmtree(half_deleted)
+
+    def _check_lock(self) -> None:
+        if self._lock is not None:
+            self._lock.check_is_held()
 
     def _clear_leftovers(self) -> None:
         for entry in list(self.root.iterdir()):

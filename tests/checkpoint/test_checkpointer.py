@@ -225,8 +225,9 @@ def test_steps_of_a_history_that_ended_are_set_aside_not_deleted(tmp_path):
         assert second.steps() == (1, 2)
         assert_same_bits(second.restore(describe(small_state())).state, small_state(20))
     assert (tmp_path / "step_00000003.aside" / "manifest.json").is_file()
-    (tmp_path / "step_00000002.aside").rename(tmp_path / "step_00000009")
-    assert_same_bits(second.restore(describe(small_state()), step=9).state, small_state(2))
+    (tmp_path / "step_00000002").rename(tmp_path / "elsewhere")
+    (tmp_path / "step_00000002.aside").rename(tmp_path / "step_00000002")
+    assert_same_bits(second.restore(describe(small_state()), step=2).state, small_state(2))
 
 
 def test_a_step_is_saved_once_and_in_order(tmp_path):

@@ -120,6 +120,13 @@ def test_going_on_after_a_damaged_step_keeps_it_aside(run):
     assert [path.read_bytes() for path in sorted(aside)] == [before[p] for p in sorted(before)]
 
 
+def test_a_step_in_the_place_of_another_is_damage(run):
+    shutil.rmtree(run / "step_00000200")
+    shutil.copytree(run / "step_00000100", run / "step_00000200")
+    with pytest.raises(DamagedCheckpointError, match=r"manifest\.json is that of step 100"):
+        open_checkpoints(run).restore(TEMPLATE, step=200)
+
+
 def test_asking_for_a_step_never_gives_another(run):
     flip_bit(largest_file(run / "step_00000200"), 0)
     with pytest.raises(DamagedCheckpointError, match="step 200 is damaged"):

@@ -120,9 +120,9 @@ def test_a_damaged_known_good_step_gives_way_to_the_one_before(tmp_path):
             save(again, 3, 4)
         assert again.steps() == (1, 4)
         assert again.known_good() == (1,)
-    (tmp_path / "step_00000002.aside").rename(tmp_path / "step_00000009")
-    with pytest.raises(DamagedCheckpointError, match="step 9 is damaged"):
-        again.verify(9)
+    (tmp_path / "step_00000002.aside").rename(tmp_path / "step_00000002")
+    with pytest.raises(DamagedCheckpointError, match="step 2 is damaged"):
+        again.verify(2)
 
 
 def test_a_step_that_cannot_be_deleted_is_a_warning_and_goes_next_time(tmp_path, immutable):

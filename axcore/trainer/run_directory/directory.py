@@ -12,7 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from axcore.checkpoint.files import FileLock, write_atomically
+from axcore.checkpoint.files import write_atomically
+from axcore.checkpoint.lock import FileLock
 from axcore.config import describe_resumable
 from axcore.errors import CheckpointError
 

@@ -1,0 +1,201 @@
+"""`FileLock`: one process at a time, distinguished from a killed one, on this host and on others.
+
+The kernel's `flock` decides between processes of one boot of one host: a killed process leaves the
+file behind and no lock on it. Some shared file systems do not show it to other hosts. So the holder
+writes down who it is, and touches the file every few seconds; on another host it is taken for dead
+when the file was not touched for a minute. One that was merely stopped for so long finds another
+holder in the file when it wakes, and writes no step.
+"""
+
+import errno
+import fcntl
+import json
+import os
+import socket
+import threading
+import time
+import uuid
+from pathlib import Path
+
+import attrs
+
+from axcore.errors import CheckpointError
+
+BEAT_S = 5.0
+STALE_S = 60.0
+_NAMED_WITHIN_S = 1.0
+_POLL_S = 0.05
+
+
+@attrs.frozen
+class Holder:
+    """Who holds a lock, as the lock file says it."""
+
+    pid: int
+    host: str
+    boot: str
+    started: str
+    token: str
+
+    def __str__(self) -> str:
+        return f"pid {self.pid} on {self.host}"
+
+    @property
+    def is_of_this_boot(self) -> bool:
+        """Whether the kernel that runs this process would know of its lock."""
+        return self.boot == _boot_id()
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether it is known to have ended: its host was booted again, or its process is none."""
+        if self.is_of_this_boot:
+            return _start_time(self.pid) != self.started
+        return self.host == socket.gethostname()
+
+
+class FileLock:
+    """A lock on a file, held by this process until `release` or until the process dies."""
+
+    def __init__(self, path: Path, *, doing: str) -> None:
+        """Takes the lock; waits up to `STALE_S` for a holder on another host to show life.
+
+        Args:
+            path: The lock file; made where it is absent, never deleted.
+            doing: What the lock is for, such as "saving checkpoints".
+
+        Raises:
+            CheckpointError: A live process holds the lock.
+            OSError: The file cannot be made, or its file system has no locks.
+        """
+        self._path = path
+        self._released = threading.Event()
+        self._descriptor: int | None = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            self._own = self._take(doing)
+        except BaseException:
+            self._close()
+            raise
+        beat = threading.Thread(target=_beat, args=(path, self._own, self._released), daemon=True)
+        beat.start()
+
+    def _take(self, doing: str) -> Holder:
+        assert self._descriptor is not None, "the file is open"
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise _held_error(self._path, doing, _wait_for_name(self._path)) from None
+        before = _read(self._path)
+        if before is not None and not (before.is_of_this_boot or before.is_gone):
+            _wait_until_stale(self._path, doing, before)
+        own = _this_process()
+        os.ftruncate(self._descriptor, 0)
+        os.pwrite(self._descriptor, f"{json.dumps(attrs.asdict(own))}\n".encode(), 0)
+        return own
+
+    def check_is_held(self) -> None:
+        """Checks that the lock is still this process's.
+
+        Raises:
+            OSError: The directory was moved, deleted or unmounted since, or another host took it.
+        """
+        assert self._descriptor is not None, "the lock is held"
+        if not os.path.exists(self._path) or not os.path.samestat(
+            os.stat(self._path), os.fstat(self._descriptor)
+        ):
+            raise OSError(errno.ESTALE, "the directory is no longer the one that was locked")
+        holder = _read(self._path)
+        if holder != self._own:
+            raise OSError(errno.ESTALE, f"the lock was taken by {holder or 'somebody'} meanwhile")
+
+    def release(self) -> None:
+        """Gives the lock up; doing so twice is harmless."""
+        if self._descriptor is not None:
+            if _read(self._path) == self._own:
+                os.ftruncate(self._descriptor, 0)
+            self._close()
+
+    def _close(self) -> None:
+        self._released.set()
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def __del__(self) -> None:
+        if getattr(self, "_descriptor", None) is not None:
+            self._close()
+
+
+def _beat(path: Path, own: Holder, released: threading.Event) -> None:
+    """Touches the lock file while it is this process's."""
+    while not released.wait(BEAT_S):
+        try:
+            if _read(path) == own:
+                os.utime(path)
+        except OSError:
+            continue  # what is wrong with the disk is said by the next save
+
+
+def _wait_until_stale(path: Path, doing: str, holder: Holder) -> None:
+    """Returns when a holder on another host showed no life for so long that it must be dead."""
+    seen = _touched(path)
+    end = time.monotonic() + STALE_S
+    while time.monotonic() < end:
+        if _touched(path) != seen:
+            raise _held_error(path, doing, holder)
+        time.sleep(_POLL_S)
+
+
+def _wait_for_name(path: Path) -> Holder | None:
+    """Returns who holds a lock; waits a moment for one that has just taken it to say so."""
+    end = time.monotonic() + _NAMED_WITHIN_S
+    while (holder := _read(path)) is None or holder.is_gone:
+        if time.monotonic() > end:
+            break
+        time.sleep(_POLL_S)
+    return holder
+
+
+def _touched(path: Path) -> tuple[int, str]:
+    """Returns when a file was changed, and what it says; opened again, so that NFS asks again."""
+    with open(path, encoding="utf-8", errors="replace") as file:
+        return os.fstat(file.fileno()).st_mtime_ns, file.read(4096)
+
+
+def _read(path: Path) -> Holder | None:
+    try:
+        return Holder(**json.loads(_touched(path)[1]))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _this_process() -> Holder:
+    pid = os.getpid()
+    return Holder(pid, socket.gethostname(), _boot_id(), _start_time(pid), uuid.uuid4().hex)
+
+
+def _boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return socket.gethostname()
+
+
+def _start_time(pid: int) -> str:
+    """Returns when a process started, in ticks since boot; empty where there is none or no /proc.
+
+    A number of a process is given out again; number and time are not.
+    """
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return ""
+    return text.rpartition(")")[2].split()[19]
+
+
+def _held_error(path: Path, doing: str, holder: Holder | None) -> CheckpointError:
+    own = holder is not None and holder.is_of_this_boot and holder.pid == os.getpid()
+    return CheckpointError(
+        f"{'this' if own else 'another live'} process ({holder or 'unknown'}) is already {doing}",
+        where=str(path.parent),
+        hint="close the first one" if own else "stop that process, or use another directory",
+    )
