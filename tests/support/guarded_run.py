@@ -13,11 +13,12 @@ from axcore.trainer import Guard, Trainer
 
 
 def guarded_config(folder: Path, *guards: Guard.Config, **changes: Any) -> Trainer.Config:
-    """Returns eight steps, logged each and saved every four; writes text into a folder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for i in range(12):
-        text = "".join(f"{j} times {i} is {i * j}.\n" for j in range(60))
-        (folder / f"{i}.txt").write_text(text, encoding="utf-8")
+    """Returns eight steps, logged each and saved every four, on the text of a folder.
+
+    The text is written where there is no folder yet.
+    """
+    if not folder.exists():
+        write_text(folder)
     cfg = Trainer.Config(
         model=transformer(vocab_size=264, dim=8, num_layers=1, num_heads=1, hidden_dim=16),
         data=Data.Config(
@@ -35,6 +36,14 @@ def guarded_config(folder: Path, *guards: Guard.Config, **changes: Any) -> Train
         guards=guards,
     )
     return evolve(cfg, **changes)
+
+
+def write_text(folder: Path) -> None:
+    """Writes a little text into a new folder."""
+    folder.mkdir(parents=True)
+    for i in range(12):
+        text = "".join(f"{j} times {i} is {i * j}.\n" for j in range(60))
+        (folder / f"{i}.txt").write_text(text, encoding="utf-8")
 
 
 def guarded_trainer(
