@@ -140,6 +140,10 @@ class Checkpointer(Configurable):
         """
         self._writer.mark_good(step)
 
+    def newly_committed(self) -> tuple[int, ...]:
+        """Returns the steps whose saves ended well since this was last asked, oldest first."""
+        return self._writer.newly_committed()
+
     def wait(self) -> None:
         """Waits until the save in flight is committed.
 

@@ -3,6 +3,7 @@
 `saving.py` writes a step and reads it back; older steps are deleted after that, by process 0.
 """
 
+import collections
 import functools
 import sys
 import threading
@@ -46,6 +47,7 @@ class CheckpointWriter:
         self._worker: ThreadPoolExecutor | None = None
         self._pending: list[Future[None]] = []
         self._last_started: int | None = None
+        self._committed: collections.deque[int] = collections.deque()
 
     def start(self, step: int, state: Any, extra: dict[str, Any]) -> None:
         """Starts to save a state, after the one before is committed; see `Checkpointer.save`."""
@@ -82,6 +84,10 @@ class CheckpointWriter:
         wait_for(pending)
         for one in pending:
             one.result()
+
+    def newly_committed(self) -> tuple[int, ...]:
+        """Returns the steps that were committed since this was last asked, oldest first."""
+        return tuple(self._committed.popleft() for _ in range(len(self._committed)))
 
     def close(self) -> None:
         """Waits, then gives up the right to write."""
@@ -142,6 +148,7 @@ class CheckpointWriter:
         """Commits a step whose arrays are being written; runs on the worker thread."""
         save.finish()
         self._facts.found_whole(save.step)
+        self._committed.append(save.step)
         tidy = functools.partial(self._housekeeping.tidy, save.step, num_bytes=save.num_bytes)
         broadcast_object("tidying checkpoints up", tidy)
 

@@ -8,11 +8,12 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 
 from axcore import __version__
+from axcore.cli.interrupts import INTERRUPTED, SAID
 from axcore.config import name_the_known
 from axcore.errors import AxcoreError
 from axcore.plugins import Command, plugin_host
@@ -48,6 +49,14 @@ class LazyGroup(click.Group):
         if args and args[0] not in _records() and not args[0].startswith("-"):
             ctx.fail(f"there is no command {args[0]!r}; {name_the_known(args[0], _records())}")
         return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Runs the command; Ctrl-C ends it with one line, where it does not end in its own way."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            click.echo(f"\n{SAID}", err=True)
+            _leave(INTERRUPTED)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Writes names and summaries, and which plugins could not add theirs."""

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from axcore.cli import options
+from axcore.cli.interrupts import INTERRUPTED, exits_on_interrupt
 from axcore.cli.processes import join, process_info_of, process_options
 from axcore.cli.target import check_present, use_target
 from axcore.cli.terminal_text import escape_control_characters
@@ -14,7 +15,6 @@ from axcore.plugins import plugin_host
 from axcore.resilience.process_start import process_start
 
 SAMPLE_TOKENS = 200
-INTERRUPTED = 130
 
 
 @click.command()
@@ -32,6 +32,7 @@ INTERRUPTED = 130
 @options.overrides
 @options.target
 @process_options
+@exits_on_interrupt()
 def train(
     experiment: str,
     directory: str | None,

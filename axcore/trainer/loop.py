@@ -29,6 +29,7 @@ from axcore.trainer.callbacks.metrics import LossMeter, summary_metrics
 from axcore.trainer.callbacks.writers import Writers, find_writers
 from axcore.trainer.guards import Guards, RollBack
 from axcore.trainer.rollbacks import Rollbacks
+from axcore.trainer.run_directory.directory import check_is_there
 from axcore.trainer.run_directory.run_history import describe_kernels, record_run_start
 from axcore.trainer.run_directory.run_lock import LockedRun
 from axcore.trainer.run_directory.saved_steps import check_saved_steps, record_saved_step
@@ -83,7 +84,7 @@ class TrainLoop:
         self.saved_step = 0
         self.is_save_due = False
         self.pending: list[StepMetrics] = []
-        self.since = time.perf_counter()
+        self.since = self.wall_clock = time.perf_counter()
         self.skipped = SkippedSteps(
             most=cfg.max_skipped_steps,
             most_in_a_row=cfg.max_skipped_in_a_row,
@@ -99,11 +100,15 @@ class TrainLoop:
         Args:
             from_step: The checkpoint to resume from, 0 for the start; by default the newest.
         """
-        with self.checkpointer, StopSignals() as stop:
+        with self.checkpointer, StopSignals(notice=self.cfg.preemption_notice) as stop:
             self._resume(from_step)
             self._announce()
             while (wish := self._train(stop)) is not None:
                 self._roll_back(wish)
+            self._phase("save")
+            self.checkpointer.wait()
+            self._report_saved()
+        check_is_there(self.directory)
         is_complete = self.step >= self.cfg.max_steps
         if is_complete and not self.validation:
             self.validation = self._evaluated()
@@ -230,9 +235,8 @@ class TrainLoop:
             return
         self._phase("compile")
         train_step = self.trainer.compiler.compiled_step
-        self.since = time.perf_counter()
-        every = self.cfg.log_every_steps
-        while self.step < self.cfg.max_steps and not stop.should_stop(self.step, every_steps=every):
+        self.since = self.wall_clock = time.perf_counter()
+        while self.step < self.cfg.max_steps and not stop.should_stop(self.step):
             batch = self._next_batch()
             self._phase("step")
             self.state, metrics = train_step(self.state, batch)
@@ -265,6 +269,7 @@ class TrainLoop:
         return self.trainer.batch_sharding.device_put(batch)
 
     def _after_step(self) -> None:
+        self._report_saved()
         step, is_last = self.step, self.step == self.cfg.max_steps
         if step % self.cfg.log_every_steps == 0 or is_last:
             self._log()
@@ -283,6 +288,7 @@ class TrainLoop:
         self.pending.clear()
         self._count_skipped(fetched)
         values = self._values(fetched, elapsed)
+        check_is_there(self.directory)
         self.metrics.write(self.step, "train", values)
         self.emit(StepsDone(step=self.step, metrics=values))
         self.guards.on_metrics(self.step, values)
@@ -306,12 +312,18 @@ class TrainLoop:
         return {
             **meter.metrics(),
             f"{batch.unit}s_per_s": len(fetched) * batch.num_units / elapsed,
+            f"wall_clock_{batch.unit}s_per_s": len(fetched) * batch.num_units / self._wall_clock(),
             "step_time_s": elapsed / len(fetched),
             "gradient_norm": float(fetched[-1].gradient_norm),
             **self.trainer.learner.rates(max(0, num_updates - 1)),
             "skipped_steps": skipped,
             **summary_metrics(fetched[-1].summaries),
         }
+
+    def _wall_clock(self) -> float:
+        """Returns the seconds since it was last asked, saves and evaluations included."""
+        before, self.wall_clock = self.wall_clock, time.perf_counter()
+        return self.wall_clock - before
 
     def _reason_to_skip(self) -> str:
         what = "a loss, gradient or update that is not finite"
@@ -343,11 +355,17 @@ class TrainLoop:
         extra = {"data": self.batches.get_state(), "run": self.identity.as_json()}
         self.checkpointer.save(self.step, self.state, extra)
         self.saved_step = self.step
-        self.emit(CheckpointSaved(step=self.step))
-        self._record_saved(self.step)
+        self._report_saved()
         self.since += time.perf_counter() - started
 
+    def _report_saved(self) -> None:
+        """Reports the checkpoints that are on the disk by now."""
+        for step in self.checkpointer.newly_committed():
+            self._record_saved(step)
+            self.emit(CheckpointSaved(step=step))
+
     def _record_saved(self, step: int) -> None:
+        check_is_there(self.directory)
         if is_process_zero():
             record_saved_step(self.directory, step, self.checkpointer.directory)
 

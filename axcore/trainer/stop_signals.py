@@ -5,12 +5,20 @@ A step is never broken in the middle, where its state is neither the old one nor
 
 import signal
 import threading
+import time
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Self
 
 from axcore.distributed import all_gather_str, process_count
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+AGREE_EVERY_S = 1.0
+"""How often several processes ask one another, which costs them a millisecond."""
+
+_MOST_STEPS = 100
 
 
 class StopSignals:
@@ -21,25 +29,54 @@ class StopSignals:
     ignores stays ignored.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, notice: str = "") -> None:
+        """Listens to nothing yet.
+
+        Args:
+            notice: A file whose appearance asks the run to stop, too; "" for none. One that was
+                there before does not.
+        """
         self.requested: signal.Signals | None = None
         self._before: dict[signal.Signals, Any] = {}
+        self._notice = Path(notice) if notice else None
+        self._began = time.time()
+        self._asked_last = (0, time.perf_counter())
+        self._ask_next = 0
 
-    def should_stop(self, step: int, *, every_steps: int) -> bool:
+    def should_stop(self, step: int) -> bool:
         """Returns whether the run stops here, the same in every process.
 
         One process stops when it is asked to. Several would wait for ever for one that stops alone:
-        they compare at every `every_steps` steps whether anyone was asked.
+        they ask one another every second or so, at steps that all of them know.
 
         Args:
             step: Steps done.
-            every_steps: Between steps at which the processes wait for the devices anyway.
         """
         if process_count() == 1:
-            return self.requested is not None
-        if step % every_steps:
+            return self._is_asked()
+        if step < self._ask_next:
             return False
-        return any(all_gather_str("stopping together", "" if self.requested is None else "asked"))
+        answers = all_gather_str("stopping together", f"{self._is_asked():d} {self._pace(step)}")
+        steps_per_s = float(answers[0].split()[1])
+        self._ask_next = step + min(_MOST_STEPS, max(1, int(AGREE_EVERY_S * steps_per_s)))
+        return any(answer.startswith("1") for answer in answers)
+
+    def _is_asked(self) -> bool:
+        return self.requested is not None or self._is_noticed()
+
+    def _is_noticed(self) -> bool:
+        if self._notice is None:
+            return False
+        try:
+            return self._notice.stat().st_mtime >= self._began
+        except OSError:
+            return False
+
+    def _pace(self, step: int) -> float:
+        """Returns the steps a second since this was last asked."""
+        before, since = self._asked_last
+        self._asked_last = step, time.perf_counter()
+        return (step - before) / max(1e-9, self._asked_last[1] - since)
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():

@@ -72,6 +72,8 @@ class Trainer(Configurable):
             max_skipped_in_a_row: How many of them may follow each other; one more rolls back.
             max_rollbacks: How often the run may go back to a checkpoint in the window.
             budget_window_steps: The newest steps, which these three numbers are counted over.
+            preemption_notice: A file that appears when this machine is to be taken away; the run
+                then stops with a checkpoint, as at SIGTERM. Empty for none.
             guards: What may change a batch or the state between steps, roll back or stop the run.
             checkpoint: When and how checkpoints are saved.
             prompt: What the sample at the end of the run resumes from.
@@ -102,6 +104,7 @@ class Trainer(Configurable):
         max_skipped_in_a_row: Resumable[PositiveInt] = 20
         max_rollbacks: Resumable[int] = 3
         budget_window_steps: Resumable[PositiveInt] = 1000
+        preemption_notice: Resumable[str] = ""
         guards: Resumable[tuple[Guard.Config, ...]] = ()
         checkpoint: Resumable[Checkpointer.Config] = Checkpointer.Config(every_steps=100)
         prompt: Resumable[str] = ""

@@ -65,7 +65,8 @@ def test_a_run_killed_at_several_steps_ends_as_one_never_stopped(start, whole, t
     deaths = (
         ("StepsDone", 3),  # before the first checkpoint
         ("StepsDone", 6),  # between two
-        ("CheckpointSaved", 8),  # while one is being written
+        ("StepsDone", 9),  # while one is being written, or just after
+        ("CheckpointSaved", 12),  # before what is known of it is written
     )
     for death in deaths:
         assert killed(start(tmp_path / "run", *death))

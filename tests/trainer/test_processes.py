@@ -86,6 +86,21 @@ def test_two_processes_stop_together_where_one_is_asked_to(stopped):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", ["signal", "notice"])
+def test_processes_stop_together_long_before_they_log(train, tmp_path, kind):
+    rare = {"max_steps": 10**6, "log_every_steps": 10**5, "checkpoint.every_steps": 10**5}
+    notice = str(tmp_path / "notice")
+    own = {str(index): {**rare, "preemption_notice": notice} for index in range(2)}
+    asked = {"ask_at": 30, "ask_in": "1", **({"notice": notice} if kind == "notice" else {})}
+    both = told(train(tmp_path / "run", count=2, devices=1, own=own, mesh={"data": 2}, **asked))
+    step = both[0]["step"]
+    assert (both[1]["step"], step >= 29) == (step, True)
+    (seconds,) = both[1]["stopped_after_s"]
+    assert seconds < 15, "a checkpoint within the usual 30 s of grace"
+    assert (tmp_path / f"run/checkpoints/step_{step:08d}").is_dir()
+
+
+@pytest.mark.slow
 def test_two_processes_train_as_one_and_one_goes_on_from_their_checkpoint(train, stopped, whole):
     directory, _ = stopped
     (one,) = told(train(directory, count=1, devices=4))

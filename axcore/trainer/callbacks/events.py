@@ -90,7 +90,7 @@ class Evaluated(Event):
 
 @attrs.frozen
 class CheckpointSaved(Event):
-    """A checkpoint was handed to the writer."""
+    """A checkpoint is on the disk; training may be some steps past it by then."""
 
     step: int
 

@@ -1,6 +1,7 @@
 """Metrics of a run: averaged over steps, and written as JSON lines."""
 
 import json
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -58,16 +59,29 @@ class MetricsFile:
 
 def _keep_until(path: Path, step: int) -> None:
     text = path.read_text(encoding="utf-8", errors="replace")
+    _name_damage(path, text.splitlines(keepends=True))
     kept = "".join(f"{line}\n" for line in text.splitlines() if _step_of(line) <= step)
     if kept != text:
         write_atomically(path, kept.encode())
+
+
+def _name_damage(path: Path, lines: list[str]) -> None:
+    """Warns of damaged lines; a last one without its end is what a killed process leaves."""
+    whole = lines if not lines or lines[-1].endswith("\n") else lines[:-1]
+    damaged = [str(number) for number, line in enumerate(whole, 1) if np.isinf(_step_of(line))]
+    if damaged:
+        warnings.warn(
+            f"{path} is damaged at line {', '.join(damaged[:8])}"
+            f"{', ...' if len(damaged) > 8 else ''}: no metrics; these lines are dropped",
+            stacklevel=2,
+        )
 
 
 def _step_of(line: str) -> float:
     try:
         return float(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError):
-        return float("inf")  # a line cut short by a kill
+        return float("inf")
 
 
 def _number(value: float) -> float | str:

@@ -15,6 +15,7 @@ from typing import Self
 from axcore.checkpoint.files import write_atomically
 from axcore.checkpoint.lock import FileLock
 from axcore.config import describe_resumable
+from axcore.distributed import is_process_zero
 from axcore.errors import CheckpointError
 
 LOCK_NAME = "axcore.lock"
@@ -102,6 +103,20 @@ class RunDirectory:
         if self._lock is not None:
             self._lock.release()
             self._lock = None
+
+
+def check_is_there(path: Path) -> None:
+    """Checks that the run directory was not removed; process 0 of a run looks.
+
+    Raises:
+        CheckpointError: It was.
+    """
+    if is_process_zero() and not (path / TEXT_NAME).exists():
+        raise CheckpointError(
+            f"the run directory was removed or moved while the run trained: no {TEXT_NAME} is left",
+            where=str(path),
+            hint="put it back and start the run again, which resumes from its newest checkpoint",
+        )
 
 
 def _check_is_free_or_run(path: Path) -> None:

@@ -4,7 +4,6 @@ run_history.jsonl    one JSON object a line for each start of the run
 kernels.json         the newest start's kernel plan, with every reason
 """
 
-import json
 import os
 import platform
 import re
@@ -16,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from axcore.checkpoint.files import write_atomically
-from axcore.errors import CheckpointError
 from axcore.ops import KernelPlan
 from axcore.plugins import plugin_host
+from axcore.trainer.run_directory.json_lines import append_json_line, read_json_lines
 
 RUN_HISTORY_NAME = "run_history.jsonl"
 KERNELS_NAME = "kernels.json"
@@ -61,27 +60,13 @@ def record_run_start(
     before = read_run_history(path)
     if before:
         _warn_of_changes(before[-1], now)
-    lines = [json.dumps(start) for start in (*before, now)]
-    write_atomically(path, "".join(f"{line}\n" for line in lines).encode())
+    append_json_line(path, now)
     write_atomically(directory / KERNELS_NAME, f"{plan.to_json()}\n".encode())
 
 
 def read_run_history(path: Path) -> list[dict[str, Any]]:
-    """Returns the starts of a run, oldest first; none where there is no such file.
-
-    Raises:
-        CheckpointError: The file is damaged.
-    """
-    if not path.exists():
-        return []
-    try:
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    except ValueError as error:
-        raise CheckpointError(
-            f"{path.name} is damaged: {error}",
-            where=str(path),
-            hint="put it back from a copy, or move it away; only the record of starts is lost",
-        ) from error
+    """Returns the starts of a run, oldest first; damaged lines are named in a warning."""
+    return read_json_lines(path)
 
 
 def describe_kernels(plan: KernelPlan) -> str:

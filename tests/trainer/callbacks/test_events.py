@@ -24,18 +24,20 @@ def seen(toy_trainer, tmp_path_factory):
 
 def test_events_come_in_the_order_of_the_run(seen):
     events, *_ = seen
-    assert [type(event).__name__ for event in events[:7]] == [
+    saved = [event for event in events if isinstance(event, CheckpointSaved)]
+    others = [event for event in events if event not in saved]
+    assert [type(event).__name__ for event in others[:7]] == [
         "RunStarted",
         *["StepsDone"] * 4,
         "Evaluated",
-        "CheckpointSaved",
+        "StepsDone",
     ]
     of = lambda kind: [event.step for event in events if isinstance(event, kind)]  # noqa: E731
     assert of(RunStarted) == [0]
     assert of(StepsDone) == list(range(1, 13))
     assert of(Evaluated) == of(CheckpointSaved) == [4, 8, 12]
     assert events[-1] == RunFinished(step=12, is_complete=True)
-    assert events[-3].metrics == seen[3].validation
+    assert others[-2].metrics == seen[3].validation
 
 
 def test_an_observer_that_raises_is_switched_off_with_a_warning_and_the_run_goes_on(seen):

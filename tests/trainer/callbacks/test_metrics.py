@@ -61,7 +61,8 @@ def test_bytes_that_are_no_text_are_dropped_with_their_line(tmp_path):
     path = tmp_path / "m.jsonl"
     write(path, 1)
     path.write_bytes(path.read_bytes() + b'\xff\xfe{"step": 1\n\n[]\n')
-    write(path, 2, start=1)
+    with pytest.warns(UserWarning, match="damaged at line 2, 3, 4: no metrics"):
+        write(path, 2, start=1)
     assert [line["step"] for line in read(path)] == [1, 2]
 
 
@@ -91,7 +92,14 @@ def test_a_run_writes_the_lines_that_are_documented(whole_run):
     validation = [(step, "validation") for step in (4, 8, 12)]
     assert steps == sorted(train + validation, key=lambda item: (item[0], item[1] != "train"))
     losses = {"loss", "loss/cross_entropy", "loss/size"}
-    timings = {"tokens_per_s", "step_time_s", "gradient_norm", "learning_rate", "skipped_steps"}
+    timings = {
+        "tokens_per_s",
+        "wall_clock_tokens_per_s",
+        "step_time_s",
+        "gradient_norm",
+        "learning_rate",
+        "skipped_steps",
+    }
     for (_, split), line in zip(steps, lines, strict=True):
         assert set(line) == (losses | timings | {"bias_norm"} if split == "train" else losses)
     assert lines[-1]["loss"] < lines[4]["loss"] < math.log(264)
