@@ -1,16 +1,19 @@
 """`axcore launch`: start a training run on an engine, or show what the engine would be given."""
 
+import subprocess
 import sys
-from typing import Any
+from typing import Any, TypeGuard
 
 import click
 
 from axcore.config import apply_overrides, field_names
-from axcore.errors import PluginError
+from axcore.errors import ConfigError, PluginError
 from axcore.launch import Job, find_launcher
 from axcore.launch.launcher import Launcher, launcher_class
-from axcore.modifiers import find_change
+from axcore.launch.local import Local
 from axcore.plugins import Hardware, JobLauncher, Modifier, plugin_host
+from axcore.resilience.policy import Policy
+from axcore.resilience.supervisor import Supervisor
 
 
 class LaunchCommand(click.Command):
@@ -47,6 +50,19 @@ def _described(record: JobLauncher) -> str:
     help="What the engine wants to know, as partition or image. Repeatable.",
 )
 @click.option(
+    "--supervise/--no-supervise",
+    "supervises",
+    default=None,
+    help="Start processes again that are lost or hang. By default local runs of several are.",
+)
+@click.option(
+    "--policy",
+    "policies",
+    metavar="NAME=VALUE",
+    multiple=True,
+    help="How a supervisor does that; see docs/reliability.md. Repeatable.",
+)
+@click.option(
     "--submit/--show",
     "submits",
     default=None,
@@ -59,6 +75,8 @@ def launch(
     processes: int,
     name: str,
     settings: tuple[str, ...],
+    supervises: bool | None,
+    policies: tuple[str, ...],
     submits: bool | None,
 ) -> None:
     """Start `axcore train EXPERIMENT` on ENGINE.
@@ -69,11 +87,41 @@ def launch(
     plugin_host().require_healthy()
     launcher = configured(find_launcher(engine), settings)
     job = Job.training((experiment, *training), processes=processes, name=name)
+    policy: Policy = apply_overrides(Policy(), policies, set_in="--policy")
+    if submits is not False and _is_supervised(launcher, processes, supervises):
+        sys.exit(_supervise(launcher, job, policy))
     check_training((experiment, *training))
     launcher.check(job)
     if launcher.is_local if submits is None else submits:
         sys.exit(launcher.launch(job))
     click.echo(launcher.render(job), nl=False)
+
+
+def _is_supervised(launcher: Launcher, processes: int, wanted: bool | None) -> TypeGuard[Local]:
+    """Whether processes run under a supervisor here.
+
+    Raises:
+        ConfigError: The user asked for it where there is none.
+    """
+    if wanted and not isinstance(launcher, Local):
+        raise ConfigError(
+            f"{type(launcher).__name__} runs have no supervisor yet",
+            where="--supervise",
+            hint="leave it out: the engine starts all processes again where one fails",
+        )
+    return isinstance(launcher, Local) and (processes > 1 if wanted is None else wanted)
+
+
+def _supervise(launcher: Local, job: Job, policy: Policy) -> int:
+    """Returns the exit code of a supervised run; another process checks it, so none of jax stays.
+
+    The check is this command with `--show`, which prints what is wrong and exits as this would.
+    """
+    check = [sys.executable, "-m", "axcore", "launch", "local", *job.command[2:], "--show"]
+    checked = subprocess.run(check, stdout=subprocess.DEVNULL, check=False)
+    if checked.returncode:
+        return checked.returncode
+    return Supervisor(lambda: launcher.starts(job), job.run_directory, policy).run()
 
 
 def configured(record: JobLauncher, settings: tuple[str, ...]) -> Launcher:
@@ -110,4 +158,6 @@ def check_training(arguments: tuple[str, ...]) -> None:
 
 def _is_modifier(change: str) -> bool:
     """Whether a change is made for some hardware, and so cannot be tried without its name."""
+    from axcore.modifiers import find_change  # loads jax, which a supervisor does without
+
     return isinstance(find_change(change), Modifier)

@@ -11,7 +11,10 @@ from axcore.cli.interrupts import INTERRUPTED, exits_on_interrupt
 from axcore.cli.processes import join, process_info_of, process_options
 from axcore.cli.target import check_present, use_target
 from axcore.cli.terminal_text import escape_control_characters
+from axcore.launch.job import default_run_directory
 from axcore.plugins import plugin_host
+from axcore.resilience.compile_cache import use_compile_cache
+from axcore.resilience.heartbeat import connect_heartbeat
 from axcore.resilience.process_start import process_start
 
 SAMPLE_TOKENS = 200
@@ -43,22 +46,27 @@ def train(
     **processes: Any,
 ) -> None:
     """Train EXPERIMENT, a name or a config file, or resume it."""
+    heartbeat = connect_heartbeat()
+    use_compile_cache()
     plugin_host().require_healthy()
     place = process_info_of(processes)
     wanted = use_target(target, num_processes=place.process_count if place else 1)
     join(place, processes)
     from axcore.cli.experiment import load_resolved
     from axcore.resilience.goodput import Goodput
+    from axcore.resilience.progress_reports import ProgressReports
     from axcore.trainer import Observer, Trainer
     from axcore.trainer.callbacks.progress import progress
 
     hardware = check_present(wanted)
     trainer = Trainer(load_resolved(experiment, overrides, changes=changes, hardware=hardware))
-    run = Path(directory or Path("runs") / Path(experiment).stem)
+    run = Path(directory or default_run_directory(experiment))
     speaks = place is None or place.process_index == 0
     goodput = Goodput(process_start())
-    shown: list[Observer] = [progress(), goodput] if speaks else []
-    result = trainer.run(run, shown, quiet=True, from_step=from_step)
+    observers: list[Observer] = [progress(), goodput] if speaks else []
+    if heartbeat is not None:
+        observers.append(ProgressReports(heartbeat))
+    result = trainer.run(run, observers, quiet=True, from_step=from_step)
     if speaks:
         click.echo(goodput.ledger.summary())
     if not result.is_complete:

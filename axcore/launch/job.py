@@ -53,6 +53,16 @@ class Job:
         return None
 
     @property
+    def run_directory(self) -> Path:
+        """The run directory of a job of `axcore train`."""
+        return Path(self.directory or default_run_directory(self.command[2]))
+
+    @property
     def shell_line(self) -> str:
         """The command as a shell reads it."""
         return shlex.join(self.command)
+
+
+def default_run_directory(experiment: str) -> str:
+    """Returns where `axcore train` keeps a run whose directory nobody named."""
+    return str(Path("runs") / Path(experiment).stem)

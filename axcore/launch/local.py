@@ -1,20 +1,24 @@
 """This machine: all processes of a run side by side, their output marked by who wrote it."""
 
+import contextlib
 import os
 import shlex
 import shutil
-import signal
 import socket
-import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator, Mapping
-from types import FrameType
-from typing import IO, Any, ClassVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import ClassVar
 
 from axcore.config import config
 from axcore.errors import ProcessError
+from axcore.launch.children import (
+    Child,
+    ProcessStart,
+    StopRequests,
+    first_failure,
+    shell_exit_code,
+)
 from axcore.launch.job import Job
 from axcore.launch.launcher import Launcher
 from axcore.launch.process_info import COORDINATOR, NUM_PROCESSES, PROCESS_ID
@@ -49,10 +53,28 @@ class Local(Launcher):
 
     def launch(self, job: Job) -> int:
         """Runs the processes to their end; returns the exit code of the first that failed."""
-        with _Processes(self.grace_s, is_marked=job.processes > 1) as processes:
-            for variables in self._variables(job, f"localhost:{_free_port()}"):
-                processes.start(_found(job.command), {**os.environ, **variables})
-            return processes.wait()
+        children: list[Child] = []
+        with StopRequests() as stop, contextlib.ExitStack() as ended:
+            stop.reach(children)
+            for index, start in enumerate(self.starts(job)):
+                children.append(Child(start, index, mark_of(index, job.processes)))
+                ended.callback(children[-1].end)
+            _wait(children, stop)
+            failed = first_failure(children)
+            end_others(children, self.grace_s)
+            return shell_exit_code(failed.exit_code() or 0) if failed else 0
+
+    def starts(self, job: Job) -> list[ProcessStart]:
+        """Returns what each process is started with; each call names another free port.
+
+        Raises:
+            ProcessError: The program is not here.
+        """
+        command = _found(job.command)
+        return [
+            ProcessStart(command=command, environment={**os.environ, **variables})
+            for variables in self._variables(job, f"localhost:{_free_port()}")
+        ]
 
     def _variables(self, job: Job, coordinator: str) -> Iterator[dict[str, str]]:
         for index in range(job.processes):
@@ -64,89 +86,27 @@ class Local(Launcher):
             yield {**self.environment, **(several if job.processes > 1 else {})}
 
 
-class _Processes:
-    """Children that live and die together, and signals that reach all of them."""
-
-    def __init__(self, grace_s: float, *, is_marked: bool) -> None:
-        self._grace_s = grace_s
-        self._is_marked = is_marked
-        self._children: list[subprocess.Popen[str]] = []
-        self._readers: list[threading.Thread] = []
-        self._before: dict[int, Any] = {}
-        self._num_signals = 0
-
-    def __enter__(self) -> "_Processes":
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._hand_on)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-        for child in self._children:
-            child.kill()
-            child.wait()
-        for reader in self._readers:
-            reader.join()
-
-    def start(self, command: list[str], environment: Mapping[str, str]) -> None:
-        """Starts one child, out of reach of the terminal's own signals."""
-        child = subprocess.Popen(
-            command,
-            env={"PYTHONUNBUFFERED": "1", **environment},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-        )
-        mark = f"[{len(self._children)}] " if self._is_marked else ""
-        self._children.append(child)
-        for source, target in ((child.stdout, sys.stdout), (child.stderr, sys.stderr)):
-            reader = threading.Thread(target=_copy, args=(source, target, mark))
-            reader.start()
-            self._readers.append(reader)
-
-    def wait(self) -> int:
-        """Waits until all have ended; 0 where all did well."""
-        while True:
-            codes = [child.poll() for child in self._children]
-            failed = [index for index, code in enumerate(codes) if code]
-            is_stopping = self._num_signals > 0  # then each ends in its own time
-            if None not in codes or (failed and not is_stopping):
-                break
-            time.sleep(_POLL_S)
-        if not failed:
-            return 0
-        self._end_others()
-        return _exit_code(codes[failed[0]] or 0)
-
-    def _end_others(self) -> None:
-        end = time.monotonic() + self._grace_s
-        for index, child in enumerate(self._children):
-            try:
-                child.wait(max(0.0, end - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                print(f"process {index} is ended, because another failed", file=sys.stderr)
-                child.kill()
-
-    def _hand_on(self, number: int, frame: FrameType | None) -> None:
-        self._num_signals += 1
-        for child in self._children:
-            if child.poll() is None:
-                child.send_signal(number if self._num_signals == 1 else signal.SIGKILL)
+def mark_of(index: int, process_count: int) -> str:
+    """Returns what a process's lines begin with."""
+    return f"[{index}] " if process_count > 1 else ""
 
 
-def _copy(source: IO[str], target: IO[str], mark: str) -> None:
-    with source:
-        for line in source:
-            target.write(f"{mark}{line}")
-            target.flush()
+def end_others(children: Sequence[Child], grace_s: float) -> None:
+    """Gives processes some time to end by themselves, where another failed, and then kills them."""
+    end = time.monotonic() + grace_s
+    for child in children:
+        if not child.wait(max(0.0, end - time.monotonic())):
+            print(f"process {child.index} is ended, because another failed", file=sys.stderr)
+            child.end()
 
 
-def _exit_code(code: int) -> int:
-    return 128 - code if code < 0 else code
+def _wait(children: Sequence[Child], stop: StopRequests) -> None:
+    """Returns when all have ended, or one failed that was not asked to stop."""
+    while True:
+        codes = [child.exit_code() for child in children]
+        if None not in codes or (any(codes) and not stop.count):
+            return
+        time.sleep(_POLL_S)
 
 
 def _free_port() -> int:
@@ -155,12 +115,12 @@ def _free_port() -> int:
         return int(free.getsockname()[1])
 
 
-def _found(command: tuple[str, ...]) -> list[str]:
+def _found(command: tuple[str, ...]) -> tuple[str, ...]:
     """Returns a command whose program is found as this one was: ours is that of this Python."""
     if command[0] == "axcore":
-        return [sys.executable, "-m", "axcore", *command[1:]]
+        return (sys.executable, "-m", "axcore", *command[1:])
     if shutil.which(command[0]) is None:
         raise ProcessError(
             f"there is no program {command[0]!r}", where="launch local", hint="install it"
         )
-    return list(command)
+    return command

@@ -59,6 +59,8 @@ def test_options_of_training_go_to_every_process():
         (("slurm", "tiny", "--option", "grace_s=x"), "grace_s"),
         (("kubernetes", "tiny"), "image and volume_claim not given"),
         (("slurm", "tiny", "--seet", "a=b"), "No such option '--seet'"),
+        (("slurm", "tiny", "--supervise"), "Slurm runs have no supervisor yet"),
+        (("local", "tiny", "--policy", "beat=3"), "did you mean 'beat_s'"),
     ],
 )
 def test_what_is_wrong_shows_before_anything_is_started(arguments, what):
@@ -66,9 +68,17 @@ def test_what_is_wrong_shows_before_anything_is_started(arguments, what):
 
 
 def test_a_run_on_this_machine_ends_with_the_code_of_what_failed(cli):
-    ran = cli("launch", "local", "tiny", "-n", "4", "--target", "cpu-6")
+    ran = cli("launch", "local", "tiny", "-n", "2", "--target", "cpu-3")
     assert ran.exit_code == PluginError.exit_code
-    assert "] PluginError: cpu-6 has 6 devices, which 4 processes cannot share" in ran.stderr
+    assert "] PluginError: cpu-3 has 3 devices, which 2 processes cannot share" in ran.stderr
+    assert "all processes start again" not in ran.stderr
+
+
+def test_what_is_wrong_shows_before_a_supervisor_starts_anything(cli):
+    ran = cli("launch", "local", "tiny", "-n", "2", "--set", "max_stepz=3")
+    assert ran.exit_code == 2
+    assert "'max_stepz' matches nothing" in ran.stderr
+    assert "[supervisor]" not in ran.stderr
 
 
 def test_a_process_that_never_joins_is_one_clear_error(cli):

@@ -1,0 +1,151 @@
+"""Processes of a run on this machine: each with a group of its own, its output copied to ours."""
+
+import collections
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from types import FrameType
+from typing import IO, Any, Self
+
+import attrs
+
+_TAIL_LINES = 30
+
+
+@attrs.frozen(kw_only=True)
+class ProcessStart:
+    """What one process of a run is started with.
+
+    Args:
+        command: Program and arguments.
+        environment: All its variables.
+    """
+
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+
+
+class Child:
+    """One process, whose output is copied to ours, and the last lines of its stderr kept."""
+
+    def __init__(
+        self, start: ProcessStart, index: int, mark: str, pass_fds: Sequence[int] = ()
+    ) -> None:
+        """Starts the process in a session of its own, out of reach of the terminal's signals."""
+        self.index = index
+        self.error_tail: collections.deque[str] = collections.deque(maxlen=_TAIL_LINES)
+        self._process = subprocess.Popen(
+            start.command,
+            env={"PYTHONUNBUFFERED": "1", **start.environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+            pass_fds=pass_fds,
+        )
+        self.pid = self._process.pid
+        self._readers = [
+            threading.Thread(target=_copy, args=(source, target, mark, tail), daemon=True)
+            for source, target, tail in (
+                (self._process.stdout, sys.stdout, None),
+                (self._process.stderr, sys.stderr, self.error_tail),
+            )
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    def exit_code(self) -> int | None:
+        """Returns how it ended, minus the signal where that ended it; None while it lives."""
+        return self._process.poll()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Returns whether it ends within the time."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout_s)
+        return self.exit_code() is not None
+
+    def send(self, number: int) -> None:
+        """Sends a signal to the process, if it lives."""
+        self._process.send_signal(number)
+
+    def kill(self) -> None:
+        """Kills the process and all that it started, also where itself has ended."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+    def end(self) -> None:
+        """Kills the process and all that it started, and reads its output to the end."""
+        self.kill()
+        self._process.wait()
+        for reader in self._readers:
+            reader.join(timeout=5)
+
+
+class StopRequests:
+    """Ctrl-C, SIGTERM and a lost terminal, passed on to the children while the context lasts.
+
+    The first one goes to each child, which saves and stops; the second one kills them. A child
+    has no terminal, so SIGHUP reaches it as SIGTERM.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._children: Sequence[Child] = ()
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
+                    self._before[number] = signal.signal(number, self._pass_on)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def reach(self, children: Sequence[Child]) -> None:
+        """Names the children that get the signals from now on."""
+        self._children = children
+
+    def _pass_on(self, number: int, frame: FrameType | None) -> None:
+        self.count += 1
+        meant = signal.SIGTERM if number == signal.SIGHUP else number
+        for child in self._children:
+            child.send(meant if self.count == 1 else signal.SIGKILL)
+
+
+def first_failure(children: Iterable[Child]) -> Child | None:
+    """Returns the child that failed first, as far as can be seen from how each ended."""
+    failed = [child for child in children if child.exit_code()]
+    return min(failed, key=lambda child: _rank(child.exit_code()), default=None)
+
+
+_ABORTED_OR_LOST = (1, -signal.SIGABRT, 9)
+"""How a process may end because it lost another one: the surest sign of that last."""
+
+
+def _rank(code: int | None) -> int:
+    return 1 + _ABORTED_OR_LOST.index(code) if code in _ABORTED_OR_LOST else 0
+
+
+def shell_exit_code(code: int) -> int:
+    """Returns how a process ended as a shell reports it: 128 + N where signal N ended it."""
+    return 128 - code if code < 0 else code
+
+
+def _copy(
+    source: IO[str], target: IO[str], mark: str, tail: "collections.deque[str] | None"
+) -> None:
+    with source:
+        for line in source:
+            if tail is not None:
+                tail.append(line.rstrip("\n"))
+            with contextlib.suppress(OSError, ValueError):  # our own terminal may be gone
+                target.write(f"{mark}{line}")
+                target.flush()

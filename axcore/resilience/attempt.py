@@ -1,0 +1,130 @@
+"""`Attempt`: one start of all processes of a run, watched until they end or something is wrong."""
+
+import contextlib
+import selectors
+import time
+from collections.abc import Iterator, Sequence
+from typing import Self
+
+from axcore.launch.children import (
+    ProcessStart,
+    StopRequests,
+    first_failure,
+    shell_exit_code,
+)
+from axcore.launch.local import end_others, mark_of
+from axcore.resilience.failure import STOPPED, Failure, cause_of, describe_exit, run_exit_code
+from axcore.resilience.hang import Hang, find_hang
+from axcore.resilience.policy import Policy
+from axcore.resilience.tracked_process import TrackedProcess
+
+_WAKE_S = 0.05
+_BATCH_S = 0.01
+_STACKS_S = 3.0
+_SETTLE_S = 0.1
+_GRACE_S = 5.0
+
+
+class Attempt:
+    """All processes of a run, from their start to their end; leaving the context ends them.
+
+    Attributes:
+        processes: In the order of their indices.
+        began: When they were started; monotonic seconds.
+        hang: What ended the attempt, if a hang did.
+        stacks: Of each process, where a hang did.
+    """
+
+    def __init__(self, starts: Sequence[ProcessStart], policy: Policy, stop: StopRequests) -> None:
+        self.began = time.monotonic()
+        self.processes: list[TrackedProcess] = []
+        self.hang: Hang | None = None
+        self.stacks: list[str] = []
+        self._starts = starts
+        self._policy = policy
+        self._stop = stop
+        self._selector = selectors.DefaultSelector()
+        self._resources = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        self._resources.callback(self._selector.close)
+        for index, start in enumerate(self._starts):
+            process = TrackedProcess(start, index, mark_of(index, len(self._starts)))
+            self.processes.append(process)
+            self._resources.callback(process.close)
+            self._selector.register(process.pipe, selectors.EVENT_READ, process)
+        self._stop.reach([process.child for process in self.processes])
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.reach(())
+        for process in self.processes:
+            process.child.kill()  # all at once, before any is waited for
+        self._resources.close()
+
+    @property
+    def last_step(self) -> int:
+        """The furthest step that all processes have reached; -1 where one reached none."""
+        return min(process.last_step for process in self.processes)
+
+    def watch(self) -> Iterator[int]:
+        """Yields the step that all have reached, many times a second, while nothing is wrong."""
+        while not self._is_over():
+            self._listen()
+            yield min(process.beat.step for process in self.processes)
+            living = [one for one in self.processes if one.child.exit_code() is None]
+            self.hang = find_hang(living, self._policy, time.monotonic())
+            if self.hang is not None:
+                self._collect_stacks()
+                return
+
+    def outcome(self) -> Failure | int:
+        """Returns what went wrong, or the exit code of a run that ended well or was stopped."""
+        if self.hang is not None:
+            return self.hang.failure()
+        failed = first_failure([process.child for process in self.processes])
+        if failed is None:
+            return 0
+        code = failed.exit_code() or 0
+        if code == STOPPED or self._stop.count:
+            return shell_exit_code(code)
+        return self._failure(self.processes[failed.index], code)
+
+    def _failure(self, process: TrackedProcess, code: int) -> Failure:
+        cause = cause_of(code)
+        if cause == "refused":  # the others may be about to report the same
+            end_others([process.child for process in self.processes], _GRACE_S)
+        process.child.end()  # its last lines are read
+        process.read_beats()
+        return Failure(
+            cause=cause,
+            process=process.child.index,
+            exit_code=run_exit_code(code),
+            step=process.beat.step,
+            phase=process.beat.phase,
+            what=describe_exit(code),
+            error_tail=tuple(process.child.error_tail),
+        )
+
+    def _is_over(self) -> bool:
+        codes = [process.child.exit_code() for process in self.processes]
+        return None not in codes or (any(codes) and not self._stop.count)
+
+    def _listen(self) -> None:
+        """Reads beats; a pipe that closes, as its process ends, wakes it at once."""
+        for key, _ in self._selector.select(_WAKE_S):
+            process: TrackedProcess = key.data
+            if not process.read_beats():
+                self._selector.unregister(process.pipe)
+                process.child.wait(_WAKE_S)
+        time.sleep(_BATCH_S)  # short steps are read in batches
+
+    def _collect_stacks(self) -> None:
+        for process in self.processes:
+            process.ask_for_stacks()
+        end = time.monotonic() + _STACKS_S
+        is_whole = False
+        while not is_whole and time.monotonic() < end:
+            time.sleep(_SETTLE_S)
+            before, self.stacks = self.stacks, [process.stacks() for process in self.processes]
+            is_whole = all(self.stacks) and before == self.stacks

@@ -1,0 +1,38 @@
+"""The folder where compiled programs are kept, so that a run that starts again compiles nothing.
+
+jax reads the variables when it is imported. A user who set them, or switched the cache off by
+JAX_ENABLE_COMPILATION_CACHE=false, is not overruled.
+"""
+
+import hashlib
+import os
+import sys
+from collections.abc import MutableMapping
+from pathlib import Path
+
+_FOLDER = "JAX_COMPILATION_CACHE_DIR"
+_OTHERS = {
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
+    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+}
+
+
+def use_compile_cache(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Sets the variables of jax's persistent compilation cache where nobody has set its folder."""
+    if _FOLDER in environment or "jax" in sys.modules:
+        return
+    home = environment.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    environment[_FOLDER] = str(Path(home) / "axcore" / "compiled" / _machine())
+    for name, value in _OTHERS.items():
+        environment.setdefault(name, value)
+
+
+def _machine() -> str:
+    """Returns a name for machines that run the same code: a home may serve several kinds."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    kind = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    machine = os.uname().machine
+    return f"{machine}-{hashlib.sha256(kind.encode()).hexdigest()[:12]}"

@@ -1,0 +1,61 @@
+"""`Restarts`: which answer a policy still has for a failure."""
+
+import time
+from typing import NamedTuple
+
+from axcore.resilience.failure import Failure
+from axcore.resilience.policy import Answer, Policy
+
+
+class Decision(NamedTuple):
+    """What to do, why, and how long to wait before."""
+
+    answer: Answer
+    reason: str
+    wait_s: float = 0.0
+
+
+class Restarts:
+    """Counts answers by cause, and attempts that came no further than those before.
+
+    Attributes:
+        count: Answers given, but for the last one, to stop.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self.count = 0
+        self._policy = policy
+        self._furthest = -2
+        self._in_vain = 0
+        self._given: list[tuple[float, str, Answer]] = []
+
+    def decide(self, failure: Failure, last_step: int, now: float | None = None) -> Decision:
+        """Returns the answer to a failure of an attempt that came as far as `last_step`."""
+        now = time.monotonic() if now is None else now
+        self._note_progress(last_step)
+        most = self._policy.attempts_at_one_step
+        if failure.cause not in self._policy.ladder:
+            return Decision("stop", "another attempt would meet the same error")
+        if self._in_vain >= most:
+            return Decision("stop", f"{most} attempts came no further than step {self._furthest}")
+        answer = self._rung(failure.cause, now)
+        if answer == "stop":
+            return Decision("stop", f"the restart budget for {failure.cause!r} is spent")
+        self.count += 1
+        self._given.append((now, failure.cause, answer))
+        repeats = self._in_vain - 1
+        wait_s = self._policy.backoff_s * 2 ** (repeats - 1) if repeats > 0 else 0.0
+        return Decision(answer, f"attempt {self.count + 1}", wait_s)
+
+    def _note_progress(self, last_step: int) -> None:
+        self._in_vain = 1 if last_step > self._furthest else self._in_vain + 1
+        self._furthest = max(self._furthest, last_step)
+
+    def _rung(self, cause: str, now: float) -> Answer:
+        """Returns the first answer of the ladder that was not given too often of late."""
+        since = now - self._policy.window_s
+        recent = [answer for at, why, answer in self._given if why == cause and at > since]
+        for rung in self._policy.ladder[cause]:
+            if recent.count(rung.answer) < rung.times:
+                return rung.answer
+        return "stop"

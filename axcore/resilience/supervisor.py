@@ -1,0 +1,109 @@
+"""`Supervisor`: keeps a run on this machine going, over lost and hung processes.
+
+It loads no jax, so it stays small, and nothing that breaks a trainer breaks it.
+"""
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from axcore.launch.children import ProcessStart, StopRequests
+from axcore.resilience.attempt import Attempt
+from axcore.resilience.event_log import SUPERVISOR
+from axcore.resilience.failure import BUDGET_SPENT, HUNG, Failure
+from axcore.resilience.policy import Policy
+from axcore.resilience.restarts import Decision, Restarts
+from axcore.resilience.run_log import RunLog
+
+_POLL_S = 0.05
+
+
+class Supervisor:
+    """Starts all processes of a run, and starts them again as long as the policy allows."""
+
+    def __init__(
+        self, starts: Callable[[], Sequence[ProcessStart]], directory: Path, policy: Policy
+    ) -> None:
+        """Starts nothing yet.
+
+        Args:
+            starts: Returns what each process is started with, again for each attempt.
+            directory: The run directory, which the trainers make.
+            policy: What to do about failures.
+        """
+        self._starts = starts
+        self._policy = policy
+        self._restarts = Restarts(policy)
+        self._log = RunLog(directory, SUPERVISOR)
+
+    def run(self) -> int:
+        """Returns the exit code of the run, once it ended well, was stopped, or is given up."""
+        with StopRequests() as stop:
+            while True:
+                outcome, last_step = self._attempt(stop)
+                if isinstance(outcome, int):
+                    self._log.write("supervision_ended", exit_code=outcome)
+                    return outcome
+                decision = self._restarts.decide(outcome, last_step)
+                if stop.count:
+                    decision = Decision("stop", "the run was asked to stop")
+                if decision.answer == "stop":
+                    return self._give_up(outcome, decision)
+                self._report(f"{outcome}; all processes start again, {decision.reason}")
+                self._log.write("restarting", answer=decision.answer, wait_s=decision.wait_s)
+                _wait(decision.wait_s, stop)
+                if stop.count:
+                    return self._give_up(outcome, Decision("stop", "the run was asked to stop"))
+
+    def _attempt(self, stop: StopRequests) -> tuple[Failure | int, int]:
+        with Attempt(self._starts(), self._policy, stop) as attempt:
+            pids = [process.child.pid for process in attempt.processes]
+            self._log.write("processes_started", attempt=self._restarts.count + 1, pids=pids)
+            first: int | None = None
+            for step in attempt.watch():
+                self._log.flush()
+                if first is not None and step > first:
+                    self._log.write("stepping", step=step, seconds=_since(attempt.began))
+                    first = sys.maxsize
+                elif first is None and step >= 0:
+                    first = step
+            outcome = attempt.outcome()
+            if isinstance(outcome, Failure):
+                self._note(outcome, attempt)
+            return outcome, attempt.last_step
+
+    def _note(self, failure: Failure, attempt: Attempt) -> None:
+        if attempt.hang is None:
+            self._log.write("process_lost", **failure.fields())
+            return
+        folder = self._log.keep_stacks(attempt.stacks)
+        values = {"others": attempt.hang.others, "seconds": round(attempt.hang.seconds, 3)}
+        self._log.write("hang", **failure.fields(), **values, stacks=folder)
+        if folder:
+            self._report(f"{failure}; stacks of all processes: {folder}")
+
+    def _give_up(self, failure: Failure, decision: Decision) -> int:
+        is_spent = self._restarts.count > 0 and failure.cause in self._policy.ladder
+        code = BUDGET_SPENT if is_spent and failure.exit_code != HUNG else failure.exit_code
+        self._log.write(
+            "supervision_ended", exit_code=code, reason=decision.reason, failure=str(failure)
+        )
+        self._report(f"{failure}; the run ends: {decision.reason}")
+        for line in failure.error_tail if is_spent else ():
+            self._report(f"  {line}")
+        return code
+
+    def _report(self, text: str) -> None:
+        print(f"[supervisor] {text}", file=sys.stderr, flush=True)
+
+
+def _wait(seconds: float, stop: StopRequests) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and not stop.count:
+        time.sleep(_POLL_S)
+
+
+def _since(began: float) -> Any:
+    return round(time.monotonic() - began, 3)

@@ -1,0 +1,109 @@
+"""`TrackedProcess`: a process of a run as its supervisor sees it, by its beats."""
+
+import collections
+import math
+import os
+import signal
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import IO
+
+from axcore.launch.children import Child, ProcessStart
+from axcore.resilience.heartbeat import STACKS_SIGNAL, SUPERVISOR_VARIABLE, Beat
+
+_READ_BYTES = 1 << 16
+_RECENT_STEPS = 32
+
+
+class TrackedProcess:
+    """A child, what it reported last and when, and a file for the stacks of its threads.
+
+    Attributes:
+        index: Of the process in its run.
+        child: The process.
+        beat: What it reported last.
+        beat_at: When it reported anything, in monotonic seconds; infinite before it ever did.
+        progress_at: When it reported something new.
+        last_step: The furthest step it has reported; -1 where it reported none.
+    """
+
+    def __init__(self, start: ProcessStart, index: int, mark: str) -> None:
+        """Starts the process, with the pipe and the file that its heartbeat takes."""
+        self.pipe, beats = os.pipe()
+        os.set_blocking(self.pipe, False)
+        self._stacks: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - until close
+        descriptors = (beats, self._stacks.fileno())
+        variable = ",".join(map(str, (os.getpid(), *descriptors)))
+        environment = {**start.environment, SUPERVISOR_VARIABLE: variable}
+        started = ProcessStart(command=start.command, environment=environment)
+        self.index = index
+        self.child = Child(started, index, mark, descriptors)
+        os.close(beats)
+        self.beat = Beat()
+        self.beat_at = math.inf
+        self.progress_at = self._step_at = time.monotonic()
+        self.last_step = -1
+        self._unread = b""
+        self._step_times: collections.deque[float] = collections.deque(maxlen=_RECENT_STEPS)
+
+    @property
+    def typical_step_s(self) -> float | None:
+        """The median time of recent steps; None before the first one has ended."""
+        return statistics.median(self._step_times) if self._step_times else None
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the process is stopped, as by SIGSTOP."""
+        return process_state(self.child.pid) in ("T", "t")
+
+    def read_beats(self) -> bool:
+        """Takes in what the process has reported; returns whether it can report more."""
+        try:
+            data = os.read(self.pipe, _READ_BYTES)
+        except BlockingIOError:
+            return True
+        *lines, self._unread = (self._unread + data).split(b"\n")
+        if lines:
+            self.beat_at = time.monotonic()
+        for line in lines:
+            self._take(Beat.read(line))
+        return bool(data)
+
+    def _take(self, beat: Beat) -> None:
+        if beat == self.beat:
+            return
+        self.progress_at = self.beat_at
+        if beat.step > self.beat.step >= 0:
+            steps = beat.step - self.beat.step
+            self._step_times.append((self.beat_at - self._step_at) / steps)
+        if beat.step != self.beat.step:
+            self._step_at = self.beat_at
+        self.beat, self.last_step = beat, max(self.last_step, beat.step)
+
+    def ask_for_stacks(self) -> None:
+        """Asks the process for its stacks; one that is stopped is woken to answer."""
+        self.child.send(STACKS_SIGNAL)
+        if self.is_stopped:
+            self.child.send(signal.SIGCONT)
+
+    def stacks(self) -> str:
+        """Returns the stacks that the process wrote so far."""
+        size = os.fstat(self._stacks.fileno()).st_size
+        return os.pread(self._stacks.fileno(), size, 0).decode(errors="replace")
+
+    def close(self) -> None:
+        """Ends the process and gives its descriptors back."""
+        self.child.end()
+        self.read_beats()
+        os.close(self.pipe)
+        self._stacks.close()
+
+
+def process_state(pid: int) -> str:
+    """Returns the kernel's letter for what a process does: R, S, D, T, ...; "" where unknown."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return ""

@@ -1,0 +1,31 @@
+"""The page on reliability shows the policy that a supervisor has."""
+
+import re
+import shlex
+from itertools import pairwise
+from pathlib import Path
+from typing import get_args
+
+from axcore.config import apply_overrides
+from axcore.resilience.policy import Cause, Policy
+
+PAGE = (Path(__file__).parents[2] / "docs" / "reliability.md").read_text(encoding="utf-8")
+
+
+def test_every_cause_is_on_the_page_with_its_budget():
+    rows = dict(re.findall(r"^\| `(\w+)` \| .* \| (\w+) \|$", PAGE, re.MULTILINE))
+    policy = Policy()
+    assert policy.window_s == 24 * 3600
+    budgets = {cause: policy.ladder.get(cause, ()) for cause in get_args(Cause)}
+    assert rows == {
+        cause: str(sum(rung.times for rung in rungs) or "none") for cause, rungs in budgets.items()
+    }
+
+
+def test_the_policies_of_the_commands_are_policies():
+    words = [
+        word for line in re.findall("^axcore launch .*$", PAGE, re.M) for word in shlex.split(line)
+    ]
+    given = [text for flag, text in pairwise(words) if flag == "--policy"]
+    assert given
+    assert apply_overrides(Policy(), given) != Policy()

@@ -1,0 +1,76 @@
+"""A supervised process that makes steps and goes wrong as it is asked to; it needs no jax.
+
+Arguments: a run directory, its index, the number of processes, a name of the attempt, steps to
+make, and faults as JSON, each an index, a step, a name and the number of attempts in which it
+strikes; files count them. What a fault does is real. No process is a step ahead, as in a
+collective.
+"""
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from axcore.resilience.heartbeat import connect_heartbeat
+
+STEP_S = 0.02
+
+
+def strike(name, heartbeat):
+    if name == "data_wait":
+        heartbeat.report(phase="data_wait")
+        time.sleep(3600)
+    elif name == "save":
+        heartbeat.report(phase="save")
+        time.sleep(3600)
+    elif name == "gil":
+        ctypes.PyDLL(None).sleep(3600)  # a PyDLL holds the GIL in its calls
+    elif name == "raise":
+        raise ArithmeticError("a poisoned batch")
+    elif name.startswith("exit"):
+        sys.exit(int(name.removeprefix("exit")))
+    else:
+        os.kill(os.getpid(), signal.Signals[name])
+
+
+def wait_for_others(folder, index, count, step, asked):
+    """Returns when all processes of the attempt are at this step."""
+    folder.mkdir(exist_ok=True)
+    (folder / str(index)).write_text("x" * step)
+    while any(size_of(folder / str(other)) < step for other in range(count)):
+        time.sleep(STEP_S)
+        if asked:
+            sys.exit(130)
+
+
+def size_of(path):
+    return path.stat().st_size if path.exists() else 0
+
+
+def main():
+    directory, index, count, attempt, steps, faults = sys.argv[1:]
+    heartbeat = connect_heartbeat()
+    run = Path(directory)
+    run.mkdir(exist_ok=True)
+    (run / "config.txt").touch()
+    asked = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: asked.append(1))
+    print("ready", flush=True)
+    for step in range(1, int(steps) + 1):
+        heartbeat.report(step=step, phase="step")
+        for at, when, name, times in json.loads(faults):
+            struck = run / f"struck_{at}_{when}_{name}"
+            before = size_of(struck)
+            if (at, when) == (int(index), step) and before < times:
+                struck.write_text("x" * (before + 1))
+                strike(name, heartbeat)
+        wait_for_others(run / attempt, int(index), int(count), step, asked)
+    (run / f"done_{index}").write_text(str(os.getpid()))
+
+
+if __name__ == "__main__":
+    main()

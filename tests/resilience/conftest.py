@@ -1,0 +1,54 @@
+"""Supervised processes without jax, that beat, make steps and go wrong as they are asked to."""
+
+import json
+import os
+import sys
+import uuid
+from pathlib import Path
+
+import pytest
+
+from axcore.config import evolve
+from axcore.launch.children import ProcessStart
+from axcore.resilience import read_events
+from axcore.resilience.policy import Policy
+from axcore.resilience.supervisor import Supervisor
+
+WORKER = Path(__file__).with_name("beating_worker.py")
+QUICK = Policy(beat_s=1.5, step_s=1.0, phase_s={"start": 20.0, "save": 1.2}, backoff_s=0.05)
+
+
+@pytest.fixture
+def supervisor(tmp_path):
+    """Returns a supervisor of processes that make steps with some faults."""
+
+    def make(*faults, processes=2, steps=30, **policy):
+        def starts():
+            attempt = uuid.uuid4().hex
+            texts = (tmp_path / "run", None, processes, attempt, steps, json.dumps(faults))
+            return [
+                ProcessStart(
+                    command=tuple(
+                        str(index if text is None else text)
+                        for text in (sys.executable, WORKER, *texts)
+                    ),
+                    environment=dict(os.environ),
+                )
+                for index in range(processes)
+            ]
+
+        return Supervisor(starts, tmp_path / "run", evolve(QUICK, **policy))
+
+    return make
+
+
+@pytest.fixture
+def events(tmp_path):
+    """Returns the run's events of one name."""
+
+    def found(name):
+        logged = read_events(tmp_path / "run")
+        assert logged.damaged == ()
+        return [event for event in logged.events if event["event"] == name]
+
+    return found

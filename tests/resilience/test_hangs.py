@@ -1,0 +1,42 @@
+"""No hang is for ever: it is noticed, the process that causes it is named, and stacks are kept."""
+
+import pytest
+
+from axcore.resilience.policy import Rung
+
+KINDS = {
+    "data_wait": ("data_wait", "made no progress"),
+    "save": ("save", "made no progress"),
+    "SIGSTOP": ("step", "is stopped (SIGSTOP)"),
+    "gil": ("step", "a thread holds the GIL"),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_hang_is_noticed_named_and_ended(supervisor, events, tmp_path, capfd, name, index):
+    assert supervisor([index, 6, name, 1], step_s=2.0).run() == 0
+    (hang,) = events("hang")
+    phase, what = KINDS[name]
+    assert (hang["lost_process"], hang["step"], hang["phase"]) == (index, 6, phase)
+    assert what in hang["what"]
+    assert hang["seconds"] < 5
+    stacks = tmp_path / "run" / hang["stacks"]
+    texts = [(stacks / f"process_{i}.txt").read_text(encoding="utf-8") for i in (0, 1)]
+    assert ["beating_worker.py" in text for text in texts] == [True, True], texts
+    assert "in strike" in texts[index]
+    shown = capfd.readouterr().err
+    assert f"[supervisor] process {index} " in shown
+    assert what in shown
+
+
+def test_a_run_that_hangs_again_and_again_ends_with_a_code_of_its_own(supervisor, events):
+    ladder = {"hung": (Rung(times=1),)}
+    faults = [[1, step, "data_wait", 1] for step in (3, 6)]
+    assert supervisor(*faults, ladder=ladder).run() == 12
+    assert len(events("hang")) == 2
+
+
+def test_short_steps_and_long_phases_within_their_limits_are_no_hang(supervisor, events):
+    assert supervisor(steps=100).run() == 0
+    assert events("hang") == []

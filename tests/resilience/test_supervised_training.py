@@ -1,0 +1,106 @@
+"""A supervised run of two processes: whoever is killed, its parameters are those of no kill."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import pytest
+from quick_flags import quick_environment
+
+from axcore.config import evolve, to_json
+from axcore.resilience import read_events
+from axcore.resilience.tracked_process import process_state
+from axcore.runs import Run
+from axcore.testing.tiny import small_experiment
+
+STEPS = 60
+
+
+@pytest.fixture(scope="module")
+def experiment(tmp_path_factory):
+    """The file of a config that saves every five steps."""
+    folder = tmp_path_factory.mktemp("experiment")
+    cfg = small_experiment(folder / "text")
+    every = evolve(cfg.checkpoint, every_steps=5)
+    changes = {"max_steps": STEPS, "log_every_steps": 1, "eval_every_steps": STEPS}
+    path = folder / "small.json"
+    path.write_text(to_json(evolve(cfg, checkpoint=every, **changes)), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def launch(experiment):
+    """Starts a supervised run of two processes."""
+
+    def start(directory, *options):
+        arguments = ("launch", "local", experiment, "-n", "2", "--dir", directory, *options)
+        return subprocess.Popen(
+            [sys.executable, "-m", "axcore", *map(str, arguments)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=quick_environment(),
+        )
+
+    return start
+
+
+def pids(directory):
+    found = [one for one in read_events(directory).events if one["event"] == "processes_started"]
+    return [one["pids"] for one in found]
+
+
+def wait_for_step(directory, step, attempt, limit_s=180):
+    """Returns the processes of an attempt once it has come to a step."""
+    metrics, end = directory / "metrics.jsonl", time.monotonic() + limit_s
+    while time.monotonic() < end:
+        text = metrics.read_text(encoding="utf-8") if metrics.exists() else ""
+        steps = [json.loads(line)["step"] for line in text.splitlines() if line.endswith("}")]
+        if len(pids(directory)) == attempt and steps and steps[-1] >= step:
+            return pids(directory)[-1]
+        time.sleep(0.02)
+    raise TimeoutError(f"step {step} of attempt {attempt} did not come")
+
+
+def parameters(directory):
+    return jax.tree.leaves_with_path(Run(directory, step=STEPS).state)
+
+
+@pytest.mark.slow
+def test_a_run_that_loses_each_of_its_processes_ends_as_one_that_lost_none(launch, tmp_path):
+    calm = launch(tmp_path / "calm")
+    shown, _ = calm.communicate(timeout=300)
+    assert calm.returncode == 0, shown
+    struck = launch(tmp_path / "struck")
+    for attempt, (rank, step) in enumerate(((1, 12), (0, 31)), start=1):
+        os.kill(wait_for_step(tmp_path / "struck", step, attempt)[rank], signal.SIGKILL)
+    shown, _ = struck.communicate(timeout=300)
+    assert struck.returncode == 0, shown
+    lost = [one for one in read_events(tmp_path / "struck").events if one["event"].endswith("lost")]
+    assert [one["lost_process"] for one in lost] == [1, 0]
+    for (path, wanted), (_, found) in zip(
+        parameters(tmp_path / "calm"), parameters(tmp_path / "struck"), strict=True
+    ):
+        assert np.asarray(wanted).tobytes() == np.asarray(found).tobytes(), path
+
+
+@pytest.mark.slow
+def test_a_supervisor_that_is_killed_leaves_no_trainer_and_the_next_one_goes_on(launch, tmp_path):
+    first = launch(tmp_path / "run")
+    found = wait_for_step(tmp_path / "run", 6, 1)
+    first.kill()
+    first.communicate(timeout=60)
+    end = time.monotonic() + 1.0
+    while any(process_state(pid) not in ("", "Z") for pid in found):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    second = launch(tmp_path / "run")
+    shown, _ = second.communicate(timeout=300)
+    assert second.returncode == 0, shown
+    assert f"of {STEPS} steps in" in shown
+    assert "resuming at step" in shown

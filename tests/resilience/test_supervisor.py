@@ -1,0 +1,142 @@
+"""A supervisor starts all processes again where one is lost, and knows when to stop that."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from axcore.resilience.policy import Rung
+from axcore.resilience.tracked_process import process_state
+
+
+def pids(events):
+    return [started["pids"] for started in events("processes_started")]
+
+
+def is_alive(pid):
+    return process_state(pid) not in ("", "Z")  # nobody may wait for an orphan
+
+
+def test_a_run_without_faults_ends_well_and_is_logged(supervisor, events):
+    assert supervisor().run() == 0
+    assert len(pids(events)) == 1
+    assert [event["exit_code"] for event in events("supervision_ended")] == [0]
+    assert len(events("stepping")) == 1
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_all_start_again_where_one_is_killed(supervisor, events, index, tmp_path, capfd):
+    assert supervisor([index, 5, "SIGKILL", 1]).run() == 0
+    (lost,) = events("process_lost")
+    assert (lost["lost_process"], lost["cause"], lost["step"]) == (index, "killed", 5)
+    first, second = pids(events)
+    assert not set(first) & set(second)
+    assert not any(map(is_alive, first + second))
+    assert {int((tmp_path / f"run/done_{i}").read_text()) for i in (0, 1)} == set(second)
+    assert f"[supervisor] process {index} was ended by SIGKILL at step 5" in capfd.readouterr().err
+
+
+def test_a_killed_process_is_noticed_and_replaced_within_a_second(supervisor, events, tmp_path):
+    assert supervisor([1, 5, "SIGKILL", 1]).run() == 0
+    died = (tmp_path / "run/struck_1_5_SIGKILL").stat().st_mtime  # just before it killed itself
+    again = datetime.fromisoformat(events("processes_started")[1]["time"]).timestamp()
+    assert again - died < 1
+
+
+@pytest.mark.parametrize(("name", "cause"), [("SIGSEGV", "crashed"), ("exit9", "lost")])
+def test_a_fault_of_the_program_and_a_lost_process_are_told_apart(supervisor, events, name, cause):
+    assert supervisor([1, 3, name, 1]).run() == 0
+    assert [lost["cause"] for lost in events("process_lost")] == [cause]
+
+
+def test_a_loop_of_crashes_at_one_step_ends_with_what_is_known(supervisor, events, capfd):
+    assert supervisor([1, 7, "raise", 99]).run() == 13
+    assert len(pids(events)) == 3
+    assert {lost["step"] for lost in events("process_lost")} == {7}
+    (ended,) = events("supervision_ended")
+    assert ended["reason"] == "3 attempts came no further than step 7"
+    last = capfd.readouterr().err.partition("the run ends")[2]
+    assert "3 attempts came no further than step 7" in last
+    assert "ArithmeticError: a poisoned batch" in last
+
+
+def test_progress_is_no_loop_but_the_budget_of_its_cause_counts(supervisor, events):
+    faults = [[0, step, "SIGKILL", 1] for step in (3, 6, 9, 12)]
+    ladder = {"killed": (Rung(times=3),)}
+    assert supervisor(*faults, ladder=ladder).run() == 13
+    assert len(pids(events)) == 4
+    (ended,) = events("supervision_ended")
+    assert ended["reason"] == "the restart budget for 'killed' is spent"
+
+
+def test_a_lost_process_without_a_budget_is_exit_code_9_with_its_name(supervisor, capfd):
+    assert supervisor([1, 3, "SIGKILL", 1], ladder={"killed": (Rung(times=0),)}).run() == 9
+    assert "[supervisor] process 1 was ended by SIGKILL at step 3" in capfd.readouterr().err
+
+
+def test_an_error_that_comes_again_ends_the_run_with_its_own_code(supervisor, events):
+    assert supervisor([0, 3, "exit6", 1]).run() == 6
+    assert len(pids(events)) == 1
+
+
+START = """
+import json, os, sys
+from pathlib import Path
+from axcore.launch.children import ProcessStart
+from axcore.resilience.policy import Policy
+from axcore.resilience.supervisor import Supervisor
+worker, run, steps = sys.argv[1:]
+def starts():
+    return [ProcessStart(command=(sys.executable, worker, run, str(index), "2", "a", steps, "[]"),
+                         environment=dict(os.environ)) for index in range(2)]
+assert "jax" not in sys.modules
+sys.exit(Supervisor(starts, Path(run), Policy()).run())
+"""
+
+
+@pytest.fixture
+def started(tmp_path, events):
+    """A supervisor as a process of its own, whose two processes are ready."""
+    worker = Path(__file__).with_name("beating_worker.py")
+    command = [sys.executable, "-c", START, str(worker), str(tmp_path / "run"), "5000"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
+        assert {process.stdout.readline() for _ in range(2)} == {"[0] ready\n", "[1] ready\n"}
+        while not events("processes_started"):
+            time.sleep(0.01)
+        yield process
+        process.kill()
+
+
+def wait_until_dead(found, limit_s):
+    end = time.monotonic() + limit_s
+    while time.monotonic() < end and any(map(is_alive, found)):
+        time.sleep(0.01)
+    return not any(map(is_alive, found))
+
+
+def test_a_supervisor_that_is_killed_leaves_no_process(started, events):
+    (found,) = pids(events)
+    started.kill()
+    assert wait_until_dead(found, 1.0)
+
+
+def test_a_supervisor_that_is_killed_leaves_no_process_that_is_stopped(started, events):
+    (found,) = pids(events)
+    os.kill(found[1], signal.SIGSTOP)
+    started.kill()
+    assert wait_until_dead(found, 1.0)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_stop_request_reaches_all_and_is_waited_for(started, events, number):
+    (found,) = pids(events)
+    started.send_signal(number)
+    assert started.wait(20) == 130
+    assert not any(map(is_alive, found))
