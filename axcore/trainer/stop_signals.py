@@ -54,7 +54,7 @@ class StopSignals:
         """
         if process_count() == 1:
             return self._is_asked()
-        if step < self._ask_next:
+        if self._asked_last[0] < step < self._ask_next:  # a run that went back asks at once
             return False
         answers = all_gather_str("stopping together", f"{self._is_asked():d} {self._pace(step)}")
         steps_per_s = float(answers[0].split()[1])

@@ -8,7 +8,7 @@ import pytest
 
 from axcore.config import evolve
 from axcore.errors import ConfigError
-from axcore.trainer import RunFinished, StepsDone
+from axcore.trainer import CheckpointSaved, RunFinished, StepsDone
 
 PLUGIN = """
     from axcore.plugins import Ref, RunObserver, hook
@@ -79,10 +79,12 @@ def test_heartbeat_tells_step_time_and_process_at_each_report(toy_config, one_de
 
     def look(event):
         path = directory / "heartbeat.json"
+        if isinstance(event, CheckpointSaved):  # which comes when the disk is done
+            return
         beats.append(json.loads(path.read_text()) if path.exists() else None)
 
     one_device(evolve(toy_config, max_steps=5, observers=("heartbeat",))).run(directory, [look])
-    assert [beat and beat["step"] for beat in beats] == [None, 0, 1, 2, 3, 4, 4, 4, 5, 5, 5]
+    assert [beat and beat["step"] for beat in beats] == [None, 0, 1, 2, 3, 4, 4, 5, 5]
     assert {beat["pid"] for beat in beats[1:]} == {os.getpid()}
     times = [datetime.fromisoformat(beat["time"]) for beat in beats[1:]]
     assert times == sorted(times)
