@@ -158,5 +158,5 @@ def test_phases_change_when_time_is_spent_on_something_else(rolled_back):
     labels = [event.label for event in rolled_back[2] if isinstance(event, PhaseStarted)]
     assert labels[:5] == ["restore", "compile", "data_wait", "step", "data_wait"]
     assert labels[-1] == "idle"
-    assert (labels.count("restore"), labels.count("evaluation"), labels.count("save")) == (2, 3, 3)
+    assert (labels.count("restore"), labels.count("evaluation"), labels.count("save")) == (2, 3, 4)
     assert labels.count("step") == labels.count("data_wait") == 15
