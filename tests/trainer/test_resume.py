@@ -106,12 +106,15 @@ def test_a_checkpoint_cut_short_falls_back_to_the_one_before(
     toy_trainer.run(tmp_path / "run", [stop_at(10, signal.SIGINT)])
     damage(tmp_path / "run", 10)
     started = []
-    with pytest.warns(CheckpointWarning, match="going back to step 8"):
+    with (
+        pytest.warns(CheckpointWarning, match="going back to step 8"),
+        pytest.warns(CheckpointWarning, match="kept as step_N.aside"),
+    ):
         resumed = toy_trainer.run(tmp_path / "run", [started.append])
     assert started[0].step == 8
     assert same_bits(resumed.state, whole_run[1].state)
     assert losses_of(tmp_path / "run") == losses_of(whole_run[0])
-    assert (tmp_path / "run/checkpoints/step_00000010").is_dir()
+    assert (tmp_path / "run/checkpoints/step_00000010.aside").is_dir()
 
 
 def test_a_run_whose_every_checkpoint_is_cut_short_stops_and_loses_nothing(toy_trainer, tmp_path):
