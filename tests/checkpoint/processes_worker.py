@@ -89,6 +89,22 @@ def restore(checkpoints, directory):
     }
 
 
+def retry(checkpoints, directory):
+    """A file is in the way of the step until the first process has warned of it."""
+    in_the_way, told = directory / "step_00000008.incomplete", []
+
+    def clear(message, *_):
+        told.append(str(message))
+        in_the_way.unlink()
+
+    save_now(checkpoints, 7)  # the lock is taken, which clears such files
+    warnings.showwarning = clear
+    if is_process_zero():
+        in_the_way.write_text("in the way")
+    save_now(checkpoints, 8)
+    return {"warnings": told, "steps": checkpoints.steps()}
+
+
 def die(checkpoints, directory):
     """Commits a step; then one process is killed while another is being written."""
     checkpoints.save(5, state_of(5), {"step": 5})
@@ -118,8 +134,10 @@ def main():
     address, count, index, directory, task = sys.argv[1:]
     limits = TimeLimits(join_s=60, barrier_s=60, heartbeat_s=10)
     join_processes(address, process_count=int(count), process_index=int(index), limits=limits)
-    acts = {"save": save, "restore": restore, "die": die, "die at commit": die_at_commit}
-    with Checkpointer.Config(tries=1).build(directory=directory) as checkpoints:
+    acts = {"save": save, "restore": restore, "retry": retry}
+    acts |= {"die": die, "die at commit": die_at_commit}
+    tries = 2 if task == "retry" else 1
+    with Checkpointer.Config(tries=tries).build(directory=directory) as checkpoints:
         print(json.dumps(acts[task](checkpoints, Path(directory))), flush=True)
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from axcore.checkpoint import Checkpointer
+from axcore.errors import CheckpointError
 
 WORKER = Path(__file__).with_name("saving_worker.py")
 TEMPLATE = {
@@ -71,6 +72,25 @@ def test_a_process_killed_at_random_moments_always_resumes(tmp_path):
         assert (worker.returncode, err) == (-signal.SIGKILL, "")
         newest = check_newest(tmp_path, last_reported(first_line + out, newest))
     assert newest >= 4
+
+
+@pytest.mark.slow
+def test_a_writer_that_is_stopped_keeps_its_lock_and_continues(tmp_path):
+    worker = start_worker(tmp_path, 1)
+    saved = last_reported(worker.stdout.readline(), 0)
+    time.sleep(0.05)
+    worker.send_signal(signal.SIGSTOP)
+    newest = check_newest(tmp_path, saved)
+    with pytest.raises(CheckpointError, match=rf"\(pid {worker.pid} on .* is already saving"):
+        Checkpointer.Config().build(directory=str(tmp_path)).save(newest + 9, state_of(1))
+    assert check_newest(tmp_path, saved) == newest
+    worker.send_signal(signal.SIGCONT)
+    while last_reported(worker.stdout.readline(), 0) <= newest:
+        pass
+    worker.kill()
+    _, err = worker.communicate()
+    assert err == ""
+    check_newest(tmp_path, newest + 1)
 
 
 @pytest.mark.parametrize(

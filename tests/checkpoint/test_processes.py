@@ -115,6 +115,15 @@ def test_damage_that_one_process_finds_makes_both_go_back(saved, tmp_path):
 
 
 @pytest.mark.slow
+def test_a_step_that_cannot_begin_is_written_again_by_all_processes(tmp_path):
+    first, second = told(run(tmp_path, "retry"))
+    assert (first["steps"], second["steps"]) == ([7, 8], [7, 8])
+    assert "saving step 8 failed: " in first["warnings"][0]
+    assert (len(first["warnings"]), second["warnings"]) == (1, [])
+    assert_whole(tmp_path, 8)
+
+
+@pytest.mark.slow
 def test_a_process_that_is_killed_during_a_save_harms_no_step(tmp_path):
     assert all(one.exit_code for one in run(tmp_path, "die"))
     assert checkpoints_in(tmp_path).steps()[0] == 5

@@ -11,6 +11,7 @@ from pages import python_blocks, run_page
 ROOT = Path(__file__).parents[2]
 PAGES = (
     "attention.md",
+    "checkpoints.md",
     "config.md",
     "data.md",
     "lora.md",
