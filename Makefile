@@ -17,7 +17,7 @@ SOURCES := pyproject.toml constraints.txt $(wildcard plugins/*/pyproject.toml)
 COMPILERS := $(VENV)-compilers
 AOT_TARGETS ?= tpu-v5e-256 gpu-h100-8
 
-.PHONY: help demo test test-slow gate compile compile-all aot fmt lint types docs bench bench-gpu clean
+.PHONY: help demo test test-slow gate compile compile-all aot fmt lint types docs bench bench-gpu reliability clean
 
 help:  ## Show what can be made.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -86,6 +86,10 @@ docs: $(VENV)/.docs  ## Build the documentation site in site/.
 bench: $(VENV)/.test $(COMPILERS)/.done  ## Run the benchmarks that need no accelerator; results go to benchmarks/results.
 	@for file in $(filter-out $(ON_A_GPU) $(COMPILING),$(wildcard benchmarks/[a-z]*.py)); do echo "== $$file"; $(BIN)/python $$file || exit 1; done
 	@for file in $(COMPILING); do echo "== $$file"; $(COMPILERS)/bin/python $$file || exit 1; done
+
+reliability: $(VENV)/.test  ## Run the long form of every promise of docs/reliability.md, and write its table. Hours.
+	@for file in $(filter-out %/table.py,$(wildcard benchmarks/reliability/[a-z]*.py)); do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+	@$(BIN)/python benchmarks/reliability/table.py
 
 bench-gpu: $(VENV)/.test  ## Run the benchmarks of kernels and train steps on a GPU, JAX for it installed.
 	@for file in $(ON_A_GPU); do echo "== $$file"; $(BIN)/python $$file || exit 1; done

@@ -405,6 +405,7 @@ def commands() -> Iterator[Command]:
     for name, module, summary in (
         ("train", "train", "Train an experiment, or resume it"),
         ("launch", "launch", "Start a training run on an engine: local, Slurm, Kubernetes, ..."),
+        ("runs", "runs", "List runs and their state, and why one ended"),
         ("generate", "generate", "Draw text from a trained run"),
         ("eval", "evaluate", "The validation loss of a trained run"),
         ("config", "config", "Show, compare and pin down configs"),

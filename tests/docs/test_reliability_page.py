@@ -1,5 +1,6 @@
 """The page on reliability shows the policy that a supervisor has."""
 
+import importlib.util
 import re
 import shlex
 from itertools import pairwise
@@ -9,6 +10,7 @@ from typing import get_args
 from axcore.config import apply_overrides
 from axcore.resilience.policy import Cause, Policy
 
+TABLE = Path(__file__).parents[2] / "benchmarks" / "reliability" / "table.py"
 PAGE = (Path(__file__).parents[2] / "docs" / "reliability.md").read_text(encoding="utf-8")
 
 
@@ -20,6 +22,15 @@ def test_every_cause_is_on_the_page_with_its_budget():
     assert rows == {
         cause: str(sum(rung.times for rung in rungs) or "none") for cause, rungs in budgets.items()
     }
+
+
+def test_the_table_is_that_of_the_results(tmp_path):
+    spec = importlib.util.spec_from_file_location("table", TABLE)
+    made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    assert made.page_with_table(PAGE, made.table()) == PAGE, "run: make reliability, or table.py"
+    shown = made.table(tmp_path)
+    assert shown.count("| not measured |") == len(made.PROMISES) == 20
 
 
 def test_the_policies_of_the_commands_are_policies():

@@ -1,0 +1,143 @@
+"""What a run directory says of its run. It loads no jax and changes nothing."""
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from axcore.resilience.event_log import read_events
+from axcore.resilience.ledger_file import read_ledger
+
+_LOCK, _CONFIG, _METRICS = "axcore.lock", "config.json", "metrics.jsonl"
+_TAIL_BYTES = 1 << 16
+_DEATHS = ("process_lost", "hang")
+
+
+@attrs.frozen(kw_only=True)
+class RunSummary:
+    """The state of one run.
+
+    Args:
+        name: Of its directory, below the folder that was asked for.
+        state: "running", "done" or "stopped".
+        last_step: Of its newest metrics; None where it has none.
+        max_steps: Of its config.
+        goodput: Of its ledger; None where it has none.
+        last_death: What last ended a process of it, as the supervisor reports it.
+    """
+
+    name: str
+    state: str
+    last_step: int | None
+    max_steps: int | None
+    goodput: float | None
+    last_death: str | None
+
+
+def find_runs(folder: Path) -> Iterator[Path]:
+    """Yields the run directories at or directly below a folder, sorted."""
+    if (folder / _LOCK).exists():
+        yield folder
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        if (path / _LOCK).exists():
+            yield path
+
+
+def summarise_run(directory: Path) -> RunSummary:
+    """Returns the state of the run in a directory."""
+    step, most, ledger = _last_step(directory), _max_steps(directory), read_ledger(directory)
+    is_done = step is not None and most is not None and step >= most
+    state = "running" if _is_locked(directory / _LOCK) else "done" if is_done else "stopped"
+    deaths = [one for one in read_events(directory).events if one["event"] in _DEATHS]
+    return RunSummary(
+        name=directory.name,
+        state=state,
+        last_step=step,
+        max_steps=most,
+        goodput=None if ledger is None else ledger.goodput,
+        last_death=_sentence(deaths[-1]) if deaths else None,
+    )
+
+
+def story(directory: Path) -> list[str]:
+    """Returns what happened in a run, a line an event, and what is damaged of its log."""
+    logged = read_events(directory)
+    lines = [f"{_clock(one['time'])}  {_sentence(one)}" for one in logged.events]
+    return [*lines, *logged.damaged]
+
+
+_SENTENCES = {
+    "processes_started": "attempt {attempt}: processes {pids} started",
+    "stepping": "all processes make steps, {seconds} s after their start, at step {step}",
+    "process_lost": "process {lost_process} {what} at step {step} ({phase})",
+    "hang": "process {lost_process} {what} at step {step} ({phase}); stacks: {stacks}",
+    "restarting": "all processes start again",
+    "supervision_ended": "the run ended with exit code {exit_code}",
+}
+
+
+def _sentence(event: Mapping[str, Any]) -> str:
+    known = _SENTENCES.get(event["event"])
+    if known is not None:
+        try:
+            reason = f": {event['reason']}" if "reason" in event else ""
+            return known.format_map(event) + reason
+        except KeyError:
+            pass  # written by another version: it is shown as it is
+    values = {name: event[name] for name in event if name not in ("time", "event")}
+    return " ".join([event["event"], *(f"{name}={value}" for name, value in values.items())])
+
+
+def _clock(time: str) -> str:
+    try:
+        return f"{datetime.fromisoformat(time):%Y-%m-%d %H:%M:%S}"
+    except ValueError:
+        return time
+
+
+def _last_step(directory: Path) -> int | None:
+    path = directory / _METRICS
+    if not path.exists():
+        return None
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+        for line in reversed(file.read().splitlines()):
+            step = _number(line, "step")
+            if step is not None:
+                return step
+    return None
+
+
+def _max_steps(directory: Path) -> int | None:
+    path = directory / _CONFIG
+    return _number(path.read_bytes(), "max_steps") if path.exists() else None
+
+
+def _number(text: bytes, name: str) -> int | None:
+    try:
+        value = json.loads(text)[name]
+    except (ValueError, KeyError, TypeError):
+        return None
+    return value if isinstance(value, int) else None
+
+
+def _is_locked(path: Path) -> bool:
+    """Whether a live process of this machine trains there."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False  # a file system without locks
+    finally:
+        os.close(descriptor)
+    return False
