@@ -55,6 +55,7 @@ def train(
     from axcore.cli.experiment import load_resolved
     from axcore.resilience.goodput import Goodput
     from axcore.resilience.progress_reports import ProgressReports
+    from axcore.resilience.watchdog import Watchdog
     from axcore.trainer import Observer, Trainer
     from axcore.trainer.callbacks.progress import progress
 
@@ -64,8 +65,7 @@ def train(
     speaks = place is None or place.process_index == 0
     goodput = Goodput(process_start())
     observers: list[Observer] = [progress(), goodput] if speaks else []
-    if heartbeat is not None:
-        observers.append(ProgressReports(heartbeat))
+    observers.append(Watchdog() if heartbeat is None else ProgressReports(heartbeat))
     result = trainer.run(run, observers, quiet=True, from_step=from_step)
     if speaks:
         click.echo(goodput.ledger.summary())

@@ -7,6 +7,8 @@ from axcore.trainer import Event, PhaseStarted, RolledBack, RunStarted, StepsDon
 class ProgressReports:
     """Keeps a heartbeat's phase, and the step that is under way, up to date."""
 
+    sees_phases = True
+
     def __init__(self, heartbeat: Heartbeat) -> None:
         self._heartbeat = heartbeat
         self._step = -1

@@ -1,0 +1,91 @@
+"""`Watchdog`: a run that nobody supervises keeps its stacks and warns when it makes no progress.
+
+stacks.txt    in the run directory: what each thread did when the run hung
+
+A timer of faulthandler writes them, which works while a thread holds the GIL, too. The warning is
+from a thread of Python, so it comes when the GIL is free.
+"""
+
+import faulthandler
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import IO
+
+from axcore.resilience.policy import Policy
+from axcore.trainer import Event, PhaseStarted, RunFinished, RunStarted, StepsDone
+
+STACKS_NAME = "stacks.txt"
+_REARM_S = 1.0
+
+
+class Watchdog:
+    """An observer of a run; what comes too late after one event is a hang of what it began."""
+
+    sees_phases = True
+
+    def __init__(self, policy: Policy | None = None) -> None:
+        self._policy = policy or Policy()
+        self._file: IO[str] | None = None
+        self._phase, self._step = "start", 0
+        self._since = self._armed_at = time.monotonic()
+        self._limit_s = 0.0
+        self._step_s: float | None = None
+        self._changed = threading.Condition()
+
+    def __call__(self, event: Event) -> None:
+        """Sets the timer again for what begins; the end of the run ends the watch."""
+        if isinstance(event, RunStarted):
+            self._open(Path(event.directory))
+        elif isinstance(event, RunFinished):
+            self._close()
+            return
+        elif isinstance(event, StepsDone):
+            self._step, self._step_s = event.step, event.metrics["step_time_s"]
+        elif isinstance(event, PhaseStarted):
+            self._phase = event.label
+        self._rearm()
+
+    def _open(self, directory: Path) -> None:
+        self._file = (directory / STACKS_NAME).open("a", encoding="utf-8")
+        threading.Thread(target=self._warn, name="watchdog", daemon=True).start()
+
+    def _close(self) -> None:
+        faulthandler.cancel_dump_traceback_later()
+        with self._changed:
+            file, self._file = self._file, None
+            self._changed.notify()
+        if file is not None:
+            file.close()
+            path = Path(file.name)
+            if path.exists() and not path.stat().st_size:
+                path.unlink()
+
+    def _rearm(self) -> None:
+        now, limit_s = time.monotonic(), self._policy.limit_s(self._phase, self._step_s)
+        self._since = now
+        is_armed = limit_s == self._limit_s and now - self._armed_at < min(_REARM_S, limit_s / 4)
+        if self._file is None or is_armed:
+            return  # a timer costs a thread, and steps may be short
+        self._armed_at, self._limit_s = now, limit_s
+        faulthandler.dump_traceback_later(limit_s, file=self._file)
+        with self._changed:
+            self._changed.notify()
+
+    def _warn(self) -> None:
+        """Prints one line for each hang, once its stacks are written."""
+        warned_of = 0.0
+        while self._file is not None:
+            with self._changed:
+                self._changed.wait(timeout=max(_REARM_S / 4, self._limit_s / 4))
+            silent_s = time.monotonic() - self._since
+            if self._file is None or silent_s < self._limit_s or warned_of == self._since:
+                continue
+            warned_of = self._since
+            print(
+                f"warning: no progress for {silent_s:.1f} s after step {self._step} "
+                f"({self._phase}); stacks of all threads: {self._file.name}",
+                file=sys.stderr,
+                flush=True,
+            )

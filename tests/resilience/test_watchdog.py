@@ -1,0 +1,53 @@
+"""A run that nobody supervises keeps its stacks when it hangs, and says so."""
+
+import ctypes
+import time
+
+import pytest
+
+from axcore.resilience.policy import Policy
+from axcore.resilience.watchdog import Watchdog
+from axcore.trainer import PhaseStarted, RunFinished, RunStarted, StepsDone
+from axcore.trainer.callbacks.events import Observers
+
+FACTS = dict.fromkeys(("hardware", "hardware_changes", "mesh", "data", "kernels", "unit"), "")
+
+
+@pytest.fixture
+def watchdog(tmp_path):
+    """A watchdog of a run that has made one step, and whose steps may take 0.4 s."""
+    made = Observers([Watchdog(Policy(step_s=0.4, step_factor=1.0, phase_s={}))])
+    numbers = {"step": 0, "max_steps": 9, "num_params": 1, "flops": None, "peak_flops": None}
+    made(RunStarted(directory=str(tmp_path), **numbers, **FACTS))
+    made(StepsDone(step=1, metrics={"step_time_s": 0.01}))
+    yield made
+    made(RunFinished(step=1, is_complete=False))
+
+
+def hang_without_the_gil(seconds):
+    time.sleep(seconds)
+
+
+def hang_with_the_gil(seconds):
+    ctypes.PyDLL(None).usleep(int(seconds * 1e6))
+
+
+@pytest.mark.parametrize("hang", [hang_without_the_gil, hang_with_the_gil])
+def test_a_hang_leaves_stacks_and_one_warning(watchdog, tmp_path, capfd, hang):
+    watchdog(PhaseStarted("data_wait"))
+    hang(0.9)
+    time.sleep(0.6)
+    assert hang.__name__ in (tmp_path / "stacks.txt").read_text(encoding="utf-8")
+    shown = capfd.readouterr().err
+    assert shown.count("warning: no progress for") == 1
+    assert "after step 1 (data_wait); stacks of all threads: " in shown
+
+
+def test_a_run_that_makes_progress_leaves_no_stacks_and_no_warning(watchdog, tmp_path, capfd):
+    for _ in range(40):
+        watchdog(PhaseStarted("data_wait"))
+        watchdog(PhaseStarted("step"))
+        time.sleep(0.02)
+    watchdog(RunFinished(step=9, is_complete=True))
+    assert not (tmp_path / "stacks.txt").exists()
+    assert "warning" not in capfd.readouterr().err
