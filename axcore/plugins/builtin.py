@@ -406,6 +406,7 @@ def commands() -> Iterator[Command]:
         ("train", "train", "Train an experiment, or resume it"),
         ("launch", "launch", "Start a training run on an engine: local, Slurm, Kubernetes, ..."),
         ("runs", "runs", "List runs and their state, and why one ended"),
+        ("rehearse", "rehearse", "Train with the faults of a plan, and report what happened"),
         ("generate", "generate", "Draw text from a trained run"),
         ("eval", "evaluate", "The validation loss of a trained run"),
         ("config", "config", "Show, compare and pin down configs"),

@@ -48,7 +48,7 @@ class Fingerprinter:
             out_specs=jax.sharding.PartitionSpec(mesh.axis_names),  # type: ignore[no-untyped-call]
             check_vma=False,
         )
-        self._program = jax.jit(mapped)
+        self._program = jax.jit(mapped).lower(*leaves).compile()
 
     def __call__(self, tree: Any) -> Fingerprints:
         """Returns the fingerprints of the shards on this process's devices; waits for them."""

@@ -123,7 +123,8 @@ class Ledger:
 
     def as_dict(self) -> dict[str, Any]:
         """Returns what `from_dict` makes an equal ledger of, with sums for readers."""
-        return {"goodput": self.goodput, "wall_s": self.wall_s, **attrs.asdict(self)}
+        fields = attrs.asdict(self, recurse=False)
+        return {"goodput": self.goodput, "wall_s": self.wall_s, **fields}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "Ledger":

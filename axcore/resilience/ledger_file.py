@@ -14,7 +14,7 @@ def write_ledger(directory: Path, ledger: Ledger) -> None:
     """Writes the file; a reader, or the kill of this process, sees the old one or the new."""
     path = directory / GOODPUT_NAME
     draft = path.with_name(f"{path.name}.tmp")
-    draft.write_text(json.dumps(ledger.as_dict(), indent=1) + "\n", encoding="utf-8")
+    draft.write_text(json.dumps(ledger.as_dict()) + "\n", encoding="utf-8")
     os.replace(draft, path)
 
 
