@@ -69,7 +69,7 @@ def killed_until_done(
     for kills in range(1000):
         process = start(environment, text, directory)
         try:
-            out, _ = process.communicate(timeout=random.uniform(0.3, 1.0) * lifetime)
+            out, _ = process.communicate(timeout=random.uniform(0.1, 0.8) * lifetime)
             return kills, out
         except subprocess.TimeoutExpired:
             process.kill()

@@ -59,7 +59,7 @@ def one_try(scratch: Path, index: int) -> tuple[bool, float]:
     processes = start_all(
         WORKER, json.dumps({**task, **asked, **notice}), count=count, environment=cache
     )
-    ended = [finish(process) for process in processes]
+    ended = [finish(process, timeout_s=600) for process in processes]
     if any(one.exit_code for one in ended):
         print(ended, flush=True)
         return False, GRACE_S
