@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from axcore.trainer.trainer import Trainer
 
 
-MAX_STEPS_IN_FLIGHT = 4
+MAX_STEPS_IN_FLIGHT = 8
 """How many steps the devices may be behind the host: enough to never wait for it."""
 
 
