@@ -26,6 +26,8 @@ from axcore.resilience.tracked_process import process_state
 from axcore.testing.tiny import small_experiment
 
 LIMIT_S = 300
+POLICY = ("--policy", "attempts_at_one_step=1000000")
+"""Kills from outside may come at one step again and again, before a checkpoint is saved."""
 
 
 def write_experiment(folder: Path) -> Path:
@@ -38,7 +40,16 @@ def write_experiment(folder: Path) -> Path:
 
 
 def start(folder: Path) -> "subprocess.Popen[bytes]":
-    arguments = ("launch", "local", folder / "small.json", "-n", "2", "--dir", folder / "run")
+    arguments = (
+        "launch",
+        "local",
+        folder / "small.json",
+        "-n",
+        "2",
+        "--dir",
+        folder / "run",
+        *POLICY,
+    )
     return subprocess.Popen(
         [sys.executable, "-m", "axcore", *map(str, arguments)],
         env={**quick_environment(), **compile_cache(folder / "compiled")},
