@@ -1,7 +1,8 @@
 """Receipts of compilation: which tests passed, of which sources, with which compilers.
 
 A file for each target lies in `compile_receipts` beside the tests, for git to keep. A test whose
-receipt still holds need not run: its digest is that of the sources below.
+receipt still holds need not run: its digest is that of the sources below, without their comments
+and docstrings.
 
 - A kernel's test: its own file, the modules of the plugin that the kernel's references lead to and
   what those import within the plugin, and all of `axcore.ops`.
@@ -31,6 +32,7 @@ FOLDER = "compile_receipts"
 AXCORE = Path(axcore.__file__).parent
 
 _SUITE = re.compile("compile_suite|contract")
+_DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 @attrs.frozen
@@ -107,8 +109,19 @@ def digest_of(test_file: Path, kernel: Kernel | None) -> str:
         files = {*beside, *_files(AXCORE / "ops"), *suite, *kernel_files(kernel)}
     digest = hashlib.sha256()
     for file in sorted(files, key=lambda file: (file.name, str(file))):
-        digest.update(file.name.encode() + file.read_bytes())
+        digest.update(file.name.encode() + _meaning(file))
     return digest.hexdigest()[:32]
+
+
+def _meaning(file: Path) -> bytes:
+    """Returns what a file says to a machine: a program without its comments and docstrings."""
+    if file.suffix != ".py":
+        return file.read_bytes()
+    tree = ast.parse(file.read_bytes())
+    for node in ast.walk(tree):
+        if isinstance(node, _DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
+            del node.body[0]
+    return ast.unparse(tree).encode()
 
 
 def kernel_files(kernel: Kernel) -> frozenset[Path]:

@@ -57,8 +57,8 @@ def acme(make_dist, tmp_path):
     return package, tests / "test_acme.py"
 
 
-def edit(file):
-    file.write_text(file.read_text() + "# edited\n")
+def edit(file, text="edited = True"):
+    file.write_text(f"{file.read_text()}{text}\n")
 
 
 @pytest.mark.parametrize(
@@ -92,6 +92,17 @@ def test_a_digest_changes_with_the_tests_and_with_what_they_import_from_beside_t
     assert len(set(digests)) == 3
     (tmp_path / "unrelated.py").write_text("")
     assert digest_of(file, kernel) == digests[-1]
+
+
+def test_a_digest_is_the_same_whatever_comments_and_docstrings_say(tmp_path):
+    kernel = Kernel(op="rms_norm", name="one", forward=Ref("axl_gpu.plugin:x"), priority=100)
+    file = tmp_path / "test_it.py"
+    file.write_text('"""What."""\ndef test(): """What."""; return "text"\n')
+    before = digest_of(file, kernel)
+    file.write_text('"""Why."""\n# Why.\ndef test():\n    """Why."""\n    return "text"\n')
+    assert digest_of(file, kernel) == before
+    file.write_text('def test():\n    return "another text"\n')
+    assert digest_of(file, kernel) != before
 
 
 def test_a_receipt_holds_for_the_same_sources_and_compilers(tmp_path):

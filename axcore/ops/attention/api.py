@@ -1,5 +1,5 @@
-"""The attention op: what layers call. Kernels never show here; see `attention_reference.py` for
-the meaning and `attention_portable.py` for what runs where nothing better is installed.
+"""The attention op: what layers call. Kernels never show here; see `reference.py` for the meaning
+and `portable.py` for what runs where nothing better is installed.
 
 Letters: B batch, T queries, S keys, N query heads, K key heads, H key width, V value width.
 """
