@@ -26,7 +26,7 @@ demo: $(VENV)/.demo  ## Train a small transformer on real text, then sample from
 	@echo "== axcore train tiny: stop it with Ctrl-C, and 'make demo' resumes it"
 	@$(BIN)/axcore train tiny
 
-test: $(VENV)/.test  ## Run the whole suite.
+test: $(VENV)/.test  ## Run the suite, but for what the targets below run.
 	@echo "== pytest: the suites of axcore and of the four plugins"
 	@$(PYTEST) -m "not slow and not gate and not compile"
 

@@ -1,6 +1,6 @@
 """Which pairs of blocks have anything to compute, as far as only the arrays of a call show.
 
-What causality and window hide is known before a program runs (`attention_blocks.py`). Documents,
+What causality and window hide is known before a program runs (`blocking.py`). Documents,
 key ranges and offsets are known when it does: there a pair of blocks is passed over where the
 bounds of its queries and those of its keys show that no query sees a key.
 """

@@ -1,7 +1,7 @@
 """Flash attention of our own on TPU: every option of the op but bias.
 
 Forward and backward are kernels of their own, chosen independently. Blocks that causality, windows,
-documents, key ranges or offsets hide are neither computed nor fetched (`attention_visits.py`).
+documents, key ranges or offsets hide are neither computed nor fetched (`block_schedule.py`).
 Products take the inputs' dtype and accumulate in float32; all else is float32. Nothing that grows
 with queries times keys is ever in memory, and keys and values are not repeated for grouped heads.
 
