@@ -1,6 +1,6 @@
 """Products of narrow operands that are scaled by what they hold themselves, in int8 and float8.
 
-They go into the `dot` of a linear layer: one by one, or all by a modifier of `axcore.modifiers.quantization`.
+They go into the `dot` of a linear layer: one by one, or all by a modifier.
 """
 
 from jaxtyping import Array, Float
