@@ -138,6 +138,7 @@ def test_a_directory_of_another_config_is_refused_with_a_diff_and_left_alone(
     assert contents(directory) == before
 
 
+@pytest.mark.slow
 def test_a_modules_own_field_may_change_where_it_says_so_and_its_others_may_not(
     toy, toy_config, one_device, tmp_path
 ):

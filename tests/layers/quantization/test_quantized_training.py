@@ -333,7 +333,7 @@ def test_scanned_layers_equal_unrolled_ones(name):
 
 
 @pytest.mark.parametrize("name", ["int8", slow("fp8_delayed")])
-@pytest.mark.parametrize("save", [(), ("quantized_input", "quantized_weight")])
+@pytest.mark.parametrize("save", [slow(()), ("quantized_input", "quantized_weight")])
 def test_remat_changes_no_gradient_but_by_a_flip_of_int8_rounding(name, save):
     """What is computed again may differ in its last bit, and then rounds to another int8."""
     cfg = float32_model(DOTS[name])
@@ -377,7 +377,8 @@ def test_copies_under_vmap_have_scales_of_their_own(name, random):
         np.testing.assert_array_equal(seen, np.abs(x).max((1, 2)))
 
 
-@pytest.mark.parametrize("name", ["int8", slow("fp8_current"), slow("fp8_delayed")])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["int8", "fp8_current", "fp8_delayed"])
 def test_a_mesh_of_eight_trains_as_one_device(name):
     """Scales are those of the whole array, wherever its parts are."""
     step = train_step(float32_model(DOTS[name]))
