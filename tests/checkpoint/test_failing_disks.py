@@ -222,6 +222,6 @@ def test_what_reads_back_otherwise_is_no_step_and_is_written_again(tmp_path):
     with open_checkpoints(tmp_path, keep=1, retry_after_s=0.01) as checkpoints:
         save(checkpoints, 1)
         spoil_once(tmp_path / "step_00000002.incomplete")
-        with pytest.warns(CheckpointWarning, match="step 2 failed: what was written reads back ot"):
+        with pytest.warns(CheckpointWarning, match="step 2 failed: what was written reads back"):
             save(checkpoints, 2)
     assert_newest(tmp_path, 2)
