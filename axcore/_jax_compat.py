@@ -5,6 +5,7 @@ oldest and the newest that axcore supports. Nothing here imports jax before it i
 """
 
 import sys
+from types import FunctionType, SimpleNamespace
 from typing import Any
 
 _DEVICES = "jax._src.xla_bridge"
@@ -59,3 +60,21 @@ def devices_have_started() -> bool:
     """
     bridge: Any = sys.modules.get(_DEVICES)
     return bridge is not None and bool(bridge.backends_are_initialized())
+
+
+def keep_programs_of_every_process() -> None:
+    """Lets jax's compilation cache keep what any process of a run compiles for CPU.
+
+    jax writes what process 0 compiles and no other: elsewhere that serves all of them, but on CPU
+    the key of a program differs from process to process.
+    """
+    from jax._src import compiler
+
+    written: Any = compiler._cache_write
+    first = SimpleNamespace(global_state=SimpleNamespace(process_id=0))
+    as_first = FunctionType(written.__code__, {**vars(compiler), "distributed": first})
+
+    def write(key: str, seconds: float, name: str, backend: Any, *rest: Any) -> None:
+        (as_first if backend.platform == "cpu" else written)(key, seconds, name, backend, *rest)
+
+    vars(compiler)["_cache_write"] = write

@@ -1,5 +1,6 @@
 """Every private or unstable name of jax does what axcore takes it for, in the jax that is here."""
 
+import os
 import socket
 import subprocess
 import sys
@@ -96,3 +97,28 @@ assert devices_have_started()
 
 def test_devices_start_when_they_are_asked_for():
     subprocess.run([sys.executable, "-c", DEVICES], check=True)
+
+
+KEEPING = """
+import sys, warnings
+import jax, jax.numpy as jnp
+from jax._src import distributed
+from axcore._jax_compat import keep_programs_of_every_process
+distributed.global_state.process_id = 1
+jax.config.update("jax_compilation_cache_dir", sys.argv[1])
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+jax.jit(lambda x: x + 1).lower(1.0).compile()
+from pathlib import Path
+before = len(list(Path(sys.argv[1]).glob("*-cache")))
+keep_programs_of_every_process()
+jax.jit(lambda x: x + 2).lower(1.0).compile()
+print(before, len(list(Path(sys.argv[1]).glob("*-cache"))))
+"""
+
+
+def test_any_process_keeps_what_it_compiles_for_cpu(tmp_path):
+    command = [sys.executable, "-c", KEEPING, str(tmp_path)]
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    shown = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert shown.stdout.split() == ["0", "1"]

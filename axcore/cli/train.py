@@ -1,5 +1,6 @@
 """`axcore train`: run an experiment, or take it up where it was."""
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,12 @@ from axcore.cli.processes import join, process_info_of, process_options
 from axcore.cli.target import check_present, use_target
 from axcore.cli.terminal_text import escape_control_characters
 from axcore.launch.job import default_run_directory
+from axcore.launch.process_info import process_flags
 from axcore.plugins import plugin_host
 from axcore.resilience.compile_cache import use_compile_cache
 from axcore.resilience.heartbeat import connect_heartbeat
 from axcore.resilience.process_start import process_start
+from axcore.resilience.spare import wait_for_turn
 
 SAMPLE_TOKENS = 200
 
@@ -51,6 +54,9 @@ def train(
     plugin_host().require_healthy()
     place = process_info_of(processes)
     wanted = use_target(target, num_processes=place.process_count if place else 1)
+    turn = wait_for_turn(heartbeat, _import_all)
+    if turn is not None:
+        place = process_info_of(process_flags(os.environ))
     join(place, processes)
     from axcore.cli.experiment import load_resolved
     from axcore.resilience.goodput import Goodput
@@ -63,7 +69,7 @@ def train(
     trainer = Trainer(load_resolved(experiment, overrides, changes=changes, hardware=hardware))
     run = Path(directory or default_run_directory(experiment))
     speaks = place is None or place.process_index == 0
-    goodput = Goodput(process_start())
+    goodput = Goodput(turn or process_start())
     observers: list[Observer] = [progress(), goodput] if speaks else []
     observers.append(Watchdog() if heartbeat is None else ProgressReports(heartbeat))
     result = trainer.run(run, observers, quiet=True, from_step=from_step)
@@ -73,6 +79,15 @@ def train(
         sys.exit(INTERRUPTED)
     if speaks:
         _report(trainer, result, run, is_alone=place is None)
+
+
+def _import_all() -> None:
+    """Imports what every trainer needs."""
+    import axcore.cli.experiment
+    import axcore.distributed
+    import axcore.resilience.goodput
+    import axcore.resilience.progress_reports
+    import axcore.trainer.callbacks.progress  # noqa: F401
 
 
 def _report(trainer: Any, result: Any, run: Path, *, is_alone: bool) -> None:

@@ -7,8 +7,8 @@ from typing import Any, NoReturn, TypeVar
 import attrs
 import jax
 
-from axcore._jax_compat import distributed_state
-from axcore.distributed.rendezvous import rendezvous
+from axcore._jax_compat import distributed_state, keep_programs_of_every_process
+from axcore.distributed.rendezvous import rendezvous, wait_for_service
 from axcore.errors import ProcessError
 
 T = TypeVar("T")
@@ -57,6 +57,8 @@ def join_processes(
         return
     numbers = {"process_count": process_count, "process_index": process_index}
     rendezvous(coordinator, **numbers, limit_s=limits.join_s)
+    if process_index:
+        wait_for_service(coordinator, process_count=process_count, limit_s=limits.join_s)
     jax.distributed.initialize(
         coordinator,
         num_processes=process_count,
@@ -65,6 +67,7 @@ def join_processes(
         initialization_timeout=round(limits.join_s),
         heartbeat_timeout_seconds=round(limits.heartbeat_s),
     )
+    keep_programs_of_every_process()
 
 
 def process_count() -> int:

@@ -15,7 +15,7 @@ from typing import Any
 from axcore.errors import ConfigError, ProcessError
 
 NAME = "rendezvous"
-_RETRY_S = 0.1
+_RETRY_S = 0.05
 _HELLO_S = 5.0
 _MAX_LINE_BYTES = 1 << 16
 
@@ -38,6 +38,17 @@ def rendezvous(coordinator: str, *, process_count: int, process_index: int, limi
         _hold(port, process_count, limit_s)
     else:
         _answer((host, port), process_count, process_index, limit_s)
+
+
+def wait_for_service(coordinator: str, *, process_count: int, limit_s: float) -> None:
+    """Returns once process 0 serves its address again, now as jax's coordination service.
+
+    A client of jax that comes before tries again after a second.
+
+    Raises:
+        ProcessError: It does not serve within the limit.
+    """
+    _connect(split_address(coordinator), process_count, limit_s).close()
 
 
 def split_address(address: str) -> tuple[str, int]:

@@ -23,10 +23,12 @@ class ProcessStart:
     Args:
         command: Program and arguments.
         environment: All its variables.
+        can_wait: Whether the program can be started ahead as a spare, which waits for its turn.
     """
 
     command: tuple[str, ...]
     environment: Mapping[str, str]
+    can_wait: bool = False
 
 
 class Child:

@@ -72,7 +72,11 @@ class Local(Launcher):
         """
         command = _found(job.command)
         return [
-            ProcessStart(command=command, environment={**os.environ, **variables})
+            ProcessStart(
+                command=command,
+                environment={**os.environ, **variables},
+                can_wait=job.command[:2] == ("axcore", "train"),
+            )
             for variables in self._variables(job, f"localhost:{_free_port()}")
         ]
 

@@ -3,7 +3,7 @@
 import contextlib
 import selectors
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Self
 
 from axcore.launch.children import (
@@ -35,7 +35,13 @@ class Attempt:
         stacks: Of each process, where a hang did.
     """
 
-    def __init__(self, starts: Sequence[ProcessStart], policy: Policy, stop: StopRequests) -> None:
+    def __init__(
+        self,
+        starts: Sequence[ProcessStart],
+        policy: Policy,
+        stop: StopRequests,
+        begin: Callable[[ProcessStart, int, str], TrackedProcess] = TrackedProcess,
+    ) -> None:
         self.began = time.monotonic()
         self.processes: list[TrackedProcess] = []
         self.hang: Hang | None = None
@@ -43,13 +49,14 @@ class Attempt:
         self._starts = starts
         self._policy = policy
         self._stop = stop
+        self._begin = begin
         self._selector = selectors.DefaultSelector()
         self._resources = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
         self._resources.callback(self._selector.close)
         for index, start in enumerate(self._starts):
-            process = TrackedProcess(start, index, mark_of(index, len(self._starts)))
+            process = self._begin(start, index, mark_of(index, len(self._starts)))
             self.processes.append(process)
             self._resources.callback(process.close)
             self._selector.register(process.pipe, selectors.EVENT_READ, process)

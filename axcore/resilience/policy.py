@@ -33,6 +33,7 @@ class Policy:
         phase_s: Seconds that a phase may take; the first step has that of `compile`.
         step_s: Seconds that any other phase may take, at least.
         step_factor: Any other phase may take that many times a recent step, where that is longer.
+        spares: Whether a spare waits for each process, to take its place without imports.
     """
 
     ladder: Mapping[str, tuple[Rung, ...]] = {
@@ -54,6 +55,7 @@ class Policy:
     }
     step_s: float = 300.0
     step_factor: float = 20.0
+    spares: bool = True
 
     def limit_s(self, phase: str, typical_step_s: float | None) -> float:
         """Returns how long a process may make no progress in a phase.

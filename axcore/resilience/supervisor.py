@@ -3,6 +3,7 @@
 It loads no jax, so it stays small, and nothing that breaks a trainer breaks it.
 """
 
+import contextlib
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ from axcore.resilience.failure import BUDGET_SPENT, HUNG, Failure
 from axcore.resilience.policy import Policy
 from axcore.resilience.restarts import Decision, Restarts
 from axcore.resilience.run_log import RunLog
+from axcore.resilience.spares import Spares
 
 _POLL_S = 0.05
 
@@ -36,11 +38,12 @@ class Supervisor:
         self._starts = starts
         self._policy = policy
         self._restarts = Restarts(policy)
+        self._spares = Spares()
         self._log = RunLog(directory, SUPERVISOR)
 
     def run(self) -> int:
         """Returns the exit code of the run, once it ended well, was stopped, or is given up."""
-        with StopRequests() as stop:
+        with StopRequests() as stop, contextlib.closing(self._spares):
             while True:
                 outcome, last_step = self._attempt(stop)
                 if isinstance(outcome, int):
@@ -58,21 +61,29 @@ class Supervisor:
                     return self._give_up(outcome, Decision("stop", "the run was asked to stop"))
 
     def _attempt(self, stop: StopRequests) -> tuple[Failure | int, int]:
-        with Attempt(self._starts(), self._policy, stop) as attempt:
-            pids = [process.child.pid for process in attempt.processes]
-            self._log.write("processes_started", attempt=self._restarts.count + 1, pids=pids)
+        with Attempt(self._starts(), self._policy, stop, self._spares.take) as attempt:
+            self._note_start(attempt)
             first: int | None = None
             for step in attempt.watch():
                 self._log.flush()
                 if first is not None and step > first:
                     self._log.write("stepping", step=step, seconds=_since(attempt.began))
                     first = sys.maxsize
+                    if self._policy.spares:
+                        self._spares.prepare(self._starts())
                 elif first is None and step >= 0:
                     first = step
             outcome = attempt.outcome()
             if isinstance(outcome, Failure):
                 self._note(outcome, attempt)
             return outcome, attempt.last_step
+
+    def _note_start(self, attempt: Attempt) -> None:
+        pids = [process.child.pid for process in attempt.processes]
+        spares = [process.index for process in attempt.processes if process.was_ready]
+        self._log.write(
+            "processes_started", attempt=self._restarts.count + 1, pids=pids, spares=spares
+        )
 
     def _note(self, failure: Failure, attempt: Attempt) -> None:
         if attempt.hang is None:

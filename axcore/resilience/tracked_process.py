@@ -1,17 +1,23 @@
 """`TrackedProcess`: a process of a run as its supervisor sees it, by its beats."""
 
 import collections
+import contextlib
+import json
 import math
 import os
 import signal
 import statistics
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
+import attrs
+
 from axcore.launch.children import Child, ProcessStart
 from axcore.resilience.heartbeat import STACKS_SIGNAL, SUPERVISOR_VARIABLE, Beat
+from axcore.resilience.spare import READY, SPARE_VARIABLE
 
 _READ_BYTES = 1 << 16
 _RECENT_STEPS = 32
@@ -27,9 +33,14 @@ class TrackedProcess:
         beat_at: When it reported anything, in monotonic seconds; infinite before it ever did.
         progress_at: When it reported something new.
         last_step: The furthest step it has reported; -1 where it reported none.
+        was_ready: Whether it was a spare, with nothing left to import when its turn came.
     """
 
-    def __init__(self, start: ProcessStart, index: int, mark: str) -> None:
+    was_ready = False
+
+    def __init__(
+        self, start: ProcessStart, index: int, mark: str, pass_fds: Sequence[int] = ()
+    ) -> None:
         """Starts the process, with the pipe and the file that its heartbeat takes."""
         self.pipe, beats = os.pipe()
         os.set_blocking(self.pipe, False)
@@ -39,7 +50,7 @@ class TrackedProcess:
         environment = {**start.environment, SUPERVISOR_VARIABLE: variable}
         started = ProcessStart(command=start.command, environment=environment)
         self.index = index
-        self.child = Child(started, index, mark, descriptors)
+        self.child = Child(started, index, mark, (*descriptors, *pass_fds))
         os.close(beats)
         self.beat = Beat()
         self.beat_at = math.inf
@@ -99,6 +110,35 @@ class TrackedProcess:
         self.read_beats()
         os.close(self.pipe)
         self._stacks.close()
+
+
+class SpareProcess(TrackedProcess):
+    """A process that waits for its turn."""
+
+    def __init__(self, start: ProcessStart, index: int, mark: str) -> None:
+        """Starts the process, with a pipe for what changes until its turn."""
+        turn, self._turn = os.pipe()
+        environment = {**start.environment, SPARE_VARIABLE: str(turn)}
+        super().__init__(attrs.evolve(start, environment=environment), index, mark, (turn,))
+        self._given = start
+        os.close(turn)
+
+    def begin(self, start: ProcessStart) -> bool:
+        """Lets the process begin; returns whether it lives to do so."""
+        if not self.read_beats() or start.command != self._given.command:
+            return False
+        self.was_ready = self.beat.phase == READY
+        self.progress_at = self._step_at = time.monotonic()
+        before = self._given.environment
+        new = {name: v for name, v in start.environment.items() if before.get(name) != v}
+        with contextlib.suppress(BrokenPipeError):  # its end shows in its exit code
+            os.write(self._turn, json.dumps(new).encode() + b"\n")
+        return self.child.exit_code() is None
+
+    def close(self) -> None:
+        """Ends the process and gives its descriptors back."""
+        super().close()
+        os.close(self._turn)
 
 
 def process_state(pid: int) -> str:

@@ -1,9 +1,10 @@
 """A supervised process that makes steps and goes wrong as it is asked to; it needs no jax.
 
-Arguments: a run directory, its index, the number of processes, a name of the attempt, steps to
-make, and faults as JSON, each an index, a step, a name and the number of attempts in which it
-strikes; files count them. What a fault does is real. No process is a step ahead, as in a
-collective.
+Arguments: a run directory, its index, the number of processes, steps to make, and faults as JSON,
+each an index, a step, a name and the number of attempts in which it strikes; files count them. What
+a fault does is real. No process is a step ahead, as in a collective. The variable ATTEMPT names the
+attempt. A spare notes its process in a file; the fault "spared" waits for those of all before it
+kills, and "bereft" kills them, too.
 """
 
 import ctypes
@@ -15,11 +16,12 @@ import time
 from pathlib import Path
 
 from axcore.resilience.heartbeat import connect_heartbeat
+from axcore.resilience.spare import wait_for_turn
 
 STEP_S = 0.02
 
 
-def strike(name, heartbeat):
+def strike(name, heartbeat, spares):
     if name == "data_wait":
         heartbeat.report(phase="data_wait")
         time.sleep(3600)
@@ -30,6 +32,12 @@ def strike(name, heartbeat):
         ctypes.PyDLL(None).sleep(3600)  # a PyDLL holds the GIL in its calls
     elif name == "raise":
         raise ArithmeticError("a poisoned batch")
+    elif name in ("spared", "bereft"):
+        while not all(map(size_of, spares)):
+            time.sleep(STEP_S)
+        doomed = [file.read_text() for file in spares] if name == "bereft" else []
+        for pid in (*doomed, os.getpid()):
+            os.kill(int(pid), signal.SIGKILL)
     elif name.startswith("exit"):
         sys.exit(int(name.removeprefix("exit")))
     else:
@@ -46,15 +54,23 @@ def wait_for_others(folder, index, count, step, asked):
             sys.exit(130)
 
 
+def note_process(path):
+    with path.open("a", encoding="utf-8") as file:
+        file.write(f"{os.getpid()}\n")
+
+
 def size_of(path):
     return path.stat().st_size if path.exists() else 0
 
 
 def main():
-    directory, index, count, attempt, steps, faults = sys.argv[1:]
+    directory, index, count, steps, faults = sys.argv[1:]
     heartbeat = connect_heartbeat()
     run = Path(directory)
     run.mkdir(exist_ok=True)
+    spares = [run / f"spare_{each}" for each in range(int(count))]
+    wait_for_turn(heartbeat, lambda: note_process(spares[int(index)]))
+    attempt = os.environ["ATTEMPT"]
     (run / "config.txt").touch()
     asked = []
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -67,7 +83,7 @@ def main():
             before = size_of(struck)
             if (at, when) == (int(index), step) and before < times:
                 struck.write_text("x" * (before + 1))
-                strike(name, heartbeat)
+                strike(name, heartbeat, spares)
         wait_for_others(run / attempt, int(index), int(count), step, asked)
     (run / f"done_{index}").write_text(str(os.getpid()))
 

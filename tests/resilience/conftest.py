@@ -22,17 +22,18 @@ QUICK = Policy(beat_s=1.5, step_s=1.0, phase_s={"start": 20.0, "save": 1.2}, bac
 def supervisor(tmp_path):
     """Returns a supervisor of processes that make steps with some faults."""
 
-    def make(*faults, processes=2, steps=30, **policy):
+    def make(*faults, processes=2, steps=30, can_wait=False, **policy):
         def starts():
-            attempt = uuid.uuid4().hex
-            texts = (tmp_path / "run", None, processes, attempt, steps, json.dumps(faults))
+            environment = {**os.environ, "ATTEMPT": uuid.uuid4().hex}
+            texts = (tmp_path / "run", None, processes, steps, json.dumps(faults))
             return [
                 ProcessStart(
                     command=tuple(
                         str(index if text is None else text)
                         for text in (sys.executable, WORKER, *texts)
                     ),
-                    environment=dict(os.environ),
+                    environment=environment,
+                    can_wait=can_wait,
                 )
                 for index in range(processes)
             ]

@@ -92,8 +92,9 @@ from axcore.resilience.policy import Policy
 from axcore.resilience.supervisor import Supervisor
 worker, run, steps = sys.argv[1:]
 def starts():
-    return [ProcessStart(command=(sys.executable, worker, run, str(index), "2", "a", steps, "[]"),
-                         environment=dict(os.environ)) for index in range(2)]
+    return [ProcessStart(command=(sys.executable, worker, run, str(index), "2", steps, "[]"),
+                         environment={**os.environ, "ATTEMPT": "a"}, can_wait=True)
+            for index in range(2)]
 assert "jax" not in sys.modules
 sys.exit(Supervisor(starts, Path(run), Policy()).run())
 """
@@ -140,3 +141,36 @@ def test_a_stop_request_reaches_all_and_is_waited_for(started, events, number):
     started.send_signal(number)
     assert started.wait(20) == 130
     assert not any(map(is_alive, found))
+
+
+def spares_of(run):
+    """The processes that ever were spares, by index, the oldest first."""
+    return [list(map(int, (run / f"spare_{i}").read_text().split())) for i in (0, 1)]
+
+
+def test_spares_take_the_places_of_all_where_one_is_lost(supervisor, events, tmp_path):
+    assert supervisor([1, 5, "spared", 1], can_wait=True).run() == 0
+    first, second = pids(events)
+    spares = spares_of(tmp_path / "run")
+    assert second == [one[0] for one in spares]
+    assert not any(map(is_alive, first + spares[0] + spares[1]))
+
+
+def test_spares_that_died_are_replaced_by_new_processes(supervisor, events, tmp_path):
+    assert supervisor([1, 5, "bereft", 1], can_wait=True).run() == 0
+    done = {int((tmp_path / f"run/done_{index}").read_text()) for index in (0, 1)}
+    assert done == set(pids(events)[-1])
+    assert not done & {one[0] for one in spares_of(tmp_path / "run")}
+
+
+def test_a_policy_without_spares_starts_none(supervisor, tmp_path):
+    assert supervisor(can_wait=True, spares=False).run() == 0
+    assert not list((tmp_path / "run").glob("spare_*"))
+
+
+def test_a_supervisor_that_is_killed_leaves_no_spare(started, tmp_path):
+    files = [tmp_path / f"run/spare_{index}" for index in (0, 1)]
+    while not all(file.exists() and file.read_text() for file in files):
+        time.sleep(0.01)
+    started.kill()
+    assert wait_until_dead([pid for one in spares_of(tmp_path / "run") for pid in one], 20.0)
