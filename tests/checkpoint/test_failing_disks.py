@@ -63,7 +63,7 @@ def test_waits_double_up_to_a_bound():
 
 def test_a_save_that_fails_is_written_again_from_memory_bit_by_bit(tmp_path):
     overwrite = jax.jit(lambda w: w * 0, donate_argnums=0)
-    with open_checkpoints(tmp_path, retry_after_s=1.0) as checkpoints:
+    with open_checkpoints(tmp_path, retry_after_s=3.0) as checkpoints:
         save(checkpoints, 1)
         state = state_of(2)
 
@@ -71,10 +71,10 @@ def test_a_save_that_fails_is_written_again_from_memory_bit_by_bit(tmp_path):
             with failing_files():
                 checkpoints.save(2, state, {"step": 2})
                 jax.block_until_ready(overwrite(state["w"]))
-                time.sleep(0.5)
+                time.sleep(1.5)
             checkpoints.wait()
 
-        with pytest.warns(CheckpointWarning, match=r"saving step 2 failed: .*; try 2 follows in 1"):
+        with pytest.warns(CheckpointWarning, match=r"saving step 2 failed: .*; try 2 follows in 3"):
             save_through_a_failure()
     assert_newest(tmp_path, 2)
     assert sorted(path.name for path in tmp_path.glob("step_*")) == [

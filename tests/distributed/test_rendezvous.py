@@ -11,7 +11,7 @@ from axcore.distributed.rendezvous import rendezvous, split_address
 from axcore.errors import AxcoreError, ConfigError
 
 
-def call_all(numbers, *, count, limit_s=0.6, counts=None):
+def call_all(numbers, *, count, limit_s=2.0, counts=None):
     """Holds a rendezvous among threads; returns what each raised, or None, in their order."""
     address, ends = free_address(), [None] * len(numbers)
 
@@ -26,14 +26,14 @@ def call_all(numbers, *, count, limit_s=0.6, counts=None):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
     return ends
 
 
 def test_all_pass_where_all_are_there():
     began = time.monotonic()
-    assert call_all([2, 0, 3, 1], count=4, limit_s=20) == [None] * 4
-    assert time.monotonic() - began < 10
+    assert call_all([2, 0, 3, 1], count=4, limit_s=60) == [None] * 4
+    assert time.monotonic() - began < 30
 
 
 def test_the_port_is_free_again_at_once():
@@ -41,34 +41,34 @@ def test_the_port_is_free_again_at_once():
     other = threading.Thread(
         target=rendezvous,
         args=(address,),
-        kwargs={"process_count": 2, "process_index": 1, "limit_s": 9},
+        kwargs={"process_count": 2, "process_index": 1, "limit_s": 60},
     )
     other.start()
-    rendezvous(address, process_count=2, process_index=0, limit_s=9)
+    rendezvous(address, process_count=2, process_index=0, limit_s=60)
     socket.create_server(("", split_address(address)[1])).close()
-    other.join(9)
+    other.join(60)
 
 
 def test_missing_processes_are_named_to_everyone_who_came():
     first, second = call_all([0, 2], count=4)
     assert str(first) == str(second)
-    assert "processes 1, 3 of 4 did not reach 'rendezvous' within 0.6 s" in first.what
+    assert "processes 1, 3 of 4 did not reach 'rendezvous' within 2 s" in first.what
     assert "--join-timeout" in first.hint
 
 
 def test_others_are_told_that_process_0_is_missing():
     (error,) = call_all([1], count=2)
-    assert "process 0 of 2 did not reach 'rendezvous' within 0.6 s" in error.what
+    assert "process 0 of 2 did not reach 'rendezvous' within 2 s" in error.what
     assert "refused" in error.what
 
 
 def test_two_processes_of_one_number_are_refused():
-    errors = call_all([0, 1, 1], count=3, limit_s=5)
+    errors = call_all([0, 1, 1], count=3, limit_s=30)
     assert all("two processes of this run are number 1" in error.what for error in errors)
 
 
 def test_processes_that_count_differently_are_refused():
-    errors = call_all([0, 1], count=2, limit_s=5, counts={1: 4})
+    errors = call_all([0, 1], count=2, limit_s=30, counts={1: 4})
     assert all("is one of 4 processes, but process 0 is one of 2" in one.what for one in errors)
 
 
@@ -84,7 +84,7 @@ def test_a_stranger_on_the_port_is_passed_over():
     ends = []
 
     def take_part(index):
-        rendezvous(address, process_count=2, process_index=index, limit_s=10)
+        rendezvous(address, process_count=2, process_index=index, limit_s=60)
         ends.append(index)
 
     first = threading.Thread(target=take_part, args=(0,))
@@ -97,7 +97,7 @@ def test_a_stranger_on_the_port_is_passed_over():
         except ConnectionRefusedError:
             time.sleep(0.01)
     take_part(1)
-    first.join(10)
+    first.join(60)
     assert sorted(ends) == [0, 1]
 
 

@@ -46,7 +46,7 @@ def test_all_end_when_one_fails_and_its_code_is_returned(capfd):
     began = time.monotonic()
     code = f"import sys, time; sys.exit(9) if {INDEX} else time.sleep(60)"
     assert run(code, grace_s=0.2) == 9
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 50
     assert "process 0 is ended, because another failed" in capfd.readouterr().err
 
 
@@ -75,14 +75,14 @@ def test_a_signal_reaches_all_and_is_waited_for():
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as started:
         assert {started.stdout.readline() for _ in range(2)} == {"[0] ready\n", "[1] ready\n"}
         os.kill(started.pid, signal.SIGTERM)
-        assert started.wait(30) == 130
+        assert started.wait(60) == 130
 
 
 def test_local_runs_in_a_thread_that_may_set_no_signals():
     codes = []
     thread = threading.Thread(target=lambda: codes.append(run("pass")))
     thread.start()
-    thread.join(30)
+    thread.join(60)
     assert codes == [0]
 
 

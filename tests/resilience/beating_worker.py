@@ -42,6 +42,7 @@ def strike(name, heartbeat, spares):
         sys.exit(int(name.removeprefix("exit")))
     else:
         os.kill(os.getpid(), signal.Signals[name])
+        time.sleep(1)  # another thread may be the one that takes the signal
 
 
 def wait_for_others(folder, index, count, step, asked):
