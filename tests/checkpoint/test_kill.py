@@ -103,6 +103,7 @@ def test_a_writer_that_is_stopped_keeps_its_lock_and_continues(tmp_path):
         ("os.rmdir", "step_00000001.deleting", 3),
     ],
 )
+@pytest.mark.quick_one_in(3)
 def test_a_process_killed_before_a_file_operation_resumes(tmp_path, event, path_end, newest):
     with Checkpointer.Config().build(directory=str(tmp_path)) as checkpoints:
         checkpoints.save(1, state_of(1), {"step": 1})
@@ -116,6 +117,7 @@ def test_a_process_killed_before_a_file_operation_resumes(tmp_path, event, path_
     assert not [path.name for path in tmp_path.glob("step_*.*")]
 
 
+@pytest.mark.slow
 def test_a_save_in_flight_is_finished_when_the_process_ends_without_closing(tmp_path):
     code = (
         f"import sys; sys.path.insert(0, {str(WORKER.parent)!r})\n"

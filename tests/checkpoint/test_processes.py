@@ -58,6 +58,7 @@ def saved(tmp_path_factory):
     return directory, told(run(directory, "save"))
 
 
+@pytest.mark.slow
 def test_what_two_processes_save_one_restores_on_another_mesh(saved):
     directory, both = saved
     assert [one["steps"] for one in both] == [[1, 3], [1, 3]]

@@ -27,6 +27,7 @@ def tune(out, **options):
     tune_kernel(KEY, **{"names": (), "dtype": "float32", "repeats": 1, "out": out, **options})
 
 
+@pytest.mark.slow
 def test_best_candidate_of_each_kind_of_call_is_written_and_then_used(
     small, tmp_path, capsys, monkeypatch
 ):

@@ -67,6 +67,7 @@ def test_what_is_wrong_shows_before_anything_is_started(arguments, what):
     assert what in str(launch(*arguments))
 
 
+@pytest.mark.slow
 def test_a_run_on_this_machine_ends_with_the_code_of_what_failed(cli):
     ran = cli("launch", "local", "tiny", "-n", "2", "--target", "cpu-3")
     assert ran.exit_code == PluginError.exit_code

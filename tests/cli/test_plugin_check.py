@@ -24,6 +24,7 @@ def test_plugin_is_checked_by_the_suites_that_its_records_ask_for():
     compile(source, "test_plugin.py", "exec")
 
 
+@pytest.mark.slow
 def test_wrong_plugin_fails_with_what_is_wrong(cli, make_dist):
     make_dist("axl-acme", BROKEN)
     ran = cli("plugin", "check", "axl-acme")

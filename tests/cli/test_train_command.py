@@ -90,6 +90,7 @@ def test_metrics_are_json_lines_of_two_splits(trained):
     assert all(0 < line["loss"] < 10 for line in lines)
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_not_trained_again(trained):
     directory, _ = trained
     before = (directory / "metrics.jsonl").read_text()

@@ -95,6 +95,7 @@ BLOCKED = ("mypy", "pytest", "hypothesis", "beartype", "flax", "torch")
 """What a plain installation does not have."""
 
 
+@pytest.mark.slow
 def test_the_command_runs_on_a_plain_installation():
     """It reads the imports of every module of the package, and imports none of them for that."""
     code = f"""
@@ -179,6 +180,7 @@ def test_importers_of_a_feature_are_found_through_re_exports(make_dist):
         modules_that_import(["axl_acme.layers.slow"])
 
 
+@pytest.mark.slow
 def test_a_plugin_brings_features_of_its_own(make_dist, cli):
     make_dist(
         "axl-acme",

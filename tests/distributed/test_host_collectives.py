@@ -66,6 +66,7 @@ def test_a_process_that_leaves_does_not_wait_for_the_others(two):
     assert two[0][1].exit_code != 0  # 9, or jax's abort where process 0 was quicker
 
 
+@pytest.mark.slow
 def test_a_late_process_is_named_with_the_barrier_and_the_limit():
     first, second = (
         json.loads(finish(one).stdout.splitlines()[0]) for one in start_all(WORKER, "late", count=2)

@@ -35,6 +35,7 @@ def test_every_block_of_python_prints_what_the_page_says():
 
 
 @pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.quick_one_in(4)
 def test_every_command_works(command, tmp_path):
     words = shlex.split(command)[1:]
     done = subprocess.run(

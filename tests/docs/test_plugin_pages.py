@@ -65,6 +65,7 @@ def followed(tmp_path_factory):
     return made, folder
 
 
+@pytest.mark.slow
 def test_commands_of_the_tutorial_show_what_it_says(followed):
     made, folder = followed
     ran = made.axcore("config", "diff", "tiny", "--modify", "squared", folder=folder)
@@ -73,6 +74,7 @@ def test_commands_of_the_tutorial_show_what_it_says(followed):
     assert "layer variant: squared" in ran.stdout, ran.stderr
 
 
+@pytest.mark.slow
 def test_tests_of_the_tutorial_pass(followed):
     made, folder = followed
     ran = made.pytest("tests", folder=folder)

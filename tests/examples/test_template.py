@@ -34,6 +34,7 @@ def test_every_kind_installs_and_passes_its_own_tests(fresh, tmp_path):
     assert "skipped" not in ran.stdout
 
 
+@pytest.mark.slow
 def test_every_kind_is_listed_as_loaded(fresh, tmp_path):
     made, folders = fresh
     ran = made.axcore("plugins", "--json", folder=tmp_path)

@@ -41,6 +41,7 @@ def corpus(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_llama2_learns_in_bfloat16_with_master_weights_in_float32(corpus, tmp_path):
     cfg = load_experiment("llama2-7b", (*SMALL, *corpus))
     cfg = evolve(cfg, model=evolve(llama2("toy"), dtypes=cfg.model.dtypes))

@@ -56,6 +56,7 @@ def test_replacing_the_scan_by_a_stack_swaps_the_feed_forward_of_every_layer():
     assert all(type(layer) is PlainFeedForward for layer in layers)
 
 
+@pytest.mark.slow
 def test_the_swapped_model_learns_within_a_few_steps(text_of_python, tmp_path):
     cfg = update_config(at_toy_size(swapped(tiny())), {"data.source": text_of_python})
     losses = []

@@ -90,6 +90,7 @@ def test_equal_keys_give_equal_parameters(unrolled):
 
 
 @pytest.mark.parametrize("remat", [None, Remat(save=("attention_out",)), Remat(save_dots=True)])
+@pytest.mark.quick_one_in(3)
 def test_scanned_equals_unrolled_with_dropout(unrolled, inputs, remat):
     state, (y, total, gradient) = unrolled
     scanned_y, scanned_total, scanned_gradient = _run(

@@ -117,6 +117,7 @@ SAME = {
 
 
 @pytest.mark.parametrize("name", SAME)
+@pytest.mark.quick_one_in(2)
 def test_an_optimizer_is_that_of_optax(name):
     ours, theirs = SAME[name]
     model = Shapes.Config().build()
@@ -137,6 +138,7 @@ def test_an_optimizer_is_that_of_optax(name):
     ],
     ids=["rms", "width"],
 )
+@pytest.mark.quick_one_in(2)
 def test_muon_is_that_of_optax(ours, theirs):
     model = Matrices.Config().build()
     assert_same(trained(learner_of(ours), model), trained_by_optax(theirs, model))

@@ -58,6 +58,7 @@ def test_matrices_decay_and_norms_do_not(cfg):
     }
 
 
+@pytest.mark.slow
 def test_matrices_begin_with_the_deviation_of_their_inputs():
     cfg = transformer(vocab_size=100, dim=64, num_layers=2, num_heads=4, hidden_dim=96)
     module = cfg.build()

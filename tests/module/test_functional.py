@@ -49,6 +49,7 @@ def call(module: Any, state: Any, *args: Any, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize("cls", STACKS.values(), ids=STACKS)
+@pytest.mark.quick_one_in(3)
 def test_functional_equals_itself_under_every_transformation(cls: Any) -> None:
     module, state = made(cls)
 
@@ -133,6 +134,7 @@ class Deep(Module):
 
 
 @pytest.mark.parametrize("remat", REMATS.values(), ids=REMATS)
+@pytest.mark.quick_one_in(4)
 def test_a_loss_added_at_any_depth_reaches_the_caller_with_its_weight(remat: Any) -> None:
     """No transformation, scan among them, drops a loss."""
     cfg = update_config(Deep.Config(dim=DIM), {"**.remat": remat})
@@ -163,6 +165,7 @@ def test_a_loss_added_at_any_depth_reaches_the_caller_with_its_weight(remat: Any
 
 @pytest.mark.parametrize("cls", [Scanned, Unrolled, Parallel])
 @pytest.mark.parametrize("at", ["layer.remat", "remat", "**.remat"])
+@pytest.mark.quick_one_in(3)
 def test_remat_changes_no_number(cls: Any, at: str) -> None:
     noise = {"layer.noise": 0.1 if (cls, at) == (Scanned, "layer.remat") else 0.0}
     plain, state = made(cls, **noise)

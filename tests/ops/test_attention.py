@@ -62,6 +62,7 @@ def run(attend, inputs, spec):
 
 
 @pytest.mark.parametrize(("name", "dtype"), ROWS)
+@pytest.mark.quick_one_in(4)
 def test_whole_and_blockwise_equal_the_reference(name, dtype):
     inputs, spec = SAMPLES[name].make(dtype)
     outputs, gradients = run(attention_reference, inputs, spec)

@@ -73,6 +73,7 @@ def masks(draw):
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(masks=masks(), spec=st.sampled_from(SPECS))
+@pytest.mark.slow
 def test_random_masks_agree_with_the_reference_and_never_give_nan(masks, spec):
     outputs, gradients = run("reference", spec, masks)
     assert not any(jnp.isnan(x).any() for x in jax.tree.leaves((outputs, gradients)))

@@ -127,6 +127,7 @@ def test_sizes_are_rounded_up_to_powers_of_two(size, bucket):
     assert power_of_two(size) == bucket
 
 
+@pytest.mark.slow
 def test_portable_grouped_product_is_the_same_for_all_its_block_sizes():
     from axcore.ops import GroupedMatmulInputs
     from axcore.ops.grouped_matmul.portable import BLOCK_SIZES, RowTiles, grouped_matmul_portable

@@ -51,6 +51,7 @@ def assert_equal(got, want, dtype="float32"):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", SAMPLES)
+@pytest.mark.quick_one_in(4)
 def test_portable_equals_the_reference(name, dtype):
     arguments = SAMPLES[name].make(dtype)
     want = run(grouped_matmul_reference, *arguments)

@@ -247,6 +247,7 @@ def test_what_exceeds_a_given_amax_is_clipped():
 # -- Stochastic rounding -------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_stochastic_rounding_is_right_in_the_mean(operands):
     x, w, dy = operands
 

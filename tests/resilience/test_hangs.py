@@ -14,6 +14,7 @@ KINDS = {
 
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("index", [0, 1])
+@pytest.mark.quick_one_in(3)
 def test_a_hang_is_noticed_named_and_ended(supervisor, events, tmp_path, capfd, name, index):
     assert supervisor([index, 6, name, 1], step_s=4.0).run() == 0
     (hang,) = events("hang")

@@ -45,6 +45,7 @@ def trainer() -> ax.Trainer:
     return trainer_on(cfg, 1)
 
 
+@pytest.mark.slow
 def test_a_run_is_opened_from_another_folder_after_its_tokenizer_changed(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -62,6 +62,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_the_run_of_a_script_is_opened_from_anywhere_without_the_script(
     folder: Path, tmp_path: Path
 ) -> None:
@@ -72,6 +73,7 @@ def test_the_run_of_a_script_is_opened_from_anywhere_without_the_script(
     assert f'"loss": {(folder / "loss").read_text().strip()[:6]}' in done.stdout
 
 
+@pytest.mark.slow
 def test_code_of_somebody_elses_run_is_run_only_where_it_is_trusted(
     folder: Path, tmp_path: Path
 ) -> None:
@@ -84,6 +86,7 @@ def test_code_of_somebody_elses_run_is_run_only_where_it_is_trusted(
     assert done.stdout.startswith("The")
 
 
+@pytest.mark.slow
 def test_changed_code_is_found_by_its_digest(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder / "run", tmp_path / "run")
     (tmp_path / "run" / "code" / "helper.py").write_text("import os\n")
@@ -97,6 +100,7 @@ class Held(Configurable):
         fn: Callable[..., object] = ax.update_config
 
 
+@pytest.mark.slow
 def test_functions_that_config_files_may_not_name_are_recorded_too() -> None:
     assert find_code(Configurable.Config()) == RunCode()
     code = find_code(Held.Config())

@@ -173,6 +173,7 @@ def test_mesh_has_the_sizes_asked_for(cpu_mesh):
     assert {name: size for name, size in mesh.shape.items() if size > 1} == {"fsdp": 2, "model": 4}
 
 
+@pytest.mark.slow
 def test_tiny_experiment_is_whole_and_the_command_line_reads_it(tiny_experiment, cli, tmp_path):
     assert tiny_experiment.build().kernel_plan().choices
     (tmp_path / "small.json").write_text(to_json(tiny_experiment))

@@ -93,6 +93,7 @@ def rolled_back(guarded, tmp_path_factory):
     return directory, result, events, list(GoesBack.seen)
 
 
+@pytest.mark.slow
 def test_a_rollback_goes_to_the_newest_checkpoint_that_is_old_enough(rolled_back):
     directory, result, events, _ = rolled_back
     (back,) = [event for event in events if isinstance(event, RolledBack)]
@@ -109,6 +110,7 @@ def test_batches_of_the_steps_undone_are_skipped(rolled_back, tokens):
     assert seen == list(zip(steps, tokens[: len(steps)], strict=True))
 
 
+@pytest.mark.slow
 def test_batches_come_again_where_data_is_not_at_fault(guarded, whole_run, same_bits, tmp_path):
     result = guarded(GoesBack.Config(skips_data=False)).run(tmp_path / "run")
     assert same_bits(result.state, whole_run[1].state)
@@ -127,6 +129,7 @@ def test_a_run_stopped_after_a_rollback_goes_on_with_the_same_batches(
     assert same_bits(result.state, rolled_back[1].state)
 
 
+@pytest.mark.slow
 def test_checkpoints_of_the_steps_undone_are_set_aside(guarded, tmp_path):
     directory, events = tmp_path / "run", []
     guarded(GoesBack.Config(at=9, steps=3)).run(directory, [events.append])
@@ -142,6 +145,7 @@ def test_a_run_without_a_checkpoint_goes_back_to_its_start(guarded, tmp_path):
     assert [event.step for event in events if isinstance(event, RolledBack)] == [0]
 
 
+@pytest.mark.slow
 def test_rollbacks_have_a_budget(guarded, tmp_path):
     with pytest.raises(TrainingError, match=r"is odd; the run went back 2 times in the last 1000"):
         guarded(GoesBack.Config(times=3), max_rollbacks=2).run(tmp_path / "run")

@@ -46,6 +46,7 @@ def stop_at(step):
     return stop
 
 
+@pytest.mark.slow
 def test_it_learns_to_tell_digits_that_it_never_saw_apart(trainer, trained):
     _, held_out = trainer.data.splits()
     images = held_out.batch(range(len(held_out)))["input"]["image"]
@@ -70,6 +71,7 @@ def test_validation_weighs_every_image_once(trainer, trained):
     assert steps == [22, 44, 66]
 
 
+@pytest.mark.slow
 def test_a_stopped_run_goes_on_with_the_same_bits(trainer, trained, same_bits, tmp_path):
     assert trainer.run(tmp_path / "run", [stop_at(33)], quiet=True).step == 33
     resumed = trainer.run(tmp_path / "run", quiet=True)
@@ -85,6 +87,7 @@ def test_a_run_is_opened_with_the_data_and_the_model_that_it_was_trained_with(tr
         run.generate("1")
 
 
+@pytest.mark.slow
 def test_images_split_over_rows_and_height_in_micro_batches_train_as_on_one_device(
     trained, tmp_path
 ):

@@ -63,6 +63,7 @@ def stop_at(step):
         for one in LEARNERS
     ],
 )
+@pytest.mark.slow
 def test_a_run_that_was_stopped_ends_with_the_same_bits(
     toy_config, one_device, same_bits, tmp_path, name
 ):
@@ -128,6 +129,7 @@ def test_without_a_guard_such_a_step_is_taken(toy_config, one_device, toy, guard
     assert int(state.skipped) == 0
 
 
+@pytest.mark.slow
 def test_too_many_spikes_stop_the_run_and_are_named(toy_config, one_device, tmp_path):
     guard = SpikeGuard.Config(sigmas=1e-3, window=2)
     too_high = WarmupCosine.Config(peak=3.0, warmup_steps=0)

@@ -65,6 +65,7 @@ def test_the_optimizer_is_sharded_as_the_parameters_are(eight):
 
 
 @pytest.mark.parametrize("first_on_one", [True, False])
+@pytest.mark.slow
 def test_a_checkpoint_of_one_mesh_goes_on_upon_another(
     small_trainer, eight, whole, tmp_path, first_on_one
 ):

@@ -145,6 +145,7 @@ def refused(processes, name):
     return texts[0]
 
 
+@pytest.mark.slow
 def test_processes_of_different_configs_are_refused(train, tmp_path):
     own = {"1": {"seed": 7}}
     text = refused(train(tmp_path / "run", count=2, devices=2, own=own), "PluginError")
@@ -170,6 +171,7 @@ def test_many_steps_between_logs_end_with_two_devices_a_process(train, tmp_path)
     assert [one["step"] for one in both] == [20, 20]
 
 
+@pytest.mark.slow
 def test_a_directory_that_is_not_shared_is_refused(train, tmp_path):
     processes = train(tmp_path / "run of {index}", count=2, devices=2)
     text = refused(processes, "CheckpointError")

@@ -38,6 +38,7 @@ def contents(directory):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("step", [3, 4])
+@pytest.mark.quick_one_in(4)
 def test_a_signal_saves_and_going_on_gives_the_same_bits(
     toy_trainer, whole_run, same_bits, tmp_path, number, step
 ):
@@ -54,6 +55,7 @@ def test_a_signal_saves_and_going_on_gives_the_same_bits(
     assert losses_of(tmp_path / "run") == losses_of(directory)
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_stops_at_once(toy_trainer, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         toy_trainer.run(tmp_path / "run", [stop_at(6, signal.SIGINT, signal.SIGINT)])
@@ -86,6 +88,7 @@ def test_a_finished_run_runs_no_step_again(toy_trainer, whole_run, same_bits):
     assert losses_of(directory) == before
 
 
+@pytest.mark.slow
 def test_the_learning_rate_of_a_step_is_the_same_after_resuming(toy_trainer, whole_run, tmp_path):
     toy_trainer.run(tmp_path / "run", [stop_at(6, signal.SIGTERM)])
     toy_trainer.run(tmp_path / "run")
@@ -117,6 +120,7 @@ def test_a_checkpoint_cut_short_falls_back_to_the_one_before(
     assert (tmp_path / "run/checkpoints/step_00000010.aside").is_dir()
 
 
+@pytest.mark.slow
 def test_a_run_whose_every_checkpoint_is_cut_short_stops_and_loses_nothing(toy_trainer, tmp_path):
     toy_trainer.run(tmp_path / "run", [stop_at(3, signal.SIGINT)])
     damage(tmp_path / "run", 3)

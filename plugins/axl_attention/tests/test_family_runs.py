@@ -34,6 +34,7 @@ def test_toy_is_trained_and_sampled(family, tmp_path):
     assert result.validation["loss"] < 7.0
 
 
+@pytest.mark.slow
 def test_greedy_tokens_are_the_likeliest_of_the_model(state_of):
     """Through local layers, whose window is shorter than the prompt, and a global one."""
     model = gemma3("toy").build()
@@ -50,6 +51,7 @@ def test_greedy_tokens_are_the_likeliest_of_the_model(state_of):
 
 
 @pytest.mark.parametrize("family", [deepseek_v3, pytest.param(gemma3, marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_sharded_toy_equals_toy(family, state_of):
     """Stacks of stacks, turns, latent heads and experts, over `fsdp` 4 and `model` 2."""
     model = _small(family("toy")).build()

@@ -263,6 +263,7 @@ MASKS = ("causal", "segments", "lonely_segments", "ranges", "everything")
 
 
 @pytest.mark.parametrize("sample", [one for one in ATTENTION_TEST_CASES if one.name in MASKS])
+@pytest.mark.quick_one_in(5)
 def test_spans_hold_every_visible_pair_and_whole_blocks_are_whole(sample):
     inputs, spec = sample.make()
     size, count = 16, -(-max(sample.queries, sample.keys) // 16)

@@ -57,6 +57,7 @@ def interpreted(given, spec):
         (AttentionSpec(scale=0.25, left=40, right=7), None),
     ],
 )
+@pytest.mark.quick_one_in(5)
 def test_splash_equals_the_reference_forward_and_backward(spec, segments):
     given = inputs(q_segments_BT=segments, k_segments_BS=segments)
     got = output_and_gradients(interpreted, given, spec)
@@ -75,6 +76,7 @@ def test_query_that_no_segment_serves_gives_zeros_without_gradient():
     assert np.all(np.isfinite(gradient_k))
 
 
+@pytest.mark.slow
 def test_devices_of_a_mesh_work_on_their_own_rows_and_heads():
     given = inputs(q_segments_BT=packed(), k_segments_BS=packed())
     alone = output_and_gradients(interpreted, given, SPEC)

@@ -79,6 +79,7 @@ EVERYTHING = several_blocks(
 )
 
 
+@pytest.mark.slow
 class TestKernels(Interpreted):
     samples = (DOCUMENTS,)
     case_names = ("documents",)
@@ -141,6 +142,7 @@ def gradients(run, inputs, spec):
         pytest.param(IN_TWO, id="in_two", marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.slow
 def test_both_ways_backward_equal_the_reference_with_everything(block_sizes):
     inputs, spec = EVERYTHING.make()
     got = gradients(partial(attention, block_sizes=block_sizes), inputs, spec)

@@ -80,6 +80,7 @@ def test_ranges_hide_what_the_masks_hide(name):
 
 
 @pytest.mark.usefixtures("runs_nki")
+@pytest.mark.slow
 def test_only_queries_of_a_document_in_two_pieces_give_nan():
     inputs, spec = AttentionTestCase(name="pieces", batch=1, queries=6, keys=6).make()
     segments = jnp.asarray([[1, 2, 2, 1, 3, 0]])

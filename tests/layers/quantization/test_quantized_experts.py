@@ -91,6 +91,7 @@ def _fields(cfg):
     return {name: getattr(cfg, name) for name in ("dim", "expert", "num_experts", "top_k")}
 
 
+@pytest.mark.slow
 def test_every_expert_has_histories_of_its_own(x):
     module = with_dot(PLAIN, Fp8Delayed.Config(history=2)).build()
     state = module.init(0)

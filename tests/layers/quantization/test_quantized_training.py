@@ -334,6 +334,7 @@ def test_scanned_layers_equal_unrolled_ones(name):
 
 @pytest.mark.parametrize("name", ["int8", slow("fp8_delayed")])
 @pytest.mark.parametrize("save", [slow(()), ("quantized_input", "quantized_weight")])
+@pytest.mark.slow
 def test_remat_changes_no_gradient_but_by_a_flip_of_int8_rounding(name, save):
     """What is computed again may differ in its last bit, and then rounds to another int8."""
     cfg = float32_model(DOTS[name])
@@ -363,6 +364,7 @@ class Experts(Module):
 
 
 @pytest.mark.parametrize("name", ["int8", "fp8_current", "fp8_delayed"])
+@pytest.mark.quick_one_in(3)
 def test_copies_under_vmap_have_scales_of_their_own(name, random):
     experts = Experts.Config(linear=evolve(LINEAR, dot=DOTS[name])).build()
     state = experts.init(0)

@@ -74,6 +74,7 @@ def test_an_observer_that_cannot_be_made_is_switched_off_too(
         assert trainer.run(directory).is_complete
 
 
+@pytest.mark.slow
 def test_heartbeat_tells_step_time_and_process_at_each_report(toy_config, one_device, directory):
     beats = []
 

@@ -68,6 +68,7 @@ def writers(directory, *names):
     return Writers(find_writers(names), directory, step=0)
 
 
+@pytest.mark.slow
 def test_a_run_writes_to_every_writer_of_its_config(paper, toy_config, one_device, directory):
     cfg = evolve(toy_config, max_steps=5, writers=("text",))
     one_device(cfg).run(directory)
@@ -76,6 +77,7 @@ def test_a_run_writes_to_every_writer_of_its_config(paper, toy_config, one_devic
     assert (directory / "paper.txt").read_text().splitlines() == [*expected, "closed"]
 
 
+@pytest.mark.slow
 def test_writers_may_change_when_a_run_is_taken_up_again(paper, toy_config, one_device, directory):
     broken = one_device(evolve(toy_config, writers=("json_lines", "broken")))
     with pytest.raises(TrainingError) as raised:

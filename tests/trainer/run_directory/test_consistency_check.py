@@ -54,6 +54,7 @@ def with_plugin(root: Path, version: str) -> dict[str, str]:
     return {"PYTHONPATH": str(root / version)}
 
 
+@pytest.mark.slow
 def test_two_processes_with_different_plugin_versions_both_stop(tmp_path):
     said = run_two([with_plugin(tmp_path, "1.0"), with_plugin(tmp_path, "1.1")])
     for text in said:

@@ -35,6 +35,7 @@ def test_every_start_is_a_line_with_versions_plugins_hardware_and_mesh(toy_train
     assert {key: first[key] for key in same} == {key: second[key] for key in same}
 
 
+@pytest.mark.slow
 def test_going_on_with_other_versions_warns_and_names_them(toy_trainer, tmp_path):
     toy_trainer.run(tmp_path / "run", [stop_at_3])
     (start,) = starts_of(tmp_path / "run")
@@ -50,6 +51,7 @@ def test_going_on_with_other_versions_warns_and_names_them(toy_trainer, tmp_path
     )
 
 
+@pytest.mark.slow
 def test_a_damaged_record_of_starts_is_named_and_does_not_block_the_run(toy_trainer, tmp_path):
     toy_trainer.run(tmp_path / "run", [stop_at_3])
     path = tmp_path / "run/run_history.jsonl"
