@@ -1,5 +1,6 @@
 """`Learner`: from gradients to new parameters."""
 
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import jax
@@ -110,9 +111,14 @@ class Learner(Configurable):
 
     def rates(self, step: int) -> dict[str, float]:
         """Returns the metrics of the learning rates after so many updates, by name."""
+        return {name: float(rate) for name, rate in self._jitted_rates(step).items()}
+
+    @cached_property
+    def _jitted_rates(self) -> Any:
+        """The rates as one program, where each operation alone would be one to compile."""
         trained = [group.name for group in self.config.groups if not group.is_frozen]
-        of_groups = {f"learning_rate/{name}": float(self.rate(name, step)) for name in trained}
-        return {"learning_rate": float(self.rate(REST, step)), **of_groups}
+        groups = {"learning_rate": REST, **{f"learning_rate/{name}": name for name in trained}}
+        return jax.jit(lambda step: {k: self.rate(name, step) for k, name in groups.items()})
 
     def init(self, transformation: optax.GradientTransformation, params: Any) -> Any:
         """Returns the state before the first update; that of the optimizer alone by default."""
