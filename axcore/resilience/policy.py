@@ -27,7 +27,7 @@ class Policy:
     Args:
         ladder: Answers by cause, the first that has some left; a cause without one stops the run.
         window_s: Answers older than this no longer count.
-        attempts_at_one_step: A run that fails so often, and never came further, stops.
+        attempts_at_one_step: A run that fails so often at one step, and never came further, stops.
         backoff_s: Wait before an attempt that follows one without progress; doubled each time.
         beat_s: Seconds without a beat after which a living process is hung.
         phase_s: Seconds that a phase may take; the first step has that of `compile`.

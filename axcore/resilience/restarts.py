@@ -1,5 +1,6 @@
 """`Restarts`: which answer a policy still has for a failure."""
 
+import collections
 import time
 from typing import NamedTuple
 
@@ -16,7 +17,7 @@ class Decision(NamedTuple):
 
 
 class Restarts:
-    """Counts answers by cause, and attempts that came no further than those before.
+    """Counts answers by cause, and attempts that ended at one step, since a run last came further.
 
     Attributes:
         count: Answers given, but for the last one, to stop.
@@ -25,31 +26,32 @@ class Restarts:
     def __init__(self, policy: Policy) -> None:
         self.count = 0
         self._policy = policy
-        self._furthest = -2
-        self._in_vain = 0
+        self._ends: collections.Counter[int] = collections.Counter()
         self._given: list[tuple[float, str, Answer]] = []
 
     def decide(self, failure: Failure, last_step: int, now: float | None = None) -> Decision:
         """Returns the answer to a failure of an attempt that came as far as `last_step`."""
         now = time.monotonic() if now is None else now
-        self._note_progress(last_step)
+        in_vain = self._ended_at(last_step)
         most = self._policy.attempts_at_one_step
         if failure.cause not in self._policy.ladder:
             return Decision("stop", "another attempt would meet the same error")
-        if self._in_vain >= most:
-            return Decision("stop", f"{most} attempts came no further than step {self._furthest}")
+        if in_vain >= most:
+            return Decision("stop", f"{most} attempts came no further than step {last_step}")
         answer = self._rung(failure.cause, now)
         if answer == "stop":
             return Decision("stop", f"the restart budget for {failure.cause!r} is spent")
         self.count += 1
         self._given.append((now, failure.cause, answer))
-        repeats = self._in_vain - 1
-        wait_s = self._policy.backoff_s * 2 ** (repeats - 1) if repeats > 0 else 0.0
+        wait_s = self._policy.backoff_s * 2 ** (in_vain - 2) if in_vain > 1 else 0.0
         return Decision(answer, f"attempt {self.count + 1}", wait_s)
 
-    def _note_progress(self, last_step: int) -> None:
-        self._in_vain = 1 if last_step > self._furthest else self._in_vain + 1
-        self._furthest = max(self._furthest, last_step)
+    def _ended_at(self, step: int) -> int:
+        """Notes the end of an attempt; returns how many ended there since one came further."""
+        if step > max(self._ends, default=step):
+            self._ends.clear()
+        self._ends[step] += 1
+        return self._ends[step]
 
     def _rung(self, cause: str, now: float) -> Answer:
         """Returns the first answer of the ladder that was not given too often of late."""

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from axcore.resilience.policy import Rung
+from axcore.resilience.failure import Failure
+from axcore.resilience.policy import Policy, Rung
+from axcore.resilience.restarts import Restarts
 from axcore.resilience.tracked_process import process_state
 
 
@@ -63,6 +65,15 @@ def test_a_loop_of_crashes_at_one_step_ends_with_what_is_known(supervisor, event
     last = capfd.readouterr().err.partition("the run ends")[2]
     assert "3 attempts came no further than step 7" in last
     assert "ArithmeticError: a poisoned batch" in last
+
+
+def test_ends_at_different_steps_are_no_loop_and_those_at_one_step_are():
+    restarts = Restarts(Policy())
+    killed = Failure(
+        cause="killed", process=0, exit_code=9, step=0, phase="step", what="was ended by SIGKILL"
+    )
+    answers = [restarts.decide(killed, step).answer for step in (9, 7, 5, 3, 7, 7, 10, 10)]
+    assert answers == ["restart_processes"] * 5 + ["stop"] + ["restart_processes"] * 2
 
 
 def test_progress_is_no_loop_but_the_budget_of_its_cause_counts(supervisor, events):
