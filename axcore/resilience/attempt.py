@@ -83,6 +83,7 @@ class Attempt:
             self.hang = find_hang(living, self._policy, time.monotonic())
             if self.hang is not None:
                 self._collect_stacks()
+                self.hang = self.hang.named_by(self.stacks)
                 return
 
     def outcome(self) -> Failure | int:

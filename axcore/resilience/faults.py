@@ -9,6 +9,7 @@ import os
 import signal
 import time
 from collections import Counter
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -65,6 +66,12 @@ class Fault:
         """Strikes after a step; returns its state."""
         return state
 
+    def on_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Strikes at a log line."""
+
+    def on_save(self, step: int, state: TrainState) -> None:
+        """Strikes before a save."""
+
 
 @config
 class Raise(Fault):
@@ -88,7 +95,7 @@ class Signal(Fault):
 
 
 @config
-class Hang(Fault):
+class _Hanging(Fault):
     """Makes no progress for some time, in the main thread.
 
     Args:
@@ -99,10 +106,46 @@ class Hang(Fault):
     seconds: PositiveFloat = FOREVER_S
     holds_gil: bool = False
 
+    def _hang(self) -> None:
+        (_sleep_holding_gil if self.holds_gil else time.sleep)(self.seconds)
+
+
+@config
+class Hang(_Hanging):
+    """Hangs while the others wait for its batch."""
+
     def on_batch(self, step: int, batch: Any) -> Any:
         """Hangs."""
-        (_sleep_holding_gil if self.holds_gil else time.sleep)(self.seconds)
+        self._hang()
         return batch
+
+
+@config
+class HangAfterStep(_Hanging):
+    """Hangs after a step, so that the others are stuck in the collectives of the next one."""
+
+    def on_state(self, step: int, state: TrainState) -> TrainState:
+        """Hangs."""
+        self._hang()
+        return state
+
+
+@config
+class HangInCallback(_Hanging):
+    """Hangs in a callback that sees the metrics of a log line."""
+
+    def on_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Hangs."""
+        self._hang()
+
+
+@config
+class HangInSave(_Hanging):
+    """Hangs as a checkpoint is about to be saved."""
+
+    def on_save(self, step: int, state: TrainState) -> None:
+        """Hangs."""
+        self._hang()
 
 
 @config
@@ -237,27 +280,37 @@ class FaultPlan(Guard):
 
     def on_batch(self, step: int, batch: Any) -> Any:
         """Lets faults strike before a step."""
-        for key, fault in self._due(step, "on_batch"):
-            self._record(key, fault, step)
+        for fault in self._due(step, "on_batch"):
             batch = fault.on_batch(step, batch)
         return batch
 
     def on_state(self, step: int, state: TrainState) -> TrainState:
         """Lets faults strike after a step."""
-        for key, fault in self._due(step, "on_state"):
-            self._record(key, fault, step)
+        for fault in self._due(step, "on_state"):
             state = fault.on_state(step, state)
         return state
 
-    def _due(self, step: int, method: str) -> list[tuple[str, Fault]]:
-        return [
-            (key, fault)
-            for key, fault in self._keys.items()
-            if step >= fault.at_step
-            and self._fired[key] < fault.times
-            and fault.process in (None, process_index())
-            and getattr(type(fault), method) is not getattr(Fault, method)
-        ]
+    def on_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Lets faults strike at a log line."""
+        for fault in self._due(step, "on_metrics"):
+            fault.on_metrics(step, metrics)
+
+    def on_save(self, step: int, state: TrainState) -> None:
+        """Lets faults strike before a save."""
+        for fault in self._due(step, "on_save"):
+            fault.on_save(step, state)
+
+    def _due(self, step: int, method: str) -> Iterator[Fault]:
+        """Yields the faults that strike now by a method, each once it is on record."""
+        for key, fault in self._keys.items():
+            if (
+                step >= fault.at_step
+                and self._fired[key] < fault.times
+                and fault.process in (None, process_index())
+                and getattr(type(fault), method) is not getattr(Fault, method)
+            ):
+                self._record(key, fault, step)
+                yield fault
 
     def _record(self, key: str, fault: Fault, step: int) -> None:
         """Writes what is about to fire: the process may not live to do so afterwards."""

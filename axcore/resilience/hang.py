@@ -12,6 +12,9 @@ from axcore.resilience.policy import Policy
 WAITING = "step"
 """The phase of a process that only waits for the others, in a collective."""
 
+_WAITS = ("/axcore/distributed/host_collectives.py", "/orbax/checkpoint/_src/asyncio_utils.py")
+"""Where a main thread is while it waits for other processes, or for a save that they share."""
+
 
 class Watched(Protocol):
     """What is known of a process that lives."""
@@ -50,14 +53,21 @@ class Hang:
 
     def failure(self) -> Failure:
         """Returns the hang as what ended the attempt."""
+        others = ", ".join(map(str, self.others))
         return Failure(
             cause="hung",
             process=self.culprit,
             exit_code=HUNG,
             step=self.beat.step,
             phase=self.beat.phase,
-            what=self.what,
+            what=f"{self.what}, nor did {others}," if others else self.what,
         )
+
+    def named_by(self, stacks: Sequence[str]) -> "Hang":
+        """Returns the hang without those to blame that only wait for others, by their stacks."""
+        named = (self.culprit, *self.others)
+        first, *rest = [one for one in named if not _waits_for_others(stacks[one])] or named
+        return attrs.evolve(self, culprit=first, others=tuple(rest))
 
 
 def find_hang(processes: Sequence[Watched], policy: Policy, now: float) -> Hang | None:
@@ -75,8 +85,6 @@ def find_hang(processes: Sequence[Watched], policy: Policy, now: float) -> Hang 
         what = f"is silent for {seconds:.1f} s: a thread holds the GIL, or it gets no CPU,"
     else:
         what = f"made no progress for {seconds:.1f} s"
-    if same:
-        what += f", nor did {', '.join(map(str, same))},"
     return Hang(culprit=one.index, others=tuple(same), what=what, beat=one.beat, seconds=seconds)
 
 
@@ -86,6 +94,12 @@ def _is_silent(one: Watched, policy: Policy, now: float) -> bool:
 
 def _is_stuck(one: Watched, policy: Policy, now: float) -> bool:
     return now - one.progress_at > policy.limit_s(one.beat.phase, one.typical_step_s)
+
+
+def _waits_for_others(stacks: str) -> bool:
+    """Whether the main thread, which is written last, waits for other processes."""
+    main_thread = stacks.rpartition("hread 0x")[2]
+    return any(one in main_thread for one in _WAITS)
 
 
 def _blame(one: Watched, policy: Policy, now: float) -> tuple[bool, bool, int, bool]:

@@ -20,6 +20,9 @@ from axcore.resilience.faults import (
     FlipBit,
     FullDisk,
     Hang,
+    HangAfterStep,
+    HangInCallback,
+    HangInSave,
     InjectedFaultError,
     PoisonBatch,
     Raise,
@@ -110,6 +113,18 @@ def test_a_signal_reaches_the_process(tmp_path):
     finally:
         signal.signal(signal.SIGTERM, before)
     assert got == ["SIGTERM"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "method"),
+    [(HangAfterStep, "on_state"), (HangInCallback, "on_metrics"), (HangInSave, "on_save")],
+)
+def test_a_hang_strikes_where_it_is_meant_to_and_once(tmp_path, kind, method):
+    guard = plan(tmp_path, kind(at_step=2, seconds=0.2))
+    for step, wanted in ((1, False), (2, True), (3, False)):
+        began = time.monotonic()
+        getattr(guard, method)(step, {})
+        assert (time.monotonic() - began >= 0.2) is wanted
 
 
 @pytest.mark.parametrize("holds_gil", [False, True])

@@ -2,6 +2,8 @@
 
 import pytest
 
+from axcore.resilience.hang import Hang
+from axcore.resilience.heartbeat import Beat
 from axcore.resilience.policy import Rung
 
 KINDS = {
@@ -40,3 +42,34 @@ def test_a_run_that_hangs_again_and_again_ends_with_a_code_of_its_own(supervisor
 def test_short_steps_and_long_phases_within_their_limits_are_no_hang(supervisor, events):
     assert supervisor(steps=100).run() == 0
     assert events("hang") == []
+
+
+WAITING = """Thread 0x1 (most recent call first):
+  File "/lib/selectors.py", line 468 in select
+
+Current thread 0x2 (most recent call first):
+  File "/lib/axcore/distributed/host_collectives.py", line 163 in _read
+"""
+BUSY = """Thread 0x1 (most recent call first):
+  File "/lib/axcore/distributed/host_collectives.py", line 163 in _read
+
+Thread 0x2 (most recent call first):
+  File "/home/me/callback.py", line 3 in on_save
+"""
+
+
+@pytest.mark.parametrize(
+    ("stacks", "named"),
+    [
+        ((WAITING, BUSY), (1, ())),
+        ((BUSY, WAITING), (0, ())),
+        ((BUSY, BUSY), (0, (1,))),
+        ((WAITING, WAITING), (0, (1,))),
+        (("", WAITING), (0, ())),
+    ],
+)
+def test_of_processes_in_one_phase_those_that_wait_for_others_are_not_to_blame(stacks, named):
+    hang = Hang(culprit=0, others=(1,), what="made no progress", beat=Beat(5, "save"), seconds=9.0)
+    found = hang.named_by(stacks)
+    assert (found.culprit, found.others) == named
+    assert ("nor did 1" in found.failure().what) is bool(named[1])
