@@ -2,10 +2,10 @@
 
 Every message has up to four lines:
 
-    ConfigError: num_layers is 'twelve'; expected int, got str.
-      where:  model.decoder.num_layers
+    ConfigError: 'twelve' is no int
+      where:  model.decoder.stack.num_layers
       set in: --set
-      hint:   --set model.decoder.num_layers=12
+      hint:   --set model.decoder.stack.num_layers=4
 
 Each class carries the exit code that the command line ends with.
 """

@@ -5,7 +5,8 @@ written, all of it is read back from the disk, and the directory is renamed to `
 killed at any moment leaves the committed steps as they were.
 
 Of several processes each writes the shards that it owns and reads a part of the files; process 0
-alone makes and names directories. What goes wrong in one is raised in all, so all try again alike.
+alone makes and names directories. What process 0 sees go wrong is raised in all, so all try again
+alike; a part that one process alone fails to write makes the others wait at a barrier.
 """
 
 import time
