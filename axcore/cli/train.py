@@ -59,6 +59,7 @@ def train(
         place = process_info_of(process_flags(os.environ))
     join(place, processes)
     from axcore.cli.experiment import load_resolved
+    from axcore.distributed import naming_lost_processes
     from axcore.resilience.goodput import Goodput
     from axcore.resilience.progress_reports import ProgressReports
     from axcore.resilience.watchdog import Watchdog
@@ -72,7 +73,8 @@ def train(
     goodput = Goodput(turn or process_start())
     observers: list[Observer] = [progress(), goodput] if speaks else []
     observers.append(Watchdog() if heartbeat is None else ProgressReports(heartbeat))
-    result = trainer.run(run, observers, quiet=True, from_step=from_step)
+    with naming_lost_processes():
+        result = trainer.run(run, observers, quiet=True, from_step=from_step)
     if speaks:
         click.echo(goodput.ledger.summary())
     if not result.is_complete:

@@ -6,6 +6,7 @@ from axcore.distributed.host_collectives import (
     barrier,
     broadcast_object,
 )
+from axcore.distributed.lost_processes import naming_lost_processes
 from axcore.distributed.processes import (
     TimeLimits,
     exit_process,
@@ -25,6 +26,7 @@ __all__ = [
     "exit_process",
     "is_process_zero",
     "join_processes",
+    "naming_lost_processes",
     "process_count",
     "process_index",
     "shard_for_process",

@@ -4,6 +4,7 @@ import contextlib
 import os
 import shlex
 import shutil
+import signal
 import socket
 import sys
 import time
@@ -24,6 +25,7 @@ from axcore.launch.launcher import Launcher
 from axcore.launch.process_info import COORDINATOR, NUM_PROCESSES, PROCESS_ID
 
 _POLL_S = 0.05
+_KILLED = (-signal.SIGKILL, -signal.SIGTERM)
 
 
 @config
@@ -62,7 +64,7 @@ class Local(Launcher):
             _wait(children, stop)
             failed = first_failure(children)
             end_others(children, self.grace_s)
-            return shell_exit_code(failed.exit_code() or 0) if failed else 0
+            return _exit_code(failed, is_one_of_several=job.processes > 1 and not stop.count)
 
     def starts(self, job: Job) -> list[ProcessStart]:
         """Returns what each process is started with; each call names another free port.
@@ -111,6 +113,16 @@ def _wait(children: Sequence[Child], stop: StopRequests) -> None:
         if None not in codes or (any(codes) and not stop.count):
             return
         time.sleep(_POLL_S)
+
+
+def _exit_code(failed: Child | None, *, is_one_of_several: bool) -> int:
+    """Returns how a run ended: a process that was killed from outside is one that it lost."""
+    code = 0 if failed is None else failed.exit_code() or 0
+    if failed is None or code not in _KILLED or not is_one_of_several:
+        return shell_exit_code(code)
+    name = signal.Signals(-code).name
+    print(f"process {failed.index} was lost: it was ended by {name}", file=sys.stderr)
+    return ProcessError.exit_code
 
 
 def _free_port() -> int:

@@ -50,8 +50,13 @@ def test_all_end_when_one_fails_and_its_code_is_returned(capfd):
     assert "process 0 is ended, because another failed" in capfd.readouterr().err
 
 
-def test_a_process_that_is_killed_counts_as_one_that_failed():
-    assert run(f"import os; os.kill(os.getpid(), 9) if {INDEX} else None") == 128 + 9
+def test_a_process_that_is_killed_is_one_that_the_run_lost(capfd):
+    assert run(f"import os; os.kill(os.getpid(), 9) if {INDEX} else None") == 9
+    assert "process 1 was lost: it was ended by SIGKILL" in capfd.readouterr().err
+
+
+def test_the_only_process_that_is_killed_ends_as_a_shell_reports_it():
+    assert run("import os; os.kill(os.getpid(), 9)", 1) == 128 + 9
 
 
 def test_variables_reach_every_process(capfd):

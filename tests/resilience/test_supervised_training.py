@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -56,15 +57,19 @@ def pids(directory):
 
 
 def wait_for_step(directory, step, attempt, limit_s=180):
-    """Returns the processes of an attempt once it has come to a step."""
+    """Returns the processes of an attempt once it has come to a step; None of the attempt 0."""
     metrics, end = directory / "metrics.jsonl", time.monotonic() + limit_s
     while time.monotonic() < end:
         text = metrics.read_text(encoding="utf-8") if metrics.exists() else ""
         steps = [json.loads(line)["step"] for line in text.splitlines() if line.endswith("}")]
         if len(pids(directory)) == attempt and steps and steps[-1] >= step:
-            return pids(directory)[-1]
+            return pids(directory)[-1] if attempt else None
         time.sleep(0.02)
     raise TimeoutError(f"step {step} of attempt {attempt} did not come")
+
+
+def children(pid):
+    return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def parameters(directory):
@@ -104,3 +109,13 @@ def test_a_supervisor_that_is_killed_leaves_no_trainer_and_the_next_one_goes_on(
     assert second.returncode == 0, shown
     assert f"of {STEPS} steps in" in shown
     assert "resuming at step" in shown
+
+
+@pytest.mark.slow
+def test_a_process_lost_without_a_supervisor_is_exit_code_9_and_named(launch, tmp_path):
+    alone = launch(tmp_path / "run", "--no-supervise")
+    wait_for_step(tmp_path / "run", 6, 0)
+    os.kill(children(alone.pid)[1], signal.SIGKILL)
+    shown, _ = alone.communicate(timeout=300)
+    assert alone.returncode == 9, shown
+    assert "process 1 was lost: it was ended by SIGKILL" in shown
