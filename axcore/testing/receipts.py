@@ -6,7 +6,8 @@ and docstrings.
 
 - A kernel's test: its own file, the modules of the plugin that the kernel's references lead to and
   what those import within the plugin, and all of `axcore.ops`.
-- Any other test: its own file, and all of axcore and of the plugins beside it.
+- Any other test: its own file, and all of axcore and of the plugins beside it, but for rooms that
+  only run, watch or print what was compiled.
 
 Either way what the test's file imports from beside it or from `tests/support` counts, too.
 """
@@ -30,6 +31,9 @@ from axcore.plugins import Hardware, Kernel, Ref
 
 FOLDER = "compile_receipts"
 AXCORE = Path(axcore.__file__).parent
+
+NOT_COMPILED = ("cli", "complexity", "launch", "resilience", "runs")
+"""Rooms of which nothing gets into a compiled step."""
 
 _SUITE = re.compile("compile_suite|contract")
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
@@ -102,8 +106,8 @@ def digest_of(test_file: Path, kernel: Kernel | None) -> str:
     """Returns the digest of a test's file and of what its kernel, or any train step, is made of."""
     beside = imported_files([test_file], _modules_beside(test_file))
     if kernel is None:
-        packages = [AXCORE, *(one.parent for one in test_file.parents[1].glob("*/__init__.py"))]
-        files = {*beside, *(file for package in packages for file in _files(package))}
+        plugins = [one.parent for one in test_file.parents[1].glob("*/__init__.py")]
+        files = {*beside, *compiled_files(), *(file for one in plugins for file in _files(one))}
     else:
         suite = [file for file in (AXCORE / "testing").glob("*.py") if _SUITE.search(file.stem)]
         files = {*beside, *_files(AXCORE / "ops"), *suite, *kernel_files(kernel)}
@@ -111,6 +115,12 @@ def digest_of(test_file: Path, kernel: Kernel | None) -> str:
     for file in sorted(files, key=lambda file: (file.name, str(file))):
         digest.update(file.name.encode() + _meaning(file))
     return digest.hexdigest()[:32]
+
+
+def compiled_files() -> frozenset[Path]:
+    """Returns the files of axcore that a compiled step may be made of."""
+    left_out = {AXCORE / room for room in NOT_COMPILED}
+    return frozenset(one for one in _files(AXCORE) if left_out.isdisjoint(one.parents))
 
 
 def _meaning(file: Path) -> bytes:

@@ -9,8 +9,12 @@ import pytest
 from axcore.plugins import Kernel, Ref, plugin_host
 from axcore.testing.compile_tests import CompileTest, keep_receipts, versions_for
 from axcore.testing.receipts import (
+    AXCORE,
+    NOT_COMPILED,
     Receipt,
+    compiled_files,
     digest_of,
+    imported_files,
     read_receipts,
     receipts_file,
     write_receipts,
@@ -93,6 +97,19 @@ def test_a_digest_changes_with_the_tests_and_with_what_they_import_from_beside_t
     assert len(set(digests)) == 3
     (tmp_path / "unrelated.py").write_text("")
     assert digest_of(file, kernel) == digests[-1]
+
+
+def test_a_step_is_made_of_no_file_that_a_digest_leaves_out():
+    lazy = {AXCORE / "__init__.py", AXCORE / "plugins" / "builtin.py"}  # they name all rooms
+    modules = {
+        ".".join(file.relative_to(AXCORE.parent).with_suffix("").parts): file
+        for file in AXCORE.rglob("*.py")
+        if file not in lazy
+    }
+    modules = {name.removesuffix(".__init__"): file for name, file in modules.items()}
+    reached = imported_files((AXCORE / "aot").rglob("*.py"), modules)
+    assert {file.relative_to(AXCORE).parts[0] for file in reached}.isdisjoint(NOT_COMPILED)
+    assert AXCORE / "trainer" / "step.py" in reached & compiled_files()
 
 
 def test_a_digest_is_the_same_whatever_comments_and_docstrings_say(tmp_path):
