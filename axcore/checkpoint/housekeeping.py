@@ -25,7 +25,7 @@ class Housekeeping:
         """Marks a step that this process found whole."""
         if step in self._facts.whole:
             self._to_mark.add(step)
-            self._mark()
+            self._try("no step could be marked as good", self._mark)
         else:
             self._warn(f"step {step} is not marked as good: this run did not find it whole")
 
@@ -35,9 +35,9 @@ class Housekeeping:
         A mark that failed before was for a step of that number in a history that ended.
         """
         self._to_mark.discard(step)
-        self._mark()
-        self.set_damaged_aside()
-        self._delete_expired()
+        self._try("no step could be marked as good", self._mark)
+        self._try("no step could be set aside", self.set_damaged_aside)
+        self._try("no step could be deleted", self._delete_expired)
         self._try("the room left is not known", self._warn_of_little_room, num_bytes)
 
     def _mark(self) -> None:
@@ -62,9 +62,9 @@ class Housekeeping:
         if free is not None and free < num_bytes:
             self._warn(f"the next step will not fit: {describe_room(free, num_bytes)}")
 
-    def _try(self, what: str, act: Callable[[int], None], number: int) -> bool:
+    def _try(self, what: str, act: Callable[..., None], *numbers: int) -> bool:
         try:
-            act(number)
+            act(*numbers)
         except OSError as error:
             self._warn(f"{what}: {error}; this is tried again after the next save")
             return False

@@ -83,11 +83,11 @@ class FileLock:
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise _held_error(self._path, doing, _wait_for_name(self._path)) from None
+            raise held_error(str(self._path.parent), doing, _wait_for_name(self._path)) from None
         before = _read(self._path)
         if before is not None and not (before.is_of_this_boot or before.is_gone):
             _wait_until_stale(self._path, doing, before)
-        own = _this_process()
+        own = this_process()
         os.ftruncate(self._descriptor, 0)
         os.pwrite(self._descriptor, f"{json.dumps(attrs.asdict(own))}\n".encode(), 0)
         return own
@@ -141,7 +141,7 @@ def _wait_until_stale(path: Path, doing: str, holder: Holder) -> None:
     end = time.monotonic() + STALE_S
     while time.monotonic() < end:
         if _touched(path) != seen:
-            raise _held_error(path, doing, holder)
+            raise held_error(str(path.parent), doing, holder)
         time.sleep(_POLL_S)
 
 
@@ -168,7 +168,8 @@ def _read(path: Path) -> Holder | None:
         return None
 
 
-def _this_process() -> Holder:
+def this_process() -> Holder:
+    """Returns this process as the holder of one more lock."""
     pid = os.getpid()
     return Holder(pid, socket.gethostname(), _boot_id(), _start_time(pid), uuid.uuid4().hex)
 
@@ -192,10 +193,11 @@ def _start_time(pid: int) -> str:
     return text.rpartition(")")[2].split()[19]
 
 
-def _held_error(path: Path, doing: str, holder: Holder | None) -> CheckpointError:
+def held_error(where: str, doing: str, holder: Holder | None) -> CheckpointError:
+    """Returns the error of a process that wants what another one holds."""
     own = holder is not None and holder.is_of_this_boot and holder.pid == os.getpid()
     return CheckpointError(
         f"{'this' if own else 'another live'} process ({holder or 'unknown'}) is already {doing}",
-        where=str(path.parent),
+        where=where,
         hint="close the first one" if own else "stop that process, or use another directory",
     )

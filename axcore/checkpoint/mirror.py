@@ -1,17 +1,17 @@
-"""`Mirror`: steps on a fast disk, each copied to a durable one, and fetched from there if need be.
+"""`Mirror`: steps on a fast disk, each copied to a durable place, and fetched from there.
 
-A machine's own disk takes a step in less time than a shared file system does, and is lost with the
-machine. A step counts once it is whole in either place; one that is damaged on the fast disk is
-replaced by its copy. The copy is made in the background, by the
-thread that commits, and becomes a step there by a rename, as on the fast disk.
+A machine's own disk takes a step in less time than a shared file system or an object store does,
+and is lost with the machine. A step counts once it is whole in either place; one that is damaged on
+the fast disk is replaced by its copy. The copy is made in the background, by the thread that
+commits, and becomes a step there at once, as on the fast disk.
 """
 
-import shutil
 from pathlib import Path
+from typing import Protocol
 
 from axcore.checkpoint.files import sync_tree
 from axcore.checkpoint.steps import StepDirectories
-from axcore.checkpoint.storage import StorageLock
+from axcore.checkpoint.storage import StepPlace, StorageLock
 from axcore.errors import CheckpointError
 
 _COPY = "?copy="
@@ -33,10 +33,23 @@ def open_mirror(place: str) -> "Mirror":
     return Mirror(StepDirectories(Path(fast).absolute()), StepDirectories(Path(durable).absolute()))
 
 
-class Mirror:
-    """Two directories of steps that are kept alike."""
+class StepCopies(StepPlace, Protocol):
+    """Where copies of steps are kept: a directory, or an object store."""
 
-    def __init__(self, fast: StepDirectories, durable: StepDirectories) -> None:
+    def upload(self, step: int, source: Path) -> None:
+        """Makes a draft that holds what a directory does."""
+
+    def publish(self, step: int) -> None:
+        """Turns a finished draft into a step, at once and durably; others stay."""
+
+    def download(self, step: int, target: Path) -> None:
+        """Copies a step into a directory."""
+
+
+class Mirror:
+    """Steps in two places that are kept alike."""
+
+    def __init__(self, fast: StepDirectories, durable: StepCopies) -> None:
         self._fast = fast
         self._durable = durable
         self.root = fast.root
@@ -46,9 +59,11 @@ class Mirror:
         locks = _StorageLocks(self._durable.lock())
         try:
             locks.add(self._fast.lock())
-            for step in set(self._fast.committed()) - set(self._durable.committed()):
-                _copy(self._fast, self._durable, step)
+            for step in sorted({*self._fast.committed()} - {*self._durable.committed()}):
+                self._durable.upload(step, self._fast.path(step))
                 self._durable.publish(step)
+            for step in {*self._fast.known_good()} - {*self._durable.known_good()}:
+                self._durable.mark_good(step)
         except BaseException:
             locks.release()
             raise
@@ -71,13 +86,14 @@ class Mirror:
         self._fast.commit(step)
 
     def replicate(self, step: int) -> None:
-        """Copies a step to the durable disk, and commits it there."""
-        _copy(self._fast, self._durable, step)
+        """Copies a step to the durable place, and commits it there."""
+        self._durable.upload(step, self._fast.path(step))
         self._durable.commit(step)
 
     def free_bytes(self) -> int:
         """Returns the room that is left where there is less."""
-        return min(place.free_bytes() for place in (self._fast, self._durable))
+        fast, durable = self._fast.free_bytes(), self._durable.free_bytes()
+        return fast if durable is None else min(fast, durable)
 
     def abandon(self, step: int) -> None:
         """Removes what was written of a step in either place."""
@@ -106,14 +122,14 @@ class Mirror:
         """Fetches a step that the fast disk does not have."""
         if step not in self._fast.committed():
             self._fast.root.mkdir(parents=True, exist_ok=True)
-            _copy(self._durable, self._fast, step)
+            self._fetch(step)
             self._fast.publish(step)
 
     def replace_damaged(self, step: int) -> bool:
         """Fetches the copy of a step; the damaged one is set aside."""
         if step not in self._durable.committed():
             return False
-        _copy(self._durable, self._fast, step)
+        self._fetch(step)
         self._fast.set_aside(step)
         self._fast.publish(step)
         return True
@@ -127,15 +143,15 @@ class Mirror:
         for place in self._places_of(step):
             place.delete(step)
 
-    def _places_of(self, step: int) -> list[StepDirectories]:
-        return [place for place in (self._durable, self._fast) if step in place.committed()]
+    def _places_of(self, step: int) -> list[StepCopies]:
+        places: tuple[StepCopies, ...] = (self._durable, self._fast)
+        return [place for place in places if step in place.committed()]
 
-
-def _copy(source: StepDirectories, target: StepDirectories, step: int) -> None:
-    """Copies a step into a draft in `target`, durably."""
-    target.begin(step)
-    shutil.copytree(source.path(step), target.draft(step), dirs_exist_ok=True)
-    sync_tree(target.draft(step))
+    def _fetch(self, step: int) -> None:
+        """Makes a draft of a step's copy on the fast disk."""
+        self._fast.begin(step)
+        self._durable.download(step, self._fast.draft(step))
+        sync_tree(self._fast.draft(step))
 
 
 class _StorageLocks:

@@ -15,7 +15,7 @@ import warnings
 from pathlib import Path
 
 from axcore.checkpoint.faults import CheckpointWarning
-from axcore.checkpoint.files import sync_path, write_atomically
+from axcore.checkpoint.files import sync_path, sync_tree, write_atomically
 from axcore.checkpoint.lock import FileLock
 
 _COMMITTED = re.compile(r"step_(\d{8,})")
@@ -69,6 +69,16 @@ class StepDirectories:
         self._check_lock()
         self.abandon(step)
         self.draft(step).mkdir()
+
+    def upload(self, step: int, source: Path) -> None:
+        """Copies a directory into a draft, durably."""
+        self.begin(step)
+        shutil.copytree(source, self.draft(step), dirs_exist_ok=True)
+        sync_tree(self.draft(step))
+
+    def download(self, step: int, target: Path) -> None:
+        """Copies a committed step into a directory."""
+        shutil.copytree(self.path(step), target, dirs_exist_ok=True)
 
     def replicate(self, step: int) -> None:
         """Does nothing: there is one copy of a step."""

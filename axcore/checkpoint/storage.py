@@ -23,17 +23,8 @@ class StorageLock(Protocol):
         """Gives the right up; doing so twice is harmless."""
 
 
-@runtime_checkable
-class StepStorage(Protocol):
-    """What a `CheckpointStorage` record opens.
-
-    Of several processes the first alone calls what changes anything; all ask for `draft` and
-    `path`, so these are paths that all of them share.
-    """
-
-    @property
-    def root(self) -> Path:
-        """What errors and warnings name as the place of the steps."""
+class StepPlace(Protocol):
+    """Steps in one place, each there whole or not at all."""
 
     def lock(self) -> StorageLock:
         """Takes the right to write, and clears what killed processes left.
@@ -46,29 +37,17 @@ class StepStorage(Protocol):
     def committed(self) -> tuple[int, ...]:
         """Returns the complete steps, oldest first."""
 
-    def begin(self, step: int) -> None:
-        """Makes `draft(step)` an empty directory."""
-
-    def draft(self, step: int) -> Path:
-        """Returns the directory that a step is written into."""
-
     def commit(self, step: int) -> None:
         """Turns a finished draft into the newest step, at once and durably.
 
         Steps at or after it belong to a history that ended; they are set aside.
         """
 
-    def replicate(self, step: int) -> None:
-        """Copies a committed step to where else the storage keeps it; may be done again."""
-
     def free_bytes(self) -> int | None:
         """Returns how much can be written; None where that is not known."""
 
     def abandon(self, step: int) -> None:
         """Removes what was written of a step that was not committed."""
-
-    def at_or_after(self, step: int) -> tuple[int, ...]:
-        """Returns the steps that `commit(step)` sets aside."""
 
     def set_aside(self, step: int) -> None:
         """Makes a committed step none any more, and keeps it for a human to look at."""
@@ -79,6 +58,34 @@ class StepStorage(Protocol):
     def known_good(self) -> tuple[int, ...]:
         """Returns the committed steps that were marked, oldest first."""
 
+    def delete(self, step: int) -> None:
+        """Deletes a step; half of it is never left as a step."""
+
+
+@runtime_checkable
+class StepStorage(StepPlace, Protocol):
+    """What a `CheckpointStorage` record opens.
+
+    Of several processes the first alone calls what changes anything; all ask for `draft` and
+    `path`, so these are paths that all of them share.
+    """
+
+    @property
+    def root(self) -> Path:
+        """What errors and warnings name as the place of the steps."""
+
+    def begin(self, step: int) -> None:
+        """Makes `draft(step)` an empty directory."""
+
+    def draft(self, step: int) -> Path:
+        """Returns the directory that a step is written into."""
+
+    def replicate(self, step: int) -> None:
+        """Copies a committed step to where else the storage keeps it; may be done again."""
+
+    def at_or_after(self, step: int) -> tuple[int, ...]:
+        """Returns the steps that `commit(step)` sets aside."""
+
     def prepare(self, step: int) -> None:
         """Sees to it that `path(step)` can be read; nothing to do where it always can."""
 
@@ -87,9 +94,6 @@ class StepStorage(Protocol):
 
     def path(self, step: int) -> Path:
         """Returns the directory of a committed step."""
-
-    def delete(self, step: int) -> None:
-        """Deletes a step; half of it is never left as a step."""
 
 
 def open_storage(directory: str) -> StepStorage:

@@ -134,7 +134,12 @@ class CheckpointWriter:
             ) from error
 
     def _warn_of_later_steps(self, step: int) -> None:
-        later = self._steps.at_or_after(step)
+        try:
+            later = self._steps.at_or_after(step)
+        except OSError as error:  # the save tries again, and sets them aside
+            what = f"what is there after step {step} is not known: {error}"
+            warnings.warn(what, CheckpointWarning, stacklevel=4)
+            return
         if later:
             warnings.warn(
                 f"step {step} is saved by a run that resumed an older step; what was there "

@@ -322,6 +322,12 @@ def checkpoint_storages() -> Iterator[CheckpointStorage]:
         fn=Ref("axcore.checkpoint.mirror:open_mirror"),
         summary="A directory on a fast disk, and a copy on a durable one",
     )
+    for scheme, store in (("s3", "S3"), ("gs", "Cloud Storage"), ("az", "Blob Storage")):
+        yield CheckpointStorage(
+            name=scheme,
+            fn=Ref(f"axcore.checkpoint.object_steps:open_{scheme}"),
+            summary=f"An object store ({store}), staged on a fast disk",
+        )
 
 
 @hook.launchers

@@ -106,6 +106,7 @@ class TestWriters(WriterSuite):
 
 class TestStorages(StorageSuite):
     plugin = "core"
+    keys = ("file", "mirror")  # object stores: tests/checkpoint/test_object_stores.py
 
     def make(self, record, folder):
         fast = folder / "steps"
