@@ -1,6 +1,8 @@
 """Steps in an object store: a real S3 server, and faults that are injected into its connections."""
 
 import importlib.util
+import itertools
+import json
 import os
 import re
 import shlex
@@ -8,28 +10,34 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import warnings
 from pathlib import Path
 
+import attrs
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from guarded_run import guarded_config
 from object_server import ask, environment, faulty_proxy, new_bucket, object_server
 from quick_flags import quick_environment
 
-from axcore.checkpoint import Checkpointer, CheckpointWarning, DamagedCheckpointError
+from axcore.checkpoint import (
+    Checkpointer,
+    CheckpointWarning,
+    DamagedCheckpointError,
+    object_lock,
+)
+from axcore.checkpoint.lock import Holder
+from axcore.checkpoint.object_lock import ObjectLock
 from axcore.checkpoint.object_steps import open_s3
+from axcore.checkpoint.object_store import ObjectStore
 from axcore.checkpoint.storage import open_storage
+from axcore.config import to_json
 from axcore.errors import CheckpointError
 from axcore.testing import StorageSuite
 
 WORKER = Path(__file__).with_name("saving_worker.py")
-SHORT = (
-    "--set=model.dim=32",
-    "--set=**.warmup_steps=1",
-    "--set=model.decoder.stack.num_layers=1",
-    "--set=data.seq_len=32",
-)
 STATE = {"w": jnp.arange(1000.0)}
 
 
@@ -226,16 +234,46 @@ def test_one_run_at_a_time_writes_and_a_lock_that_was_taken_is_noticed(proxy, tm
 
 
 @pytest.mark.slow
+def test_a_holder_on_another_host_loses_the_lock_when_it_shows_no_life(proxy, monkeypatch):
+    def beat():
+        for count in itertools.count():
+            holder = {
+                **attrs.asdict(Holder(1, "elsewhere", "another", "1", "token")),
+                "beat": count,
+            }
+            ask(proxy.target, "PUT", f"/{proxy.bucket}/lock/00000007", json.dumps(holder).encode())
+            if stopped.wait(0.05):
+                return
+
+    store, stopped = ObjectStore(f"s3://{proxy.bucket}"), threading.Event()
+    beats = threading.Thread(target=beat, daemon=True)
+    beats.start()
+    while "lock" not in store.names():
+        pass
+    with pytest.raises(CheckpointError, match=r"\(pid 1 on elsewhere\) is already saving here"):
+        ObjectLock(store, doing="saving here")
+    stopped.set()
+    beats.join()
+    monkeypatch.setattr(object_lock, "STALE_S", 0.4)
+    lock = ObjectLock(store, doing="saving here")
+    assert store.names("lock") == {"00000008"}
+    lock.check_is_held()
+    lock.release()
+
+
+@pytest.mark.slow
 def test_the_command_of_the_page_trains_and_resumes_on_an_empty_disk(proxy, server, tmp_path):
     page = (Path(__file__).parents[2] / "docs" / "checkpoints.md").read_text(encoding="utf-8")
     (line,) = re.findall(r"^axcore train .*s3://.*$", page, re.MULTILINE)
     new_bucket(server, "bucket")
 
+    (tmp_path / "small.json").write_text(to_json(guarded_config(tmp_path / "text")))
+
     def train(num_steps):
-        command = shlex.split(line.replace("/local", str(tmp_path)))
-        short = [*SHORT, f"--set=max_steps={num_steps}"]
+        small = line.replace(" tiny ", " small.json ").replace("/local", str(tmp_path))
+        command = [*shlex.split(small), f"--set=max_steps={num_steps}"]
         return subprocess.run(
-            [sys.executable, "-m", *command, *short],
+            [sys.executable, "-m", *command],
             cwd=tmp_path, env=quick_environment(), capture_output=True, text=True, check=True,
         ).stdout  # fmt: skip
 
