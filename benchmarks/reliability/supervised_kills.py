@@ -182,4 +182,5 @@ if __name__ == "__main__":
         killed = kill_trainers(Path(name), given.trainers)
         without = kill_trainers(Path(name), given.without_spares, "--policy", "spares=false")
         record_kills(killed, without, time.monotonic() - began)
-        kill_supervisors(Path(name), given.supervisors)
+        if given.supervisors:
+            kill_supervisors(Path(name), given.supervisors)
