@@ -114,13 +114,15 @@ def median_to_step(kills: list[Kill]) -> str:
 
 def record_kills(kills: list[Kill], without: list[Kill], seconds: float) -> None:
     noticed = [one.noticed_s for one in kills]
-    more = {"load_average_1min": os.getloadavg()[0], "kills": [one._asdict() for one in kills]}
+    load = os.getloadavg()[0]
+    busy = f"; load average {load:.0f} on {os.cpu_count()} cores"
+    more = {"load_average_1min": load, "kills": [one._asdict() for one in kills]}
     record_promise(
         "R5",
         tries=len(kills),
         outcome=f"{sum(one < 1 for one in noticed)} of {len(kills)} noticed in < 1 s "
         f"(longest {max(noticed):.2f} s), all resumed; kill to next step, with tracing and loading "
-        f"of the step: {median_to_step(kills)}",
+        f"of the step: {median_to_step(kills)}{busy}",
         seconds=seconds,
         **more,
     )
@@ -129,7 +131,8 @@ def record_kills(kills: list[Kill], without: list[Kill], seconds: float) -> None
         "R12",
         tries=len(spared),
         outcome=f"{len(spared)} restarts from ready spares: kill to next step "
-        f"{median_to_step(spared)}; {len(without)} without spares: {median_to_step(without)}",
+        f"{median_to_step(spared)}; {len(without)} without spares: {median_to_step(without)}"
+        f"{busy}",
         seconds=seconds,
         **more,
         without_spares=[one._asdict() for one in without],
