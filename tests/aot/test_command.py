@@ -79,12 +79,14 @@ def test_the_page_is_whole_and_needs_nothing_else(tiny_report):
         assert outside not in page
 
 
+@pytest.mark.slow
 def test_unknown_targets_end_with_the_code_of_plugins(aot):
     ran = aot("tiny", "--target", "acme-x1-8")
     assert ran.exit_code == 4
     assert "no plugin knows target 'acme-x1-8'" in ran.stderr
 
 
+@pytest.mark.slow
 def test_a_missing_compiler_names_the_pip_install(aot):
     ran = aot("tiny", "--target", "tpu-v5e-8")
     if ran.exit_code == 0:

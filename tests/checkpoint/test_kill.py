@@ -103,7 +103,7 @@ def test_a_writer_that_is_stopped_keeps_its_lock_and_continues(tmp_path):
         ("os.rmdir", "step_00000001.deleting", 3),
     ],
 )
-@pytest.mark.quick_one_in(3)
+@pytest.mark.quick_one_in(5)
 def test_a_process_killed_before_a_file_operation_resumes(tmp_path, event, path_end, newest):
     with Checkpointer.Config().build(directory=str(tmp_path)) as checkpoints:
         checkpoints.save(1, state_of(1), {"step": 1})

@@ -47,6 +47,7 @@ def test_best_candidate_of_each_kind_of_call_is_written_and_then_used(
     assert used.source.startswith("tuned on cpu, ")
 
 
+@pytest.mark.slow
 def test_other_entries_of_a_table_stay_and_equal_ones_are_replaced(small, tmp_path):
     out = tmp_path / "table.json"
     tune(out, names=("even",))

@@ -75,6 +75,7 @@ def test_a_run_on_this_machine_ends_with_the_code_of_what_failed(cli):
     assert "all processes start again" not in ran.stderr
 
 
+@pytest.mark.slow
 def test_what_is_wrong_shows_before_a_supervisor_starts_anything(cli):
     ran = cli("launch", "local", "tiny", "-n", "2", "--set", "max_stepz=3")
     assert ran.exit_code == 2
@@ -82,6 +83,7 @@ def test_what_is_wrong_shows_before_a_supervisor_starts_anything(cli):
     assert "[supervisor]" not in ran.stderr
 
 
+@pytest.mark.slow
 def test_a_process_that_never_joins_is_one_clear_error(cli):
     ran = cli(
         *("train", "tiny", "--coordinator", free_address(), "--num-processes", "3"),

@@ -100,6 +100,7 @@ def test_a_finished_run_is_not_trained_again(trained):
     assert (directory / "metrics.jsonl").read_text() == before
 
 
+@pytest.mark.slow
 def test_generate_is_decided_by_its_seed_and_samples_differ(trained, capsys):
     directory, _ = trained
     texts = []

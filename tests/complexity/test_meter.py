@@ -75,11 +75,13 @@ def first_model():
     return next(model_family(1, 1))[1]
 
 
+@pytest.mark.slow
 def test_no_two_models_of_the_family_are_alike():
     digests = {digest(cfg) for _, cfg in model_family(LARGEST, LARGEST)}
     assert len(digests) == LARGEST * LARGEST
 
 
+@pytest.mark.slow
 def test_four_models_in_four_variants_have_each_word_that_256_have():
     words = lambda size: {word for name, _ in model_family(size, size) for word in name.split()}  # noqa: E731
     assert words(4) == words(LARGEST)
@@ -133,6 +135,7 @@ def test_int8_is_found_where_it_is_and_not_where_it_is_not():
     assert has_int8(trace_model(Int8Training().apply(plain, CPU), CPU)) is None
 
 
+@pytest.mark.slow
 def test_a_modifier_whose_result_is_dropped_is_found_out():
     measured = measure_feature(feature(without_a_change, "has_int8"), models=4, variants=4)
     assert len(measured.lacks) == 16

@@ -122,6 +122,7 @@ def test_required_is_kept_as_such() -> None:
         assert trip(Net.Config()).dim is REQUIRED
 
 
+@pytest.mark.slow
 def test_hash_survives_a_new_process_with_other_string_hashes() -> None:
     code = (
         "import pickle, sys; import config_trees as t\n"

@@ -36,6 +36,7 @@ def test_the_split_is_the_same_for_ever():
     assert held == HELD_OF_THE_FIRST_60
 
 
+@pytest.mark.slow
 def test_the_split_is_the_same_in_another_process_with_another_hash_seed():
     code = (
         "from axcore.data.split import is_validation\n"

@@ -36,6 +36,7 @@ def fresh(tmp_path_factory):
     return made
 
 
+@pytest.mark.slow
 def test_plugins_show_what_the_example_brings(fresh, tmp_path):
     ran = fresh.axcore("plugins", "--json", folder=tmp_path)
     assert ran.returncode == 0, ran.stderr

@@ -33,6 +33,7 @@ def test_experts_take_ten_lines_and_go_into_every_family(tmp_path):
     assert "validation loss after 20 steps: 3." in printed
 
 
+@pytest.mark.slow
 def test_two_machines_differ_in_what_their_rules_name(tmp_path):
     tpu, gpu = output_of("two_machines.py", tmp_path).split("gpu-h100-64: 64 devices in 8 hosts")
     assert tpu.startswith("tpu-v5e-256: 256 devices in 64 hosts")

@@ -160,6 +160,7 @@ def test_layers_lie_on_the_devices_of_their_stage():
     np.testing.assert_array_equal(held[1][:, 0], whole[[1, 3]])
 
 
+@pytest.mark.slow
 def test_a_batch_that_does_not_divide_goes_through_whole_outside_of_training(batch):
     row = {name: array[:3] for name, array in batch.items()}
     state = _root().build().init(0)

@@ -104,6 +104,7 @@ def test_scanned_equals_unrolled_with_dropout(unrolled, inputs, remat):
         np.testing.assert_allclose(got, expected, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_rematerialised_stack_equals_stack(unrolled, inputs):
     state, (y, total, gradient) = unrolled
     again_y, again_total, again_gradient = _run(_built(Stack, Remat()), state, inputs)

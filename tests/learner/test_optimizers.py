@@ -144,6 +144,7 @@ def test_muon_is_that_of_optax(ours, theirs):
     assert_same(trained(learner_of(ours), model), trained_by_optax(theirs, model))
 
 
+@pytest.mark.slow
 def test_muon_treats_each_stacked_copy_as_a_matrix_of_its_own():
     class Layers(Module):
         def setup(self, cfg):

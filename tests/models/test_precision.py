@@ -14,6 +14,7 @@ def narrow(cfg):
     return evolve(cfg, dtypes=DTypes(compute="bfloat16"))
 
 
+@pytest.mark.slow
 def test_state_and_gradients_stay_float32_and_the_loss_stays_close(run, cfg, narrow, batch):
     state = run.state(cfg)
     got, expected = run(narrow, state, batch), run(cfg, state, batch)

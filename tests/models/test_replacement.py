@@ -74,6 +74,7 @@ def test_unrolled_model_equals_the_scanned_one(run, cfg, batch):
     )
 
 
+@pytest.mark.slow
 def test_remat_changes_no_number(run, cfg, batch):
     state = run.state(cfg)
     layer = "decoder.stack.layer"
@@ -88,6 +89,7 @@ def test_remat_changes_no_number(run, cfg, batch):
     )
 
 
+@pytest.mark.slow
 def test_without_positions_one_layer_sees_a_set(run, cfg, whole_rows):
     """The last token of one layer without positions does not know the order of those before."""
     one_layer = update_config(cfg, {"decoder.stack.num_layers": 1})

@@ -64,6 +64,7 @@ def test_a_preset_changes_no_gradient(policy, plain):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), gradients, same)
 
 
+@pytest.mark.slow
 def test_presets_differ_in_the_products_that_are_computed_again():
     counts = {}
     for policy in REMAT_PRESETS:

@@ -207,6 +207,7 @@ class Branching(Module):
         return self.wrapper(self.wrapper(x, self.layer), lambda x: 2.0 * self.layer(x))
 
 
+@pytest.mark.slow
 def test_remat_of_a_module_that_is_given_functions_changes_no_number() -> None:
     plain = Branching.Config().build()
     kept = update_config(Branching.Config(), {"wrapper.remat": Remat()}).build()

@@ -138,6 +138,7 @@ class Elsewhere(Module):
         return x + self.caller(self.noise) + self.caller(self.noise)
 
 
+@pytest.mark.slow
 def test_stacking_layers_changes_no_randomness_of_modules_called_from_elsewhere() -> None:
     scanned = Scanned.Config(dim=4, layer=Elsewhere.Config()).build()
     unrolled = Unrolled.Config(dim=4, layer=Elsewhere.Config()).build()
@@ -396,6 +397,7 @@ class Wide(Module):
         self.table = Param((64, 8), axes=("vocab", "embed"), init=Normal(std=2.0), decay=False)
 
 
+@pytest.mark.slow
 def test_initial_values_follow_the_fans_of_the_logical_axes() -> None:
     specs = Wide.Config().build().param_specs()
     assert specs["qkv"].fans == (64, 96)

@@ -57,6 +57,7 @@ def test_each_row_equals_attention_on_its_own_tokens(name):
         assert relative_error(o[row, sample.queries - newest :], alone[0]) <= 1e-5
 
 
+@pytest.mark.slow
 def test_token_by_token_equals_all_tokens_at_once():
     numbers = np.random.default_rng(0)
     q, k, v = (

@@ -86,6 +86,7 @@ def test_policy_outside_of_any_is_that_of_this_machine():
     assert not current_policy().pins
 
 
+@pytest.mark.slow
 def test_plan_holds_what_was_chosen_under_the_policy_and_why():
     policy = pinned(cross_entropy="reference")
     with use_policy(policy), recording_choices() as choices:

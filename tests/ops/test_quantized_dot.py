@@ -33,6 +33,7 @@ STOCHASTIC = QuantizedDotSpec(
 SPECS = {"int8": INT8, "float8": FLOAT8}
 
 
+@pytest.mark.quick_one_in(3)
 class TestKernels(KernelSuite):
     """On a CPU, XLA makes float8 wide to multiply it, which gives what a matrix unit would."""
 
@@ -75,6 +76,7 @@ def wide(x, w):
 # -- How far from float32 ----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_int8_error_is_within_half_a_step_of_every_operand(operands):
     """Each of the three products errs by no more than its operands' rounding adds up to."""
     x, w, dy = operands
@@ -221,6 +223,7 @@ def test_weight_gradient_can_stay_wide(operands, name):
 # -- Amaxes that are given -----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_gradient_of_seen_is_the_largest_magnitude_of_the_output_gradient(operands):
     x, w, dy = operands
 

@@ -93,6 +93,7 @@ def test_wide_weight_gradient_is_that_of_the_plain_product():
     assert relative_error(got, want) <= 1e-6
 
 
+@pytest.mark.slow
 def test_gradient_of_seen_is_the_largest_gradient_of_each_group():
     x, w, dy = arrays()
     sizes, known = jnp.asarray(SIZES), jnp.ones(4)

@@ -127,6 +127,7 @@ def test_attention_under_a_mesh_equals_attention_alone_with_every_mask():
     assert_equal(sharded, jax.jit(step)(Q, K, V))
 
 
+@pytest.mark.slow
 def test_documents_split_by_batch_are_passed_over_alike():
     mesh = mesh_of((4,), ("data",))
     sharding = NamedSharding(mesh, PartitionSpec("data"))
@@ -176,6 +177,7 @@ def test_sharded_cross_entropy_gathers_neither_tokens_nor_logits(rows, vocabular
     assert_equal(step(*arguments), jax.jit(cross_entropy_step)(*arguments))
 
 
+@pytest.mark.slow
 def test_cross_entropy_under_vmap_and_scan_equals_a_loop():
     x, w, targets, weights = cross_entropy_arguments(vocabulary=32)
     rows = [a[:, None] for a in (x, targets, weights)]

@@ -99,6 +99,7 @@ def test_a_ring_stops_where_the_window_ends(mesh, arrays):
     assert short.count(" collective-permute(") * 3 == whole
 
 
+@pytest.mark.slow
 def test_a_bias_is_split_with_its_queries(mesh, arrays):
     bias = _normal(4, 1, HEADS, TIME, TIME)
     expected = attention(*arrays[:3], bias_BNTS=bias)
@@ -111,6 +112,7 @@ def test_a_bias_is_split_with_its_queries(mesh, arrays):
         np.testing.assert_allclose(got, expected, rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_more_keys_than_queries_are_gathered(mesh, arrays):
     q, k, v = arrays[0][:, 8:], arrays[1], arrays[2]
     expected = attention(q, k, v, causal=True, query_offset=8)

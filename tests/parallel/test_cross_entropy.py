@@ -106,6 +106,7 @@ def test_rows_that_do_not_divide_stay_whole():
         assert relative_error(one, other) <= TOLERANCES["float32"].backward
 
 
+@pytest.mark.slow
 def test_narrow_gradients_are_summed_over_devices_in_float32():
     given = arguments(dtype=jnp.bfloat16)
     text, (_, (_, dw, _)) = on_mesh({"fsdp": 8}, *given)

@@ -128,6 +128,7 @@ def test_experts_that_do_not_divide_over_the_axis_are_an_error():
         jax.eval_shape(_run(module), state, np.zeros((4, 2, DIM), np.float32))
 
 
+@pytest.mark.slow
 def test_rows_that_do_not_divide_are_computed_everywhere(x):
     module = layer(Dropless.Config())
     state = jax.jit(module.init)(jax.random.key(0))

@@ -16,7 +16,7 @@ KINDS = {
 
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("index", [0, 1])
-@pytest.mark.quick_one_in(3)
+@pytest.mark.quick_one_in(8)
 def test_a_hang_is_noticed_named_and_ended(supervisor, events, tmp_path, capfd, name, index):
     assert supervisor([index, 6, name, 1], step_s=4.0).run() == 0
     (hang,) = events("hang")
@@ -32,6 +32,7 @@ def test_a_hang_is_noticed_named_and_ended(supervisor, events, tmp_path, capfd, 
     assert what in shown
 
 
+@pytest.mark.slow
 def test_a_run_that_hangs_again_and_again_ends_with_a_code_of_its_own(supervisor, events):
     ladder = {"hung": (Rung(times=1),)}
     faults = [[1, step, "data_wait", 1] for step in (3, 6)]

@@ -90,6 +90,7 @@ def test_a_lost_process_without_a_budget_is_exit_code_9_with_its_name(supervisor
     assert "[supervisor] process 1 was ended by SIGKILL at step 3" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_an_error_that_comes_again_ends_the_run_with_its_own_code(supervisor, events):
     assert supervisor([0, 3, "exit6", 1]).run() == 6
     assert len(pids(events)) == 1

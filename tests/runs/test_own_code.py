@@ -129,6 +129,7 @@ def test_definitions_hold_what_a_class_needs_and_nothing_that_trains() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_what_could_not_be_found_again_is_refused_before_training() -> None:
     class Local(Configurable):
         pass

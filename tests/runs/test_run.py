@@ -26,6 +26,7 @@ def test_a_loaded_run_has_the_last_state_and_every_logged_step(trained: Trained)
     assert run.config.max_steps == 2
 
 
+@pytest.mark.slow
 def test_a_loaded_run_generates_and_evaluates(trained: Trained) -> None:
     directory, result = trained
     run = ax.load_run(directory)
@@ -64,6 +65,7 @@ def test_the_result_of_training_is_shown_in_a_line(trained: Trained) -> None:
     assert "step=2" in repr(trained[1])
 
 
+@pytest.mark.slow
 def test_training_from_python_shows_progress_on_stderr_unless_quiet(
     trained: Trained, capsys: pytest.CaptureFixture[str]
 ) -> None:

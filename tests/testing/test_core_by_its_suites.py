@@ -33,6 +33,7 @@ KERNELS = (
 )
 
 
+@pytest.mark.quick_one_in(3)
 class TestKernels(KernelSuite):
     plugin = "core"
     keys = KERNELS
@@ -75,6 +76,7 @@ class TestModifiers(ModifierSuite):
         return evolve(super().subject(folder), mesh={"fsdp": -1})
 
 
+@pytest.mark.quick_one_in(4)
 class TestExperiments(ExperimentSuite):
     plugin = "core"
 

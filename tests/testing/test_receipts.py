@@ -85,6 +85,7 @@ def test_a_digest_changes_with_what_the_kernel_is_made_of(acme, edited, changed)
     assert {name for name in before if before[name] != after[name]} == changed
 
 
+@pytest.mark.slow
 def test_a_digest_changes_with_the_tests_and_with_what_they_import_from_beside_them(tmp_path):
     kernel = Kernel(op="rms_norm", name="one", forward=Ref("axl_gpu.plugin:x"), priority=100)
     file, helper = tmp_path / "test_it.py", tmp_path / "helper.py"
@@ -112,6 +113,7 @@ def test_a_step_is_made_of_no_file_that_a_digest_leaves_out():
     assert AXCORE / "trainer" / "step.py" in reached & compiled_files()
 
 
+@pytest.mark.slow
 def test_a_digest_is_the_same_whatever_comments_and_docstrings_say(tmp_path):
     kernel = Kernel(op="rms_norm", name="one", forward=Ref("axl_gpu.plugin:x"), priority=100)
     file = tmp_path / "test_it.py"

@@ -153,6 +153,7 @@ def test_rollbacks_have_a_budget(guarded, tmp_path):
     assert [(line["from_step"], line["step"]) for line in lines] == [(7, 4), (7, 4)]
 
 
+@pytest.mark.slow
 def test_a_guard_changes_batches_and_states(guarded, tmp_path):
     state = guarded(Zeroes.Config(), max_steps=1).run(tmp_path / "run").state
     assert np.array_equal(state.model["bias"], np.ones(264, np.float32))

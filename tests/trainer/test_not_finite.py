@@ -105,6 +105,7 @@ def test_an_update_that_would_make_parameters_infinite_changes_nothing(
     assert same_bits((before.model, before.opt_state), (after.model, after.opt_state))
 
 
+@pytest.mark.slow
 def test_too_many_skipped_steps_stop_the_run_and_name_the_step(
     toy, toy_config, one_device, tmp_path
 ):

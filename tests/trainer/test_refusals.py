@@ -91,6 +91,7 @@ def test_a_template_lists_all_that_is_missing():
         Trainer.Config().build()
 
 
+@pytest.mark.slow
 def test_nothing_held_out_trains_without_evaluation(toy_config, one_device, tmp_path):
     cfg = update_config(toy_config, {"data.validation_fraction": 0.0, "max_steps": 5})
     events = []
@@ -100,6 +101,7 @@ def test_nothing_held_out_trains_without_evaluation(toy_config, one_device, tmp_
     assert "validation" not in (tmp_path / "metrics.jsonl").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_a_run_directory_in_use_is_refused(toy_trainer, tmp_path):
     from axcore.errors import CheckpointError
     from axcore.trainer import StepsDone

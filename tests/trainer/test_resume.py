@@ -63,6 +63,7 @@ def test_a_second_ctrl_c_stops_at_once(toy_trainer, tmp_path):
     assert toy_trainer.run(tmp_path / "run", [stop_at(5, signal.SIGINT)]).step == 5
 
 
+@pytest.mark.slow
 def test_a_stop_logs_the_steps_that_no_line_covers_yet(rare_trainer, tmp_path):
     events = []
 
@@ -130,6 +131,7 @@ def test_a_run_whose_every_checkpoint_is_cut_short_stops_and_loses_nothing(toy_t
     assert contents(tmp_path / "run") == before
 
 
+@pytest.mark.slow
 def test_a_directory_of_another_config_is_refused_with_a_diff_and_left_alone(
     toy_config, one_device, whole_run
 ):
@@ -156,6 +158,7 @@ def test_a_modules_own_field_may_change_where_it_says_so_and_its_others_may_not(
     assert "**.remat, **.note" in error.value.hint
 
 
+@pytest.mark.slow
 def test_data_that_changed_is_refused(toy_config, one_device, text_folder, tmp_path):
     folder = tmp_path / "text"
     folder.mkdir()

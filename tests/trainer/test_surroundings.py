@@ -34,6 +34,7 @@ def removed(toy_trainer, tmp_path_factory):
     return events, error.value, on_disk
 
 
+@pytest.mark.slow
 def test_a_run_whose_directory_was_removed_ends_with_an_error(removed):
     events, error, _ = removed
     assert "the run directory was removed or moved while the run trained" in error.what

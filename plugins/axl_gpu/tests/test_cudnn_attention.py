@@ -127,6 +127,7 @@ def segments(*runs):
     return np.asarray([[id for id, length in runs for _ in range(length)]], np.int32)
 
 
+@pytest.mark.slow
 def test_documents_are_found_in_the_order_of_the_rows():
     rows = np.concatenate([segments((7, 3), (0, 2), (4, 1)), segments((0, 1), (2, 5))])
     found = documents_of(rows)

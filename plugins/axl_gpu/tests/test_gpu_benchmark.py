@@ -5,9 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 
 
+@pytest.mark.slow
 def test_without_a_gpu_nothing_is_measured_or_written():
     results = BENCHMARKS / "results" / "gpu_kernels.json"
     before = results.read_bytes() if results.exists() else None

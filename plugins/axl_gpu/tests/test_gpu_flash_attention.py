@@ -111,6 +111,7 @@ def plain_key_gradients(arrays, residuals, spans_BL4, choices, products):
     return gradients.k_BSKH, gradients.v_BSKV
 
 
+@pytest.mark.quick_one_in(2)
 class TestAroundTheKernels(FlashAttention):
     case_names = ("segments",)
     form = Form(plain_forward, plain_query_gradients, plain_key_gradients)
@@ -185,6 +186,7 @@ class Simple(Interpreted):
     form = SIMPLE
 
 
+@pytest.mark.quick_one_in(2)
 class TestSimple(Simple):
     case_names = ("few_documents",)
 

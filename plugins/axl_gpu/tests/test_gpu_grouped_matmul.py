@@ -129,6 +129,7 @@ def test_rows_of_no_group_have_no_part_in_gradients_even_where_they_are_nan():
     np.testing.assert_allclose(np.float32(dw_EDF), wanted, atol=0.1)
 
 
+@pytest.mark.slow
 def test_nan_stays_in_its_row():
     x_RD, _ = arrays(24, 64, 64)
     x_RD = x_RD.at[7].set(jnp.nan)

@@ -51,10 +51,12 @@ class RmsNorm(KernelSuite):
         )
 
 
+@pytest.mark.quick_one_in(4)
 class TestAround(RmsNorm):
     """What is around the kernels: meshes, remat and batches of calls."""
 
 
+@pytest.mark.quick_one_in(4)
 class TestInterpreted(RmsNorm):
     """The kernels themselves. Their interpreter does not know remat."""
 
@@ -77,6 +79,7 @@ class TestInterpretedOnEveryCase(RmsNorm):
         )
 
 
+@pytest.mark.slow
 def test_rows_of_zeros_and_of_nan_stay_among_themselves():
     x = jnp.ones((5, 256)).at[1].set(0).at[2].set(jnp.nan)
     run = partial(gpu_rms_norm, spec=RmsNormSpec(epsilon=1e-6), kernel=INTERPRETED[0])

@@ -66,6 +66,7 @@ def test_splash_equals_the_reference_forward_and_backward(spec, segments):
         np.testing.assert_allclose(one, other, rtol=2e-4, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_query_that_no_segment_serves_gives_zeros_without_gradient():
     ours, theirs = packed(), jnp.where(packed() == 2, 3, packed())
     given = inputs(q_segments_BT=ours, k_segments_BS=theirs)
@@ -87,6 +88,7 @@ def test_devices_of_a_mesh_work_on_their_own_rows_and_heads():
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_rows_that_do_not_divide_over_the_mesh_stay_whole():
     given = inputs()
     alone = interpreted(given, SPEC)[0]

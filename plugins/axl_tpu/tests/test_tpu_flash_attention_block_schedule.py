@@ -137,6 +137,7 @@ def test_blocks_of_other_documents_are_not_visited():
     assert live[1] < 0.75 * live[0]
 
 
+@pytest.mark.slow
 def test_steps_past_a_rows_own_visits_stay_at_its_last_blocks_and_do_nothing():
     inputs = call(**CASES["ranges"][1])._replace(
         k_end_BT=ranges()["k_end_BT"].at[1:].set(0)  # only the first row sees anything

@@ -83,6 +83,7 @@ def linen_variables(state: dict[str, Any]) -> dict[str, Any]:
     return tree
 
 
+@pytest.mark.slow
 def test_a_linen_module_computes_what_it_computes_in_flax() -> None:
     module = LINEN.build(dim=DIM)
     state = module.init(0)

@@ -69,6 +69,7 @@ def weights_of(tree):
         ),
     ],
 )
+@pytest.mark.slow
 def test_narrow_experts_are_near_plain_ones(name, dispatch, x):
     dot, allowed = DOTS[name]
     plain = MoE.Config(**{**_fields(PLAIN), "dispatch": dispatch})

@@ -165,6 +165,7 @@ def test_float8_does_not_run_unasked_where_it_is_not_known(random):
         functional(module, module.init(0), random(2, 16))
 
 
+@pytest.mark.slow
 def test_stochastic_rounding_needs_a_key_in_training_only(random):
     module = linear(DOTS["int8_stochastic"])
     state, x = module.init(0), random(4, 16)

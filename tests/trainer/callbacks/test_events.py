@@ -74,6 +74,7 @@ def test_flops_of_a_token_follow_the_formula_by_hand(small_trainer):
     assert flops_per_token(small_trainer.model, seq_len) == 6 * num_matmul + pairs
 
 
+@pytest.mark.slow
 def test_steps_are_logged_together_where_asked(rare_trainer, tmp_path):
     events = []
     rare_trainer.run(tmp_path, [events.append])

@@ -85,6 +85,7 @@ def test_summaries_of_scanned_layers_get_the_layer():
     assert summary_metrics(summaries) == {"a": 1.0, "b[0,0]": 2.0, "b[1,0]": 3.0}
 
 
+@pytest.mark.slow
 def test_a_run_writes_the_lines_that_are_documented(whole_run):
     lines = read(whole_run[0] / "metrics.jsonl")
     steps = [(line.pop("step"), line.pop("split")) for line in lines]

@@ -47,6 +47,7 @@ def directory(tmp_path):
     return tmp_path / "run"
 
 
+@pytest.mark.slow
 def test_an_observer_that_raises_at_step_7_is_switched_off_by_name_and_the_run_goes_on(
     lamp, toy_config, one_device, directory
 ):
@@ -66,6 +67,7 @@ def test_an_observer_that_raises_at_step_7_is_switched_off_by_name_and_the_run_g
     assert json.loads((directory / "heartbeat.json").read_text())["step"] == 12
 
 
+@pytest.mark.slow
 def test_an_observer_that_cannot_be_made_is_switched_off_too(
     lamp, toy_config, one_device, directory
 ):

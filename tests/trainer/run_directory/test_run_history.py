@@ -62,6 +62,7 @@ def test_a_damaged_record_of_starts_is_named_and_does_not_block_the_run(toy_trai
     assert len(path.read_text(encoding="utf-8").splitlines()) == 2
 
 
+@pytest.mark.slow
 def test_the_kernel_plan_is_kept_with_the_run(small_trainer, tmp_path):
     started = []
     small_trainer.run(tmp_path, [started.append, stop_at_3])
