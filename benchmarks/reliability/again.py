@@ -8,7 +8,6 @@ differ from one try to the next is how threads and processes interleave.
 """
 
 import argparse
-import os
 import re
 import subprocess
 import sys
@@ -50,9 +49,7 @@ def count_passed(promise: str) -> int:
     """Returns how many tests passed; 0 where one did not, or was skipped."""
     files = [str(TESTS / file) for file in FAULTS[promise]]
     program = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", *files]
-    ran = subprocess.run(
-        program, cwd=ROOT, env=os.environ, capture_output=True, text=True, check=False
-    )
+    ran = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, check=False)
     summary = ran.stdout.splitlines()[-1]
     if ran.returncode or "skipped" in summary:
         print(ran.stdout[-4000:], flush=True)

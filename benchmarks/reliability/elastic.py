@@ -24,6 +24,7 @@ import numpy as np
 from _result import record_promise
 from quick_flags import compile_cache
 from several_processes import finish, start_all
+from texts import write_text
 
 from axcore.config import config, update_config
 from axcore.trainer.guards import Guard
@@ -108,7 +109,7 @@ def one_try(scratch: Path, run: str) -> tuple[bool, float]:
 def train(scratch: Path, run: str, stops: tuple[int, ...], counts: tuple[int, ...]) -> None:
     """Trains to each stop with so many processes."""
     (scratch / f"{run}_rows").mkdir()
-    environment = {**compile_cache(scratch / "compiled"), "PYTHONPATH": os.environ["PYTHONPATH"]}
+    environment = compile_cache(scratch / "compiled")
     for stop, count in zip(stops, counts, strict=True):
         processes = start_all(
             Path(__file__), scratch, run, stop, count=count, environment=environment
@@ -130,13 +131,6 @@ def losses(directory: Path) -> dict[tuple[int, str], float]:
     """Returns the loss of each logged step."""
     lines = (directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     return {(line["step"], line["split"]): float(line["loss"]) for line in map(json.loads, lines)}
-
-
-def write_text(folder: Path) -> None:
-    folder.mkdir()
-    for i in range(40):
-        lines = [f"{j} times {i} is {i * j}.\n" for j in range(60)]
-        (folder / f"{i}.txt").write_text("".join(lines), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from typing import Any
 from _paths import TESTS
 from _result import record_promise
 from quick_flags import compile_cache, quick_environment
+from texts import write_text
 
 WORKER = TESTS / "trainer" / "training_worker.py"
 
@@ -39,10 +40,7 @@ def main() -> None:
 
 def run_all(scratch: Path, kills: int) -> dict[str, Any]:
     text = scratch / "text"
-    text.mkdir()
-    for i in range(40):
-        lines = [f"{j} times {i} is {i * j}.\n" for j in range(60)]
-        (text / f"{i}.txt").write_text("".join(lines), encoding="utf-8")
+    write_text(text)
     environment = {**quick_environment(), **compile_cache(scratch / "compiled")}
     start_once(environment, text, scratch / "warm")  # fills the compile cache
     began = time.monotonic()

@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from _result import record_promise
+from texts import write_text
 from training_worker import config_of
 
 from axcore.config import config, evolve, update_config
@@ -79,10 +80,7 @@ def main() -> None:
 
 def run_all(scratch: Path, tries: int) -> tuple[int, dict[str, int]]:
     text = scratch / "text"
-    text.mkdir()
-    for i in range(40):
-        lines = [f"{j} times {i} is {i * j}.\n" for j in range(60)]
-        (text / f"{i}.txt").write_text("".join(lines), encoding="utf-8")
+    write_text(text)
     changes = {"max_steps": 24, "eval_every_steps": 24, "max_skipped_in_a_row": 2}
     trainer = update_config(config_of(str(text)), changes).build()
     good, rollbacks = 0, dict.fromkeys(KINDS, 0)

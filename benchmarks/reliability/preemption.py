@@ -19,6 +19,7 @@ from _paths import TESTS
 from _result import record_promise
 from quick_flags import compile_cache
 from several_processes import finish, start_all
+from texts import write_text
 
 WORKER = TESTS / "trainer" / "processes_worker.py"
 GRACE_S = 30.0
@@ -45,10 +46,7 @@ def one_try(scratch: Path, index: int) -> tuple[bool, float]:
     """Returns whether all processes ended at one saved step, and after how many seconds."""
     text, run = scratch / "text", scratch / f"run{index}"
     if not text.exists():
-        text.mkdir()
-        for i in range(40):
-            lines = [f"{j} times {i} is {i * j}.\n" for j in range(60)]
-            (text / f"{i}.txt").write_text("".join(lines), encoding="utf-8")
+        write_text(text)
     count = (2, 4)[index % 2]
     notice = {"notice": str(scratch / f"notice{index}")} if index % 4 > 1 else {}
     rare = dict.fromkeys(("max_steps", "log_every_steps", "checkpoint.every_steps"), 10**6)

@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
-from guarded_run import write_text
 from hypothesis import given
 from hypothesis import strategies as st
 from several_processes import finish, start_all
+from texts import write_text
 
 from axcore.resilience import read_events
 from axcore.resilience.stragglers import Stragglers, slower_by
@@ -65,7 +65,7 @@ def test_a_run_of_one_process_has_no_straggler():
 
 @pytest.mark.slow
 def test_a_process_of_three_that_sleeps_at_each_step_is_named(tmp_path):
-    write_text(tmp_path / "text")
+    write_text(tmp_path / "text", files=12)
     worker = Path(__file__).with_name("guarded_worker.py")
     started = start_all(worker, tmp_path, count=3)
     ended = [finish(process) for process in started]

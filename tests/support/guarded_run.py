@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+from texts import write_text
+
 from axcore.checkpoint import Checkpointer
 from axcore.config import evolve
 from axcore.data import Data, TextFiles
@@ -18,7 +20,7 @@ def guarded_config(folder: Path, *guards: Guard.Config, **changes: Any) -> Train
     The text is written where there is no folder yet.
     """
     if not folder.exists():
-        write_text(folder)
+        write_text(folder, files=12)
     cfg = Trainer.Config(
         model=transformer(vocab_size=264, dim=8, num_layers=1, num_heads=1, hidden_dim=16),
         data=Data.Config(
@@ -36,14 +38,6 @@ def guarded_config(folder: Path, *guards: Guard.Config, **changes: Any) -> Train
         guards=guards,
     )
     return evolve(cfg, **changes)
-
-
-def write_text(folder: Path) -> None:
-    """Writes a little text into a new folder."""
-    folder.mkdir(parents=True)
-    for i in range(12):
-        text = "".join(f"{j} times {i} is {i * j}.\n" for j in range(60))
-        (folder / f"{i}.txt").write_text(text, encoding="utf-8")
 
 
 def guarded_trainer(

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from texts import write_text
 
 from axcore.checkpoint import Checkpointer
 from axcore.config import Resumable, config, evolve
@@ -80,10 +81,8 @@ def toy():
 
 @pytest.fixture(scope="session")
 def text_folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("text")
-    for i in range(40):
-        lines = [f"{j} times {i} is {i * j}.\n" for j in range(60)]
-        (folder / f"{i}.txt").write_text("".join(lines), encoding="utf-8")
+    folder = tmp_path_factory.mktemp("texts") / "text"
+    write_text(folder)
     return folder
 
 
