@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from quick_flags import quick_environment
 
+from axcore.checkpoint.steps import StepDirectories
 from axcore.config import evolve, to_json
 from axcore.resilience import read_events
 from axcore.resilience.tracked_process import process_state
@@ -68,6 +69,13 @@ def wait_for_step(directory, step, attempt, limit_s=180):
     raise TimeoutError(f"step {step} of attempt {attempt} did not come")
 
 
+def wait_for_a_checkpoint(directory, limit_s=180):
+    end = time.monotonic() + limit_s
+    while not StepDirectories(directory / "checkpoints").committed():
+        assert time.monotonic() < end, "no step was saved"
+        time.sleep(0.02)
+
+
 def children(pid):
     return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
@@ -98,9 +106,10 @@ def test_a_run_that_loses_each_of_its_processes_ends_as_one_that_lost_none(launc
 def test_a_supervisor_that_is_killed_leaves_no_trainer_and_the_next_one_goes_on(launch, tmp_path):
     first = launch(tmp_path / "run")
     found = wait_for_step(tmp_path / "run", 6, 1)
+    wait_for_a_checkpoint(tmp_path / "run")
     first.kill()
     first.communicate(timeout=60)
-    end = time.monotonic() + 1.0
+    end = time.monotonic() + 30
     while any(process_state(pid) not in ("", "Z") for pid in found):
         assert time.monotonic() < end
         time.sleep(0.01)
