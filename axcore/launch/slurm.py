@@ -16,13 +16,29 @@ _NUM_PORTS = 12000  # below the ports that systems hand out to anybody
 
 _OPTION = re.compile(r"[a-z][a-z-]*")
 
+_LOST = ("1", "9", "12", "134", "137", "139", "143")
+"""Exit codes that another attempt may not meet again: faults, and what signals end."""
+
+_RESTARTING = """\
+for ((left = {restarts}; ; left--)); do
+  {srun} && exit
+  code=$?
+  case $code in
+    {lost}) ((left > 0)) || exit $code ;;
+    *) exit $code ;;
+  esac
+  echo "exit code $code: all processes start again, $left restarts left" >&2
+done
+"""
+
 
 @config
 class Slurm(Launcher):
     """Renders a script for `sbatch`.
 
-    A node that fails, and a run that is preempted, put the job back into the queue, where it goes
-    on from its last checkpoint.
+    If a process is lost, the script starts all processes again on the same nodes, up to `restarts`
+    times. A node that fails, and a run that is preempted, put the job back into the queue. The run
+    resumes from its last checkpoint.
 
     Args:
         partition: Where to run; Slurm's default where left out.
@@ -34,6 +50,7 @@ class Slurm(Launcher):
             empty value is an option without one.
         time: Limit of the job, as Slurm writes it: minutes, or `days-hours`.
         setup: Lines of shell before the run, `module load` or `source venv/bin/activate`.
+        restarts: How often the script starts all processes again.
         grace_s: Seconds before the end at which processes are asked to save and stop.
     """
 
@@ -44,6 +61,7 @@ class Slurm(Launcher):
     options: Mapping[str, str] = {}
     time: str | None = None
     setup: tuple[str, ...] = ()
+    restarts: int = 10
     grace_s: int = 300
 
     def check(self, job: Job) -> None:
@@ -71,13 +89,16 @@ class Slurm(Launcher):
             "",
             "set -euo pipefail",
             *self.setup,
-            f"srun --kill-on-bad-exit=1 --label{self._cpus()} {job.shell_line}",
         ]
-        return "\n".join(lines) + "\n"
+        return "\n".join(lines) + "\n" + self._restarting(job)
 
     def launch(self, job: Job) -> int:
         """Gives the script to `sbatch`."""
         return submit(["sbatch"], self.render(job))
+
+    def _restarting(self, job: Job) -> str:
+        srun = f"srun --kill-on-bad-exit=1 --label{self._cpus()} {job.shell_line}"
+        return _RESTARTING.format(restarts=self.restarts, srun=srun, lost=" | ".join(_LOST))
 
     def _cpus(self) -> str:
         """Returns the options that a step does not inherit from its job."""

@@ -42,7 +42,7 @@ def test_help_shows_a_broken_launcher_and_the_others(make_dist):
 def test_options_of_training_go_to_every_process():
     text = launch("slurm", "tiny", "-n", "3", "--set", "max_steps=7", "--modify", "int8_training")
     assert "#SBATCH --nodes=3\n" in text
-    assert text.endswith("axcore train tiny --set max_steps=7 --modify int8_training\n")
+    assert " axcore train tiny --set max_steps=7 --modify int8_training && exit\n" in text
 
 
 @pytest.mark.parametrize(

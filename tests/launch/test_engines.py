@@ -63,6 +63,27 @@ def test_the_slurm_script_is_shell_that_runs_the_very_command(tmp_path):
     assert {"--kill-on-bad-exit=1", "--cpus-per-task=16"} < set(words)
 
 
+@pytest.mark.parametrize(
+    ("codes", "ended", "starts"),
+    [((137, 0), 0, 2), ((2, 0), 2, 1), ((130, 0), 130, 1), ((143, 9, 12), 12, 3)],
+)
+def test_the_slurm_script_starts_again_what_another_attempt_may_save(
+    tmp_path, codes, ended, starts
+):
+    srun = tmp_path / "srun"
+    list_of_codes = " ".join(map(str, codes))
+    srun.write_text(
+        f"#!/bin/bash\ncodes=({list_of_codes})\necho >> {tmp_path}/starts\n"
+        f"exit ${{codes[$(wc -l < {tmp_path}/starts) - 1]}}\n"
+    )
+    srun.chmod(0o755)
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    script = Slurm(restarts=2).render(job())
+    ran = subprocess.run(["bash"], input=script, env={"PATH": path}, text=True, check=False)
+    assert ran.returncode == ended
+    assert len((tmp_path / "starts").read_text()) == starts
+
+
 def test_slurm_options_that_cannot_be_are_refused():
     with pytest.raises(ConfigError) as refused:
         Slurm(options={"--mem": "0", "nodes": "2"}).check(job())
