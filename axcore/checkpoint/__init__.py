@@ -4,6 +4,7 @@ from axcore.checkpoint.adapters import load_adapters, save_adapters
 from axcore.checkpoint.checkpointer import Checkpointer
 from axcore.checkpoint.faults import CheckpointWarning
 from axcore.checkpoint.manifest import DamagedCheckpointError, Manifest
+from axcore.checkpoint.memory_snapshots import MemorySnapshots
 from axcore.checkpoint.reader import Restored
 from axcore.checkpoint.storage import StepStorage, StorageLock
 
@@ -12,6 +13,7 @@ __all__ = [
     "Checkpointer",
     "DamagedCheckpointError",
     "Manifest",
+    "MemorySnapshots",
     "Restored",
     "StepStorage",
     "StorageLock",

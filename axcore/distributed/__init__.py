@@ -14,6 +14,7 @@ from axcore.distributed.processes import (
     join_processes,
     process_count,
     process_index,
+    reachable_host,
     shard_for_process,
 )
 
@@ -29,5 +30,6 @@ __all__ = [
     "naming_lost_processes",
     "process_count",
     "process_index",
+    "reachable_host",
     "shard_for_process",
 ]

@@ -1,6 +1,7 @@
 """The processes of a run: joining them, who is who, and leaving."""
 
 import os
+import socket
 import sys
 from typing import Any, NoReturn, TypeVar
 
@@ -8,7 +9,7 @@ import attrs
 import jax
 
 from axcore._jax_compat import distributed_state, keep_programs_of_every_process
-from axcore.distributed.rendezvous import rendezvous, wait_for_service
+from axcore.distributed.rendezvous import rendezvous, split_address, wait_for_service
 from axcore.errors import ProcessError
 
 T = TypeVar("T")
@@ -110,6 +111,19 @@ def exit_process(exit_code: int) -> NoReturn:
         sys.stderr.flush()
         os._exit(exit_code)
     sys.exit(exit_code)
+
+
+def reachable_host() -> str:
+    """Returns the address at which the other processes of the run reach this one's host."""
+    if _joined() is None:
+        return "localhost"
+    host, port = split_address(distributed_state().coordinator_address)
+    if is_process_zero():
+        return host
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as towards:
+        towards.connect(address)
+        return str(towards.getsockname()[0])
 
 
 def time_limits() -> TimeLimits:

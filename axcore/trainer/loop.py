@@ -4,14 +4,16 @@ import math
 import time
 import warnings
 from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
 import jax
 
-from axcore.checkpoint import Checkpointer
+from axcore.checkpoint import Checkpointer, MemorySnapshots, Restored
 from axcore.data import TrainBatches
-from axcore.distributed import is_process_zero
+from axcore.distributed import broadcast_object, is_process_zero
 from axcore.errors import TrainingError
 from axcore.module import count_params
 from axcore.trainer.callbacks.events import (
@@ -32,7 +34,11 @@ from axcore.trainer.rollbacks import Rollbacks
 from axcore.trainer.run_directory.directory import check_is_there
 from axcore.trainer.run_directory.run_history import describe_kernels, record_run_start
 from axcore.trainer.run_directory.run_lock import LockedRun
-from axcore.trainer.run_directory.saved_steps import check_saved_steps, record_saved_step
+from axcore.trainer.run_directory.saved_steps import (
+    check_saved_steps,
+    record_saved_step,
+    recorded_rewinds,
+)
 from axcore.trainer.skipped_steps import SkippedSteps
 from axcore.trainer.step import StepMetrics, TrainState
 from axcore.trainer.stop_signals import StopSignals
@@ -76,6 +82,8 @@ class TrainLoop:
         self.config_changes = run.changes
         self.emit = observers
         self.checkpointer = Checkpointer.for_run(cfg.checkpoint, run.path)
+        self.snapshots = MemorySnapshots(cfg.snapshots, run.identity.as_json())
+        self.rewinds = broadcast_object("reading rewinds", lambda: recorded_rewinds(run.path))
         self.guards = Guards(cfg.guards)
         self.batches = batches
         self.validation: dict[str, float] = {}
@@ -100,7 +108,11 @@ class TrainLoop:
         Args:
             from_step: The checkpoint to resume from, 0 for the start; by default the newest.
         """
-        with self.checkpointer, StopSignals(notice=self.cfg.preemption_notice) as stop:
+        with (
+            self.checkpointer,
+            closing(self.snapshots),
+            StopSignals(notice=self.cfg.preemption_notice) as stop,
+        ):
             self._resume(from_step)
             self._announce()
             while (wish := self._train(stop)) is not None:
@@ -108,6 +120,8 @@ class TrainLoop:
             self._phase("save")
             self.checkpointer.wait()
             self._report_saved()
+            if self.step == self.saved_step:
+                self.snapshots.delete()
         check_is_there(self.directory)
         is_complete = self.step >= self.cfg.max_steps
         if is_complete and not self.validation:
@@ -119,18 +133,39 @@ class TrainLoop:
     # -- Where training starts, and where it goes back to ----------------------------------------
 
     def _resume(self, from_step: int | None) -> None:
-        if from_step is None:
+        if self.snapshots.is_on:
+            self.snapshots.open(self.rewinds)
+        if from_step is not None:
+            self._restore(step=from_step or None)
+            self._rewind(from_step)
+        elif not self._resume_from_snapshot():
             saved = self.checkpointer.steps()
             check_saved_steps(self.directory, saved, self.checkpointer.directory)
             self._restore(at_or_before=max(saved, default=None))
-        else:
-            self._restore(step=from_step or None)
-            self._rewind(from_step)
+        if self.snapshots.is_on:
+            self.snapshots.forget_after(self.step)
+
+    def _resume_from_snapshot(self) -> bool:
+        """Resumes from the newest state in host memory, if it is newer than all checkpoints."""
+        if not self.snapshots.is_on:
+            return False
+        self._phase("restore")
+        saved = max(self.checkpointer.steps(), default=0)
+        template = self.trainer.compiler.abstract_state()
+        restored = self.snapshots.restore(template, newer_than=saved)
+        if restored is not None:
+            self._take_up(restored, self.snapshots.directory)
+            self.saved_step = saved
+            self._record_saved(saved)
+        return restored is not None
 
     def _rewind(self, step: int) -> None:
         """Makes a checkpoint the newest one."""
         self.checkpointer.rewind(step)
+        self.rewinds += 1
         self._record_saved(step)
+        if self.snapshots.is_on:
+            self.snapshots.forget(self.rewinds)
 
     def _restore(self, *, step: int | None = None, at_or_before: int | None = None) -> None:
         """Makes a checkpoint the present state, or the first state where none is named.
@@ -148,12 +183,16 @@ class TrainLoop:
             restored = self.checkpointer.restore(
                 self.trainer.compiler.abstract_state(), step=step, at_or_before=at_or_before
             )
-            self.state, self.step = restored.state, restored.step
-            place = self.checkpointer.directory
-            self.identity.check(restored.extra.get("run"), step=self.step, directory=place)
-            data = self.rollbacks.data_after(self.step)
-            self.batches.set_state(restored.extra["data"] if data is None else data)
+            self._take_up(restored, self.checkpointer.directory)
         self.saved_step, self.is_save_due = self.step, False
+        self.skipped.resume_at(self.step)
+
+    def _take_up(self, restored: Restored, place: Path) -> None:
+        """Makes a restored state of this run, and its position in the data, the present ones."""
+        self.state, self.step = restored.state, restored.step
+        self.identity.check(restored.extra.get("run"), step=self.step, directory=place)
+        data = self.rollbacks.data_after(self.step)
+        self.batches.set_state(restored.extra["data"] if data is None else data)
         self.skipped.resume_at(self.step)
 
     def _roll_back(self, wish: RollBack) -> None:
@@ -278,6 +317,8 @@ class TrainLoop:
         self.is_save_due |= self.checkpointer.is_due(step) or is_last
         if self.is_save_due:
             self._save()
+        if self.snapshots.is_due(step) and not is_last:
+            self._take_snapshot()
 
     def _log(self) -> None:
         """Fetches the metrics since the last time, which waits for the devices."""
@@ -352,11 +393,24 @@ class TrainLoop:
         self._phase("save")
         started = time.perf_counter()
         self.guards.on_save(self.step, self.state)
-        extra = {"data": self.batches.get_state(), "run": self.identity.as_json()}
-        self.checkpointer.save(self.step, self.state, extra)
+        self.checkpointer.save(self.step, self.state, self._extra())
         self.saved_step = self.step
         self._report_saved()
         self.since += time.perf_counter() - started
+
+    def _take_snapshot(self) -> None:
+        """Keeps the state in host memory, unless the newest step was skipped."""
+        if not self._is_good():
+            return
+        self._phase("save")
+        started = time.perf_counter()
+        if self.step != self.saved_step:
+            self.guards.on_save(self.step, self.state)
+        self.snapshots.take(self.step, self.state, self._extra())
+        self.since += time.perf_counter() - started
+
+    def _extra(self) -> dict[str, Any]:
+        return {"data": self.batches.get_state(), "run": self.identity.as_json()}
 
     def _report_saved(self) -> None:
         """Reports the checkpoints that are on the disk by now."""
@@ -367,7 +421,8 @@ class TrainLoop:
     def _record_saved(self, step: int) -> None:
         check_is_there(self.directory)
         if is_process_zero():
-            record_saved_step(self.directory, step, self.checkpointer.directory)
+            place = self.checkpointer.directory
+            record_saved_step(self.directory, step, place, rewinds=self.rewinds)
 
     def _is_good(self) -> bool:
         """Whether the newest step was kept, or at the end of training the evaluation is finite."""

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 from rich.console import Console
 
-from axcore.checkpoint import Checkpointer
+from axcore.checkpoint import Checkpointer, MemorySnapshots
 from axcore.config import REQUIRED, Configurable, PositiveInt, Resumable, config, render_config
 from axcore.config.build import owner_of
 from axcore.data import DataLoader, TrainBatches
@@ -76,6 +76,7 @@ class Trainer(Configurable):
                 then stops with a checkpoint, as at SIGTERM. Empty for none.
             guards: What may change a batch or the state between steps, roll back or stop the run.
             checkpoint: When and how checkpoints are saved.
+            snapshots: When states are kept in host memory, for restarts without storage.
             prompt: What the sample at the end of the run resumes from.
             kernels: Kernel by op, to choose by name: that one or an error.
             allow_kernels: Portable kernels that may serve where those for the hardware cannot.
@@ -107,6 +108,7 @@ class Trainer(Configurable):
         preemption_notice: Resumable[str] = ""
         guards: Resumable[tuple[Guard.Config, ...]] = ()
         checkpoint: Resumable[Checkpointer.Config] = Checkpointer.Config(every_steps=100)
+        snapshots: Resumable[MemorySnapshots.Config] = MemorySnapshots.Config()
         prompt: Resumable[str] = ""
         kernels: Resumable[Mapping[str, str]] = {}
         allow_kernels: Resumable[tuple[str, ...]] = ()

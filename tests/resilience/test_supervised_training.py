@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -84,11 +85,23 @@ def parameters(directory):
     return jax.tree.leaves_with_path(Run(directory, step=STEPS).state)
 
 
+@pytest.fixture(scope="module")
+def calm(launch, tmp_path_factory):
+    """The parameters of a run that lost no process."""
+    directory = tmp_path_factory.mktemp("calm") / "run"
+    process = launch(directory)
+    shown, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, shown
+    return parameters(directory)
+
+
+def assert_equal_bits(wanted, found):
+    for (path, one), (_, other) in zip(wanted, found, strict=True):
+        assert np.asarray(one).tobytes() == np.asarray(other).tobytes(), path
+
+
 @pytest.mark.slow
-def test_a_run_that_loses_each_of_its_processes_ends_as_one_that_lost_none(launch, tmp_path):
-    calm = launch(tmp_path / "calm")
-    shown, _ = calm.communicate(timeout=300)
-    assert calm.returncode == 0, shown
+def test_a_run_that_loses_each_of_its_processes_ends_as_one_that_lost_none(launch, calm, tmp_path):
     struck = launch(tmp_path / "struck")
     for attempt, (rank, step) in enumerate(((1, 12), (0, 31)), start=1):
         os.kill(wait_for_step(tmp_path / "struck", step, attempt)[rank], signal.SIGKILL)
@@ -96,10 +109,26 @@ def test_a_run_that_loses_each_of_its_processes_ends_as_one_that_lost_none(launc
     assert struck.returncode == 0, shown
     lost = [one for one in read_events(tmp_path / "struck").events if one["event"].endswith("lost")]
     assert [one["lost_process"] for one in lost] == [1, 0]
-    for (path, wanted), (_, found) in zip(
-        parameters(tmp_path / "calm"), parameters(tmp_path / "struck"), strict=True
-    ):
-        assert np.asarray(wanted).tobytes() == np.asarray(found).tobytes(), path
+    assert_equal_bits(calm, parameters(tmp_path / "struck"))
+
+
+@pytest.mark.slow
+def test_a_run_that_loses_a_host_goes_on_from_its_neighbours_memory(launch, calm, tmp_path):
+    run, memory = tmp_path / "run", tmp_path / "host_{process}"
+    snapshots = ("snapshots.every_steps=5", f"snapshots.directory={memory}")
+    settings = (*snapshots, "checkpoint.every_steps=1000")
+    process = launch(run, *(word for one in settings for word in ("--set", one)))
+    lost = wait_for_step(run, 12, attempt=1)[1]
+    os.kill(lost, signal.SIGSTOP)  # so that it writes no more while its memory goes
+    shutil.rmtree(tmp_path / "host_1")
+    os.kill(lost, signal.SIGKILL)
+    shown, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, shown
+    starts = [json.loads(line) for line in (run / "run_history.jsonl").read_text().splitlines()]
+    assert [starts[0]["step"], starts[1]["step"] % 5, starts[1]["step"] > 0] == [0, 0, True]
+    assert [one.name for one in (run / "checkpoints").glob("step*")] == [f"step_{STEPS:08d}"]
+    assert list(tmp_path.glob("host_*/*")) == [], "the memory is given back"
+    assert_equal_bits(calm, parameters(run))
 
 
 @pytest.mark.slow

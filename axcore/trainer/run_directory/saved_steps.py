@@ -1,12 +1,13 @@
 """`SavedSteps`: which checkpoints a run has, so that lost ones are no fresh start.
 
-saved_steps.json    the newest step that was saved, and where
+saved_steps.json    the newest step that was saved, and where; how often the run went back
 """
 
 import json
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from axcore.checkpoint.files import write_atomically
 from axcore.errors import CheckpointError
@@ -16,10 +17,15 @@ from axcore.trainer.run_directory.run_history import RUN_HISTORY_NAME
 SAVED_STEPS_NAME = "saved_steps.json"
 
 
-def record_saved_step(run: Path, step: int, place: Path) -> None:
-    """Notes the newest checkpoint of a run; step 0 is none."""
-    text = json.dumps({"newest": step, "directory": str(place)})
+def record_saved_step(run: Path, step: int, place: Path, *, rewinds: int = 0) -> None:
+    """Notes the newest checkpoint of a run, step 0 being none, and how often the run went back."""
+    text = json.dumps({"newest": step, "directory": str(place), "rewinds": rewinds})
     write_atomically(run / SAVED_STEPS_NAME, f"{text}\n".encode())
+
+
+def recorded_rewinds(run: Path) -> int:
+    """Returns how often a run went back to an older step."""
+    return int(_recorded(run).get("rewinds", 0))
 
 
 def check_saved_steps(run: Path, steps: Sequence[int], place: Path) -> None:
@@ -51,7 +57,14 @@ def _newest_recorded(run: Path) -> tuple[int, str]:
     """Returns the newest step that the run is known to have saved, and where; 0 if none."""
     started = [int(one.get("step", 0)) for one in read_json_lines(run / RUN_HISTORY_NAME)]
     try:
-        saved = json.loads((run / SAVED_STEPS_NAME).read_bytes())
+        saved = _recorded(run)
         return int(saved["newest"]), str(saved["directory"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError):
         return max(started, default=0), ""
+
+
+def _recorded(run: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads((run / SAVED_STEPS_NAME).read_bytes()))
+    except (OSError, ValueError, TypeError):
+        return {}

@@ -1,0 +1,338 @@
+"""`MemorySnapshots`: states in host memory, which outlive their processes.
+
+<directory>/axcore-<run>/process_0/step_00000010    the part of process 0 at step 10, on its host
+                                                    and on the host of its neighbour
+
+A process writes its part and sends a copy to a process on the next host, in the background. Once
+all have done so the step before goes: at every instant one step is whole, and the loss of one host
+leaves a copy of all that it held. `state_parts.py` has the format, `neighbours.py` the copies.
+"""
+
+import shutil
+import warnings
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from axcore.checkpoint.faults import CheckpointWarning
+from axcore.checkpoint.leaves import describe, leaf_spec, name_arrays, name_leaves
+from axcore.checkpoint.lock import this_process
+from axcore.checkpoint.manifest import DamagedCheckpointError, Manifest, check_extra, read_manifest
+from axcore.checkpoint.neighbours import Exchange
+from axcore.checkpoint.reader import Restored
+from axcore.checkpoint.state_parts import (
+    HostShards,
+    host_shards,
+    load_part,
+    part_damage,
+    part_fits,
+    write_part,
+)
+from axcore.checkpoint.steps import StepDirectories
+from axcore.config import NonNegativeInt, config
+from axcore.distributed import all_gather_object, is_process_zero, process_count, process_index
+from axcore.errors import CheckpointError
+
+Source = tuple[int, int]
+"""A process, and a process whose part its host holds."""
+
+
+class MemorySnapshots:
+    """Keeps and restores the snapshots of one run; every process calls the same in the same order.
+
+    What cannot be kept costs a warning and no run.
+    """
+
+    @config
+    class Config:
+        """How often the state is kept in host memory, and where.
+
+        Args:
+            every_steps: Steps between snapshots; 0 for none. One waits for the one before it.
+            directory: In the memory of each host, the same for all its processes; `{process}` in
+                it is the index of a process, which gives each a place as on a host of its own.
+        """
+
+        every_steps: NonNegativeInt = 0
+        directory: str = "/dev/shm"
+
+    def __init__(self, cfg: Config, run: Mapping[str, str]) -> None:
+        """Touches nothing yet.
+
+        Args:
+            cfg: How often, and where.
+            run: Which run it is; `id` names its folder.
+        """
+        self._every_steps = cfg.every_steps
+        place = Path(cfg.directory.format(process=process_index())).absolute()
+        self.directory = place / f"axcore-{run['id']}"
+        self._tag: dict[str, Any] = {"run": dict(run), "processes": process_count()}
+        self._exchange: Exchange | None = None
+        self._kept: dict[int, StepDirectories] = {}
+        self._locks: list[Any] = []
+        self._worker: ThreadPoolExecutor | None = None
+        self._pending: Future[None] | None = None
+
+    @property
+    def is_on(self) -> bool:
+        """Whether the config wants snapshots."""
+        return self._every_steps > 0
+
+    def is_due(self, step: int) -> bool:
+        """Returns whether the config wants a snapshot of this step."""
+        return self.is_on and step % self._every_steps == 0
+
+    # -- Keeping ---------------------------------------------------------------------------------
+
+    def take(self, step: int, state: Any, extra: Mapping[str, Any]) -> None:
+        """Keeps a state; returns once it is copied from the devices and may be donated.
+
+        Waits first for the snapshot before it.
+        """
+        self.wait()
+        check_extra(dict(extra))
+        arrays = name_arrays(state)
+        leaves = {name: leaf_spec(array) for name, array in arrays.items()}
+        keep = partial(self._keep, step, host_shards(arrays), leaves, dict(extra))
+        assert self._worker is not None, "open was called"
+        self._pending = self._worker.submit(keep)
+
+    def wait(self) -> None:
+        """Waits for the snapshot under way.
+
+        Raises:
+            ProcessError: Another process was lost meanwhile.
+        """
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
+
+    def _keep(
+        self, step: int, shards: HostShards, leaves: Mapping[str, Any], extra: dict[str, Any]
+    ) -> None:
+        write = lambda draft: write_part(  # noqa: E731
+            draft, step, shards, leaves, {"tag": self._tag, "extra": extra}
+        )
+        problems = all_gather_object("keeping a snapshot", lambda: self._try_to_keep(step, write))
+        if any(problems):
+            self._warn(f"no snapshot of step {step} is kept: {'; '.join(filter(None, problems))}")
+        for folder in self._kept.values():
+            for other in folder.committed():
+                if (other == step) if any(problems) else (other < step):
+                    folder.delete(other)
+
+    def _try_to_keep(self, step: int, write: Callable[[Path], None]) -> str:
+        own = process_index()
+        assert self._exchange is not None, "open was called"
+        try:
+            self._commit(own, step, write)
+            neighbour = self._exchange.hosts.neighbour_of(own)
+            if neighbour is not None:
+                self._exchange.send(neighbour, own, step, self._kept[own].path(step))
+        except OSError as error:
+            return f"process {own}: {error}"
+        return ""
+
+    def _commit(self, process: int, step: int, write: Callable[[Path], None]) -> None:
+        """Makes a part whole in this host's memory, or leaves none of it."""
+        folder = self._kept[process]
+        folder.begin(step)
+        try:
+            write(folder.draft(step))
+            if problems := part_damage(folder.draft(step)):
+                raise OSError("; ".join(problems))
+            folder.commit(step)
+        except BaseException:
+            folder.abandon(step)
+            raise
+
+    # -- Restoring -------------------------------------------------------------------------------
+
+    def open(self, rewinds: int) -> None:
+        """Takes the right to write, and meets the other processes.
+
+        Args:
+            rewinds: How often the run went back; snapshots from before it last did are of a
+                history that ended.
+
+        Raises:
+            CheckpointError: The directory cannot be used, or a live process has it.
+        """
+        self._tag["rewinds"] = rewinds
+        all_gather_object("making room for snapshots", self._make_directory)
+        self._exchange = Exchange(f"{this_process().boot} {self.directory}", self._commit)
+        hosts, own = self._exchange.hosts, process_index()
+        senders = [one for one in range(process_count()) if hosts.neighbour_of(one) == own]
+        for process in (own, *senders):
+            folder = StepDirectories(self.directory / f"process_{process}")
+            self._locks.append(folder.lock())
+            self._kept[process] = folder
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="snapshots")
+
+    def _make_directory(self) -> None:
+        try:
+            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise CheckpointError(
+                f"snapshots cannot be kept: {error}",
+                where="snapshots.directory",
+                hint="name a directory in the memory of the host, or snapshots.every_steps=0",
+            ) from error
+
+    def restore(self, template: Any, *, newer_than: int) -> Restored | None:
+        """Restores the newest step of which every process's part is whole somewhere.
+
+        Args:
+            template: As `Checkpointer.restore` takes it.
+            newer_than: The newest step that there is no need to restore.
+
+        Returns:
+            None where there is no such step.
+        """
+        wanted = {name: describe(leaf) for name, leaf in name_leaves(template).items()}
+        found = self._parts(wanted)
+        listed = all_gather_object("listing snapshots", lambda: [list(one) for one in found])
+        steps = {step for parts in listed for _, step in parts if step > newer_than}
+        for step in sorted(steps, reverse=True):
+            holders = {
+                (holder, process)
+                for holder, parts in enumerate(listed)
+                for process, at in parts
+                if at == step
+            }
+            if self._bring_home(step, holders):
+                return self._load(step, template, wanted)
+        return None
+
+    def _parts(self, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> dict[Source, Manifest]:
+        """Returns the parts of this run in this host's memory that fit, by process and step."""
+        found: dict[Source, Manifest] = {}
+        for process in range(process_count()):
+            folder = StepDirectories(self.directory / f"process_{process}")
+            for step in folder.committed():
+                manifest = self._manifest(folder.path(step))
+                if (
+                    manifest is not None
+                    and manifest.extra["tag"] == self._tag
+                    and part_fits(manifest, wanted, process)
+                ):
+                    found[process, step] = manifest
+        return found
+
+    def _manifest(self, directory: Path) -> Manifest | None:
+        try:
+            return read_manifest(directory)
+        except DamagedCheckpointError as error:
+            warnings.warn(f"a snapshot is of no use: {error}", CheckpointWarning, stacklevel=2)
+            return None
+
+    def _bring_home(self, step: int, holders: set[Source]) -> bool:
+        """Sees to it that each process's host holds its part of a step, whole; False if one can't.
+
+        A damaged part is replaced by its copy.
+        """
+        while (sources := _sources(holders)) is not None:
+            hand_out = partial(self._hand_out, step, sources)
+            problems = all_gather_object("bringing a snapshot home", hand_out)
+            if not any(problems):
+                return True
+            for holder, lost in enumerate(problems):
+                for process, what in lost:
+                    holders.discard((holder, process))
+                    self._warn(
+                        f"process {holder}: part {process} of the snapshot of step {step} {what}"
+                    )
+        return False
+
+    def _hand_out(self, step: int, sources: list[Source]) -> list[tuple[int, str]]:
+        """Checks the parts that are taken from this process, and sends them to their owners."""
+        assert self._exchange is not None, "open was called"
+        own, lost = process_index(), []
+        for holder, process in sources:
+            if holder != own:
+                continue
+            directory = StepDirectories(self.directory / f"process_{process}").path(step)
+            try:
+                if problems := part_damage(directory):
+                    raise OSError("; ".join(problems))
+                if process != own:
+                    self._exchange.send(process, process, step, directory)
+            except OSError as error:
+                lost.append((process, f"is of no use: {error}"))
+        return lost
+
+    def _load(
+        self, step: int, template: Any, wanted: Mapping[str, jax.ShapeDtypeStruct]
+    ) -> Restored:
+        directory = self._kept[process_index()].path(step)
+        manifest = read_manifest(directory)
+        arrays = load_part(directory, manifest, wanted)
+        state = jax.tree.unflatten(jax.tree.structure(template), [arrays[name] for name in wanted])
+        return Restored(step, state, dict(manifest.extra["extra"]))
+
+    # -- Forgetting ------------------------------------------------------------------------------
+
+    def forget(self, rewinds: int) -> None:
+        """Lets all snapshots go, where the run went back behind them."""
+        self.wait()
+        self._tag["rewinds"] = rewinds
+        self._delete_steps(after=-1)
+
+    def forget_after(self, step: int) -> None:
+        """Lets go of the snapshots that are newer than the step that the run resumes from."""
+        self._delete_steps(after=step)
+
+    def _delete_steps(self, *, after: int) -> None:
+        def delete() -> None:
+            if not self._is_first_on_host():
+                return
+            for path in self.directory.glob("process_*"):
+                folder = StepDirectories(path)
+                for step in folder.at_or_after(after + 1):
+                    folder.delete(step)
+
+        all_gather_object("deleting snapshots", delete)
+
+    def delete(self) -> None:
+        """Gives the memory back, once the run has ended well."""
+        if self._exchange is None:
+            return
+        self.wait()
+        all_gather_object("leaving snapshots", lambda: None)
+        is_first = self._is_first_on_host()
+        self.close()
+        if is_first:
+            shutil.rmtree(self.directory, ignore_errors=True)
+
+    def close(self) -> None:
+        """Stops keeping snapshots; those that are there stay. Safe to call twice."""
+        if self._exchange is not None:
+            self._exchange.close()
+            self._exchange = None
+        if self._worker is not None:
+            self._worker.shutdown(wait=False, cancel_futures=True)
+        while self._locks:
+            self._locks.pop().release()
+
+    def _is_first_on_host(self) -> bool:
+        assert self._exchange is not None, "open was called"
+        return self._exchange.hosts.is_first_on_host(process_index())
+
+    def _warn(self, text: str) -> None:
+        if is_process_zero():
+            warnings.warn(f"{text} ({self.directory})", CheckpointWarning, stacklevel=3)
+
+
+def _sources(holders: set[Source]) -> list[Source] | None:
+    """Returns for each process who hands its part out: its own host if it can; None if none can."""
+    chosen: list[Source] = []
+    for process in range(process_count()):
+        able = sorted(holder for holder, held in holders if held == process)
+        if not able:
+            return None
+        chosen.append((process if process in able else able[0], process))
+    return chosen
