@@ -4,6 +4,7 @@ jax reads the variables when it is imported. A user who set them, or switched th
 JAX_ENABLE_COMPILATION_CACHE=false, is not overruled.
 """
 
+import contextlib
 import hashlib
 import os
 import sys
@@ -15,16 +16,36 @@ _OTHERS = {
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
     "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
 }
+_MOST_BYTES = 10 << 30
 
 
 def use_compile_cache(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Sets the variables of jax's persistent compilation cache where nobody has set its folder."""
+    """Sets the variables of jax's persistent compilation cache where nobody has set its folder.
+
+    Of programs that take more than 10 GiB together those go that were not used for longest.
+    """
     if _FOLDER in environment or "jax" in sys.modules:
         return
     home = environment.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    environment[_FOLDER] = str(Path(home) / "axcore" / "compiled" / _machine())
+    folder = Path(home) / "axcore" / "compiled" / _machine()
+    remove_oldest(folder, _MOST_BYTES)
+    environment[_FOLDER] = str(folder)
     for name, value in _OTHERS.items():
         environment.setdefault(name, value)
+
+
+def remove_oldest(folder: Path, most_bytes: int) -> None:
+    """Removes the files of a folder that were read or written last longest ago, down to a size."""
+    found = []
+    for path in folder.glob("*"):
+        with contextlib.suppress(FileNotFoundError):  # another run removes files, too
+            state = path.stat()
+            found.append((max(state.st_atime, state.st_mtime), state.st_size, path))
+    kept = 0
+    for _, size, path in sorted(found, reverse=True):
+        kept += size
+        if kept > most_bytes:
+            path.unlink(missing_ok=True)
 
 
 def _machine() -> str:
