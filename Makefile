@@ -17,7 +17,7 @@ SOURCES := pyproject.toml constraints.txt $(wildcard plugins/*/pyproject.toml)
 COMPILERS := $(VENV)-compilers
 AOT_TARGETS ?= tpu-v5e-256 gpu-h100-8
 
-.PHONY: help demo test test-slow gate compile compile-all aot fmt lint types docs bench bench-gpu reliability clean
+.PHONY: help demo test test-slow test-long gate compile compile-all aot fmt lint types docs bench bench-gpu reliability clean
 
 help:  ## Show what can be made.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -28,18 +28,22 @@ demo: $(VENV)/.demo  ## Train a small transformer on real text, then sample from
 
 test: $(VENV)/.test  ## Run the suite, but for what the targets below run.
 	@echo "== pytest: the suites of axcore and of the four plugins"
-	@$(PYTEST) -m "not slow and not gate and not compile"
+	@$(PYTEST) -m "not slow and not long and not gate and not compile"
 
 test-slow: $(VENV)/.test  ## Run the tests that take longer.
 	@echo "== pytest: the tests marked slow"
-	@$(PYTEST) -m slow
+	@$(PYTEST) -m "slow and not long"
+
+test-long: $(VENV)/.test  ## Run what is left of sweeps of which the others run a sample.
+	@echo "== pytest: the tests marked long"
+	@$(PYTEST) -m long
 
 gate: $(VENV)/.test  ## Hold features to what they may cost in lines of code.
 	@echo "== axcore loc: what each feature costs"
 	@$(BIN)/axcore loc --models 16 --variants 16 --check --markdown > docs/loc-table.md
 	@git diff --exit-code docs/loc-table.md || (echo "docs/loc-table.md was not up to date: look at it, and commit it"; exit 1)
 	@echo "== pytest: every feature in every family on every target"
-	@$(PYTEST) -m gate tests/complexity
+	@$(PYTEST) -m "gate and not long" tests/complexity
 
 compile: $(COMPILERS)/.done  ## Compile what changed of kernels and train steps for accelerators that are not here.
 	@echo "== pytest: the tests marked compile without a receipt that holds, each target in a process of its own"

@@ -26,7 +26,7 @@ install_import_hook(["axcore.layers", "axcore.models", "axcore.ops"], "beartype.
 
 import jax  # noqa: E402 - after the hook
 
-pytest_plugins = ["time_budget", "quick_cases"]
+pytest_plugins = ["time_budget", "case_samples"]
 
 # A shell without job control starts what it sends to the background deaf to Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)

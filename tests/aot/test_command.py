@@ -123,7 +123,7 @@ def test_limits_of_a_compiler_that_stands_in_are_told(aot):
     assert told["predicted_step_s"] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_search_finds_what_fits(aot):
     ran = aot(*TOO_LARGE, "--search")
     assert ran.exit_code == 11

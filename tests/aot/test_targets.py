@@ -140,7 +140,7 @@ print(compiled.memory_analysis().argument_size_in_bytes, added.kind, added.group
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_programs_compile_for_more_devices_than_a_process_may_have():
     hardware = Hardware.parse("cpu-4096")
     ran = subprocess.run(

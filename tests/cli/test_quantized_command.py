@@ -38,7 +38,7 @@ def test_float8_is_refused_on_a_host_and_leaves_nothing_behind(tmp_path, capsys,
     assert not run.exists()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_emulated_float8_trains_draws_its_sample_and_more(tmp_path, capsys):
     """What runs after training is under the same pins as training."""
     run = tmp_path / "run"

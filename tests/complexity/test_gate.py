@@ -1,6 +1,7 @@
 """The gate: every feature in every family of models, on four targets, and learning on this one."""
 
 import functools
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -81,12 +82,25 @@ def where(feature: Feature) -> tuple[str, ...]:
     return TARGETS if feature.apply is not None else (feature.target,)
 
 
+def in_families(names: Sequence[str]):
+    """Runs a test on each feature in each family; two thirds of them are long."""
+    pairs = [
+        pytest.param(
+            *(name, family),
+            marks=() if (column - row) % 3 == 0 else pytest.mark.long,
+            id=f"{name}-{family}",
+        )
+        for row, name in enumerate(names)
+        for column, family in enumerate(FAMILIES)
+    ]
+    return pytest.mark.parametrize(("name", "family"), pairs)
+
+
 def test_there_are_as_many_features_as_the_gate_is_about():
     assert len(FEATURES) >= 12
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("name", FEATURES)
+@in_families([*FEATURES])
 def test_a_feature_is_in_every_family_on_every_target(name, family):
     feature = FEATURES[name]
     cfg = added(name, experiment(family))
@@ -103,8 +117,7 @@ def test_a_feature_is_in_every_family_on_every_target(name, family):
                 why_not_in(feature, cfg, Hardware.parse(target))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("name", ADDED)
+@in_families(ADDED)
 def test_every_variant_runs_forward_and_backward(name, family):
     model = added(name, experiment(family)).model.build()
     policy = KernelPolicy(

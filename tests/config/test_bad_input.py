@@ -288,7 +288,7 @@ FUZZ = {
 }
 
 
-@pytest.mark.parametrize("share", [0.03, pytest.param(1.0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("share", [0.03, pytest.param(1.0, marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", FUZZ)
 def test_fuzzed_input_gives_a_config_or_a_config_error(name: str, share: float) -> None:
     load, inputs, count = FUZZ[name]

@@ -6,7 +6,7 @@ import sys
 import pytest
 from click.testing import CliRunner
 from guarded_run import guarded_config
-from quick_flags import compile_cache, quick_environment
+from quick_flags import quick_environment
 
 from axcore.cli.rehearse import rehearse
 from axcore.config import to_yaml
@@ -36,7 +36,7 @@ def test_a_run_that_a_fault_kills_is_started_again_and_the_report_says_so(tmp_pa
     ran = subprocess.run(
         [sys.executable, "-m", "axcore", "rehearse", str(experiment)]
         + [f"--faults={plan}", f"--dir={tmp_path / 'run'}"],
-        env={**quick_environment(), **compile_cache(tmp_path / "compiled")},
+        env=quick_environment(),
         capture_output=True,
         text=True,
         check=False,

@@ -9,27 +9,26 @@ import time
 from pathlib import Path
 
 import pytest
-from quick_flags import compile_cache, quick_environment
+from quick_flags import quick_environment
 
 WORKER = Path(__file__).with_name("training_worker.py")
 
 
-@pytest.fixture(scope="module", params=["text", "digits"])
+@pytest.fixture(scope="module", params=["text", pytest.param("digits", marks=pytest.mark.long)])
 def data(request, text_folder):
     """What a worker trains on: documents, or images."""
     return text_folder if request.param == "text" else request.param
 
 
 @pytest.fixture(scope="module")
-def start(data, tmp_path_factory):
-    """Starts a worker on a run directory; all share one compile cache, as runs of a cluster do."""
-    environment = {**quick_environment(), **compile_cache(tmp_path_factory.mktemp("compiled"))}
+def start(data):
+    """Starts a worker on a run directory."""
 
     def start_worker(directory, *death):
         arguments = [WORKER, data, directory, *death]
         return subprocess.Popen(
             [sys.executable, *map(str, arguments)],
-            env=environment,
+            env=quick_environment(),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

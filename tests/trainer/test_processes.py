@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from quick_flags import compile_cache
 from several_processes import finish, start_all
 
 from axcore.trainer.batch_sharding import ALL_ROWS, BatchShard, shard_from_rows
@@ -18,9 +17,8 @@ STEPS = 4
 
 
 @pytest.fixture(scope="module")
-def train(text_folder, tmp_path_factory):
-    """Starts processes that train in a directory; all share one compile cache."""
-    cache = compile_cache(tmp_path_factory.mktemp("compiled"))
+def train(text_folder):
+    """Starts processes that train in a directory."""
 
     def start(directory, *, count, devices, own=None, only=None, mesh=None, **task):
         changes = {
@@ -36,7 +34,6 @@ def train(text_folder, tmp_path_factory):
             count=count,
             devices=devices,
             only=only,
-            environment=cache,
         )
 
     return start
@@ -86,7 +83,7 @@ def test_two_processes_stop_together_where_one_is_asked_to(stopped):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["signal", "notice"])
+@pytest.mark.parametrize("kind", [pytest.param("signal", marks=pytest.mark.long), "notice"])
 def test_processes_stop_together_long_before_they_log(train, tmp_path, kind):
     rare = {"max_steps": 10**6, "log_every_steps": 10**5, "checkpoint.every_steps": 10**5}
     notice = str(tmp_path / "notice")
@@ -163,7 +160,7 @@ def test_processes_of_different_data_are_refused(train, text_folder, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_many_steps_between_logs_end_with_two_devices_a_process(train, tmp_path):
     never = {"log_every_steps": 1000, "eval_every_steps": 1000, "checkpoint.every_steps": 1000}
     own = {str(index): {**never, "max_steps": 20} for index in range(2)}

@@ -23,7 +23,9 @@ from axcore.testing import small_experiment, trainer_on
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", [gpt2, gemma3, deepseek_v3])
+@pytest.mark.parametrize(
+    "family", [gpt2, *(pytest.param(fn, marks=pytest.mark.long) for fn in (gemma3, deepseek_v3))]
+)
 def test_toy_is_trained_and_sampled(family, tmp_path):
     """By the trainer, for two steps; samples are drawn at the end."""
     cfg = update_config(
@@ -50,7 +52,7 @@ def test_greedy_tokens_are_the_likeliest_of_the_model(state_of):
     assert drawn.text == tokenizer.decode([best])
 
 
-@pytest.mark.parametrize("family", [deepseek_v3, pytest.param(gemma3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("family", [deepseek_v3, pytest.param(gemma3, marks=pytest.mark.long)])
 @pytest.mark.slow
 def test_sharded_toy_equals_toy(family, state_of):
     """Stacks of stacks, turns, latent heads and experts, over `fsdp` 4 and `model` 2."""

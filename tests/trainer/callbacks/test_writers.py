@@ -77,7 +77,7 @@ def test_a_run_writes_to_every_writer_of_its_config(paper, toy_config, one_devic
     assert (directory / "paper.txt").read_text().splitlines() == [*expected, "closed"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_writers_may_change_when_a_run_is_taken_up_again(paper, toy_config, one_device, directory):
     broken = one_device(evolve(toy_config, writers=("json_lines", "broken")))
     with pytest.raises(TrainingError) as raised:
