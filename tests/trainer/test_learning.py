@@ -59,7 +59,7 @@ def stop_at(step):
 @pytest.mark.parametrize(
     "name",
     [
-        one if one.startswith("sgd") else pytest.param(one, marks=pytest.mark.slow)
+        one if one.startswith("sgd") else pytest.param(one, marks=pytest.mark.long)
         for one in LEARNERS
     ],
 )
