@@ -15,6 +15,9 @@ import attrs
 
 _TAIL_LINES = 30
 
+MAY_PASS = (1, 9, 12, 134, 137, 139, 143)
+"""Exit codes that another attempt may not meet again: faults, hangs, and what signals ended."""
+
 
 @attrs.frozen(kw_only=True)
 class ProcessStart:

@@ -72,14 +72,14 @@ class Local(Launcher):
         Raises:
             ProcessError: The program is not here.
         """
-        command = _found(job.command)
+        command = found(job.command)
         return [
             ProcessStart(
                 command=command,
                 environment={**os.environ, **variables},
                 can_wait=job.command[:2] == ("axcore", "train"),
             )
-            for variables in self._variables(job, f"localhost:{_free_port()}")
+            for variables in self._variables(job, f"localhost:{free_port()}")
         ]
 
     def _variables(self, job: Job, coordinator: str) -> Iterator[dict[str, str]]:
@@ -125,18 +125,21 @@ def _exit_code(failed: Child | None, *, is_one_of_several: bool) -> int:
     return ProcessError.exit_code
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Returns a port of this machine that nobody listens on now."""
     with socket.socket() as free:
         free.bind(("", 0))
         return int(free.getsockname()[1])
 
 
-def _found(command: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns a command whose program is found as this one was: ours is that of this Python."""
+def found(command: tuple[str, ...]) -> tuple[str, ...]:
+    """Returns a command whose program is found as this one was: ours is that of this Python.
+
+    Raises:
+        ProcessError: The program is not here.
+    """
     if command[0] == "axcore":
         return (sys.executable, "-m", "axcore", *command[1:])
     if shutil.which(command[0]) is None:
-        raise ProcessError(
-            f"there is no program {command[0]!r}", where="launch local", hint="install it"
-        )
+        raise ProcessError(f"there is no program {command[0]!r}", where="launch", hint="install it")
     return command

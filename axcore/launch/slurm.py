@@ -4,8 +4,9 @@ import re
 import shlex
 from collections.abc import Mapping
 
-from axcore.config import config
+from axcore.config import NonNegativeInt, config
 from axcore.errors import ConfigError
+from axcore.launch.children import MAY_PASS
 from axcore.launch.job import Job
 from axcore.launch.launcher import Launcher
 from axcore.launch.process_info import ProcessInfo, integer
@@ -16,15 +17,12 @@ _NUM_PORTS = 12000  # below the ports that systems hand out to anybody
 
 _OPTION = re.compile(r"[a-z][a-z-]*")
 
-_LOST = ("1", "9", "12", "134", "137", "139", "143")
-"""Exit codes that another attempt may not meet again: faults, and what signals end."""
-
 _RESTARTING = """\
 for ((left = {restarts}; ; left--)); do
   {srun} && exit
   code=$?
   case $code in
-    {lost}) ((left > 0)) || exit $code ;;
+    {may_pass}) ((left > 0)) || exit $code ;;
     *) exit $code ;;
   esac
   echo "exit code $code: all processes start again, $left restarts left" >&2
@@ -61,7 +59,7 @@ class Slurm(Launcher):
     options: Mapping[str, str] = {}
     time: str | None = None
     setup: tuple[str, ...] = ()
-    restarts: int = 10
+    restarts: NonNegativeInt = 10
     grace_s: int = 300
 
     def check(self, job: Job) -> None:
@@ -98,7 +96,8 @@ class Slurm(Launcher):
 
     def _restarting(self, job: Job) -> str:
         srun = f"srun --kill-on-bad-exit=1 --label{self._cpus()} {job.shell_line}"
-        return _RESTARTING.format(restarts=self.restarts, srun=srun, lost=" | ".join(_LOST))
+        may_pass = " | ".join(map(str, MAY_PASS))
+        return _RESTARTING.format(restarts=self.restarts, srun=srun, may_pass=may_pass)
 
     def _cpus(self) -> str:
         """Returns the options that a step does not inherit from its job."""

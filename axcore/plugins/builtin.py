@@ -338,6 +338,11 @@ def launchers() -> Iterator[JobLauncher]:
         config=Ref("axcore.launch.local:Local"),
         summary="Processes on this machine, side by side",
     )
+    yield JobLauncher(
+        name="ray",
+        config=Ref("axcore.launch.ray:Ray"),
+        summary="Actors of a Ray cluster, one for each process",
+    )
     for name, module, config, summary in (
         ("slurm", "slurm", "Slurm", "A script for sbatch, a process on each node"),
         ("kubernetes", "kubernetes", "Kubernetes", "A JobSet, a pod for each process"),

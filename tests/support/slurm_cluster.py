@@ -4,11 +4,12 @@ import contextlib
 import getpass
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import time
 from pathlib import Path
+
+from marked_processes import kill_all_with
 
 NODES = ("n1", "n2")
 _PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch")
@@ -100,9 +101,7 @@ class SlurmCluster:
         """Ends every process that has this cluster's variables: jobs and daemons."""
         with contextlib.suppress(Exception):
             self.call("scancel", "--user=root", "--full")
-        for pid in self._processes():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        kill_all_with("SLURM_CONF", self.environment["SLURM_CONF"])
         for daemon in self._daemons:
             daemon.kill()
             daemon.wait()
@@ -146,14 +145,6 @@ class SlurmCluster:
             assert not dead, f"{dead} ended: {logs}"
             assert time.monotonic() < end, f"{what} did not come: {logs}"
             time.sleep(0.1)
-
-    def _processes(self):
-        """Yields the processes that were started with this cluster's configuration."""
-        mark = f"SLURM_CONF={self.environment['SLURM_CONF']}"
-        for place in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):
-                if mark in (place / "environ").read_text().split("\0"):
-                    yield int(place.name)
 
 
 def _path():

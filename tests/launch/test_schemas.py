@@ -1,0 +1,149 @@
+"""What is written for engines that are not here passes their own schemas."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+
+import jsonschema
+import kubernetes_validate
+import pytest
+import yaml
+
+from axcore.launch import Job
+from axcore.launch.kubernetes import Kubernetes
+from axcore.launch.skypilot import SkyPilot
+
+KUBERNETES_VERSIONS = ("1.29", "1.33", kubernetes_validate.latest_version())
+JOB = Job.training(("tiny", "--dir", "/runs/tiny", "--set", "prompt='a $(B)'"), processes=4)
+PLAIN = Kubernetes(image="me/axcore", volume_claim="runs")
+FULL = Kubernetes(
+    image="me/axcore",
+    volume_claim="runs",
+    resources={"cpu": "8", "memory": "64Gi", "acme.com/chip": "8"},
+    node_selector={"pool": "big"},
+    environment={"GREETING": "hello"},
+    namespace="team",
+)
+
+JOB_SET = {
+    "type": "object",
+    "additionalProperties": False,
+    "required": ["apiVersion", "kind", "metadata", "spec"],
+    "properties": {
+        "apiVersion": {"const": "jobset.x-k8s.io/v1alpha2"},
+        "kind": {"const": "JobSet"},
+        "metadata": {
+            "type": "object",
+            "additionalProperties": False,
+            "required": ["name"],
+            "properties": {"name": {"type": "string"}, "namespace": {"type": "string"}},
+        },
+        "spec": {
+            "type": "object",
+            "additionalProperties": False,
+            "properties": {
+                "network": {
+                    "type": "object",
+                    "additionalProperties": False,
+                    "properties": {
+                        "enableDNSHostnames": {"type": "boolean"},
+                        "subdomain": {"type": "string"},
+                        "publishNotReadyAddresses": {"type": "boolean"},
+                    },
+                },
+                "failurePolicy": {
+                    "type": "object",
+                    "additionalProperties": False,
+                    "properties": {
+                        "maxRestarts": {"type": "integer"},
+                        "restartStrategy": {"enum": ["Recreate", "BlockingRecreate"]},
+                    },
+                },
+                "replicatedJobs": {
+                    "type": "array",
+                    "items": {
+                        "type": "object",
+                        "additionalProperties": False,
+                        "required": ["name", "template"],
+                        "properties": {
+                            "name": {"type": "string"},
+                            "replicas": {"type": "integer"},
+                            "template": {"type": "object"},  # a Job's, checked as one
+                        },
+                    },
+                },
+            },
+        },
+    },
+}
+"""The fields of a JobSet that a run may use, and no others.
+
+Source: kubernetes-sigs/jobset, api/jobset/v1alpha2/jobset_types.go.
+"""
+
+
+def check(job_set, version):
+    """Raises unless a JobSet and its Jobs have the fields that a version of Kubernetes knows."""
+    jsonschema.validate(job_set, JOB_SET)
+    for replicated in job_set["spec"]["replicatedJobs"]:
+        head = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "run"}}
+        job = {**head, **replicated["template"]}
+        kubernetes_validate.validate(job, version, strict=True)
+
+
+@pytest.mark.parametrize("version", KUBERNETES_VERSIONS)
+@pytest.mark.parametrize("launcher", [PLAIN, FULL], ids=["plain", "full"])
+def test_a_job_set_and_its_pods_are_as_kubernetes_wants_them(launcher, version):
+    check(yaml.safe_load(launcher.render(JOB)), version)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        ("restartPolicy: Never", "restartPolicyy: Never", "'restartPolicyy' was unexpected"),
+        ("containerPort: 29400", "containerPort: high", "'high' is not of type"),
+        ("value: hello", "value: 5", "5 is not of type"),
+        ("backoffLimit", "backOffLimit", "'backOffLimit' was unexpected"),
+        ("maxRestarts", "maxRestart", "'maxRestart' was unexpected"),
+        ("BlockingRecreate", "Blocking", "'Blocking' is not one of"),
+        ("enableDNSHostnames", "enableDnsHostnames", "'enableDnsHostnames' was unexpected"),
+    ],
+)
+def test_the_schemas_find_what_is_wrong(old, new, why):
+    text = FULL.render(JOB)
+    assert old in text
+    wrong = yaml.safe_load(text.replace(old, new))
+    errors = (jsonschema.ValidationError, kubernetes_validate.ValidationError)
+    with pytest.raises(errors, match=why):
+        check(wrong, KUBERNETES_VERSIONS[-1])
+
+
+READ_TASK = """
+import json, sys, sky
+task = sky.Task.from_yaml(sys.argv[1])
+(resources,) = task.resources
+mounts = {place: storage.source for place, storage in task.storage_mounts.items()}
+print(json.dumps([task.name, task.num_nodes, task.run, resources.accelerators, mounts]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    importlib.util.find_spec("sky") is None, reason="no SkyPilot: pip install skypilot"
+)
+def test_skypilot_reads_the_task(tmp_path):
+    launcher = SkyPilot(
+        accelerators="H100:8",
+        infra="aws",
+        use_spot=True,
+        environment={"A": "b"},
+        bucket="s3://runs",
+    )
+    (tmp_path / "task.yaml").write_text(launcher.render(JOB), encoding="utf-8")
+    command = [sys.executable, "-c", READ_TASK, tmp_path / "task.yaml"]
+    read = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert read.returncode == 0, read.stderr
+    name, nodes, run, accelerators, mounts = json.loads(read.stdout.splitlines()[-1])
+    assert (name, nodes, run) == ("tiny", 4, JOB.shell_line + "\n")
+    assert (accelerators, mounts) == ({"H100": 8}, {"/runs": "s3://runs"})
