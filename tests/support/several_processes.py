@@ -3,7 +3,7 @@
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,11 +27,13 @@ def free_address() -> str:
         return f"localhost:{free.getsockname()[1]}"
 
 
-def start(command: Sequence[object], *, devices: int = 1) -> "subprocess.Popen[str]":
+def start(
+    command: Sequence[object], *, devices: int = 1, environment: Mapping[str, str] | None = None
+) -> "subprocess.Popen[str]":
     """Starts Python with some arguments, on host devices."""
     return subprocess.Popen(
         [sys.executable, *map(str, command)],
-        env=quick_environment(devices=devices),
+        env={**quick_environment(devices=devices), **(environment or {})},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -44,6 +46,7 @@ def start_all(
     count: int,
     devices: int = 1,
     only: Sequence[int] | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> list["subprocess.Popen[str]"]:
     """Starts a script once for each process; it gets address, count and index, then the rest.
 
@@ -53,10 +56,11 @@ def start_all(
         count: Processes of the run.
         devices: Of each process.
         only: The processes to start; all where left out.
+        environment: Variables to set.
     """
     address = free_address()
     return [
-        start([script, address, count, index, *arguments], devices=devices)
+        start([script, address, count, index, *arguments], devices=devices, environment=environment)
         for index in (range(count) if only is None else only)
     ]
 
