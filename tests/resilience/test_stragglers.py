@@ -72,7 +72,7 @@ def test_a_process_of_three_that_sleeps_at_each_step_is_named(tmp_path):
     assert [one.exit_code for one in ended] == [0, 0, 0], ended
     (event,) = [one for one in read_events(tmp_path / "run").events if one["event"] == "straggler"]
     assert (event["straggler"], event["process"]) == (1, 0)
-    assert event["own_s"] > 0.1 > event["others_s"]
+    assert event["own_s"] >= 1.0 > event["others_s"]
     assert (
         "process 1 keeps the others waiting"
         in json.loads(ended[0].stdout.splitlines()[-1])["warnings"][0]
