@@ -5,4 +5,4 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 TESTS = ROOT / "tests"
-sys.path += [str(TESTS / "trainer"), str(TESTS / "support")]
+sys.path += map(str, (TESTS / "trainer", TESTS / "support", ROOT / "benchmarks"))

@@ -22,7 +22,7 @@ import _paths  # noqa: F401 - first
 from _result import record_promise
 from quick_flags import compile_cache, quick_environment
 
-from axcore.config import evolve, to_json
+from axcore.config import evolve, to_json, update_config
 from axcore.resilience import read_events
 from axcore.resilience.tracked_process import process_state
 from axcore.testing.tiny import small_experiment
@@ -33,8 +33,8 @@ POLICY = ("--policy", "attempts_at_one_step=1000000")
 """Kills from outside may come at one step again and again, before a checkpoint is saved."""
 
 
-def write_experiment(folder: Path) -> Path:
-    cfg = small_experiment(folder / "text")
+def write_experiment(folder: Path, **more: object) -> Path:
+    cfg = update_config(small_experiment(folder / "text"), more)
     checkpoint = evolve(cfg.checkpoint, every_steps=10)
     changes = {"max_steps": 1_000_000, "eval_every_steps": 1_000_000, "checkpoint": checkpoint}
     path = folder / "small.json"
@@ -42,8 +42,8 @@ def write_experiment(folder: Path) -> Path:
     return path
 
 
-def start(folder: Path, *policy: str) -> "subprocess.Popen[bytes]":
-    run = ("-n", "2", "--dir", folder / "run", *POLICY, *policy)
+def start(folder: Path, *policy: str, processes: int = 2) -> "subprocess.Popen[bytes]":
+    run = ("-n", processes, "--dir", folder / "run", *POLICY, *policy)
     return subprocess.Popen(
         [
             sys.executable,

@@ -1,10 +1,11 @@
-"""Writes the table of docs/reliability.md from the results in benchmarks/results/reliability.
+"""Writes the tables of docs/reliability.md from the results in benchmarks/results/reliability.
 
 A promise without a result is "not measured", or "not built" where nothing keeps it yet.
 """
 
 import json
 from pathlib import Path
+from typing import Any
 
 from axcore.report.table import markdown_table
 
@@ -12,6 +13,7 @@ ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "reliability"
 PAGE = ROOT / "docs" / "reliability.md"
 BEGIN, END = "<!-- table: make reliability -->\n", "<!-- end of table -->"
+BEGIN_PEERS = "<!-- table: recovery_peers.py -->\n"
 
 PROMISES = {
     "R1": "A run that is killed at any moment resumes with equal bits",
@@ -37,6 +39,14 @@ PROMISES = {
 }
 NOT_BUILT = ("R6",)
 
+PEERS = {
+    "torchft": "torchft, replicas dead after 1 s of silence",
+    "torchft_readme": "torchft, lighthouse as in its README",
+    "axcore_spares": "axcore, from ready spares",
+    "axcore": "axcore, without spares",
+    "orbax": "jax and Orbax by hand, all relaunched",
+}
+
 
 def table(results: Path = RESULTS) -> str:
     """Returns the table in Markdown."""
@@ -51,12 +61,39 @@ def _cells(path: Path) -> tuple[str, str, str]:
     return f"{result['tries']:,}", result["outcome"].replace("|", "/"), f"`{result['command']}`"
 
 
-def page_with_table(page: str, made: str) -> str:
-    """Returns the page with the table between its marks."""
-    before, rest = page.split(BEGIN)
-    return f"{before}{BEGIN}{made}{END}{rest.split(END)[1]}"
+def peers_table(path: Path = RESULTS / "recovery_peers.json") -> str:
+    """Returns how axcore recovers beside others, in Markdown."""
+    result = json.loads(path.read_text(encoding="utf-8"))
+    rows = [(text, *_peer_cells(name, result["systems"][name])) for name, text in PEERS.items()]
+    made = markdown_table(("", "came back", "next step", "all processes again"), rows)
+    machine = result["hardware"]
+    return (
+        f"{made}\n\nMedians of {result['tries']} kills each, the longest in brackets; "
+        f"{result['processes']} processes on {machine['cores']} cores, load average "
+        f"{machine['load_average_1min']:.0f}: `{result['command']}`\n"
+    )
+
+
+def _peer_cells(name: str, system: dict[str, Any]) -> tuple[str, str, str]:
+    if "skipped" in system:
+        return "", system["skipped"], ""
+    back = "back_s" if name.startswith("torchft") else "to_step_s"
+    first, last = (
+        f"{system[f'median_{key}']:.1f} s ({system[f'longest_{key}']:.1f} s)"
+        if f"median_{key}" in system
+        else "never"
+        for key in ("to_step_s", back)
+    )
+    return f"{system['came_back']} of {len(system['tries'])}", first, last
+
+
+def page_with_table(page: str, made: str, begin: str = BEGIN) -> str:
+    """Returns the page with a table between its marks."""
+    before, rest = page.split(begin)
+    return f"{before}{begin}{made}{END}{rest.partition(END)[2]}"
 
 
 if __name__ == "__main__":
     text = page_with_table(PAGE.read_text(encoding="utf-8"), table())
+    text = page_with_table(text, peers_table(), BEGIN_PEERS)
     PAGE.write_text(text, encoding="utf-8")

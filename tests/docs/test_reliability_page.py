@@ -24,11 +24,12 @@ def test_every_cause_is_on_the_page_with_its_budget():
     }
 
 
-def test_the_table_is_that_of_the_results(tmp_path):
+def test_the_tables_are_those_of_the_results(tmp_path):
     spec = importlib.util.spec_from_file_location("table", TABLE)
     made = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(made)
     assert made.page_with_table(PAGE, made.table()) == PAGE, "run: make reliability, or table.py"
+    assert made.page_with_table(PAGE, made.peers_table(), made.BEGIN_PEERS) == PAGE
     shown = made.table(tmp_path)
     assert len(made.PROMISES) == 20
     assert shown.count("| not measured |") + shown.count("| not built |") == 20

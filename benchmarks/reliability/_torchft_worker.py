@@ -1,0 +1,84 @@
+"""One replica of a torchft run, as in torchft's own `train_ddp.py`, for `torchrun`.
+
+    torchrun ... _torchft_worker.py FOLDER
+
+REPLICA_GROUP_ID and TORCHFT_LIGHTHOUSE come from the environment, as in that example. The model has
+the sizes of `small_experiment`; the manager's time limits are those of the example for CPU.
+
+Gradients are averaged by `Manager.allreduce`. The example's `DistributedDataParallel` does not
+survive a lost replica on Gloo: `work.wait()` reports the error, and the hook then fails with
+`assert fut._fut`, in every survivor (torchft 0.2.0 with torch 2.15.0).
+"""
+
+import os
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from _step_log import StepLog
+from torch import Tensor, nn, optim
+from torch.nn import functional
+from torchft import Manager, Optimizer, ProcessGroupGloo
+
+VOCAB, DIM, LAYERS, HEADS, HIDDEN, TOKENS, ROWS = 264, 32, 2, 2, 64, 32, 4
+
+
+class Model(nn.Module):
+    """A small transformer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(
+            DIM, HEADS, HIDDEN, dropout=0.0, batch_first=True, norm_first=True
+        )
+        self.embedding = nn.Embedding(VOCAB, DIM)
+        self.layers = nn.TransformerEncoder(layer, LAYERS, enable_nested_tensor=False)
+        self.head = nn.Linear(DIM, VOCAB, bias=False)
+        self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(TOKENS - 1))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Returns the mean loss of each token after those before it."""
+        x = self.layers(self.embedding(tokens[:, :-1]), mask=self.mask, is_causal=True)
+        return functional.cross_entropy(self.head(x).flatten(0, 1), tokens[:, 1:].flatten())
+
+
+def main(folder: Path) -> None:
+    """Trains for ever."""
+    rank = int(os.environ["REPLICA_GROUP_ID"])
+    log = StepLog(folder, rank)
+
+    def load_state_dict(state: dict[str, Any]) -> None:
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+
+    def state_dict() -> dict[str, Any]:
+        return {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+
+    manager = Manager(
+        pg=ProcessGroupGloo(timeout=timedelta(seconds=5)),
+        min_replica_size=1,
+        load_state_dict=load_state_dict,
+        state_dict=state_dict,
+        replica_id=f"train_ddp_{rank}",
+        timeout=timedelta(seconds=30),
+    )
+    model = Model()
+    optimizer = Optimizer(manager, optim.AdamW(model.parameters(), lr=3e-3))
+    parameters = sum(one.numel() for one in model.parameters())
+    log.write(parameters=parameters, bytes=12 * parameters)  # float32, with AdamW's two moments
+    while True:
+        before = manager.current_step()
+        tokens = torch.randint(VOCAB, (ROWS, TOKENS))
+        optimizer.zero_grad()
+        model(tokens).backward()
+        for work in [manager.allreduce(one.grad) for one in model.parameters()]:
+            work.wait()
+        optimizer.step()
+        if manager.current_step() > before and manager.is_participating():
+            log.write(step=manager.current_step(), participants=manager.num_participants())
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
