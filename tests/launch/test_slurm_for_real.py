@@ -18,8 +18,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(missing_reason()), reaso
 
 
 @pytest.fixture
-def cluster(tmp_path):
-    with SlurmCluster(tmp_path / "slurm") as running:
+def cluster(tmp_path_factory):
+    with SlurmCluster(tmp_path_factory.mktemp("slurm")) as running:
         yield running
 
 

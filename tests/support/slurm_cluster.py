@@ -1,7 +1,6 @@
 """A real Slurm of two nodes on this machine, for as long as a context lasts."""
 
 import contextlib
-import getpass
 import os
 import shutil
 import socket
@@ -22,7 +21,7 @@ SlurmctldPort={controller}
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge.socket,cred_expire=5
+AuthInfo=socket={folder}/munge.socket,cred_expire=20
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool-%n
 SlurmctldPidFile={folder}/slurmctld.pid
@@ -36,7 +35,9 @@ MpiDefault=none
 JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
 ReturnToService=2
-SlurmdTimeout=30
+SlurmdTimeout=300
+MessageTimeout=100
+BatchStartTimeout=120
 KillWait=5
 CompleteWait=0
 SchedulerParameters=sched_interval=1,batch_sched_delay=0
@@ -50,7 +51,7 @@ def missing_reason():
     absent = [name for name in _PROGRAMS if shutil.which(name, path=_path()) is None]
     if absent:
         return f"no {', '.join(absent)}: apt-get install slurm-wlm munge"
-    return "" if getpass.getuser() == "root" else "slurmd starts jobs as root only"
+    return "" if os.geteuid() == 0 else "slurmd starts jobs as root only"
 
 
 class SlurmCluster:
@@ -107,7 +108,7 @@ class SlurmCluster:
             daemon.wait()
 
     def _configure(self):
-        (self.folder / "state").mkdir(parents=True)
+        (self.folder / "state").mkdir()
         controller, *ports = _free_ports(1 + len(NODES))
         nodes = "\n".join(
             f"NodeName={node} NodeHostname={socket.gethostname()} NodeAddr=127.0.0.1 Port={port} "
