@@ -10,8 +10,10 @@ without the Python of an environment that has it: `pip install torch torchft num
 import argparse
 import os
 import random
+import signal
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -61,6 +63,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the ranks to kill and the moments")
     parser.add_argument("--torch-python", type=Path, help="the Python of an environment of torchft")
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that no run is left behind
     began = time.monotonic()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         tries = take_turns(given, Path(name))
