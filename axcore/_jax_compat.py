@@ -4,6 +4,7 @@
 oldest and the newest that axcore supports. Nothing here imports jax before it is called.
 """
 
+import os
 import sys
 from types import FunctionType, SimpleNamespace
 from typing import Any
@@ -78,3 +79,26 @@ def keep_programs_of_every_process() -> None:
         (as_first if backend.platform == "cpu" else written)(key, seconds, name, backend, *rest)
 
     vars(compiler)["_cache_write"] = write
+
+
+def write_programs_whole() -> None:
+    """Lets jax's compilation cache show a program only once all of it is written.
+
+    jax writes it in place: a process that is killed meanwhile leaves a part, which each later start
+    warns of, and none replaces.
+    """
+    from jax._src import lru_cache
+
+    cache_class: Any = lru_cache.LRUCache
+    in_place = cache_class.put
+
+    def put(cache: Any, key: str, program: bytes) -> None:
+        path = cache.path / f"{key}{lru_cache._CACHE_SUFFIX}"
+        if cache.eviction_enabled:  # under a lock
+            in_place(cache, key, program)
+        elif not path.exists():
+            draft = cache.path / f"{key}.{os.getpid()}"
+            draft.write_bytes(program)
+            draft.replace(path)
+
+    cache_class.put = put

@@ -122,3 +122,32 @@ def test_any_process_keeps_what_it_compiles_for_cpu(tmp_path):
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
     shown = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert shown.stdout.split() == ["0", "1"]
+
+
+WRITING = """
+import os, sys
+import jax
+from jax._src.path import Path
+from axcore._jax_compat import write_programs_whole
+jax.config.update("jax_compilation_cache_dir", sys.argv[1])
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+write_programs_whole()
+kind = type(Path(sys.argv[1]))
+write = kind.write_bytes
+def die_in_the_middle(path, data):
+    write(path, data[: len(data) // 2])
+    os._exit(3)
+if sys.argv[2] == "die":
+    kind.write_bytes = die_in_the_middle
+jax.jit(lambda x: x + 1).lower(1.0).compile()
+"""
+
+
+def test_a_process_that_ends_while_it_writes_a_program_leaves_no_part_of_it(tmp_path):
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    for way, code, kept in (("die", 3, 0), ("live", 0, 1)):
+        command = [sys.executable, "-W", "error", "-c", WRITING, str(tmp_path), way]
+        ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert ran.returncode == code, ran.stderr
+        assert len(list(tmp_path.glob("*-cache"))) == kept

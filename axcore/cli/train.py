@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from axcore._jax_compat import write_programs_whole
 from axcore.cli import options
 from axcore.cli.interrupts import INTERRUPTED, exits_on_interrupt
 from axcore.cli.processes import join, process_info_of, process_options
@@ -57,6 +58,7 @@ def train(
     turn = wait_for_turn(heartbeat, _import_all)
     if turn is not None:
         place = process_info_of(process_flags(os.environ))
+    write_programs_whole()
     join(place, processes)
     from axcore.cli.experiment import load_resolved
     from axcore.distributed import naming_lost_processes
