@@ -111,21 +111,26 @@ def kill_torchft(one: Try, *, python: Path, lighthouse: Sequence[str]) -> dict[s
         pids = wait_for_steps(run, count, participants=count)
         time.sleep(one.wait_s)
         killed = kill(pids[one.rank])
-        fewer = [
-            first(run, rank, lambda line: was_made(line, killed, count - 1))
-            for rank in range(count)
-            if rank != one.rank
-        ]
+        others = [rank for rank in range(count) if rank != one.rank]
+        began = wait_until(lambda: first_without(run, others, killed, count))
+        fewer = [first(run, rank, lambda line: line["time"] >= began) for rank in others]
         found = {"to_step_s": max(fewer) - killed, **state_size(run)}
         with contextlib.suppress(TimeoutError):
-            back = first(run, one.rank, lambda line: was_made(line, killed, count))
+            back = first(run, one.rank, lambda line: is_back(line, killed, count))
             found["back_s"] = back - killed
         return found
 
 
-def was_made(line: Mapping[str, Any], after: float, participants: int) -> bool:
-    """Whether a step of torchft was committed after a moment, by so many replicas."""
-    return line["time"] > after and line["participants"] == participants
+def first_without(run: Path, others: Sequence[int], killed: float, count: int) -> float | None:
+    """Returns when survivors of torchft's run first committed a step without the killed replica."""
+    lines = (line for rank in others for line in read_steps(run, rank) if "step" in line)
+    fewer = (one["time"] for one in lines if one["time"] > killed and one["participants"] < count)
+    return min(fewer, default=None)
+
+
+def is_back(line: Mapping[str, Any], killed: float, count: int) -> bool:
+    """Whether a replica of torchft committed a step together with all others again."""
+    return line["time"] > killed and line["participants"] == count
 
 
 def wait_for_steps(run: Path, count: int, **values: int) -> list[int]:
