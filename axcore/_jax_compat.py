@@ -4,12 +4,14 @@
 oldest and the newest that axcore supports. Nothing here imports jax before it is called.
 """
 
+import contextlib
 import os
 import sys
 from types import FunctionType, SimpleNamespace
 from typing import Any
 
 _DEVICES = "jax._src.xla_bridge"
+_NEVER_S = 7 * 86400
 
 
 def user_context(default: object) -> Any:
@@ -54,6 +56,59 @@ def distributed_state() -> Any:
     return distributed.global_state
 
 
+def serve_coordination(port: int, process_count: int) -> Any:
+    """Starts the coordination service of a run, whose processes may be lost, and returns it.
+
+    It loads jaxlib and none of jax. Its `shutdown` ends what waits there.
+    """
+    from jaxlib import _jax
+
+    return _jax.get_distributed_runtime_service(
+        f"[::]:{port}", process_count, heartbeat_timeout=_NEVER_S, recoverable=True
+    )
+
+
+def join_coordination(address: str, process_count: int, process_index: int, limit_s: int) -> None:
+    """Joins a run whose coordination service is elsewhere; losing it ends no process."""
+    from jaxlib import _jax
+
+    state = distributed_state()
+    client = _jax.get_distributed_runtime_client(
+        address,
+        process_index,
+        init_timeout=limit_s,
+        heartbeat_timeout=_NEVER_S,
+        missed_heartbeat_callback=lambda status: None,  # the supervisor knows before
+        shutdown_on_destruction=False,
+        use_compression=True,
+    )
+    state.coordinator_address, state.client = address, client
+    state.num_processes, state.process_id = process_count, process_index
+    client.connect()
+
+
+def end_coordinated_waits() -> None:
+    """Makes every thread that waits for another process raise; any thread may call it."""
+    import jax
+
+    client = distributed_state().client
+    if client is not None:
+        with contextlib.suppress(jax.errors.JaxRuntimeError):  # another thread was faster
+            client.shutdown()
+
+
+def leave_coordination() -> None:
+    """Forgets the run that this process joined, with all devices, arrays and programs."""
+    import jax
+    from jax.extend.backend import clear_backends
+
+    end_coordinated_waits()  # a client that isn't shut down aborts when its service ends
+    state = distributed_state()
+    state.client, state.num_processes, state.process_id = None, 1, 0
+    jax.clear_caches()  # type: ignore[no-untyped-call]
+    clear_backends()  # type: ignore[no-untyped-call]
+
+
 def devices_have_started() -> bool:
     """Whether jax has started its devices, after which it reads no variable any more.
 
@@ -72,6 +127,8 @@ def keep_programs_of_every_process() -> None:
     from jax._src import compiler
 
     written: Any = compiler._cache_write
+    if written.__closure__ is not None:
+        return  # it does
     first = SimpleNamespace(global_state=SimpleNamespace(process_id=0))
     as_first = FunctionType(written.__code__, {**vars(compiler), "distributed": first})
 

@@ -51,6 +51,32 @@ def test_programs_within_equations_are_found():
     assert "sin" in names
 
 
+REJOINING = """
+import socket
+from axcore import _jax_compat
+for _ in range(2):
+    with socket.socket() as free:
+        free.bind(("", 0))
+        port = free.getsockname()[1]
+    service = _jax_compat.serve_coordination(port, 1)
+    _jax_compat.join_coordination(f"localhost:{port}", 1, 0, 30)
+    import jax
+    array = jax.numpy.ones(3) + 1
+    _jax_compat.distributed_state().client.key_value_set("key", "value")
+    _jax_compat.leave_coordination()
+    assert not _jax_compat.devices_have_started()
+    service.shutdown()
+print("left twice")
+"""
+
+
+def test_a_process_leaves_its_run_and_joins_another_with_new_devices():
+    ran = subprocess.run(
+        [sys.executable, "-c", REJOINING], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert ran.stdout == "left twice\n", ran.stderr
+
+
 def test_what_is_computed_in_vain_is_left_out():
     def tangent(x):
         jnp.sin(x)

@@ -314,7 +314,7 @@ class MemorySnapshots:
             self._exchange.close()
             self._exchange = None
         if self._worker is not None:
-            self._worker.shutdown(wait=False, cancel_futures=True)
+            self._worker.shutdown(cancel_futures=True)
         while self._locks:
             self._locks.pop().release()
 

@@ -5,7 +5,9 @@ Orbax is imported on first use: it costs 0.3 s, and looking at a config needs no
 """
 
 import contextlib
+import itertools
 import logging
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from axcore.distributed import on_leaving
+
+_OPERATIONS = (
+    "orbax.checkpoint._src.futures.synchronization",
+    "orbax.checkpoint.experimental.v1._src.synchronization.synchronization",
+)
 _log = logging.getLogger("axcore.checkpoint")
 
 
@@ -50,6 +58,25 @@ def load(path: Path, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, ja
         with _own_log_lines(), _context():
             arrays = ocp.load(path, stored)
     return {name: arrays[name] if name in arrays else _empty(leaf) for name, leaf in wanted.items()}
+
+
+def _forget_processes() -> None:
+    """Makes Orbax number its operations and find its client as in a new process.
+
+    Processes meet at these numbers. They and the client are private names of Orbax.
+    """
+    for name in _OPERATIONS:
+        module = sys.modules.get(name)
+        if module is not None:
+            generator = module.OperationIdGenerator
+            generator._operation_id_counter = itertools.count()
+            generator.next_operation_id()
+    clients = sys.modules.get("orbax.checkpoint._src.futures.signaling_client")
+    if clients is not None:
+        clients.get_signaling_client.cache_clear()
+
+
+on_leaving(_forget_processes)
 
 
 def _empty(leaf: jax.ShapeDtypeStruct) -> jax.Array:

@@ -1,5 +1,6 @@
 """`--coordinator` and its kin: a command as one of several processes of a run."""
 
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -7,6 +8,7 @@ import click
 
 from axcore.launch import ProcessInfo, find_process_info
 from axcore.launch.process_info import COORDINATOR, NUM_PROCESSES, PROCESS_ID
+from axcore.resilience.coordination import BY_SUPERVISOR, COORDINATION_VARIABLE
 
 _OPTIONS = (
     click.option(
@@ -52,6 +54,11 @@ def process_info_of(processes: Mapping[str, Any]) -> ProcessInfo | None:
     return find_process_info(given)
 
 
+def is_hosted() -> bool:
+    """Whether a supervisor serves the coordination, so that a survivor may join again."""
+    return os.environ.get(COORDINATION_VARIABLE) == BY_SUPERVISOR
+
+
 def join(place: ProcessInfo | None, processes: Mapping[str, Any]) -> None:
     """Joins the other processes, before jax looks for devices.
 
@@ -67,4 +74,5 @@ def join(place: ProcessInfo | None, processes: Mapping[str, Any]) -> None:
         process_count=place.process_count,
         process_index=place.process_index,
         limits=TimeLimits(**{name: processes[name] for name in _LIMITS}),
+        is_hosted=is_hosted(),
     )

@@ -2,6 +2,8 @@
 
 import os
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +12,18 @@ import click
 from axcore._jax_compat import write_programs_whole
 from axcore.cli import options
 from axcore.cli.interrupts import INTERRUPTED, exits_on_interrupt
-from axcore.cli.processes import join, process_info_of, process_options
+from axcore.cli.processes import is_hosted, join, process_info_of, process_options
 from axcore.cli.target import check_present, use_target
 from axcore.cli.terminal_text import escape_control_characters
+from axcore.errors import ProcessError
+from axcore.launch import ProcessInfo
 from axcore.launch.job import default_run_directory
 from axcore.launch.process_info import process_flags
-from axcore.plugins import plugin_host
+from axcore.plugins import Hardware, plugin_host
 from axcore.resilience.compile_cache import use_compile_cache
-from axcore.resilience.heartbeat import connect_heartbeat
+from axcore.resilience.heartbeat import Heartbeat, connect_heartbeat
 from axcore.resilience.process_start import process_start
-from axcore.resilience.spare import wait_for_turn
+from axcore.resilience.spare import Turns
 
 SAMPLE_TOKENS = 200
 
@@ -55,24 +59,55 @@ def train(
     plugin_host().require_healthy()
     place = process_info_of(processes)
     wanted = use_target(target, num_processes=place.process_count if place else 1)
-    turn = wait_for_turn(heartbeat, _import_all)
-    if turn is not None:
-        place = process_info_of(process_flags(os.environ))
+    turns = Turns(heartbeat)
+    turn = turns.wait(_import_all, on_leave=_end_waits)
     write_programs_whole()
-    join(place, processes)
+    run = Path(directory or default_run_directory(experiment))
+    while True:
+        if turn is not None:
+            place = process_info_of(process_flags(os.environ))
+        try:
+            join(place, processes)
+            load = partial(_load, experiment, overrides, changes, wanted)
+            return _train(load, run, place, heartbeat, from_step=from_step, began=turn)
+        except ProcessError as error:
+            if place is None or not turns.has_more or not is_hosted():
+                raise
+            click.echo(f"process {place.process_index} leaves its attempt: {error.what}", err=True)
+        turn = _stand_down(turns)
+
+
+def _load(
+    experiment: str, overrides: Any, changes: tuple[str, ...], wanted: Hardware | None
+) -> Any:
+    """Returns the trainer, on the hardware at hand."""
     from axcore.cli.experiment import load_resolved
+    from axcore.trainer import Trainer
+
+    hardware = check_present(wanted)
+    return Trainer(load_resolved(experiment, overrides, changes=changes, hardware=hardware))
+
+
+def _train(
+    load: Callable[[], Any],
+    run: Path,
+    place: ProcessInfo | None,
+    heartbeat: Heartbeat | None,
+    *,
+    from_step: int | None,
+    began: float | None,
+) -> None:
+    """Trains once, to the end or to the loss of another process."""
     from axcore.distributed import naming_lost_processes
     from axcore.resilience.goodput import Goodput
     from axcore.resilience.progress_reports import ProgressReports
     from axcore.resilience.watchdog import Watchdog
-    from axcore.trainer import Observer, Trainer
+    from axcore.trainer import Observer
     from axcore.trainer.callbacks.progress import progress
 
-    hardware = check_present(wanted)
-    trainer = Trainer(load_resolved(experiment, overrides, changes=changes, hardware=hardware))
-    run = Path(directory or default_run_directory(experiment))
+    trainer = load()
     speaks = place is None or place.process_index == 0
-    goodput = Goodput(turn or process_start())
+    goodput = Goodput(began or process_start())
     observers: list[Observer] = [progress(), goodput] if speaks else []
     observers.append(Watchdog() if heartbeat is None else ProgressReports(heartbeat))
     with naming_lost_processes():
@@ -83,6 +118,20 @@ def train(
         sys.exit(INTERRUPTED)
     if speaks:
         _report(trainer, result, run, is_alone=place is None)
+
+
+def _end_waits() -> None:
+    from axcore.distributed import end_waits
+
+    end_waits()
+
+
+def _stand_down(turns: Turns) -> float:
+    """Leaves an attempt that lost a process; returns when the next one began."""
+    from axcore.distributed import leave_processes
+
+    leave_processes()
+    return turns.stand_down()
 
 
 def _import_all() -> None:

@@ -19,6 +19,7 @@ import jax
 from axcore.distributed.processes import (
     coordination_client,
     is_process_zero,
+    on_leaving,
     process_count,
     process_index,
     time_limits,
@@ -42,6 +43,15 @@ class _OfThread(threading.local):
 
 
 _own = _OfThread()
+
+
+def _forget() -> None:
+    """Begins to count again, as processes that join for the first time do."""
+    _counts.clear()
+    _own.published = []
+
+
+on_leaving(_forget)
 
 
 def barrier(name: str, *, limit_s: float | None = None) -> None:

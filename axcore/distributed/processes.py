@@ -3,12 +3,19 @@
 import os
 import socket
 import sys
+from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
 import attrs
 import jax
 
-from axcore._jax_compat import distributed_state, keep_programs_of_every_process
+from axcore._jax_compat import (
+    distributed_state,
+    end_coordinated_waits,
+    join_coordination,
+    keep_programs_of_every_process,
+    leave_coordination,
+)
 from axcore.distributed.rendezvous import rendezvous, split_address, wait_for_service
 from axcore.errors import ProcessError
 
@@ -31,6 +38,7 @@ class TimeLimits:
 
 
 _limits = TimeLimits()
+_forgotten_on_leaving: list[Callable[[], None]] = []
 
 
 def join_processes(
@@ -39,6 +47,7 @@ def join_processes(
     process_count: int,
     process_index: int,
     limits: TimeLimits = _limits,
+    is_hosted: bool = False,
 ) -> None:
     """Makes this process one of several; call it before anything asks jax for devices.
 
@@ -47,6 +56,8 @@ def join_processes(
         process_count: Processes in all; with 1 nothing happens.
         process_index: Which of them this is, from 0.
         limits: How long they wait for one another.
+        is_hosted: Whether a supervisor serves `coordinator`, and not process 0. The loss of a
+            process is an error in the others then, which `leave_processes` lets join again.
 
     Raises:
         ConfigError: `coordinator` is no address.
@@ -55,6 +66,17 @@ def join_processes(
     global _limits
     _limits = limits
     if process_count == 1:
+        return
+    if is_hosted:
+        try:
+            join_coordination(coordinator, process_count, process_index, round(limits.join_s))
+        except jax.errors.JaxRuntimeError as error:
+            raise ProcessError(
+                f"not all processes came: {str(error).splitlines()[0]}",
+                where=coordinator,
+                hint="see what the other processes say",
+            ) from error
+        keep_programs_of_every_process()
         return
     numbers = {"process_count": process_count, "process_index": process_index}
     rendezvous(coordinator, **numbers, limit_s=limits.join_s)
@@ -69,6 +91,26 @@ def join_processes(
         heartbeat_timeout_seconds=round(limits.heartbeat_s),
     )
     keep_programs_of_every_process()
+
+
+def leave_processes() -> None:
+    """Leaves a run that lost a process; all arrays and programs are gone.
+
+    No thread may wait for another process any more.
+    """
+    for forget in _forgotten_on_leaving:
+        forget()
+    leave_coordination()
+
+
+def end_waits() -> None:
+    """Ends every wait for another process with an error; the run can only be left then."""
+    end_coordinated_waits()
+
+
+def on_leaving(forget: Callable[[], None]) -> None:
+    """Has a function called when this process leaves its run, to forget what it knew of it."""
+    _forgotten_on_leaving.append(forget)
 
 
 def process_count() -> int:

@@ -13,10 +13,10 @@ from axcore.launch.children import (
     shell_exit_code,
 )
 from axcore.launch.local import end_others, mark_of
-from axcore.resilience.failure import STOPPED, Failure, cause_of, describe_exit, run_exit_code
+from axcore.resilience.failure import LOST, STOPPED, Failure, cause_of, describe_exit, run_exit_code
 from axcore.resilience.hang import Hang, find_hang
 from axcore.resilience.policy import Policy
-from axcore.resilience.tracked_process import TrackedProcess
+from axcore.resilience.tracked_process import SpareProcess, TrackedProcess
 
 _WAKE_S = 0.05
 _BATCH_S = 0.01
@@ -58,7 +58,7 @@ class Attempt:
         for index, start in enumerate(self._starts):
             process = self._begin(start, index, mark_of(index, len(self._starts)))
             self.processes.append(process)
-            self._resources.callback(process.close)
+            self._resources.callback(self._close, process)
             self._selector.register(process.pipe, selectors.EVENT_READ, process)
         self._stop.reach([process.child for process in self.processes])
         return self
@@ -68,6 +68,10 @@ class Attempt:
         for process in self.processes:
             process.child.kill()  # all at once, before any is waited for
         self._resources.close()
+
+    def _close(self, process: TrackedProcess) -> None:
+        if process in self.processes:
+            process.close()
 
     @property
     def last_step(self) -> int:
@@ -86,13 +90,37 @@ class Attempt:
                 self.hang = self.hang.named_by(self.stacks)
                 return
 
+    def survivors(self) -> list[SpareProcess]:
+        """Makes living processes leave; returns those that did, for another attempt."""
+        for process in self.processes:
+            if isinstance(process, SpareProcess):
+                process.ask_to_leave()
+        end = time.monotonic() + self._policy.stand_down_s
+        while not all(map(self._is_settled, self.processes)) and time.monotonic() < end:
+            self._listen()
+        found = [
+            one
+            for one in self.processes
+            if isinstance(one, SpareProcess)
+            and one.has_stood_down
+            and one.child.exit_code() is None
+        ]
+        self._stop.reach(())
+        self.processes = [one for one in self.processes if one not in found]
+        return found
+
+    @staticmethod
+    def _is_settled(process: TrackedProcess) -> bool:
+        return process.has_stood_down or process.child.exit_code() is not None
+
     def outcome(self) -> Failure | int:
         """Returns what went wrong, or the exit code of a run that ended well or was stopped."""
         if self.hang is not None:
             return self.hang.failure()
         failed = first_failure([process.child for process in self.processes])
         if failed is None:
-            return 0
+            stood_down = [process for process in self.processes if process.has_stood_down]
+            return self._failure(stood_down[0], LOST) if stood_down else 0
         code = failed.exit_code() or 0
         if code == STOPPED or self._stop.count:
             return shell_exit_code(code)
@@ -102,8 +130,9 @@ class Attempt:
         cause = cause_of(code)
         if cause == "refused":  # the others may be about to report the same
             end_others([process.child for process in self.processes], _GRACE_S)
-        process.child.end()  # its last lines are read
-        process.read_beats()
+        if process.child.exit_code() is not None:
+            process.child.end()  # its last lines are read
+            process.read_beats()
         return Failure(
             cause=cause,
             process=process.child.index,
@@ -116,7 +145,8 @@ class Attempt:
 
     def _is_over(self) -> bool:
         codes = [process.child.exit_code() for process in self.processes]
-        return None not in codes or (any(codes) and not self._stop.count)
+        has_lost = any(codes) or any(process.has_stood_down for process in self.processes)
+        return None not in codes or (has_lost and not self._stop.count)
 
     def _listen(self) -> None:
         """Reads beats; a pipe that closes, as its process ends, wakes it at once."""

@@ -33,6 +33,9 @@ class Policy:
         phase_s: Seconds that a phase may take; the first step has that of `compile`.
         step_s: Seconds that any other phase may take, at least.
         step_factor: Any other phase may take that many times a recent step, where that is longer.
+        in_process: Whether trainers that survive the loss of another keep their processes, and join
+            the next attempt; those that cannot are started again.
+        stand_down_s: Seconds that survivors have for it.
         spares: Whether a spare waits for each process, to take its place without imports.
     """
 
@@ -55,6 +58,8 @@ class Policy:
     }
     step_s: float = 300.0
     step_factor: float = 20.0
+    in_process: bool = False
+    stand_down_s: float = 3.0
     spares: bool = True
 
     def limit_s(self, phase: str, typical_step_s: float | None) -> float:

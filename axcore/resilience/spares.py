@@ -1,6 +1,6 @@
 """`Spares`: for each process of a run one that waits to take its place."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from axcore.launch.children import ProcessStart
 from axcore.launch.local import mark_of
@@ -12,6 +12,7 @@ class Spares:
 
     def __init__(self) -> None:
         self._waiting: dict[int, SpareProcess] = {}
+        self._survivors: dict[int, SpareProcess] = {}
 
     def prepare(self, starts: Sequence[ProcessStart]) -> None:
         """Starts a spare for each process whose program can wait, where there is none."""
@@ -19,19 +20,34 @@ class Spares:
             if start.can_wait and index not in self._waiting:
                 self._waiting[index] = SpareProcess(start, index, mark_of(index, len(starts)))
 
+    def keep(self, survivors: Iterable[SpareProcess]) -> None:
+        """Takes processes that have left theirs; each takes its own place in the next attempt."""
+        self._survivors.update({one.index: one for one in survivors})
+
     def take(self, start: ProcessStart, index: int, mark: str) -> TrackedProcess:
-        """Returns a process that begins now: the spare, or a new one where none lives."""
-        spare = self._waiting.pop(index, None)
-        if spare is None:
-            return TrackedProcess(start, index, mark)
-        if spare.begin(start):
-            return spare
-        spare.close()
+        """Returns a process that begins now: a survivor, the spare, or a new one."""
+        for waiting in (self._survivors, self._waiting):
+            spare = waiting.pop(index, None)
+            if spare is not None and spare.begin(start):
+                return spare
+            if spare is not None:
+                spare.close()
         return TrackedProcess(start, index, mark)
+
+    def take_lasting(self, start: ProcessStart, index: int, mark: str) -> TrackedProcess:
+        """Returns a process that begins now, and that can leave."""
+        if not start.can_wait or {index} & {*self._survivors, *self._waiting}:
+            return self.take(start, index, mark)
+        made = SpareProcess(start, index, mark)
+        made.begin(start)
+        return made
 
     def close(self) -> None:
         """Ends all spares."""
-        for spare in self._waiting.values():
+        waiting = [*self._survivors.values(), *self._waiting.values()]
+        self._survivors.clear()
+        self._waiting.clear()
+        for spare in waiting:
             spare.child.kill()
-        while self._waiting:
-            self._waiting.popitem()[1].close()
+        for spare in waiting:
+            spare.close()

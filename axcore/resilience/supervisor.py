@@ -12,6 +12,7 @@ from typing import Any
 
 from axcore.launch.children import ProcessStart, StopRequests
 from axcore.resilience.attempt import Attempt
+from axcore.resilience.coordination import Coordination
 from axcore.resilience.event_log import SUPERVISOR
 from axcore.resilience.failure import BUDGET_SPENT, HUNG, Failure
 from axcore.resilience.policy import Policy
@@ -39,6 +40,7 @@ class Supervisor:
         self._policy = policy
         self._restarts = Restarts(policy)
         self._spares = Spares()
+        self._coordination = Coordination() if policy.in_process else None
         self._log = RunLog(directory, SUPERVISOR)
 
     def run(self) -> int:
@@ -61,7 +63,8 @@ class Supervisor:
                     return self._give_up(outcome, Decision("stop", "the run was asked to stop"))
 
     def _attempt(self, stop: StopRequests) -> tuple[Failure | int, int]:
-        with Attempt(self._starts(), self._policy, stop, self._spares.take) as attempt:
+        take = self._spares.take_lasting if self._policy.in_process else self._spares.take
+        with Attempt(self._served(self._starts()), self._policy, stop, take) as attempt:
             self._note_start(attempt)
             first: int | None = None
             for step in attempt.watch():
@@ -70,13 +73,44 @@ class Supervisor:
                     self._log.write("stepping", step=step, seconds=_since(attempt.began))
                     first = sys.maxsize
                     if self._policy.spares:
-                        self._spares.prepare(self._starts())
+                        self._spares.prepare(list(map(self._announced, self._starts())))
                 elif first is None and step >= 0:
                     first = step
             outcome = attempt.outcome()
             if isinstance(outcome, Failure):
+                last_step = attempt.last_step
                 self._note(outcome, attempt)
+                if not stop.count:
+                    self._keep_survivors(outcome, attempt)
+                return outcome, last_step
             return outcome, attempt.last_step
+
+    def _served(self, starts: Sequence[ProcessStart]) -> Sequence[ProcessStart]:
+        """Serves the coordinator's address, where survivors are to keep their processes."""
+        if self._coordination is None or len(starts) == 1:
+            return starts
+        try:
+            return self._coordination.serve(starts)
+        except Exception as error:  # whatever a jax that has changed may raise
+            self._coordination = None
+            self._log.write("in_process_unavailable", reason=repr(error))
+            self._report(f"this jax cannot recover in processes, which restart instead: {error!r}")
+            return starts
+
+    def _announced(self, start: ProcessStart) -> ProcessStart:
+        return start if self._coordination is None else self._coordination.announce(start)
+
+    def _keep_survivors(self, failure: Failure, attempt: Attempt) -> None:
+        """Lets processes leave where another was lost; all others end."""
+        if self._coordination is None or failure.cause not in ("killed", "crashed", "lost"):
+            return
+        survivors = attempt.survivors()
+        self._spares.keep(survivors)
+        kept = [one.index for one in survivors]
+        self._log.write("stood_down", survivors=kept)
+        living = [one.index for one in attempt.processes if one.child.exit_code() is None]
+        if living or not kept:
+            self._report(f"processes {living or 'all'} did not leave, and restart")
 
     def _note_start(self, attempt: Attempt) -> None:
         pids = [process.child.pid for process in attempt.processes]

@@ -17,7 +17,7 @@ import attrs
 
 from axcore.launch.children import Child, ProcessStart
 from axcore.resilience.heartbeat import STACKS_SIGNAL, SUPERVISOR_VARIABLE, Beat
-from axcore.resilience.spare import READY, SPARE_VARIABLE
+from axcore.resilience.spare import LEAVE, READY, SPARE_VARIABLE, STOOD_DOWN
 
 _READ_BYTES = 1 << 16
 _RECENT_STEPS = 32
@@ -69,6 +69,11 @@ class TrackedProcess:
         """Whether the process is stopped, as by SIGSTOP."""
         return process_state(self.child.pid) in ("T", "t")
 
+    @property
+    def has_stood_down(self) -> bool:
+        """Whether the process has left its attempt, and waits for the next one."""
+        return self.beat.phase == STOOD_DOWN
+
     def read_beats(self) -> bool:
         """Takes in what the process has reported; returns whether it can report more."""
         try:
@@ -113,7 +118,7 @@ class TrackedProcess:
 
 
 class SpareProcess(TrackedProcess):
-    """A process that waits for its turn."""
+    """A process that waits for its turn, the first one or another."""
 
     def __init__(self, start: ProcessStart, index: int, mark: str) -> None:
         """Starts the process, with a pipe for what changes until its turn."""
@@ -127,13 +132,22 @@ class SpareProcess(TrackedProcess):
         """Lets the process begin; returns whether it lives to do so."""
         if not self.read_beats() or start.command != self._given.command:
             return False
-        self.was_ready = self.beat.phase == READY
+        self.was_ready = self.beat.phase in (READY, STOOD_DOWN)
         self.progress_at = self._step_at = time.monotonic()
+        self.beat, self.last_step = Beat(), -1
         before = self._given.environment
+        self._given = start
         new = {name: v for name, v in start.environment.items() if before.get(name) != v}
-        with contextlib.suppress(BrokenPipeError):  # its end shows in its exit code
-            os.write(self._turn, json.dumps(new).encode() + b"\n")
+        self._write(json.dumps(new) + "\n")
         return self.child.exit_code() is None
+
+    def ask_to_leave(self) -> None:
+        """Asks the process to leave, if it has not yet."""
+        self._write(LEAVE)
+
+    def _write(self, line: str) -> None:
+        with contextlib.suppress(BrokenPipeError):  # its end shows in its exit code
+            os.write(self._turn, line.encode())
 
     def close(self) -> None:
         """Ends the process and gives its descriptors back."""

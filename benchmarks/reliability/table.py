@@ -37,7 +37,7 @@ PROMISES = {
     "R19": "A supervisor that dies leaves no process behind",
     "R20": "All of it costs less than 1 % of step time",
 }
-NOT_BUILT = ("R6",)
+NOT_BUILT: tuple[str, ...] = ()
 
 PEERS = {
     "torchft": "torchft, replicas dead after 1 s of silence",

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from axcore.resilience.heartbeat import connect_heartbeat
-from axcore.resilience.spare import wait_for_turn
+from axcore.resilience.spare import Turns
 
 STEP_S = 0.02
 
@@ -70,7 +70,7 @@ def main():
     run = Path(directory)
     run.mkdir(exist_ok=True)
     spares = [run / f"spare_{each}" for each in range(int(count))]
-    wait_for_turn(heartbeat, lambda: note_process(spares[int(index)]))
+    Turns(heartbeat).wait(lambda: note_process(spares[int(index)]))
     attempt = os.environ["ATTEMPT"]
     (run / "config.txt").touch()
     asked = []

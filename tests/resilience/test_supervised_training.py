@@ -132,6 +132,21 @@ def test_a_run_that_loses_a_host_goes_on_from_its_neighbours_memory(launch, calm
 
 
 @pytest.mark.slow
+def test_a_survivor_that_joins_again_in_its_process_ends_with_the_same_bits(launch, calm, tmp_path):
+    run = tmp_path / "run"
+    snapshots = ("snapshots.every_steps=5", f"snapshots.directory={tmp_path}/host_{{process}}")
+    words = (word for one in snapshots for word in ("--set", one))
+    process = launch(run, "--policy", "in_process=true", "--policy", "stand_down_s=20", *words)
+    os.kill(wait_for_step(run, 12, attempt=1)[0], signal.SIGKILL)
+    shown, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, shown
+    (stood_down,) = [one for one in read_events(run).events if one["event"] == "stood_down"]
+    before, after = pids(run)
+    assert [before[1] == after[1], before[0] == after[0]] == [stood_down["survivors"] == [1], False]
+    assert_equal_bits(calm, parameters(run))
+
+
+@pytest.mark.slow
 def test_a_supervisor_that_is_killed_leaves_no_trainer_and_the_next_one_goes_on(launch, tmp_path):
     first = launch(tmp_path / "run")
     found = wait_for_step(tmp_path / "run", 6, 1)
