@@ -5,6 +5,7 @@ where others already lead there. Lines that span rows pass between boxes by way 
 """
 
 import ast
+import math
 import textwrap
 from collections.abc import Iterator, Mapping
 from html import escape
@@ -146,7 +147,7 @@ def places(rows: list[list[str]], lines: list[list[str]]) -> dict[str, float]:
     for sweep in range(24):
         for row in rows if sweep % 2 else rows[::-1]:
             wanted = {
-                node: sum(x[one] for one in neighbours.get(node, [node]))
+                node: math.fsum(x[one] for one in neighbours.get(node, [node]))
                 / len(neighbours.get(node, [node]))
                 for node in row
             }
@@ -162,7 +163,9 @@ def _spread(row: list[str], wanted: Mapping[str, float]) -> dict[str, float]:
     found = [wanted[node] for node in row]
     for i in range(1, len(row)):
         found[i] = max(found[i], found[i - 1] + half[i - 1] + half[i])
-    shift = sum(wanted[node] - place for node, place in zip(row, found, strict=True)) / len(row)
+    shift = math.fsum(wanted[node] - place for node, place in zip(row, found, strict=True)) / len(
+        row
+    )
     return {node: place + shift for node, place in zip(row, found, strict=True)}
 
 

@@ -109,6 +109,6 @@ def test_plugin_that_imports_jax_when_it_is_loaded_is_named(make_dist, body):
         capture_output=True,
         text=True,
         check=True,
-        env={"PYTHONPATH": path, "JAX_PLATFORMS": "cpu"},
+        env={"PYTHONPATH": path, "JAX_PLATFORMS": "cpu", "AXCORE_PLUGIN_TIMEOUT_S": "120"},
     )
     assert ran.stdout.startswith("failed plugin 'axl-acme' imports jax when it is loaded")
