@@ -5,6 +5,8 @@ import re
 import subprocess
 import sys
 
+import pytest
+
 TESTS = """
 import subprocess, sys, time
 import pytest
@@ -69,6 +71,7 @@ def test_processor_time_is_limited_and_waiting_is_not(tmp_path):
     assert re.search(r"the test took 0\.\d s of processor time; 0\.12 is the limit", text)
 
 
+@pytest.mark.slow
 def test_less_than_four_times_the_limit_is_listed_and_fails_nothing(tmp_path):
     text = run(tmp_path, "--most-cpu-s=0.5")
     assert "6 passed" in text

@@ -61,6 +61,7 @@ def test_waits_double_up_to_a_bound():
     assert max(Patience(tries=30, wait_s=1.0).waits()) == LONGEST_WAIT_S
 
 
+@pytest.mark.slow
 def test_a_save_that_fails_is_written_again_from_memory_bit_by_bit(tmp_path):
     overwrite = jax.jit(lambda w: w * 0, donate_argnums=0)
     with open_checkpoints(tmp_path, retry_after_s=3.0) as checkpoints:

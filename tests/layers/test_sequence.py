@@ -62,7 +62,7 @@ PAIR = (LOCAL, GLOBAL)
 
 
 @pytest.mark.parametrize("remat", [None, Remat()])
-@pytest.mark.quick_one_in(2)
+@pytest.mark.slow
 def test_turns_under_a_scan_equal_turns_unrolled(inputs, remat):
     """With dropout, losses from inside, and gradients."""
     stack, repeat = turns(Stack), turns(ScannedLayers, remat=remat)

@@ -104,6 +104,7 @@ def damage(directory, step):
     largest.write_bytes(largest.read_bytes()[:-20])
 
 
+@pytest.mark.slow
 def test_a_checkpoint_cut_short_falls_back_to_the_one_before(
     toy_trainer, whole_run, same_bits, tmp_path
 ):

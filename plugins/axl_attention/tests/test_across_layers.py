@@ -52,7 +52,7 @@ def unrolled_run(run_model):
 
 @pytest.mark.parametrize("name", ["value_residual", "shared_keys"])
 @pytest.mark.parametrize("remat", [None, Remat()], ids=["kept", "recomputed"])
-@pytest.mark.quick_one_in(4)
+@pytest.mark.slow
 def test_scan_equals_unrolled_layers(run_model, unrolled_run, name, remat):
     """Values, and gradients, which flow back to the layers that sent."""
     state, (loss, gradient, logits) = unrolled_run(name)

@@ -69,7 +69,7 @@ def noisy(adapters):
 
 
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.quick_one_in(3)
+@pytest.mark.slow
 def test_new_adapters_change_nothing_and_trained_ones_fold_into_the_base(model):
     """int8 rounds the merged weight again, so there the two are close only."""
     base_cfg = MODELS[model]()

@@ -365,7 +365,7 @@ class Experts(Module):
 
 
 @pytest.mark.parametrize("name", ["int8", "fp8_current", "fp8_delayed"])
-@pytest.mark.quick_one_in(3)
+@pytest.mark.slow
 def test_copies_under_vmap_have_scales_of_their_own(name, random):
     experts = Experts.Config(linear=evolve(LINEAR, dot=DOTS[name])).build()
     state = experts.init(0)

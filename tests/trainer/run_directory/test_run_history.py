@@ -20,6 +20,7 @@ def starts_of(directory):
     return [json.loads(line) for line in text.splitlines()]
 
 
+@pytest.mark.slow
 def test_every_start_is_a_line_with_versions_plugins_hardware_and_mesh(toy_trainer, tmp_path):
     toy_trainer.run(tmp_path / "run", [stop_at_3])
     toy_trainer.run(tmp_path / "run")
