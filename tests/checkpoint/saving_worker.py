@@ -8,6 +8,7 @@ It prints `saved N` once step N is committed.
 import os
 import signal
 import sys
+import warnings
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 
@@ -15,6 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from axcore.checkpoint import Checkpointer
+
+warnings.filterwarnings("ignore", r"Python 3\.12\.[012] starts no threads")
 
 
 def state_of(step):

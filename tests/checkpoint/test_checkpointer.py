@@ -291,6 +291,7 @@ def test_a_full_disk_is_reported_once_and_harms_no_earlier_step(tmp_path, capfd,
 
 def test_a_python_that_cannot_finish_a_save_at_its_end_says_so_once(tmp_path, monkeypatch):
     monkeypatch.setattr(writer, "THREADS_START_AT_EXIT", False)
+    writer._warn_of_old_python.cache_clear()
     with open_checkpoints(tmp_path) as checkpoints:
         with pytest.warns(
             CheckpointWarning, match=r"so a save would be lost there: training waits"

@@ -38,7 +38,7 @@ def contents(directory):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("step", [3, 4])
-@pytest.mark.quick_one_in(4)
+@pytest.mark.slow
 def test_a_signal_saves_and_going_on_gives_the_same_bits(
     toy_trainer, whole_run, same_bits, tmp_path, number, step
 ):
