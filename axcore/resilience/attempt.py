@@ -73,10 +73,9 @@ class Attempt:
         if process in self.processes:
             process.close()
 
-    @property
-    def last_step(self) -> int:
-        """The furthest step that all processes have reached; -1 where one reached none."""
-        return min(process.last_step for process in self.processes)
+    def last_step(self, failure: Failure) -> int:
+        """Returns the furthest step of the process that failed; others may say theirs late."""
+        return self.processes[failure.process].last_step
 
     def watch(self) -> Iterator[int]:
         """Yields the step that all have reached, many times a second, while nothing is wrong."""

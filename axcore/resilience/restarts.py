@@ -30,7 +30,7 @@ class Restarts:
         self._given: list[tuple[float, str, Answer]] = []
 
     def decide(self, failure: Failure, last_step: int, now: float | None = None) -> Decision:
-        """Returns the answer to a failure of an attempt that came as far as `last_step`."""
+        """Returns the answer to a failure of a process that came as far as `last_step`."""
         now = time.monotonic() if now is None else now
         in_vain = self._ended_at(last_step)
         most = self._policy.attempts_at_one_step

@@ -77,13 +77,13 @@ class Supervisor:
                 elif first is None and step >= 0:
                     first = step
             outcome = attempt.outcome()
-            if isinstance(outcome, Failure):
-                last_step = attempt.last_step
-                self._note(outcome, attempt)
-                if not stop.count:
-                    self._keep_survivors(outcome, attempt)
-                return outcome, last_step
-            return outcome, attempt.last_step
+            if not isinstance(outcome, Failure):
+                return outcome, -1
+            last_step = attempt.last_step(outcome)
+            self._note(outcome, attempt)
+            if not stop.count:
+                self._keep_survivors(outcome, attempt)
+            return outcome, last_step
 
     def _served(self, starts: Sequence[ProcessStart]) -> Sequence[ProcessStart]:
         """Serves the coordinator's address, where survivors are to keep their processes."""
