@@ -12,12 +12,12 @@ _LIMIT_S = 300
 
 
 def write_experiment(folder, *faults):
-    """Returns the file of a config that saves every five steps, and that faults strike."""
+    """Returns the file of a config that faults strike; every fifth step is saved before the next one."""
     cfg = small_experiment(folder / "text")
     changes = {"max_steps": STEPS, "log_every_steps": 1, "eval_every_steps": STEPS}
     cfg = evolve(
         cfg,
-        checkpoint=evolve(cfg.checkpoint, every_steps=5),
+        checkpoint=evolve(cfg.checkpoint, every_steps=5, saves_in_background=False),
         guards=(FaultPlan.Config(faults=faults),),
         **changes,
     )
