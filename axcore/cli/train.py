@@ -18,6 +18,7 @@ from axcore.cli.terminal_text import escape_control_characters
 from axcore.errors import ProcessError
 from axcore.launch import ProcessInfo
 from axcore.launch.job import default_run_directory
+from axcore.launch.launch_id import launch_of
 from axcore.launch.process_info import process_flags
 from axcore.plugins import Hardware, plugin_host
 from axcore.resilience.compile_cache import use_compile_cache
@@ -39,6 +40,12 @@ SAMPLE_TOKENS = 200
     type=click.IntRange(min=0),
     help="Resume from the checkpoint of step N, 0 for the start; later ones are set aside.",
 )
+@click.option(
+    "--launch-id",
+    metavar="ID",
+    default="",
+    help="Of all starts with one ID, the first goes back to --from-step; launchers name one.",
+)
 @options.modify
 @options.overrides
 @options.target
@@ -48,6 +55,7 @@ def train(
     experiment: str,
     directory: str | None,
     from_step: int | None,
+    launch_id: str,
     changes: tuple[str, ...],
     overrides: tuple[str, ...],
     target: str | None,
@@ -69,7 +77,8 @@ def train(
         try:
             join(place, processes)
             load = partial(_load, experiment, overrides, changes, wanted)
-            return _train(load, run, place, heartbeat, from_step=from_step, began=turn)
+            back = {"from_step": from_step, "launch": launch_of(launch_id, os.environ)}
+            return _train(load, run, place, heartbeat, back=back, began=turn)
         except ProcessError as error:
             if place is None or not turns.has_more or not is_hosted():
                 raise
@@ -94,7 +103,7 @@ def _train(
     place: ProcessInfo | None,
     heartbeat: Heartbeat | None,
     *,
-    from_step: int | None,
+    back: dict[str, Any],
     began: float | None,
 ) -> None:
     """Trains once, to the end or to the loss of another process."""
@@ -111,7 +120,7 @@ def _train(
     observers: list[Observer] = [progress(), goodput] if speaks else []
     observers.append(Watchdog() if heartbeat is None else ProgressReports(heartbeat))
     with naming_lost_processes():
-        result = trainer.run(run, observers, quiet=True, from_step=from_step)
+        result = trainer.run(run, observers, quiet=True, **back)
     if speaks:
         click.echo(goodput.ledger.summary())
     if not result.is_complete:

@@ -7,6 +7,7 @@ from pathlib import Path
 import attrs
 
 from axcore.errors import ConfigError
+from axcore.launch.launch_id import with_launch_id
 
 
 def _positive(job: "Job", attribute: "attrs.Attribute[int]", value: int) -> None:
@@ -39,7 +40,7 @@ class Job:
         """
         text = name or Path(arguments[0]).stem
         label = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
-        command = ("axcore", "train", *arguments)
+        command = ("axcore", "train", *with_launch_id(arguments))
         return cls(name=f"{label}"[:40] or "run", command=command, processes=processes)
 
     @property

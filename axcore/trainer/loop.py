@@ -83,7 +83,8 @@ class TrainLoop:
         self.emit = observers
         self.checkpointer = Checkpointer.for_run(cfg.checkpoint, run.path)
         self.snapshots = MemorySnapshots(cfg.snapshots, run.identity.as_json())
-        self.rewinds = broadcast_object("reading rewinds", lambda: recorded_rewinds(run.path))
+        recorded = broadcast_object("reading rewinds", lambda: recorded_rewinds(run.path))
+        self.rewinds, self.launches = recorded
         self.guards = Guards(cfg.guards)
         self.batches = batches
         self.validation: dict[str, float] = {}
@@ -102,18 +103,19 @@ class TrainLoop:
             run.path, budget=cfg.max_rollbacks, window_steps=cfg.budget_window_steps
         )
 
-    def run(self, *, from_step: int | None = None) -> TrainResult:
+    def run(self, *, from_step: int | None = None, launch: str = "") -> TrainResult:
         """Trains until all steps are done or a signal asks to stop, and saves where it ends.
 
         Args:
             from_step: The checkpoint to resume from, 0 for the start; by default the newest.
+            launch: Which launch this start is of; only the first start of one goes back.
         """
         with (
             self.checkpointer,
             closing(self.snapshots),
             StopSignals(notice=self.cfg.preemption_notice) as stop,
         ):
-            self._resume(from_step)
+            self._resume(from_step, launch)
             self._announce()
             while (wish := self._train(stop)) is not None:
                 self._roll_back(wish)
@@ -132,11 +134,12 @@ class TrainLoop:
 
     # -- Where training starts, and where it goes back to ----------------------------------------
 
-    def _resume(self, from_step: int | None) -> None:
+    def _resume(self, from_step: int | None, launch: str) -> None:
         if self.snapshots.is_on:
             self.snapshots.open(self.rewinds)
-        if from_step is not None:
+        if from_step is not None and from_step != self.launches.get(launch):
             self._restore(step=from_step or None)
+            self.launches |= {launch: from_step} if launch else {}
             self._rewind(from_step)
         elif not self._resume_from_snapshot():
             saved = self.checkpointer.steps()
@@ -421,8 +424,8 @@ class TrainLoop:
     def _record_saved(self, step: int) -> None:
         check_is_there(self.directory)
         if is_process_zero():
-            place = self.checkpointer.directory
-            record_saved_step(self.directory, step, place, rewinds=self.rewinds)
+            place, went_back = self.checkpointer.directory, (self.rewinds, self.launches)
+            record_saved_step(self.directory, step, place, went_back)
 
     def _is_good(self) -> bool:
         """Whether the newest step was kept, or at the end of training the evaluation is finite."""

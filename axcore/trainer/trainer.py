@@ -170,6 +170,7 @@ class Trainer(Configurable):
         *,
         quiet: bool = False,
         from_step: int | None = None,
+        launch: str = "",
     ) -> TrainResult:
         """Trains until `max_steps`, and returns the last state.
 
@@ -185,6 +186,8 @@ class Trainer(Configurable):
             quiet: Whether no progress is shown; otherwise process 0 shows it on stderr.
             from_step: The checkpoint to resume from, 0 for the start; later ones are set aside. By
                 default the newest.
+            launch: Which launch this start is of. Of all starts of one, only the first goes back to
+                `from_step`; the others resume from the newest checkpoint.
 
         Raises:
             PluginError: A plugin is broken, or processes of the run are not made alike.
@@ -208,7 +211,7 @@ class Trainer(Configurable):
             named = named_observers(self.config.observers) if is_process_zero() else ()
             shown = () if quiet or not is_process_zero() else (progress(Console(stderr=True)),)
             loop = TrainLoop(self, batches, locked, Observers((*shown, *observers, *named)))
-            return loop.run(from_step=from_step)
+            return loop.run(from_step=from_step, launch=launch)
 
     def train_batches(self) -> TrainBatches:
         """Returns this process's part of the training batches, from the first one on."""

@@ -10,6 +10,7 @@ import yaml
 from axcore.errors import ConfigError, PluginError, ProcessError
 from axcore.launch import Job, find_launcher
 from axcore.launch.kubernetes import Kubernetes
+from axcore.launch.launch_id import launch_of
 from axcore.launch.launcher import launcher_class
 from axcore.launch.local import Local
 from axcore.launch.skypilot import SkyPilot
@@ -33,6 +34,22 @@ def test_the_directory_of_a_job_is_read_either_way():
     assert job().directory == "/runs/tiny"
     assert job(arguments=("tiny", "--dir=/a b")).directory == "/a b"
     assert job(arguments=("tiny",)).directory is None
+
+
+def test_a_launch_that_goes_back_is_named_in_all_that_starts_it_again():
+    arguments = (*ARGUMENTS, "--from-step=4")
+    one, other = (job(arguments=arguments).command for _ in range(2))
+    assert one[:-2] == other[:-2] == ("axcore", "train", *arguments)
+    assert (one[-2], one[-1] == other[-1]) == ("--launch-id", False)
+    given = (*arguments, "--launch-id", "mine")
+    assert job(arguments=given).command == ("axcore", "train", *given)
+    assert "--launch-id" not in job().command
+
+
+def test_a_script_that_slurm_is_given_twice_is_two_launches_and_a_requeued_job_one():
+    jobs = [launch_of("a1", {"SLURM_JOB_ID": number}) for number in ("7", "7", "8")]
+    assert (jobs[0] == jobs[1], jobs[1] == jobs[2]) == (True, False)
+    assert (launch_of("a1", {}), launch_of("", {"SLURM_JOB_ID": "7"})) == ("a1", "")
 
 
 def test_the_slurm_script_is_shell_that_runs_the_very_command(tmp_path):

@@ -12,11 +12,13 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from engine_run import assert_whole, write_experiment
 from quick_flags import quick_environment
 
 from axcore.checkpoint.steps import StepDirectories
 from axcore.config import evolve, to_json
 from axcore.resilience import read_events
+from axcore.resilience.faults import Signal
 from axcore.resilience.tracked_process import process_state
 from axcore.runs import Run
 from axcore.testing.tiny import small_experiment
@@ -162,6 +164,25 @@ def test_a_supervisor_that_is_killed_leaves_no_trainer_and_the_next_one_goes_on(
     assert second.returncode == 0, shown
     assert f"of {STEPS} steps in" in shown
     assert "resuming at step" in shown
+
+
+@pytest.mark.slow
+def test_a_launch_that_goes_back_and_then_crashes_resumes_from_its_newest_checkpoint(tmp_path):
+    experiment, run = write_experiment(tmp_path, Signal(at_step=8)), tmp_path / "run"
+    command = (sys.executable, "-m", "axcore", "launch", "local", experiment, "--supervise")
+    options = ("--dir", run, "--from-step", "0")
+    shown = subprocess.run(
+        [*map(str, (*command, *options))],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+        env=quick_environment(),
+    )
+    assert shown.returncode == 0, shown.stderr
+    history = (run / "run_history.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in history] == [0, 5]
+    assert_whole(run)
 
 
 @pytest.mark.slow

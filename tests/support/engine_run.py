@@ -12,7 +12,7 @@ _LIMIT_S = 300
 
 
 def write_experiment(folder, *faults):
-    """Returns the file of a config that faults strike; every fifth step is saved before the next one."""
+    """Returns the file of a config that faults strike; each fifth step is saved before the next."""
     cfg = small_experiment(folder / "text")
     changes = {"max_steps": STEPS, "log_every_steps": 1, "eval_every_steps": STEPS}
     cfg = evolve(

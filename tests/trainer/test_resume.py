@@ -8,7 +8,7 @@ import pytest
 from axcore.checkpoint import CheckpointWarning, DamagedCheckpointError
 from axcore.config import evolve
 from axcore.errors import CheckpointError, DataError
-from axcore.trainer import Evaluated, RunFinished, StepsDone
+from axcore.trainer import Evaluated, RunFinished, RunStarted, StepsDone
 
 
 def stop_at(step, *numbers):
@@ -171,3 +171,18 @@ def test_data_that_changed_is_refused(toy_config, one_device, text_folder, tmp_p
     (folder / "39.txt").write_text("something else", encoding="utf-8")
     with pytest.raises(DataError, match="position belongs to other training data: tokens was"):
         one_device(cfg).run(tmp_path / "run")
+
+
+@pytest.mark.slow
+def test_all_starts_of_one_launch_go_back_once_and_another_launch_goes_back_again(
+    toy_trainer, tmp_path
+):
+    def start(step, **options):
+        events = []
+        toy_trainer.run(tmp_path / "run", [events.append, stop_at(step, signal.SIGINT)], **options)
+        return next(event.step for event in events if isinstance(event, RunStarted))
+
+    start(5)
+    starts = [(6, "a"), (7, "a"), (6, "b")]
+    found = [start(step, from_step=4, launch=launch) for step, launch in starts]
+    assert found == [4, 6, 4]

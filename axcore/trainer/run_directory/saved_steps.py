@@ -1,11 +1,12 @@
 """`SavedSteps`: which checkpoints a run has, so that lost ones are no fresh start.
 
-saved_steps.json    the newest step that was saved, and where; how often the run went back
+saved_steps.json    the newest step that was saved, and where; how often the run went back; the step
+                    that each launch went back to
 """
 
 import json
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +18,27 @@ from axcore.trainer.run_directory.run_history import RUN_HISTORY_NAME
 SAVED_STEPS_NAME = "saved_steps.json"
 
 
-def record_saved_step(run: Path, step: int, place: Path, *, rewinds: int = 0) -> None:
-    """Notes the newest checkpoint of a run, step 0 being none, and how often the run went back."""
-    text = json.dumps({"newest": step, "directory": str(place), "rewinds": rewinds})
+def record_saved_step(
+    run: Path, step: int, place: Path, went_back: tuple[int, Mapping[str, int]] = (0, {})
+) -> None:
+    """Notes the newest checkpoint of a run, and how it went back.
+
+    Args:
+        run: The run directory.
+        step: Of the checkpoint; 0 for none.
+        place: Where checkpoints are.
+        went_back: How often the run went back to an older step, and to which one for each launch.
+    """
+    rewinds, launches = went_back
+    values = {"newest": step, "directory": str(place), "rewinds": rewinds}
+    text = json.dumps({**values, "launches": dict(launches)})
     write_atomically(run / SAVED_STEPS_NAME, f"{text}\n".encode())
 
 
-def recorded_rewinds(run: Path) -> int:
-    """Returns how often a run went back to an older step."""
-    return int(_recorded(run).get("rewinds", 0))
+def recorded_rewinds(run: Path) -> tuple[int, dict[str, int]]:
+    """Returns how often a run went back to an older step, and to which one for each launch."""
+    recorded = _recorded(run)
+    return int(recorded.get("rewinds", 0)), dict(recorded.get("launches", {}))
 
 
 def check_saved_steps(run: Path, steps: Sequence[int], place: Path) -> None:
