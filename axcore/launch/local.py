@@ -1,7 +1,9 @@
 """This machine: all processes of a run side by side, their output marked by who wrote it."""
 
 import contextlib
+import errno
 import os
+import random
 import shlex
 import shutil
 import signal
@@ -26,6 +28,8 @@ from axcore.launch.process_info import COORDINATOR, NUM_PROCESSES, PROCESS_ID
 
 _POLL_S = 0.05
 _KILLED = (-signal.SIGKILL, -signal.SIGTERM)
+_PORTS = range(20_000, 30_000)
+"""Below those that systems give to connections, any of which would take a port before its run."""
 
 
 @config
@@ -127,9 +131,15 @@ def _exit_code(failed: Child | None, *, is_one_of_several: bool) -> int:
 
 def free_port() -> int:
     """Returns a port of this machine that nobody listens on now."""
-    with socket.socket() as free:
-        free.bind(("", 0))
-        return int(free.getsockname()[1])
+    while True:
+        port = random.SystemRandom().choice(_PORTS)
+        try:
+            with socket.socket() as free:
+                free.bind(("", port))
+            return port
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
 
 
 def found(command: tuple[str, ...]) -> tuple[str, ...]:

@@ -1,6 +1,5 @@
 """Starting several processes of one run on this machine, as a launcher would."""
 
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -8,6 +7,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from quick_flags import quick_environment
+
+from axcore.launch.local import free_port
 
 SUPPORT = Path(__file__).parent
 
@@ -22,9 +23,7 @@ class Ended(NamedTuple):
 
 def free_address() -> str:
     """Returns `host:port` of a port that is free now."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        return f"localhost:{free.getsockname()[1]}"
+    return f"localhost:{free_port()}"
 
 
 def start(
@@ -65,7 +64,7 @@ def start_all(
     ]
 
 
-def finish(process: "subprocess.Popen[str]", timeout_s: float = 120) -> Ended:
+def finish(process: "subprocess.Popen[str]", timeout_s: float = 300) -> Ended:
     """Waits for a process; one that takes too long is killed, and that is an error."""
     try:
         out, err = process.communicate(timeout=timeout_s)

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from marked_processes import kill_all_with
 
+from axcore.launch.local import free_port
+
 NODES = ("n1", "n2")
 _PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch")
 _WAIT_S = 120
@@ -153,8 +155,7 @@ def _path():
 
 
 def _free_ports(count):
-    with contextlib.ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("", 0))
-        return [one.getsockname()[1] for one in sockets]
+    ports = set()
+    while len(ports) < count:
+        ports.add(free_port())
+    return ports

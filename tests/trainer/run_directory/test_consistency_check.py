@@ -1,12 +1,12 @@
 """Processes of a run compare what they are made of, and all stop where any two differ."""
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from several_processes import free_address
 
 from axcore.errors import PluginError
 from axcore.ops import KernelPlan
@@ -34,9 +34,7 @@ except PluginError as error:
 
 def run_two(environments: list[dict[str, str]]) -> list[str]:
     """Runs two processes of one run; returns what each prints."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        address = f"localhost:{free.getsockname()[1]}"
+    address = free_address()
     started = [
         subprocess.Popen(
             [sys.executable, "-c", PROCESS, address, str(index)],
@@ -46,7 +44,7 @@ def run_two(environments: list[dict[str, str]]) -> list[str]:
         )
         for index, environment in enumerate(environments)
     ]
-    return [process.communicate(timeout=120)[0] for process in started]
+    return [process.communicate(timeout=300)[0] for process in started]
 
 
 def with_plugin(root: Path, version: str) -> dict[str, str]:
