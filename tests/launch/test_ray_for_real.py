@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from engine_run import STEPS, assert_whole, steps, wait_for, write_experiment
-from marked_processes import kill_all_with, processes_with
+from marked_processes import is_stopped, kill_all_with, processes_with
 from quick_flags import quick_environment
 
 from axcore.errors import ProcessError
@@ -82,8 +82,10 @@ def test_a_killed_actor_takes_its_process_along_and_all_start_again(launch, tmp_
 def test_a_run_that_is_asked_to_stop_saves_first(launch, tmp_path):
     started = launch(Signal(at_step=8, process=1, signal="SIGSTOP"))
     wait_for(lambda: 7 in steps(tmp_path / "run"), "step 7", (tmp_path / "out").read_text)
+    stopped = process_of(tmp_path, 1)
+    wait_for(lambda: is_stopped(stopped), "the stop of process 1")
     started.send_signal(signal.SIGTERM)
-    os.kill(process_of(tmp_path, 1), signal.SIGCONT)
+    os.kill(stopped, signal.SIGCONT)
     assert started.wait(300) == 130, (tmp_path / "out").read_text()
     saved = sorted((tmp_path / "run/checkpoints").glob("step_*/manifest.json"))
     assert 7 < int(saved[-1].parent.name.removeprefix("step_")) < STEPS

@@ -6,43 +6,28 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
-from engine_run import assert_whole, write_experiment
+from engine_run import STEPS, assert_whole, steps, wait_for, write_experiment
+from marked_processes import is_stopped
 from quick_flags import quick_environment
 
-from axcore.checkpoint.steps import StepDirectories
-from axcore.config import evolve, to_json
 from axcore.resilience import read_events
-from axcore.resilience.faults import Signal
+from axcore.resilience.faults import Hang, Signal
 from axcore.resilience.tracked_process import process_state
 from axcore.runs import Run
-from axcore.testing.tiny import small_experiment
-
-STEPS = 60
 
 
 @pytest.fixture(scope="module")
-def experiment(tmp_path_factory):
-    """The file of a config that saves every five steps."""
+def launch(tmp_path_factory):
+    """Starts a supervised run of two processes, which faults strike."""
+
     folder = tmp_path_factory.mktemp("experiment")
-    cfg = small_experiment(folder / "text")
-    every = evolve(cfg.checkpoint, every_steps=5)
-    changes = {"max_steps": STEPS, "log_every_steps": 1, "eval_every_steps": STEPS}
-    path = folder / "small.json"
-    path.write_text(to_json(evolve(cfg, checkpoint=every, **changes)), encoding="utf-8")
-    return path
 
-
-@pytest.fixture(scope="module")
-def launch(experiment):
-    """Starts a supervised run of two processes."""
-
-    def start(directory, *options):
+    def start(directory, *options, faults=()):
+        experiment = write_experiment(folder, *faults)
         arguments = ("launch", "local", experiment, "-n", "2", "--dir", directory, *options)
         return subprocess.Popen(
             [sys.executable, "-m", "axcore", *map(str, arguments)],
@@ -55,32 +40,16 @@ def launch(experiment):
     return start
 
 
+def finish(process, exit_code=0):
+    """Returns what a launch showed until it ended as it should."""
+    shown, _ = process.communicate(timeout=600)
+    assert process.returncode == exit_code, shown
+    return shown
+
+
 def pids(directory):
     found = [one for one in read_events(directory).events if one["event"] == "processes_started"]
     return [one["pids"] for one in found]
-
-
-def wait_for_step(directory, step, attempt, limit_s=180):
-    """Returns the processes of an attempt once it has come to a step; None of the attempt 0."""
-    metrics, end = directory / "metrics.jsonl", time.monotonic() + limit_s
-    while time.monotonic() < end:
-        text = metrics.read_text(encoding="utf-8") if metrics.exists() else ""
-        steps = [json.loads(line)["step"] for line in text.splitlines() if line.endswith("}")]
-        if len(pids(directory)) == attempt and steps and steps[-1] >= step:
-            return pids(directory)[-1] if attempt else None
-        time.sleep(0.02)
-    raise TimeoutError(f"step {step} of attempt {attempt} did not come")
-
-
-def wait_for_a_checkpoint(directory, limit_s=180):
-    end = time.monotonic() + limit_s
-    while not StepDirectories(directory / "checkpoints").committed():
-        assert time.monotonic() < end, "no step was saved"
-        time.sleep(0.02)
-
-
-def children(pid):
-    return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def parameters(directory):
@@ -91,9 +60,7 @@ def parameters(directory):
 def calm(launch, tmp_path_factory):
     """The parameters of a run that lost no process."""
     directory = tmp_path_factory.mktemp("calm") / "run"
-    process = launch(directory)
-    shown, _ = process.communicate(timeout=300)
-    assert process.returncode == 0, shown
+    finish(launch(directory))
     return parameters(directory)
 
 
@@ -104,11 +71,8 @@ def assert_equal_bits(wanted, found):
 
 @pytest.mark.slow
 def test_a_run_that_loses_each_of_its_processes_ends_as_one_that_lost_none(launch, calm, tmp_path):
-    struck = launch(tmp_path / "struck")
-    for attempt, (rank, step) in enumerate(((1, 12), (0, 31)), start=1):
-        os.kill(wait_for_step(tmp_path / "struck", step, attempt)[rank], signal.SIGKILL)
-    shown, _ = struck.communicate(timeout=300)
-    assert struck.returncode == 0, shown
+    faults = (Signal(at_step=12, process=1), Signal(at_step=21, process=0))
+    finish(launch(tmp_path / "struck", faults=faults))
     lost = [one for one in read_events(tmp_path / "struck").events if one["event"].endswith("lost")]
     assert [one["lost_process"] for one in lost] == [1, 0]
     assert_equal_bits(calm, parameters(tmp_path / "struck"))
@@ -119,13 +83,13 @@ def test_a_run_that_loses_a_host_goes_on_from_its_neighbours_memory(launch, calm
     run, memory = tmp_path / "run", tmp_path / "host_{process}"
     snapshots = ("snapshots.every_steps=5", f"snapshots.directory={memory}")
     settings = (*snapshots, "checkpoint.every_steps=1000")
-    process = launch(run, *(word for one in settings for word in ("--set", one)))
-    lost = wait_for_step(run, 12, attempt=1)[1]
-    os.kill(lost, signal.SIGSTOP)  # so that it writes no more while its memory goes
+    options = [word for one in settings for word in ("--set", one)]
+    stop = Signal(at_step=12, process=1, signal="SIGSTOP")  # it writes no more as its memory goes
+    process = launch(run, *options, faults=(stop,))
+    wait_for(lambda: pids(run) and is_stopped(pids(run)[0][1]), "the stop of process 1")
     shutil.rmtree(tmp_path / "host_1")
-    os.kill(lost, signal.SIGKILL)
-    shown, _ = process.communicate(timeout=300)
-    assert process.returncode == 0, shown
+    os.kill(pids(run)[0][1], signal.SIGKILL)
+    finish(process)
     starts = [json.loads(line) for line in (run / "run_history.jsonl").read_text().splitlines()]
     assert [starts[0]["step"], starts[1]["step"] % 5, starts[1]["step"] > 0] == [0, 0, True]
     assert [one.name for one in (run / "checkpoints").glob("step*")] == [f"step_{STEPS:08d}"]
@@ -138,10 +102,8 @@ def test_a_survivor_that_joins_again_in_its_process_ends_with_the_same_bits(laun
     run = tmp_path / "run"
     snapshots = ("snapshots.every_steps=5", f"snapshots.directory={tmp_path}/host_{{process}}")
     words = (word for one in snapshots for word in ("--set", one))
-    process = launch(run, "--policy", "in_process=true", "--policy", "stand_down_s=20", *words)
-    os.kill(wait_for_step(run, 12, attempt=1)[0], signal.SIGKILL)
-    shown, _ = process.communicate(timeout=300)
-    assert process.returncode == 0, shown
+    policy = ("--policy", "in_process=true", "--policy", "stand_down_s=20")
+    finish(launch(run, *policy, *words, faults=(Signal(at_step=12, process=0),)))
     (stood_down,) = [one for one in read_events(run).events if one["event"] == "stood_down"]
     before, after = pids(run)
     assert [before[1] == after[1], before[0] == after[0]] == [stood_down["survivors"] == [1], False]
@@ -150,20 +112,16 @@ def test_a_survivor_that_joins_again_in_its_process_ends_with_the_same_bits(laun
 
 @pytest.mark.slow
 def test_a_supervisor_that_is_killed_leaves_no_trainer_and_the_next_one_goes_on(launch, tmp_path):
-    first = launch(tmp_path / "run")
-    found = wait_for_step(tmp_path / "run", 6, 1)
-    wait_for_a_checkpoint(tmp_path / "run")
+    run, hang = tmp_path / "run", Hang(at_step=12)
+    first = launch(run, faults=(hang,))
+    wait_for(lambda: 11 in steps(run), "step 11")
     first.kill()
     first.communicate(timeout=60)
-    end = time.monotonic() + 30
-    while any(process_state(pid) not in ("", "Z") for pid in found):
-        assert time.monotonic() < end
-        time.sleep(0.01)
-    second = launch(tmp_path / "run")
-    shown, _ = second.communicate(timeout=300)
-    assert second.returncode == 0, shown
+    dead = ("", "Z")
+    wait_for(lambda: all(process_state(pid) in dead for pid in pids(run)[0]), "the trainers' end")
+    shown = finish(launch(run, faults=(hang,)))
     assert f"of {STEPS} steps in" in shown
-    assert "resuming at step" in shown
+    assert "resuming at step 10" in shown
 
 
 @pytest.mark.slow
@@ -176,7 +134,7 @@ def test_a_launch_that_goes_back_and_then_crashes_resumes_from_its_newest_checkp
         capture_output=True,
         text=True,
         check=False,
-        timeout=300,
+        timeout=600,
         env=quick_environment(),
     )
     assert shown.returncode == 0, shown.stderr
@@ -187,9 +145,5 @@ def test_a_launch_that_goes_back_and_then_crashes_resumes_from_its_newest_checkp
 
 @pytest.mark.slow
 def test_a_process_lost_without_a_supervisor_is_exit_code_9_and_named(launch, tmp_path):
-    alone = launch(tmp_path / "run", "--no-supervise")
-    wait_for_step(tmp_path / "run", 6, 0)
-    os.kill(children(alone.pid)[1], signal.SIGKILL)
-    shown, _ = alone.communicate(timeout=300)
-    assert alone.returncode == 9, shown
-    assert "process 1 was lost: it was ended by SIGKILL" in shown
+    alone = launch(tmp_path / "run", "--no-supervise", faults=(Signal(at_step=8, process=1),))
+    assert "process 1 was lost: it was ended by SIGKILL" in finish(alone, exit_code=9)

@@ -5,6 +5,8 @@ import os
 import signal
 from pathlib import Path
 
+from axcore.resilience.tracked_process import process_state
+
 
 def processes_with(name, value):
     """Returns the ids of the processes that were started with a variable, the oldest first."""
@@ -22,3 +24,8 @@ def kill_all_with(name, value):
         for pid in left:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+
+
+def is_stopped(pid):
+    """Returns whether every thread of a process is stopped; one in a call of the kernel ends it."""
+    return {process_state(int(thread)) for thread in os.listdir(f"/proc/{pid}/task")} == {"T"}
