@@ -153,14 +153,17 @@ class TrainLoop:
         if not self.snapshots.is_on:
             return False
         self._phase("restore")
-        saved = max(self.checkpointer.steps(), default=0)
+        steps, place = self.checkpointer.steps(), self.snapshots.directory
+        self.saved_step = max(steps, default=0)
         template = self.trainer.compiler.abstract_state()
-        restored = self.snapshots.restore(template, newer_than=saved)
-        if restored is not None:
-            self._take_up(restored, self.snapshots.directory)
-            self.saved_step = saved
-            self._record_saved(saved)
-        return restored is not None
+        restored = self.snapshots.restore(template, newer_than=self.saved_step)
+        if restored is None:
+            return False
+        self._take_up(restored, place)
+        taken = f"the snapshot of step {self.step} in {place}"
+        if check_saved_steps(self.directory, steps, self.checkpointer.directory, snapshot=taken):
+            self._record_saved(self.saved_step)
+        return True
 
     def _rewind(self, step: int) -> None:
         """Makes a checkpoint the newest one."""

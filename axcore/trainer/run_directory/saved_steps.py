@@ -41,29 +41,35 @@ def recorded_rewinds(run: Path) -> tuple[int, dict[str, int]]:
     return int(recorded.get("rewinds", 0)), dict(recorded.get("launches", {}))
 
 
-def check_saved_steps(run: Path, steps: Sequence[int], place: Path) -> None:
-    """Compares the checkpoints that are there with those that the run saved.
+def check_saved_steps(run: Path, steps: Sequence[int], place: Path, *, snapshot: str = "") -> bool:
+    """Returns whether the newest checkpoint that the run saved is there; warns where it is not.
+
+    Args:
+        run: The run directory.
+        steps: Of the checkpoints that are there.
+        place: Where they are.
+        snapshot: What the run resumes from in their stead.
 
     Raises:
-        CheckpointError: The run saved some, and there is none.
+        CheckpointError: The run saved some, there is none, and no snapshot.
     """
     newest, directory = _newest_recorded(run)
     if newest <= max(steps, default=0):
-        return
+        return True
     moved = f" (it was saved in {directory})" if directory not in ("", str(place)) else ""
-    if steps:
-        warnings.warn(
-            f"step {newest} was saved and is not in {place}{moved}; resuming from step "
-            f"{max(steps)}",
-            stacklevel=2,
+    if not steps and not snapshot:
+        raise CheckpointError(
+            f"the run saved a checkpoint of step {newest}{moved}, and there is none",
+            where=str(place),
+            hint="put the checkpoints back, mount their disk or name their checkpoint.directory; "
+            "`axcore train --from-step 0` starts again on purpose",
         )
-        return
-    raise CheckpointError(
-        f"the run saved a checkpoint of step {newest}{moved}, and there is none",
-        where=str(place),
-        hint="put the checkpoints back, mount their disk or name their checkpoint.directory; "
-        "`axcore train --from-step 0` starts again on purpose",
+    warnings.warn(
+        f"step {newest} was saved and is not in {place}{moved}; resuming from "
+        f"{snapshot or f'step {max(steps)}'}",
+        stacklevel=2,
     )
+    return False
 
 
 def _newest_recorded(run: Path) -> tuple[int, str]:

@@ -6,8 +6,10 @@ import signal
 
 import pytest
 
+from axcore.checkpoint import MemorySnapshots
 from axcore.config import evolve
 from axcore.errors import CheckpointError
+from axcore.resilience.faults import FaultPlan, InjectedFaultError, Raise
 from axcore.trainer import RunStarted, StepsDone
 from axcore.trainer.run_directory.identity import RunIdentity, write_identity
 from axcore.trainer.run_directory.saved_steps import check_saved_steps, record_saved_step
@@ -58,7 +60,13 @@ def test_lost_checkpoints_are_an_error_that_says_where_they_were(tmp_path):
     assert "--from-step 0" in error.value.hint
     with pytest.warns(UserWarning, match="step 8 was saved and is not in .*resuming from step 4"):
         check_saved_steps(tmp_path, (4,), tmp_path / "elsewhere")
-    check_saved_steps(tmp_path, (4, 8), tmp_path / "elsewhere")
+    assert check_saved_steps(tmp_path, (4, 8), tmp_path / "elsewhere")
+
+
+def test_a_snapshot_takes_the_place_of_lost_checkpoints_and_a_warning_names_them(tmp_path):
+    record_saved_step(tmp_path, 8, tmp_path)
+    with pytest.warns(UserWarning, match="step 8 was saved and is not in .*from the snapshot"):
+        assert not check_saved_steps(tmp_path, (), tmp_path, snapshot="the snapshot of step 9")
 
 
 def test_starts_that_resumed_show_that_there_were_checkpoints(tmp_path):
@@ -79,6 +87,32 @@ def test_a_run_whose_checkpoints_were_moved_starts_again_only_on_purpose(toy_tra
     started = []
     toy_trainer.run(run, [started.append, stop_at(1)], from_step=0)
     assert next(event.step for event in started if isinstance(event, RunStarted)) == 0
+
+
+@pytest.mark.slow
+def test_a_snapshot_does_not_hide_that_checkpoints_are_lost(toy_config, one_device, tmp_path):
+    run = tmp_path / "run"
+    trainer = one_device(
+        evolve(
+            toy_config,
+            checkpoint=evolve(toy_config.checkpoint, saves_in_background=False),
+            snapshots=MemorySnapshots.Config(every_steps=2, directory=str(tmp_path / "memory")),
+            guards=(FaultPlan.Config(faults=(Raise(at_step=8),)),),
+        )
+    )
+    with pytest.raises(InjectedFaultError):
+        trainer.run(run)
+    shutil.move(run / "checkpoints", tmp_path / "moved")
+    recorded = []
+
+    def stop_at_once(event):
+        if isinstance(event, RunStarted):
+            recorded.append(json.loads((run / "saved_steps.json").read_text())["newest"])
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.warns(UserWarning, match="step 4 was saved and is not in .*from the snapshot of"):
+        trainer.run(run, [stop_at_once])
+    assert recorded == [4]
 
 
 @pytest.mark.slow
