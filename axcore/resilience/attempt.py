@@ -20,7 +20,7 @@ from axcore.resilience.tracked_process import SpareProcess, TrackedProcess
 
 _WAKE_S = 0.05
 _BATCH_S = 0.01
-_STACKS_S = 3.0
+_STACKS_S = 10.0
 _SETTLE_S = 0.1
 _GRACE_S = 5.0
 
@@ -76,6 +76,11 @@ class Attempt:
     def last_step(self, failure: Failure) -> int:
         """Returns the furthest step of the process that failed; others may say theirs late."""
         return self.processes[failure.process].last_step
+
+    @property
+    def is_stepping(self) -> bool:
+        """Whether all have made a step, counted from the first one that each has reported."""
+        return all(one.beat.step > one.first_step >= 0 for one in self.processes)
 
     def watch(self) -> Iterator[int]:
         """Yields the step that all have reached, many times a second, while nothing is wrong."""

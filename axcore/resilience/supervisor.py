@@ -66,16 +66,14 @@ class Supervisor:
         take = self._spares.take_lasting if self._policy.in_process else self._spares.take
         with Attempt(self._served(self._starts()), self._policy, stop, take) as attempt:
             self._note_start(attempt)
-            first: int | None = None
+            was_stepping = False
             for step in attempt.watch():
                 self._log.flush()
-                if first is not None and step > first:
+                if attempt.is_stepping and not was_stepping:
+                    was_stepping = True
                     self._log.write("stepping", step=step, seconds=_since(attempt.began))
-                    first = sys.maxsize
                     if self._policy.spares:
                         self._spares.prepare(list(map(self._announced, self._starts())))
-                elif first is None and step >= 0:
-                    first = step
             outcome = attempt.outcome()
             if not isinstance(outcome, Failure):
                 return outcome, -1

@@ -32,7 +32,8 @@ class TrackedProcess:
         beat: What it reported last.
         beat_at: When it reported anything, in monotonic seconds; infinite before it ever did.
         progress_at: When it reported something new.
-        last_step: The furthest step it has reported; -1 where it reported none.
+        first_step: The first step it has reported; -1 where it reported none.
+        last_step: The furthest one, alike.
         was_ready: Whether it was a spare, with nothing left to import when its turn came.
     """
 
@@ -55,7 +56,7 @@ class TrackedProcess:
         self.beat = Beat()
         self.beat_at = math.inf
         self.progress_at = self._step_at = time.monotonic()
-        self.last_step = -1
+        self.first_step = self.last_step = -1
         self._unread = b""
         self._step_times: collections.deque[float] = collections.deque(maxlen=_RECENT_STEPS)
 
@@ -97,6 +98,8 @@ class TrackedProcess:
         if beat.step != self.beat.step:
             self._step_at = self.beat_at
         self.beat, self.last_step = beat, max(self.last_step, beat.step)
+        if self.first_step < 0:
+            self.first_step = beat.step
 
     def ask_for_stacks(self) -> None:
         """Asks the process for its stacks; one that is stopped is woken to answer."""
@@ -134,7 +137,7 @@ class SpareProcess(TrackedProcess):
             return False
         self.was_ready = self.beat.phase in (READY, STOOD_DOWN)
         self.progress_at = self._step_at = time.monotonic()
-        self.beat, self.last_step = Beat(), -1
+        self.beat, self.first_step, self.last_step = Beat(), -1, -1
         before = self._given.environment
         self._given = start
         new = {name: v for name, v in start.environment.items() if before.get(name) != v}

@@ -15,7 +15,7 @@ from axcore.resilience.policy import Policy
 from axcore.resilience.supervisor import Supervisor
 
 WORKER = Path(__file__).with_name("beating_worker.py")
-QUICK = Policy(beat_s=3.0, step_s=3.0, phase_s={"start": 60.0, "save": 3.0}, backoff_s=0.05)
+QUICK = Policy(backoff_s=0.05)
 
 
 @pytest.fixture

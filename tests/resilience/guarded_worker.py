@@ -22,9 +22,9 @@ def main():
     address, count, index, folder = sys.argv[1:]
     limits = TimeLimits(join_s=60, barrier_s=60, heartbeat_s=20)
     join_processes(address, process_count=int(count), process_index=int(index), limits=limits)
-    slow = SlowStep(at_step=1, process=1, seconds=1.0, times=1000)
+    slow = SlowStep(at_step=1, process=1, seconds=2.0, times=1000)
     guards = (FaultPlan.Config(faults=(slow,)), StragglerCheck.Config(patience=2))
-    cfg = guarded_config(Path(folder) / "text", *guards, log_every_steps=2, max_steps=12)
+    cfg = guarded_config(Path(folder) / "text", *guards, log_every_steps=2, max_steps=8)
     cfg = update_config(cfg, {"data.batch_size": 12})
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")

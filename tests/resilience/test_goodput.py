@@ -1,6 +1,5 @@
 """The ledger of a run, as its events fill it, over all starts of the job."""
 
-import json
 import os
 import signal
 import subprocess
@@ -8,9 +7,11 @@ import sys
 import time
 
 import pytest
+from engine_run import write_experiment
 from quick_flags import compile_cache, quick_environment
 
 from axcore.resilience import EventLog
+from axcore.resilience.faults import Signal
 from axcore.resilience.goodput import Goodput
 from axcore.resilience.ledger_file import GOODPUT_NAME, read_ledger
 from axcore.resilience.process_start import process_start
@@ -84,13 +85,13 @@ def test_time_between_two_starts_is_idle_and_repeated_steps_are_lost(tmp_path):
 def test_what_a_supervisor_saw_says_when_the_old_processes_ended(tmp_path, event, label):
     clock = Clock(time.time() - 30)  # the log has the real time
     fed(tmp_path, clock, *RUN)
+    before = time.time()
     EventLog(tmp_path, "supervisor").write(event)
-    ledger = read_ledger(tmp_path)
-    seen = time.time() - ledger.time
+    after, ledger = time.time(), read_ledger(tmp_path)
     clock.now += 20
     fed(tmp_path, clock, step=10)
     found = read_ledger(tmp_path).seconds
-    assert found[label] == pytest.approx(seen, abs=0.5)
+    assert before - ledger.time - 0.1 <= found[label] <= after - ledger.time + 0.1
     assert found[label] + found["idle"] == pytest.approx(20)
 
 
@@ -135,67 +136,38 @@ def test_a_disk_that_takes_no_file_costs_a_warning_and_no_count(tmp_path):
 
 def test_a_process_knows_when_it_was_started():
     program = "from axcore.resilience.process_start import process_start as p; print(p())"
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-c", program]
     before = time.time()
-    ran = subprocess.run(
-        [sys.executable, "-c", program],
-        env={**os.environ, "JAX_PLATFORMS": "cpu"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert before - 0.1 <= float(ran.stdout) <= before + 0.5
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        after = time.time()
+        started = float(process.stdout.read())
+    assert before - 0.1 <= started <= after + 0.1
     assert process_start() < before
-
-
-TINY = (
-    "model.dim=32",
-    "model.decoder.stack.num_layers=1",
-    "**.num_heads=2",
-    "**.num_kv_heads=1",
-    "**.hidden_dim=48",
-    "data.seq_len=32",
-    "data.batch_size=16",
-    "data.validation_batches=1",
-    "learner.schedule.warmup_steps=2",
-    "max_steps=60",
-    "log_every_steps=2",
-    "eval_every_steps=100",
-    "checkpoint.every_steps=1000",
-)
 
 
 @pytest.mark.slow
 def test_labels_add_up_to_the_wall_time_of_a_job_that_is_killed(tmp_path):
+    experiment, run = write_experiment(tmp_path, Signal(at_step=8)), tmp_path / "run"
+    command = [sys.executable, "-m", "axcore", "train", str(experiment), f"--dir={run}"]
     environment = {**quick_environment(), **compile_cache(tmp_path / "compiled")}
-    command = [sys.executable, "-m", "axcore", "train", "tiny", f"--dir={tmp_path / 'run'}"]
-    command += [f"--set={override}" for override in TINY]
 
     def start():
         return subprocess.Popen(
             command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
 
-    def reached(worker, step):
-        lines = tmp_path / "run" / "metrics.jsonl"
-        while worker.poll() is None:
-            text = lines.read_text() if lines.exists() else ""
-            steps = [json.loads(line)["step"] for line in text.splitlines() if line[-1:] == "}"]
-            if max(steps, default=0) >= step:
-                return
-            time.sleep(0.01)
-
-    began = time.time()
+    before = time.time()
     first = start()
-    reached(first, 30)
-    first.send_signal(signal.SIGKILL)
-    first.communicate()
+    after = time.time()
+    first.communicate(timeout=300)
+    assert first.returncode == -signal.SIGKILL
     last = start()
-    out, err = last.communicate(timeout=120)
-    ended = time.time()
+    out, err = last.communicate(timeout=300)
     assert last.returncode == 0, err
-    ledger = read_ledger(tmp_path / "run")
+    ledger = read_ledger(run)
     assert ledger.starts == 2
-    assert ledger.wall_s == pytest.approx(ledger.time - began, rel=0.01)
-    assert ledger.wall_s <= ended - began
+    assert ledger.time - after - 0.1 <= ledger.wall_s <= ledger.time - before + 0.1
+    assert ledger.time <= time.time()
     assert ledger.seconds["lost_work"] > 0
     assert f"{ledger.summary()}\n" in out

@@ -1,10 +1,13 @@
 """No hang is for ever: it is noticed, the process that causes it is named, and stacks are kept."""
 
+import attrs
 import pytest
 
-from axcore.resilience.hang import Hang
+from axcore.resilience.hang import Hang, find_hang
 from axcore.resilience.heartbeat import Beat
-from axcore.resilience.policy import Rung
+from axcore.resilience.policy import Policy, Rung
+
+LIMITS = {"beat_s": 5.0, "step_s": 6.0, "phase_s": {"start": 120.0, "save": 6.0}}
 
 KINDS = {
     "data_wait": ("data_wait", "made no progress"),
@@ -18,7 +21,7 @@ KINDS = {
 @pytest.mark.parametrize("index", [0, 1])
 @pytest.mark.quick_one_in(8)
 def test_a_hang_is_noticed_named_and_ended(supervisor, events, tmp_path, capfd, name, index):
-    assert supervisor([index, 6, name, 1], step_s=4.0).run() == 0
+    assert supervisor([index, 6, name, 1], **LIMITS).run() == 0
     (hang,) = events("hang")
     phase, what = KINDS[name]
     assert (hang["lost_process"], hang["step"], hang["phase"]) == (index, 6, phase)
@@ -36,13 +39,35 @@ def test_a_hang_is_noticed_named_and_ended(supervisor, events, tmp_path, capfd, 
 def test_a_run_that_hangs_again_and_again_ends_with_a_code_of_its_own(supervisor, events):
     ladder = {"hung": (Rung(times=1),)}
     faults = [[1, step, "data_wait", 1] for step in (3, 6)]
-    assert supervisor(*faults, ladder=ladder).run() == 12
+    assert supervisor(*faults, ladder=ladder, **LIMITS).run() == 12
     assert len(events("hang")) == 2
 
 
-def test_short_steps_and_long_phases_within_their_limits_are_no_hang(supervisor, events):
-    assert supervisor(steps=100).run() == 0
-    assert events("hang") == []
+@attrs.frozen(kw_only=True)
+class Seen:
+    """What a supervisor knows of a process whose steps take 0.5 s."""
+
+    beat: Beat
+    beat_at: float
+    progress_at: float
+    index: int = 0
+    typical_step_s: float = 0.5
+    is_stopped: bool = False
+
+
+@pytest.mark.parametrize(
+    ("phase", "limit_s"), [("save", 60.0), ("step", 10.0), ("data_wait", 10.0)]
+)
+def test_short_steps_and_long_phases_within_their_limits_are_no_hang(phase, limit_s):
+    policy = Policy(beat_s=3.0, step_s=4.0, phase_s={"save": 60.0}, step_factor=20.0)
+    for stuck_s, silent_s, hangs in (
+        (limit_s - 0.1, 0.0, False),
+        (limit_s + 0.1, 0.0, True),
+        (0.0, 2.9, False),
+        (0.0, 3.1, True),
+    ):
+        one = Seen(beat=Beat(5, phase), beat_at=100.0 - silent_s, progress_at=100.0 - stuck_s)
+        assert (find_hang([one], policy, 100.0) is not None) is hangs
 
 
 WAITING = """Thread 0x1 (most recent call first):

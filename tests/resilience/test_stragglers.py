@@ -70,9 +70,9 @@ def test_a_process_of_three_that_sleeps_at_each_step_is_named(tmp_path):
     started = start_all(worker, tmp_path, count=3)
     ended = [finish(process) for process in started]
     assert [one.exit_code for one in ended] == [0, 0, 0], ended
-    (event,) = [one for one in read_events(tmp_path / "run").events if one["event"] == "straggler"]
-    assert (event["straggler"], event["process"]) == (1, 0)
-    assert event["own_s"] >= 1.0 > event["others_s"]
+    events = [one for one in read_events(tmp_path / "run").events if one["event"] == "straggler"]
+    assert {(event["straggler"], event["process"]) for event in events} == {(1, 0)}
+    assert events[0]["own_s"] >= 2.0 > events[0]["others_s"]
     assert (
         "process 1 keeps the others waiting"
         in json.loads(ended[0].stdout.splitlines()[-1])["warnings"][0]

@@ -25,7 +25,7 @@ def is_alive(pid):
 
 
 def test_a_run_without_faults_ends_well_and_is_logged(supervisor, events):
-    assert supervisor().run() == 0
+    assert supervisor(steps=100).run() == 0
     assert len(pids(events)) == 1
     assert [event["exit_code"] for event in events("supervision_ended")] == [0]
     assert len(events("stepping")) == 1
@@ -47,7 +47,7 @@ def test_a_killed_process_is_noticed_and_replaced_at_once(supervisor, events, tm
     assert supervisor([1, 5, "SIGKILL", 1]).run() == 0
     died = (tmp_path / "run/struck_1_5_SIGKILL").stat().st_mtime  # just before it killed itself
     again = datetime.fromisoformat(events("processes_started")[1]["time"]).timestamp()
-    assert again - died < 10
+    assert again - died < 30, "long before it was silent for too long"
 
 
 @pytest.mark.parametrize(("name", "cause"), [("SIGSEGV", "crashed"), ("exit9", "lost")])
@@ -127,8 +127,8 @@ def started(tmp_path, events):
         process.kill()
 
 
-def wait_until_dead(found, limit_s):
-    end = time.monotonic() + limit_s
+def wait_until_dead(found):
+    end = time.monotonic() + 120
     while time.monotonic() < end and any(map(is_alive, found)):
         time.sleep(0.01)
     return not any(map(is_alive, found))
@@ -137,21 +137,21 @@ def wait_until_dead(found, limit_s):
 def test_a_supervisor_that_is_killed_leaves_no_process(started, events):
     (found,) = pids(events)
     started.kill()
-    assert wait_until_dead(found, 30.0)
+    assert wait_until_dead(found)
 
 
 def test_a_supervisor_that_is_killed_leaves_no_process_that_is_stopped(started, events):
     (found,) = pids(events)
     os.kill(found[1], signal.SIGSTOP)
     started.kill()
-    assert wait_until_dead(found, 30.0)
+    assert wait_until_dead(found)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_stop_request_reaches_all_and_is_waited_for(started, events, number):
     (found,) = pids(events)
     started.send_signal(number)
-    assert started.wait(60) == 130
+    assert started.wait(300) == 130
     assert not any(map(is_alive, found))
 
 
@@ -185,4 +185,4 @@ def test_a_supervisor_that_is_killed_leaves_no_spare(started, tmp_path):
     while not all(file.exists() and file.read_text() for file in files):
         time.sleep(0.01)
     started.kill()
-    assert wait_until_dead([pid for one in spares_of(tmp_path / "run") for pid in one], 20.0)
+    assert wait_until_dead([pid for one in spares_of(tmp_path / "run") for pid in one])

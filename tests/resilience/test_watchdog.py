@@ -4,6 +4,7 @@ import ctypes
 import time
 
 import pytest
+from engine_run import wait_for
 
 from axcore.resilience.policy import Policy
 from axcore.resilience.watchdog import Watchdog
@@ -13,10 +14,10 @@ from axcore.trainer.callbacks.events import Observers
 FACTS = dict.fromkeys(("hardware", "hardware_changes", "mesh", "data", "kernels", "unit"), "")
 
 
-@pytest.fixture
-def watchdog(tmp_path):
-    """A watchdog of a run that has made one step, and whose steps may take 1 s."""
-    made = Observers([Watchdog(Policy(step_s=1.0, step_factor=1.0, phase_s={}))])
+@pytest.fixture(params=[1.0])
+def watchdog(tmp_path, request):
+    """A watchdog of a run that has made one step, and whose steps may take some seconds."""
+    made = Observers([Watchdog(Policy(step_s=request.param, step_factor=1.0, phase_s={}))])
     numbers = {"step": 0, "max_steps": 9, "num_params": 1, "flops": None, "peak_flops": None}
     made(RunStarted(directory=str(tmp_path), **numbers, **FACTS))
     made(StepsDone(step=1, metrics={"step_time_s": 0.01}))
@@ -35,19 +36,22 @@ def hang_with_the_gil(seconds):
 @pytest.mark.parametrize("hang", [hang_without_the_gil, hang_with_the_gil])
 def test_a_hang_leaves_stacks_and_one_warning(watchdog, tmp_path, capfd, hang):
     watchdog(PhaseStarted("data_wait"))
-    hang(1.8)
+    hang(4.0)
+    shown = []
+    wait_for(lambda: shown.append(capfd.readouterr().err) or "stacks of" in "".join(shown), "it")
     time.sleep(0.6)
     assert hang.__name__ in (tmp_path / "stacks.txt").read_text(encoding="utf-8")
-    shown = capfd.readouterr().err
+    shown = "".join([*shown, capfd.readouterr().err])
     assert shown.count("warning: no progress for") == 1
     assert "after step 1 (data_wait); stacks of all threads: " in shown
 
 
+@pytest.mark.parametrize("watchdog", [6.0], indirect=True)
 def test_a_run_that_makes_progress_leaves_no_stacks_and_no_warning(watchdog, tmp_path, capfd):
-    for _ in range(60):
+    for _ in range(70):
         watchdog(PhaseStarted("data_wait"))
         watchdog(PhaseStarted("step"))
-        time.sleep(0.02)
+        time.sleep(0.1)
     watchdog(RunFinished(step=9, is_complete=True))
     assert not (tmp_path / "stacks.txt").exists()
     assert "warning" not in capfd.readouterr().err
