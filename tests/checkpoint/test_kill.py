@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from engine_run import wait_for
+from marked_processes import is_stopped
 
 from axcore.checkpoint import Checkpointer
 from axcore.errors import CheckpointError
@@ -80,6 +82,7 @@ def test_a_writer_that_is_stopped_keeps_its_lock_and_continues(tmp_path):
     saved = last_reported(worker.stdout.readline(), 0)
     time.sleep(0.05)
     worker.send_signal(signal.SIGSTOP)
+    wait_for(lambda: is_stopped(worker.pid), "the stop")
     newest = check_newest(tmp_path, saved)
     with pytest.raises(CheckpointError, match=rf"\(pid {worker.pid} on .* is already saving"):
         Checkpointer.Config().build(directory=str(tmp_path)).save(newest + 9, state_of(1))
@@ -108,7 +111,7 @@ def test_a_process_killed_before_a_file_operation_resumes(tmp_path, event, path_
     with Checkpointer.Config().build(directory=str(tmp_path)) as checkpoints:
         checkpoints.save(1, state_of(1), {"step": 1})
     worker = start_worker(tmp_path, 2, event, path_end)
-    _, err = worker.communicate(timeout=60)
+    _, err = worker.communicate(timeout=300)
     assert (worker.returncode, err) == (-signal.SIGKILL, "")
     assert check_newest(tmp_path, newest) == newest
     with Checkpointer.Config().build(directory=str(tmp_path)) as checkpoints:

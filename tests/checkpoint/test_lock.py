@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from engine_run import wait_for
 
 from axcore.checkpoint import lock as lock_module
 from axcore.checkpoint.lock import FileLock
@@ -101,11 +102,18 @@ def test_a_lock_from_before_a_reboot_is_free_at_once(path):
 def test_a_holder_on_another_host_that_shows_life_is_named(path, monkeypatch):
     monkeypatch.setattr(lock_module, "STALE_S", 20.0)
     write_holder(path, host="node-7")
-    beat = threading.Timer(0.3, os.utime, [path])
-    beat.start()
+    is_over = threading.Event()
+
+    def beat():
+        while not is_over.wait(0.05):
+            os.utime(path)
+
+    beats = threading.Thread(target=beat)
+    beats.start()
     with pytest.raises(CheckpointError, match=r"another live process \(pid 7 on node-7\) is alr"):
         take(path)
-    beat.join()
+    is_over.set()
+    beats.join()
     assert "node-7" in path.read_text()
 
 
@@ -121,9 +129,9 @@ def test_a_holder_touches_its_file(path, monkeypatch):
     monkeypatch.setattr(lock_module, "BEAT_S", 0.05)
     lock = FileLock(path, doing="saving")
     before = path.stat().st_mtime_ns
-    time.sleep(0.3)
-    assert path.stat().st_mtime_ns > before
+    wait_for(lambda: path.stat().st_mtime_ns > before, "a touch")
     lock.release()
+    time.sleep(0.2)  # the last touch may be on its way
     after = path.stat().st_mtime_ns
     time.sleep(0.2)
     assert path.stat().st_mtime_ns == after

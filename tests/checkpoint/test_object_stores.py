@@ -91,13 +91,14 @@ def check_restores(proxy, machine, step):
 
 def failing(proxy, kind, *methods, times=10**9):
     """Makes the next requests of these methods fail."""
-    left = [times]
+    left, counting = [times], threading.Lock()  # requests come at once
 
     def fault(method, path):
-        if method not in methods or not left[0]:
-            return None
-        left[0] -= 1
-        return kind
+        with counting:
+            if method not in methods or not left[0]:
+                return None
+            left[0] -= 1
+            return kind
 
     proxy.fault = fault
     return left
@@ -137,13 +138,17 @@ def test_a_store_that_stays_away_costs_a_warning_then_a_stop_and_no_step(
         checkpoints.mark_good(1)
         checkpoints.wait()
         failing(proxy, "busy", "PUT", "GET", "HEAD", "POST")
-        with pytest.warns(CheckpointWarning, match="what is there after step 2 is not known: s3:"):
+
+        def save_step_2():
             checkpoints.save(2, {"w": STATE["w"] * 2}, {"step": 2})
+            checkpoints.wait()
+
         with (
+            pytest.warns(CheckpointWarning, match="what is there after step 2 is not known: s3:"),
             pytest.warns(CheckpointWarning, match="saving step 2 failed: .*; try 2 follows"),
             pytest.raises(CheckpointError, match=r"saving step 2 failed: s3://.* cannot write"),
         ):
-            checkpoints.wait()
+            save_step_2()
         proxy.fault = lambda method, path: None
     check_restores(proxy, tmp_path / "b", 1)
     save(proxy, tmp_path / "a", 3)  # copies what was not copied, too
@@ -175,7 +180,7 @@ def test_a_process_killed_during_a_request_loses_no_step(
     proxy.fault = kill
     directory = f"s3://{proxy.bucket}/run?staging={tmp_path / 'a'}"
     worker = subprocess.Popen([sys.executable, str(WORKER), directory, "1"], stderr=subprocess.PIPE)
-    _, err = worker.communicate(timeout=120)
+    _, err = worker.communicate(timeout=300)
     assert (worker.returncode, err) == (-signal.SIGKILL, b"")
     proxy.fault = lambda method, path: None
     checkpoints = stored(proxy, tmp_path / "b")
