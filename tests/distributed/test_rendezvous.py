@@ -11,7 +11,7 @@ from axcore.distributed.rendezvous import rendezvous, split_address
 from axcore.errors import AxcoreError, ConfigError
 
 
-def call_all(numbers, *, count, limit_s=2.0, counts=None):
+def call_all(numbers, *, count, limit_s=5.0, counts=None):
     """Holds a rendezvous among threads; returns what each raised, or None, in their order."""
     address, ends = free_address(), [None] * len(numbers)
 
@@ -52,12 +52,12 @@ def test_the_port_is_free_again_at_once():
 def test_missing_processes_are_named_to_everyone_who_came():
     first, second = call_all([0, 2], count=4)
     assert str(first) == str(second)
-    assert "processes 1, 3 of 4 did not reach 'rendezvous' within 2 s" in first.what
+    assert "processes 1, 3 of 4 did not reach 'rendezvous' within 5 s" in first.what
     assert "--join-timeout" in first.hint
 
 
 def test_others_are_told_that_process_0_is_missing():
-    (error,) = call_all([1], count=2)
+    (error,) = call_all([1], count=2, limit_s=2.0)
     assert "process 0 of 2 did not reach 'rendezvous' within 2 s" in error.what
     assert "refused" in error.what
 

@@ -26,9 +26,9 @@ GOOD = '@hook.ops\ndef ops():\n    yield Op(name="good", fn=Ref("a:b"), summary=
         ("axl-asleep", HANGS, "import", 2),
         (
             "axl-busy",
-            "import time\nend = time.monotonic() + 5\nwhile time.monotonic() < end:\n    pass\n",
+            "import sys\nwhile not hasattr(sys, 'axl-busy'):\n    pass\n",
             "import",
-            3,
+            2,
         ),
         ("axl-waiting", "import queue\nqueue.Queue().get()", "import", 2),
         (
@@ -46,16 +46,16 @@ def test_plugin_that_hangs_is_named_with_the_line_and_the_others_load(
     folder = installed.add(name, body)
     installed.add("axl-good", source(GOOD))
     started = time.monotonic()
-    host = installed.host({TIMEOUT: "0.5"})
+    host = installed.host({TIMEOUT: "3"})
+    setattr(sys, name, True)  # lets the busy one end
     assert time.monotonic() - started < 60
     trouble = host.plugin(name).trouble
     assert trouble.startswith(
-        f"plugin {name!r} hangs: its {doing} has not ended after 0.5 s; "
-        f"it is at {folder}/plugin.py:"
+        f"plugin {name!r} hangs: its {doing} has not ended after 3 s; it is at {folder}/plugin.py:"
     )
     assert int(trouble.rpartition(":")[2]) in (line, line + 1)
     assert "good" in {op.name for op in host.records(Op)}
-    with pytest.raises(PluginError, match=f"AXCORE_BLOCK={name}, or give it longer: {TIMEOUT}=3"):
+    with pytest.raises(PluginError, match=f"AXCORE_BLOCK={name}, or give it longer: {TIMEOUT}=18"):
         raise host.plugin(name).error
 
 
@@ -64,21 +64,21 @@ def test_plugin_that_hangs_is_named_in_threads_too(installed):
     troubles = []
     thread = threading.Thread(
         target=lambda: troubles.append(
-            installed.host({TIMEOUT: "0.5"}).plugin("axl-threaded").trouble
+            installed.host({TIMEOUT: "3"}).plugin("axl-threaded").trouble
         )
     )
     thread.start()
-    thread.join(60)
+    thread.join(300)
     assert "plugin 'axl-threaded' hangs" in troubles[0]
 
 
 def test_help_names_the_plugin_that_hangs(make_dist, cli):
     make_dist("axl-acme", HANGS)
-    ran = cli("--help", AXCORE_PLUGINS="axl-acme", **{TIMEOUT: "0.5"})
+    ran = cli("--help", AXCORE_PLUGINS="axl-acme", **{TIMEOUT: "3"})
     assert ran.exit_code == 0
     assert "Broken plugins: axl-acme" in ran.stdout
-    ran = cli("plugins", AXCORE_PLUGINS="axl-acme", **{TIMEOUT: "0.5"})
-    assert "plugin 'axl-acme' hangs: its import has not ended after 0.5 s" in ran.stdout
+    ran = cli("plugins", AXCORE_PLUGINS="axl-acme", **{TIMEOUT: "3"})
+    assert "plugin 'axl-acme' hangs: its import has not ended after 3 s" in ran.stdout
 
 
 @pytest.mark.parametrize("text", ["soon", "0", "-1", "nan", "inf"])

@@ -38,13 +38,13 @@ def start(data):
 
 
 def finish(worker):
-    out, err = worker.communicate(timeout=120)
+    out, err = worker.communicate(timeout=300)
     assert (worker.returncode, err) == (0, "")
     return out
 
 
 def killed(worker):
-    worker.communicate(timeout=120)
+    worker.communicate(timeout=300)
     return worker.returncode == -signal.SIGKILL
 
 
@@ -81,6 +81,6 @@ def test_a_run_killed_from_outside_at_any_moment_ends_as_one_never_stopped(start
         time.sleep(0.01)
     time.sleep(random.SystemRandom().uniform(0, 0.3))
     worker.kill()
-    worker.communicate(timeout=120)
+    worker.communicate(timeout=300)
     assert finish(start(tmp_path / "run")) == whole[0]
     assert losses(tmp_path / "run") == whole[1]
