@@ -4,11 +4,13 @@ import subprocess
 import sys
 from typing import Any, TypeGuard
 
+import attrs
 import click
 
 from axcore.config import apply_overrides, field_names
 from axcore.errors import ConfigError, PluginError
 from axcore.launch import Job, find_launcher
+from axcore.launch.children import ProcessStart
 from axcore.launch.launcher import Launcher, launcher_class
 from axcore.launch.local import Local
 from axcore.plugins import Hardware, JobLauncher, Modifier, plugin_host
@@ -121,7 +123,11 @@ def _supervise(launcher: Local, job: Job, policy: Policy) -> int:
     checked = subprocess.run(check, stdout=subprocess.DEVNULL, check=False)
     if checked.returncode:
         return checked.returncode
-    return Supervisor(lambda: launcher.starts(job), job.run_directory, policy).run()
+
+    def starts(left_out: int) -> list[ProcessStart]:
+        return launcher.starts(attrs.evolve(job, processes=job.processes - left_out))
+
+    return Supervisor(starts, job.run_directory, policy).run()
 
 
 def configured(record: JobLauncher, settings: tuple[str, ...]) -> Launcher:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Literal
 
-from axcore.config import config
+from axcore.config import NonNegativeInt, PositiveInt, config
 
 Cause = Literal["killed", "crashed", "lost", "hung", "refused"]
 """Why an attempt ended: a signal from outside, a fault of the program, a process that lost another,
@@ -28,6 +28,9 @@ class Policy:
         ladder: Answers by cause, the first that has some left; a cause without one stops the run.
         window_s: Answers older than this no longer count.
         attempts_at_one_step: A run that fails so often at one step, and never came further, stops.
+        shrink_to: Least number of processes with which a run continues where one that keeps failing
+            is left out; 0 leaves none out.
+        failures_of_one: A process whose own the newest so many failures are is left out.
         backoff_s: Wait before an attempt that follows one without progress; doubled each time.
         beat_s: Seconds without a beat after which a living process is hung.
         phase_s: Seconds that a phase may take; the first step has that of `compile`.
@@ -47,6 +50,8 @@ class Policy:
     }
     window_s: float = 24 * 3600.0
     attempts_at_one_step: int = 3
+    shrink_to: NonNegativeInt = 0
+    failures_of_one: PositiveInt = 3
     backoff_s: float = 1.0
     beat_s: float = 60.0
     phase_s: Mapping[str, float] = {

@@ -76,6 +76,7 @@ _SENTENCES = {
     "stepping": "all processes make steps, {seconds} s after their start, at step {step}",
     "process_lost": "process {lost_process} {what} at step {step} ({phase})",
     "hang": "process {lost_process} {what} at step {step} ({phase}); stacks: {stacks}",
+    "left_out": "the run continues without process {left_out}, with {processes} in all",
     "restarting": "all processes start again",
     "supervision_ended": "the run ended with exit code {exit_code}",
 }

@@ -27,16 +27,18 @@ class Supervisor:
     """Starts all processes of a run, and starts them again as long as the policy allows."""
 
     def __init__(
-        self, starts: Callable[[], Sequence[ProcessStart]], directory: Path, policy: Policy
+        self, starts: Callable[[int], Sequence[ProcessStart]], directory: Path, policy: Policy
     ) -> None:
         """Starts nothing yet.
 
         Args:
-            starts: Returns what each process is started with, again for each attempt.
+            starts: Returns what each process is started with, again for each attempt, where so many
+                are left out.
             directory: The run directory, which the trainers make.
             policy: What to do about failures.
         """
-        self._starts = starts
+        self._all_starts = starts
+        self._left_out = self._processes = 0
         self._policy = policy
         self._restarts = Restarts(policy)
         self._spares = Spares()
@@ -51,20 +53,36 @@ class Supervisor:
                 if isinstance(outcome, int):
                     self._log.write("supervision_ended", exit_code=outcome)
                     return outcome
-                decision = self._restarts.decide(outcome, last_step)
+                decision = self._restarts.decide(outcome, last_step, self._processes)
                 if stop.count:
                     decision = Decision("stop", "the run was asked to stop")
                 if decision.answer == "stop":
                     return self._give_up(outcome, decision)
-                self._report(f"{outcome}; all processes start again, {decision.reason}")
+                what = "all processes start again"
+                if decision.answer == "leave_out":
+                    what = self._leave_out(outcome.process, decision.reason)
+                self._report(f"{outcome}; {what}, {decision.reason}")
                 self._log.write("restarting", answer=decision.answer, wait_s=decision.wait_s)
                 _wait(decision.wait_s, stop)
                 if stop.count:
                     return self._give_up(outcome, Decision("stop", "the run was asked to stop"))
 
+    def _starts(self) -> Sequence[ProcessStart]:
+        return self._all_starts(self._left_out)
+
+    def _leave_out(self, process: int, reason: str) -> str:
+        """Lets the next attempt have one process less; returns what that is called."""
+        self._left_out += 1
+        self._spares.close()  # they took the number of processes into account at their start
+        processes = self._processes - 1
+        self._log.write("left_out", left_out=process, processes=processes, reason=reason)
+        return f"the run continues without process {process}, with {processes} in all"
+
     def _attempt(self, stop: StopRequests) -> tuple[Failure | int, int]:
         take = self._spares.take_lasting if self._policy.in_process else self._spares.take
-        with Attempt(self._served(self._starts()), self._policy, stop, take) as attempt:
+        starts = self._served(self._starts())
+        self._processes = len(starts)
+        with Attempt(starts, self._policy, stop, take) as attempt:
             self._note_start(attempt)
             was_stepping = False
             for step in attempt.watch():

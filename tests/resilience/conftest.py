@@ -23,9 +23,10 @@ def supervisor(tmp_path):
     """Returns a supervisor of processes that make steps with some faults."""
 
     def make(*faults, processes=2, steps=30, can_wait=False, **policy):
-        def starts():
+        def starts(left_out):
             environment = {**os.environ, "ATTEMPT": uuid.uuid4().hex}
-            texts = (tmp_path / "run", None, processes, steps, json.dumps(faults))
+            count = processes - left_out
+            texts = (tmp_path / "run", None, count, steps, json.dumps(faults))
             return [
                 ProcessStart(
                     command=tuple(
@@ -35,7 +36,7 @@ def supervisor(tmp_path):
                     environment=environment,
                     can_wait=can_wait,
                 )
-                for index in range(processes)
+                for index in range(count)
             ]
 
         return Supervisor(starts, tmp_path / "run", evolve(QUICK, **policy))

@@ -125,6 +125,17 @@ def test_a_supervisor_that_is_killed_leaves_no_trainer_and_the_next_one_goes_on(
 
 
 @pytest.mark.slow
+def test_a_run_whose_process_is_left_out_trains_on_the_same_batches(launch, calm, tmp_path):
+    run = tmp_path / "run"
+    policy = ("shrink_to=1", "failures_of_one=1", "spares=false")
+    options = [word for one in policy for word in ("--policy", one)]
+    finish(launch(run, *options, faults=(Signal(at_step=12, process=1),)))
+    assert list(map(len, pids(run))) == [2, 1]
+    for (path, one), (_, other) in zip(calm, parameters(run), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-5, err_msg=str(path))
+
+
+@pytest.mark.slow
 def test_a_launch_that_goes_back_and_then_crashes_resumes_from_its_newest_checkpoint(tmp_path):
     experiment, run = write_experiment(tmp_path, Signal(at_step=8)), tmp_path / "run"
     command = (sys.executable, "-m", "axcore", "launch", "local", experiment, "--supervise")

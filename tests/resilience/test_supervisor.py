@@ -103,7 +103,7 @@ from axcore.launch.children import ProcessStart
 from axcore.resilience.policy import Policy
 from axcore.resilience.supervisor import Supervisor
 worker, run, steps = sys.argv[1:]
-def starts():
+def starts(left_out):
     return [ProcessStart(command=(sys.executable, worker, run, str(index), "2", steps, "[]"),
                          environment={**os.environ, "ATTEMPT": "a"}, can_wait=True)
             for index in range(2)]
