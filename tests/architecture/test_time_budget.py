@@ -58,7 +58,7 @@ def run(folder, *options):
 
 
 def test_processor_time_is_limited_and_waiting_is_not(tmp_path):
-    text = run(tmp_path, "--most-cpu-s=0.12")
+    text = run(tmp_path, "--most-cpu-s=0.04")
     found = re.findall(r"^(\w+) test_it\.py::(\w+)", text, re.MULTILINE)
     assert {name: end for end, name in found} == {
         "test_computes": "FAILED",
@@ -68,11 +68,11 @@ def test_processor_time_is_limited_and_waiting_is_not(tmp_path):
         "test_finds_it_made": "PASSED",
         "test_is_marked": "PASSED",
     }
-    assert re.search(r"the test took 0\.\d s of processor time; 0\.12 is the limit", text)
+    assert re.search(r"the test took 0\.\d s of processor time; 0\.04 is the limit", text)
 
 
 @pytest.mark.slow
-def test_less_than_four_times_the_limit_is_listed_and_fails_nothing(tmp_path):
+def test_less_than_twelve_times_the_limit_is_listed_and_fails_nothing(tmp_path):
     text = run(tmp_path, "--most-cpu-s=0.5")
     assert "6 passed" in text
     listed = text.partition("3 over the time limit")[2]

@@ -96,7 +96,7 @@ def test_a_lock_from_before_a_reboot_is_free_at_once(path):
     write_holder(path, host=socket.gethostname())
     started = time.monotonic()
     take(path)
-    assert time.monotonic() - started < 20
+    assert time.monotonic() - started < 50
 
 
 def test_a_holder_on_another_host_that_shows_life_is_named(path, monkeypatch):

@@ -172,7 +172,7 @@ def test_a_text_longer_than_any_config_is_refused_unread(load: Any) -> None:
     started = time.process_time()
     with pytest.raises(ConfigError, match="the text is longer than 1024 KiB"):
         load("a: [b, c]\n" * 5_000_000)
-    assert time.process_time() - started < 5
+    assert time.process_time() - started < 30  # to read it takes minutes
 
 
 def test_a_config_file_that_is_too_long_or_none_is_refused_unread(tmp_path: Path) -> None:

@@ -200,7 +200,7 @@ for _ in range(5):
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=300,
     )
     expected = [
         sha256(b"".join(batch[name].tobytes() for name in sorted(batch))).hexdigest()

@@ -116,7 +116,7 @@ def test_a_supervisor_that_is_killed_leaves_no_trainer_and_the_next_one_goes_on(
     first = launch(run, faults=(hang,))
     wait_for(lambda: 11 in steps(run), "step 11")
     first.kill()
-    first.communicate(timeout=60)
+    first.communicate(timeout=300)
     dead = ("", "Z")
     wait_for(lambda: all(process_state(pid) in dead for pid in pids(run)[0]), "the trainers' end")
     shown = finish(launch(run, faults=(hang,)))

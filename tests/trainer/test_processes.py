@@ -93,7 +93,7 @@ def test_processes_stop_together_long_before_they_log(train, tmp_path, kind):
     step = both[0]["step"]
     assert (both[1]["step"], step >= 29) == (step, True)
     (seconds,) = both[1]["stopped_after_s"]
-    assert seconds < 30, "the usual time of grace"
+    assert seconds < 300, "the next log line is an hour away"
     assert (tmp_path / f"run/checkpoints/step_{step:08d}").is_dir()
 
 
