@@ -23,7 +23,7 @@ from axcore.errors import CheckpointError
 
 BEAT_S = 5.0
 STALE_S = 60.0
-_NAMED_WITHIN_S = 1.0
+_NAMED_WITHIN_S = 10.0
 _POLL_S = 0.05
 
 

@@ -174,7 +174,6 @@ def test_an_edited_kernel_is_compiled_again_and_no_other(acme):
     (receipt, *_) = read_receipts(receipts_file(tests, "cpu-2")).values()
     assert receipt.verdict == "passed"
     assert receipt.measured["temporary_bytes"] >= 0
-    assert compile_tests(tests) == ["== 2 tests have receipts that hold"]
     edit(package / "shared.py")
     ran, held = compile_tests(tests)
     assert ran.startswith("== cpu-2: 1 tests, ")
