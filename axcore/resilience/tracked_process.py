@@ -129,13 +129,14 @@ class SpareProcess(TrackedProcess):
         environment = {**start.environment, SPARE_VARIABLE: str(turn)}
         super().__init__(attrs.evolve(start, environment=environment), index, mark, (turn,))
         self._given = start
+        self._waits = False
         os.close(turn)
 
     def begin(self, start: ProcessStart) -> bool:
         """Lets the process begin; returns whether it lives to do so."""
         if not self.read_beats() or start.command != self._given.command:
             return False
-        self.was_ready = self.beat.phase in (READY, STOOD_DOWN)
+        self._waits = self.was_ready = self.beat.phase in (READY, STOOD_DOWN)
         self.progress_at = self._step_at = time.monotonic()
         self.beat, self.first_step, self.last_step = Beat(), -1, -1
         before = self._given.environment
@@ -143,6 +144,12 @@ class SpareProcess(TrackedProcess):
         new = {name: v for name, v in start.environment.items() if before.get(name) != v}
         self._write(json.dumps(new) + "\n")
         return self.child.exit_code() is None
+
+    def _take(self, beat: Beat) -> None:
+        """Passes over beats from before its turn, which it sends until it knows of it."""
+        self._waits = self._waits and beat.phase in (READY, STOOD_DOWN)
+        if not self._waits:
+            super()._take(beat)
 
     def ask_to_leave(self) -> None:
         """Asks the process to leave, if it has not yet."""
