@@ -5,8 +5,11 @@ oldest and the newest that axcore supports. Nothing here imports jax before it i
 """
 
 import contextlib
+import io
 import os
+import pickle
 import sys
+from collections.abc import Iterator, Sequence
 from types import FunctionType, SimpleNamespace
 from typing import Any
 
@@ -159,3 +162,71 @@ def write_programs_whole() -> None:
             draft.replace(path)
 
     cache_class.put = put
+
+
+@contextlib.contextmanager
+def recording_cached_programs() -> Iterator[list[bytes]]:
+    """Records the programs that jax reads from its compilation cache, in any thread."""
+    from jax._src import compilation_cache
+
+    read, found = compilation_cache.get_executable_and_time, list[bytes]()
+
+    def read_and_record(key: str, options: Any, backend: Any, *rest: Any) -> Any:
+        return read(key, options, _RecordingBackend(backend, found), *rest)
+
+    vars(compilation_cache)["get_executable_and_time"] = read_and_record
+    try:
+        yield found
+    finally:
+        vars(compilation_cache)["get_executable_and_time"] = read
+
+
+class _RecordingBackend:
+    def __init__(self, backend: Any, found: list[bytes]) -> None:
+        self._backend, self._found = backend, found
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+    def deserialize_executable(self, program: bytes, *rest: Any) -> Any:
+        self._found.append(program)
+        return self._backend.deserialize_executable(program, *rest)
+
+
+def dump_program(compiled: Any, cached: Sequence[bytes]) -> bytes | None:
+    """Returns a compiled program as bytes; None where it calls functions of this process.
+
+    Args:
+        compiled: The program.
+        cached: What jax read from its cache meanwhile. A program of CPU that was read cannot be
+            dumped again: what comes lacks its functions. So None comes of more than one, too.
+    """
+    import jax
+    from jax.experimental.serialize_executable import _JaxPjrtPickler
+
+    executable = compiled._executable._unloaded_executable
+    if executable.host_callbacks or len(cached) > 1:
+        return None
+
+    class Pickler(_JaxPjrtPickler):
+        def persistent_id(self, found: Any) -> Any:
+            named = super().persistent_id(found)  # type: ignore[no-untyped-call]
+            return ("exec", cached[0]) if cached and named and named[0] == "exec" else named
+
+    info, in_tree = jax.tree.flatten(compiled.args_info)
+    trees = [jax.tree.unflatten(one, range(one.num_leaves)) for one in (in_tree, compiled.out_tree)]
+    with io.BytesIO() as file:
+        Pickler(file).dump((executable, info, compiled._no_kwargs))
+        return pickle.dumps((file.getvalue(), trees))
+
+
+def load_program(dumped: bytes, devices: Sequence[Any]) -> Any:
+    """Returns the compiled program of such bytes, on devices like those it was compiled for."""
+    import jax
+    from jax.experimental import serialize_executable
+
+    program, trees = pickle.loads(dumped)
+    in_tree, out_tree = map(jax.tree.structure, trees)
+    return serialize_executable.deserialize_and_load(
+        program, in_tree, out_tree, devices[0].client, devices
+    )

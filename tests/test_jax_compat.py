@@ -7,6 +7,7 @@ import sys
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from axcore import _jax_compat
@@ -177,3 +178,36 @@ def test_a_process_that_ends_while_it_writes_a_program_leaves_no_part_of_it(tmp_
         ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         assert ran.returncode == code, ran.stderr
         assert len(list(tmp_path.glob("*-cache"))) == kept
+
+
+DUMPING = """
+import pathlib, sys
+import jax
+from axcore._jax_compat import dump_program, recording_cached_programs
+jax.config.update("jax_compilation_cache_dir", sys.argv[1])
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+lowered = jax.jit(lambda x, *, y: {"sum": jax.numpy.sin(x) @ y, "both": (x, y)}).lower(
+    jax.numpy.ones((8, 8)), y=jax.numpy.ones((8, 8)))
+with recording_cached_programs() as cached:
+    compiled = lowered.compile()
+pathlib.Path(sys.argv[2]).write_bytes(dump_program(compiled, cached))
+print(len(cached))
+"""
+
+
+def test_a_program_that_is_dumped_and_loaded_gives_the_same_tree(tmp_path):
+    x = jnp.arange(64.0).reshape(8, 8)
+    for is_cached in (False, True):  # as read from jax's cache by the second process
+        command = [sys.executable, "-c", DUMPING, str(tmp_path / "cache"), str(tmp_path / "dump")]
+        ran = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert ran.stdout == f"{int(is_cached)}\n", ran.stderr
+        dumped = (tmp_path / "dump").read_bytes()
+        found = _jax_compat.load_program(dumped, jax.devices()[:1])(x, y=x)
+        np.testing.assert_allclose(found["sum"], np.sin(x) @ x, rtol=1e-4)
+        assert [np.array_equal(one, x) for one in found["both"]] == [True, True]
+
+
+def test_a_program_that_calls_functions_of_its_process_is_not_dumped():
+    compiled = jax.jit(lambda x: jax.debug.print("{}", x)).lower(1.0).compile()
+    assert _jax_compat.dump_program(compiled, ()) is None

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from typing import Any
 
-import jax
 from jax.sharding import AbstractMesh
 
 from axcore.parallel import (
@@ -75,7 +74,7 @@ def _whole_lines(arrays: list[ShardedArray], mesh: AnyMesh) -> Iterator[str]:
 
 
 def _sums(step: TrainStep, shardings: Any, mesh: AnyMesh) -> Iterator[str]:
-    state = jax.eval_shape(step.init)
+    state = step.abstract_state()
     model = bytes_per_device(state.model, shardings)
     like = shardings_like(state.opt_state, state.model, shardings, mesh)
     optimizer = bytes_per_device(state.opt_state, like)

@@ -21,7 +21,7 @@ from axcore.launch.job import default_run_directory
 from axcore.launch.launch_id import launch_of
 from axcore.launch.process_info import process_flags
 from axcore.plugins import Hardware, plugin_host
-from axcore.resilience.compile_cache import use_compile_cache
+from axcore.resilience.compile_cache import kept_steps_folder, use_compile_cache
 from axcore.resilience.heartbeat import Heartbeat, connect_heartbeat
 from axcore.resilience.process_start import process_start
 from axcore.resilience.spare import Turns
@@ -91,10 +91,12 @@ def _load(
 ) -> Any:
     """Returns the trainer, on the hardware at hand."""
     from axcore.cli.experiment import load_resolved
-    from axcore.trainer import Trainer
+    from axcore.trainer import KeptSteps, Trainer
 
+    folder = kept_steps_folder()
     hardware = check_present(wanted)
-    return Trainer(load_resolved(experiment, overrides, changes=changes, hardware=hardware))
+    resolved = load_resolved(experiment, overrides, changes=changes, hardware=hardware)
+    return Trainer(resolved, kept_steps=KeptSteps(folder) if folder else None)
 
 
 def _train(

@@ -18,6 +18,9 @@ _OTHERS = {
 }
 _MOST_BYTES = 10 << 30
 
+KEPT_STEPS_VARIABLE = "AXCORE_KEPT_STEPS"
+"""Where one attempt of a launch keeps its compiled step for the next."""
+
 
 def use_compile_cache(environment: MutableMapping[str, str] = os.environ) -> None:
     """Sets the variables of jax's persistent compilation cache where nobody has set its folder.
@@ -32,6 +35,12 @@ def use_compile_cache(environment: MutableMapping[str, str] = os.environ) -> Non
     environment[_FOLDER] = str(folder)
     for name, value in _OTHERS.items():
         environment.setdefault(name, value)
+
+
+def kept_steps_folder() -> Path | None:
+    """Returns that of the launch which started this process; None where nobody keeps any."""
+    folder = os.environ.get(KEPT_STEPS_VARIABLE)
+    return Path(folder) if folder else None
 
 
 def remove_oldest(folder: Path, most_bytes: int) -> None:

@@ -5,13 +5,17 @@ It loads no jax, so it stays small, and nothing that breaks a trainer breaks it.
 
 import contextlib
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import attrs
+
 from axcore.launch.children import ProcessStart, StopRequests
 from axcore.resilience.attempt import Attempt
+from axcore.resilience.compile_cache import KEPT_STEPS_VARIABLE
 from axcore.resilience.coordination import Coordination
 from axcore.resilience.event_log import SUPERVISOR
 from axcore.resilience.failure import BUDGET_SPENT, HUNG, Failure
@@ -47,7 +51,11 @@ class Supervisor:
 
     def run(self) -> int:
         """Returns the exit code of the run, once it ended well, was stopped, or is given up."""
-        with StopRequests() as stop, contextlib.closing(self._spares):
+        with (
+            StopRequests() as stop,
+            tempfile.TemporaryDirectory(prefix="axcore-steps-") as self._kept_steps,
+            contextlib.closing(self._spares),
+        ):
             while True:
                 outcome, last_step = self._attempt(stop)
                 if isinstance(outcome, int):
@@ -68,7 +76,11 @@ class Supervisor:
                     return self._give_up(outcome, Decision("stop", "the run was asked to stop"))
 
     def _starts(self) -> Sequence[ProcessStart]:
-        return self._all_starts(self._left_out)
+        kept = {KEPT_STEPS_VARIABLE: self._kept_steps}
+        return [
+            attrs.evolve(start, environment={**start.environment, **kept})
+            for start in self._all_starts(self._left_out)
+        ]
 
     def _leave_out(self, process: int, reason: str) -> str:
         """Lets the next attempt have one process less; returns what that is called."""

@@ -13,6 +13,7 @@ from axcore.trainer.callbacks.events import (
 )
 from axcore.trainer.callbacks.writers import Writer
 from axcore.trainer.guards import Guard, RollBack
+from axcore.trainer.kept_steps import KeptSteps
 from axcore.trainer.loop import TrainResult
 from axcore.trainer.resolve import ResolvedChange, ResolvedConfig, resolve
 from axcore.trainer.spike_rollback import SpikeRollback
@@ -23,6 +24,7 @@ __all__ = [
     "Evaluated",
     "Event",
     "Guard",
+    "KeptSteps",
     "Observer",
     "PhaseStarted",
     "ResolvedChange",

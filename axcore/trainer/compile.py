@@ -6,6 +6,8 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from axcore.config import render_config
+from axcore.distributed import all_gather_object
 from axcore.ops import KernelPlan, KernelPolicy, PlanRecording, recording_plan, use_policy
 from axcore.parallel import (
     ActivationSharding,
@@ -15,6 +17,7 @@ from axcore.parallel import (
 )
 from axcore.plugins import wanted_compiler_options
 from axcore.trainer.batch_sharding import BatchSharding
+from axcore.trainer.kept_steps import KeptStep, KeptSteps
 from axcore.trainer.resolve import ResolvedConfig
 from axcore.trainer.step import TrainState, TrainStep
 
@@ -27,13 +30,20 @@ class StepCompiler:
     """
 
     def __init__(
-        self, resolved: ResolvedConfig, step: TrainStep, mesh: Mesh, batch: BatchSharding
+        self,
+        resolved: ResolvedConfig,
+        step: TrainStep,
+        mesh: Mesh,
+        batch: BatchSharding,
+        *,
+        kept_steps: KeptSteps | None = None,
     ) -> None:
         self.config = resolved.config
         self.hardware = resolved.hardware
         self.step = step
         self.mesh = mesh
         self.batch = batch
+        self._kept_steps = kept_steps
         self._plans: dict[str, PlanRecording] = {}
 
     def shardings(self) -> TrainState:
@@ -42,7 +52,7 @@ class StepCompiler:
         Raises:
             ShardingError: A parameter does not divide over the mesh.
         """
-        abstract = jax.eval_shape(self.step.init)
+        abstract = self._shapes
         model = param_shardings(self.step.specs, self.config.param_rules, self.mesh)
         opt_state = shardings_like(abstract.opt_state, abstract.model, model, self.mesh)
         fields: Any = (self._replicated, model, opt_state, self._replicated)
@@ -52,7 +62,7 @@ class StepCompiler:
         """Returns shapes, dtypes and shardings of the state, without making it."""
         state: TrainState = jax.tree.map(
             lambda leaf, sharding: leaf.update(sharding=sharding),
-            jax.eval_shape(self.step.init),
+            self._shapes,
             self.shardings(),
         )
         return state
@@ -82,8 +92,19 @@ class StepCompiler:
     @cached_property
     def compiled_step(self) -> Any:
         """The step compiled for the state and the batch that it runs on."""
-        options = dict(wanted_compiler_options(self.hardware))
-        return self.lowered_step.compile(compiler_options=options or None)
+        if self._kept_step is not None:
+            return self._kept_step.compiled
+        options = dict(wanted_compiler_options(self.hardware)) or None
+        if self._kept_steps is None:
+            return self.lowered_step.compile(compiler_options=options)
+        return self._kept_steps.compile(
+            self._description, self.lowered_step, self.kernel_plan(), options
+        )
+
+    @property
+    def is_step_kept(self) -> bool:
+        """Whether the step is one that an attempt before had compiled."""
+        return self._kept_step is not None
 
     def kernel_plan(self) -> KernelPlan:
         """Returns the kernels that the step uses, and why; lowers it if it was not yet.
@@ -91,6 +112,8 @@ class StepCompiler:
         Raises:
             KernelError: A pin cannot be followed, or no kernel may serve a call.
         """
+        if self._kept_step is not None:
+            return self._kept_step.plan
         _ = self.lowered_step  # ops choose while they are traced
         return self._plans["step"].plan()
 
@@ -113,6 +136,25 @@ class StepCompiler:
                 return fn(*args)
 
         return jax.jit(in_context, **options)
+
+    @cached_property
+    def _shapes(self) -> TrainState:
+        return self.step.abstract_state()
+
+    @cached_property
+    def _kept_step(self) -> KeptStep | None:
+        """What was kept; None unless every process has its own, since they compile together."""
+        if self._kept_steps is None:
+            return None
+        found = self._kept_steps.find(self._description, list(self.mesh.devices.flat))
+        return found if all(all_gather_object("kept steps", lambda: found is not None)) else None
+
+    @property
+    def _description(self) -> str:
+        """What the step is compiled from, but for code and what a launch never changes."""
+        place = f"process {jax.process_index()} of {jax.process_count()}"
+        parts = (render_config(self.config), self.hardware.name, place, self.mesh.devices.tolist())
+        return "\n".join(map(str, parts))
 
     @cached_property
     def _replicated(self) -> NamedSharding:

@@ -243,6 +243,7 @@ class TrainLoop:
                 hardware=hardware.name,
                 mesh=mesh,
                 plan=plan,
+                is_step_kept=trainer.compiler.is_step_kept,
             )
         self.emit(
             RunStarted(

@@ -72,13 +72,14 @@ class TrainStep:
 
     def init(self) -> TrainState:
         """Returns the state before the first step."""
-        state = self.model.init(jax.random.key(self.seed))
-        return TrainState(
-            step=jnp.zeros((), jnp.int32),
-            model=state,
-            opt_state=self.learner.init(self.transformation, _trainable(state, self.specs)),
-            skipped=jnp.zeros((), jnp.int32),
-        )
+        return self._first_state(self.model.init(jax.random.key(self.seed)))
+
+    def abstract_state(self) -> TrainState:
+        """Returns shapes and dtypes of the state, without tracing how the model begins."""
+        is_spec = lambda leaf: isinstance(leaf, ParamSpec)  # noqa: E731
+        model = jax.tree.map(lambda spec: spec.abstract, self.specs, is_leaf=is_spec)
+        state: TrainState = jax.eval_shape(self._first_state, model)
+        return state
 
     def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
         """Returns the state after one step, and the step's metrics.
@@ -115,6 +116,14 @@ class TrainStep:
             is_kept=is_kept,
         )
         return new_state, metrics
+
+    def _first_state(self, model: Any) -> TrainState:
+        return TrainState(
+            step=jnp.zeros((), jnp.int32),
+            model=model,
+            opt_state=self.learner.init(self.transformation, _trainable(model, self.specs)),
+            skipped=jnp.zeros((), jnp.int32),
+        )
 
     def evaluated_model(self, state: TrainState) -> Any:
         """Returns the model's state to evaluate: with averages if the learner evaluates them."""

@@ -31,6 +31,7 @@ from axcore.trainer.checks import (
 )
 from axcore.trainer.compile import StepCompiler
 from axcore.trainer.guards import Guard
+from axcore.trainer.kept_steps import KeptSteps
 from axcore.trainer.loop import TrainLoop, TrainResult
 from axcore.trainer.quantization_checks import check_quantization_schemes
 from axcore.trainer.resolve import ResolvedConfig, check_is_resolved, resolve
@@ -120,12 +121,19 @@ class Trainer(Configurable):
             """Makes the trainer for the hardware at hand."""
             return owner_of(type(self))(resolve(self, Hardware.detect()))
 
-    def __init__(self, resolved: ResolvedConfig, *, devices: Sequence[Any] | None = None) -> None:
+    def __init__(
+        self,
+        resolved: ResolvedConfig,
+        *,
+        devices: Sequence[Any] | None = None,
+        kept_steps: KeptSteps | None = None,
+    ) -> None:
         """Builds the parts; reads no data and starts no run.
 
         Args:
             resolved: What to train, and on which hardware; `resolve` makes it.
             devices: The devices to train on, all of jax's by default.
+            kept_steps: Where a compiled step is looked for, and kept; it is compiled by default.
 
         Raises:
             ConfigError: Numbers of the config do not go together, or a name is unknown.
@@ -153,7 +161,9 @@ class Trainer(Configurable):
         check_sharding_rules(cfg, self.step.specs, self.batch_spec)
         self.batch_sharding = BatchSharding(self.batch_spec, cfg.activation_rules, self.mesh)
         check_mesh_is_used(cfg, self.batch_sharding, self.step.specs)
-        self.compiler = StepCompiler(resolved, self.step, self.mesh, self.batch_sharding)
+        self.compiler = StepCompiler(
+            resolved, self.step, self.mesh, self.batch_sharding, kept_steps=kept_steps
+        )
 
     def kernel_plan(self) -> KernelPlan:
         """Returns the kernels that the step uses, and why.

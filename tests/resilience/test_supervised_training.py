@@ -52,6 +52,10 @@ def pids(directory):
     return [one["pids"] for one in found]
 
 
+def starts(directory):
+    return [json.loads(line) for line in (directory / "run_history.jsonl").read_text().splitlines()]
+
+
 def parameters(directory):
     return jax.tree.leaves_with_path(Run(directory, step=STEPS).state)
 
@@ -75,6 +79,7 @@ def test_a_run_that_loses_each_of_its_processes_ends_as_one_that_lost_none(launc
     finish(launch(tmp_path / "struck", faults=faults))
     lost = [one for one in read_events(tmp_path / "struck").events if one["event"].endswith("lost")]
     assert [one["lost_process"] for one in lost] == [1, 0]
+    assert [one["is_step_kept"] for one in starts(tmp_path / "struck")] == [False, True, True]
     assert_equal_bits(calm, parameters(tmp_path / "struck"))
 
 
@@ -90,8 +95,8 @@ def test_a_run_that_loses_a_host_goes_on_from_its_neighbours_memory(launch, calm
     shutil.rmtree(tmp_path / "host_1")
     os.kill(pids(run)[0][1], signal.SIGKILL)
     finish(process)
-    starts = [json.loads(line) for line in (run / "run_history.jsonl").read_text().splitlines()]
-    assert [starts[0]["step"], starts[1]["step"] % 5, starts[1]["step"] > 0] == [0, 0, True]
+    first, second = (one["step"] for one in starts(run))
+    assert [first, second % 5, second > 0] == [0, 0, True]
     assert [one.name for one in (run / "checkpoints").glob("step*")] == [f"step_{STEPS:08d}"]
     assert list(tmp_path.glob("host_*/*")) == [], "the memory is given back"
     assert_equal_bits(calm, parameters(run))
@@ -107,6 +112,7 @@ def test_a_survivor_that_joins_again_in_its_process_ends_with_the_same_bits(laun
     (stood_down,) = [one for one in read_events(run).events if one["event"] == "stood_down"]
     before, after = pids(run)
     assert [before[1] == after[1], before[0] == after[0]] == [stood_down["survivors"] == [1], False]
+    assert [one["is_step_kept"] for one in starts(run)] == [False, True]
     assert_equal_bits(calm, parameters(run))
 
 
@@ -149,8 +155,7 @@ def test_a_launch_that_goes_back_and_then_crashes_resumes_from_its_newest_checkp
         env=quick_environment(),
     )
     assert shown.returncode == 0, shown.stderr
-    history = (run / "run_history.jsonl").read_text().splitlines()
-    assert [json.loads(line)["step"] for line in history] == [0, 5]
+    assert [one["step"] for one in starts(run)] == [0, 5]
     assert_whole(run)
 
 

@@ -97,7 +97,7 @@ def test_an_error_that_comes_again_ends_the_run_with_its_own_code(supervisor, ev
 
 
 START = """
-import json, os, sys
+import json, os, signal, sys
 from pathlib import Path
 from axcore.launch.children import ProcessStart
 from axcore.resilience.policy import Policy
@@ -108,6 +108,7 @@ def starts(left_out):
                          environment={**os.environ, "ATTEMPT": "a"}, can_wait=True)
             for index in range(2)]
 assert "jax" not in sys.modules
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
 sys.exit(Supervisor(starts, Path(run), Policy()).run())
 """
 

@@ -10,6 +10,7 @@ import re
 import warnings
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from functools import cache
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ def record_run_start(
     hardware: str,
     mesh: str,
     plan: KernelPlan,
+    is_step_kept: bool = False,
 ) -> None:
     """Appends a start to the run's, and warns where it differs from the one before.
 
@@ -42,6 +44,7 @@ def record_run_start(
         hardware: The hardware's name.
         mesh: The mesh, as people read it.
         plan: The kernels that the step uses.
+        is_step_kept: Whether an attempt before had compiled the step.
     """
     now = {
         "step": step,
@@ -55,6 +58,7 @@ def record_run_start(
         "hardware": hardware,
         "mesh": mesh,
         "kernels": _kernel_names(plan),
+        "is_step_kept": is_step_kept,
     }
     path = directory / RUN_HISTORY_NAME
     before = read_run_history(path)
@@ -81,6 +85,7 @@ def _kernel_names(plan: KernelPlan) -> dict[str, str]:
     return {op: " and ".join(found) for op, found in names.items()}
 
 
+@cache
 def _package_versions() -> dict[str, str]:
     """Returns the versions of axcore, of what it needs at run time, and of jaxlib and numpy."""
     needed = [line for line in requires("axcore") or () if "extra ==" not in line]
