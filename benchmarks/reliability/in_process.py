@@ -3,8 +3,9 @@
     python benchmarks/reliability/in_process.py --kills 50
 
 Two processes train with snapshots in host memory; one of them is killed at a random moment, again
-and again, some times before its spare is ready. The spare takes its place, and the survivor joins it;
-where it cannot, both processes are new. After each kill the run must make steps again, and at the end stop well when it is asked to.
+and again, some times before its spare is ready. The spare takes its place, and the survivor joins
+it; where it cannot, both processes are new. After each kill the run must make steps again, and at
+the end stop well when it is asked to.
 """
 
 import argparse
@@ -74,8 +75,8 @@ def record(found: list[dict[str, Any]], seconds: float) -> None:
         "others fell back to new processes; it had left its attempt after "
         f"{statistics.median(down):.2f} s in the median; kill to next step where the spare was "
         f"ready, {len(ready)} kills: {statistics.median(ready):.2f} s in the median, "
-        f"{sum(one < 1 for one in ready)} of them in < 1 s, {ready[-1]:.1f} s at most; where it was "
-        f"not: {statistics.median(others or [float('nan')]):.1f} s in the median; "
+        f"{sum(one < 1 for one in ready)} of them in < 1 s, {ready[-1]:.1f} s at most; where it "
+        f"was not: {statistics.median(others or [float('nan')]):.1f} s in the median; "
         f"load average {load:.0f} on {os.cpu_count()} cores",
         seconds=seconds,
         load_average_1min=load,
