@@ -7,6 +7,7 @@ when the file was not touched for a minute. One that was merely stopped for so l
 holder in the file when it wakes, and writes no step.
 """
 
+import contextlib
 import errno
 import fcntl
 import json
@@ -80,10 +81,12 @@ class FileLock:
 
     def _take(self, doing: str) -> Holder:
         assert self._descriptor is not None, "the file is open"
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise held_error(str(self._path.parent), doing, _wait_for_name(self._path)) from None
+        end = time.monotonic() + _NAMED_WITHIN_S
+        while not _is_locked(self._descriptor):
+            holder = _read(self._path)
+            if (holder is not None and not holder.is_gone) or time.monotonic() > end:
+                raise held_error(str(self._path.parent), doing, holder)
+            time.sleep(_POLL_S)  # it has not said who it is, or only looks whether anybody holds it
         before = _read(self._path)
         if before is not None and not (before.is_of_this_boot or before.is_gone):
             _wait_until_stale(self._path, doing, before)
@@ -125,6 +128,14 @@ class FileLock:
             self._close()
 
 
+def _is_locked(descriptor: int) -> bool:
+    """Locks a file if nobody else does; returns whether it could."""
+    with contextlib.suppress(BlockingIOError):
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    return False
+
+
 def _beat(path: Path, own: Holder, released: threading.Event) -> None:
     """Touches the lock file while it is this process's."""
     while not released.wait(BEAT_S):
@@ -143,16 +154,6 @@ def _wait_until_stale(path: Path, doing: str, holder: Holder) -> None:
         if _touched(path) != seen:
             raise held_error(str(path.parent), doing, holder)
         time.sleep(_POLL_S)
-
-
-def _wait_for_name(path: Path) -> Holder | None:
-    """Returns who holds a lock; waits a moment for one that has just taken it to say so."""
-    end = time.monotonic() + _NAMED_WITHIN_S
-    while (holder := _read(path)) is None or holder.is_gone:
-        if time.monotonic() > end:
-            break
-        time.sleep(_POLL_S)
-    return holder
 
 
 def _touched(path: Path) -> tuple[int, str]:

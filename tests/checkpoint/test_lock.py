@@ -1,5 +1,6 @@
 """One process at a time; a lock left behind is distinguished from one that is held."""
 
+import fcntl
 import json
 import os
 import signal
@@ -82,6 +83,15 @@ def test_a_stopped_holder_still_holds(path, start):
     os.kill(holder.pid, signal.SIGSTOP)
     with pytest.raises(CheckpointError, match=rf"\(pid {holder.pid} on .*\) is already saving"):
         take(path)
+
+
+def test_somebody_who_only_looks_whether_it_is_held_does_not_hold_it(path):
+    with path.open("w") as looking:
+        fcntl.flock(looking, fcntl.LOCK_SH)
+        timer = threading.Timer(0.3, lambda: fcntl.flock(looking, fcntl.LOCK_UN))
+        timer.start()
+        take(path)
+        timer.join()
 
 
 def test_a_holder_that_ended_in_good_order_leaves_no_name(path, start):
