@@ -194,7 +194,7 @@ class _RecordingBackend:
 
 
 def dump_program(compiled: Any, cached: Sequence[bytes]) -> bytes | None:
-    """Returns a compiled program as bytes; None where it calls functions of this process.
+    """Returns a compiled program as bytes; None where it needs functions or arrays from outside.
 
     Args:
         compiled: The program.
@@ -205,7 +205,7 @@ def dump_program(compiled: Any, cached: Sequence[bytes]) -> bytes | None:
     from jax.experimental.serialize_executable import _JaxPjrtPickler
 
     executable = compiled._executable._unloaded_executable
-    if executable.host_callbacks or len(cached) > 1:
+    if executable.host_callbacks or compiled._params.const_args or len(cached) > 1:
         return None
 
     class Pickler(_JaxPjrtPickler):

@@ -52,6 +52,8 @@ class KeptSteps:
     def compile(self, description: str, lowered: Any, plan: KernelPlan, options: Any) -> Any:
         """Compiles a step and keeps it, unless it calls back into this process; returns it.
 
+        A step that cannot be kept costs a warning.
+
         Args:
             description: What `find` will look for.
             lowered: The step traced and lowered.
@@ -60,9 +62,12 @@ class KeptSteps:
         """
         with recording_cached_programs() as cached:
             compiled = lowered.compile(compiler_options=options)
-        program = dump_program(compiled, cached)
-        if program is not None:
-            self._write(self._path(description), program, plan)
+        try:
+            program = dump_program(compiled, cached)
+            if program is not None:
+                self._write(self._path(description), program, plan)
+        except Exception as error:  # whatever pickle, the disk and the devices may raise
+            warnings.warn(f"the compiled step is not kept: {error!r}", stacklevel=2)
         return compiled
 
     def _write(self, path: Path, program: bytes, plan: KernelPlan) -> None:

@@ -62,6 +62,14 @@ def test_a_step_is_made_again_where_a_file_of_python_has_changed(trainer, tmp_pa
     assert was_traced(trainer())
 
 
+def test_a_step_that_cannot_be_kept_is_compiled_with_a_warning(toy_config, tmp_path):
+    devices = jax.devices()[:1]
+    resolved = resolve(toy_config, Hardware.detect(devices))
+    gone = Trainer(resolved, devices=devices, kept_steps=KeptSteps(tmp_path / "gone"))
+    with pytest.warns(UserWarning, match="the compiled step is not kept: FileNotFoundError"):
+        assert was_traced(gone)
+
+
 def test_a_damaged_step_is_made_again_and_the_damage_named(trainer, tmp_path):
     assert was_traced(trainer())
     (kept,) = (path for path in tmp_path.iterdir() if path.is_file())
