@@ -22,6 +22,7 @@ _WAKE_S = 0.05
 _BATCH_S = 0.01
 _STACKS_S = 10.0
 _SETTLE_S = 0.1
+_CULPRIT_S = 2.0
 _GRACE_S = 5.0
 
 
@@ -121,6 +122,7 @@ class Attempt:
         """Returns what went wrong, or the exit code of a run that ended well or was stopped."""
         if self.hang is not None:
             return self.hang.failure()
+        self._await_culprit()
         failed = first_failure([process.child for process in self.processes])
         if failed is None:
             stood_down = [process for process in self.processes if process.has_stood_down]
@@ -129,6 +131,17 @@ class Attempt:
         if code == STOPPED or self._stop.count:
             return shell_exit_code(code)
         return self._failure(self.processes[failed.index], code)
+
+    def _await_culprit(self) -> None:
+        """Waits a moment where processes only say that they lost another: its end shows which."""
+        end = time.monotonic() + _CULPRIT_S
+        while (
+            {one.child.exit_code() for one in self.processes} <= {None, LOST}
+            and not all(map(self._is_settled, self.processes))
+            and not self._stop.count
+            and time.monotonic() < end
+        ):
+            self._listen()
 
     def _failure(self, process: TrackedProcess, code: int) -> Failure:
         cause = cause_of(code)

@@ -3,7 +3,7 @@
 from axcore.resilience.failure import Failure
 from axcore.resilience.policy import Policy
 
-_OF_ONE = ("killed", "hung")
+_OF_ONE = ("killed", "hung", "corrupted")
 """Causes that lie with one process; a fault of the program is one of all, and a process that was
 lost to others names only them."""
 

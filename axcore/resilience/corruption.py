@@ -13,7 +13,7 @@ import numpy as np
 
 from axcore.config import PositiveInt, config
 from axcore.distributed import all_gather_object, process_index
-from axcore.errors import CorruptionError
+from axcore.errors import CorruptionError, ProcessError
 from axcore.resilience.event_log import EventLog
 from axcore.resilience.fingerprint import Fingerprinter, Fingerprints, fingerprint_on_host
 from axcore.resilience.replicas import Disagreement, Replicas, disagreements, replicas_of
@@ -56,7 +56,8 @@ class CorruptionCheck(Guard):
         """Checks the state where it is due.
 
         Raises:
-            CorruptionError: Replicas differ.
+            CorruptionError: Replicas differ, and a device of this process may be wrong.
+            ProcessError: They differ, and a device of another process is wrong.
         """
         if step % self._every == 0:
             self.on_save(step, state)
@@ -66,7 +67,8 @@ class CorruptionCheck(Guard):
         """Checks a state before it is saved.
 
         Raises:
-            CorruptionError: Replicas differ.
+            CorruptionError: Replicas differ, and a device of this process may be wrong.
+            ProcessError: They differ, and a device of another process is wrong.
         """
         if self._checker is not None:
             self._checker.check(step, state.model)
@@ -90,7 +92,7 @@ class _Checker:
             )
 
     def check(self, step: int, model: Any) -> None:
-        """Raises CorruptionError where replicas differ, and do so when looked at again."""
+        """Raises where replicas differ, and do so when looked at again."""
         if step == self._checked or not self._groups:
             return
         found = disagreements(self._groups, self._everywhere(model))
@@ -119,11 +121,19 @@ class _Checker:
             )
             return
         wrong = self._computing_wrongly(found, model)
+        where = f"step {step}; this state was not saved"
+        named = wrong or suspects
+        if process_index() not in {self._devices[one].process_index for one in named}:
+            raise ProcessError(
+                f"another process of the run was lost: {what}",
+                where=where,
+                hint="see what that process says, and start the run again; it resumes",
+            )
         raise CorruptionError(
             f"{what}. {_verdict(wrong, self._shown)}",
-            where=f"step {step}; this state was not saved",
-            hint=f"leave {self._shown(wrong or suspects)} out if it happens again, and start the "
-            "run again: it resumes from its newest checkpoint",
+            where=where,
+            hint=f"leave {self._shown(named)} out if it happens again, and start the run again: "
+            "it resumes from its newest checkpoint",
         )
 
     def _described(self, found: list[Disagreement]) -> str:

@@ -15,8 +15,12 @@ CRASHED = 1
 LOST = 9
 HUNG = 12
 BUDGET_SPENT = 13
+CORRUPTED = 15
 STOPPED = 130
 """Exit codes, see docs/exit-codes.md."""
+
+
+_CAUSES: dict[int, Cause] = {CRASHED: "crashed", LOST: "lost", CORRUPTED: "corrupted"}
 
 
 @attrs.frozen(kw_only=True)
@@ -57,7 +61,7 @@ def cause_of(code: int) -> Cause:
         return "crashed" if -code in _FAULTS else "killed"
     if code in (128 + signal.SIGKILL, 128 + signal.SIGTERM):
         return "killed"
-    return {CRASHED: "crashed", LOST: "lost"}.get(code, "refused")  # type: ignore[return-value]
+    return _CAUSES.get(code, "refused")
 
 
 def describe_exit(code: int) -> str:

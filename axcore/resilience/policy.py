@@ -5,9 +5,10 @@ from typing import Literal
 
 from axcore.config import NonNegativeInt, PositiveInt, config
 
-Cause = Literal["killed", "crashed", "lost", "hung", "refused"]
+Cause = Literal["killed", "crashed", "lost", "hung", "corrupted", "refused"]
 """Why an attempt ended: a signal from outside, a fault of the program, a process that lost another,
-a process that made no progress, or an error that another attempt would meet again."""
+a process that made no progress, a device that changed parameters, or an error that another attempt
+would meet again."""
 
 Answer = Literal["restart_processes", "stop"]
 
@@ -47,6 +48,7 @@ class Policy:
         "crashed": (Rung(times=10),),
         "lost": (Rung(times=10),),
         "hung": (Rung(times=10),),
+        "corrupted": (Rung(times=3),),
     }
     window_s: float = 24 * 3600.0
     attempts_at_one_step: int = 3

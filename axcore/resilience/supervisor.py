@@ -18,13 +18,14 @@ from axcore.resilience.attempt import Attempt
 from axcore.resilience.compile_cache import KEPT_STEPS_VARIABLE
 from axcore.resilience.coordination import Coordination
 from axcore.resilience.event_log import SUPERVISOR
-from axcore.resilience.failure import BUDGET_SPENT, HUNG, Failure
+from axcore.resilience.failure import BUDGET_SPENT, CORRUPTED, HUNG, Failure
 from axcore.resilience.policy import Policy
 from axcore.resilience.restarts import Decision, Restarts
 from axcore.resilience.run_log import RunLog
 from axcore.resilience.spares import Spares
 
 _POLL_S = 0.05
+_LEAVES_SURVIVORS = ("killed", "crashed", "lost", "corrupted")
 
 
 class Supervisor:
@@ -130,7 +131,7 @@ class Supervisor:
 
     def _keep_survivors(self, failure: Failure, attempt: Attempt) -> None:
         """Lets processes leave where another was lost; all others end."""
-        if self._coordination is None or failure.cause not in ("killed", "crashed", "lost"):
+        if self._coordination is None or failure.cause not in _LEAVES_SURVIVORS:
             return
         survivors = attempt.survivors()
         self._spares.keep(survivors)
@@ -159,7 +160,11 @@ class Supervisor:
 
     def _give_up(self, failure: Failure, decision: Decision) -> int:
         is_spent = self._restarts.count > 0 and failure.cause in self._policy.ladder
-        code = BUDGET_SPENT if is_spent and failure.exit_code != HUNG else failure.exit_code
+        code = (
+            BUDGET_SPENT
+            if is_spent and failure.exit_code not in (HUNG, CORRUPTED)
+            else failure.exit_code
+        )
         self._log.write(
             "supervision_ended", exit_code=code, reason=decision.reason, failure=str(failure)
         )

@@ -15,7 +15,8 @@ from marked_processes import is_stopped
 from quick_flags import quick_environment
 
 from axcore.resilience import read_events
-from axcore.resilience.faults import Hang, Signal
+from axcore.resilience.corruption import CorruptionCheck
+from axcore.resilience.faults import FlipBit, Hang, Signal
 from axcore.resilience.tracked_process import process_state
 from axcore.runs import Run
 
@@ -26,8 +27,8 @@ def launch(tmp_path_factory):
 
     folder = tmp_path_factory.mktemp("experiment")
 
-    def start(directory, *options, faults=()):
-        experiment = write_experiment(folder, *faults)
+    def start(directory, *options, faults=(), guards=()):
+        experiment = write_experiment(folder, *faults, guards=guards)
         arguments = ("launch", "local", experiment, "-n", "2", "--dir", directory, *options)
         return subprocess.Popen(
             [sys.executable, "-m", "axcore", *map(str, arguments)],
@@ -81,6 +82,20 @@ def test_a_run_that_loses_each_of_its_processes_ends_as_one_that_lost_none(launc
     assert [one["lost_process"] for one in lost] == [1, 0]
     assert [one["is_step_kept"] for one in starts(tmp_path / "struck")] == [False, True, True]
     assert_equal_bits(calm, parameters(tmp_path / "struck"))
+
+
+@pytest.mark.slow
+def test_a_run_whose_device_changes_parameters_resumes_by_itself(launch, tmp_path):
+    flip = FlipBit(at_step=12, process=1, parameter="decoder.norm.weight", device=1, bit=20)
+    guard = CorruptionCheck.Config(every_steps=1)
+    four = ("--target", "cpu-4", "--set", "mesh={'data': 4}")
+    finish(launch(tmp_path / "run", *four, faults=(flip,), guards=(guard,)))
+    (lost,) = (
+        one for one in read_events(tmp_path / "run").events if one["event"] == "process_lost"
+    )
+    assert (lost["lost_process"], lost["cause"], lost["exit_code"]) == (1, "corrupted", 15)
+    assert [one["step"] for one in starts(tmp_path / "run")] == [0, 10]
+    assert_whole(tmp_path / "run")
 
 
 @pytest.mark.slow

@@ -50,7 +50,9 @@ def test_a_killed_process_is_noticed_and_replaced_at_once(supervisor, events, tm
     assert again - died < 30, "long before it was silent for too long"
 
 
-@pytest.mark.parametrize(("name", "cause"), [("SIGSEGV", "crashed"), ("exit9", "lost")])
+@pytest.mark.parametrize(
+    ("name", "cause"), [("SIGSEGV", "crashed"), ("exit9", "lost"), ("exit15", "corrupted")]
+)
 def test_a_fault_of_the_program_and_a_lost_process_are_told_apart(supervisor, events, name, cause):
     assert supervisor([1, 3, name, 1]).run() == 0
     assert [lost["cause"] for lost in events("process_lost")] == [cause]
@@ -88,6 +90,17 @@ def test_progress_is_no_loop_but_the_budget_of_its_cause_counts(supervisor, even
 def test_a_lost_process_without_a_budget_is_exit_code_9_with_its_name(supervisor, capfd):
     assert supervisor([1, 3, "SIGKILL", 1], ladder={"killed": (Rung(times=0),)}).run() == 9
     assert "[supervisor] process 1 was ended by SIGKILL at step 3" in capfd.readouterr().err
+
+
+def test_who_only_lost_another_is_not_blamed(supervisor, events):
+    faults = ([0, 3, "exit9", 1], [1, 3, "late15", 1])
+    assert supervisor(*faults).run() == 0
+    (lost,) = events("process_lost")
+    assert (lost["lost_process"], lost["cause"]) == (1, "corrupted")
+
+
+def test_a_run_whose_devices_change_parameters_again_and_again_ends_with_code_15(supervisor):
+    assert supervisor([1, 3, "exit15", 1], ladder={"corrupted": (Rung(times=0),)}).run() == 15
 
 
 @pytest.mark.slow
