@@ -71,12 +71,17 @@ def kill_axcore(one: Try, *, policy: Sequence[str] = (), spares: bool) -> dict[s
 
 
 def has_spares(supervisor: int, trainers: Sequence[int]) -> bool:
-    """Whether there is a spare for each trainer, and all have imported and wait at their pipe."""
+    """Whether there is a spare for each trainer, and all have imported: none works for a second."""
     spares = set(children(supervisor)) - set(trainers)
-    waiting = [
-        one for one in spares if "pipe_read" in Path(f"/proc/{one}/wchan").read_text("utf-8")
-    ]
-    return len(waiting) == len(trainers)
+    before = {one: cpu_ticks(one) for one in spares}
+    time.sleep(1)
+    idle = [one for one in spares if cpu_ticks(one) == before[one]]
+    return len(idle) == len(trainers)
+
+
+def cpu_ticks(pid: int) -> int:
+    fields = Path(f"/proc/{pid}/stat").read_text("utf-8").rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
 
 
 def kill_orbax(one: Try) -> dict[str, Any]:

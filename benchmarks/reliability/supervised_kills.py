@@ -121,7 +121,7 @@ def record_kills(kills: list[Kill], without: list[Kill], seconds: float) -> None
         "R5",
         tries=len(kills),
         outcome=f"{sum(one < 1 for one in noticed)} of {len(kills)} noticed in < 1 s "
-        f"(longest {max(noticed):.2f} s), all resumed; kill to next step, with tracing and loading "
+        f"(longest {max(noticed):.2f} s), all resumed; kill to next step, with loading "
         f"of the step: {median_to_step(kills)}{busy}",
         seconds=seconds,
         **more,
