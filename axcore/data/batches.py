@@ -8,17 +8,15 @@ the position of an iterator is one number.
 
 from collections.abc import Sequence
 from hashlib import blake2b
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import attrs
-import grain
 
 from axcore.data.packing import PADDING_ROW, Batch
 from axcore.errors import ConfigError
 
-# No threads: a batch takes well under a millisecond, and what runs ahead of the training loop
-# would have to be counted back out of every saved position.
-_IN_THIS_THREAD = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
+if TYPE_CHECKING:
+    import grain
 
 
 @attrs.frozen
@@ -84,6 +82,8 @@ def train_order(num_rows: int, *, seed: int, shuffle: bool) -> Order:
             otherwise begin with the second epoch of seed 0.
         shuffle: Whether each epoch is shuffled, each differently.
     """
+    import grain
+
     rows = grain.MapDataset.range(num_rows)
     if shuffle:
         rows = rows.shuffle(seed=_hashed_seed(f"train {seed}"))
@@ -97,6 +97,8 @@ def validation_order(num_rows: int, *, batch_size: int, max_batches: int | None)
     Whatever the seed of training, the order is the same mixture of all documents: a limit of
     `max_batches` leaves a fair sample, and the losses of different runs compare.
     """
+    import grain
+
     shuffled = grain.MapDataset.range(num_rows).shuffle(seed=_hashed_seed("heldout"))
     limit = num_rows if max_batches is None else min(num_rows, max_batches * batch_size)
     padding = _next_multiple(limit, batch_size) - limit
@@ -105,8 +107,13 @@ def validation_order(num_rows: int, *, batch_size: int, max_batches: int | None)
 
 def batches(rows: Rows, order: Order, shard: DataShard) -> "grain.IterDataset[Batch]":
     """Returns one process's batches, as a grain dataset whose iterators can save their place."""
+    import grain
+
+    # No threads: a batch takes well under a millisecond, and what runs ahead of the training loop
+    # would have to be counted back out of every saved position.
+    in_this_thread = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
     source = _Batches(rows, order, shard)
-    return grain.MapDataset.source(source).to_iter_dataset(_IN_THIS_THREAD)
+    return grain.MapDataset.source(source).to_iter_dataset(in_this_thread)
 
 
 class _Batches:

@@ -1,12 +1,13 @@
 """What training and evaluation read: an endless iterator that can be saved, a finite iterable."""
 
 from collections.abc import Iterator
-from typing import Any
-
-import grain
+from typing import TYPE_CHECKING, Any
 
 from axcore.data.packing import Batch
 from axcore.errors import DataError
+
+if TYPE_CHECKING:
+    import grain
 
 State = dict[str, Any]
 

@@ -5,16 +5,18 @@ optimizer state at all.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import jax
-import optax
 
 from axcore.config import REQUIRED, Configurable, Resumable, config, name_the_known
 from axcore.config.paths import matches, parse_pattern
 from axcore.errors import ConfigError
 from axcore.module import ParamSpec
+
+if TYPE_CHECKING:
+    import optax
 
 REST = "rest"
 """The name of the group of all parameters that no other group takes."""
@@ -109,8 +111,8 @@ def check_groups(groups: Sequence[ParamGroup], params: Sequence[ParamSpec]) -> N
 def partition(
     specs: Any,
     groups: Sequence[ParamGroup],
-    transformation: Callable[[str, Any], optax.GradientTransformation],
-) -> optax.GradientTransformation:
+    transformation: "Callable[[str, Any], optax.GradientTransformation]",
+) -> "optax.GradientTransformation":
     """Returns one transformation that trains the parameters of each group with the group's own.
 
     Args:
@@ -119,6 +121,8 @@ def partition(
         transformation: From a group's name and specs, those of other groups masked, to what trains
             it.
     """
+    import optax
+
     labels = jax.tree.map(lambda spec: group_of(spec, groups), specs, is_leaf=_is_spec)
 
     def of_group(name: str) -> Any:

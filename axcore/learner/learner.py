@@ -1,11 +1,10 @@
 """`Learner`: from gradients to new parameters."""
 
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 from jaxtyping import Array, Bool, Float
 
 from axcore.config import REQUIRED, Configurable, PositiveInt, Resumable, config
@@ -15,6 +14,9 @@ from axcore.learner.groups import REST, ParamGroup, partition, with_frozen
 from axcore.learner.optimizers import AdamW
 from axcore.learner.schedules import Schedule, WarmupCosine
 from axcore.learner.spikes import LossWindow, SpikeGuard
+
+if TYPE_CHECKING:
+    import optax
 
 
 class UpdateResult(NamedTuple):
@@ -99,7 +101,7 @@ class Learner(Configurable):
         """
         return with_frozen(specs, self.config.trainable, self.config.groups)
 
-    def transformation(self, specs: Any) -> optax.GradientTransformation:
+    def transformation(self, specs: Any) -> "optax.GradientTransformation":
         """Returns the optax transformation for parameters of these specs."""
         groups = self.config.groups
         return partition(specs, groups, self._of_group) if groups else self._of_group(REST, specs)
@@ -120,7 +122,7 @@ class Learner(Configurable):
         groups = {"learning_rate": REST, **{f"learning_rate/{name}": name for name in trained}}
         return jax.jit(lambda step: {k: self.rate(name, step) for k, name in groups.items()})
 
-    def init(self, transformation: optax.GradientTransformation, params: Any) -> Any:
+    def init(self, transformation: "optax.GradientTransformation", params: Any) -> Any:
         """Returns the state before the first update; that of the optimizer alone by default."""
         opt_state = transformation.init(params)
         if self._ema is None and self._spikes is None:
@@ -131,7 +133,7 @@ class Learner(Configurable):
 
     def update(
         self,
-        transformation: optax.GradientTransformation,
+        transformation: "optax.GradientTransformation",
         gradients: Any,
         opt_state: Any,
         params: Any,
@@ -147,6 +149,8 @@ class Learner(Configurable):
             params: The parameters.
             loss: The loss of the step.
         """
+        import optax
+
         norm = optax.tree.norm(gradients)
         if self.config.clip_norm is not None:
             factor = jnp.minimum(1.0, self.config.clip_norm / jnp.maximum(norm, 1e-9))
@@ -183,7 +187,7 @@ class Learner(Configurable):
             return params
         return jax.tree.map(lambda average, p: average.astype(p.dtype), part.average, params)
 
-    def _of_group(self, name: str, specs: Any) -> optax.GradientTransformation:
+    def _of_group(self, name: str, specs: Any) -> "optax.GradientTransformation":
         optimizer = self._optimizers.get(name, self._optimizer)
         transformation: optax.GradientTransformation = optimizer.transformation(
             lambda step: self.rate(name, step), specs

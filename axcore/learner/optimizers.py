@@ -5,10 +5,9 @@ it trains; `optax.MaskedNode()` is in the place of those that other groups train
 """
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import jax
-import optax
 
 from axcore.config import (
     Configurable,
@@ -21,6 +20,9 @@ from axcore.config import (
 from axcore.errors import ConfigError
 from axcore.module import ParamSpec
 
+if TYPE_CHECKING:
+    import optax
+
 Rate = Callable[[Any], Any]
 """From the number of updates before to a learning rate."""
 
@@ -32,7 +34,7 @@ class Optimizer(Configurable):
     class Config(Configurable.Config["Optimizer"]):
         """Describes an `Optimizer`."""
 
-    def transformation(self, learning_rate: Rate, specs: Any) -> optax.GradientTransformation:
+    def transformation(self, learning_rate: Rate, specs: Any) -> "optax.GradientTransformation":
         """Returns the optax transformation.
 
         Args:
@@ -64,8 +66,10 @@ class AdamW(Optimizer):
         epsilon: PositiveFloat = 1e-8
         weight_decay: Resumable[NonNegativeFloat] = 0.1
 
-    def transformation(self, learning_rate: Rate, specs: Any) -> optax.GradientTransformation:
+    def transformation(self, learning_rate: Rate, specs: Any) -> "optax.GradientTransformation":
         """Returns `optax.adamw`."""
+        import optax
+
         cfg = self.config
         return optax.adamw(
             learning_rate,
@@ -110,8 +114,10 @@ class Adafactor(Optimizer):
         epsilon: PositiveFloat = 1e-30
         weight_decay: float | None = None
 
-    def transformation(self, learning_rate: Rate, specs: Any) -> optax.GradientTransformation:
+    def transformation(self, learning_rate: Rate, specs: Any) -> "optax.GradientTransformation":
         """Returns `optax.adafactor`."""
+        import optax
+
         cfg = self.config
         return optax.adafactor(
             learning_rate,
@@ -148,8 +154,10 @@ class Lion(Optimizer):
         b2: Fraction = 0.99
         weight_decay: Resumable[NonNegativeFloat] = 0.1
 
-    def transformation(self, learning_rate: Rate, specs: Any) -> optax.GradientTransformation:
+    def transformation(self, learning_rate: Rate, specs: Any) -> "optax.GradientTransformation":
         """Returns `optax.lion`."""
+        import optax
+
         cfg, mask = self.config, _decays(specs)
         return optax.lion(
             learning_rate, b1=cfg.b1, b2=cfg.b2, weight_decay=cfg.weight_decay, mask=mask
@@ -171,8 +179,10 @@ class SGD(Optimizer):
         momentum: float | None = None
         is_nesterov: bool = False
 
-    def transformation(self, learning_rate: Rate, specs: Any) -> optax.GradientTransformation:
+    def transformation(self, learning_rate: Rate, specs: Any) -> "optax.GradientTransformation":
         """Returns `optax.sgd`."""
+        import optax
+
         cfg = self.config
         return optax.sgd(learning_rate, momentum=cfg.momentum, nesterov=cfg.is_nesterov)
 
@@ -208,7 +218,7 @@ class Muon(Optimizer):
         match_rms: float | None = 0.2
         preconditioning: Literal["frobenius", "spectral", "aol", "schatten"] = "frobenius"
 
-    def transformation(self, learning_rate: Rate, specs: Any) -> optax.GradientTransformation:
+    def transformation(self, learning_rate: Rate, specs: Any) -> "optax.GradientTransformation":
         """Returns `optax.contrib.muon` with every parameter a matrix.
 
         Raises:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 from typing_extensions import TypeVar
@@ -18,7 +17,7 @@ from axcore.module.batch_spec import BatchSpec, ModelFlops
 from axcore.module.context import Context, current_context
 from axcore.module.dtypes import ROOT_DTYPES, DTypes
 from axcore.module.outputs import Loss, unused
-from axcore.module.param import ParamDeclaration, ParamSpec, param_spec_of
+from axcore.module.param import ParamDeclaration, param_spec_of, sample_params
 from axcore.module.remat import Remat
 from axcore.module.rng import Path, as_key, format_path
 from axcore.module.tree import ModuleNode, index_of, unwrapped
@@ -269,11 +268,7 @@ class Module(Configurable):
             rng: A random key or a seed. Every parameter's key is folded from its path, so what
                 is beside it never changes it.
         """
-        key = as_key(rng)
-        is_spec = lambda leaf: isinstance(leaf, ParamSpec)  # noqa: E731
-        state: dict[str, Any] = jax.tree.map(
-            lambda spec: spec.sample(key), self.param_specs(), is_leaf=is_spec
-        )
+        state: dict[str, Any] = sample_params(self.param_specs(), as_key(rng))
         return state
 
     def __repr__(self) -> str:

@@ -1,5 +1,6 @@
 """`Param`, what a module declares in `setup`, and `ParamSpec`, what `param_specs()` says of it."""
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
@@ -11,7 +12,7 @@ from jaxtyping import Array
 
 from axcore.errors import ModuleError
 from axcore.module.initializers import ConstantInit, Initializer, VarianceScaling
-from axcore.module.rng import Path, fold, format_path
+from axcore.module.rng import Path, fold_paths, format_path
 
 Axes = tuple[str | None, ...]
 """Logical axis names, one a dimension; None is never sharded."""
@@ -174,21 +175,40 @@ class ParamSpec:
         """Its shape and dtype as jax knows them."""
         return jax.ShapeDtypeStruct(self.shape, jnp.dtype(self.dtype))  # type: ignore[no-untyped-call]
 
-    def sample(self, key: Array) -> Array:
-        """Returns an initial value drawn from the key of the state's root."""
-        return self._sample(key, self.path).astype(self.dtype)
-
-    def _sample(self, key: Array, path: tuple[str | int | Stacked, ...]) -> Array:
-        if not path:
-            num_stacked = sum(len(step.shape) for step in self.path if isinstance(step, Stacked))
-            return self.init.sample(key, self.shape[num_stacked:], self.fans)
-        step, rest = path[0], path[1:]
-        if not isinstance(step, Stacked):
-            return self._sample(fold(key, step), rest)
-        stacked: Array = jax.vmap(lambda index: self._sample(fold(key, index), rest))(
-            jnp.arange(math.prod(step.shape))
+    def rng_paths(self) -> list[Path]:
+        """Returns the paths of the keys that it is drawn from: one for each copy."""
+        steps = (
+            range(math.prod(step.shape)) if isinstance(step, Stacked) else (step,)
+            for step in self.path
         )
-        return stacked.reshape(*step.shape, *stacked.shape[1:])
+        return list(itertools.product(*steps))
+
+    def sample(self, keys: Array) -> Array:
+        """Returns an initial value; `keys` are those of `rng_paths`."""
+        stacked = [size for step in self.path if isinstance(step, Stacked) for size in step.shape]
+        shape = self.shape[len(stacked) :]
+
+        def draw(key: Array) -> Array:
+            return self.init.sample(key, shape, self.fans)
+
+        value: Array = jax.vmap(draw)(keys).reshape(self.shape) if stacked else draw(keys[0])
+        return value.astype(self.dtype)
+
+
+def sample_params(specs: Any, key: Array) -> Any:
+    """Returns initial values for a tree of specs.
+
+    The key of every value is folded from its path, so what is beside it never changes it.
+    """
+    leaves, structure = jax.tree.flatten(specs, is_leaf=lambda leaf: isinstance(leaf, ParamSpec))
+    paths = [spec.rng_paths() for spec in leaves]
+    keys = fold_paths(key, [path for of_spec in paths for path in of_spec])
+    begins = itertools.accumulate((len(of_spec) for of_spec in paths), initial=0)
+    values = [
+        spec.sample(keys[begin : begin + len(of_spec)])
+        for spec, of_spec, begin in zip(leaves, paths, begins, strict=False)
+    ]
+    return jax.tree.unflatten(structure, values)
 
 
 def param_spec_of(param: ParamDeclaration, path: Path, default_dtype: str) -> ParamSpec:

@@ -5,9 +5,12 @@ number. So the third layer of an unrolled stack and the third step of a scan get
 """
 
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array
 
 Key = Array
@@ -19,9 +22,12 @@ Path = tuple[Step, ...]
 
 def fold(key: Key, step: "Step | Array") -> Key:
     """Returns the key of one step below: of a name, or of an index that may be traced."""
-    data = zlib.crc32(step.encode()) if isinstance(step, str) else step
-    folded: Array = jax.random.fold_in(key, data)
+    folded: Array = jax.random.fold_in(key, _data(step) if isinstance(step, str) else step)
     return folded
+
+
+def _data(step: Step) -> int:
+    return zlib.crc32(step.encode()) if isinstance(step, str) else step
 
 
 def fold_path(key: Key, path: Iterable[Step]) -> Key:
@@ -29,6 +35,25 @@ def fold_path(key: Key, path: Iterable[Step]) -> Key:
     for step in path:
         key = fold(key, step)
     return key
+
+
+def fold_paths(key: Key, paths: Sequence[Sequence[Step]]) -> Key:
+    """Returns the keys of paths below `key`, as an array; equal to `fold_path` of each.
+
+    All are folded at once: hashing step by step would be most of what compiles of a first state.
+    """
+    depth = max((len(path) for path in paths), default=0)
+    data, is_step = np.zeros((depth, len(paths)), np.uint32), np.zeros((depth, len(paths)), bool)
+    for place, path in enumerate(paths):
+        data[: len(path), place] = [_data(step) for step in path]
+        is_step[: len(path), place] = True
+
+    def below(keys: Key, step: Any) -> tuple[Key, None]:
+        data, is_step = step
+        return jnp.where(is_step, jax.vmap(jax.random.fold_in)(keys, data), keys), None
+
+    keys, _ = jax.lax.scan(below, jnp.broadcast_to(key, len(paths)), (data, is_step))
+    return keys
 
 
 def as_key(rng: "Array | int") -> Key:

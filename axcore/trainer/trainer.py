@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from rich.console import Console
 
 from axcore.checkpoint import Checkpointer, MemorySnapshots
 from axcore.config import REQUIRED, Configurable, PositiveInt, Resumable, config, render_config
@@ -22,7 +21,6 @@ from axcore.trainer.batch_sharding import BatchSharding
 from axcore.trainer.callbacks.events import Observer, Observers
 from axcore.trainer.callbacks.metrics import LossMeter
 from axcore.trainer.callbacks.observers import named_observers
-from axcore.trainer.callbacks.progress import progress
 from axcore.trainer.callbacks.writers import DEFAULT_WRITER
 from axcore.trainer.checks import (
     check_kernel_names,
@@ -219,7 +217,7 @@ class Trainer(Configurable):
             jax.set_mesh(self.mesh),
         ):
             named = named_observers(self.config.observers) if is_process_zero() else ()
-            shown = () if quiet or not is_process_zero() else (progress(Console(stderr=True)),)
+            shown = () if quiet or not is_process_zero() else (_progress_on_stderr(),)
             loop = TrainLoop(self, batches, locked, Observers((*shown, *observers, *named)))
             return loop.run(from_step=from_step, launch=launch)
 
@@ -244,3 +242,11 @@ class Trainer(Configurable):
         """Returns the mesh as people read it: `data 2 x fsdp 4`, or `1 device`."""
         sizes = {name: size for name, size in self.mesh.shape.items() if size > 1}
         return " x ".join(f"{name} {size}" for name, size in sizes.items()) or "1 device"
+
+
+def _progress_on_stderr() -> Observer:
+    from rich.console import Console  # costs what importing a config need not pay
+
+    from axcore.trainer.callbacks.progress import progress
+
+    return progress(Console(stderr=True))

@@ -23,6 +23,7 @@ from axcore.module import (
     functional,
     summary_table,
 )
+from axcore.module.rng import fold_path, fold_paths
 
 X = np.ones((2, 4), np.float32)
 LINEAR = Linear.Config(in_dim=4, out_dim=4, init=Normal(std=0.3))
@@ -507,3 +508,11 @@ def test_constants_are_what_they_say() -> None:
     np.testing.assert_array_equal(
         ConstantInit(value=2.5).sample(jax.random.key(0), (2,), (1, 1)), [2.5, 2.5]
     )
+
+
+def test_keys_folded_together_equal_those_folded_one_by_one() -> None:
+    key = jax.random.key(7)
+    paths: list[tuple[str | int, ...]] = [("decoder", "layer", 3, "weight"), ("norm",), (), (1, 0)]
+    together = jax.random.key_data(fold_paths(key, paths))
+    one_by_one = [jax.random.key_data(fold_path(key, path)) for path in paths]
+    np.testing.assert_array_equal(together, one_by_one)
