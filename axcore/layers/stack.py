@@ -6,7 +6,7 @@ hold a different config in each; a scan compiles once for all.
 
 from jaxtyping import Array, Float
 
-from axcore.config import REQUIRED, PositiveInt, config
+from axcore.config import REQUIRED, PositiveInt, Resumable, config
 from axcore.layers.tokens import TokenInfo
 from axcore.module import Module, StackedModule
 
@@ -18,7 +18,7 @@ class Stack(Module):
 
     @config
     class Config(Module.Config["Stack"]):
-        """Describes a `Stack`; its fields are those of `ScannedLayers`."""
+        """Describes a `Stack`; its fields are those of `ScannedLayers`, but for `unroll`."""
 
         dim: PositiveInt = REQUIRED
         num_layers: PositiveInt = REQUIRED
@@ -46,11 +46,14 @@ class ScannedLayers(Module):
             dim: Size of the last dimension of input and output.
             num_layers: Number of layers.
             layer: The layer; called with the token info.
+            unroll: Layers in one step of the scan. With more the compiler sees across them, and
+                takes longer; with all of them there is no loop.
         """
 
         dim: PositiveInt = REQUIRED
         num_layers: PositiveInt = REQUIRED
         layer: Module.Config = REQUIRED
+        unroll: Resumable[PositiveInt] = 1
 
     def setup(self, cfg: Config) -> None:
         """Builds one layer with a state for each repetition."""
@@ -58,4 +61,4 @@ class ScannedLayers(Module):
 
     def forward(self, x: Hidden, info: TokenInfo) -> Hidden:
         """Returns the input passed through all layers."""
-        return self.layer.scan(x, info)
+        return self.layer.scan(x, info, unroll=self.config.unroll)

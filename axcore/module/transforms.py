@@ -62,18 +62,19 @@ class StackedModule:
             for name, below in specs.items()
         }
 
-    def scan(self, carry: Any, *args: Any, **kwargs: Any) -> Any:
+    def scan(self, carry: Any, *args: Any, unroll: int = 1, **kwargs: Any) -> Any:
         """Returns `carry` passed through all copies in turn: `copy(carry, *args, **kwargs)`.
 
         The other arguments are the same for every copy. A channel that the first copies open is
-        carried from there on: those copies are run before the scan begins.
+        carried from there on: those copies are run before the scan begins. One step of the loop
+        runs `unroll` copies; where that is all of them there is no loop.
         """
         context = self._context()
         pieces: list[Outputs] = []
         start = 0
         while start < self.count:
             try:
-                carry, outputs = self._scan_from(context, start, carry, args, kwargs)
+                carry, outputs = self._scan_from(context, start, unroll, carry, args, kwargs)
                 pieces.append(outputs)
                 break
             except _ChannelsChanged:
@@ -139,7 +140,9 @@ class StackedModule:
         rows = lambda leaf: leaf.reshape(-1, *leaf.shape[len(self.shape) :])  # noqa: E731
         return jax.tree.map(rows, own_state(context))
 
-    def _body(self, context: Context, args: Any, kwargs: Any) -> Callable[..., Any]:
+    def _body(
+        self, context: Context, args: Any, kwargs: Any, *, in_loop: bool
+    ) -> Callable[..., Any]:
         pure = as_pure_function(context, type(self.module).forward)
         arrays, rebuild = split_static((args, kwargs))
         root = context.key() if context.has_key else None
@@ -150,13 +153,13 @@ class StackedModule:
             return pure(state, key, channels, (carry, *inner_args), inner_kwargs)
 
         remat = self.module.config.remat
-        wrapped = body if remat is None else remat.wrap(body, in_scan=True)
+        wrapped = body if remat is None else remat.wrap(body, in_scan=in_loop)
         return lambda state, index, carry, channels: wrapped(state, index, carry, channels, arrays)
 
     def _scan_from(
-        self, context: Context, start: int, carry: Any, args: Any, kwargs: Any
+        self, context: Context, start: int, unroll: int, carry: Any, args: Any, kwargs: Any
     ) -> tuple[Any, Outputs]:
-        body = self._body(context, args, kwargs)
+        body = self._body(context, args, kwargs, in_loop=unroll < self.count - start)
         channels = context.frame.channels
 
         def step(carried: Any, x: Any) -> Any:
@@ -170,14 +173,14 @@ class StackedModule:
         state = self._in_a_row(context)
         rest = jax.tree.map(lambda leaf: leaf[start:], state) if start else state
         xs = (jnp.arange(start, self.count), rest)
-        (carry, after), outputs = jax.lax.scan(step, (carry, channels), xs)
+        (carry, after), outputs = jax.lax.scan(step, (carry, channels), xs, unroll=unroll)
         context.frame.channels.update(after)
         return carry, outputs
 
     def _run_one(
         self, context: Context, index: int, carry: Any, args: Any, kwargs: Any
     ) -> tuple[Any, Outputs]:
-        body = self._body(context, args, kwargs)
+        body = self._body(context, args, kwargs, in_loop=False)
         state = jax.tree.map(lambda leaf: leaf[index], self._in_a_row(context))
         carry, outputs, channels = body(state, index, carry, context.frame.channels)
         context.frame.channels.update(channels)

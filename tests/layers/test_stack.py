@@ -53,8 +53,8 @@ def inputs():
     return jnp.asarray(x), TokenInfo(jnp.asarray(positions), jnp.ones((2, 6), jnp.int32))
 
 
-def _built(kind, remat=None):
-    return kind.Config(dim=8, num_layers=LAYERS, layer=_layer(remat)).build()
+def _built(kind, remat=None, **fields):
+    return kind.Config(dim=8, num_layers=LAYERS, layer=_layer(remat), **fields).build()
 
 
 def _run(module, state, inputs):
@@ -89,12 +89,22 @@ def test_equal_keys_give_equal_parameters(unrolled):
     )
 
 
-@pytest.mark.parametrize("remat", [None, Remat(save=("attention_out",)), Remat(save_dots=True)])
+@pytest.mark.parametrize(
+    ("remat", "unroll"),
+    [
+        (None, 1),
+        (Remat(save=("attention_out",)), 1),
+        (Remat(save_dots=True), 1),
+        (None, 2),
+        (Remat(), LAYERS),
+        (None, LAYERS + 1),
+    ],
+)
 @pytest.mark.quick_one_in(3)
-def test_scanned_equals_unrolled_with_dropout(unrolled, inputs, remat):
+def test_scanned_equals_unrolled_with_dropout(unrolled, inputs, remat, unroll):
     state, (y, total, gradient) = unrolled
     scanned_y, scanned_total, scanned_gradient = _run(
-        _built(ScannedLayers, remat), _stacked(state), inputs
+        _built(ScannedLayers, remat, unroll=unroll), _stacked(state), inputs
     )
     np.testing.assert_allclose(scanned_y, y, rtol=2e-5, atol=2e-5)
     np.testing.assert_allclose(scanned_total, total, rtol=1e-5)
