@@ -29,7 +29,15 @@ def _whole_hosts(hardware: "Hardware", attribute: Any, value: Any) -> None:
         )
 
 
-OTHER_FRACTIONS = ("memory", "interconnect", "network", "attention", "attention_backward")
+KERNEL_FRACTIONS = (
+    "attention",
+    "attention_backward",
+    "grouped_matmul",
+    "grouped_matmul_backward",
+)
+"""Ops of which `Hardware.achievable_fraction` may say what all their kernels reach, or one does."""
+
+OTHER_FRACTIONS = ("memory", "interconnect", "network", *KERNEL_FRACTIONS)
 """What `Hardware.achievable_fraction` may name besides dtypes of `Hardware.peak_flops`."""
 
 
@@ -37,7 +45,9 @@ def _fractions(hardware: "Hardware", attribute: Any, value: Mapping[str, float])
     mapping_of(float)(hardware, attribute, value)
     known = (*hardware.peak_flops, *OTHER_FRACTIONS)
     for name, share in value.items():
-        if name not in known or not 0 < share <= 1:
+        op, _, kernel = name.partition("/")
+        is_known = op in KERNEL_FRACTIONS if kernel else name in known
+        if not is_known or not 0 < share <= 1:
             raise PluginError(
                 f"Hardware.achievable_fraction says {name}={share}; "
                 "expected a share above 0, of 1 at most, "
@@ -69,7 +79,8 @@ class Hardware:
         network_bandwidth: Bytes/s that a chip sends to other hosts, where that is another network.
         achievable_fraction: Shares of these figures that programs reach, where they were
             measured: of the peak by dtype name, of `memory`, `interconnect` and `network`, and,
-            of the peak again, by kernels for `attention` and its `attention_backward`.
+            of the peak again, by kernels for `attention`, `attention_backward`, `grouped_matmul`
+            and `grouped_matmul_backward`, or by one of them: `attention/portable`.
             What is not named counts whole.
         clock_hz: Cycles a second that its compiler's estimates of cycles count, where it makes any.
         can_branch: Whether programs may branch, and loop, by values known at run time only.

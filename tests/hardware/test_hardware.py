@@ -154,6 +154,10 @@ def test_devices_of_this_process_are_host_processors():
             {"family": "acme", "achievable_fraction": {"int8": 0.5}},
             "says int8=0.5; .* of memory, interconnect",
         ),
+        (
+            {"family": "acme", "achievable_fraction": {"memory/acme_copy": 0.5}},
+            "says memory/acme_copy=0.5",
+        ),
         ({"family": "acme", "memory_bytes": 1.5}, "Hardware.memory_bytes is 1.5"),
         ({"family": "acme", "features": 3}, "Hardware.features is 3; expected frozenset"),
         ({"family": "acme", "chips": 6, "chips_per_host": 4}, "not a whole number of hosts of 4"),

@@ -1,14 +1,14 @@
 """Kernels that the compiler did not write, and so knows no time of: theirs from FLOPs and bytes.
 
 Attention kernels' FLOPs are counted from what they are called with. A forward kernel makes two
-products of all queries with all keys; a backward pass in one kernel makes five, and one in two
-kernels, for queries and for keys and values, seven. Causal attention is half of all pairs. Products
-by group, of experts for example, take every row once. A kernel that states its FLOPs is believed,
-and one of which nothing is known counts by the bytes that it moves.
+products of all queries with all keys. A backward kernel makes two as well, of scores and of their
+gradients, and one for each gradient that it returns: five for all three in one kernel, seven for
+two kernels. Causal attention is half of all pairs. Products by group, of experts for example, take
+every row once. A kernel that states its FLOPs is believed, and one of which nothing is known counts
+by the bytes that it moves.
 """
 
 import re
-from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import attrs
@@ -35,8 +35,9 @@ class CustomKernel:
         times: How often it runs.
         flops: Of all runs; 0 where they are not known.
         nbytes: Moved in all runs.
-        dtype: Of its first array.
-        role: `attention`, `attention_backward`, or nothing for any other.
+        dtype: Of its products: that of its queries, or of its largest operand.
+        role: The op that it serves, `_backward` behind it in the backward pass, and the kernel's
+            name where it is known: `attention/portable`; empty for any other.
     """
 
     name: str
@@ -55,24 +56,30 @@ def custom_kernels(program: Program, choices: Sequence[ChosenKernel]) -> Iterato
         program: The program.
         choices: The kernels that were chosen while it was traced, with the calls they serve.
     """
-    found = [one for one in executions(program) if _is_kernel(one)]
-    backward = Counter(one.computation.name for one in found if _is_backward(one))
-    for one in found:
-        given = [one.computation.by_name[name].shape for name in one.instruction.operands]
-        moved = bytes_moved(program, one.instruction, one.computation)
-        num_backward = backward[one.computation.name] if _is_backward(one) else 0
-        attention = _num_products(num_backward) * _attention_product(given, choices)
-        grouped = _grouped_product((*given, *one.instruction.shape.arrays), choices)
-        stated = _stated_flops(one)
-        yield CustomKernel(
-            name=one.instruction.name,
-            op_name=one.instruction.op_name,
-            times=one.times,
-            flops=(attention or grouped if stated is None else stated) * one.times,
-            nbytes=float(moved * one.times),
-            dtype=given[0].dtype if given else "",
-            role="attention" * bool(attention) + "_backward" * bool(attention and num_backward),
-        )
+    for one in executions(program):
+        if _is_kernel(one):
+            yield _custom_kernel(program, one, choices)
+
+
+def _custom_kernel(
+    program: Program, one: Execution, choices: Sequence[ChosenKernel]
+) -> CustomKernel:
+    operands = [one.computation.by_name[name].shape for name in one.instruction.operands]
+    given = [array for shape in operands for array in shape.arrays]
+    made = one.instruction.shape.arrays
+    attention = _num_products(one) * _attention_product(given, choices)
+    grouped = _grouped_product((*given, *made), choices)
+    stated = _stated_flops(one)
+    op = "attention" if attention else "grouped_matmul" if grouped else ""
+    return CustomKernel(
+        name=one.instruction.name,
+        op_name=one.instruction.op_name,
+        times=one.times,
+        flops=(attention or grouped if stated is None else stated) * one.times,
+        nbytes=float(bytes_moved(program, one.instruction, one.computation) * one.times),
+        dtype=_dtype_of_products(_of_rank(4, given)[:1] if attention else given),
+        role=_role(op, choices, is_backward=is_backward(one.instruction.op_name)),
+    )
 
 
 def _is_kernel(one: Execution) -> bool:
@@ -84,15 +91,28 @@ def _is_kernel(one: Execution) -> bool:
     )
 
 
-def _is_backward(one: Execution) -> bool:
-    return is_backward(one.instruction.op_name)
+def _num_products(one: Execution) -> int:
+    """Returns how many products an attention kernel makes."""
+    if not is_backward(one.instruction.op_name):
+        return 2
+    gradients = [array for array in one.instruction.shape.arrays if len(array.dims) >= 4]
+    return 2 + min(len(gradients), 3)
 
 
-def _num_products(num_backward: int) -> float:
-    """Returns a kernel's products, where so many kernels share the backward pass, 0 for forward."""
-    if num_backward == 0:
-        return 2.0
-    return 5.0 if num_backward == 1 else 7.0 / num_backward
+def _dtype_of_products(given: Sequence[Shape]) -> str:
+    """Returns the dtype of the largest operand: lists of blocks, sizes and scales are small."""
+    return max(given, key=lambda shape: shape.size).dtype if given else ""
+
+
+def _role(op: str, choices: Sequence[ChosenKernel], *, is_backward: bool) -> str:
+    """Returns an op with the kernel that serves it, where one kernel serves all its calls."""
+    if not op:
+        return ""
+    role = op + "_backward" * is_backward
+    chosen = [one for one in choices if one.call.op == role]
+    chosen = chosen or [one for one in choices if one.call.op == op]
+    names = {one.kernel.name for one in chosen}
+    return f"{role}/{names.pop()}" if len(names) == 1 else role
 
 
 def _stated_flops(one: Execution) -> float | None:
@@ -103,7 +123,7 @@ def _stated_flops(one: Execution) -> float | None:
 def _attention_product(given: Sequence[Shape], choices: Sequence[ChosenKernel]) -> float:
     """Returns the FLOPs of one product of queries and keys; 0 where it is no attention."""
     calls = [choice.call for choice in choices if choice.call.op == "attention"]
-    arrays = [shape for shape in given if len(shape.dims) == 4]
+    arrays = _of_rank(4, given)
     if not calls or len(arrays) < 3:
         return 0.0
     queries = arrays[0]
@@ -119,15 +139,17 @@ def _grouped_product(arrays: Sequence[Shape], choices: Sequence[ChosenKernel]) -
     """
     if not any(choice.call.op == "grouped_matmul" for choice in choices):
         return 0.0
-    stacks = [shape for shape in arrays if len(shape.dims) == 3]
-    matrices = [shape for shape in arrays if len(shape.dims) == 2]
-    for stack in stacks:
+    for stack in _of_rank(3, arrays):
         sizes = stack.dims[1:]
-        for matrix in matrices:
+        for matrix in _of_rank(2, arrays):
             rows = [n for n in matrix.dims if matrix.size // n in sizes]
             if rows:
                 return 2.0 * max(rows) * sizes[0] * sizes[1]
     return 0.0
+
+
+def _of_rank(rank: int, arrays: Sequence[Shape]) -> list[Shape]:
+    return [shape for shape in arrays if len(shape.dims) == rank]
 
 
 def _visible(call: Call, length: int) -> float:

@@ -103,8 +103,8 @@ def roofline_s(
         made: The products.
         nbytes: Bytes moved.
         hardware: What runs them.
-        role: As what `Hardware.achievable_fraction` may name them; they count by their dtype
-            otherwise.
+        role: As what `Hardware.achievable_fraction` may name them, a kernel behind a slash before
+            its op; they count by their dtype otherwise.
     """
     if hardware.memory_bandwidth is None or not hardware.peak_flops:
         return None
@@ -205,7 +205,9 @@ def _speed(dtype: str, hardware: Hardware, role: str) -> float:
     wanted = ("tensorfloat32", "bfloat16") if name == "float32" else (name,)
     widest = max(hardware.peak_flops, key=lambda one: hardware.peak_flops[one])
     found = next((one for one in wanted if one in hardware.peak_flops), widest)
-    share = hardware.achievable_fraction.get(role, hardware.achievable_fraction.get(found, 1.0))
+    shares = hardware.achievable_fraction
+    names = (role, role.partition("/")[0], found)
+    share = next((shares[name] for name in names if name in shares), 1.0)
     return hardware.peak_flops[found] * share / hardware.devices_per_chip
 
 

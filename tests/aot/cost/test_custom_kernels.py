@@ -9,6 +9,7 @@ from axcore.plugins import Hardware
 
 ROWS, HEADS, TOKENS, WIDTH = 2, 4, 64, 16
 SHAPE = f"bf16[{ROWS},{HEADS},{TOKENS},{WIDTH}]"
+LSE = f"f32[{ROWS},{HEADS},1,{TOKENS}]"
 PRODUCT = 2.0 * ROWS * HEADS * TOKENS * TOKENS * WIDTH
 
 PROGRAM = """\
@@ -20,16 +21,17 @@ ENTRY %main (q: SHAPE) -> SHAPE {
   %v = SHAPE parameter(2)
   %mask = s8[1,8,8] constant({...})
   %empty = SHAPE custom-call(), custom_call_target="AllocateBuffer"
-  %forward = SHAPE custom-call(%mask, %q, %k, %v), custom_call_target="acme", FIRST
-  %first = SHAPE custom-call(%mask, %q, %k, %v), custom_call_target="acme", SECOND
-  ROOT %second = SHAPE custom-call(%mask, %q, %k, %v), custom_call_target="acme", THIRD
+  %forward = (SHAPE, LSE) custom-call(%mask, %q, %k, %v), custom_call_target="acme", FORWARD
+  %dq = (SHAPE, f32[2,8,16]) custom-call(%mask, %q, %k, %v), custom_call_target="acme", BACKWARD
+  %dkv = (SHAPE, SHAPE) custom-call(%mask, %q, %k, %v), custom_call_target="acme", BACKWARD
+  ROOT %all = (SHAPE, SHAPE, SHAPE) custom-call(%mask, %q, %k, %v), custom_call_target="acme", ALL
 }
-""".replace("SHAPE", SHAPE)
+"""
 FORWARD = 'metadata={op_name="jit(f)/jvp(model)/attention/core/flash"}'
 BACKWARD = 'metadata={op_name="jit(f)/transpose(jvp(model))/attention/core/flash"}'
 
 
-def kernels(*, right, left=None, **parts):
+def kernels(program=PROGRAM, *, right, left=None, backward=BACKWARD):
     call = Call(
         op="attention",
         shapes=tuple((name, (ROWS, TOKENS, HEADS, WIDTH)) for name in ("q", "k", "v")),
@@ -37,21 +39,30 @@ def kernels(*, right, left=None, **parts):
         features=(("left", left), ("right", right), ("query_offset", 0)),
     )
     choice = choose(call, KernelPolicy(hardware=Hardware.parse("cpu-1")))
-    text = PROGRAM.replace("FIRST", FORWARD)
-    text = text.replace("SECOND", parts.get("backward", BACKWARD))
-    text = text.replace("THIRD", parts.get("second", BACKWARD))
+    text = program.replace("SHAPE", SHAPE).replace("LSE", LSE).replace("ALL", backward)
+    text = text.replace("FORWARD", FORWARD).replace("BACKWARD", BACKWARD)
     found = custom_kernels(parse_program(text), (choice,))
     return {kernel.name: kernel for kernel in found}
 
 
-def test_a_backward_pass_in_two_kernels_makes_seven_products():
+def test_a_backward_kernel_makes_two_products_and_one_for_each_gradient_that_it_returns():
     found = kernels(right=None)
     assert found["forward"].flops == 2 * PRODUCT
-    assert found["first"].flops + found["second"].flops == 7 * PRODUCT
+    assert found["dq"].flops == 3 * PRODUCT
+    assert found["dkv"].flops == 4 * PRODUCT
+    assert found["all"].flops == 5 * PRODUCT
 
 
-def test_a_backward_pass_in_one_kernel_makes_five_products():
-    assert kernels(right=None, second=FORWARD)["first"].flops == 5 * PRODUCT
+def test_products_have_the_dtype_of_the_queries_whatever_the_first_operand_is():
+    found = kernels(right=None)
+    assert {kernel.dtype for kernel in found.values()} == {"bf16"}
+    assert {kernel.dtype for kernel in custom_kernels(parse_program(GROUPED), ())} == {"bf16"}
+
+
+def test_a_kernel_is_named_with_the_op_that_it_serves():
+    found = kernels(right=None)
+    assert found["forward"].role == "attention/portable"
+    assert found["dq"].role == "attention_backward/portable"
 
 
 def test_causal_attention_is_half_of_all_pairs_and_a_window_what_it_shows():
@@ -61,13 +72,13 @@ def test_causal_attention_is_half_of_all_pairs_and_a_window_what_it_shows():
 
 def test_a_kernel_that_states_its_flops_is_believed():
     stated = BACKWARD + ', backend_config={"cost_estimate":{"flops":"123456"}}'
-    assert kernels(right=0, backward=stated)["first"].flops == 123456.0
+    assert kernels(right=0, backward=stated)["all"].flops == 123456.0
 
 
 def test_buffers_that_are_only_allocated_are_no_kernels():
-    assert set(kernels(right=0)) == {"forward", "first", "second"}
-    operands = 8 * 8 + 3 * ROWS * HEADS * TOKENS * WIDTH * 2
-    assert kernels(right=0)["forward"].nbytes == operands + ROWS * HEADS * TOKENS * WIDTH * 2
+    assert set(kernels(right=0)) == {"forward", "dq", "dkv", "all"}
+    moved = 8 * 8 + 4 * ROWS * HEADS * TOKENS * WIDTH * 2 + ROWS * HEADS * TOKENS * 4
+    assert kernels(right=0)["forward"].nbytes == moved
 
 
 GROUPED = """\
@@ -94,3 +105,47 @@ def test_products_by_group_take_every_row_once():
     found = {one.name: one.flops for one in custom_kernels(parse_program(GROUPED), (choice,))}
     assert found == {"y": 2.0 * 256 * 32 * 64, "dw": 2.0 * 256 * 32 * 64}
     assert {one.flops for one in custom_kernels(parse_program(GROUPED), ())} == {0.0}
+    assert {one.role for one in custom_kernels(parse_program(GROUPED), (choice,))} == {
+        "grouped_matmul/portable"
+    }
+
+
+LAYER = """\
+  %forwardN = (SHAPE, LSE) custom-call(%mask, %q, %k, %v), custom_call_target="acme", FORWARD
+  %dqN = SHAPE custom-call(%mask, %q, %k, %v), custom_call_target="acme", BACKWARD
+  %dkvN = (SHAPE, SHAPE) custom-call(%mask, %q, %k, %v), custom_call_target="acme", BACKWARD
+"""
+GIVEN = """\
+  %q = SHAPE constant({...})
+  %k = SHAPE constant({...})
+  %v = SHAPE constant({...})
+  %mask = s8[1,8,8] constant({...})
+"""
+UNROLLED = f"""\
+HloModule step, is_scheduled=true
+
+ENTRY %main () -> s32[] {{
+{GIVEN}{"".join(LAYER.replace("N =", f"{at} =") for at in range(3))}\
+  ROOT %done = s32[] constant(3)
+}}
+"""
+SCANNED = f"""\
+HloModule step, is_scheduled=true
+
+%body (i: s32[]) -> s32[] {{
+  %i = s32[] parameter(0)
+{GIVEN}{LAYER}\
+  ROOT %next = s32[] negate(%i)
+}}
+
+ENTRY %main () -> s32[] {{
+  %zero = s32[] constant(0)
+  ROOT %loop = s32[] while(%zero), condition=%body, body=%body, TIMES
+}}
+""".replace("TIMES", 'backend_config={"known_trip_count":{"n":"3"}}')
+
+
+def test_an_unrolled_stack_counts_as_a_scanned_one():
+    scanned = sum(kernel.flops for kernel in kernels(SCANNED, right=None).values())
+    unrolled = sum(kernel.flops for kernel in kernels(UNROLLED, right=None).values())
+    assert scanned == unrolled == 3 * (2 + 3 + 4) * PRODUCT

@@ -88,11 +88,14 @@ def test_achievable_fractions_apply_to_the_figures_that_they_name():
             "memory": 0.5,
             "interconnect": 0.25,
             "attention": 0.4,
+            "attention/acme_attention": 0.2,
         },
     )
     made = (Product(1e12, "bf16", ""),)
     assert roofline_s(made, 1.0, chip) == pytest.approx(1 / 0.8)
     assert roofline_s(made, 1.0, chip, role="attention") == pytest.approx(1 / 0.4)
+    assert roofline_s(made, 1.0, chip, role="attention/acme_attention") == pytest.approx(1 / 0.2)
+    assert roofline_s(made, 1.0, chip, role="attention/another") == pytest.approx(1 / 0.4)
     assert roofline_s(made, 1.0, chip, role="attention_backward") == pytest.approx(1 / 0.8)
     assert roofline_s((Product(1e12, "f8e4m3fn", ""),), 1.0, chip) == pytest.approx(0.5)
     assert roofline_s((), 1e9, chip) == pytest.approx(2.0)
