@@ -17,7 +17,7 @@ def record(name: str, figures: dict[str, Any]) -> Path:
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
     content = {
-        "command": " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
+        "command": " ".join(["python", str(_script()), *sys.argv[1:]]),
         "versions": {
             "python": platform.python_version(),
             **{package: version(package) for package in PACKAGES},
@@ -27,6 +27,11 @@ def record(name: str, figures: dict[str, Any]) -> Path:
     }
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     return path
+
+
+def _script() -> Path:
+    """Returns the script that runs, as it is called from the repository."""
+    return Path(sys.argv[0]).resolve().relative_to(RESULTS.parents[1])
 
 
 def hardware() -> dict[str, Any]:

@@ -2,11 +2,14 @@
 
 Both are compiled by libtpu for chips that are not here, at heads of 128 in bfloat16, with four
 query heads to a key head; ours by the block sizes that axl-tpu gives it, splash by those of
-`SPLASH_BLOCKS` that take the fewest cycles. Cycles are the bundles of each branch of a kernel times
-how often its grid takes the branch (`_bundles.py`), and for a block no fewer than its products take
-at the chip's peak: what is computed, on one core, where copies are hidden under it. Documents are
-of random length, from a fixed seed, with a mean of 1024 tokens; splash computes all blocks that
-causality leaves, ours those of documents alone.
+`SPLASH_FORMS` that take the fewest cycles: with a backward kernel for queries and one for keys, or
+with a fused one, whose gradients of queries XLA sums over blocks of keys. Cycles are the bundles of
+each branch of a kernel times how often its grid takes the branch (`_bundles.py`), and for a block
+no fewer than its products take at the chip's peak: what is computed, on one core, where copies are
+hidden under it. Those of XLA's sum (`dq_sum`) are its own estimate. Documents are of random length,
+from a fixed seed, with a mean of 1024 tokens; splash computes all blocks that causality leaves,
+ours those of documents alone. `share_of_peak` is what kernels reach of the chip's peak in bfloat16
+for `causal_4k`, by the products that `axcore aot` counts.
 
     pip install "axl-tpu[aot]"
     python benchmarks/tpu_kernels.py                    # every target, every case
@@ -16,6 +19,7 @@ writes `results/tpu_kernels.json`. Nothing here has run on a chip.
 """
 
 import argparse
+import itertools
 import json
 from importlib.metadata import version
 from pathlib import Path
@@ -27,11 +31,14 @@ from _bundles import measured_apart, schedule_of
 from _record import RESULTS, record
 
 from axcore.aot import compile_devices, find_aot_target
+from axcore.aot.hlo.executions import executions
+from axcore.aot.hlo.program import parse_program
 from axcore.plugins import Hardware
 
 TARGETS = ("tpu-v5e-8", "tpu-v5p-8", "tpu-v6e-8")
 HEADS, KEY_HEADS, WIDTH = 8, 2, 128
-SPLASH_BLOCKS = (512, 1024)
+SPLASH_FORMS = tuple(itertools.product((512, 1024), (False, True)))
+"""Tokens of a block, and whether the backward pass is fused."""
 MEAN_DOCUMENT = 1024
 
 
@@ -76,8 +83,8 @@ def documents(case: Case) -> np.ndarray:
     return (1 + np.cumsum(starts, axis=1)).astype(np.int32)
 
 
-def compiled_bytes(attend: Any, case: Case, device: Any) -> int:
-    """Compiles output and gradients; returns the bytes of temporaries."""
+def compiled(attend: Any, case: Case, device: Any) -> Any:
+    """Returns the program of output and gradients."""
     import jax
     import jax.numpy as jnp
     from jax.sharding import SingleDeviceSharding
@@ -89,8 +96,30 @@ def compiled_bytes(attend: Any, case: Case, device: Any) -> int:
     def loss(inputs: Any) -> Any:
         return jnp.sum(attend(inputs, spec)[0].astype(jnp.float32))
 
-    program = jax.jit(jax.grad(loss, allow_int=True)).lower(abstract).compile()
+    return jax.jit(jax.grad(loss, allow_int=True)).lower(abstract).compile()
+
+
+def temporary_bytes(program: Any) -> int:
     return int(program.memory_analysis().temp_size_in_bytes)
+
+
+def dq_sum_cycles(program: Any, case: Case, hardware: Hardware, block: int) -> float:
+    """Returns XLA's estimate for one core of summing gradients of queries over blocks of keys.
+
+    No other array is as large as these gradients of all blocks.
+    """
+    partial_size = case.rows * HEADS * case.tokens * WIDTH * (case.tokens // block)
+    cycles = [
+        (one.instruction.number("estimated_cycles") or 0) * one.times
+        for one in executions(parse_program(program.as_text()))
+        if any(
+            one.computation.by_name[name].shape.size == partial_size
+            for name in one.instruction.operands
+        )
+    ]
+    if not any(cycles):
+        raise ValueError(f"nothing sums gradients of {partial_size} numbers")
+    return float(hardware.units_per_chip * sum(cycles))
 
 
 PRODUCTS = {"fwd": 2, "dq": 3, "dkv": 4, "bwd": 5}
@@ -103,17 +132,20 @@ def product_cycles(hardware: Hardware, block_q: int, block_k: int) -> float:
     return 2 * block_q * block_k * WIDTH / (per_second / (hardware.clock_hz or 1.0))
 
 
-def splash_cycles(folder: Path, case: Case, hardware: Hardware, size: int) -> dict[str, float]:
+def splash_cycles(
+    folder: Path, case: Case, hardware: Hardware, size: int, *, fused: bool
+) -> dict[str, float]:
     """Returns the cycles of splash's kernels; branches are a first step, a block, a last step."""
     num = case.tokens // size
     heads, key_heads = case.rows * HEADS, case.rows * KEY_HEADS
     live, kind = num * (num + 1) // 2, "_segmented" if case.is_packed else ""
-    outer = {"fwd": heads * num, "dq": heads * num, "dkv": key_heads * num}
+    ends = {"fwd": heads * num, "dq": heads * num, "dkv": key_heads * num}
+    kernels = {"fwd": "fwd", "bwd": "dkv"} if fused else {name: name for name in ends}
     return {
-        name: schedule_of(folder, f"splash_mha_{name}{kind}")
+        name: schedule_of(folder, f"splash_mha_{kernel}{kind}")
         .no_less((1,), PRODUCTS[name] * product_cycles(hardware, size, size))
-        .cycles(heads * num * num, (ends, heads * live, ends))
-        for name, ends in outer.items()
+        .cycles(heads * num * num, (ends[kernel], heads * live, ends[kernel]))
+        for name, kernel in kernels.items()
     }
 
 
@@ -169,10 +201,17 @@ class Walk:
     @classmethod
     def of(cls, case: Case, block_q: int, block_k: int, *, by_keys: bool) -> "Walk":
         """Returns the walk of a case, by its real segments."""
-        from axl_tpu.kernels.attention.block_schedule import FIRST, LIVE, MASKED, Cut, visits
+        from axl_tpu.kernels.attention.block_schedule import (
+            FIRST,
+            LIVE,
+            MASKED,
+            Blocking,
+            block_schedule,
+        )
 
         inputs, spec = call_of(case)
-        walk = visits(inputs, spec, Cut.of(inputs, block_q, block_k), by_keys=by_keys)
+        cut = Blocking.of(inputs, block_q, block_k)
+        walk = block_schedule(inputs, spec, cut, by_keys=by_keys)
         num_steps = int(walk.num_steps)
         codes = np.asarray(walk.codes_BP)[:, :num_steps]
         codes = np.broadcast_to(codes, (case.rows, num_steps))
@@ -186,18 +225,29 @@ class Walk:
         return heads * self.num_steps, tuple(map(float, (first, masked, whole, first)))
 
 
-def measured_splash(folder: Path, case: Case, hardware: Hardware, device: Any) -> dict[str, Any]:
-    """Returns splash's figures by the block size that takes the fewest cycles."""
+def measured_splash(
+    folder: Path, case: Case, hardware: Hardware, device: Any
+) -> list[dict[str, Any]]:
+    """Returns splash's figures by each form, that of the fewest cycles first."""
     from axl_tpu.kernels.attention.splash import BLOCK_SIZES, SplashBlockSizes, splash_attention
 
     found = []
-    for size in SPLASH_BLOCKS:
-        with BLOCK_SIZES.forced(SplashBlockSizes(size)):
-            num_bytes = compiled_bytes(splash_attention, case, device)
-        cycles = splash_cycles(folder, case, hardware, size)
-        found.append({"block": size, "cycles": cycles, "temporary_bytes": num_bytes})
+    for size, fused in SPLASH_FORMS:
+        with BLOCK_SIZES.forced(SplashBlockSizes(size, fused_backward=fused)):
+            program = compiled(splash_attention, case, device)
+        cycles = splash_cycles(folder, case, hardware, size, fused=fused)
+        if fused:
+            cycles["dq_sum"] = dq_sum_cycles(program, case, hardware, size)
+        found.append(
+            {
+                "block": size,
+                "fused_backward": fused,
+                "cycles": cycles,
+                "temporary_bytes": temporary_bytes(program),
+            }
+        )
         forget(folder)
-    return min(found, key=lambda one: sum(one["cycles"].values()))
+    return sorted(found, key=lambda one: sum(one["cycles"].values()))
 
 
 def forget(folder: Path) -> None:
@@ -220,24 +270,57 @@ def measure(target: str, folder: Path) -> dict[str, Any]:
 
     hardware = Hardware.parse(target)
     device = compile_devices(find_aot_target(hardware), hardware)[0]
-    figures = {}
+    figures: dict[str, Any] = {}
     for name, case in CASES.items():
         with use_policy(KernelPolicy(hardware=hardware)):
-            splash = measured_splash(folder, case, hardware, device)
-            our_bytes = compiled_bytes(ours, case, device)
+            forms = measured_splash(folder, case, hardware, device)
+            our_bytes = temporary_bytes(compiled(ours, case, device))
         our = {"cycles": our_cycles(folder, case, hardware), "temporary_bytes": our_bytes}
-        figures[name] = {"splash": splash, "ours": our, "ours_over_splash": ratios(our, splash)}
+        figures[name] = {
+            "splash": forms[0],
+            "splash_in_other_forms": forms[1:],
+            "ours": our,
+            "ours_over_splash": ratios(our, forms),
+        }
         forget(folder)
-    return figures
+    return {"share_of_peak": shares_of_peak(figures["causal_4k"], hardware), **figures}
 
 
-def ratios(ours: dict[str, Any], splash: dict[str, Any]) -> dict[str, float]:
-    """Returns our cycles over splash's, forward and backward."""
-    forward = [one["cycles"]["fwd"] for one in (ours, splash)]
-    both = [sum(one["cycles"].values()) for one in (ours, splash)]
-    backward = [whole - part for whole, part in zip(both, forward, strict=True)]
-    pairs = {"forward": forward, "backward": backward}
-    return {name: round(us / them, 3) for name, (us, them) in pairs.items()}
+def shares_of_peak(figures: dict[str, Any], hardware: Hardware) -> dict[str, float]:
+    """Returns what share of the peak both kernels reach for `causal_4k`, forward and backward."""
+    case = CASES["causal_4k"]
+    visible = product_cycles(hardware, case.tokens, case.tokens) * case.rows * HEADS / 2
+    shares = {}
+    for name, one in (
+        ("splash_attention", figures["splash"]),
+        ("tpu_flash_attention", figures["ours"]),
+    ):
+        cycles = {part: one["cycles"][part] for part in PRODUCTS if part in one["cycles"]}
+        back = [part for part in cycles if part != "fwd"]
+        for role, parts in (("attention", ["fwd"]), ("attention_backward", back)):
+            made = visible * sum(PRODUCTS[part] for part in parts)
+            shares[f"{role}/{name}"] = round(made / sum(cycles[part] for part in parts), 3)
+    return shares
+
+
+def ratios(ours: dict[str, Any], forms: list[dict[str, Any]]) -> dict[str, float]:
+    """Returns our cycles over those of splash's best form; the sum of a fused one's gradients of
+    queries is counted, and left out as if it cost nothing.
+    """
+    return {
+        name: round(part(ours) / min(map(part, forms)), 3)
+        for name, part in (
+            ("forward", lambda one: one["cycles"]["fwd"]),
+            ("backward", backward_cycles),
+            ("backward_without_dq_sum", lambda one: backward_cycles(one, "dq_sum")),
+        )
+    }
+
+
+def backward_cycles(one: dict[str, Any], *left_out: str) -> float:
+    """Returns the cycles of a backward pass."""
+    cycles = one["cycles"].items()
+    return float(sum(number for name, number in cycles if name not in ("fwd", *left_out)))
 
 
 # -- In the process that asks them all -----------------------------------------------------------

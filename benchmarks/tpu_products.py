@@ -2,9 +2,12 @@
 
 `tpu_grouped_matmul` beside `megablox`, and `tpu_cross_entropy` beside the portable one, forward and
 backward, compiled by libtpu for chips that are not here. Cycles of a kernel are the bundles of each
-of its branches times how often its grid takes it (`_bundles.py`), over the cores of a chip, and no
-fewer than its products take at the chip's peak; those of XLA's own instructions are its estimates,
-with loops counted. Groups are of random size, from a fixed seed.
+of its branches times how often its grid takes it (`_bundles.py`), over the cores of a chip; those
+of XLA's own instructions are its estimates, with loops counted. Groups are of random size, from a
+fixed seed. Where a schedule shows fewer cycles than a kernel's products take at the chip's peak,
+the matrix units wait in ways that it does not show: `roofline` names such kernels, whose cycles are
+those of the peak. Programs with one have no `total`, and only those without are compared.
+`share_of_peak` is what kernels for grouped products reach of the chip's peak in bfloat16.
 
     pip install "axl-tpu[aot]"
     python benchmarks/tpu_products.py                    # every target
@@ -20,6 +23,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import attrs
 import numpy as np
 from _bundles import measured_apart, schedule_of
 from _record import record
@@ -28,10 +32,12 @@ from axcore.aot import compile_devices, find_aot_target
 from axcore.aot.hlo.executions import executions
 from axcore.aot.hlo.program import parse_program
 from axcore.plugins import Hardware
+from axcore.report.table import markdown_table
 
 TARGETS = ("tpu-v5e-8", "tpu-v5p-8", "tpu-v6e-8")
 ROWS, EXPERTS, WIDTH, HIDDEN = 16384, 8, 4096, 14336
 TOKENS, VOCABULARIES = 8192, (32000, 128256)
+KERNELS = {"ours": "tpu_grouped_matmul", "megablox": "megablox"}
 
 # -- In a process for one target -----------------------------------------------------------------
 
@@ -52,12 +58,21 @@ def xla_cycles(program: Any) -> float:
     return float(sum((one.instruction.number("estimated_cycles") or 0) * one.times for one in ran))
 
 
+@attrs.frozen
+class Cycles:
+    """Cycles of a kernel on a chip, and whether they are no more than its products at the peak."""
+
+    number: float
+    is_roofline: bool
+
+
 def kernel_cycles(
     folder: Path, kernel: str, hardware: Hardware, flops: float, steps: "Steps"
-) -> float:
-    """Returns the cycles of a kernel on a chip, no fewer than its products take at its peak."""
+) -> Cycles:
+    """Returns the cycles scheduled for a kernel, or those of its products at the peak if more."""
     scheduled = schedule_of(folder, kernel).cycles(*steps) / hardware.units_per_chip
-    return max(scheduled, flops / hardware.peak_flops["bfloat16"] * (hardware.clock_hz or 0.0))
+    at_peak = flops / hardware.peak_flops["bfloat16"] * (hardware.clock_hz or 0.0)
+    return Cycles(max(scheduled, at_peak), is_roofline=scheduled < at_peak)
 
 
 Steps = tuple[float, tuple[float, ...]]
@@ -201,7 +216,7 @@ def losses(folder: Path, hardware: Hardware, device: Any) -> Iterator[tuple[str,
         yield f"cross_entropy_{vocabulary_size}", figures
 
 
-def loss_cycles(folder: Path, hardware: Hardware, vocabulary_size: int) -> dict[str, float]:
+def loss_cycles(folder: Path, hardware: Hardware, vocabulary_size: int) -> dict[str, Cycles]:
     """Returns the cycles of our kernels, whose branches are all of first or last steps."""
     from axl_tpu.kernels.cross_entropy.block_sizes import BLOCK_SIZES
 
@@ -226,12 +241,15 @@ def loss_cycles(folder: Path, hardware: Hardware, vocabulary_size: int) -> dict[
     return found
 
 
-def with_program(parts: dict[str, float], program: Any) -> dict[str, Any]:
+def with_program(parts: dict[str, Cycles], program: Any) -> dict[str, Any]:
     """Returns the cycles of kernels with those of XLA's instructions, and the temporaries."""
-    xla = xla_cycles(program)
+    cycles = {name: round(part.number) for name, part in parts.items()}
+    cycles["xla"] = round(xla_cycles(program))
+    roofline = [name for name, part in parts.items() if part.is_roofline]
     return {
-        "cycles": {**{name: round(cycles) for name, cycles in parts.items()}, "xla": round(xla)},
-        "total": round(sum(parts.values()) + xla),
+        "cycles": cycles,
+        "roofline": roofline,
+        "total": None if roofline else sum(cycles.values()),
         "temporary_bytes": int(program.memory_analysis().temp_size_in_bytes),
     }
 
@@ -249,13 +267,50 @@ def measure(target: str, folder: Path) -> dict[str, Any]:
     hardware = Hardware.parse(target)
     device = compile_devices(find_aot_target(hardware), hardware)[0]
     with use_policy(KernelPolicy(hardware=hardware)):
+        products = grouped(folder, hardware, device)
         return {
-            "grouped_matmul": grouped(folder, hardware, device),
+            "share_of_peak": shares_of_peak(products, hardware),
+            "grouped_matmul": products,
             **dict(losses(folder, hardware, device)),
         }
 
 
+def shares_of_peak(figures: dict[str, Any], hardware: Hardware) -> dict[str, float]:
+    """Returns what share of the peak grouped products reach, forward and backward."""
+    at_peak = 2.0 * ROWS * WIDTH * HIDDEN / hardware.peak_flops["bfloat16"]
+    at_peak *= hardware.clock_hz or 0.0
+    return {
+        f"{role}/{KERNELS[who]}": round(
+            len(parts) * at_peak / sum(one["cycles"][x] for x in parts), 3
+        )
+        for who, one in figures.items()
+        for role, parts in (
+            ("grouped_matmul", ("forward",)),
+            ("grouped_matmul_backward", ("rows", "matrices")),
+        )
+    }
+
+
 # -- In the process that asks them all -----------------------------------------------------------
+
+
+def table(figures: dict[str, Any]) -> str:
+    """Returns the cycles of all targets as Markdown, in millions."""
+    rows = [
+        (call, target.split("-")[1], who, _millions(one))
+        for target, calls in figures.items()
+        for call, programs in calls.items()
+        if call != "share_of_peak"
+        for who, one in programs.items()
+    ]
+    return markdown_table(("call", "chip", "by", "million cycles"), rows)
+
+
+def _millions(one: dict[str, Any]) -> str:
+    text = f"{sum(one['cycles'].values()) / 1e6:.1f}"
+    if not one["roofline"]:
+        return text
+    return f"at least {text}: {' and '.join(one['roofline'])} at the chip's peak"
 
 
 if __name__ == "__main__":
@@ -267,8 +322,6 @@ if __name__ == "__main__":
     if arguments.folder:
         print(json.dumps(measure(targets[0], arguments.folder)))
     else:
-        figures = {
-            "libtpu": version("libtpu"),
-            **{one: measured_apart(__file__, one) for one in targets},
-        }
-        print(record("tpu_products", figures))
+        figures = {one: measured_apart(__file__, one) for one in targets}
+        print(table(figures))
+        print(record("tpu_products", {"libtpu": version("libtpu"), **figures}))

@@ -1,4 +1,4 @@
-"""Plain text in columns, for output that people read and pipe."""
+"""Plain text in columns, for output that people read and pipe, and tables of Markdown pages."""
 
 from collections.abc import Sequence
 
@@ -17,3 +17,13 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Returns rows under a header as a Markdown table."""
     table = [header, ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(row) + " |" for row in table)
+
+
+def page_with_table(page: str, table: str, begin: str, end: str) -> str:
+    """Returns a page with a table between two marks, in place of what is between them.
+
+    Raises:
+        ValueError: The first mark is not on the page once.
+    """
+    before, rest = page.split(begin)
+    return f"{before}{begin}{table}{end}{rest.partition(end)[2]}"

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from axcore.report.table import markdown_table
+from axcore.report.table import markdown_table, page_with_table
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "reliability"
@@ -87,13 +87,11 @@ def _peer_cells(name: str, system: dict[str, Any]) -> tuple[str, str, str]:
     return f"{system['came_back']} of {len(system['tries'])}", first, last
 
 
-def page_with_table(page: str, made: str, begin: str = BEGIN) -> str:
-    """Returns the page with a table between its marks."""
-    before, rest = page.split(begin)
-    return f"{before}{begin}{made}{END}{rest.partition(END)[2]}"
+def page_with_tables(page: str) -> str:
+    """Returns the page with both tables between their marks."""
+    page = page_with_table(page, table(), BEGIN, END)
+    return page_with_table(page, peers_table(), BEGIN_PEERS, END)
 
 
 if __name__ == "__main__":
-    text = page_with_table(PAGE.read_text(encoding="utf-8"), table())
-    text = page_with_table(text, peers_table(), BEGIN_PEERS)
-    PAGE.write_text(text, encoding="utf-8")
+    PAGE.write_text(page_with_tables(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

@@ -134,6 +134,7 @@ def _step_time(analysis: ProgramAnalysis, trainer: Any, num_unknown: int) -> Ste
         collectives_s=waiting,
         step_s=step,
         mfu=mfu,
+        mfu_peak=str(trainer.model.dtypes.compute),
         formula=flops.formula if flops else "not known",
         achievable_fraction=dict(hardware.achievable_fraction),
     )

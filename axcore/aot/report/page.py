@@ -89,7 +89,9 @@ def _memory(memory: Memory) -> Iterator[str]:
 
 
 def _time(time: StepTime) -> Iterator[str]:
-    mfu = "unknown" if time.mfu is None else f"{100 * time.mfu:.1f} %"
+    mfu = "unknown"
+    if time.mfu is not None:
+        mfu = f"{100 * time.mfu:.1f} % of the {time.mfu_peak} peak"
     yield f"<h2>Predicted step: {show_seconds(time.step_s)}, MFU {mfu}</h2>"
     parts = [
         Bar(name, seconds)

@@ -99,6 +99,7 @@ class StepTime:
         collectives_s: Waiting for collectives.
         step_s: All of it.
         mfu: Model FLOPs by `formula` over the chips' peak in that time.
+        mfu_peak: The dtype of that peak; products may have a narrower one, and a higher peak.
         formula: Of the model FLOPs of a token.
         achievable_fraction: Shares of the hardware's figures that a roofline and transfers
             count with.
@@ -112,6 +113,7 @@ class StepTime:
     collectives_s: float | None
     step_s: float | None
     mfu: float | None
+    mfu_peak: str = ""
     formula: str
     achievable_fraction: Mapping[str, float] = {}
 

@@ -91,7 +91,7 @@ def _memory(memory: Memory) -> Iterator[str]:
 def _time(report: Report, time: StepTime) -> Iterator[str]:
     yield ""
     yield f"predicted step {show_seconds(time.step_s)}, MFU " + (
-        "unknown" if time.mfu is None else f"{100 * time.mfu:.1f} %"
+        "unknown" if time.mfu is None else f"{100 * time.mfu:.1f} % of the {time.mfu_peak} peak"
     )
     if time.source == "cycles":
         yield f"  compute      {show_seconds(time.compute_s):>10}  {time.cycles:.4g} cycles"
@@ -113,7 +113,7 @@ def _time(report: Report, time: StepTime) -> Iterator[str]:
 def show_fractions(time: StepTime) -> str:
     """Returns which shares of the hardware's figures a prediction counts with, as text."""
     return ", ".join(
-        f"{name.replace('_', ' ')} {100 * share:.0f} %"
+        f"{name.replace('_', ' ').replace('/', ' by ')} {100 * share:.0f} %"
         for name, share in time.achievable_fraction.items()
     )
 

@@ -5,6 +5,12 @@ both directions where they say "bidirectional", and are halved here. The number 
 counts what Google counts: TensorCores for v4, v5p and TPU7x, chips for v5e and v6e. Clocks are the
 peak over the FLOPs of a cycle at which libtpu's own estimates of large products come to the peak.
 
+Shares of the peak that kernels reach are by the cycles that libtpu schedules for them, as
+`benchmarks/tpu_kernels.py` (heads of 128, causal rows of 4096 tokens) and
+`benchmarks/tpu_products.py` count them; a test compares them with what these recorded. They are of
+the products that `axcore aot` counts: half of all pairs, though blocks on the diagonal are computed
+whole. Of v4 and 7x nothing was counted.
+
 All figures were compared with these pages again in November 2026, but for v4's links and v5p's
 int8, of which today's pages say nothing.
 """
@@ -54,6 +60,16 @@ V5E = Hardware(
     memory_bandwidth=819 * GIGA,
     interconnect_bandwidth=200 * GIGA,
     clock_hz=1.5 * GIGA,
+    achievable_fraction={
+        "attention/splash_attention": 0.575,
+        "attention_backward/splash_attention": 0.777,
+        "attention/tpu_flash_attention": 0.692,
+        "attention_backward/tpu_flash_attention": 0.85,
+        "grouped_matmul/megablox": 0.82,
+        "grouped_matmul_backward/megablox": 0.907,
+        "grouped_matmul/tpu_grouped_matmul": 0.849,
+        "grouped_matmul_backward/tpu_grouped_matmul": 0.962,
+    },
     features={PALLAS, SPLASH, MEGABLOX, INT8},
 )
 
@@ -69,6 +85,16 @@ V5P = Hardware(
     memory_bandwidth=2765 * GIGA,
     interconnect_bandwidth=600 * GIGA,
     clock_hz=1.75 * GIGA,
+    achievable_fraction={
+        "attention/splash_attention": 0.557,
+        "attention_backward/splash_attention": 0.751,
+        "attention/tpu_flash_attention": 0.655,
+        "attention_backward/tpu_flash_attention": 0.814,
+        "grouped_matmul/megablox": 0.817,
+        "grouped_matmul_backward/megablox": 0.904,
+        "grouped_matmul/tpu_grouped_matmul": 0.85,
+        "grouped_matmul_backward/tpu_grouped_matmul": 0.962,
+    },
     features={PALLAS, SPLASH, MEGABLOX, INT8},
 )
 
@@ -83,6 +109,16 @@ V6E = Hardware(
     memory_bandwidth=1638 * GIGA,
     interconnect_bandwidth=400 * GIGA,
     clock_hz=1.75 * GIGA,
+    achievable_fraction={
+        "attention/splash_attention": 0.212,
+        "attention_backward/splash_attention": 0.33,
+        "attention/tpu_flash_attention": 0.248,
+        "attention_backward/tpu_flash_attention": 0.358,
+        "grouped_matmul/megablox": 0.65,
+        "grouped_matmul_backward/megablox": 0.603,
+        "grouped_matmul/tpu_grouped_matmul": 0.712,
+        "grouped_matmul_backward/tpu_grouped_matmul": 0.661,
+    },
     features={PALLAS, SPLASH, MEGABLOX, INT8},
 )
 

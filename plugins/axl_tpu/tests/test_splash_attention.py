@@ -4,7 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from axl_tpu.kernels.attention.splash import splash_attention, unsupported_reason
+from axl_tpu.kernels.attention.splash import (
+    BLOCK_SIZES,
+    SplashBlockSizes,
+    splash_attention,
+    unsupported_reason,
+)
 
 from axcore.ops import AttentionInputs, AttentionSpec, Call, KernelPolicy, choose
 from axcore.ops.attention.kernels import attention_call
@@ -64,6 +69,16 @@ def test_splash_equals_the_reference_forward_and_backward(spec, segments):
     expected = output_and_gradients(attention_reference, given, spec)
     for one, other in zip(got, expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-4, atol=2e-5)
+
+
+def test_a_fused_backward_pass_gives_the_same_gradients():
+    given = inputs(q_segments_BT=packed(), k_segments_BS=packed())
+    with BLOCK_SIZES.forced(SplashBlockSizes(128)):
+        in_two_kernels = output_and_gradients(interpreted, given, SPEC)
+    with BLOCK_SIZES.forced(SplashBlockSizes(128, fused_backward=True)):
+        fused = output_and_gradients(interpreted, given, SPEC)
+    for one, other in zip(fused, in_two_kernels, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow

@@ -34,9 +34,16 @@ MAX_WIDTH = 256
 
 @attrs.frozen
 class SplashBlockSizes:
-    """Queries, and keys, of a block at most: a power of two from 128 on."""
+    """How splash cuts its rows into blocks.
+
+    Args:
+        max_block: Queries, and keys, of a block at most: a power of two from 128 on.
+        fused_backward: Whether one kernel makes all gradients; XLA then sums those of queries over
+            blocks of keys, each of which is as large as the queries.
+    """
 
     max_block: int
+    fused_backward: bool = False
 
     def block(self, num_tokens: int) -> int:
         """Returns the largest such block that divides a number of tokens."""
@@ -96,7 +103,8 @@ def splash_attention(
     segments = _segments(inputs)
     heads_first = [jnp.swapaxes(x, 1, 2) for x in (q_BTNH, inputs.k_BSKH, inputs.v_BSKV)]
     _, length, num_heads, _ = q_BTNH.shape
-    kernel = _kernel(spec, num_heads, length, block=block_sizes.block(length), interpret=interpret)
+    cut = _block_sizes(block_sizes.block(length), fused_backward=block_sizes.fused_backward)
+    kernel = _kernel(spec, num_heads, length, block_sizes=cut, interpret=interpret)
     o_BNTV: Array = jax.vmap(kernel)(*heads_first, segments)
     if segments is not None:
         # A query sees at least its own key, unless it is padding.
@@ -113,11 +121,16 @@ def _segments(inputs: AttentionInputs) -> splash.SegmentIds | None:
 
 
 def _kernel(
-    spec: AttentionSpec, num_heads: int, length: int, *, block: int, interpret: bool
+    spec: AttentionSpec,
+    num_heads: int,
+    length: int,
+    *,
+    block_sizes: splash.BlockSizes,
+    interpret: bool,
 ) -> Callable[..., Array]:
     kernel: Callable[..., Array] = splash.make_splash_mha(
         splash.MultiHeadMask([_mask(spec, length)] * num_heads),
-        block_sizes=_block_sizes(block),
+        block_sizes=block_sizes,
         attn_logits_soft_cap=spec.soft_cap,
         residual_checkpoint_name=ATTENTION_OUT,
         head_shards=1,
@@ -127,7 +140,8 @@ def _kernel(
     return kernel
 
 
-def _block_sizes(size: int) -> splash.BlockSizes:
+def _block_sizes(size: int, *, fused_backward: bool) -> splash.BlockSizes:
+    dq = None if fused_backward else size
     return splash.BlockSizes(
         block_q=size,
         block_kv=size,
@@ -135,8 +149,9 @@ def _block_sizes(size: int) -> splash.BlockSizes:
         block_q_dkv=size,
         block_kv_dkv=size,
         block_kv_dkv_compute=size,
-        block_q_dq=size,
-        block_kv_dq=size,
+        block_q_dq=dq,
+        block_kv_dq=dq,
+        use_fused_bwd_kernel=fused_backward,
     )
 
 

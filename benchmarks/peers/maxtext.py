@@ -1,0 +1,103 @@
+"""MaxText's train steps of Llama 2, compiled for TPUs that are not here, by an installed MaxText.
+
+Its own `train_compile` compiles the step with its own defaults, which recompute every layer, at the
+batch of `benchmarks/aot.py`; temporaries are libtpu's, cycles its estimates, added up over the call
+graph with loops counted, as for axcore's step. Custom kernels have none, and are left out.
+
+    python3.12 -m venv VENV && VENV/bin/pip install "maxtext[tpu]"
+    python benchmarks/peers/maxtext.py --python VENV/bin/python --size 7b --size 70b
+
+writes `results/peer_maxtext.json`. What follows `--` is given to MaxText as well, as
+`compile_xla_flags=...` and `sa_block_q=1024` are. Nothing here has run on a chip.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from _record import record
+
+from axcore.aot.cost.times import costs
+from axcore.aot.hlo.program import parse_program
+from axcore.plugins import Hardware
+
+MODULE = "maxtext.trainers.pre_train.train_compile"
+SIZES = {"7b": ("v5p-512", 4), "70b": ("v5p-1024", 2)}
+"""Slice, and rows of 4096 tokens on a chip, of 1024 in all."""
+
+
+def arguments(size: str, rest: list[str]) -> list[str]:
+    """Returns what MaxText is given: the model, the slice, the batch, and nothing of its tuning."""
+    topology, rows = SIZES[size]
+    return [
+        f"model_name=llama2-{size}",
+        f"compile_topology={topology}",
+        "compile_topology_num_slices=1",
+        f"per_device_batch_size={rows}",
+        "max_target_length=4096",
+        "dataset_type=synthetic",
+        "enable_checkpointing=false",
+        "log_config=false",
+        *rest,
+    ]
+
+
+def compiled(python: Path, size: str, rest: list[str]) -> dict[str, Any]:
+    """Returns the figures of one step, compiled in MaxText's environment."""
+    given = arguments(size, rest)
+    save = Path(__file__).with_name("_save_program.py")
+    with tempfile.TemporaryDirectory() as folder:
+        config = _output(python, "import maxtext; print(maxtext.__path__[0])") + "/configs/base.yml"
+        command = [str(python), str(save), folder, MODULE, config, *given]
+        subprocess.run(command, env=_environment(), check=True, cwd=folder)
+        about = json.loads((Path(folder) / "about.json").read_text(encoding="utf-8"))
+        program = parse_program((Path(folder) / "program.txt").read_text(encoding="utf-8"))
+    hardware = Hardware.parse(f"tpu-{SIZES[size][0]}")
+    cycles = sum(one.cycles for one in costs(program, hardware))
+    return {
+        "arguments": given,
+        "versions": {"jax": about["jax"], **_versions(python)},
+        "temporaries_gib": round(about["temporary_bytes"] / 2**30, 2),
+        "cycles": cycles,
+        "cycles_s": cycles / (hardware.clock_hz or 1.0),
+    }
+
+
+def _environment() -> dict[str, str]:
+    """Returns this environment without what would bring axcore's versions of packages."""
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return {**kept, "JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1"}
+
+
+def _versions(python: Path) -> dict[str, str]:
+    code = "import importlib.metadata as m; print(m.version('maxtext'), m.version('libtpu'))"
+    maxtext, libtpu = _output(python, code).split()
+    return {"maxtext": maxtext, "libtpu": libtpu}
+
+
+def _output(python: Path, code: str) -> str:
+    done = subprocess.run(
+        [str(python), "-c", code], env=_environment(), check=True, stdout=subprocess.PIPE, text=True
+    )
+    return done.stdout.splitlines()[-1]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--python", type=Path, required=True, help="of MaxText's environment")
+    parser.add_argument("--size", choices=SIZES, action="append", help="7b and 70b by default")
+    parser.add_argument("rest", nargs="*", help="more arguments of MaxText, after --")
+    given = parser.parse_args()
+    figures = {size: compiled(given.python, size, given.rest) for size in given.size or SIZES}
+    print(json.dumps(figures, indent=2))
+    print(f"written to {record('peer_maxtext', figures)}")
+
+
+if __name__ == "__main__":
+    main()
