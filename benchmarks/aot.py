@@ -5,7 +5,7 @@ layer recomputed whole in the backward pass, and everything sharded over all chi
 is below in plain JAX and optax, as one would write it: layers under a scan, splash attention,
 bfloat16 copies of float32 weights, all logits at once. It is compiled with the compiler's defaults,
 and with the options that axl-tpu asks for. MaxText's step is shown as well, where
-`peers/maxtext.py` compiled it, by the versions that it names.
+`peers/compile_maxtext.py` compiled it, by the versions that it names.
 
     pip install "axl-tpu[aot]"
     python benchmarks/aot.py --size 7b --size 70b
@@ -319,7 +319,7 @@ def compare(name: str) -> dict[str, Any]:
 
 
 def peers(name: str) -> dict[str, Any]:
-    """Returns what `peers/maxtext.py` recorded of a size; nothing where it did not run."""
+    """Returns what `peers/compile_maxtext.py` recorded of a size; nothing where it did not run."""
     path = RESULTS / "peer_maxtext.json"
     if not path.exists():
         return {}

@@ -1,5 +1,7 @@
 """What axl-tpu brings: its generations, how they are recognised, its mesh rule and its check."""
 
+import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -8,6 +10,8 @@ from axl_tpu.doctor import libtpu_finding
 from axl_tpu.hardware import hosts
 
 from axcore.plugins import Hardware, MeshRule, find_mesh_rule, plugin_host
+
+RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
 
 
 def test_plugin_loads():
@@ -95,3 +99,11 @@ def test_tpus_are_expected_where_one_is_on_the_bus_and_jax_may_use_it(
         (function / "vendor").write_text("0x1ae0\n")
         (function / "device").write_text(f"{device}\n")
     assert present(environment, tmp_path) is expected
+
+
+@pytest.mark.parametrize("name", ["tpu_kernels", "tpu_products"])
+def test_shares_of_the_peak_are_those_that_the_benchmarks_found(name):
+    recorded = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))["figures"]
+    for host in hosts():
+        found = recorded.get(f"tpu-{host.generation}-8", {}).get("share_of_peak", {})
+        assert found.items() <= dict(host.achievable_fraction).items()

@@ -6,6 +6,7 @@ Under a mesh each device works on its own rows and heads.
 Letters: B batch, T queries, S keys, N query heads, K key heads, H key width, V value width.
 """
 
+import itertools
 import math
 from collections.abc import Callable
 
@@ -25,6 +26,7 @@ from axcore.ops import (
     choose_block_sizes,
     power_of_two,
 )
+from axcore.plugins import Hardware
 
 LANES = 128
 
@@ -50,11 +52,34 @@ class SplashBlockSizes:
         return math.gcd(self.max_block, num_tokens)
 
 
+LARGE_BLOCK = 1024
+"""Blocks that take the fewest cycles where they fit VMEM, by libtpu's schedules."""
+
+
+def _default_block_sizes(call: Call, hardware: Hardware) -> SplashBlockSizes:
+    """Returns large blocks where libtpu was seen to take them, and no window is smaller.
+
+    One kernel for all gradients takes fewer cycles than two, but not with libtpu's estimate of the
+    sum (`benchmarks/tpu_kernels.py`).
+    """
+    width = max(call.shape(name)[-1] for name in ("k", "v"))
+    left = call.feature("left")
+    is_large = (
+        hardware.generation in ("v5e", "v5p", "v6e")
+        and call.dtype("q") == "bfloat16"
+        and width <= LANES
+        and (not isinstance(left, int) or left >= LARGE_BLOCK)
+    )
+    return SplashBlockSizes(LARGE_BLOCK if is_large else 512)
+
+
 BLOCK_SIZES = BlockSizeTable(
     kernel="attention/splash_attention",
     package=__package__,
-    default=lambda call, hardware: SplashBlockSizes(512),
-    candidates=lambda call, hardware: map(SplashBlockSizes, (256, 512, 1024, 2048)),
+    default=_default_block_sizes,
+    candidates=lambda call, hardware: itertools.starmap(
+        SplashBlockSizes, itertools.product((256, 512, 1024, 2048), (False, True))
+    ),
     bucket=lambda call: {
         "dtype": call.dtype("q"),
         "width": power_of_two(call.shape("q")[3]),

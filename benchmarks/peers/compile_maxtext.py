@@ -5,7 +5,7 @@ batch of `benchmarks/aot.py`; temporaries are libtpu's, cycles its estimates, ad
 graph with loops counted, as for axcore's step. Custom kernels have none, and are left out.
 
     python3.12 -m venv VENV && VENV/bin/pip install "maxtext[tpu]"
-    python benchmarks/peers/maxtext.py --python VENV/bin/python --size 7b --size 70b
+    python benchmarks/peers/compile_maxtext.py --python VENV/bin/python --size 7b --size 70b
 
 writes `results/peer_maxtext.json`. What follows `--` is given to MaxText as well, as
 `compile_xla_flags=...` and `sa_block_q=1024` are. Nothing here has run on a chip.
