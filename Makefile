@@ -96,7 +96,7 @@ reliability: $(VENV)/.test  ## Run the long form of every promise of docs/reliab
 	@$(BIN)/python benchmarks/reliability/table.py
 
 bench-gpu: $(VENV)/.test  ## Run the benchmarks of kernels and train steps on a GPU, JAX for it installed.
-	@for file in $(ON_A_GPU); do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+	@PYTHON=$(abspath $(BIN))/python benchmarks/gpu/run.sh
 
 clean:  ## Remove what was made here, but for the runs.
 	rm -rf .venv .venv-* build site dist *.egg-info plugins/*/*.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -8,13 +8,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(os.environ.get("BENCHMARK_RESULTS", Path(__file__).parent / "results"))
 PACKAGES = ("jax", "jaxlib", "numpy", "optax")
 
 
 def record(name: str, figures: dict[str, Any]) -> Path:
     """Writes `results/<name>.json` with command, versions and hardware, and returns its path."""
-    RESULTS.mkdir(exist_ok=True)
+    RESULTS.mkdir(parents=True, exist_ok=True)
     path = RESULTS / f"{name}.json"
     content = {
         "command": " ".join(["python", str(_script()), *sys.argv[1:]]),

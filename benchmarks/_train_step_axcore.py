@@ -58,6 +58,15 @@ def trainer(
     return trainer_on(narrow, 1)
 
 
+def trace_toys() -> None:
+    """Traces the steps of a toy, in bfloat16 and in float8."""
+    size = {"layers": 2, "rows": 2, "tokens": 64}
+    with tempfile.TemporaryDirectory() as folder:
+        for dtype, kernels in (("bfloat16", {}), ("float8", {"quantized_dot": "emulated"})):
+            toy = trainer(size, dtype, kernels=kernels, folder=Path(folder), name="toy")
+            _ = toy.compiler.lowered_step
+
+
 def batch(size: dict[str, int], vocabulary: int) -> dict[str, np.ndarray]:
     """Returns rows of one document each, of random tokens."""
     shape = (size["rows"], size["tokens"])

@@ -3,6 +3,7 @@
     python benchmarks/gpu_kernels.py                      # everything
     python benchmarks/gpu_kernels.py --only attention     # one subject
     python benchmarks/gpu_kernels.py --quick              # the smallest case of each
+    python benchmarks/gpu_kernels.py --dry-run            # trace all of them for an H100, anywhere
 
 Goals: attention within a tenth of cuDNN's time at 4k to 16k tokens, and ahead with documents.
 Where JAX sees no GPU that the kernels are written for it says so, and writes nothing.
@@ -63,9 +64,10 @@ DOCUMENT = 1024
 
 def attention(quick: bool) -> Iterator[Contest]:
     """Causal attention, whole rows and packed documents, forward alone and with gradients."""
+    of = lambda make: make() if jax.default_backend() == "gpu" else jax.eval_shape(make)  # noqa: E731
     for length in (4096,) if quick else (4096, 8192, 16384):
         for is_packed in (False, True):
-            inputs = _inputs(length, is_packed=is_packed)
+            inputs = of(partial(_inputs, length, is_packed=is_packed))
             spec = AttentionSpec(scale=WIDTH**-0.5, right=0)
             seen = DOCUMENT if is_packed else length
             products = 2 * 2.0 * TOKENS * HEADS * WIDTH * seen / 2
@@ -108,7 +110,8 @@ def _takes(name: str, inputs: AttentionInputs, spec: AttentionSpec) -> bool:
 
 
 def _forward(name: str, spec: AttentionSpec, inputs: AttentionInputs) -> Array:
-    policy = KernelPolicy(hardware=Hardware.detect(), pins={"attention": name})
+    hardware = Hardware.detect() if jax.default_backend() == "gpu" else Hardware.parse("gpu-h100-1")
+    policy = KernelPolicy(hardware=hardware, pins={"attention": name})
     with use_policy(policy):
         return run_attention(inputs, spec, with_lse=False)[0]
 
@@ -158,6 +161,12 @@ def measure(contest: Contest) -> dict[str, Any]:
     }
 
 
+def trace(contest: Contest) -> None:
+    """Traces every rival, which needs no GPU."""
+    for rival in contest.rivals.values():
+        jax.eval_shape(rival, *contest.arguments)
+
+
 def missing_sdk_reason() -> str | None:
     """Returns None where there is a GPU to measure, else why there is none."""
     if jax.default_backend() != "gpu":
@@ -172,7 +181,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", choices=SUBJECTS, action="append")
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--dry-run", action="store_true", help="measure nothing, trace all")
     options = parser.parse_args()
+    contests = [
+        (subject, contest)
+        for subject in options.only or SUBJECTS
+        for contest in SUBJECTS[subject](options.quick or options.dry_run)
+    ]
+    if options.dry_run:
+        for _, contest in contests:
+            trace(contest)
+        print(f"{len(contests)} contests can start")
+        return 0
     reason = missing_sdk_reason()
     if reason is not None:
         print(f"nothing was measured: {reason}", file=sys.stderr)
@@ -181,10 +201,9 @@ def main() -> int:
         "gpu": jax.devices()[0].device_kind,
         "date": datetime.now(UTC).date().isoformat(),
     }
-    for subject in options.only or SUBJECTS:
-        for contest in SUBJECTS[subject](options.quick):
-            figures.setdefault(subject, {})[contest.name] = found = measure(contest)
-            print(subject, contest.name, found["tflops_per_s"], flush=True)
+    for subject, contest in contests:
+        figures.setdefault(subject, {})[contest.name] = found = measure(contest)
+        print(subject, contest.name, found["tflops_per_s"], flush=True)
     print(record("gpu_kernels", figures))
     return 0
 

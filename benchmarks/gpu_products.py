@@ -2,6 +2,7 @@
 
     python benchmarks/gpu_products.py             # all
     python benchmarks/gpu_products.py grouped     # or some of grouped, loss, norm, float8
+    python benchmarks/gpu_products.py --dry-run   # trace all of them, anywhere
 
 writes `results/gpu_products.json`. Without a GPU it says so, writes nothing and exits with 1.
 
@@ -29,8 +30,11 @@ HIDDEN = 14_336
 
 def race(rivals: Rivals, arrays: tuple[Array, ...], *, flops: float | None) -> dict[str, Any]:
     """Returns time, temporaries and TFLOP/s of each rival, or why it did not run."""
-    figures = {}
+    figures: dict[str, Any] = {}
     for name, rival in rivals.items():
+        if isinstance(arrays[0], jax.ShapeDtypeStruct):
+            figures[name] = str(jax.eval_shape(rival, *arrays))
+            continue
         try:
             program = jax.jit(rival).lower(*arrays).compile()
             run = partial(program, *arrays)
@@ -56,21 +60,31 @@ def with_gradients(fn: Callable[..., Array], num_arguments: int) -> Callable[...
 
 
 def normal(seed: int, *shape: int, dtype: Any = jnp.bfloat16) -> Array:
-    """Returns random numbers of that shape."""
-    return jax.random.normal(jax.random.key(seed), shape, dtype)
+    """Returns random numbers of that shape; in a dry run their shape alone."""
+    make = lambda: jax.random.normal(jax.random.key(seed), shape).astype(dtype)  # noqa: E731
+    return make() if jax.default_backend() == "gpu" else jax.eval_shape(make)
 
 
 def grouped() -> dict[str, Any]:
     """Measures the products of experts, of which each has about as many rows."""
-    from axl_gpu.kernels.grouped_matmul.api import gpu_grouped_matmul
-    from axl_gpu.kernels.grouped_matmul.mosaic import mosaic_grouped_matmul
+    from axl_gpu.kernels.grouped_matmul import api, mosaic
+
+    from axcore.ops.grouped_matmul.types import GroupedMatmulInputs
+    from axcore.ops.grouped_matmul.vjp import grouped_matmul_custom_vjp
+
+    def by(forward: Any, backward: Any) -> Callable[..., Array]:
+        return lambda *arrays: grouped_matmul_custom_vjp(
+            GroupedMatmulInputs(*arrays), None, forward=forward, backward=backward
+        )
 
     counts = jax.random.uniform(jax.random.key(3), (EXPERTS,), minval=0.5, maxval=1.5)
     sizes = jnp.floor(ROWS * counts / jnp.sum(counts)).astype(jnp.int32)
     arrays = (normal(0, ROWS, WIDTH), normal(1, EXPERTS, WIDTH, OUT_WIDTH), sizes)
     rivals: Rivals = {
-        "gpu_grouped_matmul": gpu_grouped_matmul,
-        "mosaic_grouped_matmul": mosaic_grouped_matmul,
+        "gpu_grouped_matmul": by(api.gpu_grouped_matmul, api.gpu_grouped_matmul_backward),
+        "mosaic_grouped_matmul": by(
+            mosaic.mosaic_grouped_matmul, mosaic.mosaic_grouped_matmul_backward
+        ),
         "ragged_dot": jax.lax.ragged_dot,
     }
     flops = 2.0 * float(jnp.sum(sizes)) * WIDTH * OUT_WIDTH
@@ -84,10 +98,11 @@ def grouped() -> dict[str, Any]:
 
 def loss() -> dict[str, Any]:
     """Measures cross-entropy, with the output projection, forward and backward."""
-    from axl_gpu.kernels.cross_entropy.api import gpu_cross_entropy
+    from axl_gpu.kernels.cross_entropy.api import gpu_cross_entropy, gpu_cross_entropy_backward
 
     from axcore.ops import CrossEntropyInputs, CrossEntropySpec
     from axcore.ops.cross_entropy.portable import cross_entropy_portable
+    from axcore.ops.cross_entropy.vjp import cross_entropy_custom_vjp
 
     def full_logits(x: Array, w: Array, targets: Array, weights: Array) -> Array:
         logits = jnp.einsum("btd,dv->btv", x, w, preferred_element_type=jnp.float32)
@@ -102,8 +117,11 @@ def loss() -> dict[str, Any]:
 
         return total
 
+    ours = partial(
+        cross_entropy_custom_vjp, forward=gpu_cross_entropy, backward=gpu_cross_entropy_backward
+    )
     fns = {
-        "gpu_cross_entropy": by(gpu_cross_entropy),
+        "gpu_cross_entropy": by(ours),
         "portable": by(cross_entropy_portable),
         "full_logits": full_logits,
     }
@@ -161,7 +179,7 @@ def float8() -> dict[str, Any]:
         return product
 
     narrow = jnp.float8_e4m3fn
-    x, w = normal(0, TOKENS, DIM).astype(narrow), normal(1, DIM, HIDDEN).astype(narrow)
+    x, w = normal(0, TOKENS, DIM, dtype=narrow), normal(1, DIM, HIDDEN, dtype=narrow)
     kernels = {"gpu_float8_matmul": gpu_float8_matmul, "float8": float8_matmul}
     rivals = {name: by(kernel) for name, kernel in kernels.items()}
     return {
@@ -177,9 +195,14 @@ def main() -> None:
     """Measures the parts that are asked for, and records them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("parts", nargs="*", help=", ".join(PARTS))
-    names = parser.parse_args().parts or list(PARTS)
+    parser.add_argument("--dry-run", action="store_true", help="measure nothing, trace all")
+    given = parser.parse_args()
+    names = given.parts or list(PARTS)
     if unknown := set(names) - set(PARTS):
         parser.error(f"no parts are named {', '.join(sorted(unknown))}; there are {list(PARTS)}")
+    if given.dry_run:
+        print(f"{len([PARTS[name]() for name in names])} parts can start")
+        return
     stop_where_something_is_missing()
     print(record("gpu_products", {**gpu(), **{name: PARTS[name]() for name in names}}))
 

@@ -3,6 +3,7 @@
     python benchmarks/gpu_train_step.py                       # as many layers as fit all three
     python benchmarks/gpu_train_step.py --layers 8 --tokens 4096
     python benchmarks/gpu_train_step.py --kernels cross_entropy=gpu_cross_entropy
+    python benchmarks/gpu_train_step.py --dry-run             # trace toys of ours, anywhere
 
 writes `results/gpu_train_step.json`: step times, MFU, and ours over PyTorch's (below 1 is better).
 All rivals run in the same call, one after another, each in a process of its own, so that none
@@ -98,8 +99,15 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=1)
     parser.add_argument("--tokens", type=int, default=8192, help="of a row")
     parser.add_argument("--kernels", action="append", default=[], metavar="OP=NAME")
+    parser.add_argument("--dry-run", action="store_true", help="measure nothing, trace our halves")
     parser.add_argument("--rival", choices=RIVALS, help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.dry_run:
+        import _train_step_axcore
+
+        _train_step_axcore.trace_toys()
+        print("both of our halves can start")
+        return
     if args.rival:
         print(json.dumps(measure(args.rival, args)))
         return
