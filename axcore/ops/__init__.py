@@ -59,9 +59,11 @@ from axcore.ops.quantized.types import (
     QuantizedDotSpec,
 )
 from axcore.ops.quantized.vjp import QUANTIZED_INPUT, QUANTIZED_WEIGHT
-from axcore.ops.residuals import ATTENTION_LSE, ATTENTION_OUT
+from axcore.ops.residuals import ATTENTION_LSE, ATTENTION_OUT, named_heads
 from axcore.ops.rms_norm.api import rms_norm
 from axcore.ops.rms_norm.types import RmsNormInputs, RmsNormSpec
+from axcore.ops.rope.api import rope
+from axcore.ops.rope.types import RopeInputs, RopeSpec
 
 __all__ = [
     "ATTENTION_BACKWARD",
@@ -97,6 +99,8 @@ __all__ = [
     "QuantizedDotSpec",
     "RmsNormInputs",
     "RmsNormSpec",
+    "RopeInputs",
+    "RopeSpec",
     "TokenStatistics",
     "active_block_pairs",
     "amax_of",
@@ -120,12 +124,14 @@ __all__ = [
     "finite_lse",
     "grouped_matmul",
     "grouped_matmul_portable",
+    "named_heads",
     "power_of_two",
     "quantized_dot",
     "quantized_grouped_matmul",
     "recording_choices",
     "recording_plan",
     "rms_norm",
+    "rope",
     "row_delta",
     "sink_gradient",
     "use_policy",

@@ -10,4 +10,13 @@ ATTENTION_LSE = "attention_lse"
 
 def name_attention_residuals(o_BTNV: Array, lse_BTN: Array) -> tuple[Array, Array]:
     """Return both arrays under their names."""
-    return named(o_BTNV, ATTENTION_OUT), named(lse_BTN, ATTENTION_LSE)
+    return named_heads(o_BTNV, ATTENTION_OUT), named(lse_BTN, ATTENTION_LSE)
+
+
+def named_heads(x_BTNH: Array, name: str) -> Array:
+    """Return heads under a name, by which they are kept side by side: `[B, T, N * H]`.
+
+    So products make and take them. As heads of their own they would be padded and turned around in
+    the memory of accelerators that hold matrices in tiles.
+    """
+    return named(x_BTNH.reshape(*x_BTNH.shape[:2], -1), name).reshape(x_BTNH.shape)

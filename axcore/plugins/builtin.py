@@ -105,6 +105,13 @@ def ops() -> Iterator[Op]:
         arg_spec=Ref("axcore.ops.dispatch.arg_specs:rms_norm"),
     )
     yield Op(
+        name="rope",
+        fn=Ref("axcore.ops:rope"),
+        summary="Rotary positions: pairs of a head's dimensions, rotated",
+        contract=Ref("axcore.testing.rope_contract:ROPE"),
+        arg_spec=Ref("axcore.ops.dispatch.arg_specs:rope"),
+    )
+    yield Op(
         name="grouped_matmul",
         fn=Ref("axcore.ops:grouped_matmul"),
         summary="Rows sorted by group, each group with a matrix of its own",
@@ -151,6 +158,7 @@ def kernels() -> Iterator[Kernel]:
         ("decode_attention", "decode"),
         ("cross_entropy", "cross_entropy"),
         ("rms_norm", "rms_norm"),
+        ("rope", "rope"),
         ("grouped_matmul", "grouped_matmul"),
     ):
         forward = Ref(f"axcore.ops.{room}.reference:{op}_reference")
@@ -158,6 +166,15 @@ def kernels() -> Iterator[Kernel]:
         yield Kernel(
             op=op, name="reference", priority=0, forward=forward, summary=summary, **in_jnp
         )
+    yield Kernel(
+        op="rope",
+        name="portable",
+        summary="Plain JAX, which compilers fuse into what surrounds it",
+        priority=50,
+        validated_on=("*",),
+        forward=Ref("axcore.ops.rope.portable:rope_portable"),
+        **in_jnp,
+    )
     yield Kernel(
         op="attention",
         name="blockwise",

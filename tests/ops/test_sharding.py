@@ -24,12 +24,14 @@ from axcore.ops.quantized.kernels import emulated_matmul
 from axcore.ops.quantized.types import MatmulSpec, Operands, QuantizedArray
 from axcore.ops.rms_norm.contract import RmsNormTestCase
 from axcore.ops.rms_norm.portable import rms_norm_portable, rms_norm_portable_backward
+from axcore.ops.rope.portable import rope_portable
 from axcore.parallel import ActivationSharding, make_mesh, sharding_activations
 from axcore.plugins import Kernel, Ref
 from axcore.testing import attention_case, grouped_matmul_case
 from axcore.testing.contracts import Case, contract_of, cross_entropy_case
 from axcore.testing.decode_attention_contract import decode_case
 from axcore.testing.rms_norm_contract import rms_norm_case
+from axcore.testing.rope_contract import RopeTestCase, rope_case
 
 MESHES = ({"data": 2, "model": 2}, {"fsdp": 2, "seq": 2, "model": 2})
 
@@ -54,6 +56,7 @@ KERNELS = {
     "decode_attention": (decode_attention_portable,),
     "cross_entropy": (token_statistics_reference, cross_entropy_backward),
     "rms_norm": (rms_norm_portable, rms_norm_portable_backward),
+    "rope": (rope_portable,),
     "grouped_matmul": (grouped_matmul_portable, grouped_matmul_portable_backward),
     "quantized_dot": (emulated_matmul,),
 }
@@ -101,6 +104,7 @@ CASES = {
         "rms_norm",
         rms_norm_case(RmsNormTestCase(name="any", shape=(4, 6, 24), scale_dtype=None)),
     ),
+    "rope": ("rope", rope_case(RopeTestCase(name="any", batch=4, tokens=6))),
     "experts": ("grouped_matmul", grouped(5, 0, 20, 11, num_rows=40)),
     "experts, sizes beyond the rows": ("grouped_matmul", grouped(30, 30, num_rows=40)),
     "float8": ("quantized_dot", narrow(FLOAT8)),

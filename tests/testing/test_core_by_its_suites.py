@@ -30,6 +30,7 @@ KERNELS = (
     "decode_attention/portable",
     "grouped_matmul/portable",
     "rms_norm/portable",
+    "rope/portable",
 )
 
 
@@ -51,6 +52,7 @@ class TestKernelsOnEveryCase(KernelSuite):
         "decode_attention/reference",
         "grouped_matmul/reference",
         "rms_norm/reference",
+        "rope/reference",
     )
 
 

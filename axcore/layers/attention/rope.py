@@ -2,12 +2,12 @@
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array
 
 from axcore.config import REQUIRED, PositiveFloat, PositiveInt, config
 from axcore.errors import ConfigError
 from axcore.layers.attention.position import Keys, Positions, Queries
 from axcore.module import Module
+from axcore.ops import rope
 
 
 class RoPE(Module):
@@ -68,16 +68,7 @@ def rotate(
         frequencies: Angle per position of each pair, `head_dim / 2` of them.
         amplitude: Factor on both results, so that its square is a factor on the logits.
     """
-    angles = positions.astype(jnp.float32)[:, :, None, None] * _as_last(frequencies)
+    frequencies = frequencies.astype(np.float32)[None, None, :]
+    angles = positions.astype(jnp.float32)[:, :, None] * frequencies
     cos, sin = amplitude * jnp.cos(angles), amplitude * jnp.sin(angles)
-    return _rotated(q, cos, sin), _rotated(k, cos, sin)
-
-
-def _as_last(values: np.ndarray) -> np.ndarray:
-    return values.astype(np.float32)[None, None, None, :]
-
-
-def _rotated(x: Queries, cos: Array, sin: Array) -> Queries:
-    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
-    return rotated.astype(x.dtype)
+    return rope(q, cos, sin), rope(k, cos, sin)

@@ -16,7 +16,7 @@ from axcore.layers.remat_presets import (
 )
 from axcore.layers.tokens import TokenInfo
 from axcore.module import Module, named
-from axcore.ops import attention
+from axcore.ops import attention, named_heads
 from axcore.parallel import shard
 
 Heads = Float[Array, "batch time heads head_dim"]
@@ -132,13 +132,12 @@ class Attention(Module):
         q, k = self._split(self.q(x), "heads"), self._split(self.k(x), "kv_heads")
         v = self._split(self.v(x), "kv_heads")
         q, k = self.position(q, k, info.positions)
-        q, k = named(q, ATTENTION_QUERY), named(k, ATTENTION_KEY)
-        mixed = self.core(q, k, named(v, ATTENTION_VALUE), info)
+        q, k = named_heads(q, ATTENTION_QUERY), named_heads(k, ATTENTION_KEY)
+        mixed = self.core(q, k, named_heads(v, ATTENTION_VALUE), info)
         return named(self.out(mixed.reshape(*x.shape[:2], -1)), ATTENTION_PROJECTED)
 
     def _split(self, x: Float[Array, "batch time width"], axis: str) -> Heads:
-        heads = x.reshape(*x.shape[:2], -1, self.head_dim)
-        return shard(heads, "batch", "time", axis, None)
+        return shard(x, "batch", "time", axis).reshape(*x.shape[:2], -1, self.head_dim)
 
 
 def _head_dim(cfg: Attention.Config) -> int:

@@ -23,6 +23,8 @@ from axcore.ops.grouped_matmul.api import grouped_matmul_call
 from axcore.ops.grouped_matmul.types import GroupedMatmulInputs
 from axcore.ops.rms_norm.api import rms_norm_call
 from axcore.ops.rms_norm.types import RmsNormInputs, RmsNormSpec
+from axcore.ops.rope.api import rope_call
+from axcore.ops.rope.types import RopeInputs, RopeSpec
 
 ROWS, TOKENS, DIM, VOCAB = 2, 4096, 4096, 32000
 HEADS, KEY_HEADS, WIDTH = 32, 8, 128
@@ -81,6 +83,16 @@ def rms_norm() -> Call:
             RmsNormInputs(_array(ROWS, TOKENS, DIM), _array(DIM)), RmsNormSpec(epsilon=1e-5)
         )
     )
+
+
+def rope() -> Call:
+    """Return the rotation of all queries."""
+
+    def call() -> Call:
+        angles = _array(ROWS, TOKENS, WIDTH // 2, dtype=jnp.float32)
+        return rope_call(RopeInputs(_array(ROWS, TOKENS, HEADS, WIDTH), angles, angles), RopeSpec())
+
+    return _traced(call)
 
 
 def grouped_matmul() -> Call:

@@ -154,6 +154,15 @@ def kernels() -> Iterator[Kernel]:
         block_sizes=Ref("axl_tpu.kernels.cross_entropy.block_sizes:BLOCK_SIZES"),
     )
     yield Kernel(
+        op="rope",
+        name="tpu_rope",
+        summary="Pallas; heads of whole registers, read and written where they lie",
+        priority=200,
+        requires=requires(family="tpu", features=PALLAS),
+        unsupported_reason=Ref("axl_tpu.kernels.rope.api:unsupported_reason"),
+        forward=Ref("axl_tpu.kernels.rope.api:tpu_rope"),
+    )
+    yield Kernel(
         op="rms_norm",
         name="tpu_rms_norm",
         summary="Pallas; one pass over the rows",

@@ -82,6 +82,7 @@ def kernels() -> Iterator[Kernel]:
         ),
         ("cross_entropy", "nki_cross_entropy", "cross_entropy.api", "nki_cross_entropy"),
         ("rms_norm", "nki_rms_norm", "rms_norm.api", "nki_rms_norm"),
+        ("rope", "nki_rope", "rope.api", "nki_rope"),
     ):
         yield Kernel(
             op=op,
@@ -93,7 +94,7 @@ def kernels() -> Iterator[Kernel]:
             unsupported_reason=Ref(f"axl_trainium.kernels.{module}:unsupported_reason"),
             forward=Ref(f"axl_trainium.kernels.{module}:{function}"),
             backward=None
-            if op.startswith("attention")
+            if op.startswith("attention") or op == "rope"
             else Ref(f"axl_trainium.kernels.{module}:{function}_backward"),
         )
 

@@ -43,7 +43,7 @@ from axl_tpu.kernels.attention.block_sizes import (
     fused_bytes,
 )
 from axl_tpu.kernels.attention.forward import forward
-from axl_tpu.kernels.attention.operands import Operands, heads_first
+from axl_tpu.kernels.attention.operands import Layout, Operands, swap
 
 MAX_WIDTH = 256
 """Largest head width whose blocks were seen to fit VMEM on every generation."""
@@ -95,8 +95,9 @@ def tpu_flash_attention(
     block_sizes = choose_block_sizes(BLOCK_SIZES, attention_call(inputs, spec, with_lse=True))
     cut = Blocking.of(inputs, block_sizes.block_q, block_sizes.block_k)
     walk = block_schedule(inputs, spec, cut, by_keys=False)
-    o_BNTV, lse_BN1T = forward(Operands.of(inputs), spec, cut, walk, interpret=interpret)
-    return heads_first(o_BNTV), heads_first(lse_BN1T[:, :, 0])
+    layout = Layout.of(inputs)
+    o, lse_BN1T = forward(Operands.of(inputs), layout, spec, cut, walk, interpret=interpret)
+    return layout.o.lift(o), swap(lse_BN1T[:, :, 0])
 
 
 def tpu_flash_attention_backward(
@@ -124,21 +125,22 @@ def tpu_flash_attention_backward(
     block_sizes = choose_block_sizes(BACKWARD_BLOCK_SIZES, call)
     vmem_bytes = fused_bytes(call, block_sizes.dkv_block_q, block_sizes.dkv_block_k)
     delta_BTN = row_delta(o_BTNV, do_BTNV, dlse_BTN)
+    layout = Layout.of(inputs)
     operands = Operands.of(inputs).with_gradients(do_BTNV, lse_BTN, delta_BTN)
     cut = Blocking.of(inputs, block_sizes.dkv_block_q, block_sizes.dkv_block_k)
     walk = block_schedule(inputs, spec, cut, by_keys=True)
     if block_sizes.at_once:
-        dq_BNTH, dk_BKSH, dv_BKSV = backward_fused(
-            operands, spec, cut, walk, vmem_bytes=vmem_bytes, interpret=interpret
+        dq, dk, dv = backward_fused(
+            operands, layout, spec, cut, walk, vmem_bytes=vmem_bytes, interpret=interpret
         )
     else:
-        dk_BKSH, dv_BKSV = backward_keys(operands, spec, cut, walk, interpret=interpret)
+        dk, dv = backward_keys(operands, layout, spec, cut, walk, interpret=interpret)
         cut = Blocking.of(inputs, block_sizes.dq_block_q, block_sizes.dq_block_k)
         walk = block_schedule(inputs, spec, cut, by_keys=False)
-        dq_BNTH = backward_queries(operands, spec, cut, walk, interpret=interpret)
+        dq = backward_queries(operands, layout, spec, cut, walk, interpret=interpret)
     return AttentionInputs(
-        q_BTNH=heads_first(dq_BNTH),
-        k_BSKH=heads_first(dk_BKSH),
-        v_BSKV=heads_first(dv_BKSV),
+        q_BTNH=layout.q.lift(dq),
+        k_BSKH=layout.k.lift(dk),
+        v_BSKV=layout.v.lift(dv),
         sinks_N=sink_gradient(inputs.sinks_N, lse_BTN, delta_BTN),
     )

@@ -28,11 +28,12 @@ from axl_tpu.kernels.attention.block_schedule import (
     query_block,
 )
 from axl_tpu.kernels.attention.gradients import key_gradients, when_active
-from axl_tpu.kernels.attention.operands import BlockSpecs, Operands, code_of
+from axl_tpu.kernels.attention.operands import BlockSpecs, Layout, Operands, code_of
 
 
 def backward_fused(
     operands: Operands,
+    layout: Layout,
     spec: AttentionSpec,
     cut: Blocking,
     schedule: BlockSchedule,
@@ -40,22 +41,26 @@ def backward_fused(
     vmem_bytes: int,
     interpret: Any,
 ) -> tuple[Array, Array, Array]:
-    """Returns `dq_BNTH`, `dk_BKSH` and `dv_BKSV` in the inputs' dtype; visits go by key blocks."""
+    """Returns gradients in the inputs' dtype, their heads as in `layout`; visits go by keys."""
     q, k, v = operands.q, operands.k, operands.v
-    specs = BlockSpecs(operands, cut, by_keys=True, heads_are_outer=True)
+    specs = BlockSpecs(operands, layout, cut, by_keys=True, heads_are_outer=True)
     num_queries, num_keys = (axis.num * axis.size for axis in (cut.queries, cut.keys))
     has_segments = operands.k_segments is not None
-    dq_BNTH, dk_BKSH, dv_BKSV = pl.pallas_call(
+    dq, dk, dv = pl.pallas_call(
         partial(_kernel, block=BlockShape(spec, cut, by_keys=True), group=specs.group),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=1,
-            grid=(k.shape[0], k.shape[1], specs.group, schedule.num_steps),
+            grid=(k.shape[0], layout.k.num, specs.group, schedule.num_steps),
             in_specs=[specs.inputs()],
-            out_specs=[specs.all_queries(), specs.all_keys(k), specs.all_keys(v)],
+            out_specs=[
+                specs.all_queries(layout.q),
+                specs.all_keys(layout.k),
+                specs.all_keys(layout.v),
+            ],
             scratch_shapes=[
-                pltpu.VMEM((num_queries, q.shape[-1]), jnp.float32),
-                pltpu.VMEM((num_keys, k.shape[-1]), jnp.float32),
-                pltpu.VMEM((num_keys, v.shape[-1]), jnp.float32),
+                pltpu.VMEM((num_queries, layout.q.width), jnp.float32),
+                pltpu.VMEM((num_keys, layout.k.width), jnp.float32),
+                pltpu.VMEM((num_keys, layout.v.width), jnp.float32),
                 pltpu.VMEM((cut.keys.size, LANES), jnp.int32) if has_segments else None,
             ],
         ),
@@ -67,7 +72,7 @@ def backward_fused(
         name="tpu_flash_attention_bwd",
         interpret=interpret,
     )(schedule.codes_BP, operands)
-    return dq_BNTH, dk_BKSH, dv_BKSV
+    return dq, dk, dv
 
 
 def _kernel(

@@ -26,33 +26,33 @@ from axl_tpu.kernels.attention.block_schedule import (
     query_block,
 )
 from axl_tpu.kernels.attention.gradients import key_gradients, when_active
-from axl_tpu.kernels.attention.operands import BlockSpecs, Operands, code_of
+from axl_tpu.kernels.attention.operands import BlockSpecs, Layout, Operands, code_of
 
 
 def backward_keys(
     operands: Operands,
+    layout: Layout,
     spec: AttentionSpec,
     cut: Blocking,
     schedule: BlockSchedule,
     *,
     interpret: Any,
 ) -> tuple[Array, Array]:
-    """Returns `dk_BKSH` and `dv_BKSV` in the inputs' dtype; visits go by key blocks."""
+    """Returns gradients in the inputs' dtype, their heads as in `layout`; visits go by keys."""
     k, v = operands.k, operands.v
-    batch, num_key_heads, _, width = k.shape
-    specs = BlockSpecs(operands, cut, by_keys=True)
+    specs = BlockSpecs(operands, layout, cut, by_keys=True)
     size = cut.keys.size
     segments = None if operands.k_segments is None else pltpu.VMEM((size, LANES), jnp.int32)
-    dk_BKSH, dv_BKSV = pl.pallas_call(
+    dk, dv = pl.pallas_call(
         partial(_kernel, block=BlockShape(spec, cut, by_keys=True), group=specs.group),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=1,
-            grid=(batch, num_key_heads, schedule.num_steps, specs.group),
+            grid=(k.shape[0], layout.k.num, schedule.num_steps, specs.group),
             in_specs=[specs.inputs()],
-            out_specs=[specs.keys(width), specs.keys(v.shape[-1])],
+            out_specs=[specs.keys(layout.k), specs.keys(layout.v)],
             scratch_shapes=[
-                pltpu.VMEM((size, width), jnp.float32),
-                pltpu.VMEM((size, v.shape[-1]), jnp.float32),
+                pltpu.VMEM((size, layout.k.width), jnp.float32),
+                pltpu.VMEM((size, layout.v.width), jnp.float32),
                 segments,
             ],
         ),
@@ -64,7 +64,7 @@ def backward_keys(
         name="tpu_flash_attention_dkv",
         interpret=interpret,
     )(schedule.codes_BP, operands)
-    return dk_BKSH, dv_BKSV
+    return dk, dv
 
 
 def _kernel(

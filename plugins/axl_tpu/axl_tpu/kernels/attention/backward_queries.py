@@ -26,29 +26,29 @@ from axl_tpu.kernels.attention.block_schedule import (
     query_block,
 )
 from axl_tpu.kernels.attention.gradients import probabilities_and_ds, when_active
-from axl_tpu.kernels.attention.operands import BlockSpecs, Columns, Operands, code_of
+from axl_tpu.kernels.attention.operands import BlockSpecs, Columns, Layout, Operands, code_of
 
 
 def backward_queries(
     operands: Operands,
+    layout: Layout,
     spec: AttentionSpec,
     cut: Blocking,
     schedule: BlockSchedule,
     *,
     interpret: Any,
 ) -> Array:
-    """Returns `dq_BNTH` in the inputs' dtype; visits go by query blocks."""
-    batch, num_heads, _, width = operands.q.shape
-    specs = BlockSpecs(operands, cut, by_keys=False)
-    dq_BNTH: Array = pl.pallas_call(
+    """Returns the gradient, its heads as `layout.q`, in the inputs' dtype; visits go by queries."""
+    specs = BlockSpecs(operands, layout, cut, by_keys=False)
+    dq: Array = pl.pallas_call(
         partial(_dq_kernel, block=BlockShape(spec, cut, by_keys=False)),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=1,
-            grid=(batch, num_heads, schedule.num_steps),
+            grid=(operands.q.shape[0], layout.q.num, schedule.num_steps),
             in_specs=[specs.inputs()],
-            out_specs=specs.queries(width),
+            out_specs=specs.queries(layout.q),
             scratch_shapes=[
-                pltpu.VMEM((cut.queries.size, width), jnp.float32),
+                pltpu.VMEM((cut.queries.size, layout.q.width), jnp.float32),
                 Columns.scratch(operands, cut.queries.size),
             ],
         ),
@@ -60,7 +60,7 @@ def backward_queries(
         name="tpu_flash_attention_dq",
         interpret=interpret,
     )(schedule.codes_BP, operands)
-    return dq_BNTH
+    return dq
 
 
 def _dq_kernel(

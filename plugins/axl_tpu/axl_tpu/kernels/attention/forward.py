@@ -44,48 +44,49 @@ from axl_tpu.kernels.attention.block_schedule import (
     key_block,
     query_block,
 )
-from axl_tpu.kernels.attention.operands import BlockSpecs, Columns, Operands, code_of
+from axl_tpu.kernels.attention.operands import BlockSpecs, Columns, Layout, Operands, code_of
 
 
 def forward(
     operands: Operands,
+    layout: Layout,
     spec: AttentionSpec,
     cut: Blocking,
     schedule: BlockSchedule,
     *,
     interpret: Any,
 ) -> tuple[Array, Array]:
-    """Returns `o_BNTV` in the inputs' dtype and float32 `lse_BN1T`.
+    """Returns the output in the inputs' dtype, its heads as `layout.o`, and float32 `lse_BN1T`.
 
     Args:
         operands: The call's arrays as kernels take them.
+        layout: How their heads lie.
         spec: The call's static choices.
         cut: The blocks.
         schedule: By query blocks.
         interpret: Runs the kernel by an interpreter, on any device.
     """
-    batch, num_heads, num_queries, _ = operands.q.shape
-    value_width = operands.v.shape[-1]
+    batch, num_heads, num_queries = operands.q.shape[0], layout.q.num, cut.queries.length
     block_q = cut.queries.size
-    specs = BlockSpecs(operands, cut, by_keys=False)
+    specs = BlockSpecs(operands, layout, cut, by_keys=False)
     grid_spec = pltpu.PrefetchScalarGridSpec(
         num_scalar_prefetch=1,
         grid=(batch, num_heads, schedule.num_steps),
         in_specs=[specs.inputs()],
-        out_specs=[specs.queries(value_width), specs.query_row()],
+        out_specs=[specs.queries(layout.o), specs.query_row()],
         scratch_shapes=[
             pltpu.VMEM((block_q, LANES), jnp.float32),
             pltpu.VMEM((block_q, LANES), jnp.float32),
-            pltpu.VMEM((block_q, value_width), jnp.float32),
+            pltpu.VMEM((block_q, layout.v.width), jnp.float32),
             Columns.scratch(operands, block_q),
         ],
     )
     kernel = partial(_kernel, block=BlockShape(spec, cut, by_keys=False))
-    o_BNTV, lse_BN1T = pl.pallas_call(
+    o, lse_BN1T = pl.pallas_call(
         kernel,
         grid_spec=grid_spec,
         out_shape=[
-            jax.ShapeDtypeStruct((batch, num_heads, num_queries, value_width), operands.q.dtype),
+            jax.ShapeDtypeStruct(layout.o.shape(batch, num_queries), operands.q.dtype),
             jax.ShapeDtypeStruct((batch, num_heads, 1, num_queries), jnp.float32),
         ],
         compiler_params=pltpu.CompilerParams(
@@ -95,7 +96,7 @@ def forward(
         name="tpu_flash_attention_fwd",
         interpret=interpret,
     )(schedule.codes_BP, operands)
-    return o_BNTV, lse_BN1T
+    return o, lse_BN1T
 
 
 def _kernel(

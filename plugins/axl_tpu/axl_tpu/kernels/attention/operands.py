@@ -1,6 +1,6 @@
 """The arrays of a flash attention call as its kernels take them, and which blocks a visit reads.
 
-Heads lead tokens, so that a block is whole tiles. What is per token is in rows `[B, 1, T]`: as
+Heads lie so that a block is whole tiles (`Heads`). What is per token is in rows `[B, 1, T]`: as
 columns it would take a vector of lanes for every token in memory. Numbers that are read one by one
 are in scalar memory.
 
@@ -20,6 +20,60 @@ from axcore.ops import AttentionInputs, AttentionSpec, finite_lse
 from axl_tpu.kernels.attention.block import LEAST_ID, LOG2E, column
 from axl_tpu.kernels.attention.block_schedule import LANES, Blocking, key_block, query_block
 from axl_tpu.kernels.attention.block_sizes import LEAST_VMEM, step_bytes
+
+
+@attrs.frozen
+class Heads:
+    """How the heads of an array `[B, T, N, H]` lie where kernels read and write them.
+
+    Heads of whole registers stay side by side, `[B, T, N * H]`, as products before and after
+    attention make and take them, so that nothing is copied. Others lead tokens, `[B, N, T, H]`.
+    """
+
+    num: int
+    width: int
+
+    @property
+    def are_side_by_side(self) -> bool:
+        """Whether a head's blocks are whole tiles as they are."""
+        return self.width % LANES == 0
+
+    def lay(self, x_BTNH: Array) -> Array:
+        """Returns an array as kernels take it."""
+        return x_BTNH.reshape(*x_BTNH.shape[:2], -1) if self.are_side_by_side else swap(x_BTNH)
+
+    def lift(self, x: Array) -> Array:
+        """Returns `x_BTNH` from an array that a kernel wrote."""
+        return x.reshape(*x.shape[:2], self.num, -1) if self.are_side_by_side else swap(x)
+
+    def shape(self, batch: int, length: int) -> tuple[int, ...]:
+        """Returns the shape of such an array."""
+        if self.are_side_by_side:
+            return batch, length, self.num * self.width
+        return batch, self.num, length, self.width
+
+    def block(self, size: int) -> tuple[int | None, ...]:
+        """Returns the shape of one head's block."""
+        return (None, *(() if self.are_side_by_side else (None,)), size, self.width)
+
+    def place(self, b: Array, n: Array, i: Array | int) -> tuple[Array | int, ...]:
+        """Returns where a head's block lies, counted in blocks."""
+        return (b, i, n) if self.are_side_by_side else (b, n, i, 0)
+
+
+class Layout(NamedTuple):
+    """How the heads of a call's arrays lie."""
+
+    q: Heads
+    k: Heads
+    v: Heads
+    o: Heads
+
+    @classmethod
+    def of(cls, inputs: AttentionInputs) -> "Layout":
+        """Returns the layout of a call."""
+        q, k, v = (Heads(*x.shape[2:]) for x in (inputs.q_BTNH, inputs.k_BSKH, inputs.v_BSKV))
+        return cls(q=q, k=k, v=v, o=Heads(q.num, v.width))
 
 
 class Operands(NamedTuple):
@@ -46,13 +100,13 @@ class Operands(NamedTuple):
     @classmethod
     def of(cls, inputs: AttentionInputs) -> "Operands":
         """Returns the operands of the forward pass."""
-        k_segments = inputs.k_segments_BS
+        layout, k_segments = Layout.of(inputs), inputs.k_segments_BS
         if k_segments is not None:
             k_segments = jnp.where(k_segments == 0, LEAST_ID, k_segments.astype(jnp.int32))
         return cls(
-            q=heads_first(inputs.q_BTNH),
-            k=heads_first(inputs.k_BSKH),
-            v=heads_first(inputs.v_BSKV),
+            q=layout.q.lay(inputs.q_BTNH),
+            k=layout.k.lay(inputs.k_BSKH),
+            v=layout.v.lay(inputs.v_BSKV),
             q_segments=_row(inputs.q_segments_BT),
             k_segments=_row(k_segments),
             k_start=_row(inputs.k_start_BT),
@@ -66,7 +120,7 @@ class Operands(NamedTuple):
         """Returns the operands of the backward pass."""
         return self._replace(
             sinks=None,
-            do=heads_first(do_BTNV.astype(self.q.dtype)),
+            do=Heads(*do_BTNV.shape[2:]).lay(do_BTNV.astype(self.q.dtype)),
             lse=_row_of_heads(finite_lse(lse_BTN) * LOG2E),
             delta=_row_of_heads(delta_BTN),
         )
@@ -76,7 +130,7 @@ class Operands(NamedTuple):
         return spec.query_offset if self.offset is None else self.offset[b] + spec.query_offset
 
 
-def heads_first(x_BTNH: Array) -> Array:
+def swap(x_BTNH: Array) -> Array:
     """Returns `x_BNTH` from `x_BTNH`, or the other way round."""
     return jnp.swapaxes(x_BTNH, 1, 2)
 
@@ -101,6 +155,7 @@ class BlockSpecs:
     """
 
     operands: Operands
+    layout: Layout
     cut: Blocking
     by_keys: bool
     heads_are_outer: bool = False
@@ -108,13 +163,13 @@ class BlockSpecs:
     @property
     def group(self) -> int:
         """Query heads that share a key head."""
-        return self.operands.q.shape[1] // self.operands.k.shape[1]
+        return self.layout.q.num // self.layout.k.num
 
     def vmem_bytes(self) -> int:
         """Returns how much VMEM a kernel of these blocks may take."""
-        q, k, v = self.operands[:3]
         block = self.cut.queries.size, self.cut.keys.size
-        needed = step_bytes(block, (k.shape[-1], v.shape[-1]), q.dtype.itemsize)
+        widths = self.layout.k.width, self.layout.v.width
+        needed = step_bytes(block, widths, self.operands.q.dtype.itemsize)
         return max(LEAST_VMEM, needed)
 
     def inputs(self) -> Operands:
@@ -127,9 +182,9 @@ class BlockSpecs:
         )
         scalars = pl.BlockSpec(memory_space=pltpu.SMEM)
         specs = Operands(
-            q=self.queries(self.operands.q.shape[-1]),
-            k=self.keys(self.operands.k.shape[-1]),
-            v=self.keys(self.operands.v.shape[-1]),
+            q=self.queries(self.layout.q),
+            k=self.keys(self.layout.k),
+            v=self.keys(self.layout.v),
             q_segments=row,
             k_segments=key_row,
             k_start=row,
@@ -137,39 +192,39 @@ class BlockSpecs:
             offset=scalars,
             sinks=scalars,
             seeds=scalars,
-            do=self.queries(self.operands.v.shape[-1]),
+            do=self.queries(self.layout.o),
             lse=self.query_row(),
             delta=self.query_row(),
         )
         used = zip(specs, self.operands, strict=True)
         return Operands(*(None if array is None else spec for spec, array in used))
 
-    def queries(self, width: int) -> Any:
-        """Returns the spec of `[B, N, T, width]`."""
-        at = self._at(lambda b, n, k, i, j: (b, n, i, 0))
-        return pl.BlockSpec((None, None, self.cut.queries.size, width), at)
+    def queries(self, heads: Heads) -> Any:
+        """Returns the spec of an array per query."""
+        at = self._at(lambda b, n, k, i, j: heads.place(b, n, i))
+        return pl.BlockSpec(heads.block(self.cut.queries.size), at)
 
     def query_row(self) -> Any:
         """Returns the spec of `[B, N, 1, T]`."""
         at = self._at(lambda b, n, k, i, j: (b, n, 0, i))
         return pl.BlockSpec((None, None, 1, self.cut.queries.size), at)
 
-    def keys(self, width: int) -> Any:
-        """Returns the spec of `[B, K, S, width]`."""
-        at = self._at(lambda b, n, k, i, j: (b, k, j, 0))
-        return pl.BlockSpec((None, None, self.cut.keys.size, width), at)
+    def keys(self, heads: Heads) -> Any:
+        """Returns the spec of an array per key."""
+        at = self._at(lambda b, n, k, i, j: heads.place(b, k, j))
+        return pl.BlockSpec(heads.block(self.cut.keys.size), at)
 
-    def all_queries(self) -> Any:
-        """Returns the spec of `[B, N, T, H]` in blocks of a whole head."""
-        at = self._at(lambda b, n, k, i, j: (b, n, 0, 0))
-        return pl.BlockSpec(
-            (None, None, *self.operands.q.shape[2:]), at, pipeline_mode=pl.Buffered(1)
-        )
+    def all_queries(self, heads: Heads) -> Any:
+        """Returns the spec of an array per query in blocks of a whole head."""
+        at = self._at(lambda b, n, k, i, j: heads.place(b, n, 0))
+        block = heads.block(self.cut.queries.length)
+        return pl.BlockSpec(block, at, pipeline_mode=pl.Buffered(1))
 
-    def all_keys(self, array: Array) -> Any:
-        """Returns the spec of `[B, K, S, width]` in blocks of a whole head."""
-        at = self._at(lambda b, n, k, i, j: (b, k, 0, 0))
-        return pl.BlockSpec((None, None, *array.shape[2:]), at, pipeline_mode=pl.Buffered(1))
+    def all_keys(self, heads: Heads) -> Any:
+        """Returns the spec of an array per key in blocks of a whole head."""
+        at = self._at(lambda b, n, k, i, j: heads.place(b, k, 0))
+        block = heads.block(self.cut.keys.length)
+        return pl.BlockSpec(block, at, pipeline_mode=pl.Buffered(1))
 
     def _at(self, place: Any) -> Any:
         group = self.group

@@ -1,0 +1,1 @@
+"""The rotary-position op."""
