@@ -4,16 +4,16 @@ from axcore.aot.compile import compile_for, compile_resolved
 from axcore.aot.report.page import report_page
 from axcore.aot.report.report import Report, report_from_json
 from axcore.aot.report.text import report_text, search_text, verdict
-from axcore.aot.search import Attempt, cheapest, search
+from axcore.aot.search import Attempt, fastest, search
 from axcore.aot.targets import compile_devices, find_aot_target
 
 __all__ = [
     "Attempt",
     "Report",
-    "cheapest",
     "compile_devices",
     "compile_for",
     "compile_resolved",
+    "fastest",
     "find_aot_target",
     "report_from_json",
     "report_page",

@@ -1,5 +1,6 @@
 """`compile_for`: the report of a config on a target, compiled in a separate process."""
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from axcore import errors
 from axcore.aot.report.report import Report, report_from_json
 from axcore.aot.targets import compile_environment, find_aot_target
 from axcore.config import to_json
-from axcore.plugins import Hardware
+from axcore.plugins import AotTarget, Hardware
 
 if TYPE_CHECKING:
     from axcore.trainer import ResolvedConfig
@@ -38,20 +39,42 @@ def compile_for(cfg: Any, target: str, *, experiment: str = "experiment") -> Rep
     return compile_resolved(resolve(cfg, Hardware.parse(target)), experiment)
 
 
-def compile_resolved(resolved: "ResolvedConfig", experiment: str) -> Report:
-    """Returns the report of a resolved config's step, as `compile_for` does."""
+def compile_resolved(
+    resolved: "ResolvedConfig", experiment: str, *, kept: Path | None = None
+) -> Report:
+    """Returns the report of a resolved config's step, as `compile_for` does.
+
+    Args:
+        resolved: The config and its target.
+        experiment: Its name in the report.
+        kept: A folder of answers, where one is looked for before compiling, and left after. An
+            answer holds until a file of Python that it was made with changes.
+    """
     hardware = resolved.hardware
     record = find_aot_target(hardware)
-    request = {
-        "config": to_json(resolved.config),
-        "target": hardware.name,
-        "experiment": experiment,
-    }
+    request = json.dumps(
+        {
+            "config": to_json(resolved.config),
+            "target": hardware.name,
+            "experiment": experiment,
+        }
+    )
+    answered = _found(kept, request) or _compiled(request, record, hardware)
+    if "error" in answered:
+        raise _error_of(answered["error"])
+    if kept is not None:
+        kept.mkdir(parents=True, exist_ok=True)
+        _answer_in(kept, request).write_text(json.dumps(answered), encoding="utf-8")
+    return attrs.evolve(report_from_json(answered["report"]), changes=resolved.mesh_rule_diff())
+
+
+def _compiled(request: str, record: AotTarget, hardware: Hardware) -> dict[str, Any]:
+    """Returns what a process of its own answers."""
     with tempfile.TemporaryDirectory() as folder:
         answer = Path(folder) / "answer.json"
         done = subprocess.run(
             [sys.executable, "-m", "axcore.aot.worker", str(answer)],
-            input=json.dumps(request),
+            input=request,
             env=compile_environment(record, hardware),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -60,10 +83,24 @@ def compile_resolved(resolved: "ResolvedConfig", experiment: str) -> Report:
         )
         if not answer.exists():
             raise _failed(done, hardware)
-        answered = json.loads(answer.read_text(encoding="utf-8"))
-    if "error" in answered:
-        raise _error_of(answered["error"])
-    return attrs.evolve(report_from_json(answered["report"]), changes=resolved.mesh_rule_diff())
+        answered: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
+        return answered
+
+
+def _found(kept: Path | None, request: str) -> dict[str, Any] | None:
+    """Returns the answer that was kept, if it was made with files as they are."""
+    from axcore.trainer.kept_steps import versions_of
+
+    path = _answer_in(kept, request) if kept else None
+    if path is None or not path.exists():
+        return None
+    answered: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    files = {file: version and tuple(version) for file, version in answered["files"].items()}
+    return answered if files == versions_of(files) else None
+
+
+def _answer_in(kept: Path, request: str) -> Path:
+    return kept / f"{hashlib.sha256(request.encode()).hexdigest()}.json"
 
 
 def _failed(done: "subprocess.CompletedProcess[str]", hardware: Hardware) -> errors.AxcoreError:

@@ -1,11 +1,13 @@
-"""The cheapest change by which a step fits, found by compiling.
+"""The change by which a step fits and is predicted to be fastest, found by compiling.
 
-Changes are written as `--modify` takes them. They are tried in groups, from what costs least: first
-what layers compute again, then batches in more parts, then meshes that split layers' width. A group
-is tried whole, and the first group that has a change that fits is the last.
+A search stands at a setting on each of three axes: what layers compute again, how many rows run at
+once, and the mesh. It climbs along one after the other, as long as the step gets faster (where
+nothing fits yet, until something does), and goes around until no axis helps or its compiles are
+used up. Changes are written as `--modify` takes them.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -13,19 +15,21 @@ import attrs
 from axcore.aot.report.report import Report
 from axcore.errors import AxcoreError
 from axcore.modifiers import with_changes
+from axcore.parallel import MESH_AXES, mesh_sizes
 from axcore.plugins import Hardware
 
-UNCHANGED: tuple[str, ...] = ()
 REMATS = ("none", "minimal", "save_heads", "save_attention", "full")
 """From most memory to most computation."""
 
-FULL_REMAT = "remat(policy=full)"
-FACTORS = (2, 4, 8, 16)
+WAYS = (2, 4, 8, 16)
+"""How many times as many devices an axis of the mesh may take."""
+
+MAX_COMPILES = 20
 
 
 @attrs.frozen
 class Attempt:
-    """One change that was compiled.
+    """One setting that was compiled.
 
     Args:
         changes: As `--modify` takes them, one after the other; none is the config as it is.
@@ -49,30 +53,71 @@ class Attempt:
         return float("inf") if time is None or time.step_s is None else time.step_s
 
 
-def groups(cfg: Any, hardware: Hardware) -> Iterator[tuple[tuple[str, ...], ...]]:
-    """Yields the groups of changes of a config, in the order in which they are tried."""
-    yield (UNCHANGED,)
-    yield tuple(_less_memory(cfg, hardware))
-    lean = tuple(one for one in (FULL_REMAT,) if _changes(cfg, (one,), hardware))
-    yield tuple((*lean, f"accumulate(factor={factor})") for factor in FACTORS)
-    yield tuple(
-        (*lean, f"mesh_shape(mesh={{'fsdp': -1, 'model': {ways}}})")
-        for ways in FACTORS
-        if hardware.num_devices % ways == 0 and ways < hardware.num_devices
+@attrs.frozen
+class Axis:
+    """One thing that a search may change.
+
+    Args:
+        settings: The changes that it chooses from, from most memory to least; an empty one is the
+            config as it is.
+    """
+
+    settings: tuple[str, ...]
+
+    @property
+    def start(self) -> int:
+        """Where the config as it is stands."""
+        return self.settings.index("")
+
+
+def axes(cfg: Any, hardware: Hardware) -> tuple[Axis, ...]:
+    """Returns what a search may change of a trainer's config, in the order of its walk."""
+    return (_remats(cfg, hardware), _rows(cfg, hardware), _meshes(cfg, hardware))
+
+
+def _remats(cfg: Any, hardware: Hardware) -> Axis:
+    """Returns the presets, of which the config's own is the config as it is."""
+    changes = [f"remat(policy={policy})" for policy in REMATS]
+    settings = [one if _changes(cfg, one, hardware) else "" for one in changes]
+    return Axis(tuple(settings) if "" in settings else ("", *settings))
+
+
+def _rows(cfg: Any, hardware: Hardware) -> Axis:
+    """Returns rows of a device at a time, halved and doubled from what they are."""
+    sizes = mesh_sizes(cfg.mesh, hardware.num_devices, slices=cfg.slices)
+    by_axis = dict(zip(MESH_AXES, sizes, strict=True))
+    rows = cfg.data.batch_size // math.prod(by_axis[one] for one in cfg.activation_rules["batch"])
+    at_once = max(1, rows // cfg.num_micro_batches)
+    fewer = [at_once // 2**n for n in range(1, at_once.bit_length())]
+    more = [at_once * 2**n for n in range(1, (rows // at_once).bit_length())]
+    name = "micro_batches(rows_per_device={})".format
+    return Axis((*map(name, reversed(more)), "", *map(name, fewer)))
+
+
+def _meshes(cfg: Any, hardware: Hardware) -> Axis:
+    """Returns meshes that hold parameters more often, and such that split layers' width more."""
+    if -1 not in cfg.mesh.values():
+        return Axis(("",))
+    return Axis(
+        (
+            *reversed(list(_wider(cfg.mesh, hardware, "data"))),
+            "",
+            *_wider(cfg.mesh, hardware, "model"),
+        )
     )
 
 
-def _less_memory(cfg: Any, hardware: Hardware) -> Iterator[tuple[str, ...]]:
-    """Yields the presets that keep less than a config does; all of them where it has none."""
-    remats = tuple((f"remat(policy={policy})",) for policy in REMATS)
-    own = [place for place, one in enumerate(remats) if not _changes(cfg, one, hardware)]
-    yield from remats[own[-1] + 1 :] if own else remats
+def _wider(mesh: Mapping[str, int], hardware: Hardware, axis: str) -> Iterator[str]:
+    own = mesh.get(axis, 1)
+    for ways in (own * factor for factor in WAYS):
+        if own != -1 and hardware.num_devices % ways == 0 and ways < hardware.num_devices:
+            yield f"mesh_shape(mesh={ {**mesh, axis: ways} })"
 
 
-def _changes(cfg: Any, changes: tuple[str, ...], hardware: Hardware) -> bool:
-    """Returns whether changes would change a config."""
+def _changes(cfg: Any, change: str, hardware: Hardware) -> bool:
+    """Returns whether a change would change a config."""
     try:
-        return bool(with_changes(cfg, changes, hardware) != cfg)
+        return bool(with_changes(cfg, (change,), hardware) != cfg)
     except AxcoreError:
         return False
 
@@ -83,35 +128,84 @@ def search(
     compile_one: Callable[[Any], Report],
     *,
     announce: Callable[[str], None] = lambda changes: None,
+    max_compiles: int = MAX_COMPILES,
 ) -> tuple[Attempt, ...]:
-    """Returns what was tried, in order; the last group holds what fits, if anything does.
+    """Returns what was tried, in order.
 
     Args:
         cfg: A trainer's config with the hardware's mesh rule applied.
         hardware: The target.
         compile_one: Compiles a config for it.
         announce: Called with the name of the change that is compiled next.
+        max_compiles: How many settings are compiled at most.
     """
-    tried: list[Attempt] = []
-    for group in groups(cfg, hardware):
-        for changes in group:
-            announce(" ".join(changes) or "as it is")
-            tried.append(_attempt(cfg, changes, hardware, compile_one))
-        if any(attempt.fits for attempt in tried):
-            break
-    return tuple(tried)
+
+    def attempt(changes: tuple[str, ...]) -> Attempt:
+        announce(" ".join(changes) or "as it is")
+        try:
+            return Attempt(changes, compile_one(with_changes(cfg, changes, hardware)))
+        except AxcoreError as error:
+            return Attempt(changes, None, error.what)
+
+    walk = _Walk(axes(cfg, hardware), attempt, max_compiles)
+    while sum(walk.climb(number) for number in range(len(walk.axes))):
+        pass
+    return tuple(walk.tried.values())
 
 
-def cheapest(attempts: Sequence[Attempt]) -> Attempt | None:
+class _Walk:
+    """A place on each axis, and what was compiled on the way there."""
+
+    def __init__(
+        self,
+        walked: tuple[Axis, ...],
+        attempt: Callable[[tuple[str, ...]], Attempt],
+        max_compiles: int,
+    ) -> None:
+        self.axes = walked
+        self.tried: dict[tuple[str, ...], Attempt] = {}
+        self._attempt, self._max_compiles = attempt, max_compiles
+        self._place = tuple(axis.start for axis in walked)
+        self._best = self._at(self._place)
+
+    def climb(self, number: int) -> bool:
+        """Moves along an axis while that helps; returns whether it did."""
+        if self._best.fits and self._best.step_s == float("inf"):
+            return False  # there is no time to compare
+        first = -1 if self._best.fits else 1
+        return self._walk(number, first) or self._walk(number, -first)
+
+    def _walk(self, number: int, way: int) -> bool:
+        """Takes steps one way, as long as they help; where nothing fits, until something does."""
+        has_moved, at = False, self._place[number] + way
+        while 0 <= at < len(self.axes[number].settings) and len(self.tried) < self._max_compiles:
+            place = (*self._place[:number], at, *self._place[number + 1 :])
+            found = self._at(place)
+            if _rank(found) < _rank(self._best):
+                self._best, self._place, has_moved = found, place, True
+            elif self._best.fits or way < 0:
+                break
+            at += way
+        return has_moved
+
+    def _at(self, place: tuple[int, ...]) -> Attempt:
+        chosen = (axis.settings[at] for axis, at in zip(self.axes, place, strict=True))
+        remat, rows, mesh = chosen
+        changes = tuple(one for one in (mesh, remat, rows) if one)  # rows count on the mesh
+        if changes not in self.tried:
+            self.tried[changes] = self._attempt(changes)
+        return self.tried[changes]
+
+
+def _rank(attempt: Attempt) -> tuple[bool, float]:
+    """Returns what is less the better an attempt is."""
+    if attempt.fits:
+        return False, attempt.step_s
+    memory = attempt.report.memory if attempt.report else None
+    return True, float("inf") if memory is None else float(memory.peak_bytes)
+
+
+def fastest(attempts: Sequence[Attempt]) -> Attempt | None:
     """Returns what fits with the shortest predicted step, the first of equals; None if nothing."""
     fitting = [attempt for attempt in attempts if attempt.fits]
     return min(fitting, key=lambda attempt: attempt.step_s) if fitting else None
-
-
-def _attempt(
-    cfg: Any, changes: tuple[str, ...], hardware: Hardware, compile_one: Callable[[Any], Report]
-) -> Attempt:
-    try:
-        return Attempt(changes, compile_one(with_changes(cfg, changes, hardware)))
-    except AxcoreError as error:
-        return Attempt(changes, None, error.what)

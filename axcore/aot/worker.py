@@ -15,6 +15,7 @@ from axcore.config import from_json
 from axcore.errors import AxcoreError
 from axcore.plugins import Hardware
 from axcore.trainer import ResolvedConfig
+from axcore.trainer.kept_steps import files_of_modules, versions_of
 
 
 def main(request: str, answer: Path) -> None:
@@ -28,7 +29,8 @@ def main(request: str, answer: Path) -> None:
             find_aot_target(hardware),
             experiment=asked["experiment"],
         )
-        answer.write_text(json.dumps({"report": report.to_json()}), encoding="utf-8")
+        answered = {"report": report.to_json(), "files": versions_of(files_of_modules())}
+        answer.write_text(json.dumps(answered), encoding="utf-8")
     except AxcoreError as error:
         parts = {
             "class": type(error).__name__,

@@ -10,8 +10,8 @@ import click
 from axcore.aot import (
     Attempt,
     Report,
-    cheapest,
     compile_resolved,
+    fastest,
     find_aot_target,
     report_page,
     report_text,
@@ -22,6 +22,7 @@ from axcore.aot import (
 from axcore.cli import options
 from axcore.errors import AotError
 from axcore.plugins import Hardware, plugin_host
+from axcore.resilience.compile_cache import cache_folder
 
 
 @click.command()
@@ -31,7 +32,7 @@ from axcore.plugins import Hardware, plugin_host
 @options.overrides
 @options.as_json
 @click.option("--html", "page", metavar="FILE", help="Also write the report as a page.")
-@click.option("--search", "searches", is_flag=True, help="Find the cheapest change that fits.")
+@click.option("--search", "searches", is_flag=True, help="Find the fastest change that fits.")
 def aot(
     experiment: str,
     target: str,
@@ -54,7 +55,10 @@ def aot(
     resolved = load_resolved(experiment, overrides, changes=changes, hardware=hardware)
 
     def compiled(cfg: Any) -> Report:
-        return compile_resolved(attrs.evolve(resolved, config=cfg), Path(experiment).stem)
+        kept = cache_folder() / "reports" if searches else None
+        return compile_resolved(
+            attrs.evolve(resolved, config=cfg), Path(experiment).stem, kept=kept
+        )
 
     def announce(changes: str) -> None:
         click.echo(f"compiling {experiment} for {hardware.name}, {changes}", err=True)
@@ -84,8 +88,8 @@ def aot(
 def _hint(attempts: Sequence[Attempt]) -> str:
     """Returns what to do about a step that does not fit."""
     if not attempts:
-        return "add --search to look for the cheapest change that fits, or name more chips"
-    best = cheapest(attempts)
+        return "add --search to look for a change that fits, or name more chips"
+    best = fastest(attempts)
     if best is None:
         return "nothing that was tried fits: name more chips, or chips with more memory"
     return " ".join(f'--modify "{change}"' for change in best.changes)

@@ -36,7 +36,9 @@ def llama2_7b() -> Trainer.Config:
             clip_norm=1.0,
         ),
         max_steps=477_000,
-        mesh_rules=mesh_rules(small_rows=4, large_rows=4, gpu_remat="save_heads"),
+        mesh_rules=mesh_rules(
+            small_rows=4, large_rows=4, gpu_remat="save_heads", tpu_remat="minimal"
+        ),
         eval_every_steps=1000,
         checkpoint=Checkpointer.Config(every_steps=1000),
     )

@@ -9,7 +9,7 @@ from axcore.plugins import MeshRule
 
 
 def mesh_rules(
-    *, small_rows: int, large_rows: int, gpu_remat: str = "full"
+    *, small_rows: int, large_rows: int, gpu_remat: str = "full", tpu_remat: str = "full"
 ) -> tuple[MeshRule, ...]:
     """Returns the rules for a model; the first that matches holds.
 
@@ -20,10 +20,11 @@ def mesh_rules(
         small_rows: Rows at a time on a device of 16 to 32 GiB.
         large_rows: Rows at a time on a device of 80 GiB and more.
         gpu_remat: What GPUs of 80 GiB and more keep, where there is room for more than nothing.
+        tpu_remat: What TPUs of 90 GiB and more keep.
     """
     sharded = {"fsdp": -1}
     small = (RematModifier(policy="full"), MicroBatches(rows_per_device=small_rows))
-    large = (RematModifier(policy="full"), MicroBatches(rows_per_device=large_rows))
+    large = (RematModifier(policy=tpu_remat), MicroBatches(rows_per_device=large_rows))
     gpu = (RematModifier(policy=gpu_remat), MicroBatches(rows_per_device=large_rows))
     return (
         MeshRule(match="tpu-v4-*", mesh=sharded, modifiers=small),

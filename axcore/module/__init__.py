@@ -13,7 +13,7 @@ from axcore.module.microbatch import (
 from axcore.module.module import Module, entry
 from axcore.module.outputs import Loss, Outputs, apply_updates
 from axcore.module.param import Axes, Merge, Param, ParamSpec, count_params
-from axcore.module.remat import Remat, named
+from axcore.module.remat import Remat, named, named_bits
 from axcore.module.rng import Path
 from axcore.module.stack_runner import StackRunner
 from axcore.module.summary import summary_table
@@ -48,6 +48,7 @@ __all__ = [
     "merge_microbatches",
     "merge_outputs",
     "named",
+    "named_bits",
     "split_microbatches",
     "summary_table",
 ]

@@ -2,7 +2,7 @@
 
 from jax import Array
 
-from axcore.module import named
+from axcore.module import named, named_bits
 
 ATTENTION_OUT = "attention_out"
 ATTENTION_LSE = "attention_lse"
@@ -19,4 +19,5 @@ def named_heads(x_BTNH: Array, name: str) -> Array:
     So products make and take them. As heads of their own they would be padded and turned around in
     the memory of accelerators that hold matrices in tiles.
     """
-    return named(x_BTNH.reshape(*x_BTNH.shape[:2], -1), name).reshape(x_BTNH.shape)
+    batch, time, heads, width = x_BTNH.shape
+    return named_bits(x_BTNH.reshape(batch, time, heads * width), name).reshape(x_BTNH.shape)

@@ -8,7 +8,7 @@ import contextlib
 import hashlib
 import os
 import sys
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 
 _FOLDER = "JAX_COMPILATION_CACHE_DIR"
@@ -29,12 +29,17 @@ def use_compile_cache(environment: MutableMapping[str, str] = os.environ) -> Non
     """
     if _FOLDER in environment or "jax" in sys.modules:
         return
-    home = environment.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(home) / "axcore" / "compiled" / _machine()
+    folder = cache_folder(environment) / "compiled" / _machine()
     remove_oldest(folder, _MOST_BYTES)
     environment[_FOLDER] = str(folder)
     for name, value in _OTHERS.items():
         environment.setdefault(name, value)
+
+
+def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
+    """Returns where axcore keeps what it can make again, for its user."""
+    home = environment.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(home) / "axcore"
 
 
 def kept_steps_folder() -> Path | None:

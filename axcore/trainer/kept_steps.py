@@ -9,7 +9,7 @@ import os
 import pickle
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,7 +42,7 @@ class KeptSteps:
             return None
         try:
             kept = pickle.loads(path.read_bytes())
-            if kept["files"] != {file: _version(file) for file in kept["files"]}:
+            if kept["files"] != versions_of(kept["files"]):
                 return None
             return KeptStep(load_program(kept["program"], devices), kept["plan"])
         except Exception as error:  # whatever pickle and the devices may raise
@@ -71,8 +71,7 @@ class KeptSteps:
         return compiled
 
     def _write(self, path: Path, program: bytes, plan: KernelPlan) -> None:
-        files = {file: _version(file) for file in _files_of_modules()}
-        kept = {"files": files, "plan": plan, "program": program}
+        kept = {"files": versions_of(files_of_modules()), "plan": plan, "program": program}
         draft = path.with_suffix(f".{os.getpid()}")
         draft.write_bytes(pickle.dumps(kept))
         draft.replace(path)
@@ -81,10 +80,15 @@ class KeptSteps:
         return self._folder / hashlib.sha256(description.encode()).hexdigest()
 
 
-def _files_of_modules() -> set[str]:
+def files_of_modules() -> set[str]:
     """Returns the files of all modules that are loaded."""
     files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
     return {file for file in files if file}
+
+
+def versions_of(files: Iterable[str]) -> dict[str, tuple[int, int] | None]:
+    """Returns the versions of files, by which something made of them can be found out of date."""
+    return {file: _version(file) for file in files}
 
 
 def _version(file: str) -> tuple[int, int] | None:

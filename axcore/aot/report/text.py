@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from axcore.aot.report.report import Memory, Report, StepTime
 from axcore.aot.report.units import show_bytes, show_count, show_seconds
-from axcore.aot.search import Attempt, cheapest
+from axcore.aot.search import Attempt, fastest
 from axcore.report.table import columns
 
 NUM_ROWS = 12
@@ -167,7 +167,7 @@ def _rest(count: int) -> Iterator[str]:
 
 
 def search_text(attempts: Sequence[Attempt]) -> str:
-    """Returns a table of what a search tried, and which of it is cheapest."""
+    """Returns a table of what a search tried, and which of it fits and is fastest."""
     rows = [
         (
             " ".join(attempt.changes) or "as it is",
@@ -179,10 +179,10 @@ def search_text(attempts: Sequence[Attempt]) -> str:
         )
         for attempt in attempts
     ]
-    best = cheapest(attempts)
+    best = fastest(attempts)
     found = "nothing that was tried fits"
     if best is not None:
-        found = f"cheapest that fits: {' '.join(best.changes) or 'as it is'}"
+        found = f"fastest that fits: {' '.join(best.changes) or 'as it is'}"
     return f"{columns(('CHANGE', 'FITS', 'NEEDS', 'STEP'), rows)}\n{found}"
 
 

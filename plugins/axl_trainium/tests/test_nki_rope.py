@@ -1,18 +1,9 @@
-"""NKI's rotary positions keep the op's contract, forward and backward."""
+"""What NKI's rotary positions do not serve."""
 
 import pytest
 from axl_trainium.kernels.rope.api import unsupported_reason
 
 from axcore.ops import Call
-from axcore.testing import KernelSuite
-
-
-@pytest.mark.usefixtures("runs_nki")
-class TestKernel(KernelSuite):
-    plugin = "axl-trainium"
-    keys = ("rope/nki_rope",)
-    dtypes = ("float32", "bfloat16")
-    case_names = ("plain", "amplitude", "one_head")
 
 
 @pytest.mark.parametrize(

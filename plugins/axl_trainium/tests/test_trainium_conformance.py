@@ -46,7 +46,7 @@ class Simulated(KernelSuite):
 @pytest.mark.quick_one_in(4)
 class TestKernels(Simulated):
     dtypes = ("float32",)
-    case_names = ("odd_width", "documents", "everything")
+    case_names = ("odd_width", "documents", "everything", "amplitude")
 
     def extra_cases(self, kernel):
         documents = AttentionTestCase(

@@ -43,7 +43,8 @@ from axl_tpu.kernels.attention.block_sizes import (
     fused_bytes,
 )
 from axl_tpu.kernels.attention.forward import forward
-from axl_tpu.kernels.attention.operands import Layout, Operands, swap
+from axl_tpu.kernels.attention.operands import Heads, Layout, Operands, swap
+from axl_tpu.kernels.attention.row_delta import row_delta_of
 
 MAX_WIDTH = 256
 """Largest head width whose blocks were seen to fit VMEM on every generation."""
@@ -124,8 +125,8 @@ def tpu_flash_attention_backward(
     call = attrs.evolve(attention_call(inputs, spec, with_lse=True), op=ATTENTION_BACKWARD)
     block_sizes = choose_block_sizes(BACKWARD_BLOCK_SIZES, call)
     vmem_bytes = fused_bytes(call, block_sizes.dkv_block_q, block_sizes.dkv_block_k)
-    delta_BTN = row_delta(o_BTNV, do_BTNV, dlse_BTN)
     layout = Layout.of(inputs)
+    delta_BTN = _row_delta(o_BTNV, do_BTNV, dlse_BTN, layout.o, interpret=interpret)
     operands = Operands.of(inputs).with_gradients(do_BTNV, lse_BTN, delta_BTN)
     cut = Blocking.of(inputs, block_sizes.dkv_block_q, block_sizes.dkv_block_k)
     walk = block_schedule(inputs, spec, cut, by_keys=True)
@@ -144,3 +145,12 @@ def tpu_flash_attention_backward(
         v_BSKV=layout.v.lift(dv),
         sinks_N=sink_gradient(inputs.sinks_N, lse_BTN, delta_BTN),
     )
+
+
+def _row_delta(
+    o_BTNV: Array, do_BTNV: Array, dlse_BTN: Array, heads: Heads, *, interpret: Any
+) -> Array:
+    if not heads.are_side_by_side:
+        return row_delta(o_BTNV, do_BTNV, dlse_BTN)
+    delta_BN1T = row_delta_of(heads.lay(o_BTNV), heads.lay(do_BTNV), heads, interpret=interpret)
+    return swap(delta_BN1T[:, :, 0]) - dlse_BTN
