@@ -21,6 +21,7 @@ from axcore.aot.hlo.shapes import Shape
 from axcore.ops import Call, ChosenKernel
 
 _TARGET = re.compile(r'custom_call_target="([^"]*)"')
+_FLOATING = re.compile(r"b?f\d")
 _COST = re.compile(r'"flops":"?(\d+)')
 _NOT_KERNELS = re.compile(r"AllocateBuffer|AssumeGatherIndicesInBound|Sharding|\$.*(matmul|gemm)")
 
@@ -67,7 +68,9 @@ def _custom_kernel(
     operands = [one.computation.by_name[name].shape for name in one.instruction.operands]
     given = [array for shape in operands for array in shape.arrays]
     made = one.instruction.shape.arrays
-    attention = _num_products(one) * _attention_product(given, choices)
+    attention = 0.0
+    if _op_by_name(one.instruction.name, choices) in ("", "attention", "attention_backward"):
+        attention = _num_products(one, given) * _attention_product(given, choices)
     grouped = _grouped_product((*given, *made), choices)
     stated = _stated_flops(one)
     op = "attention" if attention else "grouped_matmul" if grouped else ""
@@ -77,7 +80,7 @@ def _custom_kernel(
         times=one.times,
         flops=(attention or grouped if stated is None else stated) * one.times,
         nbytes=float(bytes_moved(program, one.instruction, one.computation) * one.times),
-        dtype=_dtype_of_products(_of_rank(4, given)[:1] if attention else given),
+        dtype=_dtype_of_products(_heads(given)[:1] if attention else given),
         role=_role(op, choices, is_backward=is_backward(one.instruction.op_name)),
     )
 
@@ -91,11 +94,13 @@ def _is_kernel(one: Execution) -> bool:
     )
 
 
-def _num_products(one: Execution) -> int:
+def _num_products(one: Execution, given: Sequence[Shape]) -> int:
     """Returns how many products an attention kernel makes."""
     if not is_backward(one.instruction.op_name):
         return 2
-    gradients = [array for array in one.instruction.shape.arrays if len(array.dims) >= 4]
+    dtypes = {array.dtype for array in _heads(given)[:1]}
+    made = one.instruction.shape.arrays
+    gradients = [one for one in made if len(one.dims) >= 4 or one.dtype in dtypes]
     return 2 + min(len(gradients), 3)
 
 
@@ -123,7 +128,7 @@ def _stated_flops(one: Execution) -> float | None:
 def _attention_product(given: Sequence[Shape], choices: Sequence[ChosenKernel]) -> float:
     """Returns the FLOPs of one product of queries and keys; 0 where it is no attention."""
     calls = [choice.call for choice in choices if choice.call.op == "attention"]
-    arrays = _of_rank(4, given)
+    arrays = _heads(given)
     if not calls or len(arrays) < 3:
         return 0.0
     queries = arrays[0]
@@ -146,6 +151,20 @@ def _grouped_product(arrays: Sequence[Shape], choices: Sequence[ChosenKernel]) -
             if rows:
                 return 2.0 * max(rows) * sizes[0] * sizes[1]
     return 0.0
+
+
+def _op_by_name(name: str, choices: Sequence[ChosenKernel]) -> str:
+    """Returns the op of the chosen kernel that an instruction is named after; empty for none."""
+    return next((one.call.op for one in choices if name.startswith(one.kernel.name)), "")
+
+
+def _heads(arrays: Sequence[Shape]) -> list[Shape]:
+    """Returns arrays of heads, side by side or as an axis of their own."""
+    return [
+        shape
+        for shape in arrays
+        if len(shape.dims) in (3, 4) and _FLOATING.match(shape.dtype) and shape.dims[-2] > 1
+    ]
 
 
 def _of_rank(rank: int, arrays: Sequence[Shape]) -> list[Shape]:

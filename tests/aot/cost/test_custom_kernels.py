@@ -31,16 +31,20 @@ FORWARD = 'metadata={op_name="jit(f)/jvp(model)/attention/core/flash"}'
 BACKWARD = 'metadata={op_name="jit(f)/transpose(jvp(model))/attention/core/flash"}'
 
 
-def kernels(program=PROGRAM, *, right, left=None, backward=BACKWARD):
+def attention_choice(*, right=None, left=None):
     call = Call(
         op="attention",
         shapes=tuple((name, (ROWS, TOKENS, HEADS, WIDTH)) for name in ("q", "k", "v")),
         dtypes=tuple((name, "bfloat16") for name in ("q", "k", "v")),
         features=(("left", left), ("right", right), ("query_offset", 0)),
     )
-    choice = choose(call, KernelPolicy(hardware=Hardware.parse("cpu-1")))
+    return choose(call, KernelPolicy(hardware=Hardware.parse("cpu-1")))
+
+
+def kernels(program=PROGRAM, *, right, left=None, backward=BACKWARD):
     text = program.replace("SHAPE", SHAPE).replace("LSE", LSE).replace("ALL", backward)
     text = text.replace("FORWARD", FORWARD).replace("BACKWARD", BACKWARD)
+    choice = attention_choice(right=right, left=left)
     found = custom_kernels(parse_program(text), (choice,))
     return {kernel.name: kernel for kernel in found}
 
@@ -51,6 +55,30 @@ def test_a_backward_kernel_makes_two_products_and_one_for_each_gradient_that_it_
     assert found["dq"].flops == 3 * PRODUCT
     assert found["dkv"].flops == 4 * PRODUCT
     assert found["all"].flops == 5 * PRODUCT
+
+
+def test_heads_side_by_side_count_as_heads_of_their_own():
+    flat = f"bf16[{ROWS},{TOKENS},{HEADS * WIDTH}]"
+    found, side_by_side = kernels(right=None), kernels(PROGRAM.replace("SHAPE", flat), right=None)
+    for name, kernel in found.items():
+        assert side_by_side[name].flops == kernel.flops
+
+
+def test_a_kernel_of_another_op_is_no_attention_whatever_it_is_given():
+    rope = f"""
+HloModule step, is_scheduled=true
+
+ENTRY %main (x: {SHAPE}) -> {SHAPE} {{
+  %x = {SHAPE} parameter(0)
+  %cos = f32[{ROWS},{TOKENS},{WIDTH}] parameter(1)
+  ROOT %reference.1 = {SHAPE} custom-call(%x, %cos, %cos), custom_call_target="acme", {FORWARD}
+}}
+"""
+    shape = ("x", (ROWS, TOKENS, HEADS, WIDTH))
+    call = Call(op="rope", shapes=(shape,), dtypes=(("x", "bfloat16"),))
+    policy = KernelPolicy(hardware=Hardware.parse("cpu-1"), pins={"rope": "reference"})
+    (kernel,) = custom_kernels(parse_program(rope), (attention_choice(), choose(call, policy)))
+    assert (kernel.flops, kernel.role) == (0.0, "")
 
 
 def test_products_have_the_dtype_of_the_queries_whatever_the_first_operand_is():
