@@ -1,6 +1,6 @@
 """The change by which a step fits and is predicted to be fastest, found by compiling.
 
-A search stands at a setting on each of three axes: what layers compute again, how many rows run at
+A search is at a setting on each of three axes: what layers compute again, how many rows run at
 once, and the mesh. It climbs along one after the other, as long as the step gets faster (where
 nothing fits yet, until something does), and goes around until no axis helps or its compiles are
 used up. Changes are written as `--modify` takes them.

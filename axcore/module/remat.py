@@ -64,7 +64,7 @@ def named(x: Array, name: str) -> Array:
 def named_bits(x: Array, name: str) -> Array:
     """Returns a floating `x` as `named` does, kept as its bits.
 
-    What is kept must be what the forward pass went on with, to the bit, which JAX ensures by
+    What is kept must be what the forward pass uses after it, to the bit, which JAX ensures by
     rounding it once more: a pass through memory where `x` comes from a kernel. Bits need none.
     """
     return _through_bits(x, name)
