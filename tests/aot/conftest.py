@@ -17,8 +17,9 @@ def aot(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def tiny_json(aot):
-    """Returns the JSON of `tiny` compiled for eight host devices."""
-    ran = aot("tiny", "--target", "cpu-8", "--json")
+    """Returns the JSON of `tiny`, its layers in a loop, compiled for eight host devices."""
+    loop = ("--set", "model.decoder.stack.unroll=1")
+    ran = aot("tiny", "--target", "cpu-8", "--json", *loop)
     assert ran.exit_code == 0, ran.stderr
     return json.loads(ran.stdout)
 
