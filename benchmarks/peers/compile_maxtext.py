@@ -70,8 +70,11 @@ def compiled(python: Path, size: str, rest: list[str]) -> dict[str, Any]:
 
 
 def _environment() -> dict[str, str]:
-    """Returns this environment without what would bring axcore's versions of packages."""
-    kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    """Returns this environment without what would bring axcore's packages, as jax's path of libtpu
+    does, which it sets where it is imported.
+    """
+    ours = ("PYTHONPATH", "TPU_", "LIBTPU_", "JAX_", "XLA_")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     return {**kept, "JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1"}
 
 
