@@ -66,7 +66,7 @@ class Axis:
 
     @property
     def start(self) -> int:
-        """Where the config as it is is."""
+        """The place of the config as it is."""
         return self.settings.index("")
 
 
