@@ -80,7 +80,7 @@ types: $(VENV)/.test  ## Check types.
 	@$(BIN)/mypy
 
 ON_A_GPU := $(wildcard benchmarks/gpu_kernels.py benchmarks/gpu_products.py benchmarks/gpu_train_step.py)
-COMPILING := $(wildcard benchmarks/aot*.py benchmarks/tpu_*.py benchmarks/gpu_loss_memory.py)
+COMPILING := $(wildcard benchmarks/aot*.py benchmarks/scaling.py benchmarks/tpu_*.py benchmarks/gpu_loss_memory.py)
 
 docs: $(VENV)/.docs  ## Build the documentation site in site/.
 	@echo "== mkdocs build: warnings are errors"
