@@ -71,9 +71,12 @@ def in_bfloat16(experiment: str, target: str, **published_step_s: float) -> Case
 CASES = (
     Case(experiment="llama2-7b", target="tpu-v5e-256"),
     Case(experiment="llama2-7b", target="tpu-v6e-256"),
+    Case(experiment="llama2-7b", target="tpu-v5p-512"),
     Case(
         experiment="llama2-7b",
         target="tpu-v5p-512",
+        change="remat(policy=full)",
+        note="recomputing all",
         published_step_s={"AXLearn": 2.5, "MaxText": 2.7},
     ),
     Case(experiment="llama2-7b", target="gpu-h100-8"),
