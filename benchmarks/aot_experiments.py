@@ -83,9 +83,12 @@ CASES = (
     Case(experiment="llama2-7b", target="gpu-h100-256"),
     in_bfloat16("llama2-7b", "gpu-h100-256", AXLearn=1.4),
     Case(experiment="llama2-7b", target="trn2-1024", published_step_s={"AXLearn": 1.2}),
+    Case(experiment="llama2-70b", target="tpu-v5p-1024"),
     Case(
         experiment="llama2-70b",
         target="tpu-v5p-1024",
+        change="remat(policy=full)",
+        note="recomputing all",
         published_step_s={"AXLearn": 11.6, "MaxText": 12.3},
     ),
     Case(experiment="llama2-70b", target="gpu-h100-512"),

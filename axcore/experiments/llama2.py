@@ -51,6 +51,8 @@ def llama2_70b() -> Trainer.Config:
         {
             "model": evolve(llama2("70b"), dtypes=DTypes(compute="bfloat16")),
             "learner.schedule.peak": 1.5e-4,
-            "mesh_rules": mesh_rules(small_rows=1, large_rows=2, gpu_remat="save_heads"),
+            "mesh_rules": mesh_rules(
+                small_rows=1, large_rows=2, gpu_remat="save_heads", tpu_remat="save_heads"
+            ),
         },
     )
