@@ -1,7 +1,6 @@
 """`Remat`: which values of a module's forward pass the backward pass keeps."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax
@@ -60,24 +59,12 @@ def named(x: Array, name: str) -> Array:
     return same
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(1,))
 def named_bits(x: Array, name: str) -> Array:
-    """Returns a floating `x` as `named` does, kept as its bits.
+    """Returns a floating `x` as `named` does, kept as its bits; it has no gradient.
 
     What is kept must be what the forward pass uses after it, to the bit, which JAX ensures by
     rounding it once more: a pass through memory where `x` comes from a kernel. Bits need none.
     """
-    return _through_bits(x, name)
-
-
-@named_bits.defjvp
-def _named_bits_jvp(
-    name: str, primals: tuple[Array], tangents: tuple[Array]
-) -> tuple[Array, Array]:
-    return _through_bits(*primals, name), tangents[0]
-
-
-def _through_bits(x: Array, name: str) -> Array:
     bits = jax.lax.bitcast_convert_type(x, jnp.dtype(f"uint{8 * x.dtype.itemsize}"))
     same: Array = jax.lax.bitcast_convert_type(named(bits, name), x.dtype)
     return same

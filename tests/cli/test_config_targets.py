@@ -12,7 +12,7 @@ def run(*arguments):
 
 
 def test_diff_of_two_targets_shows_what_their_rules_do_differently(capsys):
-    assert run("diff", "llama2-7b", "--target=tpu-v5p-512", "--target=tpu-v5e-256") == 1
+    assert run("diff", "llama2-7b", "--target=tpu-v4-512", "--target=tpu-v5e-256") == 1
     lines = capsys.readouterr().out.splitlines()
     path = "model.decoder.stack.layer.feed_forward.linear.dot"
     assert f"- {path}: PlainDot" in lines
