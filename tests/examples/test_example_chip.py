@@ -66,7 +66,7 @@ def test_tiny_trains_on_the_example_chip(fresh, tmp_path):
     assert losses[0] > losses[-1] > 0
     assert "ExampleNorm" in (run / "config.txt").read_text()
     plan = {one["op"]: one["plugin"] for one in json.loads((run / "kernels.json").read_text())}
-    assert plan == {"attention": "core", "cross_entropy": "axl-example-chip"}
+    assert plan == {"attention": "core", "rope": "core", "cross_entropy": "axl-example-chip"}
 
 
 @pytest.mark.slow
