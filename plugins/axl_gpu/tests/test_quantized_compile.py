@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from axcore.config import evolve
+from axcore.config import evolve, update_config
 from axcore.layers import Fp8Current, Fp8Delayed
 from axcore.modifiers import Fp8Training, Int8Training
 from axcore.module import DTypes
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.compile("gpu-h100-8")
 
 def trainer(folder, devices, name=None):
     """A transformer of two scanned layers, in bfloat16, split over eight devices."""
-    cfg = small_experiment(folder)
+    cfg = update_config(small_experiment(folder), {"model.decoder.stack.unroll": 1})
     model = evolve(cfg.model, dtypes=DTypes(compute="bfloat16"))
     cfg = evolve(cfg, model=model, mesh={"fsdp": 8}, kernels={"attention": "portable"})
     plain = trainer_on(cfg, devices)
