@@ -8,7 +8,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-RESULTS = Path(os.environ.get("BENCHMARK_RESULTS", Path(__file__).parent / "results"))
+REPOSITORY = Path(__file__).resolve().parents[1]
+RESULTS = Path(os.environ.get("BENCHMARK_RESULTS", REPOSITORY / "benchmarks" / "results"))
 PACKAGES = ("jax", "jaxlib", "numpy", "optax")
 
 
@@ -31,7 +32,7 @@ def record(name: str, figures: dict[str, Any]) -> Path:
 
 def _script() -> Path:
     """Returns the script that runs, as it is called from the repository."""
-    return Path(sys.argv[0]).resolve().relative_to(RESULTS.parents[1])
+    return Path(sys.argv[0]).resolve().relative_to(REPOSITORY)
 
 
 def hardware() -> dict[str, Any]:

@@ -28,15 +28,19 @@ def measured(experiment: str, target: str, rows: int) -> dict[str, Any]:
     overrides = ("kernel_choice=fastest", f"data.batch_size={rows * hardware.chips}")
     report = compile_resolved(load_resolved(experiment, overrides, hardware=hardware), experiment)
     assert report.memory is not None, report.refusal
-    assert report.time is not None
+    time = report.time
+    assert time is not None
+    assert time.step_s is not None, "part of the step has no time"
+    assert time.collectives_s is not None, "a collective has no time"
+    assert time.mfu is not None, "the model FLOPs are not known"
     return {
         "chips": report.chips,
         "mesh": report.mesh,
         "batch": report.batch,
         "needs_gib": round(report.memory.peak_bytes / 2**30, 2),
-        "predicted_step_s": round(report.time.step_s or 0.0, 4),
-        "waits_s": round(report.time.collectives_s or 0.0, 4),
-        "predicted_mfu": round(report.time.mfu or 0.0, 4),
+        "predicted_step_s": round(time.step_s, 4),
+        "waits_s": round(time.collectives_s, 4),
+        "predicted_mfu": round(time.mfu, 4),
         "compile_s": round(report.compile_s, 1),
     }
 
