@@ -1,6 +1,7 @@
 """Compiling for hardware that is not here: does it fit, where does memory go, how long it takes."""
 
 from axcore.aot.compile import compile_for, compile_resolved
+from axcore.aot.kept_answers import KeptAnswers
 from axcore.aot.report.page import report_page
 from axcore.aot.report.report import Report, report_from_json
 from axcore.aot.report.text import report_text, search_text, verdict
@@ -9,6 +10,7 @@ from axcore.aot.targets import compile_devices, find_aot_target
 
 __all__ = [
     "Attempt",
+    "KeptAnswers",
     "Report",
     "compile_devices",
     "compile_for",

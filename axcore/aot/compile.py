@@ -1,20 +1,21 @@
 """`compile_for`: the report of a config on a target, compiled in a separate process."""
 
-import hashlib
 import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from axcore import errors
+from axcore.aot.kept_answers import KeptAnswers
 from axcore.aot.report.report import Report, report_from_json
 from axcore.aot.targets import compile_environment, find_aot_target
 from axcore.config import to_json
-from axcore.plugins import AotTarget, Hardware
+from axcore.plugins import Hardware
 
 if TYPE_CHECKING:
     from axcore.trainer import ResolvedConfig
@@ -40,42 +41,36 @@ def compile_for(cfg: Any, target: str, *, experiment: str = "experiment") -> Rep
 
 
 def compile_resolved(
-    resolved: "ResolvedConfig", experiment: str, *, kept: Path | None = None
+    resolved: "ResolvedConfig", experiment: str, *, kept: KeptAnswers | None = None
 ) -> Report:
     """Returns the report of a resolved config's step, as `compile_for` does.
 
     Args:
         resolved: The config and its target.
         experiment: Its name in the report.
-        kept: A folder of answers, where one is looked for before compiling, and left after. An
-            answer holds until a file of Python that it was made with changes.
+        kept: Where an answer is looked for before compiling, and left after.
     """
     hardware = resolved.hardware
     record = find_aot_target(hardware)
-    request = json.dumps(
-        {
-            "config": to_json(resolved.config),
-            "target": hardware.name,
-            "experiment": experiment,
-        }
-    )
-    answered = _found(kept, request) or _compiled(request, record, hardware)
-    if "error" in answered:
-        raise _error_of(answered["error"])
-    if kept is not None:
-        kept.mkdir(parents=True, exist_ok=True)
-        _answer_in(kept, request).write_text(json.dumps(answered), encoding="utf-8")
+    environment = compile_environment(record, hardware)
+    asked = {"config": to_json(resolved.config), "target": hardware.name, "experiment": experiment}
+    request = json.dumps(asked)
+    answered = kept.find(request, environment) if kept else None
+    if answered is None:
+        answered = _compiled(request, environment, hardware)
+        if kept:
+            kept.keep(request, environment, answered)
     return attrs.evolve(report_from_json(answered["report"]), changes=resolved.mesh_rule_diff())
 
 
-def _compiled(request: str, record: AotTarget, hardware: Hardware) -> dict[str, Any]:
+def _compiled(request: str, environment: Mapping[str, str], hardware: Hardware) -> dict[str, Any]:
     """Returns what a process of its own answers."""
     with tempfile.TemporaryDirectory() as folder:
         answer = Path(folder) / "answer.json"
         done = subprocess.run(
             [sys.executable, "-m", "axcore.aot.worker", str(answer)],
             input=request,
-            env=compile_environment(record, hardware),
+            env=environment,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
@@ -84,23 +79,9 @@ def _compiled(request: str, record: AotTarget, hardware: Hardware) -> dict[str, 
         if not answer.exists():
             raise _failed(done, hardware)
         answered: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
-        return answered
-
-
-def _found(kept: Path | None, request: str) -> dict[str, Any] | None:
-    """Returns the answer that was kept, if it was made with files as they are."""
-    from axcore.trainer.kept_steps import versions_of
-
-    path = _answer_in(kept, request) if kept else None
-    if path is None or not path.exists():
-        return None
-    answered: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    files = {file: version and tuple(version) for file, version in answered["files"].items()}
-    return answered if files == versions_of(files) else None
-
-
-def _answer_in(kept: Path, request: str) -> Path:
-    return kept / f"{hashlib.sha256(request.encode()).hexdigest()}.json"
+    if "error" in answered:
+        raise _error_of(answered["error"])
+    return answered
 
 
 def _failed(done: "subprocess.CompletedProcess[str]", hardware: Hardware) -> errors.AxcoreError:

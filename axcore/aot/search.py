@@ -76,10 +76,15 @@ def axes(cfg: Any, hardware: Hardware) -> tuple[Axis, ...]:
 
 
 def _remats(cfg: Any, hardware: Hardware) -> Axis:
-    """Returns the presets, of which the config's own is the config as it is."""
+    """Returns the presets, of which the config's own is the config as it is.
+
+    Settings of its own, which are no preset, have presets of more and of less memory beside them.
+    """
     changes = [f"remat(policy={policy})" for policy in REMATS]
     settings = [one if _changes(cfg, one, hardware) else "" for one in changes]
-    return Axis(tuple(settings) if "" in settings else ("", *settings))
+    middle = len(settings) // 2
+    own = () if "" in settings else ("",)
+    return Axis((*settings[:middle], *own, *settings[middle:]))
 
 
 def _rows(cfg: Any, hardware: Hardware) -> Axis:

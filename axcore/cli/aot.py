@@ -9,6 +9,7 @@ import click
 
 from axcore.aot import (
     Attempt,
+    KeptAnswers,
     Report,
     compile_resolved,
     fastest,
@@ -55,7 +56,7 @@ def aot(
     resolved = load_resolved(experiment, overrides, changes=changes, hardware=hardware)
 
     def compiled(cfg: Any) -> Report:
-        kept = cache_folder() / "reports" if searches else None
+        kept = KeptAnswers(cache_folder() / "reports") if searches else None
         return compile_resolved(
             attrs.evolve(resolved, config=cfg), Path(experiment).stem, kept=kept
         )

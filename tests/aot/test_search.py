@@ -6,7 +6,7 @@ import pytest
 from axcore.aot import Report, fastest, search
 from axcore.aot.report.report import Memory, StepTime
 from axcore.aot.report.text import search_text
-from axcore.config import update_config
+from axcore.config import evolve, update_config
 from axcore.errors import ShardingError
 from axcore.experiments.tiny import tiny
 from axcore.modifiers import with_changes
@@ -101,6 +101,13 @@ def test_where_recomputation_is_not_enough_fewer_rows_run_at_once():
 def test_memory_that_is_left_buys_speed():
     cfg = with_changes(wide(), ["remat(policy=full)"], CHIP)
     assert fastest(search(cfg, CHIP, formula(1000))).changes == ("remat(policy=none)",)
+    assert fastest(search(cfg, CHIP, formula(500))).changes == ("remat(policy=minimal)",)
+
+
+def test_settings_that_are_no_preset_are_left_for_a_preset_that_keeps_more():
+    layer = with_changes(wide(), ["remat(policy=save_heads)"], CHIP).model.decoder.stack.layer
+    own = evolve(layer.remat, save=layer.remat.save[:1])
+    cfg = update_config(wide(), {"model.decoder.stack.layer.remat": own})
     assert fastest(search(cfg, CHIP, formula(500))).changes == ("remat(policy=minimal)",)
 
 

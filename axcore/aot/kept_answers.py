@@ -1,0 +1,47 @@
+"""Answers of compiling that are kept in a folder, so that a search does not compile twice."""
+
+import hashlib
+import json
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "NEURON_CC_FLAGS")
+"""Variables of the environment by which a compiler makes another program."""
+
+
+@attrs.frozen
+class KeptAnswers:
+    """A folder of answers, each of which holds until a file of Python that it came from changes."""
+
+    folder: Path
+
+    def find(self, request: str, environment: Mapping[str, str]) -> dict[str, Any] | None:
+        """Returns the answer to a request, if it still holds; warns where it cannot be read."""
+        from axcore.trainer.kept_steps import versions_of
+
+        path = self._path(request, environment)
+        if not path.exists():
+            return None
+        try:
+            answered: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            files = {file: found and tuple(found) for file, found in answered["files"].items()}
+        except (ValueError, KeyError) as error:
+            warnings.warn(f"{path} cannot be read, and is made again: {error!r}", stacklevel=2)
+            return None
+        return answered if files == versions_of(files) else None
+
+    def keep(self, request: str, environment: Mapping[str, str], answered: Any) -> None:
+        """Leaves an answer."""
+        from axcore.checkpoint.files import write_atomically
+
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(self._path(request, environment), json.dumps(answered).encode())
+
+    def _path(self, request: str, environment: Mapping[str, str]) -> Path:
+        flags = {name: environment[name] for name in FLAGS if name in environment}
+        asked = json.dumps([request, flags])
+        return self.folder / f"{hashlib.sha256(asked.encode()).hexdigest()}.json"
