@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,8 +10,8 @@ from typing import Any
 
 import attrs
 
-FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "NEURON_CC_FLAGS")
-"""Variables of the environment by which a compiler makes another program."""
+FLAGS = re.compile(r"JAX_.*|.*_(FLAGS|ARGS)")
+"""Variables of the environment by which JAX or a compiler makes another program."""
 
 
 @attrs.frozen
@@ -42,6 +43,6 @@ class KeptAnswers:
         write_atomically(self._path(request, environment), json.dumps(answered).encode())
 
     def _path(self, request: str, environment: Mapping[str, str]) -> Path:
-        flags = {name: environment[name] for name in FLAGS if name in environment}
-        asked = json.dumps([request, flags])
+        flags = {name: value for name, value in environment.items() if FLAGS.fullmatch(name)}
+        asked = json.dumps([request, flags], sort_keys=True)
         return self.folder / f"{hashlib.sha256(asked.encode()).hexdigest()}.json"
