@@ -18,7 +18,7 @@ from axcore.modifiers import with_changes
 from axcore.parallel import MESH_AXES, mesh_sizes
 from axcore.plugins import Hardware
 
-REMATS = ("none", "minimal", "save_heads", "save_attention", "full")
+REMATS = ("none", "minimal", "save_gate", "save_heads", "save_attention", "full")
 """From most memory to most computation."""
 
 WAYS = (2, 4, 8, 16)

@@ -78,6 +78,7 @@ def test_presets_differ_in_the_products_that_are_computed_again():
         "full": logits + values + heads + wide,
         "save_attention": logits + heads + wide,
         "save_heads": logits + wide,
+        "save_gate": logits + 1,
         "minimal": logits,
         "offload_attention": logits + wide,
         "offload_minimal": logits,
