@@ -1,10 +1,11 @@
 """Data: text from files, as tokens, packed into batches whose order and position are exact."""
 
 from axcore.data.batches import DataShard, Rows, batches, train_order, validation_order
+from axcore.data.chat_template import ChatTemplate, Message
 from axcore.data.data import Data, DataSummary
 from axcore.data.data_loader import DataLoader
 from axcore.data.document import Document, Source
-from axcore.data.hugging_face_tokenizer import HuggingFaceTokenizer
+from axcore.data.hugging_face_tokenizer import HuggingFaceTokenizer, tokenizer_in
 from axcore.data.json_lines import JsonLines
 from axcore.data.loading import TrainBatches, ValidationBatches
 from axcore.data.packing import Batch
@@ -15,6 +16,7 @@ from axcore.data.tokenizer import ByteTokenizer, Tokenizer
 __all__ = [
     "Batch",
     "ByteTokenizer",
+    "ChatTemplate",
     "Data",
     "DataLoader",
     "DataShard",
@@ -22,6 +24,7 @@ __all__ = [
     "Document",
     "HuggingFaceTokenizer",
     "JsonLines",
+    "Message",
     "Rows",
     "Source",
     "StandardLibrary",
@@ -30,6 +33,7 @@ __all__ = [
     "TrainBatches",
     "ValidationBatches",
     "batches",
+    "tokenizer_in",
     "train_order",
     "validation_order",
 ]

@@ -1,14 +1,17 @@
 """Any Hugging Face `tokenizer.json`, through the `tokenizers` library."""
 
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from axcore.config import REQUIRED, PositiveInt, config
+from axcore.config import REQUIRED, PositiveInt, config, evolve
+from axcore.data.chat_template import ChatTemplate, Message
 from axcore.data.tokenizer import Tokenizer, round_up_vocab
+from axcore.data.tokenizer_settings import TokenizerSettings, read_json, read_settings
 from axcore.errors import DataError
 
 
@@ -16,20 +19,25 @@ class HuggingFaceTokenizer(Tokenizer):
     """The vocabulary and the rules of a `tokenizer.json`.
 
     Truncation and padding that the file asks for are switched off: packing loses no token and pads
-    by itself. Special tokens are never read out of the text: a document that writes `</s>` holds
-    those four characters, not the end of a document.
+    by itself. Special tokens are never read out of a document: one that writes `</s>` holds those
+    four characters, not its own end. They are read out of what a chat template writes, also where
+    a message wrote them.
     """
 
     @config
     class Config(Tokenizer.Config):
-        """Which file, and which of its tokens frame a document.
+        """Which files, and which of their tokens frame a document.
 
         Attributes:
             path: The `tokenizer.json`, relative to the working directory.
-            eos_token: The token that ends a document, as it is written in the file.
-            bos_token: The token that begins a document; without one, a document's first token is
-                never predicted.
-            pad_token: What fills rows up; without one, `eos_token` does.
+            eos_token: The token that ends a document, as it is written in the file; that of
+                `settings_path` where None.
+            bos_token: The token that begins a document. Without one, here or in `settings_path`, a
+                document's first token is never predicted.
+            pad_token: What fills rows up; without one, here or there, `eos_token` does.
+            end_tokens: Tokens that end what a model writes, besides `eos_token`.
+            settings_path: A `tokenizer_config.json`, which names tokens and may hold a template.
+            chat_template_path: A chat template, before that of `settings_path`.
             vocab_multiple: `vocab_size` is a multiple of this.
         """
 
@@ -37,37 +45,83 @@ class HuggingFaceTokenizer(Tokenizer):
         eos_token: str | None = None
         bos_token: str | None = None
         pad_token: str | None = None
+        end_tokens: tuple[str, ...] = ()
+        settings_path: str | None = None
+        chat_template_path: str | None = None
         vocab_multiple: PositiveInt = 1
 
-    file_fields = ("path",)
+    file_fields = ("path", "settings_path", "chat_template_path")
 
     def __init__(self, cfg: Config) -> None:
         super().__init__(cfg)
-        self._tokenizer = _load(cfg.path)
+        self._settings = read_settings(cfg.settings_path)
+        self._tokenizer = _load(cfg.path, self._settings)
         vocabulary: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
-        if cfg.eos_token is None:
+        eos_id = self._named("eos_token")
+        if eos_id is None:
             raise DataError(
                 "The tokenizer needs the name of the token that ends a document.",
                 where=cfg.path,
                 hint=f"Set eos_token; {self._special_tokens()}.",
             )
-        self.eos_id = self._id_of(cfg.eos_token, "eos_token")
-        self.bos_id = None if cfg.bos_token is None else self._id_of(cfg.bos_token, "bos_token")
-        self.pad_id = (
-            self.eos_id if cfg.pad_token is None else self._id_of(cfg.pad_token, "pad_token")
-        )
+        self.eos_id, self.bos_id = eos_id, self._named("bos_token")
+        pad_id = self._named("pad_token")
+        self.pad_id = eos_id if pad_id is None else pad_id
+        self._further_ids = [self._id_of(token, "end_tokens") for token in cfg.end_tokens]
         self.vocab_size = round_up_vocab(max(vocabulary.values()) + 1, cfg.vocab_multiple)
+
+    @property
+    def end_ids(self) -> tuple[int, ...]:  # noqa: D102 - an attribute
+        return tuple(dict.fromkeys((self.eos_id, *self._further_ids)))
+
+    @cached_property
+    def chat_template(self) -> ChatTemplate | None:
+        """The template of its conversations, if it has one."""
+        path = self.config.chat_template_path
+        found = self._settings.chat_template if path is None else _read(path)
+        where = path or self.config.settings_path or self.config.path
+        return None if found is None else ChatTemplate(found, self._roles(), where=where)
 
     def encode_many(self, texts: Sequence[str]) -> list[NDArray[Any]]:
         """Returns the tokens of each text, without those that the file would put around it."""
         encoded = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(encoding.ids, np.int32) for encoding in encoded]
 
+    def encode_marked(self, text: str) -> NDArray[np.int32]:
+        """Returns the tokens of a text, [N] int32, in which special tokens are written out."""
+        return np.array(self._marked.encode(text, add_special_tokens=False).ids, np.int32)
+
+    def encode_chat(
+        self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **values: Any
+    ) -> NDArray[np.int32]:
+        """Returns the tokens of a conversation, as its chat template writes it."""
+        if self.chat_template is None:
+            return super().encode_chat(messages)
+        return self.encode_marked(
+            self.chat_template.render(
+                messages, add_generation_prompt=add_generation_prompt, **values
+            )
+        )
+
     def decode(self, tokens: Iterable[int]) -> str:
         """Returns the text, as the file's decoder writes it."""
         numbers = [int(token) for token in tokens]
         text: str = self._tokenizer.decode(numbers, skip_special_tokens=True)
         return text
+
+    @cached_property
+    def _marked(self) -> Any:
+        """The same tokenizer, which reads special tokens out of a text."""
+        return _load(self.config.path, self._settings, reads_special=True)
+
+    def _roles(self) -> dict[str, str]:
+        """Returns the tokens that a template may name."""
+        own = {role: getattr(self.config, role) for role in ("eos_token", "bos_token", "pad_token")}
+        return {**self._settings.tokens, **{role: name for role, name in own.items() if name}}
+
+    def _named(self, field: str) -> int | None:
+        name = self._roles().get(field)
+        return None if name is None else self._id_of(name, field)
 
     def _id_of(self, token: str, field: str) -> int:
         number: int | None = self._tokenizer.token_to_id(token)
@@ -87,7 +141,42 @@ class HuggingFaceTokenizer(Tokenizer):
         return "its special tokens are " + ", ".join(special[:20])
 
 
-def _load(path: str) -> Any:
+def tokenizer_in(folder: str | Path) -> HuggingFaceTokenizer.Config:
+    """Returns the config of the tokenizer in a model's folder, with what ends the model's answers.
+
+    Raises:
+        DataError: There is no `tokenizer.json`, or what lies beside it cannot be read.
+    """
+    root = Path(folder)
+    cfg = HuggingFaceTokenizer.Config(
+        path=str(root / "tokenizer.json"),
+        settings_path=_there(root / "tokenizer_config.json"),
+        chat_template_path=_there(root / "chat_template.jinja"),
+    )
+    return evolve(cfg, end_tokens=_end_tokens(cfg, _there(root / "generation_config.json")))
+
+
+def _end_tokens(cfg: HuggingFaceTokenizer.Config, generation: str | None) -> tuple[str, ...]:
+    """Returns the tokens that a `generation_config.json` ends texts with."""
+    found = read_json(generation, "generation_config.json") if generation else {}
+    numbers = found.get("eos_token_id") or []
+    numbers = numbers if isinstance(numbers, list) else [numbers]
+    tokenizer = _load(cfg.path, read_settings(cfg.settings_path))
+    names = {number: tokenizer.id_to_token(number) for number in numbers}
+    if unknown := [number for number, name in names.items() if name is None]:
+        raise DataError(
+            f"Texts end with tokens {unknown}, which are not in the vocabulary of {cfg.path}.",
+            where=str(generation),
+            hint="Take the tokenizer and the generation_config.json from one model.",
+        )
+    return tuple(names.values())
+
+
+def _there(path: Path) -> str | None:
+    return str(path) if path.is_file() else None
+
+
+def _load(path: str, settings: TokenizerSettings, *, reads_special: bool = False) -> Any:
     file = Path(path).expanduser()
     if not file.is_file():
         raise DataError(
@@ -106,5 +195,33 @@ def _load(path: str) -> Any:
         ) from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    tokenizer.encode_special_tokens = True
+    _add_tokens(tokenizer, settings, path)
+    tokenizer.encode_special_tokens = not reads_special
     return tokenizer
+
+
+def _add_tokens(tokenizer: Any, settings: TokenizerSettings, path: str) -> None:
+    """Adds tokens that the settings name and the file lacks, under the numbers that they name."""
+    import tokenizers
+
+    for number, token in sorted(settings.added.items()):
+        if tokenizer.token_to_id(token["content"]) is None:
+            tokenizer.add_tokens([tokenizers.AddedToken(**token)])
+        found = tokenizer.token_to_id(token["content"])
+        if found != number:
+            raise DataError(
+                f"{token['content']!r} is token {found} of {path}, and {number} by its settings.",
+                where=path,
+                hint="Take the tokenizer.json and the tokenizer_config.json from one model.",
+            )
+
+
+def _read(path: str) -> str:
+    file = Path(path).expanduser()
+    try:
+        return file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise DataError(
+            f"The chat template {path!r} cannot be read: {error.strerror}.",
+            where=str(file.absolute()),
+        ) from error

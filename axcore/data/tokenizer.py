@@ -8,6 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from axcore.config import Configurable, PositiveInt, config
+from axcore.data.chat_template import Message
+from axcore.errors import DataError
 from axcore.plugins import wrong_method_return
 
 
@@ -18,6 +20,7 @@ class Tokenizer(Configurable, ABC):
         vocab_size: One more than the largest token number.
         bos_id: What every document begins with, or None.
         eos_id: What every document ends with.
+        end_ids: What ends a text that a model writes: `eos_id` and, of some models, others.
         file_fields: Fields of the config that are paths of files; a run keeps a copy of each.
         pad_id: What fills rows up; its loss weight is 0.
     """
@@ -27,6 +30,10 @@ class Tokenizer(Configurable, ABC):
     bos_id: int | None
     eos_id: int
     pad_id: int
+
+    @property
+    def end_ids(self) -> tuple[int, ...]:  # noqa: D102 - an attribute
+        return (self.eos_id,)
 
     @abstractmethod
     def encode_many(self, texts: Sequence[str]) -> list[NDArray[Any]]:
@@ -43,6 +50,24 @@ class Tokenizer(Configurable, ABC):
     def encode_prompt(self, text: str) -> NDArray[np.int32]:
         """Returns the tokens of a document's beginning: bos, where there is one, and the text."""
         return np.concatenate([self._before(), self.encode(text)])
+
+    def encode_chat(
+        self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **values: Any
+    ) -> NDArray[np.int32]:
+        """Returns the tokens of a conversation, as its chat template writes it.
+
+        Args:
+            messages: The turns, the first one first; see `ChatTemplate.render`.
+            add_generation_prompt: Whether the model is to answer.
+            **values: What else the template reads.
+
+        Raises:
+            DataError: The tokenizer has no chat template, or it refuses the conversation.
+        """
+        raise DataError(
+            f"A {type(self).__name__} has no chat template.",
+            hint="Use a HuggingFaceTokenizer with settings_path or chat_template_path.",
+        )
 
     def encode_documents(self, texts: Sequence[str]) -> list[NDArray[Any]]:
         """Returns each text's tokens between bos, where there is one, and eos.

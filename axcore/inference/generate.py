@@ -109,7 +109,7 @@ class Generator:
             )
             drawn[ended] = self.tokenizer.eos_id
             yield drawn
-            ended |= drawn == self.tokenizer.eos_id
+            ended |= np.isin(drawn, self.tokenizer.end_ids)
             if ended.all():
                 return
             window, length = _appended(window, length, drawn)
@@ -131,7 +131,7 @@ class Generator:
         return window, len(tokens)
 
     def _finished(self, prompt: str, drawn: np.ndarray) -> Generation:
-        ends = np.flatnonzero(drawn == self.tokenizer.eos_id)
+        ends = np.flatnonzero(np.isin(drawn, self.tokenizer.end_ids))
         kept = drawn[: ends[0]] if len(ends) else drawn
         return Generation(prompt, self.tokenizer.decode(kept.tolist()), len(kept), bool(len(ends)))
 
@@ -141,7 +141,7 @@ def _allowed(model: Any, tokenizer: Tokenizer) -> np.ndarray:
     allowed = np.zeros(model.config.vocab_size, bool)
     allowed[: tokenizer.vocab_size] = True
     for token in (tokenizer.bos_id, tokenizer.pad_id):
-        if token is not None and token != tokenizer.eos_id:
+        if token is not None and token not in tokenizer.end_ids:
             allowed[token] = False
     return allowed
 

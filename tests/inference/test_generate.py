@@ -89,6 +89,16 @@ def test_an_end_token_in_first_place_ends_the_text():
     assert (drawn.text, drawn.num_tokens, drawn.is_ended) == ("", 0, True)
 
 
+def test_a_text_ends_at_any_of_the_tokens_that_end_one():
+    class TwoEnds(ByteTokenizer):
+        end_ids = (TOKENIZER.eos_id, ord("."))
+
+    generator = scripted((ord("x"), ord("y")), (ord("y"), ord(".")))
+    generator.tokenizer = TwoEnds.Config().build()
+    (drawn,) = generator.generate("x", max_tokens=9, sampling=Sampling(temperature=0))
+    assert (drawn.text, drawn.is_ended) == ("y", True)
+
+
 def test_drawing_stops_when_every_sample_has_ended():
     steps = list(
         scripted((ord("x"), ord("y")), (ord("y"), TOKENIZER.eos_id)).stream(

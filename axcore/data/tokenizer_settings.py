@@ -1,0 +1,87 @@
+"""What lies beside a `tokenizer.json`: the names of its tokens, and its chat template."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from axcore.errors import DataError
+
+
+@attrs.frozen
+class TokenizerSettings:
+    """What a `tokenizer_config.json` says.
+
+    Args:
+        tokens: Special tokens by role, as `eos_token` and `pad_token`.
+        added: Tokens by number that the vocabulary has besides those of the `tokenizer.json`, each
+            with its settings.
+        chat_template: The template, if there is one.
+    """
+
+    tokens: Mapping[str, str] = {}
+    added: Mapping[int, Mapping[str, Any]] = {}
+    chat_template: str | None = None
+
+
+def read_settings(path: str | None) -> TokenizerSettings:
+    """Returns the settings of a file, none without one.
+
+    Raises:
+        DataError: It does not exist, or is no `tokenizer_config.json`.
+    """
+    if path is None:
+        return TokenizerSettings()
+    content = read_json(path, "tokenizer_config.json")
+    added = content.get("added_tokens_decoder", {})
+    return TokenizerSettings(
+        tokens={
+            role: _text(token)
+            for role, token in content.items()
+            if role.endswith("_token") and isinstance(token, str | dict)
+        },
+        added={int(number): token for number, token in added.items()},
+        chat_template=_template(content.get("chat_template"), path),
+    )
+
+
+def read_json(path: str, kind: str) -> dict[str, Any]:
+    """Returns a file's JSON object.
+
+    Raises:
+        DataError: It does not exist, or holds something else.
+    """
+    file = Path(path).expanduser()
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DataError(
+            f"The {kind} {path!r} cannot be read: {error.strerror}.", where=str(file.absolute())
+        ) from error
+    except ValueError as error:
+        raise DataError(
+            f"The {kind} {path!r} is not JSON: {error}.", where=str(file.absolute())
+        ) from error
+    if not isinstance(content, dict):
+        raise DataError(f"The {kind} {path!r} is no JSON object.", where=str(file.absolute()))
+    return content
+
+
+def _text(token: str | dict[str, Any]) -> str:
+    return token if isinstance(token, str) else str(token["content"])
+
+
+def _template(found: Any, path: str) -> str | None:
+    """Returns the template, of several the one called `default`."""
+    if not isinstance(found, list):
+        return None if found is None else str(found)
+    by_name = {str(one["name"]): str(one["template"]) for one in found}
+    if "default" not in by_name:
+        raise DataError(
+            f"None of the chat templates is the default: there are {', '.join(by_name)}.",
+            where=path,
+            hint="Write the one that you want into a file, and set chat_template_path.",
+        )
+    return by_name["default"]

@@ -1,0 +1,148 @@
+"""Conversations as tokens: templates in a sandbox, special tokens that they write out."""
+
+import json
+
+import pytest
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers
+
+from axcore.data import ByteTokenizer, ChatTemplate, HuggingFaceTokenizer, tokenizer_in
+from axcore.errors import DataError
+
+SPECIAL = ("<|begin|>", "<|turn|>", "<|end|>", "<|stop|>")
+
+TURNS = """{{ bos_token }}
+{%- for message in messages %}
+    {%- if message.role not in ('user', 'assistant') %}
+        {{- raise_exception('no role ' + message.role) }}
+    {%- endif %}
+    {{- '<|turn|>' + message.role }}:
+    {%- generation %} {{ message.content | trim }}{% endgeneration %}<|end|>
+    {%- if loop.index > 8 %}{% break %}{% endif %}
+{%- endfor %}
+{%- if tools %}{{ tools | tojson }}{% endif %}
+{%- if add_generation_prompt %}<|turn|>assistant:{% endif %}"""
+
+TALK = ({"role": "user", "content": " Grüße! "}, {"role": "assistant", "content": "Hi <b>"})
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A model's folder, with a tokenizer of bytes, as it is published."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = tokenizers.Tokenizer(
+        models.BPE({letter: number for number, letter in enumerate(alphabet)}, [])
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(list(SPECIAL[:3]))
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    settings = {
+        "bos_token": {"content": "<|begin|>", "lstrip": False},
+        "eos_token": "<|end|>",
+        "pad_token": None,
+        "chat_template": "an older template",
+        "added_tokens_decoder": {"259": {"content": "<|stop|>", "special": True}},
+    }
+    write(tmp_path / "tokenizer_config.json", settings)
+    write(tmp_path / "generation_config.json", {"eos_token_id": [258, 259]})
+    (tmp_path / "chat_template.jinja").write_text(TURNS)
+    return tmp_path
+
+
+def write(path, content):
+    path.write_text(json.dumps(content))
+
+
+def test_a_folder_tells_all_of_its_tokenizer(folder):
+    cfg = tokenizer_in(folder)
+    assert cfg.end_tokens == ("<|end|>", "<|stop|>")
+    tokenizer = cfg.build()
+    assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id) == (256, 258, 258)
+    assert tokenizer.end_ids == (258, 259)
+    assert tokenizer.vocab_size == 260
+
+
+def test_a_conversation_has_special_tokens_where_the_template_writes_them(folder):
+    tokenizer = tokenizer_in(folder).build()
+    tokens = tokenizer.encode_chat(TALK)
+    text = "<|begin|><|turn|>user: Grüße!<|end|><|turn|>assistant: Hi <b><|end|><|turn|>assistant:"
+    assert tokens.tolist() == tokenizer.encode_marked(text).tolist()
+    assert [token for token in tokens if token >= 256] == [256, 257, 258, 257, 258, 257]
+    assert tokenizer.decode(tokens) == "user: Grüße!assistant: Hi <b>assistant:"
+    answered = tokenizer.encode_chat(TALK, add_generation_prompt=False)
+    assert answered.tolist() == tokens[: len(answered)].tolist()
+
+
+def test_documents_do_not_end_where_they_write_a_special_token(folder):
+    tokenizer = tokenizer_in(folder).build()
+    assert max(tokenizer.encode("a<|end|>b")) < 256
+    assert tokenizer.encode_marked("a<|end|>b").tolist()[1] == 258
+
+
+def test_json_in_a_template_is_not_escaped_as_in_html(folder):
+    template = tokenizer_in(folder).build().chat_template
+    assert '[{"name": "<ß>"}]' in template.render(TALK, tools=[{"name": "<ß>"}])
+
+
+def test_a_conversation_that_a_template_refuses_says_why(folder):
+    with pytest.raises(DataError, match="does not take this conversation: no role wizard") as e:
+        tokenizer_in(folder).build().encode_chat([{"role": "wizard", "content": "!"}])
+    assert "['wizard']" in e.value.hint
+    assert e.value.where.endswith("chat_template.jinja")
+
+
+def test_a_template_is_kept_in_a_sandbox(folder):
+    (folder / "chat_template.jinja").write_text("{{ messages.__class__.__mro__ }}")
+    with pytest.raises(DataError, match="does not take this conversation: access to attribute"):
+        tokenizer_in(folder).build().encode_chat(TALK)
+
+
+def test_a_template_that_is_no_jinja_names_its_line():
+    with pytest.raises(DataError, match=r"no Jinja that can be read: .* in line 2"):
+        ChatTemplate("\n{% for %}", {}, where="here")
+
+
+def test_of_several_templates_the_default_one_is_taken(folder):
+    (folder / "chat_template.jinja").unlink()
+    several = [{"name": "rag", "template": "other"}, {"name": "default", "template": "{{ 1 + 1 }}"}]
+    write(folder / "tokenizer_config.json", {"eos_token": "<|end|>", "chat_template": several})
+    write(folder / "generation_config.json", {"eos_token_id": 258})
+    assert tokenizer_in(folder).build().encode_chat(TALK).tolist() == [ord("2") - ord("!")]
+    write(folder / "tokenizer_config.json", {"eos_token": "<|end|>", "chat_template": several[:1]})
+    with pytest.raises(DataError, match="None of the chat templates is the default: there are rag"):
+        tokenizer_in(folder).build()
+
+
+def test_a_tokenizer_without_a_template_says_so(folder):
+    with pytest.raises(DataError, match="A ByteTokenizer has no chat template"):
+        ByteTokenizer.Config().build().encode_chat(TALK)
+    plain = HuggingFaceTokenizer.Config(path=str(folder / "tokenizer.json"), eos_token="<|end|>")
+    with pytest.raises(DataError, match="A HuggingFaceTokenizer has no chat template"):
+        plain.build().encode_chat(TALK)
+
+
+def test_settings_of_another_tokenizer_are_refused(folder):
+    added = {"7": {"content": "<|end|>", "special": True}}
+    write(folder / "tokenizer_config.json", {"added_tokens_decoder": added})
+    with pytest.raises(DataError, match=r"'<\|end\|>' is token 258 of .*, and 7 by its settings"):
+        tokenizer_in(folder)
+
+
+def test_an_end_that_the_vocabulary_lacks_is_refused(folder):
+    write(folder / "generation_config.json", {"eos_token_id": [258, 999]})
+    with pytest.raises(DataError, match=r"Texts end with tokens \[999\], which are not"):
+        tokenizer_in(folder)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [("{", "is not JSON"), ("[]", "is no JSON object"), (None, "cannot be read")],
+)
+def test_settings_that_cannot_be_read_name_the_file(folder, content, said):
+    path = folder / "tokenizer_config.json"
+    path.unlink() if content is None else path.write_text(content)
+    cfg = HuggingFaceTokenizer.Config(path=str(folder / "tokenizer.json"), settings_path=str(path))
+    with pytest.raises(DataError, match=f"tokenizer_config.json.* {said}") as e:
+        cfg.build()
+    assert e.value.where == str(path)
