@@ -9,6 +9,7 @@ from axcore.data.hugging_face_tokenizer import HuggingFaceTokenizer, tokenizer_i
 from axcore.data.json_lines import JsonLines
 from axcore.data.loading import TrainBatches, ValidationBatches
 from axcore.data.packing import Batch
+from axcore.data.sentence_piece_tokenizer import SentencePieceTokenizer
 from axcore.data.standard_library import StandardLibrary
 from axcore.data.text_files import TextFiles
 from axcore.data.tokenizer import ByteTokenizer, Tokenizer
@@ -26,6 +27,7 @@ __all__ = [
     "JsonLines",
     "Message",
     "Rows",
+    "SentencePieceTokenizer",
     "Source",
     "StandardLibrary",
     "TextFiles",

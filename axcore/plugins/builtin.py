@@ -301,6 +301,7 @@ def tokenizers() -> Iterator[DataTokenizer]:
     for name, config, summary in (
         ("bytes", "ByteTokenizer", "A token for each byte of UTF-8"),
         ("hugging_face", "HuggingFaceTokenizer", "Any tokenizer.json"),
+        ("sentence_piece", "SentencePieceTokenizer", "Any SentencePiece tokenizer.model"),
     ):
         ref = Ref(f"axcore.data:{config}.Config")
         yield DataTokenizer(name=name, config=ref, summary=summary)
