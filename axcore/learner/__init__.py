@@ -3,6 +3,7 @@
 from axcore.learner.averaging import EMA
 from axcore.learner.groups import ParamGroup
 from axcore.learner.learner import Learner, LearnerState
+from axcore.learner.low_precision import LowPrecisionState
 from axcore.learner.optimizers import SGD, Adafactor, AdamW, Lion, Muon, Optimizer
 from axcore.learner.schedules import (
     ConstantSchedule,
@@ -24,6 +25,7 @@ __all__ = [
     "Learner",
     "LearnerState",
     "Lion",
+    "LowPrecisionState",
     "Muon",
     "Optimizer",
     "ParamGroup",

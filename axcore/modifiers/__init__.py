@@ -9,6 +9,7 @@ from axcore.modifiers.edits import Chain, Named, ReplaceConfig, UpdateConfig
 from axcore.modifiers.kernels import Kernels
 from axcore.modifiers.layout import Accumulate, MeshShape, MicroBatches, Shard
 from axcore.modifiers.lora import LoRA
+from axcore.modifiers.low_precision import LowPrecisionOptimizer
 from axcore.modifiers.named import apply_modifier, find_change, with_changes
 from axcore.modifiers.pipelined import Pipelined
 from axcore.modifiers.quantization import Fp8Training, Int8Training
@@ -22,6 +23,7 @@ __all__ = [
     "Int8Training",
     "Kernels",
     "LoRA",
+    "LowPrecisionOptimizer",
     "MeshShape",
     "MicroBatches",
     "Named",

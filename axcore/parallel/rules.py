@@ -119,9 +119,9 @@ def param_shardings(specs: Any, rules: Rules, mesh: AnyMesh) -> Any:
 def _indivisible(spec: ParamSpec, parts: PartitionSpec, mesh: AnyMesh) -> list[str]:
     found = []
     for size, axis, entry in zip(spec.shape, spec.axes, parts, strict=True):
-        names = (entry,) if isinstance(entry, str) else entry or ()
-        ways = math.prod(mesh.shape[name] for name in names)
+        ways = _ways(entry, mesh)
         if size % ways:
+            names = (entry,) if isinstance(entry, str) else entry
             found.append(f"{spec.name}: {axis} is {size}, {'x'.join(names)} is {ways}")
     return found
 
@@ -130,8 +130,9 @@ def shardings_like(tree: Any, params: Any, shardings: Any, mesh: AnyMesh) -> Any
     """Returns shardings for an abstract tree that holds copies of `params` somewhere inside.
 
     A leaf whose path ends with a parameter's path, and which has its shape, is sharded as that
-    parameter; anything else (step counts, factored buffers) is replicated. So the state of any
-    optax chain is sharded by inference.
+    parameter; so is one with a number for each block of the parameter, in dimensions that still
+    divide. Anything else (step counts, factored buffers) is replicated. So the state of any optax
+    chain is sharded by inference.
     """
     by_path = {
         _names(path): (leaf.shape, sharding)
@@ -145,12 +146,31 @@ def shardings_like(tree: Any, params: Any, shardings: Any, mesh: AnyMesh) -> Any
         names = _names(path)
         for start in range(len(names)):
             found = by_path.get(names[start:])
-            if found and found[0] == leaf.shape:
-                sharding: NamedSharding = found[1]
-                return sharding
+            if found and _has_blocks(leaf.shape, of=found[0]):
+                return _where_divisible(found[1], leaf.shape)
         return replicated
 
     return jax.tree.map_with_path(sharding_of, tree)
+
+
+def _has_blocks(shape: tuple[int, ...], *, of: tuple[int, ...]) -> bool:
+    return len(shape) == len(of) and all(
+        size and whole % size == 0 for size, whole in zip(shape, of, strict=True)
+    )
+
+
+def _where_divisible(sharding: NamedSharding, shape: tuple[int, ...]) -> NamedSharding:
+    """Returns the sharding, with dimensions whole that do not divide over their mesh axes."""
+    parts = [
+        None if size % _ways(entry, sharding.mesh) else entry
+        for size, entry in zip(shape, sharding.spec, strict=True)
+    ]
+    return NamedSharding(sharding.mesh, PartitionSpec(*parts))  # type: ignore[no-untyped-call]
+
+
+def _ways(entry: Any, mesh: AnyMesh) -> int:
+    names = (entry,) if isinstance(entry, str) else entry or ()
+    return math.prod(mesh.shape[name] for name in names)
 
 
 def _names(path: Any) -> tuple[str, ...]:

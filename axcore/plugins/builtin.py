@@ -241,6 +241,7 @@ def modifiers() -> Iterator[Modifier]:
         ("pipelined", "Pipelined", "Layers in stages, over the mesh axis `pipeline`"),
         ("shard", "Shard", "Dimensions split along other mesh axes, by their logical names"),
         ("lora", "LoRA", "Small corrections of linear layers trained, and nothing else"),
+        ("low_precision_optimizer", "LowPrecisionOptimizer", "Optimizer state in 8 or 16 bits"),
         ("kernels", "Kernels", "Kernels pinned by op, and portable ones allowed"),
         ("replace", "ReplaceConfig", "Another layer in the place of every layer of a class"),
         ("update", "UpdateConfig", "Values by path or glob"),
