@@ -69,6 +69,8 @@ class Data(DataLoader):
             batch_size: Rows of the global batch, over all processes.
             seed: Decides the order of training rows.
             shuffle: Whether training rows are shuffled, in another order each epoch.
+            masks_documents: Whether attention is kept within documents; if not, each row is read as
+                one, and batches have no `segment_ids`.
             validation_fraction: Share of the documents that is never trained on, in [0, 1).
             validation_batches: How many batches an evaluation reads at most; None reads them all.
         """
@@ -79,6 +81,7 @@ class Data(DataLoader):
         batch_size: PositiveInt = REQUIRED
         seed: int = 0
         shuffle: bool = True
+        masks_documents: bool = True
         validation_fraction: Fraction = 0.05
         validation_batches: PositiveInt | None = None
 
@@ -95,8 +98,9 @@ class Data(DataLoader):
         self.tokenizer = cfg.tokenizer.build()
 
     def batch_spec(self) -> BatchSpec:
-        """Returns five arrays of `[batch, time]`; `PackedRows.batch` makes them."""
+        """Returns the arrays of `[batch, time]` that `PackedRows.batch` makes."""
         cfg = self.config
+        left_out = set() if cfg.masks_documents else {"segment_ids"}
         num_values = dict.fromkeys(("tokens", "targets"), self.tokenizer.vocab_size)
         return BatchSpec(
             arrays={
@@ -107,6 +111,7 @@ class Data(DataLoader):
                     num_values=num_values.get(name),
                 )
                 for name, dtype in PackedRows.DTYPES.items()
+                if name not in left_out
             },
             unit="token",
             num_units=cfg.batch_size * cfg.seq_len,
@@ -170,9 +175,15 @@ class Data(DataLoader):
     @cached_property
     def _identity(self) -> dict[str, Any]:
         """Everything that a training batch depends on, besides its step."""
-        names = ("seq_len", "batch_size", "seed", "shuffle")
+        names = ("seq_len", "batch_size", "seed", "shuffle", "masks_documents")
         settings = {name: getattr(self.config, name) for name in names}
         return {"tokens": self._corpus.train.digest, **settings}
 
     def _rows(self, store: TokenStore) -> PackedRows:
-        return PackedRows(store, seq_len=self.config.seq_len, pad_id=self.tokenizer.pad_id)
+        cfg = self.config
+        return PackedRows(
+            store,
+            seq_len=cfg.seq_len,
+            pad_id=self.tokenizer.pad_id,
+            masks_documents=cfg.masks_documents,
+        )

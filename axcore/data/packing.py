@@ -79,10 +79,13 @@ class PackedRows:
         "positions": "int32",
         "loss_weights": "float32",
     }
-    """The arrays of a batch, all [B, T]."""
+    """The arrays of a batch, all [B, T]; `segment_ids` only where documents are masked."""
 
-    def __init__(self, store: TokenStore, *, seq_len: int, pad_id: int) -> None:
+    def __init__(
+        self, store: TokenStore, *, seq_len: int, pad_id: int, masks_documents: bool = True
+    ) -> None:
         self.seq_len = seq_len
+        self._masks_documents = masks_documents
         self._pad_id = pad_id
         self._tokens_N = store.tokens
         # Pair p of document i begins at token p + i: every earlier document has one token more
@@ -100,7 +103,8 @@ class PackedRows:
             `tokens` and `targets`, [B, T] int32: a token, and the one that follows it in the same
             document. `segment_ids`, [B, T] int32: 1 for a row's first document, 2 for the next,
             ..., 0 for padding. `positions`, [B, T] int32: 0, 1, ... from where a segment begins.
-            `loss_weights`, [B, T] float32: 1, and 0 for padding.
+            `loss_weights`, [B, T] float32: 1, and 0 for padding. Where documents are not masked,
+            a row is one segment: there are no `segment_ids`, and positions count the row.
         """
         row_B1 = np.asarray(rows, np.int64)[:, None]
         begin_B1 = row_B1 * self.seq_len
@@ -109,15 +113,19 @@ class PackedRows:
         pair_BT = np.where(is_real_BT, pair_BT, 0)
         document_BT = np.searchsorted(self._first_pair, pair_BT, side="right") - 1
         token_BT = pair_BT + document_BT
+        segment_BT = document_BT - document_BT[:, :1] + 1
         segment_begin_BT = np.maximum(self._first_pair[document_BT], begin_B1)
+        if not self._masks_documents:
+            segment_begin_BT = begin_B1
 
         def filled(values_BT: NDArray[Any], padding: int = 0) -> NDArray[np.int32]:
             return np.where(is_real_BT, values_BT.astype(np.int32), np.int32(padding))
 
+        segments = {"segment_ids": filled(segment_BT)} if self._masks_documents else {}
         return {
             "tokens": filled(self._tokens_N[token_BT], self._pad_id),
             "targets": filled(self._tokens_N[token_BT + 1], self._pad_id),
             "loss_weights": is_real_BT.astype(np.float32),
-            "segment_ids": filled(document_BT - document_BT[:, :1] + 1),
+            **segments,
             "positions": filled(pair_BT - segment_begin_BT),
         }

@@ -13,8 +13,8 @@ from axcore.models.flops import FORMULA, flops_per_token
 from axcore.models.head import UntiedHead
 from axcore.module import BatchSpec, ModelFlops, Module, entry
 
-BATCH = ("tokens", "targets", "positions", "segment_ids", "loss_weights")
-"""The arrays of a batch that a `CausalLM` is called with."""
+BATCH = ("tokens", "targets", "positions", "loss_weights")
+"""The arrays of a batch that a `CausalLM` is called with, besides `segment_ids` of packed rows."""
 
 
 class CausalLM(Module):
@@ -45,11 +45,12 @@ class CausalLM(Module):
         """Adds the cross-entropy of a batch as a loss, and returns its sum and weight.
 
         Args:
-            batch: `tokens`, `targets`, `positions`, `segment_ids` (`[batch, time]` ints) and
-                `loss_weights` (`[batch, time]` floats), as `axcore.data` makes them.
+            batch: `tokens`, `targets`, `positions` (`[batch, time]` ints) and `loss_weights`
+                (`[batch, time]` floats), as `axcore.data` makes them; and `segment_ids` (ints)
+                where a row holds several documents, from one of which attention reaches no other.
         """
         _check_batch(batch)
-        info = TokenInfo(batch["positions"], batch["segment_ids"])
+        info = TokenInfo(batch["positions"], batch.get("segment_ids"))
         x = self.decoder(batch["tokens"], info)
         table = self.decoder.embedding.weight
         total, weight = self.head.loss(x, table, batch["targets"], batch["loss_weights"])

@@ -19,7 +19,7 @@ ax.functional(model, model.init(0), {argument})
     [
         ("tokens", "called with an array of int32[2, 8]; expected a mapping of tokens, targets"),
         ("'text'", "called with str; expected a mapping of tokens"),
-        ("{'tokens': tokens}", "called without targets, positions, segment_ids, loss_weights"),
+        ("{'tokens': tokens}", "called without targets, positions, loss_weights"),
     ],
 )
 @pytest.mark.quick_one_in(3)
