@@ -12,6 +12,7 @@ from axcore.config import REQUIRED, config, evolve, replace_config, update_confi
 
 if TYPE_CHECKING:
     from axcore.experiments.named import experiment
+    from axcore.interop import from_hugging_face, to_hugging_face
     from axcore.module import Module, Param, functional
     from axcore.runs import Run, load_run
     from axcore.trainer import Trainer
@@ -25,9 +26,11 @@ _LAZY = {
     "Run": "axcore.runs",
     "Trainer": "axcore.trainer",
     "experiment": "axcore.experiments.named",
+    "from_hugging_face": "axcore.interop",
     "functional": "axcore.module",
     "load_run": "axcore.runs",
     "resolve": "axcore.trainer.resolve",
+    "to_hugging_face": "axcore.interop",
 }
 """Where a name comes from that is imported when it is first asked for: with it comes jax."""
 
@@ -40,10 +43,12 @@ __all__ = [
     "config",
     "evolve",
     "experiment",
+    "from_hugging_face",
     "functional",
     "load_run",
     "replace_config",
     "resolve",
+    "to_hugging_face",
     "update_config",
 ]
 

@@ -1,7 +1,8 @@
 """`Generator`: continues a prompt, token by token.
 
-Every token runs the model over the whole context again, in a window of fixed size; there is no
-cache yet. That is simple and right for small models, and slow for large ones.
+Every token runs the model again over a window of fixed size, large enough for what is asked, and
+the context at most; there is no cache yet. That is simple and right for small models, and slow for
+large ones.
 """
 
 from collections.abc import Iterator
@@ -16,6 +17,9 @@ from axcore.data import Tokenizer
 from axcore.errors import ConfigError
 from axcore.inference.sampling import Sampling
 from axcore.module import Module, functional
+
+_WINDOW_STEP = 64
+"""Windows are of multiples of this, so that texts of about the same length share a program."""
 
 
 @attrs.frozen
@@ -99,7 +103,7 @@ class Generator:
             raise ConfigError(
                 f"max_tokens is {max_tokens} and num_samples {num_samples}; expected 1 or more"
             )
-        tokens = self._window(prompt, num_samples)
+        tokens = self._window(prompt, num_samples, max_tokens)
         length = tokens[1]
         window, ended = tokens[0], np.zeros(num_samples, bool)
         keys = jax.random.split(jax.random.key(seed), num_samples)
@@ -122,11 +126,12 @@ class Generator:
         fresh = jax.vmap(lambda key: jax.random.fold_in(key, position))(keys)
         return sampling.sample(jnp.where(self._allowed[None, :], last, -jnp.inf), fresh)
 
-    def _window(self, prompt: str, num_samples: int) -> tuple[np.ndarray, int]:
+    def _window(self, prompt: str, num_samples: int, max_tokens: int) -> tuple[np.ndarray, int]:
         tokens = self.tokenizer.encode_prompt(prompt)[-self.context :]
         if not len(tokens):
             raise ConfigError("the prompt is empty", hint="give a prompt of at least one token")
-        window = np.zeros((num_samples, self.context), np.int32)
+        wanted = -(-(len(tokens) + max_tokens) // _WINDOW_STEP) * _WINDOW_STEP
+        window = np.zeros((num_samples, min(self.context, wanted)), np.int32)
         window[:, : len(tokens)] = tokens
         return window, len(tokens)
 

@@ -20,6 +20,7 @@ from axcore.plugins.records import (
     Experiment,
     Feature,
     HardwareFamily,
+    HuggingFaceFamily,
     JobLauncher,
     Kernel,
     MeshRule,
@@ -27,6 +28,7 @@ from axcore.plugins.records import (
     Modifier,
     Op,
     QuantizationScheme,
+    RopeScaling,
     RunObserver,
     hook,
 )
@@ -308,6 +310,26 @@ def tokenizers() -> Iterator[DataTokenizer]:
         yield DataTokenizer(name=name, config=ref, summary=summary)
 
 
+@hook.hugging_face_families
+def hugging_face_families() -> Iterator[HuggingFaceFamily]:
+    """Published models that the core's layers make."""
+    for name, summary in (
+        ("llama", "Llama 1 to 3.2, and what is published in their form"),
+        ("mistral", "Mistral"),
+        ("mixtral", "Mixtral"),
+        ("qwen2", "Qwen2 and Qwen2.5"),
+    ):
+        family = Ref(f"axcore.models.hugging_face.{name}:{name.upper()}")
+        yield HuggingFaceFamily(name=name, family=family, summary=summary)
+
+
+@hook.rope_scalings
+def rope_scalings() -> Iterator[RopeScaling]:
+    """Rotary positions as they were trained."""
+    plain = Ref("axcore.layers:RoPE.Config")
+    yield RopeScaling(name="default", config=plain, fields={}, summary="Not scaled")
+
+
 @hook.metric_writers
 def metric_writers() -> Iterator[MetricWriter]:
     """Where metrics go."""
@@ -439,6 +461,7 @@ def commands() -> Iterator[Command]:
         ("rehearse", "rehearse", "Train with the faults of a plan, and report what happened"),
         ("generate", "generate", "Draw text from a trained run"),
         ("eval", "evaluate", "The validation loss of a trained run"),
+        ("convert", "convert", "Weights of published models to runs, and back"),
         ("config", "config", "Show, compare and pin down configs"),
         ("experiments", "experiments", "List the experiments there are"),
         ("plugins", "plugins", "List plugins, and what is wrong with them"),

@@ -1,5 +1,6 @@
-"""Runs: opening what training left in a directory."""
+"""Runs: opening what training left in a directory, and making runs of published models."""
 
+from axcore.runs.hugging_face import export_run, import_run
 from axcore.runs.run import Run, load_run
 
-__all__ = ["Run", "load_run"]
+__all__ = ["Run", "export_run", "import_run", "load_run"]

@@ -23,6 +23,7 @@ LAYERS = (
     ("distributed", "parallel"),
     ("ops",),
     ("layers",),
+    ("interop",),
     ("models",),
     ("learner",),
     ("data", "checkpoint"),

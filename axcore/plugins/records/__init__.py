@@ -16,6 +16,7 @@ from axcore.plugins.records.doctor_check import DoctorCheck
 from axcore.plugins.records.environment_flags import EnvironmentFlags
 from axcore.plugins.records.experiment import Experiment
 from axcore.plugins.records.feature import Feature
+from axcore.plugins.records.hugging_face_family import HuggingFaceFamily
 from axcore.plugins.records.job_launcher import JobLauncher
 from axcore.plugins.records.kernel import Kernel
 from axcore.plugins.records.layer_variant import LayerVariant
@@ -23,6 +24,7 @@ from axcore.plugins.records.metric_writer import MetricWriter
 from axcore.plugins.records.modifier import Modifier
 from axcore.plugins.records.op import Op
 from axcore.plugins.records.quantization_scheme import QuantizationScheme
+from axcore.plugins.records.rope_scaling import RopeScaling
 from axcore.plugins.records.run_observer import RunObserver
 
 __all__ = [
@@ -37,6 +39,7 @@ __all__ = [
     "Experiment",
     "Feature",
     "HardwareFamily",
+    "HuggingFaceFamily",
     "JobLauncher",
     "Kernel",
     "LayerVariant",
@@ -45,6 +48,7 @@ __all__ = [
     "Modifier",
     "Op",
     "QuantizationScheme",
+    "RopeScaling",
     "RunObserver",
     "hook",
 ]
@@ -63,6 +67,7 @@ class Hooks(HookTable):
     experiments = HookDecorator(Experiment)
     features = HookDecorator(Feature)
     hardware_families = HookDecorator(HardwareFamily)
+    hugging_face_families = HookDecorator(HuggingFaceFamily)
     kernels = HookDecorator(Kernel)
     launchers = HookDecorator(JobLauncher)
     layer_variants = HookDecorator(LayerVariant)
@@ -72,6 +77,7 @@ class Hooks(HookTable):
     observers = HookDecorator(RunObserver)
     ops = HookDecorator(Op)
     quantization_schemes = HookDecorator(QuantizationScheme)
+    rope_scalings = HookDecorator(RopeScaling)
     tokenizers = HookDecorator(DataTokenizer)
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from axcore.plugins import Experiment, Feature, LayerVariant, Ref, hook
+from axcore.plugins import Experiment, Feature, LayerVariant, Ref, RopeScaling, hook
 
 _VARIANTS = (
     ("DotProductAttention", "sliding_window", "Each token sees a fixed number of tokens before it"),
@@ -46,6 +46,37 @@ def layer_variants() -> Iterator[LayerVariant]:
             replaces=Ref(f"axcore.layers:{replaced}"),
             summary=summary,
         )
+
+
+_LENGTH = {"factor": "factor", "original_max_position_embeddings": "original_length"}
+
+
+@hook.rope_scalings
+def rope_scalings() -> Iterator[RopeScaling]:
+    """Scaled rotary positions, as published configs name them."""
+    yield RopeScaling(
+        name="llama3",
+        config=Ref(_CONFIGS["llama3_rope"]),
+        fields={
+            **_LENGTH,
+            "low_freq_factor": "low_frequency_factor",
+            "high_freq_factor": "high_frequency_factor",
+        },
+        summary="Llama 3.1 and later",
+    )
+    yield RopeScaling(
+        name="linear",
+        config=Ref(_CONFIGS["linear_rope"]),
+        fields={"factor": "factor"},
+        summary="Positions divided by a factor",
+    )
+    yield RopeScaling(
+        name="yarn",
+        config=Ref(_CONFIGS["yarn"]),
+        fields=_LENGTH,
+        optional={name: name for name in ("attention_factor", "beta_fast", "beta_slow")},
+        summary="YaRN",
+    )
 
 
 @hook.experiments

@@ -1,0 +1,64 @@
+"""`canonical`: a config of a model without what changes no number of its forward pass."""
+
+from typing import Any
+
+import attrs
+
+from axcore.config import (
+    REQUIRED,
+    evolve,
+    field_names,
+    map_config,
+    replace_config,
+)
+from axcore.errors import ConfigError
+from axcore.layers import (
+    DotProductAttention,
+    Pipeline,
+    ScannedLayers,
+    Stack,
+)
+
+TRAINING_ONLY = frozenset(
+    {
+        "balance_loss",
+        "balance_over",
+        "dot",
+        "dropout",
+        "dtypes",
+        "position_init",
+        "remat",
+        "unroll",
+        "weight_init",
+        "z_loss",
+    }
+)
+"""Fields that say how a model is trained, or in which precision it computes."""
+
+
+FILLED = frozenset({"dim", "head_dim", "vocab_size"})
+"""Fields that, where they have no default, parents fill; what was set there besides is the same."""
+
+
+def canonical(cfg: Any) -> Any:
+    """Returns a model's config without what changes no number of its forward pass.
+
+    Fields of `TRAINING_ONLY` have their defaults, and layers are scanned.
+
+    Raises:
+        ConfigError: It is the config of something else than a language model.
+    """
+    if not {"dim", "vocab_size"} <= set(field_names(cfg)):
+        raise ConfigError(f"{type(cfg).__qualname__} describes no language model")
+    for stack in (Stack, Pipeline):
+        cfg = replace_config(cfg, stack, ScannedLayers.Config(), missing_ok=True)
+    return evolve(map_config(cfg, _plain), dim=cfg.dim, vocab_size=cfg.vocab_size)
+
+
+def _plain(node: Any) -> Any:
+    defaults = {field.name: field.default for field in attrs.fields(type(node))}
+    filled = {name for name in FILLED & defaults.keys() if defaults[name] is REQUIRED}
+    if isinstance(node, DotProductAttention.Config):
+        filled.add("num_heads")
+    changed = filled | (TRAINING_ONLY & defaults.keys())
+    return evolve(node, **{name: defaults[name] for name in changed})

@@ -1,0 +1,238 @@
+"""Config maps: `config.json` to a config of ours and back, a field at a time.
+
+A map is a tuple of entries. Each knows the fields that it reads, where their values are in our
+config, and how to write them again. A field that no entry reads and that is not known to change no
+number is an error: ignoring it would make another model.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import attrs
+
+from axcore.config import REQUIRED, replace_config, update_config, walk
+from axcore.config.paths import format_path, matches, parse_pattern
+from axcore.errors import ConfigError
+
+Json = Mapping[str, Any]
+
+IRRELEVANT = frozenset(
+    {
+        "_name_or_path",
+        "architectures",
+        "attention_dropout",
+        "auto_map",
+        "bos_token_id",
+        "dtype",
+        "eos_token_id",
+        "id2label",
+        "initializer_range",
+        "is_decoder",
+        "is_encoder_decoder",
+        "label2id",
+        "max_position_embeddings",
+        "model_type",
+        "output_attentions",
+        "output_hidden_states",
+        "output_router_logits",
+        "pad_token_id",
+        "pretraining_tp",
+        "return_dict",
+        "router_jitter_noise",
+        "tokenizer_class",
+        "torch_dtype",
+        "transformers_version",
+        "use_cache",
+    }
+)
+"""Fields that change no number of a forward pass, in any family that rotates positions."""
+
+
+class Fields:
+    """The fields of a `config.json`, and which of them were read."""
+
+    def __init__(self, values: Json) -> None:
+        self.values = dict(values)
+        self.read: set[str] = set()
+
+    def take(self, name: str, default: Any = REQUIRED) -> Any:
+        """Returns a field's value.
+
+        Raises:
+            ConfigError: It is absent, and published models never leave it out.
+        """
+        self.read.add(name)
+        value = self.values.get(name, default)
+        if value is REQUIRED:
+            raise ConfigError(f"config.json has no {name}", hint=f"add {name} to it")
+        return value
+
+    def unread(self) -> dict[str, Any]:
+        """Returns the fields that nothing has read."""
+        return {name: value for name, value in self.values.items() if name not in self.read}
+
+
+class ConfigEntry(ABC):
+    """One or more fields of `config.json`, and what they are in ours."""
+
+    @abstractmethod
+    def read(self, cfg: Any, fields: Fields) -> Any:
+        """Returns a config with what the fields say."""
+
+    @abstractmethod
+    def write(self, cfg: Any) -> dict[str, Any]:
+        """Returns the fields that say what a config has.
+
+        Raises:
+            ConfigError: They cannot say it.
+        """
+
+
+def _as_is(value: Any) -> Any:
+    return value
+
+
+@attrs.frozen
+class Field(ConfigEntry):
+    """A value of theirs that is a value of ours.
+
+    Args:
+        name: Of the field.
+        paths: Paths or globs of ours, all of which have the value.
+        default: What the field's absence means; required where left out.
+        to_ours: From their value to ours.
+        to_theirs: Its inverse.
+    """
+
+    name: str
+    paths: tuple[str, ...]
+    default: Any = attrs.field(default=REQUIRED, kw_only=True)
+    to_ours: Callable[[Any], Any] = attrs.field(default=_as_is, kw_only=True)
+    to_theirs: Callable[[Any], Any] = attrs.field(default=_as_is, kw_only=True)
+
+    def read(self, cfg: Any, fields: Fields) -> Any:
+        """Returns a config with the value at every path."""
+        value = self.to_ours(fields.take(self.name, self.default))
+        return update_config(cfg, dict.fromkeys(self.paths, value))
+
+    def write(self, cfg: Any) -> dict[str, Any]:
+        """Returns the field."""
+        return {self.name: self.to_theirs(common_value(cfg, *self.paths))}
+
+
+@attrs.frozen
+class Implied(ConfigEntry):
+    """A value that ours leaves out, as None, where it is what other fields imply.
+
+    Args:
+        name: Of the field.
+        path: Path or glob of ours.
+        implied: From a config to the value that None means.
+    """
+
+    name: str
+    path: str
+    implied: Callable[[Any], Any]
+
+    def read(self, cfg: Any, fields: Fields) -> Any:
+        """Returns a config with the value, or None where it is the implied one."""
+        value, implied = fields.take(self.name, None), self.implied(cfg)
+        return update_config(cfg, {self.path: None if value == implied else value})
+
+    def write(self, cfg: Any) -> dict[str, Any]:
+        """Returns the field, always with its value."""
+        value = common_value(cfg, self.path)
+        return {self.name: self.implied(cfg) if value is None else value}
+
+
+@attrs.frozen
+class Choice(ConfigEntry):
+    """A field whose value says which module is in a place.
+
+    Args:
+        name: Of the field.
+        path: The place.
+        options: The module's config by value.
+        default: What the field's absence means.
+    """
+
+    name: str
+    path: str
+    options: Mapping[Any, Any]
+    default: Any
+
+    def read(self, cfg: Any, fields: Fields) -> Any:
+        """Returns a config with the module in its place."""
+        value = fields.take(self.name, self.default)
+        if value not in self.options:
+            raise _unsupported(self.name, value, *self.options)
+        return replace_config(cfg, lambda _: True, self.options[value], at=self.path)
+
+    def write(self, cfg: Any) -> dict[str, Any]:
+        """Returns the field."""
+        found = common_value(cfg, self.path)
+        for value, option in self.options.items():
+            if type(option) is type(found):
+                return {self.name: value}
+        raise ConfigError(f"{self.path} is a {type(found).__qualname__}", where=self.path)
+
+
+@attrs.frozen
+class Only(ConfigEntry):
+    """A field that must have one of these values, of which ours has no choice; the first is ours.
+
+    Args:
+        name: Of the field.
+        values: Those that mean what ours does.
+        is_written: Whether exports have the field.
+    """
+
+    name: str
+    values: tuple[Any, ...]
+    is_written: bool = attrs.field(default=True, kw_only=True)
+
+    def read(self, cfg: Any, fields: Fields) -> Any:
+        """Returns the config.
+
+        Raises:
+            ConfigError: The field has another value.
+        """
+        value = fields.take(self.name, self.values[0])
+        if value not in self.values:
+            raise _unsupported(self.name, value, *self.values)
+        return cfg
+
+    def write(self, cfg: Any) -> dict[str, Any]:
+        """Returns the field."""
+        return {self.name: self.values[0]} if self.is_written else {}
+
+
+def common_value(cfg: Any, *paths: str) -> Any:
+    """Returns the value that a config has at all places that paths or globs name.
+
+    Raises:
+        ConfigError: There is no such place, or they differ.
+    """
+    patterns = [parse_pattern(path) for path in paths]
+    found = {
+        format_path(path): node
+        for path, node in walk(cfg)
+        if any(matches(pattern, path) for pattern in patterns)
+    }
+    values = list(found.values())
+    if not values:
+        raise ConfigError(f"there is no {' and no '.join(paths)}")
+    for path, value in found.items():
+        if value != values[0]:
+            first = next(iter(found))
+            raise ConfigError(f"{path} is {value!r} and {first} {values[0]!r}", where=path)
+    return values[0]
+
+
+def _unsupported(name: str, value: Any, *known: Any) -> ConfigError:
+    return ConfigError(
+        f"config.json has {name}={value!r}, of which axcore has no model; "
+        f"it knows {', '.join(map(repr, known))}",
+        where=name,
+    )

@@ -1,0 +1,118 @@
+"""`Family`: what a family of published models is called, and how it maps to ours; both ways."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import attrs
+
+from axcore.config import diff_config, format_diff, name_the_known
+from axcore.errors import AxcoreError, ConfigError
+from axcore.interop.canonical import canonical
+from axcore.interop.config_map import IRRELEVANT, ConfigEntry, Fields
+from axcore.interop.weight_map import BoundMap, WeightMap, listed
+from axcore.plugins import HuggingFaceFamily, plugin_host
+
+TRAINING_ONLY = (r"\.dot\.",)
+"""Arrays of ours that published models lack: what quantized training has measured."""
+
+
+@attrs.frozen(kw_only=True)
+class Family:
+    """A family of published models.
+
+    Args:
+        architecture: The class that transformers loads it with.
+        template: Returns a config of the family, of any size, that the config map then completes.
+        config: The config map, in the order in which entries are read.
+        weights: From a config to the weight map of its model.
+        irrelevant: Fields of `config.json` that change no number, besides those of all families.
+        skipped: Regular expressions of tensors that hold nothing but what the config says.
+    """
+
+    architecture: str
+    template: Callable[[], Any]
+    config: tuple[ConfigEntry, ...]
+    weights: Callable[[Any], WeightMap]
+    irrelevant: frozenset[str] = frozenset()
+    skipped: tuple[str, ...] = (r"rotary_emb\.inv_freq$",)
+
+    def read(self, values: Mapping[str, Any]) -> Any:
+        """Returns our config of the model that a `config.json` describes.
+
+        Raises:
+            ConfigError: A field is missing, or says what our model cannot do, or is not known.
+        """
+        fields, cfg = Fields(values), self.template()
+        for entry in self.config:
+            cfg = entry.read(cfg, fields)
+        unknown = sorted(fields.unread().keys() - self.irrelevant - IRRELEVANT)
+        if unknown:
+            shown = listed(f"{name}={values[name]!r}" for name in unknown)
+            raise ConfigError(
+                f"config.json has {len(unknown)} fields that this family's map does not know, so "
+                f"that numbers might differ:\n{shown}",
+                hint="take out those that are known to change nothing",
+            )
+        return cfg
+
+    def write(self, cfg: Any) -> dict[str, Any]:
+        """Returns the fields of the `config.json` that describes a model of ours.
+
+        Raises:
+            ConfigError: The model is not of this family: read again, the fields make another one.
+        """
+        cfg = canonical(cfg)
+        values: dict[str, Any] = {}
+        for entry in self.config:
+            values |= entry.write(cfg)
+        changes = diff_config(canonical(self.read(values)), cfg)
+        if changes:
+            raise ConfigError(f"the model differs (+) from the family's:\n{format_diff(changes)}")
+        return values
+
+    def bind(self, cfg: Any) -> BoundMap:
+        """Returns the weight map of a model, applied to its state."""
+        specs = cfg.build().param_specs()
+        return BoundMap(self.weights(canonical(cfg)), specs, ignored=TRAINING_ONLY)
+
+
+def family_named(name: str) -> Family:
+    """Returns the family of a `model_type`.
+
+    Raises:
+        ConfigError: No plugin that is installed brings it.
+    """
+    known = {record.name: record for record in plugin_host().records(HuggingFaceFamily)}
+    if name not in known:
+        raise ConfigError(
+            f"nothing installed has models of type {name!r}",
+            where="model_type",
+            hint=name_the_known(name, known),
+        )
+    family: Family = known[name].family.resolve()
+    if not isinstance(family, Family):
+        raise known[name].wrong_field("family", family, "an axcore.interop.Family")
+    return family
+
+
+def family_of(cfg: Any) -> tuple[str, Family, dict[str, Any]]:
+    """Returns the family that a model of ours is of: its name, itself, and the model's fields.
+
+    That is read off the config, which needs no record of where it came from. A model that several
+    families can describe, as Llama's and Mistral's without a window are one, is the first of them.
+
+    Raises:
+        ConfigError: It is of none.
+    """
+    reasons = []
+    for record in plugin_host().records(HuggingFaceFamily):
+        family = family_named(record.name)
+        try:
+            return record.name, family, family.write(cfg)
+        except AxcoreError as error:
+            reasons.append(f"{record.name}: {error.what}".rstrip())
+    raise ConfigError(
+        "no family of published models has such a model\n" + "\n".join(reasons),
+        where="model",
+        hint="export works for models that transformers has; take out what was added",
+    )

@@ -1,0 +1,205 @@
+"""Folders of published models: opened, read into a state of ours, and written."""
+
+import json
+import shutil
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import attrs
+import jax
+import numpy as np
+
+from axcore.config import diff_config, evolve, format_diff
+from axcore.errors import CheckpointError, ConfigError
+from axcore.interop.canonical import canonical
+from axcore.interop.family import Family, family_named, family_of
+from axcore.interop.reading import read_weights
+from axcore.interop.tensor_files import DTYPES, find_tensors
+from axcore.interop.writing import DEFAULT_SHARD_BYTES, write_weights
+from axcore.module import DType, DTypes, Module
+
+CONFIG = "config.json"
+
+
+@attrs.frozen
+class Pretrained:
+    """A published model, read.
+
+    Args:
+        config: Its config.
+        model: The module.
+        state: Its state, as `functional` takes it.
+    """
+
+    config: Any
+    model: Module = attrs.field(repr=False)
+    state: Any = attrs.field(repr=False)
+
+
+class PublishedModel:
+    """A folder that holds a published model: `config.json`, safetensors, tokenizer files.
+
+    Attributes:
+        folder: The folder.
+        values: What `config.json` says.
+        family: The model's family.
+    """
+
+    def __init__(self, folder: Path | str) -> None:
+        """Opens a folder; reads no weights.
+
+        Raises:
+            CheckpointError: It holds no model.
+            ConfigError: Nothing installed knows such models.
+        """
+        self.folder = Path(folder).expanduser()
+        self.values = self._json(CONFIG)
+        if "model_type" not in self.values:
+            raise ConfigError("config.json names no model_type", where=str(self.folder / CONFIG))
+        self.family: Family = family_named(self.values["model_type"])
+
+    @cached_property
+    def config(self) -> Any:
+        """Our config of the model; its parameters are float32 unless that is changed."""
+        try:
+            return self.family.read(self.values)
+        except ConfigError as error:
+            error.add_note(f"in {self.folder / CONFIG}")
+            raise
+
+    @cached_property
+    def dtype(self) -> DType:
+        """The dtype that the tensors have.
+
+        Raises:
+            CheckpointError: They have several.
+        """
+        found = {DTYPES[place.dtype]: place.dtype for place in find_tensors(self.folder).values()}
+        names: dict[str, DType] = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+        if len(found) != 1 or not found.keys() <= names.keys():
+            raise CheckpointError(
+                f"the tensors are stored as {', '.join(map(str, found.values()))}",
+                where=str(self.folder),
+                hint="say which dtype they are to become: --dtype float32",
+            )
+        return names[next(iter(found))]
+
+    def read(self, cfg: Any, wanted: Any) -> Any:
+        """Returns the state of a model whose config is this one's in all that changes numbers.
+
+        Args:
+            cfg: The model's config; how it is trained, and its dtypes, may differ.
+            wanted: Shapes, dtypes and shardings of the state.
+
+        Raises:
+            ConfigError: It is the config of another model.
+            CheckpointError: A file or a tensor is not as it should be.
+        """
+        changes = diff_config(canonical(self.config), canonical(cfg))
+        if changes:
+            raise ConfigError(
+                f"the model is not the published one (-: that one, +: this one)\n"
+                f"{format_diff(changes)}".rstrip(),
+                where=str(self.folder),
+                hint="change the model's config, or read other weights",
+            )
+        return read_weights(self.folder, self.family, cfg, wanted)
+
+    def json_or_empty(self, name: str) -> dict[str, Any]:
+        """Returns what a JSON file of the folder says; an empty dict where there is none."""
+        return self._json(name) if (self.folder / name).is_file() else {}
+
+    def _json(self, name: str) -> dict[str, Any]:
+        path = self.folder / name
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise CheckpointError(
+                f"the folder has no {name}",
+                where=str(self.folder),
+                hint="name a folder that holds a published model",
+            ) from None
+        except ValueError as error:
+            raise CheckpointError(f"{name} is no JSON: {error}", where=str(path)) from error
+        if not isinstance(found, dict):
+            raise CheckpointError(f"{name} holds no object", where=str(path))
+        return found
+
+
+def from_hugging_face(folder: Path | str, *, dtype: DType | None = None) -> Pretrained:
+    """Reads a published model onto the first device.
+
+    Args:
+        folder: Holds `config.json` and safetensors.
+        dtype: What parameters become, and what they compute in; as they are stored by default.
+
+    Raises:
+        ConfigError: `config.json` describes what axcore has no model of.
+        CheckpointError: A file or a tensor is not as it should be.
+    """
+    published = PublishedModel(folder)
+    kept = dtype or published.dtype
+    cfg = evolve(published.config, dtypes=DTypes(param=kept, compute=kept))
+    model = cfg.build()
+    wanted = jax.tree.map(
+        lambda spec: spec.abstract,
+        model.param_specs(),
+        is_leaf=lambda one: hasattr(one, "abstract"),
+    )
+    return Pretrained(cfg, model, published.read(cfg, wanted))
+
+
+def to_hugging_face(
+    folder: Path | str,
+    cfg: Any,
+    state: Any,
+    *,
+    dtype: DType | None = None,
+    max_shard_bytes: int = DEFAULT_SHARD_BYTES,
+    fields: Mapping[str, Any] | None = None,
+    files: Mapping[str, bytes] | None = None,
+) -> str:
+    """Writes a model into a new folder, whole or not at all, and returns its family's name.
+
+    Args:
+        folder: Where to write; it may not exist, or must be empty.
+        cfg: The model's config.
+        state: Its state.
+        dtype: Of all tensors; each array's own by default.
+        max_shard_bytes: Size of a file of weights at most.
+        fields: More fields of `config.json`.
+        files: More files, by name.
+
+    Raises:
+        ConfigError: No family of published models has such a model.
+        CheckpointError: The folder holds something, or arrays are on other machines.
+    """
+    target = Path(folder).expanduser()
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise CheckpointError(
+            "there is something in the folder already",
+            where=str(target),
+            hint="name a new folder",
+        )
+    name, family, values = family_of(cfg)
+    stored = np.dtype(dtype) if dtype else jax.tree.leaves(state)[0].dtype
+    content = {
+        "architectures": [family.architecture],
+        "model_type": name,
+        "torch_dtype": str(stored),
+        **values,
+        **(fields or {}),
+    }
+    draft = target.with_name(f"{target.name}.incomplete")
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir(parents=True)
+    write_weights(draft, family, cfg, state, dtype=dtype, max_shard_bytes=max_shard_bytes)
+    texts = {CONFIG: (json.dumps(content, indent=2) + "\n").encode(), **(files or {})}
+    for file, data in texts.items():
+        (draft / file).write_bytes(data)
+    if target.exists():
+        target.rmdir()
+    draft.rename(target)
+    return name

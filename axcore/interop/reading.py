@@ -1,0 +1,127 @@
+"""Reading published weights into a state: slice by slice, into arrays sharded from the start."""
+
+import itertools
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from axcore.errors import CheckpointError
+from axcore.interop.family import Family
+from axcore.interop.tensor_files import TensorPlace, find_tensors
+from axcore.interop.weight_map import BoundMap, Slice, listed
+
+_CHECKED_AT_ONCE = 1 << 20
+
+
+def read_weights(folder: Path, family: Family, cfg: Any, wanted: Any) -> Any:
+    """Returns the state of a model, read from a folder.
+
+    Args:
+        folder: Holds a published model.
+        family: The model's family.
+        cfg: The model's config.
+        wanted: A description of the state: shapes, dtypes and shardings. Numbers are converted to
+            these dtypes; without a sharding, arrays are on the first device.
+
+    Raises:
+        CheckpointError: Naming every tensor that is missing, unknown, of another shape, or holds a
+            number that is not finite.
+    """
+    bound, tensors = family.bind(cfg), find_tensors(folder)
+    skipped = [re.compile(pattern) for pattern in family.skipped]
+    tensors = {n: t for n, t in tensors.items() if not any(one.search(n) for one in skipped)}
+    _check_fit(bound, tensors, folder)
+    reader = _Reader(bound, tensors)
+    state = _mapped(wanted, reader.leaf)
+    if reader.not_finite:
+        raise CheckpointError(
+            f"{len(reader.not_finite)} tensors hold numbers that are nan or infinite:\n"
+            + listed(sorted(reader.not_finite)),
+            where=str(folder),
+            hint="fetch the files again",
+        )
+    return state
+
+
+def _check_fit(bound: BoundMap, tensors: Mapping[str, TensorPlace], folder: Path) -> None:
+    shapes = bound.shapes
+    problems = [
+        f"{name} has shape {list(tensors[name].shape)}; the model's has {list(shape)}"
+        for name, shape in shapes.items()
+        if name in tensors and tensors[name].shape != shape
+    ]
+    problems += [f"{name} is missing" for name in shapes if name not in tensors]
+    problems += [f"{name} is not of this model" for name in tensors if name not in shapes]
+    if problems:
+        raise CheckpointError(
+            f"{len(problems)} tensors do not fit the model that config.json describes:\n"
+            + listed(problems),
+            where=str(folder),
+        )
+
+
+class _Reader:
+    """Reads leaves of a state; keeps the names of tensors that hold what is no number."""
+
+    def __init__(self, bound: BoundMap, tensors: Mapping[str, TensorPlace]) -> None:
+        self.bound = bound
+        self.tensors = tensors
+        self.not_finite: set[str] = set()
+
+    def leaf(self, name: str, wanted: Any) -> jax.Array:
+        """Returns a leaf; each device's part is read by itself."""
+        sharding = wanted.sharding or jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+        parts: dict[str, np.ndarray] = {}
+
+        def part(index: Any) -> np.ndarray:
+            ranges = [one.indices(size)[:2] for one, size in zip(index, wanted.shape, strict=True)]
+            if str(ranges) not in parts:
+                parts.clear()  # replicas come one after the other
+                parts[str(ranges)] = self._part(name, ranges, np.dtype(wanted.dtype))
+            return parts[str(ranges)]
+
+        array: jax.Array = jax.make_array_from_callback(wanted.shape, sharding, part)
+        return array
+
+    def _part(self, leaf: str, ranges: list[tuple[int, int]], dtype: Any) -> np.ndarray:
+        """Returns a part of a leaf, as ranges of its dimensions."""
+        whole = np.empty([end - begin for begin, end in ranges], dtype)
+        for one in _slices(self.bound, leaf, ranges):
+            stacked = len(one.index)
+            place = tuple(i - begin for i, (begin, _) in zip(one.index, ranges, strict=False))
+            within = tuple(slice(*ends) for ends in ranges[stacked:])
+            whole[place] = self._array(one, within)
+        return whole
+
+    def _array(self, one: Slice, within: tuple[slice, ...]) -> np.ndarray:
+        piece = self.bound.piece_of[one]
+        theirs = tuple(self.tensors[name].read() for name in piece.theirs)
+        array: np.ndarray = piece.transform.inverse(theirs)[piece.ours.index(one)][within]
+        if not _is_finite(array):
+            self.not_finite.update(piece.theirs)
+        return array
+
+
+def _slices(bound: BoundMap, leaf: str, ranges: list[tuple[int, int]]) -> Iterator[Slice]:
+    stacked = bound.num_stacked(leaf)
+    for index in itertools.product(*(range(*ends) for ends in ranges[:stacked])):
+        yield Slice(leaf, index)
+
+
+def _is_finite(array: np.ndarray) -> bool:
+    """Whether all numbers are; looked at in parts, as what says so of each takes memory too."""
+    rows = max(1, _CHECKED_AT_ONCE // max(1, array[:1].size)) if array.ndim else 1
+    parts = (array[i : i + rows] for i in range(0, len(array), rows)) if array.ndim else (array,)
+    return all(bool(np.isfinite(part).all()) for part in parts)
+
+
+def _mapped(wanted: Any, leaf: Any) -> Any:
+    def visit(path: Any, one: Any) -> jax.Array:
+        array: jax.Array = leaf(jax.tree_util.keystr(path, simple=True, separator="."), one)
+        return array
+
+    return jax.tree_util.tree_map_with_path(visit, wanted)

@@ -1,0 +1,97 @@
+"""`RopeFields`: rotary positions in `config.json`, in both of the forms that are in use.
+
+Older files have `rope_theta` and `rope_scaling`, newer ones `rope_parameters`; exports have the
+older one, which every version of transformers reads. Plugins bring ways of scaling.
+"""
+
+from typing import Any
+
+import attrs
+
+from axcore.config import name_the_known, replace_config
+from axcore.errors import ConfigError
+from axcore.interop.config_map import ConfigEntry, Fields, common_value
+from axcore.plugins import RopeScaling, plugin_host
+
+PLAIN = "default"
+
+
+@attrs.frozen
+class RopeFields(ConfigEntry):
+    """The fields of rotary positions.
+
+    Args:
+        path: Glob of the positions.
+        theta: What the absence of a base means.
+    """
+
+    path: str = "**.attention.position"
+    theta: float = 10_000.0
+
+    def read(self, cfg: Any, fields: Fields) -> Any:
+        """Returns a config with these positions.
+
+        Raises:
+            ConfigError: No plugin that is installed has such positions.
+        """
+        theta = fields.take("rope_theta", self.theta)
+        old, new = (fields.take(name, None) or {} for name in ("rope_scaling", "rope_parameters"))
+        position = _position({"rope_theta": theta, **old, **new})
+        return replace_config(cfg, lambda _: True, lambda _: position, at=self.path)
+
+    def write(self, cfg: Any) -> dict[str, Any]:
+        """Returns `rope_theta`, and `rope_scaling` where there is any."""
+        position = common_value(cfg, self.path)
+        for record in _scalings().values():
+            if type(position) is record.config.resolve():
+                scaling = None if record.name == PLAIN else _scaling(record, position)
+                return {"rope_theta": position.theta, "rope_scaling": scaling}
+        raise ConfigError(
+            f"{self.path} is a {type(position).__qualname__}, which config.json cannot describe",
+            where=self.path,
+        )
+
+
+def _scalings() -> dict[str, RopeScaling]:
+    return {record.name: record for record in plugin_host().records(RopeScaling)}
+
+
+def _position(values: dict[str, Any]) -> Any:
+    """Returns the config of positions; `values` are all that `config.json` says of them."""
+    old_name = values.pop("type", PLAIN)
+    kind, theta = values.pop("rope_type", old_name), float(values.pop("rope_theta"))
+    record = _scalings().get(kind)
+    if record is None:
+        raise ConfigError(
+            f"config.json has rotary positions of type {kind!r}, which nothing installed knows",
+            where="rope_scaling",
+            hint=f"install axl-attention; {name_the_known(kind, _scalings())}",
+        )
+    known = {**record.fields, **record.optional}
+    missing = [name for name in record.fields if values.get(name) is None]
+    strange = sorted(values.keys() - known.keys())
+    if missing or strange:
+        raise ConfigError(
+            f"rotary positions of type {kind!r} have {', '.join(known) or 'no more fields'}; "
+            f"config.json lacks {missing} and has {strange} besides",
+            where="rope_scaling",
+        )
+    ours = {known[name]: value for name, value in values.items()}
+    return record.config.resolve()(theta=theta, **_as_floats(ours))
+
+
+def _scaling(record: RopeScaling, position: Any) -> dict[str, Any]:
+    values = {name: getattr(position, ours) for name, ours in record.fields.items()}
+    values |= {name: getattr(position, ours) for name, ours in record.optional.items()}
+    return {
+        "rope_type": record.name,
+        **{name: value for name, value in values.items() if value is not None},
+    }
+
+
+def _as_floats(values: dict[str, Any]) -> dict[str, Any]:
+    """Returns whole numbers as floats, but for lengths."""
+    return {
+        name: value if value is None or name.endswith("length") else float(value)
+        for name, value in values.items()
+    }

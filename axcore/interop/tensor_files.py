@@ -1,0 +1,227 @@
+"""Safetensors files: what is in them, checked against their sizes, and tensors by name.
+
+A file is 8 bytes of length, a header of JSON, and the tensors' bytes. Tensors are memory-mapped, so
+that only what is looked at is read; and they are written one at a time.
+
+Source: the format's description at github.com/huggingface/safetensors.
+"""
+
+import json
+import math
+import struct
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+import jax.numpy as jnp
+import numpy as np
+
+from axcore.errors import CheckpointError
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+_DTYPES: dict[str, Any] = {
+    "F64": np.float64,
+    "F32": np.float32,
+    "F16": np.float16,
+    "BF16": jnp.bfloat16,
+    "F8_E4M3": jnp.float8_e4m3fn,
+    "F8_E5M2": jnp.float8_e5m2,
+    "I64": np.int64,
+    "I32": np.int32,
+    "I16": np.int16,
+    "I8": np.int8,
+    "U8": np.uint8,
+    "BOOL": np.bool_,
+}
+DTYPES = {np.dtype(dtype): name for name, dtype in _DTYPES.items()}
+_LENGTH = struct.Struct("<Q")
+_MOST_HEADER_BYTES = 100_000_000
+
+
+@attrs.frozen
+class TensorPlace:
+    """Where a tensor is.
+
+    Args:
+        file: The file.
+        dtype: Of its numbers.
+        shape: Its shape.
+        begin: Its first byte in the file.
+    """
+
+    file: Path
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    begin: int
+
+    @property
+    def nbytes(self) -> int:
+        """Its size."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def read(self) -> np.ndarray:
+        """Returns the tensor, memory-mapped."""
+        if not self.nbytes:
+            return np.empty(self.shape, self.dtype)
+        raw = np.memmap(self.file, np.uint8, "r", self.begin, (self.nbytes,))
+        return raw.view(np.ndarray).view(self.dtype).reshape(self.shape)
+
+
+def find_tensors(folder: Path) -> dict[str, TensorPlace]:
+    """Returns the places of all tensors of a published model, by name.
+
+    Raises:
+        CheckpointError: Naming every file that is missing, truncated or damaged, and every tensor
+            that is in two files or not where the index says.
+    """
+    if (folder / SINGLE).is_file():
+        return _places(folder / SINGLE)
+    if not (folder / INDEX).is_file():
+        raise CheckpointError(
+            f"the folder has neither {SINGLE} nor {INDEX}",
+            where=str(folder),
+            hint="name a folder that holds a model's files; other formats are not read",
+        )
+    return _indexed(folder, _index(folder / INDEX))
+
+
+def _index(path: Path) -> dict[str, str]:
+    try:
+        found: dict[str, str] = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+        return {str(name): str(file) for name, file in found.items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{path.name} is damaged: {error!r}", where=str(path)) from error
+
+
+def _indexed(folder: Path, index: Mapping[str, str]) -> dict[str, TensorPlace]:
+    found: dict[str, TensorPlace] = {}
+    problems = []
+    for file in sorted(set(index.values())):
+        try:
+            here = _places(folder / file)
+        except CheckpointError as error:
+            problems.append(error.what)
+            continue
+        problems += [
+            f"{name} is in {found[name].file.name} and {file}"
+            for name in found.keys() & here.keys()
+        ]
+        found |= here
+        wanted = {name for name, place in index.items() if place == file}
+        problems += [f"{name} is not in {file}" for name in sorted(wanted - here.keys())]
+    if problems:
+        raise CheckpointError(
+            "\n".join(problems), where=str(folder), hint="fetch these files again"
+        )
+    return found
+
+
+def _places(path: Path) -> dict[str, TensorPlace]:
+    """Returns the places of a file's tensors.
+
+    Raises:
+        CheckpointError: It is missing, or not whole.
+    """
+    try:
+        with path.open("rb") as file:
+            header, begin = _header(file), file.tell()
+        entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
+        found = {name: _place(path, entry, begin) for name, entry in entries.items()}
+        _check_size(path, [begin + entry["data_offsets"][1] for entry in entries.values()], begin)
+    except (OSError, ValueError, KeyError, TypeError, struct.error) as error:
+        raise CheckpointError(f"{path.name} cannot be read: {error}", where=str(path)) from error
+    return found
+
+
+def _header(file: Any) -> dict[str, Any]:
+    (length,) = _LENGTH.unpack(file.read(_LENGTH.size))
+    if length > _MOST_HEADER_BYTES:
+        raise ValueError(f"its header would have {length} bytes")
+    text = file.read(length)
+    if len(text) < length:
+        raise ValueError(f"it ends within its header, at byte {_LENGTH.size + len(text)}")
+    header: dict[str, Any] = json.loads(text, object_pairs_hook=_without_doubles)
+    return header
+
+
+def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"it holds {sorted({n for n in names if names.count(n) > 1})} twice")
+    return found
+
+
+def _place(path: Path, entry: Mapping[str, Any], begin: int) -> TensorPlace:
+    if entry["dtype"] not in _DTYPES:
+        raise ValueError(f"it holds numbers of type {entry['dtype']}")
+    first, end = entry["data_offsets"]
+    place = TensorPlace(
+        path, np.dtype(_DTYPES[entry["dtype"]]), tuple(entry["shape"]), begin + first
+    )
+    if place.nbytes != end - first:
+        raise ValueError(f"{end - first} bytes are of shape {list(place.shape)}")
+    return place
+
+
+def _check_size(path: Path, ends: list[int], begin: int) -> None:
+    wanted, size = max(ends, default=begin), path.stat().st_size
+    if size != wanted:
+        what = "truncated" if size < wanted else "too long"
+        raise ValueError(f"it is {what}: {size:,} bytes, where its header says {wanted:,}")
+
+
+@attrs.frozen
+class TensorSpec:
+    """A tensor that is to be written."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    @property
+    def nbytes(self) -> int:
+        """Its size."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def shards(specs: Iterable[TensorSpec], max_bytes: int) -> dict[str, list[TensorSpec]]:
+    """Returns what goes into each file, in order; a tensor larger than a file has one alone."""
+    groups: list[list[TensorSpec]] = [[]]
+    size = 0
+    for spec in specs:
+        if groups[-1] and size + spec.nbytes > max_bytes:
+            groups.append([])
+            size = 0
+        groups[-1].append(spec)
+        size += spec.nbytes
+    if len(groups) == 1:
+        return {SINGLE: groups[0]}
+    count = f"{len(groups):05}"
+    return {f"model-{i:05}-of-{count}.safetensors": one for i, one in enumerate(groups, start=1)}
+
+
+def write_tensors(path: Path, specs: Iterable[TensorSpec], tensors: Iterator[np.ndarray]) -> None:
+    """Writes a file, taking a tensor for each spec from an iterator when its turn comes."""
+    specs, header, end = list(specs), {}, 0
+    for spec in specs:
+        entry = {"dtype": DTYPES[spec.dtype], "shape": list(spec.shape)}
+        header[spec.name] = {**entry, "data_offsets": [end, end + spec.nbytes]}
+        end += spec.nbytes
+    text = json.dumps({"__metadata__": {"format": "pt"}, **header}, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(_LENGTH.pack(len(text)) + text)
+        for spec in specs:
+            array = next(tensors)
+            assert (array.shape, array.dtype) == (spec.shape, spec.dtype), spec
+            file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+
+
+def write_index(folder: Path, files: Mapping[str, Iterable[TensorSpec]]) -> None:
+    """Writes the index of a model in several files."""
+    places = {spec.name: file for file, specs in files.items() for spec in specs}
+    total = sum(spec.nbytes for specs in files.values() for spec in specs)
+    content = {"metadata": {"total_size": total}, "weight_map": places}
+    (folder / INDEX).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,1 @@
+"""Maps from published models to the families here, and back; see `axcore.interop`."""

@@ -1,0 +1,27 @@
+"""Llama 1, 2, 3, 3.1 and 3.2, and all that were published in their form."""
+
+from typing import Any
+
+from axcore.interop import Family, Field
+from axcore.models.hugging_face.entries import HEAD_DIM, LLAMA_LIKE, LLAMA_WEIGHTS
+from axcore.models.transformer import transformer
+
+_HAS_BIAS = ("**.attention.linear.has_bias", "**.attention.out_linear.has_bias")
+
+
+def smallest() -> Any:
+    """Returns a transformer whose sizes a config map then sets."""
+    return transformer(vocab_size=1, dim=1, num_layers=1, num_heads=1, hidden_dim=1)
+
+
+LLAMA = Family(
+    architecture="LlamaForCausalLM",
+    template=smallest,
+    config=(
+        *LLAMA_LIKE,
+        HEAD_DIM,
+        Field("attention_bias", _HAS_BIAS, default=False),
+        Field("mlp_bias", ("**.feed_forward.linear.has_bias",), default=False),
+    ),
+    weights=lambda cfg: LLAMA_WEIGHTS,
+)

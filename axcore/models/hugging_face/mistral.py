@@ -1,0 +1,12 @@
+"""Mistral, with and without its window."""
+
+from axcore.interop import Family
+from axcore.models.hugging_face.entries import HEAD_DIM, LLAMA_LIKE, LLAMA_WEIGHTS, window
+from axcore.models.hugging_face.llama import smallest
+
+MISTRAL = Family(
+    architecture="MistralForCausalLM",
+    template=smallest,
+    config=(*LLAMA_LIKE, HEAD_DIM, window("sliding_window", 4096)),
+    weights=lambda cfg: LLAMA_WEIGHTS,
+)

@@ -1,0 +1,21 @@
+"""Qwen2 and Qwen2.5."""
+
+from typing import Any
+
+from axcore.config import update_config
+from axcore.interop import Family, Only
+from axcore.models.hugging_face.entries import LLAMA_LIKE, LLAMA_WEIGHTS
+from axcore.models.hugging_face.llama import smallest
+
+
+def _template() -> Any:
+    return update_config(smallest(), {"**.attention.linear.has_bias": True})
+
+
+QWEN2 = Family(
+    architecture="Qwen2ForCausalLM",
+    template=_template,
+    config=(*LLAMA_LIKE, Only("use_sliding_window", (False,))),
+    weights=lambda cfg: LLAMA_WEIGHTS,
+    irrelevant=frozenset({"max_window_layers", "sliding_window"}),
+)

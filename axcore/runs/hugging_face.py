@@ -1,0 +1,161 @@
+"""Runs from published models, and published models from runs."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from axcore.checkpoint import Checkpointer
+from axcore.config import evolve
+from axcore.data import ByteTokenizer, Data, HuggingFaceTokenizer, Tokenizer
+from axcore.errors import CheckpointError
+from axcore.interop import DEFAULT_SHARD_BYTES, PublishedModel, to_hugging_face
+from axcore.module import DType, DTypes
+from axcore.plugins import Hardware
+from axcore.runs.run import ANY_DEVICES, Run
+from axcore.trainer import Trainer
+from axcore.trainer.resolve import resolve
+from axcore.trainer.run_directory.run_lock import locked_run_directory
+from axcore.trainer.step import TrainState
+
+TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
+OTHER_TOKENIZERS = ("tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
+_TOKENS = ("bos", "eos", "pad")
+
+
+def import_run(folder: Path | str, directory: Path | str, *, dtype: DType | None = None) -> Run:
+    """Makes a run of a published model: to generate from, to evaluate, to export. Returns it.
+
+    Args:
+        folder: Holds the published model.
+        directory: Of the run; it may not exist, or must be empty.
+        dtype: What parameters become; as they are stored by default.
+
+    Raises:
+        ConfigError: `config.json` describes what axcore has no model of.
+        CheckpointError: A file or a tensor is not as it should be; nothing was written.
+    """
+    target = Path(directory)
+    if target.exists() and any(target.iterdir()):
+        raise CheckpointError(
+            "there is something in the directory already",
+            where=str(directory),
+            hint="name a new directory",
+        )
+    published = PublishedModel(folder)
+    kept = dtype or published.dtype
+    cfg = Trainer.Config(
+        model=evolve(published.config, dtypes=DTypes(param=kept, compute=kept)),
+        data=Data.Config(
+            tokenizer=_tokenizer(published),
+            seq_len=published.values.get("max_position_embeddings", 2048),
+            batch_size=math.lcm(8, jax.device_count()),
+        ),
+        max_steps=1000,
+        mesh=ANY_DEVICES,
+    )
+    trainer = Trainer(resolve(cfg, Hardware.detect()))
+    state = published.read(trainer.config.model, trainer.compiler.abstract_state().model)
+    source = {"imported_from": str(Path(folder).absolute())}
+    with locked_run_directory(target, trainer.config, source) as run:
+        saver = Checkpointer.for_run(trainer.config.checkpoint, run.path)
+        with saver:
+            saved: Any = TrainState(None, state, None, None)  # type: ignore[arg-type]
+            saver.save(0, saved, {"run": run.identity.as_json()})
+    return Run(target)
+
+
+def export_run(
+    run: Run,
+    folder: Path | str,
+    *,
+    dtype: DType | None = None,
+    max_shard_bytes: int = DEFAULT_SHARD_BYTES,
+) -> str:
+    """Writes the model of a run as a published one; returns its family's name.
+
+    Args:
+        run: The run.
+        folder: Where to write; it may not exist, or must be empty.
+        dtype: Of all tensors; each array's own by default.
+        max_shard_bytes: Size of a file of weights at most.
+
+    Raises:
+        ConfigError: No family of published models has such a model.
+        CheckpointError: The run has no checkpoint, or the folder holds something.
+    """
+    tokenizer = getattr(run.trainer.data, "tokenizer", None)
+    ids = _token_ids(tokenizer)
+    fields = {"max_position_embeddings": getattr(run.config.data, "seq_len", 2048), **ids}
+    files = {"generation_config.json": _rendered(ids), **_tokenizer_files(tokenizer)}
+    return to_hugging_face(
+        folder,
+        run.trainer.config.model,
+        run.state,
+        dtype=dtype,
+        max_shard_bytes=max_shard_bytes,
+        fields=fields,
+        files=files,
+    )
+
+
+def _tokenizer(published: PublishedModel) -> Tokenizer.Config:
+    """Returns the config of the tokenizer in a folder; that of bytes where there is none."""
+    file = published.folder / TOKENIZER
+    if not file.is_file():
+        others = [name for name in OTHER_TOKENIZERS if (published.folder / name).is_file()]
+        if others:
+            raise CheckpointError(
+                f"the folder's tokenizer is {', '.join(others)}, which is not read",
+                where=str(published.folder),
+                hint=f"add a {TOKENIZER}: transformers' AutoTokenizer makes one when it saves",
+            )
+        return ByteTokenizer.Config()
+    import tokenizers  # here, because folders without one have no use for it
+
+    library = tokenizers.Tokenizer.from_file(str(file))
+    said = published.json_or_empty(TOKENIZER_CONFIG)
+    names = {name: _content(said.get(f"{name}_token")) for name in _TOKENS}
+    if names["eos"] is None:
+        names["eos"] = library.id_to_token(_first(published.values.get("eos_token_id")))
+    begun = library.encode("").ids[:1]
+    names["bos"] = library.id_to_token(begun[0]) if begun else None
+    known: Any = {
+        f"{name}_token": token
+        for name, token in names.items()
+        if token is not None and library.token_to_id(token) is not None
+    }
+    return HuggingFaceTokenizer.Config(path=str(file), **known)
+
+
+def _content(token: Any) -> str | None:
+    content: str | None = token["content"] if isinstance(token, dict) else token
+    return content
+
+
+def _first(ids: Any) -> int:
+    """Returns the first of one or several numbers; one that no token has where there is none."""
+    return -1 if ids is None else ids[0] if isinstance(ids, list) else ids
+
+
+def _token_ids(tokenizer: Any) -> dict[str, int]:
+    ids = {f"{name}_token_id": getattr(tokenizer, f"{name}_id", None) for name in _TOKENS}
+    return {name: number for name, number in ids.items() if number is not None}
+
+
+def _tokenizer_files(tokenizer: Any) -> dict[str, bytes]:
+    if not isinstance(tokenizer, HuggingFaceTokenizer):
+        return {}
+    cfg: Any = tokenizer.config
+    names = {f"{name}_token": getattr(cfg, f"{name}_token") for name in _TOKENS}
+    said = {name: token for name, token in names.items() if token is not None}
+    return {
+        TOKENIZER: Path(cfg.path).expanduser().read_bytes(),
+        TOKENIZER_CONFIG: _rendered({"tokenizer_class": "PreTrainedTokenizerFast", **said}),
+    }
+
+
+def _rendered(content: dict[str, Any]) -> bytes:
+    return (json.dumps(content, indent=2) + "\n").encode()

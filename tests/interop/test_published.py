@@ -1,0 +1,181 @@
+"""Folders of published models: read bit by bit, and refused by name where something is wrong."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from numpy_state import numpy_state
+from safetensors.numpy import load_file, save_file
+
+from axcore.errors import CheckpointError, ConfigError
+from axcore.interop import PublishedModel, from_hugging_face, to_hugging_face
+from axcore.layers import RMSNorm
+from axcore.models import llama2, mixtral, qwen2
+
+CFG = qwen2("toy")
+K = "model.layers.1.self_attn.k_proj.weight"
+
+
+@pytest.fixture(scope="module")
+def state():
+    return jax.tree.map(jnp.asarray, numpy_state(CFG.build().param_specs()))
+
+
+@pytest.fixture
+def folder(state, tmp_path):
+    assert to_hugging_face(tmp_path / "model", CFG, state) == "qwen2"
+    return tmp_path / "model"
+
+
+def bits(tree):
+    return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(tree)]
+
+
+def rewritten(folder, change):
+    """Changes the tensors of a folder, in the file that it has them in."""
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    change(tensors)
+    save_file(tensors, file)
+
+
+def test_what_is_written_is_read_again_bit_by_bit(folder, state):
+    read = from_hugging_face(folder)
+    assert bits(read.state) == bits(state)
+    assert jax.tree.structure(read.state) == jax.tree.structure(state)
+
+
+def test_the_library_of_the_format_reads_what_is_written(folder, state):
+    tensors = load_file(folder / "model.safetensors")
+    ours = np.asarray(state["decoder"]["stack"]["layer"]["attention"]["k"]["weight"][1])
+    assert np.array_equal(tensors[K], ours.T)
+    assert "lm_head.weight" in tensors
+
+
+@pytest.mark.parametrize("cfg", [llama2("toy"), mixtral("toy")], ids=["llama", "mixtral"])
+def test_a_model_in_many_files_is_the_same(cfg, tmp_path):
+    state = jax.tree.map(jnp.asarray, numpy_state(cfg.build().param_specs()))
+    to_hugging_face(tmp_path / "many", cfg, state, max_shard_bytes=50_000)
+    files = sorted(tmp_path.glob("many/*.safetensors"))
+    assert len(files) > 5
+    assert files[0].name == f"model-00001-of-{len(files):05}.safetensors"
+    whole = {name: array for file in files for name, array in load_file(file).items()}
+    index = json.loads((tmp_path / "many" / "model.safetensors.index.json").read_text())
+    assert index["weight_map"].keys() == whole.keys()
+    assert index["metadata"]["total_size"] == sum(one.nbytes for one in whole.values())
+    assert bits(from_hugging_face(tmp_path / "many").state) == bits(state)
+
+
+def test_bfloat16_is_kept_unless_another_dtype_is_asked_for(state, tmp_path):
+    to_hugging_face(tmp_path / "narrow", CFG, state, dtype="bfloat16")
+    narrow = from_hugging_face(tmp_path / "narrow")
+    assert narrow.config.dtypes.param == "bfloat16"
+    assert bits(narrow.state) == bits(
+        jax.tree.map(lambda x: np.asarray(x).astype(jnp.bfloat16), state)
+    )
+    wide = from_hugging_face(tmp_path / "narrow", dtype="float32").state
+    assert bits(wide) == bits(
+        jax.tree.map(lambda x: np.asarray(x).astype(np.float32), narrow.state)
+    )
+    to_hugging_face(tmp_path / "again", CFG, narrow.state)
+    first, second = (tmp_path / name / "model.safetensors" for name in ("narrow", "again"))
+    assert first.read_bytes() == second.read_bytes()
+
+
+def test_arrays_are_sharded_from_the_start(folder, state):
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+    mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("x", "y"))
+    split = {2: PartitionSpec("x", "y"), 3: PartitionSpec("y", "x", None)}
+    published = PublishedModel(folder)
+
+    def wanted(leaf):
+        spec = split.get(leaf.ndim, PartitionSpec())
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, spec))
+
+    read = published.read(published.config, jax.tree.map(wanted, state))
+    assert bits(read) == bits(state)
+    queries = read["decoder"]["stack"]["layer"]["attention"]["q"]["weight"]
+    assert {shard.data.shape for shard in queries.addressable_shards} == {(1, 32, 64)}
+
+
+def test_every_tensor_that_does_not_fit_is_named(folder):
+    def change(tensors):
+        del tensors[K]
+        tensors["model.norm.weight"] = np.ones(65, np.float32)
+        tensors["visual.weight"] = np.ones(3, np.float32)
+
+    rewritten(folder, change)
+    with pytest.raises(CheckpointError, match="3 tensors do not fit") as caught:
+        from_hugging_face(folder)
+    for line in (
+        f"{K} is missing",
+        "model.norm.weight has shape [65]; the model's has [64]",
+        "visual.weight is not of this model",
+    ):
+        assert line in str(caught.value)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_tensor_with_what_is_no_number_is_named(folder, bad):
+    def change(tensors):
+        tensors[K] = tensors[K].copy()
+        tensors[K][3, 5] = bad
+
+    rewritten(folder, change)
+    with pytest.raises(CheckpointError, match=rf"1 tensors hold numbers that are.*\n{K}"):
+        from_hugging_face(folder)
+
+
+@pytest.mark.parametrize("num_bytes", [4, 100, -1])
+def test_a_truncated_file_is_an_error(folder, num_bytes):
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:num_bytes])
+    with pytest.raises(CheckpointError, match="cannot be read: "):
+        from_hugging_face(folder)
+
+
+def test_a_tensor_in_two_files_and_one_in_the_wrong_file_are_named(state, tmp_path):
+    folder = tmp_path / "many"
+    to_hugging_face(folder, CFG, state, max_shard_bytes=100_000)
+    first, second = sorted(folder.glob("*.safetensors"))[:2]
+    doubled = next(iter(load_file(first)))
+    moved, *_ = load_file(second)
+    save_file({**load_file(second), doubled: np.ones(2, np.float32)}, second)
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    index["weight_map"][moved] = first.name
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(CheckpointError) as caught:
+        from_hugging_face(folder)
+    assert f"{doubled} is in {first.name} and {second.name}" in str(caught.value)
+    assert f"{moved} is not in {first.name}" in str(caught.value)
+
+
+def test_a_missing_file_is_named(state, tmp_path):
+    folder = tmp_path / "many"
+    to_hugging_face(folder, CFG, state, max_shard_bytes=100_000)
+    lost = sorted(folder.glob("*.safetensors"))[1]
+    lost.unlink()
+    with pytest.raises(CheckpointError, match=f"{lost.name} cannot be read"):
+        from_hugging_face(folder)
+
+
+def test_another_model_is_an_error_that_shows_how_it_differs(folder):
+    published = PublishedModel(folder)
+    with pytest.raises(ConfigError, match=r"\+ decoder.stack.num_layers: 3|dim"):
+        published.read(llama2("7b"), None)
+
+
+def test_nothing_is_written_over_and_nothing_is_left_of_what_failed(folder, state, tmp_path):
+    with pytest.raises(CheckpointError, match="there is something in the folder"):
+        to_hugging_face(folder, CFG, state)
+    with pytest.raises(ConfigError, match="no family"):
+        to_hugging_face(tmp_path / "new", RMSNorm.Config(), state)
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_folder_without_a_model_is_an_error(tmp_path):
+    with pytest.raises(CheckpointError, match=r"has no config\.json"):
+        from_hugging_face(tmp_path)

@@ -1,0 +1,91 @@
+"""Weight maps: all arrays of a model are in one piece, layers numbered as tokens pass them."""
+
+import pytest
+
+from axcore.config import evolve, replace_config
+from axcore.errors import ModuleError
+from axcore.interop import BoundMap, below, family_named, linear, same
+from axcore.layers import Pipeline, ScannedLayers, Sequence, Stack, alternating
+from axcore.models import mixtral, transformer
+
+WEIGHTS = family_named("llama").weights(None)
+SIZES = {"vocab_size": 10, "dim": 8, "num_heads": 2, "hidden_dim": 12}
+SIX = transformer(num_layers=6, **SIZES)
+
+
+def with_stack(make):
+    stack = SIX.decoder.stack
+    return evolve(SIX, decoder=evolve(SIX.decoder, stack=make(stack, stack.layer)))
+
+
+STACKS = {
+    "unrolled": with_stack(lambda stack, layer: Stack.Config(num_layers=6, layer=layer)),
+    "turns": with_stack(lambda stack, layer: alternating(stack, layer, layer, layer)),
+    "turns and a rest": with_stack(
+        lambda stack, layer: Sequence.Config(
+            layers=(
+                alternating(evolve(stack, num_layers=4), layer, layer),
+                evolve(stack, num_layers=2),
+            )
+        )
+    ),
+    "rounds of a pipeline": with_stack(
+        lambda stack, layer: Pipeline.Config(
+            num_layers=6, layer=layer, num_micro_batches=1, num_rounds=2
+        )
+    ),
+}
+PLACES = {
+    "unrolled": [("decoder.stack.layer.4.attention.q.weight", ())],
+    "turns": [("decoder.stack.layer.layer.1.attention.q.weight", (1,))],
+    "turns and a rest": [("decoder.stack.layer.1.layer.attention.q.weight", (0,))],
+    "rounds of a pipeline": [("decoder.stack.layer.attention.q.weight", (1, 1))],
+}
+"""Where the queries of layer 4 are."""
+
+
+@pytest.mark.parametrize("kind", STACKS)
+def test_layers_have_the_numbers_in_which_tokens_pass_them(kind):
+    bound = BoundMap(WEIGHTS, STACKS[kind].build().param_specs())
+    assert bound.shapes == BoundMap(WEIGHTS, SIX.build().param_specs()).shapes
+    (piece,) = (
+        one for one in bound.pieces if "model.layers.4.self_attn.q_proj.weight" in one.theirs
+    )
+    assert [(one.leaf, one.index) for one in piece.ours] == PLACES[kind]
+
+
+def test_every_array_without_a_rule_is_listed():
+    with pytest.raises(ModuleError, match="no rule of the weight map fits 4 arrays") as caught:
+        BoundMap(WEIGHTS, mixtral("toy").build().param_specs())
+    for name in ("gate", "up", "down"):
+        assert f"decoder.stack.layer.#.feed_forward.experts.expert.#.{name}.weight" in str(
+            caught.value
+        )
+
+
+def test_an_array_in_two_rules_is_an_error():
+    twice = (*WEIGHTS, same("head.weight", "other.weight"))
+    with pytest.raises(ModuleError, match=r"has 1 arrays twice:\n.*head.weight"):
+        BoundMap(twice, SIX.build().param_specs())
+
+
+def test_two_arrays_of_one_name_are_an_error():
+    clash = [rule for rule in WEIGHTS if rule.ours != ("head.weight",)]
+    with pytest.raises(ModuleError, match=r"arrays twice:\nmodel.norm.weight"):
+        BoundMap((*clash, same("head.weight", "model.norm.weight")), SIX.build().param_specs())
+
+
+def test_prefixes_go_before_every_name():
+    (weight, bias) = below("a.{layer}", "b.{layer}", linear("q", "q_proj"))
+    assert (weight.ours, weight.theirs) == (("a.{layer}.q.weight",), ("b.{layer}.q_proj.weight",))
+    assert bias.theirs == ("b.{layer}.q_proj.bias",)
+
+
+def test_scans_and_loops_have_the_same_tensors_of_experts():
+    cfg = mixtral("toy")
+    unrolled = replace_config(
+        cfg, ScannedLayers, lambda old: Stack.Config(num_layers=old.num_layers, layer=old.layer)
+    )
+    shapes = [family_named("mixtral").bind(one).shapes for one in (cfg, unrolled)]
+    assert shapes[0] == shapes[1]
+    assert "model.layers.1.block_sparse_moe.experts.7.w2.weight" in shapes[0]

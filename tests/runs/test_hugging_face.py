@@ -1,0 +1,121 @@
+"""`axcore convert`: runs of published models, and published models of runs."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+import tokenizers
+from click.testing import CliRunner
+from safetensors.numpy import load_file
+
+from axcore.cli.main import group
+from axcore.errors import AxcoreError, CheckpointError
+from axcore.interop import to_hugging_face
+from axcore.models import llama2
+from axcore.runs import export_run, import_run, load_run
+
+EOS, BOS = "</s>", "<s>"
+
+
+def call(*arguments):
+    result = CliRunner().invoke(group, [str(one) for one in arguments])
+    if isinstance(result.exception, AxcoreError):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def tokenizer_json(path):
+    """Writes a tokenizer of words that begins every text with `<s>`."""
+    words = {BOS: 0, EOS: 1, "<unk>": 2, "one": 3, "two": 4, "three": 5}
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<unk>"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    made.add_special_tokens([BOS, EOS])
+    made.post_processor = tokenizers.processors.TemplateProcessing(
+        single=f"{BOS} $A", special_tokens=[(BOS, 0)]
+    )
+    made.save(str(path / "tokenizer.json"))
+    names = {"bos_token": {"content": BOS, "lstrip": False}, "eos_token": EOS, "pad_token": None}
+    (path / "tokenizer_config.json").write_text(json.dumps(names))
+
+
+@pytest.fixture
+def published(tmp_path):
+    """A folder with a published model of random weights, and a tokenizer."""
+    cfg = llama2("toy")
+    fields = {"max_position_embeddings": 64, "eos_token_id": [1, 2]}
+    to_hugging_face(tmp_path / "hf", cfg, cfg.build().init(0), fields=fields, dtype="bfloat16")
+    tokenizer_json(tmp_path / "hf")
+    return tmp_path / "hf"
+
+
+@pytest.mark.slow
+def test_import_then_export_gives_every_tensor_back_byte_for_byte(published, tmp_path):
+    assert "axcore generate" in call("convert", f"hf:{published}", tmp_path / "run")
+    told = call("convert", tmp_path / "run", f"hf:{tmp_path / 'back'}", "--max-shard-size", "100KB")
+    assert "a model of type llama" in told
+    before = load_file(published / "model.safetensors")
+    after = {}
+    for file in (tmp_path / "back").glob("*.safetensors"):
+        after |= load_file(file)
+    assert before.keys() == after.keys()
+    for name, array in before.items():
+        assert (array.dtype, array.tobytes()) == (after[name].dtype, after[name].tobytes())
+    for file in ("config.json", "generation_config.json", "tokenizer_config.json"):
+        assert json.loads((tmp_path / "back" / file).read_text())
+    again = json.loads((tmp_path / "back" / "config.json").read_text())
+    first = json.loads((published / "config.json").read_text())
+    assert again == {**first, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1}
+    files = ("tokenizer.json",)
+    assert all((published / f).read_bytes() == (tmp_path / "back" / f).read_bytes() for f in files)
+
+
+@pytest.mark.slow
+def test_an_imported_run_generates_with_its_own_tokenizer(published, tmp_path):
+    run = import_run(published, tmp_path / "run", dtype="float32")
+    tokenizer = run.trainer.data.tokenizer
+    assert (tokenizer.bos_id, tokenizer.eos_id) == (0, 1)
+    assert tokenizer.encode_prompt("two one").tolist() == [0, 4, 3]
+    assert run.generate("two one", max_tokens=3).num_tokens <= 3
+    assert run.step == 0
+
+
+@pytest.mark.slow
+def test_a_trained_run_becomes_a_model_with_its_numbers(trained, tmp_path):
+    directory, result = trained
+    export_run(load_run(directory), tmp_path / "hf")
+    tensors = load_file(tmp_path / "hf" / "model.safetensors")
+    norm = np.asarray(result.state.model["decoder"]["norm"]["weight"])
+    assert np.array_equal(tensors["model.norm.weight"], norm)
+    back = import_run(tmp_path / "hf", tmp_path / "again")
+    same = jax.tree.map(np.array_equal, back.state, jax.device_get(result.state.model))
+    assert all(jax.tree.leaves(same))
+
+
+def test_a_damaged_model_makes_no_run(published, tmp_path):
+    file = published / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-2])
+    with pytest.raises(CheckpointError, match="truncated"):
+        call("convert", f"hf:{published}", tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_tokenizer_that_is_not_read_is_an_error(published, tmp_path):
+    (published / "tokenizer.json").rename(published / "tokenizer.model")
+    with pytest.raises(CheckpointError, match=r"tokenizer is tokenizer\.model"):
+        import_run(published, tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("hf:a", "hf:b"), "one names a published model and the other a run"),
+        (("a", "b"), "one names a published model and the other a run"),
+        (("hf:nowhere", "run"), "has no config.json"),
+        (("run", "hf:b", "--max-shard-size", "much"), "--max-shard-size is 'much'"),
+    ],
+)
+def test_what_cannot_be_meant_is_an_error(arguments, message):
+    with pytest.raises(AxcoreError, match=message):
+        call("convert", *arguments)
