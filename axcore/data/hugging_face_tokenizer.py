@@ -32,8 +32,9 @@ class HuggingFaceTokenizer(Tokenizer):
             path: The `tokenizer.json`, relative to the working directory.
             eos_token: The token that ends a document, as it is written in the file; that of
                 `settings_path` where None.
-            bos_token: The token that begins a document. Without one, here or in `settings_path`, a
-                document's first token is never predicted.
+            bos_token: The token that begins a document; where None, that of `settings_path`, if the
+                `tokenizer.json` begins texts with it. Without one, a document's first token is
+                never predicted.
             pad_token: What fills rows up; without one, here or there, `eos_token` does.
             end_tokens: Tokens that end what a model writes, besides `eos_token`.
             settings_path: A `tokenizer_config.json`, which names tokens and may hold a template.
@@ -64,7 +65,7 @@ class HuggingFaceTokenizer(Tokenizer):
                 where=cfg.path,
                 hint=f"Set eos_token; {self._special_tokens()}.",
             )
-        self.eos_id, self.bos_id = eos_id, self._named("bos_token")
+        self.eos_id, self.bos_id = eos_id, self._bos_id()
         pad_id = self._named("pad_token")
         self.pad_id = eos_id if pad_id is None else pad_id
         self._further_ids = [self._id_of(token, "end_tokens") for token in cfg.end_tokens]
@@ -119,6 +120,12 @@ class HuggingFaceTokenizer(Tokenizer):
         own = {role: getattr(self.config, role) for role in ("eos_token", "bos_token", "pad_token")}
         return {**self._settings.tokens, **{role: name for role, name in own.items() if name}}
 
+    def _bos_id(self) -> int | None:
+        """Returns what begins a document: of the settings' tokens only what the file adds."""
+        named = self._named("bos_token")
+        begins = self._tokenizer.encode("").ids[:1] == [named]
+        return named if begins or self.config.bos_token is not None else None
+
     def _named(self, field: str) -> int | None:
         name = self._roles().get(field)
         return None if name is None else self._id_of(name, field)
@@ -153,23 +160,33 @@ def tokenizer_in(folder: str | Path) -> HuggingFaceTokenizer.Config:
         settings_path=_there(root / "tokenizer_config.json"),
         chat_template_path=_there(root / "chat_template.jinja"),
     )
-    return evolve(cfg, end_tokens=_end_tokens(cfg, _there(root / "generation_config.json")))
+    settings = read_settings(cfg.settings_path)
+    ends = _end_tokens(_load(cfg.path, settings), root)
+    if "eos_token" in settings.tokens or not ends:
+        return evolve(cfg, end_tokens=ends)
+    return evolve(cfg, eos_token=ends[0], end_tokens=ends[1:])
 
 
-def _end_tokens(cfg: HuggingFaceTokenizer.Config, generation: str | None) -> tuple[str, ...]:
-    """Returns the tokens that a `generation_config.json` ends texts with."""
-    found = read_json(generation, "generation_config.json") if generation else {}
-    numbers = found.get("eos_token_id") or []
-    numbers = numbers if isinstance(numbers, list) else [numbers]
-    tokenizer = _load(cfg.path, read_settings(cfg.settings_path))
-    names = {number: tokenizer.id_to_token(number) for number in numbers}
-    if unknown := [number for number, name in names.items() if name is None]:
+def _end_tokens(tokenizer: Any, folder: Path) -> tuple[str, ...]:
+    """Returns the tokens that the model in a folder ends its answers with, as far as it says."""
+    for name in ("generation_config.json", "config.json"):
+        path = _there(folder / name)
+        found = read_json(path, name).get("eos_token_id") if path else None
+        if found is not None:
+            numbers = found if isinstance(found, list) else [found]
+            return tuple(_name_of(number, tokenizer, str(path)) for number in numbers)
+    return ()
+
+
+def _name_of(number: int, tokenizer: Any, said_in: str) -> str:
+    name: str | None = tokenizer.id_to_token(number)
+    if name is None:
         raise DataError(
-            f"Texts end with tokens {unknown}, which are not in the vocabulary of {cfg.path}.",
-            where=str(generation),
-            hint="Take the tokenizer and the generation_config.json from one model.",
+            f"Texts end with token {number}, which is not in the tokenizer's vocabulary.",
+            where=said_in,
+            hint="Take the tokenizer and the files beside it from one model.",
         )
-    return tuple(names.values())
+    return name
 
 
 def _there(path: Path) -> str | None:

@@ -9,7 +9,14 @@ import jax
 
 from axcore.checkpoint import Checkpointer
 from axcore.config import evolve
-from axcore.data import ByteTokenizer, Data, HuggingFaceTokenizer, Tokenizer
+from axcore.data import (
+    ByteTokenizer,
+    Data,
+    HuggingFaceTokenizer,
+    SentencePieceTokenizer,
+    Tokenizer,
+    tokenizer_in,
+)
 from axcore.errors import CheckpointError
 from axcore.interop import DEFAULT_SHARD_BYTES, PublishedModel, to_hugging_face
 from axcore.module import DType, DTypes
@@ -21,7 +28,8 @@ from axcore.trainer.run_directory.run_lock import locked_run_directory
 from axcore.trainer.step import TrainState
 
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
-OTHER_TOKENIZERS = ("tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
+CHAT_TEMPLATE, PIECES = "chat_template.jinja", "tokenizer.model"
+OTHER_TOKENIZERS = ("vocab.json", "vocab.txt", "tekken.json")
 _TOKENS = ("bos", "eos", "pad")
 
 
@@ -103,58 +111,47 @@ def export_run(
 
 def _tokenizer(published: PublishedModel) -> Tokenizer.Config:
     """Returns the config of the tokenizer in a folder; that of bytes where there is none."""
-    file = published.folder / TOKENIZER
-    if not file.is_file():
-        others = [name for name in OTHER_TOKENIZERS if (published.folder / name).is_file()]
-        if others:
-            raise CheckpointError(
-                f"the folder's tokenizer is {', '.join(others)}, which is not read",
-                where=str(published.folder),
-                hint=f"add a {TOKENIZER}: transformers' AutoTokenizer makes one when it saves",
-            )
-        return ByteTokenizer.Config()
-    import tokenizers  # here, because folders without one have no use for it
-
-    library = tokenizers.Tokenizer.from_file(str(file))
-    said = published.json_or_empty(TOKENIZER_CONFIG)
-    names = {name: _content(said.get(f"{name}_token")) for name in _TOKENS}
-    if names["eos"] is None:
-        names["eos"] = library.id_to_token(_first(published.values.get("eos_token_id")))
-    begun = library.encode("").ids[:1]
-    names["bos"] = library.id_to_token(begun[0]) if begun else None
-    known: Any = {
-        f"{name}_token": token
-        for name, token in names.items()
-        if token is not None and library.token_to_id(token) is not None
-    }
-    return HuggingFaceTokenizer.Config(path=str(file), **known)
+    folder = published.folder
+    if (folder / TOKENIZER).is_file():
+        return tokenizer_in(folder)
+    if (folder / PIECES).is_file():
+        return SentencePieceTokenizer.Config(path=str(folder / PIECES))
+    if others := [name for name in OTHER_TOKENIZERS if (folder / name).is_file()]:
+        raise CheckpointError(
+            f"the folder's tokenizer is {', '.join(others)}, which is not read",
+            where=str(folder),
+            hint=f"add a {TOKENIZER}: transformers' AutoTokenizer makes one when it saves",
+        )
+    return ByteTokenizer.Config()
 
 
-def _content(token: Any) -> str | None:
-    content: str | None = token["content"] if isinstance(token, dict) else token
-    return content
-
-
-def _first(ids: Any) -> int:
-    """Returns the first of one or several numbers; one that no token has where there is none."""
-    return -1 if ids is None else ids[0] if isinstance(ids, list) else ids
-
-
-def _token_ids(tokenizer: Any) -> dict[str, int]:
+def _token_ids(tokenizer: Any) -> dict[str, Any]:
+    """Returns the numbers that a published model's files name, those that end a text as a list."""
     ids = {f"{name}_token_id": getattr(tokenizer, f"{name}_id", None) for name in _TOKENS}
+    if len(getattr(tokenizer, "end_ids", ())) > 1:
+        ids["eos_token_id"] = list(tokenizer.end_ids)
     return {name: number for name, number in ids.items() if number is not None}
 
 
 def _tokenizer_files(tokenizer: Any) -> dict[str, bytes]:
+    if isinstance(tokenizer, SentencePieceTokenizer):
+        return {PIECES: _content(tokenizer.config.path)}
     if not isinstance(tokenizer, HuggingFaceTokenizer):
         return {}
     cfg: Any = tokenizer.config
     names = {f"{name}_token": getattr(cfg, f"{name}_token") for name in _TOKENS}
     said = {name: token for name, token in names.items() if token is not None}
-    return {
-        TOKENIZER: Path(cfg.path).expanduser().read_bytes(),
-        TOKENIZER_CONFIG: _rendered({"tokenizer_class": "PreTrainedTokenizerFast", **said}),
-    }
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    if cfg.settings_path is not None:
+        settings = json.loads(_content(cfg.settings_path))
+    files = {TOKENIZER: _content(cfg.path), TOKENIZER_CONFIG: _rendered({**settings, **said})}
+    if cfg.chat_template_path is not None:
+        files[CHAT_TEMPLATE] = _content(cfg.chat_template_path)
+    return files
+
+
+def _content(path: str) -> bytes:
+    return Path(path).expanduser().read_bytes()
 
 
 def _rendered(content: dict[str, Any]) -> bytes:

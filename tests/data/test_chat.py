@@ -4,8 +4,9 @@ import json
 
 import pytest
 import tokenizers
-from tokenizers import decoders, models, pre_tokenizers
+from tokenizers import decoders, models, pre_tokenizers, processors
 
+from axcore.config import evolve
 from axcore.data import ByteTokenizer, ChatTemplate, HuggingFaceTokenizer, tokenizer_in
 from axcore.errors import DataError
 
@@ -36,6 +37,9 @@ def folder(tmp_path):
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(list(SPECIAL[:3]))
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<|begin|> $A", special_tokens=[("<|begin|>", 256)]
+    )
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     settings = {
         "bos_token": {"content": "<|begin|>", "lstrip": False},
@@ -61,6 +65,23 @@ def test_a_folder_tells_all_of_its_tokenizer(folder):
     assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id) == (256, 258, 258)
     assert tokenizer.end_ids == (258, 259)
     assert tokenizer.vocab_size == 260
+
+
+def test_a_begin_that_the_tokenizer_itself_does_not_add_is_left_out(folder):
+    content = json.loads((folder / "tokenizer.json").read_text())
+    write(folder / "tokenizer.json", {**content, "post_processor": None})
+    cfg = tokenizer_in(folder)
+    assert cfg.build().bos_id is None
+    assert evolve(cfg, bos_token="<|begin|>").build().bos_id == 256
+
+
+def test_without_names_of_tokens_the_first_end_of_answers_ends_documents(folder):
+    (folder / "tokenizer_config.json").unlink()
+    (folder / "generation_config.json").unlink()
+    write(folder / "config.json", {"eos_token_id": [258, 257]})
+    cfg = tokenizer_in(folder)
+    assert (cfg.eos_token, cfg.end_tokens) == ("<|end|>", ("<|turn|>",))
+    assert cfg.build().end_ids == (258, 257)
 
 
 def test_a_conversation_has_special_tokens_where_the_template_writes_them(folder):
@@ -131,7 +152,7 @@ def test_settings_of_another_tokenizer_are_refused(folder):
 
 def test_an_end_that_the_vocabulary_lacks_is_refused(folder):
     write(folder / "generation_config.json", {"eos_token_id": [258, 999]})
-    with pytest.raises(DataError, match=r"Texts end with tokens \[999\], which are not"):
+    with pytest.raises(DataError, match=r"Texts end with token 999, which is not"):
         tokenizer_in(folder)
 
 

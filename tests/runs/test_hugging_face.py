@@ -66,7 +66,7 @@ def test_import_then_export_gives_every_tensor_back_byte_for_byte(published, tmp
         assert json.loads((tmp_path / "back" / file).read_text())
     again = json.loads((tmp_path / "back" / "config.json").read_text())
     first = json.loads((published / "config.json").read_text())
-    assert again == {**first, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1}
+    assert again == {**first, "bos_token_id": 0, "eos_token_id": [1, 2], "pad_token_id": 1}
     files = ("tokenizer.json",)
     assert all((published / f).read_bytes() == (tmp_path / "back" / f).read_bytes() for f in files)
 
@@ -75,7 +75,7 @@ def test_import_then_export_gives_every_tensor_back_byte_for_byte(published, tmp
 def test_an_imported_run_generates_with_its_own_tokenizer(published, tmp_path):
     run = import_run(published, tmp_path / "run", dtype="float32")
     tokenizer = run.trainer.data.tokenizer
-    assert (tokenizer.bos_id, tokenizer.eos_id) == (0, 1)
+    assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.end_ids) == (0, 1, (1, 2))
     assert tokenizer.encode_prompt("two one").tolist() == [0, 4, 3]
     assert run.generate("two one", max_tokens=3).num_tokens <= 3
     assert run.step == 0
@@ -102,8 +102,8 @@ def test_a_damaged_model_makes_no_run(published, tmp_path):
 
 
 def test_a_tokenizer_that_is_not_read_is_an_error(published, tmp_path):
-    (published / "tokenizer.json").rename(published / "tokenizer.model")
-    with pytest.raises(CheckpointError, match=r"tokenizer is tokenizer\.model"):
+    (published / "tokenizer.json").rename(published / "vocab.json")
+    with pytest.raises(CheckpointError, match=r"tokenizer is vocab\.json"):
         import_run(published, tmp_path / "run")
 
 
