@@ -1,12 +1,17 @@
 """`tiny_peers.py`: the experiment `tiny` by axcore, on the rivals' batch and numbers."""
 
 import _tiny_worker as worker
-import jax
-import jax.numpy as jnp
 
-from axcore.config import update_config
-from axcore.experiments.tiny import tiny
-from axcore.module import count_params
+from axcore.cli.target import use_target
+
+use_target(None)  # as `axcore train` does before it imports jax
+
+import jax  # noqa: E402
+import jax.numpy as jnp  # noqa: E402
+
+from axcore.config import update_config  # noqa: E402
+from axcore.experiments.tiny import tiny  # noqa: E402
+from axcore.module import count_params  # noqa: E402
 
 
 def main() -> None:

@@ -6,6 +6,7 @@ import sys
 import click
 
 from axcore.errors import PluginError
+from axcore.hardware.host_memory import keep_freed_memory
 from axcore.hardware.host_platform import DEVICE_COUNT
 from axcore.plugins import Finding, Hardware, set_environment_flags
 from axcore.plugins.environment_flags import expected_hardware, present_family
@@ -16,7 +17,7 @@ def use_target(name: str | None, *, num_processes: int = 1) -> Hardware | None:
 
     Where jax is to have several host devices, it is asked for them. Where no target is named, the
     flags are those for the hardware that plugins see in this machine. Processes of one run share a
-    target's host devices equally.
+    target's host devices equally, and keep the memory that their steps free.
 
     Raises:
         PluginError: No plugin knows the name, flags conflict, or jax started too early to read
@@ -24,6 +25,8 @@ def use_target(name: str | None, *, num_processes: int = 1) -> Hardware | None:
     """
     if name is None:
         expected = expected_hardware() or _host_devices(num_processes)
+        if expected is None or expected.family == "cpu":
+            keep_freed_memory()
         if expected is not None:
             set_environment_flags(expected)
         return None
@@ -33,6 +36,7 @@ def use_target(name: str | None, *, num_processes: int = 1) -> Hardware | None:
             raise PluginError(
                 f"jax has started already, so {name} cannot be set up", where="--target"
             )
+        keep_freed_memory()
         flags = os.environ.get("XLA_FLAGS", "").split()
         rest = [flag for flag in flags if not flag.startswith(DEVICE_COUNT)]
         os.environ["XLA_FLAGS"] = " ".join(rest)  # the target, being named, decides the number
