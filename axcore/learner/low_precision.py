@@ -10,7 +10,7 @@ from axcore.config import Configurable, PositiveInt, config
 from axcore.learner.optimizers import AdamW, Optimizer, Rate
 from axcore.learner.state_formats import (
     Bfloat16,
-    Int8Blocks,
+    Int8Rows,
     StateFormat,
     Stored,
     round_to_bfloat16,
@@ -47,15 +47,12 @@ class LowPrecisionState(Optimizer):
 
         Args:
             optimizer: Whose state it is.
-            format: `bfloat16`, or `int8_blocks` with a scale for each block of a row.
-            block_size: Numbers of a block at most; the largest divisor of the last dimension is
-                taken.
-            min_size: Arrays of fewer numbers stay float32 where blocks are asked for.
+            format: `bfloat16`, or `int8_rows` with a scale for each row.
+            min_size: Arrays of fewer numbers stay float32 with `int8_rows`.
         """
 
         optimizer: Configurable.Config = AdamW.Config()
-        format: Literal["bfloat16", "int8_blocks"] = "int8_blocks"
-        block_size: PositiveInt = 256
+        format: Literal["bfloat16", "int8_rows"] = "int8_rows"
         min_size: PositiveInt = 4096
 
     def transformation(self, learning_rate: Rate, specs: Any) -> "optax.GradientTransformation":
@@ -82,7 +79,7 @@ class LowPrecisionState(Optimizer):
         cfg = self.config
         if cfg.format == "bfloat16":
             return Bfloat16()
-        return Int8Blocks(cfg.block_size, cfg.min_size)
+        return Int8Rows(cfg.min_size)
 
     def _encode(self, state: Any, params: Any, num_updates: Array) -> StoredState:
         shapes = {p.shape for p in jax.tree.leaves(params)}

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, UInt32
 
-MIN_BLOCK = 16
-"""Blocks of fewer numbers would save too little beside their scales."""
+MIN_ROW = 16
+"""Rows of fewer numbers would save too little beside their scales."""
 
 SMALLEST = 2.0**-126
 """The smallest float32 that is normal."""
@@ -23,7 +23,7 @@ class Stored(NamedTuple):
 
     Args:
         values: One value for each of the array's.
-        scales: What values of a block count in; None where the format needs none.
+        scales: What values of a row count in; None where the format needs none.
     """
 
     values: Array
@@ -66,58 +66,47 @@ class Bfloat16:
         return stored.values.astype(jnp.float32)
 
 
-class Int8Blocks:
-    """Eight bits a number, and a float32 scale for each block along the last dimension.
+class Int8Rows:
+    """Eight bits a number, and a float32 scale for each row, which is the last dimension.
 
-    A code `c` means `scale * sign(c) * (|c| / m) ** 4`, where the scale is the block's largest
-    magnitude. A block without negative numbers, as of squared gradients, has `m = 255`; others have
+    A code `c` means `scale * sign(c) * (|c| / m) ** 4`, where the scale is the row's largest
+    magnitude. A row without negative numbers, as of squared gradients, has `m = 255`; others have
     `m = 127`, codes that are 128 more, and their scale is stored as a negative number. A number
     that is not 0 is never rounded to 0, where Adam would divide by it.
 
     Source: Dettmers et al. 2021, arXiv:2110.02861. Differs: the fourth power instead of a table,
-    stochastic rounding, and blocks that lie within rows.
+    stochastic rounding, and rows for blocks, so that no array needs another layout.
     """
 
     dtype = jnp.uint8
 
-    def __init__(self, block_size: int, min_size: int) -> None:
-        self.block_size = block_size
+    def __init__(self, min_size: int) -> None:
         self.min_size = min_size
 
     def can_store(self, shape: tuple[int, ...]) -> bool:
-        """Large arrays whose last dimension divides into blocks."""
-        return math.prod(shape) >= self.min_size and self._block(shape) >= MIN_BLOCK
+        """Large arrays whose rows are long enough."""
+        return math.prod(shape) >= self.min_size and bool(shape) and shape[-1] >= MIN_ROW
 
     def encode(self, x: Float[Array, "..."], bits: UInt32[Array, "..."]) -> Stored:
-        """Returns codes of the array's shape, and scales with a last dimension of its blocks."""
-        blocks = self._blocks(x)
-        largest = jnp.max(jnp.abs(blocks), axis=-1)
-        scales = jnp.where(jnp.min(blocks, axis=-1) < 0, -largest, largest)
+        """Returns codes of the array's shape, and scales with a last dimension of 1."""
+        largest = jnp.max(jnp.abs(x), axis=-1, keepdims=True)
+        scales = jnp.where(jnp.min(x, axis=-1, keepdims=True) < 0, -largest, largest)
         zero, top = _zero_and_top(scales)
-        magnitudes = jnp.abs(blocks) / jnp.maximum(largest, SMALLEST)[..., None]
+        magnitudes = jnp.abs(x) / jnp.maximum(largest, SMALLEST)
         below = jnp.floor(top * jnp.sqrt(jnp.sqrt(magnitudes)))
         low, high = (below / top) ** 4, ((below + 1) / top) ** 4
-        is_up = _uniform(self._blocks(bits)) * (high - low) < magnitudes - low
+        is_up = _uniform(bits) * (high - low) < magnitudes - low
         steps = jnp.minimum(jnp.where(is_up, below + 1, below), top)
         steps = jnp.maximum(steps, jnp.where(magnitudes > 0, 1.0, 0.0))
-        codes = zero + jnp.sign(blocks) * steps
-        return Stored(codes.astype(jnp.uint8).reshape(x.shape), scales)
+        return Stored((zero + jnp.sign(x) * steps).astype(jnp.uint8), scales)
 
     def decode(self, stored: Stored) -> Float[Array, "..."]:
         """Returns a stored array in float32."""
         assert stored.scales is not None, "codes come with scales"
         zero, top = _zero_and_top(stored.scales)
-        steps = (self._blocks(stored.values).astype(jnp.float32) - zero) / top
-        blocks = jnp.abs(stored.scales)[..., None] * jnp.sign(steps) * steps**4
-        return blocks.reshape(stored.values.shape)
-
-    def _block(self, shape: tuple[int, ...]) -> int:
-        """Returns the largest divisor of the last dimension that is no more than wanted."""
-        sizes = range(min(self.block_size, shape[-1]), 0, -1) if shape else (1,)
-        return next(size for size in sizes if not shape or shape[-1] % size == 0)
-
-    def _blocks(self, x: Array) -> Array:
-        return x.reshape(*x.shape[:-1], -1, self._block(x.shape))
+        steps = (stored.values.astype(jnp.float32) - zero) / top
+        decoded: Array = jnp.abs(stored.scales) * jnp.sign(steps) * steps**4
+        return decoded
 
 
 def round_to_bfloat16(x: Float[Array, "..."], bits: UInt32[Array, "..."]) -> Array:
@@ -128,8 +117,8 @@ def round_to_bfloat16(x: Float[Array, "..."], bits: UInt32[Array, "..."]) -> Arr
 
 
 def _zero_and_top(scales: Array) -> tuple[Array, Array]:
-    """Returns the code of 0, and the largest distance of a code from it, of each block."""
-    zero = jnp.where(scales < 0, jnp.float32(128), jnp.float32(0))[..., None]
+    """Returns the code of 0, and the largest distance of a code from it, of each row."""
+    zero = jnp.where(scales < 0, jnp.float32(128), jnp.float32(0))
     return zero, 255 - zero
 
 

@@ -13,10 +13,10 @@ class LowPrecisionOptimizer:
     """Puts a `LowPrecisionState` around every optimizer, those of groups included.
 
     Args:
-        format: How state is stored: `bfloat16`, or `int8_blocks`, which is a quarter of float32.
+        format: How state is stored: `bfloat16`, or `int8_rows`, which is a quarter of float32.
     """
 
-    format: Literal["bfloat16", "int8_blocks"] = "int8_blocks"
+    format: Literal["bfloat16", "int8_rows"] = "int8_rows"
 
     def apply(self, cfg: Any, hardware: Hardware) -> Any:
         """Returns `cfg` with every optimizer wrapped.

@@ -130,9 +130,9 @@ def shardings_like(tree: Any, params: Any, shardings: Any, mesh: AnyMesh) -> Any
     """Returns shardings for an abstract tree that holds copies of `params` somewhere inside.
 
     A leaf whose path ends with a parameter's path, and which has its shape, is sharded as that
-    parameter; so is one with a number for each block of the parameter, in dimensions that still
-    divide. Anything else (step counts, factored buffers) is replicated. So the state of any optax
-    chain is sharded by inference.
+    parameter; so is one with a number for each row or block of it, in dimensions that still divide.
+    Anything else (step counts, factored buffers) is replicated. So the state of any optax chain is
+    sharded by inference.
     """
     by_path = {
         _names(path): (leaf.shape, sharding)
