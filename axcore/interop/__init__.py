@@ -25,6 +25,7 @@ from axcore.interop.transforms import (
     interleaved,
 )
 from axcore.interop.weight_map import BoundMap, Rule, WeightMap, below, linear, same
+from axcore.interop.weight_source import HuggingFace, WeightSource
 from axcore.interop.writing import DEFAULT_SHARD_BYTES
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "Family",
     "Field",
     "Fields",
+    "HuggingFace",
     "Implied",
     "JoinAxes",
     "Only",
@@ -51,6 +53,7 @@ __all__ = [
     "Transform",
     "Transpose",
     "WeightMap",
+    "WeightSource",
     "below",
     "common_value",
     "family_named",

@@ -55,6 +55,14 @@ def canonical(cfg: Any) -> Any:
     return evolve(map_config(cfg, _plain), dim=cfg.dim, vocab_size=cfg.vocab_size)
 
 
+def uncorrected(cfg: Any) -> Any:
+    """Returns a config with the base in the place of every layer that corrects one, as LoRA does.
+
+    A correction that is new changes no number, so that weights of the one fit the other.
+    """
+    return map_config(cfg, lambda node: getattr(node, "base", node))
+
+
 def _plain(node: Any) -> Any:
     defaults = {field.name: field.default for field in attrs.fields(type(node))}
     filled = {name for name in FILLED & defaults.keys() if defaults[name] is REQUIRED}

@@ -7,13 +7,16 @@ import attrs
 
 from axcore.config import diff_config, format_diff, name_the_known
 from axcore.errors import AxcoreError, ConfigError
-from axcore.interop.canonical import canonical
+from axcore.interop.canonical import canonical, uncorrected
 from axcore.interop.config_map import IRRELEVANT, ConfigEntry, Fields
 from axcore.interop.weight_map import BoundMap, WeightMap, listed
 from axcore.plugins import HuggingFaceFamily, plugin_host
 
 TRAINING_ONLY = (r"\.dot\.",)
 """Arrays of ours that published models lack: what quantized training has measured."""
+
+CORRECTIONS = (r"\.lora_(down|up)\.",)
+"""Arrays of ours that correct a published model, and at first do not."""
 
 
 @attrs.frozen(kw_only=True)
@@ -70,10 +73,15 @@ class Family:
             raise ConfigError(f"the model differs (+) from the family's:\n{format_diff(changes)}")
         return values
 
-    def bind(self, cfg: Any) -> BoundMap:
-        """Returns the weight map of a model, applied to its state."""
-        specs = cfg.build().param_specs()
-        return BoundMap(self.weights(canonical(cfg)), specs, ignored=TRAINING_ONLY)
+    def bind(self, cfg: Any, *, ignored: tuple[str, ...] = TRAINING_ONLY) -> BoundMap:
+        """Returns the weight map of a model, applied to its state.
+
+        Args:
+            cfg: The model's config.
+            ignored: Regular expressions of arrays of ours that published models lack.
+        """
+        plain = canonical(uncorrected(cfg))
+        return BoundMap(self.weights(plain), cfg.build().param_specs(), ignored=ignored)
 
 
 def family_named(name: str) -> Family:

@@ -13,7 +13,7 @@ import numpy as np
 
 from axcore.config import diff_config, evolve, format_diff
 from axcore.errors import CheckpointError, ConfigError
-from axcore.interop.canonical import canonical
+from axcore.interop.canonical import canonical, uncorrected
 from axcore.interop.family import Family, family_named, family_of
 from axcore.interop.reading import read_weights
 from axcore.interop.tensor_files import DTYPES, find_tensors
@@ -86,18 +86,19 @@ class PublishedModel:
             )
         return names[next(iter(found))]
 
-    def read(self, cfg: Any, wanted: Any) -> Any:
+    def read(self, cfg: Any, wanted: Any, *, seed: int = 0) -> Any:
         """Returns the state of a model whose config is this one's in all that changes numbers.
 
         Args:
             cfg: The model's config; how it is trained, and its dtypes, may differ.
             wanted: Shapes, dtypes and shardings of the state.
+            seed: Of adapters and whatever else the published model has not.
 
         Raises:
             ConfigError: It is the config of another model.
             CheckpointError: A file or a tensor is not as it should be.
         """
-        changes = diff_config(canonical(self.config), canonical(cfg))
+        changes = diff_config(canonical(self.config), canonical(uncorrected(cfg)))
         if changes:
             raise ConfigError(
                 f"the model is not the published one (-: that one, +: this one)\n"
@@ -105,7 +106,7 @@ class PublishedModel:
                 where=str(self.folder),
                 hint="change the model's config, or read other weights",
             )
-        return read_weights(self.folder, self.family, cfg, wanted)
+        return read_weights(self.folder, self.family, cfg, wanted, seed=seed)
 
     def json_or_empty(self, name: str) -> dict[str, Any]:
         """Returns what a JSON file of the folder says; an empty dict where there is none."""

@@ -10,14 +10,14 @@ import jax
 import numpy as np
 
 from axcore.errors import CheckpointError
-from axcore.interop.family import Family
+from axcore.interop.family import CORRECTIONS, TRAINING_ONLY, Family
 from axcore.interop.tensor_files import TensorPlace, find_tensors
 from axcore.interop.weight_map import BoundMap, Slice, listed
 
 _CHECKED_AT_ONCE = 1 << 20
 
 
-def read_weights(folder: Path, family: Family, cfg: Any, wanted: Any) -> Any:
+def read_weights(folder: Path, family: Family, cfg: Any, wanted: Any, *, seed: int = 0) -> Any:
     """Returns the state of a model, read from a folder.
 
     Args:
@@ -26,17 +26,21 @@ def read_weights(folder: Path, family: Family, cfg: Any, wanted: Any) -> Any:
         cfg: The model's config.
         wanted: A description of the state: shapes, dtypes and shardings. Numbers are converted to
             these dtypes; without a sharding, arrays are on the first device.
+        seed: Of the arrays that published models lack: adapters, what training measures.
 
     Raises:
         CheckpointError: Naming every tensor that is missing, unknown, of another shape, or holds a
             number that is not finite.
     """
-    bound, tensors = family.bind(cfg), find_tensors(folder)
+    bound = family.bind(cfg, ignored=(*TRAINING_ONLY, *CORRECTIONS))
+    tensors = find_tensors(folder)
     skipped = [re.compile(pattern) for pattern in family.skipped]
     tensors = {n: t for n, t in tensors.items() if not any(one.search(n) for one in skipped)}
     _check_fit(bound, tensors, folder)
     reader = _Reader(bound, tensors)
-    state = _mapped(wanted, reader.leaf)
+    described = _named(wanted)
+    fresh = _fresh(cfg, {n: leaf for n, leaf in described.items() if n not in bound.specs}, seed)
+    read = [fresh[n] if n in fresh else reader.leaf(n, leaf) for n, leaf in described.items()]
     if reader.not_finite:
         raise CheckpointError(
             f"{len(reader.not_finite)} tensors hold numbers that are nan or infinite:\n"
@@ -44,7 +48,7 @@ def read_weights(folder: Path, family: Family, cfg: Any, wanted: Any) -> Any:
             where=str(folder),
             hint="fetch the files again",
         )
-    return state
+    return jax.tree.unflatten(jax.tree.structure(wanted), read)
 
 
 def _check_fit(bound: BoundMap, tensors: Mapping[str, TensorPlace], folder: Path) -> None:
@@ -119,9 +123,21 @@ def _is_finite(array: np.ndarray) -> bool:
     return all(bool(np.isfinite(part).all()) for part in parts)
 
 
-def _mapped(wanted: Any, leaf: Any) -> Any:
-    def visit(path: Any, one: Any) -> jax.Array:
-        array: jax.Array = leaf(jax.tree_util.keystr(path, simple=True, separator="."), one)
-        return array
+def _fresh(cfg: Any, wanted: Mapping[str, Any], seed: int) -> dict[str, jax.Array]:
+    """Returns first values of some leaves; makes no other."""
 
-    return jax.tree_util.tree_map_with_path(visit, wanted)
+    def chosen() -> dict[str, jax.Array]:
+        state = _named(cfg.build().init(seed))
+        return {name: state[name].astype(leaf.dtype) for name, leaf in wanted.items()}
+
+    shardings = {name: leaf.sharding for name, leaf in wanted.items()}
+    made: dict[str, jax.Array] = jax.jit(chosen, out_shardings=shardings)() if wanted else {}
+    return made
+
+
+def _named(tree: Any) -> dict[str, Any]:
+    """Returns the leaves of a state by name, in their order."""
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="."): leaf
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    }

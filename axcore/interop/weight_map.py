@@ -24,6 +24,8 @@ Shape = tuple[int, ...]
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 _NESTED = re.compile(r"(?<=\.)layer\.(\d+(?:\.layer\.\d+)*)(?=\.)")
+_BASE = re.compile(r"(?<=\.)base\.")
+"""A layer that corrects another one holds it as its base, and is in its place."""
 SHOWN = 12
 
 
@@ -205,7 +207,7 @@ def _numbers(text: str) -> list[int]:
 
 def _places(spec: ParamSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Yields each array that is stacked in a leaf: its name as if it were not, and its index."""
-    names = (".".join(map(str, path)) for path in spec.rng_paths())
+    names = (_BASE.sub("", ".".join(map(str, path))) for path in spec.rng_paths())
     stacked = (size for step in spec.path if isinstance(step, Stacked) for size in step.shape)
     return zip(names, np.ndindex(*stacked), strict=True)
 

@@ -12,6 +12,7 @@ from axcore.modifiers.lora import LoRA
 from axcore.modifiers.low_precision import LowPrecisionOptimizer
 from axcore.modifiers.named import apply_modifier, find_change, with_changes
 from axcore.modifiers.pipelined import Pipelined
+from axcore.modifiers.pretrained import Pretrained
 from axcore.modifiers.quantization import Fp8Training, Int8Training
 from axcore.modifiers.remat import RematModifier
 from axcore.modifiers.variants import with_variant
@@ -28,6 +29,7 @@ __all__ = [
     "MicroBatches",
     "Named",
     "Pipelined",
+    "Pretrained",
     "RematModifier",
     "ReplaceConfig",
     "Shard",

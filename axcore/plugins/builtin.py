@@ -242,6 +242,7 @@ def modifiers() -> Iterator[Modifier]:
         ("mesh_shape", "MeshShape", "Devices in another mesh"),
         ("pipelined", "Pipelined", "Layers in stages, over the mesh axis `pipeline`"),
         ("shard", "Shard", "Dimensions split along other mesh axes, by their logical names"),
+        ("pretrained", "Pretrained", "A run begins with the weights of a published model"),
         ("lora", "LoRA", "Small corrections of linear layers trained, and nothing else"),
         ("low_precision_optimizer", "LowPrecisionOptimizer", "Optimizer state in 8 or 16 bits"),
         ("kernels", "Kernels", "Kernels pinned by op, and portable ones allowed"),

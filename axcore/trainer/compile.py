@@ -73,6 +73,14 @@ class StepCompiler:
         return self._jitted("init", self.step.init, out_shardings=self.shardings())
 
     @cached_property
+    def jitted_first_state(self) -> Any:
+        """The jitted function from a model's state, which it donates, to the first state."""
+        shardings = self.shardings()
+        return self._jitted(
+            "first state", self.step.first_state, donate_argnums=0, out_shardings=shardings
+        )
+
+    @cached_property
     def jitted_step(self) -> Any:
         """The jitted step `(state, batch) -> (state, metrics)`, which donates `state`."""
         shardings = (self.shardings(), self._replicated)

@@ -184,7 +184,7 @@ class TrainLoop:
         self.state = None  # makes room for the one to come
         self.pending.clear()
         if step is None and at_or_before is None:
-            self.state, self.step = self.trainer.compiler.jitted_init(), 0
+            self.state, self.step = self.trainer.first_state(), 0
         else:
             restored = self.checkpointer.restore(
                 self.trainer.compiler.abstract_state(), step=step, at_or_before=at_or_before

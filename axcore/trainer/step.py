@@ -72,13 +72,13 @@ class TrainStep:
 
     def init(self) -> TrainState:
         """Returns the state before the first step."""
-        return self._first_state(self.model.init(jax.random.key(self.seed)))
+        return self.first_state(self.model.init(jax.random.key(self.seed)))
 
     def abstract_state(self) -> TrainState:
         """Returns shapes and dtypes of the state, without tracing how the model begins."""
         is_spec = lambda leaf: isinstance(leaf, ParamSpec)  # noqa: E731
         model = jax.tree.map(lambda spec: spec.abstract, self.specs, is_leaf=is_spec)
-        state: TrainState = jax.eval_shape(self._first_state, model)
+        state: TrainState = jax.eval_shape(self.first_state, model)
         return state
 
     def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
@@ -117,7 +117,8 @@ class TrainStep:
         )
         return new_state, metrics
 
-    def _first_state(self, model: Any) -> TrainState:
+    def first_state(self, model: Any) -> TrainState:
+        """Returns the state before the first step, given that of the model."""
         return TrainState(
             step=jnp.zeros((), jnp.int32),
             model=model,

@@ -11,6 +11,7 @@ from axcore.config import REQUIRED, Configurable, PositiveInt, Resumable, config
 from axcore.config.build import owner_of
 from axcore.data import DataLoader, TrainBatches
 from axcore.distributed import is_process_zero
+from axcore.interop import WeightSource
 from axcore.learner import Learner
 from axcore.module import Module
 from axcore.ops import KernelPlan, KernelPreference
@@ -35,7 +36,7 @@ from axcore.trainer.quantization_checks import check_quantization_schemes
 from axcore.trainer.resolve import ResolvedConfig, check_is_resolved, resolve
 from axcore.trainer.run_directory.consistency_check import check_processes_agree
 from axcore.trainer.run_directory.run_lock import locked_run_directory
-from axcore.trainer.step import TrainStep
+from axcore.trainer.step import TrainState, TrainStep
 
 
 class Trainer(Configurable):
@@ -54,6 +55,7 @@ class Trainer(Configurable):
             learner: Optimizer and schedule.
             max_steps: Steps of the run.
             seed: Decides initial values and dropout.
+            init_from: Weights to begin with; random where None. A run that resumes reads none.
             num_micro_batches: Parts that a batch is split into, one after the other in memory; the
                 result is that of the whole batch.
             mesh: Devices of a slice by mesh axis; None takes the mesh rule that matches the
@@ -91,6 +93,7 @@ class Trainer(Configurable):
         learner: Learner.Config = Learner.Config()
         max_steps: Resumable[PositiveInt] = REQUIRED
         seed: int = 0
+        init_from: WeightSource.Config | None = None
         num_micro_batches: Resumable[PositiveInt] = 1
         mesh: Resumable[Mapping[str, int] | None] = None
         slices: Resumable[Mapping[str, int]] = {}
@@ -220,6 +223,22 @@ class Trainer(Configurable):
             shown = () if quiet or not is_process_zero() else (_progress_on_stderr(),)
             loop = TrainLoop(self, batches, locked, Observers((*shown, *observers, *named)))
             return loop.run(from_step=from_step, launch=launch)
+
+    def first_state(self) -> TrainState:
+        """Returns the state before the first step: random, or from the weights of `init_from`.
+
+        Raises:
+            ConfigError: Those weights are another model's.
+            CheckpointError: They cannot be read.
+        """
+        cfg = self.config
+        if cfg.init_from is None:
+            state: TrainState = self.compiler.jitted_init()
+            return state
+        wanted = self.compiler.abstract_state().model
+        weights = cfg.init_from.build().read(cfg.model, wanted, seed=cfg.seed)
+        state = self.compiler.jitted_first_state(weights)
+        return state
 
     def train_batches(self) -> TrainBatches:
         """Returns this process's part of the training batches, from the first one on."""
