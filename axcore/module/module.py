@@ -192,7 +192,7 @@ class Module(Configurable):
         if param is None:
             raise AttributeError(f"{type(self).__qualname__} has no attribute {name!r}")
         array = invoke.array_of(self, name)
-        if param.cast and not param.is_buffer and jnp.issubdtype(array.dtype, jnp.floating):
+        if param.is_cast and jnp.issubdtype(array.dtype, jnp.floating):
             return array.astype(self.dtypes.compute)
         return array
 
@@ -251,7 +251,7 @@ class Module(Configurable):
         """Returns the specs at a path of the tree, but for modules in `seen`, which it adds to."""
         specs: dict[str, Any] = {}
         for name, param in self._params.items():
-            specs[name] = param_spec_of(param, (*path, name), str(self.dtypes.param))
+            specs[name] = param_spec_of(param, (*path, name), self.dtypes)
         for steps, child in self.children():
             if id(unwrapped(child)) in seen:
                 continue

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from axcore.errors import ModuleError
+from axcore.module.dtypes import DTypes
 from axcore.module.initializers import ConstantInit, Initializer, VarianceScaling
 from axcore.module.rng import Path, fold_paths, format_path
 
@@ -39,6 +40,11 @@ class ParamDeclaration:
     is_overwritten_by_gradient: bool
     cast: bool
     dtype: str | None
+
+    @property
+    def is_cast(self) -> bool:
+        """Whether its module reads it in the compute dtype, where that and it are floating."""
+        return self.cast and not self.is_buffer
 
     def __attrs_post_init__(self) -> None:
         if self.is_overwritten_by_gradient and not self.is_buffer:
@@ -124,7 +130,8 @@ class ParamSpec:
     """Describes one array of a state, without holding it.
 
     `shape` and `axes` include the leading dimensions of stacked layers. Of a parameter that a
-    learner freezes, `is_frozen` says so; modules do not know.
+    learner freezes, `is_frozen` says so; modules do not know. `compute_dtype` is what the module
+    reads it as, None for as it is stored.
     """
 
     path: tuple[str | int | Stacked, ...]
@@ -138,6 +145,7 @@ class ParamSpec:
     merge: Merge = "mean"
     is_overwritten_by_gradient: bool = False
     is_frozen: bool = False
+    compute_dtype: str | None = None
 
     @property
     def is_trainable(self) -> bool:
@@ -175,6 +183,11 @@ class ParamSpec:
         """Its shape and dtype as jax knows them."""
         return jax.ShapeDtypeStruct(self.shape, jnp.dtype(self.dtype))  # type: ignore[no-untyped-call]
 
+    def as_read(self, array: Array) -> Array:
+        """Returns the array as its module reads it."""
+        is_cast = self.compute_dtype is not None and jnp.issubdtype(array.dtype, jnp.floating)
+        return array.astype(self.compute_dtype) if is_cast else array
+
     def rng_paths(self) -> list[Path]:
         """Returns the paths of the keys that it is drawn from: one for each copy."""
         steps = (
@@ -211,8 +224,8 @@ def sample_params(specs: Any, key: Array) -> Any:
     return jax.tree.unflatten(structure, values)
 
 
-def param_spec_of(param: ParamDeclaration, path: Path, default_dtype: str) -> ParamSpec:
-    """Returns the spec of a declared parameter."""
+def param_spec_of(param: ParamDeclaration, path: Path, dtypes: DTypes) -> ParamSpec:
+    """Returns the spec of a declared parameter of a module with these dtypes."""
     init = (
         ConstantInit(value=float(param.init))
         if isinstance(param.init, (int, float))
@@ -221,7 +234,7 @@ def param_spec_of(param: ParamDeclaration, path: Path, default_dtype: str) -> Pa
     return ParamSpec(
         path=path,
         shape=param.shape,
-        dtype=param.dtype or _stored_dtype(param, default_dtype),
+        dtype=param.dtype or _stored_dtype(param, str(dtypes.param)),
         axes=param.axes,
         init=init,
         fans=_fans(param),
@@ -229,6 +242,7 @@ def param_spec_of(param: ParamDeclaration, path: Path, default_dtype: str) -> Pa
         is_buffer=param.is_buffer,
         merge=param.merge,
         is_overwritten_by_gradient=param.is_overwritten_by_gradient,
+        compute_dtype=dtypes.compute if param.is_cast else None,
     )
 
 

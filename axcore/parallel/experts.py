@@ -69,7 +69,7 @@ def shard_map_over_tokens(
         },  # layers of a pipeline run side by side
         check_vma=False,
     )
-    result, outputs = split(context.state, key, args)
+    result, outputs = split(_as_read(context.state, specs), key, args)
     context.frame.outputs.absorb(outputs)
     array: Array = result
     return array
@@ -143,6 +143,16 @@ def _state_specs(specs: Any, experts: Names, mesh: AnyMesh) -> Any:
         return PartitionSpec(experts or None)  # type: ignore[no-untyped-call]
 
     return jax.tree.map(partition_spec_of, specs, is_leaf=_is_spec)
+
+
+def _as_read(state: Any, specs: Any) -> Any:
+    """Returns the state in the dtypes that modules read it in, cast where it is still split.
+
+    Else it would be gathered as it is stored, and its gradient added up so. The barrier keeps the
+    cast out of what is whole on every device.
+    """
+    read = jax.tree.map(lambda spec, x: spec.as_read(x), specs, state, is_leaf=_is_spec)
+    return jax.lax.optimization_barrier(read)  # type: ignore[no-untyped-call]
 
 
 def _by_path(specs: Any, path: Path) -> dict[Path, ParamSpec]:

@@ -1,14 +1,16 @@
 """Experts on a mesh: whichever way tokens and experts are split, the numbers stay the same."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from axcore.config import REQUIRED, config
+from axcore.config import REQUIRED, config, evolve
 from axcore.errors import ModuleError, ShardingError
 from axcore.layers import CapacityLimited, Dropless, FeedForward, MoE, Router
-from axcore.module import Module, functional
+from axcore.module import DTypes, Module, functional
 from axcore.parallel import (
     PARAM_RULES,
     ActivationSharding,
@@ -111,6 +113,23 @@ def test_tokens_travel_and_weights_of_experts_stay(dispatch, x):
     assert "all-to-all" in text
     assert "f32[1,8,12]" in text  # one expert's gate
     assert "f32[4,8,12]" not in text
+
+
+def test_weights_of_experts_travel_in_the_dtype_that_they_are_read_in(x):
+    """Gathered in bfloat16, and their gradients added up so, not in the float32 of storage."""
+    module = evolve(layer(Dropless.Config()).config, dtypes=DTypes(compute="bfloat16")).build()
+    state = jax.eval_shape(module.init, jax.random.key(0))
+
+    def loss(state, x):
+        return jnp.sum(functional(module, state, x)[0].astype(jnp.float32))
+
+    mesh = make_mesh({"fsdp": 4}, jax.devices()[:4])
+    with jax.set_mesh(mesh), sharding_activations(ActivationSharding(mesh)):
+        text = str(jax.jit(jax.grad(loss)).trace(state, x.astype(jnp.bfloat16)).jaxpr)
+    weights = r" \w+:(\w+)\[4,(?:8,12|12,8)\]"
+    assert re.findall(rf"{weights} = psum", text) == ["bf16"] * 3
+    barriers = re.findall(rf"{weights * 3} = optimization_barrier", text)
+    assert barriers == [("bf16",) * 3] * 2, "before they are gathered, and after they are added up"
 
 
 def test_experts_that_do_not_divide_over_the_axis_are_an_error():
