@@ -9,8 +9,17 @@ from axcore.data import Data, HuggingFaceTokenizer, JsonLines
 from axcore.experiments.mesh_rules import mesh_rules
 from axcore.learner import AdamW, Learner, WarmupCosine
 from axcore.models import llama2
+from axcore.modifiers import MicroBatches, RematModifier
 from axcore.module import DTypes
+from axcore.plugins import MeshRule
 from axcore.trainer import Trainer
+
+LARGE_SLICES = MeshRule(
+    match="tpu-v5p-????",
+    mesh={"fsdp": -1},
+    modifiers=(RematModifier(policy="save_gate"), MicroBatches(rows_per_device=2)),
+)
+"""On 512 chips and more the state of 70B leaves room for more of its activations."""
 
 
 def llama2_7b() -> Trainer.Config:
@@ -51,8 +60,11 @@ def llama2_70b() -> Trainer.Config:
         {
             "model": evolve(llama2("70b"), dtypes=DTypes(compute="bfloat16")),
             "learner.schedule.peak": 1.5e-4,
-            "mesh_rules": mesh_rules(
-                small_rows=1, large_rows=2, gpu_remat="save_heads", tpu_remat="save_heads"
+            "mesh_rules": (
+                LARGE_SLICES,
+                *mesh_rules(
+                    small_rows=1, large_rows=2, gpu_remat="save_heads", tpu_remat="save_heads"
+                ),
             ),
         },
     )

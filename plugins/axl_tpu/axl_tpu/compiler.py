@@ -20,9 +20,21 @@ twice the bytes and needs another copy of each weight.
 """
 
 
+_SUM_UNDER_PRODUCTS = {
+    "xla_enable_async_all_reduce": True,
+    "xla_tpu_enable_async_collective_fusion_fuse_all_reduce": True,
+}
+"""Gradients are summed over chips while other products run: most of those of a layer."""
+
+
 def gather_under_products(hardware: Hardware) -> Mapping[str, bool]:
     """Returns the options by which weights are gathered under products."""
     return _GATHER_UNDER_PRODUCTS
+
+
+def sum_under_products(hardware: Hardware) -> Mapping[str, bool]:
+    """Returns the options by which gradients are summed under products."""
+    return _SUM_UNDER_PRODUCTS
 
 
 def wide_fusions(hardware: Hardware) -> Mapping[str, int]:

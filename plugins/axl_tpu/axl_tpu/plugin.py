@@ -59,6 +59,12 @@ def compiler_options() -> Iterator[CompilerOptions]:
         summary="Sharded weights are gathered under products",
     )
     yield CompilerOptions(
+        name="sum_under_products",
+        requires=requires(family="tpu"),
+        fn=Ref("axl_tpu.compiler:sum_under_products"),
+        summary="Gradients are summed over chips under products",
+    )
+    yield CompilerOptions(
         name="wide_fusions",
         requires=requires(family="tpu", generation=("v5e", "v5p", "v6e", "7x")),
         fn=Ref("axl_tpu.compiler:wide_fusions"),
