@@ -58,6 +58,15 @@ class Case:
         return f"{self.experiment} on {self.target}" + f", {self.note}" * bool(self.note)
 
 
+def over_experts(experiment: str, target: str, ways: int) -> Case:
+    return Case(
+        experiment=experiment,
+        target=target,
+        change=f"mesh_shape(mesh={{'fsdp': -1, 'expert': {ways}}})",
+        note=f"experts over {ways}",
+    )
+
+
 def in_bfloat16(experiment: str, target: str, **published_step_s: float) -> Case:
     return Case(
         experiment=experiment,
@@ -102,6 +111,9 @@ CASES = (
     Case(experiment="mistral-7b", target="gpu-h100-256"),
     Case(experiment="mixtral-8x7b", target="gpu-h100-64"),
     Case(experiment="qwen2-7b", target="gpu-h100-64"),
+    over_experts("qwen3-30b-a3b", "tpu-v5p-1024", 8),
+    over_experts("deepseek-v3", "tpu-v5p-1024", 32),
+    over_experts("deepseek-v3", "tpu-v5p-8192", 32),
 )
 
 
