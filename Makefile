@@ -15,9 +15,10 @@ PLUGINS := attention gpu tpu trainium
 SOURCES := pyproject.toml constraints.txt $(wildcard plugins/*/pyproject.toml)
 
 COMPILERS := $(VENV)-compilers
+PARITY := $(VENV)-parity
 AOT_TARGETS ?= tpu-v5e-256 gpu-h100-8
 
-.PHONY: help demo test test-slow test-long gate compile compile-all aot fmt lint types docs bench bench-gpu reliability clean
+.PHONY: help demo test test-slow test-long gate compile compile-all aot parity fmt lint types docs bench bench-gpu reliability clean
 
 help:  ## Show what can be made.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -28,7 +29,7 @@ demo: $(VENV)/.demo  ## Train a small transformer on real text, then sample from
 
 test: $(VENV)/.test  ## Run the suite, but for what the targets below run.
 	@echo "== pytest: the suites of axcore and of the four plugins"
-	@$(PYTEST) -m "not slow and not long and not gate and not compile"
+	@$(PYTEST) -m "not slow and not long and not gate and not compile and not parity"
 
 test-slow: $(VENV)/.test  ## Run the tests that take longer.
 	@echo "== pytest: the tests marked slow"
@@ -44,6 +45,10 @@ gate: $(VENV)/.test  ## Hold features to what they may cost in lines of code.
 	@git diff --exit-code docs/loc-table.md || (echo "docs/loc-table.md was not up to date: look at it, and commit it"; exit 1)
 	@echo "== pytest: every feature in every family on every target"
 	@$(PYTEST) -m "gate and not long" tests/complexity
+
+parity: $(PARITY)/.done  ## Compare models with transformers: logits, losses, gradients, greedy text, both ways.
+	@echo "== pytest: the tests marked parity, in an environment with torch and transformers"
+	@$(PARITY)/bin/python -m pytest -m parity tests/parity
 
 compile: $(COMPILERS)/.done  ## Compile what changed of kernels and train steps for accelerators that are not here.
 	@echo "== pytest: the tests marked compile without a receipt that holds, each target in a process of its own"
@@ -121,6 +126,13 @@ $(VENV)/.test: $(SOURCES) | $(BIN)/python
 $(VENV)/.docs: $(SOURCES) | $(BIN)/python
 	@echo "== installing axcore with what builds its documentation (a minute or so)"
 	@$(PIP) install -c $(PINS) -e '.[docs]'
+	@touch $@
+
+$(PARITY)/.done: $(SOURCES) tests/parity/torch.txt
+	@echo "== installing axcore with torch and transformers in $(PARITY) (4 GB, several minutes)"
+	@$(PYTHON) -m venv $(PARITY)
+	@$(PARITY)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps -r tests/parity/torch.txt
+	@$(PARITY)/bin/python -m pip --disable-pip-version-check --quiet install -c constraints.txt -e '.[test]' -e plugins/axl_attention 'transformers==5.23.0' filelock fsspec jinja2 networkx sympy
 	@touch $@
 
 $(COMPILERS)/.done: $(SOURCES)

@@ -3,11 +3,24 @@
 from axcore.interop.config_map import (
     Choice,
     ConfigEntry,
+    EveryLayer,
     Field,
     Fields,
     Implied,
     Only,
     common_value,
+)
+from axcore.interop.decoder_maps import (
+    ATTENTION,
+    FEED_FORWARD,
+    HEAD_DIM,
+    KV_HEADS,
+    LLAMA_WEIGHTS,
+    PRE_NORMS,
+    SIZES,
+    activation,
+    model_weights,
+    window,
 )
 from axcore.interop.family import Family, family_named, family_of
 from axcore.interop.published import Pretrained, PublishedModel, from_hugging_face, to_hugging_face
@@ -29,12 +42,20 @@ from axcore.interop.weight_source import HuggingFace, WeightSource
 from axcore.interop.writing import DEFAULT_SHARD_BYTES
 
 __all__ = [
+    "ATTENTION",
     "DEFAULT_SHARD_BYTES",
+    "FEED_FORWARD",
+    "HEAD_DIM",
+    "KV_HEADS",
+    "LLAMA_WEIGHTS",
+    "PRE_NORMS",
+    "SIZES",
     "BoundMap",
     "Chain",
     "Choice",
     "Concatenate",
     "ConfigEntry",
+    "EveryLayer",
     "Family",
     "Field",
     "Fields",
@@ -54,6 +75,7 @@ __all__ = [
     "Transpose",
     "WeightMap",
     "WeightSource",
+    "activation",
     "below",
     "common_value",
     "family_named",
@@ -61,6 +83,8 @@ __all__ = [
     "from_hugging_face",
     "interleaved",
     "linear",
+    "model_weights",
     "same",
     "to_hugging_face",
+    "window",
 ]

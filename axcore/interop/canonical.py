@@ -68,5 +68,11 @@ def _plain(node: Any) -> Any:
     filled = {name for name in FILLED & defaults.keys() if defaults[name] is REQUIRED}
     if isinstance(node, DotProductAttention.Config):
         filled.add("num_heads")
+        node = evolve(node, window=_seen(node))
     changed = filled | (TRAINING_ONLY & defaults.keys())
     return evolve(node, **{name: defaults[name] for name in changed})
+
+
+def _seen(core: Any) -> Any:
+    """Returns the window; what causal attention sees to its right says nothing."""
+    return (core.window[0], 0) if core.window and core.is_causal else core.window

@@ -88,6 +88,10 @@ class ConfigEntry(ABC):
             ConfigError: They cannot say it.
         """
 
+    def normal(self, cfg: Any) -> Any:
+        """Returns a config that says the same in the way in which `read` does."""
+        return cfg
+
 
 def _as_is(value: Any) -> Any:
     return value
@@ -100,6 +104,7 @@ class Field(ConfigEntry):
     Args:
         name: Of the field.
         paths: Paths or globs of ours, all of which have the value.
+        alias: Another name that it is read by.
         default: What the field's absence means; required where left out.
         to_ours: From their value to ours.
         to_theirs: Its inverse.
@@ -107,13 +112,15 @@ class Field(ConfigEntry):
 
     name: str
     paths: tuple[str, ...]
+    alias: str = attrs.field(default="", kw_only=True)
     default: Any = attrs.field(default=REQUIRED, kw_only=True)
     to_ours: Callable[[Any], Any] = attrs.field(default=_as_is, kw_only=True)
     to_theirs: Callable[[Any], Any] = attrs.field(default=_as_is, kw_only=True)
 
     def read(self, cfg: Any, fields: Fields) -> Any:
         """Returns a config with the value at every path."""
-        value = self.to_ours(fields.take(self.name, self.default))
+        name = self.name if self.name in fields.values or not self.alias else self.alias
+        value = self.to_ours(fields.take(name, self.default))
         return update_config(cfg, dict.fromkeys(self.paths, value))
 
     def write(self, cfg: Any) -> dict[str, Any]:
@@ -137,8 +144,12 @@ class Implied(ConfigEntry):
 
     def read(self, cfg: Any, fields: Fields) -> Any:
         """Returns a config with the value, or None where it is the implied one."""
-        value, implied = fields.take(self.name, None), self.implied(cfg)
-        return update_config(cfg, {self.path: None if value == implied else value})
+        return self.normal(update_config(cfg, {self.path: fields.take(self.name, None)}))
+
+    def normal(self, cfg: Any) -> Any:
+        """Returns a config that leaves out the implied value."""
+        is_implied = common_value(cfg, self.path) == self.implied(cfg)
+        return update_config(cfg, {self.path: None}) if is_implied else cfg
 
     def write(self, cfg: Any) -> dict[str, Any]:
         """Returns the field, always with its value."""
@@ -206,6 +217,34 @@ class Only(ConfigEntry):
     def write(self, cfg: Any) -> dict[str, Any]:
         """Returns the field."""
         return {self.name: self.values[0]} if self.is_written else {}
+
+
+@attrs.frozen
+class EveryLayer(ConfigEntry):
+    """A field with a value for each layer, all of which must be this one; exports leave it out.
+
+    Args:
+        name: Of the field.
+        value: What ours does in every layer.
+    """
+
+    name: str
+    value: Any
+
+    def read(self, cfg: Any, fields: Fields) -> Any:
+        """Returns the config.
+
+        Raises:
+            ConfigError: A layer has another value.
+        """
+        for value in fields.take(self.name, None) or ():
+            if value != self.value:
+                raise _unsupported(self.name, value, self.value)
+        return cfg
+
+    def write(self, cfg: Any) -> dict[str, Any]:
+        """Returns no field."""
+        return {}
 
 
 def common_value(cfg: Any, *paths: str) -> Any:

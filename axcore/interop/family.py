@@ -30,6 +30,8 @@ class Family:
         weights: From a config to the weight map of its model.
         irrelevant: Fields of `config.json` that change no number, besides those of all families.
         skipped: Regular expressions of tensors that hold nothing but what the config says.
+        prefix: What names of the map begin with, where some files leave that out in all names.
+        length: The field with the tokens of a row, at most.
     """
 
     architecture: str
@@ -38,6 +40,8 @@ class Family:
     weights: Callable[[Any], WeightMap]
     irrelevant: frozenset[str] = frozenset()
     skipped: tuple[str, ...] = (r"rotary_emb\.inv_freq$",)
+    prefix: str = ""
+    length: str = "max_position_embeddings"
 
     def read(self, values: Mapping[str, Any]) -> Any:
         """Returns our config of the model that a `config.json` describes.
@@ -68,10 +72,17 @@ class Family:
         values: dict[str, Any] = {}
         for entry in self.config:
             values |= entry.write(cfg)
-        changes = diff_config(canonical(self.read(values)), cfg)
+        changes = diff_config(self.normal(self.read(values)), self.normal(cfg))
         if changes:
             raise ConfigError(f"the model differs (+) from the family's:\n{format_diff(changes)}")
         return values
+
+    def normal(self, cfg: Any) -> Any:
+        """Returns a config of the family in the one form that all have which make equal numbers."""
+        cfg = canonical(cfg)
+        for entry in self.config:
+            cfg = entry.normal(cfg)
+        return cfg
 
     def bind(self, cfg: Any, *, ignored: tuple[str, ...] = TRAINING_ONLY) -> BoundMap:
         """Returns the weight map of a model, applied to its state.

@@ -13,7 +13,7 @@ import numpy as np
 
 from axcore.config import diff_config, evolve, format_diff
 from axcore.errors import CheckpointError, ConfigError
-from axcore.interop.canonical import canonical, uncorrected
+from axcore.interop.canonical import uncorrected
 from axcore.interop.family import Family, family_named, family_of
 from axcore.interop.reading import read_weights
 from axcore.interop.tensor_files import DTYPES, find_tensors
@@ -60,6 +60,11 @@ class PublishedModel:
             raise ConfigError("config.json names no model_type", where=str(self.folder / CONFIG))
         self.family: Family = family_named(self.values["model_type"])
 
+    @property
+    def max_length(self) -> int | None:
+        """Tokens of a row at most, where `config.json` says so."""
+        return self.values.get(self.family.length)
+
     @cached_property
     def config(self) -> Any:
         """Our config of the model; its parameters are float32 unless that is changed."""
@@ -98,7 +103,8 @@ class PublishedModel:
             ConfigError: It is the config of another model.
             CheckpointError: A file or a tensor is not as it should be.
         """
-        changes = diff_config(canonical(self.config), canonical(uncorrected(cfg)))
+        normal = self.family.normal
+        changes = diff_config(normal(self.config), normal(uncorrected(cfg)))
         if changes:
             raise ConfigError(
                 f"the model is not the published one (-: that one, +: this one)\n"
@@ -159,6 +165,7 @@ def to_hugging_face(
     *,
     dtype: DType | None = None,
     max_shard_bytes: int = DEFAULT_SHARD_BYTES,
+    max_length: int | None = None,
     fields: Mapping[str, Any] | None = None,
     files: Mapping[str, bytes] | None = None,
 ) -> str:
@@ -170,6 +177,7 @@ def to_hugging_face(
         state: Its state.
         dtype: Of all tensors; each array's own by default.
         max_shard_bytes: Size of a file of weights at most.
+        max_length: Tokens of a row at most, where the model's config does not say.
         fields: More fields of `config.json`.
         files: More files, by name.
 
@@ -190,6 +198,7 @@ def to_hugging_face(
         "architectures": [family.architecture],
         "model_type": name,
         "torch_dtype": str(stored),
+        **({} if max_length is None else {family.length: max_length}),
         **values,
         **(fields or {}),
     }

@@ -33,7 +33,7 @@ def read_weights(folder: Path, family: Family, cfg: Any, wanted: Any, *, seed: i
             number that is not finite.
     """
     bound = family.bind(cfg, ignored=(*TRAINING_ONLY, *CORRECTIONS))
-    tensors = find_tensors(folder)
+    tensors = _prefixed(find_tensors(folder), family.prefix)
     skipped = [re.compile(pattern) for pattern in family.skipped]
     tensors = {n: t for n, t in tensors.items() if not any(one.search(n) for one in skipped)}
     _check_fit(bound, tensors, folder)
@@ -49,6 +49,12 @@ def read_weights(folder: Path, family: Family, cfg: Any, wanted: Any, *, seed: i
             hint="fetch the files again",
         )
     return jax.tree.unflatten(jax.tree.structure(wanted), read)
+
+
+def _prefixed(tensors: dict[str, TensorPlace], prefix: str) -> dict[str, TensorPlace]:
+    if any(name.startswith(prefix) for name in tensors):
+        return tensors
+    return {prefix + name: place for name, place in tensors.items()}
 
 
 def _check_fit(bound: BoundMap, tensors: Mapping[str, TensorPlace], folder: Path) -> None:

@@ -30,6 +30,8 @@ from axcore.trainer.step import TrainState
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
 CHAT_TEMPLATE, PIECES = "chat_template.jinja", "tokenizer.model"
 OTHER_TOKENIZERS = ("vocab.json", "vocab.txt", "tekken.json")
+_LENGTH = 2048
+"""Tokens of a row of a model that sets no limit."""
 _TOKENS = ("bos", "eos", "pad")
 
 
@@ -58,7 +60,7 @@ def import_run(folder: Path | str, directory: Path | str, *, dtype: DType | None
         model=evolve(published.config, dtypes=DTypes(param=kept, compute=kept)),
         data=Data.Config(
             tokenizer=_tokenizer(published),
-            seq_len=published.values.get("max_position_embeddings", 2048),
+            seq_len=published.max_length or _LENGTH,
             batch_size=math.lcm(8, jax.device_count()),
         ),
         max_steps=1000,
@@ -96,7 +98,6 @@ def export_run(
     """
     tokenizer = getattr(run.trainer.data, "tokenizer", None)
     ids = _token_ids(tokenizer)
-    fields = {"max_position_embeddings": getattr(run.config.data, "seq_len", 2048), **ids}
     files = {"generation_config.json": _rendered(ids), **_tokenizer_files(tokenizer)}
     return to_hugging_face(
         folder,
@@ -104,7 +105,8 @@ def export_run(
         run.state,
         dtype=dtype,
         max_shard_bytes=max_shard_bytes,
-        fields=fields,
+        max_length=getattr(run.config.data, "seq_len", None),
+        fields=ids,
         files=files,
     )
 

@@ -24,6 +24,7 @@ PAGES = tuple(
         "docs/scripting.md",
         "docs/aot.md",
         "docs/kernels.md",
+        "docs/hugging-face.md",
     )
 )
 

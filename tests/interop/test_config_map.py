@@ -38,6 +38,16 @@ def test_a_field_that_asks_for_what_qwen2_here_lacks_is_an_error():
         family_named("qwen2").read({**fields, "use_sliding_window": True})
 
 
+def test_a_layer_of_another_type_is_an_error():
+    fields = family_named("qwen2").write(qwen2("toy"))
+    full = {**fields, "layer_types": ["full_attention"] * 2}
+    assert family_named("qwen2").read(full) == family_named("qwen2").read(fields)
+    with pytest.raises(ConfigError, match="layer_types='sliding_attention'"):
+        family_named("qwen2").read(
+            {**fields, "layer_types": ["full_attention", "sliding_attention"]}
+        )
+
+
 def test_a_missing_size_is_an_error():
     fields = {name: value for name, value in TOY.items() if name != "hidden_size"}
     with pytest.raises(ConfigError, match="no hidden_size"):

@@ -44,8 +44,8 @@ def tokenizer_json(path):
 def published(tmp_path):
     """A folder with a published model of random weights, and a tokenizer."""
     cfg = llama2("toy")
-    fields = {"max_position_embeddings": 64, "eos_token_id": [1, 2]}
-    to_hugging_face(tmp_path / "hf", cfg, cfg.build().init(0), fields=fields, dtype="bfloat16")
+    said = {"max_length": 64, "fields": {"eos_token_id": [1, 2]}}
+    to_hugging_face(tmp_path / "hf", cfg, cfg.build().init(0), dtype="bfloat16", **said)
     tokenizer_json(tmp_path / "hf")
     return tmp_path / "hf"
 

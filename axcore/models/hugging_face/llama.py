@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from axcore.interop import Family, Field
-from axcore.models.hugging_face.entries import HEAD_DIM, LLAMA_LIKE, LLAMA_WEIGHTS
+from axcore.interop import HEAD_DIM, LLAMA_WEIGHTS, Family, Field
+from axcore.models.hugging_face.entries import LLAMA_LIKE
 from axcore.models.transformer import transformer
 
 _HAS_BIAS = ("**.attention.linear.has_bias", "**.attention.out_linear.has_bias")

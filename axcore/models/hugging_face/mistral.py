@@ -1,7 +1,7 @@
 """Mistral, with and without its window."""
 
-from axcore.interop import Family
-from axcore.models.hugging_face.entries import HEAD_DIM, LLAMA_LIKE, LLAMA_WEIGHTS, window
+from axcore.interop import HEAD_DIM, LLAMA_WEIGHTS, Family, window
+from axcore.models.hugging_face.entries import LLAMA_LIKE
 from axcore.models.hugging_face.llama import smallest
 
 MISTRAL = Family(

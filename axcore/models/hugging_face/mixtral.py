@@ -3,16 +3,20 @@
 from typing import Any
 
 from axcore.config import replace_config
-from axcore.interop import Family, Field, below, linear
-from axcore.layers import FeedForward, MoE
-from axcore.models.hugging_face.entries import (
+from axcore.interop import (
     ATTENTION,
     HEAD_DIM,
-    LLAMA_LIKE,
     PRE_NORMS,
+    Family,
+    Field,
+    RopeFields,
+    below,
+    linear,
     model_weights,
     window,
 )
+from axcore.layers import FeedForward, MoE
+from axcore.models.hugging_face.entries import LLAMA_LIKE
 from axcore.models.hugging_face.llama import smallest
 
 _EXPERT = (*linear("gate", "w1"), *linear("down", "w2"), *linear("up", "w3"))
@@ -39,10 +43,13 @@ MIXTRAL = Family(
     architecture="MixtralForCausalLM",
     template=_template,
     config=(
-        *LLAMA_LIKE,
+        *(entry for entry in LLAMA_LIKE if not isinstance(entry, RopeFields)),
+        RopeFields(theta=1_000_000.0),
         HEAD_DIM,
         window("sliding_window", None),
-        Field("num_local_experts", ("**.feed_forward.num_experts",), default=8),
+        Field(
+            "num_local_experts", ("**.feed_forward.num_experts",), alias="num_experts", default=8
+        ),
         Field("num_experts_per_tok", ("**.feed_forward.top_k",), default=2),
     ),
     weights=lambda cfg: _WEIGHTS,

@@ -3,8 +3,8 @@
 from typing import Any
 
 from axcore.config import update_config
-from axcore.interop import Family, Only
-from axcore.models.hugging_face.entries import LLAMA_LIKE, LLAMA_WEIGHTS
+from axcore.interop import LLAMA_WEIGHTS, EveryLayer, Family, Only
+from axcore.models.hugging_face.entries import LLAMA_LIKE
 from axcore.models.hugging_face.llama import smallest
 
 
@@ -15,7 +15,11 @@ def _template() -> Any:
 QWEN2 = Family(
     architecture="Qwen2ForCausalLM",
     template=_template,
-    config=(*LLAMA_LIKE, Only("use_sliding_window", (False,))),
+    config=(
+        *LLAMA_LIKE,
+        Only("use_sliding_window", (False,)),
+        EveryLayer("layer_types", "full_attention"),
+    ),
     weights=lambda cfg: LLAMA_WEIGHTS,
     irrelevant=frozenset({"max_window_layers", "sliding_window"}),
 )

@@ -2,7 +2,15 @@
 
 from collections.abc import Iterator
 
-from axcore.plugins import Experiment, Feature, LayerVariant, Ref, RopeScaling, hook
+from axcore.plugins import (
+    Experiment,
+    Feature,
+    HuggingFaceFamily,
+    LayerVariant,
+    Ref,
+    RopeScaling,
+    hook,
+)
 
 _VARIANTS = (
     ("DotProductAttention", "sliding_window", "Each token sees a fixed number of tokens before it"),
@@ -45,6 +53,19 @@ def layer_variants() -> Iterator[LayerVariant]:
             config=Ref(_CONFIGS.get(name, f"axl_attention.{name}:in_place_of")),
             replaces=Ref(f"axcore.layers:{replaced}"),
             summary=summary,
+        )
+
+
+@hook.hugging_face_families
+def hugging_face_families() -> Iterator[HuggingFaceFamily]:
+    """Published models that these layers make."""
+    for name, family, summary in (
+        ("gpt2", "gpt2:GPT2", "GPT-2"),
+        ("qwen3", "qwen3:QWEN3", "Qwen3, dense"),
+        ("qwen3_moe", "qwen3:QWEN3_MOE", "Qwen3 with experts"),
+    ):
+        yield HuggingFaceFamily(
+            name=name, family=Ref(f"axl_attention.hugging_face.{family}"), summary=summary
         )
 
 

@@ -1,0 +1,1 @@
+"""Maps from published models to the families of this plugin, and back."""

@@ -1,0 +1,143 @@
+"""Models of both libraries give the same numbers, and a wrong config is found by them."""
+
+import copy
+import json
+import math
+import shutil
+
+import jax
+import numpy as np
+import pytest
+from parity_pairs import NUM_DRAWN, TOKENS, config_of, our_logits
+from safetensors.numpy import load_file
+
+from axcore.errors import AxcoreError
+from axcore.interop import from_hugging_face, to_hugging_face
+from axcore.module import functional
+
+pytestmark = pytest.mark.parity
+
+CLOSE = 1e-4
+"""Of logits of about 4; both compute in float32, in other orders."""
+
+
+def test_transformers_finds_every_tensor_in_its_place(pair):
+    assert pair.complaints == {}
+
+
+def test_logits_are_the_same(pair):
+    assert np.abs(pair.logits).max() > 0.5
+    np.testing.assert_allclose(our_logits(pair.ours, TOKENS), pair.logits, atol=CLOSE)
+
+
+def batch():
+    """Whole rows, of which every token but the last is predicted from."""
+    weights = np.ones(TOKENS.shape, np.float32)
+    weights[:, -1] = 0.0
+    return {
+        "tokens": TOKENS,
+        "targets": np.roll(TOKENS, -1, axis=1),
+        "positions": np.broadcast_to(np.arange(TOKENS.shape[1], dtype=np.int32), TOKENS.shape),
+        "segment_ids": np.ones(TOKENS.shape, np.int32),
+        "loss_weights": weights,
+    }
+
+
+def test_losses_and_gradients_are_the_same(pair, tmp_path):
+    import torch
+
+    def loss(state, batch):
+        total, weight = functional(pair.ours.model, state, batch)[0]
+        return total / weight
+
+    ours, gradients = jax.jit(jax.value_and_grad(loss))(pair.ours.state, batch())
+    tokens = torch.tensor(TOKENS).long()
+    pair.theirs.zero_grad()
+    theirs = pair.theirs(tokens, labels=tokens).loss
+    theirs.backward()
+    assert float(ours) == pytest.approx(theirs.item(), abs=1e-5)
+    to_hugging_face(tmp_path / "gradients", pair.ours.config, gradients)
+    expected = saved_gradients(pair.theirs, tmp_path / "theirs")
+    named = load_file(tmp_path / "gradients" / "model.safetensors")
+    assert named.keys() == expected.keys()
+    for name, value in expected.items():
+        atol = 1e-3 * np.abs(value).max() + 1e-7
+        np.testing.assert_allclose(named[name], value, atol=atol, err_msg=name)
+
+
+def saved_gradients(model, folder):
+    """Returns a model's gradients by the names that its parameters have in files."""
+    import torch
+
+    copied = copy.deepcopy(model)
+    with torch.no_grad():
+        for param, original in zip(copied.parameters(), model.parameters(), strict=True):
+            param.copy_(original.grad)
+    copied.save_pretrained(folder)
+    return load_file(folder / "model.safetensors")
+
+
+def test_greedy_text_is_the_same(pair):
+    import torch
+
+    prompt = TOKENS[:1, :5]
+    with torch.no_grad():
+        drawn = pair.theirs.generate(
+            torch.tensor(prompt).long(),
+            max_new_tokens=NUM_DRAWN,
+            do_sample=False,
+            eos_token_id=None,
+        )
+    row = np.zeros((1, prompt.shape[1] + NUM_DRAWN), np.int32)
+    row[:, : prompt.shape[1]] = prompt
+    for place in range(prompt.shape[1], row.shape[1]):
+        row[0, place] = our_logits(pair.ours, row)[0, place - 1].argmax()
+    assert row.tolist() == drawn.tolist()
+
+
+def test_what_transformers_saves_is_read_here(pair, tmp_path):
+    pair.theirs.save_pretrained(tmp_path / "theirs")
+    read = from_hugging_face(tmp_path / "theirs")
+    same = jax.tree.map(np.array_equal, read.state, pair.ours.state)
+    assert all(jax.tree.leaves(same))
+    assert read.config == pair.ours.config
+
+
+def mutated(name, value):
+    """Returns another value of a field, one that a model can have."""
+    if name.endswith(("eps", "epsilon")):
+        return 0.3
+    if name == "rope_scaling" and value is None:
+        return {"rope_type": "linear", "factor": 2.0}
+    if isinstance(value, dict):
+        return {key: mutated(key, one) for key, one in value.items()}
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, str):
+        return {"silu": "gelu", "gelu_pytorch_tanh": "relu"}.get(value, value)
+    if value is None or isinstance(value, list):
+        return 3 if value is None else [0]
+    return value * 3 if isinstance(value, float) else max(1, value // 2)
+
+
+def test_every_field_that_changes_numbers_is_found_when_it_is_wrong(pair, tmp_path):
+    content = config_of(pair.folder)
+    unchanging = {"architectures", "model_type", "torch_dtype", "max_position_embeddings"}
+    missed = [
+        field
+        for field in content.keys() - unchanging
+        if not is_found(pair, {**content, field: mutated(field, content[field])}, tmp_path / field)
+    ]
+    assert missed == []
+
+
+def is_found(pair, content, folder):
+    """Whether a wrong config is refused, or makes other logits."""
+    shutil.copytree(pair.folder, folder)
+    (folder / "config.json").write_text(json.dumps(content))
+    try:
+        logits = our_logits(from_hugging_face(folder), TOKENS)
+    except AxcoreError:
+        return True
+    difference = np.abs(logits - pair.logits).max()
+    return not math.isfinite(difference) or difference > 10 * CLOSE

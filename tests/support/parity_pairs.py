@@ -1,0 +1,135 @@
+"""A small model of each family in both libraries: in axcore and in transformers.
+
+`make parity` makes the environment that has both.
+"""
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import attrs
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from numpy_state import numpy_state
+
+from axcore.config import replace_config, update_config
+from axcore.interop import from_hugging_face, to_hugging_face
+from axcore.layers import RoPE
+from axcore.models import TiedHead, UntiedHead, llama2, llama3, mistral, mixtral, qwen2
+from axcore.module import functional
+
+TOKENS = np.random.default_rng(1).integers(0, 264, (2, 24)).astype(np.int32)
+NUM_DRAWN = 12
+
+
+def _llama31():
+    from axl_attention.llama3_rope import Llama3RoPE
+
+    scaled = Llama3RoPE.Config(theta=500_000.0, factor=8.0, original_length=16)
+    return replace_config(llama3("toy"), RoPE, scaled)
+
+
+def _yarn():
+    from axl_attention.yarn import YaRN
+
+    return replace_config(
+        qwen2("toy"), RoPE, YaRN.Config(theta=10_000.0, factor=4.0, original_length=8)
+    )
+
+
+def _linear():
+    from axl_attention.linear_rope import LinearRoPE
+
+    return replace_config(llama2("toy"), RoPE, LinearRoPE.Config(theta=10_000.0, factor=4.0))
+
+
+MODELS = {
+    "llama": lambda: llama2("toy"),
+    "llama-3.1": _llama31,
+    "llama-3.2": lambda: replace_config(_llama31(), UntiedHead, TiedHead.Config()),
+    "llama-linear": _linear,
+    "llama-biased": lambda: update_config(
+        llama3("toy"), {"**.linear.has_bias": True, "**.out_linear.has_bias": True}
+    ),
+    "mistral": lambda: update_config(mistral("toy"), {"**.core.window": (4, 0)}),
+    "mixtral": lambda: mixtral("toy"),
+    "qwen2": lambda: qwen2("toy"),
+    "qwen2-tied": lambda: replace_config(qwen2("toy"), UntiedHead, TiedHead.Config()),
+    "qwen2-yarn": _yarn,
+}
+
+
+def _of_plugin(name):
+    def make():
+        import axl_attention.models
+
+        return getattr(axl_attention.models, name)("toy")
+
+    return make
+
+
+MODELS |= {name: _of_plugin(name) for name in ("gpt2", "qwen3", "qwen3_moe")}
+
+
+@attrs.frozen(eq=False)
+class Pair:
+    """One model in a folder, in axcore and in transformers, both in float32.
+
+    Args:
+        folder: What axcore wrote.
+        ours: What axcore reads from it.
+        theirs: What transformers reads from it.
+        complaints: What transformers says was missing, unexpected or of another shape.
+    """
+
+    folder: Path
+    ours: Any
+    theirs: Any
+    complaints: dict[str, Any]
+
+    @functools.cached_property
+    def logits(self) -> np.ndarray:
+        return their_logits(self.theirs, TOKENS)
+
+
+def our_logits(read: Any, tokens: np.ndarray) -> np.ndarray:
+    def run(state: Any, tokens: Any) -> Any:
+        return functional(read.model, state, tokens, method="logits")[0]
+
+    return np.asarray(jax.jit(run)(read.state, tokens))
+
+
+def their_logits(model: Any, tokens: np.ndarray) -> np.ndarray:
+    import torch
+
+    with torch.no_grad():
+        logits: np.ndarray = model(torch.tensor(tokens).long()).logits.numpy()
+    return logits
+
+
+def load_theirs(folder: Path) -> tuple[Any, dict[str, Any]]:
+    transformers = pytest.importorskip("transformers", reason="run make parity")
+    import torch
+
+    model, said = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, output_loading_info=True, attn_implementation="eager", dtype=torch.float32
+    )
+    return model.eval(), {key: value for key, value in said.items() if value}
+
+
+def make_pair(name: str, folder: Path) -> Pair:
+    """Returns a model in both libraries, by way of a folder that axcore writes."""
+    pytest.importorskip("torch", reason="run make parity")
+    cfg = MODELS[name]()
+    state = jax.tree.map(jnp.asarray, numpy_state(cfg.build().param_specs()))
+    to_hugging_face(folder, cfg, state, max_length=128)
+    theirs, complaints = load_theirs(folder)
+    return Pair(folder, from_hugging_face(folder), theirs, complaints)
+
+
+def config_of(folder: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    return content
