@@ -1,11 +1,12 @@
 """`tiny_peers.py`: the experiment `tiny` by axcore, on the rivals' batch and numbers."""
 
-import _tiny_worker as worker
+from collections.abc import Callable
 
-from axcore.cli.target import use_target
+from axcore.hardware.host_memory import keep_freed_memory
 
-use_target(None)  # as `axcore train` does before it imports jax
+keep_freed_memory()  # as `axcore` does where JAX_PLATFORMS is cpu
 
+import _tiny_worker as worker  # noqa: E402
 import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 
@@ -14,7 +15,8 @@ from axcore.experiments.tiny import tiny  # noqa: E402
 from axcore.module import count_params  # noqa: E402
 
 
-def main() -> None:
+def train_step() -> tuple[Callable[[], float], int]:
+    """Returns a step that returns its loss, and the number of parameters."""
     cfg = update_config(
         tiny(),
         {
@@ -35,15 +37,15 @@ def main() -> None:
         state = trainer.compiler.jitted_init()
         program = trainer.compiler.compiled_step
 
-        def step() -> float:
-            nonlocal state
-            state, metrics = program(state, trainer.batch_sharding.device_put(made))
-            (loss,) = metrics.losses.values()
-            return float(loss.sum / loss.weight)
+    def step() -> float:
+        nonlocal state
+        state, metrics = program(state, trainer.batch_sharding.device_put(made))
+        (loss,) = metrics.losses.values()
+        return float(loss.sum / loss.weight)
 
-        packages = ("axcore", "jax", "optax")
-        worker.serve(step, num_params=count_params(trainer.step.specs), packages=packages)
+    return step, count_params(trainer.step.specs)
 
 
 if __name__ == "__main__":
-    main()
+    step, num_params = train_step()
+    worker.serve(step, num_params=num_params, packages=("axcore", "jax", "optax"))

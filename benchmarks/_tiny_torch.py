@@ -1,6 +1,7 @@
 """`tiny_peers.py`: the same model in the style of nanoGPT, eager or by `torch.compile`."""
 
 import sys
+from collections.abc import Callable
 
 import _tiny_worker as worker
 import torch
@@ -61,9 +62,9 @@ class Model(nn.Module):
         return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
-def main() -> None:
+def train_step() -> tuple[Callable[[], float], int]:
+    """Returns a step that returns its loss, and the number of parameters."""
     torch.manual_seed(0)
-    torch.set_num_threads(2)
     model = Model()
     optimizer = torch.optim.AdamW(
         model.parameters(),
@@ -83,9 +84,10 @@ def main() -> None:
         optimizer.zero_grad(set_to_none=True)
         return loss.item()
 
-    num_params = sum(param.numel() for param in model.parameters())
-    worker.serve(step, num_params=num_params, packages=("torch",))
+    return step, sum(param.numel() for param in model.parameters())
 
 
 if __name__ == "__main__":
-    main()
+    torch.set_num_threads(2)
+    step, num_params = train_step()
+    worker.serve(step, num_params=num_params, packages=("torch",))

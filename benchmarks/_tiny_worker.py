@@ -10,7 +10,7 @@ import platform
 import resource
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from typing import Any
 
@@ -19,6 +19,11 @@ import numpy as np
 WORDS, DIM, LAYERS, HEADS, KEY_HEADS, HIDDEN = 264, 128, 4, 4, 2, 384
 ROWS, TOKENS = 8, 128
 WIDTH = DIM // HEADS
+PRODUCTS = (
+    *((DIM, HEADS * WIDTH), (DIM, KEY_HEADS * WIDTH), (DIM, KEY_HEADS * WIDTH), (DIM, DIM)),
+    *((DIM, HIDDEN), (DIM, HIDDEN), (HIDDEN, DIM)),
+)
+"""Inputs and outputs of a layer's projections."""
 RATE, WEIGHT_DECAY, BETAS, CLIP_NORM = 3e-4, 0.1, (0.9, 0.95), 1.0
 
 
@@ -26,6 +31,11 @@ def batch() -> tuple[Any, Any]:
     """Returns tokens and targets `[ROWS, TOKENS]`, the same for every rival."""
     tokens = np.random.default_rng(0).integers(1, 256, (ROWS, TOKENS + 1))
     return tokens[:, :-1].astype(np.int32), tokens[:, 1:].astype(np.int32)
+
+
+def use_one_core() -> None:
+    """Keeps this process to one core; call it before jax or torch count them."""
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
 
 
 def angles() -> Any:
@@ -53,15 +63,27 @@ def serve(step: Callable[[], float], *, num_params: int, packages: tuple[str, ..
         },
     )
     for line in sys.stdin:
-        began, used = time.perf_counter(), time.process_time()
-        for _ in range(int(line)):
-            loss = step()
-        _say(
-            seconds=time.perf_counter() - began,
-            processor_s=time.process_time() - used,
-            loss=loss,
-            peak_mib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-        )
+        times, loss = _timed(step, int(line))
+        peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        _say(**times, loss=loss, peak_mib=peak_mib)
+
+
+def serve_parts(parts: Mapping[str, Callable[[], Any]]) -> None:
+    """Runs parts of a step as asked on stdin, by name and how often, until it closes."""
+    for part in parts.values():
+        part()
+    _say(parts=list(parts))
+    for line in sys.stdin:
+        name, times = line.split()
+        _say(**_timed(parts[name], int(times))[0])
+
+
+def _timed(call: Callable[[], Any], times: int) -> tuple[dict[str, float], Any]:
+    began, used = time.perf_counter(), time.process_time()
+    for _ in range(times):
+        result = call()
+    seconds, processor_s = time.perf_counter() - began, time.process_time() - used
+    return {"seconds": seconds, "processor_s": processor_s}, result
 
 
 def _say(**what: Any) -> None:

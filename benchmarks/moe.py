@@ -7,14 +7,18 @@ Goal: with 64 experts at most 1.3 times that with 8, forward and backward.
 
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-from _race import race, ratios
-from _record import record
+from axcore.hardware.host_memory import keep_freed_memory
 
-from axcore.layers import FeedForward, MoE
-from axcore.module import functional
+keep_freed_memory()  # as `axcore` does where JAX_PLATFORMS is cpu
+
+import jax  # noqa: E402
+import jax.numpy as jnp  # noqa: E402
+import numpy as np  # noqa: E402
+from _race import race, ratios  # noqa: E402
+from _record import record  # noqa: E402
+
+from axcore.layers import FeedForward, MoE  # noqa: E402
+from axcore.module import functional  # noqa: E402
 
 ROWS, TIME, DIM, HIDDEN, TOP_K = 8, 1024, 256, 512, 2
 NUM_EXPERTS = (8, 16, 32, 64)

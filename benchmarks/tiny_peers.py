@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,20 +32,24 @@ HERE = Path(__file__).parent
 class Rival:
     """A process that steps when it is asked to."""
 
-    def __init__(self, python: Path, *command: str, folder: str) -> None:
+    def __init__(
+        self, python: Path, *command: str, folder: str, variables: Mapping[str, str] = {}
+    ) -> None:
         """Starts it, and waits for its first step.
 
         Args:
             python: Of its environment.
             command: Its script, and arguments.
             folder: What compilers keep goes here, so that nothing is found from before.
+            variables: Of its environment, besides those of this process.
         """
         caches = ("JAX_COMPILATION_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "XDG_CACHE_HOME")
         places = {"TORCHINDUCTOR_CACHE_DIR": folder, "XDG_CACHE_HOME": folder}
         kept = {name: value for name, value in os.environ.items() if name not in caches}
+        own = {"TINY_STARTED": str(time.time()), "JAX_PLATFORMS": "cpu"}
         self._process = subprocess.Popen(
             [str(python), str(HERE / command[0]), *command[1:]],
-            env=kept | places | {"TINY_STARTED": str(time.time()), "JAX_PLATFORMS": "cpu"},
+            env=kept | places | own | dict(variables),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -52,10 +57,10 @@ class Rival:
         self.start = self._answer()
         self.rounds: list[dict[str, float]] = []
 
-    def run(self, steps: int) -> None:
-        """Runs steps, and keeps what they cost."""
+    def run(self, steps: int, *, part: str = "") -> None:
+        """Runs steps, or a part of them where the process has parts, and keeps what they cost."""
         assert self._process.stdin is not None
-        print(steps, file=self._process.stdin, flush=True)
+        print(part, steps, file=self._process.stdin, flush=True)
         answer = self._answer()
         self.rounds.append(answer | {"step_s": answer["seconds"] / steps})
 

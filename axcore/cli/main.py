@@ -17,6 +17,7 @@ from axcore import __version__
 from axcore.cli.interrupts import INTERRUPTED, SAID
 from axcore.config import name_the_known
 from axcore.errors import AxcoreError
+from axcore.hardware.host_memory import keep_freed_memory
 from axcore.plugins import Command, plugin_host
 
 TRACEBACK = "AXCORE_TRACEBACK"
@@ -90,6 +91,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # Importing and tracing make many objects that live on; looking through them as often as Python
     # does by default takes a tenth of the time.
     gc.set_threshold(20_000, 50, 100)
+    if os.environ.get("JAX_PLATFORMS") == "cpu":
+        keep_freed_memory()  # before plugins are loaded, which happens in threads
     given = sys.argv[1:] if arguments is None else arguments
     rest, wants_traceback = _without_traceback(given)
     try:

@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import sys
 
 _TRIM_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -4, -8  # M_* of glibc's malloc.h
 _KEEP_ALL = -1
@@ -13,11 +14,11 @@ def keep_freed_memory() -> bool:
     XLA allocates the temporaries of a step again each time. By default glibc gives blocks that
     large back at once, so the kernel has to clear every page of them again in every step: a
     quarter of the time of a small one. Nothing happens where the C library is another, or where
-    it is tuned by `GLIBC_TUNABLES` or `MALLOC_*`. Call it before other threads start: where they
-    have heaps of their own, large blocks don't fit those.
+    it is tuned by `GLIBC_TUNABLES` or `MALLOC_*`, nor once jax is imported. Call it before other
+    threads start: of those that have heaps of their own, large blocks still go back.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None or _is_tuned():
+    if mallopt is None or _is_tuned() or "jax" in sys.modules:
         return False
     wanted = ((_ARENA_MAX, 1), (_MMAP_MAX, 0), (_TRIM_THRESHOLD, _KEEP_ALL))
     return all(mallopt(name, value) == 1 for name, value in wanted)
