@@ -106,6 +106,7 @@ CASES = (
     Case(experiment="llama3-8b", target="tpu-v5e-256"),
     Case(experiment="llama3-8b", target="tpu-v6e-256"),
     Case(experiment="llama3-8b", target="gpu-h100-256"),
+    Case(experiment="llama3-8b", target="gpu-h200-1"),
     Case(experiment="llama3-70b", target="gpu-h100-512"),
     Case(experiment="mistral-7b", target="tpu-v5e-256"),
     Case(experiment="mistral-7b", target="gpu-h100-256"),

@@ -7,8 +7,17 @@ from axcore.config import evolve, update_config
 from axcore.experiments.llama2 import llama2_7b
 from axcore.experiments.mesh_rules import mesh_rules
 from axcore.models import llama3
+from axcore.modifiers import LowPrecisionOptimizer, MicroBatches, RematModifier
 from axcore.module import DTypes
+from axcore.plugins import MeshRule
 from axcore.trainer import Trainer
+
+ONE_GPU = MeshRule(
+    match="gpu-h200-1",
+    mesh={"fsdp": -1},
+    modifiers=(LowPrecisionOptimizer(), RematModifier(policy="full"), MicroBatches()),
+)
+"""For a GPU that holds 8B parameters only with optimizer state in 8 bits, and no float8 copies."""
 
 
 def llama3_8b() -> Trainer.Config:
@@ -27,7 +36,10 @@ def llama3_8b() -> Trainer.Config:
             "learner.schedule.warmup_steps": 8000,
             "learner.schedule.final_fraction": 0.01,
             "max_steps": 1_800_000,
-            "mesh_rules": mesh_rules(small_rows=1, large_rows=4, gpu_remat="save_heads"),
+            "mesh_rules": (
+                ONE_GPU,
+                *mesh_rules(small_rows=1, large_rows=4, gpu_remat="save_heads"),
+            ),
         },
     )
 
