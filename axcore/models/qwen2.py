@@ -49,10 +49,16 @@ TIED = ("0.5b", "1.5b")
 def qwen2(size: str) -> CausalLM.Config:
     """Returns the config of a Qwen2: `0.5b`, `1.5b`, `7b`, `72b` or `toy`.
 
-    Source: Yang et al. 2024, arXiv:2407.10671, table 1.
+    Source: Yang et al. 2024, arXiv:2407.10671, table 1; the epsilon of norms as in the configs
+    published with the weights, where that of `72b` is another.
     """
     cfg = transformer(**of_size("qwen2", QWEN2_SIZES, size))
     cfg = update_config(
-        cfg, {"**.attention.linear.has_bias": True, "**.position.theta": 1_000_000.0}
+        cfg,
+        {
+            "**.attention.linear.has_bias": True,
+            "**.position.theta": 1_000_000.0,
+            "**.norm.epsilon": 1e-5 if size == "72b" else 1e-6,
+        },
     )
     return replace_config(cfg, UntiedHead, TiedHead.Config()) if size in TIED else cfg

@@ -107,6 +107,16 @@ QWEN2_7B = {
     "tie_word_embeddings": False,
     "vocab_size": 152064,
 }
+QWEN2_72B = {
+    **QWEN2_7B,
+    "hidden_size": 8192,
+    "intermediate_size": 29568,
+    "max_window_layers": 80,
+    "num_attention_heads": 64,
+    "num_hidden_layers": 80,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-05,
+}
 PUBLISHED = {
     "llama2-7b": (llama2("7b"), LLAMA2_7B, 291, 6_738_415_616),
     "llama3-8b": (llama3("8b"), LLAMA3_8B, 291, 8_030_261_248),
@@ -114,6 +124,7 @@ PUBLISHED = {
     "mixtral-8x7b": (mixtral("8x7b"), MIXTRAL_8X7B, 995, 46_702_792_704),
     "qwen2-0.5b": (qwen2("0.5b"), QWEN2_05B, 290, 494_032_768),
     "qwen2-7b": (qwen2("7b"), QWEN2_7B, 339, 7_615_616_512),
+    "qwen2-72b": (qwen2("72b"), QWEN2_72B, 963, 72_706_203_648),
 }
 
 

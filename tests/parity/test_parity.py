@@ -117,7 +117,9 @@ def mutated(name, value):
         return {"silu": "gelu", "gelu_pytorch_tanh": "relu"}.get(value, value)
     if value is None or isinstance(value, list):
         return 3 if value is None else [0]
-    return value * 3 if isinstance(value, float) else max(1, value // 2)
+    if isinstance(value, float):
+        return 3 * value
+    return value // 2 if value > 1 else value + 1
 
 
 def test_every_field_that_changes_numbers_is_found_when_it_is_wrong(pair, tmp_path):
