@@ -175,8 +175,10 @@ class Data(DataLoader):
     @cached_property
     def _identity(self) -> dict[str, Any]:
         """Everything that a training batch depends on, besides its step."""
-        names = ("seq_len", "batch_size", "seed", "shuffle", "masks_documents")
+        names = ("seq_len", "batch_size", "seed", "shuffle")
         settings = {name: getattr(self.config, name) for name in names}
+        if not self.config.masks_documents:
+            settings["masks_documents"] = False  # runs from before there was a choice masked them
         return {"tokens": self._corpus.train.digest, **settings}
 
     def _rows(self, store: TokenStore) -> PackedRows:

@@ -61,7 +61,7 @@ class CausalLM(Module):
         """Checks that a batch is of tokens, and that there is room for each of them.
 
         Raises:
-            ConfigError: It is not, or there is not.
+            ConfigError: It is not, or there is not, or it has arrays that would be passed over.
         """
         missing = [name for name in BATCH if name not in batch.arrays]
         if missing:
@@ -70,6 +70,12 @@ class CausalLM(Module):
                 f"{', '.join(missing)}; it has {', '.join(batch.arrays)}",
                 where="data",
                 hint="train it on axcore.data.Data, or on what yields the same arrays",
+            )
+        if unread := [name for name in batch.arrays if name not in (*BATCH, "segment_ids")]:
+            raise ConfigError(
+                f"a batch has {', '.join(unread)}, which CausalLM does not read",
+                where="data",
+                hint="segment_ids keep the documents of a row apart; leave other arrays out",
             )
         size, num_tokens = self.config.vocab_size, batch.arrays["tokens"].num_values
         if num_tokens is not None and size < num_tokens:

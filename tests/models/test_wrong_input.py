@@ -3,7 +3,12 @@
 import subprocess
 import sys
 
+import attrs
 import pytest
+
+from axcore.errors import ConfigError
+from axcore.models import llama2
+from axcore.module import ArraySpec, BatchSpec
 
 PROGRAM = """
 import jax.numpy as jnp, axcore as ax
@@ -30,3 +35,14 @@ def test_a_wrong_batch_is_named_with_what_was_expected(argument: str, says: str)
     assert "ModuleError" in done.stderr
     assert says in done.stderr
     assert 'method="logits"' in done.stderr
+
+
+def test_a_batch_with_an_array_that_would_be_passed_over_is_refused():
+    model = llama2("toy").build()
+    row = ArraySpec(shape=(2, 8), axes=("batch", "time"), dtype="int32")
+    names = ("tokens", "targets", "positions", "loss_weights", "segment_ids")
+    spec = BatchSpec(arrays=dict.fromkeys(names, row), unit="token", num_units=16)
+    model.check_batch(spec)
+    misspelt = attrs.evolve(spec, arrays={**spec.arrays, "segments": row})
+    with pytest.raises(ConfigError, match="a batch has segments, which CausalLM does not read"):
+        model.check_batch(misspelt)
