@@ -30,7 +30,7 @@ class KeptAnswers:
         try:
             answered: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
             files = {file: found and tuple(found) for file, found in answered["files"].items()}
-        except (ValueError, KeyError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             warnings.warn(f"{path} cannot be read, and is made again: {error!r}", stacklevel=2)
             return None
         return answered if files == versions_of(files) else None

@@ -5,7 +5,7 @@ from axcore.data.chat_template import ChatTemplate, Message
 from axcore.data.data import Data, DataSummary
 from axcore.data.data_loader import DataLoader
 from axcore.data.document import Document, Source
-from axcore.data.hugging_face_tokenizer import HuggingFaceTokenizer, tokenizer_in
+from axcore.data.hugging_face_tokenizer import HuggingFaceTokenizer, ends_in, tokenizer_in
 from axcore.data.json_lines import JsonLines
 from axcore.data.loading import TrainBatches, ValidationBatches
 from axcore.data.packing import Batch
@@ -35,6 +35,7 @@ __all__ = [
     "TrainBatches",
     "ValidationBatches",
     "batches",
+    "ends_in",
     "tokenizer_in",
     "train_order",
     "validation_order",

@@ -161,20 +161,20 @@ def tokenizer_in(folder: str | Path) -> HuggingFaceTokenizer.Config:
         chat_template_path=_there(root / "chat_template.jinja"),
     )
     settings = read_settings(cfg.settings_path)
-    ends = _end_tokens(_load(cfg.path, settings), root)
+    tokenizer = _load(cfg.path, settings)
+    ends = tuple(_name_of(number, tokenizer, str(root)) for number in ends_in(root))
     if "eos_token" in settings.tokens or not ends:
         return evolve(cfg, end_tokens=ends)
     return evolve(cfg, eos_token=ends[0], end_tokens=ends[1:])
 
 
-def _end_tokens(tokenizer: Any, folder: Path) -> tuple[str, ...]:
+def ends_in(folder: Path) -> tuple[int, ...]:
     """Returns the tokens that the model in a folder ends its answers with, as far as it says."""
     for name in ("generation_config.json", "config.json"):
         path = _there(folder / name)
         found = read_json(path, name).get("eos_token_id") if path else None
         if found is not None:
-            numbers = found if isinstance(found, list) else [found]
-            return tuple(_name_of(number, tokenizer, str(path)) for number in numbers)
+            return tuple(found) if isinstance(found, list) else (found,)
     return ()
 
 

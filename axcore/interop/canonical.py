@@ -8,6 +8,7 @@ from axcore.config import (
     REQUIRED,
     evolve,
     field_names,
+    is_config,
     map_config,
     replace_config,
 )
@@ -60,7 +61,12 @@ def uncorrected(cfg: Any) -> Any:
 
     A correction that is new changes no number, so that weights of the one fit the other.
     """
-    return map_config(cfg, lambda node: getattr(node, "base", node))
+    return map_config(cfg, _base)
+
+
+def _base(node: Any) -> Any:
+    base = getattr(node, "base", None)
+    return base if is_config(base) else node
 
 
 def _plain(node: Any) -> Any:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import attrs
+from immutabledict import immutabledict
 
 from axcore.config import diff_config, format_diff, name_the_known
 from axcore.errors import AxcoreError, ConfigError
@@ -30,6 +31,7 @@ class Family:
         weights: From a config to the weight map of its model.
         irrelevant: Fields of `config.json` that change no number, besides those of all families.
         skipped: Regular expressions of tensors that hold nothing but what the config says.
+        copies: Tensors that some files have once more, by name, and the ones they repeat.
         prefix: What names of the map begin with, where some files leave that out in all names.
         length: The field with the tokens of a row, at most.
     """
@@ -40,6 +42,7 @@ class Family:
     weights: Callable[[Any], WeightMap]
     irrelevant: frozenset[str] = frozenset()
     skipped: tuple[str, ...] = (r"rotary_emb\.inv_freq$",)
+    copies: Mapping[str, str] = immutabledict({"lm_head.weight": "model.embed_tokens.weight"})
     prefix: str = ""
     length: str = "max_position_embeddings"
 

@@ -15,8 +15,8 @@ from axcore.config import diff_config, evolve, format_diff
 from axcore.errors import CheckpointError, ConfigError
 from axcore.interop.canonical import uncorrected
 from axcore.interop.family import Family, family_named, family_of
-from axcore.interop.reading import read_weights
-from axcore.interop.tensor_files import DTYPES, find_tensors
+from axcore.interop.reading import published_tensors, read_weights
+from axcore.interop.tensor_files import DTYPES
 from axcore.interop.writing import DEFAULT_SHARD_BYTES, write_weights
 from axcore.module import DType, DTypes, Module
 
@@ -81,7 +81,8 @@ class PublishedModel:
         Raises:
             CheckpointError: They have several.
         """
-        found = {DTYPES[place.dtype]: place.dtype for place in find_tensors(self.folder).values()}
+        places = published_tensors(self.folder, self.family).values()
+        found = {DTYPES[place.dtype]: place.dtype for place in places}
         names: dict[str, DType] = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
         if len(found) != 1 or not found.keys() <= names.keys():
             raise CheckpointError(
@@ -113,10 +114,6 @@ class PublishedModel:
                 hint="change the model's config, or read other weights",
             )
         return read_weights(self.folder, self.family, cfg, wanted, seed=seed)
-
-    def json_or_empty(self, name: str) -> dict[str, Any]:
-        """Returns what a JSON file of the folder says; an empty dict where there is none."""
-        return self._json(name) if (self.folder / name).is_file() else {}
 
     def _json(self, name: str) -> dict[str, Any]:
         path = self.folder / name
@@ -185,7 +182,7 @@ def to_hugging_face(
         ConfigError: No family of published models has such a model.
         CheckpointError: The folder holds something, or arrays are on other machines.
     """
-    target = Path(folder).expanduser()
+    target = Path(folder).expanduser().absolute()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise CheckpointError(
             "there is something in the folder already",
@@ -205,7 +202,11 @@ def to_hugging_face(
     draft = target.with_name(f"{target.name}.incomplete")
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)
-    write_weights(draft, family, cfg, state, dtype=dtype, max_shard_bytes=max_shard_bytes)
+    try:
+        write_weights(draft, family, cfg, state, dtype=dtype, max_shard_bytes=max_shard_bytes)
+    except CheckpointError:
+        shutil.rmtree(draft)
+        raise
     texts = {CONFIG: (json.dumps(content, indent=2) + "\n").encode(), **(files or {})}
     for file, data in texts.items():
         (draft / file).write_bytes(data)

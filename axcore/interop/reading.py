@@ -33,9 +33,10 @@ def read_weights(folder: Path, family: Family, cfg: Any, wanted: Any, *, seed: i
             number that is not finite.
     """
     bound = family.bind(cfg, ignored=(*TRAINING_ONLY, *CORRECTIONS))
-    tensors = _prefixed(find_tensors(folder), family.prefix)
-    skipped = [re.compile(pattern) for pattern in family.skipped]
-    tensors = {n: t for n, t in tensors.items() if not any(one.search(n) for one in skipped)}
+    tensors = published_tensors(folder, family)
+    for copy, original in family.copies.items():
+        if copy not in bound.shapes and copy in tensors and original in tensors:
+            _check_same(tensors.pop(copy), tensors[original], copy, original)
     _check_fit(bound, tensors, folder)
     reader = _Reader(bound, tensors)
     described = _named(wanted)
@@ -43,18 +44,41 @@ def read_weights(folder: Path, family: Family, cfg: Any, wanted: Any, *, seed: i
     read = [fresh[n] if n in fresh else reader.leaf(n, leaf) for n, leaf in described.items()]
     if reader.not_finite:
         raise CheckpointError(
-            f"{len(reader.not_finite)} tensors hold numbers that are nan or infinite:\n"
-            + listed(sorted(reader.not_finite)),
+            f"{len(reader.not_finite)} tensors hold numbers that are nan or infinite, or become so "
+            "in the dtype that is wanted:\n" + listed(sorted(reader.not_finite)),
             where=str(folder),
-            hint="fetch the files again",
+            hint="fetch the files again, or ask for a dtype that holds larger numbers",
         )
     return jax.tree.unflatten(jax.tree.structure(wanted), read)
 
 
-def _prefixed(tensors: dict[str, TensorPlace], prefix: str) -> dict[str, TensorPlace]:
-    if any(name.startswith(prefix) for name in tensors):
-        return tensors
-    return {prefix + name: place for name, place in tensors.items()}
+def published_tensors(folder: Path, family: Family) -> dict[str, TensorPlace]:
+    """Returns the places of a folder's tensors that hold numbers of the model, by full name.
+
+    Raises:
+        CheckpointError: A file is missing, truncated or damaged, or a tensor is in two files.
+    """
+    found = find_tensors(folder)
+    if not any(name.startswith(family.prefix) for name in found):
+        found = {n if n in family.copies else family.prefix + n: t for n, t in found.items()}
+    skipped = [re.compile(pattern) for pattern in family.skipped]
+    return {n: t for n, t in found.items() if not any(one.search(n) for one in skipped)}
+
+
+def _check_same(copy: TensorPlace, original: TensorPlace, name: str, repeats: str) -> None:
+    """Checks that a tensor repeats another one, bit by bit."""
+    if copy.shape != original.shape or not _are_same(copy.read(), original.read()):
+        raise CheckpointError(
+            f"{name} is not {repeats}, which config.json says serves for both",
+            where=str(copy.file),
+            hint="set tie_word_embeddings to false in config.json if the model has a head",
+        )
+
+
+def _are_same(a: np.ndarray, b: np.ndarray) -> bool:
+    return a.dtype == b.dtype and all(
+        x.tobytes() == y.tobytes() for x, y in zip(_parts(a), _parts(b), strict=True)
+    )
 
 
 def _check_fit(bound: BoundMap, tensors: Mapping[str, TensorPlace], folder: Path) -> None:
@@ -104,15 +128,16 @@ class _Reader:
             stacked = len(one.index)
             place = tuple(i - begin for i, (begin, _) in zip(one.index, ranges, strict=False))
             within = tuple(slice(*ends) for ends in ranges[stacked:])
-            whole[place] = self._array(one, within)
+            with np.errstate(over="ignore"):  # looked for next
+                whole[place] = self._array(one, within)
+            if not is_finite(whole[place]):
+                self.not_finite.update(self.bound.piece_of[one].theirs)
         return whole
 
     def _array(self, one: Slice, within: tuple[slice, ...]) -> np.ndarray:
         piece = self.bound.piece_of[one]
         theirs = tuple(self.tensors[name].read() for name in piece.theirs)
         array: np.ndarray = piece.transform.inverse(theirs)[piece.ours.index(one)][within]
-        if not _is_finite(array):
-            self.not_finite.update(piece.theirs)
         return array
 
 
@@ -122,11 +147,17 @@ def _slices(bound: BoundMap, leaf: str, ranges: list[tuple[int, int]]) -> Iterat
         yield Slice(leaf, index)
 
 
-def _is_finite(array: np.ndarray) -> bool:
+def is_finite(array: np.ndarray) -> bool:
     """Whether all numbers are; looked at in parts, as what says so of each takes memory too."""
-    rows = max(1, _CHECKED_AT_ONCE // max(1, array[:1].size)) if array.ndim else 1
-    parts = (array[i : i + rows] for i in range(0, len(array), rows)) if array.ndim else (array,)
-    return all(bool(np.isfinite(part).all()) for part in parts)
+    return all(bool(np.isfinite(part).all()) for part in _parts(array))
+
+
+def _parts(array: np.ndarray) -> Iterator[np.ndarray]:
+    if not array.ndim:
+        yield array
+        return
+    rows = max(1, _CHECKED_AT_ONCE // max(1, array[:1].size))
+    yield from (array[i : i + rows] for i in range(0, len(array), rows))
 
 
 def _fresh(cfg: Any, wanted: Mapping[str, Any], seed: int) -> dict[str, jax.Array]:

@@ -1,7 +1,7 @@
 """`RopeFields`: rotary positions in `config.json`, in both of the forms that are in use.
 
 Older files have `rope_theta` and `rope_scaling`, newer ones `rope_parameters`; exports have the
-older one, which every version of transformers reads. Plugins bring ways of scaling.
+older one, which transformers 5 still reads. Plugins bring ways of scaling.
 """
 
 from typing import Any

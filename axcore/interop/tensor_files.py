@@ -98,6 +98,9 @@ def _indexed(folder: Path, index: Mapping[str, str]) -> dict[str, TensorPlace]:
     found: dict[str, TensorPlace] = {}
     problems = []
     for file in sorted(set(index.values())):
+        if Path(file).name != file:
+            problems.append(f"{INDEX} names {file!r}, which is no file of the folder")
+            continue
         try:
             here = _places(folder / file)
         except CheckpointError as error:

@@ -9,6 +9,7 @@ import numpy as np
 
 from axcore.errors import CheckpointError
 from axcore.interop.family import Family
+from axcore.interop.reading import is_finite
 from axcore.interop.tensor_files import TensorSpec, shards, write_index, write_tensors
 from axcore.interop.weight_map import Piece
 
@@ -35,7 +36,7 @@ def write_weights(
         max_shard_bytes: Size of a file at most; a tensor is never split.
 
     Raises:
-        CheckpointError: A process holds only a part of an array.
+        CheckpointError: A process holds only a part of an array, or a number is not finite.
     """
     bound, leaves = family.bind(cfg), _leaves(state)
     specs = [
@@ -44,9 +45,9 @@ def write_weights(
         for name, shape in zip(piece.theirs, piece.shapes, strict=True)
     ]
     tensors = (
-        array.astype(dtype or array.dtype, copy=False)
+        _stored(array, name, dtype or array.dtype)
         for piece in bound.pieces
-        for array in _theirs(piece, leaves)
+        for name, array in zip(piece.theirs, _theirs(piece, leaves), strict=True)
     )
     files = shards(specs, max_shard_bytes)
     for name, held in files.items():
@@ -54,6 +55,18 @@ def write_weights(
     if len(files) > 1:
         write_index(folder, files)
     return sum(spec.nbytes for spec in specs)
+
+
+def _stored(array: np.ndarray, name: str, dtype: Any) -> np.ndarray:
+    """Returns a tensor in the dtype in which it is stored."""
+    with np.errstate(over="ignore"):  # looked for next
+        stored: np.ndarray = array.astype(dtype, copy=False)
+    if not is_finite(stored):
+        raise CheckpointError(
+            f"{name} holds numbers that are nan or infinite, or become so in {np.dtype(dtype)}",
+            hint="write it in a dtype that holds larger numbers: --dtype bfloat16",
+        )
+    return stored
 
 
 def _theirs(piece: Piece, leaves: dict[str, jax.Array]) -> Iterator[np.ndarray]:

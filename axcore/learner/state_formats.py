@@ -113,7 +113,7 @@ def round_to_bfloat16(x: Float[Array, "..."], bits: UInt32[Array, "..."]) -> Arr
     """Returns float32 numbers as one of the two nearest of bfloat16, drawn by random bits."""
     raised = jax.lax.bitcast_convert_type(x, jnp.uint32) + (bits & jnp.uint32(0xFFFF))
     rounded = jax.lax.bitcast_convert_type(raised & jnp.uint32(0xFFFF0000), jnp.float32)
-    return rounded.astype(jnp.bfloat16)
+    return jnp.where(jnp.isfinite(x), rounded, x).astype(jnp.bfloat16)
 
 
 def _zero_and_top(scales: Array) -> tuple[Array, Array]:

@@ -15,6 +15,7 @@ from axcore.data import (
     HuggingFaceTokenizer,
     SentencePieceTokenizer,
     Tokenizer,
+    ends_in,
     tokenizer_in,
 )
 from axcore.errors import CheckpointError
@@ -28,7 +29,7 @@ from axcore.trainer.run_directory.run_lock import locked_run_directory
 from axcore.trainer.step import TrainState
 
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
-CHAT_TEMPLATE, PIECES = "chat_template.jinja", "tokenizer.model"
+CHAT_TEMPLATE, PIECES, ADDED = "chat_template.jinja", "tokenizer.model", "added_tokens.json"
 OTHER_TOKENIZERS = ("vocab.json", "vocab.txt", "tekken.json")
 _LENGTH = 2048
 """Tokens of a row of a model that sets no limit."""
@@ -117,19 +118,40 @@ def _tokenizer(published: PublishedModel) -> Tokenizer.Config:
     if (folder / TOKENIZER).is_file():
         return tokenizer_in(folder)
     if (folder / PIECES).is_file():
-        return SentencePieceTokenizer.Config(path=str(folder / PIECES))
+        return _pieces(folder)
     if others := [name for name in OTHER_TOKENIZERS if (folder / name).is_file()]:
         raise CheckpointError(
             f"the folder's tokenizer is {', '.join(others)}, which is not read",
             where=str(folder),
             hint=f"add a {TOKENIZER}: transformers' AutoTokenizer makes one when it saves",
         )
+    if published.config.vocab_size != ByteTokenizer.Config().build().vocab_size:
+        raise CheckpointError(
+            "the folder has no tokenizer",
+            where=str(folder),
+            hint=f"add its {TOKENIZER}; for the weights alone: ax.from_hugging_face",
+        )
     return ByteTokenizer.Config()
+
+
+def _pieces(folder: Path) -> Tokenizer.Config:
+    """Returns the config of a folder's SentencePiece model, if that is all of its tokenizer."""
+    cfg = SentencePieceTokenizer.Config(path=str(folder / PIECES))
+    added = (folder / ADDED).is_file() or set(ends_in(folder)) - set(cfg.build().end_ids)
+    if added:
+        raise CheckpointError(
+            f"the folder's {PIECES} lacks tokens that files beside it add",
+            where=str(folder),
+            hint=f"add a {TOKENIZER}: transformers' AutoTokenizer makes one when it saves",
+        )
+    return cfg
 
 
 def _token_ids(tokenizer: Any) -> dict[str, Any]:
     """Returns the numbers that a published model's files name, those that end a text as a list."""
     ids = {f"{name}_token_id": getattr(tokenizer, f"{name}_id", None) for name in _TOKENS}
+    if ids["pad_token_id"] == ids["eos_token_id"]:
+        del ids["pad_token_id"]  # transformers would train that token no more
     if len(getattr(tokenizer, "end_ids", ())) > 1:
         ids["eos_token_id"] = list(tokenizer.end_ids)
     return {name: number for name, number in ids.items() if number is not None}

@@ -1,8 +1,7 @@
 """SentencePiece models: the library's own tokens, framed by those that the file names."""
 
-import io
-
 import pytest
+from pieces import train_pieces
 
 from axcore.data import SentencePieceTokenizer
 from axcore.errors import DataError
@@ -12,26 +11,9 @@ sentencepiece = pytest.importorskip("sentencepiece")
 TEXTS = ("naïve 😀 text", "  two  spaces\n", "x</s>y", "", "\x00 e\u0301 " + "w" * 300)
 
 
-def trained(path, **settings):
-    """Writes a model of a few pieces, which falls back to bytes."""
-    model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(["the text of a model", "another text, of two words"] * 20),
-        model_writer=model,
-        vocab_size=300,
-        byte_fallback=True,
-        model_type="bpe",
-        minloglevel=2,
-        hard_vocab_limit=False,
-        **settings,
-    )
-    path.write_bytes(model.getvalue())
-    return path
-
-
 @pytest.fixture(scope="module")
 def model_file(tmp_path_factory):
-    return trained(tmp_path_factory.mktemp("pieces") / "tokenizer.model")
+    return train_pieces(tmp_path_factory.mktemp("pieces") / "tokenizer.model")
 
 
 def build(path, **settings):
@@ -54,13 +36,13 @@ def test_the_file_names_what_frames_a_document(model_file, tmp_path):
     (document,) = tokenizer.encode_documents(["text"])
     assert document.tolist() == [1, *tokenizer.encode("text"), 2]
     assert tokenizer.decode([*document, tokenizer.vocab_size - 1]) == "text"
-    other = build(trained(tmp_path / "t5.model", bos_id=-1, pad_id=3))
+    other = build(train_pieces(tmp_path / "t5.model", bos_id=-1, pad_id=3))
     assert (other.bos_id, other.eos_id, other.pad_id) == (None, 2, 3)
 
 
 def test_a_model_without_an_end_is_refused(tmp_path):
     with pytest.raises(DataError, match="has no token that ends a document"):
-        build(trained(tmp_path / "endless.model", eos_id=-1))
+        build(train_pieces(tmp_path / "endless.model", eos_id=-1))
 
 
 def test_what_is_no_model_is_refused(tmp_path):

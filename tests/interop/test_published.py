@@ -9,10 +9,12 @@ import pytest
 from numpy_state import numpy_state
 from safetensors.numpy import load_file, save_file
 
+from axcore.config import update_config
 from axcore.errors import CheckpointError, ConfigError
 from axcore.interop import PublishedModel, from_hugging_face, to_hugging_face
 from axcore.layers import RMSNorm
 from axcore.models import llama2, mixtral, qwen2
+from axcore.models.head import TiedHead
 
 CFG = qwen2("toy")
 K = "model.layers.1.self_attn.k_proj.weight"
@@ -179,3 +181,56 @@ def test_nothing_is_written_over_and_nothing_is_left_of_what_failed(folder, stat
 def test_a_folder_without_a_model_is_an_error(tmp_path):
     with pytest.raises(CheckpointError, match=r"has no config\.json"):
         from_hugging_face(tmp_path)
+
+
+EMBEDDING = "model.embed_tokens.weight"
+
+
+@pytest.fixture
+def tied(tmp_path):
+    """A folder whose head is its embedding, which the file holds once more."""
+    cfg = update_config(CFG, {"head": TiedHead.Config()})
+    state = jax.tree.map(jnp.asarray, numpy_state(cfg.build().param_specs()))
+    to_hugging_face(tmp_path / "tied", cfg, state)
+    rewritten(tmp_path / "tied", with_head)
+    return tmp_path / "tied"
+
+
+def with_head(tensors):
+    tensors["lm_head.weight"] = tensors[EMBEDDING].copy()
+
+
+def test_a_head_that_repeats_the_embedding_is_read_as_tied(tied):
+    assert "head" not in from_hugging_face(tied).state
+
+
+def test_a_head_of_its_own_is_not_passed_over(tied):
+    rewritten(tied, lambda tensors: tensors["lm_head.weight"].__setitem__((0, 0), 9.0))
+    with pytest.raises(CheckpointError, match=f"lm_head.weight is not {EMBEDDING}"):
+        from_hugging_face(tied)
+
+
+def test_buffers_that_hold_no_weights_have_no_say_in_the_dtype(state, tmp_path):
+    to_hugging_face(tmp_path / "narrow", CFG, state, dtype="float16")
+    buffer = {"model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(4, np.float32)}
+    rewritten(tmp_path / "narrow", lambda tensors: tensors.update(buffer))
+    assert from_hugging_face(tmp_path / "narrow").config.dtypes.param == "float16"
+
+
+def test_numbers_that_a_narrow_dtype_cannot_hold_are_named(folder, tmp_path):
+    name = "model.norm.weight"
+    rewritten(folder, lambda tensors: tensors[name].__setitem__(0, 1e6))
+    with pytest.raises(CheckpointError, match=rf"(?s)become so in the dtype.*{name}"):
+        from_hugging_face(folder, dtype="float16")
+    read = from_hugging_face(folder)
+    with pytest.raises(CheckpointError, match=f"{name} holds numbers .* in float16"):
+        to_hugging_face(tmp_path / "half", read.config, read.state, dtype="float16")
+    assert list(tmp_path.glob("half*")) == []
+
+
+def test_an_index_reaches_no_file_outside_its_folder(state, tmp_path):
+    to_hugging_face(tmp_path / "many", CFG, state, max_shard_bytes=50_000)
+    index = tmp_path / "many" / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {K: "../other.safetensors"}}))
+    with pytest.raises(CheckpointError, match=r"'\.\./other\.safetensors', which is no file of"):
+        from_hugging_face(tmp_path / "many")

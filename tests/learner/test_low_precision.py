@@ -73,6 +73,12 @@ def test_rounding_to_bfloat16_keeps_what_is_bfloat16():
     np.testing.assert_array_equal(round_to_bfloat16(x.astype(jnp.float32), bits_of(0, x.shape)), x)
 
 
+@pytest.mark.parametrize("pattern", [0x7FFFFFFF, 0xFFFFFFFF, 0x7FC00000, 0x7F800001])
+def test_what_is_no_number_stays_so_whatever_its_bits(pattern):
+    x = jax.lax.bitcast_convert_type(jnp.full((64,), pattern, jnp.uint32), jnp.float32)
+    assert np.isnan(round_to_bfloat16(x, bits_of(0, x.shape)).astype(jnp.float32)).all()
+
+
 def test_small_arrays_and_short_rows_stay_float32():
     assert not Int8Rows(1).can_store((64, 8))
     assert not Int8Rows(4096).can_store((4095,))

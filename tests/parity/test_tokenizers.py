@@ -52,8 +52,7 @@ def unigrams():
 @pytest.fixture(scope="module", params=[bytes_in_pairs, unigrams])
 def both(request, tmp_path_factory):
     """The tokenizer of a folder, by axcore and by transformers."""
-    import transformers
-
+    transformers = pytest.importorskip("transformers", reason="run make parity")
     folder = tmp_path_factory.mktemp("tokenizer")
     tokenizer, trainer = request.param()
     tokenizer.train_from_iterator([inspect.getsource(json), inspect.getsource(random)], trainer)

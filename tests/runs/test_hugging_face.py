@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 import tokenizers
 from click.testing import CliRunner
+from pieces import train_pieces
 from safetensors.numpy import load_file
 
 from axcore.cli.main import group
+from axcore.config import update_config
 from axcore.errors import AxcoreError, CheckpointError
 from axcore.interop import to_hugging_face
 from axcore.models import llama2
@@ -66,7 +68,7 @@ def test_import_then_export_gives_every_tensor_back_byte_for_byte(published, tmp
         assert json.loads((tmp_path / "back" / file).read_text())
     again = json.loads((tmp_path / "back" / "config.json").read_text())
     first = json.loads((published / "config.json").read_text())
-    assert again == {**first, "bos_token_id": 0, "eos_token_id": [1, 2], "pad_token_id": 1}
+    assert again == {**first, "bos_token_id": 0, "eos_token_id": [1, 2]}
     files = ("tokenizer.json",)
     assert all((published / f).read_bytes() == (tmp_path / "back" / f).read_bytes() for f in files)
 
@@ -104,6 +106,28 @@ def test_a_damaged_model_makes_no_run(published, tmp_path):
 def test_a_tokenizer_that_is_not_read_is_an_error(published, tmp_path):
     (published / "tokenizer.json").rename(published / "vocab.json")
     with pytest.raises(CheckpointError, match=r"tokenizer is vocab\.json"):
+        import_run(published, tmp_path / "run")
+
+
+def test_a_model_of_tokens_without_its_tokenizer_is_an_error(tmp_path):
+    cfg = update_config(llama2("toy"), {"vocab_size": 512})
+    to_hugging_face(tmp_path / "hf", cfg, cfg.build().init(0))
+    with pytest.raises(CheckpointError, match="the folder has no tokenizer"):
+        import_run(tmp_path / "hf", tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [("added_tokens.json", {"<|im_end|>": 300}), ("generation_config.json", {"eos_token_id": 300})],
+)
+def test_tokens_beside_a_sentence_piece_model_are_not_passed_over(
+    published, tmp_path, file, content
+):
+    (published / "tokenizer.json").unlink()
+    train_pieces(published / "tokenizer.model")
+    (published / "generation_config.json").write_text(json.dumps({"eos_token_id": 2}))
+    (published / file).write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match=r"tokenizer.model lacks tokens that files beside"):
         import_run(published, tmp_path / "run")
 
 

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from immutabledict import immutabledict
+
 from axcore.config import update_config
 from axcore.interop import (
     Concatenate,
@@ -96,7 +98,8 @@ GPT2 = Family(
             "task_specific_params",
         }
     ),
-    skipped=(r"\.attn\.(masked_)?bias$", r"^lm_head\.weight$"),
+    skipped=(r"\.attn\.(masked_)?bias$",),
+    copies=immutabledict({"lm_head.weight": "transformer.wte.weight"}),
     prefix="transformer.",
     length="n_positions",
 )

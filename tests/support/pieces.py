@@ -1,0 +1,24 @@
+"""A SentencePiece model of a few pieces, which falls back to bytes."""
+
+import io
+from pathlib import Path
+from typing import Any
+
+
+def train_pieces(path: Path, **settings: Any) -> Path:
+    """Writes the model; settings are the library's."""
+    import sentencepiece
+
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(["the text of a model", "another text, of two words"] * 20),
+        model_writer=model,
+        vocab_size=300,
+        byte_fallback=True,
+        model_type="bpe",
+        minloglevel=2,
+        hard_vocab_limit=False,
+        **settings,
+    )
+    path.write_bytes(model.getvalue())
+    return path
