@@ -65,6 +65,7 @@ class TestModifiers(ModifierSuite):
     values = {
         "kernels": {"pins": {"attention": "portable"}},
         "mesh_shape": {"mesh": {"data": -1}},
+        "pretrained": {"path": "published"},
         "replace": {
             "target": "axcore.layers:FeedForward",
             "new": "axcore.layers:PlainFeedForward",

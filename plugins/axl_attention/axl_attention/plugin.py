@@ -65,7 +65,7 @@ def hugging_face_families() -> Iterator[HuggingFaceFamily]:
         ("qwen3_moe", "qwen3:QWEN3_MOE", "Qwen3 with experts"),
     ):
         yield HuggingFaceFamily(
-            name=name, family=Ref(f"axl_attention.hugging_face.{family}"), summary=summary
+            name=name, family=Ref(f"axl_attention.models.hugging_face.{family}"), summary=summary
         )
 
 
