@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -105,13 +106,19 @@ def test_two_processes_train_as_one_and_one_goes_on_from_their_checkpoint(train,
     assert_same(losses(directory), whole)
 
 
+def in_order(events):
+    """Returns the events but for those of saving, which end whenever a process is done with it."""
+    return [event for event in events if event != "CheckpointSaved"]
+
+
 @pytest.mark.slow
 def test_a_model_split_over_two_processes_trains_the_same(train, whole, tmp_path):
     (tmp_path / "run").mkdir()
     both = told(train(tmp_path / "run", count=2, devices=2, mesh={"model": 4}))
     assert [one["share"] for one in both] == [[0, 1], [0, 1]]
     assert both[0]["validation"] == both[1]["validation"]
-    assert both[0]["events"] == both[1]["events"]
+    assert in_order(both[0]["events"]) == in_order(both[1]["events"])
+    assert Counter(both[0]["events"]) == Counter(both[1]["events"])
     assert_same(losses(tmp_path / "run"), whole)
     starts = (tmp_path / "run/run_history.jsonl").read_text(encoding="utf-8").splitlines()
     assert len(starts) == 1
