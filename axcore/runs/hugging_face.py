@@ -31,6 +31,7 @@ from axcore.trainer.step import TrainState
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
 CHAT_TEMPLATE, PIECES, ADDED = "chat_template.jinja", "tokenizer.model", "added_tokens.json"
 OTHER_TOKENIZERS = ("vocab.json", "vocab.txt", "tekken.json")
+_MAKE_ONE = f"add a {TOKENIZER}: transformers' AutoTokenizer makes one when it saves"
 _LENGTH = 2048
 """Tokens of a row of a model that sets no limit."""
 _TOKENS = ("bos", "eos", "pad")
@@ -113,7 +114,10 @@ def export_run(
 
 
 def _tokenizer(published: PublishedModel) -> Tokenizer.Config:
-    """Returns the config of the tokenizer in a folder; that of bytes where there is none."""
+    """Returns the config of the tokenizer in a folder.
+
+    Where there is none, and the vocabulary has the size of that of bytes, it is that.
+    """
     folder = published.folder
     if (folder / TOKENIZER).is_file():
         return tokenizer_in(folder)
@@ -123,7 +127,7 @@ def _tokenizer(published: PublishedModel) -> Tokenizer.Config:
         raise CheckpointError(
             f"the folder's tokenizer is {', '.join(others)}, which is not read",
             where=str(folder),
-            hint=f"add a {TOKENIZER}: transformers' AutoTokenizer makes one when it saves",
+            hint=_MAKE_ONE,
         )
     if published.config.vocab_size != ByteTokenizer.Config().build().vocab_size:
         raise CheckpointError(
@@ -142,7 +146,7 @@ def _pieces(folder: Path) -> Tokenizer.Config:
         raise CheckpointError(
             f"the folder's {PIECES} lacks tokens that files beside it add",
             where=str(folder),
-            hint=f"add a {TOKENIZER}: transformers' AutoTokenizer makes one when it saves",
+            hint=_MAKE_ONE,
         )
     return cfg
 
