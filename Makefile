@@ -132,7 +132,7 @@ $(PARITY)/.done: $(SOURCES) tests/parity/torch.txt
 	@echo "== installing axcore with torch and transformers in $(PARITY) (4 GB, several minutes)"
 	@$(PYTHON) -m venv $(PARITY)
 	@$(PARITY)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps -r tests/parity/torch.txt
-	@$(PARITY)/bin/python -m pip --disable-pip-version-check --quiet install -c constraints.txt -e '.[test]' -e plugins/axl_attention 'transformers==5.23.0' filelock fsspec jinja2 networkx sympy
+	@$(PARITY)/bin/python -m pip --disable-pip-version-check --quiet install -c constraints.txt -e '.[test]' -e plugins/axl_attention 'transformers==5.23.0' filelock fsspec jinja2 networkx psutil sympy
 	@touch $@
 
 $(COMPILERS)/.done: $(SOURCES)

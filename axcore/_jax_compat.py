@@ -230,3 +230,14 @@ def load_program(dumped: bytes, devices: Sequence[Any]) -> Any:
     return serialize_executable.deserialize_and_load(
         program, in_tree, out_tree, devices[0].client, devices
     )
+
+
+def device_grid(sizes: Sequence[int], devices: Sequence[Any]) -> Any:
+    """Returns devices in the order in which their links serve a mesh of such sizes best.
+
+    An axis may take a part of one dimension of a torus, such as 8 of 16, where no other way fits,
+    which `jax.make_mesh` does for some chips only.
+    """
+    from jax.experimental import mesh_utils
+
+    return mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)

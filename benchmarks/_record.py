@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import re
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -18,7 +19,7 @@ def record(name: str, figures: dict[str, Any]) -> Path:
     RESULTS.mkdir(parents=True, exist_ok=True)
     path = RESULTS / f"{name}.json"
     content = {
-        "command": " ".join(["python", str(_script()), *sys.argv[1:]]),
+        "command": " ".join(["python", str(_script()), *map(_without_place, sys.argv[1:])]),
         "versions": {
             "python": platform.python_version(),
             **{package: version(package) for package in PACKAGES},
@@ -28,6 +29,11 @@ def record(name: str, figures: dict[str, Any]) -> Path:
     }
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     return path
+
+
+def _without_place(argument: str) -> str:
+    """Returns an argument, without where another environment's Python lies on this machine."""
+    return re.sub(r"^/.*/bin/python$", "VENV/bin/python", argument)
 
 
 def _script() -> Path:

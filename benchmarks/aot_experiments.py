@@ -42,13 +42,15 @@ class Case:
         experiment: Its name.
         target: The machine's.
         change: As `--modify` takes it; empty for none.
-        note: What the change does, in a word.
+        sets: As `--set` takes them.
+        note: What the changes do, in a word.
         published_step_s: By system, of arXiv:2507.05411, at 1024 rows of 4096 tokens in bfloat16.
     """
 
     experiment: str
     target: str
     change: str = ""
+    sets: tuple[str, ...] = ()
     note: str = ""
     published_step_s: Mapping[str, float] = {}
 
@@ -58,12 +60,18 @@ class Case:
         return f"{self.experiment} on {self.target}" + f", {self.note}" * bool(self.note)
 
 
-def over_experts(experiment: str, target: str, ways: int) -> Case:
+def over_experts(
+    experiment: str, target: str, ways: int, *, rows: int, room: float | None = None
+) -> Case:
+    sets = [f"data.batch_size={rows}"]
+    if room is not None:
+        sets.append(f"model.**.dispatch.exchange_room={room}")
     return Case(
         experiment=experiment,
         target=target,
         change=f"mesh_shape(mesh={{'fsdp': -1, 'expert': {ways}}})",
-        note=f"experts over {ways}",
+        sets=tuple(sets),
+        note=f"experts over {ways}" + f", room {room}" * (room is not None),
     )
 
 
@@ -112,9 +120,11 @@ CASES = (
     Case(experiment="mistral-7b", target="gpu-h100-256"),
     Case(experiment="mixtral-8x7b", target="gpu-h100-64"),
     Case(experiment="qwen2-7b", target="gpu-h100-64"),
-    over_experts("qwen3-30b-a3b", "tpu-v5p-1024", 8),
-    over_experts("deepseek-v3", "tpu-v5p-1024", 32),
-    over_experts("deepseek-v3", "tpu-v5p-8192", 32),
+    over_experts("qwen3-30b-a3b", "tpu-v5p-1024", 8, rows=1024),
+    over_experts("qwen3-30b-a3b", "tpu-v5p-1024", 8, rows=1024, room=2.0),
+    over_experts("qwen3-30b-a3b", "tpu-v5p-8192", 8, rows=8192, room=2.0),
+    over_experts("deepseek-v3", "tpu-v5p-1024", 32, rows=15_360, room=2.0),
+    over_experts("deepseek-v3", "tpu-v5p-8192", 32, rows=12_288, room=2.0),
 )
 
 
@@ -122,7 +132,9 @@ def compiled(case: Case) -> dict[str, Any]:
     """Returns what the compiler reports of a case."""
     hardware = Hardware.parse(case.target)
     changes = (case.change,) if case.change else ()
-    resolved = load_resolved(case.experiment, FASTEST, changes=changes, hardware=hardware)
+    resolved = load_resolved(
+        case.experiment, FASTEST + case.sets, changes=changes, hardware=hardware
+    )
     report = compile_resolved(resolved, case.experiment)
     memory, time = report.memory, report.time
     step_s = time.step_s if time else None

@@ -1,70 +1,204 @@
-"""Weak scaling on paper: one train step, compiled for ever larger slices at equal rows a chip.
+"""Weak scaling on paper: train steps compiled for ever more chips at equal rows a chip.
 
     pip install "axl-tpu[aot]"
     python benchmarks/scaling.py
-    python benchmarks/scaling.py --experiment llama2-7b --rows 4 --target tpu-v5p-512
+    python benchmarks/scaling.py --only "16B on v5e" --slices 1 --slices 32
 
-prints the predicted step of each slice, what of it waits for collectives, and its speed for each
-chip beside that on the smallest slice. It writes `results/scaling.json`. It is what the compiled
-programs say: a prediction leaves out hosts that are late and links that fail, which is what costs
-most in slices of thousands.
+compiles them one after another, writes `results/scaling.json` after each, and then the table and
+the chart of docs/scaling.md (`scaling_page.py`). Rows that are not compiled stay as they were
+recorded.
+
+The models on v5e are those that MaxText's authors published for 1 to 32 slices of 256 chips, as
+their scripts have them: `global_parameter_scale` 16 to 128 of its base model, 2048 tokens a row, 6
+to 1 rows a chip, everything recomputed, sharded within a slice and replicated over slices. Source:
+MaxText/configs/v5e of github.com/AI-Hypercomputer/maxtext, README.md and 16b.sh to 128b.sh.
+Its 128B keeps activations in the host's memory, which axcore's does not.
 """
 
 import argparse
+import json
+from collections.abc import Mapping
 from typing import Any
 
-from _record import record
+import attrs
+from _record import RESULTS, record
+from scaling_page import write_page
 
 from axcore.aot import compile_resolved
-from axcore.cli.experiment import load_resolved
-from axcore.plugins import Hardware
+from axcore.config import update_config
+from axcore.experiments import llama2
+from axcore.modifiers import RematModifier
+from axcore.plugins import Hardware, MeshRule
+from axcore.trainer import resolve
 
-TARGETS = ("tpu-v5p-512", "tpu-v5p-2048", "tpu-v5p-8192")
+
+@attrs.frozen(kw_only=True)
+class Series:
+    """A model on more and more slices.
+
+    Args:
+        name: Of the model.
+        chip: What it runs on.
+        rows: Rows of a chip.
+        dim: Width.
+        heads: Of 128 columns each.
+        hidden_dim: Of the feed-forward.
+        layers: How many.
+        seq_len: Tokens of a row.
+        mesh: Of a slice.
+        slice_size: As the target's name counts it.
+        slices: How many slices are compiled for.
+        published_mfu: By slices.
+    """
+
+    name: str
+    chip: str
+    rows: int
+    dim: int
+    heads: int
+    hidden_dim: int
+    layers: int
+    seq_len: int = 2048
+    mesh: Mapping[str, int] = {"fsdp": -1}
+    slice_size: int = 256
+    slices: tuple[int, ...] = (1, 32)
+    published_mfu: Mapping[int, float] = {}
+
+    def target(self, slices: int) -> str:
+        """Returns the name of several slices."""
+        return f"tpu-{self.chip}-{slices}x{self.slice_size}"
+
+    def config(self, chips: int) -> Any:
+        """Returns the trainer's config."""
+        layer = "model.decoder.stack.layer"
+        rule = MeshRule(match="tpu-*", mesh=self.mesh, modifiers=(RematModifier(),))
+        return update_config(
+            llama2.llama2_7b(),
+            {
+                "model.vocab_size": 32_000,
+                "model.dim": self.dim,
+                "model.decoder.stack.num_layers": self.layers,
+                f"{layer}.attention.num_heads": self.heads,
+                f"{layer}.attention.head_dim": 128,
+                f"{layer}.feed_forward.hidden_dim": self.hidden_dim,
+                "data.seq_len": self.seq_len,
+                "data.batch_size": self.rows * chips,
+                "mesh_rules": (rule,),
+                "kernel_choice": "fastest",
+            },
+        )
 
 
-def measured(experiment: str, target: str, rows: int) -> dict[str, Any]:
-    """Returns the figures of one slice."""
-    hardware = Hardware.parse(target)
-    overrides = ("kernel_choice=fastest", f"data.batch_size={rows * hardware.chips}")
-    report = compile_resolved(load_resolved(experiment, overrides, hardware=hardware), experiment)
-    assert report.memory is not None, report.refusal
-    time = report.time
+PUBLISHED = (1, 2, 4, 8, 16, 32)
+
+
+def published(*percent: float) -> dict[int, float]:
+    return {slices: one / 100 for slices, one in zip(PUBLISHED, percent, strict=True)}
+
+
+ALL_SERIES = (
+    Series(
+        name="16B",
+        chip="v5e",
+        rows=6,
+        dim=4096,
+        heads=64,
+        hidden_dim=28_672,
+        layers=32,
+        slices=(1, 2, 32),
+        published_mfu=published(61.10, 59.37, 59.14, 58.27, 56.56, 54.65),
+    ),
+    Series(
+        name="32B",
+        chip="v5e",
+        rows=4,
+        dim=8192,
+        heads=64,
+        hidden_dim=28_672,
+        layers=32,
+        published_mfu=published(66.86, 64.81, 64.10, 63.67, 62.26, 60.40),
+    ),
+    Series(
+        name="64B",
+        chip="v5e",
+        rows=2,
+        dim=8192,
+        heads=64,
+        hidden_dim=28_672,
+        layers=64,
+        published_mfu=published(59.90, 56.66, 55.85, 54.96, 53.29, 50.18),
+    ),
+    Series(
+        name="128B",
+        chip="v5e",
+        rows=1,
+        dim=8192,
+        heads=128,
+        hidden_dim=57_344,
+        layers=64,
+        mesh={"fsdp": 16, "model": 16},
+        published_mfu=published(56.06, 55.82, 54.93, 52.93, 50.86, 46.25),
+    ),
+    Series(
+        name="16B",
+        chip="v6e",
+        rows=6,
+        dim=4096,
+        heads=64,
+        hidden_dim=28_672,
+        layers=32,
+        slices=(1, 128),
+    ),
+)
+
+
+def measured(series: Series, slices: int) -> dict[str, Any]:
+    """Returns the figures of a step on a number of slices."""
+    hardware = Hardware.parse(series.target(slices))
+    resolved = resolve(series.config(hardware.chips), hardware)
+    report = compile_resolved(resolved, f"{series.name} on {series.chip}")
+    memory, time = report.memory, report.time
+    assert memory is not None, report.refusal
     assert time is not None
-    assert time.step_s is not None, "part of the step has no time"
-    assert time.collectives_s is not None, "a collective has no time"
-    assert time.mfu is not None, "the model FLOPs are not known"
     return {
         "chips": report.chips,
         "mesh": report.mesh,
-        "batch": report.batch,
-        "needs_gib": round(report.memory.peak_bytes / 2**30, 2),
-        "predicted_step_s": round(time.step_s, 4),
-        "waits_s": round(time.collectives_s, 4),
-        "predicted_mfu": round(time.mfu, 4),
+        "rows_a_chip": series.rows,
+        "needs_gib": round(memory.peak_bytes / 2**30, 2),
+        "capacity_gib": round((memory.capacity_bytes or 0) / 2**30, 2),
+        "predicted_step_s": time.step_s,
+        "waits_s": time.collectives_s,
+        "predicted_mfu": time.mfu,
+        "published_mfu": series.published_mfu.get(slices),
         "compile_s": round(report.compile_s, 1),
     }
 
 
+def recorded() -> dict[str, Any]:
+    """Returns what was measured before."""
+    path = RESULTS / "scaling.json"
+    figures: dict[str, Any] = json.loads(path.read_text())["figures"] if path.exists() else {}
+    return figures
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--experiment", default="llama2-7b")
-    parser.add_argument("--target", action="append", help="slices, the smallest first")
-    parser.add_argument("--rows", type=int, default=4, help="rows of a chip")
+    parser.add_argument("--only", default="", help="series whose names hold this")
+    parser.add_argument("--slices", type=int, action="append", help="how many; all by default")
     given = parser.parse_args()
-    slices: dict[str, Any] = {}
-    smallest_s = None
-    print(f"{'target':14} {'chips':>6} {'step':>8} {'waits':>8} {'MFU':>7} {'efficiency':>11}")
-    for target in given.target or TARGETS:
-        one = slices[target] = measured(given.experiment, target, given.rows)
-        smallest_s = smallest_s or one["predicted_step_s"]
-        one["efficiency"] = round(smallest_s / one["predicted_step_s"], 4)
-        print(
-            f"{target:14} {one['chips']:6} {one['predicted_step_s']:8.3f} {one['waits_s']:8.3f} "
-            f"{one['predicted_mfu']:7.1%} {one['efficiency']:11.1%}",
-            flush=True,
-        )
-        figures = {"experiment": given.experiment, "rows_a_chip": given.rows, "slices": slices}
-        record("scaling", figures)
+    for series in ALL_SERIES:
+        name = f"{series.name} on {series.chip}"
+        for slices in series.slices if given.only in name else ():
+            if given.slices and slices not in given.slices:
+                continue
+            figures = recorded()
+            one = measured(series, slices)
+            of_series = figures.setdefault(name, {})
+            of_series[str(slices)] = one
+            figures[name] = dict(sorted(of_series.items(), key=lambda item: int(item[0])))
+            print(f"{name:12} {series.target(slices):18} {one}", flush=True)
+            record("scaling", figures)
+    write_page(recorded())
 
 
 if __name__ == "__main__":

@@ -1,14 +1,16 @@
 """`tiny`'s train step against the same model in what users would pick instead.
 
-    python benchmarks/tiny_peers.py --torch-python VENV/bin/python --peers-python VENV/bin/python
+    python benchmarks/tiny_peers.py --torch-python VENV/bin/python --peers-python VENV/bin/python \
+        --levanter-python VENV/bin/python
 
 One model in all: sizes, batch, AdamW, clipping, float32, as many threads as there are cores. In the
 style of nanoGPT by PyTorch, eager and by `torch.compile`; in Flax NNX and in Equinox, whose steps
-are jitted as their documentation has them; and `tiny` by axcore. Every rival is a process of its
-own that waits for its turn; rounds are interleaved, and a ratio is the median over rounds of
-axcore's time by the rival's. The first step is timed from the start of the process, one process
-after the other, with no compiled program at hand. A rival without its Python is left out:
-`pip install torch numpy`, `pip install jax optax flax equinox`.
+are jitted as their documentation has them; Levanter's Llama; and `tiny` by axcore. Every rival is a
+process of its own that waits for its turn; rounds are interleaved, and a ratio is the median over
+rounds of axcore's time by the rival's. The first step is timed from the start of the process, one
+process after the other, with no compiled program at hand. A rival without its Python is left out:
+`pip install torch numpy`, `pip install jax optax flax equinox`, and for Levanter
+`uv pip install --prerelease allow levanter gitpython chex`.
 """
 
 import argparse
@@ -101,7 +103,9 @@ class Rival:
         }
 
 
-def rivals(torch: Path | None, peers: Path | None) -> dict[str, tuple[Path, ...]]:
+def rivals(
+    torch: Path | None, peers: Path | None, levanter: Path | None
+) -> dict[str, tuple[Path, ...]]:
     """Returns the Python and the command of each."""
     found: dict[str, Any] = {"axcore": (Path(sys.executable), "_tiny_axcore.py")}
     if torch is not None:
@@ -110,6 +114,8 @@ def rivals(torch: Path | None, peers: Path | None) -> dict[str, tuple[Path, ...]
     if peers is not None:
         found["flax_nnx"] = (peers, "_tiny_flax.py")
         found["equinox"] = (peers, "_tiny_equinox.py")
+    if levanter is not None:
+        found["levanter"] = (levanter, "_tiny_levanter.py")
     return found
 
 
@@ -117,13 +123,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--torch-python", type=Path, help="the Python of an environment of PyTorch")
     parser.add_argument("--peers-python", type=Path, help="that of Flax and Equinox")
+    parser.add_argument("--levanter-python", type=Path, help="that of Levanter")
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--steps", type=int, default=10, help="steps of each in a round")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         started = {
             name: Rival(*command, folder=folder)  # type: ignore[arg-type]
-            for name, command in rivals(given.torch_python, given.peers_python).items()
+            for name, command in rivals(
+                given.torch_python, given.peers_python, given.levanter_python
+            ).items()
         }
         names = list(started)
         for turn in range(given.rounds):

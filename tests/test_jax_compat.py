@@ -219,3 +219,9 @@ def test_a_program_that_is_dumped_and_loaded_gives_the_same_tree(tmp_path):
 def test_a_program_that_calls_functions_of_its_process_is_not_dumped(call):
     compiled = jax.jit(call).lower(jnp.ones(())).compile()
     assert _jax_compat.dump_program(compiled, ()) is None
+
+
+def test_a_grid_of_devices_has_each_of_them_once():
+    grid = _jax_compat.device_grid((2, 4), jax.devices()[:8])
+    assert grid.shape == (2, 4)
+    assert set(grid.flat) == set(jax.devices()[:8])

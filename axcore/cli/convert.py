@@ -22,6 +22,7 @@ _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 )
 @click.option("--max-shard-size", default="5GB", show_default=True, help="Of a file of weights.")
 @click.option("--step", type=int, help="Checkpoint to export; by default the newest.")
+@click.option("--merged", is_flag=True, help="Add adapters to the weights that they correct.")
 @options.trust_code
 def convert(
     source: str,
@@ -29,9 +30,13 @@ def convert(
     dtype: str | None,
     max_shard_size: str,
     step: int | None,
+    merged: bool,
     trust_code: bool,
 ) -> None:
-    """Convert hf:FOLDER, a published model, to a run directory; or a run directory to hf:FOLDER."""
+    """Convert hf:FOLDER, a published model, to a run directory; or a run directory to hf:FOLDER.
+
+    Of a run that trains adapters, these are written, in the format of PEFT.
+    """
     from axcore.runs import export_run, import_run, load_run
 
     kept: dict[str, object] = {"dtype": dtype}
@@ -45,10 +50,10 @@ def convert(
         run = import_run(read, written, **kept)  # type: ignore[arg-type]
         click.echo(f"{run.directory} holds the model of {read}; axcore generate {written}")
         return
-    kept["max_shard_bytes"] = _num_bytes(max_shard_size)
+    kept |= {"max_shard_bytes": _num_bytes(max_shard_size), "merged": merged}
     run = load_run(read, step=step, trust_code=trust_code)
-    family = export_run(run, written, **kept)  # type: ignore[arg-type]
-    click.echo(f"{written} holds step {run.step} of {read} as a model of type {family}")
+    what = export_run(run, written, **kept)  # type: ignore[arg-type]
+    click.echo(f"{written} holds step {run.step} of {read} as {what}")
 
 
 def _num_bytes(text: str) -> int:

@@ -1,20 +1,29 @@
 """Data: text from files, as tokens, packed into batches whose order and position are exact."""
 
+from axcore.data.arrow_files import ArrowFiles
 from axcore.data.batches import DataShard, Rows, batches, train_order, validation_order
 from axcore.data.chat_template import ChatTemplate, Message
 from axcore.data.data import Data, DataSummary
 from axcore.data.data_loader import DataLoader
 from axcore.data.document import Document, Source
-from axcore.data.hugging_face_tokenizer import HuggingFaceTokenizer, ends_in, tokenizer_in
+from axcore.data.file_source import BadRecord, FileSource, FileSpan
+from axcore.data.files import NamedFile
+from axcore.data.hugging_face_tokenizer import HuggingFaceTokenizer, published_end_ids, tokenizer_in
 from axcore.data.json_lines import JsonLines
 from axcore.data.loading import TrainBatches, ValidationBatches
+from axcore.data.mixture import Mixture, NewWeights
 from axcore.data.packing import Batch
 from axcore.data.sentence_piece_tokenizer import SentencePieceTokenizer
 from axcore.data.standard_library import StandardLibrary
+from axcore.data.store import build_store, open_store
+from axcore.data.stored_source import StoredSource
 from axcore.data.text_files import TextFiles
+from axcore.data.token_files import MegatronFiles, TokenFiles
 from axcore.data.tokenizer import ByteTokenizer, Tokenizer
 
 __all__ = [
+    "ArrowFiles",
+    "BadRecord",
     "Batch",
     "ByteTokenizer",
     "ChatTemplate",
@@ -23,19 +32,29 @@ __all__ = [
     "DataShard",
     "DataSummary",
     "Document",
+    "FileSource",
+    "FileSpan",
     "HuggingFaceTokenizer",
     "JsonLines",
+    "MegatronFiles",
     "Message",
+    "Mixture",
+    "NamedFile",
+    "NewWeights",
     "Rows",
     "SentencePieceTokenizer",
     "Source",
     "StandardLibrary",
+    "StoredSource",
     "TextFiles",
+    "TokenFiles",
     "Tokenizer",
     "TrainBatches",
     "ValidationBatches",
     "batches",
-    "ends_in",
+    "build_store",
+    "open_store",
+    "published_end_ids",
     "tokenizer_in",
     "train_order",
     "validation_order",

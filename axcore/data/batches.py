@@ -73,13 +73,13 @@ class Rows(Protocol):
         """Returns the rows of those numbers, as arrays; PADDING_ROW is one that weighs nothing."""
 
 
-def train_order(num_rows: int, *, seed: int, shuffle: bool) -> Order:
+def train_order(num_rows: int, *, seed: int | str, shuffle: bool) -> Order:
     """Returns the endless order of training rows.
 
     Args:
         num_rows: Rows of one epoch.
-        seed: Any integer. It is hashed first, because grain adds the epoch to it: seed 1 would
-            otherwise begin with the second epoch of seed 0.
+        seed: Any integer or text. It is hashed first, because grain adds the epoch to it: seed 1
+            would otherwise begin with the second epoch of seed 0.
         shuffle: Whether each epoch is shuffled, each differently.
     """
     import grain

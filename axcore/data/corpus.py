@@ -1,13 +1,14 @@
 """A source read, tokenized and split: what packing starts from."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import attrs
+import numpy as np
 from numpy.typing import NDArray
 
 from axcore.data.document import Document, Source
-from axcore.data.packing import TokenStore
+from axcore.data.packing import TokenReader, TokenStore
 from axcore.data.split import is_validation
 from axcore.data.tokenizer import Tokenizer
 from axcore.errors import DataError
@@ -20,12 +21,12 @@ _CHARACTERS_A_GROUP = 1 << 20
 class Corpus:
     """The documents to train on and those held out, as tokens."""
 
-    train: TokenStore
-    validation: TokenStore
+    train: TokenReader
+    validation: TokenReader
 
 
 def read_corpus(source: Source, tokenizer: Tokenizer, validation_fraction: float) -> Corpus:
-    """Reads every document of a source once; holds tokens, but never all of the text.
+    """Reads every document of a source once, into memory; holds tokens, but never all of the text.
 
     Raises:
         DataError: There is no document to train on; or none is held out though a fraction is
@@ -34,20 +35,15 @@ def read_corpus(source: Source, tokenizer: Tokenizer, validation_fraction: float
     train: list[NDArray[Any]] = []
     validation: list[NDArray[Any]] = []
     has_text = False
-    for group in _groups(_documents(source)):
-        has_text = has_text or any(document.text for document in group)
-        encoded = tokenizer.encode_documents([document.text for document in group])
+    for group in groups(_documents(source)):
+        has_text = has_text or any(map(len, group))
+        encoded = encode_documents(group, tokenizer)
         for document, tokens in zip(group, encoded, strict=True):
             (validation if is_validation(document.name, validation_fraction) else train).append(
                 tokens
             )
     corpus = Corpus(TokenStore.of(train), TokenStore.of(validation))
-    if not has_text:
-        raise DataError(
-            f"There is no text to train on: no document of {source.describe()} has any.",
-            hint="Point the source at text.",
-        )
-    _check(corpus, source, validation_fraction)
+    check_corpus(corpus, source, validation_fraction, has_text=has_text)
     return corpus
 
 
@@ -58,13 +54,13 @@ def _documents(source: Source) -> Iterator[Document]:
         yield document
 
 
-def _groups(documents: Iterable[Document]) -> Iterator[list[Document]]:
+def groups(documents: Iterable[Document]) -> Iterator[list[Document]]:
     """Yields runs of documents of about a megabyte: tokenizers are faster on many at a time."""
     group: list[Document] = []
     size = 0
     for document in documents:
         group.append(document)
-        size += len(document.text)
+        size += len(document)
         if size >= _CHARACTERS_A_GROUP:
             yield group
             group, size = [], 0
@@ -72,7 +68,44 @@ def _groups(documents: Iterable[Document]) -> Iterator[list[Document]]:
         yield group
 
 
-def _check(corpus: Corpus, source: Source, validation_fraction: float) -> None:
+def encode_documents(group: Sequence[Document], tokenizer: Tokenizer) -> list[NDArray[Any]]:
+    """Returns the tokens of documents, of the narrowest width that holds the vocabulary.
+
+    Raises:
+        DataError: A document that has tokens has one that is not the tokenizer's.
+    """
+    if all(document.tokens is None for document in group):
+        return tokenizer.encode_documents([document.text for document in group])
+    return [_checked(document, tokenizer) for document in group]
+
+
+def _checked(document: Document, tokenizer: Tokenizer) -> NDArray[Any]:
+    tokens = document.tokens
+    if tokens is None:
+        return tokenizer.encode_documents([document.text])[0]
+    if len(tokens) and not 0 <= tokens.min() <= tokens.max() < tokenizer.vocab_size:
+        raise DataError(
+            f"{document.name} has the tokens {tokens.min()} to {tokens.max()}; the tokenizer's are "
+            f"0 to {tokenizer.vocab_size - 1}.",
+            where=document.name,
+            hint="Set data.tokenizer to the one that made the file, and the source's dtype.",
+        )
+    return tokens.astype(np.min_scalar_type(tokenizer.vocab_size - 1))
+
+
+def check_corpus(
+    corpus: Corpus, source: Source, validation_fraction: float, *, has_text: bool = True
+) -> None:
+    """Checks that there is something to train on, and that documents are held out if any should be.
+
+    Raises:
+        DataError: There is not, or they are not.
+    """
+    if not has_text:
+        raise DataError(
+            f"There is no text to train on: no document of {source.describe()} has any.",
+            hint="Point the source at text.",
+        )
     num_train, num_validation = corpus.train.num_documents, corpus.validation.num_documents
     if num_train == 0:
         raise DataError(

@@ -1,17 +1,21 @@
 """`Data`: a source, a tokenizer and a batch shape, as batches to train on and to evaluate on."""
 
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, Self
 
 import attrs
 
 from axcore.config import REQUIRED, Fraction, PositiveInt, config, evolve
-from axcore.data.batches import DataShard, batches, train_order, validation_order
-from axcore.data.corpus import Corpus, read_corpus
+from axcore.data.batches import DataShard, Order, Rows, batches, train_order, validation_order
+from axcore.data.corpora import cache_folder, open_corpus
+from axcore.data.corpus import Corpus
 from axcore.data.data_loader import DataLoader
 from axcore.data.document import Source
 from axcore.data.loading import TrainBatches, ValidationBatches
-from axcore.data.packing import PackedRows, TokenStore
+from axcore.data.mixture import JoinedRows, Mixture
+from axcore.data.packing import PackedRows, TokenReader
+from axcore.data.row_layout import Packing, row_layout
 from axcore.data.standard_library import StandardLibrary
 from axcore.data.tokenizer import ByteTokenizer, Tokenizer
 from axcore.module import ArraySpec, BatchSpec
@@ -69,6 +73,9 @@ class Data(DataLoader):
             batch_size: Rows of the global batch, over all processes.
             seed: Decides the order of training rows.
             shuffle: Whether training rows are shuffled, in another order each epoch.
+            packing: How documents share rows: `concatenate` cuts them wherever a row ends, and
+                fills every row; `best_fit` cuts only those that are longer than a row;
+                `one_document` puts each into rows of its own.
             masks_documents: Whether attention is kept within documents; if not, each row is read as
                 one, and batches have no `segment_ids`.
             validation_fraction: Share of the documents that is never trained on, in [0, 1).
@@ -81,6 +88,7 @@ class Data(DataLoader):
         batch_size: PositiveInt = REQUIRED
         seed: int = 0
         shuffle: bool = True
+        packing: Packing = "concatenate"
         masks_documents: bool = True
         validation_fraction: Fraction = 0.05
         validation_batches: PositiveInt | None = None
@@ -131,9 +139,8 @@ class Data(DataLoader):
         """
         cfg = self.config
         shard = DataShard(cfg.batch_size, process_index, process_count)
-        rows = self._rows(self._corpus.train)
-        order = train_order(len(rows), seed=cfg.seed, shuffle=cfg.shuffle)
-        return TrainBatches(batches(rows, order, shard), self._identity)
+        rows = [self._rows(corpus.train) for corpus in self._corpora.values()]
+        return TrainBatches(batches(_joined(rows), self._order(rows), shard), self._identity)
 
     def validation(self, *, process_index: int = 0, process_count: int = 1) -> ValidationBatches:
         """Returns the validation batches, with as many for every process.
@@ -146,7 +153,7 @@ class Data(DataLoader):
         """
         cfg = self.config
         shard = DataShard(cfg.batch_size, process_index, process_count)
-        rows = self._rows(self._corpus.validation)
+        rows = _joined([self._rows(corpus.validation) for corpus in self._corpora.values()])
         order = validation_order(
             len(rows), batch_size=cfg.batch_size, max_batches=cfg.validation_batches
         )
@@ -158,19 +165,48 @@ class Data(DataLoader):
         Raises:
             DataError: The source cannot be read, or holds nothing to train on.
         """
-        train, validation = self._corpus.train, self._corpus.validation
+        train = [corpus.train for corpus in self._corpora.values()]
+        validation = [corpus.validation for corpus in self._corpora.values()]
         return DataSummary(
             source=self.source.describe(),
-            train_documents=train.num_documents,
-            train_tokens=train.num_tokens,
-            validation_documents=validation.num_documents,
-            validation_tokens=validation.num_tokens,
-            batches_per_epoch=len(self._rows(train)) / self.config.batch_size,
+            train_documents=sum(one.num_documents for one in train),
+            train_tokens=sum(one.num_tokens for one in train),
+            validation_documents=sum(one.num_documents for one in validation),
+            validation_tokens=sum(one.num_tokens for one in validation),
+            batches_per_epoch=sum(len(self._rows(one)) for one in train) / self.config.batch_size,
         )
 
     @cached_property
-    def _corpus(self) -> Corpus:
-        return read_corpus(self.source, self.tokenizer, self.config.validation_fraction)
+    def _corpora(self) -> dict[str, Corpus]:
+        """The tokens of each source of a mixture, or of the one source."""
+        sources = self.source.components if isinstance(self.source, Mixture) else {"": self.source}
+        fraction = self.config.validation_fraction
+        return {
+            name: open_corpus(source, self.tokenizer, fraction) for name, source in sources.items()
+        }
+
+    def _order(self, rows: Sequence[PackedRows]) -> Order:
+        cfg = self.config
+        if not isinstance(self.source, Mixture):
+            return train_order(len(rows[0]), seed=cfg.seed, shuffle=cfg.shuffle)
+        train = [corpus.train for corpus in self._corpora.values()]
+        return self.source.order(
+            rows,
+            [
+                self._rows_a_unit(self.source.config.by, *one)
+                for one in zip(rows, train, strict=True)
+            ],
+            batch_size=cfg.batch_size,
+            seed=cfg.seed,
+            shuffle=cfg.shuffle,
+        )
+
+    def _rows_a_unit(self, by: str, rows: PackedRows, store: TokenReader) -> float:
+        """Returns how many rows a source takes for each of what its share in a mixture is of."""
+        if by == "documents":
+            return len(rows) / store.num_documents
+        # Rows that are full, but for the last one of a source, hold equally many tokens.
+        return 1.0 if self.config.packing == "concatenate" else len(rows) / store.num_tokens
 
     @cached_property
     def _identity(self) -> dict[str, Any]:
@@ -179,13 +215,22 @@ class Data(DataLoader):
         settings = {name: getattr(self.config, name) for name in names}
         if not self.config.masks_documents:
             settings["masks_documents"] = False  # runs from before there was a choice masked them
-        return {"tokens": self._corpus.train.digest, **settings}
+        if self.config.packing != "concatenate":
+            settings["packing"] = self.config.packing
+        digests = {name: corpus.train.digest for name, corpus in self._corpora.items()}
+        if not isinstance(self.source, Mixture):
+            return {"tokens": digests[""], **settings}
+        return {"tokens": digests, "mixture": self.source.identity, **settings}
 
-    def _rows(self, store: TokenStore) -> PackedRows:
+    def _rows(self, store: TokenReader) -> PackedRows:
         cfg = self.config
         return PackedRows(
-            store,
+            row_layout(store, cfg.seq_len, cfg.packing, cache_folder() / "packing"),
             seq_len=cfg.seq_len,
             pad_id=self.tokenizer.pad_id,
             masks_documents=cfg.masks_documents,
         )
+
+
+def _joined(rows: Sequence[PackedRows]) -> Rows:
+    return rows[0] if len(rows) == 1 else JoinedRows(rows)

@@ -2,11 +2,16 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import attrs
+from numpy.typing import NDArray
 
 from axcore.config import Configurable
+
+if TYPE_CHECKING:
+    from axcore.data.corpus import Corpus
+    from axcore.data.tokenizer import Tokenizer
 
 
 @attrs.frozen
@@ -17,10 +22,17 @@ class Document:
         name: What the document is called within its source: a relative path, or `path:line`. It
             decides between training and validation text, so it holds no absolute path.
         text: The whole text.
+        tokens: [N] integers, where the source has tokens and no text; what frames a document is
+            among them.
     """
 
     name: str
     text: str
+    tokens: NDArray[Any] | None = attrs.field(default=None, eq=False, repr=False)
+
+    def __len__(self) -> int:
+        """Returns its characters, or tokens where it has no text."""
+        return len(self.text) if self.tokens is None else len(self.tokens)
 
 
 class Source(Configurable, ABC):
@@ -44,3 +56,11 @@ class Source(Configurable, ABC):
     @abstractmethod
     def describe(self) -> str:
         """Says in a few words where the text comes from."""
+
+    def open_tokens(self, tokenizer: "Tokenizer", validation_fraction: float) -> "Corpus | None":
+        """Returns the tokens of a source that has them already; None where there is only text.
+
+        Raises:
+            DataError: They are not those of this tokenizer, or are split in another way.
+        """
+        return None

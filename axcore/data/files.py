@@ -3,13 +3,11 @@
 import stat
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
 import attrs
 
-from axcore.data.document import Document
 from axcore.errors import DataError
 
 OnBad = Literal["error", "skip"]
@@ -135,29 +133,6 @@ def explain_decoding(error: UnicodeDecodeError, offset: int = 0) -> str:
     return f"byte 0x{byte:02x} at offset {offset + error.start} ({error.reason})"
 
 
-def read_documents(files: Sequence[NamedFile], on_bad: OnBad) -> Iterator[Document]:
-    """Yields one document a file.
-
-    Args:
-        files: What to read, in this order.
-        on_bad: Whether a file that cannot be read as UTF-8 is an error, or is left out and counted
-            in a warning at the end.
-    """
-    skipped: list[DataError] = []
-    for file in files:
-        try:
-            text = read_text(file)
-        except DataError as error:
-            if on_bad == "error":
-                raise
-            skipped.append(error)
-        else:
-            yield Document(file.name, text)
-    warn_skipped(skipped, f"of {len(files)} files")
-
-
-def warn_skipped(skipped: Sequence[DataError], of_what: str) -> None:
+def warn_skipped(num_skipped: int, of_what: str, first: DataError) -> None:
     """Warns how many records a source left out, and why the first of them."""
-    if skipped:
-        message = f"{len(skipped)} {of_what} left out. The first: {skipped[0].what}"
-        warnings.warn(message, stacklevel=2)
+    warnings.warn(f"{num_skipped} {of_what} left out. The first: {first.what}", stacklevel=2)

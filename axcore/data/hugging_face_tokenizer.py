@@ -9,9 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from axcore.config import REQUIRED, PositiveInt, config, evolve
+from axcore.config.json_files import read_json
 from axcore.data.chat_template import ChatTemplate, Message
 from axcore.data.tokenizer import Tokenizer, round_up_vocab
-from axcore.data.tokenizer_settings import TokenizerSettings, read_json, read_settings
+from axcore.data.tokenizer_settings import TokenizerSettings, read_settings
 from axcore.errors import DataError
 
 
@@ -162,17 +163,17 @@ def tokenizer_in(folder: str | Path) -> HuggingFaceTokenizer.Config:
     )
     settings = read_settings(cfg.settings_path)
     tokenizer = _load(cfg.path, settings)
-    ends = tuple(_name_of(number, tokenizer, str(root)) for number in ends_in(root))
+    ends = tuple(_name_of(number, tokenizer, str(root)) for number in published_end_ids(root))
     if "eos_token" in settings.tokens or not ends:
         return evolve(cfg, end_tokens=ends)
     return evolve(cfg, eos_token=ends[0], end_tokens=ends[1:])
 
 
-def ends_in(folder: Path) -> tuple[int, ...]:
+def published_end_ids(folder: Path) -> tuple[int, ...]:
     """Returns the tokens that the model in a folder ends its answers with, as far as it says."""
     for name in ("generation_config.json", "config.json"):
         path = _there(folder / name)
-        found = read_json(path, name).get("eos_token_id") if path else None
+        found = read_json(path, name, error=DataError).get("eos_token_id") if path else None
         if found is not None:
             return tuple(found) if isinstance(found, list) else (found,)
     return ()

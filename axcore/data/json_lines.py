@@ -5,29 +5,27 @@ from collections.abc import Iterator
 
 import attrs
 
-from axcore.config import REQUIRED, config
-from axcore.data.document import Document, Source
-from axcore.data.files import (
-    NamedFile,
-    OnBad,
-    check_is_regular,
-    explain_decoding,
-    list_files,
-    unreadable,
-    warn_skipped,
-)
+from axcore.config import REQUIRED, Fraction, PositiveInt, config
+from axcore.data.compression import is_compressed, open_decompressed
+from axcore.data.document import Document
+from axcore.data.file_source import BadRecord, FileSource, FileSpan
+from axcore.data.files import NamedFile, OnBad, explain_decoding, list_files
+from axcore.data.line_spans import line_spans
+from axcore.data.text_files import bad_fraction
 from axcore.errors import DataError
 
+_MIB = 1 << 20
 
-class JsonLines(Source):
+
+class JsonLines(FileSource):
     """The lines of the files of a folder that match a glob; empty lines are no documents.
 
     A document's name is `file:line`, so that lines added at the end of a file leave the split of
-    the others as it was.
+    the others as it was. Files that end in `.gz` or `.zst` are decompressed as they are read.
     """
 
     @config
-    class Config(Source.Config):
+    class Config(FileSource.Config):
         """Which files, and which field.
 
         Attributes:
@@ -36,58 +34,72 @@ class JsonLines(Source):
             field: The field of each line's object that holds the text.
             on_bad_line: Whether a line that does not parse or lacks the text is an error, or is
                 skipped and counted in a warning.
+            max_bad_fraction: The share of the lines that may be skipped; None for any share.
+            max_line_mib: A line of more is bad; no more of it is held in memory.
         """
 
         folder: str = REQUIRED
         glob: str = "**/*.jsonl"
         field: str = "text"
         on_bad_line: OnBad = "error"
+        max_bad_fraction: Fraction | None = None
+        max_line_mib: PositiveInt = 64
 
     folder_fields = ("folder",)
+    unit = "lines"
 
-    def documents(self) -> Iterator[Document]:
-        """Yields a document for each line of each file."""
-        skipped: list[DataError] = []
-        num_lines = 0
-        for file in list_files(self.config.folder, self.config.glob):
-            for line in _read_lines(file):
-                num_lines += 1
-                try:
-                    text = line.text_of(self.config.field)
-                except DataError as error:
-                    if self.config.on_bad_line == "error":
-                        raise
-                    skipped.append(error)
-                else:
-                    yield Document(f"{file.name}:{line.number}", text)
-        warn_skipped(skipped, f"of {num_lines} lines")
+    def files(self) -> list[NamedFile]:
+        """Returns the files of the folder, by name."""
+        return list_files(self.config.folder, self.config.glob)
+
+    def spans(self, file: NamedFile, size: int, target: int) -> Iterator[FileSpan]:
+        """Yields runs of lines; a compressed file is one."""
+        return iter([FileSpan(file)]) if is_compressed(file) else line_spans(file, size, target)
+
+    def records(self, span: FileSpan) -> Iterator[Document | BadRecord]:
+        """Yields a document for each line."""
+        for line in _read_lines(span, self.config.max_line_mib * _MIB):
+            try:
+                text = line.text_of(self.config.field)
+            except DataError as error:
+                yield BadRecord(line.file.name, line.offset, error)
+            else:
+                yield Document(f"{line.file.name}:{line.number}", text)
+
+    @property
+    def max_bad_fraction(self) -> float:
+        """The share of the lines that may be skipped."""
+        return bad_fraction(self.config.on_bad_line, self.config.max_bad_fraction)
 
     def describe(self) -> str:
         """Names the folder, the glob and the field."""
         return f"JSON lines {self.config.folder}/{self.config.glob}, field {self.config.field!r}"
 
 
-def _read_lines(file: NamedFile) -> Iterator["_Line"]:
-    try:
-        check_is_regular(file)
-        with file.path.open("rb") as stream:
-            offset = 0
-            for number, raw in enumerate(stream, start=1):
-                if not raw.isspace():
-                    yield _Line(file, number, offset, raw)
-                offset += len(raw)
-    except OSError as error:
-        raise unreadable(file, error) from error
+def _read_lines(span: FileSpan, limit: int) -> Iterator["_Line"]:
+    """Yields the lines of a span that are not empty, of each at most `limit` bytes and one."""
+    offset, number = span.begin, span.first_record + 1
+    with open_decompressed(span.file) as stream:
+        if span.begin:
+            stream.seek(span.begin)
+        while (span.end is None or offset < span.end) and (raw := stream.readline(limit + 1)):
+            is_whole = len(raw) <= limit or raw.endswith(b"\n")
+            if not raw.isspace() or not is_whole:
+                yield _Line(span.file, number, offset, raw, is_whole)
+            offset, number = offset + len(raw), number + 1
+            while not is_whole and (rest := stream.readline(limit + 1)):
+                offset, is_whole = offset + len(rest), rest.endswith(b"\n")
 
 
 @attrs.frozen
 class _Line:
-    """A line of a file: its number from 1, and the offset of its first byte."""
+    """A line of a file, or its beginning: its number from 1, the offset of its first byte."""
 
     file: NamedFile
     number: int
     offset: int
     raw: bytes
+    is_whole: bool = True
 
     def text_of(self, field: str) -> str:
         """Returns the text in `field`.
@@ -95,6 +107,11 @@ class _Line:
         Raises:
             DataError: Naming the file and the line, and what is wrong with it.
         """
+        if not self.is_whole:
+            raise self._error(
+                f"is longer than {len(self.raw) // _MIB} MiB",
+                hint="Remove the line, raise the source's max_line_mib, or set on_bad_line='skip'.",
+            )
         record = self._record()
         if not isinstance(record, dict):
             raise self._error(f"holds {_kind(record)}, not an object")

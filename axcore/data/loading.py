@@ -51,9 +51,9 @@ class TrainBatches(Iterator[Batch]):
 
     def _check_identity(self, saved: dict[str, Any]) -> None:
         changed = [
-            f"{name} was {saved.get(name)!r}, is {value!r}"
-            for name, value in self._identity.items()
-            if saved.get(name) != value
+            f"{name} was {saved.get(name)!r}, is {self._identity.get(name)!r}"
+            for name in {**self._identity, **saved}
+            if saved.get(name) != self._identity.get(name)
         ]
         if changed:
             raise DataError(

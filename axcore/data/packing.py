@@ -1,16 +1,17 @@
 """Documents packed into rows of equal length, each row computed from its number alone.
 
-Documents of n tokens give n - 1 pairs of (token, next token). The pairs of all documents, one
-after another, are cut every `seq_len` pairs; only the last row is padded. A long document continues
-in the next row, where its piece counts as a segment of its own, because attention does not reach
-back over the edge of a row.
+Documents of n tokens give n - 1 pairs of (token, next token). By default the pairs of all
+documents, one after another, are cut every `seq_len` pairs; only the last row is padded. A long
+document continues in the next row, where its piece counts as a segment of its own, because
+attention does not reach back over the edge of a row. `axcore.data.row_layout` has other layouts.
 
 Shape letters: D documents, N tokens of all documents, B rows, T pairs a row.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from hashlib import blake2b
-from typing import Any
+from typing import Any, Protocol
 
 import attrs
 import numpy as np
@@ -22,8 +23,108 @@ PADDING_ROW = -1
 
 
 @attrs.frozen(eq=False)
+class Pairs:
+    """Consecutive pairs, as the tokens that hold them and the documents that they fall on.
+
+    Attributes:
+        tokens: [n + d] tokens of n pairs of d documents: of each document one more than its pairs.
+        counts: [d] pairs of each document, in order.
+    """
+
+    tokens: NDArray[Any]
+    counts: NDArray[np.int64]
+
+    @classmethod
+    def joined(cls, pieces: Sequence["Pairs"]) -> "Pairs":
+        """Returns pieces one after another."""
+        if len(pieces) == 1:
+            return pieces[0]
+        return cls(
+            np.concatenate([piece.tokens for piece in pieces]),
+            np.concatenate([piece.counts for piece in pieces]),
+        )
+
+
+class TokenReader(Protocol):
+    """All documents of a split, wherever they lie."""
+
+    @property
+    def num_documents(self) -> int:
+        """D."""
+
+    @property
+    def num_tokens(self) -> int:
+        """N."""
+
+    @property
+    def digest(self) -> str:
+        """A short hash of every token and every boundary."""
+
+    def read(self, begin: int, end: int) -> Pairs:
+        """Returns the pairs from number `begin` to before `end`, at least one."""
+
+    def lengths(self) -> Iterator[NDArray[np.int64]]:
+        """Yields the tokens of each document, in order, many at a time."""
+
+
+class RowLayout(Protocol):
+    """Which pairs are in which row."""
+
+    def __len__(self) -> int: ...
+
+    def pairs(self, row: int, /) -> Pairs:
+        """Returns the pairs of a row, at most as many as a row takes."""
+
+
+@attrs.frozen(eq=False)
+class Concatenated:
+    """Documents one after another, cut every `seq_len` pairs.
+
+    Attributes:
+        store: The documents.
+        seq_len: Pairs of a row.
+    """
+
+    store: TokenReader
+    seq_len: int
+
+    @property
+    def num_pairs(self) -> int:
+        """Of all documents."""
+        return self.store.num_tokens - self.store.num_documents
+
+    def __len__(self) -> int:
+        return -(-self.num_pairs // self.seq_len)
+
+    def pairs(self, row: int, /) -> Pairs:
+        """Returns the pairs of a row."""
+        begin = row * self.seq_len
+        return self.store.read(begin, min(begin + self.seq_len, self.num_pairs))
+
+
+def read_pairs(
+    tokens_N: NDArray[Any], first_pair: NDArray[np.int64], begin: int, end: int
+) -> Pairs:
+    """Returns the pairs from number `begin` to before `end` of documents that lie end to end.
+
+    Args:
+        tokens_N: Their tokens.
+        first_pair: [D + 1] the number of each document's first pair, then the number of all pairs.
+            Pair p of document i begins at token p + i: every earlier document has one token more
+            than it has pairs.
+        begin: The first pair.
+        end: One after the last pair.
+    """
+    first = int(np.searchsorted(first_pair, begin, side="right")) - 1
+    last = int(np.searchsorted(first_pair, end, side="left"))
+    edges = np.array(first_pair[first : last + 1])
+    edges[0], edges[-1] = begin, end
+    return Pairs(tokens_N[begin + first : end + last], edges[1:] - edges[:-1])
+
+
+@attrs.frozen(eq=False, slots=False)
 class TokenStore:
-    """All documents of a split, end to end.
+    """All documents of a split in memory, end to end.
 
     Attributes:
         tokens: [N] unsigned integers, as narrow as the vocabulary allows.
@@ -64,9 +165,21 @@ class TokenStore:
         digest.update(self.tokens.astype(self.tokens.dtype.newbyteorder("<")).tobytes())
         return digest.hexdigest()
 
+    def read(self, begin: int, end: int) -> Pairs:
+        """Returns the pairs from number `begin` to before `end`."""
+        return read_pairs(self.tokens, self._first_pair, begin, end)
+
+    def lengths(self) -> Iterator[NDArray[np.int64]]:
+        """Yields the tokens of each document, [D]."""
+        yield np.diff(self.starts)
+
+    @cached_property
+    def _first_pair(self) -> NDArray[np.int64]:
+        return self.starts - np.arange(len(self.starts))
+
 
 class PackedRows:
-    """The rows of a store: any of them can be computed at any time.
+    """Rows of pairs as arrays: any of them can be computed at any time.
 
     In one pass over the rows, every document's first token and then all its targets, in order, are
     the document: nothing is lost, nothing comes twice.
@@ -82,19 +195,15 @@ class PackedRows:
     """The arrays of a batch, all [B, T]; `segment_ids` only where documents are masked."""
 
     def __init__(
-        self, store: TokenStore, *, seq_len: int, pad_id: int, masks_documents: bool = True
+        self, layout: RowLayout, *, seq_len: int, pad_id: int, masks_documents: bool = True
     ) -> None:
         self.seq_len = seq_len
+        self._layout = layout
         self._masks_documents = masks_documents
         self._pad_id = pad_id
-        self._tokens_N = store.tokens
-        # Pair p of document i begins at token p + i: every earlier document has one token more
-        # than it has pairs.
-        self._first_pair = store.starts - np.arange(len(store.starts))
-        self._num_pairs = int(self._first_pair[-1])
 
     def __len__(self) -> int:
-        return -(-self._num_pairs // self.seq_len)
+        return len(self._layout)
 
     def batch(self, rows: Sequence[int]) -> Batch:
         """Returns the rows of those numbers; PADDING_ROW is one with nothing in it.
@@ -106,26 +215,32 @@ class PackedRows:
             `loss_weights`, [B, T] float32: 1, and 0 for padding. Where documents are not masked,
             a row is one segment: there are no `segment_ids`, and positions count the row.
         """
-        row_B1 = np.asarray(rows, np.int64)[:, None]
-        begin_B1 = row_B1 * self.seq_len
-        pair_BT = begin_B1 + np.arange(self.seq_len)
-        is_real_BT = (row_B1 != PADDING_ROW) & (pair_BT < self._num_pairs)
-        pair_BT = np.where(is_real_BT, pair_BT, 0)
-        document_BT = np.searchsorted(self._first_pair, pair_BT, side="right") - 1
-        token_BT = pair_BT + document_BT
-        segment_BT = document_BT - document_BT[:, :1] + 1
-        segment_begin_BT = np.maximum(self._first_pair[document_BT], begin_B1)
-        if not self._masks_documents:
-            segment_begin_BT = begin_B1
+        batch = self._padding(len(rows))
+        for place, row in enumerate(rows):
+            if row != PADDING_ROW:
+                arrays = {name: array[place] for name, array in batch.items()}
+                self._fill(arrays, self._layout.pairs(int(row)))
+        return batch
 
-        def filled(values_BT: NDArray[Any], padding: int = 0) -> NDArray[np.int32]:
-            return np.where(is_real_BT, values_BT.astype(np.int32), np.int32(padding))
-
-        segments = {"segment_ids": filled(segment_BT)} if self._masks_documents else {}
+    def _padding(self, num_rows: int) -> Batch:
+        names = ("tokens", "targets", "loss_weights", "segment_ids", "positions")
+        fill = {"tokens": self._pad_id, "targets": self._pad_id}
         return {
-            "tokens": filled(self._tokens_N[token_BT], self._pad_id),
-            "targets": filled(self._tokens_N[token_BT + 1], self._pad_id),
-            "loss_weights": is_real_BT.astype(np.float32),
-            **segments,
-            "positions": filled(pair_BT - segment_begin_BT),
+            name: np.full((num_rows, self.seq_len), fill.get(name, 0), self.DTYPES[name])
+            for name in names
+            if self._masks_documents or name != "segment_ids"
         }
+
+    def _fill(self, row: Batch, pairs: Pairs) -> None:
+        """Writes pairs to the beginning of a row's arrays, all [T]."""
+        document_n = np.repeat(np.arange(len(pairs.counts)), pairs.counts)
+        place_n = np.arange(len(document_n))
+        here = slice(len(document_n))
+        row["tokens"][here] = pairs.tokens[place_n + document_n]
+        row["targets"][here] = pairs.tokens[place_n + document_n + 1]
+        row["loss_weights"][here] = 1
+        row["positions"][here] = place_n
+        if self._masks_documents:
+            row["segment_ids"][here] = document_n + 1
+            begin_d = np.cumsum(pairs.counts) - pairs.counts
+            row["positions"][here] -= begin_d[document_n].astype(np.int32)

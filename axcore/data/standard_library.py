@@ -6,8 +6,10 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
-from axcore.data.document import Document, Source
-from axcore.data.files import NamedFile, read_documents
+from axcore.data.document import Document
+from axcore.data.file_source import BadRecord, FileSource, FileSpan
+from axcore.data.files import NamedFile
+from axcore.data.text_files import read_file
 from axcore.errors import DataError
 
 # Other distributions' files, generated files, and tests: distributions of Python leave tests out
@@ -18,16 +20,25 @@ _LEFT_OUT_FOLDERS = frozenset(
 _LEFT_OUT_PREFIX = "_sysconfigdata"
 
 
-class StandardLibrary(Source):
+class StandardLibrary(FileSource):
     """The `.py` files of the standard library, without its tests: about 12 MB, 800 documents.
 
     A document's name is its path within the library, so the split is the same on every machine
     that has the same library.
     """
 
-    def documents(self) -> Iterator[Document]:
-        """Yields a document for each file; one that is not UTF-8 is skipped with a warning."""
-        return read_documents(library_files(sysconfig.get_path("stdlib")), "skip")
+    def files(self) -> list[NamedFile]:
+        """Returns the library's own files, by name."""
+        return library_files(sysconfig.get_path("stdlib"))
+
+    def records(self, span: FileSpan) -> Iterator[Document | BadRecord]:
+        """Yields the document of a file."""
+        yield read_file(span.file)
+
+    @property
+    def max_bad_fraction(self) -> float:
+        """Any share: a file that is not UTF-8 is skipped with a warning."""
+        return 1.0
 
     def describe(self) -> str:
         """Names the version of Python."""

@@ -1,12 +1,11 @@
 """What lies beside a `tokenizer.json`: the names of its tokens, and its chat template."""
 
-import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import attrs
 
+from axcore.config.json_files import read_json
 from axcore.errors import DataError
 
 
@@ -34,7 +33,7 @@ def read_settings(path: str | None) -> TokenizerSettings:
     """
     if path is None:
         return TokenizerSettings()
-    content = read_json(path, "tokenizer_config.json")
+    content = read_json(path, "tokenizer_config.json", error=DataError)
     added = content.get("added_tokens_decoder", {})
     return TokenizerSettings(
         tokens={
@@ -45,28 +44,6 @@ def read_settings(path: str | None) -> TokenizerSettings:
         added={int(number): token for number, token in added.items()},
         chat_template=_template(content.get("chat_template"), path),
     )
-
-
-def read_json(path: str, kind: str) -> dict[str, Any]:
-    """Returns a file's JSON object.
-
-    Raises:
-        DataError: It does not exist, or holds something else.
-    """
-    file = Path(path).expanduser()
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise DataError(
-            f"The {kind} {path!r} cannot be read: {error.strerror}.", where=str(file.absolute())
-        ) from error
-    except ValueError as error:
-        raise DataError(
-            f"The {kind} {path!r} is not JSON: {error}.", where=str(file.absolute())
-        ) from error
-    if not isinstance(content, dict):
-        raise DataError(f"The {kind} {path!r} is no JSON object.", where=str(file.absolute()))
-    return content
 
 
 def _text(token: str | dict[str, Any]) -> str:

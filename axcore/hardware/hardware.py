@@ -41,6 +41,16 @@ OTHER_FRACTIONS = ("memory", "interconnect", "network", *KERNEL_FRACTIONS)
 """What `Hardware.achievable_fraction` may name besides dtypes of `Hardware.peak_flops`."""
 
 
+def _whole_slices(hardware: "Hardware", attribute: Any, value: Any) -> None:
+    positive(hardware, attribute, value)
+    if hardware.chips % value:
+        raise PluginError(
+            f"{hardware.chips} chips are not {value} slices of equal size",
+            where=f"Hardware {hardware.chip}",
+            hint=f"name a multiple of {value} chips",
+        )
+
+
 def _fractions(hardware: "Hardware", attribute: Any, value: Mapping[str, float]) -> None:
     mapping_of(float)(hardware, attribute, value)
     known = (*hardware.peak_flops, *OTHER_FRACTIONS)
@@ -68,15 +78,17 @@ class Hardware:
     Args:
         family: As plugins name it; the first part of `name`.
         generation: The middle part of `name`; empty where a family has none.
-        chips: Chips in all hosts together.
+        chips: Chips in all hosts of all slices together.
+        slices: Groups of hosts, each with an interconnect of its own, that the network joins.
         chips_per_host: Divides `chips`. One host where not given.
+        links_hosts: Whether the interconnect joins all chips of a slice; else those of a host.
         devices_per_chip: How many JAX devices a chip shows.
         units_per_chip: What the number in `name` counts, per chip: 2 where a vendor counts cores.
         memory_bytes: Nominal capacity, where known.
         peak_flops: Dense peak FLOP/s by dtype name; empty where unknown.
         memory_bandwidth: Bytes/s, where known.
         interconnect_bandwidth: Bytes/s that a chip sends to its neighbours, where known.
-        network_bandwidth: Bytes/s that a chip sends to other hosts, where that is another network.
+        network_bandwidth: Bytes/s that a chip sends beyond its interconnect, where known.
         achievable_fraction: Shares of these figures that programs reach, where they were
             measured: of the peak by dtype name, of `memory`, `interconnect` and `network`, and,
             of the peak again, by kernels for `attention`, `attention_backward`, `grouped_matmul`
@@ -90,11 +102,13 @@ class Hardware:
     family: str = attrs.field(validator=a_name)
     generation: str = attrs.field(default="", validator=of_type(str))
     chips: int = attrs.field(default=1, validator=positive)
+    slices: int = attrs.field(default=1, validator=_whole_slices)
     devices_per_chip: int = attrs.field(default=1, validator=positive)
     units_per_chip: int = attrs.field(default=1, validator=positive)
     chips_per_host: int = attrs.field(
         default=attrs.Factory(_one_host, takes_self=True), validator=_whole_hosts
     )
+    links_hosts: bool = attrs.field(default=False, validator=of_type(bool))
     memory_bytes: int | None = attrs.field(default=None, validator=of_type(int, type(None)))
     peak_flops: Mapping[str, float] = attrs.field(
         default=_EMPTY, converter=frozen_mapping, validator=mapping_of(float)
@@ -119,8 +133,10 @@ class Hardware:
 
     @property
     def name(self) -> str:
-        """The target's name: `family-generation-N`, or `family-N`."""
-        number = str(self.chips * self.units_per_chip)
+        """The target's name: `family-generation-N`, or `family-N`; `SxN` for S slices of N."""
+        number = str(self.chips // self.slices * self.units_per_chip)
+        if self.slices > 1:
+            number = f"{self.slices}x{number}"
         return "-".join(part for part in (self.family, self.generation, number) if part)
 
     @property
@@ -139,24 +155,33 @@ class Hardware:
         return self.chips // self.chips_per_host
 
     @property
+    def linked_devices(self) -> int:
+        """JAX devices that one interconnect joins: those of a slice, or of a host."""
+        chips = self.chips // self.slices if self.links_hosts else self.chips_per_host
+        return chips * self.devices_per_chip
+
+    @property
     def is_known(self) -> bool:
         """Whether a plugin describes this generation; False for what `detect` had to guess."""
         return self.generation != UNKNOWN
 
-    def resized(self, chips: int, chips_per_host: int | None = None) -> "Hardware":
-        """Returns the same generation with another number of chips.
+    def resized(
+        self, chips: int, chips_per_host: int | None = None, *, slices: int = 1
+    ) -> "Hardware":
+        """Returns the same generation with another number of chips, in slices of equal size.
 
         Raises:
-            PluginError: `chips` is not a whole number of hosts.
+            PluginError: `chips` is not a whole number of hosts or of slices.
         """
-        per_host = chips_per_host or min(chips, self.chips_per_host)
-        return attrs.evolve(self, chips=chips, chips_per_host=per_host)
+        per_host = chips_per_host or min(chips // slices, self.chips_per_host)
+        return attrs.evolve(self, chips=chips, chips_per_host=per_host, slices=slices)
 
     @classmethod
     def parse(cls, name: str) -> "Hardware":
         """Returns the hardware that a target's name means, as the installed plugins describe it.
 
-        The family may be left out where one family alone has a generation of that name.
+        The family may be left out where one family alone has a generation of that name. `SxN` in
+        the place of the number means S slices of N, as in `acme-x1-4x256`.
 
         >>> Hardware.parse("cpu-8").num_devices
         8

@@ -24,7 +24,8 @@ class MeshRule(Record):
     Args:
         match: Target name with `*`, as "acme-x1-*".
         mesh: Size by mesh axis within a slice; one may be -1 and takes the devices that are left.
-        slices: Number of slices by mesh axis, where the hardware is several slices.
+        slices: Number of slices by mesh axis, where the hardware is several slices; `data` has them
+            where left out.
         modifiers: Configs with a pure `apply(cfg, hardware) -> cfg`, or the text of changes as
             `--modify` accepts it.
 

@@ -35,45 +35,55 @@ class FamilyLookup:
 def parse_target(name: str, families: Sequence[HardwareFamily]) -> Hardware:
     """Returns what `family-generation-N`, `family-N` or `generation-N` means.
 
-    See `Hardware.parse`.
+    `SxN` in the place of N means S slices of N. See `Hardware.parse`.
 
     Args:
         name: The target's name.
         families: Those known.
     """
-    parts = name.split("-")
-    if len(parts) >= 2 and parts[-1].isdecimal() and int(parts[-1]) < 1:
-        raise PluginError(
-            f"target {name!r} counts {parts[-1]}; expected 1 or more",
-            hint=f"{'-'.join(parts[:-1])}-1",
-        )
-    if len(parts) < 2 or not parts[-1].isdecimal():
+    stem, _, number = name.rpartition("-")
+    counts = _counts(number)
+    if not stem or counts is None:
         raise PluginError(
             f"target {name!r} does not end in a number; expected family-generation-N or family-N",
             hint=f"name one as {_examples(families)}",
         )
-    family, host = _family_of(name, "-".join(parts[:-1]), families)
-    units = int(parts[-1])
+    slices, units = counts
+    if slices * units < 1:
+        raise PluginError(f"target {name!r} counts {number}; expected 1 or more", hint=f"{stem}-1")
+    family, host = _family_of(name, stem, families)
     if units % host.units_per_chip:
         raise PluginError(
             f"target {name!r}: the number counts {host.units_per_chip} per chip, "
             f"and {units} is no multiple of that",
             hint=f"name {host.resized(host.chips_per_host).name} for one host",
         )
-    chips = units // host.units_per_chip
+    if slices > 1 and not host.links_hosts:
+        raise PluginError(
+            f"target {name!r}: {host.chip} comes in hosts that a network joins, and not in slices",
+            hint=f"name {stem}-{slices * units}",
+        )
+    chips = slices * units // host.units_per_chip
     try:
-        return host.resized(chips, chips if family.is_one_host else None)
+        return host.resized(chips, chips if family.is_one_host else None, slices=slices)
     except PluginError as error:
         raise PluginError(
             f"target {name!r}: {error.what}", where=error.where, hint=error.hint
         ) from None
 
 
+def _counts(number: str) -> tuple[int, int] | None:
+    """Returns slices and units of each, of `N` or `SxN`; None for anything else."""
+    slices, times, units = number.rpartition("x")
+    counts = (slices if times else "1", units)
+    return (int(counts[0]), int(units)) if all(map(str.isdecimal, counts)) else None
+
+
 def detect_hardware(devices: Sequence[Any], families: Sequence[HardwareFamily]) -> Hardware:
     """Returns the hardware of JAX's devices. See `Hardware.detect`.
 
     Args:
-        devices: Objects with `platform`, `device_kind` and `process_index`.
+        devices: Objects with `platform`, `device_kind`, `process_index`, and maybe `slice_index`.
         families: Those known.
     """
     first = devices[0]
@@ -83,7 +93,8 @@ def detect_hardware(devices: Sequence[Any], families: Sequence[HardwareFamily]) 
     on_first = sum(device.process_index == first.process_index for device in devices)
     per_chip = host.devices_per_chip
     chips, chips_per_host = (max(1, count // per_chip) for count in (len(devices), on_first))
-    return host.resized(chips, chips_per_host)
+    slices = {getattr(device, "slice_index", 0) for device in devices} if host.links_hosts else {0}
+    return host.resized(chips, chips_per_host, slices=len(slices))
 
 
 def _recognised(

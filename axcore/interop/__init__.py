@@ -2,16 +2,20 @@
 
 from axcore.interop.config_map import (
     Choice,
+    Computed,
     ConfigEntry,
     EveryLayer,
     Field,
     Fields,
     Implied,
     Only,
+    Redundant,
     common_value,
 )
+from axcore.interop.corrections import CorrectionFormat, correction_format
 from axcore.interop.decoder_maps import (
     ATTENTION,
+    ATTENTION_BIAS,
     FEED_FORWARD,
     HEAD_DIM,
     KV_HEADS,
@@ -21,8 +25,11 @@ from axcore.interop.decoder_maps import (
     activation,
     model_weights,
     window,
+    without,
 )
 from axcore.interop.family import Family, family_named, family_of
+from axcore.interop.layer_kinds import LayerKinds, LayerTypes, every
+from axcore.interop.peft import to_peft
 from axcore.interop.published import Pretrained, PublishedModel, from_hugging_face, to_hugging_face
 from axcore.interop.rope import RopeFields
 from axcore.interop.transforms import (
@@ -33,8 +40,10 @@ from axcore.interop.transforms import (
     Same,
     Split,
     SplitAxis,
+    StackArrays,
     Transform,
     Transpose,
+    UnstackArrays,
     interleaved,
 )
 from axcore.interop.weight_map import BoundMap, Rule, WeightMap, below, linear, same
@@ -43,6 +52,7 @@ from axcore.interop.writing import DEFAULT_SHARD_BYTES
 
 __all__ = [
     "ATTENTION",
+    "ATTENTION_BIAS",
     "DEFAULT_SHARD_BYTES",
     "FEED_FORWARD",
     "HEAD_DIM",
@@ -53,8 +63,10 @@ __all__ = [
     "BoundMap",
     "Chain",
     "Choice",
+    "Computed",
     "Concatenate",
     "ConfigEntry",
+    "CorrectionFormat",
     "EveryLayer",
     "Family",
     "Field",
@@ -62,22 +74,29 @@ __all__ = [
     "HuggingFace",
     "Implied",
     "JoinAxes",
+    "LayerKinds",
+    "LayerTypes",
     "Only",
     "Permute",
     "Pretrained",
     "PublishedModel",
+    "Redundant",
     "RopeFields",
     "Rule",
     "Same",
     "Split",
     "SplitAxis",
+    "StackArrays",
     "Transform",
     "Transpose",
+    "UnstackArrays",
     "WeightMap",
     "WeightSource",
     "activation",
     "below",
     "common_value",
+    "correction_format",
+    "every",
     "family_named",
     "family_of",
     "from_hugging_face",
@@ -86,5 +105,7 @@ __all__ = [
     "model_weights",
     "same",
     "to_hugging_face",
+    "to_peft",
     "window",
+    "without",
 ]

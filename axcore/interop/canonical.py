@@ -11,8 +11,10 @@ from axcore.config import (
     is_config,
     map_config,
     replace_config,
+    update_config,
 )
 from axcore.errors import ConfigError
+from axcore.interop.layer_order import arranged, layers_of
 from axcore.layers import (
     DotProductAttention,
     Pipeline,
@@ -44,7 +46,7 @@ FILLED = frozenset({"dim", "head_dim", "vocab_size"})
 def canonical(cfg: Any) -> Any:
     """Returns a model's config without what changes no number of its forward pass.
 
-    Fields of `TRAINING_ONLY` have their defaults, and layers are scanned.
+    Fields of `TRAINING_ONLY` have their defaults, and layers are scanned in one order of scans.
 
     Raises:
         ConfigError: It is the config of something else than a language model.
@@ -53,7 +55,8 @@ def canonical(cfg: Any) -> Any:
         raise ConfigError(f"{type(cfg).__qualname__} describes no language model")
     for stack in (Stack, Pipeline):
         cfg = replace_config(cfg, stack, ScannedLayers.Config(), missing_ok=True)
-    return evolve(map_config(cfg, _plain), dim=cfg.dim, vocab_size=cfg.vocab_size)
+    plain = evolve(map_config(cfg, _plain), dim=cfg.dim, vocab_size=cfg.vocab_size)
+    return update_config(plain, {"decoder.stack": arranged(layers_of(plain.decoder.stack))})
 
 
 def uncorrected(cfg: Any) -> Any:

@@ -38,6 +38,7 @@ IRRELEVANT = frozenset(
         "output_router_logits",
         "pad_token_id",
         "pretraining_tp",
+        "quantization_config",
         "return_dict",
         "router_jitter_noise",
         "tokenizer_class",
@@ -46,7 +47,10 @@ IRRELEVANT = frozenset(
         "use_cache",
     }
 )
-"""Fields that change no number of a forward pass, in any family that rotates positions."""
+"""Fields that change no number of a forward pass, in any family that rotates positions.
+
+Quantized weights are dequantized as they are read.
+"""
 
 
 class Fields:
@@ -120,7 +124,15 @@ class Field(ConfigEntry):
     def read(self, cfg: Any, fields: Fields) -> Any:
         """Returns a config with the value at every path."""
         name = self.name if self.name in fields.values or not self.alias else self.alias
-        value = self.to_ours(fields.take(name, self.default))
+        value = fields.take(name, self.default)
+        try:
+            value = self.to_ours(value)
+        except (TypeError, ValueError, KeyError, IndexError):
+            raise ConfigError(
+                f"config.json has {name}={value!r}, which makes no sense",
+                where=name,
+                hint="compare it with the file that was published",
+            ) from None
         return update_config(cfg, dict.fromkeys(self.paths, value))
 
     def write(self, cfg: Any) -> dict[str, Any]:
@@ -135,16 +147,24 @@ class Implied(ConfigEntry):
     Args:
         name: Of the field.
         path: Path or glob of ours.
-        implied: From a config to the value that None means.
+        implied: From a config to the value of ours that None means.
+        to_ours: From their value to ours.
+        to_theirs: Its inverse.
+        default: What the field's absence means, theirs; None for the implied value.
     """
 
     name: str
     path: str
     implied: Callable[[Any], Any]
+    to_ours: Callable[[Any], Any] = attrs.field(default=_as_is, kw_only=True)
+    to_theirs: Callable[[Any], Any] = attrs.field(default=_as_is, kw_only=True)
+    default: Any = attrs.field(default=None, kw_only=True)
 
     def read(self, cfg: Any, fields: Fields) -> Any:
         """Returns a config with the value, or None where it is the implied one."""
-        return self.normal(update_config(cfg, {self.path: fields.take(self.name, None)}))
+        value = fields.take(self.name, self.default)
+        ours = None if value is None else self.to_ours(value)
+        return self.normal(update_config(cfg, {self.path: ours}))
 
     def normal(self, cfg: Any) -> Any:
         """Returns a config that leaves out the implied value."""
@@ -154,7 +174,7 @@ class Implied(ConfigEntry):
     def write(self, cfg: Any) -> dict[str, Any]:
         """Returns the field, always with its value."""
         value = common_value(cfg, self.path)
-        return {self.name: self.implied(cfg) if value is None else value}
+        return {self.name: self.to_theirs(self.implied(cfg) if value is None else value)}
 
 
 @attrs.frozen
@@ -217,6 +237,57 @@ class Only(ConfigEntry):
     def write(self, cfg: Any) -> dict[str, Any]:
         """Returns the field."""
         return {self.name: self.values[0]} if self.is_written else {}
+
+
+@attrs.frozen
+class Redundant(ConfigEntry):
+    """A field that repeats what others say; another value is an error.
+
+    Args:
+        name: Of the field.
+        value: From a config of ours to the value that the field must have.
+        is_written: Whether exports have the field.
+    """
+
+    name: str
+    value: Callable[[Any], Any]
+    is_written: bool = attrs.field(default=True, kw_only=True)
+
+    def read(self, cfg: Any, fields: Fields) -> Any:
+        """Returns the config.
+
+        Raises:
+            ConfigError: The field has another value.
+        """
+        value, wanted = fields.take(self.name, None), self.value(cfg)
+        if value is not None and value != wanted:
+            raise _unsupported(self.name, value, wanted)
+        return cfg
+
+    def write(self, cfg: Any) -> dict[str, Any]:
+        """Returns the field."""
+        return {self.name: self.value(cfg)} if self.is_written else {}
+
+
+@attrs.frozen
+class Computed(ConfigEntry):
+    """A value of ours that follows from others, of which `config.json` has no field.
+
+    Args:
+        path: Path or glob of ours.
+        value: From a config with all that was read before to the value.
+    """
+
+    path: str
+    value: Callable[[Any], Any]
+
+    def read(self, cfg: Any, fields: Fields) -> Any:
+        """Returns a config with the value."""
+        return update_config(cfg, {self.path: self.value(cfg)})
+
+    def write(self, cfg: Any) -> dict[str, Any]:
+        """Returns no field; that the value is as computed is seen when the fields are read."""
+        return {}
 
 
 @attrs.frozen

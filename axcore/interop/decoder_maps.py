@@ -1,5 +1,6 @@
 """Parts of config maps and weight maps that most families of decoders share."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from axcore.interop.config_map import ConfigEntry, Field, Implied, common_value
@@ -7,12 +8,18 @@ from axcore.interop.weight_map import Rule, WeightMap, below, linear, same
 
 ACTIVATIONS = {
     "gelu": "gelu",
+    "gelu_fast": "gelu_tanh",
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
     "relu": "relu",
     "silu": "silu",
 }
 """Ours by theirs, of which the last one is written."""
+
+
+def without(entries: Iterable[ConfigEntry], *names: str) -> tuple[ConfigEntry, ...]:
+    """Returns the entries of a config map but for those of these fields."""
+    return tuple(entry for entry in entries if getattr(entry, "name", "") not in names)
 
 
 def activation(name: str, default: str, path: str = "**.activation") -> Field:
@@ -38,6 +45,11 @@ def window(name: str, default: Any, path: str = "**.core.window") -> Field:
     )
 
 
+ATTENTION_BIAS = Field(
+    "attention_bias",
+    ("**.attention.linear.has_bias", "**.attention.out_linear.has_bias"),
+    default=False,
+)
 KV_HEADS = Implied(
     "num_key_value_heads",
     "**.attention.num_kv_heads",

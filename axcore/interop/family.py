@@ -10,6 +10,7 @@ from axcore.config import diff_config, format_diff, name_the_known
 from axcore.errors import AxcoreError, ConfigError
 from axcore.interop.canonical import canonical, uncorrected
 from axcore.interop.config_map import IRRELEVANT, ConfigEntry, Fields
+from axcore.interop.layer_kinds import NUM_LAYERS, LayerKinds
 from axcore.interop.weight_map import BoundMap, WeightMap, listed
 from axcore.plugins import HuggingFaceFamily, plugin_host
 
@@ -29,22 +30,30 @@ class Family:
         template: Returns a config of the family, of any size, that the config map then completes.
         config: The config map, in the order in which entries are read.
         weights: From a config to the weight map of its model.
+        layers: Which layers are of which kind, where there are several.
         irrelevant: Fields of `config.json` that change no number, besides those of all families.
         skipped: Regular expressions of tensors that hold nothing but what the config says.
         copies: Tensors that some files have once more, by name, and the ones they repeat.
         prefix: What names of the map begin with, where some files leave that out in all names.
         length: The field with the tokens of a row, at most.
+        nested: The field that holds all of these fields, in models of more than text.
+        defaults: Values of fields that such models leave out.
+        renamed: Regular expressions of parts of names in files, and what is in their place here.
     """
 
     architecture: str
     template: Callable[[], Any]
     config: tuple[ConfigEntry, ...]
     weights: Callable[[Any], WeightMap]
+    layers: LayerKinds | None = None
     irrelevant: frozenset[str] = frozenset()
     skipped: tuple[str, ...] = (r"rotary_emb\.inv_freq$",)
     copies: Mapping[str, str] = immutabledict({"lm_head.weight": "model.embed_tokens.weight"})
     prefix: str = ""
     length: str = "max_position_embeddings"
+    nested: str = ""
+    defaults: Mapping[str, Any] = immutabledict()
+    renamed: tuple[tuple[str, str], ...] = ()
 
     def read(self, values: Mapping[str, Any]) -> Any:
         """Returns our config of the model that a `config.json` describes.
@@ -52,9 +61,15 @@ class Family:
         Raises:
             ConfigError: A field is missing, or says what our model cannot do, or is not known.
         """
+        values = {**self.defaults, **values, **values.get(self.nested, {})}
+        values.pop(self.nested, None)
         fields, cfg = Fields(values), self.template()
+        if self.layers is not None:
+            cfg, _ = self.layers.fold(cfg)
         for entry in self.config:
             cfg = entry.read(cfg, fields)
+        if self.layers is not None:
+            cfg = self.layers.unfold(cfg, fields)
         unknown = sorted(fields.unread().keys() - self.irrelevant - IRRELEVANT)
         if unknown:
             shown = listed(f"{name}={values[name]!r}" for name in unknown)
@@ -71,10 +86,16 @@ class Family:
         Raises:
             ConfigError: The model is not of this family: read again, the fields make another one.
         """
+        if self.nested:
+            raise ConfigError(f"it holds more than what {self.nested} describes")
         cfg = canonical(cfg)
         values: dict[str, Any] = {}
+        described = cfg
+        if self.layers is not None:
+            described, kinds = self.layers.fold(cfg)
+            values = {NUM_LAYERS: len(kinds), **self.layers.write(kinds)}
         for entry in self.config:
-            values |= entry.write(cfg)
+            values |= entry.write(described)
         changes = diff_config(self.normal(self.read(values)), self.normal(cfg))
         if changes:
             raise ConfigError(f"the model differs (+) from the family's:\n{format_diff(changes)}")
@@ -121,13 +142,15 @@ def family_of(cfg: Any) -> tuple[str, Family, dict[str, Any]]:
     """Returns the family that a model of ours is of: its name, itself, and the model's fields.
 
     That is read off the config, which needs no record of where it came from. A model that several
-    families can describe, as Llama's and Mistral's without a window are one, is the first of them.
+    families can describe, as Llama's and Mistral's without a window are one, is the first of them
+    by name; the core's go first.
 
     Raises:
         ConfigError: It is of none.
     """
     reasons = []
-    for record in plugin_host().records(HuggingFaceFamily):
+    records = plugin_host().records(HuggingFaceFamily)
+    for record in sorted(records, key=lambda one: (one.plugin != "core", one.name)):
         family = family_named(record.name)
         try:
             return record.name, family, family.write(cfg)

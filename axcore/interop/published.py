@@ -1,7 +1,7 @@
 """Folders of published models: opened, read into a state of ours, and written."""
 
 import json
-import shutil
+from collections import Counter
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -12,10 +12,13 @@ import jax
 import numpy as np
 
 from axcore.config import diff_config, evolve, format_diff
+from axcore.config.json_files import read_json
 from axcore.errors import CheckpointError, ConfigError
 from axcore.interop.canonical import uncorrected
 from axcore.interop.family import Family, family_named, family_of
-from axcore.interop.reading import published_tensors, read_weights
+from axcore.interop.new_folder import new_folder
+from axcore.interop.reading import WeightPlan, plan_weights, published_tensors
+from axcore.interop.surgery import NO_EDITS, WeightEdits
 from axcore.interop.tensor_files import DTYPES
 from axcore.interop.writing import DEFAULT_SHARD_BYTES, write_weights
 from axcore.module import DType, DTypes, Module
@@ -51,19 +54,31 @@ class PublishedModel:
         """Opens a folder; reads no weights.
 
         Raises:
-            CheckpointError: It holds no model.
+            CheckpointError: It holds no model, or its `config.json` is damaged.
             ConfigError: Nothing installed knows such models.
         """
         self.folder = Path(folder).expanduser()
-        self.values = self._json(CONFIG)
+        path = self.folder / CONFIG
+        if not path.is_file():
+            raise CheckpointError(
+                f"the folder has no {CONFIG}",
+                where=str(self.folder),
+                hint="name a folder that holds a published model",
+            )
+        self.values = read_json(path, CONFIG, error=CheckpointError)
         if "model_type" not in self.values:
-            raise ConfigError("config.json names no model_type", where=str(self.folder / CONFIG))
+            raise ConfigError("config.json names no model_type", where=str(path))
         self.family: Family = family_named(self.values["model_type"])
 
     @property
     def max_length(self) -> int | None:
         """Tokens of a row at most, where `config.json` says so."""
         return self.values.get(self.family.length)
+
+    @property
+    def quantization(self) -> Mapping[str, Any] | None:
+        """How tensors are quantized, where they are."""
+        return self.values.get("quantization_config")
 
     @cached_property
     def config(self) -> Any:
@@ -81,7 +96,7 @@ class PublishedModel:
         Raises:
             CheckpointError: They have several.
         """
-        places = published_tensors(self.folder, self.family).values()
+        places = published_tensors(self.folder, self.family, self.quantization).values()
         found = {DTYPES[place.dtype]: place.dtype for place in places}
         names: dict[str, DType] = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
         if len(found) != 1 or not found.keys() <= names.keys():
@@ -93,19 +108,25 @@ class PublishedModel:
         return names[next(iter(found))]
 
     def read(self, cfg: Any, wanted: Any, *, seed: int = 0) -> Any:
-        """Returns the state of a model whose config is this one's in all that changes numbers.
+        """Returns the state of a model; see `plan`, and `WeightPlan.read`."""
+        return self.plan(cfg).read(wanted, seed=seed)
+
+    def plan(self, cfg: Any, edits: WeightEdits = NO_EDITS) -> WeightPlan:
+        """Returns what is read for a model whose config is this one's in all that changes numbers.
 
         Args:
             cfg: The model's config; how it is trained, and its dtypes, may differ.
-            wanted: Shapes, dtypes and shardings of the state.
-            seed: Of adapters and whatever else the published model has not.
+            edits: What besides may differ.
 
         Raises:
             ConfigError: It is the config of another model.
             CheckpointError: A file or a tensor is not as it should be.
         """
-        normal = self.family.normal
-        changes = diff_config(normal(self.config), normal(uncorrected(cfg)))
+        normal, own, vocabulary = self.family.normal, self.config, None
+        if edits.grows_vocabulary and cfg.vocab_size > own.vocab_size:
+            vocabulary = own.vocab_size, cfg.vocab_size
+            own = evolve(own, vocab_size=cfg.vocab_size)
+        changes = diff_config(normal(own), normal(uncorrected(cfg)))
         if changes:
             raise ConfigError(
                 f"the model is not the published one (-: that one, +: this one)\n"
@@ -113,23 +134,14 @@ class PublishedModel:
                 where=str(self.folder),
                 hint="change the model's config, or read other weights",
             )
-        return read_weights(self.folder, self.family, cfg, wanted, seed=seed)
-
-    def _json(self, name: str) -> dict[str, Any]:
-        path = self.folder / name
-        try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise CheckpointError(
-                f"the folder has no {name}",
-                where=str(self.folder),
-                hint="name a folder that holds a published model",
-            ) from None
-        except ValueError as error:
-            raise CheckpointError(f"{name} is no JSON: {error}", where=str(path)) from error
-        if not isinstance(found, dict):
-            raise CheckpointError(f"{name} holds no object", where=str(path))
-        return found
+        return plan_weights(
+            self.folder,
+            self.family,
+            cfg,
+            quantization=self.quantization,
+            edits=edits,
+            vocabulary=vocabulary,
+        )
 
 
 def from_hugging_face(folder: Path | str, *, dtype: DType | None = None) -> Pretrained:
@@ -182,15 +194,8 @@ def to_hugging_face(
         ConfigError: No family of published models has such a model.
         CheckpointError: The folder holds something, or arrays are on other machines.
     """
-    target = Path(folder).expanduser().absolute()
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise CheckpointError(
-            "there is something in the folder already",
-            where=str(target),
-            hint="name a new folder",
-        )
     name, family, values = family_of(cfg)
-    stored = np.dtype(dtype) if dtype else jax.tree.leaves(state)[0].dtype
+    stored = np.dtype(dtype or _commonest_dtype(state))
     content = {
         "architectures": [family.architecture],
         "model_type": name,
@@ -199,18 +204,17 @@ def to_hugging_face(
         **values,
         **(fields or {}),
     }
-    draft = target.with_name(f"{target.name}.incomplete")
-    shutil.rmtree(draft, ignore_errors=True)
-    draft.mkdir(parents=True)
-    try:
-        write_weights(draft, family, cfg, state, dtype=dtype, max_shard_bytes=max_shard_bytes)
-    except CheckpointError:
-        shutil.rmtree(draft)
-        raise
     texts = {CONFIG: (json.dumps(content, indent=2) + "\n").encode(), **(files or {})}
-    for file, data in texts.items():
-        (draft / file).write_bytes(data)
-    if target.exists():
-        target.rmdir()
-    draft.rename(target)
+    with new_folder(folder) as draft:
+        write_weights(draft, family, cfg, state, dtype=dtype, max_shard_bytes=max_shard_bytes)
+        for file, data in texts.items():
+            (draft / file).write_bytes(data)
     return name
+
+
+def _commonest_dtype(state: Any) -> Any:
+    """Returns the dtype that most numbers of a state have."""
+    counts: Counter[Any] = Counter()
+    for leaf in jax.tree.leaves(state):
+        counts[leaf.dtype] += leaf.size
+    return counts.most_common(1)[0][0]

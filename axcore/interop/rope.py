@@ -23,10 +23,16 @@ class RopeFields(ConfigEntry):
     Args:
         path: Glob of the positions.
         theta: What the absence of a base means.
+        name: The field of the base.
+        layer_type: That of the layers with these positions, where others have other ones.
+        is_scaled: Whether `rope_scaling` is of these positions.
     """
 
     path: str = "**.attention.position"
     theta: float = 10_000.0
+    name: str = attrs.field(default="rope_theta", kw_only=True)
+    layer_type: str = attrs.field(default="", kw_only=True)
+    is_scaled: bool = attrs.field(default=True, kw_only=True)
 
     def read(self, cfg: Any, fields: Fields) -> Any:
         """Returns a config with these positions.
@@ -34,9 +40,10 @@ class RopeFields(ConfigEntry):
         Raises:
             ConfigError: No plugin that is installed has such positions.
         """
-        theta = fields.take("rope_theta", self.theta)
+        theta = fields.take(self.name, self.theta)
         old, new = (fields.take(name, None) or {} for name in ("rope_scaling", "rope_parameters"))
-        position = _position({"rope_theta": theta, **old, **new})
+        new = _of_type(new, self.layer_type)
+        position = _position({"rope_theta": theta, **(old if self.is_scaled else {}), **new})
         return replace_config(cfg, lambda _: True, lambda _: position, at=self.path)
 
     def write(self, cfg: Any) -> dict[str, Any]:
@@ -45,7 +52,8 @@ class RopeFields(ConfigEntry):
         for record in _scalings().values():
             if type(position) is record.config.resolve():
                 scaling = None if record.name == PLAIN else _scaling(record, position)
-                return {"rope_theta": position.theta, "rope_scaling": scaling}
+                described = {"rope_scaling": scaling} if self.is_scaled else {}
+                return {self.name: position.theta, **described}
         raise ConfigError(
             f"{self.path} is a {type(position).__qualname__}, which config.json cannot describe",
             where=self.path,
@@ -56,10 +64,29 @@ def _scalings() -> dict[str, RopeScaling]:
     return {record.name: record for record in plugin_host().records(RopeScaling)}
 
 
+def _of_type(parameters: dict[str, Any], layer_type: str) -> dict[str, Any]:
+    """Returns what `rope_parameters` says of a type of layers, where there are several."""
+    if not (parameters and layer_type):
+        return parameters
+    if layer_type not in parameters:
+        raise ConfigError(
+            f"rope_parameters has nothing on {layer_type}; it has {', '.join(parameters)}",
+            where="rope_parameters",
+        )
+    found: dict[str, Any] = parameters[layer_type]
+    return found
+
+
 def _position(values: dict[str, Any]) -> Any:
     """Returns the config of positions; `values` are all that `config.json` says of them."""
     old_name = values.pop("type", PLAIN)
-    kind, theta = values.pop("rope_type", old_name), float(values.pop("rope_theta"))
+    kind, theta = values.pop("rope_type", old_name), values.pop("rope_theta")
+    if not isinstance(theta, int | float):
+        raise ConfigError(
+            f"config.json has rope_theta={theta!r}, which is no number",
+            where="rope_theta",
+            hint="compare it with the file that was published",
+        )
     record = _scalings().get(kind)
     if record is None:
         raise ConfigError(
@@ -77,7 +104,7 @@ def _position(values: dict[str, Any]) -> Any:
             where="rope_scaling",
         )
     ours = {known[name]: value for name, value in values.items()}
-    return record.config.resolve()(theta=theta, **_as_floats(ours))
+    return record.config.resolve()(theta=float(theta), **_as_floats(ours))
 
 
 def _scaling(record: RopeScaling, position: Any) -> dict[str, Any]:
@@ -92,6 +119,8 @@ def _scaling(record: RopeScaling, position: Any) -> dict[str, Any]:
 def _as_floats(values: dict[str, Any]) -> dict[str, Any]:
     """Returns whole numbers as floats, but for lengths."""
     return {
-        name: value if value is None or name.endswith("length") else float(value)
+        name: value
+        if value is None or isinstance(value, bool) or name.endswith("length")
+        else float(value)
         for name, value in values.items()
     }

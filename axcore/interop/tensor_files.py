@@ -205,8 +205,8 @@ def shards(specs: Iterable[TensorSpec], max_bytes: int) -> dict[str, list[Tensor
     return {f"model-{i:05}-of-{count}.safetensors": one for i, one in enumerate(groups, start=1)}
 
 
-def write_tensors(path: Path, specs: Iterable[TensorSpec], tensors: Iterator[np.ndarray]) -> None:
-    """Writes a file, taking a tensor for each spec from an iterator when its turn comes."""
+def write_tensors(path: Path, specs: Iterable[TensorSpec], pieces: Iterator[np.ndarray]) -> None:
+    """Writes a file, taking tensors from an iterator, piece by piece in the order of the specs."""
     specs, header, end = list(specs), {}, 0
     for spec in specs:
         entry = {"dtype": DTYPES[spec.dtype], "shape": list(spec.shape)}
@@ -217,9 +217,12 @@ def write_tensors(path: Path, specs: Iterable[TensorSpec], tensors: Iterator[np.
     with path.open("wb") as file:
         file.write(_LENGTH.pack(len(text)) + text)
         for spec in specs:
-            array = next(tensors)
-            assert (array.shape, array.dtype) == (spec.shape, spec.dtype), spec
-            file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+            left = spec.nbytes
+            while left:
+                piece = next(pieces)
+                file.write(np.ascontiguousarray(piece).reshape(-1).view(np.uint8).data)
+                left -= piece.nbytes
+            assert left == 0, spec
 
 
 def write_index(folder: Path, files: Mapping[str, Iterable[TensorSpec]]) -> None:

@@ -157,6 +157,45 @@ class Split(Transform):
         return Concatenate(self.sizes, self.axis)
 
 
+@attrs.frozen
+class StackArrays(Transform):
+    """Makes one array of each `count` arrays that follow each other, along a new dimension."""
+
+    count: int
+    axis: int = 0
+
+    def __call__(self, arrays: Arrays) -> Arrays:
+        """Returns as many arrays as there are groups."""
+        groups = (arrays[i : i + self.count] for i in range(0, len(arrays), self.count))
+        return tuple(_api(group[0]).stack(group, axis=self.axis) for group in groups)
+
+    @property
+    def inverse(self) -> Transform:
+        """Takes the groups apart."""
+        return UnstackArrays(self.count, self.axis)
+
+
+@attrs.frozen
+class UnstackArrays(Transform):
+    """Makes one array of each of the `count` places of a dimension."""
+
+    count: int
+    axis: int = 0
+
+    def __call__(self, arrays: Arrays) -> Arrays:
+        """Returns the arrays of the first one's places, then those of the second one's."""
+        return tuple(
+            array[(*(slice(None),) * (self.axis % array.ndim), i)]
+            for array in arrays
+            for i in range(self.count)
+        )
+
+    @property
+    def inverse(self) -> Transform:
+        """Stacks them again."""
+        return StackArrays(self.count, self.axis)
+
+
 @attrs.frozen(init=False)
 class Chain(Transform):
     """One transform after the other."""
@@ -178,16 +217,18 @@ class Chain(Transform):
         return Chain(*(part.inverse for part in reversed(self.parts)))
 
 
-def interleaved(rotated: int, *, kept: int = 0, axis: int = 0) -> Permute:
+def interleaved(rotated: int, *, kept: int = 0, rest: int = 0, axis: int = 0) -> Permute:
     """Returns the permutation from half-split rotary rows to neighbouring pairs.
 
     Args:
         rotated: Rows that positions rotate; ours pair row `i` with `i + rotated / 2`.
         kept: Rows before them that stay in place.
+        rest: Rows behind them that stay in place.
         axis: The dimension of the rows.
     """
     pairs = np.arange(rotated).reshape(2, -1).T.reshape(-1) + kept
-    return Permute((*range(kept), *pairs.tolist()), axis)
+    end = kept + rotated
+    return Permute((*range(kept), *pairs.tolist(), *range(end, end + rest)), axis)
 
 
 def _api(array: Any) -> Any:

@@ -1,8 +1,9 @@
 """Weight maps: which of our arrays is which of theirs, and by what transform.
 
 A map is a tuple of rules. Names on both sides may hold `{layer}` and `{expert}`; ours are paths in
-the state as if nothing were stacked: `decoder.stack.layer.{layer}.attention.q.weight`. Layers are
-numbered in the order in which tokens pass them, however stacks are nested.
+the state as if nothing were stacked: `decoder.stack.layer.{layer}.attention.q.weight`. A rule that
+makes one tensor of all experts names each by its number. Layers are numbered in the order in which
+tokens pass them, however stacks are nested.
 """
 
 import re
@@ -22,6 +23,7 @@ from axcore.module.param import Stacked
 
 Shape = tuple[int, ...]
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
+_PLACE = re.compile(r"\{\w+\}|(?<=\.)\d+(?=\.)")
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 _NESTED = re.compile(r"(?<=\.)layer\.(\d+(?:\.layer\.\d+)*)(?=\.)")
 _BASE = re.compile(r"(?<=\.)base\.")
@@ -145,17 +147,20 @@ def listed(names: Iterable[str]) -> str:
     return "\n".join(every if rest <= 0 else [*every[:SHOWN], f"... and {rest} more"])
 
 
+_Arrays = dict[str, dict[tuple[str, ...], Slice]]
+"""By name, with # in the place of each number, and by the numbers."""
+
+
 def _pieces(rules: WeightMap, specs: Mapping[str, ParamSpec]) -> Iterator[Piece]:
-    arrays: dict[str, dict[tuple[str, ...], Slice]] = {}
+    arrays: _Arrays = {}
     for name, one in _numbered(specs).items():
         arrays.setdefault(_NUMBER.sub("#", name), {})[tuple(_NUMBER.findall(name))] = one
     fitted: set[Slice] = set()
     for rule in rules:
-        patterns = [_PLACEHOLDER.sub("#", name) for name in rule.ours]
-        found = [arrays.get(pattern, {}) for pattern in patterns]
-        for numbers in found[0]:
-            if all(numbers in one for one in found):
-                piece = _piece(rule, numbers, [one[numbers] for one in found], specs)
+        for values in _matches(rule.ours[0], arrays):
+            ours = [_find(name, arrays, values) for name in rule.ours]
+            if None not in ours:
+                piece = _piece(rule, values, [one for one in ours if one], specs)
                 fitted.update(piece.ours)
                 yield piece
     unfit = [name for name, found in arrays.items() if not fitted.issuperset(found.values())]
@@ -167,10 +172,24 @@ def _pieces(rules: WeightMap, specs: Mapping[str, ParamSpec]) -> Iterator[Piece]
         )
 
 
+def _matches(name: str, arrays: _Arrays) -> Iterator[dict[str, str]]:
+    """Yields the numbers for the placeholders of a name, of each array that it fits."""
+    places = _PLACE.findall(name)
+    for numbers in arrays.get(_PLACE.sub("#", name), {}):
+        pairs = list(zip(places, numbers, strict=True))
+        if all(place == number for place, number in pairs if place.isdigit()):
+            yield {place[1:-1]: number for place, number in pairs if not place.isdigit()}
+
+
+def _find(name: str, arrays: _Arrays, values: Mapping[str, str]) -> Slice | None:
+    """Returns the array of a name with these numbers, if there is one."""
+    numbers = _NUMBER.findall(name.format(**values))
+    return arrays.get(_PLACE.sub("#", name), {}).get(tuple(numbers))
+
+
 def _piece(
-    rule: Rule, numbers: tuple[str, ...], ours: list[Slice], specs: Mapping[str, ParamSpec]
+    rule: Rule, values: Mapping[str, str], ours: list[Slice], specs: Mapping[str, ParamSpec]
 ) -> Piece:
-    values = dict(zip(_PLACEHOLDER.findall(rule.ours[0]), numbers, strict=True))
     shapes = tuple(specs[one.leaf].shape[len(one.index) :] for one in ours)
     theirs = tuple(name.format(**values) for name in rule.theirs)
     return Piece(tuple(ours), theirs, _shapes_after(rule.transform, shapes), rule.transform)

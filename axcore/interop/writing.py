@@ -1,6 +1,5 @@
 """Writing a state as published weights: tensor by tensor, in one file or several."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +7,8 @@ import jax
 import numpy as np
 
 from axcore.errors import CheckpointError
+from axcore.interop.copying import copy, map_ahead, pieces
 from axcore.interop.family import Family
-from axcore.interop.reading import is_finite
 from axcore.interop.tensor_files import TensorSpec, shards, write_index, write_tensors
 from axcore.interop.weight_map import Piece
 
@@ -38,43 +37,64 @@ def write_weights(
     Raises:
         CheckpointError: A process holds only a part of an array, or a number is not finite.
     """
-    bound, leaves = family.bind(cfg), _leaves(state)
+    bound, leaves = family.bind(cfg), named_leaves(state)
     specs = [
         TensorSpec(name, shape, np.dtype(dtype or leaves[piece.ours[0].leaf].dtype))
         for piece in bound.pieces
         for name, shape in zip(piece.theirs, piece.shapes, strict=True)
     ]
-    tensors = (
-        _stored(array, name, dtype or array.dtype)
+    arrays = (
+        (name, array[at], np.dtype(dtype or array.dtype))
         for piece in bound.pieces
-        for name, array in zip(piece.theirs, _theirs(piece, leaves), strict=True)
+        for name, array in zip(
+            piece.theirs, map(np.atleast_1d, _theirs(piece, leaves)), strict=True
+        )
+        for at in pieces(array)
     )
+    copies = map_ahead(lambda one: stored(*one), arrays)
     files = shards(specs, max_shard_bytes)
     for name, held in files.items():
-        write_tensors(folder / name, held, tensors)
+        write_tensors(folder / name, held, copies)
     if len(files) > 1:
         write_index(folder, files)
     return sum(spec.nbytes for spec in specs)
 
 
-def _stored(array: np.ndarray, name: str, dtype: Any) -> np.ndarray:
-    """Returns a tensor in the dtype in which it is stored."""
-    with np.errstate(over="ignore"):  # looked for next
-        stored: np.ndarray = array.astype(dtype, copy=False)
-    if not is_finite(stored):
+def stored(name: str, array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
+    """Returns an array, or a piece of one, in the dtype in which it is stored.
+
+    Raises:
+        CheckpointError: A number is not finite in that.
+    """
+    copied = np.empty(array.shape, dtype)
+    if not copy(array, copied):
         raise CheckpointError(
-            f"{name} holds numbers that are nan or infinite, or become so in {np.dtype(dtype)}",
+            f"{name} holds numbers that are nan or infinite, or become so in {dtype}",
             hint="write it in a dtype that holds larger numbers: --dtype bfloat16",
         )
-    return stored
+    return copied
 
 
-def _theirs(piece: Piece, leaves: dict[str, jax.Array]) -> Iterator[np.ndarray]:
-    ours = (leaves[one.leaf][one.index] if one.index else leaves[one.leaf] for one in piece.ours)
-    yield from piece.transform(tuple(np.asarray(array) for array in ours))
+def _theirs(piece: Piece, leaves: dict[str, jax.Array]) -> tuple[np.ndarray, ...]:
+    arrays: tuple[np.ndarray, ...] = piece.transform(
+        tuple(on_host(leaves[one.leaf], one.index) for one in piece.ours)
+    )
+    return arrays
 
 
-def _leaves(state: Any) -> dict[str, jax.Array]:
+def on_host(leaf: jax.Array, index: tuple[int, ...]) -> np.ndarray:
+    """Returns what a leaf holds at an index; moves no other part of it."""
+    is_here = len(leaf.devices()) == 1 and next(iter(leaf.devices())).platform == "cpu"
+    place: Any = (*index, ...)
+    return np.asarray(leaf)[place] if is_here else np.asarray(leaf[index])
+
+
+def named_leaves(state: Any) -> dict[str, jax.Array]:
+    """Returns the arrays of a state by name.
+
+    Raises:
+        CheckpointError: A process holds only a part of one.
+    """
     named = {
         jax.tree_util.keystr(path, simple=True, separator="."): leaf
         for path, leaf in jax.tree_util.tree_leaves_with_path(state)

@@ -1,7 +1,7 @@
 """The Mixtral family: a Mistral whose every feed-forward is eight experts, two for each token."""
 
 from axcore.config import replace_config, update_config
-from axcore.layers import FeedForward, MoE
+from axcore.layers import FeedForward, MoE, Router
 from axcore.models.causal_lm import CausalLM
 from axcore.models.sizes import TOY, Sizes, of_size
 from axcore.models.transformer import transformer
@@ -25,6 +25,9 @@ MIXTRAL_SIZES: Sizes = {
     },
     "toy": TOY,
 }
+_BALANCE_LOSS = {"8x7b": 0.02, "8x22b": 0.001}
+"""Coefficients as published, of one loss over all layers whose least value is `top_k`. Here each
+layer has a loss, and 1 is its least value."""
 
 
 def mixtral(size: str) -> CausalLM.Config:
@@ -32,8 +35,13 @@ def mixtral(size: str) -> CausalLM.Config:
 
     Source: Jiang et al. 2024, arXiv:2401.04088, table 1.
     """
-    cfg = transformer(**of_size("mixtral", MIXTRAL_SIZES, size))
+    sizes, router = of_size("mixtral", MIXTRAL_SIZES, size), Router.Config()
+    if size in _BALANCE_LOSS:
+        router = Router.Config(balance_loss=_BALANCE_LOSS[size] * 2 / sizes["num_layers"])
+    cfg = transformer(**sizes)
     cfg = update_config(cfg, {"**.norm.epsilon": 1e-5, "**.position.theta": 1_000_000.0})
     return replace_config(
-        cfg, FeedForward, lambda ffn: MoE.Config(expert=ffn, num_experts=8, top_k=2)
+        cfg,
+        FeedForward,
+        lambda ffn: MoE.Config(expert=ffn, router=router, num_experts=8, top_k=2),
     )

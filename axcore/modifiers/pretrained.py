@@ -13,10 +13,17 @@ class Pretrained:
 
     Args:
         path: The folder that holds it.
+        fresh: Globs of arrays of the state that are not read, but begin as in a new model.
+        grows_vocabulary: Whether the model may have more tokens than the published one.
     """
 
     path: str = REQUIRED
+    fresh: tuple[str, ...] = ()
+    grows_vocabulary: bool = False
 
     def apply(self, cfg: Any, hardware: Hardware) -> Any:
         """Returns a trainer's config that begins with these weights."""
-        return evolve(cfg, init_from=HuggingFace.Config(path=self.path))
+        weights = HuggingFace.Config(
+            path=self.path, fresh=self.fresh, grows_vocabulary=self.grows_vocabulary
+        )
+        return evolve(cfg, init_from=weights)

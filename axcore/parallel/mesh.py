@@ -9,6 +9,7 @@ import numpy as np
 from immutabledict import immutabledict
 from jax.sharding import AxisType, Mesh
 
+from axcore._jax_compat import device_grid
 from axcore.config import name_the_known
 from axcore.errors import ShardingError
 
@@ -41,12 +42,9 @@ def make_mesh(
     kinds = (AxisType.Auto,) * len(sizes)
     across = [slices.get(axis, 1) for axis in MESH_AXES]
     if math.prod(across) == 1:
-        return jax.make_mesh(sizes, MESH_AXES, axis_types=kinds, devices=devices)
+        return Mesh(device_grid(sizes, devices), MESH_AXES, axis_types=kinds)
     within = tuple(size // count for size, count in zip(sizes, across, strict=True))
-    grids = [
-        jax.make_mesh(within, MESH_AXES, axis_types=kinds, devices=part).devices
-        for part in _by_slice(devices, slices)
-    ]
+    grids = [device_grid(within, part) for part in _by_slice(devices, slices)]
     return Mesh(_interleaved(np.stack(grids), across, within), MESH_AXES, axis_types=kinds)
 
 

@@ -6,6 +6,7 @@ one activations; a mesh rule may change them.
 
 import math
 from collections.abc import Mapping
+from itertools import zip_longest
 from typing import Any
 
 import jax
@@ -163,7 +164,7 @@ def _where_divisible(sharding: NamedSharding, shape: tuple[int, ...]) -> NamedSh
     """Returns the sharding, with dimensions whole that do not divide over their mesh axes."""
     parts = [
         None if size % _ways(entry, sharding.mesh) else entry
-        for size, entry in zip(shape, sharding.spec, strict=True)
+        for size, entry in zip_longest(shape, sharding.spec)  # a spec may leave out the last ones
     ]
     return NamedSharding(sharding.mesh, PartitionSpec(*parts))  # type: ignore[no-untyped-call]
 

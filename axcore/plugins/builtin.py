@@ -10,6 +10,7 @@ from typing import Any
 from axcore.hardware.hardware import Hardware
 from axcore.hardware.predicates import requires
 from axcore.plugins.records import (
+    AdapterFormat,
     AotTarget,
     CheckpointStorage,
     Command,
@@ -293,7 +294,11 @@ def data_sources() -> Iterator[DataSource]:
     for name, config, summary in (
         ("text_files", "TextFiles", "UTF-8 files of a folder, a document each"),
         ("json_lines", "JsonLines", "Lines of JSON files, a document each"),
+        ("arrow_files", "ArrowFiles", "Rows of Parquet or Arrow files, a document each"),
+        ("token_files", "TokenFiles", "Tokens as nanoGPT and llm.c write them"),
+        ("megatron_files", "MegatronFiles", "Tokens as Megatron-LM writes them"),
         ("standard_library", "StandardLibrary", "The source of this Python's standard library"),
+        ("token_store", "StoredSource", "What `axcore data build` made"),
     ):
         ref = Ref(f"axcore.data:{config}.Config")
         yield DataSource(name=name, config=ref, summary=summary)
@@ -322,6 +327,17 @@ def hugging_face_families() -> Iterator[HuggingFaceFamily]:
     ):
         family = Ref(f"axcore.models.hugging_face.{name}:{name.upper()}")
         yield HuggingFaceFamily(name=name, family=family, summary=summary)
+
+
+@hook.adapter_formats
+def adapter_formats() -> Iterator[AdapterFormat]:
+    """LoRA's."""
+    yield AdapterFormat(
+        name="peft",
+        layer=Ref("axcore.layers:LoRALinear.Config"),
+        format=Ref("axcore.interop.peft:PeftFormat"),
+        summary="PEFT, of Hugging Face",
+    )
 
 
 @hook.rope_scalings
@@ -432,7 +448,10 @@ _FEATURES = {
     ),
     "int8": ((*_SCALING, "modifiers.quantization"), "Linear layers' products in int8"),
     "lora": (
-        ("layers.lora.linear", "layers.lora.adapters", "modifiers.lora", "checkpoint.adapters"),
+        (
+            *("layers.lora.linear", "layers.lora.adapters", "modifiers.lora"),
+            *("checkpoint.adapters", "interop.peft"),
+        ),
         "Adapters of low rank, and all else frozen",
     ),
 }
@@ -463,6 +482,7 @@ def commands() -> Iterator[Command]:
         ("generate", "generate", "Draw text from a trained run"),
         ("eval", "evaluate", "The validation loss of a trained run"),
         ("convert", "convert", "Weights of published models to runs, and back"),
+        ("data", "data", "Build a token store, or look at one"),
         ("config", "config", "Show, compare and pin down configs"),
         ("experiments", "experiments", "List the experiments there are"),
         ("plugins", "plugins", "List plugins, and what is wrong with them"),

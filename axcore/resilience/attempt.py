@@ -22,7 +22,7 @@ _WAKE_S = 0.05
 _BATCH_S = 0.01
 _STACKS_S = 10.0
 _SETTLE_S = 0.1
-_CULPRIT_S = 2.0
+_CULPRIT_S = 10.0
 _GRACE_S = 5.0
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,16 @@ from axcore.data import (
     HuggingFaceTokenizer,
     SentencePieceTokenizer,
     Tokenizer,
-    ends_in,
+    published_end_ids,
     tokenizer_in,
 )
-from axcore.errors import CheckpointError
-from axcore.interop import DEFAULT_SHARD_BYTES, PublishedModel, to_hugging_face
+from axcore.errors import CheckpointError, ConfigError
+from axcore.interop import (
+    DEFAULT_SHARD_BYTES,
+    PublishedModel,
+    correction_format,
+    to_hugging_face,
+)
 from axcore.module import DType, DTypes
 from axcore.plugins import Hardware
 from axcore.runs.run import ANY_DEVICES, Run
@@ -71,12 +77,20 @@ def import_run(folder: Path | str, directory: Path | str, *, dtype: DType | None
     trainer = Trainer(resolve(cfg, Hardware.detect()))
     state = published.read(trainer.config.model, trainer.compiler.abstract_state().model)
     source = {"imported_from": str(Path(folder).absolute())}
+    try:
+        _save(trainer, state, target, source)
+    except BaseException:
+        shutil.rmtree(target, ignore_errors=True)  # which was empty, or not there
+        raise
+    return Run(target)
+
+
+def _save(trainer: Trainer, state: Any, target: Path, source: dict[str, str]) -> None:
     with locked_run_directory(target, trainer.config, source) as run:
         saver = Checkpointer.for_run(trainer.config.checkpoint, run.path)
         with saver:
             saved: Any = TrainState(None, state, None, None)  # type: ignore[arg-type]
             saver.save(0, saved, {"run": run.identity.as_json()})
-    return Run(target)
 
 
 def export_run(
@@ -85,32 +99,53 @@ def export_run(
     *,
     dtype: DType | None = None,
     max_shard_bytes: int = DEFAULT_SHARD_BYTES,
+    merged: bool = False,
 ) -> str:
-    """Writes the model of a run as a published one; returns its family's name.
+    """Writes the model of a run as a published one, or its adapters; returns what it has written.
 
     Args:
         run: The run.
         folder: Where to write; it may not exist, or must be empty.
+        merged: Whether adapters are added to the weights; by default they are written alone, in
+            the format of PEFT.
         dtype: Of all tensors; each array's own by default.
         max_shard_bytes: Size of a file of weights at most.
 
     Raises:
-        ConfigError: No family of published models has such a model.
+        ConfigError: No family of published models has such a model, or there are no adapters to
+            merge, or more than adapters was trained.
         CheckpointError: The run has no checkpoint, or the folder holds something.
     """
+    cfg, state = run.trainer.config.model, run.state
     tokenizer = getattr(run.trainer.data, "tokenizer", None)
+    corrections = correction_format(cfg)
+    if merged:
+        if corrections is None:
+            raise ConfigError("the model has no adapters to merge", hint="leave out --merged")
+        cfg, state = corrections.merged(cfg, state)
+    elif corrections is not None:
+        return corrections.write(
+            folder,
+            cfg,
+            state,
+            trained=run.config.learner.trainable,
+            dtype=dtype,
+            base=getattr(run.config.init_from, "path", None),
+            files=_tokenizer_files(tokenizer),
+        )
     ids = _token_ids(tokenizer)
     files = {"generation_config.json": _rendered(ids), **_tokenizer_files(tokenizer)}
-    return to_hugging_face(
+    family = to_hugging_face(
         folder,
-        run.trainer.config.model,
-        run.state,
+        cfg,
+        state,
         dtype=dtype,
         max_shard_bytes=max_shard_bytes,
         max_length=getattr(run.config.data, "seq_len", None),
         fields=ids,
         files=files,
     )
+    return f"a model of type {family}"
 
 
 def _tokenizer(published: PublishedModel) -> Tokenizer.Config:
@@ -141,7 +176,7 @@ def _tokenizer(published: PublishedModel) -> Tokenizer.Config:
 def _pieces(folder: Path) -> Tokenizer.Config:
     """Returns the config of a folder's SentencePiece model, if that is all of its tokenizer."""
     cfg = SentencePieceTokenizer.Config(path=str(folder / PIECES))
-    added = (folder / ADDED).is_file() or set(ends_in(folder)) - set(cfg.build().end_ids)
+    added = (folder / ADDED).is_file() or set(published_end_ids(folder)) - set(cfg.build().end_ids)
     if added:
         raise CheckpointError(
             f"the folder's {PIECES} lacks tokens that files beside it add",

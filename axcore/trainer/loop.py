@@ -12,6 +12,7 @@ import attrs
 import jax
 
 from axcore.checkpoint import Checkpointer, MemorySnapshots, Restored
+from axcore.checkpoint.files import write_atomically
 from axcore.data import TrainBatches
 from axcore.distributed import broadcast_object, is_process_zero
 from axcore.errors import TrainingError
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from axcore.trainer.trainer import Trainer
 
 
+FIRST_WEIGHTS_NAME = "first_weights.txt"
 MAX_STEPS_IN_FLIGHT = 8
 """How many steps the devices may be behind the host: enough to never wait for it."""
 
@@ -260,9 +262,22 @@ class TrainLoop:
                 flops=flops,
                 peak_flops=peak * hardware.chips if peak else None,
                 config_changes=self.config_changes,
+                first_weights=self._first_weights(),
             )
         )
         self.guards.on_start(trainer, self.directory)
+
+    def _first_weights(self) -> str:
+        """Returns where the first state's weights are from, and keeps it in the directory.
+
+        A run that starts again from its first state reads nothing a second time.
+        """
+        source, kept = self.cfg.init_from, self.directory / FIRST_WEIGHTS_NAME
+        if source is None or self.step or not is_process_zero() or kept.exists():
+            return ""
+        table: str = source.build().table(self.cfg.model)
+        write_atomically(kept, f"{table}\n".encode())
+        return table
 
     # -- Steps -----------------------------------------------------------------------------------
 

@@ -140,7 +140,8 @@ def _mesh_rule(cfg: Any, hardware: Hardware, *, is_needed: bool) -> MeshRule | N
 
 
 def _apply_rule(cfg: Any, rule: MeshRule, hardware: Hardware) -> Any:
-    cfg = evolve(cfg, mesh=rule.mesh, slices=cfg.slices or rule.slices)
+    over_slices = {"data": hardware.slices} if hardware.slices > 1 else {}
+    cfg = evolve(cfg, mesh=rule.mesh, slices=cfg.slices or rule.slices or over_slices)
     for modifier in rule.modifiers:
         cfg = apply_modifier(cfg, modifier, hardware, where=f"{_MESH_RULE} {rule.match!r}")
     return cfg

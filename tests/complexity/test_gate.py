@@ -11,9 +11,10 @@ from axl_attention.models import deepseek_v2, deepseek_v3, gemma2, gemma3, gpt2,
 from numpy_state import numpy_state
 
 from axcore.complexity import trace_model, why_not_in
-from axcore.config import diff_config, evolve
+from axcore.config import diff_config, evolve, find_config
 from axcore.data import Data
 from axcore.errors import ConfigError, KernelError
+from axcore.layers import Attention
 from axcore.models import llama2, llama3, mistral, mixtral, qwen2
 from axcore.module import DTypes, functional
 from axcore.ops import KernelPolicy, use_policy
@@ -148,13 +149,17 @@ def test_every_variant_runs_forward_and_backward(name, family):
 
 @pytest.mark.parametrize("name", ADDED)
 def test_a_feature_changes_every_experiment_of_the_catalogue_or_is_in_it(name):
+    """A model without attention has no place for some, which they say."""
     feature = FEATURES[name]
     for record in plugin_host().records(Experiment):
         cfg = record.fn.resolve()()
+        refusal = ""
         try:
             is_changed = bool(diff_config(cfg, feature.apply.resolve()(cfg)))
-        except ConfigError:
-            is_changed = False
-        if not is_changed:
+        except ConfigError as error:
+            is_changed, refusal = False, error.what
+        if refusal and not find_config(cfg, Attention):
+            assert refusal.startswith("no "), record.name
+        elif not is_changed:
             plain = evolve(cfg, mesh_rules=(), allow_kernels=("portable",))
             assert why_not_in(feature, plain, Hardware.parse(feature.target)) is None, record.name

@@ -1,8 +1,11 @@
 """JSON lines: one document a line, and errors that name the file and the line."""
 
+import gzip
 import json
+import tracemalloc
 
 import pytest
+import zstandard
 
 from axcore.data import Document, JsonLines
 from axcore.errors import DataError
@@ -80,3 +83,60 @@ def test_a_file_that_is_not_there_is_an_error(tmp_path):
     (tmp_path / "a.jsonl").symlink_to(tmp_path / "gone.jsonl")
     with pytest.raises(DataError, match=r"a\.jsonl cannot be read: No such file"):
         read(tmp_path, on_bad_line="skip")
+
+
+def zstd(data):
+    return zstandard.ZstdCompressor().compress(data)
+
+
+@pytest.mark.parametrize(("suffix", "compress"), [(".gz", gzip.compress), (".zst", zstd)])
+def test_compressed_files_hold_the_lines_of_plain_ones(tmp_path, suffix, compress):
+    plain = lines(*({"text": f"line {i} " + "é" * i} for i in range(300)))
+    (tmp_path / "a.jsonl").write_bytes(plain)
+    # Tools that append make files of several frames.
+    cut = plain.index(b"\n", len(plain) // 2) + 1
+    (tmp_path / f"a.jsonl{suffix}").write_bytes(compress(plain[:cut]) + compress(plain[cut:]))
+    expected = [document.text for document in read(tmp_path)]
+    assert [d.text for d in read(tmp_path, glob=f"*{suffix}")] == expected
+
+
+@pytest.mark.parametrize(("suffix", "compress"), [(".gz", gzip.compress), (".zst", zstd)])
+@pytest.mark.parametrize("damage", ["cut", "other"])
+def test_a_compressed_file_that_is_damaged_is_an_error_with_its_name(
+    tmp_path, suffix, compress, damage
+):
+    data = compress(lines(*({"text": str(i)} for i in range(2000))))
+    damaged = data[: len(data) // 2] if damage == "cut" else b"no such format"
+    (tmp_path / f"a.jsonl{suffix}").write_bytes(damaged)
+    with pytest.raises(DataError, match=rf"a\.jsonl{suffix} cannot be decompressed|is not JSON"):
+        read(tmp_path, glob=f"*{suffix}")
+
+
+def test_a_line_that_is_too_long_is_bad_and_the_next_is_read(tmp_path):
+    long = {"text": "x" * (3 << 20)}
+    (tmp_path / "a.jsonl").write_bytes(lines({"text": "a"}, long, {"text": "b"}, long))
+    with pytest.raises(DataError, match=r"a\.jsonl, line 2 is longer than 1 MiB"):
+        read(tmp_path, max_line_mib=1)
+    with pytest.warns(UserWarning, match=r"2 of 4 lines left out"):
+        documents = read(tmp_path, max_line_mib=1, on_bad_line="skip")
+    assert documents == [Document("a.jsonl:1", "a"), Document("a.jsonl:3", "b")]
+
+
+def test_a_line_of_hundreds_of_megabytes_is_never_in_memory(tmp_path):
+    with (tmp_path / "a.jsonl").open("wb") as file:
+        file.write(b'{"text": "a"}\n')
+        file.truncate(200 << 20)  # a line of zeros, which takes no room on the disk
+    tracemalloc.start()
+    with pytest.warns(UserWarning, match="line 2 is longer than 1 MiB"):
+        assert len(read(tmp_path, max_line_mib=1, on_bad_line="skip")) == 1
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 8 << 20
+
+
+def test_a_share_of_the_lines_may_be_bad_and_no_more(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(lines(*[{"text": "a"}] * 8, b"{", b"}"))
+    with pytest.warns(UserWarning, match=r"2 of 10 lines left out"):
+        assert len(read(tmp_path, on_bad_line="skip", max_bad_fraction=0.2)) == 8
+    with pytest.raises(DataError, match=r"2 of 10 lines are bad, and max_bad_fraction is 0\.1"):
+        read(tmp_path, on_bad_line="skip", max_bad_fraction=0.1)

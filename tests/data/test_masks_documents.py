@@ -6,7 +6,7 @@ import pytest
 
 from axcore.config import evolve
 from axcore.data import Data
-from axcore.data.packing import PackedRows, TokenStore
+from axcore.data.packing import Concatenated, PackedRows, TokenStore
 from axcore.experiments.llama2 import llama2_7b
 from axcore.models import transformer
 from axcore.module import functional
@@ -21,7 +21,7 @@ def rows_of(lengths, **fields):
     """Returns all rows of documents of random tokens."""
     tokens = np.random.default_rng(0).integers(0, 64, sum(lengths)).astype(np.uint16)
     store = TokenStore.of(np.split(tokens, np.cumsum(lengths)[:-1]))
-    rows = PackedRows(store, seq_len=SEQ_LEN, pad_id=0, **fields)
+    rows = PackedRows(Concatenated(store, SEQ_LEN), seq_len=SEQ_LEN, pad_id=0, **fields)
     return rows.batch(range(len(rows)))
 
 

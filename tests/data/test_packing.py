@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from axcore.data.packing import PADDING_ROW, PackedRows, TokenStore
+from axcore.data.packing import PADDING_ROW, Concatenated, PackedRows, TokenStore
 
 PAD = 999
 
@@ -24,7 +24,8 @@ def documents_of(lengths):
 
 
 def packed(documents, seq_len):
-    rows = PackedRows(TokenStore.of(documents), seq_len=seq_len, pad_id=PAD)
+    layout = Concatenated(TokenStore.of(documents), seq_len)
+    rows = PackedRows(layout, seq_len=seq_len, pad_id=PAD)
     return rows, rows.batch(range(len(rows)))
 
 

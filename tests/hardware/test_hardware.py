@@ -12,9 +12,11 @@ DETECT = Ref("axl_acme.detect:detect")
 X1 = Hardware(family="acme", generation="x1", chips=4, peak_flops={"bfloat16": 1e12})
 X2 = Hardware(family="acme", generation="x2-big", chips=4, units_per_chip=2, devices_per_chip=2)
 ACME = HardwareFamily(name="acme", hosts=(X1, X2), detect=DETECT, summary="", plugin="axl-acme")
+X3 = Hardware(family="acme", generation="x3", chips=4, links_hosts=True)
+SLICED = HardwareFamily(name="acme", hosts=(X3,), detect=DETECT, summary="", plugin="axl-acme")
 DETECT_SOURCE = """
 def detect(platform, device_kind):
-    return {"Acme X1": "x1", "Acme X2": "x2-big", "Acme X9": "x9"}.get(device_kind)
+    return {"Acme X1": "x1", "Acme X2": "x2-big", "Acme X3": "x3", "Acme X9": "x9"}.get(device_kind)
 """
 
 
@@ -37,6 +39,20 @@ def test_name_of_parsed_hardware_is_the_name_that_was_parsed():
         assert Hardware.parse(name).name == name
     for name in ("acme-x1-2", "acme-x1-64", "acme-x2-big-16"):
         assert parse_target(name, [ACME]).name == name
+
+
+def test_name_of_slices_counts_them_and_what_is_in_each():
+    hardware = parse_target("acme-x3-2x8", [SLICED])
+    assert hardware.name == "acme-x3-2x8"
+    assert (hardware.slices, hardware.chips, hardware.num_hosts) == (2, 16, 4)
+    assert hardware.linked_devices == 8
+    assert parse_target("acme-x3-1x8", [SLICED]).name == "acme-x3-8"
+
+
+def test_hosts_without_an_interconnect_among_them_are_no_slices():
+    assert parse_target("acme-x1-16", [ACME]).linked_devices == 4
+    with pytest.raises(PluginError, match="in hosts that a network joins"):
+        parse_target("acme-x1-2x8", [ACME])
 
 
 def test_family_may_be_left_out_where_one_alone_has_the_generation():
@@ -105,6 +121,14 @@ def test_hosts_that_show_fewer_devices_are_taken_as_they_are(installed):
     installed.add("axl-acme", files={"detect.py": DETECT_SOURCE})
     hardware = detect_hardware(devices("Acme X1", 6, per_host=3), [ACME])
     assert (hardware.chips, hardware.chips_per_host) == (6, 3)
+
+
+def test_slices_are_counted_where_one_interconnect_joins_hosts(installed):
+    installed.add("axl-acme", files={"detect.py": DETECT_SOURCE})
+    found = devices("Acme X3", 16)
+    for place, device in enumerate(found):
+        device.slice_index = place // 8
+    assert detect_hardware(found, [SLICED]) == parse_target("acme-x3-2x8", [SLICED])
 
 
 def test_unknown_devices_are_described_as_unknown_with_no_figures(installed):

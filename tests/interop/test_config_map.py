@@ -48,6 +48,15 @@ def test_a_layer_of_another_type_is_an_error():
         )
 
 
+@pytest.mark.parametrize("field", ["rms_norm_eps", "rope_theta", "hidden_size", "vocab_size"])
+@pytest.mark.parametrize("value", [None, "many"])
+def test_a_number_that_is_none_is_an_error_that_names_it(field, value):
+    with pytest.raises(ConfigError) as caught:
+        LLAMA.read({**TOY, field: value})
+    ours = {"hidden_size": "dim"}
+    assert ours.get(field, field) in str(caught.value)
+
+
 def test_a_missing_size_is_an_error():
     fields = {name: value for name, value in TOY.items() if name != "hidden_size"}
     with pytest.raises(ConfigError, match="no hidden_size"):

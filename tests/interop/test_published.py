@@ -183,6 +183,19 @@ def test_a_folder_without_a_model_is_an_error(tmp_path):
         from_hugging_face(tmp_path)
 
 
+def test_a_damaged_config_is_an_error(folder):
+    (folder / "config.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"config\.json.* is not JSON"):
+        from_hugging_face(folder)
+
+
+def test_the_dtype_that_a_config_names_is_that_of_most_numbers(state, tmp_path):
+    mixed = jax.tree.map(lambda leaf: leaf.astype("bfloat16") if leaf.ndim > 2 else leaf, state)
+    to_hugging_face(tmp_path / "mixed", CFG, mixed)
+    content = json.loads((tmp_path / "mixed" / "config.json").read_text())
+    assert content["torch_dtype"] == "bfloat16"
+
+
 EMBEDDING = "model.embed_tokens.weight"
 
 

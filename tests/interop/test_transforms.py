@@ -12,7 +12,9 @@ from axcore.interop import (
     Same,
     Split,
     SplitAxis,
+    StackArrays,
     Transpose,
+    UnstackArrays,
     interleaved,
 )
 
@@ -33,6 +35,9 @@ CASES = (
     (Concatenate((2, 4)), [(2, 3), (4, 3)]),
     (Concatenate((2, 4), axis=-1), [(3, 2), (3, 4)]),
     (Split((1, 3), axis=1), [(2, 4)]),
+    (StackArrays(2), [(2, 3)] * 4),
+    (StackArrays(2, axis=-1), [(2, 3)] * 2),
+    (UnstackArrays(3, axis=1), [(2, 3), (4, 3)]),
     (FUSED, [(LATENT, HEADS * KEY), (LATENT, HEADS * VALUE)]),
     (interleaved(6, kept=2, axis=1), [(3, 8)]),
 )
@@ -63,8 +68,17 @@ def test_fused_keys_and_values_follow_each_other_head_by_head():
         assert np.array_equal(rows[head, KEY:], v[:, head * VALUE : (head + 1) * VALUE].T)
 
 
+def test_gates_and_inputs_of_all_experts_become_columns_by_turns():
+    gates, ups = arrays([(4, 3, 2)] * 2)
+    by_turns = Chain(StackArrays(4), StackArrays(2, axis=-1), JoinAxes(2, axis=2))
+    (fused,) = by_turns((*gates, *ups))
+    assert np.array_equal(fused[..., ::2], gates)
+    assert np.array_equal(fused[..., 1::2], ups)
+
+
 def test_half_split_rows_become_neighbouring_pairs():
     assert interleaved(6, kept=2).order == (0, 1, 2, 5, 3, 6, 4, 7)
+    assert interleaved(4, rest=2).order == (0, 2, 1, 3, 4, 5)
 
 
 def test_splits_and_transpositions_copy_nothing():

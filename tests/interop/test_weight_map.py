@@ -4,7 +4,7 @@ import pytest
 
 from axcore.config import evolve, replace_config
 from axcore.errors import ModuleError
-from axcore.interop import BoundMap, below, family_named, linear, same
+from axcore.interop import BoundMap, Rule, StackArrays, below, family_named, linear, same
 from axcore.layers import Pipeline, ScannedLayers, Sequence, Stack, alternating
 from axcore.models import mixtral, transformer
 
@@ -73,6 +73,22 @@ def test_two_arrays_of_one_name_are_an_error():
     clash = [rule for rule in WEIGHTS if rule.ours != ("head.weight",)]
     with pytest.raises(ModuleError, match=r"arrays twice:\nmodel.norm.weight"):
         BoundMap((*clash, same("head.weight", "model.norm.weight")), SIX.build().param_specs())
+
+
+def test_one_tensor_of_all_experts_names_each_by_its_number():
+    cfg = mixtral("toy")
+    experts = "decoder.stack.layer.{layer}.feed_forward.experts.expert"
+    ours = tuple(f"{experts}.{i}.gate.weight" for i in range(8))
+    rules = [
+        rule
+        for rule in family_named("mixtral").weights(cfg)
+        if f"{experts}.{{expert}}.gate.weight" not in rule.ours
+    ]
+    stacked = Rule(ours, ("layers.{layer}.gates",), StackArrays(8))
+    bound = BoundMap((*rules, stacked), cfg.build().param_specs())
+    assert bound.shapes["layers.1.gates"] == (8, 64, 96)
+    (piece,) = (one for one in bound.pieces if one.theirs == ("layers.1.gates",))
+    assert [one.index for one in piece.ours] == [(1, i) for i in range(8)]
 
 
 def test_prefixes_go_before_every_name():

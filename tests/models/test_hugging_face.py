@@ -77,6 +77,14 @@ MIXTRAL_8X7B = {
     "router_aux_loss_coef": 0.02,
     "sliding_window": None,
 }
+MIXTRAL_8X22B = {
+    **MIXTRAL_8X7B,
+    "hidden_size": 6144,
+    "intermediate_size": 16384,
+    "max_position_embeddings": 65536,
+    "num_attention_heads": 48,
+    "num_hidden_layers": 56,
+}
 QWEN2_05B = {
     **OF_EVERY_FILE,
     "architectures": ["Qwen2ForCausalLM"],
@@ -122,6 +130,7 @@ PUBLISHED = {
     "llama3-8b": (llama3("8b"), LLAMA3_8B, 291, 8_030_261_248),
     "mistral-7b": (mistral("7b"), MISTRAL_7B, 291, 7_241_732_096),
     "mixtral-8x7b": (mixtral("8x7b"), MIXTRAL_8X7B, 995, 46_702_792_704),
+    "mixtral-8x22b": (mixtral("8x22b"), MIXTRAL_8X22B, 1_739, 140_620_634_112),
     "qwen2-0.5b": (qwen2("0.5b"), QWEN2_05B, 290, 494_032_768),
     "qwen2-7b": (qwen2("7b"), QWEN2_7B, 339, 7_615_616_512),
     "qwen2-72b": (qwen2("72b"), QWEN2_72B, 963, 72_706_203_648),

@@ -21,7 +21,11 @@ from axcore.parallel import (
 
 BATCH, TIME, DIM, EXPERTS = 8, 6, 8, 4
 INNER = ["experts.expert.inner"]
-KINDS = {"dropless": Dropless.Config(), "capacity": CapacityLimited.Config(factor=1.0)}
+KINDS = {
+    "dropless": Dropless.Config(),
+    "dropless_with_room": Dropless.Config(exchange_room=4.0),
+    "capacity": CapacityLimited.Config(factor=1.0),
+}
 MESHES = (
     {"expert": 4},
     {"data": 2, "expert": 2, "model": 2},

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import optax
 import pytest
-from jax.sharding import PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from axcore.errors import ShardingError
 from axcore.models import transformer
@@ -101,3 +101,10 @@ def test_statistics_of_another_shape_are_replicated(mesh):
     assert like["copy"]["head"]["weight"].spec == PartitionSpec("model", "fsdp")
     assert like["rows"]["head"]["weight"].spec == PartitionSpec()
     assert like["elsewhere"]["body"]["weight"].spec == PartitionSpec()
+
+
+def test_a_spec_that_leaves_out_the_last_dimensions_is_kept(mesh):
+    params = {"weight": jax.ShapeDtypeStruct((16, 3), jnp.float32)}
+    of_params = {"weight": NamedSharding(mesh, PartitionSpec("model"))}
+    like = shardings_like({"mu": params}, params, of_params, mesh)
+    assert like["mu"]["weight"].is_equivalent_to(of_params["weight"], 2)

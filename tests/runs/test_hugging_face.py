@@ -10,12 +10,17 @@ from click.testing import CliRunner
 from pieces import train_pieces
 from safetensors.numpy import load_file
 
+from axcore.checkpoint import Checkpointer
 from axcore.cli.main import group
 from axcore.config import update_config
-from axcore.errors import AxcoreError, CheckpointError
+from axcore.errors import AxcoreError, CheckpointError, ConfigError
 from axcore.interop import to_hugging_face
+from axcore.layers import merge_adapters
 from axcore.models import llama2
+from axcore.modifiers import LoRA
+from axcore.plugins import Hardware
 from axcore.runs import export_run, import_run, load_run
+from axcore.testing import small_experiment, trainer_on
 
 EOS, BOS = "</s>", "<s>"
 
@@ -95,11 +100,51 @@ def test_a_trained_run_becomes_a_model_with_its_numbers(trained, tmp_path):
     assert all(jax.tree.leaves(same))
 
 
+@pytest.mark.slow
+def test_a_run_of_adapters_becomes_adapters_or_a_model_with_them_merged(tmp_path):
+    cfg = update_config(small_experiment(tmp_path / "texts"), {"mesh": {"fsdp": 1}})
+    cfg = LoRA(rank=2).apply(cfg, Hardware.parse("cpu-1"))
+    trainer_on(cfg, 1).run(tmp_path / "run", quiet=True)
+    run = load_run(tmp_path / "run")
+    arguments = ("convert", tmp_path / "run", f"hf:{tmp_path / 'adapters'}", "--dtype", "bfloat16")
+    assert "as PEFT adapters of a model of type llama" in call(*arguments)
+    factors = load_file(tmp_path / "adapters" / "adapter_model.safetensors")
+    up = run.state["decoder"]["stack"]["layer"]["attention"]["q"]["lora_up"]["weight"][1]
+    module = "base_model.model.model.layers.1.self_attn.q_proj"
+    assert np.array_equal(factors[f"{module}.lora_B.weight"], np.asarray(up).T.astype("bfloat16"))
+    call("convert", tmp_path / "run", f"hf:{tmp_path / 'merged'}", "--merged")
+    merged = import_run(tmp_path / "merged", tmp_path / "again").state
+    expected = merge_adapters(run.model, run.state)
+    assert all(jax.tree.leaves(jax.tree.map(np.array_equal, merged, expected)))
+
+
+@pytest.mark.slow
+def test_adapters_that_are_not_all_that_was_trained_are_not_written_alone(trained, tmp_path):
+    directory, _ = trained
+    cfg = LoRA(rank=2).apply(load_run(directory).config, Hardware.parse("cpu-1"))
+    cfg = update_config(cfg, {"learner.trainable": ("**.lora_up.**", "**.norm.**")})
+    trainer_on(cfg, 1).run(tmp_path / "run", quiet=True)
+    with pytest.raises(ConfigError, match=r"trained .*norm.*not its adapters alone"):
+        export_run(load_run(tmp_path / "run"), tmp_path / "adapters")
+    with pytest.raises(ConfigError, match="LoRALinear"):
+        export_run(load_run(directory), tmp_path / "merged", merged=True)
+
+
 def test_a_damaged_model_makes_no_run(published, tmp_path):
     file = published / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-2])
     with pytest.raises(CheckpointError, match="truncated"):
         call("convert", f"hf:{published}", tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_import_that_fails_while_it_is_saved_leaves_nothing(published, tmp_path, monkeypatch):
+    def full(*arguments):
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(Checkpointer, "save", full)
+    with pytest.raises(OSError, match="no space"):
+        import_run(published, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 

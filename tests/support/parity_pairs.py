@@ -17,7 +17,7 @@ from numpy_state import numpy_state
 
 from axcore.config import replace_config, update_config
 from axcore.interop import from_hugging_face, to_hugging_face
-from axcore.layers import RoPE
+from axcore.layers import RoPE, Sequence
 from axcore.models import TiedHead, UntiedHead, llama2, llama3, mistral, mixtral, qwen2
 from axcore.module import functional
 
@@ -72,6 +72,35 @@ def _of_plugin(name):
 
 
 MODELS |= {name: _of_plugin(name) for name in ("gpt2", "qwen3", "qwen3_moe")}
+MODELS |= {name: _of_plugin(name) for name in ("gemma", "gemma2")}
+_OPEN = ("gpt_neox", "granite", "olmo2", "olmo3", "mamba2", "smollm3", "starcoder2")
+MODELS |= {name: _of_plugin(name) for name in _OPEN}
+
+
+def _phi3():
+    """Returns a Phi-4-mini, whose heads have positions in a part; others are Mistrals too."""
+    from axl_attention.partial_rotary import PartialRotary
+
+    return replace_config(
+        _of_plugin("phi3")(), RoPE, lambda old: PartialRotary.Config(fraction=0.75, inner=old)
+    )
+
+
+MODELS["phi3"] = _phi3
+
+
+def _gemma3():
+    """Returns a local layer, a global one, and two local ones."""
+    cfg = _of_plugin("gemma3")()
+    turns, left = cfg.decoder.stack.layers
+    layers = (*turns.layer.layers[-2:], left)
+    return update_config(cfg, {"decoder.stack": Sequence.Config(layers=layers)})
+
+
+MODELS["gemma3"] = _gemma3
+MODELS |= {name: _of_plugin(name) for name in ("glm", "glm4")}
+MODELS |= {name: _of_plugin(name) for name in ("deepseek_v2", "deepseek_v3", "kimi_k2")}
+MODELS["gpt_oss"] = lambda: update_config(_of_plugin("gpt_oss")(), {"**.expert.limit": 0.5})
 
 
 @attrs.frozen(eq=False)
@@ -95,18 +124,27 @@ class Pair:
         return their_logits(self.theirs, TOKENS)
 
 
-def our_logits(read: Any, tokens: np.ndarray) -> np.ndarray:
-    def run(state: Any, tokens: Any) -> Any:
-        return functional(read.model, state, tokens, method="logits")[0]
+def our_logits(read: Any, tokens: np.ndarray, info: Any = None) -> np.ndarray:
+    return model_logits(read.model, read.state, tokens, info)
 
-    return np.asarray(jax.jit(run)(read.state, tokens))
+
+def model_logits(model: Any, state: Any, tokens: np.ndarray, info: Any = None) -> np.ndarray:
+    return np.asarray(_compiled(model)(state, tokens, info))
+
+
+@functools.lru_cache(maxsize=1)
+def _compiled(model: Any) -> Any:
+    def run(state: Any, tokens: Any, info: Any) -> Any:
+        return functional(model, state, tokens, info, method="logits")[0]
+
+    return jax.jit(run)
 
 
 def their_logits(model: Any, tokens: np.ndarray) -> np.ndarray:
     import torch
 
     with torch.no_grad():
-        logits: np.ndarray = model(torch.tensor(tokens).long()).logits.numpy()
+        logits: np.ndarray = model(torch.tensor(tokens).long()).logits.float().numpy()
     return logits
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from axcore.config import evolve
-from axcore.data import JsonLines, TextFiles
+from axcore.data import ByteTokenizer, JsonLines, StoredSource, TextFiles, build_store
 from axcore.testing import (
     DataSourceSuite,
     ExperimentSuite,
@@ -86,7 +86,7 @@ class TestExperiments(ExperimentSuite):
 
 class TestDataSources(DataSourceSuite):
     plugin = "core"
-    keys = ("json_lines", "text_files")
+    keys = ("json_lines", "text_files", "token_store")
 
     def make(self, record, folder):
         if record.name == "text_files":
@@ -94,7 +94,12 @@ class TestDataSources(DataSourceSuite):
                 (folder / f"{number}.txt").write_text(f"text {number}")
             return TextFiles.Config(folder=str(folder))
         (folder / "all.jsonl").write_text('{"text": "a line"}\n' * 8)
-        return JsonLines.Config(folder=str(folder))
+        lines = JsonLines.Config(folder=str(folder))
+        if record.name == "json_lines":
+            return lines
+        store, tokenizer = folder / "store", ByteTokenizer.Config()
+        build_store(lines.build(), tokenizer, store, validation_fraction=0.0)
+        return StoredSource.Config(path=str(store))
 
 
 class TestWriters(WriterSuite):

@@ -1,11 +1,14 @@
 """Axes that a config names and nothing uses are refused before anything runs."""
 
+import attrs
 import pytest
 
 from axcore.config import evolve, update_config
 from axcore.errors import ShardingError
 from axcore.parallel import ACTIVATION_RULES, PARAM_RULES
+from axcore.plugins import Hardware
 from axcore.testing import trainer_on
+from axcore.trainer import resolve
 
 
 def _build(cfg, num_devices=8):
@@ -60,6 +63,14 @@ def test_rules_with_a_misspelt_name_are_refused(small_config, field, rules, text
 def test_a_layer_may_have_an_axis_of_its_own(small_config):
     rules = {**ACTIVATION_RULES, "pixels": ("seq",)}
     assert _build(evolve(small_config, mesh={"fsdp": 8}, activation_rules=rules)).mesh.size == 8
+
+
+def test_data_goes_through_slices_where_a_rule_says_nothing_of_them(small_config):
+    slices = attrs.evolve(Hardware.parse("cpu-8"), slices=2, links_hosts=True)
+    resolved = resolve(evolve(small_config, mesh=None), slices)
+    assert resolved.config.slices == {"data": 2}
+    own = resolve(evolve(small_config, mesh=None, slices={"pipeline": 2}), slices)
+    assert own.config.slices == {"pipeline": 2}
 
 
 def test_slices_are_a_part_of_the_mesh(small_config):

@@ -5,7 +5,7 @@ the clock. Without them each instruction takes the longer of its FLOPs over the 
 over the memory's bandwidth, both times the `Hardware.achievable_fraction` that programs reach. So
 do kernels that the compiler did not write. Collectives count as far as steps wait for them, which
 `timeline` computes; a ring takes what a device sends over the slower of the links to its neighbours
-and the network of those of the group that share its host.
+and the network of those of the group that share its interconnect.
 """
 
 from collections.abc import Mapping, Sequence
@@ -180,23 +180,25 @@ def transfer_s(one: Collective, hardware: Hardware) -> float | None:
     sent = one.sent_bytes / one.times
     links = hardware.interconnect_bandwidth * hardware.achievable_fraction.get("interconnect", 1.0)
     seconds = sent / (links / hardware.devices_per_chip)
-    if one.hosts == 1 or hardware.network_bandwidth is None:
+    if one.islands == 1:
         return seconds
+    if hardware.network_bandwidth is None:
+        return None
     network = hardware.network_bandwidth * hardware.achievable_fraction.get("network", 1.0)
     return max(seconds, _outside(one, sent) / (network / hardware.devices_per_chip))
 
 
 def _outside(one: Collective, sent: float) -> float:
-    """Returns what a device sends to other hosts of what it sends in all.
+    """Returns what a device sends beyond its interconnect of what it sends in all.
 
-    A ring enters and leaves a host once, and its devices' networks share that.
+    A ring enters and leaves an interconnect once, and its devices' networks share that.
     """
     if one.kind == "collective-permute":
         return sent
-    on_host = one.group / one.hosts
+    linked = one.group / one.islands
     if one.kind.endswith("all-to-all"):
-        return sent * (one.group - on_host) / (one.group - 1)
-    return sent / on_host
+        return sent * (one.group - linked) / (one.group - 1)
+    return sent / linked
 
 
 def _speed(dtype: str, hardware: Hardware, role: str) -> float:

@@ -1,4 +1,8 @@
-"""What devices send one another: kind, bytes and module of every collective of a program."""
+"""What devices send one another: kind, bytes and module of every collective of a program.
+
+Over slices, hosts carry it out: XLA has a `send` to the host and a `recv` from it then, whose
+attributes name the collective.
+"""
 
 import re
 from collections.abc import Iterator
@@ -8,6 +12,7 @@ import attrs
 from axcore.aot.hlo.executions import Execution, executions
 from axcore.aot.hlo.groups import first_group, source_target_pairs
 from axcore.aot.hlo.program import Computation, Instruction, Program
+from axcore.errors import AotError
 from axcore.plugins import Hardware
 
 KINDS = (
@@ -20,6 +25,15 @@ KINDS = (
     "collective-broadcast",
 )
 _CHANNEL = re.compile(r"channel_id=(\d+)")
+_OVER_SLICES = re.compile(r'_megascale_target="\{([\d,:]+)\}x.*_megascale_transfer_type="(\w+)"')
+_BY_HOSTS = {
+    "ALL_GATHER": "all-gather",
+    "ALL_REDUCE": "all-reduce",
+    "ALL_TO_ALL": "all-to-all",
+    "ONE_TO_ONE": "collective-permute",
+    "REDUCE_SCATTER": "reduce-scatter",
+}
+_RENDEZVOUS = re.compile(r'_host_transfer_rendezvous="([^"]*)"')
 
 
 @attrs.frozen(kw_only=True)
@@ -31,7 +45,7 @@ class Collective:
         op_name: Under which scopes it was traced.
         nbytes: Size of the whole array on a device: gathered, or before it is scattered.
         group: How many devices take part together.
-        hosts: Over how many hosts those are spread.
+        islands: Over how many groups of devices with one interconnect those are spread.
         times: How often it runs.
         started: Name of the instruction that starts it.
         awaited: Name of the instruction after which it is there.
@@ -43,7 +57,7 @@ class Collective:
     op_name: str
     nbytes: int
     group: int
-    hosts: int = 1
+    islands: int = 1
     times: int
     started: str = ""
     awaited: str = ""
@@ -96,6 +110,9 @@ def _found(program: Program, one: Execution) -> Iterator[_Found]:
         for inner in started.instructions:
             if _kind(inner) in KINDS:
                 yield _Found(inner, started, one, _awaited(instruction, one.computation), True)
+    elif instruction.opcode == "send" and _OVER_SLICES.search(instruction.text):
+        awaited = _received(instruction, one.computation)
+        yield _Found(instruction, one.computation, one, awaited, True)
     elif _kind(instruction) in KINDS:
         awaited = _awaited(instruction, one.computation)
         yield _Found(instruction, one.computation, one, awaited, awaited != name)
@@ -127,6 +144,15 @@ def _awaited(started: Instruction, within: Computation) -> str:
     return started.name
 
 
+def _received(send: Instruction, within: Computation) -> str:
+    """Returns the name of the instruction that awaits what hosts make of what a device sends."""
+    place = _RENDEZVOUS.findall(send.text)
+    for one in within.instructions:
+        if one.opcode == "recv" and _RENDEZVOUS.findall(one.text) == place:
+            return _awaited(one, within)
+    return send.name
+
+
 def _asynchronous(program: Program) -> frozenset[str]:
     """Returns the computations that are started, and run beside others."""
     return frozenset(
@@ -139,18 +165,51 @@ def _asynchronous(program: Program) -> frozenset[str]:
 
 def _collective(found: _Found, hardware: Hardware) -> Collective:
     one = found.instruction
+    over_slices = _OVER_SLICES.search(one.text)
+    if over_slices:
+        return _by_hosts(found, *over_slices.groups())
     group = first_group(one.text, hardware.num_devices)
     return Collective(
         kind=_kind(one),
         op_name=one.op_name or found.started.instruction.op_name,
         nbytes=_whole_bytes(one, found.within),
         group=len(group),
-        hosts=_num_hosts(one, group, hardware),
+        islands=_num_islands(one, group, hardware),
         times=found.started.times,
         started=found.started.instruction.name,
         awaited=found.awaited,
         is_hidden=found.is_hidden,
     )
+
+
+def _by_hosts(found: _Found, slices: str, transfer: str) -> Collective:
+    """Returns a collective that hosts carry out over slices, one device of each."""
+    one = found.instruction
+    if transfer not in _BY_HOSTS:
+        raise AotError(
+            f"hosts carry out {transfer} over slices, whose cost is not known",
+            where=one.name,
+            hint="name a target of one slice, or shard over slices what is summed alone",
+        )
+    received = found.within.by_name[found.awaited].shape.parts[0].nbytes
+    group = sum(_length(part) for part in slices.split(","))
+    return Collective(
+        kind=_BY_HOSTS[transfer],
+        op_name=one.op_name or found.started.instruction.op_name,
+        nbytes=max(one.shape.parts[0].nbytes, received),
+        group=group,
+        islands=group,
+        times=found.started.times,
+        started=one.name,
+        awaited=found.awaited,
+        is_hidden=True,
+    )
+
+
+def _length(part: str) -> int:
+    """Returns how many slices `3` or `0:31` means."""
+    first, _, last = part.partition(":")
+    return int(last or first) - int(first) + 1
 
 
 def _kind(instruction: Instruction) -> str:
@@ -165,10 +224,10 @@ def _whole_bytes(one: Instruction, within: Computation) -> int:
     return one.shape.nbytes
 
 
-def _num_hosts(one: Instruction, group: tuple[int, ...], hardware: Hardware) -> int:
-    """Returns how many hosts a group is on; 2 for a permutation that leaves a host."""
-    on_host = hardware.chips_per_host * hardware.devices_per_chip
+def _num_islands(one: Instruction, group: tuple[int, ...], hardware: Hardware) -> int:
+    """Returns how many interconnects a group is on; 2 for a permutation that leaves one."""
+    linked = hardware.linked_devices
     if _kind(one) == "collective-permute":
         pairs = source_target_pairs(one.text)
-        return 2 if any(here // on_host != there // on_host for here, there in pairs) else 1
-    return len({device // on_host for device in group})
+        return 2 if any(here // linked != there // linked for here, there in pairs) else 1
+    return len({device // linked for device in group})

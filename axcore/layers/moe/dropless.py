@@ -6,7 +6,7 @@ Letters: N tokens, K choices of a token, R = N K rows, E experts, D width.
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from axcore.config import config
+from axcore.config import PositiveFloat, config
 from axcore.layers.moe.expert_all_to_all import Rows, Sizes, expert_all_to_all
 from axcore.layers.moe.experts import Choices, Experts, Tokens, Weights
 from axcore.layers.moe.grouped_linear import (
@@ -30,7 +30,16 @@ class Dropless(Experts):
 
     @config
     class Config(Experts.Config):
-        """Describes a `Dropless`."""
+        """Describes a `Dropless`.
+
+        Args:
+            exchange_room: Rows that a device may send to each other one, as a multiple of an even
+                share. What is beyond it adds nothing; the summary `dropped` counts it. None has
+                room for all: nothing is dropped, and each of P devices then computes P times as
+                many rows as it has, zeros mostly.
+        """
+
+        exchange_room: PositiveFloat | None = None
 
     def setup(self, cfg: Config) -> None:
         """Builds the experts, with grouped products in place of their linear layers."""
@@ -49,11 +58,14 @@ class Dropless(Experts):
         permutation = TokenPermutation.of(experts.reshape(-1), self.config.num_experts)
         x_RD = permute(jnp.repeat(x_ND, num_choices, axis=0), permutation.order, permutation.place)
         axes = expert_mesh_axes()
-        y_RD = (
-            expert_all_to_all(self._run, x_RD, permutation.sizes, axes)
+        room = self.config.exchange_room
+        y_RD, dropped = (
+            expert_all_to_all(self._run, x_RD, permutation.sizes, axes, room)
             if axes
-            else self._run(x_RD, permutation.sizes)
+            else (self._run(x_RD, permutation.sizes), jnp.zeros(()))
         )
+        if room is not None:
+            self.add_summary("dropped", dropped)
         y_NKD = permute(y_RD, permutation.place, permutation.order).reshape(*experts.shape, -1)
         return jnp.einsum("btkd,btk->btd", y_NKD, weights.astype(y_NKD.dtype))
 

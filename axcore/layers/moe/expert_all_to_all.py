@@ -1,12 +1,14 @@
 """Rows sent to the devices that hold their experts, and back, by all-to-all.
 
-Every device sends every other one a block that would hold all of its rows, so that none is lost
-however uneven the load; what is not needed of a block stays zero.
+Every device sends every other one a block of equal size, whatever the load; what is not needed of a
+block stays zero, and rows for which it has no room stay behind. A block that would hold all rows of
+a device loses none.
 
-Letters: R rows of this device, P devices, L experts of a device, S = P R rows that may arrive, D
-width.
+Letters: R rows of this device, P devices, L experts of a device, B rows of a block, S = P B rows
+that may arrive, D width.
 """
 
+import math
 from collections.abc import Callable
 
 import jax
@@ -20,26 +22,46 @@ Sizes = Int[Array, " experts"]
 
 
 def expert_all_to_all(
-    run: Callable[[Rows, Sizes], Rows], x_RD: Rows, sizes: Sizes, axes: tuple[str, ...]
-) -> Rows:
-    """Returns what `run` makes of each row on the device that holds its expert.
+    run: Callable[[Rows, Sizes], Rows],
+    x_RD: Rows,
+    sizes: Sizes,
+    axes: tuple[str, ...],
+    room: float | None = None,
+) -> tuple[Rows, Float[Array, ""]]:
+    """Returns what `run` makes of each row on the device that holds its expert, and what stays.
+
+    The latter is the share of rows for which there was no room; zeros are in their place.
 
     Args:
         run: From rows sorted by expert, and how many each of the device's own experts has.
         x_RD: Rows of this device, sorted by expert.
         sizes: How many rows are of each expert, of all devices.
         axes: Mesh axes that experts are split over, in order.
+        room: Of a block, as a multiple of R / P; room for all rows where None.
     """
-    sent_PL = sizes.reshape(jax.lax.axis_size(axes), -1)
-    place_R = _places(sent_PL, len(x_RD))
-    num_places = sent_PL.shape[0] * len(x_RD)
+    wanted_PL = sizes.reshape(jax.lax.axis_size(axes), -1)
+    block = _block_size(len(x_RD), wanted_PL.shape[0], room)
+    sent_PL = _with_room(wanted_PL, block)
+    place_R = _places(wanted_PL, len(x_RD), block)
+    num_places = wanted_PL.shape[0] * block
     row_S = inverse(place_R, num_places)
     x_SD = _swapped(permute(x_RD, row_S, place_R), axes)
     arrived_PL = _swapped(sent_PL, axes)
-    permutation = TokenPermutation.of(_experts(arrived_PL, len(x_RD)), sent_PL.shape[1])
+    permutation = TokenPermutation.of(_experts(arrived_PL, block), sent_PL.shape[1])
     y_SD = run(permute(x_SD, permutation.order, permutation.place), permutation.sizes)
     y_SD = _swapped(permute(y_SD, permutation.place, permutation.order), axes)
-    return permute(y_SD, place_R, row_S)
+    left_behind = jnp.mean((place_R == num_places).astype(jnp.float32))
+    return permute(y_SD, place_R, row_S), left_behind
+
+
+def _block_size(num_rows: int, num_devices: int, room: float | None) -> int:
+    return num_rows if room is None else min(num_rows, math.ceil(room * num_rows / num_devices))
+
+
+def _with_room(wanted_PL: Int[Array, "devices experts"], block: int) -> Int[Array, "d e"]:
+    """Returns how many rows of each expert are in a block, the first ones first."""
+    ends_PL = jnp.minimum(jnp.cumsum(wanted_PL, axis=1), block)
+    return jnp.diff(ends_PL, axis=1, prepend=0).astype(wanted_PL.dtype)
 
 
 def _swapped(blocks: Array, axes: tuple[str, ...]) -> Array:
@@ -48,13 +70,17 @@ def _swapped(blocks: Array, axes: tuple[str, ...]) -> Array:
     return swapped
 
 
-def _places(sent_PL: Int[Array, "devices experts"], num_rows: int) -> Int[Array, " rows"]:
-    """Returns each row's place when every device's rows begin a block of `num_rows`."""
-    ends_P = jnp.cumsum(jnp.sum(sent_PL, axis=1))
+def _places(
+    wanted_PL: Int[Array, "devices experts"], num_rows: int, block: int
+) -> Int[Array, " rows"]:
+    """Returns each row's place in the blocks; one past the end where its block has no room."""
+    ends_P = jnp.cumsum(jnp.sum(wanted_PL, axis=1))
     row_R = jnp.arange(num_rows, dtype=ends_P.dtype)
     device_R = jnp.searchsorted(ends_P, row_R, side="right")
     starts_P = jnp.concatenate([jnp.zeros_like(ends_P[:1]), ends_P[:-1]])
-    return (device_R * num_rows + row_R - starts_P[device_R]).astype(jnp.int32)
+    within_R = row_R - starts_P[device_R]
+    place_R = jnp.where(within_R < block, device_R * block + within_R, len(ends_P) * block)
+    return place_R.astype(jnp.int32)
 
 
 def _experts(arrived_PL: Int[Array, "devices experts"], num_rows: int) -> Int[Array, " places"]:

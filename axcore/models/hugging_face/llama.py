@@ -2,11 +2,9 @@
 
 from typing import Any
 
-from axcore.interop import HEAD_DIM, LLAMA_WEIGHTS, Family, Field
+from axcore.interop import ATTENTION_BIAS, HEAD_DIM, LLAMA_WEIGHTS, Family, Field
 from axcore.models.hugging_face.entries import LLAMA_LIKE
 from axcore.models.transformer import transformer
-
-_HAS_BIAS = ("**.attention.linear.has_bias", "**.attention.out_linear.has_bias")
 
 
 def smallest() -> Any:
@@ -20,7 +18,7 @@ LLAMA = Family(
     config=(
         *LLAMA_LIKE,
         HEAD_DIM,
-        Field("attention_bias", _HAS_BIAS, default=False),
+        ATTENTION_BIAS,
         Field("mlp_bias", ("**.feed_forward.linear.has_bias",), default=False),
     ),
     weights=lambda cfg: LLAMA_WEIGHTS,

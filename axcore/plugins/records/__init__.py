@@ -6,6 +6,7 @@ Written by `python -m axcore.plugins.generate`.
 from axcore.hardware.families import HardwareFamily
 from axcore.hardware.mesh_rules import MeshRule
 from axcore.plugins.hooks import HookDecorator, HookTable
+from axcore.plugins.records.adapter_format import AdapterFormat
 from axcore.plugins.records.aot_target import AotTarget
 from axcore.plugins.records.checkpoint_storage import CheckpointStorage
 from axcore.plugins.records.command import Command
@@ -28,6 +29,7 @@ from axcore.plugins.records.rope_scaling import RopeScaling
 from axcore.plugins.records.run_observer import RunObserver
 
 __all__ = [
+    "AdapterFormat",
     "AotTarget",
     "CheckpointStorage",
     "Command",
@@ -57,6 +59,7 @@ __all__ = [
 class Hooks(HookTable):
     """A decorator for each hook."""
 
+    adapter_formats = HookDecorator(AdapterFormat)
     aot_targets = HookDecorator(AotTarget)
     checkpoint_storages = HookDecorator(CheckpointStorage)
     commands = HookDecorator(Command)

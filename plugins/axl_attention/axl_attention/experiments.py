@@ -12,7 +12,19 @@ from axcore.config import evolve, update_config
 from axcore.experiments import llama2_7b, mesh_rules
 from axcore.modifiers import Kernels
 from axcore.module import DTypes
-from axl_attention.models import deepseek_v2, deepseek_v3, gemma2, gemma3, gpt2, qwen3, qwen3_moe
+from axl_attention.models import (
+    deepseek_v2,
+    deepseek_v3,
+    gemma,
+    gemma2,
+    gemma3,
+    glm4,
+    gpt2,
+    gpt_oss,
+    kimi_k2,
+    qwen3,
+    qwen3_moe,
+)
 
 
 def gpt2_small() -> Any:
@@ -54,6 +66,23 @@ def qwen3_30b_a3b() -> Any:
     """Returns Qwen3-30B-A3B, trained as `qwen3-8b`."""
     model = evolve(qwen3_moe("30b-a3b"), dtypes=DTypes(compute="bfloat16"))
     return update_config(qwen3_8b(), {"model": model, **_rows(1, 2)})
+
+
+def gemma_7b() -> Any:
+    """Returns Gemma 7B: 6T tokens in rows of 8192.
+
+    Source: Gemma Team 2024, arXiv:2403.08295, sections 2 and 3.
+    """
+    return _trained(
+        gemma("7b"),
+        {
+            **_tokens("<bos>", "<eos>"),
+            "data.seq_len": 8192,
+            "data.batch_size": 512,
+            "max_steps": 1_431_000,
+            **_rows(1, 2),
+        },
+    )
 
 
 def gemma2_9b() -> Any:
@@ -134,6 +163,37 @@ def deepseek_v3_671b() -> Any:
             **_rows(1, 1),
         },
     )
+
+
+def kimi_k2_1t() -> Any:
+    """Returns Kimi K2: 15.5T tokens, 16,384 rows of 4096 tokens a batch.
+
+    Source: Kimi Team 2025, arXiv:2507.20534, section 2.5. Differs: as `deepseek-v3`; AdamW in the
+    place of MuonClip.
+    """
+    return _trained(
+        kimi_k2("1t"),
+        {
+            **_tokens("[BOS]", "[EOS]"),
+            "data.batch_size": 16_384,
+            "learner.schedule.peak": 2e-4,
+            "max_steps": 231_000,
+            **_rows(1, 1),
+        },
+    )
+
+
+def glm4_9b() -> Any:
+    """Returns GLM-4-9B-0414 in rows of 4096; of its training nothing was published."""
+    return _trained(glm4("9b"), {**_tokens("[gMASK]", "<|endoftext|>"), **_rows(2, 4)})
+
+
+def gpt_oss_20b() -> Any:
+    """Returns GPT-OSS 20B in rows of 4096, the length that its positions are stretched from.
+
+    Of its training nothing else was published.
+    """
+    return _trained(gpt_oss("20b"), {**_tokens(None, "<|endoftext|>"), **_rows(1, 4)})
 
 
 def _trained(model: Any, changes: dict[str, Any]) -> Any:

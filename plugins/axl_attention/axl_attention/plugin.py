@@ -61,6 +61,24 @@ def hugging_face_families() -> Iterator[HuggingFaceFamily]:
     """Published models that these layers make."""
     for name, family, summary in (
         ("gpt2", "gpt2:GPT2", "GPT-2"),
+        ("deepseek_v2", "deepseek:DEEPSEEK_V2", "DeepSeek-V2"),
+        ("deepseek_v3", "deepseek:DEEPSEEK_V3", "DeepSeek-V3 and R1"),
+        ("kimi_k2", "deepseek:DEEPSEEK_V3", "Kimi K2, which is written as deepseek_v3"),
+        ("gemma", "gemma:GEMMA", "Gemma 1"),
+        ("gemma2", "gemma:GEMMA2", "Gemma 2"),
+        ("gemma3_text", "gemma:GEMMA3_TEXT", "Gemma 3, for text"),
+        ("gemma3", "gemma:GEMMA3", "Gemma 3 with its vision tower, the text part of it"),
+        ("granite", "granite:GRANITE", "Granite 3"),
+        ("smollm3", "smollm3:SMOLLM3", "SmolLM3"),
+        ("phi3", "phi3:PHI3", "Phi-3 and Phi-4"),
+        ("gpt_neox", "gpt_neox:GPT_NEOX", "GPT-NeoX and Pythia"),
+        ("starcoder2", "starcoder2:STARCODER2", "StarCoder2"),
+        ("olmo3", "olmo:OLMO3", "OLMo 3"),
+        ("mamba2", "mamba2:MAMBA2", "Mamba-2"),
+        ("olmo2", "olmo:OLMO2", "OLMo 2"),
+        ("glm", "glm:GLM", "GLM-4"),
+        ("glm4", "glm:GLM4", "GLM-4-0414"),
+        ("gpt_oss", "gpt_oss:GPT_OSS", "GPT-OSS"),
         ("qwen3", "qwen3:QWEN3", "Qwen3, dense"),
         ("qwen3_moe", "qwen3:QWEN3_MOE", "Qwen3 with experts"),
     ):
@@ -95,7 +113,10 @@ def rope_scalings() -> Iterator[RopeScaling]:
         name="yarn",
         config=Ref(_CONFIGS["yarn"]),
         fields=_LENGTH,
-        optional={name: name for name in ("attention_factor", "beta_fast", "beta_slow")},
+        optional={
+            **{name: name for name in ("attention_factor", "beta_fast", "beta_slow")},
+            "truncate": "has_whole_bounds",
+        },
         summary="YaRN",
     )
 
@@ -107,13 +128,40 @@ def experiments() -> Iterator[Experiment]:
         ("gpt2", "gpt2_small", "GPT-2, 124M parameters"),
         ("qwen3-8b", "qwen3_8b", "Qwen3 8B"),
         ("qwen3-30b-a3b", "qwen3_30b_a3b", "Qwen3 30B, with 128 experts a layer"),
+        ("gemma-7b", "gemma_7b", "Gemma 7B"),
         ("gemma2-9b", "gemma2_9b", "Gemma 2 9B"),
         ("gemma3-4b", "gemma3_4b", "The text part of Gemma 3 4B"),
         ("deepseek-v2-lite", "deepseek_v2_lite", "DeepSeek-V2-Lite, 15.7B parameters"),
         ("deepseek-v3", "deepseek_v3_671b", "DeepSeek-V3, 671B parameters"),
+        ("kimi-k2", "kimi_k2_1t", "Kimi K2, 1T parameters"),
+        ("glm4-9b", "glm4_9b", "GLM-4-9B of April 2025"),
+        ("gpt-oss-20b", "gpt_oss_20b", "GPT-OSS 20B, with 32 experts a layer"),
     ):
         yield Experiment(
             name=name, fn=Ref(f"axl_attention.experiments:{function}"), summary=summary
+        )
+
+
+_OPEN_EXPERIMENTS = {
+    "granite-8b": "Granite 3 8B",
+    "olmo2-7b": "OLMo 2 7B",
+    "mamba2-2.7b": "Mamba-2 2.7B, which does not attend",
+    "olmo3-7b": "OLMo 3 7B",
+    "starcoder2-15b": "StarCoder2 15B",
+    "pythia-6.9b": "Pythia 6.9B",
+    "phi-4": "Phi-4, 14B parameters",
+    "smollm3-3b": "SmolLM3 3B",
+}
+"""Summaries by name; a function's name has `_` for other signs."""
+
+
+@hook.experiments
+def open_experiments() -> Iterator[Experiment]:
+    """The pre-training of more models that need those variants."""
+    for name, summary in _OPEN_EXPERIMENTS.items():
+        function = name.replace("-", "_").replace(".", "_")
+        yield Experiment(
+            name=name, fn=Ref(f"axl_attention.open_experiments:{function}"), summary=summary
         )
 
 

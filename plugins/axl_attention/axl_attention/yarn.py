@@ -20,8 +20,8 @@ class YaRN(Module):
     the attention factor, the logits so by its square.
 
     Source: Peng et al. 2023, arXiv:2309.00071, sections 3.2 and 3.4.
-    Differs: the mixture is linear in the number of a pair, between whole numbers, as in the
-    authors' program and the models that were published with it; the paper's formula has it
+    Differs: the mixture is linear in the number of a pair, between whole numbers by default, as in
+    the authors' program and the models that were published with it; the paper's formula has it
     linear in the turns. Slot protocol: the parent fills `head_dim`.
     """
 
@@ -37,6 +37,7 @@ class YaRN(Module):
             beta_fast: Turns in a row above which a pair stays as it is.
             beta_slow: Turns in a row below which a pair is slowed by the whole factor.
             attention_factor: On queries and keys; by default `0.1 ln(factor) + 1`.
+            has_whole_bounds: Whether the first and the last pair of the mixture have whole numbers.
         """
 
         head_dim: PositiveInt = REQUIRED
@@ -46,14 +47,15 @@ class YaRN(Module):
         beta_fast: float = 32.0
         beta_slow: float = 1.0
         attention_factor: float | None = None
+        has_whole_bounds: bool = True
 
     def setup(self, cfg: Config) -> None:
         """Computes the frequencies and the attention factor."""
         check_factor(cfg.factor)
-        if not cfg.beta_fast > cfg.beta_slow > 0:
+        if not cfg.beta_fast >= cfg.beta_slow > 0:
             raise ConfigError(
                 f"beta_fast is {cfg.beta_fast} and beta_slow {cfg.beta_slow}; "
-                "fast pairs turn more often than slow ones"
+                "fast pairs turn no less often than slow ones"
             )
         kept = rope_frequencies(cfg.head_dim, cfg.theta)
         slowed = _share_slowed(cfg)
@@ -75,10 +77,30 @@ def yarn_attention_factor(factor: float, *, weight: float = 1.0) -> float:
     return 0.1 * weight * math.log(factor) + 1.0
 
 
+def stretched_scale(factor: float, *, weight: float, width: int) -> float:
+    """Returns the scale of logits of keys with `width` dimensions, stretched on all of them.
+
+    That is DeepSeek's way: the attention factor is in the scale, and not on what positions rotate.
+
+    Args:
+        factor: How many times longer the rows are.
+        weight: DeepSeek's `mscale_all_dim`.
+        width: Dimensions of a key, those without position included.
+    """
+    return yarn_attention_factor(factor, weight=weight) ** 2 / width**0.5
+
+
+def weight_of_stretched_scale(factor: float, scale: float, *, width: int) -> float:
+    """Returns the weight of which `stretched_scale` makes a scale, to six digits."""
+    return round(((scale * width**0.5) ** 0.5 - 1.0) / (0.1 * math.log(factor)), 6)
+
+
 def _share_slowed(cfg: YaRN.Config) -> np.ndarray:
     """Returns how much of the slowed frequency each pair gets, 0 to 1."""
-    first = max(math.floor(_pair_that_turns(cfg.beta_fast, cfg)), 0)
-    last = min(math.ceil(_pair_that_turns(cfg.beta_slow, cfg)), cfg.head_dim - 1)
+    first, last = (_pair_that_turns(turns, cfg) for turns in (cfg.beta_fast, cfg.beta_slow))
+    if cfg.has_whole_bounds:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, cfg.head_dim - 1)
     pairs = np.arange(cfg.head_dim // 2)
     return np.clip((pairs - first) / max(last - first, 1e-3), 0.0, 1.0)
 

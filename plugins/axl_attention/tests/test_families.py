@@ -3,7 +3,28 @@
 import jax
 import numpy as np
 import pytest
-from axl_attention.models import deepseek_v2, deepseek_v3, gemma2, gemma3, gpt2, qwen3, qwen3_moe
+from axl_attention.models import (
+    deepseek_v2,
+    deepseek_v3,
+    gemma,
+    gemma2,
+    gemma3,
+    glm,
+    glm4,
+    gpt2,
+    gpt_neox,
+    gpt_oss,
+    granite,
+    kimi_k2,
+    mamba2,
+    olmo2,
+    olmo3,
+    phi3,
+    qwen3,
+    qwen3_moe,
+    smollm3,
+    starcoder2,
+)
 
 from axcore.config import find_config, from_json, to_json
 from axcore.errors import ConfigError
@@ -11,7 +32,12 @@ from axcore.layers import MoE, ScannedLayers
 from axcore.models import flops_per_token
 from axcore.module import count_params
 
-FAMILIES = (gpt2, qwen3, qwen3_moe, gemma2, gemma3, deepseek_v2, deepseek_v3)
+FAMILIES = (
+    *(olmo2, gpt2, qwen3, qwen3_moe, gemma, gemma2, gemma3),
+    *(granite, deepseek_v2, deepseek_v3, kimi_k2, gpt_neox, olmo3, smollm3),
+    *(phi3, gpt_oss, starcoder2),
+)
+"""The first of every seven is trained in the quick tests."""
 
 VISION = 416_866_032
 """Parameters of the vision tower that Gemma 3 comes with: 27 layers of width 1152."""
@@ -32,6 +58,9 @@ def size_of(cfg):
         # "total" of the safetensors of Qwen/Qwen3-8B and Qwen/Qwen3-30B-A3B.
         (qwen3, "8b", 8_190_735_360),
         (qwen3_moe, "30b-a3b", 30_532_122_624),
+        # google/gemma-*.
+        (gemma, "2b", 2_506_172_416),
+        (gemma, "7b", 8_537_680_896),
         # google/gemma-2-*.
         (gemma2, "2b", 2_614_341_888),
         (gemma2, "9b", 9_241_705_984),
@@ -43,6 +72,15 @@ def size_of(cfg):
         (deepseek_v2, "236b", 235_741_434_880),
         # deepseek-ai/DeepSeek-V3 without its second head, with the routers' biases.
         (deepseek_v3, "671b", 671_026_419_200),
+        # openai/gpt-oss-*, dequantized.
+        (gpt_oss, "20b", 20_914_757_184),
+        (gpt_oss, "120b", 116_829_156_672),
+        # THUDM/glm-4-9b-hf, GLM-4-9B-0414 and GLM-4-32B-0414.
+        (glm, "9b", 9_399_951_360),
+        (glm4, "9b", 9_400_279_040),
+        (glm4, "32b", 32_566_081_536),
+        # moonshotai/Kimi-K2-Base, with the routers' biases.
+        (kimi_k2, "1t", 1_026_408_232_448),
     ],
 )
 def test_parameters_are_as_many_as_published(family, size, published):
@@ -71,7 +109,11 @@ def test_biases_of_deepseek_v3_are_no_trained_parameters():
     assert size_of(deepseek_v3("671b")) - count_params(specs) == 58 * 256
 
 
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.__name__)
+@pytest.mark.parametrize(
+    "family",
+    [*FAMILIES, pytest.param(mamba2, marks=pytest.mark.slow)],
+    ids=lambda family: family.__name__,
+)
 @pytest.mark.quick_one_in(7)
 def test_toy_learns_and_sees_no_later_token(family, run_model):
     """Every parameter gets a gradient, and a step along it lowers the loss."""
@@ -91,7 +133,7 @@ def test_toy_learns_and_sees_no_later_token(family, run_model):
     assert not np.allclose(after[:, -1], logits[:, -1], atol=1e-3)
 
 
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.__name__)
+@pytest.mark.parametrize("family", [*FAMILIES, mamba2], ids=lambda family: family.__name__)
 def test_family_is_saved_and_read_back_and_knows_its_sizes(family):
     cfg = family("toy")
     assert from_json(to_json(cfg)) == cfg

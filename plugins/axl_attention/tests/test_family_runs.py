@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from axl_attention.models import deepseek_v3, gemma3, gpt2
+from axl_attention.models import deepseek_v3, gemma3, gpt2, mamba2
 
 from axcore.config import evolve, update_config
 from axcore.data import ByteTokenizer
@@ -24,7 +24,8 @@ from axcore.testing import small_experiment, trainer_on
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "family", [gpt2, *(pytest.param(fn, marks=pytest.mark.long) for fn in (gemma3, deepseek_v3))]
+    "family",
+    [gpt2, *(pytest.param(fn, marks=pytest.mark.long) for fn in (gemma3, deepseek_v3, mamba2))],
 )
 def test_toy_is_trained_and_sampled(family, tmp_path):
     """By the trainer, for two steps; samples are drawn at the end."""

@@ -132,7 +132,7 @@ def test_neighbouring_pairs_are_halves_of_permuted_projections(call, random):
     [
         (LinearRoPE.Config(theta=1e4, factor=0.5), 8, "factor is 0.5; rows become longer"),
         (NTKRoPE.Config(theta=1e4), 2, "head_dim is 2; one pair"),
-        (YaRN.Config(theta=1e4, beta_fast=1.0, beta_slow=2.0), 8, "fast pairs turn more often"),
+        (YaRN.Config(theta=1e4, beta_fast=1.0, beta_slow=2.0), 8, "fast pairs turn no less often"),
         (Llama3RoPE.Config(theta=1e4, high_frequency_factor=1.0), 8, "short waves fit"),
         (YaRN.Config(theta=1e4), 7, "head_dim is 7; rotary positions need it even"),
         (PartialRotary.Config(fraction=0.1), 16, "gives 1 of 16 dimensions"),

@@ -12,7 +12,7 @@ the products that `axcore aot` counts: half of all pairs, though blocks on the d
 whole. Of v4 and 7x nothing was counted.
 
 All figures were compared with these pages again in November 2026, but for v4's links and v5p's
-int8, of which today's pages say nothing.
+int8, of which today's pages say nothing. What joins slices of v4, v5p and 7x is not in them.
 """
 
 from axcore.plugins import Hardware
@@ -38,6 +38,7 @@ def hosts() -> tuple[Hardware, ...]:
 # TensorCores that JAX shows as one device; six links of 50 GB/s each way (2400 Gbps).
 V4 = Hardware(
     family="tpu",
+    links_hosts=True,
     generation="v4",
     chips=4,
     units_per_chip=2,
@@ -50,15 +51,18 @@ V4 = Hardware(
 )
 
 # Cloud TPU documentation, "TPU v5e" and the v5e column of "TPU v6e": 197 TFLOPs, 393 TOPs int8,
-# 16 GB at 819 GBps, 1600 Gbps of links; slices of several hosts have four chips in each.
+# 16 GB at 819 GBps, 1600 Gbps of links; slices of several hosts have four chips in each. 6.4 Tbps
+# of data center network for the 256 chips of a pod.
 V5E = Hardware(
     family="tpu",
+    links_hosts=True,
     generation="v5e",
     chips=4,
     memory_bytes=16 * GIB,
     peak_flops={"bfloat16": 197 * TERA, "int8": 393 * TERA},
     memory_bandwidth=819 * GIGA,
     interconnect_bandwidth=200 * GIGA,
+    network_bandwidth=3.125 * GIGA,
     clock_hz=1.5 * GIGA,
     achievable_fraction={
         "attention/splash_attention": 0.575,
@@ -77,6 +81,7 @@ V5E = Hardware(
 # links both ways; two TensorCores that JAX shows as one device.
 V5P = Hardware(
     family="tpu",
+    links_hosts=True,
     generation="v5p",
     chips=4,
     units_per_chip=2,
@@ -99,15 +104,18 @@ V5P = Hardware(
 )
 
 # Cloud TPU documentation, "TPU v6e": 918 TFLOPs, 1836 TOPs int8; the v6e column of "TPU7x":
-# 32 GiB at 1638 GBps, 800 GBps of links both ways.
+# 32 GiB at 1638 GBps, 800 GBps of links both ways; "TPU v6e" beside v5e: 25.6 Tbps of data center
+# network for the 256 chips of a pod.
 V6E = Hardware(
     family="tpu",
+    links_hosts=True,
     generation="v6e",
     chips=4,
     memory_bytes=32 * GIB,
     peak_flops={"bfloat16": 918 * TERA, "int8": 1836 * TERA},
     memory_bandwidth=1638 * GIGA,
     interconnect_bandwidth=400 * GIGA,
+    network_bandwidth=12.5 * GIGA,
     clock_hz=1.75 * GIGA,
     achievable_fraction={
         "attention/splash_attention": 0.212,
@@ -126,6 +134,7 @@ V6E = Hardware(
 # 1200 GBps of links both ways; two TensorCores, each a JAX device of its own with half the memory.
 TPU7X = Hardware(
     family="tpu",
+    links_hosts=True,
     generation="7x",
     chips=4,
     units_per_chip=2,

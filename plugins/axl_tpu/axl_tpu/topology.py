@@ -22,13 +22,15 @@ def environment(hardware: Hardware) -> Mapping[str, str]:
         "JAX_PLATFORMS": "cpu",
         "TPU_SKIP_MDS_QUERY": "1",
         "TPU_WORKER_HOSTNAMES": "localhost",
-        "TPU_ACCELERATOR_TYPE": hardware.name.removeprefix("tpu-"),
+        "TPU_ACCELERATOR_TYPE": _one_slice(hardware).name.removeprefix("tpu-"),
     }
 
 
 def topology_options(hardware: Hardware) -> Mapping[str, Any]:
-    """Returns what else libtpu must know: that a host is smaller, or that cores work as one."""
+    """Returns what else libtpu must know: slices, that a host is smaller, that cores are one."""
     options: dict[str, Any] = {}
+    if hardware.slices > 1:
+        options["num_slices"] = hardware.slices
     if hardware.chips < CHIPS_PER_HOST:
         options["chips_per_host_bounds"] = (hardware.chips, 1, 1)
     if hardware.generation == "v4":
@@ -52,15 +54,19 @@ def slice_shape(hardware: Hardware) -> tuple[int, ...]:
     Raises:
         PluginError: The chips are no power of two, and so no slice that is offered.
     """
-    chips = hardware.chips
+    chips = _one_slice(hardware).chips
     if chips & (chips - 1):
         near = 2 ** round(math.log2(chips))
         raise PluginError(
-            f"{hardware.name} has {chips} chips; slices to compile for have a power of two",
+            f"a slice of {hardware.name} has {chips} chips; those to compile for are powers of 2",
             where=f"target {hardware.name}",
-            hint=f"name {hardware.resized(near).name}",
+            hint=f"name {hardware.resized(near * hardware.slices, slices=hardware.slices).name}",
         )
     num_dims = 2 if hardware.generation in _TWO_DIMENSIONAL else 3
     doublings = chips.bit_length() - 1
     share, extra = divmod(doublings, num_dims)
     return tuple(2 ** (share + (index < extra)) for index in range(num_dims))
+
+
+def _one_slice(hardware: Hardware) -> Hardware:
+    return hardware.resized(hardware.chips // hardware.slices)

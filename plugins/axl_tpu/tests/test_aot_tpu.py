@@ -1,9 +1,12 @@
 """Compiling for slices of TPUs: their names, and a step that libtpu really compiles."""
 
+import itertools
 import math
 
+import attrs
+import numpy as np
 import pytest
-from axl_tpu.topology import slice_shape, topology_name, topology_options
+from axl_tpu.topology import environment, slice_shape, topology_name, topology_options
 
 from axcore.aot.cost.measure import measure
 from axcore.aot.targets import find_aot_target
@@ -11,6 +14,7 @@ from axcore.config import evolve, replace_config, update_config
 from axcore.errors import PluginError
 from axcore.layers import Pipeline, ScannedLayers
 from axcore.module import DTypes
+from axcore.parallel import make_mesh
 from axcore.plugins import Hardware, wanted_compiler_options
 from axcore.testing import small_experiment
 from axcore.trainer import resolve
@@ -40,8 +44,15 @@ def test_slices_hold_all_chips_and_are_as_square_as_they_can_be(generation, chip
     assert max(shape) <= 2 * min(shape)
 
 
+def test_several_slices_have_the_shape_of_one_and_their_number():
+    slices = Hardware.parse("tpu-v5e-4x256")
+    assert topology_name(slices) == topology_name(Hardware.parse("tpu-v5e-256"))
+    assert topology_options(slices) == {"num_slices": 4}
+    assert environment(slices)["TPU_ACCELERATOR_TYPE"] == "v5e-256"
+
+
 def test_numbers_of_chips_that_no_slice_has_are_an_error():
-    with pytest.raises(PluginError, match="tpu-v5e-12 has 12 chips") as raised:
+    with pytest.raises(PluginError, match="slice of tpu-v5e-12 has 12 chips") as raised:
         topology_name(Hardware.parse("tpu-v5e-12"))
     assert raised.value.hint == "name tpu-v5e-16"
 
@@ -100,3 +111,24 @@ def test_stages_and_long_rows_send_between_chips_and_keep_the_kernel(tmp_path):
     assert report.pipelines == ("model.decoder.stack: 2 stages, 4 micro-batches: 20.0 % bubble",)
     assert any(line.startswith("attention: tpu_flash_attention") for line in report.kernels)
     assert {"collective-permute", "all-to-all"} <= {one.kind for one in report.collectives}
+
+
+@attrs.frozen
+class Chip:
+    """What `make_mesh` looks at in a chip."""
+
+    id: int
+    coords: tuple[int, ...]
+    platform: str = "tpu"
+    device_kind: str = "TPU v5"
+    process_index: int = 0
+    core_on_chip: int = 0
+
+
+def test_an_axis_may_take_a_part_of_a_dimension_of_the_torus():
+    places = itertools.product(range(4), repeat=3)
+    mesh = make_mesh({"fsdp": 32, "expert": 2}, [Chip(*one) for one in enumerate(places)])
+    pairs = mesh.devices.reshape(32, 2)
+    assert len({chip.id for chip in pairs.flat}) == 64
+    steps = [np.abs(np.subtract(one.coords, other.coords)).sum() for one, other in pairs]
+    assert set(steps) == {1}

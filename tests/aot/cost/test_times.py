@@ -115,16 +115,16 @@ HOSTS = attrs.evolve(CHIP, chips=32, chips_per_host=8, network_bandwidth=1e7)
 
 def test_a_ring_leaves_a_host_once_over_the_networks_of_all_its_members_there():
     assert transfer_s(gathered(), HOSTS) == pytest.approx(7.0)
-    over_all = gathered(group=32, hosts=4)
+    over_all = gathered(group=32, islands=4)
     assert transfer_s(over_all, HOSTS) == pytest.approx(8e8 * 31 / 32 / (8 * 1e7))
-    one_on_each = gathered(group=4, hosts=4)
+    one_on_each = gathered(group=4, islands=4)
     assert transfer_s(one_on_each, HOSTS) == pytest.approx(8e8 * 3 / 4 / 1e7)
 
 
 def test_what_all_send_to_all_leaves_a_host_but_for_its_share():
-    swapped = gathered(kind="all-to-all", group=32, hosts=4)
+    swapped = gathered(kind="all-to-all", group=32, islands=4)
     assert transfer_s(swapped, HOSTS) == pytest.approx(8e8 * 24 / 32 / 1e7)
-    passed_on = gathered(kind="collective-permute", group=32, hosts=2)
+    passed_on = gathered(kind="collective-permute", group=32, islands=2)
     assert transfer_s(passed_on, HOSTS) == pytest.approx(8e8 / 1e7)
 
 

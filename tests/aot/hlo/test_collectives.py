@@ -11,6 +11,7 @@ from axcore.aot.hlo.buffers import peak_of
 from axcore.aot.hlo.collectives import collectives
 from axcore.aot.hlo.groups import first_group
 from axcore.aot.hlo.program import parse_program
+from axcore.errors import AotError
 from axcore.plugins import Hardware
 
 NUM = 4
@@ -73,15 +74,15 @@ def test_groups_are_read_in_every_way_that_xla_writes_them(groups, first):
     assert first_group(f", {groups}, dimensions={{0}}", 8) == first
     (gather,) = collectives(parse_program(GROUPS.format(groups=groups)), POD)
     assert gather.group == len(first)
-    assert gather.hosts == len({device // 4 for device in first})
+    assert gather.islands == len({device // 4 for device in first})
 
 
 def test_a_permutation_leaves_a_host_where_one_pair_does():
     text = GROUPS.replace("all-gather", "collective-permute").replace("f32[64,4]", "f32[8,4]")
     inside = text.format(groups="source_target_pairs={{0,1},{1,0},{4,5}}")
     outside = text.format(groups="source_target_pairs={{0,1},{3,4}}")
-    assert [one.hosts for one in collectives(parse_program(inside), POD)] == [1]
-    assert [one.hosts for one in collectives(parse_program(outside), POD)] == [2]
+    assert [one.islands for one in collectives(parse_program(inside), POD)] == [1]
+    assert [one.islands for one in collectives(parse_program(outside), POD)] == [2]
 
 
 FUSED = """\
@@ -209,3 +210,56 @@ def test_a_call_makes_the_buffers_within_it_and_none_of_its_own():
     peak = peak_of(parse_program(LOOP))
     assert [one.instruction for one in peak.buffers] == ["values", "extra@call"]
     assert peak.nbytes == (64 + 16) * 4
+
+
+OVER_SLICES = """\
+HloModule step, is_scheduled=true
+
+ENTRY %main (p: bf16[256,8]) -> bf16[256,8] {
+  %p = bf16[256,8]{1,0} parameter(0)
+  %token = token[] after-all()
+  %send = (bf16[256,8]{1,0}, u32[], token[]) send(%p, %token), channel_id=2, SENT
+  %recv = (bf16[256,8]{1,0}, u32[], token[]) recv(%token), channel_id=1, SENT
+  %send-done = token[] send-done(%send), channel_id=2
+  %recv-done = (bf16[256,8]{1,0}, token[]) recv-done(%recv), channel_id=1
+  ROOT %sum = bf16[256,8]{1,0} get-tuple-element(%recv-done), index=0
+}
+"""
+SENT = (
+    'is_host_transfer=true, frontend_attributes={_xla_host_transfer_rendezvous="all-reduce.1_0",'
+    '_xla_megascale_target="{SLICES}x{0:3}",_xla_megascale_transfer_type="ALL_REDUCE"}'
+)
+
+
+@pytest.mark.parametrize(("slices", "group"), [("1,2,3,4", 4), ("0:31", 32)])
+def test_what_hosts_sum_over_slices_is_a_collective_of_one_device_in_each(slices, group):
+    text = OVER_SLICES.replace("SENT", SENT.replace("SLICES", slices))
+    (found,) = collectives(parse_program(text), POD)
+    assert (found.kind, found.group, found.islands) == ("all-reduce", group, group)
+    assert found.nbytes == 256 * 8 * 2
+    assert (found.started, found.awaited, found.is_hidden) == ("send", "recv-done", True)
+
+
+def test_what_hosts_gather_is_counted_whole():
+    sent = SENT.replace("SLICES", "0:3").replace("ALL_REDUCE", "ALL_GATHER")
+    text = OVER_SLICES.replace("SENT", sent).replace(
+        "(bf16[256,8]{1,0}, u32[], token[]) recv(", "(bf16[1024,8]{1,0}, u32[], token[]) recv("
+    )
+    text = text.replace(
+        "(bf16[256,8]{1,0}, token[]) recv-done", "(bf16[1024,8]{1,0}, token[]) recv-done"
+    )
+    (found,) = collectives(parse_program(text), POD)
+    assert (found.kind, found.nbytes) == ("all-gather", 1024 * 8 * 2)
+    assert found.sent_bytes == 1024 * 8 * 2 * 3 / 4
+
+
+def test_hosts_pass_on_what_one_sends_to_one():
+    sent = SENT.replace("SLICES", "0:1").replace("ALL_REDUCE", "ONE_TO_ONE")
+    (found,) = collectives(parse_program(OVER_SLICES.replace("SENT", sent)), POD)
+    assert (found.kind, found.sent_bytes) == ("collective-permute", 256 * 8 * 2)
+
+
+def test_what_hosts_do_of_which_nothing_is_known_is_an_error():
+    sent = SENT.replace("SLICES", "0:1").replace("ALL_REDUCE", "SCAN")
+    with pytest.raises(AotError, match="hosts carry out SCAN over slices"):
+        list(collectives(parse_program(OVER_SLICES.replace("SENT", sent)), POD))

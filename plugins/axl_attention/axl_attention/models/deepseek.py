@@ -1,4 +1,4 @@
-"""DeepSeek-V2 and V3: latent attention, and experts in all but the first layers."""
+"""DeepSeek-V2 and V3, and Kimi K2: latent attention, and experts in all but the first layers."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from axcore.config import evolve, replace_config, update_config
 from axcore.layers import Attention, FeedForward, GroupLimit, MoE, Router, Sequence
 from axcore.models import TOY, CausalLM, Sizes, of_size, transformer
 from axl_attention.latent_attention import LatentAttention
-from axl_attention.yarn import YaRN, yarn_attention_factor
+from axl_attention.yarn import YaRN, stretched_scale
 
 _HEADS = {"head_dim": 128, "rope_dim": 64, "value_dim": 128, "latent_dim": 512}
 _TOY = {
@@ -49,6 +49,8 @@ DEEPSEEK_V2_SIZES: Sizes = {
     "toy": {**_TOY, "experts": {"num_experts": 4, "top_k": 2}, "routing": {}},
 }
 
+_V3_ROUTER = {"score": "sigmoid", "bias_rate": 0.001, "balance_loss": 0.0001}
+
 DEEPSEEK_V3_SIZES: Sizes = {
     "671b": {
         "vocab_size": 129_280,
@@ -71,6 +73,22 @@ DEEPSEEK_V3_SIZES: Sizes = {
     },
 }
 
+KIMI_K2_SIZES: Sizes = {
+    "1t": {
+        "vocab_size": 163_840,
+        "dim": 7168,
+        "num_layers": 61,
+        "num_heads": 64,
+        "hidden_dim": 18_432,
+        "num_dense": 1,
+        "heads": {**_HEADS, "query_latent_dim": 1536},
+        "expert_dim": 2048,
+        "num_shared": 1,
+        "experts": {"num_experts": 384, "top_k": 8},
+    },
+    "toy": {name: value for name, value in DEEPSEEK_V3_SIZES["toy"].items() if name != "routing"},
+}
+
 
 def deepseek_v2(size: str) -> CausalLM.Config:
     """Returns the config of a DeepSeek-V2: `lite`, `236b` or `toy`.
@@ -89,10 +107,28 @@ def deepseek_v3(size: str) -> CausalLM.Config:
     Source: DeepSeek-AI 2024, arXiv:2412.19437, sections 2.1 and 4.2.
     """
     sizes = dict(of_size("deepseek_v3", DEEPSEEK_V3_SIZES, size))
-    router = Router.Config(
-        score="sigmoid", scale=2.5, bias_rate=0.001, balance_loss=0.0001, **sizes.pop("routing")
-    )
+    router = Router.Config(scale=2.5, **_V3_ROUTER, **sizes.pop("routing"))
     return _deepseek(router=router, yarn_weight=1.0, **sizes)
+
+
+def kimi_k2(size: str) -> CausalLM.Config:
+    """Returns the config of a Kimi K2, which is a DeepSeek-V3 with more experts: `1t` or `toy`.
+
+    Source: Kimi Team 2025, arXiv:2507.20534, table 2; positions as in the published configs.
+    """
+    sizes = dict(of_size("kimi_k2", KIMI_K2_SIZES, size))
+    cfg = _deepseek(router=Router.Config(scale=2.827, **_V3_ROUTER), yarn_weight=1.0, **sizes)
+    heads = sizes["heads"]
+    scale = stretched_scale(32.0, weight=1.0, width=heads["head_dim"] + heads["rope_dim"])
+    return update_config(
+        cfg,
+        {
+            "**.position.theta": 50_000.0,
+            "**.position.factor": 32.0,
+            "**.position.beta_fast": 1.0,
+            "**.core.scale": scale,
+        },
+    )
 
 
 def _deepseek(
@@ -129,8 +165,8 @@ def _latent_attention(heads: Any, yarn_weight: float) -> Any:
     The attention factor is on all of the logits, not on the part with position only, so it is
     in their scale.
     """
-    scale = yarn_attention_factor(40.0, weight=yarn_weight) ** 2
-    scale /= (heads["head_dim"] + heads["rope_dim"]) ** 0.5
+    width = heads["head_dim"] + heads["rope_dim"]
+    scale = stretched_scale(40.0, weight=yarn_weight, width=width)
 
     def latent(old: Any) -> Any:
         yarn = YaRN.Config(

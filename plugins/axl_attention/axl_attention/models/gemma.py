@@ -1,23 +1,49 @@
-"""What Gemma 2 and Gemma 3 have in common."""
+"""Gemma 1, and what the later Gemmas have of it."""
 
 from typing import Any
 
 from axcore.config import evolve, replace_config, update_config
-from axcore.layers import PreNorm
-from axcore.models import CausalLM, TiedHead, UntiedHead, transformer
-from axl_attention.sandwich_norm import in_place_of as with_sandwich_norm
+from axcore.models import TOY, CausalLM, Sizes, TiedHead, UntiedHead, of_size, transformer
+
+GEMMA_SIZES: Sizes = {
+    "2b": {
+        "vocab_size": 256_000,
+        "dim": 2048,
+        "num_layers": 18,
+        "num_heads": 8,
+        "num_kv_heads": 1,
+        "head_dim": 256,
+        "hidden_dim": 16_384,
+    },
+    "7b": {
+        "vocab_size": 256_000,
+        "dim": 3072,
+        "num_layers": 28,
+        "num_heads": 16,
+        "head_dim": 256,
+        "hidden_dim": 24_576,
+    },
+    "toy": {**TOY, "head_dim": 32},
+}
 
 
-def gemma(*, head_dim: int, scale: float | None = None, **sizes: Any) -> CausalLM.Config:
-    """Returns a transformer with norms around each branch, scaled embeddings and a tied head.
+def gemma(size: str) -> CausalLM.Config:
+    """Returns the config of a Gemma 1: `2b`, `7b` or `toy`.
+
+    Source: Gemma Team 2024, arXiv:2403.08295, table 1; 256,000 tokens as in the published weights.
+    """
+    return gemma_like(**of_size("gemma", GEMMA_SIZES, size))
+
+
+def gemma_like(*, head_dim: int, scale: float | None = None, **sizes: Any) -> CausalLM.Config:
+    """Returns a transformer with scaled embeddings, a tied head, and norms stored less one.
 
     Args:
         head_dim: Size of a head.
         scale: Factor on the products of queries and keys; `1 / sqrt(head_dim)` where None.
         **sizes: Arguments of `transformer`.
     """
-    cfg = replace_config(transformer(**sizes), PreNorm, with_sandwich_norm)
-    cfg = replace_config(cfg, UntiedHead, TiedHead.Config())
+    cfg = replace_config(transformer(**sizes), UntiedHead, TiedHead.Config())
     return update_config(
         cfg,
         {

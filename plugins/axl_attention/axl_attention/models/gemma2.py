@@ -1,9 +1,10 @@
 """Gemma 2: local and global attention by turns, and soft caps on every logit."""
 
-from axcore.config import update_config
-from axcore.layers import alternating
+from axcore.config import replace_config, update_config
+from axcore.layers import PreNorm, alternating
 from axcore.models import TOY, CausalLM, Sizes, of_size
-from axl_attention.models.gemma import gemma, local
+from axl_attention.models.gemma import gemma_like, local
+from axl_attention.sandwich_norm import in_place_of as with_sandwich_norm
 
 _PUBLISHED = {"vocab_size": 256_000, "window": 4096}
 
@@ -47,7 +48,8 @@ def gemma2(size: str) -> CausalLM.Config:
     """
     sizes = dict(of_size("gemma2", GEMMA2_SIZES, size))
     window = sizes.pop("window")
-    cfg = update_config(gemma(**sizes), {"**.core.soft_cap": 50.0, "head.soft_cap": 30.0})
+    cfg = replace_config(gemma_like(**sizes), PreNorm, with_sandwich_norm)
+    cfg = update_config(cfg, {"**.core.soft_cap": 50.0, "head.soft_cap": 30.0})
     stack = cfg.decoder.stack
     turns = alternating(stack, local(stack.layer, window), stack.layer)
     return update_config(cfg, {"decoder.stack": turns})

@@ -3,11 +3,12 @@
 from typing import Any
 
 from axcore.config import evolve, replace_config, update_config
-from axcore.layers import Attention, RMSNorm, RoPE, Sequence, alternating
+from axcore.layers import Attention, PreNorm, RMSNorm, RoPE, Sequence, alternating
 from axcore.models import TOY, CausalLM, Sizes, of_size
 from axl_attention.linear_rope import LinearRoPE
-from axl_attention.models.gemma import gemma, local
+from axl_attention.models.gemma import gemma_like, local
 from axl_attention.query_key_norm import in_place_of as with_query_key_norm
+from axl_attention.sandwich_norm import in_place_of as with_sandwich_norm
 
 _LOCAL_LAYERS = 5
 """Of each turn; the sixth is global."""
@@ -22,7 +23,7 @@ GEMMA3_SIZES: Sizes = {
         "head_dim": 256,
         "hidden_dim": 6912,
         "window": 512,
-        "rope_factor": 1.0,
+        "rope_factor": None,
     },
     "4b": {
         "vocab_size": 262_208,
@@ -70,11 +71,15 @@ def gemma3(size: str) -> CausalLM.Config:
     """
     sizes = dict(of_size("gemma3", GEMMA3_SIZES, size))
     window, factor = sizes.pop("window"), sizes.pop("rope_factor")
-    cfg = replace_config(gemma(**sizes), Attention, with_query_key_norm)
+    cfg = replace_config(gemma_like(**sizes), PreNorm, with_sandwich_norm)
+    cfg = replace_config(cfg, Attention, with_query_key_norm)
     cfg = replace_config(cfg, RMSNorm, lambda norm: evolve(norm, weight_offset=1.0))
     stack = cfg.decoder.stack
-    far = LinearRoPE.Config(theta=1_000_000.0, factor=factor)
-    near, wide = local(stack.layer, window), replace_config(stack.layer, RoPE, far)
+    far = LinearRoPE.Config(factor=factor) if factor else RoPE.Config()
+    near, wide = (
+        local(stack.layer, window),
+        replace_config(stack.layer, RoPE, evolve(far, theta=1_000_000.0)),
+    )
     return update_config(cfg, {"decoder.stack": _in_turns(stack, near, wide)})
 
 

@@ -46,7 +46,10 @@ def qwen3_moe(size: str) -> CausalLM.Config:
     """
     sizes = dict(of_size("qwen3_moe", QWEN3_MOE_SIZES, size))
     experts = {name: sizes.pop(name) for name in ("num_experts", "top_k")}
-    router = Router.Config(balance_loss=0.001, balance_over="batch")
+    coefficient = 0.001  # of one loss over all layers, whose least value is top_k
+    if size != "toy":  # here each layer has a loss, and 1 is its least value
+        coefficient *= experts["top_k"] / sizes["num_layers"]
+    router = Router.Config(balance_loss=coefficient, balance_over="batch")
     return replace_config(
         _qwen3(**sizes),
         FeedForward,

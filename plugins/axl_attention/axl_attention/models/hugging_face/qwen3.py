@@ -5,6 +5,7 @@ from typing import Any
 from axcore.config import replace_config
 from axcore.interop import (
     ATTENTION,
+    ATTENTION_BIAS,
     FEED_FORWARD,
     HEAD_DIM,
     PRE_NORMS,
@@ -20,6 +21,7 @@ from axcore.interop import (
     linear,
     model_weights,
     same,
+    without,
 )
 from axcore.layers import Attention, FeedForward, MoE
 from axcore.models import TiedHead, UntiedHead, transformer
@@ -30,16 +32,15 @@ _ATTENTION = (
     same("position.query_norm.weight", "q_norm.weight"),
     same("position.key_norm.weight", "k_norm.weight"),
 )
-_BIASES = ("**.attention.linear.has_bias", "**.attention.out_linear.has_bias")
 _COMMON = (
-    *(entry for entry in SIZES if getattr(entry, "name", "") != "intermediate_size"),
+    *without(SIZES, "intermediate_size"),
     HEAD_DIM,
     activation("hidden_act", "silu"),
     Choice(
         "tie_word_embeddings", "head", {False: UntiedHead.Config(), True: TiedHead.Config()}, False
     ),
     RopeFields(path="**.attention.position.inner"),
-    Field("attention_bias", _BIASES, default=False),
+    ATTENTION_BIAS,
     Only("use_sliding_window", (False,)),
     EveryLayer("layer_types", "full_attention"),
 )

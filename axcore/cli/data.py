@@ -1,0 +1,156 @@
+"""`axcore data`: builds token stores, and looks at them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from axcore.cli import options
+from axcore.errors import ConfigError
+
+
+@click.group()
+def data() -> None:
+    """Build a token store, which training reads in no time, or look at one."""
+
+
+@data.command()
+@click.argument("experiment")
+@click.argument("store", type=click.Path(path_type=Path))
+@options.modify
+@options.overrides
+@click.option("--processes", type=click.IntRange(1), help="Workers; one for each core by default.")
+def build(
+    experiment: str,
+    store: Path,
+    changes: tuple[str, ...],
+    overrides: tuple[str, ...],
+    processes: int | None,
+) -> None:
+    """Tokenize the text of EXPERIMENT, a name or a config file, into the folder STORE.
+
+    A build that was stopped resumes where it was. To train on the store:
+    axcore train EXPERIMENT --modify "token_store(path=STORE)"
+    """
+    from axcore.cli.experiment import load_experiment
+    from axcore.data import Data, build_store
+    from axcore.data.store.progress import ProgressLine
+
+    cfg = load_experiment(experiment, overrides, changes=changes).data
+    if not isinstance(cfg, Data.Config):
+        raise ConfigError(f"{experiment} trains on no text: its data is a {type(cfg).__qualname__}")
+    with ProgressLine() as line:
+        built = build_store(
+            cfg.source.build(),
+            cfg.tokenizer,
+            store,
+            validation_fraction=cfg.validation_fraction,
+            processes=processes,
+            report=line.show,
+        )
+    train, bad = built.splits["train"], built.manifest.bad_records
+    click.echo(f"{store}: {train.num_documents:,} documents, {train.num_tokens:,} tokens")
+    if bad:
+        click.echo(f"{bad:,} bad records were left out: {store / 'quarantine.jsonl'}")
+
+
+@data.command()
+@click.argument("store", type=click.Path(path_type=Path))
+@options.as_json
+def show(store: Path, as_json: bool) -> None:
+    """Show what STORE holds, and what made it."""
+    from axcore.data import open_store
+
+    opened = open_store(store)
+    manifest = opened.manifest
+    facts: dict[str, Any] = {
+        "source": manifest.source,
+        "source digest": manifest.source_digest,
+        "tokenizer": json.loads(manifest.tokenizer),
+        "tokenizer digest": manifest.tokenizer_digest,
+        "validation fraction": manifest.validation_fraction,
+        "records": manifest.records,
+        "bad records": manifest.bad_records,
+        "token": manifest.dtype,
+    }
+    for name, split in opened.splits.items():
+        facts[name] = {
+            "documents": split.num_documents,
+            "tokens": split.num_tokens,
+            "shards": len(split.shards),
+            "digest": split.digest,
+        }
+    if as_json:
+        click.echo(json.dumps(facts, indent=2))
+        return
+    for name, value in facts.items():
+        click.echo(f"{name + ':':<22}{_said(value)}")
+
+
+@data.command()
+@click.argument("store", type=click.Path(path_type=Path))
+@options.as_json
+def stats(store: Path, as_json: bool) -> None:
+    """Show how long the documents of STORE are; all of their lengths are read."""
+    from axcore.data import open_store
+    from axcore.data.store.stats import length_stats
+    from axcore.report.table import columns
+
+    found = {name: length_stats(split) for name, split in open_store(store).splits.items()}
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+        return
+    cells = [
+        (name, *(f"{value:,.0f}" for value in one.values())) for name, one in found.items() if one
+    ]
+    headings = ("SPLIT", *(name.upper() for name in found["train"]))
+    click.echo(columns(headings, cells))
+
+
+@data.command()
+@click.argument("store", type=click.Path(path_type=Path))
+def verify(store: Path) -> None:
+    """Read all of STORE, and check that it is what was written; exits with 6 where it is not."""
+    from axcore.data import open_store
+    from axcore.errors import DataError
+
+    opened = open_store(store)
+    checked = [(shard.name, is_whole) for shard, is_whole in opened.verify()]
+    damaged = [name for name, is_whole in checked if not is_whole]
+    if damaged:
+        raise DataError(
+            f"{len(damaged)} of {len(checked)} shards are not what was written: "
+            f"{', '.join(damaged[:10])}.",
+            where=str(store / "shards"),
+            hint="Copy the store again, or build it again.",
+        )
+    click.echo(f"{len(checked)} shards are what was written")
+
+
+@data.command()
+@click.argument("store", type=click.Path(path_type=Path))
+@click.option("--documents", default=3, show_default=True, type=click.IntRange(1), help="How many.")
+@click.option("--split", type=click.Choice(["train", "validation"]), default="train")
+@click.option("--seed", default=0, show_default=True, help="Which ones.")
+@click.option("--tokens", default=200, show_default=True, type=click.IntRange(1), help="Of each.")
+def sample(store: Path, documents: int, split: str, seed: int, tokens: int) -> None:
+    """Show the beginnings of some documents of STORE, as its own tokenizer writes them."""
+    import random
+
+    from axcore.cli.terminal_text import escape_control_characters
+    from axcore.data import open_store
+
+    opened = open_store(store)
+    chosen, tokenizer = opened.splits[split], opened.tokenizer()
+    count = min(documents, chosen.num_documents)
+    for index in sorted(random.Random(seed).sample(range(chosen.num_documents), count)):
+        document = chosen.document(index)
+        click.echo(f"-- {split} document {index}, {len(document):,} tokens")
+        click.echo(escape_control_characters(tokenizer.decode(document[:tokens])))
+
+
+def _said(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_said(one)}" for name, one in value.items() if one is not None)
+    return f"{value:,}" if isinstance(value, int) else str(value)

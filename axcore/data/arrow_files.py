@@ -1,0 +1,134 @@
+"""Parquet and Arrow files as a source: one document a row, its text in one column."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+from axcore.config import REQUIRED, Fraction, config
+from axcore.data.document import Document
+from axcore.data.extras import import_extra
+from axcore.data.file_source import BadRecord, FileSource, FileSpan
+from axcore.data.files import NamedFile, OnBad, check_is_regular, list_files, unreadable
+from axcore.data.text_files import bad_fraction
+from axcore.errors import DataError
+
+_ROWS_A_BATCH = 1024
+
+
+class ArrowFiles(FileSource):
+    """The rows of the Parquet or Arrow files of a folder that match a glob.
+
+    Files that end in `.arrow`, as `datasets` of Hugging Face saves, are Arrow's streams or files;
+    others are Parquet. A document's name is `file:row`, from 0.
+    """
+
+    @config
+    class Config(FileSource.Config):
+        """Which files, and which column.
+
+        Attributes:
+            folder: Where to look, relative to the working directory.
+            glob: Which files, relative to the folder; `**` matches any depth.
+            field: The column that holds the text.
+            on_bad_row: Whether a row without text is an error, or is skipped and counted in a
+                warning.
+            max_bad_fraction: The share of the rows that may be skipped; None for any share.
+        """
+
+        folder: str = REQUIRED
+        glob: str = "**/*.parquet"
+        field: str = "text"
+        on_bad_row: OnBad = "error"
+        max_bad_fraction: Fraction | None = None
+
+    folder_fields = ("folder",)
+    unit = "rows"
+
+    def files(self) -> list[NamedFile]:
+        """Returns the files of the folder, by name."""
+        return list_files(self.config.folder, self.config.glob)
+
+    def records(self, span: FileSpan) -> Iterator[Document | BadRecord]:
+        """Yields a document for each row."""
+        file, row = span.file, 0
+        for batch in _batches(file, self.config.field):
+            for text in batch.column(0):
+                yield _record(file, row, text)
+                row += 1
+
+    @property
+    def max_bad_fraction(self) -> float:
+        """The share of the rows that may be skipped."""
+        return bad_fraction(self.config.on_bad_row, self.config.max_bad_fraction)
+
+    def describe(self) -> str:
+        """Names the folder, the glob and the column."""
+        return f"rows of {self.config.folder}/{self.config.glob}, column {self.config.field!r}"
+
+
+def _batches(file: NamedFile, field: str) -> Iterator[Any]:
+    """Yields a column of a file, some rows at a time."""
+    arrow = import_extra("pyarrow")
+    try:
+        check_is_regular(file)
+        with ExitStack() as stack:
+            schema, batches = (_arrow if file.path.suffix == ".arrow" else _parquet)(file, stack)
+            _check_column(file, field, schema)
+            for batch in batches(field):
+                batch.validate(full=True)  # reading a damaged one could end the process
+                yield batch
+    except (OSError, arrow.ArrowException) as error:
+        if isinstance(error, OSError) and error.strerror:
+            raise unreadable(file, error) from error
+        raise DataError(
+            f"{file.name} is no file that Arrow can read: {error}",
+            where=str(file.path),
+            hint="Copy the file again, or set the source's glob to leave it out.",
+        ) from error
+
+
+def _parquet(file: NamedFile, stack: ExitStack) -> tuple[Any, Any]:
+    opened = stack.enter_context(import_extra("pyarrow.parquet").ParquetFile(file.path))
+    return opened.schema_arrow, lambda field: opened.iter_batches(_ROWS_A_BATCH, columns=[field])
+
+
+def _arrow(file: NamedFile, stack: ExitStack) -> tuple[Any, Any]:
+    arrow = import_extra("pyarrow")
+    raw = stack.enter_context(arrow.OSFile(str(file.path)))
+    try:
+        opened = stack.enter_context(arrow.ipc.open_file(raw))
+        batches = map(opened.get_batch, range(opened.num_record_batches))
+    except arrow.ArrowInvalid:  # the other of the two formats
+        raw.seek(0)
+        opened = stack.enter_context(arrow.ipc.open_stream(raw))
+        batches = iter(opened)
+    return opened.schema, lambda field: (batch.select([field]) for batch in batches)
+
+
+def _check_column(file: NamedFile, field: str, schema: Any) -> None:
+    if schema.names.count(field) != 1:
+        raise DataError(
+            f"{file.name} has no column {field!r}, or several; it has "
+            f"{', '.join(map(repr, schema.names)) or 'none'}.",
+            where=str(file.path),
+            hint="Set the source's field to the column that holds the text.",
+        )
+
+
+def _record(file: NamedFile, row: int, scalar: Any) -> Document | BadRecord:
+    try:
+        text = scalar.as_py()
+    except UnicodeDecodeError as error:
+        return _bad(file, row, f"is not UTF-8: {error.reason}")
+    if not isinstance(text, str):
+        return _bad(file, row, f"holds {text!r:.40}, not a string")
+    return Document(f"{file.name}:{row}", text)
+
+
+def _bad(file: NamedFile, row: int, reason: str) -> BadRecord:
+    error = DataError(
+        f"{file.name}, row {row} {reason}.",
+        where=f"{file.path}:{row}",
+        hint="Correct or remove the row, or set on_bad_row='skip'.",
+    )
+    return BadRecord(file.name, row, error)

@@ -1,0 +1,23 @@
+"""Libraries that one kind of source needs, and axcore does not."""
+
+import importlib
+from typing import Any
+
+from axcore.errors import DataError
+
+_EXTRAS = {"pyarrow": "arrow", "pyarrow.parquet": "arrow", "zstandard": "zstd"}
+
+
+def import_extra(module: str) -> Any:
+    """Returns a module of an extra.
+
+    Raises:
+        DataError: It is not installed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise DataError(
+            f"This needs {module.partition('.')[0]}, which is not installed.",
+            hint=f'pip install "axcore[{_EXTRAS[module]}]"',
+        ) from error

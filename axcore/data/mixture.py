@@ -1,0 +1,238 @@
+"""`Mixture`: several sources, each with its share of the rows of every batch's order."""
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from axcore.config import REQUIRED, NonNegativeInt, config, name_the_known
+from axcore.data.batches import Order, Rows, train_order
+from axcore.data.document import Document, Source
+from axcore.data.packing import PADDING_ROW, Batch
+from axcore.data.schedule import LONGEST_PERIOD, Schedule, integer_weights
+from axcore.errors import ConfigError, DataError
+
+_PARTS_OF_WEIGHT = 10_000
+
+
+@config
+class NewWeights:
+    """Weights of a mixture from a step on.
+
+    Attributes:
+        from_step: The first step with these weights, from 0.
+        weights: As those of `Mixture.Config`.
+    """
+
+    from_step: NonNegativeInt = REQUIRED
+    weights: Mapping[str, float] = REQUIRED
+
+
+class Mixture(Source):
+    """Rows of several sources, in fixed proportions.
+
+    A row is of one source. Among the first n rows of training, those of each source are less than
+    one row away from its share of n, for every n; each source is shuffled by itself, and begins its
+    next epoch when it was read once.
+    """
+
+    @config
+    class Config(Source.Config):
+        """What to mix.
+
+        Attributes:
+            sources: What to read, by names of your own.
+            weights: Share of each source; only their proportions count. A name that is missing has
+                none.
+            by: Whether shares are of tokens, or of documents: a source of longer documents then has
+                more tokens. Shares of documents, and those of tokens where `packing` leaves rows
+                unfilled, are kept to one part in ten thousand.
+            max_epochs: How often a source is read at most; the others then share its weight.
+            changes: Other weights from a step on, steps rising.
+        """
+
+        sources: Mapping[str, Source.Config] = REQUIRED
+        weights: Mapping[str, float] = REQUIRED
+        by: Literal["tokens", "documents"] = "tokens"
+        max_epochs: Mapping[str, float] = {}
+        changes: tuple[NewWeights, ...] = ()
+
+    def __init__(self, cfg: Config) -> None:
+        super().__init__(cfg)
+        _check(cfg)
+        self.components = {name: source.build() for name, source in cfg.sources.items()}
+
+    def documents(self) -> Iterator[Document]:
+        """Yields every document of each source, its name after that of the source."""
+        for name, source in self.components.items():
+            for document in source.documents():
+                yield Document(f"{name}/{document.name}", document.text, document.tokens)
+
+    def describe(self) -> str:
+        """Names the sources and the shares that they begin with."""
+        total = sum(self.config.weights.values())
+        shares = (f"{w / total:.3g} {name}" for name, w in self.config.weights.items() if w)
+        return f"mixture of {', '.join(shares)}"
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """All that the order of sources depends on, besides their sizes; JSON-able."""
+        cfg = self.config
+        changes = [[one.from_step, dict(one.weights)] for one in cfg.changes]
+        return {
+            "weights": [[0, dict(cfg.weights)], *changes],
+            "by": cfg.by,
+            "max_epochs": dict(cfg.max_epochs),
+        }
+
+    def order(
+        self,
+        rows: Sequence[Rows],
+        rows_a_unit: Sequence[float],
+        *,
+        batch_size: int,
+        seed: int,
+        shuffle: bool,
+    ) -> Order:
+        """Returns the endless order of rows of all sources, as `JoinedRows` numbers them.
+
+        Args:
+            rows: Of each source.
+            rows_a_unit: How many rows of each source hold what shares are of, one token or one
+                document; only their proportions count.
+            batch_size: Rows of a step.
+            seed: Decides the order of each source.
+            shuffle: Whether each source is shuffled.
+        """
+        cfg = self.config
+        changes = [(0, cfg.weights), *((one.from_step, one.weights) for one in cfg.changes)]
+        sizes = rows_a_unit if len({*rows_a_unit}) > 1 else None
+        epochs = [cfg.max_epochs.get(name) for name in self.components]
+        schedule = Schedule(
+            [(step * batch_size, self._shares(weights, sizes)) for step, weights in changes],
+            [None if e is None else int(e * len(r)) for e, r in zip(epochs, rows, strict=True)],
+        )
+        orders = [
+            train_order(len(one), seed=f"{seed} {name}", shuffle=shuffle)
+            for name, one in zip(self.components, rows, strict=True)
+        ]
+        return MixedOrder(schedule, orders, _first_rows(rows), batch_size)
+
+    def _shares(
+        self, weights: Mapping[str, float], sizes: Sequence[float] | None
+    ) -> tuple[int, ...]:
+        """Returns the share of rows of each source."""
+        by_source = [weights.get(name, 0) for name in self.components]
+        if sizes is None:
+            return integer_weights(by_source)
+        of_rows = np.array(by_source) * np.array(sizes)
+        parts = np.round(of_rows / of_rows.sum() * _PARTS_OF_WEIGHT)
+        return integer_weights(np.maximum(parts, of_rows > 0).astype(int).tolist())
+
+
+class MixedOrder:
+    """Row numbers of a mixture by their places in training."""
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        orders: Sequence[Order],
+        first_rows: Sequence[int],
+        batch_size: int,
+    ) -> None:
+        self._schedule = schedule
+        self._orders = orders
+        self._first_rows = first_rows
+        self._batch_size = batch_size
+
+    def __len__(self) -> int:
+        return sys.maxsize
+
+    def __getitem__(self, place: int, /) -> int:
+        try:
+            source, number = self._schedule.row(place)
+        except IndexError:
+            raise DataError(
+                f"Step {place // self._batch_size + 1} has no rows: after {self._schedule.end} "
+                "rows every source of the mixture was read as often as max_epochs allows.",
+                where="data.source.max_epochs",
+                hint="Raise max_epochs, or lower max_steps.",
+            ) from None
+        return self._first_rows[source] + int(self._orders[source][number])
+
+
+class JoinedRows:
+    """The rows of several sources, numbered one source after another."""
+
+    def __init__(self, rows: Sequence[Rows]) -> None:
+        self._rows = rows
+        self._first = np.array(_first_rows(rows))
+
+    def __len__(self) -> int:
+        return sum(map(len, self._rows))
+
+    def batch(self, rows: Sequence[int]) -> Batch:
+        """Returns the rows of those numbers."""
+        numbers = np.asarray(rows, np.int64)
+        owner = np.searchsorted(self._first, numbers.clip(0), side="right") - 1
+        batch: Batch = {}
+        for source in np.unique(owner).tolist():
+            places = np.flatnonzero(owner == source)
+            own = numbers[places]
+            own = np.where(own == PADDING_ROW, own, own - self._first[source])
+            for name, array in self._rows[source].batch(own.tolist()).items():
+                whole = batch.setdefault(name, np.empty((len(rows), *array.shape[1:]), array.dtype))
+                whole[places] = array
+        return batch
+
+
+def _first_rows(rows: Sequence[Rows]) -> list[int]:
+    return [sum(map(len, rows[:k])) for k in range(len(rows))]
+
+
+def _check(cfg: Mixture.Config) -> None:
+    """Checks that weights are of sources that there are.
+
+    Raises:
+        ConfigError: One is not, or there is none at all.
+    """
+    steps = [0, *(change.from_step for change in cfg.changes)]
+    if steps != sorted(set(steps)):
+        raise ConfigError(
+            f"changes of the mixture come at steps {', '.join(map(str, steps[1:]))}",
+            where="data.source.changes",
+            hint="let them begin after step 0 and rise",
+        )
+    for weights in (cfg.weights, cfg.max_epochs, *(change.weights for change in cfg.changes)):
+        for name in weights:
+            if name not in cfg.sources:
+                known = name_the_known(name, cfg.sources)
+                raise ConfigError(f"there is no source {name!r}; {known}", where="data.source")
+    for weights in (cfg.weights, *(change.weights for change in cfg.changes)):
+        _check_weights(weights)
+    for name, source in cfg.sources.items():
+        if isinstance(source, Mixture.Config):
+            raise ConfigError(
+                f"source {name!r} is a mixture, whose own weights would not count",
+                where=f"data.source.sources.{name}",
+                hint="name its sources beside the others, with its weight times theirs",
+            )
+
+
+def _check_weights(weights: Mapping[str, float]) -> None:
+    if not any(weights.values()) or any(
+        not 0 <= weight < float("inf") for weight in weights.values()
+    ):
+        raise ConfigError(
+            f"weights are {dict(weights)}; expected numbers from 0 on, not all of them 0",
+            where="data.source.weights",
+        )
+    rows = sum(integer_weights(list(weights.values())))
+    if rows > LONGEST_PERIOD:
+        raise ConfigError(
+            f"weights are {dict(weights)}: their sequence repeats after {rows} rows, and may after "
+            f"{LONGEST_PERIOD}",
+            where="data.source.weights",
+            hint="round them to four digits",
+        )

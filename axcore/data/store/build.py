@@ -1,0 +1,214 @@
+"""Building a token store: the parts of its source, side by side in processes of their own."""
+
+import fcntl
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import attrs
+
+from axcore.data.corpus import Corpus, check_corpus
+from axcore.data.document import Source
+from axcore.data.file_source import FileSource, check_bad_records
+from axcore.data.store.files import whole_file, write_whole
+from axcore.data.store.manifest import MANIFEST, SPLITS, Manifest, copy_tokenizer
+from axcore.data.store.part import PartBuilder, bad_file, done_file
+from axcore.data.store.plan import PLAN, Plan, make_plan, plan_identity, read_plan
+from axcore.data.store.pool import built_in_processes
+from axcore.data.store.reader import TokenStoreDirectory, open_store
+from axcore.data.store.shard import ShardInfo
+from axcore.data.tokenizer import Tokenizer
+from axcore.errors import DataError
+
+LOCK = ".lock"
+_BYTES_A_PROCESS = 4 << 20
+"""Below that, starting a process takes longer than it saves."""
+
+
+@attrs.frozen
+class BuildProgress:
+    """How far a build is.
+
+    Attributes:
+        done_bytes: Bytes of the source that are in the store.
+        total_bytes: Bytes of the source.
+        bytes_per_s: Since this start of the build; 0 before its first part.
+    """
+
+    done_bytes: int
+    total_bytes: int
+    bytes_per_s: float
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds to the end at this rate; None where it is not known."""
+        left = self.total_bytes - self.done_bytes
+        return left / self.bytes_per_s if self.bytes_per_s else None
+
+
+def build_store(
+    source: Source,
+    tokenizer: Tokenizer.Config,
+    folder: str | Path,
+    *,
+    validation_fraction: float,
+    processes: int | None = None,
+    report: Callable[[BuildProgress], None] = lambda progress: None,
+) -> TokenStoreDirectory:
+    """Tokenizes a source into a store, and returns it; one that is there already is opened.
+
+    A build that was stopped in any way resumes when it is called again: the parts that it finished
+    stay. What is in the store does not depend on the number of processes.
+
+    Args:
+        source: What to read, made of files.
+        tokenizer: What makes tokens of it.
+        folder: Where the store is to be.
+        validation_fraction: The share of the documents to hold out.
+        processes: How many work side by side; None for as many as there are cores.
+        report: Called with how far the build is, at its start and after each part.
+
+    Raises:
+        DataError: The source cannot be read, holds nothing to train on or more bad records than it
+            may, or the folder holds another store.
+    """
+    root = Path(folder).expanduser()
+    if not isinstance(source, FileSource):
+        raise DataError(
+            f"{type(source).__name__} cannot be built into a store: it is not made of files.",
+            hint="Make it a subclass of axcore.data.FileSource.",
+        )
+    with _locked(root):
+        plan = _planned(root, source, tokenizer, validation_fraction)
+        if not (root / MANIFEST).exists():
+            _build_parts(root, plan, processes or os.cpu_count() or 1, report)
+            _finish(root, plan, source, tokenizer)
+    return open_store(root)
+
+
+def _planned(
+    root: Path, source: FileSource, tokenizer: Tokenizer.Config, validation_fraction: float
+) -> Plan:
+    """Returns the plan of the build that was begun here, or makes one."""
+    (root / "shards").mkdir(exist_ok=True)
+    for draft in root.glob("**/*.tmp"):  # of a build that was killed
+        draft.unlink(missing_ok=True)
+    if not (root / PLAN).exists():
+        plan = make_plan(source, tokenizer, validation_fraction)
+        write_whole(root / PLAN, plan.to_json())
+        return plan
+    plan = read_plan(root)
+    wanted = plan_identity(source, tokenizer, validation_fraction)
+    changed = [
+        f"{name} was {getattr(plan, name)}, is {value}"
+        for name, value in wanted.items()
+        if getattr(plan, name) != value
+    ]
+    if changed:
+        raise DataError(
+            f"The folder holds a store of something else: {'; '.join(changed)}.",
+            where=str(root.absolute()),
+            hint="Build into another folder, or remove this one.",
+        )
+    return plan
+
+
+def _build_parts(
+    root: Path, plan: Plan, processes: int, report: Callable[[BuildProgress], None]
+) -> None:
+    todo = [index for index in range(len(plan.parts)) if not done_file(root, index).exists()]
+    total, done = sum(plan.sizes), sum(plan.sizes) - sum(plan.sizes[index] for index in todo)
+    since, before = time.perf_counter(), done
+    report(BuildProgress(done, total, 0.0))
+    for index in _built(root, plan, todo, processes):
+        done += plan.sizes[index]
+        rate = (done - before) / (time.perf_counter() - since)
+        report(BuildProgress(done, total, rate))
+
+
+def _built(root: Path, plan: Plan, todo: Sequence[int], processes: int) -> Iterator[int]:
+    """Yields the parts as they are done."""
+    useful = sum(plan.sizes[index] for index in todo) // _BYTES_A_PROCESS
+    count = min(processes, len(todo), useful)
+    if count > 1:
+        yield from built_in_processes(root, plan, todo, count)
+        return
+    builder = PartBuilder(root, plan)
+    for index in todo:
+        builder.build(index)
+        yield index
+
+
+def _finish(root: Path, plan: Plan, source: Source, tokenizer: Tokenizer.Config) -> None:
+    """Writes what holds the parts together, and the manifest last."""
+    parts = [json.loads(done_file(root, i).read_bytes()) for i in range(len(plan.parts))]
+    counts = {
+        name: sum(part[name] for part in parts) for name in ("records", "bad_records", "characters")
+    }
+    _gather_bad_records(root, len(parts))
+    _check_bad_records(root, plan, counts)
+    splits = {
+        name: tuple(info for part in parts if (info := ShardInfo(**part["splits"][name])).documents)
+        for name in SPLITS
+    }
+    manifest = Manifest(
+        source=source.describe(),
+        source_digest=plan.source_digest,
+        tokenizer=copy_tokenizer(tokenizer, root),
+        tokenizer_digest=plan.tokenizer_digest,
+        validation_fraction=plan.validation_fraction,
+        dtype=PartBuilder(root, plan).dtype.str,
+        splits=splits,
+        **counts,
+    )
+    store = TokenStoreDirectory(root, manifest)
+    corpus = Corpus(store.splits["train"], store.splits["validation"])
+    has_text = manifest.characters > 0
+    check_corpus(corpus, source, plan.validation_fraction, has_text=has_text)
+    manifest.write(root)
+
+
+def _gather_bad_records(root: Path, num_parts: int) -> None:
+    with whole_file(root / "quarantine.jsonl") as gathered:
+        for index in range(num_parts):
+            if (path := bad_file(root, index)).exists():
+                with path.open("rb") as part:
+                    shutil.copyfileobj(part, gathered)
+
+
+def _check_bad_records(root: Path, plan: Plan, counts: dict[str, int]) -> None:
+    with open(root / "quarantine.jsonl", encoding="utf-8") as lines:
+        line = lines.readline()
+    first = json.loads(line) if line else {"reason": "", "file": ""}
+    error = DataError(first["reason"], where=str(root / "quarantine.jsonl"))
+    check_bad_records(plan.build_source(), counts["records"], counts["bad_records"], [error])
+
+
+@contextmanager
+def _locked(root: Path) -> Iterator[None]:
+    """Makes the folder, and waits until nobody else builds in it."""
+    if root.exists() and _is_something_else(root):
+        raise DataError(
+            f"{str(root)!r} holds something else than a token store.",
+            where=str(root.absolute()),
+            hint="Name a folder that is empty, or that is not there yet.",
+        )
+    root.mkdir(parents=True, exist_ok=True)
+    with open(root / LOCK, "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _is_something_else(root: Path) -> bool:
+    """Says whether no build has begun here, and there is something already.
+
+    A build makes the lock first, and plans after it: one that was stopped then has no plan yet.
+    """
+    if not root.is_dir():
+        return True
+    names = {path.name for path in root.iterdir()}
+    return bool(names) and not names & {LOCK, PLAN}

@@ -1,0 +1,87 @@
+"""One part of a build: a worker's reading, tokenizing and writing."""
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+
+from axcore.data.corpus import encode_documents, groups
+from axcore.data.document import Document
+from axcore.data.file_source import BadRecord, Tally
+from axcore.data.split import is_validation
+from axcore.data.store.files import write_whole
+from axcore.data.store.manifest import SPLITS
+from axcore.data.store.plan import Plan
+from axcore.data.store.shard import ShardWriter
+
+
+class PartBuilder:
+    """Builds parts of a plan, one after another."""
+
+    def __init__(self, folder: Path, plan: Plan) -> None:
+        self._folder = folder
+        self._plan = plan
+        self._source = plan.build_source()
+        self._tokenizer = plan.build_tokenizer()
+
+    @cached_property
+    def dtype(self) -> "np.dtype[Any]":
+        """Of a token on the disk."""
+        return np.min_scalar_type(self._tokenizer.vocab_size - 1).newbyteorder("<")
+
+    def build(self, index: int) -> None:
+        """Builds a part; the file `done_file` appears last.
+
+        Raises:
+            DataError: A file cannot be read, or a record is bad and none may be.
+        """
+        shards = self._folder / "shards"
+        tally, characters = Tally(self._source), 0
+        with ExitStack() as stack:
+            writers = {
+                name: stack.enter_context(ShardWriter(shards, f"{index:06}.{name}", self.dtype))
+                for name in SPLITS
+            }
+            for group in groups(self._documents(index, tally)):
+                characters += sum(map(len, group))
+                encoded = encode_documents(group, self._tokenizer)
+                held = [is_validation(one.name, self._plan.validation_fraction) for one in group]
+                for name, is_held in zip(SPLITS, (False, True), strict=True):
+                    writers[name].add(
+                        [t for t, h in zip(encoded, held, strict=True) if h is is_held]
+                    )
+            infos = {name: attrs.asdict(writers[name].info()) for name in SPLITS}
+        if tally.bad:
+            text = "".join(map(_bad_record_to_json, tally.bad))
+            write_whole(bad_file(self._folder, index), text)
+        done = {
+            "records": tally.num_records,
+            "bad_records": len(tally.bad),
+            "characters": characters,
+            "splits": infos,
+        }
+        write_whole(done_file(self._folder, index), json.dumps(done) + "\n")
+
+    def _documents(self, index: int, tally: Tally) -> Iterator[Document]:
+        for span in self._plan.parts[index]:
+            yield from tally.documents(self._source.records(span))
+
+
+def done_file(folder: Path, index: int) -> Path:
+    """Returns the file that says that a part is built, and what is in it."""
+    return folder / "shards" / f"{index:06}.json"
+
+
+def bad_file(folder: Path, index: int) -> Path:
+    """Returns the file that names the bad records of a part."""
+    return folder / "shards" / f"{index:06}.bad.jsonl"
+
+
+def _bad_record_to_json(record: BadRecord) -> str:
+    where = {"file": record.file, "offset": record.offset, "reason": record.error.what}
+    return json.dumps(where) + "\n"

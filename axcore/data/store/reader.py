@@ -1,0 +1,148 @@
+"""Opening a token store: its splits as readers of any pair, whatever their number."""
+
+from collections.abc import Iterator
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from axcore.data.packing import Pairs
+from axcore.data.store.manifest import (
+    SPLITS,
+    Manifest,
+    digest_of,
+    read_manifest,
+    tokenizer_config,
+)
+from axcore.data.store.shard import Shard, ShardInfo, shard_digest
+from axcore.data.tokenizer import Tokenizer
+from axcore.errors import DataError
+
+_OPEN_SHARDS = 256
+"""Each keeps two files open; a process may have 1024 by default."""
+
+
+class StoredTokens:
+    """The documents of a split of a store, shard after shard; a shard is mapped when it is read."""
+
+    def __init__(self, folder: Path, shards: tuple[ShardInfo, ...], dtype: str) -> None:
+        self.shards = shards
+        self.dtype: np.dtype[Any] = np.dtype(dtype)
+        self._folder = folder
+        self._first_pair = _sums([shard.num_pairs for shard in shards])
+        self._first_document = _sums([shard.documents for shard in shards])
+        self._shard = lru_cache(_OPEN_SHARDS)(self._opened)
+
+    @property
+    def num_documents(self) -> int:
+        """D."""
+        return int(self._first_document[-1])
+
+    @property
+    def num_tokens(self) -> int:
+        """N."""
+        return int(self._first_pair[-1]) + self.num_documents
+
+    @cached_property
+    def digest(self) -> str:
+        """A short hash of every token and every boundary, from the digests of the shards."""
+        return digest_of(self.shards, self.dtype.str)
+
+    def read(self, begin: int, end: int) -> Pairs:
+        """Returns the pairs from number `begin` to before `end`."""
+        pieces = []
+        index = int(np.searchsorted(self._first_pair, begin, side="right")) - 1
+        while begin < end:
+            first, next_first = (int(pair) for pair in self._first_pair[index : index + 2])
+            stop = min(end, next_first)
+            pieces.append(self._shard(index).read(begin - first, stop - first))
+            begin, index = stop, index + 1
+        return Pairs.joined(pieces)
+
+    def document(self, index: int) -> NDArray[Any]:
+        """Returns the tokens of a document by its number."""
+        shard = int(np.searchsorted(self._first_document, index, side="right")) - 1
+        return self._shard(shard).document(index - int(self._first_document[shard]))
+
+    def lengths(self) -> Iterator[NDArray[np.int64]]:
+        """Yields the tokens of each document, [D] of a shard at a time."""
+        for index in range(len(self.shards)):
+            yield np.diff(self._opened(index).first_pair) + 1
+
+    def _opened(self, index: int) -> Shard:
+        return Shard(self._folder, self.shards[index], self.dtype)
+
+
+class TokenStoreDirectory:
+    """A token store, opened: nothing but its manifest is read before it is asked for.
+
+    Attributes:
+        folder: Where it is.
+        manifest: What it says of itself.
+        splits: `train` and `validation`.
+    """
+
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
+        self.folder = folder
+        self.manifest = manifest
+        self.splits = {
+            name: StoredTokens(folder / "shards", manifest.splits[name], manifest.dtype)
+            for name in SPLITS
+        }
+
+    def tokenizer(self) -> Tokenizer:
+        """Returns the tokenizer that made the tokens, from the store's own copy of its files."""
+        tokenizer: Tokenizer = tokenizer_config(self.manifest, self.folder).build()
+        return tokenizer
+
+    def verify(self) -> Iterator[tuple[ShardInfo, bool]]:
+        """Yields each shard, and whether its files are what was written."""
+        for split in self.splits.values():
+            for shard in split.shards:
+                yield shard, shard_digest(self.folder / "shards", shard.name) == shard.digest
+
+    def check_tokenizer(self, digest: str) -> None:
+        """Checks that the tokens are those of a tokenizer.
+
+        Raises:
+            DataError: Another one made them.
+        """
+        if digest != self.manifest.tokenizer_digest:
+            raise DataError(
+                f"The store's tokens are another tokenizer's: its digest is "
+                f"{self.manifest.tokenizer_digest[:12]}, that of data.tokenizer {digest[:12]}.",
+                where=str(self.folder),
+                hint="Set data.tokenizer to what the store was built with "
+                f"(`axcore data show {self.folder}`), or build a store with this one.",
+            )
+
+    def check_split(self, validation_fraction: float) -> None:
+        """Checks that as many documents are held out as a run asks for.
+
+        Raises:
+            DataError: They are not.
+        """
+        held = self.manifest.validation_fraction
+        if held != validation_fraction:
+            raise DataError(
+                f"The store was built with validation_fraction={held}, and the data's is "
+                f"{validation_fraction}.",
+                where=str(self.folder),
+                hint=f"--set data.validation_fraction={held}, or build another store.",
+            )
+
+
+def open_store(folder: str | Path) -> TokenStoreDirectory:
+    """Opens a store.
+
+    Raises:
+        DataError: There is none, or none that is whole.
+    """
+    root = Path(folder).expanduser()
+    return TokenStoreDirectory(root, read_manifest(root))
+
+
+def _sums(counts: list[int]) -> NDArray[np.int64]:
+    return np.cumsum([0, *counts], dtype=np.int64)

@@ -1,0 +1,154 @@
+"""A shard: the tokens of some documents of a split, end to end, and where each document begins.
+
+NAME.tokens   [N] unsigned little-endian integers, as narrow as the vocabulary allows
+NAME.pairs    [D + 1] little-endian int64: the number of each document's first pair of tokens, then
+              the number of all pairs; document i begins at token `pairs[i] + i`
+"""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from hashlib import blake2b
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from axcore.data.packing import Pairs, read_pairs
+from axcore.data.store.files import whole_file
+from axcore.errors import DataError
+
+TOKENS, PAIRS = ".tokens", ".pairs"
+_PAIR = np.dtype("<i8")
+_CHUNK = 1 << 20
+
+
+@attrs.frozen
+class ShardInfo:
+    """What the manifest says of a shard.
+
+    Attributes:
+        name: Of its files, without suffix.
+        documents: D.
+        tokens: N.
+        digest: Of the bytes of both files.
+    """
+
+    name: str
+    documents: int
+    tokens: int
+    digest: str
+
+    @property
+    def num_pairs(self) -> int:
+        """Pairs of a token and the one after it in its document."""
+        return self.tokens - self.documents
+
+
+class ShardWriter:
+    """Writes the documents of a shard as they come; the files appear when the writer is closed."""
+
+    def __init__(self, folder: Path, name: str, dtype: np.dtype[Any]) -> None:
+        self._folder, self._name, self._dtype = folder, name, dtype
+        self._files = ExitStack()
+        self._documents = self._tokens = 0
+        self._digests = [blake2b(digest_size=16) for _ in (TOKENS, PAIRS)]
+
+    def __enter__(self) -> Self:
+        self._out = [
+            self._files.enter_context(whole_file(self._folder / f"{self._name}{suffix}"))
+            for suffix in (TOKENS, PAIRS)
+        ]
+        self._write(1, np.zeros(1, _PAIR))
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._files.__exit__(kind, error, traceback)
+
+    def add(self, documents: Sequence[NDArray[Any]]) -> None:
+        """Adds documents but those of a single token, which have nothing to predict."""
+        kept = [tokens for tokens in documents if len(tokens) > 1]
+        if not kept:
+            return
+        lengths = np.fromiter(map(len, kept), np.int64, len(kept))
+        num_pairs = self._tokens - self._documents
+        self._write(0, np.concatenate(kept).astype(self._dtype, copy=False))
+        self._write(1, num_pairs + np.cumsum(lengths - 1, dtype=_PAIR))
+        self._documents += len(kept)
+        self._tokens += int(lengths.sum())
+
+    def info(self) -> ShardInfo:
+        """Returns what was written so far."""
+        digest = blake2b(b"".join(one.digest() for one in self._digests), digest_size=16)
+        return ShardInfo(self._name, self._documents, self._tokens, digest.hexdigest())
+
+    def _write(self, which: int, array: NDArray[Any]) -> None:
+        data = array.tobytes()
+        self._digests[which].update(data)
+        self._out[which].write(data)
+
+
+class Shard:
+    """A shard, mapped into memory: opening it reads nothing."""
+
+    def __init__(self, folder: Path, info: ShardInfo, dtype: np.dtype[Any]) -> None:
+        """Maps the files.
+
+        Raises:
+            DataError: One is missing, or is not as long as the manifest says.
+        """
+        self.tokens = _mapped(folder / f"{info.name}{TOKENS}", dtype, info.tokens)
+        self.first_pair = _mapped(folder / f"{info.name}{PAIRS}", _PAIR, info.documents + 1)
+
+    def read(self, begin: int, end: int) -> Pairs:
+        """Returns the pairs from number `begin` to before `end`."""
+        return read_pairs(self.tokens, self.first_pair, begin, end)
+
+    def document(self, index: int) -> NDArray[Any]:
+        """Returns the tokens of a document."""
+        begin, end = (int(pair) for pair in self.first_pair[index : index + 2])
+        return self.tokens[begin + index : end + index + 1]
+
+
+def shard_digest(folder: Path, name: str) -> str:
+    """Returns the digest of a shard's files as they are now."""
+    digests = [_file_digest(folder / f"{name}{suffix}") for suffix in (TOKENS, PAIRS)]
+    return blake2b(b"".join(digests), digest_size=16).hexdigest()
+
+
+def _file_digest(path: Path) -> bytes:
+    digest = blake2b(digest_size=16)
+    with _opened(path) as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+    return digest.digest()
+
+
+def _mapped(path: Path, dtype: np.dtype[Any], length: int) -> NDArray[Any]:
+    with _opened(path) as file:
+        size = file.seek(0, 2)
+    if size != length * dtype.itemsize:
+        raise DataError(
+            f"{path.name} has {size} bytes; {length * dtype.itemsize} were written.",
+            where=str(path),
+            hint="Copy the store again, or build it again.",
+        )
+    return np.asarray(np.memmap(path, dtype, "r", shape=(length,)))
+
+
+def _opened(path: Path) -> IO[bytes]:
+    try:
+        return open(path, "rb")
+    except OSError as error:
+        raise DataError(
+            f"{path.name} cannot be read: {error.strerror}.",
+            where=str(path),
+            hint="Copy the store again, or build it again.",
+        ) from error

@@ -1,0 +1,123 @@
+"""Copies of large arrays: converted and checked on the way, in blocks that fit a cache.
+
+numpy alone transposes a matrix of bfloat16 at 0.2 GB/s, and asks whether it is finite at 0.8.
+"""
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
+from typing import Any, TypeVar
+
+import numpy as np
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+_THREADS = min(4, os.cpu_count() or 1)
+_BLOCK = 1 << 16
+"""Numbers that are looked at together."""
+_TILE = (256, 512)
+"""Rows and columns of what is transposed at once."""
+_PIECE_BYTES = 1 << 24
+_ALIGNED_BYTES = 64
+
+
+def copy(source: np.ndarray, target: np.ndarray) -> bool:
+    """Copies numbers in the target's dtype, up to one that is not finite there; says if none is."""
+    source, target = np.atleast_1d(source), np.atleast_1d(target)
+    move = _copy_tile if _is_transposed(source) else _copy_block
+    blocks = _tiles if _is_transposed(source) else _rows
+    with np.errstate(over="ignore"):  # looked for next
+        return all(move(source[at], target[at]) for at in blocks(source))
+
+
+def is_finite(array: np.ndarray) -> bool:
+    """Whether all numbers are, as far as the dtype has others."""
+    array = np.atleast_1d(array)
+    if not _not_finite_bits(array.dtype):
+        return True
+    return all(_is_finite(array[at]) for at in _rows(array))
+
+
+def are_same(a: np.ndarray, b: np.ndarray) -> bool:
+    """Whether two arrays have the same dtype, shape and bits."""
+    if (a.dtype, a.shape) != (b.dtype, b.shape):
+        return False
+    a, b = np.atleast_1d(_bits(a)), np.atleast_1d(_bits(b))
+    return all(np.array_equal(a[at], b[at]) for at in _rows(a))
+
+
+def empty_array(shape: Iterable[int], dtype: Any) -> np.ndarray:
+    """Returns an array that jax takes over without a copy, where a device is a processor."""
+    shape = tuple(shape)
+    nbytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+    raw = np.empty(nbytes + _ALIGNED_BYTES, np.uint8)
+    begin = -raw.ctypes.data % _ALIGNED_BYTES
+    array: np.ndarray = raw[begin : begin + nbytes].view(dtype).reshape(shape)
+    return array
+
+
+def pieces(array: np.ndarray) -> Iterator[slice]:
+    """Yields ranges of the first dimension, so that several threads work on one large array."""
+    count = max(1, _PIECE_BYTES // max(1, array[:1].nbytes))
+    yield from (slice(i, i + count) for i in range(0, len(array), count))
+
+
+def map_ahead(function: Callable[[_Item], _Result], items: Iterable[_Item]) -> Iterator[_Result]:
+    """Yields the results of a function in order; threads work on the next ones meanwhile."""
+    with ThreadPoolExecutor(_THREADS) as pool:
+        pending: deque[Future[_Result]] = deque()
+        for item in items:
+            pending.append(pool.submit(function, item))
+            if len(pending) > _THREADS:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+
+
+def _is_transposed(array: np.ndarray) -> bool:
+    return array.ndim == 2 and array.strides[0] < array.strides[1]
+
+
+def _rows(array: np.ndarray) -> Iterator[Any]:
+    count = max(1, _BLOCK // max(1, array[:1].size))
+    yield from (slice(i, i + count) for i in range(0, len(array), count))
+
+
+def _tiles(array: np.ndarray) -> Iterator[Any]:
+    (height, width), (rows, columns) = array.shape, _TILE
+    for i in range(0, height, rows):
+        yield from (np.s_[i : i + rows, j : j + columns] for j in range(0, width, columns))
+
+
+def _copy_block(source: np.ndarray, target: np.ndarray) -> bool:
+    if source.dtype == target.dtype:
+        _bits(target)[...] = _bits(source)
+    else:
+        target[...] = source
+    return is_finite(target)
+
+
+def _copy_tile(source: np.ndarray, target: np.ndarray) -> bool:
+    packed = np.empty(source.shape[::-1], target.dtype)
+    finite = _copy_block(source.T, packed)
+    _bits(target)[...] = _bits(packed).T
+    return finite
+
+
+def _is_finite(block: np.ndarray) -> bool:
+    mask = _not_finite_bits(block.dtype)
+    return not block.size or bool(np.bitwise_and(_bits(block), mask).max() < mask)
+
+
+@cache
+def _not_finite_bits(dtype: np.dtype[Any]) -> Any:
+    """Returns the bits that are all set in what is no finite number; 0 if a dtype has no such."""
+    if dtype.kind in "biu":
+        return 0
+    return _bits(np.array(np.inf).astype(dtype))[()]
+
+
+def _bits(array: np.ndarray) -> np.ndarray:
+    return array.view(np.dtype(f"u{array.dtype.itemsize}"))

@@ -1,0 +1,171 @@
+"""Adapters in the format of PEFT: what LoRA trained, for transformers and what serves it.
+
+adapter_model.safetensors   `lora_A` (rank, inputs) and `lora_B` (outputs, rank) by module
+adapter_config.json         rank, alpha, and which modules
+
+Source: Mangrulkar et al. 2022, github.com/huggingface/peft.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from axcore.config import find_config
+from axcore.errors import ConfigError
+from axcore.interop.canonical import uncorrected
+from axcore.interop.corrections import CorrectionFormat
+from axcore.interop.family import CORRECTIONS, TRAINING_ONLY, family_of
+from axcore.interop.new_folder import new_folder
+from axcore.interop.tensor_files import TensorSpec, write_tensors
+from axcore.interop.transforms import Transpose
+from axcore.interop.weight_map import BoundMap, Slice, listed
+from axcore.interop.writing import named_leaves, on_host, stored
+from axcore.layers import LoRALinear, merge_adapters, without_lora
+from axcore.layers.lora.linear import ADAPTERS
+from axcore.module import DType
+
+ARRAYS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
+_PREFIX, _BASE, _WEIGHT = "base_model.model.", ".base.weight", ".weight"
+_FACTORS = {"lora_A": ".lora_down.weight", "lora_B": ".lora_up.weight"}
+
+
+class PeftFormat(CorrectionFormat):
+    """Adapters as PEFT reads them, and models into which they are merged."""
+
+    def write(
+        self,
+        folder: Path | str,
+        cfg: Any,
+        state: Any,
+        *,
+        trained: tuple[str, ...],
+        dtype: DType | None,
+        base: str | None,
+        files: Mapping[str, bytes],
+    ) -> str:
+        """Writes the adapters."""
+        if trained != ADAPTERS:
+            raise ConfigError(
+                f"the run trained {', '.join(trained)}, which are not its adapters alone",
+                where="learner.trainable",
+                hint="export the whole model: --merged",
+            )
+        family = to_peft(folder, cfg, state, dtype=dtype, base=base, files=files)
+        return f"PEFT adapters of a model of type {family}"
+
+    def merged(self, cfg: Any, state: Any) -> tuple[Any, Any]:
+        """Returns the model without adapters."""
+        return without_lora(cfg), merge_adapters(cfg.build(), state)
+
+
+def has_adapters(cfg: Any) -> bool:
+    """Whether a model's config has layers that LoRA corrects."""
+    return bool(find_config(cfg, LoRALinear))
+
+
+def to_peft(
+    folder: Path | str,
+    cfg: Any,
+    state: Any,
+    *,
+    dtype: DType | None = None,
+    base: str | None = None,
+    files: Mapping[str, bytes] | None = None,
+) -> str:
+    """Writes the adapters of a model into a new folder, and returns its family's name.
+
+    Args:
+        folder: Where to write; it may not exist, or must be empty.
+        cfg: The model's config, with LoRA applied.
+        state: Its state.
+        dtype: Of all tensors; each array's own by default.
+        base: The published model that they correct.
+        files: More files, by name.
+
+    Raises:
+        ConfigError: No family has such a model, or PEFT has no such adapters.
+        CheckpointError: The folder holds something, or a number is not finite.
+    """
+    if not has_adapters(cfg):
+        raise ConfigError("the model has no adapters", hint="apply LoRA to it first")
+    name, family, _ = family_of(uncorrected(cfg))
+    bound = family.bind(cfg, ignored=(*TRAINING_ONLY, *CORRECTIONS))
+    modules = _adapted(bound)
+    tensors = dict(_tensors(modules, named_leaves(state), dtype))
+    content = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+        "target_modules": _targets(modules, bound),
+        **_sizes(cfg),
+    }
+    with new_folder(folder) as draft:
+        specs = [TensorSpec(key, array.shape, array.dtype) for key, array in tensors.items()]
+        write_tensors(draft / ARRAYS, specs, iter(tensors.values()))
+        text = json.dumps(content, indent=2) + "\n"
+        for file, data in {CONFIG: text.encode(), **(files or {})}.items():
+            (draft / file).write_bytes(data)
+    return name
+
+
+def _sizes(cfg: Any) -> dict[str, Any]:
+    """Returns the rank, alpha and dropout that all adapters have."""
+    layers = [found.node for found in find_config(cfg, LoRALinear)]
+    found = {(one.rank, one.alpha, one.dropout.rate) for one in layers}
+    if len(found) > 1:
+        raise ConfigError(
+            f"the adapters have several ranks, alphas or dropouts: {sorted(found)}",
+            hint="export the model with them merged: --merged",
+        )
+    rank, alpha, dropout = found.pop()
+    return {"r": rank, "lora_alpha": alpha, "lora_dropout": dropout}
+
+
+def _adapted(bound: BoundMap) -> dict[str, Slice]:
+    """Returns the weights of ours that have adapters, by the name of the module that theirs is in.
+
+    Raises:
+        ConfigError: One of them is no weight of a linear layer there.
+    """
+    found = {
+        piece.theirs[0].removesuffix(_WEIGHT): piece
+        for piece in bound.pieces
+        if any(one.leaf.endswith(_BASE) for one in piece.ours)
+    }
+    strange = [
+        name
+        for name, piece in found.items()
+        if not isinstance(piece.transform, Transpose) or ".experts." in name
+    ]
+    if strange:
+        raise ConfigError(
+            f"{len(strange)} adapters are for what is no linear layer of its own in transformers:\n"
+            + listed(strange),
+            hint="export the model with them merged: --merged; or adapt other layers",
+        )
+    return {name: piece.ours[0] for name, piece in found.items()}
+
+
+def _tensors(
+    modules: Mapping[str, Slice], leaves: Mapping[str, Any], dtype: DType | None
+) -> Iterator[tuple[str, np.ndarray]]:
+    for module, weight in modules.items():
+        for factor, ours in _FACTORS.items():
+            leaf = leaves[weight.leaf.removesuffix(_BASE) + ours]
+            name = f"{_PREFIX}{module}.{factor}.weight"
+            array = on_host(leaf, weight.index).T
+            yield name, stored(name, array, np.dtype(dtype or array.dtype))
+
+
+def _targets(modules: Mapping[str, Slice], bound: BoundMap) -> list[str]:
+    """Returns what names the modules: their last steps, if those name no other module."""
+    last = {name.rpartition(".")[2] for name in modules}
+    named = {name.removesuffix(_WEIGHT) for name, shape in bound.shapes.items() if len(shape) == 2}
+    others = {name.rpartition(".")[2] for name in named - modules.keys()}
+    return sorted(modules if last & others else last)

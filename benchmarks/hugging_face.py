@@ -1,0 +1,134 @@
+"""How fast published weights come in and go out, and in how much memory.
+
+    python benchmarks/hugging_face.py [--directory FOLDER] [--torch-python VENV/bin/python]
+                                      [--seven-billion]
+
+A model of 1 GB in bfloat16 with a tiny vocabulary is written and read by axcore, by safetensors for
+numpy, and by safetensors for PyTorch where the Python of an environment with both is named. Files
+are in the page cache. Rivals take turns; figures are medians over rounds. axcore's include what it
+does besides: it transposes, stacks layers, and looks for what is not finite. PyTorch maps a file
+and reads no number of it; so copies of its tensors are timed as well.
+
+`--seven-billion` reads a model of Llama 2's size, 12.6 GiB of zeros in sparse files, onto 8 fake
+devices in a process of its own. Needs 16 GiB of free memory. Peak memory is that of anonymous
+pages, sampled; pages of mapped files, which the system takes back as it needs to, come on top.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import safetensors.numpy
+from _record import record
+
+import axcore as ax
+from axcore.models import transformer
+from axcore.module import ParamSpec
+
+HERE = Path(__file__).parent
+ROUNDS = 5
+MODEL = transformer(vocab_size=264, dim=2048, num_layers=8, num_heads=16, hidden_dim=8192)
+FILE = "model.safetensors"
+
+
+def make_state() -> Any:
+    """Returns a state of the model, of numbers that are quick to draw."""
+    draw = np.random.default_rng(0)
+
+    def drawn(spec: ParamSpec) -> Any:
+        return jnp.asarray(draw.random(spec.shape, dtype=np.float32).astype(jnp.bfloat16))
+
+    is_spec = lambda leaf: isinstance(leaf, ParamSpec)  # noqa: E731
+    return jax.tree.map(drawn, MODEL.build().param_specs(), is_leaf=is_spec)
+
+
+def timed(run: Callable[[], Any]) -> float:
+    started = time.perf_counter()
+    result = run()
+    seconds = time.perf_counter() - started
+    del result
+    return seconds
+
+
+def measure_gigabyte(folder: Path, torch_python: str | None) -> dict[str, Any]:
+    """Returns the medians of all rivals, as GB/s, and axcore's times by theirs."""
+    state = make_state()
+    num_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+    ax.to_hugging_face(folder / "model", MODEL, state)
+    file, written = folder / "model" / FILE, folder / "written"
+    tensors = safetensors.numpy.load_file(file)
+    times: dict[str, list[float]] = {}
+
+    def keep(name: str, seconds: float) -> None:
+        times.setdefault(name, []).append(seconds)
+
+    for _ in range(ROUNDS):
+        keep("axcore_import", timed(lambda: ax.from_hugging_face(folder / "model")))
+        keep("numpy_load", timed(lambda: safetensors.numpy.load_file(file)))
+        keep("axcore_export", timed(lambda: ax.to_hugging_face(written, MODEL, state)))
+        shutil.rmtree(written)
+        keep("numpy_save", timed(lambda: safetensors.numpy.save_file(tensors, written)))
+        written.unlink()
+        for name, seconds in _torch(torch_python, file, written).items():
+            keep(name, seconds)
+    medians = {name: statistics.median(found) for name, found in times.items()}
+    return {
+        "gigabytes": round(num_bytes / 1e9, 3),
+        "rounds": ROUNDS,
+        "gb_per_s": {name: round(num_bytes / 1e9 / one, 2) for name, one in medians.items()},
+        "import_by_rival": _ratios(times, "axcore_import", "load"),
+        "export_by_rival": _ratios(times, "axcore_export", "save"),
+    }
+
+
+def _torch(python: str | None, file: Path, written: Path) -> dict[str, float]:
+    if python is None:
+        return {}
+    command = [python, str(HERE / "_hugging_face_torch.py"), str(file), str(written)]
+    found: dict[str, float] = json.loads(subprocess.check_output(command, text=True))
+    return found
+
+
+def _ratios(times: dict[str, list[float]], ours: str, kind: str) -> dict[str, float]:
+    """Returns the median over rounds of axcore's time by each rival's."""
+    pairs = {name: zip(times[ours], found, strict=True) for name, found in times.items()}
+    return {
+        name: round(statistics.median(mine / theirs for mine, theirs in found), 2)
+        for name, found in pairs.items()
+        if kind in name.split("_")
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--directory")
+    parser.add_argument("--torch-python")
+    parser.add_argument("--seven-billion", action="store_true")
+    options = parser.parse_args()
+    figures: dict[str, Any] = {"safetensors": version("safetensors")}
+    with tempfile.TemporaryDirectory(dir=options.directory) as folder:
+        figures["gigabyte"] = measure_gigabyte(Path(folder), options.torch_python)
+        if options.seven_billion:
+            command = [sys.executable, str(HERE / "_hugging_face_memory.py"), folder]
+            figures["seven_billion"] = json.loads(subprocess.check_output(command, text=True))
+    print(json.dumps(figures, indent=2))
+    print("written to", record("hugging_face", figures))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""`CausalConv`: each channel convolved over the last few tokens, by itself."""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from axcore.config import REQUIRED, PositiveInt, config
+from axcore.layers import TokenInfo
+from axcore.module import Module, Normal, Param
+
+OUTSIDE = -1
+"""The segment before the first token; no token is of it."""
+
+
+class CausalConv(Module):
+    """`y[t] = sum of weight[i] * x[t - width + 1 + i]`, over tokens of the same document.
+
+    Slot protocol: the parent fills `dim` and `axis`.
+    """
+
+    @config
+    class Config(Module.Config["CausalConv"]):
+        """Describes a `CausalConv`.
+
+        Args:
+            dim: Number of channels.
+            axis: Logical axis of the channels.
+            width: Number of tokens that each token sees, itself counted.
+            has_bias: Whether a bias is added.
+        """
+
+        dim: PositiveInt = REQUIRED
+        axis: str | None = REQUIRED
+        width: PositiveInt = 4
+        has_bias: bool = True
+
+    def setup(self, cfg: Config) -> None:
+        """Declares the weights, the last of which is a token's own, and the bias."""
+        init = Normal(std=(3 * cfg.width) ** -0.5)
+        self.weight = Param((cfg.dim, cfg.width), axes=(cfg.axis, None), init=init)
+        if cfg.has_bias:
+            self.bias = Param((cfg.dim,), axes=(cfg.axis,), init=0.0)
+
+    def forward(
+        self, x: Float[Array, "batch time dim"], info: TokenInfo
+    ) -> Float[Array, "batch time dim"]:
+        """Returns the convolved channels in the input's dtype; sums are float32."""
+        width, weight = self.config.width, self.weight.astype(jnp.float32)
+        total = jnp.zeros(x.shape, jnp.float32)
+        for i in range(width):
+            total += _earlier(x, info, width - 1 - i) * weight[None, None, :, i]
+        if self.config.has_bias:
+            total += self.bias.astype(jnp.float32)[None, None]
+        return total.astype(x.dtype)
+
+
+def _earlier(
+    x: Float[Array, "batch time dim"], info: TokenInfo, distance: int
+) -> Float[Array, "batch time dim"]:
+    """Returns what is so many tokens before each, in float32, or 0 outside of its document."""
+    time = x.shape[1]
+    seen = jnp.pad(x, ((0, 0), (distance, 0), (0, 0)))[:, :time].astype(jnp.float32)
+    if info.segment_ids is None:
+        return seen
+    before = jnp.pad(info.segment_ids, ((0, 0), (distance, 0)), constant_values=OUTSIDE)
+    return jnp.where((before[:, :time] == info.segment_ids)[:, :, None], seen, 0.0)

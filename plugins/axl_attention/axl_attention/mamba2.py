@@ -1,0 +1,140 @@
+"""`Mamba2`: a selective state space mixes tokens, at a cost that grows with the time alone."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from axcore.config import REQUIRED, PositiveInt, config
+from axcore.errors import ConfigError
+from axcore.layers import Linear, TokenInfo, shard
+from axcore.module import Initializer, Module, Param
+from axl_attention.causal_conv import CausalConv
+from axl_attention.grouped_rms_norm import GroupedRMSNorm
+from axl_attention.state_space import Inputs, state_space
+
+
+@config
+class LogOfUniform(Initializer):
+    """The logarithm of what is uniform between two numbers."""
+
+    low: float = 1.0
+    high: float = 16.0
+
+    def sample(self, key: Array, shape: tuple[int, ...], fans: tuple[int, int]) -> Array:
+        """Returns samples."""
+        return jnp.log(jax.random.uniform(key, shape, jnp.float32, self.low, self.high))
+
+
+@config
+class StepBias(Initializer):
+    """What softplus makes step sizes of, whose logarithms are uniform."""
+
+    smallest: float = 1e-3
+    largest: float = 0.1
+
+    def sample(self, key: Array, shape: tuple[int, ...], fans: tuple[int, int]) -> Array:
+        """Returns samples."""
+        low, high = jnp.log(self.smallest), jnp.log(self.largest)
+        steps = jnp.exp(jax.random.uniform(key, shape, jnp.float32, low, high))
+        return steps + jnp.log(-jnp.expm1(-steps))
+
+
+class Mamba2(Module):
+    """Projections, a short convolution, a state space, and a gated norm.
+
+    Documents of a row do not see each other. Sums and states are float32.
+
+    Source: Dao and Gu 2024, arXiv:2405.21060, section 7.1 and figure 6. Slot protocol: the parent
+    fills `dim`.
+    """
+
+    @config
+    class Config(Module.Config["Mamba2"]):
+        """Describes a `Mamba2`.
+
+        Args:
+            dim: Size of the last dimension of input and output.
+            num_heads: Number of heads.
+            head_dim: Size of a head.
+            num_groups: Number of groups of heads; a group has `b` and `c` in common.
+            state_dim: Numbers that are kept of each dimension of a head.
+            chunk: Tokens that are computed at once.
+            linear: Used for the projections of the input.
+            out_linear: Used for the output projection.
+            conv: Used for `x`, `b` and `c`, each with weights of its own.
+            norm: Used for the gated output.
+        """
+
+        dim: PositiveInt = REQUIRED
+        num_heads: PositiveInt = REQUIRED
+        head_dim: PositiveInt = 64
+        num_groups: PositiveInt = 1
+        state_dim: PositiveInt = 128
+        chunk: PositiveInt = 256
+        linear: Module.Config = Linear.Config()
+        out_linear: Module.Config = Linear.Config()
+        conv: Module.Config = CausalConv.Config()
+        norm: Module.Config = GroupedRMSNorm.Config()
+
+    def setup(self, cfg: Config) -> None:
+        """Builds the parts, and declares what each head has of its own."""
+        if cfg.num_heads % cfg.num_groups:
+            raise ConfigError(
+                f"num_heads is {cfg.num_heads}, not a multiple of num_groups, {cfg.num_groups}"
+            )
+        inner, state = cfg.num_heads * cfg.head_dim, cfg.num_groups * cfg.state_dim
+        self.z, self.x = self._projection(inner, "heads"), self._projection(inner, "heads")
+        self.b, self.c = self._projection(state, None), self._projection(state, None)
+        self.dt = self._projection(cfg.num_heads, None)
+        self.conv_x = cfg.conv.build(dim=inner, axis="heads")
+        self.conv_b = cfg.conv.build(dim=state, axis=None)
+        self.conv_c = cfg.conv.build(dim=state, axis=None)
+        heads = {"shape": (cfg.num_heads,), "axes": (None,), "cast": False}
+        self.a_log = Param(**heads, init=LogOfUniform())
+        self.dt_bias = Param(**heads, init=StepBias())
+        self.d = Param(**heads, init=1.0)
+        self.norm = cfg.norm.build(dim=inner, num_groups=cfg.num_groups)
+        self.out = cfg.out_linear.build(in_dim=inner, out_dim=cfg.dim, axes=("heads", "embed"))
+
+    def forward(
+        self, x: Float[Array, "batch time dim"], info: TokenInfo
+    ) -> Float[Array, "batch time dim"]:
+        """Returns what each token makes of itself and those before it."""
+        gate = jax.nn.silu(shard(self.z(x), "batch", "time", "heads"))
+        mixed = self._mixed(self._inputs(x, info)).reshape(gate.shape).astype(x.dtype)
+        return self.out(self.norm(mixed * gate))
+
+    def _projection(self, out_dim: int, axis: str | None) -> Any:
+        cfg = self.config
+        return cfg.linear.build(in_dim=cfg.dim, out_dim=out_dim, axes=("embed", axis))
+
+    def _inputs(self, x: Any, info: TokenInfo) -> Inputs:
+        cfg, rows = self.config, x.shape[:2]
+        groups = (cfg.num_groups, cfg.num_heads // cfg.num_groups)
+        inner = shard(self.x(x), "batch", "time", "heads")
+        steps = self.dt(x).astype(jnp.float32) + self.dt_bias.astype(jnp.float32)[None, None]
+        convolved = (
+            jax.nn.silu(conv(projected, info)).astype(jnp.float32)
+            for conv, projected in (
+                (self.conv_x, inner),
+                (self.conv_b, self.b(x)),
+                (self.conv_c, self.c(x)),
+            )
+        )
+        entering, b, c = convolved
+        segments = info.segment_ids
+        return Inputs(
+            entering.reshape(*rows, *groups, cfg.head_dim),
+            jax.nn.softplus(steps).reshape(*rows, *groups),
+            b.reshape(*rows, cfg.num_groups, cfg.state_dim),
+            c.reshape(*rows, cfg.num_groups, cfg.state_dim),
+            jnp.zeros(rows, jnp.int32) if segments is None else segments,
+        )
+
+    def _mixed(self, inputs: Inputs) -> Float[Array, "batch time groups heads head_dim"]:
+        groups = inputs.dt.shape[2:]
+        a = -jnp.exp(self.a_log.astype(jnp.float32)).reshape(groups)
+        skipped = self.d.astype(jnp.float32).reshape(1, 1, *groups, 1) * inputs.x
+        return state_space(inputs, a, chunk=self.config.chunk) + skipped

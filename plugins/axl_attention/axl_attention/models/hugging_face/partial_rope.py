@@ -1,0 +1,64 @@
+"""`PartialRopeFields`: rotary positions of a part of each head, in `config.json`."""
+
+from typing import Any
+
+import attrs
+
+from axcore.config import replace_config
+from axcore.errors import ConfigError
+from axcore.interop import ConfigEntry, Fields, RopeFields, common_value
+from axl_attention.partial_rotary import PartialRotary
+
+_PATH = "**.attention.position"
+
+
+@attrs.frozen
+class PartialRopeFields(ConfigEntry):
+    """The fields of rotary positions, and of the share of a head that has them.
+
+    Args:
+        fraction: The field of the share.
+        default: What its absence means.
+        theta: The field of the base.
+        is_always_partial: Whether no model of the family rotates heads as a whole.
+    """
+
+    fraction: str = "partial_rotary_factor"
+    default: float = 1.0
+    theta: str = "rope_theta"
+    is_always_partial: bool = attrs.field(default=False, kw_only=True)
+
+    def read(self, cfg: Any, fields: Fields) -> Any:
+        """Returns a config with these positions."""
+        fraction = fields.take(self.fraction, self.default)
+        given = fields.take("rope_parameters", None) or {}
+        parameters = {"partial_rotary_factor": fraction, **given}
+        fraction = float(parameters.pop("partial_rotary_factor"))
+        inner = Fields({**fields.values, "rope_parameters": parameters})
+        cfg = RopeFields(name=self.theta).read(cfg, inner)
+        fields.read |= inner.read
+        return cfg if fraction == 1.0 else _with_position(cfg, _partial(fraction))
+
+    def write(self, cfg: Any) -> dict[str, Any]:
+        """Returns the fields.
+
+        Raises:
+            ConfigError: Heads are rotated as a whole, and never are in the family.
+        """
+        position, fraction = common_value(cfg, _PATH), 1.0
+        if isinstance(position, PartialRotary.Config):
+            fraction, cfg = position.fraction, _with_position(cfg, lambda old: old.inner)
+        elif self.is_always_partial:
+            raise ConfigError(
+                f"{_PATH} is a {type(position).__qualname__}, which rotates whole heads",
+                where=_PATH,
+            )
+        return {self.fraction: fraction, **RopeFields(name=self.theta).write(cfg)}
+
+
+def _partial(fraction: float) -> Any:
+    return lambda old: PartialRotary.Config(fraction=fraction, inner=old)
+
+
+def _with_position(cfg: Any, new: Any) -> Any:
+    return replace_config(cfg, lambda _: True, new, at=_PATH)

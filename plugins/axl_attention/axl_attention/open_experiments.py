@@ -1,0 +1,140 @@
+"""The pre-training of families that came after this plugin's first ones, on a corpus of yours.
+
+axcore train olmo2-7b --set data.source.folder=CORPUS --set data.tokenizer.path=TOKENIZER.json
+
+Each edits `llama2-7b`, as those in `experiments.py` do.
+"""
+
+from typing import Any
+
+from axcore.config import evolve, replace_config, update_config
+from axcore.experiments import llama2_7b, mesh_rules
+from axcore.learner import WarmupLinear, WarmupStableDecay
+from axcore.modifiers import RematModifier
+from axcore.module import DTypes
+from axl_attention.models import gpt_neox, granite, mamba2, olmo2, olmo3, phi3, smollm3, starcoder2
+
+
+def olmo2_7b() -> Any:
+    """Returns OLMo 2 7B: 4T tokens, 1024 rows of 4096 a batch, large partition functions punished.
+
+    Source: OLMo Team 2025, arXiv:2501.00656, sections 2 and 3. Differs: the rate falls to the end
+    of the 4T tokens, where the paper cuts off a cosine of 5T.
+    """
+    model = update_config(olmo2("7b"), {"head.z_loss": 1e-5})
+    changes = {"learner.optimizer.epsilon": 1e-8, "max_steps": 954_000}
+    return _trained(model, "<|endoftext|>", changes, rows=(2, 4))
+
+
+def granite_8b() -> Any:
+    """Returns Granite 3 8B: 12T tokens in rows of 4096.
+
+    Source: IBM 2024, "Granite 3.0 Language Models", sections 2 and 3. Differs: the rate falls along
+    a cosine, not by a power; there is one stage, not two.
+    """
+    return _trained(granite("8b"), "<|end_of_text|>", {"max_steps": 2_861_000}, rows=(2, 4))
+
+
+def smollm3_3b() -> Any:
+    """Returns SmolLM3 3B: 11.2T tokens, 576 rows of 4096 a batch, a rate that falls at the end.
+
+    Source: Bakouch et al. 2025, "SmolLM3: smol, multilingual, long-context reasoner". Differs:
+    rotary positions have the base of the published weights from the beginning.
+    """
+    steps = 4_747_000
+    schedule = WarmupStableDecay.Config(peak=2e-4, warmup_steps=2000, total_steps=steps)
+    changes = {"data.batch_size": 576, "learner.schedule": schedule, "max_steps": steps}
+    return _trained(smollm3("3b"), "<|end_of_text|>", changes, rows=(2, 4))
+
+
+def phi_4() -> Any:
+    """Returns Phi-4: 10T tokens, 5760 rows of 4096 a batch, a rate that falls on a line.
+
+    Source: Abdin et al. 2024, arXiv:2412.08905, section 3.
+    """
+    changes = {
+        "data.batch_size": 5760,
+        "learner.schedule": WarmupLinear.Config(peak=3e-4, warmup_steps=2000),
+        "max_steps": 424_000,
+    }
+    return _trained(phi3("4"), "<|endoftext|>", changes, rows=(1, 2))
+
+
+def pythia_6_9b() -> Any:
+    """Returns Pythia 6.9B: 300B tokens, 1024 rows of 2048 a batch.
+
+    Source: Biderman et al. 2023, arXiv:2304.01373, section 2.1 and appendix E.
+    """
+    changes = {
+        "data.seq_len": 2048,
+        "learner.optimizer.epsilon": 1e-8,
+        "learner.optimizer.weight_decay": 0.01,
+        "learner.schedule.peak": 1.2e-4,
+        "learner.schedule.warmup_steps": 1430,
+        "max_steps": 143_000,
+    }
+    cfg = _trained(gpt_neox("pythia-6.9b"), "<|endoftext|>", changes, rows=(4, 8))
+    return replace_config(cfg, RematModifier, _of_every_layer)
+
+
+def starcoder2_15b() -> Any:
+    """Returns StarCoder2 15B: 4.2T tokens in rows of 4096.
+
+    Source: Lozhkov et al. 2024, arXiv:2402.19173, section 6.2 and table 7.
+    """
+    changes = {
+        "learner.optimizer.epsilon": 1e-8,
+        "learner.schedule.warmup_steps": 1000,
+        "max_steps": 1_000_000,
+    }
+    return _trained(starcoder2("15b"), "<|endoftext|>", changes, rows=(1, 2))
+
+
+def olmo3_7b() -> Any:
+    """Returns OLMo 3 7B: 5.9T tokens, 512 rows of 8192 a batch.
+
+    Source: OLMo Team 2025, "Olmo 3", arXiv:2512.13961, section 3. Differs: as `olmo2-7b`; and the
+    stretched positions of global layers are there from the beginning.
+    """
+    changes = {"data.seq_len": 8192, "data.batch_size": 512, "max_steps": 1_414_000}
+    return update_config(olmo2_7b(), {"model": _in_bfloat16(olmo3("7b")), **changes})
+
+
+def mamba2_2_7b() -> Any:
+    """Returns Mamba-2 2.7B: 300B tokens.
+
+    Source: Dao and Gu 2024, arXiv:2405.21060, section 9.2.
+    """
+    cfg = _trained(mamba2("2.7b"), "<|endoftext|>", {"max_steps": 71_500}, rows=(1, 2))
+    return replace_config(cfg, RematModifier, _of_every_layer)
+
+
+def _trained(model: Any, end: str, changes: dict[str, Any], *, rows: tuple[int, int]) -> Any:
+    """Returns the training of a model in bfloat16.
+
+    Args:
+        model: Its config.
+        end: What ends a document.
+        changes: To `llama2-7b`.
+        rows: How many are computed at a time on small and large devices.
+    """
+    small, large = rows
+    return update_config(
+        llama2_7b(),
+        {
+            "model": _in_bfloat16(model),
+            "data.tokenizer.bos_token": None,
+            "data.tokenizer.eos_token": end,
+            "mesh_rules": mesh_rules(small_rows=small, large_rows=large),
+            **changes,
+        },
+    )
+
+
+def _of_every_layer(remat: Any) -> Any:
+    """Returns recomputation of a stack's layers, which it finds by itself in transformers only."""
+    return evolve(remat, at="model.decoder.stack.layer")
+
+
+def _in_bfloat16(model: Any) -> Any:
+    return evolve(model, dtypes=DTypes(compute="bfloat16"))

@@ -1,0 +1,286 @@
+"""Families that came later: parameters as published, and published configs as the catalogue's."""
+
+import math
+
+import pytest
+from axl_attention.models import gpt_neox, granite, mamba2, olmo2, olmo3, phi3, smollm3, starcoder2
+
+from axcore.config import find_config
+from axcore.errors import ConfigError
+from axcore.interop import family_named, family_of
+from axcore.layers import TransformerLayer
+from axcore.module import count_params
+
+LLAMA_LIKE = {
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "hidden_act": "silu",
+    "initializer_range": 0.02,
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": None,
+    "tie_word_embeddings": False,
+    "use_cache": True,
+}
+OLMO2_7B = {
+    **LLAMA_LIKE,
+    "architectures": ["Olmo2ForCausalLM"],
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "model_type": "olmo2",
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 32,
+    "pad_token_id": 100277,
+    "rope_theta": 500000,
+    "vocab_size": 100352,
+}
+GRANITE_8B = {
+    **LLAMA_LIKE,
+    "architectures": ["GraniteForCausalLM"],
+    "attention_multiplier": 0.0078125,
+    "embedding_multiplier": 12.0,
+    "hidden_size": 4096,
+    "intermediate_size": 12800,
+    "logits_scaling": 16.0,
+    "mlp_bias": False,
+    "model_type": "granite",
+    "num_attention_heads": 32,
+    "num_hidden_layers": 40,
+    "num_key_value_heads": 8,
+    "residual_multiplier": 0.22,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 5000000.0,
+    "tie_word_embeddings": True,
+    "vocab_size": 49155,
+}
+
+SMOLLM3_3B = {
+    **LLAMA_LIKE,
+    "architectures": ["SmolLM3ForCausalLM"],
+    "hidden_size": 2048,
+    "intermediate_size": 11008,
+    "layer_types": ["full_attention"] * 36,
+    "max_window_layers": 28,
+    "mlp_bias": False,
+    "model_type": "smollm3",
+    "no_rope_layer_interval": 4,
+    "no_rope_layers": [1, 1, 1, 0] * 9,
+    "num_attention_heads": 16,
+    "num_hidden_layers": 36,
+    "num_key_value_heads": 4,
+    "pretraining_tp": 2,
+    "rope_theta": 5000000.0,
+    "sliding_window": None,
+    "tie_word_embeddings": True,
+    "use_sliding_window": False,
+    "vocab_size": 128256,
+}
+
+PHI_3_MINI = {
+    **LLAMA_LIKE,
+    "architectures": ["Phi3ForCausalLM"],
+    "embd_pdrop": 0.0,
+    "hidden_size": 3072,
+    "intermediate_size": 8192,
+    "model_type": "phi3",
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 32,
+    "original_max_position_embeddings": 4096,
+    "resid_pdrop": 0.0,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 10000.0,
+    "sliding_window": 2047,
+    "vocab_size": 32064,
+}
+
+PYTHIA_70M = {
+    "architectures": ["GPTNeoXForCausalLM"],
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+    "hidden_act": "gelu",
+    "hidden_size": 512,
+    "initializer_range": 0.02,
+    "intermediate_size": 2048,
+    "layer_norm_eps": 1e-05,
+    "max_position_embeddings": 2048,
+    "model_type": "gpt_neox",
+    "num_attention_heads": 8,
+    "num_hidden_layers": 6,
+    "rotary_emb_base": 10000,
+    "rotary_pct": 0.25,
+    "tie_word_embeddings": False,
+    "torch_dtype": "float16",
+    "use_cache": True,
+    "use_parallel_residual": True,
+    "vocab_size": 50304,
+}
+
+STARCODER2_3B = {
+    "architectures": ["Starcoder2ForCausalLM"],
+    "attention_dropout": 0.1,
+    "bos_token_id": 0,
+    "embedding_dropout": 0.1,
+    "eos_token_id": 0,
+    "hidden_act": "gelu_pytorch_tanh",
+    "hidden_size": 3072,
+    "initializer_range": 0.018042,
+    "intermediate_size": 12288,
+    "max_position_embeddings": 16384,
+    "mlp_type": "default",
+    "model_type": "starcoder2",
+    "norm_epsilon": 1e-05,
+    "norm_type": "layer_norm",
+    "num_attention_heads": 24,
+    "num_hidden_layers": 30,
+    "num_key_value_heads": 2,
+    "residual_dropout": 0.1,
+    "rope_theta": 999999.4420358813,
+    "sliding_window": 4096,
+    "use_bias": True,
+    "use_cache": True,
+    "vocab_size": 49152,
+}
+
+OLMO3_7B = {
+    **OLMO2_7B,
+    "architectures": ["Olmo3ForCausalLM"],
+    "layer_types": (["sliding_attention"] * 3 + ["full_attention"]) * 8,
+    "max_position_embeddings": 65536,
+    "model_type": "olmo3",
+    "rope_scaling": {
+        "attention_factor": 1.2079441541679836,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "factor": 8.0,
+        "original_max_position_embeddings": 8192,
+        "rope_type": "yarn",
+    },
+    "sliding_window": 4096,
+    "vocab_size": 100278,
+}
+
+CODESTRAL_7B = {
+    "architectures": ["Mamba2ForCausalLM"],
+    "bos_token_id": 0,
+    "chunk_size": 256,
+    "conv_kernel": 4,
+    "eos_token_id": 0,
+    "expand": 2,
+    "head_dim": 64,
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "initializer_range": 0.1,
+    "layer_norm_epsilon": 1e-05,
+    "model_type": "mamba2",
+    "n_groups": 8,
+    "norm_before_gate": True,
+    "num_heads": 128,
+    "num_hidden_layers": 64,
+    "pad_token_id": 0,
+    "rescale_prenorm_residual": False,
+    "residual_in_fp32": True,
+    "rms_norm": True,
+    "state_size": 128,
+    "tie_word_embeddings": False,
+    "time_step_floor": 0.0001,
+    "time_step_limit": [0.0, math.inf],
+    "time_step_max": 0.1,
+    "time_step_min": 0.001,
+    "time_step_rank": 256,
+    "use_bias": False,
+    "use_cache": True,
+    "use_conv_bias": True,
+    "vocab_size": 32768,
+}
+
+
+@pytest.mark.parametrize(
+    ("family", "size", "published"),
+    [
+        # allenai/OLMo-2-*.
+        (olmo2, "1b", 1_484_916_736),
+        (olmo2, "7b", 7_298_617_344),
+        (olmo2, "13b", 13_716_198_400),
+        (olmo2, "32b", 32_234_279_936),
+        # HuggingFaceTB/SmolLM3-3B.
+        (smollm3, "3b", 3_075_098_624),
+        # microsoft/Phi-3-mini-4k-instruct, Phi-3-medium-4k-instruct and phi-4.
+        (phi3, "3-mini", 3_821_079_552),
+        (phi3, "3-medium", 13_960_238_080),
+        (phi3, "4", 14_659_507_200),
+        # EleutherAI/pythia-* and gpt-neox-20b, without their masks and frequencies.
+        (gpt_neox, "pythia-70m", 70_426_624),
+        (gpt_neox, "pythia-160m", 162_322_944),
+        (gpt_neox, "pythia-410m", 405_334_016),
+        (gpt_neox, "pythia-1b", 1_011_781_632),
+        (gpt_neox, "pythia-1.4b", 1_414_647_808),
+        (gpt_neox, "pythia-2.8b", 2_775_208_960),
+        (gpt_neox, "pythia-6.9b", 6_857_302_016),
+        (gpt_neox, "pythia-12b", 11_846_072_320),
+        (gpt_neox, "20b", 20_554_567_680),
+        # bigcode/starcoder2-*.
+        (starcoder2, "3b", 3_030_371_328),
+        (starcoder2, "7b", 7_173_923_840),
+        (starcoder2, "15b", 15_957_889_024),
+        # allenai/Olmo-3-1025-7B and Olmo-3-1125-32B.
+        (olmo3, "7b", 7_298_011_136),
+        (olmo3, "32b", 32_233_522_176),
+        # state-spaces/mamba2-* and mistralai/Mamba-Codestral-7B-v0.1.
+        (mamba2, "130m", 128_989_632),
+        (mamba2, "370m", 368_346_624),
+        (mamba2, "780m", 780_161_280),
+        (mamba2, "1.3b", 1_343_757_312),
+        (mamba2, "2.7b", 2_702_599_680),
+        (mamba2, "codestral-7b", 7_285_403_648),
+        # ibm-granite/granite-3.1-*-base.
+        (granite, "2b", 2_533_531_648),
+        (granite, "8b", 8_170_848_256),
+    ],
+)
+def test_parameters_are_as_many_as_published(family, size, published):
+    assert count_params(family(size).build().param_specs()) == published
+
+
+@pytest.mark.parametrize(
+    ("ours", "published", "num_tensors", "num_params"),
+    [
+        pytest.param(olmo2("7b"), OLMO2_7B, 355, 7_298_617_344, id="olmo2-7b"),
+        pytest.param(smollm3("3b"), SMOLLM3_3B, 326, 3_075_098_624, id="smollm3-3b"),
+        pytest.param(phi3("3-mini"), PHI_3_MINI, 195, 3_821_079_552, id="phi-3-mini"),
+        pytest.param(gpt_neox("pythia-70m"), PYTHIA_70M, 76, 70_426_624, id="pythia-70m"),
+        pytest.param(starcoder2("3b"), STARCODER2_3B, 483, 3_030_371_328, id="starcoder2-3b"),
+        pytest.param(olmo3("7b"), OLMO3_7B, 355, 7_298_011_136, id="olmo3-7b"),
+        pytest.param(
+            mamba2("codestral-7b"), CODESTRAL_7B, 579, 7_285_403_648, id="mamba-codestral-7b"
+        ),
+        pytest.param(granite("8b"), GRANITE_8B, 362, 8_170_848_256, id="granite-8b"),
+    ],
+)
+def test_published_config_is_that_of_the_catalogue(ours, published, num_tensors, num_params):
+    family = family_named(published["model_type"])
+    assert family.normal(family.read(published)) == family.normal(ours)
+    shapes = family.bind(ours).shapes
+    assert len(shapes) == num_tensors
+    assert sum(map(math.prod, shapes.values())) == num_params
+
+
+@pytest.mark.parametrize("field", ["rope_scaling", "rope_parameters"])
+def test_positions_that_depend_on_the_row_are_refused_by_name(field):
+    scaling = {"type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}
+    with pytest.raises(ConfigError, match=r"rope_scaling=.*longrope|of type 'longrope'"):
+        family_named("phi3").read({**PHI_3_MINI, field: scaling})
+
+
+def test_branches_of_gpt_neox_are_in_turn_where_its_config_says_so():
+    family = family_named("gpt_neox")
+    cfg = family.read({**PYTHIA_70M, "use_parallel_residual": False})
+    assert find_config(cfg, TransformerLayer)
+    assert family_of(cfg)[2]["use_parallel_residual"] is False
+    assert family.bind(cfg).shapes == family.bind(gpt_neox("pythia-70m")).shapes
+
+
+def test_a_phi_3_is_written_as_what_it_is_but_for_names():
+    assert family_of(phi3("3-mini"))[0] == "mistral"
+    assert family_of(phi3("4"))[0] == "llama"

@@ -1,0 +1,210 @@
+"""A mixture: each source's share of the rows, in its own order, wherever a run resumes."""
+
+import json
+from collections import Counter
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from axcore.config import evolve, from_json, to_json, update_config
+from axcore.data import Data, JsonLines, Mixture, NewWeights
+from axcore.errors import ConfigError, DataError
+
+SIZES = {"a": 40, "b": 15, "c": 300}
+
+
+@pytest.fixture
+def cfg(tmp_path):
+    """Three sources whose documents repeat a letter: rows say where they come from."""
+    for name, count in SIZES.items():
+        (tmp_path / name).mkdir()
+        texts = [name * (20 + i % 7) for i in range(count)]
+        content = "\n".join(json.dumps({"text": text}) for text in texts)
+        (tmp_path / name / "all.jsonl").write_text(content)
+    source = Mixture.Config(
+        sources={name: JsonLines.Config(folder=str(tmp_path / name)) for name in SIZES},
+        weights={"a": 0.5, "b": 0.3, "c": 0.2},
+    )
+    return Data.Config(source=source, seq_len=16, batch_size=6, validation_fraction=0.1)
+
+
+def letters(batches):
+    """Returns the source of each row."""
+    return [
+        chr(next(token for token in row if token < 256)) for one in batches for row in one["tokens"]
+    ]
+
+
+def start(cfg, steps=40, **shard):
+    return list(islice(cfg.build().train(**shard), steps))
+
+
+def with_source(cfg, **changes):
+    return evolve(cfg, source=evolve(cfg.source, **changes))
+
+
+def test_every_first_rows_hold_the_shares_to_less_than_a_row(cfg):
+    seen = Counter()
+    for count, letter in enumerate(letters(start(cfg, 100)), start=1):
+        seen[letter] += 1
+        for name, weight in (("a", 0.5), ("b", 0.3), ("c", 0.2)):
+            assert abs(seen[name] - weight * count) < 1
+
+
+def test_each_source_is_read_in_epochs_of_its_own(cfg):
+    sizes = {"a": 5, "b": 7, "c": 90}
+    order = cfg.source.build().order(
+        [range(size) for size in sizes.values()], [1.0] * 3, batch_size=4, seed=1, shuffle=True
+    )
+    rows = np.array([order[place] for place in range(700)])
+    first = 0
+    for size in sizes.values():
+        own = rows[(rows >= first) & (rows < first + size)] - first
+        epochs = own[: len(own) // size * size].reshape(-1, size)
+        assert len(epochs) >= 1
+        assert (np.sort(epochs) == np.arange(size)).all()
+        first += size
+
+
+@pytest.mark.parametrize("process_count", [2, 3, 6])
+def test_processes_together_read_what_one_reads(cfg, process_count):
+    parts = [start(cfg, process_index=i, process_count=process_count) for i in range(process_count)]
+    for whole, *some in zip(start(cfg), *parts, strict=True):
+        for name in whole:
+            np.testing.assert_array_equal(np.concatenate([one[name] for one in some]), whole[name])
+
+
+def test_a_restored_mixture_goes_on_exactly(cfg):
+    batches = cfg.build().train()
+    list(islice(batches, 33))
+    state = json.loads(json.dumps(batches.get_state()))
+    fresh = cfg.build().train()
+    fresh.set_state(state)
+    for ours, theirs in zip(islice(fresh, 20), islice(batches, 20), strict=True):
+        for name in ours:
+            np.testing.assert_array_equal(ours[name], theirs[name])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"weights": {"a": 1.0, "b": 0.3, "c": 0.2}},
+        {"by": "documents"},
+        {"max_epochs": {"a": 3}},
+        {"changes": (NewWeights(from_step=10, weights={"a": 1}),)},
+    ],
+)
+def test_a_position_in_another_mixture_is_refused(cfg, change):
+    state = cfg.build().train().get_state()
+    with pytest.raises(DataError, match="belongs to other training data: mixture was"):
+        with_source(cfg, **change).build().train().set_state(state)
+
+
+def test_weights_change_at_the_step_that_says_so(cfg):
+    changed = with_source(cfg, changes=(NewWeights(from_step=10, weights={"b": 1, "c": 3}),))
+    assert letters(start(changed, 10)) == letters(start(cfg, 10))
+    after = Counter(letters(start(changed, 50)[10:]))
+    assert after == {"b": 60, "c": 180}
+
+
+def test_what_a_source_gives_does_not_depend_on_the_others(cfg):
+    def rows_of(cfg, name):
+        tokens = [row for one in start(cfg, 30) for row in one["tokens"]]
+        return [row.tobytes() for row in tokens if chr(row[row < 256][0]) == name]
+
+    other = with_source(cfg, weights={"a": 0.1, "b": 0.3, "c": 0.6})
+    ours, theirs = rows_of(cfg, "b"), rows_of(other, "b")
+    assert ours == theirs
+
+
+def test_a_source_with_limited_epochs_leaves_its_share_to_the_others(cfg):
+    limited = with_source(cfg, max_epochs={"b": 2})
+    own = evolve(cfg, source=cfg.source.sources["b"], batch_size=1)
+    rows = round(own.build().summary().batches_per_epoch)
+    seen = Counter(letters(start(limited, 100)))
+    assert seen["b"] == 2 * rows
+    assert abs(seen["a"] / (seen["a"] + seen["c"]) - 5 / 7) < 0.05
+
+
+def test_a_mixture_that_has_ended_says_after_how_many_rows(cfg):
+    limited = with_source(cfg, max_epochs=dict.fromkeys(SIZES, 1))
+    rows = round(limited.build().summary().batches_per_epoch * 6)
+    batches = limited.build().train()
+    with pytest.raises(DataError, match=rf"has no rows: after {rows} rows every source") as e:
+        list(batches)
+    assert "max_epochs" in e.value.hint
+
+
+def test_shares_of_documents_follow_their_lengths(cfg, tmp_path):
+    long = "\n".join(json.dumps({"text": "a" * 1000}) for _ in range(30))
+    (tmp_path / "a" / "all.jsonl").write_text(long)
+    cfg = with_source(cfg, weights={"a": 1, "c": 1}, by="documents")
+    seen = Counter(letters(start(cfg, 200)))
+    data = [evolve(cfg, source=cfg.source.sources[name]).build().summary() for name in "ac"]
+    a, c = (one.train_tokens / one.train_documents for one in data)
+    assert seen["a"] / seen.total() == pytest.approx(a / (a + c), abs=0.002)
+
+
+@pytest.mark.parametrize("packing", ["best_fit", "one_document"])
+@pytest.mark.parametrize("by", ["tokens", "documents"])
+def test_shares_are_kept_where_rows_are_not_full(cfg, packing, by):
+    """Documents of `a` are a sixth as long as those of `c`, so that rows are not equally full."""
+    folder = Path(cfg.source.sources["a"].folder) / "all.jsonl"
+    folder.write_text("\n".join(json.dumps({"text": "a" * 3}) for _ in range(60)))
+    cfg = evolve(with_source(cfg, weights={"a": 1, "c": 2}, by=by), packing=packing, seq_len=32)
+    seen = Counter()
+    for batch in start(cfg, 100):
+        for row, segments, weights in zip(
+            *(batch[name] for name in ("tokens", "segment_ids", "loss_weights")), strict=True
+        ):
+            count = segments.max() if by == "documents" else weights.sum()
+            seen[chr(row[row < 256][0])] += int(count)
+    assert seen["a"] / seen.total() == pytest.approx(1 / 3, abs=0.04)
+
+
+def test_validation_is_that_of_all_sources(cfg):
+    data = cfg.build()
+    names = set(
+        letters([{"tokens": [r for r in b["tokens"] if r[0] < 257]} for b in data.validation()])
+    )
+    assert names == set(SIZES)
+    summaries = [evolve(cfg, source=one).build().summary() for one in cfg.source.sources.values()]
+    assert data.summary().validation_tokens == sum(one.validation_tokens for one in summaries)
+    assert data.summary().train_documents == sum(one.train_documents for one in summaries)
+    assert "mixture of 0.5 a, 0.3 b, 0.2 c" in str(data.summary())
+
+
+def test_a_mixture_survives_json_and_overrides(cfg):
+    assert from_json(to_json(cfg)) == cfg
+    assert (
+        update_config(cfg, {'source.sources["a"].field': "body"}).source.sources["a"].field
+        == "body"
+    )
+
+
+def test_a_mixture_in_a_mixture_is_refused_as_its_weights_would_not_count(cfg):
+    sources = {"inner": cfg.source, "c": cfg.source.sources["c"]}
+    with pytest.raises(ConfigError, match="source 'inner' is a mixture") as e:
+        with_source(cfg, sources=sources, weights={"inner": 1, "c": 1}).build()
+    assert e.value.where == "data.source.sources.inner"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"weights": {"d": 1}}, "there is no source 'd'"),
+        ({"weights": {"a": 0}}, "expected numbers from 0 on, not all of them 0"),
+        ({"weights": {"a": -1, "b": 2}}, "expected numbers from 0 on"),
+        (
+            {"weights": {"a": 0.1234567, "b": 0.5}},
+            "repeats after 6234567 rows, and may after 100000",
+        ),
+        ({"max_epochs": {"e": 1}}, "there is no source 'e'"),
+        ({"changes": (NewWeights(from_step=0, weights={"a": 1}),)}, "come at steps 0"),
+    ],
+)
+def test_a_mixture_that_makes_no_sense_is_refused(cfg, change, message):
+    with pytest.raises(ConfigError, match=message):
+        with_source(cfg, **change).build()

@@ -1,0 +1,43 @@
+"""Models of more than text: the text part is read, and gives the whole model's logits."""
+
+import numpy as np
+import pytest
+from parity_pairs import TOKENS, our_logits, their_logits
+
+from axcore.interop import from_hugging_face
+
+pytestmark = pytest.mark.parity
+
+TEXT = {
+    "vocab_size": 264,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "query_pre_attn_scalar": 32,
+    "sliding_window": 4,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+}
+VISION = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 8,
+    "patch_size": 4,
+}
+
+
+def test_gemma_3_with_a_vision_tower_is_read_as_its_text_part(tmp_path):
+    transformers = pytest.importorskip("transformers", reason="run make parity")
+    import torch
+
+    torch.manual_seed(0)
+    cfg = transformers.Gemma3Config(text_config=TEXT, vision_config=VISION, mm_tokens_per_image=4)
+    model = transformers.Gemma3ForConditionalGeneration(cfg).float().eval()
+    model.save_pretrained(tmp_path / "whole")
+    ours = our_logits(from_hugging_face(tmp_path / "whole"), TOKENS)
+    np.testing.assert_allclose(ours, their_logits(model, TOKENS), atol=1e-4)
