@@ -29,6 +29,7 @@ from axcore.interop.decoder_maps import (
 )
 from axcore.interop.family import Family, family_named, family_of
 from axcore.interop.layer_kinds import LayerKinds, LayerTypes, every
+from axcore.interop.layer_order import layers_of
 from axcore.interop.peft import to_peft
 from axcore.interop.published import Pretrained, PublishedModel, from_hugging_face, to_hugging_face
 from axcore.interop.rope import RopeFields
@@ -101,6 +102,7 @@ __all__ = [
     "family_of",
     "from_hugging_face",
     "interleaved",
+    "layers_of",
     "linear",
     "model_weights",
     "same",

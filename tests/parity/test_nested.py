@@ -41,3 +41,24 @@ def test_gemma_3_with_a_vision_tower_is_read_as_its_text_part(tmp_path):
     model.save_pretrained(tmp_path / "whole")
     ours = our_logits(from_hugging_face(tmp_path / "whole"), TOKENS)
     np.testing.assert_allclose(ours, their_logits(model, TOKENS), atol=1e-4)
+
+
+def test_llama_4_with_a_vision_tower_is_read_as_its_text_part(tmp_path):
+    transformers = pytest.importorskip("transformers", reason="run make parity")
+    import torch
+
+    torch.manual_seed(0)
+    sizes = ("sliding_window", "layer_types", "query_pre_attn_scalar", "rope_scaling")
+    text = {name: value for name, value in TEXT.items() if name not in sizes}
+    text |= {"attention_chunk_size": 6, "floor_scale": 4, "no_rope_layers": [1, 1, 0]}
+    text |= {"intermediate_size_mlp": 64, "num_local_experts": 4, "interleave_moe_layer_step": 2}
+    vision = {**VISION, "vision_output_dim": 16, "projector_input_dim": 16}
+    vision |= {"projector_output_dim": 16}
+    cfg = transformers.Llama4Config(text_config=text, vision_config=vision)
+    model = transformers.Llama4ForConditionalGeneration(cfg).float().eval()
+    with torch.no_grad():
+        for param in model.parameters():  # experts are zero at first, and some are not set at all
+            param.normal_(std=0.05)
+    model.save_pretrained(tmp_path / "whole")
+    ours = our_logits(from_hugging_face(tmp_path / "whole"), TOKENS)
+    np.testing.assert_allclose(ours, their_logits(model, TOKENS), atol=1e-4)

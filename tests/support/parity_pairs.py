@@ -100,6 +100,18 @@ def _gemma3():
 MODELS["gemma3"] = _gemma3
 MODELS |= {name: _of_plugin(name) for name in ("glm", "glm4")}
 MODELS |= {name: _of_plugin(name) for name in ("deepseek_v2", "deepseek_v3", "kimi_k2")}
+MODELS["llama4_text"] = lambda: update_config(_of_plugin("llama4")(), {"**.strength": 1.0})
+
+
+def _maverick():
+    """Returns a Llama 4 whose queries and keys are not normalised, and with two choices a token."""
+    from axl_attention.unit_query_key import UnitQueryKey
+
+    cfg = replace_config(_of_plugin("llama4")(), UnitQueryKey, lambda old: old.inner)
+    return update_config(cfg, {"**.feed_forward.top_k": 2})
+
+
+MODELS["llama4_text-maverick"] = _maverick
 MODELS["gpt_oss"] = lambda: update_config(_of_plugin("gpt_oss")(), {"**.expert.limit": 0.5})
 
 

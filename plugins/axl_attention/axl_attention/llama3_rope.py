@@ -16,7 +16,7 @@ class Llama3RoPE(Module):
 
     A wave is short below `original_length / high_frequency_factor` tokens and long above
     `original_length / low_frequency_factor`; in between both frequencies are mixed, linearly in the
-    number of waves in an original row.
+    number of waves in an original row. Equal factors leave nothing in between, as in Llama 4 Scout.
 
     Source: `apply_scaling` in models/llama3_1/api/model.py of Meta's llama-models, 2024; the paper,
     Grattafiori et al. 2024, arXiv:2407.21783, has no formula. Slot protocol: the parent fills
@@ -47,14 +47,14 @@ class Llama3RoPE(Module):
         """Computes the frequencies."""
         check_factor(cfg.factor)
         low, high = cfg.low_frequency_factor, cfg.high_frequency_factor
-        if not high > low > 0:
+        if not high >= low > 0:
             raise ConfigError(
                 f"low_frequency_factor is {low} and high_frequency_factor {high}; "
-                "short waves fit into a row more often than long ones"
+                "short waves fit into a row no less often than long ones"
             )
         kept = rope_frequencies(cfg.head_dim, cfg.theta)
         waves = cfg.original_length * kept / (2 * np.pi)
-        share_kept = np.clip((waves - low) / (high - low), 0.0, 1.0)
+        share_kept = np.clip((waves - low) / max(high - low, 1e-9), 0.0, 1.0)
         self.frequencies = share_kept * kept + (1.0 - share_kept) * kept / cfg.factor
 
     def forward(self, q: Any, k: Any, positions: Any) -> tuple[Any, Any]:

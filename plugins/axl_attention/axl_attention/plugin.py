@@ -76,6 +76,8 @@ def hugging_face_families() -> Iterator[HuggingFaceFamily]:
         ("olmo3", "olmo:OLMO3", "OLMo 3"),
         ("mamba2", "mamba2:MAMBA2", "Mamba-2"),
         ("olmo2", "olmo:OLMO2", "OLMo 2"),
+        ("llama4_text", "llama4:LLAMA4_TEXT", "Llama 4, for text"),
+        ("llama4", "llama4:LLAMA4", "Llama 4 with its vision tower, the text part of it"),
         ("glm", "glm:GLM", "GLM-4"),
         ("glm4", "glm:GLM4", "GLM-4-0414"),
         ("gpt_oss", "gpt_oss:GPT_OSS", "GPT-OSS"),
@@ -151,6 +153,7 @@ _OPEN_EXPERIMENTS = {
     "pythia-6.9b": "Pythia 6.9B",
     "phi-4": "Phi-4, 14B parameters",
     "smollm3-3b": "SmolLM3 3B",
+    "llama4-scout": "The text part of Llama 4 Scout, 109B parameters",
 }
 """Summaries by name; a function's name has `_` for other signs."""
 

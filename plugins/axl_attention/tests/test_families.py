@@ -16,6 +16,7 @@ from axl_attention.models import (
     gpt_oss,
     granite,
     kimi_k2,
+    llama4,
     mamba2,
     olmo2,
     olmo3,
@@ -35,7 +36,7 @@ from axcore.module import count_params
 FAMILIES = (
     *(olmo2, gpt2, qwen3, qwen3_moe, gemma, gemma2, gemma3),
     *(granite, deepseek_v2, deepseek_v3, kimi_k2, gpt_neox, olmo3, smollm3),
-    *(phi3, gpt_oss, starcoder2),
+    *(phi3, gpt_oss, starcoder2, llama4),
 )
 """The first of every seven is trained in the quick tests."""
 

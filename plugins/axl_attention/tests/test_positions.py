@@ -82,8 +82,13 @@ def llama3_by_wavelength(factor=8.0, low=1.0, high=4.0, length=8192):
             1.0,
         ),
         (Llama3RoPE.Config(theta=500_000.0), llama3_by_wavelength(), 1.0),
+        (
+            Llama3RoPE.Config(theta=500_000.0, factor=16.0, high_frequency_factor=1.0),
+            llama3_by_wavelength(factor=16.0, high=1.0),
+            1.0,
+        ),
     ],
-    ids=["linear", "ntk", "yarn", "yarn_without_factor", "llama3"],
+    ids=["linear", "ntk", "yarn", "yarn_without_factor", "llama3", "llama4"],
 )
 def test_scaled_rope_turns_pairs_by_its_formula(call, random, cfg, frequencies, amplitude):
     q, k = random(2, 6, 2, HEAD_DIM), random(2, 6, 1, HEAD_DIM)
@@ -133,7 +138,7 @@ def test_neighbouring_pairs_are_halves_of_permuted_projections(call, random):
         (LinearRoPE.Config(theta=1e4, factor=0.5), 8, "factor is 0.5; rows become longer"),
         (NTKRoPE.Config(theta=1e4), 2, "head_dim is 2; one pair"),
         (YaRN.Config(theta=1e4, beta_fast=1.0, beta_slow=2.0), 8, "fast pairs turn no less often"),
-        (Llama3RoPE.Config(theta=1e4, high_frequency_factor=1.0), 8, "short waves fit"),
+        (Llama3RoPE.Config(theta=1e4, high_frequency_factor=0.9), 8, "short waves fit"),
         (YaRN.Config(theta=1e4), 7, "head_dim is 7; rotary positions need it even"),
         (PartialRotary.Config(fraction=0.1), 16, "gives 1 of 16 dimensions"),
         (PartialRotary.Config(fraction=1.5), 16, "gives 24 of 16 dimensions"),

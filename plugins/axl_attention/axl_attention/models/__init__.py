@@ -9,6 +9,7 @@ from axl_attention.models.gpt2 import gpt2
 from axl_attention.models.gpt_neox import gpt_neox
 from axl_attention.models.gpt_oss import gpt_oss
 from axl_attention.models.granite import granite
+from axl_attention.models.llama4 import llama4
 from axl_attention.models.mamba2 import mamba2
 from axl_attention.models.olmo2 import olmo2
 from axl_attention.models.olmo3 import olmo3
@@ -30,6 +31,7 @@ __all__ = [
     "gpt_oss",
     "granite",
     "kimi_k2",
+    "llama4",
     "mamba2",
     "olmo2",
     "olmo3",

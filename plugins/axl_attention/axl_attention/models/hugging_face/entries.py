@@ -9,9 +9,13 @@ from axcore.interop import (
     ConfigEntry,
     Field,
     Fields,
+    JoinAxes,
     Rule,
+    SplitAxis,
+    Transform,
     Transpose,
     WeightMap,
+    interleaved,
     same,
 )
 from axcore.models import TiedHead, UntiedHead
@@ -47,3 +51,37 @@ def fused(ours: tuple[str, ...], theirs: str, sizes: tuple[int, ...]) -> Rule:
     """Returns the rule of linear layers that are one of theirs, of these widths."""
     weights = tuple(f"{name}.weight" for name in ours)
     return Rule(weights, (f"{theirs}.weight",), Chain(Transpose(), Concatenate(sizes)))
+
+
+def interleaved_projection(part: str, num_heads: int, *, rotated: int, rest: int = 0) -> WeightMap:
+    """Returns the rules of queries or keys whose rotary rows are neighbouring pairs in theirs.
+
+    Args:
+        part: Of ours.
+        num_heads: Heads of it.
+        rotated: Rows of a head that positions rotate.
+        rest: Rows behind them.
+    """
+    pairs = interleaved(rotated, rest=rest, axis=1)
+    rows = Chain(SplitAxis(num_heads), pairs, JoinAxes(num_heads))
+    theirs = f"{part}_proj"
+    return (
+        Rule((f"{part}.weight",), (f"{theirs}.weight",), Chain(Transpose(), rows)),
+        Rule((f"{part}.bias",), (f"{theirs}.bias",), rows),
+    )
+
+
+def all_experts(
+    path: str, names: tuple[str, ...], theirs: str, transform: Transform, *, count: int
+) -> Rule:
+    """Returns the rule of arrays of every expert that are one of theirs.
+
+    Args:
+        path: Of our experts.
+        names: Of one expert's arrays; those of the first come before those of the second.
+        theirs: The name of theirs.
+        transform: From the arrays of all experts to theirs.
+        count: How many experts there are.
+    """
+    ours = tuple(f"{path}.{i}.{name}" for name in names for i in range(count))
+    return Rule(ours, (theirs,), transform)

@@ -8,26 +8,20 @@ from axcore.interop import (
     HEAD_DIM,
     PRE_NORMS,
     SIZES,
-    Chain,
     Family,
     Field,
-    JoinAxes,
     Only,
-    Rule,
-    SplitAxis,
-    Transpose,
     WeightMap,
     activation,
     below,
     common_value,
-    interleaved,
     linear,
     model_weights,
     same,
     without,
 )
 from axl_attention.models.glm import glm, glm4
-from axl_attention.models.hugging_face.entries import NoPadding, fused
+from axl_attention.models.hugging_face.entries import NoPadding, fused, interleaved_projection
 from axl_attention.models.hugging_face.partial_rope import PartialRopeFields
 
 _SANDWICH = (
@@ -44,17 +38,10 @@ def _weights(cfg: Any) -> WeightMap:
     head_dim = common_value(cfg, "**.attention.head_dim") or cfg.dim // num_heads
     rotated = int(head_dim * common_value(cfg, "**.position.fraction"))
 
-    def interleave(part: str, count: int) -> WeightMap:
-        pairs = interleaved(rotated, rest=head_dim - rotated, axis=1)
-        rows = Chain(SplitAxis(count), pairs, JoinAxes(count))
-        return (
-            Rule((f"{part}.weight",), (f"{part}_proj.weight",), Chain(Transpose(), rows)),
-            Rule((f"{part}.bias",), (f"{part}_proj.bias",), rows),
-        )
-
+    pairs = {"rotated": rotated, "rest": head_dim - rotated}
     attention = (
-        *interleave("q", num_heads),
-        *interleave("k", num_kv_heads),
+        *interleaved_projection("q", num_heads, **pairs),
+        *interleaved_projection("k", num_kv_heads, **pairs),
         *linear("v", "v_proj"),
         *linear("out", "o_proj"),
     )

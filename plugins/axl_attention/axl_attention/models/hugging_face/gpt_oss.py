@@ -30,6 +30,7 @@ from axcore.interop import (
 )
 from axcore.layers import MoE
 from axl_attention.models.gpt_oss import gpt_oss
+from axl_attention.models.hugging_face.entries import all_experts
 from axl_attention.models.hugging_face.gemma import LOCAL, in_turns
 
 
@@ -37,18 +38,18 @@ def _weights(cfg: Any) -> WeightMap:
     mixture = find_config(cfg, MoE)[0].node
     count, width = mixture.num_experts, mixture.expert.hidden_dim
 
-    def all_experts(theirs: str, transform: Transform, *ours: str) -> Rule:
-        names = tuple(f"experts.expert.{i}.{name}" for name in ours for i in range(count))
-        return Rule(names, (f"experts.{theirs}",), Chain(StackArrays(count), transform))
+    def stacked(theirs: str, transform: Transform, *ours: str) -> Rule:
+        whole = Chain(StackArrays(count), transform)
+        return all_experts("experts.expert", ours, f"experts.{theirs}", whole, count=count)
 
     def by_turns(axis: int) -> Transform:
         return Chain(StackArrays(2, axis=-1), JoinAxes(width, axis=axis))
 
     experts = (
-        all_experts("gate_up_proj", by_turns(2), "gate.weight", "up.weight"),
-        all_experts("gate_up_proj_bias", by_turns(1), "gate.bias", "up.bias"),
-        all_experts("down_proj", Chain(), "down.weight"),
-        all_experts("down_proj_bias", Chain(), "down.bias"),
+        stacked("gate_up_proj", by_turns(2), "gate.weight", "up.weight"),
+        stacked("gate_up_proj_bias", by_turns(1), "gate.bias", "up.bias"),
+        stacked("down_proj", Chain(), "down.weight"),
+        stacked("down_proj_bias", Chain(), "down.bias"),
         *linear("router.linear", "router"),
     )
     return model_weights(

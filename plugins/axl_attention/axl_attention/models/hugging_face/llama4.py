@@ -1,0 +1,228 @@
+"""Llama 4: interleaved rotary rows, all experts of a layer in one tensor, four kinds of layers."""
+
+from typing import Any
+
+import attrs
+from immutabledict import immutabledict
+
+from axcore.config import find_config, replace_config, update_config
+from axcore.errors import ConfigError
+from axcore.interop import (
+    ATTENTION_BIAS,
+    FEED_FORWARD,
+    PRE_NORMS,
+    SIZES,
+    Chain,
+    Concatenate,
+    ConfigEntry,
+    Family,
+    Field,
+    Fields,
+    LayerKinds,
+    RopeFields,
+    StackArrays,
+    WeightMap,
+    activation,
+    below,
+    common_value,
+    every,
+    layers_of,
+    linear,
+    model_weights,
+    without,
+)
+from axcore.layers import MoE, NoPosition, Sequence
+from axl_attention.chunked import ChunkedAttention
+from axl_attention.models.hugging_face.entries import all_experts, interleaved_projection, tied_by
+from axl_attention.models.llama4 import llama4
+from axl_attention.temperature_tuning import TemperatureTuning
+from axl_attention.unit_query_key import UnitQueryKey
+
+_LAYERS = tuple(f"decoder.stack.layers[{kind}]" for kind in range(4))
+_NEAR, _WIDE = (tuple(f"{at}.attention.position" for at in _LAYERS[i : i + 2]) for i in (0, 2))
+_DENSE = tuple(f"{at}.feed_forward" for at in _LAYERS[::2])
+
+
+@attrs.frozen
+class _Kinds(LayerKinds):
+    """`no_rope_layers` and `moe_layers`: layers in chunks and without, dense and with experts."""
+
+    def read(self, fields: Fields, num_layers: int) -> list[int]:
+        """Returns the kind of each layer.
+
+        Raises:
+            ConfigError: There is not 0 or 1 for each layer, or types of attention contradict it.
+        """
+        interval = fields.take("no_rope_layer_interval", 4)
+        flags = fields.take("no_rope_layers", None) or [
+            1 - every(interval)(i) for i in range(num_layers)
+        ]
+        if len(flags) != num_layers or {*flags} - {0, 1}:
+            raise ConfigError(
+                f"no_rope_layers is {flags}; there are {num_layers} layers, with 0 or 1 for each",
+                where="no_rope_layers",
+            )
+        types = ["chunked_attention" if flag else "full_attention" for flag in flags]
+        named = fields.take("layer_types", None)
+        if named not in (None, types):
+            raise ConfigError(
+                f"layer_types is {named}; axcore knows chunks in layers with rotary positions, and "
+                "all tokens in those without",
+                where="layer_types",
+            )
+        step = fields.take("interleave_moe_layer_step", 1)
+        mixed = fields.take("moe_layers", None)
+        mixed = range(step - 1, num_layers, step) if mixed is None else mixed
+        return [2 * (1 - flag) + (i in mixed) for i, flag in enumerate(flags)]
+
+    def write(self, kinds: list[int]) -> dict[str, Any]:
+        """Returns both lists."""
+        return {
+            "no_rope_layers": [int(kind < 2) for kind in kinds],
+            "moe_layers": [i for i, kind in enumerate(kinds) if kind % 2],
+        }
+
+    def fold(self, cfg: Any) -> tuple[Any, list[int]]:
+        """Returns a layer of each kind, and each layer's kind.
+
+        One that the model lacks is made of parts of others; a shared expert is a dense layer's.
+        """
+        layers = layers_of(cfg.decoder.stack)
+        one = {int(self.kind_of(layer)): layer for layer in layers}
+        made = [_made(kind, one) for kind in range(len(self.names)) if kind not in one]
+        stack = Sequence.Config(layers=(*layers, *filter(None, made)))
+        folded, kinds = super().fold(update_config(cfg, {"decoder.stack": stack}))
+        return folded, kinds[: len(layers)]
+
+
+def _made(kind: int, one: dict[int, Any]) -> Any:
+    """Returns a layer of a kind, made of those of others; None where they lack its parts."""
+    layer = one.get(kind ^ 1)
+    parts = [one[other].feed_forward for other in one if other % 2 == kind % 2]
+    if not parts and kind % 2 == 0:
+        parts = [other.feed_forward.shared for other in one.values()]
+    return update_config(layer, {"feed_forward": parts[0]}) if layer and parts else None
+
+
+def _kind_of(layer: Any) -> int:
+    is_wide = not find_config(layer, ChunkedAttention)
+    return 2 * is_wide + bool(find_config(layer, MoE))
+
+
+class _Positions(ConfigEntry):
+    """Rotary positions, `use_qk_norm` behind them, and the temperature of layers without."""
+
+    def read(self, cfg: Any, fields: Fields) -> Any:
+        """Returns a config with both."""
+        epsilon = float(fields.take("rms_norm_eps", 1e-5))
+        cfg = _with(cfg, _NEAR, lambda _: UnitQueryKey.Config(epsilon=epsilon))
+        cfg = RopeFields("**.attention.position.inner", 500_000.0).read(cfg, fields)
+        if not fields.take("use_qk_norm", True):
+            cfg = _with(cfg, _NEAR, lambda old: old.inner)
+        tuned = TemperatureTuning.Config(
+            interval=fields.take("floor_scale", 8192), strength=fields.take("attn_scale", 0.1)
+        )
+        # Published configs say 4 in the place of true.
+        is_tuned = fields.take("attn_temperature_tuning", True)
+        return _with(cfg, _WIDE, lambda _: tuned if is_tuned else NoPosition.Config())
+
+    def write(self, cfg: Any) -> dict[str, Any]:
+        """Returns the fields."""
+        near, wide = common_value(cfg, *_NEAR), common_value(cfg, *_WIDE)
+        is_unit, is_tuned = (
+            isinstance(near, UnitQueryKey.Config),
+            isinstance(wide, TemperatureTuning.Config),
+        )
+        if not is_unit:
+            cfg = _with(cfg, _NEAR, lambda old: UnitQueryKey.Config(inner=old))
+        scales = {"floor_scale": wide.interval, "attn_scale": wide.strength} if is_tuned else {}
+        return {
+            **RopeFields("**.attention.position.inner").write(cfg),
+            "use_qk_norm": is_unit,
+            "attn_temperature_tuning": is_tuned,
+            **scales,
+        }
+
+
+def _with(cfg: Any, paths: tuple[str, ...], new: Any) -> Any:
+    for path in paths:
+        cfg = replace_config(cfg, lambda _: True, new, at=path)
+    return cfg
+
+
+def _weights(cfg: Any) -> WeightMap:
+    attention = common_value(cfg, "**.attention.num_heads", "**.attention.num_heads")
+    num_kv_heads = common_value(cfg, "**.attention.num_kv_heads") or attention
+    head_dim = common_value(cfg, "**.attention.head_dim")
+    mixture = find_config(cfg, MoE)[0].node
+    count, width = mixture.num_experts, mixture.expert.hidden_dim
+    projections = (
+        *interleaved_projection("q", attention, rotated=head_dim),
+        *interleaved_projection("k", num_kv_heads, rotated=head_dim),
+        *linear("v", "v_proj"),
+        *linear("out", "o_proj"),
+    )
+    experts = (
+        all_experts(
+            "experts.inner.expert",
+            ("gate.weight", "up.weight"),
+            "experts.gate_up_proj",
+            Chain(StackArrays(count), Concatenate((width, width), axis=2)),
+            count=count,
+        ),
+        all_experts(
+            "experts.inner.expert",
+            ("down.weight",),
+            "experts.down_proj",
+            StackArrays(count),
+            count=count,
+        ),
+        *linear("router.linear", "router"),
+        *below("shared", "shared_expert", FEED_FORWARD),
+    )
+    return model_weights(
+        *PRE_NORMS,
+        *below("attention", "self_attn", projections),
+        *below("feed_forward", "feed_forward", (*FEED_FORWARD, *experts)),
+    )
+
+
+LLAMA4_TEXT = Family(
+    architecture="Llama4ForCausalLM",
+    template=lambda: llama4("toy"),
+    layers=_Kinds(
+        (
+            "chunked attention, dense",
+            "chunked attention, with experts",
+            "full attention, dense",
+            "full attention, with experts",
+        ),
+        _kind_of,
+    ),
+    config=(
+        *without(SIZES, "num_hidden_layers", "intermediate_size", "rms_norm_eps"),
+        Field("rms_norm_eps", ("**.norm.epsilon",), default=1e-5, to_ours=float),
+        Field("head_dim", ("**.attention.head_dim",), default=128),
+        Field("intermediate_size", ("**.expert.hidden_dim", "**.shared.hidden_dim")),
+        Field("intermediate_size_mlp", tuple(f"{at}.hidden_dim" for at in _DENSE), default=16_384),
+        Field("attention_chunk_size", ("**.core.chunk",), default=8192),
+        Field("num_local_experts", ("**.feed_forward.num_experts",), default=16),
+        Field("num_experts_per_tok", ("**.feed_forward.top_k",), default=1),
+        activation("hidden_act", "silu"),
+        _Positions(),
+        ATTENTION_BIAS,
+        tied_by(),
+    ),
+    weights=_weights,
+    irrelevant=frozenset({"cache_implementation", "for_llm_compressor", "router_aux_loss_coef"}),
+)
+LLAMA4 = attrs.evolve(
+    LLAMA4_TEXT,
+    nested="text_config",
+    defaults=immutabledict(num_attention_heads=40, num_key_value_heads=8),
+    irrelevant=LLAMA4_TEXT.irrelevant
+    | {"boi_token_index", "eoi_token_index", "image_token_index", "vision_config"},
+    renamed=((r"^language_model\.", ""),),
+    skipped=(*LLAMA4_TEXT.skipped, r"^(vision_model|multi_modal_projector)\."),
+)
+"""Llama 4 as published, of which the text part is read; exports have that part alone."""
