@@ -82,7 +82,7 @@ def _batches(file: NamedFile, field: str) -> Iterator[Any]:
             raise unreadable(file, error) from error
         raise DataError(
             f"{file.name} is no file that Arrow can read: {error}",
-            where=str(file.path),
+            where=file.where,
             hint="Copy the file again, or set the source's glob to leave it out.",
         ) from error
 
@@ -110,7 +110,7 @@ def _check_column(file: NamedFile, field: str, schema: Any) -> None:
         raise DataError(
             f"{file.name} has no column {field!r}, or several; it has "
             f"{', '.join(map(repr, schema.names)) or 'none'}.",
-            where=str(file.path),
+            where=file.where,
             hint="Set the source's field to the column that holds the text.",
         )
 
@@ -128,7 +128,7 @@ def _record(file: NamedFile, row: int, scalar: Any) -> Document | BadRecord:
 def _bad(file: NamedFile, row: int, reason: str) -> BadRecord:
     error = DataError(
         f"{file.name}, row {row} {reason}.",
-        where=f"{file.path}:{row}",
+        where=f"{file.where}:{row}",
         hint="Correct or remove the row, or set on_bad_row='skip'.",
     )
     return BadRecord(file.name, row, error)

@@ -44,7 +44,7 @@ def open_decompressed(file: NamedFile) -> Iterator[IO[bytes]]:
 def _damaged(file: NamedFile, error: Exception) -> DataError:
     return DataError(
         f"{file.name} cannot be decompressed: {error}.",
-        where=str(file.path),
+        where=file.where,
         hint="Copy the file again: it is cut short, damaged, or of another format.",
     )
 

@@ -1,10 +1,9 @@
 """A source's tokens: out of a store where it is one or is large, and read into memory otherwise."""
 
-import os
 import sys
 from hashlib import blake2b
-from pathlib import Path
 
+from axcore.data.cache import cache_folder
 from axcore.data.corpus import Corpus, check_corpus, read_corpus
 from axcore.data.document import Source
 from axcore.data.file_source import FileSource
@@ -12,9 +11,6 @@ from axcore.data.store.build import build_store
 from axcore.data.store.plan import plan_identity, source_size
 from axcore.data.store.progress import ProgressLine
 from axcore.data.tokenizer import Tokenizer
-
-CACHE = "AXCORE_DATA_CACHE"
-"""The variable that says where stores are kept that training built by itself."""
 
 LARGEST_IN_MEMORY = 64 << 20
 """Bytes of a source that every process tokenizes and holds by itself, which takes seconds."""
@@ -36,12 +32,6 @@ def open_corpus(source: Source, tokenizer: Tokenizer, validation_fraction: float
     if isinstance(source, FileSource) and source_size(source) > LARGEST_IN_MEMORY:
         return _cached(source, tokenizer, validation_fraction)
     return read_corpus(source, tokenizer, validation_fraction)
-
-
-def cache_folder() -> Path:
-    """Returns where stores are kept that training built by itself."""
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(os.environ.get(CACHE) or Path(home) / "axcore" / "data")
 
 
 def _cached(source: FileSource, tokenizer: Tokenizer, validation_fraction: float) -> Corpus:

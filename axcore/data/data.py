@@ -8,7 +8,8 @@ import attrs
 
 from axcore.config import REQUIRED, Fraction, PositiveInt, config, evolve
 from axcore.data.batches import DataShard, Order, Rows, batches, train_order, validation_order
-from axcore.data.corpora import cache_folder, open_corpus
+from axcore.data.cache import cache_folder
+from axcore.data.corpora import open_corpus
 from axcore.data.corpus import Corpus
 from axcore.data.data_loader import DataLoader
 from axcore.data.document import Source

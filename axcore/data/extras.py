@@ -5,7 +5,12 @@ from typing import Any
 
 from axcore.errors import DataError
 
-_EXTRAS = {"pyarrow": "arrow", "pyarrow.parquet": "arrow", "zstandard": "zstd"}
+_EXTRAS = {
+    "fsspec.core": "data",
+    "pyarrow": "arrow",
+    "pyarrow.parquet": "arrow",
+    "zstandard": "zstd",
+}
 
 
 def import_extra(module: str) -> Any:

@@ -2,13 +2,13 @@
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import ClassVar
 
 import attrs
 
 from axcore.data.document import Document, Source
 from axcore.data.files import NamedFile, warn_skipped
+from axcore.data.local_copies import local_copies
 from axcore.errors import DataError
 
 
@@ -65,7 +65,7 @@ class FileSource(Source):
             DataError: There is none.
         """
 
-    def read_with(self, file: NamedFile) -> tuple[Path, ...]:
+    def read_with(self, file: NamedFile) -> tuple[NamedFile, ...]:
         """Returns other files without which a file cannot be read; none here."""
         return ()
 
@@ -87,6 +87,15 @@ class FileSource(Source):
             DataError: The file as a whole cannot be read.
         """
 
+    def read(self, span: FileSpan) -> Iterator[Document | BadRecord]:
+        """Yields what `records` does, also of a remote file, of which a copy is made for it.
+
+        Raises:
+            DataError: The file as a whole cannot be read, or changed since it was listed.
+        """
+        with local_copies([span.file, *self.read_with(span.file)]):
+            yield from self.records(span)
+
     @property
     @abstractmethod
     def max_bad_fraction(self) -> float:
@@ -100,7 +109,7 @@ class FileSource(Source):
         """
         tally = Tally(self)
         for file in self.files():
-            yield from tally.documents(self.records(FileSpan(file)))
+            yield from tally.documents(self.read(FileSpan(file)))
         tally.check()
         if tally.bad:
             warn_skipped(len(tally.bad), f"of {tally.num_records} {self.unit}", tally.bad[0].error)

@@ -8,6 +8,8 @@ from typing import Literal
 
 import attrs
 
+from axcore.data.local_paths import path_of_copy
+from axcore.data.remote import RemoteFile, current_version, find_remote, is_remote
 from axcore.errors import DataError
 
 OnBad = Literal["error", "skip"]
@@ -23,22 +25,64 @@ _KINDS = {
 
 @attrs.frozen
 class NamedFile:
-    """A file and its name relative to the folder it was found in, with `/` between the parts."""
+    """A file and its name relative to the folder it was found in, with `/` between the parts.
+
+    Attributes:
+        name: That name.
+        path: Where it lies on this machine; for a remote file, where its copy does while it is
+            read.
+        remote: Where it comes from, if not from this machine.
+    """
 
     name: str
     path: Path
+    remote: RemoteFile | None = None
+
+    @property
+    def where(self) -> str:
+        """What errors call its place."""
+        return str(self.path) if self.remote is None else self.remote.url
+
+    def state(self) -> tuple[int, int | str]:
+        """Returns size and time, or size and version; zeros where it is not there to be read."""
+        if self.remote is not None:
+            return self.remote.size, self.remote.version
+        try:
+            state = self.path.stat()
+        except OSError:
+            return 0, 0
+        return state.st_size, state.st_mtime_ns
+
+    def beside(self, suffix: str) -> "NamedFile":
+        """Returns the file of the same name with another suffix, in the same folder.
+
+        Raises:
+            DataError: It is remote and not there.
+        """
+        name = str(Path(self.name).with_suffix(suffix))
+        if self.remote is None:
+            return NamedFile(name, self.path.with_suffix(suffix))
+        url = self.remote.url.removesuffix(self.path.suffix) + suffix
+        try:
+            return NamedFile(name, path_of_copy(url), current_version(url))
+        except FileNotFoundError as error:
+            raise DataError(f"{url} is not there, and belongs to {self.where}.") from error
 
 
 def list_files(folder: str, pattern: str) -> list[NamedFile]:
     """Returns the files of `folder` that match `pattern`, sorted by name.
 
     Args:
-        folder: A folder; `~` and paths relative to the working directory are understood.
+        folder: A folder, or a URL such as `s3://bucket/corpus`; `~` and paths relative to the
+            working directory are understood.
         pattern: A glob relative to the folder, such as `**/*.txt`.
 
     Raises:
-        DataError: The folder is missing or is a file, or nothing in it matches.
+        DataError: The folder is missing or is a file, nothing in it matches, or its server stays
+            away.
     """
+    if is_remote(folder):
+        return _list_remote(folder, pattern)
     root = Path(folder).expanduser().absolute()
     if not root.exists():
         raise DataError(
@@ -59,6 +103,21 @@ def list_files(folder: str, pattern: str) -> list[NamedFile]:
             hint="Put files there, or set the source's glob to match the files there.",
         )
     return sorted(found, key=lambda file: file.name)
+
+
+def _list_remote(folder: str, pattern: str) -> list[NamedFile]:
+    found = find_remote(folder, pattern)
+    if not found:
+        raise DataError(
+            f"No file matches {pattern!r} in {folder!r}.",
+            where=folder,
+            hint="Set the source's folder and glob; without a *, a glob is the name of one file, "
+            "also where a server lists none.",
+        )
+    return [
+        NamedFile(name, path_of_copy(one.url), one)
+        for name, one in sorted(found.items(), key=lambda item: item[0])
+    ]
 
 
 def _glob(root: Path, pattern: str) -> list[Path]:
@@ -96,7 +155,7 @@ def read_text(file: NamedFile) -> str:
     except UnicodeDecodeError as error:
         raise DataError(
             f"{file.name} is not UTF-8: {explain_decoding(error)}.",
-            where=f"{file.path}, byte {error.start}",
+            where=f"{file.where}, byte {error.start}",
             hint="Convert the file to UTF-8 (iconv -f FROM -t utf-8), or set on_bad_file='skip'.",
         ) from error
 
@@ -113,7 +172,7 @@ def check_is_regular(file: NamedFile) -> None:
         raise DataError(
             f"{file.name} is {_KINDS.get(stat.S_IFMT(mode), 'a special file')}, "
             "not a regular file.",
-            where=str(file.path),
+            where=file.where,
             hint="Take it out of the folder, or set the source's glob to leave it out.",
         )
 
@@ -122,7 +181,7 @@ def unreadable(file: NamedFile, error: OSError) -> DataError:
     """Returns the error for a file that the operating system does not let us read."""
     return DataError(
         f"{file.name} cannot be read: {error.strerror}.",
-        where=str(file.path),
+        where=file.where,
         hint="Make the file readable, or take it out of the folder.",
     )
 

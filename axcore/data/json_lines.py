@@ -142,7 +142,7 @@ class _Line:
     def _error(self, reason: str, hint: str | None = None) -> DataError:
         return DataError(
             f"{self.file.name}, line {self.number} {reason}.",
-            where=f"{self.file.path}:{self.number}",
+            where=f"{self.file.where}:{self.number}",
             hint=hint or "Correct or remove the line, or set on_bad_line='skip'.",
         )
 

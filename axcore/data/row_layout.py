@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from axcore.data.packing import Concatenated, Pairs, RowLayout, TokenReader
-from axcore.data.store.files import whole_file
+from axcore.data.whole_files import whole_file
 
 Packing = Literal["concatenate", "best_fit", "one_document"]
 

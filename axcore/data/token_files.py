@@ -6,6 +6,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
+import attrs
 import numpy as np
 from numpy.typing import NDArray
 
@@ -127,11 +128,11 @@ class MegatronFiles(FileSource):
     def files(self) -> list[NamedFile]:
         """Returns the files of tokens, by the names of their indices."""
         found = list_files(self.config.folder, self.config.glob)
-        return [NamedFile(one.name, one.path.with_suffix(".bin")) for one in found]
+        return [attrs.evolve(one.beside(".bin"), name=one.name) for one in found]
 
-    def read_with(self, file: NamedFile) -> tuple[Path, ...]:
+    def read_with(self, file: NamedFile) -> tuple[NamedFile, ...]:
         """Returns the index of a file of tokens."""
-        return (file.path.with_suffix(".idx"),)
+        return (file.beside(Path(file.name).suffix),)
 
     def spans(self, file: NamedFile, size: int, target: int) -> Iterator[FileSpan]:
         """Yields runs of documents."""
@@ -201,14 +202,14 @@ class _Index:
             raise DataError(
                 f"Document {int(np.argmax(is_out))} of {file.name} is not within the "
                 f"{num_tokens} tokens of {file.path.name}.",
-                where=str(file.path),
+                where=file.where,
                 hint="Copy both files again: one of them is cut short, or another one's.",
             )
 
 
 def _read_index(file: NamedFile) -> _Index:
     path = file.path.with_suffix(Path(file.name).suffix)
-    named = NamedFile(file.name, path)
+    named = attrs.evolve(file, path=path)
     try:
         check_is_regular(named)
         return _index_of(path, path.stat().st_mtime_ns)
@@ -240,7 +241,7 @@ def mapped_tokens(file: NamedFile, dtype: "np.dtype[Any]") -> NDArray[Any]:
         if size % dtype.itemsize:
             raise DataError(
                 f"{file.name} has {size} bytes, which are no tokens of {dtype.itemsize} bytes.",
-                where=str(file.path),
+                where=file.where,
                 hint="Set the source's dtype, or copy the file again.",
             )
         return np.asarray(np.memmap(file.path, dtype, "r")) if size else np.zeros(0, dtype)

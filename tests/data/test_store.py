@@ -16,6 +16,7 @@ from stores import built, contents
 
 from axcore.config import evolve, update_config
 from axcore.data import ByteTokenizer, JsonLines, StoredSource, TextFiles, open_store
+from axcore.data import cache as cache_module
 from axcore.data import corpora as corpora_module
 from axcore.data.file_source import Tally
 from axcore.data.store import build as build_module
@@ -250,7 +251,7 @@ def test_documents_of_a_store_are_those_of_its_source(cfg, lines, tmp_path):
 @pytest.fixture
 def cache(monkeypatch, tmp_path):
     """Where large sources are kept; here all of them are large."""
-    monkeypatch.setenv(corpora_module.CACHE, str(tmp_path / "cache"))
+    monkeypatch.setenv(cache_module.CACHE, str(tmp_path / "cache"))
     monkeypatch.setattr(corpora_module, "LARGEST_IN_MEMORY", 0)
     return tmp_path / "cache"
 
@@ -282,9 +283,9 @@ def test_a_cached_source_gives_the_batches_of_one_in_memory(cfg, cache, monkeypa
 
 
 def test_the_cache_is_below_the_users_own(monkeypatch):
-    monkeypatch.delenv(corpora_module.CACHE, raising=False)
+    monkeypatch.delenv(cache_module.CACHE, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
-    assert corpora_module.cache_folder() == Path("/somewhere/axcore/data")
+    assert cache_module.cache_folder() == Path("/somewhere/axcore/data")
 
 
 @pytest.mark.usefixtures("small_parts")

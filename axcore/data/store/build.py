@@ -14,7 +14,6 @@ import attrs
 from axcore.data.corpus import Corpus, check_corpus
 from axcore.data.document import Source
 from axcore.data.file_source import FileSource, check_bad_records
-from axcore.data.store.files import whole_file, write_whole
 from axcore.data.store.manifest import MANIFEST, SPLITS, Manifest, copy_tokenizer
 from axcore.data.store.part import PartBuilder, bad_file, done_file
 from axcore.data.store.plan import PLAN, Plan, make_plan, plan_identity, read_plan
@@ -22,6 +21,7 @@ from axcore.data.store.pool import built_in_processes
 from axcore.data.store.reader import TokenStoreDirectory, open_store
 from axcore.data.store.shard import ShardInfo
 from axcore.data.tokenizer import Tokenizer
+from axcore.data.whole_files import whole_file, write_whole
 from axcore.errors import DataError
 
 LOCK = ".lock"
@@ -143,8 +143,9 @@ def _built(root: Path, plan: Plan, todo: Sequence[int], processes: int) -> Itera
         yield index
 
 
-def _finish(root: Path, plan: Plan, source: Source, tokenizer: Tokenizer.Config) -> None:
+def _finish(root: Path, plan: Plan, source: FileSource, tokenizer: Tokenizer.Config) -> None:
     """Writes what holds the parts together, and the manifest last."""
+    _check_unchanged(root, plan, source, tokenizer)
     parts = [json.loads(done_file(root, i).read_bytes()) for i in range(len(plan.parts))]
     counts = {
         name: sum(part[name] for part in parts) for name in ("records", "bad_records", "characters")
@@ -170,6 +171,23 @@ def _finish(root: Path, plan: Plan, source: Source, tokenizer: Tokenizer.Config)
     has_text = manifest.characters > 0
     check_corpus(corpus, source, plan.validation_fraction, has_text=has_text)
     manifest.write(root)
+
+
+def _check_unchanged(
+    root: Path, plan: Plan, source: FileSource, tokenizer: Tokenizer.Config
+) -> None:
+    """Checks that files are what they were when the build was planned.
+
+    Raises:
+        DataError: One is not: parts of the store may be of one version, and parts of the other.
+    """
+    now = plan_identity(source, tokenizer, plan.validation_fraction)
+    if now["source_digest"] != plan.source_digest:
+        raise DataError(
+            f"The files of {source.describe()} changed while they were read.",
+            where=str(root.absolute()),
+            hint="Let nobody write them meanwhile; remove the folder, and build again.",
+        )
 
 
 def _gather_bad_records(root: Path, num_parts: int) -> None:

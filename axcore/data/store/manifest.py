@@ -10,9 +10,9 @@ import attrs
 
 from axcore.config import from_json, to_json, update_config
 from axcore.config.build import owner_of
-from axcore.data.store.files import write_whole
 from axcore.data.store.shard import ShardInfo
 from axcore.data.tokenizer import Tokenizer
+from axcore.data.whole_files import write_whole
 from axcore.errors import DataError
 
 MANIFEST = "manifest.json"

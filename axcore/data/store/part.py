@@ -14,10 +14,10 @@ from axcore.data.corpus import encode_documents, groups
 from axcore.data.document import Document
 from axcore.data.file_source import BadRecord, Tally
 from axcore.data.split import is_validation
-from axcore.data.store.files import write_whole
 from axcore.data.store.manifest import SPLITS
 from axcore.data.store.plan import Plan
 from axcore.data.store.shard import ShardWriter
+from axcore.data.whole_files import write_whole
 
 
 class PartBuilder:
@@ -69,7 +69,7 @@ class PartBuilder:
 
     def _documents(self, index: int, tally: Tally) -> Iterator[Document]:
         for span in self._plan.parts[index]:
-            yield from tally.documents(self._source.records(span))
+            yield from tally.documents(self._source.read(span))
 
 
 def done_file(folder: Path, index: int) -> Path:

@@ -15,6 +15,7 @@ import attrs
 from axcore.config import from_json, to_json
 from axcore.data.file_source import FileSource, FileSpan
 from axcore.data.files import NamedFile
+from axcore.data.remote import RemoteFile
 from axcore.data.store.manifest import tokenizer_digest
 from axcore.data.tokenizer import Tokenizer
 
@@ -31,7 +32,7 @@ class Plan:
 
     Attributes:
         source: The source's config, as JSON.
-        source_digest: Of that, and of the names, sizes and times of its files.
+        source_digest: Of that, and of the names, sizes and times (or etags) of its files.
         tokenizer: The tokenizer's config, as JSON.
         tokenizer_digest: See `axcore.data.store.manifest.tokenizer_digest`.
         validation_fraction: The share of the documents that are held out.
@@ -71,9 +72,9 @@ def make_plan(source: FileSource, tokenizer: Tokenizer.Config, validation_fracti
         DataError: The source's or the tokenizer's files cannot be read.
     """
     files = source.files()
-    size_of = {file: _state(file.path)[0] for file in files}
+    size_of = {file: file.state()[0] for file in files}
     target = min(max(sum(size_of.values()) // _NUM_PARTS, _SMALLEST), _LARGEST)
-    spans = [span for file in files for span in source.spans(file, size_of[file], target)]
+    spans = [span for file in files for span in _spans(source, file, size_of[file], target)]
     parts = tuple(_parts(spans, size_of, target))
     return Plan(
         source=to_json(source.config),
@@ -108,24 +109,20 @@ def read_plan(folder: Path) -> Plan:
 
 def source_size(source: FileSource) -> int:
     """Returns the bytes of a source's files, as they lie on the disk."""
-    return sum(_state(file.path)[0] for file in source.files())
+    return sum(file.state()[0] for file in source.files())
 
 
 def _digest(source: FileSource) -> str:
     digest = blake2b(to_json(source.config).encode(), digest_size=16)
     for file in source.files():
-        states = [_state(path) for path in (file.path, *source.read_with(file))]
+        states = [one.state() for one in (file, *source.read_with(file))]
         digest.update(json.dumps([file.name, *states]).encode())
     return digest.hexdigest()
 
 
-def _state(path: Path) -> tuple[int, int]:
-    """Returns size and time of a file; zeros for one that is not there, which reading reports."""
-    try:
-        state = path.stat()
-    except OSError:
-        return 0, 0
-    return state.st_size, state.st_mtime_ns
+def _spans(source: FileSource, file: NamedFile, size: int, target: int) -> Iterator[FileSpan]:
+    """Yields a file in pieces; a remote one is not read to find where they might be."""
+    return iter([FileSpan(file)]) if file.remote else source.spans(file, size, target)
 
 
 def _parts(spans: Sequence[FileSpan], size_of: dict[NamedFile, int], target: int) -> Iterator[Part]:
@@ -147,8 +144,17 @@ def _size(span: FileSpan, size_of: dict[NamedFile, int]) -> int:
 
 
 def _span_to_list(span: FileSpan) -> list[Any]:
-    return [span.file.name, str(span.file.path), span.begin, span.end, span.first_record]
+    place = [span.file.name, str(span.file.path), span.begin, span.end, span.first_record]
+    return [*place, *([attrs.astuple(span.file.remote)] if span.file.remote else [])]
 
 
-def _span_of(name: str, path: str, begin: int, end: int | None, first_record: int) -> FileSpan:
-    return FileSpan(NamedFile(name, Path(path)), begin, end, first_record)
+def _span_of(
+    name: str,
+    path: str,
+    begin: int,
+    end: int | None,
+    first_record: int,
+    remote: Sequence[Any] | None = None,
+) -> FileSpan:
+    file = NamedFile(name, Path(path), RemoteFile(*remote) if remote else None)
+    return FileSpan(file, begin, end, first_record)

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from axcore.data.packing import Pairs, read_pairs
-from axcore.data.store.files import whole_file
+from axcore.data.whole_files import whole_file
 from axcore.errors import DataError
 
 TOKENS, PAIRS = ".tokens", ".pairs"
