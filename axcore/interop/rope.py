@@ -117,10 +117,14 @@ def _scaling(record: RopeScaling, position: Any) -> dict[str, Any]:
 
 
 def _as_floats(values: dict[str, Any]) -> dict[str, Any]:
-    """Returns whole numbers as floats, but for lengths."""
+    """Returns whole numbers as floats, but for lengths; lists as tuples."""
     return {
-        name: value
-        if value is None or isinstance(value, bool) or name.endswith("length")
-        else float(value)
+        name: value if name.endswith("length") else _as_float(value)
         for name, value in values.items()
     }
+
+
+def _as_float(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return tuple(map(_as_float, value))
+    return value if value is None or isinstance(value, bool) else float(value)

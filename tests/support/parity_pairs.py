@@ -89,6 +89,23 @@ def _phi3():
 MODELS["phi3"] = _phi3
 
 
+def _longrope():
+    """Returns a Phi-4-mini to which the rows of tests are long, and what is drawn is short."""
+    from axl_attention.longrope import LongRoPE
+
+    long = LongRoPE.Config(
+        theta=10_000.0,
+        short_factors=(1.0, 1.5, 2.0, 2.5, 3.0, 3.5),
+        long_factors=(1.0, 2.0, 4.0, 8.0, 16.0, 32.0),
+        original_length=20,
+        attention_factor=1.25,
+    )
+    return replace_config(_phi3(), RoPE, long)
+
+
+MODELS["phi3-longrope"] = _longrope
+
+
 def _gemma3():
     """Returns a local layer, a global one, and two local ones."""
     cfg = _of_plugin("gemma3")()

@@ -121,6 +121,17 @@ def rope_scalings() -> Iterator[RopeScaling]:
         },
         summary="YaRN",
     )
+    yield RopeScaling(
+        name="longrope",
+        config=Ref("axl_attention.longrope:LongRoPE.Config"),
+        fields={
+            "short_factor": "short_factors",
+            "long_factor": "long_factors",
+            "original_max_position_embeddings": "original_length",
+            "attention_factor": "attention_factor",
+        },
+        summary="LongRoPE",
+    )
 
 
 @hook.experiments

@@ -7,9 +7,21 @@ from axl_attention.models import gpt_neox, granite, mamba2, olmo2, olmo3, phi3, 
 
 from axcore.config import find_config
 from axcore.errors import ConfigError
-from axcore.interop import family_named, family_of
+from axcore.interop import common_value, family_named, family_of
 from axcore.layers import TransformerLayer
 from axcore.module import count_params
+
+# fmt: off
+LONG_FACTORS = [
+    1, 1.118320672, 1.250641126, 1.398617824, 1.564103225, 1.74916897, 1.956131817, 2.187582649,
+    2.446418898, 2.735880826, 3.059592084, 3.421605075, 3.826451687, 4.279200023, 4.785517845,
+    5.351743533, 5.984965424, 6.693110555, 7.485043894, 8.370679318, 9.36110372, 10.4687158,
+    11.70738129, 13.09260651, 14.64173252, 16.37415215, 18.31155283, 20.47818807, 22.90118105,
+    25.61086418, 28.64115884, 32.03, 32.1, 32.13, 32.23, 32.6, 32.61, 32.64, 32.66, 32.7, 32.71,
+    32.93, 32.97, 33.28, 33.49, 33.5, 44.16, 47.77,
+]
+# fmt: on
+"""Of microsoft/Phi-4-mini-instruct."""
 
 LLAMA_LIKE = {
     "attention_bias": False,
@@ -93,6 +105,26 @@ PHI_3_MINI = {
     "rope_theta": 10000.0,
     "sliding_window": 2047,
     "vocab_size": 32064,
+}
+
+PHI_4_MINI = {
+    **PHI_3_MINI,
+    "full_attn_mod": 1,
+    "interpolate_factor": 1,
+    "lm_head_bias": False,
+    "max_position_embeddings": 131072,
+    "mlp_bias": False,
+    "num_attention_heads": 24,
+    "num_key_value_heads": 8,
+    "partial_rotary_factor": 0.75,
+    "rope_scaling": {
+        "long_factor": LONG_FACTORS,
+        "short_factor": [1.0] * 48,
+        "type": "longrope",
+    },
+    "sliding_window": 262144,
+    "tie_word_embeddings": True,
+    "vocab_size": 200064,
 }
 
 PYTHIA_70M = {
@@ -210,6 +242,8 @@ CODESTRAL_7B = {
         (phi3, "3-mini", 3_821_079_552),
         (phi3, "3-medium", 13_960_238_080),
         (phi3, "4", 14_659_507_200),
+        # microsoft/Phi-4-mini-instruct.
+        (phi3, "4-mini", 3_836_021_760),
         # EleutherAI/pythia-* and gpt-neox-20b, without their masks and frequencies.
         (gpt_neox, "pythia-70m", 70_426_624),
         (gpt_neox, "pythia-160m", 162_322_944),
@@ -249,6 +283,7 @@ def test_parameters_are_as_many_as_published(family, size, published):
         pytest.param(olmo2("7b"), OLMO2_7B, 355, 7_298_617_344, id="olmo2-7b"),
         pytest.param(smollm3("3b"), SMOLLM3_3B, 326, 3_075_098_624, id="smollm3-3b"),
         pytest.param(phi3("3-mini"), PHI_3_MINI, 195, 3_821_079_552, id="phi-3-mini"),
+        pytest.param(phi3("4-mini"), PHI_4_MINI, 194, 3_836_021_760, id="phi-4-mini"),
         pytest.param(gpt_neox("pythia-70m"), PYTHIA_70M, 76, 70_426_624, id="pythia-70m"),
         pytest.param(starcoder2("3b"), STARCODER2_3B, 483, 3_030_371_328, id="starcoder2-3b"),
         pytest.param(olmo3("7b"), OLMO3_7B, 355, 7_298_011_136, id="olmo3-7b"),
@@ -266,11 +301,38 @@ def test_published_config_is_that_of_the_catalogue(ours, published, num_tensors,
     assert sum(map(math.prod, shapes.values())) == num_params
 
 
-@pytest.mark.parametrize("field", ["rope_scaling", "rope_parameters"])
-def test_positions_that_depend_on_the_row_are_refused_by_name(field):
-    scaling = {"type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}
-    with pytest.raises(ConfigError, match=r"rope_scaling=.*longrope|of type 'longrope'"):
-        family_named("phi3").read({**PHI_3_MINI, field: scaling})
+def test_attention_factor_of_long_rows_follows_from_their_length_where_nothing_is_said():
+    family = family_named("phi3")
+    twice = family.read({**PHI_4_MINI, "max_position_embeddings": 8192})
+    scaling = {**PHI_4_MINI["rope_scaling"], "factor": 2.0}
+    assert family.read({**PHI_4_MINI, "rope_scaling": scaling}) == twice
+    expected = math.sqrt(1 + math.log(2) / math.log(4096))
+    assert common_value(twice, "**.inner.attention_factor") == pytest.approx(expected, rel=1e-12)
+    scaling["attention_factor"] = 1.5
+    given = family.read({**PHI_4_MINI, "rope_scaling": scaling})
+    assert common_value(given, "**.inner.attention_factor") == 1.5
+
+
+def test_early_names_of_positions_for_long_rows_mean_the_same():
+    family = family_named("phi3")
+    scaling = {**PHI_4_MINI["rope_scaling"], "type": "su"}
+    assert family.read({**PHI_4_MINI, "rope_scaling": scaling}) == family.read(PHI_4_MINI)
+
+
+@pytest.mark.parametrize(
+    ("scaling", "words"),
+    [
+        ({"type": "linear", "factor": 2.0}, "type 'linear'; axcore knows longrope"),
+        ({"type": "longrope", "long_factor": [1.0]}, "lacks .'short_factor'"),
+        (
+            {**PHI_4_MINI["rope_scaling"], "original_max_position_embeddings": 8192},
+            "is 4096, and 8192 in rope_scaling",
+        ),
+    ],
+)
+def test_positions_that_phi_lacks_are_an_error(scaling, words):
+    with pytest.raises(ConfigError, match=words):
+        family_named("phi3").read({**PHI_4_MINI, "rope_scaling": scaling})
 
 
 def test_branches_of_gpt_neox_are_in_turn_where_its_config_says_so():

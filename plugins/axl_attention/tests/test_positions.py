@@ -2,11 +2,13 @@
 
 import math
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from axl_attention.learned_position import LearnedPosition
 from axl_attention.linear_rope import LinearRoPE
 from axl_attention.llama3_rope import Llama3RoPE
+from axl_attention.longrope import LongRoPE, document_lengths
 from axl_attention.ntk_rope import NTKRoPE
 from axl_attention.partial_rotary import PartialRotary
 from axl_attention.query_key_norm import QueryKeyNorm
@@ -62,6 +64,11 @@ def llama3_by_wavelength(factor=8.0, low=1.0, high=4.0, length=8192):
     return out
 
 
+def long_rope(short=(1.0, 2.0, 3.0, 4.0), long=(1.0, 4.0, 16.0, 64.0)):
+    factors = {"short_factors": short, "long_factors": long}
+    return LongRoPE.Config(theta=THETA, original_length=4, attention_factor=1.25, **factors)
+
+
 @pytest.mark.parametrize(
     ("cfg", "frequencies", "amplitude"),
     [
@@ -97,6 +104,26 @@ def test_scaled_rope_turns_pairs_by_its_formula(call, random, cfg, frequencies, 
     np.testing.assert_allclose(got_q, turned(q, frequencies, amplitude), atol=2e-2)
     np.testing.assert_allclose(got_k, turned(k, frequencies, amplitude), atol=2e-2)
     np.testing.assert_allclose(got_q[0, :4], turned(q, frequencies, amplitude)[0, :4], atol=2e-5)
+
+
+def test_documents_are_as_long_as_their_positions_count_up():
+    rows = np.array([[0, 1, 2, 0, 1, 0, 0, 0], [3, 4, 5, 6, 0, 1, 2, 3]], np.int32)
+    lengths = [[3, 3, 3, 2, 2, 1, 1, 1], [7, 7, 7, 7, 4, 4, 4, 4]]
+    assert document_lengths(jnp.asarray(rows)).tolist() == lengths
+
+
+def test_long_documents_turn_by_other_factors_than_short_ones_beside_them(call, random):
+    q, k = random(1, 9, 2, 8), random(1, 9, 1, 8)
+    positions = np.array([[0, 1, 2, 3, 0, 1, 2, 3, 4]], np.int32)
+    got = call(long_rope().build(head_dim=8), {}, q, k, positions)
+    plain_frequencies = np.array(plain(head_dim=8))
+    for x, both in zip((q, k), got, strict=True):
+        for at, factors in ((slice(4), (1, 2, 3, 4)), (slice(4, 9), (1, 4, 16, 64))):
+            pairs = x[:, at, :, :4] + 1j * x[:, at, :, 4:]
+            angles = positions[:, at, None, None] * (plain_frequencies / factors)
+            pairs = 1.25 * pairs * np.exp(1j * angles)
+            expected = np.concatenate([pairs.real, pairs.imag], axis=-1)
+            np.testing.assert_allclose(both[:, at], expected, atol=1e-5)
 
 
 def test_yarn_keeps_fast_pairs_and_slows_slow_ones():
@@ -143,6 +170,8 @@ def test_neighbouring_pairs_are_halves_of_permuted_projections(call, random):
         (PartialRotary.Config(fraction=0.1), 16, "gives 1 of 16 dimensions"),
         (PartialRotary.Config(fraction=1.5), 16, "gives 24 of 16 dimensions"),
         (PartialRotary.Config(inner=PartialRotary.Config()), 16, "wraps another"),
+        (long_rope(short=(1.0, 2.0)), 8, "short_factors has 2 numbers"),
+        (long_rope(long=(1.0, 2.0, 0.0, 1.0)), 8, "the least of them 0.0; expected one above 0"),
         (QueryKeyNorm.Config(inner=QueryKeyNorm.Config()), 16, "wraps another"),
     ],
 )
