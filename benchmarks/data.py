@@ -151,7 +151,7 @@ def packing(folder: Path, rounds: int) -> dict[str, Any]:
     found = {}
     for seq_len in (1024, 2048, 4096):
         for name in ("concatenate", "best_fit", "one_document"):
-            rows = len(row_layout(store, seq_len, name, folder))  # type: ignore[arg-type]
+            rows = len(row_layout(store, seq_len, name, cache=folder))  # type: ignore[arg-type]
             found[f"{name} {seq_len}"] = round(pairs / (rows * seq_len), 4)
     return found
 

@@ -1,22 +1,26 @@
 """Global batches of rows, and one process's share of each, as grain datasets.
 
 The row at place b of the global batch of step s is number `s * batch_size + b` of an endless order
-of rows: every epoch lists each row once, reshuffled by grain from (seed, epoch). So a batch is a
-pure function of (seed, step, b). The number of processes only decides who reads which places, and
+of rows: every epoch lists each row once, permuted by a key of (seed, epoch). So a batch is a pure
+function of (seed, step, b). The number of processes only decides who reads which places, and
 the position of an iterator is one number.
 """
 
+import sys
 from collections.abc import Sequence
-from hashlib import blake2b
+from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol
 
 import attrs
 
 from axcore.data.packing import PADDING_ROW, Batch
-from axcore.errors import ConfigError
+from axcore.data.permutation import Permutation
+from axcore.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     import grain
+
+_KEPT_EPOCHS = 4
 
 
 @attrs.frozen
@@ -73,22 +77,48 @@ class Rows(Protocol):
         """Returns the rows of those numbers, as arrays; PADDING_ROW is one that weighs nothing."""
 
 
-def train_order(num_rows: int, *, seed: int | str, shuffle: bool) -> Order:
-    """Returns the endless order of training rows.
+def train_order(
+    num_rows: int, *, seed: int | str, shuffle: bool, counts_epochs: bool = False
+) -> Order:
+    """Returns the endless order of training rows; any place of it is computed.
 
     Args:
         num_rows: Rows of one epoch.
-        seed: Any integer or text. It is hashed first, because grain adds the epoch to it: seed 1
-            would otherwise begin with the second epoch of seed 0.
+        seed: Any integer or text.
         shuffle: Whether each epoch is shuffled, each differently.
-    """
-    import grain
+        counts_epochs: Whether row n of epoch e has the number `e * num_rows + n`, for rows that
+            each epoch packs again; otherwise it is n.
 
-    rows = grain.MapDataset.range(num_rows)
-    if shuffle:
-        rows = rows.shuffle(seed=_hashed_seed(f"train {seed}"))
-    order: Order = rows.repeat()
-    return order
+    Raises:
+        DataError: There are no rows, or too many.
+    """
+    if num_rows < 1:
+        raise DataError("There are no rows to train on.", hint="Give the source more text.")
+    return _TrainOrder(num_rows, f"train {seed}" if shuffle else None, counts_epochs)
+
+
+class _TrainOrder:
+    """Epoch after epoch, each as its own permutation has it."""
+
+    def __init__(self, num_rows: int, key: str | None, counts_epochs: bool) -> None:
+        self._num_rows = num_rows
+        self._counts_epochs = counts_epochs
+        self._epoch = lru_cache(_KEPT_EPOCHS)(
+            lambda epoch: range(num_rows) if key is None else _shuffled(num_rows, key, epoch)
+        )
+        self._epoch(0)
+
+    def __len__(self) -> int:
+        return sys.maxsize
+
+    def __getitem__(self, place: int, /) -> int:
+        epoch, place = divmod(place, self._num_rows)
+        row = self._epoch(epoch)[place]
+        return row + epoch * self._num_rows if self._counts_epochs else row
+
+
+def _shuffled(num_rows: int, key: str, epoch: int) -> Permutation:
+    return Permutation(num_rows, f"{key} epoch {epoch}")
 
 
 def validation_order(num_rows: int, *, batch_size: int, max_batches: int | None) -> Order:
@@ -97,12 +127,25 @@ def validation_order(num_rows: int, *, batch_size: int, max_batches: int | None)
     Whatever the seed of training, the order is the same mixture of all documents: a limit of
     `max_batches` leaves a fair sample, and the losses of different runs compare.
     """
-    import grain
-
-    shuffled = grain.MapDataset.range(num_rows).shuffle(seed=_hashed_seed("heldout"))
     limit = num_rows if max_batches is None else min(num_rows, max_batches * batch_size)
-    padding = _next_multiple(limit, batch_size) - limit
-    return [int(shuffled[place]) for place in range(limit)] + [PADDING_ROW] * padding
+    return _ValidationOrder(Permutation(num_rows, "validation"), limit, batch_size)
+
+
+class _ValidationOrder:
+    """The first rows of a permutation, and then padding up to a whole batch."""
+
+    def __init__(self, rows: Permutation, limit: int, batch_size: int) -> None:
+        self._rows = rows
+        self._limit = limit
+        self._length = _next_multiple(limit, batch_size)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, place: int, /) -> int:
+        if not 0 <= place < self._length:
+            raise IndexError(place)
+        return self._rows[place] if place < self._limit else PADDING_ROW
 
 
 def batches(rows: Rows, order: Order, shard: DataShard) -> "grain.IterDataset[Batch]":
@@ -130,10 +173,6 @@ class _Batches:
     def __getitem__(self, step: int) -> Batch:
         chosen: Sequence[int] = [self._order[place] for place in self._shard.places(step)]
         return self._rows.batch(chosen)
-
-
-def _hashed_seed(what: str) -> int:
-    return int.from_bytes(blake2b(what.encode(), digest_size=4).digest(), "big")
 
 
 def _next_multiple(value: int, of: int) -> int:

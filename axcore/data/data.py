@@ -13,8 +13,9 @@ from axcore.data.corpora import open_corpus
 from axcore.data.corpus import Corpus
 from axcore.data.data_loader import DataLoader
 from axcore.data.document import Source
+from axcore.data.document_order import DocumentShuffle
 from axcore.data.loading import TrainBatches, ValidationBatches
-from axcore.data.mixture import JoinedRows, Mixture
+from axcore.data.mixture import JoinedOrder, JoinedRows, Mixture
 from axcore.data.packing import PackedRows, TokenReader
 from axcore.data.row_layout import Packing, row_layout
 from axcore.data.standard_library import StandardLibrary
@@ -73,7 +74,10 @@ class Data(DataLoader):
             seq_len: T, the tokens of a row.
             batch_size: Rows of the global batch, over all processes.
             seed: Decides the order of training rows.
-            shuffle: Whether training rows are shuffled, in another order each epoch.
+            shuffle: Whether documents are shuffled before they are packed, and rows after it, in
+                another order each epoch.
+            repacks_each_epoch: Whether documents are shuffled and packed again each epoch, so that
+                others share a row; if not, each epoch has the same rows.
             packing: How documents share rows: `concatenate` cuts them wherever a row ends, and
                 fills every row; `best_fit` cuts only those that are longer than a row;
                 `one_document` puts each into rows of its own.
@@ -89,6 +93,7 @@ class Data(DataLoader):
         batch_size: PositiveInt = REQUIRED
         seed: int = 0
         shuffle: bool = True
+        repacks_each_epoch: bool = False
         packing: Packing = "concatenate"
         masks_documents: bool = True
         validation_fraction: Fraction = 0.05
@@ -140,8 +145,8 @@ class Data(DataLoader):
         """
         cfg = self.config
         shard = DataShard(cfg.batch_size, process_index, process_count)
-        rows = [self._rows(corpus.train) for corpus in self._corpora.values()]
-        return TrainBatches(batches(_joined(rows), self._order(rows), shard), self._identity)
+        rows = self._train_rows
+        return TrainBatches(batches(_joined(rows), self._order, shard), self._identity)
 
     def validation(self, *, process_index: int = 0, process_count: int = 1) -> ValidationBatches:
         """Returns the validation batches, with as many for every process.
@@ -154,11 +159,14 @@ class Data(DataLoader):
         """
         cfg = self.config
         shard = DataShard(cfg.batch_size, process_index, process_count)
-        rows = _joined([self._rows(corpus.validation) for corpus in self._corpora.values()])
+        rows = [self._rows(corpus.validation) for corpus in self._corpora.values()]
+        lengths = [len(one) for one in rows]
         order = validation_order(
-            len(rows), batch_size=cfg.batch_size, max_batches=cfg.validation_batches
+            sum(lengths), batch_size=cfg.batch_size, max_batches=cfg.validation_batches
         )
-        return ValidationBatches(batches(rows, order, shard), len(order) // cfg.batch_size)
+        if len(rows) > 1:
+            order = JoinedOrder(lengths, order)
+        return ValidationBatches(batches(_joined(rows), order, shard), len(order) // cfg.batch_size)
 
     def summary(self) -> DataSummary:
         """Reads the source, and says how much text there is.
@@ -174,7 +182,7 @@ class Data(DataLoader):
             train_tokens=sum(one.num_tokens for one in train),
             validation_documents=sum(one.num_documents for one in validation),
             validation_tokens=sum(one.num_tokens for one in validation),
-            batches_per_epoch=sum(len(self._rows(one)) for one in train) / self.config.batch_size,
+            batches_per_epoch=sum(map(len, self._train_rows)) / self.config.batch_size,
         )
 
     @cached_property
@@ -186,10 +194,26 @@ class Data(DataLoader):
             name: open_corpus(source, self.tokenizer, fraction) for name, source in sources.items()
         }
 
-    def _order(self, rows: Sequence[PackedRows]) -> Order:
+    @cached_property
+    def _train_rows(self) -> list[PackedRows]:
+        """The rows of each source, its documents shuffled by a key of its own."""
         cfg = self.config
+        return [
+            self._rows(
+                corpus.train,
+                DocumentShuffle(f"{cfg.seed} {name}", cfg.repacks_each_epoch)
+                if cfg.shuffle
+                else None,
+            )
+            for name, corpus in self._corpora.items()
+        ]
+
+    @cached_property
+    def _order(self) -> Order:
+        cfg, rows = self.config, self._train_rows
+        settings = {"shuffle": cfg.shuffle, "counts_epochs": cfg.repacks_each_epoch}
         if not isinstance(self.source, Mixture):
-            return train_order(len(rows[0]), seed=cfg.seed, shuffle=cfg.shuffle)
+            return train_order(len(rows[0]), seed=cfg.seed, **settings)
         train = [corpus.train for corpus in self._corpora.values()]
         return self.source.order(
             rows,
@@ -199,15 +223,16 @@ class Data(DataLoader):
             ],
             batch_size=cfg.batch_size,
             seed=cfg.seed,
-            shuffle=cfg.shuffle,
+            **settings,
         )
 
     def _rows_a_unit(self, by: str, rows: PackedRows, store: TokenReader) -> float:
         """Returns how many rows a source takes for each of what its share in a mixture is of."""
         if by == "documents":
             return len(rows) / store.num_documents
-        # Rows that are full, but for the last one of a source, hold equally many tokens.
-        return 1.0 if self.config.packing == "concatenate" else len(rows) / store.num_tokens
+        if self.config.packing == "concatenate":
+            return 1.0  # rows that are full, but for a source's last one, hold equally many tokens
+        return len(rows) / (store.num_tokens - store.num_documents)
 
     @cached_property
     def _identity(self) -> dict[str, Any]:
@@ -216,6 +241,8 @@ class Data(DataLoader):
         settings = {name: getattr(self.config, name) for name in names}
         if not self.config.masks_documents:
             settings["masks_documents"] = False  # runs from before there was a choice masked them
+        if self.config.repacks_each_epoch:
+            settings["repacks_each_epoch"] = True
         if self.config.packing != "concatenate":
             settings["packing"] = self.config.packing
         digests = {name: corpus.train.digest for name, corpus in self._corpora.items()}
@@ -223,10 +250,11 @@ class Data(DataLoader):
             return {"tokens": digests[""], **settings}
         return {"tokens": digests, "mixture": self.source.identity, **settings}
 
-    def _rows(self, store: TokenReader) -> PackedRows:
+    def _rows(self, store: TokenReader, shuffle: DocumentShuffle | None = None) -> PackedRows:
         cfg = self.config
+        cache = cache_folder() / "packing"
         return PackedRows(
-            row_layout(store, cfg.seq_len, cfg.packing, cache_folder() / "packing"),
+            row_layout(store, cfg.seq_len, cfg.packing, cache=cache, shuffle=shuffle),
             seq_len=cfg.seq_len,
             pad_id=self.tokenizer.pad_id,
             masks_documents=cfg.masks_documents,

@@ -11,6 +11,9 @@ if TYPE_CHECKING:
 
 State = dict[str, Any]
 
+_ORDER = 2
+"""Which way of shuffling; another one would bring other rows at the same position."""
+
 
 class TrainBatches(Iterator[Batch]):
     """Batches without end, with a position that can be saved and restored exactly."""
@@ -30,7 +33,11 @@ class TrainBatches(Iterator[Batch]):
 
     def get_state(self) -> State:
         """Returns the position: small, JSON-able, the same in every process."""
-        return {"grain": self._iterator.get_state(), "data": dict(self._identity)}
+        return {
+            "grain": self._iterator.get_state(),
+            "order": _ORDER,
+            "data": dict(self._identity),
+        }
 
     def set_state(self, state: State) -> None:
         """Goes to a saved position: what follows is what followed when it was saved.
@@ -42,6 +49,11 @@ class TrainBatches(Iterator[Batch]):
         if not isinstance(state, dict) or not isinstance(state.get("data"), dict):
             raise _no_position(state)
         self._check_identity(state["data"])
+        if state.get("order") != _ORDER:
+            raise DataError(
+                "The saved position is of a version of axcore that shuffled rows in another way.",
+                hint="Resume with that version, or start a new run.",
+            )
         before = self._iterator.get_state()
         try:
             self._iterator.set_state(state["grain"])

@@ -94,6 +94,7 @@ class Mixture(Source):
         batch_size: int,
         seed: int,
         shuffle: bool,
+        counts_epochs: bool = False,
     ) -> Order:
         """Returns the endless order of rows of all sources, as `JoinedRows` numbers them.
 
@@ -104,6 +105,7 @@ class Mixture(Source):
             batch_size: Rows of a step.
             seed: Decides the order of each source.
             shuffle: Whether each source is shuffled.
+            counts_epochs: As for `train_order`.
         """
         cfg = self.config
         changes = [(0, cfg.weights), *((one.from_step, one.weights) for one in cfg.changes)]
@@ -114,10 +116,12 @@ class Mixture(Source):
             [None if e is None else int(e * len(r)) for e, r in zip(epochs, rows, strict=True)],
         )
         orders = [
-            train_order(len(one), seed=f"{seed} {name}", shuffle=shuffle)
+            train_order(
+                len(one), seed=f"{seed} {name}", shuffle=shuffle, counts_epochs=counts_epochs
+            )
             for name, one in zip(self.components, rows, strict=True)
         ]
-        return MixedOrder(schedule, orders, _first_rows(rows), batch_size)
+        return MixedOrder(schedule, orders, batch_size)
 
     def _shares(
         self, weights: Mapping[str, float], sizes: Sequence[float] | None
@@ -132,18 +136,11 @@ class Mixture(Source):
 
 
 class MixedOrder:
-    """Row numbers of a mixture by their places in training."""
+    """Row numbers of a mixture by their places in training, as `JoinedRows` reads them."""
 
-    def __init__(
-        self,
-        schedule: Schedule,
-        orders: Sequence[Order],
-        first_rows: Sequence[int],
-        batch_size: int,
-    ) -> None:
+    def __init__(self, schedule: Schedule, orders: Sequence[Order], batch_size: int) -> None:
         self._schedule = schedule
         self._orders = orders
-        self._first_rows = first_rows
         self._batch_size = batch_size
 
     def __len__(self) -> int:
@@ -159,15 +156,14 @@ class MixedOrder:
                 where="data.source.max_epochs",
                 hint="Raise max_epochs, or lower max_steps.",
             ) from None
-        return self._first_rows[source] + int(self._orders[source][number])
+        return int(self._orders[source][number]) * len(self._orders) + source
 
 
 class JoinedRows:
-    """The rows of several sources, numbered one source after another."""
+    """The rows of several sources: row n of source k of K has the number `n * K + k`."""
 
     def __init__(self, rows: Sequence[Rows]) -> None:
         self._rows = rows
-        self._first = np.array(_first_rows(rows))
 
     def __len__(self) -> int:
         return sum(map(len, self._rows))
@@ -175,20 +171,40 @@ class JoinedRows:
     def batch(self, rows: Sequence[int]) -> Batch:
         """Returns the rows of those numbers."""
         numbers = np.asarray(rows, np.int64)
-        owner = np.searchsorted(self._first, numbers.clip(0), side="right") - 1
+        is_padding = numbers == PADDING_ROW
+        own, owner = np.divmod(numbers, len(self._rows))
+        own[is_padding], owner[is_padding] = PADDING_ROW, 0
         batch: Batch = {}
         for source in np.unique(owner).tolist():
             places = np.flatnonzero(owner == source)
-            own = numbers[places]
-            own = np.where(own == PADDING_ROW, own, own - self._first[source])
-            for name, array in self._rows[source].batch(own.tolist()).items():
+            for name, array in self._rows[source].batch(own[places].tolist()).items():
                 whole = batch.setdefault(name, np.empty((len(rows), *array.shape[1:]), array.dtype))
                 whole[places] = array
         return batch
 
 
-def _first_rows(rows: Sequence[Rows]) -> list[int]:
-    return [sum(map(len, rows[:k])) for k in range(len(rows))]
+class JoinedOrder:
+    """One row number after another of several sources, each in the order of its own."""
+
+    def __init__(self, lengths: Sequence[int], order: Order) -> None:
+        """Joins the sources end to end.
+
+        Args:
+            lengths: Rows of each source.
+            order: Of all rows, numbered one source after another.
+        """
+        self._first = np.cumsum([0, *lengths])
+        self._order = order
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def __getitem__(self, place: int, /) -> int:
+        row = self._order[place]
+        if row == PADDING_ROW:
+            return row
+        source = int(np.searchsorted(self._first, row, side="right")) - 1
+        return (row - int(self._first[source])) * (len(self._first) - 1) + source
 
 
 def _check(cfg: Mixture.Config) -> None:

@@ -63,6 +63,12 @@ class TokenReader(Protocol):
     def read(self, begin: int, end: int) -> Pairs:
         """Returns the pairs from number `begin` to before `end`, at least one."""
 
+    def first_pairs(self, documents: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Returns how many pairs come before each of some documents; D counts as one after all."""
+
+    def tokens_of(self, document: int, begin: int, end: int) -> NDArray[Any]:
+        """Returns tokens of a document, from number `begin` of all tokens to before `end`."""
+
     def lengths(self) -> Iterator[NDArray[np.int64]]:
         """Yields the tokens of each document, in order, many at a time."""
 
@@ -73,33 +79,12 @@ class RowLayout(Protocol):
     def __len__(self) -> int: ...
 
     def pairs(self, row: int, /) -> Pairs:
-        """Returns the pairs of a row, at most as many as a row takes."""
+        """Returns the pairs of a row, at most as many as a row takes.
 
-
-@attrs.frozen(eq=False)
-class Concatenated:
-    """Documents one after another, cut every `seq_len` pairs.
-
-    Attributes:
-        store: The documents.
-        seq_len: Pairs of a row.
-    """
-
-    store: TokenReader
-    seq_len: int
-
-    @property
-    def num_pairs(self) -> int:
-        """Of all documents."""
-        return self.store.num_tokens - self.store.num_documents
-
-    def __len__(self) -> int:
-        return -(-self.num_pairs // self.seq_len)
-
-    def pairs(self, row: int, /) -> Pairs:
-        """Returns the pairs of a row."""
-        begin = row * self.seq_len
-        return self.store.read(begin, min(begin + self.seq_len, self.num_pairs))
+        Args:
+            row: From 0; where rows of each epoch are packed again, row `epoch * len(self) + n` is
+                row n of an epoch.
+        """
 
 
 def read_pairs(
@@ -168,6 +153,14 @@ class TokenStore:
     def read(self, begin: int, end: int) -> Pairs:
         """Returns the pairs from number `begin` to before `end`."""
         return read_pairs(self.tokens, self._first_pair, begin, end)
+
+    def first_pairs(self, documents: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Returns how many pairs come before each of some documents; D counts as one after all."""
+        return self._first_pair[documents]
+
+    def tokens_of(self, document: int, begin: int, end: int) -> NDArray[Any]:
+        """Returns tokens of a document, from number `begin` of all tokens to before `end`."""
+        return self.tokens[begin:end]
 
     def lengths(self) -> Iterator[NDArray[np.int64]]:
         """Yields the tokens of each document, [D]."""

@@ -12,7 +12,9 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from axcore.data.packing import Concatenated, Pairs, RowLayout, TokenReader
+from axcore.data.concatenation import Concatenated
+from axcore.data.document_order import DocumentShuffle
+from axcore.data.packing import Pairs, RowLayout, TokenReader
 from axcore.data.whole_files import whole_file
 
 Packing = Literal["concatenate", "best_fit", "one_document"]
@@ -21,7 +23,14 @@ _KEPT_FROM = 100_000
 """Documents from which on an index is kept in the cache: making it takes a second in a million."""
 
 
-def row_layout(store: TokenReader, seq_len: int, packing: Packing, cache: Path) -> RowLayout:
+def row_layout(
+    store: TokenReader,
+    seq_len: int,
+    packing: Packing,
+    *,
+    cache: Path,
+    shuffle: DocumentShuffle | None = None,
+) -> RowLayout:
     """Returns the rows of a store.
 
     Args:
@@ -31,9 +40,11 @@ def row_layout(store: TokenReader, seq_len: int, packing: Packing, cache: Path) 
             least room is left that takes it, the longest first. `one_document` puts each into rows
             of its own.
         cache: The folder where the index of a large store is kept.
+        shuffle: What decides the order of documents before they are packed; None for that of the
+            store.
     """
     if packing == "concatenate":
-        return Concatenated(store, seq_len)
+        return Concatenated(store, seq_len, shuffle)
     if store.num_documents < _KEPT_FROM:
         return PieceRows(store, _index(store, seq_len, packing))
     path = cache / f"{store.digest}-{packing}-{seq_len}.npy"
@@ -81,6 +92,7 @@ class PieceRows:
 
     def pairs(self, row: int, /) -> Pairs:
         """Returns the pairs of a row."""
+        row %= len(self)
         first, last = self._index.first_piece[row : row + 2]
         begins, sizes = self._index.begin[first:last], self._index.size[first:last]
         return Pairs.joined(

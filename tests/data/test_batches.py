@@ -63,7 +63,7 @@ def test_a_process_that_does_not_exist_is_refused(process_index):
 
 @pytest.mark.parametrize(("num_rows", "max_batches"), [(10, None), (8, None), (10, 9), (1, 1)])
 def test_validation_order_holds_every_row_once_and_then_padding(num_rows, max_batches):
-    order = validation_order(num_rows, batch_size=4, max_batches=max_batches)
+    order = list(validation_order(num_rows, batch_size=4, max_batches=max_batches))
     assert sorted(order[:num_rows]) == list(range(num_rows))
     assert len(order) % 4 == 0
     assert len(order) - num_rows < 4
@@ -71,7 +71,7 @@ def test_validation_order_holds_every_row_once_and_then_padding(num_rows, max_ba
 
 
 def test_a_limited_validation_order_is_a_sample_of_all_rows():
-    order = validation_order(1000, batch_size=4, max_batches=25)
+    order = list(validation_order(1000, batch_size=4, max_batches=25))
     assert len(set(order)) == 100
     assert min(order) < 50
     assert max(order) > 950
@@ -79,4 +79,4 @@ def test_a_limited_validation_order_is_a_sample_of_all_rows():
 
 
 def test_no_validation_rows_make_no_batches():
-    assert validation_order(0, batch_size=4, max_batches=None) == []
+    assert list(validation_order(0, batch_size=4, max_batches=None)) == []

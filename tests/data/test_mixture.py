@@ -59,13 +59,11 @@ def test_each_source_is_read_in_epochs_of_its_own(cfg):
         [range(size) for size in sizes.values()], [1.0] * 3, batch_size=4, seed=1, shuffle=True
     )
     rows = np.array([order[place] for place in range(700)])
-    first = 0
-    for size in sizes.values():
-        own = rows[(rows >= first) & (rows < first + size)] - first
+    for source, size in enumerate(sizes.values()):
+        own = rows[rows % len(sizes) == source] // len(sizes)
         epochs = own[: len(own) // size * size].reshape(-1, size)
         assert len(epochs) >= 1
         assert (np.sort(epochs) == np.arange(size)).all()
-        first += size
 
 
 @pytest.mark.parametrize("process_count", [2, 3, 6])

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from axcore.data.packing import PADDING_ROW, Concatenated, PackedRows, TokenStore
+from axcore.data.concatenation import Concatenated
+from axcore.data.packing import PADDING_ROW, PackedRows, TokenStore
 
 PAD = 999
 

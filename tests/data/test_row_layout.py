@@ -25,7 +25,7 @@ def store_of(lengths):
 
 
 def rows_of(store, seq_len, packing, cache="unused"):
-    layout = row_layout(store, seq_len, packing, cache)
+    layout = row_layout(store, seq_len, packing, cache=cache)
     return [layout.pairs(row) for row in range(len(layout))]
 
 
@@ -59,7 +59,7 @@ def test_best_fit_opens_no_row_while_one_has_room(lengths, seq_len):
 
 def test_best_fit_fills_rows_of_log_normal_documents():
     drawn = np.random.default_rng(0).lognormal(6, 1, 20_000).astype(int) + 2
-    rows = row_layout(store_of(drawn), 2048, "best_fit", "unused")
+    rows = row_layout(store_of(drawn), 2048, "best_fit", cache="unused")
     assert (drawn - 1).sum() / (len(rows) * 2048) >= 0.98
 
 
@@ -93,7 +93,7 @@ def test_the_index_of_a_large_store_is_kept(tmp_path, monkeypatch):
 
 
 def test_a_batch_of_whole_documents_ends_in_padding():
-    layout = row_layout(store_of([5, 9, 3]), 8, "one_document", "unused")
+    layout = row_layout(store_of([5, 9, 3]), 8, "one_document", cache="unused")
     batch = PackedRows(layout, seq_len=8, pad_id=99).batch([2, 0])
     assert batch["tokens"].tolist() == [[14, 15] + [99] * 6, [0, 1, 2, 3] + [99] * 4]
     assert batch["loss_weights"].sum(axis=1).tolist() == [2, 4]

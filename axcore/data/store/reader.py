@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from functools import cached_property, lru_cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,8 @@ from axcore.data.store.shard import Shard, ShardInfo, shard_digest
 from axcore.data.tokenizer import Tokenizer
 from axcore.errors import DataError
 
-_OPEN_SHARDS = 256
-"""Each keeps two files open; a process may have 1024 by default."""
+_OPEN_SHARDS = 8192
+"""Each has two mappings; a process may have 65,530 by default."""
 
 
 class StoredTokens:
@@ -65,6 +66,26 @@ class StoredTokens:
         """Returns the tokens of a document by its number."""
         shard = int(np.searchsorted(self._first_document, index, side="right")) - 1
         return self._shard(shard).document(index - int(self._first_document[shard]))
+
+    def first_pairs(self, documents: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Returns how many pairs come before each of some documents; D counts as one after all."""
+        found = np.empty(len(documents), np.int64)
+        shards = self._first_document.searchsorted(documents, side="right") - 1
+        cuts = np.flatnonzero(shards[1:] != shards[:-1]) + 1
+        for begin, end in pairwise([0, *cuts.tolist(), len(documents)]):
+            shard = int(shards[begin])
+            if shard == len(self.shards):
+                found[begin:end] = self._first_pair[shard]
+                continue
+            own = documents[begin:end] - self._first_document[shard]
+            found[begin:end] = self._shard(shard).first_pair[own] + self._first_pair[shard]
+        return found
+
+    def tokens_of(self, document: int, begin: int, end: int) -> NDArray[Any]:
+        """Returns tokens of a document, from number `begin` of all tokens to before `end`."""
+        shard = int(np.searchsorted(self._first_document, document, side="right")) - 1
+        first = int(self._first_pair[shard] + self._first_document[shard])
+        return self._shard(shard).tokens[begin - first : end - first]
 
     def lengths(self) -> Iterator[NDArray[np.int64]]:
         """Yields the tokens of each document, [D] of a shard at a time."""

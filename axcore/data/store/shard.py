@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from axcore.data.packing import Pairs, read_pairs
+from axcore.data.store.mapped import map_file
 from axcore.data.whole_files import whole_file
 from axcore.errors import DataError
 
@@ -140,7 +141,7 @@ def _mapped(path: Path, dtype: np.dtype[Any], length: int) -> NDArray[Any]:
             where=str(path),
             hint="Copy the store again, or build it again.",
         )
-    return np.asarray(np.memmap(path, dtype, "r", shape=(length,)))
+    return map_file(path, dtype, length)
 
 
 def _opened(path: Path) -> IO[bytes]:
