@@ -10,6 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
+import jax
+
 from axcore.checkpoint.manifest import Manifest
 from axcore.checkpoint.reader import CheckpointReader, Restored
 from axcore.checkpoint.retention import StepFacts
@@ -178,6 +180,25 @@ class Checkpointer(Configurable):
         if step is None:
             return self._reader.restore_newest(template, at_or_before=at_or_before, partial=partial)
         return self._reader.restore(step, template, partial=partial)
+
+    def verify_or_replace(self, step: int) -> None:
+        """Verifies a step; a damaged one is replaced by its copy where the storage has one.
+
+        Raises:
+            DamagedCheckpointError: It is damaged, and there is no copy.
+            CheckpointError: There is no such step.
+        """
+        self._reader.verify_or_replace(step)
+
+    def load(self, step: int, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:
+        """Returns some arrays of a step that was verified before, leaf by leaf if need be.
+
+        Args:
+            step: The step.
+            wanted: By the names that its manifest has; shapes and dtypes are those that are saved,
+                shardings may be others.
+        """
+        return self._reader.load(step, wanted)
 
     def manifest(self, step: int) -> Manifest:
         """Returns what a step is made of, `extra` included, without reading its arrays.

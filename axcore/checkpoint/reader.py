@@ -1,7 +1,8 @@
 """Reads steps: compares them with their manifests and with the template, and restores them."""
 
 import warnings
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 
@@ -23,6 +24,7 @@ from axcore.distributed import broadcast_object, is_process_zero
 from axcore.errors import CheckpointError
 
 ARRAYS_NAME = "arrays"
+_Result = TypeVar("_Result")
 
 
 class Restored(NamedTuple):
@@ -74,8 +76,19 @@ class CheckpointReader:
 
     def restore(self, step: int, template: Any, *, partial: bool) -> Restored:
         """Restores one step, and no other; from another copy where the storage has one."""
+        return self._from_whole(step, lambda: self._restore(step, template, partial=partial))
+
+    def verify_or_replace(self, step: int) -> None:
+        """Verifies a step; puts another copy in its place where it is damaged and there is one."""
+        self._from_whole(step, lambda: self.verify(step))
+
+    def load(self, step: int, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:
+        """Returns some arrays of a step that was verified."""
+        return store.load(self._steps.path(step) / ARRAYS_NAME, wanted)
+
+    def _from_whole(self, step: int, read: Callable[[], _Result]) -> _Result:
         try:
-            return self._restore(step, template, partial=partial)
+            return read()
         except DamagedCheckpointError as error:
             replace = lambda: self._steps.replace_damaged(step)  # noqa: E731
             if not broadcast_object("replacing a damaged checkpoint", replace):
@@ -83,7 +96,7 @@ class CheckpointReader:
             self._warn(
                 f"{error.what}. It is set aside in {self._steps.root}, and its copy restored."
             )
-        return self._restore(step, template, partial=partial)
+        return read()
 
     def _restore(self, step: int, template: Any, *, partial: bool) -> Restored:
         directory = self._steps.path(step)

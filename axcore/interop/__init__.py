@@ -28,11 +28,14 @@ from axcore.interop.decoder_maps import (
     without,
 )
 from axcore.interop.family import Family, family_named, family_of
+from axcore.interop.layer_edits import ExtendPositions, StackDepth, Upcycle
 from axcore.interop.layer_kinds import LayerKinds, LayerTypes, every
 from axcore.interop.layer_order import layers_of
+from axcore.interop.origins import ArraySource, LeafOrigins, Origin
 from axcore.interop.peft import to_peft
 from axcore.interop.published import Pretrained, PublishedModel, from_hugging_face, to_hugging_face
 from axcore.interop.rope import RopeFields
+from axcore.interop.same_model import check_same_model, compared
 from axcore.interop.transforms import (
     Chain,
     Concatenate,
@@ -47,7 +50,19 @@ from axcore.interop.transforms import (
     UnstackArrays,
     interleaved,
 )
-from axcore.interop.weight_map import BoundMap, Rule, WeightMap, below, linear, same
+from axcore.interop.weight_edits import GrowVocabulary, RenameWeights, WeightEdit
+from axcore.interop.weight_map import (
+    BoundMap,
+    Rule,
+    Slice,
+    WeightMap,
+    below,
+    linear,
+    named_specs,
+    same,
+    unstacked,
+)
+from axcore.interop.weight_plan import WeightPlan, plan_weights
 from axcore.interop.weight_source import HuggingFace, WeightSource
 from axcore.interop.writing import DEFAULT_SHARD_BYTES
 
@@ -61,6 +76,7 @@ __all__ = [
     "LLAMA_WEIGHTS",
     "PRE_NORMS",
     "SIZES",
+    "ArraySource",
     "BoundMap",
     "Chain",
     "Choice",
@@ -69,33 +85,45 @@ __all__ = [
     "ConfigEntry",
     "CorrectionFormat",
     "EveryLayer",
+    "ExtendPositions",
     "Family",
     "Field",
     "Fields",
+    "GrowVocabulary",
     "HuggingFace",
     "Implied",
     "JoinAxes",
     "LayerKinds",
     "LayerTypes",
+    "LeafOrigins",
     "Only",
+    "Origin",
     "Permute",
     "Pretrained",
     "PublishedModel",
     "Redundant",
+    "RenameWeights",
     "RopeFields",
     "Rule",
     "Same",
+    "Slice",
     "Split",
     "SplitAxis",
     "StackArrays",
+    "StackDepth",
     "Transform",
     "Transpose",
     "UnstackArrays",
+    "Upcycle",
+    "WeightEdit",
     "WeightMap",
+    "WeightPlan",
     "WeightSource",
     "activation",
     "below",
+    "check_same_model",
     "common_value",
+    "compared",
     "correction_format",
     "every",
     "family_named",
@@ -105,9 +133,12 @@ __all__ = [
     "layers_of",
     "linear",
     "model_weights",
+    "named_specs",
+    "plan_weights",
     "same",
     "to_hugging_face",
     "to_peft",
+    "unstacked",
     "window",
     "without",
 ]

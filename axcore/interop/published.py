@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -11,15 +11,16 @@ import attrs
 import jax
 import numpy as np
 
-from axcore.config import diff_config, evolve, format_diff
+from axcore.config import evolve
 from axcore.config.json_files import read_json
 from axcore.errors import CheckpointError, ConfigError
-from axcore.interop.canonical import uncorrected
 from axcore.interop.family import Family, family_named, family_of
 from axcore.interop.new_folder import new_folder
-from axcore.interop.reading import WeightPlan, plan_weights, published_tensors
-from axcore.interop.surgery import NO_EDITS, WeightEdits
+from axcore.interop.reading import published_arrays, published_tensors
+from axcore.interop.same_model import check_same_model
 from axcore.interop.tensor_files import DTYPES
+from axcore.interop.weight_edits import WeightEdit
+from axcore.interop.weight_plan import EVERYTHING, Selection, WeightPlan, plan_weights
 from axcore.interop.writing import DEFAULT_SHARD_BYTES, write_weights
 from axcore.module import DType, DTypes, Module
 
@@ -111,37 +112,32 @@ class PublishedModel:
         """Returns the state of a model; see `plan`, and `WeightPlan.read`."""
         return self.plan(cfg).read(wanted, seed=seed)
 
-    def plan(self, cfg: Any, edits: WeightEdits = NO_EDITS) -> WeightPlan:
+    def plan(
+        self,
+        cfg: Any,
+        *,
+        selection: Selection = EVERYTHING,
+        edits: Sequence[WeightEdit] = (),
+        may_differ: Sequence[str] = (),
+    ) -> WeightPlan:
         """Returns what is read for a model whose config is this one's in all that changes numbers.
 
         Args:
             cfg: The model's config; how it is trained, and its dtypes, may differ.
-            edits: What besides may differ.
+            selection: Which of its arrays are read.
+            edits: What is done to weights, which explains further differences.
+            may_differ: Globs of the config that may differ besides.
 
         Raises:
             ConfigError: It is the config of another model.
             CheckpointError: A file or a tensor is not as it should be.
         """
-        normal, own, vocabulary = self.family.normal, self.config, None
-        if edits.grows_vocabulary and cfg.vocab_size > own.vocab_size:
-            vocabulary = own.vocab_size, cfg.vocab_size
-            own = evolve(own, vocab_size=cfg.vocab_size)
-        changes = diff_config(normal(own), normal(uncorrected(cfg)))
-        if changes:
-            raise ConfigError(
-                f"the model is not the published one (-: that one, +: this one)\n"
-                f"{format_diff(changes)}".rstrip(),
-                where=str(self.folder),
-                hint="change the model's config, or read other weights",
-            )
-        return plan_weights(
-            self.folder,
-            self.family,
-            cfg,
-            quantization=self.quantization,
-            edits=edits,
-            vocabulary=vocabulary,
+        own, normal = self.config, self.family.normal
+        check_same_model(
+            (own, cfg), edits, may_differ=may_differ, normal=normal, where=str(self.folder)
         )
+        source = published_arrays(self.folder, self.family, own, self.quantization)
+        return plan_weights((own, cfg), source, selection=selection, edits=edits)
 
 
 def from_hugging_face(folder: Path | str, *, dtype: DType | None = None) -> Pretrained:

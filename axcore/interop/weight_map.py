@@ -110,7 +110,7 @@ class BoundMap:
         Raises:
             ModuleError: Listing the arrays that no rule fits.
         """
-        self.specs = {name: spec for name, spec in named_specs(specs) if not _is_any(ignored, name)}
+        self.specs = {name: spec for name, spec in named_specs(specs) if not is_any(ignored, name)}
         self.pieces = tuple(_pieces(rules, self.specs))
         _check_each_once(self.pieces)
 
@@ -127,11 +127,6 @@ class BoundMap:
     def piece_of(self) -> dict[Slice, Piece]:
         """The piece that each of our arrays is in."""
         return {one: piece for piece in self.pieces for one in piece.ours}
-
-    def num_stacked(self, leaf: str) -> int:
-        """Returns how many leading dimensions of a leaf are of stacked modules."""
-        steps = self.specs[leaf].path
-        return sum(len(step.shape) for step in steps if isinstance(step, Stacked))
 
 
 def named_specs(specs: Any) -> list[tuple[str, ParamSpec]]:
@@ -153,7 +148,7 @@ _Arrays = dict[str, dict[tuple[str, ...], Slice]]
 
 def _pieces(rules: WeightMap, specs: Mapping[str, ParamSpec]) -> Iterator[Piece]:
     arrays: _Arrays = {}
-    for name, one in _numbered(specs).items():
+    for name, one in unstacked(specs).items():
         arrays.setdefault(_NUMBER.sub("#", name), {})[tuple(_NUMBER.findall(name))] = one
     fitted: set[Slice] = set()
     for rule in rules:
@@ -207,7 +202,7 @@ def _shapes_after(transform: Transform, shapes: tuple[Shape, ...]) -> tuple[Shap
 _SHAPES: dict[tuple[Transform, tuple[Shape, ...]], tuple[Shape, ...]] = {}
 
 
-def _numbered(specs: Mapping[str, ParamSpec]) -> dict[str, Slice]:
+def unstacked(specs: Mapping[str, ParamSpec]) -> dict[str, Slice]:
     """Returns our arrays by name, nested stacks of layers numbered through from first to last."""
     named = {
         name: Slice(leaf, index) for leaf, spec in specs.items() for name, index in _places(spec)
@@ -239,5 +234,6 @@ def _check_each_once(pieces: Sequence[Piece]) -> None:
         raise ModuleError(f"the weight map has {len(twice)} arrays twice:\n{listed(twice)}")
 
 
-def _is_any(patterns: Sequence[str], name: str) -> bool:
+def is_any(patterns: Sequence[str], name: str) -> bool:
+    """Whether one of some regular expressions is found in a name."""
     return any(re.search(pattern, name) for pattern in patterns)

@@ -5,8 +5,8 @@ from typing import Any
 
 from axcore.config import REQUIRED, Configurable, config
 from axcore.interop.published import PublishedModel
-from axcore.interop.reading import WeightPlan
-from axcore.interop.surgery import WeightEdits
+from axcore.interop.weight_edits import WeightEdit
+from axcore.interop.weight_plan import Selection, WeightPlan
 
 
 class WeightSource(Configurable, ABC):
@@ -14,21 +14,41 @@ class WeightSource(Configurable, ABC):
 
     @config
     class Config(Configurable.Config["WeightSource"]):
-        """Describes where weights come from."""
+        """Describes where weights come from, and what is done to them.
+
+        Args:
+            read: Globs of the arrays that are read, by paths in the model's state; others begin as
+                in a new model.
+            fresh: Globs of arrays that are not read, but begin as in a new model.
+            unused: Globs of arrays of the source that the model does not have.
+            may_differ: Globs of the model's config that may differ from the source's on purpose,
+                `**.position` for one.
+            edits: What is done to the weights, in order.
+        """
+
+        read: tuple[str, ...] = ("**",)
+        fresh: tuple[str, ...] = ()
+        unused: tuple[str, ...] = ()
+        may_differ: tuple[str, ...] = ()
+        edits: tuple[WeightEdit, ...] = ()
 
     @abstractmethod
-    def read(self, cfg: Any, wanted: Any, *, seed: int) -> Any:
-        """Returns the first state of a model.
+    def plan(self, cfg: Any) -> WeightPlan:
+        """Returns what a model begins with; reads no weights.
 
         Args:
             cfg: The model's config.
-            wanted: Shapes, dtypes and shardings of the state.
-            seed: Of what the source has not, adapters for example.
+
+        Raises:
+            ConfigError: The weights are another model's.
+            CheckpointError: They cannot be read.
         """
 
-    @abstractmethod
-    def table(self, cfg: Any) -> str:
-        """Returns a line for each array of a model's state: its name, and what it begins as."""
+    @property
+    def selection(self) -> Selection:
+        """Which arrays are read."""
+        cfg: Any = self.config
+        return Selection(read=cfg.read, fresh=cfg.fresh, unused=cfg.unused)
 
 
 class HuggingFace(WeightSource):
@@ -40,26 +60,15 @@ class HuggingFace(WeightSource):
 
         Args:
             path: The folder that holds it.
-            fresh: Globs of arrays of the state that are not read, but begin as in a new model.
-            grows_vocabulary: Whether the model may have more tokens than the published one; those
-                begin as the mean of all others.
         """
 
         path: str = REQUIRED
-        fresh: tuple[str, ...] = ()
-        grows_vocabulary: bool = False
 
     folder_fields = ("path",)
 
-    def read(self, cfg: Any, wanted: Any, *, seed: int) -> Any:
-        """Returns the first state of a model."""
-        return self._plan(cfg).read(wanted, seed=seed)
-
-    def table(self, cfg: Any) -> str:
-        """Returns a line for each array of a model's state: its name, and what it begins as."""
-        return self._plan(cfg).table()
-
-    def _plan(self, cfg: Any) -> WeightPlan:
-        own = self.config
-        edits = WeightEdits(own.fresh, own.grows_vocabulary)
-        return PublishedModel(own.path).plan(cfg, edits)
+    def plan(self, cfg: Any) -> WeightPlan:
+        """Returns what a model begins with; reads no weights."""
+        own: Any = self.config
+        return PublishedModel(own.path).plan(
+            cfg, selection=self.selection, edits=own.edits, may_differ=own.may_differ
+        )

@@ -170,8 +170,12 @@ class ParamSpec:
     @property
     def is_matrix(self) -> bool:
         """Whether it has two dimensions, those of stacked modules not counted."""
-        stacked = sum(len(step.shape) for step in self.path if isinstance(step, Stacked))
-        return len(self.shape) - stacked == 2
+        return len(self.shape) - self.num_stacked == 2
+
+    @property
+    def num_stacked(self) -> int:
+        """Number of its leading dimensions that are of stacked modules."""
+        return sum(len(step.shape) for step in self.path if isinstance(step, Stacked))
 
     @property
     def nbytes(self) -> int:

@@ -253,6 +253,19 @@ def modifiers() -> Iterator[Modifier]:
         ref = Ref(f"axcore.modifiers:{config}")
         yield Modifier(name=name, config=ref, summary=summary)
     yield Modifier(
+        name="from_run",
+        config=Ref("axcore.runs:FromRun"),
+        summary="A run begins with the weights of another run",
+    )
+    for name, config, summary in (
+        ("rename_weights", "RenameWeights", "First weights under other names"),
+        ("grow_vocabulary", "GrowVocabulary", "First weights for more tokens"),
+        ("extend_positions", "ExtendPositions", "First weights for more learned positions"),
+        ("upcycle", "Upcycle", "First weights of experts from a feed-forward"),
+        ("stack_depth", "StackDepth", "First weights of more layers, or of some of them"),
+    ):
+        yield Modifier(name=name, config=Ref(f"axcore.interop:{config}"), summary=summary)
+    yield Modifier(
         name="int8_training",
         config=Ref("axcore.modifiers:Int8Training"),
         summary="Linear layers multiply in int8, forward and backward",

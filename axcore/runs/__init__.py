@@ -2,5 +2,6 @@
 
 from axcore.runs.hugging_face import export_run, import_run
 from axcore.runs.run import Run, load_run
+from axcore.runs.run_weights import FromRun, RunWeights
 
-__all__ = ["Run", "export_run", "import_run", "load_run"]
+__all__ = ["FromRun", "Run", "RunWeights", "export_run", "import_run", "load_run"]

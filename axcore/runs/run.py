@@ -93,9 +93,14 @@ class Run:
     @cached_property
     def trainer(self) -> Trainer:
         """The trainer of the run's config, on the devices at hand."""
-        cfg = opened_config(self.config, self.directory, self._origin)
-        trainer: Trainer = evolve(cfg, mesh=ANY_DEVICES).build()
+        trainer: Trainer = evolve(self.opened_config, mesh=ANY_DEVICES).build()
         return trainer
+
+    @property
+    def opened_config(self) -> Trainer.Config:
+        """The config, with files where they are now."""
+        cfg: Trainer.Config = opened_config(self.config, self.directory, self._origin)
+        return cfg
 
     @property
     def model(self) -> Any:

@@ -13,6 +13,7 @@ import jax
 
 from axcore.checkpoint import Checkpointer, MemorySnapshots, Restored
 from axcore.checkpoint.files import write_atomically
+from axcore.config import render_config
 from axcore.data import TrainBatches
 from axcore.distributed import broadcast_object, is_process_zero
 from axcore.errors import TrainingError
@@ -246,6 +247,7 @@ class TrainLoop:
                 mesh=mesh,
                 plan=plan,
                 is_step_kept=trainer.compiler.is_step_kept,
+                init_from=render_config(self.cfg.init_from) if self.cfg.init_from else "",
             )
         self.emit(
             RunStarted(
@@ -275,7 +277,7 @@ class TrainLoop:
         source, kept = self.cfg.init_from, self.directory / FIRST_WEIGHTS_NAME
         if source is None or self.step or not is_process_zero() or kept.exists():
             return ""
-        table: str = source.build().table(self.cfg.model)
+        table = self.trainer.first_weights.table()
         write_atomically(kept, f"{table}\n".encode())
         return table
 

@@ -1,6 +1,7 @@
 """`Trainer`: puts model, learner, data, checkpoints and metrics together, and runs the loop."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from axcore.config import REQUIRED, Configurable, PositiveInt, Resumable, config
 from axcore.config.build import owner_of
 from axcore.data import DataLoader, TrainBatches
 from axcore.distributed import is_process_zero
-from axcore.interop import WeightSource
+from axcore.interop import WeightPlan, WeightSource
 from axcore.learner import Learner
 from axcore.module import Module
 from axcore.ops import KernelPlan, KernelPreference
@@ -236,9 +237,16 @@ class Trainer(Configurable):
             state: TrainState = self.compiler.jitted_init()
             return state
         wanted = self.compiler.abstract_state().model
-        weights = cfg.init_from.build().read(cfg.model, wanted, seed=cfg.seed)
+        weights = self.first_weights.read(wanted, seed=cfg.seed)
         state = self.compiler.jitted_first_state(weights)
         return state
+
+    @cached_property
+    def first_weights(self) -> WeightPlan:
+        """What the first state's weights are read from, where the config names a source."""
+        source: Any = self.config.init_from
+        plan: WeightPlan = source.build().plan(self.config.model)
+        return plan
 
     def train_batches(self) -> TrainBatches:
         """Returns this process's part of the training batches, from the first one on."""

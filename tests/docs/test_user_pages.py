@@ -25,6 +25,7 @@ PAGES = tuple(
         "docs/aot.md",
         "docs/kernels.md",
         "docs/hugging-face.md",
+        "docs/initial-weights.md",
     )
 )
 

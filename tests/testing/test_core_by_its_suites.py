@@ -6,6 +6,7 @@ import pytest
 
 from axcore.config import evolve
 from axcore.data import ByteTokenizer, JsonLines, StoredSource, TextFiles, build_store
+from axcore.interop import HuggingFace
 from axcore.testing import (
     DataSourceSuite,
     ExperimentSuite,
@@ -63,9 +64,11 @@ class TestMeshRules(MeshRuleSuite):
 class TestModifiers(ModifierSuite):
     plugin = "core"
     values = {
+        "from_run": {"path": "runs/base"},
         "kernels": {"pins": {"attention": "portable"}},
         "mesh_shape": {"mesh": {"data": -1}},
         "pretrained": {"path": "published"},
+        "rename_weights": {"names": {"head.{a}": "top.{a}"}},
         "replace": {
             "target": "axcore.layers:FeedForward",
             "new": "axcore.layers:PlainFeedForward",
@@ -76,7 +79,8 @@ class TestModifiers(ModifierSuite):
     }
 
     def subject(self, folder):
-        return evolve(super().subject(folder), mesh={"fsdp": -1})
+        weights = HuggingFace.Config(path="other")
+        return evolve(super().subject(folder), mesh={"fsdp": -1}, init_from=weights)
 
 
 @pytest.mark.quick_one_in(4)

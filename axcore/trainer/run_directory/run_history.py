@@ -34,6 +34,7 @@ def record_run_start(
     mesh: str,
     plan: KernelPlan,
     is_step_kept: bool = False,
+    init_from: str = "",
 ) -> None:
     """Appends a start to the run's, and warns where it differs from the one before.
 
@@ -45,6 +46,8 @@ def record_run_start(
         mesh: The mesh, as people read it.
         plan: The kernels that the step uses.
         is_step_kept: Whether an attempt before had compiled the step.
+        init_from: The config of the first weights' source, with all edits; empty where there is
+            none.
     """
     now = {
         "step": step,
@@ -59,6 +62,7 @@ def record_run_start(
         "mesh": mesh,
         "kernels": _kernel_names(plan),
         "is_step_kept": is_step_kept,
+        "init_from": init_from.splitlines(),
     }
     path = directory / RUN_HISTORY_NAME
     before = read_run_history(path)
