@@ -9,7 +9,8 @@ VENV ?= $(if $(filter newest,$(JAX)),.venv-newest,.venv)
 PINS := $(if $(filter newest,$(JAX)),$(VENV)/constraints.txt,constraints.txt)
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
-PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal --durations=40
+SPREAD := -n 2 --dist worksteal --durations=40
+PYTEST := $(BIN)/python -m pytest $(SPREAD)
 unexport PYTHONDONTWRITEBYTECODE  # what one process compiles serves the next
 PLUGINS := attention gpu tpu trainium
 SOURCES := pyproject.toml constraints.txt $(wildcard plugins/*/pyproject.toml)
@@ -18,7 +19,7 @@ COMPILERS := $(VENV)-compilers
 PARITY := $(VENV)-parity
 AOT_TARGETS ?= tpu-v5e-256 gpu-h100-8
 
-.PHONY: help demo test test-slow test-long gate compile compile-all aot parity fmt lint types docs bench bench-gpu reliability clean
+.PHONY: help demo test test-slow test-long gate compile compile-all aot parity parity-sample fmt lint types docs bench bench-gpu reliability clean
 
 help:  ## Show what can be made.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -33,11 +34,11 @@ test: $(VENV)/.test  ## Run the suite, but for what the targets below run.
 
 test-slow: $(VENV)/.test  ## Run the tests that take longer.
 	@echo "== pytest: the tests marked slow"
-	@$(PYTEST) -m "slow and not long"
+	@$(PYTEST) -m "slow and not long and not parity"
 
 test-long: $(VENV)/.test  ## Run what is left of sweeps of which the others run a sample.
 	@echo "== pytest: the tests marked long"
-	@$(PYTEST) -m long
+	@$(PYTEST) -m "long and not parity"
 
 gate: $(VENV)/.test  ## Hold features to what they may cost in lines of code.
 	@echo "== axcore loc: what each feature costs"
@@ -48,7 +49,11 @@ gate: $(VENV)/.test  ## Hold features to what they may cost in lines of code.
 
 parity: $(PARITY)/.done  ## Compare models with transformers: logits, losses, gradients, greedy text, both ways.
 	@echo "== pytest: the tests marked parity, in an environment with torch and transformers"
-	@$(PARITY)/bin/python -m pytest -m parity tests/parity
+	@$(PARITY)/bin/python -m pytest $(SPREAD) -m parity tests/parity
+
+parity-sample: $(PARITY)/.done  ## Compare a sample: keys, logits and a wrong field of each family, the rest of some.
+	@echo "== pytest: of the tests marked parity those that are not long"
+	@$(PARITY)/bin/python -m pytest $(SPREAD) -m "parity and not long" tests/parity
 
 compile: $(COMPILERS)/.done  ## Compile what changed of kernels and train steps for accelerators that are not here.
 	@echo "== pytest: the tests marked compile without a receipt that holds, each target in a process of its own"
@@ -60,7 +65,7 @@ compile-all: $(COMPILERS)/.done  ## Compile all of them, and take no receipt.
 
 aot: $(COMPILERS)/.done  ## Compile Llama 2 for accelerators that are not here, and report what it needs.
 	@echo "== axcore aot llama2-7b, two at a time: $(AOT_TARGETS)"
-	@printf '%s\n' $(AOT_TARGETS) | xargs -P 2 -I TARGET $(COMPILERS)/bin/axcore aot llama2-7b --target TARGET
+	@printf '%s\n' $(AOT_TARGETS) | xargs -P 2 -I TARGET $(COMPILERS)/bin/python -m axcore aot llama2-7b --target TARGET
 
 fmt: $(VENV)/.test  ## Format the code, and write generated pages and the map again.
 	@$(BIN)/ruff format .
@@ -128,15 +133,23 @@ $(VENV)/.docs: $(SOURCES) | $(BIN)/python
 	@$(PIP) install -c $(PINS) -e '.[docs]'
 	@touch $@
 
-$(PARITY)/.done: $(SOURCES) tests/parity/torch.txt
-	@echo "== installing axcore with torch and transformers in $(PARITY) (4 GB, several minutes)"
-	@$(PYTHON) -m venv $(PARITY)
-	@$(PARITY)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps -r tests/parity/torch.txt
-	@$(PARITY)/bin/python -m pip --disable-pip-version-check --quiet install -c constraints.txt -e '.[test]' -e plugins/axl_attention 'transformers==5.23.0' filelock fsspec jinja2 networkx psutil sympy
+# Two environments see what the suite's own has, and add to it: nothing is installed twice, and nothing
+# is written outside of their folders, so that other work runs meanwhile.
+define ON_TOP_OF_TEST
+@$(PYTHON) -m venv --clear --without-pip $(@D)
+@$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' > $$(echo $(@D)/lib/python*/site-packages)/suite.pth
+endef
+ON_TOP_PIP = $(@D)/bin/python -m pip --disable-pip-version-check --quiet install --no-compile
+
+$(PARITY)/.done: $(VENV)/.test tests/parity/torch.txt
+	@echo "== installing torch and transformers in $(@D) (4 GB, several minutes)"
+	$(ON_TOP_OF_TEST)
+	@$(ON_TOP_PIP) --no-deps -r tests/parity/torch.txt
+	@$(ON_TOP_PIP) -c $(PINS) 'transformers==5.23.0' filelock fsspec jinja2 networkx psutil sympy
 	@touch $@
 
-$(COMPILERS)/.done: $(SOURCES)
-	@echo "== installing axcore with the compilers for TPUs and GPUs in $(COMPILERS) (2 GB, a few minutes)"
-	@$(PYTHON) -m venv $(COMPILERS)
-	@$(COMPILERS)/bin/python -m pip --disable-pip-version-check --quiet install -c constraints.txt -e '.[test]' -e plugins/axl_attention -e 'plugins/axl_gpu[aot]' -e 'plugins/axl_tpu[aot]' -e plugins/axl_trainium
+$(COMPILERS)/.done: $(VENV)/.test
+	@echo "== installing the compilers for TPUs and GPUs in $(@D) (2 GB, a few minutes)"
+	$(ON_TOP_OF_TEST)
+	@$(ON_TOP_PIP) -c $(PINS) 'axl-gpu[aot]' 'axl-tpu[aot]'
 	@touch $@

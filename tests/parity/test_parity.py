@@ -8,7 +8,7 @@ import shutil
 import jax
 import numpy as np
 import pytest
-from parity_pairs import NUM_DRAWN, TOKENS, config_of, our_logits, their_logits
+from parity_pairs import MODELS, NUM_DRAWN, TOKENS, config_of, our_logits, their_logits
 from safetensors.numpy import load_file
 
 from axcore.errors import AxcoreError
@@ -33,6 +33,7 @@ def test_logits_are_the_same(pair):
     np.testing.assert_allclose(our_logits(pair.ours, TOKENS), pair.logits, atol=CLOSE)
 
 
+@pytest.mark.slow
 def test_documents_packed_in_a_row_have_the_logits_that_they_have_alone(pair):
     length = TOKENS.shape[1]
     starts = np.where(np.arange(length) < SPLIT, 0, SPLIT)
@@ -44,6 +45,7 @@ def test_documents_packed_in_a_row_have_the_logits_that_they_have_alone(pair):
     np.testing.assert_allclose(packed, alone, atol=CLOSE)
 
 
+@pytest.mark.slow
 def test_bfloat16_costs_no_more_than_it_costs_transformers(pair):
     import torch
 
@@ -70,6 +72,7 @@ def batch():
     }
 
 
+@pytest.mark.slow
 def test_losses_and_gradients_are_the_same(pair, tmp_path):
     import torch
 
@@ -106,6 +109,7 @@ def saved_gradients(model, folder):
     return load_file(folder / "model.safetensors")
 
 
+@pytest.mark.slow
 def test_greedy_text_is_the_same(pair):
     import torch
 
@@ -124,6 +128,7 @@ def test_greedy_text_is_the_same(pair):
     assert row.tolist() == drawn.tolist()
 
 
+@pytest.mark.slow
 def test_what_transformers_saves_is_read_here(pair, tmp_path):
     pair.theirs.save_pretrained(tmp_path / "theirs")
     read = from_hugging_face(tmp_path / "theirs")
@@ -151,22 +156,34 @@ def mutated(name, value):
     return value // 2 if value > 1 else value + 1
 
 
+@pytest.mark.long
 def test_every_field_that_changes_numbers_is_found_when_it_is_wrong(pair, tmp_path):
     content = config_of(pair.folder)
-    unchanging = {"architectures", "model_type", "torch_dtype", "max_position_embeddings"}
-    unchanging |= {"pad_token_id", "chunk_size"}
     missed = [
-        field
-        for field in content.keys() - unchanging
-        if not is_found(pair, {**content, field: mutated(field, content[field])}, tmp_path / field)
+        field for field in changing(content) if not is_found(pair, content, field, tmp_path / field)
     ]
     assert missed == []
 
 
-def is_found(pair, content, folder):
-    """Whether a wrong config is refused, or makes other logits."""
+def test_a_field_of_each_family_is_found_when_it_is_wrong(pair, tmp_path):
+    content = config_of(pair.folder)
+    fields = changing(content)
+    field = fields[[*MODELS].index(pair.folder.name) % len(fields)]  # another one in each family
+    assert is_found(pair, content, field, tmp_path / field), field
+
+
+def changing(content):
+    """Returns the fields of a config that change numbers."""
+    unchanging = {"architectures", "model_type", "torch_dtype", "max_position_embeddings"}
+    unchanging |= {"pad_token_id", "chunk_size"}
+    return sorted(content.keys() - unchanging)
+
+
+def is_found(pair, content, field, folder):
+    """Whether a config that is wrong in one field is refused, or makes other logits."""
+    wrong = {**content, field: mutated(field, content[field])}
     shutil.copytree(pair.folder, folder)
-    (folder / "config.json").write_text(json.dumps(content))
+    (folder / "config.json").write_text(json.dumps(wrong))
     try:
         logits = our_logits(from_hugging_face(folder), TOKENS)
     except AxcoreError:
