@@ -33,7 +33,6 @@ def test_logits_are_the_same(pair):
     np.testing.assert_allclose(our_logits(pair.ours, TOKENS), pair.logits, atol=CLOSE)
 
 
-@pytest.mark.slow
 def test_documents_packed_in_a_row_have_the_logits_that_they_have_alone(pair):
     length = TOKENS.shape[1]
     starts = np.where(np.arange(length) < SPLIT, 0, SPLIT)
@@ -109,7 +108,6 @@ def saved_gradients(model, folder):
     return load_file(folder / "model.safetensors")
 
 
-@pytest.mark.slow
 def test_greedy_text_is_the_same(pair):
     import torch
 
@@ -128,7 +126,6 @@ def test_greedy_text_is_the_same(pair):
     assert row.tolist() == drawn.tolist()
 
 
-@pytest.mark.slow
 def test_what_transformers_saves_is_read_here(pair, tmp_path):
     pair.theirs.save_pretrained(tmp_path / "theirs")
     read = from_hugging_face(tmp_path / "theirs")
@@ -165,11 +162,12 @@ def test_every_field_that_changes_numbers_is_found_when_it_is_wrong(pair, tmp_pa
     assert missed == []
 
 
-def test_a_field_of_each_family_is_found_when_it_is_wrong(pair, tmp_path):
+def test_some_fields_are_found_when_they_are_wrong(pair, tmp_path):
     content = config_of(pair.folder)
-    fields = changing(content)
-    field = fields[[*MODELS].index(pair.folder.name) % len(fields)]  # another one in each family
-    assert is_found(pair, content, field, tmp_path / field), field
+    first = [*MODELS].index(pair.folder.name) % 5  # others in the next family
+    fields = changing(content)[first::5]
+    assert fields
+    assert [one for one in fields if not is_found(pair, content, one, tmp_path / one)] == []
 
 
 def changing(content):

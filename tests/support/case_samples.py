@@ -1,7 +1,7 @@
 """Which cases of a test with many run in `make test`, which in `make test-slow`, and which rest.
 
 `quick_one_in(n)` keeps one case in n unmarked, and makes the others slow. Of the slow cases of one
-test a fourth, and at least eight, stay for `make test-slow`; the others are long, and only
+test a twelfth, and at least four, stay for `make test-slow`; the others are long, and only
 `make test-long` runs them. A case's name decides, so a new one moves no other.
 """
 
@@ -10,7 +10,7 @@ import zlib
 
 import pytest
 
-_LEAST, _ONE_IN = 8, 4
+_LEAST, _ONE_IN = 4, 12
 _SEEN = pytest.StashKey[collections.Counter]()
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-EXEMPT = ("slow", "long", "gate", "compile")
+EXEMPT = ("slow", "long", "gate", "parity", "compile")
 HINT = "make it cheaper, or mark it slow where what it claims needs as much"
 FAILS_AT = 12.0
 """How far over the limit a test fails."""
