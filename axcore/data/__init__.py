@@ -13,6 +13,7 @@ from axcore.data.json_lines import JsonLines
 from axcore.data.loading import TrainBatches, ValidationBatches
 from axcore.data.mixture import Mixture, NewWeights
 from axcore.data.packing import Batch
+from axcore.data.prefetching import PrefetchedBatches
 from axcore.data.sentence_piece_tokenizer import SentencePieceTokenizer
 from axcore.data.standard_library import StandardLibrary
 from axcore.data.store import build_store, open_store
@@ -41,6 +42,7 @@ __all__ = [
     "Mixture",
     "NamedFile",
     "NewWeights",
+    "PrefetchedBatches",
     "Rows",
     "SentencePieceTokenizer",
     "Source",

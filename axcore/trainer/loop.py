@@ -14,7 +14,7 @@ import jax
 from axcore.checkpoint import Checkpointer, MemorySnapshots, Restored
 from axcore.checkpoint.files import write_atomically
 from axcore.config import render_config
-from axcore.data import TrainBatches
+from axcore.data import PrefetchedBatches
 from axcore.distributed import broadcast_object, is_process_zero
 from axcore.errors import TrainingError
 from axcore.module import count_params
@@ -75,7 +75,7 @@ class TrainLoop:
     """One run of a trainer in a locked directory, from its newest checkpoint if it has one."""
 
     def __init__(
-        self, trainer: "Trainer", batches: TrainBatches, run: LockedRun, observers: Observers
+        self, trainer: "Trainer", batches: PrefetchedBatches, run: LockedRun, observers: Observers
     ) -> None:
         cfg = trainer.config
         self.trainer = trainer
@@ -97,6 +97,7 @@ class TrainLoop:
         self.is_save_due = False
         self.pending: list[StepMetrics] = []
         self.since = self.wall_clock = time.perf_counter()
+        self.waited_s = 0.0
         self.skipped = SkippedSteps(
             most=cfg.max_skipped_steps,
             most_in_a_row=cfg.max_skipped_in_a_row,
@@ -116,6 +117,7 @@ class TrainLoop:
         with (
             self.checkpointer,
             closing(self.snapshots),
+            closing(self.batches),
             StopSignals(notice=self.cfg.preemption_notice) as stop,
         ):
             self._resume(from_step, launch)
@@ -297,6 +299,7 @@ class TrainLoop:
         if self.step >= self.cfg.max_steps:
             return
         self._phase("compile")
+        self.batches.start()
         train_step = self.trainer.compiler.compiled_step
         self.since = self.wall_clock = time.perf_counter()
         while self.step < self.cfg.max_steps and not stop.should_stop(self.step):
@@ -379,11 +382,17 @@ class TrainLoop:
             f"{batch.unit}s_per_s": len(fetched) * batch.num_units / elapsed,
             f"wall_clock_{batch.unit}s_per_s": len(fetched) * batch.num_units / self._wall_clock(),
             "step_time_s": elapsed / len(fetched),
+            "data_wait_s": self._data_wait() / len(fetched),
             "gradient_norm": float(fetched[-1].gradient_norm),
             **self.trainer.learner.rates(max(0, num_updates - 1)),
             "skipped_steps": skipped,
             **summary_metrics(fetched[-1].summaries),
         }
+
+    def _data_wait(self) -> float:
+        """Returns the seconds waited for batches since it was last asked."""
+        before, self.waited_s = self.waited_s, self.batches.waited_s
+        return self.waited_s - before
 
     def _wall_clock(self) -> float:
         """Returns the seconds since it was last asked, saves and evaluations included."""

@@ -8,9 +8,17 @@ from typing import Any
 import jax
 
 from axcore.checkpoint import Checkpointer, MemorySnapshots
-from axcore.config import REQUIRED, Configurable, PositiveInt, Resumable, config, render_config
+from axcore.config import (
+    REQUIRED,
+    Configurable,
+    NonNegativeInt,
+    PositiveInt,
+    Resumable,
+    config,
+    render_config,
+)
 from axcore.config.build import owner_of
-from axcore.data import DataLoader, TrainBatches
+from axcore.data import DataLoader, PrefetchedBatches, TrainBatches
 from axcore.distributed import is_process_zero
 from axcore.interop import WeightPlan, WeightSource
 from axcore.learner import Learner
@@ -69,6 +77,8 @@ class Trainer(Configurable):
                 it gathers them, passes them round a ring, or deals heads out for a while.
             log_every_steps: Steps between lines of metrics.
             eval_every_steps: Steps between evaluations; the last step is always evaluated.
+            prefetch_batches: How many batches a thread prepares ahead of the step at most; with 0
+                each is prepared when the step wants it.
             max_skipped_steps: How many steps of the window may have a loss, gradient or update that
                 is not finite, and so change nothing; one more stops the run.
             max_skipped_in_a_row: How many of them may follow each other; one more rolls back.
@@ -104,6 +114,7 @@ class Trainer(Configurable):
         context_parallelism: Resumable[ContextParallelism] = "all_gather"
         log_every_steps: Resumable[PositiveInt] = 10
         eval_every_steps: Resumable[PositiveInt] = 100
+        prefetch_batches: Resumable[NonNegativeInt] = 2
         max_skipped_steps: Resumable[int] = 100
         max_skipped_in_a_row: Resumable[PositiveInt] = 20
         max_rollbacks: Resumable[int] = 3
@@ -222,7 +233,8 @@ class Trainer(Configurable):
         ):
             named = named_observers(self.config.observers) if is_process_zero() else ()
             shown = () if quiet or not is_process_zero() else (_progress_on_stderr(),)
-            loop = TrainLoop(self, batches, locked, Observers((*shown, *observers, *named)))
+            ahead = PrefetchedBatches(batches, ahead=self.config.prefetch_batches)
+            loop = TrainLoop(self, ahead, locked, Observers((*shown, *observers, *named)))
             return loop.run(from_step=from_step, launch=launch)
 
     def first_state(self) -> TrainState:

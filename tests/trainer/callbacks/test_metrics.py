@@ -97,6 +97,7 @@ def test_a_run_writes_the_lines_that_are_documented(whole_run):
         "tokens_per_s",
         "wall_clock_tokens_per_s",
         "step_time_s",
+        "data_wait_s",
         "gradient_norm",
         "learning_rate",
         "skipped_steps",
