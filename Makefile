@@ -19,7 +19,7 @@ COMPILERS := $(VENV)-compilers
 PARITY := $(VENV)-parity
 AOT_TARGETS ?= tpu-v5e-256 gpu-h100-8
 
-.PHONY: help demo test test-slow test-long gate gate-all compile compile-all aot parity parity-sample fmt lint types docs bench bench-gpu reliability clean
+.PHONY: help demo test test-slow test-long gate gate-all compile compile-all aot parity parity-sample parity-gguf fmt lint types docs bench bench-gpu reliability clean
 
 help:  ## Show what can be made.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -61,6 +61,10 @@ parity: $(PARITY)/.done  ## Compare models with transformers: logits, losses, gr
 parity-sample: $(PARITY)/.done  ## The same in every family, but for some gradients and four fifths of the wrong fields.
 	@echo "== pytest: of the tests marked parity those that are not long"
 	@$(PARITY)/bin/python -m pytest $(SPREAD) -m "parity and not long" tests/parity
+
+parity-gguf: $(PARITY)-gguf/.done  ## Compare models with llama.cpp, which it compiles first: logits, greedy text, tokens.
+	@echo "== pytest: the tests marked parity of files for llama.cpp"
+	@$(PARITY)-gguf/bin/python -m pytest -m parity tests/parity_gguf
 
 compile: $(COMPILERS)/.done  ## Compile what changed of kernels and train steps for accelerators that are not here.
 	@echo "== pytest: the tests marked compile without a receipt that holds, each target in a process of its own"
@@ -140,7 +144,7 @@ $(VENV)/.docs: $(SOURCES) | $(BIN)/python
 	@$(PIP) install -c $(PINS) -e '.[docs]'
 	@touch $@
 
-# Two environments see what the suite's own has, and add to it: nothing is installed twice, and nothing
+# Three environments see what the suite's own has, and add to it: nothing is installed twice, and nothing
 # is written outside of their folders, so that other work runs meanwhile.
 define ON_TOP_OF_TEST
 @$(PYTHON) -m venv --clear --without-pip $(@D)
@@ -153,6 +157,12 @@ $(PARITY)/.done: $(VENV)/.test tests/parity/torch.txt
 	$(ON_TOP_OF_TEST)
 	@$(ON_TOP_PIP) --no-deps -r tests/parity/torch.txt
 	@$(ON_TOP_PIP) -c $(PINS) 'transformers==5.23.0' filelock fsspec jinja2 networkx psutil sympy
+	@touch $@
+
+$(PARITY)-gguf/.done: $(VENV)/.test
+	@echo "== compiling llama.cpp in $(@D) (8 minutes of one processor)"
+	$(ON_TOP_OF_TEST)
+	@CMAKE_ARGS="-DGGML_NATIVE=OFF -DLLAVA_BUILD=OFF" $(ON_TOP_PIP) -c $(PINS) 'llama-cpp-python==0.3.36'
 	@touch $@
 
 $(COMPILERS)/.done: $(VENV)/.test

@@ -1,15 +1,20 @@
-"""`axcore convert`: weights of published models to runs, and of runs to published models."""
+"""`axcore convert`: published models to runs, and runs to published models and to GGUF files."""
 
 import re
+from typing import Any
 
 import click
 
 from axcore.cli import options
 from axcore.errors import ConfigError
 
-PREFIX = "hf:"
+HUGGING_FACE, GGUF = "hf:", "gguf:"
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) *(KB|MB|GB|TB)", re.IGNORECASE)
 _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_USAGE = (
+    "axcore convert hf:FOLDER runs/NAME, axcore convert runs/NAME hf:FOLDER, or "
+    "axcore convert runs/NAME gguf:FILE"
+)
 
 
 @click.command()
@@ -17,43 +22,64 @@ _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 @click.argument("target")
 @click.option(
     "--dtype",
-    type=click.Choice(["float32", "bfloat16", "float16"]),
-    help="What weights become; by default they stay as they are.",
+    type=click.Choice(["float32", "bfloat16", "float16", "q8_0"]),
+    help="What weights become; by default they stay as they are. q8_0 is for gguf:FILE alone.",
 )
-@click.option("--max-shard-size", default="5GB", show_default=True, help="Of a file of weights.")
+@click.option("--max-shard-size", help="Of a file of weights.  [default: 5GB]")
 @click.option("--step", type=int, help="Checkpoint to export; by default the newest.")
 @click.option("--merged", is_flag=True, help="Add adapters to the weights that they correct.")
 @options.trust_code
 def convert(
     source: str,
     target: str,
-    dtype: str | None,
-    max_shard_size: str,
+    dtype: Any,
+    max_shard_size: str | None,
     step: int | None,
     merged: bool,
     trust_code: bool,
 ) -> None:
     """Convert hf:FOLDER, a published model, to a run directory; or a run directory to hf:FOLDER.
 
-    Of a run that trains adapters, these are written, in the format of PEFT.
+    Or a run directory to gguf:FILE, for llama.cpp. Of a run that trains adapters, hf:FOLDER holds
+    these, in the format of PEFT.
     """
-    from axcore.runs import export_run, import_run, load_run
+    from axcore.runs import export_gguf, export_run, import_run, load_run
 
-    kept: dict[str, object] = {"dtype": dtype}
-    read, written = (name.removeprefix(PREFIX) for name in (source, target))
-    if source.startswith(PREFIX) == target.startswith(PREFIX):
+    _check_names(source, target)
+    _check_options(source, target, dtype=dtype, max_shard_size=max_shard_size)
+    if source.startswith(HUGGING_FACE):
+        read = source.removeprefix(HUGGING_FACE)
+        run = import_run(read, target, dtype=dtype)
+        click.echo(f"{run.directory} holds the model of {read}; axcore generate {target}")
+        return
+    run = load_run(source, step=step, trust_code=trust_code)
+    if target.startswith(GGUF):
+        written = target.removeprefix(GGUF)
+        what = export_gguf(run, written, dtype=dtype, merged=merged)
+    else:
+        written = target.removeprefix(HUGGING_FACE)
+        size = _num_bytes(max_shard_size or "5GB")
+        what = export_run(run, written, dtype=dtype, max_shard_bytes=size, merged=merged)
+    click.echo(f"{written} holds step {run.step} of {source} as {what}")
+
+
+def _check_names(source: str, target: str) -> None:
+    if source.startswith(GGUF):
+        raise ConfigError(f"{source} is written, and not read", where="SOURCE", hint=_USAGE)
+    if source.startswith(HUGGING_FACE) == target.startswith((HUGGING_FACE, GGUF)):
         raise ConfigError(
             f"of {source!r} and {target!r} one names a published model and the other a run",
-            hint="axcore convert hf:FOLDER runs/NAME, or axcore convert runs/NAME hf:FOLDER",
+            hint=_USAGE,
         )
-    if source.startswith(PREFIX):
-        run = import_run(read, written, **kept)  # type: ignore[arg-type]
-        click.echo(f"{run.directory} holds the model of {read}; axcore generate {written}")
-        return
-    kept |= {"max_shard_bytes": _num_bytes(max_shard_size), "merged": merged}
-    run = load_run(read, step=step, trust_code=trust_code)
-    what = export_run(run, written, **kept)  # type: ignore[arg-type]
-    click.echo(f"{written} holds step {run.step} of {read} as {what}")
+
+
+def _check_options(source: str, target: str, *, dtype: Any, max_shard_size: str | None) -> None:
+    if dtype == "q8_0" and not target.startswith(GGUF):
+        raise ConfigError("q8_0 is a type of GGUF files", where="--dtype", hint=_USAGE)
+    if max_shard_size is not None and not target.startswith(HUGGING_FACE):
+        raise ConfigError(
+            f"--max-shard-size {max_shard_size} is for hf:FOLDER", where="--max-shard-size"
+        )
 
 
 def _num_bytes(text: str) -> int:

@@ -8,6 +8,7 @@ from axcore.data.data_loader import DataLoader
 from axcore.data.document import Document, Source
 from axcore.data.file_source import BadRecord, FileSource, FileSpan
 from axcore.data.files import NamedFile
+from axcore.data.gguf_tokenizers import gguf_vocabulary
 from axcore.data.hugging_face_tokenizer import HuggingFaceTokenizer, published_end_ids, tokenizer_in
 from axcore.data.json_lines import JsonLines
 from axcore.data.loading import TrainBatches, ValidationBatches
@@ -55,6 +56,7 @@ __all__ = [
     "ValidationBatches",
     "batches",
     "build_store",
+    "gguf_vocabulary",
     "open_store",
     "published_end_ids",
     "tokenizer_in",

@@ -1,5 +1,6 @@
 """Any Hugging Face `tokenizer.json`, through the `tokenizers` library."""
 
+import json
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -79,10 +80,21 @@ class HuggingFaceTokenizer(Tokenizer):
     @cached_property
     def chat_template(self) -> ChatTemplate | None:
         """The template of its conversations, if it has one."""
-        path = self.config.chat_template_path
-        found = self._settings.chat_template if path is None else _read(path)
-        where = path or self.config.settings_path or self.config.path
+        found, cfg = self.chat_template_source, self.config
+        where = cfg.chat_template_path or cfg.settings_path or cfg.path
         return None if found is None else ChatTemplate(found, self._roles(), where=where)
+
+    @cached_property
+    def chat_template_source(self) -> str | None:
+        """The text of that template."""
+        path = self.config.chat_template_path
+        return self._settings.chat_template if path is None else _read(path)
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """What a `tokenizer.json` says of it, with the tokens that its settings add."""
+        found: dict[str, Any] = json.loads(self._tokenizer.to_str())
+        return found
 
     def encode_many(self, texts: Sequence[str]) -> list[NDArray[Any]]:
         """Returns the tokens of each text, without those that the file would put around it."""

@@ -48,6 +48,12 @@ class SentencePieceTokenizer(Tokenizer):
         self.pad_id = self.eos_id if pad_id is None else pad_id
         self.vocab_size = round_up_vocab(self._processor.get_piece_size(), cfg.vocab_multiple)
 
+    @property
+    def model_proto(self) -> bytes:
+        """The content of the file."""
+        proto: bytes = self._processor.serialized_model_proto()
+        return proto
+
     def encode_many(self, texts: Sequence[str]) -> list[NDArray[Any]]:
         """Returns the tokens of each text."""
         return [np.array(tokens, np.int32) for tokens in self._processor.encode(list(texts))]

@@ -10,6 +10,7 @@ from axcore.config import diff_config, format_diff, name_the_known
 from axcore.errors import AxcoreError, ConfigError
 from axcore.interop.canonical import canonical, uncorrected
 from axcore.interop.config_map import IRRELEVANT, ConfigEntry, Fields
+from axcore.interop.gguf_map import GGUFMap
 from axcore.interop.layer_kinds import NUM_LAYERS, LayerKinds
 from axcore.interop.weight_map import BoundMap, WeightMap, listed
 from axcore.plugins import HuggingFaceFamily, plugin_host
@@ -39,6 +40,7 @@ class Family:
         nested: The field that holds all of these fields, in models of more than text.
         defaults: Values of fields that such models leave out.
         renamed: Regular expressions of parts of names in files, and what is in their place here.
+        gguf: How llama.cpp's files have such models, if it has them.
     """
 
     architecture: str
@@ -54,6 +56,7 @@ class Family:
     nested: str = ""
     defaults: Mapping[str, Any] = immutabledict()
     renamed: tuple[tuple[str, str], ...] = ()
+    gguf: GGUFMap | None = None
 
     def read(self, values: Mapping[str, Any]) -> Any:
         """Returns our config of the model that a `config.json` describes.

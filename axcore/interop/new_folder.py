@@ -1,4 +1,4 @@
-"""`new_folder`: a folder that is there whole or not at all."""
+"""`new_folder` and `new_file`: what is there whole or not at all."""
 
 import shutil
 import uuid
@@ -23,7 +23,7 @@ def new_folder(folder: Path | str) -> Iterator[Path]:
             where=str(target),
             hint="name a new folder",
         )
-    draft = target.with_name(f"{target.name}.{uuid.uuid4().hex[:8]}.incomplete")
+    draft = _draft_of(target)
     draft.mkdir(parents=True)
     try:
         yield draft
@@ -33,3 +33,28 @@ def new_folder(folder: Path | str) -> Iterator[Path]:
     if target.exists():
         target.rmdir()
     draft.rename(target)
+
+
+@contextmanager
+def new_file(path: Path | str) -> Iterator[Path]:
+    """Yields the draft of a file, which takes its place when the context ends without an error.
+
+    Raises:
+        CheckpointError: There is something of that name already.
+    """
+    target = Path(path).expanduser().absolute()
+    if target.exists():
+        raise CheckpointError(
+            "there is something of that name already", where=str(target), hint="name a new file"
+        )
+    target.parent.mkdir(parents=True, exist_ok=True)
+    draft = _draft_of(target)
+    try:
+        yield draft
+        draft.rename(target)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _draft_of(target: Path) -> Path:
+    return target.with_name(f"{target.name}.{uuid.uuid4().hex[:8]}.incomplete")

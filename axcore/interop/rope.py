@@ -43,7 +43,7 @@ class RopeFields(ConfigEntry):
         theta = fields.take(self.name, self.theta)
         old, new = (fields.take(name, None) or {} for name in ("rope_scaling", "rope_parameters"))
         new = _of_type(new, self.layer_type)
-        position = _position({"rope_theta": theta, **(old if self.is_scaled else {}), **new})
+        position = rope_position({"rope_theta": theta, **(old if self.is_scaled else {}), **new})
         return replace_config(cfg, lambda _: True, lambda _: position, at=self.path)
 
     def write(self, cfg: Any) -> dict[str, Any]:
@@ -77,7 +77,7 @@ def _of_type(parameters: dict[str, Any], layer_type: str) -> dict[str, Any]:
     return found
 
 
-def _position(values: dict[str, Any]) -> Any:
+def rope_position(values: dict[str, Any]) -> Any:
     """Returns the config of positions; `values` are all that `config.json` says of them."""
     old_name = values.pop("type", PLAIN)
     kind, theta = values.pop("rope_type", old_name), values.pop("rope_theta")

@@ -1,5 +1,6 @@
 """Writing a state as published weights: tensor by tensor, in one file or several."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ def write_weights(
         (name, array[at], np.dtype(dtype or array.dtype))
         for piece in bound.pieces
         for name, array in zip(
-            piece.theirs, map(np.atleast_1d, _theirs(piece, leaves)), strict=True
+            piece.theirs, map(np.atleast_1d, published_arrays(piece, leaves)), strict=True
         )
         for at in pieces(array)
     )
@@ -75,7 +76,8 @@ def stored(name: str, array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
     return copied
 
 
-def _theirs(piece: Piece, leaves: dict[str, jax.Array]) -> tuple[np.ndarray, ...]:
+def published_arrays(piece: Piece, leaves: Mapping[str, jax.Array]) -> tuple[np.ndarray, ...]:
+    """Returns the arrays that a piece of a weight map makes, on the host."""
     arrays: tuple[np.ndarray, ...] = piece.transform(
         tuple(on_host(leaves[one.leaf], one.index) for one in piece.ours)
     )

@@ -120,9 +120,7 @@ def export_run(
     tokenizer = getattr(run.trainer.data, "tokenizer", None)
     corrections = correction_format(cfg)
     if merged:
-        if corrections is None:
-            raise ConfigError("the model has no adapters to merge", hint="leave out --merged")
-        cfg, state = corrections.merged(cfg, state)
+        cfg, state = merged_model(cfg, state)
     elif corrections is not None:
         return corrections.write(
             folder,
@@ -146,6 +144,18 @@ def export_run(
         files=files,
     )
     return f"a model of type {family}"
+
+
+def merged_model(cfg: Any, state: Any) -> tuple[Any, Any]:
+    """Returns config and state of a model with its adapters added to its weights.
+
+    Raises:
+        ConfigError: It has none.
+    """
+    corrections = correction_format(cfg)
+    if corrections is None:
+        raise ConfigError("the model has no adapters to merge", hint="leave out --merged")
+    return corrections.merged(cfg, state)
 
 
 def _tokenizer(published: PublishedModel) -> Tokenizer.Config:

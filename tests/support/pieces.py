@@ -10,15 +10,14 @@ def train_pieces(path: Path, **settings: Any) -> Path:
     import sentencepiece
 
     model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(["the text of a model", "another text, of two words"] * 20),
-        model_writer=model,
-        vocab_size=300,
-        byte_fallback=True,
-        model_type="bpe",
-        minloglevel=2,
-        hard_vocab_limit=False,
-        **settings,
-    )
+    usual = {
+        "sentence_iterator": iter(["the text of a model", "another text, of two words"] * 20),
+        "vocab_size": 300,
+        "byte_fallback": True,
+        "model_type": "bpe",
+        "minloglevel": 2,
+        "hard_vocab_limit": False,
+    }
+    sentencepiece.SentencePieceTrainer.train(model_writer=model, **{**usual, **settings})
     path.write_bytes(model.getvalue())
     return path

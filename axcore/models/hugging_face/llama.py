@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from axcore.interop import ATTENTION_BIAS, HEAD_DIM, LLAMA_WEIGHTS, Family, Field
-from axcore.models.hugging_face.entries import LLAMA_LIKE
+from axcore.interop import ATTENTION_BIAS, HEAD_DIM, LLAMA_WEIGHTS, Family, Field, Fixed
+from axcore.models.hugging_face.entries import LLAMA_LIKE, llama_gguf
 from axcore.models.transformer import transformer
 
 
@@ -22,4 +22,5 @@ LLAMA = Family(
         Field("mlp_bias", ("**.feed_forward.linear.has_bias",), default=False),
     ),
     weights=lambda cfg: LLAMA_WEIGHTS,
+    gguf=llama_gguf(Fixed("attention_bias", False, True), Fixed("mlp_bias", False, True)),
 )

@@ -9,14 +9,16 @@ from axcore.interop import (
     PRE_NORMS,
     Family,
     Field,
+    Key,
     RopeFields,
+    UnreachedWindow,
     below,
     linear,
     model_weights,
     window,
 )
 from axcore.layers import FeedForward, MoE
-from axcore.models.hugging_face.entries import LLAMA_LIKE
+from axcore.models.hugging_face.entries import LLAMA_LIKE, llama_gguf
 from axcore.models.hugging_face.llama import smallest
 
 _EXPERT = (*linear("gate", "w1"), *linear("down", "w2"), *linear("up", "w3"))
@@ -54,4 +56,9 @@ MIXTRAL = Family(
     ),
     weights=lambda cfg: _WEIGHTS,
     irrelevant=frozenset({"router_aux_loss_coef"}),
+    gguf=llama_gguf(
+        UnreachedWindow(),
+        Key("num_local_experts", "expert_count"),
+        Key("num_experts_per_tok", "expert_used_count"),
+    ),
 )

@@ -3,7 +3,16 @@
 from typing import Any
 
 from axcore.config import update_config
-from axcore.interop import LLAMA_WEIGHTS, EveryLayer, Family, Only
+from axcore.interop import (
+    LLAMA_KEYS,
+    LLAMA_WEIGHTS,
+    EveryLayer,
+    Family,
+    Fixed,
+    GGUFMap,
+    GGUFRope,
+    Only,
+)
 from axcore.models.hugging_face.entries import LLAMA_LIKE
 from axcore.models.hugging_face.llama import smallest
 
@@ -22,4 +31,8 @@ QWEN2 = Family(
     ),
     weights=lambda cfg: LLAMA_WEIGHTS,
     irrelevant=frozenset({"max_window_layers", "sliding_window"}),
+    gguf=GGUFMap(
+        architecture="qwen2",
+        entries=(*LLAMA_KEYS, GGUFRope(), Fixed("use_sliding_window", False)),
+    ),
 )

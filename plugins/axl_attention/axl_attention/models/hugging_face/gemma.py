@@ -11,13 +11,20 @@ from axcore.interop import (
     ATTENTION_BIAS,
     FEED_FORWARD,
     LLAMA_WEIGHTS,
+    SIZE_KEYS,
     SIZES,
     Computed,
     Family,
     Field,
     Fields,
+    Fixed,
+    GGUFEntry,
+    GGUFMap,
+    GGUFRope,
     Implied,
+    Key,
     LayerTypes,
+    LocalLayers,
     Only,
     RopeFields,
     activation,
@@ -25,7 +32,9 @@ from axcore.interop import (
     common_value,
     every,
     model_weights,
+    one_more,
     same,
+    unsaid,
     window,
     without,
 )
@@ -43,6 +52,22 @@ _COMMON = (
     Only("tie_word_embeddings", (True,)),
     Only("use_bidirectional_attention", (False, None), is_written=False),
 )
+
+
+def _gguf(architecture: str, *more: GGUFEntry) -> GGUFMap:
+    """Returns how llama.cpp has a Gemma; its norms hold the whole scale."""
+    return GGUFMap(
+        architecture=architecture,
+        entries=(
+            *SIZE_KEYS,
+            Key("intermediate_size", "feed_forward_length"),
+            Fixed("attention_bias", False),
+            *more,
+        ),
+        changes=((r"norm\.weight$", one_more),),
+    )
+
+
 GEMMA = Family(
     architecture="GemmaForCausalLM",
     template=lambda: gemma("toy"),
@@ -55,6 +80,7 @@ GEMMA = Family(
         RopeFields(),
     ),
     weights=lambda cfg: LLAMA_WEIGHTS,
+    gguf=_gguf("gemma", GGUFRope(), Fixed("hidden_act", "gelu_pytorch_tanh")),
 )
 
 
@@ -90,6 +116,33 @@ _SCALE = Implied(
 _UNUSED = frozenset({"_sliding_window_pattern", "cache_implementation", "hidden_act"})
 """The first is there for `layer_types`, which are beside it."""
 
+
+@attrs.frozen
+class _Scale(GGUFEntry):
+    """`query_pre_attn_scalar`, which llama.cpp reads off the sizes of the published models."""
+
+    num_layers_of_27b: int
+
+    def metadata(self, fields: Fields) -> dict[str, Any]:
+        """Returns nothing."""
+        values, scalar = fields.values, fields.take("query_pre_attn_scalar")
+        wanted = values["head_dim"]
+        if values["num_hidden_layers"] == self.num_layers_of_27b:
+            wanted = values["hidden_size"] // values["num_attention_heads"]
+        if scalar != wanted:
+            raise unsaid("query_pre_attn_scalar", scalar, f"{wanted} for models of these sizes")
+        return {}
+
+
+def _local_keys(*, num_layers_of_27b: int) -> tuple[GGUFEntry, ...]:
+    return (
+        Key("sliding_window", "attention.sliding_window"),
+        LocalLayers(),
+        _Scale(num_layers_of_27b),
+        Fixed("hidden_activation", "gelu_pytorch_tanh"),
+    )
+
+
 _WEIGHTS2 = model_weights(*_SANDWICH)
 GEMMA2 = Family(
     architecture="Gemma2ForCausalLM",
@@ -106,6 +159,15 @@ GEMMA2 = Family(
     ),
     weights=lambda cfg: _WEIGHTS2,
     irrelevant=_UNUSED,
+    gguf=_gguf(
+        "gemma2",
+        GGUFRope(),
+        *_local_keys(num_layers_of_27b=46),
+        *(
+            Key(f"{name}_logit_softcapping", f"{name}_logit_softcapping", float, is_needed=True)
+            for name in ("attn", "final")
+        ),
+    ),
 )
 
 _WEIGHTS3 = model_weights(
@@ -134,6 +196,14 @@ GEMMA3_TEXT = Family(
     ),
     weights=lambda cfg: _WEIGHTS3,
     irrelevant=_UNUSED,
+    gguf=_gguf(
+        "gemma3",
+        GGUFRope(("linear",)),
+        Key("rope_local_base_freq", "rope.freq_base_swa", float),
+        *_local_keys(num_layers_of_27b=62),
+        Fixed("attn_logit_softcapping", None),
+        Key("final_logit_softcapping", "final_logit_softcapping", float),
+    ),
 )
 GEMMA3 = attrs.evolve(
     GEMMA3_TEXT,

@@ -8,12 +8,18 @@ from axcore.interop import (
     ATTENTION_BIAS,
     FEED_FORWARD,
     HEAD_DIM,
+    LLAMA_KEYS,
     PRE_NORMS,
+    SIZE_KEYS,
     SIZES,
     Choice,
     EveryLayer,
     Family,
     Field,
+    Fixed,
+    GGUFMap,
+    GGUFRope,
+    Key,
     Only,
     RopeFields,
     activation,
@@ -45,6 +51,7 @@ _COMMON = (
     EveryLayer("layer_types", "full_attention"),
 )
 _UNUSED = frozenset({"max_window_layers", "sliding_window"})
+_KEYS = (GGUFRope(), Fixed("attention_bias", False), Fixed("use_sliding_window", False))
 
 
 def _dense() -> Any:
@@ -76,6 +83,7 @@ QWEN3 = Family(
     config=(Field("intermediate_size", ("**.hidden_dim",)), *_COMMON),
     weights=lambda cfg: _DENSE_WEIGHTS,
     irrelevant=_UNUSED,
+    gguf=GGUFMap(architecture="qwen3", entries=(*LLAMA_KEYS, *_KEYS)),
 )
 QWEN3_MOE = Family(
     architecture="Qwen3MoeForCausalLM",
@@ -91,4 +99,18 @@ QWEN3_MOE = Family(
     ),
     weights=lambda cfg: _MIXED_WEIGHTS,
     irrelevant=_UNUSED | {"intermediate_size", "router_aux_loss_coef"},
+    gguf=GGUFMap(
+        architecture="qwen3moe",
+        entries=(
+            *SIZE_KEYS,
+            *_KEYS,
+            Fixed("hidden_act", "silu"),
+            Key("moe_intermediate_size", "expert_feed_forward_length"),
+            Key("num_experts", "expert_count"),
+            Key("num_experts_per_tok", "expert_used_count"),
+            Fixed("norm_topk_prob", True),
+            Fixed("decoder_sparse_step", 1),
+            Fixed("mlp_only_layers", []),
+        ),
+    ),
 )

@@ -1,0 +1,144 @@
+"""Pieces of text with scores, as llama.cpp's program `llama` merges them.
+
+It begins with characters and joins, again and again, the two neighbours that make the piece with
+the best score. So does SentencePiece with a model of type BPE, and so does a `tokenizer.json` that
+was made from one.
+"""
+
+import json
+from typing import Any
+
+from axcore.data.gguf_byte_level import listed_tokens, pairs_of, steps_of
+from axcore.data.gguf_vocabulary import (
+    BYTE,
+    NORMAL,
+    UNKNOWN,
+    USER_DEFINED,
+    GGUFVocabulary,
+    unreadable,
+)
+
+_SPACE = "▁"
+_BYTES = tuple(f"<0x{byte:02X}>" for byte in range(256))
+_REPLACE = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
+_PREPEND = {"type": "Prepend", "prepend": _SPACE}
+_AT_SPACES = {
+    "type": "Split",
+    "pattern": {"String": " "},
+    "behavior": "MergedWithPrevious",
+    "invert": False,
+}
+"""Cuts nothing where spaces were replaced."""
+
+
+def pieces_vocabulary(proto: bytes, path: str) -> GGUFVocabulary:
+    """Returns the vocabulary of a SentencePiece model.
+
+    Args:
+        proto: The model's file.
+        path: Its name, for errors.
+
+    Raises:
+        ConfigError: It is no BPE, or changes text before it cuts it.
+    """
+    from sentencepiece import sentencepiece_model_pb2
+
+    protos: Any = sentencepiece_model_pb2
+    model = protos.ModelProto.FromString(proto)
+    trainer, normalizer = model.trainer_spec, model.normalizer_spec
+    refused = {
+        "it is no BPE": trainer.model_type != trainer.BPE,
+        "it has no bytes for what it does not know": not trainer.byte_fallback,
+        "its spaces are at the end of words": trainer.treat_whitespace_as_suffix,
+        f"it normalizes text ({normalizer.name})": bool(normalizer.precompiled_charsmap),
+        "it removes spaces that follow each other": normalizer.remove_extra_whitespaces,
+        "it leaves spaces as they are": not normalizer.escape_whitespaces,
+    }
+    why = [reason for reason, applies in refused.items() if applies]
+    if why:
+        raise unreadable(", ".join(why), path)
+    return GGUFVocabulary(
+        model="llama",
+        tokens=tuple(piece.piece for piece in model.pieces),
+        types=tuple(int(piece.type) for piece in model.pieces),
+        values=_values([float(piece.score) for piece in model.pieces], normalizer.add_dummy_prefix),
+    )
+
+
+def merged_pieces_vocabulary(content: dict[str, Any], path: str) -> GGUFVocabulary:
+    """Returns the vocabulary of a `tokenizer.json` that was made from a SentencePiece model.
+
+    Raises:
+        ConfigError: It changes text otherwise, or its merges are not those of scored pieces.
+    """
+    adds_space = _adds_space(content, path)
+    tokens, kinds = listed_tokens(content, path)
+    vocabulary = content["model"]["vocab"]
+    if missing := [name for name in _BYTES if name not in vocabulary]:
+        raise unreadable(f"it lacks {len(missing)} bytes, {missing[0]} for one", path)
+    pairs = pairs_of(content["model"]["merges"])
+    ranks = _ranks(pairs, path)
+    types = tuple(
+        _kind(text, kind, content["model"]["unk_token"], ranks)
+        for text, kind in zip(tokens, kinds, strict=True)
+    )
+    _check_all_merged(tokens, types, set(pairs), path)
+    scores = [-float(ranks.get(text, 0)) for text in tokens]
+    return GGUFVocabulary(
+        model="llama", tokens=tokens, types=types, values=_values(scores, adds_space)
+    )
+
+
+def _values(scores: list[float], adds_space: bool) -> dict[str, Any]:
+    return {"pre": "default", "scores": scores, "add_space_prefix": bool(adds_space)}
+
+
+def _adds_space(content: dict[str, Any], path: str) -> bool:
+    """Returns whether a text gets a space in front."""
+    normalizers = steps_of(content["normalizer"], "normalizers")
+    cuts = steps_of(content["pre_tokenizer"], "pretokenizers")
+    if normalizers in ([_PREPEND, _REPLACE], [_REPLACE]) and cuts in ([], [_AT_SPACES]):
+        return _PREPEND in normalizers
+    if not normalizers and len(cuts) == 1 and cuts[0]["type"] == "Metaspace":
+        meta = cuts[0]
+        if meta["replacement"] == _SPACE and not meta["split"]:
+            return bool(meta["prepend_scheme"] != "never")
+    shown = {name: content[name] for name in ("normalizer", "pre_tokenizer")}
+    raise unreadable(f"it has {json.dumps(shown, ensure_ascii=False)}", path)
+
+
+def _ranks(pairs: list[tuple[str, str]], path: str) -> dict[str, int]:
+    """Returns for each piece the place of its merges among those of all pieces."""
+    ranks: dict[str, int] = {}
+    last = ""
+    for left, right in pairs:
+        piece = left + right
+        if piece != last and piece in ranks:
+            raise unreadable(f"merges that make {piece!r} are in several places", path)
+        ranks.setdefault(piece, len(ranks) + 1)
+        last = piece
+    return ranks
+
+
+def _kind(text: str, kind: int, unknown: str | None, ranks: dict[str, int]) -> int:
+    if text == unknown:
+        return UNKNOWN
+    if text in _BYTES:
+        return BYTE
+    is_merged = kind == USER_DEFINED and _SPACE in text and text in ranks
+    return NORMAL if is_merged else kind  # no text has that sign before it is cut
+
+
+def _check_all_merged(
+    tokens: tuple[str, ...], types: tuple[int, ...], pairs: set[tuple[str, str]], path: str
+) -> None:
+    """Checks that any two pieces which make a third one are merged, as llama.cpp does."""
+    typed = list(zip(tokens, types, strict=True))
+    known = {text for text, kind in typed if kind in (NORMAL, USER_DEFINED)}
+    for text, kind in typed:
+        if kind != NORMAL:
+            continue
+        for i in range(1, len(text)):
+            left, right = text[:i], text[i:]
+            if left in known and right in known and (left, right) not in pairs:
+                raise unreadable(f"{left!r} and {right!r} are not merged to {text!r}", path)
