@@ -27,6 +27,9 @@ _USAGE = (
 )
 @click.option("--max-shard-size", help="Of a file of weights.  [default: 5GB]")
 @click.option("--step", type=int, help="Checkpoint to export; by default the newest.")
+@click.option(
+    "--base", help="Folder of the model that adapters correct; by default, the one they name."
+)
 @click.option("--merged", is_flag=True, help="Add adapters to the weights that they correct.")
 @options.trust_code
 def convert(
@@ -35,21 +38,22 @@ def convert(
     dtype: Any,
     max_shard_size: str | None,
     step: int | None,
+    base: str | None,
     merged: bool,
     trust_code: bool,
 ) -> None:
     """Convert hf:FOLDER, a published model, to a run directory; or a run directory to hf:FOLDER.
 
     Or a run directory to gguf:FILE, for llama.cpp. Of a run that trains adapters, hf:FOLDER holds
-    these, in the format of PEFT.
+    these, in the format of PEFT; a folder of such adapters makes a run of the model they correct.
     """
     from axcore.runs import export_gguf, export_run, import_run, load_run
 
     _check_names(source, target)
-    _check_options(source, target, dtype=dtype, max_shard_size=max_shard_size)
+    _check_options(source, target, dtype=dtype, max_shard_size=max_shard_size, base=base)
     if source.startswith(HUGGING_FACE):
         read = source.removeprefix(HUGGING_FACE)
-        run = import_run(read, target, dtype=dtype)
+        run = import_run(read, target, dtype=dtype, base=base)
         click.echo(f"{run.directory} holds the model of {read}; axcore generate {target}")
         return
     run = load_run(source, step=step, trust_code=trust_code)
@@ -73,13 +77,17 @@ def _check_names(source: str, target: str) -> None:
         )
 
 
-def _check_options(source: str, target: str, *, dtype: Any, max_shard_size: str | None) -> None:
+def _check_options(
+    source: str, target: str, *, dtype: Any, max_shard_size: str | None, base: str | None
+) -> None:
     if dtype == "q8_0" and not target.startswith(GGUF):
         raise ConfigError("q8_0 is a type of GGUF files", where="--dtype", hint=_USAGE)
     if max_shard_size is not None and not target.startswith(HUGGING_FACE):
         raise ConfigError(
             f"--max-shard-size {max_shard_size} is for hf:FOLDER", where="--max-shard-size"
         )
+    if base is not None and not source.startswith(HUGGING_FACE):
+        raise ConfigError(f"--base {base} is for adapters in hf:FOLDER", where="--base")
 
 
 def _num_bytes(text: str) -> int:

@@ -12,7 +12,14 @@ from axcore.interop.config_map import (
     Redundant,
     common_value,
 )
-from axcore.interop.corrections import CorrectionFormat, correction_format
+from axcore.interop.corrections import (
+    CorrectionFormat,
+    Corrections,
+    correction_format,
+    corrections_in,
+    read_corrections,
+    with_corrections,
+)
 from axcore.interop.decoder_maps import (
     ATTENTION,
     ATTENTION_BIAS,
@@ -102,6 +109,7 @@ __all__ = [
     "Concatenate",
     "ConfigEntry",
     "CorrectionFormat",
+    "Corrections",
     "EveryLayer",
     "ExtendPositions",
     "Family",
@@ -151,6 +159,7 @@ __all__ = [
     "common_value",
     "compared",
     "correction_format",
+    "corrections_in",
     "every",
     "family_named",
     "family_of",
@@ -163,6 +172,7 @@ __all__ = [
     "named_specs",
     "one_more",
     "plan_weights",
+    "read_corrections",
     "same",
     "to_gguf",
     "to_hugging_face",
@@ -170,5 +180,6 @@ __all__ = [
     "unsaid",
     "unstacked",
     "window",
+    "with_corrections",
     "without",
 ]

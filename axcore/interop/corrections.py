@@ -5,9 +5,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from axcore.config import is_config, walk
+import attrs
+
+from axcore.config import REQUIRED, evolve, is_config, render_config, walk
+from axcore.config.define import field_defaults
 from axcore.config.paths import format_path
-from axcore.errors import ConfigError
+from axcore.errors import CheckpointError, ConfigError
+from axcore.interop.canonical import TRAINING_ONLY, uncorrected
+from axcore.interop.origins import ArraySource, JoinedSources
 from axcore.module import DType
 from axcore.plugins import AdapterFormat, plugin_host
 
@@ -46,8 +51,55 @@ class CorrectionFormat(ABC):
         """
 
     @abstractmethod
+    def is_in(self, folder: Path) -> bool:
+        """Whether a folder holds corrections in this format."""
+
+    @abstractmethod
+    def base(self, folder: Path) -> str | None:
+        """Returns the published model that the corrections in a folder are of, if they say so."""
+
+    @abstractmethod
+    def read(self, folder: Path, cfg: Any) -> "Corrections":
+        """Returns the corrections in a folder; reads no numbers.
+
+        Args:
+            folder: Holds them.
+            cfg: The config of the model that they correct, without any.
+
+        Raises:
+            ConfigError: They do what no layer here does.
+            CheckpointError: They are another model's, or a file is damaged.
+        """
+
+    @abstractmethod
     def merged(self, cfg: Any, state: Any) -> tuple[Any, Any]:
         """Returns config and state of the model with every correction added to its base."""
+
+
+@attrs.frozen
+class Corrections:
+    """Corrections that were read.
+
+    Args:
+        config: The config of the model with them.
+        arrays: Their arrays.
+        trained: Globs of the parameters that are trained.
+        dtypes: The dtypes that they are stored in.
+    """
+
+    config: Any
+    arrays: ArraySource
+    trained: tuple[str, ...]
+    dtypes: frozenset[str]
+
+
+def corrections_in(folder: Path | str) -> CorrectionFormat | None:
+    """Returns the format of the corrections that a folder holds; None where it holds none."""
+    for record in plugin_host().records(AdapterFormat):
+        made: CorrectionFormat = record.format.resolve()()
+        if made.is_in(Path(folder).expanduser()):
+            return made
+    return None
 
 
 def correction_format(cfg: Any) -> CorrectionFormat | None:
@@ -71,7 +123,71 @@ def correction_format(cfg: Any) -> CorrectionFormat | None:
     if len(found) > 1:
         shown = ", ".join(f"{path} by {record.name}" for record, path in found.items())
         raise ConfigError(f"corrections are exported in several formats: {shown}", where="model")
-    for record in found:
-        made: CorrectionFormat = record.format.resolve()()
-        return made
-    return None
+    made: CorrectionFormat | None = next(iter(found)).format.resolve()() if found else None
+    return made
+
+
+def read_corrections(folder: Path | str, cfg: Any) -> Corrections:
+    """Returns the corrections of a folder, for a model whose own are left out.
+
+    Raises:
+        CheckpointError: The folder holds none, or those of another model.
+        ConfigError: They do what no layer here does.
+    """
+    found = corrections_in(folder)
+    if found is None:
+        known = ", ".join(record.name for record in plugin_host().records(AdapterFormat))
+        raise CheckpointError(
+            f"the folder holds no adapters in a format that is known: {known}",
+            where=str(folder),
+            hint="name the folder that adapters were saved into",
+        )
+    return found.read(Path(folder).expanduser(), uncorrected(cfg))
+
+
+def with_corrections(
+    source: ArraySource, folder: str | None, models: tuple[Any, Any]
+) -> ArraySource:
+    """Returns the arrays of a source and of the corrections in a folder.
+
+    Args:
+        source: Holds the arrays of a model without corrections.
+        folder: Holds corrections; nothing is added where it is None.
+        models: The config of the source's model, and of the one that begins, which must correct
+            its layers as the folder says.
+
+    Raises:
+        ConfigError: It does not, or the source has corrections already.
+    """
+    if folder is None:
+        return source
+    found = read_corrections(folder, models[0])
+    doubled = sorted(source.shapes.keys() & found.arrays.shapes.keys())
+    if doubled:
+        raise ConfigError(
+            f"the source has adapters of its own: {doubled[0]} for one",
+            where="init_from.adapters",
+            hint="merge these first: axcore convert runs/NAME hf:FOLDER --merged",
+        )
+    theirs, ours = (_kinds(cfg) for cfg in (found.config, models[1]))
+    if theirs != ours:
+        changes = [f"- {text}" for text in theirs - ours] + [f"+ {text}" for text in ours - theirs]
+        raise ConfigError(
+            "the model corrects its layers in another way than the folder (-: the folder, +: the "
+            "model)\n" + "\n".join(changes),
+            where="init_from.adapters",
+            hint="write the folder's values: --modify 'lora(rank=..., alpha=..., targets=...)'",
+        )
+    return JoinedSources((source, found.arrays))
+
+
+def _kinds(cfg: Any) -> set[str]:
+    """Returns what the layers that correct others say of how they do it, each kind once."""
+    nodes = (node for _, node in walk(cfg) if is_config(getattr(node, "base", None)))
+    return {render_config(evolve(node, base=REQUIRED, **_defaults(node))).strip() for node in nodes}
+
+
+def _defaults(node: Any) -> dict[str, Any]:
+    """Returns the defaults of what only training needs, and of what a parent fills."""
+    defaults = field_defaults(type(node))
+    return {name: value for name, value in defaults.items() if name in TRAINING_ONLY}

@@ -16,9 +16,18 @@ import numpy as np
 from axcore.config import find_config
 from axcore.errors import ConfigError
 from axcore.interop.canonical import uncorrected
-from axcore.interop.corrections import CorrectionFormat
+from axcore.interop.corrections import CorrectionFormat, Corrections
 from axcore.interop.family import CORRECTIONS, TRAINING_ONLY, family_of
 from axcore.interop.new_folder import new_folder
+from axcore.interop.peft_reading import (
+    ARRAYS,
+    CONFIG,
+    FACTORS,
+    PREFIX,
+    WEIGHT,
+    read_peft,
+    read_settings,
+)
 from axcore.interop.tensor_files import TensorSpec, write_tensors
 from axcore.interop.transforms import Transpose
 from axcore.interop.weight_map import BoundMap, Slice, listed
@@ -27,9 +36,7 @@ from axcore.layers import LoRALinear, merge_adapters, without_lora
 from axcore.layers.lora.linear import ADAPTERS
 from axcore.module import DType
 
-ARRAYS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
-_PREFIX, _BASE, _WEIGHT = "base_model.model.", ".base.weight", ".weight"
-_FACTORS = {"lora_A": ".lora_down.weight", "lora_B": ".lora_up.weight"}
+_BASE = ".base.weight"
 
 
 class PeftFormat(CorrectionFormat):
@@ -55,6 +62,20 @@ class PeftFormat(CorrectionFormat):
             )
         family = to_peft(folder, cfg, state, dtype=dtype, base=base, files=files)
         return f"PEFT adapters of a model of type {family}"
+
+    def is_in(self, folder: Path) -> bool:
+        """Whether a folder holds adapters."""
+        return (folder / CONFIG).is_file()
+
+    def base(self, folder: Path) -> str | None:
+        """Returns the model that `adapter_config.json` names."""
+        return read_settings(folder).base
+
+    def read(self, folder: Path, cfg: Any) -> Corrections:
+        """Returns adapters."""
+        adapted, arrays = read_peft(folder, cfg)
+        dtypes = frozenset(str(place.dtype) for place in arrays.tensors.values())
+        return Corrections(adapted, arrays, ADAPTERS, dtypes)
 
     def merged(self, cfg: Any, state: Any) -> tuple[Any, Any]:
         """Returns the model without adapters."""
@@ -134,7 +155,7 @@ def _adapted(bound: BoundMap) -> dict[str, Slice]:
         ConfigError: One of them is no weight of a linear layer there.
     """
     found = {
-        piece.theirs[0].removesuffix(_WEIGHT): piece
+        piece.theirs[0].removesuffix(WEIGHT): piece
         for piece in bound.pieces
         if any(one.leaf.endswith(_BASE) for one in piece.ours)
     }
@@ -156,9 +177,9 @@ def _tensors(
     modules: Mapping[str, Slice], leaves: Mapping[str, Any], dtype: DType | None
 ) -> Iterator[tuple[str, np.ndarray]]:
     for module, weight in modules.items():
-        for factor, ours in _FACTORS.items():
-            leaf = leaves[weight.leaf.removesuffix(_BASE) + ours]
-            name = f"{_PREFIX}{module}.{factor}.weight"
+        for factor, ours in FACTORS.items():
+            leaf = leaves[f"{weight.leaf.removesuffix(_BASE)}.{ours}{WEIGHT}"]
+            name = f"{PREFIX}{module}.{factor}.weight"
             array = on_host(leaf, weight.index).T
             yield name, stored(name, array, np.dtype(dtype or array.dtype))
 
@@ -166,6 +187,6 @@ def _tensors(
 def _targets(modules: Mapping[str, Slice], bound: BoundMap) -> list[str]:
     """Returns what names the modules: their last steps, if those name no other module."""
     last = {name.rpartition(".")[2] for name in modules}
-    named = {name.removesuffix(_WEIGHT) for name, shape in bound.shapes.items() if len(shape) == 2}
+    named = {name.removesuffix(WEIGHT) for name, shape in bound.shapes.items() if len(shape) == 2}
     others = {name.rpartition(".")[2] for name in named - modules.keys()}
     return sorted(modules if last & others else last)

@@ -14,8 +14,10 @@ import numpy as np
 from axcore.config import evolve
 from axcore.config.json_files import read_json
 from axcore.errors import CheckpointError, ConfigError
+from axcore.interop.corrections import with_corrections
 from axcore.interop.family import Family, family_named, family_of
 from axcore.interop.new_folder import new_folder
+from axcore.interop.origins import ArraySource
 from axcore.interop.reading import published_arrays, published_tensors
 from axcore.interop.same_model import check_same_model
 from axcore.interop.tensor_files import DTYPES
@@ -119,6 +121,7 @@ class PublishedModel:
         selection: Selection = EVERYTHING,
         edits: Sequence[WeightEdit] = (),
         may_differ: Sequence[str] = (),
+        adapters: str | None = None,
     ) -> WeightPlan:
         """Returns what is read for a model whose config is this one's in all that changes numbers.
 
@@ -127,6 +130,7 @@ class PublishedModel:
             selection: Which of its arrays are read.
             edits: What is done to weights, which explains further differences.
             may_differ: Globs of the config that may differ besides.
+            adapters: A folder of adapters that are read too.
 
         Raises:
             ConfigError: It is the config of another model.
@@ -136,7 +140,8 @@ class PublishedModel:
         check_same_model(
             (own, cfg), edits, may_differ=may_differ, normal=normal, where=str(self.folder)
         )
-        source = published_arrays(self.folder, self.family, own, self.quantization)
+        source: ArraySource = published_arrays(self.folder, self.family, own, self.quantization)
+        source = with_corrections(source, adapters, (own, cfg))
         return plan_weights((own, cfg), source, selection=selection, edits=edits)
 
 

@@ -76,7 +76,7 @@ def find_tensors(folder: Path) -> dict[str, TensorPlace]:
             that is in two files or not where the index says.
     """
     if (folder / SINGLE).is_file():
-        return _places(folder / SINGLE)
+        return tensors_in(folder / SINGLE)
     if not (folder / INDEX).is_file():
         raise CheckpointError(
             f"the folder has neither {SINGLE} nor {INDEX}",
@@ -102,7 +102,7 @@ def _indexed(folder: Path, index: Mapping[str, str]) -> dict[str, TensorPlace]:
             problems.append(f"{INDEX} names {file!r}, which is no file of the folder")
             continue
         try:
-            here = _places(folder / file)
+            here = tensors_in(folder / file)
         except CheckpointError as error:
             problems.append(error.what)
             continue
@@ -120,7 +120,7 @@ def _indexed(folder: Path, index: Mapping[str, str]) -> dict[str, TensorPlace]:
     return found
 
 
-def _places(path: Path) -> dict[str, TensorPlace]:
+def tensors_in(path: Path) -> dict[str, TensorPlace]:
     """Returns the places of a file's tensors.
 
     Raises:

@@ -24,6 +24,8 @@ class WeightSource(Configurable, ABC):
             may_differ: Globs of the model's config that may differ from the source's on purpose,
                 `**.position` for one.
             edits: What is done to the weights, in order.
+            adapters: A folder of adapters of the source's model, in the format of PEFT for one,
+                which are read too. The model has adapters of the same rank and alpha.
         """
 
         read: tuple[str, ...] = ("**",)
@@ -31,6 +33,7 @@ class WeightSource(Configurable, ABC):
         unused: tuple[str, ...] = ()
         may_differ: tuple[str, ...] = ()
         edits: tuple[WeightEdit, ...] = ()
+        adapters: str | None = None
 
     @abstractmethod
     def plan(self, cfg: Any) -> WeightPlan:
@@ -64,11 +67,15 @@ class HuggingFace(WeightSource):
 
         path: str = REQUIRED
 
-    folder_fields = ("path",)
+    folder_fields = ("path", "adapters")
 
     def plan(self, cfg: Any) -> WeightPlan:
         """Returns what a model begins with; reads no weights."""
         own: Any = self.config
         return PublishedModel(own.path).plan(
-            cfg, selection=self.selection, edits=own.edits, may_differ=own.may_differ
+            cfg,
+            selection=self.selection,
+            edits=own.edits,
+            may_differ=own.may_differ,
+            adapters=own.adapters,
         )

@@ -19,6 +19,7 @@ class Pretrained:
         fresh: Globs of arrays of the state that are not read, but begin as in a new model.
         unused: Globs of arrays of the published model that the run's model does not have.
         may_differ: Globs of the model's config that may differ from the published one's.
+        adapters: A folder of adapters that are read too.
     """
 
     path: str = REQUIRED
@@ -26,6 +27,7 @@ class Pretrained:
     fresh: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
     may_differ: tuple[str, ...] = ()
+    adapters: str | None = None
 
     def apply(self, cfg: Any, hardware: Hardware) -> Any:
         """Returns a trainer's config that begins with these weights."""
@@ -35,5 +37,6 @@ class Pretrained:
             fresh=self.fresh,
             unused=self.unused,
             may_differ=self.may_differ,
+            adapters=self.adapters,
         )
         return evolve(cfg, init_from=weights)

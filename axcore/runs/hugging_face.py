@@ -22,8 +22,11 @@ from axcore.data import (
 from axcore.errors import CheckpointError, ConfigError
 from axcore.interop import (
     DEFAULT_SHARD_BYTES,
+    HuggingFace,
     PublishedModel,
     correction_format,
+    corrections_in,
+    read_corrections,
     to_hugging_face,
 )
 from axcore.module import DType, DTypes
@@ -43,13 +46,20 @@ _LENGTH = 2048
 _TOKENS = ("bos", "eos", "pad")
 
 
-def import_run(folder: Path | str, directory: Path | str, *, dtype: DType | None = None) -> Run:
+def import_run(
+    folder: Path | str,
+    directory: Path | str,
+    *,
+    dtype: DType | None = None,
+    base: Path | str | None = None,
+) -> Run:
     """Makes a run of a published model: to generate from, to evaluate, to export. Returns it.
 
     Args:
-        folder: Holds the published model.
+        folder: Holds the published model, or adapters of one.
         directory: Of the run; it may not exist, or must be empty.
         dtype: What parameters become; as they are stored by default.
+        base: The folder of the model that adapters correct; by default, what they name.
 
     Raises:
         ConfigError: `config.json` describes what axcore has no model of.
@@ -62,7 +72,8 @@ def import_run(folder: Path | str, directory: Path | str, *, dtype: DType | None
             where=str(directory),
             hint="name a new directory",
         )
-    published = PublishedModel(folder)
+    source = _source(Path(folder).expanduser(), base)
+    published = PublishedModel(source.path)
     kept = dtype or published.dtype
     cfg = Trainer.Config(
         model=evolve(published.config, dtypes=DTypes(param=kept, compute=kept)),
@@ -74,15 +85,56 @@ def import_run(folder: Path | str, directory: Path | str, *, dtype: DType | None
         max_steps=1000,
         mesh=ANY_DEVICES,
     )
+    if source.adapters is not None:
+        cfg = _with_adapters(cfg, source, is_dtype_named=dtype is not None)
     trainer = Trainer(resolve(cfg, Hardware.detect()))
-    state = published.read(trainer.config.model, trainer.compiler.abstract_state().model)
-    source = {"imported_from": str(Path(folder).absolute())}
+    plan = published.plan(trainer.config.model, adapters=source.adapters)
+    state = plan.read(trainer.compiler.abstract_state().model)
     try:
-        _save(trainer, state, target, source)
+        _save(trainer, state, target, {"imported_from": str(Path(folder).absolute())})
     except BaseException:
         shutil.rmtree(target, ignore_errors=True)  # which was empty, or not there
         raise
     return Run(target)
+
+
+def _source(folder: Path, base: Path | str | None) -> HuggingFace.Config:
+    """Returns where a folder's weights are: its own, or its adapters' and their model's.
+
+    Raises:
+        CheckpointError: Adapters name no folder as their model, or a model has a base.
+    """
+    form = corrections_in(folder)
+    if form is None and base is None:
+        return HuggingFace.Config(path=str(folder))
+    if form is None:
+        raise CheckpointError(
+            f"the folder holds no adapters that {base} could be the base of",
+            where=str(folder),
+            hint="leave out --base",
+        )
+    named = base or form.base(folder)
+    if not named or not Path(named).expanduser().is_dir():
+        raise CheckpointError(
+            f"the adapters are of {named or 'a model that they do not name'}, which is no folder",
+            where=str(folder),
+            hint="name the folder of the model that they correct: --base FOLDER",
+        )
+    return HuggingFace.Config(path=str(named), adapters=str(folder))
+
+
+def _with_adapters(cfg: Any, source: HuggingFace.Config, *, is_dtype_named: bool) -> Any:
+    """Returns a config whose model has the adapters of a source, and trains nothing else."""
+    found = read_corrections(str(source.adapters), cfg.model)
+    kept = str(cfg.model.dtypes.param)
+    if found.dtypes != {kept} and not is_dtype_named:
+        raise CheckpointError(
+            f"the adapters are stored as {', '.join(sorted(found.dtypes))}, their model as {kept}",
+            where=str(source.adapters),
+            hint="say which dtype all are to become: --dtype float32",
+        )
+    learner = evolve(cfg.learner, trainable=found.trained)
+    return evolve(cfg, model=found.config, learner=learner, init_from=source)
 
 
 def _save(trainer: Trainer, state: Any, target: Path, source: dict[str, str]) -> None:

@@ -28,6 +28,7 @@ from axcore.interop import (
     named_specs,
     plan_weights,
     unstacked,
+    with_corrections,
 )
 from axcore.plugins import Hardware
 from axcore.runs.run import Run
@@ -52,7 +53,7 @@ class RunWeights(WeightSource):
         path: str = REQUIRED
         step: int | None = None
 
-    folder_fields = ("path",)
+    folder_fields = ("path", "adapters")
 
     def plan(self, cfg: Any) -> WeightPlan:
         """Returns what a model begins with; reads no weights."""
@@ -62,7 +63,8 @@ class RunWeights(WeightSource):
         check_same_model(
             models, own.edits, may_differ=own.may_differ, normal=compared, where=own.path
         )
-        return plan_weights(models, source, selection=self.selection, edits=own.edits)
+        joined = with_corrections(source, own.adapters, models)
+        return plan_weights(models, joined, selection=self.selection, edits=own.edits)
 
 
 @config
@@ -76,6 +78,7 @@ class FromRun:
         fresh: Globs of arrays of the state that are not read, but begin as in a new model.
         unused: Globs of arrays of the other run's model that this run's does not have.
         may_differ: Globs of the model's config that may differ from the other run's.
+        adapters: A folder of adapters that are read too.
     """
 
     path: str = REQUIRED
@@ -84,6 +87,7 @@ class FromRun:
     fresh: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
     may_differ: tuple[str, ...] = ()
+    adapters: str | None = None
 
     def apply(self, cfg: Any, hardware: Hardware) -> Any:
         """Returns a trainer's config that begins with these weights."""
@@ -94,6 +98,7 @@ class FromRun:
             fresh=self.fresh,
             unused=self.unused,
             may_differ=self.may_differ,
+            adapters=self.adapters,
         )
         return evolve(cfg, init_from=weights)
 
