@@ -1,25 +1,25 @@
-"""`Generator`: continues a prompt, token by token.
+"""`Generator`: continues a prompt.
 
-Every token runs the model again over a window of fixed size, large enough for what is asked, and
-the context at most; there is no cache yet. That is simple and right for small models, and slow for
-large ones.
+The prompt runs through the model once, and every token after it once, by what caches keep of those
+before. A text that fills the context continues from its last half, which runs again.
 """
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
 import attrs
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from axcore.data import Tokenizer
 from axcore.errors import ConfigError
+from axcore.inference.cached_model import CachedModel, Draws, padded_size
 from axcore.inference.sampling import Sampling
-from axcore.module import Module, functional
+from axcore.module import Module
 
-_WINDOW_STEP = 64
-"""Windows are of multiples of this, so that texts of about the same length share a program."""
+DRAWN_AT_ONCE = 16
+"""Tokens of a row that one call draws."""
 
 
 @attrs.frozen
@@ -57,7 +57,7 @@ class Generator:
         self.state = state
         self.tokenizer = tokenizer
         self.context = context
-        self._next = jax.jit(self._next_tokens, static_argnames="sampling")
+        self._models: dict[tuple[int, int], CachedModel] = {}
         self._allowed = _allowed(model, tokenizer)
 
     def generate(
@@ -103,37 +103,53 @@ class Generator:
             raise ConfigError(
                 f"max_tokens is {max_tokens} and num_samples {num_samples}; expected 1 or more"
             )
-        tokens = self._window(prompt, num_samples, max_tokens)
-        length = tokens[1]
-        window, ended = tokens[0], np.zeros(num_samples, bool)
-        keys = jax.random.split(jax.random.key(seed), num_samples)
-        for position in range(max_tokens):
-            drawn = np.array(
-                self._next(self.state, window, length, keys, position, sampling=sampling)
-            )
-            drawn[ended] = self.tokenizer.eos_id
+        start = np.tile(self._prompt(prompt), (num_samples, 1))
+        model = self._model(num_samples, min(start.shape[1] + max_tokens, self.context))
+        draws = Draws(jax.random.split(jax.random.key(seed), num_samples), 0, self._allowed)
+        ended = np.zeros(num_samples, bool)
+        tokens = self._tokens(model, start, draws, sampling, min(max_tokens, DRAWN_AT_ONCE))
+        for drawn in itertools.islice(tokens, max_tokens):
+            drawn = np.where(ended, self.tokenizer.eos_id, drawn)
             yield drawn
             ended |= np.isin(drawn, self.tokenizer.end_ids)
             if ended.all():
                 return
-            window, length = _appended(window, length, drawn)
 
-    def _next_tokens(
-        self, state: Any, window: Any, length: Any, keys: Any, position: Any, *, sampling: Sampling
-    ) -> Any:
-        logits, _ = functional(self.model, state, window, method="logits")
-        last = jax.lax.dynamic_index_in_dim(logits, length - 1, axis=1, keepdims=False)
-        fresh = jax.vmap(lambda key: jax.random.fold_in(key, position))(keys)
-        return sampling.sample(jnp.where(self._allowed[None, :], last, -jnp.inf), fresh)
+    def _tokens(
+        self, model: CachedModel, text: np.ndarray, draws: Draws, sampling: Sampling, count: int
+    ) -> Iterator[np.ndarray]:
+        """Yields tokens that continue each row of a text, without an end."""
+        seen = text[:, -self.context :]
+        while True:
+            logits, caches = model.read(seen)
+            num_cached = seen.shape[1]
+            room = max(1, self.context - num_cached)
+            for first in range(0, room, count):
+                cached = np.full(len(text), num_cached + first, np.int32)
+                drawn, logits, caches = model.draw(
+                    model.weights, caches, logits, cached, draws, sampling, count
+                )
+                kept = np.asarray(drawn)[: room - first]
+                yield from kept
+                text = np.concatenate([text, kept.T], axis=1)
+                draws = draws._replace(first=draws.first + len(kept))
+            seen = text[:, -max(1, self.context // 2) :]
 
-    def _window(self, prompt: str, num_samples: int, max_tokens: int) -> tuple[np.ndarray, int]:
+    def _model(self, num_rows: int, num_tokens: int) -> CachedModel:
+        """Returns a model with room for so many tokens of so many rows."""
+        capacity = padded_size(num_tokens + DRAWN_AT_ONCE)
+        key = (num_rows, capacity)
+        if key not in self._models:
+            self._models[key] = CachedModel(
+                self.model, self.state, num_rows=num_rows, capacity=capacity
+            )
+        return self._models[key]
+
+    def _prompt(self, prompt: str) -> np.ndarray:
         tokens = self.tokenizer.encode_prompt(prompt)[-self.context :]
         if not len(tokens):
             raise ConfigError("the prompt is empty", hint="give a prompt of at least one token")
-        wanted = -(-(len(tokens) + max_tokens) // _WINDOW_STEP) * _WINDOW_STEP
-        window = np.zeros((num_samples, min(self.context, wanted)), np.int32)
-        window[:, : len(tokens)] = tokens
-        return window, len(tokens)
+        return np.asarray(tokens, np.int32)
 
     def _finished(self, prompt: str, drawn: np.ndarray) -> Generation:
         ends = np.flatnonzero(np.isin(drawn, self.tokenizer.end_ids))
@@ -149,11 +165,3 @@ def _allowed(model: Any, tokenizer: Tokenizer) -> np.ndarray:
         if token is not None and token not in tokenizer.end_ids:
             allowed[token] = False
     return allowed
-
-
-def _appended(window: np.ndarray, length: int, drawn: np.ndarray) -> tuple[np.ndarray, int]:
-    if length == window.shape[1]:
-        return np.concatenate([window[:, 1:], drawn[:, None]], axis=1), length
-    window = window.copy()
-    window[:, length] = drawn
-    return window, length + 1

@@ -1,6 +1,8 @@
 """Layers: the parts that models are composed of."""
 
 from axcore.layers.activations import Activation, activation_fn
+from axcore.layers.attention.attend import attend
+from axcore.layers.attention.kv_cache import ContiguousCache, NoCache
 from axcore.layers.attention.position import NoPosition
 from axcore.layers.attention.rope import RoPE, rope_frequencies, rotate
 from axcore.layers.attention.self_attention import Attention, DotProductAttention
@@ -36,7 +38,8 @@ from axcore.layers.remat_presets import (
 from axcore.layers.residual import PostNorm, PreNorm, Residual
 from axcore.layers.sequence import Sequence, alternating
 from axcore.layers.stack import ScannedLayers, Stack
-from axcore.layers.tokens import TokenInfo
+from axcore.layers.state_cache import NoStateCache, StateCache
+from axcore.layers.tokens import TokenInfo, continued_rows
 from axcore.layers.transformer import TransformerLayer
 from axcore.parallel import shard
 
@@ -48,6 +51,7 @@ __all__ = [
     "Activation",
     "Attention",
     "CapacityLimited",
+    "ContiguousCache",
     "Dot",
     "DotProductAttention",
     "Dropless",
@@ -63,7 +67,9 @@ __all__ = [
     "Linear",
     "LoRALinear",
     "MoE",
+    "NoCache",
     "NoPosition",
+    "NoStateCache",
     "Pipeline",
     "PlainDot",
     "PlainFeedForward",
@@ -77,11 +83,14 @@ __all__ = [
     "ScannedLayers",
     "Sequence",
     "Stack",
+    "StateCache",
     "TokenInfo",
     "TransformerLayer",
     "activation_fn",
     "adapters_of",
     "alternating",
+    "attend",
+    "continued_rows",
     "merge_adapters",
     "new_adapters",
     "rope_frequencies",

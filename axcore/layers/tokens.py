@@ -17,13 +17,43 @@ class TokenInfo(NamedTuple):
         positions: Position of each token within its document.
         segment_ids: Document of each token in a packed row, 0 for padding; None where every row is
             one document without padding.
+        num_cached: Tokens of each row that earlier calls left in caches, which these follow; None
+            where every row begins with this call.
     """
 
     positions: Int[Array, "batch time"]
     segment_ids: Int[Array, "batch time"] | None = None
+    num_cached: Int[Array, " batch"] | None = None
+
+    def key_positions(self, num_keys: int) -> Int[Array, "batch keys"]:
+        """Returns the position of each key that the tokens attend over."""
+        if self.num_cached is None:
+            return self.positions
+        places = jnp.arange(num_keys, dtype=jnp.int32)[None, :]
+        return jnp.broadcast_to(places, (self.positions.shape[0], num_keys))
+
+    def num_new(self) -> Int[Array, " batch"]:
+        """Returns how many tokens of each row are no padding."""
+        if self.segment_ids is None:
+            return jnp.full(self.positions.shape[:1], self.positions.shape[1], jnp.int32)
+        return jnp.sum(self.segment_ids > 0, axis=1, dtype=jnp.int32)
 
 
 def whole_rows(tokens: Int[Array, "batch time"]) -> TokenInfo:
     """Returns the info of rows that each hold one document from its beginning."""
     positions = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None, :]
     return TokenInfo(jnp.broadcast_to(positions, tokens.shape))
+
+
+def continued_rows(
+    tokens: Int[Array, "batch time"],
+    num_cached: Int[Array, " batch"],
+    num_new: Int[Array, " batch"],
+) -> TokenInfo:
+    """Returns the info of tokens that follow `num_cached` others of their row.
+
+    Row `b` has `num_new[b]` tokens; what follows them is padding.
+    """
+    steps = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None, :]
+    is_new = (steps < num_new[:, None]).astype(jnp.int32)
+    return TokenInfo(num_cached[:, None] + steps, is_new, num_cached)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from axcore.config import REQUIRED, PositiveInt, config
@@ -91,10 +92,15 @@ class CausalLM(Module):
 
     @entry
     def logits(
-        self, tokens: Int[Array, "batch time"], info: TokenInfo | None = None
-    ) -> Float[Array, "batch time vocab"]:
-        """Returns float32 logits of the token after each."""
+        self,
+        tokens: Int[Array, "batch time"],
+        info: TokenInfo | None = None,
+        at: Int[Array, "batch places"] | None = None,
+    ) -> Float[Array, "batch places vocab"]:
+        """Returns float32 logits of the token after each, or after those `at` some places only."""
         x = self.decoder(tokens, info or whole_rows(tokens))
+        if at is not None:
+            x = jnp.take_along_axis(x, at[:, :, None], axis=1)
         return self.head(x, self.decoder.embedding.weight)
 
 

@@ -14,6 +14,7 @@ from axcore.module.module import Module, entry
 from axcore.module.outputs import Loss, Outputs, apply_updates
 from axcore.module.param import Axes, Merge, Param, ParamSpec, count_params
 from axcore.module.remat import Remat, named, named_bits
+from axcore.module.restack import restacked
 from axcore.module.rng import Path
 from axcore.module.stack_runner import StackRunner
 from axcore.module.summary import summary_table
@@ -49,6 +50,7 @@ __all__ = [
     "merge_outputs",
     "named",
     "named_bits",
+    "restacked",
     "split_microbatches",
     "summary_table",
 ]

@@ -6,6 +6,8 @@ from jaxtyping import Array, Float
 
 from axcore.config import REQUIRED, PositiveInt, config
 from axcore.errors import ConfigError
+from axcore.layers.attention.attend import attend
+from axcore.layers.attention.kv_cache import NoCache
 from axcore.layers.attention.position import NoPosition
 from axcore.layers.linear import Linear
 from axcore.layers.remat_presets import (
@@ -16,7 +18,7 @@ from axcore.layers.remat_presets import (
 )
 from axcore.layers.tokens import TokenInfo
 from axcore.module import Module, named
-from axcore.ops import attention, named_heads
+from axcore.ops import named_heads
 from axcore.parallel import shard
 
 Heads = Float[Array, "batch time heads head_dim"]
@@ -51,20 +53,20 @@ class DotProductAttention(Module):
     def forward(
         self,
         q: Heads,
-        k: Float[Array, "batch time kv_heads head_dim"],
-        v: Float[Array, "batch time kv_heads value_dim"],
+        k: Float[Array, "batch keys kv_heads head_dim"],
+        v: Float[Array, "batch keys kv_heads value_dim"],
         info: TokenInfo,
         **options: Any,
     ) -> Float[Array, "batch time heads value_dim"]:
         """Returns each query's weighted mean of values; tokens of other documents are not seen."""
         cfg = self.config
-        return attention(
+        return attend(
             q,
             k,
             v,
+            info,
             causal=cfg.is_causal,
             window=cfg.window,
-            segment_ids=info.segment_ids,
             scale=cfg.scale,
             soft_cap=cfg.soft_cap,
             **options,
@@ -93,6 +95,7 @@ class Attention(Module):
             out_linear: Used for the output projection.
             position: Applied to queries and keys.
             core: Weighs values by queries and keys.
+            kv_cache: Keeps keys and values from call to call where the model serves.
         """
 
         dim: PositiveInt = REQUIRED
@@ -105,6 +108,7 @@ class Attention(Module):
         out_linear: Module.Config = Linear.Config()
         position: Module.Config = NoPosition.Config()
         core: Module.Config = DotProductAttention.Config()
+        kv_cache: Module.Config = NoCache.Config()
 
     def setup(self, cfg: Config) -> None:
         """Builds the projections, the positions and the core."""
@@ -124,6 +128,9 @@ class Attention(Module):
         self.out = cfg.out_linear.build(in_dim=heads, out_dim=cfg.dim, axes=("heads", "embed"))
         self.position = cfg.position.build(head_dim=self.head_dim)
         self.core = cfg.core.build(num_heads=cfg.num_heads)
+        self.kv_cache = cfg.kv_cache.build(
+            num_kv_heads=num_kv_heads, head_dim=self.head_dim, value_dim=self.head_dim
+        )
 
     def forward(
         self, x: Float[Array, "batch time dim"], info: TokenInfo
@@ -133,7 +140,8 @@ class Attention(Module):
         v = self._split(self.v(x), "kv_heads")
         q, k = self.position(q, k, info.positions)
         q, k = named_heads(q, ATTENTION_QUERY), named_heads(k, ATTENTION_KEY)
-        mixed = self.core(q, k, named_heads(v, ATTENTION_VALUE), info)
+        k, v = self.kv_cache(k, named_heads(v, ATTENTION_VALUE), info)
+        mixed = self.core(q, k, v, info)
         return named(self.out(mixed.reshape(*x.shape[:2], -1)), ATTENTION_PROJECTED)
 
     def _split(self, x: Float[Array, "batch time width"], axis: str) -> Heads:

@@ -54,7 +54,7 @@ class ALiBi(Module):
         """Returns each query's weighted mean of values, near ones weighing more."""
         if "sinks_N" in options:
             raise _refused_sinks()
-        places = info.positions.astype(jnp.float32)[:, None, None, :]
+        places = info.key_positions(k.shape[1]).astype(jnp.float32)[:, None, None, :]
         bias_BN1S: Float[Array, "batch heads 1 keys"] = self.slopes * places
         return self.core(q, k, v, info, bias_BNTS=bias_BN1S, **options)
 

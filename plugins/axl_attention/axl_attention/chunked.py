@@ -45,8 +45,11 @@ class ChunkedAttention(Module):
 
     def forward(self, q: Any, k: Any, v: Any, info: TokenInfo, **options: Any) -> Any:
         """Returns each query's weighted mean of the values of its chunk."""
-        chunks = chunk_ids(info, self.config.chunk)
-        return self.core(q, k, v, info._replace(segment_ids=chunks), **options)
+        chunk = self.config.chunk
+        if info.num_cached is not None:
+            first = info.positions // chunk * chunk
+            return self.core(q, k, v, info, key_ranges=(first, first + chunk), **options)
+        return self.core(q, k, v, info._replace(segment_ids=chunk_ids(info, chunk)), **options)
 
 
 def chunk_ids(info: TokenInfo, chunk: int) -> Int[Array, "batch time"]:

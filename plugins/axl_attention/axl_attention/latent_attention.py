@@ -14,6 +14,7 @@ from axcore.layers import (
     ATTENTION_VALUE,
     DotProductAttention,
     Linear,
+    NoCache,
     RMSNorm,
     RoPE,
     TokenInfo,
@@ -53,6 +54,7 @@ class LatentAttention(Module):
             out_linear: Used for the output projection.
             position: Applied to the parts with position.
             core: Weighs values by queries and keys.
+            kv_cache: Keeps keys and values, in full, where the model serves.
         """
 
         dim: PositiveInt = REQUIRED
@@ -68,6 +70,7 @@ class LatentAttention(Module):
         out_linear: Module.Config = Linear.Config()
         position: Module.Config = RoPE.Config()
         core: Module.Config = DotProductAttention.Config()
+        kv_cache: Module.Config = NoCache.Config()
 
     def setup(self, cfg: Config) -> None:
         """Builds projections, norms, positions and core."""
@@ -93,6 +96,11 @@ class LatentAttention(Module):
         )
         self.position = cfg.position.build(head_dim=self.rope_dim)
         self.core = cfg.core.build(num_heads=cfg.num_heads)
+        self.kv_cache = cfg.kv_cache.build(
+            num_kv_heads=cfg.num_heads,
+            head_dim=head_dim + self.rope_dim,
+            value_dim=cfg.value_dim or head_dim,
+        )
 
     def _build_queries(self, cfg: Config, width: int) -> None:
         rank = cfg.query_latent_dim
@@ -113,7 +121,8 @@ class LatentAttention(Module):
         shared_k = jnp.broadcast_to(shared_k, (*own_k.shape[:3], self.rope_dim))
         q = named(jnp.concatenate([own_q, shared_q], axis=-1), ATTENTION_QUERY)
         k = named(jnp.concatenate([own_k, shared_k], axis=-1), ATTENTION_KEY)
-        mixed = self.core(q, k, named(v, ATTENTION_VALUE), info)
+        k, v = self.kv_cache(k, named(v, ATTENTION_VALUE), info)
+        mixed = self.core(q, k, v, info)
         return named(self.out(mixed.reshape(*x.shape[:2], -1)), ATTENTION_PROJECTED)
 
     def _queries(self, x: Hidden) -> Float[Array, "batch time heads head_dim"]:

@@ -8,7 +8,7 @@ from jaxtyping import Array, Float
 
 from axcore.config import REQUIRED, PositiveInt, config
 from axcore.errors import ConfigError
-from axcore.layers import Linear, TokenInfo, shard
+from axcore.layers import Linear, NoStateCache, TokenInfo, shard
 from axcore.module import Initializer, Module, Param
 from axl_attention.causal_conv import CausalConv
 from axl_attention.grouped_rms_norm import GroupedRMSNorm
@@ -65,6 +65,7 @@ class Mamba2(Module):
             out_linear: Used for the output projection.
             conv: Used for `x`, `b` and `c`, each with weights of its own.
             norm: Used for the gated output.
+            state_cache: Keeps the state of each row where the model serves.
         """
 
         dim: PositiveInt = REQUIRED
@@ -77,6 +78,7 @@ class Mamba2(Module):
         out_linear: Module.Config = Linear.Config()
         conv: Module.Config = CausalConv.Config()
         norm: Module.Config = GroupedRMSNorm.Config()
+        state_cache: Module.Config = NoStateCache.Config()
 
     def setup(self, cfg: Config) -> None:
         """Builds the parts, and declares what each head has of its own."""
@@ -96,6 +98,8 @@ class Mamba2(Module):
         self.dt_bias = Param(**heads, init=StepBias())
         self.d = Param(**heads, init=1.0)
         self.norm = cfg.norm.build(dim=inner, num_groups=cfg.num_groups)
+        groups = (cfg.num_groups, cfg.num_heads // cfg.num_groups)
+        self.state_cache = cfg.state_cache.build(shape=(*groups, cfg.head_dim, cfg.state_dim))
         self.out = cfg.out_linear.build(in_dim=inner, out_dim=cfg.dim, axes=("heads", "embed"))
 
     def forward(
@@ -103,7 +107,7 @@ class Mamba2(Module):
     ) -> Float[Array, "batch time dim"]:
         """Returns what each token makes of itself and those before it."""
         gate = jax.nn.silu(shard(self.z(x), "batch", "time", "heads"))
-        mixed = self._mixed(self._inputs(x, info)).reshape(gate.shape).astype(x.dtype)
+        mixed = self._mixed(self._inputs(x, info), info).reshape(gate.shape).astype(x.dtype)
         return self.out(self.norm(mixed * gate))
 
     def _projection(self, out_dim: int, axis: str | None) -> Any:
@@ -124,17 +128,24 @@ class Mamba2(Module):
             )
         )
         entering, b, c = convolved
-        segments = info.segment_ids
+        steps, segments = jax.nn.softplus(steps), info.segment_ids
+        if info.num_cached is not None and segments is not None:  # a step of 0 leaves the state
+            steps, segments = jnp.where(segments[:, :, None] > 0, steps, 0.0), None
         return Inputs(
             entering.reshape(*rows, *groups, cfg.head_dim),
-            jax.nn.softplus(steps).reshape(*rows, *groups),
+            steps.reshape(*rows, *groups),
             b.reshape(*rows, cfg.num_groups, cfg.state_dim),
             c.reshape(*rows, cfg.num_groups, cfg.state_dim),
             jnp.zeros(rows, jnp.int32) if segments is None else segments,
         )
 
-    def _mixed(self, inputs: Inputs) -> Float[Array, "batch time groups heads head_dim"]:
+    def _mixed(
+        self, inputs: Inputs, info: TokenInfo
+    ) -> Float[Array, "batch time groups heads head_dim"]:
         groups = inputs.dt.shape[2:]
         a = -jnp.exp(self.a_log.astype(jnp.float32)).reshape(groups)
         skipped = self.d.astype(jnp.float32).reshape(1, 1, *groups, 1) * inputs.x
-        return state_space(inputs, a, chunk=self.config.chunk) + skipped
+        before = self.state_cache.before(info, jnp.float32)
+        read, after = state_space(inputs, a, before, chunk=self.config.chunk)
+        self.state_cache.after(after)
+        return read + skipped

@@ -6,9 +6,8 @@ from jaxtyping import Array, Float
 
 from axcore.config import REQUIRED, PositiveInt, config
 from axcore.errors import ConfigError
-from axcore.layers import TokenInfo
+from axcore.layers import TokenInfo, attend
 from axcore.module import Module
-from axcore.ops import attention
 
 
 class SlidingWindowAttention(Module):
@@ -47,20 +46,20 @@ class SlidingWindowAttention(Module):
     def forward(
         self,
         q: Float[Array, "batch time heads head_dim"],
-        k: Float[Array, "batch time kv_heads head_dim"],
-        v: Float[Array, "batch time kv_heads value_dim"],
+        k: Float[Array, "batch keys kv_heads head_dim"],
+        v: Float[Array, "batch keys kv_heads value_dim"],
         info: TokenInfo,
         **options: Any,
     ) -> Float[Array, "batch time heads value_dim"]:
         """Returns each query's weighted mean of values; tokens of other documents are not seen."""
         cfg = self.config
-        return attention(
+        return attend(
             q,
             k,
             v,
+            info,
             causal=True,
             window=(cfg.window - 1, None),
-            segment_ids=info.segment_ids,
             scale=cfg.scale,
             soft_cap=cfg.soft_cap,
             **options,

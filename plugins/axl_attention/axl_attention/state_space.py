@@ -29,8 +29,17 @@ class Inputs(NamedTuple):
     segments: Int[Array, "B T"]
 
 
-def state_space(inputs: Inputs, a: Float[Array, "G R"], *, chunk: int) -> Float[Array, "B T G R P"]:
+def state_space(
+    inputs: Inputs,
+    a: Float[Array, "G R"],
+    state: Float[Array, "B G R P N"] | None = None,
+    *,
+    chunk: int,
+) -> tuple[Float[Array, "B T G R P"], Float[Array, "B G R P N"]]:
     """Returns `c h` of every token, where `h = exp(dt a) h + dt b x` from token to token.
+
+    The first `h` is of `state`, of the first token's document, or zeros. The last is returned too;
+    where a chunk is not full it is that of the last token only if all are of segment 0.
 
     Within a chunk that is masked attention, without softmax; states pass from chunk to chunk.
 
@@ -38,14 +47,15 @@ def state_space(inputs: Inputs, a: Float[Array, "G R"], *, chunk: int) -> Float[
     """
     batch, time, groups, heads, width = inputs.x.shape
     chunk = min(chunk, time)
+    if state is None:
+        state = jnp.zeros((batch, groups, heads, width, inputs.b.shape[-1]), jnp.float32)
     chunks = Inputs(*(_in_chunks(array, chunk) for array in inputs))
-    state = jnp.zeros((batch, groups, heads, width, inputs.b.shape[-1]), jnp.float32)
 
     def step(carry: tuple[Array, Array], one: Inputs) -> tuple[tuple[Array, Array], Array]:
         return _chunk(*carry, one, a)
 
-    _, y = jax.lax.scan(step, (state, inputs.segments[:, 0]), chunks)
-    return jnp.moveaxis(y, 0, 1).reshape(batch, -1, groups, heads, width)[:, :time]
+    (state, _), y = jax.lax.scan(step, (state, inputs.segments[:, 0]), chunks)
+    return jnp.moveaxis(y, 0, 1).reshape(batch, -1, groups, heads, width)[:, :time], state
 
 
 def _in_chunks(array: Array, chunk: int) -> Array:

@@ -1,0 +1,173 @@
+"""`CachedModel`: a model that keeps what later tokens need of earlier ones.
+
+Letters of shapes: B rows, T tokens of a row in a call.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from axcore.inference.sampling import Sampling
+from axcore.layers import continued_rows
+from axcore.modifiers.serving import for_serving
+from axcore.module import Module, ParamSpec, apply_updates, functional, restacked
+
+PAD_TO = 64
+"""Tokens are read in pieces of a multiple of this, so that texts of about one length share a
+program."""
+
+READ_AT_ONCE = 512
+"""Tokens of a row that one call reads at most."""
+
+
+def padded_size(num_tokens: int) -> int:
+    """Returns the room that a text of so many tokens needs, padded as it is read."""
+    return -(-num_tokens // PAD_TO) * PAD_TO
+
+
+class Draws(NamedTuple):
+    """What decides the draws of a call, besides the sampling.
+
+    Args:
+        keys: Random keys, one a row.
+        first: Number of tokens that were drawn before; it is folded into the keys.
+        allowed: Which tokens may be drawn.
+    """
+
+    keys: Array
+    first: int | Int[Array, ""]
+    allowed: Bool[np.ndarray, " vocab"]
+
+
+class CachedModel:
+    """A model with a `logits` entry, as `CausalLM` has, that is called with new tokens only.
+
+    Each row is a text of its own, as long as the caller says. The caches are arrays that every
+    call takes and gives back changed; the old ones are gone.
+
+    Args:
+        model: The model, as it is trained; its root takes its sizes from its own config.
+        state: Its state.
+        num_rows: Rows of every call.
+        capacity: Tokens of a row that there is room for, padding of a call among them.
+    """
+
+    def __init__(self, model: Module, state: Any, *, num_rows: int, capacity: int) -> None:
+        served = for_serving(model.config, num_rows=num_rows, capacity=capacity)
+        self.model: Module = served.build()
+        self.num_rows, self.capacity = num_rows, capacity
+        specs, trained = self.model.param_specs(), model.param_specs()
+        known = {path for spec in _leaves(trained) for path in spec.rng_paths()}
+        kept, self._caches = _split(specs, lambda spec: spec.rng_paths()[0] in known)
+        self.weights = restacked(state, trained, kept)
+        self.extend = jax.jit(self._extend, donate_argnums=1)
+        self.draw = jax.jit(self._draw, donate_argnums=1, static_argnums=(5, 6))
+
+    def empty_caches(self) -> Any:
+        """Returns caches of rows without a token."""
+        return jax.tree.map(lambda spec: jnp.zeros(spec.shape, spec.dtype), self._caches)
+
+    def read(self, tokens: Int[np.ndarray, "B T"]) -> tuple[Float[Array, "B vocab"], Any]:
+        """Returns the logits after texts of one length, not 0, and caches of them."""
+        caches, logits = self.empty_caches(), jnp.zeros((self.num_rows, 0))
+        for start in range(0, tokens.shape[1], READ_AT_ONCE):
+            piece = tokens[:, start : start + READ_AT_ONCE]
+            size = piece.shape[1]
+            piece = np.pad(piece, ((0, 0), (0, padded_size(size) - size)))
+            cached, new = (np.full(self.num_rows, n, np.int32) for n in (start, size))
+            logits, caches = self.extend(self.weights, caches, piece, cached, new)
+        return logits, caches
+
+    def _extend(
+        self,
+        weights: Any,
+        caches: Any,
+        tokens: Int[Array, "B T"],
+        num_cached: Int[Array, " B"],
+        num_new: Int[Array, " B"],
+    ) -> tuple[Float[Array, "B vocab"], Any]:
+        """Returns the logits after the last new token of each row, and the caches with all of them.
+
+        Args:
+            weights: `self.weights`.
+            caches: Of the tokens before.
+            tokens: New tokens of each row from the left, filled up with any.
+            num_cached: Number of tokens before them.
+            num_new: Number of new tokens of each row; a row that has none is left as it is.
+        """
+        info = continued_rows(tokens, num_cached, num_new)
+        last = jnp.maximum(num_new - 1, 0)[:, None]
+        logits, outputs = functional(
+            self.model, _merged(weights, caches), tokens, info, at=last, method="logits"
+        )
+        return logits[:, 0], apply_updates(caches, outputs.updates)
+
+    def _draw(
+        self,
+        weights: Any,
+        caches: Any,
+        logits: Float[Array, "B vocab"],
+        num_cached: Int[Array, " B"],
+        draws: Draws,
+        sampling: Sampling,
+        count: int,
+    ) -> tuple[Int[Array, "count B"], Float[Array, "B vocab"], Any]:
+        """Returns `count` tokens of each row, one after the other, and the logits after them.
+
+        Args:
+            weights: `self.weights`.
+            caches: Of the tokens before.
+            logits: After the last of those.
+            num_cached: Number of tokens before.
+            draws: Decides the draws.
+            sampling: How tokens are drawn.
+            count: How many.
+        """
+        one = jnp.ones(self.num_rows, jnp.int32)
+
+        def step(carry: Any, index: Array) -> Any:
+            logits, num_cached, caches = carry
+            fresh = jax.vmap(lambda key: jax.random.fold_in(key, draws.first + index))(draws.keys)
+            drawn = sampling.sample(jnp.where(draws.allowed[None, :], logits, -jnp.inf), fresh)
+            logits, caches = self._extend(weights, caches, drawn[:, None], num_cached, one)
+            return (logits, num_cached + 1, caches), drawn
+
+        start = (logits, num_cached, caches)
+        (logits, _, caches), drawn = jax.lax.scan(step, start, jnp.arange(count))
+        return drawn, logits, caches
+
+
+def _is_spec(node: Any) -> bool:
+    return isinstance(node, ParamSpec)
+
+
+def _leaves(specs: Any) -> list[ParamSpec]:
+    return jax.tree.leaves(specs, is_leaf=_is_spec)
+
+
+def _split(specs: Any, is_in: Callable[[ParamSpec], bool]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns the specs that are in, and the others: trees without empty branches."""
+    parts: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
+    for name, below in specs.items():
+        if _is_spec(below):
+            parts[0 if is_in(below) else 1][name] = below
+            continue
+        for part, found in zip(parts, _split(below, is_in), strict=True):
+            if found:
+                part[name] = found
+    return parts
+
+
+def _merged(one: Any, other: Any) -> Any:
+    """Returns a tree with the branches of both."""
+    return {
+        **one,
+        **{
+            name: _merged(one[name], below) if name in one else below
+            for name, below in other.items()
+        },
+    }

@@ -1,0 +1,94 @@
+"""State that a layer carries from token to token: what fills a slot `state_cache`.
+
+A recurrent layer asks for the state before a call's tokens, and gives back that after them.
+"""
+
+from typing import Any
+
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from axcore.config import REQUIRED, PositiveInt, config
+from axcore.errors import ModuleError
+from axcore.layers.tokens import TokenInfo
+from axcore.module import Module, Param, entry
+
+
+class NoStateCache(Module):
+    """Begins every call from zeros, and keeps nothing. What a model is trained with.
+
+    Slot protocol: the parent fills `shape`, of one row.
+    """
+
+    @config
+    class Config(Module.Config["NoStateCache"]):
+        """Describes a `NoStateCache`."""
+
+        shape: tuple[int, ...] = REQUIRED
+
+    @entry
+    def before(self, info: TokenInfo, dtype: Any) -> Array:
+        """Returns zeros, `[batch, *shape]`.
+
+        Raises:
+            ModuleError: The call continues earlier tokens, of which nothing was kept.
+        """
+        if info.num_cached is not None:
+            raise ModuleError(
+                "the tokens of this call follow others, and this layer keeps no state",
+                hint="build the model from for_serving(cfg, num_rows=..., capacity=...)",
+            )
+        return jnp.zeros((info.positions.shape[0], *self.config.shape), dtype)
+
+    @entry
+    def after(self, state: Array) -> None:
+        """Keeps nothing."""
+
+
+class StateCache(Module):
+    """Keeps a state for each row.
+
+    Slot protocol: the parent fills `shape`, of one row.
+    """
+
+    @config
+    class Config(Module.Config["StateCache"]):
+        """Describes a `StateCache`.
+
+        Args:
+            shape: Of a row's state.
+            num_rows: Rows that there is room for.
+        """
+
+        shape: tuple[int, ...] = REQUIRED
+        num_rows: PositiveInt = REQUIRED
+
+    def setup(self, cfg: Config) -> None:
+        """Declares the room, in float32."""
+        self.state = Param(
+            (cfg.num_rows, *cfg.shape),
+            axes=("batch", *(None for _ in cfg.shape)),
+            init=0.0,
+            is_buffer=True,
+            dtype="float32",
+        )
+
+    @entry
+    def before(self, info: TokenInfo, dtype: Any) -> Array:
+        """Returns the state of each row, zeros of one that begins: `[batch, *shape]`.
+
+        Raises:
+            ModuleError: The call does not say how many tokens each row has.
+        """
+        if info.num_cached is None:
+            raise ModuleError(
+                "a layer that keeps state is called without TokenInfo.num_cached",
+                hint="pass continued_rows(tokens, num_cached, num_new)",
+            )
+        begins = (info.num_cached == 0).reshape(-1, *(1 for _ in self.config.shape))
+        return jnp.where(begins, 0, self.state).astype(dtype)
+
+    @entry
+    def after(self, state: Array) -> None:
+        """Keeps a state for the next call."""
+        self.update("state", state.astype(self.state.dtype))

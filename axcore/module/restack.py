@@ -1,0 +1,83 @@
+"""`restacked`: a state laid out for the same modules, with other copies of them stacked."""
+
+import itertools
+from typing import Any
+
+import attrs
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from axcore.errors import ModuleError
+from axcore.module.param import ParamSpec
+from axcore.module.rng import Path, format_path
+
+
+@attrs.frozen
+class _Place:
+    """Where a copy's array is: which leaf, and which of its copies."""
+
+    leaf: Array
+    spec: ParamSpec
+    number: int
+
+
+def restacked(state: Any, specs: Any, wanted: Any) -> dict[str, Any]:
+    """Returns the state of a model whose copies of layers are stacked in another way.
+
+    Layers that one model scans and another unrolls have the same paths, those of which keys are
+    folded, so every array of one has its place in the other.
+
+    Args:
+        state: Of the one model.
+        specs: Its `param_specs()`.
+        wanted: The specs of the other's state, or of a part of it.
+
+    Raises:
+        ModuleError: The state lacks an array that is wanted, or has it in another shape.
+    """
+    places = _places(state, specs)
+    return jax.tree.map(lambda spec: _taken(spec, places), wanted, is_leaf=_is_spec)  # type: ignore[no-any-return]
+
+
+def _is_spec(node: Any) -> bool:
+    return isinstance(node, ParamSpec)
+
+
+def _places(state: Any, specs: Any) -> dict[Path, _Place]:
+    places: dict[Path, _Place] = {}
+
+    def put(spec: ParamSpec, leaf: Array) -> None:
+        for number, path in enumerate(spec.rng_paths()):
+            places[path] = _Place(leaf, spec, number)
+
+    jax.tree.map(put, specs, state, is_leaf=_is_spec)
+    return places
+
+
+def _taken(spec: ParamSpec, places: dict[Path, _Place]) -> Array:
+    """Returns an array that is wanted, put together from runs of copies of the arrays there are."""
+    own = spec.shape[spec.num_stacked :]
+    found = [_found(path, own, places) for path in spec.rng_paths()]
+    if spec.shape == found[0].leaf.shape and all(place.leaf is found[0].leaf for place in found):
+        return found[0].leaf
+    steps = itertools.groupby(
+        enumerate(found), key=lambda at: (id(at[1].leaf), at[1].number - at[0])
+    )
+    runs = [[place for _, place in run] for _, run in steps]
+    pieces = [
+        run[0].leaf.reshape(-1, *own)[run[0].number : run[0].number + len(run)] for run in runs
+    ]
+    return (pieces[0] if len(pieces) == 1 else jnp.concatenate(pieces)).reshape(spec.shape)
+
+
+def _found(path: Path, own: tuple[int, ...], places: dict[Path, _Place]) -> _Place:
+    place = places.get(path)
+    if place is None:
+        raise ModuleError("the state has no such array", where=format_path(path))
+    theirs = place.spec.shape[place.spec.num_stacked :]
+    if own != theirs:
+        raise ModuleError(
+            f"the state has an array of shape {theirs}; expected {own}", where=format_path(path)
+        )
+    return place
