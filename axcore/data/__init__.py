@@ -12,7 +12,7 @@ from axcore.data.gguf_tokenizers import gguf_vocabulary
 from axcore.data.hugging_face_tokenizer import HuggingFaceTokenizer, published_end_ids, tokenizer_in
 from axcore.data.json_lines import JsonLines
 from axcore.data.loading import TrainBatches, ValidationBatches
-from axcore.data.mixture import Mixture, NewWeights
+from axcore.data.mixture import Mixture
 from axcore.data.packing import Batch
 from axcore.data.prefetching import PrefetchedBatches
 from axcore.data.sentence_piece_tokenizer import SentencePieceTokenizer
@@ -22,6 +22,7 @@ from axcore.data.stored_source import StoredSource
 from axcore.data.text_files import TextFiles
 from axcore.data.token_files import MegatronFiles, TokenFiles
 from axcore.data.tokenizer import ByteTokenizer, Tokenizer
+from axcore.data.weight_changes import NewWeights
 
 __all__ = [
     "ArrowFiles",

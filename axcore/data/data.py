@@ -15,7 +15,7 @@ from axcore.data.data_loader import DataLoader
 from axcore.data.document import Source
 from axcore.data.document_order import DocumentShuffle
 from axcore.data.loading import TrainBatches, ValidationBatches
-from axcore.data.mixture import JoinedOrder, JoinedRows, Mixture
+from axcore.data.mixture import JoinedOrder, JoinedRows, MixedOrder, Mixture, read_so_far
 from axcore.data.packing import PackedRows, TokenReader
 from axcore.data.row_layout import Packing, row_layout
 from axcore.data.standard_library import StandardLibrary
@@ -146,7 +146,12 @@ class Data(DataLoader):
         cfg = self.config
         shard = DataShard(cfg.batch_size, process_index, process_count)
         rows = self._train_rows
-        return TrainBatches(batches(_joined(rows), self._order, shard), self._identity)
+        is_mixture = isinstance(self.source, Mixture)
+        return TrainBatches(
+            batches(_joined(rows), self._order, shard),
+            self._identity,
+            read_so_far=read_so_far if is_mixture else None,
+        )
 
     def validation(self, *, process_index: int = 0, process_count: int = 1) -> ValidationBatches:
         """Returns the validation batches, with as many for every process.
@@ -246,9 +251,9 @@ class Data(DataLoader):
         if self.config.packing != "concatenate":
             settings["packing"] = self.config.packing
         digests = {name: corpus.train.digest for name, corpus in self._corpora.items()}
-        if not isinstance(self.source, Mixture):
+        if not isinstance(self._order, MixedOrder):
             return {"tokens": digests[""], **settings}
-        return {"tokens": digests, "mixture": self.source.identity, **settings}
+        return {"tokens": digests, "mixture": self._order.identity, **settings}
 
     def _rows(self, store: TokenReader, shuffle: DocumentShuffle | None = None) -> PackedRows:
         cfg = self.config

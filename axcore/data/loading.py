@@ -1,6 +1,6 @@
 """What training and evaluation read: an endless iterator that can be saved, a finite iterable."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from axcore.data.packing import Batch
@@ -18,9 +18,24 @@ _ORDER = 2
 class TrainBatches(Iterator[Batch]):
     """Batches without end, with a position that can be saved and restored exactly."""
 
-    def __init__(self, batches: "grain.IterDataset[Batch]", identity: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        batches: "grain.IterDataset[Batch]",
+        identity: dict[str, Any],
+        *,
+        read_so_far: Callable[[Mapping[str, Any], int], Mapping[str, Any]] | None = None,
+    ) -> None:
+        """Wraps batches.
+
+        Args:
+            batches: A grain dataset.
+            identity: All that a batch depends on besides its step; JSON-able.
+            read_so_far: Returns what so many first batches depend on, given an identity. A position
+                of another identity is taken up where that is equal; by default that is all of it.
+        """
         self._iterator = iter(batches)
         self._identity = identity
+        self._read_so_far = read_so_far or (lambda identity, num_batches: identity)
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -48,30 +63,46 @@ class TrainBatches(Iterator[Batch]):
         """
         if not isinstance(state, dict) or not isinstance(state.get("data"), dict):
             raise _no_position(state)
-        self._check_identity(state["data"])
-        if state.get("order") != _ORDER:
+        if state.get("order", _ORDER - 1) != _ORDER:
             raise DataError(
                 "The saved position is of a version of axcore that shuffled rows in another way.",
                 hint="Resume with that version, or start a new run.",
             )
         before = self._iterator.get_state()
         try:
-            self._iterator.set_state(state["grain"])
-        except (KeyError, TypeError, IndexError) as error:
+            num_batches = int(state["grain"]["next_index"])
+            changed = self._changes(state["data"], num_batches)
+            if not changed:
+                self._iterator.set_state(state["grain"])
+        except (KeyError, TypeError, IndexError, ValueError) as error:
             self._iterator.set_state(before)
             raise _no_position(state) from error
-
-    def _check_identity(self, saved: dict[str, Any]) -> None:
-        changed = [
-            f"{name} was {saved.get(name)!r}, is {self._identity.get(name)!r}"
-            for name in {**self._identity, **saved}
-            if saved.get(name) != self._identity.get(name)
-        ]
         if changed:
             raise DataError(
                 "The saved position belongs to other training data: " + "; ".join(changed) + ".",
-                hint="Use the same files and data settings, or start a new run.",
+                hint="Use the same files and data settings, or start a new run. What a mixture "
+                f"reads may change from step {num_batches} of the data on: data.source.changes.",
             )
+
+    def _changes(self, saved: dict[str, Any], num_batches: int) -> list[str]:
+        """Returns how what the first batches depended on differs from what they depend on now."""
+        old, new = (_values(self._read_so_far(one, num_batches)) for one in (saved, self._identity))
+        return [
+            f"{name} was {old.get(name)!r}, is {new.get(name)!r}"
+            for name in {**new, **old}
+            if old.get(name) != new.get(name)
+        ]
+
+
+def _values(identity: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns an identity with the values of each mapping in it by names of their own."""
+    found: dict[str, Any] = {}
+    for name, value in identity.items():
+        if isinstance(value, Mapping):
+            found |= {f"{name}.{key}": one for key, one in value.items()}
+        else:
+            found[name] = value
+    return found
 
 
 def _no_position(state: object) -> DataError:

@@ -6,27 +6,15 @@ from typing import Any, Literal
 
 import numpy as np
 
-from axcore.config import REQUIRED, NonNegativeInt, config, name_the_known
+from axcore.config import REQUIRED, Resumable, config, name_the_known
 from axcore.data.batches import Order, Rows, train_order
 from axcore.data.document import Document, Source
 from axcore.data.packing import PADDING_ROW, Batch
 from axcore.data.schedule import LONGEST_PERIOD, Schedule, integer_weights
+from axcore.data.weight_changes import NewWeights, weights_by_place
 from axcore.errors import ConfigError, DataError
 
 _PARTS_OF_WEIGHT = 10_000
-
-
-@config
-class NewWeights:
-    """Weights of a mixture from a step on.
-
-    Attributes:
-        from_step: The first step with these weights, from 0.
-        weights: As those of `Mixture.Config`.
-    """
-
-    from_step: NonNegativeInt = REQUIRED
-    weights: Mapping[str, float] = REQUIRED
 
 
 class Mixture(Source):
@@ -41,6 +29,10 @@ class Mixture(Source):
     class Config(Source.Config):
         """What to mix.
 
+        What is `Resumable` may change when a run is resumed, as long as the rows that it has read
+        stay the same: a source that is added or removed has weight from a later step on, or till
+        then.
+
         Attributes:
             sources: What to read, by names of your own.
             weights: Share of each source; only their proportions count. A name that is missing has
@@ -52,11 +44,11 @@ class Mixture(Source):
             changes: Other weights from a step on, steps rising.
         """
 
-        sources: Mapping[str, Source.Config] = REQUIRED
+        sources: Resumable[Mapping[str, Source.Config]] = REQUIRED
         weights: Mapping[str, float] = REQUIRED
         by: Literal["tokens", "documents"] = "tokens"
-        max_epochs: Mapping[str, float] = {}
-        changes: tuple[NewWeights, ...] = ()
+        max_epochs: Resumable[Mapping[str, float]] = {}
+        changes: Resumable[tuple[NewWeights, ...]] = ()
 
     def __init__(self, cfg: Config) -> None:
         super().__init__(cfg)
@@ -75,17 +67,6 @@ class Mixture(Source):
         shares = (f"{w / total:.3g} {name}" for name, w in self.config.weights.items() if w)
         return f"mixture of {', '.join(shares)}"
 
-    @property
-    def identity(self) -> dict[str, Any]:
-        """All that the order of sources depends on, besides their sizes; JSON-able."""
-        cfg = self.config
-        changes = [[one.from_step, dict(one.weights)] for one in cfg.changes]
-        return {
-            "weights": [[0, dict(cfg.weights)], *changes],
-            "by": cfg.by,
-            "max_epochs": dict(cfg.max_epochs),
-        }
-
     def order(
         self,
         rows: Sequence[Rows],
@@ -95,7 +76,7 @@ class Mixture(Source):
         seed: int,
         shuffle: bool,
         counts_epochs: bool = False,
-    ) -> Order:
+    ) -> "MixedOrder":
         """Returns the endless order of rows of all sources, as `JoinedRows` numbers them.
 
         Args:
@@ -108,11 +89,12 @@ class Mixture(Source):
             counts_epochs: As for `train_order`.
         """
         cfg = self.config
-        changes = [(0, cfg.weights), *((one.from_step, one.weights) for one in cfg.changes)]
-        sizes = rows_a_unit if len({*rows_a_unit}) > 1 else None
         epochs = [cfg.max_epochs.get(name) for name in self.components]
         schedule = Schedule(
-            [(step * batch_size, self._shares(weights, sizes)) for step, weights in changes],
+            [
+                (place, self._shares(weights, rows_a_unit))
+                for place, weights in weights_by_place(cfg.weights, cfg.changes, batch_size)
+            ],
             [None if e is None else int(e * len(r)) for e, r in zip(epochs, rows, strict=True)],
         )
         orders = [
@@ -121,14 +103,12 @@ class Mixture(Source):
             )
             for name, one in zip(self.components, rows, strict=True)
         ]
-        return MixedOrder(schedule, orders, batch_size)
+        return MixedOrder(schedule, dict(zip(self.components, orders, strict=True)), batch_size)
 
-    def _shares(
-        self, weights: Mapping[str, float], sizes: Sequence[float] | None
-    ) -> tuple[int, ...]:
-        """Returns the share of rows of each source."""
+    def _shares(self, weights: Mapping[str, float], sizes: Sequence[float]) -> tuple[int, ...]:
+        """Returns the share of rows of each source; only sources with weight decide it."""
         by_source = [weights.get(name, 0) for name in self.components]
-        if sizes is None:
+        if len({size for size, weight in zip(sizes, by_source, strict=True) if weight}) < 2:
             return integer_weights(by_source)
         of_rows = np.array(by_source) * np.array(sizes)
         parts = np.round(of_rows / of_rows.sum() * _PARTS_OF_WEIGHT)
@@ -138,13 +118,22 @@ class Mixture(Source):
 class MixedOrder:
     """Row numbers of a mixture by their places in training, as `JoinedRows` reads them."""
 
-    def __init__(self, schedule: Schedule, orders: Sequence[Order], batch_size: int) -> None:
+    def __init__(self, schedule: Schedule, orders: Mapping[str, Order], batch_size: int) -> None:
         self._schedule = schedule
-        self._orders = orders
+        self._names = tuple(orders)
+        self._orders = tuple(orders.values())
         self._batch_size = batch_size
 
     def __len__(self) -> int:
         return sys.maxsize
+
+    @property
+    def identity(self) -> list[Any]:
+        """From which row on which sources have which shares; JSON-able."""
+        return [
+            [phase.begin, [[n, w] for n, w in zip(self._names, phase.weights, strict=True) if w]]
+            for phase in self._schedule.phases
+        ]
 
     def __getitem__(self, place: int, /) -> int:
         try:
@@ -157,6 +146,22 @@ class MixedOrder:
                 hint="Raise max_epochs, or lower max_steps.",
             ) from None
         return int(self._orders[source][number]) * len(self._orders) + source
+
+
+def read_so_far(identity: Mapping[str, Any], num_batches: int) -> dict[str, Any]:
+    """Returns what the first batches of a mixture depend on, given what all of them do.
+
+    Args:
+        identity: Has `mixture`, as `MixedOrder.identity`, and `tokens`, digests by source.
+        num_batches: How many.
+    """
+    if "mixture" not in identity:
+        return dict(identity)
+    num_rows = num_batches * identity["batch_size"]
+    phases = [phase for phase in identity["mixture"] if phase[0] < num_rows]
+    read = {name for _, weights in phases for name, _ in weights}
+    tokens = {name: digest for name, digest in identity["tokens"].items() if name in read}
+    return {**identity, "mixture": phases, "tokens": tokens}
 
 
 class JoinedRows:

@@ -90,14 +90,16 @@ def test_a_restored_mixture_goes_on_exactly(cfg):
     [
         {"weights": {"a": 1.0, "b": 0.3, "c": 0.2}},
         {"by": "documents"},
-        {"max_epochs": {"a": 3}},
+        {"max_epochs": {"a": 0.5}},
         {"changes": (NewWeights(from_step=10, weights={"a": 1}),)},
     ],
 )
 def test_a_position_in_another_mixture_is_refused(cfg, change):
-    state = cfg.build().train().get_state()
-    with pytest.raises(DataError, match="belongs to other training data: mixture was"):
-        with_source(cfg, **change).build().train().set_state(state)
+    batches = cfg.build().train()
+    list(islice(batches, 33))
+    with pytest.raises(DataError, match="belongs to other training data: mixture was") as e:
+        with_source(cfg, **change).build().train().set_state(batches.get_state())
+    assert "from step 33 of the data on: data.source.changes" in e.value.hint
 
 
 def test_weights_change_at_the_step_that_says_so(cfg):
@@ -206,3 +208,98 @@ def test_a_mixture_in_a_mixture_is_refused_as_its_weights_would_not_count(cfg):
 def test_a_mixture_that_makes_no_sense_is_refused(cfg, change, message):
     with pytest.raises(ConfigError, match=message):
         with_source(cfg, **change).build()
+
+
+def rows_by_source(batches):
+    """Returns the rows of each source, in order."""
+    found = {name: [] for name in "abcd"}
+    for batch in batches:
+        for row in batch["tokens"]:
+            found[chr(next(token for token in row if token < 256))].append(row.tobytes())
+    return found
+
+
+@pytest.fixture
+def with_d(cfg, tmp_path):
+    """The same sources and one more, which has no weight yet."""
+    (tmp_path / "d").mkdir()
+    content = "\n".join(json.dumps({"text": "d" * (20 + i % 7)}) for i in range(90))
+    (tmp_path / "d" / "all.jsonl").write_text(content)
+    more = {"d": JsonLines.Config(folder=str(tmp_path / "d"))}
+    return with_source(cfg, sources={**cfg.source.sources, **more})
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [{"a": 1, "b": 1, "c": 1}, {"a": 0.5, "b": 0.3, "c": 0.1, "d": 0.1}, {"b": 1, "c": 1, "d": 2}],
+)
+def test_a_declared_change_in_the_middle_of_a_run_continues_every_other_source(
+    cfg, with_d, weights
+):
+    """Of each source come the rows that an unchanged run would have read next."""
+    batches = cfg.build().train()
+    before = list(islice(batches, 33))
+    changed = with_source(with_d, changes=(NewWeights(from_step=33, weights=weights),))
+    resumed = changed.build().train()
+    resumed.set_state(json.loads(json.dumps(batches.get_state())))
+    after = list(islice(resumed, 40))
+    whole = list(islice(changed.build().train(), 73))
+    for ours, theirs in zip(before + after, whole, strict=True):
+        for name in ours:
+            np.testing.assert_array_equal(ours[name], theirs[name])
+    found, endless = rows_by_source(whole), rows_by_source(islice(cfg.build().train(), 500))
+    for name in "abc":
+        assert found[name] == endless[name][: len(found[name])]
+    counts = {name: len(rows) for name, rows in rows_by_source(after).items()}
+    total = sum(weights.values())
+    for name in "abcd":
+        assert abs(counts[name] - 240 * weights.get(name, 0) / total) < 1
+
+
+def test_a_change_before_the_position_is_refused_and_names_what_was_read(cfg, with_d):
+    batches = cfg.build().train()
+    list(islice(batches, 33))
+    changed = with_source(with_d, changes=(NewWeights(from_step=32, weights={"d": 1}),))
+    with pytest.raises(DataError, match=r"tokens\.d was None, is '[0-9a-f]+'"):
+        changed.build().train().set_state(batches.get_state())
+
+
+def test_a_source_that_was_read_and_now_holds_other_text_is_refused_by_name(cfg):
+    batches = cfg.build().train()
+    list(islice(batches, 5))
+    path = Path(cfg.source.sources["b"].folder) / "all.jsonl"
+    path.write_text(path.read_text() + '\n{"text": "bbbbbb"}')
+    with pytest.raises(DataError, match=r"training data: tokens\.b was '[0-9a-f]+', is '") as e:
+        cfg.build().train().set_state(batches.get_state())
+    assert "tokens.a" not in str(e.value)
+
+
+def test_a_cap_on_epochs_may_be_raised_before_it_is_reached(cfg):
+    capped, raised = (with_source(cfg, max_epochs={"c": epochs}) for epochs in (2, 3))
+    batches = capped.build().train()
+    list(islice(batches, 33))
+    resumed = raised.build().train()
+    resumed.set_state(batches.get_state())
+    next(resumed)
+    rows = round(evolve(cfg, source=cfg.source.sources["c"]).build().summary().batches_per_epoch)
+    list(islice(batches, 12 * rows))  # past the two epochs
+    with pytest.raises(DataError, match="mixture was"):
+        raised.build().train().set_state(batches.get_state())
+
+
+def test_weights_walk_to_the_new_ones_in_stairs_that_are_exact(cfg):
+    sources = {name: cfg.source.sources[name] for name in "ab"}
+    source = evolve(
+        cfg.source,
+        sources=sources,
+        weights={"a": 1.0},
+        changes=(NewWeights(from_step=10, weights={"a": 1, "b": 3}, over_steps=1000),),
+    ).build()
+    order = source.order([range(50), range(50)], [1.0] * 2, batch_size=100, seed=0, shuffle=True)
+    is_b = np.array([order[place] % 2 for place in range(130_000)])
+    assert not is_b[:1000].any()
+    way = is_b[1000:101_000].reshape(50, 2000).mean(axis=1)
+    assert (np.diff(way) > 0).all()
+    np.testing.assert_allclose(way, 0.75 * (np.arange(50) + 0.5) / 50, atol=1.1e-3)
+    assert abs(is_b[1000:101_000].sum() - 0.375 * 100_000) < 50
+    assert abs(is_b[101_000:].sum() - 0.75 * 29_000) < 1
