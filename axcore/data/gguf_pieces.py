@@ -29,6 +29,9 @@ _AT_SPACES = {
     "invert": False,
 }
 """Cuts nothing where spaces were replaced."""
+_SECOND_SPACE = (
+    "llama.cpp puts a space before every text, the tokenizer only before one that begins with none"
+)
 
 
 def pieces_vocabulary(proto: bytes, path: str) -> GGUFVocabulary:
@@ -61,7 +64,8 @@ def pieces_vocabulary(proto: bytes, path: str) -> GGUFVocabulary:
         model="llama",
         tokens=tuple(piece.piece for piece in model.pieces),
         types=tuple(int(piece.type) for piece in model.pieces),
-        values=_values([float(piece.score) for piece in model.pieces], normalizer.add_dummy_prefix),
+        scores=tuple(float(piece.score) for piece in model.pieces),
+        values=_values(normalizer.add_dummy_prefix),
     )
 
 
@@ -71,7 +75,7 @@ def merged_pieces_vocabulary(content: dict[str, Any], path: str) -> GGUFVocabula
     Raises:
         ConfigError: It changes text otherwise, or its merges are not those of scored pieces.
     """
-    adds_space = _adds_space(content, path)
+    adds_space, note = _adds_space(content, path)
     tokens, kinds = listed_tokens(content, path)
     vocabulary = content["model"]["vocab"]
     if missing := [name for name in _BYTES if name not in vocabulary]:
@@ -83,26 +87,32 @@ def merged_pieces_vocabulary(content: dict[str, Any], path: str) -> GGUFVocabula
         for text, kind in zip(tokens, kinds, strict=True)
     )
     _check_all_merged(tokens, types, set(pairs), path)
-    scores = [-float(ranks.get(text, 0)) for text in tokens]
+    scores = tuple(-float(ranks.get(text, 0)) for text in tokens)
     return GGUFVocabulary(
-        model="llama", tokens=tokens, types=types, values=_values(scores, adds_space)
+        model="llama",
+        tokens=tokens,
+        types=types,
+        scores=scores,
+        values=_values(adds_space),
+        note=note,
     )
 
 
-def _values(scores: list[float], adds_space: bool) -> dict[str, Any]:
-    return {"pre": "default", "scores": scores, "add_space_prefix": bool(adds_space)}
+def _values(adds_space: bool) -> dict[str, Any]:
+    return {"pre": "default", "add_space_prefix": adds_space}
 
 
-def _adds_space(content: dict[str, Any], path: str) -> bool:
-    """Returns whether a text gets a space in front."""
+def _adds_space(content: dict[str, Any], path: str) -> tuple[bool, str]:
+    """Returns whether a text gets a space in front, and where llama.cpp does otherwise."""
     normalizers = steps_of(content["normalizer"], "normalizers")
     cuts = steps_of(content["pre_tokenizer"], "pretokenizers")
     if normalizers in ([_PREPEND, _REPLACE], [_REPLACE]) and cuts in ([], [_AT_SPACES]):
-        return _PREPEND in normalizers
+        return _PREPEND in normalizers, ""
     if not normalizers and len(cuts) == 1 and cuts[0]["type"] == "Metaspace":
         meta = cuts[0]
         if meta["replacement"] == _SPACE and not meta["split"]:
-            return bool(meta["prepend_scheme"] != "never")
+            adds_space = meta["prepend_scheme"] != "never"
+            return adds_space, _SECOND_SPACE if adds_space else ""
     shown = {name: content[name] for name in ("normalizer", "pre_tokenizer")}
     raise unreadable(f"it has {json.dumps(shown, ensure_ascii=False)}", path)
 

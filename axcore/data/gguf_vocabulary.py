@@ -28,6 +28,7 @@ class GGUFVocabulary:
         model: Its program: `gpt2` for merges of bytes, `llama` for pieces with scores.
         tokens: The text of each token, as that program has it.
         types: The type of each token.
+        scores: Of each piece, the best merged first; of `llama` alone.
         values: What the program reads besides, by keys below `tokenizer.ggml`.
         note: What llama.cpp does not do, for people to know; empty if it does all.
     """
@@ -36,6 +37,7 @@ class GGUFVocabulary:
     tokens: tuple[str, ...]
     types: tuple[int, ...]
     values: dict[str, Any]
+    scores: tuple[float, ...] = ()
     note: str = ""
 
     def metadata(self, tokenizer: Tokenizer, size: int) -> dict[str, Any]:
@@ -58,6 +60,7 @@ class GGUFVocabulary:
             "model": self.model,
             "tokens": list(tokens),
             "token_type": list(types),
+            **({"scores": [*self.scores, *(0.0 for _ in unused)]} if self.scores else {}),
             **self.values,
             **_named_ends(tokenizer.end_ids),
             **{name: number for name, number in named.items() if number is not None},

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 import tokenizers
-from gguf_tokenizers import BYTE_LEVEL, END, byte_level, merged_pieces, pieces, rewritten
+from gguf_tokenizers import BYTE_LEVEL, END, SPACES, byte_level, merged_pieces, pieces, rewritten
 
 from axcore.data import ByteTokenizer, HuggingFaceTokenizer, gguf_vocabulary
 from axcore.errors import ConfigError
@@ -120,6 +120,8 @@ def test_pieces_keep_their_scores_and_types(tmp_path):
     ]
     assert found["token_type"][:3] == [UNKNOWN, CONTROL, CONTROL]
     assert found["add_space_prefix"] is True
+    larger, _ = of(tokenizer, tokenizer.vocab_size + 5)
+    assert len(larger["scores"]) == len(larger["tokens"]) == tokenizer.vocab_size + 5
 
 
 @pytest.mark.parametrize(
@@ -135,10 +137,13 @@ def test_pieces_that_llama_cpp_would_cut_otherwise_are_refused(settings, why, tm
         of(pieces(tmp_path / "tokenizer.model", **settings))
 
 
-def test_a_file_made_of_pieces_has_their_order(tmp_path):
+@pytest.mark.parametrize("spaces", SPACES)
+def test_a_file_made_of_pieces_has_their_order(spaces, tmp_path):
     source = pieces(tmp_path / "tokenizer.model")
-    made = merged_pieces(tmp_path / "tokenizer.json", source)
-    found, _ = of(made)
+    made = merged_pieces(tmp_path / "tokenizer.json", source, spaces=spaces)
+    found, note = of(made)
+    assert found["add_space_prefix"] == (spaces != "replaced")
+    assert ("puts a space before every text" in note) == (spaces == "metaspace")
     original, _ = of(source)
     assert (found["tokens"], found["token_type"]) == (original["tokens"], original["token_type"])
     merged = [i for i, kind in enumerate(found["token_type"]) if kind == NORMAL]

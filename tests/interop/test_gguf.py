@@ -3,11 +3,23 @@
 `make parity-gguf` compares what it computes with them.
 """
 
+import tracemalloc
+
 import attrs
 import gguf
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
-from gguf_models import MAX_LENGTH, metadata_in, tensors_in, types_in, write_model
+from gguf_models import (
+    MAX_LENGTH,
+    metadata_in,
+    tensors_in,
+    types_in,
+    write_model,
+    write_state,
+)
+from numpy_state import numpy_state
 
 from axcore.config import replace_config, update_config
 from axcore.errors import CheckpointError, ConfigError
@@ -165,6 +177,21 @@ def test_a_family_without_a_map_is_refused_with_those_that_have_one(tmp_path):
     with pytest.raises(ConfigError, match="models of type olmo2 are not written") as error:
         write_model(tmp_path / "model.gguf", olmo)
     assert "llama, mistral, mixtral, qwen2" in str(error.value)
+
+
+def test_a_model_is_in_memory_once(tmp_path):
+    cfg = update_config(llama2("toy"), {"decoder.stack.num_layers": 12, "**.hidden_dim": 1024})
+    state = jax.tree.map(jnp.asarray, numpy_state(cfg.build().param_specs()))
+    write_state(tmp_path / "first.gguf", cfg, state)  # compiles, and imports
+    tracemalloc.start()
+    try:
+        write_state(tmp_path / "model.gguf", cfg, state)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    size = (tmp_path / "model.gguf").stat().st_size
+    assert size > 10e6
+    assert peak < 0.25 * size
 
 
 def test_a_field_without_a_place_is_an_error_by_name():

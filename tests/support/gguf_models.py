@@ -19,10 +19,15 @@ def write_model(path: Path, cfg: Any, *, scale: float = 1.0, **kept: Any) -> Any
     """Writes a model of random weights, with the vocabulary of bytes; returns its state."""
     numbers = numpy_state(cfg.build().param_specs())
     state = jax.tree.map(lambda array: jnp.asarray(array * scale, array.dtype), numbers)
+    write_state(path, cfg, state, **kept)
+    return state
+
+
+def write_state(path: Path, cfg: Any, state: Any, **kept: Any) -> None:
+    """Writes a model, with the vocabulary of bytes where nothing else is said."""
     vocabulary, _ = gguf_vocabulary(ByteTokenizer.Config().build(), cfg.vocab_size)
     kept = {"vocabulary": vocabulary, "max_length": MAX_LENGTH, **kept}
     to_gguf(path, cfg, state, **kept)
-    return state
 
 
 def tensors_in(path: Path) -> dict[str, np.ndarray]:

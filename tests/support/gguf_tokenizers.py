@@ -66,7 +66,18 @@ def pieces(path: Path, **settings: Any) -> SentencePieceTokenizer:
     return SentencePieceTokenizer.Config(path=str(path)).build()
 
 
-def merged_pieces(path: Path, source: SentencePieceTokenizer) -> HuggingFaceTokenizer:
+SPACES = {
+    "prepended": (True, True, None),
+    "metaspace": (False, False, lambda: pre_tokenizers.Metaspace("▁", "first", split=False)),
+    "replaced": (False, True, lambda: pre_tokenizers.Split(" ", "merged_with_previous")),
+}
+"""Whether a space is put before a text, whether spaces are replaced, and how text is cut: as in the
+files of Llama 2, in later ones of it, and in Gemma's."""
+
+
+def merged_pieces(
+    path: Path, source: SentencePieceTokenizer, *, spaces: str = "prepended"
+) -> HuggingFaceTokenizer:
     """Writes a `tokenizer.json` of a SentencePiece model as its converters do, and returns it."""
     processor = source._processor
     texts = [processor.id_to_piece(i) for i in range(processor.get_piece_size())]
@@ -81,9 +92,12 @@ def merged_pieces(path: Path, source: SentencePieceTokenizer) -> HuggingFaceToke
     made = tokenizers.Tokenizer(
         models.BPE(known, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True)
     )
-    made.normalizer = normalizers.Sequence(
-        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
-    )
+    prepends, replaces, cut = SPACES[spaces]
+    steps = [normalizers.Prepend("▁")] * prepends + [normalizers.Replace(" ", "▁")] * replaces
+    if steps:
+        made.normalizer = normalizers.Sequence(steps)
+    if cut is not None:
+        made.pre_tokenizer = cut()
     made.decoder = decoders.Sequence(
         [
             decoders.Replace("▁", " "),

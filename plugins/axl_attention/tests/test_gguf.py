@@ -5,6 +5,7 @@ import pytest
 from axl_attention.linear_rope import LinearRoPE
 from axl_attention.llama3_rope import Llama3RoPE
 from axl_attention.models import gemma, gemma2, gemma3, qwen3, qwen3_moe
+from axl_attention.models.hugging_face.gemma import GEMMA2
 from axl_attention.yarn import YaRN
 from gguf_models import metadata_in, tensors_in, write_model
 
@@ -112,6 +113,15 @@ def test_what_llama_cpp_would_compute_otherwise_is_refused(match, tmp_path):
     with pytest.raises(ConfigError, match=match):
         write_model(tmp_path / "model.gguf", cfg)
     assert not list(tmp_path.iterdir())
+
+
+def test_the_largest_gemma2_has_the_scale_of_its_width_over_its_heads():
+    values = {**GEMMA2.write(gemma2("27b")), "max_position_embeddings": 8192}
+    assert values["query_pre_attn_scalar"] == 144
+    assert GEMMA2.gguf.metadata(values)["gemma2.block_count"] == 46
+    smaller = {**values, "num_hidden_layers": 42}
+    with pytest.raises(ConfigError, match=r"query_pre_attn_scalar is 144, .* 128 for models"):
+        GEMMA2.gguf.metadata(smaller)
 
 
 @pytest.mark.parametrize("match", POSITIONS)
