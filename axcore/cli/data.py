@@ -72,6 +72,7 @@ def show(store: Path, as_json: bool) -> None:
         "validation fraction": manifest.validation_fraction,
         "records": manifest.records,
         "bad records": manifest.bad_records,
+        "left out": manifest.dropped,
         "token": manifest.dtype,
     }
     for name, split in opened.splits.items():

@@ -1,6 +1,6 @@
 """Parquet and Arrow files as a source: one document a row, its text in one column."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -50,11 +50,7 @@ class ArrowFiles(FileSource):
 
     def records(self, span: FileSpan) -> Iterator[Document | BadRecord]:
         """Yields a document for each row."""
-        file, row = span.file, 0
-        for batch in _batches(file, self.config.field):
-            for text in batch.column(0):
-                yield _record(file, row, text)
-                row += 1
+        yield from arrow_records(self, span.file, self.config.field)
 
     @property
     def max_bad_fraction(self) -> float:
@@ -66,15 +62,28 @@ class ArrowFiles(FileSource):
         return f"rows of {self.config.folder}/{self.config.glob}, column {self.config.field!r}"
 
 
-def _batches(file: NamedFile, field: str) -> Iterator[Any]:
-    """Yields a column of a file, some rows at a time."""
+def arrow_records(
+    source: FileSource, file: NamedFile, field: str
+) -> Iterator[Document | BadRecord]:
+    """Yields a document for each row of a file, the text in a column."""
+    names = tuple(dict.fromkeys([*([field] if source.needs_text else []), *source.wanted_fields]))
+    row = 0
+    for batch in _batches(file, names):
+        for values in zip(*map(batch.column, names), strict=True):
+            yield _record(source, file, row, dict(zip(names, values, strict=True)), field)
+            row += 1
+
+
+def _batches(file: NamedFile, names: Sequence[str]) -> Iterator[Any]:
+    """Yields columns of a file, some rows at a time."""
     arrow = import_extra("pyarrow")
     try:
         check_is_regular(file)
         with ExitStack() as stack:
             schema, batches = (_arrow if file.path.suffix == ".arrow" else _parquet)(file, stack)
-            _check_column(file, field, schema)
-            for batch in batches(field):
+            for name in names:
+                _check_column(file, name, schema)
+            for batch in batches(list(names)):
                 batch.validate(full=True)  # reading a damaged one could end the process
                 yield batch
     except (OSError, arrow.ArrowException) as error:
@@ -89,7 +98,7 @@ def _batches(file: NamedFile, field: str) -> Iterator[Any]:
 
 def _parquet(file: NamedFile, stack: ExitStack) -> tuple[Any, Any]:
     opened = stack.enter_context(import_extra("pyarrow.parquet").ParquetFile(file.path))
-    return opened.schema_arrow, lambda field: opened.iter_batches(_ROWS_A_BATCH, columns=[field])
+    return opened.schema_arrow, lambda names: opened.iter_batches(_ROWS_A_BATCH, columns=names)
 
 
 def _arrow(file: NamedFile, stack: ExitStack) -> tuple[Any, Any]:
@@ -102,7 +111,7 @@ def _arrow(file: NamedFile, stack: ExitStack) -> tuple[Any, Any]:
         raw.seek(0)
         opened = stack.enter_context(arrow.ipc.open_stream(raw))
         batches = iter(opened)
-    return opened.schema, lambda field: (batch.select([field]) for batch in batches)
+    return opened.schema, lambda names: (batch.select(names) for batch in batches)
 
 
 def _check_column(file: NamedFile, field: str, schema: Any) -> None:
@@ -115,14 +124,17 @@ def _check_column(file: NamedFile, field: str, schema: Any) -> None:
         )
 
 
-def _record(file: NamedFile, row: int, scalar: Any) -> Document | BadRecord:
+def _record(
+    source: FileSource, file: NamedFile, row: int, scalars: dict[str, Any], field: str
+) -> Document | BadRecord:
     try:
-        text = scalar.as_py()
+        values = {name: scalar.as_py() for name, scalar in scalars.items()}
     except UnicodeDecodeError as error:
         return _bad(file, row, f"is not UTF-8: {error.reason}")
+    text = values[field] if source.needs_text else ""
     if not isinstance(text, str):
         return _bad(file, row, f"holds {text!r:.40}, not a string")
-    return Document(f"{file.name}:{row}", text)
+    return Document(f"{file.name}:{row}", text, None, row, source.fields_of(values))
 
 
 def _bad(file: NamedFile, row: int, reason: str) -> BadRecord:

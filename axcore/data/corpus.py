@@ -8,6 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from axcore.data.document import Document, Source
+from axcore.data.file_source import FileSource
+from axcore.data.loss_mask import mask_tokens
 from axcore.data.packing import TokenReader, TokenStore
 from axcore.data.split import is_validation
 from axcore.data.tokenizer import Tokenizer
@@ -35,7 +37,7 @@ def read_corpus(source: Source, tokenizer: Tokenizer, validation_fraction: float
     train: list[NDArray[Any]] = []
     validation: list[NDArray[Any]] = []
     has_text = False
-    for group in groups(_documents(source)):
+    for group in groups(_documents(source, tokenizer)):
         has_text = has_text or any(map(len, group))
         encoded = encode_documents(group, tokenizer)
         for document, tokens in zip(group, encoded, strict=True):
@@ -47,8 +49,12 @@ def read_corpus(source: Source, tokenizer: Tokenizer, validation_fraction: float
     return corpus
 
 
-def _documents(source: Source) -> Iterator[Document]:
-    for document in source.documents():
+def _documents(source: Source, tokenizer: Tokenizer) -> Iterator[Document]:
+    if isinstance(source, FileSource):
+        documents = source.transformed(tokenizer)
+    else:
+        documents = source.documents()
+    for document in documents:
         if not isinstance(document, Document):
             raise wrong_method_return(source, "documents", document, "an iterator over Document")
         yield document
@@ -71,12 +77,18 @@ def groups(documents: Iterable[Document]) -> Iterator[list[Document]]:
 def encode_documents(group: Sequence[Document], tokenizer: Tokenizer) -> list[NDArray[Any]]:
     """Returns the tokens of documents, of the narrowest width that holds the vocabulary.
 
+    Those of a document with a loss mask say which of them count; see `axcore.data.loss_mask`.
+
     Raises:
         DataError: A document that has tokens has one that is not the tokenizer's.
     """
     if all(document.tokens is None for document in group):
         return tokenizer.encode_documents([document.text for document in group])
-    return [_checked(document, tokenizer) for document in group]
+    return [_masked(document, _checked(document, tokenizer)) for document in group]
+
+
+def _masked(document: Document, tokens: NDArray[Any]) -> NDArray[Any]:
+    return tokens if document.loss_mask is None else mask_tokens(tokens, document.loss_mask)
 
 
 def _checked(document: Document, tokenizer: Tokenizer) -> NDArray[Any]:

@@ -1,10 +1,11 @@
 """What text comes from: a source yields named documents."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import attrs
+import numpy as np
 from numpy.typing import NDArray
 
 from axcore.config import Configurable
@@ -24,11 +25,19 @@ class Document:
         text: The whole text.
         tokens: [N] integers, where the source has tokens and no text; what frames a document is
             among them.
+        offset: Where it begins in its file: a byte, or the number of its row.
+        fields: What else its record holds that a transform asks for.
+        loss_mask: [N] which of its tokens the loss counts; None for all.
+        key: Documents of equal keys are duplicates; None where nobody asks.
     """
 
     name: str
     text: str
     tokens: NDArray[Any] | None = attrs.field(default=None, eq=False, repr=False)
+    offset: int = attrs.field(default=0, eq=False, repr=False)
+    fields: Mapping[str, Any] = attrs.field(factory=dict, eq=False, repr=False)
+    loss_mask: NDArray[np.bool_] | None = attrs.field(default=None, eq=False, repr=False)
+    key: bytes | None = attrs.field(default=None, eq=False, repr=False)
 
     def __len__(self) -> int:
         """Returns its characters, or tokens where it has no text."""

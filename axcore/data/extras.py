@@ -6,11 +6,13 @@ from typing import Any
 from axcore.errors import DataError
 
 _EXTRAS = {
+    "PIL.Image": "images",
     "fsspec.core": "data",
     "pyarrow": "arrow",
     "pyarrow.parquet": "arrow",
     "zstandard": "zstd",
 }
+_NAMES = {"PIL.Image": "Pillow"}
 
 
 def import_extra(module: str) -> Any:
@@ -23,6 +25,6 @@ def import_extra(module: str) -> Any:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         raise DataError(
-            f"This needs {module.partition('.')[0]}, which is not installed.",
+            f"This needs {_NAMES.get(module) or module.partition('.')[0]}, which is not installed.",
             hint=f'pip install "axcore[{_EXTRAS[module]}]"',
         ) from error

@@ -1,14 +1,22 @@
 """Sources that are files: read in parts, side by side, their bad records named and counted."""
 
+import sys
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
-from typing import ClassVar
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any, ClassVar
 
 import attrs
 
+from axcore.config import config
 from axcore.data.document import Document, Source
 from axcore.data.files import NamedFile, warn_skipped
 from axcore.data.local_copies import local_copies
+from axcore.data.tokenizer import Tokenizer
+from axcore.data.transforms import Dropped, Transform
+from axcore.data.transforms.deduplicate import DUPLICATE
+from axcore.data.transforms.transform import apply_all
 from axcore.errors import DataError
 
 
@@ -55,7 +63,50 @@ class FileSource(Source):
         unit: What its records are called, many of them.
     """
 
+    @config
+    class Config(Source.Config):
+        """What becomes of documents before they are tokens.
+
+        Attributes:
+            transforms: What changes documents or leaves them out, in this order.
+        """
+
+        transforms: tuple[Transform.Config, ...] = ()
+
     unit: ClassVar[str] = "files"
+
+    @cached_property
+    def transforms(self) -> tuple[Transform, ...]:
+        """What changes its documents."""
+        return tuple(one.build() for one in self.config.transforms)
+
+    @cached_property
+    def needs_text(self) -> bool:
+        """Whether a record without text is bad: not where a transform makes documents of others."""
+        return not any(one.replaces_text for one in self.transforms)
+
+    @cached_property
+    def wanted_fields(self) -> tuple[str, ...]:
+        """The fields of records that its transforms read."""
+        return tuple({name: None for one in self.transforms for name in one.fields})
+
+    @property
+    def marks_duplicates(self) -> bool:
+        """Whether documents have keys, and of those with equal ones the first alone stays."""
+        return any(one.marks_duplicates for one in self.transforms)
+
+    @property
+    def makes_loss_mask(self) -> bool:
+        """Whether the loss may count some tokens of a document only."""
+        return any(one.makes_loss_mask for one in self.transforms)
+
+    def fields_of(self, record: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the fields of a record that transforms read.
+
+        Raises:
+            KeyError: The record lacks one.
+        """
+        return {name: record[name] for name in self.wanted_fields}
 
     @abstractmethod
     def files(self) -> Sequence[NamedFile]:
@@ -102,37 +153,78 @@ class FileSource(Source):
         """The share of the records that may be bad and are left out; 0 where none may."""
 
     def documents(self) -> Iterator[Document]:
-        """Yields every document of every file.
+        """Yields every document of every file, before its transforms.
 
         Raises:
             DataError: A record is bad and none may be, or more are than may be.
         """
-        tally = Tally(self)
+        yield from self._read_all(Tally(self))
+
+    def transformed(self, tokenizer: Tokenizer) -> Iterator[Document]:
+        """Yields every document as its transforms leave it, and says what they leave out.
+
+        Raises:
+            DataError: A record is bad and none may be, or more are than may be.
+        """
+        tally, seen = Tally(self, tokenizer), set()
+        for document in self._read_all(tally):
+            if document.key is None or document.key not in seen:
+                seen.add(document.key)
+                yield document
+            else:
+                tally.dropped[DUPLICATE] += 1
+        if tally.dropped:
+            reasons = ", ".join(f"{count:,} {reason}" for reason, count in tally.dropped.items())
+            print(f"data: left out of {self.describe()}: {reasons}", file=sys.stderr)
+
+    def _read_all(self, tally: "Tally") -> Iterator[Document]:
         for file in self.files():
-            yield from tally.documents(self.read(FileSpan(file)))
+            yield from tally.documents(self.read(FileSpan(file)), file)
         tally.check()
         if tally.bad:
             warn_skipped(len(tally.bad), f"of {tally.num_records} {self.unit}", tally.bad[0].error)
 
 
 class Tally:
-    """The records of a source as they are read: documents pass, bad ones are kept and counted."""
+    """The records of a source as they are read: documents pass, others are counted.
 
-    def __init__(self, source: FileSource) -> None:
+    Attributes:
+        num_records: All of them.
+        bad: Those that cannot be documents.
+        dropped: How many transforms left out, and why.
+    """
+
+    def __init__(self, source: FileSource, tokenizer: Tokenizer | None = None) -> None:
+        """Counts what transforms make of documents, where there is a tokenizer for them."""
         self._source = source
+        self._tokenizer = tokenizer
         self.num_records = 0
         self.bad: list[BadRecord] = []
+        self.dropped: Counter[str] = Counter()
 
-    def documents(self, records: Iterable[Document | BadRecord]) -> Iterator[Document]:
-        """Yields the documents of records; a bad record is raised where none may be bad."""
+    def documents(
+        self, records: Iterable[Document | BadRecord], file: NamedFile
+    ) -> Iterator[Document]:
+        """Yields the documents of a file; a bad record is raised where none may be bad."""
         for record in records:
             self.num_records += 1
-            if isinstance(record, Document):
-                yield record
+            made = self._transformed(record, file) if isinstance(record, Document) else record
+            if isinstance(made, Document):
+                yield made
+            elif isinstance(made, Dropped):
+                self.dropped[made.reason] += 1
             elif self._source.max_bad_fraction == 0:
-                raise record.error
+                raise made.error
             else:
-                self.bad.append(record)
+                self.bad.append(made)
+
+    def _transformed(self, document: Document, file: NamedFile) -> Document | Dropped | BadRecord:
+        if self._tokenizer is None or not self._source.transforms:
+            return document
+        try:
+            return apply_all(self._source.transforms, document, self._tokenizer)
+        except DataError as error:
+            return BadRecord(file.name, document.offset, error)
 
     def check(self) -> None:
         """Checks that no more records are bad than may be.

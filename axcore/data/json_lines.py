@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import attrs
 
@@ -60,11 +61,9 @@ class JsonLines(FileSource):
         """Yields a document for each line."""
         for line in _read_lines(span, self.config.max_line_mib * _MIB):
             try:
-                text = line.text_of(self.config.field)
+                yield line.document(self)
             except DataError as error:
                 yield BadRecord(line.file.name, line.offset, error)
-            else:
-                yield Document(f"{line.file.name}:{line.number}", text)
 
     @property
     def max_bad_fraction(self) -> float:
@@ -101,12 +100,21 @@ class _Line:
     raw: bytes
     is_whole: bool = True
 
-    def text_of(self, field: str) -> str:
-        """Returns the text in `field`.
+    def document(self, source: JsonLines) -> Document:
+        """Returns the document that the line is.
 
         Raises:
             DataError: Naming the file and the line, and what is wrong with it.
         """
+        record = self._object()
+        text = self._text(record, source.config.field) if source.needs_text else ""
+        try:
+            fields = source.fields_of(record)
+        except KeyError as error:
+            raise self._lacks(error.args[0], record) from error
+        return Document(f"{self.file.name}:{self.number}", text, None, self.offset, fields)
+
+    def _object(self) -> dict[str, Any]:
         if not self.is_whole:
             raise self._error(
                 f"is longer than {len(self.raw) // _MIB} MiB",
@@ -115,12 +123,18 @@ class _Line:
         record = self._record()
         if not isinstance(record, dict):
             raise self._error(f"holds {_kind(record)}, not an object")
+        return record
+
+    def _lacks(self, field: str, record: dict[str, Any]) -> DataError:
+        names = ", ".join(repr(name) for name in record) or "nothing"
+        return self._error(
+            f"has no field {field!r}; it has {names}",
+            hint="Set the source's field to the one that holds the text.",
+        )
+
+    def _text(self, record: dict[str, Any], field: str) -> str:
         if field not in record:
-            names = ", ".join(repr(name) for name in record) or "nothing"
-            raise self._error(
-                f"has no field {field!r}; it has {names}",
-                hint="Set the source's field to the one that holds the text.",
-            )
+            raise self._lacks(field, record)
         text = record[field]
         if not isinstance(text, str):
             raise self._error(f"field {field!r} holds {_kind(text)}, not a string")

@@ -17,6 +17,8 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
+from axcore.data.loss_mask import plain_tokens
+
 Batch = dict[str, NDArray[Any]]
 
 PADDING_ROW = -1
@@ -205,7 +207,8 @@ class PackedRows:
             `tokens` and `targets`, [B, T] int32: a token, and the one that follows it in the same
             document. `segment_ids`, [B, T] int32: 1 for a row's first document, 2 for the next,
             ..., 0 for padding. `positions`, [B, T] int32: 0, 1, ... from where a segment begins.
-            `loss_weights`, [B, T] float32: 1, and 0 for padding. Where documents are not masked,
+            `loss_weights`, [B, T] float32: 1, and 0 for padding and for
+            what a transform says that the loss does not count. Where documents are not masked,
             a row is one segment: there are no `segment_ids`, and positions count the row.
         """
         batch = self._padding(len(rows))
@@ -229,9 +232,10 @@ class PackedRows:
         document_n = np.repeat(np.arange(len(pairs.counts)), pairs.counts)
         place_n = np.arange(len(document_n))
         here = slice(len(document_n))
-        row["tokens"][here] = pairs.tokens[place_n + document_n]
-        row["targets"][here] = pairs.tokens[place_n + document_n + 1]
-        row["loss_weights"][here] = 1
+        targets = pairs.tokens[place_n + document_n + 1]
+        row["tokens"][here] = plain_tokens(pairs.tokens[place_n + document_n])
+        row["targets"][here] = plain_tokens(targets)
+        row["loss_weights"][here] = targets >= 0
         row["positions"][here] = place_n
         if self._masks_documents:
             row["segment_ids"][here] = document_n + 1

@@ -81,6 +81,10 @@ class Tokenizer(Configurable, ABC):
             for tokens in self._encoded(texts)
         ]
 
+    def framed(self, tokens: NDArray[Any]) -> NDArray[Any]:
+        """Returns tokens between bos, where there is one, and eos."""
+        return np.concatenate([self._before(), tokens, [self.eos_id]], dtype=tokens.dtype)
+
     def _encoded(self, texts: Sequence[str]) -> list[NDArray[Any]]:
         """Returns what `encode_many` does, which somebody else may have written, checked."""
         encoded = self.encode_many(texts)

@@ -1,7 +1,7 @@
 """Changes that users ask for by name: `axcore train tiny --modify sliding_window`.
 
-A name means a modifier, a layer variant, a quantization scheme, a data source or a tokenizer
-that a plugin, or the core, brings. Values of it follow in parentheses:
+A name means a modifier, a layer variant, a quantization scheme, a data source, a tokenizer or a
+transform of documents that a plugin, or the core, brings. Values of it follow in parentheses:
 `--modify 'remat(policy=minimal)'`.
 """
 
@@ -11,12 +11,13 @@ from typing import Any
 from axcore.config import (
     REQUIRED,
     apply_overrides,
+    evolve,
     field_names,
     is_config,
     name_the_known,
     replace_config,
 )
-from axcore.data import Source, Tokenizer
+from axcore.data import FileSource, Source, Tokenizer, Transform
 from axcore.errors import ConfigError, PluginError
 from axcore.hardware.hardware import Hardware
 from axcore.layers import Dot
@@ -28,18 +29,20 @@ from axcore.plugins.host import plugin_host
 from axcore.plugins.records import (
     DataSource,
     DataTokenizer,
+    DataTransform,
     LayerVariant,
     Modifier,
     QuantizationScheme,
 )
 from axcore.registration import Record
 
-Change = Modifier | LayerVariant | QuantizationScheme | DataSource | DataTokenizer
+Change = Modifier | LayerVariant | QuantizationScheme | DataSource | DataTokenizer | DataTransform
 
 _SLOTS = {DataSource: Source, DataTokenizer: Tokenizer}
 _CONFIGS: Mapping[type[Record], type] = {
     DataSource: Source.Config,
     DataTokenizer: Tokenizer.Config,
+    DataTransform: Transform.Config,
     QuantizationScheme: Dot.Config,
     Modifier: object,
 }
@@ -51,7 +54,7 @@ def with_changes(cfg: Any, changes: Iterable[str], hardware: Hardware | None = N
     Args:
         cfg: An experiment's config.
         changes: `NAME` or `NAME(field=value, ...)` of modifiers, layer variants, quantization
-            schemes, data sources and tokenizers.
+            schemes, data sources, tokenizers and transforms.
         hardware: What modifiers change it for.
 
     Raises:
@@ -81,6 +84,7 @@ def find_change(change: str) -> Change:
         *host.records(QuantizationScheme),
         *host.records(DataSource),
         *host.records(DataTokenizer),
+        *host.records(DataTransform),
     )
     for record in every:
         found.setdefault(record.name, []).append(record)
@@ -89,7 +93,7 @@ def find_change(change: str) -> Change:
             f"there is no change {name!r}; {name_the_known(name, found)}",
             where="--modify",
             hint="`axcore plugins -v` lists modifiers, layer variants, quantization schemes, data "
-            "sources and tokenizers",
+            "sources, tokenizers and transforms",
         )
     first, *others = found[name]
     if others:
@@ -154,6 +158,10 @@ def _changed(cfg: Any, text: str, hardware: Hardware | None, *, where: str) -> A
     made = with_values(made)
     if isinstance(change, QuantizationScheme):
         return with_dot(cfg, made)
+    if isinstance(change, DataTransform):
+        return replace_config(
+            cfg, FileSource, lambda one: evolve(one, transforms=(*one.transforms, made))
+        )
     if not isinstance(change, Modifier):
         return replace_config(cfg, _SLOTS[type(change)], made)
     if hardware is None:

@@ -16,6 +16,7 @@ from axcore.plugins.records import (
     Command,
     DataSource,
     DataTokenizer,
+    DataTransform,
     DoctorCheck,
     EnvironmentFlags,
     Experiment,
@@ -315,6 +316,23 @@ def data_sources() -> Iterator[DataSource]:
     ):
         ref = Ref(f"axcore.data:{config}.Config")
         yield DataSource(name=name, config=ref, summary=summary)
+
+
+@hook.data_transforms
+def data_transforms() -> Iterator[DataTransform]:
+    """What changes documents, or leaves them out."""
+    for name, config, summary in (
+        ("length_filter", "LengthFilter", "Documents of some length"),
+        ("pattern_filter", "PatternFilter", "Documents in which a regular expression is found"),
+        ("field_filter", "FieldFilter", "Documents with some value in a field"),
+        ("deduplicate", "Deduplicate", "The first of equal documents"),
+        ("fill_in_the_middle", "FillInTheMiddle", "Middles of documents at their ends"),
+        ("span_corruption", "SpanCorruption", "Spans to write that were taken out of documents"),
+        ("chat_messages", "ChatMessages", "Conversations, with loss on the answers alone"),
+        ("image_pixels", "ImagePixels", "Images, a token for each value of each pixel"),
+    ):
+        ref = Ref(f"axcore.data:{config}.Config")
+        yield DataTransform(name=name, config=ref, summary=summary)
 
 
 @hook.tokenizers

@@ -16,6 +16,7 @@ from axcore.plugins import (
     Command,
     DataSource,
     DataTokenizer,
+    DataTransform,
     DoctorCheck,
     EnvironmentFlags,
     Finding,
@@ -151,6 +152,12 @@ def _check_tokenizer(record: DataTokenizer) -> None:
     assert issubclass(record.config.resolve(), Tokenizer.Config)
 
 
+def _check_transform(record: DataTransform) -> None:
+    from axcore.data import Transform
+
+    assert issubclass(record.config.resolve(), Transform.Config)
+
+
 def _check_flags(record: EnvironmentFlags) -> None:
     hosts = [host for family in plugin_host().records(HardwareFamily) for host in family.hosts]
     meant = [host for host in hosts if record.requires(host) is None]
@@ -164,6 +171,7 @@ _CHECKS: dict[type[Record], Callable[[Any], None]] = {
     Command: _check_command,
     DataSource: _check_source,
     DataTokenizer: _check_tokenizer,
+    DataTransform: _check_transform,
     DoctorCheck: _check_doctor,
     EnvironmentFlags: _check_flags,
     HardwareFamily: _check_family,

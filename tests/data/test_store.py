@@ -70,7 +70,12 @@ def test_parts_of_a_file_hold_its_documents_in_order(tmp_path_factory, texts, en
         patch.setattr(plan_module, "_SMALLEST", target)
         parts = make_plan(source, ByteTokenizer.Config(), 0.0).parts
     tally = Tally(source)
-    read = [one for part in parts for span in part for one in tally.documents(source.records(span))]
+    read = [
+        one
+        for part in parts
+        for span in part
+        for one in tally.documents(source.records(span), span.file)
+    ]
     assert read == list(source.documents())
 
 

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,13 +15,15 @@ import attrs
 from axcore.data.corpus import Corpus, check_corpus
 from axcore.data.document import Source
 from axcore.data.file_source import FileSource, check_bad_records
+from axcore.data.store.duplicates import UNIQUE, find_duplicates, without_duplicates
 from axcore.data.store.manifest import MANIFEST, SPLITS, Manifest, copy_tokenizer
 from axcore.data.store.part import PartBuilder, bad_file, done_file
 from axcore.data.store.plan import PLAN, Plan, make_plan, plan_identity, read_plan
 from axcore.data.store.pool import built_in_processes
 from axcore.data.store.reader import TokenStoreDirectory, open_store
-from axcore.data.store.shard import ShardInfo
+from axcore.data.store.shard import PAIRS, TOKENS, ShardInfo
 from axcore.data.tokenizer import Tokenizer
+from axcore.data.transforms.deduplicate import DUPLICATE
 from axcore.data.whole_files import whole_file, write_whole
 from axcore.errors import DataError
 
@@ -152,18 +155,26 @@ def _finish(root: Path, plan: Plan, source: FileSource, tokenizer: Tokenizer.Con
     }
     _gather_bad_records(root, len(parts))
     _check_bad_records(root, plan, counts)
-    splits = {
-        name: tuple(info for part in parts if (info := ShardInfo(**part["splits"][name])).documents)
-        for name in SPLITS
-    }
+    dtype = PartBuilder(root, plan).dtype
+    infos = [{name: ShardInfo(**part["splits"][name]) for name in SPLITS} for part in parts]
+    dropped = sum((Counter(part.get("dropped", {})) for part in parts), Counter[str]())
+    if source.marks_duplicates:
+        repeats = find_duplicates(root, len(parts))
+        dropped[DUPLICATE] = sum(int(one.sum()) for one in repeats)
+        infos = [
+            without_duplicates(root, index, part, repeats[index], dtype)
+            for index, part in enumerate(infos)
+        ]
+    splits = {name: tuple(part[name] for part in infos if part[name].documents) for name in SPLITS}
     manifest = Manifest(
         source=source.describe(),
         source_digest=plan.source_digest,
         tokenizer=copy_tokenizer(tokenizer, root),
         tokenizer_digest=plan.tokenizer_digest,
         validation_fraction=plan.validation_fraction,
-        dtype=PartBuilder(root, plan).dtype.str,
+        dtype=dtype.str,
         splits=splits,
+        dropped=dict(sorted(dropped.items())),
         **counts,
     )
     store = TokenStoreDirectory(root, manifest)
@@ -171,6 +182,19 @@ def _finish(root: Path, plan: Plan, source: FileSource, tokenizer: Tokenizer.Con
     has_text = manifest.characters > 0
     check_corpus(corpus, source, plan.validation_fraction, has_text=has_text)
     manifest.write(root)
+    _remove_replaced(root, splits)
+
+
+def _remove_replaced(root: Path, splits: dict[str, tuple[ShardInfo, ...]]) -> None:
+    """Removes shards with duplicates, of which there are others without, and keys."""
+    for split in splits.values():
+        for info in split:
+            if info.name.endswith(UNIQUE):
+                for suffix in (TOKENS, PAIRS):
+                    replaced = info.name.removesuffix(UNIQUE) + suffix
+                    (root / "shards" / replaced).unlink(missing_ok=True)
+    for keys in (root / "shards").glob("*.keys"):
+        keys.unlink()
 
 
 def _check_unchanged(

@@ -35,6 +35,7 @@ class Manifest:
         bad_records: Those that were left out; `quarantine.jsonl` names them.
         characters: Of the documents' texts, or tokens where they have none.
         splits: The shards of each split, in order; those without a document are left out.
+        dropped: How many documents transforms left out, and why.
     """
 
     source: str
@@ -47,6 +48,7 @@ class Manifest:
     bad_records: int
     characters: int
     splits: dict[str, tuple[ShardInfo, ...]]
+    dropped: dict[str, int] = attrs.field(factory=dict)
 
     def write(self, folder: Path) -> None:
         """Writes the manifest; a folder that has one is a whole store."""

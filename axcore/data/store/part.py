@@ -13,11 +13,13 @@ import numpy as np
 from axcore.data.corpus import encode_documents, groups
 from axcore.data.document import Document
 from axcore.data.file_source import BadRecord, Tally
+from axcore.data.loss_mask import token_dtype
 from axcore.data.split import is_validation
+from axcore.data.store.duplicates import keys_file, write_keys
 from axcore.data.store.manifest import SPLITS
 from axcore.data.store.plan import Plan
 from axcore.data.store.shard import ShardWriter
-from axcore.data.whole_files import write_whole
+from axcore.data.whole_files import whole_file, write_whole
 
 
 class PartBuilder:
@@ -32,7 +34,8 @@ class PartBuilder:
     @cached_property
     def dtype(self) -> "np.dtype[Any]":
         """Of a token on the disk."""
-        return np.min_scalar_type(self._tokenizer.vocab_size - 1).newbyteorder("<")
+        is_masked = self._source.makes_loss_mask
+        return token_dtype(self._tokenizer.vocab_size, is_masked=is_masked).newbyteorder("<")
 
     def build(self, index: int) -> None:
         """Builds a part; the file `done_file` appears last.
@@ -41,16 +44,21 @@ class PartBuilder:
             DataError: A file cannot be read, or a record is bad and none may be.
         """
         shards = self._folder / "shards"
-        tally, characters = Tally(self._source), 0
+        tally, characters = Tally(self._source, self._tokenizer), 0
         with ExitStack() as stack:
             writers = {
                 name: stack.enter_context(ShardWriter(shards, f"{index:06}.{name}", self.dtype))
                 for name in SPLITS
             }
+            keys = None
+            if self._source.marks_duplicates:
+                keys = stack.enter_context(whole_file(keys_file(self._folder, index)))
             for group in groups(self._documents(index, tally)):
                 characters += sum(map(len, group))
                 encoded = encode_documents(group, self._tokenizer)
                 held = [is_validation(one.name, self._plan.validation_fraction) for one in group]
+                if keys is not None:
+                    write_keys(keys, group, encoded, held)
                 for name, is_held in zip(SPLITS, (False, True), strict=True):
                     writers[name].add(
                         [t for t, h in zip(encoded, held, strict=True) if h is is_held]
@@ -63,13 +71,14 @@ class PartBuilder:
             "records": tally.num_records,
             "bad_records": len(tally.bad),
             "characters": characters,
+            "dropped": dict(tally.dropped),
             "splits": infos,
         }
         write_whole(done_file(self._folder, index), json.dumps(done) + "\n")
 
     def _documents(self, index: int, tally: Tally) -> Iterator[Document]:
         for span in self._plan.parts[index]:
-            yield from tally.documents(self._source.read(span))
+            yield from tally.documents(self._source.read(span), span.file)
 
 
 def done_file(folder: Path, index: int) -> Path:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from axcore.data.loss_mask import plain_tokens
 from axcore.data.packing import Pairs
 from axcore.data.store.manifest import (
     SPLITS,
@@ -65,7 +66,7 @@ class StoredTokens:
     def document(self, index: int) -> NDArray[Any]:
         """Returns the tokens of a document by its number."""
         shard = int(np.searchsorted(self._first_document, index, side="right")) - 1
-        return self._shard(shard).document(index - int(self._first_document[shard]))
+        return plain_tokens(self._shard(shard).document(index - int(self._first_document[shard])))
 
     def first_pairs(self, documents: NDArray[np.int64]) -> NDArray[np.int64]:
         """Returns how many pairs come before each of some documents; D counts as one after all."""

@@ -13,6 +13,7 @@ from axcore.plugins.records.command import Command
 from axcore.plugins.records.compiler_options import CompilerOptions
 from axcore.plugins.records.data_source import DataSource
 from axcore.plugins.records.data_tokenizer import DataTokenizer
+from axcore.plugins.records.data_transform import DataTransform
 from axcore.plugins.records.doctor_check import DoctorCheck
 from axcore.plugins.records.environment_flags import EnvironmentFlags
 from axcore.plugins.records.experiment import Experiment
@@ -36,6 +37,7 @@ __all__ = [
     "CompilerOptions",
     "DataSource",
     "DataTokenizer",
+    "DataTransform",
     "DoctorCheck",
     "EnvironmentFlags",
     "Experiment",
@@ -65,6 +67,7 @@ class Hooks(HookTable):
     commands = HookDecorator(Command)
     compiler_options = HookDecorator(CompilerOptions)
     data_sources = HookDecorator(DataSource)
+    data_transforms = HookDecorator(DataTransform)
     doctor_checks = HookDecorator(DoctorCheck)
     environment_flags = HookDecorator(EnvironmentFlags)
     experiments = HookDecorator(Experiment)

@@ -1,0 +1,111 @@
+"""Filters: documents of some length, text or value of a field stay, others are left out."""
+
+import re
+from functools import cached_property
+from typing import Any
+
+from axcore.config import REQUIRED, NonNegativeInt, PositiveInt, config
+from axcore.data.document import Document
+from axcore.data.transforms.transform import Dropped, Transform, TransformTools
+from axcore.errors import ConfigError, DataError
+
+
+class LengthFilter(Transform):
+    """Keeps documents of some length, in characters; in tokens where they have no text."""
+
+    @config
+    class Config(Transform.Config):
+        """How long.
+
+        Attributes:
+            at_least: The shortest that stays.
+            at_most: The longest that stays; None for any.
+        """
+
+        at_least: NonNegativeInt = 0
+        at_most: PositiveInt | None = None
+
+    def apply(self, document: Document, tools: TransformTools) -> Document | Dropped:
+        """Leaves out what is too short or too long."""
+        cfg = self.config
+        if len(document) < cfg.at_least:
+            return Dropped(f"shorter than {cfg.at_least}")
+        if cfg.at_most is not None and len(document) > cfg.at_most:
+            return Dropped(f"longer than {cfg.at_most}")
+        return document
+
+
+class PatternFilter(Transform):
+    """Keeps documents in which a regular expression is found, or those in which it is not."""
+
+    @config
+    class Config(Transform.Config):
+        """Which text.
+
+        Attributes:
+            pattern: A regular expression of Python's `re`, found anywhere in the text.
+            keeps: Whether documents with it stay, or those without.
+        """
+
+        pattern: str = REQUIRED
+        keeps: bool = True
+
+    @cached_property
+    def _pattern(self) -> re.Pattern[str]:
+        try:
+            return re.compile(self.config.pattern)
+        except re.error as error:
+            raise ConfigError(
+                f"{self.config.pattern!r} is no regular expression: {error}",
+                where="data.source.transforms",
+            ) from error
+
+    def apply(self, document: Document, tools: TransformTools) -> Document | Dropped:
+        """Leaves out what the pattern says."""
+        if bool(self._pattern.search(document.text)) == self.config.keeps:
+            return document
+        return Dropped(f"{'no ' if self.config.keeps else ''}match of {self.config.pattern!r}")
+
+
+class FieldFilter(Transform):
+    """Keeps documents whose record has some value in a field; a record without the field is bad."""
+
+    @config
+    class Config(Transform.Config):
+        """Which field, and which values.
+
+        Attributes:
+            field: Of the record.
+            equals: The text that it must be; None for any.
+            at_least: The smallest number that stays; None for any value.
+            at_most: The largest number that stays; None for any value.
+        """
+
+        field: str = REQUIRED
+        equals: str | None = None
+        at_least: float | None = None
+        at_most: float | None = None
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The one that decides."""
+        return (self.config.field,)
+
+    def apply(self, document: Document, tools: TransformTools) -> Document | Dropped:
+        """Leaves out what the field says."""
+        cfg, value = self.config, document.fields[self.config.field]
+        if cfg.equals is not None and value != cfg.equals:
+            return Dropped(f"{cfg.field} is not {cfg.equals!r}")
+        if cfg.at_least is not None and self._number(document, value) < cfg.at_least:
+            return Dropped(f"{cfg.field} is less than {cfg.at_least:g}")
+        if cfg.at_most is not None and self._number(document, value) > cfg.at_most:
+            return Dropped(f"{cfg.field} is more than {cfg.at_most:g}")
+        return document
+
+    def _number(self, document: Document, value: Any) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
+            raise DataError(
+                f"Field {self.config.field!r} of {document.name} holds {value!r:.40}, no number.",
+                where=document.name,
+            )
+        return value

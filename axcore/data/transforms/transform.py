@@ -1,0 +1,89 @@
+"""`Transform`: changes a document, or leaves it out; the same way wherever and whenever it runs."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import ClassVar
+
+import attrs
+import numpy as np
+
+from axcore.config import Configurable
+from axcore.data.document import Document
+from axcore.data.tokenizer import Tokenizer
+from axcore.plugins import wrong_method_return
+
+
+@attrs.frozen
+class Dropped:
+    """A document is left out, and why; equal reasons are counted together."""
+
+    reason: str
+
+
+@attrs.frozen
+class TransformTools:
+    """What a transform may use beside the document.
+
+    Attributes:
+        tokenizer: The data's own.
+        place: Of the transform among those of its source, so that two draw different numbers.
+    """
+
+    tokenizer: Tokenizer
+    place: int
+
+    def rng(self, seed: int, document: Document) -> np.random.Generator:
+        """Returns random numbers that depend on the seed and on the document's name alone.
+
+        So they do not depend on other documents, on their order, or on who reads which of them.
+        """
+        what = f"{seed} {self.place} {document.name}".encode("utf-8", "surrogateescape")
+        return np.random.default_rng(int.from_bytes(blake2b(what, digest_size=16).digest()))
+
+
+class Transform(Configurable, ABC):
+    """Changes documents one by one; pure.
+
+    Attributes:
+        replaces_text: Whether it makes a document out of other fields than the source's `field`,
+            which records then need not have.
+        makes_loss_mask: Whether it makes documents of which the loss counts some tokens only.
+        marks_duplicates: Whether it gives every document a key.
+    """
+
+    replaces_text: ClassVar[bool] = False
+    makes_loss_mask: ClassVar[bool] = False
+    marks_duplicates: ClassVar[bool] = False
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Fields of a record that it reads, besides the text; a record without one is bad."""
+        return ()
+
+    @abstractmethod
+    def apply(self, document: Document, tools: TransformTools) -> Document | Dropped:
+        """Returns a document in its place, of the same name, or why there is none.
+
+        Raises:
+            DataError: The record is bad.
+        """
+
+
+def apply_all(
+    transforms: Sequence[Transform], document: Document, tokenizer: Tokenizer
+) -> Document | Dropped:
+    """Returns what all transforms make of a document, one after another.
+
+    Raises:
+        DataError: The record is bad.
+    """
+    for place, transform in enumerate(transforms):
+        made = transform.apply(document, TransformTools(tokenizer, place))
+        if isinstance(made, Dropped):
+            return made
+        if not isinstance(made, Document) or made.name != document.name:
+            expected = "a Document of the same name, or a Dropped"
+            raise wrong_method_return(transform, "apply", made, expected)
+        document = made
+    return document

@@ -1,0 +1,30 @@
+"""A published tokenizer of bytes, with a chat template, for tests."""
+
+import json
+
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers
+
+TEMPLATE = """{%- for message in messages %}
+    {%- if message.role not in ('user', 'assistant') %}
+        {{- raise_exception('no role ' + message.role) }}
+    {%- endif %}
+    {{- '<|turn|>' + message.role }}:{{ message.content }}<|end|>
+{%- endfor %}
+{%- if add_generation_prompt %}<|turn|>assistant:{% endif %}"""
+
+
+def write_chat_tokenizer(folder, template=TEMPLATE):
+    """Writes the files of a tokenizer: 256 bytes, 256 `<|turn|>`, 257 `<|end|>`."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = tokenizers.Tokenizer(
+        models.BPE({letter: number for number, letter in enumerate(alphabet)}, [])
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|turn|>", "<|end|>"])
+    folder.mkdir(exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|end|>"}))
+    (folder / "chat_template.jinja").write_text(template)
+    return folder
