@@ -71,7 +71,7 @@ def _of_plugin(name):
     return make
 
 
-MODELS |= {name: _of_plugin(name) for name in ("gpt2", "qwen3", "qwen3_moe")}
+MODELS |= {name: _of_plugin(name) for name in ("gpt2", "qwen3", "qwen3_moe", "qwen3_next")}
 MODELS |= {name: _of_plugin(name) for name in ("gemma", "gemma2")}
 _OPEN = ("gpt_neox", "granite", "olmo2", "olmo3", "mamba2", "smollm3", "starcoder2")
 MODELS |= {name: _of_plugin(name) for name in _OPEN}

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from jaxtyping import Array, Float
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
 
 from axcore.errors import ModuleError
 from axcore.layers.tokens import TokenInfo
@@ -48,6 +49,13 @@ def attend(
     if options.keys() <= {"scale", "soft_cap", "sinks_N"}:
         lengths_B = info.num_cached + q.shape[1]
         return decode_attention(q, k, v, lengths_B, window=left, **options)
+    k, v = (_held(x, info.num_cached + q.shape[1]) for x in (k, v))
     return attention(
         q, k, v, causal=True, window=(left, 0), query_offset=info.num_cached, **options
     )
+
+
+def _held(x: Float[Array, "batch keys heads size"], lengths: Int[Array, " batch"]) -> Array:
+    """Returns what a cache holds, zeros behind it: no number there is masked by a weight of 0."""
+    places = jnp.arange(x.shape[1], dtype=jnp.int32)[None, :]
+    return jnp.where((places < lengths[:, None])[:, :, None, None], x, 0)

@@ -10,7 +10,7 @@ from jaxtyping import Array, Int
 
 from axcore.config import REQUIRED, PositiveFloat, PositiveInt, config
 from axcore.errors import ConfigError
-from axcore.layers import rope_frequencies
+from axcore.layers import NoCache, rope_frequencies
 from axcore.module import Module
 from axcore.ops import rope
 
@@ -19,8 +19,10 @@ class LongRoPE(Module):
     """RoPE whose pairs are slowed each by a factor of its own, found by search.
 
     All tokens of a document of more than `original_length` tokens turn by the long factors, those
-    of others by the short ones: a token's rotation depends on those behind it. Queries and keys are
-    both multiplied by the attention factor.
+    of others by the short ones: a token's rotation depends on those behind it. A model that serves
+    keeps keys as they were rotated; there all turn by the long factors if a row has room for more
+    tokens than that, and by the short ones if not. Queries and keys are both multiplied by the
+    attention factor.
 
     Source: Ding et al. 2024, arXiv:2402.13753, section 3.3 and eq. 4. Slot protocol: the parent
     fills `head_dim`.
@@ -37,6 +39,7 @@ class LongRoPE(Module):
             long_factors: What they are slowed by in long ones.
             original_length: Tokens of the longest short document.
             attention_factor: On queries and keys.
+            kv_cache: That of the attention; only how much room it has is read.
         """
 
         head_dim: PositiveInt = REQUIRED
@@ -45,6 +48,7 @@ class LongRoPE(Module):
         long_factors: tuple[float, ...] = REQUIRED
         original_length: PositiveInt = 4096
         attention_factor: PositiveFloat = 1.0
+        kv_cache: Module.Config = NoCache.Config()
 
     def setup(self, cfg: Config) -> None:
         """Computes both sets of frequencies."""
@@ -56,10 +60,16 @@ class LongRoPE(Module):
 
     def forward(self, q: Any, k: Any, positions: Any) -> tuple[Any, Any]:
         """Returns queries and keys rotated, and scaled by the attention factor."""
-        is_long = document_lengths(positions) > self.config.original_length
-        frequencies = jnp.where(is_long[..., None], self.long, self.short)
+        cfg = self.config
+        served: Any = cfg.kv_cache
+        if isinstance(served, NoCache.Config):
+            lengths = document_lengths(positions)
+        else:
+            lengths = jnp.full((1, 1), served.capacity, positions.dtype)
+        is_long = lengths[..., None] > cfg.original_length
+        frequencies = jnp.where(is_long, self.long, self.short)
         angles = positions.astype(jnp.float32)[..., None] * frequencies
-        factor = self.config.attention_factor
+        factor = cfg.attention_factor
         cos, sin = factor * jnp.cos(angles), factor * jnp.sin(angles)
         return rope(q, cos, sin), rope(k, cos, sin)
 

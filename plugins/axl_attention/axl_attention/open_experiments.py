@@ -20,6 +20,7 @@ from axl_attention.models import (
     olmo2,
     olmo3,
     phi3,
+    qwen3_next,
     smollm3,
     starcoder2,
 )
@@ -127,6 +128,15 @@ def llama4_scout() -> Any:
     """
     changes = {"data.tokenizer.bos_token": "<|begin_of_text|>", "max_steps": 9_537_000}
     return _trained(llama4("scout"), "<|end_of_text|>", changes, rows=(1, 2))
+
+
+def qwen3_next_80b_a3b() -> Any:
+    """Returns Qwen3-Next 80B: 15T tokens in rows of 4096; no second token is predicted.
+
+    Source: Qwen Team 2025, "Qwen3-Next: towards ultimate training and inference efficiency".
+    """
+    changes = {"max_steps": 3_576_000}
+    return _trained(qwen3_next("80b-a3b"), "<|endoftext|>", changes, rows=(1, 2))
 
 
 def _trained(model: Any, end: str, changes: dict[str, Any], *, rows: tuple[int, int]) -> Any:

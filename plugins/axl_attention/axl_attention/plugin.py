@@ -81,6 +81,7 @@ def hugging_face_families() -> Iterator[HuggingFaceFamily]:
         ("glm", "glm:GLM", "GLM-4"),
         ("glm4", "glm:GLM4", "GLM-4-0414"),
         ("gpt_oss", "gpt_oss:GPT_OSS", "GPT-OSS"),
+        ("qwen3_next", "qwen3_next:QWEN3_NEXT", "Qwen3-Next"),
         ("qwen3", "qwen3:QWEN3", "Qwen3, dense"),
         ("qwen3_moe", "qwen3:QWEN3_MOE", "Qwen3 with experts"),
     ):
@@ -164,6 +165,7 @@ _OPEN_EXPERIMENTS = {
     "pythia-6.9b": "Pythia 6.9B",
     "phi-4": "Phi-4, 14B parameters",
     "smollm3-3b": "SmolLM3 3B",
+    "qwen3-next-80b-a3b": "Qwen3-Next 80B, which attends in one layer of four",
     "llama4-scout": "The text part of Llama 4 Scout, 109B parameters",
 }
 """Summaries by name; a function's name has `_` for other signs."""

@@ -49,7 +49,7 @@ def state_space(
     chunk = min(chunk, time)
     if state is None:
         state = jnp.zeros((batch, groups, heads, width, inputs.b.shape[-1]), jnp.float32)
-    chunks = Inputs(*(_in_chunks(array, chunk) for array in inputs))
+    chunks = Inputs(*(in_chunks(array, chunk) for array in inputs))
 
     def step(carry: tuple[Array, Array], one: Inputs) -> tuple[tuple[Array, Array], Array]:
         return _chunk(*carry, one, a)
@@ -58,7 +58,7 @@ def state_space(
     return jnp.moveaxis(y, 0, 1).reshape(batch, -1, groups, heads, width)[:, :time], state
 
 
-def _in_chunks(array: Array, chunk: int) -> Array:
+def in_chunks(array: Array, chunk: int) -> Array:
     """Returns an array with its chunks first; the last one is filled with zeros."""
     rest = -array.shape[1] % chunk
     padded = jnp.pad(array, [(0, 0), (0, rest)] + [(0, 0)] * (array.ndim - 2))

@@ -23,6 +23,7 @@ from axl_attention.models import (
     phi3,
     qwen3,
     qwen3_moe,
+    qwen3_next,
     smollm3,
     starcoder2,
 )
@@ -36,7 +37,7 @@ from axcore.module import count_params
 FAMILIES = (
     *(olmo2, gpt2, qwen3, qwen3_moe, gemma, gemma2, gemma3),
     *(granite, deepseek_v2, deepseek_v3, kimi_k2, gpt_neox, olmo3, smollm3),
-    *(phi3, gpt_oss, starcoder2, llama4),
+    *(phi3, gpt_oss, starcoder2, llama4, qwen3_next),
 )
 """The first of every seven is trained in the quick tests."""
 

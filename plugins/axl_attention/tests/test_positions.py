@@ -17,6 +17,7 @@ from axl_attention.yarn import YaRN, yarn_attention_factor
 
 from axcore.errors import ConfigError
 from axcore.layers import Embedding, NoPosition, RMSNorm, RoPE
+from axcore.modifiers.serving import for_serving
 
 HEAD_DIM, THETA = 64, 10_000.0
 POSITIONS = np.array([[0, 1, 2, 3, 500, 1000], [7, 8, 9, 4095, 4096, 30_000]], np.int32)
@@ -124,6 +125,19 @@ def test_long_documents_turn_by_other_factors_than_short_ones_beside_them(call, 
             pairs = 1.25 * pairs * np.exp(1j * angles)
             expected = np.concatenate([pairs.real, pairs.imag], axis=-1)
             np.testing.assert_allclose(both[:, at], expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(("capacity", "last"), [(4, 3), (5, 4)])
+def test_served_rows_turn_as_documents_that_fill_their_room(call, random, capacity, last):
+    """However few of their tokens a call has."""
+    q, k = random(1, last + 1, 2, 8), random(1, last + 1, 1, 8)
+    positions = np.arange(last + 1, dtype=np.int32)[None]
+    whole, _ = call(long_rope().build(head_dim=8), {}, q, k, positions)
+    cfg = for_serving(long_rope(), num_rows=1, capacity=capacity)
+    for at in range(last + 1):
+        one = slice(at, at + 1)
+        got, _ = call(cfg.build(head_dim=8), {}, q[:, one], k[:, one], positions[:, one])
+        np.testing.assert_allclose(got, whole[:, one], atol=1e-6)
 
 
 def test_yarn_keeps_fast_pairs_and_slows_slow_ones():

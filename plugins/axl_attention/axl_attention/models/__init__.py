@@ -15,6 +15,7 @@ from axl_attention.models.olmo2 import olmo2
 from axl_attention.models.olmo3 import olmo3
 from axl_attention.models.phi3 import phi3
 from axl_attention.models.qwen3 import qwen3, qwen3_moe
+from axl_attention.models.qwen3_next import qwen3_next
 from axl_attention.models.smollm3 import smollm3
 from axl_attention.models.starcoder2 import starcoder2
 
@@ -38,6 +39,7 @@ __all__ = [
     "phi3",
     "qwen3",
     "qwen3_moe",
+    "qwen3_next",
     "smollm3",
     "starcoder2",
 ]

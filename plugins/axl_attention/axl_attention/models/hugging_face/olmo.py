@@ -1,5 +1,6 @@
 """OLMo 2 and 3: norms behind branches, and within projections."""
 
+from axcore.config import find_config
 from axcore.interop import (
     FEED_FORWARD,
     SIZES,
@@ -62,7 +63,7 @@ OLMO3 = Family(
     template=lambda: olmo3("toy"),
     layers=LayerTypes(
         ("sliding_attention", "full_attention"),
-        lambda layer: layer.attention.core.window is None,
+        lambda layer: not find_config(layer, lambda node: getattr(node, "window", None)),
         lambda fields: every(4),
     ),
     config=(

@@ -9,8 +9,6 @@ from axcore.errors import ConfigError
 from axcore.interop import ConfigEntry, Fields, RopeFields, common_value
 from axl_attention.partial_rotary import PartialRotary
 
-_PATH = "**.attention.position"
-
 
 @attrs.frozen
 class PartialRopeFields(ConfigEntry):
@@ -21,12 +19,14 @@ class PartialRopeFields(ConfigEntry):
         default: What its absence means.
         theta: The field of the base.
         is_always_partial: Whether no model of the family rotates heads as a whole.
+        path: Glob of the positions.
     """
 
     fraction: str = "partial_rotary_factor"
     default: float = 1.0
     theta: str = "rope_theta"
     is_always_partial: bool = attrs.field(default=False, kw_only=True)
+    path: str = attrs.field(default="**.attention.position", kw_only=True)
 
     def read(self, cfg: Any, fields: Fields) -> Any:
         """Returns a config with these positions."""
@@ -35,9 +35,11 @@ class PartialRopeFields(ConfigEntry):
         parameters = {"partial_rotary_factor": fraction, **given}
         fraction = float(parameters.pop("partial_rotary_factor"))
         inner = Fields({**fields.values, "rope_parameters": parameters})
-        cfg = RopeFields(name=self.theta).read(cfg, inner)
+        cfg = RopeFields(self.path, name=self.theta).read(cfg, inner)
         fields.read |= inner.read
-        return cfg if fraction == 1.0 else _with_position(cfg, _partial(fraction))
+        if fraction == 1.0:
+            return cfg
+        return replace_config(cfg, lambda _: True, _partial(fraction), at=self.path)
 
     def write(self, cfg: Any) -> dict[str, Any]:
         """Returns the fields.
@@ -45,20 +47,17 @@ class PartialRopeFields(ConfigEntry):
         Raises:
             ConfigError: Heads are rotated as a whole, and never are in the family.
         """
-        position, fraction = common_value(cfg, _PATH), 1.0
+        position, fraction = common_value(cfg, self.path), 1.0
         if isinstance(position, PartialRotary.Config):
-            fraction, cfg = position.fraction, _with_position(cfg, lambda old: old.inner)
+            fraction = position.fraction
+            cfg = replace_config(cfg, lambda _: True, lambda old: old.inner, at=self.path)
         elif self.is_always_partial:
             raise ConfigError(
-                f"{_PATH} is a {type(position).__qualname__}, which rotates whole heads",
-                where=_PATH,
+                f"{self.path} is a {type(position).__qualname__}, which rotates whole heads",
+                where=self.path,
             )
-        return {self.fraction: fraction, **RopeFields(name=self.theta).write(cfg)}
+        return {self.fraction: fraction, **RopeFields(self.path, name=self.theta).write(cfg)}
 
 
 def _partial(fraction: float) -> Any:
     return lambda old: PartialRotary.Config(fraction=fraction, inner=old)
-
-
-def _with_position(cfg: Any, new: Any) -> Any:
-    return replace_config(cfg, lambda _: True, new, at=_PATH)

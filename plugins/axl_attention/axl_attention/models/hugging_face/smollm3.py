@@ -2,6 +2,7 @@
 
 import attrs
 
+from axcore.config import find_config
 from axcore.errors import ConfigError
 from axcore.interop import (
     ATTENTION_BIAS,
@@ -53,7 +54,7 @@ SMOLLM3 = Family(
     template=lambda: smollm3("toy"),
     layers=_NoRopeLayers(
         ("with rotary positions", "without positions"),
-        lambda layer: isinstance(layer.attention.position, NoPosition.Config),
+        lambda layer: bool(find_config(layer, NoPosition)),
     ),
     config=(
         *without(SIZES, "num_hidden_layers"),
