@@ -15,12 +15,19 @@ from axcore.data.data_loader import DataLoader
 from axcore.data.document import Source
 from axcore.data.document_order import DocumentShuffle
 from axcore.data.loading import TrainBatches, ValidationBatches
-from axcore.data.mixture import JoinedOrder, JoinedRows, MixedOrder, Mixture, read_so_far
+from axcore.data.mixture import (
+    SOURCE_IDS,
+    JoinedOrder,
+    JoinedRows,
+    MixedOrder,
+    Mixture,
+    read_so_far,
+)
 from axcore.data.packing import PackedRows, TokenReader
 from axcore.data.row_layout import Packing, row_layout
 from axcore.data.standard_library import StandardLibrary
 from axcore.data.tokenizer import ByteTokenizer, Tokenizer
-from axcore.module import ArraySpec, BatchSpec
+from axcore.module import ArraySpec, BatchSpec, LossGroups
 
 
 @attrs.frozen
@@ -112,10 +119,15 @@ class Data(DataLoader):
         self.tokenizer = cfg.tokenizer.build()
 
     def batch_spec(self) -> BatchSpec:
-        """Returns the arrays of `[batch, time]` that `PackedRows.batch` makes."""
+        """Returns the arrays that `PackedRows.batch` makes, and the rows' sources of a mixture."""
         cfg = self.config
         left_out = set() if cfg.masks_documents else {"segment_ids"}
         num_values = dict.fromkeys(("tokens", "targets"), self.tokenizer.vocab_size)
+        sources = tuple(self.source.components) if isinstance(self.source, Mixture) else ()
+        groups = LossGroups(array=SOURCE_IDS, names=sources) if len(sources) > 1 else None
+        ids = ArraySpec(
+            shape=(cfg.batch_size,), axes=("batch",), dtype="int32", num_values=len(sources)
+        )
         return BatchSpec(
             arrays={
                 name: ArraySpec(
@@ -126,10 +138,12 @@ class Data(DataLoader):
                 )
                 for name, dtype in PackedRows.DTYPES.items()
                 if name not in left_out
-            },
+            }
+            | ({SOURCE_IDS: ids} if groups else {}),
             unit="token",
             num_units=cfg.batch_size * cfg.seq_len,
             sized_by={"batch": "batch_size", "time": "seq_len"},
+            loss_groups=groups,
         )
 
     def train(self, *, process_index: int = 0, process_count: int = 1) -> TrainBatches:

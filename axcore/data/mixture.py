@@ -14,6 +14,9 @@ from axcore.data.schedule import LONGEST_PERIOD, Schedule, integer_weights
 from axcore.data.weight_changes import NewWeights, weights_by_place
 from axcore.errors import ConfigError, DataError
 
+SOURCE_IDS = "source_ids"
+"""The array of a batch that says which source of a mixture each row is of."""
+
 _PARTS_OF_WEIGHT = 10_000
 
 
@@ -174,7 +177,7 @@ class JoinedRows:
         return sum(map(len, self._rows))
 
     def batch(self, rows: Sequence[int]) -> Batch:
-        """Returns the rows of those numbers."""
+        """Returns the rows of those numbers, with the source of each, [B] int32, beside them."""
         numbers = np.asarray(rows, np.int64)
         is_padding = numbers == PADDING_ROW
         own, owner = np.divmod(numbers, len(self._rows))
@@ -185,6 +188,7 @@ class JoinedRows:
             for name, array in self._rows[source].batch(own[places].tolist()).items():
                 whole = batch.setdefault(name, np.empty((len(rows), *array.shape[1:]), array.dtype))
                 whole[places] = array
+        batch[SOURCE_IDS] = owner.astype(np.int32)
         return batch
 
 

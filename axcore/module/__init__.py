@@ -1,6 +1,6 @@
 """Modules: imperative to read, pure to run."""
 
-from axcore.module.batch_spec import ArraySpec, BatchSpec, ModelFlops
+from axcore.module.batch_spec import ArraySpec, BatchSpec, LossGroups, ModelFlops
 from axcore.module.dtypes import DType, DTypes
 from axcore.module.functional import functional
 from axcore.module.initializers import ConstantInit, Initializer, Normal, VarianceScaling
@@ -29,6 +29,7 @@ __all__ = [
     "DTypes",
     "Initializer",
     "Loss",
+    "LossGroups",
     "Merge",
     "ModelFlops",
     "Module",

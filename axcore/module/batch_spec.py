@@ -39,6 +39,21 @@ class ModelFlops(NamedTuple):
 
 
 @attrs.frozen(kw_only=True)
+class LossGroups:
+    """Groups of rows whose losses are reported, such as the sources of a mixture.
+
+    Args:
+        array: The array of a batch that has each row's group, from 0. No model reads it.
+        names: Of the groups.
+        weights: The array `[batch, time]` that each token's loss is multiplied with.
+    """
+
+    array: str
+    names: tuple[str, ...]
+    weights: str = "loss_weights"
+
+
+@attrs.frozen(kw_only=True)
 class BatchSpec:
     """Every array of the global batch, and what throughput counts.
 
@@ -47,6 +62,7 @@ class BatchSpec:
         unit: What throughput counts: `token`, `image`.
         num_units: How many of them a batch has, padding included.
         sized_by: The field of the data's config that sets the size of a logical axis, for errors.
+        loss_groups: Groups of rows whose losses are reported; None for none.
 
     Raises:
         DataError: An array has no axis for a dimension or no rows, or sizes of an axis differ.
@@ -56,6 +72,7 @@ class BatchSpec:
     unit: str
     num_units: int
     sized_by: Mapping[str, str] = immutabledict({BATCH_AXIS: "batch_size"})
+    loss_groups: LossGroups | None = None
 
     def __attrs_post_init__(self) -> None:
         sizes: dict[str, int] = {}
@@ -92,6 +109,13 @@ class BatchSpec:
             for axis, size in zip(array.axes, array.shape, strict=True)
             if axis is not None
         }
+
+    def for_model(self) -> "BatchSpec":
+        """Returns what a model reads of a batch."""
+        if self.loss_groups is None:
+            return self
+        arrays = {k: array for k, array in self.arrays.items() if k != self.loss_groups.array}
+        return attrs.evolve(self, arrays=arrays, loss_groups=None)
 
     @property
     def num_rows(self) -> int:

@@ -29,7 +29,7 @@ from axcore.trainer.callbacks.events import (
     RunStarted,
     StepsDone,
 )
-from axcore.trainer.callbacks.metrics import LossMeter, summary_metrics
+from axcore.trainer.callbacks.metrics import LossMeter, group_metrics, summary_metrics
 from axcore.trainer.callbacks.writers import Writers, find_writers
 from axcore.trainer.guards import Guards, RollBack
 from axcore.trainer.rollbacks import Rollbacks
@@ -379,6 +379,7 @@ class TrainLoop:
         num_updates = self.step - skipped  # a skipped step does not move the schedule on
         return {
             **meter.metrics(),
+            **group_metrics(batch.loss_groups, [one.group_losses for one in fetched]),
             f"{batch.unit}s_per_s": len(fetched) * batch.num_units / elapsed,
             f"wall_clock_{batch.unit}s_per_s": len(fetched) * batch.num_units / self._wall_clock(),
             "step_time_s": elapsed / len(fetched),

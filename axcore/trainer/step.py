@@ -17,6 +17,7 @@ from jaxtyping import Array
 from axcore.learner import Learner
 from axcore.module import (
     Loss,
+    LossGroups,
     Module,
     Outputs,
     ParamSpec,
@@ -26,8 +27,10 @@ from axcore.module import (
     merge_outputs,
     split_microbatches,
 )
+from axcore.trainer.group_losses import losses_of_groups, parts_of_groups, without_groups
 
 Batch = Mapping[str, Array]
+_Gradients = tuple[Any, Outputs, tuple[Array, Array] | None]
 
 
 class TrainState(NamedTuple):
@@ -48,9 +51,10 @@ class TrainState(NamedTuple):
 
 
 class StepMetrics(NamedTuple):
-    """What a step reports of itself."""
+    """What a step reports of itself; `group_losses` has sums and weights `[groups]`, if any."""
 
     losses: dict[str, Loss]
+    group_losses: Loss | None
     summaries: dict[str, Array]
     gradient_norm: Array
     is_finite: Array
@@ -61,13 +65,20 @@ class TrainStep:
     """The step of one model and learner; call it under `jax.jit`."""
 
     def __init__(
-        self, model: Module, learner: Learner, *, seed: int = 0, num_micro_batches: int = 1
+        self,
+        model: Module,
+        learner: Learner,
+        *,
+        seed: int = 0,
+        num_micro_batches: int = 1,
+        loss_groups: LossGroups | None = None,
     ) -> None:
         self.model = model
         self.learner = learner
         self.specs = learner.with_frozen(model.param_specs())
         self.seed = seed
         self.num_micro_batches = num_micro_batches
+        self.loss_groups = loss_groups
         self.transformation = learner.transformation(_trainable(self.specs, self.specs))
 
     def init(self) -> TrainState:
@@ -91,7 +102,7 @@ class TrainStep:
         leaves model and optimizer as they were. So does one that would make a parameter not finite.
         """
         key = jax.random.fold_in(jax.random.key(self.seed + 1), state.step)
-        gradients, outputs = self._gradients(state.model, batch, key)
+        gradients, outputs, group_parts = self._gradients(state.model, batch, key)
         params = _trainable(state.model, self.specs)
         with jax.named_scope("learner"):
             update = self.learner.update(
@@ -110,6 +121,7 @@ class TrainStep:
         )
         metrics = StepMetrics(
             losses=outputs.losses,
+            group_losses=losses_of_groups(group_parts),
             summaries=outputs.summaries,
             gradient_norm=update.gradient_norm,
             is_finite=is_finite,
@@ -135,49 +147,61 @@ class TrainStep:
 
     def evaluate(self, model_state: Any, batch: Batch) -> dict[str, Loss]:
         """Returns the losses of a batch outside of training."""
-        _, outputs = functional(self.model, model_state, batch)
+        _, outputs = functional(self.model, model_state, without_groups(batch, self.loss_groups))
         return outputs.losses
 
-    def _gradients(self, model_state: Any, batch: Batch, key: Array) -> tuple[Any, Outputs]:
+    def _gradients(self, model_state: Any, batch: Batch, key: Array) -> _Gradients:
         if self.num_micro_batches == 1:
             return self._micro_gradients(model_state, batch, key, None)
         return self._accumulated(model_state, batch, key)
 
     def _micro_gradients(
         self, model_state: Any, batch: Batch, key: Array, weights: dict[str, Array] | None
-    ) -> tuple[Any, Outputs]:
-        def loss(params: Any) -> tuple[Array, Outputs]:
+    ) -> _Gradients:
+        groups = self.loss_groups
+        read = without_groups(batch, groups)
+        token_weights = {} if groups is None else {groups.weights: read[groups.weights]}
+
+        def loss(params: Any, token_weights: dict[str, Array]) -> tuple[Array, Outputs]:
             state = _merged(params, model_state, self.specs)
-            _, outputs = functional(self.model, state, batch, rng=key, training=True)
+            inputs = {**read, **token_weights} if token_weights else read
+            _, outputs = functional(self.model, state, inputs, rng=key, training=True)
             return _minimised(outputs.losses, weights), outputs
 
         differentiated = _chosen(model_state, self.specs, _has_gradient)
-        gradients, outputs = jax.grad(loss, has_aux=True)(differentiated)
+        (gradients, by_weight), outputs = jax.grad(loss, argnums=(0, 1), has_aux=True)(
+            differentiated, token_weights
+        )
         outputs.updates.update(_measured(gradients, self.specs))
-        return _trainable(gradients, self.specs), outputs
+        parts = None
+        if groups is not None:
+            parts = parts_of_groups(batch, by_weight[groups.weights], groups)
+        return _trainable(gradients, self.specs), outputs, parts
 
-    def _accumulated(self, model_state: Any, batch: Batch, key: Array) -> tuple[Any, Outputs]:
+    def _accumulated(self, model_state: Any, batch: Batch, key: Array) -> _Gradients:
         count = self.num_micro_batches
         micro = jax.tree.map(lambda x: split_microbatches(x, count), batch)
         keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.arange(count))
 
         def weights_of(inputs: Any) -> dict[str, Array]:
             one, one_key = inputs
-            _, outputs = functional(self.model, model_state, one, rng=one_key, training=True)
+            read = without_groups(one, self.loss_groups)
+            _, outputs = functional(self.model, model_state, read, rng=one_key, training=True)
             return {name: loss.weight for name, loss in outputs.losses.items()}
 
         weights = jax.tree.map(lambda w: jnp.sum(w, axis=0), jax.lax.map(weights_of, (micro, keys)))
 
-        def step(total: Any, inputs: Any) -> tuple[Any, Outputs]:
+        def step(total: Any, inputs: Any) -> tuple[Any, Any]:
             one, one_key = inputs
-            gradients, outputs = self._micro_gradients(model_state, one, one_key, weights)
-            return jax.tree.map(lambda t, g: t + g.astype(t.dtype), total, gradients), outputs
+            gradients, *others = self._micro_gradients(model_state, one, one_key, weights)
+            return jax.tree.map(lambda t, g: t + g.astype(t.dtype), total, gradients), others
 
         params = _trainable(model_state, self.specs)
         zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, _sum_dtype(p)), params)
-        total, outputs = jax.lax.scan(step, zeros, (micro, keys))
+        total, (outputs, parts) = jax.lax.scan(step, zeros, (micro, keys))
         gradients = jax.tree.map(lambda t, p: t.astype(p.dtype), total, params)
-        return gradients, merge_outputs(outputs, self.specs)
+        parts = jax.tree.map(lambda part: jnp.sum(part, axis=0), parts)
+        return gradients, merge_outputs(outputs, self.specs), parts
 
 
 def _minimised(losses: dict[str, Loss], weights: dict[str, Array] | None) -> Array:

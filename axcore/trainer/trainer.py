@@ -165,11 +165,15 @@ class Trainer(Configurable):
         self.learner: Learner = cfg.learner.build(total_steps=cfg.max_steps)
         self.data: DataLoader = cfg.data.build()
         self.mesh = make_mesh(cfg.mesh, devices, slices=cfg.slices)
-        self.step = TrainStep(
-            self.model, self.learner, seed=cfg.seed, num_micro_batches=cfg.num_micro_batches
-        )
         self.batch_spec = self.data.batch_spec()
-        self.model.check_batch(self.batch_spec)
+        self.step = TrainStep(
+            self.model,
+            self.learner,
+            seed=cfg.seed,
+            num_micro_batches=cfg.num_micro_batches,
+            loss_groups=self.batch_spec.loss_groups,
+        )
+        self.model.check_batch(self.batch_spec.for_model())
         check_micro_batches(cfg, self.batch_spec)
         check_sharding_rules(cfg, self.step.specs, self.batch_spec)
         self.batch_sharding = BatchSharding(self.batch_spec, cfg.activation_rules, self.mesh)

@@ -2,7 +2,7 @@
 
 import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from axcore.checkpoint.files import write_atomically
-from axcore.module import Loss
+from axcore.module import Loss, LossGroups
 
 METRICS_NAME = "metrics.jsonl"
 
@@ -112,6 +112,25 @@ def _contribution(loss: Loss) -> float:
     weight = np.asarray(loss.weight)
     mean = np.where(weight != 0, loss.sum / np.where(weight != 0, weight, 1), 0)
     return float(loss.scale * np.sum(mean))
+
+
+def group_metrics(groups: LossGroups | None, losses: Sequence[Loss | None]) -> dict[str, float]:
+    """Returns the loss of each group of rows over several steps; a group without tokens has none.
+
+    Args:
+        groups: Which groups there are, if any.
+        losses: Of each step, fetched from the device, with sums and weights `[groups]`.
+    """
+    if groups is None:
+        return {}
+    found = [loss for loss in losses if loss is not None]
+    sums = np.sum([np.asarray(loss.sum, np.float64) for loss in found], axis=0)
+    weights = np.sum([np.asarray(loss.weight, np.float64) for loss in found], axis=0)
+    return {
+        f"loss_by_source/{name}": float(total / weight)
+        for name, total, weight in zip(groups.names, sums, weights, strict=True)
+        if weight
+    }
 
 
 def summary_metrics(summaries: Mapping[str, Any]) -> dict[str, float]:
