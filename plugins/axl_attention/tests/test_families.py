@@ -17,6 +17,8 @@ from axl_attention.models import (
     granite,
     kimi_k2,
     llama4,
+    llama31,
+    llama32,
     mamba2,
     olmo2,
     olmo3,
@@ -37,7 +39,7 @@ from axcore.module import count_params
 FAMILIES = (
     *(olmo2, gpt2, qwen3, qwen3_moe, gemma, gemma2, gemma3),
     *(granite, deepseek_v2, deepseek_v3, kimi_k2, gpt_neox, olmo3, smollm3),
-    *(phi3, gpt_oss, starcoder2, llama4, qwen3_next),
+    *(phi3, gpt_oss, starcoder2, llama4, qwen3_next, llama31, llama32),
 )
 """The first of every seven is trained in the quick tests."""
 
@@ -57,9 +59,21 @@ def size_of(cfg):
         (gpt2, "medium", 354_823_168),
         (gpt2, "large", 774_030_080),
         (gpt2, "xl", 1_557_611_200),
-        # "total" of the safetensors of Qwen/Qwen3-8B and Qwen/Qwen3-30B-A3B.
+        # Qwen/Qwen3-*; files of the two smallest have their head once more.
+        (qwen3, "0.6b", 751_632_384 - 151_936 * 1024),
+        (qwen3, "1.7b", 2_031_739_904 - 151_936 * 2048),
+        (qwen3, "4b", 4_022_468_096),
         (qwen3, "8b", 8_190_735_360),
+        (qwen3, "14b", 14_768_307_200),
+        (qwen3, "32b", 32_762_123_264),
         (qwen3_moe, "30b-a3b", 30_532_122_624),
+        (qwen3_moe, "235b-a22b", 235_093_634_560),
+        # meta-llama/Llama-3.1-* and Llama-3.2-*.
+        (llama31, "8b", 8_030_261_248),
+        (llama31, "70b", 70_553_706_496),
+        (llama31, "405b", 405_853_388_800),
+        (llama32, "1b", 1_235_814_400),
+        (llama32, "3b", 3_212_749_824),
         # google/gemma-*.
         (gemma, "2b", 2_506_172_416),
         (gemma, "7b", 8_537_680_896),

@@ -20,6 +20,7 @@ from axl_attention.models import (
     gpt2,
     gpt_oss,
     kimi_k2,
+    llama32,
     qwen3,
     qwen3_moe,
 )
@@ -376,6 +377,7 @@ def test_published_config_is_that_of_the_catalogue(name):
 def test_llama_3_2_has_scaled_positions_and_the_embedding_for_a_head():
     family = family_named("llama")
     cfg = family.read(LLAMA_32_1B)
+    assert family.normal(cfg) == family.normal(llama32("1b"))
     (position,) = find_config(cfg, Llama3RoPE)
     assert (position.node.factor, position.node.original_length) == (32.0, 8192)
     assert family_of(cfg)[2]["rope_scaling"] == LLAMA_32_1B["rope_scaling"]

@@ -10,6 +10,7 @@ from axl_attention.models.gpt_neox import gpt_neox
 from axl_attention.models.gpt_oss import gpt_oss
 from axl_attention.models.granite import granite
 from axl_attention.models.llama4 import llama4
+from axl_attention.models.llama31 import llama31, llama32
 from axl_attention.models.mamba2 import mamba2
 from axl_attention.models.olmo2 import olmo2
 from axl_attention.models.olmo3 import olmo3
@@ -33,6 +34,8 @@ __all__ = [
     "granite",
     "kimi_k2",
     "llama4",
+    "llama31",
+    "llama32",
     "mamba2",
     "olmo2",
     "olmo3",

@@ -4,25 +4,84 @@ from typing import Any
 
 from axcore.config import replace_config, update_config
 from axcore.layers import Attention, FeedForward, MoE, Router
-from axcore.models import TOY, CausalLM, Sizes, of_size, transformer
+from axcore.models import TOY, CausalLM, Sizes, TiedHead, UntiedHead, of_size, transformer
 from axl_attention.query_key_norm import in_place_of as with_query_key_norm
 
-_PUBLISHED = {"vocab_size": 151_936, "num_heads": 32, "head_dim": 128}
+_PUBLISHED = {"vocab_size": 151_936, "head_dim": 128}
 _TOY = {**TOY, "head_dim": 32}
 
 QWEN3_SIZES: Sizes = {
-    "8b": {"dim": 4096, "num_layers": 36, "num_kv_heads": 8, "hidden_dim": 12_288, **_PUBLISHED},
+    "0.6b": {
+        "dim": 1024,
+        "num_layers": 28,
+        "num_heads": 16,
+        "num_kv_heads": 8,
+        "hidden_dim": 3072,
+        **_PUBLISHED,
+    },
+    "1.7b": {
+        "dim": 2048,
+        "num_layers": 28,
+        "num_heads": 16,
+        "num_kv_heads": 8,
+        "hidden_dim": 6144,
+        **_PUBLISHED,
+    },
+    "4b": {
+        "dim": 2560,
+        "num_layers": 36,
+        "num_heads": 32,
+        "num_kv_heads": 8,
+        "hidden_dim": 9728,
+        **_PUBLISHED,
+    },
+    "8b": {
+        "dim": 4096,
+        "num_layers": 36,
+        "num_heads": 32,
+        "num_kv_heads": 8,
+        "hidden_dim": 12_288,
+        **_PUBLISHED,
+    },
+    "14b": {
+        "dim": 5120,
+        "num_layers": 40,
+        "num_heads": 40,
+        "num_kv_heads": 8,
+        "hidden_dim": 17_408,
+        **_PUBLISHED,
+    },
+    "32b": {
+        "dim": 5120,
+        "num_layers": 64,
+        "num_heads": 64,
+        "num_kv_heads": 8,
+        "hidden_dim": 25_600,
+        **_PUBLISHED,
+    },
     "toy": _TOY,
 }
+_TIED = ("0.6b", "1.7b", "4b")
+"""Sizes whose embedding is their head, too."""
 
+_EXPERTS = {"num_experts": 128, "top_k": 8}
 QWEN3_MOE_SIZES: Sizes = {
     "30b-a3b": {
         "dim": 2048,
         "num_layers": 48,
+        "num_heads": 32,
         "num_kv_heads": 4,
         "hidden_dim": 768,
-        "num_experts": 128,
-        "top_k": 8,
+        **_EXPERTS,
+        **_PUBLISHED,
+    },
+    "235b-a22b": {
+        "dim": 4096,
+        "num_layers": 94,
+        "num_heads": 64,
+        "num_kv_heads": 4,
+        "hidden_dim": 1536,
+        **_EXPERTS,
         **_PUBLISHED,
     },
     "toy": {**_TOY, "hidden_dim": 32, "num_experts": 4, "top_k": 2},
@@ -31,18 +90,20 @@ QWEN3_MOE_SIZES: Sizes = {
 
 
 def qwen3(size: str) -> CausalLM.Config:
-    """Returns the config of a dense Qwen 3: `8b` or `toy`.
+    """Returns the config of a dense Qwen 3: `0.6b`, `1.7b`, `4b`, `8b`, `14b`, `32b` or `toy`.
 
-    Source: Yang et al. 2025, arXiv:2505.09388, section 2.
+    Source: Yang et al. 2025, arXiv:2505.09388, section 2 and table 1; widths as in the configs
+    published with the weights.
     """
-    return _qwen3(**of_size("qwen3", QWEN3_SIZES, size))
+    cfg = _qwen3(**of_size("qwen3", QWEN3_SIZES, size))
+    return replace_config(cfg, UntiedHead, TiedHead.Config()) if size in _TIED else cfg
 
 
 def qwen3_moe(size: str) -> CausalLM.Config:
-    """Returns the config of a Qwen 3 with experts: `30b-a3b` or `toy`.
+    """Returns the config of a Qwen 3 with experts: `30b-a3b`, `235b-a22b` or `toy`.
 
-    Source: Yang et al. 2025, arXiv:2505.09388, section 2. The load is balanced over the whole
-    batch.
+    Source: Yang et al. 2025, arXiv:2505.09388, section 2 and table 2. The load is balanced over the
+    whole batch.
     """
     sizes = dict(of_size("qwen3_moe", QWEN3_MOE_SIZES, size))
     experts = {name: sizes.pop(name) for name in ("num_experts", "top_k")}
