@@ -64,7 +64,7 @@ parity-sample: $(PARITY)/.done  ## The same in every family, but for some gradie
 
 parity-gguf: $(PARITY)-gguf/.done  ## Compare models with llama.cpp, which it compiles first: logits, greedy text, tokens.
 	@echo "== pytest: the tests marked parity of files for llama.cpp"
-	@$(PARITY)-gguf/bin/python -m pytest -m parity tests/parity_gguf
+	@$(PARITY)-gguf/bin/python -m pytest $(SPREAD) -m parity tests/parity_gguf
 
 compile: $(COMPILERS)/.done  ## Compile what changed of kernels and train steps for accelerators that are not here.
 	@echo "== pytest: the tests marked compile without a receipt that holds, each target in a process of its own"

@@ -4,48 +4,22 @@ import functools
 
 import numpy as np
 import pytest
-from gguf_models import MAX_LENGTH, write_model
-from parity_pairs import MODELS, TOKENS, model_logits
+from gguf_models import write_model
+from llama_cpp_models import CLOSE, CLOSE_GELU, COMPUTED, GEMMAS, load, make, their_logits
+from parity_pairs import TOKENS, model_logits
 
 pytestmark = pytest.mark.parity
 
-NAMES = ("llama", "llama-3.1", "llama-3.2", "llama-linear", "llama-biased", "mixtral")
-NAMES += ("qwen2", "qwen2-tied", "qwen2-yarn", "qwen3", "qwen3_moe")
-GEMMAS = ("gemma", "gemma2", "gemma3")
-CLOSE, CLOSE_GELU = 1e-5, 2e-3
-"""Of logits of about 4; llama.cpp's table of GELU is in half precision."""
 NUM_DRAWN = 32
-FLOAT32 = 0
-"""llama.cpp's number of the type, here of its cache."""
-
-
-def load(path):
-    llama_cpp = pytest.importorskip("llama_cpp", reason="run make parity-gguf")
-    return llama_cpp.Llama(
-        str(path),
-        n_ctx=MAX_LENGTH,
-        logits_all=True,
-        verbose=False,
-        type_k=FLOAT32,
-        type_v=FLOAT32,
-        flash_attn=False,
-        n_threads=1,
-    )
-
-
-def their_logits(model, tokens):
-    model.reset()
-    model.eval(tokens)
-    return np.array(model.scores[: len(tokens)])
 
 
 def ours_and_theirs(name, path, **kept):
-    cfg = MODELS[name]()
+    cfg = make(name)
     state = write_model(path, cfg, **kept)
     return functools.partial(model_logits, cfg.build(), state), load(path)
 
 
-@pytest.mark.parametrize("name", [*NAMES, *GEMMAS])
+@pytest.mark.parametrize("name", COMPUTED)
 def test_logits_and_greedy_text_are_the_same(name, tmp_path):
     ours, theirs = ours_and_theirs(name, tmp_path / "model.gguf")
     logits = ours(TOKENS[:1])[0]
