@@ -1,5 +1,6 @@
 """Data: text from files, as tokens, packed into batches whose order and position are exact."""
 
+from axcore.data.array_record_files import ArrayRecordFiles
 from axcore.data.arrow_files import ArrowFiles
 from axcore.data.batches import DataShard, Rows, batches, train_order, validation_order
 from axcore.data.chat_template import ChatTemplate, Message
@@ -9,6 +10,7 @@ from axcore.data.document import Document, Source
 from axcore.data.file_source import BadRecord, FileSource, FileSpan
 from axcore.data.files import NamedFile
 from axcore.data.gguf_tokenizers import gguf_vocabulary
+from axcore.data.hugging_face_dataset import HuggingFaceDataset
 from axcore.data.hugging_face_tokenizer import HuggingFaceTokenizer, published_end_ids, tokenizer_in
 from axcore.data.json_lines import JsonLines
 from axcore.data.loading import TrainBatches, ValidationBatches
@@ -19,6 +21,7 @@ from axcore.data.sentence_piece_tokenizer import SentencePieceTokenizer
 from axcore.data.standard_library import StandardLibrary
 from axcore.data.store import build_store, open_store
 from axcore.data.stored_source import StoredSource
+from axcore.data.tar_files import TarFiles
 from axcore.data.text_files import TextFiles
 from axcore.data.token_files import MegatronFiles, TokenFiles
 from axcore.data.tokenizer import ByteTokenizer, Tokenizer
@@ -38,6 +41,7 @@ from axcore.data.transforms import (
 from axcore.data.weight_changes import NewWeights
 
 __all__ = [
+    "ArrayRecordFiles",
     "ArrowFiles",
     "BadRecord",
     "Batch",
@@ -55,6 +59,7 @@ __all__ = [
     "FileSource",
     "FileSpan",
     "FillInTheMiddle",
+    "HuggingFaceDataset",
     "HuggingFaceTokenizer",
     "ImagePixels",
     "JsonLines",
@@ -72,6 +77,7 @@ __all__ = [
     "SpanCorruption",
     "StandardLibrary",
     "StoredSource",
+    "TarFiles",
     "TextFiles",
     "TokenFiles",
     "Tokenizer",

@@ -7,6 +7,8 @@ from axcore.errors import DataError
 
 _EXTRAS = {
     "PIL.Image": "images",
+    "array_record.python.array_record_module": "array-record",
+    "datasets": "datasets",
     "fsspec.core": "data",
     "pyarrow": "arrow",
     "pyarrow.parquet": "arrow",

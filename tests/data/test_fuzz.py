@@ -12,9 +12,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
+from record_files import example_of, tar_of, write_array_record
 from token_files import write_megatron, write_nanogpt
 
-from axcore.data import ArrowFiles, JsonLines, MegatronFiles, TextFiles, TokenFiles
+from axcore.data import (
+    ArrayRecordFiles,
+    ArrowFiles,
+    HuggingFaceDataset,
+    JsonLines,
+    MegatronFiles,
+    TarFiles,
+    TextFiles,
+    TokenFiles,
+)
 from axcore.errors import DataError
 
 ROUNDS = 100
@@ -118,6 +128,56 @@ def test_damaged_tables_come_out_or_are_named(tmp_path, suffix, encode):
     for _ in range(ROUNDS):
         path.write_bytes(damaged(encode(texts_of(rng)), rng))
         count(source)
+
+
+@pytest.mark.parametrize("suffix", LINES)
+def test_damaged_tars_come_out_or_are_named(tmp_path, suffix):
+    rng = random.Random(f"tar{suffix}")
+    path = tmp_path / f"a.tar{suffix}"
+    source = TarFiles.Config(folder=str(tmp_path), glob="*", on_bad_record="skip").build()
+    for round_number in range(ROUNDS):
+        is_inside = round_number % 2
+        contents = [b"." + text.encode() for text in texts_of(rng)]
+        contents = [damaged(one, rng) if is_inside else one for one in contents]
+        whole = tar_of([(f"{number}.txt", one) for number, one in enumerate(contents)])
+        path.write_bytes(LINES[suffix](whole if is_inside else damaged(whole, rng)))
+        found = count(source)
+        assert found is None or sum(found) == RECORDS
+        assert found is not None or not is_inside
+
+
+@pytest.mark.parametrize("record", ["text", "json", "example"])
+def test_damaged_array_records_come_out_or_are_counted(tmp_path, record):
+    rng = random.Random(record)
+    path = tmp_path / "a.array_record"
+    cfg = ArrayRecordFiles.Config(folder=str(tmp_path), record=record, on_bad_record="skip")
+    encode = {
+        "text": str.encode,
+        "json": lambda text: json.dumps({"text": text}).encode(),
+        "example": lambda text: example_of({"text": text.encode()}),
+    }[record]
+    for number in range(ROUNDS // 2):
+        records = [encode(text) for text in texts_of(rng)]
+        is_inside = number % 2
+        if is_inside:
+            records = [damaged(one + b" ", rng) for one in records]
+        write_array_record(path, records)
+        if not is_inside:
+            path.write_bytes(damaged(path.read_bytes(), rng))
+        found = count(cfg.build())
+        assert found is None or sum(found) == RECORDS
+        assert found is not None or not is_inside
+
+
+def test_damaged_saved_datasets_come_out_or_are_named(tmp_path):
+    rng = random.Random("saved")
+    cfg = HuggingFaceDataset.Config(folder=str(tmp_path), on_bad_row="skip")
+    state = json.dumps({"_data_files": [{"filename": "a.arrow"}]}).encode()
+    for number in range(ROUNDS // 2):
+        content = arrow(texts_of(rng))
+        (tmp_path / "state.json").write_bytes(damaged(state, rng) if number % 2 else state)
+        (tmp_path / "a.arrow").write_bytes(content if number % 2 else damaged(content, rng))
+        count(cfg.build())
 
 
 @pytest.mark.parametrize("kind", ["nanogpt", "megatron"])

@@ -1,0 +1,117 @@
+"""`tf.train.Example`, a record of named features, read without TensorFlow.
+
+Source: tensorflow/core/example/feature.proto, and the wire format of protocol buffers.
+"""
+
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+
+
+def read_example(raw: bytes) -> dict[str, Any]:
+    """Returns the features of an example: bytes, or a list of numbers, by name.
+
+    A feature of one byte string is that string; others are lists.
+
+    Raises:
+        ValueError: It is no example.
+    """
+    features: dict[str, Any] = {}
+    for entries in _messages(raw, 1):
+        for entry in _messages(entries, 1):
+            names = [value for number, value in _fields(entry) if number == 1]
+            values = [value for number, value in _fields(entry) if number == 2]
+            if len(names) != 1 or len(values) != 1:
+                raise ValueError("it is no tf.train.Example")
+            features[_bytes(names[0]).decode("utf-8")] = _feature(_bytes(values[0]))
+    if not features:
+        raise ValueError("it is no tf.train.Example with features")
+    return features
+
+
+def _feature(raw: bytes) -> Any:
+    for kind, value in _fields(raw):
+        content = _bytes(value)
+        if kind == 1:
+            found = list(_messages(content, 1))
+            return found[0] if len(found) == 1 else found
+        if kind == 2:
+            return [one for packed in _parts(content) for one in _floats(packed)]
+        if kind == 3:
+            return [one for packed in _parts(content) for one in _integers(packed)]
+    return []
+
+
+def _parts(raw: bytes) -> Iterator[Any]:
+    return (value for number, value in _fields(raw) if number == 1)
+
+
+def _floats(value: Any) -> list[float]:
+    if isinstance(value, float):
+        return [value]
+    found: list[float] = np.frombuffer(_bytes(value), "<f4").tolist()
+    return found
+
+
+def _integers(value: Any) -> Iterator[int]:
+    if isinstance(value, int):
+        yield _signed(value)
+        return
+    packed, place = _bytes(value), 0
+    while place < len(packed):
+        number, place = _varint(packed, place)
+        yield _signed(number)
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+def _messages(raw: bytes, wanted: int) -> Iterator[bytes]:
+    return (_bytes(value) for number, value in _fields(raw) if number == wanted)
+
+
+def _bytes(value: Any) -> bytes:
+    if not isinstance(value, bytes):
+        raise ValueError("it is no tf.train.Example")
+    return value
+
+
+def _fields(raw: bytes) -> Iterator[tuple[int, Any]]:
+    """Yields the fields of a message: their numbers, and bytes, integers or floats."""
+    place = 0
+    while place < len(raw):
+        key, place = _varint(raw, place)
+        kind = key & 7
+        if kind == _VARINT:
+            value: Any
+            value, place = _varint(raw, place)
+        elif kind == _BYTES:
+            length, place = _varint(raw, place)
+            value, place = raw[place : place + length], place + length
+        elif kind in (_FIXED64, _FIXED32):
+            size = 8 if kind == _FIXED64 else 4
+            piece, place = raw[place : place + size], place + size
+            value = struct.unpack("<f", piece)[0] if len(piece) == 4 else piece
+        else:
+            raise ValueError("it is no protocol buffer")
+        if place > len(raw):
+            raise ValueError("it is cut short")
+        yield key >> 3, value
+
+
+def _varint(raw: bytes, place: int) -> tuple[int, int]:
+    value = 0
+    for shift in range(0, 70, 7):
+        if place >= len(raw):
+            raise ValueError("it is cut short")
+        byte = raw[place]
+        place += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value & ((1 << 64) - 1), place
+    raise ValueError("it is no protocol buffer")
