@@ -96,59 +96,50 @@ def published(*percent: float) -> dict[int, float]:
     return {slices: one / 100 for slices, one in zip(PUBLISHED, percent, strict=True)}
 
 
+ON_V5E = Series(
+    name="16B",
+    chip="v5e",
+    rows=6,
+    dim=4096,
+    heads=64,
+    hidden_dim=28_672,
+    layers=32,
+    slices=(1, 2, 32),
+    published_mfu=published(61.10, 59.37, 59.14, 58.27, 56.56, 54.65),
+)
+
 ALL_SERIES = (
-    Series(
-        name="16B",
-        chip="v5e",
-        rows=6,
-        dim=4096,
-        heads=64,
-        hidden_dim=28_672,
-        layers=32,
-        slices=(1, 2, 32),
-        published_mfu=published(61.10, 59.37, 59.14, 58.27, 56.56, 54.65),
-    ),
-    Series(
+    ON_V5E,
+    attrs.evolve(
+        ON_V5E,
         name="32B",
-        chip="v5e",
         rows=4,
         dim=8192,
-        heads=64,
-        hidden_dim=28_672,
-        layers=32,
+        slices=(1, 32),
         published_mfu=published(66.86, 64.81, 64.10, 63.67, 62.26, 60.40),
     ),
-    Series(
+    attrs.evolve(
+        ON_V5E,
         name="64B",
-        chip="v5e",
         rows=2,
         dim=8192,
-        heads=64,
-        hidden_dim=28_672,
         layers=64,
+        slices=(1, 32),
         published_mfu=published(59.90, 56.66, 55.85, 54.96, 53.29, 50.18),
     ),
-    Series(
+    attrs.evolve(
+        ON_V5E,
         name="128B",
-        chip="v5e",
         rows=1,
         dim=8192,
         heads=128,
         hidden_dim=57_344,
         layers=64,
         mesh={"fsdp": 16, "model": 16},
+        slices=(1, 32),
         published_mfu=published(56.06, 55.82, 54.93, 52.93, 50.86, 46.25),
     ),
-    Series(
-        name="16B",
-        chip="v6e",
-        rows=6,
-        dim=4096,
-        heads=64,
-        hidden_dim=28_672,
-        layers=32,
-        slices=(1, 128),
-    ),
+    attrs.evolve(ON_V5E, chip="v6e", slices=(1, 128), published_mfu={}),
 )
 
 
@@ -159,18 +150,22 @@ def measured(series: Series, slices: int) -> dict[str, Any]:
     report = compile_resolved(resolved, f"{series.name} on {series.chip}")
     memory, time = report.memory, report.time
     assert memory is not None, report.refusal
-    assert time is not None
-    return {
+    figures = {
         "chips": report.chips,
         "mesh": report.mesh,
         "rows_a_chip": series.rows,
         "needs_gib": round(memory.peak_bytes / 2**30, 2),
         "capacity_gib": round((memory.capacity_bytes or 0) / 2**30, 2),
+        "published_mfu": series.published_mfu.get(slices),
+        "compile_s": round(report.compile_s, 1),
+    }
+    if time is None:
+        return {**figures, "refusal": report.refusal}
+    return {
+        **figures,
         "predicted_step_s": time.step_s,
         "waits_s": time.collectives_s,
         "predicted_mfu": time.mfu,
-        "published_mfu": series.published_mfu.get(slices),
-        "compile_s": round(report.compile_s, 1),
     }
 
 

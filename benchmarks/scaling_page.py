@@ -37,9 +37,8 @@ def table(figures: dict[str, Any]) -> str:
             f"{one['chips']:,}",
             f"{one['needs_gib']:.1f} of {one['capacity_gib']:.1f}"
             + ", does not fit" * (one["needs_gib"] > one["capacity_gib"]),
-            f"{one['predicted_step_s']:.3g} s",
-            f"{one['waits_s']:.3g} s",
-            *_shares(one["predicted_mfu"], fewest["predicted_mfu"]),
+            *(_seconds(one.get(key)) for key in ("predicted_step_s", "waits_s")),
+            *_shares(one.get("predicted_mfu"), fewest.get("predicted_mfu")),
             *_shares(one["published_mfu"], fewest["published_mfu"]),
         )
         for name, series in figures.items()
@@ -47,6 +46,10 @@ def table(figures: dict[str, Any]) -> str:
         for one in series.values()
     ]
     return markdown_table(HEADER, rows) + "\n"
+
+
+def _seconds(value: float | None) -> str:
+    return "" if value is None else f"{value:.3g} s"
 
 
 def _shares(mfu: float | None, of_one: float | None) -> tuple[str, str]:
@@ -66,7 +69,7 @@ def draw(figures: dict[str, Any]) -> None:
     figure, axes = pyplot.subplots(figsize=(8, 4.5))
     for place, (name, series) in enumerate(figures.items()):
         for key, style in (("predicted_mfu", "-o"), ("published_mfu", ":x")):
-            points = [(one["chips"], one[key]) for one in series.values() if one[key]]
+            points = [(one["chips"], one[key]) for one in series.values() if one.get(key)]
             if points:
                 chips, mfu = zip(*points, strict=True)
                 label = f"{name}, {key.removesuffix('_mfu')}"
