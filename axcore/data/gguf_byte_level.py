@@ -46,6 +46,8 @@ _NAMES: dict[tuple[tuple[_Step, ...], bool], str] = {
 }
 """llama.cpp's names, by how text is cut and whether a word that is a token is not merged."""
 _NFC = "llama.cpp takes text as it is written, where the tokenizer composes letters first (NFC)"
+_NEARLY = {"tekken": "llama.cpp cuts words in which capitals other than A to Z are otherwise"}
+"""Where a way of llama.cpp's is not quite that of the tokenizer."""
 
 
 def byte_level_vocabulary(content: dict[str, Any], path: str) -> GGUFVocabulary:
@@ -71,14 +73,15 @@ def byte_level_vocabulary(content: dict[str, Any], path: str) -> GGUFVocabulary:
             f"ways of {known}",
             path,
         )
+    name = _NAMES[steps, whole_words]
     tokens, types = listed_tokens(content, path)
     merges = [" ".join(pair) for pair in pairs_of(model["merges"])]
     return GGUFVocabulary(
         model="gpt2",
         tokens=tokens,
         types=types,
-        values={"pre": _NAMES[steps, whole_words], "merges": merges or list(NO_MERGES)},
-        note=_NFC if normalizer else "",
+        values={"pre": name, "merges": merges or list(NO_MERGES)},
+        note="; ".join(filter(None, (_NFC if normalizer else "", _NEARLY.get(name, "")))),
     )
 
 

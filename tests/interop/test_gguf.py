@@ -3,6 +3,7 @@
 `make parity-gguf` compares what it computes with them.
 """
 
+import sys
 import tracemalloc
 
 import attrs
@@ -162,6 +163,13 @@ def test_a_file_that_is_there_is_left_alone(tmp_path):
     with pytest.raises(CheckpointError, match="there is something of that name already"):
         write_model(tmp_path / "model.gguf", llama2("toy"))
     assert (tmp_path / "model.gguf").read_text() == "mine"
+
+
+def test_what_the_library_is_in_is_said_where_it_is_missing(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    with pytest.raises(ConfigError, match="the library gguf is not installed") as error:
+        write_model(tmp_path / "model.gguf", llama2("toy"))
+    assert "axcore[weights]" in str(error.value)
 
 
 def test_a_window_is_written_only_where_no_row_reaches_it(tmp_path):

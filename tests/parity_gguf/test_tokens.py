@@ -57,7 +57,13 @@ def test_bytes(tmp_path):
 def test_byte_level(name, tmp_path):
     make, ignore_merges = BYTE_LEVEL[name]
     tokenizer = byte_level(tmp_path / "tokenizer.json", make(), ignore_merges=ignore_merges)
-    check(load(tmp_path / "model.gguf", tokenizer), tokenizer)
+    theirs = load(tmp_path / "model.gguf", tokenizer)
+    if name == "tekken":  # of which llama.cpp has a near copy; `convert` says so
+        check(theirs, tokenizer, (text.encode("ascii", "ignore").decode() for text in texts()))
+        ours, found = tokenizer.encode("DONÉE"), theirs.tokenize("DONÉE".encode(), add_bos=False)
+        assert len(ours) < len(found)
+    else:
+        check(theirs, tokenizer)
 
 
 def test_pieces(tmp_path):

@@ -11,10 +11,19 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, tra
 from axcore.data import HuggingFaceTokenizer, SentencePieceTokenizer
 
 END = "<|end|>"
-TEXTS = ["It's the 2024 text of a model,\nand we'll have 1234567 words.", "DON'T   stop.\n\n"] * 20
+TEXTS = [
+    "It's the 2024 text of a model,\nand we'll have 1234567 words.",
+    "DON'T   stop.\n\n",
+    "DONÉE",
+] * 20
 QWEN2 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
     r"\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+TEKKEN = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*|\p{{N}}|"
+    r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 LLAMA3 = QWEN2.replace(r"\p{N}|", r"\p{N}{1,3}|")
 
@@ -37,6 +46,7 @@ BYTE_LEVEL = {
     "smaug-bpe": (lambda: _split(LLAMA3), False),
     "qwen2": (lambda: _split(QWEN2), False),
     "smollm": (_digits, False),
+    "tekken": (lambda: _split(TEKKEN), True),
 }
 """How text is cut, and whether words that are tokens are not merged; by llama.cpp's name."""
 
