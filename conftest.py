@@ -15,10 +15,12 @@ from hypothesis import HealthCheck, settings
 from quick_flags import QUICK_FLAGS, compile_cache
 
 os.environ["JAX_PLATFORMS"] = "cpu"
-# Workers and children share what the first one made.
+# Workers and children share what the first one made; sessions do where a folder is named for it.
 if "PYTEST_XDIST_WORKER" not in os.environ:
-    compiled = tempfile.TemporaryDirectory(prefix="axcore-compiled-", ignore_cleanup_errors=True)
-    os.environ.update(compile_cache(Path(compiled.name)))
+    kept = os.environ.get("AXCORE_TESTS_COMPILED")
+    if kept is None:
+        folder = tempfile.TemporaryDirectory(prefix="axcore-compiled-", ignore_cleanup_errors=True)
+    os.environ.update(compile_cache(Path(kept or folder.name)))
 
 from jaxtyping import install_import_hook
 

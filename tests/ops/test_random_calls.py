@@ -1,4 +1,4 @@
-"""Thousands of random calls: no op gives NaN where its reference gives none.
+"""Random calls, thousands in the long form: no op gives NaN where its reference gives none.
 
 Sizes and static choices come from a few shapes, so that little is compiled; arrays are drawn again
 for each call, small, huge, masked and empty.
@@ -209,16 +209,20 @@ def check(subject: Subject, seed: int) -> None:
 seeds = st.integers(0, 2**32 - 1)
 
 
-@settings(max_examples=2000, deadline=None, derandomize=True)
-@given(subject=st.sampled_from(ATTENTION), seed=seeds)
-def test_attention(subject, seed):
-    check(subject, seed)
+def check_random(subjects: tuple[Subject, ...], num_calls: int) -> None:
+    """Check so many calls, each of one of the subjects."""
+    drawn = given(subject=st.sampled_from(subjects), seed=seeds)(check)
+    settings(max_examples=num_calls, deadline=None, derandomize=True)(drawn)()
 
 
-@settings(max_examples=500, deadline=None, derandomize=True)
-@given(subject=st.sampled_from((DECODE, CROSS_ENTROPY, GROUPED)), seed=seeds)
-def test_other_ops(subject, seed):
-    check(subject, seed)
+@pytest.mark.parametrize("num_calls", [400, pytest.param(2000, marks=pytest.mark.long)])
+def test_attention(num_calls):
+    check_random(ATTENTION, num_calls)
+
+
+@pytest.mark.parametrize("num_calls", [200, pytest.param(500, marks=pytest.mark.long)])
+def test_other_ops(num_calls):
+    check_random((DECODE, CROSS_ENTROPY, GROUPED), num_calls)
 
 
 @pytest.mark.parametrize("subject", [*ATTENTION, DECODE, CROSS_ENTROPY, GROUPED])

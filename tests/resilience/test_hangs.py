@@ -20,6 +20,7 @@ KINDS = {
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("index", [0, 1])
 @pytest.mark.quick_one_in(8)
+@pytest.mark.every_case
 def test_a_hang_is_noticed_named_and_ended(supervisor, events, tmp_path, capfd, name, index):
     assert supervisor([index, 6, name, 1], **LIMITS).run() == 0
     (hang,) = events("hang")
