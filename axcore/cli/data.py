@@ -9,6 +9,8 @@ import click
 from axcore.cli import options
 from axcore.errors import ConfigError
 
+PACKINGS = ("concatenate", "best_fit", "one_document")
+
 
 @click.group()
 def data() -> None:
@@ -58,11 +60,19 @@ def build(
 @data.command()
 @click.argument("store", type=click.Path(path_type=Path))
 @options.as_json
-def show(store: Path, as_json: bool) -> None:
-    """Show what STORE holds, and what made it."""
+@click.option("--html", type=click.Path(path_type=Path), help="Write a picture of a batch there.")
+@click.option("--rows", default=12, show_default=True, type=click.IntRange(1), help="Of the batch.")
+@click.option("--seq-len", default=512, show_default=True, type=click.IntRange(1), help="Of a row.")
+@click.option("--packing", type=click.Choice(PACKINGS), default=PACKINGS[0], show_default=True)
+@click.option("--seed", default=0, show_default=True, help="Of the batch's order.")
+def show(store: Path, as_json: bool, html: Path | None, **batch: Any) -> None:
+    """Show what STORE holds, and what made it; or, with --html, its first packed batch."""
     from axcore.data import open_store
 
     opened = open_store(store)
+    if html is not None:
+        _write_picture(store, html, **batch)
+        return
     manifest = opened.manifest
     facts: dict[str, Any] = {
         "source": manifest.source,
@@ -149,6 +159,25 @@ def sample(store: Path, documents: int, split: str, seed: int, tokens: int) -> N
         document = chosen.document(index)
         click.echo(f"-- {split} document {index}, {len(document):,} tokens")
         click.echo(escape_control_characters(tokenizer.decode(document[:tokens])))
+
+
+def _write_picture(store: Path, html: Path, *, rows: int, **fields: Any) -> None:
+    from axcore.data import Data, StoredSource, open_store
+    from axcore.data.store.manifest import tokenizer_config
+    from axcore.report.packed_batch import packed_batch_html
+
+    manifest = open_store(store).manifest
+    data = Data.Config(
+        source=StoredSource.Config(path=str(store)),
+        tokenizer=tokenizer_config(manifest, store),
+        validation_fraction=manifest.validation_fraction,
+        batch_size=rows,
+        **fields,
+    ).build()
+    title = f"{store} · {manifest.source} · {fields['packing']}"
+    page = packed_batch_html(next(data.train()), data.tokenizer, title=title)
+    html.write_text(page, encoding="utf-8")
+    click.echo(f"{html}: {rows} rows of {fields['seq_len']} tokens")
 
 
 def _said(value: Any) -> str:

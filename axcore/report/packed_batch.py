@@ -1,0 +1,42 @@
+"""A picture of a packed batch: one HTML file with nothing beside it."""
+
+import json
+from importlib import resources
+from typing import Any
+
+import numpy as np
+
+from axcore.data import Batch, Tokenizer
+
+
+def packed_batch_html(batch: Batch, tokenizer: Tokenizer, *, title: str) -> str:
+    """Returns a page that shows documents by color, padding, and which tokens the loss counts.
+
+    It shows token, target, segment id, position and loss weight of the place that a reader points
+    at. A link that ends in `#ROW,PLACE` opens it there.
+
+    Args:
+        batch: What `Data` yields, [B, T] arrays.
+        tokenizer: What made its tokens.
+        title: What the batch is of.
+    """
+    weights, positions = batch["loss_weights"], batch["positions"]
+    segments = batch.get("segment_ids")
+    if segments is None:  # a row is one segment, and padding has no positions
+        is_real = (positions > 0) | (weights > 0)
+        is_real[:, 0] = is_real.any(axis=1)
+        segments = is_real.astype(np.int32)
+    used = np.unique(np.concatenate([batch["tokens"], batch["targets"]]))
+    content: dict[str, Any] = {
+        "title": title,
+        "has_segments": "segment_ids" in batch,
+        "tokens": batch["tokens"].tolist(),
+        "targets": batch["targets"].tolist(),
+        "segments": segments.tolist(),
+        "positions": positions.tolist(),
+        "weights": weights.tolist(),
+        "texts": {token: tokenizer.decode([token]) or None for token in used.tolist()},
+    }
+    page = resources.files("axcore.report").joinpath("packed_batch.html").read_text("utf-8")
+    # Text of documents may hold what would end the script.
+    return page.replace("/*BATCH*/", json.dumps(content).replace("<", "\\u003c"))
