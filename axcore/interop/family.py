@@ -33,7 +33,7 @@ class Family:
         weights: From a config to the weight map of its model.
         layers: Which layers are of which kind, where there are several.
         irrelevant: Fields of `config.json` that change no number, besides those of all families.
-        skipped: Regular expressions of tensors that hold nothing but what the config says.
+        skipped: Regular expressions of tensors that are passed over, unless the model has them.
         copies: Tensors that some files have once more, by name, and the ones they repeat.
         prefix: What names of the map begin with, where some files leave that out in all names.
         length: The field with the tokens of a row, at most.

@@ -6,7 +6,7 @@ leaf at a time: their host holds its own part of one, all layers of a matrix for
 
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -121,7 +121,7 @@ def published_arrays(
         CheckpointError: A file is missing, truncated or damaged, or a copy is none.
     """
     bound = family.bind(cfg, ignored=(*TRAINING_ONLY, *CORRECTIONS))
-    tensors = published_tensors(folder, family, quantization)
+    tensors = published_tensors(folder, family, quantization, known=bound.shapes)
     for again, original in family.copies.items():
         if again not in bound.shapes and again in tensors and original in tensors:
             _check_same(tensors.pop(again), tensors[original], again, original)
@@ -129,9 +129,19 @@ def published_arrays(
 
 
 def published_tensors(
-    folder: Path, family: Family, quantization: Mapping[str, Any] | None
+    folder: Path,
+    family: Family,
+    quantization: Mapping[str, Any] | None,
+    *,
+    known: Container[str] = (),
 ) -> dict[str, Tensor]:
     """Returns a folder's tensors that hold numbers of the model, by full name.
+
+    Args:
+        folder: Holds the model.
+        family: Its family.
+        quantization: `quantization_config` of `config.json`.
+        known: Names of tensors that are kept, though models of other sizes have no use for them.
 
     Raises:
         CheckpointError: A file is missing, truncated or damaged, or a tensor is in two files, or
@@ -143,8 +153,11 @@ def published_tensors(
     if not any(name.startswith(family.prefix) for name in found):
         found = {n if n in family.copies else family.prefix + n: t for n, t in found.items()}
     skipped = [re.compile(pattern) for pattern in family.skipped]
-    kept = {n: t for n, t in found.items() if not any(one.search(n) for one in skipped)}
-    return dequantized(kept, quantization)
+    return {
+        name: tensor
+        for name, tensor in dequantized(found, quantization).items()
+        if name in known or not any(one.search(name) for one in skipped)
+    }
 
 
 def _check_same(again: Tensor, original: Tensor, name: str, repeats: str) -> None:

@@ -2,6 +2,7 @@
 
 import json
 
+import attrs
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +12,8 @@ from safetensors.numpy import load_file, save_file
 
 from axcore.config import update_config
 from axcore.errors import CheckpointError, ConfigError
-from axcore.interop import PublishedModel, from_hugging_face, to_hugging_face
+from axcore.interop import PublishedModel, family_named, from_hugging_face, to_hugging_face
+from axcore.interop.reading import published_arrays
 from axcore.layers import RMSNorm
 from axcore.models import llama2, mixtral, qwen2
 from axcore.models.head import TiedHead
@@ -247,3 +249,12 @@ def test_an_index_reaches_no_file_outside_its_folder(state, tmp_path):
     index.write_text(json.dumps({"weight_map": {K: "../other.safetensors"}}))
     with pytest.raises(CheckpointError, match=r"'\.\./other\.safetensors', which is no file of"):
         from_hugging_face(tmp_path / "many")
+
+
+def test_what_is_passed_over_is_read_where_the_model_has_it(folder):
+    """The layer behind the last one of a small model is one of many of a large model."""
+    rewritten(folder, lambda tensors: tensors.update({"model.layers.2.extra": tensors[K]}))
+    family = attrs.evolve(family_named("qwen2"), skipped=(r"^model\.layers\.(1|2)\.",))
+    tensors = published_arrays(folder, family, CFG, None).tensors
+    assert tensors.keys() == family.bind(CFG).shapes.keys()
+    assert K in tensors

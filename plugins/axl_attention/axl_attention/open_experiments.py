@@ -13,6 +13,7 @@ from axcore.learner import WarmupLinear, WarmupStableDecay
 from axcore.modifiers import RematModifier
 from axcore.module import DTypes
 from axl_attention.models import (
+    glm45,
     gpt_neox,
     granite,
     llama4,
@@ -137,6 +138,16 @@ def qwen3_next_80b_a3b() -> Any:
     """
     changes = {"max_steps": 3_576_000}
     return _trained(qwen3_next("80b-a3b"), "<|endoftext|>", changes, rows=(1, 2))
+
+
+def glm45_air() -> Any:
+    """Returns GLM-4.5-Air: 22T tokens in rows of 4096.
+
+    Source: GLM-4.5 Team 2025, arXiv:2508.06471, section 2. Differs: AdamW in the place of Muon; no
+    second token is predicted.
+    """
+    changes = {"data.tokenizer.bos_token": "[gMASK]", "max_steps": 5_245_000}
+    return _trained(glm45("air"), "<|endoftext|>", changes, rows=(1, 2))
 
 
 def _trained(model: Any, end: str, changes: dict[str, Any], *, rows: tuple[int, int]) -> Any:

@@ -80,6 +80,7 @@ def hugging_face_families() -> Iterator[HuggingFaceFamily]:
         ("llama4", "llama4:LLAMA4", "Llama 4 with its vision tower, the text part of it"),
         ("glm", "glm:GLM", "GLM-4"),
         ("glm4", "glm:GLM4", "GLM-4-0414"),
+        ("glm4_moe", "glm45:GLM4_MOE", "GLM-4.5, with experts"),
         ("gpt_oss", "gpt_oss:GPT_OSS", "GPT-OSS"),
         ("qwen3_next", "qwen3_next:QWEN3_NEXT", "Qwen3-Next"),
         ("qwen3", "qwen3:QWEN3", "Qwen3, dense"),
@@ -166,6 +167,7 @@ _OPEN_EXPERIMENTS = {
     "phi-4": "Phi-4, 14B parameters",
     "smollm3-3b": "SmolLM3 3B",
     "qwen3-next-80b-a3b": "Qwen3-Next 80B, which attends in one layer of four",
+    "glm45-air": "GLM-4.5-Air, 107B parameters",
     "llama4-scout": "The text part of Llama 4 Scout, 109B parameters",
 }
 """Summaries by name; a function's name has `_` for other signs."""

@@ -11,6 +11,7 @@ from axl_attention.models import (
     gemma3,
     glm,
     glm4,
+    glm45,
     gpt2,
     gpt_neox,
     gpt_oss,
@@ -39,7 +40,7 @@ from axcore.module import count_params
 FAMILIES = (
     *(olmo2, gpt2, qwen3, qwen3_moe, gemma, gemma2, gemma3),
     *(granite, deepseek_v2, deepseek_v3, kimi_k2, gpt_neox, olmo3, smollm3),
-    *(phi3, gpt_oss, starcoder2, llama4, qwen3_next, llama31, llama32),
+    *(phi3, gpt_oss, starcoder2, llama4, qwen3_next, llama31, llama32, glm45),
 )
 """The first of every seven is trained in the quick tests."""
 

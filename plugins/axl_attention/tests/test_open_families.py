@@ -3,7 +3,17 @@
 import math
 
 import pytest
-from axl_attention.models import gpt_neox, granite, mamba2, olmo2, olmo3, phi3, smollm3, starcoder2
+from axl_attention.models import (
+    glm45,
+    gpt_neox,
+    granite,
+    mamba2,
+    olmo2,
+    olmo3,
+    phi3,
+    smollm3,
+    starcoder2,
+)
 
 from axcore.config import find_config
 from axcore.errors import ConfigError
@@ -127,6 +137,37 @@ PHI_4_MINI = {
     "vocab_size": 200064,
 }
 
+GLM_45_AIR = {
+    **LLAMA_LIKE,
+    "architectures": ["Glm4MoeForCausalLM"],
+    "attention_bias": True,
+    "eos_token_id": [151329, 151336, 151338],
+    "first_k_dense_replace": 1,
+    "head_dim": 128,
+    "hidden_size": 4096,
+    "intermediate_size": 10944,
+    "max_position_embeddings": 131072,
+    "model_type": "glm4_moe",
+    "moe_intermediate_size": 1408,
+    "n_group": 1,
+    "n_routed_experts": 128,
+    "n_shared_experts": 1,
+    "norm_topk_prob": True,
+    "num_attention_heads": 96,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 46,
+    "num_key_value_heads": 8,
+    "num_nextn_predict_layers": 1,
+    "pad_token_id": 151329,
+    "partial_rotary_factor": 0.5,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 1000000,
+    "routed_scaling_factor": 1.0,
+    "topk_group": 1,
+    "use_qk_norm": False,
+    "vocab_size": 151552,
+}
+
 PYTHIA_70M = {
     "architectures": ["GPTNeoXForCausalLM"],
     "bos_token_id": 0,
@@ -244,6 +285,10 @@ CODESTRAL_7B = {
         (phi3, "4", 14_659_507_200),
         # microsoft/Phi-4-mini-instruct.
         (phi3, "4-mini", 3_836_021_760),
+        # zai-org/GLM-4.5 and GLM-4.5-Air, without the layer that predicts a second token and the
+        # routers' biases.
+        (glm45, "355b-a32b", 358_337_791_296 - 5_539_962_272 - 89 * 160),
+        (glm45, "air", 110_468_824_832 - 3_616_573_568 - 45 * 128),
         # EleutherAI/pythia-* and gpt-neox-20b, without their masks and frequencies.
         (gpt_neox, "pythia-70m", 70_426_624),
         (gpt_neox, "pythia-160m", 162_322_944),
@@ -284,6 +329,7 @@ def test_parameters_are_as_many_as_published(family, size, published):
         pytest.param(smollm3("3b"), SMOLLM3_3B, 326, 3_075_098_624, id="smollm3-3b"),
         pytest.param(phi3("3-mini"), PHI_3_MINI, 195, 3_821_079_552, id="phi-3-mini"),
         pytest.param(phi3("4-mini"), PHI_4_MINI, 194, 3_836_021_760, id="phi-4-mini"),
+        pytest.param(glm45("air"), GLM_45_AIR, 17_925, 106_852_251_264, id="glm-4.5-air"),
         pytest.param(gpt_neox("pythia-70m"), PYTHIA_70M, 76, 70_426_624, id="pythia-70m"),
         pytest.param(starcoder2("3b"), STARCODER2_3B, 483, 3_030_371_328, id="starcoder2-3b"),
         pytest.param(olmo3("7b"), OLMO3_7B, 355, 7_298_011_136, id="olmo3-7b"),
@@ -299,6 +345,21 @@ def test_published_config_is_that_of_the_catalogue(ours, published, num_tensors,
     shapes = family.bind(ours).shapes
     assert len(shapes) == num_tensors
     assert sum(map(math.prod, shapes.values())) == num_params
+
+
+@pytest.mark.parametrize(
+    ("dim", "expert_dim", "num_experts", "norms", "num_params"),
+    [(5120, 1536, 160, 2 * 128, 5_539_962_272), (4096, 1408, 128, 0, 3_616_573_568)],
+)
+def test_second_token_of_glm_is_counted_by_its_formula(
+    dim, expert_dim, num_experts, norms, num_params
+):
+    """A layer behind a projection of two vectors, each with a norm; an embedding and a head."""
+    queries, keys = 96 * 128, 8 * 128
+    attention = 2 * dim * queries + 2 * dim * keys + queries + 2 * keys + norms
+    experts = (num_experts + 1) * 3 * dim * expert_dim + num_experts * (dim + 1)
+    layer = attention + experts + 2 * dim
+    assert layer + 2 * dim * dim + 3 * dim + 2 * 151_552 * dim == num_params
 
 
 def test_attention_factor_of_long_rows_follows_from_their_length_where_nothing_is_said():

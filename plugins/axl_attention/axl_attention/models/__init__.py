@@ -5,6 +5,7 @@ from axl_attention.models.gemma import gemma
 from axl_attention.models.gemma2 import gemma2
 from axl_attention.models.gemma3 import gemma3
 from axl_attention.models.glm import glm, glm4
+from axl_attention.models.glm45 import glm45
 from axl_attention.models.gpt2 import gpt2
 from axl_attention.models.gpt_neox import gpt_neox
 from axl_attention.models.gpt_oss import gpt_oss
@@ -28,6 +29,7 @@ __all__ = [
     "gemma3",
     "glm",
     "glm4",
+    "glm45",
     "gpt2",
     "gpt_neox",
     "gpt_oss",
