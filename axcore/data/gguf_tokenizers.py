@@ -31,7 +31,7 @@ def gguf_vocabulary(tokenizer: Tokenizer | None, size: int) -> tuple[dict[str, A
 
 def _vocabulary(tokenizer: Tokenizer) -> GGUFVocabulary:
     if isinstance(tokenizer, ByteTokenizer):
-        return byte_vocabulary(tokenizer)
+        return byte_vocabulary()
     if isinstance(tokenizer, SentencePieceTokenizer):
         return pieces_vocabulary(tokenizer.model_proto, tokenizer.config.path)
     if isinstance(tokenizer, HuggingFaceTokenizer):

@@ -5,12 +5,12 @@ reads text here is refused by name.
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
 
-from axcore.data.tokenizer import ByteTokenizer, Tokenizer
+from axcore.data.tokenizer import Tokenizer
 from axcore.errors import ConfigError
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
@@ -49,21 +49,20 @@ class GGUFVocabulary:
         unused = tuple(f"[PAD{i}]" for i in range(len(self.tokens), size))
         tokens, types = (*self.tokens, *unused), (*self.types, *(UNUSED for _ in unused))
         if len(tokens) > size:
-            raise ConfigError(f"the tokenizer has {len(tokens)} tokens, and the model {size}")
+            raise ConfigError(
+                f"the tokenizer has {len(tokens)} tokens, and the model {size}",
+                where="model.vocab_size",
+            )
         twice = [text for text, count in Counter(tokens).items() if count > 1]
         if twice:
             raise unreadable(f"it has {len(twice)} texts for several tokens, {twice[0]!r} for one")
-        named = {"bos_token_id": tokenizer.bos_id, "padding_token_id": tokenizer.pad_id}
-        if tokenizer.pad_id in tokenizer.end_ids:
-            del named["padding_token_id"]
         found = {
             "model": self.model,
             "tokens": list(tokens),
             "token_type": list(types),
             **({"scores": [*self.scores, *(0.0 for _ in unused)]} if self.scores else {}),
             **self.values,
-            **_named_ends(tokenizer.end_ids),
-            **{name: number for name, number in named.items() if number is not None},
+            **_token_ids(tokenizer, types),
             "add_bos_token": tokenizer.bos_id is not None,
             "add_eos_token": False,
         }
@@ -79,13 +78,12 @@ def unreadable(why: str, where: str | None = None) -> ConfigError:
     )
 
 
-def byte_vocabulary(tokenizer: ByteTokenizer) -> GGUFVocabulary:
-    """Returns the vocabulary of bytes: merges of bytes, of which there are none."""
-    unused = range(259, tokenizer.vocab_size)
+def byte_vocabulary() -> GGUFVocabulary:
+    """Returns the vocabulary of a `ByteTokenizer`: merges of bytes, of which there are none."""
     return GGUFVocabulary(
         model="gpt2",
-        tokens=(*byte_signs(), "<bos>", "<eos>", "<pad>", *(f"[PAD{i}]" for i in unused)),
-        types=(*(NORMAL,) * 256, *(CONTROL,) * 3, *(UNUSED for _ in unused)),
+        tokens=(*byte_signs(), "<bos>", "<eos>", "<pad>"),
+        types=(*(NORMAL,) * 256, *(CONTROL,) * 3),
         values={"pre": "gpt-2", "merges": list(NO_MERGES)},
     )
 
@@ -101,8 +99,16 @@ def byte_signs() -> tuple[str, ...]:
     return tuple(chr(byte if byte in printable else next(others)) for byte in range(256))
 
 
-def _named_ends(ids: Iterable[int]) -> dict[str, int]:
-    found = tuple(ids)
-    if len(found) > len(_ENDS):
-        raise unreadable(f"{len(found)} tokens end a text, and a file names {len(_ENDS)}")
-    return {f"{name}_token_id": number for name, number in zip(_ENDS, found, strict=False)}
+def _token_ids(tokenizer: Tokenizer, types: Sequence[int]) -> dict[str, int]:
+    """Returns the numbers of tokens that llama.cpp knows by what they are for."""
+    ends = tokenizer.end_ids
+    if len(ends) > len(_ENDS):
+        raise unreadable(f"{len(ends)} tokens end a text, and a file names {len(_ENDS)}")
+    found = dict(zip(_ENDS, ends, strict=False))
+    if tokenizer.bos_id is not None:
+        found["bos"] = tokenizer.bos_id
+    if tokenizer.pad_id not in ends:
+        found["padding"] = tokenizer.pad_id
+    if UNKNOWN in types:
+        found["unknown"] = types.index(UNKNOWN)
+    return {f"{name}_token_id": number for name, number in found.items()}

@@ -119,6 +119,8 @@ def test_pieces_keep_their_scores_and_types(tmp_path):
         i for i in range(len(found["tokens"])) if processor.is_byte(i)
     ]
     assert found["token_type"][:3] == [UNKNOWN, CONTROL, CONTROL]
+    ids = [found[f"{name}_token_id"] for name in ("unknown", "bos", "eos")]
+    assert ids == [processor.unk_id(), processor.bos_id(), processor.eos_id()]
     assert found["add_space_prefix"] is True
     larger, _ = of(tokenizer, tokenizer.vocab_size + 5)
     assert len(larger["scores"]) == len(larger["tokens"]) == tokenizer.vocab_size + 5
@@ -173,8 +175,8 @@ def test_merges_in_the_order_of_no_scores_are_refused(tmp_path):
 
 
 def test_a_model_with_less_tokens_than_its_tokenizer_is_refused():
-    with pytest.raises(ConfigError, match="the tokenizer has 264 tokens, and the model 260"):
-        of(ByteTokenizer.Config().build(), 260)
+    with pytest.raises(ConfigError, match="the tokenizer has 259 tokens, and the model 258"):
+        of(ByteTokenizer.Config().build(), 258)
 
 
 def test_data_without_a_tokenizer_is_refused():
