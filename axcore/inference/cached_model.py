@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from axcore.inference.sampling import Sampling
 from axcore.layers import continued_rows
-from axcore.modifiers.serving import for_serving
+from axcore.modifiers import for_serving
 from axcore.module import Module, ParamSpec, apply_updates, functional, restacked
 
 PAD_TO = 64

@@ -15,6 +15,7 @@ from axcore.modifiers.pipelined import Pipelined
 from axcore.modifiers.pretrained import Pretrained
 from axcore.modifiers.quantization import Fp8Training, Int8Training
 from axcore.modifiers.remat import RematModifier
+from axcore.modifiers.serving import for_serving
 from axcore.modifiers.variants import with_variant
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "UpdateConfig",
     "apply_modifier",
     "find_change",
+    "for_serving",
     "with_changes",
     "with_dot",
     "with_variant",
