@@ -72,6 +72,7 @@ print("left twice")
 """
 
 
+@pytest.mark.slow
 def test_a_process_leaves_its_run_and_joins_another_with_new_devices():
     ran = subprocess.run(
         [sys.executable, "-c", REJOINING], capture_output=True, text=True, timeout=300, check=False
@@ -145,6 +146,7 @@ print(before, len(list(Path(sys.argv[1]).glob("*-cache"))))
 """
 
 
+@pytest.mark.slow
 def test_any_process_keeps_what_it_compiles_for_cpu(tmp_path):
     command = [sys.executable, "-c", KEEPING, str(tmp_path)]
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
@@ -172,6 +174,7 @@ jax.jit(lambda x: x + 1).lower(1.0).compile()
 """
 
 
+@pytest.mark.slow
 def test_a_process_that_ends_while_it_writes_a_program_leaves_no_part_of_it(tmp_path):
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
     for way, code, kept in (("die", 3, 0), ("live", 0, 1)):
@@ -197,6 +200,7 @@ print(len(cached))
 """
 
 
+@pytest.mark.slow
 def test_a_program_that_is_dumped_and_loaded_gives_the_same_tree(tmp_path):
     x = jnp.arange(64.0).reshape(8, 8)
     for is_cached in (False, True):  # as read from jax's cache by the second process

@@ -10,6 +10,7 @@ from axcore.experiments.tiny import tiny
 from axcore.module import count_params
 
 
+@pytest.mark.slow
 def test_json_tells_memory_time_and_kernels(tiny_json):
     memory = tiny_json["memory"]
     params = count_params(tiny().model.build().param_specs())

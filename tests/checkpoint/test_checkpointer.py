@@ -44,6 +44,7 @@ class Pair(NamedTuple):
     right: tuple[jax.Array, ...]
 
 
+@pytest.mark.slow
 def test_every_kind_of_leaf_comes_back_bit_for_bit(tmp_path):
     params = {"layer": {"w": jax.random.normal(jax.random.key(0), (8, 3)), "b": jnp.zeros((3,))}}
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3))

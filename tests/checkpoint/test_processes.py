@@ -66,6 +66,7 @@ def test_what_two_processes_save_one_restores_on_another_mesh(saved):
         assert_whole(directory, step)
 
 
+@pytest.mark.slow
 def test_every_process_wrote_its_own_part_once(saved):
     files = checkpoints_in(saved[0]).manifest(3).files
     parts = {name: record for name, record in files.items() if "/ocdbt.process_" in name}

@@ -34,7 +34,7 @@ def path_with_a_chip(tmp_path):
 
 
 @pytest.mark.parametrize("command", [("doctor",), ("train", "tiny", "--set=max_steps=0")])
-@pytest.mark.quick_one_in(2)
+@pytest.mark.quick_one_in(4)
 def test_commands_warn_of_an_accelerator_that_jax_does_not_use(cli, path_with_a_chip, command):
     ran = cli(*command, PYTHONPATH=path_with_a_chip)
     shown = ran.stdout + ran.stderr

@@ -219,6 +219,7 @@ def test_a_plugin_brings_features_of_its_own(make_dist, cli):
     ]
 
 
+@pytest.mark.slow
 def test_a_feature_that_nobody_brings_is_named(cli):
     done = cli("loc", "--feature", "ropee")
     assert done.exit_code == 10

@@ -62,6 +62,7 @@ def test_overrides_hold_when_the_component_is_swapped() -> None:
         apply_overrides(replace_config(NET, FeedForward, Linear.Config()), overrides)
 
 
+@pytest.mark.slow
 def test_importing_the_package_has_no_effect_on_anything_else() -> None:
     """An import sets no flag and prints nothing."""
     code = """if True:

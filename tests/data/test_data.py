@@ -178,6 +178,7 @@ def test_a_state_of_one_process_restores_another_and_another_number_of_them(cfg)
     assert_equal_batches([next(two)], [{name: batch[name][3:] for name in batch}])
 
 
+@pytest.mark.slow
 def test_a_fresh_process_goes_on_exactly(cfg):
     iterator = cfg.build().train()
     for _ in range(21):

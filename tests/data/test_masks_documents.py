@@ -46,6 +46,7 @@ def test_tokens_and_targets_are_those_of_masked_rows_and_positions_count_the_row
     np.testing.assert_array_equal(whole["positions"][real], counted[real])
 
 
+@pytest.mark.slow
 def test_only_rows_of_one_document_each_have_the_same_loss_either_way():
     """The last is padded, which causal attention never looks at."""
     for lengths, is_same in (([17, 17, 12], True), ([9, 21, 2, 15], False)):

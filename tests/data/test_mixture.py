@@ -53,6 +53,7 @@ def test_every_first_rows_hold_the_shares_to_less_than_a_row(cfg):
             assert abs(seen[name] - weight * count) < 1
 
 
+@pytest.mark.slow
 def test_each_source_is_read_in_epochs_of_its_own(cfg):
     sizes = {"a": 5, "b": 7, "c": 90}
     order = cfg.source.build().order(

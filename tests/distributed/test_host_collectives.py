@@ -27,6 +27,7 @@ def two():
     return ended, [json.loads(one.stdout.splitlines()[0]) for one in ended]
 
 
+@pytest.mark.slow
 def test_texts_are_gathered_in_order_time_after_time(two):
     for told in two[1]:
         assert told["count"] == 2

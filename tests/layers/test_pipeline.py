@@ -118,7 +118,7 @@ def accumulated(batch):
     ("num_stages", "num_rounds", "remat"),
     [(1, 1, None), (2, 1, None), (4, 1, Remat()), (2, 2, Remat()), (1, 4, None)],
 )
-@pytest.mark.quick_one_in(3)
+@pytest.mark.quick_one_in(6)
 def test_pipeline_is_an_accumulated_batch(batch, accumulated, num_stages, num_rounds, remat):
     """Parameters, buffers of all kinds, losses and summaries after a step are the same."""
     layer = Everything.Config(remat=remat)

@@ -80,6 +80,7 @@ def unrolled(inputs):
     return state, _run(stack, state, inputs)
 
 
+@pytest.mark.slow
 def test_equal_keys_give_equal_parameters(unrolled):
     repeat = _built(ScannedLayers)
     jax.tree.map(
@@ -100,7 +101,7 @@ def test_equal_keys_give_equal_parameters(unrolled):
         (None, LAYERS + 1),
     ],
 )
-@pytest.mark.quick_one_in(3)
+@pytest.mark.quick_one_in(6)
 def test_scanned_equals_unrolled_with_dropout(unrolled, inputs, remat, unroll):
     state, (y, total, gradient) = unrolled
     scanned_y, scanned_total, scanned_gradient = _run(

@@ -53,6 +53,7 @@ def test_the_mean_of_all_roundings_is_the_number(name, x):
     assert np.mean(spread[x != 0] > 0) > 0.9
 
 
+@pytest.mark.slow
 def test_codes_are_near_in_the_fourth_root():
     """By one step at most, of 127 where there are negative numbers and of 255 elsewhere."""
     for x, steps in ((skewed(), 127), (skewed() ** 2, 255)):
@@ -63,6 +64,7 @@ def test_codes_are_near_in_the_fourth_root():
         np.testing.assert_array_equal(jnp.sign(back), jnp.sign(x))
 
 
+@pytest.mark.slow
 def test_the_largest_of_a_row_and_a_row_of_zeros_are_exact():
     x = jnp.zeros((2, 64), jnp.float32).at[0, 5].set(-3.25)
     np.testing.assert_array_equal(rounded(FORMATS["int8_rows"], x, 3), x)
@@ -131,6 +133,7 @@ def low(optimizer, name):
 
 
 @pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.slow
 def test_training_follows_that_with_float32_state(name):
     wide, _ = losses(AdamW.Config())
     narrow, _ = losses(low(AdamW.Config(), name))
@@ -140,6 +143,7 @@ def test_training_follows_that_with_float32_state(name):
 
 
 @pytest.mark.parametrize("optimizer", [Lion.Config(), SGD.Config(momentum=0.9)])
+@pytest.mark.slow
 def test_any_optimizer_can_be_wrapped(optimizer):
     wide, _ = losses(optimizer, rate=0.003, num_steps=20)
     narrow, _ = losses(low(optimizer, "int8_rows"), rate=0.003, num_steps=20)
@@ -216,6 +220,7 @@ def test_the_stored_state_is_sharded_as_its_parameters():
     assert found.scales[0].mu["up"].spec == PartitionSpec("fsdp", None)
 
 
+@pytest.mark.slow
 def test_muon_is_wrapped_too():
     specs = {"w": Matrices.Config().build().param_specs()["up"]}
     transformation = low(Muon.Config(), "int8_rows").build().transformation(lambda step: 0.1, specs)

@@ -117,7 +117,7 @@ SAME = {
 
 
 @pytest.mark.parametrize("name", SAME)
-@pytest.mark.quick_one_in(2)
+@pytest.mark.quick_one_in(4)
 def test_an_optimizer_is_that_of_optax(name):
     ours, theirs = SAME[name]
     model = Shapes.Config().build()
@@ -138,7 +138,7 @@ def test_an_optimizer_is_that_of_optax(name):
     ],
     ids=["rms", "width"],
 )
-@pytest.mark.quick_one_in(2)
+@pytest.mark.quick_one_in(4)
 def test_muon_is_that_of_optax(ours, theirs):
     model = Matrices.Config().build()
     assert_same(trained(learner_of(ours), model), trained_by_optax(theirs, model))
@@ -183,6 +183,7 @@ def test_muon_refuses_what_is_no_matrix():
     assert "matrices_only=True" in error.value.hint
 
 
+@pytest.mark.slow
 def test_matrices_by_muon_and_the_rest_by_adamw():
     group = ParamGroup(
         name="hidden", params=("**",), matrices_only=True, optimizer=Muon.Config(weight_decay=0.3)

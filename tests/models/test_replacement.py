@@ -42,6 +42,7 @@ def test_swap_reaches_every_layer_and_keeps_what_the_old_part_was_told(cfg, name
     assert after - before == more_params
 
 
+@pytest.mark.slow
 def test_swapped_model_trains(run, cfg, batch):
     """Three parts swapped at once; gradient descent halves the loss of one batch."""
     swapped = replace_config(cfg, FeedForward, PlainFeedForward.Config())

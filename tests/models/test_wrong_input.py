@@ -27,7 +27,7 @@ ax.functional(model, model.init(0), {argument})
         ("{'tokens': tokens}", "called without targets, positions, loss_weights"),
     ],
 )
-@pytest.mark.quick_one_in(3)
+@pytest.mark.quick_one_in(6)
 def test_a_wrong_batch_is_named_with_what_was_expected(argument: str, says: str) -> None:
     """In a process of its own: the suite's type checks would refuse it before the model does."""
     command = [sys.executable, "-c", PROGRAM.replace("{argument}", argument)]

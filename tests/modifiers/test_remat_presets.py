@@ -55,7 +55,7 @@ def plain():
 
 
 @pytest.mark.parametrize("policy", ["full", "minimal", "offload_attention"])
-@pytest.mark.quick_one_in(3)
+@pytest.mark.quick_one_in(6)
 def test_a_preset_changes_no_gradient(policy, plain):
     state, (value, gradients) = plain
     _, loss = loss_of(policy)

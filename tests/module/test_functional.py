@@ -49,7 +49,7 @@ def call(module: Any, state: Any, *args: Any, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize("cls", STACKS.values(), ids=STACKS)
-@pytest.mark.quick_one_in(3)
+@pytest.mark.quick_one_in(6)
 def test_functional_equals_itself_under_every_transformation(cls: Any) -> None:
     module, state = made(cls)
 
@@ -98,6 +98,7 @@ def test_equal_configs_build_modules_with_equal_results() -> None:
     close(call(one, state, X, rng=3), call(two, again, X, rng=3), rtol=0)
 
 
+@pytest.mark.slow
 def test_scan_equals_unrolled_layers_in_results_losses_and_randomness() -> None:
     scanned, state = made(Scanned, **RANDOM)
     unrolled, items = made(Unrolled, **RANDOM)
@@ -134,7 +135,7 @@ class Deep(Module):
 
 
 @pytest.mark.parametrize("remat", REMATS.values(), ids=REMATS)
-@pytest.mark.quick_one_in(4)
+@pytest.mark.quick_one_in(8)
 def test_a_loss_added_at_any_depth_reaches_the_caller_with_its_weight(remat: Any) -> None:
     """No transformation, scan among them, drops a loss."""
     cfg = update_config(Deep.Config(dim=DIM), {"**.remat": remat})
@@ -165,7 +166,7 @@ def test_a_loss_added_at_any_depth_reaches_the_caller_with_its_weight(remat: Any
 
 @pytest.mark.parametrize("cls", [Scanned, Unrolled, Parallel])
 @pytest.mark.parametrize("at", ["layer.remat", "remat", "**.remat"])
-@pytest.mark.quick_one_in(3)
+@pytest.mark.quick_one_in(6)
 def test_remat_changes_no_number(cls: Any, at: str) -> None:
     noise = {"layer.noise": 0.1 if (cls, at) == (Scanned, "layer.remat") else 0.0}
     plain, state = made(cls, **noise)
@@ -359,6 +360,7 @@ def test_a_nested_call_adds_at_most_three_python_frames(is_entry: bool, most: in
     assert max(np.diff(depths)) <= most, "the fourth of an entry here is this test's own"
 
 
+@pytest.mark.slow
 def test_threads_do_not_see_each_other() -> None:
     results: dict[int, Any] = {}
     barrier = threading.Barrier(4)

@@ -318,7 +318,7 @@ class Reads(Module):
 
 @pytest.mark.parametrize("at", ["none", "stack.remat", "stack.layer.remat", "remat"])
 @pytest.mark.parametrize("stack", [Unrolled, Scanned])
-@pytest.mark.quick_one_in(3)
+@pytest.mark.quick_one_in(6)
 def test_channels_carry_values_across_layers_however_they_are_run(stack: Any, at: str) -> None:
     plain = Reads.Config()
     cfg = evolve(plain, stack=stack.Config(dim=4, layer=Remembers.Config()))

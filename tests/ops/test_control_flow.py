@@ -44,7 +44,7 @@ def traced(op, kernel_name, case_name, hardware):
         ("decode_attention", "portable", "everything"),
     ],
 )
-@pytest.mark.quick_one_in(7)
+@pytest.mark.quick_one_in(14)
 def test_portable_kernels_without_branches_give_what_they_give_with_them(op, kernel, case):
     wanted, branching = traced(op, kernel, case, PLAIN)
     got, program = traced(op, kernel, case, BRANCHLESS)

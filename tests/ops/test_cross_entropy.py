@@ -35,7 +35,7 @@ def run(function, inputs, spec):
 
 @pytest.mark.parametrize("max_chunks", [1, 2, 5])
 @pytest.mark.parametrize(("name", "dtype"), CASES)
-@pytest.mark.quick_one_in(4)
+@pytest.mark.quick_one_in(8)
 def test_any_number_of_chunks_equals_the_reference(monkeypatch, name, dtype, max_chunks):
     monkeypatch.setattr(portable, "CHUNK_BYTES", 1)
     monkeypatch.setattr(portable, "MAX_CHUNKS", max_chunks)

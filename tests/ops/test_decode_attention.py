@@ -19,7 +19,7 @@ SMALL = [name for name, sample in SAMPLES.items() if "long" not in name and samp
 
 
 @pytest.mark.parametrize("name", SMALL)
-@pytest.mark.quick_one_in(4)
+@pytest.mark.quick_one_in(8)
 def test_blocks_equal_the_reference(name):
     inputs, spec = SAMPLES[name].make()
     got = jax.jit(partial(decode_attention_portable, spec=spec, block_size=16))(inputs)

@@ -51,7 +51,7 @@ def assert_equal(got, want, dtype="float32"):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", SAMPLES)
-@pytest.mark.quick_one_in(4)
+@pytest.mark.quick_one_in(8)
 def test_portable_equals_the_reference(name, dtype):
     arguments = SAMPLES[name].make(dtype)
     want = run(grouped_matmul_reference, *arguments)
@@ -68,6 +68,7 @@ def test_any_split_of_rows_equals_the_reference(sizes):
     assert_equal(run(PORTABLE, x, w, group_sizes), want)
 
 
+@pytest.mark.slow
 def test_equal_matrices_make_it_one_plain_product():
     x, w, group_sizes = SAMPLES["uneven"].make()
     same = jnp.broadcast_to(w[:1], w.shape)

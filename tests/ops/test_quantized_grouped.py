@@ -60,7 +60,7 @@ def one_by_one(spec, amaxes, x, w):
 
 
 @pytest.mark.parametrize("name", ["int8", "float8", "float8_given"])
-@pytest.mark.quick_one_in(3)
+@pytest.mark.quick_one_in(6)
 def test_grouped_equals_a_quantized_dot_for_each_group(name):
     spec = INT8 if name == "int8" else FLOAT8
     amaxes = Amaxes(*[jnp.asarray(GIVEN)] * 4) if name == "float8_given" else None

@@ -131,7 +131,7 @@ def values_and_gradients(function, case):
 
 @pytest.mark.parametrize("sizes", MESHES, ids=["2x2", "2x2x2"])
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.quick_one_in(4)
+@pytest.mark.quick_one_in(8)
 def test_parts_give_the_values_and_gradients_of_the_whole(name, sizes):
     op, case = CASES[name]
     sizes_seen = set()

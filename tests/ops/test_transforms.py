@@ -55,7 +55,7 @@ def test_vmap_equals_a_loop(name):
 
 @pytest.mark.parametrize("name", ATTENDS)
 @pytest.mark.parametrize("remat", [False, True])
-@pytest.mark.quick_one_in(4)
+@pytest.mark.quick_one_in(8)
 def test_scan_over_layers_equals_unrolled_layers(name, remat):
     def layer(q, scale):
         return q + ATTENDS[name](AttentionInputs(scale * q, K, V), SPEC)[0]

@@ -94,7 +94,7 @@ ROWS = (*TABLE, *(pytest.param(row, marks=pytest.mark.slow) for row in SLOW))
 
 
 @pytest.mark.parametrize("row", ROWS, ids=str)
-@pytest.mark.quick_one_in(3)
+@pytest.mark.quick_one_in(6)
 def test_combination_changes_no_number(on_mesh, on_one_device, small_model, row):
     cfg = row.model(small_model)
     _, loss, gradients = on_mesh(cfg, row.shape, context_parallelism=row.context_parallelism)

@@ -59,7 +59,7 @@ def _run(call, arrays, use_sinks):
 
 @pytest.mark.parametrize("by", ["all_gather", "ring", "ulysses"])
 @pytest.mark.parametrize("name", CALLS)
-@pytest.mark.quick_one_in(4)
+@pytest.mark.quick_one_in(8)
 def test_split_time_changes_no_number(mesh, arrays, name, by):
     use_sinks = name in ("causal", "every key")
     (_, expected), expected_gradients = _run(CALLS[name], arrays, use_sinks)

@@ -85,7 +85,7 @@ def in_a_loop(monkeypatch):
 
 @pytest.mark.usefixtures("in_a_loop")
 @pytest.mark.parametrize("name", MESHES)
-@pytest.mark.quick_one_in(5)
+@pytest.mark.quick_one_in(10)
 def test_mesh_changes_no_number_and_sums_the_heads_gradient_once(name):
     given = arguments()
     text, got = on_mesh(MESHES[name], *given)

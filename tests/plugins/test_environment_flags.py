@@ -120,6 +120,7 @@ def test_flags_that_are_set_already_are_not_too_late(monkeypatch):
     assert set_environment_flags(CPU).changes == {}
 
 
+@pytest.mark.slow
 def test_flags_set_in_time_are_read_by_jax():
     program = (
         "from axcore.plugins import Hardware, set_environment_flags as s; import jax; "

@@ -95,7 +95,7 @@ def test_time_limit_that_is_none_is_refused(installed, text):
         "from axcore.plugins import hook\n@hook.ops\ndef ops():\n    import jax\n    yield from ()",
     ],
 )
-@pytest.mark.quick_one_in(3)
+@pytest.mark.quick_one_in(6)
 def test_plugin_that_imports_jax_when_it_is_loaded_is_named(make_dist, body):
     make_dist("axl-acme", body)
     program = (

@@ -62,6 +62,7 @@ def test_a_run_is_opened_from_another_folder_after_its_tokenizer_changed(
         trainer().run("run", quiet=True)
 
 
+@pytest.mark.slow
 def test_a_changed_copy_of_the_tokenizer_is_refused(folder: Path) -> None:
     origin = json.loads((folder / "run" / "origin.json").read_text())
     copy = folder / "run" / "files" / origin["files"]["data.tokenizer.path"]["name"]

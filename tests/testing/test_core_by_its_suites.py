@@ -35,7 +35,7 @@ KERNELS = (
 )
 
 
-@pytest.mark.quick_one_in(3)
+@pytest.mark.quick_one_in(6)
 class TestKernels(KernelSuite):
     plugin = "core"
     keys = KERNELS
@@ -83,7 +83,7 @@ class TestModifiers(ModifierSuite):
         return evolve(super().subject(folder), mesh={"fsdp": -1}, init_from=weights)
 
 
-@pytest.mark.quick_one_in(4)
+@pytest.mark.quick_one_in(8)
 class TestExperiments(ExperimentSuite):
     plugin = "core"
 

@@ -74,7 +74,7 @@ def edit(file, text="edited = True"):
         ("plugin.py", set()),
     ],
 )
-@pytest.mark.quick_one_in(4)
+@pytest.mark.quick_one_in(8)
 def test_a_digest_changes_with_what_the_kernel_is_made_of(acme, edited, changed):
     package, tests = acme
     kernels = [one for one in plugin_host().records(Kernel) if one.plugin == "axl-acme"]

@@ -104,6 +104,7 @@ def test_a_rollback_goes_to_the_newest_checkpoint_that_is_old_enough(rolled_back
     assert train_steps(directory) == list(range(1, 13))
 
 
+@pytest.mark.slow
 def test_batches_of_the_steps_undone_are_skipped(rolled_back, tokens):
     *_, seen = rolled_back
     steps = [*range(1, 8), *range(5, 13)]
@@ -139,6 +140,7 @@ def test_checkpoints_of_the_steps_undone_are_set_aside(guarded, tmp_path):
     assert names == ["step_00000004", "step_00000008", "step_00000008.aside", "step_00000012"]
 
 
+@pytest.mark.slow
 def test_a_run_without_a_checkpoint_goes_back_to_its_start(guarded, tmp_path):
     events = []
     guarded(GoesBack.Config(at=3)).run(tmp_path / "run", [events.append])

@@ -54,6 +54,7 @@ def test_it_learns_to_tell_digits_that_it_never_saw_apart(trainer, trained):
     assert np.mean(np.argmax(logits, axis=1) == held_out.labels) > 0.8
 
 
+@pytest.mark.slow
 def test_throughput_counts_what_the_data_says_that_a_batch_has(trained):
     train = [line for line in lines_of(trained[0]) if line["split"] == "train"]
     assert [line["step"] for line in train] == [11, 22, 33, 44, 55, 66]
@@ -62,6 +63,7 @@ def test_throughput_counts_what_the_data_says_that_a_batch_has(trained):
         assert "tokens_per_s" not in line
 
 
+@pytest.mark.slow
 def test_validation_weighs_every_image_once(trainer, trained):
     _, held_out = trainer.data.splits()
     images = held_out.batch(range(len(held_out)))

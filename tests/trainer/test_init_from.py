@@ -37,6 +37,7 @@ def same(one, other):
     return all(jax.tree.leaves(jax.tree.map(np.array_equal, one, other)))
 
 
+@pytest.mark.slow
 def test_first_state_is_the_published_model(cfg, published, tmp_path):
     begun = trainer_on(from_published(cfg, tmp_path), 2)
     first, random = begun.first_state(), trainer_on(cfg, 2).first_state()

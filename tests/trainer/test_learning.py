@@ -148,6 +148,7 @@ def test_the_average_is_its_formula_over_the_steps(guarded, batches):
     np.testing.assert_allclose(state.opt_state.average["table"], expected, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_evaluation_uses_the_average(guarded, same_bits, tmp_path):
     result = guarded.run(tmp_path / "run")
     average = guarded.step.evaluated_model(result.state)

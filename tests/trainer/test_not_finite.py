@@ -69,6 +69,7 @@ def often(toy, toy_config, one_device, tmp_path_factory):
     return trainer, result, [line for line in map(json.loads, lines) if line["split"] == "train"]
 
 
+@pytest.mark.slow
 def test_skipped_steps_are_counted_as_they_happen(often):
     _, result, lines = often
     is_bad = [line["loss"] == "inf" for line in lines]

@@ -80,6 +80,7 @@ def test_a_stop_logs_the_steps_that_no_line_covers_yet(rare_trainer, tmp_path):
     assert events[-1] == RunFinished(step=2, is_complete=False)
 
 
+@pytest.mark.slow
 def test_a_finished_run_runs_no_step_again(toy_trainer, whole_run, same_bits):
     directory, whole = whole_run
     before = losses_of(directory)

@@ -42,6 +42,7 @@ def test_a_run_whose_directory_was_removed_ends_with_an_error(removed):
     assert max(event.step for event in events if isinstance(event, StepsDone)) == 6
 
 
+@pytest.mark.slow
 def test_wall_clock_throughput_counts_evaluations_and_saves(removed):
     (line,) = [e.metrics for e in removed[0] if isinstance(e, StepsDone) and e.step == 5]
     assert line["wall_clock_tokens_per_s"] < 8 * 16 / 0.2

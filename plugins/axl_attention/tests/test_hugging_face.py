@@ -414,6 +414,7 @@ def test_the_text_part_of_gemma_3_leaves_out_what_the_small_ones_have():
     assert family_of(cfg)[0] == "gemma3_text"
 
 
+@pytest.mark.slow
 def test_kimi_k2_is_read_and_is_written_as_the_deepseek_v3_that_it_is():
     family = family_named("kimi_k2")
     cfg = family.read(KIMI_K2)
@@ -454,6 +455,7 @@ def in_four_bits(tensor):
     return bits[..., ::2] | bits[..., 1::2] << 4, exponents
 
 
+@pytest.mark.slow
 def test_experts_of_gpt_oss_are_read_from_four_bits(tmp_path):
     """They are near what they were before, and all other tensors equal."""
     cfg = gpt_oss("toy")

@@ -58,6 +58,7 @@ def test_window_as_long_as_the_row_equals_full_attention():
     np.testing.assert_array_equal(windowed, full)
 
 
+@pytest.mark.slow
 def test_what_leaves_the_window_changes_nothing_and_gets_no_gradient():
     q, k, v = tensors()
     cfg = SlidingWindowAttention.Config(window=3)

@@ -73,7 +73,7 @@ class Attention(KernelSuite):
         return 2e-2, 4e-2  # probabilities are rounded to bfloat16 before they meet the values
 
 
-@pytest.mark.quick_one_in(2)
+@pytest.mark.quick_one_in(4)
 class TestAttention(Attention):
     keys = ("attention/cudnn_attention", "attention/cudnn_packed_attention")
     case_names = ("packed",)

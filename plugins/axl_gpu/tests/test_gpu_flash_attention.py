@@ -111,7 +111,7 @@ def plain_key_gradients(arrays, residuals, spans_BL4, choices, products):
     return gradients.k_BSKH, gradients.v_BSKV
 
 
-@pytest.mark.quick_one_in(2)
+@pytest.mark.quick_one_in(4)
 class TestAroundTheKernels(FlashAttention):
     case_names = ("segments",)
     form = Form(plain_forward, plain_query_gradients, plain_key_gradients)
@@ -186,7 +186,7 @@ class Simple(Interpreted):
     form = SIMPLE
 
 
-@pytest.mark.quick_one_in(2)
+@pytest.mark.quick_one_in(4)
 class TestSimple(Simple):
     case_names = ("few_documents",)
 
@@ -265,7 +265,7 @@ MASKS = ("causal", "segments", "lonely_segments", "ranges", "everything")
 
 
 @pytest.mark.parametrize("sample", [one for one in ATTENTION_TEST_CASES if one.name in MASKS])
-@pytest.mark.quick_one_in(5)
+@pytest.mark.quick_one_in(10)
 def test_spans_hold_every_visible_pair_and_whole_blocks_are_whole(sample):
     inputs, spec = sample.make()
     size, count = 16, -(-max(sample.queries, sample.keys) // 16)

@@ -51,12 +51,12 @@ class RmsNorm(KernelSuite):
         )
 
 
-@pytest.mark.quick_one_in(4)
+@pytest.mark.quick_one_in(8)
 class TestAround(RmsNorm):
     """What is around the kernels: meshes, remat and batches of calls."""
 
 
-@pytest.mark.quick_one_in(4)
+@pytest.mark.quick_one_in(8)
 class TestInterpreted(RmsNorm):
     """The kernels themselves. Their interpreter does not know remat."""
 

@@ -62,7 +62,7 @@ def interpreted(given, spec):
         (AttentionSpec(scale=0.25, left=40, right=7), None),
     ],
 )
-@pytest.mark.quick_one_in(5)
+@pytest.mark.quick_one_in(10)
 def test_splash_equals_the_reference_forward_and_backward(spec, segments):
     given = inputs(q_segments_BT=segments, k_segments_BS=segments)
     got = output_and_gradients(interpreted, given, spec)
@@ -71,6 +71,7 @@ def test_splash_equals_the_reference_forward_and_backward(spec, segments):
         np.testing.assert_allclose(one, other, rtol=2e-4, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_a_fused_backward_pass_gives_the_same_gradients():
     given = inputs(q_segments_BT=packed(), k_segments_BS=packed())
     with BLOCK_SIZES.forced(SplashBlockSizes(128)):

@@ -51,7 +51,7 @@ class Interpreted(KernelSuite):
         return 2e-5, 1e-4  # sums run over blocks, in another order
 
 
-@pytest.mark.quick_one_in(2)
+@pytest.mark.quick_one_in(4)
 class TestKernels(Interpreted):
     dtypes = ("float32",)
     case_names = ("segments_128", "uneven")

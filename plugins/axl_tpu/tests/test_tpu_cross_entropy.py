@@ -106,6 +106,7 @@ def test_steps_do_not_race_and_padding_is_not_seen(vocabulary_first, capsys):
     check_no_race_was_printed(capsys)
 
 
+@pytest.mark.slow
 def test_correct_tokens_and_z_loss_are_those_of_the_reference():
     sample = CrossEntropyTestCase(name="sums", **blocks(spec={"z_loss": 0.1}))
     inputs, spec = sample.make()
@@ -125,6 +126,7 @@ def test_words_split_over_devices_give_what_one_device_does(vocabulary_first):
         check_equal(value_and_gradients(kernel, inputs, spec), wanted, 2e-5)
 
 
+@pytest.mark.slow
 def test_gradient_of_a_token_that_is_nearly_certain_is_not_rounded_away():
     """Its probability is within bfloat16's precision of one, so the gradient is a small rest."""
     x = jnp.ones((16, 128), jnp.bfloat16)

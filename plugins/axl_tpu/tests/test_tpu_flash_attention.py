@@ -159,6 +159,7 @@ def two_documents(size=128):
     return inputs._replace(q_segments_BT=ids, k_segments_BS=ids), spec
 
 
+@pytest.mark.slow
 def test_blocks_of_other_documents_are_not_read():
     inputs, spec = two_documents()
     poisoned = inputs._replace(

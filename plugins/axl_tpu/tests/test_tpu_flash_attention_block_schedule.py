@@ -98,7 +98,7 @@ def block(seen, code):
 
 @pytest.mark.parametrize("by_keys", [False, True], ids=["by_queries", "by_keys"])
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.quick_one_in(4)
+@pytest.mark.quick_one_in(8)
 def test_each_visible_pair_is_in_one_live_visit_and_unmasked_visits_hide_none(name, by_keys):
     seen, codes, _ = walk_of(name, by_keys)
     for row in range(BATCH):

@@ -43,7 +43,7 @@ class Simulated(KernelSuite):
         return 2e-5, 1e-4  # sums run over tiles, in another order
 
 
-@pytest.mark.quick_one_in(4)
+@pytest.mark.quick_one_in(8)
 class TestKernels(Simulated):
     dtypes = ("float32",)
     case_names = ("odd_width", "documents", "everything", "amplitude")

@@ -119,7 +119,7 @@ def test_an_nnx_module_computes_what_it_computes_in_flax() -> None:
 
 
 @pytest.mark.parametrize("new", [LINEN, NNX], ids=["linen", "nnx"])
-@pytest.mark.quick_one_in(2)
+@pytest.mark.quick_one_in(4)
 def test_a_flax_module_replaces_a_layer_and_trains_under_scan(new: Any) -> None:
     cfg = replace_config(Stack.Config(), FeedForward, new)
     module = cfg.build()

@@ -61,7 +61,7 @@ def x(random):
 
 @pytest.mark.parametrize("expert", [GATED, BIASED], ids=["gated", "biased"])
 @pytest.mark.parametrize("dispatch", KINDS.values(), ids=KINDS)
-@pytest.mark.quick_one_in(4)
+@pytest.mark.quick_one_in(8)
 def test_one_expert_equals_dense(call, perturbed, x, expert, dispatch):
     layer = moe(expert, num_experts=1, top_k=1, dispatch=dispatch).build()
     state = perturbed(layer.init(0))
@@ -71,7 +71,7 @@ def test_one_expert_equals_dense(call, perturbed, x, expert, dispatch):
 
 @pytest.mark.parametrize("expert", [GATED, BIASED], ids=["gated", "biased"])
 @pytest.mark.parametrize("dispatch", KINDS.values(), ids=KINDS)
-@pytest.mark.quick_one_in(4)
+@pytest.mark.quick_one_in(8)
 def test_equal_experts_equal_dense(call, perturbed, x, expert, dispatch):
     layer = moe(expert, dispatch=dispatch).build()
     state = perturbed(layer.init(0))
@@ -83,7 +83,7 @@ def test_equal_experts_equal_dense(call, perturbed, x, expert, dispatch):
 
 
 @pytest.mark.parametrize("router", ROUTERS.values(), ids=ROUTERS)
-@pytest.mark.quick_one_in(5)
+@pytest.mark.quick_one_in(10)
 def test_output_is_the_weighted_sum_over_chosen_experts(call, perturbed, x, router):
     layer = moe(BIASED, router=router).build()
     state = perturbed(layer.init(0))

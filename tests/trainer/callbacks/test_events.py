@@ -22,6 +22,7 @@ def seen(toy_trainer, tmp_path_factory):
     return events, calls, [str(warning.message) for warning in caught], result
 
 
+@pytest.mark.slow
 def test_events_come_in_the_order_of_the_run(seen):
     events, *_ = seen
     saved = [event for event in events if isinstance(event, CheckpointSaved)]

@@ -117,6 +117,7 @@ def test_a_first_start_cut_short_is_finished_by_the_next(tmp_path):
     assert json.loads((tmp_path / "config.json").read_text()) == {"t": TEXT}
 
 
+@pytest.mark.slow
 def test_one_live_process_at_a_time_and_a_killed_one_does_not_block(tmp_path):
     code = (
         "import sys, time; from axcore.trainer.run_directory.directory import RunDirectory\n"
