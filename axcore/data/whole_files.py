@@ -20,8 +20,18 @@ def whole_file(path: Path) -> Iterator[IO[bytes]]:
             file.flush()
             os.fsync(file.fileno())
         os.replace(draft, path)
+        sync_folder(path.parent)
     finally:
         draft.unlink(missing_ok=True)
+
+
+def sync_folder(path: Path) -> None:
+    """Makes a folder's list of names durable on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def write_whole(path: Path, text: str) -> None:

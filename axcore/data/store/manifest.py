@@ -12,7 +12,7 @@ from axcore.config import from_json, to_json, update_config
 from axcore.config.build import owner_of
 from axcore.data.store.shard import ShardInfo
 from axcore.data.tokenizer import Tokenizer
-from axcore.data.whole_files import write_whole
+from axcore.data.whole_files import sync_folder, whole_file, write_whole
 from axcore.errors import DataError
 
 MANIFEST = "manifest.json"
@@ -97,7 +97,10 @@ def copy_tokenizer(cfg: Tokenizer.Config, folder: Path) -> str:
         names[field] = f"tokenizer/{field}/{Path(path).name}"
         copy = folder / names[field]
         copy.parent.mkdir(parents=True, exist_ok=True)
-        copy.write_bytes(_content(path))
+        with whole_file(copy) as file:
+            file.write(_content(path))
+        for made in (copy.parent.parent, folder):
+            sync_folder(made)
     return to_json(update_config(cfg, names))
 
 
