@@ -21,6 +21,8 @@ from axcore.data.sentence_piece_tokenizer import SentencePieceTokenizer
 from axcore.data.standard_library import StandardLibrary
 from axcore.data.store import build_store, open_store
 from axcore.data.stored_source import StoredSource
+from axcore.data.stream import FileStream, Stream
+from axcore.data.stream_data import StreamData
 from axcore.data.tar_files import TarFiles
 from axcore.data.text_files import TextFiles
 from axcore.data.token_files import MegatronFiles, TokenFiles
@@ -58,6 +60,7 @@ __all__ = [
     "FieldFilter",
     "FileSource",
     "FileSpan",
+    "FileStream",
     "FillInTheMiddle",
     "HuggingFaceDataset",
     "HuggingFaceTokenizer",
@@ -77,6 +80,8 @@ __all__ = [
     "SpanCorruption",
     "StandardLibrary",
     "StoredSource",
+    "Stream",
+    "StreamData",
     "TarFiles",
     "TextFiles",
     "TokenFiles",

@@ -23,6 +23,7 @@ from axcore.data.mixture import (
     Mixture,
     read_so_far,
 )
+from axcore.data.packed_spec import packed_batch_spec
 from axcore.data.packing import PackedRows, TokenReader
 from axcore.data.row_layout import Packing, row_layout
 from axcore.data.standard_library import StandardLibrary
@@ -120,30 +121,16 @@ class Data(DataLoader):
 
     def batch_spec(self) -> BatchSpec:
         """Returns the arrays that `PackedRows.batch` makes, and the rows' sources of a mixture."""
-        cfg = self.config
-        left_out = set() if cfg.masks_documents else {"segment_ids"}
-        num_values = dict.fromkeys(("tokens", "targets"), self.tokenizer.vocab_size)
+        spec = packed_batch_spec(self.config, self.tokenizer.vocab_size)
         sources = tuple(self.source.components) if isinstance(self.source, Mixture) else ()
-        groups = LossGroups(array=SOURCE_IDS, names=sources) if len(sources) > 1 else None
-        ids = ArraySpec(
-            shape=(cfg.batch_size,), axes=("batch",), dtype="int32", num_values=len(sources)
-        )
-        return BatchSpec(
-            arrays={
-                name: ArraySpec(
-                    shape=(cfg.batch_size, cfg.seq_len),
-                    axes=("batch", "time"),
-                    dtype=dtype,
-                    num_values=num_values.get(name),
-                )
-                for name, dtype in PackedRows.DTYPES.items()
-                if name not in left_out
-            }
-            | ({SOURCE_IDS: ids} if groups else {}),
-            unit="token",
-            num_units=cfg.batch_size * cfg.seq_len,
-            sized_by={"batch": "batch_size", "time": "seq_len"},
-            loss_groups=groups,
+        if len(sources) < 2:
+            return spec
+        rows = self.config.batch_size
+        ids = ArraySpec(shape=(rows,), axes=("batch",), dtype="int32", num_values=len(sources))
+        return attrs.evolve(
+            spec,
+            arrays={**spec.arrays, SOURCE_IDS: ids},
+            loss_groups=LossGroups(array=SOURCE_IDS, names=sources),
         )
 
     def train(self, *, process_index: int = 0, process_count: int = 1) -> TrainBatches:
