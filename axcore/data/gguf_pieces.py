@@ -6,6 +6,8 @@ was made from one.
 """
 
 import json
+from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 from axcore.data.gguf_byte_level import listed_tokens, pairs_of, steps_of
@@ -118,16 +120,57 @@ def _adds_space(content: dict[str, Any], path: str) -> tuple[bool, str]:
 
 
 def _ranks(pairs: list[tuple[str, str]], path: str) -> dict[str, int]:
-    """Returns for each piece the place of its merges among those of all pieces."""
-    ranks: dict[str, int] = {}
-    last = ""
-    for left, right in pairs:
-        piece = left + right
-        if piece != last and piece in ranks:
-            raise unreadable(f"merges that make {piece!r} are in several places", path)
-        ranks.setdefault(piece, len(ranks) + 1)
-        last = piece
-    return ranks
+    """Returns for each piece where the first of its merges is, in the order of all pieces.
+
+    Raises:
+        ConfigError: Merges of pieces are mixed, so that no score of each can have their order.
+    """
+    first: dict[str, int] = {}
+    last: dict[str, int] = {}
+    for rank, (left, right) in enumerate(pairs):
+        first.setdefault(left + right, rank)
+        last[left + right] = rank
+    mixed, end = [""], -1
+    for piece, begin in first.items():
+        if begin > end:
+            _check_mixed(mixed, pairs, first, path)
+            mixed = []
+        mixed.append(piece)
+        end = max(end, last[piece])
+    _check_mixed(mixed, pairs, first, path)
+    return {piece: rank + 1 for piece, rank in first.items()}
+
+
+def _check_mixed(
+    pieces: list[str], pairs: list[tuple[str, str]], first: dict[str, int], path: str
+) -> None:
+    """Checks that pieces whose merges are mixed are cut alike: runs of one sign, as of spaces."""
+    if len(pieces) > 1 and not (
+        len({*"".join(pieces)}) == 1 and _are_cut_alike(pieces, pairs, first)
+    ):
+        raise unreadable(f"merges that make {pieces[0]!r} are in several places", path)
+
+
+def _are_cut_alike(runs: list[str], pairs: list[tuple[str, str]], first: dict[str, int]) -> bool:
+    """Whether merges by pair and by piece cut all rows of a sign alike, up to four of the longest run."""
+    by_pair = {pair: rank for rank, pair in enumerate(pairs)}
+    for length in range(2, 4 * max(map(len, runs)) + 1):
+        signs = [runs[0][0]] * length
+        merged = _merged(signs, lambda left, right: by_pair.get((left, right)))
+        if merged != _merged(signs, lambda left, right: first.get(left + right)):
+            return False
+    return True
+
+
+def _merged(parts: list[str], rank_of: Callable[[str, str], int | None]) -> list[str]:
+    """Returns parts joined as long as two neighbours have a rank, the lowest and leftmost first."""
+    while True:
+        ranked = [(rank_of(a, b), i) for i, (a, b) in enumerate(pairwise(parts))]
+        found = [(rank, i) for rank, i in ranked if rank is not None]
+        if not found:
+            return parts
+        _, i = min(found)
+        parts = [*parts[:i], parts[i] + parts[i + 1], *parts[i + 2 :]]
 
 
 def _kind(text: str, kind: int, unknown: str | None, ranks: dict[str, int]) -> int:

@@ -5,7 +5,16 @@ import json
 import numpy as np
 import pytest
 import tokenizers
-from gguf_tokenizers import BYTE_LEVEL, END, SPACES, byte_level, merged_pieces, pieces, rewritten
+from gguf_tokenizers import (
+    BYTE_LEVEL,
+    END,
+    SPACES,
+    byte_level,
+    merged_pieces,
+    pieces,
+    rewritten,
+    with_runs_last,
+)
 
 from axcore.data import ByteTokenizer, HuggingFaceTokenizer, gguf_vocabulary
 from axcore.errors import ConfigError
@@ -162,6 +171,26 @@ def test_merges_of_which_some_are_missing_are_refused(tmp_path):
     left, right = merges[0]
     with pytest.raises(ConfigError, match=f"'{left}' and '{right}' are not merged to"):
         of(fewer)
+
+
+def test_merges_of_spaces_may_be_mixed_as_in_the_file_of_llama_2(tmp_path):
+    merged_pieces(tmp_path / "tokenizer.json", pieces(tmp_path / "tokenizer.model"))
+    found, _ = of(with_runs_last(tmp_path / "tokenizer.json"))
+    scores = dict(zip(found["tokens"], found["scores"], strict=True))
+    assert scores["▁▁"] < scores["▁▁▁"] < scores["▁t"]
+
+
+def test_mixed_merges_that_scores_would_cut_otherwise_are_refused(tmp_path):
+    path = tmp_path / "tokenizer.json"
+    merged_pieces(path, pieces(tmp_path / "tokenizer.model"))
+    merges = with_runs_last(path, longest=4).content["model"]["merges"]
+    runs = [pair for pair in map(tuple, merges) if set("".join(pair)) == {"▁"}]
+    others = [pair for pair in map(tuple, merges) if pair not in runs]
+    lengths = [(1, 1), (1, 2), (1, 3), (2, 2), (2, 1), (3, 1)]  # scores would join 2 and 1 before
+    mixed = [("▁" * left, "▁" * right) for left, right in lengths]
+    assert sorted(mixed) == sorted(runs)
+    with pytest.raises(ConfigError, match="are in several places"):
+        of(rewritten(path, model_merges=[*others, *mixed]))
 
 
 def test_merges_in_the_order_of_no_scores_are_refused(tmp_path):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from gguf_models import write_model
-from gguf_tokenizers import BYTE_LEVEL, SPACES, byte_level, merged_pieces, pieces
+from gguf_tokenizers import BYTE_LEVEL, SPACES, byte_level, merged_pieces, pieces, with_runs_last
 
 from axcore.cli.main import group
 from axcore.config import update_config
@@ -80,6 +80,13 @@ def test_pieces_of_a_file_of_merges(spaces, tmp_path):
         check(theirs, tokenizer, (text for text in texts() if not text.startswith((" ", "▁"))))
     else:
         check(theirs, tokenizer)
+
+
+def test_pieces_of_spaces_that_are_merged_last(tmp_path):
+    merged_pieces(tmp_path / "tokenizer.json", pieces(tmp_path / "tokenizer.model"))
+    tokenizer = with_runs_last(tmp_path / "tokenizer.json")
+    spaced = [" " * n + "text" + " " * n for n in range(30)]
+    check(load(tmp_path / "model.gguf", tokenizer), tokenizer, [*texts(), *spaced])
 
 
 def test_text_of_a_run_is_the_same(tmp_path):

@@ -121,6 +121,18 @@ def merged_pieces(
     return HuggingFaceTokenizer.Config(path=str(path), eos_token="</s>", bos_token="<s>").build()
 
 
+def with_runs_last(path: Path, longest: int = 6) -> HuggingFaceTokenizer:
+    """Gives a `tokenizer.json` runs of spaces that merge last, in the order of Llama 2."""
+    content = json.loads(path.read_text())["model"]
+    vocab, runs = content["vocab"], ["▁" * length for length in range(2, longest + 1)]
+    for run in runs:
+        vocab.setdefault(run, len(vocab))
+    merges = [pair for pair in map(tuple, content["merges"]) if "".join(pair) not in runs]
+    known = [*runs[::2], *runs[1::2], "▁"]
+    merges += [(a, b) for a in known for b in known if a + b in runs]
+    return rewritten(path, model_vocab=vocab, model_merges=merges)
+
+
 def rewritten(path: Path, **changes: Any) -> HuggingFaceTokenizer:
     """Changes a `tokenizer.json`, and the model in it by names that begin with `model_`."""
     content = json.loads(path.read_text())
