@@ -145,14 +145,13 @@ def _check_mixed(
     pieces: list[str], pairs: list[tuple[str, str]], first: dict[str, int], path: str
 ) -> None:
     """Checks that pieces whose merges are mixed are cut alike: runs of one sign, as of spaces."""
-    if len(pieces) > 1 and not (
-        len({*"".join(pieces)}) == 1 and _are_cut_alike(pieces, pairs, first)
-    ):
+    is_run = len({*"".join(pieces)}) == 1
+    if len(pieces) > 1 and not (is_run and _are_cut_alike(pieces, pairs, first)):
         raise unreadable(f"merges that make {pieces[0]!r} are in several places", path)
 
 
 def _are_cut_alike(runs: list[str], pairs: list[tuple[str, str]], first: dict[str, int]) -> bool:
-    """Whether merges by pair and by piece cut all rows of a sign alike, up to four of the longest run."""
+    """Whether merges by pair and by piece cut rows of a sign alike, up to four of its runs."""
     by_pair = {pair: rank for rank, pair in enumerate(pairs)}
     for length in range(2, 4 * max(map(len, runs)) + 1):
         signs = [runs[0][0]] * length
