@@ -28,6 +28,7 @@ from axcore.data.packing import PackedRows, TokenReader
 from axcore.data.row_layout import Packing, row_layout
 from axcore.data.standard_library import StandardLibrary
 from axcore.data.tokenizer import ByteTokenizer, Tokenizer
+from axcore.errors import ConfigError
 from axcore.module import ArraySpec, BatchSpec, LossGroups
 
 
@@ -82,10 +83,11 @@ class Data(DataLoader):
             seq_len: T, the tokens of a row.
             batch_size: Rows of the global batch, over all processes.
             seed: Decides the order of training rows.
-            shuffle: Whether documents are shuffled before they are packed, and rows after it, in
-                another order each epoch.
+            shuffle: Whether rows are shuffled, in another order each epoch; and documents before
+                `concatenate` packs them.
             repacks_each_epoch: Whether documents are shuffled and packed again each epoch, so that
-                others share a row; if not, each epoch has the same rows.
+                others share a row; if not, each epoch has the same rows. Needs `shuffle`, and
+                `concatenate` as `packing`.
             packing: How documents share rows: `concatenate` cuts them wherever a row ends, and
                 fills every row; `best_fit` cuts only those that are longer than a row;
                 `one_document` puts each into rows of its own.
@@ -116,6 +118,13 @@ class Data(DataLoader):
 
     def __init__(self, cfg: Config) -> None:
         super().__init__(cfg)
+        if cfg.repacks_each_epoch and not (cfg.shuffle and cfg.packing == "concatenate"):
+            raise ConfigError(
+                f"repacks_each_epoch is set, shuffle is {cfg.shuffle} and packing {cfg.packing!r}, "
+                "whose rows are the same in each epoch",
+                where="data.repacks_each_epoch",
+                hint="set shuffle=True and packing='concatenate', or leave it out",
+            )
         self.source = cfg.source.build()
         self.tokenizer = cfg.tokenizer.build()
 

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -229,6 +230,14 @@ def _check(cfg: Mixture.Config) -> None:
             where="data.source.changes",
             hint="let them begin after step 0 and rise",
         )
+    for change, after in pairwise(cfg.changes):
+        if after.from_step < change.from_step + change.over_steps:
+            raise ConfigError(
+                f"the change of the mixture at step {change.from_step} takes {change.over_steps} "
+                f"steps, and the next one comes at step {after.from_step}",
+                where="data.source.changes",
+                hint="let each begin after the one before has ended",
+            )
     for weights in (cfg.weights, cfg.max_epochs, *(change.weights for change in cfg.changes)):
         for name in weights:
             if name not in cfg.sources:

@@ -93,7 +93,7 @@ class _Reader:
     def __init__(self, batches: TrainBatches, ahead: int) -> None:
         self._batches = batches
         self._ahead = ahead
-        self._waiting: deque[tuple[Batch, State] | Exception] = deque()
+        self._waiting: deque[tuple[Batch, State] | BaseException] = deque()
         self._changed = threading.Condition()
         self._is_stopped = False
         self._thread = threading.Thread(target=self._read, name="prefetch batches", daemon=True)
@@ -104,7 +104,7 @@ class _Reader:
         with self._changed:
             self._changed.wait_for(lambda: self._waiting)
             found = self._waiting[0]
-            if isinstance(found, Exception):
+            if isinstance(found, BaseException):
                 raise found  # stays the first: there is nothing after it
             self._waiting.popleft()
             self._changed.notify_all()
@@ -120,17 +120,17 @@ class _Reader:
 
     def _read(self) -> None:
         while self._has_room():
-            found: tuple[Batch, State] | Exception
+            found: tuple[Batch, State] | BaseException
             try:
                 batch = next(self._batches)
                 found = batch, self._batches.get_state()
-            except Exception as error:
+            except BaseException as error:  # or whoever takes the batch would wait for ever
                 error.add_note("while a batch was prepared ahead of its step")
                 found = error
             with self._changed:
                 self._waiting.append(found)
                 self._changed.notify_all()
-            if isinstance(found, Exception):
+            if isinstance(found, BaseException):
                 return
 
     def _has_room(self) -> bool:

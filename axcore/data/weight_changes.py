@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from axcore.config import REQUIRED, NonNegativeInt, config
+from axcore.errors import ConfigError
 
 _MOST_STAIRS = 50
 _PARTS = 1000
@@ -36,11 +37,21 @@ def weights_by_place(
         weights: The first ones.
         changes: Those from a step on.
         batch_size: Rows of a step.
+
+    Raises:
+        ConfigError: A way is too short for a stair.
     """
     yield 0, weights
     for change in changes:
         begin = change.from_step * batch_size
         thousands = change.over_steps * batch_size // _PARTS
+        if change.over_steps and not thousands:
+            raise ConfigError(
+                f"over_steps of the change at step {change.from_step} is {change.over_steps}, "
+                f"which are {change.over_steps * batch_size} rows; a stair has {_PARTS}",
+                where="data.source.changes",
+                hint=f"set it to {-(-_PARTS // batch_size)} or more, or to 0 for a change at once",
+            )
         count = min(_MOST_STAIRS, thousands)
         for stair in range(count):
             part = (stair + 0.5) / count

@@ -185,11 +185,11 @@ class RunArrays(ArraySource):
                     held[leaf] = self._loaded(
                         leaf, like or spread(self._specs[leaf].shape, sharding)
                     )
-            yield (
-                name,
-                self._made(name, origins, {n: held[n] for n in used}, wanted[name], sharding),
-            )
             uses.subtract(used)
+            array = self._made(name, origins, {n: held[n] for n in used}, wanted[name], sharding)
+            if any(array is held[leaf] and uses[leaf] for leaf in used):
+                array = array.copy()  # each leaf of a state is given away by itself
+            yield name, array
             held = {leaf: array for leaf, array in held.items() if uses[leaf]}
 
     @cached_property

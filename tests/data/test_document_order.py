@@ -14,7 +14,7 @@ from axcore.data.concatenation import Concatenated
 from axcore.data.document_order import DocumentOrder, DocumentShuffle
 from axcore.data.packing import TokenStore
 from axcore.data.permutation import LARGEST, Permutation
-from axcore.errors import DataError
+from axcore.errors import ConfigError, DataError
 
 
 def store_of(lengths):
@@ -96,6 +96,12 @@ def test_rows_are_packed_again_each_epoch_where_that_is_asked_for():
     assert epoch(fixed, 0) == epoch(fixed, 1) == epoch(again, 0)
     first, second = epoch(again, 0), epoch(again, 1)
     assert len(set(first) & set(second)) < 0.1 * length
+
+
+@pytest.mark.parametrize("change", [{"shuffle": False}, {"packing": "best_fit"}])
+def test_rows_that_cannot_be_packed_again_are_refused(cfg, change):
+    with pytest.raises(ConfigError, match="rows are the same in each epoch"):
+        evolve(cfg, repacks_each_epoch=True, **change).build()
 
 
 @pytest.mark.parametrize("repacks", [False, True])

@@ -204,6 +204,15 @@ def test_a_mixture_in_a_mixture_is_refused_as_its_weights_would_not_count(cfg):
         ),
         ({"max_epochs": {"e": 1}}, "there is no source 'e'"),
         ({"changes": (NewWeights(from_step=0, weights={"a": 1}),)}, "come at steps 0"),
+        (
+            {
+                "changes": (
+                    NewWeights(from_step=10, weights={"a": 1}, over_steps=1000),
+                    NewWeights(from_step=1009, weights={"b": 1}),
+                )
+            },
+            "at step 10 takes 1000 steps, and the next one comes at step 1009",
+        ),
     ],
 )
 def test_a_mixture_that_makes_no_sense_is_refused(cfg, change, message):
@@ -304,3 +313,10 @@ def test_weights_walk_to_the_new_ones_in_stairs_that_are_exact(cfg):
     np.testing.assert_allclose(way, 0.75 * (np.arange(50) + 0.5) / 50, atol=1.1e-3)
     assert abs(is_b[1000:101_000].sum() - 0.375 * 100_000) < 50
     assert abs(is_b[101_000:].sum() - 0.75 * 29_000) < 1
+
+
+def test_a_way_that_is_too_short_for_a_stair_is_refused(cfg):
+    change = NewWeights(from_step=10, weights={"a": 1}, over_steps=50)
+    with pytest.raises(ConfigError, match="which are 300 rows; a stair has 1000") as e:
+        next(with_source(cfg, changes=(change,)).build().train())
+    assert e.value.hint == "set it to 167 or more, or to 0 for a change at once"

@@ -109,6 +109,19 @@ def test_waiting_is_measured(no_thread_left):
     one.close()
 
 
+class Panic(BaseException):
+    """As native libraries raise, and no `Exception`."""
+
+
+def test_what_is_no_exception_ends_the_wait_too(no_thread_left):
+    rows = Numbers()
+    rows.batch = lambda numbers: (_ for _ in ()).throw(Panic("in native code"))
+    one = ahead_of(rows)
+    with pytest.raises(Panic, match="in native code"):
+        next(one)
+    one.close()
+
+
 @pytest.mark.parametrize("ahead", [0, 3])
 def test_what_goes_wrong_is_raised_at_its_batch_with_its_type_and_notes(ahead, no_thread_left):
     one = ahead_of(Numbers(fails_at=6), ahead)

@@ -22,6 +22,9 @@ SPLITS = (
 
 AT_ONCE = 4
 
+KINDS = ("gpt2", "mamba2", "qwen3_next", "phi3-longrope", "deepseek_v2", "llama4_text", "gpt_oss")
+"""Families whose layers keep something each in a way of its own, or see it by another core."""
+
 
 def assert_splits_change_nothing(cfg):
     model = cfg.build()
@@ -52,7 +55,14 @@ def test_any_split_of_a_text_gives_the_logits_of_the_whole():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", [name for name in MODELS if name != "mistral"])
+@pytest.mark.every_case
+@pytest.mark.parametrize("family", KINDS)
+def test_any_split_gives_the_logits_of_the_whole_by_every_kind_of_layer(family):
+    assert_splits_change_nothing(MODELS[family]())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", [name for name in MODELS if name not in ("mistral", *KINDS)])
 def test_any_split_gives_the_logits_of_the_whole_in_every_family(family):
     assert_splits_change_nothing(MODELS[family]())
 

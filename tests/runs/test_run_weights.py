@@ -19,7 +19,7 @@ from axcore.interop import (
     Upcycle,
     to_hugging_face,
 )
-from axcore.layers import FeedForward, MoE
+from axcore.layers import FeedForward, MoE, ScannedLayers, Stack
 from axcore.learner import EMA
 from axcore.models import llama2
 from axcore.modifiers import with_changes
@@ -276,6 +276,18 @@ def test_a_step_or_a_run_that_is_not_there_is_an_error(folders, tmp_path):
         RunWeights.Config(path=str(run), step=5).build().plan(TOY)
     with pytest.raises(CheckpointError, match="the directory is no run"):
         RunWeights.Config(path=str(tmp_path)).build().plan(TOY)
+
+
+@pytest.mark.slow
+def test_layers_that_are_not_scanned_are_each_read_for_themselves(tmp_path):
+    cfg = replace_config(small_experiment(tmp_path / "texts"), ScannedLayers, Stack.Config())
+    trainer_on(cfg, 1).run(tmp_path / "first", quiet=True)
+    before = layers(load_run(tmp_path / "first").state)
+    weights = RunWeights.Config(path=str(tmp_path / "first"), edits=(StackDepth(),))
+    deep = update_config(cfg, {"model.decoder.stack.num_layers": 4, "init_from": weights})
+    after = layers(trainer_on(deep, 1).first_state().model)
+    for number in range(4):
+        assert same(after[str(number)], before[str(number % 2)])
 
 
 @pytest.mark.slow

@@ -59,14 +59,21 @@ class LearnedPosition(Module):
         Raises:
             ConfigError: The rows are longer than the table.
         """
-        if tokens.shape[1] > self.config.max_length:
+        if info.num_cached is None and tokens.shape[1] > self.config.max_length:
             raise ConfigError(
                 f"rows have {tokens.shape[1]} tokens, but only {self.config.max_length} positions "
                 "have a vector",
                 hint="set max_length to the rows' length, or make them shorter",
             )
         x: Any = self.embedding(tokens, info)
-        return x + jnp.take(shard(self.positions, None, "embed"), info.positions, axis=0)
+        return x + jnp.take(shard(self.positions, None, "embed"), _places(info), axis=0)
+
+
+def _places(info: TokenInfo) -> Int[Array, "batch time"]:
+    """Returns positions; padding behind the tokens of a cache, perhaps beyond the table, has 0."""
+    if info.num_cached is None or info.segment_ids is None:
+        return info.positions
+    return jnp.where(info.segment_ids > 0, info.positions, 0)
 
 
 def in_place_of(old: Any) -> LearnedPosition.Config:

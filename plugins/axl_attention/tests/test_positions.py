@@ -16,7 +16,7 @@ from axl_attention.sinusoidal_position import SinusoidalPosition
 from axl_attention.yarn import YaRN, yarn_attention_factor
 
 from axcore.errors import ConfigError
-from axcore.layers import Embedding, NoPosition, RMSNorm, RoPE
+from axcore.layers import Embedding, NoPosition, RMSNorm, RoPE, continued_rows
 from axcore.modifiers.serving import for_serving
 
 HEAD_DIM, THETA = 64, 10_000.0
@@ -239,6 +239,17 @@ def test_rows_longer_than_the_learned_positions_are_refused(call, state_of, pack
     embedding = LearnedPosition.Config(max_length=7).build(vocab_size=5, dim=4)
     with pytest.raises(ConfigError, match="rows have 8 tokens, but only 7 positions"):
         call(embedding, state_of(embedding), TOKENS, packed)
+
+
+def test_padding_behind_the_tokens_of_a_cache_needs_no_learned_position(call, state_of):
+    embedding = LearnedPosition.Config(max_length=6).build(vocab_size=5, dim=4)
+    state = state_of(embedding)
+    info = continued_rows(jnp.asarray(TOKENS), jnp.array([3, 5]), jnp.array([3, 1]))
+    found = np.asarray(call(embedding, state, TOKENS, info))
+    tokens, places = np.asarray(state["embedding"]["weight"]), np.asarray(state["positions"])
+    np.testing.assert_allclose(found[0, :3], tokens[TOKENS[0, :3]] + places[3:], rtol=1e-6)
+    np.testing.assert_allclose(found[1, 0], tokens[TOKENS[1, 0]] + places[5], rtol=1e-6)
+    assert np.isfinite(found).all()
 
 
 def test_sinusoids_are_added_to_tokens(call, state_of, packed):
