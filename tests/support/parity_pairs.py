@@ -117,28 +117,9 @@ def _gemma3():
 MODELS["gemma3"] = _gemma3
 MODELS |= {name: _of_plugin(name) for name in ("glm", "glm4")}
 MODELS |= {name: _of_plugin(name) for name in ("deepseek_v2", "deepseek_v3", "kimi_k2", "glm45")}
-MODELS["llama4_text"] = lambda: update_config(_of_plugin("llama4")(), {"**.strength": 1.0})
-
-
-def _glm_air():
-    """Returns a GLM-4.5 whose queries and keys are not normalised."""
-    from axl_attention.query_key_norm import QueryKeyNorm
-
-    return replace_config(_of_plugin("glm45")(), QueryKeyNorm, lambda old: old.inner)
-
-
-MODELS["glm45-air"] = _glm_air
-
-
-def _maverick():
-    """Returns a Llama 4 whose queries and keys are not normalised, and with two choices a token."""
-    from axl_attention.unit_query_key import UnitQueryKey
-
-    cfg = replace_config(_of_plugin("llama4")(), UnitQueryKey, lambda old: old.inner)
-    return update_config(cfg, {"**.feed_forward.top_k": 2})
-
-
-MODELS["llama4_text-maverick"] = _maverick
+MODELS["llama4_text"] = lambda: update_config(
+    _of_plugin("llama4")(), {"**.strength": 1.0, "**.feed_forward.top_k": 2}
+)
 MODELS["gpt_oss"] = lambda: update_config(_of_plugin("gpt_oss")(), {"**.expert.limit": 0.5})
 
 

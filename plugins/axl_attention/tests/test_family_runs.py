@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from axl_attention.models import deepseek_v3, gemma3, gpt2, mamba2
+from axl_attention.models import deepseek_v3, gemma3, gpt2, llama4, mamba2, qwen3_next
 
 from axcore.config import evolve, update_config
 from axcore.data import ByteTokenizer
@@ -53,10 +53,16 @@ def test_greedy_tokens_are_the_likeliest_of_the_model(state_of):
     assert drawn.text == tokenizer.decode([best])
 
 
-@pytest.mark.parametrize("family", [deepseek_v3, pytest.param(gemma3, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "family",
+    [
+        deepseek_v3,
+        *(pytest.param(fn, marks=pytest.mark.long) for fn in (gemma3, llama4, qwen3_next)),
+    ],
+)
 @pytest.mark.slow
 def test_sharded_toy_equals_toy(family, state_of):
-    """Stacks of stacks, turns, latent heads and experts, over `fsdp` 4 and `model` 2."""
+    """Stacks of stacks, turns, latent heads, memories and experts, over `fsdp` 4 and `model` 2."""
     model = _small(family("toy")).build()
     state = state_of(model)
     tokens = np.arange(64, dtype=np.int32).reshape(8, 8)
@@ -77,5 +83,6 @@ def test_sharded_toy_equals_toy(family, state_of):
 
 def _small(cfg):
     """Returns the config with as few layers as its pattern has."""
-    stacks = tuple(evolve(stack, num_layers=1) for stack in cfg.decoder.stack.layers)
-    return update_config(cfg, {"decoder.stack": Sequence.Config(layers=stacks)})
+    stacks = getattr(cfg.decoder.stack, "layers", (cfg.decoder.stack,))
+    short = tuple(evolve(stack, num_layers=1) for stack in stacks)
+    return update_config(cfg, {"decoder.stack": Sequence.Config(layers=short)})
