@@ -1,17 +1,19 @@
 """Layouts of rows that leave documents whole: several to a row, or one.
 
-A document of more than a row's pairs is cut into rows, and only its last piece shares one. Which
-pieces are in which row is an index: of each piece its first pair and its pairs, sorted by row, and
-of each row its first piece.
+A document of more than a row's pairs is cut into rows, and only its last piece shares one. Where
+pieces begin is an index, eight or sixteen bytes of each.
 """
 
+import fcntl
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-import attrs
 import numpy as np
 from numpy.typing import NDArray
 
+from axcore.data.best_fit import BestFitRows, count_sizes, fill_begins
 from axcore.data.concatenation import Concatenated
 from axcore.data.document_order import DocumentShuffle
 from axcore.data.packing import Pairs, RowLayout, TokenReader
@@ -20,7 +22,9 @@ from axcore.data.whole_files import whole_file
 Packing = Literal["concatenate", "best_fit", "one_document"]
 
 _KEPT_FROM = 100_000
-"""Documents from which on an index is kept in the cache: making it takes a second in a million."""
+"""Documents from which on an index is kept in the cache."""
+
+_DTYPE = np.dtype("<i8")
 
 
 def row_layout(
@@ -45,73 +49,82 @@ def row_layout(
     """
     if packing == "concatenate":
         return Concatenated(store, seq_len, shuffle)
+    make = partial(_index, store, seq_len, packing)
     if store.num_documents < _KEPT_FROM:
-        return PieceRows(store, _index(store, seq_len, packing))
-    path = cache / f"{store.digest}-{packing}-{seq_len}.npy"
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with whole_file(path) as file:
-            np.save(file, _index(store, seq_len, packing).as_array())
-    return PieceRows(store, PieceIndex.of_array(np.load(path, mmap_mode="r")))
-
-
-@attrs.frozen(eq=False)
-class PieceIndex:
-    """Which pieces of documents are in which row.
-
-    Attributes:
-        begin: [P] the first pair of each piece.
-        size: [P] its pairs.
-        first_piece: [R + 1] the first piece of each row, then P.
-    """
-
-    begin: NDArray[np.int64]
-    size: NDArray[np.int64]
-    first_piece: NDArray[np.int64]
-
-    def as_array(self) -> NDArray[np.int64]:
-        """Returns everything in one array."""
-        return np.concatenate([[len(self.begin)], self.begin, self.size, self.first_piece])
-
-    @classmethod
-    def of_array(cls, array: NDArray[np.int64]) -> "PieceIndex":
-        """Returns what `as_array` was made of."""
-        count = int(array[0])
-        return cls(array[1 : count + 1], array[count + 1 : 2 * count + 1], array[2 * count + 1 :])
+        index = make(lambda size: np.empty(size, np.int64))
+    else:
+        index = _kept_index(cache / f"{store.digest}-{packing}-{seq_len}.index", make)
+    if packing == "best_fit":
+        return BestFitRows(store, index[: seq_len + 1], index[seq_len + 1 :], shuffle)
+    begins, sizes = index.reshape(2, -1)
+    return PieceRows(store, begins, sizes)
 
 
 class PieceRows:
-    """Rows of whole documents, or of the pieces of those that are longer than a row."""
+    """Rows of a piece of a document each."""
 
-    def __init__(self, store: TokenReader, index: PieceIndex) -> None:
+    def __init__(
+        self, store: TokenReader, begins_P: NDArray[np.int64], sizes_P: NDArray[np.int64]
+    ) -> None:
+        """Takes the first pair and the pairs of each piece, in the order of the corpus."""
         self._store = store
-        self._index = index
+        self._begins = begins_P
+        self._sizes = sizes_P
 
     def __len__(self) -> int:
-        return len(self._index.first_piece) - 1
+        return len(self._begins)
 
     def pairs(self, row: int, /) -> Pairs:
         """Returns the pairs of a row."""
         row %= len(self)
-        first, last = self._index.first_piece[row : row + 2]
-        begins, sizes = self._index.begin[first:last], self._index.size[first:last]
-        return Pairs.joined(
-            [
-                self._store.read(begin, begin + size)
-                for begin, size in zip(begins.tolist(), sizes.tolist(), strict=True)
-            ]
-        )
+        begin = int(self._begins[row])
+        return self._store.read(begin, begin + int(self._sizes[row]))
 
 
-def _index(store: TokenReader, seq_len: int, packing: Packing) -> PieceIndex:
-    parts: list[tuple[NDArray[np.int64], ...]] = []
+Allocate = Callable[[int], NDArray[np.int64]]
+
+
+def _kept_index(path: Path, make: Callable[[Allocate], Any]) -> NDArray[np.int64]:
+    """Returns an index that is kept in a file; of several processes one makes it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path.with_suffix(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not path.exists():
+            with whole_file(path) as file:
+                make(lambda size: np.memmap(file.name, _DTYPE, "w+", shape=(size,)))
+    return np.asarray(np.memmap(path, _DTYPE, "r"))
+
+
+def _index(
+    store: TokenReader, seq_len: int, packing: Packing, allocate: Allocate
+) -> NDArray[np.int64]:
+    """Makes the index of a packing: nothing of the corpus but the index is in memory as a whole."""
+    counts = count_sizes(store.lengths(), seq_len)
+    num_pieces = int(counts.sum())
+    if packing == "best_fit":
+        index = allocate(len(counts) + num_pieces)
+        index[: len(counts)] = counts
+        fill_begins(index[len(counts) :], counts, _all_pieces(store, seq_len))
+        return index
+    index = allocate(2 * num_pieces)
+    begins, sizes = index.reshape(2, -1)
+    first = 0
+    for begin, size in _all_pieces(store, seq_len):
+        begins[first : first + len(begin)] = begin
+        sizes[first : first + len(begin)] = size
+        first += len(begin)
+    return index
+
+
+def _all_pieces(
+    store: TokenReader, seq_len: int
+) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    """Yields first pairs and sizes of pieces, many at a time."""
     first_pair = 0
     for lengths in store.lengths():
         begin, size = _pieces(lengths - 1, seq_len)
-        row = np.arange(len(size)) if packing == "one_document" else _best_fit(size, seq_len)
-        parts.append((begin + first_pair, size, row))
+        yield begin + first_pair, size
         first_pair += int((lengths - 1).sum())
-    return _joined(parts)
 
 
 def _pieces(pairs: NDArray[np.int64], seq_len: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -121,45 +134,3 @@ def _pieces(pairs: NDArray[np.int64], seq_len: int) -> tuple[NDArray[np.int64], 
     piece = np.arange(len(document)) - (np.cumsum(count) - count)[document]
     begin = (np.cumsum(pairs) - pairs)[document] + piece * seq_len
     return begin, np.minimum(pairs[document] - piece * seq_len, seq_len)
-
-
-def _best_fit(size: NDArray[np.int64], seq_len: int) -> NDArray[np.int64]:
-    """Returns the row of each piece: the fullest that has room for it, the longest piece first."""
-    row_of = np.empty(len(size), np.int64)
-    rows_with: list[list[int]] = [[] for _ in range(seq_len + 1)]
-    has_rows = 0  # bit r: some row has room for exactly r pairs
-    num_rows = 0
-    for piece in np.argsort(-size, kind="stable").tolist():
-        need = int(size[piece])
-        fitting = has_rows >> need
-        if fitting:
-            room = need + (fitting & -fitting).bit_length() - 1
-            row = rows_with[room].pop()
-            if not rows_with[room]:
-                has_rows ^= 1 << room
-        else:
-            room, row = seq_len, num_rows
-            num_rows += 1
-        row_of[piece] = row
-        left = room - need
-        if left:
-            rows_with[left].append(row)
-            has_rows |= 1 << left
-    return row_of
-
-
-def _joined(parts: list[tuple[NDArray[np.int64], ...]]) -> PieceIndex:
-    """Returns the index of parts whose rows are numbered from 0 each."""
-    begins, sizes, rows = zip(*parts, strict=True) if parts else ((), (), ())
-    shifted, num_rows = [], 0
-    for row in rows:
-        shifted.append(row + num_rows)
-        num_rows += int(row.max(initial=-1)) + 1
-    all_rows = np.concatenate([np.zeros(0, np.int64), *shifted])
-    order = np.argsort(all_rows, kind="stable")
-    counts = np.bincount(all_rows, minlength=num_rows)
-    return PieceIndex(
-        np.concatenate([np.zeros(0, np.int64), *begins])[order],
-        np.concatenate([np.zeros(0, np.int64), *sizes])[order],
-        np.concatenate([[0], np.cumsum(counts)]),
-    )

@@ -1,6 +1,8 @@
 """Packings that leave documents whole: each is in one row, and few rows have room left."""
 
 import itertools
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from stores import built
 from axcore.config import evolve
 from axcore.data import StoredSource
 from axcore.data import row_layout as module
+from axcore.data.document_order import DocumentShuffle
 from axcore.data.packing import PackedRows, TokenStore
 from axcore.data.row_layout import row_layout
 from axcore.errors import DataError
@@ -84,9 +87,9 @@ def test_the_index_of_a_large_store_is_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "_KEPT_FROM", 1)
     store = store_of([5, 9, 30, 2, 17])
     first = rows_of(store, 16, "best_fit", tmp_path)
-    (kept,) = tmp_path.iterdir()
+    (kept,) = tmp_path.glob("*.index")
     assert store.digest in kept.name
-    monkeypatch.setattr(module, "_best_fit", None)  # is not made again
+    monkeypatch.setattr(module, "count_sizes", None)  # is not made again
     for ours, theirs in zip(rows_of(store, 16, "best_fit", tmp_path), first, strict=True):
         np.testing.assert_array_equal(ours.tokens, theirs.tokens)
         np.testing.assert_array_equal(ours.counts, theirs.counts)
@@ -119,3 +122,53 @@ def test_packings_of_a_store_and_of_its_source_agree(cfg, tmp_path, packing):
         a, b = next(ours), next(theirs)
         for name in a:
             np.testing.assert_array_equal(a[name], b[name])
+
+
+def test_pieces_of_a_size_meet_others_under_another_key_and_epoch():
+    store = store_of(np.random.default_rng(0).integers(2, 30, 2000))
+
+    def rows(seed, epoch, each):
+        shuffle = DocumentShuffle(seed, is_each_epoch=each)
+        layout = row_layout(store, 64, "best_fit", cache="unused", shuffle=shuffle)
+        numbers = range(epoch * len(layout), (epoch + 1) * len(layout))
+        return [tuple(sorted(layout.pairs(row).tokens.tolist())) for row in numbers]
+
+    first = rows("a", 0, True)
+    assert sorted(token for row in first for token in row) == list(range(store.num_tokens))
+    assert first == rows("a", 0, True) == rows("a", 0, False) == rows("a", 1, False)
+    for other in (rows("b", 0, True), rows("a", 1, True)):
+        assert len(set(first) & set(other)) < 0.1 * len(first)
+        assert list(map(len, first)) == list(map(len, other))
+    spread = [np.ptp(row) / store.num_tokens for row in first if len(row) > 50]
+    assert np.mean(spread) > 0.4  # a row's documents are from all over the corpus
+
+
+@given(lengths, st.integers(1, 40))
+def test_best_fit_has_as_many_rows_of_each_room_as_one_piece_at_a_time(lengths, seq_len):
+    rooms = []
+    sizes = [min(seq_len, n - 1 - k) for n in lengths for k in range(0, n - 1, seq_len)]
+    for size in sorted(sizes, reverse=True):
+        fitting = [room for room in rooms if room >= size]
+        if fitting:
+            rooms.remove(min(fitting))
+        rooms.append((min(fitting) if fitting else seq_len) - size)
+    rows = rows_of(store_of(lengths), seq_len, "best_fit")
+    assert sorted(seq_len - int(row.counts.sum()) for row in rows) == sorted(rooms)
+
+
+def test_several_processes_make_one_index(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "_KEPT_FROM", 1)
+    made = []
+    index = module._index
+    monkeypatch.setattr(module, "_index", lambda *given: made.append(1) or index(*given))
+    store = store_of([5, 9, 30, 2, 17])
+    start = threading.Barrier(4)
+
+    def read():
+        start.wait()
+        return [row.tokens.tolist() for row in rows_of(store, 16, "best_fit", tmp_path)]
+
+    with ThreadPoolExecutor(4) as threads:
+        found = [one.result() for one in [threads.submit(read) for _ in range(4)]]
+    assert made == [1]
+    assert found[0] == found[1] == found[2] == found[3]
