@@ -15,7 +15,7 @@ os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
 import jax
 import numpy as np
 
-from axcore.config import evolve
+from axcore.config import evolve, update_config
 from axcore.data import ByteTokenizer, Data
 from axcore.interop import PublishedModel, family_of
 from axcore.interop.tensor_files import TensorSpec, shards, write_index
@@ -27,9 +27,9 @@ MIB = 1 << 20
 SHARD_BYTES = 5_000_000_000
 
 
-def make_sparse(folder: Path) -> int:
+def make_sparse(folder: Path, num_layers: int) -> int:
     """Writes a model whose tensors are holes in files; returns the bytes of the largest."""
-    cfg = llama2("7b")
+    cfg = update_config(llama2("7b"), {"decoder.stack.num_layers": num_layers})
     name, family, values = family_of(cfg)
     shapes = family.bind(cfg).shapes
     specs = [TensorSpec(one, shape, np.dtype("bfloat16")) for one, shape in shapes.items()]
@@ -85,9 +85,9 @@ def abstract_state(model: Any) -> Any:
     return cfg.build().compiler.abstract_state().model
 
 
-def main(folder: str) -> None:
+def main(folder: str, num_layers: str = "32") -> None:
     target = Path(folder) / "seven_billion"
-    largest = make_sparse(target)
+    largest = make_sparse(target, int(num_layers))
     published = PublishedModel(target)
     cfg = evolve(published.config, dtypes=DTypes(param="bfloat16", compute="bfloat16"))
     wanted = abstract_state(cfg)

@@ -4,10 +4,12 @@
                                       [--seven-billion]
 
 A model of 1 GB in bfloat16 with a tiny vocabulary is written and read by axcore, by safetensors for
-numpy, and by safetensors for PyTorch where the Python of an environment with both is named. Files
-are in the page cache. Rivals take turns; figures are medians over rounds. axcore's include what it
-does besides: it transposes, stacks layers, and looks for what is not finite. PyTorch maps a file
-and reads no number of it; so copies of its tensors are timed as well.
+numpy, and by safetensors for PyTorch where the Python of an environment with both is named, or
+`make parity` made one. Files are in the page cache, and nobody waits for the disk. Rivals take
+turns; figures are medians over rounds. axcore's include what it does besides: it transposes, stacks
+layers, and looks for what is not finite. PyTorch maps a file and reads no number of it; so copies
+of its tensors are timed as well. Wall time depends on what else runs; so the time of processors, of
+all threads and of the kernel, is compared too.
 
 `--seven-billion` reads a model of Llama 2's size, 12.6 GiB of zeros in sparse files, onto 8 fake
 devices in a process of its own. Needs 16 GiB of free memory. Peak memory is that of anonymous
@@ -44,6 +46,8 @@ HERE = Path(__file__).parent
 ROUNDS = 5
 MODEL = transformer(vocab_size=264, dim=2048, num_layers=8, num_heads=16, hidden_dim=8192)
 FILE = "model.safetensors"
+PARITY_PYTHON = HERE.parent / ".venv-parity" / "bin" / "python"
+"""That of the environment of `make parity`."""
 
 
 def make_state() -> Any:
@@ -57,24 +61,28 @@ def make_state() -> Any:
     return jax.tree.map(drawn, MODEL.build().param_specs(), is_leaf=is_spec)
 
 
-def timed(run: Callable[[], Any]) -> float:
-    started = time.perf_counter()
+Times = tuple[float, float]
+"""Seconds of the wall clock, and of processors."""
+
+
+def timed(run: Callable[[], Any]) -> Times:
+    started, busy = time.perf_counter(), time.process_time()
     result = run()
-    seconds = time.perf_counter() - started
+    times = time.perf_counter() - started, time.process_time() - busy
     del result
-    return seconds
+    return times
 
 
-def measure_gigabyte(folder: Path, torch_python: str | None) -> dict[str, Any]:
+def measure_gigabyte(folder: Path, torch_python: Path | str | None) -> dict[str, Any]:
     """Returns the medians of all rivals, as GB/s, and axcore's times by theirs."""
     state = make_state()
     num_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
     ax.to_hugging_face(folder / "model", MODEL, state)
     file, written = folder / "model" / FILE, folder / "written"
     tensors = safetensors.numpy.load_file(file)
-    times: dict[str, list[float]] = {}
+    times: dict[str, list[Times]] = {}
 
-    def keep(name: str, seconds: float) -> None:
+    def keep(name: str, seconds: Times) -> None:
         times.setdefault(name, []).append(seconds)
 
     for _ in range(ROUNDS):
@@ -86,38 +94,44 @@ def measure_gigabyte(folder: Path, torch_python: str | None) -> dict[str, Any]:
         written.unlink()
         for name, seconds in _torch(torch_python, file, written).items():
             keep(name, seconds)
-    medians = {name: statistics.median(found) for name, found in times.items()}
+    wall, busy = ({n: [one[i] for one in found] for n, found in times.items()} for i in (0, 1))
     return {
         "gigabytes": round(num_bytes / 1e9, 3),
         "rounds": ROUNDS,
-        "gb_per_s": {name: round(num_bytes / 1e9 / one, 2) for name, one in medians.items()},
-        "import_by_rival": _ratios(times, "axcore_import", "load"),
-        "export_by_rival": _ratios(times, "axcore_export", "save"),
+        "gb_per_s": {
+            name: round(num_bytes / 1e9 / statistics.median(found), 2)
+            for name, found in wall.items()
+        },
+        "processor_s": {name: round(statistics.median(one), 2) for name, one in busy.items()},
+        "import_by_rival": _ratios(wall, "axcore_import", "load"),
+        "import_by_rival_processor": _ratios(busy, "axcore_import", "load"),
+        "export_by_rival": _ratios(wall, "axcore_export", "save"),
+        "export_by_rival_processor": _ratios(busy, "axcore_export", "save"),
     }
 
 
-def _torch(python: str | None, file: Path, written: Path) -> dict[str, float]:
+def _torch(python: Path | str | None, file: Path, written: Path) -> dict[str, Times]:
     if python is None:
         return {}
-    command = [python, str(HERE / "_hugging_face_torch.py"), str(file), str(written)]
-    found: dict[str, float] = json.loads(subprocess.check_output(command, text=True))
+    command = [str(python), str(HERE / "_hugging_face_torch.py"), str(file), str(written)]
+    found: dict[str, Times] = json.loads(subprocess.check_output(command, text=True))
     return found
 
 
 def _ratios(times: dict[str, list[float]], ours: str, kind: str) -> dict[str, float]:
-    """Returns the median over rounds of axcore's time by each rival's."""
+    """Returns the median over rounds of axcore's time by that of each rival that reads numbers."""
     pairs = {name: zip(times[ours], found, strict=True) for name, found in times.items()}
     return {
         name: round(statistics.median(mine / theirs for mine, theirs in found), 2)
         for name, found in pairs.items()
-        if kind in name.split("_")
+        if kind in name.split("_") and "mapped" not in name
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--directory")
-    parser.add_argument("--torch-python")
+    parser.add_argument("--torch-python", default=PARITY_PYTHON if PARITY_PYTHON.exists() else None)
     parser.add_argument("--seven-billion", action="store_true")
     options = parser.parse_args()
     figures: dict[str, Any] = {"safetensors": version("safetensors")}
@@ -125,7 +139,8 @@ def main() -> None:
         figures["gigabyte"] = measure_gigabyte(Path(folder), options.torch_python)
         if options.seven_billion:
             command = [sys.executable, str(HERE / "_hugging_face_memory.py"), folder]
-            figures["seven_billion"] = json.loads(subprocess.check_output(command, text=True))
+            memory = json.loads(subprocess.check_output(command, text=True))
+            print("written to", record("hugging_face_memory", memory))
     print(json.dumps(figures, indent=2))
     print("written to", record("hugging_face", figures))
 

@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 
 from axcore.config import REQUIRED, replace_config, update_config, walk
-from axcore.config.paths import format_path, matches, parse_pattern
+from axcore.config.paths import format_path, matches_below, parse_pattern
 from axcore.errors import ConfigError
 
 Json = Mapping[str, Any]
@@ -328,7 +328,7 @@ def common_value(cfg: Any, *paths: str) -> Any:
     found = {
         format_path(path): node
         for path, node in walk(cfg)
-        if any(matches(pattern, path) for pattern in patterns)
+        if path and any(matches_below(pattern, path) for pattern in patterns)
     }
     values = list(found.values())
     if not values:

@@ -1,6 +1,7 @@
 """Copies of large arrays: converted and checked on the way, in blocks that fit a cache.
 
-numpy alone transposes a matrix of bfloat16 at 0.2 GB/s, and asks whether it is finite at 0.8.
+numpy alone transposes a matrix of bfloat16 at 0.2 GB/s, and asks whether it is finite at 0.8. jax
+transposes what it takes from the host, at twice the speed of numpy on blocks that fit a cache.
 """
 
 import os
@@ -10,6 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from typing import Any, TypeVar
 
+import jax
 import numpy as np
 
 _Item = TypeVar("_Item")
@@ -17,8 +19,9 @@ _Result = TypeVar("_Result")
 _THREADS = min(4, os.cpu_count() or 1)
 _BLOCK = 1 << 16
 """Numbers that are looked at together."""
-_TILE = (256, 512)
-"""Rows and columns of what is transposed at once."""
+_TILE_COLUMNS = 256
+_TILE_BYTES = 1 << 20
+"""Of what is transposed at once."""
 _PIECE_BYTES = 1 << 24
 _ALIGNED_BYTES = 64
 
@@ -86,7 +89,8 @@ def _rows(array: np.ndarray) -> Iterator[Any]:
 
 
 def _tiles(array: np.ndarray) -> Iterator[Any]:
-    (height, width), (rows, columns) = array.shape, _TILE
+    (height, width), columns = array.shape, _TILE_COLUMNS
+    rows = _TILE_BYTES // (columns * array.itemsize)
     for i in range(0, height, rows):
         yield from (np.s_[i : i + rows, j : j + columns] for j in range(0, width, columns))
 
@@ -100,10 +104,30 @@ def _copy_block(source: np.ndarray, target: np.ndarray) -> bool:
 
 
 def _copy_tile(source: np.ndarray, target: np.ndarray) -> bool:
-    packed = np.empty(source.shape[::-1], target.dtype)
-    finite = _copy_block(source.T, packed)
-    _bits(target)[...] = _bits(packed).T
-    return finite
+    if source.dtype != target.dtype:
+        packed = np.empty(source.shape[::-1], target.dtype)
+        packed[...] = source.T
+        source = packed.T
+    numbers = _in_rows(_bits(source))
+    _bits(target)[...] = numbers
+    return _is_finite(numbers.view(target.dtype))
+
+
+def _in_rows(columns: np.ndarray) -> np.ndarray:
+    """Returns a block that was stored by columns stored by rows."""
+    device = _host_device()
+    if device is None or columns.dtype.itemsize > 4:  # jax would halve these
+        return np.ascontiguousarray(columns)
+    return np.asarray(jax.device_put(columns, device))
+
+
+@cache
+def _host_device() -> jax.Device | None:
+    """Returns a processor of this process; None where jax was told to use none."""
+    try:
+        return jax.local_devices(backend="cpu")[0]
+    except RuntimeError:
+        return None
 
 
 def _is_finite(block: np.ndarray) -> bool:

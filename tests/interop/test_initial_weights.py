@@ -9,6 +9,7 @@ from numpy_state import numpy_state
 from axcore.config import update_config
 from axcore.errors import CheckpointError, ConfigError
 from axcore.interop import GrowVocabulary, HuggingFace, to_hugging_face
+from axcore.interop.origins import GrownByMean, InterpolatedRows, RepeatedRows, Zeroed
 from axcore.models import llama2, qwen2
 from axcore.models.head import TiedHead
 
@@ -101,3 +102,15 @@ def test_what_is_not_read_may_be_missing(folder):
 def test_a_glob_that_matches_nothing_is_an_error(folder):
     with pytest.raises(ConfigError, match=r"'\*\*\.heads' matches no array"):
         first(folder, llama2("toy"), fresh=("**.heads",))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [GrownByMean(0, 9), GrownByMean(1, 7), RepeatedRows(11), InterpolatedRows(9), Zeroed()],
+    ids=str,
+)
+def test_changes_are_the_same_in_host_memory_and_on_devices(change):
+    array = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
+    on_host, on_device = change(array), change(jnp.asarray(array))
+    np.testing.assert_allclose(on_host, on_device, atol=1e-6)
+    assert on_host.dtype == on_device.dtype == np.float32
