@@ -123,7 +123,7 @@ def _in_rows(columns: np.ndarray) -> np.ndarray:
 
 @cache
 def _host_device() -> jax.Device | None:
-    """Returns a processor of this process; None where jax was told to use none."""
+    """Returns a processor of this process; None where jax may use none."""
     try:
         return jax.local_devices(backend="cpu")[0]
     except RuntimeError:
