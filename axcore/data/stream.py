@@ -1,7 +1,9 @@
 """`Stream`: documents without an end or a length, read from a place that a checkpoint can hold."""
 
+import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from hashlib import blake2b
 from itertools import count
 from typing import Any, TypeAlias
 
@@ -10,9 +12,9 @@ import numpy as np
 from axcore.config import REQUIRED, Configurable, PositiveInt, config
 from axcore.data.document import Document
 from axcore.data.file_source import FileSource, FileSpan, Tally
-from axcore.data.files import warn_skipped
+from axcore.data.files import NamedFile, warn_skipped
 from axcore.data.tokenizer import Tokenizer
-from axcore.errors import ConfigError
+from axcore.errors import ConfigError, DataError
 
 Place: TypeAlias = Any
 """Where a stream is: small, JSON-able, of the stream's own making; None is its beginning."""
@@ -43,8 +45,9 @@ class Stream(Configurable, ABC):
 class FileStream(Stream):
     """The documents of files as they are read, again and again: nothing is built or held.
 
-    A place is the epoch, the file of it, and the records that were read of that. Files are in
-    another order each epoch; documents within them are not.
+    A place is the epoch, the file of it, the records that were read of that, and a hash of the
+    names and sizes of all files. Files are in another order each epoch; documents within them are
+    not. A folder may change between two epochs.
     """
 
     @config
@@ -76,28 +79,54 @@ class FileStream(Stream):
             )
 
     def documents(self, place: Place, tokenizer: Tokenizer) -> Iterator[tuple[Document, Place]]:
-        """Yields the documents of file after file."""
-        first_epoch, first_file, first_record = place or (0, 0, 0)
+        """Yields the documents of file after file.
+
+        Raises:
+            DataError: A file cannot be read, files changed since the place was saved, or none of
+                them holds a document.
+        """
+        first_epoch, first_file, first_record, known = place or (0, 0, 0, None)
         for epoch in count(first_epoch):
             if epoch == self.config.max_epochs:
                 return
-            files = self.source.files()
+            files, num_found = self.source.files(), 0
+            digest = _digest(files)
+            self._check_unchanged(known, digest)
             for number in range(first_file, len(files)):
                 file = files[self._order(epoch, len(files))[number]]
-                tally = Tally(self.source, tokenizer)
-                for document in tally.documents(self.source.read(FileSpan(file)), file):
-                    if tally.num_records > first_record:
-                        yield document, [epoch, number, tally.num_records]
-                tally.check()
-                if tally.bad:
-                    whole = f"of {tally.num_records} {self.source.unit} of {file.name}"
-                    warn_skipped(len(tally.bad), whole, tally.bad[0].error)
+                for document, num_records in self._documents(file, tokenizer):
+                    num_found += 1
+                    if num_records > first_record:
+                        yield document, [epoch, number, num_records, digest]
                 first_record = 0
-            first_file = 0
+            if not num_found and not first_file:
+                raise DataError(
+                    f"{self.source.describe()} hold no document, or transforms leave none.",
+                    hint="Point the stream at text, or let its filters pass some.",
+                )
+            first_file, known = 0, None
 
     def describe(self) -> str:
         """Names the source."""
         return f"stream of {self.source.describe()}"
+
+    def _documents(self, file: NamedFile, tokenizer: Tokenizer) -> Iterator[tuple[Document, int]]:
+        """Yields the documents of a file, each with how many of its records were read by then."""
+        tally = Tally(self.source, tokenizer)
+        for document in tally.documents(self.source.read(FileSpan(file)), file):
+            yield document, tally.num_records
+        tally.check()
+        if tally.bad:
+            whole = f"of {tally.num_records} {self.source.unit} of {file.name}"
+            warn_skipped(len(tally.bad), whole, tally.bad[0].error)
+
+    def _check_unchanged(self, known: str | None, now: str) -> None:
+        if known not in (None, now):
+            raise DataError(
+                f"The files of {self.source.describe()} are not those of the saved position: names "
+                "or sizes changed, so that what followed cannot follow again.",
+                hint="Put the files back as they were, or start a new run.",
+            )
 
     def _order(self, epoch: int, num_files: int) -> list[int]:
         if not self.config.shuffles_files:
@@ -105,3 +134,9 @@ class FileStream(Stream):
         rng = np.random.default_rng([self.config.seed & 0xFFFFFFFF, epoch])
         order: list[int] = rng.permutation(num_files).tolist()
         return order
+
+
+def _digest(files: Sequence[NamedFile]) -> str:
+    """Returns a hash of names, sizes and versions; not of times, which copies do not share."""
+    every = [(one.name, one.state()[0], one.remote and one.remote.version) for one in files]
+    return blake2b(json.dumps(every).encode(), digest_size=8).hexdigest()

@@ -20,6 +20,7 @@ from axcore.data.store.manifest import tokenizer_digest
 from axcore.data.stream import FileStream, Stream
 from axcore.data.stream_batches import StreamReading
 from axcore.data.tokenizer import ByteTokenizer, Tokenizer
+from axcore.errors import DataError
 from axcore.module import BatchSpec
 
 
@@ -93,7 +94,11 @@ class StreamData(DataLoader):
         return TrainBatches(reading, identity)
 
     def validation(self, *, process_index: int = 0, process_count: int = 1) -> ValidationBatches:
-        """Returns batches of the documents held out among the first of the stream."""
+        """Returns batches of the documents held out among the first of the stream.
+
+        Raises:
+            DataError: None of them is, though a fraction is asked for.
+        """
         cfg = self.config
         shard = DataShard(cfg.batch_size, process_index, process_count)
         rows = PackedRows(
@@ -122,6 +127,13 @@ class StreamData(DataLoader):
             for one, _ in islice(read, cfg.validation_scan)
             if is_validation(one.name, cfg.validation_fraction)
         }
+        if not documents:
+            raise DataError(
+                f"None of the first {cfg.validation_scan} documents is held out, and "
+                f"validation_fraction is {cfg.validation_fraction}.",
+                where="data.validation_scan",
+                hint="Raise one of them, or set validation_fraction=0.",
+            )
         return TokenStore.of(encode_documents(list(documents.values()), self.tokenizer))
 
 

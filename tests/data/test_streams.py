@@ -162,6 +162,32 @@ def test_transforms_and_bad_records_do_not_move_places(lines):
     assert any("1 of 42 lines of a.jsonl left out" in str(one.message) for one in warned)
 
 
+def test_a_place_in_files_that_changed_is_refused(files, lines):
+    first = files.build().train()
+    next(first)
+    state = first.get_state()
+    (lines / "0.jsonl").write_text('{"text": "one more file"}')
+    again = files.build().train()
+    again.set_state(state)
+    with pytest.raises(DataError, match="are not those of the saved position: names or sizes"):
+        next(again)
+    (lines / "0.jsonl").unlink()
+    assert_equal([next(again)], taken(files, 2)[1:])
+
+
+def test_a_stream_whose_filters_leave_nothing_ends_in_an_error(files):
+    nothing = evolve(files.stream.source, transforms=(LengthFilter.Config(at_least=10**6),))
+    cfg = evolve(files, stream=evolve(files.stream, source=nothing))
+    with pytest.raises(DataError, match="hold no document, or transforms leave none"):
+        next(cfg.build().train())
+
+
+def test_validation_of_nothing_is_an_error():
+    cfg = counting(validation_fraction=0.001, validation_scan=3)
+    with pytest.raises(DataError, match="None of the first 3 documents is held out"):
+        cfg.build().validation()
+
+
 def test_duplicates_are_refused(files):
     source = evolve(files.stream.source, transforms=(Deduplicate.Config(),))
     with pytest.raises(ConfigError, match="a stream cannot find duplicates"):
