@@ -475,7 +475,7 @@ _EXPERTS = (
 _SCALING = ("layers.quantization.current_scaling", "layers.quantization.delayed_scaling")
 
 _FEATURES = {
-    "rope": (("layers.attention.rope",), "Rotary positions"),
+    "rope": (("layers.attention.rope", "interop.gguf_rope"), "Rotary positions"),
     "moe": (
         tuple(f"layers.moe.{name}" for name in _EXPERTS),
         "Experts in the place of feed-forward layers",
@@ -484,7 +484,7 @@ _FEATURES = {
     "lora": (
         (
             *("layers.lora.linear", "layers.lora.adapters", "modifiers.lora"),
-            *("checkpoint.adapters", "interop.peft"),
+            *("checkpoint.adapters", "interop.peft", "interop.peft_reading"),
         ),
         "Adapters of low rank, and all else frozen",
     ),
