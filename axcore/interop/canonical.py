@@ -39,7 +39,7 @@ TRAINING_ONLY = frozenset(
 """Fields that say how a model is trained, or in which precision it computes."""
 
 
-FILLED = frozenset({"dim", "head_dim", "vocab_size"})
+FILLED = frozenset({"dim", "head_dim", "num_kv_heads", "vocab_size"})
 """Fields that, where they have no default, parents fill; what was set there besides is the same."""
 
 
