@@ -5,11 +5,10 @@ import io
 import json
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from record_files import example_of, tar_of, write_array_record
+from record_files import example_of, save_dataset, tar_of, write_array_record
 from stores import built
 
 from axcore.data import (
@@ -186,19 +185,6 @@ def test_images_and_captions_of_a_tar_become_tokens(tmp_path):
     assert store.splits["train"].num_tokens == 2 + 3 * 32 * 32
     assert store.manifest.dropped == {"score is less than 1": 1}
     assert store.manifest.bad_records == 1
-
-
-def save_dataset(folder, shards, **state):
-    """Writes what `datasets.Dataset.save_to_disk` does."""
-    folder.mkdir(parents=True, exist_ok=True)
-    names = []
-    for number, shard in enumerate(shards):
-        names.append(f"data-{number:05}-of-{len(shards):05}.arrow")
-        table = pa.table({"text": shard})
-        with pa.ipc.new_stream(str(folder / names[-1]), table.schema) as writer:
-            writer.write_table(table)
-    state = {"_data_files": [{"filename": name} for name in names], **state}
-    (folder / "state.json").write_text(json.dumps(state))
 
 
 def test_a_saved_dataset_is_read_in_the_order_of_its_rows(tmp_path):

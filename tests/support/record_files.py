@@ -1,9 +1,11 @@
 """Files of records in binary formats, for tests."""
 
 import io
+import json
 import struct
 import tarfile
 
+import pyarrow as pa
 from array_record.python.array_record_module import ArrayRecordWriter
 
 
@@ -23,6 +25,19 @@ def tar_of(members):
             info.size = len(content)
             tar.addfile(info, io.BytesIO(content))
     return out.getvalue()
+
+
+def save_dataset(folder, shards, **state):
+    """Writes what `datasets.Dataset.save_to_disk` does."""
+    folder.mkdir(parents=True, exist_ok=True)
+    names = []
+    for number, shard in enumerate(shards):
+        names.append(f"data-{number:05}-of-{len(shards):05}.arrow")
+        table = pa.table({"text": shard})
+        with pa.ipc.new_stream(str(folder / names[-1]), table.schema) as writer:
+            writer.write_table(table)
+    state = {"_data_files": [{"filename": name} for name in names], **state}
+    (folder / "state.json").write_text(json.dumps(state))
 
 
 def example_of(features):

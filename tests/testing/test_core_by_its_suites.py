@@ -3,9 +3,19 @@
 import json
 
 import pytest
+from record_files import save_dataset, tar_of, write_array_record
 
 from axcore.config import evolve
-from axcore.data import ByteTokenizer, JsonLines, StoredSource, TextFiles, build_store
+from axcore.data import (
+    ArrayRecordFiles,
+    ByteTokenizer,
+    HuggingFaceDataset,
+    JsonLines,
+    StoredSource,
+    TarFiles,
+    TextFiles,
+    build_store,
+)
 from axcore.interop import HuggingFace
 from axcore.testing import (
     DataSourceSuite,
@@ -90,13 +100,29 @@ class TestExperiments(ExperimentSuite):
 
 class TestDataSources(DataSourceSuite):
     plugin = "core"
-    keys = ("json_lines", "text_files", "token_store")
+    keys = (
+        "array_record_files",
+        "hugging_face_dataset",
+        "json_lines",
+        "tar_files",
+        "text_files",
+        "token_store",
+    )
 
     def make(self, record, folder):
         if record.name == "text_files":
             for number in range(8):
                 (folder / f"{number}.txt").write_text(f"text {number}")
             return TextFiles.Config(folder=str(folder))
+        if record.name == "array_record_files":
+            write_array_record(folder / "a.array_record", [b"a record"] * 8)
+            return ArrayRecordFiles.Config(folder=str(folder))
+        if record.name == "tar_files":
+            (folder / "a.tar").write_bytes(tar_of([(f"{n}.txt", b"a sample") for n in range(8)]))
+            return TarFiles.Config(folder=str(folder))
+        if record.name == "hugging_face_dataset":
+            save_dataset(folder, [["a row"] * 8])
+            return HuggingFaceDataset.Config(folder=str(folder))
         (folder / "all.jsonl").write_text('{"text": "a line"}\n' * 8)
         lines = JsonLines.Config(folder=str(folder))
         if record.name == "json_lines":
