@@ -56,13 +56,13 @@ def convert(
         run = import_run(read, target, dtype=dtype, base=base)
         click.echo(f"{run.directory} holds the model of {read}; axcore generate {target}")
         return
+    size = _num_bytes(max_shard_size or "5GB")
     run = load_run(source, step=step, trust_code=trust_code)
     if target.startswith(GGUF):
         written = target.removeprefix(GGUF)
         what = export_gguf(run, written, dtype=dtype, merged=merged)
     else:
         written = target.removeprefix(HUGGING_FACE)
-        size = _num_bytes(max_shard_size or "5GB")
         what = export_run(run, written, dtype=dtype, max_shard_bytes=size, merged=merged)
     click.echo(f"{written} holds step {run.step} of {source} as {what}")
 
