@@ -83,11 +83,11 @@ class Data(DataLoader):
             seq_len: T, the tokens of a row.
             batch_size: Rows of the global batch, over all processes.
             seed: Decides the order of training rows.
-            shuffle: Whether rows are shuffled, in another order each epoch; and documents before
-                `concatenate` packs them.
+            shuffle: Whether documents are shuffled before they are packed, and rows after it, in
+                another order each epoch.
             repacks_each_epoch: Whether documents are shuffled and packed again each epoch, so that
-                others share a row; if not, each epoch has the same rows. Needs `shuffle`, and
-                `concatenate` as `packing`.
+                others share a row; if not, each epoch has the same rows. Needs `shuffle`, and a
+                packing by which documents share rows.
             packing: How documents share rows: `concatenate` cuts them wherever a row ends, and
                 fills every row; `best_fit` cuts only those that are longer than a row;
                 `one_document` puts each into rows of its own.
@@ -118,12 +118,12 @@ class Data(DataLoader):
 
     def __init__(self, cfg: Config) -> None:
         super().__init__(cfg)
-        if cfg.repacks_each_epoch and not (cfg.shuffle and cfg.packing == "concatenate"):
+        if cfg.repacks_each_epoch and (not cfg.shuffle or cfg.packing == "one_document"):
             raise ConfigError(
                 f"repacks_each_epoch is set, shuffle is {cfg.shuffle} and packing {cfg.packing!r}, "
                 "whose rows are the same in each epoch",
                 where="data.repacks_each_epoch",
-                hint="set shuffle=True and packing='concatenate', or leave it out",
+                hint="set shuffle=True and another packing than one_document, or leave it out",
             )
         self.source = cfg.source.build()
         self.tokenizer = cfg.tokenizer.build()
