@@ -42,7 +42,8 @@ class DataSummary:
         train_tokens: Their tokens, with those that frame documents.
         validation_documents: Documents that are never trained on.
         validation_tokens: Their tokens.
-        batches_per_epoch: Batches that hold every training token once; rarely a whole number.
+        batches_per_epoch: Batches that hold every training token once; rarely a whole number. Of a
+            mixture, those of all its sources together, whatever their weights.
     """
 
     source: str
