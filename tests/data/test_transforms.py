@@ -112,7 +112,7 @@ def test_reasons_are_counted_one_by_one_and_said(tmp_path, capsys):
 
 
 @pytest.mark.usefixtures("small_parts")
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(st.lists(st.sampled_from(["", "a", "b" * 150, "c" * 400, "d"]), min_size=2, max_size=40))
 def test_duplicates_of_all_parts_leave_the_first(tmp_path_factory, found):
     folder = tmp_path_factory.mktemp("duplicates")

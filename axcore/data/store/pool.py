@@ -155,7 +155,8 @@ class _Pool:
         raise AssertionError("a try ends in an answer or an error")
 
     def _started(self) -> Worker:
-        configs = (self._plan.build_source().config, self._plan.build_tokenizer().config)
+        source, tokenizer = self._plan.build_source(), self._plan.build_tokenizer()
+        configs = (source.config, *source.config.transforms, tokenizer.config)
         packages = {type(cfg).__module__.partition(".")[0] for cfg in configs}
         worker = Worker(self._folder, ",".join(sorted(packages)))
         self._workers.add(worker)
