@@ -70,8 +70,11 @@ class Permutation:
 
 
 def shuffled(size: int, key: int) -> NDArray[np.int64]:
-    """Returns the numbers below a small `size` in an order that a key decides, all at once."""
-    mixed = np.arange(size, dtype=np.uint64) + np.uint64(key & _MASK)
+    """Returns the numbers below a small `size` in an order that a key decides, all at once.
+
+    Keys that follow each other have unrelated orders.
+    """
+    mixed = np.arange(size, dtype=np.uint64) + np.uint64(_mixed(key & _MASK))
     mixed *= np.uint64(_ODD)
     for shift, factor in zip((30, 27), _MIX, strict=True):
         mixed ^= mixed >> np.uint64(shift)

@@ -13,7 +13,7 @@ from axcore.data import StoredSource, document_order
 from axcore.data.concatenation import Concatenated
 from axcore.data.document_order import DocumentOrder, DocumentShuffle
 from axcore.data.packing import TokenStore
-from axcore.data.permutation import LARGEST, Permutation
+from axcore.data.permutation import LARGEST, Permutation, shuffled
 from axcore.errors import ConfigError, DataError
 
 
@@ -164,3 +164,10 @@ def test_all_orders_of_few_numbers_are_about_as_frequent():
 def test_more_rows_than_can_be_shuffled_are_refused():
     with pytest.raises(DataError, match="numbers are to be shuffled; at most 4611686018427387904"):
         Permutation(LARGEST + 1, "key")
+
+
+def test_orders_of_neighbouring_keys_have_nothing_in_common():
+    ranks = [np.argsort(shuffled(256, 10**18 + key)) for key in range(4)]
+    for one, other in itertools.combinations(ranks, 2):
+        for shift in range(-3, 4):
+            assert abs(np.corrcoef(one, np.roll(other, shift))[0, 1]) < 0.3
