@@ -253,7 +253,29 @@ def _tensors(folder: Path, family: Family) -> dict[str, TensorPlace]:
             where=str(folder / ARRAYS),
             hint="merge the adapters into their model with PEFT, and read that model",
         )
+    _check_pairs(found, folder)
     return found
+
+
+def _check_pairs(names: Iterable[str], folder: Path) -> None:
+    """Checks that every module has both factors: one alone would correct nothing."""
+    factors: dict[str, set[str]] = {}
+    for name in names:
+        module, _, factor = name.removesuffix(WEIGHT).rpartition(".")
+        factors.setdefault(module, set()).add(factor)
+    missing = [
+        f"{module}.{factor}{WEIGHT}"
+        for module, known in sorted(factors.items())
+        for factor in FACTORS
+        if factor not in known
+    ]
+    if missing:
+        raise CheckpointError(
+            f"{len(missing)} factors are missing, of which there is the other one:\n"
+            + listed(missing),
+            where=str(folder / ARRAYS),
+            hint="fetch the file again",
+        )
 
 
 def _check_targets(targets: Any, modules: list[str], folder: Path) -> None:

@@ -136,6 +136,16 @@ def test_tensors_must_be_those_that_the_settings_name(folders):
         begun(folders)
 
 
+def test_a_factor_without_the_other_one_is_an_error(folders):
+    file = folders / "adapters" / FILES[0]
+    tensors = load_file(file)
+    lost = min(name for name in tensors if ".lora_B." in name)
+    save_file({name: array for name, array in tensors.items() if name != lost}, file)
+    with pytest.raises(CheckpointError, match="1 factors are missing") as e:
+        begun(folders)
+    assert lost in str(e.value)
+
+
 def test_tensors_of_something_else_are_named(folders):
     file = folders / "adapters" / FILES[0]
     tensors = load_file(file)
