@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 State = dict[str, Any]
 
-_ORDER = 2
+_ORDER = 3
 """Which way of shuffling; another one would bring other rows at the same position."""
 
 

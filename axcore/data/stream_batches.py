@@ -19,6 +19,9 @@ from axcore.errors import DataError
 
 _DOCUMENTS_AT_ONCE = 16
 
+_MOST_UNUSED = 100_000
+"""Documents on end that may give no row, before it is an error: a stream need not have an end."""
+
 
 @attrs.frozen
 class StreamReading:
@@ -103,8 +106,17 @@ class StreamIterator(Iterator[Batch]):
 
     def _document(self) -> NDArray[Any]:
         """Returns the document that is being read."""
+        num_unused = 0
         while not self._waiting:
             self._read_on()
+            num_unused += _DOCUMENTS_AT_ONCE
+            if num_unused > _MOST_UNUSED and not self._waiting:
+                raise DataError(
+                    f"{_MOST_UNUSED:,} documents on end gave no row: "
+                    f"{self._reading.stream.describe()}; each is held out for validation, or has "
+                    "no two tokens.",
+                    hint="Look at the documents and at data.validation_fraction.",
+                )
         return self._waiting[0][1]
 
     def _read_on(self) -> None:

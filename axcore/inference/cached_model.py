@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from axcore.inference.sampling import Sampling
-from axcore.layers import continued_rows
+from axcore.layers import ServingRoom, continued_rows
 from axcore.modifiers import for_serving
 from axcore.module import Module, ParamSpec, apply_updates, functional, restacked
 
@@ -52,14 +52,13 @@ class CachedModel:
     Args:
         model: The model, as it is trained; its root takes its sizes from its own config.
         state: Its state.
-        num_rows: Rows of every call.
-        capacity: Tokens of a row that there is room for, padding of a call among them.
+        room: How much there is room for; every call has all rows.
     """
 
-    def __init__(self, model: Module, state: Any, *, num_rows: int, capacity: int) -> None:
-        served = for_serving(model.config, num_rows=num_rows, capacity=capacity)
+    def __init__(self, model: Module, state: Any, room: ServingRoom) -> None:
+        served = for_serving(model.config, room)
         self.model: Module = served.build()
-        self.num_rows, self.capacity = num_rows, capacity
+        self.num_rows = room.num_rows
         specs, trained = self.model.param_specs(), model.param_specs()
         known = {path for spec in _leaves(trained) for path in spec.rng_paths()}
         kept, self._caches = _split(specs, lambda spec: spec.rng_paths()[0] in known)

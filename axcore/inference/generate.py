@@ -16,6 +16,7 @@ from axcore.data import Tokenizer
 from axcore.errors import ConfigError
 from axcore.inference.cached_model import CachedModel, Draws, padded_size
 from axcore.inference.sampling import Sampling
+from axcore.layers import ServingRoom
 from axcore.module import Module
 
 DRAWN_AT_ONCE = 16
@@ -57,7 +58,7 @@ class Generator:
         self.state = state
         self.tokenizer = tokenizer
         self.context = context
-        self._models: dict[tuple[int, int], CachedModel] = {}
+        self._models: dict[ServingRoom, CachedModel] = {}
         self._allowed = _allowed(model, tokenizer)
 
     def generate(
@@ -138,12 +139,10 @@ class Generator:
     def _model(self, num_rows: int, num_tokens: int) -> CachedModel:
         """Returns a model with room for so many tokens of so many rows."""
         capacity = padded_size(num_tokens + DRAWN_AT_ONCE)
-        key = (num_rows, capacity)
-        if key not in self._models:
-            self._models[key] = CachedModel(
-                self.model, self.state, num_rows=num_rows, capacity=capacity
-            )
-        return self._models[key]
+        room = ServingRoom(num_rows=num_rows, capacity=capacity, max_length=self.context)
+        if room not in self._models:
+            self._models[room] = CachedModel(self.model, self.state, room)
+        return self._models[room]
 
     def _prompt(self, prompt: str) -> np.ndarray:
         tokens = self.tokenizer.encode_prompt(prompt)[-self.context :]

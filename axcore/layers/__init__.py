@@ -37,6 +37,7 @@ from axcore.layers.remat_presets import (
 )
 from axcore.layers.residual import PostNorm, PreNorm, Residual
 from axcore.layers.sequence import Sequence, alternating
+from axcore.layers.serving_room import ServingRoom
 from axcore.layers.stack import ScannedLayers, Stack
 from axcore.layers.state_cache import NoStateCache, StateCache
 from axcore.layers.tokens import TokenInfo, continued_rows
@@ -82,6 +83,7 @@ __all__ = [
     "Routing",
     "ScannedLayers",
     "Sequence",
+    "ServingRoom",
     "Stack",
     "StateCache",
     "TokenInfo",

@@ -10,6 +10,7 @@ from jaxtyping import Array
 
 from axcore.config import REQUIRED, PositiveInt, config
 from axcore.errors import ModuleError
+from axcore.layers.serving_room import ServingRoom
 from axcore.layers.tokens import TokenInfo
 from axcore.module import Module, Param, entry
 
@@ -26,6 +27,10 @@ class NoStateCache(Module):
 
         shape: tuple[int, ...] = REQUIRED
 
+        def for_serving(self, room: ServingRoom) -> "StateCache.Config":
+            """Returns what keeps it."""
+            return StateCache.Config(shape=self.shape, num_rows=room.num_rows, dtypes=self.dtypes)
+
     @entry
     def before(self, info: TokenInfo, dtype: Any) -> Array:
         """Returns zeros, `[batch, *shape]`.
@@ -36,7 +41,7 @@ class NoStateCache(Module):
         if info.num_cached is not None:
             raise ModuleError(
                 "the tokens of this call follow others, and this layer keeps no state",
-                hint="build the model from for_serving(cfg, num_rows=..., capacity=...)",
+                hint="build the model from for_serving(cfg, room)",
             )
         return jnp.zeros((info.positions.shape[0], *self.config.shape), dtype)
 

@@ -18,6 +18,7 @@ from axcore.data import (
     PrefetchedBatches,
     Stream,
     StreamData,
+    stream_batches,
 )
 from axcore.data.split import is_validation
 from axcore.errors import ConfigError, DataError
@@ -215,3 +216,10 @@ def test_shapes_need_no_file_and_the_summary_says_what_it_is(files):
     for name, array in batch.items():
         assert spec.arrays[name].shape == array.shape
     assert "stream of JSON lines" in str(files.build().summary())
+
+
+def test_a_stream_without_end_that_gives_no_row_is_an_error(monkeypatch):
+    monkeypatch.setattr(stream_batches, "_MOST_UNUSED", 200)
+    monkeypatch.setattr(stream_batches, "is_validation", lambda name, fraction: True)
+    with pytest.raises(DataError, match=r"200 documents on end gave no row: the numbers"):
+        taken(counting(), 1)

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from parity_pairs import MODELS, model_logits
 
+from axcore.config import replace_config
 from axcore.errors import ModuleError
 from axcore.inference.cached_model import CachedModel
-from axcore.layers import continued_rows
+from axcore.layers import CapacityLimited, Dropless, ServingRoom, continued_rows
 from axcore.module import functional
 
 LENGTHS = (13, 9)
@@ -26,14 +27,17 @@ KINDS = ("gpt2", "mamba2", "qwen3_next", "phi3-longrope", "deepseek_v2", "llama4
 """Families whose layers keep something each in a way of its own, or see it by another core."""
 
 
-def assert_splits_change_nothing(cfg):
+ROOM = ServingRoom(num_rows=len(LENGTHS), capacity=16, max_length=max(LENGTHS))
+
+
+def assert_splits_change_nothing(cfg, plain_cfg=None):
     model = cfg.build()
     state = model.init(1)
     tokens = np.asarray(
         jax.random.randint(jax.random.key(0), (len(LENGTHS), max(LENGTHS)), 3, cfg.vocab_size)
     )
-    plain = model_logits(model, state, tokens)
-    cached = CachedModel(model, state, num_rows=len(LENGTHS), capacity=16)
+    plain = model_logits((plain_cfg or cfg).build(), state, tokens)
+    cached = CachedModel(model, state, ROOM)
     for split in SPLITS:
         caches = jax.tree.map(lambda leaf: leaf + jnp.nan, cached.empty_caches())
         done = np.zeros(len(LENGTHS), np.int32)
@@ -65,6 +69,13 @@ def test_any_split_gives_the_logits_of_the_whole_by_every_kind_of_layer(family):
 @pytest.mark.parametrize("family", [name for name in MODELS if name not in ("mistral", *KINDS)])
 def test_any_split_gives_the_logits_of_the_whole_in_every_family(family):
     assert_splits_change_nothing(MODELS[family]())
+
+
+@pytest.mark.slow
+def test_experts_with_room_for_few_drop_no_token_where_the_model_serves():
+    cfg = MODELS["mixtral"]()
+    few = replace_config(cfg, Dropless, CapacityLimited.Config(factor=0.5))
+    assert_splits_change_nothing(few, plain_cfg=cfg)
 
 
 def test_a_model_that_keeps_nothing_does_not_go_on_from_earlier_tokens():

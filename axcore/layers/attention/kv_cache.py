@@ -14,6 +14,7 @@ from jaxtyping import Array, Float
 
 from axcore.config import REQUIRED, PositiveInt, config
 from axcore.errors import ModuleError
+from axcore.layers.serving_room import ServingRoom
 from axcore.layers.tokens import TokenInfo
 from axcore.module import Module, Param
 
@@ -37,6 +38,17 @@ class NoCache(Module):
         head_dim: PositiveInt = REQUIRED
         value_dim: PositiveInt = REQUIRED
 
+        def for_serving(self, room: ServingRoom) -> "ContiguousCache.Config":
+            """Returns what keeps them."""
+            return ContiguousCache.Config(
+                num_kv_heads=self.num_kv_heads,
+                head_dim=self.head_dim,
+                value_dim=self.value_dim,
+                num_rows=room.num_rows,
+                capacity=room.capacity,
+                dtypes=self.dtypes,
+            )
+
     def forward(self, k: Keys, v: Values, info: TokenInfo) -> tuple[Keys, Values]:
         """Returns both as they are.
 
@@ -46,7 +58,7 @@ class NoCache(Module):
         if info.num_cached is not None:
             raise ModuleError(
                 "the tokens of this call follow others, and this layer keeps no keys and values",
-                hint="build the model from for_serving(cfg, num_rows=..., capacity=...)",
+                hint="build the model from for_serving(cfg, room)",
             )
         return k, v
 

@@ -11,9 +11,11 @@ from jaxtyping import Array, Int
 
 from axcore.config import config
 from axcore.errors import ConfigError
+from axcore.layers.moe.dropless import Dropless
 from axcore.layers.moe.experts import Choices, Experts, Tokens, Weights
 from axcore.layers.moe.routing import Routing
 from axcore.layers.moe.token_permutation import TokenPermutation, inverse, permute
+from axcore.layers.serving_room import ServingRoom
 from axcore.module import StackedModule
 from axcore.parallel import expert_mesh_axes, shard_map_over_tokens, vmap_local_experts
 
@@ -37,6 +39,15 @@ class CapacityLimited(Experts):
         """
 
         factor: float = 1.25
+
+        def for_serving(self, room: ServingRoom) -> Dropless.Config:
+            """Returns what drops none: how many tokens come at once is by chance there."""
+            return Dropless.Config(
+                dim=self.dim,
+                num_experts=self.num_experts,
+                expert=self.expert,
+                dtypes=self.dtypes,
+            )
 
     def setup(self, cfg: Config) -> None:
         """Builds the experts."""

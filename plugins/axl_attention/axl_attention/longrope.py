@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
-from axcore.config import REQUIRED, PositiveFloat, PositiveInt, config
+from axcore.config import REQUIRED, PositiveFloat, PositiveInt, config, evolve
 from axcore.errors import ConfigError
-from axcore.layers import NoCache, rope_frequencies
+from axcore.layers import ServingRoom, rope_frequencies
 from axcore.module import Module
 from axcore.ops import rope
 
@@ -20,8 +20,8 @@ class LongRoPE(Module):
 
     All tokens of a document of more than `original_length` tokens turn by the long factors, those
     of others by the short ones: a token's rotation depends on those behind it. A model that serves
-    keeps keys as they were rotated; there all turn by the long factors if a row has room for more
-    tokens than that, and by the short ones if not. Queries and keys are both multiplied by the
+    keeps keys as they were rotated; there all turn by the long factors if the longest text may have
+    more tokens than that, and by the short ones if not. Queries and keys are both multiplied by the
     attention factor.
 
     Source: Ding et al. 2024, arXiv:2402.13753, section 3.3 and eq. 4. Slot protocol: the parent
@@ -39,7 +39,7 @@ class LongRoPE(Module):
             long_factors: What they are slowed by in long ones.
             original_length: Tokens of the longest short document.
             attention_factor: On queries and keys.
-            kv_cache: That of the attention; only how much room it has is read.
+            served_length: Tokens of the longest text, where the model serves.
         """
 
         head_dim: PositiveInt = REQUIRED
@@ -48,7 +48,11 @@ class LongRoPE(Module):
         long_factors: tuple[float, ...] = REQUIRED
         original_length: PositiveInt = 4096
         attention_factor: PositiveFloat = 1.0
-        kv_cache: Module.Config = NoCache.Config()
+        served_length: PositiveInt | None = None
+
+        def for_serving(self, room: ServingRoom) -> "LongRoPE.Config":
+            """Returns the same for texts up to a length."""
+            return evolve(self, served_length=room.max_length)
 
     def setup(self, cfg: Config) -> None:
         """Computes both sets of frequencies."""
@@ -61,11 +65,10 @@ class LongRoPE(Module):
     def forward(self, q: Any, k: Any, positions: Any) -> tuple[Any, Any]:
         """Returns queries and keys rotated, and scaled by the attention factor."""
         cfg = self.config
-        served: Any = cfg.kv_cache
-        if isinstance(served, NoCache.Config):
+        if cfg.served_length is None:
             lengths = document_lengths(positions)
         else:
-            lengths = jnp.full((1, 1), served.capacity, positions.dtype)
+            lengths = jnp.full((1, 1), cfg.served_length, positions.dtype)
         is_long = lengths[..., None] > cfg.original_length
         frequencies = jnp.where(is_long, self.long, self.short)
         angles = positions.astype(jnp.float32)[..., None] * frequencies

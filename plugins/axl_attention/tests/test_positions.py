@@ -16,8 +16,8 @@ from axl_attention.sinusoidal_position import SinusoidalPosition
 from axl_attention.yarn import YaRN, yarn_attention_factor
 
 from axcore.errors import ConfigError
-from axcore.layers import Embedding, NoPosition, RMSNorm, RoPE, continued_rows
-from axcore.modifiers.serving import for_serving
+from axcore.layers import Embedding, NoPosition, RMSNorm, RoPE, ServingRoom, continued_rows
+from axcore.modifiers import for_serving
 
 HEAD_DIM, THETA = 64, 10_000.0
 POSITIONS = np.array([[0, 1, 2, 3, 500, 1000], [7, 8, 9, 4095, 4096, 30_000]], np.int32)
@@ -127,13 +127,13 @@ def test_long_documents_turn_by_other_factors_than_short_ones_beside_them(call, 
             np.testing.assert_allclose(both[:, at], expected, atol=1e-5)
 
 
-@pytest.mark.parametrize(("capacity", "last"), [(4, 3), (5, 4)])
-def test_served_rows_turn_as_documents_that_fill_their_room(call, random, capacity, last):
+@pytest.mark.parametrize(("longest", "last"), [(4, 3), (5, 4)])
+def test_served_rows_turn_as_the_longest_documents(call, random, longest, last):
     """However few of their tokens a call has."""
     q, k = random(1, last + 1, 2, 8), random(1, last + 1, 1, 8)
     positions = np.arange(last + 1, dtype=np.int32)[None]
     whole, _ = call(long_rope().build(head_dim=8), {}, q, k, positions)
-    cfg = for_serving(long_rope(), num_rows=1, capacity=capacity)
+    cfg = for_serving(long_rope(), ServingRoom(num_rows=1, capacity=64, max_length=longest))
     for at in range(last + 1):
         one = slice(at, at + 1)
         got, _ = call(cfg.build(head_dim=8), {}, q[:, one], k[:, one], positions[:, one])
