@@ -5,7 +5,8 @@ receipt still holds need not run: its digest is that of the sources below, witho
 and docstrings.
 
 - A kernel's test: its own file, the modules of the plugin that the kernel's references lead to and
-  what those import within the plugin, and all of `axcore.ops`.
+  what those import within the plugin, and of `axcore.ops` the op, what is imported there, and how
+  kernels are chosen.
 - Any other test: its own file, and all of axcore and of the plugins beside it, but for rooms that
   only run, watch or print what was compiled.
 
@@ -19,7 +20,7 @@ import importlib.metadata
 import importlib.util
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ import pytest
 
 import axcore
 from axcore.plugins import Hardware, Kernel, Ref
+from axcore.testing.imports import imported_files, steps_of
+from axcore.testing.op_sources import op_files
 
 FOLDER = "compile_receipts"
 AXCORE = Path(axcore.__file__).parent
@@ -110,7 +113,8 @@ def digest_of(test_file: Path, kernel: Kernel | None) -> str:
         files = {*beside, *compiled_files(), *(file for one in plugins for file in _files(one))}
     else:
         suite = [file for file in (AXCORE / "testing").glob("*.py") if _SUITE.search(file.stem)]
-        files = {*beside, *_files(AXCORE / "ops"), *suite, *kernel_files(kernel)}
+        own = kernel_files(kernel)
+        files = {*beside, *op_files(kernel, own), *suite, *own}
     digest = hashlib.sha256()
     for file in sorted(files, key=lambda file: (file.name, str(file))):
         digest.update(file.name.encode() + _meaning(file))
@@ -141,38 +145,11 @@ def kernel_files(kernel: Kernel) -> frozenset[Path]:
     files: set[Path] = set()
     for top in {name.partition(".")[0] for name in names}:
         folder = _folder_of(top)
-        modules = {".".join((top, *_steps(file, folder))): file for file in folder.rglob("*.py")}
+        modules = {".".join((top, *steps_of(file, folder))): file for file in folder.rglob("*.py")}
         roots = [modules[name] for name in names if name in modules]
         files |= imported_files(roots, modules)
         files |= set(folder.rglob("*.json"))
     return frozenset(files)
-
-
-def imported_files(roots: Iterable[Path], modules: Mapping[str, Path]) -> frozenset[Path]:
-    """Returns the roots and what they import, directly or not, among `modules`."""
-    found: set[Path] = set()
-    left = list(roots)
-    while left:
-        file = left.pop()
-        if file not in found:
-            found.add(file)
-            named = _imports(file.read_text(encoding="utf-8"))
-            left += [modules[name] for name in named if name in modules]
-    return frozenset(found)
-
-
-@functools.cache
-def _imports(program: str) -> frozenset[str]:
-    """Returns the modules that a program names in imports, and in strings as references do."""
-    names: set[str] = set()
-    for node in ast.walk(ast.parse(program)):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            names.add(node.value.partition(":")[0])
-    return frozenset(names)
 
 
 def _modules_beside(test_file: Path) -> Mapping[str, Path]:
@@ -187,12 +164,6 @@ def _folder_of(package: str) -> Path:
     assert spec is not None
     assert spec.origin is not None, package
     return Path(spec.origin).parent
-
-
-def _steps(file: Path, folder: Path) -> Iterator[str]:
-    for step in file.relative_to(folder).with_suffix("").parts:
-        if step != "__init__":
-            yield step
 
 
 def _files(folder: Path) -> Iterator[Path]:

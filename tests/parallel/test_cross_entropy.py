@@ -115,3 +115,12 @@ def test_narrow_gradients_are_summed_over_devices_in_float32():
     want = step_of(cross_entropy)(*given)[1][1]
     assert dw.dtype == jnp.bfloat16
     assert relative_error(dw, want) <= TOLERANCES["bfloat16"].backward
+
+
+def test_replicas_of_parameters_sum_their_parts_of_the_heads_gradient_only():
+    text, _ = on_mesh({"data": 2, "fsdp": 2}, *arguments())
+    part = rf"f32\[{VOCABULARY},{WIDTH // 2}\]"
+    assert re.search(rf"{part}\S* reduce-scatter\(", text)
+    assert re.search(rf"{part}\S* all-reduce\(", text)
+    quarter = rf"f32\[{VOCABULARY},{WIDTH // 4}\]"  # what all devices together could scatter
+    assert not re.search(rf"{quarter}\S* reduce-scatter\(", text)

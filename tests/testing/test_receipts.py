@@ -8,13 +8,14 @@ import pytest
 
 from axcore.plugins import Kernel, Ref, plugin_host
 from axcore.testing.compile_tests import CompileTest, keep_receipts, versions_for
+from axcore.testing.imports import imported_files
+from axcore.testing.op_sources import op_files
 from axcore.testing.receipts import (
     AXCORE,
     NOT_COMPILED,
     Receipt,
     compiled_files,
     digest_of,
-    imported_files,
     read_receipts,
     receipts_file,
     write_receipts,
@@ -65,6 +66,10 @@ def edit(file, text="edited = True"):
     file.write_text(f"{file.read_text()}{text}\n")
 
 
+def kernel_of(op):
+    return Kernel(op=op, name="one", forward=Ref("axl_gpu.plugin:x"), priority=100)
+
+
 @pytest.mark.parametrize(
     ("edited", "changed"),
     [
@@ -87,7 +92,7 @@ def test_a_digest_changes_with_what_the_kernel_is_made_of(acme, edited, changed)
 
 @pytest.mark.slow
 def test_a_digest_changes_with_the_tests_and_with_what_they_import_from_beside_them(tmp_path):
-    kernel = Kernel(op="rms_norm", name="one", forward=Ref("axl_gpu.plugin:x"), priority=100)
+    kernel = kernel_of("rms_norm")
     file, helper = tmp_path / "test_it.py", tmp_path / "helper.py"
     file.write_text("import helper\n")
     helper.write_text("")
@@ -113,9 +118,20 @@ def test_a_step_is_made_of_no_file_that_a_digest_leaves_out():
     assert AXCORE / "trainer" / "step.py" in reached & compiled_files()
 
 
+def test_a_kernel_is_compiled_with_its_op_and_what_that_imports_of_others():
+    rooms = {
+        op: {file.relative_to(AXCORE / "ops").parts[0] for file in op_files(kernel_of(op), ())}
+        for op in ("rms_norm", "decode_attention", "new_op")
+    }
+    assert rooms["rms_norm"] == {"rms_norm", "dispatch"}
+    assert rooms["decode_attention"] >= {"decode", "attention", "dispatch"}
+    assert "cross_entropy" not in rooms["decode_attention"]
+    assert rooms["new_op"] > rooms["rms_norm"] | {"cross_entropy", "__init__.py"}
+
+
 @pytest.mark.slow
 def test_a_digest_is_the_same_whatever_comments_and_docstrings_say(tmp_path):
-    kernel = Kernel(op="rms_norm", name="one", forward=Ref("axl_gpu.plugin:x"), priority=100)
+    kernel = kernel_of("rms_norm")
     file = tmp_path / "test_it.py"
     file.write_text('"""What."""\ndef test(): """What."""; return "text"\n')
     before = digest_of(file, kernel)

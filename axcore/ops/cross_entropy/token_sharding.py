@@ -65,17 +65,20 @@ class _TokenSharding:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All mesh axes that tokens are split over; those first that parameters are split over.
-
-        So gradients that are split over all of them end up where their parameters are, with
-        the least traffic.
-        """
-        return tuple(sorted(self.partition.names, key=lambda name: name not in WIDTH_AXES))
+        """All mesh axes that tokens are split over."""
+        return self.partition.names
 
     @property
-    def ways(self) -> int:
-        """Number of parts."""
-        return math.prod(self.partition.ways(axis) for axis in self.partition.axes)
+    def names_of_width(self) -> tuple[str, ...]:
+        """Those that parameters are split over along the width, too."""
+        return tuple(name for name in self.names if name in WIDTH_AXES)
+
+    @property
+    def ways_of_width(self) -> int:
+        """Number of parts that those axes split the width into."""
+        mesh = self.partition.mesh
+        assert mesh is not None
+        return math.prod(mesh.shape[name] for name in self.names_of_width)
 
     @property
     def by_token(self) -> PartitionSpec:
@@ -104,7 +107,7 @@ def _in_parts(loss: _Loss, split: _TokenSharding, width_axis: int) -> Any:
         return sums
 
     def forward(x: Array, w: Array, targets: Array, weights: Array) -> tuple[Sums, _Gradients]:
-        is_scattered = w.shape[width_axis] % split.ways == 0
+        is_scattered = w.shape[width_axis] % split.ways_of_width == 0
 
         def own_gradients(
             x: Array, w: Array, targets: Array, weights: Array
@@ -124,8 +127,8 @@ def _in_parts(loss: _Loss, split: _TokenSharding, width_axis: int) -> Any:
             held: _Gradients = jax.lax.optimization_barrier(gradients)  # type: ignore[no-untyped-call]
             return _summed((total, weight), split), held
 
-        names = split.names if is_scattered else None
-        dw_spec = _spec(None, names) if width_axis == 1 else _spec(names, None)
+        names = split.names_of_width if is_scattered else ()
+        dw_spec = _spec(None, names or None) if width_axis == 1 else _spec(names or None, None)
         out_specs = (_spec(), (split.by_token, dw_spec, split.by_token))
         outputs: tuple[Sums, _Gradients] = split.over_devices(own_gradients, out_specs)(
             x, w, targets, weights
@@ -153,11 +156,17 @@ def _summed(own: _T, split: _TokenSharding) -> _T:
 
 
 def _scattered(own: Array, split: _TokenSharding, axis: int) -> Array:
-    """Return the part of the sum over all devices that this device keeps."""
-    part: Array = jax.lax.psum_scatter(  # type: ignore[no-untyped-call]
-        own, split.names, scatter_dimension=axis, tiled=True
-    )
-    return part
+    """Return the part of the sum over all devices that this device keeps, that of its parameters.
+
+    Devices of one part sum parts only: over slices, that is what their slow links carry.
+    """
+    part = own
+    if split.names_of_width:
+        part = jax.lax.psum_scatter(  # type: ignore[no-untyped-call]
+            own, split.names_of_width, scatter_dimension=axis, tiled=True
+        )
+    others = tuple(name for name in split.names if name not in split.names_of_width)
+    return jax.lax.psum(part, others) if others else part  # type: ignore[no-untyped-call]
 
 
 def _spec(*entries: Any) -> Any:
