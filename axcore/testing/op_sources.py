@@ -52,7 +52,7 @@ def _modules() -> Mapping[str, Path]:
     """Returns the modules of all ops, by what they are imported as.
 
     Those of `dispatch` are left out, since they name every op, and so is `axcore.ops`, which
-    imports every op; a name that is exported there stands for the module that it is from.
+    imports every op; a name that is exported there is mapped to the module that it is from.
     """
     modules = {
         ".".join(("axcore", "ops", *steps_of(file, OPS))): file
