@@ -132,7 +132,7 @@ def test_without_a_guard_such_a_step_is_taken(toy_config, one_device, toy, guard
 @pytest.mark.slow
 def test_too_many_spikes_stop_the_run_and_are_named(toy_config, one_device, tmp_path):
     guard = SpikeGuard.Config(sigmas=1e-3, window=2)
-    too_high = WarmupCosine.Config(peak=3.0, warmup_steps=0)
+    too_high = WarmupCosine.Config(peak=30.0, warmup_steps=0)
     learner = evolve(toy_config.learner, schedule=too_high, skip_spikes=guard)
     trainer = one_device(evolve(toy_config, learner=learner, max_skipped_steps=0))
     with pytest.raises(TrainingError, match="not finite, or a spike of the loss, which is more"):
