@@ -16,7 +16,7 @@ from axcore.plugins import Hardware
 
 def with_rope(cfg: Any) -> Any:
     """Rotary positions in every attention layer."""
-    return replace_config(cfg, Module, RoPE.Config(), at="**.attention.position")
+    return replace_config(cfg, Module, RoPE.Config(), at="**.position")
 
 
 def with_moe(cfg: Any) -> Any:

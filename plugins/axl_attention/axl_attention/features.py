@@ -19,7 +19,7 @@ from axl_attention.yarn import YaRN
 
 def with_yarn(cfg: Any) -> Any:
     """Rotary positions, stretched to four times the length, in every attention layer."""
-    return replace_config(cfg, Module, YaRN.Config(theta=10_000.0), at="**.attention.position")
+    return replace_config(cfg, Module, YaRN.Config(theta=10_000.0), at="**.position")
 
 
 def with_latent_attention(cfg: Any) -> Any:
@@ -39,9 +39,7 @@ def with_sinks(cfg: Any) -> Any:
 
 def with_query_key_norm(cfg: Any) -> Any:
     """Queries and keys of every layer normalised."""
-    return replace_config(
-        cfg, Module, lambda old: QueryKeyNorm.Config(inner=old), at="**.attention.position"
-    )
+    return replace_config(cfg, Module, lambda old: QueryKeyNorm.Config(inner=old), at="**.position")
 
 
 def with_value_residual(cfg: Any) -> Any:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from axcore.config import REQUIRED, PositiveInt, config, evolve
-from axcore.layers import Attention, DotProductAttention, Linear, TokenInfo
+from axcore.layers import DotProductAttention, Linear, TokenInfo
 from axcore.module import Module
 from axl_attention.wrapping import refuse_second
 
@@ -60,13 +60,13 @@ class GatedAttention(Module):
 
         dim: PositiveInt = REQUIRED
         linear: Module.Config = Linear.Config()
-        inner: Attention.Config = REQUIRED
+        inner: Module.Config = REQUIRED
 
     def setup(self, cfg: Config) -> None:
         """Builds the attention and its gates."""
         refuse_second(GatedAttention, cfg.inner)
         self.inner = cfg.inner.build(dim=cfg.dim)
-        width = self.inner.attention_width
+        width = self.inner.out.config.in_dim
         self.gate = cfg.linear.build(in_dim=cfg.dim, out_dim=width, axes=("embed", "heads"))
 
     def forward(

@@ -5,7 +5,7 @@ from typing import Any
 import attrs
 from immutabledict import immutabledict
 
-from axcore.config import find_config, replace_config, update_config
+from axcore.config import field_names, find_config, replace_config, update_config
 from axcore.errors import ConfigError
 from axcore.interop import (
     ATTENTION_BIAS,
@@ -88,6 +88,8 @@ class _Kinds(LayerKinds):
         One that the model lacks is made of parts of others; a shared expert is a dense layer's.
         """
         layers = layers_of(cfg.decoder.stack)
+        if any("feed_forward" not in field_names(layer) for layer in layers):
+            raise ConfigError("a layer has no feed-forward", where="decoder.stack")
         one = {int(self.kind_of(layer)): layer for layer in layers}
         made = [_made(kind, one) for kind in range(len(self.names)) if kind not in one]
         stack = Sequence.Config(layers=(*layers, *filter(None, made)))
