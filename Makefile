@@ -19,7 +19,7 @@ COMPILERS := $(VENV)-compilers
 PARITY := $(VENV)-parity
 AOT_TARGETS ?= tpu-v5e-256 gpu-h100-8
 
-.PHONY: help demo test test-slow test-long gate gate-all compile compile-all aot parity parity-sample parity-gguf fmt lint types docs bench bench-gpu reliability clean
+.PHONY: help demo test test-slow test-long gate gate-all compile compile-all aot parity parity-gguf fmt lint types docs bench bench-gpu reliability clean
 
 help:  ## Show what can be made.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -57,10 +57,6 @@ gate-all: $(VENV)/.test  ## The same in 256 models and in every family, and the 
 parity: $(PARITY)/.done  ## Compare models with transformers: logits, losses, gradients, greedy text, both ways.
 	@echo "== pytest: the tests marked parity, in an environment with torch and transformers"
 	@$(PARITY)/bin/python -m pytest $(SPREAD) -m parity tests/parity
-
-parity-sample: $(PARITY)/.done  ## The same in every family, but for some gradients and four fifths of the wrong fields.
-	@echo "== pytest: of the tests marked parity those that are not long"
-	@$(PARITY)/bin/python -m pytest $(SPREAD) -m "parity and not long" tests/parity
 
 parity-gguf: $(PARITY)-gguf/.done  ## Compare models with llama.cpp, which it compiles first: logits, greedy text, tokens.
 	@echo "== pytest: the tests marked parity of files for llama.cpp"

@@ -118,7 +118,7 @@ def build(folder: Path, rounds: int) -> dict[str, Any]:
     tokenizer.train_from_iterator(texts[::4], trainer)
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "lines").mkdir()
-    for copy in range(2):
+    for copy in range(8):
         lines = "".join(json.dumps({"text": f"# {copy}\n{text}"}) + "\n" for text in texts)
         (folder / "lines" / f"{copy}.jsonl").write_text(lines)
     found: dict[str, Any] = in_turns(

@@ -8,7 +8,7 @@ import shutil
 import jax
 import numpy as np
 import pytest
-from parity_pairs import MODELS, NUM_DRAWN, TOKENS, config_of, our_logits, their_logits
+from parity_pairs import NUM_DRAWN, TOKENS, config_of, our_logits, their_logits
 from safetensors.numpy import load_file
 
 from axcore.errors import AxcoreError
@@ -153,21 +153,12 @@ def mutated(name, value):
     return value // 2 if value > 1 else value + 1
 
 
-@pytest.mark.long
 def test_every_field_that_changes_numbers_is_found_when_it_is_wrong(pair, tmp_path):
     content = config_of(pair.folder)
     missed = [
         field for field in changing(content) if not is_found(pair, content, field, tmp_path / field)
     ]
     assert missed == []
-
-
-def test_some_fields_are_found_when_they_are_wrong(pair, tmp_path):
-    content = config_of(pair.folder)
-    first = [*MODELS].index(pair.folder.name) % 5  # others in the next family
-    fields = changing(content)[first::5]
-    assert fields
-    assert [one for one in fields if not is_found(pair, content, one, tmp_path / one)] == []
 
 
 def changing(content):
