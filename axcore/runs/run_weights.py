@@ -214,10 +214,8 @@ class RunArrays(ArraySource):
         sharding: Any,
     ) -> jax.Array:
         only = next(iter(held.values()))
-        is_there = only.dtype == wanted.dtype and only.sharding.is_equivalent_to(
-            sharding, only.ndim
-        )
-        if is_there and self._is_same(name, origins, wanted):
+        is_same = only.dtype == wanted.dtype and self._is_same(name, origins, wanted)
+        if is_same and only.sharding.is_equivalent_to(sharding, only.ndim):
             return only
 
         def made(held: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
