@@ -1,6 +1,32 @@
 """Inference: text from a trained model."""
 
+from axcore.inference.answer import Answer
+from axcore.inference.config import EngineConfig
 from axcore.inference.generate import Generation, Generator
+from axcore.inference.request import (
+    Completion,
+    Draining,
+    DrawnToken,
+    EngineError,
+    Piece,
+    QueueFull,
+    Request,
+    RequestError,
+)
 from axcore.inference.sampling import Sampling
 
-__all__ = ["Generation", "Generator", "Sampling"]
+__all__ = [
+    "Answer",
+    "Completion",
+    "Draining",
+    "DrawnToken",
+    "EngineConfig",
+    "EngineError",
+    "Generation",
+    "Generator",
+    "Piece",
+    "QueueFull",
+    "Request",
+    "RequestError",
+    "Sampling",
+]

@@ -1,0 +1,40 @@
+"""`EngineConfig`: how much an engine serves at once, and in which pieces."""
+
+from typing import Any
+
+from axcore.config import PositiveInt, config
+
+
+@config
+class EngineConfig:
+    """Describes an engine.
+
+    Args:
+        max_rows: Answers that are drawn at once.
+        max_length: Tokens of the longest prompt and answer together; None takes the length that
+            the model was trained with.
+        page_size: Tokens of a page of the cache; None gives each row one piece of memory for the
+            longest text.
+        num_pages: Pages of the cache; None takes as many as `max_rows` of the longest texts need,
+            or as memory holds where that is less.
+        step_tokens: Tokens that a step runs through the model at most while prompts are read.
+        decode_sizes: Numbers of rows that programs are compiled for; None takes powers of two up
+            to `max_rows`.
+        tokens_per_call: Tokens of each row that one call draws while nothing waits.
+        max_queue: Requests that wait at most.
+        shares_prefixes: Whether prompts that begin alike are computed once.
+        speculation: How tokens are guessed ahead; None guesses none.
+        weights: "int8" or "int4" keeps weights so; None as they were trained.
+    """
+
+    max_rows: PositiveInt = 16
+    max_length: PositiveInt | None = None
+    page_size: PositiveInt | None = 16
+    num_pages: PositiveInt | None = None
+    step_tokens: PositiveInt = 512
+    decode_sizes: tuple[PositiveInt, ...] | None = None
+    tokens_per_call: PositiveInt = 8
+    max_queue: PositiveInt = 1024
+    shares_prefixes: bool = True
+    speculation: Any = None
+    weights: str | None = None
