@@ -1,6 +1,6 @@
 """`CachedModel`: a model that keeps what later tokens need of earlier ones.
 
-Letters of shapes: B rows, T tokens of a row in a call.
+Letters of shapes: B rows, T tokens of a row in a call, P pages of a row.
 """
 
 from collections.abc import Callable
@@ -88,6 +88,9 @@ class CachedModel:
         tokens: Int[Array, "B T"],
         num_cached: Int[Array, " B"],
         num_new: Int[Array, " B"],
+        *,
+        slots: Int[Array, " B"] | None = None,
+        page_table: Int[Array, "B P"] | None = None,
     ) -> tuple[Float[Array, "B vocab"], Any]:
         """Returns the logits after the last new token of each row, and the caches with all of them.
 
@@ -97,8 +100,10 @@ class CachedModel:
             tokens: New tokens of each row from the left, filled up with any.
             num_cached: Number of tokens before them.
             num_new: Number of new tokens of each row; a row that has none is left as it is.
+            slots: Row of the caches that each row has; None where all rows are there in order.
+            page_table: Pages of each row, where the room has pages.
         """
-        info = continued_rows(tokens, num_cached, num_new)
+        info = continued_rows(tokens, num_cached, num_new, slots=slots, page_table=page_table)
         last = jnp.maximum(num_new - 1, 0)[:, None]
         logits, outputs = functional(
             self.model, _merged(weights, caches), tokens, info, at=last, method="logits"

@@ -2,7 +2,9 @@
 
 from axcore.layers.activations import Activation, activation_fn
 from axcore.layers.attention.attend import attend
-from axcore.layers.attention.kv_cache import ContiguousCache, NoCache
+from axcore.layers.attention.contiguous_cache import ContiguousCache
+from axcore.layers.attention.kv_cache import NoCache
+from axcore.layers.attention.paged_cache import PagedCache
 from axcore.layers.attention.position import NoPosition
 from axcore.layers.attention.rope import RoPE, rope_frequencies, rotate
 from axcore.layers.attention.self_attention import Attention, DotProductAttention
@@ -37,7 +39,7 @@ from axcore.layers.remat_presets import (
 )
 from axcore.layers.residual import PostNorm, PreNorm, Residual
 from axcore.layers.sequence import Sequence, alternating
-from axcore.layers.serving_room import ServingRoom
+from axcore.layers.serving_room import PageRoom, ServingRoom
 from axcore.layers.stack import ScannedLayers, Stack
 from axcore.layers.state_cache import NoStateCache, StateCache
 from axcore.layers.tokens import TokenInfo, continued_rows
@@ -71,6 +73,8 @@ __all__ = [
     "NoCache",
     "NoPosition",
     "NoStateCache",
+    "PageRoom",
+    "PagedCache",
     "Pipeline",
     "PlainDot",
     "PlainFeedForward",

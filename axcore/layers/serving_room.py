@@ -7,6 +7,19 @@ import attrs
 
 
 @attrs.frozen(kw_only=True)
+class PageRoom:
+    """Pages that rows share, each taking as many as its tokens need.
+
+    Args:
+        num_pages: Pages of each cache.
+        page_size: Tokens of a page.
+    """
+
+    num_pages: int
+    page_size: int
+
+
+@attrs.frozen(kw_only=True)
 class ServingRoom:
     """How much a serving model has room for.
 
@@ -14,8 +27,10 @@ class ServingRoom:
         num_rows: Rows that are served at once.
         capacity: Tokens of a row in caches, its padding in a call among them.
         max_length: Tokens of the longest text.
+        pages: Where keys and values are kept; None where each row has room of its own.
     """
 
     num_rows: int
     capacity: int
     max_length: int
+    pages: PageRoom | None = None

@@ -46,7 +46,7 @@ class NoStateCache(Module):
         return jnp.zeros((info.positions.shape[0], *self.config.shape), dtype)
 
     @entry
-    def after(self, state: Array) -> None:
+    def after(self, state: Array, info: TokenInfo) -> None:
         """Keeps nothing."""
 
 
@@ -90,10 +90,17 @@ class StateCache(Module):
                 "a layer that keeps state is called without TokenInfo.num_cached",
                 hint="pass continued_rows(tokens, num_cached, num_new)",
             )
+        state = self.state
+        if info.slots is not None:
+            state = jnp.take(state, info.slots, axis=0, mode="clip")
         begins = (info.num_cached == 0).reshape(-1, *(1 for _ in self.config.shape))
-        return jnp.where(begins, 0, self.state).astype(dtype)
+        return jnp.where(begins, 0, state).astype(dtype)
 
     @entry
-    def after(self, state: Array) -> None:
-        """Keeps a state for the next call."""
-        self.update("state", state.astype(self.state.dtype))
+    def after(self, state: Array, info: TokenInfo) -> None:
+        """Keeps the state of each row for the next call."""
+        state = state.astype(self.state.dtype)
+        if info.slots is not None:
+            at = self.state.at[info.slots]
+            state = at.set(state, mode="drop", wrap_negative_indices=False)
+        self.update("state", state)

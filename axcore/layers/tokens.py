@@ -19,18 +19,36 @@ class TokenInfo(NamedTuple):
             one document without padding.
         num_cached: Tokens of each row that earlier calls left in caches, which these follow; None
             where every row begins with this call.
+        slots: Row of the caches that each row of the call has; None where they are the same. A row
+            of padding may have one out of range: nothing of it is kept.
+        page_table: Pages of the caches that hold each row's tokens, in their order. Pages that
+            no token has reached may be any number.
     """
 
     positions: Int[Array, "batch time"]
     segment_ids: Int[Array, "batch time"] | None = None
     num_cached: Int[Array, " batch"] | None = None
+    slots: Int[Array, " batch"] | None = None
+    page_table: Int[Array, "batch pages"] | None = None
 
     def key_positions(self, num_keys: int) -> Int[Array, "batch keys"]:
-        """Returns the position of each key that the tokens attend over."""
+        """Returns the position of each key that the tokens attend over.
+
+        Args:
+            num_keys: Second dimension of the keys: keys of a row, or of a page.
+        """
         if self.num_cached is None:
             return self.positions
+        if self.page_table is not None:
+            num_keys *= self.page_table.shape[1]
         places = jnp.arange(num_keys, dtype=jnp.int32)[None, :]
         return jnp.broadcast_to(places, (self.positions.shape[0], num_keys))
+
+    def kept_places(self, out_of_range: int) -> Int[Array, "batch time"]:
+        """Returns the place of each token in its row's cache, and of padding one out of range."""
+        if self.segment_ids is None:
+            return self.positions
+        return jnp.where(self.segment_ids > 0, self.positions, out_of_range)
 
     def num_new(self) -> Int[Array, " batch"]:
         """Returns how many tokens of each row are no padding."""
@@ -49,11 +67,22 @@ def continued_rows(
     tokens: Int[Array, "batch time"],
     num_cached: Int[Array, " batch"],
     num_new: Int[Array, " batch"],
+    *,
+    slots: Int[Array, " batch"] | None = None,
+    page_table: Int[Array, "batch pages"] | None = None,
 ) -> TokenInfo:
     """Returns the info of tokens that follow `num_cached` others of their row.
 
-    Row `b` has `num_new[b]` tokens; what follows them is padding.
+    Row `b` has `num_new[b]` tokens; what follows them is padding. A row that is all padding has 0
+    of both.
+
+    Args:
+        tokens: Of the call.
+        num_cached: Tokens of each row that are in the caches.
+        num_new: New tokens of each row.
+        slots: See `TokenInfo`.
+        page_table: See `TokenInfo`.
     """
     steps = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None, :]
     is_new = (steps < num_new[:, None]).astype(jnp.int32)
-    return TokenInfo(num_cached[:, None] + steps, is_new, num_cached)
+    return TokenInfo(num_cached[:, None] + steps, is_new, num_cached, slots, page_table)

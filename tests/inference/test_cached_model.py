@@ -1,5 +1,6 @@
 """The law of caches: any split of a text into calls gives the logits of the plain forward pass."""
 
+import attrs
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +10,7 @@ from parity_pairs import MODELS, model_logits
 from axcore.config import replace_config
 from axcore.errors import ModuleError
 from axcore.inference.cached_model import CachedModel
-from axcore.layers import CapacityLimited, Dropless, ServingRoom, continued_rows
+from axcore.layers import CapacityLimited, Dropless, PageRoom, ServingRoom, continued_rows
 from axcore.module import functional
 
 LENGTHS = (13, 9)
@@ -27,48 +28,87 @@ KINDS = ("gpt2", "mamba2", "qwen3_next", "phi3-longrope", "deepseek_v2", "llama4
 """Families whose layers keep something each in a way of its own, or see it by another core."""
 
 
+PAGES = PageRoom(num_pages=9, page_size=4)
+
 ROOM = ServingRoom(num_rows=len(LENGTHS), capacity=16, max_length=max(LENGTHS))
+MORE_ROWS = attrs.evolve(ROOM, num_rows=5)
+PAGED = attrs.evolve(MORE_ROWS, pages=PAGES)
+
+SLOTS = np.array([3, 1, 5], np.int32)
+"""Of the two rows, and of a row of padding."""
+
+TABLE = np.array([[7, 0, 4, 2], [5, 8, 1, 9], [9, -1, 9, 9]], np.int32)
+"""Pages of the same, in no order; there is no page 9."""
 
 
-def assert_splits_change_nothing(cfg, plain_cfg=None):
+class Rows:
+    """Calls with the rows in an order of their own: those that a row of the caches has."""
+
+    def __init__(self, room):
+        self.room = room
+        self.is_whole = room.num_rows == len(LENGTHS)
+
+    def select(self, new, call):
+        """Which rows a call has; 2 is one of padding."""
+        if self.is_whole:
+            return np.arange(len(LENGTHS))
+        given = np.flatnonzero(new)
+        return np.append(given, 2) if call % 2 else given[::-1]
+
+    def places(self, rows):
+        if self.is_whole:
+            return {}
+        table = {} if self.room.pages is None else {"page_table": TABLE[rows]}
+        return {"slots": SLOTS[rows], **table}
+
+
+def assert_splits_change_nothing(cfg, room=ROOM, plain_cfg=None, tolerance=1e-5):
     model = cfg.build()
     state = model.init(1)
     tokens = np.asarray(
         jax.random.randint(jax.random.key(0), (len(LENGTHS), max(LENGTHS)), 3, cfg.vocab_size)
     )
     plain = model_logits((plain_cfg or cfg).build(), state, tokens)
-    cached = CachedModel(model, state, ROOM)
+    tokens = np.append(tokens, tokens[:1], axis=0)
+    cached, rows_of = CachedModel(model, state, room), Rows(room)
     for split in SPLITS:
         caches = jax.tree.map(lambda leaf: leaf + jnp.nan, cached.empty_caches())
-        done = np.zeros(len(LENGTHS), np.int32)
-        for new in np.asarray(split, np.int32):
-            piece = np.zeros((len(LENGTHS), AT_ONCE), np.int32)
-            for row, (start, count) in enumerate(zip(done, new, strict=True)):
-                piece[row, :count] = tokens[row, start : start + count]
-            logits, caches = cached.extend(cached.weights, caches, piece, done, new)
+        done = np.zeros(3, np.int32)
+        for call, some in enumerate(np.asarray(split, np.int32)):
+            new = np.append(some, 0)
+            rows = rows_of.select(new, call)
+            piece = np.zeros((len(rows), AT_ONCE), np.int32)
+            for place, row in enumerate(rows):
+                piece[place, : new[row]] = tokens[row, done[row] : done[row] + new[row]]
+            logits, caches = cached.extend(
+                cached.weights, caches, piece, done[rows], new[rows], **rows_of.places(rows)
+            )
             done = done + new
-            for row in np.flatnonzero(new):
-                np.testing.assert_allclose(
-                    logits[row], plain[row, done[row] - 1], rtol=1e-5, atol=1e-5
-                )
-        assert tuple(done) == LENGTHS
+            for place, row in enumerate(rows):
+                if new[row]:
+                    np.testing.assert_allclose(
+                        logits[place], plain[row, done[row] - 1], rtol=tolerance, atol=tolerance
+                    )
+        assert tuple(done) == (*LENGTHS, 0)
 
 
-def test_any_split_of_a_text_gives_the_logits_of_the_whole():
-    assert_splits_change_nothing(MODELS["mistral"]())
+@pytest.mark.parametrize("room", [ROOM, MORE_ROWS, PAGED], ids=["rows", "slots", "pages"])
+def test_any_split_of_a_text_gives_the_logits_of_the_whole(room):
+    assert_splits_change_nothing(MODELS["mistral"](), room)
 
 
 @pytest.mark.slow
 @pytest.mark.every_case
 @pytest.mark.parametrize("family", KINDS)
-def test_any_split_gives_the_logits_of_the_whole_by_every_kind_of_layer(family):
-    assert_splits_change_nothing(MODELS[family]())
+@pytest.mark.parametrize("room", [ROOM, PAGED], ids=["rows", "pages"])
+def test_any_split_gives_the_logits_of_the_whole_by_every_kind_of_layer(family, room):
+    assert_splits_change_nothing(MODELS[family](), room)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", [name for name in MODELS if name not in ("mistral", *KINDS)])
 def test_any_split_gives_the_logits_of_the_whole_in_every_family(family):
-    assert_splits_change_nothing(MODELS[family]())
+    assert_splits_change_nothing(MODELS[family](), PAGED)
 
 
 @pytest.mark.slow

@@ -14,8 +14,8 @@ Window = tuple[int | None, int | None]
 
 def attend(
     q: Float[Array, "batch time heads head_dim"],
-    k: Float[Array, "batch keys kv_heads head_dim"],
-    v: Float[Array, "batch keys kv_heads value_dim"],
+    k: Float[Array, "rows keys kv_heads head_dim"],
+    v: Float[Array, "rows keys kv_heads value_dim"],
     info: TokenInfo,
     *,
     causal: bool,
@@ -26,9 +26,9 @@ def attend(
 
     Args:
         q: Queries of the call's tokens.
-        k: Keys of the same tokens, or of all that a cache keeps of their rows.
+        k: Keys of the same tokens, or what a cache returned: all of each row, or pages.
         v: Values, likewise.
-        info: Of the call's tokens.
+        info: Of the call's tokens; where they follow others, it says how keys are to be read.
         causal: Whether a query sees no later keys.
         window: Number of keys that a query sees to its left and right; None is no limit.
         **options: More arguments of the attention op.
@@ -47,15 +47,52 @@ def attend(
         )
     left = window[0] if window else None
     if options.keys() <= {"scale", "soft_cap", "sinks_N"}:
-        lengths_B = info.num_cached + q.shape[1]
-        return decode_attention(q, k, v, lengths_B, window=left, **options)
-    k, v = (_held(x, info.num_cached + q.shape[1]) for x in (k, v))
+        return _decode(q, k, v, info, window=left, **options)
+    k, v = (_held(x, info) for x in (k, v))
     return attention(
         q, k, v, causal=True, window=(left, 0), query_offset=info.num_cached, **options
     )
 
 
-def _held(x: Float[Array, "batch keys heads size"], lengths: Int[Array, " batch"]) -> Array:
-    """Returns what a cache holds, zeros behind it: no number there is masked by a weight of 0."""
+def _decode(q: Array, k: Array, v: Array, info: TokenInfo, **options: Any) -> Array:
+    """Returns what the decode op gives; its queries are a row's last, so padding goes before them.
+
+    Then no padding is among the tokens that a row has, and caches need not keep it.
+    """
+    assert info.num_cached is not None
+    num_new = info.num_new()
+    padding = q.shape[1] - num_new
+    mixed = decode_attention(
+        _rolled(q, padding),
+        k,
+        v,
+        info.num_cached + num_new,
+        page_table_BP=info.page_table,
+        **options,
+    )
+    return _rolled(mixed, -padding)
+
+
+def _rolled(
+    x: Float[Array, "batch time heads size"], by: Int[Array, " batch"]
+) -> Float[Array, "batch time heads size"]:
+    """Returns each row with its vectors so many places later, the last ones first."""
+    time = x.shape[1]
+    if time == 1:
+        return x
+    places = (jnp.arange(time, dtype=jnp.int32)[None, :] - by[:, None]) % time
+    return jnp.take_along_axis(x, places[:, :, None, None], axis=1)
+
+
+def _held(x: Float[Array, "rows keys heads size"], info: TokenInfo) -> Array:
+    """Returns what a cache holds of each row, `[batch, keys, heads, size]`.
+
+    Behind a row's tokens are zeros: no number there is masked by a weight of 0.
+    """
+    assert info.num_cached is not None
+    if info.page_table is not None:
+        pages = jnp.take(x, info.page_table, axis=0, mode="clip")
+        x = pages.reshape(pages.shape[0], -1, *x.shape[2:])
     places = jnp.arange(x.shape[1], dtype=jnp.int32)[None, :]
+    lengths = info.num_cached + info.num_new()
     return jnp.where((places < lengths[:, None])[:, :, None, None], x, 0)

@@ -53,8 +53,8 @@ class DotProductAttention(Module):
     def forward(
         self,
         q: Heads,
-        k: Float[Array, "batch keys kv_heads head_dim"],
-        v: Float[Array, "batch keys kv_heads value_dim"],
+        k: Float[Array, "rows keys kv_heads head_dim"],
+        v: Float[Array, "rows keys kv_heads value_dim"],
         info: TokenInfo,
         **options: Any,
     ) -> Float[Array, "batch time heads value_dim"]:
@@ -140,7 +140,7 @@ class Attention(Module):
         v = self._split(self.v(x), "kv_heads")
         q, k = self.position(q, k, info.positions)
         q, k = named_heads(q, ATTENTION_QUERY), named_heads(k, ATTENTION_KEY)
-        k, v = self.kv_cache(k, named_heads(v, ATTENTION_VALUE), info)
+        k, v, info = self.kv_cache(k, named_heads(v, ATTENTION_VALUE), info)
         mixed = self.core(q, k, v, info)
         return named(self.out(mixed.reshape(*x.shape[:2], -1)), ATTENTION_PROJECTED)
 

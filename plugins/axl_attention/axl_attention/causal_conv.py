@@ -53,7 +53,7 @@ class CausalConv(Module):
         for i in range(width):
             total += _earlier(known, info, width - 1 - i) * weight[None, None, :, i]
         last = info.num_new()[:, None] + jnp.arange(width - 1, dtype=jnp.int32)[None, :]
-        self.state_cache.after(jnp.take_along_axis(known, last[:, :, None], axis=1))
+        self.state_cache.after(jnp.take_along_axis(known, last[:, :, None], axis=1), info)
         if self.config.has_bias:
             total += self.bias.astype(jnp.float32)[None, None]
         return total.astype(x.dtype)

@@ -87,7 +87,7 @@ class GatedDeltaNet(Module):
         cfg = self.config
         before = self.state_cache.before(info, jnp.float32)
         mixed, after = delta_rule(self._inputs(x, info), before, chunk=cfg.chunk)
-        self.state_cache.after(after)
+        self.state_cache.after(after, info)
         heads = (*x.shape[:2], cfg.num_value_heads, cfg.value_dim)
         normed = self.norm(mixed.astype(x.dtype).reshape(heads))
         gate = jax.nn.silu(shard(self.z(x), "batch", "time", "heads").astype(jnp.float32))

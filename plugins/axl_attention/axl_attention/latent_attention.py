@@ -121,7 +121,7 @@ class LatentAttention(Module):
         shared_k = jnp.broadcast_to(shared_k, (*own_k.shape[:3], self.rope_dim))
         q = named(jnp.concatenate([own_q, shared_q], axis=-1), ATTENTION_QUERY)
         k = named(jnp.concatenate([own_k, shared_k], axis=-1), ATTENTION_KEY)
-        k, v = self.kv_cache(k, named(v, ATTENTION_VALUE), info)
+        k, v, info = self.kv_cache(k, named(v, ATTENTION_VALUE), info)
         mixed = self.core(q, k, v, info)
         return named(self.out(mixed.reshape(*x.shape[:2], -1)), ATTENTION_PROJECTED)
 

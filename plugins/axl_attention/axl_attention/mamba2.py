@@ -147,5 +147,5 @@ class Mamba2(Module):
         skipped = self.d.astype(jnp.float32).reshape(1, 1, *groups, 1) * inputs.x
         before = self.state_cache.before(info, jnp.float32)
         read, after = state_space(inputs, a, before, chunk=self.config.chunk)
-        self.state_cache.after(after)
+        self.state_cache.after(after, info)
         return read + skipped

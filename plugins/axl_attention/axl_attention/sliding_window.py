@@ -46,8 +46,8 @@ class SlidingWindowAttention(Module):
     def forward(
         self,
         q: Float[Array, "batch time heads head_dim"],
-        k: Float[Array, "batch keys kv_heads head_dim"],
-        v: Float[Array, "batch keys kv_heads value_dim"],
+        k: Float[Array, "rows keys kv_heads head_dim"],
+        v: Float[Array, "rows keys kv_heads value_dim"],
         info: TokenInfo,
         **options: Any,
     ) -> Float[Array, "batch time heads value_dim"]:
