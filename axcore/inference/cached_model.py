@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int, UInt32
 
+from axcore.inference.drawing import draw, kind_for, sampling_rows
 from axcore.inference.sampling import Sampling
 from axcore.layers import ServingRoom, continued_rows
 from axcore.modifiers import for_serving
@@ -35,12 +36,12 @@ class Draws(NamedTuple):
     Args:
         keys: Random keys, one a row.
         first: Number of tokens that were drawn before; it is folded into the keys.
-        allowed: Which tokens may be drawn.
+        allowed: Which tokens may be drawn, as packed bits.
     """
 
     keys: Array
     first: int | Int[Array, ""]
-    allowed: Bool[np.ndarray, " vocab"]
+    allowed: UInt32[np.ndarray, "1 words"]
 
 
 class CachedModel:
@@ -132,11 +133,13 @@ class CachedModel:
             count: How many.
         """
         one = jnp.ones(self.num_rows, jnp.int32)
+        rows = jax.tree.map(jnp.asarray, sampling_rows([sampling] * self.num_rows))
+        kind = kind_for([sampling])
 
         def step(carry: Any, index: Array) -> Any:
             logits, num_cached, caches = carry
             fresh = jax.vmap(lambda key: jax.random.fold_in(key, draws.first + index))(draws.keys)
-            drawn = sampling.sample(jnp.where(draws.allowed[None, :], logits, -jnp.inf), fresh)
+            drawn = draw(logits, rows, fresh, allowed=draws.allowed, kind=kind)
             logits, caches = self._extend(weights, caches, drawn[:, None], num_cached, one)
             return (logits, num_cached + 1, caches), drawn
 

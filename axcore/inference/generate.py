@@ -15,6 +15,7 @@ import numpy as np
 from axcore.data import Tokenizer
 from axcore.errors import ConfigError
 from axcore.inference.cached_model import CachedModel, Draws, padded_size
+from axcore.inference.drawing import packed_mask
 from axcore.inference.sampling import Sampling
 from axcore.layers import ServingRoom
 from axcore.module import Module
@@ -99,7 +100,13 @@ class Generator:
 
         A sample that has ended yields the end token from there on.
         """
-        sampling.check()
+        sampling.check(self.tokenizer.vocab_size)
+        if sampling.has_penalties:
+            raise ConfigError(
+                "a Generator counts no tokens, which penalties need",
+                where="sampling",
+                hint="leave the penalties as they are by default",
+            )
         if max_tokens < 1 or num_samples < 1:
             raise ConfigError(
                 f"max_tokens is {max_tokens} and num_samples {num_samples}; expected 1 or more"
@@ -157,10 +164,10 @@ class Generator:
 
 
 def _allowed(model: Any, tokenizer: Tokenizer) -> np.ndarray:
-    """Returns which logits are of tokens that text may hold, or of its end."""
+    """Returns bits of the logits that are of tokens that text may hold, or of its end."""
     allowed = np.zeros(model.config.vocab_size, bool)
     allowed[: tokenizer.vocab_size] = True
     for token in (tokenizer.bos_id, tokenizer.pad_id):
         if token is not None and token not in tokenizer.end_ids:
             allowed[token] = False
-    return allowed
+    return packed_mask(allowed[None])
