@@ -161,6 +161,14 @@ def _report(trainer: Any, result: Any, run: Path, *, is_alone: bool) -> None:
         _sample(trainer, result, run)
     else:
         click.echo(f"axcore generate {run}   draws a sample; a run of several processes draws none")
+    _write_report(run)
+
+
+def _write_report(run: Path) -> None:
+    from axcore.cli.report import REPORT_NAME, write_report
+
+    write_report((run,), run / REPORT_NAME)
+    click.echo(f"report: {run / REPORT_NAME}")
 
 
 def _sample(trainer: Any, result: Any, run: Path) -> None:

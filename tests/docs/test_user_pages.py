@@ -20,6 +20,7 @@ PAGES = tuple(
         "README.md",
         "docs/install.md",
         "docs/training.md",
+        "docs/seeing.md",
         "docs/data.md",
         "docs/scripting.md",
         "docs/aot.md",

@@ -1,0 +1,225 @@
+"""What a report shows of a run: read from its directory, while it trains or after.
+
+What cannot be read is named among `problems`, and the rest is shown: a report is wanted most where
+something went wrong.
+"""
+
+import functools
+import json
+import math
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+from jax.sharding import AbstractMesh
+
+from axcore.config import render_config
+from axcore.errors import AxcoreError, CheckpointError
+from axcore.parallel import (
+    MESH_AXES,
+    bytes_per_device,
+    describe_sharding,
+    mesh_sizes,
+    param_shardings,
+    shardings_like,
+)
+from axcore.plugins import Hardware
+from axcore.resilience.ledger_file import read_ledger
+from axcore.resilience.run_summary import story, summarise_run
+from axcore.runs.metrics import Metrics, read_metrics
+from axcore.runs.run import Run
+from axcore.trainer.run_directory.json_lines import read_json_lines
+from axcore.trainer.run_directory.run_history import KERNELS_NAME, RUN_HISTORY_NAME
+from axcore.trainer.step import TrainStep
+
+SAMPLE_NAME, ROLLBACKS_NAME = "sample.txt", "rollbacks.jsonl"
+
+
+@attrs.frozen(kw_only=True)
+class RunFacts:
+    """What is known of a run; every value can be written as JSON.
+
+    Args:
+        name: Of its directory.
+        directory: Where it is.
+        state: "running", "done" or "stopped".
+        step: Of its newest metrics, and `max_steps` of its config.
+        curves: By split and name: a value for each line of the split, None where it is not finite
+            or missing; `step` beside them, and of training `tokens` and `seconds` so far.
+        seconds: Of the run so far, by what they were spent on.
+        goodput: Which part of them made progress.
+        config: Its lines, path and value, defaults folded away.
+        starts: What each start was made with, the oldest first.
+        rollbacks: Each return to an older checkpoint, and why.
+        story: What a supervisor saw, a line an event.
+        kernels: Which kernel serves each call, and why.
+        sample: Text drawn at the end.
+        problems: What could not be read, and why.
+        arrays: Of each parameter: path, shape, split of each dimension, bytes per device.
+        mesh: Number of devices along each axis with more than one.
+        memory: Bytes per device by kind.
+        num_params: Of the model.
+    """
+
+    name: str
+    directory: str
+    state: str
+    step: int | None
+    max_steps: int | None
+    curves: dict[str, dict[str, list[float | None]]]
+    seconds: dict[str, float]
+    goodput: float | None
+    config: list[str]
+    starts: list[dict[str, Any]]
+    rollbacks: list[dict[str, Any]]
+    story: list[str]
+    kernels: list[dict[str, Any]]
+    sample: str | None
+    problems: list[str]
+    arrays: list[dict[str, Any]] = attrs.field(factory=list)
+    mesh: dict[str, int] = attrs.field(factory=dict)
+    memory: dict[str, int] = attrs.field(factory=dict)
+    num_params: int | None = None
+
+
+def run_facts(directory: Path | str, *, trust_code: bool = False) -> RunFacts:
+    """Returns what is known of a run.
+
+    Args:
+        directory: What training was given as its directory.
+        trust_code: As `Run` takes it; without it, a run of another user whose model needs code that
+            came with it is shown without its parameters, and the reason is among the problems.
+
+    Raises:
+        CheckpointError: The directory is no run.
+    """
+    folder = Path(directory)
+    if not (folder / "config.json").is_file():
+        raise CheckpointError(
+            "the directory is no run: it has no config.json",
+            where=str(directory),
+            hint="name a directory that training made, such as runs/tiny",
+        )
+    problems = _Problems()
+    with problems.noted():
+        summary = summarise_run(folder)
+        starts = read_json_lines(folder / RUN_HISTORY_NAME)
+        rollbacks = read_json_lines(folder / ROLLBACKS_NAME)
+        ledger = read_ledger(folder)
+    metrics = problems.or_none("metrics.jsonl", lambda: read_metrics(folder / "metrics.jsonl"))
+    read_layout = lambda: _layout_of(folder, starts, trust_code)  # noqa: E731
+    layout = problems.or_none("the model", read_layout) or {}
+    return RunFacts(
+        name=folder.resolve().name,
+        directory=str(directory),
+        state=summary.state,
+        step=summary.last_step,
+        max_steps=summary.max_steps,
+        curves=_curves(metrics or {}),
+        seconds={} if ledger is None else dict(ledger.as_dict()["seconds"]),
+        goodput=None if ledger is None else ledger.goodput,
+        config=layout.pop("config", None) or (_text(folder / "config.txt") or "").splitlines(),
+        starts=starts,
+        rollbacks=rollbacks,
+        story=story(folder),
+        kernels=problems.or_none(KERNELS_NAME, lambda: _kernels(folder)) or [],
+        sample=problems.or_none(SAMPLE_NAME, lambda: _text(folder / SAMPLE_NAME)),
+        problems=list(dict.fromkeys(problems.found)),
+        **layout,
+    )
+
+
+class _Problems:
+    """Gathers what goes wrong, warnings among it."""
+
+    def __init__(self) -> None:
+        self.found: list[str] = []
+
+    def or_none(self, what: str, read: Callable[[], Any]) -> Any:
+        """Returns what is read, or None with a problem noted."""
+        try:
+            with self.noted():
+                return read()
+        except (AxcoreError, OSError, ValueError, KeyError, TypeError) as error:
+            self.found.append(f"{what}: {error}")
+            return None
+
+    @contextmanager
+    def noted(self) -> Iterator[None]:
+        """Notes what is warned of."""
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            yield
+        self.found += [str(one.message) for one in caught]
+
+
+def _text(path: Path) -> str | None:
+    return path.read_text("utf-8") if path.exists() else None
+
+
+def _kernels(folder: Path) -> list[dict[str, Any]]:
+    path = folder / KERNELS_NAME
+    found: list[dict[str, Any]] = json.loads(path.read_text("utf-8")) if path.exists() else []
+    return found
+
+
+def _curves(metrics: Metrics) -> dict[str, dict[str, list[float | None]]]:
+    """Returns metrics as lists; training gets tokens and seconds so far, validation those of its
+    steps."""
+    curves = {
+        split: {k: np.asarray(v, float) for k, v in found.items()}
+        for split, found in metrics.items()
+    }
+    train = curves.get("train")
+    if train and {"tokens_per_s", "step_time_s", "wall_clock_tokens_per_s"} <= train.keys():
+        steps = np.diff(train["step"], prepend=0.0)
+        tokens = np.nan_to_num(train["tokens_per_s"] * train["step_time_s"] * steps)
+        speed = np.maximum(np.nan_to_num(train["wall_clock_tokens_per_s"]), 1e-9)
+        train["tokens"] = np.cumsum(tokens)
+        train["seconds"] = np.cumsum(np.where(tokens > 0, tokens / speed, 0))
+        for split, found in curves.items():
+            if split != "train":
+                for name in ("tokens", "seconds"):
+                    found[name] = np.interp(found["step"], train["step"], train[name])
+    return {
+        split: {name: [_finite(one) for one in values] for name, values in found.items()}
+        for split, found in curves.items()
+    }
+
+
+def _finite(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None
+
+
+def _layout_of(folder: Path, starts: list[dict[str, Any]], trust_code: bool) -> dict[str, Any]:
+    """Returns what the config says of arrays and devices, as the newest start had them."""
+    written = (folder / "config.json").stat().st_mtime_ns
+    hardware = str(starts[-1]["hardware"]) if starts else "cpu-1"
+    return dict(_layout(str(folder), hardware, trust_code, written))
+
+
+@functools.lru_cache(maxsize=64)
+def _layout(folder: str, hardware: str, trust_code: bool, written: int) -> dict[str, Any]:
+    """Builds the model; `written` is when the config was, since what watches a run asks often."""
+    cfg = Run(folder, trust_code=trust_code).config
+    devices = Hardware.parse(hardware).num_devices
+    mesh = AbstractMesh(mesh_sizes(cfg.mesh or {}, devices, slices=cfg.slices), MESH_AXES)
+    step = TrainStep(cfg.model.build(), cfg.learner.build(total_steps=cfg.max_steps))
+    shardings = param_shardings(step.specs, cfg.param_rules, mesh)
+    state = step.abstract_state()
+    optimizer = shardings_like(state.opt_state, state.model, shardings, mesh)
+    arrays = describe_sharding(step.specs, shardings)
+    return {
+        "config": render_config(cfg).splitlines(),
+        "arrays": [attrs.asdict(array) for array in arrays],
+        "mesh": {name: size for name, size in mesh.shape.items() if size > 1},
+        "memory": {
+            "parameters": bytes_per_device(state.model, shardings),
+            "optimizer state": bytes_per_device(state.opt_state, optimizer),
+        },
+        "num_params": sum(math.prod(array.shape) for array in arrays),
+    }

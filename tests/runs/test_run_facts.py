@@ -1,0 +1,78 @@
+"""What a report shows of a run is what the run wrote, and damage hides nothing else."""
+
+import json
+import shutil
+
+import attrs
+import numpy as np
+import pytest
+
+import axcore as ax
+from axcore.errors import CheckpointError
+from axcore.runs import run_facts
+
+
+@pytest.fixture
+def run(trained, tmp_path):
+    return shutil.copytree(trained[0], tmp_path / "run")
+
+
+def test_facts_are_those_of_the_run(run):
+    facts, opened = run_facts(run), ax.load_run(run)
+    assert (facts.name, facts.state, facts.step, facts.max_steps) == ("run", "done", 2, 2)
+    np.testing.assert_allclose(facts.curves["train"]["loss"], opened.metrics["train"]["loss"])
+    leaves = opened.model.init(0)
+    sizes = [leaf.size for leaf in _leaves(leaves)]
+    assert facts.num_params == sum(sizes)
+    assert facts.memory["parameters"] == 4 * sum(sizes)
+    assert {choice["op"] for choice in facts.kernels} >= {"attention", "rms_norm"}
+    assert "model.dim: 32" in facts.config
+    assert facts.problems == []
+    json.dumps(attrs.asdict(facts), allow_nan=False)
+
+
+def _leaves(tree):
+    return (
+        [leaf for one in tree.values() for leaf in _leaves(one)]
+        if isinstance(tree, dict)
+        else [tree]
+    )
+
+
+def test_tokens_and_time_add_up_over_the_lines(run):
+    lines = [
+        {"split": "train", "step": 10, "loss": 1.0, "tokens_per_s": 50.0, "step_time_s": 2.0,
+         "wall_clock_tokens_per_s": 50.0},
+        {"split": "validation", "step": 15, "loss": 1.0},
+        {"split": "train", "step": 20, "loss": "nan", "tokens_per_s": 50.0, "step_time_s": 2.0,
+         "wall_clock_tokens_per_s": 25.0},
+    ]  # fmt: skip
+    (run / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    curves = run_facts(run).curves
+    assert curves["train"]["tokens"] == [1000.0, 2000.0]
+    assert curves["train"]["seconds"] == [20.0, 60.0]
+    assert curves["train"]["loss"] == [1.0, None]
+    assert (curves["validation"]["tokens"], curves["validation"]["seconds"]) == ([1500.0], [40.0])
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("metrics.jsonl", "{"),
+        ("kernels.json", "{"),
+        ("goodput.json", "[]"),
+        ("config.json", "{}"),
+        ("run_history.jsonl", '{"hardware": 3}'),
+    ],
+)
+def test_what_is_damaged_is_named_and_the_rest_is_shown(run, name, text):
+    (run / name).write_text(text)
+    facts = run_facts(run)
+    assert facts.problems
+    assert facts.step == 2 or name == "metrics.jsonl"
+    assert facts.kernels or name == "kernels.json"
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path):
+    with pytest.raises(CheckpointError, match=r"no config\.json"):
+        run_facts(tmp_path)
