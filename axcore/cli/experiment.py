@@ -27,7 +27,10 @@ def load_experiment(
             for some hardware. What an experiment's own module raises comes out as it is.
         PluginError: There is no change of that name.
     """
-    return apply_overrides(with_changes(experiment(name), changes), overrides)
+    from axcore.trainer import with_base_model
+
+    base = with_base_model(experiment(name), overrides)
+    return apply_overrides(with_changes(base, changes), overrides)
 
 
 def load_resolved(

@@ -3,6 +3,7 @@
 from axcore.data.array_record_files import ArrayRecordFiles
 from axcore.data.arrow_files import ArrowFiles
 from axcore.data.batches import DataShard, Rows, batches, train_order, validation_order
+from axcore.data.chat_files import ChatFiles
 from axcore.data.chat_template import ChatTemplate, Message
 from axcore.data.data import Data, DataSummary
 from axcore.data.data_loader import DataLoader
@@ -48,6 +49,7 @@ __all__ = [
     "BadRecord",
     "Batch",
     "ByteTokenizer",
+    "ChatFiles",
     "ChatMessages",
     "ChatTemplate",
     "Data",

@@ -68,14 +68,15 @@ def arrow_records(
     """Yields a document for each row of a file, the text in a column."""
     names = tuple(dict.fromkeys([*([field] if source.needs_text else []), *source.wanted_fields]))
     row = 0
-    for batch in _batches(file, names):
-        for values in zip(*map(batch.column, names), strict=True):
-            yield _record(source, file, row, dict(zip(names, values, strict=True)), field)
+    for batch in _batches(file, names, source.optional_fields):
+        found = batch.schema.names
+        for values in zip(*map(batch.column, found), strict=True):
+            yield _record(source, file, row, dict(zip(found, values, strict=True)), field)
             row += 1
 
 
-def _batches(file: NamedFile, names: Sequence[str]) -> Iterator[Any]:
-    """Yields columns of a file, some rows at a time."""
+def _batches(file: NamedFile, names: Sequence[str], optional: Sequence[str]) -> Iterator[Any]:
+    """Yields columns of a file, some rows at a time; the optional ones as far as there are any."""
     arrow = import_extra("pyarrow")
     try:
         check_is_regular(file)
@@ -83,7 +84,8 @@ def _batches(file: NamedFile, names: Sequence[str]) -> Iterator[Any]:
             schema, batches = (_arrow if file.path.suffix == ".arrow" else _parquet)(file, stack)
             for name in names:
                 _check_column(file, name, schema)
-            for batch in batches(list(names)):
+            there = [name for name in optional if name in schema.names and name not in names]
+            for batch in batches([*names, *there]):
                 batch.validate(full=True)  # reading a damaged one could end the process
                 yield batch
     except (OSError, arrow.ArrowException) as error:

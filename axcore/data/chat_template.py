@@ -1,14 +1,34 @@
 """Chat templates: a conversation as the text that a model was trained to continue."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, NoReturn
+
+import attrs
 
 from axcore.errors import DataError
 
 Message = Mapping[str, Any]
 """One turn of a conversation: its `role`, its `content`, and what else a template reads."""
+
+
+_BEGIN, _END = "\ufdd0", "\ufdd1"
+"""What is around the text of `generation` blocks until all is rendered: no characters."""
+
+
+@attrs.frozen
+class MarkedText:
+    """A conversation as text, with what its template marks as written by the model.
+
+    Attributes:
+        text: The text.
+        spans: Where the text of each `generation` block begins, and where it has ended.
+    """
+
+    text: str
+    spans: tuple[tuple[int, int], ...]
 
 
 class ChatTemplate:
@@ -31,8 +51,9 @@ class ChatTemplate:
         self.source = source
         self._tokens, self._where = tokens, where
         jinja2 = _jinja()
+        environment = _environment()
         try:
-            self._template = _environment().from_string(source)
+            self._template = environment.from_string(source)
         except jinja2.TemplateSyntaxError as error:
             raise DataError(
                 f"The chat template is no Jinja that can be read: {error.message}, in line "
@@ -40,8 +61,13 @@ class ChatTemplate:
                 where=where,
                 hint="Take the template that was published with the tokenizer.",
             ) from error
+        self.marks_answers: bool = getattr(environment, "marks_answers", False)
 
-    def render(
+    def render(self, messages: Sequence[Message], **values: Any) -> str:
+        """Returns the text of a conversation; see `render_marked`."""
+        return self.render_marked(messages, **values).text
+
+    def render_marked(
         self,
         messages: Sequence[Message],
         *,
@@ -49,8 +75,8 @@ class ChatTemplate:
         tools: Sequence[Any] | None = None,
         documents: Sequence[Any] | None = None,
         **values: Any,
-    ) -> str:
-        """Returns the text of a conversation.
+    ) -> MarkedText:
+        """Returns the text of a conversation, and the spans of its `generation` blocks.
 
         Args:
             messages: The turns, the first one first.
@@ -60,12 +86,14 @@ class ChatTemplate:
             **values: What else the template reads, as `enable_thinking`.
 
         Raises:
-            DataError: The template refuses the conversation, or fails over it.
+            DataError: The template refuses the conversation, or fails over it; or a text holds
+                U+FDD0 or U+FDD1, which are no characters.
         """
+        _check_characters([*messages, *(tools or ()), *(documents or ())], self._where)
         given = {**self._tokens, **values, "messages": list(messages), "tools": tools}
         given |= {"documents": documents, "add_generation_prompt": add_generation_prompt}
         try:
-            return str(self._template.render(given))
+            return _without_marks(str(self._template.render(given)))
         except Exception as error:  # a template may do anything that its sandbox lets it
             roles = [message.get("role") for message in messages]
             raise DataError(
@@ -73,6 +101,32 @@ class ChatTemplate:
                 where=self._where,
                 hint=f"The roles are {roles}; look into the template for what it asks for.",
             ) from error
+
+
+def _without_marks(rendered: str) -> MarkedText:
+    """Returns a text without its marks, and where they were."""
+    pieces: list[str] = []
+    spans: list[tuple[int, int]] = []
+    length = begin = 0
+    for piece in re.split(f"([{_BEGIN}{_END}])", rendered):
+        if piece == _BEGIN:
+            begin = length
+        elif piece == _END:
+            spans.append((begin, length))
+        else:
+            pieces.append(piece)
+            length += len(piece)
+    return MarkedText("".join(pieces), tuple(spans))
+
+
+def _check_characters(values: Sequence[Any], where: str) -> None:
+    said = json.dumps(values, ensure_ascii=False, default=str)
+    if _BEGIN in said or _END in said:
+        raise DataError(
+            "A conversation holds U+FDD0 or U+FDD1, which Unicode says are no characters.",
+            where=where,
+            hint="Remove them from the text.",
+        )
 
 
 def _environment() -> Any:
@@ -89,15 +143,22 @@ def _environment() -> Any:
 
 
 def _generation() -> type[Any]:
-    """Returns the extension by which templates mark what the model wrote: its text stays as is."""
+    """Returns the extension by which templates mark what the model wrote."""
+    from jinja2 import nodes
     from jinja2.ext import Extension
 
     class Generation(Extension):
         tags = {"generation"}
 
         def parse(self, parser: Any) -> Any:
-            next(parser.stream)
-            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            line = next(parser.stream).lineno
+            environment: Any = self.environment
+            environment.marks_answers = True
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            begin, end = (
+                nodes.Output([nodes.TemplateData(mark)], lineno=line) for mark in (_BEGIN, _END)
+            )
+            return [begin, *body, end]
 
     return Generation
 

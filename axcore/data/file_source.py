@@ -90,6 +90,12 @@ class FileSource(Source):
         """The fields of records that its transforms read."""
         return tuple({name: None for one in self.transforms for name in one.fields})
 
+    @cached_property
+    def optional_fields(self) -> tuple[str, ...]:
+        """Further fields that its transforms read where a record has them."""
+        found = {name: None for one in self.transforms for name in one.optional_fields}
+        return tuple(name for name in found if name not in self.wanted_fields)
+
     @property
     def marks_duplicates(self) -> bool:
         """Whether documents have keys, and of those with equal ones the first alone stays."""
@@ -106,7 +112,8 @@ class FileSource(Source):
         Raises:
             KeyError: The record lacks one.
         """
-        return {name: record[name] for name in self.wanted_fields}
+        wanted = {name: record[name] for name in self.wanted_fields}
+        return wanted | {name: record[name] for name in self.optional_fields if name in record}
 
     @abstractmethod
     def files(self) -> Sequence[NamedFile]:

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from axcore.config import REQUIRED, PositiveInt, config, evolve
 from axcore.config.json_files import read_json
-from axcore.data.chat_template import ChatTemplate, Message
-from axcore.data.tokenizer import Tokenizer, round_up_vocab
+from axcore.data.chat_template import ChatTemplate
+from axcore.data.tokenizer import PlacedTokens, Tokenizer, round_up_vocab
 from axcore.data.tokenizer_settings import TokenizerSettings, read_settings
 from axcore.errors import DataError
 
@@ -101,21 +101,11 @@ class HuggingFaceTokenizer(Tokenizer):
         encoded = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(encoding.ids, np.int32) for encoding in encoded]
 
-    def encode_marked(self, text: str) -> NDArray[np.int32]:
-        """Returns the tokens of a text, [N] int32, in which special tokens are written out."""
-        return np.array(self._marked.encode(text, add_special_tokens=False).ids, np.int32)
-
-    def encode_chat(
-        self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **values: Any
-    ) -> NDArray[np.int32]:
-        """Returns the tokens of a conversation, as its chat template writes it."""
-        if self.chat_template is None:
-            return super().encode_chat(messages)
-        return self.encode_marked(
-            self.chat_template.render(
-                messages, add_generation_prompt=add_generation_prompt, **values
-            )
-        )
+    def encode_placed(self, text: str) -> PlacedTokens:
+        """Returns the tokens of a text in which special tokens are written out, placed."""
+        encoding = self._marked.encode(text, add_special_tokens=False)
+        places = np.array(encoding.offsets, np.int64).reshape(-1, 2)
+        return PlacedTokens(np.array(encoding.ids, np.int32), places[:, 0], places[:, 1])
 
     def decode(self, tokens: Iterable[int]) -> str:
         """Returns the text, as the file's decoder writes it."""

@@ -85,7 +85,8 @@ class TarFiles(FileSource):
     def _document(self, file: NamedFile, number: int, sample: Sample | ValueError) -> Document:
         if isinstance(sample, ValueError):
             raise sample
-        record: dict[str, Any] = {**_json_fields(sample, self.wanted_fields), **sample}
+        named = (*self.wanted_fields, *self.optional_fields)
+        record: dict[str, Any] = {**_json_fields(sample, named), **sample}
         text, tokens = self._text(sample) if self.needs_text else ("", None)
         fields = self.fields_of(record)
         return Document(f"{file.name}:{number}", text, tokens, number, fields)

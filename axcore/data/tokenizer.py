@@ -1,16 +1,39 @@
 """Text to token numbers and back; the byte tokenizer, which needs no vocabulary file."""
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from typing import Any, ClassVar
 
+import attrs
 import numpy as np
 from numpy.typing import NDArray
 
 from axcore.config import Configurable, PositiveInt, config
-from axcore.data.chat_template import Message
+from axcore.data.chat_template import ChatTemplate, Message
 from axcore.errors import DataError
 from axcore.plugins import wrong_method_return
+
+
+@attrs.frozen(eq=False)
+class PlacedTokens:
+    """Tokens of a text, and the characters that each of them is of.
+
+    Attributes:
+        tokens: [N] int32.
+        begins: [N] the first character of each.
+        ends: [N] the character after its last.
+    """
+
+    tokens: NDArray[np.int32]
+    begins: NDArray[np.int64]
+    ends: NDArray[np.int64]
+
+    def within(self, begin: int, end: int) -> slice:
+        """Returns which tokens hold characters from `begin` to before `end`."""
+        first = int(np.searchsorted(self.ends, begin, side="right"))
+        return slice(first, max(first, int(np.searchsorted(self.begins, end, side="left"))))
 
 
 class Tokenizer(Configurable, ABC):
@@ -64,10 +87,37 @@ class Tokenizer(Configurable, ABC):
         Raises:
             DataError: The tokenizer has no chat template, or it refuses the conversation.
         """
-        raise DataError(
-            f"A {type(self).__name__} has no chat template.",
-            hint="Use a HuggingFaceTokenizer with settings_path or chat_template_path.",
+        text = self.known_chat_template.render(
+            messages, add_generation_prompt=add_generation_prompt, **values
         )
+        return self.encode_placed(text).tokens
+
+    @property
+    def chat_template(self) -> ChatTemplate | None:
+        """The template of its conversations, if it has one."""
+        return None
+
+    @property
+    def known_chat_template(self) -> ChatTemplate:
+        """The template of its conversations.
+
+        Raises:
+            DataError: It has none.
+        """
+        template = self.chat_template
+        if template is None:
+            raise DataError(
+                f"A {type(self).__name__} has no chat template.",
+                hint="Use a HuggingFaceTokenizer with settings_path or chat_template_path.",
+            )
+        return template
+
+    def encode_placed(self, text: str) -> PlacedTokens:
+        """Returns the tokens of a text in which special tokens are written out, and their places.
+
+        A tokenizer with a chat template has this.
+        """
+        raise DataError(f"A {type(self).__name__} does not read special tokens out of a text.")
 
     def encode_documents(self, texts: Sequence[str]) -> list[NDArray[Any]]:
         """Returns each text's tokens between bos, where there is one, and eos.
@@ -107,8 +157,39 @@ def round_up_vocab(size: int, multiple: int) -> int:
     return -(-size // multiple) * multiple
 
 
+_SPECIAL = {"<|begin|>": 256, "<|end|>": 257}
+"""How a chat template writes the special tokens of bytes."""
+
+_BYTE_TEMPLATE = """{{ bos_token }}
+{%- if tools %}
+    {{- '<tools>\n' + tools | tojson + '\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {{- '<' + message.role + '>\n' }}
+    {%- if message.role == 'assistant' %}
+        {%- generation %}
+            {{- message.content or '' }}
+            {%- if message.tool_calls %}
+                {{- '<calls>' + message.tool_calls | tojson }}
+            {%- endif %}
+            {{- eos_token }}
+        {%- endgeneration %}
+        {{- '\n' }}
+    {%- else %}
+        {{- message.content + '\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<assistant>\n' }}
+{%- endif %}"""
+
+
 class ByteTokenizer(Tokenizer):
-    """A token for each byte of UTF-8: 0 to 255 the bytes, 256 bos, 257 eos, 258 pad."""
+    """A token for each byte of UTF-8: 0 to 255 the bytes, 256 bos, 257 eos, 258 pad.
+
+    Its chat template writes `<user>`, a line end and the text for each message; an answer ends with
+    eos. What it writes up to the first answer has no special token but bos.
+    """
 
     @config
     class Config(Tokenizer.Config):
@@ -133,3 +214,31 @@ class ByteTokenizer(Tokenizer):
     def decode(self, tokens: Iterable[int]) -> str:
         """Returns the text of the bytes; bytes that are no UTF-8 become U+FFFD."""
         return bytes(int(t) for t in tokens if 0 <= t < 256).decode("utf-8", "replace")
+
+    @cached_property
+    def chat_template(self) -> ChatTemplate:
+        """The template of its conversations."""
+        begin, end = _SPECIAL
+        roles = {"bos_token": begin, "eos_token": end}
+        return ChatTemplate(_BYTE_TEMPLATE, roles, where="the chat template of bytes")
+
+    def encode_placed(self, text: str) -> PlacedTokens:
+        """Returns the tokens of a text in which special tokens are written out, placed."""
+        tokens, begins, ends = [], [], []
+        place = 0
+        for piece in re.split("(" + "|".join(map(re.escape, _SPECIAL)) + ")", text):
+            if piece in _SPECIAL:
+                tokens.append(np.array([_SPECIAL[piece]]))
+                begins.append(np.array([place]))
+                ends.append(np.array([place + len(piece)]))
+            else:
+                tokens.append(self.encode_many([piece])[0])
+                lengths = [len(character.encode()) for character in piece]
+                begins.append(place + np.repeat(np.arange(len(piece)), lengths))
+                ends.append(begins[-1] + 1)
+            place += len(piece)
+        return PlacedTokens(
+            np.concatenate(tokens, dtype=np.int32),
+            np.concatenate(begins, dtype=np.int64),
+            np.concatenate(ends, dtype=np.int64),
+        )

@@ -35,6 +35,10 @@ class WeightSource(Configurable, ABC):
         edits: tuple[WeightEdit, ...] = ()
         adapters: str | None = None
 
+        def completed(self, cfg: Any) -> Any:
+            """Returns the trainer's config that this is in, with what only the source knows."""
+            return cfg
+
     @abstractmethod
     def plan(self, cfg: Any) -> WeightPlan:
         """Returns what a model begins with; reads no weights.

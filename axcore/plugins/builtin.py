@@ -308,6 +308,7 @@ def data_sources() -> Iterator[DataSource]:
     for name, config, summary in (
         ("text_files", "TextFiles", "UTF-8 files of a folder, a document each"),
         ("json_lines", "JsonLines", "Lines of JSON files, a document each"),
+        ("chat_files", "ChatFiles", "Conversations, a line of JSON each; the loss is on answers"),
         ("arrow_files", "ArrowFiles", "Rows of Parquet or Arrow files, a document each"),
         ("array_record_files", "ArrayRecordFiles", "Records of ArrayRecord files, a document each"),
         ("tar_files", "TarFiles", "Samples of tar files, as WebDataset writes them"),
@@ -466,6 +467,11 @@ def experiments() -> Iterator[Experiment]:
         ("qwen2-7b", "qwen2:qwen2_7b", "Qwen2 of 7.6B parameters; batches of 4M tokens"),
     ):
         yield Experiment(name=name, fn=Ref(f"axcore.experiments.{target}"), summary=summary)
+    yield Experiment(
+        name="sft",
+        fn=Ref("axcore.runs.fine_tuning:sft"),
+        summary="A run or a published model, trained further on conversations",
+    )
 
 
 _EXPERTS = (

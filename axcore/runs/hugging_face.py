@@ -78,7 +78,7 @@ def import_run(
     cfg = Trainer.Config(
         model=evolve(published.config, dtypes=DTypes(param=kept, compute=kept)),
         data=Data.Config(
-            tokenizer=_tokenizer(published),
+            tokenizer=published_tokenizer(published),
             seq_len=published.max_length or _LENGTH,
             batch_size=math.lcm(8, jax.device_count()),
         ),
@@ -210,7 +210,7 @@ def merged_model(cfg: Any, state: Any) -> tuple[Any, Any]:
     return corrections.merged(cfg, state)
 
 
-def _tokenizer(published: PublishedModel) -> Tokenizer.Config:
+def published_tokenizer(published: PublishedModel) -> Tokenizer.Config:
     """Returns the config of the tokenizer in a folder.
 
     Where there is none, and the vocabulary has the size of that of bytes, it is that.

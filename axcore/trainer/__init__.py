@@ -15,7 +15,7 @@ from axcore.trainer.callbacks.writers import Writer
 from axcore.trainer.guards import Guard, RollBack
 from axcore.trainer.kept_steps import KeptSteps
 from axcore.trainer.loop import TrainResult
-from axcore.trainer.resolve import ResolvedChange, ResolvedConfig, resolve
+from axcore.trainer.resolve import ResolvedChange, ResolvedConfig, resolve, with_base_model
 from axcore.trainer.spike_rollback import SpikeRollback
 from axcore.trainer.trainer import Trainer
 
@@ -39,4 +39,5 @@ __all__ = [
     "Trainer",
     "Writer",
     "resolve",
+    "with_base_model",
 ]

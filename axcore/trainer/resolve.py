@@ -1,7 +1,7 @@
 """`resolve`: a trainer's config for some hardware, settled once, before anything is built.
 
-Changes are made in one order, the user's own last, so that no mesh rule undoes them: layer variants
-and data by name, the mesh rule, modifiers by name, overrides.
+Changes are made in one order, the user's own last, so that no mesh rule undoes them: the model of a
+base to train further, layer variants and data by name, the mesh rule, modifiers by name, overrides.
 """
 
 from collections.abc import Callable, Sequence
@@ -96,7 +96,8 @@ def resolve(
         return cfg
 
     modifiers, variants = split_modifiers(modify)
-    result = by_name(cfg, variants)
+    result = step(cfg, "init_from", lambda cfg: with_base_model(cfg, overrides))
+    result = by_name(result, variants)
     rule = _mesh_rule(result, hardware, is_needed=not _sets_mesh(overrides))
     if rule is not None:
         origin = f"{_MESH_RULE} {rule.match!r} of {rule.plugin or 'the experiment'}"
@@ -104,6 +105,24 @@ def resolve(
     result = by_name(result, modifiers)
     result = step(result, "--set", lambda cfg: apply_overrides(cfg, overrides))
     return ResolvedConfig(config=result, hardware=hardware, changes=tuple(changes))
+
+
+def with_base_model(cfg: Any, overrides: Sequence[str] = ()) -> Any:
+    """Returns a trainer's config with what its source of first weights decides, if it does any.
+
+    Args:
+        cfg: The trainer's config.
+        overrides: `PATH=VALUE` texts, of which those for `init_from` say where the source is.
+
+    Raises:
+        ConfigError: A change does not fit.
+        CheckpointError: The source cannot be read.
+    """
+    if cfg.init_from is None:
+        return cfg
+    named = [text for text in overrides if text.strip().startswith("init_from.")]
+    cfg = apply_overrides(cfg, named)
+    return cfg.init_from.completed(cfg)
 
 
 def check_is_resolved(resolved: Any) -> None:

@@ -228,6 +228,8 @@ class Trainer(Configurable):
                 went back too often, or a metric writer failed.
         """
         plugin_host().require_healthy()
+        if self.config.init_from is not None:
+            self.config.init_from.build()
         self.data.summary()
         batches = self.train_batches()
         check_processes_agree(self.kernel_plan(), render_config(self.config), batches.identity)

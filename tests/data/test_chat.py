@@ -7,7 +7,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors
 
 from axcore.config import evolve
-from axcore.data import ByteTokenizer, ChatTemplate, HuggingFaceTokenizer, tokenizer_in
+from axcore.data import ChatTemplate, HuggingFaceTokenizer, tokenizer_in
 from axcore.errors import DataError
 
 SPECIAL = ("<|begin|>", "<|turn|>", "<|end|>", "<|stop|>")
@@ -88,7 +88,7 @@ def test_a_conversation_has_special_tokens_where_the_template_writes_them(folder
     tokenizer = tokenizer_in(folder).build()
     tokens = tokenizer.encode_chat(TALK)
     text = "<|begin|><|turn|>user: Grüße!<|end|><|turn|>assistant: Hi <b><|end|><|turn|>assistant:"
-    assert tokens.tolist() == tokenizer.encode_marked(text).tolist()
+    assert tokens.tolist() == tokenizer.encode_placed(text).tokens.tolist()
     assert [token for token in tokens if token >= 256] == [256, 257, 258, 257, 258, 257]
     assert tokenizer.decode(tokens) == "user: Grüße!assistant: Hi <b>assistant:"
     answered = tokenizer.encode_chat(TALK, add_generation_prompt=False)
@@ -98,7 +98,7 @@ def test_a_conversation_has_special_tokens_where_the_template_writes_them(folder
 def test_documents_do_not_end_where_they_write_a_special_token(folder):
     tokenizer = tokenizer_in(folder).build()
     assert max(tokenizer.encode("a<|end|>b")) < 256
-    assert tokenizer.encode_marked("a<|end|>b").tolist()[1] == 258
+    assert tokenizer.encode_placed("a<|end|>b").tokens.tolist()[1] == 258
 
 
 def test_json_in_a_template_is_not_escaped_as_in_html(folder):
@@ -136,8 +136,6 @@ def test_of_several_templates_the_default_one_is_taken(folder):
 
 
 def test_a_tokenizer_without_a_template_says_so(folder):
-    with pytest.raises(DataError, match="A ByteTokenizer has no chat template"):
-        ByteTokenizer.Config().build().encode_chat(TALK)
     plain = HuggingFaceTokenizer.Config(path=str(folder / "tokenizer.json"), eos_token="<|end|>")
     with pytest.raises(DataError, match="A HuggingFaceTokenizer has no chat template"):
         plain.build().encode_chat(TALK)

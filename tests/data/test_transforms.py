@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import re
 from collections import Counter
 from itertools import islice
 
@@ -268,24 +269,37 @@ def test_weights_of_a_batch_are_those_of_the_answers_in_a_store_too(chats, tmp_p
         assert chats.tokenizer.build().decode(counted) == "Hello!4Hello!"
 
 
-def test_a_conversation_without_an_answer_is_left_out_and_counted(chats, tmp_path):
-    write(tmp_path / "lines", [{"messages": TALK}, {"messages": TALK[:1]}])
+def test_a_conversation_in_which_nothing_counts_is_left_out_and_counted(chats, tmp_path):
+    silent = [TALK[0], {**TALK[1], "weight": 0}]
+    write(tmp_path / "lines", [{"messages": TALK}, {"messages": silent}])
     store = built(chats, tmp_path / "store")
-    assert store.manifest.dropped == {"no message of 'assistant'": 1}
+    assert store.manifest.dropped == {"no message counts: each has the weight 0, or no text": 1}
 
 
 @pytest.mark.parametrize(
     ("record", "message"),
     [
-        ({"messages": "Hi"}, "holds no messages with roles"),
-        ({"messages": [{"content": "Hi"}]}, "holds no messages with roles"),
-        ({"text": "Hi"}, "has no field 'messages'"),
-        ({"messages": [{"role": "system", "content": ""}]}, "no role system"),
+        ({"messages": "Hi"}, "Field 'messages' holds 'Hi', not a list of messages"),
+        ({"messages": []}, "not a list of messages"),
+        ({"messages": [{"content": "Hi"}]}, "Message 1 is {'content': 'Hi'}, which has no role"),
+        ({"messages": [*TALK, "Hi"]}, "Message 5 is 'Hi', which has no role"),
+        ({"text": "Hi"}, "Field 'messages' holds None, not a list of messages"),
+        ({"messages": [{"role": "wizard", "content": ""}]}, "Message 1 has the role 'wizard'"),
+        ({"messages": [{"role": "system", "content": ""}, *TALK]}, "no role system"),
+        ({"messages": TALK[:1]}, "The conversation has no message of 'assistant'"),
+        ({"messages": [{**TALK[0], "weight": 0.5}, *TALK]}, "Message 1 has the weight 0.5"),
+        ({"messages": [{"role": "user"}, *TALK]}, "Message 1 has neither content nor tool_calls"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}, *TALK]},
+            "has as conte",
+        ),
+        ({"messages": TALK, "tools": "{"}, "Field 'tools' is not JSON: '{'"),
+        ({"conversations": [{"from": "function_call", "value": "{"}]}, "a function call, is not J"),
     ],
 )
 def test_a_bad_conversation_is_quarantined_with_its_place(chats, tmp_path, record, message):
     write(tmp_path / "lines", [{"messages": TALK}, record])
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(DataError, match=re.escape(message)):
         list(chats.source.build().transformed(chats.tokenizer.build()))
     source = evolve(chats.source, on_bad_line="skip")
     store = built(evolve(chats, source=source), tmp_path / "store")
@@ -298,7 +312,7 @@ def test_a_bad_conversation_is_quarantined_with_its_place(chats, tmp_path, recor
 def test_a_template_that_changes_earlier_turns_is_refused(chats, tmp_path):
     changes = "{% for m in messages %}{{ loop.length }}{{ m.role }}{{ m.content }}{% endfor %}"
     (tmp_path / "model" / "chat_template.jinja").write_text(changes)
-    with pytest.raises(DataError, match=r"writes a part of .* in another way than the whole"):
+    with pytest.raises(DataError, match=r"messages up to 2 in another way than the whole"):
         list(chats.source.build().transformed(chats.tokenizer.build()))
 
 

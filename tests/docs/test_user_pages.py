@@ -22,6 +22,7 @@ PAGES = tuple(
         "docs/training.md",
         "docs/seeing.md",
         "docs/data.md",
+        "docs/fine-tuning.md",
         "docs/scripting.md",
         "docs/aot.md",
         "docs/kernels.md",
@@ -100,6 +101,9 @@ def folder(tmp_path_factory):
         (made / "my_texts" / f"{i}.md").write_text(text)
         with (made / "corpus" / "pages.jsonl").open("a") as lines:
             lines.write(json.dumps({"text": text}) + "\n")
+        talk = [{"role": "user", "content": f"{i}?"}, {"role": "assistant", "content": f"{i}!"}]
+        with (made / "chats.jsonl").open("a") as lines:
+            lines.write(json.dumps({"messages": talk}) + "\n")
     return made
 
 

@@ -1,21 +1,21 @@
 """`ChatMessages`: conversations, by the tokenizer's chat template; the loss counts the answers."""
 
-from typing import Any
-
 import attrs
 import numpy as np
 
 from axcore.config import config
+from axcore.data.chat_spans import find_answers
+from axcore.data.conversation import EXTRAS, FIELDS, ROLES, Conversation, read_conversation
 from axcore.data.document import Document
 from axcore.data.transforms.transform import Dropped, Transform, TransformTools
 from axcore.errors import DataError
 
 
 class ChatMessages(Transform):
-    """Makes a document of a list of messages, each with a `role` and a `content`.
+    """Makes a document of a list of messages, in OpenAI's layout or in ShareGPT's.
 
-    What the model has to write counts: what the template adds to the conversation with each
-    message of `role`, after what it writes to ask for one.
+    What the model has to write counts; see `axcore.data.chat_spans`. A message with a `weight` of 0
+    does not count.
     """
 
     @config
@@ -23,56 +23,66 @@ class ChatMessages(Transform):
         """Where the messages are, and whose count.
 
         Attributes:
-            field: Of the record.
+            field: Of the record; None for `messages` or `conversations`, whichever it has.
             role: Whose messages the loss counts; None for every token.
+            roles: What messages may have as their role.
         """
 
-        field: str = "messages"
+        field: str | None = None
         role: str | None = "assistant"
+        roles: tuple[str, ...] = ROLES
 
     replaces_text = True
     makes_loss_mask = True
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """The messages."""
-        return (self.config.field,)
+        """The messages, where the config names their field."""
+        return () if self.config.field is None else (self.config.field,)
+
+    @property
+    def optional_fields(self) -> tuple[str, ...]:
+        """What may hold messages, and what belongs to them."""
+        return EXTRAS if self.config.field is not None else (*FIELDS, *EXTRAS)
 
     def apply(self, document: Document, tools: TransformTools) -> Document | Dropped:
         """Returns the conversation's tokens."""
-        messages = self._messages(document)
-        tokens = tools.tokenizer.encode_chat(messages, add_generation_prompt=False)
-        counts = np.full(len(tokens), self.config.role is None)
-        for place, message in enumerate(messages):
-            if message["role"] == self.config.role:
-                begin = tools.tokenizer.encode_chat(messages[:place], add_generation_prompt=True)
-                end = tools.tokenizer.encode_chat(
-                    messages[: place + 1], add_generation_prompt=False
-                )
-                self._check_is_prefix(document, tokens, begin, end)
-                counts[len(begin) : len(end)] = True
+        cfg = self.config
+        try:
+            chat = read_conversation(document.fields, field=cfg.field, roles=cfg.roles)
+            return self._tokens(document, chat, tools)
+        except DataError as error:
+            what = f"{document.name}: {error.what}"
+            raise DataError(what, where=error.where or document.name, hint=error.hint) from error
+
+    def _tokens(
+        self, document: Document, chat: Conversation, tools: TransformTools
+    ) -> Document | Dropped:
+        role, tokenizer = self.config.role, tools.tokenizer
+        template = tokenizer.known_chat_template
+        if role is None:
+            text = template.render(chat.messages, tools=chat.tools and list(chat.tools))
+            spans: tuple[tuple[int, int], ...] = ((0, len(text)),)
+        else:
+            _check_has(chat, role)
+            answers = find_answers(chat, template, role=role)
+            text, spans = answers.text, answers.spans
+        placed = tokenizer.encode_placed(text)
+        counts = np.zeros(len(placed.tokens), bool)
+        for span in spans:
+            counts[placed.within(*span)] = True
         if not counts[1:].any():
-            return Dropped(f"no message of {self.config.role!r}")
-        return attrs.evolve(document, text="", tokens=tokens.astype(np.int64), loss_mask=counts)
+            return Dropped("no message counts: each has the weight 0, or no text")
+        return attrs.evolve(
+            document, text="", tokens=placed.tokens.astype(np.int64), loss_mask=counts
+        )
 
-    def _messages(self, document: Document) -> list[dict[str, Any]]:
-        messages: Any = document.fields[self.config.field]
-        is_list = isinstance(messages, list) and bool(messages)
-        if not is_list or not all(isinstance(one, dict) and "role" in one for one in messages):
-            raise DataError(
-                f"Field {self.config.field!r} of {document.name} holds no messages with roles.",
-                where=document.name,
-                hint='Each is an object such as {"role": "user", "content": "Hello"}.',
-            )
-        return list(messages)
 
-    def _check_is_prefix(self, document: Document, tokens: Any, *prefixes: Any) -> None:
-        """Checks that a template writes the first messages as it does where others follow."""
-        for prefix in prefixes:
-            if not np.array_equal(tokens[: len(prefix)], prefix):
-                raise DataError(
-                    f"The chat template writes a part of {document.name} in another way than the "
-                    "whole, so that it cannot be said which tokens are answers.",
-                    where=document.name,
-                    hint="Use a template that does not change earlier messages, or role=None.",
-                )
+def _check_has(chat: Conversation, role: str) -> None:
+    roles = [message["role"] for message in chat.messages]
+    if role not in roles:
+        raise DataError(
+            f"The conversation has no message of {role!r}, of which the loss would count any; its "
+            f"roles are {', '.join(roles)}.",
+            hint="Correct or remove it, or set the source's on_bad_line='skip'.",
+        )

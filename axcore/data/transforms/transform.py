@@ -61,6 +61,11 @@ class Transform(Configurable, ABC):
         """Fields of a record that it reads, besides the text; a record without one is bad."""
         return ()
 
+    @property
+    def optional_fields(self) -> tuple[str, ...]:
+        """Fields that it reads where a record has them."""
+        return ()
+
     @abstractmethod
     def apply(self, document: Document, tools: TransformTools) -> Document | Dropped:
         """Returns a document in its place, of the same name, or why there is none.

@@ -1,0 +1,102 @@
+"""Runs that train a model further: the base decides what the config leaves open."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+import axcore as ax
+from axcore.cli.experiment import load_experiment, load_resolved
+from axcore.config import find_config
+from axcore.errors import CheckpointError, ConfigError
+from axcore.interop import HuggingFace
+from axcore.layers import LoRALinear
+from axcore.plugins import Hardware
+from axcore.runs import BaseModel, RunWeights, export_run, load_run
+from axcore.runs.fine_tuning import sft
+from axcore.testing import trainer_on
+from axcore.trainer import with_base_model
+
+CPU = Hardware.parse("cpu-1")
+
+
+@pytest.fixture(scope="module")
+def chats(tmp_path_factory):
+    path = tmp_path_factory.mktemp("chats") / "chats.jsonl"
+    talks = (
+        [{"role": "user", "content": f"{n}?"}, {"role": "assistant", "content": "x" * n}]
+        for n in range(1, 40)
+    )
+    path.write_text("".join(json.dumps({"messages": talk}) + "\n" for talk in talks))
+    return path
+
+
+def overrides(base, chats):
+    return [f"init_from.path={base}", f"data.source.path={chats}", "learner.schedule.peak=0.003"]
+
+
+def test_the_base_brings_model_tokenizer_and_length(trained, chats, tmp_path):
+    run = load_run(trained[0])
+    cfg = load_experiment("sft", overrides(trained[0], chats))
+    assert cfg.model == run.config.model
+    assert cfg.data.tokenizer == run.config.data.tokenizer
+    assert cfg.data.seq_len == run.config.data.seq_len
+    assert isinstance(cfg.init_from, RunWeights.Config)
+    assert with_base_model(cfg) == cfg, "a config that is resolved does not change again"
+
+
+def test_a_change_of_the_model_is_one_of_the_base(trained, chats):
+    resolved = load_resolved(
+        "sft", overrides(trained[0], chats), changes=("lora(rank=2)",), hardware=CPU
+    )
+    assert find_config(resolved.config, LoRALinear)
+    origins = {one.origin for one in resolved.changes if one.change.path.startswith("init_from")}
+    assert "init_from" in origins
+
+
+@pytest.mark.slow
+def test_a_run_on_conversations_begins_with_the_weights_of_its_base(trained, chats, tmp_path):
+    cfg = load_experiment("sft", [*overrides(trained[0], chats), "max_steps=21", "data.seq_len=64"])
+    cfg = ax.evolve(cfg, mesh={"fsdp": 1})
+    trainer = trainer_on(cfg, 1)
+    first = trainer.first_state().model
+    jax.tree.map(np.testing.assert_array_equal, first, load_run(trained[0]).state)
+    result = trainer.run(tmp_path / "run", quiet=True)
+    losses = load_run(tmp_path / "run").metrics["train"]["loss"]
+    assert losses[-1] < losses[0] - 0.5
+    assert result.validation["loss"] < losses[0]
+
+
+def test_a_published_model_is_a_base_too(trained, chats, tmp_path):
+    export_run(load_run(trained[0]), tmp_path / "published")
+    cfg = with_base_model(
+        ax.evolve(sft(), init_from=BaseModel.Config(path=str(tmp_path / "published")))
+    )
+    assert isinstance(cfg.init_from, HuggingFace.Config)
+    assert cfg.model.dtypes.param == "float32"
+    assert cfg.data.seq_len == load_run(trained[0]).config.data.seq_len
+    wanted = jax.eval_shape(lambda: cfg.model.build().init(0))
+    found = cfg.init_from.build().plan(cfg.model).read(wanted)
+    theirs = load_run(trained[0]).state
+    of_head = [one["head"]["weight"] for one in (found, theirs)]
+    np.testing.assert_array_equal(*of_head)
+
+
+def test_a_model_that_was_changed_too_early_is_not_lost_in_silence(trained):
+    cfg = ax.update_config(sft(), {"model.dim": 64})
+    cfg = ax.evolve(cfg, init_from=BaseModel.Config(path=str(trained[0])))
+    with pytest.raises(ConfigError, match="was changed before its base was known"):
+        with_base_model(cfg)
+
+
+def test_a_base_that_is_none_is_named(tmp_path, chats):
+    with pytest.raises(CheckpointError, match="neither a run nor a published model"):
+        load_experiment("sft", overrides(tmp_path, chats))
+
+
+def test_a_base_that_nobody_named_is_asked_for_before_anything_is_written(chats, tmp_path):
+    cfg = ax.update_config(sft(), {"data.source.path": str(chats), "mesh": {"fsdp": 1}})
+    with pytest.raises(ConfigError, match=r"BaseModel.Config lacks 1 required field:\n  path"):
+        trainer_on(cfg, 1).run(tmp_path / "run", quiet=True)
+    assert not (tmp_path / "run").exists()
