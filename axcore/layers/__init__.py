@@ -3,11 +3,13 @@
 from axcore.layers.activations import Activation, activation_fn
 from axcore.layers.attention.attend import attend
 from axcore.layers.attention.contiguous_cache import ContiguousCache
+from axcore.layers.attention.key_store import KeyStore
 from axcore.layers.attention.kv_cache import NoCache
 from axcore.layers.attention.paged_cache import PagedCache
 from axcore.layers.attention.position import NoPosition
 from axcore.layers.attention.rope import RoPE, rope_frequencies, rotate
 from axcore.layers.attention.self_attention import Attention, DotProductAttention
+from axcore.layers.attention.sliding_cache import SlidingCache
 from axcore.layers.dot import Dot, PlainDot
 from axcore.layers.dropout import Dropout
 from axcore.layers.embedding import Embedding
@@ -66,6 +68,7 @@ __all__ = [
     "Fp8Delayed",
     "GroupLimit",
     "Int8Dynamic",
+    "KeyStore",
     "LayerNorm",
     "Linear",
     "LoRALinear",
@@ -88,6 +91,7 @@ __all__ = [
     "ScannedLayers",
     "Sequence",
     "ServingRoom",
+    "SlidingCache",
     "Stack",
     "StateCache",
     "TokenInfo",

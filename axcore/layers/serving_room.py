@@ -28,9 +28,11 @@ class ServingRoom:
         capacity: Tokens of a row in caches, its padding in a call among them.
         max_length: Tokens of the longest text.
         pages: Where keys and values are kept; None where each row has room of its own.
+        call_tokens: Tokens of a row that one call has at most.
     """
 
     num_rows: int
     capacity: int
     max_length: int
     pages: PageRoom | None = None
+    call_tokens: int = 512

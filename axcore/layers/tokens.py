@@ -23,6 +23,8 @@ class TokenInfo(NamedTuple):
             of padding may have one out of range: nothing of it is kept.
         page_table: Pages of the caches that hold each row's tokens, in their order. Pages that
             no token has reached may be any number.
+        scales: What keys and values of a cache are to be multiplied by, `[rows, keys, kv_heads]`
+            each; None where they are as they were.
     """
 
     positions: Int[Array, "batch time"]
@@ -30,6 +32,7 @@ class TokenInfo(NamedTuple):
     num_cached: Int[Array, " batch"] | None = None
     slots: Int[Array, " batch"] | None = None
     page_table: Int[Array, "batch pages"] | None = None
+    scales: tuple[Array, Array] | None = None
 
     def key_positions(self, num_keys: int) -> Int[Array, "batch keys"]:
         """Returns the position of each key that the tokens attend over.

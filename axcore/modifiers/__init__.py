@@ -16,6 +16,7 @@ from axcore.modifiers.pretrained import Pretrained
 from axcore.modifiers.quantization import Fp8Training, Int8Training
 from axcore.modifiers.remat import RematModifier
 from axcore.modifiers.serving import for_serving
+from axcore.modifiers.sliding_cache import SlidingCaches
 from axcore.modifiers.variants import with_variant
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "RematModifier",
     "ReplaceConfig",
     "Shard",
+    "SlidingCaches",
     "UpdateConfig",
     "apply_modifier",
     "find_change",

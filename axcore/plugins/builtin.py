@@ -276,6 +276,11 @@ def modifiers() -> Iterator[Modifier]:
         config=Ref("axcore.modifiers:Fp8Training"),
         summary="Linear layers multiply in float8, forward and backward",
     )
+    yield Modifier(
+        name="sliding_cache",
+        config=Ref("axcore.modifiers:SlidingCaches"),
+        summary="Of attention with a window, serving keeps no more than the window",
+    )
 
 
 @hook.quantization_schemes

@@ -1,33 +1,30 @@
-"""What all caches of keys and values have in common: types, room, writing, refusals."""
+"""What all caches of keys and values have in common: how a store is built, and who is refused."""
 
 from typing import Any
 
-from jaxtyping import Array, Float, Int
+import jax.numpy as jnp
 
 from axcore.errors import ModuleError
 from axcore.layers.tokens import TokenInfo
-from axcore.module import Axes, Param
-
-Keys = Float[Array, "batch time kv_heads head_dim"]
-Values = Float[Array, "batch time kv_heads value_dim"]
-AllKeys = Float[Array, "rows keys kv_heads head_dim"]
-AllValues = Float[Array, "rows keys kv_heads value_dim"]
 
 
-def key_room(shape: tuple[int, ...], axes: Axes, dtype: str) -> Any:
-    """Declares room for keys or values, in the dtype that they are computed in."""
-    return Param(shape, axes=axes, init=0.0, is_buffer=True, dtype=dtype)
+def built_store(cfg: Any, num_rows: int, num_places: int, *, row_axis: str | None = None) -> Any:
+    """Returns the store of a cache.
 
-
-def with_new(
-    held: Float[Array, "rows keys kv_heads size"],
-    new: Float[Array, "batch time kv_heads size"],
-    rows: Int[Array, "batch #time"],
-    places: Int[Array, "batch time"],
-) -> Float[Array, "rows keys kv_heads size"]:
-    """Returns what is held with new vectors in their rows and places; out of range is dropped."""
-    at = held.at[rows, places]
-    return at.set(new.astype(held.dtype), mode="drop", wrap_negative_indices=False)
+    Args:
+        cfg: Of the cache.
+        num_rows: Rows or pages.
+        num_places: Tokens of each.
+        row_axis: Logical axis of rows.
+    """
+    return cfg.store.build(
+        num_rows=num_rows,
+        row_axis=row_axis,
+        num_places=num_places,
+        num_kv_heads=cfg.num_kv_heads,
+        head_dim=cfg.head_dim,
+        value_dim=cfg.value_dim,
+    )
 
 
 def check_continued(info: TokenInfo) -> None:
@@ -41,3 +38,19 @@ def check_continued(info: TokenInfo) -> None:
             "a layer that keeps keys and values is called without TokenInfo.num_cached",
             hint="pass continued_rows(tokens, num_cached, num_new)",
         )
+
+
+def rows_of(batch: int, num_rows: int, info: TokenInfo) -> Any:
+    """Returns which row of a cache each row of a call has, `[batch]`.
+
+    Raises:
+        ModuleError: The call does not say it, and has other rows than the cache.
+    """
+    if info.slots is not None:
+        return info.slots
+    if batch != num_rows:
+        raise ModuleError(
+            f"the call has {batch} rows, and the cache {num_rows}",
+            hint="say which of them they are: continued_rows(..., slots=slots)",
+        )
+    return jnp.arange(batch, dtype=jnp.int32)

@@ -6,20 +6,14 @@ Letters of shapes: R rows that there is room for, S tokens of each, K key heads.
 import math
 from typing import Any
 
+import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Int
 
-from axcore.config import REQUIRED, PositiveInt, config
-from axcore.errors import ModuleError
-from axcore.layers.attention.cache_parts import (
-    AllKeys,
-    AllValues,
-    Keys,
-    Values,
-    check_continued,
-    key_room,
-    with_new,
-)
+from axcore.config import REQUIRED, PositiveInt, config, evolve
+from axcore.layers.attention.cache_parts import built_store, check_continued, rows_of
+from axcore.layers.attention.key_store import Keys, KeyStore, Places, Values
+from axcore.layers.serving_room import ServingRoom
 from axcore.layers.tokens import TokenInfo
 from axcore.module import Module
 
@@ -42,22 +36,28 @@ class ContiguousCache(Module):
         Args:
             num_kv_heads: Number of key and value heads.
             head_dim: Size of a key.
-            value_dim: Size of a value.
+            value_dim: Size of a value; None where keys are the values, too.
+            store: The form in which both are kept.
             num_rows: Rows that there is room for.
             capacity: Tokens of a row that there is room for.
         """
 
         num_kv_heads: PositiveInt = REQUIRED
         head_dim: PositiveInt = REQUIRED
-        value_dim: PositiveInt = REQUIRED
+        value_dim: PositiveInt | None = REQUIRED
+        store: Module.Config = KeyStore.Config()
         num_rows: PositiveInt = REQUIRED
         capacity: PositiveInt = REQUIRED
 
-    def setup(self, cfg: Config) -> None:
-        """Declares the room."""
-        self.keys, self.values = self._room(cfg.head_dim), self._room(cfg.value_dim)
+        def in_room(self, room: ServingRoom) -> "ContiguousCache.Config":
+            """Returns the config of a cache for so much."""
+            return evolve(self, num_rows=room.num_rows, capacity=room.capacity)
 
-    def forward(self, k: Keys, v: Values, info: TokenInfo) -> tuple[AllKeys, AllValues, TokenInfo]:
+    def setup(self, cfg: Config) -> None:
+        """Builds the store."""
+        self.store = built_store(cfg, cfg.num_rows, cfg.capacity, row_axis="batch")
+
+    def forward(self, k: Keys, v: Values, info: TokenInfo) -> tuple[Any, Any, TokenInfo]:
         """Returns all keys and values of each row, the new ones among them, and how to read them.
 
         They are `[R, S, K, size]`, or the same cut into pages.
@@ -67,37 +67,21 @@ class ContiguousCache(Module):
                 the cache and does not say which.
         """
         check_continued(info)
-        rows = self._rows(k.shape[0], info)
-        places = info.kept_places(self.config.capacity)
-        keys = with_new(self.keys, k, rows[:, None], places)
-        values = with_new(self.values, v, rows[:, None], places)
-        self.update("keys", keys)
-        self.update("values", values)
+        rows = rows_of(k.shape[0], self.config.num_rows, info)
+        places = Places(rows[:, None], info.kept_places(self.config.capacity))
+        info = info._replace(page_table=None)
         if info.slots is None:
-            return keys, values, info._replace(page_table=None)
-        page = math.gcd(self.config.capacity, PAGE_SIZE)
-        num_pages = self.config.capacity // page
-        numbers = jnp.arange(num_pages, dtype=jnp.int32)[None, :]
-        table = rows[:, None] * num_pages + numbers
-        return _paged(keys, page), _paged(values, page), info._replace(page_table=table)
+            return self.store(k, v, places, info)
+        return self._as_pages(self.store(k, v, places, info), rows)
 
-    def _room(self, size: int) -> Any:
-        cfg = self.config
-        shape = (cfg.num_rows, cfg.capacity, cfg.num_kv_heads, size)
-        return key_room(shape, ("batch", None, "kv_heads", None), self.dtypes.compute)
-
-    def _rows(self, batch: int, info: TokenInfo) -> Int[Array, " batch"]:
-        if info.slots is not None:
-            return info.slots
-        if batch != self.config.num_rows:
-            raise ModuleError(
-                f"the call has {batch} rows, and the cache {self.config.num_rows}",
-                hint="say which of them they are: continued_rows(..., slots=slots)",
-            )
-        return jnp.arange(batch, dtype=jnp.int32)
-
-
-def _paged(
-    x: Float[Array, "rows room kv_heads size"], page: int
-) -> Float[Array, "pages page kv_heads size"]:
-    return x.reshape(-1, page, *x.shape[2:])
+    def _as_pages(
+        self, kept: tuple[Any, Any, TokenInfo], rows: Int[Array, " batch"]
+    ) -> tuple[Any, Any, TokenInfo]:
+        keys, values, info = kept
+        size = math.gcd(self.config.capacity, PAGE_SIZE)
+        count = self.config.capacity // size
+        table = rows[:, None] * count + jnp.arange(count, dtype=jnp.int32)[None, :]
+        keys, values, scales = jax.tree.map(
+            lambda x: x.reshape(-1, size, *x.shape[2:]), (keys, values, info.scales)
+        )
+        return keys, values, info._replace(page_table=table, scales=scales)

@@ -10,8 +10,8 @@ from typing import Any
 
 from axcore.config import REQUIRED, PositiveInt, config, evolve
 from axcore.errors import ModuleError
-from axcore.layers.attention.cache_parts import Keys, Values
 from axcore.layers.attention.contiguous_cache import ContiguousCache
+from axcore.layers.attention.key_store import Keys, KeyStore, Values
 from axcore.layers.attention.paged_cache import PagedCache
 from axcore.layers.serving_room import ServingRoom
 from axcore.layers.tokens import TokenInfo
@@ -26,24 +26,33 @@ class NoCache(Module):
 
     @config
     class Config(Module.Config["NoCache"]):
-        """Describes a `NoCache`."""
+        """Describes a `NoCache`, and what takes its place where the model serves.
+
+        Args:
+            num_kv_heads: Number of key and value heads.
+            head_dim: Size of a key.
+            value_dim: Size of a value; None where keys are the values, too.
+            layout: The cache; where None, pages if there is room for pages, else rows.
+            store: The form in which it keeps keys and values.
+        """
 
         num_kv_heads: PositiveInt = REQUIRED
         head_dim: PositiveInt = REQUIRED
-        value_dim: PositiveInt = REQUIRED
+        value_dim: PositiveInt | None = REQUIRED
+        layout: Module.Config | None = None
+        store: Module.Config = KeyStore.Config()
 
         def for_serving(self, room: ServingRoom) -> Module.Config:
-            """Returns what keeps them: pages where there is room for pages, else rows."""
-            served: Any = ContiguousCache.Config(num_rows=room.num_rows, capacity=room.capacity)
-            if room.pages is not None:
-                served = PagedCache.Config(
-                    num_pages=room.pages.num_pages, page_size=room.pages.page_size
-                )
+            """Returns what keeps them."""
+            layout: Any = self.layout
+            if layout is None:
+                layout = (ContiguousCache if room.pages is None else PagedCache).Config()
             return evolve(
-                served,
+                layout.in_room(room),
                 num_kv_heads=self.num_kv_heads,
                 head_dim=self.head_dim,
                 value_dim=self.value_dim,
+                store=self.store,
                 dtypes=self.dtypes,
             )
 

@@ -8,17 +8,11 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from axcore.config import REQUIRED, PositiveInt, config
+from axcore.config import REQUIRED, PositiveInt, config, evolve
 from axcore.errors import ModuleError
-from axcore.layers.attention.cache_parts import (
-    AllKeys,
-    AllValues,
-    Keys,
-    Values,
-    check_continued,
-    key_room,
-    with_new,
-)
+from axcore.layers.attention.cache_parts import built_store, check_continued
+from axcore.layers.attention.key_store import Keys, KeyStore, Places, Values
+from axcore.layers.serving_room import ServingRoom
 from axcore.layers.tokens import TokenInfo
 from axcore.module import Module
 
@@ -40,23 +34,30 @@ class PagedCache(Module):
         Args:
             num_kv_heads: Number of key and value heads.
             head_dim: Size of a key.
-            value_dim: Size of a value.
+            value_dim: Size of a value; None where keys are the values, too.
+            store: The form in which both are kept.
             num_pages: Pages that there are.
             page_size: Tokens of a page.
         """
 
         num_kv_heads: PositiveInt = REQUIRED
         head_dim: PositiveInt = REQUIRED
-        value_dim: PositiveInt = REQUIRED
+        value_dim: PositiveInt | None = REQUIRED
+        store: Module.Config = KeyStore.Config()
         num_pages: PositiveInt = REQUIRED
         page_size: PositiveInt = REQUIRED
 
-    def setup(self, cfg: Config) -> None:
-        """Declares the pages."""
-        self.keys, self.values = self._room(cfg.head_dim), self._room(cfg.value_dim)
+        def in_room(self, room: ServingRoom) -> "PagedCache.Config":
+            """Returns the config of a cache with the pages that there is room for."""
+            assert room.pages is not None
+            return evolve(self, num_pages=room.pages.num_pages, page_size=room.pages.page_size)
 
-    def forward(self, k: Keys, v: Values, info: TokenInfo) -> tuple[AllKeys, AllValues, TokenInfo]:
-        """Returns all pages, `[M, C, K, size]`, with the new keys and values in them.
+    def setup(self, cfg: Config) -> None:
+        """Builds the store."""
+        self.store = built_store(cfg, cfg.num_pages, cfg.page_size)
+
+    def forward(self, k: Keys, v: Values, info: TokenInfo) -> tuple[Any, Any, TokenInfo]:
+        """Returns all pages, `[M, C, K, size]`, with the new keys and values in them, and the info.
 
         Raises:
             ModuleError: The call does not say how many tokens each row has, or which pages.
@@ -67,25 +68,10 @@ class PagedCache(Module):
                 "a layer that keeps pages is called without TokenInfo.page_table",
                 hint="pass continued_rows(tokens, num_cached, num_new, page_table=table)",
             )
-        pages, places = self._places(info, info.page_table)
-        keys, values = (
-            with_new(self.keys, k, pages, places),
-            with_new(self.values, v, pages, places),
-        )
-        self.update("keys", keys)
-        self.update("values", values)
-        return keys, values, info
+        return self.store(k, v, self._places(info, info.page_table), info)
 
-    def _room(self, size: int) -> Any:
-        cfg = self.config
-        shape = (cfg.num_pages, cfg.page_size, cfg.num_kv_heads, size)
-        return key_room(shape, (None, None, "kv_heads", None), self.dtypes.compute)
-
-    def _places(
-        self, info: TokenInfo, table: Int[Array, "batch pages"]
-    ) -> tuple[Int[Array, "batch time"], Int[Array, "batch time"]]:
-        """Returns the page of each token and its place there; the page may be out of range."""
+    def _places(self, info: TokenInfo, table: Int[Array, "batch pages"]) -> Places:
         size, none = self.config.page_size, self.config.num_pages
         position = info.kept_places(size * table.shape[1])
         pages = jnp.take_along_axis(table, position // size, axis=1, mode="fill", fill_value=none)
-        return pages, position % size
+        return Places(pages, position % size)

@@ -50,6 +50,12 @@ class DotProductAttention(Module):
         scale: float | None = None
         soft_cap: float | None = None
 
+        @property
+        def num_visible(self) -> int | None:
+            """How many tokens a token sees at most, itself counted; None where all."""
+            left = self.window[0] if self.window else None
+            return None if left is None else left + 1
+
     def forward(
         self,
         q: Heads,

@@ -35,6 +35,11 @@ class SlidingWindowAttention(Module):
         scale: float | None = None
         soft_cap: float | None = None
 
+        @property
+        def num_visible(self) -> int:
+            """How many tokens a token sees at most, itself counted."""
+            return self.window
+
     def setup(self, cfg: Config) -> None:
         """Refuses windows in which no token sees anything."""
         if cfg.window < 1:

@@ -1,0 +1,44 @@
+"""`SlidingCaches`: where attention has a window, a serving model keeps no more than the window."""
+
+from typing import Any
+
+from axcore.config import PositiveInt, config, evolve, find_config, replace_config
+from axcore.layers import NoCache, SlidingCache
+from axcore.plugins import Hardware
+
+
+@config
+class SlidingCaches:
+    """Gives every attention whose core has a window a ring of its last tokens.
+
+    A core's config says so by `num_visible`: how many tokens a token sees, itself counted.
+
+    Args:
+        page_size: Tokens of a page of the rings.
+    """
+
+    page_size: PositiveInt = 16
+
+    def apply(self, cfg: Any, hardware: Hardware) -> Any:
+        """Returns `cfg` with other caches where a model serves; training is as it was.
+
+        Raises:
+            ConfigError: No attention has a window.
+        """
+        return replace_config(cfg, has_window, self._with_ring)
+
+    def _with_ring(self, attention: Any) -> Any:
+        layout = SlidingCache.Config(window=min(_windows(attention)), page_size=self.page_size)
+        return replace_config(attention, NoCache, lambda cache: evolve(cache, layout=layout))
+
+
+def has_window(node: Any) -> bool:
+    """Whether a config is of attention that keeps nothing of its own yet, with a window."""
+    cache = getattr(node, "kv_cache", None)
+    is_free = isinstance(cache, NoCache.Config) and cache.layout is None
+    return is_free and bool(_windows(node))
+
+
+def _windows(attention: Any) -> list[int]:
+    found = find_config(attention.core, lambda node: hasattr(node, "num_visible"))
+    return [one.node.num_visible for one in found if one.node.num_visible is not None]
