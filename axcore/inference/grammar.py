@@ -1,0 +1,179 @@
+"""Grammars: what the text of an answer has to match, token by token.
+
+The library llguidance, of the extra `guided`, computes which tokens can follow. Letters of shapes:
+W words of 32 tokens.
+"""
+
+import json
+import threading
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Literal
+
+import attrs
+import numpy as np
+from jaxtyping import UInt32
+
+from axcore.data import Tokenizer
+from axcore.inference.drawing.token_masks import WORD
+from axcore.inference.grammar_tokenizer import grammar_tokenizer, import_llguidance
+from axcore.inference.request import RequestError
+
+KEPT_GRAMMARS = 64
+"""Number of grammars that stay compiled, those used last."""
+
+
+@attrs.frozen
+class Grammar:
+    """A language that an answer has to be of; see `json_schema`, `regex` and `lark`.
+
+    Args:
+        kind: What it is written in.
+        text: It.
+    """
+
+    kind: Literal["json_schema", "regex", "lark"]
+    text: str
+
+
+def json_schema(schema: Mapping[str, Any] | str) -> Grammar:
+    """Returns the grammar of JSON texts that match a JSON schema; `{}` matches all."""
+    text = schema if isinstance(schema, str) else json.dumps(schema)
+    return Grammar("json_schema", text)
+
+
+def regex(pattern: str) -> Grammar:
+    """Returns the grammar of texts that a pattern matches as a whole, in the syntax of Rust."""
+    return Grammar("regex", pattern)
+
+
+def lark(text: str) -> Grammar:
+    """Returns a context-free grammar in the syntax of Lark, whose first rule is `start`."""
+    return Grammar("lark", text)
+
+
+class GrammarMatcher:
+    """Where an answer is in its grammar. Not for several threads at once.
+
+    Args:
+        matcher: The library's.
+    """
+
+    def __init__(self, matcher: Any) -> None:
+        self._matcher = matcher
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the text matches and nothing can follow but its end."""
+        return bool(self._matcher.is_stopped())
+
+    @property
+    def is_match(self) -> bool:
+        """Whether the text matches as it is."""
+        return bool(self._matcher.is_accepting())
+
+    def fill(self, mask: UInt32[np.ndarray, " W"]) -> None:
+        """Writes which tokens can follow; those that end texts are among them where it matches.
+
+        Raises:
+            RequestError: The grammar needs too much work here.
+        """
+        words = np.frombuffer(self._matcher.compute_bitmask(), "<u4")
+        if self._matcher.is_error():
+            raise self._error("needs too much work")
+        mask[: len(words)] = words
+        mask[len(words) :] = 0
+
+    def accept(self, tokens: Sequence[int]) -> None:
+        """Continues by tokens that were drawn.
+
+        Raises:
+            RequestError: They cannot follow.
+        """
+        if not self._matcher.consume_tokens(list(tokens)):
+            raise self._error(f"cannot continue with the tokens {list(tokens)}")
+
+    def count_valid(self, tokens: Sequence[int]) -> int:
+        """Returns how many of some tokens can follow, one after the other; stays where it is."""
+        return int(self._matcher.validate_tokens(list(tokens)))
+
+    def roll_back(self, num_tokens: int) -> None:
+        """Goes back by the last tokens."""
+        if num_tokens and not self._matcher.rollback(num_tokens):
+            raise self._error(f"cannot go back by {num_tokens} tokens")
+
+    def _error(self, what: str) -> RequestError:
+        return RequestError(f"the grammar {what}: {_first_part(self._matcher)}", where="grammar")
+
+
+class GrammarCompiler:
+    """Makes matchers of grammars; for several threads.
+
+    Args:
+        tokenizer: Of the model's tokens; nothing is made of it before the first grammar.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._lock = threading.Lock()
+        self._known: Any = None
+        self._compiled = lru_cache(KEPT_GRAMMARS)(self._compile)
+
+    def matcher(self, grammar: Grammar) -> GrammarMatcher:
+        """Returns a matcher at the beginning of an answer.
+
+        Raises:
+            RequestError: The grammar is wrong, or the tokenizer's tokens are not known as bytes.
+        """
+        with self._lock:
+            return GrammarMatcher(self._compiled(grammar).deep_copy())
+
+    def _compile(self, grammar: Grammar) -> Any:
+        library = import_llguidance()
+        if self._known is None:
+            self._known = grammar_tokenizer(self._tokenizer)
+        matcher = library.LLMatcher(self._known, _source(library, grammar), log_level=0)
+        if matcher.is_error():
+            raise RequestError(
+                f"the grammar is no {_NAMES[grammar.kind]} that can be followed: "
+                f"{_first_part(matcher)}",
+                where="grammar",
+                hint=_HINTS[grammar.kind],
+            )
+        return matcher
+
+
+_NAMES = {"json_schema": "JSON schema", "regex": "regular expression", "lark": "Lark grammar"}
+_HINTS = {
+    "json_schema": "give a schema of JSON Schema 2020-12; {} matches any JSON",
+    "regex": "write it in the syntax of Rust's regex: no lookaround, no back-references",
+    "lark": "begin with a rule `start`, and define each name that is used",
+}
+
+
+def _first_part(matcher: Any) -> str:
+    """Returns what a matcher's error says before it shows all that the matcher holds."""
+    text: str = matcher.get_error()
+    return text.partition("<state>")[0].strip()
+
+
+def mask_words(vocab_size: int) -> int:
+    """Returns the number of words of a mask of so many tokens."""
+    return -(-vocab_size // WORD)
+
+
+def _source(library: Any, grammar: Grammar) -> str:
+    """Returns a grammar as the library reads it.
+
+    Raises:
+        RequestError: A schema is no JSON.
+    """
+    if grammar.kind != "json_schema":
+        return str(getattr(library.LLMatcher, f"grammar_from_{grammar.kind}")(grammar.text))
+    try:
+        schema = json.loads(grammar.text)
+    except ValueError as error:
+        raise RequestError(
+            f"the JSON schema is no JSON: {error}", where="grammar", hint=_HINTS["json_schema"]
+        ) from error
+    return str(library.LLMatcher.grammar_from_json_schema(schema))

@@ -1,0 +1,174 @@
+"""What random logits draw under a grammar is always of its language."""
+
+import importlib
+import json
+import re
+
+import numpy as np
+import pytest
+import tokenizers
+from gguf_tokenizers import BYTE_LEVEL, byte_level, merged_pieces, pieces
+from tokenizers import models
+
+from axcore.data import ByteTokenizer, HuggingFaceTokenizer
+from axcore.inference.answer_text import AnswerText
+from axcore.inference.grammar import GrammarCompiler, json_schema, lark, mask_words, regex
+from axcore.inference.request import RequestError
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 5},
+        "kind": {"enum": ["the text", "日本"]},
+        "sizes": {"type": "array", "items": {"type": "integer"}, "minItems": 1, "maxItems": 3},
+    },
+    "required": ["name", "kind", "sizes"],
+    "additionalProperties": False,
+}
+SUM = """start: term ("+" term)*
+term: NUMBER | "(" start ")"
+NUMBER: /[0-9]{1,3}/
+"""
+KINDS = ("bytes", "byte-level", "pieces", "merged pieces")
+
+
+@pytest.fixture(scope="module")
+def compilers(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tokenizers")
+    small = pieces(folder / "pieces.model", byte_fallback=True)
+    found = {
+        "bytes": ByteTokenizer.Config().build(),
+        "byte-level": byte_level(folder / "byte.json", BYTE_LEVEL["gpt-2"][0]()),
+        "pieces": small,
+        "merged pieces": merged_pieces(folder / "merged.json", small),
+    }
+    return {kind: (tokenizer, GrammarCompiler(tokenizer)) for kind, tokenizer in found.items()}
+
+
+def allowed_tokens(matcher, vocab_size):
+    mask = np.full(mask_words(vocab_size), 0xFFFFFFFF, np.uint32)
+    matcher.fill(mask)
+    return np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+
+
+def random_answer(tokenizer, matcher, seed, max_tokens=400):
+    """Returns a text drawn by random logits, and whether it ended; the model is a bit wider."""
+    random = np.random.default_rng(seed)
+    text, answer = "", AnswerText(tokenizer, tokenizer.encode("x").tolist())
+    for _ in range(max_tokens):
+        allowed = allowed_tokens(matcher, tokenizer.vocab_size + 40)
+        ends = [t for t in allowed if t in tokenizer.end_ids and random.random() < 0.3]
+        likely = ends or [t for t in allowed if tokenizer.decode([t]).strip()]
+        token = int(random.choice(likely or allowed))
+        if token in tokenizer.end_ids:
+            return text + answer.flush().text, True
+        matcher.accept([token])
+        text += answer.push([token]).text
+        if matcher.is_finished:
+            return text + answer.flush().text, True
+    return text, False
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_random_logits_give_json_of_the_schema(compilers, kind):
+    tokenizer, compiler = compilers[kind]
+    num_ended = 0
+    for seed in range(8):
+        text, ended = random_answer(tokenizer, compiler.matcher(json_schema(SCHEMA)), seed)
+        num_ended += ended
+        if ended:
+            found = json.loads(text)
+            assert sorted(found) == ["kind", "name", "sizes"]
+            assert found["kind"] in ("the text", "日本")
+            assert len(found["name"]) <= 5
+            assert all(isinstance(size, int) for size in found["sizes"])
+    assert num_ended >= 4
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_random_logits_match_a_pattern(compilers, kind):
+    tokenizer, compiler = compilers[kind]
+    pattern = r"(the|text|é日){2,4}-[a-f0-9]{3}(, of words)?"
+    for seed in range(10):
+        text, ended = random_answer(tokenizer, compiler.matcher(regex(pattern)), seed)
+        assert ended
+        assert re.fullmatch(pattern, text)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_random_logits_write_what_a_lark_grammar_derives(compilers, kind):
+    tokenizer, compiler = compilers[kind]
+    num_ended = 0
+    for seed in range(10):
+        text, ended = random_answer(tokenizer, compiler.matcher(lark(SUM)), seed, 100)
+        num_ended += ended
+        if ended:
+            assert re.fullmatch(r"[0-9+()]+", text)
+            assert isinstance(eval(re.sub(r"\b0+(\d)", r"\1", text)), int)
+    assert num_ended >= 3
+
+
+def test_a_text_ends_where_it_matches_and_nowhere_else(compilers):
+    tokenizer, compiler = compilers["bytes"]
+    matcher = compiler.matcher(regex("ab?"))
+    end, a, b = tokenizer.eos_id, ord("a"), ord("b")
+    assert allowed_tokens(matcher, 264).tolist() == [a]
+    matcher.accept([a])
+    assert (matcher.is_match, matcher.is_finished) == (True, False)
+    assert allowed_tokens(matcher, 264).tolist() == [b, end]
+    matcher.accept([b])
+    assert (matcher.is_match, matcher.is_finished) == (True, True)
+    matcher.roll_back(2)
+    assert allowed_tokens(matcher, 264).tolist() == [a]
+    assert matcher.count_valid([a, b, b]) == 2
+
+
+def test_matchers_of_one_grammar_are_apart(compilers):
+    _, compiler = compilers["bytes"]
+    first, second = compiler.matcher(regex("ab")), compiler.matcher(regex("ab"))
+    first.accept(list(b"ab"))
+    assert first.is_finished
+    assert allowed_tokens(second, 264).tolist() == [ord("a")]
+
+
+@pytest.mark.parametrize(
+    ("grammar", "text"),
+    [
+        (regex("[ab"), "no regular expression that can be followed: .*unclosed character class"),
+        (lark("start: foo"), "no Lark grammar that can be followed: .*unknown name"),
+        (json_schema({"type": "strange"}), "no JSON schema that can be followed: .*strange"),
+        (json_schema('{"type":'), "the JSON schema is no JSON"),
+    ],
+    ids=str,
+)
+def test_a_grammar_that_is_wrong_is_refused(compilers, grammar, text):
+    with pytest.raises(RequestError, match=f"(?s){text}") as caught:
+        compilers["bytes"][1].matcher(grammar)
+    assert caught.value.hint
+
+
+def test_a_token_that_cannot_follow_is_an_error(compilers):
+    with pytest.raises(RequestError, match=r"cannot continue with the tokens \[98\]"):
+        compilers["bytes"][1].matcher(regex("a")).accept([98])
+
+
+def test_tokenizers_whose_tokens_are_no_known_bytes_are_refused(tmp_path):
+    path = tmp_path / "words.json"
+    words = tokenizers.Tokenizer(models.WordLevel({"a": 0, "<end>": 1}, unk_token="a"))
+    words.save(str(path))
+    tokenizer = HuggingFaceTokenizer.Config(path=str(path), eos_token="<end>").build()
+    with pytest.raises(RequestError, match=r"its tokenizer\.json does not say it"):
+        GrammarCompiler(tokenizer).matcher(regex("a"))
+    tokenizer.__class__ = type("Whistles", (tokenizer.__class__.__base__,), {})
+    with pytest.raises(RequestError, match="it is a Whistles"):
+        GrammarCompiler(tokenizer).matcher(regex("a"))
+
+
+def test_the_extra_is_named_where_it_is_missing(compilers, monkeypatch):
+    def missing(name):
+        raise ModuleNotFoundError(name)
+
+    monkeypatch.setattr(importlib, "import_module", missing)
+    with pytest.raises(RequestError, match="llguidance, which is not installed") as caught:
+        compilers["bytes"][1].matcher(regex("never seen before"))
+    assert 'pip install "axcore[guided]"' in str(caught.value)
