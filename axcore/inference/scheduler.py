@@ -1,0 +1,382 @@
+"""`Scheduler`: which rows run in a step, and which pages they have. Plain values, without jax.
+
+A step reads pieces of some texts, at most `step_tokens` with the rows that draw, and draws tokens
+of all others. Rows are in the order of their requests, `priority * PATIENCE` places later. Pages
+are given out in this order; where none is free, the last row loses its own, waits, and is read
+again. So the first row always gets on, and with it every row in its turn.
+"""
+
+import heapq
+from collections.abc import Iterable
+
+import numpy as np
+
+from axcore.inference.pages import PagePool, next_digest
+from axcore.inference.row_table import RowTable
+from axcore.inference.step_plan import Call, Job, Limits, StepPlan
+
+
+class Scheduler:
+    """Plans steps; not for several threads.
+
+    Args:
+        limits: What bounds the schedule.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.pool = PagePool(limits.num_pages)
+        self.rows = RowTable(limits.num_slots, limits.max_length, limits.page_size)
+        self.jobs: list[Job | None] = [None] * limits.num_slots
+        self.num_preemptions = 0
+        self._free_slots = list(range(limits.num_slots - 1, -1, -1))
+        self._waiting: list[tuple[int, int, Job]] = []
+        self._num_waiting = 0
+        self._was_short = False
+        self._copies: list[tuple[int, int]] = []
+
+    @property
+    def num_waiting(self) -> int:
+        """Number of jobs without a slot."""
+        return self._num_waiting
+
+    @property
+    def num_running(self) -> int:
+        """Number of jobs with a slot."""
+        return self.limits.num_slots - len(self._free_slots)
+
+    def add(self, job: Job) -> None:
+        """Lets a job wait for its turn."""
+        self._extend_digests(job, job.text)
+        self._wait(job)
+
+    def finish(self, job: Job) -> None:
+        """Takes a job out, whether it waits, runs or is finished already."""
+        if job.is_over:
+            return
+        job.is_over = True
+        if job.slot is None:
+            self._num_waiting -= 1
+        else:
+            self._leave(job)
+
+    def plan(self) -> StepPlan:
+        """Returns the next step; what it plans is taken as done from here on."""
+        self._copies = []
+        started = tuple(self._admit())
+        reading, length = self._choose_reading()
+        decoding, count = self._choose_decoding(is_reading=len(reading) > 0)
+        rows = self.rows
+        slots = np.concatenate([reading, decoding])
+        sizes = np.concatenate(
+            [
+                np.minimum(rows.target[reading] - rows.num_cached[reading], length),
+                np.minimum(rows.limit[decoding] - 1 - rows.num_cached[decoding], count),
+            ]
+        )
+        got = self._allocate(slots, sizes)
+        is_read = np.arange(len(slots)) < len(reading)
+        read = self._call(slots[got & is_read], sizes[got & is_read], length, is_read=True)
+        draw = self._call(slots[got & ~is_read], sizes[got & ~is_read], count, is_read=False)
+        if read is not None:
+            self._remember_read(read)
+        return StepPlan(tuple(self._copies), read, draw, started)
+
+    def record(self, call: Call, drawn: np.ndarray) -> np.ndarray:
+        """Takes in the tokens that a call drew, `[rows, drawn at most]`.
+
+        Returns:
+            Which rows they count for, `[rows]`: those whose jobs still have their slot.
+        """
+        rows, slots = self.rows, call.slots
+        current: np.ndarray = rows.generation[slots] == call.generations
+        steps = np.arange(drawn.shape[1])
+        counts = current[:, None] & (steps < call.num_drawn[:, None])
+        row, step = np.nonzero(counts)
+        rows.text[slots[row], call.first_drawn[row] + step] = drawn[row, step]
+        draws = current & (call.num_drawn > 0)
+        slots = slots[draws]
+        rows.num_known[slots] = call.first_drawn[draws] + call.num_drawn[draws]
+        if self.limits.shares_prefixes:
+            self._remember_drawn(slots)
+        return current
+
+    def forget_prefixes(self) -> None:
+        """Lets no text find what others computed up to now."""
+        self.pool.forget()
+
+    def _wait(self, job: Job) -> None:
+        heapq.heappush(self._waiting, (job.order, job.number, job))
+        self._num_waiting += 1
+
+    def _admit(self) -> Iterable[Job]:
+        """Yields waiting jobs that get a slot, in order; none overtakes another."""
+        while self._waiting and not self._was_short:
+            job = self._waiting[0][2]
+            if job.is_over:
+                heapq.heappop(self._waiting)
+            elif self._has_room(job):
+                heapq.heappop(self._waiting)
+                self._start(job)
+                yield job
+            elif not self._preempt_later(job.order):
+                return
+
+    def _has_room(self, job: Job) -> bool:
+        """Returns whether there is a slot, and pages to read all of a job's text."""
+        if not self._free_slots:
+            return False
+        missing = self._num_pages(len(job.text) + 1)
+        for digest in job.digests if self.limits.shares_prefixes else ():
+            page = self.pool.find(digest)
+            if page is None:
+                break
+            missing -= self.pool.num_holders(page) > 0
+        return missing <= self.pool.num_free
+
+    def _start(self, job: Job) -> None:
+        rows, slot = self.rows, self._free_slots.pop()
+        self._num_waiting -= 1
+        self.jobs[slot], job.slot = job, slot
+        rows.is_running[slot] = True
+        rows.generation[slot] += 1
+        rows.order[slot] = job.order
+        rows.num_cached[slot] = rows.num_pages[slot] = 0
+        rows.target[slot] = rows.num_known[slot] = len(job.text)
+        rows.limit[slot], rows.num_prompt[slot] = job.limit, job.num_prompt
+        rows.one_by_one[slot] = job.one_by_one
+        self._extend_digests(job, job.text)
+        rows.num_digests[slot] = len(job.digests)
+        rows.text[slot, : len(job.text)] = job.text
+        self._share(job)
+
+    def _leave(self, job: Job) -> None:
+        """Takes slot and pages of a job."""
+        slot = job.slot
+        assert slot is not None
+        self.rows.is_running[slot] = False
+        self.rows.generation[slot] += 1
+        self.jobs[slot], job.slot = None, None
+        self._free_slots.append(slot)
+        self.pool.release(job.pages)
+        job.pages = []
+
+    def _preempt_later(self, order: int) -> bool:
+        """Takes the slot and the pages of the last row; returns whether one is later than that."""
+        running = np.flatnonzero(self.rows.is_running)
+        if not len(running):
+            return False
+        slot = int(running[np.argmax(self.rows.order[running])])
+        job = self.jobs[slot]
+        assert job is not None
+        if job.order <= order:
+            return False
+        job.text = self.rows.text[slot, : self.rows.num_known[slot]].copy()
+        job.num_preemptions += 1
+        self.num_preemptions += 1
+        self._leave(job)
+        self._wait(job)
+        return True
+
+    def _choose_decoding(self, *, is_reading: bool) -> tuple[np.ndarray, int]:
+        """Returns the slots that draw, and how many tokens each at most."""
+        rows, limits = self.rows, self.limits
+        slots = rows.decoding()
+        count = limits.tokens_per_call
+        if count == 1 or limits.fixed_calls or not len(slots):
+            return slots, count
+        left = rows.limit[slots] - 1 - rows.num_cached[slots]
+        is_one = is_reading or rows.one_by_one[slots].any() or int(left.max()) == 1
+        if not is_one:
+            ends = rows.num_cached[slots] + np.minimum(left, count)
+            missing = -(-ends // limits.page_size) - rows.num_pages[slots]
+            is_one = int(missing.sum()) > self.pool.num_free
+        return slots, 1 if is_one else count
+
+    def _choose_reading(self) -> tuple[np.ndarray, int]:
+        """Returns the slots whose texts are read, the first in order first, and how far."""
+        limits, rows = self.limits, self.rows
+        waiting = rows.reading()
+        if not len(waiting):
+            return waiting, 0
+        budget = limits.step_tokens - len(rows.decoding())
+        lengths = [length for length in limits.chunk_lengths if length <= budget]
+        chosen: list[int] = []
+        computing: set[bytes] = set()
+        length = 0
+        for slot in waiting.tolist():
+            job = self.jobs[slot]
+            assert job is not None
+            if limits.shares_prefixes:
+                self._share(job)
+                if self._next_digest(job) in computing:
+                    continue
+            missing = int(rows.target[slot] - rows.num_cached[slot])
+            length = length or next((n for n in lengths if n >= missing), lengths[-1])
+            chosen.append(slot)
+            computing.update(self._digests_within(job, min(missing, length)))
+            if (len(chosen) + 1) * length > budget:
+                break
+        return np.asarray(chosen, np.int64), length
+
+    def _digests_within(self, job: Job, size: int) -> list[bytes]:
+        """Returns the digests of pages that the next tokens of a job begin or fill."""
+        if not self.limits.shares_prefixes:
+            return []
+        start = int(self.rows.num_cached[job.slot])
+        page_size = self.limits.page_size
+        return job.digests[start // page_size : (start + size) // page_size]
+
+    def _next_digest(self, job: Job) -> bytes | None:
+        place = int(self.rows.num_cached[job.slot]) // self.limits.page_size
+        return job.digests[place] if place < len(job.digests) else None
+
+    def _share(self, job: Job) -> None:
+        """Lets a job that is read hold the pages that others computed of its next tokens."""
+        limits, rows, slot = self.limits, self.rows, job.slot
+        assert slot is not None
+        start, target = int(rows.num_cached[slot]), int(rows.target[slot])
+        unit = max(1, limits.chunk_alignment // limits.page_size)
+        if not limits.shares_prefixes or start % limits.page_size or len(job.pages) % unit:
+            return
+        first = len(job.pages)
+        while pages := self._found(job.digests[len(job.pages) : len(job.pages) + unit], unit):
+            if limits.chunk_alignment > 1 and (len(job.pages) + unit) * limits.page_size >= target:
+                break
+            for page in pages:
+                self.pool.hold(page)
+            job.pages += pages
+        if len(job.pages) > first:
+            rows.set_pages(slot, first, job.pages[first:])
+            rows.num_cached[slot] = min(len(job.pages) * limits.page_size, target - 1)
+            if not job.num_preemptions:
+                job.num_shared += int(rows.num_cached[slot]) - start
+
+    def _found(self, digests: list[bytes], count: int) -> list[int]:
+        """Returns the pages of so many digests, or none."""
+        pages = [self.pool.find(digest) for digest in digests]
+        found = [page for page in pages if page is not None]
+        return found if len(found) == count else []
+
+    def _allocate(self, slots: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+        """Gives rows the pages that their next tokens need; returns which rows can run."""
+        rows = self.rows
+        ends = rows.num_cached[slots] + sizes
+        missing = -(-ends // self.limits.page_size) - rows.num_pages[slots]
+        got = np.ones(len(slots), bool)
+        self._was_short = int(missing.sum()) + self._num_copies(slots) > self.pool.num_free
+        if not self._was_short:
+            for place in np.flatnonzero(missing > 0).tolist():
+                self._give(int(slots[place]), int(missing[place]))
+            self._copy_shared(slots)
+            return got
+        for place in np.argsort(rows.order[slots]).tolist():
+            got[place] = self._give_first(int(slots[place]), int(missing[place]))
+        return got & rows.is_running[slots]
+
+    def _give_first(self, slot: int, missing: int) -> bool:
+        """Gives a row its pages, later rows' if need be; returns whether there were enough."""
+        job = self.jobs[slot]
+        if job is None:
+            return False
+        one = np.asarray([slot])
+        while missing + self._num_copies(one) > self.pool.num_free:
+            if not self._preempt_later(job.order):
+                return False
+        self._give(slot, missing)
+        self._copy_shared(one)
+        return True
+
+    def _give(self, slot: int, count: int) -> None:
+        job = self.jobs[slot]
+        assert job is not None
+        pages = [self.pool.take() for _ in range(count)]
+        self.rows.set_pages(slot, len(job.pages), pages)
+        job.pages += pages
+
+    def _shared(self, slots: np.ndarray) -> list[int]:
+        """Returns the slots whose next token is to be written on a page that others hold too.
+
+        That is so only of a text whose every page was found: its last token is computed again, for
+        what follows it.
+        """
+        if not self.limits.shares_prefixes:
+            return []
+        rows, size = self.rows, self.limits.page_size
+        found = slots[rows.num_cached[slots] == rows.target[slots] - 1]
+        place = rows.num_cached[found] // size
+        is_held = place < rows.num_pages[found]
+        found, place = found[is_held], place[is_held]
+        pages = rows.page_table[found, place]
+        return [
+            int(slot)
+            for slot, page in zip(found, pages, strict=True)
+            if self.pool.num_holders(int(page)) > 1
+        ]
+
+    def _num_copies(self, slots: np.ndarray) -> int:
+        return len(self._shared(slots))
+
+    def _copy_shared(self, slots: np.ndarray) -> None:
+        for slot in self._shared(slots):
+            job = self.jobs[slot]
+            assert job is not None
+            place = int(self.rows.num_cached[slot]) // self.limits.page_size
+            page, own = job.pages[place], self.pool.take()
+            self._copies.append((page, own))
+            self.pool.release([page])
+            job.pages[place] = self.rows.page_table[slot, place] = own
+
+    def _call(
+        self, slots: np.ndarray, sizes: np.ndarray, length: int, *, is_read: bool
+    ) -> Call | None:
+        """Returns the call of rows that got what they need, and takes it as done."""
+        if not len(slots):
+            return None
+        rows = self.rows
+        starts = rows.num_cached[slots]
+        ends = starts + sizes
+        rows.num_cached[slots] = ends
+        if is_read:
+            first, drawn = ends, (ends == rows.target[slots]).astype(np.int32)
+        else:
+            first, drawn = starts + 1, sizes
+        return Call(slots, rows.generation[slots], starts, sizes, length, first, drawn)
+
+    def _remember_read(self, read: Call) -> None:
+        if not self.limits.shares_prefixes:
+            return
+        size = self.limits.page_size
+        for slot, start, count in zip(read.slots, read.starts, read.sizes, strict=True):
+            job = self.jobs[slot]
+            assert job is not None
+            self._remember(job, range(int(start) // size, int(start + count) // size))
+
+    def _remember_drawn(self, slots: np.ndarray) -> None:
+        """Lets pages be found that drawn tokens filled."""
+        rows, size = self.rows, self.limits.page_size
+        full = np.minimum(rows.num_known[slots], rows.num_cached[slots]) // size
+        for slot in slots[full > rows.num_digests[slots]].tolist():
+            job = self.jobs[slot]
+            assert job is not None
+            first = len(job.digests)
+            end = min(int(rows.num_known[slot]), int(rows.num_cached[slot]))
+            self._extend_digests(job, rows.text[slot, :end])
+            rows.num_digests[slot] = len(job.digests)
+            self._remember(job, range(first, len(job.digests)))
+
+    def _remember(self, job: Job, places: range) -> None:
+        for place in places:
+            self.pool.remember(job.pages[place], job.digests[place])
+
+    def _extend_digests(self, job: Job, text: np.ndarray) -> None:
+        size = self.limits.page_size
+        if not self.limits.shares_prefixes:
+            return
+        for place in range(len(job.digests), len(text) // size):
+            before = job.digests[-1] if job.digests else job.salt
+            page = text[place * size : (place + 1) * size]
+            job.digests.append(next_digest(before, page))
+
+    def _num_pages(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.limits.page_size)

@@ -1,0 +1,121 @@
+"""What the scheduler takes and gives: plain values, without jax."""
+
+import attrs
+import numpy as np
+
+PATIENCE = 256
+"""Requests that a request of one priority lower lets pass."""
+
+
+@attrs.frozen(kw_only=True)
+class Limits:
+    """What bounds a schedule.
+
+    Args:
+        num_slots: Rows that are served at once.
+        max_length: Tokens of the longest text.
+        page_size: Tokens of a page.
+        num_pages: Pages there are.
+        step_tokens: Tokens of a step in which texts are read, at most.
+        tokens_per_call: Tokens of a row that a call draws while nothing is read.
+        chunk_lengths: Numbers of tokens of a row that are read at once, the smallest first.
+        shares_prefixes: Whether texts that begin alike hold the same pages.
+        chunk_alignment: Tokens; a text is read from multiples of this on, and shared in them.
+        fixed_calls: Whether a call always draws `tokens_per_call` tokens.
+    """
+
+    num_slots: int
+    max_length: int
+    page_size: int
+    num_pages: int
+    step_tokens: int
+    tokens_per_call: int
+    chunk_lengths: tuple[int, ...]
+    shares_prefixes: bool = True
+    chunk_alignment: int = 1
+    fixed_calls: bool = False
+
+
+@attrs.define(eq=False, kw_only=True)
+class Job:
+    """A text that is continued, from request to answer.
+
+    Args:
+        number: Of its request, in the order of arrival.
+        priority: Lower comes sooner.
+        text: Tokens known when it last began to be read: the prompt, and what was drawn.
+        num_prompt: Tokens of the prompt.
+        limit: Tokens of prompt and answer at most.
+        salt: Texts with another one share no pages with it.
+        one_by_one: Whether each token has to be known before the next one is drawn.
+        slot: Where it runs, None while it waits.
+        pages: Those it holds.
+        digests: Of its text up to the end of each full page.
+        num_shared: Tokens of the prompt that others had computed.
+        num_preemptions: How often it lost its pages.
+        is_over: Whether it is finished or cancelled.
+    """
+
+    number: int
+    priority: int
+    text: np.ndarray
+    num_prompt: int
+    limit: int
+    salt: bytes = b""
+    one_by_one: bool = False
+    slot: int | None = None
+    pages: list[int] = attrs.field(factory=list)
+    digests: list[bytes] = attrs.field(factory=list)
+    num_shared: int = 0
+    num_preemptions: int = 0
+    is_over: bool = False
+
+    @property
+    def order(self) -> int:
+        """Of jobs with a smaller number, each comes first."""
+        return self.number + self.priority * PATIENCE
+
+
+@attrs.frozen(eq=False)
+class Call:
+    """Rows that run through the model together. Arrays are `[rows]`.
+
+    Args:
+        slots: Of the rows.
+        generations: Of the slots; see `RowTable`.
+        starts: Tokens of each row that came before.
+        sizes: Tokens of each row that are read, or that are drawn one after the other.
+        length: Tokens of a row that the program has room for.
+        first_drawn: Place in its text of the first token that each row draws.
+        num_drawn: Tokens that each row draws.
+    """
+
+    slots: np.ndarray
+    generations: np.ndarray
+    starts: np.ndarray
+    sizes: np.ndarray
+    length: int
+    first_drawn: np.ndarray
+    num_drawn: np.ndarray
+
+
+@attrs.frozen(eq=False)
+class StepPlan:
+    """What one step does, in this order.
+
+    Args:
+        copies: Pages to copy, from and to.
+        read: Pieces of texts to read.
+        draw: Rows that draw tokens.
+        started: Jobs that got a slot.
+    """
+
+    copies: tuple[tuple[int, int], ...]
+    read: Call | None
+    draw: Call | None
+    started: tuple[Job, ...]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to run."""
+        return self.read is None and self.draw is None
