@@ -1,16 +1,54 @@
-"""`Answer`: the handle of a request, which any thread or event loop may read."""
+"""`Answer`: the handle of a request, which any thread or event loop may read.
+
+The engine puts in tokens; their text is made by whoever reads it, so that an engine's thread spends
+no time on it.
+"""
 
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
+from typing import NamedTuple
 
-from axcore.inference.request import Completion, Piece, Request
+import numpy as np
+
+from axcore.inference.answer_text import AnswerText
+from axcore.inference.request import Completion, DrawnToken, Piece, Request
+
+
+class TokenLogprobs(NamedTuple):
+    """Log-probabilities of some tokens of an answer, arrays `[tokens]` and `[tokens, n]`."""
+
+    drawn: np.ndarray
+    likeliest: np.ndarray
+    of_likeliest: np.ndarray
+
+
+class TokenPiece(NamedTuple):
+    """Tokens of an answer as the engine has them.
+
+    Args:
+        tokens: Their numbers, `[tokens]`.
+        logprobs: Where the request asks for them.
+        finish_reason: See `Piece`.
+    """
+
+    tokens: np.ndarray
+    logprobs: TokenLogprobs | None = None
+    finish_reason: str | None = None
+
+
+NO_TOKENS = np.zeros(0, np.int32)
 
 
 class Answer:
     """The answer to a request while it is drawn.
 
     Every iteration yields all pieces from the first one on; the last one has a finish reason.
+
+    Args:
+        request: What is asked.
+        text: Makes text of the answer's tokens.
+        cancel: What `cancel` calls.
 
     Attributes:
         request: What was asked.
@@ -19,23 +57,31 @@ class Answer:
         num_cached_prompt_tokens: See `Completion`.
     """
 
-    def __init__(self, request: Request, cancel: Callable[["Answer"], None]) -> None:
+    def __init__(
+        self, request: Request, text: AnswerText, cancel: Callable[["Answer"], None]
+    ) -> None:
         self.request = request
         self.error: Exception | None = None
         self.prompt_logprobs: tuple[float | None, ...] | None = None
         self.num_cached_prompt_tokens = 0
+        self._text = text
         self._cancel = cancel
+        self._put: list[TokenPiece] = []
         self._pieces: list[Piece] = []
+        self._is_put_whole = False
         self._changed = threading.Condition()
         self._wakers: list[Callable[[], None]] = []
 
     def __iter__(self) -> Iterator[Piece]:
         """Yields pieces as they come."""
-        for index in self._indices():
+        index, is_last = 0, False
+        while not is_last:
             with self._changed:
-                while len(self._pieces) <= index:
+                while not self._has(index):
                     self._changed.wait()
             yield self._pieces[index]
+            is_last = self._pieces[index].finish_reason is not None
+            index += 1
 
     async def __aiter__(self) -> AsyncIterator[Piece]:
         """Yields pieces as they come."""
@@ -48,19 +94,22 @@ class Answer:
         with self._changed:
             self._wakers.append(wake)
         try:
-            for index in self._indices():
-                while len(self._pieces) <= index:
+            index, is_last = 0, False
+            while not is_last:
+                while not self._has_now(index):
                     await changed.wait()
                     changed.clear()
                 yield self._pieces[index]
+                is_last = self._pieces[index].finish_reason is not None
+                index += 1
         finally:
             with self._changed:
                 self._wakers.remove(wake)
 
     @property
     def is_finished(self) -> bool:
-        """Whether the last piece is there."""
-        return bool(self._pieces) and self._pieces[-1].finish_reason is not None
+        """Whether nothing more comes."""
+        return self._is_put_whole
 
     def cancel(self) -> None:
         """Ends the answer within a step; what it had is free again for others."""
@@ -77,8 +126,9 @@ class Answer:
             Exception: The engine could not finish it; see `error`.
         """
         with self._changed:
-            if not self._changed.wait_for(lambda: self.is_finished, timeout):
+            if not self._changed.wait_for(lambda: self._is_put_whole, timeout):
                 raise TimeoutError(f"the answer is not finished after {timeout} s")
+            self._convert()
         if self.error is not None:
             raise self.error
         return Completion(
@@ -89,27 +139,61 @@ class Answer:
             self.num_cached_prompt_tokens,
         )
 
-    def add(self, piece: Piece) -> None:
-        """Adds a piece, which the engine alone does; what comes after the last one is dropped."""
+    def put(self, piece: TokenPiece) -> None:
+        """Adds tokens, as the engine alone does; what comes after the last piece is dropped."""
         with self._changed:
-            if self.is_finished:
+            if self._is_put_whole:
                 return
-            self._pieces.append(piece)
+            self._put.append(piece)
+            self._is_put_whole = piece.finish_reason is not None
+            if self.request.stop and piece.finish_reason is None:
+                self._convert()
             self._changed.notify_all()
             wakers = tuple(self._wakers)
         for wake in wakers:
             wake()
 
     def fail(self, error: Exception) -> None:
-        """Ends the answer with an error, which the engine alone does."""
-        if not self.is_finished:
-            self.error = error
-            self.add(Piece("", (), "error"))
+        """Ends the answer with an error, as the engine alone does."""
+        self.error = self.error or error
+        self.put(TokenPiece(NO_TOKENS, None, "error"))
 
-    def _indices(self) -> Iterator[int]:
-        index = 0
-        while True:
-            yield index
-            if self._pieces[index].finish_reason is not None:
-                return
-            index += 1
+    def _has_now(self, index: int) -> bool:
+        with self._changed:
+            return self._has(index)
+
+    def _has(self, index: int) -> bool:
+        """Returns whether a piece is there, made of what was put."""
+        if len(self._pieces) <= index:
+            self._convert()
+        return len(self._pieces) > index
+
+    def _convert(self) -> None:
+        """Makes pieces of what was put; a stop string ends them."""
+        for piece in self._put:
+            text, num_tokens, is_stopped = self._text.push(piece.tokens.tolist())
+            reason = "stop" if is_stopped else piece.finish_reason
+            if reason is not None and not is_stopped:
+                left = self._text.flush()
+                text += left.text
+                reason = "stop" if left.is_stopped else reason
+            tokens = _drawn_tokens(piece, num_tokens, self.request.num_logprobs)
+            self._pieces.append(Piece(text, tokens, reason))
+            if is_stopped:
+                self._is_put_whole = True
+                break
+        self._put = []
+
+
+def _drawn_tokens(
+    piece: TokenPiece, count: int, num_logprobs: int | None
+) -> tuple[DrawnToken, ...]:
+    tokens = piece.tokens[:count].tolist()
+    if piece.logprobs is None or num_logprobs is None:
+        return tuple(DrawnToken(token) for token in tokens)
+    return tuple(
+        DrawnToken(token, drawn, tuple(zip(likeliest, values, strict=True))[:num_logprobs])
+        for token, drawn, likeliest, values in zip(
+            tokens, *(part[:count].tolist() for part in piece.logprobs), strict=True
+        )
+    )

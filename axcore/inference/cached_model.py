@@ -64,7 +64,8 @@ class CachedModel:
         known = {path for spec in _leaves(trained) for path in spec.rng_paths()}
         kept, self._caches = _split(specs, lambda spec: spec.rng_paths()[0] in known)
         self.weights = restacked(state, trained, kept)
-        self.extend = jax.jit(self._extend, donate_argnums=1)
+        self.keeps_pages_only = not any("batch" in spec.axes for spec in _leaves(self._caches))
+        self.extend = jax.jit(self.step, donate_argnums=1)
         self.draw = jax.jit(self._draw, donate_argnums=1, static_argnums=(5, 6))
 
     def empty_caches(self) -> Any:
@@ -82,7 +83,7 @@ class CachedModel:
             logits, caches = self.extend(self.weights, caches, piece, cached, new)
         return logits, caches
 
-    def _extend(
+    def step(
         self,
         weights: Any,
         caches: Any,
@@ -94,6 +95,8 @@ class CachedModel:
         page_table: Int[Array, "B P"] | None = None,
     ) -> tuple[Float[Array, "B vocab"], Any]:
         """Returns the logits after the last new token of each row, and the caches with all of them.
+
+        It is pure, to be a part of programs.
 
         Args:
             weights: `self.weights`.
@@ -140,7 +143,7 @@ class CachedModel:
             logits, num_cached, caches = carry
             fresh = jax.vmap(lambda key: jax.random.fold_in(key, draws.first + index))(draws.keys)
             drawn = draw(logits, rows, fresh, allowed=draws.allowed, kind=kind)
-            logits, caches = self._extend(weights, caches, drawn[:, None], num_cached, one)
+            logits, caches = self.step(weights, caches, drawn[:, None], num_cached, one)
             return (logits, num_cached + 1, caches), drawn
 
         start = (logits, num_cached, caches)

@@ -29,6 +29,7 @@ class Scheduler:
         self.rows = RowTable(limits.num_slots, limits.max_length, limits.page_size)
         self.jobs: list[Job | None] = [None] * limits.num_slots
         self.num_preemptions = 0
+        self.num_shared = 0
         self._free_slots = list(range(limits.num_slots - 1, -1, -1))
         self._waiting: list[tuple[int, int, Job]] = []
         self._num_waiting = 0
@@ -250,7 +251,9 @@ class Scheduler:
             rows.set_pages(slot, first, job.pages[first:])
             rows.num_cached[slot] = min(len(job.pages) * limits.page_size, target - 1)
             if not job.num_preemptions:
-                job.num_shared += int(rows.num_cached[slot]) - start
+                shared = int(rows.num_cached[slot]) - start
+                job.num_shared += shared
+                self.num_shared += shared
 
     def _found(self, digests: list[bytes], count: int) -> list[int]:
         """Returns the pages of so many digests, or none."""

@@ -1,0 +1,66 @@
+"""`CallShapes`: the numbers of rows and tokens that an engine's programs are made for."""
+
+import attrs
+
+from axcore.errors import ConfigError
+from axcore.inference.config import EngineConfig
+
+SHORTEST_CHUNK = 16
+"""Tokens of the shortest pieces that texts are read in, where a step has room for them."""
+
+
+@attrs.frozen
+class CallShapes:
+    """Shapes of calls, the smallest first.
+
+    Args:
+        draw_sizes: Numbers of rows that draw.
+        chunk_lengths: Numbers of tokens of a row that are read at once.
+        read_sizes: Numbers of rows for each of those.
+    """
+
+    draw_sizes: tuple[int, ...]
+    chunk_lengths: tuple[int, ...]
+    read_sizes: tuple[tuple[int, ...], ...]
+
+    def draw_rows(self, num_rows: int) -> int:
+        """Returns the rows of the program that draws for so many."""
+        return next(size for size in self.draw_sizes if size >= num_rows)
+
+    def read_rows(self, num_rows: int, length: int) -> int:
+        """Returns the rows of the program that reads so many tokens of so many rows."""
+        sizes = self.read_sizes[self.chunk_lengths.index(length)]
+        return next(size for size in sizes if size >= num_rows)
+
+
+def call_shapes(cfg: EngineConfig) -> CallShapes:
+    """Returns the shapes of an engine's calls.
+
+    Raises:
+        ConfigError: The sizes do not fit together.
+    """
+    draw_sizes = tuple(sorted(cfg.decode_sizes or _powers_of_two(1, cfg.max_rows)))
+    if draw_sizes[-1] < cfg.max_rows:
+        raise ConfigError(
+            f"decode_sizes end at {draw_sizes[-1]}, and max_rows is {cfg.max_rows}",
+            hint=f"add {cfg.max_rows} to decode_sizes",
+        )
+    shortest = min(SHORTEST_CHUNK, cfg.step_tokens)
+    if cfg.step_tokens < cfg.max_rows + shortest - 1:
+        raise ConfigError(
+            f"step_tokens is {cfg.step_tokens}: too few for {cfg.max_rows} rows that draw and one "
+            f"that is read in pieces of {shortest}",
+            hint=f"set step_tokens to {cfg.max_rows + shortest} or more",
+        )
+    lengths = _powers_of_two(shortest, cfg.step_tokens)
+    sizes = [min(cfg.max_rows, max(1, cfg.step_tokens // length)) for length in lengths]
+    return CallShapes(draw_sizes, lengths, tuple(tuple(sorted({1, size})) for size in sizes))
+
+
+def _powers_of_two(first: int, last: int) -> tuple[int, ...]:
+    """Returns `first`, doubled as often as it is less than `last`, and `last`."""
+    sizes = []
+    while first < last:
+        sizes.append(first)
+        first *= 2
+    return (*sizes, last)

@@ -1,0 +1,338 @@
+"""`Programs`: the compiled programs of an engine, and what they keep on the device.
+
+A program is made for a number of rows and of tokens. What a call's rows are comes as one array of
+whole numbers, so that a call costs one transfer.
+
+Letters of shapes: B rows of a call, P pages of a row, T tokens, V vocabulary, S slots.
+"""
+
+import threading
+from collections.abc import Callable, Hashable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, UInt32
+
+from axcore.inference.cached_model import CachedModel
+from axcore.inference.drawing import (
+    DrawKind,
+    LogProbs,
+    SamplingRows,
+    TokenHistory,
+    draw,
+    empty_history,
+    greedy_rows,
+    log_probabilities,
+    row_keys,
+)
+from axcore.ops import current_policy, use_policy
+
+MAX_LOGPROBS = 20
+"""Number of likeliest tokens whose log-probabilities a request may ask for."""
+
+
+class CallRows(NamedTuple):
+    """The rows of a call: columns of one array.
+
+    Args:
+        slots: Of the caches; of padding one out of range.
+        starts: Tokens that came before.
+        sizes: Tokens of the row, or that are drawn one after the other.
+        index: Number of the answer's tokens before the first that is drawn.
+        draws: 1 where the row draws, else 0.
+        wants_logprobs: 1 where log-probabilities are wanted, else 0.
+        pages: Of the row, `[B, P]`.
+        tokens: New ones, `[B, T]`; none where rows go on from what they drew.
+    """
+
+    slots: Int[Array, " B"]
+    starts: Int[Array, " B"]
+    sizes: Int[Array, " B"]
+    index: Int[Array, " B"]
+    draws: Int[Array, " B"]
+    wants_logprobs: Int[Array, " B"]
+    pages: Int[Array, "B P"]
+    tokens: Int[Array, "B T"]
+
+
+NUM_COLUMNS = 6
+"""Columns of a call's array before pages and tokens."""
+
+
+class Drawn(NamedTuple):
+    """What a call drew, `[count, B]`; log-probabilities are 0 where no row wants any."""
+
+    tokens: Array
+    logprobs: LogProbs
+
+
+class Memory(NamedTuple):
+    """What slots keep on the device besides caches.
+
+    Args:
+        last: The token drawn last, `[S]`.
+        history: What penalties count.
+    """
+
+    last: Int[Array, " S"]
+    history: TokenHistory
+
+
+class Programs:
+    """Runs a model for an engine; not for several threads, but for `prepare`.
+
+    Args:
+        model: The model with caches.
+        pages_per_row: Pages of the longest text.
+        allowed: Packed bits of the tokens that text may have, `[1, W]`.
+
+    Attributes:
+        num_compiled: Programs compiled so far.
+        weights: What the model is called with.
+    """
+
+    def __init__(
+        self, model: CachedModel, *, pages_per_row: int, allowed: UInt32[np.ndarray, "1 W"]
+    ) -> None:
+        self.num_compiled = 0
+        self.weights = model.weights
+        self._model = model
+        self._pages_per_row = pages_per_row
+        self._allowed = jax.device_put(allowed)
+        self._caches = model.empty_caches()
+        slots, vocab = model.num_rows, int(model.model.config.vocab_size)
+        self.vocab_size = vocab
+        self._memory = Memory(jnp.zeros(slots, jnp.int32), empty_history(slots, vocab))
+        self._sampling: Any = jax.device_put(greedy_rows(slots))
+        self._compiled: dict[Hashable, Any] = {}
+        self._lock = threading.Lock()
+        self._policy = current_policy()
+
+    def set_sampling(self, sampling: SamplingRows) -> None:
+        """Takes over how each slot draws, `[S]`."""
+        self._sampling = jax.device_put(SamplingRows(*(value.copy() for value in sampling)))
+
+    def read(self, call: np.ndarray, length: int) -> Float[Array, "B V"]:
+        """Reads tokens of rows; returns the logits after the last one of each."""
+        program = self._program(("read", len(call), length))
+        logits, self._caches = program(self.weights, self._caches, call)
+        return logits  # type: ignore[no-any-return]
+
+    def advance(self, call: np.ndarray) -> Float[Array, "B V"]:
+        """Reads the token that each row drew last; returns the logits after it."""
+        program = self._program(("advance", len(call)))
+        logits, self._caches = program(self.weights, self._caches, self._memory.last, call)
+        return logits  # type: ignore[no-any-return]
+
+    def draw(self, logits: Float[Array, "B V"], call: np.ndarray, kind: DrawKind) -> Drawn:
+        """Draws a token of each row from logits."""
+        program = self._program(("draw", len(call), kind))
+        drawn, self._memory = program(self._memory, self._sampling, self._allowed, logits, call)
+        return drawn  # type: ignore[no-any-return]
+
+    def draw_many(self, call: np.ndarray, count: int, kind: DrawKind) -> Drawn:
+        """Draws tokens of each row, one after the other."""
+        program = self._program(("draw_many", len(call), count, kind))
+        drawn, self._caches, self._memory = program(
+            self.weights, self._caches, self._memory, self._sampling, self._allowed, call
+        )
+        return drawn  # type: ignore[no-any-return]
+
+    def copy_page(self, source: int, target: int) -> None:
+        """Copies a page of all caches."""
+        program = self._program(("copy_page",))
+        self._caches = program(self._caches, np.asarray([source, target], np.int32))
+
+    def start_history(self, slot: int, text: np.ndarray, num_prompt: int) -> None:
+        """Lets the penalties of a slot count the tokens of a text."""
+        size = 1 << max(5, int(len(text) - 1).bit_length())
+        program = self._program(("start_history", size))
+        padded = np.pad(text.astype(np.int32), (0, size - len(text)))[None]
+        lengths = np.asarray([[num_prompt, len(text)]], np.int32)
+        self._memory = program(self._memory, np.asarray([slot], np.int32), padded, lengths)
+
+    def prepare(self, key: Hashable) -> None:
+        """Compiles a program, in any thread; see `_lowered` for the keys."""
+        self._program(key)
+
+    def _program(self, key: Hashable) -> Any:
+        found = self._compiled.get(key)
+        if found is None:
+            with use_policy(self._policy):
+                found = self._lowered(key).compile()
+            with self._lock:
+                self.num_compiled += key not in self._compiled
+                self._compiled[key] = found
+        return found
+
+    def _lowered(self, key: Any) -> Any:
+        """Returns the program of a key: its name, and what decides its shapes."""
+        name, *sizes = key
+        caches, memory, rows = (_abstract(x) for x in (self._caches, self._memory, self._sampling))
+        weights, allowed = _abstract(self.weights), _abstract(self._allowed)
+        if name == "copy_page":
+            return _jit(_copy_page, 0).lower(caches, _ints(2))
+        if name == "start_history":
+            return _jit(_start_history, 0).lower(memory, _ints(1), _ints(1, sizes[0]), _ints(1, 2))
+        batch = sizes[0]
+        call = _ints(batch, NUM_COLUMNS + self._pages_per_row)
+        if name == "read":
+            width = NUM_COLUMNS + self._pages_per_row + sizes[1]
+            return _jit(self._read, 1).lower(weights, caches, _ints(batch, width))
+        if name == "advance":
+            last = memory.last
+            return _jit(self._advance, 1).lower(weights, caches, last, call)
+        if name == "draw":
+            logits = jax.ShapeDtypeStruct((batch, self.vocab_size), self._logits_dtype())
+            program = _jit(_with(_draw, kind=sizes[1]), 0)
+            return program.lower(memory, rows, allowed, logits, call)
+        program = _jit(_with(self._draw_many, count=sizes[1], kind=sizes[2]), 1, 2)
+        return program.lower(weights, caches, memory, rows, allowed, call)
+
+    def _logits_dtype(self) -> Any:
+        call = _ints(1, NUM_COLUMNS + self._pages_per_row + 1)
+        logits, _ = jax.eval_shape(self._read, _abstract(self.weights), self._caches, call)
+        return logits.dtype
+
+    def _rows(self, call: Int[Array, "B columns"]) -> CallRows:
+        columns = [call[:, column] for column in range(NUM_COLUMNS)]
+        end = NUM_COLUMNS + self._pages_per_row
+        return CallRows(*columns, call[:, NUM_COLUMNS:end], call[:, end:])
+
+    def _read(
+        self, weights: Any, caches: Any, call: Int[Array, "B columns"]
+    ) -> tuple[Float[Array, "B V"], Any]:
+        rows = self._rows(call)
+        return self._model.step(
+            weights,
+            caches,
+            rows.tokens,
+            rows.starts,
+            rows.sizes,
+            slots=rows.slots,
+            page_table=rows.pages,
+        )
+
+    def _advance(
+        self, weights: Any, caches: Any, last: Int[Array, " S"], call: Int[Array, "B columns"]
+    ) -> tuple[Float[Array, "B V"], Any]:
+        tokens = jnp.take(last, call[:, 0], mode="clip")
+        return self._read(weights, caches, jnp.concatenate([call, tokens[:, None]], axis=1))
+
+    def _draw_many(
+        self,
+        weights: Any,
+        caches: Any,
+        memory: Memory,
+        sampling: SamplingRows,
+        allowed: UInt32[Array, "1 W"],
+        call: Int[Array, "B columns"],
+        *,
+        count: int,
+        kind: DrawKind,
+    ) -> tuple[Drawn, Any, Memory]:
+        rows = self._rows(call)
+
+        def one(carry: Any, step: Array) -> Any:
+            caches, memory = carry
+            draws = (step < rows.sizes).astype(jnp.int32)
+            last = jnp.take(memory.last, rows.slots, mode="clip")
+            slots = jnp.where(draws > 0, rows.slots, memory.last.shape[0])
+            logits, caches = self._model.step(
+                weights,
+                caches,
+                last[:, None],
+                (rows.starts + step) * draws,
+                draws,
+                slots=slots,
+                page_table=rows.pages,
+            )
+            here = rows._replace(slots=slots, index=rows.index + step, draws=draws)
+            drawn, memory = _drawn(memory, sampling, allowed, logits, here, kind=kind)
+            return (caches, memory), drawn
+
+        (caches, memory), drawn = jax.lax.scan(
+            one, (caches, memory), jnp.arange(count, dtype=jnp.int32)
+        )
+        return drawn, caches, memory
+
+
+def _draw(
+    memory: Memory,
+    sampling: SamplingRows,
+    allowed: UInt32[Array, "#B W"],
+    logits: Float[Array, "B V"],
+    call: Int[Array, "B columns"],
+    *,
+    kind: DrawKind,
+) -> tuple[Drawn, Memory]:
+    columns = [call[:, column] for column in range(NUM_COLUMNS)]
+    rows = CallRows(*columns, call, call)
+    drawn, memory = _drawn(memory, sampling, allowed, logits, rows, kind=kind)
+    return jax.tree.map(lambda leaf: leaf[None], drawn), memory
+
+
+def _drawn(
+    memory: Memory,
+    sampling: SamplingRows,
+    allowed: UInt32[Array, "#B W"],
+    logits: Float[Array, "B V"],
+    rows: CallRows,
+    *,
+    kind: DrawKind,
+) -> tuple[Drawn, Memory]:
+    """Returns a token of each row, `[B]`, and the memory with it."""
+    num_slots = memory.last.shape[0]
+    held = jnp.minimum(rows.slots, num_slots - 1)
+    own = sampling.take(held)
+    keys = row_keys(own.seed, rows.index)
+    history = memory.history.take(held) if kind == "full" else None
+    tokens = draw(logits, own, keys, allowed=allowed, history=history, kind=kind)
+    number = min(MAX_LOGPROBS, logits.shape[1])
+
+    def wanted() -> LogProbs:
+        return log_probabilities(logits, tokens, number)
+
+    def unwanted() -> LogProbs:
+        shape = jax.eval_shape(wanted)
+        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shape)
+
+    logprobs = jax.lax.cond(jnp.any(rows.wants_logprobs > 0), wanted, unwanted)
+    slots = jnp.where(rows.draws > 0, rows.slots, num_slots)
+    last = memory.last.at[slots].set(tokens, mode="drop")
+    counted = memory.history.drawn(slots, tokens) if kind == "full" else memory.history
+    return Drawn(tokens, logprobs), Memory(last, counted)
+
+
+def _copy_page(caches: Any, pages: Int[Array, " 2"]) -> Any:
+    return jax.tree.map(lambda held: held.at[pages[1]].set(held[pages[0]]), caches)
+
+
+def _start_history(
+    memory: Memory, slots: Int[Array, " 1"], tokens: Int[Array, "1 T"], lengths: Int[Array, "1 2"]
+) -> Memory:
+    return memory._replace(history=memory.history.started(slots, tokens, lengths=lengths))
+
+
+def _jit(function: Callable[..., Any], *donated: int) -> Any:
+    return jax.jit(function, donate_argnums=donated)
+
+
+def _with(function: Callable[..., Any], **values: Any) -> Callable[..., Any]:
+    def program(*args: Any) -> Any:
+        return function(*args, **values)
+
+    program.__name__ = getattr(function, "__name__", "program").strip("_")
+    return program
+
+
+def _ints(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.int32)
+
+
+def _abstract(tree: Any) -> Any:
+    return jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), tree
+    )

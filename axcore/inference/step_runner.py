@@ -1,0 +1,233 @@
+"""`StepRunner`: runs what the scheduler plans, and hands out what is drawn. For one thread."""
+
+import time
+from collections import deque
+from typing import NamedTuple
+
+import attrs
+import numpy as np
+
+from axcore.inference.answer import NO_TOKENS, Answer, TokenLogprobs, TokenPiece
+from axcore.inference.call_shapes import CallShapes
+from axcore.inference.drawing import DrawKind, greedy_rows
+from axcore.inference.programs import NUM_COLUMNS, Drawn, Programs
+from axcore.inference.request import Request
+from axcore.inference.scheduler import Scheduler
+from axcore.inference.step_plan import Call, Job, StepPlan
+
+KINDS: tuple[DrawKind, ...] = ("greedy", "plain", "full")
+"""How programs draw, each doing all that those before it do."""
+
+
+@attrs.frozen(eq=False)
+class Task:
+    """A request at work.
+
+    Args:
+        request: What is asked.
+        answer: Where its tokens go.
+        job: Its place in the schedule.
+    """
+
+    request: Request
+    answer: Answer
+    job: Job
+
+
+class _Launched(NamedTuple):
+    """A call that is under way."""
+
+    call: Call
+    tasks: list[Task | None]
+    drawn: Drawn
+
+
+class StepRunner:
+    """Runs steps; the results of one are read when the next is under way.
+
+    Args:
+        programs: What runs on the device.
+        scheduler: What decides.
+        shapes: Those that programs are made for.
+        end_ids: Tokens that end a text.
+    """
+
+    def __init__(
+        self,
+        programs: Programs,
+        scheduler: Scheduler,
+        shapes: CallShapes,
+        end_ids: tuple[int, ...],
+    ) -> None:
+        self.programs = programs
+        self.scheduler = scheduler
+        self.num_steps = 0
+        self.num_drawn = 0
+        self.host_seconds = 0.0
+        self._shapes = shapes
+        self._is_end = np.zeros(programs.vocab_size, bool)
+        self._is_end[list(end_ids)] = True
+        slots = scheduler.limits.num_slots
+        self._tasks: dict[int, Task] = {}
+        self._at_slot: list[Task | None] = [None] * slots
+        self._sampling = greedy_rows(slots)
+        self._kind = np.zeros(slots, np.int32)
+        self._wants_logprobs = np.zeros(slots, np.int32)
+        self._ignores_end = np.zeros(slots, bool)
+        self._launched: deque[_Launched] = deque()
+        self._waited = 0.0
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any request is not finished, or any result not read."""
+        return bool(self._tasks or self._launched)
+
+    def add(self, task: Task) -> None:
+        """Lets a request wait for its turn."""
+        self._tasks[task.job.number] = task
+        self.scheduler.add(task.job)
+
+    def cancel(self, task: Task) -> None:
+        """Ends a request, if it is not finished."""
+        self._end(task, NO_TOKENS, "cancelled")
+
+    def fail_all(self, error: Exception) -> None:
+        """Ends all requests with an error."""
+        for task in tuple(self._tasks.values()):
+            task.answer.fail(error)
+        self._tasks.clear()
+
+    def step(self) -> None:
+        """Plans and starts a step, and reads the results of the one before."""
+        start, self._waited = time.perf_counter(), 0.0
+        num_before = len(self._launched)
+        plan = self.scheduler.plan()
+        if not plan.is_empty:
+            self.num_steps += 1
+            self._launch(plan)
+        for _ in range(num_before):
+            self._finish(self._launched.popleft())
+        self.host_seconds += time.perf_counter() - start - self._waited
+
+    def _launch(self, plan: StepPlan) -> None:
+        for job in plan.started:
+            self._set_row(job)
+        if plan.started:
+            self.programs.set_sampling(self._sampling)
+        for source, target in plan.copies:
+            self.programs.copy_page(source, target)
+        if plan.read is not None:
+            self._read(plan.read)
+        if plan.draw is not None:
+            self._draw(plan.draw)
+
+    def _set_row(self, job: Job) -> None:
+        """Writes down how the row of a job that starts draws."""
+        task, slot = self._tasks[job.number], job.slot
+        assert slot is not None
+        request = task.request
+        self._at_slot[slot] = task
+        self._sampling.set_row(slot, request.sampling, seed=request.seed)
+        sampling = request.sampling
+        self._kind[slot] = 2 if not sampling.is_plain else int(sampling.temperature > 0)
+        self._wants_logprobs[slot] = request.num_logprobs is not None
+        self._ignores_end[slot] = request.ignores_end
+        if sampling.has_penalties:
+            self.programs.start_history(slot, job.text, job.num_prompt)
+
+    def _read(self, call: Call) -> None:
+        rows = self._shapes.read_rows(len(call.slots), call.length)
+        array = self._array(call, rows, call.length)
+        text = self.scheduler.rows.text
+        width = array.shape[1] - call.length
+        for row, (slot, start, size) in enumerate(
+            zip(call.slots.tolist(), call.starts.tolist(), call.sizes.tolist(), strict=True)
+        ):
+            array[row, width : width + size] = text[slot, start : start + size]
+        logits = self.programs.read(array, call.length)
+        if call.num_drawn.any():
+            drawn = self.programs.draw(logits, array[:, :width].copy(), self._kind_of(call))
+            self._add(call, drawn)
+
+    def _draw(self, call: Call) -> None:
+        array = self._array(call, self._shapes.draw_rows(len(call.slots)), 0)
+        kind = self._kind_of(call)
+        if call.length == 1:
+            drawn = self.programs.draw(self.programs.advance(array), array, kind)
+        else:
+            drawn = self.programs.draw_many(array, call.length, kind)
+        self._add(call, drawn)
+
+    def _kind_of(self, call: Call) -> DrawKind:
+        return KINDS[int(self._kind[call.slots].max())]
+
+    def _add(self, call: Call, drawn: Drawn) -> None:
+        tasks = [self._at_slot[slot] for slot in call.slots.tolist()]
+        self._launched.append(_Launched(call, tasks, drawn))
+
+    def _array(self, call: Call, num_rows: int, num_tokens: int) -> np.ndarray:
+        """Returns the rows of a call as one array; see `CallRows`."""
+        table, count = self.scheduler.rows.page_table, len(call.slots)
+        array = np.zeros((num_rows, NUM_COLUMNS + table.shape[1] + num_tokens), np.int32)
+        array[count:, 0] = len(self._at_slot)
+        used = array[:count]
+        used[:, 0], used[:, 1], used[:, 2] = call.slots, call.starts, call.sizes
+        used[:, 3] = call.first_drawn - self.scheduler.rows.num_prompt[call.slots]
+        used[:, 4] = call.num_drawn > 0
+        used[:, 5] = self._wants_logprobs[call.slots]
+        used[:, NUM_COLUMNS : NUM_COLUMNS + table.shape[1]] = table[call.slots]
+        return array
+
+    def _finish(self, launched: _Launched) -> None:
+        """Reads what a call drew, and hands it out."""
+        call = launched.call
+        start = time.perf_counter()
+        drawn = np.asarray(launched.drawn.tokens)
+        self._waited += time.perf_counter() - start
+        tokens = drawn.T[: len(call.slots)]
+        current = self.scheduler.record(call, tokens)
+        steps = np.arange(tokens.shape[1])[None, :]
+        ends = self._is_end[tokens] & ~self._ignores_end[call.slots][:, None]
+        ends &= steps < call.num_drawn[:, None]
+        is_ended = ends.any(axis=1)
+        counts = np.where(is_ended, ends.argmax(axis=1), call.num_drawn)
+        is_full = call.first_drawn + call.num_drawn >= self.scheduler.rows.limit[call.slots]
+        logprobs = self._logprobs(launched)
+        rows = np.flatnonzero(current & (call.num_drawn > 0))
+        self.num_drawn += int(counts[rows].sum())
+        for row in rows.tolist():
+            task = launched.tasks[row]
+            assert task is not None
+            reason = "stop" if is_ended[row] else "length" if is_full[row] else None
+            self._hand_out(task, tokens[row, : counts[row]], reason, logprobs, row)
+
+    def _logprobs(self, launched: _Launched) -> TokenLogprobs | None:
+        """Returns log-probabilities `[rows, count]` and `[rows, count, n]`, where wanted."""
+        if not self._wants_logprobs[launched.call.slots].any():
+            return None
+        values = (np.asarray(value) for value in launched.drawn.logprobs)
+        return TokenLogprobs(*(value.swapaxes(0, 1) for value in values))
+
+    def _hand_out(
+        self,
+        task: Task,
+        tokens: np.ndarray,
+        reason: str | None,
+        logprobs: TokenLogprobs | None,
+        row: int,
+    ) -> None:
+        own = None
+        if logprobs is not None and task.request.num_logprobs is not None:
+            own = TokenLogprobs(*(value[row, : len(tokens)] for value in logprobs))
+        task.answer.put(TokenPiece(tokens, own, reason))
+        if reason is not None or task.answer.is_finished:
+            self._forget(task)
+
+    def _end(self, task: Task, tokens: np.ndarray, reason: str) -> None:
+        task.answer.put(TokenPiece(tokens, None, reason))
+        self._forget(task)
+
+    def _forget(self, task: Task) -> None:
+        task.answer.num_cached_prompt_tokens = task.job.num_shared
+        self.scheduler.finish(task.job)
+        self._tasks.pop(task.job.number, None)
