@@ -2,6 +2,7 @@
 
 from axcore.inference.answer import Answer
 from axcore.inference.config import EngineConfig
+from axcore.inference.engine import Engine, EngineStats
 from axcore.inference.generate import Generation, Generator
 from axcore.inference.request import (
     Completion,
@@ -20,8 +21,10 @@ __all__ = [
     "Completion",
     "Draining",
     "DrawnToken",
+    "Engine",
     "EngineConfig",
     "EngineError",
+    "EngineStats",
     "Generation",
     "Generator",
     "Piece",

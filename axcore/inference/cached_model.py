@@ -60,6 +60,7 @@ class CachedModel:
         served = for_serving(model.config, room)
         self.model: Module = served.build()
         self.num_rows = room.num_rows
+        self.vocab_size: int = getattr(served, "vocab_size")  # noqa: B009 - not of every model
         specs, trained = self.model.param_specs(), model.param_specs()
         known = {path for spec in _leaves(trained) for path in spec.rng_paths()}
         kept, self._caches = _split(specs, lambda spec: spec.rng_paths()[0] in known)

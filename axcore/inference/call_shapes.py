@@ -39,7 +39,7 @@ def call_shapes(cfg: EngineConfig) -> CallShapes:
     Raises:
         ConfigError: The sizes do not fit together.
     """
-    draw_sizes = tuple(sorted(cfg.decode_sizes or _powers_of_two(1, cfg.max_rows)))
+    draw_sizes = tuple(sorted(cfg.decode_sizes or _grown(1, cfg.max_rows, 4)))
     if draw_sizes[-1] < cfg.max_rows:
         raise ConfigError(
             f"decode_sizes end at {draw_sizes[-1]}, and max_rows is {cfg.max_rows}",
@@ -52,15 +52,17 @@ def call_shapes(cfg: EngineConfig) -> CallShapes:
             f"that is read in pieces of {shortest}",
             hint=f"set step_tokens to {cfg.max_rows + shortest} or more",
         )
-    lengths = _powers_of_two(shortest, cfg.step_tokens)
-    sizes = [min(cfg.max_rows, max(1, cfg.step_tokens // length)) for length in lengths]
-    return CallShapes(draw_sizes, lengths, tuple(tuple(sorted({1, size})) for size in sizes))
+    lengths = _grown(shortest, cfg.step_tokens, 2)
+    most = [max(1, cfg.step_tokens // length) for length in lengths]
+    fits = [max((size for size in draw_sizes if size <= rows), default=1) for rows in most]
+    read_sizes = tuple(tuple(sorted({1, rows})) for rows in fits)
+    return CallShapes(draw_sizes, lengths, read_sizes)
 
 
-def _powers_of_two(first: int, last: int) -> tuple[int, ...]:
-    """Returns `first`, doubled as often as it is less than `last`, and `last`."""
+def _grown(first: int, last: int, factor: int) -> tuple[int, ...]:
+    """Returns `first`, multiplied as often as it is less than `last`, and `last`."""
     sizes = []
     while first < last:
         sizes.append(first)
-        first *= 2
+        first *= factor
     return (*sizes, last)

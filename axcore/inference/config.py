@@ -18,7 +18,7 @@ class EngineConfig:
         num_pages: Pages of the cache; None takes as many as `max_rows` of the longest texts need,
             or as memory holds where that is less.
         step_tokens: Tokens that a step runs through the model at most while prompts are read.
-        decode_sizes: Numbers of rows that programs are compiled for; None takes powers of two up
+        decode_sizes: Numbers of rows that programs are compiled for; None takes powers of four up
             to `max_rows`.
         tokens_per_call: Tokens of each row that one call draws while nothing waits.
         max_queue: Requests that wait at most.

@@ -115,6 +115,7 @@ class Engine:
             step_tokens=cfg.step_tokens,
             tokens_per_call=cfg.tokens_per_call,
             chunk_lengths=self._shapes.chunk_lengths,
+            chunk_rows=tuple(sizes[-1] for sizes in self._shapes.read_sizes),
             shares_prefixes=cfg.shares_prefixes and served.keeps_pages_only,
         )
         self._runner = StepRunner(
@@ -294,7 +295,7 @@ class Engine:
             while self._turn():
                 pass
             self._end(EngineError("the engine was closed"))
-        except Exception as error:  # noqa: BLE001 - whatever it is, nobody may wait for ever
+        except Exception as error:
             self._end(error)
 
     def _turn(self) -> bool:

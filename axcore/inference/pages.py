@@ -18,7 +18,7 @@ class OutOfPages(AxcoreError):  # noqa: N818 - a state, which passes
     """Every page is held; some must be given back first."""
 
 
-def next_digest(before: bytes, tokens: Sequence[int]) -> bytes:
+def next_digest(before: bytes, tokens: np.ndarray) -> bytes:
     """Returns the digest of a text that ends with a page of tokens.
 
     Args:

@@ -7,6 +7,7 @@ Letters of shapes: B rows of a call, P pages of a row, T tokens, V vocabulary, S
 """
 
 import threading
+import time
 from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
@@ -40,17 +41,17 @@ class CallRows(NamedTuple):
         slots: Of the caches; of padding one out of range.
         starts: Tokens that came before.
         sizes: Tokens of the row, or that are drawn one after the other.
-        index: Number of the answer's tokens before the first that is drawn.
+        first: Number of the answer's tokens before the first that is drawn.
         draws: 1 where the row draws, else 0.
         wants_logprobs: 1 where log-probabilities are wanted, else 0.
         pages: Of the row, `[B, P]`.
-        tokens: New ones, `[B, T]`; none where rows go on from what they drew.
+        tokens: New ones, `[B, T]`; none where rows continue from what they drew.
     """
 
     slots: Int[Array, " B"]
     starts: Int[Array, " B"]
     sizes: Int[Array, " B"]
-    index: Int[Array, " B"]
+    first: Int[Array, " B"]
     draws: Int[Array, " B"]
     wants_logprobs: Int[Array, " B"]
     pages: Int[Array, "B P"]
@@ -90,6 +91,7 @@ class Programs:
 
     Attributes:
         num_compiled: Programs compiled so far.
+        compile_seconds: Time that it took.
         weights: What the model is called with.
     """
 
@@ -97,12 +99,13 @@ class Programs:
         self, model: CachedModel, *, pages_per_row: int, allowed: UInt32[np.ndarray, "1 W"]
     ) -> None:
         self.num_compiled = 0
+        self.compile_seconds = 0.0
         self.weights = model.weights
         self._model = model
         self._pages_per_row = pages_per_row
         self._allowed = jax.device_put(allowed)
         self._caches = model.empty_caches()
-        slots, vocab = model.num_rows, int(model.model.config.vocab_size)
+        slots, vocab = model.num_rows, model.vocab_size
         self.vocab_size = vocab
         self._memory = Memory(jnp.zeros(slots, jnp.int32), empty_history(slots, vocab))
         self._sampling: Any = jax.device_put(greedy_rows(slots))
@@ -160,9 +163,11 @@ class Programs:
     def _program(self, key: Hashable) -> Any:
         found = self._compiled.get(key)
         if found is None:
+            start = time.perf_counter()
             with use_policy(self._policy):
                 found = self._lowered(key).compile()
             with self._lock:
+                self.compile_seconds += time.perf_counter() - start
                 self.num_compiled += key not in self._compiled
                 self._compiled[key] = found
         return found
@@ -185,21 +190,18 @@ class Programs:
             last = memory.last
             return _jit(self._advance, 1).lower(weights, caches, last, call)
         if name == "draw":
-            logits = jax.ShapeDtypeStruct((batch, self.vocab_size), self._logits_dtype())
+            logits = self._logits(batch)
             program = _jit(_with(_draw, kind=sizes[1]), 0)
             return program.lower(memory, rows, allowed, logits, call)
         program = _jit(_with(self._draw_many, count=sizes[1], kind=sizes[2]), 1, 2)
         return program.lower(weights, caches, memory, rows, allowed, call)
 
-    def _logits_dtype(self) -> Any:
-        call = _ints(1, NUM_COLUMNS + self._pages_per_row + 1)
-        logits, _ = jax.eval_shape(self._read, _abstract(self.weights), self._caches, call)
-        return logits.dtype
+    def _logits(self, batch: int) -> Any:
+        call = _ints(batch, NUM_COLUMNS + self._pages_per_row + 1)
+        return jax.eval_shape(self._read, _abstract(self.weights), self._caches, call)[0]
 
     def _rows(self, call: Int[Array, "B columns"]) -> CallRows:
-        columns = [call[:, column] for column in range(NUM_COLUMNS)]
-        end = NUM_COLUMNS + self._pages_per_row
-        return CallRows(*columns, call[:, NUM_COLUMNS:end], call[:, end:])
+        return _call_rows(call, self._pages_per_row)
 
     def _read(
         self, weights: Any, caches: Any, call: Int[Array, "B columns"]
@@ -249,7 +251,7 @@ class Programs:
                 slots=slots,
                 page_table=rows.pages,
             )
-            here = rows._replace(slots=slots, index=rows.index + step, draws=draws)
+            here = rows._replace(slots=slots, first=rows.first + step, draws=draws)
             drawn, memory = _drawn(memory, sampling, allowed, logits, here, kind=kind)
             return (caches, memory), drawn
 
@@ -268,8 +270,7 @@ def _draw(
     *,
     kind: DrawKind,
 ) -> tuple[Drawn, Memory]:
-    columns = [call[:, column] for column in range(NUM_COLUMNS)]
-    rows = CallRows(*columns, call, call)
+    rows = _call_rows(call, call.shape[1] - NUM_COLUMNS)
     drawn, memory = _drawn(memory, sampling, allowed, logits, rows, kind=kind)
     return jax.tree.map(lambda leaf: leaf[None], drawn), memory
 
@@ -287,7 +288,7 @@ def _drawn(
     num_slots = memory.last.shape[0]
     held = jnp.minimum(rows.slots, num_slots - 1)
     own = sampling.take(held)
-    keys = row_keys(own.seed, rows.index)
+    keys = row_keys(own.seed, rows.first)
     history = memory.history.take(held) if kind == "full" else None
     tokens = draw(logits, own, keys, allowed=allowed, history=history, kind=kind)
     number = min(MAX_LOGPROBS, logits.shape[1])
@@ -297,13 +298,21 @@ def _drawn(
 
     def unwanted() -> LogProbs:
         shape = jax.eval_shape(wanted)
-        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shape)
+        return LogProbs(*(jnp.zeros(leaf.shape, leaf.dtype) for leaf in shape))
 
-    logprobs = jax.lax.cond(jnp.any(rows.wants_logprobs > 0), wanted, unwanted)
+    logprobs: LogProbs = jax.lax.cond(jnp.any(rows.wants_logprobs > 0), wanted, unwanted)
     slots = jnp.where(rows.draws > 0, rows.slots, num_slots)
     last = memory.last.at[slots].set(tokens, mode="drop")
     counted = memory.history.drawn(slots, tokens) if kind == "full" else memory.history
     return Drawn(tokens, logprobs), Memory(last, counted)
+
+
+def _call_rows(call: Int[Array, "B columns"], num_pages: int) -> CallRows:
+    slots, starts, sizes, first, draws, wants = call[:, :NUM_COLUMNS].T
+    end = NUM_COLUMNS + num_pages
+    return CallRows(
+        slots, starts, sizes, first, draws, wants, call[:, NUM_COLUMNS:end], call[:, end:]
+    )
 
 
 def _copy_page(caches: Any, pages: Int[Array, " 2"]) -> Any:
@@ -328,11 +337,12 @@ def _with(function: Callable[..., Any], **values: Any) -> Callable[..., Any]:
     return program
 
 
-def _ints(*shape: int) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(shape, jnp.int32)
+def _ints(*shape: int) -> Any:
+    return jax.eval_shape(lambda: jnp.zeros(shape, jnp.int32))
 
 
 def _abstract(tree: Any) -> Any:
-    return jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), tree
-    )
+    def abstract(leaf: Array) -> Any:
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)  # type: ignore[no-untyped-call]
+
+    return jax.tree.map(abstract, tree)

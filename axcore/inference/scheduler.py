@@ -216,7 +216,8 @@ class Scheduler:
             length = length or next((n for n in lengths if n >= missing), lengths[-1])
             chosen.append(slot)
             computing.update(self._digests_within(job, min(missing, length)))
-            if (len(chosen) + 1) * length > budget:
+            most = limits.chunk_rows[limits.chunk_lengths.index(length)]
+            if len(chosen) == most or (len(chosen) + 1) * length > budget:
                 break
         return np.asarray(chosen, np.int64), length
 
@@ -275,7 +276,8 @@ class Scheduler:
             return got
         for place in np.argsort(rows.order[slots]).tolist():
             got[place] = self._give_first(int(slots[place]), int(missing[place]))
-        return got & rows.is_running[slots]
+        still: np.ndarray = got & rows.is_running[slots]
+        return still
 
     def _give_first(self, slot: int, missing: int) -> bool:
         """Gives a row its pages, later rows' if need be; returns whether there were enough."""

@@ -19,6 +19,7 @@ class Limits:
         step_tokens: Tokens of a step in which texts are read, at most.
         tokens_per_call: Tokens of a row that a call draws while nothing is read.
         chunk_lengths: Numbers of tokens of a row that are read at once, the smallest first.
+        chunk_rows: Rows that are read at once in each of those lengths, at most.
         shares_prefixes: Whether texts that begin alike hold the same pages.
         chunk_alignment: Tokens; a text is read from multiples of this on, and shared in them.
         fixed_calls: Whether a call always draws `tokens_per_call` tokens.
@@ -31,6 +32,7 @@ class Limits:
     step_tokens: int
     tokens_per_call: int
     chunk_lengths: tuple[int, ...]
+    chunk_rows: tuple[int, ...]
     shares_prefixes: bool = True
     chunk_alignment: int = 1
     fixed_calls: bool = False

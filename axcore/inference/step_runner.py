@@ -15,8 +15,9 @@ from axcore.inference.request import Request
 from axcore.inference.scheduler import Scheduler
 from axcore.inference.step_plan import Call, Job, StepPlan
 
-KINDS: tuple[DrawKind, ...] = ("greedy", "plain", "full")
-"""How programs draw, each doing all that those before it do."""
+KINDS: tuple[DrawKind, ...] = ("greedy", "full")
+"""How programs draw. One for rows with a temperature alone would save little, and cost as long to
+compile."""
 
 
 @attrs.frozen(eq=False)
@@ -99,7 +100,7 @@ class StepRunner:
 
     def step(self) -> None:
         """Plans and starts a step, and reads the results of the one before."""
-        start, self._waited = time.perf_counter(), 0.0
+        start, self._waited = time.perf_counter(), -self.programs.compile_seconds
         num_before = len(self._launched)
         plan = self.scheduler.plan()
         if not plan.is_empty:
@@ -107,6 +108,7 @@ class StepRunner:
             self._launch(plan)
         for _ in range(num_before):
             self._finish(self._launched.popleft())
+        self._waited += self.programs.compile_seconds
         self.host_seconds += time.perf_counter() - start - self._waited
 
     def _launch(self, plan: StepPlan) -> None:
@@ -129,7 +131,7 @@ class StepRunner:
         self._at_slot[slot] = task
         self._sampling.set_row(slot, request.sampling, seed=request.seed)
         sampling = request.sampling
-        self._kind[slot] = 2 if not sampling.is_plain else int(sampling.temperature > 0)
+        self._kind[slot] = not (sampling.is_plain and sampling.temperature == 0)
         self._wants_logprobs[slot] = request.num_logprobs is not None
         self._ignores_end[slot] = request.ignores_end
         if sampling.has_penalties:

@@ -26,6 +26,7 @@ def random_limits(rng):
         step_tokens=num_slots + lengths[0] + rng.randint(0, 12),
         tokens_per_call=rng.choice((1, 3)),
         chunk_lengths=lengths,
+        chunk_rows=tuple(rng.randint(1, 4) for _ in lengths),
         shares_prefixes=rng.random() < 0.8,
     )
 
@@ -80,6 +81,8 @@ class Simulation:
             drawing = 0 if plan.draw is None else len(plan.draw.slots)
             assert plan.read.sizes.sum() + drawing <= limits.step_tokens
             assert plan.read.sizes.max() <= plan.read.length
+            most = limits.chunk_rows[limits.chunk_lengths.index(plan.read.length)]
+            assert len(plan.read.slots) <= most
         for call in (plan.read, plan.draw):
             if call is not None:
                 self.pending.append((call, self.run(call)))
