@@ -1,0 +1,183 @@
+"""How fast models are served on a CPU, beside llama.cpp and transformers.
+
+    python benchmarks/serving.py --gguf-python VENV/bin/python --torch-python VENV/bin/python \
+        [--rounds 7] [--without-load]
+
+Models of 32 and 125 million random float32 parameters, the same numbers in all. Time per token is
+that of each token after the first, after a prompt of 128 tokens, for one row and for eight; time to
+first token has a prompt of 512. Likeliest tokens are drawn, which are compared. Then 32 requests
+with Poisson arrivals and lengths as in ShareGPT come to the small model, and the engine's own time
+on the host is taken at 64 slots.
+
+Every rival is a process of its own with as many threads as there are cores, set up as its authors
+have it; how is in the results. All take turns, the first turn is not counted, and a figure is the
+median over turns; a ratio is the median over turns of axcore's time by the rival's. Both caches of
+transformers are measured; the goal is against the faster. A rival that fails or hangs is left out
+of what follows, and the results are written after each part.
+
+`--gguf-python` is the Python of an environment of `llama-cpp-python`, as `make parity-gguf` makes
+it, but compiled for this processor: without `-DGGML_NATIVE=OFF`. `--torch-python` is that of
+`make parity`.
+"""
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from _record import record
+from _serving_load import MODELS
+from _serving_rival import HERE, Rival
+from _serving_table import table
+
+ROWS = (1, 8)
+TASKS: dict[str, dict[str, Any]] = {
+    **{f"decode_{rows}": {"task": "decode", "batch": rows} for rows in ROWS},
+    "first": {"task": "first"},
+}
+LOADS = (
+    ("axcore", "together", 60.0),
+    ("axcore", "one_by_one", 120.0),
+    ("transformers", "one_by_one", 120.0),
+    ("transformers", "together", 200.0),
+)
+"""Who serves the load, how, and for how many seconds at most."""
+
+Figures = dict[str, Any]
+
+
+def start(given: argparse.Namespace, model: str, folder: Path) -> dict[str, Rival]:
+    """Returns the processes that serve a model, by name."""
+    threads = str(os.cpu_count())
+    ours = os.environ.get("PYTHONPATH", "")
+    wanted: dict[str, Callable[[], Rival]] = {
+        "axcore": lambda: Rival(
+            sys.executable, "_serving_axcore.py", str(folder / model), paths=ours
+        )
+    }
+    if given.gguf_python is not None:
+        file = str(folder / f"{model}.gguf")
+        wanted["llama.cpp"] = lambda: Rival(given.gguf_python, "_serving_llama.py", file, threads)
+    if given.torch_python is not None:
+        command = (given.torch_python, "_serving_transformers.py", str(folder / model), threads)
+        wanted["transformers"] = lambda: Rival(*command)
+        wanted["transformers_compiled"] = lambda: Rival(*command, "--compile")
+    return {name: make() for name, make in wanted.items()}
+
+
+def measure(rivals: dict[str, Rival], rounds: int, count: int) -> Figures:
+    """Returns what each task took of each rival, in turns."""
+    found: Figures = {}
+    for task, asked in TASKS.items():
+        more = {"count": count} if asked["task"] == "decode" else {}
+        turns = [
+            {name: rival.ask(seed=turn, **asked, **more) for name, rival in _turned(rivals, turn)}
+            for turn in range(rounds + 1)
+        ][1:]
+        found[task] = {name: _summary(turns, name) for name in rivals if _all(turns, name)}
+    return found
+
+
+def _turned(rivals: dict[str, Rival], turn: int) -> Iterable[tuple[str, Rival]]:
+    names = list(rivals)
+    place = turn % len(names)
+    return [(name, rivals[name]) for name in names[place:] + names[:place]]
+
+
+def _all(turns: list[Figures], name: str) -> bool:
+    return all(turn[name] is not None for turn in turns)
+
+
+def _summary(turns: list[Figures], name: str) -> Figures:
+    """Returns the median and the best of a rival, and axcore's by it."""
+    times = [turn[name]["ms"] for turn in turns]
+    summary = {
+        "ms": round(statistics.median(times), 3),
+        "fastest_ms": round(min(times), 3),
+        "processor_ms": round(statistics.median(turn[name]["processor_ms"] for turn in turns), 3),
+        "peak_mib": turns[-1][name]["peak_mib"],
+    }
+    if name != "axcore" and _all(turns, "axcore"):
+        of = [turn["axcore"]["ms"] / turn[name]["ms"] for turn in turns]
+        summary["axcore_by_it"] = round(statistics.median(of), 3)
+        summary["same_tokens"] = round(
+            statistics.mean(_shared(turn["axcore"], turn[name]) for turn in turns), 2
+        )
+    return summary
+
+
+def _shared(ours: Figures, theirs: Figures) -> float:
+    """Returns the share of tokens before the first that differs."""
+    pairs = list(zip(ours["tokens"], theirs["tokens"], strict=False))
+    same = next((at for at, pair in enumerate(pairs) if pair[0] != pair[1]), len(pairs))
+    return same / len(pairs)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--gguf-python", type=Path, help="the Python of one of llama-cpp-python")
+    parser.add_argument("--torch-python", type=Path, help="the Python of one of transformers")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--tokens", type=int, default=64, help="of a turn")
+    parser.add_argument("--requests", type=int, default=32, help="of the load")
+    parser.add_argument("--models", nargs="*", default=list(MODELS), choices=list(MODELS))
+    parser.add_argument("--without-load", action="store_true")
+    given = parser.parse_args()
+    figures: Figures = {"rivals": {}, "models": {}, "load": {}}
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as kept:
+        folder = Path(kept)
+        for model in given.models:
+            run_model(given, model, folder, figures)
+            print(f"{model}: {time.monotonic() - began:.0f} s since the start")
+    path = record("serving", figures)
+    print(table(figures))
+    print("written to", path, f"after {time.monotonic() - began:.0f} s")
+
+
+def run_model(given: argparse.Namespace, model: str, folder: Path, figures: Figures) -> None:
+    """Measures a model, and the load where it is the first."""
+    writer = [sys.executable, str(HERE / "_serving_models.py"), model, str(folder)]
+    kept = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    num_params = int(subprocess.check_output(writer, text=True, env=kept))
+    rivals = start(given, model, folder)
+    for name, rival in rivals.items():
+        figures["rivals"][name] = rival.start or {"failure": rival.failure}
+    try:
+        figures["models"][model] = {
+            "num_params": num_params,
+            **measure(rivals, given.rounds, given.tokens),
+        }
+        record("serving", figures)
+        if model == given.models[0] and not given.without_load:
+            for name, task, limit_s in LOADS:
+                run_load(rivals, name, task, limit_s, given.requests, figures)
+    finally:
+        for name, rival in rivals.items():
+            if rival.failure is not None:
+                figures["models"].setdefault(model, {})[f"{name}_failure"] = rival.failure
+            rival.stop()
+
+
+def run_load(
+    rivals: dict[str, Rival], name: str, task: str, limit_s: float, count: int, figures: Figures
+) -> None:
+    """Lets one rival serve the load."""
+    if name in rivals:
+        found = rivals[name].ask(task, limit_s=limit_s, count=count)
+        print(f"load: {name} {task}: {found}")
+        if found is not None:
+            figures["load"][f"{name}_{task}"] = {
+                what: round(value, 3) for what, value in found.items()
+            }
+    record("serving", figures)
+
+
+if __name__ == "__main__":
+    main()
