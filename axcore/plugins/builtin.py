@@ -395,6 +395,17 @@ def metric_writers() -> Iterator[MetricWriter]:
         fn=Ref("axcore.trainer.callbacks.metrics:json_lines"),
         summary="metrics.jsonl in the run directory, an object a line",
     )
+    for name, summary in (
+        ("tensorboard", "event files in the run directory, for TensorBoard"),
+        ("wandb", "Weights & Biases, under the run's own id"),
+        (
+            "prometheus",
+            "metrics.prom in the run directory: newest values, for a collector of files",
+        ),
+    ):
+        yield MetricWriter(
+            name=name, fn=Ref(f"axcore.trainer.callbacks.boards:{name}"), summary=summary
+        )
 
 
 @hook.observers
