@@ -1,0 +1,148 @@
+"""Guesses change how fast tokens come, never which."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.stats import chisquare
+
+from axcore.inference import Sampling
+from axcore.inference.drawing import (
+    draw,
+    empty_history,
+    packed_mask,
+    row_keys,
+    sampling_rows,
+    scaled_logits,
+)
+from axcore.inference.speculation import verify
+
+VOCAB, ROWS, GUESSES = 6, 30_000, 3
+RANDOM = np.random.default_rng(0)
+TABLE = jnp.asarray(RANDOM.normal(0, 1.5, (VOCAB, VOCAB)), jnp.float32)
+"""Logits after each token, of the model."""
+DRAFT = TABLE + jnp.asarray(RANDOM.normal(0, 0.7, (VOCAB, VOCAB)), jnp.float32)
+"""Those of a drafting model."""
+START = 2
+SAMPLINGS = [
+    Sampling(temperature=1.0),
+    Sampling(temperature=0.7, top_k=3),
+    Sampling(temperature=1.4, top_p=0.8),
+]
+
+
+def rows_of(sampling, count=ROWS):
+    rows = sampling_rows([sampling]).take(np.zeros(count, int))
+    seeds = np.stack([np.arange(count), np.zeros(count)], axis=1).astype(np.uint32)
+    return jax.tree.map(jnp.asarray, rows._replace(seed=seeds))
+
+
+@jax.jit
+def chain(table, rows):
+    """Returns the tokens that are drawn one after the other, `[B, GUESSES + 1]`."""
+    last, drawn = jnp.full(len(rows.seed), START), []
+    for index in range(GUESSES + 1):
+        last = draw(table[last], rows, row_keys(rows.seed, jnp.full(len(last), index)))
+        drawn.append(last)
+    return jnp.stack(drawn, axis=1)
+
+
+@jax.jit
+def verified(guesses, rows):
+    known = jnp.concatenate([jnp.full((len(guesses), 1), START), guesses], axis=1)
+    zeros = jnp.zeros(len(guesses), jnp.int32)
+    count = jnp.full(len(guesses), GUESSES)
+    return verify(TABLE[known], guesses, rows, first=zeros, num_guesses=count)
+
+
+def random_guesses(rows):
+    """Returns guesses that do not depend on what is drawn, as those from the text."""
+    return jax.random.randint(jax.random.key(9), (len(rows.seed), GUESSES), 0, VOCAB)
+
+
+def drafted_guesses(rows):
+    return chain(DRAFT, rows)[:, :GUESSES]
+
+
+@pytest.mark.parametrize("sampling", [*SAMPLINGS, Sampling(temperature=0)], ids=str)
+@pytest.mark.parametrize("guess", [random_guesses, drafted_guesses])
+def test_tokens_are_those_of_plain_decoding(sampling, guess):
+    rows = rows_of(sampling, 500)
+    found, plain = verified(guess(rows), rows), np.asarray(chain(TABLE, rows))
+    taken = np.arange(GUESSES + 1) < np.asarray(found.counts)[:, None]
+    np.testing.assert_array_equal(np.where(taken, found.tokens, -1), np.where(taken, plain, -1))
+    assert len(set(np.asarray(found.counts).tolist())) > 1 or sampling.temperature == 0
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
+@pytest.mark.parametrize("guess", [random_guesses, drafted_guesses])
+def test_pairs_of_tokens_pass_a_chi_square_test(sampling, guess):
+    rows = rows_of(sampling)
+    guesses = guess(rows)
+    found = verified(guesses, rows)
+    first, second = np.asarray(found.tokens[:, 0]), np.asarray(found.tokens[:, 1])
+    whole = jax.nn.softmax(scaled_logits(TABLE, rows_of(sampling, VOCAB)), axis=1)
+    expected = np.asarray(whole[START])[:, None] * np.asarray(whole)
+    # The second token counts where the first guess was right; that is decided before it is drawn.
+    right = np.asarray(found.counts) > 1
+    for start in range(VOCAB):
+        counts = np.bincount(second[right & (first == start)], minlength=VOCAB)
+        _assert_drawn_from(counts, np.asarray(whole[start]))
+    _assert_drawn_from(np.bincount(first, minlength=VOCAB), expected.sum(axis=1))
+
+
+def _assert_drawn_from(counts, probabilities):
+    probabilities = probabilities.astype(np.float64)
+    kept = probabilities * counts.sum() > 5
+    assert counts[probabilities == 0].sum() == 0
+    if kept.sum() > 1:
+        expected = probabilities[kept] / probabilities[kept].sum() * counts[kept].sum()
+        assert chisquare(counts[kept], expected).pvalue > 1e-4
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
+def test_a_drafting_model_is_right_as_often_as_the_bound_says(sampling):
+    rows = rows_of(sampling)
+    guesses = drafted_guesses(rows)
+    p, q = (
+        np.asarray(jax.nn.softmax(scaled_logits(table, rows_of(sampling, VOCAB)), axis=1))[START]
+        for table in (TABLE, DRAFT)
+    )
+    distance = 0.5 * np.abs(p - q).sum()
+    share = float((np.asarray(verified(guesses, rows).counts) > 1).mean())
+    assert share > (1 - distance) / (1 + distance) - 0.01
+    assert share < 1 - distance + 0.01
+    same = verified(chain(TABLE, rows)[:, :GUESSES], rows)
+    assert set(np.asarray(same.counts).tolist()) == {GUESSES + 1}
+
+
+def test_only_guesses_that_there_are_count():
+    rows = rows_of(Sampling(temperature=0), 3)
+    plain = chain(TABLE, rows)
+    known = jnp.concatenate([jnp.full((3, 1), START), plain[:, :GUESSES]], axis=1)
+    found = verify(
+        TABLE[known],
+        plain[:, :GUESSES],
+        rows,
+        first=jnp.zeros(3, jnp.int32),
+        num_guesses=jnp.asarray([0, 1, 3]),
+    )
+    assert found.counts.tolist() == [1, 2, 4]
+
+
+def test_penalties_count_the_guesses_before_and_masks_hold_at_each_place():
+    rows = rows_of(Sampling(temperature=0, presence_penalty=2.0), 1)
+    logits = jnp.asarray([[0.0, 3.0, 2.0, 2.5]] * 4)[None]
+    history = empty_history(1, 4)
+    mask = packed_mask(np.array([[True, True, True, False]]))
+    found = verify(
+        logits,
+        jnp.asarray([[1, 2, 1]]),
+        rows,
+        first=jnp.zeros(1, jnp.int32),
+        num_guesses=jnp.asarray([3]),
+        allowed=mask,
+        history=history,
+    )
+    assert found.tokens.tolist() == [[1, 2, 1, 1]]
+    assert found.counts.tolist() == [4]
