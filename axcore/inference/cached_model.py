@@ -62,12 +62,18 @@ class CachedModel:
         self.num_rows = room.num_rows
         self.vocab_size: int = getattr(served, "vocab_size")  # noqa: B009 - not of every model
         specs, trained = self.model.param_specs(), model.param_specs()
+        self._trained = trained
         known = {path for spec in _leaves(trained) for path in spec.rng_paths()}
         kept, self._caches = _split(specs, lambda spec: spec.rng_paths()[0] in known)
-        self.weights = restacked(state, trained, kept)
+        self._kept = kept
+        self.weights = self.weights_of(state)
         self.keeps_pages_only = not any("batch" in spec.axes for spec in _leaves(self._caches))
         self.extend = jax.jit(self.step, donate_argnums=1)
         self.draw = jax.jit(self._draw, donate_argnums=1, static_argnums=(5, 6))
+
+    def weights_of(self, state: Any) -> Any:
+        """Returns what programs take of a state of the model, as it is trained."""
+        return restacked(state, self._trained, self._kept)
 
     def empty_caches(self) -> Any:
         """Returns caches of rows without a token."""

@@ -1,6 +1,7 @@
 """`Engine`: answers many requests at once, in a thread of its own."""
 
 import concurrent.futures
+import contextlib
 import itertools
 import os
 import threading
@@ -125,13 +126,14 @@ class Engine:
         self._numbers = itertools.count()
         self._changed = threading.Condition()
         self._inbox: deque[Callable[[], None]] = deque()
+        self._epoch = 0
         self._num_submitted = 0
         self._num_prompt_tokens = 0
         self._num_cached_prompt_tokens = 0
         self._tasks: dict[Answer, Task] = {}
         self._is_draining = False
         self._is_closed = False
-        self._error: Exception | None = None
+        self._error: EngineError | None = None
         self._thread = threading.Thread(target=self._run, name="axcore-engine", daemon=True)
         self._thread.start()
 
@@ -181,6 +183,7 @@ class Engine:
         def add() -> None:
             self._num_submitted -= 1
             self._num_prompt_tokens += len(request.prompt)
+            job.salt = str(self._epoch).encode()
             self._runner.add(task)
 
         with self._changed:
@@ -213,12 +216,31 @@ class Engine:
             host_seconds_per_step=runner.host_seconds / max(1, runner.num_steps),
         )
 
+    def replace_weights(self, state: Any) -> None:
+        """Takes over another state of the model between two steps; returns when it is in use.
+
+        Answers that are being drawn continue with it: what caches hold of their texts remains. No
+        new request finds a prefix that the old weights computed.
+
+        Raises:
+            ConfigError: It is not of this model.
+            EngineError: The engine is closed, or a step failed.
+        """
+        weights = self._programs.converted(state)
+
+        def replace() -> None:
+            self._programs.weights = weights
+            self._epoch += 1
+            self._runner.scheduler.forget_prefixes()
+
+        self._do(replace)
+
     def drain(self) -> None:
         """Refuses new requests, and returns when those that there are have been answered."""
         with self._changed:
             self._is_draining = True
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._is_idle() or not self._thread.is_alive())
+            self._changed.wait_for(lambda: self._is_idle() or self._is_closed)
 
     def close(self) -> None:
         """Ends all answers and the engine's thread."""
@@ -234,9 +256,12 @@ class Engine:
         vocab = self._programs.vocab_size
         if not size:
             raise RequestError("the prompt has no token", where="prompt")
-        if not all(0 <= token < vocab for token in request.prompt):
-            wrong = next(token for token in request.prompt if not 0 <= token < vocab)
-            raise RequestError(f"token {wrong} is not of {vocab} tokens", where="prompt")
+        wrong = next((token for token in request.prompt if not 0 <= token < vocab), None)
+        if wrong is not None:
+            raise RequestError(
+                f"the prompt has token {wrong}; the model knows {vocab} tokens, 0 the first",
+                where="prompt",
+            )
         if request.max_tokens < 1:
             raise RequestError(
                 f"max_tokens is {request.max_tokens}; expected 1 or more", where="max_tokens"
@@ -272,7 +297,7 @@ class Engine:
 
     def _check_open(self) -> None:
         if self._error is not None:
-            raise EngineError(f"a step of the engine failed: {self._error}") from self._error
+            raise self._error
         if self._is_closed:
             raise EngineError("the engine is closed")
 
@@ -280,6 +305,25 @@ class Engine:
         """Lets the engine's thread do something between two steps; call it with the lock."""
         self._inbox.append(command)
         self._changed.notify_all()
+
+    def _do(self, command: Callable[[], None]) -> None:
+        """Lets the engine's thread do something, and waits until it is done."""
+        future: concurrent.futures.Future[None] = concurrent.futures.Future()
+
+        def run() -> None:
+            try:
+                future.set_result(command())
+            except Exception as error:
+                future.set_exception(error)
+
+        with self._changed:
+            self._check_open()
+            self._send(run)
+        while True:
+            with contextlib.suppress(TimeoutError):
+                return future.result(timeout=1.0)
+            if not self._thread.is_alive() and not future.done():
+                self._check_open()
 
     def _cancel(self, answer: Answer) -> None:
         with self._changed:
@@ -315,7 +359,7 @@ class Engine:
         self._runner.step()
         return True
 
-    def _end(self, error: Exception) -> None:
+    def _end(self, error: EngineError) -> None:
         with self._changed:
             if not self._is_closed:
                 self._error = error

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, UInt32
 
+from axcore.errors import ConfigError
 from axcore.inference.cached_model import CachedModel
 from axcore.inference.drawing import (
     DrawKind,
@@ -112,6 +113,21 @@ class Programs:
         self._compiled: dict[Hashable, Any] = {}
         self._lock = threading.Lock()
         self._policy = current_policy()
+
+    def converted(self, state: Any) -> Any:
+        """Returns weights made of another state of the model.
+
+        Raises:
+            ConfigError: Its arrays are not those of the model.
+        """
+        weights = self._model.weights_of(state)
+        if _abstract(weights) != _abstract(self.weights):
+            raise ConfigError(
+                "the arrays differ in shape, type or place from those that the programs are made "
+                "for",
+                hint="give a state of the same model",
+            )
+        return weights
 
     def set_sampling(self, sampling: SamplingRows) -> None:
         """Takes over how each slot draws, `[S]`."""

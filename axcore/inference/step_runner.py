@@ -90,7 +90,8 @@ class StepRunner:
 
     def cancel(self, task: Task) -> None:
         """Ends a request, if it is not finished."""
-        self._end(task, NO_TOKENS, "cancelled")
+        self._forget(task)
+        task.answer.put(TokenPiece(NO_TOKENS, None, "cancelled"))
 
     def fail_all(self, error: Exception) -> None:
         """Ends all requests with an error."""
@@ -113,7 +114,8 @@ class StepRunner:
 
     def _launch(self, plan: StepPlan) -> None:
         for job in plan.started:
-            self._set_row(job)
+            if job.slot is not None:  # it may have lost it to a row before it
+                self._set_row(job)
         if plan.started:
             self.programs.set_sampling(self._sampling)
         for source, target in plan.copies:
@@ -221,13 +223,11 @@ class StepRunner:
         own = None
         if logprobs is not None and task.request.num_logprobs is not None:
             own = TokenLogprobs(*(value[row, : len(tokens)] for value in logprobs))
-        task.answer.put(TokenPiece(tokens, own, reason))
-        if reason is not None or task.answer.is_finished:
+        if reason is not None:
             self._forget(task)
-
-    def _end(self, task: Task, tokens: np.ndarray, reason: str) -> None:
-        task.answer.put(TokenPiece(tokens, None, reason))
-        self._forget(task)
+        task.answer.put(TokenPiece(tokens, own, reason))
+        if reason is None and task.answer.is_finished:
+            self._forget(task)
 
     def _forget(self, task: Task) -> None:
         task.answer.num_cached_prompt_tokens = task.job.num_shared

@@ -1,41 +1,272 @@
-"""An engine gives each request the answer that it would get alone."""
+"""What an engine does with requests, by a model whose next token depends on the last alone."""
 
+import asyncio
+import itertools
+import threading
+
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
+from axcore.config import REQUIRED, config
 from axcore.data import ByteTokenizer
-from axcore.inference import Engine, EngineConfig, Generator, Request, Sampling
-from axcore.models import transformer
+from axcore.errors import ConfigError
+from axcore.inference import (
+    Draining,
+    Engine,
+    EngineConfig,
+    EngineError,
+    QueueFull,
+    Request,
+    RequestError,
+    Sampling,
+)
+from axcore.inference.programs import Programs
+from axcore.module import Module, Param, entry
 
 TOKENIZER = ByteTokenizer.Config().build()
 GREEDY = Sampling(temperature=0)
-LONGEST = 64
-SMALL = {"step_tokens": 20, "decode_sizes": (4,), "tokens_per_call": 1}
-"""Few shapes, so that little is compiled."""
+LONGEST = 32
+ALPHABET = "abcdefghij"
 
 
-@pytest.fixture(scope="module")
-def model():
-    cfg = transformer(vocab_size=264, dim=16, num_layers=1, num_heads=2, hidden_dim=16)
-    built = cfg.build()
-    return built, built.init(0)
+class NextLetter(Module):
+    """Gives the token after `t` the logits of row `t` of a table."""
+
+    @config
+    class Config(Module.Config):
+        vocab_size: int = REQUIRED
+
+    def setup(self, cfg):
+        self.table = Param((cfg.vocab_size, cfg.vocab_size), axes=(None, None), init=0.0)
+
+    @entry
+    def logits(self, tokens, info=None, at=None):
+        return self.table[jnp.take_along_axis(tokens, at, axis=1)]
 
 
-def config(**values):
-    return EngineConfig(**{"max_rows": 4, "max_length": LONGEST, "page_size": 8, **SMALL, **values})
+MODEL = NextLetter.Config(vocab_size=TOKENIZER.vocab_size).build()
 
 
-def request(text, max_tokens, **values):
-    prompt = tuple(int(token) for token in TOKENIZER.encode_prompt(text))
+def chain(text, *, ends=True):
+    """Returns a state in which each letter is followed by the next one, and the last by an end."""
+    table = np.zeros((TOKENIZER.vocab_size,) * 2, np.float32)
+    for before, after in itertools.pairwise(text):
+        table[ord(before), ord(after)] = 20.0
+    table[ord(text[-1]), TOKENIZER.eos_id if ends else ord(text[0])] = 20.0
+    return {"table": jnp.asarray(table)}
+
+
+def request(text="a", max_tokens=20, **values):
+    prompt = tuple(text.encode()) if isinstance(text, str) else text
     return Request(prompt=prompt, max_tokens=max_tokens, **{"sampling": GREEDY, **values})
 
 
-@pytest.mark.slow
-def test_greedy_answers_are_those_of_a_generator(model):
-    generator = Generator(*model, TOKENIZER, context=LONGEST)
-    texts = ("ab", "abcdefgh" * 4, "x", "the quick", "y" * 30)
-    with Engine(*model, TOKENIZER, config()) as engine:
-        answers = [engine.submit(request(text, 20)) for text in texts]
-        for text, answer in zip(texts, answers, strict=True):
-            (alone,) = generator.generate(text, max_tokens=20, sampling=GREEDY)
-            assert answer.result(60).text == alone.text
-        assert engine.stats().num_drawn == 100
+def opened(state=None, **values):
+    cfg = {"max_rows": 2, "max_length": LONGEST, "page_size": 4, "tokens_per_call": 1, **values}
+    cfg = {"step_tokens": 18, "decode_sizes": (cfg["max_rows"],), **cfg}
+    return Engine(MODEL, state or chain(ALPHABET), TOKENIZER, EngineConfig(**cfg))
+
+
+@pytest.fixture(scope="module")
+def engine():
+    with opened() as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def endless():
+    with opened(chain("ab", ends=False)) as engine:
+        yield engine
+
+
+def test_an_answer_ends_at_the_end_token_or_at_its_length(engine):
+    whole = engine.submit(request()).result(60)
+    assert (whole.text, whole.finish_reason) == ("bcdefghij", "stop")
+    assert [token.id for token in whole.tokens] == list(b"bcdefghij")
+    short = engine.submit(request(max_tokens=3)).result(60)
+    assert (short.text, short.finish_reason) == ("bcd", "length")
+
+
+def test_an_end_token_is_drawn_as_any_other_where_a_request_says_so(engine):
+    answer = engine.submit(request("h", 4, ignores_end=True)).result(60)
+    assert [token.id for token in answer.tokens][:3] == [ord("i"), ord("j"), TOKENIZER.eos_id]
+    assert (len(answer.tokens), answer.finish_reason) == (4, "length")
+
+
+def test_a_stop_string_over_several_tokens_ends_the_text_before_it(engine):
+    answer = engine.submit(request(stop=("ef", "x")))
+    pieces = list(answer)
+    assert "".join(piece.text for piece in pieces) == "bcd"
+    assert pieces[-1].finish_reason == "stop"
+    assert answer.result(60).finish_reason == "stop"
+
+
+def test_pieces_come_as_they_are_drawn_to_threads_and_event_loops(engine):
+    answer = engine.submit(request())
+
+    async def read():
+        return [piece.text async for piece in answer]
+
+    texts = asyncio.run(read())
+    assert "".join(texts) == "bcdefghij"
+    assert len(texts) > 4
+    assert [piece.text for piece in answer] == texts
+
+
+def test_log_probabilities_are_those_of_the_model(engine):
+    answer = engine.submit(request("a", 2, num_logprobs=2)).result(60)
+    row = np.zeros(TOKENIZER.vocab_size)
+    row[ord("b")] = 20
+    expected = row - np.log(np.exp(row).sum())
+    first = answer.tokens[0]
+    np.testing.assert_allclose(first.logprob, expected[ord("b")], atol=1e-6)
+    assert [token for token, _ in first.likeliest] == [ord("b"), 0]
+    np.testing.assert_allclose(first.likeliest[1][1], expected[0], rtol=1e-5)
+
+
+def test_a_seed_decides_an_answer_and_another_gives_another(engine):
+    def drawn(seed):
+        hot = request("z", 8, sampling=Sampling(temperature=1.0), seed=seed, ignores_end=True)
+        return [token.id for token in engine.submit(hot).result(60).tokens]
+
+    assert drawn(1) == drawn(1)
+    assert drawn(1) != drawn(2)
+
+
+def test_a_penalty_counts_what_was_drawn(engine):
+    sampling = Sampling(temperature=0, frequency_penalty=2.0, logit_bias=((ord("q"), 21.0),))
+    answer = engine.submit(request("z", 3, sampling=sampling)).result(60)
+    assert answer.text == "qqq"
+    sampling = Sampling(temperature=0, frequency_penalty=2.0, logit_bias=((ord("q"), 3.0),))
+    answer = engine.submit(request("z", 3, sampling=sampling)).result(60)
+    assert answer.text.count("q") == 2
+
+
+def test_a_cancelled_answer_ends_and_gives_back_what_it_had(endless):
+    answers = [endless.submit(request("a", 31)) for _ in range(5)]
+    answers[4].cancel()
+    answers[0].cancel()
+    assert answers[4].result(60).finish_reason == "cancelled"
+    assert answers[0].result(60).finish_reason in ("cancelled", "length")
+    assert {answer.result(60).finish_reason for answer in answers[1:4]} == {"length"}
+    answers[1].cancel()
+    assert endless.stats().pages_used == endless.stats().num_running == 0
+
+
+def test_a_prompt_that_another_had_is_not_computed_again(endless):
+    before = endless.stats().num_cached_prompt_tokens
+    first = endless.submit(request("nobody said this", 2)).result(60)
+    again = endless.submit(request("nobody said this", 2)).result(60)
+    assert again.text == first.text
+    assert again.num_cached_prompt_tokens == 15
+    assert endless.stats().num_cached_prompt_tokens == before + 15
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ({"text": ()}, "the prompt has no token"),
+        ({"text": (1, 999)}, "the prompt has token 999"),
+        ({"max_tokens": 0}, "max_tokens is 0"),
+        ({"text": "a" * 30, "max_tokens": 3}, "30 tokens, and max_tokens is 3: together more"),
+        ({"num_logprobs": 21}, "num_logprobs is 21; expected 0 to 20"),
+        ({"sampling": Sampling(temperature=-1)}, "temperature is -1"),
+    ],
+)
+def test_a_request_that_can_never_be_answered_is_refused(engine, values, text):
+    with pytest.raises(RequestError, match=text):
+        engine.submit(request(**values))
+
+
+def test_a_full_queue_refuses_and_draining_finishes_what_there_is():
+    with opened(chain("ab", ends=False), max_rows=1, max_queue=2) as engine:
+        answers = []
+
+        def submit_many():
+            for _ in range(40):
+                answers.append(engine.submit(request("a", 31)))
+
+        with pytest.raises(QueueFull, match="2 requests wait already"):
+            submit_many()
+        engine.drain()
+        assert {answer.result(0).finish_reason for answer in answers} == {"length"}
+        with pytest.raises(Draining, match="takes no new requests"):
+            engine.submit(request())
+
+
+def test_weights_are_replaced_between_steps_and_no_answer_is_lost():
+    with opened() as engine:
+        answers = [engine.submit(request()) for _ in range(4)]
+        engine.replace_weights(chain("axyz"))
+        assert engine.submit(request()).result(60).text == "xyz"
+        assert {answer.result(60).finish_reason for answer in answers} <= {"stop", "length"}
+        with pytest.raises(ConfigError, match="differ in shape"):
+            engine.replace_weights({"table": jnp.zeros((264, 264), jnp.bfloat16)})
+
+
+def test_closing_ends_answers_and_refuses_more():
+    engine = opened(chain("ab", ends=False))
+    answers = [engine.submit(request("a", 31)) for _ in range(8)]
+    engine.close()
+    engine.close()
+    with pytest.raises(EngineError, match="the engine was closed"):
+        answers[-1].result(5)
+    assert [piece.finish_reason for piece in answers[-1]] == ["error"]
+    with pytest.raises(EngineError, match="closed"):
+        engine.submit(request())
+
+
+def test_a_step_that_fails_ends_its_answers_and_the_engine_says_so(monkeypatch):
+    def fail(self, call, length):
+        raise RuntimeError("device lost")
+
+    with opened() as engine:
+        monkeypatch.setattr(Programs, "read", fail)
+        answer = engine.submit(request())
+        with pytest.raises(EngineError, match=r"a step of the engine failed.*device lost"):
+            answer.result(60)
+        engine.drain()
+        with pytest.raises(EngineError, match="device lost"):
+            engine.submit(request())
+        with pytest.raises(EngineError, match="device lost"):
+            engine.replace_weights(chain("ab"))
+
+
+def test_nothing_is_compiled_after_warm_up():
+    calls = []
+    with opened(tokens_per_call=2) as engine:
+        engine.warm_up(lambda done, total, name: calls.append((done, total, name)))
+        assert [done for done, _, _ in calls] == list(range(1, calls[0][1] + 1))
+        hot = Sampling(temperature=1.0, top_k=3, presence_penalty=1.0)
+        answers = [
+            engine.submit(request("a" * size, 9, sampling=sampling, num_logprobs=1))
+            for size in (1, 2, 4, 15, 16, 17, 23, 4)
+            for sampling in (GREEDY, hot)
+        ]
+        for answer in answers:
+            answer.result(60)
+        assert engine.stats().compilations_after_warm_up == 0
+
+
+def test_several_threads_may_submit_and_read(engine):
+    texts = {}
+
+    def ask(letter):
+        texts[letter] = engine.submit(request(letter)).result(60).text
+
+    threads = [threading.Thread(target=ask, args=(letter,)) for letter in ALPHABET[:6]]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert texts == {letter: ALPHABET[place + 1 :] for place, letter in enumerate(ALPHABET[:6])}
+
+
+def test_sizes_that_do_not_fit_together_are_refused():
+    with pytest.raises(ConfigError, match="decode_sizes end at 1, and max_rows is 2"):
+        opened(decode_sizes=(1,))
+    with pytest.raises(ConfigError, match="step_tokens is 8: too few for 2 rows"):
+        opened(step_tokens=8)
+    with pytest.raises(ConfigError, match="max_length is None"):
+        opened(max_length=None)
