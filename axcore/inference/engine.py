@@ -312,9 +312,11 @@ class Engine:
 
         def run() -> None:
             try:
-                future.set_result(command())
+                command()
             except Exception as error:
                 future.set_exception(error)
+            else:
+                future.set_result(None)
 
         with self._changed:
             self._check_open()
@@ -339,8 +341,10 @@ class Engine:
             while self._turn():
                 pass
             self._end(EngineError("the engine was closed"))
-        except Exception as error:
-            self._end(error)
+        except Exception as error:  # whatever it is, nobody may wait for ever
+            failed = EngineError(f"a step of the engine failed: {error!r}")
+            failed.__cause__ = error
+            self._end(failed)
 
     def _turn(self) -> bool:
         """Does what was asked for, and a step; returns whether the engine is open."""
