@@ -1,20 +1,26 @@
 """Compiling for hardware that is not here: does it fit, where does memory go, how long it takes."""
 
-from axcore.aot.compile import compile_for, compile_resolved
+from axcore.aot.compile import compile_for, compile_resolved, compile_serving
 from axcore.aot.kept_answers import KeptAnswers
 from axcore.aot.report.page import report_page
 from axcore.aot.report.report import Report, report_from_json
 from axcore.aot.report.text import report_text, search_text, verdict
 from axcore.aot.search import Attempt, fastest, search
+from axcore.aot.serving.load import ServingLoad
+from axcore.aot.serving.report import ServingReport, serving_report_from_json
+from axcore.aot.serving.text import serving_text
 from axcore.aot.targets import compile_devices, find_aot_target
 
 __all__ = [
     "Attempt",
     "KeptAnswers",
     "Report",
+    "ServingLoad",
+    "ServingReport",
     "compile_devices",
     "compile_for",
     "compile_resolved",
+    "compile_serving",
     "fastest",
     "find_aot_target",
     "report_from_json",
@@ -22,5 +28,7 @@ __all__ = [
     "report_text",
     "search",
     "search_text",
+    "serving_report_from_json",
+    "serving_text",
     "verdict",
 ]

@@ -13,6 +13,8 @@ import attrs
 from axcore import errors
 from axcore.aot.kept_answers import KeptAnswers
 from axcore.aot.report.report import Report, report_from_json
+from axcore.aot.serving.load import ServingLoad
+from axcore.aot.serving.report import ServingReport, serving_report_from_json
 from axcore.aot.targets import compile_environment, find_aot_target
 from axcore.config import to_json
 from axcore.plugins import Hardware
@@ -61,6 +63,33 @@ def compile_resolved(
         if kept:
             kept.keep(request, environment, answered)
     return attrs.evolve(report_from_json(answered["report"]), changes=resolved.mesh_rule_diff())
+
+
+def compile_serving(
+    cfg: Any, hardware: Hardware, load: ServingLoad, *, experiment: str = "experiment"
+) -> ServingReport:
+    """Returns the report of a trainer's config that serves, compiled for hardware as `compile_for`.
+
+    Args:
+        cfg: The trainer's config. No mesh rule is applied: those are of training. A mesh that the
+            config sets itself holds.
+        hardware: The target.
+        load: The calls that it serves.
+        experiment: Its name in the report.
+
+    Raises:
+        PluginError: The target's compiler is not installed.
+        AxcoreError: The config does not fit the target, or the compiler failed.
+    """
+    environment = compile_environment(find_aot_target(hardware), hardware)
+    asked = {
+        "config": to_json(cfg),
+        "target": hardware.name,
+        "experiment": experiment,
+        "serves": attrs.asdict(load),
+    }
+    answered = _compiled(json.dumps(asked), environment, hardware)
+    return serving_report_from_json(answered["report"])
 
 
 def _compiled(request: str, environment: Mapping[str, str], hardware: Hardware) -> dict[str, Any]:

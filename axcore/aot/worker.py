@@ -1,4 +1,4 @@
-"""The process in which one step is compiled: `python -m axcore.aot.worker < REQUEST`.
+"""The process in which programs are compiled: `python -m axcore.aot.worker < REQUEST`.
 
 A process compiles for one chip only, and its environment is set before JAX starts. It reads the
 config, the target and the experiment's name as JSON from standard input, and writes the report, or
@@ -8,8 +8,13 @@ the error, as JSON into the file that is its argument.
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 from axcore.aot.cost.measure import measure
+from axcore.aot.report.report import Report
+from axcore.aot.serving.load import ServingLoad
+from axcore.aot.serving.measure import measure_serving
+from axcore.aot.serving.report import ServingReport
 from axcore.aot.targets import find_aot_target
 from axcore.config import from_json
 from axcore.errors import AxcoreError
@@ -23,12 +28,7 @@ def main(request: str, answer: Path) -> None:
     asked = json.loads(request)
     hardware = Hardware.parse(asked["target"])
     try:
-        cfg = from_json(asked["config"], set_in=asked["experiment"])
-        report = measure(
-            ResolvedConfig(config=cfg, hardware=hardware),
-            find_aot_target(hardware),
-            experiment=asked["experiment"],
-        )
+        report = _report(asked, hardware)
         answered = {"report": report.to_json(), "files": versions_of(files_of_modules())}
         answer.write_text(json.dumps(answered), encoding="utf-8")
     except AxcoreError as error:
@@ -40,6 +40,16 @@ def main(request: str, answer: Path) -> None:
             "hint": error.hint,
         }
         answer.write_text(json.dumps({"error": parts}), encoding="utf-8")
+
+
+def _report(asked: dict[str, Any], hardware: Hardware) -> Report | ServingReport:
+    experiment, target = asked["experiment"], find_aot_target(hardware)
+    cfg = from_json(asked["config"], set_in=experiment)
+    if "serves" in asked:
+        load = ServingLoad(**asked["serves"])
+        return measure_serving(cfg, hardware, target, load, experiment=experiment)
+    resolved = ResolvedConfig(config=cfg, hardware=hardware)
+    return measure(resolved, target, experiment=experiment)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from axcore.aot import (
     verdict,
 )
 from axcore.cli import options
+from axcore.cli.aot_serving import load_serving, report_serving, serves_as_asked, serving_options
 from axcore.errors import AotError
 from axcore.plugins import Hardware, plugin_host
 from axcore.resilience.compile_cache import cache_folder
@@ -34,6 +35,7 @@ from axcore.resilience.compile_cache import cache_folder
 @options.as_json
 @click.option("--html", "page", metavar="FILE", help="Also write the report as a page.")
 @click.option("--search", "searches", is_flag=True, help="Find the fastest change that fits.")
+@serving_options
 def aot(
     experiment: str,
     target: str,
@@ -42,15 +44,22 @@ def aot(
     as_json: bool,
     page: str | None,
     searches: bool,
+    serves: bool,
+    **wanted: Any,
 ) -> None:
     """Compile the train step of EXPERIMENT for hardware that need not be here, and report.
 
     The hardware's own compiler does it where a plugin brings it: does the step fit, where does the
-    memory go, how long will it take.
+    memory go, how long will it take. With --serve, the same of what serves the model.
     """
     plugin_host().require_healthy()
     hardware = Hardware.parse(target)
     find_aot_target(hardware)
+    if serves_as_asked(serves, wanted, {"--search": searches, "--html": page is not None}):
+        cfg = load_serving(experiment, overrides, changes=changes, hardware=hardware)
+        click.echo(f"compiling {experiment} to serve on {hardware.name}", err=True)
+        report_serving(cfg, hardware, wanted, experiment=Path(experiment).stem, as_json=as_json)
+        return
     from axcore.cli.experiment import load_resolved
 
     resolved = load_resolved(experiment, overrides, changes=changes, hardware=hardware)

@@ -2,21 +2,19 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Iterable
 from importlib.metadata import version
 from typing import Any
 
 import attrs
 import jax
 
-from axcore.aot.cost.custom_kernels import CustomKernel, custom_kernels
+from axcore.aot.cost.analysis import ProgramAnalysis, analyse, total_s
 from axcore.aot.cost.memory import measured_memory, memory_from_oom_error
-from axcore.aot.cost.times import Cost, costs, has_unknown_loops, kernel_s, waiting_s
+from axcore.aot.cost.times import has_unknown_loops, kernel_s
 from axcore.aot.hlo.buffers import peak_of
-from axcore.aot.hlo.collectives import Collective, collectives
 from axcore.aot.hlo.executions import unknown_loops
 from axcore.aot.hlo.module_names import ModuleNames, module_paths
-from axcore.aot.hlo.program import Program, parse_program
+from axcore.aot.hlo.program import parse_program
 from axcore.aot.report.report import CollectiveCost, ModuleCost, Report, StepTime
 from axcore.aot.targets import compile_devices
 from axcore.config import evolve
@@ -25,16 +23,6 @@ from axcore.trainer import ResolvedConfig, Trainer
 from axcore.trainer.pipelines import describe_pipelines
 
 NO_MEMORY = "RESOURCE_EXHAUSTED"
-
-
-@attrs.frozen(kw_only=True)
-class ProgramAnalysis:
-    """A compiled program, read: its costs, kernels and collectives, and how long those wait."""
-
-    costs: tuple[Cost, ...]
-    kernels: tuple[CustomKernel, ...]
-    collectives: tuple[Collective, ...]
-    waits_s: tuple[float, ...] | None
 
 
 def measure(resolved: ResolvedConfig, target: AotTarget, *, experiment: str) -> Report:
@@ -88,7 +76,7 @@ def measure(resolved: ResolvedConfig, target: AotTarget, *, experiment: str) -> 
 def _with_figures(plain: Report, trainer: Any, compiled: Any) -> Report:
     program = parse_program(compiled.as_text())
     names = ModuleNames(module_paths(trainer.model))
-    analysis = _read(program, trainer)
+    analysis = analyse(program, trainer.hardware, trainer.kernel_plan().choices)
     memory = measured_memory(compiled.memory_analysis(), trainer, peak_of(program), names)
     return attrs.evolve(
         plain,
@@ -101,25 +89,11 @@ def _with_figures(plain: Report, trainer: Any, compiled: Any) -> Report:
     )
 
 
-def _read(program: Program, trainer: Any) -> ProgramAnalysis:
-    hardware = trainer.hardware
-    kernels = tuple(custom_kernels(program, trainer.kernel_plan().choices))
-    work = costs(program, hardware, kernels)
-    found = tuple(collectives(program, hardware))
-    return ProgramAnalysis(
-        costs=work,
-        kernels=kernels,
-        collectives=found,
-        waits_s=waiting_s(program, found, work, kernels, hardware),
-    )
-
-
 def _step_time(analysis: ProgramAnalysis, trainer: Any, num_unknown: int) -> StepTime:
     hardware = trainer.hardware
-    compute = _total(one.seconds for one in analysis.costs)
-    kernels = _total(kernel_s(one, hardware) for one in analysis.kernels)
+    compute, kernels = analysis.compute_s, analysis.kernels_s
     waiting = None if analysis.waits_s is None else sum(analysis.waits_s)
-    step = _total((compute, kernels, waiting))
+    step = total_s((compute, kernels, waiting))
     flops = trainer.model.flops_per_unit(trainer.batch_spec)
     mfu = None if step is None or flops is None else _mfu(trainer, flops.per_unit, step)
     if has_unknown_loops(mfu, num_unknown):
@@ -152,12 +126,6 @@ def _mfu(trainer: Any, flops_per_unit: float, step_s: float) -> float | None:
     return float(flops / (step_s * peak * trainer.hardware.chips))
 
 
-def _total(parts: Iterable[float | None]) -> float | None:
-    """Returns the sum, None where a part is not known."""
-    known = list(parts)
-    return None if None in known else float(sum(part for part in known if part is not None))
-
-
 def _modules(
     analysis: ProgramAnalysis, names: ModuleNames, hardware: Hardware
 ) -> tuple[ModuleCost, ...]:
@@ -180,7 +148,7 @@ def _modules(
             flops=flops[module],
             nbytes=nbytes[module],
             sent_bytes=sent[module],
-            seconds=_total(seconds[module]),
+            seconds=total_s(seconds[module]),
         )
         for module in {**flops, **sent}
         if flops[module] or nbytes[module] or sent[module]

@@ -38,7 +38,7 @@ def measured_memory(stats: Any, trainer: Any, peak: Peak, names: ModuleNames) ->
     """
     state = trainer.compiler.abstract_state()
     arguments = stats.argument_size_in_bytes
-    parameters, optimizer = _on_a_device(state.model), _on_a_device(state.opt_state)
+    parameters, optimizer = bytes_on_a_device(state.model), bytes_on_a_device(state.opt_state)
     results = stats.output_size_in_bytes - stats.alias_size_in_bytes
     program = stats.generated_code_size_in_bytes
     temporaries = stats.temp_size_in_bytes
@@ -73,7 +73,7 @@ def memory_from_oom_error(refusal: str, trainer: Any) -> Memory | None:
     if found is None:
         return None
     state = trainer.compiler.abstract_state()
-    parameters, optimizer = _on_a_device(state.model), _on_a_device(state.opt_state)
+    parameters, optimizer = bytes_on_a_device(state.model), bytes_on_a_device(state.opt_state)
     needed = int(float(found[1]) * _UNITS[found[2]])
     return Memory(
         capacity_bytes=capacity_bytes(trainer.hardware),
@@ -91,7 +91,8 @@ def _is_kept(buffer: Buffer) -> bool:
     return is_forward and "transpose(" in buffer.last_use
 
 
-def _on_a_device(tree: Any) -> int:
+def bytes_on_a_device(tree: Any) -> int:
+    """Returns the bytes that a device holds of abstract arrays with shardings."""
     return sum(
         math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
         for leaf in jax.tree.leaves(tree)

@@ -70,6 +70,12 @@ def compiler_options() -> Iterator[CompilerOptions]:
         fn=Ref("axl_tpu.compiler:wide_fusions"),
         summary="Fusions may hold more of their operands on the chip",
     )
+    yield CompilerOptions(
+        name="products_of_one_row",
+        requires=requires(family="tpu"),
+        fn=Ref("axl_tpu.compiler:products_of_one_row"),
+        summary="A row times a matrix runs in the matrix unit",
+    )
 
 
 @hook.mesh_rules

@@ -63,11 +63,12 @@ def test_small_slices_and_cores_that_work_as_one_are_told():
     assert topology_options(Hardware.parse("tpu-v5p-8")) == {}
 
 
-def test_every_tpu_gathers_weights_and_sums_gradients_under_products():
+def test_every_tpu_gathers_and_sums_under_products_and_multiplies_rows_as_matrices():
     for target in ("tpu-v4-8", "tpu-v5e-4", "tpu-v5p-8"):
         options = wanted_compiler_options(Hardware.parse(target))
         assert options["xla_enable_async_all_gather"] is True
         assert options["xla_enable_async_all_reduce"] is True
+        assert options["xla_tpu_enable_dot_strength_reduction"] is False
     assert wanted_compiler_options(Hardware.parse("cpu-8")) == {}
 
 

@@ -1,0 +1,1 @@
+"""Compiling the programs by which a model serves."""
