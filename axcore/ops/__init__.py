@@ -26,6 +26,7 @@ from axcore.ops.cross_entropy.types import (
     TokenStatistics,
 )
 from axcore.ops.decode.api import decode_attention
+from axcore.ops.decode.as_attention import attention_call_of, decode_as_attention
 from axcore.ops.decode.types import DecodeInputs, DecodeSpec
 from axcore.ops.dispatch.block_sizes import BlockSizeEntry, BlockSizeTable, power_of_two
 from axcore.ops.dispatch.call import Call
@@ -107,6 +108,7 @@ __all__ = [
     "amax_of_groups",
     "attention",
     "attention_call",
+    "attention_call_of",
     "attention_columns",
     "attention_parts",
     "attention_rows",
@@ -116,6 +118,7 @@ __all__ = [
     "cross_entropy",
     "cross_entropy_sums",
     "current_policy",
+    "decode_as_attention",
     "decode_attention",
     "dropout_columns",
     "dropout_of",

@@ -26,6 +26,7 @@ from axcore.parallel.rules import (
     param_shardings,
     partition_spec,
     shardings_like,
+    where_divisible,
 )
 
 __all__ = [
@@ -56,4 +57,5 @@ __all__ = [
     "shardings_like",
     "unused_mesh_axes",
     "vmap_local_experts",
+    "where_divisible",
 ]

@@ -148,7 +148,7 @@ def shardings_like(tree: Any, params: Any, shardings: Any, mesh: AnyMesh) -> Any
         for start in range(len(names)):
             found = by_path.get(names[start:])
             if found and _has_blocks(leaf.shape, of=found[0]):
-                return _where_divisible(found[1], leaf.shape)
+                return where_divisible(found[1], leaf.shape)
         return replicated
 
     return jax.tree.map_with_path(sharding_of, tree)
@@ -160,7 +160,7 @@ def _has_blocks(shape: tuple[int, ...], *, of: tuple[int, ...]) -> bool:
     )
 
 
-def _where_divisible(sharding: NamedSharding, shape: tuple[int, ...]) -> NamedSharding:
+def where_divisible(sharding: NamedSharding, shape: tuple[int, ...]) -> NamedSharding:
     """Returns the sharding, with dimensions whole that do not divide over their mesh axes."""
     parts = [
         None if size % _ways(entry, sharding.mesh) else entry

@@ -1,12 +1,17 @@
 """Bytes that an instruction reads from and writes to a device's memory.
 
 A fusion reads its operands and writes its results once, whatever is inside. Where it takes or puts
-only a slice of an operand, as the body of a loop does with stacked layers, the slice counts.
-Smaller memories on the chip are left out.
+only a slice of an operand, as the body of a loop does with stacked layers, the slice counts; of an
+array into which it scatters, what it puts there. Smaller memories on the chip are left out.
 """
+
+from collections.abc import Sequence
+from typing import TypeVar
 
 from axcore.aot.hlo.program import Computation, Instruction, Program
 from axcore.aot.hlo.shapes import Shape
+
+T = TypeVar("T")
 
 _FREE = (
     "parameter",
@@ -36,7 +41,12 @@ def bytes_moved(program: Program, instruction: Instruction, within: Computation)
         return 2 * instruction.shape.device_bytes
     if opcode == "dynamic-update-slice":
         return 2 * operands[1].device_bytes
+    if opcode == "scatter":
+        return 2 * sum(shape.device_bytes for shape in _updates(operands))
     return instruction.shape.device_bytes + sum(shape.device_bytes for shape in operands)
+
+
+_IN_PLACE = ("dynamic-update-slice", "scatter")
 
 
 def _fusion_bytes(fused: Computation, operands: list[Shape]) -> int:
@@ -55,7 +65,7 @@ def _read_bytes(fused: Computation, parameter: Instruction, shape: Shape) -> int
     for user in _users(fused, parameter.name):
         if user.opcode in ("dynamic-slice", "gather"):
             read += user.shape.device_bytes
-        elif user.opcode != "dynamic-update-slice" or user.operands[0] not in same:
+        elif user.opcode not in _IN_PLACE or user.operands[0] not in same:
             return shape.device_bytes
     return min(read, shape.device_bytes)
 
@@ -88,4 +98,19 @@ def _written_bytes(fused: Computation, name: str) -> int:
         one = fused.by_name[one.operands[0]]
     if one.opcode == "dynamic-update-slice":
         return fused.by_name[one.operands[1]].shape.device_bytes
+    if one.opcode == "scatter" and _is_given(fused, one.operands[0]):
+        return sum(fused.by_name[given].shape.device_bytes for given in _updates(one.operands))
     return 0 if one.opcode == "parameter" else one.shape.device_bytes
+
+
+def _is_given(fused: Computation, name: str) -> bool:
+    """Returns whether a value is a parameter, which is then written in place."""
+    one = fused.by_name[name]
+    while one.opcode == "bitcast":
+        one = fused.by_name[one.operands[0]]
+    return one.opcode == "parameter"
+
+
+def _updates(operands: Sequence[T]) -> Sequence[T]:
+    """Returns what a scatter puts in: its operands are arrays, indices, and as many updates."""
+    return operands[len(operands) // 2 + 1 :]

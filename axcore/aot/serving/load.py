@@ -1,6 +1,5 @@
 """`ServingLoad`: what is asked of a model that serves."""
 
-
 import attrs
 
 from axcore.errors import ConfigError

@@ -38,7 +38,7 @@ def measure_serving(
         costs.append(_cost(one, programs))
         plans.update(dict.fromkeys(str(one.plan).splitlines()))
     prefill, *decode = costs
-    row_bytes, token_bytes = programs.cache_bytes()
+    row_bytes, page_bytes = programs.cache_bytes()
     return ServingReport(
         experiment=experiment,
         target=hardware.name,
@@ -52,7 +52,7 @@ def measure_serving(
         page_size=load.page_size,
         capacity_bytes=capacity_bytes(hardware),
         weight_bytes=programs.weight_bytes(),
-        token_bytes=token_bytes,
+        page_bytes=page_bytes,
         row_bytes=row_bytes,
         prefill=prefill,
         decode=tuple(decode),

@@ -15,11 +15,18 @@ from jaxtyping import Array, Int
 from axcore.aot.cost.memory import bytes_on_a_device
 from axcore.aot.serving.load import ServingLoad
 from axcore.config import evolve
-from axcore.layers import ServingRoom, continued_rows
+from axcore.layers import PageRoom, ServingRoom, continued_rows
 from axcore.modifiers import for_serving
 from axcore.module import DTypes, Module, ParamSpec, apply_updates, functional
 from axcore.ops import KernelPlan, KernelPolicy, recording_plan, use_policy
-from axcore.parallel import ActivationSharding, make_mesh, param_shardings, sharding_activations
+from axcore.parallel import (
+    ActivationSharding,
+    make_mesh,
+    param_shardings,
+    partition_spec,
+    sharding_activations,
+    where_divisible,
+)
 from axcore.plugins import Hardware, wanted_compiler_options
 
 SPLIT_OVER_ALL = {"model": -1}
@@ -88,19 +95,17 @@ class ServingPrograms:
 
     def weight_bytes(self) -> int:
         """Returns the bytes of weights on a device."""
-        return bytes_on_a_device(self._weights(self._call(1, self.load.context)))
+        return bytes_on_a_device(self._weights(self._call(1, 1)))
 
     def cache_bytes(self) -> tuple[int, int]:
-        """Returns the bytes on a device that caches keep of a row, and of each of its tokens."""
-        context, more = self.load.context, self.load.context + self.load.page_size
-        of_row, of_longer = (
-            bytes_on_a_device(self._caches(self._call(1, capacity))) for capacity in (context, more)
+        """Returns the bytes on a device that caches keep of a row, and besides of a page."""
+        one, two = (
+            bytes_on_a_device(self._caches(self._call(1, num_pages))) for num_pages in (1, 2)
         )
-        of_token = (of_longer - of_row) // (more - context)
-        return of_row - of_token * context, of_token
+        return 2 * one - two, two - one
 
     def _lowered(self, rows: int, tokens: int) -> ServingProgram:
-        call = self._call(rows, self.load.context)
+        call = self._call(rows, rows * self.load.pages_of_row)
         weights, caches = self._weights(call), self._caches(call)
         whole = NamedSharding(self.mesh, PartitionSpec())  # type: ignore[no-untyped-call]
         jitted = jax.jit(
@@ -108,9 +113,10 @@ class ServingPrograms:
             donate_argnums=1,
             out_shardings=(whole, [leaf.sharding for leaf in caches]),
         )
+        table = (rows, self.load.pages_of_row)
         numbers = (
             jax.ShapeDtypeStruct(shape, jnp.int32, sharding=whole)  # type: ignore[no-untyped-call]
-            for shape in ((rows, tokens), (rows,), (rows,))
+            for shape in ((rows, tokens), (rows,), (rows,), table)
         )
         with jax.set_mesh(self.mesh), recording_plan() as recording:
             lowered = jitted.lower(weights, caches, *numbers)
@@ -123,22 +129,27 @@ class ServingPrograms:
             cache_bytes=bytes_on_a_device(caches),
         )
 
-    def _call(self, rows: int, capacity: int) -> "_Call":
-        room = ServingRoom(num_rows=rows, capacity=capacity, max_length=self.load.context)
+    def _call(self, rows: int, num_pages: int) -> "_Call":
+        room = ServingRoom(
+            num_rows=rows,
+            capacity=self.load.pages_of_row * self.load.page_size,
+            max_length=self.load.context,
+            pages=PageRoom(num_pages=num_pages, page_size=self.load.page_size),
+        )
         return _Call(for_serving(self._model_config, room).build(), self._trained)
 
     def _weights(self, call: "_Call") -> list[Any]:
-        return self._abstract(call.weights, self.config.param_rules)
+        shardings = param_shardings(call.weights, self.config.param_rules, self.mesh)
+        return _abstract(call.weights, shardings)
 
     def _caches(self, call: "_Call") -> list[Any]:
-        return self._abstract(call.caches, self.config.activation_rules)
-
-    def _abstract(self, specs: list[ParamSpec], rules: Any) -> list[Any]:
-        shardings = param_shardings(specs, rules, self.mesh)
-        return [
-            spec.abstract.update(sharding=sharding)  # type: ignore[no-untyped-call]
-            for spec, sharding in zip(specs, shardings, strict=True)
-        ]
+        """Returns caches; a dimension that does not divide, as few key heads do not, is whole."""
+        shardings = []
+        for spec in call.caches:
+            parts = partition_spec(spec.axes, self.config.activation_rules, self.mesh)
+            whole = where_divisible(NamedSharding(self.mesh, parts), spec.shape)
+            shardings.append(whole)
+        return _abstract(call.caches, shardings)
 
     def _in_context(self, call: "_Call") -> Callable[..., Any]:
         """Returns a call that is traced under the mesh, its rules and the kernels' policy."""
@@ -170,11 +181,12 @@ class _Call:
         tokens: Int[Array, "B T"],
         num_cached: Int[Array, " B"],
         num_new: Int[Array, " B"],
+        page_table: Int[Array, "B P"],
     ) -> tuple[Int[Array, " B"], list[Array]]:
         parts = {False: iter(weights), True: iter(caches)}
         leaves = [next(parts[is_cache]) for is_cache in self._is_cache]
         state = jax.tree.unflatten(self._structure, leaves)
-        info = continued_rows(tokens, num_cached, num_new)
+        info = continued_rows(tokens, num_cached, num_new, page_table=page_table)
         last = jnp.maximum(num_new - 1, 0)[:, None]
         logits, outputs = functional(self.model, state, tokens, info, at=last, method="logits")
         changed = jax.tree.leaves(apply_updates(state, outputs.updates))
@@ -183,6 +195,13 @@ class _Call:
 
     def _picked(self, leaves: list[Any], *, is_cache: bool) -> list[Any]:
         return [leaf for leaf, one in zip(leaves, self._is_cache, strict=True) if one == is_cache]
+
+
+def _abstract(specs: list[ParamSpec], shardings: list[NamedSharding]) -> list[Any]:
+    return [
+        spec.abstract.update(sharding=sharding)  # type: ignore[no-untyped-call]
+        for spec, sharding in zip(specs, shardings, strict=True)
+    ]
 
 
 def _specs(model: Module) -> list[ParamSpec]:

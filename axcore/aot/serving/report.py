@@ -93,8 +93,8 @@ class ServingReport:
         page_size: Tokens of a page.
         capacity_bytes: What programs can have of a device; None where it is not known.
         weight_bytes: The weights.
-        token_bytes: What caches keep of a token.
-        row_bytes: What caches keep of a row, whatever its length.
+        page_bytes: A page of the caches, in all layers.
+        row_bytes: What caches keep of a row besides.
         prefill: Reading a prompt; it gives the first token.
         decode: A token of every row, by number of rows.
         kernels: Which kernel serves each op, and why.
@@ -112,16 +112,16 @@ class ServingReport:
     page_size: int
     capacity_bytes: int | None
     weight_bytes: int
-    token_bytes: int
+    page_bytes: int
     row_bytes: int
     prefill: CallCost
     decode: tuple[CallCost, ...]
     kernels: tuple[str, ...] = ()
 
     @property
-    def page_bytes(self) -> int:
-        """Bytes of a page in all layers."""
-        return self.page_size * self.token_bytes
+    def token_bytes(self) -> float:
+        """What a page takes for each of its tokens."""
+        return self.page_bytes / self.page_size
 
     @property
     def spare_bytes(self) -> int | None:
@@ -143,7 +143,7 @@ class ServingReport:
     def to_json(self) -> str:
         """Returns the report as JSON, with all that follows from its fields."""
         fields = attrs.asdict(self)
-        for name in ("page_bytes", "spare_bytes", "pages_that_fit"):
+        for name in ("token_bytes", "spare_bytes", "pages_that_fit"):
             fields[name] = getattr(self, name)
         for one, cost in zip(
             (fields["prefill"], *fields["decode"]), (self.prefill, *self.decode), strict=True
@@ -159,7 +159,7 @@ _DERIVED = ("tokens_per_s", "over_floor", "bound_by")
 def serving_report_from_json(text: str) -> ServingReport:
     """Returns the report that `to_json` wrote."""
     fields: dict[str, Any] = json.loads(text)
-    for name in ("page_bytes", "spare_bytes", "pages_that_fit"):
+    for name in ("token_bytes", "spare_bytes", "pages_that_fit"):
         del fields[name]
     prefill, decode = fields.pop("prefill"), fields.pop("decode")
     return ServingReport(

@@ -154,6 +154,15 @@ def kernels() -> Iterator[Kernel]:
         block_sizes=Ref("axl_tpu.kernels.decode.api:BLOCK_SIZES"),
     )
     yield Kernel(
+        op="decode_attention",
+        name="tpu_prompt_attention",
+        summary="Many queries of a row, by `tpu_flash_attention` over a copy of its keys",
+        priority=200,
+        requires=requires(family="tpu", features=PALLAS),
+        unsupported_reason=Ref("axl_tpu.kernels.decode.prompt:unsupported_reason"),
+        forward=Ref("axl_tpu.kernels.decode.prompt:tpu_prompt_attention"),
+    )
+    yield Kernel(
         op="cross_entropy",
         name="tpu_cross_entropy",
         summary="Pallas; no logit is ever in memory",

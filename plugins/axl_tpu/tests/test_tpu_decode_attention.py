@@ -11,6 +11,8 @@ from axl_tpu.kernels.decode.api import (
     unsupported_reason,
 )
 from axl_tpu.kernels.decode.blocking import CacheBlocking, padded_page
+from axl_tpu.kernels.decode.prompt import tpu_prompt_attention
+from axl_tpu.kernels.decode.prompt import unsupported_reason as prompt_unsupported_reason
 from pallas_races import CAREFUL, check_no_race_was_printed
 
 from axcore.ops import Call
@@ -57,6 +59,40 @@ class TestKernelOnEveryCase(TestKernel):
                 DecodeTestCase(name="parts", lengths=(599, 8), capacity=800, page_size=200, **every)
             ),
         )
+
+
+def prompt_case(name, **fields):
+    sizes = {"heads": 8, "key_heads": 2, "queries": 80, "capacity": 120, "lengths": (117, 80)}
+    return decode_case(DecodeTestCase(name=name, **{**sizes, **fields}))
+
+
+@pytest.mark.slow
+class TestPromptKernel(KernelSuite):
+    """It takes no case of the op's own: those have few queries."""
+
+    plugin = "axl-tpu"
+    keys = ("decode_attention/tpu_prompt_attention",)
+    dtypes = ("float32",)
+    case_names = ("prompt", "prompt_paged", "prompt_everything")
+
+    def implementation(self, kernel):
+        return partial(tpu_prompt_attention, interpret=jax.default_backend() != "tpu")
+
+    def extra_cases(self, kernel):
+        every = {"has_sinks": True, "spec": {"left": 70, "soft_cap": 3.0}}
+        return (
+            prompt_case("prompt"),
+            prompt_case("prompt_paged", page_size=8),
+            prompt_case("prompt_everything", page_size=40, lengths=(90, 3), **every),
+        )
+
+
+def test_prompts_and_decoding_share_calls_out_between_them():
+    for queries in (1, 64, 65, 512):
+        sample = DecodeTestCase(name="shared", queries=queries, heads=8, capacity=640)
+        call = decode_case(sample).call(*sample.make("bfloat16"))
+        refusals = (unsupported_reason(call), prompt_unsupported_reason(call))
+        assert [one is None for one in refusals] == [queries <= 64, queries > 64]
 
 
 @pytest.mark.slow
@@ -149,3 +185,17 @@ class TestCompile(CompileSuite):
             case("wide", capacity=2048, key_heads=4, heads=8, width=256, value_width=256),
             case("largest", queries=16, width=512, value_width=512),
         )
+
+
+class TestPromptCompile(CompileSuite):
+    plugin = "axl-tpu"
+    keys = ("decode_attention/tpu_prompt_attention",)
+    targets = ("tpu-v5p-8",)
+    calls = {"tpu_prompt_attention": ('custom_call_target="tpu_custom_call"', 1)}
+
+    def cases(self, kernel):
+        sizes = {"queries": 512, "heads": 32, "key_heads": 8, "width": 128, "value_width": 128}
+        sample = DecodeTestCase(
+            name="prompt", lengths=(1700,), capacity=2048, page_size=64, **sizes
+        )
+        return (decode_case(sample),)

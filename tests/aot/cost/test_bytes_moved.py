@@ -40,3 +40,42 @@ def test_adding_into_a_slice_in_place_reads_it_and_the_value_and_writes_it():
 def test_an_array_that_is_also_read_whole_counts_whole():
     whole = ADDED_INTO_A_STACK.replace("bitcast(%value)", "slice(%stack), slice={[7:8], [0:64]}")
     assert moved(whole) == 8 * SLICE + SLICE + INDEX
+
+
+SCATTERED = """\
+HloModule step, is_scheduled=true
+
+%replace (old: f32[], new: f32[]) -> f32[] {
+  %old = f32[] parameter(0)
+  ROOT %new = f32[] parameter(1)
+}
+
+%fused (pool: f32[512,16,32], at: s32[4,2], value: f32[4,32]) -> f32[512,16,32] {
+  %pool = f32[512,16,32]{2,1,0} parameter(0)
+  %at = s32[4,2]{1,0} parameter(1)
+  %value = f32[4,32]{1,0} parameter(2)
+  ROOT %put = f32[512,16,32]{2,1,0} scatter(%pool, %at, %value), update_window_dims={1}, \
+inserted_window_dims={0,1}, scatter_dims_to_operand_dims={0,1}, index_vector_dim=1, \
+to_apply=%replace
+}
+
+ENTRY %main (a: f32[512,16,32], b: s32[4,2], c: f32[4,32]) -> f32[512,16,32] {
+  %a = f32[512,16,32]{2,1,0} parameter(0)
+  %b = s32[4,2]{1,0} parameter(1)
+  %c = f32[4,32]{1,0} parameter(2)
+  ROOT %out = f32[512,16,32]{2,1,0} fusion(%a, %b, %c), kind=kCustom, calls=%fused
+}
+"""
+
+
+def test_scattering_into_a_pool_in_place_moves_what_is_put_there():
+    values, places = 4 * 32 * 4, 4 * 2 * 4
+    assert moved(SCATTERED) == 2 * values + places
+
+
+def test_scattering_into_an_array_that_is_made_there_writes_it_whole():
+    made = SCATTERED.replace("scatter(%pool,", "scatter(%made,").replace(
+        "  ROOT %put", "  %made = f32[512,16,32]{2,1,0} negate(%pool)\n  ROOT %put"
+    )
+    pool, values, places = 512 * 16 * 32 * 4, 4 * 32 * 4, 4 * 2 * 4
+    assert moved(made) == 2 * pool + values + places
