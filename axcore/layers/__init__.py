@@ -7,6 +7,7 @@ from axcore.layers.attention.key_store import KeyStore
 from axcore.layers.attention.kv_cache import NoCache
 from axcore.layers.attention.paged_cache import PagedCache
 from axcore.layers.attention.position import NoPosition
+from axcore.layers.attention.quantized_store import QuantizedStore
 from axcore.layers.attention.rope import RoPE, rope_frequencies, rotate
 from axcore.layers.attention.self_attention import Attention, DotProductAttention
 from axcore.layers.attention.sliding_cache import SlidingCache
@@ -83,6 +84,7 @@ __all__ = [
     "PlainFeedForward",
     "PostNorm",
     "PreNorm",
+    "QuantizedStore",
     "RMSNorm",
     "Residual",
     "RoPE",

@@ -14,6 +14,7 @@ from axcore.modifiers.named import apply_modifier, find_change, with_changes
 from axcore.modifiers.pipelined import Pipelined
 from axcore.modifiers.pretrained import Pretrained
 from axcore.modifiers.quantization import Fp8Training, Int8Training
+from axcore.modifiers.quantized_cache import QuantizedCaches
 from axcore.modifiers.remat import RematModifier
 from axcore.modifiers.serving import for_serving
 from axcore.modifiers.sliding_cache import SlidingCaches
@@ -32,6 +33,7 @@ __all__ = [
     "Named",
     "Pipelined",
     "Pretrained",
+    "QuantizedCaches",
     "RematModifier",
     "ReplaceConfig",
     "Shard",

@@ -281,6 +281,11 @@ def modifiers() -> Iterator[Modifier]:
         config=Ref("axcore.modifiers:SlidingCaches"),
         summary="Of attention with a window, serving keeps no more than the window",
     )
+    yield Modifier(
+        name="quantized_cache",
+        config=Ref("axcore.modifiers:QuantizedCaches"),
+        summary="Serving keeps keys and values in int8 or float8",
+    )
 
 
 @hook.quantization_schemes

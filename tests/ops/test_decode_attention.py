@@ -27,6 +27,23 @@ def test_blocks_equal_the_reference(name):
     assert relative_error(got, want) <= TOLERANCES["float32"].forward
 
 
+@pytest.mark.parametrize("name", ["int8", "int8_paged", "float8"])
+def test_narrow_keys_and_values_are_those_that_their_scales_make_of_them(name):
+    sample = SAMPLES[name]
+    inputs, spec = sample.make()
+    scales = (inputs.key_scale_MCK, inputs.value_scale_MCK)
+    cache = {"page_table_BP": inputs.page_table_BP, "scale": spec.scale}
+    k, v = (
+        jnp.asarray(x, jnp.float32) * scale[..., None]
+        for x, scale in zip((inputs.k, inputs.v), scales, strict=True)
+    )
+    want = decode_attention(
+        inputs.q_BTNH, jnp.asarray(k), jnp.asarray(v), inputs.lengths_B, **cache
+    )
+    got = decode_attention(*inputs[:4], scales=scales, **cache)
+    assert relative_error(got, want) <= 1e-5
+
+
 def test_bfloat16_accumulates_in_float32():
     inputs, spec = SAMPLES["everything"].make("bfloat16")
     got = jax.jit(partial(decode_attention_portable, spec=spec))(inputs)
@@ -125,6 +142,16 @@ TABLE = jnp.zeros((2, 3), jnp.int32)
         ((Q, CACHE, CACHE, LENGTHS[:1]), {}, r"lengths are int32 of shape \(1,\); expected integ"),
         ((Q, CACHE, CACHE, jnp.ones(2)), {}, r"lengths are float32 of shape \(2,\)"),
         ((Q, CACHE, CACHE, LENGTHS), {"page_table_BP": TABLE[:1]}, r"page_table are int32 of sha"),
+        (
+            (Q, CACHE, CACHE, LENGTHS),
+            {"scales": (CACHE[..., 0],) * 2},
+            r"there are scales, and k is float32, v float32; expected one of int8, float8_e4m3fn",
+        ),
+        (
+            (Q, CACHE.astype(jnp.int8), CACHE.astype(jnp.int8), LENGTHS),
+            {"scales": (CACHE[..., 0], CACHE[:1, ..., 0])},
+            r"scales are float32 of shape \(1, 6, 2\); expected float32 \(2, 6, 2\)",
+        ),
         ((Q, CACHE, CACHE, LENGTHS), {"sinks_N": jnp.ones(2)}, r"sinks are float32 of shape \(2"),
         ((Q, CACHE, CACHE, LENGTHS), {"window": -1}, r"decode_attention: window is \(-1, 0\)"),
         ((Q, CACHE, CACHE, LENGTHS), {"soft_cap": -1.0}, r"decode_attention: soft_cap is -1.0"),

@@ -3,7 +3,7 @@
 from typing import Any
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Num
 
 from axcore.errors import ModuleError
 from axcore.layers.tokens import TokenInfo
@@ -14,8 +14,8 @@ Window = tuple[int | None, int | None]
 
 def attend(
     q: Float[Array, "batch time heads head_dim"],
-    k: Float[Array, "rows keys kv_heads head_dim"],
-    v: Float[Array, "rows keys kv_heads value_dim"],
+    k: Num[Array, "rows keys kv_heads head_dim"],
+    v: Num[Array, "rows keys kv_heads value_dim"],
     info: TokenInfo,
     *,
     causal: bool,
@@ -48,7 +48,8 @@ def attend(
     left = window[0] if window else None
     if options.keys() <= {"scale", "soft_cap", "sinks_N"}:
         return _decode(q, k, v, info, window=left, **options)
-    k, v = (_held(x, info) for x in (k, v))
+    k_scale, v_scale = info.scales or (None, None)
+    k, v = _held(k, k_scale, info, q.dtype), _held(v, v_scale, info, q.dtype)
     return attention(
         q, k, v, causal=True, window=(left, 0), query_offset=info.num_cached, **options
     )
@@ -68,6 +69,7 @@ def _decode(q: Array, k: Array, v: Array, info: TokenInfo, **options: Any) -> Ar
         v,
         info.num_cached + num_new,
         page_table_BP=info.page_table,
+        scales=info.scales,
         **options,
     )
     return _rolled(mixed, -padding)
@@ -84,15 +86,28 @@ def _rolled(
     return jnp.take_along_axis(x, places[:, :, None, None], axis=1)
 
 
-def _held(x: Float[Array, "rows keys heads size"], info: TokenInfo) -> Array:
-    """Returns what a cache holds of each row, `[batch, keys, heads, size]`.
+def _held(
+    x: Num[Array, "rows keys heads size"],
+    scale: Float[Array, "rows keys heads"] | None,
+    info: TokenInfo,
+    dtype: Any,
+) -> Float[Array, "batch room heads size"]:
+    """Returns what a cache holds of each row, in the dtype of queries.
 
     Behind a row's tokens are zeros: no number there is masked by a weight of 0.
     """
     assert info.num_cached is not None
-    if info.page_table is not None:
-        pages = jnp.take(x, info.page_table, axis=0, mode="clip")
-        x = pages.reshape(pages.shape[0], -1, *x.shape[2:])
+    x = _of_rows(x, info.page_table)
+    if scale is not None:
+        x = x.astype(jnp.float32) * _of_rows(scale, info.page_table)[..., None]
     places = jnp.arange(x.shape[1], dtype=jnp.int32)[None, :]
     lengths = info.num_cached + info.num_new()
-    return jnp.where((places < lengths[:, None])[:, :, None, None], x, 0)
+    return jnp.where((places < lengths[:, None])[:, :, None, None], x, 0).astype(dtype)
+
+
+def _of_rows(x: Array, page_table: Array | None) -> Array:
+    """Returns the pages of each row one after the other; rows as they are without a table."""
+    if page_table is None:
+        return x
+    pages = jnp.take(x, page_table, axis=0, mode="clip")
+    return pages.reshape(pages.shape[0], -1, *x.shape[2:])

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Num
 
 from axcore.config import REQUIRED, PositiveInt, config
 from axcore.errors import ConfigError
@@ -59,8 +59,8 @@ class DotProductAttention(Module):
     def forward(
         self,
         q: Heads,
-        k: Float[Array, "rows keys kv_heads head_dim"],
-        v: Float[Array, "rows keys kv_heads value_dim"],
+        k: Num[Array, "rows keys kv_heads head_dim"],
+        v: Num[Array, "rows keys kv_heads value_dim"],
         info: TokenInfo,
         **options: Any,
     ) -> Float[Array, "batch time heads value_dim"]:

@@ -33,6 +33,7 @@ def decode_attention(
     scale: float | None = None,
     soft_cap: float | None = None,
     sinks_N: Array | None = None,
+    scales: tuple[Array, Array] | None = None,
 ) -> Array:
     """Return `o_BTNV`, the queries' causal attention over their row's keys, in q's dtype.
 
@@ -53,12 +54,14 @@ def decode_attention(
         scale: Factor on the products; `1 / sqrt(H)` by default.
         soft_cap: `cap(x) = soft_cap * tanh(x / soft_cap)`.
         sinks_N: One more logit per head that takes probability and gives no value.
+        scales: Where k and v are int8 or float8, what each head of each key, and of each value, is
+            to be multiplied by: float32 `[B, S, K]`, or `[M, C, K]`.
 
     Raises:
         KernelError: Shapes, dtypes or numbers do not fit, no kernel can serve the call, or its
             gradient is asked for.
     """
-    inputs = DecodeInputs(q_BTNH, k, v, lengths_B, page_table_BP, sinks_N)
+    inputs = DecodeInputs(q_BTNH, k, v, lengths_B, page_table_BP, sinks_N, *(scales or ()))
     spec = DecodeSpec(
         scale=1.0 / math.sqrt(q_BTNH.shape[-1]) if scale is None else float(scale),
         left=window,
@@ -80,8 +83,8 @@ def decode_attention(
 def decode_call(inputs: DecodeInputs, spec: DecodeSpec) -> Call:
     """Return the call that kernels are asked about.
 
-    Arrays are `q`, `k`, `v`, `lengths`, and where given `page_table` and `sinks`; features are the
-    fields of `DecodeSpec`.
+    Arrays are `q`, `k`, `v`, `lengths`, and where given `page_table`, `sinks`, `key_scale` and
+    `value_scale`; features are the fields of `DecodeSpec`.
     """
     arrays = {
         name if name in ("k", "v") else name.rpartition("_")[0]: array

@@ -16,6 +16,7 @@ from jax import Array
 from axcore.ops.attention.kernels import attention_call
 from axcore.ops.attention.types import AttentionInputs, AttentionSpec
 from axcore.ops.decode.types import DecodeInputs, DecodeSpec
+from axcore.ops.decode.widening import widened
 from axcore.ops.dispatch.call import Call
 
 
@@ -27,9 +28,8 @@ def decode_as_attention(
     Values beyond a row's length are 0: no NaN there is masked by a weight of 0. Keys are as they
     are, and hidden.
     """
-    k_BSKH, v_BSKV = inputs.k, inputs.v
-    if inputs.page_table_BP is not None:
-        k_BSKH, v_BSKV = (_by_row(pool, inputs.page_table_BP) for pool in (k_BSKH, v_BSKV))
+    by_row = widened(inputs._replace(**_kept_by_row(inputs)))
+    k_BSKH, v_BSKV = by_row.k, by_row.v
     position_S = jnp.arange(inputs.capacity, dtype=jnp.int32)
     is_written_BS = position_S[None, :] < inputs.lengths_B[:, None]
     causal = AttentionInputs(
@@ -66,6 +66,16 @@ _NAMES = {
     field: field if field in ("k", "v") else field.rpartition("_")[0]
     for field in DecodeInputs._fields
 }
+
+
+def _kept_by_row(inputs: DecodeInputs) -> dict[str, Any]:
+    """Return what the cache keeps of each row, by the name of the field."""
+    names = ("k", "v", "key_scale_MCK", "value_scale_MCK")
+    kept = {name: getattr(inputs, name) for name in names}
+    table_BP = inputs.page_table_BP
+    if table_BP is None:
+        return kept
+    return {name: jax.tree.map(lambda x: _by_row(x, table_BP), pool) for name, pool in kept.items()}
 
 
 def _by_row(pool: Array, page_table_BP: Array) -> Array:

@@ -6,6 +6,7 @@ from jax import Array
 from axcore.errors import KernelError
 from axcore.ops.attention.checks import check_numbers
 from axcore.ops.decode.types import DecodeInputs, DecodeSpec
+from axcore.ops.decode.widening import NARROW
 
 
 def check_decode(inputs: DecodeInputs, spec: DecodeSpec) -> None:
@@ -24,12 +25,7 @@ def check_decode(inputs: DecodeInputs, spec: DecodeSpec) -> None:
     q, k, v = inputs.q_BTNH, inputs.k, inputs.v
     if not (q.ndim == k.ndim == v.ndim == 4):
         raise _misfit("expected 4 dimensions each", inputs)
-    if not (q.dtype == k.dtype == v.dtype and jnp.issubdtype(q.dtype, jnp.floating)):
-        raise KernelError(
-            f"decode_attention: dtypes are q {q.dtype}, k {k.dtype}, v {v.dtype}; expected one "
-            "floating dtype.",
-            hint="cast q, k and v to the compute dtype before the call",
-        )
+    _check_dtypes(inputs)
     if k.shape[:3] != v.shape[:3]:
         raise _misfit("k and v differ in more than their width", inputs)
     if inputs.page_table_BP is None and k.shape[0] != q.shape[0]:
@@ -41,6 +37,29 @@ def check_decode(inputs: DecodeInputs, spec: DecodeSpec) -> None:
     if k.shape[2] == 0 or q.shape[2] % k.shape[2]:
         raise _misfit("the query heads are not a multiple of the key heads", inputs)
     _check_parts(inputs)
+
+
+def _check_dtypes(inputs: DecodeInputs) -> None:
+    q, k, v = inputs.q_BTNH.dtype, inputs.k.dtype, inputs.v.dtype
+    scales = (inputs.key_scale_MCK, inputs.value_scale_MCK)
+    if scales == (None, None):
+        if not (q == k == v and jnp.issubdtype(q, jnp.floating)):
+            raise KernelError(
+                f"decode_attention: dtypes are q {q}, k {k}, v {v}; expected one floating dtype.",
+                hint="cast q, k and v to the compute dtype before the call, or give scales",
+            )
+        return
+    if not (k == v and str(k) in NARROW):
+        raise KernelError(
+            f"decode_attention: there are scales, and k is {k}, v {v}; expected one of "
+            f"{', '.join(NARROW)} for both."
+        )
+    for scale, x in zip(scales, (inputs.k, inputs.v), strict=True):
+        if scale is None or scale.shape != x.shape[:3] or scale.dtype != jnp.float32:
+            found = "missing" if scale is None else f"{scale.dtype} of shape {scale.shape}"
+            raise KernelError(
+                f"decode_attention: scales are {found}; expected float32 {x.shape[:3]}."
+            )
 
 
 def _misfit(what: str, inputs: DecodeInputs) -> KernelError:

@@ -10,6 +10,7 @@ from typing import Any
 import attrs
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from jax.typing import DTypeLike
 
 from axcore.ops.decode.types import DecodeInputs, DecodeSpec
@@ -25,6 +26,7 @@ class DecodeTestCase:
         capacity: Keys that a row has room for, a multiple of the page size where there are pages.
         page_size: Keys of a page; None for a contiguous cache.
         has_sinks: Whether there are sinks.
+        narrow: Dtype of keys and values that are kept with scales; None where there are none.
         spec: Static choices but for the scale.
     """
 
@@ -38,6 +40,7 @@ class DecodeTestCase:
     value_width: int = 16
     page_size: int | None = None
     has_sinks: bool = False
+    narrow: str | None = None
     spec: Mapping[str, Any] = attrs.field(factory=dict)
 
     def make(self, dtype: DTypeLike = jnp.float32) -> tuple[DecodeInputs, DecodeSpec]:
@@ -55,15 +58,28 @@ class DecodeTestCase:
         if self.page_size is not None:
             table, k, v = _in_pages(self.lengths, self.page_size, k, v, numbers)
         sinks = jnp.asarray(numbers.standard_normal(self.heads), dtype) if self.has_sinks else None
+        keys, key_scale = self._kept(k, dtype)
+        values, value_scale = self._kept(v, dtype)
         inputs = DecodeInputs(
             q_BTNH=jnp.asarray(q, dtype),
-            k=jnp.asarray(k, dtype),
-            v=jnp.asarray(v, dtype),
+            k=keys,
+            v=values,
             lengths_B=jnp.asarray(self.lengths, jnp.int32),
             page_table_BP=None if table is None else jnp.asarray(table, jnp.int32),
             sinks_N=sinks,
+            key_scale_MCK=key_scale,
+            value_scale_MCK=value_scale,
         )
         return inputs, DecodeSpec(**{"scale": self.width**-0.5, **self.spec})
+
+    def _kept(self, x: np.ndarray, dtype: DTypeLike) -> tuple[Array, Array | None]:
+        """Returns keys or values as they are kept, with their scales."""
+        if self.narrow is None:
+            return jnp.asarray(x, dtype), None
+        scale = np.abs(x).max(axis=-1) / (127.0 if self.narrow == "int8" else 448.0)
+        steps = np.nan_to_num(x / scale[..., None])
+        kept = np.round(steps) if self.narrow == "int8" else steps
+        return jnp.asarray(kept, self.narrow), jnp.asarray(scale, jnp.float32)
 
 
 def _in_pages(
@@ -106,6 +122,9 @@ DECODE_TEST_CASES = (
     DecodeTestCase(name="paged", page_size=8),
     DecodeTestCase(name="long_paged", lengths=(599, 17), capacity=608, page_size=32),
     DecodeTestCase(name="large_pages", lengths=(599, 17), capacity=1200, page_size=400),
+    DecodeTestCase(name="int8", narrow="int8"),
+    DecodeTestCase(name="int8_paged", page_size=8, narrow="int8", queries=3),
+    DecodeTestCase(name="float8", page_size=8, narrow="float8_e4m3fn", lengths=(37, 0)),
     DecodeTestCase(
         name="everything",
         queries=3,

@@ -7,6 +7,7 @@ the cache is copied but one block.
 
 from collections.abc import Callable
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
@@ -16,6 +17,7 @@ from axcore.ops.attention.mask import Columns, Rows, visible
 from axcore.ops.attention.online_softmax import OnlineSoftmax
 from axcore.ops.control_flow import bounded_fori_loop
 from axcore.ops.decode.types import DecodeInputs, DecodeSpec
+from axcore.ops.decode.widening import widened
 
 BLOCK_SIZE = 256
 """Keys of a block: logits and values of a block stay in a processor's cache."""
@@ -66,7 +68,7 @@ def _contiguous(inputs: DecodeInputs, block_size: int) -> tuple[int, _Block]:
 
     def block(j: Array) -> tuple[Array, Array, Array]:
         start = jnp.minimum(j * size, inputs.capacity - size)
-        k, v = (lax.dynamic_slice_in_dim(x, start, size, axis=1) for x in (inputs.k, inputs.v))
+        k, v = _wide(inputs, lambda x: lax.dynamic_slice_in_dim(x, start, size, axis=1))
         return k, v, start + jnp.arange(size, dtype=jnp.int32)
 
     return size, block
@@ -82,13 +84,21 @@ def _paged(inputs: DecodeInputs, table_BP: Array, block_size: int) -> tuple[int,
 
     def block(j: Array) -> tuple[Array, Array, Array]:
         pages = lax.dynamic_slice_in_dim(padded, j * count, count, axis=1)
-        k, v = (
-            jnp.take(x, pages, axis=0, mode="clip").reshape(batch, size, *x.shape[2:])
-            for x in (inputs.k, inputs.v)
+        k, v = _wide(
+            inputs,
+            lambda x: jnp.take(x, pages, axis=0, mode="clip").reshape(batch, size, *x.shape[2:]),
         )
         return k, v, j * size + jnp.arange(size, dtype=jnp.int32)
 
     return size, block
+
+
+def _wide(inputs: DecodeInputs, part: Callable[[Array], Array]) -> tuple[Array, Array]:
+    """Return a part of the keys and of the values, in q's dtype."""
+    kept = ("k", "v", "key_scale_MCK", "value_scale_MCK")
+    parts = {name: jax.tree.map(part, getattr(inputs, name)) for name in kept}
+    of_part = widened(inputs._replace(**parts))
+    return of_part.k, of_part.v
 
 
 def _span(

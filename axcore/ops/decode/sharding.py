@@ -22,6 +22,8 @@ def decode_sharding(inputs: DecodeInputs, spec: DecodeSpec) -> OpSharding:
             lengths_B=axes("batch"),
             page_table_BP=axes("batch", None),
             sinks_N=axes("kv_heads"),
+            key_scale_MCK=axes(rows, None, "kv_heads"),
+            value_scale_MCK=axes(rows, None, "kv_heads"),
         ),
         outputs=queries,
         split=("batch", "kv_heads"),

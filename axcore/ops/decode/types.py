@@ -17,7 +17,8 @@ class DecodeInputs(NamedTuple):
     """The arrays of one call, a pytree.
 
     The cache is contiguous, `k [B, S, K, H]` and `v [B, S, K, V]`, or paged where there is a page
-    table: `k [M, C, K, H]` and `v [M, C, K, V]`.
+    table: `k [M, C, K, H]` and `v [M, C, K, V]`. Where it is kept in fewer bits, each key and value
+    has a scale: `[M, C, K]`, or `[B, S, K]`.
     """
 
     q_BTNH: Array
@@ -26,6 +27,8 @@ class DecodeInputs(NamedTuple):
     lengths_B: Array
     page_table_BP: Array | None = None
     sinks_N: Array | None = None
+    key_scale_MCK: Array | None = None
+    value_scale_MCK: Array | None = None
 
     @property
     def capacity(self) -> int:

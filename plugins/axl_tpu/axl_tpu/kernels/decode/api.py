@@ -93,6 +93,8 @@ def unsupported_reason(call: Call) -> str | None:
     batch, queries, heads, _ = call.shape("q")
     if call.dtype("q") not in DTYPES:
         return f"takes bfloat16 and float32, not {call.dtype('q')}"
+    if call.has("key_scale"):
+        return f"takes keys of q's dtype, not {call.dtype('k')} with scales"
     if 0 in (*call.shape("q"), *call.shape("k"), *call.shape("v")):
         return f"takes no empty array, not q {call.shape('q')} and v {call.shape('v')}"
     if queries * heads > MAX_QUERY_ROWS:
