@@ -5,6 +5,7 @@ be: work and traffic grow with the tokens that are there, not with the room for 
 the cache is copied but one block.
 """
 
+import math
 from collections.abc import Callable
 
 import jax
@@ -21,6 +22,9 @@ from axcore.ops.decode.widening import widened
 
 BLOCK_SIZE = 256
 """Keys of a block: logits and values of a block stay in a processor's cache."""
+
+FEW_QUERIES = 16
+"""Queries that share a key head, up to which a product with the keys is bound by reading these."""
 
 
 def decode_attention_portable(
@@ -44,18 +48,35 @@ def decode_attention_portable(
         mask = visible(spec.as_attention(), rows, Columns(position_S[None, :], None))
         assert mask is not None
         mask = mask & is_new_S[None, None, None, None, :]
-        logits = block_logits(
-            q_BKGTH, swap_heads(k_BSKH), spec.as_attention(), bias=None, mask=mask
-        )
+        # Heads are swapped in the pass over a block that a selection is anyway: compilers for CPUs
+        # take four times as long for a copy that only swaps.
         is_written_BS = position_S[None, :] < lengths_B[:, None]
-        v_BSKV = jnp.where(is_written_BS[..., None, None], v_BSKV, 0)
-        return running.add(logits.value, swap_heads(v_BSKV))
+        k_BKSH, v_BKSV = (
+            swap_heads(jnp.where(is_written_BS[..., None, None], x, 0)) for x in (k_BSKH, v_BSKV)
+        )
+        if math.prod(q_BKGTH.shape[2:4]) > FEW_QUERIES:
+            as_attention = spec.as_attention()
+            logits = block_logits(q_BKGTH, k_BKSH, as_attention, bias=None, mask=mask).value
+        else:
+            logits = _few_logits(q_BKGTH, k_BKSH, spec, mask)
+        return running.add(logits, v_BKSV)
 
     start = OnlineSoftmax.start(q_BKGTH.shape[:-1], inputs.v.shape[-1], inputs.sinks_N)
     first, last = _span(lengths_B, num_queries, spec.left, inputs.capacity)
     most = -(-inputs.capacity // size)
     running = bounded_fori_loop(first // size, (last + size - 1) // size, step, start, most=most)
     return ungroup_heads(running.finish()[0]).astype(inputs.q_BTNH.dtype)
+
+
+def _few_logits(q_BKGTH: Array, k_BKSH: Array, spec: DecodeSpec, mask: Array) -> Array:
+    """Return what `block_logits` does; keys come first in the product, so they are not copied."""
+    product_BKSGT = lax.dot_general(
+        k_BKSH, q_BKGTH, (((3,), (4,)), ((0, 1), (0, 1))), preferred_element_type=jnp.float32
+    )
+    logits = spec.scale * product_BKSGT.transpose(0, 1, 3, 4, 2)
+    if spec.soft_cap is not None:
+        logits = spec.soft_cap * jnp.tanh(logits / spec.soft_cap)
+    return jnp.where(mask, logits, -jnp.inf)
 
 
 _Block = Callable[[Array], tuple[Array, Array, Array]]
