@@ -17,11 +17,13 @@ class CallShapes:
         draw_sizes: Numbers of rows that draw.
         chunk_lengths: Numbers of tokens of a row that are read at once.
         read_sizes: Numbers of rows for each of those.
+        chunk_alignment: Tokens; pieces begin at multiples of this.
     """
 
     draw_sizes: tuple[int, ...]
     chunk_lengths: tuple[int, ...]
     read_sizes: tuple[tuple[int, ...], ...]
+    chunk_alignment: int = 1
 
     def draw_rows(self, num_rows: int) -> int:
         """Returns the rows of the program that draws for so many."""
@@ -39,6 +41,8 @@ def call_shapes(cfg: EngineConfig) -> CallShapes:
     Raises:
         ConfigError: The sizes do not fit together.
     """
+    if cfg.fixed_shapes:
+        return _fixed_shapes(cfg)
     draw_sizes = tuple(sorted(cfg.decode_sizes or _grown(1, cfg.max_rows, 4)))
     if draw_sizes[-1] < cfg.max_rows:
         raise ConfigError(
@@ -57,6 +61,20 @@ def call_shapes(cfg: EngineConfig) -> CallShapes:
     fits = [max((size for size in draw_sizes if size <= rows), default=1) for rows in most]
     read_sizes = tuple(tuple(sorted({1, rows})) for rows in fits)
     return CallShapes(draw_sizes, lengths, read_sizes)
+
+
+def _fixed_shapes(cfg: EngineConfig) -> CallShapes:
+    page_size = cfg.page_size or 1
+    longest = -(-(cfg.max_length or cfg.step_tokens) // page_size) * page_size
+    room = cfg.step_tokens - cfg.max_rows
+    length = min(longest, room // page_size * page_size)
+    if length < 1 or cfg.decode_sizes not in (None, (cfg.max_rows,)):
+        raise ConfigError(
+            f"fixed_shapes draws for {cfg.max_rows} rows and reads whole pages of {page_size} "
+            f"tokens; step_tokens is {cfg.step_tokens}, and decode_sizes {cfg.decode_sizes}",
+            hint=f"leave decode_sizes out; set step_tokens to {cfg.max_rows + page_size} or more",
+        )
+    return CallShapes((cfg.max_rows,), (length,), ((1,),), length)
 
 
 def _grown(first: int, last: int, factor: int) -> tuple[int, ...]:

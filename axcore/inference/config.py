@@ -1,6 +1,6 @@
 """`EngineConfig`: how much an engine serves at once, and in which pieces."""
 
-from typing import Any
+from typing import Any, Literal
 
 from axcore.config import PositiveInt, config
 
@@ -21,6 +21,13 @@ class EngineConfig:
         decode_sizes: Numbers of rows that programs are compiled for; None takes powers of four up
             to `max_rows`.
         tokens_per_call: Tokens of each row that one call draws while nothing waits.
+        fixed_shapes: Whether every call has one of two shapes: `max_rows` rows that draw
+            `tokens_per_call` tokens, or a row that reads a piece which begins where it begins for
+            every such text. Then the bits of an answer do not depend on what else runs; many
+            calls compute more than they need.
+        draw_kinds: What programs can draw, the cheapest first: "greedy" the likeliest tokens,
+            "plain" by a temperature too, "full" by every setting. A call takes the first that
+            does for its rows.
         max_queue: Requests that wait at most.
         shares_prefixes: Whether prompts that begin alike are computed once.
         speculation: How tokens are guessed ahead; None guesses none.
@@ -34,6 +41,8 @@ class EngineConfig:
     step_tokens: PositiveInt = 512
     decode_sizes: tuple[PositiveInt, ...] | None = None
     tokens_per_call: PositiveInt = 8
+    fixed_shapes: bool = False
+    draw_kinds: tuple[Literal["greedy", "plain", "full"], ...] = ("greedy", "full")
     max_queue: PositiveInt = 1024
     shares_prefixes: bool = True
     speculation: Any = None

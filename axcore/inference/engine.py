@@ -25,9 +25,13 @@ from axcore.inference.programs import MAX_LOGPROBS, Programs
 from axcore.inference.request import Draining, EngineError, QueueFull, Request, RequestError
 from axcore.inference.scheduler import Scheduler
 from axcore.inference.step_plan import Job, Limits
-from axcore.inference.step_runner import KINDS, StepRunner, Task
+from axcore.inference.step_runner import StepRunner, Task, kind_index
 from axcore.layers import PageRoom, ServingRoom
 from axcore.module import Module
+
+IDLE_S = 1.0
+"""Seconds after which a thread without work ends; the next request starts another. So an engine
+that nobody holds any more is freed."""
 
 
 @attrs.frozen
@@ -118,9 +122,16 @@ class Engine:
             chunk_lengths=self._shapes.chunk_lengths,
             chunk_rows=tuple(sizes[-1] for sizes in self._shapes.read_sizes),
             shares_prefixes=cfg.shares_prefixes and served.keeps_pages_only,
+            chunk_alignment=self._shapes.chunk_alignment,
+            fixed_calls=cfg.fixed_shapes,
         )
+        self._kinds = cfg.draw_kinds[-1:] if cfg.fixed_shapes else cfg.draw_kinds
         self._runner = StepRunner(
-            self._programs, Scheduler(limits), self._shapes, tuple(tokenizer.end_ids)
+            self._programs,
+            Scheduler(limits),
+            self._shapes,
+            end_ids=tuple(tokenizer.end_ids),
+            kinds=self._kinds,
         )
         self._compiled_before = 0
         self._numbers = itertools.count()
@@ -134,8 +145,7 @@ class Engine:
         self._is_draining = False
         self._is_closed = False
         self._error: EngineError | None = None
-        self._thread = threading.Thread(target=self._run, name="axcore-engine", daemon=True)
-        self._thread.start()
+        self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -247,8 +257,9 @@ class Engine:
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
+            thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
 
     def _check(self, request: Request) -> None:
         """Refuses a request that can never be answered."""
@@ -287,6 +298,7 @@ class Engine:
             )
         try:
             request.sampling.check(self.tokenizer.vocab_size)
+            kind_index(request.sampling, self._kinds)
         except ConfigError as error:
             raise RequestError(error.what, where="sampling", hint=error.hint) from error
         for name in ("adapter", "grammar"):
@@ -304,6 +316,9 @@ class Engine:
     def _send(self, command: Callable[[], None]) -> None:
         """Lets the engine's thread do something between two steps; call it with the lock."""
         self._inbox.append(command)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="axcore-engine", daemon=True)
+            self._thread.start()
         self._changed.notify_all()
 
     def _do(self, command: Callable[[], None]) -> None:
@@ -324,7 +339,7 @@ class Engine:
         while True:
             with contextlib.suppress(TimeoutError):
                 return future.result(timeout=1.0)
-            if not self._thread.is_alive() and not future.done():
+            if self._is_closed and not future.done():
                 self._check_open()
 
     def _cancel(self, answer: Answer) -> None:
@@ -340,21 +355,25 @@ class Engine:
         try:
             while self._turn():
                 pass
-            self._end(EngineError("the engine was closed"))
+            if self._is_closed:
+                self._end(EngineError("the engine was closed"))
         except Exception as error:  # whatever it is, nobody may wait for ever
             failed = EngineError(f"a step of the engine failed: {error!r}")
             failed.__cause__ = error
             self._end(failed)
 
     def _turn(self) -> bool:
-        """Does what was asked for, and a step; returns whether the engine is open."""
+        """Does what was asked for, and a step; returns whether the thread is needed longer."""
         with self._changed:
             self._tasks = {
                 answer: task for answer, task in self._tasks.items() if not task.job.is_over
             }
             if self._is_idle():
                 self._changed.notify_all()
-            self._changed.wait_for(lambda: self._is_closed or not self._is_idle())
+            self._changed.wait_for(lambda: self._is_closed or not self._is_idle(), IDLE_S)
+            if self._is_idle() and not self._is_closed:
+                self._thread = None
+                return False
             commands, self._inbox = self._inbox, deque()
         if self._is_closed:
             return False
@@ -384,12 +403,12 @@ class Engine:
         ]
         keys += [("advance", size) for size in shapes.draw_sizes]
         drawing = {*shapes.draw_sizes, *itertools.chain.from_iterable(shapes.read_sizes)}
-        keys += [("draw", size, kind) for size in sorted(drawing) for kind in KINDS]
+        keys += [("draw", size, kind) for size in sorted(drawing) for kind in self._kinds]
         if cfg.tokens_per_call > 1:
             keys += [
                 ("draw_many", size, cfg.tokens_per_call, kind)
                 for size in shapes.draw_sizes
-                for kind in KINDS
+                for kind in self._kinds
             ]
         if self._runner.scheduler.limits.shares_prefixes:
             keys.append(("copy_page",))

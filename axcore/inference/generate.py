@@ -1,27 +1,31 @@
-"""`Generator`: continues a prompt.
+"""`Generator`: continues a prompt, by an engine of its own.
 
-The prompt runs through the model once, and every token after it once, by what caches keep of those
-before. A text that fills the context continues from its last half, which runs again.
+A text that fills the context continues from its last half, which is read again.
 """
 
-import itertools
-from collections.abc import Iterator
+import hashlib
+from collections.abc import Hashable
 from typing import Any
 
 import attrs
-import jax
-import numpy as np
 
 from axcore.data import Tokenizer
 from axcore.errors import ConfigError
-from axcore.inference.cached_model import CachedModel, Draws, padded_size
-from axcore.inference.drawing import packed_mask
+from axcore.inference.config import EngineConfig
+from axcore.inference.drawing import DrawKind, kind_for
+from axcore.inference.engine import Engine
+from axcore.inference.request import Request
 from axcore.inference.sampling import Sampling
-from axcore.layers import ServingRoom
 from axcore.module import Module
+
+READ_AT_ONCE = 64
+"""Tokens of a prompt that one call reads."""
 
 DRAWN_AT_ONCE = 16
 """Tokens of a row that one call draws."""
+
+MAX_ROWS = 32
+"""Samples that are drawn at once."""
 
 
 @attrs.frozen
@@ -44,6 +48,27 @@ class Generation:
         return self.prompt + self.text
 
 
+@attrs.define(eq=False)
+class _Sample:
+    """A continuation while it is drawn.
+
+    Args:
+        number: Of the sample.
+        text: Tokens of the prompt and of what was drawn.
+        num_left: Tokens that may still be drawn.
+        is_ended: Whether the model ended it.
+    """
+
+    number: int
+    text: list[int]
+    num_left: int
+    is_ended: bool = False
+
+    @property
+    def is_finished(self) -> bool:
+        return self.is_ended or not self.num_left
+
+
 class Generator:
     """Draws text from a model with a `logits` entry, as `CausalLM` has.
 
@@ -51,7 +76,7 @@ class Generator:
         model: The model.
         state: Its state.
         tokenizer: The tokenizer that it was trained with.
-        context: Number of last tokens that the model sees, its training length usually.
+        context: Number of last tokens that the model sees, its training length usually; 2 or more.
     """
 
     def __init__(self, model: Module, state: Any, tokenizer: Tokenizer, *, context: int) -> None:
@@ -59,8 +84,7 @@ class Generator:
         self.state = state
         self.tokenizer = tokenizer
         self.context = context
-        self._models: dict[ServingRoom, CachedModel] = {}
-        self._allowed = _allowed(model, tokenizer)
+        self._engines: dict[Hashable, Engine] = {}
 
     def generate(
         self,
@@ -78,96 +102,73 @@ class Generator:
             max_tokens: Tokens drawn at most.
             num_samples: Number of continuations, each with its own random keys.
             sampling: How tokens are drawn.
-            seed: Decides the draws.
+            seed: Decides the draws. A sample is the same however many are drawn beside it.
 
         Raises:
             ConfigError: The prompt has no token at all, or a number makes no sense.
         """
-        rows = list(self.stream(prompt, max_tokens, num_samples, sampling=sampling, seed=seed))
-        drawn = np.stack(rows, axis=1) if rows else np.zeros((num_samples, 0), np.int32)
-        return tuple(self._finished(prompt, row) for row in drawn)
-
-    def stream(
-        self,
-        prompt: str,
-        max_tokens: int,
-        num_samples: int = 1,
-        *,
-        sampling: Sampling,
-        seed: int,
-    ) -> Iterator[np.ndarray]:
-        """Yields one token a sample at a time, `[num_samples]`; ends when all samples have.
-
-        A sample that has ended yields the end token from there on.
-        """
         sampling.check(self.tokenizer.vocab_size)
-        if sampling.has_penalties:
-            raise ConfigError(
-                "a Generator counts no tokens, which penalties need",
-                where="sampling",
-                hint="leave the penalties as they are by default",
-            )
         if max_tokens < 1 or num_samples < 1:
             raise ConfigError(
                 f"max_tokens is {max_tokens} and num_samples {num_samples}; expected 1 or more"
             )
-        start = np.tile(self._prompt(prompt), (num_samples, 1))
-        model = self._model(num_samples, min(start.shape[1] + max_tokens, self.context))
-        draws = Draws(jax.random.split(jax.random.key(seed), num_samples), 0, self._allowed)
-        ended = np.zeros(num_samples, bool)
-        tokens = self._tokens(model, start, draws, sampling, min(max_tokens, DRAWN_AT_ONCE))
-        for drawn in itertools.islice(tokens, max_tokens):
-            drawn = np.where(ended, self.tokenizer.eos_id, drawn)
-            yield drawn
-            ended |= np.isin(drawn, self.tokenizer.end_ids)
-            if ended.all():
-                return
-
-    def _tokens(
-        self, model: CachedModel, text: np.ndarray, draws: Draws, sampling: Sampling, count: int
-    ) -> Iterator[np.ndarray]:
-        """Yields tokens that continue each row of a text, without an end."""
-        seen = text[:, -self.context :]
-        while True:
-            logits, caches = model.read(seen)
-            num_cached = seen.shape[1]
-            room = max(1, self.context - num_cached)
-            for first in range(0, room, count):
-                cached = np.full(len(text), num_cached + first, np.int32)
-                drawn, logits, caches = model.draw(
-                    model.weights, caches, logits, cached, draws, sampling, count
-                )
-                kept = np.asarray(drawn)[: room - first]
-                yield from kept
-                text = np.concatenate([text, kept.T], axis=1)
-                draws = draws._replace(first=draws.first + len(kept))
-            seen = text[:, -max(1, self.context // 2) :]
-
-    def _model(self, num_rows: int, num_tokens: int) -> CachedModel:
-        """Returns a model with room for so many tokens of so many rows."""
-        capacity = padded_size(num_tokens + DRAWN_AT_ONCE)
-        room = ServingRoom(num_rows=num_rows, capacity=capacity, max_length=self.context)
-        if room not in self._models:
-            self._models[room] = CachedModel(self.model, self.state, room)
-        return self._models[room]
-
-    def _prompt(self, prompt: str) -> np.ndarray:
-        tokens = self.tokenizer.encode_prompt(prompt)[-self.context :]
-        if not len(tokens):
+        tokens = self.tokenizer.encode_prompt(prompt).tolist()
+        if not tokens:
             raise ConfigError("the prompt is empty", hint="give a prompt of at least one token")
-        return np.asarray(tokens, np.int32)
+        samples = [_Sample(number, list(tokens), max_tokens) for number in range(num_samples)]
+        engine = self._engine(num_samples, max_tokens, kind_for([sampling]))
+        window = 0
+        while open_samples := [sample for sample in samples if not sample.is_finished]:
+            self._continue(engine, open_samples, sampling, f"{seed}/{window}")
+            window += 1
+        return tuple(
+            self._finished(prompt, sample.text[len(tokens) :], sample) for sample in samples
+        )
 
-    def _finished(self, prompt: str, drawn: np.ndarray) -> Generation:
-        ends = np.flatnonzero(np.isin(drawn, self.tokenizer.end_ids))
-        kept = drawn[: ends[0]] if len(ends) else drawn
-        return Generation(prompt, self.tokenizer.decode(kept.tolist()), len(kept), bool(len(ends)))
+    def _continue(
+        self, engine: Engine, samples: list[_Sample], sampling: Sampling, key: str
+    ) -> None:
+        """Continues samples until they end or fill the context."""
+        answers = []
+        for sample in samples:
+            is_long = len(sample.text) >= self.context
+            seen = sample.text[-max(1, self.context // 2) :] if is_long else sample.text
+            request = Request(
+                prompt=tuple(seen),
+                max_tokens=min(sample.num_left, self.context - len(seen)),
+                sampling=sampling,
+                seed=_seed(f"{key}/{sample.number}"),
+            )
+            answers.append(engine.submit(request))
+        for sample, answer in zip(samples, answers, strict=True):
+            found = answer.result()
+            sample.text += [token.id for token in found.tokens]
+            sample.num_left -= len(found.tokens)
+            sample.is_ended = found.finish_reason == "stop"
+
+    def _engine(self, num_samples: int, max_tokens: int, kind: DrawKind) -> Engine:
+        """Returns an engine with few programs, each of a fixed shape."""
+        rows = min(num_samples, MAX_ROWS)
+        count = max(1, min(DRAWN_AT_ONCE, max_tokens - 1))
+        key = (rows, count, kind)
+        if key not in self._engines:
+            page_size = min(16, self.context)
+            cfg = EngineConfig(
+                max_rows=rows,
+                max_length=self.context,
+                page_size=page_size,
+                step_tokens=rows + max(READ_AT_ONCE, page_size),
+                tokens_per_call=count,
+                fixed_shapes=True,
+                draw_kinds=(kind,),
+                max_queue=num_samples,
+            )
+            self._engines[key] = Engine(self.model, self.state, self.tokenizer, cfg)
+        return self._engines[key]
+
+    def _finished(self, prompt: str, drawn: list[int], sample: _Sample) -> Generation:
+        return Generation(prompt, self.tokenizer.decode(drawn), len(drawn), sample.is_ended)
 
 
-def _allowed(model: Any, tokenizer: Tokenizer) -> np.ndarray:
-    """Returns bits of the logits that are of tokens that text may hold, or of its end."""
-    allowed = np.zeros(model.config.vocab_size, bool)
-    allowed[: tokenizer.vocab_size] = True
-    for token in (tokenizer.bos_id, tokenizer.pad_id):
-        if token is not None and token not in tokenizer.end_ids:
-            allowed[token] = False
-    return packed_mask(allowed[None])
+def _seed(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int, UInt32
 
 from axcore.errors import ConfigError
@@ -104,12 +105,14 @@ class Programs:
         self.weights = model.weights
         self._model = model
         self._pages_per_row = pages_per_row
-        self._allowed = jax.device_put(allowed)
-        self._caches = model.empty_caches()
+        self._everywhere = _replicated(self.weights)
+        self._allowed = self._put(allowed)
+        self._caches = self._put(model.empty_caches())
         slots, vocab = model.num_rows, model.vocab_size
         self.vocab_size = vocab
-        self._memory = Memory(jnp.zeros(slots, jnp.int32), empty_history(slots, vocab))
-        self._sampling: Any = jax.device_put(greedy_rows(slots))
+        empty = Memory(jnp.zeros(slots, jnp.int32), empty_history(slots, vocab))
+        self._memory: Memory = self._put(empty)
+        self._sampling: Any = self._put(greedy_rows(slots))
         self._compiled: dict[Hashable, Any] = {}
         self._lock = threading.Lock()
         self._policy = current_policy()
@@ -131,7 +134,10 @@ class Programs:
 
     def set_sampling(self, sampling: SamplingRows) -> None:
         """Takes over how each slot draws, `[S]`."""
-        self._sampling = jax.device_put(SamplingRows(*(value.copy() for value in sampling)))
+        self._sampling = self._put(SamplingRows(*(value.copy() for value in sampling)))
+
+    def _put(self, tree: Any) -> Any:
+        return jax.device_put(tree, self._everywhere)
 
     def read(self, call: np.ndarray, length: int) -> Float[Array, "B V"]:
         """Reads tokens of rows; returns the logits after the last one of each."""
@@ -194,23 +200,30 @@ class Programs:
         caches, memory, rows = (_abstract(x) for x in (self._caches, self._memory, self._sampling))
         weights, allowed = _abstract(self.weights), _abstract(self._allowed)
         if name == "copy_page":
-            return _jit(_copy_page, 0).lower(caches, _ints(2))
+            return self._jit(_copy_page, 0).lower(caches, _ints(2))
         if name == "start_history":
-            return _jit(_start_history, 0).lower(memory, _ints(1), _ints(1, sizes[0]), _ints(1, 2))
+            return self._jit(_start_history, 0).lower(
+                memory, _ints(1), _ints(1, sizes[0]), _ints(1, 2)
+            )
         batch = sizes[0]
         call = _ints(batch, NUM_COLUMNS + self._pages_per_row)
         if name == "read":
             width = NUM_COLUMNS + self._pages_per_row + sizes[1]
-            return _jit(self._read, 1).lower(weights, caches, _ints(batch, width))
+            return self._jit(self._read, 1).lower(weights, caches, _ints(batch, width))
         if name == "advance":
             last = memory.last
-            return _jit(self._advance, 1).lower(weights, caches, last, call)
+            return self._jit(self._advance, 1).lower(weights, caches, last, call)
         if name == "draw":
             logits = self._logits(batch)
-            program = _jit(_with(_draw, kind=sizes[1]), 0)
+            program = self._jit(_with(_draw, kind=sizes[1]), 0)
             return program.lower(memory, rows, allowed, logits, call)
-        program = _jit(_with(self._draw_many, count=sizes[1], kind=sizes[2]), 1, 2)
+        program = self._jit(_with(self._draw_many, count=sizes[1], kind=sizes[2]), 1, 2)
         return program.lower(weights, caches, memory, rows, allowed, call)
+
+    def _jit(self, function: Callable[..., Any], *donated: int) -> Any:
+        if self._everywhere is None:
+            return jax.jit(function, donate_argnums=donated)
+        return jax.jit(function, donate_argnums=donated, out_shardings=self._everywhere)
 
     def _logits(self, batch: int) -> Any:
         call = _ints(batch, NUM_COLUMNS + self._pages_per_row + 1)
@@ -341,10 +354,6 @@ def _start_history(
     return memory._replace(history=memory.history.started(slots, tokens, lengths=lengths))
 
 
-def _jit(function: Callable[..., Any], *donated: int) -> Any:
-    return jax.jit(function, donate_argnums=donated)
-
-
 def _with(function: Callable[..., Any], **values: Any) -> Callable[..., Any]:
     def program(*args: Any) -> Any:
         return function(*args, **values)
@@ -355,6 +364,14 @@ def _with(function: Callable[..., Any], **values: Any) -> Callable[..., Any]:
 
 def _ints(*shape: int) -> Any:
     return jax.eval_shape(lambda: jnp.zeros(shape, jnp.int32))
+
+
+def _replicated(weights: Any) -> NamedSharding | None:
+    """Returns how arrays lie that each device of the weights' mesh has; None without a mesh."""
+    for leaf in jax.tree.leaves(weights):
+        if isinstance(leaf.sharding, NamedSharding) and leaf.sharding.mesh.size > 1:
+            return NamedSharding(leaf.sharding.mesh, PartitionSpec())  # type: ignore[no-untyped-call]
+    return None
 
 
 def _abstract(tree: Any) -> Any:

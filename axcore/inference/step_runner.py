@@ -9,15 +9,12 @@ import numpy as np
 
 from axcore.inference.answer import NO_TOKENS, Answer, TokenLogprobs, TokenPiece
 from axcore.inference.call_shapes import CallShapes
-from axcore.inference.drawing import DrawKind, greedy_rows
+from axcore.inference.drawing import DrawKind, greedy_rows, kind_for
 from axcore.inference.programs import NUM_COLUMNS, Drawn, Programs
-from axcore.inference.request import Request
+from axcore.inference.request import Request, RequestError
+from axcore.inference.sampling import Sampling
 from axcore.inference.scheduler import Scheduler
 from axcore.inference.step_plan import Call, Job, StepPlan
-
-KINDS: tuple[DrawKind, ...] = ("greedy", "full")
-"""How programs draw. One for rows with a temperature alone would save little, and cost as long to
-compile."""
 
 
 @attrs.frozen(eq=False)
@@ -51,6 +48,7 @@ class StepRunner:
         scheduler: What decides.
         shapes: Those that programs are made for.
         end_ids: Tokens that end a text.
+        kinds: What programs can draw, the cheapest first.
     """
 
     def __init__(
@@ -58,7 +56,9 @@ class StepRunner:
         programs: Programs,
         scheduler: Scheduler,
         shapes: CallShapes,
+        *,
         end_ids: tuple[int, ...],
+        kinds: tuple[DrawKind, ...],
     ) -> None:
         self.programs = programs
         self.scheduler = scheduler
@@ -66,6 +66,7 @@ class StepRunner:
         self.num_drawn = 0
         self.host_seconds = 0.0
         self._shapes = shapes
+        self._kinds = kinds
         self._is_end = np.zeros(programs.vocab_size, bool)
         self._is_end[list(end_ids)] = True
         slots = scheduler.limits.num_slots
@@ -133,7 +134,7 @@ class StepRunner:
         self._at_slot[slot] = task
         self._sampling.set_row(slot, request.sampling, seed=request.seed)
         sampling = request.sampling
-        self._kind[slot] = not (sampling.is_plain and sampling.temperature == 0)
+        self._kind[slot] = kind_index(sampling, self._kinds)
         self._wants_logprobs[slot] = request.num_logprobs is not None
         self._ignores_end[slot] = request.ignores_end
         if sampling.has_penalties:
@@ -163,7 +164,7 @@ class StepRunner:
         self._add(call, drawn)
 
     def _kind_of(self, call: Call) -> DrawKind:
-        return KINDS[int(self._kind[call.slots].max())]
+        return self._kinds[int(self._kind[call.slots].max())]
 
     def _add(self, call: Call, drawn: Drawn) -> None:
         tasks = [self._at_slot[slot] for slot in call.slots.tolist()]
@@ -233,3 +234,21 @@ class StepRunner:
         task.answer.num_cached_prompt_tokens = task.job.num_shared
         self.scheduler.finish(task.job)
         self._tasks.pop(task.job.number, None)
+
+
+def kind_index(sampling: Sampling, kinds: tuple[DrawKind, ...]) -> int:
+    """Returns the place of the first kind of program that can draw so.
+
+    Raises:
+        RequestError: None can.
+    """
+    order = ("greedy", "plain", "full")
+    needed = kind_for([sampling])
+    for place, kind in enumerate(kinds):
+        if order.index(kind) >= order.index(needed):
+            return place
+    raise RequestError(
+        f"this engine draws {' or '.join(kinds)}, and the request needs {needed!r}",
+        where="sampling",
+        hint="draw by the likeliest token or by a temperature alone, or change draw_kinds",
+    )
