@@ -46,6 +46,13 @@ SAMPLE_TOKENS = 200
     default="",
     help="Of all starts with one ID, the first goes back to --from-step; launchers name one.",
 )
+@click.option(
+    "--profile",
+    "profiled",
+    metavar="FIRST:LAST",
+    default="",
+    help="Record these steps, for `axcore profile`; SIGUSR1 records the next three at any time.",
+)
 @options.modify
 @options.overrides
 @options.target
@@ -56,6 +63,7 @@ def train(
     directory: str | None,
     from_step: int | None,
     launch_id: str,
+    profiled: str,
     changes: tuple[str, ...],
     overrides: tuple[str, ...],
     target: str | None,
@@ -78,7 +86,7 @@ def train(
             join(place, processes)
             load = partial(_load, experiment, overrides, changes, wanted)
             back = {"from_step": from_step, "launch": launch_of(launch_id, os.environ)}
-            return _train(load, run, place, heartbeat, back=back, began=turn)
+            return _train(load, run, place, heartbeat, back=back, began=turn, profiled=profiled)
         except ProcessError as error:
             if place is None or not turns.has_more or not is_hosted():
                 raise
@@ -107,19 +115,26 @@ def _train(
     *,
     back: dict[str, Any],
     began: float | None,
+    profiled: str,
 ) -> None:
     """Trains once, to the end or to the loss of another process."""
     from axcore.distributed import naming_lost_processes
+    from axcore.profiles import StepProfiler, parse_steps
     from axcore.resilience.goodput import Goodput
     from axcore.resilience.progress_reports import ProgressReports
     from axcore.resilience.watchdog import Watchdog
     from axcore.trainer import Observer
     from axcore.trainer.callbacks.progress import progress
 
+    steps = parse_steps(profiled) if profiled else range(0)
     trainer = load()
     speaks = place is None or place.process_index == 0
     goodput = Goodput(began or process_start())
     observers: list[Observer] = [progress(), goodput] if speaks else []
+    if speaks:
+        profiler = StepProfiler(lambda: trainer.compiler.compiled_step.as_text(), steps)
+        profiler.record_on_signal()
+        observers.append(profiler)
     observers.append(Watchdog() if heartbeat is None else ProgressReports(heartbeat))
     with naming_lost_processes():
         result = trainer.run(run, observers, quiet=True, **back)

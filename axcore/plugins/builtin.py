@@ -540,6 +540,7 @@ def commands() -> Iterator[Command]:
         ("launch", "launch", "Start a training run on an engine: local, Slurm, Kubernetes, ..."),
         ("runs", "runs", "List runs and their state, and why one ended"),
         ("report", "report", "One HTML page about a run, or about several beside each other"),
+        ("profile", "profile", "What the time of recorded steps went to, by module"),
         ("watch", "watch", "Runs while they train, in the terminal or in a browser"),
         ("rehearse", "rehearse", "Train with the faults of a plan, and report what happened"),
         ("generate", "generate", "Draw text from a trained run"),

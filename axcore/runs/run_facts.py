@@ -28,6 +28,7 @@ from axcore.parallel import (
     shardings_like,
 )
 from axcore.plugins import Hardware
+from axcore.profiles import read_profile, recorded_profiles
 from axcore.resilience.ledger_file import read_ledger
 from axcore.resilience.run_summary import story, summarise_run
 from axcore.runs.metrics import Metrics, read_metrics
@@ -63,6 +64,7 @@ class RunFacts:
         mesh: Number of devices along each axis with more than one.
         memory: Bytes per device by kind.
         num_params: Of the model.
+        profile: What the time of the newest recorded steps went to, if any were.
     """
 
     name: str
@@ -84,6 +86,7 @@ class RunFacts:
     mesh: dict[str, int] = attrs.field(factory=dict)
     memory: dict[str, int] = attrs.field(factory=dict)
     num_params: int | None = None
+    profile: dict[str, Any] | None = None
 
 
 def run_facts(directory: Path | str, *, trust_code: bool = False) -> RunFacts:
@@ -113,6 +116,7 @@ def run_facts(directory: Path | str, *, trust_code: bool = False) -> RunFacts:
     metrics = problems.or_none("metrics.jsonl", lambda: read_metrics(folder / "metrics.jsonl"))
     read_layout = lambda: _layout_of(folder, starts, trust_code)  # noqa: E731
     layout = problems.or_none("the model", read_layout) or {}
+    read_newest = lambda: _profile(folder, trust_code)  # noqa: E731
     return RunFacts(
         name=folder.resolve().name,
         directory=str(directory),
@@ -128,8 +132,9 @@ def run_facts(directory: Path | str, *, trust_code: bool = False) -> RunFacts:
         story=story(folder),
         kernels=problems.or_none(KERNELS_NAME, lambda: _kernels(folder)) or [],
         sample=problems.or_none(SAMPLE_NAME, lambda: _text(folder / SAMPLE_NAME)),
-        problems=list(dict.fromkeys(problems.found)),
+        profile=problems.or_none("the newest profile", read_newest),
         **layout,
+        problems=list(dict.fromkeys(problems.found)),
     )
 
 
@@ -155,6 +160,17 @@ class _Problems:
             warnings.simplefilter("always")
             yield
         self.found += [str(one.message) for one in caught]
+
+
+def _profile(folder: Path, trust_code: bool) -> dict[str, Any] | None:
+    recordings = recorded_profiles(folder)
+    return dict(_read_profile(recordings[-1], trust_code)) if recordings else None
+
+
+@functools.lru_cache(maxsize=64)
+def _read_profile(recording: Path, trust_code: bool) -> dict[str, Any]:
+    model = Run(recording.parent.parent, trust_code=trust_code).config.model.build()
+    return attrs.asdict(read_profile(recording, model))
 
 
 def _text(path: Path) -> str | None:

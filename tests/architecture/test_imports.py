@@ -32,6 +32,7 @@ LAYERS = (
     ("inference",),
     ("report",),
     ("aot",),
+    ("profiles",),
     ("complexity",),
     ("launch",),
     ("resilience",),
