@@ -13,8 +13,8 @@ from jaxtyping import Array, Float, Int, UInt32
 
 from axcore.inference.drawing import draw, kind_for, sampling_rows
 from axcore.inference.sampling import Sampling
-from axcore.layers import ServingRoom, continued_rows
-from axcore.modifiers import for_serving
+from axcore.layers import ServingRoom, continued_rows, quantize_weights
+from axcore.modifiers import QuantizedWeights, for_serving
 from axcore.module import Module, ParamSpec, apply_updates, functional, restacked
 
 PAD_TO = 64
@@ -54,9 +54,17 @@ class CachedModel:
         model: The model, as it is trained; its root takes its sizes from its own config.
         state: Its state.
         room: How much there is room for; every call has all rows.
+        quantization: Keeps weights narrow; None keeps them as they were trained.
     """
 
-    def __init__(self, model: Module, state: Any, room: ServingRoom) -> None:
+    def __init__(
+        self,
+        model: Module,
+        state: Any,
+        room: ServingRoom,
+        *,
+        quantization: QuantizedWeights | None = None,
+    ) -> None:
         served = for_serving(model.config, room)
         self.model: Module = served.build()
         self.num_rows = room.num_rows
@@ -66,6 +74,9 @@ class CachedModel:
         known = {path for spec in _leaves(trained) for path in spec.rng_paths()}
         kept, self._caches = _split(specs, lambda spec: spec.rng_paths()[0] in known)
         self._kept = kept
+        self._is_quantized = quantization is not None
+        if quantization is not None:
+            self.model = quantization.apply(served).build()
         self.weights = self.weights_of(state)
         self.keeps_pages_only = not any("batch" in spec.axes for spec in _leaves(self._caches))
         self.extend = jax.jit(self.step, donate_argnums=1)
@@ -73,7 +84,8 @@ class CachedModel:
 
     def weights_of(self, state: Any) -> Any:
         """Returns what programs take of a state of the model, as it is trained."""
-        return restacked(state, self._trained, self._kept)
+        weights = restacked(state, self._trained, self._kept)
+        return quantize_weights(self.model, weights) if self._is_quantized else weights
 
     def empty_caches(self) -> Any:
         """Returns caches of rows without a token."""

@@ -31,7 +31,7 @@ class EngineConfig:
         max_queue: Requests that wait at most.
         shares_prefixes: Whether prompts that begin alike are computed once.
         speculation: How tokens are guessed ahead; None guesses none.
-        weights: "int8" or "int4" keeps weights so; None as they were trained.
+        weights: What linear layers keep their weights in; None keeps them as they were trained.
     """
 
     max_rows: PositiveInt = 16
@@ -46,4 +46,4 @@ class EngineConfig:
     max_queue: PositiveInt = 1024
     shares_prefixes: bool = True
     speculation: Any = None
-    weights: str | None = None
+    weights: Literal["int8", "int4", "float8"] | None = None

@@ -27,6 +27,7 @@ from axcore.inference.scheduler import Scheduler
 from axcore.inference.step_plan import Job, Limits
 from axcore.inference.step_runner import StepRunner, Task, kind_index
 from axcore.layers import PageRoom, ServingRoom
+from axcore.modifiers import NAMED_WEIGHTS
 from axcore.module import Module
 
 IDLE_S = 1.0
@@ -108,7 +109,8 @@ class Engine:
             max_length=cfg.max_length,
             pages=PageRoom(num_pages=num_pages, page_size=page_size) if cfg.page_size else None,
         )
-        served = CachedModel(model, state, room)
+        quantization = NAMED_WEIGHTS[cfg.weights] if cfg.weights else None
+        served = CachedModel(model, state, room, quantization=quantization)
         self._programs = Programs(
             served, pages_per_row=pages_per_row, allowed=allowed_tokens(model, tokenizer)
         )

@@ -34,6 +34,7 @@ from axcore.layers.norm import LayerNorm, RMSNorm
 from axcore.layers.pipeline import Pipeline
 from axcore.layers.quantization.current_scaling import Fp8Current, Int8Dynamic
 from axcore.layers.quantization.delayed_scaling import Fp8Delayed
+from axcore.layers.quantization.stored_weights import QuantizedLinear, quantize_weights
 from axcore.layers.remat_presets import (
     ATTENTION_KEY,
     ATTENTION_PROJECTED,
@@ -84,6 +85,7 @@ __all__ = [
     "PlainFeedForward",
     "PostNorm",
     "PreNorm",
+    "QuantizedLinear",
     "QuantizedStore",
     "RMSNorm",
     "Residual",
@@ -105,6 +107,7 @@ __all__ = [
     "continued_rows",
     "merge_adapters",
     "new_adapters",
+    "quantize_weights",
     "rope_frequencies",
     "rotate",
     "shard",

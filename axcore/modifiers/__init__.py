@@ -15,12 +15,14 @@ from axcore.modifiers.pipelined import Pipelined
 from axcore.modifiers.pretrained import Pretrained
 from axcore.modifiers.quantization import Fp8Training, Int8Training
 from axcore.modifiers.quantized_cache import QuantizedCaches
+from axcore.modifiers.quantized_weights import NAMED_WEIGHTS, QuantizedWeights
 from axcore.modifiers.remat import RematModifier
 from axcore.modifiers.serving import for_serving
 from axcore.modifiers.sliding_cache import SlidingCaches
 from axcore.modifiers.variants import with_variant
 
 __all__ = [
+    "NAMED_WEIGHTS",
     "Accumulate",
     "Chain",
     "Fp8Training",
@@ -34,6 +36,7 @@ __all__ = [
     "Pipelined",
     "Pretrained",
     "QuantizedCaches",
+    "QuantizedWeights",
     "RematModifier",
     "ReplaceConfig",
     "Shard",

@@ -1,10 +1,13 @@
-"""Matrix products in INT8 and FP8."""
+"""Matrix products in INT8 and FP8, and weights that are kept narrow."""
 
 from axcore.layers.quantization.current_scaling import Fp8Current, Int8Dynamic
 from axcore.layers.quantization.delayed_scaling import Fp8Delayed
+from axcore.layers.quantization.stored_weights import QuantizedLinear, quantize_weights
 
 __all__ = [
     "Fp8Current",
     "Fp8Delayed",
     "Int8Dynamic",
+    "QuantizedLinear",
+    "quantize_weights",
 ]

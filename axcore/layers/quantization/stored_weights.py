@@ -1,0 +1,156 @@
+"""`QuantizedLinear`: a linear layer whose weight is kept narrow; it serves, it does not train.
+
+Letters of shapes: K input, N output, G groups of K.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, UInt8
+
+from axcore.config import REQUIRED, PositiveInt, config
+from axcore.errors import ConfigError
+from axcore.layers.broadcast import as_row
+from axcore.layers.dot import over_rows
+from axcore.module import Module, Param, ParamSpec
+from axcore.ops import Quantization, QuantizedArray
+from axcore.ops.quantized.quantize import SMALLEST, amax_of, quantized
+
+WeightFormat = Literal["int8", "int4", "float8_e4m3fn"]
+
+INT4_LARGEST = 7
+VALUES, SCALE = "weight_values", "weight_scale"
+"""Names of the arrays that take the place of a `weight`."""
+
+_DTYPES: Mapping[str, str] = {"int8": "int8", "int4": "uint8", "float8_e4m3fn": "float8_e4m3fn"}
+
+
+class QuantizedLinear(Module):
+    """`x @ (values * scale) (+ bias)`; the weight is made wide in the product only.
+
+    The scale is the largest magnitude of each group of a column over the largest number of the
+    format, so a weight is off by at most half a step: 1/254 of that magnitude in int8, 1/14 in
+    int4, and 1/16 of itself in float8.
+
+    Two numbers of int4 share a byte: row `k` has the low half, row `k + K / 2` the high half.
+
+    Source: Frantar et al. 2022, arXiv:2210.17323, section 4, for groups; weights are rounded to
+    nearest. Slot protocol: that of `Linear`.
+    """
+
+    @config
+    class Config(Module.Config["QuantizedLinear"]):
+        """Describes a `QuantizedLinear`.
+
+        Args:
+            in_dim: Size of the last dimension of the input.
+            out_dim: Size of the last dimension of the output.
+            axes: Logical axes of the weight, input first.
+            has_bias: Whether a bias is added.
+            format: What the weight is kept in.
+            group_size: Rows of the weight that share a scale in each column; where it does not
+                divide `in_dim`, and where None, all rows do.
+        """
+
+        in_dim: PositiveInt = REQUIRED
+        out_dim: PositiveInt = REQUIRED
+        axes: tuple[str | None, str | None] = REQUIRED
+        has_bias: bool = False
+        format: WeightFormat = "int8"
+        group_size: PositiveInt | None = None
+
+    def setup(self, cfg: Config) -> None:
+        """Declares the values, the scales and the bias."""
+        into, out = cfg.axes
+        self._num_groups = _num_groups(cfg)
+        rows = cfg.in_dim // 2 if cfg.format == "int4" else cfg.in_dim
+        if cfg.format == "int4" and cfg.in_dim % 2:
+            raise ConfigError(
+                f"in_dim is {cfg.in_dim}; two numbers of int4 share a byte",
+                where="format",
+                hint='keep this layer in "int8"',
+            )
+        narrow: dict[str, Any] = {"dtype": _DTYPES[cfg.format], "init": 0.0, "cast": False}
+        self.weight_values = Param((rows, cfg.out_dim), axes=(into, out), **narrow)
+        self.weight_scale = Param(
+            (self._num_groups, cfg.out_dim), axes=(None, out), init=1.0, dtype="float32", cast=False
+        )
+        if cfg.has_bias:
+            self.bias = Param((cfg.out_dim,), axes=(out,), init=0.0)
+
+    def forward(self, x: Float[Array, "*batch in_dim"]) -> Float[Array, "*batch out_dim"]:
+        """Returns the projection of the last dimension, in the dtype of x."""
+        values = self.weight_values
+        if self.config.format == "int4":
+            values = unpacked_int4(values)
+        if self._num_groups == 1:
+            y = over_rows(lambda rows: rows @ values.astype(rows.dtype), x)
+            y = (y.astype(jnp.float32) * as_row(self.weight_scale[0], y.ndim)).astype(x.dtype)
+        else:
+            weight = wide_weight(values, self.weight_scale).astype(x.dtype)
+            y = over_rows(lambda rows: rows @ weight, x)
+        return y + as_row(self.bias, y.ndim) if self.config.has_bias else y
+
+
+def quantize_weights(module: Module, state: Any) -> Any:
+    """Returns the state of a module with quantized layers, from that of the same with wide ones.
+
+    Args:
+        module: The module with `QuantizedLinear`s.
+        state: Of the module that has a `Linear` in the place of each.
+    """
+    return _quantized_part(module.param_specs(), state)
+
+
+def quantized_weight(
+    weight: Float[Array, "K N"], how: WeightFormat, num_groups: int = 1
+) -> QuantizedArray:
+    """Returns a weight as a `QuantizedLinear` keeps it: values `[K, N]`, scales `[G, N]`."""
+    grouped = weight.reshape(num_groups, -1, weight.shape[1])
+    if how == "int4":
+        scale = jnp.maximum(amax_of(grouped, (1,)) / INT4_LARGEST, SMALLEST)
+        steps = jnp.round(grouped.astype(jnp.float32) / scale)
+        narrow = jnp.clip(steps, -INT4_LARGEST, INT4_LARGEST).astype(jnp.int8)
+        return QuantizedArray(packed_int4(narrow.reshape(weight.shape)), scale[:, 0])
+    found = quantized(grouped, Quantization(format=how, per="channel"), (1,))
+    return QuantizedArray(found.values.reshape(weight.shape), found.scale[:, 0])
+
+
+def wide_weight(values: Array, scale: Float[Array, "G N"]) -> Float[Array, "K N"]:
+    """Returns what numbers `[K, N]` and their scales are, in float32."""
+    grouped = values.astype(jnp.float32).reshape(scale.shape[0], -1, scale.shape[1])
+    return (grouped * scale[:, None, :]).reshape(values.shape)
+
+
+def packed_int4(values: Array) -> UInt8[Array, "half N"]:
+    """Returns integers from -8 to 7, `[K, N]`, two in a byte."""
+    low, high = jnp.split((values.astype(jnp.int32) & 15).astype(jnp.uint8), 2)
+    return low | (high << 4)
+
+
+def unpacked_int4(packed: UInt8[Array, "half N"]) -> Array:
+    """Returns the integers, `[K, N]` int8."""
+    both = jnp.concatenate([packed << 4, packed & 0xF0])
+    return jax.lax.bitcast_convert_type(both, jnp.int8) >> 4
+
+
+def _num_groups(cfg: Any) -> int:
+    fits = cfg.group_size is not None and cfg.in_dim % cfg.group_size == 0
+    return cfg.in_dim // cfg.group_size if fits else 1
+
+
+def _quantized_part(specs: Any, state: Any) -> Any:
+    if isinstance(specs, ParamSpec):
+        return state
+    if VALUES not in specs:
+        return {name: _quantized_part(specs[name], below) for name, below in state.items()}
+    formats = {dtype: name for name, dtype in _DTYPES.items()}
+    how = formats[str(specs[VALUES].dtype)]
+    values, scale = _quantize(state["weight"], how, specs[SCALE].shape[0])
+    rest = {name: leaf for name, leaf in state.items() if name != "weight"}
+    return {**rest, VALUES: values, SCALE: scale}
+
+
+_quantize = jax.jit(quantized_weight, static_argnums=(1, 2))

@@ -1,0 +1,96 @@
+"""Weights that are kept narrow are close to the wide ones, and take less memory."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from axcore.errors import ConfigError
+from axcore.layers import Linear, QuantizedLinear, quantize_weights
+from axcore.layers.quantization.stored_weights import (
+    packed_int4,
+    quantized_weight,
+    unpacked_int4,
+    wide_weight,
+)
+from axcore.module import DTypes, functional
+
+STEPS = {"int8": 127, "int4": 7}
+BYTES = {"int8": 1.0, "int4": 0.5, "float8_e4m3fn": 1.0}
+
+
+def weight_of(seed, rows=64, columns=12):
+    scales = np.random.default_rng(seed).lognormal(0, 2, (1, columns))
+    return jnp.asarray(np.random.default_rng(seed).normal(0, scales, (rows, columns)), jnp.float32)
+
+
+@pytest.mark.parametrize("how", BYTES)
+@pytest.mark.parametrize("num_groups", [1, 4])
+def test_each_number_is_off_by_half_a_step_at_most(how, num_groups):
+    weight = weight_of(0)
+    values, scale = quantized_weight(weight, how, num_groups)
+    wide = wide_weight(unpacked_int4(values) if how == "int4" else values, scale)
+    error = np.abs(np.asarray(wide - weight))
+    amax = np.abs(np.asarray(weight)).reshape(num_groups, -1, weight.shape[1]).max(1, keepdims=True)
+    amax = np.broadcast_to(amax, (num_groups, 64 // num_groups, 12)).reshape(weight.shape)
+    if how in STEPS:
+        assert (error <= amax / (2 * STEPS[how]) * 1.0001).all()
+        assert error.max() > 0
+    else:
+        assert (error <= np.maximum(np.abs(weight) / 16, amax / 448 * 2.0**-9)).all()
+
+
+@given(
+    values=st.lists(st.integers(-8, 7), min_size=2, max_size=20).filter(lambda v: len(v) % 2 == 0)
+)
+@settings(max_examples=25, deadline=None)
+def test_two_numbers_in_a_byte_come_out_as_they_went_in(values):
+    column = np.asarray(values, np.int8)[:, None]
+    packed = packed_int4(jnp.asarray(column))
+    assert packed.nbytes * 2 == column.nbytes
+    np.testing.assert_array_equal(unpacked_int4(packed), column)
+
+
+@pytest.mark.parametrize("how", BYTES)
+@pytest.mark.parametrize("group_size", [None, 16])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_layer_multiplies_by_the_weight_that_it_keeps(how, group_size, dtype):
+    sizes = {"in_dim": 64, "out_dim": 12, "axes": ("embed", "mlp"), "has_bias": True}
+    wide = Linear.Config(**sizes).build()
+    state = wide.init(1)
+    state["bias"] = state["bias"] + 3.0
+    dtypes = DTypes(compute=dtype)
+    narrow = QuantizedLinear.Config(
+        **sizes, dtypes=dtypes, format=how, group_size=group_size
+    ).build()
+    kept = quantize_weights(narrow, state)
+    x = jax.random.normal(jax.random.key(2), (2, 5, 64)).astype(dtype)
+    found, _ = functional(narrow, kept, x)
+    values = kept["weight_values"]
+    weight = wide_weight(unpacked_int4(values) if how == "int4" else values, kept["weight_scale"])
+    expected = np.asarray(x, np.float32) @ np.asarray(weight) + 3.0
+    assert found.dtype == dtype
+    tolerance = 1e-5 if dtype == "float32" else 0.05
+    np.testing.assert_allclose(np.asarray(found, np.float32), expected, atol=tolerance)
+    plain = functional(wide, state, x.astype(jnp.float32))[0]
+    assert np.abs(np.asarray(plain) - expected).max() > 1e-4  # it is the narrow one
+    specs = narrow.param_specs()
+    assert {n: (s.shape, str(s.dtype)) for n, s in specs.items()} == {
+        n: (a.shape, str(a.dtype)) for n, a in kept.items()
+    }
+    assert values.nbytes == BYTES[how] * 64 * 12
+
+
+def test_a_column_of_zeros_stays_zero():
+    for how in BYTES:
+        values, scale = quantized_weight(jnp.zeros((8, 3)), how)
+        wide = wide_weight(unpacked_int4(values) if how == "int4" else values, scale)
+        assert not np.asarray(wide).any()
+
+
+def test_an_odd_number_of_rows_is_refused_in_int4():
+    cfg = QuantizedLinear.Config(in_dim=7, out_dim=3, axes=(None, None), format="int4")
+    with pytest.raises(ConfigError, match="in_dim is 7; two numbers of int4 share a byte"):
+        cfg.build()

@@ -1,0 +1,90 @@
+"""A model with narrow weights serves what the wide one does, within bounds, in less memory."""
+
+import jax
+import numpy as np
+import pytest
+from parity_pairs import MODELS
+
+from axcore.config import find_config
+from axcore.data import ByteTokenizer
+from axcore.errors import ConfigError
+from axcore.inference import Engine, EngineConfig, Request, Sampling
+from axcore.inference.cached_model import CachedModel
+from axcore.layers import QuantizedLinear, ServingRoom
+from axcore.models import transformer
+from axcore.modifiers import NAMED_WEIGHTS, QuantizedWeights
+
+ROOM = ServingRoom(num_rows=2, capacity=64, max_length=64)
+CFG = transformer(vocab_size=32, dim=64, num_layers=2, num_heads=4, hidden_dim=128)
+TEXT_CFG = transformer(vocab_size=264, dim=32, num_layers=1, num_heads=2, hidden_dim=32)
+TOKENS = np.asarray([[1, 2, 3, 4, 5], [9, 8, 7, 6, 5]], np.int32)
+
+
+def served(cfg, quantization=None):
+    model = cfg.build()
+    return CachedModel(model, model.init(0), ROOM, quantization=quantization)
+
+
+def num_bytes(weights):
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(weights))
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "share"), [("int8", 0.02, 0.32), ("int4", 0.25, 0.25), ("float8", 0.1, 0.32)]
+)
+def test_logits_stay_close_and_memory_is_less(name, error, share):
+    wide, narrow = served(CFG), served(CFG, NAMED_WEIGHTS[name])
+    expected, found = wide.read(TOKENS)[0], narrow.read(TOKENS)[0]
+    scale = float(np.std(np.asarray(expected)))
+    distance = float(np.abs(np.asarray(found - expected)).max())
+    assert 0 < distance < error * scale * 3
+    assert num_bytes(narrow.weights) < share * num_bytes(wide.weights)
+
+
+@pytest.mark.parametrize("family", ["mistral", "mamba2"])
+def test_families_serve_with_narrow_weights(family):
+    cfg = MODELS[family]()
+    wide, narrow = served(cfg), served(cfg, NAMED_WEIGHTS["int8"])
+    tokens = TOKENS % cfg.vocab_size
+    expected, found = np.asarray(wide.read(tokens)[0]), np.asarray(narrow.read(tokens)[0])
+    assert 0 < np.abs(found - expected).max() < 0.1 * np.abs(expected).max()
+
+
+def test_new_weights_are_made_narrow_too():
+    model = CFG.build()
+    cached = CachedModel(model, model.init(0), ROOM, quantization=QuantizedWeights())
+    other = CachedModel(model, model.init(1), ROOM, quantization=QuantizedWeights())
+    taken = cached.weights_of(model.init(1))
+    jax.tree.map(np.testing.assert_array_equal, taken, other.weights)
+
+
+def test_embedding_head_and_router_stay_wide():
+    changed = QuantizedWeights().apply(CFG)
+    paths = [found.path for found in find_config(changed, QuantizedLinear)]
+    assert paths
+    assert not any("head" in path or "embedding" in path for path in paths)
+
+
+def test_a_model_without_a_layer_to_change_is_refused():
+    with pytest.raises(ConfigError, match="no weight can be kept in int8: of 3 linear layers all"):
+        QuantizedWeights(exclude=("**",)).apply(CFG)
+
+
+def test_an_engine_serves_narrow_weights_and_takes_over_new_ones():
+    model, tokenizer = TEXT_CFG.build(), ByteTokenizer.Config().build()
+    cfg = EngineConfig(
+        max_rows=1, max_length=32, page_size=8, step_tokens=16, tokens_per_call=1, weights="int8"
+    )
+    request = Request(prompt=tuple(b"ab"), max_tokens=6, sampling=Sampling(temperature=0))
+    with Engine(model, model.init(0), tokenizer, cfg) as engine:
+        first = engine.submit(request).result(60)
+        engine.replace_weights(model.init(5))
+        second = engine.submit(request).result(60)
+    for seed, found in ((0, first), (5, second)):
+        cached = CachedModel(model, model.init(seed), ROOM, quantization=QuantizedWeights())
+        text = list(b"ab")
+        for token in found.tokens:
+            logits = np.array(cached.read(np.asarray([text, text], np.int32))[0][0])
+            logits[259:] = logits[[tokenizer.bos_id, tokenizer.pad_id]] = -np.inf
+            assert token.id == logits.argmax()
+            text.append(token.id)
