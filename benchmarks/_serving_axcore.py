@@ -1,78 +1,192 @@
-"""The first of `serving.py`: axcore.
+"""The first of `serving.py`: axcore's engine, which a server's requests go to.
 
     python benchmarks/_serving_axcore.py FOLDER
 
-Threads are as many as cores, as XLA has them by itself.
+Threads are as many as cores, as XLA has them by itself. Settings are the engine's defaults, but for
+a program of eight rows besides; what a task needs is compiled in the turn that is not counted, and
+all programs before the load.
 """
 
 import os
 import sys
+import threading
+import time
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
-import jax
 import numpy as np
-from _serving_load import LONG_PROMPT, PROMPT, Watch, answer_tasks, prompts
+from _serving_load import (
+    CONTEXT,
+    LONG_PROMPT,
+    PROMPT,
+    Asked,
+    Watch,
+    answer_tasks,
+    arrivals,
+    prompts,
+    served,
+)
 
 import axcore as ax
-from axcore.inference import Sampling
-from axcore.inference.cached_model import CachedModel, Draws
-from axcore.layers import ServingRoom
+from axcore.config import config
+from axcore.data import Tokenizer
+from axcore.inference import Answer, Engine, EngineConfig, Request, Sampling
+from axcore.models import transformer
 
-DRAWN_AT_ONCE = 8
 LIKELIEST = Sampling(temperature=0.0)
+SETTINGS = EngineConfig(max_rows=16, max_length=CONTEXT, decode_sizes=(1, 8, 16))
+SLOTS = 64
 
 
-class Model:
-    """A model with room for rows, one for each number of rows."""
+class AnyTokens(Tokenizer):
+    """As many tokens as a model has; each is written as a letter."""
 
-    def __init__(self, folder: str) -> None:
-        found = ax.from_hugging_face(folder)
-        self._found = found
-        self.vocab_size = found.config.vocab_size
-        self._models: dict[int, CachedModel] = {}
+    @config
+    class Config(Tokenizer.Config):
+        """Describes `AnyTokens`.
 
-    def rows(self, count: int) -> CachedModel:
-        if count not in self._models:
-            room = ServingRoom(num_rows=count, capacity=1024, max_length=1024)
-            self._models[count] = CachedModel(self._found.model, self._found.state, room)
-        return self._models[count]
+        Args:
+            vocab_size: How many.
+        """
+
+        vocab_size: int
+
+    def __init__(self, cfg: Config) -> None:
+        super().__init__(cfg)
+        self.vocab_size, self.bos_id, self.eos_id, self.pad_id = cfg.vocab_size, None, 0, 0
+
+    def encode_many(self, texts: Sequence[str]) -> list[Any]:
+        """Returns letters' numbers."""
+        return [np.asarray([ord(letter) for letter in text]) for text in texts]
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        """Returns a letter for each."""
+        return "".join(chr(97 + token % 26) for token in tokens)
+
+
+class Read:
+    """Reads an answer in a thread of its own, and remembers when its tokens came."""
+
+    def __init__(self, answer: Answer) -> None:
+        self.at: list[float] = []
+        self.tokens: list[int] = []
+        self._answer = answer
+        self._thread = threading.Thread(target=self._read)
+        self._thread.start()
+
+    def whole(self) -> "Read":
+        """Waits for the end."""
+        self._thread.join()
+        if self._answer.error is not None:
+            raise self._answer.error
+        return self
+
+    def _read(self) -> None:
+        for piece in self._answer:
+            self.at += [time.perf_counter()] * len(piece.tokens)
+            self.tokens += [token.id for token in piece.tokens]
+
+
+def request(prompt: list[int], num_tokens: int) -> Request:
+    """Returns a request for the likeliest tokens, without an end."""
+    return Request(
+        prompt=tuple(prompt), max_tokens=num_tokens, sampling=LIKELIEST, ignores_end=True
+    )
+
+
+def decode(engine: Engine, vocab_size: int, batch: int, count: int, seed: int) -> dict[str, Any]:
+    """Takes the time of each token after all rows have their first ones."""
+    rows = prompts(batch, PROMPT, vocab_size, seed=seed)
+    num_tokens = count + 2 * SETTINGS.tokens_per_call
+    read = [Read(engine.submit(request(row, num_tokens))) for row in rows]
+    while not all(one.at for one in read):
+        time.sleep(1e-4)
+    used, began = time.process_time(), max(one.at[0] for one in read)
+    times = [at for one in read for at in one.whole().at if at > began]
+    used = time.process_time() - used
+    steps = len(times) / batch
+    return {
+        "ms": (max(times) - began) / steps * 1e3,
+        "processor_ms": used / steps * 1e3,
+        "tokens": read[0].tokens[: count + 1],
+    }
+
+
+def first(engine: Engine, vocab_size: int, seed: int) -> dict[str, Any]:
+    """Takes the time to the first token."""
+    row, watch = prompts(1, LONG_PROMPT, vocab_size, seed=seed)[0], Watch()
+    with watch.running():
+        read = Read(engine.submit(request(row, 1))).whole()
+    return {**watch.figures(), "tokens": read.tokens}
+
+
+def together(engine: Engine, asked: list[Asked]) -> dict[str, Any]:
+    """Serves a load, each request when it comes."""
+    engine.warm_up()
+    before, began, read = engine.stats(), time.perf_counter(), []
+    for one in asked:
+        time.sleep(max(0.0, began + one.arrival_s - time.perf_counter()))
+        read.append(Read(engine.submit(request(one.prompt, one.num_tokens))))
+    found = served(began, asked, [one.whole().at for one in read])
+    after = engine.stats()
+    compiled = after.compilations_after_warm_up - before.compilations_after_warm_up
+    return {**found, "compilations": compiled, "num_steps": after.num_steps - before.num_steps}
+
+
+def one_by_one(engine: Engine, asked: list[Asked]) -> dict[str, Any]:
+    """Serves a load in the order in which it comes, one request after another."""
+    began, times = time.perf_counter(), []
+    for one in asked:
+        time.sleep(max(0.0, began + one.arrival_s - time.perf_counter()))
+        times.append(Read(engine.submit(request(one.prompt, one.num_tokens))).whole().at)
+    return served(began, asked, times)
+
+
+def host(count: int) -> dict[str, Any]:
+    """Takes the engine's own time of a step while all of 64 slots draw, a token a step.
+
+    The model is as small as a model can be: the host does not know what it computes.
+    """
+    cfg = transformer(vocab_size=8192, dim=16, num_layers=1, num_heads=1, hidden_dim=16)
+    model = cfg.build()
+    settings = EngineConfig(
+        max_rows=SLOTS, max_length=512, decode_sizes=(SLOTS,), tokens_per_call=1
+    )
+    tokenizer = AnyTokens.Config(vocab_size=8192).build()
+    with Engine(model, model.init(0), tokenizer, settings) as engine:
+        for _ in range(2):
+            before = engine.stats()
+            answers = [
+                engine.submit(request(row, count)) for row in prompts(SLOTS, 16, cfg.vocab_size)
+            ]
+            for answer in answers:
+                answer.result()
+        after = engine.stats()
+    steps = after.num_steps - before.num_steps
+    seconds = after.host_seconds_per_step * after.num_steps
+    seconds -= before.host_seconds_per_step * before.num_steps
+    return {"host_ms_per_step": seconds / steps * 1e3, "num_steps": steps, "num_slots": SLOTS}
 
 
 def main(folder: str) -> None:
-    models = Model(folder)
-
-    def decode(batch: int, count: int, seed: int) -> dict[str, Any]:
-        """Takes the time of each token after the first."""
-        model = models.rows(batch)
-        rows = np.asarray(prompts(batch, PROMPT, models.vocab_size, seed=seed), np.int32)
-        logits, caches = model.read(rows)
-        keys = jax.random.split(jax.random.key(0), batch)
-        draws = Draws(keys, 0, np.ones(models.vocab_size, bool))
-        jax.block_until_ready(caches)
-        watch, text = Watch(), []
-        with watch.running():
-            for place in range(0, count, DRAWN_AT_ONCE):
-                cached = np.full(batch, PROMPT + place, np.int32)
-                drawn, logits, caches = model.draw(
-                    model.weights, caches, logits, cached, draws, LIKELIEST, DRAWN_AT_ONCE
-                )
-                text.append(np.asarray(drawn)[:, 0])
-            jax.block_until_ready(logits)
-        return {**watch.figures(count), "tokens": np.concatenate(text).tolist()}
-
-    def first(seed: int) -> dict[str, Any]:
-        """Takes the time to the first token."""
-        rows = np.asarray(prompts(1, LONG_PROMPT, models.vocab_size, seed=seed), np.int32)
-        watch = Watch()
-        with watch.running():
-            logits, _ = models.rows(1).read(rows)
-            token = int(np.argmax(np.asarray(logits)[0]))
-        return {**watch.figures(), "tokens": [token]}
-
-    setting = {"threads": os.cpu_count(), "tokens_per_call": DRAWN_AT_ONCE}
-    answer_tasks({"decode": decode, "first": first}, packages=("jax", "jaxlib"), setting=setting)
+    found = ax.from_hugging_face(folder)
+    size = found.config.vocab_size
+    tokenizer = AnyTokens.Config(vocab_size=size).build()
+    setting = {"threads": os.cpu_count(), "engine": repr(SETTINGS)}
+    with Engine(found.model, found.state, tokenizer, SETTINGS) as engine:
+        answer_tasks(
+            {
+                "decode": lambda **given: decode(engine, size, **given),
+                "first": lambda **given: first(engine, size, **given),
+                "together": lambda count: together(engine, arrivals(size, count=count)),
+                "one_by_one": lambda count: one_by_one(engine, arrivals(size, count=count)),
+                "host": lambda count: host(count),
+            },
+            packages=("jax", "jaxlib"),
+            setting=setting,
+        )
 
 
 if __name__ == "__main__":
