@@ -4,11 +4,13 @@ Letters of shapes: B rows, T tokens of a row in a call, P pages of a row.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Array, Float, Int, UInt32
 
 from axcore.inference.drawing import draw, kind_for, sampling_rows
@@ -16,10 +18,23 @@ from axcore.inference.sampling import Sampling
 from axcore.layers import ServingRoom, continued_rows, quantize_weights
 from axcore.modifiers import QuantizedWeights, for_serving
 from axcore.module import Module, ParamSpec, apply_updates, functional, restacked
+from axcore.parallel import (
+    ACTIVATION_RULES,
+    PARAM_RULES,
+    ActivationSharding,
+    Rules,
+    param_shardings,
+    partition_spec,
+    sharding_activations,
+    where_divisible,
+)
 
 PAD_TO = 64
 """Tokens are read in pieces of a multiple of this, so that texts of about one length share a
 program."""
+
+RULES: Rules = {**ACTIVATION_RULES, "batch": (), "time": ()}
+"""Each device has all rows of a call, which come and go, and its own heads and hidden units."""
 
 READ_AT_ONCE = 512
 """Tokens of a row that one call reads at most."""
@@ -74,6 +89,7 @@ class CachedModel:
         known = {path for spec in _leaves(trained) for path in spec.rng_paths()}
         kept, self._caches = _split(specs, lambda spec: spec.rng_paths()[0] in known)
         self._kept = kept
+        self._mesh = mesh_of(state)
         self._is_quantized = quantization is not None
         if quantization is not None:
             self.model = quantization.apply(served).build()
@@ -85,11 +101,28 @@ class CachedModel:
     def weights_of(self, state: Any) -> Any:
         """Returns what programs take of a state of the model, as it is trained."""
         weights = restacked(state, self._trained, self._kept)
+        if self._mesh is not None:
+            lies = param_shardings(self._kept, PARAM_RULES, self._mesh)
+            weights = jax.device_put(weights, lies)
         return quantize_weights(self.model, weights) if self._is_quantized else weights
 
     def empty_caches(self) -> Any:
         """Returns caches of rows without a token."""
-        return jax.tree.map(lambda spec: jnp.zeros(spec.shape, spec.dtype), self._caches)
+        caches = jax.tree.map(lambda spec: jnp.zeros(spec.shape, spec.dtype), self._caches)
+        return jax.device_put(caches, self.cache_shardings)
+
+    @property
+    def cache_shardings(self) -> Any:
+        """How caches lie on the mesh of the weights: heads as activations are; None without one."""
+        if self._mesh is None:
+            return None
+        mesh = self._mesh
+
+        def lies(spec: ParamSpec) -> NamedSharding:
+            parts = partition_spec(spec.axes, RULES, mesh, where=spec.name)
+            return where_divisible(NamedSharding(mesh, parts), spec.shape)
+
+        return jax.tree.map(lies, self._caches)
 
     def read(self, tokens: Int[np.ndarray, "B T"]) -> tuple[Float[Array, "B vocab"], Any]:
         """Returns the logits after texts of one length, not 0, and caches of them."""
@@ -128,10 +161,19 @@ class CachedModel:
         """
         info = continued_rows(tokens, num_cached, num_new, slots=slots, page_table=page_table)
         last = jnp.maximum(num_new - 1, 0)[:, None]
-        logits, outputs = functional(
-            self.model, _merged(weights, caches), tokens, info, at=last, method="logits"
-        )
-        return logits[:, 0], apply_updates(caches, outputs.updates)
+        with self._on_mesh():
+            logits, outputs = functional(
+                self.model, _merged(weights, caches), tokens, info, at=last, method="logits"
+            )
+        caches = apply_updates(caches, outputs.updates)
+        if self._mesh is not None:
+            caches = jax.lax.with_sharding_constraint(caches, self.cache_shardings)  # type: ignore[no-untyped-call]
+        return logits[:, 0], caches
+
+    def _on_mesh(self) -> AbstractContextManager[None]:
+        if self._mesh is None:
+            return nullcontext()
+        return sharding_activations(ActivationSharding(self._mesh, RULES))
 
     def _draw(
         self,
@@ -168,6 +210,15 @@ class CachedModel:
         start = (logits, num_cached, caches)
         (logits, _, caches), drawn = jax.lax.scan(step, start, jnp.arange(count))
         return drawn, logits, caches
+
+
+def mesh_of(weights: Any) -> Mesh | None:
+    """Returns the mesh of several devices that arrays lie on; None where they lie on one."""
+    for leaf in jax.tree.leaves(weights):
+        lies = getattr(leaf, "sharding", None)
+        if isinstance(lies, NamedSharding) and lies.mesh.size > 1:
+            return cast(Mesh, lies.mesh)
+    return None
 
 
 def _is_spec(node: Any) -> bool:

@@ -108,6 +108,7 @@ class Engine:
             capacity=-(-cfg.max_length // 64) * 64,
             max_length=cfg.max_length,
             pages=PageRoom(num_pages=num_pages, page_size=page_size) if cfg.page_size else None,
+            call_tokens=cfg.step_tokens,
         )
         quantization = NAMED_WEIGHTS[cfg.weights] if cfg.weights else None
         served = CachedModel(model, state, room, quantization=quantization)

@@ -18,7 +18,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int, UInt32
 
 from axcore.errors import ConfigError
-from axcore.inference.cached_model import CachedModel
+from axcore.inference.cached_model import CachedModel, mesh_of
 from axcore.inference.drawing import (
     DrawKind,
     LogProbs,
@@ -106,8 +106,9 @@ class Programs:
         self._model = model
         self._pages_per_row = pages_per_row
         self._everywhere = _replicated(self.weights)
+        self._outputs = _output_shardings(self._everywhere, model.cache_shardings)
         self._allowed = self._put(allowed)
-        self._caches = self._put(model.empty_caches())
+        self._caches = model.empty_caches()
         slots, vocab = model.num_rows, model.vocab_size
         self.vocab_size = vocab
         empty = Memory(jnp.zeros(slots, jnp.int32), empty_history(slots, vocab))
@@ -221,9 +222,8 @@ class Programs:
         return program.lower(weights, caches, memory, rows, allowed, call)
 
     def _jit(self, function: Callable[..., Any], *donated: int) -> Any:
-        if self._everywhere is None:
-            return jax.jit(function, donate_argnums=donated)
-        return jax.jit(function, donate_argnums=donated, out_shardings=self._everywhere)
+        name = function.__name__.strip("_")
+        return jax.jit(function, donate_argnums=donated, out_shardings=self._outputs[name])
 
     def _logits(self, batch: int) -> Any:
         call = _ints(batch, NUM_COLUMNS + self._pages_per_row + 1)
@@ -368,10 +368,20 @@ def _ints(*shape: int) -> Any:
 
 def _replicated(weights: Any) -> NamedSharding | None:
     """Returns how arrays lie that each device of the weights' mesh has; None without a mesh."""
-    for leaf in jax.tree.leaves(weights):
-        if isinstance(leaf.sharding, NamedSharding) and leaf.sharding.mesh.size > 1:
-            return NamedSharding(leaf.sharding.mesh, PartitionSpec())  # type: ignore[no-untyped-call]
-    return None
+    mesh = mesh_of(weights)
+    return None if mesh is None else NamedSharding(mesh, PartitionSpec())  # type: ignore[no-untyped-call]
+
+
+def _output_shardings(everywhere: NamedSharding | None, caches: Any) -> dict[str, Any]:
+    """Returns how the results of each program lie, by its name."""
+    return {
+        "read": (everywhere, caches),
+        "advance": (everywhere, caches),
+        "draw": (everywhere, everywhere),
+        "draw_many": (everywhere, caches, everywhere),
+        "copy_page": caches,
+        "start_history": everywhere,
+    }
 
 
 def _abstract(tree: Any) -> Any:

@@ -114,6 +114,13 @@ def test_rings_do_not_grow_with_the_texts():
     assert kept_bytes(plain, long) == 256 * kept_bytes(plain, short)
 
 
+def test_rings_belong_to_rows_and_pages_to_nobody():
+    """So prefixes are shared among pages only."""
+    state = MODELS["mistral"]().build().init(0)
+    for cfg, of_nobody in ((MODELS["mistral"](), True), (sliding("mistral"), False)):
+        assert CachedModel(cfg.build(), state, PAGED).keeps_pages_only == of_nobody
+
+
 def test_a_call_of_more_tokens_than_a_ring_has_room_for_is_refused():
     cached = CachedModel(sliding("mistral").build(), MODELS["mistral"]().build().init(0), ROOM)
     none = np.zeros(2, np.int32)

@@ -59,11 +59,11 @@ def used_before(leaf):
     return jnp.full_like(leaf, jnp.nan if jnp.issubdtype(leaf.dtype, jnp.floating) else 99)
 
 
-def assert_splits_change_nothing(cfg, room=ROOM, plain_cfg=None, bound=None):
+def assert_splits_change_nothing(cfg, room=ROOM, *, plain_cfg=None, bound=None, place=None):
     """Compares with the plain forward pass.
 
     With a bound, for caches that round, errors are at most that part of the largest logit; then
-    all splits give the same to the usual tolerance.
+    all splits give the same to the usual tolerance. `place` puts a model's state where it serves.
     """
     model = cfg.build()
     state = model.init(1)
@@ -76,6 +76,7 @@ def assert_splits_change_nothing(cfg, room=ROOM, plain_cfg=None, bound=None):
         assert 0 < np.abs(rounded - plain).max() <= bound * np.abs(plain).max()
         plain = rounded
     tokens = np.append(tokens, tokens[:1], axis=0)
+    state = state if place is None else place(model, state)
     cached, rows_of = CachedModel(model, state, room), Rows(room)
     for split in SPLITS:
         caches = jax.tree.map(used_before, cached.empty_caches())

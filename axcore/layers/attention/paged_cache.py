@@ -38,6 +38,7 @@ class PagedCache(Module):
             store: The form in which both are kept.
             num_pages: Pages that there are.
             page_size: Tokens of a page.
+            row_axis: Logical axis of pages: `batch` where each row has pages of its own.
         """
 
         num_kv_heads: PositiveInt = REQUIRED
@@ -46,6 +47,7 @@ class PagedCache(Module):
         store: Module.Config = KeyStore.Config()
         num_pages: PositiveInt = REQUIRED
         page_size: PositiveInt = REQUIRED
+        row_axis: str | None = None
 
         def in_room(self, room: ServingRoom) -> "PagedCache.Config":
             """Returns the config of a cache with the pages that there is room for."""
@@ -54,7 +56,7 @@ class PagedCache(Module):
 
     def setup(self, cfg: Config) -> None:
         """Builds the store."""
-        self.store = built_store(cfg, cfg.num_pages, cfg.page_size)
+        self.store = built_store(cfg, cfg.num_pages, cfg.page_size, row_axis=cfg.row_axis)
 
     def forward(self, k: Keys, v: Values, info: TokenInfo) -> tuple[Any, Any, TokenInfo]:
         """Returns all pages, `[M, C, K, size]`, with the new keys and values in them, and the info.

@@ -61,7 +61,7 @@ class SlidingCache(Module):
     def setup(self, cfg: Config) -> None:
         """Builds the pages of all rings."""
         self.num_pages = -(-(cfg.window - 1 + cfg.call_tokens) // cfg.page_size)
-        self.pages = PagedCache.Config(store=cfg.store).build(
+        self.pages = PagedCache.Config(store=cfg.store, row_axis="batch").build(
             num_kv_heads=cfg.num_kv_heads,
             head_dim=cfg.head_dim,
             value_dim=cfg.value_dim,
