@@ -21,6 +21,7 @@ from axcore.trainer.axis_checks import check_mesh_is_used, check_sharding_rules
 from axcore.trainer.batch_sharding import BatchSharding
 from axcore.trainer.pipelines import describe_pipelines
 from axcore.trainer.step import TrainStep
+from axcore.trainer.task import task_of
 
 _HEADER = ("PATH", "SHAPE", "SPLIT OVER", "BYTES PER DEVICE")
 
@@ -35,7 +36,7 @@ def sharding_table(resolved: ResolvedConfig) -> str:
     cfg = resolved.config
     sizes = mesh_sizes(cfg.mesh, resolved.hardware.num_devices, slices=cfg.slices)
     mesh = AbstractMesh(sizes, MESH_AXES)
-    step = TrainStep(cfg.model.build(), cfg.learner.build(total_steps=cfg.max_steps))
+    step = TrainStep(task_of(cfg), cfg.learner.build(total_steps=cfg.max_steps))
     batch_spec = cfg.data.for_shapes().build().batch_spec()
     check_sharding_rules(cfg, step.specs, batch_spec)
     check_mesh_is_used(cfg, BatchSharding(batch_spec, cfg.activation_rules, mesh), step.specs)

@@ -17,6 +17,7 @@ from axcore.data.json_lines import JsonLines
 from axcore.data.loading import TrainBatches, ValidationBatches
 from axcore.data.mixture import Mixture
 from axcore.data.packing import Batch
+from axcore.data.preference_data import PreferenceData
 from axcore.data.prefetching import PrefetchedBatches
 from axcore.data.sentence_piece_tokenizer import SentencePieceTokenizer
 from axcore.data.standard_library import StandardLibrary
@@ -30,6 +31,7 @@ from axcore.data.token_files import MegatronFiles, TokenFiles
 from axcore.data.tokenizer import ByteTokenizer, Tokenizer
 from axcore.data.transforms import (
     ChatMessages,
+    ChatPairs,
     Deduplicate,
     Dropped,
     FieldFilter,
@@ -37,6 +39,7 @@ from axcore.data.transforms import (
     ImagePixels,
     LengthFilter,
     PatternFilter,
+    RatedChats,
     SpanCorruption,
     Transform,
     TransformTools,
@@ -51,6 +54,7 @@ __all__ = [
     "ByteTokenizer",
     "ChatFiles",
     "ChatMessages",
+    "ChatPairs",
     "ChatTemplate",
     "Data",
     "DataLoader",
@@ -75,7 +79,9 @@ __all__ = [
     "NamedFile",
     "NewWeights",
     "PatternFilter",
+    "PreferenceData",
     "PrefetchedBatches",
+    "RatedChats",
     "Rows",
     "SentencePieceTokenizer",
     "Source",

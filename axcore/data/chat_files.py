@@ -1,4 +1,4 @@
-"""Conversations as a source: a line of JSON each, the loss on what the model answers."""
+"""Conversations as a source: a line of JSON each."""
 
 import glob
 from collections.abc import Iterator
@@ -6,7 +6,6 @@ from functools import cached_property
 from pathlib import Path
 
 from axcore.config import REQUIRED, Fraction, PositiveInt, config
-from axcore.data.conversation import ROLES
 from axcore.data.document import Document
 from axcore.data.file_source import BadRecord, FileSource, FileSpan
 from axcore.data.files import NamedFile, OnBad
@@ -18,18 +17,17 @@ from axcore.data.transforms import ChatMessages, Transform
 class ChatFiles(FileSource):
     """The conversations of a file of JSON lines, or of all such files of a folder.
 
-    It is `JsonLines` with `ChatMessages`: each line holds messages in OpenAI's layout or in
-    ShareGPT's, and perhaps `tools`.
+    It is `JsonLines` with a transform that makes documents of what lines hold.
     """
 
     @config
     class Config(FileSource.Config):
-        """Which conversations, and whose messages count.
+        """Which conversations, and what is made of them.
 
         Attributes:
             path: A file, or a folder whose `.jsonl` files are read.
-            role: Whose messages the loss counts; None for every token.
-            roles: What messages may have as their role.
+            reads: What makes a document of a line: `ChatMessages` of a conversation, `ChatPairs` of
+                one with two ends, `RatedChats` of one that was judged.
             on_bad_line: Whether a line that is no conversation, or that the chat template refuses,
                 is an error, or is left out and named.
             max_bad_fraction: The share of the lines that may be left out; None for any share.
@@ -37,8 +35,7 @@ class ChatFiles(FileSource):
         """
 
         path: str = REQUIRED
-        role: str | None = "assistant"
-        roles: tuple[str, ...] = ROLES
+        reads: Transform.Config = ChatMessages.Config()
         on_bad_line: OnBad = "error"
         max_bad_fraction: Fraction | None = None
         max_line_mib: PositiveInt = 64
@@ -76,14 +73,13 @@ class ChatFiles(FileSource):
     def _lines(self) -> JsonLines:
         cfg = self.config
         folder, pattern = _folder_and_glob(cfg.path)
-        chat = ChatMessages.Config(role=cfg.role, roles=cfg.roles)
         lines: JsonLines = JsonLines.Config(
             folder=folder,
             glob=pattern,
             on_bad_line=cfg.on_bad_line,
             max_bad_fraction=cfg.max_bad_fraction,
             max_line_mib=cfg.max_line_mib,
-            transforms=(chat, *cfg.transforms),
+            transforms=(cfg.reads, *cfg.transforms),
         ).build()
         return lines
 

@@ -103,6 +103,17 @@ class CausalLM(Module):
             x = jnp.take_along_axis(x, at[:, :, None], axis=1)
         return self.head(x, self.decoder.embedding.weight)
 
+    @entry
+    def log_probs(
+        self,
+        tokens: Int[Array, "batch time"],
+        targets: Int[Array, "batch time"],
+        info: TokenInfo | None = None,
+    ) -> Float[Array, "batch time"]:
+        """Returns the float32 log-probability of each target after the tokens up to its place."""
+        x = self.decoder(tokens, info or whole_rows(tokens))
+        return self.head.log_probs(x, self.decoder.embedding.weight, targets)
+
 
 def _check_batch(batch: Any) -> None:
     """Checks that a model is called with a batch.

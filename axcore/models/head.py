@@ -1,11 +1,15 @@
 """Heads of a language model: from hidden vectors to logits, or straight to the loss."""
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from axcore.config import REQUIRED, PositiveInt, config
 from axcore.module import Initializer, Module, Param, VarianceScaling, entry
 from axcore.ops import cross_entropy
+
+LOGITS_AT_ONCE = 512
+"""Places of a row whose logits are in memory together where only log-probabilities are wanted."""
 
 Hidden = Float[Array, "batch time dim"]
 Table = Float[Array, "vocab dim"]
@@ -39,7 +43,35 @@ class Head(Module):
 
     def forward(self, x: Hidden, table: Table) -> Float[Array, "batch time vocab"]:
         """Returns float32 logits; `table` is the embedding table."""
-        logits = (x @ self.projection(table).T).astype(jnp.float32)
+        return self._logits(x, self.projection(table))
+
+    @entry
+    def log_probs(
+        self, x: Hidden, table: Table, targets: Int[Array, "batch time"]
+    ) -> Float[Array, "batch time"]:
+        """Returns the float32 log-probability of each target.
+
+        Logits are there for `LOGITS_AT_ONCE` places of each row at a time, and are computed again
+        in the backward pass.
+        """
+        projection = self.projection(table)
+
+        @jax.checkpoint
+        def of_some(x: Hidden, targets: Int[Array, "batch time"]) -> Float[Array, "batch time"]:
+            logits = self._logits(x, projection)
+            is_target = jax.nn.one_hot(targets, logits.shape[-1], dtype=bool)
+            chosen = jnp.sum(jnp.where(is_target, logits, 0), axis=-1)
+            return chosen - jax.nn.logsumexp(logits, axis=-1)
+
+        size = LOGITS_AT_ONCE
+        found = [
+            of_some(x[:, begin : begin + size], targets[:, begin : begin + size])
+            for begin in range(0, x.shape[1], size)
+        ]
+        return jnp.concatenate(found, axis=1)
+
+    def _logits(self, x: Hidden, projection: Table) -> Float[Array, "batch time vocab"]:
+        logits = (x @ projection.T).astype(jnp.float32)
         cap = self.config.soft_cap
         return logits if cap is None else cap * jnp.tanh(logits / cap)
 

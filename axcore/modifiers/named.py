@@ -1,8 +1,8 @@
 """Changes that users ask for by name: `axcore train tiny --modify sliding_window`.
 
-A name means a modifier, a layer variant, a quantization scheme, a data source, a tokenizer or a
-transform of documents that a plugin, or the core, brings. Values of it follow in parentheses:
-`--modify 'remat(policy=minimal)'`.
+A name means a modifier, a layer variant, a quantization scheme, a data source, a tokenizer, a
+transform of documents or a training task that a plugin, or the core, brings. Values of it follow in
+parentheses: `--modify 'remat(policy=minimal)'`.
 """
 
 from collections.abc import Iterable, Mapping
@@ -24,6 +24,7 @@ from axcore.layers import Dot
 from axcore.modifiers.dots import with_dot
 from axcore.modifiers.named_parser import parse_change
 from axcore.modifiers.variants import replace_by_variant
+from axcore.module import Module
 from axcore.plugins.attribution import wrong_method_return
 from axcore.plugins.host import plugin_host
 from axcore.plugins.records import (
@@ -33,10 +34,19 @@ from axcore.plugins.records import (
     LayerVariant,
     Modifier,
     QuantizationScheme,
+    TrainingTask,
 )
 from axcore.registration import Record
 
-Change = Modifier | LayerVariant | QuantizationScheme | DataSource | DataTokenizer | DataTransform
+Change = (
+    Modifier
+    | LayerVariant
+    | QuantizationScheme
+    | DataSource
+    | DataTokenizer
+    | DataTransform
+    | TrainingTask
+)
 
 _SLOTS = {DataSource: Source, DataTokenizer: Tokenizer}
 _CONFIGS: Mapping[type[Record], type] = {
@@ -44,6 +54,7 @@ _CONFIGS: Mapping[type[Record], type] = {
     DataTokenizer: Tokenizer.Config,
     DataTransform: Transform.Config,
     QuantizationScheme: Dot.Config,
+    TrainingTask: Module.Config,
     Modifier: object,
 }
 
@@ -54,7 +65,7 @@ def with_changes(cfg: Any, changes: Iterable[str], hardware: Hardware | None = N
     Args:
         cfg: An experiment's config.
         changes: `NAME` or `NAME(field=value, ...)` of modifiers, layer variants, quantization
-            schemes, data sources, tokenizers and transforms.
+            schemes, data sources, tokenizers, transforms and training tasks.
         hardware: What modifiers change it for.
 
     Raises:
@@ -85,6 +96,7 @@ def find_change(change: str) -> Change:
         *host.records(DataSource),
         *host.records(DataTokenizer),
         *host.records(DataTransform),
+        *host.records(TrainingTask),
     )
     for record in every:
         found.setdefault(record.name, []).append(record)
@@ -93,7 +105,7 @@ def find_change(change: str) -> Change:
             f"there is no change {name!r}; {name_the_known(name, found)}",
             where="--modify",
             hint="`axcore plugins -v` lists modifiers, layer variants, quantization schemes, data "
-            "sources, tokenizers and transforms",
+            "sources, tokenizers, transforms and training tasks",
         )
     first, *others = found[name]
     if others:
@@ -162,6 +174,8 @@ def _changed(cfg: Any, text: str, hardware: Hardware | None, *, where: str) -> A
         return replace_config(
             cfg, FileSource, lambda one: evolve(one, transforms=(*one.transforms, made))
         )
+    if isinstance(change, TrainingTask):
+        return evolve(cfg, task=made)
     if not isinstance(change, Modifier):
         return replace_config(cfg, _SLOTS[type(change)], made)
     if hardware is None:

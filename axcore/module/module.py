@@ -4,8 +4,9 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, ClassVar
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 from typing_extensions import TypeVar
@@ -47,7 +48,13 @@ class Module(Configurable):
     `setup(cfg)` declares parameters (`self.weight = Param(...)`) and children
     (`self.ffn = cfg.ffn.build(...)`, tuples and mappings of children too) by assignment; `forward`
     computes. A module holds no arrays: `init` makes the state, `functional` runs the module on it.
+
+    Attributes:
+        wraps: Name of the child, if any, that has this module's own path: its state, names and
+            random keys are those that it has by itself.
     """
+
+    wraps: ClassVar[str | None] = None
 
     @config
     class Config(Configurable.Config[BuiltModule_co]):
@@ -112,6 +119,16 @@ class Module(Configurable):
         losses = self._context("self.add_loss").frame.outputs.losses
         key = unused(self._context("self.add_loss").output_name(name), losses)
         losses[key] = Loss(_scalar(value, name), _scalar(weight, name), float(scale))
+
+    def add_measure(self, name: str, value: Any, weight: Any = 1.0) -> None:
+        """Adds what is reported as losses are, in evaluation too, and is not minimised.
+
+        Args:
+            name: Its name below the module's path.
+            value: Its sum over `weight` items, a scalar.
+            weight: How many items the sum is over.
+        """
+        self.add_loss(name, jax.lax.stop_gradient(value), weight, scale=0.0)
 
     def add_summary(self, name: str, value: Any) -> None:
         """Reports a value under the module's path; the trainer logs it."""
@@ -235,12 +252,24 @@ class Module(Configurable):
         """Returns what a unit of such batches costs, forward and backward; None if not known."""
         return None
 
+    def kept_specs(self, specs: dict[str, Any]) -> dict[str, Any]:
+        """Returns specs of what a trainer keeps in the state besides; none here.
+
+        Args:
+            specs: Of the parameters, those that are not trained marked as frozen.
+        """
+        return {}
+
+    def kept_state(self, state: dict[str, Any], specs: dict[str, Any]) -> dict[str, Any]:
+        """Returns the first values of those specs, given the first state of the parameters."""
+        return {}
+
     # -- The tree ----------------------------------------------------------------------------
 
     def children(self) -> Iterator[tuple[Path, Any]]:
         """Yields the children with their steps below this module, in order of declaration."""
         for name, value in self._children.items():
-            yield from _child_items((name,), value)
+            yield from _child_items(() if name == self.wraps else (name,), value)
 
     def param_specs(self) -> dict[str, Any]:
         """Returns a nested dict of `ParamSpec`, shaped as the state; makes no array."""
@@ -257,8 +286,10 @@ class Module(Configurable):
                 continue
             seen.add(id(unwrapped(child)))
             below = child.specs_at((*path, *steps), seen)
-            if below:
+            if below and steps:
                 _put(specs, steps, below)
+            else:
+                specs.update(below)
         return specs
 
     def init(self, rng: Array | int) -> dict[str, Any]:

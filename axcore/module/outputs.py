@@ -17,7 +17,7 @@ class Loss:
 
     It adds `scale * sum / weight` to what is minimised. Sums and weights of parts of a batch add
     up to those of the whole, which is what makes accumulation exact. Under a scan both have a
-    leading dimension, and every layer adds its own quotient.
+    leading dimension, and every layer adds its own quotient. One with a scale of 0 is a measure.
     """
 
     sum: Array
@@ -61,8 +61,9 @@ class Outputs:
         return self.losses, self.summaries, self.captures
 
     def total_loss(self) -> Float[Array, ""]:
-        """Returns the sum of all losses' contributions."""
-        return sum((loss.contribution() for loss in self.losses.values()), start=jnp.float32(0))
+        """Returns the sum of all losses' contributions; what has no scale is only reported."""
+        minimised = (loss for loss in self.losses.values() if loss.scale)
+        return sum((loss.contribution() for loss in minimised), start=jnp.float32(0))
 
 
 def _flatten(outputs: Outputs) -> tuple[tuple[Any, ...], tuple[Path, ...]]:

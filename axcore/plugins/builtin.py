@@ -32,6 +32,7 @@ from axcore.plugins.records import (
     QuantizationScheme,
     RopeScaling,
     RunObserver,
+    TrainingTask,
     hook,
 )
 from axcore.registration.ref import Ref
@@ -343,10 +344,25 @@ def data_transforms() -> Iterator[DataTransform]:
         ("fill_in_the_middle", "FillInTheMiddle", "Middles of documents at their ends"),
         ("span_corruption", "SpanCorruption", "Spans to write that were taken out of documents"),
         ("chat_messages", "ChatMessages", "Conversations, with loss on the answers alone"),
+        ("chat_pairs", "ChatPairs", "Pairs of answers, one chosen over the other"),
+        ("rated_chats", "RatedChats", "Answers that were judged one by one"),
         ("image_pixels", "ImagePixels", "Images, a token for each value of each pixel"),
     ):
         ref = Ref(f"axcore.data:{config}.Config")
         yield DataTransform(name=name, config=ref, summary=summary)
+
+
+@hook.training_tasks
+def training_tasks() -> Iterator[TrainingTask]:
+    """What a model is trained for, besides the next token."""
+    for name, config, summary in (
+        ("dpo", "DPO", "Answers chosen over others, against a frozen copy"),
+        ("ipo", "IPO", "Answers chosen over others by a set margin, against a frozen copy"),
+        ("orpo", "ORPO", "Answers to give, and others to make less likely"),
+        ("simpo", "SimPO", "Answers chosen over others by their mean log-probability"),
+        ("kto", "KTO", "Answers that were judged one by one, against a frozen copy"),
+    ):
+        yield TrainingTask(name=name, config=Ref(f"axcore.tasks:{config}.Config"), summary=summary)
 
 
 @hook.tokenizers
@@ -492,6 +508,16 @@ def experiments() -> Iterator[Experiment]:
         name="sft",
         fn=Ref("axcore.runs.fine_tuning:sft"),
         summary="A run or a published model, trained further on conversations",
+    )
+    yield Experiment(
+        name="dpo",
+        fn=Ref("axcore.runs.fine_tuning:dpo"),
+        summary="A run or a published model, trained further on answers chosen over others",
+    )
+    yield Experiment(
+        name="kto",
+        fn=Ref("axcore.runs.fine_tuning:kto"),
+        summary="A run or a published model, trained further on answers judged one by one",
     )
 
 

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 from axcore.checkpoint import Checkpointer
 from axcore.config import evolve
-from axcore.data import Data
 from axcore.errors import CheckpointError, ConfigError, DataError
 from axcore.inference import Generation, Generator, Sampling
 from axcore.ops import use_policy
@@ -78,7 +77,7 @@ class Run:
         Raises:
             CheckpointError: The run has no checkpoint, or not that of the step asked for.
         """
-        return self._restored.state
+        return self.trainer.step.own_part(self._restored.state)
 
     @property
     def step(self) -> int:
@@ -142,7 +141,7 @@ class Run:
         Raises:
             DataError: The text cannot be read, or the run holds none out.
         """
-        metrics = self.trainer.evaluate(self.state)
+        metrics = self.trainer.evaluate(self._restored.state)
         if not metrics:
             raise DataError(
                 "the run holds out no text",
@@ -177,7 +176,7 @@ def no_text_reason(trainer: Trainer) -> str | None:
     model, data = type(trainer.model), type(trainer.data)
     if not hasattr(model, "logits"):
         return f"{model.__qualname__} has no entry `logits`"
-    if not issubclass(data, Data):
+    if not hasattr(trainer.data, "tokenizer"):
         return f"{data.__qualname__} has no tokenizer"
     return None
 
@@ -193,8 +192,9 @@ def generate_text(
     reason = no_text_reason(trainer)
     if reason is not None:
         raise ConfigError(f"no text can be generated: {reason}", where="model")
+    own = trainer.step.own_part(model_state)
     generator = Generator(
-        trainer.model, model_state, trainer.data.tokenizer, context=trainer.config.data.seq_len
+        trainer.model, own, trainer.data.tokenizer, context=trainer.config.data.seq_len
     )
     with use_policy(trainer.compiler.kernel_policy):
         return generator.generate(prompt, **options)

@@ -29,6 +29,7 @@ from axcore.plugins import (
     Record,
     Ref,
     RunObserver,
+    TrainingTask,
     plugin_host,
     wanted_flags,
 )
@@ -158,6 +159,12 @@ def _check_transform(record: DataTransform) -> None:
     assert issubclass(record.config.resolve(), Transform.Config)
 
 
+def _check_task(record: TrainingTask) -> None:
+    from axcore.module import Module
+
+    assert issubclass(record.config.resolve(), Module.Config)
+
+
 def _check_flags(record: EnvironmentFlags) -> None:
     hosts = [host for family in plugin_host().records(HardwareFamily) for host in family.hosts]
     meant = [host for host in hosts if record.requires(host) is None]
@@ -181,6 +188,7 @@ _CHECKS: dict[type[Record], Callable[[Any], None]] = {
     MetricWriter: _check_writer,
     Modifier: _check_modifier,
     RunObserver: _check_observer,
+    TrainingTask: _check_task,
 }
 
 

@@ -238,7 +238,7 @@ class TrainLoop:
         hardware = trainer.hardware
         peak = hardware.peak_flops.get(str(trainer.model.dtypes.compute))
         plan = trainer.kernel_plan()
-        flops = trainer.model.flops_per_unit(trainer.batch_spec)
+        flops = trainer.task.flops_per_unit(trainer.batch_spec)
         mesh = trainer.describe_mesh()
         if is_process_zero():
             record_run_start(

@@ -75,7 +75,8 @@ class TrainStep:
     ) -> None:
         self.model = model
         self.learner = learner
-        self.specs = learner.with_frozen(model.param_specs())
+        self.own_specs = learner.with_frozen(model.param_specs())
+        self.specs = {**self.own_specs, **model.kept_specs(self.own_specs)}
         self.seed = seed
         self.num_micro_batches = num_micro_batches
         self.loss_groups = loss_groups
@@ -87,8 +88,7 @@ class TrainStep:
 
     def abstract_state(self) -> TrainState:
         """Returns shapes and dtypes of the state, without tracing how the model begins."""
-        is_spec = lambda leaf: isinstance(leaf, ParamSpec)  # noqa: E731
-        model = jax.tree.map(lambda spec: spec.abstract, self.specs, is_leaf=is_spec)
+        model = jax.tree.map(lambda spec: spec.abstract, self.own_specs, is_leaf=_is_spec)
         state: TrainState = jax.eval_shape(self.first_state, model)
         return state
 
@@ -131,12 +131,17 @@ class TrainStep:
 
     def first_state(self, model: Any) -> TrainState:
         """Returns the state before the first step, given that of the model."""
+        model = {**model, **self.model.kept_state(model, self.own_specs)}
         return TrainState(
             step=jnp.zeros((), jnp.int32),
             model=model,
             opt_state=self.learner.init(self.transformation, _trainable(model, self.specs)),
             skipped=jnp.zeros((), jnp.int32),
         )
+
+    def own_part(self, model_state: Any) -> Any:
+        """Returns the state of the model alone, without what a task keeps beside it."""
+        return {name: model_state[name] for name in self.own_specs}
 
     def evaluated_model(self, state: TrainState) -> Any:
         """Returns the model's state to evaluate: with averages if the learner evaluates them."""

@@ -46,6 +46,7 @@ from axcore.trainer.resolve import ResolvedConfig, check_is_resolved, resolve
 from axcore.trainer.run_directory.consistency_check import check_processes_agree
 from axcore.trainer.run_directory.run_lock import locked_run_directory
 from axcore.trainer.step import TrainState, TrainStep
+from axcore.trainer.task import task_of
 
 
 class Trainer(Configurable):
@@ -59,7 +60,8 @@ class Trainer(Configurable):
         reports, and what it runs on.
 
         Args:
-            model: The model, called with a batch, adding its losses.
+            model: The model.
+            task: What adds losses from a batch, around the model; where None the model does itself.
             data: Batches to train on and to evaluate on.
             learner: Optimizer and schedule.
             max_steps: Steps of the run.
@@ -100,6 +102,7 @@ class Trainer(Configurable):
         """
 
         model: Module.Config = REQUIRED
+        task: Module.Config | None = None
         data: DataLoader.Config = REQUIRED
         learner: Learner.Config = Learner.Config()
         max_steps: Resumable[PositiveInt] = REQUIRED
@@ -161,19 +164,20 @@ class Trainer(Configurable):
         check_kernel_names(cfg)
         check_quantization_schemes(cfg, self.hardware)
         check_writers_and_observers(cfg)
-        self.model: Module = cfg.model.build()
+        self.task = task_of(cfg)
+        self.model: Module = self.task if cfg.task is None else self.task.model
         self.learner: Learner = cfg.learner.build(total_steps=cfg.max_steps)
         self.data: DataLoader = cfg.data.build()
         self.mesh = make_mesh(cfg.mesh, devices, slices=cfg.slices)
         self.batch_spec = self.data.batch_spec()
         self.step = TrainStep(
-            self.model,
+            self.task,
             self.learner,
             seed=cfg.seed,
             num_micro_batches=cfg.num_micro_batches,
             loss_groups=self.batch_spec.loss_groups,
         )
-        self.model.check_batch(self.batch_spec.for_model())
+        self.task.check_batch(self.batch_spec.for_model())
         check_micro_batches(cfg, self.batch_spec)
         check_sharding_rules(cfg, self.step.specs, self.batch_spec)
         self.batch_sharding = BatchSharding(self.batch_spec, cfg.activation_rules, self.mesh)
@@ -254,7 +258,7 @@ class Trainer(Configurable):
         if cfg.init_from is None:
             state: TrainState = self.compiler.jitted_init()
             return state
-        wanted = self.compiler.abstract_state().model
+        wanted = self.step.own_part(self.compiler.abstract_state().model)
         weights = self.first_weights.read(wanted, seed=cfg.seed)
         state = self.compiler.jitted_first_state(weights)
         return state

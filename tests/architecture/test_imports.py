@@ -27,7 +27,7 @@ LAYERS = (
     ("models",),
     ("learner",),
     ("data", "checkpoint"),
-    ("modifiers",),
+    ("modifiers", "tasks"),
     ("trainer",),
     ("inference",),
     ("report",),

@@ -104,6 +104,12 @@ def folder(tmp_path_factory):
         talk = [{"role": "user", "content": f"{i}?"}, {"role": "assistant", "content": f"{i}!"}]
         with (made / "chats.jsonl").open("a") as lines:
             lines.write(json.dumps({"messages": talk}) + "\n")
+        pair = {"prompt": f"{i}?", "chosen": f"{i}!", "rejected": "No."}
+        with (made / "pairs.jsonl").open("a") as lines:
+            lines.write(json.dumps(pair) + "\n")
+        with (made / "rated.jsonl").open("a") as lines:
+            rated = {"prompt": f"{i}?", "completion": f"{i}!", "label": i % 3 > 0}
+            lines.write(json.dumps(rated) + "\n")
     return made
 
 

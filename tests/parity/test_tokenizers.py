@@ -8,7 +8,8 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
-from axcore.data import tokenizer_in
+from axcore.config import evolve
+from axcore.data import ChatFiles, tokenizer_in
 
 pytestmark = pytest.mark.parity
 
@@ -94,3 +95,39 @@ def test_a_conversation_has_the_same_tokens(both, tools):
         wanted = theirs.apply_chat_template(talk, tools=tools, add_generation_prompt=asks)
         found = ours.encode_chat(talk, tools=tools, add_generation_prompt=asks)
         assert found.tolist() == wanted["input_ids"]
+
+
+MARKED = TEMPLATE.replace(
+    "{{ message.content | trim }}<|im_end|>\n",
+    "{% if message.role == 'assistant' %}{% generation %}{{ message.content | trim }}<|im_end|>"
+    "{% endgeneration %}{% else %}{{ message.content | trim }}<|im_end|>{% endif %}\n",
+)
+
+
+def talks():
+    """Yields conversations of several turns, of texts that tokenizers find hard."""
+    draw = random.Random(1)
+    some = [text for text in texts() if text.strip()]
+    for _ in range(300):
+        turns = draw.randrange(1, 5)
+        yield [
+            {"role": role, "content": draw.choice(some)}
+            for _ in range(turns)
+            for role in ("user", "assistant")
+        ]
+
+
+def test_the_loss_counts_the_tokens_that_transformers_says_are_answers(both, tmp_path):
+    ours, theirs = both
+    (tmp_path / "template.jinja").write_text(MARKED)
+    ours = evolve(ours.config, chat_template_path=str(tmp_path / "template.jinja")).build()
+    lines = "".join(json.dumps({"messages": talk}) + "\n" for talk in talks())
+    (tmp_path / "chats.jsonl").write_text(lines)
+    source = ChatFiles.Config(path=str(tmp_path / "chats.jsonl")).build()
+    assert ours.chat_template.marks_answers
+    for talk, found in zip(talks(), source.transformed(ours), strict=True):
+        wanted = theirs.apply_chat_template(
+            talk, chat_template=MARKED, return_assistant_tokens_mask=True, return_dict=True
+        )
+        assert found.tokens.tolist() == wanted["input_ids"]
+        assert found.loss_mask.astype(int).tolist() == wanted["assistant_masks"]

@@ -100,3 +100,41 @@ def test_a_base_that_nobody_named_is_asked_for_before_anything_is_written(chats,
     with pytest.raises(ConfigError, match=r"BaseModel.Config lacks 1 required field:\n  path"):
         trainer_on(cfg, 1).run(tmp_path / "run", quiet=True)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory):
+    path = tmp_path_factory.mktemp("pairs") / "pairs.jsonl"
+    lines = ({"prompt": f"{n}?", "chosen": "xx", "rejected": "yy"} for n in range(40))
+    path.write_text("".join(json.dumps(one) + "\n" for one in lines))
+    return path
+
+
+@pytest.mark.slow
+def test_dpo_raises_the_margin_resumes_and_leaves_an_ordinary_model(trained, pairs, tmp_path):
+    settings = [*overrides(trained[0], pairs), "data.seq_len=32", "data.batch_size=16"]
+    cfg = ax.evolve(
+        load_experiment("dpo", [*settings, "**.warmup_steps=1", "log_every_steps=1"]),
+        mesh={"fsdp": 1},
+    )
+    whole, halves = tmp_path / "whole", tmp_path / "halves"
+    trainer_on(ax.evolve(cfg, max_steps=4), 1).run(whole, quiet=True)
+    stopping = ax.update_config(cfg, {"max_steps": 4, "checkpoint.every_steps": 2})
+    trainer_on(stopping, 1).run(halves, quiet=True)
+    trainer_on(stopping, 1).run(halves, quiet=True, from_step=2)
+    first, second = load_run(whole), load_run(halves)
+    margins = first.metrics["train"]["reward_margin"]
+    assert margins[0] == 0.0 < margins[-1]
+    assert first.evaluate()["reward_accuracy"] > 0.5
+    jax.tree.map(np.testing.assert_array_equal, first.state, second.state)
+    assert first.state.keys() == load_run(trained[0]).state.keys()
+    assert first.generate("<user>\n1?\n", max_tokens=2).num_tokens <= 2
+    export_run(first, tmp_path / "published")
+    further = load_experiment("sft", overrides(whole, pairs))
+    assert further.task is None
+    found = (
+        further.init_from.build()
+        .plan(further.model)
+        .read(jax.eval_shape(lambda: further.model.build().init(0)))
+    )
+    jax.tree.map(np.testing.assert_array_equal, found, first.state)

@@ -94,7 +94,7 @@ def _step_time(analysis: ProgramAnalysis, trainer: Any, num_unknown: int) -> Ste
     compute, kernels = analysis.compute_s, analysis.kernels_s
     waiting = None if analysis.waits_s is None else sum(analysis.waits_s)
     step = total_s((compute, kernels, waiting))
-    flops = trainer.model.flops_per_unit(trainer.batch_spec)
+    flops = trainer.task.flops_per_unit(trainer.batch_spec)
     mfu = None if step is None or flops is None else _mfu(trainer, flops.per_unit, step)
     if has_unknown_loops(mfu, num_unknown):
         step = mfu = None

@@ -28,6 +28,7 @@ from axcore.plugins.records.op import Op
 from axcore.plugins.records.quantization_scheme import QuantizationScheme
 from axcore.plugins.records.rope_scaling import RopeScaling
 from axcore.plugins.records.run_observer import RunObserver
+from axcore.plugins.records.training_task import TrainingTask
 
 __all__ = [
     "AdapterFormat",
@@ -54,6 +55,7 @@ __all__ = [
     "QuantizationScheme",
     "RopeScaling",
     "RunObserver",
+    "TrainingTask",
     "hook",
 ]
 
@@ -85,6 +87,7 @@ class Hooks(HookTable):
     quantization_schemes = HookDecorator(QuantizationScheme)
     rope_scalings = HookDecorator(RopeScaling)
     tokenizers = HookDecorator(DataTokenizer)
+    training_tasks = HookDecorator(TrainingTask)
 
 
 hook = Hooks()

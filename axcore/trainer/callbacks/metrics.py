@@ -102,16 +102,20 @@ class LossMeter:
             self._losses[name] = wide if before is None else jax.tree.map(np.add, before, wide)
 
     def metrics(self) -> dict[str, float]:
-        """Returns the total as `loss`, and each loss by its own name where there are several."""
-        parts = {name: _contribution(loss) for name, loss in self._losses.items()}
-        total = {"loss": sum(parts.values())}
-        return total if len(parts) == 1 else {**total, **{f"loss/{k}": v for k, v in parts.items()}}
+        """Returns the total as `loss`, each loss by its own name where there are several, and
+        measures by theirs.
+        """
+        found = self._losses.items()
+        parts = {name: loss.scale * _mean(loss) for name, loss in found if loss.scale}
+        named = {f"loss/{name}": part for name, part in parts.items()} if len(parts) > 1 else {}
+        measures = {name: _mean(loss) for name, loss in found if not loss.scale}
+        return {"loss": sum(parts.values()), **named, **measures}
 
 
-def _contribution(loss: Loss) -> float:
+def _mean(loss: Loss) -> float:
     weight = np.asarray(loss.weight)
     mean = np.where(weight != 0, loss.sum / np.where(weight != 0, weight, 1), 0)
-    return float(loss.scale * np.sum(mean))
+    return float(np.sum(mean))
 
 
 def group_metrics(groups: LossGroups | None, losses: Sequence[Loss | None]) -> dict[str, float]:

@@ -1,0 +1,156 @@
+"""`ChatPairs` and `RatedChats`: conversations that were judged, one against another or alone."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+
+from axcore.config import config
+from axcore.data.chat_tokens import ChatTokens, naming_conversation, tokenize_chat
+from axcore.data.conversation import EXTRAS, ROLES, Conversation, read_conversation
+from axcore.data.document import Document
+from axcore.data.transforms.transform import Dropped, Transform, TransformTools
+from axcore.errors import DataError
+
+SEQUENCES = "sequences"
+"""Of a document's fields, its conversations as tuples of `ChatTokens`."""
+
+LABEL = "label"
+"""Of a document's fields, whether its answer is a good one."""
+
+_RATED = ("prompt", "completion", "messages", "conversations", LABEL)
+
+
+class ChatPairs(Transform):
+    """Makes a document of one prompt with two answers, `chosen` and `rejected`.
+
+    Each is a list of messages or a text; `prompt` may be left out where both lists begin with it.
+    What counts is what the model writes behind what they share.
+    """
+
+    @config
+    class Config(Transform.Config):
+        """What is read.
+
+        Attributes:
+            roles: What messages may have as their role.
+        """
+
+        roles: tuple[str, ...] = ROLES
+
+    replaces_text = True
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Both answers."""
+        return ("chosen", "rejected")
+
+    @property
+    def optional_fields(self) -> tuple[str, ...]:
+        """What may be before the answers."""
+        return ("prompt", *EXTRAS)
+
+    def apply(self, document: Document, tools: TransformTools) -> Document | Dropped:
+        """Returns a document with both conversations."""
+        record = document.fields
+        with naming_conversation(document):
+            prompt = _messages(record.get("prompt"), "user")
+            ends = [_messages(record[name], "assistant") for name in self.fields]
+            shared = 0 if prompt else _num_shared(*ends)
+            if not prompt and not shared:
+                raise DataError(
+                    "There is no prompt: `chosen` and `rejected` do not begin alike.",
+                    hint='Add "prompt": [{"role": "user", "content": ...}].',
+                )
+            made = tuple(
+                _tokens([*prompt, *end], len(prompt) + shared, record, tools, self.config.roles)
+                for end in ends
+            )
+        return _document(document, made)
+
+
+class RatedChats(Transform):
+    """Makes a document of a conversation whose last answer was judged: `label` is true or false.
+
+    It is a list of `messages`, or a `prompt` and a `completion`, each of messages or a text.
+    """
+
+    @config
+    class Config(Transform.Config):
+        """What is read.
+
+        Attributes:
+            roles: What messages may have as their role.
+        """
+
+        roles: tuple[str, ...] = ROLES
+
+    replaces_text = True
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The judgement."""
+        return (LABEL,)
+
+    @property
+    def optional_fields(self) -> tuple[str, ...]:
+        """What may hold the conversation."""
+        return (*_RATED[:-1], *EXTRAS)
+
+    def apply(self, document: Document, tools: TransformTools) -> Document | Dropped:
+        """Returns a document with the conversation and its label."""
+        record = document.fields
+        with naming_conversation(document):
+            if not isinstance(record[LABEL], bool):
+                raise DataError(f"Field 'label' holds {record[LABEL]!r:.40}, not true or false.")
+            if record.get("completion") is not None:
+                prompt = _messages(record.get("prompt"), "user")
+                messages = [*prompt, *_messages(record["completion"], "assistant")]
+            else:
+                messages = _messages(record.get("messages") or record.get("conversations"), "user")
+                prompt = messages[:-1]
+            made = _tokens(messages, len(prompt), record, tools, self.config.roles)
+        return _document(document, (made,), label=record[LABEL])
+
+
+def _messages(found: Any, role: str) -> list[Any]:
+    """Returns messages, of which a text is one."""
+    if found is None:
+        return []
+    return [{"role": role, "content": found}] if isinstance(found, str) else list(found)
+
+
+def _num_shared(first: Sequence[Any], second: Sequence[Any]) -> int:
+    """Returns how many messages two conversations begin with alike."""
+    pairs = zip(first, second, strict=False)
+    return next(
+        (place for place, (one, other) in enumerate(pairs) if one != other),
+        min(len(first), len(second)),
+    )
+
+
+def _tokens(
+    messages: Sequence[Any],
+    num_before: int,
+    record: Mapping[str, Any],
+    tools: TransformTools,
+    roles: Sequence[str],
+) -> ChatTokens:
+    """Returns the tokens of a conversation of which answers from a message on count."""
+    extras = {name: record[name] for name in EXTRAS if name in record}
+    chat = read_conversation({"messages": messages, **extras}, roles=roles)
+    num_added = len(chat.messages) - len(messages)  # a system message in front
+    weights = [
+        float(place >= num_before + num_added) * weight for place, weight in enumerate(chat.weights)
+    ]
+    chat = Conversation(chat.messages, tuple(weights), chat.tools)
+    made = tokenize_chat(chat, tools.tokenizer)
+    if not made.counts[1:].any():
+        raise DataError("An answer has no text that would count.")
+    return made
+
+
+def _document(document: Document, made: tuple[ChatTokens, ...], **fields: Any) -> Document:
+    tokens = np.concatenate([one.tokens for one in made])
+    return attrs.evolve(document, text="", tokens=tokens, fields={SEQUENCES: made, **fields})
