@@ -570,6 +570,7 @@ def commands() -> Iterator[Command]:
         ("watch", "watch", "Runs while they train, in the terminal or in a browser"),
         ("rehearse", "rehearse", "Train with the faults of a plan, and report what happened"),
         ("generate", "generate", "Draw text from a trained run"),
+        ("serve", "serve", "Answer requests over HTTP, as OpenAI's API does"),
         ("eval", "evaluate", "The validation loss of a trained run"),
         ("convert", "convert", "Weights of published models to runs, and back"),
         ("data", "data", "Build a token store, or look at one"),

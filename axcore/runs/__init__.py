@@ -2,14 +2,15 @@
 
 from axcore.runs.base_model import BaseModel
 from axcore.runs.gguf import export_gguf
-from axcore.runs.hugging_face import export_run, import_run
-from axcore.runs.run import Run, load_run
+from axcore.runs.hugging_face import export_run, import_run, open_published
+from axcore.runs.run import RestoredModel, Run, load_run, no_text_reason
 from axcore.runs.run_facts import RunFacts, run_facts
 from axcore.runs.run_weights import FromRun, RunWeights
 
 __all__ = [
     "BaseModel",
     "FromRun",
+    "RestoredModel",
     "Run",
     "RunFacts",
     "RunWeights",
@@ -17,5 +18,7 @@ __all__ = [
     "export_run",
     "import_run",
     "load_run",
+    "no_text_reason",
+    "open_published",
     "run_facts",
 ]

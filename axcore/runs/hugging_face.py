@@ -72,6 +72,29 @@ def import_run(
             where=str(directory),
             hint="name a new directory",
         )
+    trainer, state = open_published(folder, dtype=dtype, base=base)
+    try:
+        _save(trainer, state, target, {"imported_from": str(Path(folder).absolute())})
+    except BaseException:
+        shutil.rmtree(target, ignore_errors=True)  # which was empty, or not there
+        raise
+    return Run(target)
+
+
+def open_published(
+    folder: Path | str, *, dtype: DType | None = None, base: Path | str | None = None
+) -> tuple[Trainer, Any]:
+    """Returns the trainer of a published model, and the model's state; nothing is written.
+
+    Args:
+        folder: Holds the published model, or adapters of one.
+        dtype: What parameters become; as they are stored by default.
+        base: The folder of the model that adapters correct; by default, what they name.
+
+    Raises:
+        ConfigError: `config.json` describes what axcore has no model of.
+        CheckpointError: A file or a tensor is not as it should be.
+    """
     source = _source(Path(folder).expanduser(), base)
     published = PublishedModel(source.path)
     kept = dtype or published.dtype
@@ -89,13 +112,7 @@ def import_run(
         cfg = _with_adapters(cfg, source, is_dtype_named=dtype is not None)
     trainer = Trainer(resolve(cfg, Hardware.detect()))
     plan = published.plan(trainer.config.model, adapters=source.adapters)
-    state = plan.read(trainer.compiler.abstract_state().model)
-    try:
-        _save(trainer, state, target, {"imported_from": str(Path(folder).absolute())})
-    except BaseException:
-        shutil.rmtree(target, ignore_errors=True)  # which was empty, or not there
-        raise
-    return Run(target)
+    return trainer, plan.read(trainer.compiler.abstract_state().model)
 
 
 def _source(folder: Path, base: Path | str | None) -> HuggingFace.Config:

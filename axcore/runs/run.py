@@ -19,7 +19,7 @@ ANY_DEVICES = {"fsdp": -1}
 """A mesh that fits however many devices there are; those of training may not be here."""
 
 
-class _Restored(NamedTuple):
+class RestoredModel(NamedTuple):
     """The state of a model, and the step that it was saved at."""
 
     state: Any
@@ -151,9 +151,17 @@ class Run:
         return metrics
 
     @cached_property
-    def _restored(self) -> _Restored:
-        checkpointer = Checkpointer.for_run(self.trainer.config.checkpoint, self.directory)
-        if checkpointer.latest() is None:
+    def checkpointer(self) -> Checkpointer:
+        """What reads the run's checkpoints, those of a training that still runs too."""
+        return Checkpointer.for_run(self.trainer.config.checkpoint, self.directory)
+
+    def restored(self, step: int | None = None) -> RestoredModel:
+        """Reads the state of the model at a step; at the newest where None.
+
+        Raises:
+            CheckpointError: The run has no checkpoint, or not that of the step.
+        """
+        if self.checkpointer.latest() is None:
             raise CheckpointError(
                 "the run has no checkpoint yet",
                 where=str(self.directory),
@@ -162,8 +170,12 @@ class Run:
         whole = self.trainer.compiler.abstract_state()
         averages = self.trainer.learner.evaluated_part(whole.opt_state)
         template = TrainState(None, whole.model, averages, None)  # type: ignore[arg-type]
-        restored = checkpointer.restore(template, step=self._step, partial=True)
-        return _Restored(self.trainer.step.evaluated_model(restored.state), restored.step)
+        found = self.checkpointer.restore(template, step=step, partial=True)
+        return RestoredModel(self.trainer.step.evaluated_model(found.state), found.step)
+
+    @cached_property
+    def _restored(self) -> RestoredModel:
+        return self.restored(self._step)
 
 
 def load_run(directory: Path | str, *, step: int | None = None, trust_code: bool = False) -> Run:

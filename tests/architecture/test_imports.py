@@ -38,6 +38,7 @@ LAYERS = (
     ("resilience",),
     ("experiments",),
     ("runs",),
+    ("serving",),
     ("testing",),
     ("cli",),
     ("__init__", "__main__"),

@@ -1,0 +1,134 @@
+"""`axcore serve`: answer requests over HTTP, as OpenAI's API does."""
+
+import importlib.util
+import json
+import logging
+import socket
+import time
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from axcore.cli import options
+from axcore.cli.target import check_present, use_target
+from axcore.errors import ConfigError
+from axcore.resilience.compile_cache import use_compile_cache
+
+if TYPE_CHECKING:
+    from axcore.serving import ApiKeys, OpenedModel, ServedModel, ServerConfig
+
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_NEEDED = ("starlette", "uvicorn", "prometheus_client")
+
+
+@click.command()
+@click.argument("model")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", default=8000, show_default=True, help="0 takes any that is free.")
+@click.option("--name", help="What requests call the model; by default, its directory's name.")
+@click.option("--step", type=int, help="Checkpoint to use; by default the newest, now and later.")
+@click.option(
+    "--api-key-file",
+    metavar="FILE",
+    help="Keys, one a line; others may be in AXCORE_API_KEYS. Without any, everybody may ask.",
+)
+@click.option(
+    "--allowed-host",
+    "hosts",
+    metavar="NAME",
+    multiple=True,
+    help="A name besides --host that requests may call this server. Repeatable.",
+)
+@click.option("--proxy", metavar="ADDRESS", help="A proxy that is believed who its clients are.")
+@options.overrides
+@options.target
+@options.trust_code
+def serve(
+    model: str, host: str, port: int, target: str | None, overrides: tuple[str, ...], **rest: Any
+) -> None:
+    """Serve MODEL, a run directory or the folder of a published model.
+
+    --set changes how, as engine.max_rows=32 or limits.max_requests=100; see docs/serving.md.
+    """
+    _check_installed()
+    use_compile_cache()
+    wanted = use_target(target)
+    from axcore.cli.loading_display import LoadingDisplay
+    from axcore.config import apply_overrides
+    from axcore.serving import ServerConfig, listen, open_model, read_api_keys, start_engine
+
+    cfg: ServerConfig = apply_overrides(ServerConfig(), overrides)
+    keys = read_api_keys(rest["api_key_file"])
+    with listen(host, port) as listener:
+        with LoadingDisplay() as display:
+            display.begin("loading", model)
+            check_present(wanted)
+            opened = open_model(model, step=rest["step"], trust_code=rest["trust_code"])
+            display.begin("compiling")
+            served = start_engine(opened, cfg, name=rest["name"], progress=display.advance)
+        with served.engine:
+            named = (*_LOOPBACK, host, *rest["hosts"])
+            hosts = named if host in _LOOPBACK or rest["hosts"] else ()
+            _announce(served, _url(listener), has_keys=bool(keys))
+            _answer(opened, served, cfg, listener=listener, keys=keys, hosts=hosts, **rest)
+    click.echo("ended", err=True)
+
+
+def _answer(
+    opened: "OpenedModel",
+    served: "ServedModel",
+    cfg: "ServerConfig",
+    *,
+    listener: socket.socket,
+    keys: "ApiKeys",
+    hosts: tuple[str, ...],
+    proxy: str | None,
+    **rest: Any,
+) -> None:
+    """Answers requests until the process is asked to end."""
+    from axcore.serving import HttpServer, WeightsWatch, serving_app
+
+    _log_to_stderr()
+    app = serving_app(served, keys=keys, hosts=hosts)
+    server = HttpServer(app, served, drain_s=cfg.drain_s, proxies=proxy)
+    run = opened.run
+    watch = nullcontext() if run is None else WeightsWatch(run, served, every_s=cfg.watch_s)
+    with watch:
+        server.run(sockets=[listener])
+
+
+def _announce(served: "ServedModel", url: str, *, has_keys: bool) -> None:
+    """Prints where the server is, and a command to try."""
+    step = "" if served.step is None else f", step {served.step}"
+    click.echo(f"{served.name}{step}: {url}   (a page to try it; Ctrl-C ends)")
+    body = json.dumps({"prompt": "def ", "max_tokens": 40})
+    key = ' -H "authorization: Bearer $KEY"' if has_keys else ""
+    sent = f"-H 'content-type: application/json'{key} -d '{body}'"
+    click.echo(f"curl {url}v1/completions {sent}")
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://[{shown}]:{port}/" if ":" in shown else f"http://{shown}:{port}/"
+
+
+def _log_to_stderr() -> None:
+    handler = logging.StreamHandler()
+    form = logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%dT%H:%M:%SZ")
+    form.converter = time.gmtime
+    handler.setFormatter(form)
+    for name, level in (("axcore.serving", logging.INFO), ("uvicorn", logging.WARNING)):
+        logger = logging.getLogger(name)
+        logger.handlers, logger.propagate = [handler], False
+        logger.setLevel(level)
+
+
+def _check_installed() -> None:
+    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(
+            f"serving needs {', '.join(missing)}, which is not installed",
+            hint='pip install "axcore[serve]"',
+        )

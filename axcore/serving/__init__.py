@@ -1,0 +1,29 @@
+"""Serving: a model behind HTTP, with the API that OpenAI's clients speak."""
+
+from axcore.serving.api_error import ApiError
+from axcore.serving.api_keys import NO_KEYS, ApiKeys, read_api_keys
+from axcore.serving.app import serving_app
+from axcore.serving.config import ServerConfig
+from axcore.serving.http_server import HttpServer, listen
+from axcore.serving.limits import Limits
+from axcore.serving.opening import OpenedModel, open_model
+from axcore.serving.served_model import ServedModel
+from axcore.serving.starting import start_engine
+from axcore.serving.weights_watch import WeightsWatch
+
+__all__ = [
+    "NO_KEYS",
+    "ApiError",
+    "ApiKeys",
+    "HttpServer",
+    "Limits",
+    "OpenedModel",
+    "ServedModel",
+    "ServerConfig",
+    "WeightsWatch",
+    "listen",
+    "open_model",
+    "read_api_keys",
+    "serving_app",
+    "start_engine",
+]

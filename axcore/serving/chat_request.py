@@ -1,0 +1,209 @@
+"""`ChatRequest`: the body of `/v1/chat/completions`."""
+
+import json
+from typing import Any
+
+import attrs
+
+from axcore.serving.api_error import invalid
+from axcore.serving.fields import Fields
+from axcore.serving.limits import Limits
+from axcore.serving.response_format import read_response_format
+from axcore.serving.settings import MAX_LOGPROBS, Settings, read_settings
+
+MAX_MESSAGES = 4096
+_ROLES = ("system", "developer", "user", "assistant", "tool")
+_UNSUPPORTED = {
+    "functions": "Use tools.",
+    "function_call": "Use tool_choice.",
+    "audio": "Answers are text.",
+    "prediction": "Leave it out.",
+    "web_search_options": "Bring what was found as a message.",
+    "reasoning_effort": "Templates read such settings from chat_template_kwargs.",
+    "verbosity": "Say in a message how long answers are to be.",
+}
+
+
+@attrs.frozen(kw_only=True)
+class ChatRequest:
+    """What answers a conversation.
+
+    Args:
+        model: Name of the model; None is the one that is served.
+        messages: The turns, as templates read them.
+        tools: Functions that the model may call; None where there are none.
+        template_values: What else the template reads.
+        max_tokens: Tokens of an answer at most; None is all that the model has room for.
+        num_logprobs: Likeliest tokens that are listed beside each one; None lists nothing.
+        grammar: What answers must follow.
+        settings: The rest.
+    """
+
+    model: str | None
+    messages: tuple[dict[str, Any], ...]
+    tools: list[Any] | None
+    template_values: dict[str, Any]
+    max_tokens: int | None
+    num_logprobs: int | None
+    grammar: Any
+    settings: Settings
+
+
+def read_chat(content: Any, limits: Limits) -> ChatRequest:
+    """Returns a request from its body.
+
+    Raises:
+        ApiError: A field is unknown, not supported, or has a value that cannot be used.
+    """
+    fields = Fields(content)
+    request = ChatRequest(
+        model=fields.text("model"),
+        messages=read_messages(fields),
+        tools=_tools(fields),
+        template_values=_template_values(fields),
+        max_tokens=_max_tokens(fields),
+        num_logprobs=_num_logprobs(fields),
+        grammar=read_response_format(fields),
+        settings=read_settings(fields, limits),
+    )
+    for name in ("user", "safety_identifier", "prompt_cache_key"):
+        fields.text(name)
+    for name, why in _UNSUPPORTED.items():
+        fields.refuse(name, why)
+    fields.refuse("modalities", "Answers are text.", harmless=(["text"],))
+    fields.refuse("store", "Nothing is kept.", harmless=(False,))
+    fields.refuse("metadata", "Nothing is kept.", harmless=({},))
+    fields.refuse("service_tier", "There is one.", harmless=("auto", "default"))
+    fields.finish()
+    return request
+
+
+def _max_tokens(fields: Fields) -> int | None:
+    limits = {"least": 1, "most": 2**31 - 1}
+    found = fields.integer("max_completion_tokens", **limits)
+    return fields.integer("max_tokens", **limits) if found is None else found
+
+
+def _num_logprobs(fields: Fields) -> int | None:
+    is_wanted = fields.boolean("logprobs")
+    number = fields.integer("top_logprobs", least=0, most=MAX_LOGPROBS)
+    if number is not None and not is_wanted:
+        raise invalid("top_logprobs needs logprobs: true", "top_logprobs")
+    return (number or 0) if is_wanted else None
+
+
+def _template_values(fields: Fields) -> dict[str, Any]:
+    found, path = fields.raw("chat_template_kwargs"), fields.path("chat_template_kwargs")
+    if found is None:
+        return {}
+    taken = {"messages", "tools", "add_generation_prompt", "tokenize"}
+    if not isinstance(found, dict) or taken & set(found):
+        names = ", ".join(sorted(taken))
+        raise invalid(f"{path} is no object of values, those of {names} left out", path)
+    return found
+
+
+def _tools(fields: Fields) -> list[Any] | None:
+    found = fields.items("tools", most=128) or []
+    for number, one in enumerate(found):
+        path = f"tools[{number}]"
+        tool = Fields(one, path)
+        if tool.choice("type", ["function"]) is None:
+            raise invalid(f"{path}.type is missing; expected 'function'", f"{path}.type")
+        function = tool.inner("function")
+        if function is None or not function.text("name"):
+            raise invalid(f"{path}.function.name is missing", f"{path}.function.name")
+        function.text("description")
+        function.inner("parameters")
+        function.boolean("strict")
+        function.finish()
+        tool.finish()
+    choice = fields.raw("tool_choice")
+    if choice not in (None, "none", "auto"):
+        why = "The model chooses: 'auto', or 'none'."
+        fields.refuse("tool_choice", why)
+    fields.refuse("parallel_tool_calls", "The model says how many it makes.", harmless=(True,))
+    return None if choice == "none" or not found else found
+
+
+def read_messages(fields: Fields) -> tuple[dict[str, Any], ...]:
+    """Returns the turns of a conversation, as templates read them.
+
+    Raises:
+        ApiError: There is none, or one is not as it should be.
+    """
+    found = fields.items("messages", most=MAX_MESSAGES)
+    if not found:
+        message = "messages is missing or empty; expected a list of turns"
+        raise invalid(message, "messages", code="missing_field")
+    return tuple(_message(one, f"messages[{number}]") for number, one in enumerate(found))
+
+
+def _message(content: Any, path: str) -> dict[str, Any]:
+    """Returns a turn as templates read it: its content is text."""
+    fields = Fields(content, path)
+    role = fields.choice("role", _ROLES)
+    if role is None:
+        raise invalid(f"{path}.role is missing", f"{path}.role", code="missing_field")
+    message: dict[str, Any] = {"role": "system" if role == "developer" else role}
+    text, calls = _content(fields), _tool_calls(fields)
+    if text is None and not calls:
+        where = f"{path}.content"
+        raise invalid(f"{where} is missing; expected a text", where, code="missing_field")
+    message["content"] = text or ""
+    if calls:
+        message["tool_calls"] = calls
+    for name in ("name", "tool_call_id", "reasoning_content"):
+        if (value := fields.text(name)) is not None:
+            message[name] = value
+    for name in ("refusal", "annotations", "audio", "function_call"):
+        fields.refuse(name, "Leave it out.", harmless=([],))
+    fields.finish()
+    return message
+
+
+def _content(fields: Fields) -> str | None:
+    found, path = fields.raw("content"), fields.path("content")
+    if not isinstance(found, list):
+        return fields.text("content")
+    texts = []
+    for number, part in enumerate(found):
+        inner = Fields(part, f"{path}[{number}]")
+        kind = inner.raw("type")
+        if kind != "text":
+            where = inner.path("type")
+            raise invalid(f"{where} is {kind!r:.40}; the model reads 'text' only", where)
+        texts.append(inner.text("text") or "")
+        inner.finish()
+    return "".join(texts)
+
+
+def _tool_calls(fields: Fields) -> list[dict[str, Any]]:
+    """Returns the calls of a turn; templates write their arguments as JSON, so they are read."""
+    calls = []
+    for number, one in enumerate(fields.items("tool_calls", most=128) or []):
+        call = Fields(one, f"{fields.path('tool_calls')}[{number}]")
+        function = call.inner("function")
+        name = None if function is None else function.text("name")
+        if function is None or not name:
+            where = call.path("function.name")
+            raise invalid(f"{where} is missing", where, code="missing_field")
+        arguments = _arguments(function.raw("arguments"), call.path("function.arguments"))
+        kept = {"type": "function", "function": {"name": name, "arguments": arguments}}
+        call.choice("type", ["function"])
+        identity = call.text("id")
+        call.raw("index")
+        function.finish()
+        call.finish()
+        calls.append({**kept, **({} if identity is None else {"id": identity})})
+    return calls
+
+
+def _arguments(found: Any, path: str) -> Any:
+    try:
+        arguments = json.loads(found) if isinstance(found, str) and found else found or {}
+    except (ValueError, RecursionError) as error:
+        raise invalid(f"{path} is no JSON: {error}", path) from error
+    if not isinstance(arguments, dict):
+        raise invalid(f"{path} is no JSON object", path)
+    return arguments

@@ -1,0 +1,173 @@
+"""`/v1/chat/completions`: answers to conversations."""
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import attrs
+
+from axcore.inference import DrawnToken, Piece, Request
+from axcore.serving.answering import Answers, RequestFigures
+from axcore.serving.chat_request import ChatRequest
+from axcore.serving.completions import usage
+from axcore.serving.served_model import ServedModel, seeds
+from axcore.serving.tool_calls import PlainText, ToolCall, ToolCallReader, tool_call_reader
+
+
+@attrs.define(kw_only=True)
+class ChatChoice:
+    """An answer as it grows.
+
+    Args:
+        reader: Finds calls of tools in it.
+        text: Its text so far.
+        calls: The calls so far.
+        tokens: Its tokens.
+        finish_reason: Why it ended; None before.
+        is_begun: Whether its role was sent.
+    """
+
+    reader: ToolCallReader
+    text: str = ""
+    calls: list[ToolCall] = attrs.field(factory=list)
+    tokens: list[DrawnToken] = attrs.field(factory=list)
+    finish_reason: str | None = None
+    is_begun: bool = False
+
+    def add(self, piece: Piece) -> list[str | ToolCall]:
+        """Appends a piece; returns the text and the calls that it completes."""
+        found = self.reader.read(piece.text)
+        if piece.finish_reason is not None:
+            found += self.reader.finish()
+        self.text += "".join(one for one in found if isinstance(one, str))
+        self.calls += [one for one in found if isinstance(one, ToolCall)]
+        self.tokens += piece.tokens
+        if piece.finish_reason is not None:
+            made_calls = self.calls and piece.finish_reason == "stop"
+            self.finish_reason = "tool_calls" if made_calls else piece.finish_reason
+        return found
+
+
+@attrs.define(kw_only=True)
+class ChatJob:
+    """A conversation that is answered.
+
+    Args:
+        served: The model.
+        request: What was asked.
+        id: What the response is called.
+        choices: Its answers.
+        answers: Where their tokens come from.
+    """
+
+    served: ServedModel
+    request: ChatRequest
+    id: str
+    choices: list[ChatChoice]
+    answers: Answers
+
+    async def response(self) -> dict[str, Any]:
+        """Returns the whole response."""
+        async for arrived in self.answers.pieces():
+            if arrived is not None:
+                self.choices[arrived[0]].add(arrived[1])
+        found = [self._whole(number, choice) for number, choice in enumerate(self.choices)]
+        head = self._head("chat.completion")
+        return {**head, "choices": found, "usage": usage(self.answers.figures)}
+
+    async def events(self) -> AsyncIterator[dict[str, Any] | None]:
+        """Yields the response in pieces."""
+        head = self._head("chat.completion.chunk")
+        async for arrived in self.answers.pieces():
+            if arrived is None:
+                yield None
+                continue
+            number, piece = arrived
+            for delta, logprobs, reason in self._deltas(self.choices[number], piece):
+                choice = {"index": number, "delta": delta, "finish_reason": reason}
+                yield {**head, "choices": [{**choice, "logprobs": logprobs}]}
+        if self.request.settings.includes_usage:
+            yield {**head, "choices": [], "usage": usage(self.answers.figures)}
+
+    def _deltas(
+        self, choice: ChatChoice, piece: Piece
+    ) -> list[tuple[dict[str, Any], dict[str, Any] | None, str | None]]:
+        """Returns what a piece adds to a choice, as several changes."""
+        num_calls = len(choice.calls)
+        found: list[tuple[dict[str, Any], dict[str, Any] | None, str | None]] = []
+        for one in choice.add(piece):
+            if isinstance(one, str):
+                found.append(({"content": one}, None, None))
+            else:
+                found.append(({"tool_calls": [one.as_json(num_calls)]}, None, None))
+                num_calls += 1
+        if not choice.is_begun:
+            found.insert(0, ({"role": "assistant", "content": ""}, None, None))
+            choice.is_begun = True
+        logprobs = self._logprobs(piece.tokens) if piece.tokens else None
+        if logprobs is not None:
+            delta = found.pop()[0] if found else {}
+            found.append((delta, logprobs, None))
+        if choice.finish_reason is not None:
+            found.append(({}, None, choice.finish_reason))
+        return found
+
+    def _whole(self, number: int, choice: ChatChoice) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "refusal": None}
+        message["content"] = None if choice.calls and not choice.text.strip() else choice.text
+        if choice.calls:
+            calls = [call.as_json(index) for index, call in enumerate(choice.calls)]
+            message["tool_calls"] = [
+                {name: value for name, value in call.items() if name != "index"} for call in calls
+            ]
+        return {
+            "index": number,
+            "message": message,
+            "logprobs": self._logprobs(choice.tokens),
+            "finish_reason": choice.finish_reason,
+        }
+
+    def _logprobs(self, tokens: Sequence[DrawnToken]) -> dict[str, Any] | None:
+        if self.request.num_logprobs is None:
+            return None
+        return self.served.texts.as_chat(tokens)
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        name = self.request.model or self.served.name
+        return {"id": self.id, "object": kind, "created": self.served.created, "model": name}
+
+
+async def begin_chat(
+    served: ServedModel, request: ChatRequest, identity: str, figures: RequestFigures
+) -> ChatJob:
+    """Returns a conversation whose answers are being drawn.
+
+    Raises:
+        ApiError: It cannot be answered, or not now.
+    """
+    adapter, settings = served.adapter(request.model), request.settings
+    tokens = await served.chat_tokens(request.messages, request.tools, **request.template_values)
+    figures.num_prompt_tokens = len(tokens)
+    requests = [
+        Request(
+            prompt=tokens,
+            max_tokens=served.answer_size(tokens, request.max_tokens),
+            sampling=settings.sampling,
+            seed=seed,
+            stop=settings.stop,
+            num_logprobs=request.num_logprobs,
+            priority=settings.priority,
+            adapter=adapter,
+            grammar=request.grammar,
+            ignores_end=settings.ignores_end,
+        )
+        for seed in seeds(settings, settings.num_choices)
+    ]
+    template = served.chat_template
+    readers = [tool_call_reader(template) if request.tools else PlainText() for _ in requests]
+    return ChatJob(
+        served=served,
+        request=request,
+        id=identity,
+        choices=[ChatChoice(reader=reader) for reader in readers],
+        answers=served.submit(requests, figures),
+    )

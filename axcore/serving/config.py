@@ -1,0 +1,22 @@
+"""`ServerConfig`: how a model is served."""
+
+from axcore.config import NonNegativeFloat, PositiveFloat, config
+from axcore.inference import EngineConfig
+from axcore.serving.limits import Limits
+
+
+@config
+class ServerConfig:
+    """Describes a server; `axcore serve --set PATH=VALUE` changes it.
+
+    Attributes:
+        engine: How many answers are drawn at once, and in which pieces.
+        limits: What requests may ask.
+        drain_s: Seconds that requests have to finish when the server is asked to end.
+        watch_s: Seconds between looks for newer checkpoints of a run.
+    """
+
+    engine: EngineConfig = EngineConfig()
+    limits: Limits = Limits()
+    drain_s: NonNegativeFloat = 60.0
+    watch_s: PositiveFloat = 10.0

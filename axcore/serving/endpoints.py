@@ -1,0 +1,178 @@
+"""`Endpoints`: what a server answers at each path."""
+
+from typing import Any
+
+import attrs
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response
+
+from axcore.serving.answering import unless_abandoned
+from axcore.serving.api_error import ApiError, invalid
+from axcore.serving.body import read_json
+from axcore.serving.chat_request import read_chat, read_messages
+from axcore.serving.chats import ChatJob, begin_chat
+from axcore.serving.completion_request import read_completion, read_prompt
+from axcore.serving.completions import CompletionJob, begin_completion
+from axcore.serving.event_stream import EventStream
+from axcore.serving.fields import Fields
+from axcore.serving.gate import ABANDONED
+from axcore.serving.metrics import ServerMetrics
+from axcore.serving.served_model import ServedModel, draining
+
+_METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class Endpoints:
+    """Answers requests by a model.
+
+    Args:
+        served: The model.
+        metrics: What `/metrics` shows.
+    """
+
+    def __init__(self, served: ServedModel, metrics: ServerMetrics) -> None:
+        self.served, self.metrics = served, metrics
+
+    async def completions(self, request: HttpRequest) -> Response:
+        """Continues texts."""
+        content = await read_json(request, self.served.limits)
+        asked = read_completion(content, self.served.limits)
+        identity = f"cmpl-{request.state.request_id}"
+        with self._room() as room:
+            job = await begin_completion(self.served, asked, identity, request.state.figures)
+            return await room.answer(request, job, is_streamed=asked.settings.is_streamed)
+
+    async def chat_completions(self, request: HttpRequest) -> Response:
+        """Answers a conversation."""
+        content = await read_json(request, self.served.limits)
+        asked = read_chat(content, self.served.limits)
+        identity = f"chatcmpl-{request.state.request_id}"
+        with self._room() as room:
+            job = await begin_chat(self.served, asked, identity, request.state.figures)
+            return await room.answer(request, job, is_streamed=asked.settings.is_streamed)
+
+    async def tokenize(self, request: HttpRequest) -> Response:
+        """Returns the tokens of a text, or of a conversation."""
+        fields = Fields(await read_json(request, self.served.limits))
+        self.served.adapter(fields.text("model"))
+        if fields.raw("messages") is not None:
+            found = await self.served.chat_tokens(read_messages(fields), None)
+        else:
+            text = read_prompt(fields)
+            begins = fields.boolean("add_special_tokens", default=True)
+            encode = self.served.tokenizer.encode_prompt if begins else self.served.tokenizer.encode
+            found = await self.served.run(encode, text, size=len(text))
+        fields.finish()
+        tokens = [int(token) for token in found]
+        length = self.served.max_length
+        return JSONResponse({"tokens": tokens, "count": len(tokens), "max_model_len": length})
+
+    async def detokenize(self, request: HttpRequest) -> Response:
+        """Returns the text of tokens."""
+        fields = Fields(await read_json(request, self.served.limits))
+        self.served.adapter(fields.text("model"))
+        tokens = fields.items("tokens", most=1 << 20)
+        size = self.served.tokenizer.vocab_size
+        is_number = [type(token) is int and 0 <= token < size for token in tokens or ()]
+        if tokens is None or not all(is_number):
+            raise invalid(f"tokens is no list of numbers from 0 to {size - 1}", "tokens")
+        fields.finish()
+        return JSONResponse({"prompt": self.served.decode(tokens)})
+
+    async def models(self, request: HttpRequest) -> Response:
+        """Lists the model and its adapters."""
+        names = (self.served.name, *self.served.adapters)
+        return JSONResponse({"object": "list", "data": [self._model(name) for name in names]})
+
+    async def model(self, request: HttpRequest) -> Response:
+        """Describes one model."""
+        name = request.path_params["name"]
+        self.served.adapter(name)
+        return JSONResponse(self._model(name))
+
+    async def health(self, request: HttpRequest) -> Response:
+        """Says that the process answers."""
+        return JSONResponse({"status": "ok"})
+
+    async def ready(self, request: HttpRequest) -> Response:
+        """Says whether requests are taken."""
+        if self.served.is_draining:
+            raise draining(self.served.limits.retry_after_s)
+        return JSONResponse({"status": "ready", "model": self.served.name})
+
+    async def prometheus(self, request: HttpRequest) -> Response:
+        """Returns the figures of the server and its engine."""
+        return Response(self.metrics.text(), headers={"content-type": _METRICS_TYPE})
+
+    async def stats(self, request: HttpRequest) -> Response:
+        """Returns what the page shows: the engine's figures, and the model's."""
+        served = self.served
+        return JSONResponse(
+            {
+                "model": served.name,
+                "step": served.step,
+                "max_length": served.max_length,
+                "has_chat": served.has_chat,
+                **attrs.asdict(served.engine.stats()),
+            }
+        )
+
+    def _model(self, name: str) -> dict[str, Any]:
+        return {
+            "id": name,
+            "object": "model",
+            "created": self.served.created,
+            "owned_by": "axcore",
+            "root": self.served.name,
+            "max_model_len": self.served.max_length,
+            "step": self.served.step,
+        }
+
+    def _room(self) -> "_Room":
+        """Returns the place of one more request.
+
+        Raises:
+            ApiError: The server ends, or answers as many as it may.
+        """
+        wait, most = self.served.limits.retry_after_s, self.served.limits.max_requests
+        if self.served.is_draining:
+            raise draining(wait)
+        if self.served.num_answering >= most:
+            message = f"The server answers {most} requests, as many as it may."
+            raise ApiError(429, message, code="too_many_requests", retry_after_s=wait)
+        return _Room(self)
+
+
+class _Room:
+    """The place of a request among those that are answered, left when its answer was sent."""
+
+    def __init__(self, endpoints: Endpoints) -> None:
+        self._endpoints, self._is_kept = endpoints, False
+
+    def __enter__(self) -> "_Room":
+        self._endpoints.served.num_answering += 1
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        if not self._is_kept:
+            self.leave()
+
+    def leave(self) -> None:
+        """Gives the place to another request."""
+        self._endpoints.served.num_answering -= 1
+
+    async def answer(
+        self, request: HttpRequest, job: CompletionJob | ChatJob, *, is_streamed: bool
+    ) -> Response:
+        """Returns the response of a request; that of a stream keeps the place until its end."""
+        if is_streamed:
+            self._is_kept = True
+            return EventStream(job.events(), job.answers, on_end=self.leave)
+        try:
+            found = await unless_abandoned(request, job.response)
+        finally:
+            job.answers.cancel()
+        if found is None:
+            request.state.figures.is_abandoned = True
+            return Response(status_code=ABANDONED)
+        return JSONResponse(found)

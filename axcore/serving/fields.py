@@ -1,0 +1,167 @@
+"""`Fields`: a JSON object of a request, read field by field and checked.
+
+A field that is null is one that was left out. Each method names the field that it reads, so those
+that nobody asked for are known at the end, and are an error: a misspelt setting is never ignored.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from axcore.config.suggest import name_the_known
+from axcore.serving.api_error import ApiError, invalid
+
+
+class Fields:
+    """Reads a JSON object.
+
+    Args:
+        content: What was sent.
+        where: Path of the object in the request, empty for its root.
+
+    Raises:
+        ApiError: It is no object.
+    """
+
+    def __init__(self, content: Any, where: str = "") -> None:
+        if not isinstance(content, Mapping):
+            what = where or "the body"
+            raise invalid(f"{what} is {_kind(content)}; expected an object", where or None)
+        self._content, self._where, self._known = content, where, set[str]()
+
+    def path(self, name: str) -> str:
+        """Returns the path of a field, as errors name it."""
+        return f"{self._where}.{name}" if self._where else name
+
+    def raw(self, name: str) -> Any:
+        """Returns a value as it was sent; None where it was left out."""
+        self._known.add(name)
+        return self._content.get(name)
+
+    def text(self, name: str) -> str | None:
+        """Returns a text."""
+        value = self.raw(name)
+        if value is None:
+            return None
+        if not isinstance(value, str):
+            raise self._wrong(name, value, "a string")
+        return checked_text(value, self.path(name))
+
+    def boolean(self, name: str, default: bool = False) -> bool:
+        """Returns true or false."""
+        value = self.raw(name)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise self._wrong(name, value, "true or false")
+        return value
+
+    def integer(self, name: str, *, least: int, most: int) -> int | None:
+        """Returns a whole number between two, both included."""
+        value = self.raw(name)
+        if value is None:
+            return None
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise self._wrong(name, value, "a whole number")
+        return int(self._in_range(name, value, least, most))
+
+    def number(self, name: str, *, least: float, most: float, default: float) -> float:
+        """Returns a number between two, both included."""
+        value = self.raw(name)
+        if value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self._wrong(name, value, "a number")
+        return float(self._in_range(name, value, least, most))
+
+    def choice(self, name: str, known: Sequence[str]) -> str | None:
+        """Returns one of several texts."""
+        value = self.text(name)
+        if value is not None and value not in known:
+            expected = " or ".join(repr(one) for one in known)
+            raise invalid(f"{self.path(name)} is {value!r}; expected {expected}", self.path(name))
+        return value
+
+    def items(self, name: str, *, most: int) -> list[Any] | None:
+        """Returns a list of anything."""
+        value = self.raw(name)
+        if value is None:
+            return None
+        if not isinstance(value, list):
+            raise self._wrong(name, value, "a list")
+        if len(value) > most:
+            message = f"{self.path(name)} has {len(value)} items; at most {most} are accepted"
+            raise invalid(message, self.path(name))
+        return value
+
+    def inner(self, name: str) -> "Fields | None":
+        """Returns an object within this one."""
+        value = self.raw(name)
+        return None if value is None else Fields(value, self.path(name))
+
+    def refuse(self, name: str, why: str, *, harmless: Sequence[Any] = ()) -> None:
+        """Raises where a field is used that is known and not supported.
+
+        Args:
+            name: The field.
+            why: What is said; a sentence.
+            harmless: Values that ask for nothing.
+        """
+        value = self.raw(name)
+        if value is None or any(value is one or value == one for one in harmless):
+            return
+        path = self.path(name)
+        raise invalid(f"{path} is not supported. {why}", path, code="unsupported_field")
+
+    def finish(self) -> None:
+        """Raises where a field was sent that nothing has read."""
+        for name in self._content:
+            if name not in self._known:
+                path = self.path(str(name)[:64])
+                hint = name_the_known(str(name), self._known, most=40)
+                message = f"There is no field {path!r}; {hint}"
+                raise invalid(message, path, code="unknown_field")
+
+    def _in_range(self, name: str, value: float, least: float, most: float) -> float:
+        if not least <= value <= most:
+            path, shown = self.path(name), f"{value!r:.40}"
+            message = f"{path} is {shown}; expected a number from {least} to {most}"
+            raise invalid(message, path)
+        return value
+
+    def _wrong(self, name: str, value: Any, expected: str) -> ApiError:
+        path = self.path(name)
+        return invalid(f"{path} is {_kind(value)}; expected {expected}", path, code="invalid_type")
+
+
+def checked_text(text: str, where: str) -> str:
+    """Returns a text that can be written as UTF-8.
+
+    Raises:
+        ApiError: It holds half of a surrogate pair, which JSON can write and no text has.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        place = f"at character {error.start}"
+        message = f"{where} is no Unicode text: there is half of a surrogate pair {place}"
+        raise invalid(message, where) from error
+    return text
+
+
+def finite_number(value: Any, where: str, *, least: float, most: float) -> float:
+    """Returns a number that was sent as a value of a mapping."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value) or not least <= value <= most:
+        message = f"{where} is {value!r:.40}; expected a number from {least} to {most}"
+        raise invalid(message, where)
+    return float(value)
+
+
+def _kind(value: Any) -> str:
+    names = {dict: "an object", list: "a list", str: "a string", type(None): "null"}
+    if type(value) in names:
+        return names[type(value)]
+    return str(value).lower() if isinstance(value, bool) else f"{value!r:.40}"

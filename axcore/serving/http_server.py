@@ -1,0 +1,104 @@
+"""`HttpServer`: listens, answers, and drains before it ends."""
+
+import errno
+import logging
+import socket
+import time
+from types import FrameType
+
+import uvicorn
+from starlette.applications import Starlette
+
+from axcore.errors import ConfigError
+from axcore.serving.served_model import ServedModel
+
+LOGGER = logging.getLogger("axcore.serving")
+_CLOSING_S = 2
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Returns a socket that listens; connections wait until the server answers them.
+
+    Args:
+        host: A name or an address of this machine.
+        port: 0 takes any that is free.
+
+    Raises:
+        ConfigError: The port is taken or not allowed, or the host is not this machine.
+    """
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.create_server(address[:2], family=family, backlog=2048)
+    except OSError as error:
+        raise _refusal(host, port, error) from error
+    return listener
+
+
+def _refusal(host: str, port: int, error: OSError) -> ConfigError:
+    if error.errno == errno.EADDRINUSE:
+        what, hint = f"port {port} of {host} is taken", "--port 0 takes any that is free"
+    elif error.errno == errno.EACCES:
+        what, hint = f"this user may not listen on port {port}", "take one from 1024 on"
+    elif isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+        what, hint = f"{host!r} is no address of this machine", "--host 127.0.0.1 always is"
+    else:
+        what, hint = f"cannot listen on port {port} of {host}: {error}", None
+    return ConfigError(what, where="--host, --port", hint=hint)
+
+
+class HttpServer(uvicorn.Server):
+    """A server that takes no new requests once it is asked to end, and finishes those it has.
+
+    SIGTERM and Ctrl-C drain it; a second one, or the end of `drain_s`, ends it at once.
+
+    Args:
+        app: What answers.
+        served: The model, which refuses requests while the server drains.
+        drain_s: Seconds that requests have to finish.
+        proxies: Addresses whose word on the client's address is taken, with commas between.
+    """
+
+    def __init__(
+        self, app: Starlette, served: ServedModel, *, drain_s: float, proxies: str | None = None
+    ) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                proxy_headers=proxies is not None,
+                forwarded_allow_ips=proxies,
+                timeout_keep_alive=30,
+                timeout_graceful_shutdown=_CLOSING_S,
+                lifespan="off",
+            )
+        )
+        self._served, self._drain_s = served, drain_s
+        self._ends_at: float | None = None
+        self._has_said = False
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Drains at the first signal, and ends at the second."""
+        if self._ends_at is None:
+            self.drain()
+        else:
+            self.should_exit = self.force_exit = True
+
+    def drain(self) -> None:
+        """Refuses new requests from here on, and ends when those there are were answered."""
+        self._served.is_draining = True
+        self._ends_at = time.monotonic() + self._drain_s
+
+    async def on_tick(self, counter: int) -> bool:
+        """Returns whether the server ends; called ten times a second."""
+        if self._ends_at is not None:
+            num_left = self._served.num_answering
+            if not self._has_said:
+                LOGGER.info("draining: %s requests are being answered", num_left)
+                self._has_said = True
+            if num_left == 0 or time.monotonic() > self._ends_at:
+                if num_left:
+                    LOGGER.warning("%s requests did not finish in time and are cut off", num_left)
+                self.should_exit = True
+        return await super().on_tick(counter)

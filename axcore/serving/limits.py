@@ -1,0 +1,26 @@
+"""`Limits`: what one request, and all of them together, may ask of a server."""
+
+from axcore.config import PositiveFloat, PositiveInt, config
+
+
+@config
+class Limits:
+    """What a server accepts.
+
+    Attributes:
+        max_body_bytes: Of the body of a request; 413 beyond.
+        max_prompt_tokens: Of one prompt; None leaves the model's length as the only limit.
+        max_tokens: Of one answer; None leaves the model's length as the only limit.
+        max_answers: Answers that one request asks for: its prompts times its `n`.
+        max_requests: Requests that are answered or wait at a time; 429 beyond.
+        body_timeout_s: Seconds that a body may take to arrive; 408 after.
+        retry_after_s: What 429 and 503 say in `Retry-After`.
+    """
+
+    max_body_bytes: PositiveInt = 4 << 20
+    max_prompt_tokens: PositiveInt | None = None
+    max_tokens: PositiveInt | None = None
+    max_answers: PositiveInt = 64
+    max_requests: PositiveInt = 256
+    body_timeout_s: PositiveFloat = 30.0
+    retry_after_s: PositiveInt = 1

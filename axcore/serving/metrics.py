@@ -1,0 +1,89 @@
+"""`ServerMetrics`: what `/metrics` says to Prometheus."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from axcore.serving.answering import RequestFigures
+from axcore.serving.served_model import ServedModel
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+
+
+class EngineCollector(Collector):
+    """Reads the figures of a model's engine each time that somebody asks."""
+
+    def __init__(self, served: ServedModel) -> None:
+        self._served = served
+
+    def collect(self) -> Iterator[Metric]:
+        """Yields each figure."""
+        stats = self._served.engine.stats()
+        for name, text, value in (
+            ("requests_waiting", "Requests that wait for a slot", stats.num_waiting),
+            ("requests_running", "Requests whose answers are drawn", stats.num_running),
+            ("slots", "Answers that can be drawn at once", stats.num_slots),
+            ("cache_pages", "Pages of the cache", stats.pages_total),
+            ("cache_pages_used", "Pages that requests hold", stats.pages_used),
+            ("checkpoint_step", "Step of the weights that answer", self._served.step or 0),
+        ):
+            yield GaugeMetricFamily(f"axcore_{name}", text, value=value)
+        for name, text, value in (
+            (
+                "prefix_hit_tokens",
+                "Tokens of prompts that another request had computed",
+                stats.num_cached_prompt_tokens,
+            ),
+            ("preemptions", "Answers that made room for others", stats.num_preemptions),
+            ("drawn_tokens", "Tokens drawn by the engine", stats.num_drawn),
+            ("steps", "Steps of the engine", stats.num_steps),
+            ("compilations", "Programs compiled after the start", stats.compilations_after_warm_up),
+        ):
+            yield CounterMetricFamily(f"axcore_{name}", text, value=value)
+
+
+class ServerMetrics:
+    """Counts and times requests.
+
+    Args:
+        served: Whose figures are shown beside them.
+    """
+
+    def __init__(self, served: ServedModel) -> None:
+        self.registry = CollectorRegistry()
+        self.registry.register(EngineCollector(served))
+        kept: Any = {"registry": self.registry, "namespace": "axcore"}
+        self.requests = Counter("requests", "Requests", ["path", "status"], **kept)
+        self.prompt_tokens = Counter("prompt_tokens", "Tokens of prompts", **kept)
+        self.answer_tokens = Counter("answer_tokens", "Tokens of answers", **kept)
+        self.abandoned = Counter("abandoned", "Requests whose client went away", **kept)
+        self.in_flight = Gauge("requests_in_flight", "Requests being answered", **kept)
+        timed: Any = {**kept, "buckets": _SECONDS}
+        self.first_token = Histogram(
+            "time_to_first_token_seconds", "From a request to its first token", **timed
+        )
+        self.token_time = Histogram(
+            "time_per_token_seconds", "Between tokens of a request, on average", **timed
+        )
+        self.duration = Histogram("request_seconds", "From a request to its end", **timed)
+
+    def add(self, path: str, status: int, figures: RequestFigures, seconds: float) -> None:
+        """Counts a request that ended."""
+        self.requests.labels(path, str(status)).inc()
+        self.prompt_tokens.inc(figures.num_prompt_tokens)
+        self.answer_tokens.inc(figures.num_tokens)
+        self.abandoned.inc(int(figures.is_abandoned))
+        if figures.first_token_s is None or figures.last_token_s is None:
+            return
+        self.duration.observe(seconds)
+        self.first_token.observe(figures.first_token_s)
+        if figures.num_tokens > 1:
+            between = figures.last_token_s - figures.first_token_s
+            self.token_time.observe(between / (figures.num_tokens - 1))
+
+    def text(self) -> bytes:
+        """Returns everything in Prometheus's text format."""
+        return generate_latest(self.registry)

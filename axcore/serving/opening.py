@@ -1,0 +1,98 @@
+"""`open_model`: what `axcore serve` is given, a run or a published model, ready for an engine."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from axcore.data import Tokenizer
+from axcore.errors import CheckpointError, ConfigError
+from axcore.runs import Run, load_run, no_text_reason, open_published
+
+_ADAPTERS = "adapter_config.json"
+
+
+@attrs.frozen(kw_only=True)
+class OpenedModel:
+    """A model, its state and its tokenizer.
+
+    Args:
+        name: Of its directory.
+        trainer: What holds the model and its data.
+        state: Of the model.
+        step: The checkpoint that the state is from; None of a published model.
+        run: Where newer checkpoints may appear; None of a published model.
+    """
+
+    name: str
+    trainer: Any
+    state: Any
+    step: int | None = None
+    run: Run | None = None
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """What the model was trained with."""
+        found: Tokenizer = self.trainer.data.tokenizer
+        return found
+
+    @property
+    def length(self) -> int:
+        """Tokens of the longest text that the model was trained with."""
+        return int(self.trainer.config.data.seq_len)
+
+
+def open_model(
+    directory: Path | str, *, step: int | None = None, trust_code: bool = False
+) -> OpenedModel:
+    """Returns the model of a run directory, or of a folder of a published model.
+
+    Args:
+        directory: Either of them.
+        step: The checkpoint of a run to use; by default the newest.
+        trust_code: Whether code that came with a run is run to open it.
+
+    Raises:
+        CheckpointError: It is neither, or has no checkpoint.
+        ConfigError: The model writes no text, or a published one was asked for a step.
+    """
+    path = Path(directory).expanduser()
+    if not path.is_dir():
+        raise CheckpointError(
+            "there is no such directory",
+            where=str(directory),
+            hint="name a run, such as runs/tiny, or the folder of a published model",
+        )
+    name = path.resolve().name
+    if _is_published(path):
+        if step is not None:
+            raise ConfigError("a published model has no steps", where="--step")
+        trainer, state = open_published(path)
+        _check(trainer)
+        return OpenedModel(name=name, trainer=trainer, state=state)
+    run = load_run(path, step=step, trust_code=trust_code)
+    _check(run.trainer)
+    follows = run if step is None else None
+    return OpenedModel(name=name, trainer=run.trainer, state=run.state, step=run.step, run=follows)
+
+
+def _check(trainer: Any) -> None:
+    reason = no_text_reason(trainer)
+    if reason is not None:
+        raise ConfigError(
+            f"the model cannot be served: {reason}",
+            where="model",
+            hint="models of text have it, such as that of: axcore train tiny",
+        )
+
+
+def _is_published(path: Path) -> bool:
+    """Whether a folder's config is that of transformers, not of a run."""
+    if (path / _ADAPTERS).is_file():
+        return True
+    try:
+        found = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False  # opening it as a run says what is wrong
+    return isinstance(found, dict) and ("model_type" in found or "architectures" in found)

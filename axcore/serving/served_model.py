@@ -1,0 +1,205 @@
+"""`ServedModel`: the engine, its tokenizer and its names, as requests use them."""
+
+import hashlib
+import secrets
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import anyio.to_thread
+import attrs
+
+from axcore.data import Tokenizer
+from axcore.errors import AxcoreError
+from axcore.inference import Answer, Draining, Engine, EngineError, QueueFull, Request, RequestError
+from axcore.serving.answering import Answers, RequestFigures
+from axcore.serving.api_error import ApiError, from_error, invalid
+from axcore.serving.fields import checked_text
+from axcore.serving.limits import Limits
+from axcore.serving.settings import Settings
+from axcore.serving.token_texts import TokenTexts
+
+_LONG_TEXT = 20_000
+"""Letters from which on a text is read in a thread, so that other requests do not wait for it."""
+
+
+@attrs.define(kw_only=True)
+class ServedModel:
+    """A model that answers requests.
+
+    Attributes:
+        name: What requests call it.
+        engine: What draws tokens.
+        tokenizer: What it was trained with.
+        max_length: Tokens of a prompt and its answer together at most.
+        limits: What one request may ask.
+        adapters: Names of what corrects the model for requests that name it.
+        step: The checkpoint that answers come from; None where it has none.
+        created: When the server began, in seconds of Unix time.
+        is_draining: Whether requests are refused because the server ends.
+        num_answering: Requests that are being answered.
+    """
+
+    name: str
+    engine: Engine
+    tokenizer: Tokenizer
+    max_length: int
+    limits: Limits = Limits()  # noqa: RUF009 - a frozen value
+    adapters: tuple[str, ...] = ()
+    step: int | None = None
+    created: int = attrs.field(factory=lambda: int(time.time()))
+    is_draining: bool = False
+    num_answering: int = 0
+    texts: TokenTexts = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.texts = TokenTexts(self.tokenizer)
+
+    @property
+    def has_chat(self) -> bool:
+        """Whether its tokenizer has a chat template."""
+        return self.chat_template is not None
+
+    @property
+    def chat_template(self) -> str | None:
+        """The source of its chat template, if there is one."""
+        found: str | None = getattr(self.tokenizer, "chat_template_source", None)
+        return found
+
+    def adapter(self, name: str | None) -> str | None:
+        """Returns the adapter that a request names as its model; None for the model itself.
+
+        Raises:
+            ApiError: Neither is called so.
+        """
+        if name is None or name == self.name:
+            return None
+        if name not in self.adapters:
+            known = ", ".join(repr(one) for one in (self.name, *self.adapters))
+            message = f"There is no model {name!r:.80}; this server has {known}."
+            raise ApiError(404, message, param="model", code="model_not_found")
+        return name
+
+    async def prompt_tokens(self, prompt: str | Sequence[int], param: str) -> tuple[int, ...]:
+        """Returns the tokens of a prompt, those that begin a text before it.
+
+        Raises:
+            ApiError: It has none, too many, or one that is not in the vocabulary.
+        """
+        if isinstance(prompt, str):
+            tokens = await self.run(self.tokenizer.encode_prompt, prompt, size=len(prompt))
+        else:
+            tokens = prompt
+        return self.checked(tuple(int(token) for token in tokens), param)
+
+    async def chat_tokens(
+        self, messages: Sequence[dict[str, Any]], tools: list[Any] | None, **values: Any
+    ) -> tuple[int, ...]:
+        """Returns the tokens of a conversation, up to where the model answers.
+
+        Raises:
+            ApiError: There is no chat template, or it refuses the conversation.
+        """
+        if not self.has_chat:
+            message = f"{self.name} has no chat template; use /v1/completions."
+            raise invalid(message, "messages", code="no_chat_template")
+        size = sum(len(message["content"]) for message in messages)
+
+        def encode(turns: Sequence[dict[str, Any]]) -> Any:
+            return self.tokenizer.encode_chat(turns, tools=tools, **values)
+
+        try:
+            tokens = await self.run(encode, messages, size=size)
+        except AxcoreError as error:
+            raise from_error(error, "messages") from error
+        return self.checked(tuple(int(token) for token in tokens), "messages")
+
+    def checked(self, tokens: tuple[int, ...], param: str) -> tuple[int, ...]:
+        """Returns the tokens of a prompt, if they are of the vocabulary and not too many."""
+        if not tokens:
+            message = f"{param} has no token; expected a text of at least one"
+            raise invalid(message, param)
+        most = min(self.max_length - 1, self.limits.max_prompt_tokens or self.max_length)
+        if len(tokens) > most:
+            message = f"{param} has {len(tokens)} tokens; at most {most} are accepted"
+            raise invalid(message, param, code="context_length_exceeded")
+        if max(tokens) >= self.tokenizer.vocab_size:
+            size = self.tokenizer.vocab_size
+            raise invalid(f"{param} has token {max(tokens)}; the vocabulary has {size}", param)
+        return tokens
+
+    def answer_size(self, prompt: Sequence[int], max_tokens: int | None) -> int:
+        """Returns the tokens that an answer may have; None asks for all that there is room for.
+
+        Raises:
+            ApiError: There is not so much room.
+        """
+        room = self.max_length - len(prompt)
+        most = min(room, self.limits.max_tokens or room)
+        if max_tokens is None:
+            return most
+        if max_tokens > most:
+            raise invalid(
+                f"max_tokens is {max_tokens}; after {len(prompt)} tokens at most {most} are "
+                f"accepted, as the model reads {self.max_length} tokens in all",
+                "max_tokens",
+                code="context_length_exceeded",
+            )
+        return max_tokens
+
+    def submit(self, requests: Sequence[Request], figures: RequestFigures) -> Answers:
+        """Returns the answers to requests, all of them or none.
+
+        Raises:
+            ApiError: A request cannot be answered, or not now.
+        """
+        answers: list[Answer] = []
+        try:
+            for request in requests:
+                answers.append(self.engine.submit(request))
+        except (RequestError, EngineError) as error:
+            Answers(answers, figures).cancel()
+            raise self._refused(error) from error
+        return Answers(answers, figures)
+
+    async def run(self, function: Any, text: Any, *, size: int) -> Any:
+        """Returns what a function makes of a text, in a thread where that takes long."""
+        if size < _LONG_TEXT:
+            return function(text)
+        return await anyio.to_thread.run_sync(function, text)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Returns the text of tokens, as UTF-8 can write it."""
+        return checked_text(self.tokenizer.decode(tokens), "tokens")
+
+    def _refused(self, error: AxcoreError) -> ApiError:
+        wait = self.limits.retry_after_s
+        if isinstance(error, RequestError):
+            return from_error(error, error.where)
+        if isinstance(error, QueueFull):
+            return ApiError(429, f"{error.what}.", code="queue_full", retry_after_s=wait)
+        if isinstance(error, Draining):
+            return draining(wait)
+        return ApiError(500, f"The engine cannot answer: {error.what}.", code="engine_error")
+
+
+def draining(retry_after_s: int) -> ApiError:
+    """Returns the error of requests that come while the server ends."""
+    message = "The server is about to end, and takes no new requests."
+    return ApiError(503, message, code="draining", retry_after_s=retry_after_s)
+
+
+def seeds(settings: Settings, number: int) -> list[int]:
+    """Returns the seeds of so many answers to one prompt.
+
+    The first is the request's own, so that it is answered as if it were alone; the others follow
+    from it.
+    """
+    first = secrets.randbits(31) if settings.seed is None else settings.seed
+    return [_seed(first if index == 0 else f"{first}/{index}") for index in range(number)]
+
+
+def _seed(source: int | str) -> int:
+    if isinstance(source, int) and 0 <= source < 2**31:
+        return source
+    return int.from_bytes(hashlib.sha256(str(source).encode()).digest()[:4]) >> 1

@@ -1,0 +1,120 @@
+"""`Settings`: what completions and chats ask of each answer alike."""
+
+import attrs
+
+from axcore.inference import Sampling
+from axcore.serving.api_error import invalid
+from axcore.serving.fields import Fields, checked_text, finite_number
+from axcore.serving.limits import Limits
+
+MAX_STOPS = 16
+"""Texts that may end an answer."""
+
+MAX_LOGPROBS = 20
+"""Likeliest tokens that are listed beside each token at most."""
+
+MAX_BIASES = 300
+_MOST = 2**63 - 1
+
+
+@attrs.frozen(kw_only=True)
+class Settings:
+    """What a request asks of each of its answers.
+
+    Args:
+        sampling: How tokens are drawn.
+        num_choices: Answers to each prompt.
+        seed: Decides the draws; None takes another one for each request.
+        stop: Texts that end an answer.
+        ignores_end: Whether an answer continues after the model ended it.
+        is_streamed: Whether tokens are sent as they are drawn.
+        includes_usage: Whether a stream ends with the number of tokens.
+        priority: Requests of a lower one are served sooner.
+    """
+
+    sampling: Sampling
+    num_choices: int
+    seed: int | None
+    stop: tuple[str, ...]
+    ignores_end: bool
+    is_streamed: bool
+    includes_usage: bool
+    priority: int
+
+
+def read_settings(fields: Fields, limits: Limits) -> Settings:
+    """Returns the settings of a request.
+
+    Raises:
+        ApiError: A value is not one that can be used.
+    """
+    is_streamed = fields.boolean("stream")
+    return Settings(
+        sampling=_sampling(fields),
+        num_choices=fields.integer("n", least=1, most=limits.max_answers) or 1,
+        seed=fields.integer("seed", least=-_MOST, most=_MOST),
+        stop=_stop(fields),
+        ignores_end=fields.boolean("ignore_eos"),
+        is_streamed=is_streamed,
+        includes_usage=_includes_usage(fields, is_streamed=is_streamed),
+        priority=fields.integer("priority", least=-1000, most=1000) or 0,
+    )
+
+
+def _sampling(fields: Fields) -> Sampling:
+    return Sampling(
+        temperature=fields.number("temperature", least=0, most=100, default=1.0),
+        top_k=_top_k(fields),
+        top_p=fields.number("top_p", least=1e-6, most=1, default=1.0),
+        min_p=fields.number("min_p", least=0, most=1, default=0.0),
+        repetition_penalty=fields.number("repetition_penalty", least=0.01, most=100, default=1.0),
+        presence_penalty=fields.number("presence_penalty", least=-2, most=2, default=0.0),
+        frequency_penalty=fields.number("frequency_penalty", least=-2, most=2, default=0.0),
+        logit_bias=_logit_bias(fields),
+    )
+
+
+def _top_k(fields: Fields) -> int | None:
+    """Returns the number of tokens to draw from; -1 and 0 stand in for all of them."""
+    found = fields.integer("top_k", least=-1, most=_MOST)
+    return None if found in (None, -1, 0) else found
+
+
+def _logit_bias(fields: Fields) -> tuple[tuple[int, float], ...]:
+    found = fields.raw("logit_bias")
+    if found is None:
+        return ()
+    path = fields.path("logit_bias")
+    if not isinstance(found, dict):
+        raise invalid(f"{path} is no object of token numbers and numbers", path)
+    if len(found) > MAX_BIASES:
+        raise invalid(f"{path} has {len(found)} tokens; at most {MAX_BIASES} are accepted", path)
+    biases = {}
+    for token, value in found.items():
+        if not (token.isascii() and token.isdigit() and len(token) < 10):
+            raise invalid(f"{path} has the key {token!r:.40}; expected the number of a token", path)
+        where = f"{path}.{token}"
+        biases[int(token)] = finite_number(value, where, least=-100, most=100)
+    return tuple(biases.items())
+
+
+def _stop(fields: Fields) -> tuple[str, ...]:
+    found, path = fields.raw("stop"), fields.path("stop")
+    texts = [found] if isinstance(found, str) else fields.items("stop", most=MAX_STOPS) or []
+    for text in texts:
+        if not isinstance(text, str) or not text:
+            raise invalid(f"{path} has {text!r:.40}; expected texts of one letter or more", path)
+    return tuple(checked_text(text, path) for text in texts)
+
+
+def _includes_usage(fields: Fields, *, is_streamed: bool) -> bool:
+    inner = fields.inner("stream_options")
+    if inner is None:
+        return False
+    if not is_streamed:
+        path = fields.path("stream_options")
+        raise invalid(f"{path} is only for requests with stream: true", path)
+    wanted = inner.boolean("include_usage")
+    inner.refuse("include_obfuscation", "Pieces are sent as they are.", harmless=(False,))
+    inner.finish()
+    return wanted

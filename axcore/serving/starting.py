@@ -1,0 +1,38 @@
+"""`start_engine`: an engine for a model, with all of its programs compiled."""
+
+from collections.abc import Callable
+
+from axcore.config import evolve
+from axcore.inference import Engine
+from axcore.serving.config import ServerConfig
+from axcore.serving.opening import OpenedModel
+from axcore.serving.served_model import ServedModel
+
+
+def start_engine(
+    opened: OpenedModel,
+    cfg: ServerConfig,
+    *,
+    name: str | None = None,
+    progress: Callable[[int, int, str], None] | None = None,
+) -> ServedModel:
+    """Returns a model that answers; its engine is to be closed.
+
+    Args:
+        opened: What `open_model` returned.
+        cfg: How it is served.
+        name: What requests call it; by default, what its directory is called.
+        progress: Is called with the programs compiled, all of them, and what the newest is.
+    """
+    length = cfg.engine.max_length or opened.length
+    engine_cfg = evolve(cfg.engine, max_length=length)
+    engine = Engine(opened.trainer.model, opened.state, opened.tokenizer, engine_cfg)
+    engine.warm_up(progress)
+    return ServedModel(
+        name=name or opened.name,
+        engine=engine,
+        tokenizer=opened.tokenizer,
+        max_length=length,
+        limits=cfg.limits,
+        step=opened.step,
+    )

@@ -1,0 +1,151 @@
+"""Calls of tools in what a model writes, for the families whose way of writing them is known.
+
+- `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, anywhere in an answer: Hermes, Qwen.
+- `{"name": ..., "parameters": {...}}` as the whole answer: Llama 3.
+
+What the templates of others make a model write stays text, and so does a call that is no JSON.
+"""
+
+import json
+import secrets
+from typing import Any, Protocol
+
+import attrs
+
+_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+
+
+@attrs.frozen
+class ToolCall:
+    """A call that a model asks for.
+
+    Args:
+        name: Of the function.
+        arguments: A JSON object, as text.
+        id: What the answer to it names.
+    """
+
+    name: str
+    arguments: str
+    id: str = attrs.field(factory=lambda: f"call_{secrets.token_hex(12)}")
+
+    def as_json(self, index: int) -> dict[str, Any]:
+        """Returns the call as responses have it."""
+        function = {"name": self.name, "arguments": self.arguments}
+        return {"index": index, "id": self.id, "type": "function", "function": function}
+
+
+class ToolCallReader(Protocol):
+    """Reads an answer piece by piece."""
+
+    def read(self, text: str) -> list[str | ToolCall]:
+        """Returns what is known to be text or a call after a piece, in order."""
+        ...
+
+    def finish(self) -> list[str | ToolCall]:
+        """Returns what is left at the end of the answer."""
+        ...
+
+
+def tool_call_reader(template: str | None) -> ToolCallReader:
+    """Returns the reader for answers to what a chat template writes."""
+    if template is not None and _OPEN in template:
+        return MarkedCalls()
+    if template is not None and '"parameters"' in template and "python" in template:
+        return WholeCall()
+    return PlainText()
+
+
+class PlainText:
+    """Reads no calls."""
+
+    def read(self, text: str) -> list[str | ToolCall]:
+        """Returns the text."""
+        return [text] if text else []
+
+    def finish(self) -> list[str | ToolCall]:
+        """Returns nothing."""
+        return []
+
+
+class MarkedCalls:
+    """Reads calls between `<tool_call>` and `</tool_call>`."""
+
+    def __init__(self) -> None:
+        self._held, self._is_within = "", False
+
+    def read(self, text: str) -> list[str | ToolCall]:
+        """Returns text up to what may begin a call, and calls that are whole."""
+        self._held += text
+        found: list[str | ToolCall] = []
+        while True:
+            mark = _CLOSE if self._is_within else _OPEN
+            before, is_there, after = self._held.partition(mark)
+            if not is_there:
+                break
+            found += [_call(before, _OPEN, _CLOSE)] if self._is_within else [before]
+            self._held, self._is_within = after, not self._is_within
+        if not self._is_within:
+            kept = _overlap(self._held, _OPEN)
+            found.append(self._held[: len(self._held) - kept])
+            self._held = self._held[len(self._held) - kept :]
+        return [one for one in found if one]
+
+    def finish(self) -> list[str | ToolCall]:
+        """Returns a call whose end is missing as a call where it is whole, as text otherwise."""
+        held, self._held = self._held, ""
+        if self._is_within:
+            return [_call(held, _OPEN, "")]
+        return [held] if held else []
+
+
+class WholeCall:
+    """Reads an answer that is one call, or several with semicolons between them."""
+
+    def __init__(self) -> None:
+        self._held, self._is_text = "", False
+
+    def read(self, text: str) -> list[str | ToolCall]:
+        """Returns text as soon as it begins with what no call does."""
+        if self._is_text:
+            return [text] if text else []
+        self._held += text
+        begin = self._held.lstrip()
+        if not begin or begin.startswith("{"):
+            return []
+        self._is_text, held, self._held = True, self._held, ""
+        return [held]
+
+    def finish(self) -> list[str | ToolCall]:
+        """Returns the calls, or the text that is none."""
+        if not self._held:
+            return []
+        decoder, rest = json.JSONDecoder(), self._held.strip()
+        calls: list[str | ToolCall] = []
+        while rest:
+            try:
+                _, end = decoder.raw_decode(rest)
+            except (ValueError, RecursionError):
+                return [self._held]
+            calls.append(_call(rest[:end], "", ""))
+            rest = rest[end:].lstrip("; \n")
+        return calls if all(isinstance(call, ToolCall) for call in calls) else [self._held]
+
+
+def _call(text: str, opened: str, closed: str) -> str | ToolCall:
+    """Returns the call that a text is; the text with its marks where it is none."""
+    try:
+        found = json.loads(text)
+        name = found["name"]
+        arguments = found.get("arguments", found.get("parameters", {}))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return f"{opened}{text}{closed}"
+    if isinstance(arguments, str):
+        return ToolCall(str(name), arguments)
+    return ToolCall(str(name), json.dumps(arguments, ensure_ascii=False))
+
+
+def _overlap(text: str, mark: str) -> int:
+    """Returns how many letters at the end of a text may begin a mark."""
+    longest = min(len(text), len(mark) - 1)
+    return next((size for size in range(longest, 0, -1) if mark.startswith(text[-size:])), 0)

@@ -1,0 +1,82 @@
+"""`WeightsWatch`: newer weights of a run that still trains, taken over between two steps."""
+
+import logging
+import threading
+from types import TracebackType
+from typing import Self
+
+from axcore.errors import AxcoreError
+from axcore.resilience.run_summary import summarise_run
+from axcore.runs import Run
+from axcore.serving.served_model import ServedModel
+
+LOGGER = logging.getLogger("axcore.serving")
+
+
+class WeightsWatch:
+    """Looks for a newer good checkpoint every few seconds, in a thread of its own.
+
+    A checkpoint is good when a step after it was; the newest one of a training that has ended is
+    good, too. Requests that are being answered continue with the new weights.
+
+    Args:
+        run: Where checkpoints appear.
+        served: What takes them over.
+        every_s: Seconds between looks.
+    """
+
+    def __init__(self, run: Run, served: ServedModel, *, every_s: float) -> None:
+        self._run, self._served, self._every_s = run, served, every_s
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="weights-watch", daemon=True)
+        self._refused: str | None = None
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._stopped.set()
+        self._thread.join()
+
+    def look(self) -> int | None:
+        """Takes over the newest good checkpoint; returns its step, or None where none is newer.
+
+        Raises:
+            CheckpointError: It is damaged, or was deleted meanwhile; the old weights still answer.
+        """
+        step = self._newest()
+        if step is None or step == self._served.step:
+            return None
+        restored = self._run.restored(step)
+        self._served.engine.replace_weights(restored.state)
+        before, self._served.step = self._served.step, restored.step
+        LOGGER.info("weights of step %s answer now, after those of step %s", step, before)
+        return restored.step
+
+    def _newest(self) -> int | None:
+        steps = self._run.checkpointer.steps()
+        if not steps:
+            return None
+        good = max(self._run.checkpointer.known_good(), default=None)
+        is_newer = good is None or steps[-1] > good
+        if is_newer and summarise_run(self._run.directory).state != "running":
+            good = steps[-1]
+        if good is None or (self._served.step in steps and good < (self._served.step or 0)):
+            return None
+        return good
+
+    def _watch(self) -> None:
+        while not self._stopped.wait(self._every_s):
+            try:
+                self.look()
+                self._refused = None
+            except (AxcoreError, OSError) as error:
+                if str(error) != self._refused:  # said once, not every few seconds
+                    LOGGER.warning("newer weights are not taken over: %s", error)
+                self._refused = str(error)

@@ -1,0 +1,31 @@
+"""One engine and one server for all tests that change nothing of them."""
+
+import pytest
+from chat_tokenizer import write_chat_tokenizer
+from model_server import byte_tokenizer, chat_tokenizer, serving, small_engine
+
+
+@pytest.fixture(scope="session")
+def engine():
+    """An engine without a chat template."""
+    with small_engine(byte_tokenizer()) as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def server(engine):
+    with serving(engine) as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def chat_engine(tmp_path_factory):
+    folder = write_chat_tokenizer(tmp_path_factory.mktemp("chat"))
+    with small_engine(chat_tokenizer(folder)) as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def chat_server(chat_engine):
+    with serving(chat_engine) as made:
+        yield made

@@ -1,0 +1,277 @@
+"""What each path answers: to requests as they should be, and to all others."""
+
+import json
+import socket
+import time
+
+import pytest
+from model_server import LENGTH, serving
+
+from axcore.inference import Request, Sampling
+from axcore.serving import ApiKeys
+
+GREEDY = Sampling(temperature=0)
+
+
+def events(text):
+    """Returns the items of a stream, and whether it said that it was done."""
+    found = [part.removeprefix("data: ") for part in text.split("\n\n") if part]
+    return [json.loads(part) for part in found if part != "[DONE]"], "[DONE]" in found
+
+
+def test_a_completion_is_what_the_engine_draws_alone(server):
+    tokens = tuple(int(one) for one in server.served.tokenizer.encode_prompt("def "))
+    alone = server.served.engine.submit(Request(prompt=tokens, max_tokens=20, sampling=GREEDY))
+    reply = server.send("v1/completions", {"prompt": "def ", "max_tokens": 20, "temperature": 0})
+    choice = reply.json["choices"][0]
+    result = alone.result(30)
+    assert (choice["text"], choice["finish_reason"]) == (result.text, result.finish_reason)
+    usage = reply.json["usage"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (5, len(result.tokens))
+    assert reply.json["model"] == "small"
+
+
+def test_a_stream_adds_up_to_the_whole_answer(server):
+    body = {"prompt": "ab", "max_tokens": 30, "temperature": 0, "logprobs": 1}
+    whole = server.send("v1/completions", body).json
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    reply = server.send("v1/completions", {**body, **options})
+    items, is_done = events(reply.text)
+    assert is_done
+    assert reply.headers["content-type"].startswith("text/event-stream")
+    choices = [item["choices"][0] for item in items if item["choices"]]
+    assert "".join(choice["text"] for choice in choices) == whole["choices"][0]["text"]
+    assert choices[-1]["finish_reason"] == whole["choices"][0]["finish_reason"]
+    for name in ("tokens", "token_logprobs", "text_offset"):
+        pieces = [one for choice in choices for one in choice["logprobs"][name]]
+        assert pieces == whole["choices"][0]["logprobs"][name]
+    assert items[-1]["usage"]["completion_tokens"] == whole["usage"]["completion_tokens"]
+
+
+def test_several_prompts_and_several_answers_come_in_order(server):
+    body = {"prompt": ["ab", "cd"], "n": 2, "max_tokens": 8, "seed": 5}
+    choices = server.send("v1/completions", body).json["choices"]
+    assert [choice["index"] for choice in choices] == [0, 1, 2, 3]
+    alone = [server.complete(text, max_tokens=8, seed=5, temperature=1) for text in ("ab", "cd")]
+    assert [choices[0]["text"], choices[2]["text"]] == [one["text"] for one in alone]
+    assert choices[0]["text"] != choices[1]["text"]
+
+
+def test_token_numbers_are_a_prompt_too(server):
+    tokens = server.send("tokenize", {"prompt": "ab"}).json["tokens"]
+    assert server.complete(tokens, max_tokens=8) == server.complete("ab", max_tokens=8)
+
+
+def test_an_echo_begins_with_the_prompt(server):
+    text = server.complete("ab", max_tokens=8)["text"]
+    assert server.complete("ab", max_tokens=8, echo=True)["text"] == "ab" + text
+
+
+def test_an_answer_ends_before_a_stop(server):
+    text = server.complete("ab", max_tokens=30)["text"]
+    stop = text[7:9]
+    choice = server.complete("ab", max_tokens=30, stop=stop)
+    assert choice["text"] == text[: text.index(stop)]
+    assert choice["finish_reason"] == "stop"
+
+
+def test_tokens_and_texts_turn_into_one_another(server):
+    found = server.send("tokenize", {"prompt": "aé"}).json
+    assert found == {"tokens": [256, 97, 195, 169], "count": 4, "max_model_len": LENGTH}
+    assert server.send("detokenize", {"tokens": found["tokens"]}).json == {"prompt": "aé"}
+    plain = server.send("tokenize", {"prompt": "a", "add_special_tokens": False})
+    assert plain.json["tokens"] == [97]
+
+
+def test_the_model_is_listed(server):
+    (model,) = server.send("v1/models").json["data"]
+    assert (model["id"], model["max_model_len"], model["step"]) == ("small", LENGTH, 3)
+    assert server.send("v1/models/small").json == model
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "code", "text"),
+    [
+        ("v1/completions", b"{", 400, "invalid_json", "The body is no JSON: Expecting property"),
+        ("v1/completions", b"\xff", 400, "invalid_json", "The body is no JSON: 'utf-8' codec"),
+        ("v1/completions", b"[" * 100_000, 400, "invalid_json", "too deep to be read"),
+        ("v1/completions", b'{"seed": NaN}', 400, "invalid_json", "NaN is no number of JSON"),
+        ("v1/completions", b"[]", 400, "invalid_value", "the body is a list; expected an object"),
+        ("v1/completions", {"prompt": ""}, 200, None, ""),
+        ("v1/completions", {"prompt": [300]}, 400, "invalid_value", "the vocabulary has 264"),
+        (
+            "v1/completions",
+            {"prompt": "a" * LENGTH},
+            400,
+            "context_length_exceeded",
+            "prompt has 129 tokens; at most 127 are accepted",
+        ),
+        (
+            "v1/completions",
+            {"prompt": "ab", "max_tokens": LENGTH},
+            400,
+            "context_length_exceeded",
+            "max_tokens is 128; after 3 tokens at most 125 are accepted",
+        ),
+        (
+            "v1/completions",
+            {"prompt": "a", "model": "large"},
+            404,
+            "model_not_found",
+            "There is no model 'large'; this server has 'small'.",
+        ),
+        (
+            "v1/chat/completions",
+            {"messages": [{"role": "user", "content": "a"}]},
+            400,
+            "no_chat_template",
+            "small has no chat template; use /v1/completions.",
+        ),
+        ("v1/complete", {}, 404, "unknown_path", "There is nothing at '/v1/complete'"),
+        ("v1/models", {}, 405, "unknown_path", "'/v1/models' does not take POST."),
+        ("detokenize", {"tokens": [264]}, 400, "invalid_value", "no list of numbers from 0 to 263"),
+    ],
+)
+def test_a_wrong_request_gets_an_error_in_openais_shape(server, path, body, status, code, text):
+    reply = server.send(path, body)
+    assert reply.status == status, reply.text
+    if status == 200:
+        return
+    error = reply.json["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert (error["code"], error["type"]) == (code, "invalid_request_error")
+    assert text in error["message"]
+
+
+def test_a_body_that_is_not_called_json_is_refused(server):
+    """Browsers send such bodies from any page, without asking the server first."""
+    reply = server.send("v1/completions", {"prompt": "a"}, content_type="text/plain")
+    assert (reply.status, reply.json["error"]["code"]) == (415, "unsupported_media_type")
+
+
+def test_no_site_may_read_answers_from_a_browser(server):
+    reply = server.send("v1/models", origin="http://elsewhere.example")
+    assert not [name for name in reply.headers if name.lower().startswith("access-control")]
+
+
+def test_limits_are_kept(engine):
+    with serving(engine, max_body_bytes=1000, max_tokens=5, max_prompt_tokens=4) as server:
+        reply = server.send("v1/completions", {"prompt": "a" * 2000})
+        assert (reply.status, reply.json["error"]["code"]) == (413, "body_too_long")
+        assert "at most 5 are accepted" in server.send("v1/completions", {"prompt": "a"}).text
+        reply = server.send("v1/completions", {"prompt": "abcd", "max_tokens": 1})
+        assert "prompt has 5 tokens; at most 4" in reply.text
+
+
+def test_a_body_without_a_length_is_limited_too(engine):
+    with serving(engine, max_body_bytes=1000) as server:
+        host, port = server.url.removeprefix("http://").rstrip("/").split(":")
+        with socket.create_connection((host, int(port)), timeout=30) as client:
+            head = "POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
+            client.sendall(f"{head}transfer-encoding: chunked\r\n\r\n".encode())
+            client.sendall(b"400\r\n" + b"a" * 1024 + b"\r\n")
+            assert client.recv(4096).startswith(b"HTTP/1.1 413")
+
+
+def test_a_body_that_does_not_arrive_ends(engine):
+    with serving(engine, body_timeout_s=0.2) as server:
+        host, port = server.url.removeprefix("http://").rstrip("/").split(":")
+        with socket.create_connection((host, int(port)), timeout=30) as client:
+            head = "POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
+            client.sendall(f"{head}content-length: 10\r\n\r\n{{".encode())
+            assert client.recv(4096).startswith(b"HTTP/1.1 408")
+
+
+def test_more_requests_than_may_be_are_sent_away(engine):
+    with serving(engine, max_requests=1, retry_after_s=7) as server:
+        server.served.num_answering = 1
+        reply = server.send("v1/completions", {"prompt": "a"})
+        assert (reply.status, reply.headers["retry-after"]) == (429, "7")
+        assert reply.json["error"]["type"] == "rate_limit_error"
+        assert server.send("health").status == 200
+        server.served.num_answering = 0
+        assert server.send("v1/completions", {"prompt": "a"}).status == 200
+        assert server.served.num_answering == 0
+
+
+def test_keys_are_asked_for_wherever_something_is_to_be_learnt(engine):
+    with serving(engine, keys=ApiKeys(("key-of-somebody",))) as server:
+        for path in ("v1/models", "metrics", "stats"):
+            assert server.send(path).status == 401
+            assert server.send(path, authorization="Bearer key-of-somebody").status == 200
+        assert server.send("v1/completions", {"prompt": "a"}).status == 401
+        assert [server.send(path).status for path in ("", "health", "ready")] == [200, 200, 200]
+
+
+def test_a_name_that_is_not_the_servers_is_refused(engine):
+    """A page can make a name of its own point at this machine; its requests say that name."""
+    with serving(engine, hosts=("127.0.0.1", "model.example")) as server:
+        assert server.send("v1/models").status == 200
+        assert server.send("v1/models", host="Model.Example:80").status == 200
+        reply = server.send("v1/models", host="elsewhere.example")
+        assert (reply.status, reply.json["error"]["code"]) == (421, "unknown_host")
+
+
+def test_a_draining_server_finishes_and_takes_nothing_new(engine):
+    with serving(engine) as server:
+        assert server.send("ready").status == 200
+        server.served.is_draining = True
+        assert server.send("health").status == 200
+        for path, body in (("ready", None), ("v1/completions", {"prompt": "a"})):
+            reply = server.send(path, body)
+            assert (reply.status, reply.headers["retry-after"]) == (503, "1")
+            assert reply.json["error"]["code"] == "draining"
+
+
+def test_each_response_has_an_id_and_so_has_its_line_in_the_log(server, caplog):
+    caplog.set_level("INFO", "axcore.serving.access")
+    secret = "nobody-may-read-this"
+    body = {"prompt": secret, "max_tokens": 3}
+    assert server.send("v1/completions", body, x_request_id="mine-1").headers["x-request-id"] == (
+        "mine-1"
+    )
+    forged = server.send("v1/completions", body, x_request_id="two words")
+    assert forged.headers["x-request-id"].startswith("req-")
+    deadline = time.monotonic() + 10
+    while len(caplog.messages) < 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    line = next(line for line in caplog.messages if line.endswith("id=mine-1"))
+    assert "POST /v1/completions 200" in line
+    assert "tokens=3" in line
+    assert secret not in "".join(caplog.messages)
+
+
+def test_metrics_count_what_was_asked(server):
+    def figure(name):
+        lines = server.send("metrics").text.splitlines()
+        return sum(float(line.split()[-1]) for line in lines if line.startswith(f"axcore_{name}"))
+
+    before = figure("answer_tokens_total"), figure("time_to_first_token_seconds_count")
+    server.complete("ab", max_tokens=6, ignore_eos=True)
+    after = figure("answer_tokens_total"), figure("time_to_first_token_seconds_count")
+    assert (after[0] - before[0], after[1] - before[1]) == (6, 1)
+    assert figure("cache_pages ") == server.served.engine.stats().pages_total
+    assert figure("compilations_total") == 0
+
+
+def wait_until(is_so, seconds=20):
+    deadline = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("is_streamed", [True, False])
+def test_a_client_that_goes_away_leaves_its_slot(server, is_streamed):
+    stats = server.served.engine.stats
+    host, port = server.url.removeprefix("http://").rstrip("/").split(":")
+    body = {"prompt": "ab", "max_tokens": 120, "ignore_eos": True, "n": 64, "stream": is_streamed}
+    sent = json.dumps(body).encode()
+    drawn = stats().num_drawn
+    with socket.create_connection((host, int(port)), timeout=30) as client:
+        head = "POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
+        client.sendall(f"{head}content-length: {len(sent)}\r\n\r\n".encode() + sent)
+        wait_until(lambda: stats().num_running)
+    wait_until(lambda: stats().num_running + stats().num_waiting == 0)
+    assert stats().num_drawn - drawn < 64 * 120 / 2
+    wait_until(lambda: server.served.num_answering == 0)

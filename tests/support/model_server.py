@@ -1,0 +1,115 @@
+"""A model behind HTTP in this process: random weights, a thread of its own, a port that is free."""
+
+import contextlib
+import json
+import threading
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from axcore.data import ByteTokenizer, Tokenizer, tokenizer_in
+from axcore.inference import Engine, EngineConfig
+from axcore.models import transformer
+from axcore.serving import NO_KEYS, ApiKeys, HttpServer, Limits, ServedModel, listen, serving_app
+
+LENGTH = 128
+SMALL = EngineConfig(
+    max_rows=4,
+    max_length=LENGTH,
+    page_size=16,
+    step_tokens=20,
+    decode_sizes=(4,),
+    tokens_per_call=1,
+)
+"""Few shapes, so that little is compiled."""
+
+
+class Reply(NamedTuple):
+    """A response: its status, its headers, and its body as text."""
+
+    status: int
+    headers: dict[str, str]
+    text: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.text)
+
+
+class ModelServer:
+    """A server that answers at `url`."""
+
+    def __init__(self, served: ServedModel, url: str, http: HttpServer) -> None:
+        self.served, self.url, self.http = served, url, http
+
+    def send(self, path: str, body: Any = None, **headers: str) -> Reply:
+        """Sends a request: GET without a body, otherwise POST; bytes as they are."""
+        data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        sent = {"content-type": "application/json", **named}
+        request = urllib.request.Request(self.url + path, data, sent)
+        try:
+            with urllib.request.urlopen(request, timeout=60) as found:
+                return Reply(found.status, dict(found.headers), found.read().decode())
+        except urllib.error.HTTPError as error:
+            with error:
+                return Reply(error.code, dict(error.headers), error.read().decode())
+
+    def complete(self, prompt: Any, **fields: Any) -> Any:
+        """Returns the first choice of a completion that is not drawn at random."""
+        body = {"prompt": prompt, "temperature": 0, **fields}
+        reply = self.send("v1/completions", body)
+        assert reply.status == 200, reply.text
+        return reply.json["choices"][0]
+
+
+def small_engine(tokenizer: Tokenizer, cfg: EngineConfig = SMALL) -> Engine:
+    """Returns an engine of a model with random weights, its programs compiled."""
+    model: Any = transformer(
+        vocab_size=tokenizer.vocab_size, dim=16, num_layers=1, num_heads=2, hidden_dim=16
+    ).build()
+    engine = Engine(model, model.init(0), tokenizer, cfg)
+    engine.warm_up()
+    return engine
+
+
+def byte_tokenizer() -> Tokenizer:
+    return ByteTokenizer.Config().build()
+
+
+def chat_tokenizer(folder: Path) -> Tokenizer:
+    """Returns the tokenizer of a folder that `write_chat_tokenizer` wrote."""
+    return tokenizer_in(folder).build()
+
+
+@contextlib.contextmanager
+def serving(
+    engine: Engine,
+    *,
+    keys: ApiKeys = NO_KEYS,
+    hosts=(),
+    drain_s=10.0,
+    **limits: Any,
+):
+    """Yields a server of an engine, which stays open."""
+    served = ServedModel(
+        name="small",
+        engine=engine,
+        tokenizer=engine.tokenizer,
+        max_length=engine.max_length,
+        limits=Limits(**limits),
+        step=3,
+    )
+    listener = listen("127.0.0.1", 0)
+    app = serving_app(served, keys=keys, hosts=hosts)
+    http = HttpServer(app, served, drain_s=drain_s)
+    thread = threading.Thread(target=http.run, kwargs={"sockets": [listener]})
+    thread.start()
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
+    try:
+        yield ModelServer(served, url, http)
+    finally:
+        http.should_exit = True
+        thread.join(30)
+        assert not thread.is_alive()
