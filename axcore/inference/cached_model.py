@@ -159,16 +159,41 @@ class CachedModel:
             slots: Row of the caches that each row has; None where all rows are there in order.
             page_table: Pages of each row, where the room has pages.
         """
-        info = continued_rows(tokens, num_cached, num_new, slots=slots, page_table=page_table)
         last = jnp.maximum(num_new - 1, 0)[:, None]
+        logits, caches = self.step_at(
+            weights,
+            caches,
+            tokens,
+            num_cached,
+            num_new,
+            at=last,
+            slots=slots,
+            page_table=page_table,
+        )
+        return logits[:, 0], caches
+
+    def step_at(
+        self,
+        weights: Any,
+        caches: Any,
+        tokens: Int[Array, "B T"],
+        num_cached: Int[Array, " B"],
+        num_new: Int[Array, " B"],
+        *,
+        at: Int[Array, "B N"],
+        slots: Int[Array, " B"] | None = None,
+        page_table: Int[Array, "B P"] | None = None,
+    ) -> tuple[Float[Array, "B N vocab"], Any]:
+        """Returns what `step` does, with the logits after new tokens at some places of each row."""
+        info = continued_rows(tokens, num_cached, num_new, slots=slots, page_table=page_table)
         with self._on_mesh():
             logits, outputs = functional(
-                self.model, _merged(weights, caches), tokens, info, at=last, method="logits"
+                self.model, _merged(weights, caches), tokens, info, at=at, method="logits"
             )
         caches = apply_updates(caches, outputs.updates)
         if self._mesh is not None:
             caches = jax.lax.with_sharding_constraint(caches, self.cache_shardings)  # type: ignore[no-untyped-call]
-        return logits[:, 0], caches
+        return logits, caches
 
     def _on_mesh(self) -> AbstractContextManager[None]:
         if self._mesh is None:

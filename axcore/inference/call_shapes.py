@@ -9,6 +9,10 @@ SHORTEST_CHUNK = 16
 """Tokens of the shortest pieces that texts are read in, where a step has room for them."""
 
 
+LONGEST_SCORED = 128
+"""Tokens of a prompt that are scored at once; there are logits of all of them."""
+
+
 @attrs.frozen
 class CallShapes:
     """Shapes of calls, the smallest first.
@@ -17,12 +21,14 @@ class CallShapes:
         draw_sizes: Numbers of rows that draw.
         chunk_lengths: Numbers of tokens of a row that are read at once.
         read_sizes: Numbers of rows for each of those.
+        alone_length: That of `chunk_lengths` in which a prompt is read whose tokens are scored.
         chunk_alignment: Tokens; pieces begin at multiples of this.
     """
 
     draw_sizes: tuple[int, ...]
     chunk_lengths: tuple[int, ...]
     read_sizes: tuple[tuple[int, ...], ...]
+    alone_length: int
     chunk_alignment: int = 1
 
     def draw_rows(self, num_rows: int) -> int:
@@ -60,7 +66,9 @@ def call_shapes(cfg: EngineConfig) -> CallShapes:
     most = [max(1, cfg.step_tokens // length) for length in lengths]
     fits = [max((size for size in draw_sizes if size <= rows), default=1) for rows in most]
     read_sizes = tuple(tuple(sorted({1, rows})) for rows in fits)
-    return CallShapes(draw_sizes, lengths, read_sizes)
+    room = min(LONGEST_SCORED, cfg.step_tokens - cfg.max_rows + 1)
+    alone = max(length for length in lengths if length <= room)
+    return CallShapes(draw_sizes, lengths, read_sizes, alone)
 
 
 def _fixed_shapes(cfg: EngineConfig) -> CallShapes:
@@ -74,7 +82,7 @@ def _fixed_shapes(cfg: EngineConfig) -> CallShapes:
             f"tokens; step_tokens is {cfg.step_tokens}, and decode_sizes {cfg.decode_sizes}",
             hint=f"leave decode_sizes out; set step_tokens to {cfg.max_rows + page_size} or more",
         )
-    return CallShapes((cfg.max_rows,), (length,), ((1,),), length)
+    return CallShapes((cfg.max_rows,), (length,), ((1,),), length, length)
 
 
 def _grown(first: int, last: int, factor: int) -> tuple[int, ...]:

@@ -21,6 +21,7 @@ from axcore.inference.cached_model import CachedModel
 from axcore.inference.call_shapes import call_shapes
 from axcore.inference.config import EngineConfig
 from axcore.inference.drawing import packed_mask
+from axcore.inference.grammar import GrammarCompiler
 from axcore.inference.programs import MAX_LOGPROBS, Programs
 from axcore.inference.request import Draining, EngineError, QueueFull, Request, RequestError
 from axcore.inference.scheduler import Scheduler
@@ -124,6 +125,7 @@ class Engine:
             tokens_per_call=cfg.tokens_per_call,
             chunk_lengths=self._shapes.chunk_lengths,
             chunk_rows=tuple(sizes[-1] for sizes in self._shapes.read_sizes),
+            alone_length=self._shapes.alone_length,
             shares_prefixes=cfg.shares_prefixes and served.keeps_pages_only,
             chunk_alignment=self._shapes.chunk_alignment,
             fixed_calls=cfg.fixed_shapes,
@@ -136,6 +138,7 @@ class Engine:
             end_ids=tuple(tokenizer.end_ids),
             kinds=self._kinds,
         )
+        self._grammars = GrammarCompiler(tokenizer)
         self._compiled_before = 0
         self._numbers = itertools.count()
         self._changed = threading.Condition()
@@ -190,8 +193,12 @@ class Engine:
             text=np.asarray(request.prompt, np.int32),
             num_prompt=len(request.prompt),
             limit=len(request.prompt) + request.max_tokens,
+            one_by_one=request.grammar is not None,
+            reads_alone=request.prompt_logprobs,
         )
-        task = Task(request, answer, job)
+        matcher = None if request.grammar is None else self._grammars.matcher(request.grammar)
+        scores = np.zeros(len(request.prompt) - 1, np.float32) if request.prompt_logprobs else None
+        task = Task(request, answer, job, matcher, scores)
 
         def add() -> None:
             self._num_submitted -= 1
@@ -304,11 +311,15 @@ class Engine:
             kind_index(request.sampling, self._kinds)
         except ConfigError as error:
             raise RequestError(error.what, where="sampling", hint=error.hint) from error
-        for name in ("adapter", "grammar"):
-            if getattr(request, name) is not None:
-                raise RequestError(f"this engine has no {name}s yet", where=name)
-        if request.prompt_logprobs:
-            raise RequestError("this engine returns no prompt_logprobs yet")
+        if request.adapter is not None:
+            raise RequestError(f"there is no adapter {request.adapter!r}", where="adapter")
+        if request.grammar is not None and self.config.fixed_shapes:
+            raise RequestError(
+                "an engine of fixed_shapes draws several tokens in a call, and a grammar needs "
+                "each before the next",
+                where="grammar",
+                hint="set fixed_shapes to False",
+            )
 
     def _check_open(self) -> None:
         if self._error is not None:
@@ -404,6 +415,7 @@ class Engine:
             for length, sizes in zip(shapes.chunk_lengths, shapes.read_sizes, strict=True)
             for size in sizes
         ]
+        keys.append(("score", shapes.alone_length))
         keys += [("advance", size) for size in shapes.draw_sizes]
         drawing = {*shapes.draw_sizes, *itertools.chain.from_iterable(shapes.read_sizes)}
         keys += [("draw", size, kind) for size in sorted(drawing) for kind in self._kinds]

@@ -92,8 +92,10 @@ class Programs:
         allowed: Packed bits of the tokens that text may have, `[1, W]`.
 
     Attributes:
+        allowed: The same.
         num_compiled: Programs compiled so far.
-        compile_seconds: Time that it took.
+        device_seconds: Time that the runtime took of the calling thread, compiling included. On
+            CPUs a call computes, or waits for the one before it, where it is started.
         weights: What the model is called with.
     """
 
@@ -101,13 +103,15 @@ class Programs:
         self, model: CachedModel, *, pages_per_row: int, allowed: UInt32[np.ndarray, "1 W"]
     ) -> None:
         self.num_compiled = 0
-        self.compile_seconds = 0.0
+        self.device_seconds = 0.0
         self.weights = model.weights
         self._model = model
         self._pages_per_row = pages_per_row
         self._everywhere = _replicated(self.weights)
         self._outputs = _output_shardings(self._everywhere, model.cache_shardings)
+        self.allowed = allowed
         self._allowed = self._put(allowed)
+        self._allowed_rows: dict[int, Any] = {}
         self._caches = model.empty_caches()
         slots, vocab = model.num_rows, model.vocab_size
         self.vocab_size = vocab
@@ -135,62 +139,108 @@ class Programs:
 
     def set_sampling(self, sampling: SamplingRows) -> None:
         """Takes over how each slot draws, `[S]`."""
+        start = time.perf_counter()
         self._sampling = self._put(SamplingRows(*(value.copy() for value in sampling)))
+        self.device_seconds += time.perf_counter() - start
 
     def _put(self, tree: Any) -> Any:
         return jax.device_put(tree, self._everywhere)
 
     def read(self, call: np.ndarray, length: int) -> Float[Array, "B V"]:
         """Reads tokens of rows; returns the logits after the last one of each."""
-        program = self._program(("read", len(call), length))
-        logits, self._caches = program(self.weights, self._caches, call)
+        logits, self._caches = self._run(
+            ("read", len(call), length), self.weights, self._caches, call
+        )
         return logits  # type: ignore[no-any-return]
 
     def advance(self, call: np.ndarray) -> Float[Array, "B V"]:
         """Reads the token that each row drew last; returns the logits after it."""
-        program = self._program(("advance", len(call)))
-        logits, self._caches = program(self.weights, self._caches, self._memory.last, call)
+        logits, self._caches = self._run(
+            ("advance", len(call)), self.weights, self._caches, self._memory.last, call
+        )
         return logits  # type: ignore[no-any-return]
 
-    def draw(self, logits: Float[Array, "B V"], call: np.ndarray, kind: DrawKind) -> Drawn:
-        """Draws a token of each row from logits."""
-        program = self._program(("draw", len(call), kind))
-        drawn, self._memory = program(self._memory, self._sampling, self._allowed, logits, call)
+    def score(
+        self, call: np.ndarray, length: int
+    ) -> tuple[Float[Array, " T"], Float[Array, "1 V"]]:
+        """Reads tokens of one row; returns the log-probability of the token after each.
+
+        The tokens after each are in the columns behind the tokens. The logits after the last one
+        are returned too.
+        """
+        key = ("score", length)
+        scores, logits, self._caches = self._run(key, self.weights, self._caches, call)
+        return scores, logits
+
+    def draw(
+        self,
+        logits: Float[Array, "B V"],
+        call: np.ndarray,
+        kind: DrawKind,
+        *,
+        allowed: UInt32[np.ndarray, "B W"] | None = None,
+    ) -> Drawn:
+        """Draws a token of each row from logits.
+
+        Args:
+            logits: Of the rows.
+            call: The rows; see `CallRows`.
+            kind: What the program can do.
+            allowed: Packed bits of the tokens that each row may draw; None allows all of the text.
+        """
+        rows = len(call)
+        if allowed is None and rows not in self._allowed_rows:
+            whole = np.repeat(self.allowed, rows, axis=0)
+            self._allowed_rows[rows] = self._put(whole)
+        masks = self._allowed_rows[rows] if allowed is None else allowed
+        drawn, self._memory = self._run(
+            ("draw", rows, kind), self._memory, self._sampling, masks, logits, call
+        )
         return drawn  # type: ignore[no-any-return]
 
     def draw_many(self, call: np.ndarray, count: int, kind: DrawKind) -> Drawn:
         """Draws tokens of each row, one after the other."""
-        program = self._program(("draw_many", len(call), count, kind))
-        drawn, self._caches, self._memory = program(
-            self.weights, self._caches, self._memory, self._sampling, self._allowed, call
+        drawn, self._caches, self._memory = self._run(
+            ("draw_many", len(call), count, kind),
+            self.weights,
+            self._caches,
+            self._memory,
+            self._sampling,
+            self._allowed,
+            call,
         )
         return drawn  # type: ignore[no-any-return]
 
     def copy_page(self, source: int, target: int) -> None:
         """Copies a page of all caches."""
-        program = self._program(("copy_page",))
-        self._caches = program(self._caches, np.asarray([source, target], np.int32))
+        self._caches = self._run(
+            ("copy_page",), self._caches, np.asarray([source, target], np.int32)
+        )
 
     def start_history(self, slot: int, text: np.ndarray, num_prompt: int) -> None:
         """Lets the penalties of a slot count the tokens of a text."""
         size = 1 << max(5, int(len(text) - 1).bit_length())
-        program = self._program(("start_history", size))
         padded = np.pad(text.astype(np.int32), (0, size - len(text)))[None]
         lengths = np.asarray([[num_prompt, len(text)]], np.int32)
-        self._memory = program(self._memory, np.asarray([slot], np.int32), padded, lengths)
+        key = ("start_history", size)
+        self._memory = self._run(key, self._memory, np.asarray([slot], np.int32), padded, lengths)
 
     def prepare(self, key: Hashable) -> None:
         """Compiles a program, in any thread; see `_lowered` for the keys."""
         self._program(key)
 
+    def _run(self, key: Hashable, *args: Any) -> Any:
+        start = time.perf_counter()
+        results = self._program(key)(*args)
+        self.device_seconds += time.perf_counter() - start
+        return results
+
     def _program(self, key: Hashable) -> Any:
         found = self._compiled.get(key)
         if found is None:
-            start = time.perf_counter()
             with use_policy(self._policy):
                 found = self._lowered(key).compile()
             with self._lock:
-                self.compile_seconds += time.perf_counter() - start
                 self.num_compiled += key not in self._compiled
                 self._compiled[key] = found
         return found
@@ -206,6 +256,9 @@ class Programs:
             return self._jit(_start_history, 0).lower(
                 memory, _ints(1), _ints(1, sizes[0]), _ints(1, 2)
             )
+        if name == "score":
+            width = NUM_COLUMNS + self._pages_per_row + 2 * sizes[0]
+            return self._jit(self._score, 1).lower(weights, caches, _ints(1, width))
         batch = sizes[0]
         call = _ints(batch, NUM_COLUMNS + self._pages_per_row)
         if name == "read":
@@ -217,7 +270,8 @@ class Programs:
         if name == "draw":
             logits = self._logits(batch)
             program = self._jit(_with(_draw, kind=sizes[1]), 0)
-            return program.lower(memory, rows, allowed, logits, call)
+            masks = self._put(np.zeros((batch, allowed.shape[1]), np.uint32))
+            return program.lower(memory, rows, _abstract(masks), logits, call)
         program = self._jit(_with(self._draw_many, count=sizes[1], kind=sizes[2]), 1, 2)
         return program.lower(weights, caches, memory, rows, allowed, call)
 
@@ -245,6 +299,26 @@ class Programs:
             slots=rows.slots,
             page_table=rows.pages,
         )
+
+    def _score(
+        self, weights: Any, caches: Any, call: Int[Array, "1 columns"]
+    ) -> tuple[Float[Array, " T"], Float[Array, "1 V"], Any]:
+        rows = self._rows(call)
+        tokens, following = jnp.split(rows.tokens, 2, axis=1)
+        places = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None, :]
+        logits, caches = self._model.step_at(
+            weights,
+            caches,
+            tokens,
+            rows.starts,
+            rows.sizes,
+            at=places,
+            slots=rows.slots,
+            page_table=rows.pages,
+        )
+        logprobs = jax.nn.log_softmax(logits[0].astype(jnp.float32), axis=1)
+        scores = jnp.take_along_axis(logprobs, following[0][:, None], axis=1)[:, 0]
+        return scores, logits[:, jnp.maximum(rows.sizes[0] - 1, 0)], caches
 
     def _advance(
         self, weights: Any, caches: Any, last: Int[Array, " S"], call: Int[Array, "B columns"]
@@ -377,6 +451,7 @@ def _output_shardings(everywhere: NamedSharding | None, caches: Any) -> dict[str
     return {
         "read": (everywhere, caches),
         "advance": (everywhere, caches),
+        "score": (everywhere, everywhere, caches),
         "draw": (everywhere, everywhere),
         "draw_many": (everywhere, caches, everywhere),
         "copy_page": caches,

@@ -128,7 +128,8 @@ class Scheduler:
         if not self._free_slots:
             return False
         missing = self._num_pages(len(job.text) + 1)
-        for digest in job.digests if self.limits.shares_prefixes else ():
+        shares = self.limits.shares_prefixes and not job.reads_alone
+        for digest in job.digests if shares else ():
             page = self.pool.find(digest)
             if page is None:
                 break
@@ -208,16 +209,20 @@ class Scheduler:
         for slot in waiting.tolist():
             job = self.jobs[slot]
             assert job is not None
+            if job.reads_alone and chosen:
+                continue
             if limits.shares_prefixes:
                 self._share(job)
                 if self._next_digest(job) in computing:
                     continue
             missing = int(rows.target[slot] - rows.num_cached[slot])
-            length = length or next((n for n in lengths if n >= missing), lengths[-1])
+            if not length:
+                length = next((n for n in lengths if n >= missing), lengths[-1])
+                length = limits.alone_length if job.reads_alone else length
             chosen.append(slot)
             computing.update(self._digests_within(job, min(missing, length)))
             most = limits.chunk_rows[limits.chunk_lengths.index(length)]
-            if len(chosen) == most or (len(chosen) + 1) * length > budget:
+            if job.reads_alone or len(chosen) == most or (len(chosen) + 1) * length > budget:
                 break
         return np.asarray(chosen, np.int64), length
 
@@ -239,7 +244,12 @@ class Scheduler:
         assert slot is not None
         start, target = int(rows.num_cached[slot]), int(rows.target[slot])
         unit = max(1, limits.chunk_alignment // limits.page_size)
-        if not limits.shares_prefixes or start % limits.page_size or len(job.pages) % unit:
+        if (
+            not limits.shares_prefixes
+            or job.reads_alone
+            or start % limits.page_size
+            or len(job.pages) % unit
+        ):
             return
         first = len(job.pages)
         while pages := self._found(job.digests[len(job.pages) : len(job.pages) + unit], unit):

@@ -20,6 +20,8 @@ class Limits:
         tokens_per_call: Tokens of a row that a call draws while nothing is read.
         chunk_lengths: Numbers of tokens of a row that are read at once, the smallest first.
         chunk_rows: Rows that are read at once in each of those lengths, at most.
+        alone_length: That of them in which a text is read that is read alone; a step has room
+            for it beside rows that draw in all slots.
         shares_prefixes: Whether texts that begin alike hold the same pages.
         chunk_alignment: Tokens; a text is read from multiples of this on, and shared in them.
         fixed_calls: Whether a call always draws `tokens_per_call` tokens.
@@ -33,6 +35,7 @@ class Limits:
     tokens_per_call: int
     chunk_lengths: tuple[int, ...]
     chunk_rows: tuple[int, ...]
+    alone_length: int
     shares_prefixes: bool = True
     chunk_alignment: int = 1
     fixed_calls: bool = False
@@ -50,6 +53,7 @@ class Job:
         limit: Tokens of prompt and answer at most.
         salt: Texts with another one share no pages with it.
         one_by_one: Whether each token has to be known before the next one is drawn.
+        reads_alone: Whether all its text is read, with no other in the call.
         slot: Where it runs, None while it waits.
         pages: Those it holds.
         digests: Of its text up to the end of each full page.
@@ -65,6 +69,7 @@ class Job:
     limit: int
     salt: bytes = b""
     one_by_one: bool = False
+    reads_alone: bool = False
     slot: int | None = None
     pages: list[int] = attrs.field(factory=list)
     digests: list[bytes] = attrs.field(factory=list)

@@ -6,10 +6,12 @@ from typing import NamedTuple
 
 import attrs
 import numpy as np
+from jaxtyping import Array
 
 from axcore.inference.answer import NO_TOKENS, Answer, TokenLogprobs, TokenPiece
 from axcore.inference.call_shapes import CallShapes
 from axcore.inference.drawing import DrawKind, greedy_rows, kind_for
+from axcore.inference.grammar import GrammarMatcher
 from axcore.inference.programs import NUM_COLUMNS, Drawn, Programs
 from axcore.inference.request import Request, RequestError
 from axcore.inference.sampling import Sampling
@@ -25,11 +27,15 @@ class Task:
         request: What is asked.
         answer: Where its tokens go.
         job: Its place in the schedule.
+        matcher: Where it is in its grammar, if it has one.
+        scores: Log-probabilities of the prompt's tokens after the first, where they are wanted.
     """
 
     request: Request
     answer: Answer
     job: Job
+    matcher: GrammarMatcher | None = None
+    scores: np.ndarray | None = None
 
 
 class _Launched(NamedTuple):
@@ -37,7 +43,8 @@ class _Launched(NamedTuple):
 
     call: Call
     tasks: list[Task | None]
-    drawn: Drawn
+    drawn: Drawn | None
+    scores: Array | None
 
 
 class StepRunner:
@@ -78,6 +85,7 @@ class StepRunner:
         self._ignores_end = np.zeros(slots, bool)
         self._launched: deque[_Launched] = deque()
         self._waited = 0.0
+        self._num_matchers = 0
 
     @property
     def has_work(self) -> bool:
@@ -87,6 +95,7 @@ class StepRunner:
     def add(self, task: Task) -> None:
         """Lets a request wait for its turn."""
         self._tasks[task.job.number] = task
+        self._num_matchers += task.matcher is not None
         self.scheduler.add(task.job)
 
     def cancel(self, task: Task) -> None:
@@ -102,16 +111,21 @@ class StepRunner:
 
     def step(self) -> None:
         """Plans and starts a step, and reads the results of the one before."""
-        start, self._waited = time.perf_counter(), -self.programs.compile_seconds
+        start, self._waited = time.perf_counter(), -self.programs.device_seconds
+        if self._num_matchers:
+            self._finish_all(len(self._launched))
         num_before = len(self._launched)
         plan = self.scheduler.plan()
         if not plan.is_empty:
             self.num_steps += 1
             self._launch(plan)
-        for _ in range(num_before):
-            self._finish(self._launched.popleft())
-        self._waited += self.programs.compile_seconds
+        self._finish_all(num_before)
+        self._waited += self.programs.device_seconds
         self.host_seconds += time.perf_counter() - start - self._waited
+
+    def _finish_all(self, number: int) -> None:
+        for _ in range(number):
+            self._finish(self._launched.popleft())
 
     def _launch(self, plan: StepPlan) -> None:
         for job in plan.started:
@@ -143,32 +157,73 @@ class StepRunner:
     def _read(self, call: Call) -> None:
         rows = self._shapes.read_rows(len(call.slots), call.length)
         array = self._array(call, rows, call.length)
-        text = self.scheduler.rows.text
         width = array.shape[1] - call.length
+        self._write_tokens(call, array[:, width:], 0)
+        task, scores = self._at_slot[int(call.slots[0])], None
+        if task is not None and task.scores is not None:
+            following = np.zeros((1, call.length), np.int32)
+            self._write_tokens(call, following, 1)
+            scores, logits = self.programs.score(
+                np.concatenate([array, following], axis=1), call.length
+            )
+        else:
+            logits = self.programs.read(array, call.length)
+        drawn = None
+        if call.num_drawn.any():
+            drawn = self._draw_from(logits, call, array[:, :width].copy())
+        if drawn is not None or scores is not None:
+            self._add(call, drawn, scores)
+
+    def _write_tokens(self, call: Call, tokens: np.ndarray, ahead: int) -> None:
+        """Writes the tokens that each row reads, or those some places ahead as far as known."""
+        text, target = self.scheduler.rows.text, self.scheduler.rows.target
         for row, (slot, start, size) in enumerate(
             zip(call.slots.tolist(), call.starts.tolist(), call.sizes.tolist(), strict=True)
         ):
-            array[row, width : width + size] = text[slot, start : start + size]
-        logits = self.programs.read(array, call.length)
-        if call.num_drawn.any():
-            drawn = self.programs.draw(logits, array[:, :width].copy(), self._kind_of(call))
-            self._add(call, drawn)
+            end = min(start + ahead + size, int(target[slot]))
+            tokens[row, : end - start - ahead] = text[slot, start + ahead : end]
 
     def _draw(self, call: Call) -> None:
         array = self._array(call, self._shapes.draw_rows(len(call.slots)), 0)
-        kind = self._kind_of(call)
         if call.length == 1:
-            drawn = self.programs.draw(self.programs.advance(array), array, kind)
+            drawn = self._draw_from(self.programs.advance(array), call, array)
         else:
-            drawn = self.programs.draw_many(array, call.length, kind)
-        self._add(call, drawn)
+            drawn = self.programs.draw_many(array, call.length, self._kind_of(call))
+        self._add(call, drawn, None)
+
+    def _draw_from(self, logits: Array, call: Call, array: np.ndarray) -> Drawn:
+        allowed = self._allowed(call, len(array)) if self._num_matchers else None
+        return self.programs.draw(logits, array, self._kind_of(call), allowed=allowed)
+
+    def _allowed(self, call: Call, num_rows: int) -> np.ndarray | None:
+        """Returns which tokens the rows of a call may draw, where one has a grammar."""
+        allowed = None
+        for row in np.flatnonzero(call.num_drawn).tolist():
+            task = self._at_slot[int(call.slots[row])]
+            if task is None or task.matcher is None:
+                continue
+            if allowed is None:
+                allowed = np.repeat(self.programs.allowed, num_rows, axis=0)
+            mask = np.zeros_like(allowed[row])
+            try:
+                task.matcher.fill(mask)
+            except RequestError as error:
+                self._fail(task, error)
+                continue
+            allowed[row] &= mask
+        return allowed
+
+    def _fail(self, task: Task, error: Exception) -> None:
+        """Ends one request with an error."""
+        self._forget(task)
+        task.answer.fail(error)
 
     def _kind_of(self, call: Call) -> DrawKind:
         return self._kinds[int(self._kind[call.slots].max())]
 
-    def _add(self, call: Call, drawn: Drawn) -> None:
+    def _add(self, call: Call, drawn: Drawn | None, scores: Array | None) -> None:
         tasks = [self._at_slot[slot] for slot in call.slots.tolist()]
-        self._launched.append(_Launched(call, tasks, drawn))
+        self._launched.append(_Launched(call, tasks, drawn, scores))
 
     def _array(self, call: Call, num_rows: int, num_tokens: int) -> np.ndarray:
         """Returns the rows of a call as one array; see `CallRows`."""
@@ -186,9 +241,11 @@ class StepRunner:
     def _finish(self, launched: _Launched) -> None:
         """Reads what a call drew, and hands it out."""
         call = launched.call
-        start = time.perf_counter()
-        drawn = np.asarray(launched.drawn.tokens)
-        self._waited += time.perf_counter() - start
+        if launched.scores is not None:
+            self._take_scores(launched)
+        if launched.drawn is None:
+            return
+        drawn = self._read_back(launched.drawn.tokens)
         tokens = drawn.T[: len(call.slots)]
         current = self.scheduler.record(call, tokens)
         steps = np.arange(tokens.shape[1])[None, :]
@@ -206,10 +263,31 @@ class StepRunner:
             reason = "stop" if is_ended[row] else "length" if is_full[row] else None
             self._hand_out(task, tokens[row, : counts[row]], reason, logprobs, row)
 
+    def _read_back(self, array: Array) -> np.ndarray:
+        """Returns an array of the device, when it is computed."""
+        start = time.perf_counter()
+        values = np.asarray(array)
+        self._waited += time.perf_counter() - start
+        return values
+
+    def _take_scores(self, launched: _Launched) -> None:
+        """Keeps the log-probabilities of tokens of a prompt."""
+        task, call = launched.tasks[0], launched.call
+        assert task is not None
+        assert task.scores is not None
+        first = int(call.starts[0])
+        end = min(first + int(call.sizes[0]), len(task.scores))
+        if first < end:
+            assert launched.scores is not None
+            task.scores[first:end] = self._read_back(launched.scores)[: end - first]
+        if end == len(task.scores):
+            task.answer.prompt_logprobs = (None, *task.scores.tolist())
+
     def _logprobs(self, launched: _Launched) -> TokenLogprobs | None:
         """Returns log-probabilities `[rows, count]` and `[rows, count, n]`, where wanted."""
         if not self._wants_logprobs[launched.call.slots].any():
             return None
+        assert launched.drawn is not None
         values = (np.asarray(value) for value in launched.drawn.logprobs)
         return TokenLogprobs(*(value.swapaxes(0, 1) for value in values))
 
@@ -224,6 +302,13 @@ class StepRunner:
         own = None
         if logprobs is not None and task.request.num_logprobs is not None:
             own = TokenLogprobs(*(value[row, : len(tokens)] for value in logprobs))
+        if task.matcher is not None and reason is None:
+            try:
+                task.matcher.accept(tokens.tolist())
+            except RequestError as error:
+                self._fail(task, error)
+                return
+            reason = "stop" if task.matcher.is_finished else None
         if reason is not None:
             self._forget(task)
         task.answer.put(TokenPiece(tokens, own, reason))
@@ -233,7 +318,8 @@ class StepRunner:
     def _forget(self, task: Task) -> None:
         task.answer.num_cached_prompt_tokens = task.job.num_shared
         self.scheduler.finish(task.job)
-        self._tasks.pop(task.job.number, None)
+        if self._tasks.pop(task.job.number, None) is not None:
+            self._num_matchers -= task.matcher is not None
 
 
 def kind_index(sampling: Sampling, kinds: tuple[DrawKind, ...]) -> int:

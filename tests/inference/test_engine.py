@@ -2,8 +2,10 @@
 
 import asyncio
 import itertools
+import re
 import threading
 
+import attrs
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -21,6 +23,7 @@ from axcore.inference import (
     RequestError,
     Sampling,
 )
+from axcore.inference.grammar import regex
 from axcore.inference.programs import Programs
 from axcore.module import Module, Param, entry
 
@@ -123,6 +126,31 @@ def test_log_probabilities_are_those_of_the_model(engine):
     np.testing.assert_allclose(first.logprob, expected[ord("b")], atol=1e-6)
     assert [token for token, _ in first.likeliest] == [ord("b"), 0]
     np.testing.assert_allclose(first.likeliest[1][1], expected[0], rtol=1e-5)
+
+
+def test_log_probabilities_of_a_prompt_are_those_of_the_model(engine):
+    text = "abxbcdefghijabcdefabc" + "a"
+    answer = engine.submit(request(text, 1, prompt_logprobs=True)).result(60)
+    table = np.asarray(chain(ALPHABET)["table"])
+    table = table - np.log(np.exp(table).sum(axis=1, keepdims=True))
+    expected = [table[ord(before), ord(after)] for before, after in itertools.pairwise(text)]
+    assert answer.prompt_logprobs[0] is None
+    np.testing.assert_allclose(answer.prompt_logprobs[1:], expected, atol=1e-5)
+    assert answer.text == "b"
+
+
+def test_a_grammar_decides_what_is_drawn(endless):
+    pytest.importorskip("llguidance")
+    digits = request("a", 20, grammar=regex("[0-9]{3}-(ab)+x"), sampling=Sampling())
+    free = endless.submit(request("a", 20))
+    answers = [endless.submit(attrs.evolve(digits, seed=seed)) for seed in range(3)]
+    for answer in answers:
+        found = answer.result(60)
+        pattern = r"[0-9]{3}-(ab)+x" if found.finish_reason == "stop" else r"[0-9]{3}-(ab)+a?"
+        assert re.fullmatch(pattern, found.text)
+    assert free.result(60).text == "ba" * 10
+    with pytest.raises(RequestError, match="no regular expression that can be followed"):
+        endless.submit(request("a", 2, grammar=regex("(")))
 
 
 def test_a_seed_decides_an_answer_and_another_gives_another(engine):
@@ -240,7 +268,9 @@ def test_nothing_is_compiled_after_warm_up():
         assert [done for done, _, _ in calls] == list(range(1, calls[0][1] + 1))
         hot = Sampling(temperature=1.0, top_k=3, presence_penalty=1.0)
         answers = [
-            engine.submit(request("a" * size, 9, sampling=sampling, num_logprobs=1))
+            engine.submit(
+                request("a" * size, 9, sampling=sampling, num_logprobs=1, prompt_logprobs=size == 4)
+            )
             for size in (1, 2, 4, 15, 16, 17, 23, 4)
             for sampling in (GREEDY, hot)
         ]

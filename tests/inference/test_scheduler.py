@@ -27,6 +27,7 @@ def random_limits(rng):
         tokens_per_call=rng.choice((1, 3)),
         chunk_lengths=lengths,
         chunk_rows=tuple(rng.randint(1, 4) for _ in lengths),
+        alone_length=lengths[0],
         shares_prefixes=rng.random() < 0.8,
     )
 
@@ -59,6 +60,7 @@ class Simulation:
             num_prompt=size,
             limit=rng.randint(size + 1, longest),
             one_by_one=rng.random() < 0.1,
+            reads_alone=rng.random() < 0.1,
         )
         self.jobs.append(job)
         self.texts[job.number] = list(prompt)
