@@ -5,16 +5,13 @@ Letters of shapes: B rows, T tokens of a row in a call, P pages of a row.
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import Mesh, NamedSharding
-from jaxtyping import Array, Float, Int, UInt32
+from jaxtyping import Array, Float, Int
 
-from axcore.inference.drawing import draw, kind_for, sampling_rows
-from axcore.inference.sampling import Sampling
 from axcore.layers import ServingRoom, continued_rows, quantize_weights
 from axcore.modifiers import QuantizedWeights, for_serving
 from axcore.module import Module, ParamSpec, apply_updates, functional, restacked
@@ -29,34 +26,8 @@ from axcore.parallel import (
     where_divisible,
 )
 
-PAD_TO = 64
-"""Tokens are read in pieces of a multiple of this, so that texts of about one length share a
-program."""
-
 RULES: Rules = {**ACTIVATION_RULES, "batch": (), "time": ()}
 """Each device has all rows of a call, which come and go, and its own heads and hidden units."""
-
-READ_AT_ONCE = 512
-"""Tokens of a row that one call reads at most."""
-
-
-def padded_size(num_tokens: int) -> int:
-    """Returns the room that a text of so many tokens needs, padded as it is read."""
-    return -(-num_tokens // PAD_TO) * PAD_TO
-
-
-class Draws(NamedTuple):
-    """What decides the draws of a call, besides the sampling.
-
-    Args:
-        keys: Random keys, one a row.
-        first: Number of tokens that were drawn before; it is folded into the keys.
-        allowed: Which tokens may be drawn, as packed bits.
-    """
-
-    keys: Array
-    first: int | Int[Array, ""]
-    allowed: UInt32[np.ndarray, "1 words"]
 
 
 class CachedModel:
@@ -96,7 +67,6 @@ class CachedModel:
         self.weights = self.weights_of(state)
         self.keeps_pages_only = not any("batch" in spec.axes for spec in _leaves(self._caches))
         self.extend = jax.jit(self.step, donate_argnums=1)
-        self.draw = jax.jit(self._draw, donate_argnums=1, static_argnums=(5, 6))
 
     def weights_of(self, state: Any) -> Any:
         """Returns what programs take of a state of the model, as it is trained."""
@@ -123,17 +93,6 @@ class CachedModel:
             return where_divisible(NamedSharding(mesh, parts), spec.shape)
 
         return jax.tree.map(lies, self._caches)
-
-    def read(self, tokens: Int[np.ndarray, "B T"]) -> tuple[Float[Array, "B vocab"], Any]:
-        """Returns the logits after texts of one length, not 0, and caches of them."""
-        caches, logits = self.empty_caches(), jnp.zeros((self.num_rows, 0))
-        for start in range(0, tokens.shape[1], READ_AT_ONCE):
-            piece = tokens[:, start : start + READ_AT_ONCE]
-            size = piece.shape[1]
-            piece = np.pad(piece, ((0, 0), (0, padded_size(size) - size)))
-            cached, new = (np.full(self.num_rows, n, np.int32) for n in (start, size))
-            logits, caches = self.extend(self.weights, caches, piece, cached, new)
-        return logits, caches
 
     def step(
         self,
@@ -199,42 +158,6 @@ class CachedModel:
         if self._mesh is None:
             return nullcontext()
         return sharding_activations(ActivationSharding(self._mesh, RULES))
-
-    def _draw(
-        self,
-        weights: Any,
-        caches: Any,
-        logits: Float[Array, "B vocab"],
-        num_cached: Int[Array, " B"],
-        draws: Draws,
-        sampling: Sampling,
-        count: int,
-    ) -> tuple[Int[Array, "count B"], Float[Array, "B vocab"], Any]:
-        """Returns `count` tokens of each row, one after the other, and the logits after them.
-
-        Args:
-            weights: `self.weights`.
-            caches: Of the tokens before.
-            logits: After the last of those.
-            num_cached: Number of tokens before.
-            draws: Decides the draws.
-            sampling: How tokens are drawn.
-            count: How many.
-        """
-        one = jnp.ones(self.num_rows, jnp.int32)
-        rows = jax.tree.map(jnp.asarray, sampling_rows([sampling] * self.num_rows))
-        kind = kind_for([sampling])
-
-        def step(carry: Any, index: Array) -> Any:
-            logits, num_cached, caches = carry
-            fresh = jax.vmap(lambda key: jax.random.fold_in(key, draws.first + index))(draws.keys)
-            drawn = draw(logits, rows, fresh, allowed=draws.allowed, kind=kind)
-            logits, caches = self.step(weights, caches, drawn[:, None], num_cached, one)
-            return (logits, num_cached + 1, caches), drawn
-
-        start = (logits, num_cached, caches)
-        (logits, _, caches), drawn = jax.lax.scan(step, start, jnp.arange(count))
-        return drawn, logits, caches
 
 
 def mesh_of(weights: Any) -> Mesh | None:

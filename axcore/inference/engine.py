@@ -102,6 +102,13 @@ class Engine:
         page_size = min(cfg.page_size or cfg.max_length, cfg.max_length)
         pages_per_row = -(-cfg.max_length // page_size)
         num_pages = cfg.num_pages or cfg.max_rows * pages_per_row
+        if cfg.fixed_shapes and num_pages < cfg.max_rows * pages_per_row:
+            raise ConfigError(
+                f"num_pages is {num_pages}; {cfg.max_rows} rows of {cfg.max_length} tokens need "
+                f"{cfg.max_rows * pages_per_row}, and with fixed_shapes none may be read again",
+                where="num_pages",
+                hint="leave num_pages out, or serve fewer rows",
+            )
         self.config = evolve(cfg, num_pages=num_pages)
         self._shapes = call_shapes(cfg)
         room = ServingRoom(

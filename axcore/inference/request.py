@@ -17,7 +17,7 @@ class RequestError(AxcoreError, ValueError):
 class EngineError(AxcoreError):
     """The engine cannot answer: a step failed, or it is closed."""
 
-    exit_code = 12
+    exit_code = 14
 
 
 class QueueFull(EngineError):  # noqa: N818 - as queue.Full of the standard library

@@ -120,7 +120,7 @@ class Scheduler:
                 heapq.heappop(self._waiting)
                 self._start(job)
                 yield job
-            elif not self._preempt_later(job.order):
+            elif self.limits.fixed_calls or not self._preempt_later(job.order):
                 return
 
     def _has_room(self, job: Job) -> bool:

@@ -24,7 +24,8 @@ class Limits:
             for it beside rows that draw in all slots.
         shares_prefixes: Whether texts that begin alike hold the same pages.
         chunk_alignment: Tokens; a text is read from multiples of this on, and shared in them.
-        fixed_calls: Whether a call always draws `tokens_per_call` tokens.
+        fixed_calls: Whether a call always draws `tokens_per_call` tokens, and no row is read again
+            for one that is to be served sooner.
     """
 
     num_slots: int

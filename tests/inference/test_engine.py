@@ -298,5 +298,7 @@ def test_sizes_that_do_not_fit_together_are_refused():
         opened(decode_sizes=(1,))
     with pytest.raises(ConfigError, match="step_tokens is 8: too few for 2 rows"):
         opened(step_tokens=8)
+    with pytest.raises(ConfigError, match="num_pages is 15; 2 rows of 32 tokens need 16"):
+        opened(num_pages=15, fixed_shapes=True, decode_sizes=None)
     with pytest.raises(ConfigError, match="max_length is None"):
         opened(max_length=None)

@@ -3,6 +3,7 @@
 import random
 import time
 
+import attrs
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -71,14 +72,11 @@ def test_greedy_answers_follow_the_plain_logits(model):
     with opened(model) as engine:
         request = Request(prompt=prompt, max_tokens=12, sampling=Sampling(temperature=0))
         drawn = [token.id for token in engine.submit(request).result(60).tokens]
-    tokens = list(prompt)
-    for _ in drawn:
-        logits, _ = functional(*model, jnp.asarray([tokens]), method="logits")
-        row = np.array(logits[0, -1])
-        row[[TOKENIZER.bos_id, TOKENIZER.pad_id]] = -np.inf
-        row[TOKENIZER.vocab_size :] = -np.inf
-        tokens.append(int(row.argmax()))
-    assert drawn == tokens[len(prompt) :]
+    logits, _ = functional(*model, jnp.asarray([[*prompt, *drawn]]), method="logits")
+    rows = np.array(logits[0, len(prompt) - 1 : -1])
+    rows[:, [TOKENIZER.bos_id, TOKENIZER.pad_id]] = -np.inf
+    rows[:, TOKENIZER.vocab_size :] = -np.inf
+    assert drawn == rows.argmax(axis=1).tolist()
 
 
 @pytest.mark.parametrize("pages", [10, 64, None])
@@ -107,3 +105,21 @@ def test_answers_under_load_are_those_computed_alone(model, alone, pages):
             assert (found.text, found.tokens, found.finish_reason) == (text, tokens, reason)
             num_whole += 1
     assert num_whole > 12
+
+
+def test_fixed_shapes_give_the_same_bits_whatever_else_runs(model):
+    rng = random.Random(5)
+    requests = [
+        attrs.evolve(random_request(rng, number), num_logprobs=3, priority=0)
+        for number in range(10)
+    ]
+    sizes = {"fixed_shapes": True, "step_tokens": 20, "tokens_per_call": 3}
+    with opened(model, **sizes) as engine:
+        alone = [engine.submit(request).result(60).tokens for request in requests]
+        shuffled = rng.sample(requests, len(requests))
+        answers = {request: engine.submit(request) for request in shuffled}
+        together = [answers[request].result(60).tokens for request in requests]
+        stats = engine.stats()
+    assert together == alone
+    assert stats.num_cached_prompt_tokens > 0
+    assert stats.num_preemptions == 0
