@@ -1,8 +1,9 @@
 """`EngineConfig`: how much an engine serves at once, and in which pieces."""
 
-from typing import Any, Literal
+from typing import Literal
 
 from axcore.config import PositiveInt, config
+from axcore.inference.speculation.ngrams import NGramLookup
 
 
 @config
@@ -30,7 +31,8 @@ class EngineConfig:
             does for its rows.
         max_queue: Requests that wait at most.
         shares_prefixes: Whether prompts that begin alike are computed once.
-        speculation: How tokens are guessed ahead; None guesses none.
+        speculation: How tokens are guessed ahead, to be checked by one call. It takes the place of
+            `tokens_per_call`. None guesses none.
         weights: What linear layers keep their weights in; None keeps them as they were trained.
     """
 
@@ -45,5 +47,5 @@ class EngineConfig:
     draw_kinds: tuple[Literal["greedy", "plain", "full"], ...] = ("greedy", "full")
     max_queue: PositiveInt = 1024
     shares_prefixes: bool = True
-    speculation: Any = None
+    speculation: NGramLookup | None = None
     weights: Literal["int8", "int4", "float8"] | None = None

@@ -25,6 +25,7 @@ from axcore.inference.grammar import GrammarCompiler
 from axcore.inference.programs import MAX_LOGPROBS, Programs
 from axcore.inference.request import Draining, EngineError, QueueFull, Request, RequestError
 from axcore.inference.scheduler import Scheduler
+from axcore.inference.speculation import NGramIndex
 from axcore.inference.step_plan import Job, Limits
 from axcore.inference.step_runner import StepRunner, Task, kind_index
 from axcore.layers import PageRoom, ServingRoom
@@ -51,6 +52,8 @@ class EngineStats:
         shares_prefixes: Whether prompts that begin alike are computed once.
         num_preemptions: How often a request lost its pages and was read again.
         num_drawn: Tokens drawn.
+        num_guesses: Tokens guessed ahead.
+        num_right_guesses: Those of them that were drawn.
         num_steps: Steps run.
         compilations_after_warm_up: Programs compiled while requests waited for them.
         host_seconds_per_step: Time of a step that is the engine's own, not the device's.
@@ -66,6 +69,8 @@ class EngineStats:
     shares_prefixes: bool
     num_preemptions: int
     num_drawn: int
+    num_guesses: int
+    num_right_guesses: int
     num_steps: int
     compilations_after_warm_up: int
     host_seconds_per_step: float
@@ -123,13 +128,16 @@ class Engine:
         self._programs = Programs(
             served, pages_per_row=pages_per_row, allowed=allowed_tokens(model, tokenizer)
         )
+        _check_speculation(cfg, served)
+        guesses = cfg.speculation
+        self._tokens_per_call = 1 + guesses.num_tokens if guesses else cfg.tokens_per_call
         limits = Limits(
             num_slots=cfg.max_rows,
             max_length=cfg.max_length,
             page_size=page_size,
             num_pages=num_pages,
             step_tokens=cfg.step_tokens,
-            tokens_per_call=cfg.tokens_per_call,
+            tokens_per_call=self._tokens_per_call,
             chunk_lengths=self._shapes.chunk_lengths,
             chunk_rows=tuple(sizes[-1] for sizes in self._shapes.read_sizes),
             alone_length=self._shapes.alone_length,
@@ -144,6 +152,7 @@ class Engine:
             self._shapes,
             end_ids=tuple(tokenizer.end_ids),
             kinds=self._kinds,
+            guesses=guesses is not None,
         )
         self._grammars = GrammarCompiler(tokenizer)
         self._compiled_before = 0
@@ -205,7 +214,9 @@ class Engine:
         )
         matcher = None if request.grammar is None else self._grammars.matcher(request.grammar)
         scores = np.zeros(len(request.prompt) - 1, np.float32) if request.prompt_logprobs else None
-        task = Task(request, answer, job, matcher, scores)
+        guesses = self.config.speculation
+        index = NGramIndex(guesses, request.prompt) if guesses else None
+        task = Task(request, answer, job, matcher, scores, index)
 
         def add() -> None:
             self._num_submitted -= 1
@@ -238,6 +249,8 @@ class Engine:
             shares_prefixes=scheduler.limits.shares_prefixes,
             num_preemptions=scheduler.num_preemptions,
             num_drawn=runner.num_drawn,
+            num_guesses=runner.num_guesses,
+            num_right_guesses=runner.num_right_guesses,
             num_steps=runner.num_steps,
             compilations_after_warm_up=self._programs.num_compiled - self._compiled_before,
             host_seconds_per_step=runner.host_seconds / max(1, runner.num_steps),
@@ -426,9 +439,14 @@ class Engine:
         keys += [("advance", size) for size in shapes.draw_sizes]
         drawing = {*shapes.draw_sizes, *itertools.chain.from_iterable(shapes.read_sizes)}
         keys += [("draw", size, kind) for size in sorted(drawing) for kind in self._kinds]
-        if cfg.tokens_per_call > 1:
+        if self._tokens_per_call > 1:
             keys += [
-                ("draw_many", size, cfg.tokens_per_call, kind)
+                (
+                    "check_guesses" if cfg.speculation else "draw_many",
+                    size,
+                    self._tokens_per_call,
+                    kind,
+                )
                 for size in shapes.draw_sizes
                 for kind in self._kinds
             ]
@@ -436,6 +454,24 @@ class Engine:
             keys.append(("copy_page",))
         sizes = range(5, max(5, (self.max_length - 1).bit_length()) + 1)
         return keys + [("start_history", 1 << size) for size in sizes]
+
+
+def _check_speculation(cfg: EngineConfig, served: CachedModel) -> None:
+    """Refuses guesses where a wrong one could not be taken back."""
+    if cfg.speculation is None:
+        return
+    cfg.speculation.check()
+    reason = None
+    if cfg.fixed_shapes:
+        reason = "calls of fixed shapes draw a fixed number of tokens"
+    elif not served.keeps_pages_only:
+        reason = "a layer of the model keeps a state, or a row of its own, which has no way back"
+    if reason is not None:
+        raise ConfigError(
+            f"tokens cannot be guessed ahead: {reason}",
+            where="speculation",
+            hint="leave speculation None, or keep keys and values in pages",
+        )
 
 
 def allowed_tokens(model: Any, tokenizer: Tokenizer) -> np.ndarray:

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
-from jaxtyping import Array, Float, Int, UInt32
+from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from axcore.errors import ConfigError
 from axcore.inference.cached_model import CachedModel, mesh_of
@@ -30,6 +30,7 @@ from axcore.inference.drawing import (
     log_probabilities,
     row_keys,
 )
+from axcore.inference.speculation import verify
 from axcore.ops import current_policy, use_policy
 
 MAX_LOGPROBS = 20
@@ -211,6 +212,23 @@ class Programs:
         )
         return drawn  # type: ignore[no-any-return]
 
+    def check_guesses(self, call: np.ndarray, length: int, kind: DrawKind) -> tuple[Drawn, Array]:
+        """Reads the last token of each row and guesses of those after it; draws at each place.
+
+        Returns:
+            What was drawn, `[length, B]`, and how many of each row belong to its answer, `[B]`.
+        """
+        drawn, counts, self._caches, self._memory = self._run(
+            ("check_guesses", len(call), length, kind),
+            self.weights,
+            self._caches,
+            self._memory,
+            self._sampling,
+            self._allowed,
+            call,
+        )
+        return drawn, counts
+
     def copy_page(self, source: int, target: int) -> None:
         """Copies a page of all caches."""
         self._caches = self._run(
@@ -272,6 +290,10 @@ class Programs:
             program = self._jit(_with(_draw, kind=sizes[1]), 0)
             masks = self._put(np.zeros((batch, allowed.shape[1]), np.uint32))
             return program.lower(memory, rows, _abstract(masks), logits, call)
+        if name == "check_guesses":
+            width = NUM_COLUMNS + self._pages_per_row + sizes[1]
+            program = self._jit(_with(self._check_guesses, kind=sizes[2]), 1, 2)
+            return program.lower(weights, caches, memory, rows, allowed, _ints(batch, width))
         program = self._jit(_with(self._draw_many, count=sizes[1], kind=sizes[2]), 1, 2)
         return program.lower(weights, caches, memory, rows, allowed, call)
 
@@ -363,6 +385,53 @@ class Programs:
         )
         return drawn, caches, memory
 
+    def _check_guesses(
+        self,
+        weights: Any,
+        caches: Any,
+        memory: Memory,
+        sampling: SamplingRows,
+        allowed: UInt32[Array, "1 W"],
+        call: Int[Array, "B columns"],
+        *,
+        kind: DrawKind,
+    ) -> tuple[Drawn, Int[Array, " B"], Any, Memory]:
+        rows = self._rows(call)
+        length, num_slots = rows.tokens.shape[1], memory.last.shape[0]
+        places = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), rows.tokens.shape)
+        logits, caches = self._model.step_at(
+            weights,
+            caches,
+            rows.tokens,
+            rows.starts,
+            rows.sizes,
+            at=places,
+            slots=rows.slots,
+            page_table=rows.pages,
+        )
+        held = jnp.minimum(rows.slots, num_slots - 1)
+        tokens, counts = verify(
+            logits,
+            rows.tokens[:, 1:],
+            sampling.take(held),
+            first=rows.first,
+            num_guesses=rows.sizes - 1,
+            allowed=allowed,
+            history=memory.history.take(held) if kind == "full" else None,
+            kind=kind,
+        )
+        history = memory.history
+        for place in range(length if kind == "full" else 0):
+            taken = jnp.where((rows.draws > 0) & (place < counts), rows.slots, num_slots)
+            history = history.drawn(taken, tokens[:, place])
+        last = jnp.take_along_axis(tokens, counts[:, None] - 1, axis=1)[:, 0]
+        slots = jnp.where(rows.draws > 0, rows.slots, num_slots)
+        memory = Memory(memory.last.at[slots].set(last, mode="drop"), history)
+        wanted = jnp.any(rows.wants_logprobs > 0)
+        logprobs = [_logprobs(logits[:, i], tokens[:, i], wanted) for i in range(length)]
+        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *logprobs)
+        return Drawn(tokens.T, stacked), counts, caches, memory
+
 
 def _draw(
     memory: Memory,
@@ -394,6 +463,17 @@ def _drawn(
     keys = row_keys(own.seed, rows.first)
     history = memory.history.take(held) if kind == "full" else None
     tokens = draw(logits, own, keys, allowed=allowed, history=history, kind=kind)
+    logprobs = _logprobs(logits, tokens, jnp.any(rows.wants_logprobs > 0))
+    slots = jnp.where(rows.draws > 0, rows.slots, num_slots)
+    last = memory.last.at[slots].set(tokens, mode="drop")
+    counted = memory.history.drawn(slots, tokens) if kind == "full" else memory.history
+    return Drawn(tokens, logprobs), Memory(last, counted)
+
+
+def _logprobs(
+    logits: Float[Array, "B V"], tokens: Int[Array, " B"], is_wanted: Bool[Array, ""]
+) -> LogProbs:
+    """Returns log-probabilities of drawn tokens; zeros where no row wants any."""
     number = min(MAX_LOGPROBS, logits.shape[1])
 
     def wanted() -> LogProbs:
@@ -403,11 +483,8 @@ def _drawn(
         shape = jax.eval_shape(wanted)
         return LogProbs(*(jnp.zeros(leaf.shape, leaf.dtype) for leaf in shape))
 
-    logprobs: LogProbs = jax.lax.cond(jnp.any(rows.wants_logprobs > 0), wanted, unwanted)
-    slots = jnp.where(rows.draws > 0, rows.slots, num_slots)
-    last = memory.last.at[slots].set(tokens, mode="drop")
-    counted = memory.history.drawn(slots, tokens) if kind == "full" else memory.history
-    return Drawn(tokens, logprobs), Memory(last, counted)
+    logprobs: LogProbs = jax.lax.cond(is_wanted, wanted, unwanted)
+    return logprobs
 
 
 def _call_rows(call: Int[Array, "B columns"], num_pages: int) -> CallRows:
@@ -454,6 +531,7 @@ def _output_shardings(everywhere: NamedSharding | None, caches: Any) -> dict[str
         "score": (everywhere, everywhere, caches),
         "draw": (everywhere, everywhere),
         "draw_many": (everywhere, caches, everywhere),
+        "check_guesses": (everywhere, everywhere, caches, everywhere),
         "copy_page": caches,
         "start_history": everywhere,
     }

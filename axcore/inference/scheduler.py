@@ -9,6 +9,7 @@ again. So the first row always gets on, and with it every row in its turn.
 import heapq
 from collections.abc import Iterable
 
+import attrs
 import numpy as np
 
 from axcore.inference.pages import PagePool, next_digest
@@ -102,6 +103,16 @@ class Scheduler:
             self._remember_drawn(slots)
         return current
 
+    def take_back(self, call: Call, counts: np.ndarray) -> Call:
+        """Returns a call that drew fewer tokens than was planned, `[rows]`.
+
+        No step may have been planned since. The rows keep the pages that they got.
+        """
+        current = self.rows.generation[call.slots] == call.generations
+        ends = call.starts + counts
+        self.rows.num_cached[call.slots[current]] = ends[current]
+        return attrs.evolve(call, sizes=counts, num_drawn=counts, length=int(counts.max()))
+
     def forget_prefixes(self) -> None:
         """Lets no text find what others computed up to now."""
         self.pool.forget()
@@ -191,7 +202,7 @@ class Scheduler:
         is_one = is_reading or rows.one_by_one[slots].any() or int(left.max()) == 1
         if not is_one:
             ends = rows.num_cached[slots] + np.minimum(left, count)
-            missing = -(-ends // limits.page_size) - rows.num_pages[slots]
+            missing = np.maximum(-(-ends // limits.page_size) - rows.num_pages[slots], 0)
             is_one = int(missing.sum()) > self.pool.num_free
         return slots, 1 if is_one else count
 
@@ -276,7 +287,7 @@ class Scheduler:
         """Gives rows the pages that their next tokens need; returns which rows can run."""
         rows = self.rows
         ends = rows.num_cached[slots] + sizes
-        missing = -(-ends // self.limits.page_size) - rows.num_pages[slots]
+        missing = np.maximum(-(-ends // self.limits.page_size) - rows.num_pages[slots], 0)
         got = np.ones(len(slots), bool)
         self._was_short = int(missing.sum()) + self._num_copies(slots) > self.pool.num_free
         if not self._was_short:

@@ -16,6 +16,7 @@ from axcore.inference.programs import NUM_COLUMNS, Drawn, Programs
 from axcore.inference.request import Request, RequestError
 from axcore.inference.sampling import Sampling
 from axcore.inference.scheduler import Scheduler
+from axcore.inference.speculation import NGramIndex
 from axcore.inference.step_plan import Call, Job, StepPlan
 
 
@@ -29,6 +30,7 @@ class Task:
         job: Its place in the schedule.
         matcher: Where it is in its grammar, if it has one.
         scores: Log-probabilities of the prompt's tokens after the first, where they are wanted.
+        index: Guesses its next tokens, where the engine guesses.
     """
 
     request: Request
@@ -36,15 +38,25 @@ class Task:
     job: Job
     matcher: GrammarMatcher | None = None
     scores: np.ndarray | None = None
+    index: NGramIndex | None = None
 
 
 class _Launched(NamedTuple):
-    """A call that is under way."""
+    """A call that is under way.
+
+    Args:
+        call: The rows.
+        tasks: Theirs.
+        drawn: What it draws, if anything.
+        scores: Log-probabilities of a prompt's tokens, where they are wanted.
+        counts: How many of the tokens belong to each answer, where guesses decide.
+    """
 
     call: Call
     tasks: list[Task | None]
     drawn: Drawn | None
     scores: Array | None
+    counts: Array | None = None
 
 
 class StepRunner:
@@ -56,6 +68,7 @@ class StepRunner:
         shapes: Those that programs are made for.
         end_ids: Tokens that end a text.
         kinds: What programs can draw, the cheapest first.
+        guesses: Whether tokens are guessed ahead; then each step waits for the one before.
     """
 
     def __init__(
@@ -66,11 +79,14 @@ class StepRunner:
         *,
         end_ids: tuple[int, ...],
         kinds: tuple[DrawKind, ...],
+        guesses: bool = False,
     ) -> None:
         self.programs = programs
         self.scheduler = scheduler
         self.num_steps = 0
         self.num_drawn = 0
+        self.num_guesses = 0
+        self.num_right_guesses = 0
         self.host_seconds = 0.0
         self._shapes = shapes
         self._kinds = kinds
@@ -86,6 +102,7 @@ class StepRunner:
         self._launched: deque[_Launched] = deque()
         self._waited = 0.0
         self._num_matchers = 0
+        self._guesses = guesses
 
     @property
     def has_work(self) -> bool:
@@ -112,7 +129,7 @@ class StepRunner:
     def step(self) -> None:
         """Plans and starts a step, and reads the results of the one before."""
         start, self._waited = time.perf_counter(), -self.programs.device_seconds
-        if self._num_matchers:
+        if self._num_matchers or self._guesses:
             self._finish_all(len(self._launched))
         num_before = len(self._launched)
         plan = self.scheduler.plan()
@@ -184,12 +201,38 @@ class StepRunner:
             tokens[row, : end - start - ahead] = text[slot, start + ahead : end]
 
     def _draw(self, call: Call) -> None:
+        if self._guesses and call.length > 1:
+            guesses = self._guessed(call)
+            if any(guesses):
+                self._check_guesses(call, guesses)
+                return
+            call = self.scheduler.take_back(call, np.ones_like(call.sizes))
         array = self._array(call, self._shapes.draw_rows(len(call.slots)), 0)
         if call.length == 1:
             drawn = self._draw_from(self.programs.advance(array), call, array)
         else:
             drawn = self.programs.draw_many(array, call.length, self._kind_of(call))
         self._add(call, drawn, None)
+
+    def _guessed(self, call: Call) -> list[list[int]]:
+        """Returns guesses of each row's next tokens, one fewer than it may draw."""
+        tasks = [self._at_slot[slot] for slot in call.slots.tolist()]
+        return [
+            task.index.guess()[: size - 1] if task is not None and task.index is not None else []
+            for task, size in zip(tasks, call.sizes.tolist(), strict=True)
+        ]
+
+    def _check_guesses(self, call: Call, guesses: list[list[int]]) -> None:
+        array = self._array(call, self._shapes.draw_rows(len(call.slots)), call.length)
+        width, text = array.shape[1] - call.length, self.scheduler.rows.text
+        for row, guess in enumerate(guesses):
+            array[row, 2] = 1 + len(guess)
+            array[row, width] = text[call.slots[row], call.starts[row]]
+            array[row, width + 1 : width + 1 + len(guess)] = guess
+            self.num_guesses += len(guess)
+        drawn, counts = self.programs.check_guesses(array, call.length, self._kind_of(call))
+        tasks = [self._at_slot[slot] for slot in call.slots.tolist()]
+        self._launched.append(_Launched(call, tasks, drawn, None, counts))
 
     def _draw_from(self, logits: Array, call: Call, array: np.ndarray) -> Drawn:
         allowed = self._allowed(call, len(array)) if self._num_matchers else None
@@ -247,6 +290,10 @@ class StepRunner:
             return
         drawn = self._read_back(launched.drawn.tokens)
         tokens = drawn.T[: len(call.slots)]
+        if launched.counts is not None:
+            kept = self._read_back(launched.counts)[: len(call.slots)]
+            call = self.scheduler.take_back(call, kept)
+            self.num_right_guesses += int((kept - 1).sum())
         current = self.scheduler.record(call, tokens)
         steps = np.arange(tokens.shape[1])[None, :]
         ends = self._is_end[tokens] & ~self._ignores_end[call.slots][:, None]
@@ -309,6 +356,8 @@ class StepRunner:
                 self._fail(task, error)
                 return
             reason = "stop" if task.matcher.is_finished else None
+        if task.index is not None:
+            task.index.push(tokens.tolist())
         if reason is not None:
             self._forget(task)
         task.answer.put(TokenPiece(tokens, own, reason))

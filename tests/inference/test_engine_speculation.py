@@ -1,0 +1,96 @@
+"""Guesses make an engine's steps fewer, and change no answer."""
+
+import pytest
+
+from axcore.data import ByteTokenizer
+from axcore.errors import ConfigError
+from axcore.inference import Engine, EngineConfig, Request, Sampling
+from axcore.inference.grammar import regex
+from axcore.inference.speculation import NGramLookup
+from axcore.models import transformer
+
+TOKENIZER = ByteTokenizer.Config().build()
+CFG = transformer(vocab_size=264, dim=16, num_layers=1, num_heads=2, hidden_dim=16)
+SIZES = {
+    "draw_kinds": ("full",),
+    "max_rows": 3,
+    "max_length": 64,
+    "page_size": 4,
+    "step_tokens": 18,
+    "decode_sizes": (3,),
+}
+SAMPLINGS = [
+    Sampling(temperature=0),
+    Sampling(temperature=1.0, top_k=3),
+    Sampling(temperature=0.3, presence_penalty=1.0, repetition_penalty=1.2),
+    Sampling(temperature=0, frequency_penalty=0.2),
+]
+
+
+def answers(requests, **values):
+    model = CFG.build()
+    cfg = EngineConfig(**{**SIZES, "tokens_per_call": 4, **values})
+    with Engine(model, model.init(3), TOKENIZER, cfg) as engine:
+        engine.warm_up()
+        submitted = [engine.submit(one) for one in requests]
+        return [answer.result(120) for answer in submitted], engine.stats()
+
+
+def requests(**values):
+    return [
+        Request(prompt=tuple(b"abcabcabcab"), max_tokens=44, sampling=sampling, seed=seed, **values)
+        for seed in range(2)
+        for sampling in SAMPLINGS
+    ]
+
+
+@pytest.fixture(scope="module")
+def plain():
+    return answers(requests())
+
+
+@pytest.mark.parametrize("num_pages", [None, 20])
+def test_answers_are_those_without_guesses(plain, num_pages):
+    speculation = NGramLookup(num_tokens=3, longest=3, shortest=1)
+    found, stats = answers(requests(), speculation=speculation, num_pages=num_pages)
+    assert found == plain[0]
+    assert (stats.num_preemptions > 0) == (num_pages is not None)
+    assert 0 < stats.num_right_guesses < stats.num_guesses
+    assert stats.compilations_after_warm_up == 0
+    assert stats.pages_used == 0
+
+
+def test_right_guesses_save_steps():
+    greedy = [Request(prompt=tuple(b"aaaa"), max_tokens=48, sampling=Sampling(temperature=0))]
+    one_by_one, slow = answers(greedy, tokens_per_call=1)
+    guessed, fast = answers(greedy, speculation=NGramLookup(num_tokens=3, shortest=1))
+    assert guessed == one_by_one
+    assert fast.num_right_guesses > 10
+    assert fast.num_steps <= slow.num_steps - fast.num_right_guesses
+
+
+def test_log_probabilities_and_grammars_are_as_without_guesses():
+    asked = [*requests(num_logprobs=2)[:2], requests(grammar=regex("(ab|c){4,8}"))[1]]
+    expected, _ = answers(asked)
+    found, stats = answers(asked, speculation=NGramLookup(num_tokens=3, shortest=1))
+    assert stats.num_guesses > 0
+    for one, other in zip(found, expected, strict=True):
+        assert one.text == other.text
+        for a, b in zip(one.tokens, other.tokens, strict=True):
+            assert a.id == b.id
+            assert a.logprob == pytest.approx(b.logprob, abs=1e-4)
+            assert [t for t, _ in a.likeliest] == [t for t, _ in b.likeliest]
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ({"fixed_shapes": True}, "calls of fixed shapes"),
+        ({"page_size": None}, "a layer of the model keeps a state, or a row of its own"),
+    ],
+)
+def test_guesses_that_could_not_be_taken_back_are_refused(values, text):
+    model = CFG.build()
+    cfg = EngineConfig(**{**SIZES, "speculation": NGramLookup(), **values})
+    with pytest.raises(ConfigError, match=text):
+        Engine(model, model.init(3), TOKENIZER, cfg)
