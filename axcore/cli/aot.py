@@ -28,7 +28,7 @@ from axcore.resilience.compile_cache import cache_folder
 
 
 @click.command()
-@click.argument("experiment")
+@options.experiment
 @click.option("--target", metavar="NAME", required=True, help="Hardware, as cpu-8.")
 @options.modify
 @options.overrides

@@ -2,22 +2,26 @@
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import click
 
 from axcore.cli import options
+from axcore.cli.config_explore import explore, schema
 from axcore.errors import ConfigError
 from axcore.plugins import Hardware
 
 
 @click.group()
 def config() -> None:
-    """Show, compare and pin down configs."""
+    """Show, explore, compare and pin down configs."""
+
+
+config.add_command(explore)
+config.add_command(schema)
 
 
 @config.command()
-@click.argument("experiment")
+@options.experiment
 @options.modify
 @options.overrides
 @options.target
@@ -38,6 +42,7 @@ def show(
     sharding: bool,
 ) -> None:
     """Show the config of EXPERIMENT, a name or a config file."""
+    from axcore.cli.experiment import load_config
     from axcore.config import render_config, to_json, to_yaml
 
     if sharding:
@@ -48,7 +53,7 @@ def show(
         resolved = load_resolved(experiment, overrides, changes=changes, hardware=hardware)
         click.echo(sharding_table(resolved))
         return
-    cfg = _config(experiment, overrides, target, changes=changes)
+    cfg = load_config(experiment, overrides, target, changes=changes)
     if summary:
         from axcore.module import summary_table
 
@@ -83,23 +88,24 @@ def diff(
     Changes and overrides apply to the second, or with two targets to both. Exits with 1 where there
     is a difference, 0 where there is none.
     """
+    from axcore.cli.experiment import load_config
     from axcore.config import diff_config, format_diff
 
     if len(targets) > 2:
         raise ConfigError(f"{len(targets)} targets are given", hint="give --target once or twice")
     target, last = (targets[0], targets[-1]) if targets else (None, None)
-    second = _config(after or before, overrides, last, changes=changes)
+    second = load_config(after or before, overrides, last, changes=changes)
     if len(targets) == 2:
-        first = _config(before, overrides, target, changes=changes)
+        first = load_config(before, overrides, target, changes=changes)
     else:
-        first = _config(before, (), target)
+        first = load_config(before, (), target)
     differences = diff_config(first, second)
     click.echo(format_diff(differences), nl=False)
     sys.exit(1 if differences else 0)
 
 
 @config.command()
-@click.argument("experiment")
+@options.experiment
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--write", is_flag=True, help="Write the file instead of checking it.")
 @options.overrides
@@ -113,9 +119,10 @@ def golden(
     """
     import difflib
 
+    from axcore.cli.experiment import load_config
     from axcore.config import render_config
 
-    text = render_config(_config(experiment, overrides, target))
+    text = render_config(load_config(experiment, overrides, target))
     if write:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, encoding="utf-8")
@@ -129,19 +136,3 @@ def golden(
         )
         click.echo("\n".join(lines))
         sys.exit(1)
-
-
-def _config(
-    experiment: str,
-    overrides: tuple[str, ...],
-    target: str | None,
-    *,
-    changes: tuple[str, ...] = (),
-) -> Any:
-    """Returns the config, resolved where there is a target. Starts no device."""
-    from axcore.cli.experiment import load_experiment, load_resolved
-
-    if target is None:
-        return load_experiment(experiment, overrides, changes=changes)
-    hardware = Hardware.parse(target)
-    return load_resolved(experiment, overrides, changes=changes, hardware=hardware).config

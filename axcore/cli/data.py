@@ -18,7 +18,7 @@ def data() -> None:
 
 
 @data.command()
-@click.argument("experiment")
+@options.experiment
 @click.argument("store", type=click.Path(path_type=Path))
 @options.modify
 @options.overrides

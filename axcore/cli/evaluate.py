@@ -9,7 +9,7 @@ from axcore.cli import options
 
 
 @click.command(name="eval")
-@click.argument("run")
+@options.run
 @click.option("--step", type=int, help="Checkpoint to use; by default the newest.")
 @options.trust_code
 @options.as_json

@@ -44,3 +44,21 @@ def load_resolved(
     from axcore.trainer import resolve
 
     return resolve(experiment(name), hardware, modify=changes, overrides=overrides)
+
+
+def load_config(
+    experiment: str,
+    overrides: tuple[str, ...],
+    target: str | None,
+    *,
+    changes: tuple[str, ...] = (),
+) -> Any:
+    """Returns the config as asked for, resolved where there is a target. Starts no device.
+
+    Raises:
+        As `load_experiment`, and as `axcore.trainer.resolve`.
+    """
+    if target is None:
+        return load_experiment(experiment, overrides, changes=changes)
+    hardware = Hardware.parse(target)
+    return load_resolved(experiment, overrides, changes=changes, hardware=hardware).config

@@ -9,7 +9,7 @@ from axcore.cli.terminal_text import escape_control_characters
 
 
 @click.command()
-@click.argument("run")
+@options.run
 @click.option("--prompt", default="", help="Text to continue.")
 @click.option("--max-tokens", default=200, show_default=True, help="Tokens drawn at most.")
 @click.option("--samples", default=1, show_default=True, help="Number of continuations.")

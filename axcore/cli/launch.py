@@ -7,6 +7,7 @@ from typing import Any, TypeGuard
 import attrs
 import click
 
+from axcore.cli import options
 from axcore.config import apply_overrides, field_names
 from axcore.errors import ConfigError, PluginError
 from axcore.launch import Job, find_launcher
@@ -40,7 +41,7 @@ def _described(record: JobLauncher) -> str:
 
 @click.command(cls=LaunchCommand, context_settings={"ignore_unknown_options": True})
 @click.argument("engine")
-@click.argument("experiment")
+@options.experiment
 @click.argument("training", nargs=-1, type=click.UNPROCESSED)
 @click.option("-n", "--processes", default=1, show_default=True, help="One a host, or all local.")
 @click.option("--name", default="", help="Of the job; by default the experiment's.")

@@ -5,7 +5,13 @@ from typing import Any
 
 import click
 
+from axcore.cli import completion
+
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+experiment: Decorator = click.argument("experiment", shell_complete=completion.complete_experiment)
+
+run: Decorator = click.argument("run", shell_complete=completion.complete_run)
 
 overrides: Decorator = click.option(
     "--set",
@@ -13,10 +19,14 @@ overrides: Decorator = click.option(
     metavar="PATH=VALUE",
     multiple=True,
     help="Set a value of the config; PATH may hold * and **. Repeatable.",
+    shell_complete=completion.complete_override,
 )
 
 target: Decorator = click.option(
-    "--target", metavar="NAME", help="Hardware, as cpu-8; by default what is here."
+    "--target",
+    metavar="NAME",
+    help="Hardware, as cpu-8; by default what is here.",
+    shell_complete=completion.complete_target,
 )
 
 trust_code: Decorator = click.option(
@@ -31,4 +41,5 @@ modify: Decorator = click.option(
     metavar="NAME[(FIELD=VALUE,...)]",
     multiple=True,
     help="Make a named change, before --set: a modifier, layer variant, data source or tokenizer.",
+    shell_complete=completion.complete_change,
 )

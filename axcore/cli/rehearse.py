@@ -21,7 +21,7 @@ _FIELDS_OF_ALL = ("time", "event", "process", "key", "pids")
 
 
 @click.command()
-@click.argument("experiment")
+@options.experiment
 @click.option("--faults", "plan", metavar="FILE", required=True, help="A fault plan, JSON or YAML.")
 @click.option("--dir", "directory", metavar="DIR", help="By default runs/EXPERIMENT-rehearsal.")
 @click.option("-n", "--processes", default=1, show_default=True, help="All on this machine.")

@@ -7,12 +7,13 @@ from pathlib import Path
 import click
 
 from axcore.cli import options
+from axcore.cli.completion import complete_run
 
 REPORT_NAME, COMPARISON_NAME = "report.html", "comparison.html"
 
 
 @click.command()
-@click.argument("runs", nargs=-1, required=True, metavar="RUN...")
+@click.argument("runs", nargs=-1, required=True, metavar="RUN...", shell_complete=complete_run)
 @click.option(
     "--out",
     metavar="FILE",

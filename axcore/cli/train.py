@@ -30,7 +30,7 @@ SAMPLE_TOKENS = 200
 
 
 @click.command()
-@click.argument("experiment")
+@options.experiment
 @click.option(
     "--dir", "directory", metavar="DIR", help="Run directory; by default runs/EXPERIMENT."
 )

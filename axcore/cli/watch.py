@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from axcore.cli import options
+from axcore.cli.completion import complete_run
 from axcore.cli.terminal_text import escape_control_characters
 from axcore.errors import ConfigError
 
@@ -22,7 +23,7 @@ CURVE_WIDTH = 40
 
 
 @click.command()
-@click.argument("runs", nargs=-1, metavar="[RUN...]")
+@click.argument("runs", nargs=-1, metavar="[RUN...]", shell_complete=complete_run)
 @click.option("--port", type=click.IntRange(0, 65535), help="Show a page there, 0 for any.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address of that page.")
 @click.option("--once", is_flag=True, help="Look once, and end.")
