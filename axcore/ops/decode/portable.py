@@ -101,13 +101,15 @@ def _paged(inputs: DecodeInputs, table_BP: Array, block_size: int) -> tuple[int,
     page_size = inputs.k.shape[1]
     count = min(num_pages, max(1, block_size // page_size))
     size = count * page_size
+    # Clipped here and not for each number that is read, which takes as long as reading it.
+    table_BP = jnp.clip(table_BP, 0, inputs.k.shape[0] - 1)
     padded = jnp.pad(table_BP, ((0, 0), (0, -num_pages % count)))
 
     def block(j: Array) -> tuple[Array, Array, Array]:
         pages = lax.dynamic_slice_in_dim(padded, j * count, count, axis=1)
         k, v = _wide(
             inputs,
-            lambda x: jnp.take(x, pages, axis=0, mode="clip").reshape(batch, size, *x.shape[2:]),
+            lambda x: x.at[pages].get(mode="promise_in_bounds").reshape(batch, size, *x.shape[2:]),
         )
         return k, v, j * size + jnp.arange(size, dtype=jnp.int32)
 

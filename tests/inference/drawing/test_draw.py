@@ -260,3 +260,14 @@ def test_settings_that_make_no_sense_are_refused(values, text):
     with pytest.raises(ConfigError, match=text) as caught:
         Sampling(**values).check(VOCAB)
     assert caught.value.hint
+
+
+@pytest.mark.parametrize("special", [np.nan, np.inf, 5.0, -np.inf])
+def test_the_first_of_equally_likely_tokens_is_drawn_as_argmax_has_it(special):
+    """Of rows of nothing else, too: a token is always one of the vocabulary."""
+    logits = np.random.default_rng(0).standard_normal((4, VOCAB)).astype(np.float32)
+    logits[0, [7, 9]] = logits[1, 3] = logits[2, -1] = special
+    logits[3] = special
+    rows = sampling_rows([Sampling(temperature=0.0)] * 4)
+    drawn = draw(jnp.asarray(logits), rows, row_keys(rows.seed, jnp.zeros(4, jnp.int32)))
+    assert drawn.tolist() == np.argmax(logits, axis=1).tolist()
