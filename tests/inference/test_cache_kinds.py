@@ -8,7 +8,7 @@ import pytest
 from cache_law import MORE_ROWS, PAGED, ROOM, assert_splits_change_nothing
 from parity_pairs import MODELS
 
-from axcore.config import evolve, find_config
+from axcore.config import evolve, find_config, update_config
 from axcore.errors import ConfigError, ModuleError
 from axcore.inference.cached_model import CachedModel
 from axcore.layers import Attention, QuantizedStore, TokenInfo
@@ -50,7 +50,6 @@ def test_caches_of_8_bits_give_about_the_logits_of_the_whole_and_any_split_the_s
     ("family", "dtype", "bound"),
     [
         ("mistral", "float8_e4m3fn", BOUNDS["float8_e4m3fn"]),
-        ("deepseek_v2", "int8", BOUNDS["int8"]),
         ("llama4_text", "int8", np.inf),
         ("gpt_oss", "int8", np.inf),
     ],
@@ -137,3 +136,17 @@ def test_a_model_without_a_window_gets_no_rings():
 @pytest.mark.parametrize("family", WINDOWED)
 def test_a_ring_of_the_window_gives_the_logits_of_the_whole_in_every_family(family):
     assert_splits_change_nothing(sliding(family), PAGED)
+
+
+def test_latent_attention_keeps_its_latents_alone():
+    cfg = MODELS["deepseek_v2"]()
+    tokens, num_layers, num_heads = ROOM.num_rows * ROOM.capacity, 3, 4
+    assert kept_bytes(cfg, ROOM) == 4 * num_layers * tokens * (32 + 8)
+    biased = update_config(cfg, {"**.attention.linear.has_bias": True})
+    assert kept_bytes(biased, ROOM) == 4 * num_layers * tokens * num_heads * (16 + 8 + 12)
+
+
+@pytest.mark.slow
+def test_latent_attention_whose_projections_have_a_bias_holds_to_the_law():
+    cfg = update_config(MODELS["deepseek_v2"](), {"**.attention.linear.has_bias": True})
+    assert_splits_change_nothing(cfg, PAGED)

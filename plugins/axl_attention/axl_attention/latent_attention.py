@@ -1,11 +1,11 @@
 """`LatentAttention`: keys and values of all heads made from one short vector a token."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from axcore.config import REQUIRED, PositiveInt, config
+from axcore.config import REQUIRED, PositiveInt, config, evolve
 from axcore.errors import ConfigError
 from axcore.layers import (
     ATTENTION_KEY,
@@ -17,16 +17,38 @@ from axcore.layers import (
     NoCache,
     RMSNorm,
     RoPE,
+    ServingRoom,
     TokenInfo,
     shard,
 )
 from axcore.module import Module, named
+from axl_attention.latent_cache import can_move, moved_queries, moved_values, with_scale
 
 Hidden = Float[Array, "batch time dim"]
 
 
+class Parts(NamedTuple):
+    """What keys and queries are made of.
+
+    Args:
+        own_q: Queries of each head's own dimensions.
+        shared_q: Queries of the dimensions with position, which all heads share.
+        shared_k: Keys of these.
+        latent: What each head's own keys and values are made from.
+    """
+
+    own_q: Float[Array, "batch time heads head_dim"]
+    shared_q: Float[Array, "batch time heads rope_dim"]
+    shared_k: Float[Array, "batch time 1 rope_dim"]
+    latent: Hidden
+
+
 class LatentAttention(Module):
-    """Multi-head latent attention, in the form for training: keys and values are made in full.
+    """Multi-head latent attention. Keys and values are made in full where it trains.
+
+    Where it serves, it keeps the latents, and moves the projections of keys and values to queries
+    and results. Projections that are more than a product with a matrix (a bias, an adapter) stay
+    where they are, and keys and values are then kept in full.
 
     A head's key is `head_dim` dimensions of its own, without position, and `rope_dim` dimensions
     with position that all heads share. Sizes that are not given are DeepSeek-V2's proportions.
@@ -54,7 +76,8 @@ class LatentAttention(Module):
             out_linear: Used for the output projection.
             position: Applied to the parts with position.
             core: Weighs values by queries and keys.
-            kv_cache: Keeps keys and values, in full, where the model serves.
+            kv_cache: Keeps latents, or keys and values, where the model serves.
+            keeps_latents: Whether the latents are what it keeps.
         """
 
         dim: PositiveInt = REQUIRED
@@ -71,6 +94,12 @@ class LatentAttention(Module):
         position: Module.Config = RoPE.Config()
         core: Module.Config = DotProductAttention.Config()
         kv_cache: Module.Config = NoCache.Config()
+        keeps_latents: bool = False
+
+        def for_serving(self, room: ServingRoom) -> "LatentAttention.Config":
+            """Returns the form that keeps latents."""
+            moved = can_move(self.linear) and can_move(self.value_linear or self.linear)
+            return evolve(self, keeps_latents=moved)
 
     def setup(self, cfg: Config) -> None:
         """Builds projections, norms, positions and core."""
@@ -95,12 +124,25 @@ class LatentAttention(Module):
             in_dim=value_width, out_dim=cfg.dim, axes=("heads", "embed")
         )
         self.position = cfg.position.build(head_dim=self.rope_dim)
-        self.core = cfg.core.build(num_heads=cfg.num_heads)
-        self.kv_cache = cfg.kv_cache.build(
-            num_kv_heads=cfg.num_heads,
-            head_dim=head_dim + self.rope_dim,
-            value_dim=cfg.value_dim or head_dim,
-        )
+        self.latent_dim = latent_dim
+        self._build_core(cfg, head_dim)
+
+    def _build_core(self, cfg: Config, head_dim: int) -> None:
+        width, value_dim = head_dim + self.rope_dim, cfg.value_dim or head_dim
+        core = with_scale(cfg.core, width) if cfg.keeps_latents else cfg.core
+        self.core = core.build(num_heads=cfg.num_heads)
+        kept: dict[str, Any] = {
+            "num_kv_heads": cfg.num_heads,
+            "head_dim": width,
+            "value_dim": value_dim,
+        }
+        if cfg.keeps_latents:
+            kept = {
+                "num_kv_heads": 1,
+                "head_dim": self.latent_dim + self.rope_dim,
+                "value_dim": None,
+            }
+        self.kv_cache = cfg.kv_cache.build(**kept)
 
     def _build_queries(self, cfg: Config, width: int) -> None:
         rank = cfg.query_latent_dim
@@ -113,17 +155,29 @@ class LatentAttention(Module):
 
     def forward(self, x: Hidden, info: TokenInfo) -> Hidden:
         """Returns each token's mixture of the tokens that it sees."""
-        latent = self.latent_norm(self.latent(x))
-        q, own_k, v = self._queries(x), self._split(self.k(latent)), self._split(self.v(latent))
+        latent, q = self.latent_norm(self.latent(x)), self._queries(x)
         own_q, shared_q = q[..., : -self.rope_dim], q[..., -self.rope_dim :]
         shared_k = self.shared_k(x)[:, :, None, :]
         shared_q, shared_k = self.position(shared_q, shared_k, info.positions)
-        shared_k = jnp.broadcast_to(shared_k, (*own_k.shape[:3], self.rope_dim))
-        q = named(jnp.concatenate([own_q, shared_q], axis=-1), ATTENTION_QUERY)
+        mix = self._from_latents if self.config.keeps_latents else self._in_full
+        mixed = mix(Parts(own_q, shared_q, shared_k, latent), info)
+        return named(self.out(mixed), ATTENTION_PROJECTED)
+
+    def _in_full(self, parts: "Parts", info: TokenInfo) -> Hidden:
+        own_k, v = self._split(self.k(parts.latent)), self._split(self.v(parts.latent))
+        shared_k = jnp.broadcast_to(parts.shared_k, (*own_k.shape[:3], self.rope_dim))
+        q = named(jnp.concatenate([parts.own_q, parts.shared_q], axis=-1), ATTENTION_QUERY)
         k = named(jnp.concatenate([own_k, shared_k], axis=-1), ATTENTION_KEY)
         k, v, info = self.kv_cache(k, named(v, ATTENTION_VALUE), info)
         mixed = self.core(q, k, v, info)
-        return named(self.out(mixed.reshape(*x.shape[:2], -1)), ATTENTION_PROJECTED)
+        return mixed.reshape(*mixed.shape[:2], -1)
+
+    def _from_latents(self, parts: "Parts", info: TokenInfo) -> Hidden:
+        own_q = moved_queries(parts.own_q, self.k, self.latent_dim)
+        q = jnp.concatenate([own_q, parts.shared_q], axis=-1)
+        k = jnp.concatenate([parts.latent[:, :, None, :], parts.shared_k], axis=-1)
+        k, v, info = self.kv_cache(k, k, info)
+        return moved_values(self.core(q, k, v, info), self.v, self.latent_dim)
 
     def _queries(self, x: Hidden) -> Float[Array, "batch time heads head_dim"]:
         if self.config.query_latent_dim:

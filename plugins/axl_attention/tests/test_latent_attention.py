@@ -1,13 +1,23 @@
 """Latent attention against its formula, and what it is without its parts."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from axl_attention.latent_attention import LatentAttention
 
-from axcore.config import find_config
+from axcore.config import evolve, find_config
 from axcore.errors import ConfigError
-from axcore.layers import Attention, NoPosition, RoPE, TransformerLayer
-from axcore.modifiers import with_variant
+from axcore.layers import (
+    Attention,
+    Linear,
+    NoPosition,
+    QuantizedLinear,
+    RoPE,
+    ServingRoom,
+    TransformerLayer,
+    continued_rows,
+)
+from axcore.modifiers import for_serving, with_variant
 
 DIM, HEADS, OWN, TURNED, VALUE, LATENT = 12, 2, 4, 2, 3, 5
 
@@ -96,3 +106,24 @@ def test_variant_replaces_every_attention_and_keeps_its_parts():
 def test_heads_that_do_not_divide_the_width_are_refused():
     with pytest.raises(ConfigError, match="dim is 10, not a multiple of num_heads, 4"):
         LatentAttention.Config(dim=10, num_heads=4).build()
+
+
+@pytest.mark.parametrize("linear", [Linear.Config(), QuantizedLinear.Config()])
+def test_latents_give_what_keys_in_full_give(call, random, state_of, linear):
+    """Also where the weights of projections are narrow, so that they are not at hand."""
+    room = ServingRoom(num_rows=2, capacity=8, max_length=8)
+    latents = for_serving(layer().config, room)
+    assert latents.keeps_latents
+    x = random(2, 8, DIM)
+    info = continued_rows(
+        jnp.zeros((2, 8), jnp.int32), jnp.zeros(2, jnp.int32), jnp.asarray([8, 5])
+    )
+    full, kept = (
+        evolve(latents, keeps_latents=keeps, linear=linear).build() for keeps in (False, True)
+    )
+    state = state_of(full)
+    own_room = {"kv_cache": state_of(kept)["kv_cache"]}
+    new = info.segment_ids > 0
+    np.testing.assert_allclose(
+        call(kept, {**state, **own_room}, x, info)[new], call(full, state, x, info)[new], atol=1e-4
+    )
