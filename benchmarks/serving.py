@@ -13,7 +13,8 @@ Every rival is a process of its own with as many threads as there are cores, set
 have it; how is in the results. All take turns, the first turn is not counted, and a figure is the
 median over turns; a ratio is the median over turns of axcore's time by the rival's. Both caches of
 transformers are measured; the goal is against the faster. A rival that fails or hangs is left out
-of what follows, and the results are written after each part.
+of what follows, and the results are written after each part. The table of docs/serving.md is
+written last.
 
 `--gguf-python` is the Python of an environment of `llama-cpp-python`, as `make parity-gguf` makes
 it, but compiled for this processor: without `-DGGML_NATIVE=OFF`. `--torch-python` is that of
@@ -34,7 +35,7 @@ from typing import Any
 from _record import record
 from _serving_load import MODELS
 from _serving_rival import HERE, Rival
-from _serving_table import table
+from serving_page import RESULTS, table, write_page
 
 ROWS = (1, 8)
 TASKS: dict[str, dict[str, Any]] = {
@@ -142,6 +143,8 @@ def main() -> None:
             print(f"{model}: {time.monotonic() - began:.0f} s since the start")
     path = record("serving", figures)
     print(table(figures))
+    if path == RESULTS:
+        write_page()
     print("written to", path, f"after {time.monotonic() - began:.0f} s")
 
 

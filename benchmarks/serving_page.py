@@ -1,0 +1,102 @@
+"""The table of docs/serving.md, from `results/serving.json`: figures, ratios and goals.
+
+    python benchmarks/serving_page.py
+
+writes it. `serving.py` does so at its end.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from axcore.report.table import markdown_table, page_with_table
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results" / "serving.json"
+PAGE = ROOT / "docs" / "serving.md"
+BEGIN = "<!-- table: serving.py -->\n"
+END = "<!-- end of table -->"
+HEADER = ("what", "axcore", "rival", "its figure", "axcore by it", "goal")
+MEASURES = {
+    "decode_1": ("a token of 1 row", {"llama.cpp": 1.0, "transformers": 0.5}),
+    "decode_8": ("a token of each of 8 rows", {"llama.cpp": 0.83, "transformers": 0.83}),
+    "first": ("first token after 512", {"llama.cpp": 1.0, "transformers": 1.0}),
+}
+"""What is measured, and axcore's time by each rival's at most; 0.83 is 1.2 times the throughput."""
+LOAD = {
+    "transformers_together": ("transformers, `generate_batch`", 4.0),
+    "transformers_one_by_one": ("transformers, one after another", 4.0),
+    "axcore_one_by_one": ("axcore, one after another", None),
+}
+"""Who else serves the load, and axcore's tokens a second by theirs at least."""
+HOST_GOAL_MS = 0.3
+
+Figures = dict[str, Any]
+Row = tuple[str, ...]
+
+
+def table(figures: Figures) -> str:
+    """Returns what was measured, in Markdown."""
+    rows = [
+        row
+        for model, found in figures["models"].items()
+        for task, (what, goals) in MEASURES.items()
+        for rival, goal in goals.items()
+        if (row := _time_row(f"{model}: {what}", found.get(task, {}), rival, goal))
+    ]
+    return markdown_table(HEADER, [*rows, *_load_rows(figures["load"])]) + "\n"
+
+
+def _time_row(what: str, found: Figures, rival: str, goal: float) -> Row | None:
+    """Returns a row about a rival, by the faster of its ways."""
+    ways = {name: found[name] for name in (rival, f"{rival}_compiled") if name in found}
+    if "axcore" not in found or not ways:
+        return None
+    name = min(ways, key=lambda name: ways[name]["ms"])
+    ratio = ways[name]["axcore_by_it"]
+    times = (f"{found['axcore']['ms']:.2f} ms", f"{ways[name]['ms']:.2f} ms")
+    shown = name.replace("_compiled", ", compiled")
+    return what, times[0], shown, times[1], f"{ratio:.2f}", f"<= {goal:g}" + _mark(ratio <= goal)
+
+
+def _load_rows(load: Figures) -> list[Row]:
+    rows: list[Row] = []
+    ours = load.get("axcore_together")
+    for name, (rival, goal) in LOAD.items():
+        theirs = load.get(name)
+        if ours is None or theirs is None:
+            continue
+        more, later = (ours[key] / theirs[key] for key in ("tokens_per_s", "p99_first_s"))
+        wish = "" if goal is None else f">= {goal:g}" + _mark(more >= goal)
+        speeds = (f"{one['tokens_per_s']:.0f} tokens/s" for one in (ours, theirs))
+        firsts = (f"{one['p99_first_s']:.2f} s" for one in (ours, theirs))
+        rows += [
+            ("load: throughput", next(speeds), rival, next(speeds), f"{more:.2f}", wish),
+            ("load: first token, p99", next(firsts), rival, next(firsts), f"{later:.2f}", ""),
+        ]
+    if "axcore_host" in load:
+        ms = load["axcore_host"]["host_ms_per_step"]
+        goal = f"<= {HOST_GOAL_MS} ms" + _mark(ms <= HOST_GOAL_MS)
+        rows.append(("engine's own time a step, 64 slots", f"{ms:.2f} ms", "", "", "", goal))
+    return rows
+
+
+def _mark(is_met: bool) -> str:
+    return "" if is_met else ", missed"
+
+
+def page_with_figures(page: str, results: Path = RESULTS) -> str:
+    """Returns a page with the table of committed results, an empty one before there are any."""
+    figures: Figures = {"models": {}, "load": {}}
+    if results.exists():
+        figures = json.loads(results.read_text(encoding="utf-8"))["figures"]
+    return page_with_table(page, table(figures), BEGIN, END)
+
+
+def write_page() -> None:
+    """Writes the table of committed results into the page."""
+    PAGE.write_text(page_with_figures(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write_page()
