@@ -16,7 +16,7 @@ from axcore.errors import ConfigError
 from axcore.resilience.compile_cache import use_compile_cache
 
 if TYPE_CHECKING:
-    from axcore.serving import ApiKeys, OpenedModel, ServedModel, ServerConfig
+    from axcore.serving import ServedModel
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _NEEDED = ("starlette", "uvicorn", "prometheus_client")
@@ -56,9 +56,18 @@ def serve(
     wanted = use_target(target)
     from axcore.cli.loading_display import LoadingDisplay
     from axcore.config import apply_overrides
-    from axcore.serving import ServerConfig, listen, open_model, read_api_keys, start_engine
+    from axcore.serving import (
+        HttpServer,
+        ServerConfig,
+        WeightsWatch,
+        listen,
+        open_model,
+        read_api_keys,
+        serving_app,
+        start_engine,
+    )
 
-    cfg: ServerConfig = apply_overrides(ServerConfig(), overrides)
+    cfg = apply_overrides(ServerConfig(), overrides)
     keys = read_api_keys(rest["api_key_file"])
     with listen(host, port) as listener:
         with LoadingDisplay() as display:
@@ -70,32 +79,15 @@ def serve(
         with served.engine:
             named = (*_LOOPBACK, host, *rest["hosts"])
             hosts = named if host in _LOOPBACK or rest["hosts"] else ()
+            app = serving_app(served, keys=keys, hosts=hosts)
+            server = HttpServer(app, served, drain_s=cfg.drain_s, proxies=rest["proxy"])
+            _log_to_stderr()
             _announce(served, _url(listener), has_keys=bool(keys))
-            _answer(opened, served, cfg, listener=listener, keys=keys, hosts=hosts, **rest)
+            run = opened.run
+            watch = WeightsWatch(run, served, every_s=cfg.watch_s) if run else nullcontext()
+            with watch:
+                server.run(sockets=[listener])
     click.echo("ended", err=True)
-
-
-def _answer(
-    opened: "OpenedModel",
-    served: "ServedModel",
-    cfg: "ServerConfig",
-    *,
-    listener: socket.socket,
-    keys: "ApiKeys",
-    hosts: tuple[str, ...],
-    proxy: str | None,
-    **rest: Any,
-) -> None:
-    """Answers requests until the process is asked to end."""
-    from axcore.serving import HttpServer, WeightsWatch, serving_app
-
-    _log_to_stderr()
-    app = serving_app(served, keys=keys, hosts=hosts)
-    server = HttpServer(app, served, drain_s=cfg.drain_s, proxies=proxy)
-    run = opened.run
-    watch = nullcontext() if run is None else WeightsWatch(run, served, every_s=cfg.watch_s)
-    with watch:
-        server.run(sockets=[listener])
 
 
 def _announce(served: "ServedModel", url: str, *, has_keys: bool) -> None:
