@@ -20,6 +20,9 @@ ABANDONED = 499
 """The status in the log of a request whose client went away before the answer."""
 
 _PUBLIC = ("/", "/health", "/ready")
+_POLLED = ("/health", "/ready", "/metrics", "/stats")
+"""Paths that programs ask for every second: their lines have the level DEBUG while all is well."""
+
 _KNOWN = re.compile(r"/(|health|ready|metrics|stats|tokenize|detokenize|v1/[a-z/]{1,40})")
 _ID = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 _HEADERS = (
@@ -101,7 +104,8 @@ class Gate:
             words.append(f"ttft={figures.first_token_s * 1e3:.0f}ms")
         if figures.finish_reasons:
             words.append("finish=" + ",".join(dict.fromkeys(figures.finish_reasons)))
-        LOGGER.info("%s id=%s", " ".join(words), request.state.request_id)
+        level = logging.DEBUG if path in _POLLED and status < 400 else logging.INFO
+        LOGGER.log(level, "%s id=%s", " ".join(words), request.state.request_id)
 
 
 def error_response(error: ApiError) -> JSONResponse:

@@ -1,8 +1,10 @@
 """One engine and one server for all tests that change nothing of them."""
 
 import pytest
-from chat_tokenizer import write_chat_tokenizer
+from chat_tokenizer import TEMPLATE, write_chat_tokenizer
 from model_server import byte_tokenizer, chat_tokenizer, serving, small_engine
+
+TOOLS = "{%- for tool in tools or () %}{{ tool.function | tojson }}{% endfor %}"
 
 
 @pytest.fixture(scope="session")
@@ -20,7 +22,7 @@ def server(engine):
 
 @pytest.fixture(scope="session")
 def chat_engine(tmp_path_factory):
-    folder = write_chat_tokenizer(tmp_path_factory.mktemp("chat"))
+    folder = write_chat_tokenizer(tmp_path_factory.mktemp("chat"), TOOLS + TEMPLATE)
     with small_engine(chat_tokenizer(folder)) as made:
         yield made
 
