@@ -169,5 +169,5 @@ async def begin_chat(
         request=request,
         id=identity,
         choices=[ChatChoice(reader=reader) for reader in readers],
-        answers=served.submit(requests, figures),
+        answers=await served.submit(requests, figures),
     )

@@ -145,7 +145,7 @@ async def begin_completion(
             text = _echoed(served, prompt) if request.echo else ""
             choices.append(Choice(prompt=tokens, prompt_text=text, offset=len(text)))
             requests.append(_request(request, tokens, size=size, seed=seed, adapter=adapter))
-    answers = served.submit(requests, figures)
+    answers = await served.submit(requests, figures)
     return CompletionJob(
         served=served, request=request, id=identity, choices=choices, answers=answers
     )

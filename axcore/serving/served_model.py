@@ -19,6 +19,9 @@ from axcore.serving.limits import Limits
 from axcore.serving.settings import Settings
 from axcore.serving.token_texts import TokenTexts
 
+_FIELDS = {"grammar": "response_format", "num_logprobs": "logprobs", "adapter": "model"}
+"""What requests call what an engine refuses."""
+
 _LONG_TEXT = 20_000
 """Letters from which on a text is read in a thread, so that other requests do not wait for it."""
 
@@ -147,12 +150,17 @@ class ServedModel:
             )
         return max_tokens
 
-    def submit(self, requests: Sequence[Request], figures: RequestFigures) -> Answers:
+    async def submit(self, requests: Sequence[Request], figures: RequestFigures) -> Answers:
         """Returns the answers to requests, all of them or none.
 
         Raises:
             ApiError: A request cannot be answered, or not now.
         """
+        if any(request.grammar is not None for request in requests):  # which is compiled
+            return await anyio.to_thread.run_sync(self._submit, requests, figures)
+        return self._submit(requests, figures)
+
+    def _submit(self, requests: Sequence[Request], figures: RequestFigures) -> Answers:
         answers: list[Answer] = []
         try:
             for request in requests:
@@ -175,7 +183,7 @@ class ServedModel:
     def _refused(self, error: AxcoreError) -> ApiError:
         wait = self.limits.retry_after_s
         if isinstance(error, RequestError):
-            return from_error(error, error.where)
+            return from_error(error, _FIELDS.get(error.where or "", error.where))
         if isinstance(error, QueueFull):
             return ApiError(429, f"{error.what}.", code="queue_full", retry_after_s=wait)
         if isinstance(error, Draining):

@@ -275,3 +275,49 @@ def test_a_client_that_goes_away_leaves_its_slot(server, is_streamed):
     wait_until(lambda: stats().num_running + stats().num_waiting == 0)
     assert stats().num_drawn - drawn < 64 * 120 / 2
     wait_until(lambda: server.served.num_answering == 0)
+
+
+def test_an_answer_follows_its_schema(server):
+    schema = {
+        "type": "object",
+        "properties": {"age": {"type": "integer", "minimum": 0, "maximum": 9}},
+        "required": ["age"],
+        "additionalProperties": False,
+    }
+    named = {"type": "json_schema", "json_schema": {"name": "person", "schema": schema}}
+    choice = server.complete("ab", max_tokens=60, response_format=named, temperature=1, seed=1)
+    assert choice["finish_reason"] == "stop"
+    assert set(json.loads(choice["text"])) == {"age"}
+    choice = server.complete("ab", max_tokens=9, response_format={"type": "regex", "regex": "x{3}"})
+    assert choice["text"] == "xxx"
+
+
+@pytest.mark.parametrize(
+    ("named", "param", "text"),
+    [
+        ({"type": "yaml"}, "response_format.type", "is 'yaml'; expected 'text' or 'json_object'"),
+        ({"type": "json_schema"}, "response_format.json_schema.schema", "is missing; expected a"),
+        ({"type": "regex", "regex": "("}, "response_format", "the grammar is no "),
+    ],
+)
+def test_a_format_that_cannot_be_followed_is_named(server, named, param, text):
+    reply = server.send("v1/completions", {"prompt": "a", "response_format": named})
+    assert (reply.status, reply.json["error"]["param"]) == (400, param)
+    assert text in reply.json["error"]["message"]
+
+
+def test_an_echo_has_the_log_probabilities_of_its_prompt(server):
+    """Those of a text that the model continued are those of the same text read as a prompt."""
+    body = {"max_tokens": 6, "logprobs": 1, "echo": True, "ignore_eos": True}
+    drawn = server.complete("ab", **body)
+    tokens = [
+        int(text.removeprefix("token_id:")) if len(text) > 1 else ord(text)
+        for text in drawn["logprobs"]["tokens"]
+    ]
+    read = server.complete(tokens, **{**body, "max_tokens": 0})
+    assert read["logprobs"]["tokens"] == drawn["logprobs"]["tokens"]
+    assert read["logprobs"]["token_logprobs"][0] is None
+    assert read["logprobs"]["token_logprobs"][1:] == pytest.approx(
+        drawn["logprobs"]["token_logprobs"][1:], abs=1e-4
+    )
+    assert read["finish_reason"] == "length"
