@@ -12,8 +12,14 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Array, Float, Int
 
-from axcore.layers import ServingRoom, continued_rows, quantize_weights
-from axcore.modifiers import QuantizedWeights, for_serving
+from axcore.layers import (
+    ServingRoom,
+    continued_rows,
+    quantize_weights,
+    using_adapters,
+    with_empty_adapters,
+)
+from axcore.modifiers import AdapterRoom, QuantizedWeights, for_serving
 from axcore.module import Module, ParamSpec, apply_updates, functional, restacked
 from axcore.parallel import (
     ACTIVATION_RULES,
@@ -41,6 +47,7 @@ class CachedModel:
         state: Its state.
         room: How much there is room for; every call has all rows.
         quantization: Keeps weights narrow; None keeps them as they were trained.
+        adapters: Makes room for adapters; None makes none.
     """
 
     def __init__(
@@ -50,6 +57,7 @@ class CachedModel:
         room: ServingRoom,
         *,
         quantization: QuantizedWeights | None = None,
+        adapters: AdapterRoom | None = None,
     ) -> None:
         served = for_serving(model.config, room)
         self.model: Module = served.build()
@@ -62,8 +70,11 @@ class CachedModel:
         self._kept = kept
         self._mesh = mesh_of(state)
         self._is_quantized = quantization is not None
-        if quantization is not None:
-            self.model = quantization.apply(served).build()
+        self._has_adapters = adapters is not None
+        changes = [change for change in (adapters, quantization) if change is not None]
+        for change in changes:
+            served = change.apply(served)
+        self.model = served.build() if changes else self.model
         self.weights = self.weights_of(state)
         self.keeps_pages_only = not any("batch" in spec.axes for spec in _leaves(self._caches))
         self.extend = jax.jit(self.step, donate_argnums=1)
@@ -74,6 +85,8 @@ class CachedModel:
         if self._mesh is not None:
             lies = param_shardings(self._kept, PARAM_RULES, self._mesh)
             weights = jax.device_put(weights, lies)
+        if self._has_adapters:
+            weights = with_empty_adapters(self.model, weights)
         return quantize_weights(self.model, weights) if self._is_quantized else weights
 
     def empty_caches(self) -> Any:
@@ -104,6 +117,7 @@ class CachedModel:
         *,
         slots: Int[Array, " B"] | None = None,
         page_table: Int[Array, "B P"] | None = None,
+        adapters: Int[Array, " B"] | None = None,
     ) -> tuple[Float[Array, "B vocab"], Any]:
         """Returns the logits after the last new token of each row, and the caches with all of them.
 
@@ -117,6 +131,7 @@ class CachedModel:
             num_new: Number of new tokens of each row; a row that has none is left as it is.
             slots: Row of the caches that each row has; None where all rows are there in order.
             page_table: Pages of each row, where the room has pages.
+            adapters: Number of each row's adapter, -1 for none.
         """
         last = jnp.maximum(num_new - 1, 0)[:, None]
         logits, caches = self.step_at(
@@ -128,6 +143,7 @@ class CachedModel:
             at=last,
             slots=slots,
             page_table=page_table,
+            adapters=adapters,
         )
         return logits[:, 0], caches
 
@@ -142,10 +158,11 @@ class CachedModel:
         at: Int[Array, "B N"],
         slots: Int[Array, " B"] | None = None,
         page_table: Int[Array, "B P"] | None = None,
+        adapters: Int[Array, " B"] | None = None,
     ) -> tuple[Float[Array, "B N vocab"], Any]:
         """Returns what `step` does, with the logits after new tokens at some places of each row."""
         info = continued_rows(tokens, num_cached, num_new, slots=slots, page_table=page_table)
-        with self._on_mesh():
+        with self._on_mesh(), using_adapters(adapters):
             logits, outputs = functional(
                 self.model, _merged(weights, caches), tokens, info, at=at, method="logits"
             )

@@ -23,6 +23,12 @@ from axcore.layers.lora.adapters import (
     with_adapters,
     without_lora,
 )
+from axcore.layers.lora.batched import (
+    BatchedLoRALinear,
+    using_adapters,
+    with_adapter,
+    with_empty_adapters,
+)
 from axcore.layers.lora.linear import LoRALinear
 from axcore.layers.moe.capacity import CapacityLimited
 from axcore.layers.moe.dropless import Dropless
@@ -57,6 +63,7 @@ __all__ = [
     "ATTENTION_VALUE",
     "Activation",
     "Attention",
+    "BatchedLoRALinear",
     "CapacityLimited",
     "ContiguousCache",
     "Dot",
@@ -111,6 +118,9 @@ __all__ = [
     "rope_frequencies",
     "rotate",
     "shard",
+    "using_adapters",
+    "with_adapter",
     "with_adapters",
+    "with_empty_adapters",
     "without_lora",
 ]

@@ -4,6 +4,7 @@ Mesh rules hold them. A plugin's module, which imports no jax and so none of the
 instead, as users write it: `MeshRule(..., modifiers=("remat(policy=minimal)",))`.
 """
 
+from axcore.modifiers.adapter_room import AdapterRoom
 from axcore.modifiers.dots import with_dot
 from axcore.modifiers.edits import Chain, Named, ReplaceConfig, UpdateConfig
 from axcore.modifiers.kernels import Kernels
@@ -24,6 +25,7 @@ from axcore.modifiers.variants import with_variant
 __all__ = [
     "NAMED_WEIGHTS",
     "Accumulate",
+    "AdapterRoom",
     "Chain",
     "Fp8Training",
     "Int8Training",

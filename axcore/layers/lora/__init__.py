@@ -7,13 +7,23 @@ from axcore.layers.lora.adapters import (
     with_adapters,
     without_lora,
 )
+from axcore.layers.lora.batched import (
+    BatchedLoRALinear,
+    using_adapters,
+    with_adapter,
+    with_empty_adapters,
+)
 from axcore.layers.lora.linear import LoRALinear
 
 __all__ = [
+    "BatchedLoRALinear",
     "LoRALinear",
     "adapters_of",
     "merge_adapters",
     "new_adapters",
+    "using_adapters",
+    "with_adapter",
     "with_adapters",
+    "with_empty_adapters",
     "without_lora",
 ]
