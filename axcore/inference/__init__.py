@@ -2,7 +2,8 @@
 
 from axcore.inference.answer import Answer
 from axcore.inference.config import EngineConfig
-from axcore.inference.engine import Engine, EngineStats
+from axcore.inference.engine import Engine
+from axcore.inference.engine_stats import EngineStats
 from axcore.inference.generate import Generation, Generator
 from axcore.inference.request import (
     Completion,

@@ -57,9 +57,7 @@ class Answer:
         num_cached_prompt_tokens: See `Completion`.
     """
 
-    def __init__(
-        self, request: Request, text: AnswerText, cancel: Callable[["Answer"], None]
-    ) -> None:
+    def __init__(self, request: Request, text: AnswerText, cancel: Callable[[], None]) -> None:
         self.request = request
         self.error: Exception | None = None
         self.prompt_logprobs: tuple[float | None, ...] | None = None
@@ -113,7 +111,7 @@ class Answer:
 
     def cancel(self) -> None:
         """Ends the answer within a step; what it had is free again for others."""
-        self._cancel(self)
+        self._cancel()
 
     def result(self, timeout: float | None = None) -> Completion:
         """Returns the whole answer when it is finished.

@@ -3,6 +3,7 @@
 Letters of shapes: B rows, T tokens of a row in a call, P pages of a row.
 """
 
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
@@ -93,6 +94,21 @@ class CachedModel:
         """Returns caches of rows without a token."""
         caches = jax.tree.map(lambda spec: jnp.zeros(spec.shape, spec.dtype), self._caches)
         return jax.device_put(caches, self.cache_shardings)
+
+    @property
+    def cache_bytes(self) -> int:
+        """What caches take on a device."""
+        shardings = self.cache_shardings
+        leaves = _leaves(self._caches)
+        parts: list[Any] = [None] * len(leaves) if shardings is None else jax.tree.leaves(shardings)
+        shapes = [
+            spec.shape if part is None else part.shard_shape(spec.shape)
+            for spec, part in zip(leaves, parts, strict=True)
+        ]
+        return sum(
+            math.prod(shape) * jnp.dtype(spec.dtype).itemsize
+            for shape, spec in zip(shapes, leaves, strict=True)
+        )
 
     @property
     def cache_shardings(self) -> Any:

@@ -9,79 +9,36 @@ Letters of shapes: B rows of a call, P pages of a row, T tokens, V vocabulary, S
 import threading
 import time
 from collections.abc import Callable, Hashable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
-from jaxtyping import Array, Bool, Float, Int, UInt32
+from jaxtyping import Array, Float, Int, UInt32
 
 from axcore.errors import ConfigError
 from axcore.inference.cached_model import CachedModel, mesh_of
+from axcore.inference.device_calls import (
+    NUM_COLUMNS,
+    CallRows,
+    Drawn,
+    Memory,
+    call_rows,
+    copy_page,
+    draw_rows,
+    drawn_tokens,
+    logprobs_of,
+    start_history,
+)
 from axcore.inference.drawing import (
     DrawKind,
-    LogProbs,
     SamplingRows,
-    TokenHistory,
-    draw,
     empty_history,
     greedy_rows,
-    log_probabilities,
-    row_keys,
 )
 from axcore.inference.speculation import verify
 from axcore.ops import current_policy, use_policy
-
-MAX_LOGPROBS = 20
-"""Number of likeliest tokens whose log-probabilities a request may ask for."""
-
-
-class CallRows(NamedTuple):
-    """The rows of a call: columns of one array.
-
-    Args:
-        slots: Of the caches; of padding one out of range.
-        starts: Tokens that came before.
-        sizes: Tokens of the row, or that are drawn one after the other.
-        first: Number of the answer's tokens before the first that is drawn.
-        draws: 1 where the row draws, else 0.
-        wants_logprobs: 1 where log-probabilities are wanted, else 0.
-        pages: Of the row, `[B, P]`.
-        tokens: New ones, `[B, T]`; none where rows continue from what they drew.
-    """
-
-    slots: Int[Array, " B"]
-    starts: Int[Array, " B"]
-    sizes: Int[Array, " B"]
-    first: Int[Array, " B"]
-    draws: Int[Array, " B"]
-    wants_logprobs: Int[Array, " B"]
-    pages: Int[Array, "B P"]
-    tokens: Int[Array, "B T"]
-
-
-NUM_COLUMNS = 6
-"""Columns of a call's array before pages and tokens."""
-
-
-class Drawn(NamedTuple):
-    """What a call drew, `[count, B]`; log-probabilities are 0 where no row wants any."""
-
-    tokens: Array
-    logprobs: LogProbs
-
-
-class Memory(NamedTuple):
-    """What slots keep on the device besides caches.
-
-    Args:
-        last: The token drawn last, `[S]`.
-        history: What penalties count.
-    """
-
-    last: Int[Array, " S"]
-    history: TokenHistory
 
 
 class Programs:
@@ -269,9 +226,9 @@ class Programs:
         caches, memory, rows = (_abstract(x) for x in (self._caches, self._memory, self._sampling))
         weights, allowed = _abstract(self.weights), _abstract(self._allowed)
         if name == "copy_page":
-            return self._jit(_copy_page, 0).lower(caches, _ints(2))
+            return self._jit(copy_page, 0).lower(caches, _ints(2))
         if name == "start_history":
-            return self._jit(_start_history, 0).lower(
+            return self._jit(start_history, 0).lower(
                 memory, _ints(1), _ints(1, sizes[0]), _ints(1, 2)
             )
         if name == "score":
@@ -287,7 +244,7 @@ class Programs:
             return self._jit(self._advance, 1).lower(weights, caches, last, call)
         if name == "draw":
             logits = self._logits(batch)
-            program = self._jit(_with(_draw, kind=sizes[1]), 0)
+            program = self._jit(_with(draw_rows, kind=sizes[1]), 0)
             masks = self._put(np.zeros((batch, allowed.shape[1]), np.uint32))
             return program.lower(memory, rows, _abstract(masks), logits, call)
         if name == "check_guesses":
@@ -306,7 +263,7 @@ class Programs:
         return jax.eval_shape(self._read, _abstract(self.weights), self._caches, call)[0]
 
     def _rows(self, call: Int[Array, "B columns"]) -> CallRows:
-        return _call_rows(call, self._pages_per_row)
+        return call_rows(call, self._pages_per_row)
 
     def _read(
         self, weights: Any, caches: Any, call: Int[Array, "B columns"]
@@ -377,7 +334,7 @@ class Programs:
                 page_table=rows.pages,
             )
             here = rows._replace(slots=slots, first=rows.first + step, draws=draws)
-            drawn, memory = _drawn(memory, sampling, allowed, logits, here, kind=kind)
+            drawn, memory = drawn_tokens(memory, sampling, allowed, logits, here, kind=kind)
             return (caches, memory), drawn
 
         (caches, memory), drawn = jax.lax.scan(
@@ -428,81 +385,9 @@ class Programs:
         slots = jnp.where(rows.draws > 0, rows.slots, num_slots)
         memory = Memory(memory.last.at[slots].set(last, mode="drop"), history)
         wanted = jnp.any(rows.wants_logprobs > 0)
-        logprobs = [_logprobs(logits[:, i], tokens[:, i], wanted) for i in range(length)]
+        logprobs = [logprobs_of(logits[:, i], tokens[:, i], wanted) for i in range(length)]
         stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *logprobs)
         return Drawn(tokens.T, stacked), counts, caches, memory
-
-
-def _draw(
-    memory: Memory,
-    sampling: SamplingRows,
-    allowed: UInt32[Array, "#B W"],
-    logits: Float[Array, "B V"],
-    call: Int[Array, "B columns"],
-    *,
-    kind: DrawKind,
-) -> tuple[Drawn, Memory]:
-    rows = _call_rows(call, call.shape[1] - NUM_COLUMNS)
-    drawn, memory = _drawn(memory, sampling, allowed, logits, rows, kind=kind)
-    return jax.tree.map(lambda leaf: leaf[None], drawn), memory
-
-
-def _drawn(
-    memory: Memory,
-    sampling: SamplingRows,
-    allowed: UInt32[Array, "#B W"],
-    logits: Float[Array, "B V"],
-    rows: CallRows,
-    *,
-    kind: DrawKind,
-) -> tuple[Drawn, Memory]:
-    """Returns a token of each row, `[B]`, and the memory with it."""
-    num_slots = memory.last.shape[0]
-    held = jnp.minimum(rows.slots, num_slots - 1)
-    own = sampling.take(held)
-    keys = row_keys(own.seed, rows.first)
-    history = memory.history.take(held) if kind == "full" else None
-    tokens = draw(logits, own, keys, allowed=allowed, history=history, kind=kind)
-    logprobs = _logprobs(logits, tokens, jnp.any(rows.wants_logprobs > 0))
-    slots = jnp.where(rows.draws > 0, rows.slots, num_slots)
-    last = memory.last.at[slots].set(tokens, mode="drop")
-    counted = memory.history.drawn(slots, tokens) if kind == "full" else memory.history
-    return Drawn(tokens, logprobs), Memory(last, counted)
-
-
-def _logprobs(
-    logits: Float[Array, "B V"], tokens: Int[Array, " B"], is_wanted: Bool[Array, ""]
-) -> LogProbs:
-    """Returns log-probabilities of drawn tokens; zeros where no row wants any."""
-    number = min(MAX_LOGPROBS, logits.shape[1])
-
-    def wanted() -> LogProbs:
-        return log_probabilities(logits, tokens, number)
-
-    def unwanted() -> LogProbs:
-        shape = jax.eval_shape(wanted)
-        return LogProbs(*(jnp.zeros(leaf.shape, leaf.dtype) for leaf in shape))
-
-    logprobs: LogProbs = jax.lax.cond(is_wanted, wanted, unwanted)
-    return logprobs
-
-
-def _call_rows(call: Int[Array, "B columns"], num_pages: int) -> CallRows:
-    slots, starts, sizes, first, draws, wants = call[:, :NUM_COLUMNS].T
-    end = NUM_COLUMNS + num_pages
-    return CallRows(
-        slots, starts, sizes, first, draws, wants, call[:, NUM_COLUMNS:end], call[:, end:]
-    )
-
-
-def _copy_page(caches: Any, pages: Int[Array, " 2"]) -> Any:
-    return jax.tree.map(lambda held: held.at[pages[1]].set(held[pages[0]]), caches)
-
-
-def _start_history(
-    memory: Memory, slots: Int[Array, " 1"], tokens: Int[Array, "1 T"], lengths: Int[Array, "1 2"]
-) -> Memory:
-    return memory._replace(history=memory.history.started(slots, tokens, lengths=lengths))
 
 
 def _with(function: Callable[..., Any], **values: Any) -> Callable[..., Any]:
@@ -529,7 +414,7 @@ def _output_shardings(everywhere: NamedSharding | None, caches: Any) -> dict[str
         "read": (everywhere, caches),
         "advance": (everywhere, caches),
         "score": (everywhere, everywhere, caches),
-        "draw": (everywhere, everywhere),
+        "draw_rows": (everywhere, everywhere),
         "draw_many": (everywhere, caches, everywhere),
         "check_guesses": (everywhere, everywhere, caches, everywhere),
         "copy_page": caches,

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import attrs
 import numpy as np
 
-from axcore.inference.pages import PagePool, next_digest
+from axcore.inference.row_pages import RowPages
 from axcore.inference.row_table import RowTable
 from axcore.inference.step_plan import Call, Job, Limits, StepPlan
 
@@ -26,16 +26,15 @@ class Scheduler:
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        self.pool = PagePool(limits.num_pages)
         self.rows = RowTable(limits.num_slots, limits.max_length, limits.page_size)
-        self.jobs: list[Job | None] = [None] * limits.num_slots
+        self.pages = RowPages(limits, self.rows)
+        self.pool = self.pages.pool
+        self.jobs = self.pages.jobs
         self.num_preemptions = 0
-        self.num_shared = 0
         self._free_slots = list(range(limits.num_slots - 1, -1, -1))
         self._waiting: list[tuple[int, int, Job]] = []
         self._num_waiting = 0
         self._was_short = False
-        self._copies: list[tuple[int, int]] = []
 
     @property
     def num_waiting(self) -> int:
@@ -49,7 +48,7 @@ class Scheduler:
 
     def add(self, job: Job) -> None:
         """Lets a job wait for its turn."""
-        self._extend_digests(job, job.text)
+        self.pages.extend_digests(job, job.text)
         self._wait(job)
 
     def finish(self, job: Job) -> None:
@@ -64,7 +63,7 @@ class Scheduler:
 
     def plan(self) -> StepPlan:
         """Returns the next step; what it plans is taken as done from here on."""
-        self._copies = []
+        self.pages.copies = []
         started = tuple(self._admit())
         reading, length = self._choose_reading()
         decoding, count = self._choose_decoding(is_reading=len(reading) > 0)
@@ -81,8 +80,8 @@ class Scheduler:
         read = self._call(slots[got & is_read], sizes[got & is_read], length, is_read=True)
         draw = self._call(slots[got & ~is_read], sizes[got & ~is_read], count, is_read=False)
         if read is not None:
-            self._remember_read(read)
-        return StepPlan(tuple(self._copies), read, draw, started)
+            self.pages.remember_read(read)
+        return StepPlan(tuple(self.pages.copies), read, draw, started)
 
     def record(self, call: Call, drawn: np.ndarray) -> np.ndarray:
         """Takes in the tokens that a call drew, `[rows, drawn at most]`.
@@ -100,7 +99,7 @@ class Scheduler:
         slots = slots[draws]
         rows.num_known[slots] = call.first_drawn[draws] + call.num_drawn[draws]
         if self.limits.shares_prefixes:
-            self._remember_drawn(slots)
+            self.pages.remember_drawn(slots)
         return current
 
     def take_back(self, call: Call, counts: np.ndarray) -> Call:
@@ -138,7 +137,7 @@ class Scheduler:
         """Returns whether there is a slot, and pages to read all of a job's text."""
         if not self._free_slots:
             return False
-        missing = self._num_pages(len(job.text) + 1)
+        missing = -(-(len(job.text) + 1) // self.limits.page_size)
         shares = self.limits.shares_prefixes and not job.reads_alone
         for digest in job.digests if shares else ():
             page = self.pool.find(digest)
@@ -158,10 +157,10 @@ class Scheduler:
         rows.target[slot] = rows.num_known[slot] = len(job.text)
         rows.limit[slot], rows.num_prompt[slot] = job.limit, job.num_prompt
         rows.one_by_one[slot] = job.one_by_one
-        self._extend_digests(job, job.text)
+        self.pages.extend_digests(job, job.text)
         rows.num_digests[slot] = len(job.digests)
         rows.text[slot, : len(job.text)] = job.text
-        self._share(job)
+        self.pages.share(job)
 
     def _leave(self, job: Job) -> None:
         """Takes slot and pages of a job."""
@@ -223,65 +222,19 @@ class Scheduler:
             if job.reads_alone and chosen:
                 continue
             if limits.shares_prefixes:
-                self._share(job)
-                if self._next_digest(job) in computing:
+                self.pages.share(job)
+                if self.pages.next_digest_of(job) in computing:
                     continue
             missing = int(rows.target[slot] - rows.num_cached[slot])
             if not length:
                 length = next((n for n in lengths if n >= missing), lengths[-1])
                 length = limits.alone_length if job.reads_alone else length
             chosen.append(slot)
-            computing.update(self._digests_within(job, min(missing, length)))
+            computing.update(self.pages.digests_within(job, min(missing, length)))
             most = limits.chunk_rows[limits.chunk_lengths.index(length)]
             if job.reads_alone or len(chosen) == most or (len(chosen) + 1) * length > budget:
                 break
         return np.asarray(chosen, np.int64), length
-
-    def _digests_within(self, job: Job, size: int) -> list[bytes]:
-        """Returns the digests of pages that the next tokens of a job begin or fill."""
-        if not self.limits.shares_prefixes:
-            return []
-        start = int(self.rows.num_cached[job.slot])
-        page_size = self.limits.page_size
-        return job.digests[start // page_size : (start + size) // page_size]
-
-    def _next_digest(self, job: Job) -> bytes | None:
-        place = int(self.rows.num_cached[job.slot]) // self.limits.page_size
-        return job.digests[place] if place < len(job.digests) else None
-
-    def _share(self, job: Job) -> None:
-        """Lets a job that is read hold the pages that others computed of its next tokens."""
-        limits, rows, slot = self.limits, self.rows, job.slot
-        assert slot is not None
-        start, target = int(rows.num_cached[slot]), int(rows.target[slot])
-        unit = max(1, limits.chunk_alignment // limits.page_size)
-        if (
-            not limits.shares_prefixes
-            or job.reads_alone
-            or start % limits.page_size
-            or len(job.pages) % unit
-        ):
-            return
-        first = len(job.pages)
-        while pages := self._found(job.digests[len(job.pages) : len(job.pages) + unit], unit):
-            if limits.chunk_alignment > 1 and (len(job.pages) + unit) * limits.page_size >= target:
-                break
-            for page in pages:
-                self.pool.hold(page)
-            job.pages += pages
-        if len(job.pages) > first:
-            rows.set_pages(slot, first, job.pages[first:])
-            rows.num_cached[slot] = min(len(job.pages) * limits.page_size, target - 1)
-            if not job.num_preemptions:
-                shared = int(rows.num_cached[slot]) - start
-                job.num_shared += shared
-                self.num_shared += shared
-
-    def _found(self, digests: list[bytes], count: int) -> list[int]:
-        """Returns the pages of so many digests, or none."""
-        pages = [self.pool.find(digest) for digest in digests]
-        found = [page for page in pages if page is not None]
-        return found if len(found) == count else []
 
     def _allocate(self, slots: np.ndarray, sizes: np.ndarray) -> np.ndarray:
         """Gives rows the pages that their next tokens need; returns which rows can run."""
@@ -289,11 +242,11 @@ class Scheduler:
         ends = rows.num_cached[slots] + sizes
         missing = np.maximum(-(-ends // self.limits.page_size) - rows.num_pages[slots], 0)
         got = np.ones(len(slots), bool)
-        self._was_short = int(missing.sum()) + self._num_copies(slots) > self.pool.num_free
+        self._was_short = int(missing.sum()) + self.pages.num_copies(slots) > self.pool.num_free
         if not self._was_short:
             for place in np.flatnonzero(missing > 0).tolist():
-                self._give(int(slots[place]), int(missing[place]))
-            self._copy_shared(slots)
+                self.pages.give(int(slots[place]), int(missing[place]))
+            self.pages.copy_shared(slots)
             return got
         for place in np.argsort(rows.order[slots]).tolist():
             got[place] = self._give_first(int(slots[place]), int(missing[place]))
@@ -306,52 +259,12 @@ class Scheduler:
         if job is None:
             return False
         one = np.asarray([slot])
-        while missing + self._num_copies(one) > self.pool.num_free:
+        while missing + self.pages.num_copies(one) > self.pool.num_free:
             if not self._preempt_later(job.order):
                 return False
-        self._give(slot, missing)
-        self._copy_shared(one)
+        self.pages.give(slot, missing)
+        self.pages.copy_shared(one)
         return True
-
-    def _give(self, slot: int, count: int) -> None:
-        job = self.jobs[slot]
-        assert job is not None
-        pages = [self.pool.take() for _ in range(count)]
-        self.rows.set_pages(slot, len(job.pages), pages)
-        job.pages += pages
-
-    def _shared(self, slots: np.ndarray) -> list[int]:
-        """Returns the slots whose next token is to be written on a page that others hold too.
-
-        That is so only of a text whose every page was found: its last token is computed again, for
-        what follows it.
-        """
-        if not self.limits.shares_prefixes:
-            return []
-        rows, size = self.rows, self.limits.page_size
-        found = slots[rows.num_cached[slots] == rows.target[slots] - 1]
-        place = rows.num_cached[found] // size
-        is_held = place < rows.num_pages[found]
-        found, place = found[is_held], place[is_held]
-        pages = rows.page_table[found, place]
-        return [
-            int(slot)
-            for slot, page in zip(found, pages, strict=True)
-            if self.pool.num_holders(int(page)) > 1
-        ]
-
-    def _num_copies(self, slots: np.ndarray) -> int:
-        return len(self._shared(slots))
-
-    def _copy_shared(self, slots: np.ndarray) -> None:
-        for slot in self._shared(slots):
-            job = self.jobs[slot]
-            assert job is not None
-            place = int(self.rows.num_cached[slot]) // self.limits.page_size
-            page, own = job.pages[place], self.pool.take()
-            self._copies.append((page, own))
-            self.pool.release([page])
-            job.pages[place] = self.rows.page_table[slot, place] = own
 
     def _call(
         self, slots: np.ndarray, sizes: np.ndarray, length: int, *, is_read: bool
@@ -368,41 +281,3 @@ class Scheduler:
         else:
             first, drawn = starts + 1, sizes
         return Call(slots, rows.generation[slots], starts, sizes, length, first, drawn)
-
-    def _remember_read(self, read: Call) -> None:
-        if not self.limits.shares_prefixes:
-            return
-        size = self.limits.page_size
-        for slot, start, count in zip(read.slots, read.starts, read.sizes, strict=True):
-            job = self.jobs[slot]
-            assert job is not None
-            self._remember(job, range(int(start) // size, int(start + count) // size))
-
-    def _remember_drawn(self, slots: np.ndarray) -> None:
-        """Lets pages be found that drawn tokens filled."""
-        rows, size = self.rows, self.limits.page_size
-        full = np.minimum(rows.num_known[slots], rows.num_cached[slots]) // size
-        for slot in slots[full > rows.num_digests[slots]].tolist():
-            job = self.jobs[slot]
-            assert job is not None
-            first = len(job.digests)
-            end = min(int(rows.num_known[slot]), int(rows.num_cached[slot]))
-            self._extend_digests(job, rows.text[slot, :end])
-            rows.num_digests[slot] = len(job.digests)
-            self._remember(job, range(first, len(job.digests)))
-
-    def _remember(self, job: Job, places: range) -> None:
-        for place in places:
-            self.pool.remember(job.pages[place], job.digests[place])
-
-    def _extend_digests(self, job: Job, text: np.ndarray) -> None:
-        size = self.limits.page_size
-        if not self.limits.shares_prefixes:
-            return
-        for place in range(len(job.digests), len(text) // size):
-            before = job.digests[-1] if job.digests else job.salt
-            page = text[place * size : (place + 1) * size]
-            job.digests.append(next_digest(before, page))
-
-    def _num_pages(self, num_tokens: int) -> int:
-        return -(-num_tokens // self.limits.page_size)

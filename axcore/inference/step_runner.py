@@ -10,11 +10,12 @@ from jaxtyping import Array
 
 from axcore.inference.answer import NO_TOKENS, Answer, TokenLogprobs, TokenPiece
 from axcore.inference.call_shapes import CallShapes
-from axcore.inference.drawing import DrawKind, greedy_rows, kind_for
+from axcore.inference.device_calls import NUM_COLUMNS, Drawn
+from axcore.inference.drawing import DrawKind, greedy_rows
+from axcore.inference.engine_checks import kind_index
 from axcore.inference.grammar import GrammarMatcher
-from axcore.inference.programs import NUM_COLUMNS, Drawn, Programs
+from axcore.inference.programs import Programs
 from axcore.inference.request import Request, RequestError
-from axcore.inference.sampling import Sampling
 from axcore.inference.scheduler import Scheduler
 from axcore.inference.speculation import NGramIndex
 from axcore.inference.step_plan import Call, Job, StepPlan
@@ -369,21 +370,3 @@ class StepRunner:
         self.scheduler.finish(task.job)
         if self._tasks.pop(task.job.number, None) is not None:
             self._num_matchers -= task.matcher is not None
-
-
-def kind_index(sampling: Sampling, kinds: tuple[DrawKind, ...]) -> int:
-    """Returns the place of the first kind of program that can draw so.
-
-    Raises:
-        RequestError: None can.
-    """
-    order = ("greedy", "plain", "full")
-    needed = kind_for([sampling])
-    for place, kind in enumerate(kinds):
-        if order.index(kind) >= order.index(needed):
-            return place
-    raise RequestError(
-        f"this engine draws {' or '.join(kinds)}, and the request needs {needed!r}",
-        where="sampling",
-        hint="draw by the likeliest token or by a temperature alone, or change draw_kinds",
-    )

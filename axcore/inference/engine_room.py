@@ -1,0 +1,170 @@
+"""How much room an engine has: rows, pages, and what bounds its schedule."""
+
+import itertools
+from typing import Any
+
+import jax
+
+from axcore.errors import ConfigError
+from axcore.inference.cached_model import CachedModel
+from axcore.inference.call_shapes import CallShapes
+from axcore.inference.config import EngineConfig
+from axcore.inference.drawing import DrawKind
+from axcore.inference.step_plan import Limits
+from axcore.layers import PageRoom, ServingRoom
+from axcore.modifiers import NAMED_WEIGHTS
+from axcore.module import Module
+
+MEMORY_SHARE = 0.9
+"""Part of the free memory that caches may take; programs need some, too."""
+
+
+def serving_room(cfg: EngineConfig) -> ServingRoom:
+    """Returns the room of an engine, with pages for `max_rows` of the longest texts where the
+    config names no number.
+
+    Raises:
+        ConfigError: The model's length is not known, or the pages are too few.
+    """
+    if cfg.max_length is None:
+        raise ConfigError(
+            "max_length is None: the model does not say how long its texts are",
+            where="max_length",
+            hint="set it to the length that the model was trained with",
+        )
+    page_size = min(cfg.page_size or cfg.max_length, cfg.max_length)
+    wanted = cfg.max_rows * -(-cfg.max_length // page_size)
+    num_pages = cfg.num_pages or wanted
+    if cfg.fixed_shapes and num_pages < wanted:
+        raise ConfigError(
+            f"num_pages is {num_pages}; {cfg.max_rows} rows of {cfg.max_length} tokens need "
+            f"{wanted}, and with fixed_shapes none may be read again",
+            where="num_pages",
+            hint="leave num_pages out, or serve fewer rows",
+        )
+    return ServingRoom(
+        num_rows=cfg.max_rows,
+        capacity=-(-cfg.max_length // 64) * 64,
+        max_length=cfg.max_length,
+        pages=PageRoom(num_pages=num_pages, page_size=page_size) if cfg.page_size else None,
+        call_tokens=cfg.step_tokens,
+    )
+
+
+def served_model(
+    model: Module, state: Any, cfg: EngineConfig, room: ServingRoom
+) -> tuple[CachedModel, ServingRoom]:
+    """Returns a model with caches, and its room: with fewer pages where memory holds fewer.
+
+    A number of pages in the config is taken as it is.
+
+    Raises:
+        ConfigError: Memory does not hold one longest text.
+    """
+    quantization = NAMED_WEIGHTS[cfg.weights] if cfg.weights else None
+    served = CachedModel(model, state, room, quantization=quantization)
+    free = _free_bytes()
+    if cfg.num_pages is not None or room.pages is None or free is None:
+        return served, room
+    pages = pages_within(room, served.cache_bytes, int(MEMORY_SHARE * free))
+    if pages == room.pages:
+        return served, room
+    if cfg.fixed_shapes:
+        raise ConfigError(
+            f"memory holds {pages.num_pages} pages; fixed_shapes needs {room.pages.num_pages}",
+            where="max_rows",
+            hint="serve fewer rows, or shorter texts",
+        )
+    del served
+    room = ServingRoom(
+        num_rows=room.num_rows,
+        capacity=room.capacity,
+        max_length=room.max_length,
+        pages=pages,
+        call_tokens=room.call_tokens,
+    )
+    return CachedModel(model, state, room, quantization=quantization), room
+
+
+def pages_within(room: ServingRoom, cache_bytes: int, free_bytes: int) -> PageRoom:
+    """Returns the pages of a room, or as many as memory holds.
+
+    Args:
+        room: With as many pages as are wanted.
+        cache_bytes: What caches of this room take on a device.
+        free_bytes: What they may take.
+
+    Raises:
+        ConfigError: They do not hold one longest text.
+    """
+    assert room.pages is not None
+    wanted, size = room.pages.num_pages, room.pages.page_size
+    number = min(wanted, int(wanted * free_bytes / max(1, cache_bytes)))
+    if number * size < room.max_length:
+        raise ConfigError(
+            f"memory holds {number} pages of {size} tokens, and a text may have "
+            f"{room.max_length} tokens",
+            where="max_length",
+            hint="set a smaller max_length, or keep weights or caches in fewer bits",
+        )
+    return PageRoom(num_pages=number, page_size=size)
+
+
+def schedule_limits(
+    cfg: EngineConfig, room: ServingRoom, shapes: CallShapes, *, keeps_pages_only: bool
+) -> Limits:
+    """Returns what bounds the schedule of an engine."""
+    page_size = room.pages.page_size if room.pages else room.max_length
+    return Limits(
+        num_slots=cfg.max_rows,
+        max_length=room.max_length,
+        page_size=page_size,
+        num_pages=room.pages.num_pages if room.pages else cfg.max_rows,
+        step_tokens=cfg.step_tokens,
+        tokens_per_call=tokens_per_call(cfg),
+        chunk_lengths=shapes.chunk_lengths,
+        chunk_rows=tuple(sizes[-1] for sizes in shapes.read_sizes),
+        alone_length=shapes.alone_length,
+        shares_prefixes=cfg.shares_prefixes and keeps_pages_only,
+        chunk_alignment=shapes.chunk_alignment,
+        fixed_calls=cfg.fixed_shapes,
+    )
+
+
+def tokens_per_call(cfg: EngineConfig) -> int:
+    """Returns how many tokens of a row one call draws at most."""
+    return 1 + cfg.speculation.num_tokens if cfg.speculation else cfg.tokens_per_call
+
+
+def program_keys(
+    cfg: EngineConfig, limits: Limits, shapes: CallShapes, kinds: tuple[DrawKind, ...]
+) -> list[tuple[Any, ...]]:
+    """Returns the keys of all programs that requests can need; see `Programs`."""
+    keys: list[tuple[Any, ...]] = [
+        ("read", size, length)
+        for length, sizes in zip(shapes.chunk_lengths, shapes.read_sizes, strict=True)
+        for size in sizes
+    ]
+    keys.append(("score", shapes.alone_length))
+    keys += [("advance", size) for size in shapes.draw_sizes]
+    drawing = {*shapes.draw_sizes, *itertools.chain.from_iterable(shapes.read_sizes)}
+    keys += [("draw", size, kind) for size in sorted(drawing) for kind in kinds]
+    if limits.tokens_per_call > 1:
+        name = "check_guesses" if cfg.speculation else "draw_many"
+        keys += [
+            (name, size, limits.tokens_per_call, kind)
+            for size in shapes.draw_sizes
+            for kind in kinds
+        ]
+    if limits.shares_prefixes:
+        keys.append(("copy_page",))
+    sizes = range(5, max(5, (limits.max_length - 1).bit_length()) + 1)
+    return keys + [("start_history", 1 << size) for size in sizes]
+
+
+def _free_bytes() -> int | None:
+    """Returns the free memory of a device; None where it does not say, as CPUs do not."""
+    stats = jax.local_devices()[0].memory_stats()
+    if not stats or "bytes_limit" not in stats:
+        return None
+    return int(stats["bytes_limit"]) - int(stats.get("bytes_in_use", 0))

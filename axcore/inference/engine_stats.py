@@ -1,0 +1,42 @@
+"""`EngineStats`: what an engine does at one moment, and did since it was made."""
+
+import attrs
+
+
+@attrs.frozen
+class EngineStats:
+    """What an engine does at one moment, and did since it was made.
+
+    Args:
+        num_waiting: Requests that wait for a slot.
+        num_running: Requests that have one.
+        num_slots: Slots there are.
+        pages_used: Pages that requests hold.
+        pages_total: Pages there are.
+        num_prompt_tokens: Tokens of all prompts.
+        num_cached_prompt_tokens: Those of them that another request had computed.
+        shares_prefixes: Whether prompts that begin alike are computed once.
+        num_preemptions: How often a request lost its pages and was read again.
+        num_drawn: Tokens drawn.
+        num_guesses: Tokens guessed ahead.
+        num_right_guesses: Those of them that were drawn.
+        num_steps: Steps run.
+        compilations_after_warm_up: Programs compiled while requests waited for them.
+        host_seconds_per_step: Time of a step that is the engine's own, not the device's.
+    """
+
+    num_waiting: int
+    num_running: int
+    num_slots: int
+    pages_used: int
+    pages_total: int
+    num_prompt_tokens: int
+    num_cached_prompt_tokens: int
+    shares_prefixes: bool
+    num_preemptions: int
+    num_drawn: int
+    num_guesses: int
+    num_right_guesses: int
+    num_steps: int
+    compilations_after_warm_up: int
+    host_seconds_per_step: float

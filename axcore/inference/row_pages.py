@@ -1,0 +1,157 @@
+"""`RowPages`: which pages the rows that are served have, and which of them they share."""
+
+import numpy as np
+
+from axcore.inference.pages import PagePool, next_digest
+from axcore.inference.row_table import RowTable
+from axcore.inference.step_plan import Call, Job, Limits
+
+
+class RowPages:
+    """Gives pages to rows; not for several threads.
+
+    Args:
+        limits: What bounds the schedule.
+        rows: The rows.
+
+    Attributes:
+        pool: All pages.
+        jobs: At each slot.
+        copies: Pages that this step copies before all else, from and to.
+        num_shared: Tokens of prompts that others had computed.
+    """
+
+    def __init__(self, limits: Limits, rows: RowTable) -> None:
+        self.limits = limits
+        self.rows = rows
+        self.pool = PagePool(limits.num_pages)
+        self.jobs: list[Job | None] = [None] * limits.num_slots
+        self.copies: list[tuple[int, int]] = []
+        self.num_shared = 0
+
+    def extend_digests(self, job: Job, text: np.ndarray) -> None:
+        """Writes down the digests of a job's full pages, as far as its text is known."""
+        size = self.limits.page_size
+        if not self.limits.shares_prefixes:
+            return
+        for place in range(len(job.digests), len(text) // size):
+            before = job.digests[-1] if job.digests else job.salt
+            page = text[place * size : (place + 1) * size]
+            job.digests.append(next_digest(before, page))
+
+    def share(self, job: Job) -> None:
+        """Lets a job that is read hold the pages that others computed of its next tokens."""
+        limits, rows, slot = self.limits, self.rows, job.slot
+        assert slot is not None
+        start, target = int(rows.num_cached[slot]), int(rows.target[slot])
+        unit = max(1, limits.chunk_alignment // limits.page_size)
+        if (
+            not limits.shares_prefixes
+            or job.reads_alone
+            or start % limits.page_size
+            or len(job.pages) % unit
+        ):
+            return
+        first = len(job.pages)
+        while pages := self._found(job.digests[len(job.pages) : len(job.pages) + unit], unit):
+            if limits.chunk_alignment > 1 and (len(job.pages) + unit) * limits.page_size >= target:
+                break
+            for page in pages:
+                self.pool.hold(page)
+            job.pages += pages
+        if len(job.pages) > first:
+            rows.set_pages(slot, first, job.pages[first:])
+            rows.num_cached[slot] = min(len(job.pages) * limits.page_size, target - 1)
+            if not job.num_preemptions:
+                shared = int(rows.num_cached[slot]) - start
+                job.num_shared += shared
+                self.num_shared += shared
+
+    def give(self, slot: int, count: int) -> None:
+        """Gives a row so many pages more."""
+        job = self.jobs[slot]
+        assert job is not None
+        pages = [self.pool.take() for _ in range(count)]
+        self.rows.set_pages(slot, len(job.pages), pages)
+        job.pages += pages
+
+    def num_copies(self, slots: np.ndarray) -> int:
+        """Returns how many pages some rows need to copy before they are written on."""
+        return len(self._shared(slots))
+
+    def copy_shared(self, slots: np.ndarray) -> None:
+        """Gives rows copies of the pages that they are to write on and others hold too."""
+        for slot in self._shared(slots):
+            job = self.jobs[slot]
+            assert job is not None
+            place = int(self.rows.num_cached[slot]) // self.limits.page_size
+            page, own = job.pages[place], self.pool.take()
+            self.copies.append((page, own))
+            self.pool.release([page])
+            job.pages[place] = self.rows.page_table[slot, place] = own
+
+    def remember_read(self, read: Call) -> None:
+        """Lets pages be found that a call reads to their end."""
+        if not self.limits.shares_prefixes:
+            return
+        size = self.limits.page_size
+        for slot, start, count in zip(read.slots, read.starts, read.sizes, strict=True):
+            job = self.jobs[slot]
+            assert job is not None
+            self._remember(job, range(int(start) // size, int(start + count) // size))
+
+    def remember_drawn(self, slots: np.ndarray) -> None:
+        """Lets pages be found that drawn tokens filled."""
+        rows, size = self.rows, self.limits.page_size
+        full = np.minimum(rows.num_known[slots], rows.num_cached[slots]) // size
+        for slot in slots[full > rows.num_digests[slots]].tolist():
+            job = self.jobs[slot]
+            assert job is not None
+            first = len(job.digests)
+            end = min(int(rows.num_known[slot]), int(rows.num_cached[slot]))
+            self.extend_digests(job, rows.text[slot, :end])
+            rows.num_digests[slot] = len(job.digests)
+            self._remember(job, range(first, len(job.digests)))
+
+    def digests_within(self, job: Job, size: int) -> list[bytes]:
+        """Returns the digests of pages that the next tokens of a job begin or fill."""
+        if not self.limits.shares_prefixes:
+            return []
+        start = int(self.rows.num_cached[job.slot])
+        page_size = self.limits.page_size
+        return job.digests[start // page_size : (start + size) // page_size]
+
+    def next_digest_of(self, job: Job) -> bytes | None:
+        """Returns the digest of the page that a job reads next; None where that is not full."""
+        place = int(self.rows.num_cached[job.slot]) // self.limits.page_size
+        return job.digests[place] if place < len(job.digests) else None
+
+    def _found(self, digests: list[bytes], count: int) -> list[int]:
+        """Returns the pages of so many digests, or none."""
+        pages = [self.pool.find(digest) for digest in digests]
+        found = [page for page in pages if page is not None]
+        return found if len(found) == count else []
+
+    def _shared(self, slots: np.ndarray) -> list[int]:
+        """Returns the slots whose next token is to be written on a page that others hold too.
+
+        That is so only of a text whose every page was found: its last token is computed again, for
+        what follows it.
+        """
+        if not self.limits.shares_prefixes:
+            return []
+        rows, size = self.rows, self.limits.page_size
+        found = slots[rows.num_cached[slots] == rows.target[slots] - 1]
+        place = rows.num_cached[found] // size
+        is_held = place < rows.num_pages[found]
+        found, place = found[is_held], place[is_held]
+        pages = rows.page_table[found, place]
+        return [
+            int(slot)
+            for slot, page in zip(found, pages, strict=True)
+            if self.pool.num_holders(int(page)) > 1
+        ]
+
+    def _remember(self, job: Job, places: range) -> None:
+        for place in places:
+            self.pool.remember(job.pages[place], job.digests[place])
