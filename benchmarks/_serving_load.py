@@ -66,13 +66,13 @@ def prompts(batch: int, length: int, vocab_size: int, *, seed: int = 0) -> list[
 def arrivals(vocab_size: int, *, count: int = NUM_REQUESTS, seed: int = 0) -> list[Asked]:
     """Returns requests with Poisson arrivals, whose lengths are log-normal as ShareGPT's are.
 
-    Prompts have a median of 64 tokens and answers of 96, with a long tail; both are cut off so that
+    Prompts and answers have a median of 64 tokens, with a long tail; both are cut off so that
     they fit the context of the model.
     """
     draw = np.random.default_rng(seed)
     times = np.cumsum(draw.exponential(1 / REQUESTS_PER_S, count))
     asked = np.clip(np.exp(draw.normal(np.log(64), 1.0, count)), 4, 512).astype(int)
-    answered = np.clip(np.exp(draw.normal(np.log(96), 0.7, count)), 8, 384).astype(int)
+    answered = np.clip(np.exp(draw.normal(np.log(64), 0.7, count)), 8, 256).astype(int)
     return [
         Asked(float(at), draw.integers(1, vocab_size, size).tolist(), int(num_tokens))
         for at, size, num_tokens in zip(times, asked, answered, strict=True)

@@ -34,7 +34,7 @@ class Rival:
         self.failure: str | None = None
         self.start = self._answer(limit_s=120.0)
 
-    def ask(self, task: str, *, limit_s: float = 120.0, **arguments: Any) -> dict[str, Any] | None:
+    def ask(self, task: str, *, limit_s: float = 180.0, **arguments: Any) -> dict[str, Any] | None:
         """Returns what a task measured, or None where the process has failed, now or before."""
         if self.failure is not None:
             return None
@@ -45,7 +45,7 @@ class Rival:
             return self._failed(f"{task}: the process has ended")
         answer = self._answer(limit_s)
         if answer is not None and "error" in answer:
-            print(f"  {task}: {answer['error']}")
+            print(f"  {task}: {answer['error']}", flush=True)
             return None
         return answer
 
@@ -72,7 +72,7 @@ class Rival:
 
     def _failed(self, how: str) -> None:
         self.failure = how
-        print(f"  failed: {how}")
+        print(f"  failed: {how}", flush=True)
 
 
 _OTHERS = ("PYTHONPATH", "OMP_NUM_THREADS", "XLA_FLAGS")
