@@ -43,6 +43,18 @@ SHORT = (
 """What makes a training command short; everything else of it is as the page has it."""
 
 
+SHORT_OF = {
+    "train": SHORT,
+    "serve": (
+        "--port=0",
+        "--set=engine.max_rows=1",
+        "--set=engine.max_length=32",
+        "--set=engine.step_tokens=20",
+        "--set=engine.tokens_per_call=1",
+    ),
+}
+
+
 def blocks(page, language):
     found = re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
     return [body for name, body in found if name == language]
@@ -58,7 +70,7 @@ def commands(page):
 def rows():
     """Yields the pages; those that train or compile for several seconds are slow."""
     for page in PAGES:
-        takes_long = any(line.split()[1] in ("train", "aot") for line in commands(page))
+        takes_long = any(line.split()[1] in ("train", "aot", "serve") for line in commands(page))
         takes_long = takes_long or any(".run(" in block for block in blocks(page, "python"))
         yield pytest.param(page, id=page.stem, marks=[pytest.mark.slow] if takes_long else [])
 
@@ -67,7 +79,7 @@ def steps(page, folder):
     """Returns what a page does, short: its commands, then its programs."""
     for command in commands(page):
         words = shlex.split(command)[1:]
-        yield command, {"command": [*words, *(SHORT if words[0] == "train" else ())]}
+        yield command, {"command": [*words, *SHORT_OF.get(words[0], ())]}
     for number, block in enumerate(blocks(page, "python")):
         shortened = re.sub(r'"max_steps": \d+', '"max_steps": 3', block)
         shortened = re.sub(r'"\*\*\.warmup_steps": \d+', '"**.warmup_steps": 1', shortened)

@@ -2,6 +2,8 @@
 
     python page_session.py < STEPS
 
+A server is ended when it has answered.
+
 Each step is `{"command": WORDS}` or `{"script": PATH}`; a line of JSON on each goes to the file
 that the first argument names: its exit code and what it printed.
 """
@@ -9,9 +11,15 @@ that the first argument names: its exit code and what it printed.
 import contextlib
 import io
 import json
+import os
+import re
 import runpy
+import signal
 import subprocess
 import sys
+import threading
+import time
+import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -51,10 +59,21 @@ def _run(step: Mapping[str, Any]) -> Done:
             else:
                 from axcore.cli.main import main
 
+                if step["command"][0] == "serve":
+                    threading.Thread(target=_end_server, args=(out,), daemon=True).start()
                 main(step["command"])
         except SystemExit as end:
             return Done(int(end.code or 0), out.getvalue())
     return Done(0, out.getvalue())
+
+
+def _end_server(out: io.StringIO) -> None:
+    """Ends a server as soon as it has answered."""
+    while (found := re.search(r"http://[\d.:]+/", out.getvalue())) is None:
+        time.sleep(0.05)
+    with urllib.request.urlopen(f"{found[0]}ready", timeout=60) as response:
+        assert response.status == 200
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 if __name__ == "__main__":

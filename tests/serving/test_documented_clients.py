@@ -1,0 +1,51 @@
+"""The clients that `docs/serving.md` shows get answers."""
+
+import contextlib
+import io
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
+
+
+def blocks(language, server):
+    """Returns the blocks of the page, with the server's address and the model's name."""
+    found = re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    assert found
+    return [
+        block.replace("http://127.0.0.1:8000/", server.url).replace('"tiny"', '"small"')
+        for block in found
+    ]
+
+
+def test_the_commands_of_the_page_get_answers(server):
+    for block in blocks("sh", server):
+        done = subprocess.run(
+            [*shlex.split(block), "-s", "-S"], capture_output=True, text=True, check=True
+        )
+        assert '"finish_reason":' in done.stdout, done.stdout
+
+
+def test_the_programs_of_the_page_get_answers(server):
+    for block in blocks("py", server):
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out):
+            exec(block, {})
+        assert out.getvalue()
+
+
+def test_the_error_of_the_page_is_what_the_server_says(server):
+    (block,) = blocks("json", server)
+    reply = server.send("v1/completions", {"prompt": "a", "temperature": -1})
+    assert reply.text == block.strip().replace('": ', '":').replace(', "', ',"')
+
+
+def test_the_first_commands_of_the_page_are_those_of_the_readme():
+    """All commands of the README are run by `tests/docs/test_user_pages.py`."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    commands = re.findall(r"^axcore .*$", PAGE, re.MULTILINE)
+    assert commands
+    assert all(re.search(rf"^{re.escape(line)}( |$)", readme, re.MULTILINE) for line in commands)
