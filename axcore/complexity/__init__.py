@@ -1,7 +1,7 @@
 """The meter of LoC-complexity: what a feature costs in lines, and how that grows."""
 
 from axcore.complexity.changes import Change, FileChange, Kind, measure_change, measure_commits
-from axcore.complexity.evidence import Evidence, chooses, multiplies, runs
+from axcore.complexity.evidence import Evidence, chooses, multiplies, runs, serves
 from axcore.complexity.growth import Growth, fit_growth, measure_growth
 from axcore.complexity.lines import code_lines, lines_to_write
 from axcore.complexity.meter import Lack, Measurement, check_gate, measure_feature, why_not_in
@@ -28,6 +28,7 @@ __all__ = [
     "measure_growth",
     "multiplies",
     "runs",
+    "serves",
     "trace_model",
     "why_not_in",
 ]

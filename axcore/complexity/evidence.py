@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from axcore.complexity.trace import Operation, Trace, modules_of
+from axcore.complexity.trace import Operation, Trace, modules_of, trace_serving
 from axcore.module import Module
 
 Evidence = Callable[[Trace], str | None]
@@ -11,15 +11,18 @@ Evidence = Callable[[Trace], str | None]
 
 def runs(*kinds: type[Module]) -> Evidence:
     """Proof by modules: there are some of these classes, and the loss depends on each of them."""
-    names = " or ".join(kind.__qualname__ for kind in kinds)
 
     def evidence(trace: Trace) -> str | None:
-        found = [path for path, module in modules_of(trace.model) if isinstance(module, kinds)]
-        if not found:
-            return f"the model has no {names}"
-        scopes = {operation.scope for operation in trace.operations}
-        idle = [path for path in found if not any(_is_within(scope, path) for scope in scopes)]
-        return f"the loss does not depend on {'.'.join(idle[0])}" if idle else None
+        return _why_idle(trace.model, trace.operations, kinds, "the loss")
+
+    return evidence
+
+
+def serves(*kinds: type[Module]) -> Evidence:
+    """Proof by modules of the model that serves in a model's place: its logits depend on each."""
+
+    def evidence(trace: Trace) -> str | None:
+        return _why_idle(*trace_serving(trace.model), kinds, "what is served")
 
     return evidence
 
@@ -55,6 +58,18 @@ def chooses(op: str, *kernels: str) -> Evidence:
         return f"{op} is served by {served}, not by {' or '.join(kernels)}"
 
     return evidence
+
+
+def _why_idle(
+    model: Module, operations: frozenset[Operation], kinds: tuple[type[Module], ...], what: str
+) -> str | None:
+    """Returns None where a model has modules of some classes and all of them are at work."""
+    found = [path for path, module in modules_of(model) if isinstance(module, kinds)]
+    if not found:
+        return f"the model has no {' or '.join(kind.__qualname__ for kind in kinds)}"
+    scopes = {operation.scope for operation in operations}
+    idle = [path for path in found if not any(_is_within(scope, path) for scope in scopes)]
+    return f"{what} does not depend on {'.'.join(idle[0])}" if idle else None
 
 
 def _is_within(scope: tuple[str, ...], path: tuple[str, ...]) -> bool:

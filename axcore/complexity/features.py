@@ -6,10 +6,19 @@ is counted.
 
 from typing import Any
 
-from axcore.complexity.evidence import multiplies, runs
-from axcore.config import replace_config
-from axcore.layers import FeedForward, LoRALinear, MoE, PlainFeedForward, RoPE
-from axcore.modifiers import Int8Training, LoRA
+from axcore.complexity.evidence import multiplies, runs, serves
+from axcore.config import evolve, replace_config
+from axcore.layers import (
+    DotProductAttention,
+    FeedForward,
+    LoRALinear,
+    MoE,
+    PlainFeedForward,
+    QuantizedStore,
+    RoPE,
+    SlidingCache,
+)
+from axcore.modifiers import Int8Training, LoRA, QuantizedCaches, SlidingCaches
 from axcore.module import Module
 from axcore.plugins import Hardware
 
@@ -38,7 +47,20 @@ def with_lora(cfg: Any) -> Any:
     return LoRA(rank=4).apply(cfg, Hardware.parse("cpu-1"))
 
 
+def with_sliding_cache(cfg: Any) -> Any:
+    """The last eight tokens seen, and kept where the model serves."""
+    cfg = replace_config(cfg, DotProductAttention, lambda old: evolve(old, window=(7, None)))
+    return SlidingCaches().apply(cfg, Hardware.parse("cpu-1"))
+
+
+def with_quantized_cache(cfg: Any) -> Any:
+    """Keys and values kept in int8 where the model serves."""
+    return QuantizedCaches().apply(cfg, Hardware.parse("cpu-1"))
+
+
 has_rope = runs(RoPE)
 has_moe = runs(MoE)
 has_lora = runs(LoRALinear)
 has_int8 = multiplies("int8")
+has_sliding_cache = serves(SlidingCache)
+has_quantized_cache = serves(QuantizedStore)

@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from axcore._jax_compat import inner_jaxprs, without_dead_code
+from axcore.layers import PageRoom, ServingRoom, continued_rows
+from axcore.modifiers import for_serving
 from axcore.module import Module, StackedModule, functional
 from axcore.ops import KernelPolicy, recording_choices, use_policy
 from axcore.plugins import Hardware
@@ -69,6 +71,32 @@ def trace_model(cfg: Any, hardware: Hardware) -> Trace:
     return Trace(
         model, frozenset(_operations(without_dead_code(jaxpr.jaxpr), ())), kernels, hardware
     )
+
+
+def trace_serving(model: Module) -> tuple[Module, frozenset[Operation]]:
+    """Returns the model that serves in the place of one, and what its logits depend on.
+
+    A call continues texts whose tokens are in pages. Kernels are those of every platform.
+
+    Args:
+        model: The model, as it is trained.
+    """
+    pages = PageRoom(num_pages=2 * SEQ_LEN, page_size=1)
+    room = ServingRoom(
+        num_rows=BATCH_SIZE, capacity=2 * SEQ_LEN, max_length=2 * SEQ_LEN, pages=pages
+    )
+    served: Any = for_serving(model.config, room).build()
+
+    def logits_of(state: Any, tokens: Any, num_cached: Any, page_table: Any) -> Any:
+        info = continued_rows(tokens, num_cached, num_cached, page_table=page_table)
+        return functional(served, state, tokens, info, method="logits")[0]
+
+    rows = (BATCH_SIZE,)
+    shapes = ((*rows, SEQ_LEN), rows, (*rows, 2 * SEQ_LEN))
+    ints = (jax.ShapeDtypeStruct(shape, jnp.int32) for shape in shapes)  # type: ignore[no-untyped-call]
+    with use_policy(KernelPolicy(hardware=Hardware.parse("cpu-1"))):
+        jaxpr = jax.make_jaxpr(logits_of)(_abstract_state(served), *ints)
+    return served, frozenset(_operations(without_dead_code(jaxpr.jaxpr), ()))
 
 
 def modules_of(model: Module) -> Iterator[tuple[tuple[str, ...], Module]]:

@@ -541,6 +541,14 @@ _FEATURES = {
         ),
         "Adapters of low rank, and all else frozen",
     ),
+    "sliding_cache": (
+        ("layers.attention.sliding_cache", "modifiers.sliding_cache"),
+        "Serving keeps no more than the window",
+    ),
+    "quantized_cache": (
+        ("layers.attention.quantized_store", "modifiers.quantized_cache"),
+        "Serving keeps keys and values in int8",
+    ),
 }
 """Features whose cost is measured: their own modules, and a summary."""
 

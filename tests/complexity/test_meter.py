@@ -13,15 +13,16 @@ from axcore.complexity import (
     measure_feature,
     multiplies,
     runs,
+    serves,
     trace_model,
 )
 from axcore.complexity.family import LARGEST, model_family
 from axcore.complexity.imports import modules_that_import
 from axcore.config import config, digest, replace_config
 from axcore.errors import ComplexityError
-from axcore.layers import LayerNorm, PreNorm, RoPE
+from axcore.layers import LayerNorm, PreNorm, QuantizedStore, RoPE
 from axcore.models import TiedHead, UntiedHead
-from axcore.modifiers import Int8Training
+from axcore.modifiers import Int8Training, QuantizedCaches
 from axcore.plugins import Feature, Hardware, Ref, plugin_host
 
 CPU = Hardware.parse("cpu-1")
@@ -160,6 +161,14 @@ def test_every_module_of_a_kind_must_run():
     trace = trace_model(first_model(), CPU)
     assert runs(RoPE)(trace) is None
     assert "has no LayerNorm" in runs(LayerNorm)(trace)
+
+
+def test_what_only_serves_must_be_in_what_is_served():
+    plain = first_model()
+    trace = trace_model(QuantizedCaches().apply(plain, CPU), CPU)
+    assert serves(QuantizedStore)(trace) is None
+    assert "has no QuantizedStore" in runs(QuantizedStore)(trace), "training keeps nothing"
+    assert "has no QuantizedStore" in serves(QuantizedStore)(trace_model(plain, CPU))
 
 
 def test_another_kernel_than_the_wanted_is_named():

@@ -13,7 +13,7 @@ from axcore.errors import ConfigError, ModuleError
 from axcore.inference.cached_model import CachedModel
 from axcore.layers import Attention, QuantizedStore, TokenInfo
 from axcore.layers.attention.key_store import Places
-from axcore.modifiers import QuantizedCaches, SlidingCaches, for_serving
+from axcore.modifiers import QuantizedCaches, SlidingCaches, for_serving, with_variant
 from axcore.module import DTypes, ParamSpec, functional
 from axcore.plugins import Hardware
 
@@ -149,4 +149,25 @@ def test_latent_attention_keeps_its_latents_alone():
 @pytest.mark.slow
 def test_latent_attention_whose_projections_have_a_bias_holds_to_the_law():
     cfg = update_config(MODELS["deepseek_v2"](), {"**.attention.linear.has_bias": True})
+    assert_splits_change_nothing(cfg, PAGED)
+
+
+def shared(family):
+    return with_variant(MODELS[family](), "shared_keys")
+
+
+@pytest.mark.slow
+def test_layers_that_share_keys_hold_to_the_law():
+    assert_splits_change_nothing(shared("mistral"), PAGED)
+
+
+def test_layers_that_share_keys_keep_them_once():
+    assert kept_bytes(shared("mistral"), PAGED) == kept_bytes(MODELS["mistral"](), PAGED) // 2
+
+
+@pytest.mark.slow
+def test_layers_whose_positions_differ_share_keys_and_no_cache():
+    """Gemma 3's local layers turn by another base; its normed keys have weights of each layer."""
+    cfg = shared("gemma3")
+    assert kept_bytes(cfg, PAGED) == kept_bytes(MODELS["gemma3"](), PAGED)
     assert_splits_change_nothing(cfg, PAGED)

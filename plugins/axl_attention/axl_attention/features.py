@@ -5,8 +5,9 @@ Each function is all that somebody writes to have the feature in their models.
 
 from typing import Any
 
-from axcore.complexity import runs
-from axcore.config import replace_config
+from axcore.complexity import Trace, runs, serves
+from axcore.config import find_config, replace_config
+from axcore.layers import ServingRoom
 from axcore.modifiers import with_variant
 from axcore.module import Module
 from axl_attention.latent_attention import LatentAttention
@@ -24,6 +25,11 @@ def with_yarn(cfg: Any) -> Any:
 
 def with_latent_attention(cfg: Any) -> Any:
     """Keys and values of every layer made from one short vector a token."""
+    return with_variant(cfg, "latent_attention")
+
+
+def with_latent_cache(cfg: Any) -> Any:
+    """Nothing but that vector kept of a token where the model serves."""
     return with_variant(cfg, "latent_attention")
 
 
@@ -45,6 +51,14 @@ def with_query_key_norm(cfg: Any) -> Any:
 def with_value_residual(cfg: Any) -> Any:
     """Values of every layer mixed with those of the first."""
     return replace_config(cfg, lambda node: hasattr(node, "value_linear"), in_place_of)
+
+
+def has_latent_cache(trace: Trace) -> str | None:
+    """Proof that latent attention serves, and keeps nothing but latents."""
+    room = ServingRoom(num_rows=1, capacity=1, max_length=1)
+    found = find_config(trace.model.config, LatentAttention)
+    full = [one.path for one in found if not one.node.for_serving(room).keeps_latents]
+    return f"{full[0]} keeps keys in full" if full else serves(LatentAttention)(trace)
 
 
 has_yarn = runs(YaRN)

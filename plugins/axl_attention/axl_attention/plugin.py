@@ -186,12 +186,16 @@ def open_experiments() -> Iterator[Experiment]:
 _FEATURES = {
     "yarn": "Rotary positions stretched to longer rows",
     "latent_attention": "Keys and values from one short vector a token",
+    "latent_cache": "Serving keeps that vector, and no keys and values",
     "sliding_window": "Each token sees a few before it",
     "sinks": "A learned sink for every head",
     "query_key_norm": "Queries and keys normalised",
     "value_residual": "Cross-layer: values mixed with those of the first layer",
 }
 """Features whose cost is measured, by name (their file's, too), each with a summary."""
+
+_MORE_FILES = {"latent_cache": ("latent_attention",)}
+"""Other files of a feature's own."""
 
 
 @hook.features
@@ -202,6 +206,8 @@ def features() -> Iterator[Feature]:
             name=name,
             apply=Ref(f"axl_attention.features:with_{name}"),
             evidence=Ref(f"axl_attention.features:has_{name}"),
-            implementation=(f"axl_attention.{name}",),
+            implementation=tuple(
+                f"axl_attention.{file}" for file in (name, *_MORE_FILES.get(name, ()))
+            ),
             summary=summary,
         )

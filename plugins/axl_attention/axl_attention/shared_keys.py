@@ -1,16 +1,26 @@
 """Keys and values that a layer takes over from an earlier one, instead of making its own.
 
 What travels is the projections' result, before positions: both layers give the same keys theirs.
+Where a model serves, and both layers' positions make the same of them, the first layer's cache is
+the other's, too.
 """
 
 from typing import Any
 
 from jaxtyping import Array, Float
 
-from axcore.config import REQUIRED, PositiveInt, config, evolve, find_config, replace_config
+from axcore.config import (
+    REQUIRED,
+    PositiveInt,
+    config,
+    evolve,
+    find_config,
+    replace_config,
+)
 from axcore.errors import ConfigError, ModuleError
-from axcore.layers import Attention, Linear, Sequence
+from axcore.layers import Attention, Linear, NoCache, Sequence
 from axcore.module import Module
+from axl_attention.cross_layer_cache import ReceivedCache, SentCache
 
 Projected = Float[Array, "*batch out_dim"]
 
@@ -108,11 +118,30 @@ def in_place_of(old: Any) -> Any:
                 hint="change the number of layers by one",
             )
         layers, old = 2 * layers, evolve(old, num_layers=old.num_layers // 2)
-    paired = tuple(
-        replace_config(layer, Attention, (_receiving if i % 2 else _sending))
-        for i, layer in enumerate(layers)
-    )
+    pairs = zip(layers[::2], layers[1::2], strict=True)
+    paired = tuple(layer for pair in pairs for layer in _sharing(*pair))
     return evolve(old, layer=Sequence.Config(layers=paired))
+
+
+def _sharing(first: Any, second: Any) -> tuple[Any, Any]:
+    """Returns two layers of which the second uses the keys and values of the first."""
+    pair = (
+        replace_config(first, Attention, _sending),
+        replace_config(second, Attention, _receiving),
+    )
+    if _position_of(first) is None or _position_of(first) != _position_of(second):
+        return pair
+    channel = {"channel": "shared_cache"}
+    return (
+        replace_config(pair[0], NoCache, lambda cache: SentCache.Config(cache=cache, **channel)),
+        replace_config(pair[1], NoCache, ReceivedCache.Config(**channel)),
+    )
+
+
+def _position_of(layer: Any) -> Any:
+    """Returns the positions of a layer; None where they have parts, which may hold weights."""
+    position = find_config(layer, Attention)[0].node.position
+    return None if len(find_config(position, Module)) > 1 else position
 
 
 def _sending(attention: Any) -> Any:
