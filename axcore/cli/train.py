@@ -1,8 +1,9 @@
 """`axcore train`: run an experiment, or take it up where it was."""
 
+import contextlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -127,7 +128,8 @@ def _train(
     from axcore.trainer.callbacks.progress import progress
 
     steps = parse_steps(profiled) if profiled else range(0)
-    trainer = load()
+    with _explaining_memory():
+        trainer = load()
     speaks = place is None or place.process_index == 0
     goodput = Goodput(began or process_start())
     observers: list[Observer] = [progress(), goodput] if speaks else []
@@ -136,7 +138,7 @@ def _train(
         profiler.record_on_signal()
         observers.append(profiler)
     observers.append(Watchdog() if heartbeat is None else ProgressReports(heartbeat))
-    with naming_lost_processes():
+    with naming_lost_processes(), _explaining_memory(trainer):
         result = trainer.run(run, observers, quiet=True, **back)
     if speaks:
         click.echo(goodput.ledger.summary())
@@ -144,6 +146,19 @@ def _train(
         sys.exit(INTERRUPTED)
     if speaks:
         _report(trainer, result, run, is_alone=place is None)
+
+
+@contextlib.contextmanager
+def _explaining_memory(trainer: Any = None) -> Iterator[None]:
+    """Explains what did not fit, where memory runs out."""
+    try:
+        yield
+    except Exception as error:
+        from axcore.aot.out_of_memory import explained, is_out_of_memory
+
+        if not is_out_of_memory(error):
+            raise
+        raise explained(error, trainer) from error
 
 
 def _end_waits() -> None:

@@ -1,0 +1,129 @@
+"""Running out of memory, explained: what the step needs, where, and which settings need less."""
+
+import os
+import re
+from typing import Any
+
+import jax
+
+from axcore.aot.cost.measure import NO_MEMORY
+from axcore.aot.cost.memory import bytes_on_a_device, capacity_bytes, measured_memory
+from axcore.aot.hlo.buffers import peak_of
+from axcore.aot.hlo.module_names import ModuleNames, module_paths
+from axcore.aot.hlo.program import parse_program
+from axcore.aot.report.report import Memory
+from axcore.aot.report.units import show_bytes
+from axcore.errors import TrainingError
+
+_ASKED = re.compile(r"(?:allocating|allocate) ([\d.]+)\s?([KMGT]?i?B|bytes)")
+_UNITS = {"bytes": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+_SHOWN_BUFFERS = 3
+_LEAST_SHARE = 0.01
+"""Of what the step needs; what saves less is not worth naming."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Returns whether an error says that a device or the host has no memory left."""
+    if isinstance(error, MemoryError):
+        return True
+    text = str(error)
+    is_device = isinstance(error, jax.errors.JaxRuntimeError)
+    return is_device and (NO_MEMORY in text or "Out of memory" in text)
+
+
+def explained(error: BaseException, trainer: Any = None) -> TrainingError:
+    """Returns an error that says what did not fit, and what would.
+
+    Args:
+        error: For which `is_out_of_memory` holds.
+        trainer: Whose step it was; None where there is none yet.
+    """
+    asked = _asked(str(error))
+    amount = f": {show_bytes(asked)} at once" if asked else ""
+    if isinstance(error, MemoryError):
+        notes = [note for note in getattr(error, "__notes__", []) if note.startswith("in module")]
+        return TrainingError(
+            f"the host's memory is full{amount}; it has {show_bytes(_host_bytes())}\n{error}",
+            where="; ".join(notes) or None,
+            hint="batches and masks grow with data.batch_size and data.seq_len: lower them",
+        )
+    if trainer is None:
+        return TrainingError(f"a device's memory is full{amount}", hint=str(error).splitlines()[0])
+    memory = step_memory(trainer)
+    capacity = memory.capacity_bytes
+    what = [
+        f"a device's memory is full{amount}. The step needs {show_bytes(memory.peak_bytes)} on "
+        f"{_device(trainer, capacity)}:",
+        *(f"  {name:<32}{show_bytes(size):>10}" for name, size in _parts(memory) if size),
+    ]
+    largest = [
+        f"{show_bytes(one.nbytes)} {one.shape} of {one.module}"
+        for one in memory.largest[:_SHOWN_BUFFERS]
+    ]
+    return TrainingError(
+        "\n".join(what),
+        where="; ".join(largest) or None,
+        hint="\n".join(_settings(memory, trainer)),
+    )
+
+
+def step_memory(trainer: Any) -> Memory:
+    """Returns what a step needs: of the compiled program, or of its state where none was made."""
+    compiler = trainer.compiler
+    state = compiler.abstract_state()
+    if "compiled_step" in vars(compiler):
+        compiled = compiler.compiled_step
+        names = ModuleNames(module_paths(trainer.model))
+        program = parse_program(compiled.as_text())
+        return measured_memory(compiled.memory_analysis(), trainer, peak_of(program), names)
+    parameters, optimizer = bytes_on_a_device(state.model), bytes_on_a_device(state.opt_state)
+    return Memory(
+        capacity_bytes=capacity_bytes(trainer.hardware),
+        peak_bytes=parameters + optimizer,
+        parameters_bytes=parameters,
+        optimizer_bytes=optimizer,
+        batch_bytes=0,
+        temporaries_bytes=0,
+    )
+
+
+def _parts(memory: Memory) -> list[tuple[str, int]]:
+    return [
+        ("parameters", memory.parameters_bytes),
+        ("optimizer state", memory.optimizer_bytes),
+        ("batch and counters", memory.batch_bytes),
+        ("temporaries", memory.temporaries_bytes),
+        ("  kept for the backward pass", memory.activations_bytes),
+    ]
+
+
+def _device(trainer: Any, capacity: int | None) -> str:
+    name = trainer.hardware.name
+    if capacity is not None:
+        return f"each device of {name}, which has {show_bytes(capacity)}"
+    return f"each device of {name}; the host has {show_bytes(_host_bytes())}"
+
+
+def _settings(memory: Memory, trainer: Any) -> list[str]:
+    """Returns what needs less, what saves most first. Sizes are estimates of this step's parts."""
+    kept, state = memory.activations_bytes, memory.parameters_bytes + memory.optimizer_bytes
+    parts = 2 * trainer.config.num_micro_batches
+    found = [
+        (kept, '--modify "remat(policy=full)": the backward pass computes most of it again'),
+        (kept // 2, f"--set num_micro_batches={parts}: the same batch in more parts"),
+        (memory.optimizer_bytes // 2, "--modify low_precision_optimizer: its state in 16 bits"),
+        (state // 2, "twice the devices, of which each holds half of what fsdp splits"),
+    ]
+    helps = [one for one in found if one[0] > memory.peak_bytes * _LEAST_SHARE]
+    ranked = sorted(helps, key=lambda one: -one[0])
+    lines = [f"about {show_bytes(saved)} less by {setting}" for saved, setting in ranked]
+    return [*lines, "axcore aot EXPERIMENT --target NAME   tells all of this without a device"]
+
+
+def _asked(text: str) -> int | None:
+    found = _ASKED.search(text)
+    return int(float(found[1]) * _UNITS.get(found[2], 1)) if found else None
+
+
+def _host_bytes() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
