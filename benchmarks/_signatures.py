@@ -11,9 +11,12 @@ from axcore.data import StandardLibrary
 LONGEST = 100
 """Characters of question and answer together, so that each fits a row of 128 bytes."""
 
+LONGEST_ANSWER = 12
+"""Characters of an answer: at most one or two parameters, which so small a model can guess."""
+
 
 def examples() -> list[tuple[str, str]]:
-    """Returns name and docstring of each function, with its signature; each question once."""
+    """Returns name and docstring of each function, with its parameters; each question once."""
     found: dict[str, str] = {}
     for document in StandardLibrary.Config().build().documents():
         for question, answer in _of_file(document.text):
@@ -30,8 +33,9 @@ def _of_file(text: str) -> Iterator[tuple[str, str]]:
         if isinstance(node, ast.FunctionDef) and (docstring := ast.get_docstring(node)):
             line = docstring.splitlines()[0] if docstring else ""
             question = f"{node.name}: {line}"
-            answer = f"def {node.name}({ast.unparse(node.args)}):"
-            if line and len(question.encode()) + len(answer) <= LONGEST:
+            answer = f"({ast.unparse(node.args)})"
+            is_short = len(answer) <= LONGEST_ANSWER
+            if line and is_short and len(question.encode()) + len(answer) <= LONGEST:
                 yield question, answer
 
 
@@ -58,8 +62,7 @@ def write_preferences(path: Path, pairs: list[tuple[str, str]]) -> None:
     draw = random.Random(0)
     lines = []
     for question, answer in pairs:
-        name = answer.partition("(")[0]
-        other = "(" + draw.choice(pairs)[1].partition("(")[2]
-        if name + other != answer and len(question.encode() + (name + other).encode()) <= LONGEST:
-            lines.append({"prompt": question, "chosen": answer, "rejected": name + other})
+        other = draw.choice(pairs)[1]
+        if other != answer:
+            lines.append({"prompt": question, "chosen": answer, "rejected": other})
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))

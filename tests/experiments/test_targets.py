@@ -26,7 +26,7 @@ TARGETS = {
 LARGE = sorted(
     record.name
     for record in plugin_host().records(Experiment)
-    if record.plugin == "core" and record.name != "tiny"
+    if record.plugin == "core" and record.name not in ("tiny", "sft", "dpo", "kto")  # of its size
 )
 
 

@@ -1,6 +1,7 @@
 """Runs that train a model further: the base decides what the config leaves open."""
 
 import json
+import math
 
 import jax
 import numpy as np
@@ -138,3 +139,28 @@ def test_dpo_raises_the_margin_resumes_and_leaves_an_ordinary_model(trained, pai
         .read(jax.eval_shape(lambda: further.model.build().init(0)))
     )
     jax.tree.map(np.testing.assert_array_equal, found, first.state)
+
+
+@pytest.mark.slow
+def test_adapters_learn_preferences_alike_on_one_device_and_on_four(trained, pairs, tmp_path):
+    settings = [
+        *overrides(trained[0], pairs),
+        *("data.seq_len=32", "data.batch_size=8", "max_steps=3", "log_every_steps=1"),
+        *("**.warmup_steps=1", "data.validation_batches=1"),
+    ]
+    losses = []
+    for mesh in ({"data": 1}, {"data": 2, "model": 2}):
+        cfg = load_resolved(
+            "dpo", [*settings, f"mesh={mesh}"], changes=["lora(rank=2)"], hardware=CPU
+        ).config
+        count = math.prod(mesh.values())
+        run = tmp_path / f"on_{count}"
+        trainer_on(cfg, count).run(run, quiet=True)
+        losses.append(load_run(run).metrics["train"]["loss"])
+        kept = trainer_on(cfg, count).compiler.abstract_state().model["reference"]
+        assert all(
+            "lora_" in jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(kept)
+        )
+    assert losses[0][0] == pytest.approx(np.log(2), rel=1e-5)
+    assert losses[0][-1] < losses[0][0]
+    np.testing.assert_allclose(*losses, rtol=1e-4)
