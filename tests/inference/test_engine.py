@@ -1,9 +1,12 @@
 """What an engine does with requests, by a model whose next token depends on the last alone."""
 
 import asyncio
+import gc
 import itertools
 import re
 import threading
+import time
+import weakref
 
 import attrs
 import jax.numpy as jnp
@@ -189,6 +192,30 @@ def test_a_prompt_that_another_had_is_not_computed_again(endless):
     assert again.text == first.text
     assert again.num_cached_prompt_tokens == 15
     assert endless.stats().num_cached_prompt_tokens == before + 15
+
+
+def test_several_answers_to_one_prompt_read_it_once(endless):
+    before = endless.stats()
+    prompt = "once upon a time"
+    hot = [request(prompt, 3, seed=seed, sampling=Sampling(temperature=9.0)) for seed in range(4)]
+    answers = [endless.submit(one) for one in hot]
+    tokens = {answer.result(60).tokens for answer in answers}
+    assert len(tokens) > 1
+    found = endless.stats().num_cached_prompt_tokens - before.num_cached_prompt_tokens
+    assert found == 3 * (len(prompt) - 1)
+
+
+def test_an_engine_that_nobody_holds_is_freed():
+    engine = opened()
+    assert engine.submit(request("j")).result(60).text == ""
+    gone = weakref.ref(engine)
+    del engine
+    for _ in range(100):
+        gc.collect()
+        if gone() is None:
+            return
+        time.sleep(0.1)
+    pytest.fail("the engine is still there after 10 s")
 
 
 @pytest.mark.parametrize(

@@ -187,4 +187,10 @@ def test_random_schedules_lose_no_page_and_starve_nobody():
 
 @pytest.mark.slow
 def test_many_random_schedules_lose_no_page_and_starve_nobody():
-    simulate(range(1000, 101_000))
+    simulate(range(1000, 11_000))
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_very_many_random_schedules_lose_no_page_and_starve_nobody():
+    simulate(range(11_000, 101_000))
