@@ -71,7 +71,7 @@ class CachedModel:
         self._kept = kept
         self._mesh = mesh_of(state)
         self._is_quantized = quantization is not None
-        self._has_adapters = adapters is not None
+        self.has_adapters = adapters is not None
         changes = [change for change in (adapters, quantization) if change is not None]
         for change in changes:
             served = change.apply(served)
@@ -86,7 +86,7 @@ class CachedModel:
         if self._mesh is not None:
             lies = param_shardings(self._kept, PARAM_RULES, self._mesh)
             weights = jax.device_put(weights, lies)
-        if self._has_adapters:
+        if self.has_adapters:
             weights = with_empty_adapters(self.model, weights)
         return quantize_weights(self.model, weights) if self._is_quantized else weights
 

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from axcore.config import PositiveInt, config
+from axcore.config import NonNegativeInt, PositiveInt, config
 from axcore.inference.speculation.ngrams import NGramLookup
 
 
@@ -33,6 +33,8 @@ class EngineConfig:
         shares_prefixes: Whether prompts that begin alike are computed once.
         speculation: How tokens are guessed ahead, to be checked by one call. It takes the place of
             `tokens_per_call`. None guesses none.
+        num_adapters: Adapters that requests may choose from at once.
+        adapter_rank: The largest rank of one.
         weights: What linear layers keep their weights in; None keeps them as they were trained.
     """
 
@@ -48,4 +50,6 @@ class EngineConfig:
     max_queue: PositiveInt = 1024
     shares_prefixes: bool = True
     speculation: NGramLookup | None = None
+    num_adapters: NonNegativeInt = 0
+    adapter_rank: PositiveInt = 16
     weights: Literal["int8", "int4", "float8"] | None = None

@@ -33,6 +33,7 @@ class CallRows(NamedTuple):
         first: Number of the answer's tokens before the first that is drawn.
         draws: 1 where the row draws, else 0.
         wants_logprobs: 1 where log-probabilities are wanted, else 0.
+        adapters: Number of the row's adapter; -1 for none.
         pages: Of the row, `[B, P]`.
         tokens: New ones, `[B, T]`; none where rows continue from what they drew.
     """
@@ -43,11 +44,12 @@ class CallRows(NamedTuple):
     first: Int[Array, " B"]
     draws: Int[Array, " B"]
     wants_logprobs: Int[Array, " B"]
+    adapters: Int[Array, " B"]
     pages: Int[Array, "B P"]
     tokens: Int[Array, "B T"]
 
 
-NUM_COLUMNS = 6
+NUM_COLUMNS = 7
 """Columns of a call's array before pages and tokens."""
 
 
@@ -127,10 +129,10 @@ def logprobs_of(
 
 def call_rows(call: Int[Array, "B columns"], num_pages: int) -> CallRows:
     """Returns what the columns of a call's array mean."""
-    slots, starts, sizes, first, draws, wants = call[:, :NUM_COLUMNS].T
+    slots, starts, sizes, first, draws, wants, adapters = call[:, :NUM_COLUMNS].T
     end = NUM_COLUMNS + num_pages
     return CallRows(
-        slots, starts, sizes, first, draws, wants, call[:, NUM_COLUMNS:end], call[:, end:]
+        slots, starts, sizes, first, draws, wants, adapters, call[:, NUM_COLUMNS:end], call[:, end:]
     )
 
 

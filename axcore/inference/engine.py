@@ -11,8 +11,10 @@ from typing import Any, Self
 
 import numpy as np
 
-from axcore.config import evolve
+from axcore.config import evolve, name_the_known
 from axcore.data import Tokenizer
+from axcore.errors import ConfigError
+from axcore.inference.adapters import NO_ADAPTER, Adapter, factors_of
 from axcore.inference.answer import Answer
 from axcore.inference.answer_text import AnswerText
 from axcore.inference.call_shapes import call_shapes
@@ -28,7 +30,7 @@ from axcore.inference.engine_room import (
 from axcore.inference.engine_stats import EngineStats
 from axcore.inference.grammar import GrammarCompiler
 from axcore.inference.programs import Programs
-from axcore.inference.request import Draining, EngineError, QueueFull, Request
+from axcore.inference.request import Draining, EngineError, QueueFull, Request, RequestError
 from axcore.inference.scheduler import Scheduler
 from axcore.inference.speculation import NGramIndex
 from axcore.inference.step_plan import Job
@@ -66,6 +68,7 @@ class Engine:
         check_speculation(cfg, keeps_pages_only=served.keeps_pages_only)
         limits = schedule_limits(cfg, room, self._shapes, keeps_pages_only=served.keeps_pages_only)
         self.max_length = room.max_length
+        self._room = room
         self.config = evolve(cfg, num_pages=limits.num_pages)
         self._programs = Programs(
             served,
@@ -92,7 +95,8 @@ class Engine:
         )
         self._grammars = GrammarCompiler(tokenizer)
         self._compiled_before = 0
-        self._numbers = itertools.count()
+        self._numbers, self._versions = itertools.count(), itertools.count()
+        self._adapters: dict[str, tuple[int, str]] = {}
         self._changed = threading.Condition()
         self._inbox: deque[Callable[[], None]] = deque()
         self._epoch = 0
@@ -151,12 +155,11 @@ class Engine:
         scores = np.zeros(len(request.prompt) - 1, np.float32) if request.prompt_logprobs else None
         guesses = self.config.speculation
         index = NGramIndex(guesses, request.prompt) if guesses else None
-        task = Task(request, answer, job, matcher, scores, index)
 
         def add() -> None:
             del self._submitted[job.number]
             self._num_prompt_tokens += len(request.prompt)
-            job.salt = str(self._epoch).encode()
+            job.salt = f"{self._epoch}/{salt}".encode()
             self._runner.add(task)
 
         with self._changed:
@@ -165,6 +168,8 @@ class Engine:
                 raise QueueFull(f"{self.config.max_queue} requests wait already")
             if self._is_draining:
                 raise Draining("the engine finishes what it has and takes no new requests")
+            adapter, salt = self._adapter(request.adapter)
+            task = Task(request, answer, job, matcher, scores, index, adapter)
             self._submitted[job.number] = task
             self._send(add)
         return answer
@@ -203,11 +208,57 @@ class Engine:
         weights = self._programs.converted(state)
 
         def replace() -> None:
-            self._programs.weights = weights
+            self._programs.set_weights(weights)
             self._epoch += 1
             self._runner.scheduler.forget_prefixes()
 
         self._do(replace)
+
+    def add_adapter(self, name: str, adapter: Adapter) -> None:
+        """Lets requests choose an adapter by its name; one that has the name goes first.
+
+        Raises:
+            ConfigError: There is no room for one more; a removed one keeps its own until the last
+                request with it is answered.
+            ModuleError: It corrects layers that have no room, or has a larger rank.
+            EngineError: The engine is closed, or a step failed.
+        """
+        factors = factors_of(adapter, self._room)
+
+        def add() -> None:
+            with self._changed:
+                self._adapters.pop(name, None)
+                used = {number for number, _ in self._adapters.values()}
+                used |= {task.adapter for task in self._submitted.values()}
+            used |= self._runner.adapters_in_use
+            free = [number for number in range(self.config.num_adapters) if number not in used]
+            if not free:
+                raise ConfigError(
+                    f"there is room for {self.config.num_adapters} adapters, and all are in use",
+                    where="num_adapters",
+                    hint="remove one, or set num_adapters higher",
+                )
+            self._programs.set_adapter(free[0], factors)
+            self._adapters[name] = (free[0], f"{name}/{next(self._versions)}")
+
+        self._do(add)
+
+    def remove_adapter(self, name: str) -> None:
+        """Refuses new requests with an adapter; those that there are keep it to their end.
+
+        Raises:
+            ConfigError: There is none of that name.
+            EngineError: The engine is closed, or a step failed.
+        """
+
+        def remove() -> None:
+            if name not in self._adapters:
+                raise ConfigError(
+                    f"there is no adapter {name!r}", hint=name_the_known(name, self._adapters)
+                )
+            del self._adapters[name]
+
+        self._do(remove)
 
     def drain(self) -> None:
         """Refuses new requests, and returns when those that there are have been answered."""
@@ -224,6 +275,16 @@ class Engine:
             thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join()
+
+    def _adapter(self, name: str | None) -> tuple[int, str]:
+        """Returns the number of an adapter, and what texts with it are known by."""
+        if name is None:
+            return NO_ADAPTER, ""
+        found = self._adapters.get(name)
+        if found is None:
+            known = name_the_known(name, self._adapters) if self._adapters else None
+            raise RequestError(f"there is no adapter {name!r}", where="adapter", hint=known)
+        return found
 
     def _check_open(self) -> None:
         if self._error is not None:

@@ -52,8 +52,6 @@ class Accepted:
         except ConfigError as error:
             raise RequestError(error.what, where="sampling", hint=error.hint) from error
         kind_index(request.sampling, self.kinds)
-        if request.adapter is not None:
-            raise RequestError(f"there is no adapter {request.adapter!r}", where="adapter")
         if request.grammar is not None and not self.draws_one_by_one:
             raise RequestError(
                 "an engine of fixed_shapes draws several tokens in a call, and a grammar needs "

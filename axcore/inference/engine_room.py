@@ -12,7 +12,7 @@ from axcore.inference.config import EngineConfig
 from axcore.inference.drawing import DrawKind
 from axcore.inference.step_plan import Limits
 from axcore.layers import PageRoom, ServingRoom
-from axcore.modifiers import NAMED_WEIGHTS
+from axcore.modifiers import NAMED_WEIGHTS, AdapterRoom
 from axcore.module import Module
 
 MEMORY_SHARE = 0.9
@@ -61,8 +61,13 @@ def served_model(
     Raises:
         ConfigError: Memory does not hold one longest text.
     """
-    quantization = NAMED_WEIGHTS[cfg.weights] if cfg.weights else None
-    served = CachedModel(model, state, room, quantization=quantization)
+    forms: dict[str, Any] = {
+        "quantization": NAMED_WEIGHTS[cfg.weights] if cfg.weights else None,
+        "adapters": AdapterRoom(num_adapters=cfg.num_adapters, rank=cfg.adapter_rank)
+        if cfg.num_adapters
+        else None,
+    }
+    served = CachedModel(model, state, room, **forms)
     free = _free_bytes()
     if cfg.num_pages is not None or room.pages is None or free is None:
         return served, room
@@ -83,7 +88,7 @@ def served_model(
         pages=pages,
         call_tokens=room.call_tokens,
     )
-    return CachedModel(model, state, room, quantization=quantization), room
+    return CachedModel(model, state, room, **forms), room
 
 
 def pages_within(room: ServingRoom, cache_bytes: int, free_bytes: int) -> PageRoom:

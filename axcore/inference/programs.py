@@ -8,7 +8,7 @@ Letters of shapes: B rows of a call, P pages of a row, T tokens, V vocabulary, S
 
 import threading
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 import jax
@@ -38,7 +38,12 @@ from axcore.inference.drawing import (
     greedy_rows,
 )
 from axcore.inference.speculation import verify
+from axcore.layers import with_adapter
+from axcore.layers.lora.batched import Factors
 from axcore.ops import current_policy, use_policy
+
+AdapterFactors = Mapping[tuple[str, ...], Factors]
+"""Factors of an adapter's layers, by their paths."""
 
 
 class Programs:
@@ -70,6 +75,7 @@ class Programs:
         self.allowed = allowed
         self._allowed = self._put(allowed)
         self._allowed_rows: dict[int, Any] = {}
+        self._adapters: dict[int, AdapterFactors] = {}
         self._caches = model.empty_caches()
         slots, vocab = model.num_rows, model.vocab_size
         self.vocab_size = vocab
@@ -95,11 +101,32 @@ class Programs:
             )
         return weights
 
+    def set_weights(self, weights: Any) -> None:
+        """Takes over weights that `converted` returned; adapters stay."""
+        for number, factors in self._adapters.items():
+            weights = with_adapter(weights, number, factors)
+        self.weights = jax.device_put(weights, self._weights_lie())
+
+    def set_adapter(self, number: int, factors: AdapterFactors | None) -> None:
+        """Takes over the factors of an adapter, by the paths of layers; None takes it out.
+
+        Raises:
+            ModuleError: The model has no such layer, or no room for its rank.
+        """
+        changed = with_adapter(self.weights, number, factors)
+        self.weights = jax.device_put(changed, self._weights_lie())
+        self._adapters.pop(number, None)
+        if factors is not None:
+            self._adapters[number] = factors
+
     def set_sampling(self, sampling: SamplingRows) -> None:
         """Takes over how each slot draws, `[S]`."""
         start = time.perf_counter()
         self._sampling = self._put(SamplingRows(*(value.copy() for value in sampling)))
         self.device_seconds += time.perf_counter() - start
+
+    def _weights_lie(self) -> Any:
+        return jax.tree.map(lambda leaf: leaf.sharding, self.weights)
 
     def _put(self, tree: Any) -> Any:
         return jax.device_put(tree, self._everywhere)
@@ -277,6 +304,7 @@ class Programs:
             rows.sizes,
             slots=rows.slots,
             page_table=rows.pages,
+            adapters=rows.adapters if self._model.has_adapters else None,
         )
 
     def _score(
@@ -294,6 +322,7 @@ class Programs:
             at=places,
             slots=rows.slots,
             page_table=rows.pages,
+            adapters=rows.adapters if self._model.has_adapters else None,
         )
         logprobs = jax.nn.log_softmax(logits[0].astype(jnp.float32), axis=1)
         scores = jnp.take_along_axis(logprobs, following[0][:, None], axis=1)[:, 0]
@@ -332,6 +361,7 @@ class Programs:
                 draws,
                 slots=slots,
                 page_table=rows.pages,
+                adapters=rows.adapters if self._model.has_adapters else None,
             )
             here = rows._replace(slots=slots, first=rows.first + step, draws=draws)
             drawn, memory = drawn_tokens(memory, sampling, allowed, logits, here, kind=kind)
@@ -365,6 +395,7 @@ class Programs:
             at=places,
             slots=rows.slots,
             page_table=rows.pages,
+            adapters=rows.adapters if self._model.has_adapters else None,
         )
         held = jnp.minimum(rows.slots, num_slots - 1)
         tokens, counts = verify(

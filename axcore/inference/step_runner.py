@@ -8,6 +8,7 @@ import attrs
 import numpy as np
 from jaxtyping import Array
 
+from axcore.inference.adapters import NO_ADAPTER
 from axcore.inference.answer import NO_TOKENS, Answer, TokenLogprobs, TokenPiece
 from axcore.inference.call_shapes import CallShapes
 from axcore.inference.device_calls import NUM_COLUMNS, Drawn
@@ -32,6 +33,7 @@ class Task:
         matcher: Where it is in its grammar, if it has one.
         scores: Log-probabilities of the prompt's tokens after the first, where they are wanted.
         index: Guesses its next tokens, where the engine guesses.
+        adapter: Number of its adapter; -1 for none.
     """
 
     request: Request
@@ -40,6 +42,7 @@ class Task:
     matcher: GrammarMatcher | None = None
     scores: np.ndarray | None = None
     index: NGramIndex | None = None
+    adapter: int = NO_ADAPTER
 
 
 class _Launched(NamedTuple):
@@ -99,6 +102,7 @@ class StepRunner:
         self._sampling = greedy_rows(slots)
         self._kind = np.zeros(slots, np.int32)
         self._wants_logprobs = np.zeros(slots, np.int32)
+        self._adapter = np.full(slots, NO_ADAPTER, np.int32)
         self._ignores_end = np.zeros(slots, bool)
         self._launched: deque[_Launched] = deque()
         self._waited = 0.0
@@ -109,6 +113,11 @@ class StepRunner:
     def has_work(self) -> bool:
         """Whether any request is not finished, or any result not read."""
         return bool(self._tasks or self._launched)
+
+    @property
+    def adapters_in_use(self) -> set[int]:
+        """Numbers of the adapters of all requests that are not finished."""
+        return {task.adapter for task in self._tasks.values()}
 
     def add(self, task: Task) -> None:
         """Lets a request wait for its turn."""
@@ -168,6 +177,7 @@ class StepRunner:
         sampling = request.sampling
         self._kind[slot] = kind_index(sampling, self._kinds)
         self._wants_logprobs[slot] = request.num_logprobs is not None
+        self._adapter[slot] = task.adapter
         self._ignores_end[slot] = request.ignores_end
         if sampling.has_penalties:
             self.programs.start_history(slot, job.text, job.num_prompt)
@@ -279,6 +289,7 @@ class StepRunner:
         used[:, 3] = call.first_drawn - self.scheduler.rows.num_prompt[call.slots]
         used[:, 4] = call.num_drawn > 0
         used[:, 5] = self._wants_logprobs[call.slots]
+        used[:, 6] = self._adapter[call.slots]
         used[:, NUM_COLUMNS : NUM_COLUMNS + table.shape[1]] = table[call.slots]
         return array
 
