@@ -54,6 +54,7 @@ class Answer:
         request: What was asked.
         error: Why the answer ended with finish reason "error"; None otherwise.
         prompt_logprobs: See `Completion`.
+        prompt_likeliest: See `Completion`.
         num_cached_prompt_tokens: See `Completion`.
     """
 
@@ -61,6 +62,7 @@ class Answer:
         self.request = request
         self.error: Exception | None = None
         self.prompt_logprobs: tuple[float | None, ...] | None = None
+        self.prompt_likeliest: tuple[tuple[int, float] | None, ...] | None = None
         self.num_cached_prompt_tokens = 0
         self._text = text
         self._cancel = cancel
@@ -134,6 +136,7 @@ class Answer:
             tuple(token for piece in self._pieces for token in piece.tokens),
             self._pieces[-1].finish_reason or "",
             self.prompt_logprobs,
+            self.prompt_likeliest,
             self.num_cached_prompt_tokens,
         )
 

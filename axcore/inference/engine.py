@@ -152,7 +152,9 @@ class Engine:
             reads_alone=request.prompt_logprobs,
         )
         matcher = None if request.grammar is None else self._grammars.matcher(request.grammar)
-        scores = np.zeros(len(request.prompt) - 1, np.float32) if request.prompt_logprobs else None
+        scores = (
+            np.zeros((len(request.prompt) - 1, 3), np.float32) if request.prompt_logprobs else None
+        )
         guesses = self.config.speculation
         index = NGramIndex(guesses, request.prompt) if guesses else None
 

@@ -147,11 +147,12 @@ class Programs:
 
     def score(
         self, call: np.ndarray, length: int
-    ) -> tuple[Float[Array, " T"], Float[Array, "1 V"]]:
-        """Reads tokens of one row; returns the log-probability of the token after each.
+    ) -> tuple[Float[Array, "T 3"], Float[Array, "1 V"]]:
+        """Reads tokens of one row; returns what could follow each of them.
 
-        The tokens after each are in the columns behind the tokens. The logits after the last one
-        are returned too.
+        That is the log-probability of the token that does, and of the likeliest one, and the number
+        of the latter, which a float holds exactly. The tokens after each are in the columns behind
+        the tokens. The logits after the last one are returned too.
         """
         key = ("score", length)
         scores, logits, self._caches = self._run(key, self.weights, self._caches, call)
@@ -309,7 +310,7 @@ class Programs:
 
     def _score(
         self, weights: Any, caches: Any, call: Int[Array, "1 columns"]
-    ) -> tuple[Float[Array, " T"], Float[Array, "1 V"], Any]:
+    ) -> tuple[Float[Array, "T 3"], Float[Array, "1 V"], Any]:
         rows = self._rows(call)
         tokens, following = jnp.split(rows.tokens, 2, axis=1)
         places = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None, :]
@@ -325,7 +326,9 @@ class Programs:
             adapters=rows.adapters if self._model.has_adapters else None,
         )
         logprobs = jax.nn.log_softmax(logits[0].astype(jnp.float32), axis=1)
-        scores = jnp.take_along_axis(logprobs, following[0][:, None], axis=1)[:, 0]
+        follows = jnp.take_along_axis(logprobs, following[0][:, None], axis=1)[:, 0]
+        likeliest = jnp.argmax(logprobs, axis=1).astype(jnp.float32)
+        scores = jnp.stack([follows, jnp.max(logprobs, axis=1), likeliest], axis=1)
         return scores, logits[:, jnp.maximum(rows.sizes[0] - 1, 0)], caches
 
     def _advance(

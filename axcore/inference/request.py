@@ -102,6 +102,7 @@ class Completion:
         finish_reason: "stop", "length" or "cancelled".
         prompt_logprobs: Of each token of the prompt, the first of which has none; None where the
             request does not ask for them.
+        prompt_likeliest: The likeliest token at each of those places, and its log-probability.
         num_cached_prompt_tokens: Tokens of the prompt that another request had computed.
     """
 
@@ -109,4 +110,5 @@ class Completion:
     tokens: tuple[DrawnToken, ...]
     finish_reason: str
     prompt_logprobs: tuple[float | None, ...] | None = None
+    prompt_likeliest: tuple[tuple[int, float] | None, ...] | None = None
     num_cached_prompt_tokens: int = 0

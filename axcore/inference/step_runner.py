@@ -31,7 +31,7 @@ class Task:
         answer: Where its tokens go.
         job: Its place in the schedule.
         matcher: Where it is in its grammar, if it has one.
-        scores: Log-probabilities of the prompt's tokens after the first, where they are wanted.
+        scores: Of the prompt's tokens after the first, where they are wanted; see `Programs.score`.
         index: Guesses its next tokens, where the engine guesses.
         adapter: Number of its adapter; -1 for none.
     """
@@ -52,7 +52,7 @@ class _Launched(NamedTuple):
         call: The rows.
         tasks: Theirs.
         drawn: What it draws, if anything.
-        scores: Log-probabilities of a prompt's tokens, where they are wanted.
+        scores: Of a prompt's tokens, where they are wanted; see `Programs.score`.
         counts: How many of the tokens belong to each answer, where guesses decide.
     """
 
@@ -340,7 +340,9 @@ class StepRunner:
             assert launched.scores is not None
             task.scores[first:end] = self._read_back(launched.scores)[: end - first]
         if end == len(task.scores):
-            task.answer.prompt_logprobs = (None, *task.scores.tolist())
+            task.answer.prompt_logprobs = (None, *task.scores[:, 0].tolist())
+            likeliest = ((int(token), logprob) for _, logprob, token in task.scores.tolist())
+            task.answer.prompt_likeliest = (None, *likeliest)
 
     def _logprobs(self, launched: _Launched) -> TokenLogprobs | None:
         """Returns log-probabilities `[rows, count]` and `[rows, count, n]`, where wanted."""

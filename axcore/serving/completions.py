@@ -185,10 +185,11 @@ def _echoed(served: ServedModel, prompt: Prompt) -> str:
 
 def _prompt_tokens(choice: Choice, answer: Answer) -> list[DrawnToken]:
     """Returns the tokens of a prompt with their log-probabilities, the first of which has none."""
-    found = answer.prompt_logprobs or (None,) * len(choice.prompt)
+    none = (None,) * len(choice.prompt)
+    logprobs, likeliest = answer.prompt_logprobs or none, answer.prompt_likeliest or none
     return [
-        DrawnToken(token, logprob, () if logprob is None else ((token, logprob),))
-        for token, logprob in zip(choice.prompt, found, strict=True)
+        DrawnToken(token, logprob, () if best is None else (best,))
+        for token, logprob, best in zip(choice.prompt, logprobs, likeliest, strict=True)
     ]
 
 

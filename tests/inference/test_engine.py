@@ -139,6 +139,12 @@ def test_log_probabilities_of_a_prompt_are_those_of_the_model(engine):
     expected = [table[ord(before), ord(after)] for before, after in itertools.pairwise(text)]
     assert answer.prompt_logprobs[0] is None
     np.testing.assert_allclose(answer.prompt_logprobs[1:], expected, atol=1e-5)
+    best = [table[ord(before)] for before in text[:-1]]
+    numbers, logprobs = zip(*answer.prompt_likeliest[1:], strict=True)
+    assert [row[number] for row, number in zip(best, numbers, strict=True)] == [
+        row.max() for row in best
+    ]
+    np.testing.assert_allclose(logprobs, [row.max() for row in best], atol=1e-5)
     assert answer.text == "b"
 
 

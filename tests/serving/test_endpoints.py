@@ -320,4 +320,11 @@ def test_an_echo_has_the_log_probabilities_of_its_prompt(server):
     assert read["logprobs"]["token_logprobs"][1:] == pytest.approx(
         drawn["logprobs"]["token_logprobs"][1:], abs=1e-4
     )
+    for likeliest, one in zip(
+        read["logprobs"]["top_logprobs"][1:], read["logprobs"]["token_logprobs"][1:], strict=True
+    ):
+        assert max(likeliest.values()) >= one
+    drawn_likeliest = drawn["logprobs"]["top_logprobs"][-6:]
+    read_likeliest = read["logprobs"]["top_logprobs"][-6:]
+    assert [set(one) for one in drawn_likeliest] == [set(one) for one in read_likeliest]
     assert read["finish_reason"] == "length"
