@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from axcore.config import evolve, map_config
-from axcore.layers import Linear, PlainDot
+from axcore.layers import Linear, PlainDot, QuantizedLinear
 
 Heads = Float[Array, "batch time heads size"]
 
@@ -44,22 +44,32 @@ def moved_queries(q: Heads, k: Any, latent_dim: int) -> Float[Array, "batch time
         k: The projection from latents to the keys of all heads.
         latent_dim: L.
     """
-    weight = _weight(k, latent_dim, q.dtype).reshape(latent_dim, *q.shape[2:])
-    return jnp.einsum("btnh,lnh->btnl", q, weight)
+    return _through("btnh,{}lnh->btnl", q, k, latent_dim)
 
 
 def moved_values(mixed: Heads, v: Any, latent_dim: int) -> Float[Array, "batch time width"]:
     """Returns the values of all heads, `[B, T, N V]`, from what they mixed, `[B, T, N, L + R]`."""
-    latents, num_heads = mixed[..., :latent_dim], mixed.shape[2]
-    weight = _weight(v, latent_dim, mixed.dtype).reshape(latent_dim, num_heads, -1)
-    values = jnp.einsum("btnl,lnv->btnv", latents, weight)
+    values = _through("btnl,{}lnv->btnv", mixed[..., :latent_dim], v, latent_dim)
     return values.reshape(*values.shape[:2], -1)
 
 
-def _weight(linear: Any, in_dim: int, dtype: Any) -> Float[Array, "latent width"]:
-    """Returns the matrix of a projection: what it makes of unit vectors, where it is not plain."""
+def _through(equation: str, x: Heads, linear: Any, latent_dim: int) -> Heads:
+    """Returns a product of heads with the weight of a projection, `{}` for its rows."""
+    weight = _weight(linear, latent_dim, x)
+    weight = weight.reshape(*weight.shape[:-1], x.shape[2], -1)
+    return jnp.einsum(equation.format("b" * (weight.ndim - 3)), x, weight)
+
+
+def _weight(linear: Any, in_dim: int, x: Heads) -> Float[Array, "*rows latent width"]:
+    """Returns the matrix of a projection, `[L, width]`, or of each row, where it has its own.
+
+    Where it is not at hand, it is what the projection makes of unit vectors.
+    """
     if type(linear) is Linear:
         weight: Array = linear.weight
         return weight
-    made: Array = linear(jnp.eye(in_dim, dtype=dtype))
+    unit = jnp.eye(in_dim, dtype=x.dtype)
+    if type(linear) is not QuantizedLinear:
+        unit = jnp.broadcast_to(unit, (x.shape[0], in_dim, in_dim))
+    made: Array = linear(unit)
     return made

@@ -9,6 +9,7 @@ from axcore.config import evolve, find_config
 from axcore.errors import ConfigError
 from axcore.layers import (
     Attention,
+    BatchedLoRALinear,
     Linear,
     NoPosition,
     QuantizedLinear,
@@ -16,6 +17,7 @@ from axcore.layers import (
     ServingRoom,
     TransformerLayer,
     continued_rows,
+    using_adapters,
 )
 from axcore.modifiers import for_serving, with_variant
 
@@ -108,9 +110,12 @@ def test_heads_that_do_not_divide_the_width_are_refused():
         LatentAttention.Config(dim=10, num_heads=4).build()
 
 
-@pytest.mark.parametrize("linear", [Linear.Config(), QuantizedLinear.Config()])
+ADAPTED = BatchedLoRALinear.Config(base=Linear.Config(), num_adapters=2, rank=2)
+
+
+@pytest.mark.parametrize("linear", [Linear.Config(), QuantizedLinear.Config(), ADAPTED])
 def test_latents_give_what_keys_in_full_give(call, random, state_of, linear):
-    """Also where the weights of projections are narrow, so that they are not at hand."""
+    """Also where weights are narrow, or each row has its own adapter: they are not at hand."""
     room = ServingRoom(num_rows=2, capacity=8, max_length=8)
     latents = for_serving(layer().config, room)
     assert latents.keeps_latents
@@ -124,6 +129,7 @@ def test_latents_give_what_keys_in_full_give(call, random, state_of, linear):
     state = state_of(full)
     own_room = {"kv_cache": state_of(kept)["kv_cache"]}
     new = info.segment_ids > 0
-    np.testing.assert_allclose(
-        call(kept, {**state, **own_room}, x, info)[new], call(full, state, x, info)[new], atol=1e-4
-    )
+    with using_adapters(jnp.asarray([1, 0])):
+        want = call(full, state, x, info)
+        got = call(kept, {**state, **own_room}, x, info)
+    np.testing.assert_allclose(got[new], want[new], atol=1e-4)
