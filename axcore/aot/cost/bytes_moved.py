@@ -39,11 +39,23 @@ def bytes_moved(program: Program, instruction: Instruction, within: Computation)
         return _fusion_bytes(program.computations[instruction.called["calls"]], operands)
     if opcode in ("dynamic-slice", "slice", "gather"):
         return 2 * instruction.shape.device_bytes
+    if opcode in _COPIES_STARTED:
+        return _started_bytes(instruction, operands[0])
     if opcode == "dynamic-update-slice":
         return 2 * operands[1].device_bytes
     if opcode == "scatter":
         return 2 * sum(shape.device_bytes for shape in _updates(operands))
     return instruction.shape.device_bytes + sum(shape.device_bytes for shape in operands)
+
+
+_COPIES_STARTED = ("copy-start", "slice-start")
+
+
+def _started_bytes(instruction: Instruction, source: Shape) -> int:
+    """Returns the bytes of a copy on its way; its shape holds the source beside the target."""
+    made = instruction.shape.arrays
+    target = made[0] if instruction.opcode == "copy-start" else made[len(source.arrays)]
+    return target.device_bytes + (target.nbytes if source.device_bytes else 0)
 
 
 _IN_PLACE = ("dynamic-update-slice", "scatter")

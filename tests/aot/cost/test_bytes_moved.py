@@ -42,6 +42,27 @@ def test_an_array_that_is_also_read_whole_counts_whole():
     assert moved(whole) == 8 * SLICE + SLICE + INDEX
 
 
+FETCHED_AHEAD = """\
+HloModule step, is_scheduled=true
+
+ENTRY %main (a: s8[64,128]) -> s8[16,128] {
+  %a = s8[64,128]{1,0} parameter(0)
+  %copy = (s8[64,128]{1,0:S(1)}, s8[64,128]{1,0}, u32[]{:S(2)}) copy-start(%a)
+  %slice = ((s8[64,128]{1,0}), s8[16,128]{1,0:S(1)}, s32[]{:S(2)}) slice-start(%a), slice={[0:16]}
+  ROOT %there = s8[16,128]{1,0:S(1)} slice-done(%slice)
+}
+"""
+
+
+def test_what_is_fetched_ahead_into_the_chip_is_read_once_from_memory():
+    program = parse_program(FETCHED_AHEAD)
+    read = {
+        name: bytes_moved(program, program.entry.by_name[name], program.entry)
+        for name in ("copy", "slice", "there")
+    }
+    assert read == {"copy": 64 * 128, "slice": 16 * 128, "there": 0}
+
+
 SCATTERED = """\
 HloModule step, is_scheduled=true
 
