@@ -1,0 +1,107 @@
+"""What serves models on machines that are not here, compiled: tokens by cycles and bytes.
+
+    pip install "axl-tpu[aot]"
+    python benchmarks/serving_compiled.py                # a quarter of an hour
+    python benchmarks/serving_compiled.py --only 7b
+
+writes `results/serving_compiled.json` after each machine, and compares with what AXLearn published
+for the same model and machine. Nothing here has run on a chip. Goals: a token faster than
+published, in at most 1.25 of the time of reading weights and caches once.
+"""
+
+import argparse
+import json
+from typing import Any
+
+import attrs
+from _record import RESULTS, record
+
+from axcore.aot import ServingLoad, compile_serving
+from axcore.aot.serving.report import CallCost
+from axcore.cli.experiment import load_experiment
+from axcore.plugins import Hardware
+
+CONTEXT = 1280
+"""Prompts of up to 1024 tokens and answers of up to 256, as those of the published figures."""
+
+
+@attrs.frozen(kw_only=True)
+class Case:
+    """A model on a machine, and AXLearn's published times, of arXiv:2507.05411, table 4."""
+
+    experiment: str
+    target: str
+    published_first_token_s: float
+    published_token_s: float
+
+    @property
+    def name(self) -> str:
+        """What it is called in the results."""
+        return f"{self.experiment} on {self.target}"
+
+
+CASES = (
+    Case(
+        experiment="llama2-7b",
+        target="tpu-v5p-8",
+        published_first_token_s=0.040,
+        published_token_s=0.0091,
+    ),
+    Case(
+        experiment="llama2-70b",
+        target="tpu-v6e-8",
+        published_first_token_s=0.150,
+        published_token_s=0.0281,
+    ),
+)
+
+
+def compiled(case: Case) -> dict[str, Any]:
+    load = ServingLoad(prompt=512, context=CONTEXT)
+    report = compile_serving(
+        load_experiment(case.experiment),
+        Hardware.parse(case.target),
+        load,
+        experiment=case.experiment,
+    )
+    token_s = report.decode[0].seconds
+    assert token_s is not None
+    return {
+        "mesh": dict(report.mesh),
+        "context": CONTEXT,
+        "weight_bytes": report.weight_bytes,
+        "page_bytes": report.page_bytes,
+        "page_size": report.page_size,
+        "pages_that_fit": report.pages_that_fit,
+        "first_token": figures_of(report.prefill),
+        "token": {str(one.rows): figures_of(one) for one in report.decode},
+        "published_first_token_s": case.published_first_token_s,
+        "published_token_s": case.published_token_s,
+        "of_published_token": token_s / case.published_token_s,
+        "kernels": list(report.kernels),
+    }
+
+
+def figures_of(one: CallCost) -> dict[str, Any]:
+    return {
+        **attrs.asdict(one),
+        "tokens_per_s": one.tokens_per_s,
+        "over_floor": one.over_floor,
+        "bound_by": one.bound_by,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="", help="cases whose name holds this text")
+    only = parser.parse_args().only
+    kept = RESULTS / "serving_compiled.json"
+    figures = json.loads(kept.read_text(encoding="utf-8"))["figures"] if kept.exists() else {}
+    for case in CASES:
+        if only in case.name:
+            figures[case.name] = compiled(case)
+            print(case.name, record("serving_compiled", figures))
+
+
+if __name__ == "__main__":
+    main()
