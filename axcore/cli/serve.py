@@ -87,6 +87,8 @@ def serve(
             watch = WeightsWatch(run, served, every_s=cfg.watch_s) if run else nullcontext()
             with watch:
                 server.run(sockets=[listener])
+            if served.engine.error is not None:
+                raise served.engine.error
     click.echo("ended", err=True)
 
 

@@ -5,6 +5,7 @@ no time on it.
 """
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import NamedTuple
@@ -88,7 +89,7 @@ class Answer:
         loop, changed = asyncio.get_running_loop(), asyncio.Event()
 
         def wake() -> None:
-            if not loop.is_closed():
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
                 loop.call_soon_threadsafe(changed.set)
 
         with self._changed:

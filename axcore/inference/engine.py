@@ -130,6 +130,11 @@ class Engine:
                     progress(done, len(keys), " ".join(map(str, futures[future])))
         self._compiled_before = self._programs.num_compiled
 
+    @property
+    def error(self) -> EngineError | None:
+        """Why the engine answers nothing any more; None while no step has failed."""
+        return self._error
+
     def submit(self, request: Request) -> Answer:
         """Takes a request; returns at once.
 
@@ -159,10 +164,10 @@ class Engine:
         index = NGramIndex(guesses, request.prompt) if guesses else None
 
         def add() -> None:
-            del self._submitted[job.number]
             self._num_prompt_tokens += len(request.prompt)
             job.salt = f"{self._epoch}/{salt}".encode()
             self._runner.add(task)
+            del self._submitted[job.number]
 
         with self._changed:
             self._check_open()
@@ -332,7 +337,7 @@ class Engine:
         return len(self._submitted) + self._runner.scheduler.num_waiting
 
     def _is_idle(self) -> bool:
-        return not self._inbox and not self._runner.has_work
+        return not (self._inbox or self._submitted or self._runner.has_work)
 
     def _run(self) -> None:
         try:

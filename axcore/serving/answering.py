@@ -76,7 +76,7 @@ class Answers:
         Raises:
             ApiError: The engine could not finish an answer.
         """
-        arrived: asyncio.Queue[tuple[int, Piece]] = asyncio.Queue()
+        arrived: asyncio.Queue[tuple[int, Piece | Exception]] = asyncio.Queue()
         tasks = [
             asyncio.create_task(_forward(answer, number, arrived))
             for number, answer in enumerate(self.answers)
@@ -90,6 +90,8 @@ class Answers:
                 except TimeoutError:
                     yield None
                     continue
+                if isinstance(piece, Exception):
+                    raise piece
                 self.figures.add(piece)
                 if piece.finish_reason == "error":
                     raise engine_failed(self.answers[number])
@@ -110,9 +112,14 @@ def engine_failed(answer: Answer) -> ApiError:
     return ApiError(500, f"The engine could not finish the answer: {kind}.", code="engine_error")
 
 
-async def _forward(answer: Answer, number: int, arrived: asyncio.Queue[tuple[int, Piece]]) -> None:
-    async for piece in answer:
-        arrived.put_nowait((number, piece))
+async def _forward(
+    answer: Answer, number: int, arrived: asyncio.Queue[tuple[int, Piece | Exception]]
+) -> None:
+    try:
+        async for piece in answer:
+            arrived.put_nowait((number, piece))
+    except Exception as error:  # whatever it is, the reader of the queue must not wait for ever
+        arrived.put_nowait((number, error))
 
 
 async def unless_abandoned(

@@ -19,6 +19,8 @@ _TYPES = {
     503: "server_error",
 }
 
+ENGINE_FAILED = "The engine failed, and the server ends; its log says how."
+
 
 class ApiError(Exception):
     """Ends a request with a status and a message that its sender can act on.

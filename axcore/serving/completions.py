@@ -63,7 +63,7 @@ class CompletionJob:
                 number, piece = arrived
                 self.choices[number].add(self._kept(piece))
         found = [self._whole(number) for number in range(len(self.choices))]
-        return {**self._head(), "choices": found, "usage": usage(self.answers.figures)}
+        return {**self._head(), "choices": found, "usage": self._usage()}
 
     async def events(self) -> AsyncIterator[dict[str, Any] | None]:
         """Yields the response in pieces."""
@@ -85,7 +85,10 @@ class CompletionJob:
                     "choices": [_choice(number, text, logprobs, piece.finish_reason)],
                 }
         if self.request.settings.includes_usage:
-            yield {**self._head(), "choices": [], "usage": usage(self.answers.figures)}
+            yield {**self._head(), "choices": [], "usage": self._usage()}
+
+    def _usage(self) -> dict[str, Any]:
+        return usage(self.answers.figures, has_answers=self.request.max_tokens > 0)
 
     def _kept(self, piece: Piece) -> Piece:
         """Returns a piece; one that was drawn only to look at the prompt is empty."""
@@ -151,9 +154,14 @@ async def begin_completion(
     )
 
 
-def usage(figures: RequestFigures) -> dict[str, Any]:
-    """Returns the numbers of tokens of a request that was answered."""
-    prompt, drawn = figures.num_prompt_tokens, figures.num_tokens
+def usage(figures: RequestFigures, *, has_answers: bool = True) -> dict[str, Any]:
+    """Returns the numbers of tokens of a request that was answered.
+
+    Args:
+        figures: Of the request.
+        has_answers: Whether it got the tokens that were drawn.
+    """
+    prompt, drawn = figures.num_prompt_tokens, figures.num_tokens if has_answers else 0
     return {
         "prompt_tokens": prompt,
         "completion_tokens": drawn,

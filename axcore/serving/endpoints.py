@@ -7,7 +7,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
 from axcore.serving.answering import unless_abandoned
-from axcore.serving.api_error import ApiError, invalid
+from axcore.serving.api_error import ENGINE_FAILED, ApiError, invalid
 from axcore.serving.body import read_json
 from axcore.serving.chat_request import read_chat, read_messages
 from axcore.serving.chats import ChatJob, begin_chat
@@ -91,13 +91,15 @@ class Endpoints:
         return JSONResponse(self._model(name))
 
     async def health(self, request: HttpRequest) -> Response:
-        """Says that the process answers."""
+        """Says that the process answers, and that its engine can."""
+        self._check_engine()
         return JSONResponse({"status": "ok"})
 
     async def ready(self, request: HttpRequest) -> Response:
         """Says whether requests are taken."""
         if self.served.is_draining:
             raise draining(self.served.limits.retry_after_s)
+        self._check_engine()
         return JSONResponse({"status": "ready", "model": self.served.name})
 
     async def prometheus(self, request: HttpRequest) -> Response:
@@ -116,6 +118,11 @@ class Endpoints:
                 **attrs.asdict(served.engine.stats()),
             }
         )
+
+    def _check_engine(self) -> None:
+        """Raises ApiError where a step failed: only another process can answer then."""
+        if self.served.engine.error is not None:
+            raise ApiError(503, ENGINE_FAILED, code="engine_error")
 
     def _model(self, name: str) -> dict[str, Any]:
         return {

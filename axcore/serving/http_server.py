@@ -49,7 +49,8 @@ def _refusal(host: str, port: int, error: OSError) -> ConfigError:
 class HttpServer(uvicorn.Server):
     """A server that takes no new requests once it is asked to end, and finishes those it has.
 
-    SIGTERM and Ctrl-C drain it; a second one, or the end of `drain_s`, ends it at once.
+    SIGTERM and Ctrl-C drain it; a second one, or the end of `drain_s`, ends it at once. So does an
+    engine that failed, which answers nothing any more.
 
     Args:
         app: What answers.
@@ -92,6 +93,10 @@ class HttpServer(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Returns whether the server ends; called ten times a second."""
+        failed = self._served.engine.error
+        if failed is not None and not self.should_exit:
+            LOGGER.error("the server ends: %s", failed.what, exc_info=failed.__cause__)
+            self.should_exit = True
         if self._ends_at is not None:
             num_left = self._served.num_answering
             if not self._has_said:

@@ -13,7 +13,7 @@ from axcore.data import Tokenizer
 from axcore.errors import AxcoreError
 from axcore.inference import Answer, Draining, Engine, EngineError, QueueFull, Request, RequestError
 from axcore.serving.answering import Answers, RequestFigures
-from axcore.serving.api_error import ApiError, from_error, invalid
+from axcore.serving.api_error import ENGINE_FAILED, ApiError, from_error, invalid
 from axcore.serving.fields import checked_text
 from axcore.serving.limits import Limits
 from axcore.serving.settings import Settings
@@ -188,7 +188,7 @@ class ServedModel:
             return ApiError(429, f"{error.what}.", code="queue_full", retry_after_s=wait)
         if isinstance(error, Draining):
             return draining(wait)
-        return ApiError(500, f"The engine cannot answer: {error.what}.", code="engine_error")
+        return ApiError(500, ENGINE_FAILED, code="engine_error")
 
 
 def draining(retry_after_s: int) -> ApiError:

@@ -10,6 +10,9 @@ from axcore.serving.limits import Limits
 MAX_STOPS = 16
 """Texts that may end an answer."""
 
+MAX_STOP_LETTERS = 1000
+"""Letters of one of them; each is prepared for each answer while others wait."""
+
 MAX_LOGPROBS = 20
 """Likeliest tokens that are listed beside each token at most."""
 
@@ -104,6 +107,9 @@ def _stop(fields: Fields) -> tuple[str, ...]:
     for text in texts:
         if not isinstance(text, str) or not text:
             raise invalid(f"{path} has {text!r:.40}; expected texts of one letter or more", path)
+        if len(text) > MAX_STOP_LETTERS:
+            most = f"at most {MAX_STOP_LETTERS} are accepted"
+            raise invalid(f"{path} has a text of {len(text)} letters; {most}", path)
     return tuple(checked_text(text, path) for text in texts)
 
 

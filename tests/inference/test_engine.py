@@ -256,6 +256,28 @@ def test_a_full_queue_refuses_and_draining_finishes_what_there_is():
             engine.submit(request())
 
 
+class SlowlyCounted(tuple):
+    """Tokens whose number an engine's thread has to wait for."""
+
+    asked, go = threading.Event(), threading.Event()
+
+    def __len__(self):
+        if threading.current_thread().name == "axcore-engine":
+            self.asked.set()
+            self.go.wait(60)
+        return super().__len__()
+
+
+def test_draining_waits_for_a_request_that_the_engine_is_just_taking():
+    with opened() as engine:
+        prompt = SlowlyCounted(TOKENIZER.encode_prompt("a").tolist())
+        answer = engine.submit(Request(prompt=prompt, max_tokens=2, sampling=GREEDY))
+        assert SlowlyCounted.asked.wait(60)
+        threading.Timer(0.2, SlowlyCounted.go.set).start()
+        engine.drain()
+        assert answer.is_finished
+
+
 def test_weights_are_replaced_between_steps_and_no_answer_is_lost():
     with opened() as engine:
         answers = [engine.submit(request()) for _ in range(4)]

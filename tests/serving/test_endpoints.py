@@ -5,10 +5,11 @@ import socket
 import time
 
 import pytest
-from model_server import LENGTH, serving
+from model_server import LENGTH, byte_tokenizer, serving, small_engine
 
 from axcore.inference import Request, Sampling
-from axcore.serving import ApiKeys
+from axcore.inference.programs import Programs
+from axcore.serving import ApiKeys, HttpServer
 
 GREEDY = Sampling(temperature=0)
 
@@ -223,6 +224,36 @@ def test_a_draining_server_finishes_and_takes_nothing_new(engine):
             assert reply.json["error"]["code"] == "draining"
 
 
+def test_a_server_whose_engine_failed_says_so_without_its_inside_and_ends(monkeypatch, caplog):
+    def fail(self, call, length):
+        raise RuntimeError("secret of the device")
+
+    asked = [("health", None), ("ready", None), ("v1/completions", {"prompt": "a"})]
+    with small_engine(byte_tokenizer()) as engine, serving(engine) as server:
+        monkeypatch.setattr(Programs, "read", fail)
+        with monkeypatch.context() as patched:
+            patched.setattr(HttpServer, "on_tick", _goes_on)
+            for path, body in asked[::-1] + asked:
+                reply = server.send(path, body)
+                assert (reply.status // 100, reply.json["error"]["code"]) == (5, "engine_error")
+                assert "secret" not in reply.text
+        deadline = time.monotonic() + 60
+        while not server.http.should_exit:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    assert "the server ends: a step of the engine failed" in caplog.text
+    assert "secret of the device" in caplog.text
+
+
+async def _goes_on(self, counter):
+    return self.should_exit
+
+
+def test_a_number_that_no_array_holds_fails_nobody(server):
+    """A request that the engine cannot write down must not end it for all others."""
+    assert server.complete("ab", top_k=3_000_000_000)["text"] == server.complete("ab")["text"]
+
+
 def test_each_response_has_an_id_and_so_has_its_line_in_the_log(server, caplog):
     caplog.set_level("INFO", "axcore.serving.access")
     secret = "nobody-may-read-this"
@@ -304,6 +335,12 @@ def test_a_format_that_cannot_be_followed_is_named(server, named, param, text):
     reply = server.send("v1/completions", {"prompt": "a", "response_format": named})
     assert (reply.status, reply.json["error"]["param"]) == (400, param)
     assert text in reply.json["error"]["message"]
+
+
+def test_a_request_that_only_looks_at_its_prompt_pays_for_no_answer(server):
+    body = {"prompt": "abc", "max_tokens": 0, "echo": True, "logprobs": 1}
+    used = server.send("v1/completions", body).json["usage"]
+    assert (used["prompt_tokens"], used["completion_tokens"], used["total_tokens"]) == (4, 0, 4)
 
 
 def test_an_echo_has_the_log_probabilities_of_its_prompt(server):

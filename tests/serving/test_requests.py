@@ -36,6 +36,7 @@ def chat(**fields):
         ({"logprobs": 21}, "logprobs", "logprobs is 21; expected a number from 0 to 20"),
         ({"stop": [""]}, "stop", "stop has ''; expected texts of one letter or more"),
         ({"stop": ["a"] * 17}, "stop", "stop has 17 items; at most 16"),
+        ({"stop": "a" * 1001}, "stop", "stop has a text of 1001 letters; at most 1000 are"),
         ({"suffix": "b"}, "suffix", "suffix is not supported. Models continue texts"),
         ({"best_of": 3}, "best_of", "best_of is not supported. Ask for n answers"),
         ({"logit_bias": {"x": 1}}, "logit_bias", "has the key 'x'; expected the number of a token"),

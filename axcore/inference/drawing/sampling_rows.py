@@ -51,7 +51,7 @@ class SamplingRows(NamedTuple):
         for name in self._fields[:7]:
             if name != "top_k":
                 getattr(self, name)[row] = getattr(sampling, name)
-        self.top_k[row] = ALL_TOKENS if sampling.top_k is None else sampling.top_k
+        self.top_k[row] = min(sampling.top_k or ALL_TOKENS, ALL_TOKENS)
         self.bias_tokens[row] = NO_TOKEN
         self.biases[row] = 0
         for place, (token, bias) in enumerate(sampling.logit_bias):

@@ -271,3 +271,8 @@ def test_the_first_of_equally_likely_tokens_is_drawn_as_argmax_has_it(special):
     rows = sampling_rows([Sampling(temperature=0.0)] * 4)
     drawn = draw(jnp.asarray(logits), rows, row_keys(rows.seed, jnp.zeros(4, jnp.int32)))
     assert drawn.tolist() == np.argmax(logits, axis=1).tolist()
+
+
+def test_a_top_k_of_more_tokens_than_numbers_hold_draws_from_all():
+    rows = sampling_rows([Sampling(top_k=2**40), Sampling(top_k=None)])
+    assert rows.top_k[0] == rows.top_k[1]
