@@ -185,33 +185,42 @@ def _import_all() -> None:
 
 
 def _report(trainer: Any, result: Any, run: Path, *, is_alone: bool) -> None:
+    from axcore.runs.run import no_text_reason
+
     if result.validation:
         click.echo(f"validation loss {result.validation['loss']:.4f}")
-    if is_alone:
+    reason = no_text_reason(trainer)
+    if reason is None and not is_alone:
+        reason = "a run of several processes draws none"
+    if reason is None:
         _sample(trainer, result, run)
     else:
-        click.echo(f"axcore generate {run}   draws a sample; a run of several processes draws none")
+        click.echo(f"no sample: {reason}")
     _write_report(run)
+    commands = [f"axcore report {run} OTHER_RUN   compares two runs"]
+    if no_text_reason(trainer) is None:
+        draw = f"axcore generate {run} --prompt {trainer.config.prompt!r}   draws more text"
+        commands = [draw, f"axcore serve {run}   answers over HTTP", *commands]
+    click.echo("\n".join(["", "try:", *commands]))
 
 
 def _write_report(run: Path) -> None:
     from axcore.cli.report import REPORT_NAME, write_report
 
-    write_report((run,), run / REPORT_NAME)
-    click.echo(f"report: {run / REPORT_NAME}")
+    try:
+        write_report((run,), run / REPORT_NAME)
+    except OSError as error:  # the run itself is whole
+        click.echo(f"no report: {error}", err=True)
+    else:
+        click.echo(f"report: {run / REPORT_NAME}")
 
 
 def _sample(trainer: Any, result: Any, run: Path) -> None:
     """Prints a sample of generated text, and keeps it in the run directory."""
-    from axcore.runs.run import generate_text, no_text_reason
+    from axcore.runs.run import generate_text
 
-    reason = no_text_reason(trainer)
-    if reason is not None:
-        click.echo(f"no sample: {reason}")
-        return
     model = trainer.step.evaluated_model(result.state)
     (sample,) = generate_text(trainer, model, trainer.config.prompt, max_tokens=SAMPLE_TOKENS)
     text = sample.prompt + sample.text
     (run / "sample.txt").write_text(text, encoding="utf-8")
     click.echo(f"\nsample, continuing {sample.prompt!r}:\n\n{escape_control_characters(text)}\n")
-    click.echo(f"axcore generate {run} --prompt {trainer.config.prompt!r}   draws another")
