@@ -82,7 +82,7 @@ class CachedModel:
 
     def weights_of(self, state: Any) -> Any:
         """Returns what programs take of a state of the model, as it is trained."""
-        weights = restacked(state, self._trained, self._kept)
+        weights = jax.device_put(restacked(state, self._trained, self._kept))
         if self._mesh is not None:
             lies = param_shardings(self._kept, PARAM_RULES, self._mesh)
             weights = jax.device_put(weights, lies)
