@@ -5,10 +5,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from axl_attention.value_residual import in_place_of
 from cache_law import MORE_ROWS, PAGED, ROOM, assert_splits_change_nothing
 from parity_pairs import MODELS
 
-from axcore.config import evolve, find_config, update_config
+from axcore.config import evolve, find_config, replace_config, update_config
 from axcore.errors import ConfigError, ModuleError
 from axcore.inference.cached_model import CachedModel
 from axcore.layers import Attention, QuantizedStore, TokenInfo
@@ -143,7 +144,9 @@ def test_latent_attention_keeps_its_latents_alone():
     tokens, num_layers, num_heads = ROOM.num_rows * ROOM.capacity, 3, 4
     assert kept_bytes(cfg, ROOM) == 4 * num_layers * tokens * (32 + 8)
     biased = update_config(cfg, {"**.attention.linear.has_bias": True})
-    assert kept_bytes(biased, ROOM) == 4 * num_layers * tokens * num_heads * (16 + 8 + 12)
+    assert kept_bytes(biased, ROOM) == 4 * num_layers * tokens * (32 + 1 + 8)
+    mixed = replace_config(cfg, lambda node: hasattr(node, "value_linear"), in_place_of)
+    assert kept_bytes(mixed, ROOM) == 4 * num_layers * tokens * num_heads * (16 + 8 + 12)
 
 
 @pytest.mark.slow

@@ -22,7 +22,14 @@ from axcore.layers import (
     shard,
 )
 from axcore.module import Module, named
-from axl_attention.latent_cache import can_move, moved_queries, moved_values, with_scale
+from axl_attention.latent_cache import (
+    LatentForm,
+    can_move,
+    has_bias,
+    moved_queries,
+    moved_values,
+    with_scale,
+)
 
 Hidden = Float[Array, "batch time dim"]
 
@@ -47,8 +54,8 @@ class LatentAttention(Module):
     """Multi-head latent attention. Keys and values are made in full where it trains.
 
     Where it serves, it keeps the latents, and moves the projections of keys and values to queries
-    and results. Projections that are more than a product with a matrix (a bias, an adapter) stay
-    where they are, and keys and values are then kept in full.
+    and results. Projections that are more than a product with a matrix and a bias stay where they
+    are, and keys and values are then kept in full.
 
     A head's key is `head_dim` dimensions of its own, without position, and `rope_dim` dimensions
     with position that all heads share. Sizes that are not given are DeepSeek-V2's proportions.
@@ -124,7 +131,8 @@ class LatentAttention(Module):
             in_dim=value_width, out_dim=cfg.dim, axes=("heads", "embed")
         )
         self.position = cfg.position.build(head_dim=self.rope_dim)
-        self.latent_dim = latent_dim
+        has_unit = has_bias(cfg.linear) or has_bias(cfg.value_linear or cfg.linear)
+        self.form = LatentForm(latent_dim, has_unit)
         self._build_core(cfg, head_dim)
 
     def _build_core(self, cfg: Config, head_dim: int) -> None:
@@ -139,7 +147,7 @@ class LatentAttention(Module):
         if cfg.keeps_latents:
             kept = {
                 "num_kv_heads": 1,
-                "head_dim": self.latent_dim + self.rope_dim,
+                "head_dim": self.form.size + self.rope_dim,
                 "value_dim": None,
             }
         self.kv_cache = cfg.kv_cache.build(**kept)
@@ -173,11 +181,11 @@ class LatentAttention(Module):
         return mixed.reshape(*mixed.shape[:2], -1)
 
     def _from_latents(self, parts: "Parts", info: TokenInfo) -> Hidden:
-        own_q = moved_queries(parts.own_q, self.k, self.latent_dim)
+        own_q = moved_queries(parts.own_q, self.k, self.form)
         q = jnp.concatenate([own_q, parts.shared_q], axis=-1)
-        k = jnp.concatenate([parts.latent[:, :, None, :], parts.shared_k], axis=-1)
+        k = jnp.concatenate([self.form.of(parts.latent)[:, :, None], parts.shared_k], axis=-1)
         k, v, info = self.kv_cache(k, k, info)
-        return moved_values(self.core(q, k, v, info), self.v, self.latent_dim)
+        return moved_values(self.core(q, k, v, info), self.v, self.form)
 
     def _queries(self, x: Hidden) -> Float[Array, "batch time heads head_dim"]:
         if self.config.query_latent_dim:

@@ -110,10 +110,23 @@ def test_heads_that_do_not_divide_the_width_are_refused():
         LatentAttention.Config(dim=10, num_heads=4).build()
 
 
-ADAPTED = BatchedLoRALinear.Config(base=Linear.Config(), num_adapters=2, rank=2)
+PLAIN, BIASED = Linear.Config(), Linear.Config(has_bias=True)
 
 
-@pytest.mark.parametrize("linear", [Linear.Config(), QuantizedLinear.Config(), ADAPTED])
+def adapted(base):
+    return BatchedLoRALinear.Config(base=base, num_adapters=2, rank=2)
+
+
+@pytest.mark.parametrize(
+    "linear",
+    [
+        Linear.Config(),
+        BIASED,
+        QuantizedLinear.Config(),
+        evolve(ADAPTED, base=Linear.Config()),
+        ADAPTED,
+    ],
+)
 def test_latents_give_what_keys_in_full_give(call, random, state_of, linear):
     """Also where weights are narrow, or each row has its own adapter: they are not at hand."""
     room = ServingRoom(num_rows=2, capacity=8, max_length=8)
