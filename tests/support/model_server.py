@@ -64,12 +64,17 @@ class ModelServer:
         return reply.json["choices"][0]
 
 
-def small_engine(tokenizer: Tokenizer, cfg: EngineConfig = SMALL) -> Engine:
-    """Returns an engine of a model with random weights, its programs compiled."""
+def small_model(tokenizer: Tokenizer) -> tuple[Any, Any]:
+    """Returns a model with random weights, the same ones each time, and its state."""
     model: Any = transformer(
         vocab_size=tokenizer.vocab_size, dim=16, num_layers=1, num_heads=2, hidden_dim=16
     ).build()
-    engine = Engine(model, model.init(0), tokenizer, cfg)
+    return model, model.init(0)
+
+
+def small_engine(tokenizer: Tokenizer, cfg: EngineConfig = SMALL) -> Engine:
+    """Returns an engine of that model, its programs compiled."""
+    engine = Engine(*small_model(tokenizer), tokenizer, cfg)
     engine.warm_up()
     return engine
 
