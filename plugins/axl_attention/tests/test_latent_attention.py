@@ -119,13 +119,7 @@ def adapted(base):
 
 @pytest.mark.parametrize(
     "linear",
-    [
-        Linear.Config(),
-        BIASED,
-        QuantizedLinear.Config(),
-        evolve(ADAPTED, base=Linear.Config()),
-        ADAPTED,
-    ],
+    [PLAIN, BIASED, QuantizedLinear.Config(), adapted(PLAIN), adapted(BIASED)],
 )
 def test_latents_give_what_keys_in_full_give(call, random, state_of, linear):
     """Also where weights are narrow, or each row has its own adapter: they are not at hand."""
