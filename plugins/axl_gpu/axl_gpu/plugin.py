@@ -157,6 +157,17 @@ def kernels() -> Iterator[Kernel]:
         block_sizes=Ref("axl_gpu.kernels.grouped_matmul.api:BLOCK_SIZES"),
     )
     yield Kernel(
+        op="decode_attention",
+        name="gpu_decode_attention",
+        summary="Mosaic GPU; split over keys, from pages or a contiguous cache as they lie",
+        priority=200,
+        pinned_only="it never ran on a GPU, and the portable kernel must serve there unasked",
+        requires=requires(family="gpu", features=WGMMA),
+        unsupported_reason=Ref("axl_gpu.kernels.decode.api:unsupported_reason"),
+        forward=Ref("axl_gpu.kernels.decode.api:gpu_decode_attention"),
+        block_sizes=Ref("axl_gpu.kernels.decode.api:BLOCK_SIZES"),
+    )
+    yield Kernel(
         op="cross_entropy",
         name="gpu_cross_entropy",
         summary="Mosaic GPU; no logit is written to memory",

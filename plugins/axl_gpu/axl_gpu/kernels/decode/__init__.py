@@ -1,0 +1,1 @@
+"""Decode attention on NVIDIA GPUs."""
