@@ -25,7 +25,13 @@ _NEEDED = ("starlette", "uvicorn", "prometheus_client")
 @click.command()
 @click.argument("model")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", default=8000, show_default=True, help="0 takes any that is free.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8000,
+    show_default=True,
+    help="0 takes any that is free.",
+)
 @click.option("--name", help="What requests call the model; by default, its directory's name.")
 @click.option("--step", type=int, help="Checkpoint to use; by default the newest, now and later.")
 @click.option(

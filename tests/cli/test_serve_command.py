@@ -38,6 +38,14 @@ def test_a_port_that_is_taken_is_an_error_before_anything_is_loaded():
     assert "--port 0 takes any that is free" in str(error)
 
 
+@pytest.mark.parametrize("port", ["99999", "-4"])
+def test_a_port_that_there_is_not_is_refused(port):
+    """Sockets take it modulo 65536, and listen somewhere else."""
+    result = CliRunner().invoke(group, ["serve", "runs/none", "--port", port])
+    assert result.exit_code == 2
+    assert f"{port} is not in the range 0<=x<=65535" in result.output
+
+
 @pytest.mark.parametrize("host", ["elsewhere.invalid", "192.0.2.1"])
 def test_a_host_that_is_not_this_machine_is_an_error(host):
     with pytest.raises(ConfigError, match=f"'{host}' is no address of this machine"):
