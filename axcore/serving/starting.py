@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from axcore.config import evolve
 from axcore.inference import Engine
+from axcore.ops import use_policy
 from axcore.serving.config import ServerConfig
 from axcore.serving.opening import OpenedModel
 from axcore.serving.served_model import ServedModel
@@ -26,7 +27,8 @@ def start_engine(
     """
     length = cfg.engine.max_length or opened.length
     engine_cfg = evolve(cfg.engine, max_length=length)
-    engine = Engine(opened.trainer.model, opened.state, opened.tokenizer, engine_cfg)
+    with use_policy(opened.trainer.compiler.kernel_policy):
+        engine = Engine(opened.trainer.model, opened.state, opened.tokenizer, engine_cfg)
     engine.warm_up(progress)
     return ServedModel(
         name=name or opened.name,
