@@ -22,12 +22,12 @@ from axcore.cli.experiment import load_experiment
 from axcore.plugins import Hardware
 
 CONTEXT = 1280
-"""Prompts of up to 1024 tokens and answers of up to 256, as those of the published figures."""
+"""Tokens of each row in caches while it decodes: of a prompt and an answer of a chat."""
 
 
 @attrs.frozen(kw_only=True)
 class Case:
-    """A model on a machine, and AXLearn's published times, of arXiv:2507.05411, table 4."""
+    """A model on a machine, and AXLearn's published times, of arXiv:2507.05411."""
 
     experiment: str
     target: str
