@@ -87,6 +87,8 @@ def unsupported_reason(call: Call) -> str | None:
     page, key_heads = call.shape("k")[1:3]
     if call.dtype("q") not in DTYPES:
         return f"takes {' and '.join(DTYPES)}, not {call.dtype('q')}"
+    if call.has("key_scale"):
+        return f"takes keys of q's dtype, not {call.dtype('k')} with scales"
     if 0 in (*call.shape("q"), *call.shape("k"), *call.shape("v")):
         return f"takes no empty array, not q {call.shape('q')} and v {call.shape('v')}"
     if queries * (heads // key_heads) > ROWS:
