@@ -7,7 +7,7 @@ from jaxtyping import Array, Float, Int
 
 from axcore.config import REQUIRED, PositiveInt, config
 from axcore.errors import ConfigError
-from axcore.layers import Embedding, TokenInfo, shard
+from axcore.layers import Embedding, ServingRoom, TokenInfo, shard
 from axcore.module import Initializer, Module, Normal, Param
 from axl_attention.wrapping import refuse_second
 
@@ -36,6 +36,21 @@ class LearnedPosition(Module):
         max_length: PositiveInt = 1024
         embedding: Module.Config = Embedding.Config()
         position_init: Initializer = Normal(std=0.02)
+
+        def for_serving(self, room: ServingRoom) -> "LearnedPosition.Config":
+            """Returns itself, where each place of the longest text has a vector.
+
+            Raises:
+                ConfigError: Texts may be longer than the table.
+            """
+            if room.max_length > self.max_length:
+                raise ConfigError(
+                    f"texts may have {room.max_length} tokens, but only {self.max_length} "
+                    "positions have a vector",
+                    where="max_length",
+                    hint=f"serve texts of at most {self.max_length} tokens",
+                )
+            return self
 
     def setup(self, cfg: Config) -> None:
         """Builds the embedding and declares the positions' table."""

@@ -15,6 +15,7 @@ from axl_attention.query_key_norm import QueryKeyNorm
 from axl_attention.sinusoidal_position import SinusoidalPosition
 from axl_attention.yarn import YaRN, yarn_attention_factor
 
+from axcore.config import evolve
 from axcore.errors import ConfigError
 from axcore.layers import Embedding, NoPosition, RMSNorm, RoPE, ServingRoom, continued_rows
 from axcore.modifiers import for_serving
@@ -239,6 +240,15 @@ def test_rows_longer_than_the_learned_positions_are_refused(call, state_of, pack
     embedding = LearnedPosition.Config(max_length=7).build(vocab_size=5, dim=4)
     with pytest.raises(ConfigError, match="rows have 8 tokens, but only 7 positions"):
         call(embedding, state_of(embedding), TOKENS, packed)
+
+
+def test_texts_longer_than_the_learned_positions_are_not_served():
+    """There are no vectors behind the table, and what is read there is not a number."""
+    cfg = LearnedPosition.Config(max_length=7, vocab_size=5, dim=4)
+    room = ServingRoom(num_rows=1, capacity=64, max_length=7)
+    assert for_serving(cfg, room) == cfg
+    with pytest.raises(ConfigError, match="texts may have 8 tokens, but only 7 positions"):
+        for_serving(cfg, evolve(room, max_length=8))
 
 
 def test_padding_behind_the_tokens_of_a_cache_needs_no_learned_position(call, state_of):
