@@ -54,7 +54,8 @@ class WeightsWatch:
         if step is None or step == self._served.step:
             return None
         restored = self._run.restored(step)
-        self._served.engine.replace_weights(restored.state)
+        own = self._run.trainer.step.own_part(restored.state)  # a task may keep more beside it
+        self._served.engine.replace_weights(own)
         before, self._served.step = self._served.step, restored.step
         LOGGER.info("weights of step %s answer now, after those of step %s", step, before)
         return restored.step

@@ -11,11 +11,13 @@ import axcore as ax
 from axcore.cli.experiment import load_experiment, load_resolved
 from axcore.config import find_config
 from axcore.errors import CheckpointError, ConfigError
+from axcore.inference import Engine, EngineConfig
 from axcore.interop import HuggingFace
 from axcore.layers import LoRALinear
 from axcore.plugins import Hardware
 from axcore.runs import BaseModel, RunWeights, export_run, load_run
 from axcore.runs.fine_tuning import sft
+from axcore.serving import Limits, ServedModel, WeightsWatch
 from axcore.testing import trainer_on
 from axcore.trainer import with_base_model
 
@@ -130,6 +132,13 @@ def test_dpo_raises_the_margin_resumes_and_leaves_an_ordinary_model(trained, pai
     jax.tree.map(np.testing.assert_array_equal, first.state, second.state)
     assert first.state.keys() == load_run(trained[0]).state.keys()
     assert first.generate("<user>\n1?\n", max_tokens=2).num_tokens <= 2
+    tokenizer = first.trainer.data.tokenizer
+    few = EngineConfig(max_rows=1, max_length=32, step_tokens=16)
+    with Engine(first.trainer.model, first.state, tokenizer, few) as engine:
+        served = ServedModel(
+            name="a", engine=engine, tokenizer=tokenizer, max_length=32, limits=Limits(), step=2
+        )
+        assert WeightsWatch(first, served, every_s=1.0).look() == served.step == 4
     export_run(first, tmp_path / "published")
     further = load_experiment("sft", overrides(whole, pairs))
     assert further.task is None
