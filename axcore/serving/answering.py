@@ -8,8 +8,8 @@ from typing import TypeVar
 import attrs
 from starlette.requests import Request as HttpRequest
 
-from axcore.inference import Answer, Piece
-from axcore.serving.api_error import ApiError
+from axcore.inference import Answer, Piece, RequestError
+from axcore.serving.api_error import ApiError, from_error
 
 KEEP_ALIVE_S = 15.0
 """After so many seconds without a token a stream sends a comment, so that proxies keep it open."""
@@ -108,6 +108,8 @@ class Answers:
 
 def engine_failed(answer: Answer) -> ApiError:
     """Returns the error of an answer that the engine could not finish."""
+    if isinstance(answer.error, RequestError):  # a grammar that nothing can follow
+        return from_error(answer.error, "response_format")
     kind = type(answer.error).__name__
     return ApiError(500, f"The engine could not finish the answer: {kind}.", code="engine_error")
 

@@ -329,6 +329,11 @@ def test_an_answer_follows_its_schema(server):
         ({"type": "yaml"}, "response_format.type", "is 'yaml'; expected 'text' or 'json_object'"),
         ({"type": "json_schema"}, "response_format.json_schema.schema", "is missing; expected a"),
         ({"type": "regex", "regex": "("}, "response_format", "the grammar is no "),
+        (
+            {"type": "json_schema", "json_schema": {"schema": {"$ref": "#"}}},
+            "response_format",
+            "the grammar ",
+        ),
     ],
 )
 def test_a_format_that_cannot_be_followed_is_named(server, named, param, text):
