@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from axcore.config import find_config
+from axcore.config import field_names, find_config, is_config
 from axcore.errors import ConfigError
 from axcore.interop import read_corrections
 from axcore.interop.origins import Origin
 from axcore.interop.weight_map import unstacked
-from axcore.layers import LoRALinear, ServingRoom
+from axcore.layers import ServingRoom
 from axcore.layers.lora.batched import Factors
 from axcore.modifiers import for_serving
 from axcore.module import ParamSpec, restacked
@@ -73,7 +73,7 @@ def factors_of(adapter: Adapter, room: ServingRoom) -> dict[tuple[str, ...], Fac
         ConfigError: Its layers differ in scale.
     """
     trained, served = adapter.cfg.build(), for_serving(adapter.cfg, room).build()
-    scales = {found.node.alpha / found.node.rank for found in find_config(adapter.cfg, LoRALinear)}
+    scales = {one.node.alpha / one.node.rank for one in find_config(adapter.cfg, _is_correction)}
     if len(scales) != 1:
         raise ConfigError(
             f"the adapter has {len(scales)} scales, {sorted(scales)}; expected one",
@@ -105,3 +105,8 @@ def _without_gaps(array: Array | None, spec: ParamSpec, places: Container[Any]) 
         if index not in places:
             whole = whole.at[index].set(0)
     return whole
+
+
+def _is_correction(node: Any) -> bool:
+    """Returns whether a config is of a layer with a correction, by the fields that scale it."""
+    return is_config(node) and {"alpha", "rank"} <= set(field_names(node))
