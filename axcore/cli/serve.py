@@ -47,6 +47,7 @@ _NEEDED = ("starlette", "uvicorn", "prometheus_client")
     help="A name besides --host that requests may call this server. Repeatable.",
 )
 @click.option("--proxy", metavar="ADDRESS", help="A proxy that is believed who its clients are.")
+@options.modify
 @options.overrides
 @options.target
 @options.trust_code
@@ -55,7 +56,8 @@ def serve(
 ) -> None:
     """Serve MODEL, a run directory or the folder of a published model.
 
-    --set changes how, as engine.max_rows=32 or limits.max_requests=100; see docs/serving.md.
+    --set changes how, as engine.max_rows=32 or limits.max_requests=100, --modify the model, as
+    quantized_cache; see docs/serving.md.
     """
     _check_installed()
     use_compile_cache()
@@ -79,7 +81,8 @@ def serve(
         with LoadingDisplay() as display:
             display.begin("loading", model)
             check_present(wanted)
-            opened = open_model(model, step=rest["step"], trust_code=rest["trust_code"])
+            how = {name: rest[name] for name in ("step", "trust_code", "changes")}
+            opened = open_model(model, **how)
             display.begin("compiling")
             served = start_engine(opened, cfg, name=rest["name"], progress=display.advance)
         with served.engine:

@@ -9,6 +9,9 @@ from axcore.inference.drawing import DrawKind, kind_for
 from axcore.inference.request import Request, RequestError
 from axcore.inference.sampling import Sampling
 
+MAX_PRIORITY = 1_000_000
+"""So that places in the order of requests are whole numbers of 64 bits."""
+
 KIND_ORDER: tuple[DrawKind, ...] = ("greedy", "plain", "full")
 """What programs can draw; each does all that those before it do."""
 
@@ -42,6 +45,11 @@ class Accepted:
             RequestError: Saying what in it is wrong.
         """
         self._check_size(request)
+        if abs(request.priority) > MAX_PRIORITY:
+            raise RequestError(
+                f"priority is {request.priority}; expected {-MAX_PRIORITY} to {MAX_PRIORITY}",
+                where="priority",
+            )
         number = request.num_logprobs
         if number is not None and not 0 <= number <= MAX_LOGPROBS:
             raise RequestError(

@@ -41,6 +41,7 @@ from axcore.inference.speculation import verify
 from axcore.layers import with_adapter
 from axcore.layers.lora.batched import Factors
 from axcore.ops import current_policy, use_policy
+from axcore.plugins import wanted_compiler_options
 
 AdapterFactors = Mapping[tuple[str, ...], Factors]
 """Factors of an adapter's layers, by their paths."""
@@ -85,6 +86,7 @@ class Programs:
         self._compiled: dict[Hashable, Any] = {}
         self._lock = threading.Lock()
         self._policy = current_policy()
+        self._options = dict(wanted_compiler_options(self._policy.hardware)) or None
 
     def converted(self, state: Any) -> Any:
         """Returns weights made of another state of the model.
@@ -242,7 +244,7 @@ class Programs:
         found = self._compiled.get(key)
         if found is None:
             with use_policy(self._policy):
-                found = self._lowered(key).compile()
+                found = self._lowered(key).compile(compiler_options=self._options)
             with self._lock:
                 self.num_compiled += key not in self._compiled
                 self._compiled[key] = found

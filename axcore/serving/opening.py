@@ -1,13 +1,16 @@
 """`open_model`: what `axcore serve` is given, a run or a published model, ready for an engine."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import attrs
+import jax
 
 from axcore.data import Tokenizer
 from axcore.errors import CheckpointError, ConfigError
+from axcore.modifiers import with_changes
 from axcore.runs import Run, load_run, no_text_reason, open_published
 
 _ADAPTERS = "adapter_config.json"
@@ -20,6 +23,7 @@ class OpenedModel:
     Args:
         name: Of its directory.
         trainer: What holds the model and its data.
+        model: The model, changed as it was asked for.
         state: Of the model.
         step: The checkpoint that the state is from; None of a published model.
         run: Where newer checkpoints may appear; None of a published model.
@@ -27,6 +31,7 @@ class OpenedModel:
 
     name: str
     trainer: Any
+    model: Any
     state: Any
     step: int | None = None
     run: Run | None = None
@@ -44,7 +49,11 @@ class OpenedModel:
 
 
 def open_model(
-    directory: Path | str, *, step: int | None = None, trust_code: bool = False
+    directory: Path | str,
+    *,
+    step: int | None = None,
+    trust_code: bool = False,
+    changes: Sequence[str] = (),
 ) -> OpenedModel:
     """Returns the model of a run directory, or of a folder of a published model.
 
@@ -52,6 +61,8 @@ def open_model(
         directory: Either of them.
         step: The checkpoint of a run to use; by default the newest.
         trust_code: Whether code that came with a run is run to open it.
+        changes: Named changes of the model that leave its parameters as they are, such as
+            `quantized_cache`.
 
     Raises:
         CheckpointError: It is neither, or has no checkpoint.
@@ -70,11 +81,39 @@ def open_model(
             raise ConfigError("a published model has no steps", where="--step")
         trainer, state = open_published(path)
         _check(trainer)
-        return OpenedModel(name=name, trainer=trainer, state=state)
+        model = _changed_model(trainer, changes)
+        return OpenedModel(name=name, trainer=trainer, model=model, state=state)
     run = load_run(path, step=step, trust_code=trust_code)
     _check(run.trainer)
-    follows = run if step is None else None
-    return OpenedModel(name=name, trainer=run.trainer, state=run.state, step=run.step, run=follows)
+    return OpenedModel(
+        name=name,
+        trainer=run.trainer,
+        model=_changed_model(run.trainer, changes),
+        state=run.state,
+        step=run.step,
+        run=run if step is None else None,
+    )
+
+
+def _changed_model(trainer: Any, changes: Sequence[str]) -> Any:
+    """Returns the trainer's model, or another one of the same parameters."""
+    if not changes:
+        return trainer.model
+    model = with_changes(trainer.config, changes, trainer.hardware).model.build()
+    before, after = (_shapes(one) for one in (trainer.model, model))
+    if before != after:
+        differing = sorted(before ^ after)[:3]
+        raise ConfigError(
+            "the changes give the model other parameters: " + ", ".join(map(str, differing)),
+            where="--modify",
+            hint="change how the model is trained with axcore train, or weights where it serves "
+            "with --set engine.weights=int8",
+        )
+    return model
+
+
+def _shapes(model: Any) -> set[tuple[str, tuple[int, ...]]]:
+    return {(spec.name, spec.shape) for spec in jax.tree.leaves(model.param_specs())}
 
 
 def _check(trainer: Any) -> None:

@@ -28,7 +28,7 @@ def start_engine(
     length = cfg.engine.max_length or opened.length
     engine_cfg = evolve(cfg.engine, max_length=length)
     with use_policy(opened.trainer.compiler.kernel_policy):
-        engine = Engine(opened.trainer.model, opened.state, opened.tokenizer, engine_cfg)
+        engine = Engine(opened.model, opened.state, opened.tokenizer, engine_cfg)
     engine.warm_up(progress)
     return ServedModel(
         name=name or opened.name,

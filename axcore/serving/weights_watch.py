@@ -77,7 +77,10 @@ class WeightsWatch:
             try:
                 self.look()
                 self._refused = None
-            except (AxcoreError, OSError) as error:
+            except Exception as error:  # whatever it is, the old weights answer, and it is said
                 if str(error) != self._refused:  # said once, not every few seconds
-                    LOGGER.warning("newer weights are not taken over: %s", error)
+                    is_known = isinstance(error, (AxcoreError, OSError))
+                    LOGGER.warning(
+                        "newer weights are not taken over: %s", error, exc_info=not is_known
+                    )
                 self._refused = str(error)

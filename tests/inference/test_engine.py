@@ -230,6 +230,7 @@ def test_an_engine_that_nobody_holds_is_freed():
         ({"text": ()}, "the prompt has no token"),
         ({"text": (1, 999)}, "the prompt has token 999"),
         ({"max_tokens": 0}, "max_tokens is 0"),
+        ({"priority": 2**60}, "priority is 1152921504606846976"),
         ({"text": "a" * 30, "max_tokens": 3}, "30 tokens, and max_tokens is 3: together more"),
         ({"num_logprobs": 21}, "num_logprobs is 21; expected 0 to 20"),
         ({"sampling": Sampling(temperature=-1)}, "temperature is -1"),

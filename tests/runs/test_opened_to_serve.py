@@ -1,0 +1,33 @@
+"""What is served: a run as it was trained, or with another way to keep its keys and values."""
+
+import jax
+import numpy as np
+import pytest
+
+from axcore.errors import ConfigError
+from axcore.inference import EngineConfig, Request, Sampling
+from axcore.serving import ServerConfig, open_model, start_engine
+
+SMALL = ServerConfig(engine=EngineConfig(max_rows=1, step_tokens=16, tokens_per_call=1))
+GREEDY = Sampling(temperature=0.0)
+
+
+def answer(opened):
+    with start_engine(opened, SMALL).engine as engine:
+        request = Request(prompt=(100, 101, 102), max_tokens=8, sampling=GREEDY)
+        caches = jax.tree.leaves(engine._programs._caches)
+        return engine.submit(request).result(timeout=60).tokens, {one.dtype for one in caches}
+
+
+@pytest.mark.slow
+def test_a_change_of_caches_serves_the_same_weights(trained):
+    plain = open_model(trained[0])
+    narrow = open_model(trained[0], changes=("quantized_cache",))
+    (tokens, kept), (near, narrow_kept) = answer(plain), answer(narrow)
+    assert np.dtype("int8") in narrow_kept - kept
+    assert [one.id for one in near][:1] == [one.id for one in tokens][:1]
+
+
+def test_changes_of_parameters_are_refused(trained):
+    with pytest.raises(ConfigError, match="other parameters"):
+        open_model(trained[0], changes=("lora",))
