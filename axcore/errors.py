@@ -126,3 +126,15 @@ class AotError(AxcoreError):
     """A step that was compiled ahead of time does not fit its target, or its compiler failed."""
 
     exit_code = 11
+
+
+class RequestError(AxcoreError, ValueError):
+    """A request is wrong: its prompt is too long, or a value in it makes no sense."""
+
+    exit_code = 2
+
+
+class EngineError(AxcoreError):
+    """The engine cannot answer: a step failed, or it is closed."""
+
+    exit_code = 14

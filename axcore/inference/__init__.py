@@ -1,5 +1,6 @@
 """Inference: text from a trained model."""
 
+from axcore.errors import EngineError, RequestError
 from axcore.inference.answer import Answer
 from axcore.inference.config import EngineConfig
 from axcore.inference.engine import Engine
@@ -9,11 +10,9 @@ from axcore.inference.request import (
     Completion,
     Draining,
     DrawnToken,
-    EngineError,
     Piece,
     QueueFull,
     Request,
-    RequestError,
 )
 from axcore.inference.sampling import Sampling
 

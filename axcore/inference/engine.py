@@ -13,7 +13,7 @@ import numpy as np
 
 from axcore.config import evolve, name_the_known
 from axcore.data import Tokenizer
-from axcore.errors import ConfigError
+from axcore.errors import ConfigError, EngineError, RequestError
 from axcore.inference.adapters import NO_ADAPTER, Adapter, factors_of
 from axcore.inference.answer import Answer
 from axcore.inference.answer_text import AnswerText
@@ -30,7 +30,7 @@ from axcore.inference.engine_room import (
 from axcore.inference.engine_stats import EngineStats
 from axcore.inference.grammar import GrammarCompiler
 from axcore.inference.programs import Programs
-from axcore.inference.request import Draining, EngineError, QueueFull, Request, RequestError
+from axcore.inference.request import Draining, QueueFull, Request
 from axcore.inference.scheduler import Scheduler
 from axcore.inference.speculation import NGramIndex
 from axcore.inference.step_plan import Job

@@ -2,11 +2,11 @@
 
 import attrs
 
-from axcore.errors import ConfigError
+from axcore.errors import ConfigError, RequestError
 from axcore.inference.config import EngineConfig
 from axcore.inference.device_calls import MAX_LOGPROBS
 from axcore.inference.drawing import DrawKind, kind_for
-from axcore.inference.request import Request, RequestError
+from axcore.inference.request import Request
 from axcore.inference.sampling import Sampling
 
 MAX_PRIORITY = 1_000_000

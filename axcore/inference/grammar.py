@@ -15,9 +15,9 @@ import numpy as np
 from jaxtyping import UInt32
 
 from axcore.data import Tokenizer
+from axcore.errors import RequestError
 from axcore.inference.drawing.token_masks import WORD
 from axcore.inference.grammar_tokenizer import grammar_tokenizer, import_llguidance
-from axcore.inference.request import RequestError
 
 KEPT_GRAMMARS = 64
 """Number of grammars that stay compiled, those used last."""

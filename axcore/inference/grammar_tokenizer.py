@@ -5,7 +5,7 @@ import json
 from typing import Any
 
 from axcore.data import ByteTokenizer, HuggingFaceTokenizer, SentencePieceTokenizer, Tokenizer
-from axcore.inference.request import RequestError
+from axcore.errors import RequestError
 
 _BEFORE = "\x02"
 """Is put before a text that is encoded, so that no space is added in front of it."""

@@ -4,20 +4,8 @@ from typing import Any
 
 import attrs
 
-from axcore.errors import AxcoreError
+from axcore.errors import EngineError
 from axcore.inference.sampling import Sampling
-
-
-class RequestError(AxcoreError, ValueError):
-    """A request is wrong: its prompt is too long, or a value in it makes no sense."""
-
-    exit_code = 2
-
-
-class EngineError(AxcoreError):
-    """The engine cannot answer: a step failed, or it is closed."""
-
-    exit_code = 14
 
 
 class QueueFull(EngineError):  # noqa: N818 - as queue.Full of the standard library

@@ -8,6 +8,7 @@ import attrs
 import numpy as np
 from jaxtyping import Array
 
+from axcore.errors import RequestError
 from axcore.inference.adapters import NO_ADAPTER
 from axcore.inference.answer import NO_TOKENS, Answer, TokenLogprobs, TokenPiece
 from axcore.inference.call_shapes import CallShapes
@@ -16,7 +17,7 @@ from axcore.inference.drawing import DrawKind, greedy_rows
 from axcore.inference.engine_checks import kind_index
 from axcore.inference.grammar import GrammarMatcher
 from axcore.inference.programs import Programs
-from axcore.inference.request import Request, RequestError
+from axcore.inference.request import Request
 from axcore.inference.scheduler import Scheduler
 from axcore.inference.speculation import NGramIndex
 from axcore.inference.step_plan import Call, Job, StepPlan

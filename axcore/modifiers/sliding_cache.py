@@ -3,6 +3,7 @@
 from typing import Any
 
 from axcore.config import PositiveInt, config, evolve, find_config, replace_config
+from axcore.errors import ConfigError
 from axcore.layers import NoCache, SlidingCache
 from axcore.plugins import Hardware
 
@@ -25,6 +26,11 @@ class SlidingCaches:
         Raises:
             ConfigError: No attention has a window.
         """
+        if not find_config(cfg, has_window):
+            raise ConfigError(
+                "no attention has a window, so no ring can keep less than all of a text",
+                hint="leave sliding_cache out, or use quantized_cache",
+            )
         return replace_config(cfg, has_window, self._with_ring)
 
     def _with_ring(self, attention: Any) -> Any:

@@ -11,9 +11,9 @@ from gguf_tokenizers import BYTE_LEVEL, byte_level, merged_pieces, pieces
 from tokenizers import models
 
 from axcore.data import ByteTokenizer, HuggingFaceTokenizer
+from axcore.errors import RequestError
 from axcore.inference.answer_text import AnswerText
 from axcore.inference.grammar import GrammarCompiler, json_schema, lark, mask_words, regex
-from axcore.inference.request import RequestError
 
 SCHEMA = {
     "type": "object",

@@ -5,7 +5,7 @@ import json
 import pytest
 from record_files import save_dataset, tar_of, write_array_record
 
-from axcore.config import evolve
+from axcore.config import evolve, update_config
 from axcore.data import (
     ArrayRecordFiles,
     ByteTokenizer,
@@ -90,7 +90,8 @@ class TestModifiers(ModifierSuite):
 
     def subject(self, folder):
         weights = HuggingFace.Config(path="other")
-        return evolve(super().subject(folder), mesh={"fsdp": -1}, init_from=weights)
+        windowed = update_config(super().subject(folder), {"**.core.window": (15, 0)})
+        return evolve(windowed, mesh={"fsdp": -1}, init_from=weights)
 
 
 @pytest.mark.quick_one_in(8)
