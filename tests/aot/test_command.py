@@ -26,12 +26,14 @@ def test_json_tells_memory_time_and_kernels(tiny_json):
     assert any(line.startswith("attention: portable") for line in tiny_json["kernels"])
 
 
+@pytest.mark.slow
 def test_what_nobody_knows_of_a_host_is_null(tiny_json):
     assert tiny_json["fits"] is None
     assert tiny_json["predicted_step_s"] is None
     assert tiny_json["predicted_mfu"] is None
 
 
+@pytest.mark.slow
 def test_the_largest_buffers_have_the_modules_that_made_them(tiny_json):
     largest = tiny_json["memory"]["largest"]
     assert len(largest) == 10
@@ -42,6 +44,7 @@ def test_the_largest_buffers_have_the_modules_that_made_them(tiny_json):
     assert "decoder.stack.layer.feed_forward" in kept
 
 
+@pytest.mark.slow
 def test_flops_of_products_are_those_of_the_model(tiny_json):
     """Forward and backward of a product are three products; the first layer's input has no more."""
     flops = {one["module"]: one["flops"] for one in tiny_json["modules"]}
@@ -52,10 +55,12 @@ def test_flops_of_products_are_those_of_the_model(tiny_json):
     assert flops["decoder.stack.layer.feed_forward.down.dot"] == up
 
 
+@pytest.mark.slow
 def test_reports_survive_json(tiny_report):
     assert report_from_json(tiny_report.to_json()) == tiny_report
 
 
+@pytest.mark.slow
 def test_text_names_every_part(tiny_report):
     text = report_text(tiny_report)
     assert text.startswith("tiny on cpu-8: needs")
@@ -69,6 +74,7 @@ def test_text_names_every_part(tiny_report):
         assert part in text
 
 
+@pytest.mark.slow
 def test_the_page_is_whole_and_needs_nothing_else(tiny_report):
     page = report_page(tiny_report)
     ElementTree.fromstring(

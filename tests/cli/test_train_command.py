@@ -64,6 +64,7 @@ def trained(tmp_path_factory):
     return directory, done.stdout
 
 
+@pytest.mark.slow
 def test_train_prints_plain_lines_and_a_sample_where_there_is_no_terminal(trained):
     _, printed = trained
     assert "training for 6 steps" in printed
@@ -77,6 +78,7 @@ def test_what_a_model_draws_cannot_control_the_terminal():
     assert escape_control_characters("a\x1b[2J\r\tb\n\x00é") == "a\\x1b[2J\\r\tb\n\\x00é"
 
 
+@pytest.mark.slow
 def test_metrics_are_json_lines_of_two_splits(trained):
     directory, _ = trained
     lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
@@ -115,6 +117,7 @@ def test_generate_is_decided_by_its_seed_and_samples_differ(trained, capsys):
     assert texts[0][0] != texts[0][1]
 
 
+@pytest.mark.slow
 def test_generate_at_temperature_zero_ignores_the_seed(trained, capsys):
     directory, _ = trained
     texts = []
@@ -127,6 +130,7 @@ def test_generate_at_temperature_zero_ignores_the_seed(trained, capsys):
     assert texts[0] == texts[1]
 
 
+@pytest.mark.slow
 def test_eval_gives_the_loss_that_training_ended_with(trained, capsys):
     directory, _ = trained
     assert run("eval", str(directory), "--json") == 0
@@ -176,6 +180,7 @@ def test_bad_input_is_one_clear_error(arguments, code, texts, capsys, tmp_path, 
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_run_directory_of_another_config_is_refused_and_left_alone(trained, capsys):
     directory, _ = trained
     before = contents(directory)
@@ -226,6 +231,7 @@ def test_config_golden_checks_and_writes(capsys, tmp_path):
     assert "+seed: 3" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_summary_counts_exactly_what_training_reports(trained, capsys):
     _, printed = trained
     assert run("config", "show", "tiny", "--summary", *TINY[:5]) == 0

@@ -17,6 +17,7 @@ def moved(before, after):
     return state, restacked(state, before.param_specs(), after.param_specs())
 
 
+@pytest.mark.slow
 def test_unrolled_layers_compute_what_scanned_ones_do_and_the_way_back_is_exact():
     cfg = mixtral("toy")
     scanned, unrolled = cfg.build(), replace_config(cfg, ScannedLayers, Stack.Config()).build()
