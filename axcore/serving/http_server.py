@@ -77,6 +77,7 @@ class HttpServer(uvicorn.Server):
         )
         self._served, self._drain_s = served, drain_s
         self._ends_at: float | None = None
+        self._num_at_signal = 0
         self._has_said = False
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -89,6 +90,7 @@ class HttpServer(uvicorn.Server):
     def drain(self) -> None:
         """Refuses new requests from here on, and ends when those there are were answered."""
         self._served.is_draining = True
+        self._num_at_signal = self._served.num_answering
         self._ends_at = time.monotonic() + self._drain_s
 
     async def on_tick(self, counter: int) -> bool:
@@ -100,7 +102,7 @@ class HttpServer(uvicorn.Server):
         if self._ends_at is not None:
             num_left = self._served.num_answering
             if not self._has_said:
-                LOGGER.info("draining: %s requests are being answered", num_left)
+                LOGGER.info("draining: %s requests are being answered", self._num_at_signal)
                 self._has_said = True
             if num_left == 0 or time.monotonic() > self._ends_at:
                 if num_left:

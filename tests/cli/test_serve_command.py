@@ -147,7 +147,7 @@ def test_newer_weights_are_taken_over_and_a_signal_drains(trained, server):
     assert json.loads(ask(url, "v1/completions", LONG))["choices"] != before["choices"]
     request = urllib.request.Request(
         f"{url}v1/completions",
-        json.dumps({**LONG, "stream": True, "n": 8}).encode(),
+        json.dumps({**LONG, "stream": True, "n": 64}).encode(),
         {"content-type": "application/json"},
     )
     with urllib.request.urlopen(request, timeout=60) as stream:
