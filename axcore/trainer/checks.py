@@ -28,6 +28,21 @@ def check_micro_batches(cfg: Any, batch: BatchSpec) -> None:
     )
 
 
+def check_gradient_norms(cfg: Any) -> None:
+    """Checks that the norms of gradients by module are measured at steps that are logged.
+
+    Raises:
+        ConfigError: They would be measured at others.
+    """
+    every, log = cfg.gradient_norms_every_steps, cfg.log_every_steps
+    if every % log:
+        raise ConfigError(
+            f"{every} is no multiple of log_every_steps, {log}: no line has a place for the norms",
+            where="gradient_norms_every_steps",
+            hint=f"--set gradient_norms_every_steps={math.ceil(every / log) * log}",
+        )
+
+
 def check_kernel_names(cfg: Any) -> None:
     """Checks that pinned and allowed kernels exist, so that no pin is passed over in silence.
 

@@ -385,6 +385,7 @@ class TrainLoop:
             "step_time_s": elapsed / len(fetched),
             "data_wait_s": self._data_wait() / len(fetched),
             "gradient_norm": float(fetched[-1].gradient_norm),
+            **self.trainer.step.norms.metrics(self.step, fetched[-1].gradient_norms),
             **self.trainer.learner.rates(max(0, num_updates - 1)),
             "skipped_steps": skipped,
             **summary_metrics(fetched[-1].summaries),

@@ -27,6 +27,7 @@ from axcore.module import (
     merge_outputs,
     split_microbatches,
 )
+from axcore.trainer.gradient_norms import GradientNorms
 from axcore.trainer.group_losses import losses_of_groups, parts_of_groups, without_groups
 
 Batch = Mapping[str, Array]
@@ -51,12 +52,16 @@ class TrainState(NamedTuple):
 
 
 class StepMetrics(NamedTuple):
-    """What a step reports of itself; `group_losses` has sums and weights `[groups]`, if any."""
+    """What a step reports of itself; `group_losses` has sums and weights `[groups]`, if any.
+
+    `gradient_norms` is empty unless they are measured by module.
+    """
 
     losses: dict[str, Loss]
     group_losses: Loss | None
     summaries: dict[str, Array]
     gradient_norm: Array
+    gradient_norms: dict[str, Array]
     is_finite: Array
     is_kept: Array
 
@@ -72,6 +77,7 @@ class TrainStep:
         seed: int = 0,
         num_micro_batches: int = 1,
         loss_groups: LossGroups | None = None,
+        norms_every_steps: int = 0,
     ) -> None:
         self.model = model
         self.learner = learner
@@ -81,6 +87,7 @@ class TrainStep:
         self.num_micro_batches = num_micro_batches
         self.loss_groups = loss_groups
         self.transformation = learner.transformation(_trainable(self.specs, self.specs))
+        self.norms = GradientNorms(self.specs, norms_every_steps)
 
     def init(self) -> TrainState:
         """Returns the state before the first step."""
@@ -108,6 +115,7 @@ class TrainStep:
             update = self.learner.update(
                 self.transformation, gradients, state.opt_state, params, loss=outputs.total_loss()
             )
+            norms = self.norms(gradients, state.step + 1)
         is_finite = jnp.isfinite(outputs.total_loss()) & jnp.isfinite(update.gradient_norm)
         is_finite &= _are_finite(update.params)
         is_kept = is_finite & ~update.is_spike
@@ -124,6 +132,7 @@ class TrainStep:
             group_losses=losses_of_groups(group_parts),
             summaries=outputs.summaries,
             gradient_norm=update.gradient_norm,
+            gradient_norms=norms,
             is_finite=is_finite,
             is_kept=is_kept,
         )

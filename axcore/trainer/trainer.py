@@ -33,6 +33,7 @@ from axcore.trainer.callbacks.metrics import LossMeter
 from axcore.trainer.callbacks.observers import named_observers
 from axcore.trainer.callbacks.writers import DEFAULT_WRITER
 from axcore.trainer.checks import (
+    check_gradient_norms,
     check_kernel_names,
     check_micro_batches,
     check_writers_and_observers,
@@ -78,6 +79,8 @@ class Trainer(Configurable):
             context_parallelism: How attention reaches keys on other devices where time is split:
                 it gathers them, passes them round a ring, or deals heads out for a while.
             log_every_steps: Steps between lines of metrics.
+            gradient_norms_every_steps: Steps between lines with the norms of gradients by module, a
+                multiple of `log_every_steps`; with 0 they are not measured.
             eval_every_steps: Steps between evaluations; the last step is always evaluated.
             prefetch_batches: How many batches a thread prepares ahead of the step at most; with 0
                 each is prepared when the step wants it.
@@ -116,6 +119,7 @@ class Trainer(Configurable):
         activation_rules: Resumable[Mapping[str, tuple[str, ...]]] = ACTIVATION_RULES
         context_parallelism: Resumable[ContextParallelism] = "all_gather"
         log_every_steps: Resumable[PositiveInt] = 10
+        gradient_norms_every_steps: Resumable[NonNegativeInt] = 0
         eval_every_steps: Resumable[PositiveInt] = 100
         prefetch_batches: Resumable[NonNegativeInt] = 2
         max_skipped_steps: Resumable[int] = 100
@@ -164,6 +168,7 @@ class Trainer(Configurable):
         check_kernel_names(cfg)
         check_quantization_schemes(cfg, self.hardware)
         check_writers_and_observers(cfg)
+        check_gradient_norms(cfg)
         self.task = task_of(cfg)
         self.model: Module = self.task if cfg.task is None else self.task.model
         self.learner: Learner = cfg.learner.build(total_steps=cfg.max_steps)
@@ -176,6 +181,7 @@ class Trainer(Configurable):
             seed=cfg.seed,
             num_micro_batches=cfg.num_micro_batches,
             loss_groups=self.batch_spec.loss_groups,
+            norms_every_steps=cfg.gradient_norms_every_steps,
         )
         self.task.check_batch(self.batch_spec.for_model())
         check_micro_batches(cfg, self.batch_spec)
