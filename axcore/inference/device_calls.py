@@ -61,7 +61,7 @@ class Drawn(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """What slots keep on the device besides caches.
+    """What slots keep on the device besides caches. Methods return a changed copy.
 
     Args:
         last: The token drawn last, `[S]`.
@@ -70,6 +70,21 @@ class Memory(NamedTuple):
 
     last: Int[Array, " S"]
     history: TokenHistory
+
+    @property
+    def num_slots(self) -> int:
+        """S."""
+        return self.last.shape[0]
+
+    def held(self, slots: Int[Array, " B"]) -> Int[Array, " B"]:
+        """Returns slots that there are: the last one in the place of one out of range."""
+        return jnp.minimum(slots, self.num_slots - 1)
+
+    def drew(
+        self, slots: Int[Array, " B"], tokens: Int[Array, " B"], history: TokenHistory
+    ) -> "Memory":
+        """Returns the memory with the last tokens of some slots; those out of range drop."""
+        return Memory(self.last.at[slots].set(tokens, mode="drop"), history)
 
 
 def draw_rows(
@@ -97,17 +112,20 @@ def drawn_tokens(
     kind: DrawKind,
 ) -> tuple[Drawn, Memory]:
     """Returns a token of each row, `[B]`, and the memory with it."""
-    num_slots = memory.last.shape[0]
-    held = jnp.minimum(rows.slots, num_slots - 1)
+    held = memory.held(rows.slots)
     own = sampling.take(held)
     keys = row_keys(own.seed, rows.first)
     history = memory.history.take(held) if kind == "full" else None
     tokens = draw(logits, own, keys, allowed=allowed, history=history, kind=kind)
     logprobs = logprobs_of(logits, tokens, jnp.any(rows.wants_logprobs > 0))
-    slots = jnp.where(rows.draws > 0, rows.slots, num_slots)
-    last = memory.last.at[slots].set(tokens, mode="drop")
+    slots = slots_that_draw(rows, memory)
     counted = memory.history.drawn(slots, tokens) if kind == "full" else memory.history
-    return Drawn(tokens, logprobs), Memory(last, counted)
+    return Drawn(tokens, logprobs), memory.drew(slots, tokens, counted)
+
+
+def slots_that_draw(rows: CallRows, memory: Memory) -> Int[Array, " B"]:
+    """Returns the slot of each row; one out of range where the row does not draw."""
+    return jnp.where(rows.draws > 0, rows.slots, memory.num_slots)
 
 
 def logprobs_of(
@@ -136,13 +154,13 @@ def call_rows(call: Int[Array, "B columns"], num_pages: int) -> CallRows:
     )
 
 
-def copy_page(caches: Any, pages: Int[Array, " 2"]) -> Any:
+def copy_page(caches: Any, pages: Int[Array, " 2"]) -> tuple[Any]:
     """Returns caches with a page copied: from the first to the second."""
-    return jax.tree.map(lambda held: held.at[pages[1]].set(held[pages[0]]), caches)
+    return (jax.tree.map(lambda held: held.at[pages[1]].set(held[pages[0]]), caches),)
 
 
 def start_history(
     memory: Memory, slots: Int[Array, " 1"], tokens: Int[Array, "1 T"], lengths: Int[Array, "1 2"]
-) -> Memory:
+) -> tuple[Memory]:
     """Returns the memory with a slot whose penalties count the tokens of a text."""
-    return memory._replace(history=memory.history.started(slots, tokens, lengths=lengths))
+    return (memory._replace(history=memory.history.started(slots, tokens, lengths=lengths)),)

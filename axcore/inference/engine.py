@@ -123,12 +123,12 @@ class Engine:
         limits = self._runner.scheduler.limits
         keys = program_keys(self.config, limits, self._shapes, self._kinds)
         with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-            futures = {pool.submit(self._programs.prepare, key): key for key in keys}
+            futures = {pool.submit(self._programs.compiled.prepare, key): key for key in keys}
             for done, future in enumerate(concurrent.futures.as_completed(futures), start=1):
                 future.result()
                 if progress is not None:
                     progress(done, len(keys), " ".join(map(str, futures[future])))
-        self._compiled_before = self._programs.num_compiled
+        self._compiled_before = self._programs.compiled.num_compiled
 
     @property
     def error(self) -> EngineError | None:
@@ -198,7 +198,7 @@ class Engine:
             num_guesses=runner.num_guesses,
             num_right_guesses=runner.num_right_guesses,
             num_steps=runner.num_steps,
-            compilations_after_warm_up=self._programs.num_compiled - self._compiled_before,
+            compilations_after_warm_up=self._programs.compiled.num_compiled - self._compiled_before,
             host_seconds_per_step=runner.host_seconds / max(1, runner.num_steps),
         )
 
@@ -212,10 +212,10 @@ class Engine:
             ConfigError: It is not of this model.
             EngineError: The engine is closed, or a step failed.
         """
-        weights = self._programs.converted(state)
+        weights = self._programs.weights.converted(state)
 
         def replace() -> None:
-            self._programs.set_weights(weights)
+            self._programs.weights.replace(weights)
             self._epoch += 1
             self._runner.scheduler.forget_prefixes()
 
@@ -245,7 +245,7 @@ class Engine:
                     where="num_adapters",
                     hint="remove one, or set num_adapters higher",
                 )
-            self._programs.set_adapter(free[0], factors)
+            self._programs.weights.set_adapter(free[0], factors)
             self._adapters[name] = (free[0], f"{name}/{next(self._versions)}")
 
         self._do(add)

@@ -3,6 +3,7 @@
 import itertools
 from typing import Any
 
+import attrs
 import jax
 
 from axcore.errors import ConfigError
@@ -81,13 +82,7 @@ def served_model(
             hint="serve fewer rows, or shorter texts",
         )
     del served
-    room = ServingRoom(
-        num_rows=room.num_rows,
-        capacity=room.capacity,
-        max_length=room.max_length,
-        pages=pages,
-        call_tokens=room.call_tokens,
-    )
+    room = attrs.evolve(room, pages=pages)
     return CachedModel(model, state, room, **forms), room
 
 

@@ -15,7 +15,7 @@ GREEDY = Sampling(temperature=0.0)
 def answer(opened):
     with start_engine(opened, SMALL).engine as engine:
         request = Request(prompt=(100, 101, 102), max_tokens=8, sampling=GREEDY)
-        caches = jax.tree.leaves(engine._programs._caches)
+        caches = jax.tree.leaves(engine._programs.caches)
         return engine.submit(request).result(timeout=60).tokens, {one.dtype for one in caches}
 
 

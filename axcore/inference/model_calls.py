@@ -1,0 +1,165 @@
+"""`ModelCalls`: what the programs of an engine compute with the model, as pure functions.
+
+Letters of shapes: B rows of a call, T tokens, V vocabulary, S slots, W words of a mask.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, UInt32
+
+from axcore.inference.cached_model import CachedModel
+from axcore.inference.device_calls import (
+    CallRows,
+    Drawn,
+    Memory,
+    call_rows,
+    drawn_tokens,
+    logprobs_of,
+    slots_that_draw,
+)
+from axcore.inference.drawing import DrawKind, SamplingRows
+from axcore.inference.speculation import verify
+
+
+class ModelCalls:
+    """Calls of a model that keeps what it read. Each returns the changed caches last.
+
+    Args:
+        model: The model with caches.
+        pages_per_row: Pages of the longest text.
+    """
+
+    def __init__(self, model: CachedModel, pages_per_row: int) -> None:
+        self._model = model
+        self._pages_per_row = pages_per_row
+
+    def read(
+        self, weights: Any, caches: Any, call: Int[Array, "B columns"]
+    ) -> tuple[Float[Array, "B V"], Any]:
+        """Reads tokens of rows; returns the logits after the last one of each."""
+        rows = self._rows(call)
+        last = jnp.maximum(rows.sizes - 1, 0)[:, None]
+        logits, caches = self._step(weights, caches, rows, at=last)
+        return logits[:, 0], caches
+
+    def advance(
+        self, weights: Any, caches: Any, memory: Memory, call: Int[Array, "B columns"]
+    ) -> tuple[Float[Array, "B V"], Any]:
+        """Reads the token that each row drew last; returns the logits after it."""
+        tokens = jnp.take(memory.last, call[:, 0], mode="clip")
+        return self.read(weights, caches, jnp.concatenate([call, tokens[:, None]], axis=1))
+
+    def score(
+        self, weights: Any, caches: Any, call: Int[Array, "1 columns"]
+    ) -> tuple[Float[Array, "T 3"], Float[Array, "1 V"], Any]:
+        """Reads tokens of a row; returns what could follow each, and the logits after the last."""
+        rows = self._rows(call)
+        tokens, following = jnp.split(rows.tokens, 2, axis=1)
+        logits, caches = self._step_everywhere(weights, caches, rows._replace(tokens=tokens))
+        logprobs = jax.nn.log_softmax(logits[0].astype(jnp.float32), axis=1)
+        follows = jnp.take_along_axis(logprobs, following[0][:, None], axis=1)[:, 0]
+        likeliest = jnp.argmax(logprobs, axis=1).astype(jnp.float32)
+        scores = jnp.stack([follows, jnp.max(logprobs, axis=1), likeliest], axis=1)
+        return scores, logits[:, jnp.maximum(rows.sizes[0] - 1, 0)], caches
+
+    def draw_many(
+        self,
+        weights: Any,
+        caches: Any,
+        memory: Memory,
+        sampling: SamplingRows,
+        allowed: UInt32[Array, "1 W"],
+        call: Int[Array, "B columns"],
+        *,
+        count: int,
+        kind: DrawKind,
+    ) -> tuple[Drawn, Any, Memory]:
+        """Draws tokens of each row, one after the other."""
+        rows = self._rows(call)
+
+        def one(carry: Any, step: Array) -> Any:
+            caches, memory = carry
+            draws = (step < rows.sizes).astype(jnp.int32)
+            last = jnp.take(memory.last, rows.slots, mode="clip")
+            here = rows._replace(
+                slots=slots_that_draw(rows._replace(draws=draws), memory),
+                starts=(rows.starts + step) * draws,
+                sizes=draws,
+                first=rows.first + step,
+                draws=draws,
+                tokens=last[:, None],
+            )
+            logits, caches = self._step(weights, caches, here, at=jnp.zeros_like(here.tokens))
+            drawn, memory = drawn_tokens(memory, sampling, allowed, logits[:, 0], here, kind=kind)
+            return (caches, memory), drawn
+
+        (caches, memory), drawn = jax.lax.scan(
+            one, (caches, memory), jnp.arange(count, dtype=jnp.int32)
+        )
+        return drawn, caches, memory
+
+    def check_guesses(
+        self,
+        weights: Any,
+        caches: Any,
+        memory: Memory,
+        sampling: SamplingRows,
+        allowed: UInt32[Array, "1 W"],
+        call: Int[Array, "B columns"],
+        *,
+        kind: DrawKind,
+    ) -> tuple[Drawn, Int[Array, " B"], Any, Memory]:
+        """Reads the last token of each row and guesses of those after it; draws at each place."""
+        rows = self._rows(call)
+        length, held = rows.tokens.shape[1], memory.held(rows.slots)
+        logits, caches = self._step_everywhere(weights, caches, rows)
+        tokens, counts = verify(
+            logits,
+            rows.tokens[:, 1:],
+            sampling.take(held),
+            first=rows.first,
+            num_guesses=rows.sizes - 1,
+            allowed=allowed,
+            history=memory.history.take(held) if kind == "full" else None,
+            kind=kind,
+        )
+        slots = slots_that_draw(rows, memory)
+        history = memory.history
+        for place in range(length if kind == "full" else 0):
+            taken = jnp.where(place < counts, slots, memory.num_slots)
+            history = history.drawn(taken, tokens[:, place])
+        last = jnp.take_along_axis(tokens, counts[:, None] - 1, axis=1)[:, 0]
+        memory = memory.drew(slots, last, history)
+        wanted = jnp.any(rows.wants_logprobs > 0)
+        logprobs = [logprobs_of(logits[:, i], tokens[:, i], wanted) for i in range(length)]
+        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *logprobs)
+        return Drawn(tokens.T, stacked), counts, caches, memory
+
+    def _rows(self, call: Int[Array, "B columns"]) -> CallRows:
+        return call_rows(call, self._pages_per_row)
+
+    def _step_everywhere(
+        self, weights: Any, caches: Any, rows: CallRows
+    ) -> tuple[Float[Array, "B T V"], Any]:
+        places = jnp.arange(rows.tokens.shape[1], dtype=jnp.int32)
+        at = jnp.broadcast_to(places, rows.tokens.shape)
+        return self._step(weights, caches, rows, at=at)
+
+    def _step(
+        self, weights: Any, caches: Any, rows: CallRows, *, at: Int[Array, "B N"]
+    ) -> tuple[Float[Array, "B N V"], Any]:
+        """Returns float32 logits at some places of each row, and the caches with its tokens."""
+        logits, caches = self._model.step_at(
+            weights,
+            caches,
+            rows.tokens,
+            rows.starts,
+            rows.sizes,
+            at=at,
+            slots=rows.slots,
+            page_table=rows.pages,
+            adapters=rows.adapters if self._model.has_adapters else None,
+        )
+        return logits.astype(jnp.float32), caches
