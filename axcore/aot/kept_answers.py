@@ -37,10 +37,10 @@ class KeptAnswers:
 
     def keep(self, request: str, environment: Mapping[str, str], answered: Any) -> None:
         """Leaves an answer."""
-        from axcore.checkpoint.files import write_atomically
+        from axcore.whole_files import write_whole
 
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(self._path(request, environment), json.dumps(answered).encode())
+        write_whole(self._path(request, environment), json.dumps(answered).encode())
 
     def _path(self, request: str, environment: Mapping[str, str]) -> Path:
         flags = {name: value for name, value in environment.items() if FLAGS.fullmatch(name)}

@@ -13,10 +13,10 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from axcore.checkpoint.files import write_atomically
 from axcore.config import REQUIRED, evolve, find_config, from_dict, to_dict, update_config
 from axcore.errors import CheckpointError, ConfigError
 from axcore.layers import Linear, LoRALinear, adapters_of, with_adapters
+from axcore.whole_files import write_whole
 
 ARRAYS_NAME, CONFIG_NAME = "adapters.safetensors", "adapters.json"
 FORMAT = 1
@@ -42,8 +42,8 @@ def save_adapters(folder: Path | str, cfg: Any, state: Any) -> None:
     templates = {found.path: to_dict(evolve(found.node, base=REQUIRED)) for found in layers}
     text = json.dumps({"format": FORMAT, "layers": templates}, indent=2)
     Path(folder).mkdir(parents=True, exist_ok=True)
-    write_atomically(Path(folder, ARRAYS_NAME), save(arrays))
-    write_atomically(Path(folder, CONFIG_NAME), f"{text}\n".encode())
+    write_whole(Path(folder, ARRAYS_NAME), save(arrays))
+    write_whole(Path(folder, CONFIG_NAME), f"{text}\n".encode())
 
 
 def load_adapters(folder: Path | str, cfg: Any, state: Any) -> tuple[Any, Any]:

@@ -1,27 +1,9 @@
-"""Files that survive a crash: atomic writes and durable directories."""
+"""Directories of files that survive a crash."""
 
 import os
 from pathlib import Path
 
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Writes a file so that a reader, or a crash, sees the old content or the new, never a part."""
-    draft = path.with_name(path.name + ".tmp")
-    with open(draft, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(draft, path)
-    sync_path(path.parent)
-
-
-def sync_path(path: Path) -> None:
-    """Makes a file's content, or a directory's list of names, durable on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+from axcore.whole_files import sync_path
 
 
 def sync_tree(root: Path) -> None:

@@ -13,10 +13,10 @@ from typing import Any
 
 import attrs
 
-from axcore.checkpoint.files import write_atomically
 from axcore.checkpoint.integrity import FileRecord
 from axcore.checkpoint.leaves import LeafSpec
 from axcore.errors import CheckpointError
+from axcore.whole_files import write_whole
 
 MANIFEST_NAME = "manifest.json"
 FORMAT = "axcore-checkpoint"
@@ -40,7 +40,7 @@ class Manifest:
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:
     """Writes a manifest atomically and durably."""
-    write_atomically(directory / MANIFEST_NAME, _render(to_json(manifest)))
+    write_whole(directory / MANIFEST_NAME, _render(to_json(manifest)))
 
 
 def read_manifest(directory: Path) -> Manifest:

@@ -15,8 +15,9 @@ import warnings
 from pathlib import Path
 
 from axcore.checkpoint.faults import CheckpointWarning
-from axcore.checkpoint.files import sync_path, sync_tree, write_atomically
+from axcore.checkpoint.files import sync_tree
 from axcore.checkpoint.lock import FileLock
+from axcore.whole_files import sync_path, write_whole
 
 _COMMITTED = re.compile(r"step_(\d{8,})")
 _GOOD_NAME = "known_good"
@@ -113,7 +114,7 @@ class StepDirectories:
 
     def mark_good(self, step: int) -> None:
         """Writes the mark into a committed step."""
-        write_atomically(self.path(step) / _GOOD_NAME, b"")
+        write_whole(self.path(step) / _GOOD_NAME, b"")
 
     def known_good(self) -> tuple[int, ...]:
         """Returns the committed steps that have the mark, oldest first."""

@@ -51,12 +51,12 @@ def write_report(
 
     import attrs
 
-    from axcore.checkpoint.files import write_atomically
     from axcore.report.run_page import run_page_html
     from axcore.runs import run_facts
+    from axcore.whole_files import write_whole
 
     facts = [attrs.asdict(run_facts(one, trust_code=trust_code)) for one in directories]
     written = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, run_page_html(facts, written=written).encode())
+    write_whole(path, run_page_html(facts, written=written).encode())
     return facts

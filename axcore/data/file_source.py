@@ -180,8 +180,12 @@ class FileSource(Source):
                 yield document
             else:
                 tally.dropped[DUPLICATE] += 1
-        if tally.dropped:
-            reasons = ", ".join(f"{count:,} {reason}" for reason, count in tally.dropped.items())
+        self.say_dropped(tally.dropped)
+
+    def say_dropped(self, dropped: Mapping[str, int]) -> None:
+        """Prints how many documents transforms left out and why, if they left out any."""
+        if dropped:
+            reasons = ", ".join(f"{count:,} {reason}" for reason, count in dropped.items())
             print(f"data: left out of {self.describe()}: {reasons}", file=sys.stderr)
 
     def _read_all(self, tally: "Tally") -> Iterator[Document]:

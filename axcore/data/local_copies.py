@@ -19,8 +19,8 @@ from axcore.data.cache import CACHE_GIB, largest_cache
 from axcore.data.files import NamedFile
 from axcore.data.local_paths import copies_folder
 from axcore.data.remote import RemoteFile, check_unchanged, download
-from axcore.data.whole_files import whole_file, write_whole
 from axcore.errors import DataError
+from axcore.whole_files import whole_file, write_whole
 
 _VERSION, _LOCK = ".version", ".lock"
 

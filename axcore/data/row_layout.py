@@ -17,7 +17,7 @@ from axcore.data.best_fit import BestFitRows, count_sizes, fill_begins
 from axcore.data.concatenation import Concatenated
 from axcore.data.document_order import DocumentShuffle
 from axcore.data.packing import Pairs, RowLayout, TokenReader
-from axcore.data.whole_files import whole_file
+from axcore.whole_files import whole_file
 
 Packing = Literal["concatenate", "best_fit", "one_document"]
 

@@ -2,6 +2,7 @@
 
 import json
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from itertools import count
@@ -89,16 +90,17 @@ class FileStream(Stream):
         for epoch in count(first_epoch):
             if epoch == self.config.max_epochs:
                 return
-            files, num_found = self.source.files(), 0
+            files, num_found, dropped = self.source.files(), 0, Counter[str]()
             digest = _digest(files)
             self._check_unchanged(known, digest)
             for number in range(first_file, len(files)):
                 file = files[self._order(epoch, len(files))[number]]
-                for document, num_records in self._documents(file, tokenizer):
+                for document, num_records in self._documents(file, tokenizer, dropped):
                     num_found += 1
                     if num_records > first_record:
                         yield document, [epoch, number, num_records, digest]
                 first_record = 0
+            self.source.say_dropped(dropped)
             if not num_found and not first_file:
                 raise DataError(
                     f"{self.source.describe()} hold no document, or transforms leave none.",
@@ -110,11 +112,17 @@ class FileStream(Stream):
         """Names the source."""
         return f"stream of {self.source.describe()}"
 
-    def _documents(self, file: NamedFile, tokenizer: Tokenizer) -> Iterator[tuple[Document, int]]:
-        """Yields the documents of a file, each with how many of its records were read by then."""
+    def _documents(
+        self, file: NamedFile, tokenizer: Tokenizer, dropped: Counter[str]
+    ) -> Iterator[tuple[Document, int]]:
+        """Yields the documents of a file, each with how many of its records were read by then.
+
+        What transforms leave out of it is added to `dropped`.
+        """
         tally = Tally(self.source, tokenizer)
         for document in tally.documents(self.source.read(FileSpan(file)), file):
             yield document, tally.num_records
+        dropped.update(tally.dropped)
         tally.check()
         if tally.bad:
             whole = f"of {tally.num_records} {self.source.unit} of {file.name}"

@@ -1,7 +1,7 @@
 """Weights for a model with more layers, with experts, or with more positions than the source's."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Literal
 
 import attrs
@@ -45,13 +45,16 @@ class StackDepth(WeightEdit):
             if match := _LAYER.search(name):
                 by_layer.setdefault(int(match[0]), []).append(name)
         arrays = {name: one for name, one in offer.arrays.items() if not _LAYER.search(name)}
+        silent: dict[str, Origin] = {}
         for layer, origin in enumerate(order):
-            is_silent = self.copies_add_nothing and origin in order[:layer]
-            for name in by_layer[origin]:
-                new = _LAYER.sub(str(layer), name, count=1)
-                arrays[new] = self._copied(new, offer.arrays[name], is_silent)
+            copies = {_LAYER.sub(str(layer), name, count=1): name for name in by_layer[origin]}
+            found = {new: offer.arrays[name] for new, name in copies.items()}
+            if self.copies_add_nothing and origin in order[:layer]:
+                found = {new: self._silenced(new, one) for new, one in found.items()}
+                silent |= found
+            arrays |= found
         if self.copies_add_nothing:
-            self._check_outputs(arrays)
+            self._check_silence(silent)
         return attrs.evolve(offer, arrays=arrays)
 
     def undone(self, ours: Any, theirs: Any) -> Any:
@@ -79,14 +82,27 @@ class StackDepth(WeightEdit):
             )
         return order
 
-    def _copied(self, name: str, origin: Origin, is_silent: bool) -> Origin:
-        is_output = is_silent and any(is_at(glob, name) for glob in self.outputs)
+    def _silenced(self, name: str, origin: Origin) -> Origin:
+        is_output = any(is_at(glob, name) for glob in self.outputs)
         return origin.changed(Zeroed()) if is_output else origin
 
-    def _check_outputs(self, names: Iterable[str]) -> None:
+    def _check_silence(self, silent: Mapping[str, Origin]) -> None:
+        """Checks that each glob names an output of a copy, and each part of a copy has one.
+
+        A part is what a layer holds and has matrices: attention, a feed-forward, a mixer.
+        """
         for glob in self.outputs:
-            if not any(is_at(glob, name) for name in names):
-                raise self.nothing(f"has outputs {glob!r}, which matches no array", names)
+            if silent and not any(is_at(glob, name) for name in silent):
+                raise self.nothing(f"has outputs {glob!r}, which matches no array", silent)
+        parts = {_part(name) for name, origin in silent.items() if len(origin.shape) > 1}
+        ends = {_part(name) for name in silent if any(is_at(glob, name) for glob in self.outputs)}
+        if loud := sorted(parts - ends):
+            raise ConfigError(
+                f"StackDepth has copies_add_nothing, but no output of {loud[0]} is among outputs "
+                f"{list(self.outputs)}, so that a copy adds something",
+                where="init_from.edits",
+                hint=f"add a glob of its last arrays: '**.{loud[0].rpartition('.')[2]}.NAME.**'",
+            )
 
 
 @config
@@ -176,6 +192,13 @@ class ExtendPositions(WeightEdit):
         if extended_offer == offer:
             raise self.nothing(f"has nothing to do: {', '.join(tables)} are not longer")
         return extended_offer
+
+
+def _part(name: str) -> str:
+    """Returns the path of what a layer holds, of which an array is."""
+    layer = _LAYER.search(name)
+    assert layer is not None, name
+    return name[: layer.end() + 1] + name[layer.end() + 1 :].partition(".")[0]
 
 
 def _num_layers(names: Iterable[str]) -> int:

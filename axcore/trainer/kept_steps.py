@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from axcore._jax_compat import dump_program, load_program, recording_cached_programs
 from axcore.ops import KernelPlan
+from axcore.whole_files import write_whole
 
 
 class KeptStep(NamedTuple):
@@ -72,9 +73,7 @@ class KeptSteps:
 
     def _write(self, path: Path, program: bytes, plan: KernelPlan) -> None:
         kept = {"files": versions_of(files_of_modules()), "plan": plan, "program": program}
-        draft = path.with_suffix(f".{os.getpid()}")
-        draft.write_bytes(pickle.dumps(kept))
-        draft.replace(path)
+        write_whole(path, pickle.dumps(kept))
 
     def _path(self, description: str) -> Path:
         return self._folder / hashlib.sha256(description.encode()).hexdigest()

@@ -12,7 +12,6 @@ import attrs
 import jax
 
 from axcore.checkpoint import Checkpointer, MemorySnapshots, Restored
-from axcore.checkpoint.files import write_atomically
 from axcore.config import render_config
 from axcore.data import PrefetchedBatches
 from axcore.distributed import broadcast_object, is_process_zero
@@ -44,6 +43,7 @@ from axcore.trainer.run_directory.saved_steps import (
 from axcore.trainer.skipped_steps import SkippedSteps
 from axcore.trainer.step import StepMetrics, TrainState
 from axcore.trainer.stop_signals import StopSignals
+from axcore.whole_files import write_whole
 
 if TYPE_CHECKING:
     from axcore.trainer.trainer import Trainer
@@ -280,7 +280,7 @@ class TrainLoop:
         if source is None or self.step or not is_process_zero() or kept.exists():
             return ""
         table = self.trainer.first_weights.table()
-        write_atomically(kept, f"{table}\n".encode())
+        write_whole(kept, f"{table}\n".encode())
         return table
 
     # -- Steps -----------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 LAYERS = (
-    ("errors", "_jax_compat"),
+    ("errors", "_jax_compat", "whole_files"),
     ("config",),
     ("registration",),
     ("hardware",),

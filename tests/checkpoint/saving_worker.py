@@ -26,10 +26,11 @@ def state_of(step):
 
 
 def die_before(wanted_event, path_end):
-    """Kills this process just before it changes a path that ends so."""
+    """Kills this process just before it changes a path that ends so, or a draft of that."""
 
     def hook(event, args):
-        if event == wanted_event and str(args[0]).endswith(path_end):
+        path = str(args[0]).removesuffix(f".{os.getpid()}.tmp")
+        if event == wanted_event and path.endswith(path_end):
             os.kill(os.getpid(), signal.SIGKILL)
 
     sys.addaudithook(hook)

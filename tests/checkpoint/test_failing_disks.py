@@ -226,7 +226,7 @@ def spoil_once(draft):
     left = [draft]
 
     def hook(event, args):
-        if event == "os.rename" and left and str(args[0]) == f"{draft}/manifest.json.tmp":
+        if event == "os.rename" and left and str(args[1]) == f"{draft}/manifest.json":
             left.clear()
             files = [file for file in (draft / "arrays").rglob("*") if file.is_file()]
             largest = max(files, key=lambda file: file.stat().st_size)

@@ -145,7 +145,7 @@ def test_an_epoch_of_files_reads_each_record_once_in_an_order_of_its_own(files):
     assert len({tuple(epoch) for epoch in epochs}) == 2  # of two files
 
 
-def test_transforms_and_bad_records_do_not_move_places(lines):
+def test_transforms_and_bad_records_do_not_move_places(lines, capsys):
     with (lines / "a.jsonl").open("a") as file:
         file.write('\n{\n{"text": "last of a"}')
     source = JsonLines.Config(
@@ -161,6 +161,8 @@ def test_transforms_and_bad_records_do_not_move_places(lines):
         again.set_state(first.get_state())
         assert_equal(list(islice(again, 110)), whole[90:])
     assert any("1 of 42 lines of a.jsonl left out" in str(one.message) for one in warned)
+    said = capsys.readouterr().err.splitlines()
+    assert said[0].startswith(f"data: left out of {source.build().describe()}: "), said
 
 
 def test_a_place_in_files_that_changed_is_refused(files, lines):

@@ -153,6 +153,8 @@ def test_copies_that_add_nothing_compute_what_the_source_did(begin):
     assert table.count("copies zero") == 2
     with pytest.raises(ConfigError, match=r"outputs '\*\*\.nothing', which matches no array"):
         begin(deeper(4), edits=(evolve(edit, outputs=("**.nothing",)),))
+    with pytest.raises(ConfigError, match=r"layer\.1\.feed_forward is among outputs"):
+        begin(deeper(4), edits=(evolve(edit, outputs=("**.attention.out.**",)),))
 
 
 def test_edits_add_up(begin):

@@ -24,8 +24,8 @@ from axcore.data.store.reader import TokenStoreDirectory, open_store
 from axcore.data.store.shard import PAIRS, TOKENS, ShardInfo
 from axcore.data.tokenizer import Tokenizer
 from axcore.data.transforms.deduplicate import DUPLICATE
-from axcore.data.whole_files import whole_file, write_whole
 from axcore.errors import DataError
+from axcore.whole_files import whole_file, write_whole
 
 LOCK = ".lock"
 _BYTES_A_PROCESS = 4 << 20

@@ -12,8 +12,8 @@ from axcore.config import from_json, to_json, update_config
 from axcore.config.build import owner_of
 from axcore.data.store.shard import ShardInfo
 from axcore.data.tokenizer import Tokenizer
-from axcore.data.whole_files import sync_folder, whole_file, write_whole
 from axcore.errors import DataError
+from axcore.whole_files import sync_path, whole_file, write_whole
 
 MANIFEST = "manifest.json"
 FORMAT = 1
@@ -100,7 +100,7 @@ def copy_tokenizer(cfg: Tokenizer.Config, folder: Path) -> str:
         with whole_file(copy) as file:
             file.write(_content(path))
         for made in (copy.parent.parent, folder):
-            sync_folder(made)
+            sync_path(made)
     return to_json(update_config(cfg, names))
 
 

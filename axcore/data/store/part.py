@@ -19,7 +19,7 @@ from axcore.data.store.duplicates import keys_file, write_keys
 from axcore.data.store.manifest import SPLITS
 from axcore.data.store.plan import Plan
 from axcore.data.store.shard import ShardWriter
-from axcore.data.whole_files import whole_file, write_whole
+from axcore.whole_files import whole_file, write_whole
 
 
 class PartBuilder:

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from axcore.data.packing import Pairs, read_pairs
 from axcore.data.store.mapped import map_file
-from axcore.data.whole_files import whole_file
 from axcore.errors import DataError
+from axcore.whole_files import whole_file
 
 TOKENS, PAIRS = ".tokens", ".pairs"
 _PAIR = np.dtype("<i8")

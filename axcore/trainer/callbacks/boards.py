@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from axcore.checkpoint.files import write_atomically
 from axcore.errors import TrainingError
+from axcore.whole_files import write_whole
 
 TENSORBOARD_FOLDER, WANDB_FOLDER, PROMETHEUS_NAME = "tensorboard", "wandb", "metrics.prom"
 
@@ -116,7 +116,7 @@ class PrometheusWriter:
             f'# TYPE {name} gauge\n{name}{{run="{self._run}"}} {_prometheus_value(value)}\n'
             for name, value in sorted(self._newest.items())
         ]
-        write_atomically(self._path, "".join(lines).encode())
+        write_whole(self._path, "".join(lines).encode())
 
     def close(self) -> None:
         """Leaves the last values there."""

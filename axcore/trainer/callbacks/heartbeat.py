@@ -8,8 +8,8 @@ import os
 from datetime import UTC, datetime
 from pathlib import Path
 
-from axcore.checkpoint.files import write_atomically
 from axcore.trainer.callbacks.events import Event, RunStarted, StepsDone
+from axcore.whole_files import write_whole
 
 HEARTBEAT_NAME = "heartbeat.json"
 
@@ -31,4 +31,4 @@ class Heartbeat:
         if isinstance(event, RunStarted | StepsDone) and self._directory is not None:
             now = datetime.now(UTC).isoformat(timespec="milliseconds")
             beat = {"step": event.step, "time": now, "pid": os.getpid()}
-            write_atomically(self._directory / HEARTBEAT_NAME, f"{json.dumps(beat)}\n".encode())
+            write_whole(self._directory / HEARTBEAT_NAME, f"{json.dumps(beat)}\n".encode())

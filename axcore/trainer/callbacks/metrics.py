@@ -10,8 +10,8 @@ from typing import Any, Self
 import jax
 import numpy as np
 
-from axcore.checkpoint.files import write_atomically
 from axcore.module import Loss, LossGroups
+from axcore.whole_files import write_whole
 
 METRICS_NAME = "metrics.jsonl"
 
@@ -62,7 +62,7 @@ def _keep_until(path: Path, step: int) -> None:
     _name_damage(path, text.splitlines(keepends=True))
     kept = "".join(f"{line}\n" for line in text.splitlines() if _step_of(line) <= step)
     if kept != text:
-        write_atomically(path, kept.encode())
+        write_whole(path, kept.encode())
 
 
 def _name_damage(path: Path, lines: list[str]) -> None:

@@ -12,11 +12,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from axcore.checkpoint.files import write_atomically
 from axcore.checkpoint.lock import FileLock
 from axcore.config import describe_resumable
 from axcore.distributed import is_process_zero
 from axcore.errors import CheckpointError
+from axcore.whole_files import write_whole
 
 LOCK_NAME = "axcore.lock"
 JSON_NAME = "config.json"
@@ -196,4 +196,4 @@ def _is_header(line: str) -> bool:
 def _write_if_changed(path: Path, text: str) -> None:
     data = (text if text.endswith("\n") else text + "\n").encode()
     if not path.exists() or path.read_bytes() != data:
-        write_atomically(path, data)
+        write_whole(path, data)

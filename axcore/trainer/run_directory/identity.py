@@ -12,8 +12,8 @@ from typing import Any
 
 import attrs
 
-from axcore.checkpoint.files import write_atomically
 from axcore.errors import CheckpointError
+from axcore.whole_files import write_whole
 
 IDENTITY_NAME = "run.json"
 
@@ -66,7 +66,7 @@ def write_identity(directory: Path, *, config_lines: list[str], data: str) -> Ru
     identity = RunIdentity(_id_in(path) or secrets.token_hex(8), digest, data)
     text = json.dumps(identity.as_json(), indent=2) + "\n"
     if not path.exists() or path.read_text(encoding="utf-8") != text:
-        write_atomically(path, text.encode())
+        write_whole(path, text.encode())
     return identity
 
 

@@ -14,11 +14,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from axcore.checkpoint.files import write_atomically
 from axcore.config import is_config, update_config, walk
 from axcore.config.paths import format_path
 from axcore.errors import CheckpointError
 from axcore.trainer.run_directory.code import RunCode
+from axcore.whole_files import write_whole
 
 ORIGIN_NAME = "origin.json"
 FILES = "files"
@@ -44,7 +44,7 @@ def write_origin(run: Path, cfg: Any, code: RunCode) -> None:
         "files": files,
         "code": {**own, "signature": _signature(own)} if code.modules or code.files else None,
     }
-    write_atomically(run / ORIGIN_NAME, (json.dumps(origin, indent=2) + "\n").encode())
+    write_whole(run / ORIGIN_NAME, (json.dumps(origin, indent=2) + "\n").encode())
 
 
 def read_origin(run: Path) -> dict[str, Any]:
@@ -115,7 +115,7 @@ def _copied(run: Path, path: str, file: Path) -> dict[str, str]:
 def _write(path: Path, data: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     if not path.exists() or path.read_bytes() != data:
-        write_atomically(path, data)
+        write_whole(path, data)
 
 
 def _check_digest(path: Path, digest: str) -> None:

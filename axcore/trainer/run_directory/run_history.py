@@ -15,10 +15,10 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Any
 
-from axcore.checkpoint.files import write_atomically
 from axcore.ops import KernelPlan
 from axcore.plugins import plugin_host
 from axcore.trainer.run_directory.json_lines import append_json_line, read_json_lines
+from axcore.whole_files import write_whole
 
 RUN_HISTORY_NAME = "run_history.jsonl"
 KERNELS_NAME = "kernels.json"
@@ -69,7 +69,7 @@ def record_run_start(
     if before:
         _warn_of_changes(before[-1], now)
     append_json_line(path, now)
-    write_atomically(directory / KERNELS_NAME, f"{plan.to_json()}\n".encode())
+    write_whole(directory / KERNELS_NAME, f"{plan.to_json()}\n".encode())
 
 
 def read_run_history(path: Path) -> list[dict[str, Any]]:

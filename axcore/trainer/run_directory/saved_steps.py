@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from axcore.checkpoint.files import write_atomically
 from axcore.errors import CheckpointError
 from axcore.trainer.run_directory.json_lines import read_json_lines
 from axcore.trainer.run_directory.run_history import RUN_HISTORY_NAME
+from axcore.whole_files import write_whole
 
 SAVED_STEPS_NAME = "saved_steps.json"
 
@@ -32,7 +32,7 @@ def record_saved_step(
     rewinds, launches = went_back
     values = {"newest": step, "directory": str(place), "rewinds": rewinds}
     text = json.dumps({**values, "launches": dict(launches)})
-    write_atomically(run / SAVED_STEPS_NAME, f"{text}\n".encode())
+    write_whole(run / SAVED_STEPS_NAME, f"{text}\n".encode())
 
 
 def recorded_rewinds(run: Path) -> tuple[int, dict[str, int]]:

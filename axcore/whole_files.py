@@ -1,4 +1,4 @@
-"""Writing files that appear whole, or not at all."""
+"""Writing files that appear whole, or not at all. It loads no jax."""
 
 import os
 from collections.abc import Iterator
@@ -20,13 +20,13 @@ def whole_file(path: Path) -> Iterator[IO[bytes]]:
             file.flush()
             os.fsync(file.fileno())
         os.replace(draft, path)
-        sync_folder(path.parent)
+        sync_path(path.parent)
     finally:
         draft.unlink(missing_ok=True)
 
 
-def sync_folder(path: Path) -> None:
-    """Makes a folder's list of names durable on the disk."""
+def sync_path(path: Path) -> None:
+    """Makes a file's content, or a folder's list of names, durable on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -34,7 +34,7 @@ def sync_folder(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Writes a small text file."""
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Writes a small file: a reader, or a crash, sees the old content or the new, never a part."""
     with whole_file(path) as file:
-        file.write(text.encode())
+        file.write(content.encode() if isinstance(content, str) else content)
