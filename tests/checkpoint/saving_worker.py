@@ -29,8 +29,9 @@ def die_before(wanted_event, path_end):
     """Kills this process just before it changes a path that ends so, or a draft of that."""
 
     def hook(event, args):
-        path = str(args[0]).removesuffix(f".{os.getpid()}.tmp")
-        if event == wanted_event and path.endswith(path_end):
+        if event != wanted_event:
+            return
+        if str(args[0]).removesuffix(f".{os.getpid()}.tmp").endswith(path_end):
             os.kill(os.getpid(), signal.SIGKILL)
 
     sys.addaudithook(hook)
