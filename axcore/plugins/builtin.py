@@ -427,6 +427,11 @@ def metric_writers() -> Iterator[MetricWriter]:
         yield MetricWriter(
             name=name, fn=Ref(f"axcore.trainer.callbacks.boards:{name}"), summary=summary
         )
+    yield MetricWriter(
+        name="mlflow",
+        fn=Ref("axcore.trainer.callbacks.mlflow_writer:mlflow"),
+        summary="MLflow, on its server or as files in the run directory",
+    )
 
 
 @hook.observers
@@ -436,6 +441,11 @@ def observers() -> Iterator[RunObserver]:
         name="heartbeat",
         fn=Ref("axcore.trainer.callbacks.heartbeat:Heartbeat"),
         summary="heartbeat.json in the run directory, for a supervisor to watch",
+    )
+    yield RunObserver(
+        name="opentelemetry",
+        fn=Ref("axcore.trainer.callbacks.traces:Traces"),
+        summary="Spans of the run, its steps, saves and evaluations, by OTLP",
     )
 
 

@@ -3,16 +3,14 @@
 A metric has the name SPLIT/NAME on each, as `train/loss`.
 """
 
-import importlib
 import json
 import logging
 import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from axcore.errors import TrainingError
+from axcore.trainer.callbacks.libraries import import_library
 from axcore.whole_files import write_whole
 
 TENSORBOARD_FOLDER, WANDB_FOLDER, PROMETHEUS_NAME = "tensorboard", "wandb", "metrics.prom"
@@ -45,7 +43,9 @@ class TensorBoardWriter:
     """Event files; TensorBoard drops what an earlier start wrote past the step."""
 
     def __init__(self, folder: Path, *, step: int) -> None:
-        library = _library("tensorboardX", extra="tensorboard")
+        library = import_library(
+            "tensorboardX", extra="tensorboard", used_by="the metric writer 'tensorboard'"
+        )
         logging.getLogger("tensorboardX.x2num").setLevel(
             logging.ERROR
         )  # values that are not finite
@@ -75,7 +75,7 @@ class WeightsAndBiasesWriter:
     """
 
     def __init__(self, directory: Path, *, step: int) -> None:
-        library = _library("wandb", extra="wandb")
+        library = import_library("wandb", extra="wandb", used_by="the metric writer 'wandb'")
         identity = json.loads((directory / "run.json").read_text("utf-8"))["id"]
         self._run = library.init(
             dir=str(directory),
@@ -128,13 +128,3 @@ def _prometheus_name(name: str) -> str:
 
 def _prometheus_value(value: float) -> str:
     return {"nan": "NaN", "inf": "+Inf", "-inf": "-Inf"}.get(str(value), repr(value))
-
-
-def _library(name: str, *, extra: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        raise TrainingError(
-            f"the metric writer {extra!r} needs {name}, which is not installed",
-            hint=f'pip install "axcore[{extra}]"',
-        ) from error
