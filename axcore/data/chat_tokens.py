@@ -1,4 +1,4 @@
-"""A conversation as tokens, and which of them the model has to write."""
+"""A conversation as tokens, and what each weighs in the loss: those that the model has to write."""
 
 import contextlib
 from collections.abc import Iterator
@@ -22,11 +22,17 @@ class ChatTokens:
 
     Attributes:
         tokens: [N] int64.
-        counts: [N] which of them the loss counts.
+        weights: [N] what each of them weighs in the loss.
     """
 
     tokens: NDArray[np.int64]
-    counts: NDArray[np.bool_]
+    weights: NDArray[np.float32]
+
+    @property
+    def counts(self) -> NDArray[np.bool_]:
+        """[N] which of them the loss counts."""
+        counts: NDArray[np.bool_] = self.weights != 0
+        return counts
 
 
 @attrs.frozen
@@ -36,10 +42,12 @@ class Answers:
     Attributes:
         text: All of it.
         spans: What of it answers are, which the loss counts.
+        weights: What a token of each weighs.
     """
 
     text: str
     spans: tuple[Span, ...]
+    weights: tuple[float, ...]
 
 
 @contextlib.contextmanager
@@ -68,10 +76,10 @@ def tokenize_chat(
     """
     answers = find_answers(chat, tokenizer.known_chat_template, role=role)
     placed = tokenizer.encode_placed(answers.text)
-    counts = np.zeros(len(placed.tokens), bool)
-    for span in answers.spans:
-        counts[placed.within(*span)] = True
-    return ChatTokens(placed.tokens.astype(np.int64), counts)
+    weights = np.zeros(len(placed.tokens), np.float32)
+    for span, weight in zip(answers.spans, answers.weights, strict=True):
+        weights[placed.within(*span)] = weight
+    return ChatTokens(placed.tokens.astype(np.int64), weights)
 
 
 def find_answers(chat: Conversation, template: ChatTemplate, *, role: str | None) -> Answers:
@@ -86,20 +94,23 @@ def find_answers(chat: Conversation, template: ChatTemplate, *, role: str | None
     """
     whole = template.render_marked(chat.messages, tools=chat.tools and list(chat.tools))
     if role is None:
-        return Answers(whole.text, ((0, len(whole.text)),))
+        _check_has_no_weights(chat)
+        return Answers(whole.text, ((0, len(whole.text)),), (1.0,))
     _check_has(chat, role)
     wanted = [
-        (place, weight != 0)
+        (place, weight)
         for place, (one, weight) in enumerate(zip(chat.messages, chat.weights, strict=True))
         if one["role"] == role
     ]
     if role == "assistant" and template.marks_answers:
-        return Answers(whole.text, tuple(_marked(whole, [counts for _, counts in wanted])))
-    spans = [_added(chat, template, whole.text, place) for place, counts in wanted if counts]
-    return Answers(whole.text, tuple(spans))
+        return _marked(whole, [weight for _, weight in wanted])
+    counted = [(place, weight) for place, weight in wanted if weight]
+    spans = [_added(chat, template, whole.text, place) for place, _ in counted]
+    return Answers(whole.text, tuple(spans), tuple(weight for _, weight in counted))
 
 
 def _check_has(chat: Conversation, role: str) -> None:
+    """Checks that some message is of a role, and that no other has a weight that would be lost."""
     roles = [message["role"] for message in chat.messages]
     if role not in roles:
         raise DataError(
@@ -107,18 +118,36 @@ def _check_has(chat: Conversation, role: str) -> None:
             f"roles are {', '.join(roles)}.",
             hint="Correct or remove it, or set the source's on_bad_line='skip'.",
         )
+    for place, (other, weight) in enumerate(zip(roles, chat.weights, strict=True)):
+        if other != role and weight not in (0, 1):
+            raise DataError(
+                f"Message {place + 1} of {other!r} has the weight {weight:g}, and the loss counts "
+                f"messages of {role!r} alone.",
+                hint="Leave out the weight, or set the role whose messages count.",
+            )
 
 
-def _marked(whole: MarkedText, counts: list[bool]) -> list[Span]:
-    if all(counts):
-        return list(whole.spans)
-    if len(whole.spans) != len(counts):
+def _check_has_no_weights(chat: Conversation) -> None:
+    found = next((place for place, weight in enumerate(chat.weights) if weight != 1), None)
+    if found is not None:
         raise DataError(
-            f"The chat template marks {len(whole.spans)} spans of {len(counts)} answers, so that "
-            "it cannot be said which of them is the one of weight 0.",
+            f"Message {found + 1} has the weight {chat.weights[found]:g}, and role=None counts "
+            "every token alike.",
+            hint="Leave out the weight, or set the role whose messages count.",
+        )
+
+
+def _marked(whole: MarkedText, weights: list[float]) -> Answers:
+    """Returns the spans that the template marks, with the weights of the answers."""
+    if len(set(weights)) == 1:
+        return Answers(whole.text, whole.spans, (weights[0],) * len(whole.spans))
+    if len(whole.spans) != len(weights):
+        raise DataError(
+            f"The chat template marks {len(whole.spans)} spans of {len(weights)} answers, so that "
+            f"it cannot be said what each weighs; the answers' weights are {weights}.",
             hint="Use a template with one generation block for each answer, or leave out weights.",
         )
-    return [span for span, is_counted in zip(whole.spans, counts, strict=True) if is_counted]
+    return Answers(whole.text, whole.spans, tuple(weights))
 
 
 def _added(chat: Conversation, template: ChatTemplate, text: str, place: int) -> Span:

@@ -17,6 +17,9 @@ EXTRAS = ("tools", "system")
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
+_LEAST_WEIGHT, _LARGEST_WEIGHT = 1e-6, 1e6
+"""So that sums of weights in float32 stay what they are."""
+
 _SHARE_GPT_ROLES = {
     "human": "user",
     "gpt": "assistant",
@@ -32,7 +35,7 @@ class Conversation:
 
     Attributes:
         messages: The turns, the first one first; each has a `role`, and text or none as `content`.
-        weights: Of each message: 0 where the loss does not count it.
+        weights: Of each message: what each of its tokens weighs in the loss, 0 or more.
         tools: JSON schemas of functions that the model may call.
     """
 
@@ -85,17 +88,24 @@ def _message(found: Any, place: int, roles: Sequence[str]) -> tuple[dict[str, An
             f"{where} has the role {role!r}; expected {', '.join(roles)}.",
             hint="Correct the role, or name it in `roles` where the chat template knows it.",
         )
-    if weight not in (0, 1):
-        raise DataError(
-            f"{where} has the weight {weight!r}; expected 0 or 1.",
-            hint="A message counts in the loss or it does not.",
-        )
+    _check_weight(weight, where)
     message["content"] = _text(message.get("content"), where)
     if message["content"] is None and not message.get("tool_calls"):
         raise DataError(f"{where} has neither content nor tool_calls.")
     if "tool_calls" in message:
         message["tool_calls"] = _calls(message["tool_calls"], where)
     return message, float(weight)
+
+
+def _check_weight(weight: Any, where: str) -> None:
+    is_number = isinstance(weight, int | float) and 0 <= weight <= _LARGEST_WEIGHT
+    if not is_number or 0 < weight < _LEAST_WEIGHT:
+        raise DataError(
+            f"{where} has the weight {weight!r}; expected 0, or a number from {_LEAST_WEIGHT:g} to "
+            f"{_LARGEST_WEIGHT:g}.",
+            hint="It is what each token of the message weighs in the loss: 1 by default, 0 leaves "
+            "the message out.",
+        )
 
 
 def _plain(found: Mapping[str, Any]) -> dict[str, Any]:

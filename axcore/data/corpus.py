@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from axcore.data.document import Document, Source
 from axcore.data.file_source import FileSource
-from axcore.data.loss_mask import mask_tokens
+from axcore.data.loss_weights import weigh_tokens
 from axcore.data.packing import TokenReader, TokenStore
 from axcore.data.split import is_validation
 from axcore.data.tokenizer import Tokenizer
@@ -77,18 +77,19 @@ def groups(documents: Iterable[Document]) -> Iterator[list[Document]]:
 def encode_documents(group: Sequence[Document], tokenizer: Tokenizer) -> list[NDArray[Any]]:
     """Returns the tokens of documents, of the narrowest width that holds the vocabulary.
 
-    Those of a document with a loss mask say which of them count; see `axcore.data.loss_mask`.
+    Those of a document with weights say what each weighs; see `axcore.data.loss_weights`.
 
     Raises:
         DataError: A document that has tokens has one that is not the tokenizer's.
     """
     if all(document.tokens is None for document in group):
         return tokenizer.encode_documents([document.text for document in group])
-    return [_masked(document, _checked(document, tokenizer)) for document in group]
+    return [_weighed(document, _checked(document, tokenizer)) for document in group]
 
 
-def _masked(document: Document, tokens: NDArray[Any]) -> NDArray[Any]:
-    return tokens if document.loss_mask is None else mask_tokens(tokens, document.loss_mask)
+def _weighed(document: Document, tokens: NDArray[Any]) -> NDArray[Any]:
+    weights = document.loss_weights
+    return tokens if weights is None else weigh_tokens(tokens, weights)
 
 
 def _checked(document: Document, tokenizer: Tokenizer) -> NDArray[Any]:

@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import attrs
-import numpy as np
 from numpy.typing import NDArray
 
 from axcore.config import Configurable
@@ -27,7 +26,8 @@ class Document:
             among them.
         offset: Where it begins in its file: a byte, or the number of its row.
         fields: What else its record holds that a transform asks for.
-        loss_mask: [N] which of its tokens the loss counts; None for all.
+        loss_weights: [N] what each of its tokens weighs in the loss, booleans or floats of at least
+            0; None for 1 each.
         key: Documents of equal keys are duplicates; None where nobody asks.
     """
 
@@ -36,7 +36,7 @@ class Document:
     tokens: NDArray[Any] | None = attrs.field(default=None, eq=False, repr=False)
     offset: int = attrs.field(default=0, eq=False, repr=False)
     fields: Mapping[str, Any] = attrs.field(factory=dict, eq=False, repr=False)
-    loss_mask: NDArray[np.bool_] | None = attrs.field(default=None, eq=False, repr=False)
+    loss_weights: NDArray[Any] | None = attrs.field(default=None, eq=False, repr=False)
     key: bytes | None = attrs.field(default=None, eq=False, repr=False)
 
     def __len__(self) -> int:

@@ -17,6 +17,7 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
+from axcore.data.loss_weights import join_tokens
 from axcore.data.packing import Pairs, TokenReader
 from axcore.data.permutation import hashed, shuffled
 
@@ -108,7 +109,7 @@ class DocumentOrder:
                 counts.append(stop - first)
                 first, one = stop, one + 1
             begin, before, group = before + last, before + size, group + 1
-        joined = tokens[0] if len(tokens) == 1 else np.concatenate(tokens)
+        joined = tokens[0] if len(tokens) == 1 else join_tokens(tokens)
         return Pairs(joined, np.array(counts, np.int64))
 
     def _find(self, pair: int) -> tuple[int, int]:

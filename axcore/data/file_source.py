@@ -106,6 +106,11 @@ class FileSource(Source):
         """Whether the loss may count some tokens of a document only."""
         return any(one.makes_loss_mask for one in self.transforms)
 
+    @property
+    def makes_loss_weights(self) -> bool:
+        """Whether a store keeps weights of tokens that are neither 0 nor 1."""
+        return any(one.makes_loss_weights for one in self.transforms)
+
     def fields_of(self, record: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the fields of a record that transforms read.
 

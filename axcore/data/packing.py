@@ -17,7 +17,7 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from axcore.data.loss_mask import plain_tokens
+from axcore.data.loss_weights import join_tokens, plain_tokens, weights_of
 
 Batch = dict[str, NDArray[Any]]
 
@@ -42,7 +42,7 @@ class Pairs:
         if len(pieces) == 1:
             return pieces[0]
         return cls(
-            np.concatenate([piece.tokens for piece in pieces]),
+            join_tokens([piece.tokens for piece in pieces]),
             np.concatenate([piece.counts for piece in pieces]),
         )
 
@@ -114,7 +114,7 @@ class TokenStore:
     """All documents of a split in memory, end to end.
 
     Attributes:
-        tokens: [N] unsigned integers, as narrow as the vocabulary allows.
+        tokens: [N] integers; see `axcore.data.loss_weights`.
         starts: [D + 1] int64; document i is `tokens[starts[i] : starts[i + 1]]`. Every document
             has two tokens or more.
     """
@@ -132,7 +132,7 @@ class TokenStore:
         kept = [tokens for tokens in documents if len(tokens) > 1]
         starts = np.zeros(len(kept) + 1, np.int64)
         np.cumsum([len(tokens) for tokens in kept], out=starts[1:])
-        return cls(np.concatenate(kept) if kept else np.zeros(0, np.uint8), starts)
+        return cls(join_tokens(kept) if kept else np.zeros(0, np.uint8), starts)
 
     @property
     def num_documents(self) -> int:
@@ -207,8 +207,8 @@ class PackedRows:
             `tokens` and `targets`, [B, T] int32: a token, and the one that follows it in the same
             document. `segment_ids`, [B, T] int32: 1 for a row's first document, 2 for the next,
             ..., 0 for padding. `positions`, [B, T] int32: 0, 1, ... from where a segment begins.
-            `loss_weights`, [B, T] float32: 1, and 0 for padding and for
-            what a transform says that the loss does not count. Where documents are not masked,
+            `loss_weights`, [B, T] float32: 0 for padding, and otherwise 1 or what a transform says
+            that a token weighs. Where documents are not masked,
             a row is one segment: there are no `segment_ids`, and positions count the row.
         """
         batch = self._padding(len(rows))
@@ -235,7 +235,7 @@ class PackedRows:
         targets = pairs.tokens[place_n + document_n + 1]
         row["tokens"][here] = plain_tokens(pairs.tokens[place_n + document_n])
         row["targets"][here] = plain_tokens(targets)
-        row["loss_weights"][here] = targets >= 0
+        row["loss_weights"][here] = weights_of(targets)
         row["positions"][here] = place_n
         if self._masks_documents:
             row["segment_ids"][here] = document_n + 1

@@ -256,12 +256,12 @@ def _with_answer(one: ChatTokens, other: ChatTokens) -> ChatTokens:
     here, there = int(one.counts.argmax()), int(other.counts.argmax())
     return ChatTokens(
         np.concatenate([one.tokens[:here], other.tokens[there:]]),
-        np.concatenate([np.zeros(here, bool), other.counts[there:]]),
+        np.concatenate([np.zeros(here, np.float32), other.weights[there:]]),
     )
 
 
 def _cut(one: ChatTokens, length: int) -> ChatTokens:
-    return ChatTokens(one.tokens[:length], one.counts[:length])
+    return ChatTokens(one.tokens[:length], one.weights[:length])
 
 
 def _fill(row: Batch, one: ChatTokens) -> None:

@@ -4,17 +4,12 @@ import json
 
 import numpy as np
 import pytest
-from chat_tokenizer import TEMPLATE, write_chat_tokenizer
+from chat_tokenizer import MARKED, TEMPLATE, write_chat_tokenizer
 
 from axcore.data import ByteTokenizer, ChatFiles, ChatTemplate, Data, tokenizer_in
 from axcore.data.conversation import read_conversation
 from axcore.errors import DataError
 
-MARKED = TEMPLATE.replace(
-    "{{ message.content }}<|end|>",
-    "{% if message.role == 'assistant' %}{% generation %}{{ message.content }}<|end|>"
-    "{% endgeneration %}{% else %}{{ message.content }}<|end|>{% endif %}",
-)
 TALK = [
     {"role": "user", "content": "Grüße 😀"},
     {"role": "assistant", "content": "  Hallo 😀😀"},
@@ -27,7 +22,7 @@ CALL = {"name": "add", "arguments": {"a": 1}}
 def counted(path, tokenizer, **settings):
     """Returns tokens and mask of each conversation of a file."""
     source = ChatFiles.Config(path=str(path), **settings).build()
-    return [(one.tokens, one.loss_mask) for one in source.transformed(tokenizer)]
+    return [(one.tokens, one.loss_weights > 0) for one in source.transformed(tokenizer)]
 
 
 def written(path, *records):

@@ -194,9 +194,9 @@ def test_corrupted_text_and_spans_are_the_document(raw, number):
     if made.tokens is None:
         assert round(len(text) * 0.15) < 1
         return
-    tokens, counts = made.tokens[1:-1], made.loss_mask[1:-1]
-    assert made.loss_mask[-1]
-    assert not made.loss_mask[0]
+    tokens, counts = made.tokens[1:-1], made.loss_weights[1:-1]
+    assert made.loss_weights[-1]
+    assert not made.loss_weights[0]
     spans, span = {}, None
     for token in tokens[counts].tolist():
         if token >= 259:
@@ -248,16 +248,18 @@ def test_only_answers_count(chats):
     (first, second) = chats.source.build().transformed(chats.tokenizer.build())
     decode = chats.tokenizer.build().decode
     answer = "Hello!"
-    assert decode(second.tokens[second.loss_mask]) == answer
-    assert decode(first.tokens[first.loss_mask]) == "Hello!4"
-    assert first.tokens[first.loss_mask].tolist().count(257) == 2, "the ends of answers count"
+    assert decode(second.tokens[second.loss_weights > 0]) == answer
+    assert decode(first.tokens[first.loss_weights > 0]) == "Hello!4"
+    assert first.tokens[first.loss_weights > 0].tolist().count(257) == 2, (
+        "the ends of answers count"
+    )
     assert decode(second.tokens) == "user:Hiassistant:Hello!"
 
 
 def test_every_token_counts_where_no_role_is_named(chats):
     source = evolve(chats.source, transforms=(ChatMessages.Config(role=None),))
     first, _ = source.build().transformed(chats.tokenizer.build())
-    assert first.loss_mask.all()
+    assert first.loss_weights.all()
 
 
 def test_weights_of_a_batch_are_those_of_the_answers_in_a_store_too(chats, tmp_path):
@@ -287,7 +289,10 @@ def test_a_conversation_in_which_nothing_counts_is_left_out_and_counted(chats, t
         ({"messages": [{"role": "wizard", "content": ""}]}, "Message 1 has the role 'wizard'"),
         ({"messages": [{"role": "system", "content": ""}, *TALK]}, "no role system"),
         ({"messages": TALK[:1]}, "The conversation has no message of 'assistant'"),
-        ({"messages": [{**TALK[0], "weight": 0.5}, *TALK]}, "Message 1 has the weight 0.5"),
+        (
+            {"messages": [{**TALK[0], "weight": 0.5}, *TALK]},
+            "Message 1 of 'user' has the weight 0.5",
+        ),
         ({"messages": [{"role": "user"}, *TALK]}, "Message 1 has neither content nor tool_calls"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url"}]}, *TALK]},

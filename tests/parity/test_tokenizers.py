@@ -130,4 +130,4 @@ def test_the_loss_counts_the_tokens_that_transformers_says_are_answers(both, tmp
             talk, chat_template=MARKED, return_assistant_tokens_mask=True, return_dict=True
         )
         assert found.tokens.tolist() == wanted["input_ids"]
-        assert found.loss_mask.astype(int).tolist() == wanted["assistant_masks"]
+        assert found.loss_weights.astype(int).tolist() == wanted["assistant_masks"]

@@ -13,6 +13,13 @@ TEMPLATE = """{%- for message in messages %}
 {%- endfor %}
 {%- if add_generation_prompt %}<|turn|>assistant:{% endif %}"""
 
+MARKED = TEMPLATE.replace(
+    "{{ message.content }}<|end|>",
+    "{% if message.role == 'assistant' %}{% generation %}{{ message.content }}<|end|>"
+    "{% endgeneration %}{% else %}{{ message.content }}<|end|>{% endif %}",
+)
+"""The same, with marks around what the model writes."""
+
 
 def write_chat_tokenizer(folder, template=TEMPLATE):
     """Writes the files of a tokenizer: 256 bytes, 256 `<|turn|>`, 257 `<|end|>`."""

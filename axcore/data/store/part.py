@@ -1,7 +1,7 @@
 """One part of a build: a worker's reading, tokenizing and writing."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
@@ -9,16 +9,18 @@ from typing import Any
 
 import attrs
 import numpy as np
+from numpy.typing import NDArray
 
 from axcore.data.corpus import encode_documents, groups
 from axcore.data.document import Document
 from axcore.data.file_source import BadRecord, Tally
-from axcore.data.loss_mask import token_dtype
+from axcore.data.loss_weights import WEIGHTED, is_weighted, token_dtype
 from axcore.data.split import is_validation
 from axcore.data.store.duplicates import keys_file, write_keys
 from axcore.data.store.manifest import SPLITS
 from axcore.data.store.plan import Plan
 from axcore.data.store.shard import ShardWriter
+from axcore.errors import DataError
 from axcore.whole_files import whole_file, write_whole
 
 
@@ -34,6 +36,8 @@ class PartBuilder:
     @cached_property
     def dtype(self) -> "np.dtype[Any]":
         """Of a token on the disk."""
+        if self._source.makes_loss_weights:
+            return WEIGHTED
         is_masked = self._source.makes_loss_mask
         return token_dtype(self._tokenizer.vocab_size, is_masked=is_masked).newbyteorder("<")
 
@@ -56,6 +60,7 @@ class PartBuilder:
             for group in groups(self._documents(index, tally)):
                 characters += sum(map(len, group))
                 encoded = encode_documents(group, self._tokenizer)
+                self._check_weights(group, encoded)
                 held = [is_validation(one.name, self._plan.validation_fraction) for one in group]
                 if keys is not None:
                     write_keys(keys, group, encoded, held)
@@ -75,6 +80,17 @@ class PartBuilder:
             "splits": infos,
         }
         write_whole(done_file(self._folder, index), json.dumps(done) + "\n")
+
+    def _check_weights(self, group: Sequence[Document], encoded: Sequence[NDArray[Any]]) -> None:
+        """Checks that the store has room for weights."""
+        found = next((d for d, t in zip(group, encoded, strict=True) if is_weighted(t)), None)
+        if found is not None and self.dtype != WEIGHTED:
+            raise DataError(
+                f"{found.name}: its tokens weigh other than 0 and 1 in the loss, for which a token "
+                f"of {self.dtype.itemsize * 8} bits has no room.",
+                where=found.name,
+                hint="--set data.source.reads.stores_weights=true; a token takes 8 bytes then.",
+            )
 
     def _documents(self, index: int, tally: Tally) -> Iterator[Document]:
         for span in self._plan.parts[index]:

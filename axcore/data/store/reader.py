@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from axcore.data.loss_mask import plain_tokens
+from axcore.data.loss_weights import plain_tokens
 from axcore.data.packing import Pairs
 from axcore.data.store.manifest import (
     SPLITS,

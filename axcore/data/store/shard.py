@@ -1,6 +1,6 @@
 """A shard: the tokens of some documents of a split, end to end, and where each document begins.
 
-NAME.tokens   [N] unsigned little-endian integers, as narrow as the vocabulary allows
+NAME.tokens   [N] little-endian integers; see `axcore.data.loss_weights`
 NAME.pairs    [D + 1] little-endian int64: the number of each document's first pair of tokens, then
               the number of all pairs; document i begins at token `pairs[i] + i`
 """
@@ -16,6 +16,7 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
+from axcore.data.loss_weights import join_tokens, tokens_as
 from axcore.data.packing import Pairs, read_pairs
 from axcore.data.store.mapped import map_file
 from axcore.errors import DataError
@@ -80,7 +81,7 @@ class ShardWriter:
             return
         lengths = np.fromiter(map(len, kept), np.int64, len(kept))
         num_pairs = self._tokens - self._documents
-        self._write(0, np.concatenate(kept).astype(self._dtype, copy=False))
+        self._write(0, tokens_as(join_tokens(kept), self._dtype))
         self._write(1, num_pairs + np.cumsum(lengths - 1, dtype=_PAIR))
         self._documents += len(kept)
         self._tokens += int(lengths.sum())

@@ -12,8 +12,8 @@ from axcore.data.transforms.transform import Dropped, Transform, TransformTools
 class ChatMessages(Transform):
     """Makes a document of a list of messages, in OpenAI's layout or in ShareGPT's.
 
-    What the model has to write counts; see `axcore.data.chat_spans`. A message with a `weight` of 0
-    does not count.
+    What the model has to write counts; see `axcore.data.chat_tokens`. A message's `weight` is what
+    each of its tokens weighs in the loss, 1 where it has none.
     """
 
     @config
@@ -24,14 +24,22 @@ class ChatMessages(Transform):
             field: Of the record; None for `messages` or `conversations`, whichever it has.
             role: Whose messages the loss counts; None for every token.
             roles: What messages may have as their role.
+            stores_weights: Whether a token store keeps other weights than 0 and 1, with 8 bytes a
+                token. In memory they are kept in any case.
         """
 
         field: str | None = None
         role: str | None = "assistant"
         roles: tuple[str, ...] = ROLES
+        stores_weights: bool = False
 
     replaces_text = True
     makes_loss_mask = True
+
+    @property
+    def makes_loss_weights(self) -> bool:
+        """Whether a store has room for weights other than 0 and 1."""
+        return self.config.stores_weights
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -49,6 +57,6 @@ class ChatMessages(Transform):
         with naming_conversation(document):
             chat = read_conversation(document.fields, field=cfg.field, roles=cfg.roles)
             made = tokenize_chat(chat, tools.tokenizer, role=cfg.role)
-        if not made.counts[1:].any():
+        if not made.weights[1:].any():
             return Dropped("no message counts: each has the weight 0, or no text")
-        return attrs.evolve(document, text="", tokens=made.tokens, loss_mask=made.counts)
+        return attrs.evolve(document, text="", tokens=made.tokens, loss_weights=made.weights)

@@ -144,6 +144,11 @@ def _tokens(
     weights = [
         float(place >= num_before + num_added) * weight for place, weight in enumerate(chat.weights)
     ]
+    if not {*weights} <= {0.0, 1.0}:
+        raise DataError(
+            f"Messages have the weights {list(chat.weights)}; judged answers have 0 or 1.",
+            hint="Leave the weights out: a preference is of whole answers.",
+        )
     chat = Conversation(chat.messages, tuple(weights), chat.tools)
     made = tokenize_chat(chat, tools.tokenizer)
     if not made.counts[1:].any():

@@ -6,7 +6,7 @@ import attrs
 
 from axcore.config import config
 from axcore.data.document import Document
-from axcore.data.loss_mask import plain_tokens
+from axcore.data.loss_weights import plain_tokens
 from axcore.data.transforms.transform import Dropped, Transform, TransformTools
 
 KEY_BYTES = 16

@@ -57,7 +57,7 @@ class SpanCorruption(Transform):
         whole = tools.tokenizer.framed(np.concatenate([text, spans]).astype(np.int64))
         num_counted = len(spans) + 1  # the end of the document, too
         return attrs.evolve(
-            document, tokens=whole, loss_mask=np.arange(len(whole)) >= len(whole) - num_counted
+            document, tokens=whole, loss_weights=np.arange(len(whole)) >= len(whole) - num_counted
         )
 
     def _spans(self, length: int, rng: np.random.Generator) -> NDArray[np.bool_]:

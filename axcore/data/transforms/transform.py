@@ -57,6 +57,11 @@ class Transform(Configurable, ABC):
     marks_duplicates: ClassVar[bool] = False
 
     @property
+    def makes_loss_weights(self) -> bool:
+        """Whether a store has room for other weights of its tokens than 0 and 1."""
+        return False
+
+    @property
     def fields(self) -> tuple[str, ...]:
         """Fields of a record that it reads, besides the text; a record without one is bad."""
         return ()
