@@ -1,7 +1,6 @@
 """`Engine`: answers many requests at once, in a thread of its own."""
 
 import concurrent.futures
-import contextlib
 import itertools
 import os
 import threading
@@ -318,15 +317,16 @@ class Engine:
                 future.set_exception(error)
             else:
                 future.set_result(None)
+            with self._changed:
+                self._changed.notify_all()
 
         with self._changed:
             self._check_open()
             self._send(run)
-        while True:
-            with contextlib.suppress(TimeoutError):
-                return future.result(timeout=1.0)
-            if self._is_closed and not future.done():
+            self._changed.wait_for(lambda: future.done() or self._is_closed)
+            if not future.done():
                 self._check_open()
+        future.result()
 
     def _cancel(self, task: Task) -> None:
         with self._changed:

@@ -55,9 +55,10 @@ class PagePool:
         """Number of pages that somebody holds."""
         return self.num_pages - self.num_free
 
-    def num_holders(self, page: int) -> int:
-        """Returns how many texts hold a page."""
-        return self._holders[page]
+    @property
+    def holders(self) -> Sequence[int]:
+        """How many texts hold each page, now and later."""
+        return self._holders
 
     def take(self) -> int:
         """Returns a page that nobody holds, to write on.

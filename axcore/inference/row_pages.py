@@ -1,10 +1,15 @@
 """`RowPages`: which pages the rows that are served have, and which of them they share."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from axcore.inference.pages import PagePool, next_digest
 from axcore.inference.row_table import RowTable
 from axcore.inference.step_plan import Call, Job, Limits
+
+Holders = Sequence[int] | np.ndarray
+"""How many texts hold each page."""
 
 
 class RowPages:
@@ -75,13 +80,44 @@ class RowPages:
         self.rows.set_pages(slot, len(job.pages), pages)
         job.pages += pages
 
-    def num_copies(self, slots: np.ndarray) -> int:
-        """Returns how many pages some rows need to copy before they are written on."""
-        return len(self._shared(slots))
+    def num_missing(self, job: Job, holders: Holders) -> int:
+        """Returns how many pages a job that begins takes, to read all of its text.
+
+        Args:
+            job: It has no page yet.
+            holders: How many texts hold each page then.
+        """
+        limits = self.limits
+        missing = -(-(len(job.text) + 1) // limits.page_size)
+        shares = limits.shares_prefixes and not job.reads_alone
+        for digest in job.digests if shares else ():
+            page = self.pool.find(digest)
+            if page is None:
+                break
+            missing -= bool(holders[page])
+        return missing
+
+    def holders_without(self, slots: np.ndarray) -> np.ndarray:
+        """Returns how many texts would hold each page if those at some slots were gone."""
+        holders = np.array(self.pool.holders)
+        for slot in slots.tolist():
+            job = self.jobs[slot]
+            assert job is not None
+            holders[job.pages] -= 1
+        return holders
+
+    def num_copies(self, slots: np.ndarray, holders: Holders | None = None) -> int:
+        """Returns how many pages some rows need to copy before they are written on.
+
+        Args:
+            slots: Of the rows.
+            holders: How many texts hold each page then; None takes those that do now.
+        """
+        return len(self._shared(slots, self.pool.holders if holders is None else holders))
 
     def copy_shared(self, slots: np.ndarray) -> None:
         """Gives rows copies of the pages that they are to write on and others hold too."""
-        for slot in self._shared(slots):
+        for slot in self._shared(slots, self.pool.holders):
             job = self.jobs[slot]
             assert job is not None
             place = int(self.rows.num_cached[slot]) // self.limits.page_size
@@ -132,7 +168,7 @@ class RowPages:
         found = [page for page in pages if page is not None]
         return found if len(found) == count else []
 
-    def _shared(self, slots: np.ndarray) -> list[int]:
+    def _shared(self, slots: np.ndarray, holders: Holders) -> list[int]:
         """Returns the slots whose next token is to be written on a page that others hold too.
 
         That is so only of a text whose every page was found: its last token is computed again, for
@@ -147,9 +183,7 @@ class RowPages:
         found, place = found[is_held], place[is_held]
         pages = rows.page_table[found, place]
         return [
-            int(slot)
-            for slot, page in zip(found, pages, strict=True)
-            if self.pool.num_holders(int(page)) > 1
+            int(slot) for slot, page in zip(found, pages, strict=True) if holders[int(page)] > 1
         ]
 
     def _remember(self, job: Job, places: range) -> None:

@@ -130,21 +130,24 @@ class Scheduler:
                 heapq.heappop(self._waiting)
                 self._start(job)
                 yield job
-            elif self.limits.fixed_calls or not self._preempt_later(job.order):
+            elif self.limits.fixed_calls or not self._can_have_room(job):
                 return
+            else:
+                self._preempt_last()
 
     def _has_room(self, job: Job) -> bool:
         """Returns whether there is a slot, and pages to read all of a job's text."""
         if not self._free_slots:
             return False
-        missing = -(-(len(job.text) + 1) // self.limits.page_size)
-        shares = self.limits.shares_prefixes and not job.reads_alone
-        for digest in job.digests if shares else ():
-            page = self.pool.find(digest)
-            if page is None:
-                break
-            missing -= self.pool.num_holders(page) > 0
-        return missing <= self.pool.num_free
+        return self.pages.num_missing(job, self.pool.holders) <= self.pool.num_free
+
+    def _can_have_room(self, job: Job) -> bool:
+        """Returns whether there would be room for a job without the rows after it."""
+        later = self._later(job.order)
+        if not len(later):
+            return False
+        holders = self.pages.holders_without(later)
+        return self.pages.num_missing(job, holders) <= int(np.count_nonzero(holders == 0))
 
     def _start(self, job: Job) -> None:
         rows, slot = self.rows, self._free_slots.pop()
@@ -173,22 +176,21 @@ class Scheduler:
         self.pool.release(job.pages)
         job.pages = []
 
-    def _preempt_later(self, order: int) -> bool:
-        """Takes the slot and the pages of the last row; returns whether one is later than that."""
+    def _later(self, order: int) -> np.ndarray:
+        """Returns the slots whose rows come after a place in the order."""
+        return np.flatnonzero(self.rows.is_running & (self.rows.order > order))
+
+    def _preempt_last(self) -> None:
+        """Takes the slot and the pages of the last row, which waits and is read again."""
         running = np.flatnonzero(self.rows.is_running)
-        if not len(running):
-            return False
         slot = int(running[np.argmax(self.rows.order[running])])
         job = self.jobs[slot]
         assert job is not None
-        if job.order <= order:
-            return False
         job.text = self.rows.text[slot, : self.rows.num_known[slot]].copy()
         job.num_preemptions += 1
         self.num_preemptions += 1
         self._leave(job)
         self._wait(job)
-        return True
 
     def _choose_decoding(self, *, is_reading: bool) -> tuple[np.ndarray, int]:
         """Returns the slots that draw, and how many tokens each at most."""
@@ -254,14 +256,16 @@ class Scheduler:
         return still
 
     def _give_first(self, slot: int, missing: int) -> bool:
-        """Gives a row its pages, later rows' if need be; returns whether there were enough."""
+        """Gives a row its pages, those of later rows too if that is enough; returns whether so."""
         job = self.jobs[slot]
         if job is None:
             return False
         one = np.asarray([slot])
+        holders = self.pages.holders_without(self._later(job.order))
+        if missing + self.pages.num_copies(one, holders) > int(np.count_nonzero(holders == 0)):
+            return False
         while missing + self.pages.num_copies(one) > self.pool.num_free:
-            if not self._preempt_later(job.order):
-                return False
+            self._preempt_last()
         self.pages.give(slot, missing)
         self.pages.copy_shared(one)
         return True

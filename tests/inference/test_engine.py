@@ -289,6 +289,17 @@ def test_weights_are_replaced_between_steps_and_no_answer_is_lost():
             engine.replace_weights({"table": jnp.zeros((264, 264), jnp.bfloat16)})
 
 
+def test_an_error_of_what_the_engine_was_told_to_do_reaches_who_told_it(monkeypatch):
+    def fail(self, weights):
+        raise TimeoutError("the device does not answer")
+
+    with opened() as engine:
+        monkeypatch.setattr(Programs, "set_weights", fail)
+        with pytest.raises(TimeoutError, match="the device does not answer"):
+            engine.replace_weights(chain("ab"))
+        assert engine.submit(request()).result(60).text == "bcdefghij"
+
+
 def test_closing_ends_answers_and_refuses_more():
     engine = opened(chain("ab", ends=False))
     answers = [engine.submit(request("a", 31)) for _ in range(8)]

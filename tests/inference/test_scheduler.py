@@ -75,7 +75,9 @@ class Simulation:
 
     def step(self):
         scheduler, limits = self.scheduler, self.limits
+        before = [(job, job.num_preemptions, list(job.pages)) for job in self.jobs]
         plan = scheduler.plan()
+        self.assert_taken_for_somebody(before, plan.started)
         for source, target in plan.copies:
             self.memory[target] = self.memory[source]
         scheduler.pool.check([job.pages for job in scheduler.jobs if job is not None])
@@ -94,6 +96,14 @@ class Simulation:
             while self.pending:
                 self.take_in(*self.pending.pop(0))
         return plan
+
+    def assert_taken_for_somebody(self, before, started):
+        """Asserts that rows lost their pages only where one before them got some, or a slot."""
+        taken = [job.order for job, number, _ in before if job.num_preemptions > number]
+        if taken:
+            got = [job.order for job, _, pages in before if job.pages and job.pages != pages]
+            got += [job.order for job in started if job.slot is not None]
+            assert min(got, default=max(taken)) < min(taken), "pages are taken for nothing"
 
     def run(self, call):
         width = int(max(1, call.num_drawn.max(initial=0)))
@@ -120,7 +130,7 @@ class Simulation:
         size = self.limits.page_size
         for place in range(start, end):
             page = job.pages[place // size]
-            assert self.scheduler.pool.num_holders(page) == 1
+            assert self.scheduler.pool.holders[page] == 1
             self.memory[page, place % size] = digest(text[: place + 1])
         return {job.pages[place // size] for place in range(start, end)}
 
@@ -179,6 +189,49 @@ def simulate(seeds):
         except Exception as error:
             error.add_note(f"seed {seed}, {simulation.limits}")
             raise
+
+
+def scheduler_of_pages(num_pages):
+    """Returns a scheduler of three slots, and pages of one token that nobody shares."""
+    limits = Limits(
+        num_slots=3,
+        max_length=num_pages,
+        page_size=1,
+        num_pages=num_pages,
+        step_tokens=40,
+        tokens_per_call=1,
+        chunk_lengths=(16,),
+        chunk_rows=(3,),
+        alone_length=16,
+        shares_prefixes=False,
+    )
+    return Scheduler(limits)
+
+
+def added(scheduler, number, priority, size, limit):
+    text = np.arange(size, dtype=np.int32)
+    job = Job(number=number, priority=priority, text=text, num_prompt=size, limit=limit)
+    scheduler.add(job)
+    return job
+
+
+def step(scheduler):
+    plan = scheduler.plan()
+    for call in (plan.read, plan.draw):
+        if call is not None:
+            scheduler.record(call, np.zeros((len(call.slots), 1), np.int32))
+
+
+@pytest.mark.parametrize(("size", "is_taken"), [(4, False), (3, True)])
+def test_a_waiting_text_takes_pages_only_where_they_are_enough(size, is_taken):
+    scheduler = scheduler_of_pages(10)
+    first, last = added(scheduler, 0, -1, 5, 10), added(scheduler, 1, 1, 3, 4)
+    step(scheduler)
+    assert len(first.pages) == 5
+    assert len(last.pages) == 3
+    between = added(scheduler, 2, 0, size + 1, 10)  # it needs one page more than its text has
+    step(scheduler)
+    assert (last.num_preemptions, between.slot is not None) == (int(is_taken), is_taken)
 
 
 def test_random_schedules_lose_no_page_and_starve_nobody():
