@@ -125,6 +125,12 @@ class Generator:
             self._finished(prompt, sample.text[len(tokens) :], sample) for sample in samples
         )
 
+    def replace_weights(self, state: Any) -> None:
+        """Takes over another state of the model; nothing is compiled again."""
+        self.state = state
+        for engine in self._engines.values():
+            engine.replace_weights(state)
+
     def _continue(
         self, engine: Engine, samples: list[_Sample], sampling: Sampling, key: str
     ) -> None:

@@ -259,6 +259,11 @@ def modifiers() -> Iterator[Modifier]:
         config=Ref("axcore.runs:FromRun"),
         summary="A run begins with the weights of another run",
     )
+    yield Modifier(
+        name="draw_samples",
+        config=Ref("axcore.runs:DrawSamples"),
+        summary="Text drawn at each evaluation, and kept with the run",
+    )
     for name, config, summary in (
         ("rename_weights", "RenameWeights", "First weights under other names"),
         ("grow_vocabulary", "GrowVocabulary", "First weights for more tokens"),

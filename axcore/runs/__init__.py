@@ -6,14 +6,17 @@ from axcore.runs.hugging_face import export_run, import_run, open_published
 from axcore.runs.run import RestoredModel, Run, load_run, no_text_reason
 from axcore.runs.run_facts import RunFacts, run_facts
 from axcore.runs.run_weights import FromRun, RunWeights
+from axcore.runs.text_samples import DrawSamples, TextSamples
 
 __all__ = [
     "BaseModel",
+    "DrawSamples",
     "FromRun",
     "RestoredModel",
     "Run",
     "RunFacts",
     "RunWeights",
+    "TextSamples",
     "export_gguf",
     "export_run",
     "import_run",

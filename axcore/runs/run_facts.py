@@ -33,6 +33,7 @@ from axcore.resilience.ledger_file import read_ledger
 from axcore.resilience.run_summary import story, summarise_run
 from axcore.runs.metrics import Metrics, read_metrics
 from axcore.runs.run import Run
+from axcore.runs.text_samples import SAMPLES_NAME, read_samples
 from axcore.trainer.run_directory.json_lines import read_json_lines
 from axcore.trainer.run_directory.run_history import KERNELS_NAME, RUN_HISTORY_NAME
 from axcore.trainer.step import TrainStep
@@ -59,6 +60,7 @@ class RunFacts:
         story: What a supervisor saw, a line an event.
         kernels: Which kernel serves each call, and why.
         sample: Text drawn at the end.
+        samples: Text drawn at evaluations, by step.
         problems: What could not be read, and why.
         arrays: Of each parameter: path, shape, split of each dimension, bytes per device.
         mesh: Number of devices along each axis with more than one.
@@ -81,6 +83,7 @@ class RunFacts:
     story: list[str]
     kernels: list[dict[str, Any]]
     sample: str | None
+    samples: list[dict[str, Any]]
     problems: list[str]
     arrays: list[dict[str, Any]] = attrs.field(factory=list)
     mesh: dict[str, int] = attrs.field(factory=dict)
@@ -131,6 +134,7 @@ def run_facts(directory: Path | str, *, trust_code: bool = False) -> RunFacts:
         rollbacks=rollbacks,
         story=story(folder),
         kernels=problems.or_none(KERNELS_NAME, lambda: _kernels(folder)) or [],
+        samples=problems.or_none(SAMPLES_NAME, lambda: read_samples(folder)) or [],
         sample=problems.or_none(SAMPLE_NAME, lambda: _text(folder / SAMPLE_NAME)),
         profile=problems.or_none("the newest profile", read_newest),
         **layout,

@@ -56,6 +56,9 @@ class Guard(Configurable):
     def on_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """Sees the metrics of a log line, before the step is evaluated or saved."""
 
+    def on_evaluation(self, step: int, state: TrainState) -> None:
+        """Sees the state that was evaluated just now; what it takes counts as evaluation."""
+
     def on_save(self, step: int, state: TrainState) -> None:
         """Sees the state that is about to be saved; one that raises keeps it from being so."""
 
@@ -87,6 +90,11 @@ class Guards(Guard):
         """Shows the metrics to every guard."""
         for guard in self._guards:
             guard.on_metrics(step, metrics)
+
+    def on_evaluation(self, step: int, state: TrainState) -> None:
+        """Shows the state to every guard."""
+        for guard in self._guards:
+            guard.on_evaluation(step, state)
 
     def on_save(self, step: int, state: TrainState) -> None:
         """Shows the state to every guard."""

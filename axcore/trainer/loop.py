@@ -411,6 +411,7 @@ class TrainLoop:
         if self.validation:
             self.metrics.write(self.step, "validation", self.validation)
             self.emit(Evaluated(step=self.step, metrics=self.validation))
+        self.guards.on_evaluation(self.step, self.state)
         self.since += time.perf_counter() - started
 
     def _evaluated(self) -> dict[str, float]:

@@ -1,0 +1,131 @@
+"""Samples over time: text that a model continues at each evaluation, kept in the run directory.
+
+samples.jsonl    one JSON object a line for each sample: step, prompt, text, num_tokens, is_ended
+"""
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+from axcore.config import PositiveInt, Resumable, config, evolve
+from axcore.distributed import process_count
+from axcore.errors import ConfigError
+from axcore.inference import Generator
+from axcore.ops import use_policy
+from axcore.plugins import Hardware
+from axcore.runs.run import no_text_reason
+from axcore.trainer import Guard
+from axcore.trainer.run_directory.json_lines import append_json_line, read_json_lines
+from axcore.trainer.step import TrainState
+
+SAMPLES_NAME = "samples.jsonl"
+
+
+class TextSamples(Guard):
+    """Continues prompts at each evaluation, the same random draws each time.
+
+    It reads the state that was evaluated, and changes nothing of training. The first time compiles
+    what draws text; its cache stays in memory.
+    """
+
+    @config
+    class Config(Guard.Config):
+        """Describes `TextSamples`.
+
+        Args:
+            prompts: What is continued; the prompt of the run's config where empty.
+            max_tokens: Tokens of each sample at most.
+            seed: Decides the draws.
+        """
+
+        prompts: Resumable[tuple[str, ...]] = ()
+        max_tokens: Resumable[PositiveInt] = 200
+        seed: Resumable[int] = 0
+
+    def __init__(self, cfg: Config) -> None:
+        super().__init__(cfg)
+        self._cfg = cfg
+        self._trainer: Any = None
+        self._path = Path()
+        self._generator: Generator | None = None
+
+    def on_start(self, trainer: Any, directory: Path) -> None:
+        """Checks that text can be drawn.
+
+        Raises:
+            ConfigError: The model or its data is not of text, or the run has several processes.
+        """
+        reason = no_text_reason(trainer)
+        if process_count() > 1:
+            reason = f"the run has {process_count()} processes; only one draws text"
+        if reason is not None:
+            raise ConfigError(
+                f"no samples can be drawn: {reason}",
+                where="guards",
+                hint="leave draw_samples out, or TextSamples out of `guards`",
+            )
+        self._trainer, self._path = trainer, directory / SAMPLES_NAME
+
+    def on_evaluation(self, step: int, state: TrainState) -> None:
+        """Draws a sample of each prompt, and keeps it with its step."""
+        trainer = self._trainer
+        weights = trainer.step.own_part(trainer.step.evaluated_model(state))
+        if self._generator is None:
+            context = trainer.config.data.seq_len
+            self._generator = Generator(
+                trainer.model, weights, trainer.data.tokenizer, context=context
+            )
+        else:
+            self._generator.replace_weights(weights)
+        with use_policy(trainer.compiler.kernel_policy):
+            for prompt in self._cfg.prompts or (trainer.config.prompt,):
+                options: Any = {"max_tokens": self._cfg.max_tokens, "seed": self._cfg.seed}
+                (drawn,) = self._generator.generate(prompt, **options)
+                line = {
+                    "step": step,
+                    "prompt": prompt,
+                    "text": drawn.text,
+                    "num_tokens": drawn.num_tokens,
+                    "is_ended": drawn.is_ended,
+                }
+                append_json_line(self._path, line)
+
+
+@config
+class DrawSamples:
+    """Draws text at each evaluation: `--modify 'draw_samples(max_tokens=100)'`.
+
+    Args:
+        prompts: What is continued; the prompt of the run's config where empty.
+        max_tokens: Tokens of each sample at most.
+    """
+
+    prompts: tuple[str, ...] = ()
+    max_tokens: PositiveInt = 200
+
+    def apply(self, cfg: Any, hardware: Hardware) -> Any:
+        """Returns a trainer's config that draws samples."""
+        samples = TextSamples.Config(prompts=self.prompts, max_tokens=self.max_tokens)
+        return evolve(cfg, guards=(*cfg.guards, samples))
+
+
+def read_samples(directory: Path) -> list[dict[str, Any]]:
+    """Returns the samples of a run, by step; those that a run which went back left are dropped.
+
+    A line that is no sample is named in a warning and passed over.
+    """
+    path = directory / SAMPLES_NAME
+    lines = read_json_lines(path)
+    found = [one for one in lines if isinstance(one.get("step"), int) and "text" in one]
+    if len(found) < len(lines):
+        warnings.warn(f"{len(lines) - len(found)} lines of {path} are no samples", stacklevel=2)
+    kept: list[dict[str, Any]] = []
+    for sample in found:
+        kept = [one for one in kept if one["step"] <= sample["step"] and not _same(one, sample)]
+        kept.append(sample)
+    return kept
+
+
+def _same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether two lines are of the same step and prompt; the later is of a run that went back."""
+    return all(one.get(name) == other.get(name) for name in ("step", "prompt"))
