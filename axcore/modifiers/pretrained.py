@@ -1,42 +1,20 @@
 """`Pretrained`: begins a run with published weights."""
 
-from typing import Any
+from typing import ClassVar
 
-from axcore.config import REQUIRED, config, evolve
-from axcore.interop import HuggingFace
-from axcore.plugins import Hardware
+from axcore.config import config
+from axcore.interop import HuggingFace, WeightSource
+from axcore.modifiers.first_weights import FirstWeights
 
 
 @config
-class Pretrained:
+class Pretrained(FirstWeights):
     """Begins a run with the weights of a published model.
 
     Edits of them are further modifiers, `grow_vocabulary` for one.
 
     Args:
         path: The folder that holds it.
-        read: Globs of the arrays of the state that are read; others begin as in a new model.
-        fresh: Globs of arrays of the state that are not read, but begin as in a new model.
-        unused: Globs of arrays of the published model that the run's model does not have.
-        may_differ: Globs of the model's config that may differ from the published one's.
-        adapters: A folder of adapters that are read too.
     """
 
-    path: str = REQUIRED
-    read: tuple[str, ...] = ("**",)
-    fresh: tuple[str, ...] = ()
-    unused: tuple[str, ...] = ()
-    may_differ: tuple[str, ...] = ()
-    adapters: str | None = None
-
-    def apply(self, cfg: Any, hardware: Hardware) -> Any:
-        """Returns a trainer's config that begins with these weights."""
-        weights = HuggingFace.Config(
-            path=self.path,
-            read=self.read,
-            fresh=self.fresh,
-            unused=self.unused,
-            may_differ=self.may_differ,
-            adapters=self.adapters,
-        )
-        return evolve(cfg, init_from=weights)
+    source: ClassVar[type[WeightSource]] = HuggingFace

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import attrs
 import jax
@@ -14,7 +14,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from axcore.checkpoint import Checkpointer
-from axcore.config import REQUIRED, config, evolve
+from axcore.config import REQUIRED, config
 from axcore.errors import CheckpointError
 from axcore.interop import (
     ArraySource,
@@ -30,7 +30,7 @@ from axcore.interop import (
     unstacked,
     with_corrections,
 )
-from axcore.plugins import Hardware
+from axcore.modifiers.first_weights import FirstWeights
 from axcore.runs.run import Run
 from axcore.trainer.step import TrainState, TrainStep
 
@@ -68,39 +68,17 @@ class RunWeights(WeightSource):
 
 
 @config
-class FromRun:
+class FromRun(FirstWeights):
     """Begins a run with the weights of another run; edits of them are further modifiers.
 
     Args:
         path: The run directory.
         step: The checkpoint to use; by default the newest.
-        read: Globs of the arrays of the state that are read; others begin as in a new model.
-        fresh: Globs of arrays of the state that are not read, but begin as in a new model.
-        unused: Globs of arrays of the other run's model that this run's does not have.
-        may_differ: Globs of the model's config that may differ from the other run's.
-        adapters: A folder of adapters that are read too.
     """
 
-    path: str = REQUIRED
-    step: int | None = None
-    read: tuple[str, ...] = ("**",)
-    fresh: tuple[str, ...] = ()
-    unused: tuple[str, ...] = ()
-    may_differ: tuple[str, ...] = ()
-    adapters: str | None = None
+    source: ClassVar[type[WeightSource]] = RunWeights
 
-    def apply(self, cfg: Any, hardware: Hardware) -> Any:
-        """Returns a trainer's config that begins with these weights."""
-        weights = RunWeights.Config(
-            path=self.path,
-            step=self.step,
-            read=self.read,
-            fresh=self.fresh,
-            unused=self.unused,
-            may_differ=self.may_differ,
-            adapters=self.adapters,
-        )
-        return evolve(cfg, init_from=weights)
+    step: int | None = None
 
 
 @attrs.frozen(slots=False)

@@ -133,15 +133,16 @@ def test_duplicates_of_all_parts_leave_the_first(tmp_path_factory, found):
 
 
 @pytest.mark.usefixtures("small_parts")
+@pytest.mark.parametrize("at", ["check_corpus", "_remove_replaced"])
 def test_a_build_killed_while_it_leaves_duplicates_out_ends_as_one_that_was_not(
-    tmp_path, monkeypatch
+    tmp_path, monkeypatch, at
 ):
     from axcore.data.store import build as build_module
 
     write(tmp_path / "lines", [{"text": f"{n % 20} " * 60} for n in range(60)])
     cfg = data_of(tmp_path / "lines", Deduplicate.Config())
     with monkeypatch.context() as patch:
-        patch.setattr(build_module, "check_corpus", lambda *args, **kwargs: 1 / 0)
+        patch.setattr(build_module, at, lambda *args, **kwargs: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             built(cfg, tmp_path / "store")
     built(cfg, tmp_path / "store")

@@ -6,7 +6,7 @@ import os
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -90,7 +90,9 @@ def build_store(
         if not (root / MANIFEST).exists():
             _build_parts(root, plan, processes or os.cpu_count() or 1, report)
             _finish(root, plan, source, tokenizer)
-    return open_store(root)
+        store = open_store(root)
+        _remove_replaced(root, store.manifest.splits)
+    return store
 
 
 def _planned(
@@ -182,11 +184,13 @@ def _finish(root: Path, plan: Plan, source: FileSource, tokenizer: Tokenizer.Con
     has_text = manifest.characters > 0
     check_corpus(corpus, source, plan.validation_fraction, has_text=has_text)
     manifest.write(root)
-    _remove_replaced(root, splits)
 
 
-def _remove_replaced(root: Path, splits: dict[str, tuple[ShardInfo, ...]]) -> None:
-    """Removes shards with duplicates, of which there are others without, and keys."""
+def _remove_replaced(root: Path, splits: Mapping[str, tuple[ShardInfo, ...]]) -> None:
+    """Removes shards with duplicates, of which there are others without, and keys.
+
+    A build that was killed after its manifest was written may have left some.
+    """
     for split in splits.values():
         for info in split:
             if info.name.endswith(UNIQUE):
