@@ -1,5 +1,7 @@
 """`CallShapes`: the numbers of rows and tokens that an engine's programs are made for."""
 
+from typing import Any
+
 import attrs
 
 from axcore.errors import ConfigError
@@ -30,6 +32,16 @@ class CallShapes:
     read_sizes: tuple[tuple[int, ...], ...]
     alone_length: int
     chunk_alignment: int = 1
+
+    @property
+    def limits(self) -> dict[str, Any]:
+        """What they mean for a schedule: fields of `Limits`."""
+        return {
+            "chunk_lengths": self.chunk_lengths,
+            "chunk_rows": tuple(sizes[-1] for sizes in self.read_sizes),
+            "alone_length": self.alone_length,
+            "chunk_alignment": self.chunk_alignment,
+        }
 
     def draw_rows(self, num_rows: int) -> int:
         """Returns the rows of the program that draws for so many."""
@@ -62,7 +74,7 @@ def call_shapes(cfg: EngineConfig) -> CallShapes:
             f"that is read in pieces of {shortest}",
             hint=f"set step_tokens to {cfg.max_rows + shortest} or more",
         )
-    lengths = _grown(shortest, cfg.step_tokens, 2)
+    lengths = _no_longer_than(cfg.max_length, _grown(shortest, cfg.step_tokens, 2))
     most = [max(1, cfg.step_tokens // length) for length in lengths]
     fits = [max((size for size in draw_sizes if size <= rows), default=1) for rows in most]
     read_sizes = tuple(tuple(sorted({1, rows})) for rows in fits)
@@ -83,6 +95,12 @@ def _fixed_shapes(cfg: EngineConfig) -> CallShapes:
             hint=f"leave decode_sizes out; set step_tokens to {cfg.max_rows + page_size} or more",
         )
     return CallShapes((cfg.max_rows,), (length,), ((1,),), length, length)
+
+
+def _no_longer_than(length: int | None, sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """Returns sizes up to the first that holds so many."""
+    shorter = [size for size in sizes if length is not None and size >= length]
+    return sizes if not shorter else sizes[: sizes.index(shorter[0]) + 1]
 
 
 def _grown(first: int, last: int, factor: int) -> tuple[int, ...]:

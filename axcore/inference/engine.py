@@ -2,7 +2,6 @@
 
 import concurrent.futures
 import itertools
-import os
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -21,10 +20,10 @@ from axcore.inference.config import EngineConfig
 from axcore.inference.drawing import packed_mask
 from axcore.inference.engine_checks import Accepted, check_speculation
 from axcore.inference.engine_room import (
-    program_keys,
     schedule_limits,
     served_model,
     serving_room,
+    stages,
 )
 from axcore.inference.engine_stats import EngineStats
 from axcore.inference.grammar import GrammarCompiler
@@ -34,6 +33,7 @@ from axcore.inference.scheduler import Scheduler
 from axcore.inference.speculation import NGramIndex
 from axcore.inference.step_plan import Job
 from axcore.inference.step_runner import StepRunner, Task
+from axcore.inference.warm_up import Progress, Stage, WarmUp
 from axcore.module import Module
 
 IDLE_S = 1.0
@@ -72,6 +72,7 @@ class Engine:
         self._programs = Programs(
             served,
             pages_per_row=-(-limits.max_length // limits.page_size),
+            max_length=limits.max_length,
             allowed=allowed_tokens(model, tokenizer),
         )
         self._kinds = cfg.draw_kinds[-1:] if cfg.fixed_shapes else cfg.draw_kinds
@@ -93,7 +94,8 @@ class Engine:
             draws_one_by_one=not cfg.fixed_shapes,
         )
         self._grammars = GrammarCompiler(tokenizer)
-        self._compiled_before = 0
+        self._waited_before = 0
+        self._warm_up: WarmUp | None = None
         self._numbers, self._versions = itertools.count(), itertools.count()
         self._adapters: dict[str, tuple[int, str]] = {}
         self._changed = threading.Condition()
@@ -112,22 +114,31 @@ class Engine:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def warm_up(self, progress: Callable[[int, int, str], None] | None = None) -> None:
+    def warm_up(
+        self,
+        progress: Progress | None = None,
+        *,
+        when_all: Callable[[Exception | None], None] | None = None,
+    ) -> None:
         """Compiles every program that requests can need, as many at once as there are cores.
 
         Args:
             progress: Is called with the number of compiled programs, of all, and the name of the
                 last.
+            when_all: Where given, only the few programs are waited for by which any request can be
+                answered; a thread compiles the others, and calls this then, with the error if it
+                failed. Until then calls may compute more rows than they need.
         """
         limits = self._runner.scheduler.limits
-        keys = program_keys(self.config, limits, self._shapes, self._kinds)
-        with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-            futures = {pool.submit(self._programs.compiled.prepare, key): key for key in keys}
-            for done, future in enumerate(concurrent.futures.as_completed(futures), start=1):
-                future.result()
-                if progress is not None:
-                    progress(done, len(keys), " ".join(map(str, futures[future])))
-        self._compiled_before = self._programs.compiled.num_compiled
+        found = stages(self.config, limits, self._shapes, self._kinds)
+        compiled = self._programs.compiled
+        self._warm_up = WarmUp(compiled.prepare, self._use, found if when_all else found[-1:])
+        if when_all:
+            self._use(found[0])
+        self._warm_up.first(progress)
+        self._waited_before = compiled.num_waited_for
+        if when_all:
+            self._warm_up.start_others(when_all)
 
     @property
     def error(self) -> EngineError | None:
@@ -197,7 +208,7 @@ class Engine:
             num_guesses=runner.num_guesses,
             num_right_guesses=runner.num_right_guesses,
             num_steps=runner.num_steps,
-            compilations_after_warm_up=self._programs.compiled.num_compiled - self._compiled_before,
+            compilations_after_warm_up=self._programs.compiled.num_waited_for - self._waited_before,
             host_seconds_per_step=runner.host_seconds / max(1, runner.num_steps),
         )
 
@@ -279,8 +290,13 @@ class Engine:
             self._is_closed = True
             self._changed.notify_all()
             thread = self._thread
+        if self._warm_up is not None:
+            self._warm_up.stop()
         if thread is not None and thread is not threading.current_thread():
             thread.join()
+
+    def _use(self, stage: Stage) -> None:
+        self._do(lambda: self._runner.use(stage))
 
     def _adapter(self, name: str | None) -> tuple[int, str]:
         """Returns the number of an adapter, and what texts with it are known by."""

@@ -12,6 +12,7 @@ from axcore.inference.call_shapes import CallShapes
 from axcore.inference.config import EngineConfig
 from axcore.inference.drawing import DrawKind
 from axcore.inference.step_plan import Limits
+from axcore.inference.warm_up import Stage, growing
 from axcore.layers import PageRoom, ServingRoom
 from axcore.modifiers import NAMED_WEIGHTS, AdapterRoom
 from axcore.module import Module
@@ -122,12 +123,9 @@ def schedule_limits(
         num_pages=room.pages.num_pages if room.pages else cfg.max_rows,
         step_tokens=cfg.step_tokens,
         tokens_per_call=tokens_per_call(cfg),
-        chunk_lengths=shapes.chunk_lengths,
-        chunk_rows=tuple(sizes[-1] for sizes in shapes.read_sizes),
-        alone_length=shapes.alone_length,
         shares_prefixes=cfg.shares_prefixes and keeps_pages_only,
-        chunk_alignment=shapes.chunk_alignment,
         fixed_calls=cfg.fixed_shapes,
+        **shapes.limits,
     )
 
 
@@ -158,8 +156,18 @@ def program_keys(
         ]
     if limits.shares_prefixes:
         keys.append(("copy_page",))
-    sizes = range(5, max(5, (limits.max_length - 1).bit_length()) + 1)
-    return keys + [("start_history", 1 << size) for size in sizes]
+    return [*keys, ("start_history", limits.max_length)]
+
+
+def stages(
+    cfg: EngineConfig, limits: Limits, shapes: CallShapes, kinds: tuple[DrawKind, ...]
+) -> list[Stage]:
+    """Returns stages in which programs can be compiled; the last one has all."""
+    found = [] if cfg.fixed_shapes else growing(shapes, kinds)
+    return [
+        Stage(fewer, some, tuple(program_keys(cfg, limits, fewer, some)))
+        for fewer, some in found or [(shapes, kinds)]
+    ]
 
 
 def _free_bytes() -> int | None:

@@ -31,6 +31,7 @@ class Programs:
     Args:
         model: The model with caches.
         pages_per_row: Pages of the longest text.
+        max_length: Its tokens.
         allowed: Packed bits of the tokens that text may have, `[1, W]`.
 
     Attributes:
@@ -42,12 +43,18 @@ class Programs:
     """
 
     def __init__(
-        self, model: CachedModel, *, pages_per_row: int, allowed: UInt32[np.ndarray, "1 W"]
+        self,
+        model: CachedModel,
+        *,
+        pages_per_row: int,
+        max_length: int,
+        allowed: UInt32[np.ndarray, "1 W"],
     ) -> None:
         self.device_seconds = 0.0
         self.weights = ServedWeights(model)
         self.vocab_size = model.vocab_size
         self.allowed = allowed
+        self._max_length = max_length
         self._everywhere = _replicated(self.weights.value)
         self._allowed_rows: dict[int, Any] = {}
         slots = model.num_rows
@@ -59,12 +66,13 @@ class Programs:
             "sampling": self._put(greedy_rows(slots)),
             "allowed": self._put(allowed),
         }
+        self._shapes = abstract({**self._held, "weights": self.weights.value})
         self._places = {"caches": model.cache_shardings, "memory": self._everywhere}
         self._table = program_table(
             ModelCalls(model, pages_per_row),
             pages_per_row=pages_per_row,
             vocab_size=self.vocab_size,
-            mask=abstract(self._held["allowed"]),
+            mask=self._shapes["allowed"],
         )
         self.compiled = CompiledPrograms(self._lowered)
 
@@ -145,10 +153,11 @@ class Programs:
 
     def start_history(self, slot: int, text: np.ndarray, num_prompt: int) -> None:
         """Lets the penalties of a slot count the tokens of a text."""
-        size = history_size(len(text))
-        padded = np.pad(text.astype(np.int32), (0, size - len(text)))[None]
+        padded = np.pad(text.astype(np.int32), (0, self._max_length - len(text)))[None]
         lengths = np.asarray([[num_prompt, len(text)]], np.int32)
-        self._run(("start_history", size), np.asarray([slot], np.int32), padded, lengths)
+        self._run(
+            ("start_history", self._max_length), np.asarray([slot], np.int32), padded, lengths
+        )
 
     def _put(self, tree: Any) -> Any:
         return jax.device_put(tree, self._everywhere)
@@ -166,13 +175,8 @@ class Programs:
     def _lowered(self, key: Any) -> Any:
         """Returns the program of a key: its name, and the sizes that it is made for."""
         name, *sizes = key
-        held = abstract({**self._held, "weights": self.weights.value})
-        return self._table[name].lowered(tuple(sizes), held, (self._everywhere, self._places))
-
-
-def history_size(num_tokens: int) -> int:
-    """Returns the tokens of the program that counts so many of a text."""
-    return 1 << max(5, int(num_tokens - 1).bit_length())
+        places = self._everywhere, self._places
+        return self._table[name].lowered(tuple(sizes), self._shapes, places)
 
 
 def _replicated(weights: Any) -> NamedSharding | None:

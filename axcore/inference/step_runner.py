@@ -21,6 +21,7 @@ from axcore.inference.request import Request
 from axcore.inference.scheduler import Scheduler
 from axcore.inference.speculation import NGramIndex
 from axcore.inference.step_plan import Call, Job, StepPlan
+from axcore.inference.warm_up import Stage
 
 
 @attrs.frozen(eq=False)
@@ -94,7 +95,7 @@ class StepRunner:
         self.num_right_guesses = 0
         self.host_seconds = 0.0
         self._shapes = shapes
-        self._kinds = kinds
+        self._kinds, self._least_kind = kinds, 0
         self._is_end = np.zeros(programs.vocab_size, bool)
         self._is_end[list(end_ids)] = True
         slots = scheduler.limits.num_slots
@@ -109,6 +110,11 @@ class StepRunner:
         self._waited = 0.0
         self._num_matchers = 0
         self._guesses = guesses
+
+    def use(self, stage: Stage) -> None:
+        """Calls programs of a stage only from here on."""
+        self._shapes, self._least_kind = stage.shapes, len(self._kinds) - len(stage.kinds)
+        self.scheduler.limits = attrs.evolve(self.scheduler.limits, **stage.shapes.limits)
 
     @property
     def has_work(self) -> bool:
@@ -274,7 +280,7 @@ class StepRunner:
         task.answer.fail(error)
 
     def _kind_of(self, call: Call) -> DrawKind:
-        return self._kinds[int(self._kind[call.slots].max())]
+        return self._kinds[max(self._least_kind, int(self._kind[call.slots].max()))]
 
     def _add(self, call: Call, drawn: Drawn | None, scores: Array | None) -> None:
         tasks = [self._at_slot[slot] for slot in call.slots.tolist()]

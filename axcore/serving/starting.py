@@ -1,5 +1,6 @@
-"""`start_engine`: an engine for a model, with all of its programs compiled."""
+"""`start_engine`: an engine for a model, with programs compiled by which it can answer."""
 
+import logging
 from collections.abc import Callable
 
 from axcore.config import evolve
@@ -8,6 +9,8 @@ from axcore.ops import use_policy
 from axcore.serving.config import ServerConfig
 from axcore.serving.opening import OpenedModel
 from axcore.serving.served_model import ServedModel
+
+_LOG = logging.getLogger(__name__)
 
 
 def start_engine(
@@ -19,6 +22,8 @@ def start_engine(
 ) -> ServedModel:
     """Returns a model that answers; its engine is to be closed.
 
+    Its other programs are compiled beside requests; a line of the log says when all are.
+
     Args:
         opened: What `open_model` returned.
         cfg: How it is served.
@@ -29,7 +34,7 @@ def start_engine(
     engine_cfg = evolve(cfg.engine, max_length=length)
     with use_policy(opened.trainer.compiler.kernel_policy):
         engine = Engine(opened.model, opened.state, opened.tokenizer, engine_cfg)
-    engine.warm_up(progress)
+    engine.warm_up(progress, when_all=_say)
     return ServedModel(
         name=name or opened.name,
         engine=engine,
@@ -38,3 +43,12 @@ def start_engine(
         limits=cfg.limits,
         step=opened.step,
     )
+
+
+def _say(failure: Exception | None) -> None:
+    if failure is None:
+        _LOG.info("all programs are compiled")
+    else:
+        _LOG.error(
+            "a program did not compile; requests are answered by those that did: %s", failure
+        )

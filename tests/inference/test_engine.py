@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import itertools
+import queue
 import re
 import threading
 import time
@@ -328,22 +329,49 @@ def test_a_step_that_fails_ends_its_answers_and_the_engine_says_so(monkeypatch):
             engine.replace_weights(chain("ab"))
 
 
+def of_every_kind(engine):
+    """Returns the texts of requests that need every program there is."""
+    hot = Sampling(temperature=1.0, top_k=3, presence_penalty=1.0)
+    answers = [
+        engine.submit(
+            request("a" * size, 9, sampling=sampling, num_logprobs=1, prompt_logprobs=size == 4)
+        )
+        for size in (1, 2, 4, 15, 16, 17, 23, 4)
+        for sampling in (GREEDY, hot)
+    ]
+    return [answer.result(60).text for answer in answers]
+
+
 def test_nothing_is_compiled_after_warm_up():
     calls = []
     with opened(tokens_per_call=2) as engine:
         engine.warm_up(lambda done, total, name: calls.append((done, total, name)))
         assert [done for done, _, _ in calls] == list(range(1, calls[0][1] + 1))
-        hot = Sampling(temperature=1.0, top_k=3, presence_penalty=1.0)
-        answers = [
-            engine.submit(
-                request("a" * size, 9, sampling=sampling, num_logprobs=1, prompt_logprobs=size == 4)
-            )
-            for size in (1, 2, 4, 15, 16, 17, 23, 4)
-            for sampling in (GREEDY, hot)
-        ]
-        for answer in answers:
-            answer.result(60)
+        of_every_kind(engine)
         assert engine.stats().compilations_after_warm_up == 0
+
+
+def test_a_few_programs_answer_while_the_others_are_compiled_and_no_request_waits_for_one():
+    totals, ended = set(), queue.SimpleQueue()
+    with opened(tokens_per_call=2, decode_sizes=(1, 2), num_pages=12) as engine:
+        engine.warm_up(lambda _, total, __: totals.add(total), when_all=ended.put)
+        by_few = of_every_kind(engine)
+        assert ended.get(timeout=60) is None
+        by_all = of_every_kind(engine)
+        stats = engine.stats()
+        assert (by_few, stats.compilations_after_warm_up) == (by_all, 0)
+        engine.warm_up(lambda _, total, __: totals.add(total))
+        assert engine.stats().compilations_after_warm_up == 0
+    assert len(totals) == 2
+    assert min(totals) < max(totals)
+
+
+def test_closing_an_engine_ends_the_compilation_of_what_is_left():
+    ended = queue.SimpleQueue()
+    with opened(tokens_per_call=2, decode_sizes=(1, 2)) as engine:
+        engine.warm_up(when_all=ended.put)
+    assert ended.empty()
+    assert "axcore-warm-up" not in {thread.name for thread in threading.enumerate()}
 
 
 def test_several_threads_may_submit_and_read(engine):

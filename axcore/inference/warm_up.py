@@ -1,0 +1,121 @@
+"""`WarmUp`: compiles an engine's programs before requests need them, in stages.
+
+The first stage is the few programs by which any request can be answered, though not as fast as by
+all. What an engine calls is changed when all programs of a stage are compiled, never before.
+"""
+
+import concurrent.futures
+import os
+import threading
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import attrs
+
+from axcore.inference.call_shapes import CallShapes
+from axcore.inference.drawing import DrawKind
+
+Progress = Callable[[int, int, str], None]
+"""Is called with the number of compiled programs, of all, and the name of the last."""
+
+
+@attrs.frozen
+class Stage:
+    """Programs that an engine can work with.
+
+    Args:
+        shapes: Of its calls.
+        kinds: What they can draw, the cheapest first.
+        keys: Of the programs; see `Programs`.
+    """
+
+    shapes: CallShapes
+    kinds: tuple[DrawKind, ...]
+    keys: tuple[Hashable, ...]
+
+
+def growing(
+    shapes: CallShapes, kinds: tuple[DrawKind, ...]
+) -> list[tuple[CallShapes, tuple[DrawKind, ...]]]:
+    """Returns shapes and kinds of stages: those of few programs first, all of them last.
+
+    The first computes all rows in every call; the second has programs for the fewest rows, too.
+    """
+    most, least = shapes.draw_sizes[-1], shapes.draw_sizes[0]
+    first = attrs.evolve(
+        shapes,
+        draw_sizes=(most,),
+        chunk_lengths=(shapes.alone_length,),
+        read_sizes=((1,),),
+    )
+    second = attrs.evolve(first, draw_sizes=tuple(sorted({least, most})))
+    stages = [(first, kinds[-1:]), (second, kinds), (shapes, kinds)]
+    return [stage for place, stage in enumerate(stages) if stage not in stages[:place]]
+
+
+class WarmUp:
+    """Compiles stages one after the other.
+
+    Args:
+        prepare: Compiles the program of a key, in any thread.
+        use: Lets the engine work with a stage, whose programs are compiled.
+        stages: The first one is to be used already.
+    """
+
+    def __init__(
+        self,
+        prepare: Callable[[Hashable], Any],
+        use: Callable[[Stage], None],
+        stages: Sequence[Stage],
+    ) -> None:
+        self._prepare, self._use = prepare, use
+        self._stages = tuple(stages)
+        self._is_stopped = False
+        self._thread: threading.Thread | None = None
+
+    def first(self, progress: Progress | None = None) -> None:
+        """Compiles the first stage, as many programs at once as there are cores."""
+        keys = self._stages[0].keys
+        with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+            futures = {pool.submit(self._prepare, key): key for key in keys}
+            for done, future in enumerate(concurrent.futures.as_completed(futures), start=1):
+                future.result()
+                if progress is not None:
+                    progress(done, len(keys), _text(futures[future]))
+
+    def start_others(self, when_done: Callable[[Exception | None], None]) -> None:
+        """Compiles the other stages in a thread, one program after another.
+
+        Args:
+            when_done: Is called by the thread when all is compiled, or with what it failed by; the
+                engine stays with the last stage that was. Not called after `stop`.
+        """
+        name = "axcore-warm-up"
+        self._thread = threading.Thread(target=self._others, args=(when_done,), name=name)
+        self._thread.daemon = True
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread, after the program that it compiles."""
+        self._is_stopped = True
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _others(self, when_done: Callable[[Exception | None], None]) -> None:
+        try:
+            for stage in self._stages[1:]:
+                for key in stage.keys:
+                    if self._is_stopped:
+                        return
+                    self._prepare(key)
+                self._use(stage)
+        except Exception as error:  # the engine answers without these programs
+            failure: Exception | None = error
+        else:
+            failure = None
+        if not self._is_stopped:
+            when_done(failure)
+
+
+def _text(key: Any) -> str:
+    return " ".join(map(str, key))

@@ -1,0 +1,115 @@
+"""How long `axcore serve` takes until it answers, with no compiled programs at hand and with all.
+
+A run of `tiny` of a few steps is served by a process of its own; it has answered when the text of a
+completion is there. Processor time is that of the process until then, of all its threads: it says
+the same on a busy machine. `--before` names a checkout of an older version, which takes turns.
+Goal: 8 s with nothing compiled, on two cores.
+
+    python benchmarks/serving_start.py [--before CHECKOUT] [--rounds 3]
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from _record import REPOSITORY, record
+
+BODY = {"prompt": "def ", "max_tokens": 8, "temperature": 0}
+
+
+def train(folder: Path, checkout: Path) -> Path:
+    """Returns a run that a version trained for a few steps."""
+    run = folder / "tiny"
+    command = ["train", "tiny", "--dir", str(run), "--set", "max_steps=60"]
+    subprocess.run(
+        [sys.executable, "-m", "axcore", *command, "--set", "eval_every_steps=60"],
+        env=_environment(checkout, folder),
+        cwd=checkout,  # `-m` looks there first
+        check=True,
+        capture_output=True,
+    )
+    return run
+
+
+def first_answer(run: Path, checkout: Path, cache: Path) -> dict[str, float]:
+    """Returns how long a server takes from its start to its first answer."""
+    started = time.perf_counter()
+    server = subprocess.Popen(
+        [sys.executable, "-m", "axcore", "serve", str(run), "--port", "0"],
+        env=_environment(checkout, cache),
+        cwd=checkout,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert server.stdout is not None
+    with server.stdout as lines:
+        line = lines.readline()
+        url = next(word for word in line.split() if word.startswith("http"))
+        sent = urllib.request.Request(
+            url + "v1/completions",
+            data=json.dumps(BODY).encode(),
+            headers={"content-type": "application/json"},
+        )
+        with urllib.request.urlopen(sent) as reply:
+            assert json.load(reply)["choices"]
+        in_all_s = time.perf_counter() - started
+        server.kill()
+    used = os.wait4(server.pid, 0)[2]
+    return {"in_all_s": round(in_all_s, 2), "processor_s": round(used.ru_utime + used.ru_stime, 2)}
+
+
+def measure(folder: Path, checkouts: dict[str, Path], rounds: int) -> dict[str, Any]:
+    """Returns the medians of each version, in turns: first with nothing compiled, then with all."""
+    found: dict[str, dict[str, list[dict[str, float]]]] = {
+        name: {"nothing_compiled": [], "compiled_before": []} for name in checkouts
+    }
+    runs = {name: train(folder / name, checkout) for name, checkout in checkouts.items()}
+    for _ in range(rounds):
+        for name, checkout in checkouts.items():
+            with tempfile.TemporaryDirectory() as cache:
+                for when, times in found[name].items():
+                    times.append(first_answer(runs[name], checkout, Path(cache)))
+                    print(name, when, times[-1], flush=True)
+    return {
+        name: {when: _medians(times) for when, times in parts.items()}
+        for name, parts in found.items()
+    }
+
+
+def _medians(times: list[dict[str, float]]) -> dict[str, float]:
+    return {name: round(statistics.median(one[name] for one in times), 2) for name in times[0]}
+
+
+def _environment(checkout: Path, cache: Path) -> dict[str, str]:
+    return {
+        **os.environ,
+        "JAX_PLATFORMS": "cpu",
+        "PYTHONPATH": str(checkout),
+        "XDG_CACHE_HOME": str(cache),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--before", type=Path, help="a checkout of an older version")
+    parser.add_argument("--rounds", type=int, default=3)
+    given = parser.parse_args()
+    checkouts = {"now": REPOSITORY}
+    if given.before is not None:
+        checkouts["before"] = given.before.resolve()
+    with tempfile.TemporaryDirectory() as folder:
+        figures = measure(Path(folder), checkouts, given.rounds)
+    print("written to", record("serving_start", figures))
+
+
+if __name__ == "__main__":
+    main()
