@@ -7,6 +7,7 @@ is counted.
 from typing import Any
 
 from axcore.complexity.evidence import multiplies, runs, serves
+from axcore.complexity.trace import Trace, modules_of
 from axcore.config import evolve, replace_config
 from axcore.layers import (
     DotProductAttention,
@@ -18,6 +19,7 @@ from axcore.layers import (
     RoPE,
     SlidingCache,
 )
+from axcore.layers.lora import Magnitude
 from axcore.modifiers import Int8Training, LoRA, QuantizedCaches, SlidingCaches
 from axcore.module import Module
 from axcore.plugins import Hardware
@@ -47,6 +49,16 @@ def with_lora(cfg: Any) -> Any:
     return LoRA(rank=4).apply(cfg, Hardware.parse("cpu-1"))
 
 
+def with_rslora(cfg: Any) -> Any:
+    """Adapters whose scale does not shrink with their rank, and all else frozen."""
+    return LoRA(rank=4, use_rslora=True).apply(cfg, Hardware.parse("cpu-1"))
+
+
+def with_dora(cfg: Any) -> Any:
+    """Adapters that train lengths and directions apart, and all else frozen."""
+    return LoRA(rank=4, use_dora=True).apply(cfg, Hardware.parse("cpu-1"))
+
+
 def with_sliding_cache(cfg: Any) -> Any:
     """The last eight tokens seen, and kept where the model serves."""
     cfg = replace_config(cfg, DotProductAttention, lambda old: evolve(old, window=(7, None)))
@@ -61,6 +73,16 @@ def with_quantized_cache(cfg: Any) -> Any:
 has_rope = runs(RoPE)
 has_moe = runs(MoE)
 has_lora = runs(LoRALinear)
+has_dora = runs(Magnitude)
 has_int8 = multiplies("int8")
+
+
+def has_rslora(trace: Trace) -> str | None:
+    """Returns None where every correction has the scale of rank-stabilised LoRA."""
+    found = [one for _, one in modules_of(trace.model) if isinstance(one, LoRALinear)]
+    other = [one for one in found if one.scale != one.config.alpha / one.config.rank**0.5]
+    return f"{len(other)} corrections have another scale" if other else has_lora(trace)
+
+
 has_sliding_cache = serves(SlidingCache)
 has_quantized_cache = serves(QuantizedStore)

@@ -70,10 +70,17 @@ def factors_of(adapter: Adapter, room: ServingRoom) -> dict[tuple[str, ...], Fac
     """Returns the factors of each layer that an adapter corrects, by its path where it serves.
 
     Raises:
-        ConfigError: Its layers differ in scale.
+        ConfigError: Its layers differ in scale, or have more than factors.
     """
+    corrections = [found.node for found in find_config(adapter.cfg, _is_correction)]
+    if any(getattr(one, "use_dora", False) for one in corrections):
+        raise ConfigError(
+            "the adapter has magnitudes beside its factors (use_dora), and serving beside others "
+            "adds factors alone",
+            hint="serve the model with it merged: axcore convert RUN hf:FOLDER --merged",
+        )
     trained, served = adapter.cfg.build(), for_serving(adapter.cfg, room).build()
-    scales = {one.node.alpha / one.node.rank for one in find_config(adapter.cfg, _is_correction)}
+    scales = {one.scale for one in corrections}
     if len(scales) != 1:
         raise ConfigError(
             f"the adapter has {len(scales)} scales, {sorted(scales)}; expected one",

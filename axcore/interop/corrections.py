@@ -1,7 +1,7 @@
 """Layers that correct others, as adapters do: how what they learned leaves a run."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -85,12 +85,15 @@ class Corrections:
         arrays: Their arrays.
         trained: Globs of the parameters that are trained.
         dtypes: The dtypes that they are stored in.
+        beside: From the arrays of the model that they correct to theirs, where those differ with
+            it.
     """
 
     config: Any
     arrays: ArraySource
     trained: tuple[str, ...]
     dtypes: frozenset[str]
+    beside: Callable[[ArraySource], ArraySource] | None = None
 
 
 def corrections_in(folder: Path | str) -> CorrectionFormat | None:
@@ -178,7 +181,8 @@ def with_corrections(
             where="init_from.adapters",
             hint="write the folder's values: --modify 'lora(rank=..., alpha=..., targets=...)'",
         )
-    return JoinedSources((source, found.arrays))
+    arrays = found.arrays if found.beside is None else found.beside(source)
+    return JoinedSources((source, arrays))
 
 
 def _kinds(cfg: Any) -> set[str]:

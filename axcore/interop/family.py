@@ -18,7 +18,7 @@ from axcore.plugins import HuggingFaceFamily, plugin_host
 TRAINING_ONLY = (r"\.dot\.",)
 """Arrays of ours that published models lack: what quantized training has measured."""
 
-CORRECTIONS = (r"\.lora_(down|up)\.",)
+CORRECTIONS = (r"\.lora_(down|up|magnitude)\.",)
 """Arrays of ours that correct a published model, and at first do not."""
 
 

@@ -8,6 +8,7 @@ Source: Mangrulkar et al. 2022, github.com/huggingface/peft.
 
 import json
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy as np
 
 from axcore.config import find_config
 from axcore.errors import ConfigError
+from axcore.interop import peft_magnitudes
 from axcore.interop.canonical import uncorrected
 from axcore.interop.corrections import CorrectionFormat, Corrections
 from axcore.interop.family import CORRECTIONS, TRAINING_ONLY, family_of
@@ -33,7 +35,7 @@ from axcore.interop.transforms import Transpose
 from axcore.interop.weight_map import BoundMap, Slice, listed
 from axcore.interop.writing import named_leaves, on_host, stored
 from axcore.layers import LoRALinear, merge_adapters, without_lora
-from axcore.layers.lora.linear import ADAPTERS
+from axcore.layers.lora.linear import ADAPTERS, MAGNITUDES
 from axcore.module import DType
 
 _BASE = ".base.weight"
@@ -54,7 +56,7 @@ class PeftFormat(CorrectionFormat):
         files: Mapping[str, bytes],
     ) -> str:
         """Writes the adapters."""
-        if trained != ADAPTERS:
+        if trained != _trained(cfg):
             raise ConfigError(
                 f"the run trained {', '.join(trained)}, which are not its adapters alone",
                 where="learner.trainable",
@@ -75,11 +77,21 @@ class PeftFormat(CorrectionFormat):
         """Returns adapters."""
         adapted, arrays = read_peft(folder, cfg)
         dtypes = frozenset(str(place.dtype) for place in arrays.tensors.values())
-        return Corrections(adapted, arrays, ADAPTERS, dtypes)
+        beside = partial(peft_magnitudes.MagnitudeArrays, arrays) if _has_dora(adapted) else None
+        return Corrections(adapted, arrays, _trained(adapted), dtypes, beside)
 
     def merged(self, cfg: Any, state: Any) -> tuple[Any, Any]:
         """Returns the model without adapters."""
         return without_lora(cfg), merge_adapters(cfg.build(), state)
+
+
+def _has_dora(cfg: Any) -> bool:
+    return any(found.node.use_dora for found in find_config(cfg, LoRALinear))
+
+
+def _trained(cfg: Any) -> tuple[str, ...]:
+    """Returns the globs of all that the adapters of a model train."""
+    return (*ADAPTERS, *MAGNITUDES) if _has_dora(cfg) else ADAPTERS
 
 
 def has_adapters(cfg: Any) -> bool:
@@ -136,16 +148,18 @@ def to_peft(
 
 
 def _sizes(cfg: Any) -> dict[str, Any]:
-    """Returns the rank, alpha and dropout that all adapters have."""
+    """Returns what all adapters have in common: their rank, alpha, dropout and kind."""
     layers = [found.node for found in find_config(cfg, LoRALinear)]
-    found = {(one.rank, one.alpha, one.dropout.rate) for one in layers}
+    found = {
+        (one.rank, one.alpha, one.dropout.rate, one.use_rslora, one.use_dora) for one in layers
+    }
     if len(found) > 1:
         raise ConfigError(
-            f"the adapters have several ranks, alphas or dropouts: {sorted(found)}",
+            f"the adapters have several ranks, alphas, dropouts or kinds: {sorted(found)}",
             hint="export the model with them merged: --merged",
         )
-    rank, alpha, dropout = found.pop()
-    return {"r": rank, "lora_alpha": alpha, "lora_dropout": dropout}
+    names = ("r", "lora_alpha", "lora_dropout", "use_rslora", "use_dora")
+    return dict(zip(names, found.pop(), strict=True))
 
 
 def _adapted(bound: BoundMap) -> dict[str, Slice]:
@@ -182,6 +196,12 @@ def _tensors(
             name = f"{PREFIX}{module}.{factor}.weight"
             array = on_host(leaf, weight.index).T
             yield name, stored(name, array, np.dtype(dtype or array.dtype))
+        change = leaves.get(f"{weight.leaf.removesuffix(_BASE)}{peft_magnitudes.OURS}")
+        if change is not None:
+            name = f"{module}{peft_magnitudes.THEIRS}"
+            base = on_host(leaves[weight.leaf], weight.index)
+            whole = peft_magnitudes.written(on_host(change, weight.index), base)
+            yield f"{PREFIX}{name}", stored(name, whole, np.dtype(dtype or change.dtype))
 
 
 def _targets(modules: Mapping[str, Slice], bound: BoundMap) -> list[str]:

@@ -5,7 +5,6 @@ Every field of `adapter_config.json` is used, changes no number, or must say tha
 Source: Mangrulkar et al. 2022, github.com/huggingface/peft.
 """
 
-import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -16,12 +15,13 @@ import attrs
 from axcore.config import find_config, update_config
 from axcore.config.json_files import read_json
 from axcore.errors import CheckpointError, ConfigError
+from axcore.interop import peft_magnitudes
 from axcore.interop.canonical import canonical
 from axcore.interop.family import Family, family_of
 from axcore.interop.reading import PublishedArrays
 from axcore.interop.tensor_files import TensorPlace, tensors_in
 from axcore.interop.transforms import Transpose
-from axcore.interop.weight_map import BoundMap, Rule, listed, named_specs, unstacked
+from axcore.interop.weight_map import BoundMap, Rule, listed, named_specs, same, unstacked
 from axcore.layers import Dropout, Linear, LoRALinear
 
 ARRAYS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
@@ -35,6 +35,7 @@ USED = frozenset(
         "peft_type",
         "r",
         "target_modules",
+        "use_dora",
         "use_rslora",
     }
 )
@@ -81,7 +82,6 @@ OFF = frozenset(
         "target_parameters",
         "trainable_token_indices",
         "use_bdlora",
-        "use_dora",
         "use_qalora",
         "velora_config",
     }
@@ -95,8 +95,10 @@ class AdapterSettings:
 
     Args:
         rank: Width of the corrections.
-        alpha: They are multiplied by `alpha / rank`.
+        alpha: They are multiplied by `alpha / rank`, or by `alpha / sqrt(rank)`.
         dropout: Rate at which they do not see their input, in training.
+        use_rslora: Whether it is the second of these.
+        use_dora: Whether they have magnitudes.
         targets: `target_modules`.
         base: The model that they correct, where that is said.
     """
@@ -104,6 +106,8 @@ class AdapterSettings:
     rank: int
     alpha: float
     dropout: float
+    use_rslora: bool
+    use_dora: bool
     targets: Any
     base: str | None
 
@@ -132,12 +136,12 @@ def read_settings(folder: Path) -> AdapterSettings:
             where=str(folder),
             hint="merge the adapters into their model with PEFT, and read that model",
         )
-    rank = int(values["r"])
-    factor = math.sqrt(rank) if values.get("use_rslora") else 1.0
     return AdapterSettings(
-        rank=rank,
-        alpha=float(values["lora_alpha"]) * factor,
+        rank=int(values["r"]),
+        alpha=float(values["lora_alpha"]),
         dropout=float(values.get("lora_dropout", 0.0)),
+        use_rslora=bool(values.get("use_rslora")),
+        use_dora=bool(values.get("use_dora")),
         targets=values.get("target_modules"),
         base=values.get("base_model_name_or_path"),
     )
@@ -168,7 +172,7 @@ def read_peft(folder: Path, cfg: Any) -> tuple[Any, AdapterArrays]:
     """
     settings = read_settings(folder)
     _, family, _ = family_of(cfg)
-    tensors = _tensors(folder, family)
+    tensors = _tensors(folder, family, settings)
     modules = sorted({name.removeprefix(PREFIX).rpartition(".lora_")[0] for name in tensors})
     _check_targets(settings.targets, modules, folder)
     rules = [rule for rule in family.weights(canonical(cfg)) if _is_linear(rule)]
@@ -197,6 +201,8 @@ def _adapted(
             rank=settings.rank,
             alpha=settings.alpha,
             dropout=Dropout.Config(rate=settings.dropout),
+            use_rslora=settings.use_rslora,
+            use_dora=settings.use_dora,
         )
         bound = _bound(update_config(cfg, {found.path: lora}), factors)
         if bound.shapes.keys() & tensors.keys():
@@ -228,9 +234,10 @@ def _factor_rules(rule: Rule) -> Iterator[Rule]:
         yield Rule(
             (f"{ours}.{name}{WEIGHT}",), (f"{PREFIX}{theirs}.{factor}{WEIGHT}",), Transpose()
         )
+    yield same(f"{ours}{peft_magnitudes.OURS}", f"{PREFIX}{theirs}{peft_magnitudes.THEIRS}")
 
 
-def _tensors(folder: Path, family: Family) -> dict[str, TensorPlace]:
+def _tensors(folder: Path, family: Family, settings: AdapterSettings) -> dict[str, TensorPlace]:
     """Returns the tensors of a folder, by the names that the family's map has."""
     if not (folder / ARRAYS).is_file():
         raise CheckpointError(
@@ -244,7 +251,8 @@ def _tensors(folder: Path, family: Family) -> dict[str, TensorPlace]:
         for pattern, new in family.renamed:
             inner = re.sub(pattern, new, inner)
         found[PREFIX + inner] = place
-    known = re.compile(rf"{re.escape(PREFIX)}.+\.({'|'.join(FACTORS)})\.weight")
+    endings = _endings(settings)
+    known = re.compile(rf"{re.escape(PREFIX)}.+({'|'.join(map(re.escape, endings))})")
     strange = sorted(name for name in found if not known.fullmatch(name))
     if strange or not found:
         raise CheckpointError(
@@ -253,22 +261,22 @@ def _tensors(folder: Path, family: Family) -> dict[str, TensorPlace]:
             where=str(folder / ARRAYS),
             hint="merge the adapters into their model with PEFT, and read that model",
         )
-    _check_pairs(found, folder)
+    _check_complete(found, endings, folder)
     return found
 
 
-def _check_pairs(names: Iterable[str], folder: Path) -> None:
-    """Checks that every module has both factors: one alone would correct nothing."""
-    factors: dict[str, set[str]] = {}
-    for name in names:
-        module, _, factor = name.removesuffix(WEIGHT).rpartition(".")
-        factors.setdefault(module, set()).add(factor)
-    missing = [
-        f"{module}.{factor}{WEIGHT}"
-        for module, known in sorted(factors.items())
-        for factor in FACTORS
-        if factor not in known
-    ]
+def _endings(settings: AdapterSettings) -> list[str]:
+    """Returns what the names of a module's tensors end with."""
+    magnitudes = [peft_magnitudes.THEIRS] if settings.use_dora else []
+    return [f".{factor}{WEIGHT}" for factor in FACTORS] + magnitudes
+
+
+def _check_complete(names: Iterable[str], endings: list[str], folder: Path) -> None:
+    """Checks that every module has all tensors: one factor alone would correct nothing."""
+    there = set(names)
+    modules = {name[: name.rindex(".lora_")] for name in there}
+    every = [module + ending for module in sorted(modules) for ending in endings]
+    missing = [name for name in every if name not in there]
     if missing:
         raise CheckpointError(
             f"{len(missing)} factors are missing, of which there is the other one:\n"

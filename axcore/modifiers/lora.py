@@ -6,7 +6,7 @@ from axcore.config import config, config_class, evolve, find_config, name_the_kn
 from axcore.config.paths import matches, parse_pattern
 from axcore.errors import ConfigError
 from axcore.layers import Dropout, LoRALinear
-from axcore.layers.lora.linear import ADAPTERS
+from axcore.layers.lora.linear import ADAPTERS, MAGNITUDES
 from axcore.learner import Learner
 from axcore.plugins import Hardware
 
@@ -25,6 +25,8 @@ class LoRA:
         rank: Width of the corrections.
         alpha: They are multiplied by `alpha / rank`.
         dropout: Rate at which they do not see their input, in training.
+        use_rslora: They are multiplied by `alpha / sqrt(rank)`: rank-stabilised LoRA.
+        use_dora: The lengths of corrected weights' columns are trained too: DoRA.
     """
 
     targets: tuple[str, ...] = ("**",)
@@ -33,6 +35,8 @@ class LoRA:
     rank: int = 8
     alpha: float = 16.0
     dropout: float = 0.0
+    use_rslora: bool = False
+    use_dora: bool = False
 
     def apply(self, cfg: Any, hardware: Hardware) -> Any:
         """Returns `cfg` with adapters; a trainer's learner trains them only.
@@ -47,13 +51,20 @@ class LoRA:
                 where=there[0].path,
                 hint="apply it once, with all targets",
             )
-        dropout = Dropout.Config(rate=self.dropout)
         changes: dict[str, Any] = {
-            path: LoRALinear.Config(base=base, rank=self.rank, alpha=self.alpha, dropout=dropout)
+            path: LoRALinear.Config(
+                base=base,
+                rank=self.rank,
+                alpha=self.alpha,
+                dropout=Dropout.Config(rate=self.dropout),
+                use_rslora=self.use_rslora,
+                use_dora=self.use_dora,
+            )
             for path, base in self._targets(cfg).items()
         }
+        trainable = (*ADAPTERS, *MAGNITUDES) if self.use_dora else ADAPTERS
         for learner in find_config(cfg, Learner):
-            changes[learner.path] = evolve(learner.node, trainable=ADAPTERS)
+            changes[learner.path] = evolve(learner.node, trainable=trainable)
         return update_config(cfg, changes)
 
     def _targets(self, cfg: Any) -> dict[str, Any]:

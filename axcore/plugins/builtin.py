@@ -540,6 +540,10 @@ _EXPERTS = (
     *("layer", "router", "routing", "experts", "dropless", "capacity", "grouped_linear"),
     *("expert_all_to_all", "token_permutation"),
 )
+_ADAPTERS = (
+    *("layers.lora.linear", "layers.lora.adapters", "layers.lora.magnitude", "modifiers.lora"),
+    *("checkpoint.adapters", "interop.peft", "interop.peft_reading", "interop.peft_magnitudes"),
+)
 _SCALING = ("layers.quantization.current_scaling", "layers.quantization.delayed_scaling")
 
 _FEATURES = {
@@ -550,12 +554,11 @@ _FEATURES = {
     ),
     "int8": ((*_SCALING, "modifiers.quantization"), "Linear layers' products in int8"),
     "lora": (
-        (
-            *("layers.lora.linear", "layers.lora.adapters", "modifiers.lora"),
-            *("checkpoint.adapters", "interop.peft", "interop.peft_reading"),
-        ),
+        _ADAPTERS,
         "Adapters of low rank, and all else frozen",
     ),
+    "rslora": (_ADAPTERS, "Adapters whose scale does not shrink with their rank"),
+    "dora": (_ADAPTERS, "Adapters that train lengths and directions of weights apart"),
     "sliding_cache": (
         ("layers.attention.sliding_cache", "modifiers.sliding_cache"),
         "Serving keeps no more than the window",

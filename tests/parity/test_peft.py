@@ -1,15 +1,19 @@
 """Adapters load with PEFT onto the model that they correct, and are the same model there."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from numpy_state import numpy_state
 from parity_pairs import MODELS, TOKENS, load_theirs, model_logits, their_logits
+from safetensors.numpy import load_file
 
 from axcore.interop import HuggingFace, read_corrections, to_hugging_face, to_peft
 from axcore.layers import merge_adapters, without_lora
 from axcore.modifiers import LoRA
+from axcore.module import functional
 from axcore.plugins import Hardware
 
 pytestmark = [
@@ -46,7 +50,9 @@ def test_adapters_and_their_merged_model_give_the_same_logits(name, tmp_path):
     )
 
 
-@pytest.mark.parametrize("options", [{}, {"use_rslora": True, "target_modules": "all-linear"}])
+@pytest.mark.parametrize(
+    "options", [{}, {"use_rslora": True, "target_modules": "all-linear"}, {"use_dora": True}]
+)
 def test_adapters_that_peft_saved_are_read_as_the_same_model(options, tmp_path):
     peft = pytest.importorskip("peft", reason="run make parity")
     torch = pytest.importorskip("torch", reason="run make parity")
@@ -59,6 +65,8 @@ def test_adapters_that_peft_saved_are_read_as_the_same_model(options, tmp_path):
         for name, one in adapted.named_parameters():
             if "lora_B" in name:
                 one.normal_(std=0.3, generator=torch.Generator().manual_seed(len(name)))
+            if "magnitude" in name:
+                one *= 1.3
     theirs = their_logits(adapted, TOKENS)
     adapted.save_pretrained(tmp_path / "adapters")
     corrected = read_corrections(tmp_path / "adapters", cfg).config
@@ -69,6 +77,59 @@ def test_adapters_that_peft_saved_are_read_as_the_same_model(options, tmp_path):
     assert np.abs(model_logits(cfg.build(), numpy_state_of(cfg), TOKENS) - theirs).max() > 0.05
 
 
+KINDS = {
+    "lora": {},
+    "rank-stabilised": {"use_rslora": True},
+    "dora": {"use_dora": True},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["llama-biased", "qwen2-tied"])
+def test_loss_and_gradients_are_those_of_peft(name, kind, tmp_path):
+    peft = pytest.importorskip("peft", reason="run make parity")
+    torch = pytest.importorskip("torch", reason="run make parity")
+    cfg = LoRA(rank=4, alpha=6.0, **KINDS[kind]).apply(MODELS[name](), Hardware.parse("cpu-1"))
+    module, state = cfg.build(), numpy_state_of(cfg)
+    to_peft(tmp_path / "adapters", cfg, state)
+    to_hugging_face(tmp_path / "base", without_lora(cfg), zeroed(cfg, state))
+    base, _ = load_theirs(tmp_path / "base")
+    adapted = peft.PeftModel.from_pretrained(base, tmp_path / "adapters", is_trainable=True)
+    logits = adapted(torch.tensor(TOKENS, dtype=torch.long)).logits[:, :-1].float()
+    targets = torch.tensor(TOKENS[:, 1:], dtype=torch.long)
+    theirs = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    theirs.backward()
+
+    def loss(state):
+        logits, _ = functional(module, state, jnp.asarray(TOKENS), method="logits")
+        log_probs = jax.nn.log_softmax(logits[:, :-1].astype(jnp.float32))
+        return -jnp.take_along_axis(log_probs, jnp.asarray(TOKENS)[:, 1:, None], 2).mean()
+
+    ours, gradient = jax.jit(jax.value_and_grad(loss))(state)
+    assert float(ours) == pytest.approx(theirs.item(), rel=2e-5)
+    to_peft(tmp_path / "gradient", cfg, with_base_of_zeros(gradient))
+    found = load_file(tmp_path / "gradient" / "adapter_model.safetensors")
+    wanted = {
+        name.replace(".default", "").replace("_vector.weight", "_vector"): parameter.grad.numpy()
+        for name, parameter in adapted.named_parameters()
+        if parameter.grad is not None
+    }
+    assert found.keys() == wanted.keys()
+    assert any("magnitude" in name for name in found) == (kind == "dora")
+    for name, value in wanted.items():
+        atol = 1e-3 * np.abs(value).max() + 1e-7
+        np.testing.assert_allclose(found[name], value, atol=atol, err_msg=name)
+
+
+def with_base_of_zeros(gradient):
+    """Returns a gradient as a state; weights without length leave that of magnitudes as it is."""
+
+    def without(path, leaf):
+        return leaf if "lora_" in jax.tree_util.keystr(path) else 0.0 * leaf
+
+    return jax.tree_util.tree_map_with_path(without, gradient)
+
+
 def numpy_state_of(cfg):
     return jax.tree.map(jnp.asarray, numpy_state(cfg.build().param_specs()))
 
@@ -77,6 +138,7 @@ def zeroed(cfg, state):
     """Returns the base of a state with adapters."""
 
     def without(path, leaf):
-        return 0.0 * leaf if "lora_up" in jax.tree_util.keystr(path) else leaf
+        is_adapter = re.search("lora_(up|magnitude)", jax.tree_util.keystr(path))
+        return 0.0 * leaf if is_adapter else leaf
 
     return merge_adapters(cfg.build(), jax.tree_util.tree_map_with_path(without, state))

@@ -14,10 +14,12 @@ from axcore.layers.lora.batched import (
     with_empty_adapters,
 )
 from axcore.layers.lora.linear import LoRALinear
+from axcore.layers.lora.magnitude import Magnitude
 
 __all__ = [
     "BatchedLoRALinear",
     "LoRALinear",
+    "Magnitude",
     "adapters_of",
     "merge_adapters",
     "new_adapters",

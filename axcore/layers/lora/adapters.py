@@ -10,7 +10,8 @@ from jaxtyping import Array
 from axcore.config import name_the_known, replace_config
 from axcore.config.paths import matches, parse_pattern
 from axcore.errors import ModuleError
-from axcore.layers.lora.linear import ADAPTERS, LoRALinear
+from axcore.layers.lora.linear import ADAPTERS, MAGNITUDES, LoRALinear
+from axcore.layers.lora.magnitude import column_factors
 from axcore.module import Module, ParamSpec, StackedModule
 
 State = dict[str, Any]
@@ -74,8 +75,12 @@ def merge_adapters(module: Module, state: State) -> State:
         part = _part(state, path)
         weight, down, up = (part[name]["weight"] for name in ("base", "lora_down", "lora_up"))
         change = layer.scale * jnp.matmul(down.astype(jnp.float32), up.astype(jnp.float32))
-        corrected = (weight.astype(jnp.float32) + change).astype(weight.dtype)
-        state = _with_part(state, path, {**part["base"], "weight": corrected})
+        corrected = weight.astype(jnp.float32) + change
+        if layer.config.use_dora:
+            lengthened = jnp.asarray(part["lora_magnitude"]["change"])
+            factors = column_factors(jnp.asarray(weight), change, lengthened)
+            corrected = corrected * factors[..., None, :]
+        state = _with_part(state, path, {**part["base"], "weight": corrected.astype(weight.dtype)})
     return state
 
 
@@ -97,7 +102,7 @@ def _walk(
 
 
 def _adapter_specs(module: Module) -> list[ParamSpec]:
-    globs = [parse_pattern(glob) for glob in ADAPTERS]
+    globs = [parse_pattern(glob) for glob in (*ADAPTERS, *MAGNITUDES)]
     is_spec = lambda leaf: isinstance(leaf, ParamSpec)  # noqa: E731
     specs = jax.tree.leaves(module.param_specs(), is_leaf=is_spec)
     return [spec for spec in specs if any(matches(glob, spec.state_path) for glob in globs)]

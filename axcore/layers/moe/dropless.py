@@ -7,13 +7,10 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from axcore.config import PositiveFloat, config
+from axcore.layers.grouped_rows import GROUP_SIZES
 from axcore.layers.moe.expert_all_to_all import Rows, Sizes, expert_all_to_all
 from axcore.layers.moe.experts import Choices, Experts, Tokens, Weights
-from axcore.layers.moe.grouped_linear import (
-    GROUP_SIZES,
-    check_supports_call_stacked,
-    with_grouped_linears,
-)
+from axcore.layers.moe.grouped_linear import check_supports_call_stacked, with_grouped_linears
 from axcore.layers.moe.routing import Routing
 from axcore.layers.moe.token_permutation import TokenPermutation, permute
 from axcore.module import StackedModule

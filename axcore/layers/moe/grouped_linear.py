@@ -3,20 +3,17 @@
 from collections.abc import Iterator
 from typing import Any
 
-import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from axcore.config import config, field_names, replace_config
 from axcore.errors import ConfigError
 from axcore.layers.dot import Dot
+from axcore.layers.grouped_rows import GROUP_SIZES, GroupedRows, taken_by_rows
 from axcore.layers.linear import Linear
 from axcore.module import Module, StackedModule
 
-GROUP_SIZES = "group_sizes"
-"""The shared value with the rows of each expert; rows are sorted by expert."""
 
-
-class GroupedLinear(Linear):
+class GroupedLinear(GroupedRows, Linear):
     """A `Linear` in a `StackedModule` that is called stacked: each row by its expert's weight.
 
     It has the parameters of a `Linear`, so that a state fits both.
@@ -32,14 +29,8 @@ class GroupedLinear(Linear):
         rows = x.reshape(-1, x.shape[-1])
         y = self.dot.grouped(rows, self.weight, sizes)
         if self.config.has_bias:
-            y = y + jnp.take(self.bias, _group_of_rows(sizes, len(rows)), axis=0)
+            y = y + taken_by_rows(self.bias, sizes, len(rows))
         return y.reshape(*x.shape[:-1], -1)
-
-
-def _group_of_rows(sizes: Int[Array, " groups"], num_rows: int) -> Int[Array, " rows"]:
-    row = jnp.arange(num_rows, dtype=sizes.dtype)
-    group = jnp.searchsorted(jnp.cumsum(sizes), row, side="right")
-    return jnp.minimum(group, len(sizes) - 1)
 
 
 def with_grouped_linears(cfg: Module.Config) -> Module.Config:
@@ -61,7 +52,7 @@ def check_supports_call_stacked(expert: Module) -> None:
         ConfigError: Naming the first module that has others.
     """
     for module in _modules(expert):
-        if module._params and not isinstance(module, GroupedLinear | Dot):
+        if module._params and not isinstance(module, GroupedRows | Dot):
             raise ConfigError(
                 f"an expert holds a {type(module).__qualname__}, whose parameters are not those of "
                 "a Linear, so that rows of all experts cannot go through it at once",

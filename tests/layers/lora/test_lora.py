@@ -12,7 +12,9 @@ from numpy_state import numpy_state
 from axcore.config import evolve, find_config, replace_config
 from axcore.errors import ConfigError, ModuleError
 from axcore.layers import (
+    Dropout,
     FeedForward,
+    Linear,
     LoRALinear,
     MoE,
     adapters_of,
@@ -47,6 +49,11 @@ def narrow():
 
 
 MODELS = {"dense": dense, "experts": sparse, "int8": narrow}
+KINDS = {
+    "lora": {},
+    "rank-stabilised": {"use_rslora": True},
+    "dora": {"use_dora": True},
+}
 
 
 def adapted(cfg, **fields):
@@ -68,12 +75,13 @@ def noisy(adapters):
     return {k: v + 0.3 * draw.normal(size=v.shape).astype(v.dtype) for k, v in adapters.items()}
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.slow
-def test_new_adapters_change_nothing_and_trained_ones_fold_into_the_base(model):
+def test_new_adapters_change_nothing_and_trained_ones_fold_into_the_base(model, kind):
     """int8 rounds the merged weight again, so there the two are close only."""
     base_cfg = MODELS[model]()
-    cfg = adapted(base_cfg)
+    cfg = adapted(base_cfg, **KINDS[kind])
     assert without_lora(cfg) == base_cfg
     base, module = base_cfg.build(), cfg.build()
     base_state = numpy_state(base.param_specs())
@@ -89,6 +97,49 @@ def test_new_adapters_change_nothing_and_trained_ones_fold_into_the_base(model):
     error = np.abs(logits(base, merge_adapters(module, state)) - corrected).mean()
     assert error < correction * (0.2 if model == "int8" else 1e-5)
     assert adapters_of(module, state).keys() == fresh.keys()
+    assert any("magnitude" in name for name in fresh) == (kind == "dora")
+
+
+def layer_of(**fields):
+    """A layer of 3 inputs and 2 outputs with adapters of rank 2, and its state."""
+    cfg = LoRALinear.Config(base=Linear.Config(), rank=2, alpha=3.0, **fields)
+    layer = cfg.build(in_dim=3, out_dim=2, axes=(None, None))
+    return layer, jax.tree.map(jnp.asarray, numpy_state(layer.param_specs()))
+
+
+def weights_of(state):
+    return (np.asarray(state[name]["weight"]) for name in ("base", "lora_down", "lora_up"))
+
+
+def test_rank_stabilised_corrections_are_divided_by_the_root_of_the_rank():
+    layer, state = layer_of(use_rslora=True)
+    weight, down, up = weights_of(state)
+    x = np.ones((4, 3), np.float32)
+    y, _ = functional(layer, state, jnp.asarray(x))
+    expected = x @ (weight + 3.0 / np.sqrt(2.0) * down @ up)
+    np.testing.assert_allclose(y, expected, rtol=1e-5)
+
+
+def test_columns_have_the_length_that_dora_says_and_lora_their_direction():
+    layer, state = layer_of(use_dora=True)
+    weight, down, up = weights_of(state)
+    y, _ = functional(layer, state, jnp.eye(3))
+    made, change = np.asarray(y), np.asarray(state["lora_magnitude"]["change"])
+    corrected = weight + 1.5 * down @ up
+    lengths = np.linalg.norm(weight, axis=0) + change
+    np.testing.assert_allclose(np.linalg.norm(made, axis=0), np.abs(lengths), rtol=1e-5)
+    directions = corrected / np.linalg.norm(corrected, axis=0)
+    np.testing.assert_allclose(made / lengths, directions, rtol=1e-4)
+
+
+def test_dora_corrects_what_dropout_leaves_of_the_input():
+    layer, state = layer_of(use_dora=True, dropout=Dropout.Config(rate=0.5))
+    x = jnp.ones((64, 3))
+    call = functools.partial(functional, layer, state, x, rng=0)
+    y, _ = call(training=True)
+    difference = np.asarray(y) - np.asarray(functional(layer.base, state["base"], x)[0])
+    is_whole_input_dropped = np.all(difference == 0, axis=1)
+    assert 0 < is_whole_input_dropped.sum() < 32  # 1/8 of the rows on average
 
 
 def test_adapters_are_small_and_named_by_their_path():
