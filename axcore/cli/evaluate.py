@@ -1,29 +1,111 @@
-"""`axcore eval`: the validation loss of a trained run."""
+"""`axcore evaluate`: what a model knows, measured by tasks; or its validation loss."""
 
 import json
 import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from axcore.cli import options
 
+if TYPE_CHECKING:
+    from axcore.evaluation import TaskResult
 
-@click.command(name="eval")
-@options.run
-@click.option("--step", type=int, help="Checkpoint to use; by default the newest.")
+
+@click.command()
+@click.argument("model")
+@click.option(
+    "--tasks",
+    multiple=True,
+    metavar="NAME,...",
+    help="Tasks: names, NAME:PATH of samples, FILE.yaml or FILE.py:FUNCTION. Repeatable.",
+)
+@click.option("--limit", type=click.IntRange(1), help="Only so many samples of each task.")
+@click.option("--num-shots", type=click.IntRange(0), help="Solved examples before each question.")
+@click.option("--output", type=click.Path(path_type=Path), help="Where results are kept.")
+@click.option("--restart", is_flag=True, help="Ask everything again, whatever is kept.")
+@click.option("--rows", default=16, show_default=True, help="Answers that are drawn at once.")
+@click.option("--timeout", default=600.0, show_default=True, help="Seconds for an answer at most.")
+@click.option("--step", type=int, help="Checkpoint of a run to use; by default the newest.")
+@options.overrides
 @options.trust_code
 @options.as_json
-def evaluate(run: str, step: int | None, trust_code: bool, as_json: bool) -> None:
-    """Evaluate the model that RUN, a run directory, trained on its validation text."""
+def evaluate(model: str, tasks: tuple[str, ...], as_json: bool, **rest: Any) -> None:
+    """Evaluate MODEL, a run directory or the folder of a published model.
+
+    Without --tasks this is the loss on the run's own validation text. --set changes tasks, as
+    arithmetic.samples.num=50; see docs/evaluation.md.
+    """
+    if not tasks:
+        _print_validation_loss(model, rest["step"], rest["trust_code"], as_json=as_json)
+        return
+    from axcore.evaluation import directory_of, evaluate_tasks, find_tasks, identity_of
+    from axcore.evaluation.opening import engine_model
+    from axcore.runs import open_model
+
+    found = find_tasks(tasks, _overrides(tasks, rest))
+    opened = open_model(model, step=rest["step"], trust_code=rest["trust_code"])
+    run = None if opened.step is None else Path(model)
+    directory = rest["output"] or directory_of(opened.name, run, opened.step)
+    with engine_model(opened, max_rows=rest["rows"]) as asked:
+        results = evaluate_tasks(
+            found,
+            asked,
+            identity_of(opened.name, opened.step, opened.state),
+            directory,
+            restarts=rest["restart"],
+            timeout_s=rest["timeout"],
+            report=(lambda _: None) if as_json else _print,
+        )
+    if as_json:
+        shown = {name: one.as_json() for name, one in results.items()}
+        click.echo(json.dumps({"step": opened.step, "directory": str(directory), "tasks": shown}))
+    else:
+        click.echo(f"kept in {directory}")
+    if any(one.num_unanswered for one in results.values()):
+        raise SystemExit(1)
+
+
+def _overrides(tasks: Sequence[str], rest: dict[str, Any]) -> tuple[str, ...]:
+    """Returns what the options set, before what --set does."""
+    from axcore.evaluation import find_tasks
+
+    numbers = {name: rest[name] for name in ("limit", "num_shots") if rest[name] is not None}
+    every = find_tasks(tasks)
+    general = [f"{task}.{key}={number}" for task in every for key, number in numbers.items()]
+    return (*general, *rest["overrides"])
+
+
+def _print(result: "TaskResult") -> None:
+    shots = f", {result.num_shots} shots" if result.num_shots else ""
+    kept = f", {result.num_kept} answered before" if result.num_kept else ""
+    click.echo(f"{result.task}: {result.num_samples} samples{shots}{kept}, {result.seconds:.1f} s")
+    for name, one in result.metrics.items():
+        error = "" if one.standard_error is None else f" ± {one.standard_error:.4g}"
+        click.echo(f"  {name:<24} {one.value:.4g}{error}")
+    for number, what in (
+        (result.num_bad, "malformed samples do not count"),
+        (result.num_unanswered, "samples were not answered in time; run again to ask them"),
+        (result.num_cut, "samples were longer than the model reads, and were cut"),
+    ):
+        if number:
+            click.echo(f"  {number} {what}")
+
+
+def _print_validation_loss(
+    model: str, step: int | None, trust_code: bool, *, as_json: bool
+) -> None:
     from axcore.runs import load_run
 
-    saved = load_run(run, step=step, trust_code=trust_code)
+    saved = load_run(model, step=step, trust_code=trust_code)
     metrics = saved.evaluate()
     if as_json:
         click.echo(json.dumps({"step": saved.step, "split": "validation", **metrics}))
-    else:
-        line = f"step {saved.step}: validation loss {metrics['loss']:.4f}"
-        if saved.trainer.batch_spec.unit == "token":
-            perplexity = math.exp(min(metrics["loss"], 700.0))
-            line += f" nats a token, perplexity {perplexity:.3f}"
-        click.echo(line)
+        return
+    line = f"step {saved.step}: validation loss {metrics['loss']:.4f}"
+    if saved.trainer.batch_spec.unit == "token":
+        perplexity = math.exp(min(metrics["loss"], 700.0))
+        line += f" nats a token, perplexity {perplexity:.3f}"
+    click.echo(line)

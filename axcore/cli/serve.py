@@ -64,12 +64,12 @@ def serve(
     wanted = use_target(target)
     from axcore.cli.loading_display import LoadingDisplay
     from axcore.config import apply_overrides
+    from axcore.runs import open_model
     from axcore.serving import (
         HttpServer,
         ServerConfig,
         WeightsWatch,
         listen,
-        open_model,
         read_api_keys,
         serving_app,
         start_engine,

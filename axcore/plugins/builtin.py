@@ -19,6 +19,7 @@ from axcore.plugins.records import (
     DataTransform,
     DoctorCheck,
     EnvironmentFlags,
+    EvaluationTask,
     Experiment,
     Feature,
     HardwareFamily,
@@ -370,6 +371,27 @@ def training_tasks() -> Iterator[TrainingTask]:
         yield TrainingTask(name=name, config=Ref(f"axcore.tasks:{config}.Config"), summary=summary)
 
 
+@hook.evaluation_tasks
+def evaluation_tasks() -> Iterator[EvaluationTask]:
+    """What models are measured by, with no download."""
+    for name, function, summary in (
+        ("arithmetic", "arithmetic:arithmetic", "Results of sums, written"),
+        ("library_text", "standard_library:library_text", "Files of Python's library, predicted"),
+        (
+            "library_signatures",
+            "standard_library:library_signatures",
+            "Signatures of functions of Python's library, written for their docstrings",
+        ),
+        (
+            "library_names",
+            "standard_library:library_names",
+            "Names that functions of Python's library return, chosen among four",
+        ),
+    ):
+        ref = Ref(f"axcore.evaluation.{function}")
+        yield EvaluationTask(name=name, config=ref, summary=summary)
+
+
 @hook.tokenizers
 def tokenizers() -> Iterator[DataTokenizer]:
     """How text becomes tokens."""
@@ -597,7 +619,7 @@ def commands() -> Iterator[Command]:
         ("rehearse", "rehearse", "Train with the faults of a plan, and report what happened"),
         ("generate", "generate", "Draw text from a trained run"),
         ("serve", "serve", "Answer requests over HTTP, as OpenAI's API does"),
-        ("eval", "evaluate", "The validation loss of a trained run"),
+        ("evaluate", "evaluate", "What a model knows, by tasks, or its validation loss"),
         ("convert", "convert", "Weights of published models to runs, and back"),
         ("data", "data", "Build a token store, or look at one"),
         ("config", "config", "Show, explore, compare and pin down configs"),

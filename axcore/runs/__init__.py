@@ -3,6 +3,7 @@
 from axcore.runs.base_model import BaseModel
 from axcore.runs.gguf import export_gguf
 from axcore.runs.hugging_face import export_run, import_run, open_published
+from axcore.runs.opening import OpenedModel, open_model
 from axcore.runs.run import RestoredModel, Run, load_run, no_text_reason
 from axcore.runs.run_facts import RunFacts, run_facts
 from axcore.runs.run_weights import FromRun, RunWeights
@@ -12,6 +13,7 @@ __all__ = [
     "BaseModel",
     "DrawSamples",
     "FromRun",
+    "OpenedModel",
     "RestoredModel",
     "Run",
     "RunFacts",
@@ -22,6 +24,7 @@ __all__ = [
     "import_run",
     "load_run",
     "no_text_reason",
+    "open_model",
     "open_published",
     "run_facts",
 ]

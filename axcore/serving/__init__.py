@@ -6,7 +6,6 @@ from axcore.serving.app import serving_app
 from axcore.serving.config import ServerConfig
 from axcore.serving.http_server import HttpServer, listen
 from axcore.serving.limits import Limits
-from axcore.serving.opening import OpenedModel, open_model
 from axcore.serving.served_model import ServedModel
 from axcore.serving.starting import start_engine
 from axcore.serving.weights_watch import WeightsWatch
@@ -17,12 +16,10 @@ __all__ = [
     "ApiKeys",
     "HttpServer",
     "Limits",
-    "OpenedModel",
     "ServedModel",
     "ServerConfig",
     "WeightsWatch",
     "listen",
-    "open_model",
     "read_api_keys",
     "serving_app",
     "start_engine",

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from axcore.config import evolve
 from axcore.inference import Engine
 from axcore.ops import use_policy
+from axcore.runs import OpenedModel
 from axcore.serving.config import ServerConfig
-from axcore.serving.opening import OpenedModel
 from axcore.serving.served_model import ServedModel
 
 _LOG = logging.getLogger(__name__)

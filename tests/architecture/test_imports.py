@@ -38,6 +38,7 @@ LAYERS = (
     ("resilience",),
     ("experiments",),
     ("runs",),
+    ("evaluation",),
     ("serving",),
     ("testing",),
     ("cli",),

@@ -19,7 +19,8 @@ from quick_flags import quick_environment
 from axcore.cli.main import group
 from axcore.config import update_config
 from axcore.errors import AxcoreError, CheckpointError, ConfigError
-from axcore.serving import listen, open_model
+from axcore.runs import open_model
+from axcore.serving import listen
 from axcore.testing.tiny import small_experiment
 
 

@@ -133,7 +133,7 @@ def test_generate_at_temperature_zero_ignores_the_seed(trained, capsys):
 @pytest.mark.slow
 def test_eval_gives_the_loss_that_training_ended_with(trained, capsys):
     directory, _ = trained
-    assert run("eval", str(directory), "--json") == 0
+    assert run("evaluate", str(directory), "--json") == 0
     evaluated = json.loads(capsys.readouterr().out)
     last = json.loads((directory / "metrics.jsonl").read_text().splitlines()[-1])
     assert evaluated["step"] == 6
@@ -154,7 +154,7 @@ def test_eval_gives_the_loss_that_training_ended_with(trained, capsys):
         (["train", "tiny", "--set", "model.vocab_size=100"], 2, ["264 tokens", "model.vocab_size"]),
         (["train", "tiny", "--target", "cpu-three"], 4, ["cpu-three"]),
         (["generate", "nowhere"], 7, ["no config.json"]),
-        (["eval", "nowhere"], 7, ["no config.json"]),
+        (["evaluate", "nowhere"], 7, ["no config.json"]),
         (["config", "show", "tinny"], 2, ["did you mean 'tiny'?"]),
         (
             [

@@ -23,6 +23,7 @@ PAGES = tuple(
         "docs/seeing.md",
         "docs/data.md",
         "docs/fine-tuning.md",
+        "docs/evaluation.md",
         "docs/scripting.md",
         "docs/aot.md",
         "docs/kernels.md",
@@ -108,6 +109,9 @@ def folder(tmp_path_factory):
     made = tmp_path_factory.mktemp("user")
     for name in ("my_texts", "corpus"):
         (made / name).mkdir()
+    evaluation = ROOT / "docs/evaluation.md"
+    for language, name in (("yaml", "capitals.yaml"), ("json", "capitals.jsonl")):
+        (made / name).write_text(blocks(evaluation, language)[0])
     for i in range(40):
         text = f"Page {i} says how many pages are before it: {i}, and how many come after it."
         (made / "my_texts" / f"{i}.md").write_text(text)

@@ -6,7 +6,8 @@ import pytest
 
 from axcore.errors import ConfigError
 from axcore.inference import EngineConfig, Request, Sampling
-from axcore.serving import ServerConfig, open_model, start_engine
+from axcore.runs import open_model
+from axcore.serving import ServerConfig, start_engine
 
 SMALL = ServerConfig(engine=EngineConfig(max_rows=1, step_tokens=16, tokens_per_call=1))
 GREEDY = Sampling(temperature=0.0)

@@ -67,7 +67,7 @@ def test_the_run_of_a_script_is_opened_from_anywhere_without_the_script(
     folder: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(folder / "run", tmp_path / "moved")
-    words = ("-m", "axcore", "eval", "moved", "--json")
+    words = ("-m", "axcore", "evaluate", "moved", "--json")
     done = command(*words, cwd=tmp_path, state=folder / "state")
     assert done.returncode == 0, done.stderr
     assert f'"loss": {(folder / "loss").read_text().strip()[:6]}' in done.stdout

@@ -16,6 +16,7 @@ from axcore.plugins.records.data_tokenizer import DataTokenizer
 from axcore.plugins.records.data_transform import DataTransform
 from axcore.plugins.records.doctor_check import DoctorCheck
 from axcore.plugins.records.environment_flags import EnvironmentFlags
+from axcore.plugins.records.evaluation_task import EvaluationTask
 from axcore.plugins.records.experiment import Experiment
 from axcore.plugins.records.feature import Feature
 from axcore.plugins.records.hugging_face_family import HuggingFaceFamily
@@ -41,6 +42,7 @@ __all__ = [
     "DataTransform",
     "DoctorCheck",
     "EnvironmentFlags",
+    "EvaluationTask",
     "Experiment",
     "Feature",
     "HardwareFamily",
@@ -72,6 +74,7 @@ class Hooks(HookTable):
     data_transforms = HookDecorator(DataTransform)
     doctor_checks = HookDecorator(DoctorCheck)
     environment_flags = HookDecorator(EnvironmentFlags)
+    evaluation_tasks = HookDecorator(EvaluationTask)
     experiments = HookDecorator(Experiment)
     features = HookDecorator(Feature)
     hardware_families = HookDecorator(HardwareFamily)

@@ -1,4 +1,4 @@
-"""`open_model`: what `axcore serve` is given, a run or a published model, ready for an engine."""
+"""`open_model`: a run or a published model, ready for an engine."""
 
 import json
 from collections.abc import Sequence
@@ -11,7 +11,8 @@ import jax
 from axcore.data import Tokenizer
 from axcore.errors import CheckpointError, ConfigError
 from axcore.modifiers import with_changes
-from axcore.runs import Run, load_run, no_text_reason, open_published
+from axcore.runs.hugging_face import open_published
+from axcore.runs.run import Run, load_run, no_text_reason
 
 _ADAPTERS = "adapter_config.json"
 
@@ -120,7 +121,7 @@ def _check(trainer: Any) -> None:
     reason = no_text_reason(trainer)
     if reason is not None:
         raise ConfigError(
-            f"the model cannot be served: {reason}",
+            f"the model writes no text: {reason}",
             where="model",
             hint="models of text have it, such as that of: axcore train tiny",
         )

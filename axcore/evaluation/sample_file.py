@@ -1,0 +1,120 @@
+"""`SampleFile`: samples in a file of JSON lines, JSON, CSV or Parquet."""
+
+import csv
+import gzip
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from axcore.config import REQUIRED, config
+from axcore.errors import DataError
+from axcore.evaluation.sample import BadSample, Sample, SampleSource
+
+SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
+
+
+class SampleFile(SampleSource):
+    """A sample for each line or row. `.gz` after the suffix is decompressed."""
+
+    @config
+    class Config(SampleSource.Config):
+        """Describes a `SampleFile`.
+
+        Args:
+            path: The file.
+            columns: Names of the columns of a CSV file that does not name them itself.
+        """
+
+        path: str = REQUIRED
+        columns: tuple[str, ...] = ()
+
+    config: Config
+
+    def samples(self) -> Iterator[Sample | BadSample]:
+        """Yields the samples of the file."""
+        path = Path(self.config.path).expanduser()
+        if not path.is_file():
+            raise DataError("there is no such file", where=str(path))
+        suffix = path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
+        if suffix == ".parquet":
+            yield from _parquet(path)
+        elif suffix in SUFFIXES:
+            yield from self._text(path, suffix)
+        else:
+            raise DataError(
+                f"samples cannot be read from {path.name}",
+                where=str(path),
+                hint=f"files may end in {', '.join(SUFFIXES)}",
+            )
+
+    def _text(self, path: Path, suffix: str) -> Iterator[Sample | BadSample]:
+        data = path.read_bytes()
+        if path.suffix == ".gz":
+            data = gzip.decompress(data)
+        if suffix == ".csv":
+            yield from _csv(path, data, self.config.columns)
+        elif suffix == ".json":
+            yield from _json(path, data)
+        else:
+            for number, line in enumerate(data.split(b"\n"), start=1):
+                if line.strip():
+                    yield _json_sample(f"{path.name}:{number}", line)
+
+
+def _json_sample(where: str, line: bytes) -> Sample | BadSample:
+    try:
+        value = json.loads(line)
+    except ValueError as error:
+        return BadSample(where=where, reason=f"it is no JSON: {error}")
+    return _sample(where, value)
+
+
+def _sample(where: str, value: Any) -> Sample | BadSample:
+    if not isinstance(value, dict):
+        return BadSample(where=where, reason=f"it is {value!r:.40}; expected an object")
+    return Sample(where=where, fields=value)
+
+
+def _json(path: Path, data: bytes) -> Iterator[Sample | BadSample]:
+    try:
+        values = json.loads(data)
+    except ValueError as error:
+        raise DataError(f"it is no JSON: {error}", where=str(path)) from None
+    if not isinstance(values, list):
+        raise DataError(
+            f"it holds a {type(values).__name__}; expected a list of objects", where=str(path)
+        )
+    for number, value in enumerate(values):
+        yield _sample(f"{path.name}[{number}]", value)
+
+
+def _csv(path: Path, data: bytes, columns: tuple[str, ...]) -> Iterator[Sample | BadSample]:
+    reader = csv.reader(io.StringIO(data.decode("utf-8-sig"), newline=""))
+    names = list(columns)
+    for row in reader:
+        where = f"{path.name}:{reader.line_num}"
+        if not names:
+            names = row
+        elif len(row) != len(names):
+            reason = f"it has {len(row)} columns; expected {len(names)}: {', '.join(names)}"
+            yield BadSample(where=where, reason=reason)
+        else:
+            yield Sample(where=where, fields=dict(zip(names, row, strict=True)))
+
+
+def _parquet(path: Path) -> Iterator[Sample | BadSample]:
+    try:
+        import pyarrow.parquet as parquet
+    except ImportError:
+        raise DataError(
+            "Parquet files need pyarrow, which is not installed",
+            where=str(path),
+            hint='pip install "axcore[arrow]"',
+        ) from None
+    number = 0
+    for batch in parquet.ParquetFile(path).iter_batches():
+        for row in batch.to_pylist():
+            yield Sample(where=f"{path.name}[{number}]", fields=row)
+            number += 1
