@@ -1,5 +1,6 @@
 """Evaluation: what a model knows, measured by tasks."""
 
+from axcore.evaluation.code_execution import CodeExecution
 from axcore.evaluation.engine_model import EngineModel
 from axcore.evaluation.estimates import Estimate
 from axcore.evaluation.evaluate import (
@@ -28,6 +29,7 @@ from axcore.evaluation.written_answer import WrittenAnswer
 
 __all__ = [
     "BadSample",
+    "CodeExecution",
     "Continuation",
     "EngineModel",
     "Estimate",

@@ -9,6 +9,7 @@ from typing import Any
 from axcore.config import apply_overrides, evolve, field_names, is_config, name_the_known
 from axcore.config.yaml_text import load_yaml
 from axcore.errors import ConfigError
+from axcore.evaluation.code_execution import CodeExecution
 from axcore.evaluation.multiple_choice import MultipleChoice
 from axcore.evaluation.perplexity import Perplexity
 from axcore.evaluation.sample_file import SampleFile
@@ -17,6 +18,7 @@ from axcore.evaluation.written_answer import WrittenAnswer
 from axcore.plugins import EvaluationTask, plugin_host
 
 KINDS: dict[str, type[ScoredTask.Config]] = {
+    "code_execution": CodeExecution.Config,
     "multiple_choice": MultipleChoice.Config,
     "perplexity": Perplexity.Config,
     "written_answer": WrittenAnswer.Config,

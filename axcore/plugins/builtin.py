@@ -387,6 +387,11 @@ def evaluation_tasks() -> Iterator[EvaluationTask]:
             "standard_library:library_names",
             "Names that functions of Python's library return, chosen among four",
         ),
+        ("hellaswag", "public:hellaswag", "HellaSwag, of a local file"),
+        ("arc", "public:arc", "ARC, of a local file"),
+        ("mmlu", "public:mmlu", "A subject of MMLU, of a local file"),
+        ("gsm8k", "public:gsm8k", "GSM8K, of a local file"),
+        ("humaneval", "public:humaneval", "HumanEval, of a local file; programs are run"),
     ):
         ref = Ref(f"axcore.evaluation.{function}")
         yield EvaluationTask(name=name, config=ref, summary=summary)
