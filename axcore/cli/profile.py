@@ -20,14 +20,20 @@ _HEADER = ("MODULE", "MS A STEP", "BACKWARD", "SHARE")
 @click.command()
 @click.argument("arguments", nargs=-1, required=True, metavar="RUN | compare RUN RUN")
 @click.option("--top", default=12, show_default=True, help="Number of lines of each table.")
+@click.option("--html", type=click.Path(path_type=Path), help="Write a page about it there.")
 @options.trust_code
 @options.as_json
-def profile(arguments: tuple[str, ...], top: int, trust_code: bool, as_json: bool) -> None:
+def profile(
+    arguments: tuple[str, ...], top: int, html: Path | None, trust_code: bool, as_json: bool
+) -> None:
     """Show what the time of a step of RUN went to, as `axcore train --profile` recorded it.
 
     RUN is a run directory, whose newest recording is shown, or one of the folders in RUN/profiles.
     """
-    if arguments[0] == "compare" and len(arguments) == 3:
+    is_comparison = arguments[0] == "compare" and len(arguments) == 3
+    if html is not None and (is_comparison or len(arguments) == 1):
+        _write_page(arguments[1:] if is_comparison else arguments, html, trust_code=trust_code)
+    elif is_comparison:
         _compare(arguments[1:], top, trust_code=trust_code, as_json=as_json)
     elif len(arguments) == 1:
         _show(arguments[0], top, trust_code=trust_code, as_json=as_json)
@@ -51,6 +57,23 @@ def _read(place: str, *, trust_code: bool) -> "Profile":
             hint="train with --profile 10:13, or send SIGUSR1 to a process that trains",
         )
     return read_profile(recordings[-1], model)
+
+
+def _write_page(places: tuple[str, ...], path: Path, *, trust_code: bool) -> None:
+    """Writes a page about the recordings of one run, or of two beside each other."""
+    from datetime import UTC, datetime
+
+    from axcore.report.run_page import run_page_html
+    from axcore.whole_files import write_whole
+
+    found = [_read(place, trust_code=trust_code) for place in places]
+    runs = [
+        {"name": Path(place).resolve().name, "directory": place, "profile": attrs.asdict(one)}
+        for place, one in zip(places, found, strict=True)
+    ]
+    written = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
+    write_whole(path, run_page_html(runs, written=written, part="profile"))
+    click.echo(str(path))
 
 
 def _show(place: str, top: int, *, trust_code: bool, as_json: bool) -> None:

@@ -19,7 +19,7 @@ SECONDS = 1.0
 """Between two looks at the files of a run."""
 
 BARS = "▁▂▃▄▅▆▇█"
-CURVE_WIDTH = 40
+CURVE_WIDTH, SAMPLE_WIDTH = 40, 72
 
 
 @click.command()
@@ -136,7 +136,17 @@ def _block(run: dict[str, Any]) -> Any:
         done = min(CURVE_WIDTH, round(CURVE_WIDTH * run["step"] / run["max_steps"]))
         block.append("\n  " + "━" * done, style="green not bold")
         block.append("━" * (CURVE_WIDTH - done), style="dim")
-    return block.append(f"\n  {curve(_losses(run))}\n", style="cyan not bold")
+    block.append(f"\n  {curve(_losses(run))}\n", style="cyan not bold")
+    return block.append(_sample(run), style="dim not bold")
+
+
+def _sample(run: dict[str, Any]) -> str:
+    """Returns the beginning of the newest text that was drawn; empty where none was."""
+    if not run["samples"]:
+        return ""
+    newest = run["samples"][-1]
+    text = " ".join(f"{newest['prompt']}{newest['text']}".split())[:SAMPLE_WIDTH]
+    return f"  step {newest['step']}: {escape_control_characters(text)}\n"
 
 
 def _serve(directories: tuple[str, ...], host: str, port: int, *, trust_code: bool) -> None:

@@ -20,6 +20,18 @@ def packed_batch_html(batch: Batch, tokenizer: Tokenizer, *, title: str) -> str:
         tokenizer: What made its tokens.
         title: What the batch is of.
     """
+    content = packed_batch_content(batch, tokenizer, title=title)
+    # Text of documents may hold what would end the script.
+    return packed_batch_template().replace("/*BATCH*/", json.dumps(content).replace("<", "\\u003c"))
+
+
+def packed_batch_template() -> str:
+    """Returns the page, with `/*BATCH*/` in the place of what it shows."""
+    return resources.files("axcore.report").joinpath("packed_batch.html").read_text("utf-8")
+
+
+def packed_batch_content(batch: Batch, tokenizer: Tokenizer, *, title: str) -> dict[str, Any]:
+    """Returns what the page shows, as values of JSON; the arguments are `packed_batch_html`'s."""
     weights, positions = batch["loss_weights"], batch["positions"]
     segments = batch.get("segment_ids")
     if segments is None:  # a row is one segment, and padding has no positions
@@ -27,7 +39,7 @@ def packed_batch_html(batch: Batch, tokenizer: Tokenizer, *, title: str) -> str:
         is_real[:, 0] = is_real.any(axis=1)
         segments = is_real.astype(np.int32)
     used = np.unique(np.concatenate([batch["tokens"], batch["targets"]]))
-    content: dict[str, Any] = {
+    return {
         "title": title,
         "has_segments": "segment_ids" in batch,
         "tokens": batch["tokens"].tolist(),
@@ -37,6 +49,3 @@ def packed_batch_html(batch: Batch, tokenizer: Tokenizer, *, title: str) -> str:
         "weights": weights.tolist(),
         "texts": {token: tokenizer.decode([token]) or None for token in used.tolist()},
     }
-    page = resources.files("axcore.report").joinpath("packed_batch.html").read_text("utf-8")
-    # Text of documents may hold what would end the script.
-    return page.replace("/*BATCH*/", json.dumps(content).replace("<", "\\u003c"))

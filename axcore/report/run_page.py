@@ -5,18 +5,27 @@ from collections.abc import Mapping, Sequence
 from importlib import resources
 from typing import Any
 
+from axcore.report.packed_batch import packed_batch_template
 
-def run_page_html(runs: Sequence[Mapping[str, Any]], *, written: str, is_live: bool = False) -> str:
+
+def run_page_html(
+    runs: Sequence[Mapping[str, Any]], *, written: str, is_live: bool = False, part: str = ""
+) -> str:
     """Returns a page that shows runs, over each other where there are several.
 
     Args:
         runs: What is known of each, as `axcore.runs.RunFacts` has it, as values of JSON.
         written: When the page is made, as people read it.
         is_live: Whether it asks for `facts.json` beside it again and again.
+        part: "profile" where nothing but profiles is shown; everything by default. Of the facts,
+            name, directory and profile are enough then.
     """
     page = resources.files("axcore.report").joinpath("run_page.html").read_text("utf-8")
-    content = json.dumps(
-        {"runs": list(runs), "written": written, "is_live": is_live}, allow_nan=False
-    )
-    # A sample or a path may hold what would end the script.
-    return page.replace("/*FACTS*/", content.replace("<", "\\u003c"))
+    facts = {"runs": list(runs), "written": written, "is_live": is_live, "part": part}
+    page = page.replace("/*BATCH_PAGE*/", _in_script(packed_batch_template()))
+    return page.replace("/*FACTS*/", _in_script(facts))
+
+
+def _in_script(content: Any) -> str:
+    """Returns JSON without what would end a script; a sample or a path may hold it."""
+    return json.dumps(content, allow_nan=False).replace("<", "\\u003c")

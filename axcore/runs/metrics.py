@@ -17,17 +17,29 @@ Metrics = Mapping[str, Mapping[str, NDArray[Any]]]
 def read_metrics(path: Path) -> Metrics:
     """Returns the metrics in a `metrics.jsonl`; empty where there is no such file.
 
-    A value that some lines of a split lack is nan there.
+    A value that some lines of a split lack is nan there. A last line without its end is passed
+    over: it is being written, or was when its process was killed, and then it is written again.
 
     Raises:
         CheckpointError: A line is damaged.
     """
     splits: dict[str, list[dict[str, Any]]] = {}
     text = path.read_text(encoding="utf-8") if path.exists() else ""
-    for number, line in enumerate(text.splitlines(), 1):
+    lines = text.splitlines(keepends=True)
+    if lines and not (lines[-1].endswith("\n") or _is_whole(lines[-1])):
+        lines.pop()
+    for number, line in enumerate(lines, 1):
         values = _parsed(line, f"{path}:{number}")
         splits.setdefault(values.pop("split"), []).append(values)
     return {split: _arrays(lines) for split, lines in splits.items()}
+
+
+def _is_whole(line: str) -> bool:
+    try:
+        json.loads(line)
+    except ValueError:
+        return False
+    return True
 
 
 def _parsed(line: str, where: str) -> dict[str, Any]:

@@ -29,11 +29,15 @@ from axcore.parallel import (
 )
 from axcore.plugins import Hardware
 from axcore.profiles import read_profile, recorded_profiles
+from axcore.profiles.capture import PROFILE_NAME
 from axcore.resilience.ledger_file import read_ledger
 from axcore.resilience.run_summary import story, summarise_run
+from axcore.runs.data_facts import first_batch, mixture_shares
+from axcore.runs.evaluation_facts import EVALUATION_FOLDER, evaluations
 from axcore.runs.metrics import Metrics, read_metrics
 from axcore.runs.run import Run
 from axcore.runs.text_samples import SAMPLES_NAME, read_samples
+from axcore.trainer.run_directory.first_batch import FIRST_BATCH_NAME
 from axcore.trainer.run_directory.json_lines import read_json_lines
 from axcore.trainer.run_directory.run_history import KERNELS_NAME, RUN_HISTORY_NAME
 from axcore.trainer.step import TrainStep
@@ -66,6 +70,9 @@ class RunFacts:
         mesh: Number of devices along each axis with more than one.
         memory: Bytes per device by kind.
         num_params: Of the model.
+        batch: Some rows of the first batch, as the picture of a packed batch has them.
+        mixture: From which step on the sources of its data have which shares.
+        evaluations: What tasks found at which steps.
         profile: What the time of the newest recorded steps went to, if any were.
     """
 
@@ -89,6 +96,9 @@ class RunFacts:
     mesh: dict[str, int] = attrs.field(factory=dict)
     memory: dict[str, int] = attrs.field(factory=dict)
     num_params: int | None = None
+    batch: dict[str, Any] | None = None
+    mixture: list[dict[str, Any]] = attrs.field(factory=list)
+    evaluations: list[dict[str, Any]] = attrs.field(factory=list)
     profile: dict[str, Any] | None = None
 
 
@@ -137,6 +147,8 @@ def run_facts(directory: Path | str, *, trust_code: bool = False) -> RunFacts:
         samples=problems.or_none(SAMPLES_NAME, lambda: read_samples(folder)) or [],
         sample=problems.or_none(SAMPLE_NAME, lambda: _text(folder / SAMPLE_NAME)),
         profile=problems.or_none("the newest profile", read_newest),
+        batch=problems.or_none(FIRST_BATCH_NAME, lambda: first_batch(folder, trust_code)),
+        evaluations=problems.or_none(EVALUATION_FOLDER, lambda: evaluations(folder)) or [],
         **layout,
         problems=list(dict.fromkeys(problems.found)),
     )
@@ -168,11 +180,15 @@ class _Problems:
 
 def _profile(folder: Path, trust_code: bool) -> dict[str, Any] | None:
     recordings = recorded_profiles(folder)
-    return dict(_read_profile(recordings[-1], trust_code)) if recordings else None
+    if not recordings:
+        return None
+    written = (recordings[-1] / PROFILE_NAME).stat().st_mtime_ns
+    return dict(_read_profile(recordings[-1], trust_code, written))
 
 
 @functools.lru_cache(maxsize=64)
-def _read_profile(recording: Path, trust_code: bool) -> dict[str, Any]:
+def _read_profile(recording: Path, trust_code: bool, written: int) -> dict[str, Any]:
+    """Reads a recording; `written` is when it was, as one of the same steps may take its place."""
     model = Run(recording.parent.parent, trust_code=trust_code).config.model.build()
     return attrs.asdict(read_profile(recording, model))
 
@@ -241,5 +257,6 @@ def _layout(folder: str, hardware: str, trust_code: bool, written: int) -> dict[
             "parameters": bytes_per_device(state.model, shardings),
             "optimizer state": bytes_per_device(state.opt_state, optimizer),
         },
+        "mixture": mixture_shares(cfg),
         "num_params": sum(math.prod(array.shape) for array in arrays),
     }

@@ -33,6 +33,7 @@ from axcore.trainer.callbacks.writers import Writers, find_writers
 from axcore.trainer.guards import Guards, RollBack
 from axcore.trainer.rollbacks import Rollbacks
 from axcore.trainer.run_directory.directory import check_is_there
+from axcore.trainer.run_directory.first_batch import keep_first_batch
 from axcore.trainer.run_directory.run_history import describe_kernels, record_run_start
 from axcore.trainer.run_directory.run_lock import LockedRun
 from axcore.trainer.run_directory.saved_steps import (
@@ -250,6 +251,8 @@ class TrainLoop:
                 plan=plan,
                 is_step_kept=trainer.compiler.is_step_kept,
                 init_from=render_config(self.cfg.init_from) if self.cfg.init_from else "",
+                data=str(trainer.data.summary()),
+                edits=[(one.origin, str(one.change)) for one in trainer.resolved.changes],
             )
         self.emit(
             RunStarted(
@@ -332,6 +335,8 @@ class TrainLoop:
     def _next_batch(self) -> Any:
         self._phase("data_wait")
         batch = self.guards.on_batch(self.step + 1, next(self.batches))
+        if self.step == 0 and is_process_zero():
+            keep_first_batch(self.directory, batch)
         return self.trainer.batch_sharding.device_put(batch)
 
     def _after_step(self) -> None:

@@ -22,8 +22,15 @@ from axcore.testing import small_experiment, trainer_on
 def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     cfg = ax.update_config(small_experiment(folder / "texts"), {"mesh": {"fsdp": 1}})
-    for name, rate in (("one", 0.003), ("two </script><i>", 0.001)):
-        changed = ax.update_config(cfg, {"learner.schedule.peak": rate})
+    for name, rate, every in (("one", 0.003, 1), ("two </script><i>", 0.001, 0)):
+        changed = ax.update_config(
+            cfg,
+            {
+                "learner.schedule.peak": rate,
+                "log_every_steps": 1,
+                "gradient_norms_every_steps": every,
+            },
+        )
         trainer_on(changed, 1).run(folder / name.replace("/", "_"), quiet=True)
     return folder / "one", folder / "two <_script><i>"
 
@@ -51,7 +58,7 @@ def test_several_runs_are_compared(runs, tmp_path):
     found = json.loads(call("report", *runs, "--out", out, "--json"))
     assert [one["name"] for one in found["runs"]] == [run.name for run in runs]
     page = out.read_text("utf-8")
-    assert page.count("</script>") == 2
+    assert page.count("</script>") == 3
     assert facts_in(page)["runs"][1]["name"] == runs[1].name
 
 
@@ -62,6 +69,9 @@ def test_a_browser_draws_the_curves_and_where_configs_differ(runs, tmp_path):
     assert len(re.findall(r'<path class="curve"', page)) >= 8
     assert "learner.schedule.peak" in page
     assert "two &lt;_script&gt;&lt;i&gt;" in page
+    assert page.count("Gradient norms</h3>") == 1
+    assert page.count("<iframe") == 2
+    assert page.count("<li>Gradient norms by module: --set") == 1
 
 
 @pytest.mark.slow
@@ -75,6 +85,24 @@ def test_a_watched_run_is_shown_in_a_browser(runs):
             assert "live, " in page_in_browser(f"{address}/", wait_ms=3000)
         finally:
             server.terminate()
+
+
+def test_a_run_that_never_logged_is_shown_with_what_is_missing(runs, tmp_path):
+    run = shutil.copytree(runs[0], tmp_path / "silent")
+    for name in ("metrics.jsonl", "first_batch.npz", "run_history.jsonl", "kernels.json"):
+        (run / name).unlink()
+    (found,) = json.loads(call("report", run, "--json"))["runs"]
+    assert (found["curves"], found["batch"], found["starts"]) == ({}, None, [])
+    assert found["problems"] == []
+    assert call("watch", run, "--once").startswith("silent  state stopped  step -")
+
+
+def test_a_line_that_is_written_just_now_hides_nothing(runs, tmp_path):
+    run = shutil.copytree(runs[0], tmp_path / "torn")
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 3, "split": "train", "lo')
+    line = call("watch", run, "--once")
+    assert "step 2 of 2  loss " in line
 
 
 def test_watching_once_prints_a_line_for_each_run(runs):

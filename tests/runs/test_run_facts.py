@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 import axcore as ax
+from axcore.data import Mixture, NewWeights, TextFiles
 from axcore.errors import CheckpointError
 from axcore.runs import run_facts
+from axcore.runs.data_facts import mixture_shares
 
 
 @pytest.fixture
@@ -58,7 +60,10 @@ def test_tokens_and_time_add_up_over_the_lines(run):
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("metrics.jsonl", "{"),
+        ("metrics.jsonl", "{\n"),
+        ("first_batch.npz", "PK"),
+        ("samples.jsonl", "{"),
+        ("evaluation/2/arc.json", "{}"),
         ("kernels.json", "{"),
         ("goodput.json", "[]"),
         ("config.json", "{}"),
@@ -66,11 +71,46 @@ def test_tokens_and_time_add_up_over_the_lines(run):
     ],
 )
 def test_what_is_damaged_is_named_and_the_rest_is_shown(run, name, text):
+    (run / name).parent.mkdir(parents=True, exist_ok=True)
     (run / name).write_text(text)
     facts = run_facts(run)
     assert facts.problems
     assert facts.step == 2 or name == "metrics.jsonl"
     assert facts.kernels or name == "kernels.json"
+
+
+def test_facts_have_the_batch_the_data_and_what_was_changed(run):
+    facts, trainer = run_facts(run), ax.load_run(run).trainer
+    first = next(trainer.train_batches())
+    assert facts.batch["tokens"] == first["tokens"][:8].tolist()
+    assert facts.batch["weights"] == first["loss_weights"][:8].tolist()
+    assert facts.batch["texts"][97] == "a"
+    assert facts.starts[-1]["data"] == str(trainer.data.summary())
+    assert facts.starts[-1]["edits"] == []
+
+
+def test_evaluations_are_read_by_step(run):
+    metrics = {"accuracy": {"value": 0.5, "standard_error": 0.1}}
+    for step in (10, 2):
+        folder = run / "evaluation" / str(step)
+        folder.mkdir(parents=True)
+        kept = {"task": "arc", "num_samples": 9, "metrics": metrics, "seconds": 1.0}
+        (folder / "arc.json").write_text(json.dumps(kept))
+        (folder / "model.json").write_text("{}")
+    assert run_facts(run).evaluations == [
+        {"step": step, "task": "arc", "num_samples": 9, "metrics": metrics} for step in (2, 10)
+    ]
+
+
+def test_shares_of_a_mixture_are_those_of_its_weights():
+    sources = {name: TextFiles.Config(folder=name) for name in ("a", "b")}
+    changes = (NewWeights(from_step=5, weights={"b": 1.0}),)
+    mixture = Mixture.Config(sources=sources, weights={"a": 3.0, "b": 1.0}, changes=changes)
+    cfg = ax.update_config(ax.experiment("tiny"), {"data.source": mixture})
+    assert mixture_shares(cfg) == [
+        {"step": 0, "over_steps": 0, "shares": {"a": 0.75, "b": 0.25}},
+        {"step": 5, "over_steps": 0, "shares": {"b": 1.0}},
+    ]
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path):

@@ -35,6 +35,8 @@ def record_run_start(
     plan: KernelPlan,
     is_step_kept: bool = False,
     init_from: str = "",
+    data: str = "",
+    edits: Sequence[tuple[str, str]] = (),
 ) -> None:
     """Appends a start to the run's, and warns where it differs from the one before.
 
@@ -48,6 +50,8 @@ def record_run_start(
         is_step_kept: Whether an attempt before had compiled the step.
         init_from: The config of the first weights' source, with all edits; empty where there is
             none.
+        data: What there is to train on, a line for people.
+        edits: What changed the experiment's own config, in order: who did, and a diff.
     """
     now = {
         "step": step,
@@ -63,6 +67,8 @@ def record_run_start(
         "kernels": _kernel_names(plan),
         "is_step_kept": is_step_kept,
         "init_from": init_from.splitlines(),
+        "data": data,
+        "edits": [{"origin": origin, "lines": diff.splitlines()} for origin, diff in edits],
     }
     path = directory / RUN_HISTORY_NAME
     before = read_run_history(path)
