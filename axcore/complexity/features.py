@@ -12,6 +12,7 @@ from axcore.config import evolve, replace_config
 from axcore.layers import (
     DotProductAttention,
     FeedForward,
+    FrozenLinear,
     LoRALinear,
     MoE,
     PlainFeedForward,
@@ -20,7 +21,7 @@ from axcore.layers import (
     SlidingCache,
 )
 from axcore.layers.lora import Magnitude
-from axcore.modifiers import Int8Training, LoRA, QuantizedCaches, SlidingCaches
+from axcore.modifiers import Int8Training, LoRA, QuantizedBase, QuantizedCaches, SlidingCaches
 from axcore.module import Module
 from axcore.plugins import Hardware
 
@@ -59,6 +60,12 @@ def with_dora(cfg: Any) -> Any:
     return LoRA(rank=4, use_dora=True).apply(cfg, Hardware.parse("cpu-1"))
 
 
+def with_qlora(cfg: Any) -> Any:
+    """Adapters of rank 4 beside weights in NF4, and all frozen but them."""
+    cpu = Hardware.parse("cpu-1")
+    return QuantizedBase().apply(LoRA(rank=4).apply(cfg, cpu), cpu)
+
+
 def with_sliding_cache(cfg: Any) -> Any:
     """The last eight tokens seen, and kept where the model serves."""
     cfg = replace_config(cfg, DotProductAttention, lambda old: evolve(old, window=(7, None)))
@@ -74,6 +81,7 @@ has_rope = runs(RoPE)
 has_moe = runs(MoE)
 has_lora = runs(LoRALinear)
 has_dora = runs(Magnitude)
+has_qlora = runs(FrozenLinear)
 has_int8 = multiplies("int8")
 
 

@@ -132,7 +132,9 @@ def _host_device() -> jax.Device | None:
 
 def _is_finite(block: np.ndarray) -> bool:
     mask = _not_finite_bits(block.dtype)
-    return not block.size or bool(np.bitwise_and(_bits(block), mask).max() < mask)
+    if not block.size or not mask:
+        return True
+    return bool(np.bitwise_and(_bits(block), mask).max() < mask)
 
 
 @cache

@@ -40,6 +40,12 @@ from axcore.layers.norm import LayerNorm, RMSNorm
 from axcore.layers.pipeline import Pipeline
 from axcore.layers.quantization.current_scaling import Fp8Current, Int8Dynamic
 from axcore.layers.quantization.delayed_scaling import Fp8Delayed
+from axcore.layers.quantization.frozen_linear import (
+    FrozenLinear,
+    frozen_state,
+    widened,
+    widened_state,
+)
 from axcore.layers.quantization.stored_weights import QuantizedLinear, quantize_weights
 from axcore.layers.remat_presets import (
     ATTENTION_KEY,
@@ -75,6 +81,7 @@ __all__ = [
     "FeedForward",
     "Fp8Current",
     "Fp8Delayed",
+    "FrozenLinear",
     "GroupLimit",
     "Int8Dynamic",
     "KeyStore",
@@ -112,6 +119,7 @@ __all__ = [
     "alternating",
     "attend",
     "continued_rows",
+    "frozen_state",
     "merge_adapters",
     "new_adapters",
     "quantize_weights",
@@ -119,6 +127,8 @@ __all__ = [
     "rotate",
     "shard",
     "using_adapters",
+    "widened",
+    "widened_state",
     "with_adapter",
     "with_adapters",
     "with_empty_adapters",

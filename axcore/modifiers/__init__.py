@@ -15,6 +15,7 @@ from axcore.modifiers.named import apply_modifier, find_change, with_changes
 from axcore.modifiers.pipelined import Pipelined
 from axcore.modifiers.pretrained import Pretrained
 from axcore.modifiers.quantization import Fp8Training, Int8Training
+from axcore.modifiers.quantized_base import QuantizedBase
 from axcore.modifiers.quantized_cache import QuantizedCaches
 from axcore.modifiers.quantized_weights import NAMED_WEIGHTS, QuantizedWeights
 from axcore.modifiers.remat import RematModifier
@@ -37,6 +38,7 @@ __all__ = [
     "Named",
     "Pipelined",
     "Pretrained",
+    "QuantizedBase",
     "QuantizedCaches",
     "QuantizedWeights",
     "RematModifier",

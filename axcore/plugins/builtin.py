@@ -248,6 +248,7 @@ def modifiers() -> Iterator[Modifier]:
         ("shard", "Shard", "Dimensions split along other mesh axes, by their logical names"),
         ("pretrained", "Pretrained", "A run begins with the weights of a published model"),
         ("lora", "LoRA", "Small corrections of linear layers trained, and nothing else"),
+        ("quantized_base", "QuantizedBase", "What adapters correct kept in NF4 or int8, as QLoRA"),
         ("low_precision_optimizer", "LowPrecisionOptimizer", "Optimizer state in 8 or 16 bits"),
         ("kernels", "Kernels", "Kernels pinned by op, and portable ones allowed"),
         ("replace", "ReplaceConfig", "Another layer in the place of every layer of a class"),
@@ -586,6 +587,14 @@ _FEATURES = {
     ),
     "rslora": (_ADAPTERS, "Adapters whose scale does not shrink with their rank"),
     "dora": (_ADAPTERS, "Adapters that train lengths and directions of weights apart"),
+    "qlora": (
+        (
+            *_ADAPTERS,
+            *("layers.quantization.frozen_linear", "layers.quantization.nf4"),
+            *("interop.freezing", "modifiers.quantized_base"),
+        ),
+        "Adapters beside weights that are kept in four bits",
+    ),
     "sliding_cache": (
         ("layers.attention.sliding_cache", "modifiers.sliding_cache"),
         "Serving keeps no more than the window",

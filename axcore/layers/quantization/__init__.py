@@ -2,12 +2,22 @@
 
 from axcore.layers.quantization.current_scaling import Fp8Current, Int8Dynamic
 from axcore.layers.quantization.delayed_scaling import Fp8Delayed
+from axcore.layers.quantization.frozen_linear import (
+    FrozenLinear,
+    frozen_state,
+    widened,
+    widened_state,
+)
 from axcore.layers.quantization.stored_weights import QuantizedLinear, quantize_weights
 
 __all__ = [
     "Fp8Current",
     "Fp8Delayed",
+    "FrozenLinear",
     "Int8Dynamic",
     "QuantizedLinear",
+    "frozen_state",
     "quantize_weights",
+    "widened",
+    "widened_state",
 ]
