@@ -25,6 +25,8 @@ class CallShapes:
         read_sizes: Numbers of rows for each of those.
         alone_length: That of `chunk_lengths` in which a prompt is read whose tokens are scored.
         chunk_alignment: Tokens; pieces begin at multiples of this.
+        reads_by_score: Whether every text is read by the program that scores its tokens: one
+            program fewer to compile, which computes more.
     """
 
     draw_sizes: tuple[int, ...]
@@ -32,6 +34,7 @@ class CallShapes:
     read_sizes: tuple[tuple[int, ...], ...]
     alone_length: int
     chunk_alignment: int = 1
+    reads_by_score: bool = False
 
     @property
     def limits(self) -> dict[str, Any]:

@@ -137,16 +137,11 @@ def tokens_per_call(cfg: EngineConfig) -> int:
 def program_keys(
     cfg: EngineConfig, limits: Limits, shapes: CallShapes, kinds: tuple[DrawKind, ...]
 ) -> list[tuple[Any, ...]]:
-    """Returns the keys of all programs that requests can need; see `Programs`."""
-    keys: list[tuple[Any, ...]] = [
-        ("read", size, length)
-        for length, sizes in zip(shapes.chunk_lengths, shapes.read_sizes, strict=True)
-        for size in sizes
-    ]
-    keys.append(("score", shapes.alone_length))
-    keys += [("advance", size) for size in shapes.draw_sizes]
-    drawing = {*shapes.draw_sizes, *itertools.chain.from_iterable(shapes.read_sizes)}
-    keys += [("draw", size, kind) for size in sorted(drawing) for kind in kinds]
+    """Returns the keys of all programs that requests can need; see `Programs`.
+
+    Those that take longest to compile come first: then no core waits for the last one.
+    """
+    keys: list[tuple[Any, ...]] = []
     if limits.tokens_per_call > 1:
         name = "check_guesses" if cfg.speculation else "draw_many"
         keys += [
@@ -154,6 +149,16 @@ def program_keys(
             for size in shapes.draw_sizes
             for kind in kinds
         ]
+    keys.append(("score", shapes.alone_length))
+    keys += [
+        ("read", size, length)
+        for length, sizes in zip(shapes.chunk_lengths, shapes.read_sizes, strict=True)
+        for size in sizes
+        if not shapes.reads_by_score
+    ]
+    keys += [("advance", size) for size in shapes.draw_sizes]
+    drawing = {*shapes.draw_sizes, *itertools.chain.from_iterable(shapes.read_sizes)}
+    keys += [("draw", size, kind) for size in sorted(drawing) for kind in kinds]
     if limits.shares_prefixes:
         keys.append(("copy_page",))
     return [*keys, ("start_history", limits.max_length)]

@@ -195,12 +195,14 @@ class StepRunner:
         width = array.shape[1] - call.length
         self._write_tokens(call, array[:, width:], 0)
         task, scores = self._at_slot[int(call.slots[0])], None
-        if task is not None and task.scores is not None:
+        is_scored = task is not None and task.scores is not None
+        if is_scored or self._shapes.reads_by_score:
             following = np.zeros((1, call.length), np.int32)
             self._write_tokens(call, following, 1)
-            scores, logits = self.programs.score(
+            found, logits = self.programs.score(
                 np.concatenate([array, following], axis=1), call.length
             )
+            scores = found if is_scored else None
         else:
             logits = self.programs.read(array, call.length)
         drawn = None

@@ -47,6 +47,7 @@ def growing(
         draw_sizes=(most,),
         chunk_lengths=(shapes.alone_length,),
         read_sizes=((1,),),
+        reads_by_score=True,
     )
     second = attrs.evolve(first, draw_sizes=tuple(sorted({least, most})))
     stages = [(first, kinds[-1:]), (second, kinds), (shapes, kinds)]

@@ -126,14 +126,10 @@ class Run:
         self, prompt: str, num_samples: int, *, max_tokens: int = 200, **options: Any
     ) -> tuple[Generation, ...]:
         """Returns several continuations; the options are those of `Generator.generate`."""
-        return generate_text(
-            self.trainer,
-            self.state,
-            prompt,
-            num_samples=num_samples,
-            max_tokens=max_tokens,
-            **options,
-        )
+        with use_policy(self.trainer.compiler.kernel_policy):
+            return self._generator.generate(
+                prompt, num_samples=num_samples, max_tokens=max_tokens, **options
+            )
 
     def evaluate(self) -> dict[str, float]:
         """Returns the metrics on the run's validation text.
@@ -174,6 +170,11 @@ class Run:
         return RestoredModel(self.trainer.step.evaluated_model(found.state), found.step)
 
     @cached_property
+    def _generator(self) -> Generator:
+        """What draws text; it keeps the programs that it compiled."""
+        return text_generator(self.trainer, self.state)
+
+    @cached_property
     def _restored(self) -> RestoredModel:
         return self.restored(self._step)
 
@@ -193,10 +194,8 @@ def no_text_reason(trainer: Trainer) -> str | None:
     return None
 
 
-def generate_text(
-    trainer: Any, model_state: Any, prompt: str, **options: Any
-) -> tuple[Generation, ...]:
-    """Returns continuations of a prompt, by the kernels that a trainer trains with.
+def text_generator(trainer: Any, model_state: Any) -> Generator:
+    """Returns what draws text from a trainer's model.
 
     Raises:
         ConfigError: The trainer's model or data is not of text.
@@ -205,8 +204,19 @@ def generate_text(
     if reason is not None:
         raise ConfigError(f"no text can be generated: {reason}", where="model")
     own = trainer.step.own_part(model_state)
-    generator = Generator(
+    return Generator(
         trainer.model, own, trainer.data.tokenizer, context=trainer.config.data.seq_len
     )
+
+
+def generate_text(
+    trainer: Any, model_state: Any, prompt: str, **options: Any
+) -> tuple[Generation, ...]:
+    """Returns continuations of a prompt, by the kernels that a trainer trains with.
+
+    Raises:
+        ConfigError: The trainer's model or data is not of text.
+    """
+    generator = text_generator(trainer, model_state)
     with use_policy(trainer.compiler.kernel_policy):
         return generator.generate(prompt, **options)

@@ -29,6 +29,7 @@ from axcore.inference import (
 )
 from axcore.inference.grammar import regex
 from axcore.inference.programs import Programs
+from axcore.inference.served_weights import ServedWeights
 from axcore.module import Module, Param, entry
 
 TOKENIZER = ByteTokenizer.Config().build()
@@ -295,7 +296,7 @@ def test_an_error_of_what_the_engine_was_told_to_do_reaches_who_told_it(monkeypa
         raise TimeoutError("the device does not answer")
 
     with opened() as engine:
-        monkeypatch.setattr(Programs, "set_weights", fail)
+        monkeypatch.setattr(ServedWeights, "replace", fail)
         with pytest.raises(TimeoutError, match="the device does not answer"):
             engine.replace_weights(chain("ab"))
         assert engine.submit(request()).result(60).text == "bcdefghij"
