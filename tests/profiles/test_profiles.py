@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import re
+import shutil
 import signal
 
 import numpy as np
@@ -111,10 +112,28 @@ def test_the_command_shows_and_compares(recorded):
     assert call("profile", run, run).exit_code == 2
 
 
+def test_a_page_shows_the_recording_alone(recorded, tmp_path):
+    _, run = recorded
+    page = tmp_path / "profile.html"
+    done = CliRunner().invoke(group, ["profile", str(run), "--html", str(page)])
+    assert done.output.strip() == str(page)
+    text = page.read_text("utf-8")
+    assert '"part": "profile"' in text
+    assert "decoder.stack.layer" in text.partition('id="facts"')[2].partition("</script>")[0]
+
+
 def test_the_report_has_the_newest_recording(recorded):
     facts = run_facts(recorded[1])
     assert facts.profile["steps"] == (3, 5)
     assert facts.problems == []
+
+
+def test_a_recording_that_takes_the_place_of_another_is_read(recorded, tmp_path):
+    run = shutil.copytree(recorded[1], tmp_path / "run")
+    assert run_facts(run).profile["steps"] == (3, 5)
+    file = recorded_profiles(run)[0] / "profile.json"
+    file.write_text(json.dumps({"steps": [3, 4], "hardware": "cpu-1"}))
+    assert run_facts(run).profile["steps"] == (3, 4)
 
 
 def test_damage_is_named(recorded, tmp_path):
