@@ -1,11 +1,26 @@
 """`axcore generate`: draw text from a trained run."""
 
 import json
+from typing import Any
 
 import click
 
 from axcore.cli import options
 from axcore.cli.terminal_text import escape_control_characters
+
+
+def _biases(
+    context: click.Context, parameter: click.Parameter, texts: tuple[str, ...]
+) -> tuple[tuple[int, float], ...]:
+    """Returns pairs of a token and its bias."""
+    found = []
+    for text in texts:
+        token, _, bias = text.partition("=")
+        try:
+            found.append((int(token), float(bias)))
+        except ValueError:
+            raise click.BadParameter(f"{text!r} is no TOKEN=NUMBER, as 17=-100") from None
+    return tuple(found)
 
 
 @click.command()
@@ -15,6 +30,43 @@ from axcore.cli.terminal_text import escape_control_characters
 @click.option("--samples", default=1, show_default=True, help="Number of continuations.")
 @click.option("--temperature", default=0.8, show_default=True, help="0 takes the likeliest token.")
 @click.option("--top-k", type=int, help="Draw from this many likeliest tokens only.")
+@click.option(
+    "--top-p",
+    default=1.0,
+    show_default=True,
+    help="Draw from the fewest likeliest tokens whose probabilities add up to this.",
+)
+@click.option(
+    "--min-p",
+    default=0.0,
+    show_default=True,
+    help="Draw from tokens at least this many times as likely as the likeliest.",
+)
+@click.option(
+    "--repetition-penalty",
+    default=1.0,
+    show_default=True,
+    help="Divides the positive logits of tokens that are there already.",
+)
+@click.option(
+    "--presence-penalty",
+    default=0.0,
+    show_default=True,
+    help="Subtracted from the logits of tokens drawn before.",
+)
+@click.option(
+    "--frequency-penalty",
+    default=0.0,
+    show_default=True,
+    help="Subtracted as often as a token was drawn before.",
+)
+@click.option(
+    "--logit-bias",
+    metavar="TOKEN=NUMBER",
+    multiple=True,
+    callback=_biases,
+    help="Added to the logit of the token of this number. Repeatable.",
+)
 @click.option("--seed", default=0, show_default=True, help="Decides the draws.")
 @click.option("--step", type=int, help="Checkpoint to use; by default the newest.")
 @options.trust_code
@@ -24,23 +76,24 @@ def generate(
     prompt: str,
     max_tokens: int,
     samples: int,
-    temperature: float,
-    top_k: int | None,
     seed: int,
     step: int | None,
     trust_code: bool,
     as_json: bool,
+    **sampling: Any,
 ) -> None:
     """Draw text from the model that RUN, a run directory, trained."""
     from axcore.inference import Sampling
     from axcore.runs import load_run
 
+    drawing = Sampling(**sampling)
+    drawing.check()
     saved = load_run(run, step=step, trust_code=trust_code)
     drawn = saved.samples(
         prompt,
         samples,
         max_tokens=max_tokens,
-        sampling=Sampling(temperature=temperature, top_k=top_k),
+        sampling=drawing,
         seed=seed,
     )
     for one in drawn:

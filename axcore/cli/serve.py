@@ -35,6 +35,13 @@ _NEEDED = ("starlette", "uvicorn", "prometheus_client")
 @click.option("--name", help="What requests call the model; by default, its directory's name.")
 @click.option("--step", type=int, help="Checkpoint to use; by default the newest, now and later.")
 @click.option(
+    "--adapter",
+    "adapters",
+    metavar="NAME=DIR",
+    multiple=True,
+    help="A run of LoRA or a folder of PEFT's that requests may name as their model. Repeatable.",
+)
+@click.option(
     "--api-key-file",
     metavar="FILE",
     help="Keys, one a line; others may be in AXCORE_API_KEYS. Without any, everybody may ask.",
@@ -70,6 +77,8 @@ def serve(
         ServerConfig,
         WeightsWatch,
         listen,
+        named_folders,
+        open_adapters,
         read_api_keys,
         serving_app,
         start_engine,
@@ -77,14 +86,19 @@ def serve(
 
     cfg = apply_overrides(ServerConfig(), overrides)
     keys = read_api_keys(rest["api_key_file"])
+    folders = named_folders(rest["adapters"])
     with listen(host, port) as listener:
         with LoadingDisplay() as display:
             display.begin("loading", model)
             check_present(wanted)
             how = {name: rest[name] for name in ("step", "trust_code", "changes")}
             opened = open_model(model, **how)
+            own = opened.trainer.config.model
+            adapters = open_adapters(folders, own, trust_code=rest["trust_code"])
             display.begin("compiling")
-            served = start_engine(opened, cfg, name=rest["name"], progress=display.advance)
+            served = start_engine(
+                opened, cfg, name=rest["name"], adapters=adapters, progress=display.advance
+            )
         with served.engine:
             named = (*_LOOPBACK, host, *rest["hosts"])
             hosts = named if host in _LOOPBACK or rest["hosts"] else ()
@@ -104,7 +118,8 @@ def serve(
 def _announce(served: "ServedModel", url: str, *, has_keys: bool) -> None:
     """Prints where the server is, and a command to try."""
     step = "" if served.step is None else f", step {served.step}"
-    click.echo(f"{served.name}{step}: {url}   (a page to try it; Ctrl-C ends)")
+    named = "".join(f", {name}" for name in served.adapters)
+    click.echo(f"{served.name}{named}{step}: {url}   (a page to try it; Ctrl-C ends)")
     body = json.dumps({"prompt": "def ", "max_tokens": 40})
     key = ' -H "authorization: Bearer $KEY"' if has_keys else ""
     sent = f"-H 'content-type: application/json'{key} -d '{body}'"

@@ -12,7 +12,7 @@ from jaxtyping import Array
 
 from axcore.config import field_names, find_config, is_config
 from axcore.errors import ConfigError
-from axcore.interop import read_corrections
+from axcore.interop import ArraySource, read_corrections
 from axcore.interop.origins import Origin
 from axcore.interop.weight_map import unstacked
 from axcore.layers import ServingRoom
@@ -39,6 +39,12 @@ class Adapter:
     cfg: Any
     arrays: Mapping[str, Array]
 
+    @property
+    def rank(self) -> int:
+        """The largest width of its corrections."""
+        ranks: list[int] = [one.node.rank for one in find_config(self.cfg, _is_correction)]
+        return max(ranks)
+
 
 def read_adapter(folder: str | Path, cfg: Any) -> Adapter:
     """Returns the adapter in a folder, of PEFT's format or another that a plugin brings.
@@ -52,18 +58,28 @@ def read_adapter(folder: str | Path, cfg: Any) -> Adapter:
         ConfigError: It does what adapters here do not.
     """
     found = read_corrections(folder, cfg)
-    specs = _named(found.config.build().param_specs())
+    return adapter_from(found.config, found.arrays)
+
+
+def adapter_from(cfg: Any, source: ArraySource) -> Adapter:
+    """Returns the adapter among the arrays of a source; what it lacks of one corrects nothing.
+
+    Args:
+        cfg: The model's config with the adapter.
+        source: Holds its arrays, by the names that they have in the model's state.
+    """
+    specs = _named(cfg.build().param_specs())
     origins: dict[str, dict[tuple[int, ...], Origin]] = {name: {} for name in specs}
-    shapes = found.arrays.shapes
+    shapes = source.shapes
     for name, place in unstacked(specs).items():
         if name in shapes:
             origins[place.leaf][place.index] = Origin(name, shapes[name])
     wanted = {n: jax.ShapeDtypeStruct(spec.shape, spec.dtype) for n, spec in specs.items()}  # type: ignore[no-untyped-call]
-    read = dict(found.arrays.read({n: one for n, one in origins.items() if one}, wanted))
+    read = dict(source.read({n: one for n, one in origins.items() if one}, wanted))
     arrays = {
         name: _without_gaps(read.get(name), spec, origins[name]) for name, spec in specs.items()
     }
-    return Adapter(found.config, arrays)
+    return Adapter(cfg, arrays)
 
 
 def factors_of(adapter: Adapter, room: ServingRoom) -> dict[tuple[str, ...], Factors]:
@@ -95,7 +111,9 @@ def factors_of(adapter: Adapter, room: ServingRoom) -> dict[tuple[str, ...], Fac
         *path, factor, _ = map(str, spec.state_path)
         if factor == "lora_down":
             up = flat[name.replace("lora_down", "lora_up")]
-            found[tuple(path)] = (flat[name], up * next(iter(scales)))
+            factors = jax.device_get((flat[name], up * next(iter(scales))))
+            down, up = map(jnp.asarray, factors)  # of no device, as weights may be on others
+            found[tuple(path)] = (down, up)
     return found
 
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from axcore.layers import (
@@ -87,8 +87,20 @@ class CachedModel:
             lies = param_shardings(self._kept, PARAM_RULES, self._mesh)
             weights = jax.device_put(weights, lies)
         if self.has_adapters:
-            weights = with_empty_adapters(self.model, weights)
+            weights = self._on_all_devices(with_empty_adapters(self.model, weights))
         return quantize_weights(self.model, weights) if self._is_quantized else weights
+
+    def _on_all_devices(self, weights: Any) -> Any:
+        """Returns weights with those on every device of the mesh that lie on none of it yet."""
+        if self._mesh is None:
+            return weights
+        whole = NamedSharding(self._mesh, PartitionSpec())  # type: ignore[no-untyped-call]
+
+        def placed(leaf: Array) -> Array:
+            lies = isinstance(leaf.sharding, NamedSharding)
+            return leaf if lies else jax.device_put(leaf, whole)
+
+        return jax.tree.map(placed, weights)
 
     def empty_caches(self) -> Any:
         """Returns caches of rows without a token."""

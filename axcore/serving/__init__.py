@@ -1,5 +1,6 @@
 """Serving: a model behind HTTP, with the API that OpenAI's clients speak."""
 
+from axcore.serving.adapters import named_folders, open_adapters
 from axcore.serving.api_error import ApiError
 from axcore.serving.api_keys import NO_KEYS, ApiKeys, read_api_keys
 from axcore.serving.app import serving_app
@@ -20,6 +21,8 @@ __all__ = [
     "ServerConfig",
     "WeightsWatch",
     "listen",
+    "named_folders",
+    "open_adapters",
     "read_api_keys",
     "serving_app",
     "start_engine",

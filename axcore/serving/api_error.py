@@ -19,6 +19,7 @@ _TYPES = {
     503: "server_error",
 }
 
+FAILED = "The server failed over this request; its log says how."
 ENGINE_FAILED = "The engine failed, and the server ends; its log says how."
 
 

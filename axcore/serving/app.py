@@ -10,7 +10,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
-from axcore.serving.api_error import ApiError
+from axcore.serving.api_error import FAILED, ApiError
 from axcore.serving.api_keys import NO_KEYS, ApiKeys
 from axcore.serving.endpoints import Endpoints
 from axcore.serving.gate import Gate, error_response
@@ -83,5 +83,4 @@ async def _http_error(request: HttpRequest, error: Exception) -> Response:
 
 async def _failed(request: HttpRequest, error: Exception) -> Response:
     """Returns what a fault of the program looks like from outside; the log has the rest."""
-    message = "The server failed over this request; its log says how."
-    return error_response(ApiError(500, message, code="internal_error"))
+    return error_response(ApiError(500, FAILED, code="internal_error"))

@@ -1,6 +1,7 @@
 """`EventStream`: server-sent events, which end when the client goes away."""
 
 import json
+import logging
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -9,8 +10,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from axcore.serving.answering import Answers, unless_abandoned
-from axcore.serving.api_error import ApiError
+from axcore.serving.api_error import FAILED, ApiError
 
+LOGGER = logging.getLogger("axcore.serving")
 _HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
 DONE = "[DONE]"
 
@@ -61,6 +63,11 @@ class EventStream(Response):
             await _send(send, event(DONE))
         except ApiError as error:
             await _send(send, event(json.dumps(error.content)))
+        except Exception:  # the status was sent, so that an event is all that can say it
+            LOGGER.exception("a stream could not be finished")
+            await _send(
+                send, event(json.dumps(ApiError(500, FAILED, code="internal_error").content))
+            )
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 

@@ -9,9 +9,19 @@ from typing import Any
 import anyio.to_thread
 import attrs
 
+from axcore.config import field_names
 from axcore.data import Tokenizer
 from axcore.errors import AxcoreError
-from axcore.inference import Answer, Draining, Engine, EngineError, QueueFull, Request, RequestError
+from axcore.inference import (
+    Answer,
+    Draining,
+    Engine,
+    EngineError,
+    QueueFull,
+    Request,
+    RequestError,
+    Sampling,
+)
 from axcore.serving.answering import Answers, RequestFigures
 from axcore.serving.api_error import ENGINE_FAILED, ApiError, from_error, invalid
 from axcore.serving.fields import checked_text
@@ -183,7 +193,7 @@ class ServedModel:
     def _refused(self, error: AxcoreError) -> ApiError:
         wait = self.limits.retry_after_s
         if isinstance(error, RequestError):
-            return from_error(error, _FIELDS.get(error.where or "", error.where))
+            return from_error(error, _param(error))
         if isinstance(error, QueueFull):
             return ApiError(429, f"{error.what}.", code="queue_full", retry_after_s=wait)
         if isinstance(error, Draining):
@@ -195,6 +205,14 @@ def draining(retry_after_s: int) -> ApiError:
     """Returns the error of requests that come while the server ends."""
     message = "The server is about to end, and takes no new requests."
     return ApiError(503, message, code="draining", retry_after_s=retry_after_s)
+
+
+def _param(error: RequestError) -> str | None:
+    """Returns the field of a request that an engine refuses."""
+    if error.where == "sampling":  # its errors begin with the setting
+        name = error.what.partition(" ")[0]
+        return name if name in field_names(Sampling) else None
+    return _FIELDS.get(error.where or "", error.where)
 
 
 def seeds(settings: Settings, number: int) -> list[int]:

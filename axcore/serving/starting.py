@@ -1,12 +1,15 @@
 """`start_engine`: an engine for a model, with programs compiled by which it can answer."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from axcore.config import evolve
+from axcore.errors import ConfigError
 from axcore.inference import Engine
+from axcore.inference.adapters import Adapter
 from axcore.ops import use_policy
 from axcore.runs import OpenedModel
+from axcore.serving.adapters import add_adapters, with_adapter_room
 from axcore.serving.config import ServerConfig
 from axcore.serving.served_model import ServedModel
 
@@ -18,6 +21,7 @@ def start_engine(
     cfg: ServerConfig,
     *,
     name: str | None = None,
+    adapters: Mapping[str, Adapter] = {},
     progress: Callable[[int, int, str], None] | None = None,
 ) -> ServedModel:
     """Returns a model that answers; its engine is to be closed.
@@ -28,19 +32,32 @@ def start_engine(
         opened: What `open_model` returned.
         cfg: How it is served.
         name: What requests call it; by default, what its directory is called.
+        adapters: What requests may choose besides, by name.
         progress: Is called with the programs compiled, all of them, and what the newest is.
+
+    Raises:
+        AxcoreError: The config or an adapter does not fit the model.
     """
+    name = name or opened.name
+    if name in adapters:
+        raise ConfigError(
+            f"the model and an adapter have the name {name!r}",
+            where="--adapter",
+            hint="name the adapter differently, or the model by --name",
+        )
     length = cfg.engine.max_length or opened.length
-    engine_cfg = evolve(cfg.engine, max_length=length)
+    engine_cfg = with_adapter_room(evolve(cfg.engine, max_length=length), adapters)
     with use_policy(opened.trainer.compiler.kernel_policy):
         engine = Engine(opened.model, opened.state, opened.tokenizer, engine_cfg)
+    add_adapters(engine, adapters)
     engine.warm_up(progress, when_all=_say)
     return ServedModel(
-        name=name or opened.name,
+        name=name,
         engine=engine,
         tokenizer=opened.tokenizer,
         max_length=length,
         limits=cfg.limits,
+        adapters=tuple(adapters),
         step=opened.step,
     )
 

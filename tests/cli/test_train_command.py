@@ -131,6 +131,25 @@ def test_generate_at_temperature_zero_ignores_the_seed(trained, capsys):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("setting", ["--top-k=1", "--top-p=0.0001", "--min-p=1"])
+def test_generate_draws_from_as_few_tokens_as_it_is_told(trained, capsys, setting):
+    directory, _ = trained
+    texts = []
+    for words in (["--temperature=0"], [setting, "--temperature=2", "--seed=5"]):
+        assert run("generate", str(directory), "--prompt=x", "--max-tokens=5", *words) == 0
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.slow
+def test_generate_adds_a_bias_to_the_logits_of_a_token(trained, capsys):
+    directory, _ = trained
+    bias = f"--logit-bias={ord('z')}=100"
+    assert run("generate", str(directory), "--prompt=x", "--max-tokens=9", bias) == 0
+    assert capsys.readouterr().out == f"x{'z' * 9}\n"
+
+
+@pytest.mark.slow
 def test_eval_gives_the_loss_that_training_ended_with(trained, capsys):
     directory, _ = trained
     assert run("evaluate", str(directory), "--json") == 0
@@ -155,6 +174,8 @@ def test_eval_gives_the_loss_that_training_ended_with(trained, capsys):
         (["train", "tiny", "--target", "cpu-three"], 4, ["cpu-three"]),
         (["generate", "nowhere"], 7, ["no config.json"]),
         (["evaluate", "nowhere"], 7, ["no config.json"]),
+        (["generate", "nowhere", "--top-p=2"], 2, ["top_p is 2.0; expected above 0"]),
+        (["generate", "nowhere", "--logit-bias=a=1"], 2, ["'a=1' is no TOKEN=NUMBER"]),
         (["config", "show", "tinny"], 2, ["did you mean 'tiny'?"]),
         (
             [

@@ -1,5 +1,6 @@
 """What each path answers: to requests as they should be, and to all others."""
 
+import asyncio
 import json
 import socket
 import time
@@ -10,6 +11,8 @@ from model_server import LENGTH, byte_tokenizer, serving, small_engine
 from axcore.inference import Request, Sampling
 from axcore.inference.programs import Programs
 from axcore.serving import ApiKeys, HttpServer
+from axcore.serving.answering import Answers, RequestFigures
+from axcore.serving.event_stream import EventStream
 
 GREEDY = Sampling(temperature=0)
 
@@ -290,6 +293,41 @@ def wait_until(is_so, seconds=20):
     while not is_so():
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def test_a_bias_of_a_token_that_there_is_not_names_its_field(server):
+    reply = server.send("v1/completions", {"prompt": "a", "logit_bias": {"9999": 1}})
+    assert (reply.status, reply.json["error"]["param"]) == (400, "logit_bias")
+    assert "logit_bias names token 9999" in reply.json["error"]["message"]
+
+
+def test_a_fault_in_the_middle_of_a_stream_is_its_last_event(caplog):
+    async def items():
+        yield {"text": "ab"}
+        raise RuntimeError("secret of the inside")
+
+    sent = []
+
+    async def run():
+        never = asyncio.Event()
+
+        async def receive():
+            await never.wait()
+
+        async def send(message):
+            sent.append(message)
+
+        stream = EventStream(items(), Answers((), RequestFigures()), on_end=lambda: None)
+        await stream({"type": "http"}, receive, send)
+
+    asyncio.run(run())
+    text = b"".join(one.get("body", b"") for one in sent).decode()
+    (first, last), is_done = events(text)
+    assert (first, is_done) == ({"text": "ab"}, False)
+    assert (last["error"]["type"], last["error"]["code"]) == ("server_error", "internal_error")
+    assert "secret" not in text
+    assert "secret of the inside" in caplog.text
+    assert not sent[-1]["more_body"]
 
 
 @pytest.mark.parametrize("is_streamed", [True, False])

@@ -106,6 +106,13 @@ def serving(
         limits=Limits(**limits),
         step=3,
     )
+    with serving_model(served, keys=keys, hosts=hosts, drain_s=drain_s) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def serving_model(served: ServedModel, *, keys: ApiKeys = NO_KEYS, hosts=(), drain_s=10.0):
+    """Yields a server of a model, whose engine stays open."""
     listener = listen("127.0.0.1", 0)
     app = serving_app(served, keys=keys, hosts=hosts)
     http = HttpServer(app, served, drain_s=drain_s)

@@ -1,0 +1,115 @@
+"""`--adapter`: each request is answered by the adapter that its model is called, or refused."""
+
+import openai
+import pytest
+from model_server import serving_model
+
+import axcore as ax
+from axcore.errors import CheckpointError, ConfigError
+from axcore.inference import EngineConfig, Sampling
+from axcore.inference.adapters import read_adapter
+from axcore.modifiers import LoRA
+from axcore.plugins import Hardware
+from axcore.runs import FromRun, export_run, load_run, open_model
+from axcore.serving import ServerConfig, named_folders, open_adapters, start_engine
+from axcore.testing import small_experiment, trainer_on
+
+CPU = Hardware.parse("cpu-1")
+SMALL = EngineConfig(max_rows=2, max_length=32, step_tokens=20, tokens_per_call=1, adapter_rank=4)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A run, one of adapters of it, one of adapters of another model, and how to make more."""
+    folder = tmp_path_factory.mktemp("adapters")
+    cfg = ax.update_config(small_experiment(folder / "texts"), {"mesh": {"fsdp": 1}})
+
+    def train(name, cfg):
+        trainer_on(cfg, 1).run(folder / name, quiet=True)
+        return folder / name
+
+    def corrected(name, cfg, base, targets=("**.attention",)):
+        cfg = FromRun(path=str(base)).apply(cfg, CPU)
+        cfg = LoRA(rank=4, alpha=64.0, targets=targets).apply(cfg, CPU)
+        return train(name, ax.update_config(cfg, {"**.peak": 0.1, "max_steps": 4}))
+
+    base = train("base", cfg)
+    wide = ax.update_config(cfg, {"**.hidden_dim": 48})
+    return {
+        "folder": folder,
+        "base": base,
+        "lora": corrected("lora", cfg, base),
+        "other": corrected("other", wide, train("wide", wide)),
+    }
+
+
+@pytest.fixture(scope="module")
+def server(runs):
+    opened = open_model(runs["base"])
+    adapters = open_adapters(named_folders([f"poems={runs['lora']}"]), opened.model.config)
+    served = start_engine(opened, ServerConfig(engine=SMALL), adapters=adapters)
+    with served.engine, serving_model(served) as made:
+        yield made
+
+
+@pytest.mark.slow
+def test_each_request_is_answered_by_the_adapter_that_it_names(runs, server):
+    client = openai.OpenAI(base_url=f"{server.url}v1", api_key="none", max_retries=0)
+    assert [one.id for one in client.models.list()] == ["base", "poems"]
+    asked = {"prompt": "The ", "max_tokens": 8, "temperature": 0}
+    found = {
+        name: client.completions.create(model=name, **asked).choices[0].text
+        for name in ("base", "poems")
+    }
+    greedy = {"max_tokens": 8, "sampling": Sampling(temperature=0)}
+    for name, run in (("base", "base"), ("poems", "lora")):
+        assert found[name] == load_run(runs[run]).generate("The ", **greedy).text
+    assert found["base"] != found["poems"]
+    with pytest.raises(openai.NotFoundError, match="this server has 'base', 'poems'") as raised:
+        client.completions.create(model="prose", **asked)
+    assert (raised.value.param, raised.value.code) == ("model", "model_not_found")
+
+
+@pytest.mark.slow
+def test_a_folder_of_pefts_is_the_run_that_it_was_written_from(runs, tmp_path):
+    export_run(load_run(runs["lora"]), tmp_path / "peft")
+    cfg = load_run(runs["base"]).config.model
+    both = {"run": runs["lora"], "peft": tmp_path / "peft"}
+    own, written = open_adapters(both, cfg).values()
+    assert own.rank == written.rank == 4
+    assert own.arrays.keys() == written.arrays.keys()
+    assert all((own.arrays[name] == written.arrays[name]).all() for name in own.arrays)
+    assert read_adapter(tmp_path / "peft", cfg).cfg == written.cfg
+
+
+@pytest.mark.slow
+def test_what_does_not_fit_is_an_error_before_anything_is_compiled(runs):
+    opened = open_model(runs["base"])
+    cfg = opened.model.config
+    with pytest.raises(ConfigError, match=r"adapters are of another model(.|\n)*hidden_dim"):
+        open_adapters({"a": runs["other"]}, cfg)
+    with pytest.raises(ConfigError, match="trained no adapters but a whole model"):
+        open_adapters({"a": runs["base"]}, cfg)
+    with pytest.raises(CheckpointError, match="the directory is no run"):
+        open_adapters({"a": runs["folder"]}, cfg)
+    with pytest.raises(ConfigError, match="the model has adapters itself"):
+        open_adapters({"a": runs["lora"]}, open_model(runs["lora"]).model.config)
+    adapters = open_adapters({"a": runs["lora"]}, cfg)
+    narrow = ServerConfig(engine=ax.evolve(SMALL, adapter_rank=2))
+    with pytest.raises(ConfigError, match=r"'a' has rank 4, and there is room for 2(.|\n)*rank=4"):
+        start_engine(opened, narrow, adapters=adapters)
+    with pytest.raises(ConfigError, match="the model and an adapter have the name 'a'"):
+        start_engine(opened, narrow, name="a", adapters=adapters)
+
+
+@pytest.mark.parametrize("text", ["poems", "=runs/poems", "poems="])
+def test_an_adapter_has_a_name_and_a_directory(text):
+    with pytest.raises(ConfigError, match="names no adapter and its directory"):
+        named_folders([text])
+
+
+def test_names_and_directories_of_adapters_are_checked_first(tmp_path):
+    with pytest.raises(ConfigError, match="two adapters have the name 'a'"):
+        named_folders([f"a={tmp_path}", f"a={tmp_path}"])
+    with pytest.raises(CheckpointError, match="there is no such directory"):
+        named_folders(["a=nowhere"])
