@@ -1,5 +1,6 @@
 """`Data`: a source, a tokenizer and a batch shape, as batches to train on and to evaluate on."""
 
+import sys
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, Self
@@ -14,6 +15,7 @@ from axcore.data.corpus import Corpus
 from axcore.data.data_loader import DataLoader
 from axcore.data.document import Source
 from axcore.data.document_order import DocumentShuffle
+from axcore.data.file_source import FileSource
 from axcore.data.loading import TrainBatches, ValidationBatches
 from axcore.data.mixture import (
     SOURCE_IDS,
@@ -206,9 +208,26 @@ class Data(DataLoader):
         """The tokens of each source of a mixture, or of the one source."""
         sources = self.source.components if isinstance(self.source, Mixture) else {"": self.source}
         fraction = self.config.validation_fraction
-        return {
+        found = {
             name: open_corpus(source, self.tokenizer, fraction) for name, source in sources.items()
         }
+        for name, source in sources.items():
+            self._say_what_is_cut(source, found[name])
+        return found
+
+    def _say_what_is_cut(self, source: Source, corpus: Corpus) -> None:
+        """Says how many conversations are cut into rows that lack what they answer."""
+        if not (isinstance(source, FileSource) and source.makes_loss_mask):
+            return
+        splits, limit = (corpus.train, corpus.validation), self.config.seq_len + 1
+        num_cut = sum(int((one > limit).sum()) for split in splits for one in split.lengths())
+        if num_cut:
+            print(
+                f"data: {num_cut:,} of {sum(split.num_documents for split in splits):,} documents "
+                f"of {source.describe()} are longer than data.seq_len={limit - 1} and are cut: the "
+                "rest of an answer is a row without its beginning",
+                file=sys.stderr,
+            )
 
     @cached_property
     def _train_rows(self) -> list[PackedRows]:

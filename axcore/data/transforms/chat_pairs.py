@@ -57,6 +57,11 @@ class ChatPairs(Transform):
         with naming_conversation(document):
             prompt = _messages(record.get("prompt"), "user")
             ends = [_messages(record[name], "assistant") for name in self.fields]
+            if ends[0] == ends[1]:
+                raise DataError(
+                    f"`chosen` and `rejected` are the same answer: {ends[0][-1:]!r:.200}.",
+                    hint="Remove the record: it prefers neither.",
+                )
             shared = 0 if prompt else _num_shared(*ends)
             if not prompt and not shared:
                 raise DataError(
