@@ -1,6 +1,7 @@
 """Evaluation: what a model knows, measured by tasks."""
 
 from axcore.evaluation.code_execution import CodeExecution
+from axcore.evaluation.during_training import Evaluate, EvaluateTasks
 from axcore.evaluation.engine_model import EngineModel
 from axcore.evaluation.estimates import Estimate
 from axcore.evaluation.evaluate import (
@@ -33,6 +34,8 @@ __all__ = [
     "Continuation",
     "EngineModel",
     "Estimate",
+    "Evaluate",
+    "EvaluateTasks",
     "LanguageModel",
     "Likelihood",
     "ModelIdentity",

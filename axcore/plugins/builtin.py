@@ -257,6 +257,11 @@ def modifiers() -> Iterator[Modifier]:
         ref = Ref(f"axcore.modifiers:{config}")
         yield Modifier(name=name, config=ref, summary=summary)
     yield Modifier(
+        name="evaluate",
+        config=Ref("axcore.evaluation:Evaluate"),
+        summary="Tasks evaluated every n steps of training",
+    )
+    yield Modifier(
         name="from_run",
         config=Ref("axcore.runs:FromRun"),
         summary="A run begins with the weights of another run",

@@ -59,6 +59,10 @@ class Guard(Configurable):
     def on_evaluation(self, step: int, state: TrainState) -> None:
         """Sees the state that was evaluated just now; what it takes counts as evaluation."""
 
+    def measured(self, step: int, state: TrainState) -> Mapping[str, float]:
+        """Returns what is measured of the state after a step, which is logged; often nothing."""
+        return {}
+
     def on_save(self, step: int, state: TrainState) -> None:
         """Sees the state that is about to be saved; one that raises keeps it from being so."""
 
@@ -95,6 +99,13 @@ class Guards(Guard):
         """Shows the state to every guard."""
         for guard in self._guards:
             guard.on_evaluation(step, state)
+
+    def measured(self, step: int, state: TrainState) -> Mapping[str, float]:
+        """Returns what all guards measure."""
+        found: dict[str, float] = {}
+        for guard in self._guards:
+            found |= guard.measured(step, state)
+        return found
 
     def on_save(self, step: int, state: TrainState) -> None:
         """Shows the state to every guard."""

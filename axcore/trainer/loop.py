@@ -346,6 +346,7 @@ class TrainLoop:
             self._log()
         if step % self.cfg.eval_every_steps == 0 or is_last:
             self._evaluate()
+        self._measure()
         self.is_save_due |= self.checkpointer.is_due(step) or is_last
         if self.is_save_due:
             self._save()
@@ -418,6 +419,13 @@ class TrainLoop:
             self.emit(Evaluated(step=self.step, metrics=self.validation))
         self.guards.on_evaluation(self.step, self.state)
         self.since += time.perf_counter() - started
+
+    def _measure(self) -> None:
+        """Logs what guards measure of the state; the time is not that of steps."""
+        started = time.perf_counter()
+        if measured := self.guards.measured(self.step, self.state):
+            self.metrics.write(self.step, "evaluation", measured)
+            self.since += time.perf_counter() - started
 
     def _evaluated(self) -> dict[str, float]:
         self._phase("evaluation")

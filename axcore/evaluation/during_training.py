@@ -1,0 +1,113 @@
+"""`EvaluateTasks`: tasks every n steps of a run, which changes nothing of what it trains."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from axcore.config import REQUIRED, PositiveInt, config, evolve
+from axcore.errors import ConfigError
+from axcore.evaluation.engine_model import EngineModel
+from axcore.evaluation.evaluate import directory_of, evaluate_tasks, identity_of
+from axcore.evaluation.find_task import find_tasks
+from axcore.inference import Engine, EngineConfig
+from axcore.ops import use_policy
+from axcore.plugins import Hardware
+from axcore.runs import no_text_reason
+from axcore.trainer.guards import Guard
+
+
+class EvaluateTasks(Guard):
+    """Writes results to `RUN/evaluation/STEP`, and metrics of the split `evaluation`.
+
+    The engine keeps a copy of the weights and its caches between evaluations.
+    """
+
+    @config
+    class Config(Guard.Config):
+        """Describes an `EvaluateTasks`.
+
+        Args:
+            tasks: As `axcore evaluate --tasks` takes them.
+            every_steps: Steps between evaluations.
+            limit: Only so many samples of each task.
+            rows: Answers that are drawn at once.
+        """
+
+        tasks: tuple[str, ...] = REQUIRED
+        every_steps: PositiveInt = 100
+        limit: PositiveInt = 100
+        rows: PositiveInt = 16
+
+    config: Config
+
+    def on_start(self, trainer: Any, directory: Path) -> None:
+        """Finds the tasks, so that what is wrong with them shows before the first step.
+
+        Raises:
+            ConfigError: There is no such task, or the run cannot be evaluated so.
+        """
+        reason = no_text_reason(trainer)
+        if jax.process_count() > 1:
+            reason = f"the run has {jax.process_count()} processes, and one engine serves one"
+        if reason is not None:
+            raise ConfigError(f"tasks cannot be evaluated: {reason}", where="guards")
+        limit = self.config.limit
+        found = find_tasks(self.config.tasks)
+        self._tasks = {name: evolve(cfg, limit=limit) for name, cfg in found.items()}
+        self._trainer, self._directory = trainer, Path(directory)
+        self._engine: Engine | None = None
+
+    def measured(self, step: int, state: Any) -> Mapping[str, float]:
+        """Returns the metrics of every task where an evaluation is due."""
+        if step % self.config.every_steps:
+            return {}
+        trainer = self._trainer
+        weights = trainer.step.own_part(trainer.step.evaluated_model(state))
+        results = evaluate_tasks(
+            self._tasks,
+            EngineModel(self._engine_with(weights)),
+            identity_of(self._directory.name, step, weights),
+            directory_of("", self._directory, step),
+            restarts=True,
+        )
+        return {
+            f"{task}/{name}": one.value
+            for task, result in results.items()
+            for name, one in result.metrics.items()
+        }
+
+    def _engine_with(self, weights: Any) -> Engine:
+        """Returns the engine with the present weights; its programs are compiled once."""
+        trainer = self._trainer
+        if self._engine is not None:
+            self._engine.replace_weights(weights)
+            return self._engine
+        length = trainer.config.data.seq_len
+        cfg = EngineConfig(max_rows=self.config.rows, max_length=length, max_queue=1_000_000)
+        with use_policy(trainer.compiler.kernel_policy):
+            self._engine = Engine(trainer.model, weights, trainer.data.tokenizer, cfg)
+        return self._engine
+
+
+@config
+class Evaluate:
+    """Evaluates tasks every n steps of training.
+
+    Args:
+        tasks: As `axcore evaluate --tasks` takes them.
+        every_steps: Steps between evaluations.
+        limit: Only so many samples of each task.
+    """
+
+    tasks: tuple[str, ...] = REQUIRED
+    every_steps: PositiveInt = 100
+    limit: PositiveInt = 100
+
+    def apply(self, cfg: Any, hardware: Hardware) -> Any:
+        """Returns a trainer's config that evaluates them."""
+        guard = EvaluateTasks.Config(
+            tasks=self.tasks, every_steps=self.every_steps, limit=self.limit
+        )
+        return evolve(cfg, guards=(*cfg.guards, guard))
