@@ -15,10 +15,13 @@ from axcore.inference.request import (
     Request,
 )
 from axcore.inference.sampling import Sampling
+from axcore.inference.speculation import Draft, DraftModel, NGramLookup
 
 __all__ = [
     "Answer",
     "Completion",
+    "Draft",
+    "DraftModel",
     "Draining",
     "DrawnToken",
     "Engine",
@@ -27,6 +30,7 @@ __all__ = [
     "EngineStats",
     "Generation",
     "Generator",
+    "NGramLookup",
     "Piece",
     "QueueFull",
     "Request",

@@ -3,7 +3,7 @@
 from typing import Literal
 
 from axcore.config import NonNegativeInt, PositiveInt, config
-from axcore.inference.speculation.ngrams import NGramLookup
+from axcore.inference.speculation import DraftModel, NGramLookup
 
 
 @config
@@ -31,8 +31,8 @@ class EngineConfig:
             does for its rows.
         max_queue: Requests that wait at most.
         shares_prefixes: Whether prompts that begin alike are computed once.
-        speculation: How tokens are guessed ahead, to be checked by one call. It takes the place of
-            `tokens_per_call`. None guesses none.
+        speculation: How tokens are guessed ahead, to be checked by one call: from the text, or by
+            a draft model. It takes the place of `tokens_per_call`. None guesses none.
         num_adapters: Adapters that requests may choose from at once.
         adapter_rank: The largest rank of one.
         weights: What linear layers keep their weights in; None keeps them as they were trained.
@@ -49,7 +49,7 @@ class EngineConfig:
     draw_kinds: tuple[Literal["greedy", "plain", "full"], ...] = ("greedy", "full")
     max_queue: PositiveInt = 1024
     shares_prefixes: bool = True
-    speculation: NGramLookup | None = None
+    speculation: NGramLookup | DraftModel | None = None
     num_adapters: NonNegativeInt = 0
     adapter_rank: PositiveInt = 16
     weights: Literal["int8", "int4", "float8"] | None = None

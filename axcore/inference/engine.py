@@ -18,7 +18,7 @@ from axcore.inference.answer_text import AnswerText
 from axcore.inference.call_shapes import call_shapes
 from axcore.inference.config import EngineConfig
 from axcore.inference.drawing import packed_mask
-from axcore.inference.engine_checks import Accepted, check_speculation
+from axcore.inference.engine_checks import Accepted, check_draft, check_speculation
 from axcore.inference.engine_room import (
     schedule_limits,
     served_model,
@@ -30,7 +30,7 @@ from axcore.inference.grammar import GrammarCompiler
 from axcore.inference.programs import Programs
 from axcore.inference.request import Draining, QueueFull, Request
 from axcore.inference.scheduler import Scheduler
-from axcore.inference.speculation import NGramIndex
+from axcore.inference.speculation import Draft
 from axcore.inference.step_plan import Job
 from axcore.inference.step_runner import StepRunner, Task
 from axcore.inference.warm_up import Progress, Stage, WarmUp
@@ -49,6 +49,7 @@ class Engine:
         state: Its state.
         tokenizer: The tokenizer that it was trained with.
         cfg: How much is served at once.
+        draft: Guesses tokens, where `cfg.speculation` is a `DraftModel`.
 
     Raises:
         ConfigError: The config does not fit the model, or itself.
@@ -60,11 +61,14 @@ class Engine:
         state: Any,
         tokenizer: Tokenizer,
         cfg: EngineConfig = EngineConfig(),  # noqa: B008 - a frozen value
+        *,
+        draft: Draft | None = None,
     ) -> None:
+        check_draft(cfg, draft, tokenizer)
         self.tokenizer = tokenizer
         self._shapes = call_shapes(cfg)
-        served, room = served_model(model, state, cfg, serving_room(cfg))
-        check_speculation(cfg, keeps_pages_only=served.keeps_pages_only)
+        served, room = served_model(model, state, cfg, serving_room(cfg), draft=draft)
+        check_speculation(cfg, keeps_pages_only=served.keeps_pages_only, draft=draft)
         limits = schedule_limits(cfg, room, self._shapes, keeps_pages_only=served.keeps_pages_only)
         self.max_length = room.max_length
         self._room = room
@@ -171,7 +175,7 @@ class Engine:
             np.zeros((len(request.prompt) - 1, 3), np.float32) if request.prompt_logprobs else None
         )
         guesses = self.config.speculation
-        index = NGramIndex(guesses, request.prompt) if guesses else None
+        index = guesses.index(request.prompt) if guesses else None
 
         def add() -> None:
             self._num_prompt_tokens += len(request.prompt)

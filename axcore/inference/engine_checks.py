@@ -2,12 +2,14 @@
 
 import attrs
 
+from axcore.data import Tokenizer
 from axcore.errors import ConfigError, RequestError
 from axcore.inference.config import EngineConfig
 from axcore.inference.device_calls import MAX_LOGPROBS
 from axcore.inference.drawing import DrawKind, kind_for
 from axcore.inference.request import Request
 from axcore.inference.sampling import Sampling
+from axcore.inference.speculation import Draft, DraftModel
 
 MAX_PRIORITY = 1_000_000
 """So that places in the order of requests are whole numbers of 64 bits."""
@@ -115,7 +117,33 @@ def kind_index(sampling: Sampling, kinds: tuple[DrawKind, ...]) -> int:
     )
 
 
-def check_speculation(cfg: EngineConfig, *, keeps_pages_only: bool) -> None:
+def check_draft(cfg: EngineConfig, draft: Draft | None, tokenizer: Tokenizer) -> None:
+    """Refuses a draft model that nobody asked for, a missing one, and one of other tokens.
+
+    Raises:
+        ConfigError: Saying why.
+    """
+    is_wanted = isinstance(cfg.speculation, DraftModel)
+    if is_wanted and draft is None:
+        raise ConfigError(
+            "tokens are to be guessed by a draft model, and there is none",
+            where="speculation",
+            hint="give the engine one: Engine(..., draft=Draft(...)), axcore serve --draft RUN",
+        )
+    if draft is None:
+        return
+    if not is_wanted:
+        raise ConfigError(
+            f"there is a draft model, and speculation is {cfg.speculation}",
+            where="speculation",
+            hint="set it to DraftModel(), or leave the draft out",
+        )
+    draft.check_tokenizer(tokenizer)
+
+
+def check_speculation(
+    cfg: EngineConfig, *, keeps_pages_only: bool, draft: Draft | None = None
+) -> None:
     """Refuses guesses where a wrong one could not be taken back.
 
     Raises:
@@ -128,7 +156,8 @@ def check_speculation(cfg: EngineConfig, *, keeps_pages_only: bool) -> None:
     if cfg.fixed_shapes:
         reason = "calls of fixed shapes draw a fixed number of tokens"
     elif not keeps_pages_only:
-        reason = "a layer of the model keeps a state, or a row of its own, which has no way back"
+        where = "the model" if draft is None else "the model or of its draft"
+        reason = f"a layer of {where} keeps a state, or a row of its own, which has no way back"
     if reason is not None:
         raise ConfigError(
             f"tokens cannot be guessed ahead: {reason}",

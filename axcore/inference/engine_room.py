@@ -5,17 +5,21 @@ from typing import Any
 
 import attrs
 import jax
+from jax.sharding import Mesh
 
 from axcore.errors import ConfigError
-from axcore.inference.cached_model import CachedModel
+from axcore.inference.cached_model import CachedModel, mesh_of
 from axcore.inference.call_shapes import CallShapes
 from axcore.inference.config import EngineConfig
+from axcore.inference.drafted_model import AnyCachedModel, DraftedModel
 from axcore.inference.drawing import DrawKind
+from axcore.inference.speculation import Draft
 from axcore.inference.step_plan import Limits
 from axcore.inference.warm_up import Stage, growing
 from axcore.layers import PageRoom, ServingRoom
 from axcore.modifiers import NAMED_WEIGHTS, AdapterRoom
 from axcore.module import Module
+from axcore.parallel import PARAM_RULES, param_shardings
 
 MEMORY_SHARE = 0.9
 """Part of the free memory that caches may take; programs need some, too."""
@@ -54,22 +58,16 @@ def serving_room(cfg: EngineConfig) -> ServingRoom:
 
 
 def served_model(
-    model: Module, state: Any, cfg: EngineConfig, room: ServingRoom
-) -> tuple[CachedModel, ServingRoom]:
+    model: Module, state: Any, cfg: EngineConfig, room: ServingRoom, *, draft: Draft | None = None
+) -> tuple[AnyCachedModel, ServingRoom]:
     """Returns a model with caches, and its room: with fewer pages where memory holds fewer.
 
-    A number of pages in the config is taken as it is.
+    A number of pages in the config is taken as it is. A draft gets as many.
 
     Raises:
         ConfigError: Memory does not hold one longest text.
     """
-    forms: dict[str, Any] = {
-        "quantization": NAMED_WEIGHTS[cfg.weights] if cfg.weights else None,
-        "adapters": AdapterRoom(num_adapters=cfg.num_adapters, rank=cfg.adapter_rank)
-        if cfg.num_adapters
-        else None,
-    }
-    served = CachedModel(model, state, room, **forms)
+    served = _with_caches(model, state, cfg, room, draft=draft)
     free = _free_bytes()
     if cfg.num_pages is not None or room.pages is None or free is None:
         return served, room
@@ -84,7 +82,30 @@ def served_model(
         )
     del served
     room = attrs.evolve(room, pages=pages)
-    return CachedModel(model, state, room, **forms), room
+    return _with_caches(model, state, cfg, room, draft=draft), room
+
+
+def _with_caches(
+    model: Module, state: Any, cfg: EngineConfig, room: ServingRoom, *, draft: Draft | None
+) -> AnyCachedModel:
+    quantization = NAMED_WEIGHTS[cfg.weights] if cfg.weights else None
+    adapters = (
+        AdapterRoom(num_adapters=cfg.num_adapters, rank=cfg.adapter_rank)
+        if cfg.num_adapters
+        else None
+    )
+    served = CachedModel(model, state, room, quantization=quantization, adapters=adapters)
+    if draft is None:
+        return served
+    placed = on_mesh(draft.model, draft.state, mesh_of(state))
+    return DraftedModel(served, CachedModel(draft.model, placed, room, quantization=quantization))
+
+
+def on_mesh(model: Module, state: Any, mesh: Mesh | None) -> Any:
+    """Returns a state that lies on a mesh as the rules for parameters say, or as it was."""
+    if mesh is None:
+        return state
+    return jax.device_put(state, param_shardings(model.param_specs(), PARAM_RULES, mesh))
 
 
 def pages_within(room: ServingRoom, cache_bytes: int, free_bytes: int) -> PageRoom:

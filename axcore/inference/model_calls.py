@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, UInt32
 
-from axcore.inference.cached_model import CachedModel
 from axcore.inference.device_calls import (
     CallRows,
     Drawn,
@@ -19,6 +18,7 @@ from axcore.inference.device_calls import (
     logprobs_of,
     slots_that_draw,
 )
+from axcore.inference.drafted_model import AnyCachedModel, DraftedModel
 from axcore.inference.drawing import DrawKind, SamplingRows
 from axcore.inference.speculation import verify
 
@@ -31,7 +31,7 @@ class ModelCalls:
         pages_per_row: Pages of the longest text.
     """
 
-    def __init__(self, model: CachedModel, pages_per_row: int) -> None:
+    def __init__(self, model: AnyCachedModel, pages_per_row: int) -> None:
         self._model = model
         self._pages_per_row = pages_per_row
 
@@ -111,8 +111,21 @@ class ModelCalls:
         *,
         kind: DrawKind,
     ) -> tuple[Drawn, Int[Array, " B"], Any, Memory]:
-        """Reads the last token of each row and guesses of those after it; draws at each place."""
+        """Reads the last token of each row and guesses of those after it; draws at each place.
+
+        The guesses are those of the call's tokens, or those of the draft model, if there is one.
+        """
         rows = self._rows(call)
+        if isinstance(self._model, DraftedModel):
+            rows, caches = self._model.with_guesses(
+                weights,
+                caches,
+                rows,
+                memory=memory,
+                sampling=sampling,
+                allowed=allowed,
+                kind=kind,
+            )
         length, held = rows.tokens.shape[1], memory.held(rows.slots)
         logits, caches = self._step_everywhere(weights, caches, rows)
         tokens, counts = verify(

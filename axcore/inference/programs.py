@@ -16,9 +16,10 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, UInt32
 
-from axcore.inference.cached_model import CachedModel, mesh_of
+from axcore.inference.cached_model import mesh_of
 from axcore.inference.compiled import CompiledPrograms
 from axcore.inference.device_calls import Drawn, Memory
+from axcore.inference.drafted_model import AnyCachedModel
 from axcore.inference.drawing import DrawKind, SamplingRows, empty_history, greedy_rows
 from axcore.inference.model_calls import ModelCalls
 from axcore.inference.program_table import program_table
@@ -44,7 +45,7 @@ class Programs:
 
     def __init__(
         self,
-        model: CachedModel,
+        model: AnyCachedModel,
         *,
         pages_per_row: int,
         max_length: int,

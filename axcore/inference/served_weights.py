@@ -7,7 +7,7 @@ import jax
 from jaxtyping import Array
 
 from axcore.errors import ConfigError
-from axcore.inference.cached_model import CachedModel
+from axcore.inference.drafted_model import AnyCachedModel
 from axcore.layers import with_adapter
 from axcore.layers.lora.batched import Factors
 
@@ -25,7 +25,7 @@ class ServedWeights:
         value: What the model is called with.
     """
 
-    def __init__(self, model: CachedModel) -> None:
+    def __init__(self, model: AnyCachedModel) -> None:
         self.value = model.weights
         self._model = model
         self._adapters: dict[int, AdapterFactors] = {}

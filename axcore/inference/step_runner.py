@@ -19,7 +19,7 @@ from axcore.inference.grammar import GrammarMatcher
 from axcore.inference.programs import Programs
 from axcore.inference.request import Request
 from axcore.inference.scheduler import Scheduler
-from axcore.inference.speculation import NGramIndex
+from axcore.inference.speculation import Guesses
 from axcore.inference.step_plan import Call, Job, StepPlan
 from axcore.inference.warm_up import Stage
 
@@ -43,7 +43,7 @@ class Task:
     job: Job
     matcher: GrammarMatcher | None = None
     scores: np.ndarray | None = None
-    index: NGramIndex | None = None
+    index: Guesses | None = None
     adapter: int = NO_ADAPTER
 
 

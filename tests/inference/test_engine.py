@@ -13,8 +13,8 @@ import attrs
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from next_letter import NextLetter
 
-from axcore.config import REQUIRED, config
 from axcore.data import ByteTokenizer
 from axcore.errors import ConfigError
 from axcore.inference import (
@@ -30,27 +30,11 @@ from axcore.inference import (
 from axcore.inference.grammar import regex
 from axcore.inference.programs import Programs
 from axcore.inference.served_weights import ServedWeights
-from axcore.module import Module, Param, entry
 
 TOKENIZER = ByteTokenizer.Config().build()
 GREEDY = Sampling(temperature=0)
 LONGEST = 32
 ALPHABET = "abcdefghij"
-
-
-class NextLetter(Module):
-    """Gives the token after `t` the logits of row `t` of a table."""
-
-    @config
-    class Config(Module.Config):
-        vocab_size: int = REQUIRED
-
-    def setup(self, cfg):
-        self.table = Param((cfg.vocab_size, cfg.vocab_size), axes=(None, None), init=0.0)
-
-    @entry
-    def logits(self, tokens, info=None, at=None):
-        return self.table[jnp.take_along_axis(tokens, at, axis=1)]
 
 
 MODEL = NextLetter.Config(vocab_size=TOKENIZER.vocab_size).build()

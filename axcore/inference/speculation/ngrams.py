@@ -33,6 +33,10 @@ class NGramLookup:
                 hint="look for as many tokens or fewer",
             )
 
+    def index(self, text: Iterable[int]) -> "NGramIndex":
+        """Returns what guesses for one text."""
+        return NGramIndex(self, text)
+
 
 class NGramIndex:
     """Where each run of tokens was last in one text; each new token costs `longest` entries.

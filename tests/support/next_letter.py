@@ -1,0 +1,21 @@
+"""A model whose next token depends on the last alone."""
+
+import jax.numpy as jnp
+
+from axcore.config import REQUIRED, config
+from axcore.module import Module, Param, entry
+
+
+class NextLetter(Module):
+    """Gives the token after `t` the logits of row `t` of a table."""
+
+    @config
+    class Config(Module.Config):
+        vocab_size: int = REQUIRED
+
+    def setup(self, cfg):
+        self.table = Param((cfg.vocab_size, cfg.vocab_size), axes=(None, None), init=0.0)
+
+    @entry
+    def logits(self, tokens, info=None, at=None):
+        return self.table[jnp.take_along_axis(tokens, at, axis=1)]
