@@ -160,3 +160,21 @@ def test_newer_weights_are_taken_over_and_a_signal_drains(trained, server):
     assert "compiling: done in" in said
     assert "weights of step 6 answer now" in said
     assert "draining: 1 requests are being answered" in said
+
+
+@pytest.mark.slow
+def test_sigterm_ends_a_server_that_is_not_ready_yet(trained):
+    """Whether it was still loading or had just begun to answer, it ends with 0 and says so."""
+    command = [sys.executable, "-m", "axcore", "serve", str(trained[1]), "--port", "0"]
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, **quick_environment()},
+    ) as process:
+        said = process.stdout.readline()
+        process.send_signal(signal.SIGTERM)
+        said += process.stdout.read()
+    assert process.returncode == 0, said
+    assert "ended" in said
