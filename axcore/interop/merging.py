@@ -145,8 +145,9 @@ def _shares(count: int, weights: Sequence[float] | None) -> np.ndarray:
 
 
 def _check_method(method: str, count: int, base: Path | str | None, density: float) -> None:
-    if count < 2 or (method == "slerp" and count != 2):
-        wanted = "two" if method == "slerp" else "two or more"
+    fewest = 1 if method == "ties" else 2
+    if count < fewest or (method == "slerp" and count != 2):
+        wanted = "two" if method == "slerp" else f"{fewest} or more"
         raise ConfigError(f"{method} merges {wanted} models; there are {count}", where="MODELS")
     if (method == "ties") != (base is not None):
         what = "needs the model that the others began as" if base is None else "has no base"

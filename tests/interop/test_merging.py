@@ -1,4 +1,4 @@
-"""Merged models: every number by the formula, the folder a model again, misfits named."""
+"""Merged models: every number by the formula, the folder a model again, mismatches named."""
 
 import numpy as np
 import pytest
