@@ -48,7 +48,8 @@ def slerp(tensors: Sequence[np.ndarray], weights: np.ndarray) -> np.ndarray:
     if np.sin(angle) < _PARALLEL:
         return linear(tensors, weights)
     parts = np.sin(weights * angle) / np.sin(angle)
-    return (parts[0] * a + parts[1] * b).astype(np.float32).reshape(tensors[0].shape)
+    turned: np.ndarray = (parts[0] * a + parts[1] * b).astype(np.float32)
+    return turned.reshape(tensors[0].shape)
 
 
 def ties(density: float) -> _Merge:
