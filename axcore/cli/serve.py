@@ -47,6 +47,11 @@ _NEEDED = ("starlette", "uvicorn", "prometheus_client")
     help="A run of LoRA or a folder of PEFT's that requests may name as their model. Repeatable.",
 )
 @click.option(
+    "--draft",
+    metavar="DIR",
+    help="A smaller model of the same tokens, a run or a published one, that guesses tokens ahead.",
+)
+@click.option(
     "--api-key-file",
     metavar="FILE",
     help="Keys, one a line; others may be in AXCORE_API_KEYS. Without any, everybody may ask.",
@@ -76,6 +81,7 @@ def serve(
     wanted = use_target(target)
     from axcore.cli.loading_display import LoadingDisplay
     from axcore.config import apply_overrides
+    from axcore.inference import DraftModel, EngineConfig
     from axcore.runs import open_model
     from axcore.serving import (
         HttpServer,
@@ -89,7 +95,9 @@ def serve(
         start_engine,
     )
 
-    cfg = apply_overrides(ServerConfig(), overrides)
+    speculation = None if rest["draft"] is None else DraftModel()
+    engine = EngineConfig(speculation=speculation)
+    cfg = apply_overrides(ServerConfig(engine=engine), overrides)
     keys = read_api_keys(rest["api_key_file"])
     folders = named_folders(rest["adapters"])
     with listen(host, port) as listener:
@@ -100,9 +108,15 @@ def serve(
             opened = open_model(model, **how)
             own = opened.trainer.config.model
             adapters = open_adapters(folders, own, trust_code=rest["trust_code"])
+            draft = rest["draft"] and open_model(rest["draft"], trust_code=rest["trust_code"])
             display.begin("compiling")
             served = start_engine(
-                opened, cfg, name=rest["name"], adapters=adapters, progress=display.advance
+                opened,
+                cfg,
+                name=rest["name"],
+                adapters=adapters,
+                draft=draft,
+                progress=display.advance,
             )
         with served.engine:
             named = (*_LOOPBACK, host, *rest["hosts"])

@@ -128,7 +128,7 @@ def check_draft(cfg: EngineConfig, draft: Draft | None, tokenizer: Tokenizer) ->
         raise ConfigError(
             "tokens are to be guessed by a draft model, and there is none",
             where="speculation",
-            hint="give the engine one: Engine(..., draft=Draft(...)), axcore serve --draft RUN",
+            hint="give the engine one: Engine(..., draft=Draft(...)), axcore serve --draft DIR",
         )
     if draft is None:
         return

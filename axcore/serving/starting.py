@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 
 from axcore.config import evolve
 from axcore.errors import ConfigError
-from axcore.inference import Engine
+from axcore.inference import Draft, Engine
 from axcore.inference.adapters import Adapter
 from axcore.ops import use_policy
 from axcore.runs import OpenedModel
@@ -22,6 +22,7 @@ def start_engine(
     *,
     name: str | None = None,
     adapters: Mapping[str, Adapter] = {},
+    draft: OpenedModel | None = None,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> ServedModel:
     """Returns a model that answers; its engine is to be closed.
@@ -33,6 +34,7 @@ def start_engine(
         cfg: How it is served.
         name: What requests call it; by default, what its directory is called.
         adapters: What requests may choose besides, by name.
+        draft: A smaller model that guesses tokens, where `cfg.engine.speculation` says so.
         progress: Is called with the programs compiled, all of them, and what the newest is.
 
     Raises:
@@ -48,7 +50,9 @@ def start_engine(
     length = cfg.engine.max_length or opened.length
     engine_cfg = with_adapter_room(evolve(cfg.engine, max_length=length), adapters)
     with use_policy(opened.trainer.compiler.kernel_policy):
-        engine = Engine(opened.model, opened.state, opened.tokenizer, engine_cfg)
+        engine = Engine(
+            opened.model, opened.state, opened.tokenizer, engine_cfg, draft=_guessing(draft)
+        )
     add_adapters(engine, adapters)
     engine.warm_up(progress, when_all=_say)
     return ServedModel(
@@ -60,6 +64,12 @@ def start_engine(
         adapters=tuple(adapters),
         step=opened.step,
     )
+
+
+def _guessing(opened: OpenedModel | None) -> Draft | None:
+    if opened is None:
+        return None
+    return Draft(model=opened.model, state=opened.state, tokenizer=opened.tokenizer)
 
 
 def _say(failure: Exception | None) -> None:
