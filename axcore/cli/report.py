@@ -8,8 +8,9 @@ import click
 
 from axcore.cli import options
 from axcore.cli.completion import complete_run
+from axcore.report.run_page import REPORT_NAME
 
-REPORT_NAME, COMPARISON_NAME = "report.html", "comparison.html"
+COMPARISON_NAME = "comparison.html"
 
 
 @click.command()

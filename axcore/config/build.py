@@ -9,6 +9,7 @@ from typing import Any, Generic, cast
 
 from typing_extensions import TypeVar
 
+from axcore.config.config_html import config_html
 from axcore.config.define import class_tag, config, field_names
 from axcore.config.paths import Path, format_path
 from axcore.config.provenance import Origin, origins_of
@@ -98,6 +99,9 @@ class Buildable(Generic[Built_co]):
         if frame.parent is None and frame.missing:
             raise _missing_error(self, frame.missing)
         return cast(Built_co, thing)
+
+    def _repr_html_(self) -> str:
+        return config_html(self)
 
     def _make(self) -> Any:
         raise ConfigError(f"{type(self).__qualname__} describes nothing that can be built")

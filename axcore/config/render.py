@@ -73,14 +73,17 @@ def _lines(value: Any, path: Path, fold: bool, origin: str) -> Iterator[tuple[st
 
 
 def _shown_fields(cfg: Any, fold: bool) -> Iterator[str]:
-    defaults = field_defaults(type(cfg))
     for name in field_names(cfg):
-        value = getattr(cfg, name)
-        if not (fold and name in defaults and _same(value, defaults[name])):
+        if not (fold and is_at_default(cfg, name)):
             yield name
 
 
-def _same(value: Any, default: Any) -> bool:
+def is_at_default(cfg: Any, name: str) -> bool:
+    """Returns whether a field holds its default."""
+    defaults, value = field_defaults(type(cfg)), getattr(cfg, name)
+    if name not in defaults:
+        return False
+    default = defaults[name]
     return value is default or (value is not REQUIRED and bool(value == default))
 
 

@@ -21,6 +21,7 @@ from axcore.module.outputs import Loss, unused
 from axcore.module.param import ParamDeclaration, param_spec_of, sample_params
 from axcore.module.remat import Remat
 from axcore.module.rng import Path, as_key, format_path
+from axcore.module.summary import summary_html
 from axcore.module.tree import ModuleNode, index_of, unwrapped
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -304,6 +305,9 @@ class Module(Configurable):
 
     def __repr__(self) -> str:
         return f"<{type(self).__qualname__} {self.config!r}>"
+
+    def _repr_html_(self) -> str:
+        return summary_html(self)
 
 
 def _child_items(steps: Path, value: Any) -> list[tuple[Path, Any]]:

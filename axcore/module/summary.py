@@ -1,28 +1,44 @@
 """`summary_table`: a model's parameters as a table, without making any."""
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from axcore.module.module import Module
+from axcore.markup import card, element, table
 from axcore.module.param import ParamSpec, count_params
+
+if TYPE_CHECKING:
+    from axcore.module.module import Module
 
 _HEADER = ("path", "shape", "dtype", "axes", "count")
 
 
-def summary_table(module: Module) -> str:
+def summary_table(module: "Module") -> str:
     """Returns one line a parameter, as they are declared, with its exact size, and the totals.
 
     Statistics are marked, and counted apart. Allocates nothing.
     """
     specs = module.param_specs()
     leaves = list(_leaves(specs))
-    lines = _aligned([_HEADER, *map(_row, leaves)])
+    total, *buffers = _totals(specs, leaves)
+    lines = [*_aligned([_HEADER, *map(_row, leaves)]), f"total: {total}"]
+    return "\n".join([*lines, *(f"       {line}" for line in buffers)]) + "\n"
+
+
+def summary_html(module: "Module") -> str:
+    """Returns the same as HTML for a notebook."""
+    specs = module.param_specs()
+    leaves = list(_leaves(specs))
+    rows = [[element("code", cell) for cell in _row(spec)] for spec in leaves]
+    note = "; ".join(_totals(specs, leaves))
+    return card(type(module).__qualname__, note, table(_HEADER, rows, numbers=("count",)))
+
+
+def _totals(specs: Any, leaves: list[ParamSpec]) -> list[str]:
+    """Returns the size of what is trained, and of what is not where there is some."""
     num_trainable = count_params(specs)
     num_buffers = count_params(specs, trainable_only=False) - num_trainable
-    lines.append(f"total: {num_trainable:,} parameters, {_bytes(leaves):,} bytes")
-    if num_buffers:
-        lines.append(f"       {num_buffers:,} elements of buffers, not trained")
-    return "\n".join(lines) + "\n"
+    total = f"{num_trainable:,} parameters, {_bytes(leaves):,} bytes"
+    return [total, *[f"{num_buffers:,} elements of buffers, not trained"] * (num_buffers > 0)]
 
 
 def _leaves(specs: Any) -> Iterator[ParamSpec]:

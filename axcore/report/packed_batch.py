@@ -1,12 +1,12 @@
 """A picture of a packed batch: one HTML file with nothing beside it."""
 
-import json
 from importlib import resources
 from typing import Any
 
 import numpy as np
 
 from axcore.data import Batch, Tokenizer
+from axcore.markup import embedded_json
 
 
 def packed_batch_html(batch: Batch, tokenizer: Tokenizer, *, title: str) -> str:
@@ -21,8 +21,7 @@ def packed_batch_html(batch: Batch, tokenizer: Tokenizer, *, title: str) -> str:
         title: What the batch is of.
     """
     content = packed_batch_content(batch, tokenizer, title=title)
-    # Text of documents may hold what would end the script.
-    return packed_batch_template().replace("/*BATCH*/", json.dumps(content).replace("<", "\\u003c"))
+    return packed_batch_template().replace("/*BATCH*/", embedded_json(content))
 
 
 def packed_batch_template() -> str:

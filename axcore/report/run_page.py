@@ -1,11 +1,14 @@
 """The report of runs: one HTML file with nothing beside it."""
 
-import json
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from typing import Any
 
+from axcore.markup import embedded_json
 from axcore.report.packed_batch import packed_batch_template
+
+REPORT_NAME = "report.html"
+"""Of a run's own report, in its directory."""
 
 
 def run_page_html(
@@ -22,10 +25,5 @@ def run_page_html(
     """
     page = resources.files("axcore.report").joinpath("run_page.html").read_text("utf-8")
     facts = {"runs": list(runs), "written": written, "is_live": is_live, "part": part}
-    page = page.replace("/*BATCH_PAGE*/", _in_script(packed_batch_template()))
-    return page.replace("/*FACTS*/", _in_script(facts))
-
-
-def _in_script(content: Any) -> str:
-    """Returns JSON without what would end a script; a sample or a path may hold it."""
-    return json.dumps(content, allow_nan=False).replace("<", "\\u003c")
+    page = page.replace("/*BATCH_PAGE*/", embedded_json(packed_batch_template()))
+    return page.replace("/*FACTS*/", embedded_json(facts))

@@ -11,6 +11,7 @@ from axcore.inference import Generation, Generator, Sampling
 from axcore.ops import use_policy
 from axcore.runs.code import read_run_config
 from axcore.runs.metrics import Metrics, read_metrics
+from axcore.runs.run_html import run_html
 from axcore.trainer import Trainer
 from axcore.trainer.run_directory.origin import opened_config, read_origin
 from axcore.trainer.step import TrainState
@@ -67,6 +68,9 @@ class Run:
 
     def __repr__(self) -> str:
         return f"<Run {str(self.directory)!r}>"
+
+    def _repr_html_(self) -> str:
+        return run_html(self.directory)
 
     @property
     def state(self) -> Any:

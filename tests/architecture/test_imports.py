@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 LAYERS = (
-    ("errors", "_jax_compat", "whole_files"),
+    ("errors", "_jax_compat", "markup", "whole_files"),
     ("config",),
     ("registration",),
     ("hardware",),
