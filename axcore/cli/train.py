@@ -205,7 +205,8 @@ def _report(trainer: Any, result: Any, run: Path, *, is_alone: bool) -> None:
 
 
 def _write_report(run: Path) -> None:
-    from axcore.cli.report import REPORT_NAME, write_report
+    from axcore.cli.report import write_report
+    from axcore.report.run_page import REPORT_NAME
 
     try:
         write_report((run,), run / REPORT_NAME)

@@ -10,7 +10,7 @@ from axcore.runs.metrics import Metrics, read_metrics
 
 
 def run_html(directory: Path) -> str:
-    """Returns what is known of a run as HTML, read anew; a damaged file of it is named."""
+    """Returns what is known of a run as HTML; a damaged file of it is named."""
     summary = summarise_run(directory)
     note = f"run, {summary.state}, step {summary.last_step or 0} of {summary.max_steps}"
     try:

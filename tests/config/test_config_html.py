@@ -1,4 +1,4 @@
-"""What notebooks show of a config: a tree in which what differs from the defaults stands out."""
+"""What notebooks show of a config: a tree that is open where it differs from the defaults."""
 
 from config_trees import FeedForward, Net
 from html_words import Word, words_of

@@ -43,7 +43,7 @@ def test_it_names_the_report_or_the_command_that_writes_it(run):
 def test_a_run_without_metrics_and_one_with_damaged_ones_say_so(run):
     (run.directory / "metrics.jsonl").write_text("")
     assert "nothing is logged yet" in shown(run)
-    (run.directory / "metrics.jsonl").write_text('{"split"')
+    (run.directory / "metrics.jsonl").write_text('{"split"\n{"split"\n')
     assert "the line is no metrics" in " ".join(shown(run))
 
 
