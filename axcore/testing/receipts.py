@@ -35,7 +35,16 @@ from axcore.testing.op_sources import op_files
 FOLDER = "compile_receipts"
 AXCORE = Path(axcore.__file__).parent
 
-NOT_COMPILED = ("cli", "complexity", "launch", "profiles", "resilience", "runs", "serving")
+NOT_COMPILED = (
+    "cli",
+    "complexity",
+    "evaluation",
+    "launch",
+    "profiles",
+    "resilience",
+    "runs",
+    "serving",
+)
 """Rooms of which nothing gets into a compiled step."""
 
 _SUITE = re.compile("compile_suite|contract")
