@@ -1,9 +1,10 @@
-"""`axcore merge`: published models merged into one."""
+"""`axcore merge`: models merged into one."""
 
 from typing import Any
 
 import click
 
+from axcore.cli import options
 from axcore.errors import ConfigError
 
 
@@ -12,8 +13,9 @@ from axcore.errors import ConfigError
 @click.argument("models", nargs=-1, required=True)
 @click.option("--to", "target", required=True, metavar="FOLDER", help="Where to write.")
 @click.option("--weights", metavar="W,W,...", help="Of the models.  [default: all the same]")
-@click.option("--base", metavar="FOLDER", help="The model that ties takes differences from.")
+@click.option("--base", metavar="MODEL", help="The model that ties takes differences from.")
 @click.option("--density", type=float, default=0.2, show_default=True, help="Share ties keeps.")
+@options.trust_code
 def merge(
     method: Any,
     models: tuple[str, ...],
@@ -21,16 +23,23 @@ def merge(
     weights: str | None,
     base: str | None,
     density: float,
+    trust_code: bool,
 ) -> None:
-    """Merge folders of published models, MODELS, into a new one.
+    """Merge MODELS into one, written as a published model.
 
-    METHOD is linear, a weighted mean; slerp, between two on a sphere; or ties, by what differs from
-    a base. Runs are written as such folders before: axcore convert runs/NAME hf:FOLDER.
+    They are folders of published models, runs, or steps of a run: runs/NAME@STEP. METHOD is linear,
+    a weighted mean; slerp, between two on a sphere; or ties, by what differs from a base.
     """
-    from axcore.interop.merging import merge_models
+    from axcore.runs import merge_models_and_runs
 
-    count = merge_models(
-        models, target, method=method, weights=_numbers(weights), base=base, density=density
+    count = merge_models_and_runs(
+        models,
+        target,
+        base=base,
+        trust_code=trust_code,
+        method=method,
+        weights=_numbers(weights),
+        density=density,
     )
     click.echo(f"{target} holds {count} tensors of {len(models)} models, merged by {method}")
 

@@ -640,7 +640,7 @@ def commands() -> Iterator[Command]:
         ("serve", "serve", "Answer requests over HTTP, as OpenAI's API does"),
         ("evaluate", "evaluate", "What a model knows, by tasks, or its validation loss"),
         ("convert", "convert", "Weights of published models to runs, and back"),
-        ("merge", "merge", "Published models merged into one: linear, slerp, ties"),
+        ("merge", "merge", "Models, or steps of a run, merged into one: linear, slerp, ties"),
         ("data", "data", "Build a token store, or look at one"),
         ("config", "config", "Show, explore, compare and pin down configs"),
         ("completion", "completion", "What a shell needs to complete commands and paths"),

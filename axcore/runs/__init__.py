@@ -3,6 +3,7 @@
 from axcore.runs.base_model import BaseModel
 from axcore.runs.gguf import export_gguf
 from axcore.runs.hugging_face import export_run, import_run, open_published
+from axcore.runs.merging import merge_models_and_runs
 from axcore.runs.opening import OpenedModel, open_model
 from axcore.runs.run import RestoredModel, Run, load_run, no_text_reason
 from axcore.runs.run_facts import RunFacts, run_facts
@@ -23,6 +24,7 @@ __all__ = [
     "export_run",
     "import_run",
     "load_run",
+    "merge_models_and_runs",
     "no_text_reason",
     "open_model",
     "open_published",

@@ -77,7 +77,7 @@ def open_model(
             hint="name a run, such as runs/tiny, or the folder of a published model",
         )
     name = path.resolve().name
-    if _is_published(path):
+    if is_published(path):
         if step is not None:
             raise ConfigError("a published model has no steps", where="--step")
         trainer, state = open_published(path)
@@ -127,7 +127,7 @@ def _check(trainer: Any) -> None:
         )
 
 
-def _is_published(path: Path) -> bool:
+def is_published(path: Path) -> bool:
     """Whether a folder's config is that of transformers, not of a run."""
     if (path / _ADAPTERS).is_file():
         return True
