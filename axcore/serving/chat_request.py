@@ -10,6 +10,7 @@ from axcore.serving.fields import Fields
 from axcore.serving.limits import Limits
 from axcore.serving.response_format import read_response_format
 from axcore.serving.settings import MAX_LOGPROBS, Settings, read_settings
+from axcore.serving.tool_choice import ToolChoice, read_tool_choice
 
 MAX_MESSAGES = 4096
 _ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -31,7 +32,7 @@ class ChatRequest:
     Args:
         model: Name of the model; None is the one that is served.
         messages: The turns, as templates read them.
-        tools: Functions that the model may call; None where there are none.
+        tool_choice: Functions that the model may or must call.
         template_values: What else the template reads.
         max_tokens: Tokens of an answer at most; None is all that the model has room for.
         num_logprobs: Likeliest tokens that are listed beside each one; None lists nothing.
@@ -41,7 +42,7 @@ class ChatRequest:
 
     model: str | None
     messages: tuple[dict[str, Any], ...]
-    tools: list[Any] | None
+    tool_choice: ToolChoice
     template_values: dict[str, Any]
     max_tokens: int | None
     num_logprobs: int | None
@@ -59,13 +60,16 @@ def read_chat(content: Any, limits: Limits) -> ChatRequest:
     request = ChatRequest(
         model=fields.text("model"),
         messages=read_messages(fields),
-        tools=_tools(fields),
+        tool_choice=read_tool_choice(fields),
         template_values=_template_values(fields),
         max_tokens=_max_tokens(fields),
         num_logprobs=_num_logprobs(fields),
         grammar=read_response_format(fields),
         settings=read_settings(fields, limits),
     )
+    if request.tool_choice.forced and request.grammar is not None:
+        message = "tool_choice forces a call, and response_format wants another text; use one"
+        raise invalid(message, "response_format")
     for name in ("user", "safety_identifier", "prompt_cache_key"):
         fields.text(name)
     for name, why in _UNSUPPORTED.items():
@@ -101,29 +105,6 @@ def _template_values(fields: Fields) -> dict[str, Any]:
         names = ", ".join(sorted(taken))
         raise invalid(f"{path} is no object of values, those of {names} left out", path)
     return found
-
-
-def _tools(fields: Fields) -> list[Any] | None:
-    found = fields.items("tools", most=128) or []
-    for number, one in enumerate(found):
-        path = f"tools[{number}]"
-        tool = Fields(one, path)
-        if tool.choice("type", ["function"]) is None:
-            raise invalid(f"{path}.type is missing; expected 'function'", f"{path}.type")
-        function = tool.inner("function")
-        if function is None or not function.text("name"):
-            raise invalid(f"{path}.function.name is missing", f"{path}.function.name")
-        function.text("description")
-        function.inner("parameters")
-        function.boolean("strict")
-        function.finish()
-        tool.finish()
-    choice = fields.raw("tool_choice")
-    if choice not in (None, "none", "auto"):
-        why = "The model chooses: 'auto', or 'none'."
-        fields.refuse("tool_choice", why)
-    fields.refuse("parallel_tool_calls", "The model says how many it makes.", harmless=(True,))
-    return None if choice == "none" or not found else found
 
 
 def read_messages(fields: Fields) -> tuple[dict[str, Any], ...]:

@@ -7,10 +7,12 @@ import attrs
 
 from axcore.inference import DrawnToken, Piece, Request
 from axcore.serving.answering import Answers, RequestFigures
+from axcore.serving.api_error import ApiError, invalid
 from axcore.serving.chat_request import ChatRequest
 from axcore.serving.completions import usage
+from axcore.serving.forced_calls import call_reader, call_stops, forced_calls
 from axcore.serving.served_model import ServedModel, seeds
-from axcore.serving.tool_calls import PlainText, ToolCall, ToolCallReader, tool_call_reader
+from axcore.serving.tool_calls import ToolCall, ToolCallReader
 
 
 @attrs.define(kw_only=True)
@@ -145,7 +147,9 @@ async def begin_chat(
         ApiError: It cannot be answered, or not now.
     """
     adapter, settings = served.adapter(request.model), request.settings
-    tokens = await served.chat_tokens(request.messages, request.tools, **request.template_values)
+    choice, template = request.tool_choice, served.chat_template
+    grammar = forced_calls(choice, template) or request.grammar
+    tokens = await served.chat_tokens(request.messages, choice.tools, **request.template_values)
     figures.num_prompt_tokens = len(tokens)
     requests = [
         Request(
@@ -153,21 +157,33 @@ async def begin_chat(
             max_tokens=served.answer_size(tokens, request.max_tokens),
             sampling=settings.sampling,
             seed=seed,
-            stop=settings.stop,
+            stop=(*settings.stop, *call_stops(choice, template)),
             num_logprobs=request.num_logprobs,
             priority=settings.priority,
             adapter=adapter,
-            grammar=request.grammar,
+            grammar=grammar,
             ignores_end=settings.ignores_end,
         )
         for seed in seeds(settings, settings.num_choices)
     ]
-    template = served.chat_template
-    readers = [tool_call_reader(template) if request.tools else PlainText() for _ in requests]
     return ChatJob(
         served=served,
         request=request,
         id=identity,
-        choices=[ChatChoice(reader=reader) for reader in readers],
-        answers=await served.submit(requests, figures),
+        choices=[ChatChoice(reader=call_reader(choice, template)) for _ in requests],
+        answers=await _submit(served, requests, figures=figures, is_forced=bool(choice.forced)),
     )
+
+
+async def _submit(
+    served: ServedModel, requests: Sequence[Request], *, figures: RequestFigures, is_forced: bool
+) -> Answers:
+    """Returns answers; what is wrong with the grammar of a forced call is wrong with the tools."""
+    try:
+        return await served.submit(requests, figures)
+    except ApiError as error:
+        if not is_forced or error.param != "response_format":
+            raise
+        why = error.message.partition("\n   1 | ")[0]
+        message = f"tools have parameters that no call can be forced to follow: {why}"
+        raise invalid(message, "tools") from error

@@ -100,10 +100,14 @@ class MarkedCalls:
 
 
 class WholeCall:
-    """Reads an answer that is one call, or several with semicolons between them."""
+    """Reads an answer that is one call, or several with semicolons between them.
 
-    def __init__(self) -> None:
-        self._held, self._is_text = "", False
+    Args:
+        most: Calls that are kept, the first ones; None keeps all.
+    """
+
+    def __init__(self, *, most: int | None = None) -> None:
+        self._held, self._is_text, self._most = "", False, most
 
     def read(self, text: str) -> list[str | ToolCall]:
         """Returns text as soon as it begins with what no call does."""
@@ -129,7 +133,8 @@ class WholeCall:
                 return [self._held]
             calls.append(_call(rest[:end], "", ""))
             rest = rest[end:].lstrip("; \n")
-        return calls if all(isinstance(call, ToolCall) for call in calls) else [self._held]
+        are_calls = all(isinstance(call, ToolCall) for call in calls)
+        return calls[: self._most] if are_calls else [self._held]
 
 
 def _call(text: str, opened: str, closed: str) -> str | ToolCall:

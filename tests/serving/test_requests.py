@@ -82,7 +82,7 @@ def test_a_wrong_field_of_a_completion_is_named_with_what_is_expected(fields, pa
         ({"functions": []}, "functions", "functions is not supported. Use tools."),
         ({"top_logprobs": 2}, "top_logprobs", "top_logprobs needs logprobs: true"),
         ({"tools": [{"type": "function"}]}, "tools[0].function.name", "is missing"),
-        ({"tool_choice": "required"}, "tool_choice", "The model chooses: 'auto', or 'none'."),
+        ({"tool_choice": "required"}, "tool_choice", "needs tools, and there are none"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "is no object"),
     ],
 )
@@ -153,5 +153,5 @@ def test_what_a_client_sends_back_of_an_answer_is_read_again():
 
 def test_tools_are_left_out_where_the_request_wants_none():
     tools = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
-    assert chat(tools=tools).tools == tools
-    assert chat(tools=tools, tool_choice="none").tools is None
+    assert chat(tools=tools).tool_choice.tools == tools
+    assert chat(tools=tools, tool_choice="none").tool_choice.tools is None

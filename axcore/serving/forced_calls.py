@@ -1,0 +1,96 @@
+"""Grammars of answers that have to call a function, as the chat template's family writes calls."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from axcore.inference.grammar import Grammar, lark
+from axcore.serving.api_error import invalid
+from axcore.serving.tool_calls import MarkedCalls, ToolCallReader, WholeCall, tool_call_reader
+from axcore.serving.tool_choice import ToolChoice
+
+_JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""JSON as templates write it; with free white space an answer could continue for ever."""
+
+
+@attrs.frozen(kw_only=True)
+class CallFormat:
+    """How a call is written.
+
+    Args:
+        before: What a call begins with.
+        arguments: Key of the arguments.
+        after: What it ends with.
+        between: What is written between two calls.
+    """
+
+    before: str = ""
+    arguments: str = "arguments"
+    after: str = ""
+    between: str = "; "
+
+
+_MARKED = CallFormat(before="<tool_call>\n", after="\n</tool_call>", between="\n")
+_WHOLE = {True: CallFormat(arguments="parameters"), False: CallFormat()}
+
+
+def call_reader(choice: ToolChoice, template: str | None) -> ToolCallReader:
+    """Returns what finds calls in an answer; a forced one is found whatever the template."""
+    reader = tool_call_reader(template if choice.tools else None)
+    if choice.forced and not isinstance(reader, MarkedCalls):
+        return WholeCall()
+    if choice.is_single and isinstance(reader, WholeCall):
+        return WholeCall(most=1)
+    return reader
+
+
+def call_stops(choice: ToolChoice, template: str | None) -> tuple[str, ...]:
+    """Returns the texts that end an answer which makes one call at most."""
+    reader = tool_call_reader(template if choice.tools else None)
+    is_open = choice.is_single and not choice.forced
+    return (_MARKED.after.strip(),) if is_open and isinstance(reader, MarkedCalls) else ()
+
+
+def forced_calls(choice: ToolChoice, template: str | None) -> Grammar | None:
+    """Returns what an answer has to match that must call a function; None where it need not.
+
+    Raises:
+        ApiError: The parameters of a function are not those of an object.
+    """
+    if not choice.forced:
+        return None
+    reader = tool_call_reader(template)
+    is_whole = isinstance(reader, WholeCall)
+    style = _MARKED if isinstance(reader, MarkedCalls) else _WHOLE[is_whole]
+    more = "" if choice.is_single else f" ({_literal(style.between)} call)*"
+    names = [f"call_{number}" for number in range(len(choice.forced))]
+    rules = [f"start: call{more}", f"call: {' | '.join(names)}"]
+    for name, function in zip(names, choice.forced, strict=True):
+        rules.append(f"{name}: {_call(function, style)}")
+    return lark("\n".join(rules))
+
+
+def _call(function: Mapping[str, Any], style: CallFormat) -> str:
+    name = json.dumps(function["name"], ensure_ascii=False)
+    before = f'{style.before}{{"name": {name}, "{style.arguments}": '
+    schema = json.dumps({**_parameters(function), "x-guidance": _JSON_STYLE})
+    return f"{_literal(before)} %json {schema} {_literal('}' + style.after)}"
+
+
+def _parameters(function: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the schema of a function's arguments, which are an object; it may have none."""
+    found = function.get("parameters")
+    if found is None:
+        return {"type": "object", "properties": {}, "additionalProperties": False}
+    kind = found.get("type", "object")
+    if kind != "object":
+        name = function["name"]
+        message = f"parameters of the function {name!r:.80} have the type {kind!r:.40}"
+        raise invalid(f"{message}; expected 'object', to force a call", "tools")
+    return {**found, "type": "object"}
+
+
+def _literal(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)

@@ -1,0 +1,161 @@
+"""`tool_choice`: a call that is asked for is made, by any model and any chat template."""
+
+import contextlib
+import json
+
+import openai
+import pytest
+from chat_tokenizer import TEMPLATE, write_chat_tokenizer
+from model_server import byte_tokenizer, chat_tokenizer, serving_model
+
+from axcore.inference.grammar import GrammarCompiler
+from axcore.serving import ServedModel
+from axcore.serving.forced_calls import call_reader, call_stops, forced_calls
+from axcore.serving.tool_calls import ToolCall
+from axcore.serving.tool_choice import ToolChoice
+
+FAMILIES = {
+    "marked": TEMPLATE + "{# <tool_call> #}",
+    "whole": TEMPLATE + '{# "parameters" ipython #}',
+    "unknown": TEMPLATE,
+}
+ONE_CALL = {
+    "marked": '<tool_call>\n{"name": "add", "arguments": {"a": true}}\n</tool_call>',
+    "whole": '{"name": "add", "parameters": {"a": true}}',
+    "unknown": '{"name": "add", "arguments": {"a": true}}',
+}
+BETWEEN = {"marked": "\n", "whole": "; ", "unknown": "; "}
+BOOLEAN = {"type": "object", "properties": {"a": {"$ref": "#/$defs/flag"}}, "required": ["a"]}
+PARAMETERS = {**BOOLEAN, "additionalProperties": False, "$defs": {"flag": {"type": "boolean"}}}
+ADD = {"name": "add", "parameters": PARAMETERS}
+TOOLS = [{"type": "function", "function": one} for one in (ADD, {"name": "now"})]
+NAMED_ADD = {"type": "function", "function": {"name": "add"}}
+TURNS = [{"role": "user", "content": "a"}]
+families = pytest.mark.parametrize("family", FAMILIES)
+
+
+@pytest.fixture(scope="module")
+def clients(chat_engine, tmp_path_factory):
+    """Clients of one random model, with the chat template of each family."""
+    with contextlib.ExitStack() as stack:
+        found = {}
+        for family, template in FAMILIES.items():
+            folder = write_chat_tokenizer(tmp_path_factory.mktemp(family), template)
+            served = ServedModel(
+                name="small",
+                engine=chat_engine,
+                tokenizer=chat_tokenizer(folder),
+                max_length=chat_engine.max_length,
+            )
+            url = stack.enter_context(serving_model(served)).url
+            client = openai.OpenAI(base_url=f"{url}v1", api_key="none", max_retries=0)
+            found[family] = stack.enter_context(client)
+        yield found
+
+
+def ask(client, **fields):
+    chosen = {"tools": TOOLS, "parallel_tool_calls": False, "seed": 1, **fields}
+    return client.chat.completions.create(model="small", messages=TURNS, **chosen)
+
+
+def check_call(name, arguments):
+    if name == "add":
+        assert set(json.loads(arguments)) == {"a"}
+        assert isinstance(json.loads(arguments)["a"], bool)
+    else:
+        assert (name, arguments) == ("now", "{}")
+
+
+@families
+def test_a_random_model_makes_the_call_that_is_asked_for(clients, family):
+    for choice in (NAMED_ADD, "required"):
+        answer = ask(clients[family], tool_choice=choice, n=4)
+        for one in answer.choices:
+            (call,) = one.message.tool_calls
+            assert (one.finish_reason, one.message.content) == ("tool_calls", None)
+            assert call.function.name in (["add"] if choice is NAMED_ADD else ["add", "now"])
+            check_call(call.function.name, call.function.arguments)
+
+
+@families
+def test_a_stream_has_the_call_of_the_whole_answer(clients, family):
+    whole = ask(clients[family], tool_choice="required").choices[0].message.tool_calls[0]
+    pieces = list(ask(clients[family], tool_choice="required", stream=True))
+    deltas = [piece.choices[0].delta for piece in pieces]
+    (call,) = [call for delta in deltas for call in delta.tool_calls or ()]
+    assert call.function.model_dump() == whole.function.model_dump()
+    assert not any(delta.content for delta in deltas)
+    assert pieces[-1].choices[0].finish_reason == "tool_calls"
+
+
+def test_what_cannot_be_forced_is_refused_with_what_can(clients):
+    refused = [
+        (
+            {"tool_choice": {"type": "function", "function": {"name": "sub"}}},
+            "tool_choice.function.name",
+            "names the function 'sub'; tools has 'add', 'now'",
+        ),
+        ({"tool_choice": "required", "tools": []}, "tool_choice", "needs tools, and there are"),
+        ({"tool_choice": NAMED_ADD, "tools": None}, "tool_choice", "needs tools, and there are"),
+        ({"tool_choice": "any"}, "tool_choice", "is 'any'; expected 'none' or 'auto' or"),
+        ({"tool_choice": {"type": "function"}}, "tool_choice.function.name", "is missing"),
+        (
+            {"tool_choice": "required", "response_format": {"type": "json_object"}},
+            "response_format",
+            "tool_choice forces a call, and response_format wants another text",
+        ),
+    ]
+    for schema, text in [
+        ({"type": "string"}, "'a' have the type 'string'; expected 'object'"),
+        ({"properties": {"b": {"type": "text"}}}, "forced to follow.*Invalid type: text"),
+    ]:
+        tool = {"type": "function", "function": {"name": "a", "parameters": schema}}
+        refused.append(({"tool_choice": "required", "tools": [tool]}, "tools", text))
+    for fields, param, text in refused:
+        with pytest.raises(openai.BadRequestError, match=text) as raised:
+            ask(clients["unknown"], **fields)
+        assert raised.value.param == param
+
+
+@families
+def test_only_a_choice_of_several_calls_lets_a_second_one_follow(family):
+    compiler, tokenizer = GrammarCompiler(byte_tokenizer()), byte_tokenizer()
+    call = ONE_CALL[family]
+    for is_single in (False, True):
+        choice = ToolChoice(tools=TOOLS, forced=(ADD,), is_single=is_single)
+        matcher = compiler.matcher(forced_calls(choice, FAMILIES[family]))
+        matcher.accept([token for token in tokenizer.encode(call).tolist() if token < 256])
+        assert matcher.is_match
+        assert matcher.is_finished == is_single
+        text = call if is_single else BETWEEN[family].join([call, call])
+        reader = call_reader(choice, FAMILIES[family])
+        found = [one for one in [*reader.read(text), *reader.finish()] if one != "\n"]
+        assert [(one.name, one.arguments) for one in found] == [("add", '{"a": true}')] * (
+            1 if is_single else 2
+        )
+
+
+def test_names_of_any_letters_can_be_forced():
+    compiler, tokenizer = GrammarCompiler(byte_tokenizer()), byte_tokenizer()
+    for name in ('a"b\\c\n', "größe/{}", "%json"):
+        choice = ToolChoice(tools=TOOLS, forced=({"name": name},), is_single=True)
+        text = json.dumps({"name": name, "arguments": {}}, ensure_ascii=False)
+        matcher = compiler.matcher(forced_calls(choice, None))
+        matcher.accept([token for token in tokenizer.encode(text).tolist() if token < 256])
+        assert matcher.is_finished
+
+
+@families
+def test_an_answer_that_may_make_one_call_ends_after_it(family):
+    """Marked calls end it with a text; of those that are the whole answer the first is kept."""
+    choice, template = ToolChoice(tools=TOOLS, is_single=True), FAMILIES[family]
+    text = BETWEEN[family].join([ONE_CALL[family]] * 2)
+    for stop in call_stops(choice, template):
+        text = text.partition(stop)[0]
+    reader = call_reader(choice, template)
+    found = [*reader.read(text), *reader.finish()]
+    if family == "unknown":
+        assert found == [text]
+    else:
+        assert [(one.name, one.arguments) for one in found] == [("add", '{"a": true}')]
+        assert isinstance(found[0], ToolCall)
