@@ -1,15 +1,15 @@
 """`/v1/chat/completions`: answers to conversations."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import attrs
 
 from axcore.inference import DrawnToken, Piece, Request
+from axcore.serving.answer_job import AnswerJob
 from axcore.serving.answering import Answers, RequestFigures
 from axcore.serving.api_error import ApiError, invalid
 from axcore.serving.chat_request import ChatRequest
-from axcore.serving.completions import usage
 from axcore.serving.forced_calls import call_reader, call_stops, forced_calls
 from axcore.serving.served_model import ServedModel, seeds
 from axcore.serving.tool_calls import ToolCall, ToolCallReader
@@ -49,46 +49,20 @@ class ChatChoice:
         return found
 
 
-@attrs.define(kw_only=True)
-class ChatJob:
-    """A conversation that is answered.
+class ChatJob(AnswerJob[ChatRequest, ChatChoice]):
+    """A conversation that is answered."""
 
-    Args:
-        served: The model.
-        request: What was asked.
-        id: What the response is called.
-        choices: Its answers.
-        answers: Where their tokens come from.
-    """
+    kind, chunk_kind = "chat.completion", "chat.completion.chunk"
 
-    served: ServedModel
-    request: ChatRequest
-    id: str
-    choices: list[ChatChoice]
-    answers: Answers
+    def add(self, number: int, piece: Piece) -> None:
+        """Appends a piece to an answer."""
+        self.choices[number].add(piece)
 
-    async def response(self) -> dict[str, Any]:
-        """Returns the whole response."""
-        async for arrived in self.answers.pieces():
-            if arrived is not None:
-                self.choices[arrived[0]].add(arrived[1])
-        found = [self._whole(number, choice) for number, choice in enumerate(self.choices)]
-        head = self._head("chat.completion")
-        return {**head, "choices": found, "usage": usage(self.answers.figures)}
-
-    async def events(self) -> AsyncIterator[dict[str, Any] | None]:
-        """Yields the response in pieces."""
-        head = self._head("chat.completion.chunk")
-        async for arrived in self.answers.pieces():
-            if arrived is None:
-                yield None
-                continue
-            number, piece = arrived
-            for delta, logprobs, reason in self._deltas(self.choices[number], piece):
-                choice = {"index": number, "delta": delta, "finish_reason": reason}
-                yield {**head, "choices": [{**choice, "logprobs": logprobs}]}
-        if self.request.settings.includes_usage:
-            yield {**head, "choices": [], "usage": usage(self.answers.figures)}
+    def changes(self, number: int, piece: Piece) -> Iterator[dict[str, Any]]:
+        """Yields what a new piece adds to an answer, as streams have it."""
+        for delta, logprobs, reason in self._deltas(self.choices[number], piece):
+            choice = {"index": number, "delta": delta, "finish_reason": reason}
+            yield {**choice, "logprobs": logprobs}
 
     def _deltas(
         self, choice: ChatChoice, piece: Piece
@@ -113,7 +87,9 @@ class ChatJob:
             found.append(({}, None, choice.finish_reason))
         return found
 
-    def _whole(self, number: int, choice: ChatChoice) -> dict[str, Any]:
+    def whole(self, number: int) -> dict[str, Any]:
+        """Returns an answer that has ended, as responses have it."""
+        choice = self.choices[number]
         message: dict[str, Any] = {"role": "assistant", "refusal": None}
         message["content"] = None if choice.calls and not choice.text.strip() else choice.text
         if choice.calls:
@@ -132,10 +108,6 @@ class ChatJob:
         if self.request.num_logprobs is None:
             return None
         return self.served.texts.as_chat(tokens)
-
-    def _head(self, kind: str) -> dict[str, Any]:
-        name = self.request.model or self.served.name
-        return {"id": self.id, "object": kind, "created": self.served.created, "model": name}
 
 
 async def begin_chat(

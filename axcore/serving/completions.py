@@ -1,12 +1,13 @@
 """`/v1/completions`: texts that continue prompts."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import attrs
 
 from axcore.inference import Answer, DrawnToken, Piece, Request
-from axcore.serving.answering import Answers, RequestFigures
+from axcore.serving.answer_job import AnswerJob
+from axcore.serving.answering import RequestFigures
 from axcore.serving.completion_request import CompletionRequest, Prompt
 from axcore.serving.served_model import ServedModel, seeds
 
@@ -22,6 +23,7 @@ class Choice:
         tokens: Its tokens.
         offset: Letters of the tokens so far, as log-probabilities count them.
         finish_reason: Why it ended; None before.
+        is_begun: Whether an event reported it.
     """
 
     prompt: tuple[int, ...]
@@ -30,6 +32,7 @@ class Choice:
     tokens: list[DrawnToken] = attrs.field(factory=list)
     offset: int = 0
     finish_reason: str | None = None
+    is_begun: bool = False
 
     def add(self, piece: Piece) -> None:
         """Appends a piece."""
@@ -38,57 +41,32 @@ class Choice:
         self.finish_reason = piece.finish_reason
 
 
-@attrs.define(kw_only=True)
-class CompletionJob:
-    """A request that is answered.
+class CompletionJob(AnswerJob[CompletionRequest, Choice]):
+    """A request that is answered."""
 
-    Args:
-        served: The model.
-        request: What was asked.
-        id: What the response is called.
-        choices: Its answers.
-        answers: Where their tokens come from.
-    """
+    kind = chunk_kind = "text_completion"
 
-    served: ServedModel
-    request: CompletionRequest
-    id: str
-    choices: list[Choice]
-    answers: Answers
+    def add(self, number: int, piece: Piece) -> None:
+        """Appends a piece to an answer."""
+        self.choices[number].add(self._kept(piece))
 
-    async def response(self) -> dict[str, Any]:
-        """Returns the whole response."""
-        async for arrived in self.answers.pieces():
-            if arrived is not None:
-                number, piece = arrived
-                self.choices[number].add(self._kept(piece))
-        found = [self._whole(number) for number in range(len(self.choices))]
-        return {**self._head(), "choices": found, "usage": self._usage()}
+    def changes(self, number: int, piece: Piece) -> Iterator[dict[str, Any]]:
+        """Yields what a new piece adds to an answer, as streams have it."""
+        piece, choice = self._kept(piece), self.choices[number]
+        text, logprobs = piece.text, self._logprobs(choice, piece.tokens)
+        if self.request.echo and not choice.is_begun:
+            text = choice.prompt_text + text
+            logprobs = self._with_prompt(number, logprobs)
+        choice.is_begun = True
+        if text or piece.tokens or piece.finish_reason:
+            yield _choice(number, text, logprobs, piece.finish_reason)
 
-    async def events(self) -> AsyncIterator[dict[str, Any] | None]:
-        """Yields the response in pieces."""
-        begun = set[int]()
-        async for arrived in self.answers.pieces():
-            if arrived is None:
-                yield None
-                continue
-            number, piece = arrived
-            piece, choice = self._kept(piece), self.choices[number]
-            text, logprobs = piece.text, self._logprobs(choice, piece.tokens)
-            if self.request.echo and number not in begun:
-                text = choice.prompt_text + text
-                logprobs = self._with_prompt(number, logprobs)
-            begun.add(number)
-            if text or piece.tokens or piece.finish_reason:
-                yield {
-                    **self._head(),
-                    "choices": [_choice(number, text, logprobs, piece.finish_reason)],
-                }
-        if self.request.settings.includes_usage:
-            yield {**self._head(), "choices": [], "usage": self._usage()}
-
-    def _usage(self) -> dict[str, Any]:
-        return usage(self.answers.figures, has_answers=self.request.max_tokens > 0)
+    def usage(self) -> dict[str, Any]:
+        """Returns the numbers of tokens; one that was drawn only to look at the prompt is none."""
+        found = super().usage()
+        if self.request.max_tokens:
+            return found
+        return {**found, "completion_tokens": 0, "total_tokens": found["prompt_tokens"]}
 
     def _kept(self, piece: Piece) -> Piece:
         """Returns a piece; one that was drawn only to look at the prompt is empty."""
@@ -96,7 +74,8 @@ class CompletionJob:
             return piece
         return Piece("", (), None if piece.finish_reason is None else "length")
 
-    def _whole(self, number: int) -> dict[str, Any]:
+    def whole(self, number: int) -> dict[str, Any]:
+        """Returns an answer that has ended, as responses have it."""
         choice = self.choices[number]
         text, logprobs = choice.text, self._logprobs(choice, choice.tokens)
         if self.request.echo:
@@ -118,15 +97,6 @@ class CompletionJob:
         prompt = _prompt_tokens(self.choices[number], self.answers.answers[number])
         before, _ = self.served.texts.as_completion(prompt, 0)
         return {name: before[name] + logprobs[name] for name in before}
-
-    def _head(self) -> dict[str, Any]:
-        name = self.request.model or self.served.name
-        return {
-            "id": self.id,
-            "object": "text_completion",
-            "created": self.served.created,
-            "model": name,
-        }
 
 
 async def begin_completion(
@@ -152,22 +122,6 @@ async def begin_completion(
     return CompletionJob(
         served=served, request=request, id=identity, choices=choices, answers=answers
     )
-
-
-def usage(figures: RequestFigures, *, has_answers: bool = True) -> dict[str, Any]:
-    """Returns the numbers of tokens of a request that was answered.
-
-    Args:
-        figures: Of the request.
-        has_answers: Whether it got the tokens that were drawn.
-    """
-    prompt, drawn = figures.num_prompt_tokens, figures.num_tokens if has_answers else 0
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": drawn,
-        "total_tokens": prompt + drawn,
-        "prompt_tokens_details": {"cached_tokens": figures.num_cached_tokens},
-    }
 
 
 def _request(request: CompletionRequest, tokens: tuple[int, ...], **values: Any) -> Request:
