@@ -55,13 +55,14 @@ class EngineModel:
         context = question.context.rstrip()
         continuation = question.context[len(context) :] + question.continuation
         if not context:
-            return self._first(), self.tokenizer.encode(continuation).tolist()
+            return self.first, self.tokenizer.encode(continuation).tolist()
         before = self.tokenizer.encode_prompt(context).tolist()
         whole = self.tokenizer.encode_prompt(context + continuation).tolist()
         return before, whole[len(before) :]
 
-    def _first(self) -> list[int]:
-        """Returns what precedes a text that nothing precedes."""
+    @property
+    def first(self) -> list[int]:
+        """What precedes a text that nothing precedes."""
         first = self.tokenizer.bos_id
         return [self.tokenizer.eos_id if first is None else first]
 
@@ -70,7 +71,7 @@ class EngineModel:
 
         Every token is scored once, the first one after the token that begins texts.
         """
-        tokens = self._first() + self.tokenizer.encode(text).tolist()
+        tokens = self.first + self.tokenizer.encode(text).tolist()
         step = self.longest - 1
         windows = [
             tokens[begin : begin + self.longest] for begin in range(0, len(tokens) - 1, step)
@@ -98,7 +99,7 @@ class EngineModel:
                 where="max_tokens",
                 hint="set a smaller max_tokens of the task",
             )
-        tokens = self.tokenizer.encode_prompt(question.prompt).tolist() or self._first()
+        tokens = self.tokenizer.encode_prompt(question.prompt).tolist() or self.first
         request = Request(
             prompt=tuple(tokens[-room:]),
             max_tokens=question.max_tokens,

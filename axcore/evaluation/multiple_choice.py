@@ -16,7 +16,8 @@ class MultipleChoice(ScoredTask):
     """The choice with the largest log-probability is the model's.
 
     Measures: `accuracy`; `accuracy_per_byte`, of log-probabilities divided by the bytes of the
-    choice; `accuracy_per_token`, divided by its tokens. Of equal ones the first counts.
+    choice; `accuracy_per_character`, divided by its characters; `accuracy_per_token`, divided by
+    its tokens. Of equal ones the first counts.
     """
 
     @config
@@ -47,13 +48,16 @@ class MultipleChoice(ScoredTask):
     def measures(self, sample: Sample, replies: Sequence[Any]) -> Mapping[str, float]:
         """Compares the likeliest choice with the right one."""
         logprobs = np.array([reply.logprob for reply in replies])
-        num_bytes = np.array([len(choice.encode()) for choice in self._choices(sample)])
-        num_tokens = np.array([reply.num_tokens for reply in replies])
-        right = self._answer(sample)
+        choices, right = self._choices(sample), self._answer(sample)
+        sizes = {
+            "accuracy": [1] * len(choices),
+            "accuracy_per_byte": [len(choice.encode()) for choice in choices],
+            "accuracy_per_character": [len(choice) for choice in choices],
+            "accuracy_per_token": [reply.num_tokens for reply in replies],
+        }
         return {
-            "accuracy": float(np.argmax(logprobs) == right),
-            "accuracy_per_byte": float(np.argmax(logprobs / np.maximum(num_bytes, 1)) == right),
-            "accuracy_per_token": float(np.argmax(logprobs / np.maximum(num_tokens, 1)) == right),
+            name: float(np.argmax(logprobs / np.maximum(size, 1)) == right)
+            for name, size in sizes.items()
         }
 
     def solution(self, sample: Sample) -> str:

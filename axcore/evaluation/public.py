@@ -1,6 +1,6 @@
 """Public benchmarks, from files as their publishers lay them out: nothing is downloaded.
 
-What is asked is what lm-eval asks, so that numbers can be compared.
+Questions are worded as in lm-eval; docs/evaluation.md says what is compared and what differs.
 """
 
 import re
@@ -127,6 +127,7 @@ def gsm8k() -> WrittenAnswer.Config:
     """Returns GSM8K; the last number that is written counts."""
     return WrittenAnswer.Config(
         samples=GsmFile.Config(),
+        derivation="{solution}",
         max_tokens=256,
         stop=("Question:", "</s>", "<|im_end|>"),
         pattern=r"-?[$0-9.,]{2,}|-?[0-9]+",

@@ -27,6 +27,7 @@ class WrittenAnswer(ScoredTask):
         Args:
             answer: The right answer, with `{name}` for values of the sample.
             separator: What is between the prompt and the answer of a solved example.
+            derivation: What a solved example shows in place of the answer; empty shows that.
             max_tokens: Tokens of an answer at most.
             stop: Texts that end an answer.
             pattern: A regular expression that finds the answer in what was written, its first
@@ -37,6 +38,7 @@ class WrittenAnswer(ScoredTask):
 
         answer: str = "{answer}"
         separator: str = " "
+        derivation: str = ""
         max_tokens: PositiveInt = 32
         stop: tuple[str, ...] = ("\n",)
         pattern: str = ""
@@ -52,7 +54,7 @@ class WrittenAnswer(ScoredTask):
 
     def questions(self, sample: Sample, before: str) -> tuple[Continuation, ...]:
         """Asks for an answer."""
-        self.solution(sample)
+        fill(self.config.answer, sample)
         return (
             Continuation(
                 prompt=before + self.text(sample),
@@ -72,8 +74,8 @@ class WrittenAnswer(ScoredTask):
         }
 
     def solution(self, sample: Sample) -> str:
-        """Returns the right answer."""
-        return self.config.separator + fill(self.config.answer, sample)
+        """Returns the right answer, or its derivation."""
+        return self.config.separator + fill(self.config.derivation or self.config.answer, sample)
 
     def extracted(self, text: str) -> str | None:
         """Returns the answer in what was written; None where the pattern finds none."""

@@ -70,6 +70,16 @@ def test_gsm8k_takes_the_last_number(tmp_path):
     assert result.metrics["exact_match"].value == 1
 
 
+def test_gsm8k_shows_how_examples_are_solved(tmp_path):
+    other = {"question": "1 and 1?", "answer": "1+1.\n#### 2"}
+    file = written(tmp_path / "test.jsonl", GSM, other)
+    model = KnownAnswers()
+    cfg = find_tasks([f"gsm8k:{file}"], ["gsm8k.num_shots=1"])
+    evaluate_tasks(cfg, model, IDENTITY, tmp_path)
+    shown = "Question: 1 and 1?\nAnswer: 1+1.\n#### 2\n\n"
+    assert model.asked[0].prompt == f"{shown}Question: 2 and 2?\nAnswer:"
+
+
 def test_an_unknown_task_names_those_there_are():
     with pytest.raises(ConfigError, match=r"there is no task 'sums'.*arithmetic"):
         find_tasks(["sums"])

@@ -30,7 +30,12 @@ def test_the_likeliest_choice_counts_and_normalised_scores_divide_by_its_size(tm
     values = {name: one.value for name, one in found.metrics.items()}
     # of bytes: -1.5 against -2.0, and -1.0 against -0.97; of tokens, the space among them:
     # -1.0 against -1.0, the first of equals, and -0.5 against -0.725
-    assert values == {"accuracy": 0.5, "accuracy_per_byte": 0.5, "accuracy_per_token": 1.0}
+    assert values == {
+        "accuracy": 0.5,
+        "accuracy_per_byte": 0.5,
+        "accuracy_per_character": 0.5,
+        "accuracy_per_token": 1.0,
+    }
     assert found.metrics["accuracy"].standard_error == pytest.approx(0.5)
 
 
