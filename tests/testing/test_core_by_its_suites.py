@@ -17,6 +17,8 @@ from axcore.data import (
     build_store,
 )
 from axcore.interop import HuggingFace
+from axcore.modifiers import LoRA
+from axcore.plugins import Hardware
 from axcore.testing import (
     DataSourceSuite,
     ExperimentSuite,
@@ -74,6 +76,7 @@ class TestMeshRules(MeshRuleSuite):
 class TestModifiers(ModifierSuite):
     plugin = "core"
     values = {
+        "evaluate": {"tasks": ("arithmetic",)},
         "from_run": {"path": "runs/base"},
         "kernels": {"pins": {"attention": "portable"}},
         "mesh_shape": {"mesh": {"data": -1}},
@@ -92,6 +95,13 @@ class TestModifiers(ModifierSuite):
         weights = HuggingFace.Config(path="other")
         windowed = update_config(super().subject(folder), {"**.core.window": (15, 0)})
         return evolve(windowed, mesh={"fsdp": -1}, init_from=weights)
+
+    @pytest.fixture
+    def subject_config(self, record, tmp_path):
+        """The config to modify; what keeps weights that are not trained comes after adapters."""
+        cfg = self.subject(tmp_path)
+        comes_later = record.name == "quantized_base"
+        return LoRA().apply(cfg, Hardware.parse(self.target)) if comes_later else cfg
 
 
 @pytest.mark.quick_one_in(8)
