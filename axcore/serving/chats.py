@@ -1,5 +1,6 @@
 """`/v1/chat/completions`: answers to conversations."""
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -13,6 +14,9 @@ from axcore.serving.chat_request import ChatRequest
 from axcore.serving.forced_calls import call_reader, call_stops, forced_calls
 from axcore.serving.served_model import ServedModel, seeds
 from axcore.serving.tool_calls import ToolCall, ToolCallReader
+
+_SHOWN_LINES = re.compile(r"\n +\d+ \| ")
+"""What begins the lines of a grammar that its error shows; the client did not write them."""
 
 
 @attrs.define(kw_only=True)
@@ -156,6 +160,5 @@ async def _submit(
     except ApiError as error:
         if not is_forced or error.param != "response_format":
             raise
-        why = error.message.partition("\n   1 | ")[0]
-        message = f"tools have parameters that no call can be forced to follow: {why}"
-        raise invalid(message, "tools") from error
+        why = _SHOWN_LINES.split(error.message)[0]
+        raise invalid(f"no call of these tools can be forced: {why}", "tools") from error
