@@ -151,6 +151,9 @@ def _end(number: int, frame: FrameType | None) -> None:
 
 def _announce(served: "ServedModel", url: str, *, has_keys: bool) -> None:
     """Prints where the server is, and a command to try."""
+    devices = served.placement and served.placement.describe()
+    if devices:
+        click.echo(devices, err=True)
     step = "" if served.step is None else f", step {served.step}"
     named = "".join(f", {name}" for name in served.adapters)
     click.echo(f"{served.name}{named}{step}: {url}   (a page to try it; Ctrl-C ends)")

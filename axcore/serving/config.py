@@ -1,5 +1,7 @@
 """`ServerConfig`: how a model is served."""
 
+from collections.abc import Mapping
+
 from axcore.config import NonNegativeFloat, PositiveFloat, config
 from axcore.inference import EngineConfig
 from axcore.serving.limits import Limits
@@ -10,12 +12,15 @@ class ServerConfig:
     """Describes a server; `axcore serve --set PATH=VALUE` changes it.
 
     Attributes:
+        mesh: Sizes by mesh axis of the devices that the weights are split over, as `{"model": 2}`;
+            -1 takes all. None takes one device.
         engine: How many answers are drawn at once, and in which pieces.
         limits: What requests may ask.
         drain_s: Seconds that requests have to finish when the server is asked to end.
         watch_s: Seconds between looks for newer checkpoints of a run.
     """
 
+    mesh: Mapping[str, int] | None = None
     engine: EngineConfig = EngineConfig()
     limits: Limits = Limits()
     drain_s: NonNegativeFloat = 60.0

@@ -26,6 +26,7 @@ from axcore.serving.answering import Answers, RequestFigures
 from axcore.serving.api_error import ENGINE_FAILED, ApiError, from_error, invalid
 from axcore.serving.fields import checked_text
 from axcore.serving.limits import Limits
+from axcore.serving.placement import Placement
 from axcore.serving.settings import Settings
 from axcore.serving.token_texts import TokenTexts
 
@@ -48,6 +49,7 @@ class ServedModel:
         limits: What one request may ask.
         adapters: Names of what corrects the model for requests that name it.
         step: The checkpoint that answers come from; None where it has none.
+        placement: The devices of its weights; None where they stay on those that they come on.
         created: When the server began, in seconds of Unix time.
         is_draining: Whether requests are refused because the server ends.
         num_answering: Requests that are being answered.
@@ -60,6 +62,7 @@ class ServedModel:
     limits: Limits = Limits()  # noqa: RUF009 - a frozen value
     adapters: tuple[str, ...] = ()
     step: int | None = None
+    placement: Placement | None = None
     created: int = attrs.field(factory=lambda: int(time.time()))
     is_draining: bool = False
     num_answering: int = 0
@@ -92,6 +95,16 @@ class ServedModel:
             message = f"There is no model {name!r:.80}; this server has {known}."
             raise ApiError(404, message, param="model", code="model_not_found")
         return name
+
+    def replace_weights(self, state: Any, step: int) -> None:
+        """Takes over the state of another step, on the devices of the one before.
+
+        Raises:
+            AxcoreError: As `Engine.replace_weights`.
+        """
+        placed = state if self.placement is None else self.placement.place(state)
+        self.engine.replace_weights(placed)
+        self.step = step
 
     async def prompt_tokens(self, prompt: str | Sequence[int], param: str) -> tuple[int, ...]:
         """Returns the tokens of a prompt, those that begin a text before it.

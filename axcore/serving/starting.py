@@ -11,6 +11,7 @@ from axcore.ops import use_policy
 from axcore.runs import OpenedModel
 from axcore.serving.adapters import add_adapters, with_adapter_room
 from axcore.serving.config import ServerConfig
+from axcore.serving.placement import Placement
 from axcore.serving.served_model import ServedModel
 
 _LOG = logging.getLogger(__name__)
@@ -38,7 +39,7 @@ def start_engine(
         progress: Is called with the programs compiled, all of them, and what the newest is.
 
     Raises:
-        AxcoreError: The config or an adapter does not fit the model.
+        AxcoreError: The config or an adapter does not fit the model, or the mesh the devices.
     """
     name = name or opened.name
     if name in adapters:
@@ -49,9 +50,14 @@ def start_engine(
         )
     length = cfg.engine.max_length or opened.length
     engine_cfg = with_adapter_room(evolve(cfg.engine, max_length=length), adapters)
+    placement = Placement.of(opened.model, cfg.mesh)
     with use_policy(opened.trainer.compiler.kernel_policy):
         engine = Engine(
-            opened.model, opened.state, opened.tokenizer, engine_cfg, draft=_guessing(draft)
+            opened.model,
+            placement.place(opened.state),
+            opened.tokenizer,
+            engine_cfg,
+            draft=_guessing(draft, cfg),
         )
     add_adapters(engine, adapters)
     engine.warm_up(progress, when_all=_say)
@@ -63,13 +69,15 @@ def start_engine(
         limits=cfg.limits,
         adapters=tuple(adapters),
         step=opened.step,
+        placement=placement,
     )
 
 
-def _guessing(opened: OpenedModel | None) -> Draft | None:
+def _guessing(opened: OpenedModel | None, cfg: ServerConfig) -> Draft | None:
     if opened is None:
         return None
-    return Draft(model=opened.model, state=opened.state, tokenizer=opened.tokenizer)
+    state = Placement.of(opened.model, cfg.mesh).place(opened.state)
+    return Draft(model=opened.model, state=state, tokenizer=opened.tokenizer)
 
 
 def _say(failure: Exception | None) -> None:

@@ -55,8 +55,8 @@ class WeightsWatch:
             return None
         restored = self._run.restored(step)
         own = self._run.trainer.step.own_part(restored.state)  # a task may keep more beside it
-        self._served.engine.replace_weights(own)
-        before, self._served.step = self._served.step, restored.step
+        before = self._served.step
+        self._served.replace_weights(own, restored.step)
         LOGGER.info("weights of step %s answer now, after those of step %s", step, before)
         return restored.step
 

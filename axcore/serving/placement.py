@@ -1,0 +1,94 @@
+"""`Placement`: the devices that the weights of a server lie on."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+import jax
+
+from axcore.errors import ShardingError
+from axcore.module import Module
+from axcore.parallel import MESH_AXES, PARAM_RULES, MeshShape, make_mesh, param_shardings
+
+SERVED_AXES = ("model",)
+"""Mesh axes that engines split work over; over others each device would do the same."""
+
+
+@attrs.frozen(kw_only=True)
+class Placement:
+    """Where weights lie, the first ones and those that take their place.
+
+    Args:
+        shardings: How each array lies.
+        num_used: Devices that weights lie on.
+        num_present: Devices that there are.
+    """
+
+    shardings: Any
+    num_used: int
+    num_present: int
+
+    @classmethod
+    def of(
+        cls, model: Module, shape: MeshShape | None, devices: Sequence[Any] | None = None
+    ) -> "Placement":
+        """Returns where the weights of a model lie on a mesh of these sizes.
+
+        Args:
+            model: The model, as it is trained.
+            shape: Sizes by mesh axis, one of which may be -1; None takes one device.
+            devices: All devices, those of this process by default; the first ones are used.
+
+        Raises:
+            ShardingError: There are not so many devices, engines do not split work over an axis,
+                or the model does not divide over it.
+        """
+        present = jax.local_devices() if devices is None else devices
+        used = _used(shape or {}, present)
+        mesh = make_mesh(shape or {}, used)
+        try:
+            shardings = param_shardings(model.param_specs(), PARAM_RULES, mesh)
+        except ShardingError as error:
+            raise ShardingError(
+                error.what,
+                where="mesh",
+                hint="choose a size of `model` that divides heads, hidden units and vocabulary",
+            ) from error
+        return cls(shardings=shardings, num_used=len(used), num_present=len(present))
+
+    def place(self, state: Any) -> Any:
+        """Returns a state of the model on these devices."""
+        return jax.device_put(state, self.shardings)
+
+    def describe(self) -> str | None:
+        """Returns which devices are used; None where there is but one."""
+        if self.num_present == 1:
+            return None
+        if self.num_used > 1:
+            return f"weights are split over {self.num_used} of {self.num_present} devices"
+        return (
+            f"weights are on 1 of {self.num_present} devices; to split them over two: "
+            "--set \"mesh={'model': 2}\""
+        )
+
+
+def _used(shape: MeshShape, present: Sequence[Any]) -> Sequence[Any]:
+    """Returns the devices of a mesh of these sizes."""
+    others = [axis for axis, size in shape.items() if axis not in SERVED_AXES and size != 1]
+    if others and others[0] in MESH_AXES:  # what is none, the mesh refuses
+        raise ShardingError(
+            f"mesh has the axis {others[0]!r}, over which an engine splits nothing",
+            where="mesh",
+            hint="mesh={'model': N} splits heads, hidden units and the vocabulary over N devices",
+        )
+    if -1 in shape.values():
+        return present
+    num = math.prod(shape.values())
+    if num > len(present):
+        raise ShardingError(
+            f"mesh {dict(shape)} needs {num} devices; there are {len(present)}",
+            where="mesh",
+            hint="choose smaller sizes, or -1 for all devices",
+        )
+    return present[: max(num, 1)]
