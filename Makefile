@@ -19,7 +19,7 @@ COMPILERS := $(VENV)-compilers
 PARITY := $(VENV)-parity
 AOT_TARGETS ?= tpu-v5e-256 gpu-h100-8
 
-.PHONY: help demo test test-slow test-long gate gate-all compile compile-all aot parity parity-gguf fmt lint types docs bench bench-gpu reliability clean
+.PHONY: help demo test test-slow test-long gate gate-all compile compile-all aot parity parity-gguf fmt lint types docs notebooks bench bench-gpu reliability clean
 
 help:  ## Show what can be made.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -103,6 +103,9 @@ docs: $(VENV)/.docs  ## Build the documentation site in site/.
 	@echo "== mkdocs build: warnings are errors"
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 	@echo "$(BIN)/python -m http.server -d site 8000   shows it at http://localhost:8000"
+
+notebooks: $(VENV)/.test  ## Execute the notebooks of docs/notebooks again, and keep what they print.
+	@$(BIN)/python tools/notebooks.py
 
 bench: $(VENV)/.test $(COMPILERS)/.done  ## Run the benchmarks that need no accelerator; results go to benchmarks/results.
 	@for file in $(filter-out $(ON_A_GPU) $(COMPILING),$(wildcard benchmarks/[a-z]*.py)); do echo "== $$file"; $(BIN)/python $$file || exit 1; done
