@@ -71,13 +71,12 @@ def test_gsm8k_takes_the_last_number(tmp_path):
 
 
 def test_gsm8k_shows_how_examples_are_solved(tmp_path):
-    other = {"question": "1 and 1?", "answer": "1+1.\n#### 2"}
-    file = written(tmp_path / "test.jsonl", GSM, other)
-    model = KnownAnswers()
-    cfg = find_tasks([f"gsm8k:{file}"], ["gsm8k.num_shots=1"])
+    file = written(tmp_path / "test.jsonl", GSM, {"question": "1 and 1?", "answer": "1+1.\n#### 2"})
+    asked = "Question: 1 and 1?\nAnswer: 1+1.\n#### 2\n\nQuestion: 2 and 2?\nAnswer:"
+    model = KnownAnswers(texts={asked: "4"})
+    cfg = find_tasks([f"gsm8k:{file}"], ["gsm8k.num_shots=1", "gsm8k.limit=1"])
     evaluate_tasks(cfg, model, IDENTITY, tmp_path)
-    shown = "Question: 1 and 1?\nAnswer: 1+1.\n#### 2\n\n"
-    assert model.asked[0].prompt == f"{shown}Question: 2 and 2?\nAnswer:"
+    assert [one.prompt for one in model.asked] == [asked]
 
 
 def test_an_unknown_task_names_those_there_are():
