@@ -6,6 +6,7 @@ from axcore.inference.config import EngineConfig
 from axcore.inference.engine import Engine
 from axcore.inference.engine_stats import EngineStats
 from axcore.inference.generate import Generation, Generator
+from axcore.inference.replicas import AnyEngine, Replicas, open_engine
 from axcore.inference.request import (
     Completion,
     Draining,
@@ -19,6 +20,7 @@ from axcore.inference.speculation import Draft, DraftModel, NGramLookup
 
 __all__ = [
     "Answer",
+    "AnyEngine",
     "Completion",
     "Draft",
     "DraftModel",
@@ -33,7 +35,9 @@ __all__ = [
     "NGramLookup",
     "Piece",
     "QueueFull",
+    "Replicas",
     "Request",
     "RequestError",
     "Sampling",
+    "open_engine",
 ]

@@ -27,6 +27,7 @@ from axcore.parallel import (
     PARAM_RULES,
     ActivationSharding,
     Rules,
+    make_mesh,
     param_shardings,
     partition_spec,
     sharding_activations,
@@ -206,12 +207,19 @@ class CachedModel:
 
 
 def mesh_of(weights: Any) -> Mesh | None:
-    """Returns the mesh of several devices that arrays lie on; None where they lie on one."""
+    """Returns the mesh that arrays lie on; None where they lie on the device that jax takes itself.
+
+    Arrays on one other device have a mesh of it alone, so that all else follows them there.
+    """
+    own = jnp.zeros(()).devices()
+    elsewhere = None
     for leaf in jax.tree.leaves(weights):
         lies = getattr(leaf, "sharding", None)
         if isinstance(lies, NamedSharding) and lies.mesh.size > 1:
             return cast(Mesh, lies.mesh)
-    return None
+        if isinstance(leaf, jax.Array) and leaf.devices() != own:
+            elsewhere = elsewhere or make_mesh({}, sorted(leaf.devices(), key=lambda one: one.id))
+    return elsewhere
 
 
 def _is_spec(node: Any) -> bool:

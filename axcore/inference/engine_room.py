@@ -68,7 +68,7 @@ def served_model(
         ConfigError: Memory does not hold one longest text.
     """
     served = _with_caches(model, state, cfg, room, draft=draft)
-    free = _free_bytes()
+    free = _free_bytes(mesh_of(state))
     if cfg.num_pages is not None or room.pages is None or free is None:
         return served, room
     pages = pages_within(room, served.cache_bytes, int(MEMORY_SHARE * free))
@@ -196,9 +196,10 @@ def stages(
     ]
 
 
-def _free_bytes() -> int | None:
+def _free_bytes(mesh: Mesh | None) -> int | None:
     """Returns the free memory of a device; None where it does not say, as CPUs do not."""
-    stats = jax.local_devices()[0].memory_stats()
+    device = jax.local_devices()[0] if mesh is None else mesh.local_devices[0]
+    stats = device.memory_stats()
     if not stats or "bytes_limit" not in stats:
         return None
     return int(stats["bytes_limit"]) - int(stats.get("bytes_in_use", 0))

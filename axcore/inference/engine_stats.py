@@ -1,5 +1,7 @@
 """`EngineStats`: what an engine does at one moment, and did since it was made."""
 
+from collections.abc import Sequence
+
 import attrs
 
 
@@ -40,3 +42,13 @@ class EngineStats:
     num_steps: int
     compilations_after_warm_up: int
     host_seconds_per_step: float
+
+
+def summed(parts: Sequence[EngineStats]) -> EngineStats:
+    """Returns what several engines do together; times of a step are means over all steps."""
+    names = [field.name for field in attrs.fields(EngineStats)]
+    total = {name: sum(getattr(one, name) for one in parts) for name in names}
+    host = sum(one.host_seconds_per_step * one.num_steps for one in parts)
+    total["host_seconds_per_step"] = host / max(1, total["num_steps"])
+    total["shares_prefixes"] = all(one.shares_prefixes for one in parts)
+    return EngineStats(**total)

@@ -1,0 +1,104 @@
+"""Replicas on a mesh answer as one engine does, each on devices of its own."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from next_letter import NextLetter
+
+from axcore.data import ByteTokenizer
+from axcore.errors import ConfigError
+from axcore.inference import (
+    Draining,
+    Engine,
+    EngineConfig,
+    Replicas,
+    Request,
+    Sampling,
+    open_engine,
+)
+from axcore.parallel import make_mesh
+
+TOKENIZER = ByteTokenizer.Config().build()
+MODEL = NextLetter.Config(vocab_size=TOKENIZER.vocab_size).build()
+CFG = EngineConfig(
+    max_rows=2, max_length=32, page_size=4, tokens_per_call=1, step_tokens=18, decode_sizes=(2,)
+)
+
+
+def chain(text):
+    """Returns a state in which each letter is followed by the next one, in a circle."""
+    table = np.zeros((TOKENIZER.vocab_size,) * 2, np.float32)
+    for before, after in itertools.pairwise(text + text[0]):
+        table[ord(before), ord(after)] = 20.0
+    return {"table": jnp.asarray(table)}
+
+
+def request(text, max_tokens=6):
+    return Request(
+        prompt=tuple(text.encode()), max_tokens=max_tokens, sampling=Sampling(temperature=0)
+    )
+
+
+@pytest.fixture
+def replicas():
+    mesh = make_mesh({"data": 2}, jax.devices()[1:3])
+    with open_engine(MODEL, chain("abcd"), TOKENIZER, CFG, mesh=mesh) as found:
+        assert isinstance(found, Replicas)
+        yield found
+
+
+def test_an_engine_follows_its_weights_to_their_device():
+    state = jax.device_put(chain("abcd"), jax.devices()[3])
+    with Engine(MODEL, state, TOKENIZER, CFG) as engine:
+        assert engine.submit(request("a")).result(60).text == "bcdabc"
+        leaves = jax.tree.leaves(engine._programs.caches)
+        assert {device for leaf in leaves for device in leaf.devices()} <= {jax.devices()[3]}
+
+
+def test_replicas_share_the_work_and_answer_as_one_engine(replicas):
+    texts = ["a", "b", "c", "d"]
+    answers = [replicas.submit(request(text)) for text in texts]
+    found = [answer.result(60).text for answer in answers]
+    with Engine(MODEL, chain("abcd"), TOKENIZER, CFG) as engine:
+        assert found == [engine.submit(request(text)).result(60).text for text in texts]
+    parts = replicas.replica_stats()
+    assert [one.num_prompt_tokens for one in parts] == [2, 2]
+    total = replicas.stats()
+    assert (total.num_slots, total.num_drawn) == (4, sum(one.num_drawn for one in parts))
+
+
+def test_prompts_that_begin_alike_go_to_one_replica(replicas):
+    for _ in range(3):
+        replicas.submit(request("abcdabcda")).result(60)
+    assert [one.num_prompt_tokens for one in replicas.replica_stats()] == [27, 0]
+    assert replicas.stats().num_cached_prompt_tokens == 16
+
+
+def test_a_cancelled_answer_ends(replicas):
+    answer = replicas.submit(request("a", 30))
+    answer.cancel()
+    assert answer.result(60).finish_reason in {"cancelled", "length"}
+
+
+def test_all_replicas_take_new_weights_and_refuse_others(replicas):
+    replicas.replace_weights(chain("dcba"))
+    answers = [replicas.submit(request("d")) for _ in range(4)]
+    assert {answer.result(60).text for answer in answers} == {"cbadcb"}
+    with pytest.raises(ConfigError, match="differ in shape"):
+        replicas.replace_weights({"table": chain("abcd")["table"].astype(jnp.float16)})
+
+
+def test_replicas_finish_what_they_have_and_take_no_more(replicas):
+    answers = [replicas.submit(request("a")) for _ in range(4)]
+    replicas.drain()
+    assert all(answer.is_finished for answer in answers)
+    with pytest.raises(Draining, match="take no new requests"):
+        replicas.submit(request("a"))
+
+
+def test_adapters_are_refused(replicas):
+    with pytest.raises(ConfigError, match="replicas do not take the adapter 'one' yet"):
+        replicas.add_adapter("one", None)
