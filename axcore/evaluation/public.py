@@ -1,6 +1,6 @@
 """Public benchmarks, from files as their publishers lay them out: nothing is downloaded.
 
-Questions are worded as in lm-eval; docs/evaluation.md says what is compared and what differs.
+Questions follow the wording of lm-eval's tasks; docs/evaluation.md says what differs.
 """
 
 import re
