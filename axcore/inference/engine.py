@@ -223,7 +223,8 @@ class Engine:
         new request finds a prefix that the old weights computed.
 
         Raises:
-            ConfigError: It is not of this model.
+            ConfigError: Its arrays are of another type, or lie elsewhere.
+            ModuleError: It is not of this model: an array is missing, or has another shape.
             EngineError: The engine is closed, or a step failed.
         """
         weights = self._programs.weights.converted(state)

@@ -158,7 +158,8 @@ class Replicas:
         """Takes over another state of the model, one replica after the other; returns when all did.
 
         Raises:
-            ConfigError: It is not of this model.
+            ConfigError: Its arrays are of another type, or lie elsewhere.
+            ModuleError: It is not of this model: an array is missing, or has another shape.
             EngineError: A replica is closed, or a step failed.
         """
         with self._changing:

@@ -35,6 +35,7 @@ class ServedWeights:
 
         Raises:
             ConfigError: Its arrays are not those of the model.
+            ModuleError: One is missing, or has another shape.
         """
         weights = self._model.weights_of(state)
         if abstract(weights) != abstract(self.value):

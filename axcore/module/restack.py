@@ -48,6 +48,11 @@ def _places(state: Any, specs: Any) -> dict[Path, _Place]:
     places: dict[Path, _Place] = {}
 
     def put(spec: ParamSpec, leaf: Array) -> None:
+        if leaf.shape != spec.shape:
+            raise ModuleError(
+                f"the array has shape {list(leaf.shape)}; expected {list(spec.shape)}",
+                where=spec.name,
+            )
         for number, path in enumerate(spec.rng_paths()):
             places[path] = _Place(leaf, spec, number)
 
