@@ -51,5 +51,7 @@ def test_a_state_of_another_model_is_refused_by_the_name_of_its_array():
     dense = FeedForward.Config(dim=4, hidden_dim=8)
     specs = dense.build().param_specs()
     state = update_config(dense, {"hidden_dim": 6}).build().init(0)
-    with pytest.raises(ModuleError, match=r"shape \[6, 4\]; expected \[8, 4\]\n *where: *down\.weight"):
+    with pytest.raises(
+        ModuleError, match=r"shape \[6, 4\]; expected \[8, 4\]\n *where: *down\.weight"
+    ):
         restacked(state, specs, specs)
