@@ -6,7 +6,7 @@ from typing import Any
 
 from axcore.config import diff_config, evolve, format_diff
 from axcore.errors import AxcoreError, CheckpointError, ConfigError
-from axcore.inference import Engine, EngineConfig
+from axcore.inference import AnyEngine, EngineConfig
 from axcore.inference.adapters import Adapter, adapter_from, read_adapter
 from axcore.interop import compared, correction_format, corrections_in
 from axcore.interop.canonical import uncorrected
@@ -89,7 +89,7 @@ def with_adapter_room(cfg: EngineConfig, adapters: Mapping[str, Adapter]) -> Eng
     return evolve(cfg, num_adapters=max(cfg.num_adapters, len(adapters)))
 
 
-def add_adapters(engine: Engine, adapters: Mapping[str, Adapter]) -> None:
+def add_adapters(engine: AnyEngine, adapters: Mapping[str, Adapter]) -> None:
     """Lets requests to an engine choose among adapters.
 
     Raises:

@@ -11,8 +11,8 @@ from axcore.errors import ShardingError
 from axcore.module import Module
 from axcore.parallel import MESH_AXES, PARAM_RULES, MeshShape, make_mesh, param_shardings
 
-SERVED_AXES = ("model",)
-"""Mesh axes that engines split work over; over others each device would do the same."""
+SERVED_AXES = ("data", "model")
+"""Mesh axes of engines: replicas lie along the first, work is split over the second."""
 
 
 @attrs.frozen(kw_only=True)
@@ -22,11 +22,13 @@ class Placement:
     Args:
         shardings: How each array lies.
         num_used: Devices that weights lie on.
+        num_replicas: How many copies of the weights lie there.
         num_present: Devices that there are.
     """
 
     shardings: Any
     num_used: int
+    num_replicas: int
     num_present: int
 
     @classmethod
@@ -53,9 +55,14 @@ class Placement:
             raise ShardingError(
                 error.what,
                 where="mesh",
-                hint="choose a size of `model` that divides heads, hidden units and vocabulary",
+                hint="choose a size of `model` that divides the dimensions of the weights",
             ) from error
-        return cls(shardings=shardings, num_used=len(used), num_present=len(present))
+        return cls(
+            shardings=shardings,
+            num_used=len(used),
+            num_replicas=mesh.shape["data"],
+            num_present=len(present),
+        )
 
     def place(self, state: Any) -> Any:
         """Returns a state of the model on these devices."""
@@ -65,6 +72,9 @@ class Placement:
         """Returns which devices are used; None where there is but one."""
         if self.num_present == 1:
             return None
+        if self.num_replicas > 1:
+            of = f"{self.num_used} of {self.num_present} devices"
+            return f"{self.num_replicas} replicas, their weights on {of}"
         if self.num_used > 1:
             return f"weights are split over {self.num_used} of {self.num_present} devices"
         return (
@@ -80,7 +90,7 @@ def _used(shape: MeshShape, present: Sequence[Any]) -> Sequence[Any]:
         raise ShardingError(
             f"mesh has the axis {others[0]!r}, over which an engine splits nothing",
             where="mesh",
-            hint="mesh={'model': N} splits heads, hidden units and the vocabulary over N devices",
+            hint="mesh={'model': N} splits weights over N devices, {'data': N} makes N replicas",
         )
     if -1 in shape.values():
         return present

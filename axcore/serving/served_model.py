@@ -14,8 +14,8 @@ from axcore.data import Tokenizer
 from axcore.errors import AxcoreError
 from axcore.inference import (
     Answer,
+    AnyEngine,
     Draining,
-    Engine,
     EngineError,
     QueueFull,
     Request,
@@ -56,7 +56,7 @@ class ServedModel:
     """
 
     name: str
-    engine: Engine
+    engine: AnyEngine
     tokenizer: Tokenizer
     max_length: int
     limits: Limits = Limits()  # noqa: RUF009 - a frozen value

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 
 from axcore.config import evolve
 from axcore.errors import ConfigError
-from axcore.inference import Draft, Engine
+from axcore.inference import Draft, open_engine
 from axcore.inference.adapters import Adapter
 from axcore.ops import use_policy
 from axcore.runs import OpenedModel
@@ -52,7 +52,7 @@ def start_engine(
     engine_cfg = with_adapter_room(evolve(cfg.engine, max_length=length), adapters)
     placement = Placement.of(opened.model, cfg.mesh)
     with use_policy(opened.trainer.compiler.kernel_policy):
-        engine = Engine(
+        engine = open_engine(
             opened.model,
             placement.place(opened.state),
             opened.tokenizer,

@@ -22,7 +22,7 @@ def client(chat_engine):
 
 
 def client_of(server, key=KEY):
-    return openai.OpenAI(base_url=f"{server.url}v1", api_key=key, max_retries=0)
+    return server.client(key)
 
 
 def test_openai_lists_the_model(client):
@@ -80,7 +80,7 @@ def test_openai_raises_what_the_server_says(client, chat_server):
         client.chat.completions.create(model="small", messages=[{"role": "tool", "content": "a"}])
     with pytest.raises(openai.NotFoundError, match="There is no model 'large'"):
         client.completions.create(model="large", prompt="a")
-    wrong = openai.OpenAI(base_url=client.base_url, api_key="another-key", max_retries=0)
+    wrong = client.with_options(api_key="another-key")
     with pytest.raises(openai.AuthenticationError, match="not one of this server's"):
         wrong.models.list()
     chat_server.served.num_answering, most = 256, chat_server.served.num_answering

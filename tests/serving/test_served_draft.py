@@ -1,6 +1,5 @@
 """`--draft`: a served model whose tokens another one guesses."""
 
-import openai
 import pytest
 from click.testing import CliRunner
 from model_server import serving_model
@@ -31,7 +30,7 @@ def test_answers_are_those_without_guesses_and_no_request_compiles(run):
     opened = open_model(run)
     served = start_engine(opened, ServerConfig(engine=GUESSED), draft=open_model(run))
     with served.engine, serving_model(served) as server:
-        client = openai.OpenAI(base_url=f"{server.url}v1", api_key="none", max_retries=0)
+        client = server.client()
         asked = {"prompt": "The ", "max_tokens": 12, "temperature": 0}
         found = client.completions.create(model="base", **asked).choices[0].text
         stats = served.engine.stats()

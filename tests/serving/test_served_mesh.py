@@ -32,6 +32,12 @@ def runs(tmp_path_factory):
     return base, lora
 
 
+def greedy(engine, adapter=None):
+    asked = {"max_tokens": 12, "sampling": Sampling(temperature=0), "adapter": adapter}
+    request = Request(prompt=tuple(b"The "), **asked)
+    return [token.id for token in engine.submit(request).result(60).tokens]
+
+
 def answers(runs, mesh):
     """Returns answers at step 1, with the adapter, and at step 2, and where the weights were."""
     opened = open_model(runs[0], step=1)
@@ -40,9 +46,7 @@ def answers(runs, mesh):
     with served.engine as engine:
 
         def drawn(adapter=None):
-            asked = {"max_tokens": 12, "sampling": Sampling(temperature=0), "adapter": adapter}
-            request = Request(prompt=tuple(b"The "), **asked)
-            return [token.id for token in engine.submit(request).result(60).tokens]
+            return greedy(engine, adapter)
 
         def devices():
             return [
@@ -57,12 +61,20 @@ def answers(runs, mesh):
 
 
 @pytest.mark.slow
-def test_answers_of_two_devices_are_those_of_one(runs):
+def test_answers_of_two_devices_and_of_two_replicas_are_those_of_one(runs):
     assert len(jax.local_devices()) > 2
     alone, used = answers(runs, None)
     assert used == {1}
     assert len(set(map(tuple, alone))) == 4
     assert answers(runs, {"model": 2}) == (alone, {2})
+
+    cfg = ServerConfig(engine=SMALL, mesh={"data": 2})
+    served = start_engine(open_model(runs[0], step=1), cfg)
+    with served.engine as engine:
+        assert len(engine.replica_stats()) == 2
+        first = greedy(engine)
+        WeightsWatch(load_run(runs[0]), served, every_s=1.0).look()
+        assert (first, greedy(engine)) == (alone[0], alone[2])
 
 
 @pytest.mark.parametrize(
@@ -71,9 +83,9 @@ def test_answers_of_two_devices_are_those_of_one(runs):
         ({"model": 64}, r"needs 64 devices; there are 16(.|\n)*choose smaller sizes"),
         (
             {"model": 16},
-            r"do not divide over the mesh(.|\n)*vocab is 264, model is 16(.|\n)*divides heads",
+            r"do not divide over the mesh(.|\n)*vocab is 264, model is 16(.|\n)*divides the dim",
         ),
-        ({"data": 2}, r"axis 'data', over which an engine splits nothing(.|\n)*'model': N"),
+        ({"fsdp": 2}, r"axis 'fsdp', over which an engine splits nothing(.|\n)*'model': N"),
         ({"modle": 2}, r"no mesh axis is named 'modle'(.|\n)*'model'"),
         ({"model": 0}, r"mesh axis model has size 0"),
     ],
@@ -90,4 +102,6 @@ def test_devices_that_are_not_used_are_said():
     )
     found = Placement.of(model, {"model": 2}).describe()
     assert found == "weights are split over 2 of 16 devices"
+    found = Placement.of(model, {"data": 2, "model": 2}).describe()
+    assert found == "2 replicas, their weights on 4 of 16 devices"
     assert Placement.of(model, None, jax.devices()[:1]).describe() is None

@@ -47,9 +47,7 @@ def clients(chat_engine, tmp_path_factory):
                 tokenizer=chat_tokenizer(folder),
                 max_length=chat_engine.max_length,
             )
-            url = stack.enter_context(serving_model(served)).url
-            client = openai.OpenAI(base_url=f"{url}v1", api_key="none", max_retries=0)
-            found[family] = stack.enter_context(client)
+            found[family] = stack.enter_context(serving_model(served)).client()
         yield found
 
 

@@ -8,6 +8,8 @@ import urllib.request
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import openai
+
 from axcore.data import ByteTokenizer, Tokenizer, tokenizer_in
 from axcore.inference import Engine, EngineConfig
 from axcore.models import transformer
@@ -42,6 +44,17 @@ class ModelServer:
 
     def __init__(self, served: ServedModel, url: str, http: HttpServer) -> None:
         self.served, self.url, self.http = served, url, http
+        self._clients = contextlib.ExitStack()
+
+    def client(self, key: str = "none") -> openai.OpenAI:
+        """Returns OpenAI's client of the server; its connections are closed with the server."""
+        made = openai.OpenAI(base_url=f"{self.url}v1", api_key=key, max_retries=0)
+        return self._clients.enter_context(made)
+
+    def close(self) -> None:
+        """Closes the connections of clients, and ends the server."""
+        self._clients.close()
+        self.http.should_exit = True
 
     def send(self, path: str, body: Any = None, **headers: str) -> Reply:
         """Sends a request: GET without a body, otherwise POST; bytes as they are."""
@@ -119,9 +132,10 @@ def serving_model(served: ServedModel, *, keys: ApiKeys = NO_KEYS, hosts=(), dra
     thread = threading.Thread(target=http.run, kwargs={"sockets": [listener]})
     thread.start()
     url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
+    server = ModelServer(served, url, http)
     try:
-        yield ModelServer(served, url, http)
+        yield server
     finally:
-        http.should_exit = True
+        server.close()
         thread.join(30)
         assert not thread.is_alive()
