@@ -1,6 +1,7 @@
 """`axcore convert`: published models to runs, and runs to published models and to GGUF files."""
 
 import re
+import shlex
 from typing import Any
 
 import click
@@ -54,7 +55,8 @@ def convert(
     if source.startswith(HUGGING_FACE):
         read = source.removeprefix(HUGGING_FACE)
         run = import_run(read, target, dtype=dtype, base=base)
-        click.echo(f"{run.directory} holds the model of {read}; axcore generate {target}")
+        name = shlex.quote(target)
+        click.echo(f"{run.directory} holds the model of {read}; axcore generate {name}")
         return
     size = _num_bytes(max_shard_size or "5GB")
     run = load_run(source, step=step, trust_code=trust_code)

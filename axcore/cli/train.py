@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -197,10 +198,12 @@ def _report(trainer: Any, result: Any, run: Path, *, is_alone: bool) -> None:
     else:
         click.echo(f"no sample: {reason}")
     _write_report(run)
-    commands = [f"axcore report {run} OTHER_RUN   compares two runs"]
+    name = shlex.quote(str(run))
+    commands = [f"axcore report {name} OTHER_RUN   compares two runs"]
     if no_text_reason(trainer) is None:
-        draw = f"axcore generate {run} --prompt {trainer.config.prompt!r}   draws more text"
-        commands = [draw, f"axcore serve {run}   answers over HTTP", *commands]
+        prompt = shlex.quote(trainer.config.prompt)
+        draw = f"axcore generate {name} --prompt {prompt}   draws more text"
+        commands = [draw, f"axcore serve {name}   answers over HTTP", *commands]
     click.echo("\n".join(["", "try:", *commands]))
 
 

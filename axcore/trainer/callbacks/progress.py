@@ -28,21 +28,31 @@ def progress(console: Console | None = None) -> Observer:
 
 
 class Clock:
-    """Estimates the time left from the steps done since the run began or was taken up."""
+    """Estimates the time left from the steps done since the first report of a run.
+
+    What comes before that report, such as compiling, is not counted: it does not come again.
+    """
 
     def __init__(self, started: RunStarted) -> None:
-        self._from_step = started.step
         self._max_steps = started.max_steps
-        self._began = time.monotonic()
+        self._first: tuple[int, float] | None = None
 
-    def left(self, step: int) -> str:
+    def left(self, done: StepsDone) -> str:
         """Returns the time left as `1h02m` or `2m05s`."""
-        elapsed = time.monotonic() - self._began
-        done = max(1, step - self._from_step)
-        seconds = round(elapsed / done * (self._max_steps - step))
+        now, step = time.monotonic(), done.step
+        if self._first is None:
+            self._first = (step, now)
+        first_step, began = self._first
+        is_measured = step > first_step
+        step_time = (now - began) / (step - first_step) if is_measured else _step_time(done)
+        seconds = round(step_time * (self._max_steps - step))
         minutes, seconds = divmod(seconds, 60)
         hours, minutes = divmod(minutes, 60)
         return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{seconds:02d}s"
+
+
+def _step_time(done: StepsDone) -> float:
+    return done.metrics["step_time_s"]
 
 
 def header(event: RunStarted) -> list[str]:
@@ -111,7 +121,7 @@ class PlainProgress:
             self._print("\n".join(header(event)))
         elif isinstance(event, StepsDone) and self._started and self._clock:
             text = figures(event.metrics, self._started)
-            self._print(f"step {event.step}  {text}  {self._clock.left(event.step)} left")
+            self._print(f"step {event.step}  {text}  {self._clock.left(event)} left")
         elif isinstance(event, Evaluated):
             self._print(f"step {event.step}  validation loss {event.metrics['loss']:.4f}")
         elif isinstance(event, CheckpointSaved):
@@ -175,7 +185,7 @@ class LiveProgress:
             completed=event.step,
             figures=figures(event.metrics, self._started),
             course=sparkline(self._losses[-24:]),
-            left=f"{self._clock.left(event.step)} left",
+            left=f"{self._clock.left(event)} left",
         )
 
 
