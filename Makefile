@@ -9,7 +9,7 @@ VENV ?= $(if $(filter newest,$(JAX)),.venv-newest,.venv)
 PINS := $(if $(filter newest,$(JAX)),$(VENV)/constraints.txt,constraints.txt)
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
-SPREAD := -n 3 --dist worksteal --durations=40
+SPREAD := -n 3 --dist worksteal --durations=40 --reruns 1
 PYTEST := $(BIN)/python -m pytest $(SPREAD)
 unexport PYTHONDONTWRITEBYTECODE  # what one process compiles serves the next
 PLUGINS := attention gpu tpu trainium

@@ -28,7 +28,7 @@ install_import_hook(["axcore.layers", "axcore.models", "axcore.ops"], "beartype.
 
 import jax  # noqa: E402 - after the hook
 
-pytest_plugins = ["time_budget", "case_samples"]
+pytest_plugins = ["case_samples", "second_try", "time_budget"]
 
 # A shell without job control starts what it sends to the background deaf to Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
