@@ -7,12 +7,12 @@ from typing import Any, Literal
 from axcore.config import REQUIRED, Fraction, config
 from axcore.data.bad_records import as_text, document_or_bad
 from axcore.data.document import Document
-from axcore.data.extras import import_extra
 from axcore.data.file_source import BadRecord, FileSource, FileSpan
 from axcore.data.files import NamedFile, OnBad, check_is_regular, list_files, unreadable
 from axcore.data.text_files import bad_fraction
 from axcore.data.tf_example import read_example
 from axcore.errors import DataError
+from axcore.extras import import_extra
 
 _RECORDS_AT_ONCE = 256
 
@@ -86,7 +86,12 @@ class ArrayRecordFiles(FileSource):
 
 
 def _raw_records(file: NamedFile) -> Iterator[bytes]:
-    module = import_extra("array_record.python.array_record_module")
+    module = import_extra(
+        "array_record.python.array_record_module",
+        used_by="a file of ArrayRecord",
+        error=DataError,
+        where=file.where,
+    )
     try:
         check_is_regular(file)
         reader = module.ArrayRecordReader(str(file.path), "readahead_buffer_size:0")

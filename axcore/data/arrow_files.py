@@ -6,11 +6,11 @@ from typing import Any
 
 from axcore.config import REQUIRED, Fraction, config
 from axcore.data.document import Document
-from axcore.data.extras import import_extra
 from axcore.data.file_source import BadRecord, FileSource, FileSpan
 from axcore.data.files import NamedFile, OnBad, check_is_regular, list_files, unreadable
 from axcore.data.text_files import bad_fraction
 from axcore.errors import DataError
+from axcore.extras import import_extra
 
 _ROWS_A_BATCH = 1024
 
@@ -77,7 +77,7 @@ def arrow_records(
 
 def _batches(file: NamedFile, names: Sequence[str], optional: Sequence[str]) -> Iterator[Any]:
     """Yields columns of a file, some rows at a time; the optional ones as far as there are any."""
-    arrow = import_extra("pyarrow")
+    arrow = _library("pyarrow", file)
     try:
         check_is_regular(file)
         with ExitStack() as stack:
@@ -98,13 +98,18 @@ def _batches(file: NamedFile, names: Sequence[str], optional: Sequence[str]) -> 
         ) from error
 
 
+def _library(module: str, file: NamedFile) -> Any:
+    used_by = f"a {file.path.suffix} file"
+    return import_extra(module, used_by=used_by, error=DataError, where=file.where)
+
+
 def _parquet(file: NamedFile, stack: ExitStack) -> tuple[Any, Any]:
-    opened = stack.enter_context(import_extra("pyarrow.parquet").ParquetFile(file.path))
+    opened = stack.enter_context(_library("pyarrow.parquet", file).ParquetFile(file.path))
     return opened.schema_arrow, lambda names: opened.iter_batches(_ROWS_A_BATCH, columns=names)
 
 
 def _arrow(file: NamedFile, stack: ExitStack) -> tuple[Any, Any]:
-    arrow = import_extra("pyarrow")
+    arrow = _library("pyarrow", file)
     raw = stack.enter_context(arrow.OSFile(str(file.path)))
     try:
         opened = stack.enter_context(arrow.ipc.open_file(raw))

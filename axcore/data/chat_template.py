@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 import attrs
 
 from axcore.errors import DataError
+from axcore.extras import import_extra
 
 Message = Mapping[str, Any]
 """One turn of a conversation: its `role`, its `content`, and what else a template reads."""
@@ -50,7 +51,7 @@ class ChatTemplate:
     def __init__(self, source: str, tokens: Mapping[str, str], *, where: str) -> None:
         self.source = source
         self._tokens, self._where = tokens, where
-        jinja2 = _jinja()
+        jinja2 = _library()
         environment = _environment()
         try:
             self._template = environment.from_string(source)
@@ -176,15 +177,8 @@ def _to_json(
 
 
 def _raise(message: str) -> NoReturn:
-    raise _jinja().TemplateError(message)
+    raise _library().TemplateError(message)
 
 
-def _jinja() -> Any:
-    try:
-        import jinja2
-    except ImportError as error:
-        raise DataError(
-            "Chat templates are written in Jinja, which is not installed.",
-            hint='pip install "axcore[chat]"',
-        ) from error
-    return jinja2
+def _library() -> Any:
+    return import_extra("jinja2", used_by="a chat template", error=DataError)

@@ -7,9 +7,9 @@ import zlib
 from collections.abc import Iterator
 from typing import IO, Any
 
-from axcore.data.extras import import_extra
 from axcore.data.files import NamedFile, check_is_regular, unreadable
 from axcore.errors import DataError
+from axcore.extras import import_extra
 
 _SUFFIXES = (".gz", ".zst")
 _CHUNK = 1 << 15
@@ -62,7 +62,8 @@ class _ZstdStream(io.RawIOBase):
 
     def __init__(self, raw: IO[bytes]) -> None:
         self._raw = raw
-        self._new_frame = import_extra("zstandard").ZstdDecompressor().decompressobj
+        library = import_extra("zstandard", used_by="a file that ends in .zst", error=DataError)
+        self._new_frame = library.ZstdDecompressor().decompressobj
         self._frame = self._new_frame()
         self._is_within = False
         self._ready = memoryview(b"")

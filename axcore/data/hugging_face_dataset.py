@@ -9,11 +9,11 @@ from typing import Any
 from axcore.config import Fraction, config
 from axcore.data.arrow_files import arrow_records
 from axcore.data.document import Document
-from axcore.data.extras import import_extra
 from axcore.data.file_source import BadRecord, FileSource, FileSpan
 from axcore.data.files import NamedFile, OnBad
 from axcore.data.text_files import bad_fraction
 from axcore.errors import ConfigError, DataError
+from axcore.extras import import_extra
 
 _REFUSED = "5.0."
 
@@ -113,7 +113,12 @@ def _loaded_files(cfg: HuggingFaceDataset.Config) -> list[NamedFile]:
             where="data.source.split",
             hint="name a whole split; data.validation_fraction holds a part out",
         )
-    datasets = import_extra("datasets")
+    datasets = import_extra(
+        "datasets",
+        used_by="a data set that is no folder",
+        error=DataError,
+        where="data.source.dataset",
+    )
     version = metadata.version("datasets")
     if version.startswith(_REFUSED):
         raise DataError(

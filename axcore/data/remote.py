@@ -11,8 +11,8 @@ from typing import IO, Any, TypeVar
 
 import attrs
 
-from axcore.data.extras import import_extra
 from axcore.errors import DataError
+from axcore.extras import import_extra
 
 T = TypeVar("T")
 
@@ -194,7 +194,7 @@ def _described(files: Any, place: str, info: dict[str, Any]) -> RemoteFile:
 
 
 def _open(url: str) -> tuple[Any, str]:
-    core = import_extra("fsspec.core")
+    core = import_extra("fsspec.core", used_by=url, error=DataError)
     scheme = url.partition("://")[0]
     try:
         files, place = core.url_to_fs(url, skip_instance_cache=True, use_listings_cache=False)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from axcore.config import REQUIRED, PositiveInt, config
 from axcore.data.tokenizer import Tokenizer, round_up_vocab
 from axcore.errors import DataError
+from axcore.extras import import_extra
 
 
 class SentencePieceTokenizer(Tokenizer):
@@ -77,16 +78,11 @@ def _load(path: str) -> Any:
             f"The tokenizer file {path!r} does not exist; looked for {file.absolute()}.",
             hint="Set the tokenizer's path to a SentencePiece tokenizer.model.",
         )
+    library = import_extra(
+        "sentencepiece", used_by="a SentencePiece tokenizer", error=DataError, where=path
+    )
     try:
-        import sentencepiece
-    except ImportError as error:
-        raise DataError(
-            "SentencePiece is not installed.",
-            where=path,
-            hint='pip install "axcore[weights]", or use a tokenizer.json',
-        ) from error
-    try:
-        return sentencepiece.SentencePieceProcessor(model_file=str(file))
+        return library.SentencePieceProcessor(model_file=str(file))
     except Exception as error:  # the library raises nothing narrower
         raise DataError(
             f"The tokenizer file {path!r} is no SentencePiece model that can be read: {error}.",

@@ -10,6 +10,7 @@ from axcore.errors import ConfigError
 from axcore.evaluation.engine_model import EngineModel
 from axcore.evaluation.questions import Continuation, PendingReply
 from axcore.evaluation.task_run import ANSWER_S
+from axcore.extras import import_extra
 
 MAX_TOKENS = 256
 """Tokens of an answer where a task of lm-eval does not say how many."""
@@ -92,13 +93,8 @@ def lm_eval_model(model: EngineModel, *, timeout_s: float = ANSWER_S) -> Any:
     Raises:
         ConfigError: lm-eval is not installed.
     """
-    try:
-        from lm_eval.api.model import TemplateLM
-    except ImportError:
-        raise ConfigError(
-            "lm-eval is not installed", where="lm_eval_model", hint='pip install "axcore[lm-eval]"'
-        ) from None
-    return type("AxcoreLM", (AxcoreLM, TemplateLM), {})(model, timeout_s=timeout_s)
+    library = import_extra("lm_eval.api.model", used_by="lm_eval_model", error=ConfigError)
+    return type("AxcoreLM", (AxcoreLM, library.TemplateLM), {})(model, timeout_s=timeout_s)
 
 
 def _continuation(context: str, settings: Mapping[str, Any]) -> Continuation:

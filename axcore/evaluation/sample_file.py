@@ -11,6 +11,7 @@ from typing import Any
 from axcore.config import REQUIRED, config
 from axcore.errors import DataError
 from axcore.evaluation.sample import BadSample, Sample, SampleSource
+from axcore.extras import import_extra
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 
@@ -105,14 +106,9 @@ def _csv(path: Path, data: bytes, columns: tuple[str, ...]) -> Iterator[Sample |
 
 
 def _parquet(path: Path) -> Iterator[Sample | BadSample]:
-    try:
-        import pyarrow.parquet as parquet
-    except ImportError:
-        raise DataError(
-            "Parquet files need pyarrow, which is not installed",
-            where=str(path),
-            hint='pip install "axcore[arrow]"',
-        ) from None
+    parquet = import_extra(
+        "pyarrow.parquet", used_by="a Parquet file", error=DataError, where=str(path)
+    )
     number = 0
     for batch in parquet.ParquetFile(path).iter_batches():
         for row in batch.to_pylist():

@@ -1,11 +1,11 @@
 """Tokenizers as the library of grammars knows them: what bytes each token is."""
 
-import importlib
 import json
 from typing import Any
 
 from axcore.data import ByteTokenizer, HuggingFaceTokenizer, SentencePieceTokenizer, Tokenizer
 from axcore.errors import RequestError
+from axcore.extras import import_extra
 
 _BEFORE = "\x02"
 """Is put before a text that is encoded, so that no space is added in front of it."""
@@ -17,14 +17,7 @@ def import_llguidance() -> Any:
     Raises:
         RequestError: It is not installed.
     """
-    try:
-        return importlib.import_module("llguidance")
-    except ModuleNotFoundError as error:
-        raise RequestError(
-            "grammars need llguidance, which is not installed",
-            where="grammar",
-            hint='pip install "axcore[guided]"',
-        ) from error
+    return import_extra("llguidance", used_by="a grammar", error=RequestError, where="grammar")
 
 
 def grammar_tokenizer(tokenizer: Tokenizer) -> Any:

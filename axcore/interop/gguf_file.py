@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from axcore.errors import ConfigError
+from axcore.extras import import_extra
 from axcore.interop.copying import map_ahead
 from axcore.interop.family import family_named, family_of
 from axcore.interop.gguf_map import LENGTH, GGUFMap, Metadata
@@ -48,7 +49,9 @@ def to_gguf(
         ConfigError: llama.cpp has no such model, or `gguf` is not installed.
         CheckpointError: The file exists, a number is not finite, or arrays are on other machines.
     """
-    _check_installed()
+    import_extra(
+        "gguf", used_by="a file for llama.cpp", error=ConfigError
+    )  # before anything is written
     layout, family, values = _layout(cfg)
     values = {**values, LENGTH: max_length}
     metadata, leaves = layout.metadata(values), named_leaves(state)
@@ -72,15 +75,6 @@ def _layout(cfg: Any) -> tuple[GGUFMap, Any, dict[str, Any]]:
             hint=f"these are: {written}",
         )
     return family.gguf, family, values
-
-
-def _check_installed() -> None:
-    try:
-        import gguf  # noqa: F401 - before anything is written
-    except ImportError as error:
-        raise ConfigError(
-            "the library gguf is not installed", hint='pip install "axcore[weights]"'
-        ) from error
 
 
 def _general(tensors: Iterable[GGUFTensor]) -> Metadata:

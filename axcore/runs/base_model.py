@@ -4,12 +4,12 @@ from pathlib import Path
 from typing import Any
 
 from axcore.config import REQUIRED, config, evolve, field_names
-from axcore.config.json_files import read_json
 from axcore.errors import CheckpointError, ConfigError
 from axcore.experiments.tiny import tiny
 from axcore.interop import HuggingFace, PublishedModel, WeightPlan, WeightSource
 from axcore.module import DTypes
 from axcore.runs.hugging_face import published_tokenizer
+from axcore.runs.opening import is_published
 from axcore.runs.run import Run
 from axcore.runs.run_weights import RunWeights
 
@@ -55,7 +55,9 @@ class BaseModel(WeightSource):
                     where="model",
                     hint="with_base_model(cfg) of axcore.trainer gives the config to change",
                 )
-            return _of_published(self, cfg) if _is_published(self.path) else _of_run(self, cfg)
+            folder = Path(self.path).expanduser()
+            _check_is_there(folder)
+            return _of_published(self, cfg) if is_published(folder) else _of_run(self, cfg)
 
     folder_fields = ("path", "adapters")
 
@@ -68,15 +70,13 @@ class BaseModel(WeightSource):
         )
 
 
-def _is_published(path: str) -> bool:
-    file = Path(path).expanduser() / "config.json"
-    if not file.is_file():
+def _check_is_there(folder: Path) -> None:
+    if not (folder / "config.json").is_file():
         raise CheckpointError(
             "the folder holds neither a run nor a published model: it has no config.json",
-            where=path,
+            where=str(folder),
             hint="name a run directory such as runs/tiny, or a folder with config.json and weights",
         )
-    return "model_type" in read_json(file, "config.json", error=CheckpointError)
 
 
 def _of_run(source: BaseModel.Config, cfg: Any) -> Any:

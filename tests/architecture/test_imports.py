@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 LAYERS = (
     ("errors", "_jax_compat", "markup", "whole_files"),
+    ("extras",),
     ("config",),
     ("registration",),
     ("hardware",),

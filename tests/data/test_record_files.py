@@ -229,13 +229,13 @@ def test_a_part_of_a_split_is_refused():
 
 def test_a_name_without_the_library_names_the_extra(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "datasets", None)
-    with pytest.raises(DataError, match="This needs datasets, which is not installed") as missing:
+    with pytest.raises(DataError, match="needs datasets, which is not installed") as missing:
         texts(HuggingFaceDataset.Config(dataset="a"))
     assert missing.value.hint == 'pip install "axcore[datasets]"'
 
 
 def test_a_release_that_loses_its_place_is_refused(monkeypatch):
-    monkeypatch.setattr(dataset_module, "import_extra", lambda name: None)
+    monkeypatch.setattr(dataset_module, "import_extra", lambda name, **_: None)
     monkeypatch.setattr(dataset_module.metadata, "version", lambda name: "5.0.1")
     with pytest.raises(DataError, match=r"datasets is 5\.0\.1: that release begins again") as old:
         texts(HuggingFaceDataset.Config(dataset="a"))

@@ -167,7 +167,7 @@ def test_a_file_that_is_there_is_left_alone(tmp_path):
 
 def test_what_the_library_is_in_is_said_where_it_is_missing(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "gguf", None)
-    with pytest.raises(ConfigError, match="the library gguf is not installed") as error:
+    with pytest.raises(ConfigError, match="needs gguf, which is not installed") as error:
         write_model(tmp_path / "model.gguf", llama2("toy"))
     assert "axcore[weights]" in str(error.value)
 

@@ -8,9 +8,9 @@ import numpy as np
 
 from axcore.config import PositiveInt, config
 from axcore.data.document import Document
-from axcore.data.extras import import_extra
 from axcore.data.transforms.transform import Dropped, Transform, TransformTools
 from axcore.errors import DataError
+from axcore.extras import import_extra
 
 
 class ImagePixels(Transform):
@@ -53,7 +53,8 @@ class ImagePixels(Transform):
         return attrs.evolve(document, text="", tokens=tokens)
 
     def _pixels(self, document: Document) -> np.ndarray:
-        cfg, image = self.config, import_extra("PIL.Image")
+        cfg = self.config
+        image = import_extra("PIL.Image", used_by="a data set of images", error=DataError)
         try:
             with warnings.catch_warnings(), image.open(self._raw(document)) as opened:
                 warnings.simplefilter("error")  # what Pillow warns of is no image to train on

@@ -10,7 +10,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from axcore.trainer.callbacks.libraries import import_library
+from axcore.errors import TrainingError
+from axcore.extras import import_extra
 from axcore.whole_files import write_whole
 
 TENSORBOARD_FOLDER, WANDB_FOLDER, PROMETHEUS_NAME = "tensorboard", "wandb", "metrics.prom"
@@ -43,8 +44,8 @@ class TensorBoardWriter:
     """Event files; TensorBoard drops what an earlier start wrote past the step."""
 
     def __init__(self, folder: Path, *, step: int) -> None:
-        library = import_library(
-            "tensorboardX", extra="tensorboard", used_by="the metric writer 'tensorboard'"
+        library = import_extra(
+            "tensorboardX", used_by="the metric writer 'tensorboard'", error=TrainingError
         )
         logging.getLogger("tensorboardX.x2num").setLevel(
             logging.ERROR
@@ -75,7 +76,7 @@ class WeightsAndBiasesWriter:
     """
 
     def __init__(self, directory: Path, *, step: int) -> None:
-        library = import_library("wandb", extra="wandb", used_by="the metric writer 'wandb'")
+        library = import_extra("wandb", used_by="the metric writer 'wandb'", error=TrainingError)
         identity = json.loads((directory / "run.json").read_text("utf-8"))["id"]
         self._run = library.init(
             dir=str(directory),

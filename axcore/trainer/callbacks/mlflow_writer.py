@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from axcore.errors import TrainingError
-from axcore.trainer.callbacks.libraries import import_library
+from axcore.extras import import_extra
 
 MLFLOW_FOLDER, EXPERIMENT, ID_TAG = "mlflow", "axcore", "axcore.run_id"
 AT_ONCE, MOST = 100, 6000
@@ -46,8 +46,8 @@ class MLflowWriter:
             address = (directory / MLFLOW_FOLDER).resolve().as_uri()
             # Without it, the library wants a database in the place of files.
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
-        library = import_library("mlflow.tracking", extra="mlflow", used_by=_USED_BY)
-        entities = import_library("mlflow.entities", extra="mlflow", used_by=_USED_BY)
+        library = import_extra("mlflow.tracking", used_by=_USED_BY, error=TrainingError)
+        entities = import_extra("mlflow.entities", used_by=_USED_BY, error=TrainingError)
         self._metric, self._param = entities.Metric, entities.Param
         self._client = library.MlflowClient(tracking_uri=address)
         self._run_id = self._take_up(directory) or self._create(directory)

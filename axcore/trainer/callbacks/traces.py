@@ -15,6 +15,8 @@ from typing import Any
 
 import attrs
 
+from axcore.errors import TrainingError
+from axcore.extras import import_extra
 from axcore.trainer.callbacks.events import (
     CheckpointSaved,
     Event,
@@ -24,7 +26,6 @@ from axcore.trainer.callbacks.events import (
     RunStarted,
     StepsDone,
 )
-from axcore.trainer.callbacks.libraries import import_library
 
 SHOWN_PHASES = ("compile", "restore", "evaluation", "save")
 _NAME = "axcore"
@@ -137,6 +138,6 @@ def _otlp_provider() -> Any:
 
 
 def _library(name: str) -> Any:
-    return import_library(
-        f"opentelemetry.{name}", extra="opentelemetry", used_by="the observer 'opentelemetry'"
+    return import_extra(
+        f"opentelemetry.{name}", used_by="the observer 'opentelemetry'", error=TrainingError
     )
