@@ -12,7 +12,7 @@ from axcore.serving.answering import Answers, RequestFigures
 from axcore.serving.api_error import ApiError, invalid
 from axcore.serving.chat_request import ChatRequest
 from axcore.serving.forced_calls import call_reader, call_stops, forced_calls
-from axcore.serving.served_model import ServedModel, seeds
+from axcore.serving.served_model import ServedModel
 from axcore.serving.tool_calls import ToolCall, ToolCallReader
 
 _SHOWN_LINES = re.compile(r"\n +\d+ \| ")
@@ -140,7 +140,7 @@ async def begin_chat(
             grammar=grammar,
             ignores_end=settings.ignores_end,
         )
-        for seed in seeds(settings, settings.num_choices)
+        for seed in served.seeds.of(settings)
     ]
     return ChatJob(
         served=served,

@@ -9,7 +9,7 @@ from axcore.inference import Answer, DrawnToken, Piece, Request
 from axcore.serving.answer_job import AnswerJob
 from axcore.serving.answering import RequestFigures
 from axcore.serving.completion_request import CompletionRequest, Prompt
-from axcore.serving.served_model import ServedModel, seeds
+from axcore.serving.served_model import ServedModel
 
 
 @attrs.define(kw_only=True)
@@ -114,7 +114,7 @@ async def begin_completion(
         tokens = await served.prompt_tokens(prompt, param)
         figures.num_prompt_tokens += len(tokens)
         size = served.answer_size(tokens, max(request.max_tokens, 1))
-        for seed in seeds(settings, settings.num_choices):
+        for seed in served.seeds.of(settings):
             text = _echoed(served, prompt) if request.echo else ""
             choices.append(Choice(prompt=tokens, prompt_text=text, offset=len(text)))
             requests.append(_request(request, tokens, size=size, seed=seed, adapter=adapter))

@@ -18,6 +18,8 @@ class ServerConfig:
         limits: What requests may ask.
         drain_s: Seconds that requests have to finish when the server is asked to end.
         watch_s: Seconds between looks for newer checkpoints of a run.
+        seed: What the draws of requests without a seed follow from, in the order in which they
+            come; None draws differently each time the server starts.
     """
 
     mesh: Mapping[str, int] | None = None
@@ -25,3 +27,4 @@ class ServerConfig:
     limits: Limits = Limits()
     drain_s: NonNegativeFloat = 60.0
     watch_s: PositiveFloat = 10.0
+    seed: int | None = None

@@ -1,7 +1,5 @@
 """`ServedModel`: the engine, its tokenizer and its names, as requests use them."""
 
-import hashlib
-import secrets
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -27,7 +25,7 @@ from axcore.serving.api_error import ENGINE_FAILED, ApiError, from_error, invali
 from axcore.serving.fields import checked_text
 from axcore.serving.limits import Limits
 from axcore.serving.placement import Placement
-from axcore.serving.settings import Settings
+from axcore.serving.seeds import Seeds
 from axcore.serving.token_texts import TokenTexts
 
 _FIELDS = {"grammar": "response_format", "num_logprobs": "logprobs", "adapter": "model"}
@@ -50,6 +48,7 @@ class ServedModel:
         adapters: Names of what corrects the model for requests that name it.
         step: The checkpoint that answers come from; None where it has none.
         placement: The devices of its weights; None where they stay on those that they come on.
+        seeds: What decides the draws of each answer.
         created: When the server began, in seconds of Unix time.
         is_draining: Whether requests are refused because the server ends.
         num_answering: Requests that are being answered.
@@ -63,6 +62,7 @@ class ServedModel:
     adapters: tuple[str, ...] = ()
     step: int | None = None
     placement: Placement | None = None
+    seeds: Seeds = attrs.field(factory=lambda: Seeds(None))
     created: int = attrs.field(factory=lambda: int(time.time()))
     is_draining: bool = False
     num_answering: int = 0
@@ -226,19 +226,3 @@ def _param(error: RequestError) -> str | None:
         name = error.what.partition(" ")[0]
         return name if name in field_names(Sampling) else None
     return _FIELDS.get(error.where or "", error.where)
-
-
-def seeds(settings: Settings, number: int) -> list[int]:
-    """Returns the seeds of so many answers to one prompt.
-
-    The first is the request's own, so that it is answered as if it were alone; the others follow
-    from it.
-    """
-    first = secrets.randbits(31) if settings.seed is None else settings.seed
-    return [_seed(first if index == 0 else f"{first}/{index}") for index in range(number)]
-
-
-def _seed(source: int | str) -> int:
-    if isinstance(source, int) and 0 <= source < 2**31:
-        return source
-    return int.from_bytes(hashlib.sha256(str(source).encode()).digest()[:4]) >> 1

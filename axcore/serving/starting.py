@@ -12,6 +12,7 @@ from axcore.runs import OpenedModel
 from axcore.serving.adapters import add_adapters, with_adapter_room
 from axcore.serving.config import ServerConfig
 from axcore.serving.placement import Placement
+from axcore.serving.seeds import Seeds
 from axcore.serving.served_model import ServedModel
 
 _LOG = logging.getLogger(__name__)
@@ -70,6 +71,7 @@ def start_engine(
         adapters=tuple(adapters),
         step=opened.step,
         placement=placement,
+        seeds=Seeds(cfg.seed),
     )
 
 

@@ -6,7 +6,7 @@ import json
 import openai
 import pytest
 from chat_tokenizer import TEMPLATE, write_chat_tokenizer
-from model_server import byte_tokenizer, chat_tokenizer, serving_model
+from model_server import SameSeed, byte_tokenizer, chat_tokenizer, serving_model
 
 from axcore.inference.grammar import GrammarCompiler
 from axcore.serving import ServedModel
@@ -46,6 +46,7 @@ def clients(chat_engine, tmp_path_factory):
                 engine=chat_engine,
                 tokenizer=chat_tokenizer(folder),
                 max_length=chat_engine.max_length,
+                seeds=SameSeed(),
             )
             found[family] = stack.enter_context(serving_model(served)).client()
         yield found

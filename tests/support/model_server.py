@@ -8,12 +8,15 @@ import urllib.request
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import attrs
 import openai
 
 from axcore.data import ByteTokenizer, Tokenizer, tokenizer_in
 from axcore.inference import Engine, EngineConfig
 from axcore.models import transformer
 from axcore.serving import NO_KEYS, ApiKeys, HttpServer, Limits, ServedModel, listen, serving_app
+from axcore.serving.seeds import Seeds
+from axcore.serving.settings import Settings
 
 LENGTH = 128
 SMALL = EngineConfig(
@@ -25,6 +28,21 @@ SMALL = EngineConfig(
     tokens_per_call=1,
 )
 """Few shapes, so that little is compiled."""
+
+
+class SameSeed(Seeds):
+    """Seeds of which nothing depends on chance, or on the order of requests.
+
+    An answer of a random model can end at any token; here it ends where it did the last time.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(0)
+
+    def of(self, settings: Settings) -> list[int]:
+        """Returns the seeds of answers, as if a request that sends no seed had sent 0."""
+        seed = 0 if settings.seed is None else settings.seed
+        return super().of(attrs.evolve(settings, seed=seed))
 
 
 class Reply(NamedTuple):
@@ -118,6 +136,7 @@ def serving(
         max_length=engine.max_length,
         limits=Limits(**limits),
         step=3,
+        seeds=SameSeed(),
     )
     with serving_model(served, keys=keys, hosts=hosts, drain_s=drain_s) as server:
         yield server
