@@ -164,6 +164,17 @@ def write_programs_whole() -> None:
     cache_class.put = put
 
 
+def is_whole_program(entry: bytes) -> bool:
+    """Whether jax can read what a file of its compilation cache holds."""
+    from jax._src import compilation_cache
+
+    try:
+        compilation_cache.decompress_executable(entry)
+    except Exception:  # of whichever library jax compresses with
+        return False
+    return True
+
+
 @contextlib.contextmanager
 def recording_cached_programs() -> Iterator[list[bytes]]:
     """Records the programs that jax reads from its compilation cache, in any thread."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 import click
 
 from axcore.errors import AxcoreError
-from axcore.plugins import DoctorCheck, Finding, plugin_host
+from axcore.plugins import DoctorCheck, Finding, Fix, plugin_host
 
 _MARKS = {"ok": "ok     ", "warning": "WARNING", "error": "ERROR  "}
 
@@ -15,14 +15,15 @@ EXIT_ERRORS_FOUND = 1
 
 
 @click.command()
+@click.option("--fix", "fixes", is_flag=True, help="Fix what can be fixed here, and look again.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def doctor(as_json: bool) -> None:
-    """Look at versions, plugins, variables and devices, and say how to fix what is wrong."""
-    found = [
-        (check, finding)
-        for check in plugin_host().records(DoctorCheck)
-        for finding in findings(check)
-    ]
+def doctor(fixes: bool, as_json: bool) -> None:
+    """Look at versions, plugins, variables, caches and devices, and say how to fix what is wrong.
+
+    --fix removes or changes nothing but what axcore can make again.
+    """
+    checks = plugin_host().records(DoctorCheck)
+    found = [(check, finding) for check in checks for finding in looked_at(check, fixes=fixes)]
     if as_json:
         click.echo(json.dumps([_described(check, finding) for check, finding in found], indent=2))
     else:
@@ -30,6 +31,23 @@ def doctor(as_json: bool) -> None:
             click.echo(_shown(check, finding))
     if any(finding.level == "error" for _, finding in found):
         sys.exit(EXIT_ERRORS_FOUND)
+
+
+def looked_at(check: DoctorCheck, *, fixes: bool) -> list[Finding]:
+    """Returns what a check finds, after what it finds was fixed where that is wanted."""
+    found = list(findings(check))
+    wanted = [one.fix for one in found if fixes and one.fix is not None]
+    if not wanted:
+        return found
+    return [*map(_applied, wanted), *findings(check)]
+
+
+def _applied(fix: Fix) -> Finding:
+    try:
+        fix.apply()
+    except OSError as error:
+        return Finding("error", f"could not {fix.text}: {error}", "do it by hand")
+    return Finding("ok", f"fixed: {fix.text}")
 
 
 def findings(check: DoctorCheck) -> Iterator[Finding]:
@@ -54,14 +72,18 @@ def _told(error: Exception) -> str:
 def _shown(check: DoctorCheck, finding: Finding) -> str:
     name = check.name if check.plugin == "core" else f"{check.plugin}: {check.name}"
     line = f"{_MARKS[finding.level]}  {name}: {finding.text}"
-    return f"{line}\n         hint: {finding.hint}" if finding.hint else line
+    hints = [finding.hint] if finding.hint else []
+    if finding.fix is not None:
+        hints.append(f"axcore doctor --fix   to {finding.fix.text}")
+    return "\n         ".join([line, *(f"hint: {hint}" for hint in hints)])
 
 
-def _described(check: DoctorCheck, finding: Finding) -> dict[str, str]:
+def _described(check: DoctorCheck, finding: Finding) -> dict[str, str | None]:
     return {
         "check": check.name,
         "plugin": check.plugin,
         "level": finding.level,
         "text": finding.text,
         "hint": finding.hint,
+        "fix": None if finding.fix is None else finding.fix.text,
     }

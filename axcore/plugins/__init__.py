@@ -12,6 +12,7 @@ from axcore.plugins.compiler_options import wanted_compiler_options as wanted_co
 from axcore.plugins.environment_flags import set_environment_flags as set_environment_flags
 from axcore.plugins.environment_flags import wanted_flags as wanted_flags
 from axcore.plugins.findings import Finding as Finding
+from axcore.plugins.findings import Fix as Fix
 from axcore.plugins.host import PluginHost as PluginHost
 from axcore.plugins.host import load_host as load_host
 from axcore.plugins.host import plugin_host as plugin_host

@@ -668,3 +668,8 @@ def doctor_checks() -> Iterator[DoctorCheck]:
         yield DoctorCheck(
             name=name, fn=Ref(f"axcore.cli.doctor_checks:{function}"), summary=summary
         )
+    yield DoctorCheck(
+        name="caches",
+        fn=Ref("axcore.cli.doctor_caches:caches"),
+        summary="Folders of what can be made again can be written, and hold nothing broken",
+    )

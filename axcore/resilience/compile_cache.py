@@ -29,11 +29,17 @@ def use_compile_cache(environment: MutableMapping[str, str] = os.environ) -> Non
     """
     if _FOLDER in environment or "jax" in sys.modules:
         return
-    folder = cache_folder(environment) / "compiled" / _machine()
+    folder = programs_folder(environment)
     remove_oldest(folder, _MOST_BYTES)
     environment[_FOLDER] = str(folder)
     for name, value in _OTHERS.items():
         environment.setdefault(name, value)
+
+
+def programs_folder(environment: Mapping[str, str] = os.environ) -> Path:
+    """Returns where jax keeps compiled programs: the user's folder, or axcore's own."""
+    own = cache_folder(environment) / "compiled" / _machine()
+    return Path(environment.get(_FOLDER) or own)
 
 
 def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:

@@ -16,7 +16,7 @@ class DoctorCheck(Record):
 
     Args:
         name: Shown beside what was found.
-        fn: A function of no arguments that yields `Finding`s.
+        fn: A function of no arguments that yields `Finding`s; one can bring a `Fix`.
         summary: One line.
 
     Example:
