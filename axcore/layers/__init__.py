@@ -54,6 +54,7 @@ from axcore.layers.remat_presets import (
     ATTENTION_VALUE,
 )
 from axcore.layers.residual import PostNorm, PreNorm, Residual
+from axcore.layers.row_products import rows_in_parts
 from axcore.layers.sequence import Sequence, alternating
 from axcore.layers.serving_room import PageRoom, ServingRoom
 from axcore.layers.stack import ScannedLayers, Stack
@@ -125,6 +126,7 @@ __all__ = [
     "quantize_weights",
     "rope_frequencies",
     "rotate",
+    "rows_in_parts",
     "shard",
     "using_adapters",
     "widened",

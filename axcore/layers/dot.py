@@ -10,6 +10,7 @@ import jax
 from jaxtyping import Array, Float, Int
 
 from axcore.config import config
+from axcore.layers.row_products import times
 from axcore.module import Module, entry
 from axcore.ops import grouped_matmul
 from axcore.parallel import is_sharded
@@ -52,7 +53,7 @@ class PlainDot(Dot):
 
     def forward(self, x: Input, weight: Weight) -> Output:
         """Returns the product."""
-        return over_rows(lambda rows: rows @ weight, x)
+        return over_rows(lambda rows: times(rows, weight), x)
 
     @entry
     def grouped(self, rows: Rows, weights: Weights, sizes: Sizes) -> Float[Array, "rows out_dim"]:

@@ -6,6 +6,7 @@ from jaxtyping import Array, Float, Int
 
 from axcore.config import REQUIRED, PositiveInt, config
 from axcore.layers.dot import over_rows
+from axcore.layers.row_products import compared
 from axcore.module import Initializer, Module, Param, VarianceScaling, entry
 from axcore.ops import cross_entropy
 
@@ -72,7 +73,7 @@ class Head(Module):
         return jnp.concatenate(found, axis=1)
 
     def _logits(self, x: Hidden, projection: Table) -> Float[Array, "batch time vocab"]:
-        logits = over_rows(lambda rows: _compared(rows, projection), x).astype(jnp.float32)
+        logits = over_rows(lambda rows: compared(rows, projection), x).astype(jnp.float32)
         cap = self.config.soft_cap
         return logits if cap is None else cap * jnp.tanh(logits / cap)
 
@@ -95,12 +96,6 @@ class Head(Module):
             z_loss=cfg.z_loss,
             soft_cap=cfg.soft_cap,
         )
-
-
-def _compared(x: Float[Array, "*batch dim"], projection: Table) -> Float[Array, "*batch vocab"]:
-    """Returns `x @ projection.T`, of which compilers for CPUs copy the transpose for one row."""
-    product: Array = jax.lax.dot_general(x, projection, (((x.ndim - 1,), (1,)), ((), ())))
-    return product
 
 
 class TiedHead(Head):

@@ -1,5 +1,9 @@
 """Every family continues texts from its caches, whether rows or pages hold them."""
 
+import re
+
+import attrs
+import jax
 import jax.numpy as jnp
 import pytest
 from cache_law import MORE_ROWS, PAGED, ROOM, assert_splits_change_nothing
@@ -7,7 +11,9 @@ from parity_pairs import MODELS
 
 from axcore.config import replace_config
 from axcore.errors import ModuleError
+from axcore.inference.cached_model import ROW_PARTS, CachedModel
 from axcore.layers import CapacityLimited, Dropless, continued_rows
+from axcore.models import transformer
 from axcore.module import functional
 
 KINDS = ("gpt2", "mamba2", "qwen3_next", "phi3-longrope", "deepseek_v2", "llama4_text", "gpt_oss")
@@ -47,3 +53,16 @@ def test_a_model_that_keeps_nothing_does_not_go_on_from_earlier_tokens():
     )
     with pytest.raises(ModuleError, match="keeps no keys and values"):
         functional(model, model.init(0), jnp.ones((1, 2), jnp.int32), info, method="logits")
+
+
+@pytest.mark.parametrize(("num_tokens", "number"), [(1, 8), (2, 1)])
+def test_products_of_one_row_are_computed_in_parts(num_tokens, number):
+    # Of two tokens only the head's, whose logits after the last one are wanted.
+    model = transformer(vocab_size=512, dim=256, num_layers=1, num_heads=2, hidden_dim=512).build()
+    served = CachedModel(model, model.init(0), attrs.evolve(ROOM, num_rows=1))
+    one = jnp.ones(1, jnp.int32)
+    args = served.weights, served.empty_caches(), jnp.zeros((1, num_tokens), jnp.int32), one, one
+    products = re.findall(
+        r"f32\[(\d+),1,\d+\] = dot_general", str(jax.make_jaxpr(served.step)(*args))
+    )
+    assert products.count(str(ROW_PARTS)) == number
