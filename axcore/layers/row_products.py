@@ -4,32 +4,28 @@ Letters of shapes: K input, N output, P parts.
 """
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from contextlib import AbstractContextManager
+from typing import cast
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from axcore._jax_compat import user_context
+
 SMALLEST = 1 << 16
 """Numbers of a matrix below which one core is as fast as several."""
 
-_parts: ContextVar[int] = ContextVar("axcore_row_parts", default=1)
+_parts = user_context(1)
 
 
-@contextmanager
-def rows_in_parts(parts: int) -> Iterator[None]:
+def rows_in_parts(parts: int) -> AbstractContextManager[None]:
     """Inside, a float32 product of one row is computed in as many parts, where they divide it.
 
     Compilers for CPUs share the product of several rows among cores, and leave that of one to one
     core; in parts it is a product of several. Only rounding differs, of the sum of the parts.
     """
-    token = _parts.set(parts)
-    try:
-        yield
-    finally:
-        _parts.reset(token)
+    return cast(AbstractContextManager[None], _parts(parts))
 
 
 def times(x: Float[Array, "*rows K"], weight: Float[Array, "K N"]) -> Float[Array, "*rows N"]:
@@ -54,4 +50,4 @@ def compared(x: Float[Array, "*rows K"], rows: Float[Array, "N K"]) -> Float[Arr
 
 def _parts_of(x: Array, matrix: Array) -> int:
     is_one = x.ndim == 2 and x.shape[0] == 1 and x.dtype == matrix.dtype == jnp.float32
-    return math.gcd(_parts.get(), matrix.shape[0]) if is_one and matrix.size >= SMALLEST else 1
+    return math.gcd(_parts.value, matrix.shape[0]) if is_one and matrix.size >= SMALLEST else 1

@@ -90,6 +90,6 @@ def test_a_process_that_dies_has_a_failed_run(spans):
 
 def test_a_library_that_is_missing_is_named_with_its_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "opentelemetry.trace", None)
-    with pytest.raises(TrainingError, match=r"needs opentelemetry\.trace, which is not") as found:
+    with pytest.raises(TrainingError, match=r"needs opentelemetry, which is not") as found:
         Traces()
     assert "axcore[opentelemetry]" in found.value.hint
