@@ -22,6 +22,7 @@ from axcore.checkpoint.shared_files import find_damage_together
 from axcore.checkpoint.storage import StepStorage
 from axcore.distributed import broadcast_object, is_process_zero
 from axcore.errors import CheckpointError
+from axcore.progress import working
 
 ARRAYS_NAME = "arrays"
 _Result = TypeVar("_Result")
@@ -110,12 +111,14 @@ class CheckpointReader:
                 where=str(directory),
                 hint="restore with the config that the checkpoint was saved with",
             )
-        self.verify(step)
-        try:
-            arrays = store.load(directory / ARRAYS_NAME, wanted)
-        except Exception as error:
-            error.add_note(f"while restoring step {step} from {directory}")
-            raise
+        size = sum(record.num_bytes for record in manifest.files.values())
+        with working(f"restoring step {step}", size):
+            self.verify(step)
+            try:
+                arrays = store.load(directory / ARRAYS_NAME, wanted)
+            except Exception as error:
+                error.add_note(f"while restoring step {step} from {directory}")
+                raise
         state = jax.tree.unflatten(jax.tree.structure(template), [arrays[name] for name in wanted])
         return Restored(step, state, dict(manifest.extra))
 

@@ -7,9 +7,14 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from axcore.cli.work_lines import work_text
+from axcore.progress import Work
+
 
 class LoadingDisplay:
     """Shows phases, and how far one of several parts is. A context manager.
+
+    Its `hear` is a listener of `heard_by`.
 
     Args:
         console: Where it is shown; stderr where None.
@@ -61,6 +66,16 @@ class LoadingDisplay:
         elif not self._live and (num_done == num_parts or time.monotonic() - self._said > 1):
             self._said = time.monotonic()
             self._print(f"{self._name}: {num_done} of {num_parts}, {part}")
+
+    def hear(self, work: Work) -> None:
+        """Shows how far work of the phase is, on a terminal; elsewhere what is long in it."""
+        if self._live and self._task is not None:
+            self._bar.update(
+                self._task, completed=work.done, total=work.total, part=work_text(work)
+            )
+        elif not self._live and time.monotonic() - max(self._said, self._began) > 1:
+            self._said = time.monotonic()
+            self._print(f"{self._name}: {work_text(work)}")
 
     def finish(self) -> None:
         """Ends the phase."""

@@ -15,10 +15,12 @@ import click
 
 from axcore import __version__
 from axcore.cli.interrupts import INTERRUPTED, SAID
+from axcore.cli.work_lines import WorkLines
 from axcore.config import name_the_known
 from axcore.errors import AxcoreError
 from axcore.hardware.host_memory import keep_freed_memory
 from axcore.plugins import Command, plugin_host
+from axcore.progress import heard_by
 
 TRACEBACK = "AXCORE_TRACEBACK"
 
@@ -96,7 +98,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = sys.argv[1:] if arguments is None else arguments
     rest, wants_traceback = _without_traceback(given)
     try:
-        group.main(args=rest, prog_name="axcore")
+        with WorkLines() as lines, heard_by(lines):
+            group.main(args=rest, prog_name="axcore")
     except AxcoreError as error:
         if wants_traceback:
             traceback.print_exception(error)

@@ -82,6 +82,7 @@ def serve(
     from axcore.cli.loading_display import LoadingDisplay
     from axcore.config import apply_overrides
     from axcore.inference import DraftModel, EngineConfig
+    from axcore.progress import heard_by
     from axcore.runs import open_model
     from axcore.serving import (
         HttpServer,
@@ -101,7 +102,7 @@ def serve(
     keys = read_api_keys(rest["api_key_file"])
     folders = named_folders(rest["adapters"])
     with listen(host, port) as listener:
-        with _ends_at_sigterm(), LoadingDisplay() as display:
+        with _ends_at_sigterm(), LoadingDisplay() as display, heard_by(display.hear):
             display.begin("loading", model)
             check_present(wanted)
             how = {name: rest[name] for name in ("step", "trust_code", "changes")}

@@ -18,6 +18,7 @@ from axcore.interop.gguf_tensors import GGUFTensor, GGUFType, encoded, gguf_piec
 from axcore.interop.new_folder import new_file
 from axcore.interop.writing import named_leaves
 from axcore.plugins import HuggingFaceFamily, plugin_host
+from axcore.progress import Work, working
 
 _TYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16", "q8_0": "Q8_0"}
 """Names of types in the library `gguf`."""
@@ -60,7 +61,9 @@ def to_gguf(
         general = _general(tensors)
         _write_header(draft, layout.architecture, {**general, **metadata, **vocabulary}, tensors)
         pieces = gguf_pieces(tensors, leaves)
-        _append(draft, map_ahead(lambda one: (one[0].name, encoded(*one)), pieces))
+        size = sum(map(_num_bytes, tensors))
+        with working(f"writing {Path(path).name}", size) as work:
+            _append(draft, map_ahead(lambda one: (one[0].name, encoded(*one)), pieces), work)
     return layout.architecture
 
 
@@ -101,10 +104,8 @@ def _write_header(
             own = gguf.GGUFValueType.get_type(value)
             writer.add_key_value(key, value, gguf.GGUFValueType.UINT32 if is_count else own)
         for tensor in tensors:
-            kind = gguf.GGMLQuantizationType[_TYPES[tensor.type]]
-            block, size = gguf.GGML_QUANT_SIZES[kind]
-            nbytes = math.prod(tensor.shape) // block * size
-            shape = tensor.shape
+            kind, shape = gguf.GGMLQuantizationType[_TYPES[tensor.type]], tensor.shape
+            nbytes = _num_bytes(tensor)
             writer.add_tensor_info(tensor.name, shape, np.dtype(np.float32), nbytes, raw_dtype=kind)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
@@ -113,13 +114,21 @@ def _write_header(
         writer.close()
 
 
-def _append(path: Path, content: Iterable[tuple[str, np.ndarray]]) -> None:
+def _num_bytes(tensor: GGUFTensor) -> int:
+    import gguf
+
+    block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[_TYPES[tensor.type]]]
+    return math.prod(tensor.shape) // block * size
+
+
+def _append(path: Path, content: Iterable[tuple[str, np.ndarray]], work: Work) -> None:
     """Writes tensors, given in parts with their names, each from a multiple of 32 bytes on."""
     with path.open("ab") as file:
         _pad(file)
         for _, parts in groupby(content, key=lambda part: part[0]):
             for _, array in parts:
                 file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+                work.add(array.nbytes)
             _pad(file)
 
 

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from axcore.errors import CheckpointError
+from axcore.progress import working
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _DTYPES: dict[str, Any] = {
@@ -214,7 +215,7 @@ def write_tensors(path: Path, specs: Iterable[TensorSpec], pieces: Iterator[np.n
         end += spec.nbytes
     text = json.dumps({"__metadata__": {"format": "pt"}, **header}, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    with path.open("wb") as file:
+    with path.open("wb") as file, working(f"writing {path.name}", end) as work:
         file.write(_LENGTH.pack(len(text)) + text)
         for spec in specs:
             left = spec.nbytes
@@ -222,6 +223,7 @@ def write_tensors(path: Path, specs: Iterable[TensorSpec], pieces: Iterator[np.n
                 piece = next(pieces)
                 file.write(np.ascontiguousarray(piece).reshape(-1).view(np.uint8).data)
                 left -= piece.nbytes
+                work.add(piece.nbytes)
             assert left == 0, spec
 
 

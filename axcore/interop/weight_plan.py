@@ -17,6 +17,7 @@ from axcore.interop.family import CORRECTIONS, TRAINING_ONLY
 from axcore.interop.origins import ArraySource, LeafOrigins, Noise, Origin
 from axcore.interop.weight_edits import Models, Offer, WeightEdit, is_at
 from axcore.interop.weight_map import Slice, is_any, listed, named_specs, unstacked
+from axcore.progress import working
 
 
 @attrs.frozen
@@ -68,12 +69,15 @@ class WeightPlan:
         whole = {name for name, one in self.leaves.items() if len(one) == math.prod(stacked[name])}
         lacked = {name: leaf for name, leaf in described.items() if name not in whole}
         found = _fresh(self.cfg, lacked, seed)
-        for name, array in self.source.read(self.leaves, described):
-            origins = self.leaves[name]
-            array = _with_noise(name, array, origins, stacked[name])
-            if name not in whole:
-                array = _completed(array, found[name], origins, stacked[name])
-            found[name] = array
+        num_bytes = sum(_num_bytes(described[name]) for name in self.leaves)
+        with working("reading weights", num_bytes) as work:
+            for name, array in self.source.read(self.leaves, described):
+                origins = self.leaves[name]
+                array = _with_noise(name, array, origins, stacked[name])
+                if name not in whole:
+                    array = _completed(array, found[name], origins, stacked[name])
+                found[name] = array
+                work.add(_num_bytes(described[name]))
         state = [found[name] for name in described]
         return jax.tree.unflatten(jax.tree.structure(wanted), state)
 
@@ -252,6 +256,10 @@ def _mask(stacked: tuple[int, ...], indices: Sequence[tuple[int, ...]], ndim: in
     for index in indices:
         mask[index] = 1.0
     return mask.reshape(*stacked, *[1] * (ndim - len(stacked)))
+
+
+def _num_bytes(leaf: Any) -> int:
+    return int(math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize)
 
 
 def _fresh(cfg: Any, wanted: Mapping[str, Any], seed: int) -> dict[str, jax.Array]:

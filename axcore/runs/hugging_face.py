@@ -31,6 +31,7 @@ from axcore.interop import (
 )
 from axcore.module import DType, DTypes
 from axcore.plugins import Hardware
+from axcore.progress import working
 from axcore.runs.run import ANY_DEVICES, Run
 from axcore.trainer import Trainer
 from axcore.trainer.resolve import resolve
@@ -157,7 +158,8 @@ def _with_adapters(cfg: Any, source: HuggingFace.Config, *, is_dtype_named: bool
 def _save(trainer: Trainer, state: Any, target: Path, source: dict[str, str]) -> None:
     with locked_run_directory(target, trainer.config, source) as run:
         saver = Checkpointer.for_run(trainer.config.checkpoint, run.path)
-        with saver:
+        size = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+        with working(f"writing {target}", size), saver:
             saved: Any = TrainState(None, state, None, None)  # type: ignore[arg-type]
             saver.save(0, saved, {"run": run.identity.as_json()})
 

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 LAYERS = (
     ("errors", "_jax_compat", "markup", "whole_files"),
-    ("extras",),
+    ("extras", "progress"),
     ("config",),
     ("registration",),
     ("hardware",),
