@@ -14,12 +14,19 @@ RESULTS = Path(os.environ.get("BENCHMARK_RESULTS", REPOSITORY / "benchmarks" / "
 PACKAGES = ("jax", "jaxlib", "numpy", "optax")
 
 
-def record(name: str, figures: dict[str, Any]) -> Path:
-    """Writes `results/<name>.json` with command, versions and hardware, and returns its path."""
+def record(name: str, figures: dict[str, Any], *, command: str = "") -> Path:
+    """Writes `results/<name>.json` with command, versions and hardware, and returns its path.
+
+    Args:
+        name: Of the benchmark.
+        figures: What it measured.
+        command: What remakes all figures, where the call at hand made only some of them.
+    """
     RESULTS.mkdir(parents=True, exist_ok=True)
     path = RESULTS / f"{name}.json"
     content = {
-        "command": " ".join(["python", str(_script()), *map(_without_place, sys.argv[1:])]),
+        "command": command
+        or " ".join(["python", str(_script()), *map(_without_place, sys.argv[1:])]),
         "versions": {
             "python": platform.python_version(),
             **{package: version(package) for package in PACKAGES},

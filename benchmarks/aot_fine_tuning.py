@@ -22,6 +22,9 @@ from axcore.cli.experiment import load_resolved
 from axcore.plugins import Hardware
 from axcore.report.table import markdown_table, page_with_table
 
+COMMAND = "python benchmarks/aot_fine_tuning.py"
+"""Remakes all rows; those of calls with `--only` were recorded one after the other."""
+
 EXPERIMENT = "llama2-7b"
 ROW = ("data.batch_size=1", "num_micro_batches=1")
 NARROW = ("model.dtypes.param=bfloat16",)
@@ -94,23 +97,13 @@ def table(figures: dict[str, Any]) -> str:
             one["method"],
             f"{one['parameters_gib']:.1f}",
             f"{one['optimizer_gib']:.1f}",
-            f"{_needed_gib(one):.1f} of {one['capacity_gib']:.1f}",
-            "yes" if one["fits"] else f"lacks {_needed_gib(one) - one['capacity_gib']:.1f}",
+            f"{one['needed_gib']:.1f} of {one['capacity_gib']:.1f}",
+            "yes" if one["fits"] else f"lacks {one['needed_gib'] - one['capacity_gib']:.1f}",
         )
         for one in figures.values()
     ]
     header = ("target", "trained", "parameters", "optimizer", "needs", "fits")
     return markdown_table(header, rows) + "\n"
-
-
-def _needed_gib(one: dict[str, Any]) -> float:
-    """Returns what a step needs; of a refused program, which has no time, the compiler's own size.
-
-    libtpu calls it temporaries. `needed_gib` adds the state to it, which it seems to hold already:
-    for all weights it is what the GPU's step needs, state included, to 1 %.
-    """
-    needed: float = one["needed_gib" if one["predicted_step_s"] else "temporaries_gib"]
-    return needed
 
 
 def recorded() -> dict[str, Any]:
@@ -139,7 +132,9 @@ def main() -> None:
             print(f"compiling {name}", flush=True)
             figures[name] = compiled(method, target)
             ordered = {name: figures[name] for name in cases if name in figures}
-            record("aot_fine_tuning", ordered)  # what took minutes outlives a failure
+            record(
+                "aot_fine_tuning", ordered, command=COMMAND
+            )  # what took minutes outlives a failure
     PAGE.write_text(page_with_figures(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
     print("written to benchmarks/results/aot_fine_tuning.json and docs/lora.md")
 

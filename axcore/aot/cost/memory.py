@@ -16,7 +16,13 @@ RESERVED_FRACTION = 0.02
 
 NUM_LARGEST = 10
 
-_SIZE = re.compile(r"([\d.]+)\s?([KMGT])i?B?\b")
+_NEEDED = re.compile(
+    r"temporaries \((?P<size>[\d.]+)(?P<unit>[KMGT])\) exceeds available HBM"
+    r"|Used (?P<used>[\d.]+)(?P<used_unit>[KMGT]) of \S+ hbm"
+)
+"""What compilers say that a refused program needs in all. The first form speaks of temporaries, but
+it counts arguments and results: a sum over an argument of 20 GiB was refused with 20.00G."""
+
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -65,23 +71,26 @@ def measured_memory(stats: Any, trainer: Any, peak: Peak, names: ModuleNames) ->
 
 
 def memory_from_oom_error(refusal: str, trainer: Any) -> Memory | None:
-    """Returns the memory that a compiler reports for a program it refuses; None if it reports none.
+    """Returns the memory of a program that a compiler refuses; None where it names no total.
 
-    The first size in it is what the program needs.
+    The total holds arguments, results and temporaries, so what is no state and no batch of it is
+    temporaries, the program among them.
     """
-    found = _SIZE.search(refusal)
+    found = _NEEDED.search(refusal)
     if found is None:
         return None
+    size, unit = found["size"] or found["used"], found["unit"] or found["used_unit"]
+    needed = int(float(size) * _UNITS[unit])
     state = trainer.compiler.abstract_state()
     parameters, optimizer = bytes_on_a_device(state.model), bytes_on_a_device(state.opt_state)
-    needed = int(float(found[1]) * _UNITS[found[2]])
+    batch = bytes_on_a_device(trainer.batch_sharding.abstract())
     return Memory(
         capacity_bytes=capacity_bytes(trainer.hardware),
-        peak_bytes=needed + parameters + optimizer,
+        peak_bytes=needed,
         parameters_bytes=parameters,
         optimizer_bytes=optimizer,
-        batch_bytes=0,
-        temporaries_bytes=needed,
+        batch_bytes=batch,
+        temporaries_bytes=max(0, needed - parameters - optimizer - batch),
     )
 
 

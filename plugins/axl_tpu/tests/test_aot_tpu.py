@@ -114,6 +114,18 @@ def test_stages_and_long_rows_send_between_chips_and_keep_the_kernel(tmp_path):
     assert {"collective-permute", "all-to-all"} <= {one.kind for one in report.collectives}
 
 
+@pytest.mark.compile("tpu-v5e-1")
+def test_what_a_refused_step_needs_counts_its_state_once(tmp_path):
+    hardware = Hardware.parse("tpu-v5e-1")
+    cfg = update_config(small_experiment(tmp_path), {"model.dim": 8192, "**.hidden_dim": 32768})
+    report = measure(resolve(cfg, hardware), find_aot_target(hardware), experiment="small")
+    memory = report.memory
+    assert not report.fits
+    assert "exceeds available HBM" in report.refusal
+    gradients, state = memory.parameters_bytes, memory.parameters_bytes + memory.optimizer_bytes
+    assert state + gradients <= memory.peak_bytes < 2 * state
+
+
 @attrs.frozen
 class Chip:
     """What `make_mesh` looks at in a chip."""

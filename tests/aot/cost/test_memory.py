@@ -17,20 +17,38 @@ def trainer(tmp_path_factory):
 @pytest.mark.parametrize(
     ("refusal", "needed"),
     [
-        ("Ran out of memory on HBM, temporaries (160.00G) exceeds available (15.75G).", 160 * GIB),
-        ("Ran out of memory. Used 29.5G of 15.75G hbm.", int(29.5 * GIB)),
-        ("Out of memory while trying to allocate 512.5MiB.", int(512.5 * 2**20)),
+        (
+            "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO "
+            "temporaries (17.58G) exceeds available HBM (15.75G).",
+            17.58 * GIB,
+        ),
+        (
+            "RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory "
+            "space hbm. Used 63.80G of 30.75G hbm. Exceeded hbm capacity by 33.05G.",
+            63.80 * GIB,
+        ),
     ],
 )
-def test_the_first_size_that_a_refusal_names_is_what_was_needed(trainer, refusal, needed):
+def test_the_total_that_a_refusal_names_holds_state_and_batch(trainer, refusal, needed):
     memory = memory_from_oom_error(refusal, trainer)
-    assert memory.temporaries_bytes == needed
-    assert memory.peak_bytes == needed + memory.parameters_bytes + memory.optimizer_bytes
+    assert memory.peak_bytes == int(needed)
     assert memory.parameters_bytes > 0
+    assert memory.optimizer_bytes == pytest.approx(2 * memory.parameters_bytes, rel=0.01)
+    assert memory.batch_bytes > 0
+    parts = memory.parameters_bytes + memory.optimizer_bytes + memory.batch_bytes
+    assert memory.temporaries_bytes == memory.peak_bytes - parts
 
 
-def test_a_refusal_without_a_size_tells_no_memory(trainer):
-    assert memory_from_oom_error("RESOURCE_EXHAUSTED: not today", trainer) is None
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        "RESOURCE_EXHAUSTED: not today",
+        "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 512.5MiB.",
+        "RESOURCE_EXHAUSTED: Ran out of memory in memory space vmem. Used 17.2M of 16.0M vmem.",
+    ],
+)
+def test_a_refusal_without_a_total_of_the_device_tells_no_memory(trainer, refusal):
+    assert memory_from_oom_error(refusal, trainer) is None
 
 
 def test_drivers_keep_a_little_and_devices_share_a_chip():
