@@ -9,15 +9,16 @@ from typing import Any, Self
 
 import numpy as np
 
-from axcore.config import evolve, name_the_known
+from axcore.config import evolve
 from axcore.data import Tokenizer
-from axcore.errors import ConfigError, EngineError, RequestError
-from axcore.inference.adapters import NO_ADAPTER, Adapter, factors_of
+from axcore.errors import EngineError
+from axcore.inference.adapters import Adapter
 from axcore.inference.answer import Answer
 from axcore.inference.answer_text import AnswerText
 from axcore.inference.call_shapes import call_shapes
 from axcore.inference.config import EngineConfig
 from axcore.inference.drawing import packed_mask
+from axcore.inference.engine_adapters import EngineAdapter, EngineAdapters, NumberedAdapter
 from axcore.inference.engine_checks import Accepted, check_draft, check_speculation
 from axcore.inference.engine_room import (
     schedule_limits,
@@ -100,8 +101,8 @@ class Engine:
         self._grammars = GrammarCompiler(tokenizer)
         self._waited_before = 0
         self._warm_up: WarmUp | None = None
-        self._numbers, self._versions = itertools.count(), itertools.count()
-        self._adapters: dict[str, tuple[int, str]] = {}
+        self._numbers = itertools.count()
+        self._adapters = EngineAdapters(cfg.num_adapters)
         self._changed = threading.Condition()
         self._inbox: deque[Callable[[], None]] = deque()
         self._epoch = 0
@@ -189,7 +190,7 @@ class Engine:
                 raise QueueFull(f"{self.config.max_queue} requests wait already")
             if self._is_draining:
                 raise Draining("the engine finishes what it has and takes no new requests")
-            adapter, salt = self._adapter(request.adapter)
+            adapter, salt = self._adapters.find(request.adapter)
             task = Task(request, answer, job, matcher, scores, index, adapter)
             self._submitted[job.number] = task
             self._send(add)
@@ -237,31 +238,38 @@ class Engine:
         self._do(replace)
 
     def add_adapter(self, name: str, adapter: Adapter) -> None:
-        """Lets requests choose an adapter by its name; one that has the name goes first.
+        """Lets requests choose an adapter by its name; one of other weights that has the name goes.
+
+        Requests that there are keep the one that they were given to their end.
 
         Raises:
             ConfigError: There is no room for one more; a removed one keeps its own until the last
-                request with it is answered.
+                request with it is answered. One that has the name keeps it then.
             ModuleError: It corrects layers that have no room, or has a larger rank.
             EngineError: The engine is closed, or a step failed.
         """
-        factors = factors_of(adapter, self._room)
+        self.set_adapter(name, self.converted(adapter))
+
+    def converted(self, adapter: Adapter) -> EngineAdapter:
+        """Returns an adapter as `set_adapter` takes it.
+
+        Raises:
+            ConfigError: Its layers differ in scale, or have more than factors.
+        """
+        return EngineAdapter.of(adapter, self._room)
+
+    def set_adapter(self, name: str, adapter: EngineAdapter) -> None:
+        """Does what `add_adapter` does."""
 
         def add() -> None:
-            with self._changed:
-                self._adapters.pop(name, None)
-                used = {number for number, _ in self._adapters.values()}
-                used |= {task.adapter for task in self._submitted.values()}
-            used |= self._runner.adapters_in_use
-            free = [number for number in range(self.config.num_adapters) if number not in used]
-            if not free:
-                raise ConfigError(
-                    f"there is room for {self.config.num_adapters} adapters, and all are in use",
-                    where="num_adapters",
-                    hint="remove one, or set num_adapters higher",
-                )
-            self._programs.weights.set_adapter(free[0], factors)
-            self._adapters[name] = (free[0], f"{name}/{next(self._versions)}")
+            with self._changed:  # so that no request is given a number that changes its meaning
+                if self._adapters.has(name, adapter.digest):
+                    return
+                used = {task.adapter for task in self._submitted.values()}
+                used |= self._runner.adapters_in_use
+                number = self._adapters.free_number(name, used)
+                self._programs.weights.set_adapter(number, adapter.factors)
+                self._adapters.set(name, NumberedAdapter(number, adapter.digest))
 
         self._do(add)
 
@@ -274,11 +282,8 @@ class Engine:
         """
 
         def remove() -> None:
-            if name not in self._adapters:
-                raise ConfigError(
-                    f"there is no adapter {name!r}", hint=name_the_known(name, self._adapters)
-                )
-            del self._adapters[name]
+            with self._changed:
+                self._adapters.remove(name)
 
         self._do(remove)
 
@@ -302,16 +307,6 @@ class Engine:
 
     def _use(self, stage: Stage) -> None:
         self._do(lambda: self._runner.use(stage))
-
-    def _adapter(self, name: str | None) -> tuple[int, str]:
-        """Returns the number of an adapter, and what texts with it are known by."""
-        if name is None:
-            return NO_ADAPTER, ""
-        found = self._adapters.get(name)
-        if found is None:
-            known = name_the_known(name, self._adapters) if self._adapters else None
-            raise RequestError(f"there is no adapter {name!r}", where="adapter", hint=known)
-        return found
 
     def _check_open(self) -> None:
         if self._error is not None:

@@ -21,9 +21,9 @@ class SentPrompts:
         self._page_size, self._most = page_size, most
         self._known: OrderedDict[bytes, None] = OrderedDict()
 
-    def digests(self, prompt: Sequence[int]) -> list[bytes]:
-        """Returns digests of a prompt up to the end of each full page."""
-        size, found = self._page_size, [b""]
+    def digests(self, prompt: Sequence[int], adapter: str | None = None) -> list[bytes]:
+        """Returns digests of a prompt, read with an adapter, up to the end of each full page."""
+        size, found = self._page_size, [(adapter or "").encode()]
         text = np.asarray(prompt, np.int64)
         for start in range(0, len(text) - size + 1, size):
             found.append(next_digest(found[-1], text[start : start + size]))

@@ -1,20 +1,22 @@
 """`Replicas`: one engine for each place on a mesh's data axis, in front of them one interface."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Self, cast
 
+import attrs
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from axcore.data import Tokenizer
-from axcore.errors import ConfigError, EngineError
+from axcore.errors import AxcoreError, ConfigError, EngineError
 from axcore.inference.adapters import Adapter
 from axcore.inference.answer import Answer
 from axcore.inference.cached_model import mesh_of
 from axcore.inference.config import EngineConfig
 from axcore.inference.engine import Engine
+from axcore.inference.engine_adapters import EngineAdapter
 from axcore.inference.engine_room import on_mesh
 from axcore.inference.engine_stats import EngineStats, summed
 from axcore.inference.replica_choice import SentPrompts, by_preference
@@ -52,9 +54,7 @@ def open_engine(
     """
     found = mesh_of(state) if mesh is None else mesh
     if found is not None and found.shape.get(REPLICAS, 1) > 1:
-        if draft is not None:
-            raise _refused("a draft model")
-        return Replicas(model, state, tokenizer, cfg, mesh=found)
+        return Replicas(model, state, tokenizer, cfg, mesh=found, draft=draft)
     placed = state if mesh is None else on_mesh(model, state, mesh)
     return Engine(model, placed, tokenizer, cfg, draft=draft)
 
@@ -71,9 +71,10 @@ class Replicas:
         tokenizer: See `Engine`.
         cfg: Of each replica: there are as many slots, pages and places in queues for each.
         mesh: Has a replica for each place along `data`.
+        draft: See `Engine`; each replica has all of its weights, too.
 
     Raises:
-        ConfigError: The config does not fit the model, or itself, or makes room for adapters.
+        ConfigError: The config does not fit the model, or itself.
         ShardingError: The model does not divide over the mesh.
     """
 
@@ -85,13 +86,17 @@ class Replicas:
         cfg: EngineConfig = EngineConfig(),  # noqa: B008 - a frozen value
         *,
         mesh: Mesh,
+        draft: Draft | None = None,
     ) -> None:
-        if cfg.num_adapters:
-            raise _refused(f"room for {cfg.num_adapters} adapters")
         self.tokenizer = tokenizer
         self._model, self._mesh = model, mesh
         self._meshes = replica_meshes(mesh)
-        self._engines = tuple(Engine(model, part, tokenizer, cfg) for part in self._parts(state))
+        drafts = self._drafts(draft)
+        self._engines = tuple(
+            Engine(model, part, tokenizer, cfg, draft=own)
+            for part, own in zip(self._parts(model, state), drafts, strict=True)
+        )
+        self._adapters: dict[str, EngineAdapter] = {}
         self.max_length = self._engines[0].max_length
         self.config = self._engines[0].config
         self._sent = tuple(
@@ -163,28 +168,45 @@ class Replicas:
             EngineError: A replica is closed, or a step failed.
         """
         with self._changing:
-            for engine, part in zip(self._engines, self._parts(state), strict=True):
+            for engine, part in zip(self._engines, self._parts(self._model, state), strict=True):
                 engine.replace_weights(part)
             with self._choosing:
                 for sent in self._sent:
                     sent.forget()
 
     def add_adapter(self, name: str, adapter: Adapter) -> None:
-        """Refuses an adapter.
+        """Lets requests choose an adapter by its name; see `Engine.add_adapter`.
+
+        All replicas have it, or none. New requests wait until they do.
 
         Raises:
-            ConfigError: Always.
+            ConfigError: A replica has no room for one more.
+            ModuleError: It corrects layers that have no room, or has a larger rank.
+            EngineError: A replica is closed, or a step failed.
         """
-        del adapter
-        raise _refused(f"the adapter {name!r}")
+        converted = self._engines[0].converted(adapter)
+        with self._changing, self._choosing:
+            changed: list[Engine] = []
+            try:
+                for engine in self._engines:
+                    engine.set_adapter(name, converted)
+                    changed.append(engine)
+            except AxcoreError:
+                self._restore_adapter(name, changed)
+                raise
+            self._adapters[name] = converted
 
     def remove_adapter(self, name: str) -> None:
-        """Refuses to: there is none.
+        """Refuses new requests with an adapter; those that there are keep it to their end.
 
         Raises:
-            ConfigError: Always.
+            ConfigError: There is none of that name.
+            EngineError: A replica is closed, or a step failed.
         """
-        raise _refused(f"the adapter {name!r}")
+        with self._changing, self._choosing:
+            for engine in self._engines:
+                engine.remove_adapter(name)
+            del self._adapters[name]
 
     def drain(self) -> None:
         """Refuses new requests, and returns when those that there are have been answered."""
@@ -200,7 +222,7 @@ class Replicas:
 
     def _submit(self, request: Request) -> Answer:
         """Takes a request at the replica that is preferred among those whose queue has room."""
-        digests = self._sent[0].digests(request.prompt)
+        digests = self._sent[0].digests(request.prompt, request.adapter)
         held = [sent.num_first(digests) for sent in self._sent]
         full: QueueFull | None = None
         for index in by_preference(self.replica_stats(), held):
@@ -214,12 +236,28 @@ class Replicas:
         assert full is not None
         raise full
 
-    def _parts(self, state: Any) -> list[Any]:
-        """Returns the state of each replica, on its own devices."""
+    def _restore_adapter(self, name: str, engines: Sequence[Engine]) -> None:
+        """Gives engines back what had the name of an adapter before."""
+        before = self._adapters.get(name)
+        for engine in engines:
+            if before is None:
+                engine.remove_adapter(name)
+            else:
+                engine.set_adapter(name, before)
+
+    def _drafts(self, draft: Draft | None) -> list[Draft | None]:
+        """Returns the draft of each replica, on its own devices."""
+        if draft is None:
+            return [None] * len(self._meshes)
+        parts = self._parts(draft.model, draft.state)
+        return [attrs.evolve(draft, state=part) for part in parts]
+
+    def _parts(self, model: Module, state: Any) -> list[Any]:
+        """Returns a model's state for each replica, on its own devices."""
         placed = state
         if mesh_of(state) != self._mesh:
             try:
-                placed = on_mesh(self._model, state, self._mesh)
+                placed = on_mesh(model, state, self._mesh)
             except ValueError as error:
                 raise ConfigError(
                     f"the arrays are not those of the model: {error}",
@@ -268,11 +306,3 @@ def _after(
             when_all(next((one for one in found if one is not None), None))
 
     return one
-
-
-def _refused(what: str) -> ConfigError:
-    return ConfigError(
-        f"replicas do not take {what} yet",
-        where="mesh",
-        hint="leave it out, or serve on a mesh with data 1",
-    )

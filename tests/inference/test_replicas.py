@@ -6,11 +6,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from held_engines import held
 from next_letter import NextLetter
 
+from axcore.config import evolve
 from axcore.data import ByteTokenizer
 from axcore.errors import ConfigError
 from axcore.inference import (
+    Draft,
+    DraftModel,
     Draining,
     Engine,
     EngineConfig,
@@ -60,7 +64,8 @@ def test_an_engine_follows_its_weights_to_their_device():
 
 def test_replicas_share_the_work_and_answer_as_one_engine(replicas):
     texts = ["a", "b", "c", "d"]
-    answers = [replicas.submit(request(text)) for text in texts]
+    with held(replicas):
+        answers = [replicas.submit(request(text)) for text in texts]
     found = [answer.result(60).text for answer in answers]
     with Engine(MODEL, chain("abcd"), TOKENIZER, CFG) as engine:
         assert found == [engine.submit(request(text)).result(60).text for text in texts]
@@ -99,6 +104,28 @@ def test_replicas_finish_what_they_have_and_take_no_more(replicas):
         replicas.submit(request("a"))
 
 
-def test_adapters_are_refused(replicas):
-    with pytest.raises(ConfigError, match="replicas do not take the adapter 'one' yet"):
-        replicas.add_adapter("one", None)
+def test_each_replica_guesses_by_a_draft_of_its_own():
+    mesh = make_mesh({"data": 2}, jax.devices()[1:3])
+    draft = Draft(model=MODEL, state=chain("abdc"), tokenizer=TOKENIZER)
+    cfg = evolve(CFG, speculation=DraftModel(num_tokens=3))
+    with open_engine(MODEL, chain("abcd"), TOKENIZER, cfg, mesh=mesh, draft=draft) as found:
+        with held(found):
+            answers = [found.submit(request(text, 13)) for text in "abcd"]
+        assert [answer.result(60).text[:6] for answer in answers] == [
+            "bcdabc",
+            "cdabcd",
+            "dabcda",
+            "abcdab",
+        ]
+        parts = found.replica_stats()
+        trees = [jax.tree.leaves(one._programs.weights.value) for one in found._engines]
+    assert all(0 < one.num_right_guesses < one.num_guesses for one in parts)
+    devices = [{device for leaf in leaves for device in leaf.devices()} for leaves in trees]
+    assert devices == [{device} for device in jax.devices()[1:3]]
+
+
+def test_a_draft_without_speculation_is_refused_by_replicas_as_by_an_engine():
+    mesh = make_mesh({"data": 2}, jax.devices()[1:3])
+    draft = Draft(model=MODEL, state=chain("abdc"), tokenizer=TOKENIZER)
+    with pytest.raises(ConfigError, match="there is a draft model, and speculation is None"):
+        open_engine(MODEL, chain("abcd"), TOKENIZER, CFG, mesh=mesh, draft=draft)

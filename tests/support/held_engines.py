@@ -1,0 +1,12 @@
+"""Engines whose threads wait while requests come, so that no test depends on their pace."""
+
+import contextlib
+
+
+@contextlib.contextmanager
+def held(replicas):
+    """Lets no replica begin a step within the block: what is submitted there waits at its own."""
+    with contextlib.ExitStack() as locks:
+        for engine in replicas._engines:
+            locks.enter_context(engine._changed)
+        yield
