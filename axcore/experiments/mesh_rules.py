@@ -1,7 +1,8 @@
 """How the experiments with large models are laid out on each family of hardware.
 
 Plugins' own rules change no number. These may: narrow products are named here where the hardware
-gains from them, so that an experiment's results say what it was trained with.
+gains from them, so that an experiment's results say what it was trained with. On v6e int8 gains
+nothing: libtpu gives its products 1.2 times the speed of bfloat16's, less than quantizing costs.
 """
 
 from axcore.modifiers import Fp8Training, Int8Training, MicroBatches, RematModifier
@@ -29,7 +30,7 @@ def mesh_rules(
     return (
         MeshRule(match="tpu-v4-*", mesh=sharded, modifiers=small),
         MeshRule(match="tpu-v5e-*", mesh=sharded, modifiers=(Int8Training(), *small)),
-        MeshRule(match="tpu-v6e-*", mesh=sharded, modifiers=(Int8Training(), *small)),
+        MeshRule(match="tpu-v6e-*", mesh=sharded, modifiers=small),
         MeshRule(match="tpu-*", mesh=sharded, modifiers=large),
         MeshRule(match="gpu-a100-40gb-*", mesh=sharded, modifiers=small),
         MeshRule(match="gpu-a100-*", mesh=sharded, modifiers=gpu),

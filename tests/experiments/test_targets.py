@@ -16,7 +16,7 @@ TARGETS = {
         "attention:tpu_flash_attention",
         "attention_backward:tpu_flash_attention",
     },
-    "tpu-v6e-8": {"attention:splash_attention", "quantized_dot:int8"},
+    "tpu-v5e-8": {"attention:splash_attention", "quantized_dot:int8"},
     "gpu-a100-8": {"attention:cudnn_attention"},
     "gpu-h100-8": {"attention:cudnn_attention", "quantized_dot:float8"},
     "trainium-trn2-2": {"attention:portable"},

@@ -4,12 +4,13 @@ Attention kernels' FLOPs are counted from what they are called with. A forward k
 products of all queries with all keys. A backward kernel makes two as well, of scores and of their
 gradients, and one for each gradient that it returns: five for all three in one kernel, seven for
 two kernels. Causal attention is half of all pairs. Products by group, of experts for example, take
-every row once. A kernel that states its FLOPs is believed, and one of which nothing is known counts
-by the bytes that it moves.
+every row once, and those of a quantized matrix all of both. A kernel that states its FLOPs is
+believed, and one of which nothing is known counts by the bytes that it moves.
 """
 
 import re
 from collections.abc import Iterator, Sequence
+from itertools import permutations
 
 import attrs
 
@@ -71,14 +72,18 @@ def _custom_kernel(
     attention = 0.0
     if _op_by_name(one.instruction.name, choices) in ("", "attention", "attention_backward"):
         attention = _num_products(one, given) * _attention_product(given, choices)
-    grouped = _grouped_product((*given, *made), choices)
+    counted = {
+        "attention": attention,
+        "grouped_matmul": _grouped_product((*given, *made), choices),
+        "quantized_dot": _quantized_product(given, made, choices),
+    }
     stated = _stated_flops(one)
-    op = "attention" if attention else "grouped_matmul" if grouped else ""
+    op = next((name for name, flops in counted.items() if flops), "")
     return CustomKernel(
         name=one.instruction.name,
         op_name=one.instruction.op_name,
         times=one.times,
-        flops=(attention or grouped if stated is None else stated) * one.times,
+        flops=(counted.get(op, 0.0) if stated is None else stated) * one.times,
         nbytes=float(bytes_moved(program, one.instruction, one.computation) * one.times),
         dtype=_dtype_of_products(_heads(given)[:1] if attention else given),
         role=_role(op, choices, is_backward=is_backward(one.instruction.op_name)),
@@ -150,6 +155,22 @@ def _grouped_product(arrays: Sequence[Shape], choices: Sequence[ChosenKernel]) -
             rows = [n for n in matrix.dims if matrix.size // n in sizes]
             if rows:
                 return 2.0 * max(rows) * sizes[0] * sizes[1]
+    return 0.0
+
+
+def _quantized_product(
+    given: Sequence[Shape], made: Sequence[Shape], choices: Sequence[ChosenKernel]
+) -> float:
+    """Returns the FLOPs of a product of two matrices of one byte a number; 0 where it is none."""
+    if not any(choice.call.op == "quantized_dot" for choice in choices):
+        return 0.0
+    narrow = [one for one in _of_rank(2, given) if one.dtype.startswith(("f8", "s8"))]
+    for result in _of_rank(2, made):
+        rows, columns = result.dims
+        for left, right in permutations(narrow, 2):
+            depth = left.size // rows
+            if rows in left.dims and columns in right.dims and right.size == depth * columns:
+                return 2.0 * rows * columns * depth
     return 0.0
 
 

@@ -138,6 +138,35 @@ def test_products_by_group_take_every_row_once():
     }
 
 
+QUANTIZED = """\
+HloModule step, is_scheduled=true
+
+ENTRY %main (x: f8e4m3fn[256,32]) -> bf16[256,64] {
+  %x = f8e4m3fn[256,32] parameter(0)
+  %w = f8e4m3fn[64,32] parameter(1)
+  %scale = f32[1,1] parameter(2)
+  %wide = bf16[256,32] parameter(3)
+  %other = bf16[256,64] custom-call(%wide, %wide, %scale), custom_call_target="acme"
+  ROOT %y = bf16[256,64] custom-call(%scale, %x, %w), custom_call_target="acme"
+}
+"""
+
+
+def test_a_product_of_narrow_matrices_counts_in_their_own_dtype_however_they_are_turned():
+    call = Call(
+        op="quantized_dot",
+        shapes=(("lhs", (256, 32)), ("rhs", (32, 64))),
+        dtypes=(("lhs", "float8_e4m3fn"), ("rhs", "float8_e4m3fn")),
+    )
+    policy = KernelPolicy(hardware=Hardware.parse("cpu-1"), pins={"quantized_dot": "emulated"})
+    choice = choose(call, policy)
+    found = {one.name: one for one in custom_kernels(parse_program(QUANTIZED), (choice,))}
+    assert found["y"].flops == 2.0 * 256 * 32 * 64
+    assert (found["y"].dtype, found["y"].role) == ("f8e4m3fn", "quantized_dot/emulated")
+    assert found["other"].flops == 0.0
+    assert {one.flops for one in custom_kernels(parse_program(QUANTIZED), ())} == {0.0}
+
+
 LAYER = """\
   %forwardN = (SHAPE, LSE) custom-call(%mask, %q, %k, %v), custom_call_target="acme", FORWARD
   %dqN = SHAPE custom-call(%mask, %q, %k, %v), custom_call_target="acme", BACKWARD
