@@ -6,7 +6,8 @@ from axcore.inference.config import EngineConfig
 from axcore.inference.engine import Engine
 from axcore.inference.engine_stats import EngineStats
 from axcore.inference.generate import Generation, Generator
-from axcore.inference.replicas import AnyEngine, Replicas, open_engine
+from axcore.inference.open_engine import AnyEngine, open_engine
+from axcore.inference.replicas import Replicas
 from axcore.inference.request import (
     Completion,
     Draining,

@@ -66,7 +66,7 @@ class Answer:
         self.prompt_likeliest: tuple[tuple[int, float] | None, ...] | None = None
         self.num_cached_prompt_tokens = 0
         self._text = text
-        self._cancel = cancel
+        self._cancel, self._is_cancelled = cancel, False
         self._put: list[TokenPiece] = []
         self._pieces: list[Piece] = []
         self._is_put_whole = False
@@ -114,7 +114,20 @@ class Answer:
 
     def cancel(self) -> None:
         """Ends the answer within a step; what it had is free again for others."""
-        self._cancel()
+        with self._changed:
+            self._is_cancelled, cancel = True, self._cancel
+        cancel()
+
+    def take_over(self, cancel: Callable[[], None]) -> None:
+        """Has `cancel` call something else from here on, as the engine does that continues it.
+
+        Args:
+            cancel: What is called; at once where the answer was cancelled before.
+        """
+        with self._changed:
+            self._cancel, is_cancelled = cancel, self._is_cancelled
+        if is_cancelled:
+            cancel()
 
     def result(self, timeout: float | None = None) -> Completion:
         """Returns the whole answer when it is finished.

@@ -1,17 +1,14 @@
 """`Engine`: answers many requests at once, in a thread of its own."""
 
-import concurrent.futures
 import itertools
-import threading
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import numpy as np
 
 from axcore.config import evolve
 from axcore.data import Tokenizer
-from axcore.errors import EngineError
+from axcore.errors import EngineError, RequestError
 from axcore.inference.adapters import Adapter
 from axcore.inference.answer import Answer
 from axcore.inference.answer_text import AnswerText
@@ -27,19 +24,20 @@ from axcore.inference.engine_room import (
     stages,
 )
 from axcore.inference.engine_stats import EngineStats
+from axcore.inference.engine_thread import EngineThread
 from axcore.inference.grammar import GrammarCompiler
 from axcore.inference.programs import Programs
 from axcore.inference.request import Draining, QueueFull, Request
 from axcore.inference.scheduler import Scheduler
 from axcore.inference.speculation import Draft
-from axcore.inference.step_plan import Job
-from axcore.inference.step_runner import StepRunner, Task
+from axcore.inference.step_runner import StepRunner
+from axcore.inference.task import Task, new_task
 from axcore.inference.warm_up import Progress, Stage, WarmUp
 from axcore.module import Module
 
-IDLE_S = 1.0
-"""Seconds after which a thread without work ends; the next request starts another. So an engine
-that nobody holds any more is freed."""
+OnFailure = Callable[[EngineError, Sequence[Task]], None]
+"""Is called in the engine's thread when a step failed, with why, and all requests that are not
+answered, in the order of arrival. It ends them, or has another engine take them over."""
 
 
 class Engine:
@@ -51,6 +49,7 @@ class Engine:
         tokenizer: The tokenizer that it was trained with.
         cfg: How much is served at once.
         draft: Guesses tokens, where `cfg.speculation` is a `DraftModel`.
+        on_failure: See `OnFailure`; by default all requests end with the error.
 
     Raises:
         ConfigError: The config does not fit the model, or itself.
@@ -64,6 +63,7 @@ class Engine:
         cfg: EngineConfig = EngineConfig(),  # noqa: B008 - a frozen value
         *,
         draft: Draft | None = None,
+        on_failure: OnFailure | None = None,
     ) -> None:
         check_draft(cfg, draft, tokenizer)
         self.tokenizer = tokenizer
@@ -103,15 +103,13 @@ class Engine:
         self._warm_up: WarmUp | None = None
         self._numbers = itertools.count()
         self._adapters = EngineAdapters(cfg.num_adapters)
-        self._changed = threading.Condition()
-        self._inbox: deque[Callable[[], None]] = deque()
         self._epoch = 0
         self._submitted: dict[int, Task] = {}
         self._num_prompt_tokens = 0
         self._is_draining = False
-        self._is_closed = False
-        self._error: EngineError | None = None
-        self._thread: threading.Thread | None = None
+        self._on_failure = on_failure or fail_all
+        self._thread = EngineThread(self._runner.step, has_work=self._has_work, end=self._end)
+        self._changed = self._thread.changed
 
     def __enter__(self) -> Self:
         return self
@@ -148,7 +146,7 @@ class Engine:
     @property
     def error(self) -> EngineError | None:
         """Why the engine answers nothing any more; None while no step has failed."""
-        return self._error
+        return self._thread.error
 
     def submit(self, request: Request) -> Answer:
         """Takes a request; returns at once.
@@ -161,40 +159,39 @@ class Engine:
         """
         self._accepted.check(request)
         text = AnswerText(self.tokenizer, request.prompt, request.stop)
-        answer = Answer(request, text, lambda: self._cancel(task))
-        job = Job(
-            number=next(self._numbers),
-            priority=request.priority,
-            text=np.asarray(request.prompt, np.int32),
-            num_prompt=len(request.prompt),
-            limit=len(request.prompt) + request.max_tokens,
-            one_by_one=request.grammar is not None,
-            reads_alone=request.prompt_logprobs,
-        )
-        matcher = None if request.grammar is None else self._grammars.matcher(request.grammar)
-        scores = (
-            np.zeros((len(request.prompt) - 1, 3), np.float32) if request.prompt_logprobs else None
-        )
-        guesses = self.config.speculation
-        index = guesses.index(request.prompt) if guesses else None
-
-        def add() -> None:
-            self._num_prompt_tokens += len(request.prompt)
-            job.salt = f"{self._epoch}/{salt}".encode()
-            self._runner.add(task)
-            del self._submitted[job.number]
-
+        task = self._task(Answer(request, text, _nothing))
         with self._changed:
-            self._check_open()
+            self._thread.check_open()
             if self._num_waiting() >= self.config.max_queue:
                 raise QueueFull(f"{self.config.max_queue} requests wait already")
             if self._is_draining:
                 raise Draining("the engine finishes what it has and takes no new requests")
-            adapter, salt = self._adapters.find(request.adapter)
-            task = Task(request, answer, job, matcher, scores, index, adapter)
-            self._submitted[job.number] = task
-            self._send(add)
-        return answer
+            task.adapter = self._adapters.find(request.adapter)
+            self._add(task)
+        return task.answer
+
+    def take_over(self, other: Task) -> None:
+        """Answers a request that another engine took and no step of it began; returns at once.
+
+        The queue may be full, and the engine may drain: the request was taken before.
+
+        Raises:
+            RequestError: It cannot be answered here, or its adapter is not the same here.
+            EngineError: The engine is closed, or a step failed.
+        """
+        request = other.request
+        self._accepted.check(request)
+        task = self._task(other.answer)
+        with self._changed:
+            self._thread.check_open()
+            task.adapter = self._adapters.find(request.adapter)
+            if task.adapter.digest != other.adapter.digest:
+                raise RequestError(
+                    f"the adapter {request.adapter!r} was replaced while the request waited",
+                    where="adapter",
+                    hint="ask again",
+                )
+            self._add(task)
 
     def stats(self) -> EngineStats:
         """Returns what the engine does now."""
@@ -235,7 +232,7 @@ class Engine:
             self._epoch += 1
             self._runner.scheduler.forget_prefixes()
 
-        self._do(replace)
+        self._thread.do(replace)
 
     def add_adapter(self, name: str, adapter: Adapter) -> None:
         """Lets requests choose an adapter by its name; one of other weights that has the name goes.
@@ -265,13 +262,13 @@ class Engine:
             with self._changed:  # so that no request is given a number that changes its meaning
                 if self._adapters.has(name, adapter.digest):
                     return
-                used = {task.adapter for task in self._submitted.values()}
+                used = {task.adapter.number for task in self._submitted.values()}
                 used |= self._runner.adapters_in_use
                 number = self._adapters.free_number(name, used)
                 self._programs.weights.set_adapter(number, adapter.factors)
                 self._adapters.set(name, NumberedAdapter(number, adapter.digest))
 
-        self._do(add)
+        self._thread.do(add)
 
     def remove_adapter(self, name: str) -> None:
         """Refuses new requests with an adapter; those that there are keep it to their end.
@@ -285,114 +282,73 @@ class Engine:
             with self._changed:
                 self._adapters.remove(name)
 
-        self._do(remove)
+        self._thread.do(remove)
 
     def drain(self) -> None:
         """Refuses new requests, and returns when those that there are have been answered."""
         with self._changed:
             self._is_draining = True
-            self._changed.notify_all()
-            self._changed.wait_for(lambda: self._is_idle() or self._is_closed)
+        self._thread.wait_until_idle()
 
     def close(self) -> None:
         """Ends all answers and the engine's thread."""
-        with self._changed:
-            self._is_closed = True
-            self._changed.notify_all()
-            thread = self._thread
+        self._thread.close()
         if self._warm_up is not None:
             self._warm_up.stop()
-        if thread is not None and thread is not threading.current_thread():
-            thread.join()
 
     def _use(self, stage: Stage) -> None:
-        self._do(lambda: self._runner.use(stage))
+        self._thread.do(lambda: self._runner.use(stage))
 
-    def _check_open(self) -> None:
-        if self._error is not None:
-            raise self._error
-        if self._is_closed:
-            raise EngineError("the engine is closed")
+    def _task(self, answer: Answer) -> Task:
+        return new_task(
+            answer,
+            next(self._numbers),
+            grammars=self._grammars,
+            speculation=self.config.speculation,
+        )
 
-    def _send(self, command: Callable[[], None]) -> None:
-        """Lets the engine's thread do something between two steps; call it with the lock."""
-        self._inbox.append(command)
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="axcore-engine", daemon=True)
-            self._thread.start()
-        self._changed.notify_all()
+    def _add(self, task: Task) -> None:
+        """Lets a request wait for its turn; call it with the lock."""
+        job = task.job
 
-    def _do(self, command: Callable[[], None]) -> None:
-        """Lets the engine's thread do something, and waits until it is done."""
-        future: concurrent.futures.Future[None] = concurrent.futures.Future()
+        def add() -> None:
+            self._num_prompt_tokens += len(task.request.prompt)
+            job.salt = f"{self._epoch}/{task.adapter.digest}".encode()
+            self._runner.add(task)
+            del self._submitted[job.number]
 
-        def run() -> None:
-            try:
-                command()
-            except Exception as error:
-                future.set_exception(error)
-            else:
-                future.set_result(None)
-            with self._changed:
-                self._changed.notify_all()
-
-        with self._changed:
-            self._check_open()
-            self._send(run)
-            self._changed.wait_for(lambda: future.done() or self._is_closed)
-            if not future.done():
-                self._check_open()
-        future.result()
+        self._submitted[job.number] = task
+        self._thread.send(add)
+        task.answer.take_over(lambda: self._cancel(task))
 
     def _cancel(self, task: Task) -> None:
         with self._changed:
-            if not (self._is_closed or task.job.is_over):
-                self._send(lambda: self._runner.cancel(task))
+            if not (self._thread.is_closed or task.job.is_over):
+                self._thread.send(lambda: self._runner.cancel(task))
 
     def _num_waiting(self) -> int:
         return len(self._submitted) + self._runner.scheduler.num_waiting
 
-    def _is_idle(self) -> bool:
-        return not (self._inbox or self._submitted or self._runner.has_work)
-
-    def _run(self) -> None:
-        try:
-            while self._turn():
-                pass
-            if self._is_closed:
-                self._end(EngineError("the engine was closed"))
-        except Exception as error:  # whatever it is, nobody may wait for ever
-            failed = EngineError(f"a step of the engine failed: {error!r}")
-            failed.__cause__ = error
-            self._end(failed)
-
-    def _turn(self) -> bool:
-        """Does what was asked for, and a step; returns whether the thread is needed longer."""
-        with self._changed:
-            if self._is_idle():
-                self._changed.notify_all()
-            self._changed.wait_for(lambda: self._is_closed or not self._is_idle(), IDLE_S)
-            if self._is_idle() and not self._is_closed:
-                self._thread = None
-                return False
-            commands, self._inbox = self._inbox, deque()
-        if self._is_closed:
-            return False
-        for command in commands:
-            command()
-        self._runner.step()
-        return True
+    def _has_work(self) -> bool:
+        return bool(self._submitted or self._runner.has_work)
 
     def _end(self, error: EngineError) -> None:
+        """Ends all requests, or lets `on_failure` do so."""
         with self._changed:
-            if not self._is_closed:
-                self._error = error
-            self._is_closed = True
             submitted, self._submitted = self._submitted, {}
-            self._runner.fail_all(error)
-            self._changed.notify_all()
-        for task in submitted.values():
-            task.answer.fail(error)
+            tasks = {task.job.number: task for task in self._runner.give_up()} | submitted
+        end = fail_all if self.error is None else self._on_failure
+        end(error, tuple(tasks.values()))
+
+
+def fail_all(error: EngineError, tasks: Sequence[Task]) -> None:
+    """Ends requests with an error."""
+    for task in tasks:
+        task.answer.fail(error)
+
+
+def _nothing() -> None:
+    """Cancels nothing: no engine has taken the request yet."""
 
 
 def allowed_tokens(model: Any, tokenizer: Tokenizer) -> np.ndarray:

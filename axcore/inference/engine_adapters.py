@@ -49,6 +49,10 @@ class NumberedAdapter(NamedTuple):
     digest: str
 
 
+WITHOUT_ADAPTER = NumberedAdapter(NO_ADAPTER, "")
+"""What requests are answered by that name none."""
+
+
 class EngineAdapters:
     """Numbers of adapters by name; not for several threads.
 
@@ -67,7 +71,7 @@ class EngineAdapters:
             RequestError: There is none of that name.
         """
         if name is None:
-            return NumberedAdapter(NO_ADAPTER, "")
+            return WITHOUT_ADAPTER
         found = self._known.get(name)
         if found is None:
             known = name_the_known(name, self._known) if self._known else None

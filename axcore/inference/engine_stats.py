@@ -25,6 +25,10 @@ class EngineStats:
         num_steps: Steps run.
         compilations_after_warm_up: Programs compiled while requests waited for them.
         host_seconds_per_step: Time of a step that is the engine's own, not the device's.
+        num_replicas: Replicas there are; one where there is an engine alone.
+        num_failed_replicas: Those of them that failed, and answer no more.
+        num_moved: Requests that went from a failed replica to another.
+        num_lost: Requests that ended with an error because their replica failed.
     """
 
     num_waiting: int
@@ -42,6 +46,10 @@ class EngineStats:
     num_steps: int
     compilations_after_warm_up: int
     host_seconds_per_step: float
+    num_replicas: int = 1
+    num_failed_replicas: int = 0
+    num_moved: int = 0
+    num_lost: int = 0
 
 
 def summed(parts: Sequence[EngineStats]) -> EngineStats:
@@ -52,3 +60,10 @@ def summed(parts: Sequence[EngineStats]) -> EngineStats:
     total["host_seconds_per_step"] = host / max(1, total["num_steps"])
     total["shares_prefixes"] = all(one.shares_prefixes for one in parts)
     return EngineStats(**total)
+
+
+def without_room(stats: EngineStats) -> EngineStats:
+    """Returns what an engine did that does nothing any more."""
+    return attrs.evolve(
+        stats, num_waiting=0, num_running=0, num_slots=0, pages_used=0, pages_total=0
+    )

@@ -1,62 +1,33 @@
 """`Replicas`: one engine for each place on a mesh's data axis, in front of them one interface."""
 
+import logging
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Self, cast
+from functools import partial
+from typing import Any, Self, TypeVar
 
 import attrs
-import jax
-import numpy as np
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 
 from axcore.data import Tokenizer
-from axcore.errors import AxcoreError, ConfigError, EngineError
+from axcore.errors import AxcoreError, EngineError
 from axcore.inference.adapters import Adapter
 from axcore.inference.answer import Answer
-from axcore.inference.cached_model import mesh_of
 from axcore.inference.config import EngineConfig
-from axcore.inference.engine import Engine
+from axcore.inference.engine import Engine, fail_all
 from axcore.inference.engine_adapters import EngineAdapter
-from axcore.inference.engine_room import on_mesh
-from axcore.inference.engine_stats import EngineStats, summed
+from axcore.inference.engine_stats import EngineStats, summed, without_room
 from axcore.inference.replica_choice import SentPrompts, by_preference
+from axcore.inference.replica_parts import replica_states
 from axcore.inference.request import Draining, QueueFull, Request
 from axcore.inference.speculation import Draft
+from axcore.inference.task import Task
 from axcore.inference.warm_up import Progress
 from axcore.module import Module
 
-REPLICAS = "data"
-"""The mesh axis along which there are replicas."""
+_LOG = logging.getLogger(__name__)
 
-
-def open_engine(
-    model: Module,
-    state: Any,
-    tokenizer: Tokenizer,
-    cfg: EngineConfig = EngineConfig(),  # noqa: B008 - a frozen value
-    *,
-    mesh: Mesh | None = None,
-    draft: Draft | None = None,
-) -> "AnyEngine":
-    """Returns an engine on a mesh, or replicas where its data axis is longer than 1.
-
-    Args:
-        model: See `Engine`.
-        state: See `Engine`; it is put on the mesh.
-        tokenizer: See `Engine`.
-        cfg: Of each engine.
-        mesh: By default the one that the state lies on.
-        draft: See `Engine`.
-
-    Raises:
-        ConfigError: The config does not fit the model, or itself.
-        ShardingError: The model does not divide over the mesh.
-    """
-    found = mesh_of(state) if mesh is None else mesh
-    if found is not None and found.shape.get(REPLICAS, 1) > 1:
-        return Replicas(model, state, tokenizer, cfg, mesh=found, draft=draft)
-    placed = state if mesh is None else on_mesh(model, state, mesh)
-    return Engine(model, placed, tokenizer, cfg, draft=draft)
+Taken = TypeVar("Taken")
 
 
 class Replicas:
@@ -90,13 +61,20 @@ class Replicas:
     ) -> None:
         self.tokenizer = tokenizer
         self._model, self._mesh = model, mesh
-        self._meshes = replica_meshes(mesh)
-        drafts = self._drafts(draft)
+        states = replica_states(model, state, mesh)
+        drafts: list[Draft | None] = [None] * len(states)
+        if draft is not None:
+            own = replica_states(draft.model, draft.state, mesh)
+            drafts = [attrs.evolve(draft, state=part) for part in own]
+        self._choosing, self._changing = threading.Lock(), threading.Lock()
         self._engines = tuple(
-            Engine(model, part, tokenizer, cfg, draft=own)
-            for part, own in zip(self._parts(model, state), drafts, strict=True)
+            Engine(
+                model, own, tokenizer, cfg, draft=guessing, on_failure=partial(self._fail, index)
+            )
+            for index, (own, guessing) in enumerate(zip(states, drafts, strict=True))
         )
         self._adapters: dict[str, EngineAdapter] = {}
+        self._num_moved = self._num_lost = 0
         self.max_length = self._engines[0].max_length
         self.config = self._engines[0].config
         self._sent = tuple(
@@ -104,7 +82,6 @@ class Replicas:
             for one in self._engines
             for stats in (one.stats(),)
         )
-        self._choosing, self._changing = threading.Lock(), threading.Lock()
         self._is_draining = False
 
     def __enter__(self) -> Self:
@@ -132,32 +109,41 @@ class Replicas:
 
     @property
     def error(self) -> EngineError | None:
-        """Why a replica answers nothing any more; None while no step of any has failed."""
-        return next((one.error for one in self._engines if one.error is not None), None)
+        """Why nothing is answered any more; None while a replica answers."""
+        errors = [one.error for one in self._engines]
+        return None if None in errors else errors[0]
 
     def submit(self, request: Request) -> Answer:
         """Takes a request; returns at once.
+
+        Where a replica fails, the requests of which it began no step go to others; those that it
+        worked on end with an EngineError.
 
         Raises:
             RequestError: It can never be answered.
             QueueFull: Too many requests wait at every replica.
             Draining: The replicas take no more.
-            EngineError: They are closed, or a step of one failed.
+            EngineError: They are closed, or a step of each failed.
         """
         with self._choosing:
-            if self.error is not None:
-                raise self.error
             if self._is_draining:
                 raise Draining("the replicas finish what they have and take no new requests")
-            return self._submit(request)
+            return self._at_best(request, lambda engine: engine.submit(request))
 
     def stats(self) -> EngineStats:
-        """Returns what all replicas do now, together."""
-        return summed([one.stats() for one in self._engines])
+        """Returns what all replicas do now, together; one that failed has no room any more."""
+        return attrs.evolve(
+            summed(self.replica_stats()),
+            num_failed_replicas=sum(one.error is not None for one in self._engines),
+            num_moved=self._num_moved,
+            num_lost=self._num_lost,
+        )
 
     def replica_stats(self) -> tuple[EngineStats, ...]:
         """Returns what each replica does now, in the order of the data axis."""
-        return tuple(one.stats() for one in self._engines)
+        return tuple(
+            one.stats() if one.error is None else without_room(one.stats()) for one in self._engines
+        )
 
     def replace_weights(self, state: Any) -> None:
         """Takes over another state of the model, one replica after the other; returns when all did.
@@ -165,11 +151,12 @@ class Replicas:
         Raises:
             ConfigError: Its arrays are of another type, or lie elsewhere.
             ModuleError: It is not of this model: an array is missing, or has another shape.
-            EngineError: A replica is closed, or a step failed.
+            EngineError: The replicas are closed, or a step of each failed.
         """
         with self._changing:
-            for engine, part in zip(self._engines, self._parts(self._model, state), strict=True):
-                engine.replace_weights(part)
+            states = replica_states(self._model, state, self._mesh)
+            for engine, own in zip(self._engines, states, strict=True):
+                self._change(engine, partial(Engine.replace_weights, state=own))
             with self._choosing:
                 for sent in self._sent:
                     sent.forget()
@@ -182,14 +169,14 @@ class Replicas:
         Raises:
             ConfigError: A replica has no room for one more.
             ModuleError: It corrects layers that have no room, or has a larger rank.
-            EngineError: A replica is closed, or a step failed.
+            EngineError: The replicas are closed, or a step of each failed.
         """
         converted = self._engines[0].converted(adapter)
         with self._changing, self._choosing:
             changed: list[Engine] = []
             try:
                 for engine in self._engines:
-                    engine.set_adapter(name, converted)
+                    self._change(engine, lambda engine: engine.set_adapter(name, converted))
                     changed.append(engine)
             except AxcoreError:
                 self._restore_adapter(name, changed)
@@ -201,95 +188,109 @@ class Replicas:
 
         Raises:
             ConfigError: There is none of that name.
-            EngineError: A replica is closed, or a step failed.
+            EngineError: The replicas are closed, or a step of each failed.
         """
         with self._changing, self._choosing:
             for engine in self._engines:
-                engine.remove_adapter(name)
+                self._change(engine, lambda engine: engine.remove_adapter(name))
             del self._adapters[name]
 
     def drain(self) -> None:
         """Refuses new requests, and returns when those that there are have been answered."""
         with self._choosing:
             self._is_draining = True
-        for engine in self._engines:
-            engine.drain()
+        before = None
+        while before != self._num_moved:  # to a replica that may have been looked at already
+            before = self._num_moved
+            for engine in self._engines:
+                engine.drain()
 
     def close(self) -> None:
         """Ends all answers and the replicas' threads."""
         for engine in self._engines:
             engine.close()
 
-    def _submit(self, request: Request) -> Answer:
-        """Takes a request at the replica that is preferred among those whose queue has room."""
+    def _at_best(self, request: Request, take: Callable[[Engine], Taken]) -> Taken:
+        """Returns what the replica does that is preferred among those that take a request.
+
+        Call it with `_choosing`.
+        """
         digests = self._sent[0].digests(request.prompt, request.adapter)
         held = [sent.num_first(digests) for sent in self._sent]
         full: QueueFull | None = None
         for index in by_preference(self.replica_stats(), held):
+            engine = self._engines[index]
             try:
-                answer = self._engines[index].submit(request)
+                taken = take(engine)
             except QueueFull as error:
                 full = error
-                continue
-            self._sent[index].add(digests)
-            return answer
-        assert full is not None
-        raise full
+            except EngineError:
+                if engine.error is None:
+                    raise
+            else:
+                self._sent[index].add(digests)
+                return taken
+        if full is not None:
+            raise full
+        assert self.error is not None
+        raise self.error
+
+    def _fail(self, index: int, error: EngineError, tasks: Sequence[Task]) -> None:
+        """Ends the requests that a failed replica worked on, and moves the others.
+
+        One that it worked on may be why it failed, and is to make no other replica fail.
+        """
+        where = f"replica {index} of {len(self._engines)}"
+        begun = [task for task in tasks if task.job.has_begun]
+        waiting = [task for task in tasks if not task.job.has_begun]
+        failed = EngineError(error.what, where=where, hint="ask again: other replicas answer")
+        failed.__cause__ = error.__cause__
+        with self._choosing:
+            moved = [task for task in waiting if self._has_moved(task, where)]
+            self._num_moved += len(moved)
+            self._num_lost += len(tasks) - len(moved)
+        _LOG.error(
+            "%s answers no more: %s; %d requests that it worked on failed, %d of %d that waited "
+            "were moved to others",
+            *(where, error.what, len(begun), len(moved), len(waiting)),
+            exc_info=error.__cause__,
+        )
+        fail_all(error if self.error is not None else failed, begun)
+
+    def _has_moved(self, task: Task, where: str) -> bool:
+        """Moves a request to another replica; returns whether one takes it, and ends it if not."""
+        try:
+            self._at_best(task.request, lambda engine: engine.take_over(task))
+        except Exception as error:  # whatever it is, nobody may wait for ever
+            failed = EngineError(
+                f"the replica failed before it began the request, and no other took it: {error}",
+                where=where,
+                hint="ask again",
+            )
+            failed.__cause__ = error
+            task.answer.fail(failed)
+            return False
+        return True
+
+    def _change(self, engine: Engine, change: Callable[[Engine], None]) -> None:
+        """Changes a replica, unless it failed or does so now, as long as another one answers."""
+        if engine.error is None:
+            try:
+                change(engine)
+            except EngineError:
+                if engine.error is None:
+                    raise
+        if self.error is not None:
+            raise self.error
 
     def _restore_adapter(self, name: str, engines: Sequence[Engine]) -> None:
         """Gives engines back what had the name of an adapter before."""
         before = self._adapters.get(name)
         for engine in engines:
             if before is None:
-                engine.remove_adapter(name)
+                self._change(engine, lambda engine: engine.remove_adapter(name))
             else:
-                engine.set_adapter(name, before)
-
-    def _drafts(self, draft: Draft | None) -> list[Draft | None]:
-        """Returns the draft of each replica, on its own devices."""
-        if draft is None:
-            return [None] * len(self._meshes)
-        parts = self._parts(draft.model, draft.state)
-        return [attrs.evolve(draft, state=part) for part in parts]
-
-    def _parts(self, model: Module, state: Any) -> list[Any]:
-        """Returns a model's state for each replica, on its own devices."""
-        placed = state
-        if mesh_of(state) != self._mesh:
-            try:
-                placed = on_mesh(model, state, self._mesh)
-            except ValueError as error:
-                raise ConfigError(
-                    f"the arrays are not those of the model: {error}",
-                    hint="give a state of the same model",
-                ) from error
-        return [
-            jax.tree.map(lambda leaf, own=own: _part(leaf, own), placed) for own in self._meshes
-        ]
-
-
-AnyEngine = Engine | Replicas
-
-
-def replica_meshes(mesh: Mesh) -> tuple[Mesh, ...]:
-    """Returns the mesh of each replica, whose data axis has one place."""
-    axis = mesh.axis_names.index(REPLICAS)
-    return tuple(
-        Mesh(np.take(mesh.devices, [place], axis), mesh.axis_names, axis_types=mesh.axis_types)
-        for place in range(mesh.shape[REPLICAS])
-    )
-
-
-def _part(leaf: jax.Array, mesh: Mesh) -> jax.Array:
-    """Returns an array on some devices of its mesh; what these have of it is not copied."""
-    assert isinstance(leaf.sharding, NamedSharding)
-    lies = NamedSharding(mesh, leaf.sharding.spec)
-    wanted = lies.addressable_devices_indices_map(leaf.shape)
-    there = {shard.device: shard for shard in leaf.addressable_shards}
-    if any(there[device].index != index for device, index in wanted.items()):
-        return cast(jax.Array, jax.device_put(leaf, lies))
-    parts = [there[device].data for device in wanted]
-    return jax.make_array_from_single_device_arrays(leaf.shape, lies, parts)
+                self._change(engine, lambda engine: engine.set_adapter(name, before))
 
 
 def _after(

@@ -83,6 +83,11 @@ class Job:
         """Of jobs with a smaller number, each comes first."""
         return self.number + self.priority * PATIENCE
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether a step ran that had a part of it."""
+        return self.slot is not None or self.num_preemptions > 0
+
 
 @attrs.frozen(eq=False)
 class Call:

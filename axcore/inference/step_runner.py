@@ -10,41 +10,16 @@ from jaxtyping import Array
 
 from axcore.errors import RequestError
 from axcore.inference.adapters import NO_ADAPTER
-from axcore.inference.answer import NO_TOKENS, Answer, TokenLogprobs, TokenPiece
+from axcore.inference.answer import NO_TOKENS, TokenLogprobs, TokenPiece
 from axcore.inference.call_shapes import CallShapes
 from axcore.inference.device_calls import NUM_COLUMNS, Drawn
 from axcore.inference.drawing import DrawKind, greedy_rows
 from axcore.inference.engine_checks import kind_index
-from axcore.inference.grammar import GrammarMatcher
 from axcore.inference.programs import Programs
-from axcore.inference.request import Request
 from axcore.inference.scheduler import Scheduler
-from axcore.inference.speculation import Guesses
 from axcore.inference.step_plan import Call, Job, StepPlan
+from axcore.inference.task import Task
 from axcore.inference.warm_up import Stage
-
-
-@attrs.frozen(eq=False)
-class Task:
-    """A request at work.
-
-    Args:
-        request: What is asked.
-        answer: Where its tokens go.
-        job: Its place in the schedule.
-        matcher: Where it is in its grammar, if it has one.
-        scores: Of the prompt's tokens after the first, where they are wanted; see `Programs.score`.
-        index: Guesses its next tokens, where the engine guesses.
-        adapter: Number of its adapter; -1 for none.
-    """
-
-    request: Request
-    answer: Answer
-    job: Job
-    matcher: GrammarMatcher | None = None
-    scores: np.ndarray | None = None
-    index: Guesses | None = None
-    adapter: int = NO_ADAPTER
 
 
 class _Launched(NamedTuple):
@@ -124,7 +99,7 @@ class StepRunner:
     @property
     def adapters_in_use(self) -> set[int]:
         """Numbers of the adapters of all requests that are not finished."""
-        return {task.adapter for task in self._tasks.values()}
+        return {task.adapter.number for task in self._tasks.values()}
 
     def add(self, task: Task) -> None:
         """Lets a request wait for its turn."""
@@ -137,11 +112,11 @@ class StepRunner:
         self._forget(task)
         task.answer.put(TokenPiece(NO_TOKENS, None, "cancelled"))
 
-    def fail_all(self, error: Exception) -> None:
-        """Ends all requests with an error."""
-        for task in tuple(self._tasks.values()):
-            task.answer.fail(error)
+    def give_up(self) -> list[Task]:
+        """Returns all requests that are not finished, in the order of arrival, and has none."""
+        tasks = sorted(self._tasks.values(), key=lambda task: task.job.number)
         self._tasks.clear()
+        return tasks
 
     def step(self) -> None:
         """Plans and starts a step, and reads the results of the one before."""
@@ -184,7 +159,7 @@ class StepRunner:
         sampling = request.sampling
         self._kind[slot] = kind_index(sampling, self._kinds)
         self._wants_logprobs[slot] = request.num_logprobs is not None
-        self._adapter[slot] = task.adapter
+        self._adapter[slot] = task.adapter.number
         self._ignores_end[slot] = request.ignores_end
         if sampling.has_penalties:
             self.programs.start_history(slot, job.text, job.num_prompt)

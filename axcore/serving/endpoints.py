@@ -91,16 +91,18 @@ class Endpoints:
         return JSONResponse(self._model(name))
 
     async def health(self, request: HttpRequest) -> Response:
-        """Says that the process answers, and that its engine can."""
+        """Says that the process answers, and that its engine can, or some of its replicas."""
         self._check_engine()
-        return JSONResponse({"status": "ok"})
+        failed = self._failed_replicas()
+        return JSONResponse({"status": "degraded" if failed else "ok", **failed})
 
     async def ready(self, request: HttpRequest) -> Response:
         """Says whether requests are taken."""
         if self.served.is_draining:
             raise draining(self.served.limits.retry_after_s)
         self._check_engine()
-        return JSONResponse({"status": "ready", "model": self.served.name})
+        answer = {"status": "ready", "model": self.served.name, **self._failed_replicas()}
+        return JSONResponse(answer)
 
     async def prometheus(self, request: HttpRequest) -> Response:
         """Returns the figures of the server and its engine."""
@@ -123,6 +125,13 @@ class Endpoints:
         """Raises ApiError where a step failed: only another process can answer then."""
         if self.served.engine.error is not None:
             raise ApiError(503, ENGINE_FAILED, code="engine_error")
+
+    def _failed_replicas(self) -> dict[str, int]:
+        """Returns how many replicas failed, of how many; nothing where none did."""
+        stats = self.served.engine.stats()
+        if not stats.num_failed_replicas:
+            return {}
+        return {"replicas": stats.num_replicas, "failed_replicas": stats.num_failed_replicas}
 
     def _model(self, name: str) -> dict[str, Any]:
         return {

@@ -28,6 +28,8 @@ class EngineCollector(Collector):
             ("slots", "Answers that can be drawn at once", stats.num_slots),
             ("cache_pages", "Pages of the cache", stats.pages_total),
             ("cache_pages_used", "Pages that requests hold", stats.pages_used),
+            ("replicas", "Copies of the weights that answer requests", stats.num_replicas),
+            ("failed_replicas", "Those that answer no more", stats.num_failed_replicas),
             ("checkpoint_step", "Step of the weights that answer", self._served.step or 0),
         ):
             yield GaugeMetricFamily(f"axcore_{name}", text, value=value)
@@ -40,6 +42,8 @@ class EngineCollector(Collector):
             ("preemptions", "Answers that made room for others", stats.num_preemptions),
             ("drawn_tokens", "Tokens drawn by the engine", stats.num_drawn),
             ("steps", "Steps of the engine", stats.num_steps),
+            ("moved_requests", "Requests moved from a failed replica", stats.num_moved),
+            ("lost_requests", "Requests that failed with their replica", stats.num_lost),
             ("compilations", "Programs compiled after the start", stats.compilations_after_warm_up),
         ):
             yield CounterMetricFamily(f"axcore_{name}", text, value=value)

@@ -1,13 +1,10 @@
 """Replicas on a mesh answer as one engine does, each on devices of its own."""
 
-import itertools
-
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from held_engines import held
-from next_letter import NextLetter
+from next_letter import NextLetter, letter_chain
 
 from axcore.config import evolve
 from axcore.data import ByteTokenizer
@@ -33,11 +30,7 @@ CFG = EngineConfig(
 
 
 def chain(text):
-    """Returns a state in which each letter is followed by the next one, in a circle."""
-    table = np.zeros((TOKENIZER.vocab_size,) * 2, np.float32)
-    for before, after in itertools.pairwise(text + text[0]):
-        table[ord(before), ord(after)] = 20.0
-    return {"table": jnp.asarray(table)}
+    return letter_chain(text, TOKENIZER.vocab_size)
 
 
 def request(text, max_tokens=6):

@@ -2,6 +2,8 @@
 
 import contextlib
 
+import jax
+
 
 @contextlib.contextmanager
 def held(replicas):
@@ -10,3 +12,9 @@ def held(replicas):
         for engine in replicas._engines:
             locks.enter_context(engine._changed)
         yield
+
+
+def broken(engine):
+    """Takes an engine's weights off its device, so that its next step fails."""
+    for leaf in jax.tree.leaves(engine._programs.weights.value):
+        leaf.delete()

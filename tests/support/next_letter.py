@@ -1,6 +1,9 @@
 """A model whose next token depends on the last alone."""
 
+import itertools
+
 import jax.numpy as jnp
+import numpy as np
 
 from axcore.config import REQUIRED, config
 from axcore.module import Module, Param, entry
@@ -19,3 +22,11 @@ class NextLetter(Module):
     @entry
     def logits(self, tokens, info=None, at=None):
         return self.table[jnp.take_along_axis(tokens, at, axis=1)]
+
+
+def letter_chain(text, vocab_size):
+    """Returns a state in which each letter is followed by the next one, in a circle."""
+    table = np.zeros((vocab_size, vocab_size), np.float32)
+    for before, after in itertools.pairwise(text + text[0]):
+        table[ord(before), ord(after)] = 20.0
+    return {"table": jnp.asarray(table)}

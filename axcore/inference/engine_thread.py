@@ -1,0 +1,145 @@
+"""`EngineThread`: where an engine's commands and steps run, one after the other."""
+
+import concurrent.futures
+import threading
+from collections import deque
+from collections.abc import Callable
+
+from axcore.errors import EngineError
+
+IDLE_S = 1.0
+"""Seconds after which a thread without work ends; the next command starts another. So an engine
+that nobody holds any more is freed."""
+
+
+class EngineThread:
+    """Runs commands between steps, and steps while there is work.
+
+    Args:
+        step: Runs a step.
+        has_work: Whether a step has something to do, or waits for a command.
+        end: Ends what there is, with the reason; it is called once, in the thread, and nothing
+            runs after it.
+
+    Attributes:
+        changed: Held while anything is read or changed that other threads see.
+        error: Why nothing runs any more; None while no step has failed.
+        is_closed: Whether commands are refused.
+    """
+
+    def __init__(
+        self,
+        step: Callable[[], None],
+        *,
+        has_work: Callable[[], bool],
+        end: Callable[[EngineError], None],
+    ) -> None:
+        self.changed = threading.Condition()
+        self.error: EngineError | None = None
+        self.is_closed = False
+        self._step, self._has_work, self._end = step, has_work, end
+        self._inbox: deque[Callable[[], None]] = deque()
+        self._thread: threading.Thread | None = None
+        self._has_ended = False
+
+    def check_open(self) -> None:
+        """Raises EngineError where commands are refused."""
+        if self.error is not None:
+            raise self.error
+        if self.is_closed:
+            raise EngineError("the engine is closed")
+
+    def send(self, command: Callable[[], None]) -> None:
+        """Lets the thread do something between two steps; call it with `changed`."""
+        self._inbox.append(command)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="axcore-engine", daemon=True)
+            self._thread.start()
+        self.changed.notify_all()
+
+    def do(self, command: Callable[[], None]) -> None:
+        """Lets the thread do something, and waits until it is done; raises what that raises.
+
+        Raises:
+            EngineError: The engine is closed, or a step failed.
+        """
+        future: concurrent.futures.Future[None] = concurrent.futures.Future()
+
+        def run() -> None:
+            try:
+                command()
+            except Exception as error:
+                future.set_exception(error)
+            else:
+                future.set_result(None)
+            with self.changed:
+                self.changed.notify_all()
+
+        with self.changed:
+            self.check_open()
+            self.send(run)
+            self.changed.wait_for(lambda: future.done() or self.is_closed)
+            if not future.done():
+                self.check_open()
+        future.result()
+
+    def wait_until_idle(self) -> None:
+        """Returns when there is no work left, or what there was has been ended."""
+        with self.changed:
+            self.changed.notify_all()
+            self.changed.wait_for(
+                lambda: self._has_ended or (self.error is None and self._is_idle())
+            )
+
+    def close(self) -> None:
+        """Ends the thread, which ends what there is."""
+        with self.changed:
+            self.is_closed = True
+            self.changed.notify_all()
+            thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+
+    def _is_idle(self) -> bool:
+        return not (self._inbox or self._has_work())
+
+    def _run(self) -> None:
+        try:
+            while self._turn():
+                pass
+            if self.is_closed:
+                self._finish(EngineError("the engine was closed"))
+        except Exception as error:  # whatever it is, nobody may wait for ever
+            failed = EngineError(f"a step of the engine failed: {error!r}")
+            failed.__cause__ = error
+            self._finish(failed)
+
+    def _turn(self) -> bool:
+        """Does what was asked for, and a step; returns whether the thread is needed longer."""
+        with self.changed:
+            if self._is_idle():
+                self.changed.notify_all()
+            self.changed.wait_for(lambda: self.is_closed or not self._is_idle(), IDLE_S)
+            if self._is_idle() and not self.is_closed:
+                self._thread = None
+                return False
+            commands, self._inbox = self._inbox, deque()
+        if self.is_closed:
+            return False
+        for command in commands:
+            command()
+        self._step()
+        return True
+
+    def _finish(self, error: EngineError) -> None:
+        with self.changed:
+            if not self.is_closed:
+                self.error = error
+            self.is_closed = True
+            self.changed.notify_all()
+        try:
+            self._end(error)
+        finally:
+            with self.changed:
+                self._has_ended = True
+                self.changed.notify_all()
