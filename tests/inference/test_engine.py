@@ -13,6 +13,7 @@ import attrs
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from held_engines import held
 from next_letter import NextLetter
 
 from axcore.data import ByteTokenizer
@@ -229,14 +230,10 @@ def test_a_request_that_can_never_be_answered_is_refused(engine, values, text):
 
 def test_a_full_queue_refuses_and_draining_finishes_what_there_is():
     with opened(chain("ab", ends=False), max_rows=1, max_queue=2) as engine:
-        answers = []
-
-        def submit_many():
-            for _ in range(40):
-                answers.append(engine.submit(request("a", 31)))
-
-        with pytest.raises(QueueFull, match="2 requests wait already"):
-            submit_many()
+        with held(engine):
+            answers = [engine.submit(request("a", 31)) for _ in range(2)]
+            with pytest.raises(QueueFull, match="2 requests wait already"):
+                engine.submit(request("a", 31))
         engine.drain()
         assert {answer.result(0).finish_reason for answer in answers} == {"length"}
         with pytest.raises(Draining, match="takes no new requests"):

@@ -15,11 +15,14 @@ from axcore.inference import (
     Draining,
     Engine,
     EngineConfig,
+    QueueFull,
     Replicas,
     Request,
+    RequestError,
     Sampling,
     open_engine,
 )
+from axcore.inference.engine_adapters import EngineAdapter
 from axcore.parallel import make_mesh
 
 TOKENIZER = ByteTokenizer.Config().build()
@@ -75,10 +78,42 @@ def test_prompts_that_begin_alike_go_to_one_replica(replicas):
     assert replicas.stats().num_cached_prompt_tokens == 16
 
 
-def test_a_cancelled_answer_ends(replicas):
-    answer = replicas.submit(request("a", 30))
-    answer.cancel()
-    assert answer.result(60).finish_reason in {"cancelled", "length"}
+def test_a_cancelled_answer_ends_at_its_replica_and_frees_its_room(replicas):
+    with held(replicas):
+        answers = [replicas.submit(request(text, 30)) for text in "abc"]
+        answers[1].cancel()
+    found = [answer.result(60) for answer in answers]
+    assert [one.finish_reason for one in found] == ["length", "cancelled", "length"]
+    assert (found[1].tokens, len(found[2].tokens)) == ((), 30)
+    replicas.drain()
+    stats = replicas.stats()
+    assert (stats.num_waiting, stats.num_running, stats.pages_used) == (0, 0, 0)
+    assert stats.num_drawn == 60
+
+
+def test_requests_are_refused_where_every_queue_is_full():
+    mesh = make_mesh({"data": 2}, jax.devices()[1:3])
+    cfg = evolve(CFG, max_queue=2)
+    with open_engine(MODEL, chain("abcd"), TOKENIZER, cfg, mesh=mesh) as found:
+        with held(found):
+            answers = [found.submit(request(text)) for text in "abcd"]
+            assert [one.num_waiting for one in found.replica_stats()] == [2, 2]
+            with pytest.raises(QueueFull, match="2 requests wait already"):
+                found.submit(request("a"))
+        assert [answer.result(60).text[:1] for answer in answers] == [*"bcda"]
+
+
+def test_what_can_never_be_answered_is_refused_by_replicas_as_by_an_engine(replicas):
+    with pytest.raises(RequestError, match="together more than 32, the longest text") as caught:
+        replicas.submit(request("a", 32))
+    assert caught.value.hint == "shorten the prompt, or ask for fewer tokens"
+    with pytest.raises(RequestError, match="there is no adapter 'one'") as caught:
+        replicas.submit(evolve(request("a"), adapter="one"))
+    assert caught.value.where == "adapter"
+    with pytest.raises(ConfigError, match="room for 0 adapters, and all are in use") as caught:
+        replicas._engines[0].set_adapter("one", EngineAdapter({}, "digest"))
+    assert caught.value.where == "num_adapters"
+    assert replicas.stats().num_prompt_tokens == 0
 
 
 def test_all_replicas_take_new_weights_and_refuse_others(replicas):
@@ -87,6 +122,10 @@ def test_all_replicas_take_new_weights_and_refuse_others(replicas):
     assert {answer.result(60).text for answer in answers} == {"cbadcb"}
     with pytest.raises(ConfigError, match="differ in shape"):
         replicas.replace_weights({"table": chain("abcd")["table"].astype(jnp.float16)})
+    with pytest.raises(ConfigError, match="the arrays are not those of the model") as caught:
+        replicas.replace_weights({"other": chain("abcd")["table"]})
+    assert caught.value.hint == "give a state of the same model"
+    assert replicas.submit(request("d")).result(60).text == "cbadcb"
 
 
 def test_replicas_finish_what_they_have_and_take_no_more(replicas):

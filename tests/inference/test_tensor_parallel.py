@@ -6,9 +6,17 @@ import pytest
 from cache_law import PAGED, ROOM, assert_splits_change_nothing
 from parity_pairs import MODELS
 
-from axcore.config import update_config
+from axcore.config import evolve, update_config
 from axcore.data import ByteTokenizer
-from axcore.inference import Engine, EngineConfig, Request, Sampling
+from axcore.inference import (
+    Draft,
+    DraftModel,
+    Engine,
+    EngineConfig,
+    Request,
+    Sampling,
+    open_engine,
+)
 from axcore.inference.cached_model import CachedModel
 from axcore.parallel import PARAM_RULES, make_mesh, param_shardings
 
@@ -47,15 +55,60 @@ def test_one_key_head_is_on_every_device():
     assert all(leaf.is_fully_replicated for leaf in jax.tree.leaves(cached.empty_caches()))
 
 
-@pytest.mark.slow
-def test_an_engine_on_a_mesh_draws_the_tokens_of_one_device():
+TOKENIZER = ByteTokenizer.Config().build()
+SIZES = EngineConfig(
+    max_rows=2,
+    max_length=32,
+    page_size=4,
+    step_tokens=18,
+    decode_sizes=(2,),
+    tokens_per_call=1,
+    draw_kinds=("greedy",),
+)
+REQUEST = Request(prompt=tuple(b"any text"), max_tokens=12, sampling=Sampling(temperature=0))
+
+
+@pytest.fixture(scope="module")
+def drawn():
+    """What one device draws."""
     model = MODELS["mistral"]().build()
-    state = model.init(3)
-    cfg = EngineConfig(max_rows=2, max_length=32, page_size=4, step_tokens=18, decode_sizes=(2,))
-    request = Request(prompt=tuple(b"any text"), max_tokens=12, sampling=Sampling(temperature=0))
+    with Engine(model, model.init(3), TOKENIZER, SIZES) as engine:
+        return engine.submit(REQUEST).result(300).tokens
 
-    def drawn(state):
-        with Engine(model, state, ByteTokenizer.Config().build(), cfg) as engine:
-            return [token.id for token in engine.submit(request).result(300).tokens]
 
-    assert drawn(on_mesh(model, state)) == drawn(state)
+@pytest.mark.slow
+def test_an_engine_on_a_mesh_draws_the_tokens_of_one_device(drawn):
+    model = MODELS["mistral"]().build()
+    with Engine(model, on_mesh(model, model.init(3)), TOKENIZER, SIZES) as engine:
+        assert engine.submit(REQUEST).result(300).tokens == drawn
+
+
+@pytest.mark.slow
+def test_a_draft_on_the_mesh_of_its_model_guesses_what_is_drawn(drawn):
+    model = MODELS["mistral"]().build()
+    draft = Draft(model=model, state=model.init(3), tokenizer=TOKENIZER)
+    cfg = evolve(SIZES, speculation=DraftModel(num_tokens=3))
+    with Engine(model, on_mesh(model, model.init(3)), TOKENIZER, cfg, draft=draft) as engine:
+        assert engine.submit(REQUEST).result(300).tokens == drawn
+        stats = engine.stats()
+        leaves = jax.tree.leaves([engine._programs.weights.value, engine._programs.caches])
+    assert 0 < stats.num_right_guesses == stats.num_guesses
+    assert stats.num_steps < len(drawn)
+    assert {leaf.sharding.device_set == set(MESH.devices.flat) for leaf in leaves} == {True}
+
+
+@pytest.mark.slow
+def test_replicas_of_split_models_compile_all_before_requests_come(drawn):
+    model = MODELS["mistral"]().build()
+    mesh = make_mesh({"data": 2, "model": 2}, jax.devices()[:4])
+    said = []
+    with open_engine(model, model.init(3), TOKENIZER, SIZES, mesh=mesh) as replicas:
+        replicas.warm_up(lambda *one: said.append(one))
+        total = said[0][1]
+        assert [(done, of) for done, of, _ in said] == [(i + 1, total) for i in range(total)]
+        numbers = [name.rpartition(", replica ")[2] for _, _, name in said]
+        assert numbers == ["0"] * (total // 2) + ["1"] * (total // 2)
+        answers = [engine.submit(REQUEST) for engine in replicas._engines]
+        assert [answer.result(300).tokens for answer in answers] == [drawn] * 2
+        assert replicas.stats().compilations_after_warm_up == 0
+        assert [one.num_steps > 0 for one in replicas.replica_stats()] == [True, True]

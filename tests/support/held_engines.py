@@ -6,10 +6,10 @@ import jax
 
 
 @contextlib.contextmanager
-def held(replicas):
-    """Lets no replica begin a step within the block: what is submitted there waits at its own."""
+def held(engines):
+    """Lets no engine, or replica, begin a step within the block: what is submitted there waits."""
     with contextlib.ExitStack() as locks:
-        for engine in replicas._engines:
+        for engine in getattr(engines, "_engines", (engines,)):
             locks.enter_context(engine._changed)
         yield
 
