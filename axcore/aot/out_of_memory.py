@@ -57,8 +57,7 @@ def explained(error: BaseException, trainer: Any = None) -> TrainingError:
         *(f"  {name:<32}{show_bytes(size):>10}" for name, size in _parts(memory) if size),
     ]
     largest = [
-        f"{show_bytes(one.nbytes)} {one.shape} of {one.module}"
-        for one in memory.largest[:_SHOWN_BUFFERS]
+        f"{one.size_text} {one.shape} of {one.module}" for one in memory.largest[:_SHOWN_BUFFERS]
     ]
     return TrainingError(
         "\n".join(what),

@@ -120,6 +120,7 @@ def _train(
     profiled: str,
 ) -> None:
     """Trains once, to the end or to the loss of another process."""
+    from axcore.aot.memory_record import StepMemoryRecorder
     from axcore.distributed import naming_lost_processes
     from axcore.profiles import StepProfiler, parse_steps
     from axcore.resilience.goodput import Goodput
@@ -137,7 +138,7 @@ def _train(
     if speaks:
         profiler = StepProfiler(lambda: trainer.compiler.compiled_step.as_text(), steps)
         profiler.record_on_signal()
-        observers.append(profiler)
+        observers += [profiler, StepMemoryRecorder(trainer)]
     observers.append(Watchdog() if heartbeat is None else ProgressReports(heartbeat))
     with naming_lost_processes(), _explaining_memory(trainer):
         result = trainer.run(run, observers, quiet=True, **back)

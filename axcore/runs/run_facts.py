@@ -17,6 +17,7 @@ import attrs
 import numpy as np
 from jax.sharding import AbstractMesh
 
+from axcore.aot.memory_record import MEMORY_NAME
 from axcore.config import render_config
 from axcore.errors import AxcoreError, CheckpointError
 from axcore.parallel import (
@@ -34,6 +35,7 @@ from axcore.resilience.ledger_file import read_ledger
 from axcore.resilience.run_summary import story, summarise_run
 from axcore.runs.data_facts import first_batch, mixture_shares
 from axcore.runs.evaluation_facts import EVALUATION_FOLDER, evaluations
+from axcore.runs.memory_facts import step_memory_facts
 from axcore.runs.metrics import Metrics, read_metrics
 from axcore.runs.run import Run
 from axcore.runs.text_samples import SAMPLES_NAME, read_samples
@@ -69,6 +71,7 @@ class RunFacts:
         arrays: Of each parameter: path, shape, split of each dimension, bytes per device.
         mesh: Number of devices along each axis with more than one.
         memory: Bytes per device by kind.
+        step_memory: What the compiled step needs of a device, its largest buffers among it.
         num_params: Of the model.
         batch: Some rows of the first batch, as the picture of a packed batch has them.
         mixture: From which step on the sources of its data have which shares.
@@ -95,6 +98,7 @@ class RunFacts:
     arrays: list[dict[str, Any]] = attrs.field(factory=list)
     mesh: dict[str, int] = attrs.field(factory=dict)
     memory: dict[str, int] = attrs.field(factory=dict)
+    step_memory: dict[str, Any] | None = None
     num_params: int | None = None
     batch: dict[str, Any] | None = None
     mixture: list[dict[str, Any]] = attrs.field(factory=list)
@@ -146,6 +150,7 @@ def run_facts(directory: Path | str, *, trust_code: bool = False) -> RunFacts:
         kernels=problems.or_none(KERNELS_NAME, lambda: _kernels(folder)) or [],
         samples=problems.or_none(SAMPLES_NAME, lambda: read_samples(folder)) or [],
         sample=problems.or_none(SAMPLE_NAME, lambda: _text(folder / SAMPLE_NAME)),
+        step_memory=problems.or_none(MEMORY_NAME, lambda: step_memory_facts(folder)),
         profile=problems.or_none("the newest profile", read_newest),
         batch=problems.or_none(FIRST_BATCH_NAME, lambda: first_batch(folder, trust_code)),
         evaluations=problems.or_none(EVALUATION_FOLDER, lambda: evaluations(folder)) or [],

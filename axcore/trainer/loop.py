@@ -28,6 +28,7 @@ from axcore.trainer.callbacks.events import (
     RunStarted,
     StepsDone,
 )
+from axcore.trainer.callbacks.memory_metrics import memory_metrics
 from axcore.trainer.callbacks.metrics import LossMeter, group_metrics, summary_metrics
 from axcore.trainer.callbacks.writers import Writers, find_writers
 from axcore.trainer.guards import Guards, RollBack
@@ -394,6 +395,7 @@ class TrainLoop:
             **self.trainer.step.norms.metrics(self.step, fetched[-1].gradient_norms),
             **self.trainer.learner.rates(max(0, num_updates - 1)),
             "skipped_steps": skipped,
+            **memory_metrics(self.trainer.mesh.local_devices),
             **summary_metrics(fetched[-1].summaries),
         }
 

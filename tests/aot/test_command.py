@@ -37,9 +37,10 @@ def test_what_nobody_knows_of_a_host_is_null(tiny_json):
 def test_the_largest_buffers_have_the_modules_that_made_them(tiny_json):
     largest = tiny_json["memory"]["largest"]
     assert len(largest) == 10
-    assert [one["nbytes"] for one in largest] == sorted(
-        (o["nbytes"] for o in largest), reverse=True
-    )
+    together = [one["nbytes"] * one["count"] for one in largest]
+    assert together == sorted(together, reverse=True)
+    kinds = [(one["shape"], one["module"], one["is_activation"]) for one in largest]
+    assert len(set(kinds)) == 10
     kept = {one["module"] for one in largest if one["is_activation"]}
     assert "decoder.stack.layer.feed_forward" in kept
 

@@ -12,6 +12,7 @@ from browser import page_in_browser, page_of_file
 from click.testing import CliRunner
 
 import axcore as ax
+from axcore.aot.memory_record import StepMemoryRecorder
 from axcore.cli.main import group
 from axcore.cli.watch import curve
 from axcore.errors import CheckpointError, ConfigError
@@ -31,7 +32,9 @@ def runs(tmp_path_factory):
                 "gradient_norms_every_steps": every,
             },
         )
-        trainer_on(changed, 1).run(folder / name.replace("/", "_"), quiet=True)
+        trainer = trainer_on(changed, 1)
+        observers = [StepMemoryRecorder(trainer)] if every else []
+        trainer.run(folder / name.replace("/", "_"), observers, quiet=True)
     return folder / "one", folder / "two <_script><i>"
 
 
@@ -53,6 +56,16 @@ def test_a_report_is_one_file_in_the_run(runs):
     assert found["curves"]["train"]["loss"] == list(ax.load_run(runs[0]).metrics["train"]["loss"])
 
 
+def test_a_report_has_what_the_compiled_step_needs_where_training_kept_it(runs):
+    one, two = (json.loads(call("report", run, "--json"))["runs"][0] for run in runs)
+    needed = one["step_memory"]
+    assert needed["parameters_bytes"] == one["memory"]["parameters"]
+    parts = ("parameters_bytes", "optimizer_bytes", "batch_bytes", "temporaries_bytes")
+    assert needed["peak_bytes"] == sum(needed[part] for part in (*parts, "program_bytes"))
+    assert any(buffer["module"].startswith("decoder.") for buffer in needed["largest"])
+    assert (two["step_memory"], two["problems"]) == (None, [])
+
+
 def test_several_runs_are_compared(runs, tmp_path):
     out = tmp_path / "new" / "both.html"
     found = json.loads(call("report", *runs, "--out", out, "--json"))
@@ -71,6 +84,9 @@ def test_a_browser_draws_the_curves_and_where_configs_differ(runs, tmp_path):
     assert "two &lt;_script&gt;&lt;i&gt;" in page
     assert page.count("Gradient norms</h3>") == 1
     assert page.count("<iframe") == 2
+    assert len(re.findall(r"The compiled step needs [\d.]+ MiB of a device\.", page)) == 1
+    assert len(re.findall(r"not report their memory. The process held [\d.]+ [MG]iB", page)) == 2
+    assert page.count("<li>Memory of the compiled step: axcore train keeps it") == 1
     assert page.count("<li>Gradient norms by module: --set") == 1
 
 

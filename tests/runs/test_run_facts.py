@@ -66,6 +66,7 @@ def test_tokens_and_time_add_up_over_the_lines(run):
         ("evaluation/2/arc.json", "{}"),
         ("kernels.json", "{"),
         ("goodput.json", "[]"),
+        ("memory.json", '{"peak_bytes": 1}'),
         ("config.json", "{}"),
         ("run_history.jsonl", '{"hardware": 3}'),
     ],

@@ -2,8 +2,10 @@
 
 import math
 import re
+from collections import Counter
 from typing import Any
 
+import attrs
 import jax
 
 from axcore.aot.hlo.buffers import Buffer, Peak
@@ -58,16 +60,23 @@ def measured_memory(stats: Any, trainer: Any, peak: Peak, names: ModuleNames) ->
         activations_bytes=sum(one.nbytes for one in peak.buffers if _is_kept(one)),
         program_bytes=program,
         host_bytes=stats.host_temp_size_in_bytes + stats.host_argument_size_in_bytes,
-        largest=tuple(
-            LargeBuffer(
-                nbytes=one.nbytes,
-                shape=str(one.shape),
-                module=names(one.op_name),
-                is_activation=_is_kept(one),
-            )
-            for one in peak.buffers[:NUM_LARGEST]
-        ),
+        largest=_largest(peak, names),
     )
+
+
+def _largest(peak: Peak, names: ModuleNames) -> tuple[LargeBuffer, ...]:
+    """Returns buffers, those alike as one, and what takes most together first."""
+    counts = Counter(
+        LargeBuffer(
+            nbytes=one.nbytes,
+            shape=str(one.shape),
+            module=names(one.op_name),
+            is_activation=_is_kept(one),
+        )
+        for one in peak.buffers
+    )
+    alike = [attrs.evolve(one, count=count) for one, count in counts.items()]
+    return tuple(sorted(alike, key=lambda one: -one.nbytes * one.count)[:NUM_LARGEST])
 
 
 def memory_from_oom_error(refusal: str, trainer: Any) -> Memory | None:

@@ -77,7 +77,7 @@ def _memory(memory: Memory) -> Iterator[str]:
             ("size", "shape", "made by", ""),
             [
                 (
-                    show_bytes(one.nbytes),
+                    one.size_text,
                     one.shape,
                     one.module,
                     "kept for backward" if one.is_activation else "",

@@ -9,15 +9,31 @@ from typing import Any
 
 import attrs
 
+from axcore.aot.report.units import show_bytes
+
 
 @attrs.frozen(kw_only=True)
 class LargeBuffer:
-    """A buffer that is alive where the program needs most memory."""
+    """Buffers of one size and origin, alive where the program needs most memory.
+
+    Args:
+        nbytes: Bytes of one.
+        shape: Dtype and sizes of one.
+        module: What makes them.
+        is_activation: Whether the backward pass reads them.
+        count: How many there are.
+    """
 
     nbytes: int
     shape: str
     module: str
     is_activation: bool
+    count: int = 1
+
+    @property
+    def size_text(self) -> str:
+        """Its bytes as people read them, as `4 x 2 MiB` where there are several."""
+        return f"{self.count} x " * (self.count > 1) + show_bytes(self.nbytes)
 
 
 @attrs.frozen(kw_only=True)
@@ -34,7 +50,7 @@ class Memory:
         activations_bytes: Of those, what the forward pass keeps for the backward pass at the peak.
         program_bytes: The program itself.
         host_bytes: What it keeps in the host's memory.
-        largest: The largest buffers alive at the peak.
+        largest: The largest buffers alive at the peak, what takes most together first.
     """
 
     capacity_bytes: int | None = None

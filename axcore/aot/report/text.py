@@ -82,7 +82,7 @@ def _memory(memory: Memory) -> Iterator[str]:
     if memory.largest:
         yield ""
         rows = [
-            (show_bytes(one.nbytes), one.shape, one.module + " (kept)" * one.is_activation)
+            (one.size_text, one.shape, one.module + " (kept)" * one.is_activation)
             for one in memory.largest
         ]
         yield columns(("LARGEST BUFFERS", "SHAPE", "MADE BY"), rows)

@@ -101,6 +101,7 @@ def test_a_run_writes_the_lines_that_are_documented(whole_run):
         "gradient_norm",
         "learning_rate",
         "skipped_steps",
+        "host_memory_peak_gib",
     }
     for (_, split), line in zip(steps, lines, strict=True):
         assert set(line) == (losses | timings | {"bias_norm"} if split == "train" else losses)
