@@ -1,6 +1,5 @@
 """Running out of memory, explained: what the step needs, where, and which settings need less."""
 
-import os
 import re
 from typing import Any
 
@@ -13,11 +12,13 @@ from axcore.aot.hlo.module_names import ModuleNames, module_paths
 from axcore.aot.hlo.program import parse_program
 from axcore.aot.report.report import Memory
 from axcore.aot.report.units import show_bytes
-from axcore.errors import TrainingError
+from axcore.errors import AxcoreError, TrainingError
+from axcore.hardware.process_memory import host_bytes
 
 _ASKED = re.compile(r"(?:allocating|allocate) ([\d.]+)\s?([KMGT]?i?B|bytes)")
 _UNITS = {"bytes": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _SHOWN_BUFFERS = 3
+_AOT_HINT = "axcore aot EXPERIMENT --target NAME   reports what a step needs, without a device"
 _LEAST_SHARE = 0.01
 """Of what the step needs; what saves less is not worth naming."""
 
@@ -38,17 +39,15 @@ def explained(error: BaseException, trainer: Any = None) -> TrainingError:
         error: For which `is_out_of_memory` holds.
         trainer: Whose step it was; None where there is none yet.
     """
-    asked = _asked(str(error))
-    amount = f": {show_bytes(asked)} at once" if asked else ""
+    amount = _amount(error)
     if isinstance(error, MemoryError):
-        notes = [note for note in getattr(error, "__notes__", []) if note.startswith("in module")]
         return TrainingError(
-            f"the host's memory is full{amount}; it has {show_bytes(_host_bytes())}\n{error}",
-            where="; ".join(notes) or None,
+            _host_is_full(error),
+            where=_modules_of(error),
             hint="batches and masks grow with data.batch_size and data.seq_len: lower them",
         )
     if trainer is None:
-        return TrainingError(f"a device's memory is full{amount}", hint=str(error).splitlines()[0])
+        return TrainingError(_device_is_full(error), hint=_AOT_HINT)
     memory = step_memory(trainer)
     capacity = memory.capacity_bytes
     what = [
@@ -64,6 +63,42 @@ def explained(error: BaseException, trainer: Any = None) -> TrainingError:
         where="; ".join(largest) or None,
         hint="\n".join(_settings(memory, trainer)),
     )
+
+
+def explained_outside_training(error: BaseException) -> AxcoreError:
+    """Returns an error that says what did not fit while a command did something else than train.
+
+    Args:
+        error: For which `is_out_of_memory` holds.
+    """
+    is_host = isinstance(error, MemoryError)
+    return AxcoreError(
+        _host_is_full(error) if is_host else _device_is_full(error),
+        where=_modules_of(error),
+        hint="a smaller model, weights in fewer bits, fewer or shorter texts at once, or more "
+        f"devices need less\n{_AOT_HINT} (--serve: of a model that answers)",
+    )
+
+
+def _host_is_full(error: BaseException) -> str:
+    has = f"it has {show_bytes(host_bytes())}"
+    return f"the host's memory is full{_amount(error)}; {has}\n{error}".rstrip()
+
+
+def _device_is_full(error: BaseException) -> str:
+    """Names the host's memory too: that of host processors is the host's."""
+    full = f"a device's memory is full{_amount(error)}; the host has {show_bytes(host_bytes())}"
+    return f"{full}\n{str(error).splitlines()[0]}"
+
+
+def _modules_of(error: BaseException) -> str | None:
+    notes = [note for note in getattr(error, "__notes__", []) if note.startswith("in module")]
+    return "; ".join(notes) or None
+
+
+def _amount(error: BaseException) -> str:
+    asked = _asked(str(error))
+    return f": {show_bytes(asked)} at once" if asked else ""
 
 
 def step_memory(trainer: Any) -> Memory:
@@ -100,7 +135,7 @@ def _device(trainer: Any, capacity: int | None) -> str:
     name = trainer.hardware.name
     if capacity is not None:
         return f"each device of {name}, which has {show_bytes(capacity)}"
-    return f"each device of {name}; the host has {show_bytes(_host_bytes())}"
+    return f"each device of {name}; the host has {show_bytes(host_bytes())}"
 
 
 def _settings(memory: Memory, trainer: Any) -> list[str]:
@@ -116,13 +151,9 @@ def _settings(memory: Memory, trainer: Any) -> list[str]:
     helps = [one for one in found if one[0] > memory.peak_bytes * _LEAST_SHARE]
     ranked = sorted(helps, key=lambda one: -one[0])
     lines = [f"about {show_bytes(saved)} less by {setting}" for saved, setting in ranked]
-    return [*lines, "axcore aot EXPERIMENT --target NAME   reports all of this without a device"]
+    return [*lines, _AOT_HINT]
 
 
 def _asked(text: str) -> int | None:
     found = _ASKED.search(text)
     return int(float(found[1]) * _UNITS.get(found[2], 1)) if found else None
-
-
-def _host_bytes() -> int:
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -106,9 +106,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
         else:
             click.echo(error_text(error), err=True)
         _leave(error.exit_code)
-    except Exception:
-        traceback.print_exc()
+    except Exception as error:
+        full = None if wants_traceback else _out_of_memory(error)
+        if full is None:
+            traceback.print_exc()
+        else:
+            click.echo(error_text(full), err=True)
         _leave(1)
+
+
+def _out_of_memory(error: Exception) -> Exception | None:
+    """Returns what explains that memory is full; None where something else went wrong."""
+    if not isinstance(error, MemoryError) and "jax" not in sys.modules:
+        return None
+    from axcore.aot.out_of_memory import explained_outside_training, is_out_of_memory
+
+    return explained_outside_training(error) if is_out_of_memory(error) else None
 
 
 def _leave(exit_code: int) -> NoReturn:

@@ -1,5 +1,6 @@
-"""How much of the host's memory this process has had."""
+"""The host's memory: how much there is, and how much of it this process has had."""
 
+import os
 import re
 import resource
 import sys
@@ -7,6 +8,11 @@ from pathlib import Path
 
 _STATUS = Path("/proc/self/status")
 _HIGHEST = re.compile(r"^VmHWM:\s+(\d+) kB$", re.MULTILINE)
+
+
+def host_bytes() -> int:
+    """Returns the bytes of memory that the host has."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def peak_resident_bytes() -> int:

@@ -8,6 +8,7 @@ import jax
 from jax.sharding import Mesh
 
 from axcore.errors import ConfigError
+from axcore.hardware.process_memory import host_bytes
 from axcore.inference.cached_model import CachedModel, mesh_of
 from axcore.inference.call_shapes import CallShapes
 from axcore.inference.config import EngineConfig
@@ -65,10 +66,12 @@ def served_model(
     A number of pages in the config is taken as it is. A draft gets as many.
 
     Raises:
-        ConfigError: Memory does not hold one longest text.
+        ConfigError: Memory does not hold one longest text, or not the pages of the config.
     """
     served = _with_caches(model, state, cfg, room, draft=draft)
     free = _free_bytes(mesh_of(state))
+    if cfg.num_pages is not None and room.pages is not None:
+        check_pages_fit(room.pages, served.cache_bytes, host_bytes() if free is None else free)
     if cfg.num_pages is not None or room.pages is None or free is None:
         return served, room
     pages = pages_within(room, served.cache_bytes, int(MEMORY_SHARE * free))
@@ -130,6 +133,28 @@ def pages_within(room: ServingRoom, cache_bytes: int, free_bytes: int) -> PageRo
             hint="set a smaller max_length, or keep weights or caches in fewer bits",
         )
     return PageRoom(num_pages=number, page_size=size)
+
+
+def check_pages_fit(pages: PageRoom, cache_bytes: int, free_bytes: int) -> None:
+    """Checks that memory can hold the pages that a config asks for.
+
+    Args:
+        pages: Those.
+        cache_bytes: What caches with them take on a device.
+        free_bytes: What it has free; of a host, which does not say, all that it has.
+
+    Raises:
+        ConfigError: It cannot.
+    """
+    if cache_bytes <= free_bytes:
+        return
+    fitting = int(MEMORY_SHARE * pages.num_pages * free_bytes / cache_bytes)
+    raise ConfigError(
+        f"num_pages is {pages.num_pages}; caches with so many pages of {pages.page_size} tokens "
+        f"take {cache_bytes / 2**30:.3g} GiB, and there are {free_bytes / 2**30:.3g} GiB of memory",
+        where="num_pages",
+        hint=f"leave num_pages out, or set at most {fitting}",
+    )
 
 
 def schedule_limits(

@@ -8,7 +8,12 @@ import jax
 import pytest
 
 import axcore as ax
-from axcore.aot.out_of_memory import explained, is_out_of_memory, step_memory
+from axcore.aot.out_of_memory import (
+    explained,
+    explained_outside_training,
+    is_out_of_memory,
+    step_memory,
+)
 from axcore.testing import small_experiment, trainer_on
 
 FULL = jax.errors.JaxRuntimeError(
@@ -52,6 +57,18 @@ def test_the_host_names_the_module_that_asked_for_too_much():
     found = explained(error)
     assert found.what.startswith("the host's memory is full: 284 GiB at once; it has ")
     assert found.where == "in module decoder.head (Head)"
+
+
+def test_outside_of_training_the_size_the_module_and_what_needs_less_are_said():
+    host = MemoryError("Unable to allocate 284. GiB for an array")
+    host.add_note("in module decoder.head (Head)")
+    found = explained_outside_training(host)
+    assert found.what.startswith("the host's memory is full: 284 GiB at once; it has ")
+    assert found.where == "in module decoder.head (Head)"
+    device = explained_outside_training(FULL)
+    assert device.what.startswith("a device's memory is full: 3.5 GiB at once; the host has ")
+    assert device.what.endswith(str(FULL))
+    assert device.hint.startswith("a smaller model, weights in fewer bits, ")
 
 
 @pytest.mark.parametrize("error", [FULL, MemoryError()])

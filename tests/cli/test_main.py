@@ -139,6 +139,17 @@ def test_unexpected_exception_is_not_swallowed(tmp_path):
     assert "ZeroDivisionError: by design" in ran.stderr
 
 
+def test_full_memory_is_explained_in_any_command(tmp_path):
+    path = raising(tmp_path, "MemoryError('Unable to allocate 9.00 GiB')")
+    ran = axcore("acme", path=path)
+    assert ran.returncode == 1
+    assert ran.stderr.startswith("AxcoreError: the host's memory is full")
+    assert "Unable to allocate 9.00 GiB" in ran.stderr
+    assert "hint:   a smaller model" in ran.stderr
+    assert "Traceback" not in ran.stderr
+    assert "MemoryError" in axcore("acme", "--traceback", path=path).stderr
+
+
 def test_notes_of_an_error_are_shown():
     error = AxcoreError("broken")
     error.add_note("while building model.decoder")
