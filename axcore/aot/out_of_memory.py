@@ -49,10 +49,36 @@ def explained(error: BaseException, trainer: Any = None) -> TrainingError:
     if trainer is None:
         return TrainingError(_device_is_full(error), hint=_AOT_HINT)
     memory = step_memory(trainer)
-    capacity = memory.capacity_bytes
+    needs = f"{show_bytes(memory.peak_bytes)} on {_device(trainer, memory.capacity_bytes)}"
+    return _by_parts(f"a device's memory is full{amount}. The step needs {needs}:", memory, trainer)
+
+
+def check_host_holds_state(trainer: Any) -> None:
+    """Checks, where devices are host processors, that the host can hold what they keep.
+
+    It is asked before the first array is made: a kernel that runs out of memory ends processes
+    without a word.
+
+    Raises:
+        TrainingError: It cannot.
+    """
+    devices = trainer.mesh.local_devices
+    if devices[0].platform != "cpu":
+        return
+    memory = step_memory(trainer)
+    needed = memory.peak_bytes * len(devices)
+    if needed > host_bytes():
+        raise _by_parts(
+            f"the state alone needs {show_bytes(needed)} of the host's memory, which has "
+            f"{show_bytes(host_bytes())}; each device of {trainer.hardware.name} would hold:",
+            memory,
+            trainer,
+        )
+
+
+def _by_parts(opening: str, memory: Memory, trainer: Any) -> TrainingError:
     what = [
-        f"a device's memory is full{amount}. The step needs {show_bytes(memory.peak_bytes)} on "
-        f"{_device(trainer, capacity)}:",
+        opening,
         *(f"  {name:<32}{show_bytes(size):>10}" for name, size in _parts(memory) if size),
     ]
     largest = [
@@ -141,12 +167,14 @@ def _device(trainer: Any, capacity: int | None) -> str:
 def _settings(memory: Memory, trainer: Any) -> list[str]:
     """Returns what needs less, what saves most first. Sizes are estimates of this step's parts."""
     kept, state = memory.activations_bytes, memory.parameters_bytes + memory.optimizer_bytes
+    is_host = trainer.mesh.local_devices[0].platform == "cpu"  # whose devices share one memory
+    holders = "hosts" if is_host else "devices"
     parts = 2 * trainer.config.num_micro_batches
     found = [
         (kept, '--modify "remat(policy=full)": the backward pass computes most of it again'),
         (kept // 2, f"--set num_micro_batches={parts}: the same batch in more parts"),
         (memory.optimizer_bytes // 2, "--modify low_precision_optimizer: its state in 16 bits"),
-        (state // 2, "twice the devices, of which each holds half of what fsdp splits"),
+        (state // 2, f"twice the {holders}, of which each holds half of what fsdp splits"),
     ]
     helps = [one for one in found if one[0] > memory.peak_bytes * _LEAST_SHARE]
     ranked = sorted(helps, key=lambda one: -one[0])

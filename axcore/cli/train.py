@@ -121,6 +121,7 @@ def _train(
 ) -> None:
     """Trains once, to the end or to the loss of another process."""
     from axcore.aot.memory_record import StepMemoryRecorder
+    from axcore.aot.out_of_memory import check_host_holds_state
     from axcore.distributed import naming_lost_processes
     from axcore.profiles import StepProfiler, parse_steps
     from axcore.resilience.goodput import Goodput
@@ -140,6 +141,7 @@ def _train(
         profiler.record_on_signal()
         observers += [profiler, StepMemoryRecorder(trainer)]
     observers.append(Watchdog() if heartbeat is None else ProgressReports(heartbeat))
+    check_host_holds_state(trainer)
     with naming_lost_processes(), _explaining_memory(trainer):
         result = trainer.run(run, observers, quiet=True, **back)
     if speaks:

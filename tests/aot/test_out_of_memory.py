@@ -8,12 +8,15 @@ import jax
 import pytest
 
 import axcore as ax
+from axcore.aot import out_of_memory
 from axcore.aot.out_of_memory import (
+    check_host_holds_state,
     explained,
     explained_outside_training,
     is_out_of_memory,
     step_memory,
 )
+from axcore.errors import TrainingError
 from axcore.testing import small_experiment, trainer_on
 
 FULL = jax.errors.JaxRuntimeError(
@@ -35,6 +38,18 @@ def test_before_a_step_is_compiled_its_state_is_what_is_known(trainer):
     assert error.what.startswith("a device's memory is full: 3.5 GiB at once. The step needs ")
     assert error.hint.splitlines()[0].endswith("of which each holds half of what fsdp splits")
     assert error.where is None
+
+
+def test_a_state_that_the_host_cannot_hold_is_refused_before_it_is_made(trainer, monkeypatch):
+    check_host_holds_state(trainer)
+    needed = step_memory(trainer).peak_bytes
+    monkeypatch.setattr(out_of_memory, "host_bytes", lambda: needed - 1)
+    with pytest.raises(
+        TrainingError, match=r"the state alone needs .* of the host's memory"
+    ) as error:
+        check_host_holds_state(trainer)
+    assert "optimizer state" in error.value.what
+    assert "low_precision_optimizer" in error.value.hint
 
 
 @pytest.mark.slow
@@ -90,6 +105,6 @@ def test_training_what_does_not_fit_ends_with_the_explanation(tmp_path):
     limited = f"ulimit -v {200 << 20} && exec {command}"  # KiB; some machines promise any amount
     done = subprocess.run(["sh", "-c", limited], capture_output=True, text=True, check=False)
     assert done.returncode == 8, done.stderr
-    assert "TrainingError: a device's memory is full" in done.stderr
+    assert "TrainingError: the state alone needs 131 TiB of the host's memory" in done.stderr
     assert "parameters                        43.7 TiB" in done.stderr
     assert "Traceback" not in done.stderr
