@@ -178,7 +178,7 @@ def _settings(memory: Memory, trainer: Any) -> list[str]:
     ]
     helps = [one for one in found if one[0] > memory.peak_bytes * _LEAST_SHARE]
     ranked = sorted(helps, key=lambda one: -one[0])
-    lines = [f"about {show_bytes(saved)} less by {setting}" for saved, setting in ranked]
+    lines = [f"about {show_bytes(saved)} less a device by {setting}" for saved, setting in ranked]
     return [*lines, _AOT_HINT]
 
 
