@@ -14,6 +14,13 @@ from axcore.module import DTypes
 from axcore.plugins import MeshRule
 from axcore.trainer import Trainer
 
+LARGE_V6E_SLICES = MeshRule(
+    match="tpu-v6e-???",
+    mesh={"fsdp": -1},
+    modifiers=(RematModifier(policy="save_heads"), MicroBatches(rows_per_device=4)),
+)
+"""On 128 chips and more the state of 7B leaves room for what attention makes."""
+
 LARGE_SLICES = MeshRule(
     match="tpu-v5p-????",
     mesh={"fsdp": -1},
@@ -45,8 +52,9 @@ def llama2_7b() -> Trainer.Config:
             clip_norm=1.0,
         ),
         max_steps=477_000,
-        mesh_rules=mesh_rules(
-            small_rows=4, large_rows=4, gpu_remat="save_heads", tpu_remat="minimal"
+        mesh_rules=(
+            LARGE_V6E_SLICES,
+            *mesh_rules(small_rows=4, large_rows=4, gpu_remat="save_heads", tpu_remat="minimal"),
         ),
         eval_every_steps=1000,
         checkpoint=Checkpointer.Config(every_steps=1000),

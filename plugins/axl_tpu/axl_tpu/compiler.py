@@ -41,10 +41,10 @@ def wide_fusions(hardware: Hardware) -> Mapping[str, int]:
     """Returns the option by which a fusion may hold more of its operands on the chip.
 
     The products of a layer with their norms and activations want more than libtpu's own limit of
-    16 MiB, and on v6e and 7x, whose products are faster than their memory, of 32. Each doubling of
-    the limit makes compiling slower; beyond 64 MiB Llama 2 7B on v6e gains nothing.
+    16 MiB, and on v6e and 7x, whose products are faster than their memory, of 32
+    (`benchmarks/tpu_fusions.py`). Each doubling of the limit makes compiling slower.
     """
-    mib = {"v6e": 48, "7x": 48}.get(hardware.generation or "", 24)
+    mib = {"v6e": 64, "7x": 48}.get(hardware.generation or "", 24)
     return {"xla_tpu_scoped_vmem_limit_kib": mib * 1024}
 
 
