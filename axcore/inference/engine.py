@@ -1,43 +1,26 @@
 """`Engine`: answers many requests at once, in a thread of its own."""
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Self
 
-import numpy as np
-
-from axcore.config import evolve
 from axcore.data import Tokenizer
 from axcore.errors import EngineError, RequestError
 from axcore.inference.adapters import Adapter
 from axcore.inference.answer import Answer
 from axcore.inference.answer_text import AnswerText
-from axcore.inference.call_shapes import call_shapes
 from axcore.inference.config import EngineConfig
-from axcore.inference.drawing import packed_mask
 from axcore.inference.engine_adapters import EngineAdapter, EngineAdapters, NumberedAdapter
-from axcore.inference.engine_checks import Accepted, check_draft, check_speculation
-from axcore.inference.engine_room import (
-    schedule_limits,
-    served_model,
-    serving_room,
-    stages,
-)
+from axcore.inference.engine_parts import EngineParts
+from axcore.inference.engine_room import stages
 from axcore.inference.engine_stats import EngineStats
 from axcore.inference.engine_thread import EngineThread
 from axcore.inference.grammar import GrammarCompiler
-from axcore.inference.programs import Programs
 from axcore.inference.request import Draining, QueueFull, Request
-from axcore.inference.scheduler import Scheduler
 from axcore.inference.speculation import Draft
-from axcore.inference.step_runner import StepRunner
-from axcore.inference.task import Task, new_task
+from axcore.inference.task import OnFailure, Task, fail_all, new_task
 from axcore.inference.warm_up import Progress, Stage, WarmUp
 from axcore.module import Module
-
-OnFailure = Callable[[EngineError, Sequence[Task]], None]
-"""Is called in the engine's thread when a step failed, with why, and all requests that are not
-answered, in the order of arrival. It ends them, or has another engine take them over."""
 
 
 class Engine:
@@ -65,39 +48,10 @@ class Engine:
         draft: Draft | None = None,
         on_failure: OnFailure | None = None,
     ) -> None:
-        check_draft(cfg, draft, tokenizer)
-        self.tokenizer = tokenizer
-        self._shapes = call_shapes(cfg)
-        served, room = served_model(model, state, cfg, serving_room(cfg), draft=draft)
-        check_speculation(cfg, keeps_pages_only=served.keeps_pages_only, draft=draft)
-        limits = schedule_limits(cfg, room, self._shapes, keeps_pages_only=served.keeps_pages_only)
-        self.max_length = room.max_length
-        self._room = room
-        self.config = evolve(cfg, num_pages=limits.num_pages)
-        self._programs = Programs(
-            served,
-            pages_per_row=-(-limits.max_length // limits.page_size),
-            max_length=limits.max_length,
-            allowed=allowed_tokens(model, tokenizer),
-        )
-        self._kinds = cfg.draw_kinds[-1:] if cfg.fixed_shapes else cfg.draw_kinds
-        self._runner = StepRunner(
-            self._programs,
-            Scheduler(limits),
-            self._shapes,
-            end_ids=tuple(tokenizer.end_ids),
-            kinds=self._kinds,
-            guesses=cfg.speculation is not None,
-        )
-        self._accepted = Accepted(
-            num_tokens=self._programs.vocab_size,
-            num_text_tokens=tokenizer.vocab_size,
-            max_length=limits.max_length,
-            page_size=limits.page_size,
-            num_pages=limits.num_pages,
-            kinds=self._kinds,
-            draws_one_by_one=not cfg.fixed_shapes,
-        )
+        parts = EngineParts.of(model, state, tokenizer, cfg, draft=draft)
+        self.tokenizer, self.config = tokenizer, parts.config
+        self.max_length = parts.room.max_length
+        self._parts, self._programs, self._runner = parts, parts.programs, parts.runner
         self._grammars = GrammarCompiler(tokenizer)
         self._waited_before = 0
         self._warm_up: WarmUp | None = None
@@ -133,7 +87,7 @@ class Engine:
                 failed. Until then calls may compute more rows than they need.
         """
         limits = self._runner.scheduler.limits
-        found = stages(self.config, limits, self._shapes, self._kinds)
+        found = stages(self.config, limits, self._parts.shapes, self._parts.kinds)
         compiled = self._programs.compiled
         self._warm_up = WarmUp(compiled.prepare, self._use, found if when_all else found[-1:])
         if when_all:
@@ -157,7 +111,7 @@ class Engine:
             Draining: The engine takes no more.
             EngineError: The engine is closed, or a step failed.
         """
-        self._accepted.check(request)
+        self._parts.accepted.check(request)
         text = AnswerText(self.tokenizer, request.prompt, request.stop)
         task = self._task(Answer(request, text, _nothing))
         with self._changed:
@@ -180,7 +134,7 @@ class Engine:
             EngineError: The engine is closed, or a step failed.
         """
         request = other.request
-        self._accepted.check(request)
+        self._parts.accepted.check(request)
         task = self._task(other.answer)
         with self._changed:
             self._thread.check_open()
@@ -253,7 +207,7 @@ class Engine:
         Raises:
             ConfigError: Its layers differ in scale, or have more than factors.
         """
-        return EngineAdapter.of(adapter, self._room)
+        return EngineAdapter.of(adapter, self._parts.room)
 
     def set_adapter(self, name: str, adapter: EngineAdapter) -> None:
         """Does what `add_adapter` does."""
@@ -341,21 +295,5 @@ class Engine:
         end(error, tuple(tasks.values()))
 
 
-def fail_all(error: EngineError, tasks: Sequence[Task]) -> None:
-    """Ends requests with an error."""
-    for task in tasks:
-        task.answer.fail(error)
-
-
 def _nothing() -> None:
     """Cancels nothing: no engine has taken the request yet."""
-
-
-def allowed_tokens(model: Any, tokenizer: Tokenizer) -> np.ndarray:
-    """Returns bits of the logits that are of tokens that text may have, or of its end."""
-    allowed = np.zeros(model.config.vocab_size, bool)
-    allowed[: tokenizer.vocab_size] = True
-    for token in (tokenizer.bos_id, tokenizer.pad_id):
-        if token is not None and token not in tokenizer.end_ids:
-            allowed[token] = False
-    return packed_mask(allowed[None])

@@ -14,14 +14,14 @@ from axcore.errors import AxcoreError, EngineError
 from axcore.inference.adapters import Adapter
 from axcore.inference.answer import Answer
 from axcore.inference.config import EngineConfig
-from axcore.inference.engine import Engine, fail_all
+from axcore.inference.engine import Engine
 from axcore.inference.engine_adapters import EngineAdapter
 from axcore.inference.engine_stats import EngineStats, summed, without_room
 from axcore.inference.replica_choice import SentPrompts, by_preference
 from axcore.inference.replica_parts import replica_states
 from axcore.inference.request import Draining, QueueFull, Request
 from axcore.inference.speculation import Draft
-from axcore.inference.task import Task
+from axcore.inference.task import Task, fail_all
 from axcore.inference.warm_up import Progress
 from axcore.module import Module
 

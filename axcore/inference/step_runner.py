@@ -2,42 +2,23 @@
 
 import time
 from collections import deque
-from typing import NamedTuple
 
 import attrs
 import numpy as np
 from jaxtyping import Array
 
 from axcore.errors import RequestError
-from axcore.inference.adapters import NO_ADAPTER
 from axcore.inference.answer import NO_TOKENS, TokenLogprobs, TokenPiece
 from axcore.inference.call_shapes import CallShapes
-from axcore.inference.device_calls import NUM_COLUMNS, Drawn
-from axcore.inference.drawing import DrawKind, greedy_rows
-from axcore.inference.engine_checks import kind_index
+from axcore.inference.device_calls import Drawn
+from axcore.inference.drawing import DrawKind
+from axcore.inference.launched_call import LaunchedCall
 from axcore.inference.programs import Programs
 from axcore.inference.scheduler import Scheduler
+from axcore.inference.slot_tasks import SlotTasks
 from axcore.inference.step_plan import Call, Job, StepPlan
 from axcore.inference.task import Task
 from axcore.inference.warm_up import Stage
-
-
-class _Launched(NamedTuple):
-    """A call that is under way.
-
-    Args:
-        call: The rows.
-        tasks: Theirs.
-        drawn: What it draws, if anything.
-        scores: Of a prompt's tokens, where they are wanted; see `Programs.score`.
-        counts: How many of the tokens belong to each answer, where guesses decide.
-    """
-
-    call: Call
-    tasks: list[Task | None]
-    drawn: Drawn | None
-    scores: Array | None
-    counts: Array | None = None
 
 
 class StepRunner:
@@ -75,13 +56,8 @@ class StepRunner:
         self._is_end[list(end_ids)] = True
         slots = scheduler.limits.num_slots
         self._tasks: dict[int, Task] = {}
-        self._at_slot: list[Task | None] = [None] * slots
-        self._sampling = greedy_rows(slots)
-        self._kind = np.zeros(slots, np.int32)
-        self._wants_logprobs = np.zeros(slots, np.int32)
-        self._adapter = np.full(slots, NO_ADAPTER, np.int32)
-        self._ignores_end = np.zeros(slots, bool)
-        self._launched: deque[_Launched] = deque()
+        self._slots = SlotTasks(scheduler.rows, slots, kinds)
+        self._launched: deque[LaunchedCall] = deque()
         self._waited = 0.0
         self._num_matchers = 0
         self._guesses = guesses
@@ -141,7 +117,7 @@ class StepRunner:
             if job.slot is not None:  # it may have lost it to a row before it
                 self._set_row(job)
         if plan.started:
-            self.programs.set_sampling(self._sampling)
+            self.programs.set_sampling(self._slots.sampling)
         for source, target in plan.copies:
             self.programs.copy_page(source, target)
         if plan.read is not None:
@@ -153,27 +129,20 @@ class StepRunner:
         """Writes down how the row of a job that starts draws."""
         task, slot = self._tasks[job.number], job.slot
         assert slot is not None
-        request = task.request
-        self._at_slot[slot] = task
-        self._sampling.set_row(slot, request.sampling, seed=request.seed)
-        sampling = request.sampling
-        self._kind[slot] = kind_index(sampling, self._kinds)
-        self._wants_logprobs[slot] = request.num_logprobs is not None
-        self._adapter[slot] = task.adapter.number
-        self._ignores_end[slot] = request.ignores_end
-        if sampling.has_penalties:
+        self._slots.set(slot, task)
+        if task.request.sampling.has_penalties:
             self.programs.start_history(slot, job.text, job.num_prompt)
 
     def _read(self, call: Call) -> None:
         rows = self._shapes.read_rows(len(call.slots), call.length)
-        array = self._array(call, rows, call.length)
+        array = self._slots.array(call, rows, call.length)
         width = array.shape[1] - call.length
-        self._write_tokens(call, array[:, width:], 0)
-        task, scores = self._at_slot[int(call.slots[0])], None
+        self._slots.write_tokens(call, array[:, width:], 0)
+        task, scores = self._slots.of(call)[0], None
         is_scored = task is not None and task.scores is not None
         if is_scored or self._shapes.reads_by_score:
             following = np.zeros((1, call.length), np.int32)
-            self._write_tokens(call, following, 1)
+            self._slots.write_tokens(call, following, 1)
             found, logits = self.programs.score(
                 np.concatenate([array, following], axis=1), call.length
             )
@@ -186,15 +155,6 @@ class StepRunner:
         if drawn is not None or scores is not None:
             self._add(call, drawn, scores)
 
-    def _write_tokens(self, call: Call, tokens: np.ndarray, ahead: int) -> None:
-        """Writes the tokens that each row reads, or those some places ahead as far as known."""
-        text, target = self.scheduler.rows.text, self.scheduler.rows.target
-        for row, (slot, start, size) in enumerate(
-            zip(call.slots.tolist(), call.starts.tolist(), call.sizes.tolist(), strict=True)
-        ):
-            end = min(start + ahead + size, int(target[slot]))
-            tokens[row, : end - start - ahead] = text[slot, start + ahead : end]
-
     def _draw(self, call: Call) -> None:
         if self._guesses and call.length > 1:
             guesses = self._guessed(call)
@@ -202,42 +162,48 @@ class StepRunner:
                 self._check_guesses(call, guesses)
                 return
             call = self.scheduler.take_back(call, np.ones_like(call.sizes))
-        array = self._array(call, self._shapes.draw_rows(len(call.slots)), 0)
+        array = self._slots.array(call, self._shapes.draw_rows(len(call.slots)), 0)
         if call.length == 1:
             drawn = self._draw_from(self.programs.advance(array), call, array)
         else:
-            drawn = self.programs.draw_many(array, call.length, self._kind_of(call))
+            drawn = self.programs.draw_many(
+                array, call.length, self._slots.kind_of(call, self._least_kind)
+            )
         self._add(call, drawn, None)
 
     def _guessed(self, call: Call) -> list[list[int]]:
         """Returns guesses of each row's next tokens, one fewer than it may draw."""
-        tasks = [self._at_slot[slot] for slot in call.slots.tolist()]
+        tasks = self._slots.of(call)
         return [
             task.index.guess()[: size - 1] if task is not None and task.index is not None else []
             for task, size in zip(tasks, call.sizes.tolist(), strict=True)
         ]
 
     def _check_guesses(self, call: Call, guesses: list[list[int]]) -> None:
-        array = self._array(call, self._shapes.draw_rows(len(call.slots)), call.length)
+        array = self._slots.array(call, self._shapes.draw_rows(len(call.slots)), call.length)
         width, text = array.shape[1] - call.length, self.scheduler.rows.text
         for row, guess in enumerate(guesses):
             array[row, 2] = 1 + len(guess)
             array[row, width] = text[call.slots[row], call.starts[row]]
             array[row, width + 1 : width + 1 + len(guess)] = guess
             self.num_guesses += len(guess)
-        drawn, counts = self.programs.check_guesses(array, call.length, self._kind_of(call))
-        tasks = [self._at_slot[slot] for slot in call.slots.tolist()]
-        self._launched.append(_Launched(call, tasks, drawn, None, counts))
+        drawn, counts = self.programs.check_guesses(
+            array, call.length, self._slots.kind_of(call, self._least_kind)
+        )
+        self._launched.append(LaunchedCall(call, self._slots.of(call), drawn, None, counts))
 
     def _draw_from(self, logits: Array, call: Call, array: np.ndarray) -> Drawn:
         allowed = self._allowed(call, len(array)) if self._num_matchers else None
-        return self.programs.draw(logits, array, self._kind_of(call), allowed=allowed)
+        return self.programs.draw(
+            logits, array, self._slots.kind_of(call, self._least_kind), allowed=allowed
+        )
 
     def _allowed(self, call: Call, num_rows: int) -> np.ndarray | None:
         """Returns which tokens the rows of a call may draw, where one has a grammar."""
         allowed = None
+        tasks = self._slots.of(call)
         for row in np.flatnonzero(call.num_drawn).tolist():
-            task = self._at_slot[int(call.slots[row])]
+            task = tasks[row]
             if task is None or task.matcher is None:
                 continue
             if allowed is None:
@@ -256,32 +222,14 @@ class StepRunner:
         self._forget(task)
         task.answer.fail(error)
 
-    def _kind_of(self, call: Call) -> DrawKind:
-        return self._kinds[max(self._least_kind, int(self._kind[call.slots].max()))]
-
     def _add(self, call: Call, drawn: Drawn | None, scores: Array | None) -> None:
-        tasks = [self._at_slot[slot] for slot in call.slots.tolist()]
-        self._launched.append(_Launched(call, tasks, drawn, scores))
+        self._launched.append(LaunchedCall(call, self._slots.of(call), drawn, scores))
 
-    def _array(self, call: Call, num_rows: int, num_tokens: int) -> np.ndarray:
-        """Returns the rows of a call as one array; see `CallRows`."""
-        table, count = self.scheduler.rows.page_table, len(call.slots)
-        array = np.zeros((num_rows, NUM_COLUMNS + table.shape[1] + num_tokens), np.int32)
-        array[count:, 0] = len(self._at_slot)
-        used = array[:count]
-        used[:, 0], used[:, 1], used[:, 2] = call.slots, call.starts, call.sizes
-        used[:, 3] = call.first_drawn - self.scheduler.rows.num_prompt[call.slots]
-        used[:, 4] = call.num_drawn > 0
-        used[:, 5] = self._wants_logprobs[call.slots]
-        used[:, 6] = self._adapter[call.slots]
-        used[:, NUM_COLUMNS : NUM_COLUMNS + table.shape[1]] = table[call.slots]
-        return array
-
-    def _finish(self, launched: _Launched) -> None:
+    def _finish(self, launched: LaunchedCall) -> None:
         """Reads what a call drew, and hands it out."""
         call = launched.call
         if launched.scores is not None:
-            self._take_scores(launched)
+            launched.keep_scores(self._read_back(launched.scores))
         if launched.drawn is None:
             return
         drawn = self._read_back(launched.drawn.tokens)
@@ -292,12 +240,13 @@ class StepRunner:
             self.num_right_guesses += int((kept - 1).sum())
         current = self.scheduler.record(call, tokens)
         steps = np.arange(tokens.shape[1])[None, :]
-        ends = self._is_end[tokens] & ~self._ignores_end[call.slots][:, None]
+        ends = self._is_end[tokens] & ~self._slots.ignores_end[call.slots][:, None]
         ends &= steps < call.num_drawn[:, None]
         is_ended = ends.any(axis=1)
         counts = np.where(is_ended, ends.argmax(axis=1), call.num_drawn)
         is_full = call.first_drawn + call.num_drawn >= self.scheduler.rows.limit[call.slots]
-        logprobs = self._logprobs(launched)
+        wants = self._slots.wants_logprobs[call.slots].any()
+        logprobs = launched.logprobs() if wants else None
         rows = np.flatnonzero(current & (call.num_drawn > 0))
         self.num_drawn += int(counts[rows].sum())
         for row in rows.tolist():
@@ -312,29 +261,6 @@ class StepRunner:
         values = np.asarray(array)
         self._waited += time.perf_counter() - start
         return values
-
-    def _take_scores(self, launched: _Launched) -> None:
-        """Keeps the log-probabilities of tokens of a prompt."""
-        task, call = launched.tasks[0], launched.call
-        assert task is not None
-        assert task.scores is not None
-        first = int(call.starts[0])
-        end = min(first + int(call.sizes[0]), len(task.scores))
-        if first < end:
-            assert launched.scores is not None
-            task.scores[first:end] = self._read_back(launched.scores)[: end - first]
-        if end == len(task.scores):
-            task.answer.prompt_logprobs = (None, *task.scores[:, 0].tolist())
-            likeliest = ((int(token), logprob) for _, logprob, token in task.scores.tolist())
-            task.answer.prompt_likeliest = (None, *likeliest)
-
-    def _logprobs(self, launched: _Launched) -> TokenLogprobs | None:
-        """Returns log-probabilities `[rows, count]` and `[rows, count, n]`, where wanted."""
-        if not self._wants_logprobs[launched.call.slots].any():
-            return None
-        assert launched.drawn is not None
-        values = (np.asarray(value) for value in launched.drawn.logprobs)
-        return TokenLogprobs(*(value.swapaxes(0, 1) for value in values))
 
     def _hand_out(
         self,

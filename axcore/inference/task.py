@@ -1,8 +1,11 @@
 """`Task`: a request at work, with its answer and its place in the schedule."""
 
+from collections.abc import Callable, Sequence
+
 import attrs
 import numpy as np
 
+from axcore.errors import EngineError
 from axcore.inference.answer import Answer
 from axcore.inference.engine_adapters import WITHOUT_ADAPTER, NumberedAdapter
 from axcore.inference.grammar import GrammarCompiler, GrammarMatcher
@@ -35,6 +38,17 @@ class Task:
     def request(self) -> Request:
         """What is asked."""
         return self.answer.request
+
+
+OnFailure = Callable[[EngineError, Sequence[Task]], None]
+"""Is called in the thread of an engine of which a step failed, with why, and all requests that are
+not answered, in the order of arrival. It ends them, or has another engine take them over."""
+
+
+def fail_all(error: EngineError, tasks: Sequence[Task]) -> None:
+    """Ends requests with an error."""
+    for task in tasks:
+        task.answer.fail(error)
 
 
 def new_task(

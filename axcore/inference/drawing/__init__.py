@@ -16,13 +16,14 @@ from axcore.inference.drawing.sampling_rows import (
     row_keys,
     sampling_rows,
 )
-from axcore.inference.drawing.token_masks import mask_logits, packed_mask
+from axcore.inference.drawing.token_masks import allowed_tokens, mask_logits, packed_mask
 
 __all__ = [
     "DrawKind",
     "LogProbs",
     "SamplingRows",
     "TokenHistory",
+    "allowed_tokens",
     "changed_logits",
     "draw",
     "empty_history",

@@ -7,6 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, UInt32
 
+from axcore.data import Tokenizer
+
 WORD = 32
 """Tokens of a word."""
 
@@ -26,3 +28,13 @@ def mask_logits(
     bits = allowed[:, :, None] >> jnp.arange(WORD, dtype=jnp.uint32)[None, None, :]
     is_allowed = (bits & 1).astype(bool).reshape(allowed.shape[0], -1)[:, : logits.shape[1]]
     return jnp.where(is_allowed, logits, -jnp.inf)
+
+
+def allowed_tokens(vocab_size: int, tokenizer: Tokenizer) -> UInt32[np.ndarray, "1 W"]:
+    """Returns bits of the logits that are of tokens that text may have, or of its end."""
+    allowed = np.zeros(vocab_size, bool)
+    allowed[: tokenizer.vocab_size] = True
+    for token in (tokenizer.bos_id, tokenizer.pad_id):
+        if token is not None and token not in tokenizer.end_ids:
+            allowed[token] = False
+    return packed_mask(allowed[None])
