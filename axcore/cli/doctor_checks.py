@@ -12,9 +12,11 @@ import jax
 from axcore.cli.target import unused_hardware
 from axcore.config.suggest import did_you_mean
 from axcore.errors import AxcoreError
+from axcore.hardware.device_start import start_devices
 from axcore.launch import find_process_info
 from axcore.launch.process_info import COORDINATOR, NUM_PROCESSES, PROCESS_ID, process_flags
 from axcore.plugins import Finding, Hardware, plugin_host
+from axcore.plugins.environment_flags import present_family
 
 OLDEST_PYTHON = (3, 11)
 OLDEST_JAX = (0, 10)
@@ -129,12 +131,18 @@ def process_findings(variables: Mapping[str, str]) -> Iterator[Finding]:
 
 def devices() -> Iterator[Finding]:
     """JAX starts, and a plugin knows its devices."""
+    complaints: list[str] = []
     try:
-        found = jax.devices()
+        is_present = present_family() is not None
+        found = start_devices(is_present=is_present, unused=complaints.append)
     except RuntimeError as error:
         text = str(error).splitlines()[0]
         yield Finding("error", f"JAX does not start: {text}", "see JAX_PLATFORMS and the driver")
         return
+    for text in complaints:
+        lines = (f"  {line}" for line in text.strip().splitlines())
+        what = "software for accelerators is installed and found none; it said"
+        yield Finding("ok", "\n".join((what, *lines)))
     hardware = Hardware.detect(found)
     if (unused := unused_hardware(hardware)) is not None:
         yield unused

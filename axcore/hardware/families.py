@@ -1,5 +1,6 @@
 """`HardwareFamily`: the record by which a plugin describes its hardware."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import attrs
@@ -71,3 +72,13 @@ class HardwareFamily(Record):
     def host(self, generation: str) -> Hardware | None:
         """Returns one whole host of that generation, or None."""
         return next((host for host in self.hosts if host.generation == generation), None)
+
+
+def first_present(
+    families: Sequence[HardwareFamily], environment: Mapping[str, str]
+) -> HardwareFamily | None:
+    """Returns the first family whose plugin says that its hardware is present; may be None."""
+    for family in families:
+        if family.present is not None and family.call("present", environment, returns=bool):
+            return family
+    return None

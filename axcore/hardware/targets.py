@@ -1,5 +1,6 @@
 """From a target's name, or from the devices at hand, to a `Hardware`, by the families known."""
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -7,12 +8,9 @@ import attrs
 
 from axcore.config import name_the_known
 from axcore.errors import PluginError
-from axcore.hardware.families import HardwareFamily
+from axcore.hardware.device_start import start_devices
+from axcore.hardware.families import HardwareFamily, first_present
 from axcore.hardware.hardware import UNKNOWN, Hardware
-from axcore.registration.ref import Ref
-
-_JAX_DEVICES = Ref("jax:devices")
-"""A reference, so that this package imports no jax until devices are asked for."""
 
 
 @attrs.frozen
@@ -27,9 +25,10 @@ class FamilyLookup:
 
     def detect(self, devices: Sequence[Any] | None) -> Hardware:
         """Returns the hardware of devices; of all of JAX's where None."""
-        return detect_hardware(
-            _JAX_DEVICES.resolve()() if devices is None else devices, self.families()
-        )
+        families = self.families()
+        if devices is None:
+            devices = start_devices(is_present=first_present(families, os.environ) is not None)
+        return detect_hardware(devices, families)
 
 
 def parse_target(name: str, families: Sequence[HardwareFamily]) -> Hardware:

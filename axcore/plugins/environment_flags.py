@@ -7,7 +7,7 @@ import attrs
 
 from axcore._jax_compat import devices_have_started
 from axcore.errors import PluginError
-from axcore.hardware.families import HardwareFamily
+from axcore.hardware.families import HardwareFamily, first_present
 from axcore.hardware.hardware import UNKNOWN, Hardware
 from axcore.plugins.host import plugin_host
 from axcore.plugins.records.environment_flags import EnvironmentFlags
@@ -129,11 +129,8 @@ def expected_hardware(environment: Mapping[str, str] | None = None) -> Hardware 
 
 def present_family(environment: Mapping[str, str] | None = None) -> HardwareFamily | None:
     """Returns the first family whose plugin says that its hardware is present; may be None."""
-    environment = os.environ if environment is None else environment
-    for family in plugin_host().records(HardwareFamily):
-        if family.present is not None and family.call("present", environment, returns=bool):
-            return family
-    return None
+    families = plugin_host().records(HardwareFamily)
+    return first_present(families, os.environ if environment is None else environment)
 
 
 def _all_wanted(hardware: Hardware, records: Sequence[EnvironmentFlags]) -> Iterator[WantedFlag]:

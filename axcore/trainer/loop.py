@@ -262,7 +262,7 @@ class TrainLoop:
                 max_steps=self.cfg.max_steps,
                 num_params=count_params(trainer.step.specs),
                 hardware=hardware.name,
-                hardware_changes=trainer.resolved.mesh_rule_diff(),
+                hardware_changes=trainer.resolved.mesh_rule_changes(),
                 mesh=mesh,
                 data=str(trainer.data.summary()),
                 kernels=describe_kernels(plan),

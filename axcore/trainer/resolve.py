@@ -11,6 +11,7 @@ import attrs
 
 from axcore.config import Change, Origin, apply_overrides, diff_config, evolve, format_diff
 from axcore.config.provenance import setting_from
+from axcore.config.render import format_value
 from axcore.errors import ConfigError, PluginError
 from axcore.modifiers import apply_modifier, find_change, with_changes
 from axcore.plugins import (
@@ -54,8 +55,20 @@ class ResolvedConfig:
 
     def mesh_rule_diff(self) -> str:
         """Returns what the mesh rule changed, as a diff."""
-        found = (one.change for one in self.changes if one.origin.startswith(_MESH_RULE))
-        return format_diff(tuple(found))
+        return format_diff(tuple(one.change for one in self._of_mesh_rule()))
+
+    def mesh_rule_changes(self) -> str:
+        """Returns a line of whose mesh rule it is and of the mesh, and a diff of other changes."""
+        found = self._of_mesh_rule()
+        if not found:
+            return ""
+        mesh = [format_value(one.change.after) for one in found if one.change.path == "mesh"]
+        rest = format_diff(tuple(one.change for one in found if one.change.path != "mesh"))
+        what = ", ".join([f"mesh {one}" for one in mesh] + ["and"] * bool(rest))
+        return f"by {found[0].origin}: {what}\n{rest}"
+
+    def _of_mesh_rule(self) -> list[ResolvedChange]:
+        return [one for one in self.changes if one.origin.startswith(_MESH_RULE)]
 
 
 def resolve(

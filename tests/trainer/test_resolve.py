@@ -38,6 +38,7 @@ def test_without_rules_of_its_own_a_config_takes_the_one_of_a_plugin(toy_config)
     assert mesh.origin == "mesh rule 'cpu-*' of core"
     assert str(mesh.change) == "- mesh: None\n+ mesh: {'fsdp': -1}"
     assert resolved.mesh_rule_diff() == f"{mesh.change}\n"
+    assert resolved.mesh_rule_changes() == "by mesh rule 'cpu-*' of core: mesh {'fsdp': -1}\n"
 
 
 def test_a_rule_of_its_own_wins_over_a_more_specific_one_and_the_first_over_later(toy_config):
@@ -50,7 +51,16 @@ def test_modifiers_apply_in_order_and_the_diff_shows_what_they_changed(toy_confi
     rules = (rule("cpu-*", InMicroBatches(count=4), InMicroBatches(count=2), fsdp=-1),)
     resolved = resolve(evolve(toy_config, mesh_rules=rules), CPU_8)
     assert resolved.config.num_micro_batches == 2
-    assert "- num_micro_batches: 1\n+ num_micro_batches: 2\n" in resolved.mesh_rule_diff()
+    changed = "- num_micro_batches: 1\n+ num_micro_batches: 2\n"
+    assert changed in resolved.mesh_rule_diff()
+    rule_of = "by mesh rule 'cpu-*' of the experiment: mesh {'fsdp': -1}, and\n"
+    assert resolved.mesh_rule_changes().startswith(rule_of)
+    assert changed in resolved.mesh_rule_changes()
+
+
+def test_a_config_with_a_mesh_of_its_own_has_no_changes_by_a_rule(toy_config):
+    resolved = resolve(evolve(toy_config, mesh={"data": -1}), CPU_8)
+    assert resolved.mesh_rule_changes() == ""
 
 
 def test_a_modifier_that_changes_nothing_is_an_error(toy_config):

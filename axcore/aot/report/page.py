@@ -5,8 +5,15 @@ from html import escape
 
 from axcore.aot.report.charts import Bar, bars, stacked
 from axcore.aot.report.report import Memory, Report, StepTime
-from axcore.aot.report.text import show_fractions, verdict
-from axcore.aot.report.units import show_bytes, show_count, show_seconds
+from axcore.aot.report.text import show_fractions, show_mfu, verdict
+from axcore.aot.report.units import (
+    UNKNOWN,
+    no_times,
+    show_bytes,
+    show_count,
+    show_seconds,
+    without_unknown,
+)
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #1c2330; background: #fff; margin: 2rem auto;
@@ -34,7 +41,7 @@ def report_page(report: Report) -> str:
     parts = (
         _facts(report),
         _memory(report.memory) if report.memory else (),
-        _time(report.time) if report.time else (),
+        _time(report, report.time) if report.time else (),
         _modules(report),
         _collectives(report),
         _kernels(report),
@@ -88,11 +95,15 @@ def _memory(memory: Memory) -> Iterator[str]:
         )
 
 
-def _time(time: StepTime) -> Iterator[str]:
-    mfu = "unknown"
-    if time.mfu is not None:
-        mfu = f"{100 * time.mfu:.1f} % of the {time.mfu_peak} peak"
-    yield f"<h2>Predicted step: {show_seconds(time.step_s)}, MFU {mfu}</h2>"
+def _time(report: Report, time: StepTime) -> Iterator[str]:
+    if time.compute_s is None:
+        yield "<h2>Predicted step</h2>"
+        yield (
+            f'<p class="note">There are {escape(no_times(report.target))}. '
+            f"Model FLOPs of a token: {escape(time.formula)}.</p>"
+        )
+        return
+    yield f"<h2>Predicted step: {show_seconds(time.step_s)}, {show_mfu(time)}</h2>"
     parts = [
         Bar(name, seconds)
         for name, seconds in (
@@ -181,7 +192,10 @@ def _kernels(report: Report) -> Iterator[str]:
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: int) -> str:
-    """Returns a table whose first columns are numbers."""
+    """Returns a table whose first columns are numbers, without those that nobody knows."""
+
+    numbers -= sum(all(row[at] == UNKNOWN for row in rows) for at in range(numbers))
+    header, rows = without_unknown(header, rows)
 
     def line(cells: Sequence[str], tag: str) -> str:
         made = [

@@ -3,7 +3,14 @@
 from collections.abc import Iterator, Sequence
 
 from axcore.aot.report.report import Memory, Report, StepTime
-from axcore.aot.report.units import show_bytes, show_count, show_seconds
+from axcore.aot.report.units import (
+    UNKNOWN,
+    no_times,
+    show_bytes,
+    show_count,
+    show_seconds,
+    without_unknown,
+)
 from axcore.aot.search import Attempt, fastest
 from axcore.report.table import columns
 
@@ -77,7 +84,7 @@ def _memory(memory: Memory) -> Iterator[str]:
         ("in the host's memory", memory.host_bytes),
     )
     for name, nbytes in parts:
-        if nbytes or name == "at once":
+        if nbytes or name in ("temporaries", "at once"):
             yield f"  {name:<32}{show_bytes(nbytes):>10}"
     if memory.largest:
         yield ""
@@ -90,9 +97,11 @@ def _memory(memory: Memory) -> Iterator[str]:
 
 def _time(report: Report, time: StepTime) -> Iterator[str]:
     yield ""
-    yield f"predicted step {show_seconds(time.step_s)}, MFU " + (
-        "unknown" if time.mfu is None else f"{100 * time.mfu:.1f} % of the {time.mfu_peak} peak"
-    )
+    if time.compute_s is None:
+        yield no_times(report.target)
+        yield f"  model FLOPs  {time.formula}"
+        return
+    yield f"predicted step {show_seconds(time.step_s)}, {show_mfu(time)}"
     if time.source == "cycles":
         yield f"  compute      {show_seconds(time.compute_s):>10}  {time.cycles:.4g} cycles"
     else:
@@ -108,6 +117,15 @@ def _time(report: Report, time: StepTime) -> Iterator[str]:
         yield f"  {report.unknown_loops} loops of unknown length count once" + (
             "; without them the step would be faster than its chips" * (time.step_s is None)
         )
+
+
+def show_mfu(time: StepTime) -> str:
+    """Returns the model FLOPs utilisation, or why it is not known."""
+    if time.mfu is not None:
+        return f"MFU {100 * time.mfu:.1f} % of the {time.mfu_peak} peak"
+    if time.step_s is None:
+        return "MFU unknown"
+    return f"MFU unknown, as the {time.mfu_peak} peak or the model FLOPs are"
 
 
 def show_fractions(time: StepTime) -> str:
@@ -132,7 +150,7 @@ def _modules(report: Report) -> Iterator[str]:
         )
         for one in report.modules[:NUM_ROWS]
     ]
-    yield columns(("MODULE", "TIME", "FLOPS", "MOVED", "SENT"), rows)
+    yield columns(*without_unknown(("MODULE", "TIME", "FLOPS", "MOVED", "SENT"), rows))
     yield from _rest(len(report.modules))
 
 
@@ -151,7 +169,9 @@ def _collectives(report: Report) -> Iterator[str]:
         )
         for one in report.collectives[:NUM_ROWS]
     ]
-    yield columns(("COLLECTIVE", "COUNT", "SENT", "RUNS", "WAITED", "MODULE"), rows)
+    yield columns(
+        *without_unknown(("COLLECTIVE", "COUNT", "SENT", "RUNS", "WAITED", "MODULE"), rows)
+    )
     yield from _rest(len(report.collectives))
 
 
@@ -175,7 +195,7 @@ def search_text(attempts: Sequence[Attempt]) -> str:
             _needs(attempt),
             show_seconds(attempt.report.time.step_s)
             if attempt.report and attempt.report.time
-            else "unknown",
+            else UNKNOWN,
         )
         for attempt in attempts
     ]
@@ -183,7 +203,7 @@ def search_text(attempts: Sequence[Attempt]) -> str:
     found = "nothing that was tried fits"
     if best is not None:
         found = f"fastest that fits: {' '.join(best.changes) or 'as it is'}"
-    return f"{columns(('CHANGE', 'FITS', 'NEEDS', 'STEP'), rows)}\n{found}"
+    return f"{columns(*without_unknown(('CHANGE', 'FITS', 'NEEDS', 'STEP'), rows))}\n{found}"
 
 
 def _needs(attempt: Attempt) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from axcore.aot.report.units import show_bytes, show_seconds
+from axcore.aot.report.units import no_times, show_bytes, show_seconds
 from axcore.aot.serving.report import CallCost, ServingReport
 from axcore.report.table import columns
 
@@ -62,6 +62,9 @@ def _memory(report: ServingReport) -> Iterator[str]:
 
 def _times(report: ServingReport) -> Iterator[str]:
     yield ""
+    if report.prefill.seconds is None:
+        yield no_times(report.target)
+        return
     yield f"first token {show_seconds(report.prefill.seconds)} after a prompt of {report.prompt:,}"
     yield columns(HEADER, [_row(report.prefill)])
     yield ""

@@ -27,7 +27,7 @@ class Event:
 class RunStarted(Event):
     """The first step is about to run.
 
-    `hardware_changes` is what the mesh rule of the hardware changed in the config, as a diff;
+    `hardware_changes` says which mesh rule changed the config for the hardware, and what;
     `config_changes` is what differs from the start before, a line for each value.
     `unit` is what throughput counts. `flops`, what one of them costs the model, and `peak_flops`,
     all chips' peak in the compute dtype, are for the model FLOPs utilisation; None where not known.

@@ -1,0 +1,72 @@
+"""Starting devices where software for accelerators is installed and there is none."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+JAX_PLUGIN = """
+import os, sys
+def initialize():
+    print("acme: no device in any slot", file=sys.stderr, flush=True)
+    os.write(2, b"E0000 below python: no slot\\n")
+    raise RuntimeError("acme does not load")
+"""
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Returns what a process printed that ran a program with a plugin of jax that fails."""
+    package = tmp_path / "jax_plugins" / "acme"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(JAX_PLUGIN)
+
+    def run(program, **variables):
+        environment = {key: value for key, value in os.environ.items() if key != "JAX_PLATFORMS"}
+        path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+        return subprocess.run(
+            [sys.executable, "-c", program],
+            env={**environment, "PYTHONPATH": path, **variables},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    return run
+
+
+START = "from axcore.hardware.device_start import start_devices\n"
+
+
+def test_complaints_of_software_without_hardware_are_one_line(start):
+    ran = start(f"{START}print(start_devices(is_present=False)[0].platform)")
+    assert ran.stdout == "cpu\n"
+    (note,) = ran.stderr.splitlines()
+    assert note.startswith("note: software for accelerators is installed and found none")
+
+
+def test_whoever_wants_them_gets_them_whole(start):
+    ran = start(f"{START}start_devices(is_present=False, unused=print)")
+    assert ran.stderr == ""
+    for part in ("acme: no device", "E0000 below python", "RuntimeError: acme does not load"):
+        assert part in ran.stdout
+
+
+def test_where_hardware_is_present_they_are_written_as_they_come(start):
+    ran = start(f"{START}start_devices(is_present=True)")
+    assert "E0000 below python" in ran.stderr
+    assert "note:" not in ran.stderr
+
+
+def test_they_are_written_where_no_device_starts(start):
+    ran = start(f"{START}start_devices(is_present=False)", JAX_PLATFORMS="acme")
+    assert ran.returncode != 0
+    assert "E0000 below python" in ran.stderr
+    assert "Unable to initialize backend" in ran.stderr
+
+
+def test_whoever_names_cpu_is_not_told_of_others(start):
+    ran = start(f"{START}start_devices(is_present=False)", JAX_PLATFORMS="cpu")
+    assert ran.returncode == 0
+    assert ran.stderr == ""
