@@ -192,7 +192,7 @@ def main() -> None:
             of_series[str(slices)] = one
             figures[name] = dict(sorted(of_series.items(), key=lambda item: int(item[0])))
             print(f"{name:12} {series.target(slices):18} {one}", flush=True)
-            record("scaling", figures)
+            record("scaling", figures, command="python benchmarks/scaling.py")
     write_page(recorded())
 
 

@@ -100,7 +100,10 @@ def main() -> None:
     for case in CASES:
         if only in case.name:
             figures[case.name] = compiled(case)
-            print(case.name, record("serving_compiled", figures))
+            path = record(
+                "serving_compiled", figures, command="python benchmarks/serving_compiled.py"
+            )
+            print(case.name, path)
 
 
 if __name__ == "__main__":

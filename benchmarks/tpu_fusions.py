@@ -106,7 +106,8 @@ def main() -> None:
     for target in given.target or TARGETS:
         shares[target] = measured_apart(target)
         print(target, json.dumps(shares[target], indent=2))
-        record("tpu_fusions", {"libtpu": version("libtpu"), "sizes": SIZES, "share": shares})
+        figures = {"libtpu": version("libtpu"), "sizes": SIZES, "share": shares}
+        record("tpu_fusions", figures, command="python benchmarks/tpu_fusions.py")
 
 
 if __name__ == "__main__":
