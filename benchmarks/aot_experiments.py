@@ -132,6 +132,13 @@ CASES = (
     Case(experiment="mistral-7b", target="tpu-v5e-256"),
     Case(experiment="mistral-7b", target="gpu-h100-256"),
     Case(experiment="mixtral-8x7b", target="gpu-h100-64"),
+    Case(
+        experiment="mixtral-8x7b",
+        target="tpu-v5p-512",
+        changes=("remat(policy=full)", "micro_batches(rows_per_device=4)"),
+        sets=("data.seq_len=4096", "data.batch_size=1024"),
+        note="4 rows at once, recomputing all",
+    ),
     Case(experiment="qwen2-7b", target="gpu-h100-64"),
     Case(experiment="qwen2-7b", target="tpu-v6e-256"),
     over_experts("qwen3-30b-a3b", "tpu-v5p-1024", 8, rows=1024),
@@ -155,6 +162,7 @@ def compiled(case: Case) -> dict[str, Any]:
     return {
         "fits": report.fits,
         "needed_gib": round(memory.peak_bytes / 2**30, 1) if memory else None,
+        "temporaries_gib": round(memory.temporaries_bytes / 2**30, 2) if memory else None,
         "capacity_gib": round((memory.capacity_bytes or 0) / 2**30, 1) if memory else None,
         "compute_s": time.compute_s if time else None,
         "products_s": time.products_s if time else None,
