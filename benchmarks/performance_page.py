@@ -1,0 +1,236 @@
+"""Writes the tables of docs/performance.md from the results of other benchmarks.
+
+python benchmarks/performance_page.py
+
+A goal is a bound on a figure of `results/`; the page says beside each what was found, and whether
+that is within it.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from axcore.report.table import markdown_table, page_with_table
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+PAGE = ROOT / "docs" / "performance.md"
+END = "<!-- end of table -->"
+
+ON_256 = "llama2-7b on tpu-v5p-512"
+ON_512 = "llama2-70b on tpu-v5p-1024"
+EXPERTS = "mixtral-8x7b on tpu-v5p-512, 4 rows at once, recomputing all"
+
+
+@attrs.frozen
+class Goal:
+    """A bound on a figure.
+
+    Args:
+        what: Is measured.
+        most: The bound.
+        unit: Of both, as it is written behind a number.
+        results: The file that has the figure.
+        path: To it, by keys.
+    """
+
+    what: str
+    most: float
+    unit: str
+    results: str
+    path: tuple[str, ...]
+
+    def row(self) -> tuple[str, ...]:
+        """Returns what is measured, the bound, what was found, whether it holds, and the file."""
+        found = _at(_figures(self.results), self.path)
+        is_met = "" if found is None else "yes" if round(found, 3) <= self.most else "no"
+        shown = "not measured" if found is None else _number(found) + self.unit
+        return self.what, f"{self.most:g}{self.unit}", shown, is_met, f"`{self.results}.json`"
+
+
+_STARTS = ("axcore_train_tiny_to_first_step", "compiled_before", "in_all_s")
+GOALS = (
+    Goal(
+        "Llama 2 7B, 256 chips of v5p",
+        2.05,
+        " s",
+        "aot_experiments",
+        (ON_256, "predicted_step_s"),
+    ),
+    Goal("the same, to compile", 60, " s of a core", "aot_experiments", (ON_256, "processor_s")),
+    Goal(
+        "Llama 2 70B, 512 chips of v5p",
+        9.9,
+        " s",
+        "aot_experiments",
+        (ON_512, "predicted_step_s"),
+    ),
+    Goal(
+        "Mixtral 8x7B, 256 chips of v5p, temporaries",
+        17.4,
+        " GiB",
+        "aot_experiments",
+        (EXPERTS, "temporaries_gib"),
+    ),
+    Goal(
+        "`tiny`'s step by that in plain JAX, fastest",
+        1.0,
+        "",
+        "overhead",
+        ("one_by_one", "fastest_step_s", "ratio"),
+    ),
+    Goal("the same, in the median", 1.0, "", "overhead", ("one_by_one", "step_time_s", "ratio")),
+    Goal("its FLOPs by those", 1.0, "", "overhead", ("one_by_one", "flops", "ratio")),
+    Goal(
+        "its step on 8 devices by that in plain JAX",
+        1.0,
+        "",
+        "overhead_8_devices",
+        ("one_by_one", "step_time_s", "ratio"),
+    ),
+    Goal("its step by `torch.compile`'s", 1.0, "", "tiny_peers", ("torch_compile", "axcore_by_it")),
+    Goal(
+        "a mixture, 64 experts by 8, both passes",
+        1.3,
+        "",
+        "moe",
+        ("forward_and_backward", "growth", "processor_time"),
+    ),
+    Goal("`axcore train tiny` to its first step, compiled before", 3.0, " s", "startup", _STARTS),
+    Goal(
+        "`axcore config show tiny`", 0.6, " s", "startup", ("axcore_config_show_tiny", "in_all_s")
+    ),
+    Goal(
+        "importing an experiment",
+        1.0,
+        " s",
+        "startup",
+        ("import_axcore_experiments_tiny", "in_all_s"),
+    ),
+)
+
+STEPS = (ON_256, f"{ON_256}, recomputing all", ON_512, f"{ON_512}, recomputing all", EXPERTS)
+PEERS = {
+    "levanter": "Levanter",
+    "equinox": "Equinox",
+    "flax_nnx": "Flax NNX",
+    "torch_eager": "PyTorch, eager",
+    "torch_compile": "PyTorch, `torch.compile`",
+}
+PARTS = {
+    "products": "the layers' projections",
+    "attention": "attention",
+    "rotary": "rotary positions",
+    "gate": "gate of the feed-forward",
+    "norm": "norms",
+    "loss": "loss, with its projection",
+    "embedding": "embedding",
+    "optimizer": "optimizer",
+}
+
+
+def goals_table() -> str:
+    """Returns every goal with what was found."""
+    header = ("what", "at most", "found", "met", "results")
+    return markdown_table(header, [goal.row() for goal in GOALS])
+
+
+def steps_table() -> str:
+    """Returns the predicted train steps beside published ones."""
+    figures = _figures("aot_experiments")
+    rows = [
+        (
+            name.replace(" on ", ", "),
+            f"{one['needed_gib']} of {one['capacity_gib']}",
+            f"{one['predicted_step_s']:.3g} s",
+            f"{100 * one['predicted_mfu']:.1f} %",
+            _published(figures, name.split(",")[0]),
+        )
+        for name in STEPS
+        if (one := figures.get(name))
+    ]
+    return markdown_table(("step", "needs, of GiB", "predicted", "MFU", "published"), rows)
+
+
+def _published(figures: dict[str, Any], name: str) -> str:
+    """Returns the steps that others published of an experiment on a target, however recomputed."""
+    found = {
+        who: step_s
+        for other, one in figures.items()
+        if other.split(",")[0] == name
+        for who, step_s in one["published_step_s"].items()
+    }
+    return ", ".join(f"{who} {step_s} s" for who, step_s in found.items())
+
+
+def peers_table() -> str:
+    """Returns the train step of `tiny` in other libraries."""
+    figures = _figures("tiny_peers")
+    rows = [
+        (
+            name,
+            f"{one['step_ms']:.0f} ms",
+            f"{one['axcore_by_it']:.2f}",
+            f"{one['axcore_by_it_processor']:.2f}",
+            f"{one['first_step_s']:.1f} s",
+            f"{one['peak_mib']} MiB",
+        )
+        for key, name in {"axcore": "axcore", **PEERS}.items()
+        for one in (figures[key],)
+    ]
+    header = ("library", "a step", "axcore by it", "by processor time", "first step", "memory")
+    return markdown_table(header, rows)
+
+
+def parts_table() -> str:
+    """Returns processor time of each part of that step, in axcore and in PyTorch."""
+    parts = _figures("tiny_parts")["processor_ms_a_step"]
+    who = ("axcore", "torch_eager", "torch_compile")
+    rows = [
+        (name, *(f"{parts[key][one]:.1f} ms" for one in who))
+        for key, name in {**PARTS, "step": "**whole step**"}.items()
+    ]
+    return markdown_table(("part", "axcore", "PyTorch, eager", "`torch.compile`"), rows)
+
+
+TABLES = {
+    "goals": goals_table,
+    "steps": steps_table,
+    "peers": peers_table,
+    "parts": parts_table,
+}
+
+
+def page_with_tables(page: str) -> str:
+    """Returns the page with all tables as the results have them."""
+    for name, table in TABLES.items():
+        begin = f"<!-- table: performance_page.py, {name} -->\n"
+        page = page_with_table(page, table() + "\n", begin, END)
+    return page
+
+
+def _figures(results: str) -> dict[str, Any]:
+    path = RESULTS / f"{results}.json"
+    figures: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["figures"]
+    return figures
+
+
+def _number(found: float) -> str:
+    return f"{found:.3f}" if found < 10 else f"{found:.1f}"
+
+
+def _at(figures: Any, path: tuple[str, ...]) -> float | None:
+    for key in path:
+        figures = figures.get(key) if isinstance(figures, dict) else None
+    return None if figures is None else float(figures)
+
+
+def main() -> None:
+    PAGE.write_text(page_with_tables(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    print(f"written to {PAGE.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()
