@@ -14,6 +14,7 @@ import numpy as np
 from axcore.config import name_the_known
 from axcore.errors import ConfigError
 from axcore.interop.family import CORRECTIONS, TRAINING_ONLY
+from axcore.interop.host_room import check_host_holds
 from axcore.interop.origins import ArraySource, LeafOrigins, Noise, Origin
 from axcore.interop.weight_edits import Models, Offer, WeightEdit, is_at
 from axcore.interop.weight_map import Slice, is_any, listed, named_specs, unstacked
@@ -62,9 +63,11 @@ class WeightPlan:
             seed: Of the arrays that are not read.
 
         Raises:
-            CheckpointError: An array is damaged, or holds what is no number.
+            CheckpointError: An array is damaged, or holds what is no number, or the host's memory
+                is less than the arrays that devices keep there.
         """
         described = _named(wanted)
+        check_host_holds(described.values())
         stacked = self._stacked()
         whole = {name for name, one in self.leaves.items() if len(one) == math.prod(stacked[name])}
         lacked = {name: leaf for name, leaf in described.items() if name not in whole}

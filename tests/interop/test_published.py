@@ -12,11 +12,18 @@ from safetensors.numpy import load_file, save_file
 
 from axcore.config import update_config
 from axcore.errors import CheckpointError, ConfigError
-from axcore.interop import PublishedModel, family_named, from_hugging_face, to_hugging_face
+from axcore.interop import (
+    PublishedModel,
+    family_named,
+    from_hugging_face,
+    host_room,
+    to_hugging_face,
+)
 from axcore.interop.reading import published_arrays
 from axcore.layers import RMSNorm
 from axcore.models import llama2, mixtral, qwen2
 from axcore.models.head import TiedHead
+from axcore.runs import import_run
 
 CFG = qwen2("toy")
 K = "model.layers.1.self_attn.k_proj.weight"
@@ -56,6 +63,19 @@ def test_the_library_of_the_format_reads_what_is_written(folder, state):
     ours = np.asarray(state["decoder"]["stack"]["layer"]["attention"]["k"]["weight"][1])
     assert np.array_equal(tensors[K], ours.T)
     assert "lm_head.weight" in tensors
+
+
+def test_weights_that_the_host_cannot_hold_are_refused_before_they_are_read(
+    folder, state, tmp_path, monkeypatch
+):
+    num_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+    monkeypatch.setattr(host_room, "host_bytes", lambda: num_bytes)
+    from_hugging_face(folder)
+    monkeypatch.setattr(host_room, "host_bytes", lambda: num_bytes - 1)
+    rewritten(folder, lambda tensors: tensors[K].fill(np.nan))  # reading would find it
+    with pytest.raises(CheckpointError, match=r"need .* of the host's memory \(.* as float32\)"):
+        import_run(folder, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("cfg", [llama2("toy"), mixtral("toy")], ids=["llama", "mixtral"])
