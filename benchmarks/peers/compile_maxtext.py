@@ -1,4 +1,4 @@
-"""MaxText's train steps of Llama 2, compiled for TPUs that are not here, by an installed MaxText.
+"""MaxText's train steps of Llama 2 and Mixtral, compiled for TPUs that are not here, by an installed MaxText.
 
 Its own `train_compile` compiles the step with its own defaults, which recompute every layer, at the
 batch of `benchmarks/aot.py`; temporaries are libtpu's, cycles its estimates, added up over the call
@@ -7,7 +7,7 @@ graph with loops counted, as for axcore's step. Custom kernels have none, and ar
     python3.12 -m venv VENV && VENV/bin/pip install "maxtext[tpu]"
     python benchmarks/peers/compile_maxtext.py --python VENV/bin/python --size 7b --size 70b
 
-writes `results/peer_maxtext.json`. What follows `--` is given to MaxText as well, as
+writes `results/peer_maxtext.json` after each; sizes that are not named stay as they were. What follows `--` is given to MaxText as well, as
 `compile_xla_flags=...` and `sa_block_q=1024` are. Nothing here has run on a chip.
 """
 
@@ -21,22 +21,27 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from _record import record
+from _record import RESULTS, record
 
 from axcore.aot.cost.times import costs
 from axcore.aot.hlo.program import parse_program
 from axcore.plugins import Hardware
 
+COMMAND = "python benchmarks/peers/compile_maxtext.py --python VENV/bin/python"
 MODULE = "maxtext.trainers.pre_train.train_compile"
-SIZES = {"7b": ("v5p-512", 4), "70b": ("v5p-1024", 2)}
-"""Slice, and rows of 4096 tokens on a chip, of 1024 in all."""
+SIZES = {
+    "7b": ("llama2-7b", "v5p-512", 4),
+    "70b": ("llama2-70b", "v5p-1024", 2),
+    "mixtral-8x7b": ("mixtral-8x7b", "v5p-512", 4),
+}
+"""Model, slice, and rows of 4096 tokens on a chip, of 1024 in all."""
 
 
 def arguments(size: str, rest: list[str]) -> list[str]:
     """Returns what MaxText is given: the model, the slice, the batch, and nothing of its tuning."""
-    topology, rows = SIZES[size]
+    model, topology, rows = SIZES[size]
     return [
-        f"model_name=llama2-{size}",
+        f"model_name={model}",
         f"compile_topology={topology}",
         "compile_topology_num_slices=1",
         f"per_device_batch_size={rows}",
@@ -58,7 +63,7 @@ def compiled(python: Path, size: str, rest: list[str]) -> dict[str, Any]:
         subprocess.run(command, env=_environment(), check=True, cwd=folder)
         about = json.loads((Path(folder) / "about.json").read_text(encoding="utf-8"))
         program = parse_program((Path(folder) / "program.txt").read_text(encoding="utf-8"))
-    hardware = Hardware.parse(f"tpu-{SIZES[size][0]}")
+    hardware = Hardware.parse(f"tpu-{SIZES[size][1]}")
     cycles = sum(one.cycles for one in costs(program, hardware))
     return {
         "arguments": given,
@@ -91,15 +96,23 @@ def _output(python: Path, code: str) -> str:
     return done.stdout.splitlines()[-1]
 
 
+def _recorded() -> dict[str, Any]:
+    path = RESULTS / "peer_maxtext.json"
+    figures: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["figures"]
+    return figures
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--python", type=Path, required=True, help="of MaxText's environment")
-    parser.add_argument("--size", choices=SIZES, action="append", help="7b and 70b by default")
+    parser.add_argument("--size", choices=SIZES, action="append", help="all by default")
     parser.add_argument("rest", nargs="*", help="more arguments of MaxText, after --")
     given = parser.parse_args()
-    figures = {size: compiled(given.python, size, given.rest) for size in given.size or SIZES}
-    print(json.dumps(figures, indent=2))
-    print(f"written to {record('peer_maxtext', figures)}")
+    figures = _recorded()
+    for size in given.size or SIZES:
+        figures[size] = compiled(given.python, size, given.rest)
+        print(size, json.dumps(figures[size], indent=2))
+        print(f"written to {record('peer_maxtext', figures, command=COMMAND)}")
 
 
 if __name__ == "__main__":
