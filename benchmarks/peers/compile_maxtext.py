@@ -1,4 +1,4 @@
-"""MaxText's train steps of Llama 2 and Mixtral, compiled for TPUs that are not here, by an installed MaxText.
+"""MaxText's train steps, compiled for TPUs that are not here, by an installed MaxText.
 
 Its own `train_compile` compiles the step with its own defaults, which recompute every layer, at the
 batch of `benchmarks/aot.py`; temporaries are libtpu's, cycles its estimates, added up over the call
@@ -7,8 +7,9 @@ graph with loops counted, as for axcore's step. Custom kernels have none, and ar
     python3.12 -m venv VENV && VENV/bin/pip install "maxtext[tpu]"
     python benchmarks/peers/compile_maxtext.py --python VENV/bin/python --size 7b --size 70b
 
-writes `results/peer_maxtext.json` after each; sizes that are not named stay as they were. What follows `--` is given to MaxText as well, as
-`compile_xla_flags=...` and `sa_block_q=1024` are. Nothing here has run on a chip.
+writes `results/peer_maxtext.json` after each; sizes that are not named stay as they were. What
+follows `--` is given to MaxText as well, as `compile_xla_flags=...` and `sa_block_q=1024` are.
+Nothing here has run on a chip.
 """
 
 import argparse
