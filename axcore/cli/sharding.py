@@ -13,13 +13,13 @@ from axcore.parallel import (
     describe_sharding,
     mesh_sizes,
     param_shardings,
-    shardings_like,
 )
 from axcore.report.table import columns
 from axcore.trainer import ResolvedConfig
 from axcore.trainer.axis_checks import check_mesh_is_used, check_sharding_rules
 from axcore.trainer.batch_sharding import BatchSharding
 from axcore.trainer.pipelines import describe_pipelines
+from axcore.trainer.state_shardings import state_shardings
 from axcore.trainer.step import TrainStep
 from axcore.trainer.task import task_of
 
@@ -49,7 +49,7 @@ def sharding_table(resolved: ResolvedConfig) -> str:
             columns(_HEADER, [_row(array) for array in arrays]),
             "",
             *_whole_lines(arrays, mesh),
-            *_sums(step, shardings, mesh),
+            *_sums(cfg, step, mesh),
         ]
     )
 
@@ -74,10 +74,10 @@ def _whole_lines(arrays: list[ShardedArray], mesh: AnyMesh) -> Iterator[str]:
         yield from (f"  {array.name}" for array in whole)
 
 
-def _sums(step: TrainStep, shardings: Any, mesh: AnyMesh) -> Iterator[str]:
+def _sums(cfg: Any, step: TrainStep, mesh: AnyMesh) -> Iterator[str]:
     state = step.abstract_state()
-    model = bytes_per_device(state.model, shardings)
-    like = shardings_like(state.opt_state, state.model, shardings, mesh)
-    optimizer = bytes_per_device(state.opt_state, like)
+    split = state_shardings(cfg, step.specs, state, mesh)
+    model = bytes_per_device(state.model, split.model)
+    optimizer = bytes_per_device(state.opt_state, split.opt_state)
     yield f"{model:,} bytes of parameters per device"
     yield f"{optimizer:,} bytes of optimizer state per device"

@@ -4,12 +4,12 @@ Libraries for accelerators write to the standard error, below Python, that they 
 plugin sees its hardware in this machine that is one line, and `axcore doctor` shows it whole.
 """
 
+import logging
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import IO, Any
+from collections.abc import Callable, Sequence
+from typing import Any, TextIO
 
 from axcore._jax_compat import devices_have_started
 from axcore.registration.ref import Ref
@@ -42,35 +42,49 @@ def start_devices(
     find: Callable[[], Sequence[Any]] = _JAX_DEVICES.resolve()
     if is_present or devices_have_started():
         return find()
-    found: Sequence[Any] = ()
-    with _held_standard_error() as held:
-        try:
+    held = _Held()
+    try:
+        with held:
             found = find()
-        finally:
-            said = held()
-            is_unused = bool(found) and all(one.platform == "cpu" for one in found)
-            if not is_unused:
-                os.write(_STANDARD_ERROR, said)
-    if is_unused and said.strip():
-        unused(said.decode(errors="replace"))
+    except BaseException:
+        os.write(_STANDARD_ERROR, held.said)
+        raise
+    if any(one.platform != "cpu" for one in found):
+        os.write(_STANDARD_ERROR, held.said)
+    elif held.said.strip():
+        unused(held.said.decode(errors="replace"))
     return found
 
 
-@contextmanager
-def _held_standard_error() -> Iterator[Callable[[], bytes]]:
-    """Keeps what is written to the standard error, until what it yields is called for it."""
-    with tempfile.TemporaryFile() as file:
+class _Held:
+    """A context that keeps what libraries write below Python, or log where nobody listens.
+
+    What Python itself writes is written at once: a process may be ended within this, and says so.
+
+    Attributes:
+        said: What was kept, when it is over.
+    """
+
+    said = b""
+
+    def __enter__(self) -> None:
         sys.stderr.flush()
-        own = os.dup(_STANDARD_ERROR)
-        os.dup2(file.fileno(), _STANDARD_ERROR)
-        try:
-            yield lambda: _given_back(own, file)
-        finally:
-            os.close(own)
+        self._file = tempfile.TemporaryFile()
+        self._own = os.dup(_STANDARD_ERROR)
+        os.dup2(self._file.fileno(), _STANDARD_ERROR)
+        self._replaced = (logging.lastResort, sys.stderr)
+        logging.lastResort = logging.StreamHandler(_text(_STANDARD_ERROR))
+        if sys.stderr is sys.__stderr__:
+            sys.stderr = _text(self._own)
+
+    def __exit__(self, *_: object) -> None:
+        logging.lastResort, sys.stderr = self._replaced
+        os.dup2(self._own, _STANDARD_ERROR)
+        os.close(self._own)
+        with self._file as file:
+            file.seek(0)
+            self.said = file.read()
 
 
-def _given_back(own: int, file: IO[bytes]) -> bytes:
-    sys.stderr.flush()
-    os.dup2(own, _STANDARD_ERROR)
-    file.seek(0)
-    return file.read()
+def _text(descriptor: int) -> TextIO:
+    return open(descriptor, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)

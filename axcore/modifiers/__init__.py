@@ -8,7 +8,7 @@ from axcore.modifiers.adapter_room import AdapterRoom
 from axcore.modifiers.dots import with_dot
 from axcore.modifiers.edits import Chain, Named, ReplaceConfig, UpdateConfig
 from axcore.modifiers.kernels import Kernels
-from axcore.modifiers.layout import Accumulate, MeshShape, MicroBatches, Shard
+from axcore.modifiers.layout import Accumulate, MeshShape, MicroBatches, Shard, Zero2
 from axcore.modifiers.lora import LoRA
 from axcore.modifiers.low_precision import LowPrecisionOptimizer
 from axcore.modifiers.named import apply_modifier, find_change, with_changes
@@ -46,6 +46,7 @@ __all__ = [
     "Shard",
     "SlidingCaches",
     "UpdateConfig",
+    "Zero2",
     "apply_modifier",
     "find_change",
     "for_serving",

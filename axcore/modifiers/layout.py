@@ -61,6 +61,43 @@ class Shard:
 
 
 @config
+class Zero2:
+    """Keeps parameters whole on each device, and splits gradients and the optimizer's state.
+
+    It is the second stage of ZeRO, between data parallelism and `fsdp`: parameters move once a
+    step, after the update, and not in each pass of each micro-batch. It takes the memory of whole
+    parameters.
+
+    Args:
+        mesh_axis: Over which parameters are split until now, and the rest stays split.
+
+    Source: ZeRO, arXiv 1910.02054.
+    """
+
+    mesh_axis: str = "fsdp"
+
+    def apply(self, cfg: Any, hardware: Hardware) -> Any:
+        """Returns a trainer's config with tables of their own for parameters and optimizer.
+
+        Raises:
+            ConfigError: No parameter is split over that mesh axis.
+        """
+        split = {a: names for a, names in cfg.param_rules.items() if self.mesh_axis in names}
+        if not split:
+            raise ConfigError(
+                f"no rule splits parameters over {self.mesh_axis!r}",
+                where="Zero2",
+                hint="name the mesh axis that param_rules have, or take the modifier out",
+            )
+        whole = {a: tuple(n for n in names if n != self.mesh_axis) for a, names in split.items()}
+        return evolve(
+            cfg,
+            param_rules={**cfg.param_rules, **whole},
+            optimizer_rules={**(cfg.optimizer_rules or cfg.param_rules), **split},
+        )
+
+
+@config
 class Accumulate:
     """Runs every batch in more parts, one after the other: less memory, the same result.
 

@@ -25,8 +25,6 @@ from axcore.parallel import (
     bytes_per_device,
     describe_sharding,
     mesh_sizes,
-    param_shardings,
-    shardings_like,
 )
 from axcore.plugins import Hardware
 from axcore.profiles import read_profile, recorded_profiles
@@ -42,6 +40,7 @@ from axcore.runs.text_samples import SAMPLES_NAME, read_samples
 from axcore.trainer.run_directory.first_batch import FIRST_BATCH_NAME
 from axcore.trainer.run_directory.json_lines import read_json_lines
 from axcore.trainer.run_directory.run_history import KERNELS_NAME, RUN_HISTORY_NAME
+from axcore.trainer.state_shardings import state_shardings
 from axcore.trainer.step import TrainStep
 
 SAMPLE_NAME, ROLLBACKS_NAME = "sample.txt", "rollbacks.jsonl"
@@ -250,17 +249,16 @@ def _layout(folder: str, hardware: str, trust_code: bool, written: int) -> dict[
     devices = Hardware.parse(hardware).num_devices
     mesh = AbstractMesh(mesh_sizes(cfg.mesh or {}, devices, slices=cfg.slices), MESH_AXES)
     step = TrainStep(cfg.model.build(), cfg.learner.build(total_steps=cfg.max_steps))
-    shardings = param_shardings(step.specs, cfg.param_rules, mesh)
     state = step.abstract_state()
-    optimizer = shardings_like(state.opt_state, state.model, shardings, mesh)
-    arrays = describe_sharding(step.specs, shardings)
+    split = state_shardings(cfg, step.specs, state, mesh)
+    arrays = describe_sharding(step.specs, split.model)
     return {
         "config": render_config(cfg).splitlines(),
         "arrays": [attrs.asdict(array) for array in arrays],
         "mesh": {name: size for name, size in mesh.shape.items() if size > 1},
         "memory": {
-            "parameters": bytes_per_device(state.model, shardings),
-            "optimizer state": bytes_per_device(state.opt_state, optimizer),
+            "parameters": bytes_per_device(state.model, split.model),
+            "optimizer state": bytes_per_device(state.opt_state, split.opt_state),
         },
         "mixture": mixture_shares(cfg),
         "num_params": sum(math.prod(array.shape) for array in arrays),

@@ -16,6 +16,7 @@ from axcore.testing.suite import Suite
 LAYOUT = (
     "mesh*",
     "param_rules*",
+    "optimizer_rules*",
     "activation_rules*",
     "kernels*",
     "allow_kernels*",

@@ -15,6 +15,7 @@ from axcore.parallel import (
     unused_mesh_axes,
 )
 from axcore.trainer.batch_sharding import BatchSharding
+from axcore.trainer.state_shardings import optimizer_shardings
 
 _USES = {
     "pipeline": "a stack of stages: replace_config(cfg, ScannedLayers, Pipeline.Config("
@@ -32,8 +33,10 @@ def check_sharding_rules(cfg: Any, specs: Any, batch: BatchSpec) -> None:
             is no usual one, and that no parameter has; for activations, whose axes layers may
             name as they like, only if it is spelt almost like one that is known.
     """
-    for field in ("param_rules", "activation_rules"):
-        for axis, names in getattr(cfg, field).items():
+    leaves = jax.tree.leaves(specs, is_leaf=lambda leaf: isinstance(leaf, ParamSpec))
+    had = {axis for spec in leaves for axis in spec.axes if axis is not None}
+    for field in ("param_rules", "optimizer_rules", "activation_rules"):
+        for axis, names in (getattr(cfg, field) or {}).items():
             for name in names:
                 if name not in MESH_AXES:
                     raise ShardingError(
@@ -41,15 +44,13 @@ def check_sharding_rules(cfg: Any, specs: Any, batch: BatchSpec) -> None:
                         where=field,
                         hint=name_the_known(name, MESH_AXES),
                     )
-    leaves = jax.tree.leaves(specs, is_leaf=lambda leaf: isinstance(leaf, ParamSpec))
-    had = {axis for spec in leaves for axis in spec.axes if axis is not None}
-    for axis in cfg.param_rules:
-        if axis not in had and axis not in PARAM_RULES:
-            raise ShardingError(
-                f"there is a rule for the logical axis {axis!r}, which no parameter has",
-                where="param_rules",
-                hint=name_the_known(axis, sorted(had)),
-            )
+        for axis in () if field == "activation_rules" else getattr(cfg, field) or ():
+            if axis not in had and axis not in PARAM_RULES:
+                raise ShardingError(
+                    f"there is a rule for the logical axis {axis!r}, which no parameter has",
+                    where=field,
+                    hint=name_the_known(axis, sorted(had)),
+                )
     known = sorted({*ACTIVATION_RULES, *had, *batch.axis_sizes()})
     for axis in cfg.activation_rules:
         near = did_you_mean(axis, known, most=1)
@@ -68,8 +69,9 @@ def check_mesh_is_used(cfg: Any, batch: BatchSharding, specs: Any) -> None:
         ShardingError: One does not, or a parameter does not divide over the mesh.
     """
     mesh = batch.mesh
-    shardings = param_shardings(specs, cfg.param_rules, mesh)
-    for name in unused_mesh_axes((shardings, batch.shardings), mesh):
+    params = param_shardings(specs, cfg.param_rules, mesh)
+    optimizer = optimizer_shardings(cfg, specs, mesh)
+    for name in unused_mesh_axes((params, optimizer, batch.shardings), mesh):
         use = _USES.get(name, "a rule that splits something over it")
         raise ShardingError(
             f"mesh axis {name} of size {mesh.shape[name]} splits neither a parameter nor the "

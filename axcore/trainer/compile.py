@@ -9,16 +9,12 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from axcore.config import render_config
 from axcore.distributed import all_gather_object
 from axcore.ops import KernelPlan, KernelPolicy, PlanRecording, recording_plan, use_policy
-from axcore.parallel import (
-    ActivationSharding,
-    param_shardings,
-    sharding_activations,
-    shardings_like,
-)
+from axcore.parallel import ActivationSharding, sharding_activations
 from axcore.plugins import wanted_compiler_options
 from axcore.trainer.batch_sharding import BatchSharding
 from axcore.trainer.kept_steps import KeptStep, KeptSteps
 from axcore.trainer.resolve import ResolvedConfig
+from axcore.trainer.state_shardings import state_shardings
 from axcore.trainer.step import TrainState, TrainStep
 
 
@@ -52,11 +48,7 @@ class StepCompiler:
         Raises:
             ShardingError: A parameter does not divide over the mesh.
         """
-        abstract = self._shapes
-        model = param_shardings(self.step.specs, self.config.param_rules, self.mesh)
-        opt_state = shardings_like(abstract.opt_state, abstract.model, model, self.mesh)
-        fields: Any = (self._replicated, model, opt_state, self._replicated)
-        return TrainState(*fields)
+        return state_shardings(self.config, self.step.specs, self._shapes, self.mesh)
 
     def abstract_state(self) -> TrainState:
         """Returns shapes, dtypes and shardings of the state, without making it."""

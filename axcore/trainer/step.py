@@ -31,6 +31,9 @@ from axcore.trainer.gradient_norms import GradientNorms
 from axcore.trainer.group_losses import losses_of_groups, parts_of_groups, without_groups
 
 Batch = Mapping[str, Array]
+GradientSplit = Callable[[Any, Any], Any]
+"""`(gradients, specs) -> gradients`: the same numbers, split over devices."""
+
 _Gradients = tuple[Any, Outputs, tuple[Array, Array] | None]
 
 
@@ -78,6 +81,7 @@ class TrainStep:
         num_micro_batches: int = 1,
         loss_groups: LossGroups | None = None,
         norms_every_steps: int = 0,
+        split_gradients: GradientSplit | None = None,
     ) -> None:
         self.model = model
         self.learner = learner
@@ -86,6 +90,7 @@ class TrainStep:
         self.seed = seed
         self.num_micro_batches = num_micro_batches
         self.loss_groups = loss_groups
+        self._split_gradients = split_gradients or (lambda gradients, specs: gradients)
         self.transformation = learner.transformation(_trainable(self.specs, self.specs))
         self.norms = GradientNorms(self.specs, norms_every_steps)
 
@@ -190,7 +195,11 @@ class TrainStep:
         parts = None
         if groups is not None:
             parts = parts_of_groups(batch, by_weight[groups.weights], groups)
-        return _trainable(gradients, self.specs), outputs, parts
+        return self._split(_trainable(gradients, self.specs)), outputs, parts
+
+    def _split(self, gradients: Any) -> Any:
+        """Returns gradients split over devices as the optimizer takes them."""
+        return self._split_gradients(gradients, self.specs)
 
     def _accumulated(self, model_state: Any, batch: Batch, key: Array) -> _Gradients:
         count = self.num_micro_batches
@@ -211,7 +220,7 @@ class TrainStep:
             return jax.tree.map(lambda t, g: t + g.astype(t.dtype), total, gradients), others
 
         params = _trainable(model_state, self.specs)
-        zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, _sum_dtype(p)), params)
+        zeros = self._split(jax.tree.map(lambda p: jnp.zeros(p.shape, _sum_dtype(p)), params))
         total, (outputs, parts) = jax.lax.scan(step, zeros, (micro, keys))
         gradients = jax.tree.map(lambda t, p: t.astype(p.dtype), total, params)
         parts = jax.tree.map(lambda part: jnp.sum(part, axis=0), parts)

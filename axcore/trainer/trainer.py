@@ -46,6 +46,7 @@ from axcore.trainer.quantization_checks import check_quantization_schemes
 from axcore.trainer.resolve import ResolvedConfig, check_is_resolved, resolve
 from axcore.trainer.run_directory.consistency_check import check_processes_agree
 from axcore.trainer.run_directory.run_lock import locked_run_directory
+from axcore.trainer.state_shardings import gradient_split
 from axcore.trainer.step import TrainState, TrainStep
 from axcore.trainer.task import task_of
 
@@ -75,6 +76,8 @@ class Trainer(Configurable):
             slices: Slices by mesh axis, where there are several; one slice where empty.
             mesh_rules: Rules of the experiment's own, before those of plugins.
             param_rules: Mesh axes by logical axis, for parameters.
+            optimizer_rules: Mesh axes by logical axis, for gradients and the optimizer's state;
+                those for parameters where None.
             activation_rules: Mesh axes by logical axis, for activations.
             context_parallelism: How attention reaches keys on other devices where time is split:
                 it gathers them, passes them round a ring, or deals heads out for a while.
@@ -116,6 +119,7 @@ class Trainer(Configurable):
         slices: Resumable[Mapping[str, int]] = {}
         mesh_rules: Resumable[tuple[MeshRule, ...]] = ()
         param_rules: Resumable[Mapping[str, tuple[str, ...]]] = PARAM_RULES
+        optimizer_rules: Resumable[Mapping[str, tuple[str, ...]] | None] = None
         activation_rules: Resumable[Mapping[str, tuple[str, ...]]] = ACTIVATION_RULES
         context_parallelism: Resumable[ContextParallelism] = "all_gather"
         log_every_steps: Resumable[PositiveInt] = 10
@@ -182,6 +186,7 @@ class Trainer(Configurable):
             num_micro_batches=cfg.num_micro_batches,
             loss_groups=self.batch_spec.loss_groups,
             norms_every_steps=cfg.gradient_norms_every_steps,
+            split_gradients=gradient_split(cfg, self.mesh),
         )
         self.task.check_batch(self.batch_spec.for_model())
         check_micro_batches(cfg, self.batch_spec)

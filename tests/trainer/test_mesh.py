@@ -8,8 +8,10 @@ import optax
 import pytest
 
 from axcore.config import evolve, replace_config
-from axcore.errors import ShardingError
+from axcore.errors import ConfigError, ShardingError
 from axcore.layers import Pipeline, ScannedLayers
+from axcore.modifiers import Zero2
+from axcore.plugins import Hardware
 from axcore.testing import trainer_on
 from axcore.trainer import StepsDone
 
@@ -43,6 +45,43 @@ def test_eight_devices_and_two_micro_batches_train_as_one_device(eight, whole, t
     result = eight.run(tmp_path)
     assert_close(whole.state, result.state)
     assert result.validation["loss"] == pytest.approx(whole.validation["loss"], rel=1e-5)
+
+
+@pytest.fixture(scope="module")
+def zero2(small_config):
+    cfg = evolve(small_config, mesh={"fsdp": 4, "model": 2}, num_micro_batches=2)
+    return trainer_on(Zero2().apply(cfg, Hardware.parse("cpu-8")), 8)
+
+
+@pytest.mark.slow
+def test_whole_parameters_with_a_split_optimizer_train_as_one_device(zero2, whole, tmp_path):
+    result = zero2.run(tmp_path)
+    assert_close(whole.state, result.state)
+    assert result.validation["loss"] == pytest.approx(whole.validation["loss"], rel=1e-5)
+
+
+def test_zero2_splits_the_optimizer_as_fsdp_does_and_parameters_by_the_rest(zero2, eight):
+    state, fully = zero2.compiler.abstract_state(), eight.compiler.abstract_state()
+    shardings = lambda tree: jax.tree.map(lambda leaf: leaf.sharding.spec, tree)  # noqa: E731
+    assert shardings(state.opt_state) == shardings(fully.opt_state)
+    assert "fsdp" not in str(shardings(state.model))
+    assert "model" in str(shardings(state.model))
+
+
+def test_zero2_gathers_parameters_once_a_step_and_not_in_every_layer(zero2, eight):
+    gathers = [
+        trainer.compiler.compiled_step.as_text().count(" all-gather(") for trainer in (zero2, eight)
+    ]
+    assert 0 < gathers[0] < gathers[1]
+
+
+def test_zero2_is_refused_where_nothing_is_split_over_its_axis(zero2, small_config):
+    with pytest.raises(ConfigError, match="no rule splits parameters over 'fsdp'"):
+        Zero2().apply(zero2.config, Hardware.parse("cpu-8"))
+    wrong = evolve(small_config, optimizer_rules={"embed": ("fdsp",)})
+    with pytest.raises(ShardingError, match="names the mesh axis 'fdsp'") as error:
+        trainer_on(wrong, 1)
+    assert error.value.where == "optimizer_rules"
 
 
 @pytest.mark.slow
