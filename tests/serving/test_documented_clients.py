@@ -7,6 +7,8 @@ import shlex
 import subprocess
 from pathlib import Path
 
+from prometheus_client.parser import text_string_to_metric_families
+
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
 
@@ -41,6 +43,17 @@ def test_the_error_of_the_page_is_what_the_server_says(server):
     (block,) = blocks("json", server)
     reply = server.send("v1/completions", {"prompt": "a", "temperature": -1})
     assert reply.text == block.strip().replace('": ', '":').replace(', "', ',"')
+
+
+def test_the_table_of_metrics_has_what_the_server_exports(server):
+    families = list(text_string_to_metric_families(server.send("metrics").text))
+    exported = [
+        f"{one.name}_total" if one.type == "counter" else one.name
+        for one in families
+        if not one.name.endswith("_created")
+    ]
+    (section,) = re.findall(r"^### Metrics\n(.*?)^###? ", PAGE, re.MULTILINE | re.DOTALL)
+    assert sorted(re.findall(r"`(axcore_\w+)`", section)) == sorted(exported)
 
 
 def test_the_first_commands_of_the_page_are_those_of_the_readme():
