@@ -135,7 +135,7 @@ CASES = (
     Case(
         experiment="mixtral-8x7b",
         target="tpu-v5p-512",
-        changes=("remat(policy=full)", "micro_batches(rows_per_device=4)"),
+        changes=("micro_batches(rows_per_device=4)",),
         sets=("data.seq_len=4096", "data.batch_size=1024"),
         note="4 rows at once, recomputing all",
     ),

@@ -140,9 +140,12 @@ def product_cycles(device, options):
     return sum((one.instruction.number("estimated_cycles") or 0) * one.times for one in ran)
 
 
-@pytest.mark.compile("tpu-v6e-8")
-def test_fusions_hold_more_on_the_chip_than_libtpu_lets_them_by_itself():
-    hardware = Hardware.parse("tpu-v6e-8")
+@pytest.mark.parametrize(
+    "target",
+    [pytest.param(one, marks=pytest.mark.compile(one)) for one in ("tpu-v5p-8", "tpu-v6e-8")],
+)
+def test_fusions_hold_more_on_the_chip_than_libtpu_lets_them_by_itself(target):
+    hardware = Hardware.parse(target)
     device = compile_devices(find_aot_target(hardware), hardware)[0]
     ours = product_cycles(device, dict(wide_fusions(hardware)))
     assert 0 < ours < 0.95 * product_cycles(device, {})
