@@ -1,6 +1,7 @@
 """`axcore generate`: draw text from a trained run."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import click
@@ -82,13 +83,15 @@ def generate(
     as_json: bool,
     **sampling: Any,
 ) -> None:
-    """Draw text from the model that RUN, a run directory, trained."""
+    """Draw text from RUN, a run directory or the folder of a published model."""
     from axcore.inference import Sampling
-    from axcore.runs import load_run
+    from axcore.runs import load_run, open_model
+    from axcore.runs.opening import is_published
 
     drawing = Sampling(**sampling)
     drawing.check()
-    saved = load_run(run, step=step, trust_code=trust_code)
+    opens = open_model if is_published(Path(run).expanduser()) else load_run
+    saved = opens(run, step=step, trust_code=trust_code)
     drawn = saved.samples(
         prompt,
         samples,

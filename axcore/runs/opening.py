@@ -10,7 +10,9 @@ import jax
 
 from axcore.data import Tokenizer
 from axcore.errors import CheckpointError, ConfigError
+from axcore.inference import Generation, Generator
 from axcore.modifiers import with_changes
+from axcore.ops import use_policy
 from axcore.runs.hugging_face import open_published
 from axcore.runs.run import Run, load_run, no_text_reason
 
@@ -47,6 +49,15 @@ class OpenedModel:
     def length(self) -> int:
         """Tokens of the longest text that the model was trained with."""
         return int(self.trainer.config.data.seq_len)
+
+    def samples(
+        self, prompt: str, num_samples: int, *, max_tokens: int = 200, **options: Any
+    ) -> tuple[Generation, ...]:
+        """Returns several continuations; the options are those of `Generator.generate`."""
+        generator = Generator(self.model, self.state, self.tokenizer, context=self.length)
+        options = {"num_samples": num_samples, "max_tokens": max_tokens, **options}
+        with use_policy(self.trainer.compiler.kernel_policy):
+            return generator.generate(prompt, **options)
 
 
 def open_model(

@@ -9,6 +9,7 @@ from quick_flags import quick_environment
 
 from axcore.cli.main import main
 from axcore.cli.terminal_text import escape_control_characters
+from axcore.runs import export_run, load_run
 
 TINY = [
     f"--set={override}"
@@ -139,6 +140,24 @@ def test_generate_draws_from_as_few_tokens_as_it_is_told(trained, capsys, settin
         assert run("generate", str(directory), "--prompt=x", "--max-tokens=5", *words) == 0
         texts.append(capsys.readouterr().out)
     assert texts[0] == texts[1]
+
+
+@pytest.mark.slow
+def test_generate_draws_from_a_published_folder_what_it_draws_from_its_run(
+    trained, capsys, tmp_path
+):
+    published = tmp_path / "published"
+    export_run(load_run(trained[0]), published)
+    drawn = []
+    for folder in (trained[0], published):
+        words = ("--prompt=im", "--max-tokens=12", "--seed=1", "--json")
+        assert run("generate", str(folder), *words) == 0
+        drawn.append(json.loads(capsys.readouterr().out))
+    assert drawn[0].pop("step") == 6
+    assert drawn[1].pop("step") is None
+    assert drawn[0] == drawn[1]
+    assert run("generate", str(published), "--step=6") != 0
+    assert "a published model has no steps" in capsys.readouterr().err
 
 
 @pytest.mark.slow
