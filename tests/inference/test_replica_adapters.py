@@ -2,10 +2,10 @@
 
 import jax
 import pytest
-from held_engines import held
+from held_engines import broken, held
 
 from axcore.data import ByteTokenizer
-from axcore.errors import ConfigError, ModuleError
+from axcore.errors import ConfigError, EngineError, ModuleError
 from axcore.inference import Engine, EngineConfig, Request, RequestError, Sampling, open_engine
 from axcore.inference.adapters import Adapter
 from axcore.layers import adapters_of
@@ -102,3 +102,23 @@ def test_an_adapter_that_one_replica_has_no_room_for_is_at_none(replicas, expect
     replicas.add_adapter("one", adapter(2))
     assert [tokens(one, "one") for one in (first, last)] == [expected[2]] * 2
     replicas.remove_adapter("one")
+
+
+@pytest.mark.slow
+def test_a_request_is_not_moved_to_a_replica_where_its_adapter_was_replaced():
+    mesh = make_mesh({"data": 2}, jax.devices()[1:3])
+    with open_engine(MODEL, MODEL.init(0), TOKENIZER, SIZES, mesh=mesh) as replicas:
+        first, last = replicas._engines
+        replicas.add_adapter("one", adapter(1))
+        with replicas._choosing:  # so that nothing is moved yet
+            with held(replicas):
+                answers = [last.submit(request("one")) for _ in range(SIZES.max_rows + 1)]
+                broken(last)
+            with last._changed:
+                assert last._changed.wait_for(lambda: last.error is not None, 60)
+            first.add_adapter("one", adapter(2))
+        replaced = "no other took it: the adapter 'one' was replaced while the request waited"
+        with pytest.raises(EngineError, match=replaced):
+            answers[-1].result(60)
+        last.drain()
+        assert (replicas.stats().num_moved, replicas.stats().num_lost) == (0, 3)
