@@ -44,7 +44,7 @@ def wide_fusions(hardware: Hardware) -> Mapping[str, int]:
     16 MiB, and on v6e and 7x, whose products are faster than their memory, of 32
     (`benchmarks/tpu_fusions.py`). v5p has 64 MiB on the chip, which gathers under products share:
     with 48 a step of Llama 2 7B is refused. Each doubling of the limit makes compiling slower; on
-    v5e 48 MiB took four times as long, for a step that is 1.3 % shorter.
+    v5e 48 MiB took three times as long, for a step that is 1.3 % shorter.
     """
     mib = {"v5p": 40, "v6e": 64, "7x": 48}.get(hardware.generation or "", 24)
     return {"xla_tpu_scoped_vmem_limit_kib": mib * 1024}
