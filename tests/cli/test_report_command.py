@@ -1,5 +1,6 @@
 """`axcore report` and `axcore watch`: what a person sees of runs."""
 
+import asyncio
 import json
 import re
 import shutil
@@ -10,6 +11,7 @@ import urllib.request
 import pytest
 from browser import page_in_browser, page_of_file
 from click.testing import CliRunner
+from driven_browser import opened
 
 import axcore as ax
 from axcore.aot.memory_record import StepMemoryRecorder
@@ -88,6 +90,24 @@ def test_a_browser_draws_the_curves_and_where_configs_differ(runs, tmp_path):
     assert len(re.findall(r"not report their memory. The process held [\d.]+ [MG]iB", page)) == 2
     assert page.count("<li>Memory of the compiled step: axcore train keeps it") == 1
     assert page.count("<li>Gradient norms by module: --set") == 1
+
+
+@pytest.mark.slow
+def test_a_report_fits_a_phone_and_follows_the_theme_of_its_screen(runs):
+    call("report", runs[0])
+    rows = "[...document.querySelectorAll('td .splits')].map(one => one.closest('tr').offsetHeight)"
+
+    async def look():
+        async with opened((runs[0] / "report.html").as_uri()) as page:
+            await page.show_as(width=400)
+            assert await page.run("document.documentElement.scrollWidth") == 400
+            assert 0 < await page.run(f"Math.max(...{rows})") < 50
+            for scheme in ("dark", "light"):
+                await page.show_as(width=400, scheme=scheme)
+                await page.wait_for(f"document.documentElement.dataset.theme === '{scheme}'")
+            assert page.complaints == []
+
+    asyncio.run(look())
 
 
 @pytest.mark.slow
