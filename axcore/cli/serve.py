@@ -119,6 +119,8 @@ def serve(
                 draft=draft,
                 progress=display.advance,
             )
+            run = opened.run
+            del opened, draft  # their weights: the engine has its own, in other dtypes or places
         with served.engine:
             named = (*_LOOPBACK, host, *rest["hosts"])
             hosts = named if host in _LOOPBACK or rest["hosts"] else ()
@@ -126,7 +128,6 @@ def serve(
             server = HttpServer(app, served, drain_s=cfg.drain_s, proxies=rest["proxy"])
             _log_to_stderr()
             _announce(served, _url(listener), has_keys=bool(keys))
-            run = opened.run
             watch = WeightsWatch(run, served, every_s=cfg.watch_s) if run else nullcontext()
             with watch:
                 server.run(sockets=[listener])

@@ -97,12 +97,13 @@ def open_model(
         return OpenedModel(name=name, trainer=trainer, model=model, state=state)
     run = load_run(path, step=step, trust_code=trust_code)
     _check(run.trainer)
+    restored = run.restored(step)  # the run keeps none of it
     return OpenedModel(
         name=name,
         trainer=run.trainer,
         model=_changed_model(run.trainer, changes),
-        state=run.state,
-        step=run.step,
+        state=run.trainer.step.own_part(restored.state),
+        step=restored.step,
         run=run if step is None else None,
     )
 

@@ -1,11 +1,16 @@
 """`--draft`: a served model whose tokens another one guesses."""
 
+import gc
+import weakref
+
+import jax
 import pytest
 from click.testing import CliRunner
 from model_server import serving_model
 
 import axcore as ax
 from axcore.cli.main import group
+from axcore.config import evolve
 from axcore.errors import CheckpointError, ConfigError
 from axcore.inference import DraftModel, EngineConfig, Sampling
 from axcore.runs import load_run, open_model
@@ -40,6 +45,21 @@ def test_answers_are_those_without_guesses_and_no_request_compiles(run):
     )
     assert 0 < stats.num_guesses == stats.num_right_guesses
     assert stats.compilations_after_warm_up == 0
+
+
+@pytest.mark.slow
+def test_weights_that_the_engine_converts_are_not_kept_as_they_were_read(run):
+    opened, draft = open_model(run), open_model(run)
+    states = (opened.state, draft.state)
+    layers = [weakref.ref(x) for state in states for x in jax.tree.leaves(state) if x.ndim == 3]
+    cfg = ServerConfig(engine=evolve(GUESSED, weights="int8"))
+    with start_engine(opened, cfg, draft=draft).engine:
+        watched = opened.run  # which newer weights are read from, as long as the server runs
+        del opened, draft, states
+        gc.collect()
+        assert layers
+        assert not any(layer() is not None for layer in layers)
+        assert watched.directory == run
 
 
 def test_a_draft_without_guesses_is_refused(run):
