@@ -1,21 +1,64 @@
-"""Results of benchmarks as JSON: the figures, and what they were measured with."""
+"""Results of benchmarks as JSON: the figures, and what they were measured with.
+
+A file whose rows are renewed one at a time says of each row what it was measured with: `recorded`
+reads the rows that are there, `stamped` says of a new one when and from what it was made.
+"""
 
 import json
 import os
 import platform
 import re
+import shlex
+import subprocess
 import sys
-from importlib.metadata import version
+from contextlib import suppress
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 RESULTS = Path(os.environ.get("BENCHMARK_RESULTS", REPOSITORY / "benchmarks" / "results"))
 PACKAGES = ("jax", "jaxlib", "numpy", "optax")
+COMPILERS = {
+    "tpu": ("libtpu",),
+    "gpu": (
+        "jax-cuda13-pjrt",
+        "nvidia-cuda-nvcc",
+        "nvidia-cublas",
+        "nvidia-cudnn-cu13",
+    ),
+}
+"""Packages that make programs, by the first word of a target's name."""
+
+SOURCES = ("axcore", "plugins", "benchmarks/*.py", "benchmarks/peers")
+"""What figures come from; results and pages are not among it."""
+
+
+def recorded(name: str) -> dict[str, Any]:
+    """Returns the figures of `results/<name>.json`, none where there is no such file."""
+    path = RESULTS / f"{name}.json"
+    if not path.exists():
+        return {}
+    figures: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["figures"]
+    return figures
+
+
+def stamped(row: dict[str, Any], target: str) -> dict[str, Any]:
+    """Returns a row of figures, and by which command, when and from what it was made.
+
+    Args:
+        row: The figures.
+        target: The hardware that they are of, whose compilers are named.
+    """
+    packages = (*PACKAGES, *COMPILERS.get(target.partition("-")[0], ()))
+    return {**row, "made": {"command": command_as_run(), **_sources(), **_versions(packages)}}
 
 
 def record(name: str, figures: dict[str, Any], *, command: str = "") -> Path:
-    """Writes `results/<name>.json` with command, versions and hardware, and returns its path.
+    """Writes `results/<name>.json` with command, commit, date, versions and hardware.
+
+    Returns its path.
 
     Args:
         name: Of the benchmark.
@@ -25,17 +68,46 @@ def record(name: str, figures: dict[str, Any], *, command: str = "") -> Path:
     RESULTS.mkdir(parents=True, exist_ok=True)
     path = RESULTS / f"{name}.json"
     content = {
-        "command": command
-        or " ".join(["python", str(_script()), *map(_without_place, sys.argv[1:])]),
-        "versions": {
-            "python": platform.python_version(),
-            **{package: version(package) for package in PACKAGES},
-        },
+        "command": command or command_as_run(),
+        **_sources(),
+        **_versions(PACKAGES),
         "hardware": hardware(),
         "figures": figures,
     }
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     return path
+
+
+def command_as_run() -> str:
+    """Returns the command of this process, as it is called from the repository."""
+    return shlex.join(["python", str(_script()), *map(_without_place, sys.argv[1:])])
+
+
+def _sources() -> dict[str, str]:
+    """Returns the commit that is checked out, whether sources differ from it, and the date."""
+    commit = _git("rev-parse", "--short=12", "HEAD") or "no repository"
+    changed = _git("status", "--porcelain", "--untracked-files=no", "--", *SOURCES)
+    now = datetime.now(UTC).isoformat(timespec="minutes")
+    return {"commit": commit + ", changed" * bool(changed), "date": now}
+
+
+def _git(*arguments: str) -> str:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(REPOSITORY), *arguments], capture_output=True, text=True, check=False
+        )
+    except FileNotFoundError:
+        return ""
+    return done.stdout.strip()
+
+
+def _versions(packages: tuple[str, ...]) -> dict[str, dict[str, str]]:
+    """Returns the versions of Python and of the packages that are installed."""
+    found = {"python": platform.python_version()}
+    for package in packages:
+        with suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return {"versions": found}
 
 
 def _without_place(argument: str) -> str:

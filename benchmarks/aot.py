@@ -25,7 +25,7 @@ from functools import partial
 from typing import Any
 
 import attrs
-from _record import RESULTS, record
+from _record import record, recorded, stamped
 
 from axcore.aot import compile_devices, compile_resolved, find_aot_target
 from axcore.aot.targets import compile_environment
@@ -325,10 +325,7 @@ def compare(name: str) -> dict[str, Any]:
 
 def peers(name: str) -> dict[str, Any]:
     """Returns what `peers/compile_maxtext.py` recorded of a size; nothing where it did not run."""
-    path = RESULTS / "peer_maxtext.json"
-    if not path.exists():
-        return {}
-    found = json.loads(path.read_text(encoding="utf-8"))["figures"]
+    found = recorded("peer_maxtext")
     return {"maxtext": found[name]} if name in found else {}
 
 
@@ -371,10 +368,11 @@ def main() -> None:
         figures = compile_by_hand(SIZES[given.by_hand], with_options=given.with_options)
         print(json.dumps(figures))
         return
-    results = {name: compare(name) for name in given.size or SIZES}
-    for name, figures in results.items():
-        show(name, figures)
-    print(f"written to {record('aot', results)}")
+    results = recorded("aot")
+    for name in given.size or SIZES:
+        results[name] = stamped(compare(name), SIZES[name].target)
+        show(name, results[name])
+        print(f"written to {record('aot', results)}")
 
 
 if __name__ == "__main__":

@@ -12,13 +12,12 @@ portable kernels, and so takes more memory and time than the chip's own compiler
 """
 
 import argparse
-import json
 import os
 from collections.abc import Mapping
 from typing import Any
 
 import attrs
-from _record import RESULTS, record
+from _record import record, recorded, stamped
 from aot_tables import write_page
 
 from axcore.aot import compile_resolved
@@ -195,23 +194,15 @@ def _children_s() -> float:
     return times.children_user + times.children_system
 
 
-def recorded() -> dict[str, Any]:
-    path = RESULTS / "aot_experiments.json"
-    if not path.exists():
-        return {}
-    figures: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["figures"]
-    return figures
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", action="append", help="rows whose name holds this text")
     wanted = parser.parse_args().only
-    figures = recorded() if wanted else {}
+    figures = recorded("aot_experiments") if wanted else {}
     for case in CASES:
         if wanted is None or any(text in case.name for text in wanted):
             print(f"compiling {case.name}", flush=True)
-            figures[case.name] = compiled(case)
+            figures[case.name] = stamped(compiled(case), case.target)
             _keep(figures)  # what took minutes outlives a failure
     print(f"written to benchmarks/results/aot_experiments.json and {write_page()}")
 

@@ -10,12 +10,11 @@ has run on a chip.
 """
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
 import attrs
-from _record import RESULTS, record
+from _record import record, recorded, stamped
 
 from axcore.aot import compile_resolved
 from axcore.cli.experiment import load_resolved
@@ -106,18 +105,9 @@ def table(figures: dict[str, Any]) -> str:
     return markdown_table(header, rows) + "\n"
 
 
-def recorded() -> dict[str, Any]:
-    """Returns the figures of earlier calls, by row."""
-    path = RESULTS / "aot_fine_tuning.json"
-    if not path.exists():
-        return {}
-    figures: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["figures"]
-    return figures
-
-
 def page_with_figures(page: str) -> str:
     """Returns the page with the table as the results have it."""
-    return page_with_table(page, table(recorded()), BEGIN, END)
+    return page_with_table(page, table(recorded("aot_fine_tuning")), BEGIN, END)
 
 
 def main() -> None:
@@ -125,12 +115,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", action="append", help="rows whose name holds this text")
     wanted = parser.parse_args().only
-    figures = recorded() if wanted else {}
+    figures = recorded("aot_fine_tuning") if wanted else {}
     cases = {f"{one.name} on {target}": (one, target) for target in FOR_TARGET for one in METHODS}
     for name, (method, target) in cases.items():
         if wanted is None or any(text in name for text in wanted):
             print(f"compiling {name}", flush=True)
-            figures[name] = compiled(method, target)
+            figures[name] = stamped(compiled(method, target), target)
             ordered = {name: figures[name] for name in cases if name in figures}
             record(
                 "aot_fine_tuning", ordered, command=COMMAND

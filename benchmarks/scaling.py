@@ -16,12 +16,11 @@ Its 128B keeps activations in the host's memory, which axcore's does not.
 """
 
 import argparse
-import json
 from collections.abc import Mapping
 from typing import Any
 
 import attrs
-from _record import RESULTS, record
+from _record import record, recorded, stamped
 from scaling_page import write_page
 
 from axcore.aot import compile_resolved
@@ -169,13 +168,6 @@ def measured(series: Series, slices: int) -> dict[str, Any]:
     }
 
 
-def recorded() -> dict[str, Any]:
-    """Returns what was measured before."""
-    path = RESULTS / "scaling.json"
-    figures: dict[str, Any] = json.loads(path.read_text())["figures"] if path.exists() else {}
-    return figures
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="", help="series whose names hold this")
@@ -186,14 +178,14 @@ def main() -> None:
         for slices in series.slices if given.only in name else ():
             if given.slices and slices not in given.slices:
                 continue
-            figures = recorded()
-            one = measured(series, slices)
+            figures = recorded("scaling")
+            one = stamped(measured(series, slices), series.target(slices))
             of_series = figures.setdefault(name, {})
             of_series[str(slices)] = one
             figures[name] = dict(sorted(of_series.items(), key=lambda item: int(item[0])))
             print(f"{name:12} {series.target(slices):18} {one}", flush=True)
             record("scaling", figures, command="python benchmarks/scaling.py")
-    write_page(recorded())
+    write_page(recorded("scaling"))
 
 
 if __name__ == "__main__":

@@ -14,10 +14,9 @@ import argparse
 import json
 import subprocess
 import sys
-from importlib.metadata import version
 from typing import Any
 
-from _record import RESULTS, record
+from _record import record, recorded, stamped
 
 from axcore.aot import compile_devices, find_aot_target
 from axcore.aot.hlo.executions import executions
@@ -85,15 +84,6 @@ def measured_apart(target: str) -> dict[str, Any]:
     return figures
 
 
-def recorded() -> dict[str, Any]:
-    """Returns the figures of an earlier run by target."""
-    path = RESULTS / "tpu_fusions.json"
-    if not path.is_file():
-        return {}
-    shares: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["figures"]["share"]
-    return shares
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--target", choices=TARGETS, action="append")
@@ -102,12 +92,15 @@ def main() -> None:
     if given.only_measure:
         print(json.dumps(measure(given.only_measure)))
         return
-    shares = recorded()
+    shares = recorded("tpu_fusions").get("share", {})
     for target in given.target or TARGETS:
-        shares[target] = measured_apart(target)
+        shares[target] = stamped(measured_apart(target), target)
         print(target, json.dumps(shares[target], indent=2))
-        figures = {"libtpu": version("libtpu"), "sizes": SIZES, "share": shares}
-        record("tpu_fusions", figures, command="python benchmarks/tpu_fusions.py")
+        record(
+            "tpu_fusions",
+            {"sizes": SIZES, "share": shares},
+            command="python benchmarks/tpu_fusions.py",
+        )
 
 
 if __name__ == "__main__":

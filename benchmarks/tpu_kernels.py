@@ -21,14 +21,13 @@ writes `results/tpu_kernels.json`. Nothing here has run on a chip.
 import argparse
 import itertools
 import json
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import attrs
 import numpy as np
 from _bundles import measured_apart, schedule_of
-from _record import RESULTS, record
+from _record import record, recorded, stamped
 
 from axcore.aot import compile_devices, find_aot_target
 from axcore.aot.hlo.executions import executions
@@ -326,12 +325,6 @@ def backward_cycles(one: dict[str, Any], *left_out: str) -> float:
 # -- In the process that asks them all -----------------------------------------------------------
 
 
-def recorded() -> dict[str, Any]:
-    """Returns the figures of an earlier run, of which those of other targets stay."""
-    path = RESULTS / "tpu_kernels.json"
-    return json.loads(path.read_text(encoding="utf-8"))["figures"] if path.is_file() else {}
-
-
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--target", action="append", choices=TARGETS)
@@ -341,8 +334,5 @@ if __name__ == "__main__":
     if arguments.folder:
         print(json.dumps(measure(targets[0], arguments.folder)))
     else:
-        figures = {
-            "libtpu": version("libtpu"),
-            **{one: measured_apart(__file__, one) for one in targets},
-        }
-        print(record("tpu_kernels", recorded() | figures))
+        figures = {one: stamped(measured_apart(__file__, one), one) for one in targets}
+        print(record("tpu_kernels", recorded("tpu_kernels") | figures))

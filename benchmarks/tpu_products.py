@@ -20,14 +20,13 @@ import argparse
 import json
 from collections.abc import Callable, Iterator
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import attrs
 import numpy as np
 from _bundles import measured_apart, schedule_of
-from _record import RESULTS, record
+from _record import record, recorded, stamped
 
 from axcore.aot import compile_devices, find_aot_target
 from axcore.aot.hlo.executions import executions
@@ -304,22 +303,13 @@ def shares_of_peak(figures: dict[str, Any], hardware: Hardware) -> dict[str, flo
 # -- In the process that asks them all -----------------------------------------------------------
 
 
-def recorded() -> dict[str, Any]:
-    """Returns the figures of an earlier run by target, of which those of other targets stay."""
-    path = RESULTS / "tpu_products.json"
-    if not path.is_file():
-        return {}
-    figures = json.loads(path.read_text(encoding="utf-8"))["figures"]
-    return {name: one for name, one in figures.items() if name != "libtpu"}
-
-
 def table(figures: dict[str, Any]) -> str:
     """Returns the cycles of all targets as Markdown, in millions."""
     rows = [
         (call, target.split("-")[1], who, _millions(one))
         for target, calls in figures.items()
         for call, programs in calls.items()
-        if call != "share_of_peak"
+        if call not in ("share_of_peak", "made")
         for who, one in programs.items()
     ]
     return markdown_table(("call", "chip", "by", "million cycles"), rows)
@@ -341,8 +331,8 @@ if __name__ == "__main__":
     if arguments.folder:
         print(json.dumps(measure(targets[0], arguments.folder)))
     else:
-        figures = recorded()
+        figures = recorded("tpu_products")
         for target in targets:
-            figures[target] = measured_apart(__file__, target)
-            path = record("tpu_products", {"libtpu": version("libtpu"), **figures})
+            figures[target] = stamped(measured_apart(__file__, target), target)
+            path = record("tpu_products", figures)
         print(f"{table(figures)}\n{path}")

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from _record import RESULTS, record
+from _record import record, recorded, stamped
 
 from axcore.aot.cost.times import costs
 from axcore.aot.hlo.program import parse_program
@@ -97,21 +97,15 @@ def _output(python: Path, code: str) -> str:
     return done.stdout.splitlines()[-1]
 
 
-def _recorded() -> dict[str, Any]:
-    path = RESULTS / "peer_maxtext.json"
-    figures: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["figures"]
-    return figures
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--python", type=Path, required=True, help="of MaxText's environment")
     parser.add_argument("--size", choices=SIZES, action="append", help="all by default")
     parser.add_argument("rest", nargs="*", help="more arguments of MaxText, after --")
     given = parser.parse_args()
-    figures = _recorded()
+    figures = recorded("peer_maxtext")
     for size in given.size or SIZES:
-        figures[size] = compiled(given.python, size, given.rest)
+        figures[size] = stamped(compiled(given.python, size, given.rest), "")
         print(size, json.dumps(figures[size], indent=2))
         print(f"written to {record('peer_maxtext', figures, command=COMMAND)}")
 
