@@ -80,6 +80,15 @@ def over_experts(
     )
 
 
+def with_default_kernels(experiment: str, target: str) -> Case:
+    return Case(
+        experiment=experiment,
+        target=target,
+        sets=("kernel_choice=validated",),
+        note="default kernels",
+    )
+
+
 def in_bfloat16(experiment: str, target: str, **published_step_s: float) -> Case:
     return Case(
         experiment=experiment,
@@ -101,6 +110,7 @@ CASES = (
         note="recomputing all",
         published_step_s={"AXLearn": 2.5, "MaxText": 2.7},
     ),
+    with_default_kernels("llama2-7b", "tpu-v5p-512"),
     Case(experiment="llama2-7b", target="gpu-h100-8"),
     Case(experiment="llama2-7b", target="gpu-h100-256"),
     in_bfloat16("llama2-7b", "gpu-h100-256", AXLearn=1.4),
@@ -113,6 +123,7 @@ CASES = (
         note="recomputing all",
         published_step_s={"AXLearn": 11.6, "MaxText": 12.3},
     ),
+    with_default_kernels("llama2-70b", "tpu-v5p-1024"),
     Case(experiment="llama2-70b", target="gpu-h100-512"),
     in_bfloat16("llama2-70b", "gpu-h100-512", AXLearn=9.2, Megatron=7.8),
     Case(experiment="llama2-70b", target="trn2-1024", published_step_s={"AXLearn": 11.2}),

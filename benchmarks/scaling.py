@@ -12,7 +12,7 @@ The models on v5e are those that MaxText's authors published for 1 to 32 slices 
 their scripts have them: `global_parameter_scale` 16 to 128 of its base model, 2048 tokens a row, 6
 to 1 rows a chip, everything recomputed, sharded within a slice and replicated over slices. Source:
 MaxText/configs/v5e of github.com/AI-Hypercomputer/maxtext, README.md and 16b.sh to 128b.sh.
-Its 128B keeps activations in the host's memory, which axcore's does not.
+128B has layers split over 16 chips; as in its script, heads are kept in the host's memory.
 """
 
 import argparse
@@ -27,6 +27,7 @@ from axcore.aot import compile_resolved
 from axcore.config import update_config
 from axcore.experiments import llama2
 from axcore.modifiers import RematModifier
+from axcore.parallel import ACTIVATION_RULES
 from axcore.plugins import Hardware, MeshRule
 from axcore.trainer import resolve
 
@@ -45,6 +46,8 @@ class Series:
         layers: How many.
         seq_len: Tokens of a row.
         mesh: Of a slice.
+        remat: What layers keep for the backward pass, a preset.
+        splits_width: Whether hidden vectors between layers are split over `model` too.
         slice_size: As the target's name counts it.
         slices: How many slices are compiled for.
         published_mfu: By slices.
@@ -59,6 +62,8 @@ class Series:
     layers: int
     seq_len: int = 2048
     mesh: Mapping[str, int] = {"fsdp": -1}
+    remat: str = "full"
+    splits_width: bool = False
     slice_size: int = 256
     slices: tuple[int, ...] = (1, 32)
     published_mfu: Mapping[int, float] = {}
@@ -70,7 +75,10 @@ class Series:
     def config(self, chips: int) -> Any:
         """Returns the trainer's config."""
         layer = "model.decoder.stack.layer"
-        rule = MeshRule(match="tpu-*", mesh=self.mesh, modifiers=(RematModifier(),))
+        rule = MeshRule(
+            match="tpu-*", mesh=self.mesh, modifiers=(RematModifier(policy=self.remat),)
+        )
+        rules = {"embed": ("model",), "vocab": ()} if self.splits_width else {}
         return update_config(
             llama2.llama2_7b(),
             {
@@ -82,6 +90,7 @@ class Series:
                 f"{layer}.feed_forward.hidden_dim": self.hidden_dim,
                 "data.seq_len": self.seq_len,
                 "data.batch_size": self.rows * chips,
+                "activation_rules": {**ACTIVATION_RULES, **rules},
                 "mesh_rules": (rule,),
                 "kernel_choice": "fastest",
             },
@@ -135,6 +144,8 @@ ALL_SERIES = (
         hidden_dim=57_344,
         layers=64,
         mesh={"fsdp": 16, "model": 16},
+        remat="offload_attention",
+        splits_width=True,
         slices=(1, 32),
         published_mfu=published(56.06, 55.82, 54.93, 52.93, 50.86, 46.25),
     ),

@@ -1,0 +1,102 @@
+"""How long a train step takes to compile for TPUs, by what fusions may hold on the chip.
+
+    pip install "axl-tpu[aot]"
+    python benchmarks/tpu_compile_time.py
+    python benchmarks/tpu_compile_time.py --only "24 MiB"
+
+compiles Llama 2 7B for 256 chips of v5p as its rule has it, each time in a process of its own, with
+limits of `xla_tpu_scoped_vmem_limit_kib` and without other options that axl-tpu asks for. It writes
+`results/tpu_compile_time.json`: processor time of libtpu's part, and what the program takes for it.
+Nothing here has run on a chip.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+from _record import record, recorded, stamped
+
+from axcore.aot import compile_devices, find_aot_target
+from axcore.aot.cost.analysis import analyse, total_s
+from axcore.aot.hlo.program import parse_program
+from axcore.aot.targets import compile_environment
+from axcore.cli.experiment import load_resolved
+from axcore.config import evolve
+from axcore.plugins import Hardware, wanted_compiler_options
+from axcore.trainer import Trainer
+
+EXPERIMENT, TARGET = "llama2-7b", "tpu-v5p-512"
+LIMIT = "xla_tpu_scoped_vmem_limit_kib"
+CASES: Mapping[str, Mapping[str, Any]] = {
+    "as axl-tpu asks": {},
+    "fusions of 24 MiB": {LIMIT: 24 * 1024},
+    "fusions of 16 MiB": {LIMIT: 16 * 1024},
+    "weights are not gathered under products": {
+        "xla_tpu_enable_async_collective_fusion": False,
+        "xla_tpu_enable_async_collective_fusion_fuse_all_gather": False,
+        "xla_tpu_enable_async_collective_fusion_fuse_all_reduce": False,
+    },
+}
+"""By name, what is changed of the options that axl-tpu asks for."""
+
+
+def measure(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the figures of a step that is compiled with these options, in this process."""
+    hardware = Hardware.parse(TARGET)
+    resolved = load_resolved(EXPERIMENT, ("kernel_choice=fastest",), hardware=hardware)
+    config = evolve(resolved.config, data=resolved.config.data.for_shapes())
+    devices = compile_devices(find_aot_target(hardware), hardware)
+    trainer = Trainer(attrs.evolve(resolved, config=config), devices=devices)
+    lowered = trainer.compiler.lowered_step
+    started, used = time.perf_counter(), time.process_time()
+    asked = {**wanted_compiler_options(hardware), **options}
+    compiled = lowered.compile(compiler_options=asked)
+    compile_s, processor_s = time.perf_counter() - started, time.process_time() - used
+    text = compiled.as_text()
+    found = analyse(parse_program(text), hardware, trainer.kernel_plan().choices)
+    waits_s = None if found.waits_s is None else sum(found.waits_s)
+    return {
+        "options": dict(options),
+        "processor_s": round(processor_s, 1),
+        "compile_s": round(compile_s, 1),
+        "instructions": text.count(" = "),
+        "fusions": text.count(" fusion("),
+        "temporaries_gib": round(compiled.memory_analysis().temp_size_in_bytes / 2**30, 2),
+        "predicted_step_s": total_s((found.compute_s, found.kernels_s, waits_s)),
+    }
+
+
+def measured_apart(name: str) -> dict[str, Any]:
+    """Returns the figures of one case, from a process of its own."""
+    hardware = Hardware.parse(TARGET)
+    environment = dict(compile_environment(find_aot_target(hardware), hardware))
+    command = [sys.executable, __file__, "--only-measure", name]
+    done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE)
+    figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return figures
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", action="append", help="cases whose name holds this text")
+    parser.add_argument("--only-measure", choices=CASES, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.only_measure:
+        print(json.dumps(measure(CASES[given.only_measure])))
+        return
+    figures = recorded("tpu_compile_time")
+    for name in CASES:
+        if given.only is None or any(text in name for text in given.only):
+            figures[name] = stamped(measured_apart(name), TARGET)
+            print(name, json.dumps(figures[name]), flush=True)
+            in_order = {one: figures[one] for one in CASES if one in figures}
+            record("tpu_compile_time", in_order, command="python benchmarks/tpu_compile_time.py")
+
+
+if __name__ == "__main__":
+    main()
