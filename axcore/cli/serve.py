@@ -7,11 +7,11 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -77,6 +77,14 @@ def serve(
     quantized_cache; see docs/serving.md.
     """
     _check_installed()
+    with _ends_at_sigterm():
+        _serve(model, host, port, target=target, overrides=overrides, **rest)
+
+
+def _serve(
+    model: str, host: str, port: int, *, target: str | None, overrides: tuple[str, ...], **rest: Any
+) -> None:
+    """Serves a model until a signal or a fault of its engine ends the server."""
     use_compile_cache()
     wanted = use_target(target)
     from axcore.cli.loading_display import LoadingDisplay
@@ -102,7 +110,7 @@ def serve(
     keys = read_api_keys(rest["api_key_file"])
     folders = named_folders(rest["adapters"])
     with listen(host, port) as listener:
-        with _ends_at_sigterm(), LoadingDisplay() as display, heard_by(display.hear):
+        with LoadingDisplay() as display, heard_by(display.hear):
             display.begin("loading", model)
             check_present(wanted)
             how = {name: rest[name] for name in ("step", "trust_code", "changes")}
@@ -128,27 +136,56 @@ def serve(
             server = HttpServer(app, served, drain_s=cfg.drain_s, proxies=rest["proxy"])
             _log_to_stderr()
             _announce(served, _url(listener), has_keys=bool(keys))
+            if host not in _LOOPBACK and not keys:
+                _warn_of_everybody(host, has_names=bool(hosts))
             watch = WeightsWatch(run, served, every_s=cfg.watch_s) if run else nullcontext()
             with watch:
                 server.run(sockets=[listener])
-            if served.engine.error is not None:
-                raise served.engine.error
+                error = served.engine.error
+                last = _end_after(server.left_s, error.exit_code if error else 0)
+        last.cancel()
+        if error is not None:
+            raise error
     click.echo("ended", err=True)
 
 
 @contextmanager
 def _ends_at_sigterm() -> Iterator[None]:
-    """Lets SIGTERM end the process at once with 0: nothing is answered yet that could be lost."""
-    before = signal.signal(signal.SIGTERM, _end)
+    """Lets SIGTERM end the process at once with 0 where no server runs: no answer can be lost.
+
+    While one runs, it has the signal.
+    """
+    before = signal.signal(signal.SIGTERM, lambda *_: _end(0))
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
 
 
-def _end(number: int, frame: FrameType | None) -> None:
-    os.write(sys.stderr.fileno(), b"\nended before it answered requests\n")
-    os._exit(0)  # threads that compile would be waited for otherwise
+def _end_after(seconds: float, code: int) -> threading.Timer:
+    """Ends the process after a time, unless it is cancelled.
+
+    What is closed at the end waits for a restore, or for programs that are being compiled. Both can
+    take minutes, and nothing can interrupt them.
+    """
+    timer = threading.Timer(seconds, _end, (code,))
+    timer.daemon = True
+    timer.start()
+    return timer
+
+
+def _end(code: int) -> NoReturn:
+    os.write(sys.stderr.fileno(), b"\nended, and waited for nothing\n")
+    os._exit(code)  # threads that compile would be waited for otherwise
+
+
+def _warn_of_everybody(host: str, *, has_names: bool) -> None:
+    """Says who may ask a server without keys that other machines reach."""
+    pages = "" if has_names else ", and so can pages of any site in their browsers"
+    click.echo(
+        f"without keys, everybody who reaches {host} may ask{pages}; --api-key-file gives keys",
+        err=True,
+    )
 
 
 def _announce(served: "ServedModel", url: str, *, has_keys: bool) -> None:

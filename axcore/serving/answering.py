@@ -58,10 +58,13 @@ class Answers:
     Args:
         answers: What the engine returned.
         figures: What counts their tokens.
+        keeps_tokens: Whether tokens are wanted; without, only the prompts are looked at.
     """
 
-    def __init__(self, answers: Sequence[Answer], figures: RequestFigures) -> None:
-        self.answers, self.figures = answers, figures
+    def __init__(
+        self, answers: Sequence[Answer], figures: RequestFigures, *, keeps_tokens: bool = True
+    ) -> None:
+        self.answers, self.figures, self._keeps_tokens = answers, figures, keeps_tokens
 
     def cancel(self) -> None:
         """Frees what the engine holds for them; those that ended stay as they are."""
@@ -92,6 +95,7 @@ class Answers:
                     continue
                 if isinstance(piece, Exception):
                     raise piece
+                piece = piece if self._keeps_tokens else _without_tokens(piece)
                 self.figures.add(piece)
                 if piece.finish_reason == "error":
                     raise engine_failed(self.answers[number])
@@ -104,6 +108,11 @@ class Answers:
                 task.cancel()
             if num_open:
                 self.cancel()
+
+
+def _without_tokens(piece: Piece) -> Piece:
+    """Returns a piece without its tokens, which are drawn as an engine draws one at least."""
+    return Piece("", (), "length" if piece.finish_reason == "stop" else piece.finish_reason)
 
 
 def engine_failed(answer: Answer) -> ApiError:

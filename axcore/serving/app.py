@@ -34,9 +34,10 @@ def serving_app(
     """
     metrics = ServerMetrics(served)
     endpoints = Endpoints(served, metrics)
-    gate = Middleware(Gate, keys=keys, hosts=hosts, metrics=metrics)
+    routes = _routes(endpoints)
+    gate = Middleware(Gate, keys=keys, hosts=hosts, metrics=metrics, routes=routes)
     return Starlette(
-        routes=_routes(endpoints),
+        routes=routes,
         middleware=[gate],
         exception_handlers={ApiError: _api_error, HTTPException: _http_error, 500: _failed},
     )

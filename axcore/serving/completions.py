@@ -48,11 +48,11 @@ class CompletionJob(AnswerJob[CompletionRequest, Choice]):
 
     def add(self, number: int, piece: Piece) -> None:
         """Appends a piece to an answer."""
-        self.choices[number].add(self._kept(piece))
+        self.choices[number].add(piece)
 
     def changes(self, number: int, piece: Piece) -> Iterator[dict[str, Any]]:
         """Yields what a new piece adds to an answer, as streams have it."""
-        piece, choice = self._kept(piece), self.choices[number]
+        choice = self.choices[number]
         text, logprobs = piece.text, self._logprobs(choice, piece.tokens)
         if self.request.echo and not choice.is_begun:
             text = choice.prompt_text + text
@@ -60,19 +60,6 @@ class CompletionJob(AnswerJob[CompletionRequest, Choice]):
         choice.is_begun = True
         if text or piece.tokens or piece.finish_reason:
             yield _choice(number, text, logprobs, piece.finish_reason)
-
-    def usage(self) -> dict[str, Any]:
-        """Returns the numbers of tokens; one that was drawn only to look at the prompt is none."""
-        found = super().usage()
-        if self.request.max_tokens:
-            return found
-        return {**found, "completion_tokens": 0, "total_tokens": found["prompt_tokens"]}
-
-    def _kept(self, piece: Piece) -> Piece:
-        """Returns a piece; one that was drawn only to look at the prompt is empty."""
-        if self.request.max_tokens:
-            return piece
-        return Piece("", (), None if piece.finish_reason is None else "length")
 
     def whole(self, number: int) -> dict[str, Any]:
         """Returns an answer that has ended, as responses have it."""
@@ -118,7 +105,7 @@ async def begin_completion(
             text = _echoed(served, prompt) if request.echo else ""
             choices.append(Choice(prompt=tokens, prompt_text=text, offset=len(text)))
             requests.append(_request(request, tokens, size=size, seed=seed, adapter=adapter))
-    answers = await served.submit(requests, figures)
+    answers = await served.submit(requests, figures, keeps_tokens=request.max_tokens > 0)
     return CompletionJob(
         served=served, request=request, id=identity, choices=choices, answers=answers
     )

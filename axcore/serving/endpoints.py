@@ -19,6 +19,9 @@ from axcore.serving.gate import ABANDONED
 from axcore.serving.metrics import ServerMetrics
 from axcore.serving.served_model import ServedModel, draining
 
+_LETTERS_A_TOKEN = 4
+"""What a token counts as where texts are measured by their letters."""
+
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -55,15 +58,8 @@ class Endpoints:
         """Returns the tokens of a text, or of a conversation."""
         fields = Fields(await read_json(request, self.served.limits))
         self.served.adapter(fields.text("model"))
-        if fields.raw("messages") is not None:
-            found = await self.served.chat_tokens(read_messages(fields), None)
-        else:
-            text = read_prompt(fields)
-            begins = fields.boolean("add_special_tokens", default=True)
-            encode = self.served.tokenizer.encode_prompt if begins else self.served.tokenizer.encode
-            found = await self.served.run(encode, text, size=len(text))
-        fields.finish()
-        tokens = [int(token) for token in found]
+        with self._room():
+            tokens = [int(token) for token in await self._tokens(fields)]
         length = self.served.max_length
         return JSONResponse({"tokens": tokens, "count": len(tokens), "max_model_len": length})
 
@@ -72,12 +68,11 @@ class Endpoints:
         fields = Fields(await read_json(request, self.served.limits))
         self.served.adapter(fields.text("model"))
         tokens = fields.items("tokens", most=1 << 20)
-        size = self.served.tokenizer.vocab_size
-        is_number = [type(token) is int and 0 <= token < size for token in tokens or ()]
-        if tokens is None or not all(is_number):
-            raise invalid(f"tokens is no list of numbers from 0 to {size - 1}", "tokens")
         fields.finish()
-        return JSONResponse({"prompt": self.served.decode(tokens)})
+        size = _LETTERS_A_TOKEN * len(tokens or ())
+        with self._room():
+            text = await self.served.run(self._text, tokens, size=size)
+        return JSONResponse({"prompt": text})
 
     async def models(self, request: HttpRequest) -> Response:
         """Lists the model and its adapters."""
@@ -120,6 +115,31 @@ class Endpoints:
                 **attrs.asdict(served.engine.stats()),
             }
         )
+
+    async def _tokens(self, fields: Fields) -> Any:
+        """Returns the tokens of what a request to `/tokenize` holds."""
+        if fields.raw("messages") is not None:
+            messages = read_messages(fields)
+            fields.finish()
+            return await self.served.chat_tokens(messages, None)
+        text = read_prompt(fields)
+        begins = fields.boolean("add_special_tokens", default=True)
+        fields.finish()
+        tokenizer = self.served.tokenizer
+        encode = tokenizer.encode_prompt if begins else tokenizer.encode
+        return await self.served.run(encode, text, size=len(text))
+
+    def _text(self, tokens: list[Any] | None) -> str:
+        """Returns the text of what a request to `/detokenize` holds.
+
+        Raises:
+            ApiError: It is no list of tokens of the vocabulary.
+        """
+        size = self.served.tokenizer.vocab_size
+        is_number = [type(token) is int and 0 <= token < size for token in tokens or ()]
+        if tokens is None or not all(is_number):
+            raise invalid(f"tokens is no list of numbers from 0 to {size - 1}", "tokens")
+        return self.served.decode(tokens)
 
     def _check_engine(self) -> None:
         """Raises ApiError where a step failed: only another process can answer then."""

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse
+from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from axcore.serving.answering import RequestFigures
@@ -23,7 +24,6 @@ _PUBLIC = ("/", "/health", "/ready")
 _POLLED = ("/health", "/ready", "/metrics", "/stats")
 """Paths that programs ask for every second: their lines have the level DEBUG while all is well."""
 
-_KNOWN = re.compile(r"/(|health|ready|metrics|stats|tokenize|detokenize|v1/[a-z/]{1,40})")
 _ID = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 _HEADERS = (
     (b"x-content-type-options", b"nosniff"),
@@ -40,12 +40,21 @@ class Gate:
         keys: Who may ask.
         hosts: Names that requests may call the server; none allows all.
         metrics: What counts requests.
+        routes: The application's. Requests are counted by their paths, so that no request, which
+            may come without a key, adds to the paths that there are.
     """
 
     def __init__(
-        self, app: ASGIApp, *, keys: ApiKeys, hosts: Sequence[str], metrics: ServerMetrics
+        self,
+        app: ASGIApp,
+        *,
+        keys: ApiKeys,
+        hosts: Sequence[str],
+        metrics: ServerMetrics,
+        routes: Sequence[Route],
     ) -> None:
         self._app, self._keys, self._metrics = app, keys, metrics
+        self._routes = routes
         self._hosts = tuple(host.lower() for host in hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -94,7 +103,7 @@ class Gate:
         figures: RequestFigures = request.state.figures
         seconds = time.monotonic() - figures.began
         path = request.scope["path"]
-        self._metrics.add(path if _KNOWN.fullmatch(path) else "other", status, figures, seconds)
+        self._metrics.add(self._counted_path(request.scope), status, figures, seconds)
         client = request.client.host if request.client else "-"
         words = [client, request.method, _printable(path), str(status), f"{seconds * 1e3:.0f}ms"]
         if figures.num_prompt_tokens:
@@ -106,6 +115,11 @@ class Gate:
             words.append("finish=" + ",".join(dict.fromkeys(figures.finish_reasons)))
         level = logging.DEBUG if path in _POLLED and status < 400 else logging.INFO
         LOGGER.log(level, "%s id=%s", " ".join(words), request.state.request_id)
+
+    def _counted_path(self, scope: Scope) -> str:
+        """Returns the path of a request's route; one word for all paths that have none."""
+        matching = (one for one in self._routes if one.matches(scope)[0] is not Match.NONE)
+        return next((one.path_format for one in matching), "other")
 
 
 def error_response(error: ApiError) -> JSONResponse:

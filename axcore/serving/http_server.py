@@ -87,6 +87,15 @@ class HttpServer(uvicorn.Server):
         else:
             self.should_exit = self.force_exit = True
 
+    @property
+    def left_s(self) -> float:
+        """Seconds that are left of `drain_s`; 0 after a second signal, a few where none came."""
+        if self.force_exit:
+            return 0.0
+        if self._ends_at is None:
+            return _CLOSING_S
+        return max(0.0, self._ends_at - time.monotonic())
+
     def drain(self) -> None:
         """Refuses new requests from here on, and ends when those there are were answered."""
         self._served.is_draining = True

@@ -72,7 +72,9 @@ class ServerMetrics:
         self.token_time = Histogram(
             "time_per_token_seconds", "Between tokens of a request, on average", **timed
         )
-        self.duration = Histogram("request_seconds", "From a request to its end", **timed)
+        self.duration = Histogram(
+            "request_seconds", "From a request with a prompt to its end, however it ends", **timed
+        )
 
     def add(self, path: str, status: int, figures: RequestFigures, seconds: float) -> None:
         """Counts a request that ended."""
@@ -80,9 +82,10 @@ class ServerMetrics:
         self.prompt_tokens.inc(figures.num_prompt_tokens)
         self.answer_tokens.inc(figures.num_tokens)
         self.abandoned.inc(int(figures.is_abandoned))
+        if figures.num_prompt_tokens:
+            self.duration.observe(seconds)
         if figures.first_token_s is None or figures.last_token_s is None:
             return
-        self.duration.observe(seconds)
         self.first_token.observe(figures.first_token_s)
         if figures.num_tokens > 1:
             between = figures.last_token_s - figures.first_token_s

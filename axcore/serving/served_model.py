@@ -173,25 +173,35 @@ class ServedModel:
             )
         return max_tokens
 
-    async def submit(self, requests: Sequence[Request], figures: RequestFigures) -> Answers:
+    async def submit(
+        self, requests: Sequence[Request], figures: RequestFigures, *, keeps_tokens: bool = True
+    ) -> Answers:
         """Returns the answers to requests, all of them or none.
+
+        Args:
+            requests: What is asked.
+            figures: What counts the answers' tokens.
+            keeps_tokens: See `Answers`.
 
         Raises:
             ApiError: A request cannot be answered, or not now.
         """
         if any(request.grammar is not None for request in requests):  # which is compiled
-            return await anyio.to_thread.run_sync(self._submit, requests, figures)
-        return self._submit(requests, figures)
+            answers = await anyio.to_thread.run_sync(self._submit, requests)
+        else:
+            answers = self._submit(requests)
+        return Answers(answers, figures, keeps_tokens=keeps_tokens)
 
-    def _submit(self, requests: Sequence[Request], figures: RequestFigures) -> Answers:
+    def _submit(self, requests: Sequence[Request]) -> list[Answer]:
         answers: list[Answer] = []
         try:
             for request in requests:
                 answers.append(self.engine.submit(request))
         except (RequestError, EngineError) as error:
-            Answers(answers, figures).cancel()
+            for answer in answers:
+                answer.cancel()
             raise self._refused(error) from error
-        return Answers(answers, figures)
+        return answers
 
     async def run(self, function: Any, text: Any, *, size: int) -> Any:
         """Returns what a function makes of a text, in a thread where that takes long."""

@@ -56,6 +56,8 @@ class WeightsWatch:
         restored = self._run.restored(step)
         own = self._run.trainer.step.own_part(restored.state)  # a task may keep more beside it
         before = self._served.step
+        if self._stopped.is_set():  # meanwhile: what would take them over is closed
+            return None
         self._served.replace_weights(own, restored.step)
         LOGGER.info("weights of step %s answer now, after those of step %s", step, before)
         return restored.step

@@ -1,6 +1,7 @@
 """Engines whose threads wait while requests come, so that no test depends on their pace."""
 
 import contextlib
+import threading
 
 import jax
 
@@ -18,3 +19,21 @@ def broken(engine):
     """Takes an engine's weights off its device, so that its next step fails."""
     for leaf in jax.tree.leaves(engine._programs.weights.value):
         leaf.delete()
+
+
+@contextlib.contextmanager
+def busy(engine):
+    """Lets an engine run no step within the block; what is submitted there waits in its queue."""
+    go, begun = threading.Event(), threading.Event()
+
+    def work():
+        begun.set()
+        go.wait(60)
+
+    with engine._changed:
+        engine._thread.send(work)
+    assert begun.wait(60)
+    try:
+        yield
+    finally:
+        go.set()
