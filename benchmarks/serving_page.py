@@ -28,7 +28,8 @@ LOAD = {
     "transformers_one_by_one": ("transformers, one after another", 4.0),
     "axcore_one_by_one": ("axcore, one after another", None),
 }
-"""Who else serves the load, and axcore's tokens a second by theirs at least."""
+"""Who else serves the load, and how many times better axcore is to be: in tokens a second, and in
+the time to the first token that all but 1 % of requests have at most."""
 HOST_GOAL_MS = 0.3
 STRICTER = {("32M", "decode_1", "transformers"): 0.5}
 
@@ -75,12 +76,15 @@ def _load_rows(load: Figures) -> list[Row]:
         if ours is None or theirs is None:
             continue
         more, later = (ours[key] / theirs[key] for key in ("tokens_per_s", "p99_first_s"))
-        wish = "" if goal is None else f">= {goal:g}" + _mark(more >= goal)
+        wish = wait = ""
+        if goal is not None:
+            wish = f">= {goal:g}" + _mark(more >= goal)
+            wait = f"<= {1 / goal:g}" + _mark(later <= 1 / goal)
         speeds = (f"{one['tokens_per_s']:.0f} tokens/s" for one in (ours, theirs))
         firsts = (f"{one['p99_first_s']:.2f} s" for one in (ours, theirs))
         rows += [
             ("load: throughput", next(speeds), rival, next(speeds), f"{more:.2f}", wish),
-            ("load: first token, p99", next(firsts), rival, next(firsts), f"{later:.2f}", ""),
+            ("load: first token, p99", next(firsts), rival, next(firsts), f"{later:.2f}", wait),
         ]
     if "axcore_host" in load:
         ms = load["axcore_host"]["host_ms_per_step"]
