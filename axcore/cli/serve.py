@@ -109,6 +109,7 @@ def _serve(
     cfg = apply_overrides(ServerConfig(engine=engine), overrides)
     keys = read_api_keys(rest["api_key_file"])
     folders = named_folders(rest["adapters"])
+    _log_to_stderr()
     with listen(host, port) as listener:
         with LoadingDisplay() as display, heard_by(display.hear):
             display.begin("loading", model)
@@ -134,7 +135,6 @@ def _serve(
             hosts = named if host in _LOOPBACK or rest["hosts"] else ()
             app = serving_app(served, keys=keys, hosts=hosts)
             server = HttpServer(app, served, drain_s=cfg.drain_s, proxies=rest["proxy"])
-            _log_to_stderr()
             _announce(served, _url(listener), has_keys=bool(keys))
             if host not in _LOOPBACK and not keys:
                 _warn_of_everybody(host, has_names=bool(hosts))

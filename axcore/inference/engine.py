@@ -1,6 +1,7 @@
 """`Engine`: answers many requests at once, in a thread of its own."""
 
 import itertools
+import os
 from collections.abc import Callable
 from typing import Any, Self
 
@@ -33,6 +34,7 @@ class Engine:
         cfg: How much is served at once.
         draft: Guesses tokens, where `cfg.speculation` is a `DraftModel`.
         on_failure: See `OnFailure`; by default all requests end with the error.
+        grammars: Compiles the grammars of requests; by default one of its own does.
 
     Raises:
         ConfigError: The config does not fit the model, or itself.
@@ -47,12 +49,13 @@ class Engine:
         *,
         draft: Draft | None = None,
         on_failure: OnFailure | None = None,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
         parts = EngineParts.of(model, state, tokenizer, cfg, draft=draft)
         self.tokenizer, self.config = tokenizer, parts.config
         self.max_length = parts.room.max_length
         self._parts, self._programs, self._runner = parts, parts.programs, parts.runner
-        self._grammars = GrammarCompiler(tokenizer)
+        self._grammars = grammars or GrammarCompiler(tokenizer)
         self._waited_before = 0
         self._warm_up: WarmUp | None = None
         self._numbers = itertools.count()
@@ -76,6 +79,7 @@ class Engine:
         progress: Progress | None = None,
         *,
         when_all: Callable[[Exception | None], None] | None = None,
+        num_threads: int | None = None,
     ) -> None:
         """Compiles every program that requests can need, as many at once as there are cores.
 
@@ -83,13 +87,20 @@ class Engine:
             progress: Is called with the number of compiled programs, of all, and the name of the
                 last.
             when_all: Where given, only the few programs are waited for by which any request can be
-                answered; a thread compiles the others, and calls this then, with the error if it
-                failed. Until then calls may compute more rows than they need.
+                answered; threads compile the others, half as many at once, and one of them calls
+                this then, with the error if one failed. Until then calls may compute more rows than
+                they need.
+            num_threads: How many are compiled at once; by default as many as there are cores.
         """
         limits = self._runner.scheduler.limits
         found = stages(self.config, limits, self._parts.shapes, self._parts.kinds)
         compiled = self._programs.compiled
-        self._warm_up = WarmUp(compiled.prepare, self._use, found if when_all else found[-1:])
+        self._warm_up = WarmUp(
+            compiled.prepare,
+            self._use,
+            found if when_all else found[-1:],
+            num_threads=num_threads or os.cpu_count() or 1,
+        )
         if when_all:
             self._use(found[0])
         self._warm_up.first(progress)
@@ -179,7 +190,24 @@ class Engine:
             ModuleError: It is not of this model: an array is missing, or has another shape.
             EngineError: The engine is closed, or a step failed.
         """
-        weights = self._programs.weights.converted(state)
+        self.set_weights(self.converted_weights(state))
+
+    @property
+    def weights(self) -> Any:
+        """What the model is called with, as `set_weights` takes it."""
+        return self._programs.weights.value
+
+    def converted_weights(self, state: Any) -> Any:
+        """Returns a state of the model as `set_weights` takes it.
+
+        Raises:
+            ConfigError: Its arrays are of another type, or lie elsewhere.
+            ModuleError: It is not of this model: an array is missing, or has another shape.
+        """
+        return self._programs.weights.converted(state)
+
+    def set_weights(self, weights: Any) -> None:
+        """Does what `replace_weights` does."""
 
         def replace() -> None:
             self._programs.weights.replace(weights)

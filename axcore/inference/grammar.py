@@ -6,8 +6,9 @@ W words of 32 tokens.
 
 import json
 import threading
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from concurrent.futures import Future
 from typing import Any, Literal
 
 import attrs
@@ -115,23 +116,47 @@ class GrammarCompiler:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._lock = threading.Lock()
+        self._lock, self._reading = threading.Lock(), threading.Lock()
         self._known: Any = None
-        self._compiled = lru_cache(KEPT_GRAMMARS)(self._compile)
+        self._found: OrderedDict[Grammar, Future[Any]] = OrderedDict()
 
     def matcher(self, grammar: Grammar) -> GrammarMatcher:
         """Returns a matcher at the beginning of an answer.
+
+        Several threads compile several grammars at once, and each one once.
 
         Raises:
             RequestError: The grammar is wrong, or the tokenizer's tokens are not known as bytes.
         """
         with self._lock:
-            return GrammarMatcher(self._compiled(grammar).deep_copy())
+            found = self._found.get(grammar)
+            is_new = found is None
+            found = found or Future()
+            self._found[grammar] = found
+            self._found.move_to_end(grammar)
+            if len(self._found) > KEPT_GRAMMARS:
+                self._found.popitem(last=False)
+        if is_new:
+            self._compile_into(found, grammar)
+        compiled = found.result()
+        with self._lock:
+            return GrammarMatcher(compiled.deep_copy())
+
+    def _compile_into(self, found: "Future[Any]", grammar: Grammar) -> None:
+        """Compiles a grammar for all who wait for it; one that is wrong is forgotten."""
+        try:
+            found.set_result(self._compile(grammar))
+        except BaseException as error:
+            with self._lock:
+                if self._found.get(grammar) is found:
+                    del self._found[grammar]
+            found.set_exception(error)
 
     def _compile(self, grammar: Grammar) -> Any:
         library = import_llguidance()
-        if self._known is None:
-            self._known = grammar_tokenizer(self._tokenizer)
+        with self._reading:
+            if self._known is None:
+                self._known = grammar_tokenizer(self._tokenizer)
         matcher = library.LLMatcher(self._known, _source(library, grammar), log_level=0)
         if matcher.is_error():
             raise RequestError(

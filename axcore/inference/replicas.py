@@ -1,8 +1,11 @@
 """`Replicas`: one engine for each place on a mesh's data axis, in front of them one interface."""
 
+import itertools
 import logging
+import os
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Self, TypeVar
 
@@ -17,6 +20,7 @@ from axcore.inference.config import EngineConfig
 from axcore.inference.engine import Engine
 from axcore.inference.engine_adapters import EngineAdapter
 from axcore.inference.engine_stats import EngineStats, summed, without_room
+from axcore.inference.grammar import GrammarCompiler
 from axcore.inference.replica_choice import SentPrompts, by_preference
 from axcore.inference.replica_parts import replica_states
 from axcore.inference.request import Draining, QueueFull, Request
@@ -67,9 +71,16 @@ class Replicas:
             own = replica_states(draft.model, draft.state, mesh)
             drafts = [attrs.evolve(draft, state=part) for part in own]
         self._choosing, self._changing = threading.Lock(), threading.Lock()
+        self._grammars = GrammarCompiler(tokenizer)
         self._engines = tuple(
             Engine(
-                model, own, tokenizer, cfg, draft=guessing, on_failure=partial(self._fail, index)
+                model,
+                own,
+                tokenizer,
+                cfg,
+                draft=guessing,
+                on_failure=partial(self._fail, index),
+                grammars=self._grammars,
             )
             for index, (own, guessing) in enumerate(zip(states, drafts, strict=True))
         )
@@ -96,16 +107,26 @@ class Replicas:
         *,
         when_all: Callable[[Exception | None], None] | None = None,
     ) -> None:
-        """Compiles the programs of all replicas; see `Engine.warm_up`."""
+        """Compiles the programs of all replicas at once; see `Engine.warm_up`.
+
+        They share none, since a program is compiled for its devices.
+        """
         count = len(self._engines)
         when_one = None if when_all is None else _after(count, when_all)
-        for index, engine in enumerate(self._engines):
+        num_threads = max(1, (os.cpu_count() or 1) // count)
+        lock, num_done = threading.Lock(), itertools.count(1)
 
-            def say(done: int, total: int, name: str, index: int = index) -> None:
+        def warm(index: int) -> None:
+            def say(done: int, total: int, name: str) -> None:
                 if progress is not None:
-                    progress(index * total + done, count * total, f"{name}, replica {index}")
+                    with lock:
+                        progress(next(num_done), count * total, f"{name}, replica {index}")
 
-            engine.warm_up(say, when_all=when_one)
+            self._engines[index].warm_up(say, when_all=when_one, num_threads=num_threads)
+
+        with ThreadPoolExecutor(count) as pool:
+            for warmed in [pool.submit(warm, index) for index in range(count)]:
+                warmed.result()
 
     @property
     def error(self) -> EngineError | None:
@@ -125,6 +146,8 @@ class Replicas:
             Draining: The replicas take no more.
             EngineError: They are closed, or a step of each failed.
         """
+        if request.grammar is not None:  # so that none who chooses waits until it is compiled
+            self._grammars.matcher(request.grammar)
         with self._choosing:
             if self._is_draining:
                 raise Draining("the replicas finish what they have and take no new requests")
@@ -148,15 +171,32 @@ class Replicas:
     def replace_weights(self, state: Any) -> None:
         """Takes over another state of the model, one replica after the other; returns when all did.
 
+        All replicas have it, or none: where one refuses it, those before it get back what they had.
+
         Raises:
             ConfigError: Its arrays are of another type, or lie elsewhere.
             ModuleError: It is not of this model: an array is missing, or has another shape.
             EngineError: The replicas are closed, or a step of each failed.
         """
         with self._changing:
+            if self.error is not None:
+                raise self.error
             states = replica_states(self._model, state, self._mesh)
-            for engine, own in zip(self._engines, states, strict=True):
-                self._change(engine, partial(Engine.replace_weights, state=own))
+            converted = [
+                (engine, engine.converted_weights(own))
+                for engine, own in zip(self._engines, states, strict=True)
+                if engine.error is None
+            ]
+            changed: list[tuple[Engine, Any]] = []
+            try:
+                for engine, weights in converted:
+                    before = engine.weights
+                    self._change(engine, partial(Engine.set_weights, weights=weights))
+                    changed.append((engine, before))
+            except Exception:
+                for engine, weights in changed:
+                    self._change(engine, partial(Engine.set_weights, weights=weights))
+                raise
             with self._choosing:
                 for sent in self._sent:
                     sent.forget()

@@ -5,7 +5,6 @@ all. What an engine calls is changed when all programs of a stage are compiled, 
 """
 
 import concurrent.futures
-import os
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
@@ -61,6 +60,8 @@ class WarmUp:
         prepare: Compiles the program of a key, in any thread.
         use: Lets the engine work with a stage, whose programs are compiled.
         stages: The first one is to be used already.
+        num_threads: How many programs of the first are compiled at once. Half as many of the others
+            are, whose compiling takes turns with requests.
     """
 
     def __init__(
@@ -68,27 +69,25 @@ class WarmUp:
         prepare: Callable[[Hashable], Any],
         use: Callable[[Stage], None],
         stages: Sequence[Stage],
+        *,
+        num_threads: int,
     ) -> None:
         self._prepare, self._use = prepare, use
+        self._num_threads = num_threads
         self._stages = tuple(stages)
         self._is_stopped = False
         self._thread: threading.Thread | None = None
 
     def first(self, progress: Progress | None = None) -> None:
-        """Compiles the first stage, as many programs at once as there are cores."""
-        keys = self._stages[0].keys
-        with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-            futures = {pool.submit(self._prepare, key): key for key in keys}
-            for done, future in enumerate(concurrent.futures.as_completed(futures), start=1):
-                future.result()
-                if progress is not None:
-                    progress(done, len(keys), _text(futures[future]))
+        """Compiles the first stage."""
+        with concurrent.futures.ThreadPoolExecutor(self._num_threads) as pool:
+            self._compile(pool, self._stages[0].keys, progress)
 
     def start_others(self, when_done: Callable[[Exception | None], None]) -> None:
-        """Compiles the other stages in a thread, one program after another.
+        """Compiles the other stages in threads.
 
         Args:
-            when_done: Is called by the thread when all is compiled, or with what it failed by; the
+            when_done: Is called by a thread when all is compiled, or with what it failed by; the
                 engine stays with the last stage that was. Not called after `stop`.
         """
         name = "axcore-warm-up"
@@ -97,25 +96,46 @@ class WarmUp:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends the thread, after the program that it compiles."""
+        """Ends the threads, after the programs that they compile."""
         self._is_stopped = True
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
 
     def _others(self, when_done: Callable[[Exception | None], None]) -> None:
         try:
-            for stage in self._stages[1:]:
-                for key in stage.keys:
+            with concurrent.futures.ThreadPoolExecutor(max(1, self._num_threads // 2)) as pool:
+                for stage in self._stages[1:]:
+                    self._compile(pool, stage.keys)
                     if self._is_stopped:
                         return
-                    self._prepare(key)
-                self._use(stage)
+                    self._use(stage)
         except Exception as error:  # the engine answers without these programs
             failure: Exception | None = error
         else:
             failure = None
         if not self._is_stopped:
             when_done(failure)
+
+    def _compile(
+        self,
+        pool: concurrent.futures.Executor,
+        keys: Sequence[Hashable],
+        progress: Progress | None = None,
+    ) -> None:
+        """Returns when programs are compiled; one that fails ends the others that did not begin."""
+        futures = {pool.submit(self._prepare_one, key): key for key in keys}
+        try:
+            for done, future in enumerate(concurrent.futures.as_completed(futures), start=1):
+                future.result()
+                if progress is not None:
+                    progress(done, len(keys), _text(futures[future]))
+        finally:
+            for future in futures:
+                future.cancel()
+
+    def _prepare_one(self, key: Hashable) -> None:
+        if not self._is_stopped:
+            self._prepare(key)
 
 
 def _text(key: Any) -> str:

@@ -1,7 +1,9 @@
 """`start_engine`: an engine for a model, with programs compiled by which it can answer."""
 
 import logging
+import time
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from axcore.config import evolve
 from axcore.errors import ConfigError
@@ -61,7 +63,7 @@ def start_engine(
             draft=_guessing(draft, cfg),
         )
     add_adapters(engine, adapters)
-    engine.warm_up(progress, when_all=_say)
+    engine.warm_up(progress, when_all=partial(_say, time.monotonic()))
     return ServedModel(
         name=name,
         engine=engine,
@@ -82,9 +84,9 @@ def _guessing(opened: OpenedModel | None, cfg: ServerConfig) -> Draft | None:
     return Draft(model=opened.model, state=state, tokenizer=opened.tokenizer)
 
 
-def _say(failure: Exception | None) -> None:
+def _say(began: float, failure: Exception | None) -> None:
     if failure is None:
-        _LOG.info("all programs are compiled")
+        _LOG.info("all programs are compiled, after %.0f s", time.monotonic() - began)
     else:
         _LOG.error(
             "a program did not compile; requests are answered by those that did: %s", failure

@@ -3,6 +3,8 @@
 import importlib
 import json
 import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -13,7 +15,14 @@ from tokenizers import models
 from axcore.data import ByteTokenizer, HuggingFaceTokenizer
 from axcore.errors import RequestError
 from axcore.inference.answer_text import AnswerText
-from axcore.inference.grammar import GrammarCompiler, json_schema, lark, mask_words, regex
+from axcore.inference.grammar import (
+    KEPT_GRAMMARS,
+    GrammarCompiler,
+    json_schema,
+    lark,
+    mask_words,
+    regex,
+)
 
 SCHEMA = {
     "type": "object",
@@ -129,6 +138,37 @@ def test_matchers_of_one_grammar_are_apart(compilers):
     first.accept(list(b"ab"))
     assert first.is_finished
     assert allowed_tokens(second, 264).tolist() == [ord("a")]
+
+
+def test_a_grammar_is_compiled_once_and_beside_others(compilers, monkeypatch):
+    compiler = GrammarCompiler(compilers["bytes"][0])
+    is_asked, go_on, asked = threading.Event(), threading.Event(), []
+
+    def compile_slowly(grammar):
+        asked.append(grammar)
+        is_asked.set()
+        assert grammar != regex("slow") or go_on.wait(60)
+        return compiled(grammar)
+
+    compiled = compiler._compile
+    monkeypatch.setattr(compiler, "_compile", compile_slowly)
+    with ThreadPoolExecutor() as pool:
+        slow = [pool.submit(compiler.matcher, regex("slow")) for _ in range(2)]
+        assert is_asked.wait(60)
+        assert not compiler.matcher(regex("ab")).is_match
+        go_on.set()
+        assert [one.result(60).is_match for one in slow] == [False, False]
+    assert asked == [regex("slow"), regex("ab")]
+
+
+def test_a_wrong_grammar_is_an_error_each_time_and_only_the_last_ones_are_kept(compilers):
+    compiler = GrammarCompiler(compilers["bytes"][0])
+    for _ in range(2):
+        with pytest.raises(RequestError, match="no regular expression"):
+            compiler.matcher(regex("("))
+    for number in range(KEPT_GRAMMARS + 5):
+        compiler.matcher(regex(str(number)))
+    assert list(compiler._found) == [regex(str(number)) for number in range(5, KEPT_GRAMMARS + 5)]
 
 
 @pytest.mark.parametrize(

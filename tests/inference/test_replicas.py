@@ -1,5 +1,8 @@
 """Replicas on a mesh answer as one engine does, each on devices of its own."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -22,7 +25,9 @@ from axcore.inference import (
     Sampling,
     open_engine,
 )
+from axcore.inference.compiled import CompiledPrograms
 from axcore.inference.engine_adapters import EngineAdapter
+from axcore.inference.grammar import GrammarCompiler, regex
 from axcore.parallel import make_mesh
 
 TOKENIZER = ByteTokenizer.Config().build()
@@ -126,6 +131,62 @@ def test_all_replicas_take_new_weights_and_refuse_others(replicas):
         replicas.replace_weights({"other": chain("abcd")["table"]})
     assert caught.value.hint == "give a state of the same model"
     assert replicas.submit(request("d")).result(60).text == "cbadcb"
+
+
+def test_where_one_replica_cannot_take_new_weights_all_keep_the_old_ones(replicas, monkeypatch):
+    first, last = replicas._engines
+
+    def full(weights):
+        raise MemoryError("no room on the device")
+
+    monkeypatch.setattr(last._programs.weights, "replace", full)
+    with pytest.raises(MemoryError, match="no room on the device"):
+        replicas.replace_weights(chain("dcba"))
+    monkeypatch.undo()
+    assert [one.submit(request("a")).result(60).text for one in (first, last)] == ["bcdabc"] * 2
+    replicas.replace_weights(chain("dcba"))
+    assert [one.submit(request("d")).result(60).text for one in (first, last)] == ["cbadcb"] * 2
+
+
+def test_no_request_waits_for_the_grammar_of_another(replicas, monkeypatch):
+    pytest.importorskip("llguidance")
+    is_asked, go_on = threading.Event(), threading.Event()
+    compiled = GrammarCompiler._compile
+
+    def compile_slowly(self, grammar):
+        if grammar == regex("[ab]+"):
+            is_asked.set()
+            assert go_on.wait(60)
+        return compiled(self, grammar)
+
+    monkeypatch.setattr(GrammarCompiler, "_compile", compile_slowly)
+    with ThreadPoolExecutor() as pool:
+        slow = pool.submit(replicas.submit, evolve(request("a"), grammar=regex("[ab]+")))
+        assert is_asked.wait(60)
+        assert replicas.submit(request("a")).result(60).text == "bcdabc"
+        other = replicas.submit(evolve(request("a"), grammar=regex("[bx]+")))
+        assert other.result(60).text.startswith("b")
+        assert not slow.done()
+        go_on.set()
+        assert slow.result(60).result(60).text.startswith("b")
+
+
+def test_replicas_compile_their_programs_at_the_same_time(replicas, monkeypatch):
+    """Each waits, before its first program, until the other one has come to its own."""
+    both, prepare = threading.Barrier(2), CompiledPrograms.prepare
+    come: set[int] = set()
+
+    def prepare_together(self, key):
+        if id(self) not in come:
+            come.add(id(self))
+            both.wait(60)
+        return prepare(self, key)
+
+    monkeypatch.setattr(CompiledPrograms, "prepare", prepare_together)
+    said = []
+    replicas.warm_up(lambda *one: said.append(one))
+    assert [done for done, _, _ in said] == list(range(1, said[0][1] + 1))
+    assert len(come) == 2
 
 
 def test_replicas_finish_what_they_have_and_take_no_more(replicas):

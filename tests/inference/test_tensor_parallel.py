@@ -107,7 +107,7 @@ def test_replicas_of_split_models_compile_all_before_requests_come(drawn):
         total = said[0][1]
         assert [(done, of) for done, of, _ in said] == [(i + 1, total) for i in range(total)]
         numbers = [name.rpartition(", replica ")[2] for _, _, name in said]
-        assert numbers == ["0"] * (total // 2) + ["1"] * (total // 2)
+        assert sorted(numbers) == ["0"] * (total // 2) + ["1"] * (total // 2)
         answers = [engine.submit(REQUEST) for engine in replicas._engines]
         assert [answer.result(300).tokens for answer in answers] == [drawn] * 2
         assert replicas.stats().compilations_after_warm_up == 0

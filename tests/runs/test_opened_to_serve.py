@@ -1,5 +1,8 @@
 """What is served: a run as it was trained, or with another way to keep its keys and values."""
 
+import re
+import time
+
 import jax
 import numpy as np
 import pytest
@@ -27,6 +30,17 @@ def test_a_change_of_caches_serves_the_same_weights(trained):
     (tokens, kept), (near, narrow_kept) = answer(plain), answer(narrow)
     assert np.dtype("int8") in narrow_kept - kept
     assert [one.id for one in near][:1] == [one.id for one in tokens][:1]
+
+
+@pytest.mark.slow
+def test_one_line_says_when_all_programs_are_compiled(trained, caplog):
+    caplog.set_level("INFO", "axcore.serving")
+    with start_engine(open_model(trained[0]), SMALL).engine:
+        deadline = time.monotonic() + 60
+        while not caplog.messages:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    assert re.fullmatch(r"all programs are compiled, after \d+ s", "".join(caplog.messages))
 
 
 def test_changes_of_parameters_are_refused(trained):
