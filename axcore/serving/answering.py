@@ -8,7 +8,7 @@ from typing import TypeVar
 import attrs
 from starlette.requests import Request as HttpRequest
 
-from axcore.inference import Answer, Piece, RequestError
+from axcore.inference import Answer, EngineError, Piece, RequestError
 from axcore.serving.api_error import ApiError, from_error
 
 KEEP_ALIVE_S = 15.0
@@ -117,10 +117,18 @@ def _without_tokens(piece: Piece) -> Piece:
 
 def engine_failed(answer: Answer) -> ApiError:
     """Returns the error of an answer that the engine could not finish."""
-    if isinstance(answer.error, RequestError):  # a grammar that nothing can follow
-        return from_error(answer.error, "response_format")
-    kind = type(answer.error).__name__
-    return ApiError(500, f"The engine could not finish the answer: {kind}.", code="engine_error")
+    error, adapter = answer.error, answer.request.adapter
+    if isinstance(error, RequestError):  # a grammar that nothing can follow
+        return from_error(error, "response_format")
+    cause = None if error is None else error.__cause__
+    # What a device says of its failure stays inside; why no replica took a request does not.
+    why = cause.what if isinstance(cause, RequestError) else type(error).__name__
+    of = "" if adapter is None else f" of {adapter!r}"
+    hint = error.hint if isinstance(error, EngineError) else None
+    said = f" {hint[:1].upper()}{hint[1:]}." if hint else ""
+    message = f"The engine could not finish the answer{of}: {why}.{said}"
+    param = None if adapter is None else "model"
+    return ApiError(500, message, param=param, code="engine_error")
 
 
 async def _forward(

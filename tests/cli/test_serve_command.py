@@ -1,5 +1,6 @@
 """`axcore serve`: what it refuses before it loads anything, and how it lives and ends."""
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -19,7 +20,8 @@ from quick_flags import quick_environment
 from axcore.cli.main import group
 from axcore.config import update_config
 from axcore.errors import AxcoreError, CheckpointError, ConfigError
-from axcore.runs import open_model
+from axcore.inference import Sampling
+from axcore.runs import export_run, load_run, open_model
 from axcore.serving import listen
 from axcore.testing.tiny import small_experiment
 
@@ -88,12 +90,12 @@ def trained(tmp_path_factory):
     return cfg, folder / "run"
 
 
-@pytest.fixture
-def server(trained):
-    """A server of the run in a process of its own, and its address."""
+@contextlib.contextmanager
+def served(folder):
+    """Yields a process that serves a folder, and its address."""
     few = ("max_rows=2", "max_length=32", "step_tokens=20", "tokens_per_call=1")
     sets = [word for one in few for word in ("--set", f"engine.{one}")]
-    command = [sys.executable, "-m", "axcore", "serve", str(trained[1]), "--port", "0", *sets]
+    command = [sys.executable, "-m", "axcore", "serve", str(folder), "--port", "0", *sets]
     process = subprocess.Popen(
         [*command, "--set", "watch_s=0.2"],
         stdout=subprocess.PIPE,
@@ -107,9 +109,18 @@ def server(trained):
         process.kill()
         pytest.fail(line + process.stderr.read())
     assert process.stdout.readline().startswith("curl ")  # communicate() skips what is buffered
-    yield process, found[0]
-    process.kill()
-    process.communicate()
+    try:
+        yield process, found[0]
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def server(trained):
+    """A server of the run in a process of its own, and its address."""
+    with served(trained[1]) as found:
+        yield found
 
 
 def ask(url, path, body=None):
@@ -178,3 +189,19 @@ def test_sigterm_ends_a_server_that_is_not_ready_yet(trained):
         said += process.stdout.read()
     assert process.returncode == 0, said
     assert "ended" in said
+
+
+@pytest.mark.slow
+def test_the_folder_of_a_published_model_is_served_and_answers_as_its_run(trained, tmp_path):
+    run = load_run(trained[1])
+    export_run(run, tmp_path / "published")
+    expected = run.generate("The ", max_tokens=8, sampling=Sampling(temperature=0)).text
+    asked = {"prompt": "The ", "max_tokens": 8, "temperature": 0}
+    with served(tmp_path / "published") as (process, url):
+        (model,) = json.loads(ask(url, "v1/models"))["data"]
+        assert (model["id"], model["step"]) == ("published", None)
+        answer = json.loads(ask(url, "v1/completions", {**asked, "model": "published"}))
+        assert answer["choices"][0]["text"] == expected
+        assert "<title>axcore serve</title>" in ask(url, "")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0

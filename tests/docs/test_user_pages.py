@@ -8,7 +8,7 @@ from itertools import zip_longest
 from pathlib import Path
 
 import pytest
-from page_session import run_session
+from page_session import ANSWERED, run_session
 from quick_flags import quick_environment
 
 from axcore.cli.main import group
@@ -141,6 +141,7 @@ def test_commands_and_programs_of_a_page_work_in_the_order_given(page, folder):
         for (text, _), done in zip_longest(session, ended):
             assert done is not None, f"{text}\n{errors}"
             assert done.exit_code == 0, f"{text}\n{errors}"
+            assert ANSWERED in done.printed or not text.startswith("axcore serve"), text
             assert done.printed or not ("print(" in text or text.startswith("axcore ")), text
 
 

@@ -2,7 +2,7 @@
 
     python page_session.py < STEPS
 
-A server is ended when it has answered.
+A server is asked for a completion and for its page, says that it answered, and is ended.
 
 Each step is `{"command": WORDS}` or `{"script": PATH}`; a line of JSON on each goes to the file
 that the first argument names: its exit code and what it printed.
@@ -23,6 +23,9 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+
+ANSWERED = "a completion and the page were answered"
+"""What is printed of a server that did."""
 
 
 class Done(NamedTuple):
@@ -68,12 +71,27 @@ def _run(step: Mapping[str, Any]) -> Done:
 
 
 def _end_server(out: io.StringIO) -> None:
-    """Ends a server as soon as it has answered."""
+    """Ends a server when it has answered a completion and shown its page."""
     while (found := re.search(r"http://[\d.:]+/", out.getvalue())) is None:
         time.sleep(0.05)
-    with urllib.request.urlopen(f"{found[0]}ready", timeout=60) as response:
+    try:
+        asked = {"prompt": "def ", "max_tokens": 4}
+        answer = json.loads(_answer(f"{found[0]}v1/completions", asked))
+        assert answer["usage"]["completion_tokens"] <= 4, answer
+        assert "<h1" in _answer(found[0])
+        print(ANSWERED, file=out)
+    finally:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _answer(url: str, body: Mapping[str, Any] | None = None) -> str:
+    """Returns what a server answers with status 200."""
+    sent = {"content-type": "application/json"}
+    data = None if body is None else json.dumps(body).encode()
+    with urllib.request.urlopen(urllib.request.Request(url, data, sent), timeout=60) as response:
         assert response.status == 200
-    os.kill(os.getpid(), signal.SIGTERM)
+        text: str = response.read().decode()
+        return text
 
 
 if __name__ == "__main__":
