@@ -151,7 +151,6 @@ def kernels() -> Iterator[Kernel]:
     in_jnp: dict[str, Any] = {"is_differentiable": True, "partitioned_by": "compiler"}
     for op, room, summary in (
         ("attention", "attention", "Chunks with an online softmax; memory linear in the length"),
-        ("decode_attention", "decode", "Contiguous and paged caches"),
         ("cross_entropy", "cross_entropy", "Chunks of tokens and of the vocabulary"),
         ("rms_norm", "rms_norm", "Plain JAX, which compilers fuse into what surrounds it"),
     ):
@@ -159,6 +158,15 @@ def kernels() -> Iterator[Kernel]:
         yield Kernel(
             op=op, name="portable", priority=50, forward=forward, summary=summary, **in_jnp
         )
+    yield Kernel(
+        op="decode_attention",
+        name="portable",
+        summary="Contiguous and paged caches, in blocks of keys",
+        priority=50,
+        forward=Ref("axcore.ops.decode.portable:decode_attention_portable"),
+        block_sizes=Ref("axcore.ops.decode.portable:BLOCK_SIZES"),
+        **in_jnp,
+    )
     for op, room in (
         ("attention", "attention"),
         ("decode_attention", "decode"),

@@ -9,10 +9,12 @@ import pytest
 
 from axcore.errors import KernelError
 from axcore.ops import attention, decode_attention
-from axcore.ops.decode.contract import DECODE_TEST_CASES
-from axcore.ops.decode.portable import decode_attention_portable
+from axcore.ops.decode.api import decode_call
+from axcore.ops.decode.contract import DECODE_TEST_CASES, DecodeTestCase
+from axcore.ops.decode.portable import BLOCK_SIZES, KeyBlock, decode_attention_portable
 from axcore.ops.decode.reference import decode_attention_reference
 from axcore.ops.dispatch.tolerance import TOLERANCES, relative_error
+from axcore.plugins import Hardware
 
 SAMPLES = {sample.name: sample for sample in DECODE_TEST_CASES}
 SMALL = [name for name, sample in SAMPLES.items() if "long" not in name and sample.width < 80]
@@ -22,7 +24,8 @@ SMALL = [name for name, sample in SAMPLES.items() if "long" not in name and samp
 @pytest.mark.quick_one_in(8)
 def test_blocks_equal_the_reference(name):
     inputs, spec = SAMPLES[name].make()
-    got = jax.jit(partial(decode_attention_portable, spec=spec, block_size=16))(inputs)
+    with BLOCK_SIZES.forced(KeyBlock(16)):
+        got = jax.jit(partial(decode_attention_portable, spec=spec))(inputs)
     want = jax.jit(partial(decode_attention_reference, spec=spec))(inputs)
     assert relative_error(got, want) <= TOLERANCES["float32"].forward
 
@@ -104,12 +107,27 @@ def test_work_ends_with_the_longest_row_and_begins_with_the_window(length, monke
     loop = jax.lax.fori_loop
     monkeypatch.setattr(jax.lax, "fori_loop", counted)
     short = inputs._replace(lengths_B=jnp.minimum(inputs.lengths_B, length))
-    decode_attention_portable(short, spec, block_size=16)
     windowed = short._replace(lengths_B=jnp.full_like(short.lengths_B, length))
-    spec = type(spec)(scale=spec.scale, left=8)
-    decode_attention_portable(windowed, spec, block_size=16)
+    with BLOCK_SIZES.forced(KeyBlock(16)):
+        decode_attention_portable(short, spec)
+        decode_attention_portable(windowed, type(spec)(scale=spec.scale, left=8))
     jax.effects_barrier()
     assert seen == [(0, -(-length // 16)), (max(length - 9, 0) // 16, -(-length // 16))]
+
+
+@pytest.mark.parametrize(
+    ("hardware", "queries", "keys"),
+    [
+        ("cpu-1", 1, 32),
+        ("cpu-1", 16, 32),
+        ("cpu-1", 17, 256),
+        ("trn2-16", 1, 256),
+    ],
+)
+def test_blocks_are_small_where_a_host_copies_them_for_few_queries(hardware, queries, keys):
+    inputs, spec = DecodeTestCase(name="blocks", queries=queries).make()
+    entry = BLOCK_SIZES.entry(decode_call(inputs, spec), Hardware.parse(hardware))
+    assert entry.block_sizes == KeyBlock(keys)
 
 
 def test_nothing_of_the_cache_is_copied_but_a_block():

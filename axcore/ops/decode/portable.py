@@ -8,6 +8,7 @@ the cache is copied but one block.
 import math
 from collections.abc import Callable
 
+import attrs
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
@@ -17,20 +18,51 @@ from axcore.ops.attention.heads import group_heads, swap_heads, ungroup_heads
 from axcore.ops.attention.mask import Columns, Rows, visible
 from axcore.ops.attention.online_softmax import OnlineSoftmax
 from axcore.ops.control_flow import bounded_fori_loop
+from axcore.ops.decode.api import decode_call
 from axcore.ops.decode.types import DecodeInputs, DecodeSpec
 from axcore.ops.decode.widening import widened
-
-BLOCK_SIZE = 256
-"""Keys of a block: logits and values of a block stay in a processor's cache."""
+from axcore.ops.dispatch.block_sizes import BlockSizeTable, power_of_two
+from axcore.ops.dispatch.call import Call
+from axcore.ops.dispatch.plan import choose_block_sizes
+from axcore.plugins import Hardware
 
 FEW_QUERIES = 16
 """Queries that share a key head, up to which a product with the keys is bound by reading these."""
 
 
-def decode_attention_portable(
-    inputs: DecodeInputs, spec: DecodeSpec, *, block_size: int = BLOCK_SIZE
-) -> Array:
+@attrs.frozen
+class KeyBlock:
+    """So many keys of each row in a block, or a page where that is more."""
+
+    num_keys: int
+
+
+def _default_block(call: Call, hardware: Hardware) -> KeyBlock:
+    """Return few keys where a host reads them for few queries.
+
+    A host copies a block to lay it out for a product; while the copy is small it stays in a core's
+    own cache. Elsewhere, and with many queries, what a block costs besides counts for more.
+    """
+    is_bound_by_copies = hardware.family == "cpu" and call.shape("q")[1] <= FEW_QUERIES
+    return KeyBlock(32 if is_bound_by_copies else 256)
+
+
+BLOCK_SIZES = BlockSizeTable(
+    kernel="decode_attention/portable",
+    package="axcore.ops.decode",
+    default=_default_block,
+    candidates=lambda call, hardware: map(KeyBlock, (16, 32, 64, 128, 256, 512)),
+    bucket=lambda call: {
+        "dtype": call.dtype("q"),
+        "queries": power_of_two(call.shape("q")[1]),
+        "width": call.shape("q")[3],
+    },
+)
+
+
+def decode_attention_portable(inputs: DecodeInputs, spec: DecodeSpec) -> Array:
     """Return `o_BTNV`; see `decode_attention_reference` for the meaning."""
+    block_size = choose_block_sizes(BLOCK_SIZES, decode_call(inputs, spec)).num_keys
     table_BP = inputs.page_table_BP
     if table_BP is None:
         size, block = _contiguous(inputs, block_size)
