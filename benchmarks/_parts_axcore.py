@@ -13,6 +13,7 @@ import numpy as np
 import optax
 
 from axcore.layers.attention.rope import rope_frequencies, rotate
+from axcore.layers.dot import over_rows
 from axcore.ops import KernelPolicy, attention, cross_entropy, rms_norm, use_policy
 from axcore.plugins import Hardware
 
@@ -42,10 +43,14 @@ def both_passes(fn: Callable[..., Any], *arrays: Any) -> Callable[[], Any]:
     return lambda: jax.block_until_ready(program(grads, *arrays))
 
 
+def projected(x: jax.Array, w: jax.Array) -> jax.Array:
+    return over_rows(lambda rows: rows @ w, x)
+
+
 def products() -> Callable[[], Any]:
     sizes = worker.PRODUCTS
     return both_passes(
-        lambda xs, ws: [x @ w for x, w in zip(xs, ws, strict=True)],
+        lambda xs, ws: [projected(x, w) for x, w in zip(xs, ws, strict=True)],
         [of_rows(inputs) for inputs, _ in sizes],
         [array(*size) for size in sizes],
     )

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from axcore.aot.hlo.program import parse_program
 from axcore.ops.attention.blockwise import blockwise_backward, blockwise_forward
 from axcore.ops.attention.contract import ATTENTION_TEST_CASES
 from axcore.ops.attention.dense import attention_dense
@@ -241,3 +242,25 @@ def test_small_attention_costs_the_flops_of_plain_softmax():
         return jax.jit(step).lower(*given).compile().cost_analysis()["flops"]
 
     assert flops(ours) <= 1.01 * flops(plain)
+
+
+def test_backward_transposes_no_scores():
+    """Scores are the largest arrays: gradients of keys and values transpose themselves instead."""
+    q, k = jnp.ones((2, 64, 4, 16)), jnp.ones((2, 64, 2, 16))
+
+    def step(q, k, v):
+        o, gradients = jax.vjp(partial(attend, spec=AttentionSpec(scale=0.25, right=0)), q, k, v)
+        return gradients(o)
+
+    def attend(q, k, v, spec):
+        return attention_portable(AttentionInputs(q, k, v), spec)[0]
+
+    program = parse_program(jax.jit(step).lower(q, k, k).compile().as_text())
+    moved = [
+        one.shape.size
+        for computation in program.computations.values()
+        for one in computation.instructions
+        if one.opcode in ("transpose", "copy")
+    ]
+    assert moved
+    assert max(moved) < 2 * 4 * 64 * 64

@@ -45,11 +45,15 @@ def weigh_values(probabilities: Array, v_BKSV: Array) -> Array:
 
 
 class BlockGradients(NamedTuple):
-    """Float32 gradients that one block adds to its inputs."""
+    """Float32 gradients that one block adds to its inputs.
+
+    Those of keys and values come transposed: probabilities, which are larger than either, are then
+    multiplied as they lie. Otherwise XLA transposes them before both products on a CPU.
+    """
 
     q_BKGTH: Array
-    k_BKSH: Array
-    v_BKSV: Array
+    k_BKHS: Array
+    v_BKVS: Array
     logits: Array
 
 
@@ -82,7 +86,7 @@ def block_gradients(
     """
     probabilities = probabilities.astype(jnp.float32)
     kept = probabilities if dropout is None else probabilities * dropout
-    dv_BKSV = _matmul("bkgts,bkgtv->bksv", kept.astype(v_BKSV.dtype), do_BKGTV)
+    dv_BKVS = _matmul("bkgtv,bkgts->bkvs", do_BKGTV, kept.astype(v_BKSV.dtype))
     dp = _matmul("bkgtv,bksv->bkgts", do_BKGTV, v_BKSV)
     if dropout is not None:
         dp = dp * dropout
@@ -91,8 +95,8 @@ def block_gradients(
     dproduct = (spec.scale * dproduct).astype(q_BKGTH.dtype)
     return BlockGradients(
         q_BKGTH=_matmul("bkgts,bksh->bkgth", dproduct, k_BKSH),
-        k_BKSH=_matmul("bkgts,bkgth->bksh", dproduct, q_BKGTH),
-        v_BKSV=dv_BKSV,
+        k_BKHS=_matmul("bkgth,bkgts->bkhs", q_BKGTH, dproduct),
+        v_BKVS=dv_BKVS,
         logits=dlogits,
     )
 

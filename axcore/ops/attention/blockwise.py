@@ -28,7 +28,7 @@ from axcore.ops.attention.blocking import BlockedCall
 from axcore.ops.attention.heads import (
     group_heads,
     group_rows,
-    swap_heads,
+    keys_first,
     ungroup_heads,
     ungroup_rows,
 )
@@ -117,7 +117,7 @@ def blockwise_backward(
             dropout=call.dropout(i, j),
         )
         bias = None if call.bias is None else call.bias.summed(new.logits)
-        return _Sums(q=new.q_BKGTH, k=new.k_BKSH, v=new.v_BKSV, bias=bias)
+        return _Sums(q=new.q_BKGTH, k=new.k_BKHS, v=new.v_BKVS, bias=bias)
 
     def step(sums: _Sums, pair: _Pair) -> tuple[_Sums, None]:
         (i, j), is_active = pair
@@ -135,13 +135,14 @@ def blockwise_backward(
         )
         return added, None
 
-    q, k, v = (jnp.zeros(x.shape, jnp.float32) for x in (call.q, call.k, call.v))
+    keys = (jnp.swapaxes(x, -1, -2) for x in (call.k, call.v))
+    q, k, v = (jnp.zeros(x.shape, jnp.float32) for x in (call.q, *keys))
     start = _Sums(q, k, v, None if call.bias is None else call.bias.zeros())
     sums, _ = lax.scan(step, start, _pairs(call))
     return AttentionInputs(
         q_BTNH=ungroup_heads(call.queries.join(sums.q, axis=3)).astype(inputs.q_BTNH.dtype),
-        k_BSKH=swap_heads(call.keys.join(sums.k, axis=2)).astype(inputs.k_BSKH.dtype),
-        v_BSKV=swap_heads(call.keys.join(sums.v, axis=2)).astype(inputs.v_BSKV.dtype),
+        k_BSKH=keys_first(call.keys.join(sums.k, axis=3)).astype(inputs.k_BSKH.dtype),
+        v_BSKV=keys_first(call.keys.join(sums.v, axis=3)).astype(inputs.v_BSKV.dtype),
         bias_BNTS=_join_bias(call, sums.bias, inputs.bias_BNTS),
         sinks_N=sink_gradient(inputs.sinks_N, lse_BTN, delta_BTN),
     )

@@ -26,6 +26,7 @@ from axcore.ops.attention.heads import (
     group_bias,
     group_heads,
     group_rows,
+    keys_first,
     swap_heads,
     ungroup_heads,
     ungroup_rows,
@@ -100,8 +101,8 @@ def _backward(
     return (
         AttentionInputs(
             q_BTNH=ungroup_heads(new.q_BKGTH).astype(inputs.q_BTNH.dtype),
-            k_BSKH=swap_heads(new.k_BKSH).astype(inputs.k_BSKH.dtype),
-            v_BSKV=swap_heads(new.v_BKSV).astype(inputs.v_BSKV.dtype),
+            k_BSKH=keys_first(new.k_BKHS).astype(inputs.k_BSKH.dtype),
+            v_BSKV=keys_first(new.v_BKVS).astype(inputs.v_BSKV.dtype),
             bias_BNTS=dbias,
             sinks_N=sink_gradient(inputs.sinks_N, lse_BTN, delta_BTN),
         ),

@@ -32,6 +32,11 @@ def swap_heads(x_BSKH: Array) -> Array:
     return x_BSKH.transpose(0, 2, 1, 3)
 
 
+def keys_first(x_BKHS: Array) -> Array:
+    """Return `x_BSKH`."""
+    return x_BKHS.transpose(0, 3, 1, 2)
+
+
 def group_bias(bias_BNTS: Array, num_key_heads: int) -> Array:
     """Return the bias `[B, K, G, T, S]`, where sizes of 1 stay 1."""
     batch, heads, queries, keys = bias_BNTS.shape
