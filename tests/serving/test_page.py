@@ -3,10 +3,13 @@
 import asyncio
 import re
 
+import attrs
 import pytest
 from driven_browser import opened
-from model_server import serving
+from model_server import SMALL, byte_tokenizer, serving, small_engine
 
+from axcore.inference import Engine
+from axcore.inference.engine_adapters import EngineAdapter
 from axcore.serving import ApiKeys
 
 pytestmark = pytest.mark.slow
@@ -58,6 +61,64 @@ def test_a_conversation_is_answered_with_all_turns_before(chat_server):
         assert await page.run("document.querySelectorAll('#turns img').length") == 0
 
     in_browser(chat_server.url, work)
+
+
+@pytest.fixture(scope="module")
+def adapted():
+    """A server of a model and of two adapters, one of which has a long name."""
+    cfg = attrs.evolve(SMALL, num_adapters=2)
+    with small_engine(byte_tokenizer(), cfg) as engine, serving(engine) as server:
+        server.served.adapters = ("poems", "instructions-of-a-long-name-v2")
+        for name in server.served.adapters:
+            engine.set_adapter(name, EngineAdapter({}, name))
+        yield server
+
+
+def test_an_adapter_can_be_chosen_and_answers(adapted, monkeypatch):
+    asked, submit = [], Engine.submit
+
+    def submit_kept(engine, request):
+        asked.append(request.adapter)
+        return submit(engine, request)
+
+    monkeypatch.setattr(Engine, "submit", submit_kept)
+
+    async def work(page):
+        await page.wait_for(f"{READY} && !$('choice-label').hidden")
+        names = await page.run("[...$('choice').options].map((one) => one.value).join()")
+        assert names == "small,poems,instructions-of-a-long-name-v2"
+        for number, name in enumerate(("small", "poems"), start=1):
+            await page.run(f"$('choice').value = {name!r}; {ASK.format('ab')}")
+            await page.wait_for(f"document.querySelectorAll('.meta').length === {number}")
+            assert await page.run(
+                f"[...document.querySelectorAll('.meta')].pop().textContent.startsWith({name!r})"
+            )
+
+    in_browser(adapted.url, work)
+    assert asked == [None, "poems"]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [400, 1200])
+def test_a_choice_of_adapters_fits_the_page(adapted, scheme, width, tmp_path):
+    async def work(page):
+        await page.show_as(width=width, scheme=scheme)
+        await page.wait_for(f"{READY} && !$('choice-label').hidden")
+        await page.run("$('choice').value = 'instructions-of-a-long-name-v2'")
+        await page.run(ASK.format("ab"))
+        await page.wait_for("!!document.querySelector('.meta')")
+        assert await page.run("document.documentElement.scrollWidth") == width
+        await page.picture(tmp_path / f"{scheme}-{width}.png")
+
+    in_browser(adapted.url, work)
+
+
+def test_there_is_no_choice_of_one_model(server):
+    async def work(page):
+        await page.wait_for(f"{READY} && hasModels")
+        assert await page.run("$('choice-label').hidden")
+
+    in_browser(server.url, work)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
