@@ -145,7 +145,7 @@ class PendingScore:
             tokens = window.answer.request.prompt[-window.num_scored :]
             logprob += sum(one for one in logprobs if one is not None)
             num_tokens += window.num_scored
-            best = [None if one is None else one[0] for one in likeliest]
+            best = [None if one is None else one[0][0] for one in likeliest]
             is_greedy = is_greedy and best == list(tokens)
         return Scored(
             logprob=logprob, num_tokens=num_tokens, is_greedy=is_greedy, num_cut=self._num_cut

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from axcore.inference.answer_text import AnswerText
-from axcore.inference.request import Completion, DrawnToken, Piece, Request
+from axcore.inference.request import Completion, DrawnToken, Likeliest, Piece, Request
 
 
 class TokenLogprobs(NamedTuple):
@@ -63,7 +63,7 @@ class Answer:
         self.request = request
         self.error: Exception | None = None
         self.prompt_logprobs: tuple[float | None, ...] | None = None
-        self.prompt_likeliest: tuple[tuple[int, float] | None, ...] | None = None
+        self.prompt_likeliest: tuple[Likeliest | None, ...] | None = None
         self.num_cached_prompt_tokens = 0
         self._text = text
         self._cancel, self._is_cancelled = cancel, False

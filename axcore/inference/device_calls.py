@@ -145,6 +145,28 @@ def logprobs_of(
     return logprobs
 
 
+def scores_of(
+    logits: Float[Array, "T V"], following: Int[Array, " T"], is_wanted: Bool[Array, ""]
+) -> LogProbs:
+    """Returns log-probabilities of tokens of a text; of the likeliest but one where none more is
+    wanted, with zeros behind it.
+    """
+    number = min(MAX_LOGPROBS, logits.shape[1])
+
+    def one() -> LogProbs:
+        found = log_probabilities(logits, following, 1)
+        fill = ((0, 0), (0, number - 1))
+        return found._replace(
+            likeliest=jnp.pad(found.likeliest, fill),
+            of_likeliest=jnp.pad(found.of_likeliest, fill),
+        )
+
+    scores: LogProbs = jax.lax.cond(
+        is_wanted, lambda: log_probabilities(logits, following, number), one
+    )
+    return scores
+
+
 def call_rows(call: Int[Array, "B columns"], num_pages: int) -> CallRows:
     """Returns what the columns of a call's array mean."""
     slots, starts, sizes, first, draws, wants, adapters = call[:, :NUM_COLUMNS].T

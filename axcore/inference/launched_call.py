@@ -7,6 +7,7 @@ from jaxtyping import Array
 
 from axcore.inference.answer import TokenLogprobs
 from axcore.inference.device_calls import Drawn
+from axcore.inference.drawing import LogProbs
 from axcore.inference.step_plan import Call
 from axcore.inference.task import Task
 
@@ -25,22 +26,29 @@ class LaunchedCall(NamedTuple):
     call: Call
     tasks: list[Task | None]
     drawn: Drawn | None
-    scores: Array | None
+    scores: LogProbs | None
     counts: Array | None = None
 
-    def keep_scores(self, values: np.ndarray) -> None:
-        """Keeps the log-probabilities of tokens of a prompt, `[T, 3]`, for its answer."""
+    def keep_scores(self, values: TokenLogprobs) -> None:
+        """Keeps the log-probabilities of tokens of a prompt, `[T]` and `[T, n]`, for its answer."""
         task, call = self.tasks[0], self.call
         assert task is not None
-        assert task.scores is not None
-        first = int(call.starts[0])
-        end = min(first + int(call.sizes[0]), len(task.scores))
+        count, first = len(task.request.prompt) - 1, int(call.starts[0])
+        most = max(1, task.request.num_logprobs or 0)
+        values = TokenLogprobs(values[0], values[1][:, :most], values[2][:, :most])
+        if task.scores is None:
+            task.scores = TokenLogprobs(
+                *(np.zeros((count, *one.shape[1:]), one.dtype) for one in values)
+            )
+        end = min(first + int(call.sizes[0]), count)
         if first < end:
-            task.scores[first:end] = values[: end - first]
-        if end == len(task.scores):
-            task.answer.prompt_logprobs = (None, *task.scores[:, 0].tolist())
-            likeliest = ((int(token), logprob) for _, logprob, token in task.scores.tolist())
-            task.answer.prompt_likeliest = (None, *likeliest)
+            for kept, new in zip(task.scores, values, strict=True):
+                kept[first:end] = new[: end - first]
+        if end == count:
+            drawn, *likeliest = (one.tolist() for one in task.scores)
+            task.answer.prompt_logprobs = (None, *drawn)
+            pairs = (tuple(zip(*one, strict=True)) for one in zip(*likeliest, strict=True))
+            task.answer.prompt_likeliest = (None, *pairs)
 
     def logprobs(self) -> TokenLogprobs:
         """Returns log-probabilities `[rows, count]` and `[rows, count, n]`."""

@@ -16,10 +16,11 @@ from axcore.inference.device_calls import (
     call_rows,
     drawn_tokens,
     logprobs_of,
+    scores_of,
     slots_that_draw,
 )
 from axcore.inference.drafted_model import AnyCachedModel, DraftedModel
-from axcore.inference.drawing import DrawKind, SamplingRows
+from axcore.inference.drawing import DrawKind, LogProbs, SamplingRows
 from axcore.inference.speculation import verify
 
 
@@ -53,15 +54,12 @@ class ModelCalls:
 
     def score(
         self, weights: Any, caches: Any, call: Int[Array, "1 columns"]
-    ) -> tuple[Float[Array, "T 3"], Float[Array, "1 V"], Any]:
+    ) -> tuple[LogProbs, Float[Array, "1 V"], Any]:
         """Reads tokens of a row; returns what could follow each, and the logits after the last."""
         rows = self._rows(call)
         tokens, following = jnp.split(rows.tokens, 2, axis=1)
         logits, caches = self._step_everywhere(weights, caches, rows._replace(tokens=tokens))
-        logprobs = jax.nn.log_softmax(logits[0].astype(jnp.float32), axis=1)
-        follows = jnp.take_along_axis(logprobs, following[0][:, None], axis=1)[:, 0]
-        likeliest = jnp.argmax(logprobs, axis=1).astype(jnp.float32)
-        scores = jnp.stack([follows, jnp.max(logprobs, axis=1), likeliest], axis=1)
+        scores = scores_of(logits[0], following[0], rows.wants_logprobs[0] > 0)
         return scores, logits[:, jnp.maximum(rows.sizes[0] - 1, 0)], caches
 
     def draw_many(

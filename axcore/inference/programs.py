@@ -20,7 +20,7 @@ from axcore.inference.cached_model import mesh_of
 from axcore.inference.compiled import CompiledPrograms
 from axcore.inference.device_calls import Drawn, Memory
 from axcore.inference.drafted_model import AnyCachedModel
-from axcore.inference.drawing import DrawKind, SamplingRows, empty_history, greedy_rows
+from axcore.inference.drawing import DrawKind, LogProbs, SamplingRows, empty_history, greedy_rows
 from axcore.inference.model_calls import ModelCalls
 from axcore.inference.program_table import program_table
 from axcore.inference.served_weights import ServedWeights, abstract
@@ -98,14 +98,12 @@ class Programs:
         (logits,) = self._run(("advance", len(call)), call)
         return logits  # type: ignore[no-any-return]
 
-    def score(
-        self, call: np.ndarray, length: int
-    ) -> tuple[Float[Array, "T 3"], Float[Array, "1 V"]]:
-        """Reads tokens of one row; returns what could follow each of them.
+    def score(self, call: np.ndarray, length: int) -> tuple[LogProbs, Float[Array, "1 V"]]:
+        """Reads tokens of one row; returns what could follow each of them, `[T]` and `[T, n]`.
 
-        That is the log-probability of the token that does, and of the likeliest one, and the number
-        of the latter, which a float holds exactly. The tokens after each are in the columns behind
-        the tokens. The logits after the last one are returned too.
+        The tokens after each are in the columns behind the tokens. Of the likeliest only the first
+        is there where the row wants no log-probabilities of its answer. The logits after the last
+        token are returned too.
         """
         scores, logits = self._run(("score", length), call)
         return scores, logits

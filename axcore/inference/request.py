@@ -7,6 +7,9 @@ import attrs
 from axcore.errors import EngineError
 from axcore.inference.sampling import Sampling
 
+Likeliest = tuple[tuple[int, float], ...]
+"""Numbers and log-probabilities of the likeliest tokens at a place, the likeliest one first."""
+
 
 class QueueFull(EngineError):  # noqa: N818 - as queue.Full of the standard library
     """As many requests wait as may wait; a later attempt can succeed."""
@@ -62,7 +65,7 @@ class DrawnToken:
 
     id: int
     logprob: float | None = None
-    likeliest: tuple[tuple[int, float], ...] = ()
+    likeliest: Likeliest = ()
 
 
 @attrs.frozen
@@ -90,7 +93,8 @@ class Completion:
         finish_reason: "stop", "length" or "cancelled".
         prompt_logprobs: Of each token of the prompt, the first of which has none; None where the
             request does not ask for them.
-        prompt_likeliest: The likeliest token at each of those places, and its log-probability.
+        prompt_likeliest: The likeliest tokens at each of those places, as many as the request asks
+            for by `num_logprobs`, but at least one.
         num_cached_prompt_tokens: Tokens of the prompt that another request had computed.
     """
 
@@ -98,5 +102,5 @@ class Completion:
     tokens: tuple[DrawnToken, ...]
     finish_reason: str
     prompt_logprobs: tuple[float | None, ...] | None = None
-    prompt_likeliest: tuple[tuple[int, float] | None, ...] | None = None
+    prompt_likeliest: tuple[Likeliest | None, ...] | None = None
     num_cached_prompt_tokens: int = 0

@@ -11,7 +11,7 @@ from axcore.errors import RequestError
 from axcore.inference.answer import NO_TOKENS, TokenLogprobs, TokenPiece
 from axcore.inference.call_shapes import CallShapes
 from axcore.inference.device_calls import Drawn
-from axcore.inference.drawing import DrawKind
+from axcore.inference.drawing import DrawKind, LogProbs
 from axcore.inference.launched_call import LaunchedCall
 from axcore.inference.programs import Programs
 from axcore.inference.scheduler import Scheduler
@@ -139,7 +139,7 @@ class StepRunner:
         width = array.shape[1] - call.length
         self._slots.write_tokens(call, array[:, width:], 0)
         task, scores = self._slots.of(call)[0], None
-        is_scored = task is not None and task.scores is not None
+        is_scored = task is not None and task.request.prompt_logprobs
         if is_scored or self._shapes.reads_by_score:
             following = np.zeros((1, call.length), np.int32)
             self._slots.write_tokens(call, following, 1)
@@ -222,14 +222,14 @@ class StepRunner:
         self._forget(task)
         task.answer.fail(error)
 
-    def _add(self, call: Call, drawn: Drawn | None, scores: Array | None) -> None:
+    def _add(self, call: Call, drawn: Drawn | None, scores: LogProbs | None) -> None:
         self._launched.append(LaunchedCall(call, self._slots.of(call), drawn, scores))
 
     def _finish(self, launched: LaunchedCall) -> None:
         """Reads what a call drew, and hands it out."""
         call = launched.call
         if launched.scores is not None:
-            launched.keep_scores(self._read_back(launched.scores))
+            launched.keep_scores(TokenLogprobs(*map(self._read_back, launched.scores)))
         if launched.drawn is None:
             return
         drawn = self._read_back(launched.drawn.tokens)

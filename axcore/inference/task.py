@@ -6,7 +6,7 @@ import attrs
 import numpy as np
 
 from axcore.errors import EngineError
-from axcore.inference.answer import Answer
+from axcore.inference.answer import Answer, TokenLogprobs
 from axcore.inference.engine_adapters import WITHOUT_ADAPTER, NumberedAdapter
 from axcore.inference.grammar import GrammarCompiler, GrammarMatcher
 from axcore.inference.request import Request
@@ -22,7 +22,7 @@ class Task:
         answer: Where its tokens go.
         job: Its place in the schedule.
         matcher: Where it is in its grammar, if it has one.
-        scores: Of the prompt's tokens after the first, where they are wanted; see `Programs.score`.
+        scores: Of the prompt's tokens after the first, once some are there; see `Programs.score`.
         index: Guesses its next tokens, where the engine guesses.
         adapter: What it is answered by.
     """
@@ -30,7 +30,7 @@ class Task:
     answer: Answer
     job: Job
     matcher: GrammarMatcher | None = None
-    scores: np.ndarray | None = None
+    scores: TokenLogprobs | None = None
     index: Guesses | None = None
     adapter: NumberedAdapter = WITHOUT_ADAPTER
 
@@ -84,6 +84,5 @@ def new_task(
         answer,
         job,
         matcher=None if request.grammar is None else grammars.matcher(request.grammar),
-        scores=np.zeros((size - 1, 3), np.float32) if request.prompt_logprobs else None,
         index=speculation.index(request.prompt) if speculation else None,
     )

@@ -137,7 +137,7 @@ def _prompt_tokens(choice: Choice, answer: Answer) -> list[DrawnToken]:
     none = (None,) * len(choice.prompt)
     logprobs, likeliest = answer.prompt_logprobs or none, answer.prompt_likeliest or none
     return [
-        DrawnToken(token, logprob, () if best is None else (best,))
+        DrawnToken(token, logprob, (best or ())[: answer.request.num_logprobs])
         for token, logprob, best in zip(choice.prompt, logprobs, likeliest, strict=True)
     ]
 

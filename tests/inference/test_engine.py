@@ -126,13 +126,24 @@ def test_log_probabilities_of_a_prompt_are_those_of_the_model(engine):
     expected = [table[ord(before), ord(after)] for before, after in itertools.pairwise(text)]
     assert answer.prompt_logprobs[0] is None
     np.testing.assert_allclose(answer.prompt_logprobs[1:], expected, atol=1e-5)
-    best = [table[ord(before)] for before in text[:-1]]
-    numbers, logprobs = zip(*answer.prompt_likeliest[1:], strict=True)
-    assert [row[number] for row, number in zip(best, numbers, strict=True)] == [
-        row.max() for row in best
-    ]
-    np.testing.assert_allclose(logprobs, [row.max() for row in best], atol=1e-5)
+    rows = [table[ord(before)] for before in text[:-1]]
+    for row, likeliest in zip(rows, answer.prompt_likeliest[1:], strict=True):
+        ((number, logprob),) = likeliest
+        assert row[number] == row.max()
+        np.testing.assert_allclose(logprob, row.max(), atol=1e-5)
     assert answer.text == "b"
+
+
+def test_as_many_of_the_likeliest_tokens_of_a_prompt_are_returned_as_of_its_answer(engine):
+    answer = engine.submit(request("abxbcd", 1, prompt_logprobs=True, num_logprobs=5)).result(60)
+    table = np.asarray(chain(ALPHABET)["table"])
+    table = table - np.log(np.exp(table).sum(axis=1, keepdims=True))
+    found = [*answer.prompt_likeliest[1:], answer.tokens[0].likeliest]
+    for before, likeliest in zip("abxbcd", found, strict=True):
+        numbers, logprobs = zip(*likeliest, strict=True)
+        assert len(set(numbers)) == 5
+        np.testing.assert_allclose(logprobs, table[ord(before), list(numbers)], atol=1e-5)
+        np.testing.assert_allclose(logprobs, np.sort(table[ord(before)])[:-6:-1], atol=1e-5)
 
 
 def test_a_grammar_decides_what_is_drawn(endless):

@@ -408,3 +408,15 @@ def test_an_echo_has_the_log_probabilities_of_its_prompt(server):
     read_likeliest = read["logprobs"]["top_logprobs"][-6:]
     assert [set(one) for one in drawn_likeliest] == [set(one) for one in read_likeliest]
     assert read["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize("number", [0, 1, 5])
+def test_an_echo_has_as_many_alternatives_at_each_token_of_its_prompt_as_of_its_answer(
+    server, number
+):
+    body = {"max_tokens": 2, "logprobs": number, "echo": True, "ignore_eos": True}
+    found = server.complete("the quick", **body)["logprobs"]["top_logprobs"]
+    assert found[0] is None
+    assert [len(one or ()) for one in found[1:]] == [number] * (len(found) - 1)
+    for likeliest in found[1:] if number else ():
+        assert list(likeliest.values()) == sorted(likeliest.values(), reverse=True)
