@@ -115,10 +115,12 @@ def _serve(
             display.begin("loading", model)
             check_present(wanted)
             how = {name: rest[name] for name in ("step", "trust_code", "changes")}
-            opened = open_model(model, **how)
+            opened = open_model(model, **how, on_host=True)
             own = opened.trainer.config.model
             adapters = open_adapters(folders, own, trust_code=rest["trust_code"])
-            draft = rest["draft"] and open_model(rest["draft"], trust_code=rest["trust_code"])
+            draft = rest["draft"] and open_model(
+                rest["draft"], trust_code=rest["trust_code"], on_host=True
+            )
             display.begin("compiling")
             served = start_engine(
                 opened,

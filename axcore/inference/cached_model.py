@@ -10,27 +10,19 @@ from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Array, Float, Int
 
-from axcore.layers import (
-    ServingRoom,
-    continued_rows,
-    quantize_weights,
-    rows_in_parts,
-    using_adapters,
-    with_empty_adapters,
-)
+from axcore.inference.weight_conversion import WeightConversion
+from axcore.layers import ServingRoom, continued_rows, rows_in_parts, using_adapters
 from axcore.modifiers import AdapterRoom, QuantizedWeights, for_serving
-from axcore.module import Module, ParamSpec, apply_updates, functional, restacked
+from axcore.module import DType, Module, ParamSpec, apply_updates, functional
 from axcore.ops import current_policy
 from axcore.parallel import (
     ACTIVATION_RULES,
-    PARAM_RULES,
     ActivationSharding,
     Rules,
     make_mesh,
-    param_shardings,
     partition_spec,
     sharding_activations,
     where_divisible,
@@ -51,10 +43,17 @@ class CachedModel:
 
     Args:
         model: The model, as it is trained; its root takes its sizes from its own config.
-        state: Its state.
+        state: Its state; None makes no weights.
         room: How much there is room for; every call has all rows.
-        quantization: Keeps weights narrow; None keeps them as they were trained.
+        mesh: Where weights and caches lie; by default where the state does.
+        quantization: Keeps weights narrow; None keeps them as layers read them.
         adapters: Makes room for adapters; None makes none.
+        compute: See `for_serving`.
+
+    Attributes:
+        model: The model that serves.
+        weights: Those of `state`.
+        conversion: What makes weights of any state.
     """
 
     def __init__(
@@ -63,50 +62,35 @@ class CachedModel:
         state: Any,
         room: ServingRoom,
         *,
+        mesh: Mesh | None = None,
         quantization: QuantizedWeights | None = None,
         adapters: AdapterRoom | None = None,
+        compute: DType | None = None,
     ) -> None:
-        served = for_serving(model.config, room)
-        self.model: Module = served.build()
+        served = for_serving(model.config, room, current_policy().hardware, compute=compute)
         self.num_rows = room.num_rows
         self.vocab_size: int = getattr(served, "vocab_size")  # noqa: B009 - not of every model
-        specs, trained = self.model.param_specs(), model.param_specs()
-        self._trained = trained
+        trained = model.param_specs()
         known = {path for spec in _leaves(trained) for path in spec.rng_paths()}
-        kept, self._caches = _split(specs, lambda spec: spec.rng_paths()[0] in known)
-        self._kept = kept
-        self._mesh = mesh_of(state)
-        self._is_quantized = quantization is not None
+        kept, self._caches = _split(
+            served.build().param_specs(), lambda spec: spec.rng_paths()[0] in known
+        )
+        self._mesh = mesh_of(state) if mesh is None else _beyond_default(mesh)
         self.has_adapters = adapters is not None
-        changes = [change for change in (adapters, quantization) if change is not None]
-        for change in changes:
-            served = change.apply(served)
-        self.model = served.build() if changes else self.model
-        self.weights = self.weights_of(state)
+        for change in (adapters, quantization):
+            served = served if change is None else change.apply(served)
+        self.model: Module = served.build()
+        caches = {spec.state_path for spec in _leaves(self._caches)}
+        own, _ = _split(self.model.param_specs(), lambda spec: spec.state_path not in caches)
+        read = jax.tree.map(lambda spec: spec.stored_as_read, own, is_leaf=_is_spec)
+        self.conversion = WeightConversion(trained, kept, read, self._mesh)
+        self.weights = None if state is None else self.conversion.whole(state)
         self.keeps_pages_only = not any("batch" in spec.axes for spec in _leaves(self._caches))
         self.extend = jax.jit(self.step, donate_argnums=1)
 
-    def weights_of(self, state: Any) -> Any:
-        """Returns what programs take of a state of the model, as it is trained."""
-        weights = jax.device_put(restacked(state, self._trained, self._kept))
-        if self._mesh is not None:
-            lies = param_shardings(self._kept, PARAM_RULES, self._mesh)
-            weights = jax.device_put(weights, lies)
-        if self.has_adapters:
-            weights = self._on_all_devices(with_empty_adapters(self.model, weights))
-        return quantize_weights(self.model, weights) if self._is_quantized else weights
-
-    def _on_all_devices(self, weights: Any) -> Any:
-        """Returns weights with those on every device of the mesh that lie on none of it yet."""
-        if self._mesh is None:
-            return weights
-        whole = NamedSharding(self._mesh, PartitionSpec())  # type: ignore[no-untyped-call]
-
-        def placed(leaf: Array) -> Array:
-            lies = isinstance(leaf.sharding, NamedSharding)
-            return leaf if lies else jax.device_put(leaf, whole)
-
-        return jax.tree.map(placed, weights)
+    def weights_of(self, state: Any, draft_state: Any = None) -> Any:
+        """Returns what programs take of a state; there is no draft."""
+        return self.conversion.whole(state)
 
     def empty_caches(self) -> Any:
         """Returns caches of rows without a token."""
@@ -229,6 +213,11 @@ def mesh_of(weights: Any) -> Mesh | None:
         if isinstance(leaf, jax.Array) and leaf.devices() != own:
             elsewhere = elsewhere or make_mesh({}, sorted(leaf.devices(), key=lambda one: one.id))
     return elsewhere
+
+
+def _beyond_default(mesh: Mesh) -> Mesh | None:
+    """Returns a mesh unless it is the device alone that jax takes itself."""
+    return None if {*mesh.devices.flat} == jnp.zeros(()).devices() else mesh
 
 
 def _is_spec(node: Any) -> bool:

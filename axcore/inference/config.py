@@ -4,6 +4,7 @@ from typing import Literal
 
 from axcore.config import NonNegativeInt, PositiveInt, config
 from axcore.inference.speculation import DraftModel, NGramLookup
+from axcore.module import DType
 
 
 @config
@@ -35,7 +36,9 @@ class EngineConfig:
             a draft model. It takes the place of `tokens_per_call`. None guesses none.
         num_adapters: Adapters that requests may choose from at once.
         adapter_rank: The largest rank of one.
-        weights: What linear layers keep their weights in; None keeps them as they were trained.
+        weights: What linear layers keep their weights in; None keeps what they compute with.
+        compute: What layers compute in that were trained in 16 bits; None takes float32 on CPUs,
+            where 16 bits are slow, and else 16 bits.
     """
 
     max_rows: PositiveInt = 16
@@ -53,3 +56,4 @@ class EngineConfig:
     num_adapters: NonNegativeInt = 0
     adapter_rank: PositiveInt = 16
     weights: Literal["int8", "int4", "float8"] | None = None
+    compute: DType | None = None

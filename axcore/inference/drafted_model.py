@@ -17,6 +17,7 @@ from jaxtyping import Array, Float, Int, UInt32
 from axcore.inference.cached_model import CachedModel
 from axcore.inference.device_calls import CallRows, Memory
 from axcore.inference.drawing import DrawKind, SamplingRows, draw, row_keys
+from axcore.inference.weight_conversion import WeightConversion
 
 DRAFT = "(draft)"
 """Where trees of weights and of caches have those of the draft; no module can be called so."""
@@ -28,9 +29,6 @@ class DraftedModel:
     Args:
         model: The model.
         draft: What guesses for it, with as much room.
-
-    Attributes:
-        weights: Of both.
     """
 
     def __init__(self, model: CachedModel, draft: CachedModel) -> None:
@@ -38,11 +36,16 @@ class DraftedModel:
         self.num_rows, self.vocab_size = model.num_rows, model.vocab_size
         self.has_adapters = model.has_adapters
         self.keeps_pages_only = model.keeps_pages_only and draft.keeps_pages_only
-        self.weights = {**model.weights, DRAFT: draft.weights}
 
-    def weights_of(self, state: Any) -> Any:
-        """Returns what programs take of another state of the model; the draft stays."""
-        return {**self._model.weights_of(state), DRAFT: self.weights[DRAFT]}
+    @property
+    def conversion(self) -> WeightConversion:
+        """What makes weights of the model's state; the draft's stay."""
+        return self._model.conversion
+
+    def weights_of(self, state: Any, draft_state: Any) -> Any:
+        """Returns what programs take of both states."""
+        own, draft = self._model.conversion, self._draft.conversion
+        return {**own.whole(state), DRAFT: draft.whole(draft_state)}
 
     def empty_caches(self) -> Any:
         """Returns caches of rows without a token."""

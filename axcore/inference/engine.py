@@ -5,6 +5,8 @@ import os
 from collections.abc import Callable
 from typing import Any, Self
 
+from jax.sharding import Mesh
+
 from axcore.data import Tokenizer
 from axcore.errors import EngineError, RequestError
 from axcore.inference.adapters import Adapter
@@ -32,6 +34,7 @@ class Engine:
         state: Its state.
         tokenizer: The tokenizer that it was trained with.
         cfg: How much is served at once.
+        mesh: Where weights and caches lie; by default where the state does.
         draft: Guesses tokens, where `cfg.speculation` is a `DraftModel`.
         on_failure: See `OnFailure`; by default all requests end with the error.
         grammars: Compiles the grammars of requests; by default one of its own does.
@@ -47,11 +50,12 @@ class Engine:
         tokenizer: Tokenizer,
         cfg: EngineConfig = EngineConfig(),  # noqa: B008 - a frozen value
         *,
+        mesh: Mesh | None = None,
         draft: Draft | None = None,
         on_failure: OnFailure | None = None,
         grammars: GrammarCompiler | None = None,
     ) -> None:
-        parts = EngineParts.of(model, state, tokenizer, cfg, draft=draft)
+        parts = EngineParts.of(model, state, tokenizer, cfg, mesh=mesh, draft=draft)
         self.tokenizer, self.config = tokenizer, parts.config
         self.max_length = parts.room.max_length
         self._parts, self._programs, self._runner = parts, parts.programs, parts.runner
@@ -183,38 +187,34 @@ class Engine:
         """Takes over another state of the model between two steps; returns when it is in use.
 
         Answers that are being drawn continue with it: what caches hold of their texts remains. No
-        new request finds a prefix that the old weights computed.
+        new request finds a prefix that the old weights computed. Steps wait while array after array
+        takes the place of the one before it.
+
+        Args:
+            state: On any device, or in host memory as numpy's arrays, which leaves devices room.
 
         Raises:
-            ConfigError: Its arrays are of another type, or lie elsewhere.
-            ModuleError: It is not of this model: an array is missing, or has another shape.
-            EngineError: The engine is closed, or a step failed.
+            ConfigError: Its arrays are of another model, or differ in type.
+            ModuleError: An array has another shape.
+            EngineError: The engine is closed, a step failed, or weights came in part only.
         """
-        self.set_weights(self.converted_weights(state))
-
-    @property
-    def weights(self) -> Any:
-        """What the model is called with, as `set_weights` takes it."""
-        return self._programs.weights.value
-
-    def converted_weights(self, state: Any) -> Any:
-        """Returns a state of the model as `set_weights` takes it.
-
-        Raises:
-            ConfigError: Its arrays are of another type, or lie elsewhere.
-            ModuleError: It is not of this model: an array is missing, or has another shape.
-        """
-        return self._programs.weights.converted(state)
-
-    def set_weights(self, weights: Any) -> None:
-        """Does what `replace_weights` does."""
+        self.check_weights(state)
 
         def replace() -> None:
-            self._programs.weights.replace(weights)
+            self._programs.replace_weights(state)
             self._epoch += 1
             self._runner.scheduler.forget_prefixes()
 
         self._thread.do(replace)
+
+    def check_weights(self, state: Any) -> None:
+        """Checks that `replace_weights` takes a state.
+
+        Raises:
+            ConfigError: Its arrays are of another model, or differ in type.
+            ModuleError: An array has another shape.
+        """
+        self._programs.weights.check(state)
 
     def add_adapter(self, name: str, adapter: Adapter) -> None:
         """Lets requests choose an adapter by its name; one of other weights that has the name goes.

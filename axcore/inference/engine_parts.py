@@ -3,6 +3,7 @@
 from typing import Any
 
 import attrs
+from jax.sharding import Mesh
 
 from axcore.config import evolve
 from axcore.data import Tokenizer
@@ -48,6 +49,7 @@ class EngineParts:
         tokenizer: Tokenizer,
         cfg: EngineConfig,
         *,
+        mesh: Mesh | None,
         draft: Draft | None,
     ) -> "EngineParts":
         """Returns the parts of an engine; see `Engine`.
@@ -57,12 +59,15 @@ class EngineParts:
         """
         check_draft(cfg, draft, tokenizer)
         shapes = call_shapes(cfg)
-        served, room = served_model(model, state, cfg, serving_room(cfg), draft=draft)
+        served, weights, room = served_model(
+            model, state, cfg, serving_room(cfg), mesh=mesh, draft=draft
+        )
         check_speculation(cfg, keeps_pages_only=served.keeps_pages_only, draft=draft)
         limits = schedule_limits(cfg, room, shapes, keeps_pages_only=served.keeps_pages_only)
         kinds = cfg.draw_kinds[-1:] if cfg.fixed_shapes else cfg.draw_kinds
         programs = Programs(
             served,
+            weights,
             pages_per_row=-(-limits.max_length // limits.page_size),
             max_length=limits.max_length,
             allowed=allowed_tokens(model.config.vocab_size, tokenizer),

@@ -20,10 +20,10 @@ from axcore.inference.warm_up import Stage, growing
 from axcore.layers import PageRoom, ServingRoom
 from axcore.modifiers import NAMED_WEIGHTS, AdapterRoom
 from axcore.module import Module
-from axcore.parallel import PARAM_RULES, param_shardings
 
 MEMORY_SHARE = 0.9
-"""Part of the free memory that caches may take; programs need some, too."""
+"""Part of the free memory that caches may take, without the room in which new weights take the
+place of old ones; programs need some, too."""
 
 
 def serving_room(cfg: EngineConfig) -> ServingRoom:
@@ -59,56 +59,61 @@ def serving_room(cfg: EngineConfig) -> ServingRoom:
 
 
 def served_model(
-    model: Module, state: Any, cfg: EngineConfig, room: ServingRoom, *, draft: Draft | None = None
-) -> tuple[AnyCachedModel, ServingRoom]:
-    """Returns a model with caches, and its room: with fewer pages where memory holds fewer.
+    model: Module,
+    state: Any,
+    cfg: EngineConfig,
+    room: ServingRoom,
+    *,
+    mesh: Mesh | None = None,
+    draft: Draft | None = None,
+) -> tuple[AnyCachedModel, Any, ServingRoom]:
+    """Returns a model with caches, its weights, and its room: fewer pages where memory holds fewer.
 
     A number of pages in the config is taken as it is. A draft gets as many.
 
     Raises:
         ConfigError: Memory does not hold one longest text, or not the pages of the config.
     """
-    served = _with_caches(model, state, cfg, room, draft=draft)
-    free = _free_bytes(mesh_of(state))
+    mesh = mesh_of(state) if mesh is None else mesh
+    served = with_caches(model, cfg, room, mesh=mesh, draft=draft)
+    weights = served.weights_of(state, draft and draft.state)
+    free = _free_bytes(mesh)
     if cfg.num_pages is not None and room.pages is not None:
         check_pages_fit(room.pages, served.cache_bytes, host_bytes() if free is None else free)
     if cfg.num_pages is not None or room.pages is None or free is None:
-        return served, room
-    pages = pages_within(room, served.cache_bytes, int(MEMORY_SHARE * free))
+        return served, weights, room
+    spare = free - served.conversion.room_bytes
+    pages = pages_within(room, served.cache_bytes, int(MEMORY_SHARE * spare))
     if pages == room.pages:
-        return served, room
+        return served, weights, room
     if cfg.fixed_shapes:
         raise ConfigError(
             f"memory holds {pages.num_pages} pages; fixed_shapes needs {room.pages.num_pages}",
             where="max_rows",
             hint="serve fewer rows, or shorter texts",
         )
-    del served
     room = attrs.evolve(room, pages=pages)
-    return _with_caches(model, state, cfg, room, draft=draft), room
+    return with_caches(model, cfg, room, mesh=mesh, draft=draft), weights, room
 
 
-def _with_caches(
-    model: Module, state: Any, cfg: EngineConfig, room: ServingRoom, *, draft: Draft | None
+def with_caches(
+    model: Module, cfg: EngineConfig, room: ServingRoom, *, mesh: Mesh | None, draft: Draft | None
 ) -> AnyCachedModel:
-    quantization = NAMED_WEIGHTS[cfg.weights] if cfg.weights else None
+    """Returns a model with caches, without weights."""
+    options: dict[str, Any] = {
+        "mesh": mesh,
+        "quantization": NAMED_WEIGHTS[cfg.weights] if cfg.weights else None,
+        "compute": cfg.compute,
+    }
     adapters = (
         AdapterRoom(num_adapters=cfg.num_adapters, rank=cfg.adapter_rank)
         if cfg.num_adapters
         else None
     )
-    served = CachedModel(model, state, room, quantization=quantization, adapters=adapters)
+    served = CachedModel(model, None, room, adapters=adapters, **options)
     if draft is None:
         return served
-    placed = on_mesh(draft.model, draft.state, mesh_of(state))
-    return DraftedModel(served, CachedModel(draft.model, placed, room, quantization=quantization))
-
-
-def on_mesh(model: Module, state: Any, mesh: Mesh | None) -> Any:
-    """Returns a state that lies on a mesh as the rules for parameters say, or as it was."""
-    if mesh is None:
-        return state
-    return jax.device_put(state, param_shardings(model.param_specs(), PARAM_RULES, mesh))
+    return DraftedModel(served, CachedModel(draft.model, None, room, **options))
 
 
 def pages_within(room: ServingRoom, cache_bytes: int, free_bytes: int) -> PageRoom:

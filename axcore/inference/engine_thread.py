@@ -60,6 +60,8 @@ class EngineThread:
     def do(self, command: Callable[[], None]) -> None:
         """Lets the thread do something, and waits until it is done; raises what that raises.
 
+        An EngineError of it ends what there is, as that of a step does.
+
         Raises:
             EngineError: The engine is closed, or a step failed.
         """
@@ -70,6 +72,8 @@ class EngineThread:
                 command()
             except Exception as error:
                 future.set_exception(error)
+                if isinstance(error, EngineError):
+                    raise
             else:
                 future.set_result(None)
             with self.changed:
@@ -109,6 +113,8 @@ class EngineThread:
                 pass
             if self.is_closed:
                 self._finish(EngineError("the engine was closed"))
+        except EngineError as error:
+            self._finish(error)
         except Exception as error:  # whatever it is, nobody may wait for ever
             failed = EngineError(f"a step of the engine failed: {error!r}")
             failed.__cause__ = error

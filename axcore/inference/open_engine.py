@@ -8,7 +8,6 @@ from axcore.data import Tokenizer
 from axcore.inference.cached_model import mesh_of
 from axcore.inference.config import EngineConfig
 from axcore.inference.engine import Engine
-from axcore.inference.engine_room import on_mesh
 from axcore.inference.replica_parts import REPLICAS
 from axcore.inference.replicas import Replicas
 from axcore.inference.speculation import Draft
@@ -30,7 +29,7 @@ def open_engine(
 
     Args:
         model: See `Engine`.
-        state: See `Engine`; it is put on the mesh.
+        state: See `Engine`.
         tokenizer: See `Engine`.
         cfg: Of each engine.
         mesh: By default the one that the state lies on.
@@ -43,5 +42,4 @@ def open_engine(
     found = mesh_of(state) if mesh is None else mesh
     if found is not None and found.shape.get(REPLICAS, 1) > 1:
         return Replicas(model, state, tokenizer, cfg, mesh=found, draft=draft)
-    placed = state if mesh is None else on_mesh(model, state, mesh)
-    return Engine(model, placed, tokenizer, cfg, draft=draft)
+    return Engine(model, state, tokenizer, cfg, mesh=found, draft=draft)

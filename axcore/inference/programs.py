@@ -31,6 +31,7 @@ class Programs:
 
     Args:
         model: The model with caches.
+        weights: What it is called with.
         pages_per_row: Pages of the longest text.
         max_length: Its tokens.
         allowed: Packed bits of the tokens that text may have, `[1, W]`.
@@ -46,13 +47,14 @@ class Programs:
     def __init__(
         self,
         model: AnyCachedModel,
+        weights: Any,
         *,
         pages_per_row: int,
         max_length: int,
         allowed: UInt32[np.ndarray, "1 W"],
     ) -> None:
         self.device_seconds = 0.0
-        self.weights = ServedWeights(model)
+        self.weights = ServedWeights(weights, model.conversion)
         self.vocab_size = model.vocab_size
         self.allowed = allowed
         self._max_length = max_length
@@ -81,6 +83,12 @@ class Programs:
     def caches(self) -> Any:
         """What is kept of the tokens that were read."""
         return self._held["caches"]
+
+    def replace_weights(self, state: Any) -> None:
+        """Takes over another state of the model; see `ServedWeights.replace`."""
+        for leaf in jax.tree.leaves(self.caches):  # the last call holds old weights until it ends
+            leaf.block_until_ready()
+        self.weights.replace(state)
 
     def set_sampling(self, sampling: SamplingRows) -> None:
         """Takes over how each slot draws, `[S]`."""

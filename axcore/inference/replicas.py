@@ -22,7 +22,7 @@ from axcore.inference.engine_adapters import EngineAdapter
 from axcore.inference.engine_stats import EngineStats, summed, without_room
 from axcore.inference.grammar import GrammarCompiler
 from axcore.inference.replica_choice import SentPrompts, by_preference
-from axcore.inference.replica_parts import replica_states
+from axcore.inference.replica_parts import replica_meshes
 from axcore.inference.request import Draining, QueueFull, Request
 from axcore.inference.speculation import Draft
 from axcore.inference.task import Task, fail_all
@@ -42,7 +42,7 @@ class Replicas:
 
     Args:
         model: See `Engine`.
-        state: See `Engine`; it is put on the mesh.
+        state: See `Engine`.
         tokenizer: See `Engine`.
         cfg: Of each replica: there are as many slots, pages and places in queues for each.
         mesh: Has a replica for each place along `data`.
@@ -64,25 +64,20 @@ class Replicas:
         draft: Draft | None = None,
     ) -> None:
         self.tokenizer = tokenizer
-        self._model, self._mesh = model, mesh
-        states = replica_states(model, state, mesh)
-        drafts: list[Draft | None] = [None] * len(states)
-        if draft is not None:
-            own = replica_states(draft.model, draft.state, mesh)
-            drafts = [attrs.evolve(draft, state=part) for part in own]
         self._choosing, self._changing = threading.Lock(), threading.Lock()
         self._grammars = GrammarCompiler(tokenizer)
         self._engines = tuple(
             Engine(
                 model,
-                own,
+                state,
                 tokenizer,
                 cfg,
-                draft=guessing,
+                mesh=own,
+                draft=draft,
                 on_failure=partial(self._fail, index),
                 grammars=self._grammars,
             )
-            for index, (own, guessing) in enumerate(zip(states, drafts, strict=True))
+            for index, own in enumerate(replica_meshes(mesh))
         )
         self._adapters: dict[str, EngineAdapter] = {}
         self._num_moved = self._num_lost = 0
@@ -171,32 +166,19 @@ class Replicas:
     def replace_weights(self, state: Any) -> None:
         """Takes over another state of the model, one replica after the other; returns when all did.
 
-        All replicas have it, or none: where one refuses it, those before it get back what they had.
+        All replicas have it, or none: where one cannot convert it, that one fails.
 
         Raises:
-            ConfigError: Its arrays are of another type, or lie elsewhere.
-            ModuleError: It is not of this model: an array is missing, or has another shape.
+            ConfigError: Its arrays are of another model, or differ in type.
+            ModuleError: An array has another shape.
             EngineError: The replicas are closed, or a step of each failed.
         """
         with self._changing:
             if self.error is not None:
                 raise self.error
-            states = replica_states(self._model, state, self._mesh)
-            converted = [
-                (engine, engine.converted_weights(own))
-                for engine, own in zip(self._engines, states, strict=True)
-                if engine.error is None
-            ]
-            changed: list[tuple[Engine, Any]] = []
-            try:
-                for engine, weights in converted:
-                    before = engine.weights
-                    self._change(engine, partial(Engine.set_weights, weights=weights))
-                    changed.append((engine, before))
-            except Exception:
-                for engine, weights in changed:
-                    self._change(engine, partial(Engine.set_weights, weights=weights))
-                raise
+            self._engines[0].check_weights(state)
+            for engine in self._engines:
+                self._change(engine, partial(Engine.replace_weights, state=state))
             with self._choosing:
                 for sent in self._sent:
                     sent.forget()

@@ -1,13 +1,14 @@
 """`ServedWeights`: the weights that programs are called with, and the adapters in them."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import jax
 from jaxtyping import Array
 
-from axcore.errors import ConfigError
-from axcore.inference.drafted_model import AnyCachedModel
+from axcore.errors import EngineError
+from axcore.inference.weight_conversion import Names, WeightConversion
 from axcore.layers import with_adapter
 from axcore.layers.lora.batched import Factors
 
@@ -16,41 +17,54 @@ AdapterFactors = Mapping[tuple[str, ...], Factors]
 
 
 class ServedWeights:
-    """Weights that can be changed between two calls; not for several threads, but for `converted`.
+    """Weights that can be changed between two calls; not for several threads, but for `check`.
 
     Args:
-        model: The model that they are of.
+        weights: The first ones.
+        conversion: What makes them of a state.
 
     Attributes:
         value: What the model is called with.
     """
 
-    def __init__(self, model: AnyCachedModel) -> None:
-        self.value = model.weights
-        self._model = model
-        self._adapters: dict[int, AdapterFactors] = {}
+    def __init__(self, weights: Any, conversion: WeightConversion) -> None:
+        self.value = weights
+        self._conversion = conversion
 
-    def converted(self, state: Any) -> Any:
-        """Returns weights made of another state of the model.
+    @property
+    def device_bytes(self) -> int:
+        """What they take on a device."""
+        return sum(
+            math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+            for leaf in jax.tree.leaves(self.value)
+        )
+
+    def check(self, state: Any) -> None:
+        """Checks that another state is of the model.
 
         Raises:
-            ConfigError: Its arrays are not those of the model.
-            ModuleError: One is missing, or has another shape.
+            ConfigError: Its arrays are of another model, or differ in type.
+            ModuleError: One has another shape.
         """
-        weights = self._model.weights_of(state)
-        if abstract(weights) != abstract(self.value):
-            raise ConfigError(
-                "the arrays differ in shape, type or place from those that the programs are made "
-                "for",
-                hint="give a state of the same model",
-            )
-        return weights
+        self._conversion.check(state)
 
-    def replace(self, weights: Any) -> None:
-        """Takes over weights that `converted` returned; adapters stay."""
-        for number, factors in self._adapters.items():
-            weights = with_adapter(weights, number, factors)
-        self._place(weights)
+    def replace(self, state: Any) -> None:
+        """Takes over a state that was checked; adapters and a draft stay.
+
+        Each array takes the place of the one before it, which is freed if nobody else holds it: so
+        there is room for one array besides, and not for all of them twice.
+
+        Raises:
+            EngineError: An array could not be converted, after others were.
+        """
+        try:
+            for path, array in self._conversion.arrays(state):
+                self.value = _with_leaf(self.value, path, array.block_until_ready())
+        except Exception as error:
+            raise EngineError(
+                f"new weights were taken over in part, and then failed: {error}",
+                hint="start the engine again",
+            ) from error
 
     def set_adapter(self, number: int, factors: AdapterFactors | None) -> None:
         """Takes over the factors of an adapter, by the paths of layers; None takes it out.
@@ -58,13 +72,15 @@ class ServedWeights:
         Raises:
             ModuleError: The model has no such layer, or no room for its rank.
         """
-        self._place(with_adapter(self.value, number, factors))
-        self._adapters.pop(number, None)
-        if factors is not None:
-            self._adapters[number] = factors
+        weights = with_adapter(self.value, number, factors)
+        places = jax.tree.map(lambda leaf: leaf.sharding, self.value)
+        self.value = jax.device_put(weights, places)
 
-    def _place(self, weights: Any) -> None:
-        self.value = jax.device_put(weights, jax.tree.map(lambda leaf: leaf.sharding, self.value))
+
+def _with_leaf(tree: Any, path: Names, leaf: Array) -> Any:
+    if not path:
+        return leaf
+    return {**tree, path[0]: _with_leaf(tree[path[0]], path[1:], leaf)}
 
 
 def abstract(tree: Any) -> Any:

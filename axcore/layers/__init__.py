@@ -23,12 +23,7 @@ from axcore.layers.lora.adapters import (
     with_adapters,
     without_lora,
 )
-from axcore.layers.lora.batched import (
-    BatchedLoRALinear,
-    using_adapters,
-    with_adapter,
-    with_empty_adapters,
-)
+from axcore.layers.lora.batched import BatchedLoRALinear, using_adapters, with_adapter
 from axcore.layers.lora.linear import LoRALinear
 from axcore.layers.moe.capacity import CapacityLimited
 from axcore.layers.moe.dropless import Dropless
@@ -133,6 +128,5 @@ __all__ = [
     "widened_state",
     "with_adapter",
     "with_adapters",
-    "with_empty_adapters",
     "without_lora",
 ]

@@ -2,13 +2,19 @@
 
 from typing import Any, TypeVar
 
-from axcore.config import map_config, replace_config
+from axcore.config import evolve, map_config, replace_config
 from axcore.layers import Pipeline, ScannedLayers, ServingRoom, Stack
+from axcore.module import DType, DTypes
+from axcore.plugins import Hardware
 
 C = TypeVar("C")
 
+_HALF = ("bfloat16", "float16")
 
-def for_serving(cfg: C, room: ServingRoom) -> C:
+
+def for_serving(
+    cfg: C, room: ServingRoom, hardware: Hardware | None = None, *, compute: DType | None = None
+) -> C:
     """Returns a model's config with layers unrolled and room for what each keeps of its tokens.
 
     Every config that has a method `for_serving` says itself what takes its place. A layer that
@@ -18,13 +24,28 @@ def for_serving(cfg: C, room: ServingRoom) -> C:
     Args:
         cfg: Of a model, as it is trained.
         room: How much there is room for.
+        hardware: What serves it; None for any.
+        compute: What takes the place of 16 bits in `dtypes.compute`; by default what suits the
+            hardware, see `served_compute`.
     """
     for stack in (ScannedLayers, Pipeline):
         cfg = replace_config(cfg, stack, Stack.Config(), missing_ok=True)
-    served: C = map_config(cfg, lambda node: _served(node, room))
+    compute = compute or served_compute(hardware)
+    served: C = map_config(cfg, lambda node: _served(node, room, compute))
     return served
 
 
-def _served(node: Any, room: ServingRoom) -> Any:
+def served_compute(hardware: Hardware | None) -> DType | None:
+    """Returns what layers compute in where they were trained in 16 bits; None changes nothing.
+
+    That is float32 on CPUs, where XLA converts 16 bits at each product: a token of one row takes
+    five times as long.
+    """
+    return "float32" if hardware is not None and hardware.family == "cpu" else None
+
+
+def _served(node: Any, room: ServingRoom, compute: DType | None) -> Any:
+    if compute and isinstance(node, DTypes) and node.compute in _HALF:
+        return evolve(node, compute=compute)
     change = getattr(node, "for_serving", None)
     return node if change is None else change(room)

@@ -14,7 +14,7 @@ from axcore.module.module import Module, entry
 from axcore.module.outputs import Loss, Outputs, apply_updates
 from axcore.module.param import Axes, Merge, Param, ParamSpec, count_params
 from axcore.module.remat import Remat, named, named_bits
-from axcore.module.restack import restacked
+from axcore.module.restack import restacked, restacked_arrays
 from axcore.module.rng import Path
 from axcore.module.stack_runner import StackRunner
 from axcore.module.summary import summary_table
@@ -52,6 +52,7 @@ __all__ = [
     "named",
     "named_bits",
     "restacked",
+    "restacked_arrays",
     "split_microbatches",
     "summary_table",
 ]

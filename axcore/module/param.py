@@ -187,6 +187,13 @@ class ParamSpec:
         """Its shape and dtype as jax knows them."""
         return jax.ShapeDtypeStruct(self.shape, jnp.dtype(self.dtype))  # type: ignore[no-untyped-call]
 
+    @property
+    def stored_as_read(self) -> "ParamSpec":
+        """The spec of the same array, stored in the dtype that its module reads it as."""
+        if self.compute_dtype is None or not jnp.issubdtype(self.dtype, jnp.floating):
+            return self
+        return attrs.evolve(self, dtype=self.compute_dtype)
+
     def as_read(self, array: Array) -> Array:
         """Returns the array as its module reads it."""
         is_cast = self.compute_dtype is not None and jnp.issubdtype(array.dtype, jnp.floating)

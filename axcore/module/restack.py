@@ -1,11 +1,13 @@
 """`restacked`: a state laid out for the same modules, with other copies of them stacked."""
 
 import itertools
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import attrs
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array
 
 from axcore.errors import ModuleError
@@ -36,8 +38,21 @@ def restacked(state: Any, specs: Any, wanted: Any) -> dict[str, Any]:
     Raises:
         ModuleError: The state lacks an array that is wanted, or has it in another shape.
     """
+    leaves, structure = jax.tree.flatten(wanted, is_leaf=_is_spec)
+    return jax.tree.unflatten(structure, restacked_arrays(state, specs, leaves))  # type: ignore[no-any-return]
+
+
+def restacked_arrays(state: Any, specs: Any, wanted: Sequence[ParamSpec]) -> Iterator[Array]:
+    """Returns what makes the arrays of `restacked` one after the other, as they are asked for.
+
+    Those of a state in host memory, numpy's, stay there.
+
+    Raises:
+        ModuleError: As `restacked`, before the first is made.
+    """
     places = _places(state, specs)
-    return jax.tree.map(lambda spec: _taken(spec, places), wanted, is_leaf=_is_spec)  # type: ignore[no-any-return]
+    found = [_found(spec, places) for spec in wanted]
+    return (_taken(spec, of_spec) for spec, of_spec in zip(wanted, found, strict=True))
 
 
 def _is_spec(node: Any) -> bool:
@@ -60,10 +75,14 @@ def _places(state: Any, specs: Any) -> dict[Path, _Place]:
     return places
 
 
-def _taken(spec: ParamSpec, places: dict[Path, _Place]) -> Array:
+def _found(spec: ParamSpec, places: dict[Path, _Place]) -> list[_Place]:
+    own = spec.shape[spec.num_stacked :]
+    return [_found_copy(path, own, places) for path in spec.rng_paths()]
+
+
+def _taken(spec: ParamSpec, found: list[_Place]) -> Array:
     """Returns an array that is wanted, put together from runs of copies of the arrays there are."""
     own = spec.shape[spec.num_stacked :]
-    found = [_found(path, own, places) for path in spec.rng_paths()]
     if spec.shape == found[0].leaf.shape and all(place.leaf is found[0].leaf for place in found):
         return found[0].leaf
     steps = itertools.groupby(
@@ -73,10 +92,14 @@ def _taken(spec: ParamSpec, places: dict[Path, _Place]) -> Array:
     pieces = [
         run[0].leaf.reshape(-1, *own)[run[0].number : run[0].number + len(run)] for run in runs
     ]
-    return (pieces[0] if len(pieces) == 1 else jnp.concatenate(pieces)).reshape(spec.shape)
+    if len(pieces) == 1:
+        return pieces[0].reshape(spec.shape)
+    is_on_host = all(isinstance(piece, np.ndarray) for piece in pieces)
+    whole: Array = (np if is_on_host else jnp).concatenate(pieces)
+    return whole.reshape(spec.shape)
 
 
-def _found(path: Path, own: tuple[int, ...], places: dict[Path, _Place]) -> _Place:
+def _found_copy(path: Path, own: tuple[int, ...], places: dict[Path, _Place]) -> _Place:
     place = places.get(path)
     if place is None:
         raise ModuleError("the state has no such array", where=format_path(path))

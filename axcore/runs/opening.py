@@ -66,6 +66,7 @@ def open_model(
     step: int | None = None,
     trust_code: bool = False,
     changes: Sequence[str] = (),
+    on_host: bool = False,
 ) -> OpenedModel:
     """Returns the model of a run directory, or of a folder of a published model.
 
@@ -75,6 +76,7 @@ def open_model(
         trust_code: Whether code that came with a run is run to open it.
         changes: Named changes of the model that leave its parameters as they are, such as
             `quantized_cache`.
+        on_host: Whether arrays of a run stay in host memory, for an engine to take one by one.
 
     Raises:
         CheckpointError: It is neither, or has no checkpoint.
@@ -97,7 +99,7 @@ def open_model(
         return OpenedModel(name=name, trainer=trainer, model=model, state=state)
     run = load_run(path, step=step, trust_code=trust_code)
     _check(run.trainer)
-    restored = run.restored(step)  # the run keeps none of it
+    restored = run.restored(step, on_host=on_host)  # the run keeps none of it
     return OpenedModel(
         name=name,
         trainer=run.trainer,

@@ -4,6 +4,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
+import numpy as np
+from jax.sharding import SingleDeviceSharding
+
 from axcore.checkpoint import Checkpointer
 from axcore.config import evolve
 from axcore.errors import CheckpointError, ConfigError, DataError
@@ -155,8 +159,12 @@ class Run:
         """What reads the run's checkpoints, those of a training that still runs too."""
         return Checkpointer.for_run(self.trainer.config.checkpoint, self.directory)
 
-    def restored(self, step: int | None = None) -> RestoredModel:
+    def restored(self, step: int | None = None, *, on_host: bool = False) -> RestoredModel:
         """Reads the state of the model at a step; at the newest where None.
+
+        Args:
+            step: The step.
+            on_host: Whether arrays stay in host memory, as numpy's.
 
         Raises:
             CheckpointError: The run has no checkpoint, or not that of the step.
@@ -170,8 +178,11 @@ class Run:
         whole = self.trainer.compiler.abstract_state()
         averages = self.trainer.learner.evaluated_part(whole.opt_state)
         template = TrainState(None, whole.model, averages, None)  # type: ignore[arg-type]
+        if on_host:
+            template = jax.tree.map(_on_host, template)
         found = self.checkpointer.restore(template, step=step, partial=True)
-        return RestoredModel(self.trainer.step.evaluated_model(found.state), found.step)
+        state = self.trainer.step.evaluated_model(found.state)
+        return RestoredModel(jax.tree.map(np.asarray, state) if on_host else state, found.step)
 
     @cached_property
     def _generator(self) -> Generator:
@@ -181,6 +192,12 @@ class Run:
     @cached_property
     def _restored(self) -> RestoredModel:
         return self.restored(self._step)
+
+
+def _on_host(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    host = SingleDeviceSharding(jax.local_devices(backend="cpu")[0])
+    updated: jax.ShapeDtypeStruct = leaf.update(sharding=host)  # type: ignore[no-untyped-call]
+    return updated
 
 
 def load_run(directory: Path | str, *, step: int | None = None, trust_code: bool = False) -> Run:

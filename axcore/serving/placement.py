@@ -6,6 +6,7 @@ from typing import Any
 
 import attrs
 import jax
+from jax.sharding import Mesh
 
 from axcore.errors import ShardingError
 from axcore.module import Module
@@ -17,19 +18,25 @@ SERVED_AXES = ("data", "model")
 
 @attrs.frozen(kw_only=True)
 class Placement:
-    """Where weights lie, the first ones and those that take their place.
+    """Where weights lie.
 
     Args:
-        shardings: How each array lies.
-        num_used: Devices that weights lie on.
-        num_replicas: How many copies of the weights lie there.
+        mesh: Of the devices that they lie on.
         num_present: Devices that there are.
     """
 
-    shardings: Any
-    num_used: int
-    num_replicas: int
+    mesh: Mesh
     num_present: int
+
+    @property
+    def num_used(self) -> int:
+        """Devices that weights lie on."""
+        return int(self.mesh.size)
+
+    @property
+    def num_replicas(self) -> int:
+        """How many copies of the weights lie there."""
+        return int(self.mesh.shape["data"])
 
     @classmethod
     def of(
@@ -50,23 +57,14 @@ class Placement:
         used = _used(shape or {}, present)
         mesh = make_mesh(shape or {}, used)
         try:
-            shardings = param_shardings(model.param_specs(), PARAM_RULES, mesh)
+            param_shardings(model.param_specs(), PARAM_RULES, mesh)
         except ShardingError as error:
             raise ShardingError(
                 error.what,
                 where="mesh",
                 hint="choose a size of `model` that divides the dimensions of the weights",
             ) from error
-        return cls(
-            shardings=shardings,
-            num_used=len(used),
-            num_replicas=mesh.shape["data"],
-            num_present=len(present),
-        )
-
-    def place(self, state: Any) -> Any:
-        """Returns a state of the model on these devices."""
-        return jax.device_put(state, self.shardings)
+        return cls(mesh=mesh, num_present=len(present))
 
     def describe(self) -> str | None:
         """Returns which devices are used; None where there is but one."""

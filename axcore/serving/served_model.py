@@ -97,13 +97,12 @@ class ServedModel:
         return name
 
     def replace_weights(self, state: Any, step: int) -> None:
-        """Takes over the state of another step, on the devices of the one before.
+        """Takes over the state of another step.
 
         Raises:
             AxcoreError: As `Engine.replace_weights`.
         """
-        placed = state if self.placement is None else self.placement.place(state)
-        self.engine.replace_weights(placed)
+        self.engine.replace_weights(state)
         self.step = step
 
     async def prompt_tokens(self, prompt: str | Sequence[int], param: str) -> tuple[int, ...]:

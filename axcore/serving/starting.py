@@ -57,10 +57,11 @@ def start_engine(
     with use_policy(opened.trainer.compiler.kernel_policy):
         engine = open_engine(
             opened.model,
-            placement.place(opened.state),
+            opened.state,
             opened.tokenizer,
             engine_cfg,
-            draft=_guessing(draft, cfg),
+            mesh=placement.mesh,
+            draft=_guessing(draft),
         )
     add_adapters(engine, adapters)
     engine.warm_up(progress, when_all=partial(_say, time.monotonic()))
@@ -77,11 +78,10 @@ def start_engine(
     )
 
 
-def _guessing(opened: OpenedModel | None, cfg: ServerConfig) -> Draft | None:
+def _guessing(opened: OpenedModel | None) -> Draft | None:
     if opened is None:
         return None
-    state = Placement.of(opened.model, cfg.mesh).place(opened.state)
-    return Draft(model=opened.model, state=state, tokenizer=opened.tokenizer)
+    return Draft(model=opened.model, state=opened.state, tokenizer=opened.tokenizer)
 
 
 def _say(began: float, failure: Exception | None) -> None:

@@ -53,7 +53,7 @@ class WeightsWatch:
         step = self._newest()
         if step is None or step == self._served.step:
             return None
-        restored = self._run.restored(step)
+        restored = self._run.restored(step, on_host=True)  # devices have room for one array more
         own = self._run.trainer.step.own_part(restored.state)  # a task may keep more beside it
         before = self._served.step
         if self._stopped.is_set():  # meanwhile: what would take them over is closed

@@ -7,12 +7,7 @@ from axcore.layers.lora.adapters import (
     with_adapters,
     without_lora,
 )
-from axcore.layers.lora.batched import (
-    BatchedLoRALinear,
-    using_adapters,
-    with_adapter,
-    with_empty_adapters,
-)
+from axcore.layers.lora.batched import BatchedLoRALinear, using_adapters, with_adapter
 from axcore.layers.lora.linear import LoRALinear
 from axcore.layers.lora.magnitude import Magnitude
 
@@ -26,6 +21,5 @@ __all__ = [
     "using_adapters",
     "with_adapter",
     "with_adapters",
-    "with_empty_adapters",
     "without_lora",
 ]

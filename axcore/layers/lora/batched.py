@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Int
 
 from axcore.config import REQUIRED, PositiveInt, config
 from axcore.errors import ModuleError
-from axcore.module import Module, Param, ParamSpec
+from axcore.module import Module, Param
 
 DOWN, UP = "adapters_down", "adapters_up"
 """Names of the factors of all adapters, `[A, K, R]` and `[A, R, N]`."""
@@ -91,16 +91,6 @@ Factors = tuple[Array, Array]
 """Down `[K, R]` and up `[R, N]` of one layer; the scale is in the second."""
 
 
-def with_empty_adapters(module: Module, state: Any) -> Any:
-    """Returns the state of a module with `BatchedLoRALinear`s, none of which corrects anything.
-
-    Args:
-        module: The module.
-        state: Of the same without; its arrays are shared.
-    """
-    return _emptied(module.param_specs(), state)
-
-
 def with_adapter(state: Any, number: int, factors: Mapping[tuple[str, ...], Factors] | None) -> Any:
     """Returns a state with another adapter at a number; None takes it out.
 
@@ -120,17 +110,6 @@ def with_adapter(state: Any, number: int, factors: Mapping[tuple[str, ...], Fact
             hint="serve the model that the adapter was trained for, and exclude no such layer",
         )
     return changed
-
-
-def _emptied(specs: Any, state: Any) -> Any:
-    if isinstance(specs, ParamSpec):
-        return state
-    if DOWN not in specs:
-        return {name: _emptied(specs[name], below) for name, below in state.items()}
-    return {
-        "base": state,
-        **{name: jnp.zeros(specs[name].shape, specs[name].dtype) for name in (DOWN, UP)},
-    }
 
 
 def _replaced(

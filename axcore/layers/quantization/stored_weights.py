@@ -94,14 +94,22 @@ class QuantizedLinear(Module):
         return y + as_row(self.bias, y.ndim) if self.config.has_bias else y
 
 
-def quantize_weights(module: Module, state: Any) -> Any:
+def quantize_weights(specs: Any, state: Any) -> Any:
     """Returns the state of a module with quantized layers, from that of the same with wide ones.
 
     Args:
-        module: The module with `QuantizedLinear`s.
-        state: Of the module that has a `Linear` in the place of each.
+        specs: `param_specs()` of the module with `QuantizedLinear`s, or of a part of it.
+        state: Of the module that has a `Linear` in the place of each, or a part of that.
     """
-    return _quantized_part(module.param_specs(), state)
+    if isinstance(specs, ParamSpec):
+        return state
+    if VALUES not in specs:
+        return {name: quantize_weights(specs[name], below) for name, below in state.items()}
+    formats = {dtype: name for name, dtype in _DTYPES.items()}
+    how = formats[str(specs[VALUES].dtype)]
+    values, scale = _quantize(state["weight"], how, specs[SCALE].shape[0])
+    rest = {name: leaf for name, leaf in state.items() if name != "weight"}
+    return {**rest, VALUES: values, SCALE: scale}
 
 
 def quantized_weight(
@@ -139,18 +147,6 @@ def unpacked_int4(packed: UInt8[Array, "half N"]) -> Array:
 def _num_groups(cfg: Any) -> int:
     fits = cfg.group_size is not None and cfg.in_dim % cfg.group_size == 0
     return cfg.in_dim // cfg.group_size if fits else 1
-
-
-def _quantized_part(specs: Any, state: Any) -> Any:
-    if isinstance(specs, ParamSpec):
-        return state
-    if VALUES not in specs:
-        return {name: _quantized_part(specs[name], below) for name, below in state.items()}
-    formats = {dtype: name for name, dtype in _DTYPES.items()}
-    how = formats[str(specs[VALUES].dtype)]
-    values, scale = _quantize(state["weight"], how, specs[SCALE].shape[0])
-    rest = {name: leaf for name, leaf in state.items() if name != "weight"}
-    return {**rest, VALUES: values, SCALE: scale}
 
 
 _quantize = jax.jit(quantized_weight, static_argnums=(1, 2))

@@ -65,7 +65,7 @@ def test_a_layer_multiplies_by_the_weight_that_it_keeps(how, group_size, dtype):
     narrow = QuantizedLinear.Config(
         **sizes, dtypes=dtypes, format=how, group_size=group_size
     ).build()
-    kept = quantize_weights(narrow, state)
+    kept = quantize_weights(narrow.param_specs(), state)
     x = jax.random.normal(jax.random.key(2), (2, 5, 64)).astype(dtype)
     found, _ = functional(narrow, kept, x)
     values = kept["weight_values"]

@@ -1,0 +1,167 @@
+"""`WeightConversion`: from the state of a model as it is trained to what programs read of it."""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, Sharding, SingleDeviceSharding
+from jaxtyping import Array
+
+from axcore.errors import ConfigError
+from axcore.layers import quantize_weights
+from axcore.layers.lora.batched import DOWN
+from axcore.layers.quantization.stored_weights import SCALE, VALUES
+from axcore.module import ParamSpec, restacked_arrays
+from axcore.parallel import PARAM_RULES, param_shardings, partition_spec, where_divisible
+
+Names = tuple[str, ...]
+
+
+class WeightConversion:
+    """Converts a state array by array, so that it needs room for one besides what it makes.
+
+    Each is cast to what its layer reads, and so holds the numbers that the layer computes with;
+    what a layer keeps quantized is quantized from the numbers that were trained.
+
+    Args:
+        trained: Specs of the state, as the model is trained.
+        kept: Specs of the same arrays in the model that serves, but for changes of its layers.
+        served: Specs of the weights of the model that serves, of the types that its layers read.
+        mesh: Where they lie; None for the device that jax takes itself.
+
+    Raises:
+        ShardingError: They do not divide over the mesh.
+    """
+
+    def __init__(self, trained: Any, kept: Any, served: Any, mesh: Mesh | None) -> None:
+        self._trained, self._served, self._mesh = trained, served, mesh
+        self._targets = list(_targets(served, kept))
+        if mesh is not None:
+            param_shardings(kept, PARAM_RULES, mesh)
+
+    @property
+    def abstract(self) -> Any:
+        """Shape, type and place of each of the weights."""
+
+        def of_spec(spec: ParamSpec) -> Any:
+            return spec.abstract.update(sharding=self._place(spec))  # type: ignore[no-untyped-call]
+
+        return jax.tree.map(of_spec, self._served, is_leaf=_is_spec)
+
+    @property
+    def room_bytes(self) -> int:
+        """What a device needs beside old and new weights while arrays take each other's places.
+
+        That is the largest array, and the same as it was trained where it is quantized.
+        """
+        return max(
+            sum(self._device_bytes(one) for one in self._at_once(spec, path[-1], layer))
+            for spec, path, layer in self._targets
+        )
+
+    def check(self, state: Any) -> None:
+        """Checks that arrays are those of a state of the model.
+
+        Raises:
+            ConfigError: They are of another model, or differ in type.
+            ModuleError: One has another shape.
+        """
+        given: Any = jax.tree.structure(state)
+        wanted: Any = jax.tree.structure(self._trained)
+        if given != wanted:
+            raise ConfigError(
+                f"the arrays are not those of the model: {given.num_leaves} in other places than "
+                f"its {wanted.num_leaves}",
+                hint="give a state of the same model",
+            )
+        for leaf, spec in zip(jax.tree.leaves(state), _leaves(self._trained), strict=True):
+            if leaf.dtype != spec.dtype:
+                raise ConfigError(
+                    f"the arrays differ in type from those of the model: {spec.name} is "
+                    f"{leaf.dtype}, not {spec.dtype}",
+                    hint="give a state of the same model",
+                )
+        self._restacked(state)
+
+    def arrays(self, state: Any) -> Iterator[tuple[Names, Array]]:
+        """Yields the weights that a state decides, each with its path, where they are to lie.
+
+        Raises:
+            ModuleError: An array is missing, or has another shape.
+        """
+        found = self._restacked(state)
+        for (spec, path, layer), leaf in zip(self._targets, found, strict=True):
+            *parent, name = path
+            if name in layer:
+                own = layer[name]
+                yield path, self._placed(_cast(leaf, own.dtype), own)
+                continue
+            narrow = quantize_weights(layer, {name: self._placed(leaf, spec)})
+            for name, array in narrow.items():
+                yield (*parent, name), self._placed(array, layer[name])
+
+    def whole(self, state: Any) -> Any:
+        """Returns the weights; those that no state decides, of adapters, are zero.
+
+        Raises:
+            ModuleError: As `arrays`.
+        """
+        known = dict(self.arrays(state))
+
+        def taken(path: Any, spec: ParamSpec) -> Array:
+            array = known.get(tuple(step.key for step in path))
+            return self._placed(jnp.zeros(spec.shape, spec.dtype), spec) if array is None else array
+
+        return jax.tree_util.tree_map_with_path(taken, self._served, is_leaf=_is_spec)
+
+    def _restacked(self, state: Any) -> Iterator[Array]:
+        return restacked_arrays(state, self._trained, [spec for spec, _, _ in self._targets])
+
+    def _at_once(self, spec: ParamSpec, name: str, layer: Any) -> list[ParamSpec]:
+        """Returns what lies on devices while an array takes the place of an old one."""
+        return [layer[name]] if name in layer else [spec, layer[VALUES], layer[SCALE]]
+
+    def _placed(self, leaf: Any, spec: ParamSpec) -> Array:
+        array: Array = jax.device_put(leaf, self._place(spec))
+        return array
+
+    def _place(self, spec: ParamSpec) -> Sharding:
+        if self._mesh is None:
+            return SingleDeviceSharding(_default_device())
+        parts = partition_spec(spec.axes, PARAM_RULES, self._mesh, where=spec.name)
+        return where_divisible(NamedSharding(self._mesh, parts), spec.shape)
+
+    def _device_bytes(self, spec: ParamSpec) -> int:
+        shape = self._place(spec).shard_shape(spec.shape)
+        return math.prod(shape) * jnp.dtype(spec.dtype).itemsize
+
+
+def _targets(specs: Any, kept: Any, path: Names = ()) -> Iterator[tuple[ParamSpec, Names, Any]]:
+    """Yields the spec of each array that was trained, its path in the model that serves, and the
+    specs of its layer there: without it where that keeps it quantized."""
+    if DOWN in specs:
+        specs, path = specs["base"], (*path, "base")
+    for name, below in kept.items():
+        if _is_spec(below):
+            yield below, (*path, name), specs
+        else:
+            yield from _targets(specs[name], below, (*path, name))
+
+
+def _cast(leaf: Any, dtype: str) -> Any:
+    return leaf if leaf.dtype == dtype else leaf.astype(jnp.dtype(dtype))
+
+
+def _default_device() -> Any:
+    (device,) = jnp.zeros(()).devices()
+    return device
+
+
+def _is_spec(node: Any) -> bool:
+    return isinstance(node, ParamSpec)
+
+
+def _leaves(specs: Any) -> list[ParamSpec]:
+    return jax.tree.leaves(specs, is_leaf=_is_spec)
