@@ -166,7 +166,7 @@ class Replicas:
     def replace_weights(self, state: Any) -> None:
         """Takes over another state of the model, one replica after the other; returns when all did.
 
-        All replicas have it, or none: where one cannot convert it, that one fails.
+        All that answer have it: a replica that has no room for it answers no more.
 
         Raises:
             ConfigError: Its arrays are of another model, or differ in type.

@@ -133,19 +133,19 @@ def test_all_replicas_take_new_weights_and_refuse_others(replicas):
     assert replicas.submit(request("d")).result(60).text == "cbadcb"
 
 
-def test_where_one_replica_cannot_take_new_weights_all_keep_the_old_ones(replicas, monkeypatch):
+def test_a_replica_that_cannot_take_new_weights_fails_and_the_others_answer_by_them(
+    replicas, monkeypatch
+):
     first, last = replicas._engines
 
-    def full(weights):
+    def full(state):
         raise MemoryError("no room on the device")
 
-    monkeypatch.setattr(last._programs.weights, "replace", full)
-    with pytest.raises(MemoryError, match="no room on the device"):
-        replicas.replace_weights(chain("dcba"))
-    monkeypatch.undo()
-    assert [one.submit(request("a")).result(60).text for one in (first, last)] == ["bcdabc"] * 2
+    monkeypatch.setattr(last._programs.weights._conversion, "arrays", full)
     replicas.replace_weights(chain("dcba"))
-    assert [one.submit(request("d")).result(60).text for one in (first, last)] == ["cbadcb"] * 2
+    assert "no room on the device" in last.error.what
+    assert [replicas.submit(request("d")).result(60).text for _ in range(2)] == ["cbadcb"] * 2
+    assert first.error is None
 
 
 def test_no_request_waits_for_the_grammar_of_another(replicas, monkeypatch):
