@@ -7,9 +7,9 @@ graph with loops counted, as for axcore's step. Custom kernels have none, and ar
     python3.12 -m venv VENV && VENV/bin/pip install "maxtext[tpu]"
     python benchmarks/peers/compile_maxtext.py --python VENV/bin/python --size 7b --size 70b
 
-writes `results/peer_maxtext.json` after each; sizes that are not named stay as they were. What
-follows `--` is given to MaxText as well, as `compile_xla_flags=...` and `sa_block_q=1024` are.
-Nothing here has run on a chip.
+writes `results/peer_maxtext.json` after each; sizes that are not named stay as they were.
+`--with-options` gives MaxText the compiler options that axl-tpu asks for, in a row of its own. What
+follows `--` is given to MaxText as well, as `sa_block_q=1024` is. Nothing here has run on a chip.
 """
 
 import argparse
@@ -26,9 +26,9 @@ from _record import record, recorded, stamped
 
 from axcore.aot.cost.times import costs
 from axcore.aot.hlo.program import parse_program
-from axcore.plugins import Hardware
+from axcore.plugins import Hardware, wanted_compiler_options
 
-COMMAND = "python benchmarks/peers/compile_maxtext.py --python VENV/bin/python"
+COMMAND = "python benchmarks/peers/compile_maxtext.py --python VENV/bin/python [--with-options]"
 MODULE = "maxtext.trainers.pre_train.train_compile"
 SIZES = {
     "7b": ("llama2-7b", "v5p-512", 4),
@@ -36,6 +36,8 @@ SIZES = {
     "mixtral-8x7b": ("mixtral-8x7b", "v5p-512", 4),
 }
 """Model, slice, and rows of 4096 tokens on a chip, of 1024 in all."""
+
+WITH_OPTIONS = "{size}, axl-tpu's options"
 
 
 def arguments(size: str, rest: list[str]) -> list[str]:
@@ -75,6 +77,13 @@ def compiled(python: Path, size: str, rest: list[str]) -> dict[str, Any]:
     }
 
 
+def _compiler_options(size: str) -> str:
+    """Returns the argument by which MaxText compiles with the options that axl-tpu asks for."""
+    options = wanted_compiler_options(Hardware.parse(f"tpu-{SIZES[size][1]}"))
+    flags = " ".join(f"--{name}={str(value).lower()}" for name, value in options.items())
+    return f"compile_xla_flags={flags}"
+
+
 def _environment() -> dict[str, str]:
     """Returns this environment without what would bring axcore's packages, as jax's path of libtpu
     does, which it sets where it is imported.
@@ -101,12 +110,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--python", type=Path, required=True, help="of MaxText's environment")
     parser.add_argument("--size", choices=SIZES, action="append", help="all by default")
+    parser.add_argument("--with-options", action="store_true", help="with axl-tpu's options")
     parser.add_argument("rest", nargs="*", help="more arguments of MaxText, after --")
     given = parser.parse_args()
     figures = recorded("peer_maxtext")
     for size in given.size or SIZES:
-        figures[size] = stamped(compiled(given.python, size, given.rest), "")
-        print(size, json.dumps(figures[size], indent=2))
+        name = WITH_OPTIONS.format(size=size) if given.with_options else size
+        options = [_compiler_options(size)] if given.with_options else []
+        figures[name] = stamped(compiled(given.python, size, [*given.rest, *options]), "")
+        print(name, json.dumps(figures[name], indent=2))
         print(f"written to {record('peer_maxtext', figures, command=COMMAND)}")
 
 
