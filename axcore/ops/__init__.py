@@ -46,6 +46,7 @@ from axcore.ops.dispatch.policy import (
 )
 from axcore.ops.dispatch.registry import explain
 from axcore.ops.grouped_matmul.api import grouped_matmul
+from axcore.ops.grouped_matmul.occupancy import occupancy_of, occupancy_scope
 from axcore.ops.grouped_matmul.portable import grouped_matmul_portable
 from axcore.ops.grouped_matmul.types import GroupedMatmulInputs
 from axcore.ops.quantized.dot import quantized_dot
@@ -128,6 +129,8 @@ __all__ = [
     "grouped_matmul",
     "grouped_matmul_portable",
     "named_heads",
+    "occupancy_of",
+    "occupancy_scope",
     "power_of_two",
     "quantized_dot",
     "quantized_grouped_matmul",

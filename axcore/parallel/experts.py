@@ -151,8 +151,25 @@ def _as_read(state: Any, specs: Any) -> Any:
     Else it would be gathered as it is stored, and its gradient added up so. The barrier keeps the
     cast out of what is whole on every device.
     """
-    read = jax.tree.map(lambda spec, x: spec.as_read(x), specs, state, is_leaf=_is_spec)
-    return jax.lax.optimization_barrier(read)  # type: ignore[no-untyped-call]
+    return jax.tree.map(
+        lambda spec, x: _behind_barrier(spec.as_read(x)), specs, state, is_leaf=_is_spec
+    )
+
+
+@jax.custom_jvp
+def _behind_barrier(x: Array) -> Array:
+    """Returns `x`, which the compiler joins with nothing before it; its gradient has no barrier.
+
+    A barrier holds arrays in the order of their dimensions, in which a gradient of 16 columns is
+    padded to 128 on TPUs.
+    """
+    array: Array = jax.lax.optimization_barrier(x)  # type: ignore[no-untyped-call]
+    return array
+
+
+@_behind_barrier.defjvp
+def _behind_barrier_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    return _behind_barrier(*primals), tangents[0]
 
 
 def _by_path(specs: Any, path: Path) -> dict[Path, ParamSpec]:

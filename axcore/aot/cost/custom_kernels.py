@@ -4,8 +4,9 @@ Attention kernels' FLOPs are counted from what they are called with. A forward k
 products of all queries with all keys. A backward kernel makes two as well, of scores and of their
 gradients, and one for each gradient that it returns: five for all three in one kernel, seven for
 two kernels. Causal attention is half of all pairs. Products by group, of experts for example, take
-every row once, and those of a quantized matrix all of both. A kernel that states its FLOPs is
-believed, and one of which nothing is known counts by the bytes that it moves.
+every row once that is expected to be of a group, and those of a quantized matrix all of both. A
+kernel that states its FLOPs is believed, and one of which nothing is known counts by the bytes that
+it moves.
 """
 
 import re
@@ -19,7 +20,7 @@ from axcore.aot.hlo.executions import Execution, executions
 from axcore.aot.hlo.module_names import is_backward
 from axcore.aot.hlo.program import Program
 from axcore.aot.hlo.shapes import Shape
-from axcore.ops import Call, ChosenKernel
+from axcore.ops import Call, ChosenKernel, occupancy_of
 
 _TARGET = re.compile(r'custom_call_target="([^"]*)"')
 _FLOATING = re.compile(r"b?f\d")
@@ -79,11 +80,12 @@ def _custom_kernel(
     }
     stated = _stated_flops(one)
     op = next((name for name, flops in counted.items() if flops), "")
+    share = occupancy_of(one.instruction.op_name) if op == "grouped_matmul" else 1.0
     return CustomKernel(
         name=one.instruction.name,
         op_name=one.instruction.op_name,
         times=one.times,
-        flops=(counted.get(op, 0.0) if stated is None else stated) * one.times,
+        flops=(counted.get(op, 0.0) if stated is None else stated) * share * one.times,
         nbytes=float(bytes_moved(program, one.instruction, one.computation) * one.times),
         dtype=_dtype_of_products(_heads(given)[:1] if attention else given),
         role=_role(op, choices, is_backward=is_backward(one.instruction.op_name)),

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from axcore.layers.moe.token_permutation import TokenPermutation, inverse, permute
+from axcore.ops import occupancy_scope
 
 Rows = Float[Array, "rows dim"]
 Sizes = Int[Array, " experts"]
@@ -48,7 +49,8 @@ def expert_all_to_all(
     x_SD = _swapped(permute(x_RD, row_S, place_R), axes)
     arrived_PL = _swapped(sent_PL, axes)
     permutation = TokenPermutation.of(_experts(arrived_PL, block), sent_PL.shape[1])
-    y_SD = run(permute(x_SD, permutation.order, permutation.place), permutation.sizes)
+    with occupancy_scope(min(1.0, len(x_RD) / num_places)):
+        y_SD = run(permute(x_SD, permutation.order, permutation.place), permutation.sizes)
     y_SD = _swapped(permute(y_SD, permutation.place, permutation.order), axes)
     left_behind = jnp.mean((place_R == num_places).astype(jnp.float32))
     return permute(y_SD, place_R, row_S), left_behind

@@ -123,19 +123,36 @@ ENTRY %main (x: bf16[256,32]) -> bf16[256,64] {
 """
 
 
-def test_products_by_group_take_every_row_once():
+def grouped_choice():
     call = Call(
         op="grouped_matmul",
         shapes=(("lhs", (256, 32)), ("rhs", (8, 32, 64)), ("group_sizes", (8,))),
         dtypes=(("lhs", "bfloat16"), ("rhs", "bfloat16"), ("group_sizes", "int32")),
     )
-    choice = choose(call, KernelPolicy(hardware=Hardware.parse("cpu-1")))
+    return choose(call, KernelPolicy(hardware=Hardware.parse("cpu-1")))
+
+
+def test_products_by_group_take_every_row_once():
+    choice = grouped_choice()
     found = {one.name: one.flops for one in custom_kernels(parse_program(GROUPED), (choice,))}
     assert found == {"y": 2.0 * 256 * 32 * 64, "dw": 2.0 * 256 * 32 * 64}
     assert {one.flops for one in custom_kernels(parse_program(GROUPED), ())} == {0.0}
     assert {one.role for one in custom_kernels(parse_program(GROUPED), (choice,))} == {
         "grouped_matmul/portable"
     }
+
+
+def test_rows_that_are_not_expected_to_come_cost_no_product():
+    """Where a step has room for more rows than an even load sends, those of no group are free."""
+    scopes = 'metadata={op_name="jit(f)/jvp(model)/experts/occupied_0.2500/expert/gate"}'
+    text = GROUPED.replace(
+        'call(%sizes, %x, %w), custom_call_target="acme"',
+        f'call(%sizes, %x, %w), custom_call_target="acme", {scopes}',
+    )
+    found = {
+        one.name: one.flops for one in custom_kernels(parse_program(text), (grouped_choice(),))
+    }
+    assert found == {"y": 2.0 * 64 * 32 * 64, "dw": 2.0 * 256 * 32 * 64}
 
 
 QUANTIZED = """\

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from axcore.layers.moe.expert_all_to_all import expert_all_to_all
+from axcore.ops import occupancy_of
 from axcore.parallel import make_mesh
 
 DEVICES, ROWS, DIM, EXPERTS = 4, 12, 3, 8
@@ -29,6 +30,10 @@ def sent():
 
 
 def _run(x, experts, room):
+    return jax.device_get(_mapped(room)(x, experts))
+
+
+def _mapped(room):
     mesh = make_mesh({"expert": DEVICES}, jax.devices()[:DEVICES])
 
     def on_one(x, experts):
@@ -37,8 +42,7 @@ def _run(x, experts, room):
         return y[None], dropped[None]
 
     spec = jax.P("expert")
-    mapped = jax.shard_map(on_one, mesh=mesh, in_specs=(spec, spec), out_specs=(spec, spec))
-    return jax.device_get(jax.jit(mapped)(x, experts))
+    return jax.jit(jax.shard_map(on_one, mesh=mesh, in_specs=(spec, spec), out_specs=(spec, spec)))
 
 
 def _kept(experts, block):
@@ -67,6 +71,12 @@ def test_the_first_rows_of_a_block_get_there_and_zeros_are_in_the_place_of_the_o
     expected = x * (experts % PER_DEVICE + 1)[..., None] * kept[..., None]
     np.testing.assert_allclose(y, expected, rtol=1e-6)
     np.testing.assert_allclose(dropped, 1 - kept.mean(axis=1), rtol=1e-6)
+
+
+@pytest.mark.parametrize(("room", "share"), [(None, 0.25), (2.0, 0.5), (0.5, 1.0)])
+def test_the_program_says_which_share_of_its_rows_an_even_load_fills(sent, room, share):
+    text = _mapped(room).lower(*sent).as_text(debug_info=True)
+    assert {occupancy_of(line) for line in text.splitlines() if "occupied_" in line} == {share}
 
 
 def test_rows_that_stay_behind_have_no_gradient(sent):
