@@ -16,7 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array
 
 from axcore._jax_compat import user_context
-from axcore.parallel.rules import ACTIVATION_RULES, AnyMesh, Rules, partition_spec
+from axcore.parallel.rules import ACTIVATION_RULES, PARAM_RULES, AnyMesh, Rules, partition_spec
 
 
 def _hashable(rules: Rules) -> Rules:
@@ -29,8 +29,8 @@ ContextParallelism = Literal["all_gather", "ring", "ulysses"]
 
 @attrs.frozen
 class ActivationSharding:
-    """The mesh that activations are split over, the rules by which they are, and how attention
-    reaches keys on other devices.
+    """The mesh that activations are split over, the rules by which they are, how attention reaches
+    keys on other devices, and the rules by which parameters are stored.
 
     It also remembers which hints were dropped, so that each is reported once in a run.
     """
@@ -38,6 +38,7 @@ class ActivationSharding:
     mesh: Mesh
     rules: Rules = attrs.field(default=ACTIVATION_RULES, converter=_hashable)
     context_parallelism: ContextParallelism = "all_gather"
+    param_rules: Rules = attrs.field(default=PARAM_RULES, converter=_hashable)
     _warned: set[str] = attrs.field(factory=set, init=False, eq=False, repr=False)
 
     def warn_once(self, text: str) -> None:
@@ -59,6 +60,12 @@ def current_rules() -> Rules:
     """Returns the rules in force where this is traced; the default ones outside of any."""
     active: ActivationSharding | None = _active.value
     return ACTIVATION_RULES if active is None else active.rules
+
+
+def param_rules() -> Rules:
+    """Returns the rules by which parameters are stored; the default ones outside of any."""
+    active: ActivationSharding | None = _active.value
+    return PARAM_RULES if active is None else active.param_rules
 
 
 def context_parallelism() -> ContextParallelism | None:

@@ -18,7 +18,13 @@ from axcore.module import Module, Outputs, ParamSpec, Path, StackedModule
 from axcore.module.context import current_context
 from axcore.module.invoke import as_pure_function
 from axcore.module.rng import fold
-from axcore.parallel.activations import active_mesh, current_rules, manual_axes, warn_once
+from axcore.parallel.activations import (
+    active_mesh,
+    current_rules,
+    manual_axes,
+    param_rules,
+    warn_once,
+)
 from axcore.parallel.rules import AnyMesh
 
 Names = tuple[str, ...]
@@ -30,7 +36,7 @@ def shard_map_over_tokens(
     """Returns `method(module, *args)`, computed on each device for the tokens that are there.
 
     Outside of a mesh it is just that. Arrays of the module's state whose first axis is `expert`
-    stay split as the activation rules split `expert`; all others are whole on every device. Mesh
+    stay split as the activation rules split `expert`; else every device gathers what it reads. Mesh
     axes that the rules for `batch`, `time` and `expert` do not name are left to the compiler.
 
     Args:
@@ -51,17 +57,18 @@ def shard_map_over_tokens(
     experts, tokens = expert_mesh_axes(), _tokens_spec(mesh, args[0].shape, replicate_time)
     specs = module.param_specs()
     names = _manual_mesh_axes(mesh, ("batch", "time", "expert"))
+    parts = _state_specs(specs, names, experts, mesh)
     key = context.key() if context.has_key else None
 
     def body(state: Any, key: Any, args: tuple[Array, ...]) -> tuple[Array, Outputs]:
         own = None if key is None else fold(key, jax.lax.axis_index(names))
-        result, outputs, _ = pure(state, own, {}, args, {})
+        result, outputs, _ = pure(_gathered(state, parts, experts), own, {}, args, {})
         return result, _merge_over_devices(outputs, names, experts, _by_path(specs, context.path))
 
     split: Any = jax.shard_map(
         body,
         mesh=mesh,
-        in_specs=(_state_specs(specs, experts, mesh), PartitionSpec(), tokens),  # type: ignore[no-untyped-call]
+        in_specs=(parts, PartitionSpec(), tokens),  # type: ignore[no-untyped-call]
         out_specs=(tokens, PartitionSpec()),  # type: ignore[no-untyped-call]
         axis_names={
             *names,
@@ -127,49 +134,59 @@ def _manual_mesh_axes(mesh: AnyMesh, axes: Names) -> Names:
     )
 
 
-def _state_specs(specs: Any, experts: Names, mesh: AnyMesh) -> Any:
-    ways = math.prod(mesh.shape[name] for name in experts)
+def _state_specs(specs: Any, names: Names, experts: Names, mesh: AnyMesh) -> Any:
+    """Returns how the state is split over axes that are handled by hand, as parameters are stored.
+
+    What does not divide, or the rules for parameters do not name, is whole.
+    """
+    rules, handled = param_rules(), set(names) - set(experts)
+
+    def axes_of(axis: str | None, size: int) -> Names | None:
+        found = tuple(name for name in rules.get(axis or "", ()) if name in handled)
+        ways = math.prod(mesh.shape[name] for name in found)
+        return found if ways > 1 and size % ways == 0 else None
 
     def partition_spec_of(spec: ParamSpec) -> PartitionSpec:
-        if spec.axes[:1] != ("expert",):
-            return PartitionSpec()  # type: ignore[no-untyped-call]
-        if spec.shape[0] % ways:
-            raise ShardingError(
-                f"{spec.shape[0]} experts do not divide over mesh axis {'x'.join(experts)} of size "
-                f"{ways}",
-                where="mesh",
-                hint="change the number of experts, the mesh's sizes, or rules['expert']",
-            )
-        return PartitionSpec(experts or None)  # type: ignore[no-untyped-call]
+        entries = [axes_of(*one) for one in zip(spec.axes, spec.shape, strict=True)]
+        if spec.axes[:1] == ("expert",):
+            _check_experts(spec.shape[0], experts, mesh)
+            entries[0] = experts or None
+        return PartitionSpec(*entries)  # type: ignore[no-untyped-call]
 
     return jax.tree.map(partition_spec_of, specs, is_leaf=_is_spec)
 
 
+def _check_experts(num_experts: int, experts: Names, mesh: AnyMesh) -> None:
+    ways = math.prod(mesh.shape[name] for name in experts)
+    if num_experts % ways:
+        raise ShardingError(
+            f"{num_experts} experts do not divide over mesh axis {'x'.join(experts)} of size "
+            f"{ways}",
+            where="mesh",
+            hint="change the number of experts, the mesh's sizes, or rules['expert']",
+        )
+
+
 def _as_read(state: Any, specs: Any) -> Any:
-    """Returns the state in the dtypes that modules read it in, cast where it is still split.
+    """Returns the state in the dtypes that modules read it in, cast where it is still split."""
+    return jax.tree.map(lambda spec, x: spec.as_read(x), specs, state, is_leaf=_is_spec)
 
-    Else it would be gathered as it is stored, and its gradient added up so. The barrier keeps the
-    cast out of what is whole on every device.
+
+def _gathered(state: Any, parts: Any, experts: Names) -> Any:
+    """Returns the state of one device with all of each array, but for other devices' experts.
+
+    Gathered here, in the dtype that it is read in, its gradient is added up in that dtype, and each
+    device gets its own part of the sum.
     """
-    return jax.tree.map(
-        lambda spec, x: _behind_barrier(spec.as_read(x)), specs, state, is_leaf=_is_spec
-    )
 
+    def whole(part: PartitionSpec, x: Array) -> Array:
+        for axis, entry in enumerate(part):
+            names = (entry,) if isinstance(entry, str) else entry or ()
+            if names and tuple(names) != experts:
+                x = jax.lax.all_gather(x, names, axis=axis, tiled=True)
+        return x
 
-@jax.custom_jvp
-def _behind_barrier(x: Array) -> Array:
-    """Returns `x`, which the compiler joins with nothing before it; its gradient has no barrier.
-
-    A barrier holds arrays in the order of their dimensions, in which a gradient of 16 columns is
-    padded to 128 on TPUs.
-    """
-    array: Array = jax.lax.optimization_barrier(x)  # type: ignore[no-untyped-call]
-    return array
-
-
-@_behind_barrier.defjvp
-def _behind_barrier_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
-    return _behind_barrier(*primals), tangents[0]
+    return jax.tree.map(whole, parts, state, is_leaf=lambda leaf: isinstance(leaf, PartitionSpec))
 
 
 def _by_path(specs: Any, path: Path) -> dict[Path, ParamSpec]:

@@ -125,7 +125,9 @@ class StepCompiler:
     def _jitted(self, name: str, fn: Any, **options: Any) -> Any:
         """Returns a function jitted, to be traced under the run's mesh, rules and policy."""
         cfg = self.config
-        activations = ActivationSharding(self.mesh, cfg.activation_rules, cfg.context_parallelism)
+        activations = ActivationSharding(
+            self.mesh, cfg.activation_rules, cfg.context_parallelism, cfg.param_rules
+        )
 
         def in_context(*args: Any) -> Any:
             with (

@@ -154,7 +154,9 @@ class ServingPrograms:
     def _in_context(self, call: "_Call") -> Callable[..., Any]:
         """Returns a call that is traced under the mesh, its rules and the kernels' policy."""
         cfg = self.config
-        activations = ActivationSharding(self.mesh, cfg.activation_rules, cfg.context_parallelism)
+        activations = ActivationSharding(
+            self.mesh, cfg.activation_rules, cfg.context_parallelism, cfg.param_rules
+        )
         policy = KernelPolicy.of(cfg, self.hardware)
 
         def in_context(*args: Any) -> Any:

@@ -14,7 +14,7 @@ from axcore.errors import ConfigError
 from axcore.layers.moe.dropless import Dropless
 from axcore.layers.moe.experts import Choices, Experts, Tokens, Weights
 from axcore.layers.moe.routing import Routing
-from axcore.layers.moe.token_permutation import TokenPermutation, inverse, permute
+from axcore.layers.moe.token_permutation import TokenPermutation, collect, inverse, spread
 from axcore.layers.serving_room import ServingRoom
 from axcore.module import StackedModule
 from axcore.parallel import expert_mesh_axes, shard_map_over_tokens, vmap_local_experts
@@ -69,10 +69,10 @@ class CapacityLimited(Experts):
         place_R = _places(experts, shape).reshape(-1)
         self.add_summary("dropped", jnp.mean((place_R == math.prod(shape)).astype(jnp.float32)))
         row_S = inverse(place_R, math.prod(shape))
-        x_RD = jnp.repeat(x.reshape(-1, dim), num_choices, axis=0)
-        y_SD = self._run(permute(x_RD, row_S, place_R).reshape(*shape, dim)).reshape(-1, dim)
-        y_BTKD = permute(y_SD, place_R, row_S).reshape(*experts.shape, dim)
-        return jnp.einsum("btkd,btk->btd", y_BTKD, weights.astype(y_BTKD.dtype))
+        x_SD = spread(x.reshape(-1, dim), row_S, place_R, False)
+        y_SD = self._run(x_SD.reshape(*shape, dim)).reshape(-1, dim)
+        y_KBTD = collect(y_SD, row_S, place_R, rows * time, False).reshape(-1, *x.shape)
+        return jnp.einsum("kbtd,btk->btd", y_KBTD, weights.astype(y_KBTD.dtype))
 
     def capacity(self, time: int, num_choices: int) -> int:
         """Returns how many tokens of a row each expert has room for; never more than there are."""

@@ -12,7 +12,7 @@ from axcore.layers.moe.expert_all_to_all import Rows, Sizes, expert_all_to_all
 from axcore.layers.moe.experts import Choices, Experts, Tokens, Weights
 from axcore.layers.moe.grouped_linear import check_supports_call_stacked, with_grouped_linears
 from axcore.layers.moe.routing import Routing
-from axcore.layers.moe.token_permutation import TokenPermutation, permute
+from axcore.layers.moe.token_permutation import TokenPermutation, collect, spread
 from axcore.module import StackedModule
 from axcore.parallel import expert_mesh_axes, shard_map_over_tokens
 
@@ -50,21 +50,25 @@ class Dropless(Experts):
 
     def mixed(self, x: Tokens, experts: Choices, weights: Weights) -> Tokens:
         """Returns the mixture for the tokens of one device."""
-        num_choices = experts.shape[-1]
         x_ND = x.reshape(-1, x.shape[-1])
         permutation = TokenPermutation.of(experts.reshape(-1), self.config.num_experts)
-        x_RD = permute(jnp.repeat(x_ND, num_choices, axis=0), permutation.order, permutation.place)
         axes = expert_mesh_axes()
         room = self.config.exchange_room
-        y_RD, dropped = (
-            expert_all_to_all(self._run, x_RD, permutation.sizes, axes, room)
+        y_KND, dropped = (
+            expert_all_to_all(self._run, x_ND, permutation, axes, room)
             if axes
-            else (self._run(x_RD, permutation.sizes), jnp.zeros(()))
+            else (self._at_home(x_ND, permutation), jnp.zeros(()))
         )
         if room is not None:
             self.add_summary("dropped", dropped)
-        y_NKD = permute(y_RD, permutation.place, permutation.order).reshape(*experts.shape, -1)
-        return jnp.einsum("btkd,btk->btd", y_NKD, weights.astype(y_NKD.dtype))
+        y_KBTD = y_KND.reshape(-1, *x.shape)
+        return jnp.einsum("kbtd,btk->btd", y_KBTD, weights.astype(y_KBTD.dtype))
+
+    def _at_home(self, x_ND: Rows, permutation: TokenPermutation) -> Array:
+        """Returns what this device's experts make of its own tokens, choice by choice."""
+        rows, places = permutation.order, permutation.place
+        y_RD = self._run(spread(x_ND, rows, places, True), permutation.sizes)
+        return collect(y_RD, rows, places, len(x_ND), True)
 
     def _run(self, rows: Rows, sizes: Sizes) -> Rows:
         with self.with_shared(GROUP_SIZES, sizes):

@@ -5,7 +5,7 @@ block stays zero, and rows for which it has no room stay behind. A block that wo
 a device loses none.
 
 Letters: R rows of this device, P devices, L experts of a device, B rows of a block, S = P B rows
-that may arrive, D width.
+that may arrive, N tokens of K choices, D width.
 """
 
 import math
@@ -15,7 +15,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from axcore.layers.moe.token_permutation import TokenPermutation, inverse, permute
+from axcore.layers.moe.token_permutation import (
+    TokenPermutation,
+    collect,
+    inverse,
+    permute,
+    spread,
+)
 from axcore.ops import occupancy_scope
 
 Rows = Float[Array, "rows dim"]
@@ -24,36 +30,38 @@ Sizes = Int[Array, " experts"]
 
 def expert_all_to_all(
     run: Callable[[Rows, Sizes], Rows],
-    x_RD: Rows,
-    sizes: Sizes,
+    x_ND: Rows,
+    permutation: TokenPermutation,
     axes: tuple[str, ...],
     room: float | None = None,
-) -> tuple[Rows, Float[Array, ""]]:
-    """Returns what `run` makes of each row on the device that holds its expert, and what stays.
+) -> tuple[Float[Array, "choices tokens dim"], Float[Array, ""]]:
+    """Returns what experts make of each choice of a token, and the share of rows that stay.
 
-    The latter is the share of rows for which there was no room; zeros are in their place.
+    Those are rows for which there was no room; zeros are in their place.
 
     Args:
-        run: From rows sorted by expert, and how many each of the device's own experts has.
-        x_RD: Rows of this device, sorted by expert.
-        sizes: How many rows are of each expert, of all devices.
+        run: From rows sorted by expert, and how many each of the device's own experts has, to what
+            they make of them.
+        x_ND: Tokens of this device.
+        permutation: The order of its rows by expert, of all devices.
         axes: Mesh axes that experts are split over, in order.
         room: Of a block, as a multiple of R / P; room for all rows where None.
     """
-    wanted_PL = sizes.reshape(jax.lax.axis_size(axes), -1)
-    block = _block_size(len(x_RD), wanted_PL.shape[0], room)
+    num_rows = len(permutation.order)
+    wanted_PL = permutation.sizes.reshape(jax.lax.axis_size(axes), -1)
+    block = _block_size(num_rows, wanted_PL.shape[0], room)
     sent_PL = _with_room(wanted_PL, block)
-    place_R = _places(wanted_PL, len(x_RD), block)
+    place_R = _places(wanted_PL, num_rows, block)[permutation.place]
     num_places = wanted_PL.shape[0] * block
     row_S = inverse(place_R, num_places)
-    x_SD = _swapped(permute(x_RD, row_S, place_R), axes)
+    x_SD = _swapped(spread(x_ND, row_S, place_R, False), axes)
     arrived_PL = _swapped(sent_PL, axes)
-    permutation = TokenPermutation.of(_experts(arrived_PL, block), sent_PL.shape[1])
-    with occupancy_scope(min(1.0, len(x_RD) / num_places)):
-        y_SD = run(permute(x_SD, permutation.order, permutation.place), permutation.sizes)
-    y_SD = _swapped(permute(y_SD, permutation.place, permutation.order), axes)
+    arrived = TokenPermutation.of(_experts(arrived_PL, block), sent_PL.shape[1])
+    with occupancy_scope(min(1.0, num_rows / num_places)):
+        y_SD = run(permute(x_SD, arrived.order, arrived.place), arrived.sizes)
+    y_SD = _swapped(permute(y_SD, arrived.place, arrived.order), axes)
     left_behind = jnp.mean((place_R == num_places).astype(jnp.float32))
-    return permute(y_SD, place_R, row_S), left_behind
+    return collect(y_SD, row_S, place_R, len(x_ND), False), left_behind
 
 
 def _block_size(num_rows: int, num_devices: int, room: float | None) -> int:

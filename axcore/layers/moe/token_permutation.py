@@ -1,9 +1,13 @@
 """Rows in another order, such that neither the way there nor its gradient scatters anything.
 
-Letters: R rows, S places, D width, E experts.
+A row is a choice of a token: row r is choice r % K of token r // K. What tokens get back is laid
+out choice by choice: split so, rows of whole tokens stay where they are in a chip's memory.
+
+Letters: N tokens, K choices of a token, R = N K rows, S places, D width, E experts.
 """
 
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -43,24 +47,106 @@ def inverse(place_R: Int[Array, " rows"], num_places: int) -> Int[Array, " place
 
 @jax.custom_vjp
 def permute(
-    x_RD: Float[Array, "rows dim"], row_S: Int[Array, " places"], place_R: Int[Array, " rows"]
-) -> Float[Array, "places dim"]:
-    """Returns the row at each place, zeros where there is none.
+    x_RD: Float[Array, "rows dim"], row_R: Int[Array, " rows"], place_R: Int[Array, " rows"]
+) -> Float[Array, "rows dim"]:
+    """Returns the row at each place.
 
     Args:
         x_RD: Rows.
-        row_S: Which of them is at each place; R or more for none.
-        place_R: Its inverse: where each row is; S or more for nowhere.
+        row_R: Which of them is at each place, each at one.
+        place_R: Its inverse: where each row is.
     """
-    return jnp.take(x_RD, row_S, axis=0, mode="fill", fill_value=0.0)
+    return jnp.take(x_RD, row_R, axis=0, mode="clip")
 
 
-def _forward(x_RD: Array, row_S: Array, place_R: Array) -> tuple[Array, Array]:
-    return permute(x_RD, row_S, place_R), place_R
+def _permute_forward(x_RD: Array, row_R: Array, place_R: Array) -> tuple[Array, Array]:
+    return permute(x_RD, row_R, place_R), place_R
 
 
-def _backward(place_R: Array, dy_SD: Array) -> tuple[Array, None, None]:
-    return jnp.take(dy_SD, place_R, axis=0, mode="fill", fill_value=0.0), None, None
+def _permute_backward(place_R: Array, dy_RD: Array) -> tuple[Array, None, None]:
+    return jnp.take(dy_RD, place_R, axis=0, mode="clip"), None, None
 
 
-permute.defvjp(_forward, _backward)
+permute.defvjp(_permute_forward, _permute_backward)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(3,))
+def spread(
+    x_ND: Float[Array, "tokens dim"],
+    row_S: Int[Array, " places"],
+    place_R: Int[Array, " rows"],
+    is_total: bool,
+) -> Float[Array, "places dim"]:
+    """Returns at each place the token whose choice is there, zeros where there is none.
+
+    Args:
+        x_ND: Tokens.
+        row_S: Which row is at each place; R for none.
+        place_R: Its inverse: where each row is; S for nowhere.
+        is_total: Whether every place has a row, and every row a place.
+    """
+    return _take(x_ND, row_S // (len(place_R) // len(x_ND)), is_total)
+
+
+def _spread_forward(x_ND: Array, row_S: Array, place_R: Array, is_total: bool) -> Any:
+    return spread(x_ND, row_S, place_R, is_total), (place_R, jnp.empty((len(x_ND), 0), x_ND.dtype))
+
+
+def _spread_backward(is_total: bool, kept: tuple[Array, Array], dy_SD: Array) -> Any:
+    place_R, like_N0 = kept
+    return jnp.sum(_by_choice(dy_SD, place_R, len(like_N0), is_total), axis=0), None, None
+
+
+spread.defvjp(_spread_forward, _spread_backward)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+def collect(
+    y_SD: Float[Array, "places dim"],
+    row_S: Int[Array, " places"],
+    place_R: Int[Array, " rows"],
+    num_tokens: int,
+    is_total: bool,
+) -> Float[Array, "choices tokens dim"]:
+    """Returns what came back for each choice of each token, zeros for those that had no place.
+
+    Args:
+        y_SD: What there is at each place.
+        row_S: Which row is at each place; R for none.
+        place_R: Its inverse: where each row is; S for nowhere.
+        num_tokens: N.
+        is_total: Whether every place has a row, and every row a place.
+    """
+    return _by_choice(y_SD, place_R, num_tokens, is_total)
+
+
+def _collect_forward(
+    y_SD: Array, row_S: Array, place_R: Array, num_tokens: int, is_total: bool
+) -> Any:
+    return collect(y_SD, row_S, place_R, num_tokens, is_total), row_S
+
+
+def _collect_backward(num_tokens: int, is_total: bool, row_S: Array, dy_KND: Array) -> Any:
+    dy_RD = dy_KND.reshape(-1, dy_KND.shape[-1])  # choice by choice
+    num_choices = len(dy_KND)
+    by_choice_S = row_S % num_choices * num_tokens + row_S // num_choices
+    at_S = jnp.where(row_S < len(dy_RD), by_choice_S, len(dy_RD))
+    return _take(dy_RD, at_S, is_total), None, None
+
+
+collect.defvjp(_collect_forward, _collect_backward)
+
+
+def _by_choice(y_SD: Array, place_R: Array, num_tokens: int, is_total: bool) -> Array:
+    place_KN = place_R.reshape(num_tokens, -1).T
+    y_RD = _take(y_SD, place_KN.reshape(-1), is_total)
+    return y_RD.reshape(*place_KN.shape, y_SD.shape[-1])
+
+
+def _take(x: Array, index: Array, is_total: bool) -> Array:
+    """Returns rows, zeros for an index past the end; these are put where there are fewer rows."""
+    if is_total:
+        return jnp.take(x, index, axis=0, mode="clip")
+    if len(index) <= len(x):
+        return jnp.take(x, index, axis=0, mode="fill", fill_value=0.0)
+    return jnp.take(jnp.pad(x, ((0, 1), (0, 0))), index, axis=0, mode="clip")

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from axcore.layers.moe.expert_all_to_all import expert_all_to_all
+from axcore.layers.moe.token_permutation import TokenPermutation
 from axcore.ops import occupancy_of
 from axcore.parallel import make_mesh
 
@@ -37,9 +38,9 @@ def _mapped(room):
     mesh = make_mesh({"expert": DEVICES}, jax.devices()[:DEVICES])
 
     def on_one(x, experts):
-        sizes = jnp.bincount(experts[0], length=EXPERTS).astype(jnp.int32)
-        y, dropped = expert_all_to_all(_scaled, x[0], sizes, ("expert",), room)
-        return y[None], dropped[None]
+        permutation = TokenPermutation.of(experts[0], EXPERTS)
+        y, dropped = expert_all_to_all(_scaled, x[0], permutation, ("expert",), room)
+        return y, dropped[None]
 
     spec = jax.P("expert")
     return jax.jit(jax.shard_map(on_one, mesh=mesh, in_specs=(spec, spec), out_specs=(spec, spec)))
@@ -90,8 +91,8 @@ def _total(x, experts):
     mesh = make_mesh({"expert": DEVICES}, jax.devices()[:DEVICES])
 
     def on_one(x, experts):
-        sizes = jnp.bincount(experts[0], length=EXPERTS).astype(jnp.int32)
-        return expert_all_to_all(_scaled, x[0], sizes, ("expert",), 1.0)[0][None]
+        permutation = TokenPermutation.of(experts[0], EXPERTS)
+        return expert_all_to_all(_scaled, x[0], permutation, ("expert",), 1.0)[0]
 
     spec = jax.P("expert")
     return jax.shard_map(on_one, mesh=mesh, in_specs=(spec, spec), out_specs=spec)(x, experts)
