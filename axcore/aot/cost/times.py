@@ -1,11 +1,12 @@
 """How long a step takes: the compiler's cycles where it gives them, else a roofline.
 
 `step = compute + kernels + collectives`. Compute is the estimated cycles, with loops counted, over
-the clock. Without them each instruction takes the longer of its FLOPs over the peak and its bytes
-over the memory's bandwidth, both times the `Hardware.achievable_fraction` that programs reach. So
-do kernels that the compiler did not write. Collectives count as far as steps wait for them, which
-`timeline` computes; a ring takes what a device sends over the slower of the links to its neighbours
-and the network of those of the group that share its interconnect.
+the clock, and the bytes of gathered rows, which libtpu gives no cycles of, over the bandwidth.
+Without cycles each instruction takes the longer of its FLOPs over the peak and its bytes over the
+memory's bandwidth, both times the `Hardware.achievable_fraction` that programs reach. So do kernels
+that the compiler did not write. Collectives count as far as steps wait for them, which `timeline`
+computes; a ring takes what a device sends over the slower of the links to its neighbours and the
+network of those of the group that share its interconnect.
 """
 
 from collections.abc import Mapping, Sequence
@@ -78,6 +79,8 @@ def _cost(
     seconds: float | None = 0.0
     if has_cycles:
         seconds = cycles / hardware.clock_hz if hardware.clock_hz else None
+        if seconds == 0.0 and _is_moved_without_estimate(program, one):
+            seconds = roofline_s((), nbytes, hardware)
     elif not is_apart and one.instruction.opcode.removesuffix("-start") not in KINDS:
         seconds = roofline_s(made, nbytes, hardware)
         is_product = bool(made) and seconds is not None and seconds == products_s(made, hardware)
@@ -92,6 +95,17 @@ def _cost(
         seconds=None if seconds is None else seconds * one.times,
         is_product=is_product,
     )
+
+
+def _is_moved_without_estimate(program: Program, one: Execution) -> bool:
+    """Returns whether an instruction gathers rows or lays them out anew, of which libtpu gives no
+    cycles.
+    """
+    instruction = one.instruction
+    if instruction.opcode != "fusion":
+        return instruction.opcode in ("reshape", "gather")
+    fused = program.computations[instruction.called["calls"]]
+    return any(inner.opcode == "gather" for inner in fused.instructions)
 
 
 def roofline_s(

@@ -65,6 +65,33 @@ def test_cycles_add_up_over_loops_and_the_clock_makes_them_seconds():
     assert len(found) == len(tuple(executions(program)))
 
 
+GATHERED = """\
+HloModule step, is_scheduled=true
+
+%fused (rows: f32[512,4], index: s32[256,1]) -> f32[256,4] {
+  %rows = f32[512,4]{1,0} parameter(0)
+  %index = s32[256,1]{1,0} parameter(1)
+  ROOT %picked = f32[256,4]{1,0} gather(%rows, %index), offset_dims={1}
+}
+
+ENTRY %main (x: f32[512,4], i: s32[256,1]) -> f32[256,4] {
+  %x = f32[512,4]{1,0} parameter(0)
+  %i = s32[256,1]{1,0} parameter(1)
+  %y = f32[512,4]{1,0} negate(%x), backend_config={"window_config":{"estimated_cycles":"700"}}
+  ROOT %gathered = f32[256,4]{1,0} fusion(%y, %i), kind=kCustom, calls=%fused
+}
+"""
+
+
+def test_rows_that_are_gathered_count_by_their_bytes_where_the_compiler_gives_no_cycles():
+    with_clock = attrs.evolve(CHIP, clock_hz=1e6)
+    found = {one.name: one for one in costs(parse_program(GATHERED), with_clock)}
+    assert found["gathered"].cycles == 0
+    assert found["gathered"].seconds == pytest.approx(found["gathered"].nbytes / 1e9)
+    assert found["gathered"].nbytes == 2 * 256 * 4 * 4 + 256 * 4
+    assert found["y"].seconds == pytest.approx(700e-6)
+
+
 def test_cycles_without_a_clock_are_no_time():
     assert {one.seconds for one in costs(parse_program(CYCLES), CHIP)} == {None}
 
