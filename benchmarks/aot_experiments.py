@@ -173,6 +173,10 @@ def compiled(case: Case) -> dict[str, Any]:
         "fits": report.fits,
         "needed_gib": round(memory.peak_bytes / 2**30, 1) if memory else None,
         "temporaries_gib": round(memory.temporaries_bytes / 2**30, 2) if memory else None,
+        "largest_buffers": [
+            f"{one.count} of {one.nbytes / 2**30:.2f} GiB, {one.shape} of {one.module}"
+            for one in (memory.largest if memory else ())
+        ],
         "capacity_gib": round((memory.capacity_bytes or 0) / 2**30, 1) if memory else None,
         "compute_s": time.compute_s if time else None,
         "products_s": time.products_s if time else None,
