@@ -98,7 +98,7 @@ def _cost(
 
 
 def _is_moved_without_estimate(program: Program, one: Execution) -> bool:
-    """Returns whether an instruction gathers rows or lays them out anew, of which libtpu gives no
+    """Returns whether an instruction gathers rows or lays them out again, of which libtpu gives no
     cycles.
     """
     instruction = one.instruction
