@@ -28,7 +28,7 @@ class SlidingCaches:
         """
         if not find_config(cfg, has_window):
             raise ConfigError(
-                "no attention has a window, so no ring can keep less than all of a text",
+                "no attention that keeps its own keys has a window, so no ring keeps less than all",
                 hint="leave sliding_cache out, or use quantized_cache",
             )
         return replace_config(cfg, has_window, self._with_ring)

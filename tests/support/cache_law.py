@@ -1,5 +1,8 @@
 """The law of caches: any split of a text into calls gives the logits of the plain forward pass."""
 
+from collections.abc import Iterator
+from typing import NamedTuple
+
 import attrs
 import jax
 import jax.numpy as jnp
@@ -9,49 +12,111 @@ from parity_pairs import model_logits
 from axcore.inference.cached_model import CachedModel
 from axcore.layers import PageRoom, ServingRoom
 
-LENGTHS = (13, 9)
-"""Tokens of each row; windows of the toy models are shorter."""
+NUM_TEXTS, LONGEST = 3, 24
+"""Windows of the toy models are shorter than half of a text."""
 
-SPLITS = (
-    ((4, 1), (0, 4), (1, 1), (4, 0), (4, 3)),
-    ((1, 4), (3, 1), (4, 1), (1, 2), (4, 1)),
+AT_ONCE = 6
+"""Tokens of a row in a call that reads; in the others each row has one. There are no more shapes,
+so that each model is compiled twice."""
+
+TOLERANCE = 1e-5
+
+NUM_PLACES = NUM_TEXTS + 1
+"""Rows of a call where the caches have more rows than are in it: one at least is padding."""
+
+ROOM = ServingRoom(
+    num_rows=NUM_TEXTS, capacity=LONGEST + 8, max_length=LONGEST, call_tokens=AT_ONCE
 )
-"""New tokens of each row, call after call."""
-
-AT_ONCE = 4
-
-PAGES = PageRoom(num_pages=9, page_size=4)
-
-ROOM = ServingRoom(num_rows=len(LENGTHS), capacity=16, max_length=max(LENGTHS), call_tokens=AT_ONCE)
 MORE_ROWS = attrs.evolve(ROOM, num_rows=5)
-PAGED = attrs.evolve(MORE_ROWS, pages=PAGES)
-
-SLOTS = np.array([3, 1, 5], np.int32)
-"""Of the two rows, and of a row of padding."""
-
-TABLE = np.array([[7, 0, 4, 2], [5, 8, 1, 9], [9, -1, 9, 9]], np.int32)
-"""Pages of the same, in no order; there is no page 9."""
+PAGED = attrs.evolve(MORE_ROWS, pages=PageRoom(num_pages=21, page_size=4))
 
 
-class Rows:
-    """Calls with the rows in an order of their own: those that a row of the caches has."""
+@attrs.frozen(eq=False)
+class Split:
+    """How some texts are split into calls.
 
-    def __init__(self, room):
-        self.room = room
-        self.is_whole = room.num_rows == len(LENGTHS)
+    Args:
+        lengths: Tokens of each text.
+        calls: For each call, the new tokens of each text, `[calls, texts]`; 0 lets one pause.
+        shuffles: Random numbers that say how the rows of each call are ordered.
+    """
 
-    def select(self, new, call):
-        """Which rows a call has; 2 is one of padding."""
-        if self.is_whole:
-            return np.arange(len(LENGTHS))
-        given = np.flatnonzero(new)
-        return np.append(given, 2) if call % 2 else given[::-1]
+    lengths: np.ndarray
+    calls: np.ndarray
+    shuffles: np.ndarray
 
-    def places(self, rows):
-        if self.is_whole:
+
+def token_by_token() -> Split:
+    """Returns the split of texts of full length into single tokens."""
+    lengths = np.full(NUM_TEXTS, LONGEST, np.int32)
+    calls = np.ones((LONGEST, NUM_TEXTS), np.int32)
+    return Split(lengths, calls, np.zeros(calls.shape))
+
+
+def drawn_split(rng: np.random.Generator) -> Split:
+    """Returns texts of any lengths, read in pieces of any size, while any of them may pause."""
+    lengths = rng.integers(1, LONGEST + 1, NUM_TEXTS, dtype=np.int32)
+    lengths[rng.integers(NUM_TEXTS)] = LONGEST
+    left, calls = lengths.copy(), []
+    pause, full = rng.choice([0.0, 0.2, 0.6]), rng.choice([0.0, 0.5, 1.0])
+    while left.any():
+        sizes = rng.integers(1, AT_ONCE + 1, NUM_TEXTS, dtype=np.int32)
+        sizes[rng.random(NUM_TEXTS) < full] = AT_ONCE
+        if rng.random() < 0.3:
+            sizes[:] = 1
+        sizes[rng.random(NUM_TEXTS) < pause] = 0
+        new = np.minimum(left, sizes)
+        if new.any():
+            calls.append(new)
+            left = left - new
+    return Split(lengths, np.stack(calls), rng.random((len(calls), NUM_TEXTS)))
+
+
+@attrs.frozen(eq=False)
+class Seats:
+    """Where the caches hold some texts.
+
+    Args:
+        room: Of the caches.
+        slots: Row of each text.
+        table: Pages of each text, `[texts, pages]`.
+    """
+
+    room: ServingRoom
+    slots: np.ndarray
+    table: np.ndarray
+
+    @classmethod
+    def drawn(cls, room: ServingRoom, rng: np.random.Generator) -> "Seats":
+        """Returns any."""
+        slots = rng.permutation(room.num_rows)[:NUM_TEXTS].astype(np.int32)
+        pages = room.pages or PAGED.pages
+        of_a_text = -(-LONGEST // pages.page_size)
+        table = rng.permutation(pages.num_pages)[: NUM_TEXTS * of_a_text]
+        return cls(room, slots, table.reshape(NUM_TEXTS, of_a_text).astype(np.int32))
+
+    def rows(self, new: np.ndarray, shuffle: np.ndarray) -> np.ndarray:
+        """Returns the text of each row of a call, `NUM_TEXTS` for padding.
+
+        Where a call has not all rows of the caches, a text that pauses is in it or not.
+        """
+        if self.room.num_rows == NUM_TEXTS:
+            return np.arange(NUM_TEXTS)
+        present = [text for text in np.argsort(shuffle) if new[text] or shuffle[text] < 0.5]
+        padding = [NUM_TEXTS] * (NUM_PLACES - len(present))
+        return np.asarray(present + padding if shuffle[0] < 0.5 else padding + present)
+
+    def of(self, rows: np.ndarray, ends: np.ndarray) -> dict[str, np.ndarray]:
+        """Returns what a call says of its rows; pages that none of them has reached are any."""
+        if self.room.num_rows == NUM_TEXTS:
             return {}
-        table = {} if self.room.pages is None else {"page_table": TABLE[rows]}
-        return {"slots": SLOTS[rows], **table}
+        slots = np.append(self.slots, self.room.num_rows).astype(np.int32)[rows]
+        if self.room.pages is None:
+            return {"slots": slots}
+        pages = np.arange(self.table.shape[1]) * self.room.pages.page_size
+        table = np.concatenate([self.table, self.table[:1]])[rows]
+        others = (table[::-1, ::-1] + 1) % (self.room.pages.num_pages + 2) - 1
+        return {"slots": slots, "page_table": np.where(pages < ends[:, None], table, others)}
 
 
 def used_before(leaf):
@@ -59,52 +124,74 @@ def used_before(leaf):
     return jnp.full_like(leaf, jnp.nan if jnp.issubdtype(leaf.dtype, jnp.floating) else 99)
 
 
-def assert_splits_change_nothing(cfg, room=ROOM, *, plain_cfg=None, bound=None, place=None):
-    """Compares with the plain forward pass.
+def assert_splits_change_nothing(
+    cfg, room=ROOM, *, plain_cfg=None, place=None, tolerance=TOLERANCE, num_splits=8, seed=0
+):
+    """Compares random splits with the plain forward pass, each call at every text's last token.
 
-    With a bound, for caches that round, errors are at most that part of the largest logit; then
-    all splits give the same to the usual tolerance. `place` puts a model's state where it serves.
+    Every second split finds caches as the one before left them, in other places.
+
+    Args:
+        cfg: Of a model.
+        room: What the model serves in.
+        plain_cfg: Of the model whose plain forward pass it is compared with; None takes `cfg`.
+        place: Puts a model's state where it serves.
+        tolerance: Of logits, absolute and relative.
+        num_splits: How many are tried, the one into single tokens counted.
+        seed: Of the texts and their splits.
     """
-    model = cfg.build()
-    state = model.init(1)
-    tokens = np.asarray(
-        jax.random.randint(jax.random.key(0), (len(LENGTHS), max(LENGTHS)), 3, cfg.vocab_size)
-    )
+    model, rng = cfg.build(), np.random.default_rng(seed)
+    state, tokens = model.init(1), texts(cfg, seed)
     plain = model_logits((plain_cfg or cfg).build(), state, tokens)
-    if bound is not None:
-        rounded = at_once(cfg, state, tokens)
-        assert 0 < np.abs(rounded - plain).max() <= bound * np.abs(plain).max()
-        plain = rounded
-    tokens = np.append(tokens, tokens[:1], axis=0)
-    state = state if place is None else place(model, state)
-    cached, rows_of = CachedModel(model, state, room), Rows(room)
-    for split in SPLITS:
-        caches = jax.tree.map(used_before, cached.empty_caches())
-        done = np.zeros(3, np.int32)
-        for call, some in enumerate(np.asarray(split, np.int32)):
-            new = np.append(some, 0)
-            rows = rows_of.select(new, call)
-            piece = np.zeros((len(rows), AT_ONCE), np.int32)
-            for place, row in enumerate(rows):
-                piece[place, : new[row]] = tokens[row, done[row] : done[row] + new[row]]
-            logits, caches = cached.extend(
-                cached.weights, caches, piece, done[rows], new[rows], **rows_of.places(rows)
+    cached = CachedModel(model, state if place is None else place(model, state), room)
+    caches = cached.empty_caches()
+    for number in range(num_splits):
+        split = drawn_split(rng) if number else token_by_token()
+        if number % 2 == 0:
+            caches = jax.tree.map(used_before, caches)
+        seats = Seats.drawn(room, rng)
+        for call in _calls(split, seats, tokens):
+            logits, caches = call.run(cached, caches, seats)
+            np.testing.assert_allclose(
+                logits[call.new > 0],
+                plain[call.texts % NUM_TEXTS, call.done + call.new - 1][call.new > 0],
+                rtol=tolerance,
+                atol=tolerance,
+                err_msg=str(call),
             )
-            done = done + new
-            for place, row in enumerate(rows):
-                if new[row]:
-                    np.testing.assert_allclose(
-                        logits[place], plain[row, done[row] - 1], rtol=1e-5, atol=1e-5
-                    )
-        assert tuple(done) == (*LENGTHS, 0)
 
 
-def at_once(cfg, state, tokens):
-    """Returns the logits of texts each of whose beginnings is read in one call."""
-    room = attrs.evolve(ROOM, call_tokens=tokens.shape[1])
-    cached, zero = CachedModel(cfg.build(), state, room), np.zeros(len(tokens), np.int32)
-    logits = [
-        cached.extend(cached.weights, cached.empty_caches(), tokens, zero, zero + size)[0]
-        for size in range(1, tokens.shape[1] + 1)
-    ]
-    return np.stack(logits, axis=1)
+def texts(cfg, seed):
+    """Returns the tokens of some texts, `[NUM_TEXTS, LONGEST]`."""
+    rng = np.random.default_rng(seed)
+    return rng.integers(3, cfg.vocab_size, (NUM_TEXTS, LONGEST)).astype(np.int32)
+
+
+class Call(NamedTuple):
+    """Rows of a call, `[rows]`: the text of each, how many tokens came before, and the new ones."""
+
+    texts: np.ndarray
+    done: np.ndarray
+    new: np.ndarray
+    shown: np.ndarray
+
+    def run(self, cached, caches, seats):
+        """Returns logits `[rows, vocab]`, and the caches that the call leaves."""
+        where = seats.of(self.texts, self.done + self.new)
+        args = cached.weights, caches, self.shown, self.done, self.new
+        logits, caches = cached.extend(*args, **where)
+        return np.asarray(logits), caches
+
+
+def _calls(split, seats, tokens) -> Iterator[Call]:
+    done = np.zeros(NUM_TEXTS + 1, np.int32)
+    for some, shuffle in zip(split.calls, split.shuffles, strict=True):
+        new = np.append(some, 0).astype(np.int32)
+        rows = seats.rows(some, shuffle)
+        shown = np.zeros((len(rows), 1 if some.max() == 1 else AT_ONCE), np.int32)
+        for row, text in enumerate(rows):
+            if new[text]:
+                shown[row, : new[text]] = tokens[text, done[text] : done[text] + new[text]]
+        yield Call(rows, done[rows], new[rows], shown)
+        done = done + new
+    assert tuple(done) == (*split.lengths, 0)

@@ -1,8 +1,8 @@
 """Keys and values that a layer takes over from an earlier one, instead of making its own.
 
 What travels is the projections' result, before positions: both layers give the same keys theirs.
-Where a model serves, and both layers' positions make the same of them, the first layer's cache is
-the other's, too.
+Where a model serves, both layers' positions make the same of them, and the first layer's cache
+drops nothing that the other sees, it is the other's, too.
 """
 
 from typing import Any
@@ -129,7 +129,7 @@ def _sharing(first: Any, second: Any) -> tuple[Any, Any]:
         replace_config(first, Attention, _sending),
         replace_config(second, Attention, _receiving),
     )
-    if _position_of(first) is None or _position_of(first) != _position_of(second):
+    if not (_have_same_positions(first, second) and _keeps_enough(first, second)):
         return pair
     channel = {"channel": "shared_cache"}
     return (
@@ -138,10 +138,17 @@ def _sharing(first: Any, second: Any) -> tuple[Any, Any]:
     )
 
 
-def _position_of(layer: Any) -> Any:
-    """Returns the positions of a layer; None where they have parts, which may hold weights."""
-    position = find_config(layer, Attention)[0].node.position
-    return None if len(find_config(position, Module)) > 1 else position
+def _have_same_positions(first: Any, second: Any) -> bool:
+    """Whether two layers' positions are the same; those with parts may hold weights."""
+    position = find_config(first, Attention)[0].node.position
+    has_parts = len(find_config(position, Module)) > 1
+    return not has_parts and position == find_config(second, Attention)[0].node.position
+
+
+def _keeps_enough(first: Any, second: Any) -> bool:
+    """Whether a layer's cache keeps what another one sees: the whole text, or what that keeps."""
+    one, other = (find_config(layer, NoCache)[0].node for layer in (first, second))
+    return one.layout is None or one.layout == other.layout
 
 
 def _sending(attention: Any) -> Any:

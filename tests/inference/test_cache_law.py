@@ -1,0 +1,151 @@
+"""Any split of a text gives the logits of the plain forward pass: each family by each cache."""
+
+import zlib
+
+import jax
+import numpy as np
+import pytest
+from cache_kinds import FLOAT8, KINDS, with_rounded_keys
+from cache_law import PAGED, TOLERANCE, assert_splits_change_nothing, texts
+from parity_pairs import MODELS, model_logits
+
+from axcore.config import find_config, replace_config, update_config
+from axcore.layers import CapacityLimited, Dropless, MoE
+
+BASIC = ("rows", "pages", "rings", "int8", "latents", "shared", "state")
+"""Kinds that `make test` runs in one family each, without experts: those compile for longer."""
+
+SPECIAL = ("gpt2", "qwen3_next", "phi3-longrope", "deepseek_v2", "llama4_text", "gpt_oss")
+"""Families whose layers keep something in a way of their own, or see it by another core."""
+
+CASES = [(kind, family) for kind in KINDS for family in KINDS[kind].families()]
+
+TOLERANCES = {"qwen3_next": 3e-4}
+"""Of families whose logits the rounding of weights to float32 changes by more than 1e-5."""
+
+BOUNDS = {"int8": 0.03, FLOAT8: 0.1}
+"""What caches of 8 bits change logits of toy models by, as parts of the largest."""
+
+
+def seed_of(*names):
+    return zlib.crc32(" ".join(names).encode())
+
+
+def families_by_chance(kind):
+    """Returns the families of a kind in an order that depends on both names alone."""
+    return sorted(KINDS[kind].families(), key=lambda family: seed_of(kind, family))
+
+
+def assert_law(kind, family):
+    """Compares a cache that rounds with a plain forward pass that rounds the same numbers.
+
+    One that lies between two roundings may get the other where sums have another order. So one of
+    three draws has to hold.
+    """
+    how = KINDS[kind]
+    cfg, tolerance = how.of(family), TOLERANCES.get(family, TOLERANCE)
+    values = {"room": how.room, "tolerance": tolerance}
+    if how.rounding is None:
+        assert_splits_change_nothing(cfg, seed=seed_of(kind, family), **values)
+        return
+    plain = with_rounded_keys(cfg, how.rounding)
+    if family in TOLERANCES:  # its keys differ by so much that some always get another rounding
+        values["tolerance"] = 10 * tolerance
+    failures = []
+    for draw in "abc":
+        try:
+            seed = seed_of(kind, family, draw)
+            assert_splits_change_nothing(cfg, plain_cfg=plain, seed=seed, **values)
+            return
+        except AssertionError as failure:
+            failures.append(failure)
+    raise failures[0]
+
+
+def is_dense(family):
+    return not find_config(MODELS[family](), MoE)
+
+
+@pytest.mark.parametrize("kind", BASIC)
+def test_any_split_of_a_text_gives_the_logits_of_the_whole(kind):
+    assert_law(kind, next(filter(is_dense, families_by_chance(kind))))
+
+
+@pytest.mark.slow
+@pytest.mark.every_case
+@pytest.mark.parametrize("kind", KINDS)
+def test_any_split_does_so_by_every_kind_of_cache_and_those_that_come_together(kind):
+    assert_law(kind, families_by_chance(kind)[-1])
+
+
+@pytest.mark.slow
+@pytest.mark.every_case
+@pytest.mark.parametrize("family", SPECIAL)
+def test_any_split_does_so_by_every_kind_of_layer(family):
+    assert_law("pages", family)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "family"), CASES)
+def test_any_split_does_so_by_every_kind_of_cache_in_every_family(kind, family):
+    assert_law(kind, family)
+
+
+def logits_of(cfg, seed=0):
+    model = cfg.build()
+    return model_logits(model, model.init(1), texts(cfg, seed))
+
+
+def assert_bounded(kind, family):
+    cfg, rounding = KINDS[kind].of(family), KINDS[kind].rounding
+    whole = logits_of(cfg)
+    error = np.abs(logits_of(with_rounded_keys(cfg, rounding)) - whole).max()
+    assert 0 < error <= BOUNDS[rounding] * np.abs(whole).max()
+
+
+DENSE = [
+    (kind, family)
+    for kind, family in CASES
+    if kind in ("int8", "float8", "latents-int8") and is_dense(family)
+]
+"""Where experts are chosen by a maximum, a rounding may choose others: errors have no bound."""
+
+
+@pytest.mark.parametrize(("kind", "family"), [("int8", "gemma"), ("float8", "mistral")])
+def test_caches_of_8_bits_change_logits_within_the_stated_bound(kind, family):
+    assert_bounded(kind, family)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "family"), DENSE)
+def test_caches_of_8_bits_change_logits_within_the_stated_bound_in_dense_families(kind, family):
+    assert_bounded(kind, family)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", TOLERANCES)
+def test_a_wider_tolerance_is_what_the_rounding_of_weights_changes(family):
+    cfg, numbers = MODELS[family](), np.random.default_rng(0)
+    model = cfg.build()
+    state, tokens = model.init(1), texts(cfg, 7)
+    nearby = jax.tree.map(
+        lambda x: x * np.float32(1) + x * numbers.choice(ROUNDINGS, x.shape), state
+    )
+    change = np.abs(model_logits(model, nearby, tokens) - model_logits(model, state, tokens))
+    assert change.max() > TOLERANCES[family] / 4
+
+
+ROUNDINGS = np.asarray([-(2.0**-24), 2.0**-24], np.float32)
+
+
+@pytest.mark.slow
+def test_latent_attention_whose_projections_have_a_bias_holds_to_the_law():
+    cfg = update_config(MODELS["deepseek_v2"](), {"**.attention.linear.has_bias": True})
+    assert_splits_change_nothing(cfg, PAGED)
+
+
+@pytest.mark.slow
+def test_experts_with_room_for_few_drop_no_token_where_the_model_serves():
+    cfg = MODELS["mixtral"]()
+    few = replace_config(cfg, Dropless, CapacityLimited.Config(factor=0.5))
+    assert_splits_change_nothing(few, plain_cfg=cfg)

@@ -1,0 +1,144 @@
+"""Kinds of caches that a model can have where it serves, and the families that can have each."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+from axl_attention.cross_layer_cache import ReceivedCache
+from axl_attention.latent_attention import LatentAttention
+from cache_law import MORE_ROWS, PAGED, ROOM
+from parity_pairs import MODELS
+
+from axcore.config import REQUIRED, PositiveInt, config, find_config, map_config, replace_config
+from axcore.errors import ConfigError
+from axcore.layers import NoCache, NoStateCache, ServingRoom
+from axcore.modifiers import QuantizedCaches, SlidingCaches, with_variant
+from axcore.module import Module
+from axcore.ops import Quantization
+from axcore.ops.quantized.quantize import quantized
+from axcore.plugins import Hardware
+
+CPU = Hardware.parse("cpu-1")
+
+
+def rings(cfg: Any) -> Any:
+    """Rings of pages of 2 tokens, round which texts go twice."""
+    return SlidingCaches(page_size=2).apply(cfg, CPU)
+
+
+def int8(cfg: Any) -> Any:
+    return QuantizedCaches().apply(cfg, CPU)
+
+
+def float8(cfg: Any) -> Any:
+    return QuantizedCaches(dtype="float8_e4m3fn").apply(cfg, CPU)
+
+
+def shared_keys(cfg: Any) -> Any:
+    """Every second layer with the keys and the cache of the one before."""
+    return with_variant(cfg, "shared_keys")
+
+
+def latents(cfg: Any) -> Any:
+    """Latent attention: a family's own, or in the place of attention of another kind."""
+    if find_config(cfg, LatentAttention):
+        return cfg
+    return with_variant(cfg, "latent_attention")
+
+
+def states(cfg: Any) -> Any:
+    """A family's own state; one without it is refused."""
+    if not find_config(cfg, NoStateCache):
+        raise ConfigError("no layer carries a state from token to token")
+    return cfg
+
+
+@attrs.frozen
+class CacheKind:
+    """What is done to a model's config, and what it serves in.
+
+    Args:
+        changes: Functions of a config, each refusing those that they do not fit.
+        room: What the model serves in.
+        rounding: Dtype that keys and values are rounded to; None where they are not.
+    """
+
+    changes: tuple[Callable[[Any], Any], ...] = ()
+    room: ServingRoom = PAGED
+    rounding: str | None = None
+
+    def of(self, family: str) -> Any:
+        """Returns the config of a family with caches of this kind."""
+        return functools.reduce(lambda cfg, change: change(cfg), self.changes, MODELS[family]())
+
+    def families(self) -> tuple[str, ...]:
+        """Returns the families that can have it."""
+        return tuple(one for one in MODELS if all(_fits(change, one) for change in self.changes))
+
+
+FLOAT8 = "float8_e4m3fn"
+
+KINDS = {
+    "rows": CacheKind(room=ROOM),
+    "slots": CacheKind(room=MORE_ROWS),
+    "pages": CacheKind(),
+    "rings": CacheKind((rings,)),
+    "int8": CacheKind((int8,), rounding="int8"),
+    "int8-rows": CacheKind((int8,), ROOM, "int8"),
+    "float8": CacheKind((float8,), MORE_ROWS, FLOAT8),
+    "latents": CacheKind((latents,)),
+    "shared": CacheKind((shared_keys,)),
+    "state": CacheKind((states,), MORE_ROWS),
+    "rings-int8": CacheKind((rings, int8), rounding="int8"),
+    "latents-int8": CacheKind((latents, int8), rounding="int8"),
+    "latents-float8-rows": CacheKind((latents, float8), ROOM, FLOAT8),
+    "shared-rings": CacheKind((rings, shared_keys)),
+    "shared-int8": CacheKind((shared_keys, int8), rounding="int8"),
+    "shared-rings-int8": CacheKind((rings, int8, shared_keys), MORE_ROWS, "int8"),
+    "state-int8": CacheKind((states, int8), rounding="int8"),
+}
+"""Kinds of caches, and those that come together, by name."""
+
+
+@functools.cache
+def _fits(change: Callable[[Any], Any], family: str) -> bool:
+    try:
+        change(MODELS[family]())
+    except ConfigError:
+        return False
+    return True
+
+
+class RoundedKeys(Module):
+    """Rounds keys and values as a cache of 8 bits does, and keeps nothing.
+
+    Slot protocol: the parent fills `num_kv_heads`, `head_dim` and `value_dim`.
+    """
+
+    @config
+    class Config(Module.Config["RoundedKeys"]):
+        num_kv_heads: PositiveInt = REQUIRED
+        head_dim: PositiveInt = REQUIRED
+        value_dim: PositiveInt | None = REQUIRED
+        channel: str = ""
+        format: str = "int8"
+
+    def forward(self, k: Any, v: Any, info: Any) -> tuple[Any, Any, Any]:
+        return self._rounded(k), self._rounded(v), info
+
+    def _rounded(self, x: Any) -> Any:
+        narrow = quantized(x, Quantization(format=self.config.format, per="channel"), (-1,))
+        return (narrow.values.astype(narrow.scale.dtype) * narrow.scale).astype(x.dtype)
+
+
+def with_rounded_keys(cfg: Any, dtype: str) -> Any:
+    """Returns the config of a model whose plain forward pass rounds what caches of 8 bits keep."""
+    rounded = RoundedKeys.Config(format=dtype)
+    cfg = replace_config(cfg, ReceivedCache, rounded, missing_ok=True)
+    cfg = replace_config(cfg, NoCache, rounded)
+    return map_config(cfg, lambda node: node.for_serving(ROOM) if _is_latent(node) else node)
+
+
+def _is_latent(node: Any) -> bool:
+    return isinstance(node, LatentAttention.Config)
