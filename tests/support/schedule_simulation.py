@@ -1,0 +1,264 @@
+"""A random schedule: an engine without a model, and random requests to it.
+
+The token after a text is a function of the whole text. The simulation keeps what every page holds,
+as the device would, and checks at each call that a row reads its own text, by its own adapter and
+by no older weights than it may, and writes on pages that nobody else has.
+"""
+
+import random
+
+import attrs
+import numpy as np
+
+from axcore.inference.scheduler import Scheduler
+from axcore.inference.step_plan import Job, Limits
+
+END = 7
+"""The token that ends a text in these schedules."""
+
+ADAPTERS = (b"", b"", b"one", b"two")
+"""What requests are answered by: half of them by none."""
+
+NOTHING = (-1, None)
+"""What a page holds that nobody wrote, or a guess that was wrong."""
+
+
+def random_limits(rng):
+    page_size = rng.choice((1, 2, 4))
+    num_slots = rng.randint(1, 5)
+    max_length = rng.randint(4, 24)
+    pages_of_one = -(-max_length // page_size)
+    lengths = rng.choice(((2, 4, 8), (4,), (1, 16)))
+    alone = rng.choice(lengths)
+    return Limits(
+        num_slots=num_slots,
+        max_length=max_length,
+        page_size=page_size,
+        num_pages=pages_of_one + rng.randint(0, 2 * pages_of_one),
+        step_tokens=num_slots + alone + rng.randint(0, 12),
+        tokens_per_call=rng.choice((1, 3)),
+        chunk_lengths=lengths,
+        chunk_rows=tuple(rng.randint(1, 4) for _ in lengths),
+        alone_length=alone,
+        shares_prefixes=rng.random() < 0.8,
+    )
+
+
+def of_fixed_shapes(limits, rng):
+    """Returns limits whose calls have the same shapes, and whose texts are cut at the same places.
+
+    No row is read again: there are pages for all.
+    """
+    length = limits.page_size * rng.randint(1, 4)
+    return attrs.evolve(
+        limits,
+        num_pages=limits.num_slots * -(-limits.max_length // limits.page_size),
+        step_tokens=limits.num_slots + length,
+        chunk_lengths=(length,),
+        chunk_rows=(1,),
+        alone_length=length,
+        chunk_alignment=length,
+        fixed_calls=True,
+    )
+
+
+def of_few_programs(limits):
+    """Returns the limits of an engine whose programs are not all compiled."""
+    return attrs.evolve(limits, chunk_lengths=(limits.alone_length,), chunk_rows=(1,))
+
+
+class Simulation:
+    """One schedule.
+
+    Args:
+        seed: Of all that is random.
+    """
+
+    def __init__(self, seed):
+        self.rng = rng = random.Random(seed)
+        self.limits = random_limits(rng)
+        if rng.random() < 0.2:
+            self.limits = of_fixed_shapes(self.limits, rng)
+        self.is_fixed = self.limits.fixed_calls
+        self.guesses = not self.is_fixed and rng.random() < 0.3
+        is_growing = not self.is_fixed and rng.random() < 0.3
+        self.scheduler = Scheduler(of_few_programs(self.limits) if is_growing else self.limits)
+        pages, size = self.limits.num_pages, self.limits.page_size
+        self.memory = [[NOTHING] * size for _ in range(pages)]
+        self.num_weights = 0  # how often there were new ones
+        self.pending = []
+        self.jobs, self.texts, self.oldest_weights = [], {}, {}
+        self.common = [rng.randrange(6) for _ in range(self.limits.max_length)]
+
+    def submit(self):
+        rng, longest = self.rng, self.limits.max_length
+        size = rng.randint(1, longest - 1)
+        keep = rng.randint(0, size)
+        prompt = self.common[:keep] + [rng.randrange(6) for _ in range(size - keep)]
+        adapter = rng.choice(ADAPTERS)
+        job = Job(
+            number=len(self.jobs),
+            priority=rng.choice((0, 0, 0, -1, 1)),
+            text=np.asarray(prompt, np.int32),
+            num_prompt=size,
+            limit=rng.randint(size + 1, longest),
+            salt=f"{self.num_weights}/".encode() + adapter,
+            one_by_one=not self.is_fixed and rng.random() < 0.1,
+            reads_alone=rng.random() < 0.1,
+        )
+        self.jobs.append(job)
+        self.texts[job.number] = list(prompt)
+        self.oldest_weights[job.number] = self.num_weights
+        self.scheduler.add(job)
+
+    def replace_weights(self):
+        """Lets no request from now on find what is computed up to now."""
+        self.num_weights += 1
+        self.scheduler.forget_prefixes()
+
+    def expected(self, job, length):
+        """Returns a text continued as the model would alone."""
+        text = self.texts[job.number][: job.num_prompt]
+        while len(text) < length:
+            text.append(next_token(text, job))
+        return text
+
+    def step(self):
+        scheduler = self.scheduler
+        if self.guesses:
+            self.take_in_all()
+        before = [(job, job.num_preemptions, list(job.pages)) for job in self.jobs]
+        plan = scheduler.plan()
+        self.assert_taken_for_somebody(before, plan.started)
+        for source, target in plan.copies:
+            self.memory[target] = list(self.memory[source])
+        scheduler.pool.check([job.pages for job in scheduler.jobs if job is not None])
+        self.assert_within_limits(plan)
+        for call in (plan.read, plan.draw):
+            if call is not None:
+                self.launch(call, is_guessed=self.guesses and call is plan.draw)
+        while len(self.pending) > (0 if self.rng.random() < 0.3 else 2):
+            self.take_in(*self.pending.pop(0))
+        if plan.is_empty:
+            self.take_in_all()
+        return plan
+
+    def assert_within_limits(self, plan):
+        limits, read, draw = self.scheduler.limits, plan.read, plan.draw
+        if read is not None:
+            drawing = 0 if draw is None else len(draw.slots)
+            assert read.sizes.sum() + drawing <= limits.step_tokens
+            assert read.sizes.max() <= read.length
+            most = limits.chunk_rows[limits.chunk_lengths.index(read.length)]
+            assert len(read.slots) <= most
+        if self.is_fixed:
+            assert read is None or not (read.starts % limits.chunk_alignment).any()
+            assert draw is None or draw.length == limits.tokens_per_call
+            assert self.scheduler.num_preemptions == 0
+
+    def assert_taken_for_somebody(self, before, started):
+        """Asserts that rows lost their pages only where one before them got some, or a slot."""
+        taken = [job.order for job, number, _ in before if job.num_preemptions > number]
+        if taken:
+            got = [job.order for job, _, pages in before if job.pages and job.pages != pages]
+            got += [job.order for job in started if job.slot is not None]
+            assert min(got, default=max(taken)) < min(taken), "pages are taken for nothing"
+
+    def launch(self, call, *, is_guessed):
+        """Runs a call; where tokens are guessed ahead, some rows draw fewer than was planned."""
+        counts = None
+        if is_guessed and call.length > 1:
+            if self.rng.random() < 0.3:  # there was nothing to guess
+                call = self.scheduler.take_back(call, np.ones_like(call.sizes))
+            else:
+                counts = np.asarray([self.rng.randint(1, int(size)) for size in call.sizes])
+        self.pending.append((call, self.run(call, counts), counts))
+
+    def run(self, call, counts):
+        width = int(max(1, call.num_drawn.max(initial=0)))
+        drawn = np.zeros((len(call.slots), width), np.int32)
+        written = []
+        for row, slot in enumerate(call.slots):
+            job = self.scheduler.jobs[slot]
+            start, size = int(call.starts[row]), int(call.sizes[row])
+            text = self.expected(job, start + size + 1)
+            assert start + size <= job.limit - 1
+            self.assert_holds(job, text[:start])
+            right = size if counts is None else int(counts[row])
+            written += self.write(job, text, (start, start + right, start + size))
+            for i in range(int(call.num_drawn[row])):
+                drawn[row, i] = text[int(call.first_drawn[row]) + i]
+        assert len(set(written)) == len(written)
+        return drawn
+
+    def assert_holds(self, job, text):
+        held = [one for page in job.pages for one in self.memory[page]][: len(text)]
+        wanted = [digest(job, text[: i + 1]) for i in range(len(text))]
+        assert [what for what, _ in held] == wanted, job
+        oldest = self.oldest_weights[job.number]
+        assert all(weights >= oldest for _, weights in held), "it reads what old weights computed"
+
+    def write(self, job, text, places):
+        """Writes a text on pages, and wrong guesses behind it; returns those pages."""
+        start, right, end = places
+        size = self.limits.page_size
+        for place in range(start, end):
+            page = job.pages[place // size]
+            assert self.scheduler.pool.holders[page] == 1
+            what = digest(job, text[: place + 1]) if place < right else None
+            self.memory[page][place % size] = (what, self.num_weights) if what else NOTHING
+        return {job.pages[place // size] for place in range(start, end)}
+
+    def take_in_all(self):
+        while self.pending:
+            self.take_in(*self.pending.pop(0))
+
+    def take_in(self, call, drawn, counts):
+        jobs = [self.scheduler.jobs[slot] for slot in call.slots]
+        if counts is not None:
+            call = self.scheduler.take_back(call, counts)
+        current = self.scheduler.record(call, drawn)
+        for row in np.flatnonzero(current):
+            job, first = jobs[row], int(call.first_drawn[row])
+            tokens = drawn[row, : int(call.num_drawn[row])].tolist()
+            known = self.texts[job.number]
+            if tokens:
+                assert len(known) == first
+            for token in tokens:
+                known.append(token)
+                if token == END or len(known) == job.limit:
+                    self.scheduler.finish(job)
+                    break
+
+    def run_all(self, num_jobs):
+        steps = 0
+        while len(self.jobs) < num_jobs or not all(job.is_over for job in self.jobs):
+            while len(self.jobs) < num_jobs and self.rng.random() < 0.4:
+                self.submit()
+            if self.jobs and self.rng.random() < 0.03:
+                self.scheduler.finish(self.rng.choice(self.jobs))
+            if self.rng.random() < 0.03:
+                self.replace_weights()
+            if self.rng.random() < 0.1:
+                self.scheduler.limits = self.limits  # all programs are compiled
+            self.step()
+            steps += 1
+            work = sum(job.limit * (1 + job.num_preemptions) for job in self.jobs)
+            assert steps <= 20 + 4 * num_jobs + 3 * work, "somebody starves"
+        assert self.scheduler.pool.num_used == 0
+        assert self.scheduler.num_running == self.scheduler.num_waiting == 0
+        for job in self.jobs:
+            text = self.texts[job.number]
+            assert text == self.expected(job, len(text))
+
+
+def adapter_of(job):
+    return job.salt.partition(b"/")[2]
+
+
+def digest(job, text):
+    return hash((adapter_of(job), tuple(text)))
+
+
+def next_token(text, job):
+    return (sum(text) * 31 + len(text) * 7 + text[-1] + len(adapter_of(job))) % 8
