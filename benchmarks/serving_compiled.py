@@ -19,6 +19,7 @@ from _record import RESULTS, record
 from axcore.aot import ServingLoad, compile_serving
 from axcore.aot.serving.report import CallCost
 from axcore.cli.experiment import load_experiment
+from axcore.config import evolve
 from axcore.plugins import Hardware
 
 CONTEXT = 1280
@@ -59,7 +60,7 @@ CASES = (
 def compiled(case: Case) -> dict[str, Any]:
     load = ServingLoad(prompt=512, context=CONTEXT)
     report = compile_serving(
-        load_experiment(case.experiment),
+        evolve(load_experiment(case.experiment), mesh={"model": -1}),
         Hardware.parse(case.target),
         load,
         experiment=case.experiment,

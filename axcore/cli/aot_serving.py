@@ -33,6 +33,11 @@ OPTIONS: tuple[Decorator, ...] = (
         help="Of --serve: tokens of each row in caches; the training length by default.",
     ),
     click.option("--page-size", type=int, metavar="N", help="Of --serve: tokens of a page."),
+    click.option(
+        "--weights",
+        type=click.Choice(["int8", "int4", "float8"]),
+        help="Of --serve: what linear layers keep their weights in.",
+    ),
 )
 
 

@@ -17,6 +17,7 @@ from axcore.inference.request import (
     Request,
 )
 from axcore.inference.sampling import Sampling
+from axcore.inference.serving_mesh import serving_mesh
 from axcore.inference.speculation import Draft, DraftModel, NGramLookup
 
 __all__ = [
@@ -41,4 +42,5 @@ __all__ = [
     "RequestError",
     "Sampling",
     "open_engine",
+    "serving_mesh",
 ]

@@ -10,10 +10,10 @@ from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jaxtyping import Array, Float, Int
 
-from axcore.inference.weight_conversion import WeightConversion
+from axcore.inference.weight_conversion import WeightConversion, default_device
 from axcore.layers import ServingRoom, continued_rows, rows_in_parts, using_adapters
 from axcore.modifiers import AdapterRoom, QuantizedWeights, for_serving
 from axcore.module import DType, Module, ParamSpec, apply_updates, functional
@@ -96,6 +96,17 @@ class CachedModel:
         """Returns caches of rows without a token."""
         caches = jax.tree.map(lambda spec: jnp.zeros(spec.shape, spec.dtype), self._caches)
         return jax.device_put(caches, self.cache_shardings)
+
+    @property
+    def abstract_caches(self) -> Any:
+        """Shape, type and place of each cache."""
+        alone = SingleDeviceSharding(default_device())
+        places = self.cache_shardings or jax.tree.map(lambda _: alone, self._caches)
+
+        def of_spec(spec: ParamSpec, place: Any) -> Any:
+            return spec.abstract.update(sharding=place)  # type: ignore[no-untyped-call]
+
+        return jax.tree.map(of_spec, self._caches, places, is_leaf=_is_spec)
 
     @property
     def cache_bytes(self) -> int:

@@ -129,7 +129,7 @@ class WeightConversion:
 
     def _place(self, spec: ParamSpec) -> Sharding:
         if self._mesh is None:
-            return SingleDeviceSharding(_default_device())
+            return SingleDeviceSharding(default_device())
         parts = partition_spec(spec.axes, PARAM_RULES, self._mesh, where=spec.name)
         return where_divisible(NamedSharding(self._mesh, parts), spec.shape)
 
@@ -154,7 +154,8 @@ def _cast(leaf: Any, dtype: str) -> Any:
     return leaf if leaf.dtype == dtype else leaf.astype(jnp.dtype(dtype))
 
 
-def _default_device() -> Any:
+def default_device() -> Any:
+    """Returns the device that jax takes itself."""
     (device,) = jnp.zeros(()).devices()
     return device
 

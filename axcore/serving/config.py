@@ -13,7 +13,7 @@ class ServerConfig:
 
     Attributes:
         mesh: Sizes by mesh axis of the devices that the weights are split over, as `{"model": 2}`;
-            -1 takes all. None takes one device.
+            -1 takes all. None takes as few as hold the weights in half of their memory.
         engine: How many answers are drawn at once, and in which pieces.
         limits: What requests may ask.
         drain_s: Seconds that requests have to finish when the server is asked to end.

@@ -40,13 +40,13 @@ class Placement:
 
     @classmethod
     def of(
-        cls, model: Module, shape: MeshShape | None, devices: Sequence[Any] | None = None
+        cls, model: Module, shape: MeshShape, devices: Sequence[Any] | None = None
     ) -> "Placement":
         """Returns where the weights of a model lie on a mesh of these sizes.
 
         Args:
             model: The model, as it is trained.
-            shape: Sizes by mesh axis, one of which may be -1; None takes one device.
+            shape: Sizes by mesh axis, one of which may be -1.
             devices: All devices, those of this process by default; the first ones are used.
 
         Raises:
@@ -54,8 +54,8 @@ class Placement:
                 or the model does not divide over it.
         """
         present = jax.local_devices() if devices is None else devices
-        used = _used(shape or {}, present)
-        mesh = make_mesh(shape or {}, used)
+        used = _used(shape, present)
+        mesh = make_mesh(shape, used)
         try:
             param_shardings(model.param_specs(), PARAM_RULES, mesh)
         except ShardingError as error:

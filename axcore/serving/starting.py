@@ -5,9 +5,11 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 
+import jax
+
 from axcore.config import evolve
 from axcore.errors import ConfigError
-from axcore.inference import Draft, open_engine
+from axcore.inference import Draft, open_engine, serving_mesh
 from axcore.inference.adapters import Adapter
 from axcore.ops import use_policy
 from axcore.runs import OpenedModel
@@ -53,8 +55,12 @@ def start_engine(
         )
     length = cfg.engine.max_length or opened.length
     engine_cfg = with_adapter_room(evolve(cfg.engine, max_length=length), adapters)
-    placement = Placement.of(opened.model, cfg.mesh)
-    with use_policy(opened.trainer.compiler.kernel_policy):
+    policy = opened.trainer.compiler.kernel_policy
+    with use_policy(policy):
+        shape = cfg.mesh or serving_mesh(
+            opened.model, engine_cfg, policy.hardware, jax.local_device_count()
+        )
+        placement = Placement.of(opened.model, shape)
         engine = open_engine(
             opened.model,
             opened.state,

@@ -87,11 +87,9 @@ def test_a_mesh_that_does_not_fit_is_an_error(mesh, message):
 
 def test_devices_that_are_not_used_are_said():
     model = MODELS["mistral"]().build()
-    assert (
-        "on 1 of 16 devices; to split them over two: --set" in Placement.of(model, None).describe()
-    )
+    assert "on 1 of 16 devices; to split them over two: --set" in Placement.of(model, {}).describe()
     found = Placement.of(model, {"model": 2}).describe()
     assert found == "weights are split over 2 of 16 devices"
     found = Placement.of(model, {"data": 2, "model": 2}).describe()
     assert found == "2 replicas, their weights on 4 of 16 devices"
-    assert Placement.of(model, None, jax.devices()[:1]).describe() is None
+    assert Placement.of(model, {}, jax.devices()[:1]).describe() is None

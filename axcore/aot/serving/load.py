@@ -1,5 +1,7 @@
 """`ServingLoad`: what is asked of a model that serves."""
 
+from typing import Literal
+
 import attrs
 
 from axcore.errors import ConfigError
@@ -14,12 +16,14 @@ class ServingLoad:
         prompt: Tokens of a prompt, which one call reads.
         context: Tokens of every row in caches while it decodes.
         page_size: Tokens of a page.
+        weights: What linear layers keep their weights in, as an engine's `weights`.
     """
 
     rows: tuple[int, ...] = attrs.field(default=(1, 8, 64), converter=tuple)
     prompt: int = 512
     context: int = 4096
     page_size: int = 64
+    weights: Literal["int8", "int4", "float8"] | None = None
 
     def __attrs_post_init__(self) -> None:
         """Checks that there is something to compile.

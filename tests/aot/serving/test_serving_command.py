@@ -16,6 +16,7 @@ PAGE_SIZE = 8
 def serving_json(aot):
     """Returns the JSON of `tiny` that serves on two host devices."""
     load = ("--rows", "2", "--prompt", "16", "--context", "32", "--page-size", str(PAGE_SIZE))
+    load += ("--set", "mesh={'model': 2}")
     ran = aot("tiny", "--serve", "--target", "cpu-2", *load, "--json")
     assert ran.exit_code == 0, ran.stderr
     return json.loads(ran.stdout)
