@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cache_law import ROOM
 from parity_pairs import MODELS
 
 from axcore.config import evolve
@@ -13,11 +12,13 @@ from axcore.errors import EngineError
 from axcore.inference import Engine, EngineConfig, Request, Sampling
 from axcore.inference.cached_model import CachedModel, _split
 from axcore.inference.weight_conversion import WeightConversion
+from axcore.layers import ServingRoom
 from axcore.models import transformer
 from axcore.modifiers import NAMED_WEIGHTS, AdapterRoom, for_serving
 from axcore.module import DTypes, functional, restacked
 from axcore.parallel import make_mesh
 
+ROOM = ServingRoom(num_rows=2, capacity=16, max_length=13)
 HALF = DTypes(param="float32", compute="bfloat16")
 TOKENS = jnp.asarray([[5, 6, 7], [9, 8, 7]], jnp.int32)
 TEXTS = transformer(vocab_size=264, dim=64, num_layers=6, num_heads=2, hidden_dim=256)
