@@ -24,7 +24,7 @@ SMALL = [name for name, sample in SAMPLES.items() if "long" not in name and samp
 @pytest.mark.quick_one_in(8)
 def test_blocks_equal_the_reference(name):
     inputs, spec = SAMPLES[name].make()
-    with BLOCK_SIZES.forced(KeyBlock(16)):
+    with BLOCK_SIZES.forced(KeyBlock(16, 2)):
         got = jax.jit(partial(decode_attention_portable, spec=spec))(inputs)
     want = jax.jit(partial(decode_attention_reference, spec=spec))(inputs)
     assert relative_error(got, want) <= TOLERANCES["float32"].forward
@@ -108,7 +108,7 @@ def test_work_ends_with_the_longest_row_and_begins_with_the_window(length, monke
     monkeypatch.setattr(jax.lax, "fori_loop", counted)
     short = inputs._replace(lengths_B=jnp.minimum(inputs.lengths_B, length))
     windowed = short._replace(lengths_B=jnp.full_like(short.lengths_B, length))
-    with BLOCK_SIZES.forced(KeyBlock(16)):
+    with BLOCK_SIZES.forced(KeyBlock(16, 2)):
         decode_attention_portable(short, spec)
         decode_attention_portable(windowed, type(spec)(scale=spec.scale, left=8))
     jax.effects_barrier()
@@ -116,18 +116,29 @@ def test_work_ends_with_the_longest_row_and_begins_with_the_window(length, monke
 
 
 @pytest.mark.parametrize(
-    ("hardware", "queries", "keys"),
+    ("hardware", "queries", "block"),
     [
-        ("cpu-1", 1, 32),
-        ("cpu-1", 16, 32),
-        ("cpu-1", 17, 256),
-        ("trn2-16", 1, 256),
+        ("cpu-1", 1, KeyBlock(32, 4)),
+        ("cpu-1", 16, KeyBlock(32, 4)),
+        ("cpu-1", 17, KeyBlock(256, 0)),
+        ("trn2-16", 1, KeyBlock(256, 0)),
     ],
 )
-def test_blocks_are_small_where_a_host_copies_them_for_few_queries(hardware, queries, keys):
+def test_blocks_are_small_where_a_host_copies_them_for_few_queries(hardware, queries, block):
     inputs, spec = DecodeTestCase(name="blocks", queries=queries).make()
     entry = BLOCK_SIZES.entry(decode_call(inputs, spec), Hardware.parse(hardware))
-    assert entry.block_sizes == KeyBlock(keys)
+    assert entry.block_sizes == block
+
+
+def test_a_row_has_the_same_bits_whatever_rows_are_beside_it():
+    lengths = (37, 5, 40, 0, 12, 33, 1, 26)
+    inputs, spec = DecodeTestCase(name="rows", lengths=lengths, page_size=8).make()
+    attend = jax.jit(partial(decode_attention_portable, spec=spec))
+    alone = attend(inputs._replace(lengths_B=inputs.lengths_B * jnp.eye(8, dtype=jnp.int32)[2]))
+    assert (attend(inputs)[2] == alone[2]).all()
+    with BLOCK_SIZES.forced(KeyBlock(32, 0)):
+        together = jax.jit(partial(decode_attention_portable, spec=spec))(inputs)
+    assert relative_error(attend(inputs), together) <= TOLERANCES["float32"].forward
 
 
 def test_nothing_of_the_cache_is_copied_but_a_block():

@@ -2,9 +2,11 @@
 
 The loop ends with the longest row and, under a window, begins where the first of its keys may
 be: work and traffic grow with the tokens that are there, not with the room for them. Nothing of
-the cache is copied but one block.
+the cache is copied but one block. A host, to which it makes no difference how many rows a product
+has, computes rows of about the same length together, so that short rows do not wait for long ones.
 """
 
+import itertools
 import math
 from collections.abc import Callable
 
@@ -32,9 +34,16 @@ FEW_QUERIES = 16
 
 @attrs.frozen
 class KeyBlock:
-    """So many keys of each row in a block, or a page where that is more."""
+    """So many keys of each row in a block, or a page where that is more.
+
+    Args:
+        num_keys: Those.
+        num_rows: Rows of a paged cache that a loop computes together, where that divides their
+            number; 0 for all.
+    """
 
     num_keys: int
+    num_rows: int
 
 
 def _default_block(call: Call, hardware: Hardware) -> KeyBlock:
@@ -44,14 +53,16 @@ def _default_block(call: Call, hardware: Hardware) -> KeyBlock:
     own cache. Elsewhere, and with many queries, what a block costs besides counts for more.
     """
     is_bound_by_copies = hardware.family == "cpu" and call.shape("q")[1] <= FEW_QUERIES
-    return KeyBlock(32 if is_bound_by_copies else 256)
+    return KeyBlock(32, 4) if is_bound_by_copies else KeyBlock(256, 0)
 
 
 BLOCK_SIZES = BlockSizeTable(
     kernel="decode_attention/portable",
     package="axcore.ops.decode",
     default=_default_block,
-    candidates=lambda call, hardware: map(KeyBlock, (16, 32, 64, 128, 256, 512)),
+    candidates=lambda call, hardware: itertools.starmap(
+        KeyBlock, itertools.product((32, 64, 256), (0, 1, 4))
+    ),
     bucket=lambda call: {
         "dtype": call.dtype("q"),
         "queries": power_of_two(call.shape("q")[1]),
@@ -62,7 +73,31 @@ BLOCK_SIZES = BlockSizeTable(
 
 def decode_attention_portable(inputs: DecodeInputs, spec: DecodeSpec) -> Array:
     """Return `o_BTNV`; see `decode_attention_reference` for the meaning."""
-    block_size = choose_block_sizes(BLOCK_SIZES, decode_call(inputs, spec)).num_keys
+    block = choose_block_sizes(BLOCK_SIZES, decode_call(inputs, spec))
+    batch = inputs.q_BTNH.shape[0]
+    together = math.gcd(block.num_rows, batch)
+    if inputs.page_table_BP is None or together == batch:
+        return _attend(inputs, spec, block.num_keys)
+    return _by_length(inputs, together, lambda some: _attend(some, spec, block.num_keys))
+
+
+def _by_length(
+    inputs: DecodeInputs, num_rows: int, attend: Callable[[DecodeInputs], Array]
+) -> Array:
+    """Return what `attend` gives of each `num_rows` rows, the longest ones first."""
+    order_B = jnp.argsort(-inputs.lengths_B)
+    rows = (inputs.q_BTNH, inputs.lengths_B, inputs.page_table_BP)
+    groups = jax.tree.map(lambda x: x[order_B].reshape(-1, num_rows, *x.shape[1:]), rows)
+
+    def of_group(group: tuple[Array, Array, Array]) -> Array:
+        q, lengths, table = group
+        return attend(inputs._replace(q_BTNH=q, lengths_B=lengths, page_table_BP=table))
+
+    o_BTNV = lax.map(of_group, groups).reshape(*inputs.q_BTNH.shape[:3], -1)
+    return o_BTNV[jnp.argsort(order_B)]
+
+
+def _attend(inputs: DecodeInputs, spec: DecodeSpec, block_size: int) -> Array:
     table_BP = inputs.page_table_BP
     if table_BP is None:
         size, block = _contiguous(inputs, block_size)
