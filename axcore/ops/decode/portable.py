@@ -93,7 +93,7 @@ def _by_length(
         q, lengths, table = group
         return attend(inputs._replace(q_BTNH=q, lengths_B=lengths, page_table_BP=table))
 
-    o_BTNV = lax.map(of_group, groups).reshape(*inputs.q_BTNH.shape[:3], -1)
+    o_BTNV: Array = lax.map(of_group, groups).reshape(*inputs.q_BTNH.shape[:3], -1)
     return o_BTNV[jnp.argsort(order_B)]
 
 
