@@ -7,11 +7,14 @@ from typing import Any
 
 from axcore.complexity import Trace, runs, serves
 from axcore.config import find_config, replace_config
-from axcore.layers import ServingRoom
+from axcore.layers import NoCache, ScannedLayers, ServingRoom, Stack, StateCache
 from axcore.modifiers import with_variant
 from axcore.module import Module
+from axl_attention.cross_layer_cache import ReceivedCache, SentCache
 from axl_attention.latent_attention import LatentAttention
+from axl_attention.mamba2 import Mamba2
 from axl_attention.query_key_norm import QueryKeyNorm
+from axl_attention.shared_keys import in_place_of as sharing_keys
 from axl_attention.sinks import AttentionSinks
 from axl_attention.sliding_window import SlidingWindowAttention
 from axl_attention.value_residual import ValueResidual, in_place_of
@@ -31,6 +34,21 @@ def with_latent_attention(cfg: Any) -> Any:
 def with_latent_cache(cfg: Any) -> Any:
     """Nothing but that vector kept of a token where the model serves."""
     return with_variant(cfg, "latent_attention")
+
+
+def with_shared_cache(cfg: Any) -> Any:
+    """Keys of every second layer those of the one before, and kept once where the model serves."""
+    return replace_config(
+        cfg,
+        lambda node: isinstance(node, (ScannedLayers.Config, Stack.Config)),
+        sharing_keys,
+    )
+
+
+def with_state_cache(cfg: Any) -> Any:
+    """A recurrence in the place of attention, whose state is kept where the model serves."""
+    state = Mamba2.Config(num_heads=2, head_dim=16, state_dim=8)
+    return replace_config(cfg, lambda node: hasattr(node, "kv_cache"), state)
 
 
 def with_sliding_window(cfg: Any) -> Any:
@@ -61,6 +79,16 @@ def has_latent_cache(trace: Trace) -> str | None:
     return f"{full[0]} keeps keys in full" if full else serves(LatentAttention)(trace)
 
 
+def has_shared_cache(trace: Trace) -> str | None:
+    """Proof that layers send what they keep, and that the others keep nothing."""
+    caches = (NoCache, SentCache, ReceivedCache)
+    num_own, num_sent, num_received = (len(find_config(trace.model.config, one)) for one in caches)
+    if not num_own == num_sent == num_received:
+        return f"{num_own} layers keep keys, {num_sent} send them, and {num_received} receive them"
+    return serves(SentCache)(trace)
+
+
+has_state_cache = serves(StateCache)
 has_yarn = runs(YaRN)
 has_latent_attention = runs(LatentAttention)
 has_sliding_window = runs(SlidingWindowAttention)

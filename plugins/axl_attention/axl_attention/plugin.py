@@ -187,15 +187,21 @@ _FEATURES = {
     "yarn": "Rotary positions stretched to longer rows",
     "latent_attention": "Keys and values from one short vector a token",
     "latent_cache": "Serving keeps that vector, and no keys and values",
+    "shared_cache": "Serving keeps the keys of every two layers once",
+    "state_cache": "Serving keeps the state of a recurrence, and no keys and values",
     "sliding_window": "Each token sees a few before it",
     "sinks": "A learned sink for every head",
     "query_key_norm": "Queries and keys normalised",
     "value_residual": "Cross-layer: values mixed with those of the first layer",
 }
-"""Features whose cost is measured, by name (their file's, too), each with a summary."""
+"""Features whose cost is measured, by name, each with a summary."""
 
-_MORE_FILES = {"latent_cache": ("latent_attention",)}
-"""Other files of a feature's own."""
+_FILES = {
+    "latent_cache": ("latent_cache", "latent_attention"),
+    "shared_cache": ("cross_layer_cache", "shared_keys"),
+    "state_cache": ("mamba2", "state_space", "gated_delta_net", "delta_rule", "causal_conv"),
+}
+"""The files of a feature, where they are not one of its name."""
 
 
 @hook.features
@@ -206,8 +212,6 @@ def features() -> Iterator[Feature]:
             name=name,
             apply=Ref(f"axl_attention.features:with_{name}"),
             evidence=Ref(f"axl_attention.features:has_{name}"),
-            implementation=tuple(
-                f"axl_attention.{file}" for file in (name, *_MORE_FILES.get(name, ()))
-            ),
+            implementation=tuple(f"axl_attention.{file}" for file in _FILES.get(name, (name,))),
             summary=summary,
         )
