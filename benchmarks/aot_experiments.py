@@ -178,6 +178,7 @@ def compiled(case: Case) -> dict[str, Any]:
             for one in (memory.largest if memory else ())
         ],
         "capacity_gib": round((memory.capacity_bytes or 0) / 2**30, 1) if memory else None,
+        "cycles": time.cycles if time else None,
         "compute_s": time.compute_s if time else None,
         "products_s": time.products_s if time else None,
         "kernels_s": time.kernels_s if time else None,

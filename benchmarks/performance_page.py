@@ -111,7 +111,15 @@ GOALS = (
     ),
 )
 
-STEPS = (ON_256, f"{ON_256}, recomputing all", ON_512, f"{ON_512}, recomputing all", EXPERTS)
+STEPS = (
+    ON_256,
+    f"{ON_256}, recomputing all",
+    f"{ON_256}, default kernels",
+    ON_512,
+    f"{ON_512}, recomputing all",
+    f"{ON_512}, default kernels",
+    EXPERTS,
+)
 PEERS = {
     "levanter": "Levanter",
     "equinox": "Equinox",
