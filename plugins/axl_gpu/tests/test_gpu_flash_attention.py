@@ -102,6 +102,11 @@ def plain_gradients(arrays, residuals, choices):
     )
 
 
+def plain_fused_gradients(arrays, residuals, spans_BL4, choices, products):
+    dq, dk, dv = plain_gradients(arrays, residuals, choices)[:3]
+    return dq.astype(jnp.float32) / choices.scale, dk, dv
+
+
 def plain_query_gradients(arrays, residuals, spans_BQ4, choices, products):
     return plain_gradients(arrays, residuals, choices).q_BTNH
 
@@ -114,10 +119,20 @@ def plain_key_gradients(arrays, residuals, spans_BL4, choices, products):
 @pytest.mark.quick_one_in(4)
 class TestAroundTheKernels(FlashAttention):
     case_names = ("segments",)
-    form = Form(plain_forward, plain_query_gradients, plain_key_gradients)
+    form = Form(plain_forward, plain_query_gradients, plain_key_gradients, plain_fused_gradients)
 
     def extra_cases(self, kernel):
         return extra_cases(kernel)
+
+
+@pytest.mark.quick_one_in(8)
+class TestAroundTheFusedKernel(TestAroundTheKernels):
+    keys = (BACKWARD,)
+
+    @pytest.fixture(autouse=True)
+    def blocks(self):
+        with BACKWARD_BLOCK_SIZES.forced(BackwardBlockSizes(num_kernels=1)):
+            yield
 
 
 @pytest.mark.slow
@@ -153,10 +168,13 @@ def extra_cases(kernel):
 
 
 @contextlib.contextmanager
-def small_blocks(*, num_groups, num_stages):
+def small_blocks(*, num_groups, num_stages, num_kernels=2):
     """ForwardBlockSizes of 64, so that few tokens are several of them."""
     backward = BackwardBlockSizes(
-        num_groups=num_groups, dq_stages=num_stages, dkv_stages=num_stages
+        num_groups=num_groups,
+        dq_stages=num_stages,
+        dkv_stages=num_stages,
+        num_kernels=num_kernels,
     )
     with (
         FORWARD_BLOCK_SIZES.forced(ForwardBlockSizes(64, 64, num_groups, num_stages)),
@@ -168,7 +186,7 @@ def small_blocks(*, num_groups, num_stages):
 class Interpreted(FlashAttention):
     """The interpreter knows neither remat of a forward pass nor `shard_map`."""
 
-    num_groups, num_stages = 2, 2
+    num_groups, num_stages, num_kernels = 2, 2, 2
     form = TUNED
 
     test_remat_changes_no_gradient = None
@@ -177,7 +195,11 @@ class Interpreted(FlashAttention):
 
     @pytest.fixture(autouse=True)
     def blocks(self):
-        with small_blocks(num_groups=self.num_groups, num_stages=self.num_stages):
+        with small_blocks(
+            num_groups=self.num_groups,
+            num_stages=self.num_stages,
+            num_kernels=self.num_kernels,
+        ):
             yield
 
 
@@ -205,6 +227,14 @@ class TestTuned(Interpreted):
 
 
 @pytest.mark.slow
+class TestFused(TestTuned):
+    """One kernel for all gradients, whose additions to memory are interpreted as such."""
+
+    keys = (BACKWARD,)
+    num_kernels = 1
+
+
+@pytest.mark.slow
 class TestSimpleOnMoreCases(TestSimple):
     case_names = ("everything_but_bias", "whole_tiles", "sinks_lse")
 
@@ -212,6 +242,11 @@ class TestSimpleOnMoreCases(TestSimple):
 @pytest.mark.slow
 class TestTunedOnMoreCases(TestTuned):
     case_names = ("everything_but_bias", "wide")
+
+
+@pytest.mark.slow
+class TestFusedOnMoreCases(TestFused):
+    case_names = ("everything_but_bias", "causal", "segments", "causal_window", "width_128")
 
 
 LONG = AttentionTestCase(
@@ -229,7 +264,7 @@ LONG = AttentionTestCase(
 """Three blocks of keys, so that slots of a ring of two are used again."""
 
 
-def outputs_and_gradients(form, sample, **params):
+def outputs_and_gradients(form, sample, num_kernels=2, **params):
     inputs, spec = sample.make(jnp.bfloat16)
     how = {"form": form, "products": means(**params)}
     num = 1 if form is SIMPLE else 2
@@ -247,18 +282,22 @@ def outputs_and_gradients(form, sample, **params):
         )
         return o, lse, *gradients[:3]
 
-    with small_blocks(num_groups=num, num_stages=num):
+    with small_blocks(num_groups=num, num_stages=num, num_kernels=num_kernels):
         return jax.jit(both)(inputs)
 
 
 @pytest.mark.slow
 def test_the_tuned_form_equals_the_simple_one_and_races_for_nothing():
-    simple, tuned = (
-        outputs_and_gradients(form, LONG, detect_races=True, uninitialized_memory="nan")
-        for form in (SIMPLE, TUNED)
+    simple, tuned, fused = (
+        outputs_and_gradients(
+            form, LONG, num_kernels, detect_races=True, uninitialized_memory="nan"
+        )
+        for form, num_kernels in ((SIMPLE, 2), (TUNED, 2), (TUNED, 1))
     )
     for one, other in zip(simple, tuned, strict=True):
         assert relative_error(other, one) <= 1e-6
+    for one, other in zip(simple, fused, strict=True):
+        assert relative_error(other, one) <= 4e-3  # sums of queries' gradients are rounded later
 
 
 MASKS = ("causal", "segments", "lonely_segments", "ranges", "everything")

@@ -6,7 +6,8 @@ sees a key are neither fetched nor computed. Sums are float32; queries, keys and
 values are rounded to nothing narrower than they come in, probabilities and gradients of logits to
 the inputs' dtype where they are multiplied.
 
-Memory beside inputs and outputs: 12 bytes a query head and query. Widths are padded with zeros to
+Memory beside inputs and outputs: 12 bytes a query head and query; where one kernel computes all
+gradients, four more for each element of the queries. Widths are padded with zeros to
 multiples of 64, and lengths to whole blocks.
 
 Letters: B batch, T queries, S keys, N query heads, K key heads, H key width, V value width.
@@ -37,6 +38,7 @@ from axl_gpu.kernels.attention.block_sizes import (
 )
 from axl_gpu.kernels.attention.block_sparsity import padded, spans, visibility
 from axl_gpu.kernels.attention.forward import tuned_forward
+from axl_gpu.kernels.attention.fused_gradients import fused_gradients
 from axl_gpu.kernels.attention.key_gradients import tuned_key_gradients
 from axl_gpu.kernels.attention.matmuls import TENSOR_CORES, Matmuls
 from axl_gpu.kernels.attention.query_gradients import tuned_query_gradients
@@ -89,14 +91,18 @@ def packed_unsupported_reason(call: Call) -> str | None:
 
 
 class Form(NamedTuple):
-    """One form of the kernels: functions of arrays, spans and choices."""
+    """One form of the kernels: functions of arrays, spans and choices.
+
+    `gradients` is of queries, keys and values in one kernel; None where there are but two.
+    """
 
     forward: Any
     query_gradients: Any
     key_gradients: Any
+    gradients: Any = None
 
 
-TUNED = Form(tuned_forward, tuned_query_gradients, tuned_key_gradients)
+TUNED = Form(tuned_forward, tuned_query_gradients, tuned_key_gradients, fused_gradients)
 """Several warp groups, of which one fetches."""
 
 SIMPLE = Form(simple_forward, simple_query_gradients, simple_key_gradients)
@@ -205,18 +211,57 @@ def _backward(
         _by_head(finite_lse(lse_BTN) * LOG2_E, num_queries),
         _by_head(delta_BTN, num_queries),
     )
-    of_queries_BQ4, _ = _spans(arrays, rows=rows, columns=block_sizes.dq_keys)
-    _, of_keys_BL4 = _spans(arrays, rows=block_sizes.dkv_queries, columns=columns)
-    choices = Choices(scale=spec.scale, soft_cap=spec.soft_cap, blocks=block_sizes.dq)
-    dq = form.query_gradients(arrays, residuals, of_queries_BQ4, choices, products)
-    choices = Choices(scale=spec.scale, soft_cap=spec.soft_cap, blocks=block_sizes.dkv)
-    dk, dv = form.key_gradients(arrays, residuals, of_keys_BL4, choices, products)
+    gradients = _in_one_kernel if block_sizes.num_kernels == 1 else _in_two_kernels
+    dq, dk, dv = gradients(arrays, residuals, spec, block_sizes, form=form, products=products)
     return AttentionInputs(
         q_BTNH=_cut(dq, inputs.q_BTNH),
         k_BSKH=_cut(dk, inputs.k_BSKH),
         v_BSKV=_cut(dv, inputs.v_BSKV),
         sinks_N=sink_gradient(inputs.sinks_N, lse_BTN, delta_BTN),
     )
+
+
+def _in_two_kernels(
+    arrays: Arrays,
+    residuals: Residuals,
+    spec: AttentionSpec,
+    block_sizes: BackwardBlockSizes,
+    *,
+    form: Form,
+    products: Matmuls,
+) -> tuple[Array, Array, Array]:
+    """Returns the gradients of queries, keys and values: a pass by queries and one by keys."""
+    num_groups = block_sizes.num_groups
+    of_queries_BQ4, _ = _spans(
+        arrays, rows=num_groups * block_sizes.dq_queries, columns=block_sizes.dq_keys
+    )
+    choices = Choices(scale=spec.scale, soft_cap=spec.soft_cap, blocks=block_sizes.dq)
+    dq = form.query_gradients(arrays, residuals, of_queries_BQ4, choices, products)
+    _, of_keys_BL4 = _spans(
+        arrays, rows=block_sizes.dkv_queries, columns=num_groups * block_sizes.dkv_keys
+    )
+    choices = Choices(scale=spec.scale, soft_cap=spec.soft_cap, blocks=block_sizes.dkv)
+    return dq, *form.key_gradients(arrays, residuals, of_keys_BL4, choices, products)
+
+
+def _in_one_kernel(
+    arrays: Arrays,
+    residuals: Residuals,
+    spec: AttentionSpec,
+    block_sizes: BackwardBlockSizes,
+    *,
+    form: Form,
+    products: Matmuls,
+) -> tuple[Array, Array, Array]:
+    """Returns what `_in_two_kernels` does, with those of queries summed in float32 in memory."""
+    _, of_keys_BL4 = _spans(
+        arrays,
+        rows=block_sizes.dkv_queries,
+        columns=block_sizes.num_groups * block_sizes.dkv_keys,
+    )
+    choices = Choices(scale=spec.scale, soft_cap=spec.soft_cap, blocks=block_sizes.dkv)
+    dq, dk, dv = form.gradients(arrays, residuals, of_keys_BL4, choices, products)
+    return (dq * spec.scale).astype(arrays.q_BTNH.dtype), dk, dv
 
 
 def _arrays(inputs: AttentionInputs, spec: AttentionSpec, *, rows: int, columns: int) -> Arrays:

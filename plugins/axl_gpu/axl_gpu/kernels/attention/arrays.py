@@ -6,11 +6,14 @@ but B, N and K padded to whole blocks.
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import attrs
 import jax
+import jax.numpy as jnp
 from jax import Array
+from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from axl_gpu.kernels.attention.block_sparsity import Visibility
@@ -97,21 +100,66 @@ def launch(
         interpreter: Parameters of Pallas' interpreter for Mosaic GPU; None for a GPU.
         num_threads: Warp groups of a thread block, whose own number is along the axis `group`.
     """
-    params = plgpu.CompilerParams(
-        approx_math=True, lowering_semantics=plgpu.LoweringSemantics.Warpgroup
-    )
-    threads: dict[str, Any] = (
-        {"num_threads": num_threads, "thread_name": "group"} if num_threads > 1 else {}
-    )
-    slowest_first = dict(reversed(grid.items()))  # as plgpu.kernel has it
     return plgpu.kernel(
         body,
         out_type=outputs,
-        grid=tuple(slowest_first.values()),
-        grid_names=tuple(slowest_first),
         scratch_types=scratch,
-        compiler_params=params,
+        compiler_params=COMPILER_PARAMS,
         interpret=interpreter,
-        kernel_name=name,
-        **threads,
+        **_mesh(name, grid, num_threads),
     )
+
+
+def launch_with_sum(
+    body: Any,
+    outputs: Any,
+    added: jax.ShapeDtypeStruct,
+    *,
+    name: str,
+    grid: Mapping[str, int],
+    scratch: Mapping[str, Any],
+    interpreter: Any,
+    num_threads: int,
+) -> Any:
+    """Returns a kernel whose thread blocks add to one array, which is returned before its outputs.
+
+    `body` gets the array, zeros at first, between inputs and outputs. The rest is as in `launch`.
+    """
+    mesh = plgpu.Mesh(**_mesh(name, grid, num_threads))
+
+    def scoped(*refs: Any) -> None:
+        pl.run_scoped(partial(body, *refs), collective_axes=mesh.thread_name, **scratch)
+
+    kernel = pl.kernel(
+        scoped,
+        out_type=outputs,
+        mesh=mesh,
+        compiler_params=COMPILER_PARAMS,
+        interpret=interpreter,
+        name=name,
+    )
+
+    def run(*arrays: Any) -> tuple[Array, ...]:
+        sums = jax.new_ref(jnp.zeros(added.shape, added.dtype), memory_space=plgpu.GMEM)
+        made = kernel(*arrays, sums)
+        return jax.freeze(sums), *made
+
+    return run
+
+
+COMPILER_PARAMS = plgpu.CompilerParams(
+    approx_math=True, lowering_semantics=plgpu.LoweringSemantics.Warpgroup
+)
+
+
+def _mesh(name: str, grid: Mapping[str, int], num_threads: int) -> dict[str, Any]:
+    slowest_first = dict(reversed(grid.items()))  # as Pallas has it
+    threads: dict[str, Any] = (
+        {"num_threads": num_threads, "thread_name": "group"} if num_threads > 1 else {}
+    )
+    return {
+        "grid": tuple(slowest_first.values()),
+        "grid_names": tuple(slowest_first),
+        "kernel_name": name,
+        **threads,
+    }

@@ -16,7 +16,7 @@ from axl_gpu.kernels.attention.arrays import ForwardBlockSizes
 
 @attrs.frozen
 class BackwardBlockSizes:
-    """ForwardBlockSizes of both backward kernels.
+    """ForwardBlockSizes of the backward kernels.
 
     Args:
         dq_queries: Queries of a warp group that sums their gradients.
@@ -26,6 +26,7 @@ class BackwardBlockSizes:
         dkv_keys: Keys of a warp group that sums their gradients.
         dkv_stages: ForwardBlockSizes of queries that are in shared memory at once.
         num_groups: Warp groups of a thread block that multiply.
+        num_kernels: 2 for one of queries and one of keys; 1 for one of all, by the sizes of keys.
     """
 
     dq_queries: int = 64
@@ -35,6 +36,7 @@ class BackwardBlockSizes:
     dkv_keys: int = 64
     dkv_stages: int = 2
     num_groups: int = 2
+    num_kernels: int = 2
 
     @property
     def dq(self) -> ForwardBlockSizes:
@@ -43,7 +45,7 @@ class BackwardBlockSizes:
 
     @property
     def dkv(self) -> ForwardBlockSizes:
-        """ForwardBlockSizes of the kernel for keys and values."""
+        """ForwardBlockSizes of the kernel for keys and values, or for all."""
         return ForwardBlockSizes(self.dkv_queries, self.dkv_keys, self.num_groups, self.dkv_stages)
 
 
@@ -76,6 +78,8 @@ def _backward_candidates(call: Call, hardware: Hardware) -> Iterator[BackwardBlo
     yield _backward_default(call, hardware)
     for num_stages in () if _is_wide(call) else (2, 3, 4):
         yield BackwardBlockSizes(dq_stages=num_stages, dkv_stages=num_stages)
+    if not _is_wide(call):
+        yield BackwardBlockSizes(num_kernels=1)
 
 
 def _bucket(call: Call) -> dict[str, Any]:

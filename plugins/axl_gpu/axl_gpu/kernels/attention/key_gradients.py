@@ -21,7 +21,6 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from axl_gpu.kernels.attention.arrays import Arrays, Choices, Residuals, launch, shape_like
 from axl_gpu.kernels.attention.block import (
     Keys,
-    Queries,
     logit_gradients,
     logits,
     masked_unless,
@@ -29,14 +28,8 @@ from axl_gpu.kernels.attention.block import (
     sloped,
 )
 from axl_gpu.kernels.attention.matmuls import Matmuls, Ref
-from axl_gpu.kernels.attention.ring_buffer import (
-    Copy,
-    Ring,
-    at,
-    fetch_all,
-    ring_barriers,
-    specialised,
-)
+from axl_gpu.kernels.attention.query_loop import QueryLoop, query_scratch
+from axl_gpu.kernels.attention.ring_buffer import at
 
 
 def tuned_key_gradients(
@@ -101,26 +94,16 @@ def _launched(
 
 def _scratch(arrays: Arrays, choices: Choices) -> dict[str, Any]:
     blocks, dtype = choices.blocks, arrays.q_BTNH.dtype
-    own, fetched = (blocks.num_groups, blocks.keys), (blocks.num_stages, blocks.queries)
-    width, value_width = arrays.q_BTNH.shape[3], arrays.v_BSKV.shape[3]
+    own = (blocks.num_groups, blocks.keys)
     has_segments = arrays.q_segments_BT is not None
-    ring = partial(ring_barriers, num_groups=blocks.num_groups, num_stages=blocks.num_stages)
     return {
-        "k": plgpu.SMEM((*own, width), dtype),
-        "v": plgpu.SMEM((*own, value_width), dtype),
+        "k": plgpu.SMEM((*own, arrays.q_BTNH.shape[3]), dtype),
+        "v": plgpu.SMEM((*own, arrays.v_BSKV.shape[3]), dtype),
         "k_segments": plgpu.SMEM(own, jnp.int32) if has_segments else None,
         "own_arrived": plgpu.Barrier(
             num_arrivals=3 if has_segments else 2, num_barriers=blocks.num_groups
         ),
-        "q": plgpu.SMEM((*fetched, width), dtype),
-        "low": plgpu.SMEM(fetched, jnp.int32),
-        "high": plgpu.SMEM(fetched, jnp.int32),
-        "q_segments": plgpu.SMEM(fetched, jnp.int32) if has_segments else None,
-        "lse": plgpu.SMEM(fetched, jnp.float32),
-        "do": plgpu.SMEM((*fetched, value_width), dtype),
-        "delta": plgpu.SMEM(fetched, jnp.float32),
-        "q_ring": ring(5 if has_segments else 4),
-        "do_ring": ring(2),
+        **query_scratch(arrays, blocks),
     }
 
 
@@ -135,42 +118,11 @@ def _body(
     **scratch: Any,
 ) -> None:
     blocks = choices.blocks
-    batch, block, key_head = (lax.axis_index(name) for name in ("batch", "block", "head"))
-    heads_each = arrays.q_BTNH.shape[2] // arrays.k_BSKH.shape[2]
-    begin, full_begin, full_end, end = (spans_BL4[batch, block, i] for i in range(4))
-    num_blocks = end - begin
-
-    def query_block(step: Array) -> Array:
-        return begin + lax.rem(step, num_blocks)
-
-    def place(step: Array) -> tuple[Array, Any]:
-        head = key_head * heads_each + lax.div(step, num_blocks)
-        return head, pl.ds(query_block(step) * blocks.queries, blocks.queries)
-
-    def query_copies(step: Array) -> list[Copy]:
-        head, rows = place(step)
-        copies = [
-            (arrays.q_BTNH.at[batch, rows, head], scratch["q"]),
-            (residuals.lse_BNT.at[batch, head, rows], scratch["lse"]),
-            (arrays.low_BT.at[batch, rows], scratch["low"]),
-            (arrays.high_BT.at[batch, rows], scratch["high"]),
-        ]
-        if arrays.q_segments_BT is not None:
-            copies.append((arrays.q_segments_BT.at[batch, rows], scratch["q_segments"]))
-        return copies
-
-    def gradient_copies(step: Array) -> list[Copy]:
-        head, rows = place(step)
-        return [
-            (residuals.do_BTNV.at[batch, rows, head], scratch["do"]),
-            (residuals.delta_BNT.at[batch, head, rows], scratch["delta"]),
-        ]
-
-    q_ring = Ring(query_copies, *scratch["q_ring"], blocks.num_stages)
-    do_ring = Ring(gradient_copies, *scratch["do_ring"], blocks.num_stages)
+    loop = QueryLoop.of(arrays, residuals, spans_BL4, blocks, scratch)
+    batch, key_head = loop.batch, loop.key_head
 
     def consume(group: Array) -> None:
-        first = (block * blocks.num_groups + group) * blocks.keys
+        first = (loop.block * blocks.num_groups + group) * blocks.keys
         columns = pl.ds(first, blocks.keys)
         k, v, segments, arrived = (
             at(scratch[name], group) for name in ("k", "v", "k_segments", "own_arrived")
@@ -184,19 +136,16 @@ def _body(
 
         def step(step: Array, sums: Gradients) -> Gradients:
             dk_JH, dv_JV = sums
-            i, slot = query_block(step), q_ring.slot(step)
-            q, low, high, own, lse, do, delta = (at(scratch[name], slot) for name in _FETCHED)
-            q_ring.wait(step)
+            q, lse, queries, do, delta = loop.slot(step)
+            loop.q_ring.wait(step)
             found = logits(
                 products.transposed(k, q), scale=choices.scale, soft_cap=choices.soft_cap
             )
-            is_full = (i >= full_begin) & (i < full_end)
-            queries = Queries(low, high, own)
-            logits_JI = masked_unless(is_full, found, queries, keys, axis=1)
+            logits_JI = masked_unless(loop.see_whole(step), found, queries, keys, axis=1)
             p_JI = probabilities(logits_JI, lse[...], axis=1)
             weights_JI = sloped(p_JI, logits_JI, choices.soft_cap)
             weights_JI = weights_JI.astype(do.dtype)  # rounded, they take half the registers
-            do_ring.wait(step)
+            loop.do_ring.wait(step)
             if dv_JV is not None:
                 dv_JV = products.added(dv_JV, p_JI.astype(do.dtype), do)
             if dk_JH is not None:
@@ -204,15 +153,13 @@ def _body(
                 weights_JI = weights_JI.astype(jnp.float32)
                 ds_JI = logit_gradients(weights_JI, dp_JI, delta[...], axis=1)
                 dk_JH = products.added(dk_JH, ds_JI.astype(q.dtype), q)
-            do_ring.release(step)
-            q_ring.release(step)
+            loop.do_ring.release(step)
+            loop.q_ring.release(step)
             return Gradients(dk_JH, dv_JV)
 
         shared = {"keys": k, "values": v}
         nothing = {name: jnp.zeros(shared[name].shape, jnp.float32) for name in wanted}
-        sums = lax.fori_loop(
-            0, heads_each * num_blocks, step, Gradients(None, None)._replace(**nothing)
-        )
+        sums = lax.fori_loop(0, loop.num_steps, step, Gradients(None, None)._replace(**nothing))
         factor = {"keys": choices.scale, "values": 1.0}
         for name in wanted:
             shared[name][...] = (getattr(sums, name) * factor[name]).astype(k.dtype)
@@ -221,12 +168,4 @@ def _body(
             plgpu.copy_smem_to_gmem(shared[name], output.at[batch, columns, key_head])
         plgpu.wait_smem_to_gmem(0)
 
-    specialised(
-        blocks.num_groups,
-        consume=consume,
-        fetch=lambda: fetch_all((q_ring, do_ring), heads_each * num_blocks),
-    )
-
-
-_FETCHED = ("q", "low", "high", "q_segments", "lse", "do", "delta")
-"""What is fetched of a block of queries, by name in the scratch memory."""
+    loop.run(consume)

@@ -27,8 +27,8 @@ Copy = tuple[Ref, Ref]
 """From where in the GPU's memory to where in shared memory, without the slot."""
 
 
-def at(ref: Ref | None, index: Array) -> Ref | None:
-    """Returns one part of what there are several of; None of nothing."""
+def at(ref: Ref | None, index: Any) -> Ref | None:
+    """Returns a part of a reference; None of nothing."""
     return None if ref is None else ref.at[index]
 
 
