@@ -127,7 +127,7 @@ def kernels() -> Iterator[Kernel]:
     yield Kernel(
         op="attention_backward",
         name="gpu_flash_attention",
-        summary="Mosaic GPU; a pass by queries and one by keys",
+        summary="Mosaic GPU; a pass by queries and one by keys, or one kernel of both",
         priority=200,
         requires=requires(family="gpu", features=WGMMA),
         unsupported_reason=Ref("axl_gpu.kernels.attention.api:unsupported_reason"),

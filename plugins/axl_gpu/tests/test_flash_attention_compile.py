@@ -7,7 +7,11 @@ import jax
 import jax.numpy as jnp
 import pytest
 from axl_gpu.kernels.attention.api import gpu_flash_attention, gpu_flash_attention_backward
-from axl_gpu.kernels.attention.block_sizes import BACKWARD_BLOCK_SIZES, FORWARD_BLOCK_SIZES
+from axl_gpu.kernels.attention.block_sizes import (
+    BACKWARD_BLOCK_SIZES,
+    FORWARD_BLOCK_SIZES,
+    BackwardBlockSizes,
+)
 
 from axcore.ops.attention.vjp import attention_custom_vjp
 from axcore.plugins import Hardware
@@ -94,6 +98,18 @@ def test_registers_suffice(changes, most, compile_devices, capfd, monkeypatch):
     spilled = spilled_bytes(attrs.evolve(CAUSAL, **changes), compile_devices, capfd)
     assert set(spilled) == {"flash_forward", "flash_query_gradients", "flash_key_gradients"}
     assert max(spilled.values()) <= most, spilled
+
+
+@pytest.mark.compile("gpu-h100-8")
+@pytest.mark.parametrize(("width", "most"), [(64, 0), (128, 160)], ids=["narrow", "wide"])
+def test_one_kernel_for_all_gradients(width, most, compile_devices, capfd, monkeypatch):
+    monkeypatch.setenv("MOSAIC_GPU_DUMP_PTXAS", "1")
+    sample = attrs.evolve(CAUSAL, width=width, value_width=width)
+    with BACKWARD_BLOCK_SIZES.forced(BackwardBlockSizes(num_kernels=1)):
+        spilled = spilled_bytes(sample, compile_devices, capfd)
+    assert len(spilled) == 2
+    assert spilled.pop("flash_forward") == 0
+    assert max(spilled.values()) <= most
 
 
 @pytest.mark.compile("gpu-h100-8")

@@ -78,7 +78,7 @@ def _backward_candidates(call: Call, hardware: Hardware) -> Iterator[BackwardBlo
     yield _backward_default(call, hardware)
     for num_stages in () if _is_wide(call) else (2, 3, 4):
         yield BackwardBlockSizes(dq_stages=num_stages, dkv_stages=num_stages)
-    if not _is_wide(call):
+    if max(call.shape("q")[3], call.shape("v")[3]) <= 64:  # wider heads spill registers
         yield BackwardBlockSizes(num_kernels=1)
 
 

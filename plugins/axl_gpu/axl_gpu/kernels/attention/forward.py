@@ -1,5 +1,7 @@
 """Flash attention forward, the tuned form: one warp group fetches, two multiply in turns.
 
+A group multiplies probabilities by values while it computes those of the next keys.
+
 The arithmetic is that of `attention_block`, in the order of `attention_simple_forward`.
 
 Source: Shah et al. 2024, arXiv:2407.08608.
@@ -28,7 +30,7 @@ from axl_gpu.kernels.attention.block import (
     start,
 )
 from axl_gpu.kernels.attention.key_loop import KeyLoop
-from axl_gpu.kernels.attention.matmuls import Matmuls, Ref
+from axl_gpu.kernels.attention.matmuls import Addition, Matmuls, Ref
 from axl_gpu.kernels.attention.ring_buffer import Turns, at, ring_barriers
 
 
@@ -108,33 +110,48 @@ def _body(
         q, seen = _own_queries(arrays, scratch, batch, rows, head, group)
         turns = Turns(scratch["turn"], group, blocks.num_groups)
 
-        def step(step: Array, carry: tuple[Array, Running]) -> tuple[Array, Running]:
-            weighted_IV, running = carry
-            slot = k_ring.slot(step)
-            k, v = scratch["k"].at[slot], scratch["v"].at[slot]
-            k_ring.wait(step)
-            found = logits(
-                products.transposed(q, k, turns.give),
-                scale=choices.scale,
-                soft_cap=choices.soft_cap,
-            )
-            keys = Keys(walk.key_block(step) * blocks.keys, at(scratch["k_segments"], slot))
+        def weigh(step: Array, running: Running, qk_IJ: Array) -> tuple[Array, Running, Array]:
+            """Returns probabilities of a step in their dtype, and the sums with it."""
+            found = logits(qk_IJ, scale=choices.scale, soft_cap=choices.soft_cap)
+            segments = at(scratch["k_segments"], k_ring.slot(step))
+            keys = Keys(walk.key_block(step) * blocks.keys, segments)
             logits_IJ = masked_unless(walk.sees_whole(step), found, seen, keys, axis=0)
             k_ring.release(step)
             new = advance(running, logits_IJ)
-            shrunk_IV = weighted_IV * along(new.decay_I, weighted_IV.shape, 0)
-            turns.offer()
+            return new.exponentials_IJ.astype(q.dtype), new.running, new.decay_I
+
+        def step(step: Array, carry: tuple[Array, Array, Running]) -> tuple[Array, Array, Running]:
+            weighted_IV, p_IJ, running = carry
+            k = scratch["k"].at[k_ring.slot(step + 1)]
+            v = scratch["v"].at[v_ring.slot(step)]
+            k_ring.wait(step + 1)
             v_ring.wait(step)
-            turns.take()
-            p_IJ = new.exponentials_IJ.astype(v.dtype)
-            weighted_IV = products.added(shrunk_IV, p_IJ, v)
+            turns.give()
+            (p_IJ, running, decay_I), weighted_IV = products.transposed_and_added(
+                q,
+                k,
+                Addition(weighted_IV, p_IJ, v),
+                partial(weigh, step + 1, running),
+                turns.give,
+            )
             v_ring.release(step)
-            return weighted_IV, new.running
+            return weighted_IV * along(decay_I, weighted_IV.shape, 0), p_IJ, running
+
+        def all_steps() -> tuple[Array, Running]:
+            k_ring.wait(0)
+            qk_IJ = products.transposed(q, scratch["k"].at[0])
+            p_IJ, running, _ = weigh(0, start(blocks.queries), qk_IJ)
+            last = walk.num_steps - 1
+            weighted_IV, p_IJ, running = lax.fori_loop(0, last, step, (nothing_IV, p_IJ, running))
+            v_ring.wait(last)
+            weighted_IV = products.added(weighted_IV, p_IJ, scratch["v"].at[v_ring.slot(last)])
+            v_ring.release(last)
+            return weighted_IV, running
 
         nothing_IV = jnp.zeros((blocks.queries, arrays.v_BSKV.shape[3]), jnp.float32)
         turns.begin()
-        weighted_IV, running = lax.fori_loop(
-            0, walk.num_steps, step, (nothing_IV, start(blocks.queries))
+        weighted_IV, running = lax.cond(
+            walk.num_steps > 0, all_steps, lambda: (nothing_IV, start(blocks.queries))
         )
         turns.end()
         finished = finish(running, sinks_N[head])

@@ -41,6 +41,8 @@ class Matmuls(NamedTuple):
             runs once the product is under way.
         both_transposed: `(a_MD, b_ND, c_MD, d_ND, between) -> between(a b^T), c d^T`; `between`
             runs while the second product is under way.
+        transposed_and_added: `(a_MD, b_ND, addition, between, meanwhile) -> between(a b^T), sum`;
+            `between` runs while the `Addition` is under way, `meanwhile` while both are.
         added: `(sum_MN, a_MD, b_DN, meanwhile) -> sum + a b`; `a` is in registers.
         both_added: `(first, second, operands, use) -> sums` of two `Addition`s, and in between
             `use(a^T b)` of the references `a_DM, b_DN` that `operands()` returns; that runs while
@@ -52,6 +54,7 @@ class Matmuls(NamedTuple):
 
     transposed: Callable[..., Array]
     both_transposed: Callable[..., tuple[Any, Array]]
+    transposed_and_added: Callable[..., tuple[Any, Array]]
     added: Callable[..., Array]
     both_added: Callable[..., tuple[Array, Array]]
     accumulated: Callable[[Ref, Ref], None]
@@ -80,6 +83,26 @@ def _tensor_core_both_transposed(
 
     return pl.run_scoped(
         multiply, _sums(a_MD.shape[0], b_ND.shape[0]), _sums(c_MD.shape[0], d_ND.shape[0])
+    )
+
+
+def _tensor_core_transposed_and_added(
+    a_MD: Ref,
+    b_ND: Ref,
+    addition: Addition,
+    between: Callable[[Array], Any],
+    meanwhile: Callable[[], None],
+) -> tuple[Any, Array]:
+    def multiply(first: Ref, sums: Ref) -> tuple[Any, Array]:
+        sums[...] = addition.sum_MN
+        plgpu.wgmma(first, a_MD, b_ND.transpose((1, 0)))
+        plgpu.wgmma(sums, addition.a_MD, addition.b_DN)
+        meanwhile()
+        result = between(plgpu.wgmma_accumulator_load(first, wait_n=1))
+        return result, sums[...]
+
+    return pl.run_scoped(
+        multiply, _sums(a_MD.shape[0], b_ND.shape[0]), _sums(*addition.sum_MN.shape)
     )
 
 
@@ -135,6 +158,17 @@ def _arithmetic_both_transposed(
     return between(_arithmetic_transposed(a_MD, b_ND)), _arithmetic_transposed(c_MD, d_ND)
 
 
+def _arithmetic_transposed_and_added(
+    a_MD: Ref,
+    b_ND: Ref,
+    addition: Addition,
+    between: Callable[[Array], Any],
+    meanwhile: Callable[[], None],
+) -> tuple[Any, Array]:
+    meanwhile()
+    return between(_arithmetic_transposed(a_MD, b_ND)), _arithmetic_added(*addition)
+
+
 def _arithmetic_added(
     sum_MN: Array, a_MD: Array, b_DN: Ref, meanwhile: Callable[[], None] = nothing
 ) -> Array:
@@ -166,6 +200,7 @@ def _matmul(a: Array, b: Array, summed: tuple[int, int]) -> Array:
 TENSOR_CORES = Matmuls(
     _tensor_core_transposed,
     _tensor_core_both_transposed,
+    _tensor_core_transposed_and_added,
     _tensor_core_added,
     _tensor_core_both_added,
     _tma_accumulated,
@@ -173,6 +208,7 @@ TENSOR_CORES = Matmuls(
 ARITHMETIC = Matmuls(
     _arithmetic_transposed,
     _arithmetic_both_transposed,
+    _arithmetic_transposed_and_added,
     _arithmetic_added,
     _arithmetic_both_added,
     _arithmetic_accumulated,
