@@ -77,7 +77,7 @@ def serve(
     quantized_cache; see docs/serving.md.
     """
     _check_installed()
-    with _ends_at_sigterm():
+    with _ends_at(signal.SIGTERM):
         _serve(model, host, port, target=target, overrides=overrides, **rest)
 
 
@@ -141,7 +141,7 @@ def _serve(
             if host not in _LOOPBACK and not keys:
                 _warn_of_everybody(host, has_names=bool(hosts))
             watch = WeightsWatch(run, served, every_s=cfg.watch_s) if run else nullcontext()
-            with watch:
+            with _ends_at(signal.SIGINT), watch:
                 server.run(sockets=[listener])
                 error = served.engine.error
                 last = _end_after(server.left_s, error.exit_code if error else 0)
@@ -152,16 +152,16 @@ def _serve(
 
 
 @contextmanager
-def _ends_at_sigterm() -> Iterator[None]:
-    """Lets SIGTERM end the process at once with 0 where no server runs: no answer can be lost.
+def _ends_at(number: signal.Signals) -> Iterator[None]:
+    """Lets a signal end the process at once with 0 where no server runs: no answer can be lost.
 
     While one runs, it has the signal.
     """
-    before = signal.signal(signal.SIGTERM, lambda *_: _end(0))
+    before = signal.signal(number, lambda *_: _end(0))
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(number, before)
 
 
 def _end_after(seconds: float, code: int) -> threading.Timer:
