@@ -8,6 +8,7 @@ from typing import Any, Literal
 import attrs
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array
 
 from axcore.errors import ModuleError
@@ -222,17 +223,33 @@ class ParamSpec:
 def sample_params(specs: Any, key: Array) -> Any:
     """Returns initial values for a tree of specs.
 
-    The key of every value is folded from its path, so what is beside it never changes it.
+    The key of every value is folded from its path, so what is beside it never changes it. Those of
+    unrolled layers are drawn together, as those of scanned ones are: what compiles grows with the
+    kinds of parameters, not with the layers.
     """
     leaves, structure = jax.tree.flatten(specs, is_leaf=lambda leaf: isinstance(leaf, ParamSpec))
     paths = [spec.rng_paths() for spec in leaves]
     keys = fold_paths(key, [path for of_spec in paths for path in of_spec])
-    begins = itertools.accumulate((len(of_spec) for of_spec in paths), initial=0)
-    values = [
-        spec.sample(keys[begin : begin + len(of_spec)])
-        for spec, of_spec, begin in zip(leaves, paths, begins, strict=False)
-    ]
-    return jax.tree.unflatten(structure, values)
+    begins = [*itertools.accumulate((len(of_spec) for of_spec in paths), initial=0)]
+    values: dict[int, Array] = {}
+    for alike in _drawn_alike(leaves):
+        spec, begin = leaves[alike[0]], begins[alike[0]]
+        if len(alike) == 1:
+            values[alike[0]] = spec.sample(keys[begin : begin + len(paths[alike[0]])])
+            continue
+        together = stacked_spec(spec, (len(alike),), (None,), at=0)
+        drawn = together.sample(keys[np.asarray([begins[number] for number in alike])])
+        values |= dict(zip(alike, drawn, strict=True))
+    return jax.tree.unflatten(structure, [values[number] for number in range(len(leaves))])
+
+
+def _drawn_alike(specs: list[ParamSpec]) -> Iterable[list[int]]:
+    """Returns the numbers of specs whose values differ by their keys alone; stacked ones alone."""
+    groups: dict[Any, list[int]] = {}
+    for number, spec in enumerate(specs):
+        kind = number if spec.num_stacked else (spec.init, spec.shape, spec.fans, spec.dtype)
+        groups.setdefault(kind, []).append(number)
+    return groups.values()
 
 
 def param_spec_of(param: ParamDeclaration, path: Path, dtypes: DTypes) -> ParamSpec:

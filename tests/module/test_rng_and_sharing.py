@@ -516,3 +516,15 @@ def test_keys_folded_together_equal_those_folded_one_by_one() -> None:
     together = jax.random.key_data(fold_paths(key, paths))
     one_by_one = [jax.random.key_data(fold_path(key, path)) for path in paths]
     np.testing.assert_array_equal(together, one_by_one)
+
+
+@pytest.mark.parametrize("kind", [Scanned, Unrolled])
+def test_more_layers_draw_no_more_often(kind: type[Scanned]) -> None:
+    """Drawing is most of what compiles of a first state, which so stays cheaper than a step."""
+
+    def draws(num_layers: int) -> int:
+        cfg = kind.Config(dim=4, num_layers=num_layers)
+        module = update_config(cfg, {"**.init": VarianceScaling()}).build()
+        return str(jax.make_jaxpr(module.init)(0)).count("name=_truncated_normal")
+
+    assert draws(2) == draws(7) > 0
