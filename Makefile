@@ -96,7 +96,7 @@ types: $(VENV)/.test  ## Check types.
 	@echo "== mypy --strict"
 	@$(BIN)/mypy
 
-ON_A_GPU := $(wildcard benchmarks/gpu_kernels.py benchmarks/gpu_products.py benchmarks/gpu_train_step.py)
+ON_A_GPU := $(wildcard benchmarks/gpu_kernels.py benchmarks/gpu_correctness.py benchmarks/gpu_block_sizes.py benchmarks/gpu_train_step.py)
 COMPILING := $(wildcard benchmarks/aot*.py benchmarks/scaling.py benchmarks/tpu_*.py benchmarks/gpu_loss_memory.py)
 
 docs: $(VENV)/.docs  ## Build the documentation site in site/.

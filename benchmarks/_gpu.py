@@ -1,33 +1,164 @@
-"""What the benchmarks on a GPU share: they say what is missing, and time without the host."""
+"""What the benchmarks on a GPU share: contests, and results that grow with each of them."""
 
+import json
 import statistics
-import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from typing import Any
 
+import _record
+import attrs
+import jax
+import jax.numpy as jnp
 
-def stop_where_something_is_missing(packages: Sequence[str] = ()) -> None:
-    """Ends the process, before anything is written, with all that the benchmark lacks here.
+Rivals = Mapping[str, Callable[..., Any]]
+Figures = dict[str, Any]
+
+OURS = "ours"
+REPEATS, CALLS = 7, 10
+"""Timings of each rival, in turn, and calls in each, which hide what it takes to start one."""
+
+
+@attrs.frozen(kw_only=True)
+class Contest:
+    """Rivals for the same work.
 
     Args:
-        packages: What it imports beside jax; `torch` must see the GPU as well.
+        name: Of the case.
+        rivals: By name, functions of the arguments; our kernel is `ours`.
+        arguments: What they are called with; shapes alone where there is no GPU.
+        flops: Of one call, those of hidden pairs not counted.
+        moved_bytes: What one call has to read and write.
     """
-    import importlib.util
 
-    import jax
+    name: str
+    rivals: Rivals
+    arguments: tuple[Any, ...]
+    flops: float | None = None
+    moved_bytes: float | None = None
 
-    missing = []
-    if jax.default_backend() != "gpu":
-        missing.append(f"a GPU: jax found {jax.default_backend()} alone")
-    for package in packages:
-        if importlib.util.find_spec(package) is None:
-            missing.append(f"{package}: it is not installed")
-        elif package == "torch" and not importlib.import_module("torch").cuda.is_available():
-            missing.append("a GPU for torch: it has no CUDA, or finds no device")
-    if missing:
-        print("this benchmark has not run; it lacks " + "; ".join(missing), file=sys.stderr)
-        sys.exit(1)
+    def compete(self) -> Figures:
+        """Returns time, speed and temporaries of each rival, or why it failed."""
+        failures: dict[str, Figures] = {}
+        programs = {}
+        for name in sorted(self.rivals, key=lambda name: name == OURS):  # ours never ran: last
+            try:
+                programs[name] = jax.jit(self.rivals[name]).lower(*self.arguments).compile()
+            except Exception as error:  # what compilers raise has no type in common
+                failures[name] = failure(error)
+        seconds = self._seconds(programs, failures)
+        found = {
+            name: {
+                **self._speed(one),
+                "temporaries_mib": round(temporaries_mib(programs[name]), 1),
+            }
+            for name, one in seconds.items()
+        }
+        return {
+            "rivals": {**found, **failures},
+            "ours_over_best_rival": ours_over_best_rival(seconds),
+            **today(),
+        }
+
+    def compile_for(self, device: Any) -> Figures:
+        """Returns the temporaries of each rival, compiled for a device that need not be here."""
+        one = jax.sharding.SingleDeviceSharding(device)
+        arguments = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=one), self.arguments
+        )
+        programs = {
+            name: jax.jit(rival).lower(*arguments).compile() for name, rival in self.rivals.items()
+        }
+        return {
+            "temporaries_mib": {
+                name: round(temporaries_mib(program), 1) for name, program in programs.items()
+            }
+        }
+
+    def trace(self) -> None:
+        """Traces every rival, which needs no GPU."""
+        for rival in self.rivals.values():
+            jax.eval_shape(rival, *self.arguments)
+
+    def _seconds(
+        self, programs: Mapping[str, Callable[..., Any]], failures: dict[str, Figures]
+    ) -> dict[str, float]:
+        """Returns the median time of each rival, run in turn; failures are added to `failures`.
+
+        A kernel that breaks the device costs no other the turn that it had before.
+        """
+        times: dict[str, list[float]] = {name: [] for name in programs}
+        for _ in range(REPEATS):
+            for name in [one for one in programs if one not in failures]:
+                try:
+                    times[name].append(self._time(programs[name], is_first=not times[name]))
+                except Exception as error:
+                    failures[name] = failure(error)
+                    if not device_answers():
+                        return _medians(times, failures)
+        return _medians(times, failures)
+
+    def _time(self, program: Callable[..., Any], *, is_first: bool) -> float:
+        if is_first:
+            jax.block_until_ready(program(*self.arguments))
+        start = time.perf_counter()
+        jax.block_until_ready([program(*self.arguments) for _ in range(CALLS)])
+        return (time.perf_counter() - start) / CALLS
+
+    def _speed(self, seconds: float) -> Figures:
+        figures = {"median_ms": round(1e3 * seconds, 4)}
+        if self.flops is not None:
+            figures["tflops_per_s"] = round(self.flops / seconds / 1e12, 1)
+        if self.moved_bytes is not None:
+            figures["gb_per_s"] = round(self.moved_bytes / seconds / 1e9, 1)
+        return figures
+
+
+def _medians(times: Mapping[str, list[float]], failures: Figures) -> dict[str, float]:
+    return {
+        name: statistics.median(found)
+        for name, found in times.items()
+        if found and name not in failures
+    }
+
+
+def ours_over_best_rival(seconds: Mapping[str, float]) -> float | None:
+    """Returns our time by the least of the others', None where there are not both."""
+    others = [one for name, one in seconds.items() if name != OURS]
+    if OURS not in seconds or not others:
+        return None
+    return round(seconds[OURS] / min(others), 3)
+
+
+def failure(error: BaseException) -> Figures:
+    """Returns what is recorded of a rival that ended in an error."""
+    lines = str(error).strip().splitlines() or ["it gave no reason"]
+    return {"failed": f"{type(error).__name__}: {lines[0][:300]}"}
+
+
+def device_answers() -> bool:
+    """Returns whether the device still computes: after a bad access it never does again."""
+    try:
+        return bool(jnp.ones(()) + 1 == 2)
+    except jax.errors.JaxRuntimeError:
+        return False
+
+
+def temporaries_mib(program: Any) -> float:
+    """Returns what a compiled program takes beside arguments and results."""
+    size: int = program.memory_analysis().temp_size_in_bytes
+    return size / 2**20
+
+
+def arrays(make: Callable[[], Any]) -> Any:
+    """Returns what `make` does on a GPU, its shapes where there is none."""
+    return make() if jax.default_backend() == "gpu" else jax.eval_shape(make)
+
+
+def normal(seed: int, *shape: int, dtype: Any = jnp.bfloat16) -> Any:
+    """Returns random numbers of that shape, or the shape where there is no GPU."""
+    return arrays(lambda: jax.random.normal(jax.random.key(seed), shape).astype(dtype))
 
 
 def median_seconds(run: Callable[[], Any], wait: Callable[[Any], Any], *, repeats: int) -> float:
@@ -36,10 +167,10 @@ def median_seconds(run: Callable[[], Any], wait: Callable[[Any], Any], *, repeat
     Args:
         run: The call; it may return before the device is done.
         wait: Waits for what `run` returned.
-        repeats: How many calls are in a batch, of which there are five after one to warm up.
+        repeats: How many calls are in a batch, of which there are three after one to warm up.
     """
     times = []
-    for _ in range(6):
+    for _ in range(4):
         start = time.perf_counter()
         for _ in range(repeats):
             result = run()
@@ -48,11 +179,23 @@ def median_seconds(run: Callable[[], Any], wait: Callable[[Any], Any], *, repeat
     return statistics.median(times[1:])
 
 
-def gpu() -> dict[str, str]:
-    """Returns the GPU as jax names it, and the day."""
-    import datetime
+def today() -> dict[str, str]:
+    """Returns the day, which figures carry: a file grows over several."""
+    return {"date": datetime.now(UTC).date().isoformat()}
 
-    import jax
 
-    day = datetime.datetime.now(datetime.UTC).date().isoformat()
-    return {"gpu": jax.devices()[0].device_kind, "date": day}
+def recorded(name: str, **card: Any) -> Figures:
+    """Returns the figures of `results/<name>.json`, to be added to; no others than of that card.
+
+    Args:
+        name: Of the file.
+        card: What says which GPU the figures are of, and what else they must have in common.
+    """
+    file = _record.RESULTS / f"{name}.json"
+    if not file.exists():
+        return card
+    figures: Figures = json.loads(file.read_text(encoding="utf-8"))["figures"]
+    if any(figures.get(key) != value for key, value in card.items()):
+        print(f"{file.name} begins again: what it held is not of {card}", flush=True)
+        return card
+    return figures

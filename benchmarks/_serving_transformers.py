@@ -1,6 +1,6 @@
 """A rival of `serving.py`: transformers, by its `generate` and `generate_batch`'s manager.
 
-    python benchmarks/_serving_transformers.py FOLDER THREADS [--compile]
+    python benchmarks/_serving_transformers.py FOLDER THREADS [--compile] [--device=cuda]
 
 Threads are as many as cores; attention is PyTorch's own (its default). Without `--compile`, the
 default cache, run eagerly: what `generate` does on a CPU. With it, the static cache and a compiled
@@ -51,10 +51,11 @@ class Clock(BaseStreamer):
 class Model:
     """A model that generates a given number of likeliest tokens."""
 
-    def __init__(self, folder: str, threads: int, *, compiles: bool) -> None:
+    def __init__(self, folder: str, threads: int, *, compiles: bool, device: str) -> None:
         torch.set_num_threads(threads)
         self.model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-        self.model.eval()
+        self.device = device
+        self.model.eval().to(device)
         self.vocab_size = self.model.config.vocab_size
         self.kept: dict[str, Any] = {}
         if compiles:
@@ -81,14 +82,17 @@ class Model:
             kept = {**kept, "max_length": None}
         with torch.inference_mode():
             self.model.generate(
-                torch.tensor(rows), generation_config=self.configured(count, **kept), streamer=clock
+                torch.tensor(rows, device=self.device),
+                generation_config=self.configured(count, **kept),
+                streamer=clock,
             )
         return clock
 
 
 def main(folder: str, threads: str, *options: str) -> None:
     compiles = "--compile" in options
-    model = Model(folder, int(threads), compiles=compiles)
+    device = "cuda" if "--device=cuda" in options else "cpu"
+    model = Model(folder, int(threads), compiles=compiles, device=device)
 
     def decode(batch: int, count: int, seed: int) -> dict[str, Any]:
         """Takes the time of each token after the first."""

@@ -1,125 +1,183 @@
-"""A train step of a Llama-3-8B-shaped model on one GPU: axcore in bfloat16 and float8, and PyTorch.
+"""A train step of a Llama-3-8B-shaped model on one GPU: axcore in several ways, and PyTorch's.
 
-    python benchmarks/gpu_train_step.py                       # as many layers as fit all three
-    python benchmarks/gpu_train_step.py --layers 8 --tokens 4096
-    python benchmarks/gpu_train_step.py --kernels cross_entropy=gpu_cross_entropy
-    python benchmarks/gpu_train_step.py --dry-run             # trace toys of ours, anywhere
+    python benchmarks/gpu_train_step.py CASE                    # axcore_minimal, torch_cudnn, ...
+    python benchmarks/gpu_train_step.py CASE --layers 8 --rows 1 --tokens 4096
+    python benchmarks/gpu_train_step.py --dry-run               # traces toys of ours, anywhere
 
-writes `results/gpu_train_step.json`: step times, MFU, and ours over PyTorch's (below 1 is better).
-All rivals run in the same call, one after another, each in a process of its own, so that none
-holds memory of another. Without a GPU or torch it says so, writes nothing and exits with 1.
+adds a case to `results/gpu_train_step.json`: step time, tokens a second, memory, or why it failed;
+and what the cases say together: MFU, the best in float8 by the best in bfloat16, and ours by the
+fastest of PyTorch. Every call is a process of its own, so that no case holds memory of another.
+Layers and rows are those that suit the memory of the card, unless they are given: figures of
+another card or size are not kept. Without a GPU it says so, writes nothing and exits with 1.
 
-MFU is of the peak in bfloat16, in float8 too. Nothing is recomputed in backward, by any rival.
+MFU is of the peak in bfloat16, in float8 too. What is recomputed is in a case's name: PyTorch
+recomputes what `torch.compile` finds cheap, `minimal` every value but products.
 """
 
 import argparse
-import json
+import importlib.util
 import os
-import subprocess
 import sys
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
-RIVALS = ("axcore_bfloat16", "axcore_float8", "torch_bfloat16")
-ALL_MEMORY = {"XLA_PYTHON_CLIENT_PREALLOCATE": "true", "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.94"}
-LAYERS = (32, 24, 20, 16, 12, 10, 8, 6, 4, 2)
-"""What is tried until a number of layers fits."""
+import attrs
+
+os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.94")
+
+from _gpu import Figures, failure, recorded, today
+from _record import record
+
+OURS = {"attention": "gpu_flash_attention", "attention_backward": "gpu_flash_attention"}
+CUDNN = {"attention": "cudnn_attention"}
 
 
-def measure(rival: str, args: argparse.Namespace) -> dict[str, Any]:
-    """Returns the figures of one rival, in this process."""
-    size = {"layers": args.layers, "rows": args.rows, "tokens": args.tokens}
-    framework, _, dtype = rival.partition("_")
-    if framework == "torch":
-        import _train_step_torch
+@attrs.frozen(kw_only=True)
+class Axcore:
+    """A step by axcore.
 
-        return _train_step_torch.measure(size)
-    import _train_step_axcore
-
-    kernels = dict(one.split("=", 1) for one in args.kernels)
-    return _train_step_axcore.measure(size, dtype, kernels=kernels)
-
-
-def measure_apart(rival: str, layers: int, args: argparse.Namespace) -> dict[str, Any]:
-    """Returns the figures of one rival, in a process of its own, or why there are none."""
-    options = [f"--{name}={getattr(args, name)}" for name in ("rows", "tokens")]
-    kernels = [f"--kernels={one}" for one in args.kernels]
-    command = [sys.executable, __file__, f"--rival={rival}", f"--layers={layers}"]
-    done = subprocess.run(
-        [*command, *options, *kernels],
-        env={**os.environ, **ALL_MEMORY},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode == 0:
-        figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-        return figures
-    return {"failed": (done.stderr.strip().splitlines() or ["it ended without a word"])[-1]}
-
-
-def compare(args: argparse.Namespace) -> dict[str, Any]:
-    """Returns all rivals at the largest number of layers at which none failed.
-
-    Raises:
-        SystemExit: They fail at every number; the reasons are in the message.
+    Args:
+        remat: What layers keep for the backward pass, by a preset of `axcore.layers`.
+        dtype: What linear layers multiply in: `bfloat16`, `fp8_current` or `fp8_delayed`.
+        kernels: Pinned, by op.
+        unroll: Layers in one step of the loop over them; 0 for all.
     """
-    reasons = []
-    for layers in (args.layers,) if args.layers else LAYERS:
-        figures = {}
-        for rival in RIVALS:
-            print(f"{rival}: {layers} layers", file=sys.stderr, flush=True)
-            figures[rival] = measure_apart(rival, layers, args)
-            if "failed" in figures[rival]:
-                reasons.append(f"{rival}, {layers} layers: {figures[rival]['failed']}")
-                print(reasons[-1], file=sys.stderr, flush=True)
-                break
-        else:
-            return {"layers": layers, "did_not_fit": reasons, **summary(figures)}
-    raise SystemExit("nothing was measured:\n" + "\n".join(reasons))
+
+    remat: str = "minimal"
+    dtype: str = "bfloat16"
+    kernels: Mapping[str, str] = CUDNN
+    unroll: int = 1
 
 
-def summary(figures: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Returns figures with PyTorch's MFU, by the same FLOPs, and the ratios of step times."""
-    ours, torch = figures["axcore_bfloat16"], figures["torch_bfloat16"]
-    if ours["mfu_of_bfloat16_peak"] is not None:
-        share = ours["mfu_of_bfloat16_peak"] * ours["step_s"] / torch["step_s"]
-        torch["mfu_of_bfloat16_peak"] = share
-    ratios = {
-        name: round(figures[name]["step_s"] / torch["step_s"], 4)
-        for name in ("axcore_bfloat16", "axcore_float8")
-    }
-    return {"rivals": figures, "step_time_over_torch": ratios}
+@attrs.frozen(kw_only=True)
+class Torch:
+    """A step by PyTorch: `torch.compile`, AdamW fused, nothing checkpointed.
+
+    Args:
+        attention: A backend of `scaled_dot_product_attention`.
+        repeats_heads: Whether keys and values are repeated for each query head, where a backend
+            does not take fewer of them.
+        is_tuned: Whether products are tuned, which takes minutes to compile.
+    """
+
+    attention: str
+    repeats_heads: bool = False
+    is_tuned: bool = False
 
 
-def main() -> None:
-    """Compares, and records; or measures one rival for the process that compares."""
+CASES: Mapping[str, Axcore | Torch] = {
+    "axcore_minimal": Axcore(),
+    "torch_cudnn": Torch(attention="CUDNN_ATTENTION"),
+    "axcore_fp8_delayed": Axcore(dtype="fp8_delayed"),
+    "torch_flash": Torch(attention="FLASH_ATTENTION"),
+    "axcore_own_attention": Axcore(kernels=OURS),
+    "axcore_none": Axcore(remat="none"),
+    "axcore_fp8_current": Axcore(dtype="fp8_current"),
+    "torch_cudnn_repeated": Torch(attention="CUDNN_ATTENTION", repeats_heads=True),
+    "axcore_unrolled": Axcore(unroll=0),
+    "axcore_save_gate": Axcore(remat="save_gate"),
+    "axcore_own_loss": Axcore(kernels={**CUDNN, "cross_entropy": "gpu_cross_entropy"}),
+    "axcore_fp8_none": Axcore(dtype="fp8_delayed", remat="none"),
+    "torch_cudnn_tuned": Torch(attention="CUDNN_ATTENTION", is_tuned=True),
+}
+"""By name, those that say most first."""
+
+
+@attrs.frozen
+class Size:
+    """How much is computed in a step: layers, rows, and tokens of each row."""
+
+    layers: int
+    rows: int
+    tokens: int = 8192
+
+
+SIZES = {120: Size(12, 4), 70: Size(6, 2), 0: Size(2, 1)}
+"""By the least memory of a card in GiB: what fits all cases but those that recompute nothing."""
+
+
+def size_for(memory_gib: float, args: argparse.Namespace) -> Size:
+    """Returns the size for a card, with what was asked for by hand."""
+    size = next(size for least, size in SIZES.items() if memory_gib >= least)
+    given = {name: getattr(args, name) for name in ("layers", "rows", "tokens")}
+    return attrs.evolve(size, **{name: one for name, one in given.items() if one is not None})
+
+
+def measure(name: str, args: argparse.Namespace) -> int:
+    """Measures a case, adds it to the results, and returns the code to exit with."""
+    case = CASES[name]
+    half: Any
+    reason = None
+    if isinstance(case, Axcore):
+        import _train_step_axcore as half
+    elif importlib.util.find_spec("torch") is None:
+        reason = "torch: it is not installed"
+    else:
+        import _train_step_torch as half
+    if (reason := reason or half.missing_reason()) is not None:
+        print(f"this benchmark has not run; it lacks {reason}", file=sys.stderr)
+        return 1
+    gpu, memory_gib = half.card()
+    size = size_for(memory_gib, args)
+    try:
+        found: Figures = half.measure(case, size)
+    except Exception as error:  # out of memory, or no kernel: what it is, is the figure
+        found = failure(error)
+    figures = recorded("gpu_train_step", gpu=gpu, model="llama3-8b", size=attrs.asdict(size))
+    figures["cases"] = {**figures.get("cases", {}), name: {**found, **today()}}
+    figures["best"] = best(figures["cases"])
+    record("gpu_train_step", figures)
+    print(name, found.get("failed", found.get("step_s")), figures["best"], flush=True)
+    return 1 if "failed" in found else 0
+
+
+def best(cases: Mapping[str, Figures]) -> Figures:
+    """Returns what the cases that ran say together, as far as there are enough of them."""
+    wide, narrow, torch = (
+        min((one for one in ran if one is not None), default=None)
+        for ran in (
+            [_step_s(cases, name, "bfloat16") for name in cases],
+            [_step_s(cases, name, "fp8_delayed", "fp8_current") for name in cases],
+            [_step_s(cases, name, None) for name in cases],
+        )
+    )
+    peaks = [one["flops"] / one["peak_flops"] for one in cases.values() if one.get("peak_flops")]
+    found: Figures = {}
+    if peaks:
+        steps = {"axcore": wide, "axcore_fp8": narrow, "torch": torch}
+        found["mfu"] = {name: round(peaks[0] / one, 4) for name, one in steps.items() if one}
+    if wide and narrow:
+        found["fp8_speedup"] = round(wide / narrow, 4)
+    if wide and torch:
+        found["speedup_over_torch"] = round(torch / wide, 4)
+    return found
+
+
+def _step_s(cases: Mapping[str, Figures], name: str, *dtypes: str | None) -> float | None:
+    """Returns a case's time where its products are of such a dtype; PyTorch's is None."""
+    dtype = getattr(CASES.get(name), "dtype", None)
+    return cases[name].get("step_s") if dtype in dtypes else None
+
+
+def main() -> int:
+    """Measures one case, or traces ours."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--layers", type=int, default=0, help="as many as fit where left out")
-    parser.add_argument("--rows", type=int, default=1)
-    parser.add_argument("--tokens", type=int, default=8192, help="of a row")
-    parser.add_argument("--kernels", action="append", default=[], metavar="OP=NAME")
-    parser.add_argument("--dry-run", action="store_true", help="measure nothing, trace our halves")
-    parser.add_argument("--rival", choices=RIVALS, help=argparse.SUPPRESS)
+    parser.add_argument("case", choices=CASES, nargs="?", default="axcore_minimal")
+    parser.add_argument("--layers", type=int, help="as many as suit the card where left out")
+    parser.add_argument("--rows", type=int, help="likewise")
+    parser.add_argument("--tokens", type=int, help="of a row, 8192 where left out")
+    parser.add_argument("--dry-run", action="store_true", help="measure nothing, trace a toy")
     args = parser.parse_args()
-    if args.dry_run:
-        import _train_step_axcore
+    if not args.dry_run:
+        return measure(args.case, args)
+    case: Any = CASES[args.case]
+    if isinstance(case, Axcore):
+        from _train_step_axcore import trace_toy
 
-        _train_step_axcore.trace_toys()
-        print("both of our halves can start")
-        return
-    if args.rival:
-        print(json.dumps(measure(args.rival, args)))
-        return
-    os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # it is the rivals that need memory
-    from _gpu import gpu, stop_where_something_is_missing
-
-    stop_where_something_is_missing(("torch",))
-    from _record import record
-
-    sizes = {"rows": args.rows, "tokens": args.tokens, "model": "llama3-8b"}
-    print(record(Path(__file__).stem, {**gpu(), **sizes, **compare(args)}))
+        trace_toy(case)
+    print(f"{args.case} can start" + ", as far as PyTorch is not needed" * isinstance(case, Torch))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

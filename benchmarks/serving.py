@@ -17,6 +17,8 @@ goal is against the faster. A rival that fails or hangs is left out
 of what follows, and the results are written after each part. The table of docs/serving.md is
 written last.
 
+`--device cuda` measures axcore and transformers on a GPU instead, for `results/gpu_serving.json`.
+
 `--gguf-python` is the Python of an environment of `llama-cpp-python`, as `make parity-gguf` makes
 it, but compiled for this processor: without `-DGGML_NATIVE=OFF`. `--torch-python` is that of
 `make parity`.
@@ -71,7 +73,14 @@ def start(given: argparse.Namespace, model: str, folder: Path) -> dict[str, Riva
         file = str(folder / f"{model}.gguf")
         wanted["llama.cpp"] = lambda: Rival(given.gguf_python, "_serving_llama.py", file, threads)
     if given.torch_python is not None:
-        command = (given.torch_python, "_serving_transformers.py", str(folder / model), threads)
+        on = () if given.device == "cpu" else (f"--device={given.device}",)
+        command = (
+            given.torch_python,
+            "_serving_transformers.py",
+            str(folder / model),
+            threads,
+            *on,
+        )
         wanted["transformers"] = lambda: Rival(*command)
         if model == given.models[0]:  # it takes minutes
             wanted["transformers_compiled"] = lambda: Rival(*command, "--compile")
@@ -127,6 +136,11 @@ def _shared(ours: Figures, theirs: Figures) -> float:
     return same / len(pairs)
 
 
+def results_name(figures: Figures) -> str:
+    """Returns the name of the file that the figures are kept in."""
+    return "gpu_serving" if "device" in figures else "serving"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--gguf-python", type=Path, help="the Python of one of llama-cpp-python")
@@ -136,15 +150,26 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=32, help="of the load")
     parser.add_argument("--models", nargs="*", default=list(MODELS), choices=list(MODELS))
     parser.add_argument("--without-load", action="store_true")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--dry-run", action="store_true", help="measure nothing, import axcore's")
     given = parser.parse_args()
+    if given.dry_run:
+        import _serving_axcore
+
+        print(f"{_serving_axcore.SETTINGS.max_rows} rows can be served")
+        return
     figures: Figures = {"rivals": {}, "models": {}, "load": {}}
+    if given.device != "cpu":
+        figures["device"] = given.device
+        os.environ["JAX_PLATFORMS"] = given.device
+        os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # several rivals share the card
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as kept:
         folder = Path(kept)
         for model in given.models:
             run_model(given, model, folder, figures)
             print(f"{model}: {time.monotonic() - began:.0f} s since the start", flush=True)
-    path = record("serving", figures)
+    path = record(results_name(figures), figures)
     print(table(figures))
     if path == RESULTS:
         write_page()
@@ -164,7 +189,7 @@ def run_model(given: argparse.Namespace, model: str, folder: Path, figures: Figu
             "num_params": num_params,
             **measure(rivals, given.rounds, given.tokens),
         }
-        record("serving", figures)
+        record(results_name(figures), figures)
         if model == given.models[0] and not given.without_load:
             for name, task, limit_s in LOADS:
                 run_load(rivals, name, task, limit_s, given.requests, figures)
@@ -187,7 +212,7 @@ def run_load(
             figures["load"][f"{name}_{task}"] = {
                 what: round(value, 3) for what, value in found.items()
             }
-    record("serving", figures)
+    record(results_name(figures), figures)
 
 
 if __name__ == "__main__":

@@ -7,12 +7,12 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 python=${PYTHON:-python3.12}
-wheels=benchmarks/gpu/wheels
+wheels=${WHEELS:-benchmarks/gpu/wheels}
 most_mib=64
 
 "$python" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 12) and "pack.sh needs a Python 3.12; set PYTHON")'
 rm -rf "$wheels"
-mkdir "$wheels"
+mkdir -p "$wheels"
 "$python" -m pip --quiet wheel --no-deps --wheel-dir "$wheels" . plugins/axl_attention plugins/axl_gpu
 "$python" -m pip --quiet download --only-binary=:all: --find-links "$wheels" --dest "$wheels" \
     "jax==${JAX:-0.11.2}" axcore axl-attention axl-gpu absl-py pytest

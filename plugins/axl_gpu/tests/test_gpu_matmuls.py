@@ -1,6 +1,7 @@
 """Which of our products and norms run unasked, and the benchmarks of them where there is no GPU."""
 
 import importlib.util
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -49,29 +50,29 @@ def test_pin_of_the_float8_product_says_why_gradients_are_not_its():
 
 
 @pytest.mark.skipif(jax.default_backend() == "gpu", reason="there is a GPU")
-@pytest.mark.parametrize("name", ["gpu_products", "gpu_train_step"])
+@pytest.mark.parametrize("case", ["axcore_minimal", "torch_cudnn"])
 @pytest.mark.quick_one_in(4)
-def test_benchmark_says_what_is_missing_and_writes_nothing(name):
-    result = BENCHMARKS / "results" / f"{name}.json"
-    before = result.read_bytes() if result.exists() else None
-    command = [sys.executable, str(BENCHMARKS / f"{name}.py")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+def test_benchmark_says_what_is_missing_and_writes_nothing(case, tmp_path):
+    command = [sys.executable, str(BENCHMARKS / "gpu_train_step.py"), case]
+    into = {**os.environ, "BENCHMARK_RESULTS": str(tmp_path)}
+    done = subprocess.run(command, env=into, capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert "it lacks a GPU: jax found cpu alone" in done.stderr
-    if name == "gpu_train_step" and importlib.util.find_spec("torch") is None:
-        assert "torch: it is not installed" in done.stderr
-    assert (result.read_bytes() if result.exists() else None) == before
+    if case == "axcore_minimal":
+        assert "it lacks a GPU: jax found cpu alone" in done.stderr
+    elif importlib.util.find_spec("torch") is None:
+        assert "it lacks torch: it is not installed" in done.stderr
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["bfloat16", "float8"])
-def test_our_half_of_the_train_step_runs_at_a_toy_size(dtype, monkeypatch):
+@pytest.mark.parametrize("case", ["axcore_minimal", "axcore_fp8_delayed", "axcore_fp8_current"])
+def test_our_half_of_the_train_step_runs_at_a_toy_size(case, monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    from _train_step_axcore import measure
+    from _train_step_axcore import measure_step, toy
+    from gpu_train_step import CASES, Size
 
-    size = {"layers": 2, "rows": 2, "tokens": 64}
-    kernels = {"quantized_dot": "emulated"} if dtype == "float8" else {}
-    figures = measure(size, dtype, kernels=kernels, name="toy")
+    size = Size(2, 2, 64)
+    figures = measure_step(toy(CASES[case], size, tmp_path), size)
     assert figures["is_finite"]
     assert figures["tokens_per_s"] == pytest.approx(128 / figures["step_s"])
     assert any(line.startswith("cross_entropy: ") for line in figures["kernels"])

@@ -1,0 +1,65 @@
+"""Block sizes of our kernels for GPUs, measured on the GPU at hand by `axcore kernels tune`.
+
+    python benchmarks/gpu_block_sizes.py attention/gpu_flash_attention
+    python benchmarks/gpu_block_sizes.py attention/gpu_flash_attention --dry-run    # counts alone
+
+writes `results/block_sizes/OP.KERNEL.json` after each call of a model: the table that belongs
+beside the kernel. One call that fails costs no other.
+"""
+
+import sys
+from typing import Any
+
+import _record
+
+from axcore.cli.kernels_tune import tune_kernel
+from axcore.errors import AxcoreError
+from axcore.plugins import Hardware, Kernel, plugin_host
+from axcore.testing.contracts import Case, contract_of
+
+TARGET = "gpu-h100-1"
+"""What candidates are counted for where there is no GPU."""
+
+
+def calls(kernel: Kernel) -> list[Case]:
+    """Returns the calls of models that the kernel takes."""
+    assert kernel.unsupported_reason is not None
+    reason = kernel.unsupported_reason.resolve()
+    cases = contract_of(kernel.op).model_cases
+    return [case for case in cases if reason(case.abstract_call("bfloat16")) is None]
+
+
+def num_candidates(kernel: Kernel) -> int:
+    """Returns how many block sizes are tried for all calls."""
+    assert kernel.block_sizes is not None
+    table: Any = kernel.block_sizes.resolve()
+    hardware = Hardware.parse(TARGET)
+    counted = [
+        len({table.default(call, hardware), *table.candidates(call, hardware)})
+        for call in (case.abstract_call("bfloat16") for case in calls(kernel))
+    ]
+    return sum(counted)
+
+
+def main(key: str, *options: str) -> int:
+    """Tunes a kernel for one call after another."""
+    (kernel,) = [one for one in plugin_host().records(Kernel) if one.key == key]
+    names = [case.name for case in calls(kernel)]
+    if "--dry-run" in options:
+        print(f"{key}: {num_candidates(kernel)} block sizes for {len(names)} calls can be tried")
+        return 0 if names else 1
+    folder = _record.RESULTS / "block_sizes"
+    folder.mkdir(parents=True, exist_ok=True)
+    out = folder / f"{key.replace('/', '.')}.json"
+    status = 0
+    for name in names:
+        try:
+            tune_kernel(key, names=(name,), dtype="bfloat16", repeats=5, out=out)
+        except AxcoreError as error:
+            print(f"{name}: {error}", flush=True)
+            status = 1
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
