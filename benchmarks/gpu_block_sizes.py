@@ -8,6 +8,7 @@ beside the kernel. One call that fails costs no other.
 """
 
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import _record
@@ -21,42 +22,39 @@ TARGET = "gpu-h100-1"
 """What candidates are counted for where there is no GPU."""
 
 
-def calls(kernel: Kernel) -> list[Case]:
-    """Returns the calls of models that the kernel takes."""
+def calls(kernel: Kernel) -> Iterator[Case]:
+    """Yields the calls of models that the kernel takes; each is made to be asked about."""
     assert kernel.unsupported_reason is not None
     reason = kernel.unsupported_reason.resolve()
-    cases = contract_of(kernel.op).model_cases
-    return [case for case in cases if reason(case.abstract_call("bfloat16")) is None]
+    for case in contract_of(kernel.op).model_cases:
+        if reason(case.abstract_call("bfloat16")) is None:
+            yield case
 
 
-def num_candidates(kernel: Kernel) -> int:
-    """Returns how many block sizes are tried for all calls."""
+def num_candidates(kernel: Kernel, case: Case) -> int:
+    """Returns how many block sizes are tried for a call."""
     assert kernel.block_sizes is not None
     table: Any = kernel.block_sizes.resolve()
-    hardware = Hardware.parse(TARGET)
-    counted = [
-        len({table.default(call, hardware), *table.candidates(call, hardware)})
-        for call in (case.abstract_call("bfloat16") for case in calls(kernel))
-    ]
-    return sum(counted)
+    call, hardware = case.abstract_call("bfloat16"), Hardware.parse(TARGET)
+    return len({table.default(call, hardware), *table.candidates(call, hardware)})
 
 
 def main(key: str, *options: str) -> int:
     """Tunes a kernel for one call after another."""
     (kernel,) = [one for one in plugin_host().records(Kernel) if one.key == key]
-    names = [case.name for case in calls(kernel)]
     if "--dry-run" in options:
-        print(f"{key}: {num_candidates(kernel)} block sizes for {len(names)} calls can be tried")
-        return 0 if names else 1
+        first = next(calls(kernel))
+        print(f"{key}: {num_candidates(kernel, first)} block sizes for {first.name} can be tried")
+        return 0
     folder = _record.RESULTS / "block_sizes"
     folder.mkdir(parents=True, exist_ok=True)
     out = folder / f"{key.replace('/', '.')}.json"
     status = 0
-    for name in names:
+    for case in calls(kernel):
         try:
-            tune_kernel(key, names=(name,), dtype="bfloat16", repeats=5, out=out)
+            tune_kernel(key, names=(case.name,), dtype="bfloat16", repeats=5, out=out)
         except AxcoreError as error:
-            print(f"{name}: {error}", flush=True)
+            print(f"{case.name}: {error}", flush=True)
             status = 1
     return status
 

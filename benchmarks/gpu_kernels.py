@@ -6,7 +6,7 @@
     python benchmarks/gpu_kernels.py SUBJECT --compile-for gpu-h100-1    # and compiles them
 
 writes `results/gpu_SUBJECT.json` after each contest: time, speed and temporaries of each rival, or
-why it failed. One that breaks the device costs no other contest: the process begins again behind it.
+why it failed. One that breaks the device costs no other contest: the process starts again after it.
 Where JAX sees no GPU it says so, and writes nothing. Compiled elsewhere, with the compilers of
 `axl-gpu[aot]` and JAX_PLATFORMS=cpu, temporaries go to `results/gpu_SUBJECT_compiled.json`.
 

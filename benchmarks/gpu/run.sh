@@ -84,7 +84,7 @@ for subject in grouped decode loss float8 norm; do
 done
 measure 100 serving benchmarks/serving.py --device cuda --rounds 2 --models 125M --without-load --torch-python "$python"
 for kernel in attention/gpu_flash_attention grouped_matmul/gpu_grouped_matmul attention_backward/gpu_flash_attention \
-    quantized_dot/gpu_float8_matmul decode_attention/gpu_decode_attention cross_entropy/gpu_cross_entropy; do
+    cross_entropy/gpu_cross_entropy; do
     measure 90 "block_sizes_${kernel/\//.}" benchmarks/gpu_block_sizes.py "$kernel"
 done
 for case in axcore_unrolled axcore_save_gate axcore_own_loss axcore_fp8_none torch_cudnn_tuned; do

@@ -154,6 +154,48 @@ def test_the_loss_of_the_rival_and_its_gradients_are_those_of_all_logits():
         torch.testing.assert_close(got, one.detach())
 
 
+NAMES = (
+    "correctness_attention.gpu_flash_attention",
+    "correctness_attention.gpu_packed_flash_attention",
+    "correctness_attention.cudnn_attention",
+    "correctness_attention.cudnn_packed_attention",
+    "correctness_attention_backward.gpu_flash_attention",
+    "correctness_grouped_matmul.gpu_grouped_matmul",
+    "correctness_grouped_matmul.mosaic_grouped_matmul",
+    "correctness_decode_attention.gpu_decode_attention",
+    "correctness_cross_entropy.gpu_cross_entropy",
+    "correctness_rms_norm.gpu_rms_norm",
+    "correctness_quantized_dot.gpu_float8_matmul",
+    "ceilings",
+    "attention_causal",
+    "attention_packed",
+    "attention_ragged",
+    "axcore_minimal",
+    "torch_cudnn",
+    "axcore_fp8_delayed",
+    "torch_flash",
+    "axcore_own_attention",
+    "axcore_none",
+    "axcore_fp8_current",
+    "torch_cudnn_repeated",
+    "grouped",
+    "decode",
+    "loss",
+    "float8",
+    "norm",
+    "serving",
+    "block_sizes_attention.gpu_flash_attention",
+    "block_sizes_grouped_matmul.gpu_grouped_matmul",
+    "block_sizes_attention_backward.gpu_flash_attention",
+    "block_sizes_cross_entropy.gpu_cross_entropy",
+    "axcore_unrolled",
+    "axcore_save_gate",
+    "axcore_own_loss",
+    "axcore_fp8_none",
+    "torch_cudnn_tuned",
+)
+"""Of all measurements, in the order of `run.sh`."""
+
 PYTHON = """#!/usr/bin/env bash
 case "$*" in
     *axcore_none*) exit 3 ;;
@@ -192,6 +234,20 @@ def test_a_measurement_that_fails_or_hangs_costs_no_other(tmp_path):
     assert log == f"ran torch_flash into {out}, compiled into {out}/caches/jax\n"
 
 
+def test_slices_measure_everything_in_order(tmp_path):
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\n")
+    python.chmod(0o755)
+    ran = run(tmp_path / "out", PYTHON=str(python))
+    lines = [line.split("  ") for line in ran.stdout.splitlines()]
+    assert ran.returncode == 0
+    first = {line[1] for line in lines if line[0] == "slice 1"}
+    assert {name for name in NAMES if name.startswith("correctness")} < first
+    assert {line[1] for line in lines} == set(NAMES)
+    later = [line[1] for line in lines if not line[1].startswith("correctness")]
+    assert later == [name for name in NAMES if not name.startswith("correctness")]
+
+
 @pytest.mark.slow
 def test_without_a_gpu_nothing_is_measured_or_written(tmp_path):
     ran = subprocess.run(
@@ -207,12 +263,13 @@ def test_without_a_gpu_nothing_is_measured_or_written(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("slice_of_ten_minutes", ["1", "2", "3"])
-def test_everything_that_run_sh_measures_can_start(slice_of_ten_minutes, tmp_path):
-    ran = run(tmp_path, "--dry-run", slice_of_ten_minutes, PYTHON=sys.executable)
+@pytest.mark.parametrize("part", range(6))
+def test_everything_that_run_sh_measures_can_start(part, tmp_path):
+    names = NAMES[part::6]
+    ran = run(tmp_path, "--dry-run", *names, PYTHON=sys.executable)
     logs = [path.read_text() for path in tmp_path.glob("*.log")]
     assert ran.returncode == 0, "\n".join([ran.stdout, ran.stderr, *logs])
-    assert len(ran.stdout.splitlines()) == len(logs) >= 8
+    assert len(ran.stdout.splitlines()) == len(logs) == len(names)
 
 
 PYTHON_3_12 = os.environ.get("GPU_PACK_PYTHON") or shutil.which("python3.12")
