@@ -92,8 +92,8 @@ class Size:
     tokens: int = 8192
 
 
-SIZES = {120: Size(12, 4), 70: Size(6, 2), 0: Size(2, 1)}
-"""By the least memory of a card in GiB: what fits all cases but those that recompute nothing."""
+SIZES = {120: Size(12, 3), 70: Size(6, 2), 0: Size(2, 1)}
+"""By the least memory of a card in GiB: what fits, also where nothing is recomputed."""
 
 
 def size_for(memory_gib: float, args: argparse.Namespace) -> Size:
