@@ -19,7 +19,7 @@ from axcore.modifiers.quantized_base import QuantizedBase
 from axcore.modifiers.quantized_cache import QuantizedCaches
 from axcore.modifiers.quantized_weights import NAMED_WEIGHTS, QuantizedWeights
 from axcore.modifiers.remat import RematModifier
-from axcore.modifiers.serving import for_serving, served_compute
+from axcore.modifiers.serving import for_serving, is_widened, served_compute
 from axcore.modifiers.sliding_cache import SlidingCaches
 from axcore.modifiers.variants import with_variant
 
@@ -50,6 +50,7 @@ __all__ = [
     "apply_modifier",
     "find_change",
     "for_serving",
+    "is_widened",
     "served_compute",
     "with_changes",
     "with_dot",

@@ -2,7 +2,7 @@
 
 from typing import Any, TypeVar
 
-from axcore.config import evolve, map_config, replace_config
+from axcore.config import evolve, find_config, map_config, replace_config
 from axcore.layers import Pipeline, ScannedLayers, ServingRoom, Stack
 from axcore.module import DType, DTypes
 from axcore.plugins import Hardware
@@ -42,6 +42,12 @@ def served_compute(hardware: Hardware | None) -> DType | None:
     five times as long.
     """
     return "float32" if hardware is not None and hardware.family == "cpu" else None
+
+
+def is_widened(cfg: Any, hardware: Hardware) -> bool:
+    """Returns whether layers that were trained in 16 bits compute in another dtype there."""
+    is_half = find_config(cfg, lambda node: isinstance(node, DTypes) and node.compute in _HALF)
+    return bool(is_half) and served_compute(hardware) is not None
 
 
 def _served(node: Any, room: ServingRoom, compute: DType | None) -> Any:

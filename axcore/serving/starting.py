@@ -11,6 +11,7 @@ from axcore.config import evolve
 from axcore.errors import ConfigError
 from axcore.inference import Draft, open_engine, serving_mesh
 from axcore.inference.adapters import Adapter
+from axcore.modifiers import is_widened
 from axcore.ops import use_policy
 from axcore.runs import OpenedModel
 from axcore.serving.adapters import add_adapters, with_adapter_room
@@ -61,6 +62,12 @@ def start_engine(
             opened.model, engine_cfg, policy.hardware, jax.local_device_count()
         )
         placement = Placement.of(opened.model, shape)
+        if engine_cfg.compute is None and is_widened(opened.model.config, policy.hardware):
+            _LOG.info(
+                "layers that were trained in 16 bits compute in float32, which is faster on %s; "
+                "--set engine.compute=bfloat16 keeps 16",
+                policy.hardware,
+            )
         engine = open_engine(
             opened.model,
             opened.state,

@@ -1,5 +1,7 @@
 """What an engine makes of a trained state: the numbers that layers compute with, array by array."""
 
+import gc
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,9 +16,10 @@ from axcore.inference.cached_model import CachedModel, _split
 from axcore.inference.weight_conversion import WeightConversion
 from axcore.layers import ServingRoom
 from axcore.models import transformer
-from axcore.modifiers import NAMED_WEIGHTS, AdapterRoom, for_serving
+from axcore.modifiers import NAMED_WEIGHTS, AdapterRoom, for_serving, is_widened
 from axcore.module import DTypes, functional, restacked
 from axcore.parallel import make_mesh
+from axcore.plugins import Hardware
 
 ROOM = ServingRoom(num_rows=2, capacity=16, max_length=13)
 HALF = DTypes(param="float32", compute="bfloat16")
@@ -58,6 +61,14 @@ def test_what_a_layer_reads_wide_stays_wide():
     wide = {jax.tree_util.keystr(path) for path, leaf in found if leaf.dtype == jnp.float32}
     named = {jax.tree_util.keystr(path) for path, _ in found}
     assert wide == {name for name in named if "norm" in name or "router" in name} != set()
+
+
+def test_it_is_known_which_models_a_cpu_widens():
+    cpu, other = Hardware.parse("cpu-1"), Hardware.parse("trn2-16")
+    cfg = half("mistral").config
+    assert is_widened(cfg, cpu)
+    assert not is_widened(cfg, other)
+    assert not is_widened(MODELS["mistral"](), cpu)
 
 
 def test_a_cpu_computes_in_float32_what_was_trained_in_16_bits():
@@ -123,6 +134,7 @@ def test_new_weights_take_the_place_of_old_ones_array_by_array(weights, monkeypa
 
 
 def live_bytes():
+    gc.collect()  # engines of other tests
     return sum(array.nbytes for array in jax.live_arrays())
 
 
