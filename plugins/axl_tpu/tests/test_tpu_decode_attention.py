@@ -10,7 +10,7 @@ from axl_tpu.kernels.decode.api import (
     tpu_decode_attention,
     unsupported_reason,
 )
-from axl_tpu.kernels.decode.blocking import CacheBlocking, padded_page
+from axl_tpu.kernels.decode.blocking import NARROW_TILE, CacheBlocking
 from axl_tpu.kernels.decode.prompt import tpu_prompt_attention
 from axl_tpu.kernels.decode.prompt import unsupported_reason as prompt_unsupported_reason
 from pallas_races import CAREFUL, check_no_race_was_printed
@@ -37,7 +37,7 @@ class TestKernel(KernelSuite):
     plugin = "axl-tpu"
     keys = KEYS
     dtypes = ("float32",)
-    case_names = ("plain", "full_and_empty", "paged")
+    case_names = ("plain", "full_and_empty", "paged", "int8_paged")
 
     def implementation(self, kernel):
         return partial(tpu_decode_attention, interpret=jax.default_backend() != "tpu")
@@ -57,6 +57,16 @@ class TestKernelOnEveryCase(TestKernel):
             decode_case(DecodeTestCase(name="odd_pages", page_size=5, capacity=60, key_heads=1)),
             decode_case(
                 DecodeTestCase(name="parts", lengths=(599, 8), capacity=800, page_size=200, **every)
+            ),
+            decode_case(
+                DecodeTestCase(
+                    name="int8_parts",
+                    lengths=(599, 8),
+                    capacity=800,
+                    page_size=200,
+                    narrow="int8",
+                    **every,
+                )
             ),
         )
 
@@ -109,21 +119,22 @@ def test_copies_do_not_race_and_padding_is_not_seen(capsys):
 
 
 @pytest.mark.parametrize(
-    ("cut", "key_heads"),
+    "cut",
     [
-        (CacheBlocking.of(page=8, pages_of_row=9, key_heads=2, block_keys=32), 2),
-        (CacheBlocking.of(page=5, pages_of_row=9, key_heads=4, block_keys=32), 4),
-        (CacheBlocking.of(page=100, pages_of_row=3, key_heads=1, block_keys=32), 1),
-        (CacheBlocking.of(page=601, pages_of_row=1, key_heads=12, block_keys=50), 12),
+        CacheBlocking.of(page=8, pages_of_row=9, key_heads=2, block_keys=32),
+        CacheBlocking.of(page=5, pages_of_row=9, key_heads=4, block_keys=32),
+        CacheBlocking.of(page=100, pages_of_row=3, key_heads=1, block_keys=32),
+        CacheBlocking.of(page=601, pages_of_row=1, key_heads=12, block_keys=50),
+        CacheBlocking.of(page=8, pages_of_row=9, key_heads=2, block_keys=32, tile=NARROW_TILE),
     ],
-    ids=["several_pages", "odd_pages", "parts", "one_page"],
+    ids=["several_pages", "odd_pages", "parts", "one_page", "8_bits"],
 )
-def test_every_key_of_a_row_is_in_one_block_and_is_found_there(cut, key_heads):
+def test_every_key_of_a_row_is_in_one_block_and_is_found_there(cut):
     num_keys = cut.page * (9 if cut.page < 32 else 3)
-    padded, found = padded_page(cut.page, key_heads), {}
+    found = {}
     for block in range(int(cut.block_of(num_keys - 1)) + 1):
         for key in range(cut.keys):
-            position, is_own = cut.positions(key, block, padded)
+            position, is_own = cut.positions(key, block)
             if is_own and position < num_keys:
                 assert int(position) not in found
                 found[int(position)] = block
@@ -184,6 +195,9 @@ class TestCompile(CompileSuite):
             case("odd", capacity=1001, key_heads=2, heads=6, width=80, value_width=64),
             case("wide", capacity=2048, key_heads=4, heads=8, width=256, value_width=256),
             case("largest", queries=16, width=512, value_width=512),
+            case("int8", page_size=16, narrow="int8"),
+            case("float8", page_size=64, narrow="float8_e4m3fn", key_heads=2, heads=8),
+            case("int8_contiguous", capacity=1001, narrow="int8", key_heads=4, **every),
         )
 
 

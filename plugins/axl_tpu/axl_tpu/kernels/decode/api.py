@@ -17,6 +17,7 @@ from typing import Any
 import attrs
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
@@ -32,14 +33,15 @@ from axcore.ops import (
 from axcore.plugins import Hardware
 from axl_tpu.kernels.decode.block import Block, BlockFacts, Sums
 from axl_tpu.kernels.decode.blocking import (
+    NARROW_TILE,
     TILE,
     CacheBlocking,
-    padded_page,
     quotient,
     remainder,
 )
 
 DTYPES = ("bfloat16", "float32")
+NARROW_DTYPES = ("int8", "float8_e4m3fn")
 MAX_QUERY_ROWS = 512
 MAX_WIDTH = 512
 MAX_KEY_HEADS = 64
@@ -93,8 +95,8 @@ def unsupported_reason(call: Call) -> str | None:
     batch, queries, heads, _ = call.shape("q")
     if call.dtype("q") not in DTYPES:
         return f"takes bfloat16 and float32, not {call.dtype('q')}"
-    if call.has("key_scale"):
-        return f"takes keys of q's dtype, not {call.dtype('k')} with scales"
+    if call.has("key_scale") and call.dtype("k") not in NARROW_DTYPES:
+        return f"takes scales of int8 and float8_e4m3fn, not of {call.dtype('k')}"
     if 0 in (*call.shape("q"), *call.shape("k"), *call.shape("v")):
         return f"takes no empty array, not q {call.shape('q')} and v {call.shape('v')}"
     if queries * heads > MAX_QUERY_ROWS:
@@ -116,7 +118,8 @@ def tpu_decode_attention(
 
     Reads what of the cache the queries of a row see, in whole pages or blocks, and no page besides.
     A width of 128 or 256 and key heads that are a power of two are read as they lie; others, and
-    pages that do not fill whole tiles of memory, may be copied to another layout first.
+    pages that do not fill whole tiles of memory, may be copied to another layout first. Keys and
+    values of 8 bits are widened a block at a time; all their scales are copied first.
 
     Args:
         inputs: Arrays of a call that `unsupported_reason` takes.
@@ -129,13 +132,16 @@ def tpu_decode_attention(
     page, key_heads, value_width = inputs.k.shape[1], inputs.k.shape[2], inputs.v.shape[-1]
     table_BP = _pages_of_rows(inputs)
     cut = CacheBlocking.of(
-        page, table_BP.shape[1], key_heads, max(1, block_sizes.block_rows // key_heads)
+        page,
+        table_BP.shape[1],
+        key_heads,
+        max(1, block_sizes.block_rows // key_heads),
+        TILE if inputs.key_scale_MCK is None else NARROW_TILE,
     )
     facts = BlockFacts(
         queries=queries,
         heads=heads,
         key_heads=key_heads,
-        page_rows=padded_page(page, key_heads) * key_heads,
         cut=cut,
         spec=spec,
     )
@@ -143,22 +149,24 @@ def tpu_decode_attention(
     block_rows = cut.keys * key_heads
     by_row = lambda b, *_: (b, 0, 0)  # noqa: E731
     sinks = [] if inputs.sinks_N is None else [_sinks(inputs.sinks_N, queries)]
+    scales = _scales_of_blocks(inputs, table_BP, cut)
     o_BRV: Array = pl.pallas_call(
-        partial(_kernel, facts=facts, num_pages=table_BP.shape[1]),
+        partial(_kernel, facts=facts, num_pages=table_BP.shape[1], num_scales=len(scales)),
         out_shape=jax.ShapeDtypeStruct((batch, rows, value_width), inputs.q_BTNH.dtype),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=2,
             grid=(batch,),
             in_specs=[
                 pl.BlockSpec((None, rows, width), by_row),
-                *[pl.BlockSpec(memory_space=pl.ANY)] * 2,
+                *[pl.BlockSpec(memory_space=pl.ANY)] * (2 + len(scales)),
                 *[pl.BlockSpec((rows, 1), lambda b, *_: (0, 0))] * len(sinks),
             ],
             out_specs=pl.BlockSpec((None, rows, value_width), by_row),
             scratch_shapes=[
                 pltpu.VMEM((2, block_rows, width), inputs.k.dtype),
                 pltpu.VMEM((2, block_rows, value_width), inputs.v.dtype),
-                pltpu.SemaphoreType.DMA((2, 2)),
+                *[pltpu.VMEM((2, 1, block_rows), jnp.float32)] * len(scales),
+                pltpu.SemaphoreType.DMA((2, 2 + len(scales))),
             ],
         ),
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel",)),
@@ -168,8 +176,9 @@ def tpu_decode_attention(
         jnp.minimum(inputs.lengths_B.astype(jnp.int32), inputs.capacity),
         table_BP.reshape(-1),
         inputs.q_BTNH.reshape(batch, rows, width),
-        _heads_in_rows(inputs.k),
-        _heads_in_rows(inputs.v),
+        _heads_in_rows(inputs.k, cut),
+        _heads_in_rows(inputs.v, cut),
+        *scales,
         *sinks,
     )
     return o_BRV.reshape(batch, queries, heads, value_width)
@@ -181,13 +190,39 @@ def _pages_of_rows(inputs: DecodeInputs) -> Array:
     return jnp.clip(inputs.page_table_BP.astype(jnp.int32), 0, inputs.k.shape[0] - 1)
 
 
-def _heads_in_rows(pool_MCKH: Array) -> Array:
+def _heads_in_rows(pool_MCKH: Array, cut: CacheBlocking) -> Array:
     """Returns the cache as `[M, C K, H]`, its pages filled up to whole tiles."""
-    num_pages, page, key_heads, width = pool_MCKH.shape
-    padding = padded_page(page, key_heads) - page
-    if padding:
-        pool_MCKH = jnp.pad(pool_MCKH, ((0, 0), (0, padding), (0, 0), (0, 0)))
+    num_pages, page, _, width = pool_MCKH.shape
+    if cut.padded > page:
+        pool_MCKH = jnp.pad(pool_MCKH, ((0, 0), (0, cut.padded - page), (0, 0), (0, 0)))
     return pool_MCKH.reshape(num_pages, -1, width)
+
+
+def _scales_of_blocks(
+    inputs: DecodeInputs, table_BP: Array, cut: CacheBlocking
+) -> tuple[Array, ...]:
+    """Returns the scales of each block of each row's keys and values, `[B, blocks, 1, X]` each.
+
+    A page's scales are no whole tile of memory, so they are put in the order of blocks before. What
+    is behind a row's tokens is 0: a weight of 0 hides no NaN.
+    """
+    if inputs.key_scale_MCK is None or inputs.value_scale_MCK is None:
+        return ()
+    pages = table_BP.shape[1]
+    block = np.arange(-(-pages // cut.pages) * cut.parts)[:, None]
+    key = np.arange(cut.keys)[None, :]
+    page_JX = np.minimum(block // cut.parts * cut.pages + key // cut.size, pages - 1)
+    start = np.minimum(block % cut.parts * cut.size, cut.padded - cut.size)
+    place_JX = np.minimum(start + key % cut.size, cut.page - 1)
+    position_JX = jnp.asarray(page_JX * cut.page + place_JX, jnp.int32)
+    is_there_BJX = position_JX[None] < inputs.lengths_B.astype(jnp.int32)[:, None, None]
+    entry_BJX = table_BP[:, page_JX]
+
+    def in_blocks(scale_MCK: Array) -> Array:
+        scale_BJXK = jnp.where(is_there_BJX[..., None], scale_MCK[entry_BJX, place_JX], 0.0)
+        return scale_BJXK.reshape(*scale_BJXK.shape[:2], 1, -1)
+
+    return in_blocks(inputs.key_scale_MCK), in_blocks(inputs.value_scale_MCK)
 
 
 def _sinks(sinks_N: Array, queries: int) -> Array:
@@ -203,14 +238,27 @@ def _kernel(
     *refs: Any,
     facts: BlockFacts,
     num_pages: int,
+    num_scales: int,
 ) -> None:
-    *sinks_ref, o_ref, k_buffer, v_buffer, semaphores = refs
+    scale_refs, refs = refs[:num_scales], refs[num_scales:]
+    sinks_ref, (o_ref, k_buffer, v_buffer, *buffers, semaphores) = (
+        refs[: -4 - num_scales],
+        refs[-4 - num_scales :],
+    )
     row = pl.program_id(0)
     length = lengths_ref[row]
     seen = facts.seen(length)
     first, end = facts.blocks(seen)
     copies = _Copies(
-        table_ref, row * num_pages, (k_ref, v_ref), (k_buffer, v_buffer), semaphores, facts, seen
+        table_ref,
+        row * num_pages,
+        (k_ref, v_ref),
+        (k_buffer, v_buffer),
+        tuple(scales.at[row] for scales in scale_refs),
+        tuple(buffers),
+        semaphores,
+        facts,
+        seen,
     )
 
     @pl.when(first < end)
@@ -224,7 +272,8 @@ def _kernel(
 
         copies.wait(j)
         slot = remainder(j, 2)
-        block = Block(q_ref, k_buffer.at[slot], v_buffer.at[slot], facts)
+        scales = tuple(buffer.at[slot] for buffer in buffers)
+        block = Block(q_ref, k_buffer.at[slot], v_buffer.at[slot], scales, facts)
         return block.added_to(sums, j, length, is_edge=(j == first) | (j == end - 1))
 
     start = Sums.start(o_ref.shape, sinks_ref[0][...] if sinks_ref else None)
@@ -240,6 +289,8 @@ class _Copies:
     first_entry: Any
     pools: tuple[Any, Any]
     buffers: tuple[Any, Any]
+    scales: tuple[Any, ...]
+    scale_buffers: tuple[Any, ...]
     semaphores: Any
     facts: BlockFacts
     seen: tuple[Any, Any]
@@ -252,15 +303,18 @@ class _Copies:
 
     def _each(self, block: Any, act: Any) -> None:
         """Acts on the copies of a block: of its pages those alone that hold a key that is seen."""
-        facts, cut = self.facts, self.facts.cut
-        heads, slot = facts.key_heads, remainder(block, 2)
+        cut, heads, slot = self.facts.cut, self.facts.key_heads, remainder(block, 2)
+        for one, (scale, buffer) in enumerate(zip(self.scales, self.scale_buffers, strict=True)):
+            semaphore = self.semaphores.at[slot, 2 + one]
+            act(pltpu.make_async_copy(scale.at[block], buffer.at[slot], semaphore))
         page0 = cut.first_page(block)
         size = cut.size * heads
-        start = pl.multiple_of(facts.start(block) * heads, TILE)
+        tile = NARROW_TILE if self.scales else TILE
+        start = pl.multiple_of(cut.start(block) * heads, tile)
 
         def of_page(page: Any, _: None) -> None:
             entry = self.table_ref[self.first_entry + page]
-            place = pl.multiple_of((page - page0) * size, TILE)
+            place = pl.multiple_of((page - page0) * size, tile)
             for one, (pool, buffer) in enumerate(zip(self.pools, self.buffers, strict=True)):
                 source = pool.at[entry, pl.ds(start, size)]
                 target = buffer.at[slot, pl.ds(place, size)]

@@ -23,7 +23,6 @@ class BlockFacts:
         queries: T.
         heads: N.
         key_heads: K.
-        page_rows: Keys of a padded page times K.
         cut: How the cache is cut.
         spec: The call's choices.
     """
@@ -31,7 +30,6 @@ class BlockFacts:
     queries: int
     heads: int
     key_heads: int
-    page_rows: int
     cut: CacheBlocking
     spec: DecodeSpec
 
@@ -47,14 +45,9 @@ class BlockFacts:
         last = self.cut.block_of(jnp.maximum(end - 1, 0))
         return self.cut.block_of(first), jnp.where(end > first, last + 1, 0)
 
-    def start(self, block: Array) -> Any:
-        """Returns with which key of its page a block begins."""
-        return self.cut.start(block, self.page_rows // self.key_heads)
-
     def positions(self, row_X: Array, block: Array) -> tuple[Array, Array]:
         """Returns the positions of a block's keys, and which are its own, by row of the block."""
-        padded = self.page_rows // self.key_heads
-        return self.cut.positions(quotient(row_X, self.key_heads), block, padded)
+        return self.cut.positions(quotient(row_X, self.key_heads), block)
 
 
 class Sums(NamedTuple):
@@ -80,11 +73,16 @@ class Sums(NamedTuple):
 
 @attrs.frozen(eq=False)
 class Block:
-    """A row's queries and one block of its keys and values, in VMEM."""
+    """A row's queries and one block of its keys and values, in VMEM.
+
+    Keys and values of 8 bits have scales, `[1, X]`: products are multiplied by those of keys, and
+    weights by those of values.
+    """
 
     q_ref: Any
     k_ref: Any
     v_ref: Any
+    scale_refs: tuple[Any, ...]
     facts: BlockFacts
 
     def added_to(self, sums: Sums, block: Array, length: Array, *, is_edge: Array) -> Sums:
@@ -103,7 +101,7 @@ class Block:
             position_XV, is_own_XV = self.facts.positions(row_XV, block)
             first, _ = self.facts.seen(length)
             is_seen_XV = is_own_XV & (position_XV >= first) & (position_XV < length)
-            self.v_ref[...] = jnp.where(is_seen_XV, v_XV, 0.0).astype(self.v_ref.dtype)
+            self.v_ref[...] = _as(jnp.where(is_seen_XV, v_XV, 0.0), self.v_ref.dtype)
 
         lax.cond(is_edge, hide_what_is_not_there, lambda: None)
         logits_RX = jnp.where(self._visible(block, length), self._logits(), -jnp.inf)
@@ -111,8 +109,10 @@ class Block:
         shift_R1 = jnp.where(maximum_R1 == -jnp.inf, 0.0, maximum_R1)
         exponentials_RX = jnp.exp(logits_RX - shift_R1)
         decay_R1 = jnp.exp(sums.maximum_R1 - shift_R1)
-        v_XV = self.v_ref[...]
-        weighted_RV = _matmul(exponentials_RX.astype(v_XV.dtype), v_XV, ((1,), (0,)))
+        v_XV, weights_RX = self._wide(self.v_ref), exponentials_RX
+        if self.scale_refs:
+            weights_RX = weights_RX * self.scale_refs[1][...]
+        weighted_RV = _matmul(weights_RX.astype(v_XV.dtype), v_XV, ((1,), (0,)))
         return Sums(
             sums.weighted_RV * decay_R1 + weighted_RV,
             maximum_R1,
@@ -121,10 +121,16 @@ class Block:
 
     def _logits(self) -> Array:
         spec = self.facts.spec
-        logits_RX = _matmul(self.q_ref[...], self.k_ref[...], ((1,), (1,))) * spec.scale
+        logits_RX = _matmul(self.q_ref[...], self._wide(self.k_ref), ((1,), (1,))) * spec.scale
+        if self.scale_refs:
+            logits_RX = logits_RX * self.scale_refs[0][...]
         if spec.soft_cap is None:
             return logits_RX
         return spec.soft_cap * jnp.tanh(logits_RX / spec.soft_cap)
+
+    def _wide(self, ref: Any) -> Array:
+        """Returns keys or values in the dtype of queries, which holds all numbers of 8 bits."""
+        return _as(ref[...], self.q_ref.dtype)
 
     def _visible(self, block: Array, length: Array) -> Array:
         """Returns which pairs of a query's and a key's heads belong together, and are visible."""
@@ -138,6 +144,11 @@ class Block:
         head_1X = jnp.where(is_own_1X, remainder(column_1X, facts.key_heads), -1)
         mask_RX = (head_R1 == head_1X) & (position_1X <= own_R1)
         return mask_RX if left is None else mask_RX & (position_1X >= own_R1 - left)
+
+
+def _as(x: Array, dtype: Any) -> Array:
+    """Returns numbers in another dtype, from and to 8 bits by way of float32."""
+    return x if x.dtype == dtype else x.astype(jnp.float32).astype(dtype)
 
 
 def _matmul(a: Array, b: Array, contracting: tuple[tuple[int, ...], tuple[int, ...]]) -> Array:
