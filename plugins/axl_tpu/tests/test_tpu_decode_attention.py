@@ -160,6 +160,12 @@ def test_what_it_cannot_do_is_refused_with_the_reason(call, reason):
     assert reason in unsupported_reason(call)
 
 
+def test_scales_of_another_float8_are_refused_with_the_reason():
+    sample = DecodeTestCase(name="float8", narrow="float8_e5m2")
+    call = decode_case(sample).call(*sample.make("bfloat16"))
+    assert "not of float8_e5m2" in unsupported_reason(call)
+
+
 @pytest.mark.parametrize(
     ("dtype", "q", "k", "rows"),
     [
