@@ -12,5 +12,7 @@ def test_the_table_is_that_of_the_results(monkeypatch):
     made = import_module("aot_fine_tuning")
     page = made.PAGE.read_text(encoding="utf-8")
     rows = [one.name for one in made.METHODS]
-    assert [one["method"] for one in made.recorded().values()] == rows * len(made.FOR_TARGET)
+    assert [one["method"] for one in made.recorded("aot_fine_tuning").values()] == rows * len(
+        made.FOR_TARGET
+    )
     assert made.page_with_figures(page) == page, "run: python benchmarks/aot_fine_tuning.py"

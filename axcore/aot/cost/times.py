@@ -1,7 +1,7 @@
 """How long a step takes: the compiler's cycles where it gives them, else a roofline.
 
 `step = compute + kernels + collectives`. Compute is the estimated cycles, with loops counted, over
-the clock, and the bytes of gathered rows, which libtpu gives no cycles of, over the bandwidth.
+the clock, and the bytes of gathered rows, of which a compiler may give none, over the bandwidth.
 Without cycles each instruction takes the longer of its FLOPs over the peak and its bytes over the
 memory's bandwidth, both times the `Hardware.achievable_fraction` that programs reach. So do kernels
 that the compiler did not write. Collectives count as far as steps wait for them, which `timeline`
@@ -98,9 +98,7 @@ def _cost(
 
 
 def _is_moved_without_estimate(program: Program, one: Execution) -> bool:
-    """Returns whether an instruction gathers rows or lays them out again, of which libtpu gives no
-    cycles.
-    """
+    """Returns whether an instruction gathers rows or lays them out again, without cycles."""
     instruction = one.instruction
     if instruction.opcode != "fusion":
         return instruction.opcode in ("reshape", "gather")
