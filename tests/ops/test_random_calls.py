@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kernel_blocks import in_blocks
 
 from axcore.ops.attention.blockwise import blockwise_backward, blockwise_forward
 from axcore.ops.attention.dense import attention_dense
@@ -24,7 +25,7 @@ from axcore.ops.attention.vjp import attention_custom_vjp
 from axcore.ops.cross_entropy.portable import cross_entropy_portable
 from axcore.ops.cross_entropy.reference import cross_entropy_reference
 from axcore.ops.cross_entropy.types import CrossEntropyInputs, CrossEntropySpec
-from axcore.ops.decode.portable import decode_attention_portable
+from axcore.ops.decode.portable import BLOCK_SIZES, KeyBlock, decode_attention_portable
 from axcore.ops.decode.reference import decode_attention_reference
 from axcore.ops.decode.types import DecodeInputs, DecodeSpec
 from axcore.ops.grouped_matmul.portable import (
@@ -135,7 +136,13 @@ def drawn_decode(numbers: Numbers) -> DecodeInputs:
 DECODE = Subject(
     drawn_decode,
     partial(decode_attention_reference, spec=DecodeSpec(scale=0.5, left=11)),
-    (partial(decode_attention_portable, spec=DecodeSpec(scale=0.5, left=11), block_size=16),),
+    (
+        in_blocks(
+            BLOCK_SIZES,
+            KeyBlock(16, 1),
+            partial(decode_attention_portable, spec=DecodeSpec(scale=0.5, left=11)),
+        ),
+    ),
     has_gradient=False,
 )
 
