@@ -5,7 +5,7 @@
 The products of `serving.py`'s model of 32M, in the order of its layers, of 1, 8 and 16 rows: with
 weights as layers keep them, and in panels of 64 columns, as libraries of matrix products lay a
 weight out before they multiply. Both take turns; a figure is the least of them. It says where the
-time of eight rows goes beside llama.cpp's, which multiplies without laying weights out anew.
+time of eight rows goes beside llama.cpp's, which multiplies without laying weights out again.
 """
 
 import argparse

@@ -107,7 +107,7 @@ def test_one_kernel_for_all_gradients(width, most, compile_devices, capfd, monke
     sample = attrs.evolve(CAUSAL, width=width, value_width=width)
     with BACKWARD_BLOCK_SIZES.forced(BackwardBlockSizes(num_kernels=1)):
         spilled = spilled_bytes(sample, compile_devices, capfd)
-    assert spilled.pop("flash_forward", 0) == 0  # not compiled anew where another test did
+    assert spilled.pop("flash_forward", 0) == 0  # not compiled again where another test did
     (of_all_gradients,) = spilled.values()
     assert of_all_gradients <= most
 
