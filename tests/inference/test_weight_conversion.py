@@ -116,6 +116,7 @@ def test_new_weights_take_the_place_of_old_ones_array_by_array(weights, monkeypa
         parts = engine._programs.weights._conversion
         kept = sum(leaf.nbytes for leaf in jax.tree.leaves(engine._programs.weights.value))
         state = jax.device_get(model.init(1))
+        gc.collect()  # engines of other tests
         before, most = live_bytes(), []
         made = WeightConversion.arrays
 
@@ -127,6 +128,7 @@ def test_new_weights_take_the_place_of_old_ones_array_by_array(weights, monkeypa
         monkeypatch.setattr(WeightConversion, "arrays", watched)
         engine.replace_weights(state)
         assert max(most) - before <= parts.room_bytes + 1024 < kept / 3
+        gc.collect()
         assert live_bytes() == before
         found = engine.submit(REQUEST).result(60).tokens
     with Engine(model, model.init(1), ByteTokenizer.Config().build(), cfg) as engine:
@@ -134,7 +136,6 @@ def test_new_weights_take_the_place_of_old_ones_array_by_array(weights, monkeypa
 
 
 def live_bytes():
-    gc.collect()  # engines of other tests
     return sum(array.nbytes for array in jax.live_arrays())
 
 

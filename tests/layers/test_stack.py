@@ -1,5 +1,7 @@
 """`Stack`, unrolled, and `ScannedLayers`, scanned, are the same layers with the same randomness."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -83,8 +85,8 @@ def unrolled(inputs):
 @pytest.mark.slow
 def test_equal_keys_give_equal_parameters(unrolled):
     repeat = _built(ScannedLayers)
-    jax.tree.map(
-        np.testing.assert_array_equal,
+    jax.tree.map(  # two programs: a compiler may round their draws otherwise
+        partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6),
         jax.jit(repeat.init)(jax.random.key(0)),
         _stacked(unrolled[0]),
     )
