@@ -6,17 +6,12 @@ becomes a stretch that a branch skips. A bundle takes a cycle where nothing wait
 the compiler has put empty ones where the matrix units are busy.
 """
 
-import json
 import re
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from axcore.aot import find_aot_target
-from axcore.aot.targets import compile_environment
-from axcore.plugins import Hardware
+from _apart import measured_apart
 
 _LINE = re.compile(r"^\s*(0x[0-9a-f]+|0)\s+(?:L[HBE]|P[BF]|CT)?\s*:")
 _BRANCH = re.compile(r"sbr\.rel (?:\([^)]*\) )?target = \$region(\d+)")
@@ -58,17 +53,11 @@ def dump_flags(folder: Path) -> str:
     )
 
 
-def measured_apart(script: str, target: str) -> dict[str, Any]:
+def scheduled_apart(script: str, target: str) -> dict[str, Any]:
     """Returns the figures of one target, which `script --target T --folder F` prints."""
-    hardware = Hardware.parse(target)
-    environment = dict(compile_environment(find_aot_target(hardware), hardware))
     with tempfile.TemporaryDirectory() as folder:
-        flags = environment.get("LIBTPU_INIT_ARGS", "")
-        environment["LIBTPU_INIT_ARGS"] = f"{flags} {dump_flags(Path(folder))}".strip()
-        command = [sys.executable, script, "--target", target, "--folder", folder]
-        done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE)
-    figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return figures
+        command = (script, "--target", target, "--folder", folder)
+        return measured_apart(target, *command, libtpu_flags=dump_flags(Path(folder)))
 
 
 def schedule_of(folder: Path, kernel: str) -> Schedule:

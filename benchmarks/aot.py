@@ -18,17 +18,15 @@ and are left out for both. Nothing here has run on a chip.
 
 import argparse
 import json
-import subprocess
-import sys
 import time
 from functools import partial
 from typing import Any
 
 import attrs
+from _apart import measured_apart
 from _record import record, recorded, stamped
 
 from axcore.aot import compile_devices, compile_resolved, find_aot_target
-from axcore.aot.targets import compile_environment
 from axcore.plugins import Hardware, wanted_compiler_options
 
 ROWS, TOKENS, VOCABULARY = 1024, 4096, 32000
@@ -268,16 +266,8 @@ def compile_by_hand(size: Size, *, with_options: bool) -> dict[str, Any]:
 
 def by_hand(name: str, *, with_options: bool) -> dict[str, Any]:
     """Returns the same, compiled in a process of its own."""
-    hardware = Hardware.parse(SIZES[name].target)
-    command = [sys.executable, __file__, "--by-hand", name, *(["--with-options"] * with_options)]
-    done = subprocess.run(
-        command,
-        env=compile_environment(find_aot_target(hardware), hardware),
-        check=True,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    return json.loads(done.stdout.splitlines()[-1])
+    options = ("--with-options",) * with_options
+    return measured_apart(SIZES[name].target, __file__, "--by-hand", name, *options)
 
 
 def by_axcore(name: str, *overrides: str) -> dict[str, Any]:

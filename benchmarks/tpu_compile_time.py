@@ -12,19 +12,17 @@ Nothing here has run on a chip.
 
 import argparse
 import json
-import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from typing import Any
 
 import attrs
+from _apart import measured_apart
 from _record import record, recorded, stamped
 
 from axcore.aot import compile_devices, find_aot_target
 from axcore.aot.cost.analysis import analyse, total_s
 from axcore.aot.hlo.program import parse_program
-from axcore.aot.targets import compile_environment
 from axcore.cli.experiment import load_resolved
 from axcore.config import evolve
 from axcore.plugins import Hardware, wanted_compiler_options
@@ -71,16 +69,6 @@ def measure(options: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def measured_apart(name: str) -> dict[str, Any]:
-    """Returns the figures of one case, from a process of its own."""
-    hardware = Hardware.parse(TARGET)
-    environment = dict(compile_environment(find_aot_target(hardware), hardware))
-    command = [sys.executable, __file__, "--only-measure", name]
-    done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE)
-    figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return figures
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", action="append", help="cases whose name holds this text")
@@ -92,7 +80,8 @@ def main() -> None:
     figures = recorded("tpu_compile_time")
     for name in CASES:
         if given.only is None or any(text in name for text in given.only):
-            figures[name] = stamped(measured_apart(name), TARGET)
+            one = measured_apart(TARGET, __file__, "--only-measure", name)
+            figures[name] = stamped(one, TARGET)
             print(name, json.dumps(figures[name]), flush=True)
             in_order = {one: figures[one] for one in CASES if one in figures}
             record("tpu_compile_time", in_order, command="python benchmarks/tpu_compile_time.py")

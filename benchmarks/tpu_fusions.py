@@ -12,16 +12,14 @@ itself. Shares of the format's peak are by libtpu's own estimate of cycles. It w
 
 import argparse
 import json
-import subprocess
-import sys
 from typing import Any
 
+from _apart import measured_apart
 from _record import record, recorded, stamped
 
 from axcore.aot import compile_devices, find_aot_target
 from axcore.aot.hlo.executions import executions
 from axcore.aot.hlo.program import parse_program
-from axcore.aot.targets import compile_environment
 from axcore.plugins import Hardware, wanted_compiler_options
 
 TARGETS = ("tpu-v5e-4", "tpu-v5p-8", "tpu-v6e-4", "tpu-7x-8")
@@ -74,16 +72,6 @@ def measure(target: str) -> dict[str, Any]:
     }
 
 
-def measured_apart(target: str) -> dict[str, Any]:
-    """Returns the figures of one target, from a process of its own."""
-    hardware = Hardware.parse(target)
-    environment = dict(compile_environment(find_aot_target(hardware), hardware))
-    command = [sys.executable, __file__, "--only-measure", target]
-    done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE)
-    figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return figures
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--target", choices=TARGETS, action="append")
@@ -94,7 +82,8 @@ def main() -> None:
         return
     shares = recorded("tpu_fusions").get("share", {})
     for target in given.target or TARGETS:
-        shares[target] = stamped(measured_apart(target), target)
+        one = measured_apart(target, __file__, "--only-measure", target)
+        shares[target] = stamped(one, target)
         print(target, json.dumps(shares[target], indent=2))
         record(
             "tpu_fusions",
