@@ -1,5 +1,5 @@
-"""Writes the tables of docs/aot.md from `results/`: `aot_experiments.json`, and for cycles also
-`aot.json` and `peer_maxtext.json`.
+"""Writes the tables of docs/aot.md from `results/`: `aot_experiments.json`, `aot_search.json`, and
+for cycles also `aot.json` and `peer_maxtext.json`.
 """
 
 import json
@@ -13,6 +13,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "aot.md"
 BEGIN = "<!-- table: aot_experiments.py -->\n"
 BEGIN_PUBLISHED = "<!-- table: aot_experiments.py, published -->\n"
+BEGIN_SEARCH = "<!-- table: aot_search.py -->\n"
 BEGIN_CYCLES = "<!-- table: aot.py -->\n"
 END = "<!-- end of table -->"
 
@@ -22,7 +23,7 @@ def fits_table(figures: dict[str, Any]) -> str:
     rows = [
         (
             *name.split(" on "),
-            f"{one['needed_gib']} of {one['capacity_gib']}" + ", does not fit" * (not one["fits"]),
+            _needs(one),
             _number(one["predicted_step_s"], "s"),
             one["products"],
             _percent(one["predicted_mfu"]),
@@ -48,6 +49,30 @@ def published_table(figures: dict[str, Any]) -> str:
     ]
     header = ("experiment", "target", "predicted", "published by", "published", "error")
     return markdown_table(header, rows) + "\n"
+
+
+def search_table(figures: dict[str, Any]) -> str:
+    """Returns what each search compiled, in order, and marks what it chose."""
+    rows = [
+        (
+            *name.split(" on "),
+            " ".join(f"`{change}`" for change in one["changes"]) or "as its rule has it",
+            _needs(one),
+            _number(one["predicted_step_s"], "s"),
+            "chosen" if one["changes"] == found["chosen"] else "",
+        )
+        for name, found in figures.items()
+        for one in found["attempts"]
+    ]
+    header = ("experiment", "target", "change", "needs, of GiB", "predicted step", "")
+    return markdown_table(header, rows) + "\n"
+
+
+def _needs(one: dict[str, Any]) -> str:
+    """Returns what a step needs of what a device has, or why it is not known."""
+    if one["needed_gib"] is None:
+        return one.get("reason") or "does not fit"
+    return f"{one['needed_gib']} of {one['capacity_gib']}" + ", does not fit" * (not one["fits"])
 
 
 SIZES = {"7b": "llama2-7b on tpu-v5p-512", "70b": "llama2-70b on tpu-v5p-1024"}
@@ -96,6 +121,7 @@ def page_with_tables(page: str) -> str:
     figures = _figures("aot_experiments")
     page = page_with_table(page, cycles_table(), BEGIN_CYCLES, END)
     page = page_with_table(page, fits_table(figures), BEGIN, END)
+    page = page_with_table(page, search_table(_figures("aot_search")), BEGIN_SEARCH, END)
     return page_with_table(page, published_table(figures), BEGIN_PUBLISHED, END)
 
 
