@@ -1,12 +1,13 @@
 # What you can make here. `make demo` and `make test` set everything up by themselves.
 #
 # VENV is the virtual environment that is made and used; PYTHON makes it (3.11 or newer).
-# JAX=newest takes the newest jax, and flax to fit, in place of those in constraints.txt.
+# JAX=newest, or a version as JAX=0.11.2, takes that jax, and flax to fit, in place of those in constraints.txt.
 
 PYTHON ?= python3
 JAX ?= constrained
-VENV ?= $(if $(filter newest,$(JAX)),.venv-newest,.venv)
-PINS := $(if $(filter newest,$(JAX)),$(VENV)/constraints.txt,constraints.txt)
+OTHER_JAX := $(filter-out constrained,$(JAX))
+VENV ?= .venv$(addprefix -jax-,$(OTHER_JAX))
+PINS := $(if $(OTHER_JAX),$(VENV)/constraints.txt,constraints.txt)
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 SPREAD := -n 3 --dist worksteal --durations=40 --reruns 1
@@ -127,6 +128,7 @@ $(BIN)/python:
 	@$(PYTHON) -m venv $(VENV)
 	@$(PIP) install --upgrade pip
 	@grep -vE '^(jax(lib|-cuda.*)?|libtpu|flax)==' constraints.txt > $(VENV)/constraints.txt
+	@printf '%s' '$(addprefix jax==,$(filter-out newest,$(OTHER_JAX)))' >> $(VENV)/constraints.txt
 
 $(VENV)/.demo: $(SOURCES) | $(BIN)/python
 	@echo "== installing axcore and axl-attention (a minute or so)"

@@ -1,10 +1,11 @@
 """The first of `serving.py`: axcore's engine, which a server's requests go to.
 
-    python benchmarks/_serving_axcore.py FOLDER
+    python benchmarks/_serving_axcore.py FOLDER [DEVICES]
 
-Threads are as many as cores, as XLA has them by itself. Settings are the engine's defaults, but for
-a program of eight rows besides; what a task needs is compiled in the turn that is not counted, and
-all programs before the load.
+Threads are as many as cores, as XLA has them by itself. With DEVICES the model is split over so
+many, as by `axcore serve --target cpu-N --set "mesh={'model': N}"`. Settings are the engine's
+defaults, but for a program of eight rows besides; what a task needs is compiled in the turn that is
+not counted, and all programs before the load.
 """
 
 import os
@@ -16,6 +17,7 @@ from typing import Any
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
+import jax
 import numpy as np
 from _serving_load import (
     CONTEXT,
@@ -34,6 +36,7 @@ from axcore.config import config
 from axcore.data import Tokenizer
 from axcore.inference import Answer, Engine, EngineConfig, Request, Sampling
 from axcore.models import transformer
+from axcore.parallel import make_mesh
 
 LIKELIEST = Sampling(temperature=0.0)
 SETTINGS = EngineConfig(max_rows=16, max_length=CONTEXT, decode_sizes=(1, 8, 16))
@@ -173,12 +176,14 @@ def host(count: int) -> dict[str, Any]:
     return {"host_ms_per_step": seconds / steps * 1e3, "num_steps": steps, "num_slots": SLOTS}
 
 
-def main(folder: str) -> None:
+def main(folder: str, devices: str = "1") -> None:
+    jax.config.update("jax_num_cpu_devices", int(devices))
     found = ax.from_hugging_face(folder)
     size = found.config.vocab_size
     tokenizer = AnyTokens.Config(vocab_size=size).build()
-    setting = {"threads": os.cpu_count(), "engine": repr(SETTINGS)}
-    with Engine(found.model, found.state, tokenizer, SETTINGS) as engine:
+    setting = {"threads": os.cpu_count(), "devices": len(jax.devices()), "engine": repr(SETTINGS)}
+    mesh = make_mesh({"model": -1}, jax.devices()) if devices != "1" else None
+    with Engine(found.model, found.state, tokenizer, SETTINGS, mesh=mesh) as engine:
         answer_tasks(
             {
                 "decode": lambda **given: decode(engine, size, **given),

@@ -11,11 +11,11 @@ on the host is taken at 64 slots.
 
 Every rival is a process of its own with as many threads as there are cores, set up as its authors
 have it; how is in the results. All take turns, the first turn is not counted, and a figure is the
-median over turns; a ratio is the median over turns of axcore's time by the rival's. transformers
-is measured with its default cache, and the smaller model compiled with a static cache, too; the
-goal is against the faster. A rival that fails or hangs is left out
-of what follows, and the results are written after each part. The table of docs/serving.md is
-written last.
+median over turns; a ratio is the median over turns of axcore's time by the rival's. Two are
+measured in two ways, of which the faster counts: axcore with all cores as one device, which is the
+default, and with a device for each (`axcore_split`); transformers with its default cache, and the
+smaller model compiled with a static cache. A rival that fails or hangs is left out of what follows,
+and the results are written after each part. The table of docs/serving.md is written last.
 
 `--device cuda` measures axcore and transformers on a GPU instead, for `results/gpu_serving.json`.
 
@@ -38,7 +38,7 @@ from typing import Any
 from _record import record
 from _serving_load import MODELS
 from _serving_rival import HERE, Rival
-from serving_page import RESULTS, table, write_page
+from serving_page import OURS, RESULTS, table, write_page
 
 ROWS = (1, 8)
 TASKS: dict[str, dict[str, Any]] = {
@@ -48,6 +48,7 @@ TASKS: dict[str, dict[str, Any]] = {
 LOADS = (
     ("axcore", "host", 90.0),
     ("axcore", "together", 150.0),
+    ("axcore_split", "together", 150.0),
     ("axcore", "one_by_one", 120.0),
     ("transformers", "one_by_one", 120.0),
     ("transformers", "together", 200.0),
@@ -64,26 +65,25 @@ def start(given: argparse.Namespace, model: str, folder: Path) -> dict[str, Riva
     """Returns the processes that serve a model, by name."""
     threads = str(os.cpu_count())
     ours = os.environ.get("PYTHONPATH", "")
-    wanted: dict[str, Callable[[], Rival]] = {
-        "axcore": lambda: Rival(
-            sys.executable, "_serving_axcore.py", str(folder / model), paths=ours
-        )
-    }
+    command = (sys.executable, "_serving_axcore.py", str(folder / model))
+    wanted: dict[str, Callable[[], Rival]] = {"axcore": lambda: Rival(*command, paths=ours)}
+    if given.device == "cpu":
+        wanted["axcore_split"] = lambda: Rival(*command, threads, paths=ours)
     if given.gguf_python is not None:
         file = str(folder / f"{model}.gguf")
         wanted["llama.cpp"] = lambda: Rival(given.gguf_python, "_serving_llama.py", file, threads)
     if given.torch_python is not None:
         on = () if given.device == "cpu" else (f"--device={given.device}",)
-        command = (
+        torch = (
             given.torch_python,
             "_serving_transformers.py",
             str(folder / model),
             threads,
             *on,
         )
-        wanted["transformers"] = lambda: Rival(*command)
+        wanted["transformers"] = lambda: Rival(*torch)
         if model == given.models[0]:  # it takes minutes
-            wanted["transformers_compiled"] = lambda: Rival(*command, "--compile")
+            wanted["transformers_compiled"] = lambda: Rival(*torch, "--compile")
     return {name: make() for name, make in wanted.items()}
 
 
@@ -112,7 +112,7 @@ def _all(turns: list[Figures], name: str) -> bool:
 
 
 def _summary(turns: list[Figures], name: str) -> Figures:
-    """Returns the median and the best of a rival, and axcore's by it."""
+    """Returns the median and the best of a rival, and axcore's by it in both ways."""
     times = [turn[name]["ms"] for turn in turns]
     summary = {
         "ms": round(statistics.median(times), 3),
@@ -120,9 +120,11 @@ def _summary(turns: list[Figures], name: str) -> Figures:
         "processor_ms": round(statistics.median(turn[name]["processor_ms"] for turn in turns), 3),
         "peak_mib": turns[-1][name]["peak_mib"],
     }
+    for way in OURS:
+        if name not in OURS and way in turns[0] and _all(turns, way):
+            of = [turn[way]["ms"] / turn[name]["ms"] for turn in turns]
+            summary[f"{way}_by_it"] = round(statistics.median(of), 3)
     if name != "axcore" and _all(turns, "axcore"):
-        of = [turn["axcore"]["ms"] / turn[name]["ms"] for turn in turns]
-        summary["axcore_by_it"] = round(statistics.median(of), 3)
         summary["same_tokens"] = round(
             statistics.mean(_shared(turn["axcore"], turn[name]) for turn in turns), 2
         )
