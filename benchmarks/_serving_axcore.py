@@ -41,6 +41,8 @@ from axcore.parallel import make_mesh
 LIKELIEST = Sampling(temperature=0.0)
 SETTINGS = EngineConfig(max_rows=16, max_length=CONTEXT, decode_sizes=(1, 8, 16))
 SLOTS = 64
+HOST_PASSES = 6
+"""How often all slots draw while the engine's own time is taken."""
 
 
 class AnyTokens(Tokenizer):
@@ -152,8 +154,9 @@ def one_by_one(engine: Engine, asked: list[Asked]) -> dict[str, Any]:
 def host(count: int) -> dict[str, Any]:
     """Takes the engine's own time of a step while all of 64 slots draw, a token a step.
 
-    The model is as small as a model can be: the host does not know what it computes, and jax may
-    run a short program on the thread that starts it, whose time then counts as the host's.
+    The model is as small as a model can be: the host does not know what it computes. jax may run a
+    short program on the thread that starts it, whose time then counts as the host's, so the
+    fastest of several passes is what the engine takes itself.
     """
     cfg = transformer(vocab_size=64, dim=8, num_layers=1, num_heads=1, hidden_dim=8)
     model = cfg.build()
@@ -161,19 +164,27 @@ def host(count: int) -> dict[str, Any]:
         max_rows=SLOTS, max_length=512, decode_sizes=(SLOTS,), tokens_per_call=1
     )
     tokenizer = AnyTokens.Config(vocab_size=cfg.vocab_size).build()
+    passes = []
     with Engine(model, model.init(0), tokenizer, settings) as engine:
-        for _ in range(2):
+        engine.warm_up()
+        for _ in range(HOST_PASSES):
             before = engine.stats()
             answers = [
                 engine.submit(request(row, count)) for row in prompts(SLOTS, 16, cfg.vocab_size)
             ]
             for answer in answers:
                 answer.result()
-        after = engine.stats()
-    steps = after.num_steps - before.num_steps
-    seconds = after.host_seconds_per_step * after.num_steps
-    seconds -= before.host_seconds_per_step * before.num_steps
-    return {"host_ms_per_step": seconds / steps * 1e3, "num_steps": steps, "num_slots": SLOTS}
+            after = engine.stats()
+            steps = after.num_steps - before.num_steps
+            seconds = after.host_seconds_per_step * after.num_steps
+            seconds -= before.host_seconds_per_step * before.num_steps
+            passes.append(seconds / steps * 1e3)
+    return {
+        "host_ms_per_step": min(passes),
+        "slowest_host_ms_per_step": max(passes),
+        "num_passes": HOST_PASSES,
+        "num_slots": SLOTS,
+    }
 
 
 def main(folder: str, devices: str = "1") -> None:
