@@ -10,13 +10,12 @@ from axcore.layers.quantization.stored_weights import WeightFormat
 from axcore.modifiers.dots import WIDE
 from axcore.plugins import Hardware
 
-STAY_WIDE = (*WIDE, "**.expert.**")
-"""What stays wide by default. Experts run as one product over all of them, of wide weights."""
-
 
 @config
 class QuantizedWeights:
     """Puts a `QuantizedLinear` in the place of every plain `Linear`, but for those excluded.
+
+    Those of experts are among them.
 
     The state is changed by `axcore.layers.quantize_weights`.
 
@@ -28,7 +27,7 @@ class QuantizedWeights:
 
     format: WeightFormat = "int8"
     group_size: PositiveInt | None = None
-    exclude: tuple[str, ...] = STAY_WIDE
+    exclude: tuple[str, ...] = WIDE
 
     def apply(self, cfg: Any, hardware: Hardware | None = None) -> Any:
         """Returns `cfg` with narrow weights.

@@ -11,12 +11,24 @@ from axcore.errors import ConfigError
 from axcore.inference import Engine, EngineConfig, Request, Sampling
 from axcore.inference.cached_model import CachedModel
 from axcore.layers import QuantizedLinear, ServingRoom
+from axcore.layers.quantization.stored_weights import SCALE, VALUES, unpacked_int4, wide_weight
 from axcore.models import transformer
 from axcore.modifiers import NAMED_WEIGHTS, QuantizedWeights
+from axcore.parallel import make_mesh
 
 ROOM = ServingRoom(num_rows=2, capacity=64, max_length=64)
 CFG = transformer(vocab_size=32, dim=64, num_layers=2, num_heads=4, hidden_dim=128)
 TEXT_CFG = transformer(vocab_size=264, dim=32, num_layers=1, num_heads=2, hidden_dim=32)
+MIXTURES = (
+    "deepseek_v2",
+    "deepseek_v3",
+    "glm45",
+    "gpt_oss",
+    "kimi_k2",
+    "llama4_text",
+    "qwen3_moe",
+    "qwen3_next",
+)
 TOKENS = np.asarray([[1, 2, 3, 4, 5], [9, 8, 7, 6, 5]], np.int32)
 
 
@@ -31,6 +43,21 @@ def read(cached, tokens):
     none, size = np.zeros(2, np.int32), np.full(2, tokens.shape[1], np.int32)
     padded = np.pad(tokens, ((0, 0), (0, 8 - tokens.shape[1])))
     return cached.extend(cached.weights, cached.empty_caches(), padded, none, size)[0]
+
+
+def widened(weights):
+    """Returns the weights of a wide model that are the same numbers as narrow ones."""
+    if not isinstance(weights, dict):
+        return weights
+    if VALUES not in weights:
+        return {name: widened(below) for name, below in weights.items()}
+    values, scale = weights[VALUES], weights[SCALE]
+    one = lambda values, scale: wide_weight(  # noqa: E731
+        unpacked_int4(values) if values.dtype == "uint8" else values, scale
+    )
+    wide = one(values, scale) if values.ndim == 2 else jax.vmap(one)(values, scale)
+    rest = {name: leaf for name, leaf in weights.items() if name not in (VALUES, SCALE)}
+    return {**rest, "weight": wide}
 
 
 def num_bytes(weights):
@@ -56,6 +83,51 @@ def test_families_serve_with_narrow_weights(family):
     tokens = TOKENS % cfg.vocab_size
     expected, found = np.asarray(read(wide, tokens)), np.asarray(read(narrow, tokens))
     assert 0 < np.abs(found - expected).max() < 0.1 * np.abs(expected).max()
+
+
+def of_experts(weights):
+    """Returns what experts are made of, by path."""
+    found = jax.tree_util.tree_flatten_with_path(weights)[0]
+    return {jax.tree_util.keystr(path): leaf for path, leaf in found if "experts" in str(path)}
+
+
+def assert_experts_are_narrow(family, name):
+    """Checks that the model is the one whose weights are the rounded numbers, experts included."""
+    cfg = MODELS[family]()
+    wide, narrow = served(cfg), served(cfg, NAMED_WEIGHTS[name])
+    kept, before = of_experts(narrow.weights), of_experts(wide.weights)
+    assert before
+    assert not any("'weight'" in path for path in kept)
+    assert num_bytes(list(kept.values())) < 0.4 * num_bytes(list(before.values()))
+    tokens = TOKENS % cfg.vocab_size
+    found = np.asarray(read(narrow, tokens))
+    wide.weights = widened(narrow.weights)
+    expected = np.asarray(read(wide, tokens))
+    np.testing.assert_allclose(found, expected, atol=2e-4 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("name", NAMED_WEIGHTS)
+def test_a_mixture_keeps_the_weights_of_its_experts_narrow(name):
+    assert_experts_are_narrow("mixtral", name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", MIXTURES)
+def test_every_mixture_does(family):
+    assert_experts_are_narrow(family, "int8")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("axis", ["model", "expert"])
+@pytest.mark.parametrize("name", ["int8", "int4"])
+def test_narrow_experts_on_a_mesh_give_what_one_device_does(name, axis):
+    model = MODELS["mixtral"]().build()
+    mesh = make_mesh({axis: 2}, jax.devices()[:2])
+    state, how = model.init(0), {"quantization": NAMED_WEIGHTS[name]}
+    alone, split = (CachedModel(model, state, ROOM, mesh=one, **how) for one in (None, mesh))
+    parts = {leaf.addressable_shards[0].data.nbytes for leaf in of_experts(split.weights).values()}
+    assert max(parts) * 2 == max(leaf.nbytes for leaf in of_experts(alone.weights).values())
+    np.testing.assert_allclose(read(split, TOKENS), read(alone, TOKENS), atol=1e-4)
 
 
 def test_new_weights_are_made_narrow_too():

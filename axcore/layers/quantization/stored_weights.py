@@ -1,6 +1,6 @@
 """`QuantizedLinear`: a linear layer whose weight is kept narrow; it serves, it does not train.
 
-Letters of shapes: K input, N output, G groups of K.
+Letters of shapes: E experts, K input, N output, G groups of K.
 """
 
 from collections.abc import Mapping
@@ -14,8 +14,9 @@ from axcore.config import REQUIRED, PositiveInt, config
 from axcore.errors import ConfigError
 from axcore.layers.broadcast import as_row
 from axcore.layers.dot import over_rows
+from axcore.layers.grouped_rows import GROUP_SIZES, GroupedRows, taken_by_rows
 from axcore.module import Module, Param, ParamSpec
-from axcore.ops import Quantization, QuantizedArray
+from axcore.ops import Quantization, QuantizedArray, grouped_matmul
 from axcore.ops.quantized.quantize import SMALLEST, amax_of, quantized
 
 WeightFormat = Literal["int8", "int4", "float8_e4m3fn"]
@@ -27,8 +28,10 @@ VALUES, SCALE = "weight_values", "weight_scale"
 _DTYPES: Mapping[str, str] = {"int8": "int8", "int4": "uint8", "float8_e4m3fn": "float8_e4m3fn"}
 
 
-class QuantizedLinear(Module):
+class QuantizedLinear(GroupedRows, Module):
     """`x @ (values * scale) (+ bias)`; the weight is made wide in the product only.
+
+    Experts have a weight each; each of them has its own scales.
 
     The scale is the largest magnitude of each group of a column over the largest number of the
     format, so a weight is off by at most half a step: 1/254 of that magnitude in int8, 1/14 in
@@ -83,6 +86,8 @@ class QuantizedLinear(Module):
     def forward(self, x: Float[Array, "*batch in_dim"]) -> Float[Array, "*batch out_dim"]:
         """Returns the projection of the last dimension, in the dtype of x."""
         values = self.weight_values
+        if values.ndim > 2:
+            return self._of_experts(x)
         if self.config.format == "int4":
             values = unpacked_int4(values)
         if self._num_groups == 1:
@@ -93,13 +98,30 @@ class QuantizedLinear(Module):
             y = over_rows(lambda rows: rows @ weight, x)
         return y + as_row(self.bias, y.ndim) if self.config.has_bias else y
 
+    def _of_experts(self, x: Float[Array, "*batch in_dim"]) -> Float[Array, "*batch out_dim"]:
+        """Returns the projection of rows sorted by expert, whose sizes are a shared value."""
+        sizes, rows = self.get_shared(GROUP_SIZES), x.reshape(-1, x.shape[-1])
+        values, scale = self.weight_values, self.weight_scale
+        if self.config.format == "int4":
+            values = jax.vmap(unpacked_int4)(values)
+        if self._num_groups > 1:
+            values = jax.vmap(wide_weight)(values, scale)
+        y = grouped_matmul(rows, values.astype(rows.dtype), sizes)
+        if self._num_groups == 1:
+            y = y.astype(jnp.float32) * taken_by_rows(scale[:, 0], sizes, len(rows))
+            y = y.astype(x.dtype)
+        if self.config.has_bias:
+            y = y + taken_by_rows(self.bias, sizes, len(rows))
+        return y.reshape(*x.shape[:-1], -1)
+
 
 def quantize_weights(specs: Any, state: Any) -> Any:
     """Returns the state of a module with quantized layers, from that of the same with wide ones.
 
     Args:
         specs: `param_specs()` of the module with `QuantizedLinear`s, or of a part of it.
-        state: Of the module that has a `Linear` in the place of each, or a part of that.
+        state: Of the module that has a `Linear` in the place of each, or a part of that; those of
+            experts have a weight `[E, K, N]`.
     """
     if isinstance(specs, ParamSpec):
         return state
@@ -107,7 +129,8 @@ def quantize_weights(specs: Any, state: Any) -> Any:
         return {name: quantize_weights(specs[name], below) for name, below in state.items()}
     formats = {dtype: name for name, dtype in _DTYPES.items()}
     how = formats[str(specs[VALUES].dtype)]
-    values, scale = _quantize(state["weight"], how, specs[SCALE].shape[0])
+    many = _quantize if state["weight"].ndim == 2 else _quantize_experts
+    values, scale = many(state["weight"], how, specs[SCALE].shape[-2])
     rest = {name: leaf for name, leaf in state.items() if name != "weight"}
     return {**rest, VALUES: values, SCALE: scale}
 
@@ -149,4 +172,9 @@ def _num_groups(cfg: Any) -> int:
     return cfg.in_dim // cfg.group_size if fits else 1
 
 
+def _quantized_experts(weight: Float[Array, "E K N"], how: WeightFormat, num_groups: int) -> Any:
+    return jax.vmap(lambda one: quantized_weight(one, how, num_groups))(weight)
+
+
 _quantize = jax.jit(quantized_weight, static_argnums=(1, 2))
+_quantize_experts = jax.jit(_quantized_experts, static_argnums=(1, 2))
