@@ -41,10 +41,19 @@ Index = dict[int, ModuleLocation]
 """Places of all modules of a tree, by the module's id."""
 
 
+class MadeOnce(NamedTuple):
+    """What was made of an array, and what was traced then."""
+
+    array: Array
+    trace: Any
+    made: Any
+
+
 class Frame:
     """One pure call. `path` is where in the whole tree its state begins."""
 
     __slots__ = (
+        "_made",
         "_outputs",
         "_trace",
         "captures",
@@ -74,6 +83,7 @@ class Frame:
         self.captures = captures
         self.channels = dict(channels or {})
         self.outer = outer
+        self._made: dict[tuple[str, int], MadeOnce] = {}
         self._outputs = Outputs()
         self._trace = trace_state()
 
@@ -94,6 +104,17 @@ class Frame:
                 "function that is transformed and add it outside",
             )
         return self._outputs
+
+    def made_once(self, name: str, array: Array, make: Callable[[], Any]) -> Any:
+        """Returns what `make` returned when it was first called with this very array and name.
+
+        Arrays are told apart as Python objects; each is held, so that its id stays its own. What
+        was made while another transformation was traced cannot be used, and is made again.
+        """
+        found, trace = self._made.get((name, id(array))), trace_state()
+        if found is None or found.trace != trace:
+            found = self._made[name, id(array)] = MadeOnce(array, trace, make())
+        return found.made
 
     def has_state_at(self, path: Path) -> bool:
         """Whether there is any state at a path; a module without parameters has none."""

@@ -140,6 +140,8 @@ class Module(Configurable):
     def update(self, name: str, value: Array) -> None:
         """Sets the next value of a buffer; reading it in this call still gives the present one.
 
+        No gradient goes through it, so that the backward pass keeps nothing of how it was made.
+
         Raises:
             ModuleError: `name` is not a buffer of this module.
         """
@@ -159,7 +161,7 @@ class Module(Configurable):
                 where=format_path(path),
                 hint=f"sum over the batch, and end with .astype({str(held.dtype)!r})",
             )
-        context.frame.outputs.updates[path] = value
+        context.frame.outputs.updates[path] = jax.lax.stop_gradient(value)
 
     def capture(self, name: str, value: Any) -> None:
         """Hands a value to the caller where `functional(..., capture=...)` asks for its path."""
@@ -194,6 +196,20 @@ class Module(Configurable):
     def get_shared(self, channel: str, default: Any = None) -> Any:
         """Returns what a module that ran earlier sent last, or `default` where none did."""
         return self._context("self.get_shared").frame.channels.get(channel, default)
+
+    def made_once(self, name: str, array: Array, make: Callable[[], Any]) -> Any:
+        """Returns what the first module of this call that read this very array made of it.
+
+        That is `make()` where none did. So modules that stand side by side, such as projections of
+        one input, share work that is the same for all of them. Where a transformation lies between
+        two of them each makes its own: a module that is rematerialised by itself, for example.
+
+        Args:
+            name: Of what is made; whoever uses it makes the same.
+            array: What it is made of.
+            make: Makes it.
+        """
+        return self._context("self.made_once").frame.made_once(name, array, make)
 
     def _context(self, doing: str) -> Context:
         context = current_context(doing)

@@ -60,7 +60,7 @@ from axcore.ops.quantized.types import (
     QuantizedArray,
     QuantizedDotSpec,
 )
-from axcore.ops.quantized.vjp import QUANTIZED_INPUT, QUANTIZED_WEIGHT
+from axcore.ops.quantized.vjp import QUANTIZED_INPUT, QUANTIZED_WEIGHT, narrow_input
 from axcore.ops.residuals import ATTENTION_LSE, ATTENTION_OUT, named_heads
 from axcore.ops.rms_norm.api import rms_norm
 from axcore.ops.rms_norm.types import RmsNormInputs, RmsNormSpec
@@ -129,6 +129,7 @@ __all__ = [
     "grouped_matmul",
     "grouped_matmul_portable",
     "named_heads",
+    "narrow_input",
     "occupancy_of",
     "occupancy_scope",
     "power_of_two",

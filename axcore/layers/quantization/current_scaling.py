@@ -11,6 +11,7 @@ from axcore.module import entry
 from axcore.ops import (
     Quantization,
     QuantizedDotSpec,
+    narrow_input,
     quantized_dot,
     quantized_grouped_matmul,
 )
@@ -88,7 +89,12 @@ class Fp8Current(Dot):
 
     def forward(self, x: Input, weight: Weight) -> Output:
         """Returns the product in x's dtype."""
-        return over_rows(lambda rows: quantized_dot(rows, weight, FLOAT8), x)
+
+        def product(rows: Array) -> Array:
+            narrow = self.made_once("float8", x, lambda: narrow_input(rows, FLOAT8))
+            return quantized_dot(rows, weight, FLOAT8, narrow_x=narrow)
+
+        return over_rows(product, x)
 
     @entry
     def grouped(self, rows: Rows, weights: Weights, sizes: Sizes) -> Float[Array, "rows out_dim"]:

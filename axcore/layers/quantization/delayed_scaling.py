@@ -12,6 +12,7 @@ from axcore.ops import (
     Amaxes,
     amax_of,
     amax_of_groups,
+    narrow_input,
     quantized_dot,
     quantized_grouped_matmul,
 )
@@ -63,7 +64,16 @@ class Fp8Delayed(Dot):
     def forward(self, x: Input, weight: Weight) -> Output:
         """Returns the product in x's dtype; in training, takes the magnitudes down."""
         amaxes = self._from_histories(amax_of(x), amax_of(weight))
-        return over_rows(lambda rows: quantized_dot(rows, weight, FLOAT8, amaxes=amaxes), x)
+
+        def product(rows: Array) -> Array:
+            narrow = self.made_once(
+                f"float8 by {self.config.history} steps",
+                x,
+                lambda: narrow_input(rows, FLOAT8, amax=amaxes.inputs),
+            )
+            return quantized_dot(rows, weight, FLOAT8, narrow_x=narrow, amaxes=amaxes)
+
+        return over_rows(product, x)
 
     @entry
     def grouped(self, rows: Rows, weights: Weights, sizes: Sizes) -> Float[Array, "rows out_dim"]:

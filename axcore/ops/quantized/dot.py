@@ -17,7 +17,14 @@ from axcore.ops.dispatch.kernel_op import KernelOp
 from axcore.ops.dispatch.plan import choose_and_record
 from axcore.ops.quantized.calls import matmul_calls
 from axcore.ops.quantized.sharding import quantized_dot_sharding
-from axcore.ops.quantized.types import Amaxes, MatmulRole, MatmulSpec, Operands, QuantizedDotSpec
+from axcore.ops.quantized.types import (
+    Amaxes,
+    MatmulRole,
+    MatmulSpec,
+    Operands,
+    QuantizedArray,
+    QuantizedDotSpec,
+)
 from axcore.ops.quantized.vjp import Kernels, MatmulKernel, quantized_custom_vjp
 
 QUANTIZED_DOT_OP = KernelOp(name="quantized_dot", sharding=quantized_dot_sharding)
@@ -31,6 +38,7 @@ def quantized_dot(
     w_KN: Array,
     spec: QuantizedDotSpec,
     *,
+    narrow_x: QuantizedArray | None = None,
     amaxes: Amaxes | None = None,
     key: Array | None = None,
 ) -> Array:
@@ -44,6 +52,8 @@ def quantized_dot(
         x_RK: Any number of leading dimensions.
         w_KN: Of x's dtype.
         spec: How each operand is made narrow.
+        narrow_x: What `narrow_input` made of `x`, for several products of one input; made here
+            where None. Only with one scale per tensor.
         amaxes: Magnitudes to scale by; those of the operands themselves where None. Only with one
             scale per tensor.
         key: Random key for stochastic rounding, which rounds to nearest without one.
@@ -52,12 +62,16 @@ def quantized_dot(
         KernelError: Shapes, dtypes or choices do not fit, or no kernel can serve a product.
     """
     _check(x_RK, w_KN, spec, amaxes)
-    rows = x_RK if x_RK.ndim > 1 else x_RK[None]
-    calls = matmul_calls(rows.shape, w_KN.shape, spec, dtype=rows.dtype.name)
+    _check_narrow(narrow_x, x_RK, spec)
+    if x_RK.ndim == 1:
+        row = narrow_x and QuantizedArray(narrow_x.values[None], narrow_x.scale)
+        return quantized_dot(x_RK[None], w_KN, spec, narrow_x=row, amaxes=amaxes, key=key)[0]
+    calls = matmul_calls(x_RK.shape, w_KN.shape, spec, dtype=x_RK.dtype.name)
     kernels = matmul_kernels(calls)
     data = None if key is None else jax.random.key_data(key)
-    y = quantized_custom_vjp(rows, w_KN, spec, kernels, amaxes=amaxes, key=data)
-    return y if x_RK.ndim > 1 else y[0]
+    return quantized_custom_vjp(
+        x_RK, w_KN, spec, kernels, narrow_x=narrow_x, amaxes=amaxes, key=data
+    )
 
 
 def matmul_kernels(calls: Mapping[MatmulRole, Call]) -> Kernels:
@@ -110,3 +124,20 @@ def _check(x: Array, w: Array, spec: QuantizedDotSpec, amaxes: Amaxes | None) ->
                 f"quantized_dot: amaxes.{name} is {amax.dtype}{list(amax.shape)}; expected a "
                 "float32 scalar."
             )
+
+
+def _check_narrow(narrow: QuantizedArray | None, x: Array, spec: QuantizedDotSpec) -> None:
+    if narrow is None:
+        return
+    if spec.inputs.per == "channel":
+        raise KernelError(
+            "quantized_dot: narrow_x is given for an input with a scale per channel.",
+            hint="leave it out, or take one scale per tensor",
+        )
+    values = narrow.values
+    if values.shape != x.shape or values.dtype.name != spec.inputs.format:
+        raise KernelError(
+            f"quantized_dot: narrow_x is {values.dtype}{list(values.shape)}; expected "
+            f"{spec.inputs.format}{list(x.shape)}.",
+            hint="make it of this very input: narrow_input(x, spec)",
+        )

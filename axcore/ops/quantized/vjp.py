@@ -31,7 +31,20 @@ MatmulKernel: TypeAlias = Callable[[Operands, MatmulSpec], Array]
 Kernels: TypeAlias = Mapping[MatmulRole, MatmulKernel]
 
 _Residuals: TypeAlias = tuple[Operand, Operand, Array | None, Amaxes | None, Array | None]
-_Cotangents: TypeAlias = tuple[Array, Array, None, Amaxes | None, None]
+_Cotangents: TypeAlias = tuple[Array, None, Array, None, Amaxes | None, None]
+
+
+def narrow_input(
+    x: Array,
+    spec: QuantizedDotSpec,
+    *,
+    group_sizes: Array | None = None,
+    amax: Array | None = None,
+) -> QuantizedArray:
+    """Return `x` as the forward pass multiplies it; no gradient goes through it."""
+    rows = lax.stop_gradient(x)
+    narrow = layout_of(group_sizes, x).rows(rows, spec.inputs, "forward", amax)
+    return _named(narrow, QUANTIZED_INPUT)
 
 
 def quantized_custom_vjp(
@@ -40,6 +53,7 @@ def quantized_custom_vjp(
     spec: QuantizedDotSpec,
     kernels: Kernels,
     *,
+    narrow_x: QuantizedArray | None = None,
     group_sizes: Array | None = None,
     amaxes: Amaxes | None = None,
     key: Array | None = None,
@@ -47,22 +61,35 @@ def quantized_custom_vjp(
     """Return the product by `kernels`, one for each of the products that `spec` makes narrow.
 
     Arguments are those of `quantized_dot` or, with `group_sizes`, of `quantized_grouped_matmul`,
-    checked; `key` is a key's data.
+    checked; `key` is a key's data. `x` is made narrow outside of what is differentiated, so that
+    products which are given the same `narrow_x` also keep it once for backward.
     """
     x_dtype, like_w = x.dtype.name, w
+    if narrow_x is None:
+        given_x = amaxes.inputs if amaxes else None
+        narrow_x = narrow_input(x, spec, group_sizes=group_sizes, amax=given_x)
 
     @jax.custom_vjp
     def run(
-        x: Array, w: Array, sizes: Array | None, amaxes: Amaxes | None, key: Array | None
+        x: Array,
+        quantized_x: QuantizedArray,
+        w: Array,
+        sizes: Array | None,
+        amaxes: Amaxes | None,
+        key: Array | None,
     ) -> Array:
-        return run_forward(x, w, sizes, amaxes, key)[0]
+        return run_forward(x, quantized_x, w, sizes, amaxes, key)[0]
 
     def run_forward(
-        x: Array, w: Array, sizes: Array | None, amaxes: Amaxes | None, key: Array | None
+        x: Array,
+        quantized_x: QuantizedArray,
+        w: Array,
+        sizes: Array | None,
+        amaxes: Amaxes | None,
+        key: Array | None,
     ) -> tuple[Array, _Residuals]:
         layout = layout_of(sizes, x)
-        given_x, given_w = (amaxes.inputs, amaxes.weights) if amaxes else (None, None)
-        quantized_x = _named(layout.rows(x, spec.inputs, "forward", given_x), QUANTIZED_INPUT)
+        given_w = amaxes.weights if amaxes else None
         quantized_w = _named(layout.weights(w, spec.weights, "forward", given_w), QUANTIZED_WEIGHT)
         y = layout.times(_narrow(kernels, "forward"), quantized_x, quantized_w, x_dtype)
         kept_x = quantized_x if spec.inputs.per == "tensor" and spec.weight_gradient else x
@@ -90,10 +117,10 @@ def quantized_custom_vjp(
             wide_x, wide_dy = layout.spread(x), layout.spread(dy)
             dw = layout.weight_gradient(_wide_weight_gradient, wide_x, wide_dy, like_w)
         seen = None if amaxes is None else _seen(amaxes, layout.amax(dy))
-        return dx, dw, None, seen, None
+        return dx, None, dw, None, seen, None
 
     run.defvjp(run_forward, run_backward)
-    y: Array = run(x, w, group_sizes, amaxes, key)
+    y: Array = run(x, narrow_x, w, group_sizes, amaxes, key)
     return y
 
 

@@ -1,12 +1,14 @@
 """Linear layers in int8 and float8: how they learn, what they remember, what modifiers switch."""
 
 import functools
+from collections import Counter
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from axcore._jax_compat import inner_jaxprs
 from axcore.checkpoint import Checkpointer
 from axcore.config import (
     Configurable,
@@ -293,6 +295,78 @@ def test_step_that_is_not_finite_leaves_the_histories(random, bad):
 def test_history_of_nothing_is_named():
     with pytest.raises(ConfigError, match="history is 0; expected 1 or more"):
         linear(Fp8Delayed.Config(history=0))
+
+
+# -- One input of several products ----------------------------------------------------------------
+
+INPUTS, WEIGHTS = 4, 7
+"""Of a layer: query, key and value read one input, gate and up another."""
+
+
+def equations(jaxpr):
+    for equation in jaxpr.eqns:
+        yield equation
+        for inner in inner_jaxprs(equation.params):
+            yield from equations(inner)
+
+
+def traced(name):
+    step = train_step(with_dot(small_model(), DOTS[name]))
+    with use_policy(EMULATED):
+        jaxpr = jax.make_jaxpr(step)(step.abstract_state(), text_batch(0)).jaxpr
+    return list(equations(jaxpr))
+
+
+def kept_for_backward(traced_step):
+    """Returns how many arrays of each kind layers keep: what the first scan stacks."""
+    scan = next(equation for equation in traced_step if equation.primitive.name == "scan")
+    stacked = [variable.aval for variable in scan.outvars[scan.params["num_carry"] :]]
+    return Counter(str(aval) for aval in stacked if aval.size > 2 * 4)
+
+
+@pytest.mark.parametrize("name", ["fp8_current", "fp8_delayed"])
+def test_products_of_one_input_make_it_narrow_once_and_keep_it_once(name):
+    found = traced(name)
+    narrow = [
+        equation
+        for equation in found
+        if equation.primitive.name == "convert_element_type"
+        and equation.params["new_dtype"] == jnp.float8_e4m3fn
+    ]
+    assert len(narrow) == INPUTS + WEIGHTS
+    kept = kept_for_backward(found)
+    assert sum(kept[kind] for kind in kept if "float8" in kind) == INPUTS + WEIGHTS
+
+
+def test_delayed_scaling_keeps_no_more_for_backward_than_current_scaling():
+    """How the next histories are made is not differentiated: no magnitudes are kept for it."""
+    assert kept_for_backward(traced("fp8_delayed")) == kept_for_backward(traced("fp8_current"))
+
+
+@pytest.mark.parametrize("name", [slow("fp8_current"), "fp8_delayed"])
+def test_making_an_input_narrow_once_changes_no_bit(name, monkeypatch):
+    """Histories of one input are equal, so that it does not matter whose is used."""
+
+    def three_steps():
+        step = train_step(with_dot(small_model(), DOTS[name]))
+        state, run = step.init(), jitted(step)
+        for number in range(3):
+            state, _ = run(state, text_batch(number))
+        return state
+
+    shared = three_steps()
+    monkeypatch.setattr(Module, "made_once", lambda self, name, array, make: make())
+    for one, other in zip(*(jax.tree.leaves(s) for s in (shared, three_steps())), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_histories_of_projections_stay_where_they_were(random):
+    """Each keeps its own, as in checkpoints of versions in which each used its own."""
+    state = with_dot(small_model(), DOTS["fp8_delayed"]).build().init(0)
+    layer = state["decoder"]["stack"]["layer"]
+    for part, names in {"attention": "qkv", "feed_forward": ("gate", "up")}.items():
+        for name in names:
+            assert "input_history" in layer[part][name]["dot"]
 
 
 # -- Transformations -------------------------------------------------------------------------------
