@@ -108,7 +108,7 @@ class Frame:
     def made_once(self, name: str, array: Array, make: Callable[[], Any]) -> Any:
         """Returns what `make` returned when it was first called with this very array and name.
 
-        Arrays are told apart as Python objects; each is held, so that its id stays its own. What
+        Arrays are compared as Python objects; each is held, so that its id stays its own. What
         was made while another transformation was traced cannot be used, and is made again.
         """
         found, trace = self._made.get((name, id(array))), trace_state()

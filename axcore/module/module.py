@@ -200,7 +200,7 @@ class Module(Configurable):
     def made_once(self, name: str, array: Array, make: Callable[[], Any]) -> Any:
         """Returns what the first module of this call that read this very array made of it.
 
-        That is `make()` where none did. So modules that stand side by side, such as projections of
+        That is `make()` where none did. So modules beside each other, such as projections of
         one input, share work that is the same for all of them. Where a transformation lies between
         two of them each makes its own: a module that is rematerialised by itself, for example.
 

@@ -15,6 +15,7 @@ from axcore.ops import (
     KernelPolicy,
     Quantization,
     QuantizedDotSpec,
+    narrow_input,
     quantized_dot,
     recording_choices,
     use_policy,
@@ -153,6 +154,18 @@ def test_one_vector_is_a_row(operands):
     matrix = value_and_gradients(by(INT8), x[0, :1], w, dy[0, :1])
     for one, other in zip(row, matrix, strict=True):
         np.testing.assert_allclose(one, other.reshape(one.shape), rtol=1e-6)
+
+
+@pytest.mark.parametrize("place", [(), (0, 0)])
+def test_a_narrow_input_that_is_given_gives_what_one_made_here_gives(operands, place):
+    x, w, dy = operands
+    x, dy = x[place], dy[place]
+    shared = lambda x, w: quantized_dot(x, w, FLOAT8, narrow_x=narrow_input(x, FLOAT8))  # noqa: E731
+    with use_policy(EMULATED):
+        given = value_and_gradients(shared, x, w, dy)
+        made_here = value_and_gradients(by(FLOAT8), x, w, dy)
+    for one, other in zip(given, made_here, strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.parametrize("bad", [jnp.inf, -jnp.inf, jnp.nan])
@@ -377,6 +390,17 @@ def test_amaxes_that_do_not_fit_are_named(operands):
         quantized_dot(x, w, INT8, amaxes=scalars)
     with pytest.raises(KernelError, match=r"amaxes.weights is float32\[2\]; expected a float32 sc"):
         quantized_dot(x, w, FLOAT8, amaxes=scalars._replace(weights=jnp.ones(2)))
+
+
+def test_a_narrow_input_that_does_not_fit_is_named(operands):
+    x, w, _ = operands
+    narrow = narrow_input(x, FLOAT8)
+    with pytest.raises(KernelError, match="narrow_x is given for an input with a scale per chan"):
+        quantized_dot(x, w, INT8, narrow_x=narrow)
+    with pytest.raises(
+        KernelError, match=r"narrow_x is float8_e4m3fn\[4, 6, 48\]; expected .*\[6, 48"
+    ):
+        quantized_dot(x[0], w, FLOAT8, narrow_x=narrow)
 
 
 def test_choices_that_do_not_exist_are_named():

@@ -19,8 +19,12 @@ MODIFIERS = {
 LINEARS = 7
 """Of a layer, which is compiled once for all layers."""
 
-MERGED = {"float8": 0, "int8": 3}
-"""XLA makes one of int8 products of one input: query, key and value, and gate and up."""
+MERGED = {"float8": 6, "int8": 3}
+"""XLA makes one of small products of one narrow input: query, key and value, and gate and up. In
+float8 so are the gradients of their weights, which read the copy that was kept."""
+
+READERS = {"q": 1, "out": 1, "gate": 1, "down": 1}
+"""The layers that make an input narrow, each the first that reads it, and how often they do."""
 
 CUBLAS = {"xla_gpu_enable_triton_gemm": False}
 """Products by cuBLAS, whose calls can be counted."""
@@ -39,17 +43,27 @@ def trainer(folder, devices, name=None):
     return trainer_on(MODIFIERS[name].apply(cfg, plain.hardware), devices)
 
 
-def products(trainer):
-    """How many matrix products of each operand format are in the compiled step."""
-    program = trainer.compiler.lowered_step.compile(compiler_options=CUBLAS).as_text()
+def compiled(trainer):
+    """The compiled step's text."""
+    return trainer.compiler.lowered_step.compile(compiler_options=CUBLAS).as_text()
+
+
+def products(program):
+    """How many matrix products of each operand format are in a compiled step."""
     found = re.findall(r'= \(?(\w+)\[.*custom_call_target="(__cublas[^"]*)"', program)
     kinds = Counter("float8" if call.endswith("$f8") else dtype for dtype, call in found)
     return {"float8": kinds.pop("float8", 0), "int8": kinds.pop("s32", 0), "wide": kinds.total()}
 
 
+def inputs_made_narrow(program, num_rows):
+    """How often each layer makes rows float8 in a compiled step."""
+    made = rf'f8e4m3fn\[{num_rows},\S* convert\(.*op_name="\S*/(\w+)/dot/convert_element_type"'
+    return Counter(re.findall(made, program))
+
+
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory, compile_devices):
-    return products(trainer(tmp_path_factory.mktemp("text"), compile_devices))
+    return products(compiled(trainer(tmp_path_factory.mktemp("text"), compile_devices)))
 
 
 @pytest.mark.parametrize(
@@ -59,10 +73,14 @@ def test_each_linear_compiles_to_three_narrow_products(
     tmp_path, compile_devices, wide, name, dtype
 ):
     narrow = trainer(tmp_path, compile_devices, name)
-    found = products(narrow)
+    program = compiled(narrow)
+    found = products(program)
     assert narrow.hardware.name == "gpu-h100-8"
     assert found[dtype] == 3 * LINEARS - MERGED[dtype]
     assert found["wide"] <= wide["wide"] - LINEARS
+    if dtype == "float8":
+        rows_of_a_device = narrow.batch_spec.num_units // len(compile_devices)
+        assert inputs_made_narrow(program, rows_of_a_device) == READERS
     kernels = {
         one.kernel.name for one in narrow.kernel_plan().choices if "quantized" in one.call.op
     }

@@ -343,7 +343,8 @@ def test_delayed_scaling_keeps_no_more_for_backward_than_current_scaling():
     assert kept_for_backward(traced("fp8_delayed")) == kept_for_backward(traced("fp8_current"))
 
 
-@pytest.mark.parametrize("name", [slow("fp8_current"), "fp8_delayed"])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["fp8_current", "fp8_delayed"])
 def test_making_an_input_narrow_once_changes_no_bit(name, monkeypatch):
     """Histories of one input are equal, so that it does not matter whose is used."""
 
