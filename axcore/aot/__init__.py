@@ -5,7 +5,7 @@ from axcore.aot.kept_answers import KeptAnswers
 from axcore.aot.report.page import report_page
 from axcore.aot.report.report import Report, report_from_json
 from axcore.aot.report.text import report_text, search_text, verdict
-from axcore.aot.search import Attempt, fastest, search
+from axcore.aot.search import Attempt, fastest, search, search_fields
 from axcore.aot.serving.load import ServingLoad
 from axcore.aot.serving.report import ServingReport, serving_report_from_json
 from axcore.aot.serving.text import serving_text
@@ -27,6 +27,7 @@ __all__ = [
     "report_page",
     "report_text",
     "search",
+    "search_fields",
     "search_text",
     "serving_report_from_json",
     "serving_text",

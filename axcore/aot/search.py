@@ -214,3 +214,26 @@ def fastest(attempts: Sequence[Attempt]) -> Attempt | None:
     """Returns what fits with the shortest predicted step, the first of equals; None if nothing."""
     fitting = [attempt for attempt in attempts if attempt.fits]
     return min(fitting, key=lambda attempt: attempt.step_s) if fitting else None
+
+
+def search_fields(attempts: Sequence[Attempt]) -> dict[str, Any]:
+    """Returns what a search chose and all that it tried, in order, as values that JSON holds."""
+    best = fastest(attempts)
+    return {
+        "chosen": None if best is None else list(best.changes),
+        "attempts": [_fields(attempt) for attempt in attempts],
+    }
+
+
+def _fields(attempt: Attempt) -> dict[str, Any]:
+    report = attempt.report
+    memory, time = (report.memory, report.time) if report else (None, None)
+    return {
+        "changes": list(attempt.changes),
+        "fits": attempt.fits,
+        "peak_bytes": memory.peak_bytes if memory else None,
+        "capacity_bytes": memory.capacity_bytes if memory else None,
+        "predicted_step_s": time.step_s if time else None,
+        "compile_s": report.compile_s if report else None,
+        "reason": attempt.reason,
+    }

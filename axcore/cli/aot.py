@@ -1,5 +1,6 @@
 """`axcore aot`: compile a train step for hardware that is not here, and say what it takes."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from axcore.aot import (
     report_page,
     report_text,
     search,
+    search_fields,
     search_text,
     verdict,
 )
@@ -82,7 +84,8 @@ def aot(
     if page is not None:
         Path(page).write_text(report_page(report), encoding="utf-8")
     if as_json:
-        click.echo(report.to_json())
+        found = {"search": search_fields(attempts)} if attempts else {}
+        click.echo(json.dumps({**json.loads(report.to_json()), **found}, indent=2))
     else:
         click.echo(report_text(report))
         if attempts:

@@ -1,11 +1,15 @@
 """The search for the fastest change that fits, over a compiler that is a formula."""
 
+import json
+
 import attrs
 import pytest
+from click.testing import CliRunner
 
 from axcore.aot import Report, fastest, search
 from axcore.aot.report.report import Memory, StepTime
 from axcore.aot.report.text import search_text
+from axcore.cli import aot as command
 from axcore.config import evolve, update_config
 from axcore.errors import ShardingError
 from axcore.experiments.tiny import tiny
@@ -167,3 +171,19 @@ def test_the_fastest_change_fits(capacity):
 def test_what_the_config_has_already_is_not_tried_again():
     cfg = with_changes(wide(), ["remat(policy=full)"], CHIP)
     assert "remat(policy=full)" not in names(search(cfg, CHIP, formula(130)))
+
+
+def test_json_of_the_command_has_what_was_tried_and_chosen(monkeypatch):
+    """The report is of the step as it is; with it are memory and time of every setting."""
+    as_formula = lambda resolved, name, kept: formula(500)(resolved.config)  # noqa: E731
+    monkeypatch.setattr(command, "compile_resolved", as_formula)
+    ran = CliRunner().invoke(command.aot, ["tiny", "--target", "cpu-8", "--search", "--json"])
+    told = json.loads(ran.stdout)
+    found = told["search"]
+    assert found["chosen"] == ["remat(policy=minimal)"]
+    first, *others = found["attempts"]
+    assert (first["changes"], first["fits"], first["peak_bytes"]) == ([], False, 1000)
+    assert told["memory"]["peak_bytes"] == 1000
+    by_change = {" ".join(one["changes"]): one for one in others}
+    assert by_change["remat(policy=minimal)"]["fits"]
+    assert by_change["remat(policy=minimal)"]["predicted_step_s"] < 1.4
