@@ -49,6 +49,7 @@ from axcore.ops.grouped_matmul.api import grouped_matmul
 from axcore.ops.grouped_matmul.occupancy import occupancy_of, occupancy_scope
 from axcore.ops.grouped_matmul.portable import grouped_matmul_portable
 from axcore.ops.grouped_matmul.types import GroupedMatmulInputs
+from axcore.ops.moved_bytes import moved_bytes_of, moved_bytes_scope
 from axcore.ops.quantized.dot import quantized_dot
 from axcore.ops.quantized.grouped import amax_of_groups, quantized_grouped_matmul
 from axcore.ops.quantized.quantize import amax_of
@@ -128,6 +129,8 @@ __all__ = [
     "finite_lse",
     "grouped_matmul",
     "grouped_matmul_portable",
+    "moved_bytes_of",
+    "moved_bytes_scope",
     "named_heads",
     "narrow_input",
     "occupancy_of",

@@ -1,7 +1,12 @@
 """Bytes that fusions move, of arrays of which they touch a slice."""
 
+import re
+
+import jax
+
 from axcore.aot.cost.bytes_moved import bytes_moved
 from axcore.aot.hlo.program import parse_program
+from axcore.ops import moved_bytes_scope
 
 ADDED_INTO_A_STACK = """\
 HloModule step, is_scheduled=true
@@ -100,3 +105,34 @@ def test_scattering_into_an_array_that_is_made_there_writes_it_whole():
     )
     pool, values, places = 512 * 16 * 32 * 4, 4 * 32 * 4, 4 * 2 * 4
     assert moved(made) == 2 * pool + values + places
+
+
+PAGES_OF_A_CACHE = """\
+HloModule step, is_scheduled=true
+
+ENTRY %main (q: f32[2,128], k: f32[64,16,128]) -> f32[2,128] {
+  %q = f32[2,128]{1,0} parameter(0)
+  %k = f32[64,16,128]{2,1,0} parameter(1)
+  ROOT %o = f32[2,128]{1,0} custom-call(%q, %k), custom_call_target="acme", metadata={op_name="OP"}
+}
+"""
+
+
+def test_a_kernel_that_is_given_more_than_it_reads_counts_what_it_says():
+    text = PAGES_OF_A_CACHE
+    everything = 2 * 2 * 128 * 4 + 64 * 16 * 128 * 4
+    assert moved(text) == everything
+    assert moved(text.replace("OP", scope_name(50_000))) == 50_000
+    assert moved(text.replace("OP", scope_name(2 * everything))) == everything
+
+
+def scope_name(nbytes):
+    """Returns the name that an instruction has in the scope of a kernel that moves so much."""
+
+    def scoped(x):
+        with moved_bytes_scope(nbytes):
+            return x + nbytes
+
+    text = jax.jit(scoped).lower(1.0).compile().as_text()
+    [name] = re.findall(r'op_name="([^"]*moves[^"]*)"', text)[:1]
+    return name

@@ -28,6 +28,7 @@ from axcore.ops import (
     DecodeInputs,
     DecodeSpec,
     choose_block_sizes,
+    moved_bytes_scope,
     power_of_two,
 )
 from axcore.plugins import Hardware
@@ -150,38 +151,48 @@ def tpu_decode_attention(
     by_row = lambda b, *_: (b, 0, 0)  # noqa: E731
     sinks = [] if inputs.sinks_N is None else [_sinks(inputs.sinks_N, queries)]
     scales = _scales_of_blocks(inputs, table_BP, cut)
-    o_BRV: Array = pl.pallas_call(
-        partial(_kernel, facts=facts, num_pages=table_BP.shape[1], num_scales=len(scales)),
-        out_shape=jax.ShapeDtypeStruct((batch, rows, value_width), inputs.q_BTNH.dtype),
-        grid_spec=pltpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=2,
-            grid=(batch,),
-            in_specs=[
-                pl.BlockSpec((None, rows, width), by_row),
-                *[pl.BlockSpec(memory_space=pl.ANY)] * (2 + len(scales)),
-                *[pl.BlockSpec((rows, 1), lambda b, *_: (0, 0))] * len(sinks),
-            ],
-            out_specs=pl.BlockSpec((None, rows, value_width), by_row),
-            scratch_shapes=[
-                pltpu.VMEM((2, block_rows, width), inputs.k.dtype),
-                pltpu.VMEM((2, block_rows, value_width), inputs.v.dtype),
-                *[pltpu.VMEM((2, 1, block_rows), jnp.float32)] * len(scales),
-                pltpu.SemaphoreType.DMA((2, 2 + len(scales))),
-            ],
-        ),
-        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel",)),
-        interpret=interpret,
-        name="tpu_decode_attention",
-    )(
-        jnp.minimum(inputs.lengths_B.astype(jnp.int32), inputs.capacity),
-        table_BP.reshape(-1),
-        inputs.q_BTNH.reshape(batch, rows, width),
-        _heads_in_rows(inputs.k, cut),
-        _heads_in_rows(inputs.v, cut),
-        *scales,
-        *sinks,
-    )
+    with moved_bytes_scope(_moved_bytes(inputs, table_BP)):
+        o_BRV: Array = pl.pallas_call(
+            partial(_kernel, facts=facts, num_pages=table_BP.shape[1], num_scales=len(scales)),
+            out_shape=jax.ShapeDtypeStruct((batch, rows, value_width), inputs.q_BTNH.dtype),
+            grid_spec=pltpu.PrefetchScalarGridSpec(
+                num_scalar_prefetch=2,
+                grid=(batch,),
+                in_specs=[
+                    pl.BlockSpec((None, rows, width), by_row),
+                    *[pl.BlockSpec(memory_space=pl.ANY)] * (2 + len(scales)),
+                    *[pl.BlockSpec((rows, 1), lambda b, *_: (0, 0))] * len(sinks),
+                ],
+                out_specs=pl.BlockSpec((None, rows, value_width), by_row),
+                scratch_shapes=[
+                    pltpu.VMEM((2, block_rows, width), inputs.k.dtype),
+                    pltpu.VMEM((2, block_rows, value_width), inputs.v.dtype),
+                    *[pltpu.VMEM((2, 1, block_rows), jnp.float32)] * len(scales),
+                    pltpu.SemaphoreType.DMA((2, 2 + len(scales))),
+                ],
+            ),
+            compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel",)),
+            interpret=interpret,
+            name="tpu_decode_attention",
+        )(
+            jnp.minimum(inputs.lengths_B.astype(jnp.int32), inputs.capacity),
+            table_BP.reshape(-1),
+            inputs.q_BTNH.reshape(batch, rows, width),
+            _heads_in_rows(inputs.k, cut),
+            _heads_in_rows(inputs.v, cut),
+            *scales,
+            *sinks,
+        )
     return o_BRV.reshape(batch, queries, heads, value_width)
+
+
+def _moved_bytes(inputs: DecodeInputs, table_BP: Array) -> int:
+    """Returns the bytes of all pages that rows have, with queries and results."""
+    _, page, heads, width = inputs.k.shape
+    token = width * inputs.k.dtype.itemsize + inputs.v.shape[-1] * inputs.v.dtype.itemsize
+    queries = inputs.q_BTNH
+    made = queries.size // queries.shape[-1] * inputs.v.shape[-1] * queries.dtype.itemsize
+    return table_BP.size * page * heads * token + queries.nbytes + made
 
 
 def _pages_of_rows(inputs: DecodeInputs) -> Array:
