@@ -74,7 +74,7 @@ def compile_serving(
         cfg: The trainer's config. No mesh rule is applied: those are of training. A mesh that the
             config sets itself holds.
         hardware: The target.
-        load: The calls that it serves.
+        load: The engine that serves it, and its texts.
         experiment: Its name in the report.
 
     Raises:
@@ -86,7 +86,7 @@ def compile_serving(
         "config": to_json(cfg),
         "target": hardware.name,
         "experiment": experiment,
-        "serves": attrs.asdict(load),
+        "serves": {"engine": to_json(load.engine), "prompt": load.prompt},
     }
     answered = _compiled(json.dumps(asked), environment, hardware)
     return serving_report_from_json(answered["report"])

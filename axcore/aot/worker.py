@@ -46,7 +46,8 @@ def _report(asked: dict[str, Any], hardware: Hardware) -> Report | ServingReport
     experiment, target = asked["experiment"], find_aot_target(hardware)
     cfg = from_json(asked["config"], set_in=experiment)
     if "serves" in asked:
-        load = ServingLoad(**asked["serves"])
+        engine = from_json(asked["serves"]["engine"], set_in=experiment)
+        load = ServingLoad(engine=engine, prompt=asked["serves"]["prompt"])
         return measure_serving(cfg, hardware, target, load, experiment=experiment)
     resolved = ResolvedConfig(config=cfg, hardware=hardware)
     return measure(resolved, target, experiment=experiment)

@@ -58,9 +58,10 @@ def aot(
     hardware = Hardware.parse(target)
     find_aot_target(hardware)
     if serves_as_asked(serves, wanted, {"--search": searches, "--html": page is not None}):
-        cfg = load_serving(experiment, overrides, changes=changes, hardware=hardware)
+        cfg, engine = load_serving(experiment, overrides, changes=changes, hardware=hardware)
         click.echo(f"compiling {experiment} to serve on {hardware.name}", err=True)
-        report_serving(cfg, hardware, wanted, experiment=Path(experiment).stem, as_json=as_json)
+        name = Path(experiment).stem
+        report_serving(cfg, engine, hardware, wanted, experiment=name, as_json=as_json)
         return
     from axcore.cli.experiment import load_resolved
 

@@ -11,6 +11,10 @@ from axcore.plugins import Hardware
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
+ENGINE = "engine."
+"""Beginning of the paths that change the engine."""
+
+
 def _rows(context: Any, parameter: Any, text: str | None) -> tuple[int, ...] | None:
     if text is None:
         return None
@@ -23,7 +27,10 @@ def _rows(context: Any, parameter: Any, text: str | None) -> tuple[int, ...] | N
 OPTIONS: tuple[Decorator, ...] = (
     click.option("--serve", "serves", is_flag=True, help="Compile what serves the model instead."),
     click.option(
-        "--rows", metavar="N,...", callback=_rows, help="Of --serve: rows that decode at once."
+        "--rows",
+        metavar="N,...",
+        callback=_rows,
+        help="Of --serve: rows that draw at once; those of the engine by default.",
     ),
     click.option("--prompt", type=int, metavar="N", help="Of --serve: tokens of a prompt."),
     click.option(
@@ -31,12 +38,6 @@ OPTIONS: tuple[Decorator, ...] = (
         type=int,
         metavar="N",
         help="Of --serve: tokens of each row in caches; the training length by default.",
-    ),
-    click.option("--page-size", type=int, metavar="N", help="Of --serve: tokens of a page."),
-    click.option(
-        "--weights",
-        type=click.Choice(["int8", "int4", "float8"]),
-        help="Of --serve: what linear layers keep their weights in.",
     ),
 )
 
@@ -76,23 +77,34 @@ def serves_as_asked(
 
 def load_serving(
     name: str, overrides: Sequence[str], *, changes: Sequence[str], hardware: Hardware
-) -> Any:
-    """Returns a named experiment or a config file, changed as asked.
+) -> tuple[Any, Any]:
+    """Returns a named experiment or a config file, changed as asked, and an engine's config.
 
-    The hardware's mesh rule is of training and is not applied.
+    Overrides that begin with `engine.` are of the engine, as for `axcore serve`. The hardware's
+    mesh rule is of training and is not applied.
 
     Raises:
         As `axcore.cli.experiment.load_experiment`.
     """
     from axcore.config import apply_overrides
     from axcore.experiments.named import experiment
+    from axcore.inference import EngineConfig
     from axcore.modifiers import with_changes
 
-    return apply_overrides(with_changes(experiment(name), changes, hardware), overrides)
+    own = [text.removeprefix(ENGINE) for text in overrides if text.startswith(ENGINE)]
+    others = [text for text in overrides if not text.startswith(ENGINE)]
+    cfg = apply_overrides(with_changes(experiment(name), changes, hardware), others)
+    return cfg, apply_overrides(EngineConfig(), own, set_in=f"--set {ENGINE}")
 
 
 def report_serving(
-    cfg: Any, hardware: Hardware, wanted: Mapping[str, Any], *, experiment: str, as_json: bool
+    cfg: Any,
+    engine: Any,
+    hardware: Hardware,
+    wanted: Mapping[str, Any],
+    *,
+    experiment: str,
+    as_json: bool,
 ) -> None:
     """Prints what a model takes that serves.
 
@@ -100,17 +112,22 @@ def report_serving(
         AotError: It does not fit.
     """
     from axcore.aot import ServingLoad, compile_serving, serving_text
+    from axcore.config import evolve
 
-    given = {name: value for name, value in wanted.items() if value is not None}
-    load = ServingLoad(**{"context": _training_length(cfg), **given})
+    if wanted["rows"] is not None:
+        engine = evolve(engine, decode_sizes=wanted["rows"], max_rows=max(wanted["rows"]))
+    context = wanted["context"] or engine.max_length or _training_length(cfg)
+    given = {} if wanted["prompt"] is None else {"prompt": wanted["prompt"]}
+    load = ServingLoad(engine=evolve(engine, max_length=context), **given)
     report = compile_serving(cfg, hardware, load, experiment=experiment)
     click.echo(report.to_json() if as_json else serving_text(report))
     spare = report.spare_bytes
     if spare is not None and spare < 0:
         raise AotError(
-            f"{experiment} does not fit: weights and programs alone need {-spare:,} bytes too much",
+            f"{experiment} does not fit: it needs {-spare:,} bytes too much",
             where=f"target {hardware.name}",
-            hint="name more chips, or chips with more memory",
+            hint="name more chips, or chips with more memory, or fewer pages by --set "
+            f"engine.num_pages={report.pages_that_fit}",
         )
 
 

@@ -11,7 +11,7 @@ from axcore.inference.call_shapes import CallShapes, call_shapes
 from axcore.inference.config import EngineConfig
 from axcore.inference.drawing import DrawKind, allowed_tokens
 from axcore.inference.engine_checks import Accepted, check_draft, check_speculation
-from axcore.inference.engine_room import schedule_limits, served_model, serving_room
+from axcore.inference.engine_room import draw_kinds, schedule_limits, served_model, serving_room
 from axcore.inference.programs import Programs
 from axcore.inference.scheduler import Scheduler
 from axcore.inference.speculation import Draft
@@ -64,7 +64,7 @@ class EngineParts:
         )
         check_speculation(cfg, keeps_pages_only=served.keeps_pages_only, draft=draft)
         limits = schedule_limits(cfg, room, shapes, keeps_pages_only=served.keeps_pages_only)
-        kinds = cfg.draw_kinds[-1:] if cfg.fixed_shapes else cfg.draw_kinds
+        kinds = draw_kinds(cfg)
         programs = Programs(
             served,
             weights,

@@ -77,23 +77,10 @@ def served_model(
     mesh = mesh_of(state) if mesh is None else mesh
     served = with_caches(model, cfg, room, mesh=mesh, draft=draft)
     weights = served.weights_of(state, draft and draft.state)
-    free = _free_bytes(mesh)
-    if cfg.num_pages is not None and room.pages is not None:
-        check_pages_fit(room.pages, served.cache_bytes, host_bytes() if free is None else free)
-    if cfg.num_pages is not None or room.pages is None or free is None:
-        return served, weights, room
-    spare = free - served.conversion.room_bytes
-    pages = pages_within(room, served.cache_bytes, int(MEMORY_SHARE * spare))
-    if pages == room.pages:
-        return served, weights, room
-    if cfg.fixed_shapes:
-        raise ConfigError(
-            f"memory holds {pages.num_pages} pages; fixed_shapes needs {room.pages.num_pages}",
-            where="max_rows",
-            hint="serve fewer rows, or shorter texts",
-        )
-    room = attrs.evolve(room, pages=pages)
-    return with_caches(model, cfg, room, mesh=mesh, draft=draft), weights, room
+    held = room_within(cfg, room, served, _free_bytes(mesh))
+    if held != room:
+        served = with_caches(model, cfg, held, mesh=mesh, draft=draft)
+    return served, weights, held
 
 
 def with_caches(
@@ -114,6 +101,39 @@ def with_caches(
     if draft is None:
         return served
     return DraftedModel(served, CachedModel(draft.model, None, room, **options))
+
+
+def room_within(
+    cfg: EngineConfig, room: ServingRoom, served: AnyCachedModel, free_bytes: int | None
+) -> ServingRoom:
+    """Returns a room with no more pages than memory holds.
+
+    Args:
+        cfg: Of the engine.
+        room: With as many pages as are wanted.
+        served: The model with caches of this room.
+        free_bytes: What a device has beside weights; None where it does not say.
+
+    Raises:
+        ConfigError: Memory does not hold one longest text, or not the pages of the config.
+    """
+    if room.pages is None:
+        return room
+    if cfg.num_pages is not None:
+        free = host_bytes() if free_bytes is None else free_bytes
+        check_pages_fit(room.pages, served.cache_bytes, free)
+        return room
+    if free_bytes is None:
+        return room
+    spare = max(0, free_bytes - served.conversion.room_bytes)
+    pages = pages_within(room, served.cache_bytes, int(MEMORY_SHARE * spare))
+    if cfg.fixed_shapes and pages != room.pages:
+        raise ConfigError(
+            f"memory holds {pages.num_pages} pages; fixed_shapes needs {room.pages.num_pages}",
+            where="max_rows",
+            hint="serve fewer rows, or shorter texts",
+        )
+    return attrs.evolve(room, pages=pages)
 
 
 def pages_within(room: ServingRoom, cache_bytes: int, free_bytes: int) -> PageRoom:
@@ -183,6 +203,11 @@ def schedule_limits(
 def tokens_per_call(cfg: EngineConfig) -> int:
     """Returns how many tokens of a row one call draws at most."""
     return 1 + cfg.speculation.num_tokens if cfg.speculation else cfg.tokens_per_call
+
+
+def draw_kinds(cfg: EngineConfig) -> tuple[DrawKind, ...]:
+    """Returns what programs can draw, the cheapest first."""
+    return cfg.draw_kinds[-1:] if cfg.fixed_shapes else cfg.draw_kinds
 
 
 def program_keys(

@@ -60,14 +60,9 @@ class Programs:
         self._max_length = max_length
         self._everywhere = _replicated(self.weights.value)
         self._allowed_rows: dict[int, Any] = {}
-        slots = model.num_rows
         self._held: dict[str, Any] = {
             "caches": model.empty_caches(),
-            "memory": self._put(
-                Memory(jnp.zeros(slots, jnp.int32), empty_history(slots, self.vocab_size))
-            ),
-            "sampling": self._put(greedy_rows(slots)),
-            "allowed": self._put(allowed),
+            **self._put(drawing_values(model.num_rows, allowed, self.vocab_size)),
         }
         self._shapes = abstract({**self._held, "weights": self.weights.value})
         self._places = {"caches": model.cache_shardings, "memory": self._everywhere}
@@ -184,6 +179,17 @@ class Programs:
         name, *sizes = key
         places = self._everywhere, self._places
         return self._table[name].lowered(tuple(sizes), self._shapes, places)
+
+
+def drawing_values(
+    num_slots: int, allowed: UInt32[np.ndarray, "1 W"], vocab_size: int
+) -> dict[str, Any]:
+    """Returns what an engine holds besides weights and caches, by the names in `program_table`."""
+    return {
+        "memory": Memory(jnp.zeros(num_slots, jnp.int32), empty_history(num_slots, vocab_size)),
+        "sampling": greedy_rows(num_slots),
+        "allowed": allowed,
+    }
 
 
 def _replicated(weights: Any) -> NamedSharding | None:

@@ -213,8 +213,8 @@ class Scheduler:
         waiting = rows.reading()
         if not len(waiting):
             return waiting, 0
-        budget = limits.step_tokens - len(rows.decoding())
-        lengths = [length for length in limits.chunk_lengths if length <= budget]
+        num_drawing = len(rows.decoding())
+        budget = limits.step_tokens - num_drawing
         chosen: list[int] = []
         computing: set[bytes] = set()
         length = 0
@@ -229,7 +229,7 @@ class Scheduler:
                     continue
             missing = int(rows.target[slot] - rows.num_cached[slot])
             if not length:
-                length = next((n for n in lengths if n >= missing), lengths[-1])
+                length = limits.piece_length(missing, num_drawing)
                 length = limits.alone_length if job.reads_alone else length
             chosen.append(slot)
             computing.update(self.pages.digests_within(job, min(missing, length)))

@@ -41,6 +41,17 @@ class Limits:
     chunk_alignment: int = 1
     fixed_calls: bool = False
 
+    def piece_length(self, missing: int, num_drawing: int) -> int:
+        """Returns in which of `chunk_lengths` a text is read.
+
+        Args:
+            missing: Tokens of it that are not read.
+            num_drawing: Rows that draw in the same step.
+        """
+        room = self.step_tokens - num_drawing
+        lengths = [length for length in self.chunk_lengths if length <= room]
+        return next((length for length in lengths if length >= missing), lengths[-1])
+
 
 @attrs.define(eq=False, kw_only=True)
 class Job:

@@ -1,49 +1,46 @@
 """`ServingLoad`: what is asked of a model that serves."""
 
-from typing import Literal
-
 import attrs
 
 from axcore.errors import ConfigError
+from axcore.inference import EngineConfig
 
 
 @attrs.frozen(kw_only=True)
 class ServingLoad:
-    """The calls that programs are compiled for.
+    """An engine, and the texts that times are reported for.
 
     Args:
-        rows: Rows that get their next token at once; a program for each.
-        prompt: Tokens of a prompt, which one call reads.
-        context: Tokens of every row in caches while it decodes.
-        page_size: Tokens of a page.
-        weights: What linear layers keep their weights in, as an engine's `weights`.
+        engine: Its config, with `max_length`: each row has so many tokens in caches while it draws.
+        prompt: Tokens of a prompt.
     """
 
-    rows: tuple[int, ...] = attrs.field(default=(1, 8, 64), converter=tuple)
+    engine: EngineConfig
     prompt: int = 512
-    context: int = 4096
-    page_size: int = 64
-    weights: Literal["int8", "int4", "float8"] | None = None
 
     def __attrs_post_init__(self) -> None:
-        """Checks that there is something to compile.
+        """Checks that times can be reported.
 
         Raises:
-            ConfigError: A number is below 1, or the prompt is longer than the context.
+            ConfigError: The prompt does not fit, or the engine guesses tokens.
         """
-        numbers = (*self.rows, self.prompt, self.context, self.page_size)
-        if not self.rows or min(numbers) < 1:
+        context = self.engine.max_length
+        if context is None or not 1 <= self.prompt < context:
             raise ConfigError(
-                f"rows {self.rows}, prompt {self.prompt}, context {self.context} and pages of "
-                f"{self.page_size} tokens; expected 1 or more of each"
+                f"a prompt of {self.prompt} tokens and one drawn token do not fit a context of "
+                f"{context}",
+                where="prompt",
+                hint="--prompt or --context changes them",
             )
-        if self.prompt > self.context:
+        if self.engine.speculation is not None:
             raise ConfigError(
-                f"a prompt of {self.prompt} tokens does not fit a context of {self.context}",
-                hint=f"--prompt {self.context}, or --context {self.prompt}",
+                "how often guesses are right is not known before a model answers",
+                where="engine.speculation",
+                hint="leave it out, and measure guesses where the model runs",
             )
 
     @property
-    def pages_of_row(self) -> int:
-        """Pages that hold the context of a row."""
-        return -(-self.context // self.page_size)
+    def context(self) -> int:
+        """Tokens of every row in caches while it draws."""
+        assert self.engine.max_length is not None
+        return self.engine.max_length

@@ -1,28 +1,42 @@
-"""`ServingPrograms`: what a model that serves runs, lowered for devices that need not be here.
-
-Letters of shapes: B rows, T tokens of a row in a call, P pages of a row.
-"""
+"""`ServingPrograms`: what an engine compiles, lowered for devices that need not be here."""
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import attrs
 import jax
-import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array, Int
 
-from axcore.aot.cost.memory import bytes_on_a_device
+from axcore.aot.cost.memory import bytes_on_a_device, capacity_bytes
 from axcore.aot.serving.load import ServingLoad
-from axcore.inference import EngineConfig
+from axcore.errors import AotError, ConfigError
 from axcore.inference.cached_model import CachedModel
-from axcore.inference.engine_room import with_caches
+from axcore.inference.call_shapes import call_shapes
+from axcore.inference.drawing import packed_mask
+from axcore.inference.engine_room import (
+    draw_kinds,
+    program_keys,
+    room_within,
+    schedule_limits,
+    serving_room,
+    with_caches,
+)
+from axcore.inference.model_calls import ModelCalls
+from axcore.inference.program_table import program_table
+from axcore.inference.programs import drawing_values
 from axcore.inference.serving_mesh import serving_mesh
 from axcore.layers import PageRoom, ServingRoom
 from axcore.ops import KernelPlan, KernelPolicy, recording_plan, use_policy
 from axcore.parallel import make_mesh
 from axcore.plugins import Hardware, wanted_compiler_options
+
+Key = tuple[Any, ...]
+"""Of a program: its name, and the sizes that it is made for; see `program_table`."""
+
+READING = ("read", "score")
+DRAWING = ("draw_many", "advance")
+"""Names of programs that run the model: on texts, and on the last token of each row."""
 
 
 @attrs.frozen(kw_only=True)
@@ -30,32 +44,38 @@ class ServingProgram:
     """A program that was lowered.
 
     Args:
-        rows: B.
-        tokens: T.
         lowered: The program, not yet compiled.
         plan: The kernels that it chose.
-        weight_bytes: Of a device.
-        cache_bytes: Of a device.
+        num_passes: How often it reads weights and caches.
+        rows: Rows of a pass.
     """
 
-    rows: int
-    tokens: int
     lowered: Any
     plan: KernelPlan
-    weight_bytes: int
-    cache_bytes: int
+    num_passes: int
+    rows: int
 
 
 class ServingPrograms:
-    """The programs of one trainer's config on some hardware, of the model that an engine makes.
+    """The programs of an engine for one trainer's config on some hardware.
 
     Args:
         cfg: The trainer's config; a mesh in it holds.
         hardware: The target.
         devices: Its devices; the first ones are used where the mesh has fewer.
-        load: The calls.
+        load: The engine and its texts.
+
+    Attributes:
+        mesh: What the model is split over.
+        room: Of the engine: as many pages as it takes there.
+        keys: Of all programs that it compiles.
+        draw_sizes: Numbers of rows that programs draw for.
+        tokens_per_call: Tokens of a row that a call draws.
+        pages_of_row: Pages of the longest text.
 
     Raises:
+        AotError: Memory does not hold weights and one longest text.
+        ConfigError: The engine's config does not fit itself.
         ShardingError: The mesh does not fit the devices.
     """
 
@@ -63,82 +83,128 @@ class ServingPrograms:
         self.hardware = hardware
         self.load = load
         self._policy = KernelPolicy.of(cfg, hardware)
-        self._engine = EngineConfig(max_length=load.context, weights=load.weights)
         self._trained = cfg.model.build()
+        engine = load.engine
         with use_policy(self._policy):
-            shape = cfg.mesh or serving_mesh(self._trained, self._engine, hardware, len(devices))
+            shape = cfg.mesh or serving_mesh(self._trained, engine, hardware, len(devices))
         used = devices if -1 in shape.values() else devices[: math.prod(shape.values())]
         self.mesh: Mesh = make_mesh(shape, used)
-        self.compute_dtype = str(self._call(1, 1).model.dtypes.compute)
+        self.room = self._held_room(serving_room(engine))
+        self._served = self._with_caches(self.room)
+        shapes = call_shapes(engine)
+        limits = schedule_limits(
+            engine, self.room, shapes, keeps_pages_only=self._served.keeps_pages_only
+        )
+        self._limits, self._shapes = limits, shapes
+        self._kind, *_ = kinds = draw_kinds(engine)
+        self.keys: tuple[Key, ...] = tuple(program_keys(engine, limits, shapes, kinds))
+        self.draw_sizes = shapes.draw_sizes
+        self.tokens_per_call = limits.tokens_per_call
+        self.compute_dtype = str(self._served.model.dtypes.compute)
+        self.pages_of_row = -(-limits.max_length // limits.page_size)
+        self._table = program_table(
+            ModelCalls(self._served, self.pages_of_row),
+            pages_per_row=self.pages_of_row,
+            vocab_size=self._served.vocab_size,
+            mask=self._held["allowed"],
+        )
 
     @property
     def compiler_options(self) -> dict[str, Any] | None:
         """What plugins want programs to be compiled with."""
         return dict(wanted_compiler_options(self.hardware)) or None
 
-    def each(self) -> Iterator[ServingProgram]:
-        """Yields the program that reads a prompt, and those that decode, lowered one by one."""
-        yield self._lowered(1, self.load.prompt)
-        for rows in self.load.rows:
-            yield self._lowered(rows, 1)
+    def token_keys(self, rows: int) -> tuple[Key, ...]:
+        """Returns the programs that draw `tokens_per_call` tokens of rows, the likeliest ones."""
+        if self.tokens_per_call > 1:
+            return (("draw_many", rows, self.tokens_per_call, self._kind),)
+        return ("advance", rows), ("draw", rows, self._kind)
+
+    def pieces(self, beside: int) -> tuple[int, ...]:
+        """Returns the lengths in which a prompt is read beside rows that draw."""
+        missing, found = self.load.prompt, []
+        while missing > 0:
+            found.append(self._limits.piece_length(missing, beside))
+            missing -= found[-1]
+        return tuple(found)
+
+    def reading_keys(self, beside: int) -> tuple[Key, ...]:
+        """Returns the programs that read a prompt, and draw its first token, one by one."""
+        read = (("read", self._shapes.read_rows(1, size), size) for size in self.pieces(beside))
+        return *read, ("draw", self._shapes.read_rows(1, self.pieces(beside)[-1]), self._kind)
 
     def weight_bytes(self) -> int:
         """Returns the bytes of weights on a device."""
-        return bytes_on_a_device(self._call(1, 1).conversion.abstract)
+        return bytes_on_a_device(self._served.conversion.abstract)
+
+    def drawing_bytes(self) -> int:
+        """Returns the bytes on a device of what slots draw by."""
+        return bytes_on_a_device([self._held[name] for name in ("memory", "sampling", "allowed")])
 
     def cache_bytes(self) -> tuple[int, int]:
         """Returns the bytes on a device that caches keep of a row, and besides of a page."""
-        one, two = (self._call(1, num_pages).cache_bytes for num_pages in (1, 2))
-        return 2 * one - two, two - one
-
-    def _lowered(self, rows: int, tokens: int) -> ServingProgram:
-        model = self._call(rows, rows * self.load.pages_of_row)
-        weights, caches = model.conversion.abstract, model.abstract_caches
-        whole = NamedSharding(self.mesh, PartitionSpec())  # type: ignore[no-untyped-call]
-
-        def likeliest(
-            weights: Any,
-            caches: Any,
-            tokens: Int[Array, "B T"],
-            num_cached: Int[Array, " B"],
-            num_new: Int[Array, " B"],
-            page_table: Int[Array, "B P"],
-        ) -> tuple[Int[Array, " B"], Any]:
-            """Returns the likeliest next token of each row, and new caches."""
-            logits, caches = model.step(
-                weights, caches, tokens, num_cached, num_new, page_table=page_table
-            )
-            return jnp.argmax(logits, axis=-1).astype(jnp.int32), caches
-
-        jitted = jax.jit(
-            likeliest,
-            donate_argnums=1,
-            out_shardings=(whole, jax.tree.map(lambda leaf: leaf.sharding, caches)),
+        if self.room.pages is None:
+            return self._served.cache_bytes // self.room.num_rows, 0
+        size = self.room.pages.page_size
+        one, two = (
+            self._with_caches(
+                attrs.evolve(self.room, pages=PageRoom(num_pages=number, page_size=size))
+            ).cache_bytes
+            for number in (1, 2)
         )
-        table = (rows, self.load.pages_of_row)
-        numbers = (
-            jax.ShapeDtypeStruct(shape, jnp.int32, sharding=whole)  # type: ignore[no-untyped-call]
-            for shape in ((rows, tokens), (rows,), (rows,), table)
-        )
-        with jax.set_mesh(self.mesh), recording_plan() as recording, use_policy(self._policy):
-            lowered = jitted.lower(weights, caches, *numbers)
+        return (2 * one - two) // self.room.num_rows, two - one
+
+    def all_cache_bytes(self) -> int:
+        """Returns the bytes of all caches of the engine on a device."""
+        return self._served.cache_bytes
+
+    def lowered(self, key: Key) -> ServingProgram:
+        """Returns the program of a key."""
+        name, *sizes = key
+        places = {"caches": self._placed_caches, "memory": self._whole}
+        with recording_plan() as recording, use_policy(self._policy):
+            lowered = self._table[name].lowered(tuple(sizes), self._held, (self._whole, places))
+        passes = {"read": 1, "advance": 1, "draw_many": self.tokens_per_call}
         return ServingProgram(
-            rows=rows,
-            tokens=tokens,
-            lowered=lowered,
-            plan=recording.plan(),
-            weight_bytes=bytes_on_a_device(weights),
-            cache_bytes=bytes_on_a_device(caches),
+            lowered=lowered, plan=recording.plan(), num_passes=passes.get(name, 0), rows=sizes[0]
         )
 
-    def _call(self, rows: int, num_pages: int) -> CachedModel:
-        room = ServingRoom(
-            num_rows=rows,
-            capacity=self.load.pages_of_row * self.load.page_size,
-            max_length=self.load.context,
-            pages=PageRoom(num_pages=num_pages, page_size=self.load.page_size),
-        )
+    @property
+    def _whole(self) -> NamedSharding:
+        return NamedSharding(self.mesh, PartitionSpec())  # type: ignore[no-untyped-call]
+
+    @property
+    def _placed_caches(self) -> Any:
+        return jax.tree.map(lambda leaf: leaf.sharding, self._served.abstract_caches)
+
+    @property
+    def _held(self) -> dict[str, Any]:
+        """Shape, type and place of what an engine holds."""
+        vocab_size = self._served.vocab_size
+        allowed = packed_mask(np.ones((1, vocab_size), bool))
+        drawing = jax.eval_shape(lambda: drawing_values(self.room.num_rows, allowed, vocab_size))
+        return {
+            "weights": self._served.conversion.abstract,
+            "caches": self._served.abstract_caches,
+            **jax.tree.map(lambda leaf: leaf.update(sharding=self._whole), drawing),
+        }
+
+    def _held_room(self, room: ServingRoom) -> ServingRoom:
+        served, capacity = self._with_caches(room), capacity_bytes(self.hardware)
+        weights = bytes_on_a_device(served.conversion.abstract)
+        free = None if capacity is None else capacity - weights
+        try:
+            return room_within(self.load.engine, room, served, free)
+        except ConfigError as error:
+            raise AotError(
+                f"it does not fit: weights take {weights:,} of {capacity:,} bytes, and "
+                f"{error.what}",
+                where=f"target {self.hardware.name}",
+                hint=f"{error.hint}; or name more chips, or chips with more memory",
+            ) from error
+
+    def _with_caches(self, room: ServingRoom) -> CachedModel:
         with use_policy(self._policy):
-            made = with_caches(self._trained, self._engine, room, mesh=self.mesh, draft=None)
+            made = with_caches(self._trained, self.load.engine, room, mesh=self.mesh, draft=None)
         assert isinstance(made, CachedModel)  # there is no draft
         return made

@@ -3,10 +3,13 @@
 from collections.abc import Iterator
 
 from axcore.aot.report.units import no_times, show_bytes, show_seconds
-from axcore.aot.serving.report import CallCost, ServingReport
+from axcore.aot.serving.call_cost import CallCost
+from axcore.aot.serving.report import FirstToken, ServingReport
 from axcore.report.table import columns
 
-HEADER = ("ROWS", "TIME", "TOKENS/S", "BANDWIDTH", "COMPILED", "WAITING", "OVER FLOOR", "BOUND BY")
+_PARTS = ("BANDWIDTH", "COMPILED", "WAITING", "OVER FLOOR", "BOUND BY")
+FIRST = ("BESIDE", "PIECES", "TIME", "AT MOST", *_PARTS)
+DECODE = ("ROWS", "TIME", "TOKENS/S", *_PARTS)
 
 
 def serving_text(report: ServingReport) -> str:
@@ -18,41 +21,49 @@ def serving_text(report: ServingReport) -> str:
 def _head(report: ServingReport) -> Iterator[str]:
     mesh = " x ".join(f"{name} {size}" for name, size in report.mesh.items()) or "1 device"
     versions = ", ".join(f"{name} {number}" for name, number in report.versions.items())
-    took = sum(one.compile_s for one in (report.prefill, *report.decode))
+    pages = "no pages" if report.page_size is None else f"pages of {report.page_size}"
+    programs = f"{report.num_compiled} of its {report.num_programs} programs"
     yield f"{report.experiment} serving on {report.target}: {_verdict(report)}"
     yield ""
     yield f"mesh      {mesh}, {report.chips} chips"
-    yield f"load      prompts of {report.prompt:,} tokens, {report.context:,} of each row in caches"
+    yield f"engine    {report.max_rows} rows of {report.context:,} tokens, {pages}"
+    yield f"calls     {report.step_tokens} tokens while a prompt is read, else {_tokens(report)}"
     yield f"compiler  {report.compiler} ({versions})"
-    yield f"took      {took:.1f} s to compile {1 + len(report.decode)} programs"
+    yield f"took      {report.compile_s:.1f} s to compile {programs}"
     if report.limits:
         yield f"limits    {report.limits}"
 
 
+def _tokens(report: ServingReport) -> str:
+    return f"{report.tokens_per_call} of each row"
+
+
 def _verdict(report: ServingReport) -> str:
-    pages, spare = report.pages_that_fit, report.spare_bytes
+    pages, spare = report.num_pages, report.spare_bytes
     if spare is None:
         return f"weights take {show_bytes(report.weight_bytes)}; memory is not known"
     if spare < 0:
-        return f"does not fit: {show_bytes(-spare)} too much without a token in caches"
-    if pages is None:
+        return f"does not fit: {show_bytes(-spare)} too much"
+    if pages is None or report.page_size is None or report.pages_that_fit is None:
         return f"fits: {show_bytes(spare)} to spare"
-    tokens = pages * report.page_size
-    return f"fits: {pages:,} pages beside weights, {tokens:,} tokens in caches"
+    whole = report.max_rows * -(-report.context // report.page_size)
+    rows = "all that its rows can need" if pages >= whole else f"of {whole:,} wanted"
+    return f"fits: {pages:,} pages, {rows}; memory holds {report.pages_that_fit:,}"
 
 
 def _memory(report: ServingReport) -> Iterator[str]:
-    calls = (report.prefill, *report.decode)
     yield ""
     yield "memory of a device"
+    pages = f"caches, {report.num_pages:,} pages" if report.num_pages else "caches"
     parts = (
         ("weights", report.weight_bytes),
-        ("programs", sum(one.program_bytes for one in calls)),
-        ("temporaries of the largest", max(one.temporaries_bytes for one in calls)),
-        ("caches, a token", report.token_bytes),
-        (f"caches, a page of {report.page_size}", report.page_bytes),
-        ("caches, a row besides", report.row_bytes),
-        ("left for pages", report.spare_bytes or 0),
+        (pages, report.engine_cache_bytes),
+        ("  a page", report.page_bytes),
+        ("  a row besides", report.row_bytes),
+        (f"programs, {report.num_programs}", report.program_bytes),
+        ("temporaries of the largest", report.temporaries_bytes),
+        ("what rows draw by", report.drawing_bytes),
+        ("to spare", report.spare_bytes or 0),
         ("of", report.capacity_bytes or 0),
     )
     for name, nbytes in parts:
@@ -62,35 +73,45 @@ def _memory(report: ServingReport) -> Iterator[str]:
 
 def _times(report: ServingReport) -> Iterator[str]:
     yield ""
-    if report.prefill.seconds is None:
+    if any(one.seconds is None for one in report.decode):
         yield no_times(report.target)
         return
-    yield f"first token {show_seconds(report.prefill.seconds)} after a prompt of {report.prompt:,}"
-    yield columns(HEADER, [_row(report.prefill)])
+    yield f"first token after a prompt of {report.prompt:,}, by rows that draw beside it"
+    yield columns(FIRST, [_first_row(one) for one in report.first])
     yield ""
-    yield "a token of each row"
-    yield columns(HEADER, [_row(one) for one in report.decode])
+    yield f"a token of each row, with {report.context:,} of each in caches"
+    yield columns(DECODE, [_token_row(one) for one in report.decode])
 
 
-def _row(one: CallCost) -> tuple[str, ...]:
-    rate, over = one.tokens_per_s, one.over_floor
-    return (
-        str(one.rows),
-        show_seconds(one.seconds),
-        "unknown" if rate is None else f"{rate:,.0f}",
-        show_seconds(one.moved_s),
-        show_seconds(one.compiled_s),
-        show_seconds(one.waiting_s),
-        "unknown" if over is None else f"{over:.2f}",
-        one.bound_by,
-    )
+def _first_row(one: FirstToken) -> tuple[str, ...]:
+    seconds, waits = one.cost.seconds, one.waits_s
+    most = None if seconds is None or waits is None else seconds + waits
+    return (str(one.beside), _pieces(one), *map(show_seconds, (seconds, most)), *_parts(one.cost))
+
+
+def _pieces(one: FirstToken) -> str:
+    """Returns how often a prompt is read in each length, as `2 x 256`."""
+    counts = {size: one.pieces.count(size) for size in one.pieces}
+    return " + ".join(f"{count} x {size}" for size, count in counts.items())
+
+
+def _token_row(one: CallCost) -> tuple[str, ...]:
+    rate = one.tokens_per_s
+    shown = "unknown" if rate is None else f"{rate:,.0f}"
+    return (str(one.rows), show_seconds(one.seconds), shown, *_parts(one))
+
+
+def _parts(one: CallCost) -> tuple[str, ...]:
+    over = "unknown" if one.over_floor is None else f"{one.over_floor:.2f}"
+    times = map(show_seconds, (one.moved_s, one.compiled_s, one.waiting_s))
+    return (*times, over, one.bound_by)
 
 
 def _remarks(report: ServingReport) -> Iterator[str]:
-    calls = (report.prefill, *report.decode)
-    most = max(one.num_collectives for one in calls)
+    calls = (*(one.cost for one in report.first), *report.decode)
+    most = max(one.num_collectives for one in report.decode)
     if most:
-        yield f"{most} collectives a call; what each takes to begin is not counted"
+        yield f"{most} collectives a token; what each takes to begin is not counted"
     copied = max(one.copied_bytes for one in calls)
     if copied:
         yield f"caches are not written in place: {show_bytes(copied)} are copied"

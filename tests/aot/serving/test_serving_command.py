@@ -15,8 +15,8 @@ PAGE_SIZE = 8
 @pytest.fixture(scope="module")
 def serving_json(aot):
     """Returns the JSON of `tiny` that serves on two host devices."""
-    load = ("--rows", "2", "--prompt", "16", "--context", "32", "--page-size", str(PAGE_SIZE))
-    load += ("--set", "mesh={'model': 2}")
+    load = ("--rows", "2", "--prompt", "16", "--context", "32")
+    load += ("--set", f"engine.page_size={PAGE_SIZE}", "--set", "mesh={'model': 2}")
     ran = aot("tiny", "--serve", "--target", "cpu-2", *load, "--json")
     assert ran.exit_code == 0, ran.stderr
     return json.loads(ran.stdout)
@@ -35,8 +35,8 @@ def test_weights_and_pages_are_those_of_the_model_split_over_the_devices(serving
 
 @pytest.mark.slow
 def test_caches_are_written_in_place(serving_json):
-    assert [one["copied_bytes"] for one in serving_json["decode"]] == [0]
-    assert serving_json["prefill"]["copied_bytes"] == 0
+    costs = [*serving_json["decode"], *(one["cost"] for one in serving_json["first"])]
+    assert [one["copied_bytes"] for one in costs] == [0, 0, 0]
 
 
 @pytest.mark.slow
@@ -47,15 +47,26 @@ def test_what_nobody_knows_of_a_host_is_null(serving_json):
 
 @pytest.mark.slow
 def test_a_target_with_figures_has_times(aot):
-    ran = aot(
-        "tiny", "--serve", "--target", "trainium-trn2-1", "--rows", "1", "--prompt", "16", "--json"
-    )
+    how = ("--prompt", "40", "--set", "engine.max_rows=4", "--set", "engine.step_tokens=32")
+    ran = aot("tiny", "--serve", "--target", "trainium-trn2-1", *how, "--json")
     assert ran.exit_code == 0, ran.stderr
     told = json.loads(ran.stdout)
-    [decode] = told["decode"]
-    assert decode["seconds"] >= decode["floor_s"] > 0
-    assert told["prefill"]["products_s"] > decode["products_s"] > 0
-    assert told["pages_that_fit"] > 0
+    one, four = told["decode"]
+    assert (one["rows"], four["rows"]) == (1, 4)
+    assert four["seconds"] >= four["floor_s"] > one["floor_s"] > 0
+    alone, *beside = told["first"]
+    assert [alone["beside"], *(found["beside"] for found in beside)] == [0, 1, 3]
+    assert (alone["pieces"], beside[-1]["pieces"]) == ([32, 16], [16, 16, 16])
+    assert alone["waits_s"] == 0 < beside[0]["waits_s"] < beside[-1]["waits_s"]
+    assert alone["cost"]["products_s"] > one["products_s"] > 0
+    assert told["pages_that_fit"] > told["num_pages"] == 4 * 128 / 16
+
+
+@pytest.mark.slow
+def test_memory_that_holds_no_longest_text_is_said_before_anything_is_compiled(aot):
+    ran = aot("llama2-70b", "--serve", "--target", "trainium-trn2-1")
+    assert ran.exit_code == 11
+    assert "weights take" in ran.stderr
 
 
 @pytest.mark.slow

@@ -4,8 +4,13 @@ import attrs
 import pytest
 
 from axcore.aot import ServingLoad, ServingReport, serving_report_from_json, serving_text
-from axcore.aot.serving.report import CallCost
+from axcore.aot.serving.call_cost import CallCost, shared_evenly, sum_of_calls
+from axcore.aot.serving.measure import program_bytes
+from axcore.aot.serving.report import FirstToken
+from axcore.config import evolve
 from axcore.errors import ConfigError
+from axcore.inference import EngineConfig
+from axcore.inference.speculation import NGramLookup
 
 MIB = 2**20
 
@@ -24,8 +29,9 @@ DECODE = CallCost(
     program_bytes=3 * MIB,
     copied_bytes=0,
     unknown_loops=0,
-    compile_s=1.0,
 )
+
+READ = attrs.evolve(DECODE, rows=1, tokens=64, temporaries_bytes=7 * MIB)
 
 REPORT = ServingReport(
     experiment="tiny",
@@ -33,32 +39,67 @@ REPORT = ServingReport(
     chips=4,
     compiler="acme",
     prompt=64,
-    context=128,
+    context=30,
+    max_rows=8,
+    step_tokens=128,
+    tokens_per_call=4,
     page_size=16,
+    num_pages=6,
+    num_programs=9,
+    num_compiled=2,
+    compile_s=1.0,
     capacity_bytes=100 * MIB,
     weight_bytes=40 * MIB,
-    page_bytes=5 * MIB,
+    drawing_bytes=MIB,
+    program_bytes=6 * MIB,
+    temporaries_bytes=7 * MIB,
+    page_bytes=2 * MIB,
     row_bytes=MIB,
-    prefill=attrs.evolve(DECODE, rows=1, tokens=64, temporaries_bytes=7 * MIB),
+    first=(FirstToken(beside=7, pieces=(32, 16, 16), waits_s=8e-3, cost=READ),),
     decode=(DECODE,),
 )
 
 
 def test_pages_fit_beside_weights_all_programs_rows_and_the_largest_temporaries():
-    spare = 100 - 40 - 2 * 3 - 7 - 8 * 1
-    assert REPORT.spare_bytes == spare * MIB
-    assert REPORT.pages_that_fit == spare // 5
+    spare = 100 - 40 - 1 - 6 - 7 - 8 * 1
+    assert REPORT.spare_bytes == (spare - 6 * 2) * MIB
+    assert REPORT.pages_that_fit == spare // 2
+    assert "fits: 6 pages, of 16 wanted; memory holds 19" in serving_text(REPORT)
+    whole = attrs.evolve(REPORT, num_pages=16)
+    assert "fits: 16 pages, all that its rows can need" in serving_text(whole)
 
 
-def test_no_page_fits_where_weights_alone_do_not():
-    full = attrs.evolve(REPORT, weight_bytes=99 * MIB)
-    assert full.pages_that_fit == 0
-    assert "does not fit: 20 MiB too much" in serving_text(full)
+def test_an_engine_does_not_fit_whose_programs_need_what_its_pages_take():
+    full = attrs.evolve(REPORT, temporaries_bytes=34 * MIB)
+    assert full.pages_that_fit == 5
+    assert "does not fit: 1 MiB too much" in serving_text(full)
 
 
 def test_a_model_without_pages_has_no_number_of_them():
     assert attrs.evolve(REPORT, page_bytes=0).pages_that_fit is None
     assert attrs.evolve(REPORT, capacity_bytes=None).pages_that_fit is None
+
+
+def test_programs_that_were_not_compiled_take_as_much_as_the_largest_of_their_kind():
+    large = attrs.evolve(DECODE, program_bytes=5 * MIB)
+    costs = {("draw_many", 1, 8, "greedy"): DECODE, ("draw_many", 4, 8, "greedy"): large}
+    costs |= {("read", 1, 64): attrs.evolve(READ, program_bytes=7 * MIB)}
+    keys = (*costs, ("read", 1, 16), ("score", 16), ("advance", 4), ("copy_page",))
+    assert program_bytes(keys, costs) == (3 + 5 + 7 + 7 + 7 + 5 + 0) * MIB
+
+
+def test_calls_add_up_and_a_call_of_several_tokens_is_shared_by_them():
+    both = sum_of_calls([READ, DECODE], rows=1, tokens=64)
+    assert (both.seconds, both.num_instructions, both.rows, both.tokens) == (8e-3, 200, 1, 64)
+    assert both.temporaries_bytes == 7 * MIB
+    assert sum_of_calls([READ, attrs.evolve(READ, seconds=None)], rows=1).seconds is None
+    one = shared_evenly(attrs.evolve(DECODE, tokens=4), 4)
+    assert (one.seconds, one.tokens, one.num_instructions) == (1e-3, 1, 25)
+
+
+def test_text_says_in_which_pieces_a_prompt_is_read_and_how_long_it_may_wait():
+    [line] = [line for line in serving_text(REPORT).splitlines() if line.startswith("7 ")]
+    assert all(part in line for part in ("1 x 32 + 2 x 16", " 4 ms", " 12 ms"))
 
 
 @pytest.mark.parametrize(
@@ -90,12 +131,16 @@ def test_text_says_where_caches_are_copied():
     assert "caches are not written in place: 6 MiB are copied" in serving_text(copying)
 
 
+ENGINE = EngineConfig(max_length=64)
+
+
 @pytest.mark.parametrize(
     ("load", "text"),
     [
-        ({"rows": ()}, r"rows \(\)"),
-        ({"rows": (0,)}, "expected 1 or more of each"),
-        ({"prompt": 65, "context": 64}, "prompt of 65 tokens does not fit a context of 64"),
+        ({"engine": ENGINE, "prompt": 64}, "prompt of 64 tokens .* do not fit a context of 64"),
+        ({"engine": ENGINE, "prompt": 0}, "prompt of 0 tokens"),
+        ({"engine": EngineConfig()}, "context of None"),
+        ({"engine": evolve(ENGINE, speculation=NGramLookup()), "prompt": 8}, "guesses are right"),
     ],
 )
 def test_loads_without_sense_are_refused(load, text):
