@@ -24,7 +24,10 @@ from axcore.ops.cross_entropy.types import (
 )
 
 CHUNK_BYTES = 2**26
-"""Float32 logits of one chunk, as long as there are not more than `MAX_CHUNKS`."""
+"""Float32 logits of one chunk, as long as there are not more than `MAX_CHUNKS`.
+
+Larger ones gain nothing where there is more memory (`benchmarks/tpu_loss_chunks.py`).
+"""
 
 MAX_CHUNKS = 16
 """Each chunk adds once to the whole gradient of `w`, so there are no more than memory needs."""
