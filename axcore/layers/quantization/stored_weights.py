@@ -14,7 +14,7 @@ from axcore.config import REQUIRED, PositiveInt, config
 from axcore.errors import ConfigError
 from axcore.layers.broadcast import as_row
 from axcore.layers.dot import over_rows
-from axcore.layers.grouped_rows import GROUP_SIZES, GroupedRows, taken_by_rows
+from axcore.layers.grouped_rows import GROUP_SIZES, GroupedRows, group_of_rows, taken_by_rows
 from axcore.module import Module, Param, ParamSpec
 from axcore.ops import Quantization, QuantizedArray, grouped_matmul
 from axcore.ops.quantized.quantize import SMALLEST, amax_of, quantized
@@ -99,9 +99,18 @@ class QuantizedLinear(GroupedRows, Module):
         return y + as_row(self.bias, y.ndim) if self.config.has_bias else y
 
     def _of_experts(self, x: Float[Array, "*batch in_dim"]) -> Float[Array, "*batch out_dim"]:
-        """Returns the projection of rows sorted by expert, whose sizes are a shared value."""
+        """Returns the projection of rows sorted by expert, whose sizes are a shared value.
+
+        Where there are fewer rows than experts, only the weights of theirs are made wide.
+        """
         sizes, rows = self.get_shared(GROUP_SIZES), x.reshape(-1, x.shape[-1])
         values, scale = self.weight_values, self.weight_scale
+        bias = self.bias if self.config.has_bias else None
+        if len(rows) < len(values):
+            arrays = (values, scale, bias)
+            own = group_of_rows(sizes, len(rows))
+            values, scale, bias = jax.tree.map(lambda array: array[own], arrays)
+            sizes = jnp.ones(len(rows), sizes.dtype)
         if self.config.format == "int4":
             values = jax.vmap(unpacked_int4)(values)
         if self._num_groups > 1:
@@ -110,8 +119,8 @@ class QuantizedLinear(GroupedRows, Module):
         if self._num_groups == 1:
             y = y.astype(jnp.float32) * taken_by_rows(scale[:, 0], sizes, len(rows))
             y = y.astype(x.dtype)
-        if self.config.has_bias:
-            y = y + taken_by_rows(self.bias, sizes, len(rows))
+        if bias is not None:
+            y = y + taken_by_rows(bias, sizes, len(rows))
         return y.reshape(*x.shape[:-1], -1)
 
 

@@ -7,15 +7,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from axcore.config import config
 from axcore.errors import ConfigError
 from axcore.layers import Linear, QuantizedLinear, quantize_weights
+from axcore.layers.grouped_rows import GROUP_SIZES
 from axcore.layers.quantization.stored_weights import (
     packed_int4,
     quantized_weight,
     unpacked_int4,
     wide_weight,
 )
-from axcore.module import DTypes, functional
+from axcore.module import DTypes, Module, StackedModule, functional
 
 STEPS = {"int8": 127, "int4": 7}
 BYTES = {"int8": 1.0, "int4": 0.5, "float8_e4m3fn": 1.0}
@@ -81,6 +83,46 @@ def test_a_layer_multiplies_by_the_weight_that_it_keeps(how, group_size, dtype):
         n: (a.shape, str(a.dtype)) for n, a in kept.items()
     }
     assert values.nbytes == BYTES[how] * 64 * 12
+
+
+class Stacked(Module):
+    """Experts with rows of their own."""
+
+    @config
+    class Config(Module.Config["Stacked"]):
+        linear: Module.Config
+        num_experts: int
+
+    def setup(self, cfg):
+        self.expert = StackedModule(cfg.linear.build(), cfg.num_experts, axis="expert")
+
+    def forward(self, rows, sizes):
+        with self.with_shared(GROUP_SIZES, sizes):
+            return self.expert.call_stacked(rows[None])[0]
+
+
+@pytest.mark.parametrize("how", BYTES)
+@pytest.mark.parametrize("group_size", [None, 16])
+@pytest.mark.parametrize("sizes", [(0, 1, 0, 2, 0, 0), (3, 0, 4, 1, 0, 5)], ids=["few", "many"])
+def test_each_row_has_the_narrow_weight_of_its_expert(how, group_size, sizes):
+    wide = Linear.Config(in_dim=64, out_dim=12, axes=("embed", "mlp"), has_bias=True)
+    narrow = QuantizedLinear.Config(
+        in_dim=64, out_dim=12, axes=wide.axes, has_bias=True, format=how, group_size=group_size
+    )
+    state = Stacked.Config(linear=wide, num_experts=6).build().init(1)
+    state["expert"]["bias"] = jax.random.normal(jax.random.key(3), (6, 12))
+    module = Stacked.Config(linear=narrow, num_experts=6).build()
+    kept = quantize_weights(module.param_specs(), state)
+    rows = jax.random.normal(jax.random.key(2), (sum(sizes), 64))
+    call = lambda kept: functional(module, kept, rows, jnp.asarray(sizes, jnp.int32))[0]  # noqa: E731
+    found = call(kept)
+    makes_all_wide = "f32[6,64,12]" in str(jax.make_jaxpr(call)(kept))
+    assert makes_all_wide == (sum(sizes) >= 6)
+    layer, one = narrow.build(), []
+    for row, expert in zip(rows, np.repeat(np.arange(6), sizes), strict=True):
+        own = jax.tree.map(lambda leaf: leaf[expert], kept["expert"])  # noqa: B023 - used at once
+        one.append(functional(layer, own, row[None])[0][0])
+    np.testing.assert_allclose(found, np.stack(one), atol=1e-5)
 
 
 def test_a_column_of_zeros_stays_zero():
