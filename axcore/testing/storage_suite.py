@@ -200,6 +200,7 @@ class StorageSuite(Suite):
         states = {step: {"w": jnp.arange(8.0) * step} for step in (1, 2, 3)}
         with cfg.build() as checkpoints, warnings.catch_warnings():
             warnings.simplefilter("error")
+            warnings.filterwarnings("ignore", "Python 3.12.[012] starts no threads")
             for step, state in states.items():
                 checkpoints.save(step, state, {"step": step})
         again = cfg.build()

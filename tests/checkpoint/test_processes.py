@@ -77,9 +77,9 @@ def test_every_process_wrote_its_own_part_once(saved):
 
 def test_a_step_that_cannot_begin_is_refused_in_both(saved):
     first, second = (one["refused"] for one in saved[1])
-    assert first == second
-    assert first[0] == "CheckpointError"
-    assert "saving step 2 failed: [Errno 17]" in first[1]
+    for one in (first, second):  # how much is free on the disk may differ
+        assert one[0] == "CheckpointError"
+        assert "saving step 2 failed: [Errno 17]" in one[1]
 
 
 def test_an_array_of_one_process_alone_is_refused(saved):

@@ -41,6 +41,7 @@ def test_a_request_of_which_a_part_does_not_fit_leaves_nothing_in_the_queue(narr
     with serving(narrow) as server:
         with busy(narrow):
             assert server.send("v1/completions", {**LONG, "n": 3}).status == 429
+        _wait_until(lambda: narrow.stats().num_waiting == 0)
         assert server.send("v1/completions", {**LONG, "n": 2}).status == 200
         _wait_until(lambda: narrow.stats().num_waiting + narrow.stats().num_running == 0)
 
