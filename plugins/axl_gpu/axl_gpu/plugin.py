@@ -159,7 +159,7 @@ def kernels() -> Iterator[Kernel]:
     yield Kernel(
         op="decode_attention",
         name="gpu_decode_attention",
-        summary="Mosaic GPU; split over keys, from pages or a contiguous cache as they lie",
+        summary="Mosaic GPU; split over keys; 16 or 8 bits; prompts by `gpu_flash_attention`",
         priority=200,
         pinned_only="it never ran on a GPU, and the portable kernel must serve there unasked",
         requires=requires(family="gpu", features=WGMMA),

@@ -1,10 +1,9 @@
 """Our flash attention, really compiled for H100s: code of sm_90a, whose registers suffice."""
 
-import re
-
 import attrs
 import jax
 import jax.numpy as jnp
+import ptxas
 import pytest
 from axl_gpu.kernels.attention.api import gpu_flash_attention, gpu_flash_attention_backward
 from axl_gpu.kernels.attention.block_sizes import (
@@ -49,7 +48,7 @@ class TestCompile(CompileSuite):
 
 
 def spilled_bytes(sample, devices, capfd):
-    """What NVIDIA's assembler says that threads keep in memory for want of registers, by kernel."""
+    """What threads keep in memory for want of registers, by kernel."""
     one = jax.sharding.SingleDeviceSharding(devices[0])
     inputs = jax.eval_shape(lambda: sample.make(jnp.bfloat16)[0])
     _, spec = AttentionTestCase(name="spec", spec=dict(sample.spec)).make()
@@ -62,9 +61,7 @@ def spilled_bytes(sample, devices, capfd):
 
     abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=one), inputs)
     jax.jit(jax.grad(loss, allow_int=True)).lower(abstract).compile()
-    told = "".join(capfd.readouterr())
-    found = re.findall(r"entry function '(\w+?)_mosaic.*?(\d+) bytes spill stores", told, re.DOTALL)
-    return {name: max(int(n) for other, n in found if other == name) for name, _ in found}
+    return ptxas.spilled_bytes("".join(capfd.readouterr()))
 
 
 CAUSAL = AttentionTestCase(
@@ -94,7 +91,7 @@ CAUSAL = AttentionTestCase(
     ids=["causal", "documents", "narrow_and_capped", "capped", "wide_and_capped", "wide_keys"],
 )
 def test_registers_suffice(changes, most, compile_devices, capfd, monkeypatch):
-    monkeypatch.setenv("MOSAIC_GPU_DUMP_PTXAS", "1")
+    monkeypatch.setenv(ptxas.REPORTS, "1")
     spilled = spilled_bytes(attrs.evolve(CAUSAL, **changes), compile_devices, capfd)
     assert set(spilled) == {"flash_forward", "flash_query_gradients", "flash_key_gradients"}
     assert max(spilled.values()) <= most, spilled
@@ -103,7 +100,7 @@ def test_registers_suffice(changes, most, compile_devices, capfd, monkeypatch):
 @pytest.mark.compile("gpu-h100-8")
 @pytest.mark.parametrize(("width", "most"), [(64, 0), (128, 160)], ids=["narrow", "wide"])
 def test_one_kernel_for_all_gradients(width, most, compile_devices, capfd, monkeypatch):
-    monkeypatch.setenv("MOSAIC_GPU_DUMP_PTXAS", "1")
+    monkeypatch.setenv(ptxas.REPORTS, "1")
     sample = attrs.evolve(CAUSAL, width=width, value_width=width)
     with BACKWARD_BLOCK_SIZES.forced(BackwardBlockSizes(num_kernels=1)):
         spilled = spilled_bytes(sample, compile_devices, capfd)
@@ -114,7 +111,7 @@ def test_one_kernel_for_all_gradients(width, most, compile_devices, capfd, monke
 
 @pytest.mark.compile("gpu-h100-8")
 def test_all_block_sizes_that_tuning_tries_fit(compile_devices, capfd, monkeypatch):
-    monkeypatch.setenv("MOSAIC_GPU_DUMP_PTXAS", "1")
+    monkeypatch.setenv(ptxas.REPORTS, "1")
     hardware = Hardware.parse("gpu-h100-8")
     call = attention_case(CAUSAL).abstract_call("bfloat16")
     for table in (FORWARD_BLOCK_SIZES, BACKWARD_BLOCK_SIZES):

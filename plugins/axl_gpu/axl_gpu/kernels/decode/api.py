@@ -4,8 +4,12 @@ At one query a row memory is what is waited for, and one row keeps few processor
 of a row are shared out to as many thread blocks as fill the GPU, and their partial sums are put
 together afterwards. Keys and values are read once, from pages or a contiguous cache as they lie.
 
+Many queries of a row, a prompt's, go to our flash attention. The keys of each row are put together
+from the cache first; beside that many queries the copy is small.
+
 Letters: B batch rows, T queries of a row, N query heads, K key heads, H key width, V value width;
-Z shares of a row, I queries times heads of a key head, filled up to 64.
+M pages of the cache, C keys of a page, P pages of a row, S keys of a row in whole blocks; Z shares
+of a row, I queries times heads of a key head, filled up to 64.
 
 Source: Dao et al. 2023, "Flash-Decoding for long-context inference", the PyTorch blog.
 """
@@ -21,10 +25,14 @@ from axcore.ops import (
     Call,
     DecodeInputs,
     DecodeSpec,
+    attention_call_of,
     choose_block_sizes,
+    decode_as_attention,
     power_of_two,
 )
 from axcore.plugins import Hardware
+from axl_gpu.kernels.attention.api import gpu_flash_attention
+from axl_gpu.kernels.attention.api import unsupported_reason as attention_unsupported_reason
 from axl_gpu.kernels.decode.kernel import (
     KEYS,
     ROWS,
@@ -34,6 +42,7 @@ from axl_gpu.kernels.decode.kernel import (
 )
 
 DTYPES = ("bfloat16", "float16")
+NARROW_DTYPES = ("int8", "float8_e4m3fn")
 WIDTH_STEP = 64
 MAX_WIDTH = 256
 PAGES = (8, 16, 32)
@@ -58,7 +67,8 @@ class DecodeBlockSizes:
 
 def _default(call: Call, hardware: Hardware) -> DecodeBlockSizes:
     width = max(call.shape("k")[-1], call.shape("v")[-1])
-    return DecodeBlockSizes(blocks_per_processor=2, stages=2 if width <= 128 else 1)
+    is_small = width <= 128 or call.dtype("k") in NARROW_DTYPES
+    return DecodeBlockSizes(blocks_per_processor=2, stages=2 if is_small else 1)
 
 
 def _candidates(call: Call, hardware: Hardware) -> Iterator[DecodeBlockSizes]:
@@ -77,25 +87,22 @@ BLOCK_SIZES = BlockSizeTable(
         "width": call.shape("q")[-1],
         "rows": power_of_two(call.shape("q")[0] * call.shape("k")[2]),
         "dtype": call.dtype("q"),
+        "cache_dtype": call.dtype("k"),
     },
 )
 
 
 def unsupported_reason(call: Call) -> str | None:
     """Returns None where the kernel can serve the call, else the reason why not."""
-    _, queries, heads, _ = call.shape("q")
-    page, key_heads = call.shape("k")[1:3]
     if call.dtype("q") not in DTYPES:
         return f"takes {' and '.join(DTYPES)}, not {call.dtype('q')}"
-    if call.has("key_scale"):
-        return f"takes keys of q's dtype, not {call.dtype('k')} with scales"
+    if call.has("key_scale") and call.dtype("k") not in NARROW_DTYPES:
+        return f"takes scales of {' and '.join(NARROW_DTYPES)}, not of {call.dtype('k')}"
     if 0 in (*call.shape("q"), *call.shape("k"), *call.shape("v")):
         return f"takes no empty array, not q {call.shape('q')} and v {call.shape('v')}"
-    if queries * (heads // key_heads) > ROWS:
-        return (
-            f"takes up to {ROWS} queries times heads of a key head, not {queries} times "
-            f"{heads // key_heads}"
-        )
+    page, key_heads = call.shape("k")[1:3]
+    if _is_prompt(call.shape("q"), key_heads):
+        return attention_unsupported_reason(attention_call_of(call))
     for name in ("k", "v"):
         width = call.shape(name)[-1]
         if width % WIDTH_STEP or width > MAX_WIDTH:
@@ -111,21 +118,32 @@ def unsupported_reason(call: Call) -> str | None:
     return None
 
 
+def _is_prompt(q_shape: tuple[int, ...], key_heads: int) -> bool:
+    """Returns whether a key head has more queries, times heads, than a product has rows."""
+    _, queries, heads, _ = q_shape
+    return queries * (heads // key_heads) > ROWS
+
+
 def gpu_decode_attention(
     inputs: DecodeInputs,
     spec: DecodeSpec,
     *,
     kernel: Callable[..., tuple[Array, Array]] = partial_sums,
+    of_prompts: Callable[..., tuple[Array, Array]] = gpu_flash_attention,
 ) -> Array:
     """Returns `o_BTNV`; sums and exponentials are float32.
 
-    Beside the cache it moves, for each share of a row, `I (V + 1)` numbers in float32 twice.
+    Beside the cache it moves, for each share of a row, `I (V + 1)` numbers in float32 twice. Keys
+    and values of 8 bits are widened a block at a time; all their scales are copied first.
 
     Args:
         inputs: Arrays of a call that `unsupported_reason` takes.
         spec: The call's static choices.
         kernel: The kernel, or what stands in for it where there is no GPU.
+        of_prompts: The same for calls of many queries.
     """
+    if _is_prompt(inputs.q_BTNH.shape, inputs.k.shape[2]):
+        return of_prompts(*decode_as_attention(inputs, spec))[0]
     choices = _choices(inputs, spec)
     o_BKZRV, lse_BKZI = kernel(_arrays(inputs, spec), choices)
     return _combined(o_BKZRV, lse_BKZI, inputs)
@@ -165,16 +183,34 @@ def _arrays(inputs: DecodeInputs, spec: DecodeSpec) -> DecodeArrays:
     if spec.left is not None:
         low_BI = jnp.maximum(position_BI - spec.left, 0)
     first_B, end_B = low_BI[:, 0] // KEYS, -(-lengths_B // KEYS)
+    table_BP = jnp.clip(table_BP.astype(jnp.int32), 0, inputs.k.shape[0] - 1)
     return DecodeArrays(
         q_BKIH=jnp.pad(q_BKIH, ((0, 0), (0, 0), (0, filling), (0, 0))),
         k_MCKH=inputs.k,
         v_MCKV=inputs.v,
-        table_BP=jnp.clip(table_BP.astype(jnp.int32), 0, inputs.k.shape[0] - 1),
+        table_BP=table_BP,
         lengths_B=lengths_B,
         blocks_B2=jnp.stack([first_B, end_B], axis=1),
         low_BI=low_BI,
         high_BI=position_BI + 1,
+        key_scale_BKS=_scales_of_rows(inputs.key_scale_MCK, table_BP, lengths_B),
+        value_scale_BKS=_scales_of_rows(inputs.value_scale_MCK, table_BP, lengths_B),
     )
+
+
+def _scales_of_rows(scale_MCK: Array | None, table_BP: Array, lengths_B: Array) -> Array | None:
+    """Returns the scales of each row's keys in whole blocks, 0 behind its tokens.
+
+    A head's scales do not lie together in memory, which copies into shared memory need. A weight of
+    0 hides no NaN.
+    """
+    if scale_MCK is None:
+        return None
+    scale_BSK = scale_MCK[table_BP].reshape(table_BP.shape[0], -1, scale_MCK.shape[2])
+    is_there_BS = jnp.arange(scale_BSK.shape[1], dtype=jnp.int32)[None] < lengths_B[:, None]
+    scale_BSK = jnp.where(is_there_BS[..., None], scale_BSK, 0.0)
+    filling = -scale_BSK.shape[1] % KEYS
+    return jnp.pad(scale_BSK, ((0, 0), (0, filling), (0, 0))).transpose(0, 2, 1)
 
 
 def _by_key_head(q_BTNH: Array, key_heads: int) -> Array:

@@ -5,11 +5,16 @@ A thread block is one warp group. It has the queries of all heads that share a k
 of its products, and goes through the blocks of its share, while those of the next block are on
 their way. What it leaves is what `combine` needs: weighted means, and the log-sum-exp.
 
+Keys and values of 8 bits are widened to the dtype of queries in shared memory. Their scales come
+after: products are multiplied by those of keys, and weights by those of values.
+
 Letters: B batch rows, K key heads, Z shares of a row, I queries times heads of a key head, filled
 up to the 64 rows of a product, J keys of a block, H key width, V value width; M pages of the cache,
-C keys of a page, P pages of a row.
+C keys of a page, P pages of a row, S keys of a row in whole blocks.
 """
 
+import math
+from collections.abc import Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -35,7 +40,7 @@ class DecodeArrays(NamedTuple):
     """The arrays of a call; in a kernel, references to them in the GPU's memory.
 
     A row's query `i` sees the keys in `[low, high)`. `blocks_B2` are the first block that any of
-    them sees, and the end of those.
+    them sees, and the end of those. Keys and values of 8 bits have scales, in the order of a row.
     """
 
     q_BKIH: Array
@@ -46,6 +51,13 @@ class DecodeArrays(NamedTuple):
     blocks_B2: Array
     low_BI: Array
     high_BI: Array
+    key_scale_BKS: Array | None
+    value_scale_BKS: Array | None
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether keys and values have 8 bits, and scales."""
+        return self.key_scale_BKS is not None
 
 
 @attrs.frozen(kw_only=True)
@@ -104,19 +116,27 @@ def partial_sums(
 
 def _scratch(arrays: DecodeArrays, choices: DecodeChoices) -> dict[str, Any]:
     dtype, width, value_width = arrays.q_BKIH.dtype, arrays.q_BKIH.shape[3], arrays.v_MCKV.shape[3]
+    kept, stages = arrays.k_MCKH.dtype, choices.stages
     numbers = plgpu.SMEM((ROWS,), jnp.int32)
-    blocks = plgpu.Barrier(num_arrivals=choices.num_copies, num_barriers=choices.stages)
+    copies = choices.num_copies + arrays.is_narrow
+    blocks = plgpu.Barrier(num_arrivals=copies, num_barriers=stages)
+    of_8_bits = {
+        "wide": plgpu.SMEM((KEYS, max(width, value_width)), dtype),
+        "k_scale": plgpu.SMEM((stages, KEYS), jnp.float32),
+        "v_scale": plgpu.SMEM((stages, KEYS), jnp.float32),
+    }
     return {
         "q": plgpu.SMEM((ROWS, width), dtype),
         "low": numbers,
         "high": numbers,
-        "k": plgpu.SMEM((choices.stages, KEYS, width), dtype),
-        "v": plgpu.SMEM((choices.stages, KEYS, value_width), dtype),
+        "k": plgpu.SMEM((stages, KEYS, width), kept),
+        "v": plgpu.SMEM((stages, KEYS, value_width), kept),
         "o": plgpu.SMEM((ROWS, value_width), jnp.float32),
         "lse": plgpu.SMEM((ROWS,), jnp.float32),
         "own_arrived": plgpu.Barrier(num_arrivals=3),
         "k_arrived": blocks,
         "v_arrived": blocks,
+        **(of_8_bits if arrays.is_narrow else {}),
     }
 
 
@@ -135,7 +155,7 @@ def _body(
     own = lax.div(end - first + choices.shares - 1, choices.shares)
     first = first + share * own
     end = jnp.minimum(end, first + own)
-    cache = _Cache(arrays, choices, scratch, batch, head)
+    cache = _Cache(arrays, choices, products, scratch, batch, head)
 
     for stage in range(choices.stages):
 
@@ -149,15 +169,15 @@ def _body(
     def step(block: Array, carry: tuple[Array, Running]) -> tuple[Array, Running]:
         weighted_IV, running = carry
         slot = lax.rem(block - first, choices.stages)
-        k, v = scratch["k"].at[slot], scratch["v"].at[slot]
-        plgpu.barrier_wait(scratch["k_arrived"].at[slot])
-        found = logits(products.transposed(q, k), scale=choices.scale, soft_cap=choices.soft_cap)
-        logits_IJ = _seen(found, block * KEYS, scratch)
-        new = advance(running, logits_IJ)
-        plgpu.barrier_wait(scratch["v_arrived"].at[slot])
+        k = cache.arrived("k", slot)
+        found_IJ = cache.scaled(products.transposed(q, k), "k", slot)
+        found_IJ = logits(found_IJ, scale=choices.scale, soft_cap=choices.soft_cap)
+        new = advance(running, _seen(found_IJ, block * KEYS, scratch))
+        v = cache.arrived("v", slot)
         cache.hide_what_is_not_there(v, block, length)
         shrunk_IV = weighted_IV * along(new.decay_I, weighted_IV.shape, 0)
-        weighted_IV = products.added(shrunk_IV, new.exponentials_IJ.astype(v.dtype), v)
+        weights_IJ = cache.scaled(new.exponentials_IJ, "v", slot)
+        weighted_IV = products.added(shrunk_IV, weights_IJ.astype(v.dtype), v)
         plgpu.commit_smem()  # every warp is done with the slot
 
         @pl.when(block + choices.stages < end)
@@ -203,6 +223,7 @@ class _Cache:
 
     arrays: DecodeArrays
     choices: DecodeChoices
+    products: Matmuls
     scratch: dict[str, Any]
     batch: Array
     head: Array
@@ -214,6 +235,13 @@ class _Cache:
         contiguous cache.
         """
         arrays, copied = self.arrays, self.choices.copied
+        for scale, name in ((arrays.key_scale_BKS, "k"), (arrays.value_scale_BKS, "v")):
+            if scale is not None:
+                plgpu.copy_gmem_to_smem(
+                    scale.at[self.batch, self.head, pl.ds(block * KEYS, KEYS)],
+                    self.scratch[f"{name}_scale"].at[slot],
+                    self.scratch[f"{name}_arrived"].at[slot],
+                )
         page_size = arrays.k_MCKH.shape[1]
         last_page = lax.div(jnp.maximum(arrays.lengths_B[self.batch] - 1, 0), page_size)
         for copy in range(self.choices.num_copies):
@@ -229,12 +257,50 @@ class _Cache:
                     self.scratch[f"{name}_arrived"].at[slot],
                 )
 
+    def arrived(self, name: str, slot: Array) -> Ref:
+        """Waits for a block's keys or values, and returns them in the dtype of queries.
+
+        Those of 8 bits are widened into one place, where the next ones replace them.
+        """
+        plgpu.barrier_wait(self.scratch[f"{name}_arrived"].at[slot])
+        kept = self.scratch[name].at[slot]
+        if not self.arrays.is_narrow:
+            return kept
+        plgpu.commit_smem()  # every warp is done with what was there
+        wide = self.scratch["wide"].at[:, pl.ds(0, kept.shape[1])]
+        for columns in _parts(kept):
+            narrow = kept[columns]
+            if not self.products.interpreter:  # which has no layouts; a thread loads four at once
+                narrow = plgpu.layout_cast(narrow, plgpu.Layout.WGMMA_UPCAST_2X)
+            wide[columns] = _as(narrow, wide.dtype)
+        plgpu.commit_smem()
+        return wide
+
+    def scaled(self, x_IJ: Array, name: str, slot: Array) -> Array:
+        """Returns numbers of each key times its scale, where there are scales."""
+        if not self.arrays.is_narrow:
+            return x_IJ
+        return x_IJ * along(self.scratch[f"{name}_scale"].at[slot][...], x_IJ.shape, 1)
+
     def hide_what_is_not_there(self, v: Ref, block: Array, length: Array) -> None:
         """Writes zeros over values behind the row's length: a weight of 0 hides no NaN."""
 
         @pl.when((block + 1) * KEYS > length)
         def _() -> None:
-            values = v[...]
-            key = lax.broadcasted_iota(jnp.int32, values.shape, 0) + block * KEYS
-            v[...] = jnp.where(key < length, values, jnp.zeros_like(values))
+            for columns in _parts(v):
+                values = v[columns]
+                key = lax.broadcasted_iota(jnp.int32, values.shape, 0) + block * KEYS
+                v[columns] = jnp.where(key < length, values, jnp.zeros_like(values))
             plgpu.commit_smem()
+
+
+def _parts(x: Ref) -> Iterator[Any]:
+    """Returns the columns of a block in parts, of which registers hold one at a time."""
+    width = math.gcd(x.shape[1], 128)
+    for first in range(0, x.shape[1], width):
+        yield slice(None), pl.ds(first, width)
+
+
+def _as(x: Array, dtype: Any) -> Array:
+    """Returns numbers of 8 bits in another dtype: float8 by way of float32, as Hoppers must."""
+    return x.astype(dtype) if x.dtype == jnp.int8 else x.astype(jnp.float32).astype(dtype)
