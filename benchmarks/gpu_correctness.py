@@ -92,6 +92,9 @@ CASES: dict[str, tuple[Case, ...]] = {
         decode("paged", page_size=64),
         decode("small_pages", page_size=16, lengths=(1, 0)),
         decode("sinks", has_sinks=True, queries=3, spec={"left": 300, "soft_cap": 3.0}),
+        decode("int8", page_size=16, narrow="int8"),
+        decode("float8", queries=3, narrow="float8_e4m3fn"),
+        decode("prompt", page_size=64, queries=300, lengths=(700, 300)),
     ),
 }
 """Beside the contract's own cases, most of which are narrower than what the kernels take."""
