@@ -14,6 +14,7 @@ Letters: B batch, T queries, S keys, N query heads, K key heads, H key width, V 
 """
 
 import math
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -211,8 +212,7 @@ def _backward(
         _by_head(finite_lse(lse_BTN) * LOG2_E, num_queries),
         _by_head(delta_BTN, num_queries),
     )
-    gradients = _in_one_kernel if block_sizes.num_kernels == 1 else _in_two_kernels
-    dq, dk, dv = gradients(arrays, residuals, spec, block_sizes, form=form, products=products)
+    dq, dk, dv = _gradients(arrays, residuals, spec, block_sizes, form=form, products=products)
     return AttentionInputs(
         q_BTNH=_cut(dq, inputs.q_BTNH),
         k_BSKH=_cut(dk, inputs.k_BSKH),
@@ -221,7 +221,7 @@ def _backward(
     )
 
 
-def _in_two_kernels(
+def _gradients(
     arrays: Arrays,
     residuals: Residuals,
     spec: AttentionSpec,
@@ -230,38 +230,24 @@ def _in_two_kernels(
     form: Form,
     products: Matmuls,
 ) -> tuple[Array, Array, Array]:
-    """Returns the gradients of queries, keys and values: a pass by queries and one by keys."""
+    """Returns the gradients of queries, keys and values: a pass by queries and one by keys.
+
+    Where one kernel does both, it sums those of queries in float32 in memory.
+    """
     num_groups = block_sizes.num_groups
-    of_queries_BQ4, _ = _spans(
-        arrays, rows=num_groups * block_sizes.dq_queries, columns=block_sizes.dq_keys
-    )
-    choices = Choices(scale=spec.scale, soft_cap=spec.soft_cap, blocks=block_sizes.dq)
-    dq = form.query_gradients(arrays, residuals, of_queries_BQ4, choices, products)
+    choices = partial(Choices, scale=spec.scale, soft_cap=spec.soft_cap)
     _, of_keys_BL4 = _spans(
         arrays, rows=block_sizes.dkv_queries, columns=num_groups * block_sizes.dkv_keys
     )
-    choices = Choices(scale=spec.scale, soft_cap=spec.soft_cap, blocks=block_sizes.dkv)
-    return dq, *form.key_gradients(arrays, residuals, of_keys_BL4, choices, products)
-
-
-def _in_one_kernel(
-    arrays: Arrays,
-    residuals: Residuals,
-    spec: AttentionSpec,
-    block_sizes: BackwardBlockSizes,
-    *,
-    form: Form,
-    products: Matmuls,
-) -> tuple[Array, Array, Array]:
-    """Returns what `_in_two_kernels` does, with those of queries summed in float32 in memory."""
-    _, of_keys_BL4 = _spans(
-        arrays,
-        rows=block_sizes.dkv_queries,
-        columns=block_sizes.num_groups * block_sizes.dkv_keys,
+    by_keys = (arrays, residuals, of_keys_BL4, choices(blocks=block_sizes.dkv), products)
+    if block_sizes.num_kernels == 1:
+        dq, dk, dv = form.gradients(*by_keys)
+        return (dq * spec.scale).astype(arrays.q_BTNH.dtype), dk, dv
+    of_queries_BQ4, _ = _spans(
+        arrays, rows=num_groups * block_sizes.dq_queries, columns=block_sizes.dq_keys
     )
-    choices = Choices(scale=spec.scale, soft_cap=spec.soft_cap, blocks=block_sizes.dkv)
-    dq, dk, dv = form.gradients(arrays, residuals, of_keys_BL4, choices, products)
-    return (dq * spec.scale).astype(arrays.q_BTNH.dtype), dk, dv
+    by_queries = (arrays, residuals, of_queries_BQ4, choices(blocks=block_sizes.dq), products)
+    return form.query_gradients(*by_queries), *form.key_gradients(*by_keys)
 
 
 def _arrays(inputs: AttentionInputs, spec: AttentionSpec, *, rows: int, columns: int) -> Arrays:

@@ -1,11 +1,11 @@
 # ruff: noqa: N815 - fields carry shape letters
 """What a thread block that goes over queries does: where it is, and what it fetches.
 
-It has the keys and values of one head of keys, and rings of blocks of the queries of all heads that
-share them, and of the gradients of their outputs.
+It has the keys and values of one head of keys, a block for each warp group, and rings of blocks of
+the queries of all heads that share them, and of the gradients of their outputs.
 
-Letters: B batch, T queries, S keys, N query heads, K key heads, I queries of a block, H key width,
-V value width; L blocks of keys of a whole thread block.
+Letters: B batch, T queries, S keys, N query heads, K key heads, I queries and J keys of a block,
+H key width, V value width; L blocks of keys of a whole thread block, C its keys.
 """
 
 from collections.abc import Callable
@@ -18,9 +18,16 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from axl_gpu.kernels.attention.arrays import Arrays, ForwardBlockSizes, Residuals
-from axl_gpu.kernels.attention.block import Queries
-from axl_gpu.kernels.attention.matmuls import Ref
+from axl_gpu.kernels.attention.arrays import Arrays, Choices, Residuals
+from axl_gpu.kernels.attention.block import (
+    Keys,
+    Queries,
+    logits,
+    masked_unless,
+    probabilities,
+    sloped,
+)
+from axl_gpu.kernels.attention.matmuls import Matmuls, Ref
 from axl_gpu.kernels.attention.ring_buffer import (
     Copy,
     Ring,
@@ -41,18 +48,55 @@ class Fetched(NamedTuple):
     delta_I: Ref
 
 
-def query_scratch(arrays: Arrays, blocks: ForwardBlockSizes) -> dict[str, Any]:
-    """Returns the shared memory and barriers of a `QueryLoop`."""
-    dtype, fetched = arrays.q_BTNH.dtype, (blocks.num_stages, blocks.queries)
+class Own(NamedTuple):
+    """The keys of a thread block, those of one warp group after another, in shared memory."""
+
+    k_CH: Ref
+    v_CV: Ref
+    segments_C: Ref | None
+
+
+def launch_options(
+    arrays: Arrays, choices: Choices, products: Matmuls, **scratch: Any
+) -> dict[str, Any]:
+    """Returns how kernels are launched whose thread blocks have keys each.
+
+    Args:
+        arrays: Of the call.
+        choices: Static.
+        products: The instructions that multiply.
+        scratch: What they need beside a `QueryLoop`.
+    """
+    batch, num_keys, num_key_heads, _ = arrays.k_BSKH.shape
+    blocks = choices.blocks
+    num_blocks = num_keys // (blocks.keys * blocks.num_groups)
+    return {
+        "grid": {"head": num_key_heads, "block": num_blocks, "batch": batch},
+        "scratch": {**_scratch(arrays, choices), **scratch},
+        "interpreter": products.interpreter,
+        "num_threads": blocks.num_groups + 1,
+    }
+
+
+def _scratch(arrays: Arrays, choices: Choices) -> dict[str, Any]:
+    blocks, dtype = choices.blocks, arrays.q_BTNH.dtype
+    keys, fetched = blocks.keys * blocks.num_groups, (blocks.num_stages, blocks.queries)
+    width, value_width = arrays.q_BTNH.shape[3], arrays.v_BSKV.shape[3]
     has_segments = arrays.q_segments_BT is not None
     whole, real = plgpu.SMEM(fetched, jnp.int32), plgpu.SMEM(fetched, jnp.float32)
     ring = partial(ring_barriers, num_groups=blocks.num_groups, num_stages=blocks.num_stages)
     return {
+        "own": Own(
+            plgpu.SMEM((keys, width), dtype),
+            plgpu.SMEM((keys, value_width), dtype),
+            plgpu.SMEM((keys,), jnp.int32) if has_segments else None,
+        ),
+        "own_arrived": plgpu.Barrier(num_arrivals=3 if has_segments else 2),
         "fetched": Fetched(
-            plgpu.SMEM((*fetched, arrays.q_BTNH.shape[3]), dtype),
+            plgpu.SMEM((*fetched, width), dtype),
             real,
             Queries(whole, whole, whole if has_segments else None),
-            plgpu.SMEM((*fetched, arrays.v_BSKV.shape[3]), dtype),
+            plgpu.SMEM((*fetched, value_width), dtype),
             real,
         ),
         "q_ring": ring(5 if has_segments else 4),
@@ -70,7 +114,10 @@ class QueryLoop:
         heads_each: Query heads that share it.
         block: Block of keys.
         span: First query block, first and end of those that see all keys, and the end.
-        blocks: Sizes.
+        choices: Static.
+        own: The keys.
+        own_arrived: Barrier of these.
+        own_copies: From where they come.
         fetched: Slots of both rings.
         q_ring: Queries, with what they see.
         do_ring: Gradients of outputs.
@@ -81,7 +128,10 @@ class QueryLoop:
     heads_each: int
     block: Array
     span: tuple[Array, Array, Array, Array]
-    blocks: ForwardBlockSizes
+    choices: Choices
+    own: Own
+    own_arrived: Ref
+    own_copies: list[Copy]
     fetched: Fetched
     q_ring: Ring
     do_ring: Ring
@@ -92,7 +142,7 @@ class QueryLoop:
         arrays: Arrays,
         residuals: Residuals,
         spans_BL4: Ref,
-        blocks: ForwardBlockSizes,
+        choices: Choices,
         scratch: dict[str, Any],
     ) -> "QueryLoop":
         """Returns the walk of the thread block that this runs in."""
@@ -100,6 +150,15 @@ class QueryLoop:
         heads_each = arrays.q_BTNH.shape[2] // arrays.k_BSKH.shape[2]
         begin, full_begin, full_end, end = (spans_BL4[batch, block, i] for i in range(4))
         slots: Fetched = scratch["fetched"]
+        own: Own = scratch["own"]
+        num_keys, num_stages = own.k_CH.shape[0], choices.blocks.num_stages
+        columns = pl.ds(block * num_keys, num_keys)
+        own_copies = [
+            (arrays.k_BSKH.at[batch, columns, key_head], own.k_CH),
+            (arrays.v_BSKV.at[batch, columns, key_head], own.v_CV),
+        ]
+        if arrays.k_segments_BS is not None:
+            own_copies.append((arrays.k_segments_BS.at[batch, columns], own.segments_C))
 
         def query_copies(step: Array) -> list[Copy]:
             head, rows = loop.place(step)
@@ -126,10 +185,13 @@ class QueryLoop:
             heads_each,
             block,
             (begin, full_begin, full_end, end),
-            blocks,
+            choices,
+            own,
+            scratch["own_arrived"],
+            own_copies,
             slots,
-            Ring(query_copies, *scratch["q_ring"], blocks.num_stages),
-            Ring(gradient_copies, *scratch["do_ring"], blocks.num_stages),
+            Ring(query_copies, *scratch["q_ring"], num_stages),
+            Ring(gradient_copies, *scratch["do_ring"], num_stages),
         )
         return loop
 
@@ -149,9 +211,31 @@ class QueryLoop:
     def place(self, step: Array) -> tuple[Array, Any]:
         """Returns the head and the queries of a step."""
         head = self.key_head * self.heads_each + lax.div(step, self._blocks_of_a_head)
-        return head, pl.ds(self._query_block(step) * self.blocks.queries, self.blocks.queries)
+        num_queries = self.choices.blocks.queries
+        return head, pl.ds(self._query_block(step) * num_queries, num_queries)
 
-    def see_whole(self, step: Array) -> Array:
+    def arrived(self, group: Array) -> tuple[Ref, Ref, Keys]:
+        """Returns a warp group's own keys and values, and what is known of them, once there."""
+        plgpu.barrier_wait(self.own_arrived)
+        num_keys = self.choices.blocks.keys
+        part = pl.ds(group * num_keys, num_keys)
+        first = self.block * self.own.k_CH.shape[0] + group * num_keys
+        k, v = self.own.k_CH.at[part], self.own.v_CV.at[part]
+        return k, v, Keys(first, at(self.own.segments_C, part))
+
+    def weigh(self, step: Array, keys: Keys, products_JI: Array) -> tuple[Array, Array]:
+        """Returns the probabilities of a step, and those times the slope of its logits.
+
+        Both are rounded to the dtype of queries, in which they take half the registers.
+        """
+        choices, (q, lse, queries, _, _) = self.choices, self.slot(step)
+        found_JI = logits(products_JI, scale=choices.scale, soft_cap=choices.soft_cap)
+        logits_JI = masked_unless(self._see_whole(step), found_JI, queries, keys, axis=1)
+        p_JI = probabilities(logits_JI, lse[...], axis=1)
+        weights_JI = sloped(p_JI, logits_JI, choices.soft_cap)
+        return p_JI.astype(q.dtype), weights_JI.astype(q.dtype)
+
+    def _see_whole(self, step: Array) -> Array:
         """Returns whether all queries of a step see all keys."""
         _, full_begin, full_end, _ = self.span
         i = self._query_block(step)
@@ -169,18 +253,12 @@ class QueryLoop:
             delta.at[slot],
         )
 
-    def run(
-        self, consume: Callable[[Array], None], first: Callable[[], None] = lambda: None
-    ) -> None:
-        """Runs `consume(group)` in the warp groups that compute, while another fetches for them.
-
-        Args:
-            consume: What they do.
-            first: What the fetching group does before.
-        """
+    def run(self, consume: Callable[[Array], None]) -> None:
+        """Runs `consume(group)` in the warp groups that compute, while another fetches for them."""
 
         def fetch() -> None:
-            first()
+            for source, target in self.own_copies:
+                plgpu.copy_gmem_to_smem(source, target, self.own_arrived)
             fetch_all((self.q_ring, self.do_ring), self.num_steps)
 
-        specialised(self.blocks.num_groups, consume=consume, fetch=fetch)
+        specialised(self.choices.blocks.num_groups, consume=consume, fetch=fetch)
