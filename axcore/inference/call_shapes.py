@@ -8,8 +8,7 @@ from axcore.errors import ConfigError
 from axcore.inference.config import EngineConfig
 
 SHORTEST_CHUNK = 16
-"""Tokens of the shortest pieces that texts are read in, where a step has room for them."""
-
+"""Tokens of the shortest pieces that texts are read in, where a step may read as many."""
 
 LONGEST_SCORED = 128
 """Tokens of a prompt that are scored at once; there are logits of all of them."""
@@ -71,31 +70,23 @@ def call_shapes(cfg: EngineConfig) -> CallShapes:
             hint=f"add {cfg.max_rows} to decode_sizes",
         )
     shortest = min(SHORTEST_CHUNK, cfg.step_tokens)
-    if cfg.step_tokens < cfg.max_rows + shortest - 1:
-        raise ConfigError(
-            f"step_tokens is {cfg.step_tokens}: too few for {cfg.max_rows} rows that draw and one "
-            f"that is read in pieces of {shortest}",
-            hint=f"set step_tokens to {cfg.max_rows + shortest} or more",
-        )
     lengths = _no_longer_than(cfg.max_length, _grown(shortest, cfg.step_tokens, 2))
     most = [max(1, cfg.step_tokens // length) for length in lengths]
     fits = [max((size for size in draw_sizes if size <= rows), default=1) for rows in most]
     read_sizes = tuple(tuple(sorted({1, rows})) for rows in fits)
-    room = min(LONGEST_SCORED, cfg.step_tokens - cfg.max_rows + 1)
-    alone = max(length for length in lengths if length <= room)
+    alone = max(length for length in lengths if length <= LONGEST_SCORED)
     return CallShapes(draw_sizes, lengths, read_sizes, alone)
 
 
 def _fixed_shapes(cfg: EngineConfig) -> CallShapes:
     page_size = cfg.page_size or 1
     longest = -(-(cfg.max_length or cfg.step_tokens) // page_size) * page_size
-    room = cfg.step_tokens - cfg.max_rows
-    length = min(longest, room // page_size * page_size)
+    length = min(longest, cfg.step_tokens // page_size * page_size)
     if length < 1 or cfg.decode_sizes not in (None, (cfg.max_rows,)):
         raise ConfigError(
             f"fixed_shapes draws for {cfg.max_rows} rows and reads whole pages of {page_size} "
             f"tokens; step_tokens is {cfg.step_tokens}, and decode_sizes {cfg.decode_sizes}",
-            hint=f"leave decode_sizes out; set step_tokens to {cfg.max_rows + page_size} or more",
+            hint=f"leave decode_sizes out; set step_tokens to {page_size} or more",
         )
     return CallShapes((cfg.max_rows,), (length,), ((1,),), length, length)
 

@@ -19,7 +19,7 @@ class EngineConfig:
             longest text.
         num_pages: Pages of the cache; None takes as many as `max_rows` of the longest texts need,
             or as memory holds where that is less.
-        step_tokens: Tokens that a step runs through the model at most while prompts are read.
+        step_tokens: Tokens of prompts that a step reads at most, beside one of each row that draws.
         decode_sizes: Numbers of rows that programs are compiled for; None takes powers of four up
             to `max_rows`.
         tokens_per_call: Tokens of each row that one call draws while nothing waits.

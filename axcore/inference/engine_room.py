@@ -192,7 +192,6 @@ def schedule_limits(
         max_length=room.max_length,
         page_size=page_size,
         num_pages=room.pages.num_pages if room.pages else cfg.max_rows,
-        step_tokens=cfg.step_tokens,
         tokens_per_call=tokens_per_call(cfg),
         shares_prefixes=cfg.shares_prefixes and keeps_pages_only,
         fixed_calls=cfg.fixed_shapes,

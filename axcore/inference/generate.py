@@ -163,7 +163,7 @@ class Generator:
                 max_rows=rows,
                 max_length=self.context,
                 page_size=page_size,
-                step_tokens=rows + max(READ_AT_ONCE, page_size),
+                step_tokens=max(READ_AT_ONCE, page_size),
                 tokens_per_call=count,
                 fixed_shapes=True,
                 draw_kinds=(kind,),

@@ -1,9 +1,9 @@
 """`Scheduler`: which rows run in a step, and which pages they have. Plain values, without jax.
 
-A step reads pieces of some texts, at most `step_tokens` with the rows that draw, and draws tokens
-of all others. Rows are in the order of their requests, `priority * PATIENCE` places later. Pages
-are given out in this order; where none is free, the last row loses its own, waits, and is read
-again. So the first row always gets on, and with it every row in its turn.
+A step reads pieces of some texts, as many as `Limits` allow, and draws tokens of all others. Rows
+are in the order of their requests, `priority * PATIENCE` places later. Pages are given out in this
+order; where none is free, the last row loses its own, waits, and is read again. So the first row
+always gets on, and with it every row in its turn.
 """
 
 import heapq
@@ -213,8 +213,6 @@ class Scheduler:
         waiting = rows.reading()
         if not len(waiting):
             return waiting, 0
-        num_drawing = len(rows.decoding())
-        budget = limits.step_tokens - num_drawing
         chosen: list[int] = []
         computing: set[bytes] = set()
         length = 0
@@ -229,12 +227,12 @@ class Scheduler:
                     continue
             missing = int(rows.target[slot] - rows.num_cached[slot])
             if not length:
-                length = limits.piece_length(missing, num_drawing)
+                length = limits.piece_length(missing)
                 length = limits.alone_length if job.reads_alone else length
             chosen.append(slot)
             computing.update(self.pages.digests_within(job, min(missing, length)))
             most = limits.chunk_rows[limits.chunk_lengths.index(length)]
-            if job.reads_alone or len(chosen) == most or (len(chosen) + 1) * length > budget:
+            if job.reads_alone or len(chosen) == most:
                 break
         return np.asarray(chosen, np.int64), length
 

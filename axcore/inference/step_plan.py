@@ -16,12 +16,10 @@ class Limits:
         max_length: Tokens of the longest text.
         page_size: Tokens of a page.
         num_pages: Pages there are.
-        step_tokens: Tokens of a step in which texts are read, at most.
         tokens_per_call: Tokens of a row that a call draws while nothing is read.
         chunk_lengths: Numbers of tokens of a row that are read at once, the smallest first.
         chunk_rows: Rows that are read at once in each of those lengths, at most.
-        alone_length: That of them in which a text is read that is read alone; a step has room
-            for it beside rows that draw in all slots.
+        alone_length: That of them in which a text is read that is read alone.
         shares_prefixes: Whether texts that begin alike hold the same pages.
         chunk_alignment: Tokens; a text is read from multiples of this on, and shared in them.
         fixed_calls: Whether a call always draws `tokens_per_call` tokens, and no row is read again
@@ -32,7 +30,6 @@ class Limits:
     max_length: int
     page_size: int
     num_pages: int
-    step_tokens: int
     tokens_per_call: int
     chunk_lengths: tuple[int, ...]
     chunk_rows: tuple[int, ...]
@@ -41,15 +38,9 @@ class Limits:
     chunk_alignment: int = 1
     fixed_calls: bool = False
 
-    def piece_length(self, missing: int, num_drawing: int) -> int:
-        """Returns in which of `chunk_lengths` a text is read.
-
-        Args:
-            missing: Tokens of it that are not read.
-            num_drawing: Rows that draw in the same step.
-        """
-        room = self.step_tokens - num_drawing
-        lengths = [length for length in self.chunk_lengths if length <= room]
+    def piece_length(self, missing: int) -> int:
+        """Returns in which of `chunk_lengths` a text with so many tokens to read is read."""
+        lengths = self.chunk_lengths
         return next((length for length in lengths if length >= missing), lengths[-1])
 
 

@@ -384,8 +384,6 @@ def test_several_threads_may_submit_and_read(engine):
 def test_sizes_that_do_not_fit_together_are_refused():
     with pytest.raises(ConfigError, match="decode_sizes end at 1, and max_rows is 2"):
         opened(decode_sizes=(1,))
-    with pytest.raises(ConfigError, match="step_tokens is 8: too few for 2 rows"):
-        opened(step_tokens=8)
     with pytest.raises(ConfigError, match="num_pages is 15; 2 rows of 32 tokens need 16"):
         opened(num_pages=15, fixed_shapes=True, decode_sizes=None)
     with pytest.raises(ConfigError, match="max_length is None"):

@@ -25,7 +25,6 @@ def scheduler_of_pages(num_pages):
         max_length=num_pages,
         page_size=1,
         num_pages=num_pages,
-        step_tokens=40,
         tokens_per_call=1,
         chunk_lengths=(16,),
         chunk_rows=(3,),

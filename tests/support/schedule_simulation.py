@@ -35,7 +35,6 @@ def random_limits(rng):
         max_length=max_length,
         page_size=page_size,
         num_pages=pages_of_one + rng.randint(0, 2 * pages_of_one),
-        step_tokens=num_slots + alone + rng.randint(0, 12),
         tokens_per_call=rng.choice((1, 3)),
         chunk_lengths=lengths,
         chunk_rows=tuple(rng.randint(1, 4) for _ in lengths),
@@ -53,7 +52,6 @@ def of_fixed_shapes(limits, rng):
     return attrs.evolve(
         limits,
         num_pages=limits.num_slots * -(-limits.max_length // limits.page_size),
-        step_tokens=limits.num_slots + length,
         chunk_lengths=(length,),
         chunk_rows=(1,),
         alone_length=length,
@@ -146,8 +144,6 @@ class Simulation:
     def assert_within_limits(self, plan):
         limits, read, draw = self.scheduler.limits, plan.read, plan.draw
         if read is not None:
-            drawing = 0 if draw is None else len(draw.slots)
-            assert read.sizes.sum() + drawing <= limits.step_tokens
             assert read.sizes.max() <= read.length
             most = limits.chunk_rows[limits.chunk_lengths.index(read.length)]
             assert len(read.slots) <= most

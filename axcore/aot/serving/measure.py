@@ -110,8 +110,8 @@ class _Measured:
 
     def first_token(self, beside: int, decode: Mapping[int, CallCost]) -> FirstToken:
         """Returns what the first token after a prompt takes beside rows that draw."""
-        pieces = self._programs.pieces(beside)
-        costs = [self._cost(key) for key in self._programs.reading_keys(beside)]
+        pieces = self._programs.pieces
+        costs = [self._cost(key) for key in self._programs.reading_keys]
         waits_s: float | None = 0.0
         if beside:
             token = decode[min(size for size in decode if size >= beside)]

@@ -120,18 +120,20 @@ class ServingPrograms:
             return (("draw_many", rows, self.tokens_per_call, self._kind),)
         return ("advance", rows), ("draw", rows, self._kind)
 
-    def pieces(self, beside: int) -> tuple[int, ...]:
-        """Returns the lengths in which a prompt is read beside rows that draw."""
+    @property
+    def pieces(self) -> tuple[int, ...]:
+        """The lengths in which a prompt is read."""
         missing, found = self.load.prompt, []
         while missing > 0:
-            found.append(self._limits.piece_length(missing, beside))
+            found.append(self._limits.piece_length(missing))
             missing -= found[-1]
         return tuple(found)
 
-    def reading_keys(self, beside: int) -> tuple[Key, ...]:
-        """Returns the programs that read a prompt, and draw its first token, one by one."""
-        read = (("read", self._shapes.read_rows(1, size), size) for size in self.pieces(beside))
-        return *read, ("draw", self._shapes.read_rows(1, self.pieces(beside)[-1]), self._kind)
+    @property
+    def reading_keys(self) -> tuple[Key, ...]:
+        """The programs that read a prompt, and draw its first token, one by one."""
+        read = (("read", self._shapes.read_rows(1, size), size) for size in self.pieces)
+        return *read, ("draw", self._shapes.read_rows(1, self.pieces[-1]), self._kind)
 
     def weight_bytes(self) -> int:
         """Returns the bytes of weights on a device."""

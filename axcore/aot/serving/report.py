@@ -44,7 +44,7 @@ class ServingReport:
         prompt: Tokens of a prompt.
         context: Tokens of every row in caches while it draws.
         max_rows: Rows of the engine.
-        step_tokens: Tokens of a step in which prompts are read, at most.
+        step_tokens: Tokens of prompts that a step reads at most.
         tokens_per_call: Tokens of each row that a call draws while none is read.
         page_size: Tokens of a page; None where caches have no pages.
         num_pages: Pages that the engine takes there.

@@ -27,7 +27,7 @@ def _head(report: ServingReport) -> Iterator[str]:
     yield ""
     yield f"mesh      {mesh}, {report.chips} chips"
     yield f"engine    {report.max_rows} rows of {report.context:,} tokens, {pages}"
-    yield f"calls     {report.step_tokens} tokens while a prompt is read, else {_tokens(report)}"
+    yield f"calls     {report.step_tokens} tokens of prompts, else {_tokens(report)}"
     yield f"compiler  {report.compiler} ({versions})"
     yield f"took      {report.compile_s:.1f} s to compile {programs}"
     if report.limits:
