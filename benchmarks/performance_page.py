@@ -106,6 +106,13 @@ GOALS = (
         "moe",
         ("forward_and_backward", "growth", "processor_time"),
     ),
+    Goal(
+        "a first state of 16 unrolled layers, to compile, by the step",
+        1.0,
+        "",
+        "compile_init",
+        ("tiny, 16 layers, unrolled", "ratio"),
+    ),
     Goal("`axcore train tiny` to its first step, compiled before", 3.0, " s", "startup", _STARTS),
     Goal(
         "`axcore config show tiny`", 0.6, " s", "startup", ("axcore_config_show_tiny", "in_all_s")
