@@ -26,7 +26,7 @@ from axcore.ops.cross_entropy.types import (
 CHUNK_BYTES = 2**26
 """Float32 logits of one chunk, as long as there are not more than `MAX_CHUNKS`.
 
-Larger ones gain nothing where there is more memory (`benchmarks/tpu_loss_chunks.py`).
+Larger ones gain nothing where there is more memory: docs/performance.md has the figures.
 """
 
 MAX_CHUNKS = 16
