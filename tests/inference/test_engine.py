@@ -28,6 +28,7 @@ from axcore.inference import (
     RequestError,
     Sampling,
 )
+from axcore.inference.call_shapes import call_shapes
 from axcore.inference.grammar import regex
 from axcore.inference.programs import Programs
 from axcore.inference.served_weights import ServedWeights
@@ -379,6 +380,14 @@ def test_several_threads_may_submit_and_read(engine):
     for thread in threads:
         thread.join()
     assert texts == {letter: ALPHABET[place + 1 :] for place, letter in enumerate(ALPHABET[:6])}
+
+
+@pytest.mark.parametrize("step_tokens", [8, 16, 100, 512])
+def test_no_call_reads_more_than_step_tokens(step_tokens):
+    shapes = call_shapes(EngineConfig(step_tokens=step_tokens, max_length=4096))
+    for length, rows in zip(shapes.chunk_lengths, shapes.read_sizes, strict=True):
+        assert length * max(rows) <= step_tokens
+    assert shapes.chunk_lengths[-1] == step_tokens
 
 
 def test_sizes_that_do_not_fit_together_are_refused():
