@@ -7,7 +7,9 @@ no time on it.
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -28,17 +30,14 @@ class TokenPiece(NamedTuple):
     """Tokens of an answer as the engine has them.
 
     Args:
-        tokens: Their numbers, `[tokens]`.
+        tokens: Their numbers.
         logprobs: Where the request asks for them.
         finish_reason: See `Piece`.
     """
 
-    tokens: np.ndarray
+    tokens: Sequence[int]
     logprobs: TokenLogprobs | None = None
     finish_reason: str | None = None
-
-
-NO_TOKENS = np.zeros(0, np.int32)
 
 
 class Answer:
@@ -67,19 +66,18 @@ class Answer:
         self.num_cached_prompt_tokens = 0
         self._text = text
         self._cancel, self._is_cancelled = cancel, False
-        self._put: list[TokenPiece] = []
+        self._put: deque[TokenPiece] = deque()
         self._pieces: list[Piece] = []
-        self._is_put_whole = False
+        self._is_whole = threading.Event()
         self._changed = threading.Condition()
+        self._num_waiting = 0
         self._wakers: list[Callable[[], None]] = []
 
     def __iter__(self) -> Iterator[Piece]:
         """Yields pieces as they come."""
         index, is_last = 0, False
         while not is_last:
-            with self._changed:
-                while not self._has(index):
-                    self._changed.wait()
+            self._wait_for(index)
             yield self._pieces[index]
             is_last = self._pieces[index].finish_reason is not None
             index += 1
@@ -110,7 +108,7 @@ class Answer:
     @property
     def is_finished(self) -> bool:
         """Whether nothing more comes."""
-        return self._is_put_whole
+        return self._is_whole.is_set()
 
     def cancel(self) -> None:
         """Ends the answer within a step; what it had is free again for others."""
@@ -139,9 +137,9 @@ class Answer:
             TimeoutError: It was not finished in time.
             Exception: The engine could not finish it; see `error`.
         """
+        if not self._is_whole.wait(timeout):
+            raise TimeoutError(f"the answer is not finished after {timeout} s")
         with self._changed:
-            if not self._changed.wait_for(lambda: self._is_put_whole, timeout):
-                raise TimeoutError(f"the answer is not finished after {timeout} s")
             self._convert()
         if self.error is not None:
             raise self.error
@@ -155,23 +153,48 @@ class Answer:
         )
 
     def put(self, piece: TokenPiece) -> None:
-        """Adds tokens, as the engine alone does; what comes after the last piece is dropped."""
-        with self._changed:
-            if self._is_put_whole:
-                return
-            self._put.append(piece)
-            self._is_put_whole = piece.finish_reason is not None
-            if self.request.stop and piece.finish_reason is None:
+        """Adds tokens, as the engine alone does; what comes after the last piece is dropped.
+
+        Where nobody waits no lock is taken, as this is done for each row of each step. A reader
+        counts itself and then looks, and here a piece is added before readers are looked for: so
+        one of the two sees the other.
+        """
+        if self.request.stop:
+            with self._changed:
+                self._add(piece)
                 self._convert()
+        else:
+            self._add(piece)
+        if self._num_waiting or self._wakers:
+            self._wake()
+
+    def fail(self, error: Exception) -> None:
+        """Ends the answer with an error, as the engine alone does."""
+        self.error = self.error or error
+        self.put(TokenPiece((), None, "error"))
+
+    def _add(self, piece: TokenPiece) -> None:
+        if self._is_whole.is_set():
+            return
+        self._put.append(piece)
+        if piece.finish_reason is not None:
+            self._is_whole.set()
+
+    def _wake(self) -> None:
+        with self._changed:
             self._changed.notify_all()
             wakers = tuple(self._wakers)
         for wake in wakers:
             wake()
 
-    def fail(self, error: Exception) -> None:
-        """Ends the answer with an error, as the engine alone does."""
-        self.error = self.error or error
-        self.put(TokenPiece(NO_TOKENS, None, "error"))
+    def _wait_for(self, index: int) -> None:
+        """Waits until a piece is there."""
+        with self._changed:
+            self._num_waiting += 1
+            try:
+                self._changed.wait_for(partial(self._has, index))
+            finally:
+                self._num_waiting -= 1
 
     def _has_now(self, index: int) -> bool:
         with self._changed:
@@ -185,8 +208,9 @@ class Answer:
 
     def _convert(self) -> None:
         """Makes pieces of what was put; a stop string ends them."""
-        for piece in self._put:
-            text, num_tokens, is_stopped = self._text.push(piece.tokens.tolist())
+        while self._put:
+            piece = self._put.popleft()
+            text, num_tokens, is_stopped = self._text.push(piece.tokens)
             reason = "stop" if is_stopped else piece.finish_reason
             if reason is not None and not is_stopped:
                 left = self._text.flush()
@@ -195,15 +219,14 @@ class Answer:
             tokens = _drawn_tokens(piece, num_tokens, self.request.num_logprobs)
             self._pieces.append(Piece(text, tokens, reason))
             if is_stopped:
-                self._is_put_whole = True
-                break
-        self._put = []
+                self._is_whole.set()
+                self._put.clear()
 
 
 def _drawn_tokens(
     piece: TokenPiece, count: int, num_logprobs: int | None
 ) -> tuple[DrawnToken, ...]:
-    tokens = piece.tokens[:count].tolist()
+    tokens = piece.tokens[:count]
     if piece.logprobs is None or num_logprobs is None:
         return tuple(DrawnToken(token) for token in tokens)
     return tuple(

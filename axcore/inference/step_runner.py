@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Array
 
 from axcore.errors import RequestError
-from axcore.inference.answer import NO_TOKENS, TokenLogprobs, TokenPiece
+from axcore.inference.answer import TokenLogprobs, TokenPiece
 from axcore.inference.call_shapes import CallShapes
 from axcore.inference.device_calls import Drawn
 from axcore.inference.drawing import DrawKind, LogProbs
@@ -86,7 +86,7 @@ class StepRunner:
     def cancel(self, task: Task) -> None:
         """Ends a request, if it is not finished."""
         self._forget(task)
-        task.answer.put(TokenPiece(NO_TOKENS, None, "cancelled"))
+        task.answer.put(TokenPiece((), None, "cancelled"))
 
     def give_up(self) -> list[Task]:
         """Returns all requests that are not finished, in the order of arrival, and has none."""
@@ -249,11 +249,13 @@ class StepRunner:
         logprobs = launched.logprobs() if wants else None
         rows = np.flatnonzero(current & (call.num_drawn > 0))
         self.num_drawn += int(counts[rows].sum())
+        drawn_by_row, count_of = tokens.tolist(), counts.tolist()
+        is_stopped, is_cut = is_ended.tolist(), is_full.tolist()
         for row in rows.tolist():
             task = launched.tasks[row]
             assert task is not None
-            reason = "stop" if is_ended[row] else "length" if is_full[row] else None
-            self._hand_out(task, tokens[row, : counts[row]], reason, logprobs, row)
+            reason = "stop" if is_stopped[row] else "length" if is_cut[row] else None
+            self._hand_out(task, drawn_by_row[row][: count_of[row]], reason, logprobs, row)
 
     def _read_back(self, array: Array) -> np.ndarray:
         """Returns an array of the device, when it is computed."""
@@ -265,7 +267,7 @@ class StepRunner:
     def _hand_out(
         self,
         task: Task,
-        tokens: np.ndarray,
+        tokens: list[int],
         reason: str | None,
         logprobs: TokenLogprobs | None,
         row: int,
@@ -275,13 +277,13 @@ class StepRunner:
             own = TokenLogprobs(*(value[row, : len(tokens)] for value in logprobs))
         if task.matcher is not None and reason is None:
             try:
-                task.matcher.accept(tokens.tolist())
+                task.matcher.accept(tokens)
             except RequestError as error:
                 self._fail(task, error)
                 return
             reason = "stop" if task.matcher.is_finished else None
         if task.index is not None:
-            task.index.push(tokens.tolist())
+            task.index.push(tokens)
         if reason is not None:
             self._forget(task)
         task.answer.put(TokenPiece(tokens, own, reason))
