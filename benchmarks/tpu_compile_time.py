@@ -26,7 +26,7 @@ from axcore.aot.hlo.program import parse_program
 from axcore.cli.experiment import load_resolved
 from axcore.config import evolve
 from axcore.plugins import Hardware, wanted_compiler_options
-from axcore.trainer import Trainer
+from axcore.trainer import ResolvedConfig, Trainer
 
 EXPERIMENT, TARGET = "llama2-7b", "tpu-v5p-512"
 LIMIT = "xla_tpu_scoped_vmem_limit_kib"
@@ -47,6 +47,17 @@ def measure(options: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the figures of a step that is compiled with these options, in this process."""
     hardware = Hardware.parse(TARGET)
     resolved = load_resolved(EXPERIMENT, ("kernel_choice=fastest",), hardware=hardware)
+    return compiled_figures(resolved, options)
+
+
+def compiled_figures(resolved: ResolvedConfig, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the figures of a step.
+
+    Args:
+        resolved: The trainer's config, for the hardware that the process compiles for.
+        options: Of the compiler, besides those that plugins ask for, or in their place.
+    """
+    hardware = resolved.hardware
     config = evolve(resolved.config, data=resolved.config.data.for_shapes())
     devices = compile_devices(find_aot_target(hardware), hardware)
     trainer = Trainer(attrs.evolve(resolved, config=config), devices=devices)
@@ -65,6 +76,7 @@ def measure(options: Mapping[str, Any]) -> dict[str, Any]:
         "instructions": text.count(" = "),
         "fusions": text.count(" fusion("),
         "temporaries_gib": round(compiled.memory_analysis().temp_size_in_bytes / 2**30, 2),
+        "waits_s": waits_s,
         "predicted_step_s": total_s((found.compute_s, found.kernels_s, waits_s)),
     }
 

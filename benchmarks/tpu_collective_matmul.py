@@ -1,0 +1,75 @@
+"""Collectives of tensor parallelism on TPUs: under products, or waited for.
+
+    pip install "axl-tpu[aot]"
+    python benchmarks/tpu_collective_matmul.py
+    python benchmarks/tpu_collective_matmul.py --only "split by width"
+
+compiles a step of `scaling.py`'s model of 128B parameters, whose layers are split over 16 chips of
+v5e, with 8 of its 64 layers: with hidden vectors between layers whole on each of those chips, or
+split over them, each with the options that axl-tpu asks for and with libtpu's collective matmuls,
+in which a product's parts are multiplied while others are on their way. It writes
+`results/tpu_collective_matmul.json`: what a step waits for collectives, and what it takes in all.
+Nothing here has run on a chip.
+"""
+
+import argparse
+import json
+from typing import Any
+
+import attrs
+from _apart import measured_apart
+from _record import record, recorded, stamped
+from scaling import ALL_SERIES
+from tpu_compile_time import compiled_figures
+
+from axcore.config import update_config
+from axcore.plugins import Hardware
+from axcore.trainer import resolve
+
+TARGET, LAYERS = "tpu-v5e-256", 8
+SERIES = next(series for series in ALL_SERIES if series.name == "128B")
+IN_PARTS = {
+    "xla_tpu_all_gather_collective_matmul_mode": "post_spmd",
+    "xla_tpu_reduce_scatter_collective_matmul_mode": "post_spmd",
+}
+GATHERS_IN_PARTS = {"xla_tpu_all_gather_collective_matmul_mode": "post_spmd"}
+CASES: dict[str, tuple[bool, dict[str, str]]] = {
+    "whole": (False, {}),
+    "whole, collective matmuls": (False, IN_PARTS),
+    "split by width": (True, {}),
+    "split by width, collective matmuls": (True, IN_PARTS),
+    "split by width, collective matmuls of gathers": (True, GATHERS_IN_PARTS),
+}
+"""By name, whether hidden vectors are split, and what libtpu is asked besides."""
+
+
+def measure(name: str) -> dict[str, Any]:
+    """Returns the figures of a case, in this process."""
+    splits_width, options = CASES[name]
+    hardware = Hardware.parse(TARGET)
+    config = attrs.evolve(SERIES, splits_width=splits_width).config(hardware.chips)
+    config = update_config(config, {"model.decoder.stack.num_layers": LAYERS})
+    return compiled_figures(resolve(config, hardware), options)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", action="append", help="cases whose name holds this text")
+    parser.add_argument("--only-measure", choices=CASES, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.only_measure:
+        print(json.dumps(measure(given.only_measure)))
+        return
+    figures = recorded("tpu_collective_matmul")
+    for name in CASES:
+        if given.only is None or any(text in name for text in given.only):
+            one = measured_apart(TARGET, __file__, "--only-measure", name)
+            figures[name] = stamped(one, TARGET)
+            print(name, json.dumps(figures[name]), flush=True)
+            in_order = {case: figures[case] for case in CASES if case in figures}
+            command = "python benchmarks/tpu_collective_matmul.py"
+            record("tpu_collective_matmul", in_order, command=command)
+
+
+if __name__ == "__main__":
+    main()
