@@ -90,8 +90,9 @@ def generate(
 
     drawing = Sampling(**sampling)
     drawing.check()
-    opens = open_model if is_published(Path(run).expanduser()) else load_run
-    saved = opens(run, step=step, trust_code=trust_code)
+    how: dict[str, Any] = {"step": step, "trust_code": trust_code}
+    is_run = not is_published(Path(run).expanduser())
+    saved = load_run(run, **how) if is_run else open_model(run, **how, on_host=True)
     drawn = saved.samples(
         prompt,
         samples,

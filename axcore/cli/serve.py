@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
@@ -121,7 +122,6 @@ def _serve(
             draft = rest["draft"] and open_model(
                 rest["draft"], trust_code=rest["trust_code"], on_host=True
             )
-            display.begin("compiling")
             served = start_engine(
                 opened,
                 cfg,
@@ -129,6 +129,7 @@ def _serve(
                 adapters=adapters,
                 draft=draft,
                 progress=display.advance,
+                when_placed=partial(display.begin, "compiling"),
             )
             run = opened.run
             del opened, draft  # their weights: the engine has its own, in other dtypes or places

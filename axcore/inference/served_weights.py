@@ -59,7 +59,7 @@ class ServedWeights:
         """
         try:
             for path, array in self._conversion.arrays(state):
-                self.value = _with_leaf(self.value, path, array.block_until_ready())
+                self.value = _with_leaf(self.value, path, array)
         except Exception as error:
             raise EngineError(
                 f"new weights were taken over in part, and then failed: {error}",

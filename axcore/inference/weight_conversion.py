@@ -10,11 +10,14 @@ from jax.sharding import Mesh, NamedSharding, Sharding, SingleDeviceSharding
 from jaxtyping import Array
 
 from axcore.errors import ConfigError
+from axcore.interop.host_room import check_host_holds
+from axcore.interop.unread import read_leaf
 from axcore.layers import quantize_weights
 from axcore.layers.lora.batched import DOWN
 from axcore.layers.quantization.stored_weights import SCALE, VALUES
 from axcore.module import ParamSpec, restacked_arrays
 from axcore.parallel import PARAM_RULES, param_shardings, partition_spec, where_divisible
+from axcore.progress import working
 
 Names = tuple[str, ...]
 
@@ -22,8 +25,10 @@ Names = tuple[str, ...]
 class WeightConversion:
     """Converts a state array by array, so that it needs room for one besides what it makes.
 
-    Each is cast to what its layer reads, and so holds the numbers that the layer computes with;
-    what a layer keeps quantized is quantized from the numbers that were trained.
+    An `UnreadLeaf` is read when it is needed, and no more of it than makes one array.
+
+    Each array is cast to what its layer reads, and so holds the numbers that the layer computes
+    with; what a layer keeps quantized is quantized from the numbers that were trained.
 
     Args:
         trained: Specs of the state, as the model is trained.
@@ -90,25 +95,29 @@ class WeightConversion:
 
         Raises:
             ModuleError: An array is missing, or has another shape.
+            CheckpointError: One that is not read yet is damaged, or holds what is no number.
         """
         found = self._restacked(state)
-        for (spec, path, layer), leaf in zip(self._targets, found, strict=True):
-            *parent, name = path
-            if name in layer:
-                own = layer[name]
-                yield path, self._placed(_cast(leaf, own.dtype), own)
-                continue
-            narrow = quantize_weights(layer, {name: self._placed(leaf, spec)})
-            for name, array in narrow.items():
-                yield (*parent, name), self._placed(array, layer[name])
+        for spec, path, layer in self._targets:  # no zip: it would hold an array and the next one
+            for name, array in self._made(next(found), spec, path[-1], layer).items():
+                yield (*path[:-1], name), array.block_until_ready()
 
     def whole(self, state: Any) -> Any:
         """Returns the weights; those that no state decides, of adapters, are zero.
 
         Raises:
             ModuleError: As `arrays`.
+            CheckpointError: As `arrays`, or the host's memory is less than the weights that devices
+                keep there.
         """
-        known = dict(self.arrays(state))
+        wanted = jax.tree.leaves(self.abstract)
+        check_host_holds(wanted)
+        known: dict[Names, Array] = {}
+        num_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in wanted)
+        with working("placing weights", num_bytes) as work:
+            for path, array in self.arrays(state):
+                known[path] = array
+                work.add(array.nbytes)
 
         def taken(path: Any, spec: ParamSpec) -> Array:
             array = known.get(tuple(step.key for step in path))
@@ -117,7 +126,15 @@ class WeightConversion:
         return jax.tree_util.tree_map_with_path(taken, self._served, is_leaf=_is_spec)
 
     def _restacked(self, state: Any) -> Iterator[Array]:
-        return restacked_arrays(state, self._trained, [spec for spec, _, _ in self._targets])
+        found = restacked_arrays(state, self._trained, [spec for spec, _, _ in self._targets])
+        return map(read_leaf, found)
+
+    def _made(self, leaf: Any, spec: ParamSpec, name: str, layer: Any) -> dict[str, Array]:
+        """Returns what a layer keeps of an array, where it is to lie."""
+        if name in layer:
+            return {name: self._placed(_cast(leaf, layer[name].dtype), layer[name])}
+        narrow = quantize_weights(layer, {name: self._placed(leaf, spec)})
+        return {name: self._placed(array, layer[name]) for name, array in narrow.items()}
 
     def _at_once(self, spec: ParamSpec, name: str, layer: Any) -> list[ParamSpec]:
         """Returns what lies on devices while an array takes the place of an old one."""

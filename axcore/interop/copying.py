@@ -115,14 +115,14 @@ def _copy_tile(source: np.ndarray, target: np.ndarray) -> bool:
 
 def _in_rows(columns: np.ndarray) -> np.ndarray:
     """Returns a block that was stored by columns stored by rows."""
-    device = _host_device()
+    device = host_device()
     if device is None or columns.dtype.itemsize > 4:  # jax would halve these
         return np.ascontiguousarray(columns)
     return np.asarray(jax.device_put(columns, device))
 
 
 @cache
-def _host_device() -> jax.Device | None:
+def host_device() -> jax.Device | None:
     """Returns a processor of this process; None where jax may use none."""
     try:
         return jax.local_devices(backend="cpu")[0]

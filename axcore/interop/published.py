@@ -36,7 +36,7 @@ class Pretrained:
     Args:
         config: Its config.
         model: The module.
-        state: Its state, as `functional` takes it.
+        state: Its state, as `functional` takes it, or an engine where it is not read yet.
     """
 
     config: Any
@@ -145,12 +145,15 @@ class PublishedModel:
         return plan_weights((own, cfg), source, selection=selection, edits=edits)
 
 
-def from_hugging_face(folder: Path | str, *, dtype: DType | None = None) -> Pretrained:
+def from_hugging_face(
+    folder: Path | str, *, dtype: DType | None = None, on_host: bool = False
+) -> Pretrained:
     """Reads a published model onto the first device.
 
     Args:
         folder: Holds `config.json` and safetensors.
         dtype: What parameters become, and what they compute in; as they are stored by default.
+        on_host: Whether arrays stay in their files, for an engine to take one by one.
 
     Raises:
         ConfigError: `config.json` describes what axcore has no model of.
@@ -165,7 +168,8 @@ def from_hugging_face(folder: Path | str, *, dtype: DType | None = None) -> Pret
         model.param_specs(),
         is_leaf=lambda one: hasattr(one, "abstract"),
     )
-    return Pretrained(cfg, model, published.read(cfg, wanted))
+    plan = published.plan(cfg)
+    return Pretrained(cfg, model, (plan.unread if on_host else plan.read)(wanted))
 
 
 def to_hugging_face(

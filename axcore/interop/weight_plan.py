@@ -16,6 +16,7 @@ from axcore.errors import ConfigError
 from axcore.interop.family import CORRECTIONS, TRAINING_ONLY
 from axcore.interop.host_room import check_host_holds
 from axcore.interop.origins import ArraySource, LeafOrigins, Noise, Origin
+from axcore.interop.unread import UnreadLeaf, on_host
 from axcore.interop.weight_edits import Models, Offer, WeightEdit, is_at
 from axcore.interop.weight_map import Slice, is_any, listed, named_specs, unstacked
 from axcore.progress import working
@@ -83,6 +84,35 @@ class WeightPlan:
                 work.add(_num_bytes(described[name]))
         state = [found[name] for name in described]
         return jax.tree.unflatten(jax.tree.structure(wanted), state)
+
+    def unread(self, wanted: Any, *, seed: int = 0) -> Any:
+        """Returns the state for an engine, which reads one array after another: `UnreadLeaf`s.
+
+        Those that have noise, or arrays as in a new model, are read at once into the host's memory.
+
+        Args:
+            wanted: As for `read`; its shardings say where an engine lies that is given no mesh.
+            seed: As for `read`.
+
+        Raises:
+            CheckpointError: As `read`, of what is read at once.
+        """
+        described, stacked = _named(wanted), self._stacked()
+        found: dict[str, Any] = {
+            name: self._unread(name, described[name], stacked[name])
+            for name, origins in self.leaves.items()
+            if len(origins) == math.prod(stacked[name])
+            and not any(one.noise for one in origins.values())
+        }
+        rest = {name: on_host(leaf) for name, leaf in described.items() if name not in found}
+        leaves = {name: origins for name, origins in self.leaves.items() if name in rest}
+        read = attrs.evolve(self, leaves=leaves).read(rest, seed=seed)
+        found |= jax.tree.map(np.asarray, read)
+        return jax.tree.unflatten(jax.tree.structure(wanted), [found[name] for name in described])
+
+    def _unread(self, name: str, wanted: Any, stacked: tuple[int, ...]) -> UnreadLeaf:
+        origins = tuple(self.leaves[name][index] for index in np.ndindex(*stacked))
+        return UnreadLeaf(name, self.source, origins, stacked, wanted.dtype, wanted.sharding)
 
     def table(self) -> str:
         """Returns a line for each array of the state: its name, and what it begins as."""

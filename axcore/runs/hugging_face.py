@@ -83,7 +83,11 @@ def import_run(
 
 
 def open_published(
-    folder: Path | str, *, dtype: DType | None = None, base: Path | str | None = None
+    folder: Path | str,
+    *,
+    dtype: DType | None = None,
+    base: Path | str | None = None,
+    on_host: bool = False,
 ) -> tuple[Trainer, Any]:
     """Returns the trainer of a published model, and the model's state; nothing is written.
 
@@ -91,6 +95,7 @@ def open_published(
         folder: Holds the published model, or adapters of one.
         dtype: What parameters become; as they are stored by default.
         base: The folder of the model that adapters correct; by default, what they name.
+        on_host: Whether arrays stay in their files, for an engine to take one by one.
 
     Raises:
         ConfigError: `config.json` describes what axcore has no model of.
@@ -113,7 +118,8 @@ def open_published(
         cfg = _with_adapters(cfg, source, is_dtype_named=dtype is not None)
     trainer = Trainer(resolve(cfg, Hardware.detect()))
     plan = published.plan(trainer.config.model, adapters=source.adapters)
-    return trainer, plan.read(trainer.compiler.abstract_state().model)
+    wanted = trainer.compiler.abstract_state().model
+    return trainer, (plan.unread if on_host else plan.read)(wanted)
 
 
 def _source(folder: Path, base: Path | str | None) -> HuggingFace.Config:

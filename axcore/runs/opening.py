@@ -76,7 +76,8 @@ def open_model(
         trust_code: Whether code that came with a run is run to open it.
         changes: Named changes of the model that leave its parameters as they are, such as
             `quantized_cache`.
-        on_host: Whether arrays of a run stay in host memory, for an engine to take one by one.
+        on_host: Whether arrays of a run stay in host memory, and those of a published model in
+            its files, for an engine to take one by one.
 
     Raises:
         CheckpointError: It is neither, or has no checkpoint.
@@ -93,7 +94,7 @@ def open_model(
     if is_published(path):
         if step is not None:
             raise ConfigError("a published model has no steps", where="--step")
-        trainer, state = open_published(path)
+        trainer, state = open_published(path, on_host=on_host)
         _check(trainer)
         model = _changed_model(trainer, changes)
         return OpenedModel(name=name, trainer=trainer, model=model, state=state)

@@ -31,6 +31,7 @@ def start_engine(
     adapters: Mapping[str, Adapter] = {},
     draft: OpenedModel | None = None,
     progress: Callable[[int, int, str], None] | None = None,
+    when_placed: Callable[[], None] = lambda: None,
 ) -> ServedModel:
     """Returns a model that answers; its engine is to be closed.
 
@@ -43,6 +44,7 @@ def start_engine(
         adapters: What requests may choose besides, by name.
         draft: A smaller model that guesses tokens, where `cfg.engine.speculation` says so.
         progress: Is called with the programs compiled, all of them, and what the newest is.
+        when_placed: Is called when weights lie where they serve, before programs are compiled.
 
     Raises:
         AxcoreError: The config or an adapter does not fit the model, or the mesh the devices.
@@ -77,6 +79,7 @@ def start_engine(
             draft=_guessing(draft),
         )
     add_adapters(engine, adapters)
+    when_placed()
     engine.warm_up(progress, when_all=partial(_say, time.monotonic()))
     return ServedModel(
         name=name,
