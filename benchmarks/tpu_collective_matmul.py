@@ -8,12 +8,14 @@ compiles a step of `scaling.py`'s model of 128B parameters, whose layers are spl
 v5e, with 8 of its 64 layers: with hidden vectors between layers whole on each of those chips, or
 split over them, each with the options that axl-tpu asks for and with libtpu's collective matmuls,
 in which a product's parts are multiplied while others are on their way. It writes
-`results/tpu_collective_matmul.json`: what a step waits for collectives, and what it takes in all.
+`results/tpu_collective_matmul.json`, what a step waits for collectives and what it takes in all, and
+the table of docs/parallelism.md.
 Nothing here has run on a chip.
 """
 
 import argparse
 import json
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -24,8 +26,11 @@ from tpu_compile_time import compiled_figures
 
 from axcore.config import update_config
 from axcore.plugins import Hardware
+from axcore.report.table import markdown_table, page_with_table
 from axcore.trainer import resolve
 
+PAGE = Path(__file__).parents[1] / "docs" / "parallelism.md"
+BEGIN, END = "<!-- table: tpu_collective_matmul.py -->\n", "<!-- end of table -->"
 TARGET, LAYERS = "tpu-v5e-256", 8
 SERIES = next(series for series in ALL_SERIES if series.name == "128B")
 IN_PARTS = {
@@ -52,6 +57,23 @@ def measure(name: str) -> dict[str, Any]:
     return compiled_figures(resolve(config, hardware), options)
 
 
+def write_page(figures: dict[str, Any]) -> None:
+    """Writes the table of docs/parallelism.md."""
+    rows = [
+        (
+            name,
+            f"{one['temporaries_gib']:.1f} GiB",
+            f"{one['waits_s']:.2f} s",
+            f"{one['predicted_step_s']:.2f} s",
+        )
+        for name, one in figures.items()
+    ]
+    header = ("hidden vectors between layers", "temporaries", "waits", "step")
+    table = markdown_table(header, rows) + "\n"
+    page = page_with_table(PAGE.read_text(encoding="utf-8"), table, BEGIN, END)
+    PAGE.write_text(page, encoding="utf-8")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", action="append", help="cases whose name holds this text")
@@ -69,6 +91,7 @@ def main() -> None:
             in_order = {case: figures[case] for case in CASES if case in figures}
             command = "python benchmarks/tpu_collective_matmul.py"
             record("tpu_collective_matmul", in_order, command=command)
+    write_page(recorded("tpu_collective_matmul"))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
 """Attention on TPUs by two kernels, in the cycles that libtpu schedules for them: splash and ours.
 
 Both are compiled by libtpu for chips that are not here, at heads of 128 in bfloat16, with four
-query heads to a key head and eight rows, whose arrays are too large to lie on a chip as a whole;
-ours by the block sizes that axl-tpu gives it, splash by those of `SPLASH_FORMS` that take the
+query heads to a key head, on arrays that do not lie on the chip as a whole; ours by the block sizes that axl-tpu gives it, splash by those of `SPLASH_FORMS` that take the
 fewest cycles: with a backward kernel for queries and one for keys, or with a fused one, whose
 gradients of queries XLA sums over blocks of keys. Cycles are the bundles of each branch of a kernel
 times how often its grid takes the branch (`_bundles.py`), and for a block no fewer than its
@@ -40,22 +39,25 @@ HEADS, KEY_HEADS, WIDTH = 8, 2, 128
 SPLASH_FORMS = tuple(itertools.product((512, 1024), (False, True)))
 """Tokens of a block, and whether the backward pass is fused."""
 MEAN_DOCUMENT = 1024
+SCOPED_VMEM = "xla_tpu_scoped_vmem_limit_kib"
+SCOPED_VMEM_MIB = {"v5e": 120, "v5p": 56, "v6e": 120}
+"""Nearly all that a chip has, so that arrays as a whole do not lie there: a step's are larger."""
 
 
 @attrs.frozen
 class Case:
     """One size of call."""
 
+    rows: int
     tokens: int
     is_packed: bool
-    rows: int = 8
 
 
 CASES = {
-    "causal_4k": Case(4096, False),
-    "causal_32k": Case(32768, False),
-    "packed_4k": Case(4096, True),
-    "packed_32k": Case(32768, True),
+    "causal_4k": Case(8, 4096, False),
+    "causal_32k": Case(1, 32768, False),
+    "packed_4k": Case(8, 4096, True),
+    "packed_32k": Case(1, 32768, True),
 }
 
 # -- In a process for one target -----------------------------------------------------------------
@@ -83,7 +85,7 @@ def documents(case: Case) -> np.ndarray:
     return (1 + np.cumsum(starts, axis=1)).astype(np.int32)
 
 
-def compiled(attend: Any, case: Case, device: Any) -> Any:
+def compiled(attend: Any, case: Case, hardware: Hardware, device: Any) -> Any:
     """Returns the program of output and gradients."""
     import jax
     import jax.numpy as jnp
@@ -96,7 +98,9 @@ def compiled(attend: Any, case: Case, device: Any) -> Any:
     def loss(inputs: Any) -> Any:
         return jnp.sum(attend(inputs, spec)[0].astype(jnp.float32))
 
-    return jax.jit(jax.grad(loss, allow_int=True)).lower(abstract).compile()
+    lowered = jax.jit(jax.grad(loss, allow_int=True)).lower(abstract)
+    limit = SCOPED_VMEM_MIB[hardware.generation or ""] * 1024
+    return lowered.compile(compiler_options={SCOPED_VMEM: limit})
 
 
 def temporary_bytes(program: Any) -> int:
@@ -234,7 +238,7 @@ def measured_splash(
     found = []
     for size, fused in SPLASH_FORMS:
         with BLOCK_SIZES.forced(SplashBlockSizes(size, fused_backward=fused)):
-            program = compiled(splash_attention, case, device)
+            program = compiled(splash_attention, case, hardware, device)
         cycles = splash_cycles(folder, case, hardware, size, fused=fused)
         if fused:
             cycles["dq_sum"] = dq_sum_cycles(program, case, hardware, size)
@@ -274,7 +278,7 @@ def measure(target: str, folder: Path) -> dict[str, Any]:
     for name, case in CASES.items():
         with use_policy(KernelPolicy(hardware=hardware)):
             forms = measured_splash(folder, case, hardware, device)
-            our_bytes = temporary_bytes(compiled(ours, case, device))
+            our_bytes = temporary_bytes(compiled(ours, case, hardware, device))
         our = {"cycles": our_cycles(folder, case, hardware), "temporary_bytes": our_bytes}
         figures[name] = {
             "splash": forms[0],
