@@ -5,6 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from axcore.aot.cost.flops import products
+from axcore.aot.hlo.executions import executions
+from axcore.aot.hlo.program import parse_program
 from axcore.errors import ShardingError
 from axcore.ops import attention
 from axcore.parallel import ActivationSharding, make_mesh, sharding_activations
@@ -43,6 +46,7 @@ CALLS = {
     "window of both sides": {"window": (6, 5)},
     "documents": {"causal": True, "segment_ids": jnp.asarray(SEGMENTS)},
     "key ranges": {"key_ranges": tuple(map(jnp.asarray, RANGES))},
+    "causal key ranges": {"causal": True, "key_ranges": tuple(map(jnp.asarray, RANGES))},
     "soft cap": {"causal": True, "soft_cap": 2.0},
 }
 
@@ -61,10 +65,13 @@ def _run(call, arrays, use_sinks):
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.quick_one_in(8)
 def test_split_time_changes_no_number(mesh, arrays, name, by):
-    use_sinks = name in ("causal", "every key")
-    (_, expected), expected_gradients = _run(CALLS[name], arrays, use_sinks)
+    _assert_same_numbers(mesh, arrays, CALLS[name], by, use_sinks=name in ("causal", "every key"))
+
+
+def _assert_same_numbers(mesh, arrays, call, by, *, use_sinks):
+    (_, expected), expected_gradients = _run(call, arrays, use_sinks)
     with jax.set_mesh(mesh), sharding_activations(ActivationSharding(mesh, context_parallelism=by)):
-        (_, got), gradients = _run(CALLS[name], arrays, use_sinks)
+        (_, got), gradients = _run(call, arrays, use_sinks)
     for ours, theirs in zip(
         jax.tree.leaves((got, gradients)),
         jax.tree.leaves((expected, expected_gradients)),
@@ -73,11 +80,33 @@ def test_split_time_changes_no_number(mesh, arrays, name, by):
         np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=2e-5)
 
 
-def _compiled(mesh, arrays, by, **call):
+@pytest.mark.parametrize("name", ["causal", "documents", "causal key ranges"])
+@pytest.mark.parametrize("key_heads", [1, HEADS])
+@pytest.mark.parametrize(("num_devices", "time"), [(2, 16), (3, 12), (4, 12), (8, 16)])
+@pytest.mark.quick_one_in(8)
+def test_causal_rings_of_any_size_change_no_number(arrays, num_devices, time, key_heads, name):
+    """With even parts they are in zigzag order; those of 12 tokens over 4 devices are not."""
+    ring = make_mesh({"seq": num_devices}, jax.devices()[:num_devices])
+    keys = (x[:, :time].repeat(HEADS // KEY_HEADS, 2)[:, :, :key_heads] for x in arrays[1:3])
+    cut = jax.tree.map(lambda x: x if x is True else x[:, :time], CALLS[name])
+    use_sinks = name == "causal"
+    _assert_same_numbers(
+        ring, (arrays[0][:, :time], *keys, arrays[3]), cut, "ring", use_sinks=use_sinks
+    )
+
+
+def _compiled(mesh, arrays, by, *, with_gradients=False, **call):
+    def attend(*qkv):
+        return attention(*qkv, **call)
+
+    def gradients(*qkv):
+        return jax.grad(lambda qkv: jnp.sum(attend(*qkv)))(qkv)
+
     with jax.set_mesh(mesh), sharding_activations(ActivationSharding(mesh, context_parallelism=by)):
         split = jax.NamedSharding(mesh, jax.P("data", "seq"))
         placed = tuple(jax.device_put(x, split) for x in arrays[:3])
-        return jax.jit(lambda *qkv: attention(*qkv, **call)).lower(*placed).compile().as_text()
+        run = jax.jit(gradients if with_gradients else attend)
+        return run.lower(*placed).compile().as_text()
 
 
 def test_each_way_moves_what_it_says(mesh, arrays):
@@ -94,9 +123,31 @@ def test_each_way_moves_what_it_says(mesh, arrays):
 
 def test_a_ring_stops_where_the_window_ends(mesh, arrays):
     """A window of 2 reaches one device back, so keys and values move once, not three times."""
-    whole = _compiled(mesh, arrays, "ring", causal=True).count(" collective-permute(")
+    whole = _compiled(mesh, arrays, "ring").count(" collective-permute(")
     short = _compiled(mesh, arrays, "ring", causal=True, window=(2, None))
     assert short.count(" collective-permute(") * 3 == whole
+
+
+def test_a_causal_ring_gives_every_device_the_same_work(mesh, arrays):
+    """Each stop but the first computes half of what it does where every key is seen.
+
+    There is no branch by which one device could do less or more than another.
+    """
+    causal = _compiled(mesh, arrays, "ring", with_gradients=True, causal=True)
+    every_key = _compiled(mesh, arrays, "ring", with_gradients=True)
+    assert " conditional(" not in causal
+    assert _product_flops(causal) == _product_flops(every_key) * (1 + 3 / 2) / 4
+    assert " conditional(" in _compiled(mesh, arrays, "ring", causal=True, window=(6, None))
+
+
+def _product_flops(hlo):
+    """The FLOPs of one device's products as `axcore aot` counts them; small parts hide by masks."""
+    program = parse_program(hlo)
+    return sum(
+        product.flops * one.times
+        for one in executions(program)
+        for product in products(program, one.instruction, one.computation)
+    )
 
 
 @pytest.mark.slow

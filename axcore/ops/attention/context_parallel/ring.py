@@ -1,13 +1,9 @@
 # ruff: noqa: N815 - fields carry shape letters
 """Ring attention: keys and values go round the devices, and each adds what it sees of them.
 
-At stop `i` the device of rank `r` holds the keys of rank `r - i`, or of rank `r - i + n` where that
-is below zero. So the distance between its queries and those keys is one of two numbers known
-before anything runs: kernels see static offsets, parts that causality and window hide cost nothing,
-and stops at which no device would see anything are left out.
-
-Outputs of parts are put together by their log-sum-exps. Backward sends keys round once more, with
-their gradients beside them, and computes each part again: no device ever holds all keys.
+What a device computes at each stop is in `layouts`. Outputs of tiles are put together by their
+log-sum-exps. Backward sends keys round once more, with their gradients beside them, and computes
+each tile again: no device ever holds all keys.
 
 Letters: B batch, T queries and keys of one device, N query heads, K key heads, H key width,
 V value width.
@@ -15,7 +11,7 @@ V value width.
 Source: Liu et al. 2023, arXiv:2310.01889.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple, TypeVar
 
@@ -26,12 +22,19 @@ from jax import Array, lax
 
 from axcore.errors import ShardingError
 from axcore.ops.attention.block_math import finite_lse, row_delta, sink_gradient
+from axcore.ops.attention.context_parallel.layouts import (
+    Devices,
+    Layout,
+    Names,
+    Stop,
+    Tile,
+    layout_for,
+)
 from axcore.ops.attention.kernels import run_attention
 from axcore.ops.attention.types import AttentionInputs, AttentionSpec
 from axcore.ops.control_flow import branch
 from axcore.ops.residuals import name_attention_residuals
 
-Names = tuple[str, ...]
 T = TypeVar("T")
 
 
@@ -84,10 +87,13 @@ def _forward(
     if part.sinks_N is not None:
         lse = jnp.broadcast_to(part.sinks_N.astype(jnp.float32)[None, None], lse.shape)
     moving, at = ring.own_keys(), 0
-    for stop in ring.stops():
-        moving, at = ring.moved(moving, stop.distance - at), stop.distance
-        o, lse = _merged((o, lse), ring.attended(stop, moving))
-    o, lse = name_attention_residuals(o.astype(part.q_BTNH.dtype), lse)
+    for stop in ring.layout.stops():
+        moving, at = ring.devices.moved(moving, stop.distance - at), stop.distance
+        for tile in stop.tiles:
+            new = _merged(tile.of_queries((o, lse)), ring.attended(stop, tile, moving))
+            o, lse = (_put(x, y, tile.first_query) for x, y in zip((o, lse), new, strict=True))
+    o, lse = ring.layout.restored((o.astype(part.q_BTNH.dtype), lse))
+    o, lse = name_attention_residuals(o, lse)
     return (o, lse), (part, o, lse)
 
 
@@ -104,6 +110,10 @@ def _merged(old: tuple[Array, Array], new: tuple[Array, Array]) -> tuple[Array, 
     return old[0] * kept + new[0] * added, lse
 
 
+def _put(x: Array, new: Array, first: Array | int) -> Array:
+    return lax.dynamic_update_slice_in_dim(x, new, first, axis=1)
+
+
 def _backward(
     spec: AttentionSpec,
     names: Names,
@@ -113,22 +123,27 @@ def _backward(
 ) -> tuple[AttentionInputs]:
     part, o_BTNV, lse_BTN = residuals
     ring = _Ring.of(part, spec, names, num_parts)
-    outer = _Outer(gradients[0], row_delta(o_BTNV, *gradients), lse_BTN)
+    delta_BTN = row_delta(o_BTNV, *gradients)
+    outer = ring.layout.arranged(_Outer(gradients[0], delta_BTN, lse_BTN))
     moving, at = ring.own_keys(), 0
-    dq, dk, dv = (jnp.zeros(x.shape, jnp.float32) for x in (part.q_BTNH, *moving[:2]))
-    for stop in ring.stops():
-        (moving, dk, dv), at = ring.moved((moving, dk, dv), stop.distance - at), stop.distance
-        new = ring.gradients(stop, moving, outer)
-        dq, dk, dv = (x + y.astype(jnp.float32) for x, y in zip((dq, dk, dv), new, strict=True))
-    dk, dv = ring.moved((dk, dv), num_parts - at)
-    return (
-        AttentionInputs(
-            q_BTNH=dq.astype(part.q_BTNH.dtype),
-            k_BSKH=dk.astype(part.k_BSKH.dtype),
-            v_BSKV=dv.astype(part.v_BSKV.dtype),
-            sinks_N=sink_gradient(part.sinks_N, lse_BTN, outer.delta_BTN),
-        ),
-    )
+    dq, dk, dv = (jnp.zeros(x.shape, jnp.float32) for x in part[:3])
+    for stop in ring.layout.stops():
+        shift, at = stop.distance - at, stop.distance
+        moving, dk, dv = ring.devices.moved((moving, dk, dv), shift)
+        for tile in stop.tiles:
+            new = ring.gradients(stop, tile, moving, outer)
+            firsts = (tile.first_query, tile.first_key, tile.first_key)
+            dq, dk, dv = map(_added, (dq, dk, dv), new, firsts)
+    dk, dv = ring.devices.moved((dk, dv), num_parts - at)
+    whole = (x.astype(y.dtype) for x, y in zip((dq, dk, dv), part[:3], strict=True))
+    dq, dk, dv = ring.layout.restored(tuple(whole))
+    sinks = sink_gradient(part.sinks_N, lse_BTN, delta_BTN)
+    return (AttentionInputs(dq, dk, dv, sinks_N=sinks),)
+
+
+def _added(x: Array, new: Array, first: Array | int) -> Array:
+    old = lax.dynamic_slice_in_dim(x, first, new.shape[1], axis=1)
+    return _put(x, old + new.astype(jnp.float32), first)
 
 
 ring_attention.defvjp(_forward, _backward)
@@ -153,62 +168,29 @@ class _Outer(NamedTuple):
     lse_BTN: Array
 
 
-class _Stop(NamedTuple):
-    """Keys from `distance` ranks before, and how they are seen; None where they are not.
-
-    `behind` is for devices whose keys come from a lower rank, or are their own, `around` for those
-    whose keys come from a higher one.
-    """
-
-    distance: int
-    behind: AttentionSpec | None
-    around: AttentionSpec | None
-
-
 @attrs.frozen(eq=False)
 class _Ring:
+    """A device's part of a call, arranged."""
+
     part: AttentionInputs
-    spec: AttentionSpec
-    names: Names
-    num_parts: int
-    rank: Array
+    devices: Devices
+    layout: Layout
 
     @classmethod
     def of(
         cls, part: AttentionInputs, spec: AttentionSpec, names: Names, num_parts: int
     ) -> "_Ring":
-        return cls(part, spec, names, num_parts, lax.axis_index(names))
-
-    @property
-    def length(self) -> int:
-        return self.part.q_BTNH.shape[1]
+        devices = Devices.of(names, num_parts)
+        layout = layout_for(devices, spec, part.q_BTNH.shape[1])
+        return cls(layout.arranged(part._replace(sinks_N=None)), devices, layout)
 
     def own_keys(self) -> _Moving:
         part = self.part
         return _Moving(part.k_BSKH, part.v_BSKV, part.k_segments_BS)
 
-    def moved(self, tree: T, shift: int) -> T:
-        """Returns what the device `shift` ranks before held."""
-        if shift % self.num_parts == 0:
-            return tree
-        pairs = [(rank, (rank + shift) % self.num_parts) for rank in range(self.num_parts)]
-        move = partial(lax.ppermute, axis_name=self.names, perm=pairs)
-        moved: T = jax.tree.map(move, tree)
-        return moved
-
-    def stops(self) -> Iterator[_Stop]:
-        """Yields the stops at which any device sees anything; the first is a device's own keys."""
-        for distance in range(self.num_parts):
-            behind = _seen(self.spec, distance * self.length, self.length)
-            around = None
-            if distance:
-                around = _seen(self.spec, (distance - self.num_parts) * self.length, self.length)
-            if behind is not None or around is not None:
-                yield _Stop(distance, behind, around)
-
-    def attended(self, stop: _Stop, moving: _Moving) -> tuple[Array, Array]:
-        """Returns float32 output and log-sum-exp of the queries over the keys that are here."""
-        inputs = self._inputs(stop, moving)
+    def attended(self, stop: Stop, tile: Tile, moving: _Moving) -> tuple[Array, Array]:
+        """Returns float32 output and log-sum-exp of a tile's queries over its keys."""
+        inputs = self._inputs(stop, tile, moving)
 
         def see(spec: AttentionSpec | None) -> tuple[Array, Array]:
             if spec is None:
@@ -216,16 +198,20 @@ class _Ring:
             o_BTNV, lse_BTN = run_attention(inputs, spec, with_lse=True)
             return o_BTNV.astype(jnp.float32), lse_BTN
 
-        return self._either(stop, see)
+        return self._either(stop, tile, see)
 
-    def gradients(self, stop: _Stop, moving: _Moving, outer: _Outer) -> tuple[Array, Array, Array]:
-        """Returns the gradients of queries, keys and values that one stop adds.
+    def gradients(
+        self, stop: Stop, tile: Tile, moving: _Moving, outer: _Outer
+    ) -> tuple[Array, Array, Array]:
+        """Returns the gradients of queries, keys and values that one tile adds.
 
         With `w = exp(lse_part - lse)`, the part's share of the softmax, the gradient of the part's
         output is `w do`, and that of its log-sum-exp `w (do . o_part - delta)`.
         """
-        inputs = self._inputs(stop, moving)
+        inputs = self._inputs(stop, tile, moving)
         arrays = (inputs.q_BTNH, inputs.k_BSKH, inputs.v_BSKV)
+        do, delta_BTN, whole_lse_BTN = tile.of_queries(outer)
+        do_BTNV = do.astype(jnp.float32)
 
         def see(spec: AttentionSpec | None) -> tuple[Array, Array, Array]:
             if spec is None:
@@ -237,46 +223,31 @@ class _Ring:
                 return run_attention(replaced, spec, with_lse=True)
 
             (o_part, lse_part), pull_back = jax.vjp(attend, *arrays)
-            share_BTN = jnp.exp(lse_part - finite_lse(outer.lse_BTN))
-            do_BTNV = outer.do_BTNV.astype(jnp.float32)
-            along_BTN = jnp.sum(do_BTNV * o_part.astype(jnp.float32), axis=-1) - outer.delta_BTN
+            share_BTN = jnp.exp(lse_part - finite_lse(whole_lse_BTN))
+            along_BTN = jnp.sum(do_BTNV * o_part.astype(jnp.float32), axis=-1) - delta_BTN
             do_part = (share_BTN[..., None] * do_BTNV).astype(o_part.dtype)
             gradients: tuple[Array, Array, Array] = pull_back((do_part, share_BTN * along_BTN))
             return gradients
 
-        return self._either(stop, see)
+        return self._either(stop, tile, see)
 
-    def _either(self, stop: _Stop, see: Callable[[AttentionSpec | None], T]) -> T:
-        """Returns what this device, by its rank, sees at a stop."""
-        if stop.distance == 0 or stop.behind == stop.around:
-            return see(stop.behind)
-        return branch(
-            self.rank >= stop.distance, lambda: see(stop.behind), lambda: see(stop.around)
-        )
+    def _either(self, stop: Stop, tile: Tile, see: Callable[[AttentionSpec | None], T]) -> T:
+        """Returns what this device, by its rank, sees of a tile."""
+        if tile.behind == tile.around:
+            return see(tile.behind)
+        is_behind = self.devices.rank >= stop.distance
+        return branch(is_behind, lambda: see(tile.behind), lambda: see(tile.around))
 
-    def _inputs(self, stop: _Stop, moving: _Moving) -> AttentionInputs:
-        """Returns the queries with the keys that are here, counted from the first of them."""
-        inputs = self.part._replace(sinks_N=None, **moving._asdict())
-        start_BT, end_BT = self.part.k_start_BT, self.part.k_end_BT
-        if start_BT is None or end_BT is None:
-            return inputs
-        first_key = (self.rank - stop.distance) % self.num_parts * self.length
-        here = (jnp.clip(x - first_key.astype(x.dtype), 0, self.length) for x in (start_BT, end_BT))
-        return inputs._replace(**dict(zip(("k_start_BT", "k_end_BT"), here, strict=True)))
+    def _inputs(self, stop: Stop, tile: Tile, moving: _Moving) -> AttentionInputs:
+        """Returns a tile's queries with its keys, counted from the first of them."""
+        part = self.part
+        queries = (part.q_BTNH, part.q_segments_BT, part.k_start_BT, part.k_end_BT)
+        q, q_segments, *key_range = tile.of_queries(queries)
+        k, v, k_segments = tile.of_keys(moving)
 
+        def count(places_BT: Array) -> Array:
+            rank = (self.devices.rank - stop.distance) % self.devices.num
+            held = self.layout.keys_before(places_BT.astype(jnp.int32), rank)
+            return jnp.clip(held - tile.first_key, 0, tile.length)
 
-def _seen(spec: AttentionSpec, offset: int, length: int) -> AttentionSpec | None:
-    """Returns the choices for a square part whose first query is `offset` after its first key.
-
-    A bound that hides nothing is left out, so that kernels without it may serve; None where bounds
-    hide everything.
-    """
-    nearest, farthest = offset - (length - 1), offset + (length - 1)
-    if spec.left is not None and nearest > spec.left:
-        return None
-    if spec.right is not None and -farthest > spec.right:
-        return None
-    left = None if spec.left is None or farthest <= spec.left else spec.left
-    right = None if spec.right is None or -nearest <= spec.right else spec.right
-    is_whole = left is None and right is None
-    return attrs.evolve(spec, left=left, right=right, query_offset=0 if is_whole else offset)
+        return AttentionInputs(q, k, v, q_segments, k_segments, *jax.tree.map(count, key_range))
