@@ -88,14 +88,19 @@ class _Found:
 
 
 def collectives(program: Program, hardware: Hardware) -> Iterator[Collective]:
-    """Yields the collectives of a program; one that several fusions share out counts once."""
+    """Yields the collectives of a program; one that several fusions share out counts once.
+
+    Those fusions have the same channel. Alone it tells nothing: all collectives that JAX writes for
+    a `shard_map` have the same.
+    """
     found: dict[tuple[str, str], _Found] = {}
     inside = _asynchronous(program)
     for one in executions(program):
         if one.computation.name in inside:
             continue
         for new in _found(program, one):
-            channel = _CHANNEL.search(new.instruction.text)
+            is_fused = one.instruction.opcode == "fusion"
+            channel = _CHANNEL.search(new.instruction.text) if is_fused else None
             key = (one.computation.name, channel[1] if channel else new.instruction.name)
             first = found.setdefault(key, new)
             found[key] = attrs.evolve(first, awaited=new.awaited)

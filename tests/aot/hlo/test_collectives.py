@@ -46,6 +46,21 @@ def test_a_sum_over_devices_sends_twice_what_a_gather_does(cpu_mesh):
     assert reduce.sent_bytes == 2 * 64 * 4 * (NUM - 1) / NUM
 
 
+def test_all_collectives_of_a_shard_map_count(cpu_mesh):
+    """JAX gives them the same channel."""
+
+    def rolled(x):
+        once = jax.lax.ppermute(x, "fsdp", [(i, (i + 1) % NUM) for i in range(NUM)])
+        return jnp.sin(once), jax.lax.ppermute(x, "fsdp", [(i, (i + 2) % NUM) for i in range(NUM)])
+
+    x = sharded(cpu_mesh, (16, 64), "fsdp")
+    split = PartitionSpec("fsdp")
+    run = jax.shard_map(rolled, mesh=cpu_mesh(fsdp=NUM), in_specs=split, out_specs=split)
+    found = list(collectives(compiled(run, x), HOST))
+    assert [one.kind for one in found] == ["collective-permute"] * 2
+    assert sum(one.sent_bytes for one in found) == 2 * 4 * 64 * 4
+
+
 GROUPS = """\
 HloModule step, is_scheduled=true
 
