@@ -3,10 +3,11 @@
 Attention kernels' FLOPs are counted from what they are called with. A forward kernel makes two
 products of all queries with all keys. A backward kernel makes two as well, of scores and of their
 gradients, and one for each gradient that it returns: five for all three in one kernel, seven for
-two kernels. Causal attention is half of all pairs. Products by group, of experts for example, take
-every row once that is expected to be of a group, and those of a quantized matrix all of both. A
-kernel that states its FLOPs is believed, and one of which nothing is known counts by the bytes that
-it moves.
+two kernels. Causal attention is half of all pairs. A kernel may serve any call of as many queries
+as it takes, or any at all where padding hides how many, and counts as their mean. Products by
+group, of experts for example, take every row once that is expected to be of a group, and those of a
+quantized matrix all of both. A kernel that states its FLOPs is believed, and one of which nothing
+is known counts by the bytes that it moves.
 """
 
 import re
@@ -139,8 +140,9 @@ def _attention_product(given: Sequence[Shape], choices: Sequence[ChosenKernel]) 
     if not calls or len(arrays) < 3:
         return 0.0
     queries = arrays[0]
-    length = calls[0].shape("k")[1]
-    return 2.0 * queries.size * sum(_visible(call, length) for call in calls) / len(calls)
+    of_length = [call for call in calls if call.shape("q")[1] in queries.dims[1:-1]]
+    calls = of_length or calls
+    return 2.0 * queries.size * sum(map(_visible, calls)) / len(calls)
 
 
 def _grouped_product(arrays: Sequence[Shape], choices: Sequence[ChosenKernel]) -> float:
@@ -194,8 +196,9 @@ def _of_rank(rank: int, arrays: Sequence[Shape]) -> list[Shape]:
     return [shape for shape in arrays if len(shape.dims) == rank]
 
 
-def _visible(call: Call, length: int) -> float:
+def _visible(call: Call) -> float:
     """Returns how many keys a query sees on average."""
+    length = call.shape("k")[1]
     left, right = call.feature("left"), call.feature("right")
     if right != 0:
         return float(length)

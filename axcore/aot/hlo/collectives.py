@@ -90,8 +90,8 @@ class _Found:
 def collectives(program: Program, hardware: Hardware) -> Iterator[Collective]:
     """Yields the collectives of a program; one that several fusions share out counts once.
 
-    Those fusions have the same channel. Alone it tells nothing: all collectives that JAX writes for
-    a `shard_map` have the same.
+    Such fusions have the same channel. So do all collectives that JAX writes for a `shard_map`,
+    which are not the same.
     """
     found: dict[tuple[str, str], _Found] = {}
     inside = _asynchronous(program)

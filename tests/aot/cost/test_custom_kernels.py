@@ -31,10 +31,10 @@ FORWARD = 'metadata={op_name="jit(f)/jvp(model)/attention/core/flash"}'
 BACKWARD = 'metadata={op_name="jit(f)/transpose(jvp(model))/attention/core/flash"}'
 
 
-def attention_choice(*, right=None, left=None):
+def attention_choice(*, right=None, left=None, tokens=TOKENS):
     call = Call(
         op="attention",
-        shapes=tuple((name, (ROWS, TOKENS, HEADS, WIDTH)) for name in ("q", "k", "v")),
+        shapes=tuple((name, (ROWS, tokens, HEADS, WIDTH)) for name in ("q", "k", "v")),
         dtypes=tuple((name, "bfloat16") for name in ("q", "k", "v")),
         features=(("left", left), ("right", right), ("query_offset", 0)),
     )
@@ -96,6 +96,16 @@ def test_a_kernel_is_named_with_the_op_that_it_serves():
 def test_causal_attention_is_half_of_all_pairs_and_a_window_what_it_shows():
     assert kernels(right=0)["forward"].flops == PRODUCT
     assert kernels(right=0, left=7)["forward"].flops == pytest.approx(2 * PRODUCT * 8 / TOKENS)
+
+
+def test_a_kernel_serves_the_calls_of_as_many_queries_as_it_takes():
+    """A causal ring has a causal call of all tokens of a device, and calls of whole halves."""
+    half = SHAPE.replace(f",{TOKENS},", f",{TOKENS // 2},")
+    choices = (attention_choice(right=0), attention_choice(tokens=TOKENS // 2))
+    for shape, flops in ((SHAPE, PRODUCT), (half, PRODUCT / 2)):
+        text = PROGRAM.replace("SHAPE", shape).replace("LSE", LSE).replace("FORWARD", FORWARD)
+        found = {one.name: one.flops for one in custom_kernels(parse_program(text), choices)}
+        assert found["forward"] == flops
 
 
 def test_a_kernel_that_states_its_flops_is_believed():
