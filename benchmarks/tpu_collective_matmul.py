@@ -8,9 +8,8 @@ compiles a step of `scaling.py`'s model of 128B parameters, whose layers are spl
 v5e, with 8 of its 64 layers: with hidden vectors between layers whole on each of those chips, or
 split over them, each with the options that axl-tpu asks for and with libtpu's collective matmuls,
 in which a product's parts are multiplied while others are on their way. It writes
-`results/tpu_collective_matmul.json`, what a step waits for collectives and what it takes in all, and
-the table of docs/parallelism.md.
-Nothing here has run on a chip.
+`results/tpu_collective_matmul.json`, what a step waits for collectives and what it takes in all,
+and the table of docs/parallelism.md. Nothing here has run on a chip.
 """
 
 import argparse
@@ -21,7 +20,7 @@ from typing import Any
 import attrs
 from _apart import measured_apart
 from _record import record, recorded, stamped
-from scaling import ALL_SERIES
+from scaling import ALL_SERIES, COLLECTIVE_MATMULS
 from tpu_compile_time import compiled_figures
 
 from axcore.config import update_config
@@ -33,17 +32,13 @@ PAGE = Path(__file__).parents[1] / "docs" / "parallelism.md"
 BEGIN, END = "<!-- table: tpu_collective_matmul.py -->\n", "<!-- end of table -->"
 TARGET, LAYERS = "tpu-v5e-256", 8
 SERIES = next(series for series in ALL_SERIES if series.name == "128B")
-IN_PARTS = {
-    "xla_tpu_all_gather_collective_matmul_mode": "post_spmd",
-    "xla_tpu_reduce_scatter_collective_matmul_mode": "post_spmd",
-}
-GATHERS_IN_PARTS = {"xla_tpu_all_gather_collective_matmul_mode": "post_spmd"}
+GATHERS = "xla_tpu_all_gather_collective_matmul_mode"
 CASES: dict[str, tuple[bool, dict[str, str]]] = {
     "whole": (False, {}),
-    "whole, collective matmuls": (False, IN_PARTS),
+    "whole, collective matmuls": (False, COLLECTIVE_MATMULS),
     "split by width": (True, {}),
-    "split by width, collective matmuls": (True, IN_PARTS),
-    "split by width, collective matmuls of gathers": (True, GATHERS_IN_PARTS),
+    "split by width, collective matmuls": (True, COLLECTIVE_MATMULS),
+    "split by width, collective matmuls of gathers": (True, {GATHERS: COLLECTIVE_MATMULS[GATHERS]}),
 }
 """By name, whether hidden vectors are split, and what libtpu is asked besides."""
 

@@ -1,15 +1,16 @@
 """Attention on TPUs by two kernels, in the cycles that libtpu schedules for them: splash and ours.
 
 Both are compiled by libtpu for chips that are not here, at heads of 128 in bfloat16, with four
-query heads to a key head, on arrays that do not lie on the chip as a whole; ours by the block sizes that axl-tpu gives it, splash by those of `SPLASH_FORMS` that take the
-fewest cycles: with a backward kernel for queries and one for keys, or with a fused one, whose
-gradients of queries XLA sums over blocks of keys. Cycles are the bundles of each branch of a kernel
-times how often its grid takes the branch (`_bundles.py`), and for a block no fewer than its
-products take at the chip's peak: what is computed, on one core, where copies are hidden under it.
-Those of XLA's sum (`dq_sum`) are its own estimate. Documents are of random length, from a fixed
-seed, with a mean of 1024 tokens; splash computes all blocks that causality leaves, ours those of
-documents alone. `share_of_peak` is what kernels reach of the
-chip's peak in bfloat16 for `causal_4k`, by the products that `axcore aot` counts.
+query heads to a key head, on arrays that do not lie on the chip as a whole; ours by the block sizes
+that axl-tpu gives it, splash by those of `SPLASH_FORMS` that take the fewest cycles: with a
+backward kernel for queries and one for keys, or with a fused one, whose gradients of queries XLA
+sums over blocks of keys. Cycles are the bundles of each branch of a kernel times how often its grid
+takes the branch (`_bundles.py`), and for a block no fewer than its products take at the chip's
+peak: what is computed, on one core, where copies are hidden under it. Those of XLA's sum (`dq_sum`)
+are its own estimate. Documents are of random length, from a fixed seed, with a mean of 1024 tokens;
+splash computes all blocks that causality leaves, ours those of documents alone. `share_of_peak` is
+what kernels reach of the chip's peak in bfloat16 for `causal_4k`, by the products that `axcore aot`
+counts.
 
     pip install "axl-tpu[aot]"
     python benchmarks/tpu_kernels.py                    # every target, every case
