@@ -142,12 +142,15 @@ CASES = (
     Case(experiment="mistral-7b", target="tpu-v5e-256"),
     Case(experiment="mistral-7b", target="gpu-h100-256"),
     Case(experiment="mixtral-8x7b", target="gpu-h100-64"),
-    Case(
-        experiment="mixtral-8x7b",
-        target="tpu-v5p-512",
-        changes=("micro_batches(rows_per_device=4)",),
-        sets=("data.seq_len=4096", "data.batch_size=1024"),
-        note="4 rows at once, recomputing all",
+    *(
+        Case(
+            experiment="mixtral-8x7b",
+            target="tpu-v5p-512",
+            changes=(f"micro_batches(rows_per_device={rows})",),
+            sets=("data.seq_len=4096", "data.batch_size=1024"),
+            note=f"{rows} rows at once, recomputing all",
+        )
+        for rows in (4, 2)
     ),
     Case(experiment="qwen2-7b", target="gpu-h100-64"),
     Case(experiment="qwen2-7b", target="tpu-v6e-256"),
