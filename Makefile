@@ -99,6 +99,7 @@ types: $(VENV)/.test  ## Check types.
 
 ON_A_GPU := $(wildcard benchmarks/gpu_kernels.py benchmarks/gpu_correctness.py benchmarks/gpu_block_sizes.py benchmarks/gpu_train_step.py)
 COMPILING := $(wildcard benchmarks/aot*.py benchmarks/scaling.py benchmarks/tpu_*.py benchmarks/gpu_loss_memory.py)
+DISASSEMBLING := $(wildcard benchmarks/gpu_sass.py)
 
 docs: $(VENV)/.docs  ## Build the documentation site in site/.
 	@echo "== mkdocs build: warnings are errors"
@@ -109,8 +110,8 @@ notebooks: $(VENV)/.test  ## Execute the notebooks of docs/notebooks again, and 
 	@$(BIN)/python tools/notebooks.py
 
 bench: $(VENV)/.test $(COMPILERS)/.done  ## Run the benchmarks that need no accelerator; results go to benchmarks/results.
-	@for file in $(filter-out $(ON_A_GPU) $(COMPILING),$(wildcard benchmarks/[a-z]*.py)); do echo "== $$file"; $(BIN)/python $$file || exit 1; done
-	@for file in $(COMPILING); do echo "== $$file"; $(COMPILERS)/bin/python $$file || exit 1; done
+	@for file in $(filter-out $(ON_A_GPU) $(COMPILING) $(DISASSEMBLING),$(wildcard benchmarks/[a-z]*.py)); do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+	@for file in $(COMPILING) $(if $(shell command -v nvdisasm),$(DISASSEMBLING)); do echo "== $$file"; $(COMPILERS)/bin/python $$file || exit 1; done
 
 reliability: $(VENV)/.test  ## Run the long form of every promise of docs/reliability.md, and write its table. Hours.
 	@for file in $(filter-out %/table.py,$(wildcard benchmarks/reliability/[a-z]*.py)); do echo "== $$file"; $(BIN)/python $$file || exit 1; done

@@ -156,6 +156,7 @@ def statistics(
     run = launch(
         body,
         jax.ShapeDtypeStruct((num_parts, shape[0], 3, block_sizes.rows), jnp.float32),
+        name="cross_entropy_statistics",
         grid={"tile": shape[0] * shape[1]},
         num_groups=block_sizes.warp_groups,
         variant=variant,
@@ -221,6 +222,7 @@ def logit_gradients(
     run = launch(
         body,
         jax.ShapeDtypeStruct((num_tokens, num_blocks * block_sizes.block_vocabulary), x_RD.dtype),
+        name="cross_entropy_gradients",
         grid={"tile": shape[0] * shape[1]},
         num_groups=block_sizes.warp_groups,
         variant=variant,

@@ -103,6 +103,7 @@ def rows_of_groups(
     run = launch(
         body,
         jax.ShapeDtypeStruct((num_rows, out_width), x_RD.dtype),
+        name="grouped_rows_transposed" if is_transposed else "grouped_rows",
         grid={"tile": math.prod(shape)},
         num_groups=block_sizes.warp_groups,
         variant=variant,
@@ -191,6 +192,7 @@ def matrices_of_groups(
     run = launch(
         body,
         jax.ShapeDtypeStruct((num_groups, width, out_width), x_RD.dtype),
+        name="grouped_matrices",
         grid={"group": num_groups, "tile": math.prod(shape)},
         num_groups=block_sizes.warp_groups,
         variant=variant,

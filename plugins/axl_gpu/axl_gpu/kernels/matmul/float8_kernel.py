@@ -98,6 +98,7 @@ def float8_matmul_kernel(
     run = launch(
         body,
         jax.ShapeDtypeStruct((all_rows, all_columns), dtype),
+        name="float8_matmul",
         grid={"tile": math.prod(shape)},
         num_groups=block_sizes.warp_groups,
         variant=variant,

@@ -288,6 +288,7 @@ def launch(
     body: Callable[..., None],
     outputs: Any,
     *,
+    name: str,
     grid: dict[str, int],
     num_groups: int,
     variant: Variant,
@@ -297,6 +298,7 @@ def launch(
     Args:
         body: From references to inputs and outputs; it multiplies by `in_warp_groups` once.
         outputs: Shapes and dtypes of what it writes.
+        name: What profilers show.
         grid: Thread blocks along each axis, the last the fastest.
         num_groups: Warp groups that multiply.
         variant: The form.
@@ -310,6 +312,7 @@ def launch(
         grid=tuple(grid.values()),
         grid_names=tuple(grid),
         interpret=variant.interpreter,
+        kernel_name=name,
         compiler_params=plgpu.CompilerParams(
             approx_math=True, lowering_semantics=plgpu.LoweringSemantics.Warpgroup
         ),

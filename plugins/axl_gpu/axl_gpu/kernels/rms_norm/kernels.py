@@ -44,7 +44,8 @@ def forward_rows(
 
     num_programs = -(-x_RD.shape[0] // rows)
     output = jax.ShapeDtypeStruct(x_RD.shape, x_RD.dtype)
-    y_RD: Array = _launch(body, output, num_programs, interpreter)(x_RD, factor_D[None])
+    run = _launch(body, output, "rms_norm", num_programs, interpreter)
+    y_RD: Array = run(x_RD, factor_D[None])
     return y_RD
 
 
@@ -89,7 +90,7 @@ def backward_rows(
         jax.ShapeDtypeStruct(x_RD.shape, x_RD.dtype),
         jax.ShapeDtypeStruct((num_programs, width), jnp.float32),
     )
-    run = _launch(body, outputs, num_programs, interpreter)
+    run = _launch(body, outputs, "rms_norm_gradients", num_programs, interpreter)
     dx_RD, dfactor_PD = run(x_RD, factor_D[None], dy_RD)
     return dx_RD, dfactor_PD
 
@@ -119,13 +120,14 @@ def _own_rows(rows: int, num_rows: int) -> tuple[Array, Array]:
     return first, jnp.minimum(first + rows, num_rows)
 
 
-def _launch(body: Any, outputs: Any, num_programs: int, interpreter: Any) -> Any:
+def _launch(body: Any, outputs: Any, name: str, num_programs: int, interpreter: Any) -> Any:
     run = plgpu.kernel(
         body,
         out_type=outputs,
         grid=(num_programs,),
         grid_names=(AXIS,),
         interpret=interpreter,
+        kernel_name=name,
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
     )
     return jax.custom_batching.sequential_vmap(run)
