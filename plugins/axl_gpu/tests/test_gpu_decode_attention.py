@@ -21,7 +21,9 @@ from axl_gpu.kernels.decode.api import (
 from axl_gpu.kernels.decode.kernel import KEYS, partial_sums
 from mosaic_interpreter import INTERPRETER
 
-from axcore.ops import Call, DecodeSpec
+from axcore.aot.cost.bytes_moved import bytes_moved
+from axcore.aot.hlo.program import parse_program
+from axcore.ops import Call, DecodeInputs, DecodeSpec
 from axcore.ops.attention.blockwise import blockwise_forward
 from axcore.ops.decode.reference import decode_attention_reference
 from axcore.ops.dispatch.tolerance import relative_error
@@ -166,6 +168,37 @@ def call_of(dtype="bfloat16", q=(2, 1, 8, 128), k=(2, 64, 2, 128), table=None, n
 )
 def test_what_it_cannot_do_is_refused_with_the_reason(call, reason):
     assert reason in unsupported_reason(call)
+
+
+@pytest.mark.compile("gpu-h100-8")
+@pytest.mark.parametrize(("dtype", "scales"), [("bfloat16", 0), ("int8", 2)])
+def test_of_a_cache_the_pages_of_rows_count_as_moved(dtype, scales, compile_devices):
+    batch, pages, page, heads, key_heads, width = 2, 4, 64, 8, 2, 128
+    one = jax.sharding.SingleDeviceSharding(compile_devices[0])
+    given = partial(jax.ShapeDtypeStruct, sharding=one)
+    pool = given((4096, page, key_heads, width), dtype)
+    scale = given(pool.shape[:3], "float32") if scales else None
+    inputs = DecodeInputs(
+        given((batch, 1, heads, width), "bfloat16"),
+        pool,
+        pool,
+        given((batch,), "int32"),
+        page_table_BP=given((batch, pages), "int32"),
+        key_scale_MCK=scale,
+        value_scale_MCK=scale,
+    )
+    decode = jax.jit(lambda inputs: gpu_decode_attention(inputs, DecodeSpec(scale=0.1)))
+    program = parse_program(decode.lower(inputs).compile().as_text())
+    [moved] = [
+        bytes_moved(program, instruction, computation)
+        for computation in program.computations.values()
+        for instruction in computation.instructions
+        if "mosaic_gpu" in instruction.text
+    ]
+    keys = batch * pages * page * key_heads
+    cache = keys * (2 * width * jnp.dtype(dtype).itemsize + 4 * scales)
+    queries, means, sums = 64 * width * 2, 8 * width * 4, 64 * 4  # in rows of products, by share
+    assert moved == cache + batch * key_heads * (queries + pages * (means + sums))
 
 
 class TestCompile(CompileSuite):

@@ -28,6 +28,7 @@ from axcore.ops import (
     attention_call_of,
     choose_block_sizes,
     decode_as_attention,
+    moved_bytes_scope,
     power_of_two,
 )
 from axcore.plugins import Hardware
@@ -144,8 +145,9 @@ def gpu_decode_attention(
     """
     if _is_prompt(inputs.q_BTNH.shape, inputs.k.shape[2]):
         return of_prompts(*decode_as_attention(inputs, spec))[0]
-    choices = _choices(inputs, spec)
-    o_BKZRV, lse_BKZI = kernel(_arrays(inputs, spec), choices)
+    arrays, choices = _arrays(inputs, spec), _choices(inputs, spec)
+    with moved_bytes_scope(_moved_bytes(arrays, choices)):
+        o_BKZRV, lse_BKZI = kernel(arrays, choices)
     return _combined(o_BKZRV, lse_BKZI, inputs)
 
 
@@ -196,6 +198,17 @@ def _arrays(inputs: DecodeInputs, spec: DecodeSpec) -> DecodeArrays:
         key_scale_BKS=_scales_of_rows(inputs.key_scale_MCK, table_BP, lengths_B),
         value_scale_BKS=_scales_of_rows(inputs.value_scale_MCK, table_BP, lengths_B),
     )
+
+
+def _moved_bytes(arrays: DecodeArrays, choices: DecodeChoices) -> int:
+    """Returns the bytes of all pages that rows have and of their scales, of queries and results."""
+    batch, key_heads, rows, _ = arrays.q_BKIH.shape
+    pools = (arrays.k_MCKH, arrays.v_MCKV)
+    pages = arrays.table_BP.size * sum(x.nbytes // x.shape[0] for x in pools)
+    scales = sum(x.nbytes for x in (arrays.key_scale_BKS, arrays.value_scale_BKS) if x is not None)
+    numbers = choices.out_rows * arrays.v_MCKV.shape[3] + rows
+    made = batch * key_heads * choices.shares * numbers * 4
+    return pages + scales + arrays.q_BKIH.nbytes + made
 
 
 def _scales_of_rows(scale_MCK: Array | None, table_BP: Array, lengths_B: Array) -> Array | None:
