@@ -56,7 +56,7 @@ class ForwardBlockSizes:
         keys: Of a block.
         num_groups: Warp groups of a thread block, which share what they go through and have rows
             each of their own.
-        num_stages: ForwardBlockSizes that are in shared memory at once.
+        num_stages: Blocks that are in shared memory at once; two or more where one group fetches.
     """
 
     queries: int

@@ -1,6 +1,8 @@
 """Flash attention forward, the tuned form: one warp group fetches, two multiply in turns.
 
-A group multiplies probabilities by values while it computes those of the next keys.
+A group multiplies probabilities by values while it computes those of the next keys. Between these
+and the wait for the product it waits for the next values: NVIDIA's assembler moves exponentials
+behind the wait for a product, but not behind one for a copy, which is a loop.
 
 The arithmetic is that of `attention_block`, in the order of `attention_simple_forward`.
 
@@ -125,14 +127,15 @@ def _body(
             k = scratch["k"].at[k_ring.slot(step + 1)]
             v = scratch["v"].at[v_ring.slot(step)]
             k_ring.wait(step + 1)
-            v_ring.wait(step)
             turns.give()
+
+            def weigh_next(qk_IJ: Array) -> tuple[Array, Running, Array]:
+                new = weigh(step + 1, running, qk_IJ)
+                v_ring.wait(step + 1)
+                return new
+
             (p_IJ, running, decay_I), weighted_IV = products.transposed_and_added(
-                q,
-                k,
-                Addition(weighted_IV, p_IJ, v),
-                partial(weigh, step + 1, running),
-                turns.give,
+                q, k, Addition(weighted_IV, p_IJ, v), weigh_next, turns.give
             )
             v_ring.release(step)
             return weighted_IV * along(decay_I, weighted_IV.shape, 0), p_IJ, running
@@ -141,9 +144,9 @@ def _body(
             k_ring.wait(0)
             qk_IJ = products.transposed(q, scratch["k"].at[0])
             p_IJ, running, _ = weigh(0, start(blocks.queries), qk_IJ)
+            v_ring.wait(0)
             last = walk.num_steps - 1
             weighted_IV, p_IJ, running = lax.fori_loop(0, last, step, (nothing_IV, p_IJ, running))
-            v_ring.wait(last)
             weighted_IV = products.added(weighted_IV, p_IJ, scratch["v"].at[v_ring.slot(last)])
             v_ring.release(last)
             return weighted_IV, running

@@ -1,7 +1,8 @@
 """Gradients of keys and values, the tuned form: one warp group fetches queries, two multiply.
 
 A thread block goes through the queries of all heads that share its keys, so sums over them stay in
-registers. The arithmetic is that of `attention_block`, in the order of `attention_simple_backward`.
+registers. A group computes exponentials while it multiplies `v do`; what it waits for after them
+keeps them there, as in `attention_forward`. The arithmetic is that of `attention_block`, in the order of `attention_simple_backward`.
 
 Source: Dao 2023, arXiv:2307.08691; Shah et al. 2024, arXiv:2407.08608.
 
@@ -96,13 +97,20 @@ def _body(
         def step(step: Array, sums: Gradients) -> Gradients:
             dk_JH, dv_JV = sums
             q, _, _, do, delta = loop.slot(step)
-            loop.q_ring.wait(step)
-            p_JI, weights_JI = loop.weigh(step, keys, products.transposed(k, q))
             loop.do_ring.wait(step)
+
+            def weigh(kq_JI: Array) -> tuple[Array, Array]:
+                weights = loop.weigh(step, keys, kq_JI)
+                loop.q_ring.wait_within(step + 1, loop.num_steps)
+                return weights
+
+            if dk_JH is None:
+                p_JI, _ = weigh(products.transposed(k, q))
+            else:
+                (p_JI, weights_JI), dp_JI = multiply(k, q, v, do, weigh)
             if dv_JV is not None:
                 dv_JV = products.added(dv_JV, p_JI, do)
             if dk_JH is not None:
-                dp_JI = products.transposed(v, do)
                 weights_JI = weights_JI.astype(jnp.float32)
                 ds_JI = logit_gradients(weights_JI, dp_JI, delta[...], axis=1)
                 dk_JH = products.added(dk_JH, ds_JI.astype(q.dtype), q)
@@ -110,6 +118,10 @@ def _body(
             loop.q_ring.release(step)
             return Gradients(dk_JH, dv_JV)
 
+        # Comparing segments takes the registers that a second product would.
+        has_segments = arrays.k_segments_BS is not None
+        multiply = products.each_transposed if has_segments else products.both_transposed
+        loop.q_ring.wait_within(0, loop.num_steps)
         shared = {"keys": k, "values": v}
         nothing = {name: jnp.zeros(shared[name].shape, jnp.float32) for name in wanted}
         sums = lax.fori_loop(0, loop.num_steps, step, Gradients(None, None)._replace(**nothing))

@@ -1,5 +1,8 @@
 """Gradients of queries, the tuned form: one warp group fetches keys and values, two multiply.
 
+A group computes exponentials while it multiplies `do v`; what it waits for after them keeps them
+there, as in `attention_forward`.
+
 The arithmetic is that of `attention_block`, in the order of `attention_simple_backward`.
 
 Source: Dao 2023, arXiv:2307.08691; Shah et al. 2024, arXiv:2407.08608.
@@ -104,21 +107,27 @@ def _body(
             slot = k_ring.slot(step)
             k, v = scratch["k"].at[slot], scratch["v"].at[slot]
             keys = Keys(walk.key_block(step) * blocks.keys, at(scratch["k_segments"], slot))
+
+            def weigh(qk_IJ: Array) -> Array:
+                found = logits(qk_IJ, scale=choices.scale, soft_cap=choices.soft_cap)
+                logits_IJ = masked_unless(walk.sees_whole(step), found, queries, keys, axis=0)
+                p_IJ = probabilities(logits_IJ, own["lse"][...], axis=0)
+                weights_IJ = sloped(p_IJ, logits_IJ, choices.soft_cap)
+                v_ring.wait_within(step + 1, walk.num_steps)
+                return weights_IJ
+
             k_ring.wait(step)
-            found = logits(
-                products.transposed(q, k), scale=choices.scale, soft_cap=choices.soft_cap
-            )
-            logits_IJ = masked_unless(walk.sees_whole(step), found, queries, keys, axis=0)
-            p_IJ = probabilities(logits_IJ, own["lse"][...], axis=0)
-            weights_IJ = sloped(p_IJ, logits_IJ, choices.soft_cap)
-            v_ring.wait(step)
-            dp_IJ = products.transposed(do, v)
+            weights_IJ, dp_IJ = multiply(q, k, do, v, weigh)
             v_ring.release(step)
             ds_IJ = logit_gradients(weights_IJ, dp_IJ, own["delta"][...], axis=0)
             dq_IH = products.added(dq_IH, ds_IJ.astype(k.dtype), k)
             k_ring.release(step)
             return dq_IH
 
+        # A soft cap's slope takes the registers that a second product would.
+        is_capped = choices.soft_cap is not None
+        multiply = products.each_transposed if is_capped else products.both_transposed
+        v_ring.wait_within(0, walk.num_steps)
         dq_IH = lax.fori_loop(0, walk.num_steps, step, jnp.zeros(q.shape, jnp.float32))
         q[...] = (dq_IH * choices.scale).astype(q.dtype)
         plgpu.commit_smem()

@@ -54,7 +54,7 @@ class Ring:
     free: Ref
     num_stages: int
 
-    def slot(self, step: Array) -> Array:
+    def slot(self, step: Array | int) -> Array:
         """Returns the slot in which a step's blocks are."""
         return lax.rem(step, self.num_stages)
 
@@ -63,9 +63,13 @@ class Ring:
         for source, target in self.copies(step):
             plgpu.copy_gmem_to_smem(source, target.at[slot], self.arrived.at[slot])
 
-    def wait(self, step: Array) -> None:
+    def wait(self, step: Array | int) -> None:
         """Waits until the blocks of a step are there."""
         plgpu.barrier_wait(self.arrived.at[self.slot(step)])
+
+    def wait_within(self, step: Array | int, num_steps: Array) -> None:
+        """Waits until the blocks of a step are there, if it is one of so many."""
+        pl.when(step < num_steps)(lambda: self.wait(step))
 
     def release(self, step: Array) -> None:
         """Signals that this group is done with the blocks of a step."""
