@@ -2,7 +2,8 @@
 
 A thread block goes through the queries of all heads that share its keys, so sums over them stay in
 registers. A group computes exponentials while it multiplies `v do`; what it waits for after them
-keeps them there, as in `attention_forward`. The arithmetic is that of `attention_block`, in the order of `attention_simple_backward`.
+keeps them there, as in `attention_forward`. The arithmetic is that of `attention_block`, in the
+order of `attention_simple_backward`.
 
 Source: Dao 2023, arXiv:2307.08691; Shah et al. 2024, arXiv:2407.08608.
 
