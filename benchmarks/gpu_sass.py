@@ -5,15 +5,16 @@
     PATH=$PATH:. python benchmarks/gpu_sass.py
 
 compiles the smallest contest of each subject of `gpu_kernels.py` for one H100 that is not here, at
-the block sizes that axl-gpu gives it, and writes `results/gpu_sass.json`. The disassembler is part
-of CUDA; of Python's packages `triton` carries it. `--nvdisasm PATH` names another one.
+the block sizes that axl-gpu gives it, and attention in two more forms that tuning tries, and writes
+`results/gpu_sass.json`. The disassembler is part of CUDA; of Python's packages `triton` carries it.
+`--nvdisasm PATH` names another one.
 
 Of each kernel: registers of a thread at the start (warp groups that multiply ask for more), spills,
 shared memory, instructions by kind, and a round of its main loop (`_sass.py`). `product_cycles` of
-a round is what its products take at the chip's peak, `issue_cycles` what a warp's other work takes
-at least: the multiprocessor's own clock, for one warp group. `under_products` lists for products
-that begin together how many instructions, and exponentials of them, run before their sum is waited
-for: none where a warp group does nothing else meanwhile. Nothing here has run on a chip.
+a round is what its products take at the chip's peak, `issue_cycles` what a warp takes at least to
+issue it, where nothing is waited for; both are of one warp group. `under_products` lists for
+products that begin together how many instructions, and exponentials of them, run before their sum
+is waited for: none where a warp group does nothing else meanwhile. Nothing here has run on a chip.
 """
 
 import argparse
@@ -35,6 +36,7 @@ TARGET = "gpu-h100-1"
 SUBJECTS = {
     "attention": "attention_causal",
     "attention_one_backward_kernel": "attention_causal",
+    "attention_persistent": "attention_causal",
     "attention_documents": "attention_packed",
     "decode": "decode",
     "grouped": "grouped",
@@ -89,11 +91,21 @@ def _kernels(name: str, folder: Path) -> dict[str, Any]:
 
 
 def _block_sizes(name: str) -> AbstractContextManager[Any]:
-    from axl_gpu.kernels.attention.block_sizes import BACKWARD_BLOCK_SIZES, BackwardBlockSizes
+    """Returns where a program has block sizes that only tuning tries."""
+    from axl_gpu.kernels.attention.arrays import ForwardBlockSizes
+    from axl_gpu.kernels.attention.block_sizes import (
+        BACKWARD_BLOCK_SIZES,
+        FORWARD_BLOCK_SIZES,
+        PROCESSORS,
+        BackwardBlockSizes,
+    )
 
-    if name != "attention_one_backward_kernel":
-        return nullcontext()
-    return BACKWARD_BLOCK_SIZES.forced(BackwardBlockSizes(num_kernels=1))
+    if name == "attention_one_backward_kernel":
+        return BACKWARD_BLOCK_SIZES.forced(BackwardBlockSizes(num_kernels=1))
+    if name == "attention_persistent":
+        blocks = ForwardBlockSizes(64, 128, num_groups=2, num_stages=2, num_programs=PROCESSORS)
+        return FORWARD_BLOCK_SIZES.forced(blocks)
+    return nullcontext()
 
 
 def _dumped(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -300,6 +300,22 @@ def test_the_tuned_form_equals_the_simple_one_and_races_for_nothing():
         assert relative_error(other, one) <= 4e-3  # sums of queries' gradients are rounded later
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("num_programs", [1, 3])
+def test_thread_blocks_that_share_all_work_equal_one_for_each_part_of_it(num_programs):
+    inputs, spec = attrs.evolve(LONG, batch=2).make(jnp.bfloat16)  # four parts of it
+
+    def attend(blocks):
+        products = means(detect_races=True, uninitialized_memory="nan")
+        with FORWARD_BLOCK_SIZES.forced(blocks):
+            return jax.jit(lambda x: gpu_flash_attention(x, spec, products=products))(inputs)
+
+    one_each = ForwardBlockSizes(64, 64, num_groups=2, num_stages=2)
+    shared = attrs.evolve(one_each, num_programs=num_programs)
+    for one, other in zip(attend(one_each), attend(shared), strict=True):
+        assert jnp.array_equal(one, other)
+
+
 MASKS = ("causal", "segments", "lonely_segments", "ranges", "everything")
 
 

@@ -57,12 +57,15 @@ class ForwardBlockSizes:
         num_groups: Warp groups of a thread block, which share what they go through and have rows
             each of their own.
         num_stages: Blocks that are in shared memory at once; two or more where one group fetches.
+        num_programs: Thread blocks of the forward kernel, which share the blocks of queries of all
+            heads between them; None for one for each.
     """
 
     queries: int
     keys: int
     num_groups: int = 1
     num_stages: int = 1
+    num_programs: int | None = None
 
 
 @attrs.frozen(kw_only=True)

@@ -13,6 +13,9 @@ from axcore.ops import BlockSizeTable, Call, power_of_two
 from axcore.plugins import Hardware
 from axl_gpu.kernels.attention.arrays import ForwardBlockSizes
 
+PROCESSORS = 132
+"""Of the GPUs that this is for."""
+
 
 @attrs.frozen
 class BackwardBlockSizes:
@@ -57,6 +60,7 @@ def _forward_default(call: Call, hardware: Hardware) -> ForwardBlockSizes:
 
 def _forward_candidates(call: Call, hardware: Hardware) -> Iterator[ForwardBlockSizes]:
     yield _forward_default(call, hardware)
+    yield attrs.evolve(_forward_default(call, hardware), num_programs=PROCESSORS)
     for num_stages in () if _is_wide(call) else (2, 3, 4):
         yield ForwardBlockSizes(queries=64, keys=64, num_groups=2, num_stages=num_stages)
 

@@ -1,5 +1,8 @@
 """Flash attention forward, the tuned form: one warp group fetches, two multiply in turns.
 
+A thread block has the queries of one block of one head, or goes through several of them, those with
+the most keys first; keys of the next are fetched while it finishes the last.
+
 A group multiplies probabilities by values while it computes those of the next keys. Between these
 and the wait for the product it waits for the next values: NVIDIA's assembler moves exponentials
 behind the wait for a product, but not behind one for a copy, which is a loop.
@@ -12,6 +15,7 @@ Letters: B batch, T queries, S keys, N query heads, K key heads, I queries and J
 H key width, V value width; Q blocks of queries of a whole thread block.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -33,7 +37,14 @@ from axl_gpu.kernels.attention.block import (
 )
 from axl_gpu.kernels.attention.key_loop import KeyLoop
 from axl_gpu.kernels.attention.matmuls import Addition, Matmuls, Ref
-from axl_gpu.kernels.attention.ring_buffer import Turns, at, ring_barriers
+from axl_gpu.kernels.attention.ring_buffer import (
+    Turns,
+    at,
+    fetch_more,
+    ring_barriers,
+    specialised,
+    wait_until_free,
+)
 
 
 def tuned_forward(
@@ -54,12 +65,13 @@ def tuned_forward(
         shape_like(arrays.q_BTNH, shape=(batch, num_queries, num_heads, value_width)),
         shape_like(sinks_N, shape=(batch, num_heads, num_queries)),
     )
-    num_blocks = num_queries // (blocks.queries * blocks.num_groups)
+    num_items = batch * num_heads * (num_queries // (blocks.queries * blocks.num_groups))
+    num_programs = min(num_items, blocks.num_programs or num_items)
     kernel = launch(
-        partial(_body, choices=choices, products=products),
+        partial(_body, num_items=num_items, choices=choices, products=products),
         outputs,
         name="flash_forward",
-        grid={"head": num_heads, "block": num_blocks, "batch": batch},
+        grid={"program": num_programs},
         scratch=_scratch(arrays, choices),
         interpreter=products.interpreter,
         num_threads=blocks.num_groups + 1,
@@ -99,75 +111,104 @@ def _body(
     o_BTNV: Ref,
     lse_BNT: Ref,
     *,
+    num_items: int,
     choices: Choices,
     products: Matmuls,
     **scratch: Any,
 ) -> None:
     blocks = choices.blocks
-    walk = KeyLoop.of(arrays, spans_BQ4, blocks, scratch)
-    batch, head, k_ring, v_ring = walk.batch, walk.head, walk.k_ring, walk.v_ring
+    program, num_programs = lax.axis_index("program"), lax.axis_size("program")
+    num_own = lax.div(num_items - 1 - program, num_programs) + 1
+
+    def for_each_walk(act: Callable[[KeyLoop], None]) -> Array:
+        """Acts on the thread block's walks, one after another, and returns their steps in all."""
+
+        def one(i: Array, first: Array) -> Array:
+            item = program + i * num_programs
+            walk = KeyLoop.of(arrays, spans_BQ4, blocks, scratch, item=item, first=first)
+            act(walk)
+            return first + walk.num_steps
+
+        num_steps: Array = lax.fori_loop(0, num_own, one, jnp.int32(0))
+        return num_steps
 
     def consume(group: Array) -> None:
-        rows = walk.rows(group)
-        q, seen = _own_queries(arrays, scratch, batch, rows, head, group)
         turns = Turns(scratch["turn"], group, blocks.num_groups)
 
-        def weigh(step: Array, running: Running, qk_IJ: Array) -> tuple[Array, Running, Array]:
-            """Returns probabilities of a step in their dtype, and the sums with it."""
-            found = logits(qk_IJ, scale=choices.scale, soft_cap=choices.soft_cap)
-            segments = at(scratch["k_segments"], k_ring.slot(step))
-            keys = Keys(walk.key_block(step) * blocks.keys, segments)
-            logits_IJ = masked_unless(walk.sees_whole(step), found, seen, keys, axis=0)
-            k_ring.release(step)
-            new = advance(running, logits_IJ)
-            return new.exponentials_IJ.astype(q.dtype), new.running, new.decay_I
+        def attend(walk: KeyLoop) -> None:
+            batch, head, k_ring, v_ring = walk.batch, walk.head, walk.k_ring, walk.v_ring
+            rows = walk.rows(group)
+            q, seen = _own_queries(arrays, scratch, batch, rows, head, group)
 
-        def step(step: Array, carry: tuple[Array, Array, Running]) -> tuple[Array, Array, Running]:
-            weighted_IV, p_IJ, running = carry
-            k = scratch["k"].at[k_ring.slot(step + 1)]
-            v = scratch["v"].at[v_ring.slot(step)]
-            k_ring.wait(step + 1)
-            turns.give()
+            def weigh(step: Array, running: Running, qk_IJ: Array) -> tuple[Array, Running, Array]:
+                """Returns probabilities of a step in their dtype, and the sums with it."""
+                found = logits(qk_IJ, scale=choices.scale, soft_cap=choices.soft_cap)
+                segments = at(scratch["k_segments"], k_ring.slot(step))
+                keys = Keys(walk.key_block(step) * blocks.keys, segments)
+                logits_IJ = masked_unless(walk.sees_whole(step), found, seen, keys, axis=0)
+                k_ring.release(step)
+                new = advance(running, logits_IJ)
+                return new.exponentials_IJ.astype(q.dtype), new.running, new.decay_I
 
-            def weigh_next(qk_IJ: Array) -> tuple[Array, Running, Array]:
-                new = weigh(step + 1, running, qk_IJ)
-                v_ring.wait(step + 1)
-                return new
+            def step(
+                step: Array, carry: tuple[Array, Array, Running]
+            ) -> tuple[Array, Array, Running]:
+                weighted_IV, p_IJ, running = carry
+                k = scratch["k"].at[k_ring.slot(step + 1)]
+                v = scratch["v"].at[v_ring.slot(step)]
+                k_ring.wait(step + 1)
+                turns.give()
 
-            (p_IJ, running, decay_I), weighted_IV = products.transposed_and_added(
-                q, k, Addition(weighted_IV, p_IJ, v), weigh_next, turns.give
+                def weigh_next(qk_IJ: Array) -> tuple[Array, Running, Array]:
+                    new = weigh(step + 1, running, qk_IJ)
+                    v_ring.wait(step + 1)
+                    return new
+
+                (p_IJ, running, decay_I), weighted_IV = products.transposed_and_added(
+                    q, k, Addition(weighted_IV, p_IJ, v), weigh_next, turns.give
+                )
+                v_ring.release(step)
+                return weighted_IV * along(decay_I, weighted_IV.shape, 0), p_IJ, running
+
+            def all_steps() -> tuple[Array, Running]:
+                k_ring.wait(0)
+                qk_IJ = products.transposed(q, scratch["k"].at[k_ring.slot(0)])
+                p_IJ, running, _ = weigh(0, start(blocks.queries), qk_IJ)
+                v_ring.wait(0)
+                last = walk.num_steps - 1
+                weighted_IV, p_IJ, running = lax.fori_loop(
+                    0, last, step, (nothing_IV, p_IJ, running)
+                )
+                weighted_IV = products.added(weighted_IV, p_IJ, scratch["v"].at[v_ring.slot(last)])
+                v_ring.release(last)
+                return weighted_IV, running
+
+            nothing_IV = jnp.zeros((blocks.queries, arrays.v_BSKV.shape[3]), jnp.float32)
+            turns.begin()
+            weighted_IV, running = lax.cond(
+                walk.num_steps > 0, all_steps, lambda: (nothing_IV, start(blocks.queries))
             )
-            v_ring.release(step)
-            return weighted_IV * along(decay_I, weighted_IV.shape, 0), p_IJ, running
+            turns.end()  # of each walk: no group waits here for values that the other holds
+            finished = finish(running, sinks_N[head])
+            o = q if scratch["o"] is None else scratch["o"].at[group]
+            lse = scratch["lse"].at[group]
+            o[...] = (weighted_IV * along(finished.factor_I, weighted_IV.shape, 0)).astype(o.dtype)
+            lse[...] = finished.lse_I
+            plgpu.commit_smem()
+            plgpu.copy_smem_to_gmem(o, o_BTNV.at[batch, rows, head])
+            plgpu.copy_smem_to_gmem(lse, lse_BNT.at[batch, head, rows])
+            plgpu.wait_smem_to_gmem(0)
 
-        def all_steps() -> tuple[Array, Running]:
-            k_ring.wait(0)
-            qk_IJ = products.transposed(q, scratch["k"].at[0])
-            p_IJ, running, _ = weigh(0, start(blocks.queries), qk_IJ)
-            v_ring.wait(0)
-            last = walk.num_steps - 1
-            weighted_IV, p_IJ, running = lax.fori_loop(0, last, step, (nothing_IV, p_IJ, running))
-            weighted_IV = products.added(weighted_IV, p_IJ, scratch["v"].at[v_ring.slot(last)])
-            v_ring.release(last)
-            return weighted_IV, running
+        for_each_walk(attend)
 
-        nothing_IV = jnp.zeros((blocks.queries, arrays.v_BSKV.shape[3]), jnp.float32)
-        turns.begin()
-        weighted_IV, running = lax.cond(
-            walk.num_steps > 0, all_steps, lambda: (nothing_IV, start(blocks.queries))
-        )
-        turns.end()
-        finished = finish(running, sinks_N[head])
-        o = q if scratch["o"] is None else scratch["o"].at[group]
-        lse = scratch["lse"].at[group]
-        o[...] = (weighted_IV * along(finished.factor_I, weighted_IV.shape, 0)).astype(o.dtype)
-        lse[...] = finished.lse_I
-        plgpu.commit_smem()
-        plgpu.copy_smem_to_gmem(o, o_BTNV.at[batch, rows, head])
-        plgpu.copy_smem_to_gmem(lse, lse_BNT.at[batch, head, rows])
-        plgpu.wait_smem_to_gmem(0)
+    def fetch() -> None:
+        def fetch_for(walk: KeyLoop) -> None:
+            fetch_more((walk.k_ring, walk.v_ring), walk.num_steps)
 
-    walk.run(consume)
+        num_steps = for_each_walk(fetch_for)
+        wait_until_free((scratch["k_ring"][1], scratch["v_ring"][1]), blocks.num_stages, num_steps)
+
+    specialised(blocks.num_groups, consume=consume, fetch=fetch)
 
 
 def _own_queries(

@@ -42,25 +42,47 @@ class KeyLoop:
 
     @classmethod
     def of(
-        cls, arrays: Arrays, spans_BQ4: Ref, blocks: ForwardBlockSizes, scratch: dict[str, Any]
+        cls,
+        arrays: Arrays,
+        spans_BQ4: Ref,
+        blocks: ForwardBlockSizes,
+        scratch: dict[str, Any],
+        *,
+        item: Array | None = None,
+        first: Array | int = 0,
     ) -> "KeyLoop":
-        """Returns the walk of the thread block that this runs in; causal: the longest first."""
-        batch, head = lax.axis_index("batch"), lax.axis_index("head")
-        block = spans_BQ4.shape[1] - 1 - lax.axis_index("block")
+        """Returns one walk; causal: the longest come first.
+
+        Args:
+            arrays: Of the call.
+            spans_BQ4: Of the queries of each walk.
+            blocks: Sizes.
+            scratch: With both rings.
+            item: Which of all walks; None for that of the thread block that this runs in.
+            first: How many steps both rings were used for before.
+        """
+        if item is None:
+            batch, head, place = (lax.axis_index(name) for name in ("batch", "head", "block"))
+        else:
+            num_rows, num_heads = spans_BQ4.shape[0], arrays.q_BTNH.shape[2]
+            head, batch = lax.rem(item, num_heads), lax.rem(lax.div(item, num_heads), num_rows)
+            place = lax.div(item, num_heads * num_rows)
+        block = spans_BQ4.shape[1] - 1 - place
         key_head = lax.div(head, arrays.q_BTNH.shape[2] // arrays.k_BSKH.shape[2])
         begin, full_begin, full_end, end = (spans_BQ4[batch, block, i] for i in range(4))
 
-        def place(step: Array) -> Any:
+        def columns(step: Array) -> Any:
             return pl.ds((begin + step) * blocks.keys, blocks.keys)
 
         def key_copies(step: Array) -> list[Copy]:
-            copies = [(arrays.k_BSKH.at[batch, place(step), key_head], scratch["k"])]
+            copies = [(arrays.k_BSKH.at[batch, columns(step), key_head], scratch["k"])]
             if arrays.k_segments_BS is not None:
-                copies.append((arrays.k_segments_BS.at[batch, place(step)], scratch["k_segments"]))
+                segments = arrays.k_segments_BS.at[batch, columns(step)]
+                copies.append((segments, scratch["k_segments"]))
             return copies
 
         def value_copies(step: Array) -> list[Copy]:
-            return [(arrays.v_BSKV.at[batch, place(step), key_head], scratch["v"])]
+            return [(arrays.v_BSKV.at[batch, columns(step), key_head], scratch["v"])]
 
         return cls(
             batch,
@@ -68,8 +90,8 @@ class KeyLoop:
             block,
             (begin, full_begin, full_end, end),
             blocks,
-            Ring(key_copies, *scratch["k_ring"], blocks.num_stages),
-            Ring(value_copies, *scratch["v_ring"], blocks.num_stages),
+            Ring(key_copies, *scratch["k_ring"], blocks.num_stages, first),
+            Ring(value_copies, *scratch["v_ring"], blocks.num_stages, first),
         )
 
     @property

@@ -7,6 +7,7 @@ Source: Shah et al. 2024, arXiv:2407.08608, section 3.1.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import attrs
@@ -47,16 +48,18 @@ class Ring:
         arrived: Barrier of each slot.
         free: Barrier of each slot.
         num_stages: Slots.
+        first: How many steps it was used for before its own first one.
     """
 
     copies: Callable[[Array], Sequence[Copy]]
     arrived: Ref
     free: Ref
     num_stages: int
+    first: Array | int = 0
 
     def slot(self, step: Array | int) -> Array:
         """Returns the slot in which a step's blocks are."""
-        return lax.rem(step, self.num_stages)
+        return lax.rem(self.first + step, self.num_stages)
 
     def fetch(self, step: Array, slot: Array | int) -> None:
         """Begins the copies of a step."""
@@ -98,6 +101,27 @@ def fetch_all(rings: Sequence[Ring], num_steps: Array) -> None:
             ring.fetch(step, slot)
 
     for_each_first_step(lambda ring, slot: plgpu.barrier_wait(ring.free.at[slot]))
+
+
+def fetch_more(rings: Sequence[Ring], num_steps: Array) -> None:
+    """Fetches the blocks of all steps into rings that were used before, and may be used again."""
+
+    @pl.loop(0, num_steps)
+    def _(step: Array) -> None:
+        for ring in rings:
+            free = ring.free.at[ring.slot(step)]
+            pl.when(ring.first + step >= ring.num_stages)(partial(plgpu.barrier_wait, free))
+            ring.fetch(step, ring.slot(step))
+
+
+def wait_until_free(barriers: Sequence[Ref], num_stages: int, num_steps: Array) -> None:
+    """Waits until consumers are done with the blocks of all steps, by the rings' `free`."""
+    for slot in range(num_stages):
+
+        @pl.when(slot < num_steps)
+        def _(slot: int = slot) -> None:
+            for free in barriers:
+                plgpu.barrier_wait(free.at[slot])
 
 
 def specialised(

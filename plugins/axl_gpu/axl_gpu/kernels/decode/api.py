@@ -34,6 +34,7 @@ from axcore.ops import (
 from axcore.plugins import Hardware
 from axl_gpu.kernels.attention.api import gpu_flash_attention
 from axl_gpu.kernels.attention.api import unsupported_reason as attention_unsupported_reason
+from axl_gpu.kernels.attention.block_sizes import PROCESSORS
 from axl_gpu.kernels.decode.kernel import (
     KEYS,
     ROWS,
@@ -48,9 +49,6 @@ WIDTH_STEP = 64
 MAX_WIDTH = 256
 PAGES = (8, 16, 32)
 """Pages of fewer keys than a block that fill one."""
-
-PROCESSORS = 132
-"""Of the GPUs that this is for."""
 
 
 @attrs.frozen
