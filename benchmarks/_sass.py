@@ -60,7 +60,7 @@ class Instruction(NamedTuple):
 
 
 class Listing(NamedTuple):
-    """A kernel's instructions, and which of them labels stand before."""
+    """A kernel's instructions, and which of them labels precede."""
 
     instructions: Sequence[Instruction]
     labels: Mapping[str, int]
