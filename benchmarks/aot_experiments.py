@@ -146,8 +146,11 @@ CASES = (
         Case(
             experiment="mixtral-8x7b",
             target="tpu-v5p-512",
-            changes=(f"micro_batches(rows_per_device={rows})",),
-            sets=("data.seq_len=4096", "data.batch_size=1024"),
+            sets=(
+                "data.seq_len=4096",
+                "data.batch_size=1024",
+                f"num_micro_batches={4 // rows}",
+            ),
             note=f"{rows} rows at once, recomputing all",
         )
         for rows in (4, 2)
