@@ -220,12 +220,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", action="append", help="rows whose name holds this text")
     wanted = parser.parse_args().only
-    figures = recorded("aot_experiments") if wanted else {}
     for case in CASES:
         if wanted is None or any(text in case.name for text in wanted):
             print(f"compiling {case.name}", flush=True)
-            figures[case.name] = stamped(compiled(case), case.target)
-            _keep(figures)  # what took minutes outlives a failure
+            row = stamped(compiled(case), case.target)
+            _keep({**recorded("aot_experiments"), case.name: row})  # it outlives a failure
     print(f"written to benchmarks/results/aot_experiments.json and {write_page()}")
 
 
