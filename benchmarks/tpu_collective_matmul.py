@@ -12,14 +12,11 @@ in which a product's parts are multiplied while others are on their way. It writ
 and the table of docs/parallelism.md. Nothing here has run on a chip.
 """
 
-import argparse
-import json
 from pathlib import Path
 from typing import Any
 
 import attrs
-from _apart import measured_apart
-from _record import record, recorded, stamped
+from _apart import record_cases
 from scaling import ALL_SERIES, COLLECTIVE_MATMULS
 from tpu_compile_time import compiled_figures
 
@@ -70,23 +67,10 @@ def write_page(figures: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", action="append", help="cases whose name holds this text")
-    parser.add_argument("--only-measure", choices=CASES, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.only_measure:
-        print(json.dumps(measure(given.only_measure)))
-        return
-    figures = recorded("tpu_collective_matmul")
-    for name in CASES:
-        if given.only is None or any(text in name for text in given.only):
-            one = measured_apart(TARGET, __file__, "--only-measure", name)
-            figures[name] = stamped(one, TARGET)
-            print(name, json.dumps(figures[name]), flush=True)
-            in_order = {case: figures[case] for case in CASES if case in figures}
-            command = "python benchmarks/tpu_collective_matmul.py"
-            record("tpu_collective_matmul", in_order, command=command)
-    write_page(recorded("tpu_collective_matmul"))
+    summary = (__doc__ or "").splitlines()[0]
+    write_page(
+        record_cases("tpu_collective_matmul", tuple(CASES), measure, target=TARGET, summary=summary)
+    )
 
 
 if __name__ == "__main__":

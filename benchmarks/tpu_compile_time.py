@@ -10,15 +10,12 @@ limits of `xla_tpu_scoped_vmem_limit_kib` and without other options that axl-tpu
 Nothing here has run on a chip.
 """
 
-import argparse
-import json
 import time
 from collections.abc import Mapping
 from typing import Any
 
 import attrs
-from _apart import measured_apart
-from _record import record, recorded, stamped
+from _apart import record_cases
 
 from axcore.aot import compile_devices, find_aot_target
 from axcore.aot.cost.analysis import analyse, total_s
@@ -43,11 +40,11 @@ CASES: Mapping[str, Mapping[str, Any]] = {
 """By name, what is changed of the options that axl-tpu asks for."""
 
 
-def measure(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the figures of a step that is compiled with these options, in this process."""
+def measure(case: str) -> dict[str, Any]:
+    """Returns the figures of a case, in this process."""
     hardware = Hardware.parse(TARGET)
     resolved = load_resolved(EXPERIMENT, ("kernel_choice=fastest",), hardware=hardware)
-    return compiled_figures(resolved, options)
+    return compiled_figures(resolved, CASES[case])
 
 
 def compiled_figures(resolved: ResolvedConfig, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -82,21 +79,8 @@ def compiled_figures(resolved: ResolvedConfig, options: Mapping[str, Any]) -> di
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", action="append", help="cases whose name holds this text")
-    parser.add_argument("--only-measure", choices=CASES, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.only_measure:
-        print(json.dumps(measure(CASES[given.only_measure])))
-        return
-    figures = recorded("tpu_compile_time")
-    for name in CASES:
-        if given.only is None or any(text in name for text in given.only):
-            one = measured_apart(TARGET, __file__, "--only-measure", name)
-            figures[name] = stamped(one, TARGET)
-            print(name, json.dumps(figures[name]), flush=True)
-            in_order = {one: figures[one] for one in CASES if one in figures}
-            record("tpu_compile_time", in_order, command="python benchmarks/tpu_compile_time.py")
+    summary = (__doc__ or "").splitlines()[0]
+    record_cases("tpu_compile_time", tuple(CASES), measure, target=TARGET, summary=summary)
 
 
 if __name__ == "__main__":
