@@ -32,6 +32,7 @@ from _serving_load import (
 )
 
 import axcore as ax
+from axcore.cli.main import collect_seldom
 from axcore.config import config
 from axcore.data import Tokenizer
 from axcore.inference import Answer, Engine, EngineConfig, Request, Sampling
@@ -188,6 +189,7 @@ def host(count: int) -> dict[str, Any]:
 
 
 def main(folder: str, devices: str = "1") -> None:
+    collect_seldom()  # as `axcore serve` does
     jax.config.update("jax_num_cpu_devices", int(devices))
     found = ax.from_hugging_face(folder)
     size = found.config.vocab_size

@@ -55,7 +55,7 @@ LOADS = (
 )
 """Who serves the load, how, and for how many seconds at most."""
 
-HOST_TOKENS = 64
+HOST_TOKENS = 256
 """Of each slot, while the engine's own time is taken."""
 
 Figures = dict[str, Any]

@@ -91,10 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     An `AxcoreError` ends it with one message and the error's own exit code. Anything else that is
     raised is a fault of the program and is shown whole.
     """
-    # Importing and tracing make many objects that live on; looking through them as often as Python
-    # does by default takes a tenth of the time.
-    gc.set_threshold(20_000, 50, 100)
-    atexit.register(gc.freeze)  # so that Python's end looks through none of them: a quarter second
+    collect_seldom()
     if os.environ.get("JAX_PLATFORMS") == "cpu":
         keep_freed_memory()  # before plugins are loaded, which happens in threads
     given = sys.argv[1:] if arguments is None else arguments
@@ -115,6 +112,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         else:
             click.echo(error_text(full), err=True)
         _leave(1)
+
+
+def collect_seldom() -> None:
+    """Has Python look for cycles less often in this process, and not when it ends.
+
+    Importing and tracing make many objects that live on: looking through them as often as Python
+    does by default takes a tenth of the time, and once more at the end a quarter second.
+    """
+    gc.set_threshold(20_000, 50, 100)
+    atexit.register(gc.freeze)
 
 
 def _out_of_memory(error: Exception) -> Exception | None:
