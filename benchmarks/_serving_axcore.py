@@ -17,6 +17,13 @@ from typing import Any
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
+from axcore.cli.main import collect_seldom
+from axcore.hardware.host_memory import keep_freed_memory
+
+if os.environ["JAX_PLATFORMS"] == "cpu":
+    keep_freed_memory()  # as `axcore serve` does, before jax starts
+collect_seldom()
+
 import jax
 import numpy as np
 from _serving_load import (
@@ -32,7 +39,6 @@ from _serving_load import (
 )
 
 import axcore as ax
-from axcore.cli.main import collect_seldom
 from axcore.config import config
 from axcore.data import Tokenizer
 from axcore.inference import Answer, Engine, EngineConfig, Request, Sampling
@@ -189,7 +195,6 @@ def host(count: int) -> dict[str, Any]:
 
 
 def main(folder: str, devices: str = "1") -> None:
-    collect_seldom()  # as `axcore serve` does
     jax.config.update("jax_num_cpu_devices", int(devices))
     found = ax.from_hugging_face(folder)
     size = found.config.vocab_size
