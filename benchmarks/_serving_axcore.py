@@ -24,9 +24,9 @@ if os.environ["JAX_PLATFORMS"] == "cpu":
     keep_freed_memory()  # as `axcore serve` does, before jax starts
 collect_seldom()
 
-import jax
-import numpy as np
-from _serving_load import (
+import jax  # noqa: E402
+import numpy as np  # noqa: E402
+from _serving_load import (  # noqa: E402
     CONTEXT,
     LONG_PROMPT,
     PROMPT,
@@ -38,12 +38,12 @@ from _serving_load import (
     served,
 )
 
-import axcore as ax
-from axcore.config import config
-from axcore.data import Tokenizer
-from axcore.inference import Answer, Engine, EngineConfig, Request, Sampling
-from axcore.models import transformer
-from axcore.parallel import make_mesh
+import axcore as ax  # noqa: E402
+from axcore.config import config  # noqa: E402
+from axcore.data import Tokenizer  # noqa: E402
+from axcore.inference import Answer, Engine, EngineConfig, Request, Sampling  # noqa: E402
+from axcore.models import transformer  # noqa: E402
+from axcore.parallel import make_mesh  # noqa: E402
 
 LIKELIEST = Sampling(temperature=0.0)
 SETTINGS = EngineConfig(max_rows=16, max_length=CONTEXT, decode_sizes=(1, 8, 16))
