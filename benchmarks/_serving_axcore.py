@@ -17,16 +17,9 @@ from typing import Any
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
-from axcore.cli.main import collect_seldom
-from axcore.hardware.host_memory import keep_freed_memory
-
-if os.environ["JAX_PLATFORMS"] == "cpu":
-    keep_freed_memory()  # as `axcore serve` does, before jax starts
-collect_seldom()
-
-import jax  # noqa: E402
-import numpy as np  # noqa: E402
-from _serving_load import (  # noqa: E402
+import jax
+import numpy as np
+from _serving_load import (
     CONTEXT,
     LONG_PROMPT,
     PROMPT,
@@ -38,12 +31,13 @@ from _serving_load import (  # noqa: E402
     served,
 )
 
-import axcore as ax  # noqa: E402
-from axcore.config import config  # noqa: E402
-from axcore.data import Tokenizer  # noqa: E402
-from axcore.inference import Answer, Engine, EngineConfig, Request, Sampling  # noqa: E402
-from axcore.models import transformer  # noqa: E402
-from axcore.parallel import make_mesh  # noqa: E402
+import axcore as ax
+from axcore.cli.main import collect_seldom
+from axcore.config import config
+from axcore.data import Tokenizer
+from axcore.inference import Answer, Engine, EngineConfig, Request, Sampling
+from axcore.models import transformer
+from axcore.parallel import make_mesh
 
 LIKELIEST = Sampling(temperature=0.0)
 SETTINGS = EngineConfig(max_rows=16, max_length=CONTEXT, decode_sizes=(1, 8, 16))
@@ -195,6 +189,7 @@ def host(count: int) -> dict[str, Any]:
 
 
 def main(folder: str, devices: str = "1") -> None:
+    collect_seldom()  # as `axcore serve` does
     jax.config.update("jax_num_cpu_devices", int(devices))
     found = ax.from_hugging_face(folder)
     size = found.config.vocab_size

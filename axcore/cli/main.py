@@ -92,10 +92,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     raised is a fault of the program and is shown whole.
     """
     collect_seldom()
-    if os.environ.get("JAX_PLATFORMS") == "cpu":
-        keep_freed_memory()  # before plugins are loaded, which happens in threads
     given = sys.argv[1:] if arguments is None else arguments
     rest, wants_traceback = _without_traceback(given)
+    if rest[:1] == ["train"] and os.environ.get("JAX_PLATFORMS") == "cpu":
+        keep_freed_memory()  # before plugins are loaded, which happens in threads
     try:
         with WorkLines() as lines, heard_by(lines):
             group.main(args=rest, prog_name="axcore")

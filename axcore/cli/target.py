@@ -12,12 +12,19 @@ from axcore.plugins import Finding, Hardware, set_environment_flags
 from axcore.plugins.environment_flags import expected_hardware, present_family
 
 
-def use_target(name: str | None, *, num_processes: int = 1) -> Hardware | None:
+def use_target(
+    name: str | None, *, num_processes: int = 1, keeps_memory: bool = False
+) -> Hardware | None:
     """Returns the named hardware, with the environment flags that plugins want for it set.
 
     Where jax is to have several host devices, it is asked for them. Where no target is named, the
     flags are those for the hardware that plugins see in this machine. Processes of one run share a
-    target's host devices equally, and keep the memory that their steps free.
+    target's host devices equally.
+
+    Args:
+        name: The hardware's.
+        num_processes: Of the run on this machine.
+        keeps_memory: Whether a process on host processors keeps the memory that its steps free.
 
     Raises:
         PluginError: No plugin knows the name, flags conflict, or jax started too early to read
@@ -25,7 +32,7 @@ def use_target(name: str | None, *, num_processes: int = 1) -> Hardware | None:
     """
     if name is None:
         expected = expected_hardware() or _host_devices(num_processes)
-        if expected is None or expected.family == "cpu":
+        if keeps_memory and (expected is None or expected.family == "cpu"):
             keep_freed_memory()
         if expected is not None:
             set_environment_flags(expected)
@@ -36,7 +43,8 @@ def use_target(name: str | None, *, num_processes: int = 1) -> Hardware | None:
             raise PluginError(
                 f"jax has started already, so {name} cannot be set up", where="--target"
             )
-        keep_freed_memory()
+        if keeps_memory:
+            keep_freed_memory()
         flags = os.environ.get("XLA_FLAGS", "").split()
         rest = [flag for flag in flags if not flag.startswith(DEVICE_COUNT)]
         os.environ["XLA_FLAGS"] = " ".join(rest)  # the target, being named, decides the number

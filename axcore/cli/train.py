@@ -76,7 +76,8 @@ def train(
     use_compile_cache()
     plugin_host().require_healthy()
     place = process_info_of(processes)
-    wanted = use_target(target, num_processes=place.process_count if place else 1)
+    num_processes = place.process_count if place else 1
+    wanted = use_target(target, num_processes=num_processes, keeps_memory=True)
     turns = Turns(heartbeat)
     turn = turns.wait(_import_all, on_leave=_end_waits)
     write_programs_whole()

@@ -15,7 +15,8 @@ def keep_freed_memory() -> bool:
     large back at once, so the kernel has to clear every page of them again in every step: a
     quarter of the time of a small one. Nothing happens where the C library is another, or where
     it is tuned by `GLIBC_TUNABLES` or `MALLOC_*`, nor once jax is imported. Call it before other
-    threads start: of those that have heaps of their own, large blocks still go back.
+    threads start: of those that have heaps of their own, large blocks still go back. All threads
+    share one heap then, for which threads of an engine would wait: it is for training.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None or _is_tuned() or "jax" in sys.modules:
