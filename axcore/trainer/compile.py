@@ -107,9 +107,7 @@ class StepCompiler:
         with _naming_refused(own):
             if self._kept_steps is None:
                 return lowered.compile(compiler_options=options)
-            return self._kept_steps.compile(
-                self._description, lowered, self.kernel_plan(), options
-            )
+            return self._kept_steps.compile(self._description, lowered, self.kernel_plan(), options)
 
     @property
     def is_step_kept(self) -> bool:

@@ -46,7 +46,9 @@ def test_a_kernel_pin_is_followed(small_config, one_device):
 
 def test_an_option_that_the_compiler_does_not_have(small_config, one_device):
     trainer = one_device(evolve(small_config, compiler_options={"xla_no_such_option": 3}))
-    with pytest.raises(ConfigError, match="xla_no_such_option=3.*No such compile option") as caught:
+    with pytest.raises(
+        ConfigError, match=r"xla_no_such_option=3.*No such compile option"
+    ) as caught:
         _ = trainer.compiler.compiled_step
     assert caught.value.where == "compiler_options"
 
