@@ -9,7 +9,8 @@ APART = Path(__file__).parents[2] / "benchmarks" / "_apart.py"
 
 
 @pytest.fixture
-def apart():
+def apart(monkeypatch):
+    monkeypatch.syspath_prepend(APART.parent)
     spec = importlib.util.spec_from_file_location("_apart", APART)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
