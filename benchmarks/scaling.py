@@ -31,12 +31,6 @@ from axcore.parallel import ACTIVATION_RULES
 from axcore.plugins import Hardware, MeshRule
 from axcore.trainer import resolve
 
-COLLECTIVE_MATMULS = {
-    "xla_tpu_all_gather_collective_matmul_mode": "post_spmd",
-    "xla_tpu_reduce_scatter_collective_matmul_mode": "post_spmd",
-}
-"""Options of libtpu's by which products and collectives of a layer on several chips overlap."""
-
 
 @attrs.frozen(kw_only=True)
 class Series:
@@ -53,8 +47,7 @@ class Series:
         seq_len: Tokens of a row.
         mesh: Of a slice.
         remat: What layers keep for the backward pass, a preset.
-        splits_width: Whether hidden vectors between layers are split over `model` too, and
-            multiplied part by part while others are on their way (`tpu_collective_matmul.py`).
+        splits_width: Whether hidden vectors between layers are split over `model` too.
         slice_size: As the target's name counts it.
         slices: How many slices are compiled for.
         published_mfu: By slices.
@@ -86,7 +79,6 @@ class Series:
             match="tpu-*", mesh=self.mesh, modifiers=(RematModifier(policy=self.remat),)
         )
         rules = {"embed": ("model",), "vocab": ()} if self.splits_width else {}
-        options = COLLECTIVE_MATMULS if self.splits_width else {}
         return update_config(
             llama2.llama2_7b(),
             {
@@ -101,7 +93,6 @@ class Series:
                 "activation_rules": {**ACTIVATION_RULES, **rules},
                 "mesh_rules": (rule,),
                 "kernel_choice": "fastest",
-                "compiler_options": options,
             },
         )
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import attrs
 from _apart import record_cases
-from scaling import ALL_SERIES, COLLECTIVE_MATMULS
+from scaling import ALL_SERIES
 from tpu_compile_time import compiled_figures
 
 from axcore.config import update_config
@@ -29,13 +29,17 @@ PAGE = Path(__file__).parents[1] / "docs" / "parallelism.md"
 BEGIN, END = "<!-- table: tpu_collective_matmul.py -->\n", "<!-- end of table -->"
 TARGET, LAYERS = "tpu-v5e-256", 8
 SERIES = next(series for series in ALL_SERIES if series.name == "128B")
-GATHERS = "xla_tpu_all_gather_collective_matmul_mode"
+GATHERS, SUMS = (
+    f"xla_tpu_{one}_collective_matmul_mode" for one in ("all_gather", "reduce_scatter")
+)
+OF_GATHERS = {GATHERS: "post_spmd"}
+OF_BOTH = {**OF_GATHERS, SUMS: "post_spmd"}
 CASES: dict[str, tuple[bool, dict[str, str]]] = {
     "whole": (False, {}),
-    "whole, collective matmuls": (False, COLLECTIVE_MATMULS),
+    "whole, collective matmuls": (False, OF_BOTH),
     "split by width": (True, {}),
-    "split by width, collective matmuls": (True, COLLECTIVE_MATMULS),
-    "split by width, collective matmuls of gathers": (True, {GATHERS: COLLECTIVE_MATMULS[GATHERS]}),
+    "split by width, collective matmuls": (True, OF_BOTH),
+    "split by width, collective matmuls of gathers": (True, OF_GATHERS),
 }
 """By name, whether hidden vectors are split, and what libtpu is asked besides."""
 

@@ -1,7 +1,5 @@
 """`StepCompiler`: the programs of a run, jitted, lowered and compiled for its mesh and hardware."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
@@ -10,7 +8,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from axcore.config import render_config
 from axcore.distributed import all_gather_object
-from axcore.errors import ConfigError
 from axcore.ops import KernelPlan, KernelPolicy, PlanRecording, recording_plan, use_policy
 from axcore.parallel import ActivationSharding, sharding_activations
 from axcore.plugins import wanted_compiler_options
@@ -94,20 +91,15 @@ class StepCompiler:
 
     @cached_property
     def compiled_step(self) -> Any:
-        """The step compiled for the state and the batch that it runs on.
-
-        Raises:
-            ConfigError: The compiler does not take an option of the config.
-        """
+        """The step compiled for the state and the batch that it runs on."""
         if self._kept_step is not None:
             return self._kept_step.compiled
-        own = self.config.compiler_options
-        options = {**wanted_compiler_options(self.hardware), **own} or None
-        lowered = self.lowered_step
-        with _naming_refused(own):
-            if self._kept_steps is None:
-                return lowered.compile(compiler_options=options)
-            return self._kept_steps.compile(self._description, lowered, self.kernel_plan(), options)
+        options = dict(wanted_compiler_options(self.hardware)) or None
+        if self._kept_steps is None:
+            return self.lowered_step.compile(compiler_options=options)
+        return self._kept_steps.compile(
+            self._description, self.lowered_step, self.kernel_plan(), options
+        )
 
     @property
     def is_step_kept(self) -> bool:
@@ -169,20 +161,3 @@ class StepCompiler:
     @cached_property
     def _replicated(self) -> NamedSharding:
         return NamedSharding(self.mesh, PartitionSpec())  # type: ignore[no-untyped-call]
-
-
-@contextmanager
-def _naming_refused(options: Mapping[str, Any]) -> Iterator[None]:
-    """Says of a compiler's refusal which option of a config it is about."""
-    try:
-        yield
-    except jax.errors.JaxRuntimeError as error:
-        said = str(error).splitlines()[0]
-        refused = next((name for name in options if name in said), None)
-        if refused is None:
-            raise
-        raise ConfigError(
-            f"the compiler does not take {refused}={options[refused]!r}: {said}",
-            where="compiler_options",
-            hint="take it out, or see which options this compiler has",
-        ) from error

@@ -103,8 +103,6 @@ class Trainer(Configurable):
             kernel_choice: Which kernel serves where several can: one that has run on the chip and
                 was timed there, if there is any; or the fastest as far as is known, never run or
                 not.
-            compiler_options: Options of XLA's that the step is compiled with, besides those that
-                plugins want for the hardware, and in their place where names are equal.
             writers: Metric writers by name; `json_lines` writes even where it is left out.
             observers: What watches the run, by name; see `axcore.plugins.RunObserver`.
         """
@@ -140,7 +138,6 @@ class Trainer(Configurable):
         kernels: Resumable[Mapping[str, str]] = {}
         allow_kernels: Resumable[tuple[str, ...]] = ()
         kernel_choice: Resumable[KernelPreference] = "validated"
-        compiler_options: Resumable[Mapping[str, bool | int | float | str]] = {}
         writers: Resumable[tuple[str, ...]] = (DEFAULT_WRITER,)
         observers: Resumable[tuple[str, ...]] = ()
 

@@ -44,21 +44,6 @@ def test_a_kernel_pin_is_followed(small_config, one_device):
     assert "attention: reference (core), pinned, on cpu-1" in str(pinned.kernel_plan())
 
 
-def test_an_option_that_the_compiler_does_not_have(small_config, one_device):
-    trainer = one_device(evolve(small_config, compiler_options={"xla_no_such_option": 3}))
-    with pytest.raises(
-        ConfigError, match=r"xla_no_such_option=3.*No such compile option"
-    ) as caught:
-        _ = trainer.compiler.compiled_step
-    assert caught.value.where == "compiler_options"
-
-
-def test_a_compiler_option_is_followed(small_config, one_device, tmp_path):
-    trainer = one_device(evolve(small_config, compiler_options={"xla_dump_to": str(tmp_path)}))
-    _ = trainer.compiler.compiled_step
-    assert list(tmp_path.glob("*after_optimizations.txt"))
-
-
 def test_names_of_kernels_that_do_not_exist_are_listed_together(small_config, one_device):
     with pytest.raises(ConfigError) as error:
         one_device(
