@@ -79,7 +79,7 @@ def draw(figures: dict[str, Any]) -> None:
     axes.xaxis.set_major_formatter(lambda chips, _: f"{chips:,.0f}")
     axes.set_xlabel("chips, in slices of 256")
     axes.set_ylabel("speed of a chip, of that on one slice")
-    axes.set_ylim(0.7, 1.02)
+    axes.set_ylim(0.7, 1.15)
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small", ncols=2)
     figure.savefig(CHART, bbox_inches="tight", metadata={"Date": None})
