@@ -25,6 +25,9 @@ from axcore.progress import heard_by
 
 TRACEBACK = "AXCORE_TRACEBACK"
 
+OF_ENGINES = frozenset({"generate", "serve"})
+"""Commands whose threads allocate beside each other, and would wait for a heap that they share."""
+
 
 class LazyGroup(click.Group):
     """A group whose commands are records; each is imported when it is used."""
@@ -94,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     collect_seldom()
     given = sys.argv[1:] if arguments is None else arguments
     rest, wants_traceback = _without_traceback(given)
-    if rest[:1] == ["train"] and os.environ.get("JAX_PLATFORMS") == "cpu":
+    if os.environ.get("JAX_PLATFORMS") == "cpu" and not OF_ENGINES.intersection(rest[:1]):
         keep_freed_memory()  # before plugins are loaded, which happens in threads
     try:
         with WorkLines() as lines, heard_by(lines):

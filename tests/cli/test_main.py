@@ -194,3 +194,21 @@ def test_exit_codes_are_the_documented_ones():
 
 def test_json_output_is_alone_on_stdout():
     assert json.loads(axcore("plugins", "--json").stdout)[0]["name"] == "core"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "is_kept"),
+    [
+        ("train --help", True),
+        ("eval --help", True),
+        ("serve --help", False),
+        ("--traceback generate --help", False),
+    ],
+)
+def test_freed_memory_is_kept_on_host_processors_but_by_engines(arguments, is_kept, monkeypatch):
+    kept = []
+    monkeypatch.setattr("axcore.cli.main.keep_freed_memory", lambda: kept.append(True))
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    with pytest.raises(SystemExit):
+        main(arguments.split())
+    assert bool(kept) is is_kept
