@@ -320,7 +320,9 @@ def traced(name):
 def kept_for_backward(traced_step):
     """Returns how many arrays of each kind layers keep: what the first scan stacks."""
     scan = next(equation for equation in traced_step if equation.primitive.name == "scan")
-    stacked = [variable.aval for variable in scan.outvars[scan.params["num_carry"] :]]
+    (body,) = inner_jaxprs(scan.params)
+    pairs = zip(scan.outvars, body.outvars, strict=True)
+    stacked = [whole.aval for whole, one in pairs if whole.aval.shape != one.aval.shape]
     return Counter(str(aval) for aval in stacked if aval.size > 2 * 4)
 
 
