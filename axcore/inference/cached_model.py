@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jaxtyping import Array, Float, Int
 
 from axcore.inference.weight_conversion import WeightConversion, default_device
-from axcore.layers import ServingRoom, continued_rows, rows_in_parts, using_adapters
+from axcore.layers import ServingRoom, continued_rows, decode_products, using_adapters
 from axcore.modifiers import AdapterRoom, QuantizedWeights, for_serving
 from axcore.module import DType, Module, ParamSpec, apply_updates, functional
 from axcore.ops import current_policy
@@ -30,9 +30,6 @@ from axcore.parallel import (
 
 RULES: Rules = {**ACTIVATION_RULES, "batch": (), "time": ()}
 """Each device has all rows of a call, which come and go, and its own heads and hidden units."""
-
-ROW_PARTS = 4
-"""Parts of a product with one row on CPUs; with 8 each is too small to gain anything."""
 
 
 class CachedModel:
@@ -191,7 +188,7 @@ class CachedModel:
     ) -> tuple[Float[Array, "B N vocab"], Any]:
         """Returns what `step` does, with the logits after new tokens at some places of each row."""
         info = continued_rows(tokens, num_cached, num_new, slots=slots, page_table=page_table)
-        with self._on_mesh(), using_adapters(adapters), rows_in_parts(self._row_parts()):
+        with self._on_mesh(), using_adapters(adapters), self._products():
             logits, outputs = functional(
                 self.model, _merged(weights, caches), tokens, info, at=at, method="logits"
             )
@@ -200,9 +197,8 @@ class CachedModel:
             caches = jax.lax.with_sharding_constraint(caches, self.cache_shardings)  # type: ignore[no-untyped-call]
         return logits, caches
 
-    def _row_parts(self) -> int:
-        is_host = current_policy().hardware.family == "cpu"
-        return ROW_PARTS if is_host and self._mesh is None else 1
+    def _products(self) -> AbstractContextManager[None]:
+        return decode_products() if self._mesh is None else nullcontext()
 
     def _on_mesh(self) -> AbstractContextManager[None]:
         if self._mesh is None:

@@ -11,6 +11,7 @@ from axcore.layers.attention.quantized_store import QuantizedStore
 from axcore.layers.attention.rope import RoPE, rope_frequencies, rotate
 from axcore.layers.attention.self_attention import Attention, DotProductAttention
 from axcore.layers.attention.sliding_cache import SlidingCache
+from axcore.layers.decode_products import decode_products
 from axcore.layers.dot import Dot, PlainDot
 from axcore.layers.dropout import Dropout
 from axcore.layers.embedding import Embedding
@@ -49,7 +50,6 @@ from axcore.layers.remat_presets import (
     ATTENTION_VALUE,
 )
 from axcore.layers.residual import PostNorm, PreNorm, Residual
-from axcore.layers.row_products import rows_in_parts
 from axcore.layers.sequence import Sequence, alternating
 from axcore.layers.serving_room import PageRoom, ServingRoom
 from axcore.layers.stack import ScannedLayers, Stack
@@ -121,7 +121,6 @@ __all__ = [
     "quantize_weights",
     "rope_frequencies",
     "rotate",
-    "rows_in_parts",
     "shard",
     "using_adapters",
     "widened",

@@ -28,6 +28,10 @@ from axcore.ops.cross_entropy.types import (
 from axcore.ops.decode.api import decode_attention
 from axcore.ops.decode.as_attention import attention_call_of, decode_as_attention
 from axcore.ops.decode.types import DecodeInputs, DecodeSpec
+from axcore.ops.decode_matmul.api import decode_matmul
+from axcore.ops.decode_matmul.portable import narrow_product
+from axcore.ops.decode_matmul.types import DecodeMatmulInputs, DecodeMatmulSpec
+from axcore.ops.decode_matmul.widening import packed_int4, unpacked_int4, wide_weight
 from axcore.ops.dispatch.block_sizes import BlockSizeEntry, BlockSizeTable, power_of_two
 from axcore.ops.dispatch.call import Call
 from axcore.ops.dispatch.choice import ChosenKernel, choose
@@ -88,6 +92,8 @@ __all__ = [
     "CrossEntropySums",
     "CrossEntropyTokens",
     "DecodeInputs",
+    "DecodeMatmulInputs",
+    "DecodeMatmulSpec",
     "DecodeSpec",
     "Forward",
     "GroupedMatmulInputs",
@@ -122,6 +128,7 @@ __all__ = [
     "current_policy",
     "decode_as_attention",
     "decode_attention",
+    "decode_matmul",
     "dropout_columns",
     "dropout_of",
     "dropout_rows",
@@ -145,4 +152,8 @@ __all__ = [
     "row_delta",
     "sink_gradient",
     "use_policy",
+    "narrow_product",
+    "packed_int4",
+    "unpacked_int4",
+    "wide_weight",
 ]

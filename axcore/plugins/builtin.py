@@ -97,6 +97,13 @@ def ops() -> Iterator[Op]:
         arg_spec=Ref("axcore.ops.dispatch.arg_specs:decode_attention"),
     )
     yield Op(
+        name="decode_matmul",
+        fn=Ref("axcore.ops:decode_matmul"),
+        summary="A few rows times a weight, wide or kept narrow",
+        contract=Ref("axcore.testing.decode_matmul_contract:DECODE_MATMUL"),
+        arg_spec=Ref("axcore.ops.dispatch.arg_specs:decode_matmul"),
+    )
+    yield Op(
         name="cross_entropy",
         fn=Ref("axcore.ops:cross_entropy"),
         summary="Next-token loss without the whole logits in memory",
@@ -163,13 +170,24 @@ def kernels() -> Iterator[Kernel]:
         name="portable",
         summary="Contiguous and paged caches, in blocks of keys",
         priority=50,
+        validated_on=("cpu",),
         forward=Ref("axcore.ops.decode.portable:decode_attention_portable"),
         block_sizes=Ref("axcore.ops.decode.portable:BLOCK_SIZES"),
+        **in_jnp,
+    )
+    yield Kernel(
+        op="decode_matmul",
+        name="portable",
+        summary="Plain JAX; a narrow weight is made wide in the product",
+        priority=50,
+        validated_on=("*",),  # XLA's own products
+        forward=Ref("axcore.ops.decode_matmul.portable:decode_matmul_portable"),
         **in_jnp,
     )
     for op, room in (
         ("attention", "attention"),
         ("decode_attention", "decode"),
+        ("decode_matmul", "decode_matmul"),
         ("cross_entropy", "cross_entropy"),
         ("rms_norm", "rms_norm"),
         ("rope", "rope"),

@@ -8,15 +8,23 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, UInt8
+from jaxtyping import Array, Float
 
 from axcore.config import REQUIRED, PositiveInt, config
 from axcore.errors import ConfigError
 from axcore.layers.broadcast import as_row
+from axcore.layers.decode_products import times_narrow
 from axcore.layers.dot import over_rows
 from axcore.layers.grouped_rows import GROUP_SIZES, GroupedRows, group_of_rows, taken_by_rows
 from axcore.module import Module, Param, ParamSpec
-from axcore.ops import Quantization, QuantizedArray, grouped_matmul
+from axcore.ops import (
+    Quantization,
+    QuantizedArray,
+    grouped_matmul,
+    packed_int4,
+    unpacked_int4,
+    wide_weight,
+)
 from axcore.ops.quantized.quantize import SMALLEST, amax_of, quantized
 
 WeightFormat = Literal["int8", "int4", "float8_e4m3fn"]
@@ -88,14 +96,7 @@ class QuantizedLinear(GroupedRows, Module):
         values = self.weight_values
         if values.ndim > 2:
             return self._of_experts(x)
-        if self.config.format == "int4":
-            values = unpacked_int4(values)
-        if self._num_groups == 1:
-            y = over_rows(lambda rows: rows @ values.astype(rows.dtype), x)
-            y = (y.astype(jnp.float32) * as_row(self.weight_scale[0], y.ndim)).astype(x.dtype)
-        else:
-            weight = wide_weight(values, self.weight_scale).astype(x.dtype)
-            y = over_rows(lambda rows: rows @ weight, x)
+        y = over_rows(lambda rows: times_narrow(rows, values, self.weight_scale), x)
         return y + as_row(self.bias, y.ndim) if self.config.has_bias else y
 
     def _of_experts(self, x: Float[Array, "*batch in_dim"]) -> Float[Array, "*batch out_dim"]:
@@ -156,24 +157,6 @@ def quantized_weight(
         return QuantizedArray(packed_int4(narrow.reshape(weight.shape)), scale[:, 0])
     found = quantized(grouped, Quantization(format=how, per="channel"), (1,))
     return QuantizedArray(found.values.reshape(weight.shape), found.scale[:, 0])
-
-
-def wide_weight(values: Array, scale: Float[Array, "G N"]) -> Float[Array, "K N"]:
-    """Returns what numbers `[K, N]` and their scales are, in float32."""
-    grouped = values.astype(jnp.float32).reshape(scale.shape[0], -1, scale.shape[1])
-    return (grouped * scale[:, None, :]).reshape(values.shape)
-
-
-def packed_int4(values: Array) -> UInt8[Array, "half N"]:
-    """Returns integers from -8 to 7, `[K, N]`, two in a byte."""
-    low, high = jnp.split((values.astype(jnp.int32) & 15).astype(jnp.uint8), 2)
-    return low | (high << 4)
-
-
-def unpacked_int4(packed: UInt8[Array, "half N"]) -> Array:
-    """Returns the integers, `[K, N]` int8."""
-    both = jnp.concatenate([packed << 4, packed & 0xF0])
-    return jax.lax.bitcast_convert_type(both, jnp.int8) >> 4
 
 
 def _num_groups(cfg: Any) -> int:

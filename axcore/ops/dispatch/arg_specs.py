@@ -18,6 +18,8 @@ from axcore.ops.cross_entropy.api import cross_entropy_call
 from axcore.ops.cross_entropy.types import CrossEntropyInputs, CrossEntropySpec
 from axcore.ops.decode.api import decode_call
 from axcore.ops.decode.types import DecodeInputs, DecodeSpec
+from axcore.ops.decode_matmul.api import decode_matmul_call
+from axcore.ops.decode_matmul.types import DecodeMatmulInputs, DecodeMatmulSpec
 from axcore.ops.dispatch.call import Call
 from axcore.ops.grouped_matmul.api import grouped_matmul_call
 from axcore.ops.grouped_matmul.types import GroupedMatmulInputs
@@ -57,6 +59,16 @@ def decode_attention() -> Call:
         lengths, table = _array(32, dtype=jnp.int32), _array(32, 256, dtype=jnp.int32)
         inputs = DecodeInputs(_array(32, 1, HEADS, WIDTH), pages, pages, lengths, table)
         return decode_call(inputs, DecodeSpec(scale=WIDTH**-0.5))
+
+    return _traced(call)
+
+
+def decode_matmul() -> Call:
+    """Return the first product of the feed-forward layer, of one new token of each of 32 rows."""
+
+    def call() -> Call:
+        inputs = DecodeMatmulInputs(_array(32, DIM), _array(DIM, 4 * DIM))
+        return decode_matmul_call(inputs, DecodeMatmulSpec())
 
     return _traced(call)
 

@@ -1,12 +1,14 @@
-"""One row times a matrix in parts: the same product, and only where there is one row."""
+"""Products where a model serves: those of the op, and of one row in parts where a host has it."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from axcore.layers import rows_in_parts
-from axcore.layers.row_products import compared, times
+from axcore.hardware import Hardware
+from axcore.layers import decode_products
+from axcore.layers.decode_products import compared, times
+from axcore.ops import KernelPolicy, use_policy
 
 WIDTH = 264
 
@@ -15,6 +17,10 @@ def _operands(rows, dtype=jnp.float32):
     draw = np.random.default_rng(0)
     x, weight = draw.standard_normal((rows, WIDTH)), draw.standard_normal((WIDTH, WIDTH))
     return jnp.asarray(x, dtype), jnp.asarray(weight, dtype)
+
+
+def _portable(target="cpu-1"):
+    return KernelPolicy(hardware=Hardware.parse(target), pins={"decode_matmul": "portable"})
 
 
 def _numbers_of_parts(function, *operands):
@@ -28,7 +34,7 @@ def _numbers_of_parts(function, *operands):
 def test_parts_change_the_product_of_one_row_by_rounding_only(product):
     x, weight = _operands(1)
     held = weight if product is times else weight.T
-    with rows_in_parts(4):
+    with use_policy(_portable()), decode_products():
         found = product(x, held)
         assert _numbers_of_parts(product, x, held) == [4]
     exact = np.asarray(x, np.float64) @ np.asarray(weight, np.float64)
@@ -40,8 +46,10 @@ def test_one_product_stays_one_where_parts_gain_nothing(product):
     several, one, rounded = _operands(2), _operands(1), _operands(1, jnp.bfloat16)
     small = [array[..., :64] for array in _operands(1)]
     assert _numbers_of_parts(product, *one) == [1]
-    with rows_in_parts(4):
+    with use_policy(_portable()), decode_products():
         for operands in (several, rounded, (small[0], small[1][:64])):
             assert _numbers_of_parts(product, *operands) == [1]
-    with rows_in_parts(5):  # of a width that 5 does not divide
+        indivisible = (one[0], one[1][:, :263]) if product is times else (one[0], one[1][:263])
+        assert _numbers_of_parts(product, *indivisible) in ([4], [1])
+    with use_policy(_portable("tpu-v5p-8")), decode_products():
         assert _numbers_of_parts(product, *one) == [1]

@@ -1,0 +1,66 @@
+"""Test cases of decode matmul: wide and narrow weights, one row and many, sizes that nothing fits."""
+
+import attrs
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import DTypeLike
+
+from axcore.ops.decode_matmul.types import DecodeMatmulInputs, DecodeMatmulSpec
+from axcore.ops.decode_matmul.widening import packed_int4
+
+
+@attrs.frozen(kw_only=True)
+class DecodeMatmulTestCase:
+    """A recipe for a call: sizes, and how the weight is kept.
+
+    Args:
+        name: Unique among the samples.
+        narrow: `int8`, `int4` or `float8_e4m3fn`; None for a weight of x's dtype.
+        num_groups: Of scales.
+    """
+
+    name: str
+    rows: int = 3
+    in_dim: int = 64
+    out_dim: int = 96
+    transposed: bool = False
+    narrow: str | None = None
+    num_groups: int = 1
+
+    def make(self, dtype: DTypeLike = jnp.float32) -> tuple[DecodeMatmulInputs, DecodeMatmulSpec]:
+        """Return the call, equal each time."""
+        numbers = np.random.default_rng(len(self.name))
+        x = jnp.asarray(numbers.standard_normal((self.rows, self.in_dim)), dtype)
+        spec = DecodeMatmulSpec(transposed=self.transposed)
+        shape = (self.in_dim, self.out_dim)
+        drawn = numbers.standard_normal(shape[::-1] if self.transposed else shape)
+        if self.narrow is None:
+            return DecodeMatmulInputs(x, jnp.asarray(drawn, dtype)), spec
+        scale = jnp.asarray(numbers.uniform(0.5, 2.0, (self.num_groups, self.out_dim)), jnp.float32)
+        largest = {"int8": 127, "int4": 7, "float8_e4m3fn": 448}[self.narrow]
+        values = np.clip(drawn / 3, -1, 1) * largest
+        if self.narrow == "float8_e4m3fn":
+            return DecodeMatmulInputs(x, jnp.asarray(values, self.narrow), scale / largest), spec
+        kept = jnp.asarray(np.round(values), jnp.int8)
+        weight = packed_int4(kept) if self.narrow == "int4" else kept
+        return DecodeMatmulInputs(x, weight, scale / largest), spec
+
+
+DECODE_MATMUL_TEST_CASES = (
+    DecodeMatmulTestCase(name="plain"),
+    DecodeMatmulTestCase(name="one_row", rows=1, in_dim=256, out_dim=512),
+    DecodeMatmulTestCase(name="eight_rows", rows=8),
+    DecodeMatmulTestCase(name="many_rows", rows=21),
+    DecodeMatmulTestCase(name="odd_sizes", rows=5, in_dim=37, out_dim=131),
+    DecodeMatmulTestCase(name="narrow_output", out_dim=16),
+    DecodeMatmulTestCase(name="transposed", transposed=True),
+    DecodeMatmulTestCase(name="transposed_row", rows=1, in_dim=256, out_dim=512, transposed=True),
+    DecodeMatmulTestCase(name="transposed_many", rows=11, out_dim=131, transposed=True),
+    DecodeMatmulTestCase(name="int8", narrow="int8"),
+    DecodeMatmulTestCase(name="int8_row", rows=1, narrow="int8", in_dim=37, out_dim=131),
+    DecodeMatmulTestCase(name="int8_groups", narrow="int8", num_groups=4),
+    DecodeMatmulTestCase(name="int4", narrow="int4", num_groups=2),
+    DecodeMatmulTestCase(name="int4_row", rows=1, narrow="int4", num_groups=4),
+    DecodeMatmulTestCase(name="int4_one_scale", rows=9, narrow="int4"),
+    DecodeMatmulTestCase(name="float8", narrow="float8_e4m3fn", rows=8),
+)

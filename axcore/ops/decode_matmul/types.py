@@ -1,0 +1,31 @@
+"""What a decode-matmul call is made of.
+
+Letters: R rows, K input, N output; G groups of K that share a scale in each column.
+"""
+
+from typing import NamedTuple
+
+import attrs
+from jax import Array
+
+INT4_PAIRS = "uint8"
+"""Dtype of weights in int4: two numbers share a byte."""
+
+
+class DecodeMatmulInputs(NamedTuple):
+    """The arrays of one call, a pytree.
+
+    The weight is `[K, N]`, or `[N, K]` where it is transposed. One that is kept narrow has a scale;
+    in int4 it is `[K / 2, N]`: row `k` of it has the low halves of bytes, row `k + K / 2` the high.
+    """
+
+    x_RK: Array
+    weight: Array
+    scale_GN: Array | None = None
+
+
+@attrs.frozen(kw_only=True)
+class DecodeMatmulSpec:
+    """The static choices of one call; hashable."""
+
+    transposed: bool = False

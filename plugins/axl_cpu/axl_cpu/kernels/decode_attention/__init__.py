@@ -1,0 +1,1 @@
+"""Attention of the newest tokens over a cache, read once and as it lies."""

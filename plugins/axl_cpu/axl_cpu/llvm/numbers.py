@@ -1,0 +1,86 @@
+"""Numbers that are kept in fewer bits, made float32; and exp and tanh, a vector at a time."""
+
+from axl_cpu.llvm.emitter import Emitter, Value
+
+_LOG2_E = 1.4426950408889634
+_LN_2_HIGH, _LN_2_LOW = 0.693359375, -2.12194440e-4
+"""ln 2 in two parts, of which the first has few bits: products with whole numbers are exact."""
+_SMALLEST, _LARGEST = -87.0, 88.0
+"""Between them exp is a normal number of float32."""
+_EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 0.5)
+"""Source: Moshier, Cephes, `expf`: of `(exp(x) - 1 - x) / x^2`, the highest power first."""
+
+
+def widened(e: Emitter, pointer: Value, dtype: str) -> list[Value]:
+    """Returns the numbers at a place as float32: a vector, or two where two share a byte.
+
+    Of int4 the first vector is of the low halves of bytes, the second of the high ones.
+    """
+    kept = e.load_vector(pointer, dtype)
+    if dtype == "float32":
+        return [kept]
+    build = e.build
+    if dtype == "bfloat16":
+        bits = build.shl(build.zext(kept, e.int_vector), e.short(16))
+        return [build.bitcast(bits, e.vector)]
+    if dtype == "int8":
+        return [e.to_float(build.sext(kept, e.int_vector))]
+    if dtype == "int4":
+        wide = build.zext(kept, e.int_vector)
+        low, high = build.shl(wide, e.short(28)), build.shl(wide, e.short(24))
+        return [e.to_float(build.ashr(bits, e.short(28))) for bits in (low, high)]
+    return [_of_float8(e, build.zext(kept, e.int_vector))]
+
+
+def _of_float8(e: Emitter, bits: Value) -> Value:
+    """Returns numbers of 4 bits of exponent and 3 of mantissa; nan of them is not a number."""
+    build = e.build
+    magnitude = build.and_(bits, e.short(0x7F))
+    normal = build.bitcast(
+        build.add(build.shl(magnitude, e.short(20)), e.short(120 << 23)), e.vector
+    )
+    subnormal = build.fmul(e.to_float(magnitude), e.full(2.0**-9))
+    is_subnormal = build.icmp_unsigned("<", magnitude, e.short(8))
+    wide = build.select(is_subnormal, subnormal, normal)
+    is_nan = build.icmp_unsigned("==", magnitude, e.short(0x7F))
+    wide = build.select(is_nan, e.full(float("nan")), wide)
+    sign = build.shl(build.and_(bits, e.short(0x80)), e.short(24))
+    return build.bitcast(build.or_(build.bitcast(wide, e.int_vector), sign), e.vector)
+
+
+def exp(e: Emitter, x: Value) -> Value:
+    """Returns e to the power of x, to float32 rounding; x below -87 as if it was that."""
+    build = e.build
+    x = _clipped(e, x)
+    power = _rounded(e, build.fmul(x, e.full(_LOG2_E)))
+    wide = e.to_float(power)
+    x = e.fma(wide, e.full(-_LN_2_HIGH), x)
+    x = e.fma(wide, e.full(-_LN_2_LOW), x)
+    poly = e.full(_EXP[0])
+    for factor in _EXP[1:]:
+        poly = e.fma(poly, x, e.full(factor))
+    y = build.fadd(e.fma(poly, build.fmul(x, x), x), e.full(1.0))
+    bits = build.add(build.bitcast(y, e.int_vector), build.shl(power, e.short(23)))
+    return build.bitcast(bits, e.vector)
+
+
+def tanh(e: Emitter, x: Value) -> Value:
+    """Returns the hyperbolic tangent of x, to an absolute error of float32 rounding."""
+    build = e.build
+    doubled = exp(e, build.fmul(x, e.full(2.0)))
+    return build.fsub(
+        e.full(1.0), build.fdiv(e.full(2.0), build.fadd(doubled, e.full(1.0)))
+    )
+
+
+def _clipped(e: Emitter, x: Value) -> Value:
+    build = e.build
+    low = build.select(build.fcmp_ordered(">", x, e.full(_SMALLEST)), x, e.full(_SMALLEST))
+    return build.select(build.fcmp_ordered("<", low, e.full(_LARGEST)), low, e.full(_LARGEST))
+
+
+def _rounded(e: Emitter, x: Value) -> Value:
+    """Returns the nearest integers: adding 1.5 * 2^23 leaves them in the last bits."""
+    build = e.build
+    shifted = build.fadd(x, e.full(12582912.0))
+    return build.sub(build.bitcast(shifted, e.int_vector), e.short(0x4B400000))

@@ -1,0 +1,42 @@
+"""axl-cpu, proven by axcore's suites."""
+
+from axcore.testing import KernelSuite, PluginSuite
+from axcore.testing.contracts import Case
+from axcore.testing.decode_attention_contract import DecodeTestCase, decode_case
+from axcore.testing.decode_matmul_contract import DecodeMatmulTestCase, decode_matmul_case
+
+
+class TestPlugin(PluginSuite):
+    plugin = "axl-cpu"
+
+
+class TestKernels(KernelSuite):
+    plugin = "axl-cpu"
+
+    def extra_cases(self, kernel) -> tuple[Case, ...]:
+        if kernel.op == "decode_matmul":
+            return (
+                decode_matmul_case(DecodeMatmulTestCase(name="most_rows", rows=64, out_dim=200)),
+                decode_matmul_case(
+                    DecodeMatmulTestCase(name="large", rows=8, in_dim=300, out_dim=1000)
+                ),
+            )
+        wide = {
+            "lengths": (599, 17, 0, 300),
+            "capacity": 608,
+            "width": 32,
+            "value_width": 48,
+            "queries": 3,
+            "has_sinks": True,
+            "spec": {"left": 300, "soft_cap": 3.0},
+        }
+        return tuple(
+            decode_case(DecodeTestCase(**{"name": name, **wide, **change}))
+            for name, change in {
+                "wide_everything": {},
+                "wide_pages": {"page_size": 32},
+                "wide_odd_pages": {"page_size": 19},
+                "wide_int8": {"page_size": 32, "narrow": "int8"},
+                "wide_float8": {"narrow": "float8_e4m3fn", "has_sinks": False},
+            }.items()
+        )
