@@ -67,6 +67,10 @@ class Emitter:
         """Returns `a / b`, rounded towards 0."""
         return self._builder.sdiv(a, self._as_int(b))
 
+    def rem(self, a: Value, b: Value | int) -> Value:
+        """Returns what is left of `a` by `b`."""
+        return self._builder.srem(a, self._as_int(b))
+
     def min(self, a: Value, b: Value | int) -> Value:
         """Returns the smaller one."""
         return self._call(f"llvm.smin.i{INT.width}", INT, a, self._as_int(b))
@@ -103,6 +107,12 @@ class Emitter:
     def store(self, value: Value, pointer: Value) -> None:
         """Keeps a number, or the numbers of a vector, at a place."""
         self._builder.store(value, pointer, align=4)
+
+    def prefetch(self, pointer: Value) -> None:
+        """Asks for the line of memory at a place, which may be any."""
+        kind = ir.FunctionType(ir.VoidType(), [POINTER, _SHORT, _SHORT, _SHORT])
+        read, keep, data = (ir.Constant(_SHORT, one) for one in (0, 3, 1))
+        self._builder.call(self._function("llvm.prefetch.p0", kind), [pointer, read, keep, data])
 
     def room(self, count: int) -> Value:
         """Returns the place of memory for so many float32 numbers, until the function returns."""

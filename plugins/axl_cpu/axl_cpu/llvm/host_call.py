@@ -7,7 +7,7 @@ import ctypes
 import functools
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from string import Template
 from typing import Any, Protocol
@@ -173,5 +173,3 @@ def _interface() -> dict[str, int]:
         "THREADS": places["ThreadPool_NumThreads"],
     }
 
-
-Emit = Callable[[Emitter], None]

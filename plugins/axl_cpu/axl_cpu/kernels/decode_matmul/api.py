@@ -8,13 +8,22 @@ import jax.numpy as jnp
 from jax import Array
 
 from axcore.ops import Call, DecodeMatmulInputs, DecodeMatmulSpec
-from axl_cpu.kernels.decode_matmul.program import ColumnPanels, RowDots, rows_at_once
-from axl_cpu.llvm.host_call import HostKernel, host_call
+from axl_cpu.kernels.decode_matmul.program import (
+    CHUNKS,
+    ColumnPanels,
+    RowChunks,
+    RowDots,
+    rows_at_once,
+)
+from axl_cpu.llvm.host_call import host_call
 from axl_cpu.llvm.processor import this_processor
 
 WIDE = ("float32", "bfloat16")
 MAX_ROWS = 64
 """With more rows than these XLA's products, which lay out the weight first, are faster."""
+
+FEW_ROWS = 2
+"""Rows whose sums stay in a core's first cache while the weight is read as it lies."""
 
 LANES = 16
 """The longest vectors that there are."""
@@ -46,27 +55,38 @@ def unsupported_reason(call: Call) -> str | None:
 def cpu_decode_matmul(inputs: DecodeMatmulInputs, spec: DecodeMatmulSpec) -> Array:
     """Return `y_RN`; see `decode_matmul`."""
     x, weight, scale = inputs
-    kernel = _kernel(inputs, spec)
-    out_dim = weight.shape[0 if spec.transposed else 1]
-    arrays = (x.astype(jnp.float32), weight, *(() if scale is None else (scale,)))
-    result = jax.ShapeDtypeStruct((len(x), out_dim), jnp.float32)
-    return host_call(kernel, arrays, result).astype(x.dtype)
-
-
-def _kernel(inputs: DecodeMatmulInputs, spec: DecodeMatmulSpec) -> HostKernel:
-    x, weight, scale = inputs
-    vectors = this_processor().num_vectors
+    rows, vectors = len(x), this_processor().num_vectors
+    together = _most(rows, vectors)
+    wide = x.astype(jnp.float32)
     if spec.transposed:
-        # A sum for each pair of rows, the weight's rows, and one of x.
-        together = _most(len(x), vectors)
-        return RowDots(rows=len(x), dtype=str(weight.dtype), weights=together)
-    together = min(_most(len(x), vectors), weight.shape[1] // this_processor().lanes)
-    scaling = "none" if scale is None else "columns" if len(scale) == 1 else "groups"
-    dtype = "int4" if weight.dtype == jnp.uint8 else str(weight.dtype)
-    return ColumnPanels(rows=len(x), dtype=dtype, columns=together, scaling=scaling)
+        dots = RowDots(rows=rows, dtype=str(weight.dtype), weights=together)
+        return host_call(dots, (wide, weight), _float32(rows, len(weight))).astype(x.dtype)
+    num_columns = weight.shape[1]
+    has_groups = scale is not None and len(scale) > 1
+    form = RowChunks if rows <= FEW_ROWS else ColumnPanels
+    kernel = form(
+        rows=rows,
+        dtype="int4" if weight.dtype == jnp.uint8 else str(weight.dtype),
+        columns=min(together, num_columns // this_processor().lanes),
+        has_groups=has_groups,
+    )
+    arrays = (wide, weight, scale) if has_groups else (wide, weight)
+    if rows <= FEW_ROWS:
+        y = jnp.sum(host_call(kernel, arrays, _float32(CHUNKS, rows, num_columns)), axis=0)
+    else:
+        y = host_call(kernel, arrays, _float32(rows, num_columns))
+    if scale is not None and not has_groups:
+        y = y * scale
+    return y.astype(x.dtype)
+
+
+def _float32(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
 
 
 def _most(rows: int, vectors: int) -> int:
     """Return how many vectors of a weight registers hold beside their sums with each row."""
+    if rows <= FEW_ROWS:
+        return 4
     rows = min(rows, rows_at_once(vectors))
     return max(1, min(MAX_COLUMNS, (vectors - 1) // (rows + 1)))
