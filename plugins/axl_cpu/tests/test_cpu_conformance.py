@@ -1,5 +1,10 @@
 """axl-cpu, proven by axcore's suites."""
 
+import jax
+import numpy as np
+import pytest
+from axl_cpu.kernels.decode_matmul.api import cpu_decode_matmul
+
 from axcore.testing import KernelSuite, PluginSuite
 from axcore.testing.contracts import Case
 from axcore.testing.decode_attention_contract import DecodeTestCase, decode_case
@@ -40,3 +45,22 @@ class TestKernels(KernelSuite):
                 "wide_float8": {"narrow": "float8_e4m3fn", "has_sinks": False},
             }.items()
         )
+
+
+@pytest.mark.parametrize("narrow", [None, "int8", "int4"])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_row_gives_the_same_bits_beside_any_others(narrow, transposed):
+    """So what a request gets depends on no other one."""
+    if narrow and transposed:
+        pytest.skip("narrow weights are not transposed")
+    sample = DecodeMatmulTestCase(
+        name="bits", rows=21, in_dim=1024, out_dim=328, narrow=narrow, transposed=transposed,
+        num_groups=16 if narrow == "int4" else 1,
+    )
+    inputs, spec = sample.make()
+    together = jax.jit(cpu_decode_matmul, static_argnums=1)(inputs, spec)
+    for rows in (slice(0, 1), slice(5, 7), slice(3, 12), slice(20, 21)):
+        alone = jax.jit(cpu_decode_matmul, static_argnums=1)(
+            inputs._replace(x_RK=inputs.x_RK[rows]), spec
+        )
+        np.testing.assert_array_equal(alone, together[rows])

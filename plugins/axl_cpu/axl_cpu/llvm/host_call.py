@@ -7,7 +7,7 @@ import ctypes
 import functools
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from string import Template
 from typing import Any, Protocol
@@ -73,7 +73,11 @@ class Buffers:
 
 
 def host_call(
-    kernel: HostKernel, arguments: Sequence[Array], result: jax.ShapeDtypeStruct
+    kernel: HostKernel,
+    arguments: Sequence[Array],
+    result: jax.ShapeDtypeStruct,
+    *,
+    transposed: Collection[int] = (),
 ) -> Array:
     """Returns what a kernel makes of arrays, on the host; it has no gradient.
 
@@ -81,8 +85,12 @@ def host_call(
         kernel: What is called.
         arguments: Its arguments, in row-major order.
         result: Shape and dtype of its one result.
+        transposed: Which arguments, matrices, are in column-major order instead.
     """
-    call = jax.ffi.ffi_call(registered(kernel), result, vmap_method="sequential")
+    layouts = [(1, 0) if index in transposed else None for index in range(len(arguments))]
+    call = jax.ffi.ffi_call(
+        registered(kernel), result, vmap_method="sequential", input_layouts=layouts
+    )
     returned: Array = call(*arguments)
     return returned
 

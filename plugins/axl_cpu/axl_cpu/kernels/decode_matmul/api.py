@@ -22,9 +22,6 @@ WIDE = ("float32", "bfloat16")
 MAX_ROWS = 64
 """With more rows than these XLA's products, which lay out the weight first, are faster."""
 
-FEW_ROWS = 2
-"""Rows whose sums stay in a core's first cache while the weight is read as it lies."""
-
 LANES = 16
 """The longest vectors that there are."""
 
@@ -63,7 +60,7 @@ def cpu_decode_matmul(inputs: DecodeMatmulInputs, spec: DecodeMatmulSpec) -> Arr
         return host_call(dots, (wide, weight), _float32(rows, len(weight))).astype(x.dtype)
     num_columns = weight.shape[1]
     has_groups = scale is not None and len(scale) > 1
-    form = RowChunks if rows <= FEW_ROWS else ColumnPanels
+    form = RowChunks if rows == 1 else ColumnPanels
     kernel = form(
         rows=rows,
         dtype="int4" if weight.dtype == jnp.uint8 else str(weight.dtype),
@@ -71,10 +68,11 @@ def cpu_decode_matmul(inputs: DecodeMatmulInputs, spec: DecodeMatmulSpec) -> Arr
         has_groups=has_groups,
     )
     arrays = (wide, weight, scale) if has_groups else (wide, weight)
-    if rows <= FEW_ROWS:
-        y = jnp.sum(host_call(kernel, arrays, _float32(CHUNKS, rows, num_columns)), axis=0)
+    if rows == 1:
+        chunks = host_call(kernel, arrays, _float32(CHUNKS, num_columns))
+        y = jnp.sum(chunks, axis=0, keepdims=True)
     else:
-        y = host_call(kernel, arrays, _float32(rows, num_columns))
+        y = host_call(kernel, arrays, _float32(rows, num_columns), transposed=(0,))
     if scale is not None and not has_groups:
         y = y * scale
     return y.astype(x.dtype)
@@ -86,7 +84,5 @@ def _float32(*shape: int) -> jax.ShapeDtypeStruct:
 
 def _most(rows: int, vectors: int) -> int:
     """Return how many vectors of a weight registers hold beside their sums with each row."""
-    if rows <= FEW_ROWS:
-        return 4
     rows = min(rows, rows_at_once(vectors))
     return max(1, min(MAX_COLUMNS, (vectors - 1) // (rows + 1)))

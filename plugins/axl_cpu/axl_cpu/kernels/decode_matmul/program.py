@@ -3,8 +3,8 @@
 Letters: R rows, K input, N output; G groups of K that share a scale in each column.
 
 Time goes by reading the weight, so each program goes over it in the order in which its sums stay
-nearest: those of one or two rows in the first cache while the weight is read as it lies, those of
-more rows in registers while a panel of columns is. Either way K is cut into `CHUNKS`, whose sums
+nearest: those of one row in the first cache while the weight is read as it lies, those of more rows
+in registers while a panel of columns is. Either way K is cut into `CHUNKS`, whose sums
 are added up in order: so a row's result is the same to the bit beside any others.
 """
 
@@ -27,9 +27,9 @@ AHEAD = 32
 as each lies in another page."""
 
 COLUMNS_IN_CACHE = 2048
-"""Of the sums of a row that stay in the first cache."""
+"""So many sums of a row stay in the first cache."""
 
-ROWS_PER_ADDITION = 16
+ROWS_PER_ADDITION = 8
 """Rows of a weight after which sums that lie in the cache are written."""
 
 
@@ -42,7 +42,8 @@ def rows_at_once(num_vectors: int) -> int:
 class ColumnProducts:
     """`x @ (weight * scale)`, of `x [R, K]`, weight `[K, N]` and scale `[G, N]`.
 
-    Arguments are x, the weight, and the scale where there is one; x and the result are float32.
+    Arguments are x, the weight, and the scale where there is one; x and the result are float32. The
+    numbers of x that a row of the weight is multiplied with lie together: x has its rows last.
 
     Args:
         rows: R.
@@ -63,7 +64,7 @@ class ColumnProducts:
 
 
 class ColumnPanels(ColumnProducts):
-    """Products for three rows or more: a panel of columns after the other, `y [R, N]`."""
+    """Products for several rows: a panel of columns after the other, `y [R, N]`."""
 
     @property
     def name(self) -> str:
@@ -120,7 +121,7 @@ class ColumnPanels(ColumnProducts):
 
 
 class RowChunks(ColumnProducts):
-    """Products for one or two rows, as the sums of chunks of K: `y [CHUNKS, R, N]`."""
+    """Products for one row, as the sums of chunks of K: `y [CHUNKS, N]`."""
 
     @property
     def name(self) -> str:
@@ -136,12 +137,12 @@ class RowChunks(ColumnProducts):
         blocks, width = self._num_blocks(e, buffers), self.columns * e.lanes
         index, block = e.div(part, blocks), e.rem(part, blocks)
         num_columns = buffers.size(1, 1)
-        weight = _Weight(self, e, buffers, e.mul(index, self.rows))
+        weight = _Weight(self, e, buffers, index)
         first, behind = weight.chunk(index)
         panels = e.div(num_columns, width)
         start = e.mul(e.div(e.mul(block, panels), blocks), width)
         stop = e.mul(e.div(e.mul(e.add(block, 1), panels), blocks), width)
-        places = lambda column: weight.places(column, e.whole(0), self.rows)  # noqa: E731
+        places = lambda column: weight.places(column, e.whole(0), 1)  # noqa: E731
 
         def each_panel(what: Callable[[Value], None]) -> None:
             def body(column: Value, _: object) -> tuple[()]:
@@ -157,7 +158,7 @@ class RowChunks(ColumnProducts):
         def added(begin: Value, end: Value) -> Callable[[Value], None]:
             def of_panel(column: Value) -> None:
                 held = [e.load_vector(place) for place in places(column)]
-                sums = weight.sums(begin, end, column, e.whole(0), self.rows, held)
+                sums = weight.sums(begin, end, column, e.whole(0), 1, held)
                 for place, one in zip(places(column), sums, strict=True):
                     e.store(one, place)
 
@@ -183,9 +184,9 @@ class RowChunks(ColumnProducts):
 
         def rest(_: Value, __: object) -> tuple[()]:
             column = e.sub(num_columns, width)
-            begin, end = weight.chunk(e.div(weight.first_row, self.rows))
-            sums = weight.sums(begin, end, column, e.whole(0), self.rows)
-            for place, one in zip(weight.places(column, e.whole(0), self.rows), sums, strict=True):
+            begin, end = weight.chunk(weight.first_row)
+            sums = weight.sums(begin, end, column, e.whole(0), 1)
+            for place, one in zip(weight.places(column, e.whole(0), 1), sums, strict=True):
                 e.store(one, place)
             return ()
 
@@ -207,7 +208,7 @@ class _Weight:
     ) -> None:
         self.form, self.e = form, e
         self.first_row = e.whole(0) if first_row is None else first_row
-        self.depth, self.num_columns = buffers.size(0, 1), buffers.size(1, 1)
+        self.num_columns = buffers.size(1, 1)
         self.stored = "int8" if form.dtype == "int4" else form.dtype
         self.x, self.weight, self.y = buffers.argument(0), buffers.argument(1), buffers.result(0)
         self.height = buffers.size(1, 0)
@@ -317,9 +318,9 @@ class _Weight:
                 pairs = zip(weights, scales[half], strict=True)
                 weights = tuple(e.build.fmul(one, scale) for one, scale in pairs)
             place = e.add(k, self.height) if half else k
+            numbers = e.at(self.x, e.add(e.mul(place, form.rows), first))
             for r in range(rows):
-                at = e.add(e.mul(e.add(first, r), self.depth), place)
-                x = e.splat(e.load(e.at(self.x, at)))
+                x = e.splat(e.load(e.at(numbers, r)))
                 for j, weight in enumerate(weights):
                     index = r * form.columns + j
                     sums[index] = e.fma(x, weight, sums[index])
