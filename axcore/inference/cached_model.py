@@ -15,9 +15,9 @@ from jaxtyping import Array, Float, Int
 
 from axcore.inference.weight_conversion import WeightConversion, default_device
 from axcore.layers import ServingRoom, continued_rows, decode_products, using_adapters
-from axcore.modifiers import AdapterRoom, QuantizedWeights, for_serving
+from axcore.modifiers import AdapterRoom, QuantizedWeights, for_serving, with_panels
 from axcore.module import DType, Module, ParamSpec, apply_updates, functional
-from axcore.ops import current_policy
+from axcore.ops import are_panels_wanted, current_policy
 from axcore.parallel import (
     ACTIVATION_RULES,
     ActivationSharding,
@@ -77,6 +77,8 @@ class CachedModel:
         for change in (adapters, quantization):
             served = served if change is None else change.apply(served)
         self.model: Module = served.build()
+        if self._mesh is None and are_panels_wanted(self.model.dtypes.compute):
+            self.model = with_panels(served).build()
         caches = {spec.state_path for spec in _leaves(self._caches)}
         own, _ = _split(self.model.param_specs(), lambda spec: spec.state_path not in caches)
         read = jax.tree.map(lambda spec: spec.stored_as_read, own, is_leaf=_is_spec)

@@ -34,6 +34,7 @@ from axcore.layers.moe.router import Router
 from axcore.layers.moe.routing import GroupLimit, Routing
 from axcore.layers.norm import LayerNorm, RMSNorm
 from axcore.layers.pipeline import Pipeline
+from axcore.layers.panel_linear import PanelLinear
 from axcore.layers.quantization.current_scaling import Fp8Current, Int8Dynamic
 from axcore.layers.quantization.delayed_scaling import Fp8Delayed
 from axcore.layers.quantization.frozen_linear import (
@@ -128,4 +129,5 @@ __all__ = [
     "with_adapter",
     "with_adapters",
     "without_lora",
+    "PanelLinear",
 ]

@@ -1,6 +1,6 @@
 """Products of rows with a weight, which the op `decode_matmul` computes where a model serves.
 
-Letters of shapes: K input, N output, G groups of K.
+Letters of shapes: K input, N output, G groups of K, P panels of C columns.
 """
 
 from contextlib import AbstractContextManager
@@ -23,6 +23,14 @@ def decode_products() -> AbstractContextManager[None]:
 def times(x: Float[Array, "*rows K"], weight: Float[Array, "K N"]) -> Float[Array, "*rows N"]:
     """Returns `x @ weight`."""
     return decode_matmul(x, weight) if _asks(x) else x @ weight
+
+
+def times_panels(
+    x: Float[Array, "*rows K"], panels: Float[Array, "P K C"], out_dim: int
+) -> Float[Array, "*rows N"]:
+    """Returns the product with a weight in panels."""
+    y = decode_matmul(x.reshape(-1, x.shape[-1]), panels, out_dim=out_dim)
+    return y.reshape(*x.shape[:-1], out_dim)
 
 
 def compared(x: Float[Array, "*rows K"], rows: Float[Array, "N K"]) -> Float[Array, "*rows N"]:

@@ -17,6 +17,7 @@ from axcore.modifiers.pretrained import Pretrained
 from axcore.modifiers.quantization import Fp8Training, Int8Training
 from axcore.modifiers.quantized_base import QuantizedBase
 from axcore.modifiers.quantized_cache import QuantizedCaches
+from axcore.modifiers.panel_weights import with_panels
 from axcore.modifiers.quantized_weights import NAMED_WEIGHTS, QuantizedWeights
 from axcore.modifiers.remat import RematModifier
 from axcore.modifiers.serving import for_serving, is_widened, served_compute
@@ -55,4 +56,5 @@ __all__ = [
     "with_changes",
     "with_dot",
     "with_variant",
+    "with_panels",
 ]

@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from axcore.config import PositiveInt, config, field_names, find_config, update_config
-from axcore.config.paths import matches, parse_pattern
+from axcore.config import PositiveInt, config, field_names, find_config
 from axcore.errors import ConfigError
-from axcore.layers import Linear, PlainDot, QuantizedLinear
+from axcore.layers import Linear, QuantizedLinear
 from axcore.layers.quantization.stored_weights import WeightFormat
 from axcore.modifiers.dots import WIDE
+from axcore.modifiers.linears import replaced_linears
 from axcore.plugins import Hardware
 
 
@@ -35,22 +35,16 @@ class QuantizedWeights:
         Raises:
             ConfigError: No layer would have any.
         """
-        linears = find_config(cfg, Linear)
-        globs = [parse_pattern(glob) for glob in self.exclude]
-        changes = {
-            found.path: self._narrow(found.node)
-            for found in linears
-            if type(found.node) is Linear.Config and isinstance(found.node.dot, PlainDot.Config)
-            if not any(matches(glob, parse_pattern(found.path)) for glob in globs)
-        }
-        if not changes:
+        narrow, num_changed = replaced_linears(cfg, self._narrow, exclude=self.exclude)
+        if not num_changed:
+            num_linears = len(find_config(cfg, Linear))
             raise ConfigError(
-                f"no weight can be kept in {self.format}: of {len(linears)} linear layers all are "
+                f"no weight can be kept in {self.format}: of {num_linears} linear layers all are "
                 "excluded, or multiply in a way of their own",
                 where="weights",
                 hint="serve this model with the weights that it was trained with",
             )
-        return update_config(cfg, changes)
+        return narrow
 
     def _narrow(self, linear: Any) -> QuantizedLinear.Config:
         shared = set(field_names(linear)) & set(field_names(QuantizedLinear.Config()))

@@ -29,6 +29,12 @@ from axcore.ops.decode.api import decode_attention
 from axcore.ops.decode.as_attention import attention_call_of, decode_as_attention
 from axcore.ops.decode.types import DecodeInputs, DecodeSpec
 from axcore.ops.decode_matmul.api import decode_matmul
+from axcore.ops.decode_matmul.panels import (
+    PANEL_WIDTH,
+    are_panels_wanted,
+    in_panels,
+    num_panels,
+)
 from axcore.ops.decode_matmul.portable import narrow_product
 from axcore.ops.decode_matmul.types import DecodeMatmulInputs, DecodeMatmulSpec
 from axcore.ops.decode_matmul.widening import packed_int4, unpacked_int4, wide_weight
@@ -156,4 +162,8 @@ __all__ = [
     "packed_int4",
     "unpacked_int4",
     "wide_weight",
+    "PANEL_WIDTH",
+    "are_panels_wanted",
+    "in_panels",
+    "num_panels",
 ]

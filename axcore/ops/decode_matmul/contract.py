@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
+from axcore.ops.decode_matmul.panels import in_panels
 from axcore.ops.decode_matmul.types import DecodeMatmulInputs, DecodeMatmulSpec
 from axcore.ops.decode_matmul.widening import packed_int4
 
@@ -24,6 +25,7 @@ class DecodeMatmulTestCase:
     in_dim: int = 64
     out_dim: int = 96
     transposed: bool = False
+    is_in_panels: bool = False
     narrow: str | None = None
     num_groups: int = 1
 
@@ -34,6 +36,9 @@ class DecodeMatmulTestCase:
         spec = DecodeMatmulSpec(transposed=self.transposed)
         shape = (self.in_dim, self.out_dim)
         drawn = numbers.standard_normal(shape[::-1] if self.transposed else shape)
+        if self.is_in_panels:
+            panels = in_panels(jnp.asarray(drawn, dtype))
+            return DecodeMatmulInputs(x, panels), DecodeMatmulSpec(out_dim=self.out_dim)
         if self.narrow is None:
             return DecodeMatmulInputs(x, jnp.asarray(drawn, dtype)), spec
         scale = jnp.asarray(numbers.uniform(0.5, 2.0, (self.num_groups, self.out_dim)), jnp.float32)
@@ -56,6 +61,9 @@ DECODE_MATMUL_TEST_CASES = (
     DecodeMatmulTestCase(name="transposed", transposed=True),
     DecodeMatmulTestCase(name="transposed_row", rows=1, in_dim=256, out_dim=512, transposed=True),
     DecodeMatmulTestCase(name="transposed_many", rows=11, out_dim=131, transposed=True),
+    DecodeMatmulTestCase(name="panels", is_in_panels=True),
+    DecodeMatmulTestCase(name="panels_row", rows=1, in_dim=250, out_dim=512, is_in_panels=True),
+    DecodeMatmulTestCase(name="panels_many", rows=27, in_dim=37, out_dim=131, is_in_panels=True),
     DecodeMatmulTestCase(name="int8", narrow="int8"),
     DecodeMatmulTestCase(name="int8_row", rows=1, narrow="int8", in_dim=37, out_dim=131),
     DecodeMatmulTestCase(name="int8_groups", narrow="int8", num_groups=4),

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from axcore.ops.decode_matmul.types import DecodeMatmulInputs, DecodeMatmulSpec
-from axcore.ops.decode_matmul.widening import narrow_values, wide_weight
+from axcore.ops.decode_matmul.widening import narrow_values, wide_weight, without_panels
 from axcore.ops.dispatch.policy import current_policy
 
 HOST_PARTS = 4
@@ -25,6 +25,7 @@ def decode_matmul_portable(inputs: DecodeMatmulInputs, spec: DecodeMatmulSpec) -
     x, weight, scale = inputs
     if spec.transposed:
         return _compared(x, weight)
+    weight = without_panels(weight, spec.out_dim)
     return _times(x, weight) if scale is None else narrow_product(x, weight, scale)
 
 

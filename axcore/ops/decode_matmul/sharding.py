@@ -7,4 +7,5 @@ from axcore.parallel.shard_op import OpSharding, axes
 def decode_matmul_sharding(inputs: DecodeMatmulInputs, spec: DecodeMatmulSpec) -> OpSharding:
     """Return how a call is split: not at all; on a mesh, layers leave products to the compiler."""
     whole = axes(None, None)
-    return OpSharding(inputs=DecodeMatmulInputs(whole, whole, whole), outputs=whole, split=())
+    weight = axes(*(None for _ in inputs.weight.shape))
+    return OpSharding(inputs=DecodeMatmulInputs(whole, weight, whole), outputs=whole, split=())

@@ -1,6 +1,7 @@
 """What a decode-matmul call is made of.
 
-Letters: R rows, K input, N output; G groups of K that share a scale in each column.
+Letters: R rows, K input, N output; G groups of K that share a scale in each column; P panels of C
+columns.
 """
 
 from typing import NamedTuple
@@ -15,8 +16,9 @@ INT4_PAIRS = "uint8"
 class DecodeMatmulInputs(NamedTuple):
     """The arrays of one call, a pytree.
 
-    The weight is `[K, N]`, or `[N, K]` where it is transposed. One that is kept narrow has a scale;
-    in int4 it is `[K / 2, N]`: row `k` of it has the low halves of bytes, row `k + K / 2` the high.
+    The weight is `[K, N]`, `[N, K]` where it is transposed, or `[P, K, C]` in panels. One that is
+    kept narrow has a scale; in int4 it is `[K / 2, N]`: row `k` of it has the low halves of bytes,
+    row `k + K / 2` the high ones.
     """
 
     x_RK: Array
@@ -26,6 +28,7 @@ class DecodeMatmulInputs(NamedTuple):
 
 @attrs.frozen(kw_only=True)
 class DecodeMatmulSpec:
-    """The static choices of one call; hashable."""
+    """The static choices of one call; hashable. `out_dim` is N of a weight in panels."""
 
     transposed: bool = False
+    out_dim: int | None = None

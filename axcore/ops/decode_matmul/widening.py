@@ -1,6 +1,6 @@
-"""Weights that are kept narrow, made wide.
+"""Weights as they are kept, made matrices of wide numbers.
 
-Letters: K input, N output; G groups of K that share a scale in each column.
+Letters: K input, N output; G groups of K that share a scale in each column; P panels of C columns.
 """
 
 import jax
@@ -8,6 +8,13 @@ import jax.numpy as jnp
 from jax import Array
 
 from axcore.ops.decode_matmul.types import INT4_PAIRS
+
+
+def without_panels(weight: Array, out_dim: int | None) -> Array:
+    """Return the matrix `[K, N]` of a weight `[P, K, C]`; any other as it is."""
+    if weight.ndim == 2:
+        return weight
+    return weight.transpose(1, 0, 2).reshape(weight.shape[1], -1)[:, :out_dim]
 
 
 def narrow_values(weight: Array) -> Array:

@@ -161,6 +161,16 @@ class Emitter:
             self._function(name, kind), [self.number(0.0), value], fastmath=("reassoc",)
         )
 
+    def sums(self, values: Sequence[Value]) -> Value:
+        """Returns the sum over the lanes of as many vectors as there are lanes, one in each."""
+        if len(values) == 1:
+            return values[0]
+        half = len(values) // 2
+        first, second = self.sums(values[:half]), self.sums(values[half:])
+        even = self.shuffle(first, second, range(0, 2 * self.lanes, 2))
+        odd = self.shuffle(first, second, range(1, 2 * self.lanes, 2))
+        return self._builder.fadd(even, odd)
+
     def largest(self, value: Value) -> Value:
         """Returns the largest lane."""
         return self._call(f"llvm.vector.reduce.fmax.v{self.lanes}f32", FLOAT, value)
@@ -230,6 +240,11 @@ class Emitter:
         build.branch(head)
         build.position_at_end(after)
         return values
+
+    def when(self, condition: Value, body: Callable[[], None]) -> None:
+        """Writes what is done only where a condition holds."""
+        with self._builder.if_then(condition):
+            body()
 
     def call(self, function: ir.Function, *arguments: Value) -> Value:
         """Writes a call."""

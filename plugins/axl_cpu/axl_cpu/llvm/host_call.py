@@ -7,7 +7,7 @@ import ctypes
 import functools
 import re
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from string import Template
 from typing import Any, Protocol
@@ -64,7 +64,14 @@ class Buffers:
 
     def size(self, argument: int, dimension: int) -> Value:
         """Returns a dimension of an argument."""
-        dimensions = self._field(self._args, argument, 40)
+        return self._size(self._args, argument, dimension)
+
+    def result_size(self, result: int, dimension: int) -> Value:
+        """Returns a dimension of a result."""
+        return self._size(self._rets, result, dimension)
+
+    def _size(self, buffers: Value, index: int, dimension: int) -> Value:
+        dimensions = self._field(buffers, index, 40)
         return self._e.load(self._e.at(dimensions, dimension, "int64"), "int64")
 
     def _field(self, buffers: Value, index: int, offset: int) -> Value:
@@ -77,17 +84,17 @@ def host_call(
     arguments: Sequence[Array],
     result: jax.ShapeDtypeStruct,
     *,
-    transposed: Collection[int] = (),
+    layouts: Sequence[tuple[int, ...] | None] | None = None,
 ) -> Array:
     """Returns what a kernel makes of arrays, on the host; it has no gradient.
 
     Args:
         kernel: What is called.
-        arguments: Its arguments, in row-major order.
+        arguments: Its arguments.
         result: Shape and dtype of its one result.
-        transposed: Which arguments, matrices, are in column-major order instead.
+        layouts: The order of each argument's dimensions in memory, major to minor; None of one, or
+            of all, is that of its shape.
     """
-    layouts = [(1, 0) if index in transposed else None for index in range(len(arguments))]
     call = jax.ffi.ffi_call(
         registered(kernel), result, vmap_method="sequential", input_layouts=layouts
     )
@@ -169,7 +176,7 @@ def _machine(processor: Processor) -> Any:
 
 @functools.cache
 def _interface() -> dict[str, int]:
-    """Returns the version of XLA's interface, and where its functions lie, by the header."""
+    """Returns what `host_call.ll` leaves open of XLA's interface, by the header."""
     header = (Path(jax.ffi.include_dir()) / "xla" / "ffi" / "api" / "c_api.h").read_text()
     numbers = dict(re.findall(r"#define XLA_FFI_API_(MAJOR|MINOR) (\d+)", header))
     functions = re.findall(r"_XLA_FFI_API_STRUCT_FIELD\(XLA_FFI_(\w+)\);", header)

@@ -20,8 +20,8 @@ LANES = 16
 MAX_QUERIES = 16
 """With more queries of a row than these XLA's products are faster."""
 
-MAX_ROOM = 1 << 16
-"""Sums of values, in numbers, that a thread's stack has room for."""
+MAX_ROOM = 1 << 17
+"""Numbers that a thread's stack has room for: of each query its sums and a block's products."""
 
 
 def unsupported_reason(call: Call) -> str | None:
@@ -37,8 +37,9 @@ def unsupported_reason(call: Call) -> str | None:
         return f"wants widths that are multiples of {LANES}, not {width} and {value_width}"
     if queries > MAX_QUERIES:
         return f"wants at most {MAX_QUERIES} queries of a row, not {queries}"
-    if queries * heads * value_width > MAX_ROOM:
-        return f"wants at most {MAX_ROOM} sums of a row, not {queries * heads * value_width}"
+    room = queries * heads * (value_width + LANES * LANES + 3 * LANES)
+    if room > MAX_ROOM:
+        return f"wants queries and heads of a row that take {MAX_ROOM} numbers, not {room}"
     return None if queries and heads else "wants queries"
 
 

@@ -4,11 +4,14 @@ Letters: B batch rows, T queries of a row, N query heads, K key heads, G query h
 H key width, V value width; M pages of the cache, C keys of a page, P pages of a row; L lanes of a
 vector.
 
-A part is some heads of a row. It goes over the row's keys once, L at a time, which are the lanes of
-a vector of logits, with the online softmax of each query in memory that stays in a core's cache.
+A part is some heads of a row. It goes over the row's keys and values once, L at a time, which are
+the lanes of a vector of logits, and of these as they lie in memory: all heads of a token together.
+The online softmax of each query is in memory that stays in a core's first cache.
 What is beyond a row's keys is not read: lanes without a key read the nearest one, and count for
 nothing. A row's result is the same to the bit beside any others.
 """
+
+from collections.abc import Callable
 
 import attrs
 from llvmlite import ir
@@ -110,202 +113,181 @@ class _Row:
             self.sinks = place("sinks")
         if form.is_scaled:
             self.key_scale, self.value_scale = place("key_scale"), place("value_scale")
-        capacity = e.whole(0)
         if form.page_size is None:
-            capacity = buffers.size(1, 1)
+            self.capacity = buffers.size(1, 1)
         else:
             num_pages = buffers.size(form.index_of("page_table"), 1)
-            capacity = e.mul(num_pages, form.page_size)
+            self.capacity = e.mul(num_pages, form.page_size)
             self.table = e.at(place("page_table"), e.mul(row, num_pages), "int32")
             self.last_page = e.sub(buffers.size(1, 0), 1)
-        self.capacity = capacity
-        self.length = e.min(e.load(e.at(place("lengths"), row, "int32"), "int32"), capacity)
+        length = e.load(e.at(place("lengths"), row, "int32"), "int32")
+        self.length = e.min(length, self.capacity)
         # What a query has: its largest logit, the sums of probabilities by lane, and of values.
         self.largest = e.room(per_row)
         self.totals = e.room(per_row * e.lanes)
         self.values = e.room(per_row * form.value_width)
+        # And for a block: products with a key, before their sum, and probabilities.
+        self.products = e.room(per_row * e.lanes * e.lanes)
+        self.weights = e.room(per_row * e.lanes)
 
     def emit(self, first_head: Value, behind: Value) -> None:
+        """Writes the attention of heads from the first on."""
         e, form = self.e, self.form
-        group_queries = form.group * form.queries
+        per_head = form.group * form.queries
 
-        def every_query(what: object):  # type: ignore[no-untyped-def]
+        def every_query(what: Callable[[Value, Value, Value], None]) -> None:
             def of_head(head: Value, _: object) -> tuple[()]:
-                e.loop(0, group_queries, 1, (), lambda i, _: what(head, i))  # type: ignore[operator]
-                return ()
+                def of_query(i: Value, _: object) -> tuple[()]:
+                    time = e.div(i, form.group)
+                    in_group = e.sub(i, e.mul(time, form.group))
+                    query_head = e.add(e.mul(head, form.group), in_group)
+                    what(head, e.add(e.mul(time, form.heads), query_head), time)
+                    return ()
 
-            return lambda: e.loop(first_head, behind, 1, (), of_head)
-
-        every_query(self._start)()
-        first = e.whole(0)
-        if form.left is not None:
-            first = e.max(e.sub(self.length, form.queries + form.left), 0)
-        start = e.mul(e.div(first, e.lanes), e.lanes)
-
-        def block(position: Value, _: object) -> tuple[()]:
-            tokens = self._tokens(position, first)
-            numbers = self._positions(position)
-
-            def of_head(head: Value, _: object) -> tuple[()]:
-                keys = [e.add(e.mul(token, form.key_heads), head) for token in tokens]
-                scales = self._scales(keys)
-                e.loop(
-                    0, group_queries, 1, (), lambda i, _: self._step(head, i, keys, numbers, scales)
-                )
+                e.loop(0, per_head, 1, (), of_query)
                 return ()
 
             e.loop(first_head, behind, 1, (), of_head)
+
+        def every_token(
+            position: Value, what: Callable[[Value, Value], Callable[[Value, Value, Value], None]]
+        ) -> None:
+            def of_token(lane: Value, _: object) -> tuple[()]:
+                token = self._token(e.add(position, lane), first)
+                every_query(what(e.mul(token, form.key_heads), lane))
+                return ()
+
+            e.loop(0, e.lanes, 1, (), of_token)
+
+        every_query(self._start)
+        first = e.whole(0)
+        if form.left is not None:
+            first = e.max(e.sub(self.length, form.queries + form.left), 0)
+
+        def block(position: Value, _: object) -> tuple[()]:
+            every_token(position, self._products)
+            every_query(self._softmax(position, first))
+            every_token(position, self._add_values)
             return ()
 
+        start = e.mul(e.div(first, e.lanes), e.lanes)
         e.loop(start, self.length, e.lanes, (), block)
-        every_query(self._finish)()
+        every_query(self._finish)
 
     # -- Where things lie --------------------------------------------------------------------
 
-    def _query(self, head: Value, i: Value) -> tuple[Value, Value]:
-        """Returns which of the row's queries the i-th of a key head is, and its place in time."""
+    def _token(self, position: Value, first: Value) -> Value:
+        """Returns the place in the cache of the token at a position, or of the nearest one."""
         e, form = self.e, self.form
-        time = e.div(i, form.group)
-        of_group = e.sub(i, e.mul(time, form.group))
-        query_head = e.add(e.mul(head, form.group), of_group)
-        return e.add(e.mul(time, form.heads), query_head), time
-
-    def _tokens(self, position: Value, first: Value) -> list[Value]:
-        """Returns the places in the cache of the tokens from a position on."""
-        e, form = self.e, self.form
-        last = e.sub(self.length, 1)
-        positions = [
-            e.max(e.min(e.add(position, lane), last), first) for lane in range(e.lanes)
-        ]
+        position = e.max(e.min(position, e.sub(self.length, 1)), first)
         if form.page_size is None:
-            start = e.mul(self.row, self.capacity)
-            return [e.add(start, one) for one in positions]
-        size = form.page_size
-        if size % e.lanes:
-            return [self._in_page(one, self._page(one)) for one in positions]
-        page = self._page(e.max(position, first))
-        return [self._in_page(one, page) for one in positions]
-
-    def _page(self, position: Value) -> Value:
-        e, size = self.e, self.form.page_size
-        assert size is not None
-        page = e.load(e.at(self.table, e.div(position, size), "int32"), "int32")
-        return e.min(e.max(page, 0), self.last_page)
-
-    def _in_page(self, position: Value, page: Value) -> Value:
-        e, size = self.e, self.form.page_size
-        assert size is not None
-        place = e.sub(position, e.mul(e.div(position, size), size))
-        return e.add(e.mul(page, size), place)
-
-    def _positions(self, position: Value) -> Value:
-        """Returns the positions of a block's lanes."""
-        e = self.e
-        lanes = ir.Constant(e.int_vector, [ir.Constant(ir.IntType(32), i) for i in range(e.lanes)])
-        return e.build.add(e.splat(e.to_short(position)), lanes)
-
-    def _scales(self, keys: list[Value]) -> tuple[Value, Value] | None:
-        """Returns the scales of a block's keys, and of its values."""
-        if not self.form.is_scaled:
-            return None
-        key_scale = value_scale = self.e.full(0.0)
-        for lane, key in enumerate(keys):
-            for_key = self.e.load(self.e.at(self.key_scale, key))
-            for_value = self.e.load(self.e.at(self.value_scale, key))
-            key_scale = self.e.with_lane(key_scale, lane, for_key)
-            value_scale = self.e.with_lane(value_scale, lane, for_value)
-        return key_scale, value_scale
+            return e.add(e.mul(self.row, self.capacity), position)
+        index = e.div(position, form.page_size)
+        page = e.load(e.at(self.table, index, "int32"), "int32")
+        page = e.min(e.max(page, 0), self.last_page)
+        place = e.sub(position, e.mul(index, form.page_size))
+        return e.add(e.mul(page, form.page_size), place)
 
     # -- The softmax of a query --------------------------------------------------------------
 
-    def _start(self, head: Value, i: Value) -> tuple[()]:
+    def _start(self, head: Value, query: Value, time: Value) -> None:
         e, form = self.e, self.form
-        query, _ = self._query(head, i)
         largest, total = e.number(_NOTHING), e.full(0.0)
         if form.has_sinks:
-            group_head = e.sub(query, e.mul(e.div(query, form.heads), form.heads))
-            largest = e.load(e.at(self.sinks, group_head))
+            largest = e.load(e.at(self.sinks, e.rem(query, form.heads)))
             total = e.with_lane(total, 0, e.number(1.0))
         e.store(largest, e.at(self.largest, query))
         e.store(total, e.at(self.totals, e.mul(query, e.lanes)))
         values = e.at(self.values, e.mul(query, form.value_width))
         for j in range(0, form.value_width, e.lanes):
             e.store(e.full(0.0), e.at(values, j))
-        return ()
 
-    def _step(
-        self,
-        head: Value,
-        i: Value,
-        keys: list[Value],
-        numbers: Value,
-        scales: tuple[Value, Value] | None,
-    ) -> tuple[()]:
-        """Adds a block of keys and values to what a query has seen."""
-        e, build = self.e, self.e.build
-        query, time = self._query(head, i)
-        logits = self._logits(query, keys, None if scales is None else scales[0])
-        is_seen = self._is_seen(time, numbers)
-        logits = build.select(is_seen, logits, e.full(_NOTHING))
-        largest_at = e.at(self.largest, query)
-        before = e.splat(e.load(largest_at))
-        largest = e.maximum(before, e.splat(e.largest(logits)))
-        e.store(e.lane(largest, 0), largest_at)
-        kept = exp(e, build.fsub(before, largest))
-        parts = build.select(is_seen, exp(e, build.fsub(logits, largest)), e.full(0.0))
-        total_at = e.at(self.totals, e.mul(query, e.lanes))
-        e.store(e.fma(e.load_vector(total_at), kept, parts), total_at)
-        if scales is not None:
-            parts = build.fmul(parts, scales[1])
-        self._add_values(query, keys, kept, parts)
-        return ()
+    def _products(self, token: Value, lane: Value) -> Callable[[Value, Value, Value], None]:
+        """Returns what keeps the products of a query with a token's key, before their sum."""
+        e, form = self.e, self.form
 
-    def _logits(self, query: Value, keys: list[Value], scale: Value | None) -> Value:
+        def of_query(head: Value, query: Value, time: Value) -> None:
+            key = e.at(self.k, e.mul(e.add(token, head), form.width), form.dtype)
+            q = e.at(self.q, e.mul(query, form.width))
+            found = [e.full(0.0), e.full(0.0)]
+            for index, d in enumerate(range(0, form.width, e.lanes)):
+                of_key = widened(e, e.at(key, d, form.dtype), form.dtype)[0]
+                found[index % 2] = e.fma(e.load_vector(e.at(q, d)), of_key, found[index % 2])
+            place = e.mul(e.add(e.mul(query, e.lanes), lane), e.lanes)
+            e.store(e.build.fadd(*found), e.at(self.products, place))
+
+        return of_query
+
+    def _softmax(self, position: Value, first: Value) -> Callable[[Value, Value, Value], None]:
+        """Returns what turns a block's products into probabilities, and lessens those before."""
         e, form, build = self.e, self.form, self.e.build
-        place = e.at(self.q, e.mul(query, form.width))
-        steps = range(0, form.width, e.lanes)
-        q = [e.load_vector(e.at(place, d)) for d in steps]
+        lanes = ir.Constant(e.int_vector, [ir.Constant(ir.IntType(32), i) for i in range(e.lanes)])
+        positions = build.add(e.splat(e.to_short(position)), lanes)
 
-        def products(key: Value) -> Value:
-            at = e.at(self.k, e.mul(key, form.width), form.dtype)
-            found = e.full(0.0)
-            for one, d in zip(q, steps, strict=True):
-                found = e.fma(one, widened(e, e.at(at, d, form.dtype), form.dtype)[0], found)
-            return found
+        def of_query(head: Value, query: Value, time: Value) -> None:
+            products = e.at(self.products, e.mul(query, e.lanes * e.lanes))
+            places = [e.at(products, lane * e.lanes) for lane in range(e.lanes)]
+            logits = e.sums([e.load_vector(place) for place in places])
+            logits = build.fmul(logits, e.full(form.scale))
+            if form.is_scaled:
+                logits = build.fmul(logits, self._scales(self.key_scale, position, first, head))
+            if form.soft_cap is not None:
+                capped = tanh(e, build.fmul(logits, e.full(1.0 / form.soft_cap)))
+                logits = build.fmul(capped, e.full(form.soft_cap))
+            is_seen = self._is_seen(time, positions)
+            logits = build.select(is_seen, logits, e.full(_NOTHING))
+            largest_at = e.at(self.largest, query)
+            before = e.splat(e.load(largest_at))
+            largest = e.maximum(before, e.splat(e.largest(logits)))
+            e.store(e.lane(largest, 0), largest_at)
+            kept = exp(e, build.fsub(before, largest))
+            weights = build.select(is_seen, exp(e, build.fsub(logits, largest)), e.full(0.0))
+            total_at = e.at(self.totals, e.mul(query, e.lanes))
+            e.store(e.fma(e.load_vector(total_at), kept, weights), total_at)
+            if form.is_scaled:
+                weights = build.fmul(weights, self._scales(self.value_scale, position, first, head))
+            e.store(weights, e.at(self.weights, e.mul(query, e.lanes)))
+            values = e.at(self.values, e.mul(query, form.value_width))
+            for j in range(0, form.value_width, e.lanes):
+                e.store(build.fmul(e.load_vector(e.at(values, j)), kept), e.at(values, j))
 
-        logits = build.fmul(_sums(e, [lambda key=key: products(key) for key in keys]), e.full(form.scale))
-        if scale is not None:
-            logits = build.fmul(logits, scale)
-        if form.soft_cap is not None:
-            capped = tanh(e, build.fmul(logits, e.full(1.0 / form.soft_cap)))
-            logits = build.fmul(capped, e.full(form.soft_cap))
-        return logits
+        return of_query
 
-    def _is_seen(self, time: Value, numbers: Value) -> Value:
+    def _scales(self, scales: Value, position: Value, first: Value, head: Value) -> Value:
+        """Returns the scales of a block's keys, or of its values."""
+        e, found = self.e, self.e.full(0.0)
+        for lane in range(e.lanes):
+            token = self._token(e.add(position, lane), first)
+            place = e.add(e.mul(token, self.form.key_heads), head)
+            found = e.with_lane(found, lane, e.load(e.at(scales, place)))
+        return found
+
+    def _is_seen(self, time: Value, positions: Value) -> Value:
         """Returns which lanes hold a key that a query sees."""
         e, form, build = self.e, self.form, self.e.build
         own = e.add(e.sub(self.length, form.queries), time)
-        is_seen = build.icmp_signed("<=", numbers, e.splat(e.to_short(own)))
+        is_seen = build.icmp_signed("<=", positions, e.splat(e.to_short(own)))
         if form.left is not None:
             first = e.splat(e.to_short(e.sub(own, form.left)))
-            is_seen = build.and_(is_seen, build.icmp_signed(">=", numbers, first))
+            is_seen = build.and_(is_seen, build.icmp_signed(">=", positions, first))
         return is_seen
 
-    def _add_values(self, query: Value, keys: list[Value], kept: Value, parts: Value) -> None:
-        e, form, build = self.e, self.form, self.e.build
-        places = [e.at(self.v, e.mul(key, form.value_width), form.dtype) for key in keys]
-        weights = [e.splat(e.lane(parts, lane)) for lane in range(e.lanes)]
-        held = e.at(self.values, e.mul(query, form.value_width))
-        for j in range(0, form.value_width, e.lanes):
-            sums = [build.fmul(e.load_vector(e.at(held, j)), kept), e.full(0.0)]
-            for lane, (place, weight) in enumerate(zip(places, weights, strict=True)):
-                value = widened(e, e.at(place, j, form.dtype), form.dtype)[0]
-                sums[lane % 2] = e.fma(weight, value, sums[lane % 2])
-            e.store(build.fadd(*sums), e.at(held, j))
+    def _add_values(self, token: Value, lane: Value) -> Callable[[Value, Value, Value], None]:
+        """Returns what adds a token's value to those that a query has seen."""
+        e, form = self.e, self.form
 
-    def _finish(self, head: Value, i: Value) -> tuple[()]:
+        def of_query(head: Value, query: Value, time: Value) -> None:
+            value = e.at(self.v, e.mul(e.add(token, head), form.value_width), form.dtype)
+            weight = e.splat(e.load(e.at(self.weights, e.add(e.mul(query, e.lanes), lane))))
+            held = e.at(self.values, e.mul(query, form.value_width))
+            for j in range(0, form.value_width, e.lanes):
+                one = widened(e, e.at(value, j, form.dtype), form.dtype)[0]
+                e.store(e.fma(weight, one, e.load_vector(e.at(held, j))), e.at(held, j))
+
+        return of_query
+
+    def _finish(self, head: Value, query: Value, time: Value) -> None:
         e, form, build = self.e, self.form, self.e.build
-        query, _ = self._query(head, i)
         total = e.splat(e.sum(e.load_vector(e.at(self.totals, e.mul(query, e.lanes)))))
         is_any = build.fcmp_ordered(">", total, e.full(0.0))
         factor = build.fdiv(e.full(1.0), build.select(is_any, total, e.full(1.0)))
@@ -313,15 +295,3 @@ class _Row:
         o = e.at(self.o, e.mul(query, form.value_width))
         for j in range(0, form.value_width, e.lanes):
             e.store(build.fmul(e.load_vector(e.at(held, j)), factor), e.at(o, j))
-        return ()
-
-
-def _sums(e: Emitter, make: list) -> Value:  # type: ignore[type-arg]
-    """Returns the sums of vectors, one a lane, in pairs of neighbours; a power of two of vectors."""
-    if len(make) == 1:
-        return make[0]()
-    half = len(make) // 2
-    first, second = _sums(e, make[:half]), _sums(e, make[half:])
-    even = e.shuffle(first, second, range(0, 2 * e.lanes, 2))
-    odd = e.shuffle(first, second, range(1, 2 * e.lanes, 2))
-    return e.build.fadd(even, odd)

@@ -1,6 +1,7 @@
-"""Products of a few rows with a weight, on the host.
+"""Products of rows with a weight, on the host.
 
-Letters: R rows, K input, N output; G groups of K that share a scale in each column.
+Letters: R rows, K input, N output; G groups of K that share a scale in each column; P panels of C
+columns; S rows whose sums are in registers together.
 """
 
 import jax
@@ -9,10 +10,9 @@ from jax import Array
 
 from axcore.ops import Call, DecodeMatmulInputs, DecodeMatmulSpec
 from axl_cpu.kernels.decode_matmul.program import (
-    CHUNKS,
-    ColumnPanels,
-    RowChunks,
+    ColumnSums,
     RowDots,
+    columns_at_once,
     rows_at_once,
 )
 from axl_cpu.llvm.host_call import host_call
@@ -20,69 +20,84 @@ from axl_cpu.llvm.processor import this_processor
 
 WIDE = ("float32", "bfloat16")
 MAX_ROWS = 64
-"""With more rows than these XLA's products, which lay out the weight first, are faster."""
+"""With more rows than these XLA's products, which lay out the weight first, are faster; but for
+weights in panels, which are laid out."""
 
 LANES = 16
 """The longest vectors that there are."""
 
 MAX_COLUMNS = 8
-"""Vectors of columns in a panel: more gain nothing."""
+"""Vectors of columns: more gain nothing."""
 
 
 def unsupported_reason(call: Call) -> str | None:
     """Returns why the kernel cannot serve a call, or None."""
     rows, depth = call.shape("x")
+    weight = call.shape("weight")
     if call.dtype("x") not in WIDE:
         return f"wants x in {' or '.join(WIDE)}, not {call.dtype('x')}"
-    if not 1 <= rows <= MAX_ROWS:
-        return f"wants 1 to {MAX_ROWS} rows, not {rows}"
+    if not (rows and depth):
+        return "wants an input that is not empty"
+    if len(weight) == 3:
+        return None if weight[2] % LANES == 0 else f"wants panels of a multiple of {LANES} columns"
+    if rows > MAX_ROWS:
+        return f"wants at most {MAX_ROWS} rows, not {rows}, of a weight that is not in panels"
     if call.feature("transposed"):
         if depth % LANES:
             return f"wants rows of a multiple of {LANES} numbers, not {depth}"
-        if call.shape("weight")[0] < MAX_COLUMNS:
-            return f"wants {MAX_COLUMNS} outputs or more, not {call.shape('weight')[0]}"
-        return None
-    if call.shape("weight")[1] < LANES:
-        return f"wants {LANES} outputs or more, not {call.shape('weight')[1]}"
+        return None if weight[0] >= MAX_COLUMNS else f"wants {MAX_COLUMNS} outputs or more"
+    if weight[1] < LANES:
+        return f"wants {LANES} outputs or more, not {weight[1]}"
     if call.dtype("weight") == "uint8" and (groups := call.shape("scale")[0]) > 1 and groups % 2:
         return f"wants an even number of groups in int4, not {groups}"
-    return None if depth else "wants an input that is not empty"
+    return None
 
 
 def cpu_decode_matmul(inputs: DecodeMatmulInputs, spec: DecodeMatmulSpec) -> Array:
     """Return `y_RN`; see `decode_matmul`."""
     x, weight, scale = inputs
-    rows, vectors = len(x), this_processor().num_vectors
-    together = _most(rows, vectors)
     wide = x.astype(jnp.float32)
     if spec.transposed:
-        dots = RowDots(rows=rows, dtype=str(weight.dtype), weights=together)
-        return host_call(dots, (wide, weight), _float32(rows, len(weight))).astype(x.dtype)
-    num_columns = weight.shape[1]
+        together, weights = (1, 8) if len(x) == 1 else (4, 4)
+        dots = RowDots(
+            rows=len(x), dtype=str(weight.dtype), together=together, weights=weights
+        )
+        return host_call(dots, (wide, weight), _float32(len(x), len(weight))).astype(x.dtype)
     has_groups = scale is not None and len(scale) > 1
-    form = RowChunks if rows == 1 else ColumnPanels
-    kernel = form(
-        rows=rows,
-        dtype="int4" if weight.dtype == jnp.uint8 else str(weight.dtype),
-        columns=min(together, num_columns // this_processor().lanes),
-        has_groups=has_groups,
-    )
-    arrays = (wide, weight, scale) if has_groups else (wide, weight)
-    if rows == 1:
-        chunks = host_call(kernel, arrays, _float32(CHUNKS, num_columns))
-        y = jnp.sum(chunks, axis=0, keepdims=True)
-    else:
-        y = host_call(kernel, arrays, _float32(rows, num_columns), transposed=(0,))
+    y = _column_sums(wide, weight, scale if has_groups else None, spec.out_dim)
     if scale is not None and not has_groups:
         y = y * scale
     return y.astype(x.dtype)
 
 
+def _column_sums(x: Array, weight: Array, scale: Array | None, out_dim: int | None) -> Array:
+    """Return `x @ (weight * scale)`, of x in batches of S rows, filled up with zeros."""
+    processor = this_processor()
+    rows = min(len(x), rows_at_once(processor.num_vectors))
+    batches = -(-len(x) // rows)
+    padded = jnp.pad(x, ((0, batches * rows - len(x)), (0, 0)))
+    width = None if weight.ndim == 2 else weight.shape[2]
+    columns = columns_at_once(rows, processor.num_vectors, MAX_COLUMNS)
+    num_columns = weight.shape[1]
+    row_size = num_columns
+    if width is None:
+        columns = min(columns, num_columns // processor.lanes)
+    else:
+        num_columns = out_dim or 0
+        row_size = -(-num_columns // LANES) * LANES
+        columns = max(one for one in range(1, columns + 1) if width % (one * processor.lanes) == 0)
+    kernel = ColumnSums(
+        rows=rows,
+        dtype="int4" if weight.dtype == jnp.uint8 else str(weight.dtype),
+        columns=columns,
+        panel_width=width,
+        has_groups=scale is not None,
+    )
+    arrays = (padded.reshape(batches, rows, -1), weight, *(() if scale is None else (scale,)))
+    layouts = [(0, 2, 1), *(None for _ in arrays[1:])]
+    y = host_call(kernel, arrays, _float32(batches * rows, row_size), layouts=layouts)
+    return y[: len(x), :num_columns]
+
+
 def _float32(*shape: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, jnp.float32)
-
-
-def _most(rows: int, vectors: int) -> int:
-    """Return how many vectors of a weight registers hold beside their sums with each row."""
-    rows = min(rows, rows_at_once(vectors))
-    return max(1, min(MAX_COLUMNS, (vectors - 1) // (rows + 1)))

@@ -1,0 +1,50 @@
+"""`PanelLinear`: a linear layer whose weight lies in panels of columns; it serves, it does not train.
+
+Letters of shapes: K input, N output, P panels of C columns.
+"""
+
+from jaxtyping import Array, Float
+
+from axcore.config import REQUIRED, PositiveInt, config
+from axcore.layers.broadcast import as_row
+from axcore.layers.decode_products import times_panels
+from axcore.module import Module, Param
+from axcore.ops import PANEL_WIDTH, num_panels
+
+PANELS = "weight_panels"
+"""The name of the array that takes the place of a `weight`."""
+
+
+class PanelLinear(Module):
+    """`x @ weight (+ bias)`, of which the product reads memory in its order.
+
+    The weight is what `in_panels` makes of that of a `Linear`. Slot protocol: that of `Linear`.
+    """
+
+    @config
+    class Config(Module.Config["PanelLinear"]):
+        """Describes a `PanelLinear`.
+
+        Args:
+            in_dim: Size of the last dimension of the input.
+            out_dim: Size of the last dimension of the output.
+            axes: Logical axes of the weight, input first.
+            has_bias: Whether a bias is added.
+        """
+
+        in_dim: PositiveInt = REQUIRED
+        out_dim: PositiveInt = REQUIRED
+        axes: tuple[str | None, str | None] = REQUIRED
+        has_bias: bool = False
+
+    def setup(self, cfg: Config) -> None:
+        """Declares the panels and the bias."""
+        shape = (num_panels(cfg.out_dim), cfg.in_dim, PANEL_WIDTH)
+        self.weight_panels = Param(shape, axes=(None, cfg.axes[0], None), init=0.0)
+        if cfg.has_bias:
+            self.bias = Param((cfg.out_dim,), axes=cfg.axes[1:], init=0.0)
+
+    def forward(self, x: Float[Array, "*batch in_dim"]) -> Float[Array, "*batch out_dim"]:
+        """Returns the projection of the last dimension."""
+        y = times_panels(x, self.weight_panels, self.config.out_dim)
+        return y + as_row(self.bias, y.ndim) if self.config.has_bias else y
