@@ -24,7 +24,7 @@ def blocks(page: str, language: str) -> list[str]:
 
 def test_hook_page_is_made_from_the_records():
     if {plugin.name for plugin in plugin_host().plugins()} != OURS:
-        pytest.skip("other plugins are installed, or some of the four are not")
+        pytest.skip("other plugins are installed, or some of the five are not")
     assert (PAGES / "hooks.md").read_text() == hook_reference(), f"run: {COMMAND}"
 
 
@@ -93,7 +93,7 @@ def test_pages_name_commands_and_links_that_are_there(page):
 
 def test_tables_of_kernels_are_made_from_the_records():
     if {plugin.name for plugin in plugin_host().plugins()} != OURS:
-        pytest.skip("other plugins are installed, or some of the four are not")
+        pytest.skip("other plugins are installed, or some of the five are not")
     page = (ROOT / kernel_reference.PAGE).read_text()
     assert page == kernel_reference.with_reference(page), f"run: {kernel_reference.COMMAND}"
 
