@@ -12,9 +12,9 @@ from axcore.inference import Engine, EngineConfig, Request, Sampling
 from axcore.inference.cached_model import CachedModel
 from axcore.layers import QuantizedLinear, ServingRoom
 from axcore.layers.quantization.stored_weights import SCALE, VALUES
-from axcore.ops import unpacked_int4, wide_weight
 from axcore.models import transformer
 from axcore.modifiers import NAMED_WEIGHTS, QuantizedWeights
+from axcore.ops import unpacked_int4, wide_weight
 from axcore.parallel import make_mesh
 
 ROOM = ServingRoom(num_rows=2, capacity=64, max_length=64)

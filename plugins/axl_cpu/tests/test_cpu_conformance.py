@@ -1,9 +1,12 @@
 """axl-cpu, proven by axcore's suites."""
 
+from typing import ClassVar
+
 import jax
 import numpy as np
 import pytest
 from axl_cpu.kernels.decode_matmul.api import cpu_decode_matmul
+from other_processors import SHORTER, on
 
 from axcore.testing import KernelSuite, PluginSuite
 from axcore.testing.contracts import Case
@@ -47,6 +50,28 @@ class TestKernels(KernelSuite):
         )
 
 
+class ShorterVectors(TestKernels):
+    """The same by code for a processor with shorter vectors, which this one runs."""
+
+    name: ClassVar[str]
+
+    def implementation(self, kernel):
+        processors = [one for one in SHORTER if one.name == self.name]
+        if not processors:
+            pytest.skip(f"this processor does not run code for {self.name}, or has no other")
+        return on(processors[0], super().implementation(kernel))
+
+
+@pytest.mark.quick_one_in(4)
+class TestKernelsByVectorsOf8(ShorterVectors):
+    name = "x86-64-v3"
+
+
+@pytest.mark.quick_one_in(4)
+class TestKernelsByVectorsOf4(ShorterVectors):
+    name = "x86-64"
+
+
 @pytest.mark.parametrize("narrow", [None, "int8", "int4"])
 @pytest.mark.parametrize("transposed", [False, True])
 def test_a_row_gives_the_same_bits_beside_any_others(narrow, transposed):
@@ -54,7 +79,12 @@ def test_a_row_gives_the_same_bits_beside_any_others(narrow, transposed):
     if narrow and transposed:
         pytest.skip("narrow weights are not transposed")
     sample = DecodeMatmulTestCase(
-        name="bits", rows=21, in_dim=1024, out_dim=328, narrow=narrow, transposed=transposed,
+        name="bits",
+        rows=21,
+        in_dim=1024,
+        out_dim=328,
+        narrow=narrow,
+        transposed=transposed,
         num_groups=16 if narrow == "int4" else 1,
     )
     inputs, spec = sample.make()
