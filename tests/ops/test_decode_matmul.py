@@ -1,0 +1,95 @@
+"""Decode matmul is the product of numpy, wide or narrow, and names what does not fit."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from axcore.errors import KernelError
+from axcore.ops import KernelPolicy, decode_matmul, packed_int4, use_policy
+from axcore.ops.decode_matmul.contract import DECODE_MATMUL_TEST_CASES
+from axcore.ops.decode_matmul.portable import decode_matmul_portable
+from axcore.ops.decode_matmul.reference import decode_matmul_reference
+from axcore.ops.dispatch.tolerance import TOLERANCES, relative_error
+from axcore.plugins import Hardware
+
+SAMPLES = {sample.name: sample for sample in DECODE_MATMUL_TEST_CASES}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", SAMPLES)
+def test_portable_kernel_equals_the_reference(name, dtype):
+    inputs, spec = SAMPLES[name].make(dtype)
+    got = jax.jit(partial(decode_matmul_portable, spec=spec))(inputs)
+    want = jax.jit(partial(decode_matmul_reference, spec=spec))(inputs)
+    assert got.dtype == want.dtype == jnp.dtype(dtype)
+    assert relative_error(got, want) <= TOLERANCES[dtype].forward
+
+
+def test_rows_and_scales_of_int4_are_those_of_numpy():
+    """Row `k` has the low half of byte `k`, row `k + K / 2` the high one."""
+    numbers = np.random.default_rng(0)
+    values = numbers.integers(-8, 8, (12, 16))
+    scale = numbers.uniform(0.5, 2, (3, 16))
+    x = numbers.standard_normal((5, 12))
+    packed = np.asarray(packed_int4(jnp.asarray(values, jnp.int8)))
+    np.testing.assert_array_equal(packed & 15, values[:6] & 15)
+    np.testing.assert_array_equal(packed >> 4, values[6:] & 15)
+    y = decode_matmul(
+        jnp.asarray(x, jnp.float32), jnp.asarray(packed), jnp.asarray(scale, jnp.float32)
+    )
+    np.testing.assert_allclose(y, x @ (values * np.repeat(scale, 4, axis=0)), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("target", ["cpu-1", "tpu-v5p-8"])
+def test_a_transposed_weight_gives_what_the_weight_does(target):
+    inputs, _ = SAMPLES["eight_rows"].make()
+    with use_policy(KernelPolicy(hardware=Hardware.parse(target))):
+        y = decode_matmul(inputs.x_RK, inputs.weight)
+        transposed = decode_matmul(inputs.x_RK, inputs.weight.T, transposed=True)
+    np.testing.assert_allclose(y, transposed, rtol=1e-5, atol=1e-5)
+
+
+X, WEIGHT = jnp.ones((2, 32)), jnp.ones((32, 48))
+NARROW, SCALE = WEIGHT.astype(jnp.int8), jnp.ones((1, 48))
+
+
+@pytest.mark.parametrize(
+    ("arrays", "choices", "message"),
+    [
+        ((X[0], WEIGHT), {}, r"x is float32 of shape \(32,\), .* expected matrices, x floating"),
+        ((X.astype(jnp.int32), WEIGHT), {}, r"x is int32 of shape \(2, 32\)"),
+        (
+            (X, WEIGHT[:31]),
+            {},
+            r"x has shape \(2, 32\), and the weight \(31, 48\) takes rows of 31",
+        ),
+        ((X, WEIGHT), {"transposed": True}, r"the weight \(32, 48\) takes rows of 48"),
+        ((X, NARROW.astype(jnp.uint8), SCALE), {}, r"takes rows of 64"),
+        (
+            (X, WEIGHT.astype(jnp.bfloat16)),
+            {},
+            r"x is float32 and the weight bfloat16; expected one",
+        ),
+        ((X, NARROW), {}, r"x is float32 and the weight int8; expected one dtype"),
+        (
+            (X, WEIGHT, SCALE),
+            {},
+            r"the weight is float32; expected one of int8, uint8, float8_e4m3f",
+        ),
+        ((X, NARROW.T, SCALE), {"transposed": True}, r"the weight is int8, transposed; expected"),
+        (
+            (X, NARROW, SCALE[0]),
+            {},
+            r"scale is float32 of shape \(48,\); expected float32 \(groups,",
+        ),
+        ((X, NARROW, SCALE[:, :8]), {}, r"scale is float32 of shape \(1, 8\); .* \(groups, 48\)"),
+        ((X, NARROW, jnp.ones((3, 48))), {}, r"shape \(3, 48\); .* of groups that divide 32"),
+        ((X, NARROW, SCALE.astype(jnp.bfloat16)), {}, r"scale is bfloat16 of shape \(1, 48\)"),
+    ],
+)
+def test_misfits_are_named(arrays, choices, message):
+    with pytest.raises(KernelError, match=message):
+        decode_matmul(*arrays, **choices)
