@@ -10,13 +10,13 @@ from cache_law import ROOM
 from parity_pairs import MODELS
 
 from axcore.errors import ModuleError
+from axcore.hardware import Hardware
 from axcore.inference.cached_model import CachedModel
 from axcore.layers import continued_rows
 from axcore.models import transformer
 from axcore.module import functional
 from axcore.ops import KernelPolicy, use_policy
 from axcore.ops.decode_matmul.portable import HOST_PARTS
-from axcore.plugins import Hardware
 
 
 def test_a_model_that_keeps_nothing_does_not_go_on_from_earlier_tokens():
@@ -28,15 +28,18 @@ def test_a_model_that_keeps_nothing_does_not_go_on_from_earlier_tokens():
         functional(model, model.init(0), jnp.ones((1, 2), jnp.int32), info, method="logits")
 
 
+PORTABLE = KernelPolicy(hardware=Hardware.parse("cpu-1"), pins={"decode_matmul": "portable"})
+
+
 @pytest.mark.parametrize(("num_tokens", "number"), [(1, 8), (2, 1)])
 def test_products_of_one_row_are_computed_in_parts(num_tokens, number):
     # Of two tokens only the head's, whose logits after the last one are wanted.
     model = transformer(vocab_size=512, dim=256, num_layers=1, num_heads=2, hidden_dim=512).build()
-    served = CachedModel(model, model.init(0), attrs.evolve(ROOM, num_rows=1))
-    one = jnp.ones(1, jnp.int32)
-    args = served.weights, served.empty_caches(), jnp.zeros((1, num_tokens), jnp.int32), one, one
-    portable = KernelPolicy(hardware=Hardware.parse("cpu-1"), pins={"decode_matmul": "portable"})
-    with use_policy(portable):
+    with use_policy(PORTABLE):
+        served = CachedModel(model, model.init(0), attrs.evolve(ROOM, num_rows=1))
+        one = jnp.ones(1, jnp.int32)
+        tokens = jnp.zeros((1, num_tokens), jnp.int32)
+        args = served.weights, served.empty_caches(), tokens, one, one
         program = str(jax.make_jaxpr(served.step)(*args))
     products = re.findall(r"f32\[(\d+),1,\d+\] = dot_general", program)
     assert products.count(str(HOST_PARTS)) == number

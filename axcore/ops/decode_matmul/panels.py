@@ -6,12 +6,12 @@ in its order.
 Letters: K input, N output; P panels of C columns.
 """
 
-import jax
+import attrs
 import jax.numpy as jnp
 from jax import Array
 
-from axcore.ops.decode_matmul.api import decode_matmul_call
-from axcore.ops.decode_matmul.types import DecodeMatmulInputs, DecodeMatmulSpec
+from axcore.ops.decode_matmul.types import DecodeMatmulSpec
+from axcore.ops.dispatch.call import Call
 from axcore.ops.dispatch.choice import choose
 from axcore.ops.dispatch.policy import current_policy
 
@@ -37,7 +37,10 @@ def are_panels_wanted(dtype: str) -> bool:
 
     Portable code has no use for them.
     """
-    shapes = (jax.ShapeDtypeStruct(shape, dtype) for shape in ((1, 64), (1, 64, PANEL_WIDTH)))
-    spec = DecodeMatmulSpec(out_dim=PANEL_WIDTH)
-    call = decode_matmul_call(DecodeMatmulInputs(*shapes), spec)  # type: ignore[arg-type]
+    call = Call(
+        op="decode_matmul",
+        shapes=(("x", (1, 64)), ("weight", (1, 64, PANEL_WIDTH))),
+        dtypes=(("x", dtype), ("weight", dtype)),
+        features=tuple(attrs.asdict(DecodeMatmulSpec(out_dim=PANEL_WIDTH)).items()),
+    )
     return not choose(call, current_policy()).kernel.is_portable
