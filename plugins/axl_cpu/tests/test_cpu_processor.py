@@ -34,6 +34,7 @@ def test_vectors_are_the_longest_that_a_processor_has(triple, features, lanes, n
 CALLS = {
     "row": (cpu_decode_matmul, DecodeMatmulTestCase(name="row", rows=1)),
     "rows": (cpu_decode_matmul, DecodeMatmulTestCase(name="rows", rows=8)),
+    "panels": (cpu_decode_matmul, DecodeMatmulTestCase(name="panels", rows=8, is_in_panels=True)),
     "transposed": (cpu_decode_matmul, DecodeMatmulTestCase(name="transposed", transposed=True)),
     "int4": (cpu_decode_matmul, DecodeMatmulTestCase(name="int4", narrow="int4", num_groups=4)),
     "attention": (cpu_decode_attention, DecodeTestCase(name="attention", page_size=8)),

@@ -21,6 +21,7 @@ ATTENTION = cpu_decode_attention, decode_attention_reference
 SAMPLES = (
     (*MATMUL, DecodeMatmulTestCase(name="row", rows=1, in_dim=512, out_dim=5000)),
     (*MATMUL, DecodeMatmulTestCase(name="rows", rows=7, in_dim=256, out_dim=3000)),
+    (*MATMUL, DecodeMatmulTestCase(name="panels", rows=40, out_dim=3000, is_in_panels=True)),
     (*MATMUL, DecodeMatmulTestCase(name="compared", rows=2, out_dim=3001, transposed=True)),
     (*ATTENTION, DecodeTestCase(name="many", lengths=(200, 3, 90) * 7, capacity=200)),
 )
