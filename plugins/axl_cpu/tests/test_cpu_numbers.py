@@ -7,9 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from axl_cpu.kernels.decode_attention.api import cpu_decode_attention
 from axl_cpu.llvm.host_call import host_call
 from axl_cpu.llvm.numbers import exp, tanh, widened
 from other_processors import RUNNING_HERE, on
+
+from axcore.ops.decode.reference import decode_attention_reference
+from axcore.testing.decode_attention_contract import DecodeTestCase
 
 
 @attrs.frozen
@@ -99,3 +103,29 @@ def test_tanh_is_that_of_numpy_to_rounding_at_1(mapped):
     x = np.concatenate([np.linspace(-20, 20, (1 << 16) - 16), np.resize([1e30, -np.inf], 16)])
     (y,) = mapped("tanh", TANH, x.astype(np.float32))
     assert np.max(np.abs(y - np.tanh(x.astype(np.float32).astype(np.float64)))) <= 2**-22
+
+
+NUMBERS_ONLY = pytest.mark.xfail(reason="exp takes what is no number for the smallest number")
+
+
+@NUMBERS_ONLY
+@pytest.mark.parametrize(("name", "function"), [("exp", EXP), ("tanh", TANH)])
+def test_what_is_no_number_stays_none(mapped, name, function):
+    (y,) = mapped(name, function, np.resize(np.array([np.nan, 1], np.float32), 16))
+    np.testing.assert_array_equal(np.isnan(y), [True, False] * 8)
+
+
+@pytest.mark.parametrize(
+    "field",
+    [pytest.param("q_BTNH", marks=NUMBERS_ONLY), pytest.param("k", marks=NUMBERS_ONLY), "v"],
+)
+def test_attention_hides_no_number_that_is_none(field):
+    """So that a fault before it shows, as it does by the op's reference."""
+    inputs, spec = DecodeTestCase(name="nan").make()
+    spoilt = getattr(inputs, field).at[0, 0, 0, 0].set(jnp.nan)
+    inputs = inputs._replace(**{field: spoilt})
+    got, want = (
+        np.isnan(f(inputs, spec)) for f in (cpu_decode_attention, decode_attention_reference)
+    )
+    assert np.any(want)
+    np.testing.assert_array_equal(got, want)
