@@ -51,7 +51,7 @@ def _of_float8(e: Emitter, bits: Value) -> Value:
 def exp(e: Emitter, x: Value) -> Value:
     """Returns e to the power of x, to float32 rounding; x below -87 as if it was that."""
     build = e.build
-    x = _clipped(e, x)
+    given, x = x, _clipped(e, x)
     power = _rounded(e, build.fmul(x, e.full(_LOG2_E)))
     wide = e.to_float(power)
     x = e.fma(wide, e.full(-_LN_2_HIGH), x)
@@ -61,7 +61,8 @@ def exp(e: Emitter, x: Value) -> Value:
         poly = e.fma(poly, x, e.full(factor))
     y = build.fadd(e.fma(poly, build.fmul(x, x), x), e.full(1.0))
     bits = build.add(build.bitcast(y, e.int_vector), build.shl(power, e.short(23)))
-    return build.bitcast(bits, e.vector)
+    is_number = build.fcmp_ordered("ord", given, given)
+    return build.select(is_number, build.bitcast(bits, e.vector), given)
 
 
 def tanh(e: Emitter, x: Value) -> Value:
