@@ -100,9 +100,7 @@ MATRICES = KernelPolicy(hardware=Hardware.parse("cpu-1"), pins={"decode_matmul":
 def assert_experts_are_narrow(family, name):
     """Checks that the model is the one whose weights are the rounded numbers, experts included."""
     cfg = MODELS[family]()
-    narrow = served(cfg, NAMED_WEIGHTS[name])
-    with use_policy(MATRICES):
-        wide = served(cfg)
+    wide, narrow = served(cfg), served(cfg, NAMED_WEIGHTS[name])
     kept, before = of_experts(narrow.weights), of_experts(wide.weights)
     assert before
     assert not any("'weight'" in path for path in kept)
@@ -110,20 +108,21 @@ def assert_experts_are_narrow(family, name):
     tokens = TOKENS % cfg.vocab_size
     found = np.asarray(read(narrow, tokens))
     wide.weights = widened(narrow.weights)
-    with use_policy(MATRICES):
-        expected = np.asarray(read(wide, tokens))
+    expected = np.asarray(read(wide, tokens))
     np.testing.assert_allclose(found, expected, atol=2e-4 * np.abs(expected).max())
 
 
 @pytest.mark.parametrize("name", NAMED_WEIGHTS)
 def test_a_mixture_keeps_the_weights_of_its_experts_narrow(name):
-    assert_experts_are_narrow("mixtral", name)
+    with use_policy(MATRICES):
+        assert_experts_are_narrow("mixtral", name)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", MIXTURES)
 def test_every_mixture_does(family):
-    assert_experts_are_narrow(family, "int8")
+    with use_policy(MATRICES):
+        assert_experts_are_narrow(family, "int8")
 
 
 @pytest.mark.slow
