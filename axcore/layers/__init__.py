@@ -33,8 +33,8 @@ from axcore.layers.moe.layer import MoE
 from axcore.layers.moe.router import Router
 from axcore.layers.moe.routing import GroupLimit, Routing
 from axcore.layers.norm import LayerNorm, RMSNorm
-from axcore.layers.pipeline import Pipeline
 from axcore.layers.panel_linear import PanelLinear
+from axcore.layers.pipeline import Pipeline
 from axcore.layers.quantization.current_scaling import Fp8Current, Int8Dynamic
 from axcore.layers.quantization.delayed_scaling import Fp8Delayed
 from axcore.layers.quantization.frozen_linear import (
@@ -91,6 +91,7 @@ __all__ = [
     "NoStateCache",
     "PageRoom",
     "PagedCache",
+    "PanelLinear",
     "Pipeline",
     "PlainDot",
     "PlainFeedForward",
@@ -116,6 +117,7 @@ __all__ = [
     "alternating",
     "attend",
     "continued_rows",
+    "decode_products",
     "frozen_state",
     "merge_adapters",
     "new_adapters",
@@ -129,5 +131,4 @@ __all__ = [
     "with_adapter",
     "with_adapters",
     "without_lora",
-    "PanelLinear",
 ]

@@ -1,4 +1,4 @@
-"""`PanelLinear`: a linear layer whose weight lies in panels of columns; it serves, it does not train.
+"""`PanelLinear`: a linear layer with its weight in panels of columns; it serves, it does not train.
 
 Letters of shapes: K input, N output, P panels of C columns.
 """

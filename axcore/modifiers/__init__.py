@@ -12,12 +12,12 @@ from axcore.modifiers.layout import Accumulate, MeshShape, MicroBatches, Shard, 
 from axcore.modifiers.lora import LoRA
 from axcore.modifiers.low_precision import LowPrecisionOptimizer
 from axcore.modifiers.named import apply_modifier, find_change, with_changes
+from axcore.modifiers.panel_weights import with_panels
 from axcore.modifiers.pipelined import Pipelined
 from axcore.modifiers.pretrained import Pretrained
 from axcore.modifiers.quantization import Fp8Training, Int8Training
 from axcore.modifiers.quantized_base import QuantizedBase
 from axcore.modifiers.quantized_cache import QuantizedCaches
-from axcore.modifiers.panel_weights import with_panels
 from axcore.modifiers.quantized_weights import NAMED_WEIGHTS, QuantizedWeights
 from axcore.modifiers.remat import RematModifier
 from axcore.modifiers.serving import for_serving, is_widened, served_compute
@@ -55,6 +55,6 @@ __all__ = [
     "served_compute",
     "with_changes",
     "with_dot",
-    "with_variant",
     "with_panels",
+    "with_variant",
 ]

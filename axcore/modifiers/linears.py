@@ -11,7 +11,7 @@ from axcore.layers import Linear, PlainDot
 def replaced_linears(
     cfg: Any, new: Callable[[Any], Any], *, exclude: tuple[str, ...]
 ) -> tuple[Any, int]:
-    """Returns `cfg` with `new(linear)` in the place of every plain `Linear`, and how many these are.
+    """Returns `cfg` with `new(linear)` in the place of each plain `Linear`, and how many there are.
 
     Args:
         cfg: Any config.

@@ -30,14 +30,15 @@ def decode_matmul(
     """Return `y_RN = x @ weight`, or `x @ (values * scale)`, in x's dtype.
 
     It is the product of a model that serves, whose rows are often so few that to read the weight
-    takes longer than to compute with it. Accumulates in float32. It has no gradient but by kernels that
-    JAX differentiates, and is not split over a mesh.
+    takes longer than to compute with it. Accumulates in float32. It has no gradient but by kernels
+    that JAX differentiates, and is not split over a mesh.
 
     Args:
         x_RK: Floating.
         weight: `[K, N]`, `[N, K]` if transposed, or `[P, K, C]` as `in_panels` gives it, of x's
-            dtype. With a scale its values `[K, N]`: int8 or float8, or uint8 `[K / 2, N]` with two numbers of int4 in each byte, where row `k` has
-            the low half of byte `k` and row `k + K / 2` the high one.
+            dtype. With a scale its values `[K, N]`: int8 or float8, or uint8 `[K / 2, N]` with two
+            numbers of int4 in each byte, where row `k` has the low half of byte `k` and row
+            `k + K / 2` the high one.
         scale_GN: float32, for `G` groups of rows of each column.
         transposed: Whether the weight has its rows for outputs. It is wide then.
         out_dim: N, of a weight in panels.

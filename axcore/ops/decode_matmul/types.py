@@ -1,3 +1,4 @@
+# ruff: noqa: N815 - fields carry shape letters
 """What a decode-matmul call is made of.
 
 Letters: R rows, K input, N output; G groups of K that share a scale in each column; P panels of C

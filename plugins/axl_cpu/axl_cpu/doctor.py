@@ -13,8 +13,8 @@ def llvm() -> Iterator[Finding]:
 
     processor = this_processor()
     version = ".".join(map(str, llvm.llvm_version_info))
-    told = f"LLVM {version} for {processor.name}: {processor.lanes} float32 numbers at a time"
+    says = f"LLVM {version} for {processor.name}: {processor.lanes} float32 numbers at a time"
     if processor.lanes < 8:
-        yield Finding("warning", f"{told}; kernels were tried with 8 and 16 only")
+        yield Finding("warning", f"{says}; kernels were tried with 8 and 16 only")
     else:
-        yield Finding("ok", told)
+        yield Finding("ok", says)

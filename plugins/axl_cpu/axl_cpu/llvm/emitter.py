@@ -4,6 +4,7 @@ Integers are of 64 bits. Offsets count numbers, not bytes.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from llvmlite import ir
@@ -241,10 +242,9 @@ class Emitter:
         build.position_at_end(after)
         return values
 
-    def when(self, condition: Value, body: Callable[[], None]) -> None:
-        """Writes what is done only where a condition holds."""
-        with self._builder.if_then(condition):
-            body()
+    def where(self, condition: Value) -> AbstractContextManager[Any]:
+        """Inside, writes what is done only where a condition holds."""
+        return self._builder.if_then(condition)
 
     def call(self, function: ir.Function, *arguments: Value) -> Value:
         """Writes a call."""

@@ -187,4 +187,3 @@ def _interface() -> dict[str, int]:
         "SCHEDULE": places["ThreadPool_Schedule"],
         "THREADS": places["ThreadPool_NumThreads"],
     }
-

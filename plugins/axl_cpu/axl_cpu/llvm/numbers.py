@@ -69,9 +69,7 @@ def tanh(e: Emitter, x: Value) -> Value:
     """Returns the hyperbolic tangent of x, to an absolute error of float32 rounding."""
     build = e.build
     doubled = exp(e, build.fmul(x, e.full(2.0)))
-    return build.fsub(
-        e.full(1.0), build.fdiv(e.full(2.0), build.fadd(doubled, e.full(1.0)))
-    )
+    return build.fsub(e.full(1.0), build.fdiv(e.full(2.0), build.fadd(doubled, e.full(1.0))))
 
 
 def _clipped(e: Emitter, x: Value) -> Value:

@@ -16,7 +16,7 @@ class Processor:
         features: What it has beside, or lacks, in LLVM's notation: `+avx512f,-sse4a`.
         lanes: float32 numbers of a vector.
         num_vectors: Vectors that its registers hold.
-        pause: The instruction that tells it that a loop waits, as a call in LLVM's language.
+        pause: The instruction for a loop that waits, as a call in LLVM's language.
     """
 
     triple: str

@@ -22,7 +22,7 @@ from axl_cpu.llvm.numbers import exp, tanh, widened
 
 PARTS_PER_THREAD = 4
 _NOTHING = -1e30
-"""Stands for minus infinity, of which differences are numbers."""
+"""Minus infinity, but a number, so that differences are, too."""
 
 
 @attrs.frozen(kw_only=True)

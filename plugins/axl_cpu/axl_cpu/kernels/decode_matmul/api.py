@@ -26,6 +26,9 @@ weights in panels, which are laid out."""
 LANES = 16
 """The longest vectors that there are."""
 
+ROW_PANELS = 2
+"""Panels that are read at once for one row: memory gives more to several readers."""
+
 MAX_COLUMNS = 8
 """Vectors of columns: more gain nothing."""
 
@@ -59,9 +62,7 @@ def cpu_decode_matmul(inputs: DecodeMatmulInputs, spec: DecodeMatmulSpec) -> Arr
     wide = x.astype(jnp.float32)
     if spec.transposed:
         together, weights = (1, 8) if len(x) == 1 else (4, 4)
-        dots = RowDots(
-            rows=len(x), dtype=str(weight.dtype), together=together, weights=weights
-        )
+        dots = RowDots(rows=len(x), dtype=str(weight.dtype), together=together, weights=weights)
         return host_call(dots, (wide, weight), _float32(len(x), len(weight))).astype(x.dtype)
     has_groups = scale is not None and len(scale) > 1
     y = _column_sums(wide, weight, scale if has_groups else None, spec.out_dim)
@@ -86,11 +87,14 @@ def _column_sums(x: Array, weight: Array, scale: Array | None, out_dim: int | No
         num_columns = out_dim or 0
         row_size = -(-num_columns // LANES) * LANES
         columns = max(one for one in range(1, columns + 1) if width % (one * processor.lanes) == 0)
+    is_whole = rows == 1 and width == columns * processor.lanes and len(weight) >= ROW_PANELS
+    panels = ROW_PANELS if is_whole else 1
     kernel = ColumnSums(
         rows=rows,
         dtype="int4" if weight.dtype == jnp.uint8 else str(weight.dtype),
-        columns=columns,
+        columns=columns * panels,
         panel_width=width,
+        panels=panels,
         has_groups=scale is not None,
     )
     arrays = (padded.reshape(batches, rows, -1), weight, *(() if scale is None else (scale,)))

@@ -45,6 +45,8 @@ class ColumnSums:
         dtype: Of the weight; `int4` keeps row `k` and row `k + K / 2` in a byte.
         columns: Vectors of columns that are added up together.
         panel_width: C; None for a weight that is a matrix.
+        panels: How many panels are read together: of one row, more places of memory at once than
+            one.
         has_groups: Whether there are scales of several groups; those of whole columns are no part
             of this.
     """
@@ -53,12 +55,15 @@ class ColumnSums:
     dtype: str
     columns: int
     panel_width: int | None = None
+    panels: int = 1
     has_groups: bool = False
 
     @property
     def name(self) -> str:
         """Its name with all static choices in it."""
-        form = "matrix" if self.panel_width is None else f"panels{self.panel_width}"
+        form = "matrix"
+        if self.panel_width is not None:
+            form = f"{self.panels}_panels{self.panel_width}"
         groups = "_groups" if self.has_groups else ""
         return f"{form}_{self.rows}x{self.columns}_{self.dtype}{groups}"
 
@@ -86,6 +91,8 @@ class ColumnSums:
 
     def _num_strips(self, e: Emitter, buffers: Buffers) -> Value:
         width = self.columns * e.lanes
+        if self.panels > 1:
+            return e.div(e.add(buffers.size(1, 0), self.panels - 1), self.panels)
         if self.panel_width is not None:
             return e.mul(buffers.size(1, 0), self.panel_width // width)
         return e.div(e.add(buffers.size(1, 1), width - 1), width)
@@ -113,10 +120,14 @@ class _Strip:
             self.weight = e.at(weight, self.column, self.stored)
         else:
             self.stride = e.whole(form.panel_width)
+            self.panel_size = e.mul(self.depth, form.panel_width)
             self.column = e.mul(index, width)
+            if form.panels > 1:
+                last = e.mul(e.sub(buffers.size(1, 0), form.panels), form.panel_width)
+                self.column = e.min(self.column, last)
             panel = e.div(self.column, form.panel_width)
             within = e.sub(self.column, e.mul(panel, form.panel_width))
-            start = e.add(e.mul(panel, e.mul(self.depth, form.panel_width)), within)
+            start = e.add(e.mul(panel, self.panel_size), within)
             self.weight = e.at(weight, start, self.stored)
         self.num_steps = self.height
         if form.has_groups:
@@ -148,7 +159,17 @@ class _Strip:
             if form.panel_width is None:
                 e.store(one, e.at(self.y, place))
             else:  # panels are filled up beyond the columns that y has
-                e.when(e.is_less(column, self.row_size), lambda: e.store(one, e.at(self.y, place)))
+                with e.where(e.is_less(column, self.row_size)):
+                    e.store(one, e.at(self.y, place))
+
+    def _place(self, row: Value, vector: int) -> Value:
+        """Returns where a vector of a row lies: in the next panel, where that one is over."""
+        e, form = self.e, self.form
+        if form.panels == 1:
+            return e.at(row, vector * e.lanes, self.stored)
+        panel, vector = divmod(vector, form.columns // form.panels)
+        start = e.at(row, e.mul(self.panel_size, panel), self.stored)
+        return e.at(start, vector * e.lanes, self.stored)
 
     def _scales(self, group: Value) -> list[Value]:
         e = self.e
@@ -184,13 +205,11 @@ class _Strip:
         """Adds the products with a row of the weight, or with the two that share its bytes."""
         e, form, sums = self.e, self.form, list(sums)
         row = e.at(self.weight, e.mul(k, self.stride), self.stored)
-        later = e.at(row, e.mul(self.stride, LINES_AHEAD), self.stored)
-        for j in range(form.columns):
-            e.prefetch(e.at(later, j * e.lanes, self.stored))
-        vectors = [
-            widened(e, e.at(row, j * e.lanes, self.stored), form.dtype)
-            for j in range(form.columns)
-        ]
+        ahead = e.mul(self.stride, LINES_AHEAD)
+        places = [self._place(row, j) for j in range(form.columns)]
+        for place in places:
+            e.prefetch(e.at(place, ahead, self.stored))
+        vectors = [widened(e, place, form.dtype) for place in places]
         for half, weights in enumerate(zip(*vectors, strict=True)):
             if scales is not None:
                 pairs = zip(weights, scales[half], strict=True)
