@@ -2,15 +2,15 @@
 
 import zlib
 
-import jax
 import numpy as np
 import pytest
 from cache_kinds import FLOAT8, KINDS, with_rounded_keys
-from cache_law import PAGED, TOLERANCE, assert_splits_change_nothing, texts
+from cache_law import PAGED, TOLERANCE, assert_splits_change_nothing, nearby, texts
 from parity_pairs import MODELS, model_logits
 
 from axcore.config import find_config, replace_config, update_config
 from axcore.layers import CapacityLimited, Dropless, MoE
+from axcore.modifiers import for_serving
 
 BASIC = ("rows", "pages", "rings", "int8", "latents", "shared", "state")
 """Kinds that `make test` runs in one family each, without experts: those compile for longer."""
@@ -18,9 +18,12 @@ BASIC = ("rows", "pages", "rings", "int8", "latents", "shared", "state")
 SPECIAL = ("gpt2", "qwen3_next", "phi3-longrope", "deepseek_v2", "llama4_text", "gpt_oss")
 """Families whose layers keep something in a way of their own, or see it by another core."""
 
+BY_CHANCE = (("slots", "deepseek_v3"), ("int8", "glm45"), ("latents-int8", "llama4_text"))
+"""Where the logits of a text drawn at random often depend on the order of sums."""
+
 CASES = [(kind, family) for kind in KINDS for family in KINDS[kind].families()]
 
-TOLERANCES = {"qwen3_next": 3e-4}
+TOLERANCES = {"qwen3_next": 3e-4, "deepseek_v3": 3e-5, "kimi_k2": 3e-5}
 """Of families whose logits the rounding of weights to float32 changes by more than 1e-5."""
 
 BOUNDS = {"int8": 0.03, FLOAT8: 0.15}
@@ -37,29 +40,16 @@ def families_by_chance(kind):
 
 
 def assert_law(kind, family):
-    """Compares a cache that rounds with a plain forward pass that rounds the same numbers.
-
-    One that lies between two roundings may get the other where sums have another order. So one of
-    three draws has to hold.
-    """
+    """Compares a cache that rounds with a plain forward pass that rounds the same numbers."""
     how = KINDS[kind]
-    cfg, tolerance = how.of(family), TOLERANCES.get(family, TOLERANCE)
-    values = {"room": how.room, "tolerance": tolerance}
-    if how.rounding is None:
-        assert_splits_change_nothing(cfg, seed=seed_of(kind, family), **values)
-        return
-    plain = with_rounded_keys(cfg, how.rounding)
-    if family in TOLERANCES:  # its keys differ by so much that some always get another rounding
-        values["tolerance"] = 10 * tolerance
-    failures = []
-    for draw in "abc":
-        try:
-            seed = seed_of(kind, family, draw)
-            assert_splits_change_nothing(cfg, plain_cfg=plain, seed=seed, **values)
-            return
-        except AssertionError as failure:
-            failures.append(failure)
-    raise failures[0]
+    cfg = how.of(family)
+    assert_splits_change_nothing(
+        cfg,
+        how.room,
+        plain_cfg=with_rounded_keys(cfg, how.rounding) if how.rounding else None,
+        tolerance=TOLERANCES.get(family, TOLERANCE),
+        seed=seed_of(kind, family),
+    )
 
 
 def is_dense(family):
@@ -83,6 +73,18 @@ def test_any_split_does_so_by_every_kind_of_cache_and_those_that_come_together(k
 @pytest.mark.parametrize("family", SPECIAL)
 def test_any_split_does_so_by_every_kind_of_layer(family):
     assert_law("pages", family)
+
+
+@pytest.mark.slow
+@pytest.mark.every_case
+@pytest.mark.parametrize(("kind", "family"), BY_CHANCE)
+def test_any_split_does_so_whatever_the_roundings(kind, family):
+    assert_law(kind, family)
+
+
+def test_every_kind_of_cache_builds_in_every_family_that_can_have_it():
+    for kind, family in CASES:
+        for_serving(KINDS[kind].of(family), KINDS[kind].room).build()
 
 
 @pytest.mark.slow
@@ -125,17 +127,14 @@ def test_caches_of_8_bits_change_logits_within_the_stated_bound_in_dense_familie
 @pytest.mark.slow
 @pytest.mark.parametrize("family", TOLERANCES)
 def test_a_wider_tolerance_is_what_the_rounding_of_weights_changes(family):
-    cfg, numbers = MODELS[family](), np.random.default_rng(0)
+    cfg, rng = MODELS[family](), np.random.default_rng(0)
     model = cfg.build()
     state, tokens = model.init(1), texts(cfg, 7)
-    nearby = jax.tree.map(
-        lambda x: x * np.float32(1) + x * numbers.choice(ROUNDINGS, x.shape), state
-    )
-    change = np.abs(model_logits(model, nearby, tokens) - model_logits(model, state, tokens))
-    assert change.max() > TOLERANCES[family] / 4
-
-
-ROUNDINGS = np.asarray([-(2.0**-24), 2.0**-24], np.float32)
+    logits = model_logits(model, state, tokens)
+    changes = [
+        np.abs(model_logits(model, one, tokens) - logits).max() for one in nearby(state, rng)
+    ]
+    assert max(changes) > max(TOLERANCE, TOLERANCES[family] / 4)
 
 
 @pytest.mark.slow

@@ -18,18 +18,18 @@ def simulate(seeds):
             raise
 
 
-def scheduler_of_pages(num_pages):
-    """Returns a scheduler of three slots, and pages of one token that nobody shares."""
+def scheduler_of_pages(num_pages, *, page_size=1, shares_prefixes=False):
+    """Returns a scheduler of three slots."""
     limits = Limits(
         num_slots=3,
-        max_length=num_pages,
-        page_size=1,
+        max_length=num_pages * page_size,
+        page_size=page_size,
         num_pages=num_pages,
         tokens_per_call=1,
         chunk_lengths=(16,),
         chunk_rows=(3,),
         alone_length=16,
-        shares_prefixes=False,
+        shares_prefixes=shares_prefixes,
     )
     return Scheduler(limits)
 
@@ -46,6 +46,7 @@ def step(scheduler):
     for call in (plan.read, plan.draw):
         if call is not None:
             scheduler.record(call, np.zeros((len(call.slots), 1), np.int32))
+    return plan
 
 
 @pytest.mark.parametrize(("size", "is_taken"), [(4, False), (3, True)])
@@ -58,6 +59,22 @@ def test_a_waiting_text_takes_pages_only_where_they_are_enough(size, is_taken):
     between = added(scheduler, 2, 0, size + 1, 10)  # it needs one page more than its text has
     step(scheduler)
     assert (last.num_preemptions, between.slot is not None) == (int(is_taken), is_taken)
+
+
+def test_a_page_that_two_share_is_left_to_the_first_where_none_is_free():
+    """The last row loses its pages, and what the first is to write on need not be copied."""
+    scheduler = scheduler_of_pages(3, page_size=2, shares_prefixes=True)
+    last = added(scheduler, 0, 1, 4, 6)
+    step(scheduler)
+    shared = list(last.pages)
+    short, first = added(scheduler, 1, -1, 1, 4), added(scheduler, 2, 0, 4, 6)
+    plan = step(scheduler)
+    assert (len(short.pages), first.pages, plan.copies) == (1, shared, ())
+    assert (first.num_preemptions, last.num_preemptions, last.pages) == (0, 1, [])
+
+
+def test_a_schedule_in_which_a_shared_page_is_left_to_one_takes_none_for_nothing():
+    simulate([45_008])
 
 
 def test_random_schedules_lose_no_page_and_starve_nobody():

@@ -7,6 +7,7 @@ from typing import Any
 import attrs
 from axl_attention.cross_layer_cache import ReceivedCache
 from axl_attention.latent_attention import LatentAttention
+from axl_attention.longrope import LongRoPE
 from cache_law import MORE_ROWS, PAGED, ROOM
 from parity_pairs import MODELS
 
@@ -41,9 +42,14 @@ def shared_keys(cfg: Any) -> Any:
 
 
 def latents(cfg: Any) -> Any:
-    """Latent attention: a family's own, or in the place of attention of another kind."""
+    """Latent attention: a family's own, or in the place of attention of another kind.
+
+    Its heads have another size, so factors that were found for each pair of theirs fit none.
+    """
     if find_config(cfg, LatentAttention):
         return cfg
+    if find_config(cfg, LongRoPE):
+        raise ConfigError("factors of LongRoPE are those of heads of one size")
     return with_variant(cfg, "latent_attention")
 
 

@@ -126,8 +126,9 @@ class Simulation:
         if self.guesses:
             self.take_in_all()
         before = [(job, job.num_preemptions, list(job.pages)) for job in self.jobs]
+        holders = list(scheduler.pool.holders)
         plan = scheduler.plan()
-        self.assert_taken_for_somebody(before, plan.started)
+        self.assert_taken_for_somebody(before, holders, plan)
         for source, target in plan.copies:
             self.memory[target] = list(self.memory[source])
         scheduler.pool.check([job.pages for job in scheduler.jobs if job is not None])
@@ -152,13 +153,24 @@ class Simulation:
             assert draw is None or draw.length == limits.tokens_per_call
             assert self.scheduler.num_preemptions == 0
 
-    def assert_taken_for_somebody(self, before, started):
-        """Asserts that rows lost their pages only where one before them got some, or a slot."""
+    def assert_taken_for_somebody(self, before, holders, plan):
+        """Asserts that rows lost their pages only where one before them got some, or a slot.
+
+        A page that a row shared and is to write on it also gets by the others losing it.
+        """
         taken = [job.order for job, number, _ in before if job.num_preemptions > number]
         if taken:
             got = [job.order for job, _, pages in before if job.pages and job.pages != pages]
-            got += [job.order for job in started if job.slot is not None]
+            got += [job.order for job in plan.started if job.slot is not None]
+            got += [job.order for job, page in self.written_first(plan) if holders[page] > 1]
             assert min(got, default=max(taken)) < min(taken), "pages are taken for nothing"
+
+    def written_first(self, plan):
+        """Yields the rows of a plan, each with the first page that it writes on."""
+        for call in filter(None, (plan.read, plan.draw)):
+            for slot, start in zip(call.slots, call.starts, strict=True):
+                job = self.scheduler.jobs[slot]
+                yield job, job.pages[start // self.limits.page_size]
 
     def launch(self, call, *, is_guessed):
         """Runs a call; where tokens are guessed ahead, some rows draw fewer than was planned."""

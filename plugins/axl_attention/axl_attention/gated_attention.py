@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from axcore.config import REQUIRED, PositiveInt, config, evolve
-from axcore.layers import DotProductAttention, Linear, TokenInfo
+from axcore.layers import Linear, TokenInfo
 from axcore.module import Module
 from axl_attention.wrapping import refuse_second
 
@@ -15,30 +15,36 @@ GATE = "attention_gate"
 """The shared value with the gates, `[batch, time, width of all heads]`."""
 
 
-class GatedCore(Module):
-    """Another core's output times the gates. Slot protocol: the parent fills `num_heads`."""
+class GatedLinear(Module):
+    """Another projection, of its input times the gates.
+
+    Slot protocol: the parent fills `in_dim`, `out_dim` and `axes`.
+    """
 
     @config
-    class Config(Module.Config["GatedCore"]):
-        """Describes a `GatedCore`.
+    class Config(Module.Config["GatedLinear"]):
+        """Describes a `GatedLinear`.
 
         Args:
-            num_heads: Number of query heads.
-            core: Weighs the values.
+            in_dim: Size of the last dimension of the input.
+            out_dim: Size of the last dimension of the output.
+            axes: Logical axes of the projection's weight, input first.
+            linear: The projection.
         """
 
-        num_heads: PositiveInt = REQUIRED
-        core: Module.Config = DotProductAttention.Config()
+        in_dim: PositiveInt = REQUIRED
+        out_dim: PositiveInt = REQUIRED
+        axes: tuple[str | None, str | None] = REQUIRED
+        linear: Module.Config = Linear.Config()
 
     def setup(self, cfg: Config) -> None:
-        """Builds the core."""
-        refuse_second(GatedCore, cfg.core)
-        self.core = cfg.core.build(num_heads=cfg.num_heads)
+        """Builds the projection."""
+        refuse_second(GatedLinear, cfg.linear)
+        self.linear = cfg.linear.build(in_dim=cfg.in_dim, out_dim=cfg.out_dim, axes=cfg.axes)
 
-    def forward(self, q: Any, k: Any, v: Any, info: TokenInfo, **options: Any) -> Any:
-        """Returns each query's weighted mean of values, gated dimension by dimension."""
-        mixed = self.core(q, k, v, info, **options)
-        return mixed * self.get_shared(GATE).reshape(mixed.shape)
+    def forward(self, x: Float[Array, "*batch in_dim"]) -> Float[Array, "*batch out_dim"]:
+        """Returns the projection of what the gates let through, dimension by dimension."""
+        return self.linear(x * self.get_shared(GATE))
 
 
 class GatedAttention(Module):
@@ -55,7 +61,7 @@ class GatedAttention(Module):
         Args:
             dim: Size of the last dimension of input and output.
             linear: From the token to its gates.
-            inner: The attention, with a `GatedCore`.
+            inner: The attention, whose output projection is a `GatedLinear`.
         """
 
         dim: PositiveInt = REQUIRED
@@ -81,4 +87,5 @@ class GatedAttention(Module):
 
 def in_place_of(old: Any) -> GatedAttention.Config:
     """Returns the config that takes the place of an attention whose output is not gated."""
-    return GatedAttention.Config(inner=evolve(old, core=GatedCore.Config(core=old.core)))
+    gated = GatedLinear.Config(linear=old.out_linear)
+    return GatedAttention.Config(inner=evolve(old, out_linear=gated))

@@ -9,6 +9,7 @@ import pytest
 from axl_attention.delta_rule import DeltaInputs, delta_rule
 from axl_attention.gated_attention import in_place_of as with_gates
 from axl_attention.gated_delta_net import GatedDeltaNet
+from axl_attention.latent_attention import LatentAttention
 from axl_attention.models import qwen3_next
 from axl_attention.token_gated import TokenGated
 from numpy_state import numpy_state
@@ -175,21 +176,24 @@ def test_memory_has_whole_groups_of_values():
         cfg.build(dim=8)
 
 
-def test_heads_are_gated_before_they_are_projected(call, random, state_of, packed):
-    plain = Attention.Config(num_heads=2)
+@pytest.mark.parametrize(
+    "plain",
+    [Attention.Config(num_heads=2), LatentAttention.Config(num_heads=2, keeps_latents=True)],
+)
+def test_heads_are_gated_before_they_are_projected(call, random, state_of, packed, plain):
     module, x = with_gates(plain).build(dim=16), random(2, 8, 16)
     state = state_of(module)
     inner = {name: value for name, value in state["inner"].items() if name != "out"}
     identity = {**inner, "out": {"weight": np.eye(16, dtype=np.float32)}}
+    out = np.asarray(state["inner"]["out"]["linear"]["weight"])
     mixed = call(plain.build(dim=16), identity, x, packed)
     gates = 1 / (1 + np.exp(-(x @ np.asarray(state["gate"]["weight"]))))
-    expected = (mixed * gates) @ np.asarray(state["inner"]["out"]["weight"])
-    np.testing.assert_allclose(call(module, state, x, packed), expected, atol=1e-5)
+    np.testing.assert_allclose(call(module, state, x, packed), (mixed * gates) @ out, atol=1e-5)
 
 
 def test_attention_is_gated_once():
     twice = with_gates(with_gates(Attention.Config(num_heads=2)).inner)
-    with pytest.raises(ConfigError, match="GatedCore wraps another GatedCore"):
+    with pytest.raises(ConfigError, match="GatedLinear wraps another GatedLinear"):
         twice.build(dim=16)
 
 

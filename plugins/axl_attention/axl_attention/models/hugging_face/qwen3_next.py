@@ -34,7 +34,11 @@ from axl_attention.models.hugging_face.partial_rope import PartialRopeFields
 from axl_attention.models.qwen3_next import qwen3_next
 
 _INNER = "decoder.stack.layers[1].attention.inner"
-_BIASES = (f"{_INNER}.linear", f"{_INNER}.out_linear", "decoder.stack.layers[1].attention.linear")
+_BIASES = (
+    f"{_INNER}.linear",
+    f"{_INNER}.out_linear.linear",
+    "decoder.stack.layers[1].attention.linear",
+)
 
 
 def _by_head(num_heads: int, *sizes: int) -> Transform:
@@ -77,7 +81,7 @@ def _weights(cfg: Any) -> WeightMap:
         *_fused(("inner.q", "gate"), "q_proj", _by_head(heads, width, width)),
         *linear("inner.k", "k_proj"),
         *linear("inner.v", "v_proj"),
-        *linear("inner.out", "o_proj"),
+        *linear("inner.out.linear", "o_proj"),
         same("inner.position.query_norm.weight", "q_norm.weight"),
         same("inner.position.key_norm.weight", "k_norm.weight"),
     )
