@@ -1,0 +1,115 @@
+"""What the program of a token takes on a CPU, by the kernels of axl-cpu and by XLA alone.
+
+    python benchmarks/host_kernels.py [--rounds 60] [--models 32M 125M]
+
+The models are those of `serving.py`, of random numbers, with 150 tokens a row in pages of 16; each
+program reads a token of 1, 8 or 16 rows and gives the likeliest next one. Weights are in float32,
+bfloat16, which activations then are as well, int8 and int4. All take turns; a figure is the median
+of them, without an engine.
+"""
+
+import argparse
+import contextlib
+import os
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import attrs
+import jax
+import jax.numpy as jnp
+import numpy as np
+from _record import record
+from _serving_load import MODELS
+
+from axcore.inference.cached_model import CachedModel
+from axcore.layers import PageRoom, ServingRoom
+from axcore.models import transformer
+from axcore.modifiers import NAMED_WEIGHTS
+from axcore.module import ParamSpec
+from axcore.ops import current_policy, use_policy
+
+PAGE, PAGES, TOKENS = 16, 12, 150
+ROWS = (1, 8, 16)
+FORMS: dict[str, dict[str, Any]] = {
+    "float32": {},
+    "bfloat16": {"compute": "bfloat16"},
+    "int8": {"quantization": NAMED_WEIGHTS["int8"]},
+    "int4": {"quantization": NAMED_WEIGHTS["int4"]},
+}
+KERNELS = {"axl_cpu": None, "xla": {"decode_matmul": "portable", "decode_attention": "portable"}}
+
+
+def drawn(name: str) -> tuple[Any, Any]:
+    """Returns a model and a state of it."""
+    model = transformer(**MODELS[name]).build()
+    draw = np.random.default_rng(0)
+
+    def numbers(spec: ParamSpec) -> jax.Array:
+        return jnp.asarray(0.05 * draw.standard_normal(spec.shape, dtype=np.float32))
+
+    is_spec = lambda leaf: isinstance(leaf, ParamSpec)  # noqa: E731
+    return model, jax.tree.map(numbers, model.param_specs(), is_leaf=is_spec)
+
+
+def token(model: Any, state: Any, rows: int, form: dict[str, Any]) -> Callable[[], jax.Array]:
+    """Returns what reads a token of each row, and the next one the time after."""
+    pages = PageRoom(num_pages=rows * PAGES, page_size=PAGE)
+    room = ServingRoom(num_rows=rows, capacity=PAGES * PAGE, max_length=PAGES * PAGE, pages=pages)
+    served = CachedModel(model, state, room, **form)
+    table = jnp.arange(rows * PAGES, dtype=jnp.int32).reshape(rows, PAGES)
+    before, new = jnp.full(rows, TOKENS, jnp.int32), jnp.ones(rows, jnp.int32)
+
+    def step(weights: Any, caches: Any, tokens: jax.Array) -> tuple[jax.Array, Any]:
+        logits, caches = served.step(weights, caches, tokens, before, new, page_table=table)
+        return jnp.argmax(logits, axis=-1).astype(jnp.int32)[:, None], caches
+
+    run = jax.jit(step, donate_argnums=1)
+    held = [jnp.ones((rows, 1), jnp.int32), served.empty_caches()]
+
+    def once() -> jax.Array:
+        held[:] = run(served.weights, held[1], held[0])
+        return held[0]
+
+    once()
+    return once
+
+
+def median_ms(calls: dict[str, Callable[[], jax.Array]], rounds: int) -> dict[str, float]:
+    taken: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(rounds):
+        for name, once in calls.items():
+            began = time.perf_counter()
+            once().block_until_ready()
+            taken[name].append(time.perf_counter() - began)
+    return {name: round(statistics.median(some) * 1e3, 2) for name, some in taken.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--models", nargs="*", default=list(MODELS), choices=list(MODELS))
+    given = parser.parse_args()
+    figures: dict[str, Any] = {}
+    for name in given.models:
+        model, state = drawn(name)
+        for rows in ROWS:
+            calls = {}
+            for form, choices in FORMS.items():
+                for kernels, pins in KERNELS.items():
+                    policy = current_policy()
+                    if pins is not None:
+                        policy = attrs.evolve(policy, pins=pins)
+                    with use_policy(policy) if pins else contextlib.nullcontext():
+                        calls[f"{form}_{kernels}"] = token(model, state, rows, choices)
+            found = median_ms(calls, given.rounds)
+            figures[f"{name}_{rows}_rows"] = found
+            print(name, rows, "rows:", found, flush=True)
+    record("host_kernels", figures)
+
+
+if __name__ == "__main__":
+    main()
