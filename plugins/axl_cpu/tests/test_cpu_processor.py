@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from axl_cpu import doctor
 from axl_cpu.kernels.decode_attention.api import cpu_decode_attention
 from axl_cpu.kernels.decode_matmul.api import cpu_decode_matmul
 from axl_cpu.llvm.processor import Processor
@@ -61,3 +62,13 @@ def test_kernels_compile_for_processors_that_are_not_here(call, processor):
     (text,) = assemblies(Processor.of(triple, name, features), function, *sample.make())
     assert re.search(has, text)
     assert not re.search(lacks, text)
+
+
+@pytest.mark.parametrize(("triple", "level"), [(X86, "ok"), (ARM, "warning")])
+def test_the_doctor_says_where_no_kernel_ever_ran(monkeypatch, triple, level):
+    processor = Processor.of(triple, "some", "+avx2,+fma")
+    monkeypatch.setattr("axl_cpu.llvm.processor.this_processor", lambda: processor)
+    (found,) = doctor.llvm()
+    assert found.level == level
+    assert f"for some: {processor.lanes} float32 numbers" in found.text
+    assert (level == "ok") != found.text.endswith(f"never ran on {triple}")

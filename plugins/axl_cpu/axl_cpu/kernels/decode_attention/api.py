@@ -20,7 +20,7 @@ LANES = 16
 MAX_QUERIES = 16
 """With more queries of a row than these XLA's products are faster."""
 
-MAX_ROOM = 1 << 17
+MAX_ROOM = 1 << 16
 """Numbers that a thread's stack has room for: of each query its sums and a block's products."""
 
 
