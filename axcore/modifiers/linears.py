@@ -1,11 +1,11 @@
 """`replaced_linears`: a config with something in the place of its plain linear layers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from axcore.config import find_config, update_config
 from axcore.config.paths import matches, parse_pattern
-from axcore.layers import Linear, PlainDot
+from axcore.layers import Linear, LoRALinear, PlainDot
 
 
 def replaced_linears(
@@ -13,12 +13,14 @@ def replaced_linears(
 ) -> tuple[Any, int]:
     """Returns `cfg` with `new(linear)` in the place of each plain `Linear`, and how many there are.
 
+    The factors of a `LoRALinear` stay, and its base where it reads the base's weight.
+
     Args:
         cfg: Any config.
         new: From the config of a layer to another that takes its place.
         exclude: Globs of the paths of layers that stay as they are.
     """
-    globs = [parse_pattern(glob) for glob in exclude]
+    globs = [parse_pattern(glob) for glob in (*exclude, *_needed_as_they_are(cfg))]
     changes = {
         found.path: new(found.node)
         for found in find_config(cfg, Linear)
@@ -26,3 +28,9 @@ def replaced_linears(
         if not any(matches(glob, parse_pattern(found.path)) for glob in globs)
     }
     return (update_config(cfg, changes) if changes else cfg), len(changes)
+
+
+def _needed_as_they_are(cfg: Any) -> Iterator[str]:
+    for found in find_config(cfg, LoRALinear):
+        for part in ("down", "up", *(("base",) if found.node.use_dora else ())):
+            yield f"{found.path}.{part}".removeprefix(".")

@@ -18,12 +18,15 @@ from axcore.layers import ServingRoom
 from axcore.models import transformer
 from axcore.modifiers import NAMED_WEIGHTS, AdapterRoom, for_serving, is_widened
 from axcore.module import DTypes, functional, restacked
+from axcore.ops import KernelPolicy, use_policy
 from axcore.parallel import make_mesh
 from axcore.plugins import Hardware
 
 ROOM = ServingRoom(num_rows=2, capacity=16, max_length=13)
 HALF = DTypes(param="float32", compute="bfloat16")
 TOKENS = jnp.asarray([[5, 6, 7], [9, 8, 7]], jnp.int32)
+MATRICES = KernelPolicy(hardware=Hardware.parse("cpu-1"), pins={"decode_matmul": "portable"})
+"""Of portable code, which has no use for panels."""
 TEXTS = transformer(vocab_size=264, dim=64, num_layers=6, num_heads=2, hidden_dim=256)
 SIZES = EngineConfig(max_rows=1, max_length=32, step_tokens=17, draw_kinds=("greedy",))
 REQUEST = Request(prompt=(65, 66), max_tokens=6, sampling=Sampling(temperature=0), ignores_end=True)
@@ -38,7 +41,8 @@ def half(family):
 def test_weights_are_cast_once_to_what_layers_compute_in(family):
     model = half(family)
     state = model.init(0)
-    cached = CachedModel(model, state, ROOM, compute="bfloat16")
+    with use_policy(MATRICES):
+        cached = CachedModel(model, state, ROOM, compute="bfloat16")
     specs = for_serving(model.config, ROOM).build().param_specs()
     whole = restacked(state, model.param_specs(), _split(specs, lambda one: not one.is_buffer)[0])
     kept = jax.tree.leaves(cached.weights)
@@ -46,10 +50,11 @@ def test_weights_are_cast_once_to_what_layers_compute_in(family):
         one.nbytes for one in jax.tree.leaves(whole)
     )
     zero, size = jnp.zeros(2, jnp.int32), jnp.full(2, 3, jnp.int32)
-    found, expected = (
-        cached.extend(weights, cached.empty_caches(), TOKENS, zero, size)[0]
-        for weights in (cached.weights, whole)
-    )
+    with use_policy(MATRICES):
+        found, expected = (
+            cached.extend(weights, cached.empty_caches(), TOKENS, zero, size)[0]
+            for weights in (cached.weights, whole)
+        )
     np.testing.assert_array_equal(found, expected)
     plain = functional(model, state, TOKENS, method="logits")[0]
     np.testing.assert_allclose(found, plain[:, -1], atol=0.05)
