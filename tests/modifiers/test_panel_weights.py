@@ -1,4 +1,4 @@
-"""A model whose weights are in panels is the one that was trained, adapters and experts included."""
+"""A model with its weights in panels is the one that was trained, adapters and experts included."""
 
 import jax
 import jax.numpy as jnp
