@@ -5,7 +5,7 @@ from typing import Any
 
 from axcore.config import find_config, update_config
 from axcore.config.paths import matches, parse_pattern
-from axcore.layers import Linear, LoRALinear, PlainDot
+from axcore.layers import Linear, PlainDot
 
 
 def replaced_linears(
@@ -13,7 +13,8 @@ def replaced_linears(
 ) -> tuple[Any, int]:
     """Returns `cfg` with `new(linear)` in the place of each plain `Linear`, and how many there are.
 
-    The factors of a `LoRALinear` stay, and its base where it reads the base's weight.
+    Those stay that a layer needs as they are, which its config names in `plain_parts`: fields of
+    another type, or layers whose weight it reads itself.
 
     Args:
         cfg: Any config.
@@ -31,6 +32,6 @@ def replaced_linears(
 
 
 def _needed_as_they_are(cfg: Any) -> Iterator[str]:
-    for found in find_config(cfg, LoRALinear):
-        for part in ("down", "up", *(("base",) if found.node.use_dora else ())):
+    for found in find_config(cfg, lambda node: hasattr(node, "plain_parts")):
+        for part in found.node.plain_parts:
             yield f"{found.path}.{part}".removeprefix(".")

@@ -66,6 +66,11 @@ class LoRALinear(Module):
             """The factor on the correction."""
             return self.alpha / (math.sqrt(self.rank) if self.use_rslora else self.rank)
 
+        @property
+        def plain_parts(self) -> tuple[str, ...]:
+            """The fields whose layers no other kind may replace."""
+            return ("down", "up", "base") if self.use_dora else ("down", "up")
+
     def setup(self, cfg: Config) -> None:
         """Builds the base, the two factors and the magnitude."""
         if cfg.rank < 1:
