@@ -59,6 +59,7 @@ def test_the_table_of_metrics_has_what_the_server_exports(server):
 def test_the_first_commands_of_the_page_are_those_of_the_readme():
     """All commands of the README are run by `tests/docs/test_user_pages.py`."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    commands = re.findall(r"^axcore .*$", PAGE, re.MULTILINE)
+    blocks_without_language = re.findall(r"^```\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    commands = re.findall(r"^axcore .*$", "".join(blocks_without_language), re.MULTILINE)
     assert commands
     assert all(re.search(rf"^{re.escape(line)}( |$)", readme, re.MULTILINE) for line in commands)
