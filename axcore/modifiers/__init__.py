@@ -7,6 +7,7 @@ instead, as users write it: `MeshRule(..., modifiers=("remat(policy=minimal)",))
 from axcore.modifiers.adapter_room import AdapterRoom
 from axcore.modifiers.dots import with_dot
 from axcore.modifiers.edits import Chain, Named, ReplaceConfig, UpdateConfig
+from axcore.modifiers.half_cache import HalfCaches
 from axcore.modifiers.kernels import Kernels
 from axcore.modifiers.layout import Accumulate, MeshShape, MicroBatches, Shard, Zero2
 from axcore.modifiers.lora import LoRA
@@ -30,6 +31,7 @@ __all__ = [
     "AdapterRoom",
     "Chain",
     "Fp8Training",
+    "HalfCaches",
     "Int8Training",
     "Kernels",
     "LoRA",

@@ -322,6 +322,11 @@ def modifiers() -> Iterator[Modifier]:
         summary="Of attention with a window, serving keeps no more than the window",
     )
     yield Modifier(
+        name="half_cache",
+        config=Ref("axcore.modifiers:HalfCaches"),
+        summary="Serving keeps keys and values in float16 or bfloat16",
+    )
+    yield Modifier(
         name="quantized_cache",
         config=Ref("axcore.modifiers:QuantizedCaches"),
         summary="Serving keeps keys and values in int8 or float8",

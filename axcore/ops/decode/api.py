@@ -44,9 +44,9 @@ def decode_attention(
 
     Args:
         q_BTNH: Queries of the newest tokens.
-        k: Keys of q's dtype: `[B, S, K, H]`, or `[M, C, K, H]` with a page table. `N` is a multiple
-            of `K`.
-        v: Values of q's dtype, likewise; `V` may differ from `H`.
+        k: Keys of q's dtype, or of a floating one of 16 bits: `[B, S, K, H]`, or `[M, C, K, H]`
+            with a page table. `N` is a multiple of `K`.
+        v: Values of k's dtype, likewise; `V` may differ from `H`.
         lengths_B: Integers in [0, S].
         page_table_BP: Integers: which pages of the cache hold a row's keys, in their order; so a
             row has room for `S = P C` keys. Pages beyond a row's length may be any number.

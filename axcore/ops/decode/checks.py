@@ -43,10 +43,12 @@ def _check_dtypes(inputs: DecodeInputs) -> None:
     q, k, v = inputs.q_BTNH.dtype, inputs.k.dtype, inputs.v.dtype
     scales = (inputs.key_scale_MCK, inputs.value_scale_MCK)
     if scales == (None, None):
-        if not (q == k == v and jnp.issubdtype(q, jnp.floating)):
+        are_floating = all(jnp.issubdtype(dtype, jnp.floating) for dtype in (q, k))
+        if not (k == v and are_floating and (q == k or k.itemsize == 2)):
             raise KernelError(
-                f"decode_attention: dtypes are q {q}, k {k}, v {v}; expected one floating dtype.",
-                hint="cast q, k and v to the compute dtype before the call, or give scales",
+                f"decode_attention: dtypes are q {q}, k {k}, v {v}; expected one floating dtype, "
+                "or one of 16 bits for k and v.",
+                hint="cast k and v to the compute dtype before the call, or give scales",
             )
         return
     if not (k == v and str(k) in NARROW):

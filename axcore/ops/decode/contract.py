@@ -26,7 +26,8 @@ class DecodeTestCase:
         capacity: Keys that a row has room for, a multiple of the page size where there are pages.
         page_size: Keys of a page; None for a contiguous cache.
         has_sinks: Whether there are sinks.
-        narrow: Dtype of keys and values that are kept with scales; None where there are none.
+        narrow: Dtype of keys and values that are kept in fewer bits, with scales where these are
+            8; None where there are none.
         spec: Static choices but for the scale.
     """
 
@@ -74,8 +75,8 @@ class DecodeTestCase:
 
     def _kept(self, x: np.ndarray, dtype: DTypeLike) -> tuple[Array, Array | None]:
         """Returns keys or values as they are kept, with their scales."""
-        if self.narrow is None:
-            return jnp.asarray(x, dtype), None
+        if self.narrow in (None, "float16"):
+            return jnp.asarray(x, self.narrow or dtype), None
         scale = np.abs(x).max(axis=-1) / (127.0 if self.narrow == "int8" else 448.0)
         steps = np.nan_to_num(x / scale[..., None])
         kept = np.round(steps) if self.narrow == "int8" else steps
@@ -122,6 +123,8 @@ DECODE_TEST_CASES = (
     DecodeTestCase(name="paged", page_size=8),
     DecodeTestCase(name="long_paged", lengths=(599, 17), capacity=608, page_size=32),
     DecodeTestCase(name="large_pages", lengths=(599, 17), capacity=1200, page_size=400),
+    DecodeTestCase(name="float16", narrow="float16"),
+    DecodeTestCase(name="float16_paged", page_size=8, narrow="float16", queries=3),
     DecodeTestCase(name="int8", narrow="int8"),
     DecodeTestCase(name="int8_paged", page_size=8, narrow="int8", queries=3),
     DecodeTestCase(name="float8", page_size=8, narrow="float8_e4m3fn", lengths=(37, 0)),

@@ -11,9 +11,9 @@ NARROW = ("int8", "float8_e4m3fn", "float8_e5m2")
 
 def widened(inputs: DecodeInputs) -> DecodeInputs:
     """Return the same call on keys and values of q's dtype, without scales."""
-    if inputs.key_scale_MCK is None or inputs.value_scale_MCK is None:
-        return inputs
     dtype = inputs.q_BTNH.dtype
+    if inputs.key_scale_MCK is None or inputs.value_scale_MCK is None:
+        return inputs._replace(k=inputs.k.astype(dtype), v=inputs.v.astype(dtype))
     return inputs._replace(
         k=_wide(inputs.k, inputs.key_scale_MCK).astype(dtype),
         v=_wide(inputs.v, inputs.value_scale_MCK).astype(dtype),

@@ -55,12 +55,12 @@ def mapped(request):
 
 WIDENED = {
     dtype: lambda e, at, dtype=dtype: widened(e, at, dtype)
-    for dtype in ("bfloat16", "float8_e4m3fn", "int8", "int4")
+    for dtype in ("bfloat16", "float16", "float8_e4m3fn", "int8", "int4")
 }
 """One function by dtype, as a kernel's name is registered once."""
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn", "int8"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float8_e4m3fn", "int8"])
 def test_every_narrow_number_becomes_what_it_is(mapped, dtype):
     bits = np.arange(1 << (8 * jnp.dtype(dtype).itemsize))
     numbers = bits.astype(f"uint{8 * jnp.dtype(dtype).itemsize}").view(jnp.dtype(dtype))

@@ -22,6 +22,7 @@ _SHORT = ir.IntType(32)
 _STORED: dict[str, tuple[Any, int]] = {
     "float32": (FLOAT, 4),
     "bfloat16": (ir.IntType(16), 2),
+    "float16": (ir.HalfType(), 2),
     "int8": (ir.IntType(8), 1),
     "int4": (ir.IntType(8), 1),
     "float8_e4m3fn": (ir.IntType(8), 1),
@@ -41,6 +42,7 @@ class Emitter:
     """
 
     def __init__(self, function: ir.Function, processor: Processor) -> None:
+        self.processor = processor
         self.lanes, self.num_vectors = processor.lanes, processor.num_vectors
         self.arguments: Sequence[Value] = function.args
         self._module = function.module

@@ -1,5 +1,7 @@
 """Numbers that are kept in fewer bits, made float32; and exp and tanh, a vector at a time."""
 
+from llvmlite import ir
+
 from axl_cpu.llvm.emitter import Emitter, Value
 
 _LOG2_E = 1.4426950408889634
@@ -23,6 +25,8 @@ def widened(e: Emitter, pointer: Value, dtype: str) -> list[Value]:
     if dtype == "bfloat16":
         bits = build.shl(build.zext(kept, e.int_vector), e.short(16))
         return [build.bitcast(bits, e.vector)]
+    if dtype == "float16":
+        return [build.fpext(kept, e.vector) if e.processor.widens_halves else _of_half(e, kept)]
     if dtype == "int8":
         return [e.to_float(build.sext(kept, e.int_vector))]
     if dtype == "int4":
@@ -32,19 +36,42 @@ def widened(e: Emitter, pointer: Value, dtype: str) -> list[Value]:
     return [_of_float8(e, build.zext(kept, e.int_vector))]
 
 
+def _of_half(e: Emitter, kept: Value) -> Value:
+    """Returns numbers of 5 bits of exponent and 10 of mantissa."""
+    build = e.build
+    bits = build.zext(build.bitcast(kept, ir.VectorType(ir.IntType(16), e.lanes)), e.int_vector)
+    magnitude = build.and_(bits, e.short(0x7FFF))
+    shifted = build.add(build.shl(magnitude, e.short(13)), e.short(112 << 23))
+    is_number = build.icmp_unsigned("<", magnitude, e.short(0x7C00))
+    endless = build.add(shifted, e.short(112 << 23))  # infinity, and what is no number
+    normal = build.bitcast(build.select(is_number, shifted, endless), e.vector)
+    return _signed(e, bits, 16, _with_subnormal(e, normal, magnitude, 10, 2.0**-24))
+
+
 def _of_float8(e: Emitter, bits: Value) -> Value:
     """Returns numbers of 4 bits of exponent and 3 of mantissa; nan of them is not a number."""
     build = e.build
     magnitude = build.and_(bits, e.short(0x7F))
-    normal = build.bitcast(
-        build.add(build.shl(magnitude, e.short(20)), e.short(120 << 23)), e.vector
-    )
-    subnormal = build.fmul(e.to_float(magnitude), e.full(2.0**-9))
-    is_subnormal = build.icmp_unsigned("<", magnitude, e.short(8))
-    wide = build.select(is_subnormal, subnormal, normal)
+    shifted = build.add(build.shl(magnitude, e.short(20)), e.short(120 << 23))
+    normal = build.bitcast(shifted, e.vector)
+    wide = _with_subnormal(e, normal, magnitude, 3, 2.0**-9)
     is_nan = build.icmp_unsigned("==", magnitude, e.short(0x7F))
-    wide = build.select(is_nan, e.full(float("nan")), wide)
-    sign = build.shl(build.and_(bits, e.short(0x80)), e.short(24))
+    return _signed(e, bits, 8, build.select(is_nan, e.full(float("nan")), wide))
+
+
+def _with_subnormal(
+    e: Emitter, normal: Value, magnitude: Value, mantissa: int, smallest: float
+) -> Value:
+    """Returns numbers, of which those without exponent count steps of the smallest one."""
+    subnormal = e.build.fmul(e.to_float(magnitude), e.full(smallest))
+    is_subnormal = e.build.icmp_unsigned("<", magnitude, e.short(1 << mantissa))
+    return e.build.select(is_subnormal, subnormal, normal)
+
+
+def _signed(e: Emitter, bits: Value, num_bits: int, wide: Value) -> Value:
+    """Returns numbers with the sign that their bits have first."""
+    build = e.build
+    sign = build.shl(build.and_(bits, e.short(1 << (num_bits - 1))), e.short(32 - num_bits))
     return build.bitcast(build.or_(build.bitcast(wide, e.int_vector), sign), e.vector)
 
 

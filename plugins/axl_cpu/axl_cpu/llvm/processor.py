@@ -16,6 +16,7 @@ class Processor:
         features: What it has beside, or lacks, in LLVM's notation: `+avx512f,-sse4a`.
         lanes: float32 numbers of a vector.
         num_vectors: Vectors that its registers hold.
+        widens_halves: Whether it has an instruction that makes float16 numbers float32.
         pause: The instruction for a loop that waits, as a call in LLVM's language.
     """
 
@@ -24,6 +25,7 @@ class Processor:
     features: str
     lanes: int
     num_vectors: int
+    widens_halves: bool
     pause: str
 
     @classmethod
@@ -35,10 +37,12 @@ class Processor:
         """
         if triple.startswith(("aarch64", "arm64")):
             lanes, num_vectors, pause = 4, 32, "void @llvm.aarch64.hint(i32 1)"
+            widens_halves = True
         else:
             has = set(features.split(","))
             lanes = 16 if "+avx512f" in has else 8 if {"+avx2", "+fma"} <= has else 4
             num_vectors = 32 if lanes == 16 else 16
+            widens_halves = "+f16c" in has
             pause = "void @llvm.x86.sse2.pause()"
         return cls(
             triple=triple,
@@ -46,6 +50,7 @@ class Processor:
             features=features,
             lanes=lanes,
             num_vectors=num_vectors,
+            widens_halves=widens_halves,
             pause=pause,
         )
 

@@ -11,7 +11,7 @@ from axcore.ops import Call, DecodeInputs, DecodeSpec
 from axl_cpu.kernels.decode_attention.program import DecodeAttention
 from axl_cpu.llvm.host_call import host_call
 
-KEPT = ("float32", "bfloat16", "int8", "float8_e4m3fn")
+KEPT = ("float32", "bfloat16", "float16", "int8", "float8_e4m3fn")
 """What keys and values may be kept in."""
 
 LANES = 16

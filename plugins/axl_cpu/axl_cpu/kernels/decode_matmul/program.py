@@ -18,6 +18,9 @@ from axl_cpu.llvm.numbers import widened
 PARTS_PER_THREAD = 8
 """So that a thread that is late, or has other work, holds the others up for little."""
 
+BATCHES_OF_A_PART = 4
+"""Of S rows, at least, where rows are split: each split reads its part of the weight again."""
+
 LINES_AHEAD = 32
 """Rows by which memory is asked for what comes: processors see too little of it by themselves."""
 
@@ -72,7 +75,8 @@ class ColumnSums:
         strips = self._num_strips(e, buffers)
         wanted = e.mul(threads, PARTS_PER_THREAD)
         splits = e.div(e.add(wanted, e.sub(strips, 1)), strips)
-        return e.mul(strips, e.max(e.min(splits, buffers.size(0, 0)), 1))
+        most = e.div(buffers.size(0, 0), BATCHES_OF_A_PART)
+        return e.mul(strips, e.max(e.min(splits, most), 1))
 
     def emit_part(self, e: Emitter, buffers: Buffers, part: Value, parts: Value) -> None:
         """Writes the products of some rows with a strip, of which the last may reach back."""

@@ -95,6 +95,8 @@ def unsupported_reason(call: Call) -> str | None:
     """Returns None where the kernel can serve the call, else the reason why not."""
     if call.dtype("q") not in DTYPES:
         return f"takes {' and '.join(DTYPES)}, not {call.dtype('q')}"
+    if not call.has("key_scale") and call.dtype("k") != call.dtype("q"):
+        return f"takes keys of the queries' dtype, not {call.dtype('q')} and {call.dtype('k')}"
     if call.has("key_scale") and call.dtype("k") not in NARROW_DTYPES:
         return f"takes scales of {' and '.join(NARROW_DTYPES)}, not of {call.dtype('k')}"
     if 0 in (*call.shape("q"), *call.shape("k"), *call.shape("v")):
