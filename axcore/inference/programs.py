@@ -16,6 +16,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, UInt32
 
+from axcore.hardware.large_pages import use_large_pages
 from axcore.inference.cached_model import mesh_of
 from axcore.inference.compiled import CompiledPrograms
 from axcore.inference.device_calls import Drawn, Memory
@@ -24,6 +25,9 @@ from axcore.inference.drawing import DrawKind, LogProbs, SamplingRows, empty_his
 from axcore.inference.model_calls import ModelCalls
 from axcore.inference.program_table import program_table
 from axcore.inference.served_weights import ServedWeights, abstract
+
+_NO_TRIFLE = 1 << 18
+"""Bytes of arrays whose place in memory matters."""
 
 
 class Programs:
@@ -64,6 +68,7 @@ class Programs:
             "caches": model.empty_caches(),
             **self._put(drawing_values(model.num_rows, allowed, self.vocab_size)),
         }
+        _use_large_pages((self.weights.value, self.caches))
         self._shapes = abstract({**self._held, "weights": self.weights.value})
         self._places = {"caches": model.cache_shardings, "memory": self._everywhere}
         self._table = program_table(
@@ -84,6 +89,7 @@ class Programs:
         for leaf in jax.tree.leaves(self.caches):  # the last call holds old weights until it ends
             leaf.block_until_ready()
         self.weights.replace(state)
+        _use_large_pages(self.weights.value)
 
     def set_sampling(self, sampling: SamplingRows) -> None:
         """Takes over how each slot draws, `[S]`."""
@@ -196,3 +202,13 @@ def _replicated(weights: Any) -> NamedSharding | None:
     """Returns how arrays lie that each device of the weights' mesh has; None without a mesh."""
     mesh = mesh_of(weights)
     return None if mesh is None else NamedSharding(mesh, PartitionSpec())  # type: ignore[no-untyped-call]
+
+
+def _use_large_pages(arrays: Any) -> None:
+    """Keeps what of arrays lies in the host's memory, and is no trifle, in large pages."""
+    shards = [one.data for leaf in jax.tree.leaves(arrays) for one in leaf.addressable_shards]
+    use_large_pages(
+        (shard.unsafe_buffer_pointer(), shard.nbytes)
+        for shard in shards
+        if shard.nbytes >= _NO_TRIFLE and shard.device.platform == "cpu"
+    )
