@@ -6,12 +6,17 @@ import attrs
 
 from axcore.errors import ConfigError
 from axcore.inference.config import EngineConfig
+from axcore.plugins import Hardware
 
 SHORTEST_CHUNK = 16
 """Tokens of the shortest pieces that texts are read in, where a step may read as many."""
 
 LONGEST_SCORED = 128
 """Tokens of a prompt that are scored at once; there are logits of all of them."""
+
+TOKENS_OF_CALL, TOKENS_OF_CALL_ON_HOST = 256, 16
+"""Tokens whose products with a weight take as long as reading it: by an accelerator's operations
+and bytes a second, and by a host's, which has about a tenth as many operations for each byte."""
 
 
 @attrs.frozen
@@ -24,6 +29,7 @@ class CallShapes:
         read_sizes: Numbers of rows for each of those.
         alone_length: That of `chunk_lengths` in which a prompt is read whose tokens are scored.
         chunk_alignment: Tokens; pieces begin at multiples of this.
+        tokens_of_call: Tokens that take as long as a call does whatever it reads.
         reads_by_score: Whether every text is read by the program that scores its tokens: one
             program fewer to compile, which computes more.
     """
@@ -33,6 +39,7 @@ class CallShapes:
     read_sizes: tuple[tuple[int, ...], ...]
     alone_length: int
     chunk_alignment: int = 1
+    tokens_of_call: int = 0
     reads_by_score: bool = False
 
     @property
@@ -40,7 +47,8 @@ class CallShapes:
         """What they mean for a schedule: fields of `Limits`."""
         return {
             "chunk_lengths": self.chunk_lengths,
-            "chunk_rows": tuple(sizes[-1] for sizes in self.read_sizes),
+            "read_sizes": self.read_sizes,
+            "tokens_of_call": self.tokens_of_call,
             "alone_length": self.alone_length,
             "chunk_alignment": self.chunk_alignment,
         }
@@ -55,8 +63,12 @@ class CallShapes:
         return next(size for size in sizes if size >= num_rows)
 
 
-def call_shapes(cfg: EngineConfig) -> CallShapes:
+def call_shapes(cfg: EngineConfig, hardware: Hardware | None = None) -> CallShapes:
     """Returns the shapes of an engine's calls.
+
+    Args:
+        cfg: The engine's.
+        hardware: Decides in which of them texts are read; None is any accelerator.
 
     Raises:
         ConfigError: The sizes do not fit together.
@@ -75,7 +87,9 @@ def call_shapes(cfg: EngineConfig) -> CallShapes:
     fits = [max((size for size in draw_sizes if size <= rows), default=1) for rows in most]
     read_sizes = tuple(tuple(sorted({1, rows})) for rows in fits)
     alone = max(length for length in lengths if length <= LONGEST_SCORED)
-    return CallShapes(draw_sizes, lengths, read_sizes, alone)
+    is_host = hardware is not None and hardware.family == "cpu"
+    tokens_of_call = TOKENS_OF_CALL_ON_HOST if is_host else TOKENS_OF_CALL
+    return CallShapes(draw_sizes, lengths, read_sizes, alone, tokens_of_call=tokens_of_call)
 
 
 def _fixed_shapes(cfg: EngineConfig) -> CallShapes:

@@ -17,6 +17,7 @@ from axcore.inference.scheduler import Scheduler
 from axcore.inference.speculation import Draft
 from axcore.inference.step_runner import StepRunner
 from axcore.layers import ServingRoom
+from axcore.ops import current_policy
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -58,7 +59,7 @@ class EngineParts:
             ConfigError: The config does not fit the model, or itself.
         """
         check_draft(cfg, draft, tokenizer)
-        shapes = call_shapes(cfg)
+        shapes = call_shapes(cfg, current_policy().hardware)
         served, weights, room = served_model(
             model, state, cfg, serving_room(cfg), mesh=mesh, draft=draft
         )

@@ -231,10 +231,12 @@ class Scheduler:
                 length = limits.alone_length if job.reads_alone else length
             chosen.append(slot)
             computing.update(self.pages.digests_within(job, min(missing, length)))
-            most = limits.chunk_rows[limits.chunk_lengths.index(length)]
+            most = limits.read_sizes[limits.chunk_lengths.index(length)][-1]
             if job.reads_alone or len(chosen) == most:
                 break
-        return np.asarray(chosen, np.int64), length
+        slots = np.asarray(chosen, np.int64)
+        missing = rows.target[slots] - rows.num_cached[slots]
+        return slots[: limits.num_read(length, missing)], length
 
     def _allocate(self, slots: np.ndarray, sizes: np.ndarray) -> np.ndarray:
         """Gives rows the pages that their next tokens need; returns which rows can run."""

@@ -18,7 +18,8 @@ class Limits:
         num_pages: Pages there are.
         tokens_per_call: Tokens of a row that a call draws while nothing is read.
         chunk_lengths: Numbers of tokens of a row that are read at once, the smallest first.
-        chunk_rows: Rows that are read at once in each of those lengths, at most.
+        read_sizes: Numbers of rows that are read at once in each of those lengths.
+        tokens_of_call: Tokens that take as long as a call does whatever it reads, for its weights.
         alone_length: That of them in which a text is read that is read alone.
         shares_prefixes: Whether texts that begin alike hold the same pages.
         chunk_alignment: Tokens; a text is read from multiples of this on, and shared in them.
@@ -32,16 +33,44 @@ class Limits:
     num_pages: int
     tokens_per_call: int
     chunk_lengths: tuple[int, ...]
-    chunk_rows: tuple[int, ...]
+    read_sizes: tuple[tuple[int, ...], ...]
     alone_length: int
+    tokens_of_call: int = 0
     shares_prefixes: bool = True
     chunk_alignment: int = 1
     fixed_calls: bool = False
 
     def piece_length(self, missing: int) -> int:
-        """Returns in which of `chunk_lengths` a text with so many tokens to read is read."""
-        lengths = self.chunk_lengths
-        return next((length for length in lengths if length >= missing), lengths[-1])
+        """Returns in which of `chunk_lengths` a text with so many tokens to read is read next.
+
+        That is the shortest that holds all of them, unless two pieces or more take less time.
+        """
+        longest = self.chunk_lengths[-1]
+        return longest if missing > longest else self._piece(missing)[0]
+
+    def num_read(self, length: int, missing: np.ndarray) -> int:
+        """Returns how many of some texts are read at once, so that the most is read in a time.
+
+        Args:
+            length: In pieces of so many tokens.
+            missing: Tokens that each has to read, the first in order first.
+        """
+        read = np.minimum(missing, length).cumsum()
+        numbers = {
+            min(size, len(missing)): size * length + self.tokens_of_call
+            for size in reversed(self.read_sizes[self.chunk_lengths.index(length)])
+        }
+        return max(numbers, key=lambda number: read[number - 1] / numbers[number])
+
+    def _piece(self, missing: int) -> tuple[int, int]:
+        """Returns the next piece of a text, and the time that all of them take, in tokens."""
+        whole = next(length for length in self.chunk_lengths if length >= missing)
+        time = whole + self.tokens_of_call
+        part = max((length for length in self.chunk_lengths if length < missing), default=None)
+        if part is None:
+            return whole, time
+        in_parts = part + self.tokens_of_call + self._piece(missing - part)[1]
+        return min((whole, time), (part, in_parts), key=lambda piece: piece[1])
 
 
 @attrs.define(eq=False, kw_only=True)

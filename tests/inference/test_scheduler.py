@@ -27,8 +27,9 @@ def scheduler_of_pages(num_pages, *, page_size=1, shares_prefixes=False):
         num_pages=num_pages,
         tokens_per_call=1,
         chunk_lengths=(16,),
-        chunk_rows=(3,),
+        read_sizes=((1, 3),),
         alone_length=16,
+        tokens_of_call=100,
         shares_prefixes=shares_prefixes,
     )
     return Scheduler(limits)

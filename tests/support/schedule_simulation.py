@@ -37,7 +37,8 @@ def random_limits(rng):
         num_pages=pages_of_one + rng.randint(0, 2 * pages_of_one),
         tokens_per_call=rng.choice((1, 3)),
         chunk_lengths=lengths,
-        chunk_rows=tuple(rng.randint(1, 4) for _ in lengths),
+        read_sizes=tuple(tuple(sorted({1, rng.randint(1, 4)})) for _ in lengths),
+        tokens_of_call=rng.choice((0, 1, 8)),
         alone_length=alone,
         shares_prefixes=rng.random() < 0.8,
     )
@@ -53,7 +54,7 @@ def of_fixed_shapes(limits, rng):
         limits,
         num_pages=limits.num_slots * -(-limits.max_length // limits.page_size),
         chunk_lengths=(length,),
-        chunk_rows=(1,),
+        read_sizes=((1,),),
         alone_length=length,
         chunk_alignment=length,
         fixed_calls=True,
@@ -62,7 +63,7 @@ def of_fixed_shapes(limits, rng):
 
 def of_few_programs(limits):
     """Returns the limits of an engine whose programs are not all compiled."""
-    return attrs.evolve(limits, chunk_lengths=(limits.alone_length,), chunk_rows=(1,))
+    return attrs.evolve(limits, chunk_lengths=(limits.alone_length,), read_sizes=((1,),))
 
 
 class Simulation:
@@ -146,7 +147,7 @@ class Simulation:
         limits, read, draw = self.scheduler.limits, plan.read, plan.draw
         if read is not None:
             assert read.sizes.max() <= read.length
-            most = limits.chunk_rows[limits.chunk_lengths.index(read.length)]
+            most = limits.read_sizes[limits.chunk_lengths.index(read.length)][-1]
             assert len(read.slots) <= most
         if self.is_fixed:
             assert read is None or not (read.starts % limits.chunk_alignment).any()

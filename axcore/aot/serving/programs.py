@@ -91,7 +91,7 @@ class ServingPrograms:
         self.mesh: Mesh = make_mesh(shape, used)
         self.room = self._held_room(serving_room(engine))
         self._served = self._with_caches(self.room)
-        shapes = call_shapes(engine)
+        shapes = call_shapes(engine, hardware)
         limits = schedule_limits(
             engine, self.room, shapes, keeps_pages_only=self._served.keeps_pages_only
         )
