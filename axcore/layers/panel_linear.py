@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 
 from axcore.config import REQUIRED, PositiveInt, config
 from axcore.layers.broadcast import as_row
-from axcore.layers.decode_products import times_panels
+from axcore.layers.serving_products import times_panels
 from axcore.module import Module, Param
 from axcore.ops import PANEL_WIDTH, in_panels, num_panels
 

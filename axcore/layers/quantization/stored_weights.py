@@ -13,9 +13,9 @@ from jaxtyping import Array, Float
 from axcore.config import REQUIRED, PositiveInt, config
 from axcore.errors import ConfigError
 from axcore.layers.broadcast import as_row
-from axcore.layers.decode_products import times_narrow
 from axcore.layers.dot import over_rows
 from axcore.layers.grouped_rows import GROUP_SIZES, GroupedRows, group_of_rows, taken_by_rows
+from axcore.layers.serving_products import times_narrow
 from axcore.module import Module, Param, ParamSpec
 from axcore.ops import (
     Quantization,
