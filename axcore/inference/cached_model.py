@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jaxtyping import Array, Float, Int
 
 from axcore.inference.weight_conversion import WeightConversion, default_device
-from axcore.layers import ServingRoom, continued_rows, decode_products, using_adapters
+from axcore.layers import ServingRoom, continued_rows, products_by_op, using_adapters
 from axcore.modifiers import AdapterRoom, QuantizedWeights, for_serving, with_panels
 from axcore.module import DType, Module, ParamSpec, apply_updates, functional
 from axcore.ops import are_panels_wanted, current_policy
@@ -200,7 +200,7 @@ class CachedModel:
         return logits, caches
 
     def _products(self) -> AbstractContextManager[None]:
-        return decode_products() if self._mesh is None else nullcontext()
+        return products_by_op() if self._mesh is None else nullcontext()
 
     def _on_mesh(self) -> AbstractContextManager[None]:
         if self._mesh is None:

@@ -12,12 +12,8 @@ from jaxtyping import Array
 from axcore.errors import ConfigError
 from axcore.interop.host_room import check_host_holds
 from axcore.interop.unread import read_leaf
-from axcore.layers import quantize_weights
-from axcore.layers.lora.batched import DOWN
-from axcore.layers.panel_linear import PANELS
-from axcore.layers.quantization.stored_weights import SCALE, VALUES
+from axcore.layers.weight_forms import kept_weight
 from axcore.module import ParamSpec, restacked_arrays
-from axcore.ops import in_panels
 from axcore.parallel import PARAM_RULES, param_shardings, partition_spec, where_divisible
 from axcore.progress import working
 
@@ -135,18 +131,15 @@ class WeightConversion:
         """Returns what a layer keeps of an array, where it is to lie."""
         if name in layer:
             return {name: self._placed(_cast(leaf, layer[name].dtype), layer[name])}
-        if PANELS in layer:
-            kept = layer[PANELS]
-            return {PANELS: self._placed(_in_panels(_cast(leaf, kept.dtype)), kept)}
-        narrow = quantize_weights(layer, {name: self._placed(leaf, spec)})
-        return {name: self._placed(array, layer[name]) for name, array in narrow.items()}
+        kept = kept_weight(layer, self._placed(leaf, spec))
+        return {name: self._placed(array, layer[name]) for name, array in kept.items()}
 
     def _at_once(self, spec: ParamSpec, name: str, layer: Any) -> list[ParamSpec]:
         """Returns what lies on devices while an array takes the place of an old one."""
         if name in layer:
             return [layer[name]]
-        made = (PANELS,) if PANELS in layer else (VALUES, SCALE)
-        return [spec, *(layer[one] for one in made)]
+        kept = jax.eval_shape(lambda weight: kept_weight(layer, weight), spec.abstract)
+        return [spec, *(layer[one] for one in kept)]
 
     def _placed(self, leaf: Any, spec: ParamSpec) -> Array:
         array: Array = jax.device_put(leaf, self._place(spec))
@@ -166,16 +159,11 @@ class WeightConversion:
 def _targets(specs: Any, kept: Any, path: Names = ()) -> Iterator[tuple[ParamSpec, Names, Any]]:
     """Yields the spec of each array that was trained, its path in the model that serves, and the
     specs of its layer there: without it where that keeps it in another form."""
-    if DOWN in specs:
-        specs, path = specs["base"], (*path, "base")
     for name, below in kept.items():
         if _is_spec(below):
             yield below, (*path, name), specs
         else:
             yield from _targets(specs[name], below, (*path, name))
-
-
-_in_panels = jax.jit(in_panels)
 
 
 def _cast(leaf: Any, dtype: str) -> Any:

@@ -11,7 +11,6 @@ from axcore.layers.attention.quantized_store import QuantizedStore
 from axcore.layers.attention.rope import RoPE, rope_frequencies, rotate
 from axcore.layers.attention.self_attention import Attention, DotProductAttention
 from axcore.layers.attention.sliding_cache import SlidingCache
-from axcore.layers.decode_products import decode_products
 from axcore.layers.dot import Dot, PlainDot
 from axcore.layers.dropout import Dropout
 from axcore.layers.embedding import Embedding
@@ -52,6 +51,7 @@ from axcore.layers.remat_presets import (
 )
 from axcore.layers.residual import PostNorm, PreNorm, Residual
 from axcore.layers.sequence import Sequence, alternating
+from axcore.layers.serving_products import products_by_op
 from axcore.layers.serving_room import PageRoom, ServingRoom
 from axcore.layers.stack import ScannedLayers, Stack
 from axcore.layers.state_cache import NoStateCache, StateCache
@@ -117,10 +117,10 @@ __all__ = [
     "alternating",
     "attend",
     "continued_rows",
-    "decode_products",
     "frozen_state",
     "merge_adapters",
     "new_adapters",
+    "products_by_op",
     "quantize_weights",
     "rope_frequencies",
     "rotate",

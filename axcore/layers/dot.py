@@ -10,7 +10,7 @@ import jax
 from jaxtyping import Array, Float, Int
 
 from axcore.config import config
-from axcore.layers.decode_products import times
+from axcore.layers.serving_products import times
 from axcore.module import Module, entry
 from axcore.ops import grouped_matmul
 from axcore.parallel import is_sharded

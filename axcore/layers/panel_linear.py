@@ -3,13 +3,17 @@
 Letters of shapes: K input, N output, P panels of C columns.
 """
 
+from typing import Any
+
+import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from axcore.config import REQUIRED, PositiveInt, config
 from axcore.layers.broadcast import as_row
-from axcore.layers.decode_products import times_panels
+from axcore.layers.serving_products import times_panels
 from axcore.module import Module, Param
-from axcore.ops import PANEL_WIDTH, num_panels
+from axcore.ops import PANEL_WIDTH, in_panels, num_panels
 
 PANELS = "weight_panels"
 """The name of the array that takes the place of a `weight`."""
@@ -48,3 +52,15 @@ class PanelLinear(Module):
         """Returns the projection of the last dimension."""
         y = times_panels(x, self.weight_panels, self.config.out_dim)
         return y + as_row(self.bias, y.ndim) if self.config.has_bias else y
+
+
+def kept_in_panels(specs: Any, weight: Float[Array, "K N"]) -> dict[str, Array]:
+    """Returns the array that a `PanelLinear` of some specs keeps a weight as, by name."""
+    return {PANELS: _in_panels(weight, specs[PANELS].dtype)}
+
+
+def _cast_in_panels(weight: Float[Array, "K N"], dtype: str) -> Float[Array, "P K C"]:
+    return in_panels(weight.astype(jnp.dtype(dtype)))
+
+
+_in_panels = jax.jit(_cast_in_panels, static_argnums=1)

@@ -6,6 +6,7 @@ from typing import Any
 from axcore.config import find_config, update_config
 from axcore.config.paths import matches, parse_pattern
 from axcore.layers import Linear, PlainDot
+from axcore.module import Module
 
 
 def replaced_linears(
@@ -13,8 +14,7 @@ def replaced_linears(
 ) -> tuple[Any, int]:
     """Returns `cfg` with `new(linear)` in the place of each plain `Linear`, and how many there are.
 
-    Those stay that a layer needs as they are, which its config names in `plain_parts`: fields of
-    another type, or layers whose weight it reads itself.
+    Those stay that a layer needs as they are, which its config names in `plain_parts`.
 
     Args:
         cfg: Any config.
@@ -32,6 +32,6 @@ def replaced_linears(
 
 
 def _needed_as_they_are(cfg: Any) -> Iterator[str]:
-    for found in find_config(cfg, lambda node: hasattr(node, "plain_parts")):
+    for found in find_config(cfg, Module):
         for part in found.node.plain_parts:
             yield f"{found.path}.{part}".removeprefix(".")

@@ -38,8 +38,8 @@ def for_serving(
 def served_compute(hardware: Hardware | None) -> DType | None:
     """Returns what layers compute in where they were trained in 16 bits; None changes nothing.
 
-    That is float32 on CPUs, where XLA converts 16 bits at each product: a token of one row takes
-    five times as long.
+    That is float32 on CPUs, where XLA converts 16 bits at each product: a token takes several times
+    as long. Kernels that read 16 bits as they are may be faster with one row, not with several.
     """
     return "float32" if hardware is not None and hardware.family == "cpu" else None
 

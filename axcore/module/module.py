@@ -69,6 +69,11 @@ class Module(Configurable):
         dtypes: DTypes = DTypes()
         remat: Resumable[Remat | None] = None
 
+        @property
+        def plain_parts(self) -> tuple[str, ...]:
+            """The fields whose linear layers stay as they are where a model serves."""
+            return ()
+
     def __init__(self, cfg: Any) -> None:
         own: dict[str, Any] = {"_params": {}, "_children": {}, "_is_set_up": False}
         self.__dict__.update(own)

@@ -78,19 +78,19 @@ def peaks(monkeypatch):
         now = [bytes_on(device) - least for device, least in zip(devices, before, strict=True)]
         found[:] = map(max, found, now)
 
-    quantize, made = weight_conversion.quantize_weights, WeightConversion.arrays
+    kept, made = weight_conversion.kept_weight, WeightConversion.arrays
 
-    def quantize_watched(specs, state):
-        narrow = jax.block_until_ready(quantize(specs, state))
+    def kept_watched(specs, weight):
+        arrays = jax.block_until_ready(kept(specs, weight))
         look()
-        return narrow
+        return arrays
 
     def arrays_watched(self, state):
         for one in made(self, state):
             look()
             yield one
 
-    monkeypatch.setattr(weight_conversion, "quantize_weights", quantize_watched)
+    monkeypatch.setattr(weight_conversion, "kept_weight", kept_watched)
     monkeypatch.setattr(WeightConversion, "arrays", arrays_watched)
     return found
 

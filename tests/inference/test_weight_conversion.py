@@ -89,6 +89,26 @@ def test_a_cpu_computes_in_float32_what_was_trained_in_16_bits():
     np.testing.assert_allclose(found, plain[:, -1], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("weights", [None, "int8"])
+def test_room_for_adapters_leaves_weights_where_they_are(weights):
+    model = TEXTS.build()
+    plain, roomy = (
+        CachedModel(
+            model, None, ROOM, quantization=weights and NAMED_WEIGHTS[weights], adapters=one
+        )
+        for one in (None, AdapterRoom(num_adapters=2, rank=4))
+    )
+    places, with_room = (
+        {
+            jax.tree_util.keystr(path)
+            for path, _ in jax.tree.leaves_with_path(one.conversion.abstract)
+        }
+        for one in (plain, roomy)
+    )
+    assert places < with_room
+    assert all("['adapters_" in place for place in with_room - places)
+
+
 @pytest.mark.parametrize("weights", [None, "int8", "int4"])
 @pytest.mark.parametrize("mesh", [None, {"model": 2}], ids=["device", "mesh"])
 def test_programs_are_lowered_for_what_is_made(weights, mesh):

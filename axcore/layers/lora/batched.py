@@ -41,6 +41,8 @@ class BatchedLoRALinear(Module):
     products. Slot protocol: that of `Linear`.
     """
 
+    wraps = "base"
+
     @config
     class Config(Module.Config["BatchedLoRALinear"]):
         """Describes a `BatchedLoRALinear`.

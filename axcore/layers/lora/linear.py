@@ -68,7 +68,7 @@ class LoRALinear(Module):
 
         @property
         def plain_parts(self) -> tuple[str, ...]:
-            """The fields whose layers no other kind may replace."""
+            """The factors, and the base where its weight is read."""
             return ("down", "up", "base") if self.use_dora else ("down", "up")
 
     def setup(self, cfg: Config) -> None:

@@ -13,9 +13,9 @@ from jaxtyping import Array, Float
 from axcore.config import REQUIRED, PositiveInt, config
 from axcore.errors import ConfigError
 from axcore.layers.broadcast import as_row
-from axcore.layers.decode_products import times_narrow
 from axcore.layers.dot import over_rows
 from axcore.layers.grouped_rows import GROUP_SIZES, GroupedRows, group_of_rows, taken_by_rows
+from axcore.layers.serving_products import times_narrow
 from axcore.module import Module, Param, ParamSpec
 from axcore.ops import (
     Quantization,
@@ -137,12 +137,17 @@ def quantize_weights(specs: Any, state: Any) -> Any:
         return state
     if VALUES not in specs:
         return {name: quantize_weights(specs[name], below) for name, below in state.items()}
+    rest = {name: leaf for name, leaf in state.items() if name != "weight"}
+    return {**rest, **kept_narrow(specs, state["weight"])}
+
+
+def kept_narrow(specs: Any, weight: Float[Array, "*E K N"]) -> dict[str, Array]:
+    """Returns the arrays that a `QuantizedLinear` of some specs keeps a weight as, by name."""
     formats = {dtype: name for name, dtype in _DTYPES.items()}
     how = formats[str(specs[VALUES].dtype)]
-    many = _quantize if state["weight"].ndim == 2 else _quantize_experts
-    values, scale = many(state["weight"], how, specs[SCALE].shape[-2])
-    rest = {name: leaf for name, leaf in state.items() if name != "weight"}
-    return {**rest, VALUES: values, SCALE: scale}
+    many = _quantize if weight.ndim == 2 else _quantize_experts
+    values, scale = many(weight, how, specs[SCALE].shape[-2])
+    return {VALUES: values, SCALE: scale}
 
 
 def quantized_weight(

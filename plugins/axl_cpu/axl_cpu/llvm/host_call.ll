@@ -6,9 +6,12 @@
 ;
 ; Threads take parts until none is left. The caller waits for parts that others have begun, never
 ; for others to begin: all threads of the pool may be callers. Whoever comes late finds no part
-; left; so what they share lives until the last one leaves.
+; left; so what they share lives until the last one leaves. Where the pool takes no helper, the
+; caller helps in its place, as in XLA's own header: the call does not fail.
 ;
-; $MAJOR, $MINOR, $SCHEDULE and $THREADS are read from the header of the installed jaxlib.
+; Numbers and places of XLA's interface are read from the header of the installed jaxlib.
+
+@exhausted = private constant [67 x i8] c"axl-cpu: the host has no memory for what threads of a kernel share\00"
 
 ; next part, parts done, who still uses it, parts, arguments, results
 %Shared = type { i64, i64, i64, i64, ptr, ptr }
@@ -57,6 +60,24 @@ define private void @help(ptr %shared) {
   ret void
 }
 
+; Returns whether there is no error, and destroys it if there is one.
+define private i1 @succeeded(ptr %api, ptr %error) {
+entry:
+  %given = alloca { i64, ptr, ptr }
+  %is.none = icmp eq ptr %error, null
+  br i1 %is.none, label %end, label %failed
+failed:
+  store { i64, ptr, ptr } { i64 24, ptr null, ptr null }, ptr %given
+  %given.error = getelementptr i8, ptr %given, i64 16
+  store ptr %error, ptr %given.error
+  %destroy.at = getelementptr i8, ptr %api, i64 $DESTROY
+  %destroy = load ptr, ptr %destroy.at
+  call void %destroy(ptr %given)
+  br label %end
+end:
+  ret i1 %is.none
+}
+
 ; XLA_FFI_Error *(*)(XLA_FFI_CallFrame *)
 define ptr @handler(ptr %frame) {
 entry:
@@ -95,12 +116,26 @@ call:
   %count.at = getelementptr i8, ptr %api, i64 $THREADS
   %count = load ptr, ptr %count.at
   %count.error = call ptr %count(ptr %question)
+  %is.counted = call i1 @succeeded(ptr %api, ptr %count.error)
   %counted = load i64, ptr %threads.at
   %threads = call i64 @llvm.smax.i64(i64 %counted, i64 1)
 
   %parts = call i64 @num_parts(ptr %args, ptr %rets, i64 %threads)
-  %users = call i64 @llvm.smin.i64(i64 %threads, i64 %parts)
+  %useful = call i64 @llvm.smin.i64(i64 %threads, i64 %parts)
+  %users = call i64 @llvm.smax.i64(i64 %useful, i64 1)
   %shared = call ptr @malloc(i64 48)
+  %is.exhausted = icmp eq ptr %shared, null
+  br i1 %is.exhausted, label %give.up, label %share
+
+give.up:                                      ; the error is XLA's, of the code RESOURCE_EXHAUSTED
+  %reason = alloca { i64, ptr, ptr, i32 }
+  store { i64, ptr, ptr, i32 } { i64 28, ptr null, ptr @exhausted, i32 8 }, ptr %reason
+  %create.at = getelementptr i8, ptr %api, i64 $CREATE
+  %create = load ptr, ptr %create.at
+  %error = call ptr %create(ptr %reason)
+  ret ptr %error
+
+share:
   %done.at = getelementptr %Shared, ptr %shared, i32 0, i32 1
   %users.at = getelementptr %Shared, ptr %shared, i32 0, i32 2
   %parts.at = getelementptr %Shared, ptr %shared, i32 0, i32 3
@@ -124,11 +159,17 @@ call:
   br label %spread
 
 spread:
-  %helper = phi i64 [ 1, %call ], [ %helper.after, %ask ]
+  %helper = phi i64 [ 1, %share ], [ %helper.after, %asked ]
   %is.more = icmp slt i64 %helper, %users
   br i1 %is.more, label %ask, label %own
 ask:
-  %error = call ptr %schedule(ptr %job)
+  %schedule.error = call ptr %schedule(ptr %job)
+  %is.scheduled = call i1 @succeeded(ptr %api, ptr %schedule.error)
+  br i1 %is.scheduled, label %asked, label %replace
+replace:
+  call void @help(ptr %shared)
+  br label %asked
+asked:
   %helper.after = add i64 %helper, 1
   br label %spread
 

@@ -184,6 +184,8 @@ def _interface() -> dict[str, int]:
     return {
         "MAJOR": int(numbers["MAJOR"]),
         "MINOR": int(numbers["MINOR"]),
+        "CREATE": places["Error_Create"],
+        "DESTROY": places["Error_Destroy"],
         "SCHEDULE": places["ThreadPool_Schedule"],
         "THREADS": places["ThreadPool_NumThreads"],
     }

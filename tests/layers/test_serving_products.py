@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from axcore.hardware import Hardware
-from axcore.layers import decode_products
-from axcore.layers.decode_products import compared, times
+from axcore.layers import products_by_op
+from axcore.layers.serving_products import compared, times
 from axcore.ops import KernelPolicy, use_policy
 
 WIDTH = 264
@@ -34,7 +34,7 @@ def _numbers_of_parts(function, *operands):
 def test_parts_change_the_product_of_one_row_by_rounding_only(product):
     x, weight = _operands(1)
     held = weight if product is times else weight.T
-    with use_policy(_portable()), decode_products():
+    with use_policy(_portable()), products_by_op():
         found = product(x, held)
         assert _numbers_of_parts(product, x, held) == [4]
     exact = np.asarray(x, np.float64) @ np.asarray(weight, np.float64)
@@ -46,11 +46,11 @@ def test_one_product_stays_one_where_parts_gain_nothing(product):
     several, one, rounded = _operands(2), _operands(1), _operands(1, jnp.bfloat16)
     small = [array[..., :64] for array in _operands(1)]
     assert _numbers_of_parts(product, *one) == [1]
-    with use_policy(_portable()), decode_products():
+    with use_policy(_portable()), products_by_op():
         for operands in (several, rounded, (small[0], small[1][:64])):
             assert _numbers_of_parts(product, *operands) == [1]
         # Of a size that no number of parts divides.
         odd = (one[0][:, :263] if product is times else one[0]), one[1][:263]
         assert _numbers_of_parts(product, *odd) == [1]
-    with use_policy(_portable("tpu-v5p-8")), decode_products():
+    with use_policy(_portable("tpu-v5p-8")), products_by_op():
         assert _numbers_of_parts(product, *one) == [1]

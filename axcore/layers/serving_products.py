@@ -12,12 +12,12 @@ from jaxtyping import Array, Float
 from axcore._jax_compat import user_context
 from axcore.ops import decode_matmul, narrow_product
 
-_decodes = user_context(False)
+_are_by_op = user_context(False)
 
 
-def decode_products() -> AbstractContextManager[None]:
+def products_by_op() -> AbstractContextManager[None]:
     """Inside, layers ask the op for their products: for programs without gradients or a mesh."""
-    return cast(AbstractContextManager[None], _decodes(True))
+    return cast(AbstractContextManager[None], _are_by_op(True))
 
 
 def times(x: Float[Array, "*rows K"], weight: Float[Array, "K N"]) -> Float[Array, "*rows N"]:
@@ -48,4 +48,4 @@ def times_narrow(
 
 
 def _asks(x: Array) -> bool:
-    return bool(_decodes.value) and x.ndim == 2
+    return bool(_are_by_op.value) and x.ndim == 2
