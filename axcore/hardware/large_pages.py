@@ -1,4 +1,4 @@
-"""`use_large_pages`: memory of this process in pages of 2 MiB, so that fewer addresses are looked up.
+"""`use_large_pages`: memory of this process in pages of 2 MiB, to look fewer addresses up.
 
 A processor looks up where each page of memory lies. A model that serves reads all weights for each
 token, and with pages of 4 KiB does so for a quarter of a million pages of a gibibyte.
@@ -38,10 +38,11 @@ def use_large_pages(pieces: Iterable[tuple[int, int]]) -> int:
         for page in range(address // PAGE_BYTES * PAGE_BYTES, address + size, PAGE_BYTES)
         if first <= page and page + PAGE_BYTES <= behind
     }
-    return PAGE_BYTES * sum(
+    are_large = [
         advise(page, PAGE_BYTES, _WANTED) == 0 and advise(page, PAGE_BYTES, _NOW) == 0
         for page in sorted(pages)
-    )
+    ]
+    return PAGE_BYTES * are_large.count(True)
 
 
 def _without_file() -> list[tuple[int, int]]:
