@@ -1,11 +1,12 @@
 """The first of `serving.py`: axcore's engine, which a server's requests go to.
 
-    python benchmarks/_serving_axcore.py FOLDER [DEVICES]
+    python benchmarks/_serving_axcore.py FOLDER [--split=N | --half]
 
-Threads are as many as cores, as XLA has them by itself. With DEVICES the model is split over so
-many, as by `axcore serve --target cpu-N --set "mesh={'model': N}"`. Settings are the engine's
-defaults, but for a program of eight rows besides; what a task needs is compiled in the turn that is
-not counted, and all programs before the load.
+Threads are as many as cores, as XLA has them by itself. With `--split=N` the model is split over so
+many devices, as by `axcore serve --target cpu-N --set "mesh={'model': N}"`; with `--half` keys and
+values are kept in float16, as by `--modify half_cache`. Settings are the engine's defaults, but for
+as many rows as requests of the load, and a program of eight rows besides; what a task needs is
+compiled in the turn that is not counted, and all programs before the load.
 """
 
 import os
@@ -22,6 +23,7 @@ import numpy as np
 from _serving_load import (
     CONTEXT,
     LONG_PROMPT,
+    NUM_REQUESTS,
     PROMPT,
     Asked,
     Watch,
@@ -37,10 +39,14 @@ from axcore.config import config
 from axcore.data import Tokenizer
 from axcore.inference import Answer, Engine, EngineConfig, Request, Sampling
 from axcore.models import transformer
+from axcore.modifiers import HalfCaches
+from axcore.ops import current_policy
 from axcore.parallel import make_mesh
 
 LIKELIEST = Sampling(temperature=0.0)
-SETTINGS = EngineConfig(max_rows=16, max_length=CONTEXT, decode_sizes=(1, 8, 16))
+SETTINGS = EngineConfig(
+    max_rows=NUM_REQUESTS, max_length=CONTEXT, decode_sizes=(1, 8, 16, NUM_REQUESTS)
+)
 SLOTS = 64
 HOST_PASSES = 6
 """How often all slots draw while the engine's own time is taken."""
@@ -188,15 +194,19 @@ def host(count: int) -> dict[str, Any]:
     }
 
 
-def main(folder: str, devices: str = "1") -> None:
+def main(folder: str, way: str = "--split=1") -> None:
     collect_seldom()  # as `axcore serve` does
-    jax.config.update("jax_num_cpu_devices", int(devices))
+    is_half, devices = way == "--half", way.removeprefix("--split=")
+    if not is_half:
+        jax.config.update("jax_num_cpu_devices", int(devices))
     found = ax.from_hugging_face(folder)
-    size = found.config.vocab_size
+    model, size = found.model, found.config.vocab_size
+    if is_half:
+        model = HalfCaches().apply(found.config, current_policy().hardware).build()
     tokenizer = AnyTokens.Config(vocab_size=size).build()
     setting = {"threads": os.cpu_count(), "devices": len(jax.devices()), "engine": repr(SETTINGS)}
-    mesh = make_mesh({"model": -1}, jax.devices()) if devices != "1" else None
-    with Engine(found.model, found.state, tokenizer, SETTINGS, mesh=mesh) as engine:
+    mesh = make_mesh({"model": -1}, jax.devices()) if len(jax.devices()) > 1 else None
+    with Engine(model, found.state, tokenizer, SETTINGS, mesh=mesh) as engine:
         answer_tasks(
             {
                 "decode": lambda **given: decode(engine, size, **given),

@@ -4,8 +4,8 @@
 
 The models are those of `serving.py`, of random numbers, with 150 tokens a row in pages of 16; each
 program reads a token of 1 or 8 rows and gives the likeliest next one. Weights are in float32,
-bfloat16, which activations then are as well, int8 and int4. All take turns, of several calls; a
-figure is the median of calls, without an engine.
+bfloat16, which activations then are as well, int8 and int4; caches are in the type of activations,
+or in float16. All take turns, of several calls; a figure is the median of calls, without an engine.
 """
 
 import argparse
@@ -13,7 +13,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
@@ -28,19 +28,31 @@ from axcore.config import evolve
 from axcore.inference.cached_model import CachedModel
 from axcore.layers import PageRoom, ServingRoom
 from axcore.models import transformer
-from axcore.modifiers import NAMED_WEIGHTS
-from axcore.module import DTypes, ParamSpec
+from axcore.modifiers import NAMED_WEIGHTS, HalfCaches, QuantizedWeights
+from axcore.module import DType, DTypes, ParamSpec
 from axcore.ops import current_policy, use_policy
 
 PAGE, PAGES, TOKENS = 16, 12, 150
 ROWS = (1, 8)
 TOGETHER = 6
 """Calls of a turn, of which the first finds what the one before it left in the caches."""
-FORMS: dict[str, dict[str, Any]] = {
-    "float32": {},
-    "bfloat16": {"compute": "bfloat16"},
-    "int8": {"quantization": NAMED_WEIGHTS["int8"]},
-    "int4": {"quantization": NAMED_WEIGHTS["int4"]},
+
+
+class Form(NamedTuple):
+    """What a model computes in, what it keeps weights in, and whether caches are in float16."""
+
+    compute: DType = "float32"
+    quantization: QuantizedWeights | None = None
+    has_half_cache: bool = False
+
+
+FORMS = {
+    "float32": Form(),
+    "float32_half_cache": Form(has_half_cache=True),
+    "bfloat16": Form("bfloat16"),
+    "bfloat16_half_cache": Form("bfloat16", has_half_cache=True),
+    "int8": Form(quantization=NAMED_WEIGHTS["int8"]),
+    "int4": Form(quantization=NAMED_WEIGHTS["int4"]),
 }
 KERNELS: dict[str, dict[str, str]] = {
     "axl_cpu": {},
@@ -48,9 +60,12 @@ KERNELS: dict[str, dict[str, str]] = {
 }
 
 
-def drawn(name: str, compute: str) -> tuple[Any, Any]:
+def drawn(name: str, form: Form) -> tuple[Any, Any]:
     """Returns a model and a state of it."""
-    model = evolve(transformer(**MODELS[name]), dtypes=DTypes(compute=compute)).build()
+    cfg = evolve(transformer(**MODELS[name]), dtypes=DTypes(compute=form.compute))
+    if form.has_half_cache:
+        cfg = HalfCaches().apply(cfg, current_policy().hardware)
+    model = cfg.build()
     draw = np.random.default_rng(0)
 
     def numbers(spec: ParamSpec) -> jax.Array:
@@ -61,14 +76,16 @@ def drawn(name: str, compute: str) -> tuple[Any, Any]:
 
 
 def token(
-    model: Any, state: Any, rows: int, form: dict[str, Any], pins: dict[str, str]
+    model: Any, state: Any, rows: int, form: Form, pins: dict[str, str]
 ) -> Callable[[], jax.Array]:
     """Returns what reads a token of each row, and the next one the time after."""
     policy = attrs.evolve(current_policy(), pins=pins)
     pages = PageRoom(num_pages=rows * PAGES, page_size=PAGE)
     room = ServingRoom(num_rows=rows, capacity=PAGES * PAGE, max_length=PAGES * PAGE, pages=pages)
     with use_policy(policy):
-        served = CachedModel(model, state, room, **form)
+        served = CachedModel(
+            model, state, room, compute=form.compute, quantization=form.quantization
+        )
     table = jnp.arange(rows * PAGES, dtype=jnp.int32).reshape(rows, PAGES)
     before, new = jnp.full(rows, TOKENS, jnp.int32), jnp.ones(rows, jnp.int32)
 
@@ -107,13 +124,11 @@ def main() -> None:
     given = parser.parse_args()
     figures: dict[str, Any] = {}
     for name in given.models:
-        models = {
-            form: drawn(name, choices.get("compute", "float32")) for form, choices in FORMS.items()
-        }
+        models = {which: drawn(name, form) for which, form in FORMS.items()}
         for rows in ROWS:
             calls = {
-                f"{form}_{kernels}": token(*models[form], rows, choices, pins)
-                for form, choices in FORMS.items()
+                f"{which}_{kernels}": token(*models[which], rows, form, pins)
+                for which, form in FORMS.items()
                 for kernels, pins in KERNELS.items()
             }
             found = median_ms(calls, given.rounds)

@@ -12,10 +12,11 @@ on the host is taken at 64 slots.
 Every rival is a process of its own with as many threads as there are cores, set up as its authors
 have it; how is in the results. All take turns, the first turn is not counted, and a figure is the
 median over turns; a ratio is the median over turns of axcore's time by the rival's. Two are
-measured in two ways, of which the faster counts: axcore with all cores as one device, which is the
-default, and with a device for each (`axcore_split`); transformers with its default cache, and the
-smaller model compiled with a static cache. A rival that fails or hangs is left out of what follows,
-and the results are written after each part. The table of docs/serving.md is written last.
+measured in several ways, of which the faster counts: axcore with all cores as one device, which is
+the default, with keys and values in float16 besides (`axcore_half`), as llama.cpp keeps them by
+default, and with a device for each core (`axcore_split`); transformers with its default cache, and
+the smaller model compiled with a static cache. A rival that fails or hangs is left out of what
+follows, and the results are written after each part. The table of docs/serving.md is written last.
 
 `--device cuda` measures axcore and transformers on a GPU instead, for `results/gpu_serving.json`.
 
@@ -48,6 +49,7 @@ TASKS: dict[str, dict[str, Any]] = {
 LOADS = (
     ("axcore", "host", 90.0),
     ("axcore", "together", 150.0),
+    ("axcore_half", "together", 150.0),
     ("axcore_split", "together", 150.0),
     ("axcore", "one_by_one", 120.0),
     ("transformers", "one_by_one", 120.0),
@@ -68,7 +70,8 @@ def start(given: argparse.Namespace, model: str, folder: Path) -> dict[str, Riva
     command = (sys.executable, "_serving_axcore.py", str(folder / model))
     wanted: dict[str, Callable[[], Rival]] = {"axcore": lambda: Rival(*command, paths=ours)}
     if given.device == "cpu":
-        wanted["axcore_split"] = lambda: Rival(*command, threads, paths=ours)
+        wanted["axcore_half"] = lambda: Rival(*command, "--half", paths=ours)
+        wanted["axcore_split"] = lambda: Rival(*command, f"--split={threads}", paths=ours)
     if given.gguf_python is not None:
         file = str(folder / f"{model}.gguf")
         wanted["llama.cpp"] = lambda: Rival(given.gguf_python, "_serving_llama.py", file, threads)

@@ -14,7 +14,7 @@ from parity_pairs import MODELS
 from axcore.config import REQUIRED, PositiveInt, config, find_config, map_config, replace_config
 from axcore.errors import ConfigError
 from axcore.layers import NoCache, NoStateCache, ServingRoom
-from axcore.modifiers import QuantizedCaches, SlidingCaches, with_variant
+from axcore.modifiers import HalfCaches, QuantizedCaches, SlidingCaches, with_variant
 from axcore.module import Module
 from axcore.ops import Quantization
 from axcore.ops.quantized.quantize import quantized
@@ -26,6 +26,10 @@ CPU = Hardware.parse("cpu-1")
 def rings(cfg: Any) -> Any:
     """Rings of pages of 2 tokens, round which texts go twice."""
     return SlidingCaches(page_size=2).apply(cfg, CPU)
+
+
+def half(cfg: Any) -> Any:
+    return HalfCaches().apply(cfg, CPU)
 
 
 def int8(cfg: Any) -> Any:
@@ -90,10 +94,12 @@ KINDS = {
     "slots": CacheKind(room=MORE_ROWS),
     "pages": CacheKind(),
     "rings": CacheKind((rings,)),
+    "half": CacheKind((half,), rounding="float16"),
     "int8": CacheKind((int8,), rounding="int8"),
     "int8-rows": CacheKind((int8,), ROOM, "int8"),
     "float8": CacheKind((float8,), MORE_ROWS, FLOAT8),
     "latents": CacheKind((latents,)),
+    "latents-half-rows": CacheKind((latents, half), ROOM, "float16"),
     "shared": CacheKind((shared_keys,)),
     "state": CacheKind((states,), MORE_ROWS),
     "rings-int8": CacheKind((rings, int8), rounding="int8"),
@@ -117,7 +123,7 @@ def _fits(change: Callable[[Any], Any], family: str) -> bool:
 
 
 class RoundedKeys(Module):
-    """Rounds keys and values as a cache of 8 bits does, and keeps nothing.
+    """Rounds keys and values as a cache of 8 or 16 bits does, and keeps nothing.
 
     Slot protocol: the parent fills `num_kv_heads`, `head_dim` and `value_dim`.
     """
@@ -134,12 +140,14 @@ class RoundedKeys(Module):
         return self._rounded(k), self._rounded(v), info
 
     def _rounded(self, x: Any) -> Any:
+        if self.config.format == "float16":
+            return x.astype(self.config.format).astype(x.dtype)
         narrow = quantized(x, Quantization(format=self.config.format, per="channel"), (-1,))
         return (narrow.values.astype(narrow.scale.dtype) * narrow.scale).astype(x.dtype)
 
 
 def with_rounded_keys(cfg: Any, dtype: str) -> Any:
-    """Returns the config of a model whose plain forward pass rounds what caches of 8 bits keep."""
+    """Returns the config of a model whose plain forward pass rounds what such caches keep."""
     rounded = RoundedKeys.Config(format=dtype)
     cfg = replace_config(cfg, ReceivedCache, rounded, missing_ok=True)
     cfg = replace_config(cfg, NoCache, rounded)
