@@ -26,7 +26,7 @@ class CompiledPrograms:
         self._found: dict[Hashable, Any] = {}
         self._lock = threading.Lock()
         self._policy = current_policy()
-        self._options = dict(wanted_compiler_options(self._policy.hardware)) or None
+        self._options = dict(wanted_compiler_options(self._policy.hardware, serves=True)) or None
 
     def prepare(self, key: Hashable) -> Any:
         """Returns the program of a key; compiles it if nobody did."""

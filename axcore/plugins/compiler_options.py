@@ -1,4 +1,4 @@
-"""What the installed plugins want a train step to be compiled with."""
+"""What the installed plugins want programs to be compiled with."""
 
 from collections.abc import Mapping, Sequence
 
@@ -11,13 +11,17 @@ Option = str | bool | int | float
 
 
 def wanted_compiler_options(
-    hardware: Hardware, records: Sequence[CompilerOptions] | None = None
+    hardware: Hardware,
+    records: Sequence[CompilerOptions] | None = None,
+    *,
+    serves: bool = False,
 ) -> Mapping[str, Option]:
     """Returns the options for `hardware`, by name.
 
     Args:
         hardware: What is compiled for.
         records: Who is asked; those of all plugins if left out.
+        serves: Whether they are for programs by which a model serves; else for a train step.
 
     Raises:
         PluginError: Two records want different values of one option, or one gives no options.
@@ -25,7 +29,7 @@ def wanted_compiler_options(
     records = plugin_host().records(CompilerOptions) if records is None else records
     wanted: dict[str, tuple[Option, CompilerOptions]] = {}
     for record in records:
-        if record.requires(hardware) is not None:
+        if record.serves not in (None, serves) or record.requires(hardware) is not None:
             continue
         for name, value in _options_of(record, hardware).items():
             before, first = wanted.setdefault(name, (value, record))

@@ -83,9 +83,9 @@ def test_two_that_compile_for_one_hardware_are_an_error():
         find_aot_target(ACME, [target("one"), target("two")])
 
 
-def options(name, fn):
+def options(name, fn, **fields):
     return CompilerOptions(
-        name=name, requires=requires(family="acme"), fn=Ref(fn), summary="Options"
+        name=name, requires=requires(family="acme"), fn=Ref(fn), summary="Options", **fields
     )
 
 
@@ -93,6 +93,15 @@ def test_options_are_those_of_every_record_for_the_hardware():
     found = wanted_compiler_options(ACME, [options("a", f"{__name__}:fast")])
     assert found == {"acme_fast": True}
     assert wanted_compiler_options(Hardware.parse("cpu-1"), [options("a", "gone:gone")]) == {}
+
+
+def test_options_of_train_steps_are_not_those_of_programs_that_serve():
+    records = [
+        options("a", f"{__name__}:fast", serves=True),
+        options("b", f"{__name__}:slow", serves=False),
+    ]
+    assert wanted_compiler_options(ACME, records, serves=True) == {"acme_fast": True}
+    assert wanted_compiler_options(ACME, records) == {"acme_fast": False}
 
 
 def test_two_values_of_one_option_are_an_error():

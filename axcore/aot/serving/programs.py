@@ -112,7 +112,7 @@ class ServingPrograms:
     @property
     def compiler_options(self) -> dict[str, Any] | None:
         """What plugins want programs to be compiled with."""
-        return dict(wanted_compiler_options(self.hardware)) or None
+        return dict(wanted_compiler_options(self.hardware, serves=True)) or None
 
     def token_keys(self, rows: int) -> tuple[Key, ...]:
         """Returns the programs that draw `tokens_per_call` tokens of rows, the likeliest ones."""

@@ -68,7 +68,15 @@ def compiler_options() -> Iterator[CompilerOptions]:
         name="wide_fusions",
         requires=requires(family="tpu", generation=("v5e", "v5p", "v6e", "7x")),
         fn=Ref("axl_tpu.compiler:wide_fusions"),
+        serves=False,
         summary="Fusions may hold more of their operands on the chip",
+    )
+    yield CompilerOptions(
+        name="weights_ahead",
+        requires=requires(family="tpu", generation=("v5e", "v5p", "v6e", "7x")),
+        fn=Ref("axl_tpu.compiler:weights_ahead"),
+        serves=True,
+        summary="Weights are fetched ahead of products of few rows",
     )
     yield CompilerOptions(
         name="products_of_one_row",

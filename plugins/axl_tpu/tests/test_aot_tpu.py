@@ -78,6 +78,16 @@ def test_every_tpu_gathers_and_sums_under_products_and_multiplies_rows_as_matric
     assert wanted_compiler_options(Hardware.parse("cpu-8")) == {}
 
 
+def test_fusions_leave_v5p_room_to_fetch_weights_where_it_serves():
+    limit, planned = "xla_tpu_scoped_vmem_limit_kib", "xla_msa_use_bundle_aware_cost_model"
+    v5p, v6e = Hardware.parse("tpu-v5p-8"), Hardware.parse("tpu-v6e-8")
+    step, serving = wanted_compiler_options(v5p), wanted_compiler_options(v5p, serves=True)
+    assert serving[limit] < step[limit]
+    assert serving[planned] is True
+    assert planned not in step
+    assert wanted_compiler_options(v6e, serves=True) == wanted_compiler_options(v6e)
+
+
 @pytest.mark.compile("tpu-v5p-64")
 def test_a_step_for_a_slice_has_a_time_and_names_its_collectives(tmp_path):
     hardware = Hardware.parse("tpu-v5p-64")
