@@ -26,8 +26,11 @@ CASES = [(kind, family) for kind in KINDS for family in KINDS[kind].families()]
 TOLERANCES = {"qwen3_next": 3e-4, "deepseek_v3": 3e-5, "kimi_k2": 3e-5}
 """Of families whose logits the rounding of weights to float32 changes by more than 1e-5."""
 
+TOLERANCE_OF_16_BITS = 3e-4
+"""Where so many numbers are rounded to float16, some lie between two roundings in every text."""
+
 BOUNDS = {"float16": 0.001, "int8": 0.03, FLOAT8: 0.15}
-"""What caches of 8 bits change logits of toy models by, as parts of the largest."""
+"""What such caches change logits of toy models by, as parts of the largest."""
 
 
 def seed_of(*names):
@@ -42,12 +45,14 @@ def families_by_chance(kind):
 def assert_law(kind, family):
     """Compares a cache that rounds with a plain forward pass that rounds the same numbers."""
     how = KINDS[kind]
-    cfg = how.of(family)
+    cfg, tolerance = how.of(family), TOLERANCES.get(family, TOLERANCE)
+    if how.rounding == "float16":
+        tolerance = max(tolerance, TOLERANCE_OF_16_BITS)
     assert_splits_change_nothing(
         cfg,
         how.room,
         plain_cfg=with_rounded_keys(cfg, how.rounding) if how.rounding else None,
-        tolerance=TOLERANCES.get(family, TOLERANCE),
+        tolerance=tolerance,
         seed=seed_of(kind, family),
     )
 
