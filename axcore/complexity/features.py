@@ -13,6 +13,7 @@ from axcore.layers import (
     DotProductAttention,
     FeedForward,
     FrozenLinear,
+    HalfStore,
     LoRALinear,
     MoE,
     PlainFeedForward,
@@ -21,7 +22,14 @@ from axcore.layers import (
     SlidingCache,
 )
 from axcore.layers.lora import Magnitude
-from axcore.modifiers import Int8Training, LoRA, QuantizedBase, QuantizedCaches, SlidingCaches
+from axcore.modifiers import (
+    HalfCaches,
+    Int8Training,
+    LoRA,
+    QuantizedBase,
+    QuantizedCaches,
+    SlidingCaches,
+)
 from axcore.module import Module
 from axcore.plugins import Hardware
 
@@ -72,6 +80,11 @@ def with_sliding_cache(cfg: Any) -> Any:
     return SlidingCaches().apply(cfg, Hardware.parse("cpu-1"))
 
 
+def with_half_cache(cfg: Any) -> Any:
+    """Keys and values kept in float16 where the model serves."""
+    return HalfCaches().apply(cfg, Hardware.parse("cpu-1"))
+
+
 def with_quantized_cache(cfg: Any) -> Any:
     """Keys and values kept in int8 where the model serves."""
     return QuantizedCaches().apply(cfg, Hardware.parse("cpu-1"))
@@ -93,4 +106,5 @@ def has_rslora(trace: Trace) -> str | None:
 
 
 has_sliding_cache = serves(SlidingCache)
+has_half_cache = serves(HalfStore)
 has_quantized_cache = serves(QuantizedStore)

@@ -2,8 +2,8 @@
 
 from typing import Any, Literal
 
-from axcore.config import config, evolve, replace_config
-from axcore.layers import KeyStore
+from axcore.config import config, replace_config
+from axcore.layers import HalfStore, KeyStore
 from axcore.plugins import Hardware
 
 
@@ -12,8 +12,7 @@ class HalfCaches:
     """Keeps keys and values of every attention in `dtype`, whatever computes them and keeps them.
 
     Args:
-        dtype: Of what is kept: `float16` to within 1/2048 of each number, and none beyond 65504;
-            `bfloat16` to within 1/256.
+        dtype: Of what is kept; see `HalfStore`.
     """
 
     dtype: Literal["float16", "bfloat16"] = "float16"
@@ -24,4 +23,4 @@ class HalfCaches:
         Raises:
             ConfigError: Nothing keeps keys and values as they are.
         """
-        return replace_config(cfg, KeyStore, lambda store: evolve(store, dtype=self.dtype))
+        return replace_config(cfg, KeyStore, HalfStore.Config(dtype=self.dtype))

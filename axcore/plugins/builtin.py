@@ -636,6 +636,10 @@ _FEATURES = {
         ("layers.attention.sliding_cache", "modifiers.sliding_cache"),
         "Serving keeps no more than the window",
     ),
+    "half_cache": (
+        ("layers.attention.half_store", "modifiers.half_cache"),
+        "Serving keeps keys and values in float16",
+    ),
     "quantized_cache": (
         ("layers.attention.quantized_store", "modifiers.quantized_cache"),
         "Serving keeps keys and values in int8",

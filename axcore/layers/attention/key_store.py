@@ -6,7 +6,7 @@ that is not the form that keys are computed in, the info that it returns says ho
 Letters of shapes: R rows or pages, S tokens of each, K key heads.
 """
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from jaxtyping import Array, Float, Int
 
@@ -31,9 +31,9 @@ class Places(NamedTuple):
 
 
 class KeyStore(Module):
-    """Keeps keys and values as they are, in the dtype that they are computed in or in another.
+    """Keeps keys and values as they are, in the dtype that they are computed in.
 
-    Slot protocol: the parent fills all fields but `dtype`.
+    Slot protocol: the parent fills all fields.
     """
 
     @config
@@ -47,7 +47,6 @@ class KeyStore(Module):
             num_kv_heads: Number of key and value heads.
             head_dim: Size of a key.
             value_dim: Size of a value; None where keys are the values, too.
-            dtype: Of what is kept; None is that of the model's computation.
         """
 
         num_rows: PositiveInt = REQUIRED
@@ -56,14 +55,12 @@ class KeyStore(Module):
         num_kv_heads: PositiveInt = REQUIRED
         head_dim: PositiveInt = REQUIRED
         value_dim: PositiveInt | None = REQUIRED
-        dtype: Literal["float16", "bfloat16"] | None = None
 
     def setup(self, cfg: Config) -> None:
         """Declares the room."""
-        dtype = cfg.dtype or self.dtypes.compute
-        self.keys = key_room(cfg, (cfg.head_dim,), dtype)
+        self.keys = key_room(cfg, (cfg.head_dim,), self.dtypes.compute)
         if cfg.value_dim is not None:
-            self.values = key_room(cfg, (cfg.value_dim,), dtype)
+            self.values = key_room(cfg, (cfg.value_dim,), self.dtypes.compute)
 
     def forward(
         self, k: Keys, v: Values, places: Places, info: TokenInfo

@@ -96,8 +96,6 @@ def unsupported_reason(call: Call) -> str | None:
     batch, queries, heads, _ = call.shape("q")
     if call.dtype("q") not in DTYPES:
         return f"takes bfloat16 and float32, not {call.dtype('q')}"
-    if not call.has("key_scale") and call.dtype("k") != call.dtype("q"):
-        return f"takes keys of the queries' dtype, not {call.dtype('q')} and {call.dtype('k')}"
     if call.has("key_scale") and call.dtype("k") not in NARROW_DTYPES:
         return f"takes scales of int8 and float8_e4m3fn, not of {call.dtype('k')}"
     if 0 in (*call.shape("q"), *call.shape("k"), *call.shape("v")):
@@ -111,6 +109,8 @@ def unsupported_reason(call: Call) -> str | None:
         return f"takes up to {MAX_KEY_HEADS} key heads, not {call.shape('k')[2]}"
     if call.has("page_table") and batch * call.shape("page_table")[1] > MAX_PAGES:
         return f"takes page tables of up to {MAX_PAGES}, not {call.shape('page_table')}"
+    if not call.has("key_scale") and call.dtype("k") != call.dtype("q"):
+        return f"takes keys of the queries' dtype, not {call.dtype('q')} and {call.dtype('k')}"
     return None
 
 
