@@ -45,7 +45,7 @@ from axcore.parallel import make_mesh
 
 LIKELIEST = Sampling(temperature=0.0)
 SETTINGS = EngineConfig(
-    max_rows=NUM_REQUESTS, max_length=CONTEXT, decode_sizes=(1, 8, 16, NUM_REQUESTS)
+    max_rows=NUM_REQUESTS, max_length=CONTEXT, decode_sizes=(1, 4, 8, 16, NUM_REQUESTS)
 )
 SLOTS = 64
 HOST_PASSES = 6

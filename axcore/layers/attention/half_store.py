@@ -23,7 +23,7 @@ class HalfStore(KeyStore):
 
         dtype: Literal["float16", "bfloat16"] = "float16"
 
-    def setup(self, cfg: Config) -> None:
+    def setup(self, cfg: Config) -> None:  # type: ignore[override]
         """Declares the room."""
         self.keys = key_room(cfg, (cfg.head_dim,), cfg.dtype)
         if cfg.value_dim is not None:

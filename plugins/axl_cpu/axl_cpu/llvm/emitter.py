@@ -111,10 +111,15 @@ class Emitter:
         """Keeps a number, or the numbers of a vector, at a place."""
         self._builder.store(value, pointer, align=4)
 
-    def prefetch(self, pointer: Value) -> None:
-        """Asks for the line of memory at a place, which may be any."""
+    def prefetch(self, pointer: Value, *, is_read_once: bool = False) -> None:
+        """Asks for the line of memory at a place, which may be any.
+
+        Args:
+            pointer: The place.
+            is_read_once: Whether caches need not keep it for later.
+        """
         kind = ir.FunctionType(ir.VoidType(), [POINTER, _SHORT, _SHORT, _SHORT])
-        read, keep, data = (ir.Constant(_SHORT, one) for one in (0, 3, 1))
+        read, keep, data = (ir.Constant(_SHORT, one) for one in (0, 0 if is_read_once else 3, 1))
         self._builder.call(self._function("llvm.prefetch.p0", kind), [pointer, read, keep, data])
 
     def room(self, count: int) -> Value:

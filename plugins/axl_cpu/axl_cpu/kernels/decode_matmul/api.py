@@ -95,6 +95,7 @@ def _column_sums(x: Array, weight: Array, scale: Array | None, out_dim: int | No
         columns=columns * panels,
         panel_width=width,
         panels=panels,
+        is_read_once=batches == 1,
         has_groups=scale is not None,
     )
     arrays = (padded.reshape(batches, rows, -1), weight, *(() if scale is None else (scale,)))

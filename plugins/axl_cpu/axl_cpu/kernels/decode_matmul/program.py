@@ -50,6 +50,8 @@ class ColumnSums:
         panel_width: C; None for a weight that is a matrix.
         panels: How many panels are read together: of one row, more places of memory at once than
             one.
+        is_read_once: Whether x has no more rows than S. Then the weight takes less of the place that
+            caches have for what all else needs between two products.
         has_groups: Whether there are scales of several groups; those of whole columns are no part
             of this.
     """
@@ -59,6 +61,7 @@ class ColumnSums:
     columns: int
     panel_width: int | None = None
     panels: int = 1
+    is_read_once: bool = False
     has_groups: bool = False
 
     @property
@@ -68,7 +71,8 @@ class ColumnSums:
         if self.panel_width is not None:
             form = f"{self.panels}_panels{self.panel_width}"
         groups = "_groups" if self.has_groups else ""
-        return f"{form}_{self.rows}x{self.columns}_{self.dtype}{groups}"
+        once = "_once" if self.is_read_once else ""
+        return f"{form}_{self.rows}x{self.columns}_{self.dtype}{groups}{once}"
 
     def emit_num_parts(self, e: Emitter, buffers: Buffers, threads: Value) -> Value:
         """Writes how many parts there are: strips of columns, of some rows where these are many."""
@@ -212,7 +216,7 @@ class _Strip:
         ahead = e.mul(self.stride, LINES_AHEAD)
         places = [self._place(row, j) for j in range(form.columns)]
         for place in places:
-            e.prefetch(e.at(place, ahead, self.stored))
+            e.prefetch(e.at(place, ahead, self.stored), is_read_once=form.is_read_once)
         vectors = [widened(e, place, form.dtype) for place in places]
         for half, weights in enumerate(zip(*vectors, strict=True)):
             if scales is not None:
