@@ -50,8 +50,8 @@ class ColumnSums:
         panel_width: C; None for a weight that is a matrix.
         panels: How many panels are read together: of one row, more places of memory at once than
             one.
-        is_read_once: Whether x has no more rows than S. Then the weight takes less of the place that
-            caches have for what all else needs between two products.
+        is_read_once: Whether x has no more rows than S. Then the weight takes less of the room in
+            caches that all else needs between two products.
         has_groups: Whether there are scales of several groups; those of whole columns are no part
             of this.
     """
