@@ -206,9 +206,18 @@ def _replicated(weights: Any) -> NamedSharding | None:
 
 def _use_large_pages(arrays: Any) -> None:
     """Keeps what of arrays lies in the host's memory, and is no trifle, in large pages."""
-    shards = [one.data for leaf in jax.tree.leaves(arrays) for one in leaf.addressable_shards]
     use_large_pages(
-        (shard.unsafe_buffer_pointer(), shard.nbytes)
-        for shard in shards
-        if shard.nbytes >= _NO_TRIFLE and shard.device.platform == "cpu"
+        (part.unsafe_buffer_pointer(), part.nbytes)
+        for leaf in jax.tree.leaves(arrays)
+        for part in _parts(leaf)
+        if part.nbytes >= _NO_TRIFLE
     )
+
+
+def _parts(leaf: Array) -> list[Array]:
+    """Returns what of an array each host processor has."""
+    if any(device.platform != "cpu" for device in leaf.devices()):
+        return []
+    if len(leaf.devices()) == 1:
+        return [leaf]
+    return [shard.data for shard in leaf.addressable_shards]
