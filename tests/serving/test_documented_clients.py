@@ -15,12 +15,18 @@ PAGE = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
 
 def blocks(language, server):
     """Returns the blocks of the page, with the server's address and the model's name."""
-    found = re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
-    assert found
     return [
         block.replace("http://127.0.0.1:8000/", server.url).replace('"tiny"', '"small"')
-        for block in found
+        for block in written_blocks(language)
     ]
+
+
+def written_blocks(language):
+    """Returns the blocks of the page in a language, or without one, as they are written."""
+    every = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    found = [block for name, block in every if name == language]
+    assert found
+    return found
 
 
 def test_the_commands_of_the_page_get_answers(server):
@@ -59,7 +65,6 @@ def test_the_table_of_metrics_has_what_the_server_exports(server):
 def test_the_first_commands_of_the_page_are_those_of_the_readme():
     """All commands of the README are run by `tests/docs/test_user_pages.py`."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    blocks_without_language = re.findall(r"^```\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
-    commands = re.findall(r"^axcore .*$", "".join(blocks_without_language), re.MULTILINE)
+    commands = re.findall(r"^axcore .*$", "".join(written_blocks("")), re.MULTILINE)
     assert commands
     assert all(re.search(rf"^{re.escape(line)}( |$)", readme, re.MULTILINE) for line in commands)
