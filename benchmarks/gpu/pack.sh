@@ -15,7 +15,7 @@ rm -rf "$wheels"
 mkdir -p "$wheels"
 "$python" -m pip --quiet wheel --no-deps --wheel-dir "$wheels" . plugins/axl_attention plugins/axl_gpu
 "$python" -m pip --quiet download --only-binary=:all: --find-links "$wheels" --dest "$wheels" \
-    "jax==${JAX:-0.11.2}" axcore axl-attention axl-gpu absl-py pytest
+    "jax==${JAX:-0.11.2}" axcore axl-attention axl-gpu absl-py pytest gguf
 for there in jax jaxlib ml_dtypes numpy scipy; do rm -f "$wheels/$there"-*.whl; done
 mib=$(du -sm "$wheels" | cut -f1)
 echo "$wheels: $(find "$wheels" -name '*.whl' | wc -l) wheels, $mib MiB"

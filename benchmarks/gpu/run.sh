@@ -65,7 +65,7 @@ for kernel in attention/{gpu_flash_attention,gpu_packed_flash_attention,cudnn_at
     attention_backward/gpu_flash_attention grouped_matmul/{gpu_grouped_matmul,mosaic_grouped_matmul} \
     decode_attention/gpu_decode_attention cross_entropy/gpu_cross_entropy rms_norm/gpu_rms_norm \
     quantized_dot/gpu_float8_matmul; do
-    XLA_PYTHON_CLIENT_PREALLOCATE=false measure 200 "correctness_${kernel/\//.}" benchmarks/gpu_correctness.py "$kernel" &
+    XLA_PYTHON_CLIENT_PREALLOCATE=false measure 300 "correctness_${kernel/\//.}" benchmarks/gpu_correctness.py "$kernel" &
     [ ${#dry[@]} -eq 0 ] || wait
 done
 wait

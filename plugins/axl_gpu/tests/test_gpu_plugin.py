@@ -2,7 +2,9 @@
 
 from itertools import pairwise
 
+import jax
 import pytest
+from axl_gpu.compiler import transfers_under_products
 from axl_gpu.detect import detect, present
 from axl_gpu.doctor import cuda_finding
 from axl_gpu.hardware import hosts
@@ -111,3 +113,24 @@ def test_transfers_run_under_products_on_gpus_only():
     for hardware in (Hardware.parse("gpu-h100-8"), unknown):
         assert wanted_compiler_options(hardware)[option] is True
     assert option not in wanted_compiler_options(Hardware.parse("tpu-v5e-4"))
+
+
+def test_xla_of_the_installed_jax_knows_every_option():
+    options = dict(wanted_compiler_options(Hardware.parse("gpu-h100-8")))
+    compiled = jax.jit(lambda x: x + 1).lower(1.0).compile(compiler_options=options)
+    assert compiled(1.0) == 2.0
+
+
+@pytest.mark.parametrize(
+    ("jaxlib", "option", "value"),
+    [
+        ("0.11.0", "xla_gpu_enable_pipelined_all_gather", True),
+        ("0.11.1", "xla_gpu_pipeline_all_gather", "COLLECTIVE_PIPELINING_MODE_ON"),
+        ("0.12.0.1", "xla_gpu_pipeline_all_gather", "COLLECTIVE_PIPELINING_MODE_ON"),
+        ("0.13.0.dev20261126", "xla_gpu_pipeline_all_gather", "COLLECTIVE_PIPELINING_MODE_ON"),
+    ],
+)
+def test_options_have_the_names_of_the_xla_that_compiles(jaxlib, option, value):
+    options = transfers_under_products(Hardware.parse("gpu-h100-8"), jaxlib=jaxlib)
+    assert options[option] == value
+    assert len(options) == 4
