@@ -131,7 +131,9 @@ class Recorder:
         if report.when != "call" and report.passed:
             return
         name = report.nodeid.rpartition("::")[2]
-        print(report.longreprtext, flush=True)  # at once: a process that runs out of time shows none
+        print(
+            report.longreprtext, flush=True
+        )  # at once: a process that runs out of time shows none
         why = (report.longreprtext.strip().splitlines() or [""])[-1][:300]
         self.ended[name] = report.outcome if report.passed else f"{report.outcome}: {why}"
         is_right = all(how.startswith(("passed", "skipped")) for how in self.ended.values())

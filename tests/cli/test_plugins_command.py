@@ -140,9 +140,9 @@ def test_kernels_as_json_name_the_target_and_why_not(root, run):
 
 
 def test_kernels_are_asked_about_a_typical_call(run):
-    _, out, _ = run("kernels", "attention", "--target", "h100-8")
+    _, out, _ = run("kernels", "attention", "--target", "h200-8")
     lines = out.splitlines()
-    assert lines[0] == "target gpu-h100-8"
+    assert lines[0] == "target gpu-h200-8"
     assert lines[1].startswith("call attention(q bfloat16[2,4096,32,128], k bfloat16[2,4096,8,128]")
     verdicts = {row[1]: row[4] for row in (line.split(maxsplit=4) for line in lines[3:-1])}
     told = {

@@ -218,10 +218,14 @@ def test_fallback_that_is_allowed_by_name_is_taken():
         choice(PICKY, PORTABLE, allow=("something",))
 
 
-def test_other_generation_of_the_plugins_own_family_counts_as_hardware_kernel():
+def test_where_the_plugin_has_kernels_for_other_chips_alone_the_portable_serves_and_says_so():
     other = kernel("other", 300, plugin="axl-acme", requires=requires(generation="x2"))
-    with pytest.raises(KernelError, match="wants generation x2, not acme-x1-8"):
-        choice(other, PORTABLE)
+    chosen = choice(other, PORTABLE)
+    assert str(chosen) == (
+        "attention: portable (core), not tuned for acme-x1: other is for other chips, on acme-x1-8"
+    )
+    with pytest.raises(KernelError, match="portable is not allowed"):
+        choice(other, PICKY, PORTABLE)
 
 
 def test_kernels_for_other_hardware_do_not_forbid_the_portable():

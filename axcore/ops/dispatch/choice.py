@@ -7,7 +7,7 @@ Of the kernels that can serve, and may without a pin:
 2. The highest band goes first.
 3. Within a band, `preferred_to` decides; a tie is an error that names the pins to write.
 4. A portable kernel that was not validated on the chip serves only where it is allowed, if there
-   are kernels for the hardware.
+   are kernels for the hardware. Where there are none it serves, and the plan says so.
 """
 
 from collections.abc import Sequence
@@ -23,6 +23,7 @@ from axcore.ops.dispatch.registry import (
     meant_for,
     op_kernels,
     table,
+    written_for_other_chips,
 )
 from axcore.plugins import Hardware, HardwareFamily, Kernel, plugin_host
 
@@ -98,8 +99,8 @@ def choose(
         )
     if len(first) > 1:
         raise _tie(first, call, hardware)
-    _refuse_silent_fallback(first[0], call, policy, found, families)
-    why = _why(first[0], found, policy)
+    _refuse_silent_fallback(first[0], call, policy, found)
+    why = _why(first[0], found, policy, families)
     return ChosenKernel(call, hardware, first[0], why, found, _otherwise(first, found, policy))
 
 
@@ -123,8 +124,18 @@ def _fitting(found: Sequence[KernelCandidate]) -> list[Kernel]:
     return [one.kernel for one in found if one.reason is None and one.kernel.pinned_only is None]
 
 
-def _why(kernel: Kernel, found: Sequence[KernelCandidate], policy: KernelPolicy) -> str:
+def _why(
+    kernel: Kernel,
+    found: Sequence[KernelCandidate],
+    policy: KernelPolicy,
+    families: Sequence[HardwareFamily],
+) -> str:
     chip, is_validated = policy.hardware.chip, kernel.is_validated_on(policy.hardware)
+    elsewhere = written_for_other_chips(policy.hardware, [one.kernel for one in found], families)
+    if kernel.is_portable and elsewhere:
+        names = " and ".join(one.name for one in elsewhere)
+        are = "are" if len(elsewhere) > 1 else "is"
+        return f"not tuned for {chip}: {names} {are} for other chips"
     if len(_fitting(found)) == 1:
         why = "the only one that fits"
     else:
@@ -182,13 +193,12 @@ def _refuse_silent_fallback(
     call: Call,
     policy: KernelPolicy,
     found: Sequence[KernelCandidate],
-    families: Sequence[HardwareFamily],
 ) -> None:
-    """Refuse a portable kernel where plugins brought kernels for this hardware and none fits."""
+    """Refuse a portable kernel where there are kernels for this hardware and none fits."""
     hardware = policy.hardware
     if not first.is_portable or first.is_validated_on(hardware) or first.name in policy.allow:
         return
-    if meant_for(hardware, [one.kernel for one in found], families=families):
+    if meant_for(hardware, [one.kernel for one in found]):
         raise KernelError(
             f"{call.op}: none of the kernels installed for {hardware.name} can serve "
             f"{call}, and {first.name} is not allowed to replace it.\n{table(found)}",

@@ -3,7 +3,7 @@
 Nothing here looks at devices or arrays, so every answer can be had for hardware that is not here.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import attrs
 
@@ -61,26 +61,29 @@ def table(candidates: Sequence[KernelCandidate], *, chosen: Kernel | None = None
     return "\n".join(lines) or "  (no kernels)"
 
 
-def meant_for(
-    hardware: Hardware,
-    kernels: Sequence[Kernel],
-    *,
-    families: Sequence[HardwareFamily] | None = None,
-) -> tuple[Kernel, ...]:
-    """Return the kernels that are written for the hardware, or come with the plugin for it.
+def meant_for(hardware: Hardware, kernels: Sequence[Kernel]) -> tuple[Kernel, ...]:
+    """Return the kernels that are written for the hardware.
 
     Those that run only when pinned are not among them. Where there are any, a portable kernel
     serves only if it is allowed.
     """
-    families = plugin_host().records(HardwareFamily) if families is None else families
-    owners = {one.plugin for one in families if one.name == hardware.family} - {"core"}
     return tuple(
-        kernel
-        for kernel in kernels
-        if not kernel.is_portable
-        and kernel.pinned_only is None
-        and (kernel.plugin in owners or kernel.unsupported_hardware_reason(hardware) is None)
+        kernel for kernel in _unpinned(kernels) if not kernel.unsupported_hardware_reason(hardware)
     )
+
+
+def written_for_other_chips(
+    hardware: Hardware, kernels: Sequence[Kernel], families: Sequence[HardwareFamily]
+) -> tuple[Kernel, ...]:
+    """Return the kernels that the hardware's plugin brings, all of them for other chips."""
+    if meant_for(hardware, kernels):
+        return ()
+    owners = {one.plugin for one in families if one.name == hardware.family} - {"core"}
+    return tuple(kernel for kernel in _unpinned(kernels) if kernel.plugin in owners)
+
+
+def _unpinned(kernels: Sequence[Kernel]) -> Iterator[Kernel]:
+    return (one for one in kernels if not one.is_portable and one.pinned_only is None)
 
 
 def _unsupported_reason(kernel: Kernel, call: Call, hardware: Hardware) -> str | None:

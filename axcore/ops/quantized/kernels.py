@@ -31,9 +31,9 @@ def emulated_matmul(operands: Operands, spec: MatmulSpec) -> Array:
 
     It defines what the op means. It saves neither time nor memory.
     """
-    wide = Operands(
-        *(QuantizedArray(one.values.astype(jnp.float32), one.scale) for one in operands)
-    )
+    # Without a barrier XLA for GPUs drops a cast to a narrow float and back, and nothing is rounded.
+    kept = lax.optimization_barrier(operands)
+    wide = Operands(*(QuantizedArray(one.values.astype(jnp.float32), one.scale) for one in kept))
     return _scaled(_dot(wide, spec, jnp.float32, precision=lax.Precision.HIGHEST), operands, spec)
 
 

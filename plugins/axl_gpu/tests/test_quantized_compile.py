@@ -3,12 +3,17 @@
 import re
 from collections import Counter
 
+import jax
 import pytest
 
 from axcore.config import evolve, update_config
 from axcore.layers import Fp8Current, Fp8Delayed
 from axcore.modifiers import Fp8Training, Int8Training
 from axcore.module import DTypes
+from axcore.ops.quantized.contract import FLOAT8
+from axcore.ops.quantized.kernels import emulated_matmul
+from axcore.ops.quantized.types import MATMULS
+from axcore.ops.quantized.vjp import quantized_custom_vjp
 from axcore.testing import small_experiment, trainer_on
 
 MODIFIERS = {
@@ -90,3 +95,13 @@ def test_each_linear_compiles_to_three_narrow_products(
 def test_without_a_modifier_no_product_is_narrow(wide):
     assert (wide["float8"], wide["int8"]) == (0, 0)
     assert wide["wide"] >= 3 * LINEARS
+
+
+def test_emulated_products_round_their_operands(compile_devices):
+    """XLA for GPUs drops a cast to float8 and back where nothing stands between them."""
+    one = jax.sharding.SingleDeviceSharding(compile_devices[0])
+    x, w = (jax.ShapeDtypeStruct(shape, "bfloat16", sharding=one) for shape in ((32, 16), (16, 64)))
+    kernels = dict.fromkeys(MATMULS, emulated_matmul)
+    run = jax.jit(lambda x, w: quantized_custom_vjp(x, w, FLOAT8, kernels))
+    program = run.lower(x, w).compile().as_text()
+    assert len(re.findall(r"f8e4m3fn\[[\d,]+\]\S* convert\(", program)) == 2
