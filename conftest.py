@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
-from quick_flags import QUICK_FLAGS, compile_cache
+from quick_flags import QUICK_FLAGS, compile_cache, xla_flags
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 # Workers and children share what the first one made; sessions do where a folder is named for it.
@@ -54,4 +54,4 @@ settings.load_profile("axcore")
 def pytest_configure(config: pytest.Config) -> None:
     """Sets XLA's flags before jax starts; compilers of other hardware keep their own levels."""
     quick = "" if config.getoption("--compile-for") else QUICK_FLAGS
-    os.environ.setdefault("XLA_FLAGS", f"--xla_force_host_platform_device_count=16 {quick}")
+    os.environ["XLA_FLAGS"] = xla_flags(quick, devices=16)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from quick_flags import QUICK_FLAGS
+from quick_flags import xla_flags
 
 from axcore.cli.main import group
 from axcore.launch.process_info import COORDINATOR, NUM_PROCESSES, PROCESS_ID
@@ -55,7 +55,7 @@ def test_flags_and_variables_stand_side_by_side():
 @pytest.mark.slow
 def test_the_run_on_this_machine_trains_with_two_processes(cli, tmp_path):
     (command,) = commands("launch local")
-    ran = cli(*shlex.split(command)[1:], *SHORT, XLA_FLAGS=QUICK_FLAGS)
+    ran = cli(*shlex.split(command)[1:], *SHORT, XLA_FLAGS=xla_flags())
     assert ran.exit_code == 0, ran.stderr
     assert "[0] hardware: cpu-4, mesh: fsdp 4" in ran.stdout
     assert "[0] done at step 3" in ran.stdout
@@ -66,10 +66,10 @@ def test_the_run_on_this_machine_trains_with_two_processes(cli, tmp_path):
 @pytest.mark.slow
 def test_steps_are_kept_where_the_page_says(cli, tmp_path):
     (command,) = commands("train")
-    ran = cli(*shlex.split(command)[1:], *SHORT, XLA_FLAGS=QUICK_FLAGS)
+    ran = cli(*shlex.split(command)[1:], *SHORT, XLA_FLAGS=xla_flags())
     assert ran.exit_code == 0, ran.stderr
     for place in ("fast/run", "durable/run"):
         assert (tmp_path / place / "step_00000003/manifest.json").exists()
     assert not (tmp_path / "runs/mirrored/checkpoints").exists()
-    ran = cli("generate", "runs/mirrored", "--max-tokens", "2", XLA_FLAGS=QUICK_FLAGS)
+    ran = cli("generate", "runs/mirrored", "--max-tokens", "2", XLA_FLAGS=xla_flags())
     assert ran.exit_code == 0, ran.stderr

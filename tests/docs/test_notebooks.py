@@ -6,7 +6,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from quick_flags import QUICK_FLAGS
+from quick_flags import xla_flags
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "notebooks"
@@ -24,7 +24,7 @@ def tool():
 @pytest.mark.slow
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_prints_what_it_was_committed_with(notebook, tool, tmp_path, monkeypatch):
-    monkeypatch.setenv("XLA_FLAGS", QUICK_FLAGS)
+    monkeypatch.setenv("XLA_FLAGS", xla_flags())
     committed = tool.printed(nbformat.read(notebook, as_version=4))
     assert any(committed)
     found = tool.printed(tool.executed(notebook, folder=tmp_path))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from fresh_environment import FreshEnvironment
-from quick_flags import QUICK_FLAGS
+from quick_flags import xla_flags
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "axl_example_chip"
 
@@ -30,7 +30,7 @@ def test_example_is_at_most_60_lines():
 def fresh(tmp_path_factory):
     """A new environment with the example, and no other plugin, installed."""
     made = FreshEnvironment(
-        tmp_path_factory.mktemp("fresh"), ["axl-example-chip"], flags=QUICK_FLAGS
+        tmp_path_factory.mktemp("fresh"), ["axl-example-chip"], flags=xla_flags()
     )
     made.install(EXAMPLE)
     return made

@@ -10,13 +10,12 @@ import venv
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from quick_flags import QUICK_FLAGS
+from quick_flags import xla_flags
 
 _PIP = (
     *("-m", "pip", "install", "--quiet", "--disable-pip-version-check"),
     *("--no-index", "--no-deps", "--no-build-isolation"),
 )
-_FLAGS = f"--xla_force_host_platform_device_count=8 {QUICK_FLAGS}"
 
 
 class FreshEnvironment:
@@ -25,14 +24,18 @@ class FreshEnvironment:
     Args:
         folder: Made here.
         plugins: The only plugins that axcore lets in there.
-        flags: Its `XLA_FLAGS`; by default 8 devices that compile fast.
+        flags: Its `XLA_FLAGS`; by default 8 devices that compile fast, and what the user set.
     """
 
-    def __init__(self, folder: Path, plugins: Iterable[str], flags: str = _FLAGS) -> None:
+    def __init__(self, folder: Path, plugins: Iterable[str], flags: str | None = None) -> None:
         venv.create(folder, symlinks=os.name != "nt")
         self.python = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
         others = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        mine = {"AXCORE_PLUGINS": ",".join(plugins), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
+        mine = {
+            "AXCORE_PLUGINS": ",".join(plugins),
+            "JAX_PLATFORMS": "cpu",
+            "XLA_FLAGS": flags or xla_flags(devices=8),
+        }
         self.variables: Mapping[str, str] = {**others, **mine}
         self._see_packages_of_this_one(folder)
 

@@ -8,12 +8,25 @@ from pathlib import Path
 QUICK_FLAGS = "--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1"
 if version("jaxlib").startswith("0.10."):  # later ones know the flag no more
     QUICK_FLAGS += " --xla_cpu_use_fusion_emitters=false"
+_DEVICES = "--xla_force_host_platform_device_count"
+
+
+def xla_flags(flags: str = QUICK_FLAGS, *, devices: int | None = None) -> str:
+    """Returns `XLA_FLAGS` with these flags in it, and what the user set beside them.
+
+    Args:
+        flags: They replace flags of the same names.
+        devices: How many the host shows; whatever was said of that before, goes.
+    """
+    mine = [*flags.split(), *([] if devices is None else [f"{_DEVICES}={devices}"])]
+    replaced = {_DEVICES, *(flag.partition("=")[0] for flag in mine)}
+    own = os.environ.get("XLA_FLAGS", "").split()
+    return " ".join([*(flag for flag in own if flag.partition("=")[0] not in replaced), *mine])
 
 
 def quick_environment(*, devices: int = 1) -> Mapping[str, str]:
     """Returns this process's variables for another one, with so many host devices."""
-    flags = f"{QUICK_FLAGS} --xla_force_host_platform_device_count={devices}"
-    return {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
+    return {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": xla_flags(devices=devices)}
 
 
 def compile_cache(folder: Path) -> Mapping[str, str]:

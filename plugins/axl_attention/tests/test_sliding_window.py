@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from axl_attention.sliding_window import SlidingWindowAttention
+from rounding import assert_same_to_rounding
 
 from axcore.config import find_config, update_config
 from axcore.errors import ConfigError
@@ -55,7 +56,7 @@ def test_window_as_long_as_the_row_equals_full_attention():
     q, k, v = tensors()
     full = run(DotProductAttention.Config(), q, k, v, rows())
     windowed = run(SlidingWindowAttention.Config(window=TIME), q, k, v, rows())
-    np.testing.assert_array_equal(windowed, full)
+    assert_same_to_rounding(windowed, full)
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from quick_flags import xla_flags
 from several_processes import free_address
 
 from axcore.errors import PluginError
@@ -38,7 +39,7 @@ def run_two(environments: list[dict[str, str]]) -> list[str]:
     started = [
         subprocess.Popen(
             [sys.executable, "-c", PROCESS, address, str(index)],
-            env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "", **environment},
+            env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": xla_flags(""), **environment},
             stdout=subprocess.PIPE,
             text=True,
         )
@@ -65,7 +66,7 @@ def test_two_processes_with_different_plugin_versions_both_stop(tmp_path):
 
 @pytest.mark.slow
 def test_flags_of_processes_are_compared():
-    flags = "--xla_cpu_enable_fast_math=false"
+    flags = xla_flags("--xla_cpu_enable_fast_math=false")
     said = run_two([{"XLA_FLAGS": flags}, {"XLA_FLAGS": flags}])
     assert [text.splitlines()[-1] for text in said] == ["agreed", "agreed"]
     said = run_two([{"XLA_FLAGS": flags}, {}])
