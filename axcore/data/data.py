@@ -95,7 +95,7 @@ class Data(DataLoader):
                 fills every row; `best_fit` cuts only those that are longer than a row;
                 `one_document` puts each into rows of its own.
             masks_documents: Whether attention is kept within documents; if not, each row is read as
-                one, and batches have no `segment_ids`.
+                one, and batches have a `token_mask` instead of `segment_ids`.
             validation_fraction: Share of the documents that is never trained on, in [0, 1).
             validation_batches: How many batches an evaluation reads at most; None reads them all.
         """

@@ -21,7 +21,6 @@ class PackedShape(Protocol):
 
 def packed_batch_spec(cfg: PackedShape, vocab_size: int) -> BatchSpec:
     """Returns the arrays of `[batch, time]` that `PackedRows.batch` makes."""
-    left_out = set() if cfg.masks_documents else {"segment_ids"}
     num_values = dict.fromkeys(("tokens", "targets"), vocab_size)
     return BatchSpec(
         arrays={
@@ -31,8 +30,7 @@ def packed_batch_spec(cfg: PackedShape, vocab_size: int) -> BatchSpec:
                 dtype=dtype,
                 num_values=num_values.get(name),
             )
-            for name, dtype in PackedRows.DTYPES.items()
-            if name not in left_out
+            for name, dtype in PackedRows.dtypes(cfg.masks_documents).items()
         },
         unit="token",
         num_units=cfg.batch_size * cfg.seq_len,

@@ -184,10 +184,18 @@ class PackedRows:
         "tokens": "int32",
         "targets": "int32",
         "segment_ids": "int32",
+        "token_mask": "bool",
         "positions": "int32",
         "loss_weights": "float32",
     }
-    """The arrays of a batch, all [B, T]; `segment_ids` only where documents are masked."""
+    """The arrays of a batch, all [B, T]; `segment_ids` only where documents are masked, and
+    `token_mask` only where they are not."""
+
+    @classmethod
+    def dtypes(cls, masks_documents: bool) -> dict[str, str]:
+        """Returns the dtype of each array of a batch."""
+        left_out = "token_mask" if masks_documents else "segment_ids"
+        return {name: dtype for name, dtype in cls.DTYPES.items() if name != left_out}
 
     def __init__(
         self, layout: RowLayout, *, seq_len: int, pad_id: int, masks_documents: bool = True
@@ -208,8 +216,9 @@ class PackedRows:
             document. `segment_ids`, [B, T] int32: 1 for a row's first document, 2 for the next,
             ..., 0 for padding. `positions`, [B, T] int32: 0, 1, ... from where a segment begins.
             `loss_weights`, [B, T] float32: 0 for padding, and otherwise 1 or what a transform says
-            that a token weighs. Where documents are not masked,
-            a row is one segment: there are no `segment_ids`, and positions count the row.
+            that a token weighs. Where documents are not masked, a row is one segment: positions
+            count the row, and instead of `segment_ids` there is `token_mask`, [B, T] bool: False
+            for padding.
         """
         batch = self._padding(len(rows))
         for place, row in enumerate(rows):
@@ -219,12 +228,10 @@ class PackedRows:
         return batch
 
     def _padding(self, num_rows: int) -> Batch:
-        names = ("tokens", "targets", "loss_weights", "segment_ids", "positions")
         fill = {"tokens": self._pad_id, "targets": self._pad_id}
         return {
-            name: np.full((num_rows, self.seq_len), fill.get(name, 0), self.DTYPES[name])
-            for name in names
-            if self._masks_documents or name != "segment_ids"
+            name: np.full((num_rows, self.seq_len), fill.get(name, 0), dtype)
+            for name, dtype in self.dtypes(self._masks_documents).items()
         }
 
     def _fill(self, row: Batch, pairs: Pairs) -> None:
@@ -241,3 +248,5 @@ class PackedRows:
             row["segment_ids"][here] = document_n + 1
             begin_d = np.cumsum(pairs.counts) - pairs.counts
             row["positions"][here] -= begin_d[document_n].astype(np.int32)
+        else:
+            row["token_mask"][here] = True

@@ -42,8 +42,9 @@ class Judged:
 class PreferenceData(DataLoader):
     """Batches for objectives that learn from judgements; all conversations are held in memory.
 
-    A batch has `tokens` and `targets` [B, S, T] int32, `loss_weights` [B, S, T] float32, which are
-    1 where a target counts, and `row_weights` [B] float32, 0 for rows of padding. Of pairs the
+    A batch has `tokens` and `targets` [B, S, T] int32, `token_mask` [B, S, T] bool, False for
+    padding, `loss_weights` [B, S, T] float32, which are 1 where a target counts, and `row_weights`
+    [B] float32, 0 for rows of padding. Of pairs the
     first sequence is the answer chosen, the second the one rejected. Of rated conversations there
     is `is_good` [B] float32; the second sequence is the prompt with the answer of the next
     conversation of the source, which belongs to another prompt.
@@ -185,7 +186,12 @@ class PreferenceData(DataLoader):
         return train, validation
 
 
-_SEQUENCE_ARRAYS = {"tokens": "int32", "targets": "int32", "loss_weights": "float32"}
+_SEQUENCE_ARRAYS = {
+    "tokens": "int32",
+    "targets": "int32",
+    "token_mask": "bool",
+    "loss_weights": "float32",
+}
 
 
 @attrs.frozen
@@ -220,8 +226,11 @@ class JudgedRows:
         """Returns the rows of those numbers; PADDING_ROW is one that weighs nothing."""
         cfg: Any = self.data.config
         shape, pad = (len(rows), NUM_SEQUENCES, cfg.seq_len), self.data.tokenizer.pad_id
-        fill = {"tokens": pad, "targets": pad, "loss_weights": 0}
-        made = {name: np.full(shape, fill[name], dt) for name, dt in _SEQUENCE_ARRAYS.items()}
+        fill = {"tokens": pad, "targets": pad}
+        made = {
+            name: np.full(shape, fill.get(name, 0), dtype)
+            for name, dtype in _SEQUENCE_ARRAYS.items()
+        }
         made["row_weights"] = np.array([row != PADDING_ROW for row in rows], np.float32)
         if self.data.is_rated:
             good = [row != PADDING_ROW and bool(self.judged[row].is_good) for row in rows]
@@ -268,6 +277,7 @@ def _fill(row: Batch, one: ChatTokens) -> None:
     here = slice(len(one.tokens) - 1)
     row["tokens"][here] = one.tokens[:-1]
     row["targets"][here] = one.tokens[1:]
+    row["token_mask"][here] = True
     row["loss_weights"][here] = one.counts[1:]
 
 

@@ -56,7 +56,7 @@ from axcore.layers.serving_products import products_by_op
 from axcore.layers.serving_room import PageRoom, ServingRoom
 from axcore.layers.stack import ScannedLayers, Stack
 from axcore.layers.state_cache import NoStateCache, StateCache
-from axcore.layers.tokens import TokenInfo, continued_rows
+from axcore.layers.tokens import TokenInfo, continued_rows, packed_rows, whole_rows
 from axcore.layers.transformer import TransformerLayer
 from axcore.parallel import shard
 
@@ -122,12 +122,14 @@ __all__ = [
     "frozen_state",
     "merge_adapters",
     "new_adapters",
+    "packed_rows",
     "products_by_op",
     "quantize_weights",
     "rope_frequencies",
     "rotate",
     "shard",
     "using_adapters",
+    "whole_rows",
     "widened",
     "widened_state",
     "with_adapter",

@@ -7,10 +7,12 @@ import math
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from axcore.config import config
 from axcore.layers.serving_products import times
+from axcore.layers.tokens import TOKEN_MASK
 from axcore.module import Module, entry
 from axcore.ops import grouped_matmul
 from axcore.parallel import is_sharded
@@ -42,6 +44,14 @@ class Dot(Module):
         Rows after the last group may give anything finite.
         """
         raise NotImplementedError(f"{type(self).__qualname__} has no grouped product")
+
+    def without_padding(self, x: Input) -> Input:
+        """Returns the input with zeros for padding, for what scales by the largest magnitude."""
+        is_real = self.get_shared(TOKEN_MASK)
+        if is_real is None or x.ndim < 3 or x.shape[:2] != is_real.shape:
+            return x
+        is_real = is_real.reshape(*is_real.shape, *(1 for _ in x.shape[2:]))
+        return self.made_once("zeros for padding", x, lambda: jnp.where(is_real, x, 0))
 
 
 class PlainDot(Dot):

@@ -1,9 +1,10 @@
 """`TokenInfo`: what layers may want to know of each token besides its vector."""
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax.numpy as jnp
-from jaxtyping import Array, Int
+from jaxtyping import Array, Bool, Int
 
 TOKEN_MASK = "token_mask"
 """The shared value in which layers without a `TokenInfo` see which tokens are not padding:
@@ -16,7 +17,7 @@ class TokenInfo(NamedTuple):
     Args:
         positions: Position of each token within its document.
         segment_ids: Document of each token in a packed row, 0 for padding; None where every row is
-            one document without padding.
+            one document.
         num_cached: Tokens of each row that earlier calls left in caches, which these follow; None
             where every row begins with this call.
         slots: Row of the caches that each row of the call has; None where they are the same. A row
@@ -25,6 +26,9 @@ class TokenInfo(NamedTuple):
             no token has reached may be any number.
         scales: What keys and values of a cache are to be multiplied by, `[rows, keys, kv_heads]`
             each; None where they are as they were.
+        token_mask: Which tokens are not padding; None where `segment_ids` say so, or, without them,
+            where all are. It asks no kernel for a mask: causal attention never reaches padding,
+            which is at the end of a row.
     """
 
     positions: Int[Array, "batch time"]
@@ -33,6 +37,14 @@ class TokenInfo(NamedTuple):
     slots: Int[Array, " batch"] | None = None
     page_table: Int[Array, "batch pages"] | None = None
     scales: tuple[Array, Array] | None = None
+    token_mask: Bool[Array, "batch time"] | None = None
+
+    @property
+    def is_real(self) -> Bool[Array, "batch time"] | None:
+        """Which tokens are not padding; None where all are."""
+        if self.token_mask is not None or self.segment_ids is None:
+            return self.token_mask
+        return self.segment_ids > 0
 
     def key_positions(self, num_keys: int) -> Int[Array, "batch keys"]:
         """Returns the position of each key that the tokens attend over.
@@ -60,10 +72,27 @@ class TokenInfo(NamedTuple):
         return jnp.sum(self.segment_ids > 0, axis=1, dtype=jnp.int32)
 
 
-def whole_rows(tokens: Int[Array, "batch time"]) -> TokenInfo:
-    """Returns the info of rows that each hold one document from its beginning."""
+def whole_rows(
+    tokens: Int[Array, "batch time"], token_mask: Bool[Array, "batch time"] | None = None
+) -> TokenInfo:
+    """Returns the info of rows that each hold one document from its beginning.
+
+    Args:
+        tokens: Of the rows.
+        token_mask: Which of them are not padding, which follows the document; None where all are.
+    """
     positions = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None, :]
-    return TokenInfo(jnp.broadcast_to(positions, tokens.shape))
+    return TokenInfo(jnp.broadcast_to(positions, tokens.shape), token_mask=token_mask)
+
+
+def packed_rows(batch: Mapping[str, Array]) -> TokenInfo:
+    """Returns the info of a batch of `axcore.data`.
+
+    Args:
+        batch: `positions`; and `segment_ids` where a row holds several documents, or `token_mask`
+            where it is read as one and may end in padding.
+    """
+    return TokenInfo(batch["positions"], batch.get("segment_ids"), token_mask=batch.get(TOKEN_MASK))
 
 
 def continued_rows(

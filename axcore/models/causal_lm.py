@@ -8,14 +8,17 @@ from jaxtyping import Array, Float, Int
 
 from axcore.config import REQUIRED, PositiveInt, config
 from axcore.errors import ConfigError, ModuleError
-from axcore.layers.tokens import TokenInfo, whole_rows
+from axcore.layers.tokens import TOKEN_MASK, TokenInfo, packed_rows, whole_rows
 from axcore.models.decoder import Decoder
 from axcore.models.flops import FORMULA, flops_per_token
 from axcore.models.head import UntiedHead
 from axcore.module import BatchSpec, ModelFlops, Module, entry
 
 BATCH = ("tokens", "targets", "positions", "loss_weights")
-"""The arrays of a batch that a `CausalLM` is called with, besides `segment_ids` of packed rows."""
+"""The arrays of a batch that a `CausalLM` is called with."""
+
+OPTIONAL = ("segment_ids", TOKEN_MASK)
+"""Arrays that say which tokens are padding, and keep documents apart."""
 
 
 class CausalLM(Module):
@@ -48,11 +51,11 @@ class CausalLM(Module):
         Args:
             batch: `tokens`, `targets`, `positions` (`[batch, time]` ints) and `loss_weights`
                 (`[batch, time]` floats), as `axcore.data` makes them; and `segment_ids` (ints)
-                where a row holds several documents, from one of which attention reaches no other.
+                where a row holds several documents, from one of which attention reaches no other,
+                or `token_mask` (bools) where it is read as one and may end in padding.
         """
         _check_batch(batch)
-        info = TokenInfo(batch["positions"], batch.get("segment_ids"))
-        x = self.decoder(batch["tokens"], info)
+        x = self.decoder(batch["tokens"], packed_rows(batch))
         table = self.decoder.embedding.weight
         total, weight = self.head.loss(x, table, batch["targets"], batch["loss_weights"])
         self.add_loss("cross_entropy", total, weight)
@@ -72,11 +75,12 @@ class CausalLM(Module):
                 where="data",
                 hint="train it on axcore.data.Data, or on what yields the same arrays",
             )
-        if unread := [name for name in batch.arrays if name not in (*BATCH, "segment_ids")]:
+        if unread := [name for name in batch.arrays if name not in (*BATCH, *OPTIONAL)]:
             raise ConfigError(
                 f"a batch has {', '.join(unread)}, which CausalLM does not read",
                 where="data",
-                hint="segment_ids keep the documents of a row apart; leave other arrays out",
+                hint="segment_ids keep the documents of a row apart, and token_mask says what is "
+                "not padding; leave other arrays out",
             )
         size, num_tokens = self.config.vocab_size, batch.arrays["tokens"].num_values
         if num_tokens is not None and size < num_tokens:
@@ -97,8 +101,20 @@ class CausalLM(Module):
         info: TokenInfo | None = None,
         at: Int[Array, "batch places"] | None = None,
     ) -> Float[Array, "batch places vocab"]:
-        """Returns float32 logits of the token after each, or after those `at` some places only."""
-        x = self.decoder(tokens, info or whole_rows(tokens))
+        """Returns float32 logits of the token after each, or after those `at` some places only.
+
+        Args:
+            tokens: Of the rows.
+            info: Of the tokens; may be left out outside of training, where rows are whole.
+            at: Places of each row.
+
+        Raises:
+            ModuleError: There is no info in training.
+        """
+        if info is None:
+            self._check_is_not_trained()
+            info = whole_rows(tokens)
+        x = self.decoder(tokens, info)
         if at is not None:
             x = jnp.take_along_axis(x, at[:, :, None], axis=1)
         return self.head(x, self.decoder.embedding.weight)
@@ -108,11 +124,23 @@ class CausalLM(Module):
         self,
         tokens: Int[Array, "batch time"],
         targets: Int[Array, "batch time"],
-        info: TokenInfo | None = None,
+        info: TokenInfo,
     ) -> Float[Array, "batch time"]:
         """Returns the float32 log-probability of each target after the tokens up to its place."""
-        x = self.decoder(tokens, info or whole_rows(tokens))
+        x = self.decoder(tokens, info)
         return self.head.log_probs(x, self.decoder.embedding.weight, targets)
+
+    def _check_is_not_trained(self) -> None:
+        """Checks that nothing counts tokens of which nobody said whether they are padding.
+
+        Raises:
+            ModuleError: The model is being trained: routers and statistics count them.
+        """
+        if self.training:
+            raise ModuleError(
+                "logits are asked for in training without a TokenInfo, which says what is padding",
+                hint="pass packed_rows(batch) or whole_rows(tokens, token_mask), of axcore.layers",
+            )
 
 
 def _check_batch(batch: Any) -> None:

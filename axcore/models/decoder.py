@@ -46,7 +46,7 @@ class Decoder(Module):
         self, tokens: Int[Array, "batch time"], info: TokenInfo
     ) -> Float[Array, "batch time dim"]:
         """Returns a normalised vector for each token."""
-        if info.segment_ids is not None:
-            self.set_shared(TOKEN_MASK, info.segment_ids > 0)
+        if info.is_real is not None:
+            self.set_shared(TOKEN_MASK, info.is_real)
         x = shard(self.dropout(self.embedding(tokens, info)), "batch", "time", "embed")
         return self.norm(self.stack(x, info))

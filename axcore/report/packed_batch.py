@@ -33,10 +33,8 @@ def packed_batch_content(batch: Batch, tokenizer: Tokenizer, *, title: str) -> d
     """Returns what the page shows, as values of JSON; the arguments are `packed_batch_html`'s."""
     weights, positions = batch["loss_weights"], batch["positions"]
     segments = batch.get("segment_ids")
-    if segments is None:  # a row is one segment, and padding has no positions
-        is_real = (positions > 0) | (weights > 0)
-        is_real[:, 0] = is_real.any(axis=1)
-        segments = is_real.astype(np.int32)
+    if segments is None:  # a row is one segment
+        segments = batch.get("token_mask", np.ones_like(batch["tokens"])).astype(np.int32)
     used = np.unique(np.concatenate([batch["tokens"], batch["targets"]]))
     return {
         "title": title,

@@ -11,10 +11,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from axcore.errors import ConfigError
+from axcore.layers import whole_rows
 from axcore.module import BatchSpec
 from axcore.tasks.reference import ReferenceTask
 
-BATCH = ("tokens", "targets", "loss_weights", "row_weights")
+BATCH = ("tokens", "targets", "token_mask", "loss_weights", "row_weights")
 """The arrays of a batch, as `axcore.data.PreferenceData` makes them."""
 
 
@@ -61,7 +62,8 @@ class PreferenceTask(ReferenceTask):
 
     def forward(self, batch: Mapping[str, Array]) -> None:
         """Adds the mean over rows of their losses, by the name `preference`."""
-        inputs = [_flat(batch[name]) for name in ("tokens", "targets")]
+        tokens, targets, token_mask = (_flat(batch[name]) for name in BATCH[:3])
+        inputs = tokens, targets, whole_rows(tokens, token_mask)
         policy = _answers(self.model.log_probs(*inputs), batch)
         reference = None
         if self.has_reference:

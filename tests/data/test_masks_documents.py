@@ -39,6 +39,7 @@ def loss_of(batch):
 def test_tokens_and_targets_are_those_of_masked_rows_and_positions_count_the_row():
     masked, whole = rows_of([9, 21, 2, 40]), rows_of([9, 21, 2, 40], masks_documents=False)
     assert set(masked) - set(whole) == {"segment_ids"}
+    np.testing.assert_array_equal(whole["token_mask"], masked["segment_ids"] > 0)
     for name in ("tokens", "targets", "loss_weights"):
         np.testing.assert_array_equal(masked[name], whole[name])
     real = whole["loss_weights"] == 1

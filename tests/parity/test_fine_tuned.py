@@ -10,6 +10,7 @@ from parity_pairs import load_theirs
 import axcore as ax
 from axcore.cli.experiment import load_experiment
 from axcore.inference import Engine, EngineConfig, Request, Sampling
+from axcore.layers import whole_rows
 from axcore.module import functional
 from axcore.runs import export_run, load_run
 from axcore.testing import small_experiment, trainer_on
@@ -111,7 +112,11 @@ def test_log_likelihoods_of_answers_are_the_same(both):
     right = list(QUESTIONS.values())
     answers = [*right[:32], *right[:32]]  # the last half of them are wrong
     rows = np.array([[*p, ord(a), 257] for p, a in zip(prompts, answers, strict=True)], np.int32)
-    read = lambda t, n: functional(run.model, run.state, t, n, method="log_probs")[0]  # noqa: E731
+
+    def read(tokens, targets):
+        info = whole_rows(tokens)
+        return functional(run.model, run.state, tokens, targets, info, method="log_probs")[0]
+
     ours = np.asarray(jax.jit(read)(rows[:, :-1], rows[:, 1:]))[:, -2:].sum(axis=-1)
     with torch.no_grad():
         every = theirs(torch.tensor(rows[:, :-1], dtype=torch.long)).logits.log_softmax(-1)

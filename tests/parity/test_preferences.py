@@ -85,6 +85,7 @@ def batch_of(inputs, order):
     found = {
         "tokens": tokens[..., :-1].astype(np.int32),
         "targets": tokens[..., 1:].astype(np.int32),
+        "token_mask": np.ones(counts[..., 1:].shape, bool),
         "loss_weights": counts[..., 1:].astype(np.float32),
         "row_weights": np.ones(len(tokens), np.float32),
     }

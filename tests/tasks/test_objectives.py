@@ -7,6 +7,7 @@ import preference_formulas as formulas
 import pytest
 from numpy_state import numpy_state
 
+from axcore.layers import whole_rows
 from axcore.models import llama2
 from axcore.module import functional
 from axcore.tasks import DPO, IPO, KTO, ORPO, SimPO
@@ -33,6 +34,7 @@ def batch_of(is_rated):
     found = {
         "tokens": tokens[..., :-1],
         "targets": tokens[..., 1:],
+        "token_mask": np.ones(tokens[..., 1:].shape, bool),
         "loss_weights": counts,
         "row_weights": np.array([1, 1, 1, 0], np.float32),
     }
@@ -130,6 +132,7 @@ def test_logits_in_parts_give_the_same_log_probabilities(states, monkeypatch):
     batch = batch_of(is_rated=False)
     flat = [batch[name].reshape(-1, LENGTH) for name in ("tokens", "targets")]
     model = MODEL.build()
+    flat.append(whole_rows(flat[0]))
     whole, _ = functional(model, states[0], *flat, method="log_probs")
     monkeypatch.setattr("axcore.models.head.LOGITS_AT_ONCE", 4)
     parts, _ = functional(model, states[0], *flat, method="log_probs")

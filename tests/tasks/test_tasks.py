@@ -49,8 +49,9 @@ def pairs(rows=8):
     tokens = draw.integers(0, 256, (rows, 2, 9)).astype(np.int32)
     weights = (draw.random((rows, 2, 8)) < 0.6).astype(np.float32)
     weights[..., -1] = 1
-    arrays = (tokens[..., :-1], tokens[..., 1:], weights, np.array([1.0] * (rows - 1) + [0.0]))
-    names = ("tokens", "targets", "loss_weights", "row_weights")
+    mask, rated = np.ones(weights.shape, bool), np.array([1.0] * (rows - 1) + [0.0])
+    arrays = (tokens[..., :-1], tokens[..., 1:], mask, weights, rated)
+    names = ("tokens", "targets", "token_mask", "loss_weights", "row_weights")
     found = dict(zip(names, map(jnp.asarray, arrays), strict=True))
     return found | {"row_weights": found["row_weights"].astype(jnp.float32)}
 
@@ -151,7 +152,9 @@ def test_batches_of_another_kind_are_refused():
     import axcore as ax
 
     cfg = evolve(ax.experiment("tiny"), mesh={"fsdp": 1}, task=DPO.Config())
-    with pytest.raises(ConfigError, match=r"DPO is trained on loss_weights, row_weights, targets"):
+    with pytest.raises(
+        ConfigError, match=r"DPO is trained on loss_weights, row_weights, targets, token_mask"
+    ):
         trainer_on(cfg, 1)
 
 

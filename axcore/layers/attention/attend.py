@@ -37,9 +37,11 @@ def attend(
         ModuleError: Tokens follow those of a cache, and would see later ones.
     """
     if info.num_cached is None:
-        return attention(
-            q, k, v, causal=causal, window=window, segment_ids=info.segment_ids, **options
-        )
+        segments = info.segment_ids
+        if segments is None and info.token_mask is not None and not causal:
+            # A causal query never reaches the padding behind it; any other one does.
+            segments = info.token_mask.astype(jnp.int32)
+        return attention(q, k, v, causal=causal, window=window, segment_ids=segments, **options)
     if not causal:
         raise ModuleError(
             "attention that is not causal continues a cache, whose tokens did not see these",

@@ -7,6 +7,7 @@ import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Int
 
 from axcore.config import config
@@ -24,8 +25,8 @@ class CapacityLimited(Experts):
     """Runs every expert on an array of fixed size. Any module can be the expert.
 
     A choice for which there is no room adds nothing to its token. Room is counted in each row by
-    itself, so that it does not matter which rows share a batch or a device; first choices go
-    before second ones, and earlier tokens before later ones.
+    itself, for the tokens that it has, so that neither padding nor other rows of a batch or a
+    device matter; first choices go before second ones, and earlier tokens before later ones.
 
     Source: Lepikhin et al. 2020, arXiv:2006.16668, algorithm 1; a row is a group there.
     """
@@ -64,10 +65,14 @@ class CapacityLimited(Experts):
     def mixed(self, x: Tokens, experts: Choices, weights: Weights) -> Tokens:
         """Returns the mixture for the tokens of one device."""
         num_choices, (rows, time, dim) = experts.shape[-1], x.shape
-        capacity = self.capacity(time, num_choices)
-        shape = (self.config.num_experts, rows, capacity)
-        place_R = _places(experts, shape).reshape(-1)
-        self.add_summary("dropped", jnp.mean((place_R == math.prod(shape)).astype(jnp.float32)))
+        shape = (self.config.num_experts, rows, self.capacity(time, num_choices))
+        room_by_size = np.array([self.capacity(n, num_choices) for n in range(time + 1)], np.int32)
+        is_real = experts < self.config.num_experts
+        num_real_B = jnp.sum(jnp.any(is_real, axis=-1), axis=-1)
+        place_R = _places(experts, shape, jnp.asarray(room_by_size)[num_real_B]).reshape(-1)
+        is_dropped = is_real.reshape(-1) & (place_R == math.prod(shape))
+        dropped, real = (jnp.sum(x).astype(jnp.float32) for x in (is_dropped, is_real))
+        self.add_summary("dropped", dropped / jnp.maximum(real, 1))
         row_S = inverse(place_R, math.prod(shape))
         x_SD = spread(x.reshape(-1, dim), row_S, place_R, False)
         y_SD = self._run(x_SD.reshape(*shape, dim)).reshape(-1, dim)
@@ -75,7 +80,7 @@ class CapacityLimited(Experts):
         return jnp.einsum("kbtd,btk->btd", y_KBTD, weights.astype(y_KBTD.dtype))
 
     def capacity(self, time: int, num_choices: int) -> int:
-        """Returns how many tokens of a row each expert has room for; never more than there are."""
+        """Returns how many of a row's tokens each expert has room for; never more than it has."""
         even = time * num_choices / self.config.num_experts
         return min(time, math.ceil(self.config.factor * even))
 
@@ -91,14 +96,23 @@ def _swapped(x: Array, axes: tuple[str, ...], split_axis: int, concat_axis: int)
     return swapped
 
 
-def _places(experts: Choices, shape: tuple[int, int, int]) -> Int[Array, "batch time choices"]:
-    """Returns each choice's place in `[E, B, C]`, and E B C where there is no room."""
+def _places(
+    experts: Choices, shape: tuple[int, int, int], room_B: Int[Array, " batch"]
+) -> Int[Array, "batch time choices"]:
+    """Returns each choice's place in `[E, B, C]`, and E B C where there is no room or no expert.
+
+    Args:
+        experts: Of each choice; E is none.
+        shape: `[E, B, C]`.
+        room_B: How many tokens of each row an expert has room for, C at most.
+    """
     num_experts, num_rows, capacity = shape
     expert_BR = jnp.swapaxes(experts, 1, 2).reshape(num_rows, -1)
     permutation = jax.vmap(lambda expert_R: TokenPermutation.of(expert_R, num_experts))(expert_BR)
     starts_BE = jnp.cumsum(permutation.sizes, axis=1) - permutation.sizes
-    rank_BR = permutation.place - jnp.take_along_axis(starts_BE, expert_BR, axis=1)
+    rank_BR = permutation.place - jnp.take_along_axis(starts_BE, expert_BR, axis=1, mode="clip")
     row_B1 = jnp.arange(num_rows, dtype=jnp.int32)[:, None]
     place_BR = (expert_BR * num_rows + row_B1) * capacity + rank_BR
-    place_BR = jnp.where(rank_BR < capacity, place_BR, math.prod(shape))
+    has_room = (rank_BR < room_B[:, None]) & (expert_BR < num_experts)
+    place_BR = jnp.where(has_room, place_BR, math.prod(shape))
     return jnp.swapaxes(place_BR.reshape(num_rows, experts.shape[2], -1), 1, 2)

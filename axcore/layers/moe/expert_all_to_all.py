@@ -37,7 +37,8 @@ def expert_all_to_all(
 ) -> tuple[Float[Array, "choices tokens dim"], Float[Array, ""]]:
     """Returns what experts make of each choice of a token, and the share of rows that stay.
 
-    Those are rows for which there was no room; zeros are in their place.
+    Those are rows for which there was no room; zeros are in their place, and in that of rows that
+    go to no expert, which do not count.
 
     Args:
         run: From rows sorted by expert, and how many each of the device's own experts has, to what
@@ -60,7 +61,8 @@ def expert_all_to_all(
     with occupancy_scope(min(1.0, num_rows / num_places)):
         y_SD = run(permute(x_SD, arrived.order, arrived.place), arrived.sizes)
     y_SD = _swapped(permute(y_SD, arrived.place, arrived.order), axes)
-    left_behind = jnp.mean((place_R == num_places).astype(jnp.float32))
+    wanted, sent = (jnp.sum(sizes).astype(jnp.float32) for sizes in (wanted_PL, sent_PL))
+    left_behind = (wanted - sent) / jnp.maximum(wanted, 1)
     return collect(y_SD, row_S, place_R, len(x_ND), False), left_behind
 
 
@@ -83,13 +85,17 @@ def _swapped(blocks: Array, axes: tuple[str, ...]) -> Array:
 def _places(
     wanted_PL: Int[Array, "devices experts"], num_rows: int, block: int
 ) -> Int[Array, " rows"]:
-    """Returns each row's place in the blocks; one past the end where its block has no room."""
+    """Returns each row's place in the blocks; one past the end where its block has no room.
+
+    So have rows after those of all experts, which go to none.
+    """
     ends_P = jnp.cumsum(jnp.sum(wanted_PL, axis=1))
     row_R = jnp.arange(num_rows, dtype=ends_P.dtype)
     device_R = jnp.searchsorted(ends_P, row_R, side="right")
     starts_P = jnp.concatenate([jnp.zeros_like(ends_P[:1]), ends_P[:-1]])
     within_R = row_R - starts_P[device_R]
-    place_R = jnp.where(within_R < block, device_R * block + within_R, len(ends_P) * block)
+    has_room = (within_R < block) & (device_R < len(ends_P))
+    place_R = jnp.where(has_room, device_R * block + within_R, len(ends_P) * block)
     return place_R.astype(jnp.int32)
 
 

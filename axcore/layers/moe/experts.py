@@ -33,5 +33,8 @@ class Experts(Module):
         expert: Module.Config = REQUIRED
 
     def forward(self, x: Tokens, routing: Routing) -> Tokens:
-        """Returns each token's weighted sum of what its experts make of it."""
+        """Returns each token's weighted sum of what its experts make of it.
+
+        Choices of padding have the number `num_experts` and a weight of 0: they go nowhere.
+        """
         raise NotImplementedError(f"{type(self).__qualname__} runs no expert")

@@ -7,6 +7,7 @@ from axcore.errors import ConfigError
 from axcore.layers.moe.dropless import Dropless
 from axcore.layers.moe.experts import Experts
 from axcore.layers.moe.router import Router
+from axcore.layers.tokens import TOKEN_MASK
 from axcore.module import Module, count_params
 
 
@@ -56,7 +57,9 @@ class MoE(Module):
 
     def forward(self, x: Float[Array, "batch time dim"]) -> Float[Array, "batch time dim"]:
         """Returns the mixture for each token."""
-        y = self.experts(x, self.router(x))
+        routing = self.router(x)
+        with self.with_shared(TOKEN_MASK, None):  # experts get rows in another order
+            y = self.experts(x, routing)
         return y if self.shared is None else y + self.shared(x)
 
 

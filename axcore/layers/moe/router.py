@@ -23,7 +23,7 @@ class Router(Module):
 
     Three ways keep the load even, apart or together: a loss on the load (`balance_loss`), a bias on
     the ratings that moves against the load (`bias_rate`), and limits to groups (`groups`). Padding
-    is routed like any token but counts for none of them.
+    goes to no expert: its choices have the number `num_experts`, and nothing counts it.
 
     Source: Shazeer et al. 2017, arXiv:1701.06538 (top-k); Fedus et al. 2021, arXiv:2101.03961,
     eq. 4 to 6 (the balance loss); Zoph et al. 2022, arXiv:2202.08906, eq. 5 (the z-loss); Wang et
@@ -97,16 +97,18 @@ class Router(Module):
             rating = cfg.groups.limited(rating)
         routing = chosen(scores, rating, cfg.top_k)
         weights = normalised(routing.weights) if cfg.is_normalized else routing.weights
-        self._keep_even(logits, scores, routing)
-        return Routing(routing.experts, weights * cfg.scale)
+        is_real = self.get_shared(TOKEN_MASK)
+        if is_real is None:
+            is_real = jnp.ones(scores.shape[:2], bool)
+        experts = jnp.where(is_real[..., None], routing.experts, cfg.num_experts)
+        weights = jnp.where(is_real[..., None], weights * cfg.scale, 0)
+        self._keep_even(logits, scores, experts, is_real.astype(jnp.float32))
+        return Routing(experts, weights)
 
-    def _keep_even(self, logits: Scores, scores: Scores, routing: Routing) -> None:
+    def _keep_even(self, logits: Scores, scores: Scores, experts: Array, real: Tokens) -> None:
         """Adds the losses, the next bias and the summaries."""
         cfg = self.config
-        is_real = self.get_shared(TOKEN_MASK)
-        real = jnp.ones(scores.shape[:2], jnp.float32) if is_real is None else is_real
-        real = real.astype(jnp.float32)
-        load = counts(routing.experts, cfg.num_experts) * real[..., None]
+        load = counts(experts, cfg.num_experts)
         share = jnp.sum(load, axis=(0, 1)) / jnp.maximum(cfg.top_k * jnp.sum(real), 1.0)
         self.add_summary("load", share)
         if cfg.balance_loss:
@@ -116,7 +118,7 @@ class Router(Module):
             squares = jnp.square(jax.nn.logsumexp(logits, axis=-1))
             self.add_loss("z", jnp.sum(squares * real), jnp.sum(real), scale=cfg.z_loss)
         if cfg.bias_rate and self.training:
-            step = jnp.sign(1.0 / cfg.num_experts - share)
+            step = jnp.where(jnp.any(real), jnp.sign(1.0 / cfg.num_experts - share), 0)
             self.update("bias", (self.bias + cfg.bias_rate * step).astype(self.bias.dtype))
 
 

@@ -98,5 +98,5 @@ def normalised(weights_BTK: Float[Array, "batch time choices"]) -> Array:
 def counts(
     experts: Int[Array, "*batch choices"], num_experts: int
 ) -> Float[Array, "*batch experts"]:
-    """Returns how many of the choices fell on each expert."""
+    """Returns how many of the choices fell on each expert; numbers past the last are none."""
     return jnp.sum(jax.nn.one_hot(experts, num_experts, dtype=jnp.float32), axis=-2)

@@ -43,6 +43,7 @@ class Int8Dynamic(Dot):
 
     def forward(self, x: Input, weight: Weight) -> Output:
         """Returns the product in x's dtype."""
+        x = self.without_padding(x)
         spec, key = int8_spec(self.config), self._key()
         return over_rows(lambda rows: quantized_dot(rows, weight, spec, key=key), x)
 
@@ -89,6 +90,7 @@ class Fp8Current(Dot):
 
     def forward(self, x: Input, weight: Weight) -> Output:
         """Returns the product in x's dtype."""
+        x = self.without_padding(x)
 
         def product(rows: Array) -> Array:
             narrow = self.made_once("float8", x, lambda: narrow_input(rows, FLOAT8))

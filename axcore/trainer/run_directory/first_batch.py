@@ -24,7 +24,7 @@ def keep_first_batch(directory: Path, batch: Any) -> None:
     """Keeps some rows of a batch of packed text; of another batch nothing."""
     if not isinstance(batch, Mapping) or not set(_NEEDED) <= batch.keys():
         return
-    kept = [name for name in (*_NEEDED, "segment_ids") if name in batch]
+    kept = [name for name in (*_NEEDED, "segment_ids", "token_mask") if name in batch]
     rows = {name: np.asarray(batch[name])[:MOST_ROWS, :MOST_TOKENS] for name in kept}
     with whole_file(directory / FIRST_BATCH_NAME) as file:
         np.savez_compressed(file, allow_pickle=False, **rows)
