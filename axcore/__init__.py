@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from axcore.config import REQUIRED, config, evolve, replace_config, update_config
 
 if TYPE_CHECKING:
+    from axcore.data import from_arrays
     from axcore.experiments.named import experiment
     from axcore.interop import from_hugging_face, to_hugging_face
     from axcore.module import Module, Param, functional
@@ -26,6 +27,7 @@ _LAZY = {
     "Run": "axcore.runs",
     "Trainer": "axcore.trainer",
     "experiment": "axcore.experiments.named",
+    "from_arrays": "axcore.data",
     "from_hugging_face": "axcore.interop",
     "functional": "axcore.module",
     "load_run": "axcore.runs",
@@ -43,6 +45,7 @@ __all__ = [
     "config",
     "evolve",
     "experiment",
+    "from_arrays",
     "from_hugging_face",
     "functional",
     "load_run",

@@ -1,10 +1,15 @@
-"""`read_json`: objects of JSON in files that others wrote."""
+"""JSON that others wrote, read strictly: no key twice, no number that a float cannot hold."""
 
 import json
+import math
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from axcore.errors import AxcoreError
+
+BYTE_ORDER_MARK = "\ufeff"
+"""Some editors write it in front of a text in UTF-8; it is not a part of the text."""
 
 
 def read_json(path: Path | str, kind: str, *, error: type[AxcoreError]) -> dict[str, Any]:
@@ -17,7 +22,7 @@ def read_json(path: Path | str, kind: str, *, error: type[AxcoreError]) -> dict[
     """
     file = Path(path).expanduser()
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = parse_json(file.read_bytes())
     except OSError as cause:
         what = f"The {kind} {str(path)!r} cannot be read: {cause.strerror}."
         raise error(what, where=str(file.absolute())) from cause
@@ -27,3 +32,55 @@ def read_json(path: Path | str, kind: str, *, error: type[AxcoreError]) -> dict[
     if not isinstance(content, dict):
         raise error(f"The {kind} {str(path)!r} is no JSON object.", where=str(file.absolute()))
     return content
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Return the value of a JSON text, in UTF-8 where it is bytes; a byte order mark is skipped.
+
+    Raises:
+        ValueError: It is not JSON or not UTF-8, an object has a key twice, a number is too large or
+            too small for a float, or the nesting is too deep. `json` itself takes the last of two
+            keys, and 0 or infinity for such a number.
+    """
+    decoded = text.decode("utf-8") if isinstance(text, bytes) else text
+    try:
+        return json.loads(
+            decoded.removeprefix(BYTE_ORDER_MARK),
+            object_pairs_hook=_without_doubles,
+            parse_float=exact_float,
+        )
+    except RecursionError as error:
+        raise ValueError("it is nested too deep") from error
+
+
+def exact_float(text: str) -> float:
+    """Return the float that a decimal number is nearest to.
+
+    Raises:
+        ValueError: That is infinity, or is 0 and the number is not.
+    """
+    value = float(text)
+    if value == 0.0 and any(digit in "123456789" for digit in text.lower().partition("e")[0]):
+        raise ValueError(f"{text} is too small for a float, which would make it 0")
+    if math.isinf(value) and "inf" not in text.lower():
+        raise ValueError(f"{text} is too large for a float, whose largest is 1.8e308")
+    return value
+
+
+def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    data = dict(pairs)
+    if len(data) < len(pairs):
+        raise ValueError(
+            f"the key {first_double(key for key, _ in pairs)!r} is twice in one mapping"
+        )
+    return data
+
+
+def first_double(keys: Iterable[Any]) -> Any:
+    """Return the first of some keys that was there before, or None."""
+    seen: set[Any] = set()
+    for key in keys:
+        if key in seen:
+            return key
+        seen.add(key)
+    return None

@@ -1,13 +1,13 @@
 """Overrides as a user types them: `path=value`, the value read by the type of the field."""
 
 import ast
-import contextlib
 import types
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from axcore.config.define import field_annotations
 from axcore.config.edit import matching_paths, set_at_each
+from axcore.config.json_files import exact_float, first_double
 from axcore.config.paths import Path, Step, format_path, parse_pattern
 from axcore.config.provenance import Origin
 from axcore.config.required import REQUIRED
@@ -59,7 +59,12 @@ def parse_value(text: str, annotation: Any, *, where: str = "", present: Any = R
     """
     check = checker(annotation)
     problem = f"{text!r} is no {type_name(annotation)}"
-    for reading in _readings(text):
+    try:
+        readings = [*_readings(text), text]
+    except ValueError as error:  # text that means a value, and not the value that it says
+        is_text = str in _options(annotation) and float not in _options(annotation)
+        problem, readings = str(error), [text] if is_text else []
+    for reading in readings:
         try:
             return check(reading)
         except OutOfRange as mismatch:
@@ -79,9 +84,24 @@ def _readings(text: str) -> Iterable[Any]:
     literals = {"true": True, "false": False, "none": None, "null": None, "inf": float("inf")}
     if lowered in literals:
         yield literals[lowered]
-    with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError):
-        yield ast.literal_eval(text.strip())
-    yield text
+    try:
+        tree = ast.parse(text.strip(), mode="eval")
+        value = ast.literal_eval(tree)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return
+    _check_literal(tree, text.strip())
+    yield value
+
+
+def _check_literal(tree: ast.Expression, text: str) -> None:
+    """Raises ValueError where Python drops a part of what a text says, without a word."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, float):
+            exact_float(ast.get_source_segment(text, node) or "")
+        if isinstance(node, ast.Dict):
+            keys = [ast.literal_eval(key) for key in node.keys if key is not None]
+            if len(set(keys)) < len(keys):
+                raise ValueError(f"the key {first_double(keys)!r} is twice in one mapping")
 
 
 def _field_at(cfg: Any, path: Path) -> tuple[Any, Any]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from axcore.config.decode import check_length, empty_text, from_dict, too_deep
 from axcore.config.encode import to_dict
+from axcore.config.json_files import parse_json
 from axcore.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -25,12 +26,10 @@ def from_json(text: str, *, set_in: str = "JSON") -> Any:
     if not text.strip():
         raise empty_text(set_in)
     try:
-        data = _converter().loads(text, Any, object_pairs_hook=_unique_keys)
-    except RecursionError:
-        raise too_deep(set_in) from None
-    except ConfigError as error:
-        raise ConfigError(error.what, set_in=set_in, hint=error.hint) from None
+        data = parse_json(text)
     except ValueError as error:
+        if isinstance(error.__cause__, RecursionError):
+            raise too_deep(set_in) from None
         raise ConfigError(f"not JSON: {error}", set_in=set_in) from None
     return from_dict(data, set_in=set_in)
 
@@ -60,12 +59,3 @@ def digest(cfg: Any) -> str:
     """Returns a short stable fingerprint of a config's value."""
     canonical = json.dumps(to_dict(cfg), sort_keys=True)
     return hashlib.sha256(canonical.encode()).hexdigest()[:16]
-
-
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    data = dict(pairs)
-    if len(data) < len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
-        raise ConfigError(f"the key {twice!r} is twice in one mapping", hint="keep one of them")
-    return data

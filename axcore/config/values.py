@@ -10,6 +10,7 @@ import collections.abc
 import json
 import math
 import operator
+import re
 import types
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -23,6 +24,8 @@ Checker = Callable[[Any], Any]
 
 MAX_INT_BITS = 4096
 """Python refuses to print much larger ints, so they could not be saved."""
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 CONFIG_MARK = "__config_fields__"
 """Attribute that every `@config` class carries: its field names, in order."""
@@ -179,9 +182,11 @@ def _is_negative(value: float) -> bool:
 
 
 def _check_str(value: Any) -> Any:
-    if isinstance(value, str):
-        return value if type(value) is str else str.__str__(value)
-    raise Mismatch("str", value)
+    if not isinstance(value, str):
+        raise Mismatch("str", value)
+    if not value.isascii() and _SURROGATE.search(value):
+        raise OutOfRange("text that UTF-8 can hold, without halves of surrogate pairs", value)
+    return value if type(value) is str else str.__str__(value)
 
 
 def _check_callable(value: Any) -> Any:

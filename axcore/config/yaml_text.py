@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from axcore.config.decode import check_length, too_deep
+from axcore.config.json_files import exact_float
 from axcore.errors import ConfigError
 
 _SCALARS = (
@@ -45,9 +46,19 @@ class _Loader(yaml.SafeLoader):
         is_prefixed = text.lstrip("+-").startswith(("0o", "0x"))
         return int(text, 0 if is_prefixed else 10)
 
+    def number(self, node: Any) -> float:
+        """Returns a number with a point or an exponent, or infinity."""
+        return exact_float(re.sub(r"\.(?=inf)", "", self.construct_scalar(node), flags=re.I))
+
 
 class _Dumper(yaml.SafeDumper):
     """Quotes what either version of YAML would read as something else than text."""
+
+    def text(self, text: str) -> Any:
+        """Returns text in the style that keeps it as it is."""
+        # PyYAML takes these for ends of lines, and folds them where it does not escape them.
+        style = '"' if any(mark in text for mark in "\x85\u2028\u2029") else None
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
 for _name, _pattern, _first in _SCALARS:
@@ -56,6 +67,8 @@ for _name, _pattern, _first in _SCALARS:
         _characters = ["" if c == "\0" else c for c in _first]
         _class.add_implicit_resolver(f"tag:yaml.org,2002:{_name}", _regexp, _characters)
 _Loader.add_constructor("tag:yaml.org,2002:int", _Loader.int)
+_Loader.add_constructor("tag:yaml.org,2002:float", _Loader.number)
+_Dumper.add_representer(str, _Dumper.text)
 
 
 def load_yaml(text: str, set_in: str) -> Any:

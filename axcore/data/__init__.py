@@ -1,6 +1,7 @@
 """Data: text from files, as tokens, packed into batches whose order and position are exact."""
 
 from axcore.data.array_record_files import ArrayRecordFiles
+from axcore.data.arrays import Arrays, from_arrays
 from axcore.data.arrow_files import ArrowFiles
 from axcore.data.batches import DataShard, Rows, batches, train_order, validation_order
 from axcore.data.chat_files import ChatFiles
@@ -48,6 +49,7 @@ from axcore.data.weight_changes import NewWeights
 
 __all__ = [
     "ArrayRecordFiles",
+    "Arrays",
     "ArrowFiles",
     "BadRecord",
     "Batch",
@@ -100,6 +102,7 @@ __all__ = [
     "ValidationBatches",
     "batches",
     "build_store",
+    "from_arrays",
     "gguf_vocabulary",
     "open_store",
     "published_end_ids",

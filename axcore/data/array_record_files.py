@@ -1,10 +1,10 @@
 """ArrayRecord files as a source: text, JSON objects or `tf.train.Example`s, a document a record."""
 
-import json
 from collections.abc import Iterator
 from typing import Any, Literal
 
 from axcore.config import REQUIRED, Fraction, config
+from axcore.config.json_files import parse_json
 from axcore.data.bad_records import as_text, document_or_bad
 from axcore.data.document import Document
 from axcore.data.file_source import BadRecord, FileSource, FileSpan
@@ -76,10 +76,7 @@ class ArrayRecordFiles(FileSource):
             return {self.config.field: raw}
         if self.config.record == "example":
             return read_example(raw)
-        try:
-            record = json.loads(raw)
-        except RecursionError as error:
-            raise ValueError("it is nested too deep") from error
+        record = parse_json(raw)
         if not isinstance(record, dict):
             raise ValueError("it is no JSON object")
         return record

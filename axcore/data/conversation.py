@@ -1,11 +1,11 @@
 """Conversations as records hold them: OpenAI's messages or ShareGPT's, made into one form."""
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
 
+from axcore.config.json_files import parse_json
 from axcore.data.chat_template import Message
 from axcore.errors import DataError
 
@@ -166,9 +166,11 @@ def _tools(tools: Any) -> tuple[Any, ...] | None:
 
 
 def _json(text: Any, what: str) -> Any:
+    if not isinstance(text, str):
+        raise DataError(f"{what} is not JSON: {_shown(text)}.")
     try:
-        return json.loads(text)
-    except (TypeError, ValueError) as error:
+        return parse_json(text)
+    except ValueError as error:
         raise DataError(f"{what} is not JSON: {_shown(text)} ({error}).") from error
 
 

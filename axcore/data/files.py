@@ -1,4 +1,4 @@
-"""Files of a folder, in an order that every machine agrees on, read as strict UTF-8."""
+"""Files of a folder, in an order that every machine agrees on."""
 
 import stat
 import warnings
@@ -137,27 +137,6 @@ def _contents(root: Path) -> str:
         return "it holds no files"
     shown = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(5))
     return f"the files it holds: {shown}"
-
-
-def read_text(file: NamedFile) -> str:
-    """Returns the text of a file, its line ends as they are.
-
-    Raises:
-        DataError: The file cannot be read or is not UTF-8; the message says at which byte.
-    """
-    try:
-        check_is_regular(file)
-        raw = file.path.read_bytes()
-    except OSError as error:
-        raise unreadable(file, error) from error
-    try:
-        return raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise DataError(
-            f"{file.name} is not UTF-8: {explain_decoding(error)}.",
-            where=f"{file.where}, byte {error.start}",
-            hint="Convert the file to UTF-8 (iconv -f FROM -t utf-8), or set on_bad_file='skip'.",
-        ) from error
 
 
 def check_is_regular(file: NamedFile) -> None:

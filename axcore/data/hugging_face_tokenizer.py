@@ -239,7 +239,7 @@ def _add_tokens(tokenizer: Any, settings: TokenizerSettings, path: str) -> None:
 def _read(path: str) -> str:
     file = Path(path).expanduser()
     try:
-        return file.read_text(encoding="utf-8")
+        return file.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise DataError(
             f"The chat template {path!r} cannot be read: {error.strerror}.",

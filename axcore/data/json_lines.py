@@ -1,13 +1,14 @@
 """JSON lines as a source: one document a line, its text in one field."""
 
-import json
 from collections.abc import Iterator
+from json import JSONDecodeError
 from typing import Any
 
 import attrs
 
 from axcore.config import REQUIRED, Fraction, PositiveInt, config
-from axcore.data.compression import is_compressed, open_decompressed
+from axcore.config.json_files import BYTE_ORDER_MARK, parse_json
+from axcore.data.compression import open_decompressed
 from axcore.data.document import Document
 from axcore.data.file_source import BadRecord, FileSource, FileSpan
 from axcore.data.files import NamedFile, OnBad, explain_decoding, list_files
@@ -16,13 +17,14 @@ from axcore.data.text_files import bad_fraction
 from axcore.errors import DataError
 
 _MIB = 1 << 20
+_MARK = BYTE_ORDER_MARK.encode()
 
 
 class JsonLines(FileSource):
     """The lines of the files of a folder that match a glob; empty lines are no documents.
 
     A document's name is `file:line`, so that lines added at the end of a file leave the split of
-    the others as it was. Files that end in `.gz` or `.zst` are decompressed as they are read.
+    the others as it was. Files of gzip and zstd are decompressed as they are read.
     """
 
     @config
@@ -55,7 +57,7 @@ class JsonLines(FileSource):
 
     def spans(self, file: NamedFile, size: int, target: int) -> Iterator[FileSpan]:
         """Yields runs of lines; a compressed file is one."""
-        return iter([FileSpan(file)]) if is_compressed(file) else line_spans(file, size, target)
+        return line_spans(file, size, target)
 
     def records(self, span: FileSpan) -> Iterator[Document | BadRecord]:
         """Yields a document for each line."""
@@ -83,11 +85,16 @@ def _read_lines(span: FileSpan, limit: int) -> Iterator["_Line"]:
             stream.seek(span.begin)
         while (span.end is None or offset < span.end) and (raw := stream.readline(limit + 1)):
             is_whole = len(raw) <= limit or raw.endswith(b"\n")
-            if not raw.isspace() or not is_whole:
+            if not (is_whole and _is_empty(raw)):
                 yield _Line(span.file, number, offset, raw, is_whole)
             offset, number = offset + len(raw), number + 1
             while not is_whole and (rest := stream.readline(limit + 1)):
                 offset, is_whole = offset + len(rest), rest.endswith(b"\n")
+
+
+def _is_empty(raw: bytes) -> bool:
+    line = raw.removeprefix(_MARK)
+    return not line or line.isspace()
 
 
 @attrs.frozen
@@ -144,13 +151,13 @@ class _Line:
 
     def _record(self) -> object:
         try:
-            return json.loads(self.raw.rstrip(b"\r\n").decode("utf-8"))
+            return parse_json(self.raw.rstrip(b"\r\n"))
         except UnicodeDecodeError as error:
             raise self._error(f"is not UTF-8: {explain_decoding(error, self.offset)}") from error
-        except json.JSONDecodeError as error:
+        except JSONDecodeError as error:
             what = error.msg.removesuffix(" at")
             raise self._error(f"is not JSON: {what} at column {error.colno}") from error
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             raise self._error(f"is not JSON that can be read: {error}") from error
 
     def _error(self, reason: str, hint: str | None = None) -> DataError:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import IO
 
+from axcore.data.compression import is_compressed
 from axcore.data.file_source import FileSpan
 from axcore.data.files import NamedFile
 
@@ -10,8 +11,11 @@ _CHUNK = 1 << 22
 
 
 def line_spans(file: NamedFile, size: int, target: int) -> Iterator[FileSpan]:
-    """Yields runs of lines of about `target` bytes; a larger file is read once, to count lines."""
-    if size < 2 * target:
+    """Yields runs of lines of about `target` bytes; a larger file is read once, to count lines.
+
+    A compressed file is one run: it can only be read from its beginning.
+    """
+    if size < 2 * target or is_compressed(file):
         yield FileSpan(file)
         return
     begin = num_lines = 0

@@ -5,7 +5,6 @@ Files that follow one another and share the part of their name before its first 
 """
 
 import io
-import json
 import tarfile
 from collections.abc import Iterator
 from typing import IO, Any, Self
@@ -14,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from axcore.config import REQUIRED, Fraction, PositiveInt, config
+from axcore.config.json_files import BYTE_ORDER_MARK, parse_json
 from axcore.data.bad_records import as_text, document_or_bad
 from axcore.data.compression import open_decompressed
 from axcore.data.document import Document
@@ -24,6 +24,7 @@ from axcore.errors import DataError
 
 _MIB = 1 << 20
 _CHUNK = 1 << 15
+_MARK = BYTE_ORDER_MARK.encode()
 
 Sample = dict[str, bytes | None]
 """The files of a sample by what follows the first dot of their names; None is one too large."""
@@ -32,8 +33,8 @@ Sample = dict[str, bytes | None]
 class TarFiles(FileSource):
     """The samples of the tar files of a folder that match a glob.
 
-    A document's name is `file:sample`, from 0. Files that end in `.gz` or `.zst` are decompressed
-    as they are read. Transforms read the files of a sample as fields, and those of its `json`.
+    A document's name is `file:sample`, from 0. Files of gzip and zstd are decompressed as they
+    are read. Transforms read the files of a sample as fields, and those of its `json`.
     """
 
     @config
@@ -99,7 +100,7 @@ class TarFiles(FileSource):
         if field == "json":
             name = self.config.json_field
             return as_text(_object(content)[name], name), None
-        return as_text(content, field), None
+        return as_text(content.removeprefix(_MARK), field), None
 
 
 def _json_fields(sample: Sample, wanted: tuple[str, ...]) -> dict[str, Any]:
@@ -110,10 +111,7 @@ def _json_fields(sample: Sample, wanted: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _object(content: bytes) -> dict[str, Any]:
-    try:
-        found = json.loads(content)
-    except RecursionError as error:
-        raise ValueError("its json is nested too deep") from error
+    found = parse_json(content)
     if not isinstance(found, dict):
         raise ValueError("its json is no object")
     return found

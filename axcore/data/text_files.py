@@ -3,14 +3,15 @@
 from collections.abc import Iterator
 
 from axcore.config import REQUIRED, Fraction, config
+from axcore.data.compression import read_text
 from axcore.data.document import Document
 from axcore.data.file_source import BadRecord, FileSource, FileSpan
-from axcore.data.files import NamedFile, OnBad, list_files, read_text
+from axcore.data.files import NamedFile, OnBad, list_files
 from axcore.errors import DataError
 
 
 class TextFiles(FileSource):
-    """The UTF-8 files of a folder that match a glob, by name."""
+    """The UTF-8 files of a folder that match a glob, by name; gzip and zstd are decompressed."""
 
     @config
     class Config(FileSource.Config):

@@ -1,23 +1,25 @@
 """`SampleFile`: samples in a file of JSON lines, JSON, CSV or Parquet."""
 
 import csv
-import gzip
 import io
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from axcore.config import REQUIRED, config
+from axcore.config.json_files import BYTE_ORDER_MARK, parse_json
+from axcore.data.compression import COMPRESSED_SUFFIXES, open_decompressed
+from axcore.data.files import NamedFile
 from axcore.errors import DataError
 from axcore.evaluation.sample import BadSample, Sample, SampleSource
 from axcore.extras import import_extra
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
+_MARK = BYTE_ORDER_MARK.encode()
 
 
 class SampleFile(SampleSource):
-    """A sample for each line or row. `.gz` after the suffix is decompressed."""
+    """A sample for each line or row. Files of gzip and zstd are decompressed, but for Parquet."""
 
     @config
     class Config(SampleSource.Config):
@@ -38,7 +40,8 @@ class SampleFile(SampleSource):
         path = Path(self.config.path).expanduser()
         if not path.is_file():
             raise DataError("there is no such file", where=str(path))
-        suffix = path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
+        is_named_so = path.suffix.lower() in COMPRESSED_SUFFIXES
+        suffix = (path.with_suffix("") if is_named_so else path).suffix.lower()
         if suffix == ".parquet":
             yield from _parquet(path)
         elif suffix in SUFFIXES:
@@ -51,22 +54,21 @@ class SampleFile(SampleSource):
             )
 
     def _text(self, path: Path, suffix: str) -> Iterator[Sample | BadSample]:
-        data = path.read_bytes()
-        if path.suffix == ".gz":
-            data = gzip.decompress(data)
+        with open_decompressed(NamedFile(path.name, path)) as stream:
+            data = stream.read()
         if suffix == ".csv":
             yield from _csv(path, data, self.config.columns)
         elif suffix == ".json":
             yield from _json(path, data)
         else:
             for number, line in enumerate(data.split(b"\n"), start=1):
-                if line.strip():
+                if line.removeprefix(_MARK).strip():
                     yield _json_sample(f"{path.name}:{number}", line)
 
 
 def _json_sample(where: str, line: bytes) -> Sample | BadSample:
     try:
-        value = json.loads(line)
+        value = parse_json(line)
     except ValueError as error:
         return BadSample(where=where, reason=f"it is no JSON: {error}")
     return _sample(where, value)
@@ -80,7 +82,7 @@ def _sample(where: str, value: Any) -> Sample | BadSample:
 
 def _json(path: Path, data: bytes) -> Iterator[Sample | BadSample]:
     try:
-        values = json.loads(data)
+        values = parse_json(data)
     except ValueError as error:
         raise DataError(f"it is no JSON: {error}", where=str(path)) from None
     if not isinstance(values, list):

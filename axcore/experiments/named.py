@@ -67,4 +67,4 @@ def _read_text(path: Path) -> str:
     with path.open("rb") as file:
         data = file.read(MAX_CHARACTERS + 1)
     check_length(data, str(path))
-    return data.decode("utf-8")
+    return data.decode("utf-8-sig")

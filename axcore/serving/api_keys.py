@@ -83,7 +83,7 @@ def _in_file(name: str | None) -> list[str]:
         return []
     path = Path(name).expanduser()
     try:
-        mode, lines = path.stat().st_mode, path.read_text(encoding="utf-8").splitlines()
+        mode, lines = path.stat().st_mode, path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"the API keys cannot be read: {error}", where="--api-key-file"

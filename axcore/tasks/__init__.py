@@ -7,6 +7,7 @@ from axcore.tasks.orpo import ORPO
 from axcore.tasks.preference_task import Answers, PreferenceTask
 from axcore.tasks.reference import ReferenceTask
 from axcore.tasks.simpo import SimPO
+from axcore.tasks.supervised import Classification, Regression, SupervisedTask
 from axcore.tasks.task import Task
 
 __all__ = [
@@ -15,8 +16,11 @@ __all__ = [
     "KTO",
     "ORPO",
     "Answers",
+    "Classification",
     "PreferenceTask",
     "ReferenceTask",
+    "Regression",
     "SimPO",
+    "SupervisedTask",
     "Task",
 ]

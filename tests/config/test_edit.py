@@ -210,3 +210,23 @@ def test_a_golden_file_holds_until_the_config_changes(tmp_path: Any) -> None:
     ):
         check_golden(evolve(NET, dim=5), file)
     assert file.read_text() == render_config(NET) == "Net\ndim: 4\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("rate=1e-400", "1e-400 is too small for a float, which would make it 0"),
+        ("rate=-1e400", "1e400 is too large for a float"),
+        ("anything=1e-400", "1e-400 is too small for a float"),
+        ("anything={'a': [1, 2e999]}", "2e999 is too large for a float"),
+        ("anything={'a': 1, 'b': 2, 'a': 3}", "the key 'a' is twice in one mapping"),
+    ],
+)
+def test_an_override_that_python_would_read_in_part_is_refused(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        apply_overrides(NET, [text])
+    assert f"where:  {text.partition('=')[0]}" in str(caught.value)
+
+
+def test_a_field_of_text_takes_a_number_that_no_float_holds() -> None:
+    assert apply_overrides(NET, ["name=1e-400"]).name == "1e-400"

@@ -2,14 +2,17 @@
 
 import copy
 import pickle
+import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import optax
 import pytest
 from config_trees import NET, FeedForward, Net, nets, values
 from hypothesis import given
+from hypothesis.strategies import characters, text
 
 from axcore.config import (
     REQUIRED,
@@ -26,7 +29,9 @@ from axcore.config import (
     to_json,
     to_yaml,
 )
+from axcore.config.json_files import read_json
 from axcore.errors import ConfigError
+from axcore.experiments.named import read_config
 
 TRIPS = {
     "dict": lambda cfg: from_dict(to_dict(cfg)),
@@ -68,7 +73,6 @@ def test_round_trip_keeps_any_plain_value_and_its_type(trip: Any, value: Any) ->
         0.1 + 0.2,
         2**2000,
         -(2**63),
-        "\ud800",
         "\x00\x85\u2028\ufeff\U0001f600",
         "no",
         "1e3",
@@ -91,6 +95,36 @@ def test_round_trip_keeps_any_plain_value_and_its_type(trip: Any, value: Any) ->
 def test_round_trip_keeps_awkward_values(trip: Any, value: Any) -> None:
     cfg = Net.Config(anything=value)
     assert_same(cfg, trip(cfg))
+
+
+@pytest.mark.parametrize("trip", TRIPS.values(), ids=TRIPS)
+@given(text(characters(exclude_categories=["Cs"])))
+def test_round_trip_keeps_text_of_any_characters(trip: Any, value: str) -> None:
+    cfg = Net.Config(name=value, anything={value: f"a{value}b\n{value}"})
+    assert_same(cfg, trip(cfg))
+
+
+@pytest.mark.parametrize("trip", [TRIPS["json"], TRIPS["yaml"]], ids=["json", "yaml"])
+def test_round_trip_keeps_each_character_between_others(trip: Any) -> None:
+    # Few of those further up: what YAML treats by itself is below, and parsing takes a while.
+    points = [*range(0x2100), *range(0x2100, 0xD800, 64), *range(0xE000, 0x110000, 4096)]
+    cfg = Net.Config(anything=tuple(f"a{chr(one)}b" for one in [*points, 0xFEFF, 0xFFFE, 0xFFFF]))
+    assert trip(cfg) == cfg
+
+
+@pytest.mark.parametrize("value", ["\ud800", {"\udfff": 1}, ("a", "b\udc80")], ids=ascii)
+def test_half_of_a_surrogate_pair_is_refused_by_name(value: Any) -> None:
+    with pytest.raises(ConfigError, match=r"^anything.* is .*expected text that UTF-8 can hold"):
+        Net.Config(anything=value)
+
+
+@pytest.mark.parametrize("text", ["1e-400", "-0.1e-999", "1e400", "-2.5E+309"])
+@pytest.mark.parametrize("read", [from_json, from_yaml], ids=["json", "yaml"])
+def test_a_number_that_no_float_holds_is_refused(read: Any, text: str) -> None:
+    write = to_json if read is from_json else to_yaml
+    changed = write(evolve(NET, rate=0.25)).replace("0.25", text)
+    with pytest.raises(ConfigError, match=rf"{re.escape(text)} is too (small|large) for a float"):
+        read(changed)
 
 
 def test_round_trip_keeps_fields_that_are_named_like_tags() -> None:
@@ -163,3 +197,19 @@ def test_equal_mappings_are_alike_whatever_their_order() -> None:
 def test_a_file_that_says_numbers_as_yaml_1_2_does_is_read_so() -> None:
     text = to_yaml(NET).replace("rate: 0.0", "rate: 1e-3").replace("name: net", "name: no")
     assert from_yaml(text) == evolve(NET, rate=0.001, name="no")
+
+
+@pytest.mark.parametrize("suffix", ["json", "yaml"])
+def test_a_byte_order_mark_is_no_part_of_a_config_file(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"net.{suffix}"
+    path.write_text({"json": to_json, "yaml": to_yaml}[suffix](NET), encoding="utf-8-sig")
+    assert read_config(path) == NET
+
+
+def test_a_json_file_of_others_has_each_key_once(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text('{"a": 1}', encoding="utf-8-sig")
+    assert read_json(path, "config", error=ConfigError) == {"a": 1}
+    path.write_text('{"a": 1, "b": {"c": 1, "c": 2}}')
+    with pytest.raises(ConfigError, match="the key 'c' is twice in one mapping"):
+        read_json(path, "config", error=ConfigError)

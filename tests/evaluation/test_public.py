@@ -1,12 +1,14 @@
 """Files of public benchmarks, in their publishers' layouts, are asked as lm-eval asks them."""
 
+import gzip
 import json
 
 import pytest
+import zstandard
 from known_answers import IDENTITY, KnownAnswers
 
 from axcore.errors import ConfigError
-from axcore.evaluation import evaluate_tasks, find_tasks
+from axcore.evaluation import SampleFile, evaluate_tasks, find_tasks
 
 HELLASWAG = {
     "activity_label": "Baking",
@@ -82,3 +84,16 @@ def test_gsm8k_shows_how_examples_are_solved(tmp_path):
 def test_an_unknown_task_names_those_there_are():
     with pytest.raises(ConfigError, match=r"there is no task 'sums'.*arithmetic"):
         find_tasks(["sums"])
+
+
+@pytest.mark.parametrize("suffix", ["jsonl.GZ", "JSONL", "json.gz", "csv.zst", "CSV"])
+def test_samples_are_the_same_behind_compression_and_a_byte_order_mark(tmp_path, suffix):
+    text = {"c": "\ufeffa,b\n1,2\n", "j": '\ufeff{"a": "1", "b": "2"}\n'}[suffix.lower()[0]]
+    text = f"\ufeff[{text[1:]}]" if suffix.startswith("json.") else text
+    kind = suffix.rpartition(".")[2].lower()
+    compress = {"gz": gzip.compress, "zst": zstandard.ZstdCompressor().compress}.get(kind, bytes)
+    path = tmp_path / f"x.{suffix}"
+    path.write_bytes(compress(text.encode()))
+    assert [one.fields for one in SampleFile.Config(path=str(path)).build().samples()] == [
+        {"a": "1", "b": "2"}
+    ]

@@ -1,0 +1,372 @@
+"""`Arrays`: batches of rows of numpy arrays, for models of anything but text.
+
+Shapes: N rows of the data, B rows of a batch.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from axcore.config import REQUIRED, Fraction, PositiveInt, config
+from axcore.data.batches import DataShard, Rows, batches, train_order, validation_order
+from axcore.data.cache import cache_folder
+from axcore.data.data_loader import DataLoader
+from axcore.data.loading import TrainBatches, ValidationBatches
+from axcore.data.packing import PADDING_ROW, Batch
+from axcore.data.permutation import Permutation
+from axcore.errors import ConfigError, DataError
+from axcore.module import ArraySpec, BatchSpec
+from axcore.whole_files import whole_file
+
+ROW_WEIGHTS = "row_weights"
+"""The array of a batch that says what each row weighs in the loss; rows of padding weigh 0."""
+
+_KEPT = "digest:"
+_HELD_OUT = 0.1
+_NARROW = {"float64": "float32", "int64": "int32", "uint64": "int32"}
+"""What 64 bits become: jax computes in 32 unless it is told otherwise."""
+
+
+class Arrays(DataLoader):
+    """Batches of the rows of arrays that are equally long, shuffled anew each epoch.
+
+    A batch has each array by its name, `[B, ...]`, and `row_weights` `[B]`: 1 for each row, or what
+    an array of that name says, and 0 for the rows that fill the last batch of an evaluation.
+    """
+
+    @config
+    class Config(DataLoader.Config):
+        """Which arrays, and how they are batched. `from_arrays` makes it of arrays in memory.
+
+        Args:
+            train: An `.npz` file, a folder of `.npy` files, which stay on the disk, or
+                `digest:...` of arrays that `from_arrays` kept.
+            validation: Such arrays to evaluate on.
+            validation_fraction: Share of the rows of `train` to evaluate on, which are never
+                trained on, where `validation` is None; 0.1 by default.
+            seed: Decides the order of training rows.
+            shuffle: Whether rows are shuffled, in another order each epoch.
+            validation_batches: How many batches an evaluation reads at most; None reads them all.
+        """
+
+        train: str = REQUIRED
+        validation: str | None = None
+        validation_fraction: Fraction | None = None
+        seed: int = 0
+        shuffle: bool = True
+        validation_batches: PositiveInt | None = None
+
+    config: Config
+
+    def __init__(self, cfg: Config) -> None:
+        super().__init__(cfg)
+        if cfg.validation is not None and cfg.validation_fraction is not None:
+            raise ConfigError(
+                "validation and validation_fraction are both set",
+                where="data.validation_fraction",
+                hint="data.validation_fraction=None evaluates on the arrays of data.validation",
+            )
+
+    def batch_spec(self) -> BatchSpec:
+        """Returns what a batch is; of integers, all values are read for the largest."""
+        rows = self.config.batch_size
+        arrays = {
+            name: ArraySpec(
+                shape=(rows, *array.shape[1:]),
+                axes=("batch", *(None for _ in array.shape[1:])),
+                dtype=self._train.dtypes[name],
+                num_values=self._num_values(name),
+            )
+            for name, array in self._train.arrays.items()
+        }
+        weights = ArraySpec(shape=(rows,), axes=("batch",), dtype="float32")
+        return BatchSpec(arrays={**arrays, ROW_WEIGHTS: weights}, unit="row", num_units=rows)
+
+    def train(self, *, process_index: int = 0, process_count: int = 1) -> TrainBatches:
+        """Returns an iterator without end over one process's part of each global batch."""
+        cfg, (rows, _) = self.config, self._splits
+        shard = DataShard(cfg.batch_size, process_index, process_count)
+        order = train_order(len(rows), seed=cfg.seed, shuffle=cfg.shuffle)
+        names = ("batch_size", "seed", "shuffle")
+        identity = {
+            "arrays": self._train.digest,
+            "validation_fraction": self._fraction,
+            **{name: getattr(cfg, name) for name in names},
+        }
+        return TrainBatches(batches(rows, order, shard), identity)
+
+    def validation(self, *, process_index: int = 0, process_count: int = 1) -> ValidationBatches:
+        """Returns the batches to evaluate on; the last one is filled with rows of padding."""
+        cfg, (_, rows) = self.config, self._splits
+        shard = DataShard(cfg.batch_size, process_index, process_count)
+        order = validation_order(
+            len(rows), batch_size=cfg.batch_size, max_batches=cfg.validation_batches
+        )
+        return ValidationBatches(batches(rows, order, shard), len(order) // cfg.batch_size)
+
+    def summary(self) -> str:
+        """Returns how many rows there are, and of what."""
+        train, validation = self._splits
+        kinds = ", ".join(
+            f"{name} {'x'.join(map(str, array.shape[1:])) or 'scalar'} {self._train.dtypes[name]}"
+            for name, array in self._train.arrays.items()
+        )
+        return f"arrays: {len(train):,} rows of {kinds}; validation: {len(validation):,} rows"
+
+    @property
+    def _fraction(self) -> float:
+        if self.config.validation is not None:
+            return 0.0
+        fraction = self.config.validation_fraction
+        return _HELD_OUT if fraction is None else fraction
+
+    def _num_values(self, name: str) -> int | None:
+        """Returns one more than the largest of an array's integers, those to evaluate on too."""
+        sets = [self._train] if self._validation is None else [self._train, self._validation]
+        found = [one.num_values(name) for one in sets]
+        known = [number for number in found if number is not None]
+        return max(known) if len(known) == len(found) else None
+
+    @cached_property
+    def _train(self) -> "ArraySet":
+        return _read(self.config.train, "data.train")
+
+    @cached_property
+    def _validation(self) -> "ArraySet | None":
+        if self.config.validation is None:
+            return None
+        found = _read(self.config.validation, "data.validation")
+        _check_alike(self._train, found)
+        return found
+
+    @cached_property
+    def _splits(self) -> tuple[Rows, Rows]:
+        """The rows to train on, and those to evaluate on."""
+        num_rows, other = self._train.num_rows, self._validation
+        if other is not None:
+            return _Rows(self._train, range(num_rows)), _Rows(other, range(other.num_rows))
+        order = Permutation(num_rows, "held out")
+        held_out = round(num_rows * self._fraction)
+        train = sorted(order[i] for i in range(held_out, num_rows))
+        return _Rows(self._train, train), _Rows(self._train, [order[i] for i in range(held_out)])
+
+
+def from_arrays(
+    arrays: Mapping[str, Any],
+    *,
+    batch_size: int,
+    validation: Mapping[str, Any] | None = None,
+    **settings: Any,
+) -> Arrays.Config:
+    """Returns the config of batches of arrays in memory.
+
+    The arrays are kept below `AXCORE_DATA_CACHE` by their digest, from where they are mapped into
+    memory, so that the run can be resumed and opened by other processes.
+
+    Args:
+        arrays: Arrays by name, with a row of each for every example. Floats of 64 bits are kept in
+            32, and so are integers, all of which have to fit.
+        batch_size: Rows of the global batch, over all processes.
+        validation: Arrays of the same names to evaluate on; a tenth of the rows by default.
+        **settings: Further fields of `Arrays.Config`.
+
+    Raises:
+        DataError: They are not equally long, or are not of numbers.
+    """
+    return Arrays.Config(
+        train=_keep(arrays),
+        validation=None if validation is None else _keep(validation),
+        batch_size=batch_size,
+        **settings,
+    )
+
+
+@attrs.frozen(eq=False)
+class ArraySet:
+    """Arrays with equally many rows.
+
+    Attributes:
+        arrays: By name, sorted.
+        where: Where they are from, for errors.
+
+    Raises:
+        DataError: They are not of numbers that a model can read, or have no or not equally many
+            rows.
+    """
+
+    arrays: dict[str, NDArray[Any]]
+    where: str
+
+    def __attrs_post_init__(self) -> None:
+        for name, array in self.arrays.items():
+            if not name.isidentifier() or array.ndim == 0 or array.dtype.kind not in "biuf":
+                raise self._error(
+                    f"{name!r} is an array of {array.dtype} {list(array.shape)}",
+                    "arrays have a name without spaces, a row for each example, and hold numbers",
+                )
+        lengths = {name: len(array) for name, array in self.arrays.items()}
+        if len(set(lengths.values())) != 1 or not self.num_rows:
+            found = ", ".join(f"{name}: {length}" for name, length in lengths.items())
+            raise self._error(
+                f"the numbers of rows are {found or 'none, as there are no arrays'}",
+                "give each array a row for every example, one at least",
+            )
+        self._check_weights()
+
+    def _check_weights(self) -> None:
+        weights = self.arrays.get(ROW_WEIGHTS)
+        if weights is None:
+            return
+        if weights.ndim != 1 or not np.all(np.isfinite(weights)) or np.any(weights < 0):
+            raise self._error(
+                f"{ROW_WEIGHTS} has shape {list(weights.shape)}, or a value below 0 or not finite",
+                "give each row one weight of at least 0",
+            )
+
+    @property
+    def num_rows(self) -> int:
+        """N."""
+        return len(next(iter(self.arrays.values()), ()))
+
+    @property
+    def dtypes(self) -> dict[str, str]:
+        """The dtype that each array has in a batch."""
+        dtypes = {name: str(array.dtype) for name, array in self.arrays.items()}
+        dtypes |= {ROW_WEIGHTS: "float32"} if ROW_WEIGHTS in dtypes else {}
+        return {name: _NARROW.get(dtype, dtype) for name, dtype in dtypes.items()}
+
+    @property
+    def digest(self) -> str:
+        """A short hash of every name, dtype, shape and value."""
+        digest = blake2b(digest_size=16)
+        for name, array in self.arrays.items():
+            little = array.dtype.newbyteorder("<")
+            digest.update(f"{name} {little.str} {array.shape}\n".encode())
+            for begin in range(0, len(array), 1 << 16):
+                part = np.ascontiguousarray(array[begin : begin + (1 << 16)], little)
+                digest.update(part.tobytes())
+        return digest.hexdigest()
+
+    def num_values(self, name: str) -> int | None:
+        """Returns one more than the largest of an array's integers; None of other arrays.
+
+        Raises:
+            DataError: A value does not fit into the integers of a batch.
+        """
+        array, dtype = self.arrays[name], np.dtype(self.dtypes[name])
+        if dtype.kind not in "iu" or not array.size:
+            return None
+        smallest, largest = int(array.min()), int(array.max())
+        limits = np.iinfo(dtype)
+        if smallest < limits.min or largest > limits.max:
+            raise self._error(
+                f"{name} has values from {smallest} to {largest}, and a batch has them as {dtype}",
+                "number what they stand for from 0",
+            )
+        return largest + 1 if smallest >= 0 else None
+
+    def _error(self, what: str, hint: str) -> DataError:
+        return DataError(what, where=self.where, hint=hint)
+
+
+class _Rows:
+    """Some rows of arrays, as batches read them."""
+
+    def __init__(self, arrays: ArraySet, numbers: Sequence[int]) -> None:
+        self._arrays = arrays
+        self._numbers = np.asarray(numbers, np.int64)
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def batch(self, rows: Sequence[int], /) -> Batch:
+        """Returns the rows of those numbers; PADDING_ROW is one of zeros that weighs nothing."""
+        chosen_B = np.asarray(rows, np.int64)
+        is_padding_B = chosen_B == PADDING_ROW
+        numbers_B = self._numbers[np.where(is_padding_B, 0, chosen_B)]
+        dtypes = self._arrays.dtypes
+        found: Batch = {
+            name: np.array(array[numbers_B], dtypes[name])
+            for name, array in self._arrays.arrays.items()
+        }
+        found.setdefault(ROW_WEIGHTS, np.ones(len(chosen_B), np.float32))
+        for array in found.values():
+            array[is_padding_B] = 0
+        return found
+
+
+def _keep(arrays: Mapping[str, Any]) -> str:
+    """Writes arrays below their digest, where they are not there yet; returns what names them."""
+    found = {name: np.asarray(array) for name, array in sorted(arrays.items())}
+    wide = ArraySet(found, "from_arrays")
+    for name in found:
+        wide.num_values(name)
+    narrow = {name: np.asarray(array, wide.dtypes[name]) for name, array in found.items()}
+    digest = ArraySet(narrow, "from_arrays").digest
+    folder = _folder_of(digest)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, array in narrow.items():
+        path = folder / f"{name}.npy"
+        if not path.exists():
+            with whole_file(path) as file:
+                np.save(file, array, allow_pickle=False)
+    return _KEPT + digest
+
+
+def _folder_of(digest: str) -> Path:
+    return cache_folder() / "arrays" / digest
+
+
+def _read(place: str, field: str) -> ArraySet:
+    """Returns the arrays that a config names.
+
+    Raises:
+        DataError: They are not there, or are damaged.
+    """
+    is_kept = place.startswith(_KEPT)
+    path = _folder_of(place.removeprefix(_KEPT)) if is_kept else Path(place).expanduser()
+    hint = (
+        "run the script that calls from_arrays, which keeps them again"
+        if is_kept
+        else f"set {field} to an .npz file or a folder of .npy files"
+    )
+    try:
+        if path.is_dir():
+            files = sorted(path.glob("*.npy"))
+            arrays = {file.stem: np.load(file, mmap_mode="r", allow_pickle=False) for file in files}
+        else:
+            with np.load(path, allow_pickle=False) as file:
+                arrays = {name: file[name] for name in sorted(file.files)}
+    except (OSError, EOFError, ValueError, AttributeError, TypeError, BadZipFile) as error:
+        what = error.strerror if isinstance(error, OSError) else error
+        raise DataError(
+            f"the arrays {place} cannot be read: {what}", where=str(path), hint=hint
+        ) from error
+    found = ArraySet(arrays, str(path))
+    if is_kept and found.digest != place.removeprefix(_KEPT):
+        raise DataError(
+            f"the arrays {place} are damaged: their digest is {found.digest}",
+            where=str(path),
+            hint=f"remove the folder, and {hint}",
+        )
+    return found
+
+
+def _check_alike(train: ArraySet, validation: ArraySet) -> None:
+    kinds = [
+        {name: (one.dtypes[name], array.shape[1:]) for name, array in one.arrays.items()}
+        for one in (train, validation)
+    ]
+    if kinds[0] != kinds[1]:
+        raise DataError(
+            f"the arrays to evaluate on are {kinds[1]}, and those to train on {kinds[0]}",
+            where="data.validation",
+            hint="give both the same names, dtypes and shapes of a row",
+        )
