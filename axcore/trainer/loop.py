@@ -85,6 +85,7 @@ class TrainLoop:
         self.directory = run.path
         self.identity = run.identity
         self.config_changes = run.changes
+        self.code = run.code
         self.emit = observers
         self.checkpointer = Checkpointer.for_run(cfg.checkpoint, run.path)
         self.snapshots = MemorySnapshots(cfg.snapshots, run.identity.as_json())
@@ -250,6 +251,7 @@ class TrainLoop:
                 hardware=hardware.name,
                 mesh=mesh,
                 plan=plan,
+                code=self.code,
                 is_step_kept=trainer.compiler.is_step_kept,
                 init_from=render_config(self.cfg.init_from) if self.cfg.init_from else "",
                 data=str(trainer.data.summary()),
