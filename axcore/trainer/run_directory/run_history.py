@@ -36,6 +36,7 @@ def record_run_start(
     mesh: str,
     plan: KernelPlan,
     code: RunCode,
+    units: Mapping[str, str],
     is_step_kept: bool = False,
     init_from: str = "",
     data: str = "",
@@ -51,6 +52,7 @@ def record_run_start(
         mesh: The mesh, as people read it.
         plan: The kernels that the step uses.
         code: The code that the config names; that of the start before is kept where it differs.
+        units: Of metrics, by name, as the task says them.
         is_step_kept: Whether an attempt before had compiled the step.
         init_from: The config of the first weights' source, with all edits; empty where there is
             none.
@@ -74,6 +76,7 @@ def record_run_start(
         "is_step_kept": is_step_kept,
         "init_from": init_from.splitlines(),
         "data": data,
+        "units": dict(units),
         "edits": [{"origin": origin, "lines": diff.splitlines()} for origin, diff in edits],
     }
     path = directory / RUN_HISTORY_NAME
