@@ -1,7 +1,6 @@
 """`axcore evaluate`: what a model knows, measured by tasks; or its validation loss."""
 
 import json
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -98,14 +97,13 @@ def _print_validation_loss(
     model: str, step: int | None, trust_code: bool, *, as_json: bool
 ) -> None:
     from axcore.runs import load_run
+    from axcore.trainer.callbacks.metrics import described
 
     saved = load_run(model, step=step, trust_code=trust_code)
-    metrics = saved.evaluate()
+    metrics, units = saved.evaluate(), saved.trainer.task.metric_units()
     if as_json:
-        click.echo(json.dumps({"step": saved.step, "split": "validation", **metrics}))
+        values = {"step": saved.step, "split": "validation", **metrics, "units": dict(units)}
+        click.echo(json.dumps(values))
         return
-    line = f"step {saved.step}: validation loss {metrics['loss']:.4f}"
-    if saved.trainer.batch_spec.unit == "token":
-        perplexity = math.exp(min(metrics["loss"], 700.0))
-        line += f" nats a token, perplexity {perplexity:.3f}"
-    click.echo(line)
+    first, *rest = described(metrics, units)
+    click.echo("\n  ".join([f"step {saved.step}: validation {first}", *rest]))

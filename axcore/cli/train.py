@@ -193,7 +193,9 @@ def _report(trainer: Any, result: Any, run: Path, *, is_alone: bool) -> None:
     from axcore.runs.run import no_text_reason
 
     if result.validation:
-        click.echo(f"validation loss {result.validation['loss']:.4f}")
+        from axcore.trainer.callbacks.metrics import validation_line
+
+        click.echo(validation_line(result.validation, result.units))
     reason = no_text_reason(trainer)
     if reason is None and not is_alone:
         reason = "a run of several processes draws none"

@@ -18,6 +18,7 @@ from axcore.errors import ConfigError
 SECONDS = 1.0
 """Between two looks at the files of a run."""
 
+AXES = ("step", "tokens", "seconds")
 BARS = "▁▂▃▄▅▆▇█"
 CURVE_WIDTH, SAMPLE_WIDTH = 40, 72
 
@@ -76,6 +77,7 @@ def _newest(run: dict[str, Any], split: str, name: str) -> float | None:
 def _values(run: dict[str, Any]) -> list[tuple[str, str]]:
     step = "-" if run["step"] is None else f"{run['step']} of {run['max_steps']}"
     shown = [("state", run["state"]), ("step", step)]
+    units = run["starts"][-1].get("units", {}) if run["starts"] else {}
     for name, split, key, form in (
         ("loss", "train", "loss", "{:.4f}"),
         ("validation", "validation", "loss", "{:.4f}"),
@@ -84,9 +86,13 @@ def _values(run: dict[str, Any]) -> list[tuple[str, str]]:
     ):
         value = _newest(run, split, key)
         if value is not None:
-            shown.append((name, form.format(value)))
+            shown.append((name, f"{form.format(value)} {units.get(key, '')}".rstrip()))
     if run["goodput"] is not None:
         shown.append(("goodput", f"{run['goodput']:.1%}"))
+    measures = run["curves"].get("validation", {}).keys() - {"loss", *AXES}
+    for name in sorted(name for name in measures if not name.startswith("loss/")):
+        if (value := _newest(run, "validation", name)) is not None:
+            shown.append((name, f"{value:.4f} {units.get(name, '')}".rstrip()))
     return shown
 
 

@@ -12,7 +12,7 @@ from axcore.layers.tokens import TOKEN_MASK, TokenInfo, packed_rows, whole_rows
 from axcore.models.decoder import Decoder
 from axcore.models.flops import FORMULA, flops_per_token
 from axcore.models.head import UntiedHead
-from axcore.module import BatchSpec, ModelFlops, Module, entry
+from axcore.module import NATS_A_TOKEN, BatchSpec, ModelFlops, Module, entry
 
 BATCH = ("tokens", "targets", "positions", "loss_weights")
 """The arrays of a batch that a `CausalLM` is called with."""
@@ -89,6 +89,10 @@ class CausalLM(Module):
                 where="model.vocab_size",
                 hint=f"--set model.vocab_size={num_tokens}",
             )
+
+    def metric_units(self) -> Mapping[str, str]:
+        """Returns nats a token, for the cross-entropy."""
+        return dict.fromkeys(("loss", "loss/cross_entropy"), NATS_A_TOKEN)
 
     def flops_per_unit(self, batch: BatchSpec) -> ModelFlops:
         """Returns the model FLOPs of a token."""

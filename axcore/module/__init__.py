@@ -11,7 +11,7 @@ from axcore.module.microbatch import (
     split_microbatches,
 )
 from axcore.module.module import Module, entry
-from axcore.module.outputs import Loss, Outputs, apply_updates
+from axcore.module.outputs import NATS_A_TOKEN, Loss, Outputs, apply_updates
 from axcore.module.param import Axes, Merge, Param, ParamSpec, count_params
 from axcore.module.remat import Remat, named, named_bits
 from axcore.module.restack import restacked, restacked_arrays
@@ -21,6 +21,7 @@ from axcore.module.summary import summary_table
 from axcore.module.transforms import StackedModule
 
 __all__ = [
+    "NATS_A_TOKEN",
     "ArraySpec",
     "Axes",
     "BatchSpec",

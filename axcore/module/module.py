@@ -274,6 +274,14 @@ class Module(Configurable):
         """Returns what a unit of such batches costs, forward and backward; None if not known."""
         return None
 
+    def metric_units(self) -> Mapping[str, str]:
+        """Returns the unit of `loss`, of each `loss/NAME` and of each measure, as people read it.
+
+        A name that is left out is shown without a unit. A perplexity is shown of no other loss
+        than one in `NATS_A_TOKEN`.
+        """
+        return {}
+
     def kept_specs(self, specs: dict[str, Any]) -> dict[str, Any]:
         """Returns specs of what a trainer keeps in the state besides; none here.
 

@@ -10,6 +10,9 @@ from jaxtyping import Array, Float
 from axcore.errors import ModuleError
 from axcore.module.rng import Path, format_path
 
+NATS_A_TOKEN = "nats a token"
+"""The unit of a loss that is a mean cross-entropy of tokens, whose exponential is a perplexity."""
+
 
 @attrs.frozen
 class Loss:

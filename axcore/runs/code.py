@@ -5,15 +5,17 @@ import importlib
 import json
 import sys
 import types
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from axcore.config import from_dict, trusting
 from axcore.errors import CheckpointError
-from axcore.trainer.run_directory.code import SCRIPT
+from axcore.trainer.run_directory.code import SCRIPT, diff_sources, package_digest
 from axcore.trainer.run_directory.definitions import definitions_of
-from axcore.trainer.run_directory.origin import CODE, is_signed
+from axcore.trainer.run_directory.origin import CODE, EARLIER_CODE, is_signed
+from axcore.trainer.run_directory.run_history import RUN_HISTORY_NAME, read_run_history
 
 
 def read_run_config(run: Path, origin: Mapping[str, Any], *, trust_code: bool) -> Any:
@@ -33,7 +35,46 @@ def read_run_config(run: Path, origin: Mapping[str, Any], *, trust_code: bool) -
     except (OSError, ValueError) as error:
         raise CheckpointError(f"config.json cannot be read: {error}", where=str(file)) from error
     with trusting({module.partition(".")[0] for module in modules}):
-        return from_dict(_renamed(data, renamed), set_in=str(file))
+        cfg = from_dict(_renamed(data, renamed), set_in=str(file))
+    _warn_of_other_code(run, origin)
+    return cfg
+
+
+def _warn_of_other_code(run: Path, origin: Mapping[str, Any]) -> None:
+    """Warns where the run computes with other code here than it was trained with."""
+    code = origin.get("code") or {"files": {}, "script": None}
+    trained, imported = {}, {}
+    for place in code["files"]:
+        copy = (run / CODE / place).resolve()
+        module = place.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        file = getattr(sys.modules.get(module), "__file__", None)
+        if place != code["script"] and file and Path(file).resolve() != copy:
+            trained[place] = copy.read_text(encoding="utf-8")
+            imported[place] = Path(file).read_text(encoding="utf-8")
+    changes = [diff_sources(trained, imported)]
+    changes += [
+        f"{name} was {digest}, and is {package_digest(name)}"
+        for name, digest in origin.get("packages", {}).items()
+        if name in sys.modules and package_digest(name) != digest
+    ]
+    if text := "\n".join(one for one in changes if one):
+        warnings.warn(
+            f"{run} was trained with other code than is imported here, so it may compute something "
+            f"else (before: the run's, now: what is imported):\n{text}",
+            stacklevel=2,
+        )
+
+
+def warn_of_earlier_code(run: Path, step: int) -> None:
+    """Warns where a checkpoint was trained with code that a later start of the run changed."""
+    starts = [one for one in read_run_history(run / RUN_HISTORY_NAME) if "code" in one]
+    before = [one["code"] for one in starts if one["step"] < step]
+    if before and before[-1] != starts[-1]["code"]:
+        warnings.warn(
+            f"step {step} was trained with the code in {run / EARLIER_CODE / before[-1]}, which a "
+            "later start changed; it is used with the newest code",
+            stacklevel=2,
+        )
 
 
 def _loaded(run: Path, code: Mapping[str, Any], *, trust_code: bool) -> dict[str, str]:

@@ -13,7 +13,7 @@ from axcore.config import evolve
 from axcore.errors import CheckpointError, ConfigError, DataError
 from axcore.inference import Generation, Generator, Sampling
 from axcore.ops import use_policy
-from axcore.runs.code import read_run_config
+from axcore.runs.code import read_run_config, warn_of_earlier_code
 from axcore.runs.metrics import Metrics, read_metrics
 from axcore.runs.run_html import run_html
 from axcore.trainer import Trainer
@@ -181,6 +181,7 @@ class Run:
         if on_host:
             template = jax.tree.map(_on_host, template)
         found = self.checkpointer.restore(template, step=step, partial=True)
+        warn_of_earlier_code(self.directory, found.step)
         state = self.trainer.step.evaluated_model(found.state)
         return RestoredModel(jax.tree.map(np.asarray, state) if on_host else state, found.step)
 

@@ -22,6 +22,7 @@ class KTO(PreferenceTask):
     """
 
     extra_arrays = ("is_good",)
+    loss_unit = "an answer"
 
     @config
     class Config(PreferenceTask.Config):

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from axcore.config import NonNegativeFloat, config
+from axcore.module import NATS_A_TOKEN
 from axcore.tasks.preference_task import Answers, PreferenceTask
 
 _SMALLEST = 2.0**-23
@@ -32,6 +33,10 @@ class ORPO(PreferenceTask):
         """
 
         beta: NonNegativeFloat = 0.1
+
+    def metric_units(self) -> Mapping[str, str]:
+        """Returns nats a token for the cross-entropy of answers, beside what all have."""
+        return {**super().metric_units(), "loss/cross_entropy": NATS_A_TOKEN}
 
     def row_losses(
         self, batch: Mapping[str, Array], policy: Answers, reference: Answers | None

@@ -43,10 +43,12 @@ class PreferenceTask(ReferenceTask):
     Attributes:
         extra_arrays: Arrays of a batch that it reads besides `BATCH`.
         has_reference: Whether it compares with the model before training.
+        loss_unit: The unit of its loss.
     """
 
     extra_arrays: tuple[str, ...] = ()
     has_reference: bool = True
+    loss_unit: str = "a pair"
 
     def row_losses(
         self, batch: Mapping[str, Array], policy: Answers, reference: Answers | None
@@ -80,6 +82,10 @@ class PreferenceTask(ReferenceTask):
         count = jnp.sum(weights)
         self.add_measure("reward_margin", jnp.sum(margin * weights), count)
         self.add_measure("reward_accuracy", jnp.sum(jnp.where(margin > 0, weights, 0)), count)
+
+    def metric_units(self) -> Mapping[str, str]:
+        """Returns the unit of the loss, and that the accuracy is a share of pairs."""
+        return {"loss": self.loss_unit, "reward_accuracy": "of pairs"}
 
     def kept_specs(self, specs: dict[str, object]) -> dict[str, object]:
         """Returns the specs of the copy, for objectives with a reference."""

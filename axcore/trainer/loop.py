@@ -12,7 +12,7 @@ import attrs
 import jax
 
 from axcore.checkpoint import Checkpointer, MemorySnapshots, Restored
-from axcore.config import render_config
+from axcore.config import immutabledict, render_config
 from axcore.data import PrefetchedBatches
 from axcore.distributed import broadcast_object, is_process_zero
 from axcore.errors import TrainingError
@@ -65,12 +65,14 @@ class TrainResult:
         state: The last state, on the devices.
         validation: Metrics of the last evaluation; empty where there was none.
         is_complete: Whether all steps are done; otherwise the run can be taken up again.
+        units: Of metrics, by name, as the task says them.
     """
 
     step: int
     state: TrainState = attrs.field(repr=False)
     validation: Mapping[str, float]
     is_complete: bool
+    units: Mapping[str, str] = immutabledict()
 
 
 class TrainLoop:
@@ -85,6 +87,7 @@ class TrainLoop:
         self.directory = run.path
         self.identity = run.identity
         self.config_changes = run.changes
+        self.code = run.code
         self.emit = observers
         self.checkpointer = Checkpointer.for_run(cfg.checkpoint, run.path)
         self.snapshots = MemorySnapshots(cfg.snapshots, run.identity.as_json())
@@ -137,7 +140,8 @@ class TrainLoop:
             self.validation = self._evaluated()
         self._phase("idle")
         self.emit(RunFinished(step=self.step, is_complete=is_complete))
-        return TrainResult(self.step, self.state, self.validation, is_complete)
+        units = self.trainer.task.metric_units()
+        return TrainResult(self.step, self.state, self.validation, is_complete, units)
 
     # -- Where training starts, and where it goes back to ----------------------------------------
 
@@ -242,6 +246,7 @@ class TrainLoop:
         plan = trainer.kernel_plan()
         flops = trainer.task.flops_per_unit(trainer.batch_spec)
         mesh = trainer.describe_mesh()
+        units = trainer.task.metric_units()
         if is_process_zero():
             record_run_start(
                 self.directory,
@@ -250,6 +255,8 @@ class TrainLoop:
                 hardware=hardware.name,
                 mesh=mesh,
                 plan=plan,
+                code=self.code,
+                units=units,
                 is_step_kept=trainer.compiler.is_step_kept,
                 init_from=render_config(self.cfg.init_from) if self.cfg.init_from else "",
                 data=str(trainer.data.summary()),
@@ -271,6 +278,7 @@ class TrainLoop:
                 peak_flops=peak * hardware.chips if peak else None,
                 config_changes=self.config_changes,
                 first_weights=self._first_weights(),
+                units=immutabledict(units),
             )
         )
         self.guards.on_start(trainer, self.directory)

@@ -2,13 +2,17 @@
 
 import json
 import math
+import re
 
 import jax
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 import axcore as ax
+from axcore.cli.evaluate import evaluate
 from axcore.cli.experiment import load_experiment, load_resolved
+from axcore.cli.watch import watch
 from axcore.config import find_config
 from axcore.errors import CheckpointError, ConfigError
 from axcore.inference import Engine, EngineConfig
@@ -128,7 +132,18 @@ def test_dpo_raises_the_margin_resumes_and_leaves_an_ordinary_model(trained, pai
     first, second = load_run(whole), load_run(halves)
     margins = first.metrics["train"]["reward_margin"]
     assert margins[0] == 0.0 < margins[-1]
-    assert first.evaluate()["reward_accuracy"] > 0.5
+    accuracy = first.evaluate()["reward_accuracy"]
+    assert accuracy > 0.5
+    printed = CliRunner().invoke(evaluate, [str(whole)], catch_exceptions=False).output
+    assert re.fullmatch(
+        rf"step 4: validation loss 0\.\d{{4}} a pair\n"
+        rf"  reward_accuracy {accuracy:.4f} of pairs\n  reward_margin \d\.\d{{4}}\n",
+        printed,
+    )
+    starts = [json.loads(one) for one in (whole / "run_history.jsonl").read_text().splitlines()]
+    assert starts[0]["units"] == {"loss": "a pair", "reward_accuracy": "of pairs"}
+    watched = CliRunner().invoke(watch, [str(whole)], catch_exceptions=False).output
+    assert f"reward_accuracy {accuracy:.4f} of pairs" in watched
     jax.tree.map(np.testing.assert_array_equal, first.state, second.state)
     assert first.state.keys() == load_run(trained[0]).state.keys()
     assert first.generate("<user>\n1?\n", max_tokens=2).num_tokens <= 2

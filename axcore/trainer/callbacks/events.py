@@ -31,6 +31,7 @@ class RunStarted(Event):
     `config_changes` is what differs from the start before, a line for each value.
     `unit` is what throughput counts. `flops`, what one of them costs the model, and `peak_flops`,
     all chips' peak in the compute dtype, are for the model FLOPs utilisation; None where not known.
+    `units` has those of metrics, by name, as the task says them.
     `first_weights` is a table of what was read and what began as in a new model, at the start only.
     """
 
@@ -48,6 +49,7 @@ class RunStarted(Event):
     peak_flops: float | None
     config_changes: tuple[str, ...] = ()
     first_weights: str = ""
+    units: Mapping[str, str] = immutabledict()
 
 
 Phase = Literal["start", "compile", "restore", "data_wait", "step", "evaluation", "save", "idle"]

@@ -1,6 +1,7 @@
 """Metrics of a run: averaged over steps, and written as JSON lines."""
 
 import json
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any, Self
 import jax
 import numpy as np
 
-from axcore.module import Loss, LossGroups
+from axcore.module import NATS_A_TOKEN, Loss, LossGroups
 from axcore.whole_files import write_whole
 
 METRICS_NAME = "metrics.jsonl"
@@ -110,6 +111,30 @@ class LossMeter:
         named = {f"loss/{name}": part for name, part in parts.items()} if len(parts) > 1 else {}
         measures = {name: _mean(loss) for name, loss in found if not loss.scale}
         return {"loss": sum(parts.values()), **named, **measures}
+
+
+def described(metrics: Mapping[str, float], units: Mapping[str, str]) -> list[str]:
+    """Returns each metric of an evaluation as people read it, the loss first.
+
+    Args:
+        metrics: By name.
+        units: What the task says of them, `Module.metric_units`. Of a cross-entropy in nats a token
+            its perplexity is shown too; of a total that it is a part of, none.
+    """
+    parts = [name for name in metrics if units.get(name) == NATS_A_TOKEN]
+    shown = []
+    for name in sorted(metrics, key=lambda name: not name.startswith("loss")):
+        text = f"{name} {metrics[name]:.4f} {units.get(name, '')}".rstrip()
+        if name in parts and (name != "loss" or parts == ["loss"]):
+            text += f", perplexity {math.exp(min(metrics[name], 700.0)):.3f}"
+        shown.append(text)
+    return shown
+
+
+def validation_line(metrics: Mapping[str, float], units: Mapping[str, str]) -> str:
+    """Returns an evaluation in one line: its loss and its measures, without parts of the loss."""
+    shown = [one for one in described(metrics, units) if not one.startswith("loss/")]
+    return "validation " + "  ".join(shown)
 
 
 def _mean(loss: Loss) -> float:

@@ -17,6 +17,7 @@ from axcore.trainer.callbacks.events import (
     RunStarted,
     StepsDone,
 )
+from axcore.trainer.callbacks.metrics import validation_line
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
@@ -93,6 +94,10 @@ def figures(metrics: Mapping[str, float], started: RunStarted) -> str:
     return text
 
 
+def _validation(event: Evaluated, started: RunStarted | None) -> str:
+    return validation_line(event.metrics, started.units if started else {})
+
+
 def rollback(event: RolledBack) -> str:
     """Returns the line that says why a run went back, and to where."""
     data = "skipping their data" if event.skips_data else "on the same data"
@@ -123,7 +128,7 @@ class PlainProgress:
             text = figures(event.metrics, self._started)
             self._print(f"step {event.step}  {text}  {self._clock.left(event)} left")
         elif isinstance(event, Evaluated):
-            self._print(f"step {event.step}  validation loss {event.metrics['loss']:.4f}")
+            self._print(f"step {event.step}  {_validation(event, self._started)}")
         elif isinstance(event, CheckpointSaved):
             self._print(f"step {event.step}  checkpoint saved")
         elif isinstance(event, RolledBack):
@@ -159,7 +164,7 @@ class LiveProgress:
         elif isinstance(event, StepsDone):
             self._advance(event)
         elif isinstance(event, Evaluated):
-            line = f"step {event.step}: validation loss {event.metrics['loss']:.4f}"
+            line = f"step {event.step}: {_validation(event, self._started)}"
             self._console.print(Text(line, style="bold"))
         elif isinstance(event, RolledBack):
             self._console.print(Text(rollback(event), style="bold"))

@@ -1,14 +1,17 @@
-"""The code that a run's config names, beside that of axcore and of plugins.
+"""The code that a run's config names, beside that of axcore.
 
 A class of the script that trains is kept as the part of the script that defines it; a class of a
 module that is not installed, as a copy of the module and of the modules beside it that it imports;
-an installed package, by its name. `axcore.runs` brings all of it back.
+an installed package or plugin, by its name, version and a digest. `axcore.runs` brings it back.
 """
 
+import difflib
+import functools
+import hashlib
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator
-from importlib.metadata import packages_distributions
+from collections.abc import Iterable, Iterator, Mapping
+from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,7 @@ from axcore.errors import ConfigError
 from axcore.trainer.run_directory.definitions import definitions_of, imported_modules
 
 SCRIPT = "__main__"
+_SHOWN = 40
 
 
 @attrs.frozen
@@ -30,11 +34,13 @@ class RunCode:
         modules: What to import before the config is read.
         files: Sources by their path below the run's folder of code.
         script: Which of these files is what the script defines; None where nothing is of it.
+        packages: Version and digest of each installed package that the config names, plugins too.
     """
 
     modules: tuple[str, ...] = ()
     files: dict[str, str] = attrs.field(factory=dict)
     script: str | None = None
+    packages: dict[str, str] = attrs.field(factory=dict)
 
 
 def find_code(cfg: Any) -> RunCode:
@@ -45,14 +51,66 @@ def find_code(cfg: Any) -> RunCode:
             function, or in an interactive session.
     """
     names: dict[str, set[str]] = {}
+    packages: set[str] = set()
     for kind, reference in sorted(set(_references(to_dict(cfg)))):
         module, _, name = reference.partition(":")
+        if not _is_local(module) and module != SCRIPT:
+            packages.add(module.partition(".")[0])
         if is_trusted(module, functions=kind != "type"):
             continue
         if "<locals>" in name or _file_of(module) is None:
             raise _unreachable(cfg, reference)
         names.setdefault(module, set()).add(name.split(".")[0])
-    return _gathered(names)
+    named = {name: package_digest(name) for name in sorted(packages - {"axcore"})}
+    return attrs.evolve(_gathered(names), packages=named)
+
+
+@functools.cache
+def package_digest(name: str) -> str:
+    """Returns a package's version, and a digest of its Python sources.
+
+    A package that is installed to be edited keeps its version while its sources change.
+    """
+    module = sys.modules[name]
+    folders = [Path(one) for one in getattr(module, "__path__", ())]
+    files = [(path.relative_to(one), path) for one in folders for path in one.rglob("*.py")]
+    if not folders and (file := _file_of(name)) is not None:
+        files = [(Path(file.name), file)]
+    digest = hashlib.sha256()
+    for place, path in sorted(files):
+        digest.update(f"{place}\0".encode() + path.read_bytes() + b"\0")
+    return f"{_version_of(name)} {digest.hexdigest()[:16]}"
+
+
+def _version_of(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        distributions = _distributions().get(name)
+        return version(distributions[0]) if distributions else "unversioned"
+
+
+@functools.cache
+def _distributions() -> Mapping[str, list[str]]:
+    return packages_distributions()  # reads what every package installed, for half a second
+
+
+def diff_sources(before: Mapping[str, str], now: Mapping[str, str]) -> str:
+    """Returns how files of code differ, as a unified diff of limited length; empty if equal."""
+    lines = [
+        line.rstrip("\n")
+        for place in sorted({**before, **now})
+        for line in difflib.unified_diff(
+            before.get(place, "").splitlines(),
+            now.get(place, "").splitlines(),
+            f"{place} before",
+            f"{place} now",
+            lineterm="",
+            n=1,
+        )
+    ]
+    more = len(lines) - _SHOWN
+    return "\n".join([*lines[:_SHOWN], *([f"... and {more} more lines"] if more > 0 else [])])
 
 
 def _gathered(names: dict[str, set[str]]) -> RunCode:
@@ -65,13 +123,14 @@ def _gathered(names: dict[str, set[str]]) -> RunCode:
         assert file is not None, "find_code refuses what has no file"
         script = file.with_suffix(".py").name
         files[script] = definitions_of(file.read_text(encoding="utf-8"), names[SCRIPT])
-        todo += _local_imports(files[script])
+        todo += _local_imports(files[script], "")
     for module in _with_packages(todo):
         place, file = _place(module), _file_of(module)
         if place in files or file is None:
             continue
         files[place] = file.read_text(encoding="utf-8")
-        todo += _local_imports(files[place])
+        is_package = hasattr(sys.modules[module], "__path__")
+        todo += _local_imports(files[place], module if is_package else module.rpartition(".")[0])
     return RunCode(tuple(sorted(modules)), files, script)
 
 
@@ -82,8 +141,8 @@ def _with_packages(todo: list[str]) -> Iterator[str]:
         yield from (".".join(parts[:i]) for i in range(1, len(parts) + 1))
 
 
-def _local_imports(source: str) -> list[str]:
-    return sorted(name for name in imported_modules(source) if _is_local(name))
+def _local_imports(source: str, package: str) -> list[str]:
+    return sorted(name for name in imported_modules(source, package) if _is_local(name))
 
 
 def _references(data: Any) -> Iterator[tuple[str, str]]:
@@ -103,7 +162,7 @@ def _is_local(module: str) -> bool:
     """Whether a module was found as a file that no distribution installed."""
     file = _file_of(module)
     top = module.partition(".")[0]
-    if file is None or is_trusted(module) or top in packages_distributions():
+    if file is None or is_trusted(module) or top in _distributions():
         return False
     installed = (
         sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")

@@ -32,14 +32,21 @@ def definitions_of(source: str, names: Iterable[str]) -> str:
         wanted |= {name for i in more for name in used[i]}
 
 
-def imported_modules(source: str) -> set[str]:
-    """Returns the modules that a source imports, or may import: `a.b` of `from a import b`."""
+def imported_modules(source: str, package: str = "") -> set[str]:
+    """Returns the modules that a source imports, or may import: `a.b` of `from a import b`.
+
+    Args:
+        source: The code.
+        package: What relative imports begin at.
+    """
     found: set[str] = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        elif isinstance(node, ast.ImportFrom):
+            parts = package.split(".")[: 1 - node.level or None] if node.level else []
+            module = ".".join([*parts, *([node.module] if node.module else [])])
+            found |= {module, *(f"{module}.{alias.name}" for alias in node.names)}
     return found
 
 

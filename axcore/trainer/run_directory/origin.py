@@ -3,6 +3,7 @@
 origin.json     where the run was started, which files and which code belong to it, with digests
 files/          copies of the files that the config names, a tokenizer's for example
 code/           code of its own, see `axcore.trainer.run_directory.code`
+earlier_code/   the same of earlier starts, where it was other code, by digest
 """
 
 import hashlib
@@ -10,6 +11,7 @@ import hmac
 import json
 import os
 import secrets
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,16 +19,19 @@ from typing import Any
 from axcore.config import is_config, update_config, walk
 from axcore.config.paths import format_path
 from axcore.errors import CheckpointError
-from axcore.trainer.run_directory.code import RunCode
+from axcore.trainer.run_directory.code import RunCode, diff_sources
 from axcore.whole_files import write_whole
 
 ORIGIN_NAME = "origin.json"
 FILES = "files"
 CODE = "code"
+EARLIER_CODE = "earlier_code"
 
 
 def write_origin(run: Path, cfg: Any, code: RunCode) -> None:
-    """Writes `origin.json`, and copies what belongs to a run into its directory.
+    """Writes `origin.json` of a new run, and copies what belongs to it into its directory.
+
+    Code of an earlier start stays until `renew_code`: this one may yet fail to resume.
 
     Raises:
         CheckpointError: A file is no longer what it was when the run began.
@@ -35,15 +40,62 @@ def write_origin(run: Path, cfg: Any, code: RunCode) -> None:
         path: _copied(run, path, Path(value).expanduser())
         for path, value in _paths(cfg, "file_fields")
     }
+    origin: dict[str, Any] = {"working_directory": os.getcwd(), "files": files}
+    try:
+        before = read_origin(run)
+    except CheckpointError as error:  # opening the run needs it; training does not
+        warnings.warn(f"{error.what}; it is written again from this start", stacklevel=2)
+        before = {}
+    if before:
+        origin |= {name: before[name] for name in ("code", "packages") if name in before}
+    else:
+        origin |= _copied_code(run, code)
+    _write_json(run, origin)
+
+
+def renew_code(run: Path, code: RunCode) -> str:
+    """Makes the code of this start the run's, and keeps that of the start before where it differs.
+
+    Returns:
+        How the code changed, for people; empty where it did not.
+    """
+    before = read_origin(run)
+    own = before["code"] or {"files": {}}
+    earlier = {place: _source(run / CODE / place) for place in own["files"]}
+    changes = ""
+    if earlier != code.files:
+        kept = run / EARLIER_CODE / code_digest(earlier)
+        for place, source in earlier.items():
+            _write(kept / place, source.encode())
+            (run / CODE / place).unlink(missing_ok=True)
+        changes = f"{diff_sources(earlier, code.files)}\nthe code before is kept in {kept}"
+    _write_json(run, before | _copied_code(run, code))
+    return changes
+
+
+def code_digest(files: Mapping[str, str]) -> str:
+    """Returns a short digest of files of code; empty where there are none."""
+    return _digest(json.dumps(dict(files), sort_keys=True).encode())[:16] if files else ""
+
+
+def _copied_code(run: Path, code: RunCode) -> dict[str, Any]:
+    """Copies code into the run, and returns what `origin.json` says of it."""
     for place, source in code.files.items():
         _write(run / CODE / place, source.encode())
     digests = {place: _digest(source.encode()) for place, source in code.files.items()}
     own: dict[str, Any] = {"modules": code.modules, "files": digests, "script": code.script}
-    origin = {
-        "working_directory": os.getcwd(),
-        "files": files,
-        "code": {**own, "signature": _signature(own)} if code.modules or code.files else None,
+    is_own = code.modules or code.files
+    return {
+        "code": {**own, "signature": _signature(own)} if is_own else None,
+        "packages": code.packages,
     }
+
+
+def _source(path: Path) -> str:
+    return path.read_text(encoding="utf-8") if path.is_file() else ""
+
+
+def _write_json(run: Path, origin: Mapping[str, Any]) -> None:
     write_whole(run / ORIGIN_NAME, (json.dumps(origin, indent=2) + "\n").encode())
 
 

@@ -17,7 +17,9 @@ from typing import Any
 
 from axcore.ops import KernelPlan
 from axcore.plugins import plugin_host
+from axcore.trainer.run_directory.code import RunCode, package_digest
 from axcore.trainer.run_directory.json_lines import append_json_line, read_json_lines
+from axcore.trainer.run_directory.origin import code_digest, renew_code
 from axcore.whole_files import write_whole
 
 RUN_HISTORY_NAME = "run_history.jsonl"
@@ -33,6 +35,8 @@ def record_run_start(
     hardware: str,
     mesh: str,
     plan: KernelPlan,
+    code: RunCode,
+    units: Mapping[str, str],
     is_step_kept: bool = False,
     init_from: str = "",
     data: str = "",
@@ -47,6 +51,8 @@ def record_run_start(
         hardware: The hardware's name.
         mesh: The mesh, as people read it.
         plan: The kernels that the step uses.
+        code: The code that the config names; that of the start before is kept where it differs.
+        units: Of metrics, by name, as the task says them.
         is_step_kept: Whether an attempt before had compiled the step.
         init_from: The config of the first weights' source, with all edits; empty where there is
             none.
@@ -61,6 +67,8 @@ def record_run_start(
         "packages": _package_versions(),
         "plugins": _plugin_versions(),
         "fingerprint": plugin_host().fingerprint(),
+        "code": code_digest(code.files),
+        "sources": _source_digests() | code.packages,
         "flags": os.environ.get("XLA_FLAGS", ""),
         "hardware": hardware,
         "mesh": mesh,
@@ -68,12 +76,21 @@ def record_run_start(
         "is_step_kept": is_step_kept,
         "init_from": init_from.splitlines(),
         "data": data,
+        "units": dict(units),
         "edits": [{"origin": origin, "lines": diff.splitlines()} for origin, diff in edits],
     }
     path = directory / RUN_HISTORY_NAME
     before = read_run_history(path)
     if before:
         _warn_of_changes(before[-1], now)
+    sources = _changed_sources(before[-1], now) if before else []
+    changes = [one for one in (renew_code(directory, code), *sources) if one]
+    if changes and step:
+        warnings.warn(
+            f"the run resumes from step {step} with other code than before, so it may learn "
+            "something else:\n" + "\n".join(changes),
+            stacklevel=2,
+        )
     append_json_line(path, now)
     write_whole(directory / KERNELS_NAME, f"{plan.to_json()}\n".encode())
 
@@ -111,6 +128,12 @@ def _plugin_versions() -> dict[str, str]:
     }
 
 
+def _source_digests() -> dict[str, str]:
+    """Returns versions and digests of the sources of axcore and of each plugin."""
+    modules = [one.candidate.module for one in plugin_host().plugins() if one.state == "loaded"]
+    return {name: package_digest(name) for name in sorted({one.split(".")[0] for one in modules})}
+
+
 def _version(package: str) -> str:
     try:
         return version(package)
@@ -122,7 +145,8 @@ def _warn_of_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     changes = [
         f"{name} was {old}, is {new}"
         for key in _COMPARED
-        for name, old, new in _differences(key, before.get(key, "unknown"), now[key])
+        if key in before
+        for name, old, new in _differences(key, before[key], now[key])
     ]
     if changes:
         warnings.warn(
@@ -130,6 +154,19 @@ def _warn_of_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
             f"before, so its numbers may differ in the last bits: {'; '.join(changes)}",
             stacklevel=2,
         )
+
+
+def _changed_sources(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Returns which packages have other sources; other versions are said by `_warn_of_changes`."""
+    if "sources" not in before:
+        return []
+    differing = _differences("sources", before["sources"], now["sources"])
+    told = {**now["packages"], **now["plugins"]}
+    return [
+        f"the sources of {name} were {old}, and are {new}"
+        for name, old, new in differing
+        if name not in told or str(old).split()[0] == str(new).split()[0]
+    ]
 
 
 def _differences(key: str, before: Any, now: Any) -> list[tuple[str, Any, Any]]:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from axcore.config import render_config, resumable_paths, to_json
 from axcore.distributed import all_gather_str, broadcast_object, is_process_zero, process_count
 from axcore.errors import CheckpointError
-from axcore.trainer.run_directory.code import find_code
+from axcore.trainer.run_directory.code import RunCode, find_code
 from axcore.trainer.run_directory.directory import TEXT_NAME, RunDirectory, compared_lines
 from axcore.trainer.run_directory.identity import RunIdentity, data_digest, write_identity
 from axcore.trainer.run_directory.origin import write_origin
@@ -25,11 +25,13 @@ class LockedRun(NamedTuple):
         path: The directory, absolute.
         changes: How the config differs from that of the start before, a line for each value.
         identity: What its checkpoints are marked with.
+        code: What the config names, in process 0; see `renew_code`.
     """
 
     path: Path
     changes: tuple[str, ...]
     identity: RunIdentity
+    code: RunCode = RunCode()
 
 
 @contextmanager
@@ -49,8 +51,10 @@ def locked_run_directory(
     """
     path = Path(directory).absolute()
     locks: list[RunDirectory] = []
+    code = RunCode()
 
     def lock() -> tuple[str, tuple[str, ...], dict[str, str]]:
+        nonlocal code
         code = find_code(cfg)
         texts = {"config_text": render_config(cfg), "config_json": to_json(cfg)}
         resumable = resumable_paths(cfg)
@@ -63,7 +67,7 @@ def locked_run_directory(
     try:
         digest, changes, identity = broadcast_object(_NAME, lock)
         _check_is_shared(path, digest)
-        yield LockedRun(path, tuple(changes), RunIdentity(**identity))
+        yield LockedRun(path, tuple(changes), RunIdentity(**identity), code)
     finally:
         for one in locks:
             one.close()

@@ -53,6 +53,21 @@ def test_going_on_with_other_versions_warns_and_names_them(toy_trainer, tmp_path
 
 
 @pytest.mark.slow
+def test_an_edited_plugin_of_the_same_version_is_named(toy_trainer, tmp_path):
+    toy_trainer.run(tmp_path / "run", [stop_at_3])
+    (start,) = starts_of(tmp_path / "run")
+    now = start["sources"]["axl_cpu"]
+    assert now.split()[0] == version("axl-cpu")
+    start["sources"]["axl_cpu"] = f"{version('axl-cpu')} 0123456789abcdef"
+    (tmp_path / "run/run_history.jsonl").write_text(json.dumps(start) + "\n", encoding="utf-8")
+    with pytest.warns(UserWarning, match="with other code than before") as caught:
+        toy_trainer.run(tmp_path / "run")
+    assert str(caught[0].message).endswith(
+        f"the sources of axl_cpu were {version('axl-cpu')} 0123456789abcdef, and are {now}"
+    )
+
+
+@pytest.mark.slow
 def test_a_damaged_record_of_starts_is_named_and_does_not_block_the_run(toy_trainer, tmp_path):
     toy_trainer.run(tmp_path / "run", [stop_at_3])
     path = tmp_path / "run/run_history.jsonl"
