@@ -11,13 +11,14 @@ import attrs
 import jax
 import numpy as np
 
-from axcore.config import evolve
+from axcore.config import evolve, field_names
 from axcore.config.json_files import read_json
 from axcore.errors import CheckpointError, ConfigError
 from axcore.interop.corrections import with_corrections
 from axcore.interop.family import Family, family_named, family_of
 from axcore.interop.new_folder import new_folder
 from axcore.interop.origins import ArraySource
+from axcore.interop.published_as import PublishedAs, exported_files, files_beside, name_of
 from axcore.interop.reading import published_arrays, published_tensors
 from axcore.interop.same_model import check_same_model
 from axcore.interop.tensor_files import DTYPES
@@ -27,6 +28,7 @@ from axcore.interop.writing import DEFAULT_SHARD_BYTES, write_weights
 from axcore.module import DType, DTypes, Module
 
 CONFIG = "config.json"
+TOKENS = frozenset({"bos_token_id", "eos_token_id", "pad_token_id"})
 
 
 @attrs.frozen
@@ -53,14 +55,19 @@ class PublishedModel:
         family: The model's family.
     """
 
-    def __init__(self, folder: Path | str) -> None:
+    def __init__(self, folder: Path | str, *, allow_unknown_fields: bool = False) -> None:
         """Opens a folder; reads no weights.
+
+        Args:
+            folder: The folder.
+            allow_unknown_fields: Whether fields of `config.json` that could matter are ignored.
 
         Raises:
             CheckpointError: It holds no model, or its `config.json` is damaged.
             ConfigError: Nothing installed knows such models.
         """
         self.folder = Path(folder).expanduser()
+        self._allow_unknown_fields = allow_unknown_fields
         path = self.folder / CONFIG
         if not path.is_file():
             raise CheckpointError(
@@ -76,7 +83,7 @@ class PublishedModel:
     @property
     def max_length(self) -> int | None:
         """Tokens of a row at most, where `config.json` says so."""
-        return self.values.get(self.family.length)
+        return self.published.max_length
 
     @property
     def quantization(self) -> Mapping[str, Any] | None:
@@ -86,11 +93,25 @@ class PublishedModel:
     @cached_property
     def config(self) -> Any:
         """Our config of the model; its parameters are float32 unless that is changed."""
+        cfg, published = self._described
+        return evolve(cfg, published=published) if "published" in field_names(cfg) else cfg
+
+    @property
+    def published(self) -> PublishedAs:
+        """What the folder says besides."""
+        return self._described[1]
+
+    @cached_property
+    def _described(self) -> tuple[Any, PublishedAs]:
+        allowed = self._allow_unknown_fields
         try:
-            return self.family.read(self.values)
+            cfg, published = self.family.read_all(self.values, allow_unknown_fields=allowed)
         except ConfigError as error:
             error.add_note(f"in {self.folder / CONFIG}")
             raise
+        files, left_out = files_beside(self.folder)
+        name = name_of(self.folder)
+        return cfg, evolve(published, name=name, files=files, left_out=left_out)
 
     @cached_property
     def dtype(self) -> DType:
@@ -146,7 +167,11 @@ class PublishedModel:
 
 
 def from_hugging_face(
-    folder: Path | str, *, dtype: DType | None = None, on_host: bool = False
+    folder: Path | str,
+    *,
+    dtype: DType | None = None,
+    on_host: bool = False,
+    allow_unknown_fields: bool = False,
 ) -> Pretrained:
     """Reads a published model onto the first device.
 
@@ -154,12 +179,14 @@ def from_hugging_face(
         folder: Holds `config.json` and safetensors.
         dtype: What parameters become, and what they compute in; as they are stored by default.
         on_host: Whether arrays stay in their files, for an engine to take one by one.
+        allow_unknown_fields: Whether fields of `config.json` that could matter are ignored, with a
+            warning.
 
     Raises:
         ConfigError: `config.json` describes what axcore has no model of.
         CheckpointError: A file or a tensor is not as it should be.
     """
-    published = PublishedModel(folder)
+    published = PublishedModel(folder, allow_unknown_fields=allow_unknown_fields)
     kept = dtype or published.dtype
     cfg = evolve(published.config, dtypes=DTypes(param=kept, compute=kept))
     model = cfg.build()
@@ -185,15 +212,19 @@ def to_hugging_face(
 ) -> str:
     """Writes a model into a new folder, whole or not at all, and returns its family's name.
 
+    A model that was read from a published one is written as that: of its family, with its tokens,
+    its length of rows, its settings for generation and its licence.
+
     Args:
         folder: Where to write; it may not exist, or must be empty.
         cfg: The model's config.
         state: Its state.
         dtype: Of all tensors; each array's own by default.
         max_shard_bytes: Size of a file of weights at most.
-        max_length: Tokens of a row at most, where the model's config does not say.
-        fields: More fields of `config.json`.
-        files: More files, by name.
+        max_length: Tokens of a row at most; those of the published model by default.
+        fields: More fields of `config.json`; `bos_token_id`, `eos_token_id` and `pad_token_id` are
+            in `generation_config.json` too.
+        files: More files, by name, the tokenizer's among them; by default the published model's.
 
     Raises:
         ConfigError: No family of published models has such a model.
@@ -201,15 +232,25 @@ def to_hugging_face(
     """
     name, family, values = family_of(cfg)
     stored = np.dtype(dtype or _commonest_dtype(state))
+    published: PublishedAs | None = getattr(cfg, "published", None)
+    if max_length is None and published is not None:
+        max_length = published.max_length
     content = {
         "architectures": [family.architecture],
         "model_type": name,
         "torch_dtype": str(stored),
+        # Where nothing is known, no token: transformers would take that of another model.
+        **dict.fromkeys(("bos_token_id", "eos_token_id")),
+        **(published.fields if published else {}),
         **({} if max_length is None else {family.length: max_length}),
         **values,
         **(fields or {}),
     }
-    texts = {CONFIG: (json.dumps(content, indent=2) + "\n").encode(), **(files or {})}
+    tokens = {name: number for name, number in (fields or {}).items() if name in TOKENS}
+    texts = {
+        CONFIG: (json.dumps(content, indent=2, default=dict) + "\n").encode(),
+        **exported_files(published, tokens, files),
+    }
     with new_folder(folder) as draft:
         write_weights(draft, family, cfg, state, dtype=dtype, max_shard_bytes=max_shard_bytes)
         for file, data in texts.items():

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import attrs
+
 from axcore.config import find_config, update_config
 from axcore.errors import ConfigError
 from axcore.interop import (
@@ -167,3 +169,5 @@ DEEPSEEK_V3 = Family(
     skipped=(*DEEPSEEK_V2.skipped, r"^model\.layers\.61\."),
 )
 """The layer after the last predicts a second token, which ours does not."""
+KIMI_K2 = attrs.evolve(DEEPSEEK_V3, written_as="deepseek_v3")
+"""Its own type has no class in transformers, but for code that comes with the weights."""
