@@ -52,6 +52,10 @@ class Family:
         unread: Fields that some files have, and no modelling code of the family reads, so that they
             are passed over with a warning, besides those of all families.
         skipped: Regular expressions of tensors that are passed over, unless the model has them.
+        mtp_counts: Fields with the number of layers behind the last for multi-token prediction,
+            which the models here do not have.
+        mtp_tensors: Regular expressions of tensors of such layers, where they have names of their
+            own.
         copies: Tensors that some files have once more, by name, and the ones they repeat.
         prefix: What names of the map begin with, where some files leave that out in all names.
         length: The field with the tokens of a row, at most.
@@ -70,6 +74,8 @@ class Family:
     irrelevant: frozenset[str] = frozenset()
     unread: frozenset[str] = frozenset()
     skipped: tuple[str, ...] = (r"rotary_emb\.inv_freq$",)
+    mtp_counts: tuple[str, ...] = ()
+    mtp_tensors: tuple[str, ...] = ()
     copies: Mapping[str, str] = immutabledict({"lm_head.weight": "model.embed_tokens.weight"})
     prefix: str = ""
     length: str = "max_position_embeddings"
@@ -135,6 +141,18 @@ class Family:
         found.pop(self.nested, None)
         return found
 
+    def mtp_layers(self, values: Mapping[str, Any]) -> tuple[str, ...]:
+        """Returns regular expressions of the tensors that are for multi-token prediction alone.
+
+        Args:
+            values: What `config.json` says; layers are numbered on behind the last of the model.
+        """
+        flat = self.flat(values)
+        counts = [flat.get(name) or 0 for name in self.mtp_counts]
+        first, count = flat.get(NUM_LAYERS, 0), max(counts, default=0)
+        numbered = (rf"^model\.layers\.{first + i}\." for i in range(count))
+        return (*self.mtp_tensors, *numbered)
+
     def _check_unread(
         self, left: Mapping[str, Any], *, allow_unknown_fields: bool
     ) -> tuple[str, ...]:
@@ -193,15 +211,19 @@ class Family:
             cfg = entry.normal(cfg)
         return cfg
 
-    def bind(self, cfg: Any, *, ignored: tuple[str, ...] = TRAINING_ONLY) -> BoundMap:
+    def bind(
+        self, cfg: Any, *, ignored: tuple[str, ...] = TRAINING_ONLY, specs: Any = None
+    ) -> BoundMap:
         """Returns the weight map of a model, applied to its state.
 
         Args:
             cfg: The model's config.
             ignored: Regular expressions of arrays of ours that published models lack.
+            specs: Its `param_specs()`, where they are made already.
         """
         plain = canonical(uncorrected(cfg))
-        return BoundMap(self.weights(plain), cfg.build().param_specs(), ignored=ignored)
+        specs = cfg.build().param_specs() if specs is None else specs
+        return BoundMap(self.weights(plain), specs, ignored=ignored)
 
 
 def family_named(name: str) -> Family:

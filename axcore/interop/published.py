@@ -1,6 +1,7 @@
 """Folders of published models: opened, read into a state of ours, and written."""
 
 import json
+import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -19,7 +20,7 @@ from axcore.interop.family import Family, family_named, family_of
 from axcore.interop.new_folder import new_folder
 from axcore.interop.origins import ArraySource
 from axcore.interop.published_as import PublishedAs, exported_files, files_beside, name_of
-from axcore.interop.reading import published_arrays, published_tensors
+from axcore.interop.reading import find_published, published_arrays, selected
 from axcore.interop.same_model import check_same_model
 from axcore.interop.tensor_files import DTYPES
 from axcore.interop.weight_edits import WeightEdit
@@ -85,11 +86,6 @@ class PublishedModel:
         """Tokens of a row at most, where `config.json` says so."""
         return self.published.max_length
 
-    @property
-    def quantization(self) -> Mapping[str, Any] | None:
-        """How tensors are quantized, where they are."""
-        return self.values.get("quantization_config")
-
     @cached_property
     def config(self) -> Any:
         """Our config of the model; its parameters are float32 unless that is changed."""
@@ -120,8 +116,9 @@ class PublishedModel:
         Raises:
             CheckpointError: They have several.
         """
-        places = published_tensors(self.folder, self.family, self.quantization).values()
-        found = {DTYPES[place.dtype]: place.dtype for place in places}
+        places = find_published(self.folder, self.family)
+        tensors = selected(places, self.family, self.values).values()
+        found = {DTYPES[one.dtype]: one.dtype for one in tensors}
         names: dict[str, DType] = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
         if len(found) != 1 or not found.keys() <= names.keys():
             raise CheckpointError(
@@ -143,6 +140,7 @@ class PublishedModel:
         edits: Sequence[WeightEdit] = (),
         may_differ: Sequence[str] = (),
         adapters: str | None = None,
+        specs: Any = None,
     ) -> WeightPlan:
         """Returns what is read for a model whose config is this one's in all that changes numbers.
 
@@ -152,6 +150,7 @@ class PublishedModel:
             edits: What is done to weights, which explains further differences.
             may_differ: Globs of the config that may differ besides.
             adapters: A folder of adapters that are read too.
+            specs: The model's `param_specs()`, where they are made already.
 
         Raises:
             ConfigError: It is the config of another model.
@@ -161,9 +160,18 @@ class PublishedModel:
         check_same_model(
             (own, cfg), edits, may_differ=may_differ, normal=normal, where=str(self.folder)
         )
-        source: ArraySource = published_arrays(self.folder, self.family, own, self.quantization)
+        specs = cfg.build().param_specs() if specs is None else specs
+        # Without an edit the two have the same arrays, so that those of the model serve for both.
+        is_same = not edits and not may_differ
+        source: ArraySource = published_arrays(
+            self.folder,
+            self.family,
+            cfg if is_same else own,
+            self.values,
+            specs=specs if is_same else None,
+        )
         source = with_corrections(source, adapters, (own, cfg))
-        return plan_weights((own, cfg), source, selection=selection, edits=edits)
+        return plan_weights((own, cfg), source, selection=selection, edits=edits, specs=specs)
 
 
 def from_hugging_face(
@@ -190,12 +198,11 @@ def from_hugging_face(
     kept = dtype or published.dtype
     cfg = evolve(published.config, dtypes=DTypes(param=kept, compute=kept))
     model = cfg.build()
+    specs = model.param_specs()
     wanted = jax.tree.map(
-        lambda spec: spec.abstract,
-        model.param_specs(),
-        is_leaf=lambda one: hasattr(one, "abstract"),
+        lambda spec: spec.abstract, specs, is_leaf=lambda one: hasattr(one, "abstract")
     )
-    plan = published.plan(cfg)
+    plan = published.plan(cfg, specs=specs)
     return Pretrained(cfg, model, (plan.unread if on_host else plan.read)(wanted))
 
 
@@ -246,6 +253,14 @@ def to_hugging_face(
         **values,
         **(fields or {}),
     }
+    lost = {name: 0 for name in family.mtp_counts if content.get(name)}
+    if lost:
+        warnings.warn(
+            f"the export has no layers for multi-token prediction: {', '.join(lost)} is 0, where "
+            "the published model has some",
+            stacklevel=2,
+        )
+        content |= lost
     tokens = {name: number for name, number in (fields or {}).items() if name in TOKENS}
     texts = {
         CONFIG: (json.dumps(content, indent=2, default=dict) + "\n").encode(),

@@ -125,7 +125,8 @@ def open_published(
     if source.adapters is not None:
         cfg = _with_adapters(cfg, source, is_dtype_named=dtype is not None)
     trainer = Trainer(resolve(cfg, Hardware.detect()))
-    plan = published.plan(trainer.config.model, adapters=source.adapters)
+    specs = trainer.model.param_specs()
+    plan = published.plan(trainer.config.model, adapters=source.adapters, specs=specs)
     wanted = trainer.compiler.abstract_state().model
     return trainer, (plan.unread if on_host else plan.read)(wanted)
 

@@ -1,6 +1,9 @@
 """Folders of published models: read bit by bit, and refused by name where something is wrong."""
 
+import cProfile
 import json
+import pstats
+from pathlib import Path
 
 import attrs
 import jax
@@ -56,6 +59,17 @@ def test_what_is_written_is_read_again_bit_by_bit(folder, state):
     read = from_hugging_face(folder)
     assert bits(read.state) == bits(state)
     assert jax.tree.structure(read.state) == jax.tree.structure(state)
+
+
+def test_a_model_is_built_once_to_be_read(folder):
+    profile = cProfile.Profile()
+    profile.runcall(from_hugging_face, folder)
+    calls = {
+        Path(file).name: count
+        for (file, _, name), (count, *_) in pstats.Stats(profile).stats.items()
+        if name == "setup"
+    }
+    assert calls["causal_lm.py"] == 1
 
 
 def test_the_library_of_the_format_reads_what_is_written(folder, state):
@@ -275,6 +289,6 @@ def test_what_is_passed_over_is_read_where_the_model_has_it(folder):
     """The layer behind the last one of a small model is one of many of a large model."""
     rewritten(folder, lambda tensors: tensors.update({"model.layers.2.extra": tensors[K]}))
     family = attrs.evolve(family_named("qwen2"), skipped=(r"^model\.layers\.(1|2)\.",))
-    tensors = published_arrays(folder, family, CFG, None).tensors
+    tensors = published_arrays(folder, family, CFG, {}).tensors
     assert tensors.keys() == family.bind(CFG).shapes.keys()
     assert K in tensors
