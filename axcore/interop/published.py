@@ -1,6 +1,7 @@
 """Folders of published models: opened, read into a state of ours, and written."""
 
 import json
+import re
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -79,6 +80,7 @@ class PublishedModel:
         self.values = read_json(path, CONFIG, error=CheckpointError)
         if "model_type" not in self.values:
             raise ConfigError("config.json names no model_type", where=str(path))
+        _check_head(self.values, str(path))
         self.family: Family = family_named(self.values["model_type"])
 
     @property
@@ -172,6 +174,23 @@ class PublishedModel:
         )
         source = with_corrections(source, adapters, (own, cfg))
         return plan_weights((own, cfg), source, selection=selection, edits=edits, specs=specs)
+
+
+def _check_head(values: Mapping[str, Any], where: str) -> None:
+    """Checks that a model ends with a head over tokens.
+
+    Raises:
+        ConfigError: Its class in transformers has another one, a classifier for example.
+    """
+    for name in values.get("architectures") or ():
+        if re.search(r"For(?!CausalLM$|ConditionalGeneration$)[A-Z]\w*$|DoubleHeadsModel$", name):
+            raise ConfigError(
+                f"config.json has the architecture {name}, which is no language model: its head is "
+                "not over tokens",
+                where=where,
+                hint="name the folder of the language model that it was made of; the heads of "
+                "classifiers and reward models are not read",
+            )
 
 
 def from_hugging_face(

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from axcore.config import REQUIRED, config
+from axcore.config.json_files import is_fetched, read_json
+from axcore.errors import CheckpointError
 
 GENERATION = "generation_config.json"
 CARD = "README.md"
@@ -67,14 +69,15 @@ def files_beside(folder: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
     Weights in other formats are not named: the model has them.
     """
     names = sorted(path.name for path in folder.iterdir() if path.is_file())
-    kept = [name for name in names if name in (GENERATION, CARD) or _is_kept(name)]
+    kept = [name for name in names if _is_kept(name) and is_fetched(folder / name)]
     others = [name for name in names if name not in kept]
     left = [n for n in others if not (_READ.fullmatch(n) or _OTHER_WEIGHTS.fullmatch(n))]
     return tuple(str(folder / name) for name in kept), tuple(left)
 
 
 def _is_kept(name: str) -> bool:
-    return bool(_LICENCE.fullmatch(name) or _TOKENIZER.fullmatch(name))
+    is_named = name in (GENERATION, CARD)
+    return is_named or bool(_LICENCE.fullmatch(name) or _TOKENIZER.fullmatch(name))
 
 
 def exported_files(
@@ -95,7 +98,9 @@ def exported_files(
     )
     missing = sorted(name for name, path in paths.items() if not path.is_file())
     found = {name: path.read_bytes() for name, path in paths.items() if name not in missing}
-    settings = json.loads(found.pop(GENERATION, b"{}"))
+    settings: dict[str, Any] = {}
+    if found.pop(GENERATION, None) is not None:
+        settings = read_json(paths[GENERATION], GENERATION, error=CheckpointError)
     card = found.pop(CARD, b"").decode()
     if files is not None and not _is_tokenizer_of(found, files):
         found = {name: data for name, data in found.items() if not _TOKENIZER.fullmatch(name)}

@@ -131,8 +131,8 @@ def published_arrays(
     ]
     if ignored:
         warnings.warn(
-            f"{len(ignored)} tensors are of layers for multi-token prediction, which the model here "
-            f"and its exports lack; they are ignored: {listed(ignored)}",
+            f"{len(ignored)} tensors are of layers for multi-token prediction, which the model "
+            f"here and its exports lack; they are ignored: {listed(ignored)}",
             stacklevel=2,
         )
     tensors = selected(found, family, values, known=bound.shapes)

@@ -14,7 +14,7 @@ from numpy_state import numpy_state
 from safetensors.numpy import load_file, save_file
 
 from axcore.config import update_config
-from axcore.errors import CheckpointError, ConfigError
+from axcore.errors import AxcoreError, CheckpointError, ConfigError
 from axcore.interop import (
     PublishedModel,
     family_named,
@@ -223,6 +223,31 @@ def test_a_damaged_config_is_an_error(folder):
     (folder / "config.json").write_text("{")
     with pytest.raises(CheckpointError, match=r"config\.json.* is not JSON"):
         from_hugging_face(folder)
+
+
+@pytest.mark.parametrize(
+    "name", ["LlamaForSequenceClassification", "Qwen2ForRewardModel", "GPT2DoubleHeadsModel"]
+)
+def test_a_model_with_a_head_that_is_not_over_tokens_is_refused_as_what_it_is(folder, name):
+    values = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**values, "architectures": [name]}))
+    with pytest.raises(ConfigError, match=f"{name}, which is no language model"):
+        PublishedModel(folder)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["config.json", "model.safetensors", "model.safetensors.index.json", "tokenizer.json"]
+    + ["tokenizer.model"],
+)
+def test_a_file_that_git_lfs_has_not_fetched_is_refused_as_that(folder, name):
+    if name.endswith("index.json"):
+        (folder / "model.safetensors").unlink()
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 13\n"
+    (folder / name).write_text(pointer)
+    with pytest.raises(AxcoreError, match=f"{name} is a pointer of Git LFS") as caught:
+        import_run(folder, folder.parent / "run")
+    assert "lfs pull" in str(caught.value)
 
 
 def test_the_dtype_that_a_config_names_is_that_of_most_numbers(state, tmp_path):
