@@ -33,6 +33,7 @@ _USAGE = (
 )
 @click.option("--merged", is_flag=True, help="Add adapters to the weights that they correct.")
 @options.trust_code
+@options.allow_unknown_fields
 def convert(
     source: str,
     target: str,
@@ -42,6 +43,7 @@ def convert(
     base: str | None,
     merged: bool,
     trust_code: bool,
+    allow_unknown_fields: bool,
 ) -> None:
     """Convert hf:FOLDER, a published model, to a run directory; or a run directory to hf:FOLDER.
 
@@ -54,7 +56,9 @@ def convert(
     _check_options(source, target, dtype=dtype, max_shard_size=max_shard_size, base=base)
     if source.startswith(HUGGING_FACE):
         read = source.removeprefix(HUGGING_FACE)
-        run = import_run(read, target, dtype=dtype, base=base)
+        run = import_run(
+            read, target, dtype=dtype, base=base, allow_unknown_fields=allow_unknown_fields
+        )
         name = shlex.quote(target)
         click.echo(f"{run.directory} holds the model of {read}; axcore generate {name}")
         return

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 @click.option("--step", type=int, help="Checkpoint of a run to use; by default the newest.")
 @options.overrides
 @options.trust_code
+@options.allow_unknown_fields
 @options.as_json
 def evaluate(model: str, tasks: tuple[str, ...], as_json: bool, **rest: Any) -> None:
     """Evaluate MODEL, a run directory or the folder of a published model.
@@ -45,7 +46,8 @@ def evaluate(model: str, tasks: tuple[str, ...], as_json: bool, **rest: Any) -> 
     from axcore.runs import open_model
 
     found = find_tasks(tasks, _overrides(tasks, rest))
-    opened = open_model(model, step=rest["step"], trust_code=rest["trust_code"])
+    how = {name: rest[name] for name in ("step", "trust_code", "allow_unknown_fields")}
+    opened = open_model(model, **how)
     run = None if opened.step is None else Path(model)
     directory = rest["output"] or directory_of(opened.name, run, opened.step)
     with engine_model(opened, max_rows=rest["rows"]) as asked:

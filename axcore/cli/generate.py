@@ -71,6 +71,7 @@ def _biases(
 @click.option("--seed", default=0, show_default=True, help="Decides the draws.")
 @click.option("--step", type=int, help="Checkpoint to use; by default the newest.")
 @options.trust_code
+@options.allow_unknown_fields
 @options.as_json
 def generate(
     run: str,
@@ -80,6 +81,7 @@ def generate(
     seed: int,
     step: int | None,
     trust_code: bool,
+    allow_unknown_fields: bool,
     as_json: bool,
     **sampling: Any,
 ) -> None:
@@ -92,7 +94,9 @@ def generate(
     drawing.check()
     how: dict[str, Any] = {"step": step, "trust_code": trust_code}
     is_run = not is_published(Path(run).expanduser())
-    saved = load_run(run, **how) if is_run else open_model(run, **how, on_host=True)
+    if not is_run:
+        how |= {"on_host": True, "allow_unknown_fields": allow_unknown_fields}
+    saved = load_run(run, **how) if is_run else open_model(run, **how)
     drawn = saved.samples(
         prompt,
         samples,

@@ -33,6 +33,12 @@ trust_code: Decorator = click.option(
     "--trust-code", is_flag=True, help="Run code that came with the run, though it is not yours."
 )
 
+allow_unknown_fields: Decorator = click.option(
+    "--allow-unknown-fields",
+    is_flag=True,
+    help="Ignore fields of a published model's config.json that could change numbers.",
+)
+
 as_json: Decorator = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 modify: Decorator = click.option(

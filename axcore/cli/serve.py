@@ -69,6 +69,7 @@ _NEEDED = ("starlette", "uvicorn", "prometheus_client")
 @options.overrides
 @options.target
 @options.trust_code
+@options.allow_unknown_fields
 def serve(
     model: str, host: str, port: int, target: str | None, overrides: tuple[str, ...], **rest: Any
 ) -> None:
@@ -115,13 +116,12 @@ def _serve(
         with LoadingDisplay() as display, heard_by(display.hear):
             display.begin("loading", model)
             check_present(wanted)
-            how = {name: rest[name] for name in ("step", "trust_code", "changes")}
-            opened = open_model(model, **how, on_host=True)
+            names = ("trust_code", "allow_unknown_fields")
+            how = {"on_host": True, **{name: rest[name] for name in names}}
+            opened = open_model(model, step=rest["step"], changes=rest["changes"], **how)
             own = opened.trainer.config.model
             adapters = open_adapters(folders, own, trust_code=rest["trust_code"])
-            draft = rest["draft"] and open_model(
-                rest["draft"], trust_code=rest["trust_code"], on_host=True
-            )
+            draft = rest["draft"] and open_model(rest["draft"], **how)
             served = start_engine(
                 opened,
                 cfg,

@@ -1,4 +1,7 @@
-"""JSON that others wrote, read strictly: no key twice, no number that a float cannot hold."""
+"""JSON that others wrote, read strictly: no key twice, no number that a float cannot hold.
+
+Where Git LFS left a pointer in the place of a file, that is said by name.
+"""
 
 import json
 import math
@@ -11,6 +14,12 @@ from axcore.errors import AxcoreError
 BYTE_ORDER_MARK = "\ufeff"
 """Some editors write it in front of a text in UTF-8; it is not a part of the text."""
 
+_POINTER = b"version https://git-lfs.github.com/spec/"
+"""What a file begins with that Git LFS leaves in the place of one that it has not fetched.
+
+Source: github.com/git-lfs/git-lfs/blob/main/docs/spec.md.
+"""
+
 
 def read_json(path: Path | str, kind: str, *, error: type[AxcoreError]) -> dict[str, Any]:
     """Returns a file's JSON object.
@@ -22,6 +31,7 @@ def read_json(path: Path | str, kind: str, *, error: type[AxcoreError]) -> dict[
     """
     file = Path(path).expanduser()
     try:
+        check_is_fetched(file, error=error)
         content = parse_json(file.read_bytes())
     except OSError as cause:
         what = f"The {kind} {str(path)!r} cannot be read: {cause.strerror}."
@@ -84,3 +94,27 @@ def first_double(keys: Iterable[Any]) -> Any:
             return key
         seen.add(key)
     return None
+
+
+def check_is_fetched(file: Path, *, error: type[AxcoreError]) -> None:
+    """Checks that a file is itself, and no pointer of Git LFS to it.
+
+    Args:
+        file: The file.
+        error: Raised where it is a pointer.
+
+    Raises:
+        OSError: The file cannot be read.
+    """
+    if not is_fetched(file):
+        raise error(
+            f"{file.name} is a pointer of Git LFS, and not the file itself",
+            where=str(file.absolute()),
+            hint=f"fetch it: git -C {file.absolute().parent} lfs pull",
+        )
+
+
+def is_fetched(file: Path) -> bool:
+    """Whether a file is itself, and no pointer of Git LFS to it."""
+    with file.open("rb") as opened:
+        return opened.read(len(_POINTER)) != _POINTER

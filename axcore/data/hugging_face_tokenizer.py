@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from axcore.config import REQUIRED, PositiveInt, config, evolve
-from axcore.config.json_files import read_json
+from axcore.config.json_files import check_is_fetched, read_json
 from axcore.data.chat_template import ChatTemplate
 from axcore.data.tokenizer import PlacedTokens, Tokenizer, round_up_vocab
 from axcore.data.tokenizer_settings import TokenizerSettings, read_settings
@@ -40,6 +40,8 @@ class HuggingFaceTokenizer(Tokenizer):
             pad_token: What fills rows up; without one, here or there, `eos_token` does.
             end_tokens: Tokens that end what a model writes, besides `eos_token`.
             settings_path: A `tokenizer_config.json`, which names tokens and may hold a template.
+            special_tokens_path: A `special_tokens_map.json`, for tokens that `settings_path` does
+                not name.
             chat_template_path: A chat template, before that of `settings_path`.
             vocab_multiple: `vocab_size` is a multiple of this.
         """
@@ -50,14 +52,15 @@ class HuggingFaceTokenizer(Tokenizer):
         pad_token: str | None = None
         end_tokens: tuple[str, ...] = ()
         settings_path: str | None = None
+        special_tokens_path: str | None = None
         chat_template_path: str | None = None
         vocab_multiple: PositiveInt = 1
 
-    file_fields = ("path", "settings_path", "chat_template_path")
+    file_fields = ("path", "settings_path", "special_tokens_path", "chat_template_path")
 
     def __init__(self, cfg: Config) -> None:
         super().__init__(cfg)
-        self._settings = read_settings(cfg.settings_path)
+        self._settings = read_settings(cfg.settings_path, cfg.special_tokens_path)
         self._tokenizer = _load(cfg.path, self._settings)
         vocabulary: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
         eos_id = self._named("eos_token")
@@ -164,6 +167,9 @@ def tokenizer_in(folder: str | Path) -> HuggingFaceTokenizer.Config:
         chat_template_path=_there(root / "chat_template.jinja"),
     )
     settings = read_settings(cfg.settings_path)
+    if "eos_token" not in settings.tokens:
+        cfg = evolve(cfg, special_tokens_path=_there(root / "special_tokens_map.json"))
+        settings = read_settings(cfg.settings_path, cfg.special_tokens_path)
     tokenizer = _load(cfg.path, settings)
     ends = tuple(_name_of(number, tokenizer, str(root)) for number in published_end_ids(root))
     if "eos_token" in settings.tokens or not ends:
@@ -203,6 +209,7 @@ def _load(path: str, settings: TokenizerSettings, *, reads_special: bool = False
             f"The tokenizer file {path!r} does not exist; looked for {file.absolute()}.",
             hint="Set the tokenizer's path to a Hugging Face tokenizer.json.",
         )
+    check_is_fetched(file, error=DataError)
     import tokenizers  # here, because byte-level runs have no use for it
 
     try:
@@ -239,6 +246,7 @@ def _add_tokens(tokenizer: Any, settings: TokenizerSettings, path: str) -> None:
 def _read(path: str) -> str:
     file = Path(path).expanduser()
     try:
+        check_is_fetched(file, error=DataError)
         return file.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise DataError(

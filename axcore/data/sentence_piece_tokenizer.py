@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from axcore.config import REQUIRED, PositiveInt, config
+from axcore.config.json_files import check_is_fetched
 from axcore.data.tokenizer import Tokenizer, round_up_vocab
 from axcore.errors import DataError
 from axcore.extras import import_extra
@@ -78,6 +79,7 @@ def _load(path: str) -> Any:
             f"The tokenizer file {path!r} does not exist; looked for {file.absolute()}.",
             hint="Set the tokenizer's path to a SentencePiece tokenizer.model.",
         )
+    check_is_fetched(file, error=DataError)
     library = import_extra(
         "sentencepiece", used_by="a SentencePiece tokenizer", error=DataError, where=path
     )

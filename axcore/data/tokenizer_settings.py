@@ -25,25 +25,37 @@ class TokenizerSettings:
     chat_template: str | None = None
 
 
-def read_settings(path: str | None) -> TokenizerSettings:
+def read_settings(path: str | None, special_tokens: str | None = None) -> TokenizerSettings:
     """Returns the settings of a file, none without one.
 
+    Args:
+        path: A `tokenizer_config.json`.
+        special_tokens: A `special_tokens_map.json`, for tokens that the other one does not name.
+
     Raises:
-        DataError: It does not exist, or is no `tokenizer_config.json`.
+        DataError: A file does not exist, or is none of these.
     """
-    if path is None:
-        return TokenizerSettings()
-    content = read_json(path, "tokenizer_config.json", error=DataError)
+    content: dict[str, Any] = {}
+    further: dict[str, Any] = {}
+    if path is not None:
+        content = read_json(path, "tokenizer_config.json", error=DataError)
+    if special_tokens is not None:
+        further = read_json(special_tokens, "special_tokens_map.json", error=DataError)
     added = content.get("added_tokens_decoder", {})
     return TokenizerSettings(
-        tokens={
-            role: _text(token)
-            for role, token in content.items()
-            if role.endswith("_token") and isinstance(token, str | dict)
-        },
+        tokens={**_tokens(further), **_tokens(content)},
         added={int(number): token for number, token in added.items()},
-        chat_template=_template(content.get("chat_template"), path),
+        chat_template=_template(content.get("chat_template"), str(path)),
     )
+
+
+def _tokens(content: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the special tokens that a file names, by role."""
+    return {
+        role: _text(token)
+        for role, token in content.items()
+        if role.endswith("_token") and isinstance(token, str | dict)
+    }
 
 
 def _text(token: str | dict[str, Any]) -> str:

@@ -56,6 +56,8 @@ def canonical(cfg: Any) -> Any:
     for stack in (Stack, Pipeline):
         cfg = replace_config(cfg, stack, ScannedLayers.Config(), missing_ok=True)
     plain = evolve(map_config(cfg, _plain), dim=cfg.dim, vocab_size=cfg.vocab_size)
+    if "published" in field_names(plain):
+        plain = evolve(plain, published=None)
     return update_config(plain, {"decoder.stack": arranged(layers_of(plain.decoder.stack))})
 
 

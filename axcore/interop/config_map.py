@@ -17,41 +17,6 @@ from axcore.errors import ConfigError
 
 Json = Mapping[str, Any]
 
-IRRELEVANT = frozenset(
-    {
-        "_name_or_path",
-        "architectures",
-        "attention_dropout",
-        "auto_map",
-        "bos_token_id",
-        "dtype",
-        "eos_token_id",
-        "id2label",
-        "initializer_range",
-        "is_decoder",
-        "is_encoder_decoder",
-        "label2id",
-        "max_position_embeddings",
-        "model_type",
-        "output_attentions",
-        "output_hidden_states",
-        "output_router_logits",
-        "pad_token_id",
-        "pretraining_tp",
-        "quantization_config",
-        "return_dict",
-        "router_jitter_noise",
-        "tokenizer_class",
-        "torch_dtype",
-        "transformers_version",
-        "use_cache",
-    }
-)
-"""Fields that change no number of a forward pass, in any family that rotates positions.
-
-Quantized weights are dequantized as they are read.
-"""
-
 
 class Fields:
     """The fields of a `config.json`, and which of them were read."""

@@ -20,8 +20,8 @@ from axcore.interop.canonical import canonical
 from axcore.interop.family import Family, family_of
 from axcore.interop.reading import PublishedArrays
 from axcore.interop.tensor_files import TensorPlace, tensors_in
-from axcore.interop.transforms import Transpose
-from axcore.interop.weight_map import BoundMap, Rule, listed, named_specs, same, unstacked
+from axcore.interop.transforms import Arrays, Chain, Concatenate, Same, Transform, Transpose
+from axcore.interop.weight_map import BoundMap, Rule, listed, named_specs, unstacked
 from axcore.layers import Dropout, Linear, LoRALinear
 
 ARRAYS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
@@ -29,11 +29,15 @@ PREFIX, WEIGHT = "base_model.model.", ".weight"
 FACTORS = {"lora_A": "lora_down", "lora_B": "lora_up"}
 USED = frozenset(
     {
+        "alpha_pattern",
         "base_model_name_or_path",
+        "exclude_modules",
+        "layers_to_transform",
         "lora_alpha",
         "lora_dropout",
         "peft_type",
         "r",
+        "rank_pattern",
         "target_modules",
         "use_dora",
         "use_rslora",
@@ -42,10 +46,9 @@ USED = frozenset(
 IRRELEVANT = frozenset(
     {
         "auto_mapping",
-        "exclude_modules",
+        "fan_in_fan_out",
         "inference_mode",
         "layers_pattern",
-        "layers_to_transform",
         "megatron_core",
         "peft_version",
         "qalora_group_size",
@@ -53,7 +56,10 @@ IRRELEVANT = frozenset(
         "runtime_config",
     }
 )
-"""Fields that change no number once the adapters' tensors say which modules have some."""
+"""Fields that change no number once the adapters' tensors say which modules have some.
+
+`fan_in_fan_out` says how the base is stored, which its family's map knows; PEFT corrects it too.
+"""
 MUST_BE = {
     "bias": (None, "none"),
     "init_lora_weights": (None, True, False, "gaussian", "orthogonal", "eva"),
@@ -64,12 +70,10 @@ MUST_BE = {
 OFF = frozenset(
     {
         "alora_invocation_tokens",
-        "alpha_pattern",
         "arrow_config",
         "corda_config",
         "ensure_weight_tying",
         "eva_config",
-        "fan_in_fan_out",
         "kasa_config",
         "layer_replication",
         "loftq_config",
@@ -78,7 +82,6 @@ OFF = frozenset(
         "megatron_config",
         "modules_to_save",
         "monteclora_config",
-        "rank_pattern",
         "target_parameters",
         "trainable_token_indices",
         "use_bdlora",
@@ -96,20 +99,40 @@ class AdapterSettings:
     Args:
         rank: Width of the corrections.
         alpha: They are multiplied by `alpha / rank`, or by `alpha / sqrt(rank)`.
+        ranks: Other ranks, by the ends of modules' names, as regular expressions.
+        alphas: Other alphas, as `ranks`.
         dropout: Rate at which they do not see their input, in training.
         use_rslora: Whether it is the second of these.
         use_dora: Whether they have magnitudes.
         targets: `target_modules`.
+        excluded: `exclude_modules`.
+        is_of_all_layers: Whether `layers_to_transform` leaves none out.
         base: The model that they correct, where that is said.
     """
 
     rank: int
     alpha: float
+    ranks: Mapping[str, int]
+    alphas: Mapping[str, float]
     dropout: float
     use_rslora: bool
     use_dora: bool
     targets: Any
+    excluded: Any
+    is_of_all_layers: bool
     base: str | None
+
+    def sizes(self, module: str) -> tuple[int, float]:
+        """Returns rank and alpha of a module, as PEFT finds them."""
+        rank, alpha = (
+            next((size for end, size in pattern.items() if _ends_with(module, end)), default)
+            for pattern, default in ((self.ranks, self.rank), (self.alphas, self.alpha))
+        )
+        return int(rank), float(alpha)
+
+
+def _ends_with(module: str, pattern: str) -> bool:
+    return re.match(rf"(.*\.)?({pattern})$", module) is not None
 
 
 def read_settings(folder: Path) -> AdapterSettings:
@@ -139,10 +162,14 @@ def read_settings(folder: Path) -> AdapterSettings:
     return AdapterSettings(
         rank=int(values["r"]),
         alpha=float(values["lora_alpha"]),
+        ranks=values.get("rank_pattern") or {},
+        alphas=values.get("alpha_pattern") or {},
         dropout=float(values.get("lora_dropout", 0.0)),
         use_rslora=bool(values.get("use_rslora")),
         use_dora=bool(values.get("use_dora")),
         targets=values.get("target_modules"),
+        excluded=values.get("exclude_modules") or (),
+        is_of_all_layers=values.get("layers_to_transform") is None,
         base=values.get("base_model_name_or_path"),
     )
 
@@ -173,68 +200,156 @@ def read_peft(folder: Path, cfg: Any) -> tuple[Any, AdapterArrays]:
     settings = read_settings(folder)
     _, family, _ = family_of(cfg)
     tensors = _tensors(folder, family, settings)
-    modules = sorted({name.removeprefix(PREFIX).rpartition(".lora_")[0] for name in tensors})
-    _check_targets(settings.targets, modules, folder)
-    rules = [rule for rule in family.weights(canonical(cfg)) if _is_linear(rule)]
-    adapted, bound = _adapted(cfg, settings, rules, tensors)
-    strange = sorted(tensors.keys() - bound.shapes.keys())
+    rules = family.weights(canonical(cfg))
+    factors = [rule for one in rules for rule in _factor_rules(one)]
+    linears = [found.path for found in find_config(cfg, Linear)]
+    every = _bound(_corrected(cfg, settings, linears), factors)
+    strange = sorted(tensors.keys() - every.shapes.keys())
     if strange:
         raise CheckpointError(
             f"{len(strange)} tensors are not of a linear layer of the model, which may be another "
             "one:\n" + listed(strange),
             where=str(folder),
-            hint="name the model that the adapters were trained on; those of experts and of fused "
-            "projections are not read: merge them with PEFT",
+            hint="name the model that the adapters were trained on; those of experts are not read: "
+            "merge them with PEFT",
         )
-    return adapted, AdapterArrays(folder, bound, tensors)
+    _check_targets(settings, _modules(tensors), _modules(every.shapes), folder)
+    adapted = _adapted(cfg, settings, factors, tensors, folder)
+    return adapted, AdapterArrays(folder, _bound(adapted, factors), tensors)
 
 
-def _adapted(
-    cfg: Any, settings: AdapterSettings, rules: Iterable[Rule], tensors: Mapping[str, Any]
-) -> tuple[Any, BoundMap]:
-    """Returns the config with adapters where tensors are, and the map of all that it then has."""
-    factors = [rule for one in rules for rule in _factor_rules(one)]
-    wanted: dict[str, Any] = {}
-    for found in find_config(cfg, Linear):
-        lora = LoRALinear.Config(
-            base=found.node,
-            rank=settings.rank,
-            alpha=settings.alpha,
+def _modules(names: Iterable[str]) -> list[str]:
+    """Returns the modules that tensors of adapters correct."""
+    return sorted({name.removeprefix(PREFIX).rpartition(".lora_")[0] for name in names})
+
+
+def _corrected(
+    cfg: Any, settings: AdapterSettings, paths: Iterable[str], sizes: Mapping[str, Any] = {}
+) -> Any:
+    """Returns the config with adapters of layers, of rank and alpha by path where they differ."""
+    linears = {found.path: found.node for found in find_config(cfg, Linear)}
+    changes: dict[str, Any] = {}
+    for path in paths:
+        rank, alpha = sizes.get(path, (settings.rank, settings.alpha))
+        changes[path] = LoRALinear.Config(
+            base=linears[path],
+            rank=rank,
+            alpha=alpha,
             dropout=Dropout.Config(rate=settings.dropout),
             use_rslora=settings.use_rslora,
             use_dora=settings.use_dora,
         )
-        bound = _bound(update_config(cfg, {found.path: lora}), factors)
-        if bound.shapes.keys() & tensors.keys():
-            wanted[found.path] = lora
-    adapted = update_config(cfg, wanted) if wanted else cfg
-    return adapted, _bound(adapted, factors)
+    return update_config(cfg, changes) if changes else cfg
+
+
+def _adapted(
+    cfg: Any,
+    settings: AdapterSettings,
+    factors: list[Rule],
+    tensors: Mapping[str, Any],
+    folder: Path,
+) -> Any:
+    """Returns the config with adapters where tensors are.
+
+    Raises:
+        ConfigError: Modules that share a layer's config here have several ranks or alphas.
+    """
+    linears = [found.path for found in find_config(cfg, Linear)]
+    every = _bound(_corrected(cfg, settings, linears), factors).shapes.keys()
+    sizes: dict[str, tuple[int, float]] = {}
+    for path in linears:
+        others = [one for one in linears if one != path]
+        # Not what it has alone: a fused projection takes the adapters of several layers.
+        lost = every - _bound(_corrected(cfg, settings, others), factors).shapes.keys()
+        modules = {name: settings.sizes(name) for name in _modules(lost & tensors.keys())}
+        if len(set(modules.values())) > 1:
+            shown = (f"{name}: {rank}, {alpha:g}" for name, (rank, alpha) in modules.items())
+            raise ConfigError(
+                f"modules that are one kind of layer here have several ranks or alphas:\n"
+                f"{listed(shown)}",
+                where=str(folder / CONFIG),
+                hint="merge the adapters into their model with PEFT, and read that model",
+            )
+        if modules:
+            sizes[path] = next(iter(modules.values()))
+    return _corrected(cfg, settings, sizes, sizes)
 
 
 def _bound(cfg: Any, factors: list[Rule]) -> BoundMap:
     """Returns the map of all adapters that the rules fit."""
-    known = {re.sub(r"\{\w+\}|(?<=\.)\d+(?=\.)", "#", rule.ours[0]) for rule in factors}
+    known = {_NUMBER.sub("#", name) for rule in factors for name in rule.ours}
     specs = cfg.build().param_specs()
     other = {
         one.leaf
         for name, one in unstacked(dict(named_specs(specs))).items()
-        if re.sub(r"(?<=\.)\d+(?=\.)", "#", name) not in known
+        if _NUMBER.sub("#", name) not in known
     }
     return BoundMap(tuple(factors), specs, ignored=[f"^{re.escape(leaf)}$" for leaf in other])
 
 
-def _is_linear(rule: Rule) -> bool:
-    is_one = len(rule.ours) == len(rule.theirs) == 1 and isinstance(rule.transform, Transpose)
-    return is_one and rule.ours[0].endswith(WEIGHT) and ".experts." not in rule.theirs[0]
+_NUMBER = re.compile(r"\{\w+\}|(?<=\.)\d+(?=\.)")
+
+
+@attrs.frozen
+class _Shared(Transform):
+    """Several arrays that are equal in one of theirs, backwards; the first of them, forwards."""
+
+    count: int
+
+    def __call__(self, arrays: Arrays) -> Arrays:
+        """Returns the first."""
+        return arrays[:1]
+
+    @property
+    def inverse(self) -> Transform:
+        """Takes the array as often as it is shared."""
+        return _Repeated(self.count)
+
+
+@attrs.frozen
+class _Repeated(Transform):
+    """One array, several times."""
+
+    count: int
+
+    def __call__(self, arrays: Arrays) -> Arrays:
+        """Returns the array as often as that."""
+        return arrays * self.count
+
+    @property
+    def inverse(self) -> Transform:
+        """Takes it once."""
+        return _Shared(self.count)
 
 
 def _factor_rules(rule: Rule) -> Iterator[Rule]:
-    ours, theirs = (names[0].removesuffix(WEIGHT) for names in (rule.ours, rule.theirs))
-    for factor, name in FACTORS.items():
-        yield Rule(
-            (f"{ours}.{name}{WEIGHT}",), (f"{PREFIX}{theirs}.{factor}{WEIGHT}",), Transpose()
-        )
-    yield same(f"{ours}{peft_magnitudes.OURS}", f"{PREFIX}{theirs}{peft_magnitudes.THEIRS}")
+    """Yields the rules of the adapters of a linear layer, none for other rules.
+
+    What a family fuses, `(inputs, outputs)` of ours side by side as the outputs of one of theirs,
+    has one correction B A: each of ours has the whole A, and its own rows of B.
+    """
+    rows, own = _of_rows(rule.transform), [name.removesuffix(WEIGHT) for name in rule.ours]
+    theirs = PREFIX + rule.theirs[0].removesuffix(WEIGHT)
+    is_linear = len(rule.theirs) == 1 and all(n.endswith(WEIGHT) for n in rule.ours + rule.theirs)
+    if rows is None or not is_linear or ".experts." in rule.theirs[0]:
+        return
+    shared = _Shared(len(own)) if len(own) > 1 else Same()
+    for (factor, name), further in zip(FACTORS.items(), (shared, rows), strict=True):
+        ours = tuple(f"{one}.{name}{WEIGHT}" for one in own)
+        yield Rule(ours, (f"{theirs}.{factor}{WEIGHT}",), Chain(Transpose(), further))
+    magnitudes = tuple(f"{one}{peft_magnitudes.OURS}" for one in own)
+    yield Rule(magnitudes, (f"{theirs}{peft_magnitudes.THEIRS}",), rows)
+
+
+def _of_rows(transform: Transform) -> Transform | None:
+    """Returns what a transform of weights does with their outputs, None where it does more."""
+    if isinstance(transform, Transpose | Same):  # the other one is how GPT-2 has its weights
+        return Same()
+    if isinstance(transform, Concatenate) and transform.axis == -1:
+        return Concatenate(transform.sizes)
+    if isinstance(transform, Chain) and isinstance(transform.parts[0], Transpose):
+        return Chain(*transform.parts[1:])
+    return None
 
 
 def _tensors(folder: Path, family: Family, settings: AdapterSettings) -> dict[str, TensorPlace]:
@@ -286,24 +401,40 @@ def _check_complete(names: Iterable[str], endings: list[str], folder: Path) -> N
         )
 
 
-def _check_targets(targets: Any, modules: list[str], folder: Path) -> None:
-    """Checks that the tensors are of the modules that the settings name."""
+def _check_targets(
+    settings: AdapterSettings, modules: list[str], known: list[str], folder: Path
+) -> None:
+    """Checks that the tensors are of the modules that the settings name.
+
+    A name that no module of the model has is of another family, for which the settings serve too.
+    """
+    targets = settings.targets
     if targets is None or targets == "all-linear":
         return
-    if isinstance(targets, str):
-        strange = [name for name in modules if not re.fullmatch(targets, name)]
-        unused = [] if len(strange) < len(modules) else [targets]
-    else:
-        strange = [n for n in modules if not any(_is_named(n, target) for target in targets)]
-        unused = [t for t in targets if not any(_is_named(name, t) for name in modules)]
-    if strange or unused:
-        problems = [f"{target} is named and has no tensors" for target in unused]
-        problems += [f"{name} has tensors and is not named" for name in strange]
+    names = [targets] if isinstance(targets, str) else list(targets)
+    is_whole = isinstance(targets, str)
+
+    def named(module: str, target: str) -> bool:
+        return bool(re.fullmatch(target, module)) if is_whole else _is_named(module, target)
+
+    wanted = [n for n in known if any(named(n, t) for t in names) and not _is_excluded(n, settings)]
+    missing = set(wanted) - set(modules) if settings.is_of_all_layers else set()
+    problems = [f"{name} is named and has no tensors" for name in sorted(missing)]
+    if not wanted:
+        problems += [f"{target} is named and has no tensors" for target in names]
+    problems += [f"{n} has tensors and is not named" for n in sorted(set(modules) - set(wanted))]
+    if problems:
         raise CheckpointError(
             "target_modules are not those of the tensors:\n" + listed(problems),
             where=str(folder / CONFIG),
             hint="fetch both files again",
         )
+
+
+def _is_excluded(module: str, settings: AdapterSettings) -> bool:
+    if isinstance(settings.excluded, str):
+        return bool(re.fullmatch(settings.excluded, module))
+    return any(_is_named(module, one) for one in settings.excluded)
 
 
 def _is_named(module: str, target: str) -> bool:

@@ -1,6 +1,8 @@
 """Folders of published models: opened, read into a state of ours, and written."""
 
 import json
+import re
+import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -11,14 +13,15 @@ import attrs
 import jax
 import numpy as np
 
-from axcore.config import evolve
+from axcore.config import evolve, field_names
 from axcore.config.json_files import read_json
 from axcore.errors import CheckpointError, ConfigError
 from axcore.interop.corrections import with_corrections
 from axcore.interop.family import Family, family_named, family_of
 from axcore.interop.new_folder import new_folder
 from axcore.interop.origins import ArraySource
-from axcore.interop.reading import published_arrays, published_tensors
+from axcore.interop.published_as import PublishedAs, exported_files, files_beside, name_of
+from axcore.interop.reading import find_published, published_arrays, selected
 from axcore.interop.same_model import check_same_model
 from axcore.interop.tensor_files import DTYPES
 from axcore.interop.weight_edits import WeightEdit
@@ -27,6 +30,7 @@ from axcore.interop.writing import DEFAULT_SHARD_BYTES, write_weights
 from axcore.module import DType, DTypes, Module
 
 CONFIG = "config.json"
+TOKENS = frozenset({"bos_token_id", "eos_token_id", "pad_token_id"})
 
 
 @attrs.frozen
@@ -53,14 +57,19 @@ class PublishedModel:
         family: The model's family.
     """
 
-    def __init__(self, folder: Path | str) -> None:
+    def __init__(self, folder: Path | str, *, allow_unknown_fields: bool = False) -> None:
         """Opens a folder; reads no weights.
+
+        Args:
+            folder: The folder.
+            allow_unknown_fields: Whether fields of `config.json` that could matter are ignored.
 
         Raises:
             CheckpointError: It holds no model, or its `config.json` is damaged.
             ConfigError: Nothing installed knows such models.
         """
         self.folder = Path(folder).expanduser()
+        self._allow_unknown_fields = allow_unknown_fields
         path = self.folder / CONFIG
         if not path.is_file():
             raise CheckpointError(
@@ -71,26 +80,36 @@ class PublishedModel:
         self.values = read_json(path, CONFIG, error=CheckpointError)
         if "model_type" not in self.values:
             raise ConfigError("config.json names no model_type", where=str(path))
+        _check_head(self.values, str(path))
         self.family: Family = family_named(self.values["model_type"])
 
     @property
     def max_length(self) -> int | None:
         """Tokens of a row at most, where `config.json` says so."""
-        return self.values.get(self.family.length)
-
-    @property
-    def quantization(self) -> Mapping[str, Any] | None:
-        """How tensors are quantized, where they are."""
-        return self.values.get("quantization_config")
+        return self.published.max_length
 
     @cached_property
     def config(self) -> Any:
         """Our config of the model; its parameters are float32 unless that is changed."""
+        cfg, published = self._described
+        return evolve(cfg, published=published) if "published" in field_names(cfg) else cfg
+
+    @property
+    def published(self) -> PublishedAs:
+        """What the folder says besides."""
+        return self._described[1]
+
+    @cached_property
+    def _described(self) -> tuple[Any, PublishedAs]:
+        allowed = self._allow_unknown_fields
         try:
-            return self.family.read(self.values)
+            cfg, published = self.family.read_all(self.values, allow_unknown_fields=allowed)
         except ConfigError as error:
             error.add_note(f"in {self.folder / CONFIG}")
             raise
+        files, left_out = files_beside(self.folder)
+        name = name_of(self.folder)
+        return cfg, evolve(published, name=name, files=files, left_out=left_out)
 
     @cached_property
     def dtype(self) -> DType:
@@ -99,8 +118,9 @@ class PublishedModel:
         Raises:
             CheckpointError: They have several.
         """
-        places = published_tensors(self.folder, self.family, self.quantization).values()
-        found = {DTYPES[place.dtype]: place.dtype for place in places}
+        places = find_published(self.folder, self.family)
+        tensors = selected(places, self.family, self.values).values()
+        found = {DTYPES[one.dtype]: one.dtype for one in tensors}
         names: dict[str, DType] = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
         if len(found) != 1 or not found.keys() <= names.keys():
             raise CheckpointError(
@@ -122,6 +142,7 @@ class PublishedModel:
         edits: Sequence[WeightEdit] = (),
         may_differ: Sequence[str] = (),
         adapters: str | None = None,
+        specs: Any = None,
     ) -> WeightPlan:
         """Returns what is read for a model whose config is this one's in all that changes numbers.
 
@@ -131,6 +152,7 @@ class PublishedModel:
             edits: What is done to weights, which explains further differences.
             may_differ: Globs of the config that may differ besides.
             adapters: A folder of adapters that are read too.
+            specs: The model's `param_specs()`, where they are made already.
 
         Raises:
             ConfigError: It is the config of another model.
@@ -140,13 +162,43 @@ class PublishedModel:
         check_same_model(
             (own, cfg), edits, may_differ=may_differ, normal=normal, where=str(self.folder)
         )
-        source: ArraySource = published_arrays(self.folder, self.family, own, self.quantization)
+        specs = cfg.build().param_specs() if specs is None else specs
+        # Without an edit the two have the same arrays, so that those of the model serve for both.
+        is_same = not edits and not may_differ
+        source: ArraySource = published_arrays(
+            self.folder,
+            self.family,
+            cfg if is_same else own,
+            self.values,
+            specs=specs if is_same else None,
+        )
         source = with_corrections(source, adapters, (own, cfg))
-        return plan_weights((own, cfg), source, selection=selection, edits=edits)
+        return plan_weights((own, cfg), source, selection=selection, edits=edits, specs=specs)
+
+
+def _check_head(values: Mapping[str, Any], where: str) -> None:
+    """Checks that a model ends with a head over tokens.
+
+    Raises:
+        ConfigError: Its class in transformers has another one, a classifier for example.
+    """
+    for name in values.get("architectures") or ():
+        if re.search(r"For(?!CausalLM$|ConditionalGeneration$)[A-Z]\w*$|DoubleHeadsModel$", name):
+            raise ConfigError(
+                f"config.json has the architecture {name}, which is no language model: its head is "
+                "not over tokens",
+                where=where,
+                hint="name the folder of the language model that it was made of; the heads of "
+                "classifiers and reward models are not read",
+            )
 
 
 def from_hugging_face(
-    folder: Path | str, *, dtype: DType | None = None, on_host: bool = False
+    folder: Path | str,
+    *,
+    dtype: DType | None = None,
+    on_host: bool = False,
+    allow_unknown_fields: bool = False,
 ) -> Pretrained:
     """Reads a published model onto the first device.
 
@@ -154,21 +206,22 @@ def from_hugging_face(
         folder: Holds `config.json` and safetensors.
         dtype: What parameters become, and what they compute in; as they are stored by default.
         on_host: Whether arrays stay in their files, for an engine to take one by one.
+        allow_unknown_fields: Whether fields of `config.json` that could matter are ignored, with a
+            warning.
 
     Raises:
         ConfigError: `config.json` describes what axcore has no model of.
         CheckpointError: A file or a tensor is not as it should be.
     """
-    published = PublishedModel(folder)
+    published = PublishedModel(folder, allow_unknown_fields=allow_unknown_fields)
     kept = dtype or published.dtype
     cfg = evolve(published.config, dtypes=DTypes(param=kept, compute=kept))
     model = cfg.build()
+    specs = model.param_specs()
     wanted = jax.tree.map(
-        lambda spec: spec.abstract,
-        model.param_specs(),
-        is_leaf=lambda one: hasattr(one, "abstract"),
+        lambda spec: spec.abstract, specs, is_leaf=lambda one: hasattr(one, "abstract")
     )
-    plan = published.plan(cfg)
+    plan = published.plan(cfg, specs=specs)
     return Pretrained(cfg, model, (plan.unread if on_host else plan.read)(wanted))
 
 
@@ -185,15 +238,19 @@ def to_hugging_face(
 ) -> str:
     """Writes a model into a new folder, whole or not at all, and returns its family's name.
 
+    A model that was read from a published one is written as that: of its family, with its tokens,
+    its length of rows, its settings for generation and its licence.
+
     Args:
         folder: Where to write; it may not exist, or must be empty.
         cfg: The model's config.
         state: Its state.
         dtype: Of all tensors; each array's own by default.
         max_shard_bytes: Size of a file of weights at most.
-        max_length: Tokens of a row at most, where the model's config does not say.
-        fields: More fields of `config.json`.
-        files: More files, by name.
+        max_length: Tokens of a row at most; those of the published model by default.
+        fields: More fields of `config.json`; `bos_token_id`, `eos_token_id` and `pad_token_id` are
+            in `generation_config.json` too.
+        files: More files, by name, the tokenizer's among them; by default the published model's.
 
     Raises:
         ConfigError: No family of published models has such a model.
@@ -201,15 +258,33 @@ def to_hugging_face(
     """
     name, family, values = family_of(cfg)
     stored = np.dtype(dtype or _commonest_dtype(state))
+    published: PublishedAs | None = getattr(cfg, "published", None)
+    if max_length is None and published is not None:
+        max_length = published.max_length
     content = {
         "architectures": [family.architecture],
         "model_type": name,
         "torch_dtype": str(stored),
+        # Where nothing is known, no token: transformers would take that of another model.
+        **dict.fromkeys(("bos_token_id", "eos_token_id")),
+        **(published.fields if published else {}),
         **({} if max_length is None else {family.length: max_length}),
         **values,
         **(fields or {}),
     }
-    texts = {CONFIG: (json.dumps(content, indent=2) + "\n").encode(), **(files or {})}
+    lost = {name: 0 for name in family.mtp_counts if content.get(name)}
+    if lost:
+        warnings.warn(
+            f"the export has no layers for multi-token prediction: {', '.join(lost)} is 0, where "
+            "the published model has some",
+            stacklevel=2,
+        )
+        content |= lost
+    tokens = {name: number for name, number in (fields or {}).items() if name in TOKENS}
+    texts = {
+        CONFIG: (json.dumps(content, indent=2, default=dict) + "\n").encode(),
+        **exported_files(published, tokens, files),
+    }
     with new_folder(folder) as draft:
         write_weights(draft, family, cfg, state, dtype=dtype, max_shard_bytes=max_shard_bytes)
         for file, data in texts.items():

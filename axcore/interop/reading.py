@@ -6,6 +6,7 @@ leaf at a time: their host holds its own part of one, all layers of a matrix for
 
 import itertools
 import re
+import warnings
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -20,9 +21,9 @@ from axcore.interop.copying import are_same, copy, empty_array, map_ahead, piece
 from axcore.interop.family import CORRECTIONS, TRAINING_ONLY, Family
 from axcore.interop.origins import ArraySource, Index, LeafOrigins, Origin
 from axcore.interop.quantized import Tensor, dequantized
-from axcore.interop.tensor_files import find_tensors
+from axcore.interop.tensor_files import TensorPlace, find_tensors
 from axcore.interop.transforms import Arrays
-from axcore.interop.weight_map import BoundMap, Piece, Shape, Slice, listed, unstacked
+from axcore.interop.weight_map import BoundMap, Piece, Shape, Slice, is_any, listed, unstacked
 
 _Part = tuple[tuple[int, int], ...]
 """The part of an array that devices hold: first place and end, by dimension."""
@@ -107,56 +108,77 @@ class PublishedArrays(ArraySource):
 
 
 def published_arrays(
-    folder: Path, family: Family, cfg: Any, quantization: Mapping[str, Any] | None
+    folder: Path, family: Family, cfg: Any, values: Mapping[str, Any], *, specs: Any = None
 ) -> PublishedArrays:
-    """Returns the arrays of a published model; reads no numbers.
+    """Returns the arrays of a published model; reads the headers of its files, and no numbers.
 
     Args:
         folder: Holds the model.
         family: Its family.
         cfg: Its config.
-        quantization: `quantization_config` of `config.json`.
+        values: What its `config.json` says.
+        specs: The model's `param_specs()`, where they are made already.
 
     Raises:
         CheckpointError: A file is missing, truncated or damaged, or a copy is none.
     """
-    bound = family.bind(cfg, ignored=(*TRAINING_ONLY, *CORRECTIONS))
-    tensors = published_tensors(folder, family, quantization, known=bound.shapes)
+    bound = family.bind(cfg, ignored=(*TRAINING_ONLY, *CORRECTIONS), specs=specs)
+    found = find_published(folder, family)
+    ignored = [
+        name
+        for name in found
+        if name not in bound.shapes and is_any(family.mtp_layers(values), name)
+    ]
+    if ignored:
+        warnings.warn(
+            f"{len(ignored)} tensors are of layers for multi-token prediction, which the model "
+            f"here and its exports lack; they are ignored: {listed(ignored)}",
+            stacklevel=2,
+        )
+    tensors = selected(found, family, values, known=bound.shapes)
     for again, original in family.copies.items():
         if again not in bound.shapes and again in tensors and original in tensors:
             _check_same(tensors.pop(again), tensors[original], again, original)
     return PublishedArrays(folder, bound, tensors)
 
 
-def published_tensors(
-    folder: Path,
-    family: Family,
-    quantization: Mapping[str, Any] | None,
-    *,
-    known: Container[str] = (),
-) -> dict[str, Tensor]:
-    """Returns a folder's tensors that hold numbers of the model, by full name.
-
-    Args:
-        folder: Holds the model.
-        family: Its family.
-        quantization: `quantization_config` of `config.json`.
-        known: Names of tensors that are kept, though models of other sizes have no use for them.
+def find_published(folder: Path, family: Family) -> dict[str, TensorPlace]:
+    """Returns the places of a folder's tensors, by the names that the family's map has for them.
 
     Raises:
-        CheckpointError: A file is missing, truncated or damaged, or a tensor is in two files, or
-            quantized as nothing here can read it.
+        CheckpointError: A file is missing, truncated or damaged, or a tensor is in two files.
     """
     found = find_tensors(folder)
     for pattern, name in family.renamed:
         found = {re.sub(pattern, name, n): place for n, place in found.items()}
     if not any(name.startswith(family.prefix) for name in found):
         found = {n if n in family.copies else family.prefix + n: t for n, t in found.items()}
-    skipped = [re.compile(pattern) for pattern in family.skipped]
+    return found
+
+
+def selected(
+    found: dict[str, TensorPlace],
+    family: Family,
+    values: Mapping[str, Any],
+    *,
+    known: Container[str] = (),
+) -> dict[str, Tensor]:
+    """Returns the tensors that hold numbers of the model, by full name.
+
+    Args:
+        found: All tensors of the folder.
+        family: Its family.
+        values: What its `config.json` says, `quantization_config` for one.
+        known: Names of tensors that are kept, though models of other sizes have no use for them.
+
+    Raises:
+        CheckpointError: A tensor is quantized as nothing here can read it.
+    """
+    skipped = (*family.skipped, *family.mtp_layers(values))
     return {
         name: tensor
-        for name, tensor in dequantized(found, quantization).items()
-        if name in known or not any(one.search(name) for one in skipped)
+        for name, tensor in dequantized(found, values.get("quantization_config")).items()
+        if name in known or not is_any(skipped, name)
     }
 
 

@@ -14,6 +14,10 @@ from axcore.interop.config_map import ConfigEntry, Fields, common_value
 from axcore.plugins import RopeScaling, plugin_host
 
 PLAIN = "default"
+_DYNAMIC = (
+    "they depend on how long a row is, and are plain up to max_position_embeddings; for rows up to "
+    "that, write rope_scaling: null into config.json"
+)
 
 
 @attrs.frozen
@@ -92,7 +96,7 @@ def rope_position(values: dict[str, Any]) -> Any:
         raise ConfigError(
             f"config.json has rotary positions of type {kind!r}, which nothing installed knows",
             where="rope_scaling",
-            hint=f"install axl-attention; {name_the_known(kind, _scalings())}",
+            hint=_hint(kind),
         )
     known = {**record.fields, **record.optional}
     missing = [name for name in record.fields if values.get(name) is None]
@@ -105,6 +109,14 @@ def rope_position(values: dict[str, Any]) -> Any:
         )
     ours = {known[name]: value for name, value in values.items()}
     return record.config.resolve()(theta=float(theta), **_as_floats(ours))
+
+
+def _hint(kind: str) -> str:
+    if kind == "dynamic":
+        return _DYNAMIC
+    known = _scalings()
+    others = "" if known.keys() - {PLAIN} else "; install axl-attention, which has others"
+    return name_the_known(kind, known) + others
 
 
 def _scaling(record: RopeScaling, position: Any) -> dict[str, Any]:

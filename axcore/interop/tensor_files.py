@@ -17,6 +17,7 @@ import attrs
 import jax.numpy as jnp
 import numpy as np
 
+from axcore.config.json_files import check_is_fetched, read_json
 from axcore.errors import CheckpointError
 from axcore.progress import working
 
@@ -88,10 +89,11 @@ def find_tensors(folder: Path) -> dict[str, TensorPlace]:
 
 
 def _index(path: Path) -> dict[str, str]:
+    content = read_json(path, INDEX, error=CheckpointError)
     try:
-        found: dict[str, str] = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+        found: dict[str, str] = content["weight_map"]
         return {str(name): str(file) for name, file in found.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (KeyError, AttributeError) as error:
         raise CheckpointError(f"{path.name} is damaged: {error!r}", where=str(path)) from error
 
 
@@ -128,6 +130,7 @@ def tensors_in(path: Path) -> dict[str, TensorPlace]:
         CheckpointError: It is missing, or not whole.
     """
     try:
+        check_is_fetched(path, error=CheckpointError)
         with path.open("rb") as file:
             header, begin = _header(file), file.tell()
         entries = {name: entry for name, entry in header.items() if name != "__metadata__"}

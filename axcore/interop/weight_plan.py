@@ -49,11 +49,13 @@ class WeightPlan:
         source: Holds arrays.
         leaves: Of which arrays of the source each leaf of the state is; those that are left out
             begin as in a new model.
+        stacked: The dimensions that are stacked in each leaf.
     """
 
     cfg: Any
     source: ArraySource
     leaves: Mapping[str, LeafOrigins]
+    stacked: Mapping[str, tuple[int, ...]]
 
     def read(self, wanted: Any, *, seed: int = 0) -> Any:
         """Returns the state.
@@ -69,7 +71,7 @@ class WeightPlan:
         """
         described = _named(wanted)
         check_host_holds(described.values())
-        stacked = self._stacked()
+        stacked = self.stacked
         whole = {name for name, one in self.leaves.items() if len(one) == math.prod(stacked[name])}
         lacked = {name: leaf for name, leaf in described.items() if name not in whole}
         found = _fresh(self.cfg, lacked, seed)
@@ -97,7 +99,7 @@ class WeightPlan:
         Raises:
             CheckpointError: As `read`, of what is read at once.
         """
-        described, stacked = _named(wanted), self._stacked()
+        described, stacked = _named(wanted), self.stacked
         found: dict[str, Any] = {
             name: self._unread(name, described[name], stacked[name])
             for name, origins in self.leaves.items()
@@ -116,7 +118,7 @@ class WeightPlan:
 
     def table(self) -> str:
         """Returns a line for each array of the state: its name, and what it begins as."""
-        stacked = self._stacked()
+        stacked = self.stacked
         width = max(map(len, stacked))
         return "\n".join(
             f"{name:{width}}  {self._line(self.leaves.get(name, {}), math.prod(shape))}"
@@ -138,13 +140,6 @@ class WeightPlan:
             notes.append(f"{num_places - len(origins)} of {num_places} as in a new model")
         return ", ".join(notes)
 
-    def _stacked(self) -> dict[str, tuple[int, ...]]:
-        """Returns the dimensions that are stacked in each leaf."""
-        return {
-            name: spec.shape[: spec.num_stacked]
-            for name, spec in named_specs(self.cfg.build().param_specs())
-        }
-
 
 def plan_weights(
     models: tuple[Any, Any],
@@ -152,6 +147,7 @@ def plan_weights(
     *,
     selection: Selection = EVERYTHING,
     edits: Sequence[WeightEdit] = (),
+    specs: Any = None,
 ) -> WeightPlan:
     """Returns what a model begins with; reads no numbers.
 
@@ -160,6 +156,7 @@ def plan_weights(
         source: Holds arrays.
         selection: Which of them are read.
         edits: What is done to them, in order.
+        specs: The `param_specs()` of the model that begins, where they are made already.
 
     Raises:
         CheckpointError: Naming every array that cannot be read.
@@ -167,9 +164,9 @@ def plan_weights(
             of the source that nothing begins with; or an edit or a glob has nothing to do.
     """
     theirs, ours = models
-    specs = dict(named_specs(ours.build().param_specs()))
-    places = unstacked(specs)
-    shapes = {name: specs[one.leaf].shape[len(one.index) :] for name, one in places.items()}
+    named = dict(named_specs(ours.build().param_specs() if specs is None else specs))
+    places = unstacked(named)
+    shapes = {name: named[one.leaf].shape[len(one.index) :] for name, one in places.items()}
     offer = Offer({name: Origin(name, shape) for name, shape in source.shapes.items()})
     for edit in edits:
         offer = edit.edited(offer, Models(theirs, ours, shapes))
@@ -179,7 +176,8 @@ def plan_weights(
     leaves: dict[str, dict[tuple[int, ...], Origin]] = {}
     for name in wanted:
         leaves.setdefault(places[name].leaf, {})[places[name].index] = offer.arrays[name]
-    return WeightPlan(ours, source, leaves)
+    stacked = {name: spec.shape[: spec.num_stacked] for name, spec in named.items()}
+    return WeightPlan(ours, source, leaves, stacked)
 
 
 def _selected(places: Mapping[str, Slice], offer: Offer, selection: Selection) -> list[str]:

@@ -67,16 +67,18 @@ class HuggingFace(WeightSource):
 
         Args:
             path: The folder that holds it.
+            allow_unknown_fields: Whether fields of its `config.json` that could matter are ignored.
         """
 
         path: str = REQUIRED
+        allow_unknown_fields: bool = False
 
     folder_fields = ("path", "adapters")
 
     def plan(self, cfg: Any) -> WeightPlan:
         """Returns what a model begins with; reads no weights."""
         own: Any = self.config
-        return PublishedModel(own.path).plan(
+        return PublishedModel(own.path, allow_unknown_fields=own.allow_unknown_fields).plan(
             cfg,
             selection=self.selection,
             edits=own.edits,

@@ -8,6 +8,7 @@ from jaxtyping import Array, Float, Int
 
 from axcore.config import REQUIRED, PositiveInt, config
 from axcore.errors import ConfigError, ModuleError
+from axcore.interop.published_as import PublishedAs
 from axcore.layers.tokens import TOKEN_MASK, TokenInfo, packed_rows, whole_rows
 from axcore.models.decoder import Decoder
 from axcore.models.flops import FORMULA, flops_per_token
@@ -33,12 +34,15 @@ class CausalLM(Module):
             dim: Size of a token's vector.
             decoder: From tokens to hidden vectors.
             head: From hidden vectors to logits and the loss.
+            published: The published model that this one was read from, which decides what exports
+                say besides the numbers.
         """
 
         vocab_size: PositiveInt = REQUIRED
         dim: PositiveInt = REQUIRED
         decoder: Module.Config = Decoder.Config()
         head: Module.Config = UntiedHead.Config()
+        published: PublishedAs | None = None
 
     def setup(self, cfg: Config) -> None:
         """Builds decoder and head."""

@@ -15,6 +15,9 @@ class Pretrained(FirstWeights):
 
     Args:
         path: The folder that holds it.
+        allow_unknown_fields: Whether fields of its `config.json` that could matter are ignored.
     """
 
     source: ClassVar[type[WeightSource]] = HuggingFace
+
+    allow_unknown_fields: bool = False

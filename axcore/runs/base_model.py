@@ -36,9 +36,12 @@ class BaseModel(WeightSource):
 
         Args:
             path: A run directory, or a folder that holds a published model.
+            allow_unknown_fields: Whether fields of a published model's `config.json` that could
+                matter are ignored.
         """
 
         path: str = REQUIRED
+        allow_unknown_fields: bool = False
 
         def completed(self, cfg: Any) -> Any:
             """Returns a trainer's config with the base's model in it.
@@ -85,21 +88,31 @@ def _of_run(source: BaseModel.Config, cfg: Any) -> Any:
     if tokenizer is None:
         raise ConfigError("the run has no tokenizer", where=source.path)
     data = evolve(cfg.data, tokenizer=tokenizer, seq_len=min(base.data.seq_len, LONGEST))
-    weights = RunWeights.Config(**_shared(source))
+    weights = RunWeights.Config(**_shared(source, RunWeights.Config))
     return evolve(
         cfg, model=base.model, data=data, init_from=weights, allow_kernels=base.allow_kernels
     )
 
 
 def _of_published(source: BaseModel.Config, cfg: Any) -> Any:
-    published = PublishedModel(Path(source.path).expanduser())
+    published = PublishedModel(
+        Path(source.path).expanduser(), allow_unknown_fields=source.allow_unknown_fields
+    )
     stored = published.values.get("dtype", published.values.get("torch_dtype"))
     dtypes = DTypes(param="float32", compute="bfloat16" if stored in _SIXTEEN_BITS else "float32")
     model = evolve(published.config, dtypes=dtypes)
     length = min(published.max_length or LONGEST, LONGEST)
     data = evolve(cfg.data, tokenizer=published_tokenizer(published), seq_len=length)
-    return evolve(cfg, model=model, data=data, init_from=HuggingFace.Config(**_shared(source)))
+    return evolve(
+        cfg,
+        model=model,
+        data=data,
+        init_from=HuggingFace.Config(**_shared(source, HuggingFace.Config)),
+    )
 
 
-def _shared(source: BaseModel.Config) -> dict[str, Any]:
-    return {name: getattr(source, name) for name in field_names(source)}
+def _shared(source: BaseModel.Config, other: type) -> dict[str, Any]:
+    """Returns the fields of a source that another one has too."""
+    return {
+        name: getattr(source, name) for name in field_names(source) if name in field_names(other)
+    }

@@ -3,13 +3,14 @@
 import json
 import math
 import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 
 import jax
 
 from axcore.checkpoint import Checkpointer
-from axcore.config import evolve
+from axcore.config import evolve, field_names
 from axcore.data import (
     ByteTokenizer,
     Data,
@@ -53,6 +54,7 @@ def import_run(
     *,
     dtype: DType | None = None,
     base: Path | str | None = None,
+    allow_unknown_fields: bool = False,
 ) -> Run:
     """Makes a run of a published model: to generate from, to evaluate, to export. Returns it.
 
@@ -61,6 +63,7 @@ def import_run(
         directory: Of the run; it may not exist, or must be empty.
         dtype: What parameters become; as they are stored by default.
         base: The folder of the model that adapters correct; by default, what they name.
+        allow_unknown_fields: Whether fields of `config.json` that could matter are ignored.
 
     Raises:
         ConfigError: `config.json` describes what axcore has no model of.
@@ -73,7 +76,9 @@ def import_run(
             where=str(directory),
             hint="name a new directory",
         )
-    trainer, state = open_published(folder, dtype=dtype, base=base)
+    trainer, state = open_published(
+        folder, dtype=dtype, base=base, allow_unknown_fields=allow_unknown_fields
+    )
     try:
         _save(trainer, state, target, {"imported_from": str(Path(folder).absolute())})
     except BaseException:
@@ -88,6 +93,7 @@ def open_published(
     dtype: DType | None = None,
     base: Path | str | None = None,
     on_host: bool = False,
+    allow_unknown_fields: bool = False,
 ) -> tuple[Trainer, Any]:
     """Returns the trainer of a published model, and the model's state; nothing is written.
 
@@ -96,13 +102,15 @@ def open_published(
         dtype: What parameters become; as they are stored by default.
         base: The folder of the model that adapters correct; by default, what they name.
         on_host: Whether arrays stay in their files, for an engine to take one by one.
+        allow_unknown_fields: Whether fields of `config.json` that could matter are ignored.
 
     Raises:
         ConfigError: `config.json` describes what axcore has no model of.
         CheckpointError: A file or a tensor is not as it should be.
     """
     source = _source(Path(folder).expanduser(), base)
-    published = PublishedModel(source.path)
+    source = evolve(source, allow_unknown_fields=allow_unknown_fields)
+    published = PublishedModel(source.path, allow_unknown_fields=allow_unknown_fields)
     kept = dtype or published.dtype
     cfg = Trainer.Config(
         model=evolve(published.config, dtypes=DTypes(param=kept, compute=kept)),
@@ -117,7 +125,8 @@ def open_published(
     if source.adapters is not None:
         cfg = _with_adapters(cfg, source, is_dtype_named=dtype is not None)
     trainer = Trainer(resolve(cfg, Hardware.detect()))
-    plan = published.plan(trainer.config.model, adapters=source.adapters)
+    specs = trainer.model.param_specs()
+    plan = published.plan(trainer.config.model, adapters=source.adapters, specs=specs)
     wanted = trainer.compiler.abstract_state().model
     return trainer, (plan.unread if on_host else plan.read)(wanted)
 
@@ -208,19 +217,41 @@ def export_run(
             base=getattr(run.config.init_from, "path", None),
             files=_tokenizer_files(tokenizer),
         )
-    ids = _token_ids(tokenizer)
-    files = {"generation_config.json": _rendered(ids), **_tokenizer_files(tokenizer)}
+    cfg = _with_published(cfg, run.config.init_from)
+    published = getattr(cfg, "published", None)
+    lengths = [getattr(run.config.data, "seq_len", None)]
+    if published is not None:  # rows may have been cut shorter to train on
+        lengths.append(published.max_length)
     family = to_hugging_face(
         folder,
         cfg,
         state,
         dtype=dtype,
         max_shard_bytes=max_shard_bytes,
-        max_length=getattr(run.config.data, "seq_len", None),
-        fields=ids,
-        files=files,
+        max_length=max((one for one in lengths if one is not None), default=None),
+        fields=_token_ids(tokenizer),
+        files=_tokenizer_files(tokenizer),
     )
     return f"a model of type {family}"
+
+
+def _with_published(cfg: Any, source: Any) -> Any:
+    """Returns a model's config with the published model that its weights began as, if it is known.
+
+    A model that was built here, and then began with published weights, does not hold that itself.
+    """
+    is_named = isinstance(source, HuggingFace.Config) and "published" in field_names(cfg)
+    if not is_named or cfg.published is not None:
+        return cfg
+    if not Path(source.path).is_dir():
+        warnings.warn(
+            f"{source.path}, whose weights the run began with, is not there: the export lacks its "
+            "settings for generation, its licence, and what else it says besides weights",
+            stacklevel=3,
+        )
+        return cfg
+    published = PublishedModel(source.path, allow_unknown_fields=source.allow_unknown_fields)
+    return evolve(cfg, published=published.published)
 
 
 def merged_model(cfg: Any, state: Any) -> tuple[Any, Any]:

@@ -67,6 +67,7 @@ def open_model(
     trust_code: bool = False,
     changes: Sequence[str] = (),
     on_host: bool = False,
+    allow_unknown_fields: bool = False,
 ) -> OpenedModel:
     """Returns the model of a run directory, or of a folder of a published model.
 
@@ -78,6 +79,8 @@ def open_model(
             `quantized_cache`.
         on_host: Whether arrays of a run stay in host memory, and those of a published model in
             its files, for an engine to take one by one.
+        allow_unknown_fields: Whether fields of a published model's `config.json` that could matter
+            are ignored, with a warning.
 
     Raises:
         CheckpointError: It is neither, or has no checkpoint.
@@ -94,7 +97,9 @@ def open_model(
     if is_published(path):
         if step is not None:
             raise ConfigError("a published model has no steps", where="--step")
-        trainer, state = open_published(path, on_host=on_host)
+        trainer, state = open_published(
+            path, on_host=on_host, allow_unknown_fields=allow_unknown_fields
+        )
         _check(trainer)
         model = _changed_model(trainer, changes)
         return OpenedModel(name=name, trainer=trainer, model=model, state=state)

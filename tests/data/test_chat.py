@@ -84,6 +84,18 @@ def test_without_names_of_tokens_the_first_end_of_answers_ends_documents(folder)
     assert cfg.build().end_ids == (258, 257)
 
 
+def test_tokens_that_only_the_map_of_special_tokens_names_are_read(folder):
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    del settings["eos_token"]
+    write(folder / "tokenizer_config.json", settings)
+    (folder / "generation_config.json").unlink()
+    tokens = {"eos_token": {"content": "<|end|>"}, "bos_token": "<|turn|>"}
+    write(folder / "special_tokens_map.json", tokens)
+    tokenizer = tokenizer_in(folder).build()
+    assert tokenizer.eos_id == 258
+    assert tokenizer.bos_id == 256, "what the settings name goes first"
+
+
 def test_a_conversation_has_special_tokens_where_the_template_writes_them(folder):
     tokenizer = tokenizer_in(folder).build()
     tokens = tokenizer.encode_chat(TALK)

@@ -120,3 +120,11 @@ def test_a_window_makes_it_a_mistral():
 def test_an_unknown_type_of_model_is_an_error_that_says_what_is_near():
     with pytest.raises(ConfigError, match="did you mean 'qwen2'"):
         family_named("qwen2x")
+
+
+def test_positions_that_change_with_the_row_are_refused_with_what_to_do_for_shorter_rows():
+    scaling = {"type": "dynamic", "factor": 2.0}
+    with pytest.raises(ConfigError, match="type 'dynamic'") as caught:
+        LLAMA.read({**TOY, "rope_scaling": scaling})
+    assert "rope_scaling: null" in str(caught.value)
+    assert "install axl" not in str(caught.value)

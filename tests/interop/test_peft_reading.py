@@ -112,6 +112,48 @@ def test_rank_stabilised_adapters_have_another_scale(folders, state):
         begun(folders, ADAPTED)
 
 
+def wider(folders, names, rank):
+    """Writes adapters of some modules again, of another rank."""
+    file = folders / "adapters" / FILES[0]
+    tensors = load_file(file)
+    for name, array in tensors.items():
+        if any(f".{one}." in name for one in names):
+            shape = [rank if size == 4 else size for size in array.shape]
+            tensors[name] = np.resize(array, shape)
+    save_file(tensors, file)
+    return tensors
+
+
+def test_modules_of_another_rank_and_alpha_have_their_own(folders):
+    tensors = wider(folders, ("gate_proj", "up_proj", "down_proj"), 2)
+    ranks = {r"layers\.\d+\.mlp\.\w+": 2}
+    changed(folders, rank_pattern=ranks, alpha_pattern={"down_proj": 3, "mlp.(gate|up)_proj": 3})
+    cfg = read_corrections(folders / "adapters", llama2("toy")).config
+    sizes = {(one.rank, one.alpha) for _, one in walk(cfg) if isinstance(one, LoRALinear.Config)}
+    assert sizes == {(4, 6.0), (2, 3.0)}
+    layer = begun(folders, cfg)[0]["decoder"]["stack"]["layer"]
+    down = tensors["base_model.model.model.layers.1.mlp.down_proj.lora_A.weight"]
+    assert np.array_equal(layer["feed_forward"]["down"]["lora_down"]["weight"][1], down.T)
+
+
+def test_modules_that_share_a_layer_here_have_one_rank(folders):
+    wider(folders, ("k_proj",), 2)
+    changed(folders, rank_pattern={"k_proj": 2})
+    with pytest.raises(ConfigError, match=r"(?s)several ranks.*k_proj: 2, 6.*merge the adapters"):
+        begun(folders)
+
+
+def test_modules_that_are_excluded_need_no_tensors(folders):
+    file = folders / "adapters" / FILES[0]
+    tensors = load_file(file)
+    save_file({n: one for n, one in tensors.items() if ".1.mlp.down_proj" not in n}, file)
+    with pytest.raises(CheckpointError, match=r"1\.mlp\.down_proj is named and has no tensors"):
+        begun(folders)
+    for excluded in (["layers.1.mlp.down_proj"], r".*\.1\.mlp\.down_proj"):
+        changed(folders, exclude_modules=excluded, fan_in_fan_out=True)
+        assert "as in a new model" in begun(folders)[1]
+
+
 @pytest.mark.parametrize("name", [*sorted(OFF), *sorted(MUST_BE)])
 def test_fields_that_change_numbers_are_refused_by_name(folders, name):
     changed(folders, **{name: ["other"]})

@@ -1,6 +1,9 @@
 """Folders of published models: read bit by bit, and refused by name where something is wrong."""
 
+import cProfile
 import json
+import pstats
+from pathlib import Path
 
 import attrs
 import jax
@@ -11,7 +14,7 @@ from numpy_state import numpy_state
 from safetensors.numpy import load_file, save_file
 
 from axcore.config import update_config
-from axcore.errors import CheckpointError, ConfigError
+from axcore.errors import AxcoreError, CheckpointError, ConfigError
 from axcore.interop import (
     PublishedModel,
     family_named,
@@ -56,6 +59,17 @@ def test_what_is_written_is_read_again_bit_by_bit(folder, state):
     read = from_hugging_face(folder)
     assert bits(read.state) == bits(state)
     assert jax.tree.structure(read.state) == jax.tree.structure(state)
+
+
+def test_a_model_is_built_once_to_be_read(folder):
+    profile = cProfile.Profile()
+    profile.runcall(from_hugging_face, folder)
+    calls = {
+        Path(file).name: count
+        for (file, _, name), (count, *_) in pstats.Stats(profile).stats.items()
+        if name == "setup"
+    }
+    assert calls["causal_lm.py"] == 1
 
 
 def test_the_library_of_the_format_reads_what_is_written(folder, state):
@@ -211,6 +225,31 @@ def test_a_damaged_config_is_an_error(folder):
         from_hugging_face(folder)
 
 
+@pytest.mark.parametrize(
+    "name", ["LlamaForSequenceClassification", "Qwen2ForRewardModel", "GPT2DoubleHeadsModel"]
+)
+def test_a_model_with_a_head_that_is_not_over_tokens_is_refused_as_what_it_is(folder, name):
+    values = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**values, "architectures": [name]}))
+    with pytest.raises(ConfigError, match=f"{name}, which is no language model"):
+        PublishedModel(folder)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["config.json", "model.safetensors", "model.safetensors.index.json", "tokenizer.json"]
+    + ["tokenizer.model"],
+)
+def test_a_file_that_git_lfs_has_not_fetched_is_refused_as_that(folder, name):
+    if name.endswith("index.json"):
+        (folder / "model.safetensors").unlink()
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 13\n"
+    (folder / name).write_text(pointer)
+    with pytest.raises(AxcoreError, match=f"{name} is a pointer of Git LFS") as caught:
+        import_run(folder, folder.parent / "run")
+    assert "lfs pull" in str(caught.value)
+
+
 def test_the_dtype_that_a_config_names_is_that_of_most_numbers(state, tmp_path):
     mixed = jax.tree.map(lambda leaf: leaf.astype("bfloat16") if leaf.ndim > 2 else leaf, state)
     to_hugging_face(tmp_path / "mixed", CFG, mixed)
@@ -275,6 +314,6 @@ def test_what_is_passed_over_is_read_where_the_model_has_it(folder):
     """The layer behind the last one of a small model is one of many of a large model."""
     rewritten(folder, lambda tensors: tensors.update({"model.layers.2.extra": tensors[K]}))
     family = attrs.evolve(family_named("qwen2"), skipped=(r"^model\.layers\.(1|2)\.",))
-    tensors = published_arrays(folder, family, CFG, None).tensors
+    tensors = published_arrays(folder, family, CFG, {}).tensors
     assert tensors.keys() == family.bind(CFG).shapes.keys()
     assert K in tensors

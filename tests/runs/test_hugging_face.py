@@ -1,6 +1,7 @@
 """`axcore convert`: runs of published models, and published models of runs."""
 
 import json
+import shutil
 
 import jax
 import numpy as np
@@ -76,6 +77,29 @@ def test_import_then_export_gives_every_tensor_back_byte_for_byte(published, tmp
     assert again == {**first, "bos_token_id": 0, "eos_token_id": [1, 2]}
     files = ("tokenizer.json",)
     assert all((published / f).read_bytes() == (tmp_path / "back" / f).read_bytes() for f in files)
+
+
+@pytest.mark.slow
+def test_a_run_keeps_what_its_published_model_says_besides_weights(published, tmp_path):
+    files = {"LICENSE": "MIT", "special_tokens_map.json": "{}"}
+    files["generation_config.json"] = '{"temperature": 0.6, "eos_token_id": [1, 2]}'
+    for name, text in files.items():
+        (published / name).write_text(text)
+    values = json.loads((published / "config.json").read_text())
+    values |= {"model_type": "mistral", "sliding_window": None, "cap": 1.5}
+    values = {n: v for n, v in values.items() if n not in ("attention_bias", "mlp_bias")}
+    (published / "config.json").write_text(json.dumps(values))
+    with pytest.raises(ConfigError, match=r"cap=1.5[\s\S]*--allow-unknown-fields"):
+        call("convert", f"hf:{published}", tmp_path / "run")
+    with pytest.warns(UserWarning, match="numbers might differ; they are ignored: cap=1.5"):
+        call("convert", f"hf:{published}", tmp_path / "run", "--allow-unknown-fields")
+    shutil.move(published, tmp_path / "elsewhere")
+    assert load_run(tmp_path / "run").config.model.published.unknown_fields == ("cap",)
+    told = call("convert", tmp_path / "run", f"hf:{tmp_path / 'back'}")
+    assert "a model of type mistral" in told
+    assert {name for name in files if (tmp_path / "back" / name).is_file()} == files.keys()
+    settings = json.loads((tmp_path / "back" / "generation_config.json").read_text())
+    assert settings == {"temperature": 0.6, "bos_token_id": 0, "eos_token_id": [1, 2]}
 
 
 @pytest.mark.slow

@@ -142,12 +142,20 @@ def opened_config(cfg: Any, run: Path, origin: Mapping[str, Any]) -> Any:
 
 
 def _paths(cfg: Any, fields: str) -> Iterator[tuple[str, str]]:
-    """Yields path and value of the config's fields that its classes list under `fields`."""
+    """Yields path and value of the config's fields that its classes list under `fields`.
+
+    Of a field that holds several values each has a path.
+    """
     for path, node in walk(cfg):
-        owner = getattr(type(node), "__config_owner__", None) if is_config(node) else None
+        cls = type(node)
+        owner = getattr(cls, "__config_owner__", cls) if is_config(node) else None
         for name in getattr(owner, fields, ()):
-            if isinstance(value := getattr(node, name), str):
-                yield format_path((*path, name)), value
+            value = getattr(node, name)
+            several = enumerate(value) if isinstance(value, tuple) else ()
+            places = {(*path, name, i): one for i, one in several} or {(*path, name): value}
+            for place, one in places.items():
+                if isinstance(one, str):
+                    yield format_path(place), one
 
 
 def _copied(run: Path, path: str, file: Path) -> dict[str, str]:

@@ -1,7 +1,10 @@
 """Families that came later: parameters as published, and published configs as the catalogue's."""
 
+import json
 import math
+import re
 
+import numpy as np
 import pytest
 from axl_attention.models import (
     glm45,
@@ -14,10 +17,17 @@ from axl_attention.models import (
     smollm3,
     starcoder2,
 )
+from safetensors.numpy import load_file, save_file
 
 from axcore.config import find_config
 from axcore.errors import ConfigError
-from axcore.interop import common_value, family_named, family_of
+from axcore.interop import (
+    common_value,
+    family_named,
+    family_of,
+    from_hugging_face,
+    to_hugging_face,
+)
 from axcore.layers import TransformerLayer
 from axcore.module import count_params
 
@@ -407,3 +417,28 @@ def test_branches_of_gpt_neox_are_in_turn_where_its_config_says_so():
 def test_a_phi_3_is_written_as_what_it_is_but_for_names():
     assert family_of(phi3("3-mini"))[0] == "mistral"
     assert family_of(phi3("4"))[0] == "llama"
+
+
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_layers_for_multi_token_prediction_are_numbered_on_behind_the_last(count):
+    values = {**GLM_45_AIR, "num_hidden_layers": 5, "num_nextn_predict_layers": count}
+    patterns = family_named("glm4_moe").mtp_layers(values)
+    names = [f"model.layers.{i}.eh_proj.weight" for i in range(60)]
+    skipped = [name for name in names if any(re.search(one, name) for one in patterns)]
+    assert skipped == names[5 : 5 + count]
+
+
+def test_a_model_without_its_layers_for_multi_token_prediction_says_so(tmp_path):
+    cfg = glm45("toy")
+    to_hugging_face(tmp_path / "model", cfg, cfg.build().init(0))
+    config, weights = tmp_path / "model" / "config.json", tmp_path / "model" / "model.safetensors"
+    values = json.loads(config.read_text())
+    config.write_text(json.dumps({**values, "num_nextn_predict_layers": 1}))
+    further = f"model.layers.{values['num_hidden_layers']}.eh_proj.weight"
+    save_file({**load_file(weights), further: np.ones((2, 2), np.float32)}, weights)
+    with pytest.warns(UserWarning, match=f"1 tensors are of layers for multi-token.*{further}"):
+        read = from_hugging_face(tmp_path / "model")
+    with pytest.warns(UserWarning, match="num_nextn_predict_layers is 0, where the published"):
+        to_hugging_face(tmp_path / "back", read.config, read.state)
+    again = json.loads((tmp_path / "back" / "config.json").read_text())
+    assert again["num_nextn_predict_layers"] == 0

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import attrs
+
 from axcore.config import find_config, update_config
 from axcore.errors import ConfigError
 from axcore.interop import (
@@ -164,6 +166,7 @@ DEEPSEEK_V3 = Family(
     ),
     weights=_weights,
     irrelevant=_UNUSED | {"num_mtp_layers", "num_nextn_predict_layers"},
-    skipped=(*DEEPSEEK_V2.skipped, r"^model\.layers\.61\."),
+    mtp_counts=("num_nextn_predict_layers", "num_mtp_layers"),
 )
-"""The layer after the last predicts a second token, which ours does not."""
+KIMI_K2 = attrs.evolve(DEEPSEEK_V3, written_as="deepseek_v3")
+"""Its own type has no class in transformers, but for code that comes with the weights."""

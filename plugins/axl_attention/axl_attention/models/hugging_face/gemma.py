@@ -159,6 +159,7 @@ GEMMA2 = Family(
     ),
     weights=lambda cfg: _WEIGHTS2,
     irrelevant=_UNUSED,
+    unread=frozenset({"sliding_window_size"}),
     gguf=_gguf(
         "gemma2",
         GGUFRope(),
@@ -208,6 +209,7 @@ GEMMA3_TEXT = Family(
 GEMMA3 = attrs.evolve(
     GEMMA3_TEXT,
     nested="text_config",
+    written_as="gemma3_text",
     defaults=immutabledict(
         vocab_size=262_208, num_attention_heads=8, num_key_value_heads=4, query_pre_attn_scalar=256
     ),

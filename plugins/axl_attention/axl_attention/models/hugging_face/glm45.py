@@ -83,6 +83,5 @@ GLM4_MOE = Family(
     ),
     weights=lambda cfg: _WEIGHTS,
     irrelevant=frozenset({"num_mtp_layers", "num_nextn_predict_layers"}),
-    skipped=(r"rotary_emb\.inv_freq$", r"^model\.layers\.(46|92)\."),
+    mtp_counts=("num_nextn_predict_layers", "num_mtp_layers"),
 )
-"""The layer after the last predicts a second token, which ours does not."""

@@ -221,6 +221,7 @@ LLAMA4_TEXT = Family(
 LLAMA4 = attrs.evolve(
     LLAMA4_TEXT,
     nested="text_config",
+    written_as="llama4_text",
     defaults=immutabledict(num_attention_heads=40, num_key_value_heads=8),
     irrelevant=LLAMA4_TEXT.irrelevant
     | {"boi_token_index", "eoi_token_index", "image_token_index", "vision_config"},

@@ -99,6 +99,8 @@ MAMBA2 = Family(
             "time_step_rank",
         }
     ),
+    # Of the first Mamba, from whose config Codestral's was made.
+    unread=frozenset({"intermediate_size", "time_step_init_scheme"}),
     copies=immutabledict({"lm_head.weight": "backbone.embeddings.weight"}),
     renamed=((r"^backbone\.embedding\.", "backbone.embeddings."),),
 )

@@ -51,6 +51,8 @@ _COMMON = (
     EveryLayer("layer_types", "full_attention"),
 )
 _UNUSED = frozenset({"max_window_layers", "sliding_window"})
+_UNREAD = frozenset({"use_qk_norm"})
+"""All Qwen3 normalise queries and keys."""
 _KEYS = (GGUFRope(), Fixed("attention_bias", False), Fixed("use_sliding_window", False))
 
 
@@ -83,6 +85,7 @@ QWEN3 = Family(
     config=(Field("intermediate_size", ("**.hidden_dim",)), *_COMMON),
     weights=lambda cfg: _DENSE_WEIGHTS,
     irrelevant=_UNUSED,
+    unread=_UNREAD,
     gguf=GGUFMap(architecture="qwen3", entries=(*LLAMA_KEYS, *_KEYS)),
 )
 QWEN3_MOE = Family(
@@ -99,6 +102,7 @@ QWEN3_MOE = Family(
     ),
     weights=lambda cfg: _MIXED_WEIGHTS,
     irrelevant=_UNUSED | {"intermediate_size", "router_aux_loss_coef"},
+    unread=_UNREAD,
     gguf=GGUFMap(
         architecture="qwen3moe",
         entries=(

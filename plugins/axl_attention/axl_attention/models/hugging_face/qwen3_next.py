@@ -154,6 +154,5 @@ QWEN3_NEXT = Family(
     ),
     weights=_weights,
     irrelevant=frozenset({"intermediate_size", "router_aux_loss_coef"}),
-    skipped=(r"rotary_emb\.inv_freq$", r"^mtp\."),
+    mtp_tensors=(r"^mtp\.",),
 )
-"""The layer that predicts a second token is passed over."""

@@ -47,4 +47,6 @@ STARCODER2 = Family(
     ),
     weights=lambda cfg: _WEIGHTS,
     irrelevant=frozenset({"embedding_dropout", "residual_dropout"}),
+    # Of GPTBigCode, from whose config these files were made; the activation is hidden_act.
+    unread=frozenset({"activation_function", "layer_norm_epsilon", "scale_attn_weights"}),
 )
