@@ -33,11 +33,13 @@ class TokenPiece(NamedTuple):
         tokens: Their numbers.
         logprobs: Where the request asks for them.
         finish_reason: See `Piece`.
+        has_end: Whether the last of them is the end token.
     """
 
     tokens: Sequence[int]
     logprobs: TokenLogprobs | None = None
     finish_reason: str | None = None
+    has_end: bool = False
 
 
 class Answer:
@@ -150,6 +152,7 @@ class Answer:
             self.prompt_logprobs,
             self.prompt_likeliest,
             self.num_cached_prompt_tokens,
+            self._pieces[-1].end,
         )
 
     def put(self, piece: TokenPiece) -> None:
@@ -210,28 +213,27 @@ class Answer:
         """Makes pieces of what was put; a stop string ends them."""
         while self._put:
             piece = self._put.popleft()
-            text, num_tokens, is_stopped = self._text.push(piece.tokens)
+            num_written = len(piece.tokens) - piece.has_end  # an end token may decode to its name
+            text, num_tokens, is_stopped = self._text.push(piece.tokens[:num_written])
             reason = "stop" if is_stopped else piece.finish_reason
             if reason is not None and not is_stopped:
                 left = self._text.flush()
                 text += left.text
                 reason = "stop" if left.is_stopped else reason
-            tokens = _drawn_tokens(piece, num_tokens, self.request.num_logprobs)
-            self._pieces.append(Piece(text, tokens, reason))
+            drawn = _drawn_tokens(piece, self.request.num_logprobs)
+            end = drawn[-1] if piece.has_end and not is_stopped else None
+            self._pieces.append(Piece(text, drawn[:num_tokens], reason, end))
             if is_stopped:
                 self._is_whole.set()
                 self._put.clear()
 
 
-def _drawn_tokens(
-    piece: TokenPiece, count: int, num_logprobs: int | None
-) -> tuple[DrawnToken, ...]:
-    tokens = piece.tokens[:count]
+def _drawn_tokens(piece: TokenPiece, num_logprobs: int | None) -> tuple[DrawnToken, ...]:
     if piece.logprobs is None or num_logprobs is None:
-        return tuple(DrawnToken(token) for token in tokens)
+        return tuple(DrawnToken(token) for token in piece.tokens)
     return tuple(
         DrawnToken(token, drawn, tuple(zip(likeliest, values, strict=True))[:num_logprobs])
         for token, drawn, likeliest, values in zip(
-            tokens, *(part[:count].tolist() for part in piece.logprobs), strict=True
+            piece.tokens, *(part.tolist() for part in piece.logprobs), strict=True
         )
     )

@@ -76,11 +76,18 @@ class Piece:
         text: Whole characters, and no part of a stop string.
         tokens: The tokens drawn; their text may come with a later piece.
         finish_reason: "stop", "length", "cancelled" or "error" of the last piece, None before.
+        end: The end token, where the model drew one; it has no text.
     """
 
     text: str
     tokens: tuple[DrawnToken, ...]
     finish_reason: str | None = None
+    end: DrawnToken | None = None
+
+    @property
+    def drawn(self) -> tuple[DrawnToken, ...]:
+        """Every token that was drawn, the end token included."""
+        return self.tokens if self.end is None else (*self.tokens, self.end)
 
 
 @attrs.frozen
@@ -89,13 +96,14 @@ class Completion:
 
     Args:
         text: Its text.
-        tokens: Its tokens, one that ended it not among them.
+        tokens: Its tokens, without the end token.
         finish_reason: "stop", "length" or "cancelled".
         prompt_logprobs: Of each token of the prompt, the first of which has none; None where the
             request does not ask for them.
         prompt_likeliest: The likeliest tokens at each of those places, as many as the request asks
             for by `num_logprobs`, but at least one.
         num_cached_prompt_tokens: Tokens of the prompt that another request had computed.
+        end: The end token, where the model drew one.
     """
 
     text: str
@@ -104,3 +112,4 @@ class Completion:
     prompt_logprobs: tuple[float | None, ...] | None = None
     prompt_likeliest: tuple[Likeliest | None, ...] | None = None
     num_cached_prompt_tokens: int = 0
+    end: DrawnToken | None = None

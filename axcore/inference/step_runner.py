@@ -243,7 +243,7 @@ class StepRunner:
         ends = self._is_end[tokens] & ~self._slots.ignores_end[call.slots][:, None]
         ends &= steps < call.num_drawn[:, None]
         is_ended = ends.any(axis=1)
-        counts = np.where(is_ended, ends.argmax(axis=1), call.num_drawn)
+        counts = np.where(is_ended, ends.argmax(axis=1) + 1, call.num_drawn)
         is_full = call.first_drawn + call.num_drawn >= self.scheduler.rows.limit[call.slots]
         wants = self._slots.wants_logprobs[call.slots].any()
         logprobs = launched.logprobs() if wants else None
@@ -272,21 +272,21 @@ class StepRunner:
         logprobs: TokenLogprobs | None,
         row: int,
     ) -> None:
-        own = None
+        own, has_end = None, reason == "stop"
         if logprobs is not None and task.request.num_logprobs is not None:
             own = TokenLogprobs(*(value[row, : len(tokens)] for value in logprobs))
-        if task.matcher is not None and reason is None:
+        if task.matcher is not None and not has_end:
             try:
                 task.matcher.accept(tokens)
             except RequestError as error:
                 self._fail(task, error)
                 return
-            reason = "stop" if task.matcher.is_finished else None
+            reason = "stop" if task.matcher.is_finished else reason
         if task.index is not None:
             task.index.push(tokens)
         if reason is not None:
             self._forget(task)
-        task.answer.put(TokenPiece(tokens, own, reason))
+        task.answer.put(TokenPiece(tokens, own, reason, has_end))
         if reason is None and task.answer.is_finished:
             self._forget(task)
 

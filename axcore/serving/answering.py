@@ -43,11 +43,11 @@ class RequestFigures:
 
     def add(self, piece: Piece) -> None:
         """Counts a piece of an answer."""
-        if piece.tokens:
+        if piece.drawn:
             now = time.monotonic() - self.began
             self.first_token_s = now if self.first_token_s is None else self.first_token_s
             self.last_token_s = now
-            self.num_tokens += len(piece.tokens)
+            self.num_tokens += len(piece.drawn)
         if piece.finish_reason is not None:
             self.finish_reasons.append(piece.finish_reason)
 

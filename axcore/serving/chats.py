@@ -27,7 +27,7 @@ class ChatChoice:
         reader: Finds calls of tools in it.
         text: Its text so far.
         calls: The calls so far.
-        tokens: Its tokens.
+        tokens: Its tokens, the end token included.
         finish_reason: Why it ended; None before.
         is_begun: Whether its role was sent.
     """
@@ -46,7 +46,7 @@ class ChatChoice:
             found += self.reader.finish()
         self.text += "".join(one for one in found if isinstance(one, str))
         self.calls += [one for one in found if isinstance(one, ToolCall)]
-        self.tokens += piece.tokens
+        self.tokens += piece.drawn
         if piece.finish_reason is not None:
             made_calls = self.calls and piece.finish_reason == "stop"
             self.finish_reason = "tool_calls" if made_calls else piece.finish_reason
@@ -83,7 +83,7 @@ class ChatJob(AnswerJob[ChatRequest, ChatChoice]):
         if not choice.is_begun:
             found.insert(0, ({"role": "assistant", "content": ""}, None, None))
             choice.is_begun = True
-        logprobs = self._logprobs(piece.tokens) if piece.tokens else None
+        logprobs = self._logprobs(piece.drawn) if piece.drawn else None
         if logprobs is not None:
             delta = found.pop()[0] if found else {}
             found.append((delta, logprobs, None))

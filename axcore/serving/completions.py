@@ -20,7 +20,7 @@ class Choice:
         prompt: Tokens of its prompt.
         prompt_text: What an echo begins with.
         text: What was drawn so far.
-        tokens: Its tokens.
+        tokens: Its tokens, the end token included.
         offset: Letters of the tokens so far, as log-probabilities count them.
         finish_reason: Why it ended; None before.
         is_begun: Whether an event reported it.
@@ -37,7 +37,7 @@ class Choice:
     def add(self, piece: Piece) -> None:
         """Appends a piece."""
         self.text += piece.text
-        self.tokens += piece.tokens
+        self.tokens += piece.drawn
         self.finish_reason = piece.finish_reason
 
 
@@ -53,12 +53,12 @@ class CompletionJob(AnswerJob[CompletionRequest, Choice]):
     def changes(self, number: int, piece: Piece) -> Iterator[dict[str, Any]]:
         """Yields what a new piece adds to an answer, as streams have it."""
         choice = self.choices[number]
-        text, logprobs = piece.text, self._logprobs(choice, piece.tokens)
+        text, logprobs = piece.text, self._logprobs(choice, piece.drawn)
         if self.request.echo and not choice.is_begun:
             text = choice.prompt_text + text
             logprobs = self._with_prompt(number, logprobs)
         choice.is_begun = True
-        if text or piece.tokens or piece.finish_reason:
+        if text or piece.drawn or piece.finish_reason:
             yield _choice(number, text, logprobs, piece.finish_reason)
 
     def whole(self, number: int) -> dict[str, Any]:

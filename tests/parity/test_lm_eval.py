@@ -1,6 +1,7 @@
 """lm-eval, asking a server by `local-completions`, finds the likelihoods that the model has.
 
-The task is made of the standard library's own text: which summary is that of which module.
+One task is made of the standard library's own text: which summary is that of which module. The
+other asks a model that wants to end after whatever it has read.
 """
 
 import importlib
@@ -11,8 +12,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from chat_tokenizer import write_chat_tokenizer
-from model_server import LENGTH, chat_tokenizer, serving, small_engine, small_model
+from known_answers import IDENTITY
+from model_server import (
+    LENGTH,
+    chat_tokenizer,
+    ending_engine,
+    serving,
+    small_engine,
+    small_model,
+)
 
+from axcore.evaluation import EngineModel, MultipleChoice, SampleFile, evaluate_tasks
 from axcore.module import functional
 
 pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore")]
@@ -27,8 +37,9 @@ output_type: multiple_choice
 doc_to_text: "{{{{module}}}}:"
 doc_to_choice: "{{{{choices}}}}"
 doc_to_target: "{{{{label}}}}"
-metric_list: [{{metric: acc}}]
+metric_list: [{{metric: acc}}, {{metric: acc_norm}}]
 """
+WORDS = ("a", "to be", "x" * 9, "or not", "zz", "é", "the end.")
 
 
 def rows():
@@ -38,13 +49,24 @@ def rows():
         yield {"module": name, "choices": texts, "label": label}
 
 
+def questions():
+    """Yields 24 questions, of which each has answers of several lengths."""
+    for number in range(24):
+        choices = [WORDS[place % 7] for place in (number, number + 3, number * 4 + 1)]
+        yield {"module": f"{number * number}", "choices": choices, "label": number % 3}
+
+
 @pytest.fixture
 def task(tmp_path, monkeypatch):
     """A folder with the task; nothing is kept outside of it."""
     monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
+    return lambda asked: write_task(tmp_path, asked)
+
+
+def write_task(tmp_path, asked):
     file = tmp_path / "rows.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows()))
+    file.write_text("".join(json.dumps(row) + "\n" for row in asked))
     folder = tmp_path / "tasks"
     folder.mkdir()
     (folder / "summaries.yaml").write_text(TASK.format(file=file))
@@ -69,13 +91,12 @@ def likelihood(model, state, context, continuation):
     return float(drawn.sum()), bool((drawn == logprobs.max(axis=1)).all())
 
 
-def test_likelihoods_are_those_of_the_plain_model(task, tokenizer_folder):
+def evaluate(engine, tokenizer_folder, task):
+    """Returns what lm-eval finds by a server of an engine."""
     import lm_eval
 
-    tokenizer = chat_tokenizer(tokenizer_folder)
-    model, state = small_model(tokenizer)
-    with small_engine(tokenizer) as engine, serving(engine) as server:
-        found = lm_eval.simple_evaluate(
+    with serving(engine) as server:
+        return lm_eval.simple_evaluate(
             model="local-completions",
             model_args={
                 "model": "small",
@@ -87,6 +108,30 @@ def test_likelihoods_are_those_of_the_plain_model(task, tokenizer_folder):
             task_manager=lm_eval.tasks.TaskManager(include_path=str(task), include_defaults=False),
             bootstrap_iters=0,
         )
+
+
+def test_scores_of_a_model_that_wants_to_end_are_those_of_axcore_evaluate(
+    task, tokenizer_folder, tmp_path
+):
+    asked = MultipleChoice.Config(
+        samples=SampleFile.Config(path=str(tmp_path / "rows.jsonl")),
+        prompt="{module}:",
+        answer="label",
+    )
+    with ending_engine(chat_tokenizer(tokenizer_folder)) as engine:
+        found = evaluate(engine, tokenizer_folder, task(questions()))["results"]["summaries"]
+        own = evaluate_tasks({"t": asked}, EngineModel(engine), IDENTITY, tmp_path / "found")["t"]
+    assert own.num_samples == 24
+    for theirs, ours in (("acc", "accuracy"), ("acc_norm", "accuracy_per_character")):
+        assert found[f"{theirs},none"] == pytest.approx(own.metrics[ours].value)
+        assert 0 < own.metrics[ours].value < 1
+
+
+def test_likelihoods_are_those_of_the_plain_model(task, tokenizer_folder):
+    tokenizer = chat_tokenizer(tokenizer_folder)
+    model, state = small_model(tokenizer)
+    with small_engine(tokenizer) as engine:
+        found = evaluate(engine, tokenizer_folder, task(rows()))
     samples = found["samples"]["summaries"]
     assert len(samples) == len(MODULES)
     for sample in samples:

@@ -110,6 +110,17 @@ def small_engine(tokenizer: Tokenizer, cfg: EngineConfig = SMALL) -> Engine:
     return engine
 
 
+def ending_engine(tokenizer: Tokenizer) -> Engine:
+    """Returns an engine of a model that ends each text: its likeliest token is the end token."""
+    model, state = small_model(tokenizer)
+    embedding, head = state["decoder"]["embedding"], state["head"]
+    embedding["weight"] = embedding["weight"].at[:, 0].set(4.0)
+    head["weight"] = head["weight"].at[tokenizer.eos_id].set(0.0).at[tokenizer.eos_id, 0].set(2.0)
+    engine = Engine(model, state, tokenizer, SMALL)
+    engine.warm_up()
+    return engine
+
+
 def byte_tokenizer() -> Tokenizer:
     return ByteTokenizer.Config().build()
 
