@@ -17,6 +17,10 @@ from axcore.data.tokenizer_settings import TokenizerSettings, read_settings
 from axcore.errors import DataError
 
 
+TOOL_TEMPLATE = "additional_chat_templates/tool_use.jinja"
+"""Where a model's folder has the chat template of conversations with tools."""
+
+
 class HuggingFaceTokenizer(Tokenizer):
     """The vocabulary and the rules of a `tokenizer.json`.
 
@@ -40,7 +44,8 @@ class HuggingFaceTokenizer(Tokenizer):
             pad_token: What fills rows up; without one, here or there, `eos_token` does.
             end_tokens: Tokens that end what a model writes, besides `eos_token`.
             settings_path: A `tokenizer_config.json`, which names tokens and may hold a template.
-            chat_template_path: A chat template, before that of `settings_path`.
+            chat_template_path: A chat template, before those of `settings_path`.
+            tool_template_path: The chat template of conversations with tools, where it is another.
             vocab_multiple: `vocab_size` is a multiple of this.
         """
 
@@ -51,9 +56,10 @@ class HuggingFaceTokenizer(Tokenizer):
         end_tokens: tuple[str, ...] = ()
         settings_path: str | None = None
         chat_template_path: str | None = None
+        tool_template_path: str | None = None
         vocab_multiple: PositiveInt = 1
 
-    file_fields = ("path", "settings_path", "chat_template_path")
+    file_fields = ("path", "settings_path", "chat_template_path", "tool_template_path")
 
     def __init__(self, cfg: Config) -> None:
         super().__init__(cfg)
@@ -80,15 +86,32 @@ class HuggingFaceTokenizer(Tokenizer):
     @cached_property
     def chat_template(self) -> ChatTemplate | None:
         """The template of its conversations, if it has one."""
-        found, cfg = self.chat_template_source, self.config
+        found, for_tools, cfg = self.chat_template_source, self.tool_template_source, self.config
         where = cfg.chat_template_path or cfg.settings_path or cfg.path
-        return None if found is None else ChatTemplate(found, self._roles(), where=where)
+        tool_use = None
+        if for_tools is not None:
+            read_from = cfg.tool_template_path or where
+            tool_use = ChatTemplate(for_tools, self._roles(), where=read_from)
+        if found is None:
+            return tool_use
+        return ChatTemplate(found, self._roles(), where=where, tool_use=tool_use)
 
     @cached_property
     def chat_template_source(self) -> str | None:
         """The text of that template."""
         path = self.config.chat_template_path
         return self._settings.chat_template if path is None else _read(path)
+
+    @cached_property
+    def tool_template_source(self) -> str | None:
+        """The text of the template of conversations with tools, where it is another one.
+
+        A template that the config names is that of all conversations, as in transformers.
+        """
+        cfg = self.config
+        if cfg.tool_template_path is not None:
+            return _read(cfg.tool_template_path)
+        return self._settings.tool_template if cfg.chat_template_path is None else None
 
     @property
     def content(self) -> dict[str, Any]:
@@ -162,6 +185,7 @@ def tokenizer_in(folder: str | Path) -> HuggingFaceTokenizer.Config:
         path=str(root / "tokenizer.json"),
         settings_path=_there(root / "tokenizer_config.json"),
         chat_template_path=_there(root / "chat_template.jinja"),
+        tool_template_path=_there(root / TOOL_TEMPLATE),
     )
     settings = read_settings(cfg.settings_path)
     tokenizer = _load(cfg.path, settings)

@@ -297,6 +297,8 @@ def _tokenizer_files(tokenizer: Any) -> dict[str, bytes]:
     files = {TOKENIZER: _content(cfg.path), TOKENIZER_CONFIG: _rendered({**settings, **said})}
     if cfg.chat_template_path is not None:
         files[CHAT_TEMPLATE] = _content(cfg.chat_template_path)
+    if cfg.tool_template_path is not None:
+        files[TOOL_TEMPLATE] = _content(cfg.tool_template_path)
     return files
 
 
