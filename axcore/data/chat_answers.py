@@ -7,7 +7,6 @@ was, when an earlier answer was written, is another text, and the conversation b
 for each answer that the next text does not continue.
 """
 
-import os.path
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -29,7 +28,7 @@ _LONG = 16
 """Characters from which on a text is not in an answer by chance."""
 
 _BUNDLED = {
-    "deepseek-r1.jinja": ("<｜Assistant｜><think>\\n", ".split('</think>')[-1]"),
+    "deepseek-r1.jinja": ("<\uff5cAssistant\uff5c><think>\\n", ".split('</think>')[-1]"),
     "qwq.jinja": ("<|im_start|>assistant\\n<think>\\n", ".split('</think>')[-1]"),
 }
 """Templates to use instead of published ones that drop thinking, and what those have in them."""
@@ -373,7 +372,8 @@ def _as_written(view: _View, counted: Sequence[int]) -> Answers:
 
 def _num_common(first: str, second: str) -> int:
     """Returns how many characters two texts begin with alike."""
-    return len(os.path.commonprefix([first, second]))
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((place for place, (a, b) in pairs if a != b), min(len(first), len(second)))
 
 
 def _bundled(template: ChatTemplate) -> Path | None:

@@ -149,7 +149,7 @@ class ChatTemplate:
     ) -> str:
         tools, documents = values.get("tools"), values.get("documents")
         _check_characters([*messages, *(tools or ()), *(documents or ())], self.where)
-        given = {"tools": None, "documents": None, "add_generation_prompt": False}
+        given: dict[str, Any] = {"tools": None, "documents": None, "add_generation_prompt": False}
         given |= {**self._tokens, **values}
 
         def render(turns: Sequence[Message]) -> str:

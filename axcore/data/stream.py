@@ -47,8 +47,9 @@ class FileStream(Stream):
     """The documents of files as they are read, again and again: nothing is built or held.
 
     A place is the epoch, the file of it, the records that were read of that, a hash of the names
-    and sizes of all files, and within a record of several documents how many were read. Files are in another order each epoch; documents within them are
-    not. A folder may change between two epochs.
+    and sizes of all files, and within a record of several documents how many of those were read.
+    Files are in another order each epoch; documents within them are not. A folder may change
+    between two epochs.
     """
 
     @config

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from hashlib import blake2b
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import attrs
 import numpy as np
@@ -113,15 +113,13 @@ def _applied(
     made = transform.apply(document, tools)
     if isinstance(made, Dropped):
         return made
-    found = list(made) if isinstance(made, list | tuple) else [made]
-    are_documents = all(isinstance(one, Document) for one in found)
-    if not found or not are_documents or any(one.name != document.name for one in found):
+    several: list[Any] = list(made) if isinstance(made, list | tuple) else [made]
+    found = [one for one in several if isinstance(one, Document) and one.name == document.name]
+    if not found or len(found) < len(several):
         expected = "a Document of the same name, or several, or a Dropped"
         raise wrong_method_return(transform, "apply", made, expected)
     if len(found) > 1 and document.key is not None:
         # Each is a duplicate of its like alone.
         keys = [blake2b(b"%d" % n, key=document.key, digest_size=16) for n in range(len(found))]
-        found = [
-            attrs.evolve(one, key=key.digest()) for one, key in zip(found, keys, strict=True)
-        ]
+        found = [attrs.evolve(one, key=key.digest()) for one, key in zip(found, keys, strict=True)]
     return found
