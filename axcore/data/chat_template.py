@@ -2,12 +2,23 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from functools import cached_property
 from typing import Any, NoReturn
 
-import attrs
-
+from axcore.data.template_marks import (
+    BEGIN,
+    END,
+    GENERATION,
+    GENERATION_END,
+    Trace,
+    add_marks,
+    message_marks,
+    read_marks,
+    text_mark,
+    without_marks,
+)
 from axcore.errors import DataError
 from axcore.extras import import_extra
 
@@ -15,21 +26,8 @@ Message = Mapping[str, Any]
 """One turn of a conversation: its `role`, its `content`, and what else a template reads."""
 
 
-_BEGIN, _END = "\ufdd0", "\ufdd1"
-"""What is around the text of `generation` blocks until all is rendered: no characters."""
-
-
-@attrs.frozen
-class MarkedText:
-    """A conversation as text, with what its template marks as written by the model.
-
-    Attributes:
-        text: The text.
-        spans: Where the text of each `generation` block begins, and where it has ended.
-    """
-
-    text: str
-    spans: tuple[tuple[int, int], ...]
+REASONING = ("reasoning_content", "reasoning", "thinking")
+"""Fields of a message that may hold what was thought before the answer."""
 
 
 class ChatTemplate:
@@ -43,18 +41,26 @@ class ChatTemplate:
         source: The template.
         tokens: Special tokens by the name that templates know them by, as `bos_token`.
         where: The file that it is from, for errors.
+        tool_use: The template for conversations with tools, where there is one of its own.
 
     Raises:
         DataError: It is no template, or Jinja is not installed.
     """
 
-    def __init__(self, source: str, tokens: Mapping[str, str], *, where: str) -> None:
-        self.source = source
-        self._tokens, self._where = tokens, where
+    def __init__(
+        self,
+        source: str,
+        tokens: Mapping[str, str],
+        *,
+        where: str,
+        tool_use: "ChatTemplate | None" = None,
+    ) -> None:
+        self.source, self.where = source, where
+        self._tokens, self._tool_use = tokens, tool_use
         jinja2 = _library()
-        environment = _environment()
+        self._environment = _environment()
         try:
-            self._template = environment.from_string(source)
+            self._template = self._environment.from_string(source)
         except jinja2.TemplateSyntaxError as error:
             raise DataError(
                 f"The chat template is no Jinja that can be read: {error.message}, in line "
@@ -62,67 +68,150 @@ class ChatTemplate:
                 where=where,
                 hint="Take the template that was published with the tokenizer.",
             ) from error
-        self.marks_answers: bool = getattr(environment, "marks_answers", False)
+        self.marks_answers: bool = getattr(self._environment, "marks_answers", False)
+
+    def chosen(self, tools: Sequence[Any] | None) -> "ChatTemplate":
+        """Returns the template for a conversation, which may be another one where it has tools."""
+        return self._tool_use if tools and self._tool_use is not None else self
+
+    @cached_property
+    def reads_tools(self) -> bool:
+        """Whether it reads the tools that a conversation has."""
+        from jinja2 import meta
+
+        names: set[str] = meta.find_undeclared_variables(self._environment.parse(self.source))
+        return "tools" in names
 
     def render(self, messages: Sequence[Message], **values: Any) -> str:
-        """Returns the text of a conversation; see `render_marked`."""
-        return self.render_marked(messages, **values).text
-
-    def render_marked(
-        self,
-        messages: Sequence[Message],
-        *,
-        add_generation_prompt: bool = False,
-        tools: Sequence[Any] | None = None,
-        documents: Sequence[Any] | None = None,
-        **values: Any,
-    ) -> MarkedText:
-        """Returns the text of a conversation, and the spans of its `generation` blocks.
+        """Returns the text of a conversation.
 
         Args:
             messages: The turns, the first one first.
-            add_generation_prompt: Whether the text ends with what comes before an answer.
-            tools: JSON schemas of functions that the model may call.
-            documents: What the model may quote, each with a `title` and a `text`.
-            **values: What else the template reads, as `enable_thinking`.
+            **values: What else the template reads: `add_generation_prompt`, whether the text ends
+                with what comes before an answer; `tools`, JSON schemas of functions that the model
+                may call; `documents`, what it may quote, each with a `title` and a `text`; and what
+                this template alone knows, as `enable_thinking`.
 
         Raises:
             DataError: The template refuses the conversation, or fails over it; or a text holds
                 U+FDD0 or U+FDD1, which are no characters.
         """
-        _check_characters([*messages, *(tools or ()), *(documents or ())], self._where)
-        given = {**self._tokens, **values, "messages": list(messages), "tools": tools}
-        given |= {"documents": documents, "add_generation_prompt": add_generation_prompt}
+        chosen = self.chosen(values.get("tools"))
+        return without_marks(chosen._rendered(chosen._template, messages, values))
+
+    def trace(self, messages: Sequence[Message], **values: Any) -> Trace:
+        """Returns the text of a conversation, and which message each part of it is from.
+
+        Args:
+            messages: As `render`.
+            **values: As `render`.
+
+        Raises:
+            DataError: As `render`.
+        """
+        chosen = self.chosen(values.get("tools"))
+        own = [dict(message) for message in messages]  # one object may be several of them
+        return read_marks(chosen._rendered(chosen._marked, own, values))
+
+    def line(self, number: int) -> str:
+        """Returns a line, or the next one that is not empty, as errors name it."""
+        lines = dict(enumerate(self.source.split("\n"), 1))
+        number = next((one for one in range(number, len(lines) + 1) if lines[one].strip()), number)
+        text = lines[number].strip()
+        return f"line {number} of the chat template, {text if len(text) <= 80 else text[:77]!r}"
+
+    @cached_property
+    def _reasoning(self) -> tuple[str, ...]:
+        """The fields that it reads of those that may hold a thinking."""
+        return tuple(
+            name
+            for name in REASONING
+            if re.search(rf"""(\.|['"]){name}\b(?!['"]?\s*(\(|:))""", self.source)
+        )
+
+    def _with_known_reasoning(self, message: Message) -> Message:
+        """Returns a message whose thinking has the name by which the template reads it."""
+        own = [name for name in REASONING if message.get(name)]
+        if not own or not self._reasoning or {*own} & {*self._reasoning}:
+            return message
+        kept = {name: one for name, one in message.items() if name not in own}
+        return {**kept, self._reasoning[0]: message[own[0]]}
+
+    @cached_property
+    def _marked(self) -> Any:
+        """The same template, which marks what it writes."""
+        parsed = self._environment.parse(self.source)
+        add_marks(parsed)
+        return self._environment.from_string(parsed.set_environment(self._environment))
+
+    def _rendered(
+        self, template: Any, messages: Sequence[Message], values: Mapping[str, Any]
+    ) -> str:
+        tools, documents = values.get("tools"), values.get("documents")
+        _check_characters([*messages, *(tools or ()), *(documents or ())], self.where)
+        given: dict[str, Any] = {"tools": None, "documents": None, "add_generation_prompt": False}
+        given |= {**self._tokens, **values}
+
+        def render(turns: Sequence[Message]) -> str:
+            return str(template.render({**given, **message_marks(turns), "messages": turns}))
+
         try:
-            return _without_marks(str(self._template.render(given)))
+            return _with_readable_calls(render, [*map(self._with_known_reasoning, messages)])
         except Exception as error:  # a template may do anything that its sandbox lets it
             roles = [message.get("role") for message in messages]
             raise DataError(
                 f"The chat template does not take this conversation: {error}.",
-                where=self._where,
+                where=self.where,
                 hint=f"The roles are {roles}; look into the template for what it asks for.",
             ) from error
 
 
-def _without_marks(rendered: str) -> MarkedText:
-    """Returns a text without its marks, and where they were."""
-    pieces: list[str] = []
-    spans: list[tuple[int, int]] = []
-    length = begin = 0
-    for piece in re.split(f"([{_BEGIN}{_END}])", rendered):
-        if piece == _BEGIN:
-            begin = length
-        elif piece == _END:
-            spans.append((begin, length))
-        else:
-            pieces.append(piece)
-            length += len(piece)
-    return MarkedText("".join(pieces), tuple(spans))
+def _with_readable_calls(
+    render: Callable[[Sequence[Message]], str], messages: Sequence[Message]
+) -> str:
+    """Returns a text in which the arguments of calls are JSON.
+
+    Most templates take arguments as objects. Some write them as they come, which is right for text
+    alone: those fail over an object, or write it as Python does.
+    """
+    arguments = [one for message in messages for one in _arguments(message)]
+    try:
+        text = render(messages)
+    except TypeError:
+        if not arguments:
+            raise
+    else:
+        if not any(repr(one) in text for one in arguments if repr(one) != _to_json(one)):
+            return text
+    return render([_with_text_arguments(message) for message in messages])
+
+
+def _arguments(message: Message) -> list[Any]:
+    calls = message.get("tool_calls") or ()
+    found = [one["function"].get("arguments") for one in calls if _has_function(one)]
+    return [one for one in found if isinstance(one, Mapping)]
+
+
+def _has_function(call: Any) -> bool:
+    return isinstance(call, Mapping) and isinstance(call.get("function"), Mapping)
+
+
+def _with_text_arguments(message: Message) -> Message:
+    if not _arguments(message):
+        return message
+    calls = []
+    for call in message["tool_calls"]:
+        function = dict(call["function"]) if _has_function(call) else {}
+        if isinstance(function.get("arguments"), Mapping):
+            function["arguments"] = _to_json(function["arguments"])
+            call = {**call, "function": function}
+        calls.append(call)
+    return {**message, "tool_calls": calls}
 
 
 def _check_characters(values: Sequence[Any], where: str) -> None:
     said = json.dumps(values, ensure_ascii=False, default=str)
-    if _BEGIN in said or _END in said:
+    if BEGIN in said or END in said:
         raise DataError(
             "A conversation holds U+FDD0 or U+FDD1, which Unicode says are no characters.",
             where=where,
@@ -145,7 +234,6 @@ def _environment() -> Any:
 
 def _generation() -> type[Any]:
     """Returns the extension by which templates mark what the model wrote."""
-    from jinja2 import nodes
     from jinja2.ext import Extension
 
     class Generation(Extension):
@@ -156,10 +244,7 @@ def _generation() -> type[Any]:
             environment: Any = self.environment
             environment.marks_answers = True
             body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-            begin, end = (
-                nodes.Output([nodes.TemplateData(mark)], lineno=line) for mark in (_BEGIN, _END)
-            )
-            return [begin, *body, end]
+            return [text_mark(GENERATION, line), *body, text_mark(GENERATION_END, line)]
 
     return Generation
 

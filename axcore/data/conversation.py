@@ -12,7 +12,7 @@ from axcore.errors import DataError
 FIELDS = ("messages", "conversations")
 """Fields of a record that hold its messages: OpenAI's and ShareGPT's."""
 
-EXTRAS = ("tools", "system")
+EXTRAS = ("tools", "system", "chat_template_kwargs")
 """Fields that belong to its messages, where a record has them."""
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -71,6 +71,25 @@ def read_conversation(
         read.insert(0, ({"role": "system", "content": system}, 1.0))
     messages, weights = zip(*read, strict=True)
     return Conversation(messages, weights, _tools(record.get("tools")))
+
+
+def template_values(record: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what else a chat template reads: given values, and before them those of a record.
+
+    Raises:
+        DataError: The record's are no object, or are what the conversation itself says.
+    """
+    found = record.get("chat_template_kwargs") or {}
+    taken = {"messages", "tools", "add_generation_prompt"}
+    if not isinstance(found, Mapping) or taken & {*found, *values}:
+        raise DataError(
+            f"chat_template_kwargs is {_shown({**values, **found})}; expected an object of values "
+            f"besides {', '.join(sorted(taken))}."
+            if isinstance(found, Mapping)
+            else f"chat_template_kwargs is {_shown(found)}; expected an object.",
+            hint='Write what the template reads, as {"enable_thinking": false}.',
+        )
+    return {**values, **{name: one for name, one in found.items() if one is not None}}
 
 
 def _message(found: Any, place: int, roles: Sequence[str]) -> tuple[dict[str, Any], float]:

@@ -29,6 +29,7 @@ class Document:
         loss_weights: [N] what each of its tokens weighs in the loss, booleans or floats of at least
             0; None for 1 each.
         key: Documents of equal keys are duplicates; None where nobody asks.
+        num_left: How many documents of the same record follow.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Document:
     fields: Mapping[str, Any] = attrs.field(factory=dict, eq=False, repr=False)
     loss_weights: NDArray[Any] | None = attrs.field(default=None, eq=False, repr=False)
     key: bytes | None = attrs.field(default=None, eq=False, repr=False)
+    num_left: int = attrs.field(default=0, eq=False, repr=False)
 
     def __len__(self) -> int:
         """Returns its characters, or tokens where it has no text."""

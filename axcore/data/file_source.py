@@ -186,6 +186,13 @@ class FileSource(Source):
             else:
                 tally.dropped[DUPLICATE] += 1
         self.say_dropped(tally.dropped)
+        if tally.num_split:
+            print(
+                f"data: {tally.num_split:,} of {tally.num_records:,} {self.unit} of "
+                f"{self.describe()} are {tally.num_parts:,} documents, as transforms made several "
+                "of each",
+                file=sys.stderr,
+            )
 
     def say_dropped(self, dropped: Mapping[str, int]) -> None:
         """Prints how many documents transforms left out and why, if they left out any."""
@@ -208,6 +215,8 @@ class Tally:
         num_records: All of them.
         bad: Those that cannot be documents.
         dropped: How many transforms left out, and why.
+        num_split: Of how many transforms made several documents.
+        num_parts: How many those are together.
     """
 
     def __init__(self, source: FileSource, tokenizer: Tokenizer | None = None) -> None:
@@ -217,6 +226,7 @@ class Tally:
         self.num_records = 0
         self.bad: list[BadRecord] = []
         self.dropped: Counter[str] = Counter()
+        self.num_split = self.num_parts = 0
 
     def documents(
         self, records: Iterable[Document | BadRecord], file: NamedFile
@@ -225,8 +235,10 @@ class Tally:
         for record in records:
             self.num_records += 1
             made = self._transformed(record, file) if isinstance(record, Document) else record
-            if isinstance(made, Document):
-                yield made
+            if isinstance(made, list):
+                self.num_split += len(made) > 1
+                self.num_parts += len(made) if len(made) > 1 else 0
+                yield from made
             elif isinstance(made, Dropped):
                 self.dropped[made.reason] += 1
             elif self._source.max_bad_fraction == 0:
@@ -234,9 +246,11 @@ class Tally:
             else:
                 self.bad.append(made)
 
-    def _transformed(self, document: Document, file: NamedFile) -> Document | Dropped | BadRecord:
+    def _transformed(
+        self, document: Document, file: NamedFile
+    ) -> list[Document] | Dropped | BadRecord:
         if self._tokenizer is None or not self._source.transforms:
-            return document
+            return [document]
         try:
             return apply_all(self._source.transforms, document, self._tokenizer)
         except DataError as error:

@@ -26,6 +26,10 @@ def gguf_vocabulary(tokenizer: Tokenizer | None, size: int) -> tuple[dict[str, A
     metadata = found.metadata(tokenizer, size)
     if template is not None:
         metadata["tokenizer.chat_template"] = template
+    tool_template = getattr(tokenizer, "tool_template_source", None)
+    if tool_template is not None:
+        metadata["tokenizer.chat_templates"] = ["tool_use"]
+        metadata["tokenizer.chat_template.tool_use"] = tool_template
     return metadata, found.note
 
 

@@ -1,7 +1,8 @@
 """Any Hugging Face `tokenizer.json`, through the `tokenizers` library."""
 
 import json
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,16 @@ from numpy.typing import NDArray
 from axcore.config import REQUIRED, PositiveInt, config, evolve
 from axcore.config.json_files import check_is_fetched, read_json
 from axcore.data.chat_template import ChatTemplate
+from axcore.data.gguf_vocabulary import byte_signs
 from axcore.data.tokenizer import PlacedTokens, Tokenizer, round_up_vocab
 from axcore.data.tokenizer_settings import TokenizerSettings, read_settings
 from axcore.errors import DataError
+
+TOOL_TEMPLATE = "additional_chat_templates/tool_use.jinja"
+"""Where a model's folder has the chat template of conversations with tools."""
+
+_BYTE = re.compile("<0x[0-9A-F]{2}>")
+"""How a token is called that is one byte."""
 
 
 class HuggingFaceTokenizer(Tokenizer):
@@ -42,7 +50,8 @@ class HuggingFaceTokenizer(Tokenizer):
             settings_path: A `tokenizer_config.json`, which names tokens and may hold a template.
             special_tokens_path: A `special_tokens_map.json`, for tokens that `settings_path` does
                 not name.
-            chat_template_path: A chat template, before that of `settings_path`.
+            chat_template_path: A chat template, before those of `settings_path`.
+            tool_template_path: The chat template of conversations with tools, where it is another.
             vocab_multiple: `vocab_size` is a multiple of this.
         """
 
@@ -54,9 +63,16 @@ class HuggingFaceTokenizer(Tokenizer):
         settings_path: str | None = None
         special_tokens_path: str | None = None
         chat_template_path: str | None = None
+        tool_template_path: str | None = None
         vocab_multiple: PositiveInt = 1
 
-    file_fields = ("path", "settings_path", "special_tokens_path", "chat_template_path")
+    file_fields = (
+        "path",
+        "settings_path",
+        "special_tokens_path",
+        "chat_template_path",
+        "tool_template_path",
+    )
 
     def __init__(self, cfg: Config) -> None:
         super().__init__(cfg)
@@ -83,15 +99,32 @@ class HuggingFaceTokenizer(Tokenizer):
     @cached_property
     def chat_template(self) -> ChatTemplate | None:
         """The template of its conversations, if it has one."""
-        found, cfg = self.chat_template_source, self.config
+        found, for_tools, cfg = self.chat_template_source, self.tool_template_source, self.config
         where = cfg.chat_template_path or cfg.settings_path or cfg.path
-        return None if found is None else ChatTemplate(found, self._roles(), where=where)
+        tool_use = None
+        if for_tools is not None:
+            read_from = cfg.tool_template_path or where
+            tool_use = ChatTemplate(for_tools, self._roles(), where=read_from)
+        if found is None:
+            return tool_use
+        return ChatTemplate(found, self._roles(), where=where, tool_use=tool_use)
 
     @cached_property
     def chat_template_source(self) -> str | None:
         """The text of that template."""
         path = self.config.chat_template_path
         return self._settings.chat_template if path is None else _read(path)
+
+    @cached_property
+    def tool_template_source(self) -> str | None:
+        """The text of the template of conversations with tools, where it is another one.
+
+        A template that the config names is that of all conversations, as in transformers.
+        """
+        cfg = self.config
+        if cfg.tool_template_path is not None:
+            return _read(cfg.tool_template_path)
+        return self._settings.tool_template if cfg.chat_template_path is None else None
 
     @property
     def content(self) -> dict[str, Any]:
@@ -115,6 +148,48 @@ class HuggingFaceTokenizer(Tokenizer):
         numbers = [int(token) for token in tokens]
         text: str = self._tokenizer.decode(numbers, skip_special_tokens=True)
         return text
+
+    def token_bytes(self, token: int) -> bytes | None:
+        """Return the bytes of a token, where the file's decoder makes text of bytes."""
+        name: str | None = self._tokenizer.id_to_token(token)
+        added = self._added.get(token)
+        if name is None or (added is not None and added.special):
+            return None
+        return name.encode() if added is not None else self._bytes_of(name)
+
+    def special_token(self, name: str) -> int | None:
+        """Return the number of an added token that is special."""
+        number: int | None = self._tokenizer.token_to_id(name)
+        added = None if number is None else self._added.get(number)
+        return number if added is not None and added.special else None
+
+    @cached_property
+    def _added(self) -> dict[int, Any]:
+        return dict(self._tokenizer.get_added_tokens_decoder())
+
+    @cached_property
+    def _bytes_of(self) -> Callable[[str], bytes | None]:
+        """What makes bytes of the name of a token, by the decoder of the file."""
+        decoder = self._tokenizer.decoder
+        content = {} if decoder is None else json.loads(decoder.__getstate__())
+        steps = content.get("decoders", [content])
+        kinds = [step.get("type") for step in steps]
+        if "ByteLevel" in kinds:
+            byte_of = {sign: byte for byte, sign in enumerate(byte_signs())}
+            return lambda name: (
+                bytes(byte_of[sign] for sign in name) if set(name) <= byte_of.keys() else None
+            )
+        if "ByteFallback" not in kinds:
+            return lambda name: None
+        spaces = [
+            step["pattern"]["String"]
+            for step in steps
+            if step["type"] == "Replace" and step["content"] == " " and "String" in step["pattern"]
+        ]
+        space = spaces[0] if spaces else " "
+        return lambda name: (
+            bytes.fromhex(name[3:5]) if _BYTE.fullmatch(name) else name.replace(space, " ").encode()
+        )
 
     @cached_property
     def _marked(self) -> Any:
@@ -165,6 +240,7 @@ def tokenizer_in(folder: str | Path) -> HuggingFaceTokenizer.Config:
         path=str(root / "tokenizer.json"),
         settings_path=_there(root / "tokenizer_config.json"),
         chat_template_path=_there(root / "chat_template.jinja"),
+        tool_template_path=_there(root / TOOL_TEMPLATE),
     )
     settings = read_settings(cfg.settings_path)
     if "eos_token" not in settings.tokens:

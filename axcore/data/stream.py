@@ -46,9 +46,10 @@ class Stream(Configurable, ABC):
 class FileStream(Stream):
     """The documents of files as they are read, again and again: nothing is built or held.
 
-    A place is the epoch, the file of it, the records that were read of that, and a hash of the
-    names and sizes of all files. Files are in another order each epoch; documents within them are
-    not. A folder may change between two epochs.
+    A place is the epoch, the file of it, the records that were read of that, a hash of the names
+    and sizes of all files, and within a record of several documents how many of those were read.
+    Files are in another order each epoch; documents within them are not. A folder may change
+    between two epochs.
     """
 
     @config
@@ -86,7 +87,8 @@ class FileStream(Stream):
             DataError: A file cannot be read, files changed since the place was saved, or none of
                 them holds a document.
         """
-        first_epoch, first_file, first_record, known = place or (0, 0, 0, None)
+        first_epoch, first_file, first_record, known, *parts = place or (0, 0, 0, None)
+        first_part = parts[0] if parts else 0
         for epoch in count(first_epoch):
             if epoch == self.config.max_epochs:
                 return
@@ -95,11 +97,14 @@ class FileStream(Stream):
             self._check_unchanged(known, digest)
             for number in range(first_file, len(files)):
                 file = files[self._order(epoch, len(files))[number]]
+                last_record = part = 0
                 for document, num_records in self._documents(file, tokenizer, dropped):
                     num_found += 1
-                    if num_records > first_record:
-                        yield document, [epoch, number, num_records, digest]
-                first_record = 0
+                    part = part + 1 if num_records == last_record else 1
+                    last_record = num_records
+                    if (num_records - 1, part) >= (first_record, first_part + 1):
+                        yield document, _place(epoch, number, num_records, digest, document, part)
+                first_record = first_part = 0
             self.source.say_dropped(dropped)
             if not num_found and not first_file:
                 raise DataError(
@@ -142,6 +147,15 @@ class FileStream(Stream):
         rng = np.random.default_rng([self.config.seed & 0xFFFFFFFF, epoch])
         order: list[int] = rng.permutation(num_files).tolist()
         return order
+
+
+def _place(
+    epoch: int, file: int, num_records: int, digest: str, document: Document, part: int
+) -> Place:
+    """Returns the place after a document, which its record may not end with."""
+    if document.num_left:
+        return [epoch, file, num_records - 1, digest, part]
+    return [epoch, file, num_records, digest]
 
 
 def _digest(files: Sequence[NamedFile]) -> str:

@@ -18,11 +18,13 @@ class TokenizerSettings:
         added: Tokens by number that the vocabulary has besides those of the `tokenizer.json`, each
             with its settings.
         chat_template: The template, if there is one.
+        tool_template: That of conversations with tools, if it is another one.
     """
 
     tokens: Mapping[str, str] = {}
     added: Mapping[int, Mapping[str, Any]] = {}
     chat_template: str | None = None
+    tool_template: str | None = None
 
 
 def read_settings(path: str | None, special_tokens: str | None = None) -> TokenizerSettings:
@@ -45,7 +47,7 @@ def read_settings(path: str | None, special_tokens: str | None = None) -> Tokeni
     return TokenizerSettings(
         tokens={**_tokens(further), **_tokens(content)},
         added={int(number): token for number, token in added.items()},
-        chat_template=_template(content.get("chat_template"), str(path)),
+        **_templates(content.get("chat_template"), str(path)),
     )
 
 
@@ -62,10 +64,12 @@ def _text(token: str | dict[str, Any]) -> str:
     return token if isinstance(token, str) else str(token["content"])
 
 
-def _template(found: Any, path: str) -> str | None:
-    """Returns the template, of several the one called `default`."""
+def _templates(found: Any, path: str) -> dict[str, str]:
+    """Returns the template, or of several those that transformers chooses from by itself."""
+    if found is None:
+        return {}
     if not isinstance(found, list):
-        return None if found is None else str(found)
+        return {"chat_template": str(found)}
     by_name = {str(one["name"]): str(one["template"]) for one in found}
     if "default" not in by_name:
         raise DataError(
@@ -73,4 +77,5 @@ def _template(found: Any, path: str) -> str | None:
             where=path,
             hint="Write the one that you want into a file, and set chat_template_path.",
         )
-    return by_name["default"]
+    tools = {"tool_template": by_name["tool_use"]} if "tool_use" in by_name else {}
+    return {"chat_template": by_name["default"], **tools}

@@ -147,6 +147,7 @@ def to_peft(
         write_tensors(draft / ARRAYS, specs, iter(tensors.values()))
         text = json.dumps(content, indent=2) + "\n"
         for file, data in {CONFIG: text.encode(), **(files or {})}.items():
+            (draft / file).parent.mkdir(exist_ok=True)
             (draft / file).write_bytes(data)
     return name
 

@@ -288,6 +288,7 @@ def to_hugging_face(
     with new_folder(folder) as draft:
         write_weights(draft, family, cfg, state, dtype=dtype, max_shard_bytes=max_shard_bytes)
         for file, data in texts.items():
+            (draft / file).parent.mkdir(exist_ok=True)
             (draft / file).write_bytes(data)
     return name
 

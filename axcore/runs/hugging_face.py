@@ -40,6 +40,7 @@ from axcore.trainer.run_directory.run_lock import locked_run_directory
 from axcore.trainer.step import TrainState
 
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
+TOOL_TEMPLATE = "additional_chat_templates/tool_use.jinja"
 CHAT_TEMPLATE, PIECES, ADDED = "chat_template.jinja", "tokenizer.model", "added_tokens.json"
 OTHER_TOKENIZERS = ("vocab.json", "vocab.txt", "tekken.json")
 _MAKE_ONE = f"add a {TOKENIZER}: transformers' AutoTokenizer makes one when it saves"
@@ -328,6 +329,8 @@ def _tokenizer_files(tokenizer: Any) -> dict[str, bytes]:
     files = {TOKENIZER: _content(cfg.path), TOKENIZER_CONFIG: _rendered({**settings, **said})}
     if cfg.chat_template_path is not None:
         files[CHAT_TEMPLATE] = _content(cfg.chat_template_path)
+    if cfg.tool_template_path is not None:
+        files[TOOL_TEMPLATE] = _content(cfg.tool_template_path)
     return files
 
 

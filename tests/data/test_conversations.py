@@ -43,12 +43,16 @@ def test_marks_and_spans_found_by_prefixes_count_the_same_tokens(tmp_path):
         np.testing.assert_array_equal(by_prefix, by_marks)
 
 
-def test_a_template_that_changes_earlier_turns_is_fine_where_it_marks_answers(tmp_path):
-    changing = MARKED.replace("'<|turn|>'", "loop.length ~ '<|turn|>'")
+@pytest.mark.parametrize("template", [TEMPLATE, MARKED])
+def test_where_a_template_changes_earlier_turns_each_answer_has_a_text_of_its_own(
+    tmp_path, template
+):
+    changing = template.replace("'<|turn|>'", "messages | length ~ '<|turn|>'")
+    changing = changing.replace("%}<|turn|>", "%}{{ messages | length + 1 }}<|turn|>")
     tokenizer = tokenizer_in(write_chat_tokenizer(tmp_path / "model", changing)).build()
     path = written(tmp_path / "chats.jsonl", {"messages": TALK})
-    ((tokens, mask),) = counted(path, tokenizer)
-    assert tokenizer.decode(tokens[mask]) == "  Hallo 😀😀4"
+    (first, mask), (second, other) = counted(path, tokenizer)
+    assert [tokenizer.decode(first[mask]), tokenizer.decode(second[other])] == ["  Hallo 😀😀", "4"]
 
 
 @pytest.mark.parametrize("template", [TEMPLATE, MARKED])
@@ -59,11 +63,25 @@ def test_a_message_of_weight_zero_does_not_count(tmp_path, template):
     assert tokenizer.decode(tokens[mask]) == "4"
 
 
-def test_marks_that_are_not_one_an_answer_cannot_be_weighted(tmp_path):
+def test_several_marks_of_an_answer_weigh_what_it_does(tmp_path):
     twice = MARKED.replace("<|end|>{% endg", "{% endgeneration %}{% generation %}<|end|>{% endg")
     tokenizer = tokenizer_in(write_chat_tokenizer(tmp_path / "model", twice)).build()
     first = [TALK[0], {**TALK[1], "weight": 0}, *TALK[2:]]
-    path = written(tmp_path / "a.jsonl", {"messages": first})
+    ((tokens, mask),) = counted(written(tmp_path / "a.jsonl", {"messages": first}), tokenizer)
+    assert tokens[mask].tolist() == tokenizer.encode_placed("4<|end|>").tokens.tolist()
+
+
+def test_marks_without_a_loop_over_messages_are_one_an_answer_or_refused(tmp_path):
+    by_place = (
+        "{% for n in range(messages | length) %}{% set message = messages[n] %}"
+        + MARKED.split("%}", 1)[1]
+    )
+    path = written(tmp_path / "a.jsonl", {"messages": TALK})
+    tokenizer = tokenizer_in(write_chat_tokenizer(tmp_path / "one", by_place)).build()
+    ((tokens, mask),) = counted(path, tokenizer)
+    assert tokenizer.decode(tokens[mask]) == "  Hallo 😀😀4"
+    twice = by_place.replace("<|end|>{% endg", "{% endgeneration %}{% generation %}<|end|>{% endg")
+    tokenizer = tokenizer_in(write_chat_tokenizer(tmp_path / "two", twice)).build()
     with pytest.raises(DataError, match=r"a.jsonl:1: .* marks 4 spans of 2 answers"):
         counted(path, tokenizer)
 

@@ -8,7 +8,13 @@ import numpy as np
 
 from axcore.config import config
 from axcore.data.chat_tokens import ChatTokens, naming_conversation, tokenize_chat
-from axcore.data.conversation import EXTRAS, ROLES, Conversation, read_conversation
+from axcore.data.conversation import (
+    EXTRAS,
+    ROLES,
+    Conversation,
+    read_conversation,
+    template_values,
+)
 from axcore.data.document import Document
 from axcore.data.transforms.transform import Dropped, Transform, TransformTools
 from axcore.errors import DataError
@@ -155,10 +161,17 @@ def _tokens(
             hint="Leave the weights out: a preference is of whole answers.",
         )
     chat = Conversation(chat.messages, tuple(weights), chat.tools)
-    made = tokenize_chat(chat, tools.tokenizer)
-    if not made.counts[1:].any():
+    values = template_values(record, {})
+    made = tokenize_chat(chat, tools.tokenizer, values=values)
+    if len(made) > 1:
+        raise DataError(
+            f"The chat template writes the answers behind the prompt as {len(made)} texts, as it "
+            "changes earlier ones; a judged answer is one text.",
+            hint="Move all but the last answer into the prompt.",
+        )
+    if not made[0].counts[1:].any():
         raise DataError("An answer has no text that would count.")
-    return made
+    return made[0]
 
 
 def _document(document: Document, made: tuple[ChatTokens, ...], **fields: Any) -> Document:

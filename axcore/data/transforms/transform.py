@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from hashlib import blake2b
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import attrs
 import numpy as np
@@ -72,8 +72,10 @@ class Transform(Configurable, ABC):
         return ()
 
     @abstractmethod
-    def apply(self, document: Document, tools: TransformTools) -> Document | Dropped:
-        """Returns a document in its place, of the same name, or why there is none.
+    def apply(
+        self, document: Document, tools: TransformTools
+    ) -> Document | Sequence[Document] | Dropped:
+        """Returns a document in its place, or several, of the same name, or why there is none.
 
         Raises:
             DataError: The record is bad.
@@ -82,18 +84,42 @@ class Transform(Configurable, ABC):
 
 def apply_all(
     transforms: Sequence[Transform], document: Document, tokenizer: Tokenizer
-) -> Document | Dropped:
+) -> list[Document] | Dropped:
     """Returns what all transforms make of a document, one after another.
 
     Raises:
         DataError: The record is bad.
     """
+    documents, dropped = [document], None
     for place, transform in enumerate(transforms):
-        made = transform.apply(document, TransformTools(tokenizer, place))
-        if isinstance(made, Dropped):
-            return made
-        if not isinstance(made, Document) or made.name != document.name:
-            expected = "a Document of the same name, or a Dropped"
-            raise wrong_method_return(transform, "apply", made, expected)
-        document = made
-    return document
+        made: list[Document] = []
+        for one in documents:
+            found = _applied(transform, one, TransformTools(tokenizer, place))
+            if isinstance(found, Dropped):
+                dropped = found
+            else:
+                made += found
+        if dropped is not None and not made:
+            return dropped
+        documents = made
+    num_left = len(documents) - 1
+    return [attrs.evolve(one, num_left=num_left - n) for n, one in enumerate(documents)]
+
+
+def _applied(
+    transform: Transform, document: Document, tools: TransformTools
+) -> list[Document] | Dropped:
+    """Returns what a transform makes of a document, which somebody else may have written."""
+    made = transform.apply(document, tools)
+    if isinstance(made, Dropped):
+        return made
+    several: list[Any] = list(made) if isinstance(made, list | tuple) else [made]
+    found = [one for one in several if isinstance(one, Document) and one.name == document.name]
+    if not found or len(found) < len(several):
+        expected = "a Document of the same name, or several, or a Dropped"
+        raise wrong_method_return(transform, "apply", made, expected)
+    if len(found) > 1 and document.key is not None:
+        # Each is a duplicate of its like alone.
+        keys = [blake2b(b"%d" % n, key=document.key, digest_size=16) for n in range(len(found))]
+        found = [attrs.evolve(one, key=key.digest()) for one, key in zip(found, keys, strict=True)]
+    return found
