@@ -50,7 +50,7 @@ class Method:
 
 METHODS = (
     Method(name="all weights, float32", sets=()),
-    Method(name="all weights, bfloat16"),
+    Method(name="all weights, bfloat16", changes=("low_precision_optimizer(format=bfloat16)",)),
     Method(name="LoRA", changes=("lora",)),
     Method(name="QLoRA, int8", changes=("lora", "quantized_base(format=int8)")),
     Method(name="QLoRA, NF4", changes=("lora", "quantized_base(format=nf4)")),

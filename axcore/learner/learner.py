@@ -14,6 +14,7 @@ from axcore.learner.groups import REST, ParamGroup, partition, with_frozen
 from axcore.learner.optimizers import AdamW
 from axcore.learner.schedules import Schedule, WarmupCosine
 from axcore.learner.spikes import LossWindow, SpikeGuard
+from axcore.module import ParamSpec
 
 if TYPE_CHECKING:
     import optax
@@ -102,7 +103,11 @@ class Learner(Configurable):
         return with_frozen(specs, self.config.trainable, self.config.groups)
 
     def transformation(self, specs: Any) -> "optax.GradientTransformation":
-        """Returns the optax transformation for parameters of these specs."""
+        """Returns the optax transformation for parameters of these specs.
+
+        Raises:
+            ConfigError: A parameter is so narrow that its optimizer would lose updates.
+        """
         groups = self.config.groups
         return partition(specs, groups, self._of_group) if groups else self._of_group(REST, specs)
 
@@ -151,10 +156,13 @@ class Learner(Configurable):
         """
         import optax
 
-        norm = optax.tree.norm(gradients)
+        # In bfloat16 the norm would be one of 256 numbers between two powers of 2.
+        norm = optax.tree.norm(jax.tree.map(_wide, gradients))
         if self.config.clip_norm is not None:
             factor = jnp.minimum(1.0, self.config.clip_norm / jnp.maximum(norm, 1e-9))
-            gradients = jax.tree.map(lambda g: g * factor.astype(g.dtype), gradients)
+            gradients = jax.tree.map(
+                lambda g: (_wide(g) * factor.astype(_wide(g).dtype)).astype(g.dtype), gradients
+            )
         kept = (
             opt_state
             if isinstance(opt_state, LearnerState)
@@ -189,7 +197,39 @@ class Learner(Configurable):
 
     def _of_group(self, name: str, specs: Any) -> "optax.GradientTransformation":
         optimizer = self._optimizers.get(name, self._optimizer)
+        _check_keeps_updates(optimizer, specs)
         transformation: optax.GradientTransformation = optimizer.transformation(
             lambda step: self.rate(name, step), specs
         )
         return transformation
+
+
+def _wide(x: Array) -> Array:
+    return x.astype(jnp.float32) if x.dtype.itemsize < 4 else x
+
+
+def _check_keeps_updates(optimizer: Any, specs: Any) -> None:
+    """Checks that no update is lost in the rounding of a parameter to its own dtype.
+
+    Raises:
+        ConfigError: One would be.
+    """
+    rounded = getattr(optimizer, "rounded_dtypes", ())
+    leaves = jax.tree.leaves(specs, is_leaf=lambda leaf: isinstance(leaf, ParamSpec))
+    trained = [spec for spec in leaves if isinstance(spec, ParamSpec)]
+    narrow = [
+        spec
+        for spec in trained
+        if jnp.dtype(spec.dtype).itemsize < 4 and str(spec.dtype) not in rounded
+    ]
+    if narrow:
+        first, more = narrow[0], len(narrow) - 1
+        raise ConfigError(
+            f"{first.name} is trained in {first.dtype}{f', and {more} more' if more else ''}; "
+            f"{type(optimizer).__qualname__} would lose updates and weight decay that are small "
+            "beside a weight",
+            where="model.dtypes.param",
+            hint="--modify 'low_precision_optimizer(format=bfloat16)' rounds bfloat16 so that they "
+            "count; --set model.dtypes.param=float32 trains float32, and "
+            "--set model.dtypes.compute=bfloat16 is what makes products fast",
+        )

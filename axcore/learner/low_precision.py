@@ -41,6 +41,8 @@ class LowPrecisionState(Optimizer):
     are bfloat16 are rounded stochastically after each update, so that small updates count.
     """
 
+    rounded_dtypes = ("bfloat16",)
+
     @config
     class Config(Optimizer.Config):
         """Describes a `LowPrecisionState`.

@@ -28,7 +28,14 @@ Rate = Callable[[Any], Any]
 
 
 class Optimizer(Configurable):
-    """Makes an optax transformation."""
+    """Makes an optax transformation.
+
+    Attributes:
+        rounded_dtypes: Narrow dtypes of parameters that it rounds stochastically after an update;
+            parameters of other ones that are narrower than float32 it does not train.
+    """
+
+    rounded_dtypes: tuple[str, ...] = ()
 
     @config
     class Config(Configurable.Config["Optimizer"]):

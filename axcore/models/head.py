@@ -8,7 +8,7 @@ from axcore.config import REQUIRED, PositiveInt, config
 from axcore.layers.dot import over_rows
 from axcore.layers.serving_products import compared
 from axcore.module import Initializer, Module, Param, VarianceScaling, entry
-from axcore.ops import cross_entropy
+from axcore.ops import cross_entropy_sums
 
 LOGITS_AT_ONCE = 512
 """Places of a row whose logits are in memory together where only log-probabilities are wanted."""
@@ -31,7 +31,7 @@ class Head(Module):
             dim: Size of a hidden vector.
             vocab_size: Number of logits.
             soft_cap: Caps logits smoothly at this value.
-            z_loss: Weight of the squared log-partition in the loss, which keeps logits small.
+            z_loss: Weight of the squared log-partition, a regularizer that keeps logits small.
         """
 
         dim: PositiveInt = REQUIRED
@@ -85,9 +85,13 @@ class Head(Module):
         targets: Int[Array, "batch time"],
         weights: Float[Array, "batch time"],
     ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-        """Returns the weighted sum of cross-entropies in nats, and the sum of weights."""
+        """Returns the weighted sum of cross-entropies in nats, and the sum of weights.
+
+        Adds the z-loss as a loss of its own. The kernels know one loss: its gradient comes with
+        the sum that is returned, and what is added has none.
+        """
         cfg = self.config
-        return cross_entropy(
+        sums = cross_entropy_sums(
             x,
             self.projection(table),
             targets,
@@ -96,6 +100,11 @@ class Head(Module):
             z_loss=cfg.z_loss,
             soft_cap=cfg.soft_cap,
         )
+        if not cfg.z_loss:
+            return sums.loss, sums.weight
+        z_loss = jax.lax.stop_gradient(sums.z_loss)
+        self.add_regularizer("z", z_loss / cfg.z_loss, sums.weight, scale=cfg.z_loss)
+        return sums.loss - z_loss, sums.weight
 
 
 class TiedHead(Head):

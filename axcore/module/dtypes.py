@@ -12,7 +12,8 @@ class DTypes:
     """The dtypes of a module. None inherits from the parent; the root's are float32.
 
     Args:
-        param: Stored parameters.
+        param: Stored parameters. What is trained is stored in float32, or in bfloat16 where its
+            optimizer rounds that, as `LowPrecisionState` does; other learners refuse it.
         compute: What `self.weight` reads as, and so what most arithmetic runs in.
         output: What the module returns; by default what it computed.
     """

@@ -122,9 +122,24 @@ class Module(Configurable):
             weight: How many items (tokens, say) the sum is over.
             scale: Coefficient: the loss adds `scale * value / weight` to the total.
         """
-        losses = self._context("self.add_loss").frame.outputs.losses
-        key = unused(self._context("self.add_loss").output_name(name), losses)
-        losses[key] = Loss(_scalar(value, name), _scalar(weight, name), float(scale))
+        self._add(name, Loss(_scalar(value, name), _scalar(weight, name), float(scale)))
+
+    def add_regularizer(self, name: str, value: Any, weight: Any = 1.0, *, scale: float) -> None:
+        """Adds what is minimised besides the loss and reported apart: it is in no metric `loss`.
+
+        Args:
+            name: Its name below the module's path.
+            value: Its sum over `weight` items, a scalar.
+            weight: How many items the sum is over.
+            scale: Coefficient, as of a loss.
+        """
+        sums = _scalar(value, name), _scalar(weight, name)
+        self._add(name, Loss(*sums, float(scale), is_regularizer=True))
+
+    def _add(self, name: str, loss: Loss) -> None:
+        context = self._context("self.add_loss")
+        losses = context.frame.outputs.losses
+        losses[unused(context.output_name(name), losses)] = loss
 
     def add_measure(self, name: str, value: Any, weight: Any = 1.0) -> None:
         """Adds what is reported as losses are, in evaluation too, and is not minimised.

@@ -20,12 +20,14 @@ class Loss:
 
     It adds `scale * sum / weight` to what is minimised. Sums and weights of parts of a batch add
     up to those of the whole, which is what makes accumulation exact. Under a scan both have a
-    leading dimension, and every layer adds its own quotient. One with a scale of 0 is a measure.
+    leading dimension, and every layer adds its own quotient. One with a scale of 0 is a measure;
+    a regularizer is minimised and is no part of how good a model is.
     """
 
     sum: Array
     weight: Array
     scale: float = 1.0
+    is_regularizer: bool = False
 
     def contribution(self) -> Float[Array, ""]:
         """Returns what the loss adds to the total; nothing where the weight is zero."""
@@ -34,7 +36,9 @@ class Loss:
         return self.scale * jnp.sum(mean)
 
 
-jax.tree_util.register_dataclass(Loss, data_fields=["sum", "weight"], meta_fields=["scale"])
+jax.tree_util.register_dataclass(
+    Loss, data_fields=["sum", "weight"], meta_fields=["scale", "is_regularizer"]
+)
 
 
 @attrs.frozen

@@ -160,10 +160,10 @@ def _source(folder: Path, base: Path | str | None) -> HuggingFace.Config:
 def _with_adapters(cfg: Any, source: HuggingFace.Config, *, is_dtype_named: bool) -> Any:
     """Returns a config whose model has the adapters of a source, and trains nothing else."""
     found = read_corrections(str(source.adapters), cfg.model)
-    kept = str(cfg.model.dtypes.param)
-    if found.dtypes != {kept} and not is_dtype_named:
+    wide = found.dtypes - {"float32", "float16", "bfloat16"}
+    if wide and not is_dtype_named:
         raise CheckpointError(
-            f"the adapters are stored as {', '.join(sorted(found.dtypes))}, their model as {kept}",
+            f"the adapters are stored as {', '.join(sorted(wide))}, and are kept as float32",
             where=str(source.adapters),
             hint="say which dtype all are to become: --dtype float32",
         )

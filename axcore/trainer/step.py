@@ -239,6 +239,7 @@ def _minimised(losses: dict[str, Loss], weights: dict[str, Array] | None) -> Arr
             loss.sum,
             jax.lax.stop_gradient(loss.weight if weights is None else weights[name]),
             loss.scale,
+            loss.is_regularizer,
         )
         for name, loss in losses.items()
     }

@@ -30,18 +30,28 @@ def test_loss_is_the_cross_entropy_of_the_logits(inputs, kind, soft_cap, z_loss)
     @jax.jit
     def both(state, x, table, targets, weights):
         logits, _ = functional(head, state, x, table)
-        pair, _ = functional(head, state, x, table, targets, weights, method="loss")
-        return logits, pair
+        call = lambda x: functional(head, state, x, table, targets, weights, method="loss")  # noqa: E731
+        pair, outputs = call(x)
+        total = lambda x: call(x)[0][0] / call(x)[0][1] + call(x)[1].total_loss()  # noqa: E731
+        return logits, pair, outputs.losses, jax.value_and_grad(total)(x)
 
-    logits, pair = both(state, x, table, targets, weights)
+    logits, pair, losses, (total, gradient) = both(state, x, table, targets, weights)
     projection = (table if kind is TiedHead else np.asarray(state["weight"])).T
     raw = x.astype(np.float64) @ projection
     expected = raw if soft_cap is None else soft_cap * np.tanh(raw / soft_cap)
     np.testing.assert_allclose(logits, expected, rtol=1e-5, atol=1e-5)
     log_normaliser = np.log(np.exp(expected).sum(-1))
     picked = np.take_along_axis(expected, targets[..., None], -1)[..., 0]
-    loss = log_normaliser - picked + z_loss * log_normaliser**2
-    np.testing.assert_allclose(pair, ((weights * loss).sum(), weights.sum()), rtol=1e-5)
+    loss, count = (weights * (log_normaliser - picked)).sum(), weights.sum()
+    np.testing.assert_allclose(pair, (loss, count), rtol=1e-5)
+    squares = (weights * log_normaliser**2).sum()
+    found = [(one.sum, one.weight, one.scale, one.is_regularizer) for one in losses.values()]
+    np.testing.assert_allclose(found, [(squares, count, z_loss, True)] if z_loss else [], rtol=1e-5)
+    np.testing.assert_allclose(total, (loss + z_loss * squares) / count, rtol=1e-5)
+    step, direction = 1e-2, np.sign(gradient)
+    moved = [both(state, x + s * direction, table, targets, weights)[3][0] for s in (step, -step)]
+    slope = (float(moved[0]) - float(moved[1])) / (2 * step)
+    assert slope == pytest.approx(float(np.abs(gradient).sum()), rel=2e-2)
 
 
 def test_tied_head_is_a_head_that_holds_the_table(run, cfg, batch):

@@ -8,7 +8,7 @@ import pytest
 
 from axcore.config import evolve
 from axcore.errors import ConfigError
-from axcore.learner import Learner, WarmupCosine
+from axcore.learner import AdamW, Learner, LowPrecisionState, WarmupCosine
 from axcore.trainer.step import TrainStep
 
 
@@ -28,8 +28,9 @@ def uneven_batch(seq_len=16):
     }
 
 
-def step_of(model, count):
-    learner = Learner.Config(schedule=WarmupCosine.Config(warmup_steps=1)).build(total_steps=9)
+def step_of(model, count, optimizer=AdamW.Config()):  # noqa: B008 - frozen
+    schedule = WarmupCosine.Config(warmup_steps=1)
+    learner = Learner.Config(optimizer=optimizer, schedule=schedule).build(total_steps=9)
     return TrainStep(model.build(), learner, num_micro_batches=count)
 
 
@@ -66,7 +67,7 @@ def test_micro_batches_of_unequal_tokens_and_two_losses_equal_one_batch(toy, who
 
 def test_gradients_of_parameters_of_16_bits_add_up_in_32(toy):
     half = evolve(toy.Config(dropout=0.0), dtypes=evolve(toy.Config().dtypes, param="bfloat16"))
-    step = step_of(half, 4)
+    step = step_of(half, 4, LowPrecisionState.Config())
     state = step.init()
     assert state.model["table"].dtype == jnp.bfloat16
     jaxpr = jax.make_jaxpr(step)(state, uneven_batch())

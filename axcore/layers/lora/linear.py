@@ -13,12 +13,15 @@ from axcore.layers.dropout import Dropout
 from axcore.layers.grouped_rows import GROUP_SIZES, taken_by_rows
 from axcore.layers.linear import Linear
 from axcore.layers.lora.magnitude import Magnitude
-from axcore.module import ConstantInit, Module
+from axcore.module import ConstantInit, DTypes, Module
 
 ADAPTERS = ("**.lora_down.**", "**.lora_up.**")
 """Globs of the parameters that adapters have."""
 MAGNITUDES = ("**.lora_magnitude.**",)
 """Globs of those that adapters have besides, where `use_dora` is set."""
+
+_TRAINED = DTypes(param="float32")
+"""Adapters are small and are what is trained: updates to bfloat16 would round away."""
 
 
 class LoRALinear(Module):
@@ -45,8 +48,8 @@ class LoRALinear(Module):
             use_dora: The lengths of the corrected weight's columns are trained too; see
                 `Magnitude`.
             dropout: Applied to what the correction sees.
-            down: The factor from the input to the rank.
-            up: The factor from the rank to the output.
+            down: The factor from the input to the rank; stored in float32, whatever the base is.
+            up: The factor from the rank to the output, likewise.
         """
 
         in_dim: PositiveInt = REQUIRED
@@ -58,8 +61,8 @@ class LoRALinear(Module):
         use_rslora: bool = False
         use_dora: bool = False
         dropout: Dropout.Config = Dropout.Config()
-        down: Linear.Config = Linear.Config()
-        up: Linear.Config = Linear.Config(weight_init=ConstantInit(value=0.0))
+        down: Linear.Config = Linear.Config(dtypes=_TRAINED)
+        up: Linear.Config = Linear.Config(dtypes=_TRAINED, weight_init=ConstantInit(value=0.0))
 
         @property
         def scale(self) -> float:
@@ -80,7 +83,9 @@ class LoRALinear(Module):
         self.lora_down = cfg.down.build(in_dim=cfg.in_dim, out_dim=cfg.rank, axes=(into, None))
         self.lora_up = cfg.up.build(in_dim=cfg.rank, out_dim=cfg.out_dim, axes=(None, out))
         if cfg.use_dora:
-            self.lora_magnitude = Magnitude.Config(axis=out).build(out_dim=cfg.out_dim)
+            self.lora_magnitude = Magnitude.Config(axis=out, dtypes=_TRAINED).build(
+                out_dim=cfg.out_dim
+            )
         self.dropout = cfg.dropout.build()
 
     @property

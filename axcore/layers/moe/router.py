@@ -113,10 +113,10 @@ class Router(Module):
         self.add_summary("load", share)
         if cfg.balance_loss:
             total, weight = _balance(load / cfg.top_k, scores, real, cfg.balance_over)
-            self.add_loss("load_balance", total, weight, scale=cfg.balance_loss)
+            self.add_regularizer("load_balance", total, weight, scale=cfg.balance_loss)
         if cfg.z_loss:
             squares = jnp.square(jax.nn.logsumexp(logits, axis=-1))
-            self.add_loss("z", jnp.sum(squares * real), jnp.sum(real), scale=cfg.z_loss)
+            self.add_regularizer("z", jnp.sum(squares * real), jnp.sum(real), scale=cfg.z_loss)
         if cfg.bias_rate and self.training:
             step = jnp.where(jnp.any(real), jnp.sign(1.0 / cfg.num_experts - share), 0)
             self.update("bias", (self.bias + cfg.bias_rate * step).astype(self.bias.dtype))

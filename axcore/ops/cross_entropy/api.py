@@ -55,17 +55,16 @@ def cross_entropy(
     Raises:
         KernelError: Shapes, dtypes or numbers do not fit, or no kernel can serve the call.
     """
-    inputs = CrossEntropyInputs(x_BTD, w, targets_BT, weights_BT)
-    spec = CrossEntropySpec(
-        vocabulary_first=vocabulary_first, z_loss=float(z_loss), soft_cap=soft_cap
+    sums = cross_entropy_sums(
+        x_BTD,
+        w,
+        targets_BT,
+        weights_BT,
+        vocabulary_first=vocabulary_first,
+        z_loss=z_loss,
+        soft_cap=soft_cap,
     )
-    _check(inputs, spec)
-
-    def loss(*arrays: Array) -> tuple[Array, Array]:
-        sums = _sums(CrossEntropyInputs(*arrays), spec)
-        return sums.loss, sums.weight
-
-    return split_over_tokens(loss, inputs, width_axis=1 if vocabulary_first else 0)
+    return sums.loss, sums.weight
 
 
 def cross_entropy_sums(
@@ -87,12 +86,13 @@ def cross_entropy_sums(
         vocabulary_first=vocabulary_first, z_loss=float(z_loss), soft_cap=soft_cap
     )
     _check(inputs, spec)
-    return _sums(inputs, spec)
 
+    def sums_of(*arrays: Array) -> CrossEntropySums:
+        own = CrossEntropyInputs(*arrays)
+        sums: CrossEntropySums = CROSS_ENTROPY_OP.run(cross_entropy_call(own, spec), own, spec)
+        return sums
 
-def _sums(inputs: CrossEntropyInputs, spec: CrossEntropySpec) -> CrossEntropySums:
-    sums: CrossEntropySums = CROSS_ENTROPY_OP.run(cross_entropy_call(inputs, spec), inputs, spec)
-    return sums
+    return split_over_tokens(sums_of, inputs, width_axis=1 if vocabulary_first else 0)
 
 
 _STAGE = ("for_gradient", "sums_are_partial")

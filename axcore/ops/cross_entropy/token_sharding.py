@@ -18,11 +18,11 @@ import numpy as np
 from jax import Array
 from jax.sharding import PartitionSpec
 
-from axcore.ops.cross_entropy.types import CrossEntropyInputs
+from axcore.ops.cross_entropy.types import CrossEntropyInputs, CrossEntropySums
 from axcore.parallel.rules import PARAM_RULES
 from axcore.parallel.shard_op import Partition
 
-Sums = tuple[Array, Array]
+Sums = CrossEntropySums
 _Loss = Callable[..., Sums]
 _Gradients = tuple[Array, Array, Array]
 
@@ -38,7 +38,8 @@ def split_over_tokens(loss: _Loss, inputs: CrossEntropyInputs, *, width_axis: in
     float32.
 
     Args:
-        loss: From arrays as those of `inputs` to the sums of the loss and of the weights.
+        loss: From arrays as those of `inputs` to the sums, of which only that of the loss has
+            gradients.
         inputs: The call's arrays; `x` is `[B, T, D]` where it is to be split.
         width_axis: The dimension of `w` that is D.
     """
@@ -112,12 +113,12 @@ def _in_parts(loss: _Loss, split: _TokenSharding, width_axis: int) -> Any:
         def own_gradients(
             x: Array, w: Array, targets: Array, weights: Array
         ) -> tuple[Sums, _Gradients]:
-            total, pull_back, weight = jax.vjp(
-                lambda x, w, weights: loss(x, w, targets, weights),
-                x,
-                w.astype(jnp.float32),
-                weights,
-                has_aux=True,
+            def total_and_sums(x: Array, w: Array, weights: Array) -> tuple[Array, Sums]:
+                sums = loss(x, w, targets, weights)
+                return sums.loss, sums
+
+            total, pull_back, sums = jax.vjp(
+                total_and_sums, x, w.astype(jnp.float32), weights, has_aux=True
             )
             dx, wide, dweights = pull_back(jnp.ones_like(total))
             whole = _scattered(wide, split, width_axis) if is_scattered else _summed(wide, split)
@@ -125,7 +126,7 @@ def _in_parts(loss: _Loss, split: _TokenSharding, width_axis: int) -> Any:
             # The gradient of `w` is summed before the backward pass continues: put off to its end,
             # as compilers like to, each device would keep all of it in float32 until then.
             held: _Gradients = jax.lax.optimization_barrier(gradients)  # type: ignore[no-untyped-call]
-            return _summed((total, weight), split), held
+            return _summed(sums, split), held
 
         names = split.names_of_width if is_scattered else ()
         dw_spec = _spec(None, names or None) if width_axis == 1 else _spec(names or None, None)
@@ -137,10 +138,10 @@ def _in_parts(loss: _Loss, split: _TokenSharding, width_axis: int) -> Any:
 
     def backward(gradients: _Gradients, scales: Sums) -> tuple[Any, ...]:
         dx, dw, dweights = (
-            (scales[0] * one.astype(jnp.float32)).astype(one.dtype) for one in gradients
+            (scales.loss * one.astype(jnp.float32)).astype(one.dtype) for one in gradients
         )
         no_gradient = np.zeros(dweights.shape, jax.dtypes.float0)
-        return dx, dw, no_gradient, dweights + scales[1].astype(dweights.dtype)
+        return dx, dw, no_gradient, dweights + scales.weight.astype(dweights.dtype)
 
     run.defvjp(forward, backward)
     return run

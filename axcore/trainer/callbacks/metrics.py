@@ -103,14 +103,18 @@ class LossMeter:
             self._losses[name] = wide if before is None else jax.tree.map(np.add, before, wide)
 
     def metrics(self) -> dict[str, float]:
-        """Returns the total as `loss`, each loss by its own name where there are several, and
-        measures by theirs.
+        """Returns the sum of losses without regularizers as `loss`, and with them as `total_loss`.
+
+        Each loss and regularizer has its own name where there are several, and so have measures.
         """
         found = self._losses.items()
         parts = {name: loss.scale * _mean(loss) for name, loss in found if loss.scale}
         named = {f"loss/{name}": part for name, part in parts.items()} if len(parts) > 1 else {}
         measures = {name: _mean(loss) for name, loss in found if not loss.scale}
-        return {"loss": sum(parts.values()), **named, **measures}
+        regularizers = {name for name, loss in found if loss.is_regularizer}
+        total = {"total_loss": sum(parts.values())} if regularizers & parts.keys() else {}
+        loss = sum(part for name, part in parts.items() if name not in regularizers)
+        return {"loss": loss, **total, **named, **measures}
 
 
 def described(metrics: Mapping[str, float], units: Mapping[str, str]) -> list[str]:
