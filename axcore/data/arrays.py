@@ -333,7 +333,8 @@ def _read(place: str, field: str) -> ArraySet:
     is_kept = place.startswith(_KEPT)
     path = _folder_of(place.removeprefix(_KEPT)) if is_kept else Path(place).expanduser()
     hint = (
-        "run the script that calls from_arrays, which keeps them again"
+        "run the script that calls from_arrays, which keeps them again, with the same "
+        "AXCORE_DATA_CACHE as now"
         if is_kept
         else f"set {field} to an .npz file or a folder of .npy files"
     )
