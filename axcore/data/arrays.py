@@ -31,11 +31,11 @@ ROW_WEIGHTS = "row_weights"
 _KEPT = "digest:"
 _HELD_OUT = 0.1
 _NARROW = {"float64": "float32", "int64": "int32", "uint64": "int32"}
-"""What 64 bits become: jax computes in 32 unless it is told otherwise."""
+"""What 64 bits become: jax computes in 32 by default."""
 
 
 class Arrays(DataLoader):
-    """Batches of the rows of arrays that are equally long, shuffled anew each epoch.
+    """Batches of the rows of arrays that are equally long, shuffled again each epoch.
 
     A batch has each array by its name, `[B, ...]`, and `row_weights` `[B]`: 1 for each row, or what
     an array of that name says, and 0 for the rows that fill the last batch of an evaluation.
@@ -268,7 +268,7 @@ class ArraySet:
         if smallest < limits.min or largest > limits.max:
             raise self._error(
                 f"{name} has values from {smallest} to {largest}, and a batch has them as {dtype}",
-                "number what they stand for from 0",
+                "number them from 0",
             )
         return largest + 1 if smallest >= 0 else None
 
@@ -333,7 +333,8 @@ def _read(place: str, field: str) -> ArraySet:
     is_kept = place.startswith(_KEPT)
     path = _folder_of(place.removeprefix(_KEPT)) if is_kept else Path(place).expanduser()
     hint = (
-        "run the script that calls from_arrays, which keeps them again"
+        "run the script that calls from_arrays, which keeps them again, with the same "
+        "AXCORE_DATA_CACHE as now"
         if is_kept
         else f"set {field} to an .npz file or a folder of .npy files"
     )

@@ -14,6 +14,7 @@ from axcore.resilience.event_log import read_events
 from axcore.resilience.ledger_file import read_ledger
 
 _LOCK, _CONFIG, _METRICS = "axcore.lock", "config.json", "metrics.jsonl"
+_STOPPED_EARLY = "stopped_early.json"
 _TAIL_BYTES = 1 << 16
 _DEATHS = ("process_lost", "hang")
 
@@ -52,6 +53,7 @@ def summarise_run(directory: Path) -> RunSummary:
     """Returns the state of the run in a directory."""
     step, most, ledger = _last_step(directory), _max_steps(directory), read_ledger(directory)
     is_done = step is not None and most is not None and step >= most
+    is_done |= (directory / _STOPPED_EARLY).exists()
     state = "running" if _is_locked(directory / _LOCK) else "done" if is_done else "stopped"
     deaths = [one for one in read_events(directory).events if one["event"] in _DEATHS]
     return RunSummary(

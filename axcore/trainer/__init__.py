@@ -12,6 +12,7 @@ from axcore.trainer.callbacks.events import (
     StepsDone,
 )
 from axcore.trainer.callbacks.writers import Writer
+from axcore.trainer.early_stopping import EarlyStopping
 from axcore.trainer.guards import Guard, RollBack
 from axcore.trainer.kept_steps import KeptSteps
 from axcore.trainer.loop import TrainResult
@@ -21,6 +22,7 @@ from axcore.trainer.trainer import Trainer
 
 __all__ = [
     "CheckpointSaved",
+    "EarlyStopping",
     "Evaluated",
     "Event",
     "Guard",

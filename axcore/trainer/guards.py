@@ -1,7 +1,7 @@
 """`Guard`: looks at a run between steps and may answer, where an observer only watches.
 
 A guard may change the batch of the next step or the state after a step, end the run with an error,
-or raise `RollBack`. Nothing of a guard runs inside the compiled step.
+or raise `RollBack`, or give a reason to stop. Nothing of a guard runs inside the compiled step.
 """
 
 from collections.abc import Iterable, Mapping
@@ -59,6 +59,16 @@ class Guard(Configurable):
     def on_evaluation(self, step: int, state: TrainState) -> None:
         """Sees the state that was evaluated just now; what it takes counts as evaluation."""
 
+    def on_validation(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Sees the metrics of an evaluation on the validation data."""
+
+    def reason_to_stop(self, step: int) -> str:
+        """Returns why training is complete after so many steps; "" to continue.
+
+        It is asked before each step, also before the first one of a run that resumes.
+        """
+        return ""
+
     def measured(self, step: int, state: TrainState) -> Mapping[str, float]:
         """Returns what is measured of the state after a step, which is logged; often nothing."""
         return {}
@@ -99,6 +109,15 @@ class Guards(Guard):
         """Shows the state to every guard."""
         for guard in self._guards:
             guard.on_evaluation(step, state)
+
+    def on_validation(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Shows the metrics to every guard."""
+        for guard in self._guards:
+            guard.on_validation(step, metrics)
+
+    def reason_to_stop(self, step: int) -> str:
+        """Returns the first reason of a guard; "" where none has any."""
+        return next(filter(None, (guard.reason_to_stop(step) for guard in self._guards)), "")
 
     def measured(self, step: int, state: TrainState) -> Mapping[str, float]:
         """Returns what all guards measure."""

@@ -1,5 +1,6 @@
 """`TrainLoop`: the loop. It trains, logs, evaluates and saves in one locked run directory."""
 
+import json
 import math
 import time
 import warnings
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
 
 
 FIRST_WEIGHTS_NAME = "first_weights.txt"
+STOPPED_EARLY_NAME = "stopped_early.json"
 MAX_STEPS_IN_FLIGHT = 8
 """How many steps the devices may be behind the host: enough to never wait for it."""
 
@@ -64,8 +66,10 @@ class TrainResult:
         step: Steps done.
         state: The last state, on the devices.
         validation: Metrics of the last evaluation; empty where there was none.
-        is_complete: Whether all steps are done; otherwise the run can be taken up again.
+        is_complete: Whether all steps are done, or a guard ended the run; otherwise the run can be
+            taken up again.
         units: Of metrics, by name, as the task says them.
+        stop_reason: Why a guard ended the run before its last step; "" where none did.
     """
 
     step: int
@@ -73,6 +77,7 @@ class TrainResult:
     validation: Mapping[str, float]
     is_complete: bool
     units: Mapping[str, str] = immutabledict()
+    stop_reason: str = ""
 
 
 class TrainLoop:
@@ -100,6 +105,7 @@ class TrainLoop:
         self.step = 0
         self.saved_step = 0
         self.is_save_due = False
+        self.stop_reason = ""
         self.pending: list[StepMetrics] = []
         self.since = self.wall_clock = time.perf_counter()
         self.waited_s = 0.0
@@ -135,13 +141,22 @@ class TrainLoop:
             if self.step == self.saved_step:
                 self.snapshots.delete()
         check_is_there(self.directory)
-        is_complete = self.step >= self.cfg.max_steps
+        is_complete = self.step >= self.cfg.max_steps or bool(self.stop_reason)
+        self._keep_stop_reason()
         if is_complete and not self.validation:
             self.validation = self._evaluated()
         self._phase("idle")
-        self.emit(RunFinished(step=self.step, is_complete=is_complete))
-        units = self.trainer.task.metric_units()
-        return TrainResult(self.step, self.state, self.validation, is_complete, units)
+        self.emit(
+            RunFinished(step=self.step, is_complete=is_complete, stop_reason=self.stop_reason)
+        )
+        return TrainResult(
+            self.step,
+            self.state,
+            self.validation,
+            is_complete,
+            units=self.trainer.task.metric_units(),
+            stop_reason=self.stop_reason,
+        )
 
     # -- Where training starts, and where it goes back to ----------------------------------------
 
@@ -308,13 +323,13 @@ class TrainLoop:
         return None
 
     def _run_steps(self, stop: StopSignals) -> None:
-        if self.step >= self.cfg.max_steps:
+        if self._is_over():
             return
         self._phase("compile")
         self.batches.start()
         train_step = self.trainer.compiler.compiled_step
         self.since = self.wall_clock = time.perf_counter()
-        while self.step < self.cfg.max_steps and not stop.should_stop(self.step):
+        while not self._is_over() and not stop.should_stop(self.step):
             batch = self._next_batch()
             self._phase("step")
             self.state, metrics = train_step(self.state, batch)
@@ -332,6 +347,22 @@ class TrainLoop:
                 f"nothing; the newest checkpoint is of step {self.saved_step}",
                 stacklevel=2,
             )
+
+    def _is_over(self) -> bool:
+        """Whether all steps are done, or a guard has a reason to stop before."""
+        if self.step >= self.cfg.max_steps:
+            return True
+        self.stop_reason = self.guards.reason_to_stop(self.step)
+        return bool(self.stop_reason)
+
+    def _keep_stop_reason(self) -> None:
+        """Keeps why a guard ended the run; a run that continued after all has no such file."""
+        path = self.directory / STOPPED_EARLY_NAME
+        if self.stop_reason and is_process_zero():
+            kept = {"step": self.step, "reason": self.stop_reason}
+            write_whole(path, json.dumps(kept) + "\n")
+        elif is_process_zero():
+            path.unlink(missing_ok=True)
 
     def _bound_steps_in_flight(self) -> None:
         """Waits until no more than a few steps are dispatched and not done.
@@ -427,6 +458,7 @@ class TrainLoop:
         if self.validation:
             self.metrics.write(self.step, "validation", self.validation)
             self.emit(Evaluated(step=self.step, metrics=self.validation))
+            self.guards.on_validation(self.step, self.validation)
         self.guards.on_evaluation(self.step, self.state)
         self.since += time.perf_counter() - started
 

@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = (
     "attention.md",
     "checkpoints.md",
+    pytest.param("classification.md", marks=pytest.mark.slow),
     "config.md",
     "data.md",
     "lora.md",
@@ -23,7 +24,10 @@ PAGES = (
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_every_block_of_the_page_runs_and_prints_what_it_says(name: str) -> None:
+def test_every_block_of_the_page_runs_and_prints_what_it_says(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # pages write files
     with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
         assert run_page(ROOT / "docs" / name) >= 2
 

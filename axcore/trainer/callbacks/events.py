@@ -101,10 +101,14 @@ class CheckpointSaved(Event):
 
 @attrs.frozen
 class RunFinished(Event):
-    """The run ended at `step`; it is complete, or it was stopped and can be taken up again."""
+    """The run ended at `step`; it is complete, or it was stopped and can be taken up again.
+
+    `stop_reason` is why a guard ended a run before its last step, which is complete then.
+    """
 
     step: int
     is_complete: bool
+    stop_reason: str = ""
 
 
 Observer = Callable[[Event], None]

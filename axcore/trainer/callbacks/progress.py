@@ -106,6 +106,8 @@ def rollback(event: RolledBack) -> str:
 
 def footer(event: RunFinished) -> str:
     """Returns the line that closes a run."""
+    if event.stop_reason:
+        return f"stopped early at step {event.step}: {event.stop_reason}"
     if event.is_complete:
         return f"done at step {event.step}"
     return f"stopped at step {event.step}; the same command resumes here"
