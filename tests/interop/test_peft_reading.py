@@ -74,6 +74,7 @@ def test_what_was_written_is_read(folders, state):
     assert "model.layers.0.self_attn.q_proj.lora_A.weight and 1 more" in table
 
 
+@pytest.mark.slow
 def test_a_run_of_adapters_is_written_as_the_same_bytes(folders):
     run = import_run(folders / "adapters", folders / "run")
     assert run.config.learner.trainable == ("**.lora_down.**", "**.lora_up.**")
