@@ -6,6 +6,7 @@ Source: Mangrulkar et al. 2022, github.com/huggingface/peft.
 """
 
 import re
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -441,6 +442,11 @@ def _check_targets(
             "target_modules are not those of the tensors:\n" + listed(problems),
             where=str(folder / CONFIG),
             hint="fetch both files again",
+        )
+    unused = [target for target in names if not any(named(module, target) for module in known)]
+    if unused:
+        warnings.warn(
+            f"target_modules names {', '.join(unused)}, which the model does not have", stacklevel=2
         )
 
 

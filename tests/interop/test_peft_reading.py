@@ -173,6 +173,10 @@ def test_tensors_must_be_those_that_the_settings_name(folders):
     changed(folders, target_modules=["q_proj", "r_proj"])
     with pytest.raises(CheckpointError, match=r"(?s)k_proj has tensors and is not named"):
         begun(folders)
+    last = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    changed(folders, target_modules=[*last, "c_attn"])
+    with pytest.warns(UserWarning, match="names c_attn, which the model does not have"):
+        read_corrections(folders / "adapters", llama2("toy"))
     changed(folders, target_modules=r".*_proj")
     begun(folders)
     changed(folders, target_modules=r".*\.r_proj")
