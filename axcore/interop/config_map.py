@@ -310,4 +310,5 @@ def _unsupported(name: str, value: Any, *known: Any) -> ConfigError:
         f"config.json has {name}={value!r}, of which axcore has no model; "
         f"it knows {', '.join(map(repr, known))}",
         where=name,
+        hint="name a folder whose config.json has one of these; this value makes another model",
     )

@@ -6,6 +6,7 @@ Source: Mangrulkar et al. 2022, github.com/huggingface/peft.
 """
 
 import re
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -214,7 +215,8 @@ def read_peft(folder: Path, cfg: Any) -> tuple[Any, AdapterArrays]:
             "merge them with PEFT",
         )
     _check_targets(settings, _modules(tensors), _modules(every.shapes), folder)
-    adapted = _adapted(cfg, settings, factors, tensors, folder)
+    sizes = _sizes(cfg, settings, every, tensors, folder)
+    adapted = _corrected(cfg, settings, sizes, sizes)
     return adapted, AdapterArrays(folder, _bound(adapted, factors), tensors)
 
 
@@ -242,37 +244,49 @@ def _corrected(
     return update_config(cfg, changes) if changes else cfg
 
 
-def _adapted(
-    cfg: Any,
-    settings: AdapterSettings,
-    factors: list[Rule],
-    tensors: Mapping[str, Any],
-    folder: Path,
-) -> Any:
-    """Returns the config with adapters where tensors are.
+def _sizes(
+    cfg: Any, settings: AdapterSettings, every: BoundMap, tensors: Mapping[str, Any], folder: Path
+) -> dict[str, tuple[int, float]]:
+    """Returns rank and alpha of the layers that have tensors, by the path of their config.
 
     Raises:
         ConfigError: Modules that share a layer's config here have several ranks or alphas.
     """
-    linears = [found.path for found in find_config(cfg, Linear)]
-    every = _bound(_corrected(cfg, settings, linears), factors).shapes.keys()
-    sizes: dict[str, tuple[int, float]] = {}
-    for path in linears:
-        others = [one for one in linears if one != path]
-        # Not what it has alone: a fused projection takes the adapters of several layers.
-        lost = every - _bound(_corrected(cfg, settings, others), factors).shapes.keys()
-        modules = {name: settings.sizes(name) for name in _modules(lost & tensors.keys())}
+    places = _places(cfg, settings)
+    found: dict[str, dict[str, tuple[int, float]]] = {}
+    for piece in every.pieces:
+        if piece.theirs[0] in tensors:
+            (module,) = _modules(piece.theirs)
+            for one in piece.ours:
+                path = places[one.leaf.rpartition(".lora_")[0]]
+                found.setdefault(path, {})[module] = settings.sizes(module)
+    for modules in found.values():
         if len(set(modules.values())) > 1:
             shown = (f"{name}: {rank}, {alpha:g}" for name, (rank, alpha) in modules.items())
             raise ConfigError(
-                f"modules that are one kind of layer here have several ranks or alphas:\n"
-                f"{listed(shown)}",
+                "modules that are one kind of layer here have several ranks or alphas:\n"
+                + listed(shown),
                 where=str(folder / CONFIG),
                 hint="merge the adapters into their model with PEFT, and read that model",
             )
-        if modules:
-            sizes[path] = next(iter(modules.values()))
-    return _corrected(cfg, settings, sizes, sizes)
+    return {path: next(iter(modules.values())) for path, modules in found.items()}
+
+
+def _places(cfg: Any, settings: AdapterSettings) -> dict[str, str]:
+    """Returns the path of the config of each linear layer, by the layer's name in the state.
+
+    One config may be that of several layers. Which ones is seen by giving each config adapters of
+    a rank of its own.
+    """
+    paths = [found.path for found in find_config(cfg, Linear)]
+    ranks = {path: (rank, settings.alpha) for rank, path in enumerate(paths, start=1)}
+    specs = _corrected(cfg, settings, paths, ranks).build().param_specs()
+    down = f".{FACTORS['lora_A']}{WEIGHT}"
+    return {
+        name.removesuffix(down): paths[spec.shape[-1] - 1]
+        for name, spec in named_specs(specs)
+        if name.endswith(down)
+    }
 
 
 def _bound(cfg: Any, factors: list[Rule]) -> BoundMap:
@@ -428,6 +442,11 @@ def _check_targets(
             "target_modules are not those of the tensors:\n" + listed(problems),
             where=str(folder / CONFIG),
             hint="fetch both files again",
+        )
+    unused = [target for target in names if not any(named(module, target) for module in known)]
+    if unused:
+        warnings.warn(
+            f"target_modules names {', '.join(unused)}, which the model does not have", stacklevel=2
         )
 
 

@@ -265,11 +265,10 @@ def to_hugging_face(
         "architectures": [family.architecture],
         "model_type": name,
         "torch_dtype": str(stored),
-        # Where nothing is known, no token: transformers would take that of another model.
-        **dict.fromkeys(("bos_token_id", "eos_token_id")),
-        **(published.fields if published else {}),
         **({} if max_length is None else {family.length: max_length}),
         **values,
+        # Where nothing is known, no token: transformers would take that of another model.
+        **(published.fields if published else dict.fromkeys(("bos_token_id", "eos_token_id"))),
         **(fields or {}),
     }
     lost = {name: 0 for name in family.mtp_counts if content.get(name)}

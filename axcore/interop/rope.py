@@ -4,6 +4,7 @@ Older files have `rope_theta` and `rope_scaling`, newer ones `rope_parameters`; 
 older one, which transformers 5 still reads. Plugins bring ways of scaling.
 """
 
+import warnings
 from typing import Any
 
 import attrs
@@ -11,6 +12,7 @@ import attrs
 from axcore.config import name_the_known, replace_config
 from axcore.errors import ConfigError
 from axcore.interop.config_map import ConfigEntry, Fields, common_value
+from axcore.interop.harmless_fields import sorted_out
 from axcore.plugins import RopeScaling, plugin_host
 
 PLAIN = "default"
@@ -100,14 +102,19 @@ def rope_position(values: dict[str, Any]) -> Any:
         )
     known = {**record.fields, **record.optional}
     missing = [name for name in record.fields if values.get(name) is None]
-    strange = sorted(values.keys() - known.keys())
+    further = {name: value for name, value in values.items() if name not in known}
+    ignored, strange = sorted_out(further, frozenset())
     if missing or strange:
         raise ConfigError(
             f"rotary positions of type {kind!r} have {', '.join(known) or 'no more fields'}; "
             f"config.json lacks {missing} and has {strange} besides",
             where="rope_scaling",
+            hint="compare it with the file that was published; take out of it what changes nothing",
         )
-    ours = {known[name]: value for name, value in values.items()}
+    if ignored := [name for name in ignored if further[name] is not None]:
+        shown = ", ".join(f"{name}={further[name]!r}" for name in ignored)
+        warnings.warn(f"rope_scaling has fields that are ignored: {shown}", stacklevel=2)
+    ours = {known[name]: value for name, value in values.items() if name in known}
     return record.config.resolve()(theta=float(theta), **_as_floats(ours))
 
 

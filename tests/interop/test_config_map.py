@@ -122,6 +122,13 @@ def test_an_unknown_type_of_model_is_an_error_that_says_what_is_near():
         family_named("qwen2x")
 
 
+def test_a_field_of_positions_that_changes_nothing_is_named():
+    scaling = {"rope_type": "default", "partial_rotary_factor": 1.0, "factor": None}
+    with pytest.warns(UserWarning, match=r"are ignored: partial_rotary_factor=1\.0$"):
+        cfg = LLAMA.read({**TOY, "rope_scaling": scaling})
+    assert cfg == LLAMA.read(TOY)
+
+
 def test_positions_that_change_with_the_row_are_refused_with_what_to_do_for_shorter_rows():
     scaling = {"type": "dynamic", "factor": 2.0}
     with pytest.raises(ConfigError, match="type 'dynamic'") as caught:

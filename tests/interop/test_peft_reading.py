@@ -75,6 +75,7 @@ def test_what_was_written_is_read(folders, state):
     assert "model.layers.0.self_attn.q_proj.lora_A.weight and 1 more" in table
 
 
+@pytest.mark.slow
 def test_a_run_of_adapters_is_written_as_the_same_bytes(folders):
     run = import_run(folders / "adapters", folders / "run")
     assert run.config.learner.trainable == ("**.lora_down.**", "**.lora_up.**")
@@ -173,6 +174,10 @@ def test_tensors_must_be_those_that_the_settings_name(folders):
     changed(folders, target_modules=["q_proj", "r_proj"])
     with pytest.raises(CheckpointError, match=r"(?s)k_proj has tensors and is not named"):
         begun(folders)
+    last = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    changed(folders, target_modules=[*last, "c_attn"])
+    with pytest.warns(UserWarning, match="names c_attn, which the model does not have"):
+        read_corrections(folders / "adapters", llama2("toy"))
     changed(folders, target_modules=r".*_proj")
     begun(folders)
     changed(folders, target_modules=r".*\.r_proj")

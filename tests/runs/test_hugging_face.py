@@ -13,9 +13,9 @@ from safetensors.numpy import load_file
 
 from axcore.checkpoint import Checkpointer
 from axcore.cli.main import group
-from axcore.config import update_config
+from axcore.config import evolve, update_config
 from axcore.errors import AxcoreError, CheckpointError, ConfigError
-from axcore.interop import to_hugging_face
+from axcore.interop import HuggingFace, to_hugging_face
 from axcore.layers import merge_adapters
 from axcore.models import llama2
 from axcore.modifiers import LoRA
@@ -100,6 +100,26 @@ def test_a_run_keeps_what_its_published_model_says_besides_weights(published, tm
     assert {name for name in files if (tmp_path / "back" / name).is_file()} == files.keys()
     settings = json.loads((tmp_path / "back" / "generation_config.json").read_text())
     assert settings == {"temperature": 0.6, "bos_token_id": 0, "eos_token_id": [1, 2]}
+
+
+@pytest.mark.slow
+def test_a_run_that_began_with_a_published_model_is_exported_as_that(tmp_path):
+    cfg = update_config(small_experiment(tmp_path / "texts"), {"mesh": {"fsdp": 1}})
+    to_hugging_face(tmp_path / "hf", cfg.model, cfg.model.build().init(0), max_length=4096)
+    values = json.loads((tmp_path / "hf" / "config.json").read_text())
+    values = {n: v for n, v in values.items() if n not in ("attention_bias", "mlp_bias")}
+    values |= {"model_type": "mistral", "sliding_window": None}
+    (tmp_path / "hf" / "config.json").write_text(json.dumps(values))
+    (tmp_path / "hf" / "LICENSE").write_text("MIT")
+    cfg = evolve(cfg, init_from=HuggingFace.Config(path=str(tmp_path / "hf")))
+    trainer_on(cfg, 1).run(tmp_path / "run", quiet=True)
+    assert "mistral" in export_run(load_run(tmp_path / "run"), tmp_path / "back")
+    said = json.loads((tmp_path / "back" / "config.json").read_text())
+    assert said["max_position_embeddings"] == 4096 > cfg.data.seq_len
+    assert (tmp_path / "back" / "LICENSE").read_text() == "MIT"
+    shutil.rmtree(tmp_path / "hf")
+    with pytest.warns(UserWarning, match="is not there: the export lacks its settings"):
+        assert "llama" in export_run(load_run(tmp_path / "run"), tmp_path / "later")
 
 
 @pytest.mark.slow

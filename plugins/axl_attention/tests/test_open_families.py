@@ -442,3 +442,16 @@ def test_a_model_without_its_layers_for_multi_token_prediction_says_so(tmp_path)
         to_hugging_face(tmp_path / "back", read.config, read.state)
     again = json.loads((tmp_path / "back" / "config.json").read_text())
     assert again["num_nextn_predict_layers"] == 0
+
+
+def test_a_token_for_padding_is_kept_and_none_is_added(tmp_path):
+    cfg = smollm3("toy")
+    to_hugging_face(tmp_path / "model", cfg, cfg.build().init(0))
+    values = json.loads((tmp_path / "model" / "config.json").read_text())
+    assert values["pad_token_id"] is values.pop("bos_token_id") is None
+    (tmp_path / "model" / "config.json").write_text(json.dumps({**values, "pad_token_id": 3}))
+    read = from_hugging_face(tmp_path / "model")
+    to_hugging_face(tmp_path / "back", read.config, read.state)
+    again = json.loads((tmp_path / "back" / "config.json").read_text())
+    assert again["pad_token_id"] == 3
+    assert "bos_token_id" not in again

@@ -24,11 +24,10 @@ MLP_BIAS = Field("mlp_bias", ("**.feed_forward.linear.has_bias",), default=False
 
 
 class NoPadding(ConfigEntry):
-    """`pad_token_id`, no token in exports; absent it is one that small vocabularies lack."""
+    """`pad_token_id`: where none was read, no token, since the default may be outside of vocabularies."""
 
     def read(self, cfg: Any, fields: Fields) -> Any:
-        """Returns the config: what padding is changes no number."""
-        fields.take("pad_token_id", None)
+        """Returns the config: what padding is changes no number, so that the field stays unread."""
         return cfg
 
     def write(self, cfg: Any) -> dict[str, Any]:
