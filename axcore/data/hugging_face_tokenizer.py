@@ -1,7 +1,8 @@
 """Any Hugging Face `tokenizer.json`, through the `tokenizers` library."""
 
 import json
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,13 @@ from numpy.typing import NDArray
 from axcore.config import REQUIRED, PositiveInt, config, evolve
 from axcore.config.json_files import read_json
 from axcore.data.chat_template import ChatTemplate
+from axcore.data.gguf_vocabulary import byte_signs
 from axcore.data.tokenizer import PlacedTokens, Tokenizer, round_up_vocab
 from axcore.data.tokenizer_settings import TokenizerSettings, read_settings
 from axcore.errors import DataError
+
+_BYTE = re.compile("<0x[0-9A-F]{2}>")
+"""How a token is called that is one byte."""
 
 
 class HuggingFaceTokenizer(Tokenizer):
@@ -112,6 +117,47 @@ class HuggingFaceTokenizer(Tokenizer):
         numbers = [int(token) for token in tokens]
         text: str = self._tokenizer.decode(numbers, skip_special_tokens=True)
         return text
+
+    def token_bytes(self, token: int) -> bytes | None:
+        """Return the bytes of a token, where the file's decoder makes text of bytes."""
+        name: str | None = self._tokenizer.id_to_token(token)
+        added = self._added.get(token)
+        if name is None or (added is not None and added.special):
+            return None
+        return name.encode() if added is not None else self._bytes_of(name)
+
+    def added_token(self, name: str) -> int | None:
+        """Return the number of an added token, special or not."""
+        number: int | None = self._tokenizer.token_to_id(name)
+        return number if number in self._added else None
+
+    @cached_property
+    def _added(self) -> dict[int, Any]:
+        return dict(self._tokenizer.get_added_tokens_decoder())
+
+    @cached_property
+    def _bytes_of(self) -> Callable[[str], bytes | None]:
+        """What makes bytes of the name of a token, by the decoder of the file."""
+        decoder = self._tokenizer.decoder
+        content = {} if decoder is None else json.loads(decoder.__getstate__())
+        steps = content.get("decoders", [content])
+        kinds = [step.get("type") for step in steps]
+        if "ByteLevel" in kinds:
+            byte_of = {sign: byte for byte, sign in enumerate(byte_signs())}
+            return lambda name: (
+                bytes(byte_of[sign] for sign in name) if set(name) <= byte_of.keys() else None
+            )
+        if "ByteFallback" not in kinds:
+            return lambda name: None
+        spaces = [
+            step["pattern"]["String"]
+            for step in steps
+            if step["type"] == "Replace" and step["content"] == " " and "String" in step["pattern"]
+        ]
+        space = spaces[0] if spaces else " "
+        return lambda name: (
+            bytes.fromhex(name[3:5]) if _BYTE.fullmatch(name) else name.replace(space, " ").encode()
+        )
 
     @cached_property
     def _marked(self) -> Any:

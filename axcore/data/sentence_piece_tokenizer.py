@@ -65,6 +65,18 @@ class SentencePieceTokenizer(Tokenizer):
         text: str = self._processor.decode([int(one) for one in tokens if 0 <= one < pieces])
         return text
 
+    def token_bytes(self, token: int) -> bytes | None:
+        """Return the bytes of a piece; control symbols have none."""
+        model = self._processor
+        if not 0 <= token < model.get_piece_size():
+            return None
+        if model.is_control(token) or model.is_unknown(token) or model.is_unused(token):
+            return None
+        piece: str = model.id_to_piece(token)
+        if model.is_byte(token):
+            return bytes.fromhex(piece[3:5])
+        return piece.replace("\N{LOWER ONE EIGHTH BLOCK}", " ").encode()
+
 
 def _present(token: int) -> int | None:
     """Returns a token, None for the number by which the library says that there is none."""

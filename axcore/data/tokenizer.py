@@ -66,6 +66,20 @@ class Tokenizer(Configurable, ABC):
     def decode(self, tokens: Iterable[int]) -> str:
         """Returns the text of tokens; special tokens have no text."""
 
+    def token_bytes(self, token: int) -> bytes | None:
+        """Return the bytes that a token adds to a text.
+
+        None for special tokens, numbers that are no token, and tokenizers that do not know it.
+        """
+        return None
+
+    def added_token(self, name: str) -> int | None:
+        """Return the number of the token that is always one token, as `<|im_end|>`; None without.
+
+        A special one has no text: `token_bytes` of it is None.
+        """
+        return None
+
     def encode(self, text: str) -> NDArray[np.int32]:
         """Returns the tokens of a text, [N] int32, with nothing added to them."""
         return self._encoded([text])[0].astype(np.int32)
@@ -214,6 +228,14 @@ class ByteTokenizer(Tokenizer):
     def decode(self, tokens: Iterable[int]) -> str:
         """Returns the text of the bytes; bytes that are no UTF-8 become U+FFFD."""
         return bytes(int(t) for t in tokens if 0 <= t < 256).decode("utf-8", "replace")
+
+    def token_bytes(self, token: int) -> bytes | None:
+        """Return the byte that a token is."""
+        return bytes([token]) if 0 <= token < 256 else None
+
+    def added_token(self, name: str) -> int | None:
+        """Return the number of a special token, as the chat template writes it."""
+        return _SPECIAL.get(name)
 
     @cached_property
     def chat_template(self) -> ChatTemplate:

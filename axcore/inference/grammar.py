@@ -5,6 +5,7 @@ W words of 32 tokens.
 """
 
 import json
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -157,7 +158,8 @@ class GrammarCompiler:
         with self._reading:
             if self._known is None:
                 self._known = grammar_tokenizer(self._tokenizer)
-        matcher = library.LLMatcher(self._known, _source(library, grammar), log_level=0)
+        source = _source(library, self._with_token_numbers(grammar))
+        matcher = library.LLMatcher(self._known, source, log_level=0)
         if matcher.is_error():
             raise RequestError(
                 f"the grammar is no {_NAMES[grammar.kind]} that can be followed: "
@@ -167,6 +169,26 @@ class GrammarCompiler:
             )
         return matcher
 
+    def _with_token_numbers(self, grammar: Grammar) -> Grammar:
+        """Return a Lark grammar in which each token that is named, as `<think>`, is its number.
+
+        The library knows names of special tokens only; those of added tokens that are text, it
+        knows as text.
+        """
+
+        def numbered(part: re.Match[str]) -> str:
+            number = self._tokenizer.added_token(part[1]) if part[1] else None
+            return part[0] if number is None else f"<[{number}]>"
+
+        if grammar.kind != "lark":
+            return grammar
+        return lark(_LARK_PARTS.sub(numbered, grammar.text))
+
+
+_LARK_PARTS = re.compile(
+    r"""//[^\n]*|\#[^\n]*|"(?:\\.|[^"\\])*"|/(?:\\.|[^/\\\n])+/|(<[^\s<>\[\]"][^\s<>"]*>)"""
+)
+"""Comments, strings and patterns of a Lark grammar, in which no token is named; or its name."""
 
 _NAMES = {"json_schema": "JSON schema", "regex": "regular expression", "lark": "Lark grammar"}
 _HINTS = {

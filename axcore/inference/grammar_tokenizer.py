@@ -1,9 +1,8 @@
 """Tokenizers as the library of grammars knows them: what bytes each token is."""
 
-import json
 from typing import Any
 
-from axcore.data import ByteTokenizer, HuggingFaceTokenizer, SentencePieceTokenizer, Tokenizer
+from axcore.data import HuggingFaceTokenizer, Tokenizer
 from axcore.errors import RequestError
 from axcore.extras import import_extra
 
@@ -26,29 +25,29 @@ def grammar_tokenizer(tokenizer: Tokenizer) -> Any:
     Raises:
         RequestError: What bytes its tokens are is not known.
     """
-    library, ends = import_llguidance(), list(tokenizer.end_ids)
-    if isinstance(tokenizer, HuggingFaceTokenizer):
-        try:
-            return library.LLTokenizer(json.dumps(tokenizer.content), eos_token=ends)
-        except ValueError as error:
-            raise _unknown(f"its tokenizer.json does not say it: {error}") from error
-    if isinstance(tokenizer, ByteTokenizer):
-        tokens = [bytes([byte]) for byte in range(256)]
-    elif isinstance(tokenizer, SentencePieceTokenizer):
-        tokens = _pieces(tokenizer)
-    else:
-        raise _unknown(f"it is a {type(tokenizer).__name__}")
-    return library.LLTokenizer(_TokenBytes(tokenizer, tokens), eos_token=ends)
+    library = import_llguidance()
+    tokens = [tokenizer.token_bytes(token) for token in range(tokenizer.vocab_size)]
+    if not any(tokens):
+        is_file = isinstance(tokenizer, HuggingFaceTokenizer)
+        why = "its tokenizer.json does not say it" if is_file else None
+        raise _unknown(why or f"it is a {type(tokenizer).__name__}")
+    wrapped = _TokenBytes(tokenizer, [token or b"" for token in tokens])
+    return library.LLTokenizer(wrapped, eos_token=list(tokenizer.end_ids))
 
 
 class _TokenBytes:
-    """What the library asks a tokenizer for; tokens without bytes are special ones."""
+    """What the library asks a tokenizer for; tokens without bytes are special ones.
+
+    A tokenizer.json is not given to the library as it is: it takes every added token for a special
+    one, also those that are text, as `<tool_call>` of Qwen or runs of spaces, and then nothing can
+    match a text that holds one.
+    """
 
     is_tokenizer_wrapper = True
 
     def __init__(self, tokenizer: Tokenizer, tokens: list[bytes]) -> None:
         self._tokenizer = tokenizer
-        self.tokens = tokens + [b""] * (tokenizer.vocab_size - len(tokens))
+        self.tokens = tokens
         self.eos_token_id = tokenizer.eos_id
         self.bos_token_id = tokenizer.bos_id
         self.special_token_ids = [i for i, token in enumerate(self.tokens) if not token]
@@ -63,12 +62,15 @@ class _TokenBytes:
         """Returns the tokens of a text inside of another; they have exactly its bytes."""
         whole = text.encode("utf-8") if isinstance(text, str) else text
         try:
-            found: list[int] = self._tokenizer.encode(_BEFORE + whole.decode("utf-8")).tolist()
+            decoded = whole.decode("utf-8")
         except UnicodeDecodeError:
             return self._longest_first(whole)
-        inside = found[len(self._before) :]
-        is_same = b"".join(self.tokens[token] for token in inside) == whole
-        return inside if is_same else self._longest_first(whole)
+        # A text inside of another begins without the space that some tokenizers put before texts.
+        for before, skipped in (("", 0), (_BEFORE, len(self._before))):
+            found: list[int] = self._tokenizer.encode(before + decoded).tolist()[skipped:]
+            if b"".join(self.tokens[token] for token in found) == whole:
+                return found
+        return self._longest_first(whole)
 
     def _longest_first(self, text: bytes) -> list[int]:
         found: list[int] = []
@@ -81,23 +83,6 @@ class _TokenBytes:
             found.append(self._known[text[place:end]])
             place = end
         return found
-
-
-def _pieces(tokenizer: SentencePieceTokenizer) -> list[bytes]:
-    """Returns the bytes of each piece; of control symbols none."""
-    from sentencepiece import sentencepiece_model_pb2
-
-    protos: Any = sentencepiece_model_pb2
-    kinds = protos.ModelProto.SentencePiece
-    pieces = protos.ModelProto.FromString(tokenizer.model_proto).pieces
-    return [
-        b""
-        if piece.type in (kinds.CONTROL, kinds.UNKNOWN, kinds.UNUSED)
-        else bytes([int(piece.piece[1:-1], 16)])
-        if piece.type == kinds.BYTE
-        else piece.piece.replace("▁", " ").encode("utf-8")
-        for piece in pieces
-    ]
 
 
 def _unknown(why: str) -> RequestError:

@@ -9,7 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import tokenizers
+from chat_tokenizer import write_chat_tokenizer
 from gguf_tokenizers import BYTE_LEVEL, byte_level, merged_pieces, pieces
+from model_server import chat_tokenizer
 from tokenizers import models
 
 from axcore.data import ByteTokenizer, HuggingFaceTokenizer
@@ -202,6 +204,30 @@ def test_tokenizers_whose_tokens_are_no_known_bytes_are_refused(tmp_path):
     tokenizer.__class__ = type("Whistles", (tokenizer.__class__.__base__,), {})
     with pytest.raises(RequestError, match="it is a Whistles"):
         GrammarCompiler(tokenizer).matcher(regex("a"))
+
+
+@pytest.mark.parametrize(
+    ("grammar", "text"),
+    [
+        (lark('start: "<think>" /[a-z]*/ "</think>"'), "<think>ab</think>"),
+        (lark("start: <think> /[a-z]*/ </think>"), "<think>ab</think>"),
+        (lark('start: "a" <|end|> "  b" // <think>'), "a<|end|>  b"),
+        (regex("<think>[a-z]+"), "<think>ab"),
+        (json_schema({"const": "<think>  "}), '"<think>  "'),
+        (json_schema({"const": "<|end|>"}), '"<|end|>"'),
+    ],
+    ids=str,
+)
+def test_texts_of_a_grammar_may_be_added_tokens_and_tokens_may_be_named(tmp_path, grammar, text):
+    """An added token that is not special is text; what is written like a special token is too."""
+    added = [tokenizers.AddedToken(text, special=False) for text in ("<think>", "</think>", "  ")]
+    tokenizer = chat_tokenizer(write_chat_tokenizer(tmp_path, added=added))
+    tokens = tokenizer.encode(text).tolist()
+    if grammar.kind == "lark":
+        tokens = tokenizer.encode_placed(text).tokens.tolist()
+    matcher = GrammarCompiler(tokenizer).matcher(grammar)
+    matcher.accept(tokens)
+    assert matcher.is_match
 
 
 def test_the_extra_is_named_where_it_is_missing(compilers, monkeypatch):
