@@ -21,6 +21,9 @@ from axcore.errors import RequestError
 from axcore.inference.drawing.token_masks import WORD
 from axcore.inference.grammar_tokenizer import grammar_tokenizer, import_llguidance
 
+_SPACES_BETWEEN = {"whitespace_pattern": " ?"}
+"""White space between the parts of JSON: with any number, a greedy model may write no end of it."""
+
 KEPT_GRAMMARS = 64
 """Number of grammars that stay compiled, those used last."""
 
@@ -39,7 +42,11 @@ class Grammar:
 
 
 def json_schema(schema: Mapping[str, Any] | str) -> Grammar:
-    """Returns the grammar of JSON texts that match a JSON schema; `{}` matches all."""
+    """Return the grammar of JSON texts that match a JSON schema; `{}` matches all.
+
+    Between its parts a text has one space or none, unless the schema says otherwise by
+    `"x-guidance": {"whitespace_pattern": PATTERN}` or `{"whitespace_flexible": BOOLEAN}`.
+    """
     text = schema if isinstance(schema, str) else json.dumps(schema)
     return Grammar("json_schema", text)
 
@@ -223,4 +230,8 @@ def _source(library: Any, grammar: Grammar) -> str:
         raise RequestError(
             f"the JSON schema is no JSON: {error}", where="grammar", hint=_HINTS["json_schema"]
         ) from error
+    if isinstance(schema, dict):
+        style = schema.get("x-guidance", {})
+        if not {"whitespace_pattern", "whitespace_flexible"} & style.keys():
+            schema = {**schema, "x-guidance": {**_SPACES_BETWEEN, **style}}
     return str(library.LLMatcher.grammar_from_json_schema(schema))

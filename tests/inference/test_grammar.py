@@ -97,6 +97,43 @@ def test_random_logits_give_json_of_the_schema(compilers, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_a_model_that_likes_white_space_best_writes_json_nevertheless(compilers, kind):
+    tokenizer, compiler = compilers[kind]
+    schema = {**SCHEMA, "properties": {**SCHEMA["properties"], "sizes": {"const": [1, 2]}}}
+    matcher, tokens = compiler.matcher(json_schema(schema)), []
+    while not matcher.is_finished and len(tokens) < 100:
+        allowed = [
+            t for t in allowed_tokens(matcher, tokenizer.vocab_size) if t not in tokenizer.end_ids
+        ]
+        if not allowed:
+            break
+        tokens.append(
+            min(allowed, key=lambda token: (tokenizer.token_bytes(token) or b"x").strip(b" \n\t\r"))
+        )
+        matcher.accept(tokens[-1:])
+    assert json.loads(tokenizer.decode(tokens))["sizes"] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("style", "text", "is_match"),
+    [
+        ({}, '{ "a": [ true ] }', True),
+        ({}, '{"a":[true]}', True),
+        ({}, '{  "a":[true]}', False),
+        ({"whitespace_flexible": True}, '{\n\n  "a":[true]}', True),
+        ({"whitespace_pattern": "\n?"}, '{\n"a":[true]}', True),
+        ({"item_separator": ";"}, '{ "a":[true;true]}', True),
+    ],
+)
+def test_a_schema_may_say_what_white_space_there_is(compilers, style, text, is_match):
+    """Otherwise there is one space or none between two parts."""
+    inner = {"type": "array", "items": {"const": True}}
+    schema = {"type": "object", "properties": {"a": inner}, "x-guidance": style}
+    matcher = compilers["bytes"][1].matcher(json_schema(schema))
+    assert (matcher.count_valid(list(text.encode())) == len(text)) == is_match
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_random_logits_match_a_pattern(compilers, kind):
     tokenizer, compiler = compilers[kind]
     pattern = r"(the|text|é日){2,4}-[a-f0-9]{3}(, of words)?"

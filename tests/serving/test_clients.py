@@ -3,8 +3,10 @@
 import json
 import shutil
 import subprocess
+from typing import Literal
 
 import openai
+import pydantic
 import pytest
 from model_server import serving
 
@@ -54,6 +56,21 @@ def test_openai_chats_whole_and_streamed(client):
     assert pieces[0].choices[0].delta.role == "assistant"
     assert pieces[-1].usage.completion_tokens == whole.usage.completion_tokens
     assert whole.choices[0].finish_reason in ("stop", "length")
+
+
+class Answer(pydantic.BaseModel):
+    """What `parse` asks for."""
+
+    is_right: bool
+    kind: Literal["sum", "product"]
+
+
+def test_openai_parses_what_a_greedy_model_writes_that_likes_white_space_best(client, chat_engine):
+    spaces = {str(int(chat_engine.tokenizer.encode(one)[0])): 100 for one in " \n\t"}
+    asked = {"model": "small", "messages": TURNS, "max_tokens": 60, "temperature": 0}
+    parse = client.chat.completions.parse
+    found = parse(**asked, response_format=Answer, logit_bias=spaces).choices[0].message.parsed
+    assert found.kind in ("sum", "product")
 
 
 def test_a_conversation_can_be_continued_with_what_was_answered(client):
