@@ -24,6 +24,12 @@ from axcore.inference.grammar_tokenizer import grammar_tokenizer, import_llguida
 _SPACES_BETWEEN = {"whitespace_pattern": " ?"}
 """White space between the parts of JSON: with any number, a greedy model may write no end of it."""
 
+MAX_PROPERTIES = 4000
+"""Properties of all objects of a schema, which take about 2 s to compile."""
+
+MAX_OPTIONAL = 400
+"""Properties of one object that may be left out."""
+
 KEPT_GRAMMARS = 64
 """Number of grammars that stay compiled, those used last."""
 
@@ -49,6 +55,41 @@ def json_schema(schema: Mapping[str, Any] | str) -> Grammar:
     """
     text = schema if isinstance(schema, str) else json.dumps(schema)
     return Grammar("json_schema", text)
+
+
+def check_schema_size(schema: Any) -> None:
+    """Check that a schema has no more properties than can be followed.
+
+    The library's time grows with the square of their number, and it gives up at the first name
+    where more than about 500 may follow.
+
+    Raises:
+        RequestError: It has more.
+    """
+    pending: list[Any] = [[schema]]
+    num_properties = 0
+    while pending:
+        value = pending.pop()
+        inner = value.values() if isinstance(value, dict) else value
+        pending += [one for one in inner if isinstance(one, dict | list)]
+        found = value.get("properties") if isinstance(value, dict) else None
+        if not isinstance(found, dict):
+            continue
+        num_properties += len(found)
+        required = value.get("required")
+        num_optional = len(
+            found.keys() - set(map(str, required if isinstance(required, list) else ()))
+        )
+        for number, most, what in (
+            (num_properties, MAX_PROPERTIES, "properties"),
+            (num_optional, MAX_OPTIONAL, "properties in one object that are not required"),
+        ):
+            if number > most:
+                raise RequestError(
+                    f"the JSON schema has {number} {what}; at most {most} can be followed",
+                    where="grammar",
+                    hint="list properties under required, or ask for several answers",
+                )
 
 
 def regex(pattern: str) -> Grammar:
@@ -230,6 +271,7 @@ def _source(library: Any, grammar: Grammar) -> str:
         raise RequestError(
             f"the JSON schema is no JSON: {error}", where="grammar", hint=_HINTS["json_schema"]
         ) from error
+    check_schema_size(schema)
     if isinstance(schema, dict):
         style = schema.get("x-guidance", {})
         if not {"whitespace_pattern", "whitespace_flexible"} & style.keys():

@@ -9,8 +9,9 @@ from typing import Any
 import attrs
 
 from axcore.data import Tokenizer
-from axcore.inference.grammar import Grammar, lark
-from axcore.serving.api_error import invalid
+from axcore.errors import RequestError
+from axcore.inference.grammar import Grammar, check_schema_size, lark
+from axcore.serving.api_error import from_error, invalid
 from axcore.serving.tool_calls import (
     CLOSE,
     OPEN,
@@ -129,6 +130,10 @@ def _parameters(function: Mapping[str, Any]) -> dict[str, Any]:
         name = function["name"]
         message = f"parameters of the function {name!r:.80} have the type {kind!r:.40}"
         raise invalid(f"{message}; expected 'object', to force a call", "tools")
+    try:
+        check_schema_size(found)
+    except RequestError as error:
+        raise from_error(error, "tools") from error
     return {**found, "type": "object"}
 
 

@@ -19,6 +19,7 @@ from axcore.errors import RequestError
 from axcore.inference.answer_text import AnswerText
 from axcore.inference.grammar import (
     KEPT_GRAMMARS,
+    MAX_OPTIONAL,
     GrammarCompiler,
     json_schema,
     lark,
@@ -224,6 +225,30 @@ def test_a_grammar_that_is_wrong_is_refused(compilers, grammar, text):
     with pytest.raises(RequestError, match=f"(?s){text}") as caught:
         compilers["bytes"][1].matcher(grammar)
     assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("num_required", "num_optional", "text"),
+    [(5000, 0, "has 5000 properties"), (0, 500, "has 500 properties in one object that are not")],
+)
+def test_a_schema_that_takes_too_long_is_refused_before(
+    compilers, num_required, num_optional, text
+):
+    properties = {f"field_{n}": {"type": "boolean"} for n in range(num_required + num_optional)}
+    schema = {"properties": properties, "required": list(properties)[:num_required]}
+    with pytest.raises(RequestError, match=text):
+        compilers["bytes"][1].matcher(json_schema({"items": {"anyOf": [{}, schema]}}))
+
+
+def test_as_many_properties_may_be_left_out_as_are_accepted(compilers):
+    properties = {f"field_{n}": {"const": 1} for n in range(MAX_OPTIONAL)}
+    schema = {"type": "object", "properties": properties}
+    matcher = compilers["bytes"][1].matcher(json_schema(schema))
+    text = f'{{"field_3":1,"field_{MAX_OPTIONAL - 1}":1}}'
+    for byte in text.encode():
+        assert byte in allowed_tokens(matcher, 264)
+        matcher.accept([byte])
+    assert matcher.is_match
 
 
 def test_a_token_that_cannot_follow_is_an_error(compilers):
