@@ -11,6 +11,7 @@ import pytest
 from model_server import serving
 
 from axcore.serving import ApiKeys
+from axcore.serving.fields import say_ignored
 
 KEY = "key-of-somebody"
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
@@ -87,6 +88,15 @@ def test_openai_passes_tools_to_the_template(client):
     assert with_tools - plain == len(json.dumps(TOOLS[0]["function"], separators=(", ", ": ")))
     none = client.chat.completions.create(**asked, tools=TOOLS, tool_choice="none")
     assert none.usage.prompt_tokens == plain
+
+
+def test_what_a_template_may_read_reaches_it_and_is_ignored_by_others(client, caplog):
+    say_ignored.cache_clear()
+    asked = {"model": "small", "messages": TURNS, "max_tokens": 1}
+    plain = client.chat.completions.create(**asked).usage.prompt_tokens
+    low = client.chat.completions.create(**asked, reasoning_effort="low", verbosity="low")
+    assert low.usage.prompt_tokens - plain == len("low")
+    assert ["verbosity" in line for line in caplog.messages if "ignored" in line] == [True]
 
 
 def test_openai_raises_what_the_server_says(client, chat_server):
