@@ -112,6 +112,10 @@ class HuggingFaceTokenizer(Tokenizer):
         places = np.array(encoding.offsets, np.int64).reshape(-1, 2)
         return PlacedTokens(np.array(encoding.ids, np.int32), places[:, 0], places[:, 1])
 
+    def encode_written(self, text: str) -> NDArray[np.int32]:
+        """Return the tokens of a text in which special tokens may be written out."""
+        return self.encode_placed(text).tokens
+
     def decode(self, tokens: Iterable[int]) -> str:
         """Returns the text, as the file's decoder writes it."""
         numbers = [int(token) for token in tokens]

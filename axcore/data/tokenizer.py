@@ -88,6 +88,13 @@ class Tokenizer(Configurable, ABC):
         """Returns the tokens of a document's beginning: bos, where there is one, and the text."""
         return np.concatenate([self._before(), self.encode(text)])
 
+    def encode_written(self, text: str) -> NDArray[np.int32]:
+        """Return the tokens of a text in which special tokens may be written out, as in templates.
+
+        A tokenizer of which none is ever written reads them as text.
+        """
+        return self.encode(text)
+
     def encode_chat(
         self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **values: Any
     ) -> NDArray[np.int32]:
@@ -236,6 +243,10 @@ class ByteTokenizer(Tokenizer):
     def added_token(self, name: str) -> int | None:
         """Return the number of a special token, as the chat template writes it."""
         return _SPECIAL.get(name)
+
+    def encode_written(self, text: str) -> NDArray[np.int32]:
+        """Return the tokens of a text in which special tokens may be written out."""
+        return self.encode_placed(text).tokens
 
     @cached_property
     def chat_template(self) -> ChatTemplate:
