@@ -143,6 +143,10 @@ class HuggingFaceTokenizer(Tokenizer):
         places = np.array(encoding.offsets, np.int64).reshape(-1, 2)
         return PlacedTokens(np.array(encoding.ids, np.int32), places[:, 0], places[:, 1])
 
+    def encode_written(self, text: str) -> NDArray[np.int32]:
+        """Return the tokens of a text in which special tokens may be written out."""
+        return self.encode_placed(text).tokens
+
     def decode(self, tokens: Iterable[int]) -> str:
         """Returns the text, as the file's decoder writes it."""
         numbers = [int(token) for token in tokens]
@@ -157,11 +161,10 @@ class HuggingFaceTokenizer(Tokenizer):
             return None
         return name.encode() if added is not None else self._bytes_of(name)
 
-    def special_token(self, name: str) -> int | None:
-        """Return the number of an added token that is special."""
+    def added_token(self, name: str) -> int | None:
+        """Return the number of an added token, special or not."""
         number: int | None = self._tokenizer.token_to_id(name)
-        added = None if number is None else self._added.get(number)
-        return number if added is not None and added.special else None
+        return number if number in self._added else None
 
     @cached_property
     def _added(self) -> dict[int, Any]:

@@ -73,8 +73,11 @@ class Tokenizer(Configurable, ABC):
         """
         return None
 
-    def special_token(self, name: str) -> int | None:
-        """Return the number of a special token, which has no text; None where no such token is."""
+    def added_token(self, name: str) -> int | None:
+        """Return the number of the token that is always one token, as `<|im_end|>`; None without.
+
+        A special one has no text: `token_bytes` of it is None.
+        """
         return None
 
     def encode(self, text: str) -> NDArray[np.int32]:
@@ -84,6 +87,13 @@ class Tokenizer(Configurable, ABC):
     def encode_prompt(self, text: str) -> NDArray[np.int32]:
         """Returns the tokens of a document's beginning: bos, where there is one, and the text."""
         return np.concatenate([self._before(), self.encode(text)])
+
+    def encode_written(self, text: str) -> NDArray[np.int32]:
+        """Return the tokens of a text in which special tokens may be written out, as in templates.
+
+        A tokenizer of which none is ever written reads them as text.
+        """
+        return self.encode(text)
 
     def encode_chat(
         self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **values: Any
@@ -229,6 +239,14 @@ class ByteTokenizer(Tokenizer):
     def token_bytes(self, token: int) -> bytes | None:
         """Return the byte that a token is."""
         return bytes([token]) if 0 <= token < 256 else None
+
+    def added_token(self, name: str) -> int | None:
+        """Return the number of a special token, as the chat template writes it."""
+        return _SPECIAL.get(name)
+
+    def encode_written(self, text: str) -> NDArray[np.int32]:
+        """Return the tokens of a text in which special tokens may be written out."""
+        return self.encode_placed(text).tokens
 
     @cached_property
     def chat_template(self) -> ChatTemplate:

@@ -5,6 +5,7 @@ W words of 32 tokens.
 """
 
 import json
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -19,6 +20,15 @@ from axcore.data import Tokenizer
 from axcore.errors import RequestError
 from axcore.inference.drawing.token_masks import WORD
 from axcore.inference.grammar_tokenizer import grammar_tokenizer, import_llguidance
+
+_SPACES_BETWEEN = {"whitespace_pattern": " ?"}
+"""White space between the parts of JSON: with any number, a greedy model may write no end of it."""
+
+MAX_PROPERTIES = 4000
+"""Properties of all objects of a schema, which take about 2 s to compile."""
+
+MAX_OPTIONAL = 400
+"""Properties of one object that may be left out."""
 
 KEPT_GRAMMARS = 64
 """Number of grammars that stay compiled, those used last."""
@@ -38,9 +48,48 @@ class Grammar:
 
 
 def json_schema(schema: Mapping[str, Any] | str) -> Grammar:
-    """Returns the grammar of JSON texts that match a JSON schema; `{}` matches all."""
+    """Return the grammar of JSON texts that match a JSON schema; `{}` matches all.
+
+    Between its parts a text has one space or none, unless the schema says otherwise by
+    `"x-guidance": {"whitespace_pattern": PATTERN}` or `{"whitespace_flexible": BOOLEAN}`.
+    """
     text = schema if isinstance(schema, str) else json.dumps(schema)
     return Grammar("json_schema", text)
+
+
+def check_schema_size(schema: Any) -> None:
+    """Check that a schema has no more properties than can be followed.
+
+    The library's time grows with the square of their number, and it gives up at the first name
+    where more than about 500 may follow.
+
+    Raises:
+        RequestError: It has more.
+    """
+    pending: list[Any] = [[schema]]
+    num_properties = 0
+    while pending:
+        value = pending.pop()
+        inner = value.values() if isinstance(value, dict) else value
+        pending += [one for one in inner if isinstance(one, dict | list)]
+        found = value.get("properties") if isinstance(value, dict) else None
+        if not isinstance(found, dict):
+            continue
+        num_properties += len(found)
+        required = value.get("required")
+        num_optional = len(
+            found.keys() - set(map(str, required if isinstance(required, list) else ()))
+        )
+        for number, most, what in (
+            (num_properties, MAX_PROPERTIES, "properties"),
+            (num_optional, MAX_OPTIONAL, "properties in one object that are not required"),
+        ):
+            if number > most:
+                raise RequestError(
+                    f"the JSON schema has {number} {what}; at most {most} can be followed",
+                    where="grammar",
+                    hint="list properties under required, or ask for several answers",
+                )
 
 
 def regex(pattern: str) -> Grammar:
@@ -157,7 +206,8 @@ class GrammarCompiler:
         with self._reading:
             if self._known is None:
                 self._known = grammar_tokenizer(self._tokenizer)
-        matcher = library.LLMatcher(self._known, _source(library, grammar), log_level=0)
+        source = _source(library, self._with_token_numbers(grammar))
+        matcher = library.LLMatcher(self._known, source, log_level=0)
         if matcher.is_error():
             raise RequestError(
                 f"the grammar is no {_NAMES[grammar.kind]} that can be followed: "
@@ -167,6 +217,26 @@ class GrammarCompiler:
             )
         return matcher
 
+    def _with_token_numbers(self, grammar: Grammar) -> Grammar:
+        """Return a Lark grammar in which each token that is named, as `<think>`, is its number.
+
+        The library knows names of special tokens only; those of added tokens that are text, it
+        knows as text.
+        """
+
+        def numbered(part: re.Match[str]) -> str:
+            number = self._tokenizer.added_token(part[1]) if part[1] else None
+            return part[0] if number is None else f"<[{number}]>"
+
+        if grammar.kind != "lark":
+            return grammar
+        return lark(_LARK_PARTS.sub(numbered, grammar.text))
+
+
+_LARK_PARTS = re.compile(
+    r"""//[^\n]*|\#[^\n]*|"(?:\\.|[^"\\])*"|/(?:\\.|[^/\\\n])+/|(<[^\s<>\[\]"][^\s<>"]*>)"""
+)
+"""Comments, strings and patterns of a Lark grammar, in which no token is named; or its name."""
 
 _NAMES = {"json_schema": "JSON schema", "regex": "regular expression", "lark": "Lark grammar"}
 _HINTS = {
@@ -201,4 +271,9 @@ def _source(library: Any, grammar: Grammar) -> str:
         raise RequestError(
             f"the JSON schema is no JSON: {error}", where="grammar", hint=_HINTS["json_schema"]
         ) from error
+    check_schema_size(schema)
+    if isinstance(schema, dict):
+        style = schema.get("x-guidance", {})
+        if not {"whitespace_pattern", "whitespace_flexible"} & style.keys():
+            schema = {**schema, "x-guidance": {**_SPACES_BETWEEN, **style}}
     return str(library.LLMatcher.grammar_from_json_schema(schema))

@@ -1,6 +1,7 @@
 """`TextStream`: the text of tokens that come one after the other, in whole characters."""
 
 from collections.abc import Iterable
+from itertools import takewhile
 
 from axcore.data import Tokenizer
 
@@ -33,7 +34,9 @@ class TextStream:
         self._tokenizer = tokenizer
         self._context = list(prompt)[-CONTEXT:]
         self._pending: list[int] = []
-        self._num_given = len(self._decoded([]).rstrip(UNKNOWN))
+        # A prompt may end inside of a character: the answer completes it, or does not repeat it.
+        self._prompt = self._decoded([])
+        self._num_given = len(self._prompt.rstrip(UNKNOWN))
 
     def push(self, tokens: Iterable[int]) -> str:
         """Returns the text that is known with some tokens more, and was not before."""
@@ -76,12 +79,18 @@ class TextStream:
             is_whole: Whether nothing of it can change; the pending tokens become the context then.
         """
         known = decoded if is_whole else decoded.rstrip(UNKNOWN)
+        if self._prompt:
+            pairs = zip(self._prompt, known, strict=False)
+            num_same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+            self._num_given = max(self._num_given, num_same)
         new = known[self._num_given :]
         self._num_given += len(new)
         if is_whole and (new or len(self._pending) > MAX_PENDING):
             self._context = self._pending if new else self._context
             self._pending = []
             self._num_given = len(self._decoded([]))
+        if new:
+            self._prompt = ""
         return new
 
     def _decoded(self, tokens: list[int]) -> str:

@@ -1,6 +1,7 @@
 """`AnswerJob`: a request that is answered, whole or in pieces."""
 
 import abc
+import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -28,6 +29,7 @@ class AnswerJob(abc.ABC, Generic[Asked, Growing]):
         id: What the response is called.
         choices: Its answers as they grow.
         answers: Where their tokens come from.
+        created: When the answers were begun, in seconds of Unix time.
     """
 
     kind: ClassVar[str]
@@ -38,6 +40,7 @@ class AnswerJob(abc.ABC, Generic[Asked, Growing]):
     id: str
     choices: list[Growing]
     answers: Answers
+    created: int = attrs.field(factory=lambda: int(time.time()))
 
     async def response(self) -> dict[str, Any]:
         """Returns the whole response."""
@@ -84,4 +87,4 @@ class AnswerJob(abc.ABC, Generic[Asked, Growing]):
 
     def _head(self, kind: str) -> dict[str, Any]:
         name = self.request.model or self.served.name
-        return {"id": self.id, "object": kind, "created": self.served.created, "model": name}
+        return {"id": self.id, "object": kind, "created": self.created, "model": name}

@@ -2,15 +2,19 @@
 
 import asyncio
 import json
+import re
 from typing import Any, NoReturn
 
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 
 from axcore.serving.api_error import ApiError
+from axcore.serving.fields import check_texts
 from axcore.serving.limits import Limits
 
 MEDIA_TYPE = "application/json"
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+"""Half of a surrogate pair, as JSON escapes it; bytes of UTF-8 hold none."""
 
 
 async def read_json(request: HttpRequest, limits: Limits) -> Any:
@@ -57,12 +61,15 @@ def _too_long(most: int) -> ApiError:
 
 def _parsed(body: bytes) -> Any:
     try:
-        return json.loads(body.decode(), parse_constant=_no_constant)
+        found = json.loads(body.decode(), parse_constant=_no_constant)
     except RecursionError as error:
         message = "The body holds objects within objects, too deep to be read."
         raise ApiError(400, message, code="invalid_json") from error
     except ValueError as error:  # bytes that are no UTF-8, too
         raise ApiError(400, f"The body is no JSON: {error}.", code="invalid_json") from error
+    if _SURROGATE.search(body):
+        check_texts(found)
+    return found
 
 
 def _no_constant(name: str) -> NoReturn:

@@ -6,7 +6,7 @@ from typing import Any
 import attrs
 
 from axcore.serving.api_error import invalid
-from axcore.serving.fields import Fields
+from axcore.serving.fields import Fields, check_texts
 from axcore.serving.limits import Limits
 from axcore.serving.response_format import read_response_format
 from axcore.serving.settings import MAX_LOGPROBS, Settings, read_settings
@@ -20,9 +20,19 @@ _UNSUPPORTED = {
     "audio": "Answers are text.",
     "prediction": "Leave it out.",
     "web_search_options": "Bring what was found as a message.",
-    "reasoning_effort": "Templates read such settings from chat_template_kwargs.",
-    "verbosity": "Say in a message how long answers are to be.",
 }
+_IGNORED = {
+    "store": "nothing is kept",
+    "metadata": "nothing is kept",
+    "service_tier": "there is one",
+}
+_OF_TEMPLATES = ("reasoning_effort", "verbosity")
+"""Fields that chat templates may read."""
+
+_BESIDE_TEXT = ("id", "timestamp", "cache_control", "annotations", "provider_specific_fields")
+"""What clients write beside the text of a conversation, and no template reads."""
+
+_NOT_READ = "no template reads it"
 
 
 @attrs.frozen(kw_only=True)
@@ -34,6 +44,7 @@ class ChatRequest:
         messages: The turns, as templates read them.
         tool_choice: Functions that the model may or must call.
         template_values: What else the template reads.
+        template_wishes: What it may read, and what is ignored where it does not.
         max_tokens: Tokens of an answer at most; None is all that the model has room for.
         num_logprobs: Likeliest tokens that are listed beside each one; None lists nothing.
         grammar: What answers must follow.
@@ -44,6 +55,7 @@ class ChatRequest:
     messages: tuple[dict[str, Any], ...]
     tool_choice: ToolChoice
     template_values: dict[str, Any]
+    template_wishes: dict[str, str]
     max_tokens: int | None
     num_logprobs: int | None
     grammar: Any
@@ -62,6 +74,9 @@ def read_chat(content: Any, limits: Limits) -> ChatRequest:
         messages=read_messages(fields),
         tool_choice=read_tool_choice(fields),
         template_values=_template_values(fields),
+        template_wishes={
+            name: value for name in _OF_TEMPLATES if (value := fields.text(name)) is not None
+        },
         max_tokens=_max_tokens(fields),
         num_logprobs=_num_logprobs(fields),
         grammar=read_response_format(fields),
@@ -75,9 +90,8 @@ def read_chat(content: Any, limits: Limits) -> ChatRequest:
     for name, why in _UNSUPPORTED.items():
         fields.refuse(name, why)
     fields.refuse("modalities", "Answers are text.", harmless=(["text"],))
-    fields.refuse("store", "Nothing is kept.", harmless=(False,))
-    fields.refuse("metadata", "Nothing is kept.", harmless=({},))
-    fields.refuse("service_tier", "There is one.", harmless=("auto", "default"))
+    for name, why in _IGNORED.items():
+        fields.ignore(name, why)
     fields.finish()
     return request
 
@@ -137,7 +151,11 @@ def _message(content: Any, path: str) -> dict[str, Any]:
     for name in ("name", "tool_call_id", "reasoning_content"):
         if (value := fields.text(name)) is not None:
             message[name] = value
-    for name in ("refusal", "annotations", "audio", "function_call"):
+    if (reasoning := fields.text("reasoning")) is not None:  # another name that clients have for it
+        message.setdefault("reasoning_content", reasoning)
+    for name in ("reasoning_details", "thinking_blocks", *_BESIDE_TEXT):
+        fields.ignore(name, _NOT_READ)
+    for name in ("refusal", "audio", "function_call"):
         fields.refuse(name, "Leave it out.", harmless=([],))
     fields.finish()
     return message
@@ -155,6 +173,8 @@ def _content(fields: Fields) -> str | None:
             where = inner.path("type")
             raise invalid(f"{where} is {kind!r:.40}; the model reads 'text' only", where)
         texts.append(inner.text("text") or "")
+        for name in _BESIDE_TEXT:
+            inner.ignore(name, _NOT_READ)
         inner.finish()
     return "".join(texts)
 
@@ -174,6 +194,8 @@ def _tool_calls(fields: Fields) -> list[dict[str, Any]]:
         call.choice("type", ["function"])
         identity = call.text("id")
         call.raw("index")
+        for name in _BESIDE_TEXT[1:]:
+            call.ignore(name, _NOT_READ)
         function.finish()
         call.finish()
         calls.append({**kept, **({} if identity is None else {"id": identity})})
@@ -187,4 +209,5 @@ def _arguments(found: Any, path: str) -> Any:
         raise invalid(f"{path} is no JSON: {error}", path) from error
     if not isinstance(arguments, dict):
         raise invalid(f"{path} is no JSON object", path)
+    check_texts(arguments, path)
     return arguments

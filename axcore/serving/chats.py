@@ -11,7 +11,8 @@ from axcore.serving.answer_job import AnswerJob
 from axcore.serving.answering import Answers, RequestFigures
 from axcore.serving.api_error import ApiError, invalid
 from axcore.serving.chat_request import ChatRequest
-from axcore.serving.forced_calls import call_reader, call_stops, forced_calls
+from axcore.serving.fields import say_ignored
+from axcore.serving.forced_calls import call_reader, call_stops, forced_calls, special_marks
 from axcore.serving.served_model import ServedModel
 from axcore.serving.tool_calls import ToolCall, ToolCallReader
 
@@ -124,8 +125,10 @@ async def begin_chat(
     """
     adapter, settings = served.adapter(request.model), request.settings
     choice, template = request.tool_choice, served.chat_template
-    grammar = forced_calls(choice, template) or request.grammar
-    tokens = await served.chat_tokens(request.messages, choice.tools, **request.template_values)
+    special = special_marks(served.tokenizer)
+    grammar = forced_calls(choice, template, special) or request.grammar
+    values = {**_known_wishes(request.template_wishes, template), **request.template_values}
+    tokens = await served.chat_tokens(request.messages, choice.tools, **values)
     figures.num_prompt_tokens = len(tokens)
     requests = [
         Request(
@@ -133,7 +136,7 @@ async def begin_chat(
             max_tokens=served.answer_size(tokens, request.max_tokens),
             sampling=settings.sampling,
             seed=seed,
-            stop=(*settings.stop, *call_stops(choice, template)),
+            stop=(*settings.stop, *call_stops(choice, template, special)),
             num_logprobs=request.num_logprobs,
             priority=settings.priority,
             adapter=adapter,
@@ -146,9 +149,17 @@ async def begin_chat(
         served=served,
         request=request,
         id=identity,
-        choices=[ChatChoice(reader=call_reader(choice, template)) for _ in requests],
+        choices=[ChatChoice(reader=call_reader(choice, template, special)) for _ in requests],
         answers=await _submit(served, requests, figures=figures, is_forced=bool(choice.forced)),
     )
+
+
+def _known_wishes(wishes: dict[str, str], template: str | None) -> dict[str, str]:
+    """Return what a template reads of what it may read; the rest is ignored."""
+    known = {name: value for name, value in wishes.items() if name in (template or "")}
+    for name in wishes.keys() - known.keys():
+        say_ignored(name, "the chat template does not read it")
+    return known
 
 
 async def _submit(

@@ -3,7 +3,10 @@
 from typing import Any
 
 import attrs
+import numpy as np
+from numpy.typing import NDArray
 
+from axcore.data import Tokenizer
 from axcore.serving.api_error import invalid
 from axcore.serving.fields import Fields, checked_text
 from axcore.serving.limits import Limits
@@ -18,13 +21,45 @@ MAX_TOKENS = 16
 
 
 @attrs.frozen(kw_only=True)
+class PromptOptions:
+    """How a text becomes tokens.
+
+    Args:
+        parses_special: Whether special tokens that it writes out are these tokens, as for clients
+            that render chat templates themselves; otherwise they are characters.
+        adds_special: Whether bos is put in front, where there is one and the text has none.
+    """
+
+    parses_special: bool
+    adds_special: bool
+
+    def tokens(self, tokenizer: Tokenizer, text: str) -> NDArray[np.int32]:
+        """Return the tokens of a text."""
+        encode = tokenizer.encode_written if self.parses_special else tokenizer.encode
+        tokens, bos = encode(text), tokenizer.bos_id
+        if not self.adds_special or bos is None or tokens[:1].tolist() == [bos]:
+            return tokens
+        return np.concatenate([np.array([bos], np.int32), tokens])
+
+
+def read_prompt_options(fields: Fields) -> PromptOptions:
+    """Return what a request says of its texts."""
+    return PromptOptions(
+        parses_special=fields.boolean("parse_special", default=True),
+        adds_special=fields.boolean("add_special_tokens", default=True),
+    )
+
+
+@attrs.frozen(kw_only=True)
 class CompletionRequest:
     """What continues which texts.
 
     Args:
         model: Name of the model; None is the one that is served.
         prompts: What is continued.
-        max_tokens: Tokens of an answer at most; 0 only looks at the prompt.
+        prompt_options: How texts among the prompts become tokens.
+        max_tokens: Tokens of an answer at most; 0 only looks at the prompt, and None is
+            `MAX_TOKENS`, or as many as there is room for.
         echo: Whether answers begin with their prompt.
         num_logprobs: Likeliest tokens that are listed beside each one; None lists nothing.
         grammar: What answers must follow.
@@ -33,7 +68,8 @@ class CompletionRequest:
 
     model: str | None
     prompts: tuple[Prompt, ...]
-    max_tokens: int
+    prompt_options: PromptOptions
+    max_tokens: int | None
     echo: bool
     num_logprobs: int | None
     grammar: Any
@@ -49,12 +85,12 @@ def read_completion(content: Any, limits: Limits) -> CompletionRequest:
     fields = Fields(content)
     echo = fields.boolean("echo")
     max_tokens = fields.integer("max_tokens", least=0, most=2**31 - 1)
-    max_tokens = MAX_TOKENS if max_tokens is None else max_tokens
     if max_tokens == 0 and not echo:
         raise invalid("max_tokens is 0, which needs echo: true; expected 1 or more", "max_tokens")
     request = CompletionRequest(
         model=fields.text("model"),
         prompts=_prompts(fields, limits),
+        prompt_options=read_prompt_options(fields),
         max_tokens=max_tokens,
         echo=echo,
         num_logprobs=fields.integer("logprobs", least=0, most=MAX_LOGPROBS),

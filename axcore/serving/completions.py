@@ -8,7 +8,7 @@ import attrs
 from axcore.inference import Answer, DrawnToken, Piece, Request
 from axcore.serving.answer_job import AnswerJob
 from axcore.serving.answering import RequestFigures
-from axcore.serving.completion_request import CompletionRequest, Prompt
+from axcore.serving.completion_request import MAX_TOKENS, CompletionRequest, Prompt
 from axcore.serving.served_model import ServedModel
 
 
@@ -98,14 +98,16 @@ async def begin_completion(
     choices, requests = [], []
     for index, prompt in enumerate(request.prompts):
         param = "prompt" if len(request.prompts) == 1 else f"prompt[{index}]"
-        tokens = await served.prompt_tokens(prompt, param)
+        tokens = await served.prompt_tokens(prompt, param, request.prompt_options)
         figures.num_prompt_tokens += len(tokens)
-        size = served.answer_size(tokens, max(request.max_tokens, 1))
+        # An engine draws one token at least; that of a request for none is left out.
+        asked = 1 if request.max_tokens == 0 else request.max_tokens
+        size = served.answer_size(tokens, asked, default=MAX_TOKENS)
         for seed in served.seeds.of(settings):
             text = _echoed(served, prompt) if request.echo else ""
             choices.append(Choice(prompt=tokens, prompt_text=text, offset=len(text)))
             requests.append(_request(request, tokens, size=size, seed=seed, adapter=adapter))
-    answers = await served.submit(requests, figures, keeps_tokens=request.max_tokens > 0)
+    answers = await served.submit(requests, figures, keeps_tokens=request.max_tokens != 0)
     return CompletionJob(
         served=served, request=request, id=identity, choices=choices, answers=answers
     )

@@ -1,5 +1,6 @@
 """`Endpoints`: what a server answers at each path."""
 
+from functools import partial
 from typing import Any
 
 import attrs
@@ -11,7 +12,7 @@ from axcore.serving.api_error import ENGINE_FAILED, ApiError, invalid
 from axcore.serving.body import read_json
 from axcore.serving.chat_request import read_chat, read_messages
 from axcore.serving.chats import ChatJob, begin_chat
-from axcore.serving.completion_request import read_completion, read_prompt
+from axcore.serving.completion_request import read_completion, read_prompt, read_prompt_options
 from axcore.serving.completions import CompletionJob, begin_completion
 from axcore.serving.event_stream import EventStream
 from axcore.serving.fields import Fields
@@ -123,10 +124,9 @@ class Endpoints:
             fields.finish()
             return await self.served.chat_tokens(messages, None)
         text = read_prompt(fields)
-        begins = fields.boolean("add_special_tokens", default=True)
+        options = read_prompt_options(fields)
         fields.finish()
-        tokenizer = self.served.tokenizer
-        encode = tokenizer.encode_prompt if begins else tokenizer.encode
+        encode = partial(options.tokens, self.served.tokenizer)
         return await self.served.run(encode, text, size=len(text))
 
     def _text(self, tokens: list[Any] | None) -> str:

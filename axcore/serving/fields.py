@@ -4,12 +4,24 @@ A field that is null is one that was left out. Each method names the field that 
 that nobody asked for are known at the end, and are an error: a misspelt setting is never ignored.
 """
 
+import logging
 import math
+import re
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 from axcore.config.suggest import name_the_known
 from axcore.serving.api_error import ApiError, invalid
+
+_LOG = logging.getLogger("axcore.serving")
+_PLACES = re.compile(r"\[\d+\]")
+
+
+@cache
+def say_ignored(name: str, why: str) -> None:
+    """Log that a field is ignored, the first time that it is."""
+    _LOG.warning("the field %s of requests is ignored: %s", name, why)
 
 
 class Fields:
@@ -115,10 +127,15 @@ class Fields:
         path = self.path(name)
         raise invalid(f"{path} is not supported. {why}", path, code="unsupported_field")
 
+    def ignore(self, name: str, why: str) -> None:
+        """Accept a field that changes no answer; the log says once that it is ignored."""
+        if self.raw(name) is not None:
+            say_ignored(_PLACES.sub("[]", self.path(name)), why)
+
     def finish(self) -> None:
-        """Raises where a field was sent that nothing has read."""
-        for name in self._content:
-            if name not in self._known:
+        """Raises where a field was sent that nothing has read, unless it is null."""
+        for name, value in self._content.items():
+            if name not in self._known and value is not None:
                 path = self.path(str(name)[:64])
                 hint = name_the_known(str(name), self._known, most=40)
                 message = f"There is no field {path!r}; {hint}"
@@ -149,6 +166,25 @@ def checked_text(text: str, where: str) -> str:
         message = f"{where} is no Unicode text: there is half of a surrogate pair {place}"
         raise invalid(message, where) from error
     return text
+
+
+def check_texts(content: Any, where: str = "") -> None:
+    """Check that all texts and names of fields in JSON can be written as UTF-8.
+
+    Raises:
+        ApiError: One holds half of a surrogate pair.
+    """
+    pending = [(content, where)]
+    while pending:
+        value, path = pending.pop()
+        if isinstance(value, str):
+            checked_text(value, path or "the body")
+        elif isinstance(value, list):
+            pending += [(one, f"{path}[{number}]") for number, one in enumerate(value)]
+        elif isinstance(value, dict):
+            for name, inner in value.items():
+                checked_text(name, f"the name of a field of {path or 'the body'}")
+                pending.append((inner, f"{path}.{name}" if path else name))
 
 
 def finite_number(value: Any, where: str, *, least: float, most: float) -> float:

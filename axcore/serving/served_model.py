@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import anyio.to_thread
@@ -22,6 +23,7 @@ from axcore.inference import (
 )
 from axcore.serving.answering import Answers, RequestFigures
 from axcore.serving.api_error import ENGINE_FAILED, ApiError, from_error, invalid
+from axcore.serving.completion_request import PromptOptions
 from axcore.serving.fields import checked_text
 from axcore.serving.limits import Limits
 from axcore.serving.placement import Placement
@@ -105,14 +107,17 @@ class ServedModel:
         self.engine.replace_weights(state)
         self.step = step
 
-    async def prompt_tokens(self, prompt: str | Sequence[int], param: str) -> tuple[int, ...]:
+    async def prompt_tokens(
+        self, prompt: str | Sequence[int], param: str, options: PromptOptions
+    ) -> tuple[int, ...]:
         """Returns the tokens of a prompt, those that begin a text before it.
 
         Raises:
             ApiError: It has none, too many, or one that is not in the vocabulary.
         """
         if isinstance(prompt, str):
-            tokens = await self.run(self.tokenizer.encode_prompt, prompt, size=len(prompt))
+            encode = partial(options.tokens, self.tokenizer)
+            tokens = await self.run(encode, prompt, size=len(prompt))
         else:
             tokens = prompt
         return self.checked(tuple(int(token) for token in tokens), param)
@@ -144,7 +149,9 @@ class ServedModel:
         if not tokens:
             message = f"{param} has no token; expected a text of at least one"
             raise invalid(message, param)
-        most = min(self.max_length - 1, self.limits.max_prompt_tokens or self.max_length)
+        if len(tokens) >= self.max_length:
+            raise self._too_long(len(tokens), 1, param)
+        most = self.limits.max_prompt_tokens or self.max_length
         if len(tokens) > most:
             message = f"{param} has {len(tokens)} tokens; at most {most} are accepted"
             raise invalid(message, param, code="context_length_exceeded")
@@ -153,8 +160,16 @@ class ServedModel:
             raise invalid(f"{param} has token {max(tokens)}; the vocabulary has {size}", param)
         return tokens
 
-    def answer_size(self, prompt: Sequence[int], max_tokens: int | None) -> int:
-        """Returns the tokens that an answer may have; None asks for all that there is room for.
+    def answer_size(
+        self, prompt: Sequence[int], max_tokens: int | None, *, default: int | None = None
+    ) -> int:
+        """Returns the tokens that an answer may have.
+
+        Args:
+            prompt: What is continued.
+            max_tokens: What a request asks for.
+            default: What it asks for where `max_tokens` is None, if there is room for as many;
+                without one it asks for all that there is room for.
 
         Raises:
             ApiError: There is not so much room.
@@ -162,15 +177,22 @@ class ServedModel:
         room = self.max_length - len(prompt)
         most = min(room, self.limits.max_tokens or room)
         if max_tokens is None:
-            return most
+            return most if default is None else min(most, default)
+        if max_tokens > room:
+            raise self._too_long(len(prompt), max_tokens, "max_tokens")
         if max_tokens > most:
-            raise invalid(
-                f"max_tokens is {max_tokens}; after {len(prompt)} tokens at most {most} are "
-                f"accepted, as the model reads {self.max_length} tokens in all",
-                "max_tokens",
-                code="context_length_exceeded",
-            )
+            raise invalid(f"max_tokens is {max_tokens}; at most {most} are accepted", "max_tokens")
         return max_tokens
+
+    def _too_long(self, num_prompt: int, max_tokens: int, param: str) -> ApiError:
+        """Return the error of a prompt and its answer, in the words that clients look for."""
+        return invalid(
+            f"This model's maximum context length is {self.max_length} tokens. However, you "
+            f"requested {num_prompt + max_tokens} tokens ({num_prompt} in the prompt, {max_tokens} "
+            "in the completion). Reduce the length of the prompt or of the completion.",
+            param,
+            code="context_length_exceeded",
+        )
 
     async def submit(
         self, requests: Sequence[Request], figures: RequestFigures, *, keeps_tokens: bool = True

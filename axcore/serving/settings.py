@@ -17,6 +17,7 @@ MAX_LOGPROBS = 20
 """Likeliest tokens that are listed beside each token at most."""
 
 MAX_BIASES = 300
+_LEAST_TOP_P = 1e-6
 _MOST = 2**63 - 1
 
 
@@ -68,7 +69,8 @@ def _sampling(fields: Fields) -> Sampling:
     return Sampling(
         temperature=fields.number("temperature", least=0, most=100, default=1.0),
         top_k=_top_k(fields),
-        top_p=fields.number("top_p", least=1e-6, most=1, default=1.0),
+        # 0 leaves the likeliest token, and so does the smallest number that is one of sampling.
+        top_p=max(_LEAST_TOP_P, fields.number("top_p", least=0, most=1, default=1.0)),
         min_p=fields.number("min_p", least=0, most=1, default=0.0),
         repetition_penalty=fields.number("repetition_penalty", least=0.01, most=100, default=1.0),
         presence_penalty=fields.number("presence_penalty", least=-2, most=2, default=0.0),

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from axcore.data import Tokenizer
 from axcore.inference import DrawnToken
@@ -10,6 +10,20 @@ from axcore.inference import DrawnToken
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _LEAST = -9999.0
 """What stands in for minus infinity, which JSON cannot write; OpenAI's API has the same."""
+
+
+class WrittenToken(NamedTuple):
+    """A token as responses have it.
+
+    Args:
+        text: Its text, or its number.
+        size: Letters that it adds to a text.
+        content: Its bytes, also where they are a part of a character; None of a special token.
+    """
+
+    text: str
+    size: int
+    content: bytes | None
 
 
 class TokenTexts:
@@ -21,11 +35,11 @@ class TokenTexts:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._text = lru_cache(maxsize=1 << 16)(self._read)
+        self._written = lru_cache(maxsize=1 << 16)(self._read)
 
     def text(self, token: int) -> str:
         """Returns the text of a token."""
-        return self._text(token)[0]
+        return self._written(token).text
 
     def as_completion(
         self, tokens: Sequence[DrawnToken], offset: int
@@ -36,17 +50,14 @@ class TokenTexts:
             tokens: The tokens.
             offset: Letters of the choice's text before them.
         """
-        offsets, texts = [], [self._text(token.id) for token in tokens]
-        for _, size in texts:
+        offsets, written = [], [self._written(token.id) for token in tokens]
+        for one in written:
             offsets.append(offset)
-            offset += size
+            offset += one.size
         content = {
-            "tokens": [text for text, _ in texts],
+            "tokens": [one.text for one in written],
             "token_logprobs": [_finite(token.logprob) for token in tokens],
-            "top_logprobs": [
-                {self.text(number): _finite(logprob) for number, logprob in token.likeliest} or None
-                for token in tokens
-            ],
+            "top_logprobs": [self._by_text(token) or None for token in tokens],
             "text_offset": offsets,
         }
         return content, offset
@@ -59,17 +70,28 @@ class TokenTexts:
             content.append({**self._entry(token.id, token.logprob), "top_logprobs": likeliest})
         return {"content": content, "refusal": None}
 
-    def _entry(self, token: int, logprob: float | None) -> dict[str, Any]:
-        text, size = self._text(token)
-        written = list(text.encode()) if size else None
-        return {"token": text, "logprob": _finite(logprob), "bytes": written}
+    def _by_text(self, token: DrawnToken) -> dict[str, float | None]:
+        """Return the likeliest tokens by their text; of those with one text the likeliest one."""
+        found: dict[str, float | None] = {}
+        for number, logprob in token.likeliest:
+            found.setdefault(self.text(number), _finite(logprob))
+        return found
 
-    def _read(self, token: int) -> tuple[str, int]:
-        """Returns a token as it is written, and how many letters it adds to a text."""
-        text = self._tokenizer.decode([token])
-        if not text or _REPLACEMENT in text:
-            return f"token_id:{token}", 0
-        return text, len(text)
+    def _entry(self, token: int, logprob: float | None) -> dict[str, Any]:
+        written = self._written(token)
+        content = None if written.content is None else list(written.content)
+        return {"token": written.text, "logprob": _finite(logprob), "bytes": content}
+
+    def _read(self, token: int) -> WrittenToken:
+        content = self._tokenizer.token_bytes(token)
+        if content is None:  # a special token, or one of a tokenizer that does not know its bytes
+            text = self._tokenizer.decode([token])
+            content = text.encode() if text and _REPLACEMENT not in text else None
+        try:
+            text = (content or b"").decode()
+        except UnicodeDecodeError:  # a part of a character
+            text = ""
+        return WrittenToken(text or f"token_id:{token}", len(text), content)
 
 
 def _finite(logprob: float | None) -> float | None:

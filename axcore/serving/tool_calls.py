@@ -8,11 +8,12 @@ What the templates of others make a model write stays text, and so does a call t
 
 import json
 import secrets
+from collections.abc import Container
 from typing import Any, Protocol
 
 import attrs
 
-_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
 
 @attrs.frozen
@@ -47,10 +48,20 @@ class ToolCallReader(Protocol):
         ...
 
 
-def tool_call_reader(template: str | None) -> ToolCallReader:
-    """Returns the reader for answers to what a chat template writes."""
-    if template is not None and _OPEN in template:
-        return MarkedCalls()
+def writes_marks(template: str | None) -> bool:
+    """Return whether a chat template writes calls between `<tool_call>` marks."""
+    return template is not None and OPEN in template
+
+
+def tool_call_reader(template: str | None, special: Container[str] = frozenset()) -> ToolCallReader:
+    """Return the reader for answers to what a chat template writes.
+
+    Args:
+        template: The template.
+        special: Marks that are special tokens, which have no text: calls are what is left.
+    """
+    if writes_marks(template):
+        return WholeCall() if OPEN in special else MarkedCalls()
     if template is not None and '"parameters"' in template and "python" in template:
         return WholeCall()
     return PlainText()
@@ -79,14 +90,14 @@ class MarkedCalls:
         self._held += text
         found: list[str | ToolCall] = []
         while True:
-            mark = _CLOSE if self._is_within else _OPEN
+            mark = CLOSE if self._is_within else OPEN
             before, is_there, after = self._held.partition(mark)
             if not is_there:
                 break
-            found += [_call(before, _OPEN, _CLOSE)] if self._is_within else [before]
+            found += [_call(before, OPEN, CLOSE)] if self._is_within else [before]
             self._held, self._is_within = after, not self._is_within
         if not self._is_within:
-            kept = _overlap(self._held, _OPEN)
+            kept = _overlap(self._held, OPEN)
             found.append(self._held[: len(self._held) - kept])
             self._held = self._held[len(self._held) - kept :]
         return [one for one in found if one]
@@ -95,7 +106,7 @@ class MarkedCalls:
         """Returns a call whose end is missing as a call where it is whole, as text otherwise."""
         held, self._held = self._held, ""
         if self._is_within:
-            return [_call(held, _OPEN, "")]
+            return [_call(held, OPEN, "")]
         return [held] if held else []
 
 

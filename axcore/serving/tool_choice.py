@@ -64,8 +64,11 @@ def _tools(fields: Fields) -> list[Any]:
         function.inner("parameters")
         function.boolean("strict")
         function.finish()
+        tool.ignore("cache_control", "prompts that begin alike are computed once anyway")
         tool.finish()
-    return found
+    return [
+        {name: value for name, value in one.items() if name != "cache_control"} for one in found
+    ]
 
 
 def _function_name(fields: Fields) -> str:

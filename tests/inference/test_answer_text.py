@@ -145,3 +145,19 @@ def test_what_looked_like_a_stop_string_comes_in_the_end():
 def test_an_empty_stop_string_is_refused():
     with pytest.raises(ConfigError, match=r"a stop string is empty: \['a', ''\]"):
         StopStrings(["a", ""])
+
+
+@pytest.mark.parametrize(
+    ("prompt", "answer", "text"),
+    [
+        ("日".encode()[:2], b"a", "a"),
+        ("日".encode()[:2], "日".encode()[2:] + b"a", "日a"),
+        ("日".encode()[:1], "日".encode()[1:2], ""),
+        (b"x\xff", b"y\xffz", "y\ufffdz"),
+        ("a\ufffd".encode(), b"b", "b"),
+    ],
+)
+def test_the_half_of_a_character_that_a_prompt_ends_with_is_no_part_of_the_answer(
+    prompt, answer, text
+):
+    assert "".join(pieces_of(BYTES, list(answer), list(prompt))) == text

@@ -9,7 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import tokenizers
+from chat_tokenizer import write_chat_tokenizer
 from gguf_tokenizers import BYTE_LEVEL, byte_level, merged_pieces, pieces
+from model_server import chat_tokenizer
 from tokenizers import models
 
 from axcore.data import ByteTokenizer, HuggingFaceTokenizer
@@ -17,6 +19,7 @@ from axcore.errors import RequestError
 from axcore.inference.answer_text import AnswerText
 from axcore.inference.grammar import (
     KEPT_GRAMMARS,
+    MAX_OPTIONAL,
     GrammarCompiler,
     json_schema,
     lark,
@@ -92,6 +95,43 @@ def test_random_logits_give_json_of_the_schema(compilers, kind):
             assert len(found["name"]) <= 5
             assert all(isinstance(size, int) for size in found["sizes"])
     assert num_ended >= 4
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_model_that_likes_white_space_best_writes_json_nevertheless(compilers, kind):
+    tokenizer, compiler = compilers[kind]
+    schema = {**SCHEMA, "properties": {**SCHEMA["properties"], "sizes": {"const": [1, 2]}}}
+    matcher, tokens = compiler.matcher(json_schema(schema)), []
+    while not matcher.is_finished and len(tokens) < 100:
+        allowed = [
+            t for t in allowed_tokens(matcher, tokenizer.vocab_size) if t not in tokenizer.end_ids
+        ]
+        if not allowed:
+            break
+        tokens.append(
+            min(allowed, key=lambda token: (tokenizer.token_bytes(token) or b"x").strip(b" \n\t\r"))
+        )
+        matcher.accept(tokens[-1:])
+    assert json.loads(tokenizer.decode(tokens))["sizes"] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("style", "text", "is_match"),
+    [
+        ({}, '{ "a": [ true ] }', True),
+        ({}, '{"a":[true]}', True),
+        ({}, '{  "a":[true]}', False),
+        ({"whitespace_flexible": True}, '{\n\n  "a":[true]}', True),
+        ({"whitespace_pattern": "\n?"}, '{\n"a":[true]}', True),
+        ({"item_separator": ";"}, '{ "a":[true;true]}', True),
+    ],
+)
+def test_a_schema_may_say_what_white_space_there_is(compilers, style, text, is_match):
+    """Otherwise there is one space or none between two parts."""
+    inner = {"type": "array", "items": {"const": True}}
+    schema = {"type": "object", "properties": {"a": inner}, "x-guidance": style}
+    matcher = compilers["bytes"][1].matcher(json_schema(schema))
+    assert (matcher.count_valid(list(text.encode())) == len(text)) == is_match
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -187,6 +227,30 @@ def test_a_grammar_that_is_wrong_is_refused(compilers, grammar, text):
     assert caught.value.hint
 
 
+@pytest.mark.parametrize(
+    ("num_required", "num_optional", "text"),
+    [(5000, 0, "has 5000 properties"), (0, 500, "has 500 properties in one object that are not")],
+)
+def test_a_schema_that_takes_too_long_is_refused_before(
+    compilers, num_required, num_optional, text
+):
+    properties = {f"field_{n}": {"type": "boolean"} for n in range(num_required + num_optional)}
+    schema = {"properties": properties, "required": list(properties)[:num_required]}
+    with pytest.raises(RequestError, match=text):
+        compilers["bytes"][1].matcher(json_schema({"items": {"anyOf": [{}, schema]}}))
+
+
+def test_as_many_properties_may_be_left_out_as_are_accepted(compilers):
+    properties = {f"field_{n}": {"const": 1} for n in range(MAX_OPTIONAL)}
+    schema = {"type": "object", "properties": properties}
+    matcher = compilers["bytes"][1].matcher(json_schema(schema))
+    text = f'{{"field_3":1,"field_{MAX_OPTIONAL - 1}":1}}'
+    for byte in text.encode():
+        assert byte in allowed_tokens(matcher, 264)
+        matcher.accept([byte])
+    assert matcher.is_match
+
+
 def test_a_token_that_cannot_follow_is_an_error(compilers):
     with pytest.raises(RequestError, match=r"cannot continue with the tokens \[98\]"):
         compilers["bytes"][1].matcher(regex("a")).accept([98])
@@ -202,6 +266,30 @@ def test_tokenizers_whose_tokens_are_no_known_bytes_are_refused(tmp_path):
     tokenizer.__class__ = type("Whistles", (tokenizer.__class__.__base__,), {})
     with pytest.raises(RequestError, match="it is a Whistles"):
         GrammarCompiler(tokenizer).matcher(regex("a"))
+
+
+@pytest.mark.parametrize(
+    ("grammar", "text"),
+    [
+        (lark('start: "<think>" /[a-z]*/ "</think>"'), "<think>ab</think>"),
+        (lark("start: <think> /[a-z]*/ </think>"), "<think>ab</think>"),
+        (lark('start: "a" <|end|> "  b" // <think>'), "a<|end|>  b"),
+        (regex("<think>[a-z]+"), "<think>ab"),
+        (json_schema({"const": "<think>  "}), '"<think>  "'),
+        (json_schema({"const": "<|end|>"}), '"<|end|>"'),
+    ],
+    ids=str,
+)
+def test_texts_of_a_grammar_may_be_added_tokens_and_tokens_may_be_named(tmp_path, grammar, text):
+    """An added token that is not special is text; what is written like a special token is too."""
+    added = [tokenizers.AddedToken(text, special=False) for text in ("<think>", "</think>", "  ")]
+    tokenizer = chat_tokenizer(write_chat_tokenizer(tmp_path, added=added))
+    tokens = tokenizer.encode(text).tolist()
+    if grammar.kind == "lark":
+        tokens = tokenizer.encode_placed(text).tokens.tolist()
+    matcher = GrammarCompiler(tokenizer).matcher(grammar)
+    matcher.accept(tokens)
+    assert matcher.is_match
 
 
 def test_the_extra_is_named_where_it_is_missing(compilers, monkeypatch):

@@ -4,7 +4,9 @@ import pytest
 from chat_tokenizer import TEMPLATE, write_chat_tokenizer
 from model_server import byte_tokenizer, chat_tokenizer, serving, small_engine
 
-TOOLS = "{%- for tool in tools or () %}{{ tool.function | tojson }}{% endfor %}"
+TOOLS = (
+    "{{ reasoning_effort }}{%- for tool in tools or () %}{{ tool.function | tojson }}{% endfor %}"
+)
 
 
 @pytest.fixture(scope="session")

@@ -3,12 +3,15 @@
 import json
 import shutil
 import subprocess
+from typing import Literal
 
 import openai
+import pydantic
 import pytest
 from model_server import serving
 
 from axcore.serving import ApiKeys
+from axcore.serving.fields import say_ignored
 
 KEY = "key-of-somebody"
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
@@ -56,6 +59,21 @@ def test_openai_chats_whole_and_streamed(client):
     assert whole.choices[0].finish_reason in ("stop", "length")
 
 
+class Answer(pydantic.BaseModel):
+    """What `parse` asks for."""
+
+    is_right: bool
+    kind: Literal["sum", "product"]
+
+
+def test_openai_parses_what_a_greedy_model_writes_that_likes_white_space_best(client, chat_engine):
+    spaces = {str(int(chat_engine.tokenizer.encode(one)[0])): 100 for one in " \n\t"}
+    asked = {"model": "small", "messages": TURNS, "max_tokens": 60, "temperature": 0}
+    parse = client.chat.completions.parse
+    found = parse(**asked, response_format=Answer, logit_bias=spaces).choices[0].message.parsed
+    assert found.kind in ("sum", "product")
+
+
 def test_a_conversation_can_be_continued_with_what_was_answered(client):
     asked = {"model": "small", "max_tokens": 5, "temperature": 0}
     first = client.chat.completions.create(messages=TURNS, **asked).choices[0].message
@@ -70,6 +88,15 @@ def test_openai_passes_tools_to_the_template(client):
     assert with_tools - plain == len(json.dumps(TOOLS[0]["function"], separators=(", ", ": ")))
     none = client.chat.completions.create(**asked, tools=TOOLS, tool_choice="none")
     assert none.usage.prompt_tokens == plain
+
+
+def test_what_a_template_may_read_reaches_it_and_is_ignored_by_others(client, caplog):
+    say_ignored.cache_clear()
+    asked = {"model": "small", "messages": TURNS, "max_tokens": 1}
+    plain = client.chat.completions.create(**asked).usage.prompt_tokens
+    low = client.chat.completions.create(**asked, reasoning_effort="low", verbosity="low")
+    assert low.usage.prompt_tokens - plain == len("low")
+    assert ["verbosity" in line for line in caplog.messages if "ignored" in line] == [True]
 
 
 def test_openai_raises_what_the_server_says(client, chat_server):

@@ -87,6 +87,40 @@ def test_tokens_and_texts_turn_into_one_another(server):
     assert plain.json["tokens"] == [97]
 
 
+def test_special_tokens_that_a_text_writes_out_are_these_tokens(server):
+    """As in texts of clients that render chat templates themselves; bos comes once."""
+    for text, tokens in (("<|begin|>a<|end|>", [256, 97, 257]), ("a<|end|>", [256, 97, 257])):
+        assert server.send("tokenize", {"prompt": text}).json["tokens"] == tokens
+        used = server.send("v1/completions", {"prompt": text, "max_tokens": 1}).json["usage"]
+        assert used["prompt_tokens"] == 3
+        assert server.complete(text, max_tokens=8) == server.complete(tokens, max_tokens=8)
+    options = {"parse_special": False, "add_special_tokens": False}
+    plain = server.send("tokenize", {"prompt": "<|end|>", **options}).json["tokens"]
+    assert plain == list(b"<|end|>")
+    body = {"prompt": "<|end|>", "max_tokens": 1, **options}
+    assert server.send("v1/completions", body).json["usage"]["prompt_tokens"] == len(plain)
+
+
+@pytest.mark.parametrize("length", [LENGTH - 9, LENGTH - 2])
+def test_an_answer_whose_length_nobody_named_has_as_many_tokens_as_there_is_room_for(
+    server, length
+):
+    body = {"prompt": "a" * length, "ignore_eos": True}
+    used = server.send("v1/completions", body).json["usage"]
+    assert used["total_tokens"] == LENGTH
+
+
+def test_a_response_says_when_it_was_made(server):
+    server.served.created -= 1000
+    for is_streamed in (False, True):
+        reply = server.send(
+            "v1/completions", {"prompt": "a", "max_tokens": 1, "stream": is_streamed}
+        )
+        first = reply.text.removeprefix("data: ").split("\n\n")[0]
+        assert abs(json.loads(first)["created"] - time.time()) < 60
+    server.served.created += 1000
+
+
 def test_the_model_is_listed(server):
     (model,) = server.send("v1/models").json["data"]
     assert (model["id"], model["max_model_len"], model["step"]) == ("small", LENGTH, 3)
@@ -102,20 +136,36 @@ def test_the_model_is_listed(server):
         ("v1/completions", b'{"seed": NaN}', 400, "invalid_json", "NaN is no number of JSON"),
         ("v1/completions", b"[]", 400, "invalid_value", "the body is a list; expected an object"),
         ("v1/completions", {"prompt": ""}, 200, None, ""),
+        (
+            "v1/completions",
+            {"prompt": "a", "\ud800": 1},
+            400,
+            "invalid_value",
+            "the name of a field of the body is no Unicode text: there is half of a surrogate pair",
+        ),
+        (
+            "v1/completions",
+            {"prompt": "a", "response_format": {"\ud800": 1}},
+            400,
+            "invalid_value",
+            "the name of a field of response_format is no Unicode text",
+        ),
         ("v1/completions", {"prompt": [300]}, 400, "invalid_value", "the vocabulary has 264"),
         (
             "v1/completions",
             {"prompt": "a" * LENGTH},
             400,
             "context_length_exceeded",
-            "prompt has 129 tokens; at most 127 are accepted",
+            "This model's maximum context length is 128 tokens. However, you requested 130 tokens "
+            "(129 in the prompt, 1 in the completion).",
         ),
         (
             "v1/completions",
             {"prompt": "ab", "max_tokens": LENGTH},
             400,
             "context_length_exceeded",
-            "max_tokens is 128; after 3 tokens at most 125 are accepted",
+            "This model's maximum context length is 128 tokens. However, you requested 131 tokens "
+            "(3 in the prompt, 128 in the completion).",
         ),
         (
             "v1/completions",
@@ -162,7 +212,10 @@ def test_limits_are_kept(engine):
     with serving(engine, max_body_bytes=1000, max_tokens=5, max_prompt_tokens=4) as server:
         reply = server.send("v1/completions", {"prompt": "a" * 2000})
         assert (reply.status, reply.json["error"]["code"]) == (413, "body_too_long")
-        assert "at most 5 are accepted" in server.send("v1/completions", {"prompt": "a"}).text
+        body = {"prompt": "a", "max_tokens": 6}
+        assert "at most 5 are accepted" in server.send("v1/completions", body).text
+        body = {"prompt": "a", "ignore_eos": True}
+        assert server.send("v1/completions", body).json["usage"]["completion_tokens"] == 5
         reply = server.send("v1/completions", {"prompt": "abcd", "max_tokens": 1})
         assert "prompt has 5 tokens; at most 4" in reply.text
 

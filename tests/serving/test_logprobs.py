@@ -6,10 +6,13 @@ from operator import itemgetter
 import numpy as np
 import pytest
 from chat_tokenizer import write_chat_tokenizer
+from gguf_tokenizers import pieces
 from known_answers import IDENTITY
 from model_server import chat_tokenizer, ending_engine, serving
 
 from axcore.evaluation import EngineModel, Likelihood, MultipleChoice, SampleFile, evaluate_tasks
+from axcore.inference import DrawnToken
+from axcore.serving.token_texts import TokenTexts
 
 WORDS = ("a", "to be", "x" * 9, "or not", "zz", "é", "the end.")
 QUESTIONS = [
@@ -69,6 +72,32 @@ def test_scores_by_a_client_of_completions_are_those_of_axcore_evaluate(ending, 
     found = evaluate_tasks({"t": task}, model, IDENTITY, tmp_path / "found")["t"]
     assert 0 < np.mean(right) < 1
     assert found.metrics["accuracy_per_character"].value == pytest.approx(np.mean(right))
+
+
+def test_the_bytes_of_tokens_are_those_of_the_text_also_within_a_character(ending):
+    texts, tokens = TokenTexts(ending.tokenizer), ending.tokenizer.encode("aé🙂").tolist()
+    entries = texts.as_chat([DrawnToken(token, -1.0) for token in [*tokens, 257]])["content"]
+    assert bytes(byte for one in entries[:-1] for byte in one["bytes"]) == "aé🙂".encode()
+    assert (entries[0]["token"], entries[1]["token"]) == ("a", f"token_id:{tokens[1]}")
+    assert entries[-1]["bytes"] is None
+
+
+def test_tokens_of_a_sentencepiece_model_are_written_with_their_spaces(tmp_path):
+    tokenizer = pieces(tmp_path / "pieces.model", byte_fallback=True)
+    tokens = tokenizer.encode("the text of words").tolist()
+    listed, _ = TokenTexts(tokenizer).as_completion([DrawnToken(one) for one in tokens], 0)
+    assert "".join(listed["tokens"]) == " the text of words"
+
+
+def test_of_tokens_with_one_text_the_likeliest_is_listed(tmp_path):
+    tokenizer = pieces(tmp_path / "pieces.model", byte_fallback=True)
+    same: dict[bytes, list[int]] = {}
+    for token in range(tokenizer.vocab_size):
+        same.setdefault(tokenizer.token_bytes(token), []).append(token)
+    first, second = next(found for text, found in same.items() if text and len(found) > 1)[:2]
+    drawn = DrawnToken(first, -1.0, ((first, -1.0), (second, -2.0)))
+    listed, _ = TokenTexts(tokenizer).as_completion([drawn], 0)
+    assert list(listed["top_logprobs"][0].values()) == [-1.0]
 
 
 @pytest.mark.parametrize("path", ["v1/completions", "v1/chat/completions"])

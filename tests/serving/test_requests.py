@@ -5,6 +5,7 @@ import pytest
 from axcore.serving.api_error import ApiError
 from axcore.serving.chat_request import read_chat
 from axcore.serving.completion_request import read_completion
+from axcore.serving.fields import say_ignored
 from axcore.serving.limits import Limits
 
 LIMITS = Limits()
@@ -29,7 +30,7 @@ def chat(**fields):
         ({"temperature": "hot"}, "temperature", "is a string; expected a number"),
         ({"temperature": -1}, "temperature", "temperature is -1; expected a number from 0"),
         ({"temperature": True}, "temperature", "temperature is true; expected a number"),
-        ({"top_p": 0}, "top_p", "top_p is 0; expected a number from 1e-06 to 1"),
+        ({"top_p": -0.1}, "top_p", "top_p is -0.1; expected a number from 0 to 1"),
         ({"max_tokens": 1.5}, "max_tokens", "max_tokens is 1.5; expected a whole number"),
         ({"max_tokens": 0}, "max_tokens", "max_tokens is 0, which needs echo: true"),
         ({"n": 0}, "n", "n is 0; expected a number from 1 to 64"),
@@ -96,6 +97,37 @@ def test_a_wrong_field_of_a_chat_is_named_with_what_is_expected(fields, param, t
 def test_a_field_that_is_null_is_one_that_was_left_out():
     names = ("max_tokens", "temperature", "top_p", "n", "stop", "seed", "suffix", "logit_bias")
     assert completion(**dict.fromkeys(names)) == completion()
+
+
+def test_fields_that_nobody_knows_may_be_null():
+    assert completion(enable_cheese=None) == completion()
+    assert (
+        chat(enable_cheese=None, messages=[{"role": "user", "content": "a", "b": None}]) == chat()
+    )
+
+
+def test_a_top_p_of_0_leaves_the_likeliest_token():
+    assert completion(top_p=0).settings.sampling.top_p == 1e-6
+
+
+def test_what_clients_write_beside_a_conversation_is_ignored_and_named_once(caplog):
+    beside = {"id": "1", "timestamp": 3, "cache_control": {"type": "ephemeral"}}
+    part = {"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}
+    said = {"role": "assistant", "content": [part], "reasoning": "so", **beside}
+    tool = {"type": "function", "function": {"name": "add"}}
+    say_ignored.cache_clear()
+    for _ in range(2):
+        asked = chat(
+            messages=[said, said], tools=[{**tool, "cache_control": {}}], metadata={"a": "b"}
+        )
+        message = {"role": "assistant", "content": "a", "reasoning_content": "so"}
+        assert asked.messages == (message, message)
+        assert asked.tool_choice.tools == [tool]
+    named = [line.split()[2] for line in caplog.messages]
+    beside_all = [f"messages[].{name}" for name in beside]
+    assert sorted(named) == sorted(
+        ["metadata", "messages[].content[].cache_control", "tools[].cache_control", *beside_all]
+    )
 
 
 def test_settings_reach_the_sampling():

@@ -3,14 +3,16 @@
 import contextlib
 import json
 
+import numpy as np
 import openai
 import pytest
+import tokenizers
 from chat_tokenizer import TEMPLATE, write_chat_tokenizer
 from model_server import SameSeed, byte_tokenizer, chat_tokenizer, serving_model
 
-from axcore.inference.grammar import GrammarCompiler
+from axcore.inference.grammar import GrammarCompiler, mask_words
 from axcore.serving import ServedModel
-from axcore.serving.forced_calls import call_reader, call_stops, forced_calls
+from axcore.serving.forced_calls import call_reader, call_stops, forced_calls, special_marks
 from axcore.serving.tool_calls import ToolCall
 from axcore.serving.tool_choice import ToolChoice
 
@@ -24,6 +26,7 @@ ONE_CALL = {
     "whole": '{"name": "add", "parameters": {"a": true}}',
     "unknown": '{"name": "add", "arguments": {"a": true}}',
 }
+MARKS = ("<tool_call>", "</tool_call>")
 BETWEEN = {"marked": "\n", "whole": "; ", "unknown": "; "}
 BOOLEAN = {"type": "object", "properties": {"a": {"$ref": "#/$defs/flag"}}, "required": ["a"]}
 PARAMETERS = {**BOOLEAN, "additionalProperties": False, "$defs": {"flag": {"type": "boolean"}}}
@@ -50,6 +53,28 @@ def clients(chat_engine, tmp_path_factory):
             )
             found[family] = stack.enter_context(serving_model(served)).client()
         yield found
+
+
+@pytest.mark.parametrize("is_special", [False, True])
+def test_a_call_is_forced_where_its_marks_are_tokens(tmp_path, is_special):
+    """Those of Qwen are text as well, `special: false`; those of others have no text at all."""
+    added = [tokenizers.AddedToken(mark, special=is_special) for mark in MARKS]
+    tokenizer = chat_tokenizer(write_chat_tokenizer(tmp_path, FAMILIES["marked"], added))
+    special = special_marks(tokenizer)
+    assert list(special) == (list(MARKS) if is_special else [])
+    choice = ToolChoice(tools=TOOLS, forced=(ADD,), is_single=True)
+    grammar = forced_calls(choice, FAMILIES["marked"], special)
+    tokens = tokenizer.encode_placed(ONE_CALL["marked"]).tokens.tolist()
+    assert (tokens[0], tokens[-1]) == (258, 259)
+    matcher = GrammarCompiler(tokenizer).matcher(grammar)
+    mask = np.zeros(mask_words(tokenizer.vocab_size), np.uint32)
+    matcher.fill(mask)
+    assert np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist() == [258]
+    matcher.accept(tokens)
+    assert matcher.is_finished
+    reader = call_reader(choice, FAMILIES["marked"], special)
+    (call,) = [*reader.read(tokenizer.decode(tokens)), *reader.finish()]
+    assert (call.name, call.arguments) == ("add", '{"a": true}')
 
 
 def ask(client, **fields):

@@ -21,8 +21,8 @@ MARKED = TEMPLATE.replace(
 """The same, with marks around what the model writes."""
 
 
-def write_chat_tokenizer(folder, template=TEMPLATE):
-    """Writes the files of a tokenizer: 256 bytes, 256 `<|turn|>`, 257 `<|end|>`."""
+def write_chat_tokenizer(folder, template=TEMPLATE, added=()):
+    """Writes the files of a tokenizer: 256 bytes, 256 `<|turn|>`, 257 `<|end|>`, `added`."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = tokenizers.Tokenizer(
         models.BPE({letter: number for number, letter in enumerate(alphabet)}, [])
@@ -30,6 +30,7 @@ def write_chat_tokenizer(folder, template=TEMPLATE):
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(["<|turn|>", "<|end|>"])
+    tokenizer.add_tokens(list(added))
     folder.mkdir(exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|end|>"}))
