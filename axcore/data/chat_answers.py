@@ -291,6 +291,8 @@ def _answered(view: _View, place: int) -> tuple[str, list[Span]]:
     begin, end = span or (len(prompt), len(after.text))
     if after.text.startswith(prompt) and len(prompt) < end:
         return after.text[:end], [(len(prompt), end)]
+    if after.text == prompt:
+        raise _nothing_written(view, place)
     if span is None:
         raise view.refused(
             f"Message {place + 1} is not written in a loop over messages, and what is there before "
@@ -320,13 +322,19 @@ def _answered(view: _View, place: int) -> tuple[str, list[Span]]:
             hint=_hint_of_request(view.template, more),
         )
     if num_common == len(written):
-        raise view.refused(
-            f"The chat template writes nothing for message {place + 1}, of which the loss would "
-            "count the tokens",
-            after.main_line(0, len(after.text)),
-        )
+        raise _nothing_written(view, place)
     text = prompt + written[num_common:]
     return text, [(len(prompt), len(text))]
+
+
+def _nothing_written(view: _View, place: int) -> DataError:
+    after = view.trace(place + 1)
+    return view.refused(
+        f"The chat template writes nothing for message {place + 1}, of which the loss would count "
+        "the tokens",
+        after.main_line(0, len(after.text)),
+        hint="Correct or remove it, or set the source's on_bad_line='skip'.",
+    )
 
 
 def _begin_of_request(view: _View, place: int) -> int:
