@@ -8,6 +8,7 @@ for each answer that the next text does not continue.
 """
 
 import re
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,7 @@ def find_answers(
     view = _View(chat, template, {**(values or {}), "tools": chat.tools and list(chat.tools)})
     if role is None:
         _check_has_no_weights(chat)
+        _warn_of_unread_tools(chat, template)
         text = view.trace(len(chat.messages)).text
         return (Answers(text, ((0, len(text)),), (1.0,)),)
     _check_has(chat, role)
@@ -89,13 +91,24 @@ def find_answers(
     if not counted:
         return (Answers(view.trace(len(chat.messages)).text, (), ()),)
     if role != "assistant":
+        _warn_of_unread_tools(chat, template)
         return (_as_written(view, counted),)
     for place in counted:
         view.check_written(place)
     view.check_shown(counted[-1])
+    _warn_of_unread_tools(chat, template)
     if template.marks_answers and not view.trace(len(chat.messages)).messages:
         return (_marked_in_order(view),)
     return tuple(_joined(view, counted))
+
+
+def _warn_of_unread_tools(chat: Conversation, template: ChatTemplate) -> None:
+    if chat.tools and not template.reads_tools:
+        warnings.warn(
+            f"Tools of conversations are left out: the chat template {template.where} does not "
+            "read them.",
+            stacklevel=3,
+        )
 
 
 def _check_has(chat: Conversation, role: str) -> None:

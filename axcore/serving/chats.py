@@ -123,7 +123,7 @@ async def begin_chat(
         ApiError: It cannot be answered, or not now.
     """
     adapter, settings = served.adapter(request.model), request.settings
-    choice, template = request.tool_choice, served.chat_template
+    choice, template = request.tool_choice, served.template_for(request.tool_choice)
     grammar = forced_calls(choice, template) or request.grammar
     tokens = await served.chat_tokens(request.messages, choice.tools, **request.template_values)
     figures.num_prompt_tokens = len(tokens)

@@ -132,7 +132,8 @@ def test_bundled_templates_keep_what_is_thought_of_the_last_question(
     ends = "</s>" if name == "deepseek-r1" else "<|im_end|>"
     source = source.replace("<｜end▁of▁sentence｜>", "</s>")
     tokenizer = tokenizer_of(tmp_path, source, special=special, ends=[ends])
-    made = tokenize_chat(read_conversation(RECORDS[record]), tokenizer)
+    chat = read_conversation({"messages": RECORDS[record]["messages"]})
+    made = tokenize_chat(chat, tokenizer)
     found = [shown(one, special) for one in made]
     assert found == [one.replace("</s>", ends) for one in wanted]
 
@@ -200,7 +201,7 @@ def test_arguments_are_text_where_a_template_takes_no_object(written):
     source = "{% for m in messages %}{{ m.role }}{{ m.content }}{% for c in m.tool_calls or [] %}"
     source += "{% set call = c.function %}{{ call.name + '(' }}{{ " + written
     source += " }}{{ ')' }}{% endfor %}{% endfor %}"
-    (found,) = answers(source, **RECORDS["tools"])
+    (found,) = answers(source, RECORDS["tools"]["messages"])
     assert 'add({"a": 1})' in found.text
 
 
@@ -232,3 +233,15 @@ def test_a_record_says_what_its_template_reads(tmp_path):
     )
     (made,) = ChatFiles.Config(path=str(path)).build().transformed(tokenizer)
     assert tokenizer.decode(made.tokens[made.loss_weights > 0]) == "1"
+
+
+@pytest.mark.parametrize("family", ["chatml", "llama-2", "zephyr", "qwen3"])
+def test_the_last_message_is_continued_behind_its_content(family):
+    template = ChatTemplate(
+        FAMILIES[family]["template"], {"bos_token": "<s>", "eos_token": "</s>"}, where="here"
+    )
+    text = template.render(TALK, continue_final_message=True)
+    assert text.endswith("Second.")
+    assert template.render(TALK).startswith(text)
+    with pytest.raises(DataError, match="cannot be continued"):
+        template.render([*TALK[:3], {**TALK[3], "content": ""}], continue_final_message=True)

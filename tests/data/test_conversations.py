@@ -123,6 +123,13 @@ def test_tools_reach_the_template(tmp_path):
     assert tokenizer.decode(tokens).startswith('<tools>\n[{"name": "<ß>"}]\n<user>\n')
 
 
+def test_tools_that_a_template_does_not_read_are_named(tmp_path):
+    tokenizer = tokenizer_in(write_chat_tokenizer(tmp_path / "model", TEMPLATE)).build()
+    path = written(tmp_path / "a.jsonl", {"messages": TALK, "tools": [{"name": "add"}]})
+    with pytest.warns(UserWarning, match=r"left out: the chat template .* does not read them"):
+        counted(path, tokenizer)
+
+
 def test_bytes_have_a_template_whose_prompt_is_plain_text(tmp_path):
     tokenizer = ByteTokenizer.Config().build()
     ((tokens, mask),) = counted(written(tmp_path / "a.jsonl", {"messages": TALK}), tokenizer)
