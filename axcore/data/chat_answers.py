@@ -419,9 +419,10 @@ def _hint_of_request(template: ChatTemplate, more: str) -> str | None:
     if instead is not None:
         return _use(instead)
     if "enable_thinking" in template.source:
-        values = '{"enable_thinking": ' + ("true" if "</" in more else "false") + "}"
+        values = {"enable_thinking": "</" in more}
         return (
-            f"The template knows enable_thinking: --set data.source.reads.chat_template_kwargs="
-            f"'{values}', or chat_template_kwargs in a record."
+            "The template knows enable_thinking: --set "
+            f'"data.source.reads.chat_template_kwargs={values}", or a record has '
+            "chat_template_kwargs."
         )
     return None

@@ -185,7 +185,7 @@ def test_thinking_where_the_request_closes_it_names_the_flag():
     template = ChatTemplate(source, {}, where="here")
     with pytest.raises(DataError, match=r"asks for answers with '\\n</think>") as e:
         find_answers(chat, template, role="assistant", values={"enable_thinking": False})
-    assert '{"enable_thinking": true}' in e.value.hint
+    assert "chat_template_kwargs={'enable_thinking': True}" in e.value.hint
 
 
 def test_thinking_has_the_name_that_the_template_reads():
