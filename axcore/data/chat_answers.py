@@ -8,6 +8,7 @@ for each answer that the next text does not continue.
 """
 
 import re
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,7 @@ def find_answers(
     view = _View(chat, template, {**(values or {}), "tools": chat.tools and list(chat.tools)})
     if role is None:
         _check_has_no_weights(chat)
+        _warn_of_unread_tools(chat, template)
         text = view.trace(len(chat.messages)).text
         return (Answers(text, ((0, len(text)),), (1.0,)),)
     _check_has(chat, role)
@@ -89,13 +91,24 @@ def find_answers(
     if not counted:
         return (Answers(view.trace(len(chat.messages)).text, (), ()),)
     if role != "assistant":
+        _warn_of_unread_tools(chat, template)
         return (_as_written(view, counted),)
     for place in counted:
         view.check_written(place)
     view.check_shown(counted[-1])
+    _warn_of_unread_tools(chat, template)
     if template.marks_answers and not view.trace(len(chat.messages)).messages:
         return (_marked_in_order(view),)
     return tuple(_joined(view, counted))
+
+
+def _warn_of_unread_tools(chat: Conversation, template: ChatTemplate) -> None:
+    if chat.tools and not template.reads_tools:
+        warnings.warn(
+            f"Tools of conversations are left out: the chat template {template.where} does not "
+            "read them.",
+            stacklevel=3,
+        )
 
 
 def _check_has(chat: Conversation, role: str) -> None:
@@ -291,6 +304,8 @@ def _answered(view: _View, place: int) -> tuple[str, list[Span]]:
     begin, end = span or (len(prompt), len(after.text))
     if after.text.startswith(prompt) and len(prompt) < end:
         return after.text[:end], [(len(prompt), end)]
+    if after.text == prompt:
+        raise _nothing_written(view, place)
     if span is None:
         raise view.refused(
             f"Message {place + 1} is not written in a loop over messages, and what is there before "
@@ -320,13 +335,19 @@ def _answered(view: _View, place: int) -> tuple[str, list[Span]]:
             hint=_hint_of_request(view.template, more),
         )
     if num_common == len(written):
-        raise view.refused(
-            f"The chat template writes nothing for message {place + 1}, of which the loss would "
-            "count the tokens",
-            after.main_line(0, len(after.text)),
-        )
+        raise _nothing_written(view, place)
     text = prompt + written[num_common:]
     return text, [(len(prompt), len(text))]
+
+
+def _nothing_written(view: _View, place: int) -> DataError:
+    after = view.trace(place + 1)
+    return view.refused(
+        f"The chat template writes nothing for message {place + 1}, of which the loss would count "
+        "the tokens",
+        after.main_line(0, len(after.text)),
+        hint="Correct or remove it, or set the source's on_bad_line='skip'.",
+    )
 
 
 def _begin_of_request(view: _View, place: int) -> int:
@@ -398,9 +419,10 @@ def _hint_of_request(template: ChatTemplate, more: str) -> str | None:
     if instead is not None:
         return _use(instead)
     if "enable_thinking" in template.source:
-        values = '{"enable_thinking": ' + ("true" if "</" in more else "false") + "}"
+        values = {"enable_thinking": "</" in more}
         return (
-            f"The template knows enable_thinking: --set data.source.reads.chat_template_kwargs="
-            f"'{values}', or chat_template_kwargs in a record."
+            "The template knows enable_thinking: --set "
+            f'"data.source.reads.chat_template_kwargs={values}", or a record has '
+            "chat_template_kwargs."
         )
     return None

@@ -82,11 +82,15 @@ class ChatTemplate:
         names: set[str] = meta.find_undeclared_variables(self._environment.parse(self.source))
         return "tools" in names
 
-    def render(self, messages: Sequence[Message], **values: Any) -> str:
+    def render(
+        self, messages: Sequence[Message], *, continue_final_message: bool = False, **values: Any
+    ) -> str:
         """Returns the text of a conversation.
 
         Args:
             messages: The turns, the first one first.
+            continue_final_message: Whether the text ends with the content of the last message, so
+                that the model continues it.
             **values: What else the template reads: `add_generation_prompt`, whether the text ends
                 with what comes before an answer; `tools`, JSON schemas of functions that the model
                 may call; `documents`, what it may quote, each with a `title` and a `text`; and what
@@ -96,6 +100,8 @@ class ChatTemplate:
             DataError: The template refuses the conversation, or fails over it; or a text holds
                 U+FDD0 or U+FDD1, which are no characters.
         """
+        if continue_final_message:
+            return self._continued(messages, values)
         chosen = self.chosen(values.get("tools"))
         return without_marks(chosen._rendered(chosen._template, messages, values))
 
@@ -112,6 +118,24 @@ class ChatTemplate:
         chosen = self.chosen(values.get("tools"))
         own = [dict(message) for message in messages]  # one object may be several of them
         return read_marks(chosen._rendered(chosen._marked, own, values))
+
+    def _continued(self, messages: Sequence[Message], values: Mapping[str, Any]) -> str:
+        """Returns a conversation up to the last content."""
+        written = self.trace(messages, **values)
+        content = (messages[-1].get("content") or "") if messages else ""
+        begin, end = written.messages.get(len(messages) - 1, (0, len(written.text)))
+        place = written.text.rfind(content, begin, end)
+        if place < 0:  # many templates strip it
+            content = content.strip()
+            place = written.text.rfind(content, begin, end)
+        if not content.strip() or place < 0:
+            raise DataError(
+                "The last message cannot be continued: the chat template writes no content of it.",
+                where=self.where,
+                hint="Begin its answer, as {'role': 'assistant', 'content': 'The'}; or leave out "
+                "continue_final_message.",
+            )
+        return written.text[: place + len(content)]
 
     def line(self, number: int) -> str:
         """Returns a line, or the next one that is not empty, as errors name it."""

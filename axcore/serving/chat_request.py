@@ -73,7 +73,7 @@ def read_chat(content: Any, limits: Limits) -> ChatRequest:
         model=fields.text("model"),
         messages=read_messages(fields),
         tool_choice=read_tool_choice(fields),
-        template_values=_template_values(fields),
+        template_values={**_template_values(fields), **_prompt_end(fields)},
         template_wishes={
             name: value for name in _OF_TEMPLATES if (value := fields.text(name)) is not None
         },
@@ -114,11 +114,22 @@ def _template_values(fields: Fields) -> dict[str, Any]:
     found, path = fields.raw("chat_template_kwargs"), fields.path("chat_template_kwargs")
     if found is None:
         return {}
-    taken = {"messages", "tools", "add_generation_prompt", "tokenize"}
+    taken = {"messages", "tools", "add_generation_prompt", "continue_final_message", "tokenize"}
     if not isinstance(found, dict) or taken & set(found):
         names = ", ".join(sorted(taken))
         raise invalid(f"{path} is no object of values, those of {names} left out", path)
     return found
+
+
+def _prompt_end(fields: Fields) -> dict[str, Any]:
+    """Returns how the prompt ends, where that is not the request for a new answer."""
+    continues = fields.boolean("continue_final_message")
+    asks = fields.boolean("add_generation_prompt", default=not continues)
+    if continues and asks:
+        message = "continue_final_message continues the last message; add_generation_prompt asks"
+        raise invalid(f"{message} for another one", "continue_final_message")
+    found: dict[str, Any] = {} if asks else {"add_generation_prompt": False}
+    return {**found, "continue_final_message": True} if continues else found
 
 
 def read_messages(fields: Fields) -> tuple[dict[str, Any], ...]:

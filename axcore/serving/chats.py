@@ -124,7 +124,7 @@ async def begin_chat(
         ApiError: It cannot be answered, or not now.
     """
     adapter, settings = served.adapter(request.model), request.settings
-    choice, template = request.tool_choice, served.chat_template
+    choice, template = request.tool_choice, served.template_for(request.tool_choice)
     special = special_marks(served.tokenizer)
     grammar = forced_calls(choice, template, special) or request.grammar
     values = {**_known_wishes(request.template_wishes, template), **request.template_values}

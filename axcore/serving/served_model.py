@@ -29,6 +29,7 @@ from axcore.serving.limits import Limits
 from axcore.serving.placement import Placement
 from axcore.serving.seeds import Seeds
 from axcore.serving.token_texts import TokenTexts
+from axcore.serving.tool_choice import ToolChoice
 
 _FIELDS = {"grammar": "response_format", "num_logprobs": "logprobs", "adapter": "model"}
 """What requests call what an engine refuses."""
@@ -83,6 +84,26 @@ class ServedModel:
         """The source of its chat template, if there is one."""
         found: str | None = getattr(self.tokenizer, "chat_template_source", None)
         return found
+
+    def template_for(self, choice: ToolChoice) -> str | None:
+        """Returns the source of the chat template for a request, if there is one.
+
+        Raises:
+            ApiError: The request has tools which its answers may call, and the template does not
+                write them.
+        """
+        template = self.tokenizer.chat_template if self.has_chat else None
+        if template is None:
+            return None
+        template = template.chosen(choice.tools)
+        # A grammar forces a call by a model that has not read of it, too.
+        if choice.tools and not choice.forced and not template.reads_tools:
+            message = (
+                f"{self.name} does not support tools: its chat template does not read them; leave "
+                "them out, or force a call by tool_choice"
+            )
+            raise invalid(message, "tools", code="tools_not_supported")
+        return template.source
 
     def adapter(self, name: str | None) -> str | None:
         """Returns the adapter that a request names as its model; None for the model itself.

@@ -147,6 +147,38 @@ def test_of_several_templates_the_default_one_is_taken(folder):
         tokenizer_in(folder).build()
 
 
+NAMED = [
+    {"name": "default", "template": "{{ messages[0].content }}"},
+    {"name": "tool_use", "template": "{{ tools[0].name }}:{{ messages[0].content }}"},
+    {"name": "rag", "template": "other"},
+]
+
+
+@pytest.mark.parametrize("is_folder", [False, True])
+def test_a_conversation_with_tools_has_the_template_for_them(folder, is_folder):
+    settings = {"eos_token": "<|end|>", "chat_template": NAMED}
+    (folder / "chat_template.jinja").unlink()
+    if is_folder:
+        settings["chat_template"] = "of older versions"
+        (folder / "chat_template.jinja").write_text(NAMED[0]["template"])
+        (folder / "additional_chat_templates").mkdir()
+        (folder / "additional_chat_templates" / "tool_use.jinja").write_text(NAMED[1]["template"])
+    write(folder / "tokenizer_config.json", settings)
+    write(folder / "generation_config.json", {"eos_token_id": 258})
+    template = tokenizer_in(folder).build().chat_template
+    assert template.render(TALK, tools=[{"name": "add"}]) == "add: Grüße! "
+    assert template.render(TALK) == template.render(TALK, tools=[]) == " Grüße! "
+    assert [template.chosen(tools).reads_tools for tools in ([{}], None)] == [True, False]
+
+
+def test_a_template_of_the_config_is_that_of_all_conversations(folder):
+    write(folder / "tokenizer_config.json", {"eos_token": "<|end|>", "chat_template": NAMED})
+    write(folder / "generation_config.json", {"eos_token_id": 258})
+    template = tokenizer_in(folder).build().chat_template
+    assert "add" not in template.render(TALK[:1], tools=None)
+    assert template.chosen([{"name": "add"}]) is template
+
+
 def test_a_tokenizer_without_a_template_says_so(folder):
     plain = HuggingFaceTokenizer.Config(path=str(folder / "tokenizer.json"), eos_token="<|end|>")
     with pytest.raises(DataError, match="A HuggingFaceTokenizer has no chat template"):

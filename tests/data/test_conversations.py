@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 from chat_tokenizer import MARKED, TEMPLATE, write_chat_tokenizer
 
-from axcore.data import ByteTokenizer, ChatFiles, ChatTemplate, Data, tokenizer_in
+from axcore.data import (
+    ByteTokenizer,
+    ChatFiles,
+    ChatMessages,
+    ChatTemplate,
+    Data,
+    tokenizer_in,
+)
 from axcore.data.conversation import read_conversation
 from axcore.errors import DataError
 
@@ -123,6 +130,13 @@ def test_tools_reach_the_template(tmp_path):
     assert tokenizer.decode(tokens).startswith('<tools>\n[{"name": "<ß>"}]\n<user>\n')
 
 
+def test_tools_that_a_template_does_not_read_are_named(tmp_path):
+    tokenizer = tokenizer_in(write_chat_tokenizer(tmp_path / "model", TEMPLATE)).build()
+    path = written(tmp_path / "a.jsonl", {"messages": TALK, "tools": [{"name": "add"}]})
+    with pytest.warns(UserWarning, match=r"left out: the chat template .* does not read them"):
+        counted(path, tokenizer)
+
+
 def test_bytes_have_a_template_whose_prompt_is_plain_text(tmp_path):
     tokenizer = ByteTokenizer.Config().build()
     ((tokens, mask),) = counted(written(tmp_path / "a.jsonl", {"messages": TALK}), tokenizer)
@@ -167,3 +181,12 @@ def test_packed_conversations_share_rows_and_no_attention(tmp_path):
     assert counts[1:].tolist() == [24, 24]
     assert batch["targets"][batch["loss_weights"] == 1].tolist() == [98, 257, 98, 257]
     assert batch["positions"][0, 24] == 0
+
+
+def test_of_another_role_all_that_the_template_writes_counts(tmp_path):
+    tokenizer = tokenizer_in(write_chat_tokenizer(tmp_path / "model", TEMPLATE)).build()
+    path = written(tmp_path / "a.jsonl", {"messages": TALK})
+    reads = ChatMessages.Config(role="user")
+    ((tokens, mask),) = counted(path, tokenizer, reads=reads)
+    wanted = "<|turn|>user:Grüße 😀<|end|><|turn|>user:2+2?<|end|>"
+    assert tokens[mask].tolist() == tokenizer.encode_placed(wanted).tokens.tolist()

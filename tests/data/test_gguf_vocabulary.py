@@ -16,6 +16,7 @@ from gguf_tokenizers import (
     with_runs_last,
 )
 
+from axcore.config import evolve
 from axcore.data import ByteTokenizer, HuggingFaceTokenizer, gguf_vocabulary
 from axcore.errors import ConfigError
 
@@ -110,6 +111,12 @@ def test_tokens_that_end_a_text_and_the_template_come_along(tmp_path):
     numbers = [found[f"{name}_token_id"] for name in ("eos", "eot", "eom")]
     assert [found["tokens"][i] for i in numbers] == [END, *ends[:2]]
     assert found["tokenizer.chat_template"] == "{{ messages[0].content }}"
+    assert "tokenizer.chat_templates" not in found
+    (tmp_path / "tools.jinja").write_text("{{ tools[0].name }}")
+    cfg = evolve(cfg, tool_template_path=str(tmp_path / "tools.jinja"))
+    found, _ = of(cfg.build())
+    assert found["tokenizer.chat_templates"] == ["tool_use"]
+    assert found["tokenizer.chat_template.tool_use"] == "{{ tools[0].name }}"
     more = HuggingFaceTokenizer.Config(path=cfg.path, eos_token=END, end_tokens=ends)
     with pytest.raises(ConfigError, match="4 tokens end a text, and a file names 3"):
         of(more.build())

@@ -4,6 +4,7 @@ import json
 import warnings
 from itertools import islice
 
+import attrs
 import numpy as np
 import pytest
 
@@ -12,6 +13,7 @@ from axcore.data import (
     ByteTokenizer,
     Deduplicate,
     Document,
+    Dropped,
     FileStream,
     JsonLines,
     LengthFilter,
@@ -163,6 +165,25 @@ def test_transforms_and_bad_records_do_not_move_places(lines, capsys):
     assert any("1 of 42 lines of a.jsonl left out" in str(one.message) for one in warned)
     said = capsys.readouterr().err.splitlines()
     assert said[0].startswith(f"data: left out of {source.build().describe()}: "), said
+
+
+class Words(LengthFilter):
+    """A document for each word."""
+
+    def apply(self, document, tools):
+        words = [attrs.evolve(document, text=word) for word in document.text.split()]
+        return words or Dropped("without a word")
+
+
+def test_a_stream_resumes_within_a_record_of_several_documents(lines):
+    source = JsonLines.Config(folder=str(lines), transforms=(Words.Config(),))
+    stream = FileStream.Config(source=source, max_epochs=2).build()
+    whole = list(stream.documents(None, ByteTokenizer.Config().build()))
+    assert len(whole) > len({tuple(place[:3]) for _, place in whole}), "records have several"
+    for number in (1, 2, 3, len(whole) // 2, len(whole) - 1):
+        place = json.loads(json.dumps(whole[number - 1][1]))
+        after = list(stream.documents(place, ByteTokenizer.Config().build()))
+        assert [one.text for one, _ in after] == [one.text for one, _ in whole[number:]]
 
 
 def test_a_place_in_files_that_changed_is_refused(files, lines):

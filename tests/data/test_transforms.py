@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from itertools import islice
 
+import attrs
 import numpy as np
 import pytest
 from chat_tokenizer import write_chat_tokenizer
@@ -325,7 +326,24 @@ def test_a_template_that_changes_earlier_turns_makes_several_documents(chats, tm
     write(tmp_path / "lines", [{"messages": TALK}])
     made = list(chats.source.build().transformed(chats.tokenizer.build()))
     assert [len(made), {document.name for document in made}] == [2, {"a.jsonl:1"}]
-    assert "1 of 1 lines of" in capfd.readouterr().err
+    assert "are 2 documents, as transforms made several of each" in capfd.readouterr().err
+    store = built(chats, tmp_path / "store")
+    found = [one.tokens for one in StoredSource.Config(path=str(store.folder)).build().documents()]
+    assert len(found) == 2
+    assert store.manifest.records == 1
+
+
+def test_of_equal_records_the_first_one_keeps_all_its_documents(tmp_path):
+    class Words(LengthFilter):
+        def apply(self, document, tools):
+            return [attrs.evolve(document, text=word) for word in document.text.split()]
+
+    write(tmp_path / "lines", [{"text": text} for text in ("a a", "a a", "a b")])
+    source = JsonLines.Config(
+        folder=str(tmp_path / "lines"), transforms=(Deduplicate.Config(), Words.Config())
+    )
+    made = list(source.build().transformed(BYTES))
+    assert [one.name[-1] + one.text for one in made] == ["1a", "1a", "3a", "3b"]
 
 
 def png(color, size=(8, 4)):

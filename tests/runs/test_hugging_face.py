@@ -14,6 +14,7 @@ from safetensors.numpy import load_file
 from axcore.checkpoint import Checkpointer
 from axcore.cli.main import group
 from axcore.config import evolve, update_config
+from axcore.data import tokenizer_in
 from axcore.errors import AxcoreError, CheckpointError, ConfigError
 from axcore.interop import HuggingFace, to_hugging_face
 from axcore.layers import merge_adapters
@@ -21,6 +22,8 @@ from axcore.models import llama2
 from axcore.modifiers import LoRA
 from axcore.plugins import Hardware
 from axcore.runs import export_run, import_run, load_run
+from axcore.runs.hugging_face import TOOL_TEMPLATE
+from axcore.runs.hugging_face import _tokenizer_files as tokenizer_files
 from axcore.testing import small_experiment, trainer_on
 
 EOS, BOS = "</s>", "<s>"
@@ -232,3 +235,13 @@ def test_tokens_beside_a_sentence_piece_model_are_not_passed_over(
 def test_what_cannot_be_meant_is_an_error(arguments, message):
     with pytest.raises(AxcoreError, match=message):
         call("convert", *arguments)
+
+
+def test_the_chat_template_for_tools_comes_along(tmp_path):
+    (tmp_path / "additional_chat_templates").mkdir()
+    tokenizer_json(tmp_path)
+    (tmp_path / TOOL_TEMPLATE).write_text("{{ tools[0].name }}")
+    files = tokenizer_files(tokenizer_in(tmp_path).build())
+    cfg = llama2("toy")
+    to_hugging_face(tmp_path / "made", cfg, cfg.build().init(0), files=files)
+    assert tokenizer_in(tmp_path / "made").build().tool_template_source == "{{ tools[0].name }}"

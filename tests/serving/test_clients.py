@@ -81,6 +81,15 @@ def test_a_conversation_can_be_continued_with_what_was_answered(client):
     assert client.chat.completions.create(messages=turns, **asked).usage.prompt_tokens > 20
 
 
+def test_the_last_message_can_be_continued(client):
+    asked = {"model": "small", "max_tokens": 1}
+    plain = client.chat.completions.create(messages=TURNS, **asked).usage.prompt_tokens
+    turns = [*TURNS, {"role": "assistant", "content": "So "}]
+    more = {"continue_final_message": True}
+    found = client.chat.completions.create(messages=turns, extra_body=more, **asked)
+    assert found.usage.prompt_tokens == plain + len("So ")
+
+
 def test_openai_passes_tools_to_the_template(client):
     asked = {"model": "small", "messages": TURNS, "max_tokens": 1}
     plain = client.chat.completions.create(**asked).usage.prompt_tokens

@@ -85,6 +85,11 @@ def test_a_wrong_field_of_a_completion_is_named_with_what_is_expected(fields, pa
         ({"tools": [{"type": "function"}]}, "tools[0].function.name", "is missing"),
         ({"tool_choice": "required"}, "tool_choice", "needs tools, and there are none"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "is no object"),
+        (
+            {"continue_final_message": True, "add_generation_prompt": True},
+            "continue_final_message",
+            "add_generation_prompt asks for another one",
+        ),
     ],
 )
 def test_a_wrong_field_of_a_chat_is_named_with_what_is_expected(fields, param, text):

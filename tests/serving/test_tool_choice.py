@@ -3,6 +3,7 @@
 import contextlib
 import json
 
+import anyio
 import numpy as np
 import openai
 import pytest
@@ -10,6 +11,7 @@ import tokenizers
 from chat_tokenizer import TEMPLATE, write_chat_tokenizer
 from model_server import SameSeed, byte_tokenizer, chat_tokenizer, serving_model
 
+from axcore.data import tokenizer_in
 from axcore.inference.grammar import GrammarCompiler, mask_words
 from axcore.serving import ServedModel
 from axcore.serving.forced_calls import call_reader, call_stops, forced_calls, special_marks
@@ -59,7 +61,7 @@ def clients(chat_engine, tmp_path_factory):
 def test_a_call_is_forced_where_its_marks_are_tokens(tmp_path, is_special):
     """Those of Qwen are text as well, `special: false`; those of others have no text at all."""
     added = [tokenizers.AddedToken(mark, special=is_special) for mark in MARKS]
-    tokenizer = chat_tokenizer(write_chat_tokenizer(tmp_path, FAMILIES["marked"], added))
+    tokenizer = chat_tokenizer(write_chat_tokenizer(tmp_path, FAMILIES["marked"], added=added))
     special = special_marks(tokenizer)
     assert list(special) == (list(MARKS) if is_special else [])
     choice = ToolChoice(tools=TOOLS, forced=(ADD,), is_single=True)
@@ -184,3 +186,23 @@ def test_an_answer_that_may_make_one_call_ends_after_it(family):
     else:
         assert [(one.name, one.arguments) for one in found] == [("add", '{"a": true}')]
         assert isinstance(found[0], ToolCall)
+
+
+def test_tools_that_the_template_does_not_read_are_refused(clients):
+    with pytest.raises(openai.BadRequestError, match="small does not support tools") as e:
+        ask(clients["unknown"])
+    assert (e.value.code, e.value.param) == ("tools_not_supported", "tools")
+    assert ask(clients["unknown"], tool_choice="none", max_tokens=1).usage.completion_tokens == 1
+
+
+def test_a_request_with_tools_has_the_template_for_them(chat_engine, tmp_path):
+    write_chat_tokenizer(tmp_path, TEMPLATE)
+    (tmp_path / "additional_chat_templates").mkdir()
+    told = TEMPLATE + "{# <tool_call> #}{{ tools[0].function.name }}"
+    (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text(told)
+    tokenizer, length = tokenizer_in(tmp_path).build(), chat_engine.max_length
+    served = ServedModel(name="s", engine=chat_engine, tokenizer=tokenizer, max_length=length)
+    assert served.template_for(ToolChoice(tools=TOOLS)) == told
+    assert served.template_for(ToolChoice()) == TEMPLATE
+    plain, with_tools = (anyio.run(served.chat_tokens, TURNS, tools) for tools in (None, TOOLS))
+    assert with_tools == (*plain, *b"add")

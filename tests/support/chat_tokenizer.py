@@ -5,6 +5,10 @@ import json
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
+from axcore.data.gguf_vocabulary import byte_signs
+
+SPECIAL = ("<|turn|>", "<|end|>")
+
 TEMPLATE = """{%- for message in messages %}
     {%- if message.role not in ('user', 'assistant') %}
         {{- raise_exception('no role ' + message.role) }}
@@ -21,18 +25,21 @@ MARKED = TEMPLATE.replace(
 """The same, with marks around what the model writes."""
 
 
-def write_chat_tokenizer(folder, template=TEMPLATE, added=()):
-    """Writes the files of a tokenizer: 256 bytes, 256 `<|turn|>`, 257 `<|end|>`, `added`."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+def write_chat_tokenizer(
+    folder, template=TEMPLATE, *, special=SPECIAL, eos="<|end|>", merges=(), added=()
+):
+    """Writes the files of a tokenizer: bytes by their values, merged ones, special, `added` ones."""
+    pairs = [tuple(merge.split()) for merge in merges]
+    letters = [*byte_signs(), *map("".join, pairs)]
     tokenizer = tokenizers.Tokenizer(
-        models.BPE({letter: number for number, letter in enumerate(alphabet)}, [])
+        models.BPE({letter: number for number, letter in enumerate(letters)}, pairs)
     )
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(["<|turn|>", "<|end|>"])
+    tokenizer.add_special_tokens(list(special))
     tokenizer.add_tokens(list(added))
     folder.mkdir(exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|end|>"}))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": eos}))
     (folder / "chat_template.jinja").write_text(template)
     return folder
