@@ -15,7 +15,7 @@ from axcore.data.gguf_tokenizers import gguf_vocabulary
 from axcore.data.hugging_face_dataset import HuggingFaceDataset
 from axcore.data.hugging_face_tokenizer import HuggingFaceTokenizer, published_end_ids, tokenizer_in
 from axcore.data.json_lines import JsonLines
-from axcore.data.loading import TrainBatches, ValidationBatches
+from axcore.data.loading import Policy, TrainBatches, ValidationBatches
 from axcore.data.mixture import Mixture
 from axcore.data.packing import Batch
 from axcore.data.preference_data import PreferenceData
@@ -81,6 +81,7 @@ __all__ = [
     "NamedFile",
     "NewWeights",
     "PatternFilter",
+    "Policy",
     "PreferenceData",
     "PrefetchedBatches",
     "RatedChats",

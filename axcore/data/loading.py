@@ -3,11 +3,15 @@
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+import attrs
+
 from axcore.data.packing import Batch
 from axcore.errors import DataError
 
 if TYPE_CHECKING:
     import grain
+
+    from axcore.module import Module
 
 State = dict[str, Any]
 
@@ -15,8 +19,31 @@ _ORDER = 3
 """Which way of shuffling; another one would bring other rows at the same position."""
 
 
+@attrs.define(eq=False)
+class Policy:
+    """A handle on the model in training, for batches that are drawn from it.
+
+    Attributes:
+        module: The model, for `functional(policy.module, policy.state, ...)`.
+        step: How many steps made its present weights: their version.
+        state: Its present state, on the devices; None while another one is restored. The next step
+            takes the memory of these arrays: keep the handle, and none of them.
+    """
+
+    module: "Module"
+    step: int = 0
+    state: Any = attrs.field(default=None, repr=False)
+
+
 class TrainBatches(Iterator[Batch]):
-    """Batches without end, with a position that can be saved and restored exactly."""
+    """Batches without end, with a position that can be saved and restored exactly.
+
+    Attributes:
+        follows_policy: Whether batches depend on the weights. A trainer then calls `on_policy`,
+            and prepares no batch ahead of its step.
+    """
+
+    follows_policy: bool = False
 
     def __init__(
         self,
@@ -45,6 +72,13 @@ class TrainBatches(Iterator[Batch]):
     def __next__(self) -> Batch:
         batch: Batch = next(self._iterator)
         return batch
+
+    def on_policy(self, policy: Policy) -> None:
+        """Hears that the policy has other weights, where batches follow them.
+
+        That is before the first batch of a run, before the first one after a resume or a rollback,
+        and after each step. The handle is the same each time.
+        """
 
     def get_state(self) -> State:
         """Returns the position: small, JSON-able, the same in every process."""

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
-from axcore.data.loading import State, TrainBatches
+from axcore.data.loading import Policy, State, TrainBatches
 from axcore.data.packing import Batch
 
 _LONGEST_STOP_S = 10.0
@@ -28,11 +28,12 @@ class PrefetchedBatches(Iterator[Batch]):
 
         Args:
             batches: What to read.
-            ahead: How many batches wait at most; 0 prepares each when it is taken.
+            ahead: How many batches wait at most; 0 prepares each when it is taken, and so are those
+                that follow the weights.
         """
         self.waited_s = 0.0
         self._batches = batches
-        self._ahead = ahead
+        self._ahead = 0 if batches.follows_policy else ahead
         self._state = batches.get_state()
         self._reader: _Reader | None = None
 
@@ -40,6 +41,15 @@ class PrefetchedBatches(Iterator[Batch]):
     def identity(self) -> dict[str, Any]:
         """All that a batch depends on besides its step."""
         return self._batches.identity
+
+    @property
+    def follows_policy(self) -> bool:
+        """Whether batches depend on the weights."""
+        return self._batches.follows_policy
+
+    def on_policy(self, policy: Policy) -> None:
+        """Says so to what is read; see `TrainBatches.on_policy`."""
+        self._batches.on_policy(policy)
 
     def start(self) -> None:
         """Starts to prepare batches, which taking the first one does otherwise."""

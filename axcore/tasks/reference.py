@@ -34,11 +34,18 @@ class ReferenceTask(Task):
         return {REFERENCE: _trained(specs, state, jnp.copy)}
 
     def reference(self, method: str, *args: Any) -> Any:
-        """Returns what a method of the model returns with the first parameters; no gradient."""
-        state = dict(current_context("calling the reference").state)
+        """Returns what a method of the model returns with the first parameters; no gradient.
+
+        It draws the random numbers that the model's own first call draws: dropout and stochastic
+        rounding are the same in both, so that a model that was not trained yet equals its
+        reference.
+        """
+        context = current_context("calling the reference")
+        state = dict(context.state)
         whole = jax.lax.stop_gradient(_over(state, state.pop(REFERENCE)))
         model: Module = self.model
-        result, _ = functional(model, whole, *args, method=method)
+        key = context.key() if context.has_key else None
+        result, _ = functional(model, whole, *args, method=method, rng=key, training=self.training)
         return jax.lax.stop_gradient(result)
 
 

@@ -14,7 +14,7 @@ import jax
 
 from axcore.checkpoint import Checkpointer, MemorySnapshots, Restored
 from axcore.config import immutabledict, render_config
-from axcore.data import PrefetchedBatches
+from axcore.data import Policy, PrefetchedBatches
 from axcore.distributed import broadcast_object, is_process_zero
 from axcore.errors import TrainingError
 from axcore.module import count_params
@@ -101,6 +101,7 @@ class TrainLoop:
         self.guards = Guards(cfg.guards)
         self.batches = batches
         self.validation: dict[str, float] = {}
+        self.policy = Policy(trainer.model)
         self.state: Any = None  # a TrainState, but for the moment before one is restored
         self.step = 0
         self.saved_step = 0
@@ -207,7 +208,7 @@ class TrainLoop:
             at_or_before: The newest whole one that is not newer.
         """
         self._phase("restore")
-        self.state = None  # makes room for the one to come
+        self.state = self.policy.state = None  # makes room for the one to come
         self.pending.clear()
         if step is None and at_or_before is None:
             self.state, self.step = self.trainer.first_state(), 0
@@ -326,6 +327,7 @@ class TrainLoop:
         if self._is_over():
             return
         self._phase("compile")
+        self._tell_policy()
         self.batches.start()
         train_step = self.trainer.compiler.compiled_step
         self.since = self.wall_clock = time.perf_counter()
@@ -337,6 +339,7 @@ class TrainLoop:
             self.pending.append(metrics)
             self._bound_steps_in_flight()
             self.state = self.guards.on_state(self.step, self.state)
+            self._tell_policy()
             self._after_step()
         if self.step < self.cfg.max_steps:
             self._log()
@@ -363,6 +366,17 @@ class TrainLoop:
             write_whole(path, json.dumps(kept) + "\n")
         elif is_process_zero():
             path.unlink(missing_ok=True)
+
+    def _tell_policy(self) -> None:
+        """Hands the present weights to batches that depend on them.
+
+        At the head of `_run_steps` that is after each restore, whatever it was for; after a step
+        it is after the guards, which may put another state in its place.
+        """
+        if self.batches.follows_policy:
+            self.policy.step = self.step
+            self.policy.state = self.trainer.step.own_part(self.state.model)
+            self.batches.on_policy(self.policy)
 
     def _bound_steps_in_flight(self) -> None:
         """Waits until no more than a few steps are dispatched and not done.

@@ -80,21 +80,26 @@ def share_moved(first, last, name=""):
 @pytest.mark.parametrize("param", ["bfloat16", "float16"])
 def test_an_optimizer_that_would_lose_updates_refuses_narrow_parameters(param):
     with pytest.raises(ConfigError, match=f"embedding.weight is trained in {param}") as caught:
-        step_of(experiment(param))
+        trained(experiment(param))
     assert "low_precision_optimizer(format=bfloat16)" in caught.value.hint
     assert caught.value.where == "model.dtypes.param"
 
 
+def test_narrow_parameters_are_built_and_loaded_with_any_optimizer():
+    state = step_of(experiment("bfloat16")).init()
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(state.model)} == {"bfloat16"}
+
+
 def test_no_optimizer_rounds_float16():
     with pytest.raises(ConfigError, match="is trained in float16"):
-        step_of(experiment("float16", optimizer=BFLOAT16))
+        trained(experiment("float16", optimizer=BFLOAT16))
 
 
 def test_each_group_is_asked_for_its_own_optimizer():
     cfg = experiment("bfloat16", optimizer=BFLOAT16)
     group = ParamGroup(name="norms", params=("**.norm.**",), optimizer=AdamW.Config())
     with pytest.raises(ConfigError, match=r"norm\S* is trained in bfloat16"):
-        step_of(update_config(cfg, {"learner.groups": (group,)}))
+        trained(update_config(cfg, {"learner.groups": (group,)}))
 
 
 @pytest.mark.slow

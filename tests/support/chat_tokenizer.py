@@ -28,7 +28,7 @@ MARKED = TEMPLATE.replace(
 def write_chat_tokenizer(
     folder, template=TEMPLATE, *, special=SPECIAL, eos="<|end|>", merges=(), added=()
 ):
-    """Writes the files of a tokenizer: bytes by their values, merged ones, special, `added` ones."""
+    """Writes the files of a tokenizer: bytes by value, merged, special and `added` ones."""
     pairs = [tuple(merge.split()) for merge in merges]
     letters = [*byte_signs(), *map("".join, pairs)]
     tokenizer = tokenizers.Tokenizer(

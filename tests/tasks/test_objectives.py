@@ -7,8 +7,10 @@ import preference_formulas as formulas
 import pytest
 from numpy_state import numpy_state
 
+from axcore.config import update_config
 from axcore.layers import whole_rows
 from axcore.models import llama2
+from axcore.modifiers import LoRA
 from axcore.module import functional
 from axcore.tasks import DPO, IPO, KTO, ORPO, SimPO
 
@@ -126,6 +128,27 @@ def test_the_first_loss_is_that_of_no_preference(states):
     _, outputs = functional(DPO.Config().build(model=MODEL), state, batch_of(is_rated=False))
     assert float(outputs.total_loss()) == pytest.approx(np.log(2))
     assert float(outputs.losses["reward_margin"].sum) == 0.0
+
+
+@pytest.mark.quick_one_in(3)
+@pytest.mark.every_case
+@pytest.mark.parametrize("name", ["dpo", "ipo", "kto"])
+def test_dropout_leaves_the_first_loss_that_of_no_preference(name):
+    dropping = LoRA(rank=2, dropout=0.5).apply(
+        update_config(MODEL, {"**.num_layers": 1, "decoder.dropout.rate": 0.5}), None
+    )
+    batch = batch_of(is_rated=name == "kto")
+    losses = []
+    for model in (dropping, update_config(dropping, {"**.dropout.rate": 0.0})):
+        task = TASKS[name].build(model=model)
+        state = jax.tree.map(jnp.asarray, numpy_state(model.build().param_specs()))
+        state |= task.kept_state(state, task.param_specs())
+        run = jax.jit(
+            lambda task, state: functional(task, state, batch, rng=3, training=True)[1],
+            static_argnums=0,
+        )
+        losses.append(float(run(task, state).losses["preference"].contribution()))
+    assert losses[0] == pytest.approx(losses[1], abs=1e-6)
 
 
 def test_logits_in_parts_give_the_same_log_probabilities(states, monkeypatch):
