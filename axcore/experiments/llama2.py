@@ -48,7 +48,9 @@ def llama2_7b() -> Trainer.Config:
         ),
         learner=Learner.Config(
             optimizer=AdamW.Config(b1=0.9, b2=0.95, epsilon=1e-5, weight_decay=0.1),
-            schedule=WarmupCosine.Config(peak=3e-4, warmup_steps=2000, final_fraction=0.1),
+            schedule=WarmupCosine.Config(
+                peak=3e-4, warmup_steps=2000 / 477_000, final_fraction=0.1
+            ),
             clip_norm=1.0,
         ),
         max_steps=477_000,

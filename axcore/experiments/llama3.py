@@ -33,7 +33,7 @@ def llama3_8b() -> Trainer.Config:
             "data.tokenizer.bos_token": "<|begin_of_text|>",
             "data.tokenizer.eos_token": "<|end_of_text|>",
             "data.seq_len": 8192,
-            "learner.schedule.warmup_steps": 8000,
+            "learner.schedule.warmup_steps": 8000 / 1_800_000,
             "learner.schedule.final_fraction": 0.01,
             "max_steps": 1_800_000,
             "mesh_rules": (

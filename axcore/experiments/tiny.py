@@ -21,7 +21,7 @@ def tiny() -> Trainer.Config:
         data=Data.Config(seq_len=128, batch_size=8, validation_batches=32),
         learner=Learner.Config(
             optimizer=AdamW.Config(weight_decay=0.1),
-            schedule=WarmupCosine.Config(peak=3e-3, warmup_steps=40),
+            schedule=WarmupCosine.Config(peak=3e-3, warmup_steps=0.0889),
         ),
         max_steps=450,
         log_every_steps=10,

@@ -5,7 +5,7 @@ so that no step is lost on a rate of 0. What comes after is each schedule's own.
 """
 
 import itertools
-from typing import Literal
+from typing import Annotated, Literal
 
 import jax.numpy as jnp
 from jaxtyping import Array
@@ -14,11 +14,20 @@ from axcore.config import (
     REQUIRED,
     Configurable,
     NonNegativeFloat,
-    NonNegativeInt,
     PositiveInt,
     config,
 )
+from axcore.config.ranges import Range
 from axcore.errors import ConfigError
+
+WarmupSteps = Annotated[
+    int | float,
+    Range(
+        "a number of steps, or a share of all that is below 1",
+        lambda value: value >= 0 and (isinstance(value, int) or value < 1),
+    ),
+]
+"""A share holds for runs of any length: a try-out of a recipe in few steps warms up in fewer."""
 
 
 class Schedule(Configurable):
@@ -31,28 +40,32 @@ class Schedule(Configurable):
         Args:
             total_steps: Steps of training; filled by the parent.
             peak: Highest rate.
-            warmup_steps: Steps of the rise to it.
+            warmup_steps: Steps of the rise to it, as a whole number; or as a share of all steps,
+                between 0 and 1, of which the nearest number of steps is taken.
         """
 
         total_steps: PositiveInt = REQUIRED
         peak: NonNegativeFloat = 3e-4
-        warmup_steps: NonNegativeInt = 100
+        warmup_steps: WarmupSteps = 100
 
     def __init__(self, cfg: Config) -> None:
         super().__init__(cfg)
-        if cfg.warmup_steps >= cfg.total_steps:
+        self.warmup_steps = cfg.warmup_steps
+        if not isinstance(cfg.warmup_steps, int):
+            self.warmup_steps = round(cfg.warmup_steps * cfg.total_steps)
+        if self.warmup_steps >= cfg.total_steps:
             raise ConfigError(
                 f"warmup_steps is {cfg.warmup_steps}; it must be below the {cfg.total_steps} steps "
                 "of training",
-                hint="train for more steps, or warm up for fewer",
+                hint="warmup_steps=0.1 is a share of them, for runs of any length",
             )
 
     def __call__(self, step: Array | int) -> Array:
         """Returns the rate of a step, counted from 0."""
         cfg = self.config
         done = jnp.asarray(step, jnp.float32) + 1
-        rise = done / max(1, cfg.warmup_steps)
-        rate: Array = cfg.peak * jnp.where(done <= cfg.warmup_steps, rise, self.after_warmup(done))
+        rise = done / max(1, self.warmup_steps)
+        rate: Array = cfg.peak * jnp.where(done <= self.warmup_steps, rise, self.after_warmup(done))
         return rate
 
     def after_warmup(self, done: Array) -> Array:
@@ -71,7 +84,7 @@ class ConstantSchedule(Schedule):
     class Config(Schedule.Config):
         """Describes a `ConstantSchedule`."""
 
-        warmup_steps: NonNegativeInt = 0
+        warmup_steps: WarmupSteps = 0
 
     def after_warmup(self, done: Array) -> Array:
         """Returns 1."""
@@ -101,7 +114,7 @@ class WarmupCosine(Schedule):
         """Returns the fraction of the peak."""
         cfg = self.config
         final: float = cfg.final_fraction
-        fallen = self._fraction_done(done, cfg.warmup_steps)
+        fallen = self._fraction_done(done, self.warmup_steps)
         return final + (1 - final) * (1 + jnp.cos(jnp.pi * fallen)) / 2
 
 
@@ -121,7 +134,7 @@ class WarmupLinear(Schedule):
     def after_warmup(self, done: Array) -> Array:
         """Returns the fraction of the peak."""
         final: float = self.config.final_fraction
-        return 1 - (1 - final) * self._fraction_done(done, self.config.warmup_steps)
+        return 1 - (1 - final) * self._fraction_done(done, self.warmup_steps)
 
 
 class WarmupInverseSqrt(Schedule):
@@ -132,7 +145,7 @@ class WarmupInverseSqrt(Schedule):
 
     def after_warmup(self, done: Array) -> Array:
         """Returns the fraction of the peak."""
-        return jnp.sqrt(max(1, self.config.warmup_steps) / done)
+        return jnp.sqrt(max(1, self.warmup_steps) / done)
 
 
 class WarmupStableDecay(Schedule):
@@ -160,11 +173,13 @@ class WarmupStableDecay(Schedule):
 
     def __init__(self, cfg: Config) -> None:
         super().__init__(cfg)
-        self.decay_start = cfg.total_steps - round(cfg.decay_fraction * cfg.total_steps)
-        if not cfg.warmup_steps <= self.decay_start < cfg.total_steps:
+        fall = cfg.decay_fraction * cfg.total_steps
+        # A tenth of four steps is one of them, so that a recipe can be tried out in as few.
+        self.decay_start = cfg.total_steps - max(round(fall), 1 if fall > 0 else 0)
+        if not self.warmup_steps <= self.decay_start < cfg.total_steps:
             raise ConfigError(
                 f"decay_fraction is {cfg.decay_fraction}, so the rate falls from step "
-                f"{self.decay_start} of {cfg.total_steps}; warmup_steps is {cfg.warmup_steps}",
+                f"{self.decay_start} of {cfg.total_steps}; warmup_steps is {self.warmup_steps}",
                 hint="the fall starts after the warm-up and takes a step at least; "
                 "decay_fraction=0.1 is usual",
             )
@@ -197,12 +212,12 @@ class WarmupPiecewise(Schedule):
 
     def __init__(self, cfg: Config) -> None:
         super().__init__(cfg)
-        rises = all(a < b for a, b in itertools.pairwise((cfg.warmup_steps - 1, *cfg.steps)))
+        rises = all(a < b for a, b in itertools.pairwise((self.warmup_steps - 1, *cfg.steps)))
         if not (rises and cfg.steps and len(cfg.steps) == len(cfg.fractions)):
             raise ConfigError(
                 f"steps are {cfg.steps} and fractions {cfg.fractions}",
                 hint="give as many fractions as steps, one at least; steps rise, from "
-                f"warmup_steps={cfg.warmup_steps} on",
+                f"warmup_steps={self.warmup_steps} on",
             )
 
     def after_warmup(self, done: Array) -> Array:
@@ -210,6 +225,6 @@ class WarmupPiecewise(Schedule):
         cfg = self.config
         steps, fractions = jnp.asarray(cfg.steps, jnp.float32), jnp.asarray((1.0, *cfg.fractions))
         if cfg.interpolation == "linear":
-            first = jnp.asarray([cfg.warmup_steps - 1], jnp.float32)
+            first = jnp.asarray([self.warmup_steps - 1], jnp.float32)
             return jnp.interp(done - 1, jnp.concatenate([first, steps]), fractions)
         return fractions[jnp.searchsorted(steps, done - 1, side="right")]

@@ -46,7 +46,7 @@ def _further(data: DataLoader.Config, *, peak: float) -> Trainer.Config:
         data=data,
         learner=Learner.Config(
             optimizer=AdamW.Config(weight_decay=0.0),
-            schedule=WarmupCosine.Config(peak=peak, warmup_steps=20),
+            schedule=WarmupCosine.Config(peak=peak, warmup_steps=0.04),
         ),
         init_from=BaseModel.Config(),
         max_steps=500,

@@ -43,6 +43,13 @@ def test_an_experiment_survives_being_saved_and_loaded(name):
         assert from_json(to_json(cfg)) == cfg
 
 
+@pytest.mark.parametrize("record", plugin_host().records(Experiment), ids=lambda one: one.name)
+def test_an_experiment_can_be_tried_out_in_few_steps(record):
+    schedule = load_experiment(record.name).learner.schedule
+    for num_steps in (1, 8):
+        assert float(schedule.build(total_steps=num_steps)(0)) > 0 or num_steps == 1
+
+
 def test_no_golden_text_is_left_of_an_experiment_or_a_target_that_is_gone():
     there = {path.relative_to(GOLDENS) for path in GOLDENS.rglob("*.txt")}
     wanted = {golden(name, target) for name in EXPERIMENTS for target in (None, *TARGETS)}

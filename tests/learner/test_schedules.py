@@ -60,6 +60,19 @@ def test_constant_is_constant():
     assert rates(ConstantSchedule.Config(peak=0.25), 3, [0, 1, 99]) == [0.25] * 3
 
 
+@pytest.mark.parametrize(("share", "total", "steps"), [(0.1, 50, 5), (0.1, 8, 1), (0.04, 9, 0)])
+def test_a_share_of_all_steps_is_as_many_as_are_nearest(share, total, steps):
+    shared = WarmupCosine.Config(peak=0.8, warmup_steps=share).build(total_steps=total)
+    counted = WarmupCosine.Config(peak=0.8, warmup_steps=steps).build(total_steps=total)
+    assert [shared(s) for s in range(total)] == [counted(s) for s in range(total)]
+
+
+@pytest.mark.parametrize("share", [1.0, 1.5, -0.1])
+def test_a_share_is_below_one(share):
+    with pytest.raises(ConfigError, match="expected a number of steps, or a share of all that"):
+        WarmupCosine.Config(warmup_steps=share)
+
+
 def test_a_warmup_as_long_as_training_is_an_error():
     with pytest.raises(ConfigError, match="warmup_steps is 5; it must be below the 5 steps of tra"):
         WarmupCosine.Config(warmup_steps=5).build(total_steps=5)
@@ -108,6 +121,12 @@ def test_piecewise_changes_where_that_of_optax_does():
     cfg = WarmupPiecewise.Config(peak=0.5, warmup_steps=0, steps=(3, 7), fractions=(0.1, 0.05))
     theirs = optax.piecewise_constant_schedule(0.5, {3: 0.1, 7: 0.5})
     assert rates(cfg, 12, range(12)) == pytest.approx([float(theirs(s)) for s in range(12)])
+
+
+@pytest.mark.parametrize("total", [1, 2, 4])
+def test_the_fall_of_a_short_run_takes_a_step(total):
+    schedule = WarmupStableDecay.Config(warmup_steps=0.1, peak=0.8).build(total_steps=total)
+    assert [float(schedule(s)) for s in range(total)] == pytest.approx([0.8] * (total - 1) + [0.0])
 
 
 @pytest.mark.parametrize("fraction", [0.0, 0.9, 1.5])

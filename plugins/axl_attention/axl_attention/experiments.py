@@ -43,7 +43,7 @@ def gpt2_small() -> Any:
             "data.batch_size": 512,
             "learner.optimizer.epsilon": 1e-8,
             "learner.schedule.peak": 6e-4,
-            "learner.schedule.warmup_steps": 715,
+            "learner.schedule.warmup_steps": 715 / 572_000,
             "max_steps": 572_000,
             "mesh_rules": tuple(
                 evolve(rule, mesh={"data": -1}) for rule in mesh_rules(small_rows=16, large_rows=64)
@@ -197,8 +197,10 @@ def gpt_oss_20b() -> Any:
 
 
 def _trained(model: Any, changes: dict[str, Any]) -> Any:
-    in_bfloat16 = evolve(model, dtypes=DTypes(compute="bfloat16"))
-    return update_config(llama2_7b(), {"model": in_bfloat16, **changes})
+    in_bfloat16, base = evolve(model, dtypes=DTypes(compute="bfloat16")), llama2_7b()
+    warmup = 2000 / changes.get("max_steps", base.max_steps)
+    changes = {"model": in_bfloat16, "learner.schedule.warmup_steps": warmup, **changes}
+    return update_config(base, changes)
 
 
 def _tokens(first: str | None, last: str) -> dict[str, Any]:

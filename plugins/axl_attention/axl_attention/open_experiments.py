@@ -54,7 +54,7 @@ def smollm3_3b() -> Any:
     rotary positions have the base of the published weights from the beginning.
     """
     steps = 4_747_000
-    schedule = WarmupStableDecay.Config(peak=2e-4, warmup_steps=2000, total_steps=steps)
+    schedule = WarmupStableDecay.Config(peak=2e-4, warmup_steps=2000 / steps)
     changes = {"data.batch_size": 576, "learner.schedule": schedule, "max_steps": steps}
     return _trained(smollm3("3b"), "<|end_of_text|>", changes, rows=(2, 4))
 
@@ -66,7 +66,7 @@ def phi_4() -> Any:
     """
     changes = {
         "data.batch_size": 5760,
-        "learner.schedule": WarmupLinear.Config(peak=3e-4, warmup_steps=2000),
+        "learner.schedule": WarmupLinear.Config(peak=3e-4, warmup_steps=2000 / 424_000),
         "max_steps": 424_000,
     }
     return _trained(phi3("4"), "<|endoftext|>", changes, rows=(1, 2))
@@ -82,7 +82,7 @@ def pythia_6_9b() -> Any:
         "learner.optimizer.epsilon": 1e-8,
         "learner.optimizer.weight_decay": 0.01,
         "learner.schedule.peak": 1.2e-4,
-        "learner.schedule.warmup_steps": 1430,
+        "learner.schedule.warmup_steps": 1430 / 143_000,
         "max_steps": 143_000,
     }
     cfg = _trained(gpt_neox("pythia-6.9b"), "<|endoftext|>", changes, rows=(4, 8))
@@ -96,7 +96,7 @@ def starcoder2_15b() -> Any:
     """
     changes = {
         "learner.optimizer.epsilon": 1e-8,
-        "learner.schedule.warmup_steps": 1000,
+        "learner.schedule.warmup_steps": 1000 / 1_000_000,
         "max_steps": 1_000_000,
     }
     return _trained(starcoder2("15b"), "<|endoftext|>", changes, rows=(1, 2))
@@ -108,7 +108,12 @@ def olmo3_7b() -> Any:
     Source: OLMo Team 2025, "Olmo 3", arXiv:2512.13961, section 3. Differs: as `olmo2-7b`; and the
     stretched positions of global layers are there from the beginning.
     """
-    changes = {"data.seq_len": 8192, "data.batch_size": 512, "max_steps": 1_414_000}
+    changes = {
+        "data.seq_len": 8192,
+        "data.batch_size": 512,
+        "learner.schedule.warmup_steps": 2000 / 1_414_000,
+        "max_steps": 1_414_000,
+    }
     return update_config(olmo2_7b(), {"model": _in_bfloat16(olmo3("7b")), **changes})
 
 
@@ -159,11 +164,12 @@ def _trained(model: Any, end: str, changes: dict[str, Any], *, rows: tuple[int, 
         changes: To `llama2-7b`.
         rows: How many are computed at a time on small and large devices.
     """
-    small, large = rows
+    (small, large), base = rows, llama2_7b()
     return update_config(
-        llama2_7b(),
+        base,
         {
             "model": _in_bfloat16(model),
+            "learner.schedule.warmup_steps": 2000 / changes.get("max_steps", base.max_steps),
             "data.tokenizer.bos_token": None,
             "data.tokenizer.eos_token": end,
             "mesh_rules": mesh_rules(small_rows=small, large_rows=large),
