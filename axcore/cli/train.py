@@ -144,7 +144,7 @@ def _train(
     observers.append(Watchdog() if heartbeat is None else ProgressReports(heartbeat))
     check_host_holds_state(trainer)
     with naming_lost_processes(), _explaining_memory(trainer):
-        result = trainer.run(run, observers, quiet=True, **back)
+        result = trainer.run(run, observers, quiet=True, returns_when_stopped=True, **back)
     if speaks:
         click.echo(goodput.ledger.summary())
     if not result.is_complete:

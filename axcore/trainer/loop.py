@@ -1,6 +1,7 @@
 """`TrainLoop`: the loop. It trains, logs, evaluates and saves in one locked run directory."""
 
 import math
+import signal
 import time
 import warnings
 from collections.abc import Mapping
@@ -44,7 +45,7 @@ from axcore.trainer.run_directory.saved_steps import (
 )
 from axcore.trainer.skipped_steps import SkippedSteps
 from axcore.trainer.step import StepMetrics, TrainState
-from axcore.trainer.stop_signals import StopSignals
+from axcore.trainer.stop_signals import TERMINATED, StopSignals
 from axcore.whole_files import write_whole
 
 if TYPE_CHECKING:
@@ -64,7 +65,8 @@ class TrainResult:
         step: Steps done.
         state: The last state, on the devices.
         validation: Metrics of the last evaluation; empty where there was none.
-        is_complete: Whether all steps are done; otherwise the run can be taken up again.
+        is_complete: Whether all steps are done. Otherwise it was asked to stop: its checkpoint is
+            saved, and the same call resumes it.
         units: Of metrics, by name, as the task says them.
     """
 
@@ -112,12 +114,19 @@ class TrainLoop:
             run.path, budget=cfg.max_rollbacks, window_steps=cfg.budget_window_steps
         )
 
-    def run(self, *, from_step: int | None = None, launch: str = "") -> TrainResult:
+    def run(
+        self, *, from_step: int | None = None, launch: str = "", returns_when_stopped: bool = False
+    ) -> TrainResult:
         """Trains until all steps are done or a signal asks to stop, and saves where it ends.
 
         Args:
             from_step: The checkpoint to resume from, 0 for the start; by default the newest.
             launch: Which launch this start is of; only the first start of one goes back.
+            returns_when_stopped: Whether a request to stop is no exception.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C asked to stop.
+            SystemExit: SIGTERM or a preemption notice did; its code is 143.
         """
         with (
             self.checkpointer,
@@ -134,13 +143,19 @@ class TrainLoop:
             self._report_saved()
             if self.step == self.saved_step:
                 self.snapshots.delete()
+            stopped_by = None if returns_when_stopped else stop.agreed()
         check_is_there(self.directory)
         is_complete = self.step >= self.cfg.max_steps
-        if is_complete and not self.validation:
+        if is_complete and not self.validation and stopped_by is None:
             self.validation = self._evaluated()
         self._phase("idle")
         self.emit(RunFinished(step=self.step, is_complete=is_complete))
         units = self.trainer.task.metric_units()
+        if stopped_by is not None:
+            # A subclass of KeyboardInterrupt would not end the process as Ctrl-C does, and a loop
+            # of a shell around it would continue.
+            is_interrupt = stopped_by is signal.SIGINT
+            raise KeyboardInterrupt if is_interrupt else SystemExit(TERMINATED)
         return TrainResult(self.step, self.state, self.validation, is_complete, units)
 
     # -- Where training starts, and where it goes back to ----------------------------------------
