@@ -91,8 +91,9 @@ def group(traceback: bool) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs `axcore` with `arguments`, or those of the process, and exits.
 
-    An `AxcoreError` ends it with one message and the error's own exit code. Anything else that is
-    raised is a fault of the program and is shown whole.
+    An `AxcoreError` ends it with one message and the error's own exit code. So does an error of the
+    system about a file, with 1. Anything else that is raised is a fault of the program and is shown
+    whole.
     """
     collect_seldom()
     given = sys.argv[1:] if arguments is None else arguments
@@ -108,6 +109,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         else:
             click.echo(error_text(error), err=True)
         _leave(error.exit_code)
+    except OSError as error:
+        if error.filename is None or wants_traceback:
+            traceback.print_exc()
+        else:
+            click.echo(f"{error_text(error)}\n  hint:   --traceback shows where", err=True)
+        _leave(1)
     except Exception as error:
         full = None if wants_traceback else _out_of_memory(error)
         if full is None:
