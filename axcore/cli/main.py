@@ -5,11 +5,13 @@ summaries and imports none of them. See `docs/exit-codes.md` for what `axcore` e
 """
 
 import atexit
+import contextlib
 import gc
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
 import click
@@ -101,7 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if os.environ.get("JAX_PLATFORMS") == "cpu" and not OF_ENGINES.intersection(rest[:1]):
         keep_freed_memory()  # before plugins are loaded, which happens in threads
     try:
-        with WorkLines() as lines, heard_by(lines):
+        with _short_warnings(), WorkLines() as lines, heard_by(lines):
             group.main(args=rest, prog_name="axcore")
     except AxcoreError as error:
         if wants_traceback:
@@ -122,6 +124,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
         else:
             click.echo(error_text(full), err=True)
         _leave(1)
+
+
+@contextlib.contextmanager
+def _short_warnings() -> Iterator[None]:
+    """Shows warnings of axcore without the line of its source that raises them."""
+    before = warnings.formatwarning
+
+    def shown(message: Any, category: Any, filename: str, lineno: int, line: Any = None) -> str:
+        if category is UserWarning or category.__module__.startswith("axcore."):
+            return f"warning: {message}\n"
+        return before(message, category, filename, lineno, line)
+
+    warnings.formatwarning = shown
+    try:
+        yield
+    finally:
+        warnings.formatwarning = before
 
 
 def collect_seldom() -> None:

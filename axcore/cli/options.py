@@ -22,7 +22,7 @@ class OutputPath(click.Path):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Returns the path, where it or a folder above it can be written."""
-        path = Path(super().convert(value, param, ctx))
+        path: Path = Path(os.fsdecode(super().convert(value, param, ctx)))
         there = next(one for one in (path, *path.absolute().parents) if one.exists())
         if there != path and not there.is_dir():
             self.fail(f"{there} is a file, and no folder", param, ctx)

@@ -206,10 +206,11 @@ class TrainLoop:
             step: That checkpoint and no other.
             at_or_before: The newest whole one that is not newer.
         """
-        self._phase("restore")
+        is_first = step is None and at_or_before is None
+        self._phase("start" if is_first else "restore")
         self.state = None  # makes room for the one to come
         self.pending.clear()
-        if step is None and at_or_before is None:
+        if is_first:
             self.state, self.step = self.trainer.first_state(), 0
         else:
             restored = self.checkpointer.restore(

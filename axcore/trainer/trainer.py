@@ -35,6 +35,7 @@ from axcore.trainer.callbacks.writers import DEFAULT_WRITER
 from axcore.trainer.checks import (
     check_gradient_norms,
     check_kernel_names,
+    check_libraries,
     check_micro_batches,
     check_writers_and_observers,
 )
@@ -46,6 +47,7 @@ from axcore.trainer.quantization_checks import check_quantization_schemes
 from axcore.trainer.resolve import ResolvedConfig, check_is_resolved, resolve
 from axcore.trainer.run_directory.consistency_check import check_processes_agree
 from axcore.trainer.run_directory.run_lock import locked_run_directory
+from axcore.trainer.run_directory.saved_steps import check_max_steps
 from axcore.trainer.state_shardings import gradient_split
 from axcore.trainer.step import TrainState, TrainStep
 from axcore.trainer.task import task_of
@@ -238,6 +240,8 @@ class Trainer(Configurable):
         Raises:
             KeyboardInterrupt: Ctrl-C asked to stop, and the run is saved.
             SystemExit: SIGTERM or a preemption notice did; its code is 143.
+            ConfigError: The run has made more than `max_steps`, or a writer or observer needs a
+                library that is not installed.
             PluginError: A plugin is broken, or processes of the run are not made alike.
             ProcessError: A process of the run was lost, or did not come in time.
             DataError: The data cannot be read.
@@ -249,6 +253,8 @@ class Trainer(Configurable):
                 went back too often, or a metric writer failed.
         """
         plugin_host().require_healthy()
+        check_libraries(self.config)
+        check_max_steps(Path(directory), self.config.max_steps, from_step)
         if self.config.init_from is not None:
             self.config.init_from.build()
         self.data.summary()

@@ -10,8 +10,8 @@ from quick_flags import quick_environment
 
 from axcore.checkpoint import CheckpointWarning, DamagedCheckpointError
 from axcore.config import evolve
-from axcore.errors import CheckpointError, DataError
-from axcore.trainer import Evaluated, RunFinished, RunStarted, StepsDone
+from axcore.errors import CheckpointError, ConfigError, DataError
+from axcore.trainer import Evaluated, PhaseStarted, RunFinished, RunStarted, StepsDone
 
 
 def stop_at(step, *numbers):
@@ -112,6 +112,37 @@ def test_a_signal_ends_a_sweep(tmp_path, number, code):
     assert ended.returncode == code
     assert (tmp_path / "first/checkpoints/step_00000001").is_dir()
     assert not (tmp_path / "second").exists()
+
+
+@pytest.mark.slow
+def test_fewer_steps_than_are_done_are_refused_and_change_nothing(
+    toy_config, one_device, whole_run
+):
+    directory, _ = whole_run
+    before = contents(directory)
+    shorter = one_device(evolve(toy_config, max_steps=8))
+    with pytest.raises(ConfigError, match="max_steps is 8, and the run resumes from step 12"):
+        shorter.run(directory)
+    assert contents(directory) == before
+
+
+@pytest.mark.slow
+def test_the_first_state_is_part_of_the_start_and_no_restore(toy_trainer, whole_run, tmp_path):
+    def labels_of(directory, **options):
+        found = []
+
+        def observer(event):
+            if isinstance(event, PhaseStarted):
+                found.append(event.label)
+
+        observer.sees_phases = True
+        toy_trainer.run(directory, [observer], **options)
+        return found
+
+    stopping = tmp_path / "run"
+    toy_trainer.run(stopping, [stop_at(4, signal.SIGINT)], returns_when_stopped=True)
+    assert "restore" in labels_of(stopping)
+    assert "restore" not in labels_of(tmp_path / "new")
 
 
 @pytest.mark.slow
