@@ -35,7 +35,13 @@ from axcore.resilience.compile_cache import cache_folder
 @options.modify
 @options.overrides
 @options.as_json
-@click.option("--html", "page", metavar="FILE", help="Also write the report as a page.")
+@click.option(
+    "--html",
+    "page",
+    type=options.OutputPath(),
+    metavar="FILE",
+    help="Also write the report as a page.",
+)
 @click.option("--search", "searches", is_flag=True, help="Find the fastest change that fits.")
 @serving_options
 def aot(
@@ -44,7 +50,7 @@ def aot(
     changes: tuple[str, ...],
     overrides: tuple[str, ...],
     as_json: bool,
-    page: str | None,
+    page: Path | None,
     searches: bool,
     serves: bool,
     **wanted: Any,
@@ -83,7 +89,7 @@ def aot(
     if report is None:
         raise AotError(attempts[0].reason, where=f"target {hardware.name}")
     if page is not None:
-        Path(page).write_text(report_page(report), encoding="utf-8")
+        options.write_output(page, report_page(report))
     if as_json:
         found = {"search": search_fields(attempts)} if attempts else {}
         click.echo(json.dumps({**json.loads(report.to_json()), **found}, indent=2))

@@ -124,8 +124,7 @@ def golden(
 
     text = render_config(load_config(experiment, overrides, target))
     if write:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text, encoding="utf-8")
+        options.write_output(file, text)
         return
     if not file.exists():
         raise ConfigError("there is no golden file", where=str(file), hint="write it with --write")

@@ -57,7 +57,7 @@ def explore(
 
 @click.command()
 @options.experiment
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write it there.")
+@click.option("--out", type=options.OutputPath(), help="Write it there.")
 @options.modify
 @options.overrides
 @options.target
@@ -76,7 +76,7 @@ def schema(
     if out is None:
         click.echo(text)
     else:
-        out.write_text(text + "\n", encoding="utf-8")
+        options.write_output(out, text + "\n")
 
 
 def _below(cfg: Any, at: str, depth: int | None) -> Iterator[Field]:

@@ -60,7 +60,7 @@ def build(
 @data.command()
 @click.argument("store", type=click.Path(path_type=Path))
 @options.as_json
-@click.option("--html", type=click.Path(path_type=Path), help="Write a picture of a batch there.")
+@click.option("--html", type=options.OutputPath(), help="Write a picture of a batch there.")
 @click.option("--rows", default=12, show_default=True, type=click.IntRange(1), help="Of the batch.")
 @click.option("--seq-len", default=512, show_default=True, type=click.IntRange(1), help="Of a row.")
 @click.option("--packing", type=click.Choice(PACKINGS), default=PACKINGS[0], show_default=True)
@@ -176,7 +176,7 @@ def _write_picture(store: Path, html: Path, *, rows: int, **fields: Any) -> None
     ).build()
     title = f"{store} · {manifest.source} · {fields['packing']}"
     page = packed_batch_html(next(data.train()), data.tokenizer, title=title)
-    html.write_text(page, encoding="utf-8")
+    options.write_output(html, page)
     click.echo(f"{html}: {rows} rows of {fields['seq_len']} tokens")
 
 

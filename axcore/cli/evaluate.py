@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 )
 @click.option("--limit", type=click.IntRange(1), help="Only so many samples of each task.")
 @click.option("--num-shots", type=click.IntRange(0), help="Solved examples before each question.")
-@click.option("--output", type=click.Path(path_type=Path), help="Where results are kept.")
+@click.option(
+    "--output", type=options.OutputPath(is_folder=True), help="Folder where results are kept."
+)
 @click.option("--restart", is_flag=True, help="Ask everything again, whatever is kept.")
 @click.option("--rows", default=16, show_default=True, help="Answers that are drawn at once.")
 @click.option("--timeout", default=600.0, show_default=True, help="Seconds for an answer at most.")
@@ -41,11 +43,12 @@ def evaluate(model: str, tasks: tuple[str, ...], as_json: bool, **rest: Any) -> 
     if not tasks:
         _print_validation_loss(model, rest["step"], rest["trust_code"], as_json=as_json)
         return
-    from axcore.evaluation import directory_of, evaluate_tasks, find_tasks, identity_of
+    from axcore.evaluation import check_tasks, directory_of, evaluate_tasks, find_tasks, identity_of
     from axcore.evaluation.opening import engine_model
     from axcore.runs import open_model
 
     found = find_tasks(tasks, _overrides(tasks, rest))
+    check_tasks(found)
     how = {name: rest[name] for name in ("step", "trust_code", "allow_unknown_fields")}
     opened = open_model(model, **how)
     run = None if opened.step is None else Path(model)

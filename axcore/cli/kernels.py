@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from axcore.cli import options
 from axcore.config import name_the_known
 from axcore.errors import KernelError
 from axcore.plugins import Hardware, HardwareFamily, Op, plugin_host
@@ -96,7 +97,7 @@ def _plugins_of_other_hardware(hardware: Hardware) -> set[str]:
 @click.option(
     "--out",
     metavar="FILE",
-    type=click.Path(path_type=Path),
+    type=options.OutputPath(),
     help="The table to write; by default the plugin's own.",
 )
 def tune(kernel: str, cases: tuple[str, ...], dtype: str, repeats: int, out: Path | None) -> None:

@@ -5,11 +5,13 @@ summaries and imports none of them. See `docs/exit-codes.md` for what `axcore` e
 """
 
 import atexit
+import contextlib
 import gc
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
 import click
@@ -91,8 +93,9 @@ def group(traceback: bool) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs `axcore` with `arguments`, or those of the process, and exits.
 
-    An `AxcoreError` ends it with one message and the error's own exit code. Anything else that is
-    raised is a fault of the program and is shown whole.
+    An `AxcoreError` ends it with one message and the error's own exit code. So does an error of the
+    system about a file, with 1. Anything else that is raised is a fault of the program and is shown
+    whole.
     """
     collect_seldom()
     given = sys.argv[1:] if arguments is None else arguments
@@ -100,7 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if os.environ.get("JAX_PLATFORMS") == "cpu" and not OF_ENGINES.intersection(rest[:1]):
         keep_freed_memory()  # before plugins are loaded, which happens in threads
     try:
-        with WorkLines() as lines, heard_by(lines):
+        with _short_warnings(), WorkLines() as lines, heard_by(lines):
             group.main(args=rest, prog_name="axcore")
     except AxcoreError as error:
         if wants_traceback:
@@ -108,6 +111,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         else:
             click.echo(error_text(error), err=True)
         _leave(error.exit_code)
+    except OSError as error:
+        if error.filename is None or wants_traceback:
+            traceback.print_exc()
+        else:
+            click.echo(f"{error_text(error)}\n  hint:   --traceback shows where", err=True)
+        _leave(1)
     except Exception as error:
         full = None if wants_traceback else _out_of_memory(error)
         if full is None:
@@ -115,6 +124,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
         else:
             click.echo(error_text(full), err=True)
         _leave(1)
+
+
+@contextlib.contextmanager
+def _short_warnings() -> Iterator[None]:
+    """Shows warnings of axcore without the line of its source that raises them."""
+    before = warnings.formatwarning
+
+    def shown(message: Any, category: Any, filename: str, lineno: int, line: Any = None) -> str:
+        if category is UserWarning or category.__module__.startswith("axcore."):
+            return f"warning: {message}\n"
+        return before(message, category, filename, lineno, line)
+
+    warnings.formatwarning = shown
+    try:
+        yield
+    finally:
+        warnings.formatwarning = before
 
 
 def collect_seldom() -> None:

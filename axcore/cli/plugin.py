@@ -5,6 +5,7 @@ from pathlib import Path
 
 import click
 
+from axcore.cli import options
 from axcore.cli.plugin_files import KINDS, NewPlugin
 
 
@@ -22,7 +23,7 @@ def plugin() -> None:
     "--dir",
     "directory",
     metavar="DIR",
-    type=click.Path(path_type=Path),
+    type=options.OutputPath(is_folder=True),
     help="Folder to write; by default one of the package's name.",
 )
 def new(name: str, kind: str, directory: Path | None) -> None:

@@ -20,7 +20,7 @@ _HEADER = ("MODULE", "MS A STEP", "BACKWARD", "SHARE")
 @click.command()
 @click.argument("arguments", nargs=-1, required=True, metavar="RUN | compare RUN RUN")
 @click.option("--top", default=12, show_default=True, help="Number of lines of each table.")
-@click.option("--html", type=click.Path(path_type=Path), help="Write a page about it there.")
+@click.option("--html", type=options.OutputPath(), help="Write a page about it there.")
 @options.trust_code
 @options.as_json
 def profile(
@@ -64,7 +64,6 @@ def _write_page(places: tuple[str, ...], path: Path, *, trust_code: bool) -> Non
     from datetime import UTC, datetime
 
     from axcore.report.run_page import run_page_html
-    from axcore.whole_files import write_whole
 
     found = [_read(place, trust_code=trust_code) for place in places]
     runs = [
@@ -72,7 +71,7 @@ def _write_page(places: tuple[str, ...], path: Path, *, trust_code: bool) -> Non
         for place, one in zip(places, found, strict=True)
     ]
     written = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
-    write_whole(path, run_page_html(runs, written=written, part="profile"))
+    options.write_output(path, run_page_html(runs, written=written, part="profile"))
     click.echo(str(path))
 
 

@@ -44,8 +44,7 @@ def rehearse(
     plugin_host().require_healthy()
     run = Path(directory or f"runs/{Path(experiment).stem}-rehearsal")
     file = run.with_name(f"{run.name}.yaml")
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(to_yaml(_with_plan(experiment, plan, changes, overrides)), encoding="utf-8")
+    options.write_output(file, to_yaml(_with_plan(experiment, plan, changes, overrides)))
     words = ["launch", "local", str(file), "-n", str(processes), "--supervise", f"--dir={run}"]
     words += [f"--target={target}"] if target else []
     code = subprocess.run([sys.executable, "-m", "axcore", *words], check=False).returncode

@@ -18,13 +18,14 @@ COMPARISON_NAME = "comparison.html"
 @click.option(
     "--out",
     metavar="FILE",
+    type=options.OutputPath(),
     help=f"Where to write; by default RUN/{REPORT_NAME}, of several runs {COMPARISON_NAME}.",
 )
 @click.option("--open", "opens", is_flag=True, help="Show the page in a browser.")
 @options.trust_code
 @options.as_json
 def report(
-    runs: tuple[str, ...], out: str | None, opens: bool, trust_code: bool, as_json: bool
+    runs: tuple[str, ...], out: Path | None, opens: bool, trust_code: bool, as_json: bool
 ) -> None:
     """Write a page about RUN, or about several runs beside each other.
 
@@ -47,6 +48,7 @@ def write_report(
 
     Raises:
         CheckpointError: A directory is no run.
+        ConfigError: The page cannot be written.
     """
     from datetime import UTC, datetime
 
@@ -54,10 +56,8 @@ def write_report(
 
     from axcore.report.run_page import run_page_html
     from axcore.runs import run_facts
-    from axcore.whole_files import write_whole
 
     facts = [attrs.asdict(run_facts(one, trust_code=trust_code)) for one in directories]
     written = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, run_page_html(facts, written=written).encode())
+    options.write_output(path, run_page_html(facts, written=written))
     return facts

@@ -10,7 +10,7 @@ from axcore.cli import options
 from axcore.cli.terminal_text import escape_control_characters
 from axcore.errors import CheckpointError
 from axcore.report.table import columns
-from axcore.resilience.run_summary import RunSummary, find_runs, story, summarise_run
+from axcore.resilience.run_summary import RunSummary, find_runs, starts, story, summarise_run
 
 _HEADER = ("RUN", "STATE", "STEP", "GOODPUT", "LAST CAUSE OF DEATH")
 
@@ -25,7 +25,12 @@ def runs(arguments: tuple[str, ...], as_json: bool) -> None:
     elif len(arguments) > 1:
         raise click.UsageError("name one folder, or `why` and a run directory")
     else:
-        _list(Path(arguments[0] if arguments else "runs"), as_json=as_json)
+        folder = Path(arguments[0] if arguments else "runs")
+        if arguments and not folder.is_dir():
+            raise CheckpointError(
+                "there is no such folder", where=str(folder), hint="name the folder that holds runs"
+            )
+        _list(folder, as_json=as_json)
 
 
 def _list(folder: Path, *, as_json: bool) -> None:
@@ -46,11 +51,11 @@ def _row(one: RunSummary) -> tuple[str, ...]:
 
 
 def _why(directory: Path) -> None:
-    lines = story(directory)
+    lines = story(directory) or starts(directory)
     if not lines:
         raise CheckpointError(
-            "there are no events to look at",
+            "the directory is not a run: there are no events, and no starts, to look at",
             where=str(directory),
-            hint="name a run directory with an events.jsonl, as a supervised run has",
+            hint="name a directory that training made, such as runs/tiny",
         )
     click.echo(escape_control_characters("\n".join(lines)))

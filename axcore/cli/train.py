@@ -17,7 +17,7 @@ from axcore.cli.interrupts import INTERRUPTED, exits_on_interrupt
 from axcore.cli.processes import is_hosted, join, process_info_of, process_options
 from axcore.cli.target import check_present, use_target
 from axcore.cli.terminal_text import escape_control_characters
-from axcore.errors import ProcessError
+from axcore.errors import ConfigError, ProcessError
 from axcore.launch import ProcessInfo
 from axcore.launch.job import default_run_directory
 from axcore.launch.launch_id import launch_of
@@ -144,7 +144,7 @@ def _train(
     observers.append(Watchdog() if heartbeat is None else ProgressReports(heartbeat))
     check_host_holds_state(trainer)
     with naming_lost_processes(), _explaining_memory(trainer):
-        result = trainer.run(run, observers, quiet=True, **back)
+        result = trainer.run(run, observers, quiet=True, returns_when_stopped=True, **back)
     if speaks:
         click.echo(goodput.ledger.summary())
     if not result.is_complete:
@@ -219,7 +219,7 @@ def _write_report(run: Path) -> None:
 
     try:
         write_report((run,), run / REPORT_NAME)
-    except OSError as error:  # the run itself is whole
+    except ConfigError as error:  # the run itself is whole
         click.echo(f"no report: {error}", err=True)
     else:
         click.echo(f"report: {run / REPORT_NAME}")

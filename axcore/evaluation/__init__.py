@@ -6,6 +6,7 @@ from axcore.evaluation.engine_model import EngineModel
 from axcore.evaluation.estimates import Estimate
 from axcore.evaluation.evaluate import (
     ModelIdentity,
+    check_tasks,
     directory_of,
     evaluate_tasks,
     identity_of,
@@ -52,6 +53,7 @@ __all__ = [
     "TextLikelihood",
     "Written",
     "WrittenAnswer",
+    "check_tasks",
     "directory_of",
     "evaluate_tasks",
     "find_tasks",

@@ -12,9 +12,9 @@ import jax
 import numpy as np
 
 from axcore.checkpoint.lock import FileLock
-from axcore.config import digest, evolve
+from axcore.config import REQUIRED, digest, evolve, field_names
 from axcore.config.json_files import read_json
-from axcore.errors import DataError
+from axcore.errors import ConfigError, DataError
 from axcore.evaluation.kept_answers import RESTART
 from axcore.evaluation.questions import LanguageModel
 from axcore.evaluation.scored_task import ScoredTask
@@ -77,6 +77,7 @@ def evaluate_tasks(
             sample that counts.
         CheckpointError: Another process writes to the directory.
     """
+    check_tasks(tasks)
     folder = Path(directory)
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / "lock", doing="keeping answers")
@@ -91,6 +92,33 @@ def evaluate_tasks(
             found[run.name] = run.run(model)
             report(found[run.name])
     return found
+
+
+def check_tasks(tasks: Mapping[str, ScoredTask.Config]) -> None:
+    """Checks what can be known of tasks without a model: that there are samples to ask.
+
+    Raises:
+        ConfigError: A task lacks the path of its samples.
+        DataError: The samples cannot be read, or there are too few of them.
+    """
+    for name, cfg in tasks.items():
+        for part in ("samples", "shots"):
+            _check_is_set(f"{name}.{part}", getattr(cfg, part))
+        task = cfg.build()
+        if next(iter(task.samples()), None) is None:
+            raise DataError("the task has no samples", where=name)
+        task.solved()
+
+
+def _check_is_set(where: str, source: Any) -> None:
+    missing = (
+        [one for one in field_names(source) if getattr(source, one) is REQUIRED] if source else []
+    )
+    if missing:
+        name, path = where.partition(".")[0], f"{where}.{missing[0]}"
+        is_path = where.endswith(".samples") and missing == ["path"]
+        hint = f"--tasks {name}:FILE, or --set {path}=FILE" if is_path else f"--set {path}=..."
+        raise ConfigError(f"{missing[0]} is not set", where=path, hint=hint)
 
 
 def _forget(folder: Path, names: Iterable[str]) -> None:
@@ -115,7 +143,8 @@ def _check_is_same(
         )
     digests = {name: _task_digest(cfg) for name, cfg in tasks.items()}
     for name, one in digests.items():
-        has_answers = (folder / f"{name}.samples.jsonl").exists()
+        file_of = folder / f"{name}.samples.jsonl"
+        has_answers = file_of.exists() and file_of.stat().st_size > 0
         if has_answers and kept["tasks"].get(name) != one:
             raise DataError(
                 f"the answers there are to another {name}: its config was changed",

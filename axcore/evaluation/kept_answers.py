@@ -2,10 +2,11 @@
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import IO, Any, Self
 
 import attrs
 
@@ -19,7 +20,7 @@ class KeptAnswers:
     """A line of JSON for each sample, in their order.
 
     Args:
-        path: The file; made where it is absent. A last line that was cut short is dropped.
+        path: The file; made with the first line. A last line that was cut short is dropped.
 
     Raises:
         DataError: A line is damaged.
@@ -29,9 +30,9 @@ class KeptAnswers:
         self._path = path
         self.lines: dict[int, dict[str, Any]] = {}
         whole = self._read() if path.exists() else b""
-        self._file = path.open("r+b" if path.exists() else "w+b")
-        self._file.truncate(len(whole))
-        self._file.seek(len(whole))
+        self._file: IO[bytes] | None = None
+        if path.exists():
+            os.truncate(path, len(whole))
 
     def __enter__(self) -> Self:
         return self
@@ -42,7 +43,8 @@ class KeptAnswers:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
 
     def find(self, index: int, asked: str) -> Mapping[str, Any] | None:
         """Returns the line of a sample, if it was answered.
@@ -65,6 +67,8 @@ class KeptAnswers:
 
     def add(self, line: Mapping[str, Any]) -> None:
         """Appends the line of a sample and hands it to the operating system."""
+        if self._file is None:
+            self._file = self._path.open("ab")
         self._file.write(json.dumps(line, ensure_ascii=False).encode("utf-8") + b"\n")
         self._file.flush()
 

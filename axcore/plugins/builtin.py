@@ -486,21 +486,26 @@ def metric_writers() -> Iterator[MetricWriter]:
         fn=Ref("axcore.trainer.callbacks.metrics:json_lines"),
         summary="metrics.jsonl in the run directory, an object a line",
     )
-    for name, summary in (
-        ("tensorboard", "event files in the run directory, for TensorBoard"),
-        ("wandb", "Weights & Biases, under the run's own id"),
+    for name, library, summary in (
+        ("tensorboard", "tensorboardX", "event files in the run directory, for TensorBoard"),
+        ("wandb", "wandb", "Weights & Biases, under the run's own id"),
         (
             "prometheus",
+            "",
             "metrics.prom in the run directory: newest values, for a collector of files",
         ),
     ):
         yield MetricWriter(
-            name=name, fn=Ref(f"axcore.trainer.callbacks.boards:{name}"), summary=summary
+            name=name,
+            fn=Ref(f"axcore.trainer.callbacks.boards:{name}"),
+            summary=summary,
+            library=library,
         )
     yield MetricWriter(
         name="mlflow",
         fn=Ref("axcore.trainer.callbacks.mlflow_writer:mlflow"),
         summary="MLflow, on its server or as files in the run directory",
+        library="mlflow",
     )
 
 
@@ -516,6 +521,7 @@ def observers() -> Iterator[RunObserver]:
         name="opentelemetry",
         fn=Ref("axcore.trainer.callbacks.traces:Traces"),
         summary="Spans of the run, its steps, saves and evaluations, by OTLP",
+        library="opentelemetry",
     )
 
 

@@ -15,6 +15,7 @@ from axcore.resilience.ledger_file import read_ledger
 
 _LOCK, _CONFIG, _METRICS = "axcore.lock", "config.json", "metrics.jsonl"
 _STOPPED_EARLY = "stopped_early.json"
+_HISTORY = "run_history.jsonl"
 _TAIL_BYTES = 1 << 16
 _DEATHS = ("process_lost", "hang")
 
@@ -73,6 +74,23 @@ def story(directory: Path) -> list[str]:
     return [*lines, *logged.damaged]
 
 
+def starts(directory: Path) -> list[str]:
+    """Returns when a run started, and its state, for one that no supervisor watched."""
+    path = directory / _HISTORY
+    lines = path.read_bytes().splitlines() if path.exists() else []
+    found = [(_value(line, "time"), _value(line, "step")) for line in lines]
+    if not found:
+        return []
+    one = summarise_run(directory)
+    ends = {"done": "it is done", "running": "it is running"}
+    end = ends.get(one.state, "it stopped, and the same command resumes it")
+    return [
+        *(f"{_clock(str(time))}  started at step {step}" for time, step in found),
+        f"the newest metrics are of step {one.last_step or 0} of {one.max_steps}: {end}",
+        "no supervisor watched it: why a process ended is only in what the process printed",
+    ]
+
+
 _SENTENCES = {
     "processes_started": "attempt {attempt}: processes {pids} started",
     "stepping": "all processes make steps, {seconds} s after their start, at step {step}",
@@ -121,11 +139,15 @@ def _max_steps(directory: Path) -> int | None:
     return _number(path.read_bytes(), "max_steps") if path.exists() else None
 
 
-def _number(text: bytes, name: str) -> int | None:
+def _value(text: bytes, name: str) -> Any:
     try:
-        value = json.loads(text)[name]
+        return json.loads(text)[name]
     except (ValueError, KeyError, TypeError):
         return None
+
+
+def _number(text: bytes, name: str) -> int | None:
+    value = _value(text, name)
     return value if isinstance(value, int) else None
 
 

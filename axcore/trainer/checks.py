@@ -1,11 +1,13 @@
 """What a trainer checks before it starts: numbers that do not go together, and unknown names."""
 
+import importlib.util
 import math
 from collections.abc import Iterator
 from typing import Any
 
 from axcore.config import name_the_known
 from axcore.errors import ConfigError
+from axcore.extras import EXTRAS
 from axcore.module import BatchSpec
 from axcore.plugins import Kernel, MetricWriter, Op, Record, RunObserver, plugin_host
 
@@ -64,6 +66,25 @@ def check_writers_and_observers(cfg: Any) -> None:
     problems = [*writers, *_wrong_names(cfg, "observers", RunObserver)]
     if problems:
         raise ConfigError("\n".join(problems), hint="`axcore plugins -v` lists what is installed")
+
+
+def check_libraries(cfg: Any) -> None:
+    """Checks that what a config's writers and observers need is installed, before data is read.
+
+    Raises:
+        ConfigError: A library is missing.
+    """
+    host = plugin_host()
+    for record in (*host.records(MetricWriter), *host.records(RunObserver)):
+        field = "writers" if isinstance(record, MetricWriter) else "observers"
+        library = record.library if record.key in getattr(cfg, field) else ""
+        if library and importlib.util.find_spec(library) is None:
+            package = f'"axcore[{EXTRAS[library]}]"' if library in EXTRAS else library
+            raise ConfigError(
+                f"the {record.kind} {record.key!r} needs {library}, which is not installed",
+                where=field,
+                hint=f"pip install {package}",
+            )
 
 
 def _wrong_names(cfg: Any, field: str, kind: type[Record]) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import signal
 import time
 import warnings
 from collections.abc import Mapping
@@ -45,7 +46,7 @@ from axcore.trainer.run_directory.saved_steps import (
 )
 from axcore.trainer.skipped_steps import SkippedSteps
 from axcore.trainer.step import StepMetrics, TrainState
-from axcore.trainer.stop_signals import StopSignals
+from axcore.trainer.stop_signals import TERMINATED, StopSignals
 from axcore.whole_files import write_whole
 
 if TYPE_CHECKING:
@@ -66,8 +67,8 @@ class TrainResult:
         step: Steps done.
         state: The last state, on the devices.
         validation: Metrics of the last evaluation; empty where there was none.
-        is_complete: Whether all steps are done, or a guard ended the run; otherwise the run can be
-            taken up again.
+        is_complete: Whether all steps are done, or a guard ended the run. Otherwise it was asked to
+            stop: its checkpoint is saved, and the same call resumes it.
         units: Of metrics, by name, as the task says them.
         stop_reason: Why a guard ended the run before its last step; "" where none did.
     """
@@ -119,12 +120,19 @@ class TrainLoop:
             run.path, budget=cfg.max_rollbacks, window_steps=cfg.budget_window_steps
         )
 
-    def run(self, *, from_step: int | None = None, launch: str = "") -> TrainResult:
+    def run(
+        self, *, from_step: int | None = None, launch: str = "", returns_when_stopped: bool = False
+    ) -> TrainResult:
         """Trains until all steps are done or a signal asks to stop, and saves where it ends.
 
         Args:
             from_step: The checkpoint to resume from, 0 for the start; by default the newest.
             launch: Which launch this start is of; only the first start of one goes back.
+            returns_when_stopped: Whether a request to stop is no exception.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C asked to stop.
+            SystemExit: SIGTERM or a preemption notice did; its code is 143.
         """
         with (
             self.checkpointer,
@@ -141,15 +149,21 @@ class TrainLoop:
             self._report_saved()
             if self.step == self.saved_step:
                 self.snapshots.delete()
+            stopped_by = None if returns_when_stopped else stop.agreed()
         check_is_there(self.directory)
         is_complete = self.step >= self.cfg.max_steps or bool(self.stop_reason)
         self._keep_stop_reason()
-        if is_complete and not self.validation:
+        if is_complete and not self.validation and stopped_by is None:
             self.validation = self._evaluated()
         self._phase("idle")
         self.emit(
             RunFinished(step=self.step, is_complete=is_complete, stop_reason=self.stop_reason)
         )
+        if stopped_by is not None:
+            # A subclass of KeyboardInterrupt would not end the process as Ctrl-C does, and a loop
+            # of a shell around it would continue.
+            is_interrupt = stopped_by is signal.SIGINT
+            raise KeyboardInterrupt if is_interrupt else SystemExit(TERMINATED)
         return TrainResult(
             self.step,
             self.state,
@@ -207,10 +221,11 @@ class TrainLoop:
             step: That checkpoint and no other.
             at_or_before: The newest whole one that is not newer.
         """
-        self._phase("restore")
+        is_first = step is None and at_or_before is None
+        self._phase("start" if is_first else "restore")
         self.state = self.policy.state = None  # makes room for the one to come
         self.pending.clear()
-        if step is None and at_or_before is None:
+        if is_first:
             self.state, self.step = self.trainer.first_state(), 0
         else:
             restored = self.checkpointer.restore(

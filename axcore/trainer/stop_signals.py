@@ -12,6 +12,9 @@ from typing import Any, Self
 
 from axcore.distributed import all_gather_str, process_count
 
+TERMINATED = 128 + signal.SIGTERM
+"""What a shell sees of a process that SIGTERM ended."""
+
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -60,6 +63,17 @@ class StopSignals:
         steps_per_s = float(answers[0].split()[1])
         self._ask_next = step + min(_MOST_STEPS, max(1, int(AGREE_EVERY_S * steps_per_s)))
         return any(answer.startswith("1") for answer in answers)
+
+    def agreed(self) -> signal.Signals | None:
+        """Returns which signal asked to stop, the same one in every process; None if none did.
+
+        A notice counts as SIGTERM. Every process must call it.
+        """
+        own = self.requested or (signal.SIGTERM if self._is_noticed() else None)
+        name = own.name if own else ""
+        names = [name] if process_count() == 1 else all_gather_str("who asked to stop", name)
+        asked = [one for one in names if one]
+        return signal.Signals[asked[0]] if asked else None
 
     def _is_asked(self) -> bool:
         return self.requested is not None or self._is_noticed()

@@ -35,6 +35,7 @@ from axcore.trainer.callbacks.writers import DEFAULT_WRITER
 from axcore.trainer.checks import (
     check_gradient_norms,
     check_kernel_names,
+    check_libraries,
     check_micro_batches,
     check_writers_and_observers,
 )
@@ -46,6 +47,7 @@ from axcore.trainer.quantization_checks import check_quantization_schemes
 from axcore.trainer.resolve import ResolvedConfig, check_is_resolved, resolve
 from axcore.trainer.run_directory.consistency_check import check_processes_agree
 from axcore.trainer.run_directory.run_lock import locked_run_directory
+from axcore.trainer.run_directory.saved_steps import check_max_steps
 from axcore.trainer.state_shardings import gradient_split
 from axcore.trainer.step import TrainState, TrainStep
 from axcore.trainer.task import task_of
@@ -213,12 +215,14 @@ class Trainer(Configurable):
         quiet: bool = False,
         from_step: int | None = None,
         launch: str = "",
+        returns_when_stopped: bool = False,
     ) -> TrainResult:
         """Trains until `max_steps`, and returns the last state.
 
         The directory is locked for this config. Where it holds a checkpoint the run resumes from
-        there, bit by bit as if it had never stopped. Ctrl-C or SIGTERM ends the run after the
-        present step with a checkpoint; a second one ends it at once. What is wrong with plugins,
+        there, bit by bit as if it had never stopped. Ctrl-C, SIGTERM or a preemption notice ends
+        the run after the present step with a checkpoint, and is then raised, so that what follows
+        in a script does not run; a second signal ends the run at once. What is wrong with plugins,
         data, shardings or kernels shows before anything is written.
 
         Args:
@@ -230,8 +234,14 @@ class Trainer(Configurable):
                 default the newest.
             launch: Which launch this start is of. Of all starts of one, only the first goes back to
                 `from_step`; the others resume from the newest checkpoint.
+            returns_when_stopped: Whether a request to stop makes this return, with a result that
+                is not complete and whose `validation` may be empty, rather than raise.
 
         Raises:
+            KeyboardInterrupt: Ctrl-C asked to stop, and the run is saved.
+            SystemExit: SIGTERM or a preemption notice did; its code is 143.
+            ConfigError: The run has made more than `max_steps`, or a writer or observer needs a
+                library that is not installed.
             PluginError: A plugin is broken, or processes of the run are not made alike.
             ProcessError: A process of the run was lost, or did not come in time.
             DataError: The data cannot be read.
@@ -243,6 +253,8 @@ class Trainer(Configurable):
                 went back too often, or a metric writer failed.
         """
         plugin_host().require_healthy()
+        check_libraries(self.config)
+        check_max_steps(Path(directory), self.config.max_steps, from_step)
         if self.config.init_from is not None:
             self.config.init_from.build()
         self.data.summary()
@@ -256,7 +268,9 @@ class Trainer(Configurable):
             shown = () if quiet or not is_process_zero() else (_progress_on_stderr(),)
             ahead = PrefetchedBatches(batches, ahead=self.config.prefetch_batches)
             loop = TrainLoop(self, ahead, locked, Observers((*shown, *observers, *named)))
-            return loop.run(from_step=from_step, launch=launch)
+            return loop.run(
+                from_step=from_step, launch=launch, returns_when_stopped=returns_when_stopped
+            )
 
     def first_state(self) -> TrainState:
         """Returns the state before the first step: random, or from the weights of `init_from`.

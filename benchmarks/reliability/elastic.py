@@ -69,7 +69,7 @@ def work(address: str, count: str, index: str, scratch: str, run: str, stop_at: 
         config_of(f"{scratch}/text"),
         {"data.batch_size": 12, "data.seq_len": 32, "mesh": {"data": -1}, "guards": (rows,)},
     )
-    cfg.build().run(f"{scratch}/{run}", [stop], quiet=True)
+    cfg.build().run(f"{scratch}/{run}", [stop], quiet=True, returns_when_stopped=True)
 
 
 def main() -> None:

@@ -55,6 +55,12 @@ def test_help_shows_every_command_with_its_summary_and_imports_no_jax():
         assert record.summary.split()[-1] in ran.stdout
 
 
+def test_a_warning_is_one_line_without_the_place_in_the_source(tmp_path):
+    body = "import warnings, click\n@click.command()\ndef acme(): warnings.warn('it is odd')\n"
+    ran = axcore("acme", path=command_plugin(tmp_path, body))
+    assert (ran.returncode, ran.stderr) == (0, "warning: it is odd\n")
+
+
 def test_help_of_every_command_works(capsys):
     for record in plugin_host().records(Command):
         with pytest.raises(SystemExit) as ended:

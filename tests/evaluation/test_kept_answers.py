@@ -8,7 +8,7 @@ from known_answers import IDENTITY, QUESTIONS, KnownAnswers, listed
 
 from axcore.config import evolve
 from axcore.errors import DataError
-from axcore.evaluation import MultipleChoice, WrittenAnswer, evaluate_tasks, find_tasks
+from axcore.evaluation import MultipleChoice, SampleFile, WrittenAnswer, evaluate_tasks, find_tasks
 
 CHOICES = MultipleChoice.Config(samples=listed(*QUESTIONS))
 
@@ -76,3 +76,18 @@ def test_a_task_without_samples_is_an_error(tmp_path):
         pytest.warns(UserWarning, match="do not count"),
     ):
         run(MultipleChoice.Config(samples=listed("torn")), KnownAnswers(), tmp_path / "bad")
+
+
+def test_a_task_whose_file_is_missing_leaves_nothing_that_blocks_the_right_path(tmp_path):
+    def task(path):
+        return {"one": MultipleChoice.Config(samples=SampleFile.Config(path=str(path)))}
+
+    with pytest.raises(DataError, match="there is no such file"):
+        evaluate_tasks(task(tmp_path / "no.jsonl"), KnownAnswers(), IDENTITY, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    right = tmp_path / "right.jsonl"
+    right.write_text(json.dumps({"prompt": "a", "choices": ["b", "c"], "answer": 0}) + "\n")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/one.samples.jsonl").touch()  # an earlier version left it
+    found = evaluate_tasks(task(right), KnownAnswers(), IDENTITY, tmp_path / "out")
+    assert found["one"].num_samples == 1

@@ -69,10 +69,30 @@ def test_events_of_other_versions_and_damage_are_shown_as_they_are(make_run):
     assert "line 3 of events.jsonl is damaged" in told
 
 
-def test_a_directory_without_events_is_an_error(tmp_path):
+def test_a_directory_without_events_and_starts_is_an_error(tmp_path):
     ran = CliRunner().invoke(group, ["runs", "why", str(tmp_path)])
     assert isinstance(ran.exception, CheckpointError)
-    assert "there are no events" in str(ran.exception)
+    assert "there are no events, and no starts" in str(ran.exception)
+
+
+def test_a_run_that_nobody_supervised_has_its_starts_for_a_story(make_run):
+    run = make_run("run", step=3)
+    starts = [{"time": f"2026-05-0{day}T10:00:00+00:00", "step": day} for day in (1, 2)]
+    (run / "run_history.jsonl").write_text("".join(json.dumps(one) + "\n" for one in starts))
+    told = CliRunner().invoke(group, ["runs", "why", str(run)]).output
+    assert told.splitlines() == [
+        "2026-05-01 10:00:00  started at step 1",
+        "2026-05-02 10:00:00  started at step 2",
+        "the newest metrics are of step 3 of 10: it stopped, and the same command resumes it",
+        "no supervisor watched it: why a process ended is only in what the process printed",
+    ]
+
+
+@pytest.mark.parametrize("words", [["nowhere"], ["nowhere", "--json"]])
+def test_a_folder_that_is_not_there_is_an_error(words):
+    ran = CliRunner().invoke(group, ["runs", *words])
+    assert isinstance(ran.exception, CheckpointError)
+    assert ran.exception.where == "nowhere"
 
 
 def test_the_command_loads_no_jax(make_run, tmp_path):

@@ -57,7 +57,9 @@ def main():
     own = task["own"].get(index, {})
     cfg = update_config(config_of(task["text"]), {"data.seq_len": 32, **task["set"], **own})
     trainer = cfg.build()
-    result = trainer.run(task["dir"].format(index=index), [watch], quiet=True)
+    result = trainer.run(
+        task["dir"].format(index=index), [watch], quiet=True, returns_when_stopped=True
+    )
     shard = trainer.batch_sharding.shard
     told = {"step": result.step, "validation": result.validation, "events": seen}
     told["stopped_after_s"] = [time.monotonic() - asked for asked in asked_at]

@@ -125,7 +125,8 @@ def test_a_run_stopped_after_a_rollback_goes_on_with_the_same_batches(
         if isinstance(event, RolledBack):
             signal.raise_signal(signal.SIGINT)
 
-    assert guarded(GoesBack.Config()).run(tmp_path / "run", [stop_at_rollback]).step == 4
+    stopping = {"observers": [stop_at_rollback], "returns_when_stopped": True}
+    assert guarded(GoesBack.Config()).run(tmp_path / "run", **stopping).step == 4
     result = guarded().run(tmp_path / "run")
     assert same_bits(result.state, rolled_back[1].state)
 

@@ -75,7 +75,8 @@ def test_validation_weighs_every_image_once(trainer, trained):
 
 @pytest.mark.slow
 def test_a_stopped_run_goes_on_with_the_same_bits(trainer, trained, same_bits, tmp_path):
-    assert trainer.run(tmp_path / "run", [stop_at(33)], quiet=True).step == 33
+    stopping = {"observers": [stop_at(33)], "quiet": True, "returns_when_stopped": True}
+    assert trainer.run(tmp_path / "run", **stopping).step == 33
     resumed = trainer.run(tmp_path / "run", quiet=True)
     assert same_bits(resumed.state, trained[1].state)
     assert losses_of(tmp_path / "run") == losses_of(trained[0])
@@ -98,7 +99,7 @@ def test_images_split_over_rows_and_height_in_micro_batches_train_as_on_one_devi
     batch = four.batch_sharding.device_put(next(four.data.train()))
     assert batch["input"]["image"].addressable_shards[0].data.shape == (32, 4, 8)
     assert batch["label"].addressable_shards[0].data.shape == (32,)
-    four.run(tmp_path / "run", [stop_at(22)], quiet=True)
+    four.run(tmp_path / "run", [stop_at(22)], quiet=True, returns_when_stopped=True)
     wanted = [line for line in losses_of(trained[0]) if line[0] <= 22]
     for line, one in zip(losses_of(tmp_path / "run"), wanted, strict=True):
         assert line[:2] == one[:2]

@@ -72,7 +72,7 @@ def test_a_run_that_was_stopped_ends_with_the_same_bits(
         learner = evolve(learner, schedule=SCHEDULE)
     trainer = one_device(evolve(toy_config, learner=learner))
     whole = trainer.run(tmp_path / "whole")
-    trainer.run(tmp_path / "run", [stop_at(6)])
+    trainer.run(tmp_path / "run", [stop_at(6)], returns_when_stopped=True)
     resumed = trainer.run(tmp_path / "run")
     assert same_bits(resumed.state, whole.state)
     assert resumed.validation == whole.validation

@@ -109,7 +109,7 @@ def test_a_checkpoint_of_one_mesh_goes_on_upon_another(
     small_trainer, eight, whole, tmp_path, first_on_one
 ):
     first, second = (small_trainer, eight) if first_on_one else (eight, small_trainer)
-    first.run(tmp_path / "run", [stop_at(2)])
+    first.run(tmp_path / "run", [stop_at(2)], returns_when_stopped=True)
     with pytest.warns(UserWarning, match="other software or hardware.*mesh was") as caught:
         result = second.run(tmp_path / "run")
     assert len(caught) == 1

@@ -102,10 +102,12 @@ def stop_at(step):
 def test_a_learning_rate_may_change_on_resume_and_the_change_is_kept_and_shown(
     toy_config, toy_trainer, one_device, tmp_path, capsys
 ):
-    toy_trainer.run(tmp_path, [stop_at(2)])
+    toy_trainer.run(tmp_path, [stop_at(2)], returns_when_stopped=True)
     lower = evolve(toy_config.learner, schedule=evolve(toy_config.learner.schedule, peak=0.01))
     events = []
-    one_device(evolve(toy_config, learner=lower)).run(tmp_path, [events.append, stop_at(3)])
+    one_device(evolve(toy_config, learner=lower)).run(
+        tmp_path, [events.append, stop_at(3)], returns_when_stopped=True
+    )
     change = "learner.schedule.peak: 0.05 -> 0.01"
     (started,) = [event for event in events if isinstance(event, RunStarted)]
     assert started.config_changes == (change,)
@@ -116,7 +118,7 @@ def test_a_learning_rate_may_change_on_resume_and_the_change_is_kept_and_shown(
 
 @pytest.mark.slow
 def test_going_back_to_a_step_without_a_checkpoint_names_those_there_are(toy_trainer, tmp_path):
-    toy_trainer.run(tmp_path, [stop_at(2)])
+    toy_trainer.run(tmp_path, [stop_at(2)], returns_when_stopped=True)
     with pytest.raises(CheckpointError, match="no checkpoint of step 1; there are: 2"):
         toy_trainer.run(tmp_path, from_step=1)
 

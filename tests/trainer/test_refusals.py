@@ -1,5 +1,7 @@
 """What is wrong shows as one clear error, before the run directory is made."""
 
+import sys
+
 import pytest
 
 from axcore.config import evolve, update_config
@@ -23,6 +25,16 @@ def reading(cfg, folder):
 def test_a_missing_data_folder(toy_config, one_device, tmp_path):
     trainer = one_device(reading(toy_config, tmp_path / "nowhere"))
     refused(trainer, tmp_path / "run", DataError, "nowhere' does not exist")
+
+
+def test_a_writer_without_its_library_is_named_before_data_is_read(
+    toy_config, one_device, tmp_path, monkeypatch
+):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    cfg = evolve(reading(toy_config, tmp_path / "nowhere"), writers=("wandb",))
+    match = "the metric writer 'wandb' needs wandb, which is not installed"
+    error = refused(one_device(cfg), tmp_path / "run", ConfigError, match)
+    assert (error.where, error.hint) == ("writers", 'pip install "axcore[wandb]"')
 
 
 def test_an_empty_data_folder(toy_config, one_device, tmp_path):

@@ -2,13 +2,16 @@
 
 import json
 import signal
+import subprocess
+import sys
 
 import pytest
+from quick_flags import quick_environment
 
 from axcore.checkpoint import CheckpointWarning, DamagedCheckpointError
 from axcore.config import evolve
-from axcore.errors import CheckpointError, DataError
-from axcore.trainer import Evaluated, RunFinished, RunStarted, StepsDone
+from axcore.errors import CheckpointError, ConfigError, DataError
+from axcore.trainer import Evaluated, PhaseStarted, RunFinished, RunStarted, StepsDone
 
 
 def stop_at(step, *numbers):
@@ -43,7 +46,7 @@ def test_a_signal_saves_and_going_on_gives_the_same_bits(
     toy_trainer, whole_run, same_bits, tmp_path, number, step
 ):
     handlers = [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)]
-    stopped = toy_trainer.run(tmp_path / "run", [stop_at(step, number)])
+    stopped = toy_trainer.run(tmp_path / "run", [stop_at(step, number)], returns_when_stopped=True)
     assert (stopped.step, stopped.is_complete) == (step, False)
     assert handlers == [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)]
     assert (tmp_path / f"run/checkpoints/step_{step:08d}").is_dir()
@@ -55,12 +58,100 @@ def test_a_signal_saves_and_going_on_gives_the_same_bits(
     assert losses_of(tmp_path / "run") == losses_of(directory)
 
 
+@pytest.mark.parametrize(
+    ("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)]
+)
+@pytest.mark.parametrize("step", [4, 12])
+@pytest.mark.slow
+def test_a_signal_is_raised_once_the_run_is_saved(toy_trainer, tmp_path, number, error, step):
+    with pytest.raises(error) as raised:
+        toy_trainer.run(tmp_path, [stop_at(step, number)])
+    assert getattr(raised.value, "code", 143) == 143
+    assert (tmp_path / f"checkpoints/step_{step:08d}").is_dir()
+
+
+@pytest.mark.slow
+def test_a_notice_of_preemption_is_raised_too(toy_config, one_device, tmp_path):
+    notice = tmp_path / "notice"
+
+    def touch(event):
+        if isinstance(event, StepsDone) and event.step == 3:
+            notice.touch()
+
+    with pytest.raises(SystemExit) as raised:
+        one_device(evolve(toy_config, preemption_notice=str(notice))).run(tmp_path / "run", [touch])
+    assert raised.value.code == 143
+    assert (tmp_path / "run/checkpoints/step_00000003").is_dir()
+
+
+SWEEP = """
+import os, signal
+from pathlib import Path
+import axcore as ax
+from axcore.testing import small_experiment
+from axcore.trainer import StepsDone
+def end(event):
+    if isinstance(event, StepsDone):
+        os.kill(os.getpid(), signal.{number})
+cfg = ax.update_config(small_experiment(Path("texts")), {{"mesh": {{"fsdp": 1}}}})
+for name in ("first", "second"):
+    try:
+        cfg.build().run(name, [end], quiet=True)
+    except Exception:
+        print("a sweep continues where a run fails")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), [("SIGINT", -signal.SIGINT), ("SIGTERM", 143)])
+def test_a_signal_ends_a_sweep(tmp_path, number, code):
+    script = SWEEP.format(number=number)
+    ended = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, env=quick_environment(), check=False
+    )
+    assert ended.returncode == code
+    assert (tmp_path / "first/checkpoints/step_00000001").is_dir()
+    assert not (tmp_path / "second").exists()
+
+
+@pytest.mark.slow
+def test_fewer_steps_than_are_done_are_refused_and_change_nothing(
+    toy_config, one_device, whole_run
+):
+    directory, _ = whole_run
+    before = contents(directory)
+    shorter = one_device(evolve(toy_config, max_steps=8))
+    with pytest.raises(ConfigError, match="max_steps is 8, and the run resumes from step 12"):
+        shorter.run(directory)
+    assert contents(directory) == before
+
+
+@pytest.mark.slow
+def test_the_first_state_is_part_of_the_start_and_no_restore(toy_trainer, whole_run, tmp_path):
+    def labels_of(directory, **options):
+        found = []
+
+        def observer(event):
+            if isinstance(event, PhaseStarted):
+                found.append(event.label)
+
+        observer.sees_phases = True
+        toy_trainer.run(directory, [observer], **options)
+        return found
+
+    stopping = tmp_path / "run"
+    toy_trainer.run(stopping, [stop_at(4, signal.SIGINT)], returns_when_stopped=True)
+    assert "restore" in labels_of(stopping)
+    assert "restore" not in labels_of(tmp_path / "new")
+
+
 @pytest.mark.slow
 def test_a_second_ctrl_c_stops_at_once(toy_trainer, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         toy_trainer.run(tmp_path / "run", [stop_at(6, signal.SIGINT, signal.SIGINT)])
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    assert toy_trainer.run(tmp_path / "run", [stop_at(5, signal.SIGINT)]).step == 5
+    stopping = {"observers": [stop_at(5, signal.SIGINT)], "returns_when_stopped": True}
+    assert toy_trainer.run(tmp_path / "run", **stopping).step == 5
 
 
 @pytest.mark.slow
@@ -72,7 +163,7 @@ def test_a_stop_logs_the_steps_that_no_line_covers_yet(rare_trainer, tmp_path):
         if isinstance(event, Evaluated):
             signal.raise_signal(signal.SIGINT)
 
-    rare_trainer.run(tmp_path, [stop_at_evaluation])
+    rare_trainer.run(tmp_path, [stop_at_evaluation], returns_when_stopped=True)
     assert [(line["step"], line["split"]) for line in lines_of(tmp_path)] == [
         (2, "validation"),
         (2, "train"),
@@ -92,7 +183,7 @@ def test_a_finished_run_runs_no_step_again(toy_trainer, whole_run, same_bits):
 
 @pytest.mark.slow
 def test_the_learning_rate_of_a_step_is_the_same_after_resuming(toy_trainer, whole_run, tmp_path):
-    toy_trainer.run(tmp_path / "run", [stop_at(6, signal.SIGTERM)])
+    toy_trainer.run(tmp_path / "run", [stop_at(6, signal.SIGTERM)], returns_when_stopped=True)
     toy_trainer.run(tmp_path / "run")
     rates = {line["step"]: line.get("learning_rate") for line in lines_of(tmp_path / "run")}
     assert rates == {line["step"]: line.get("learning_rate") for line in lines_of(whole_run[0])}
@@ -109,7 +200,7 @@ def damage(directory, step):
 def test_a_checkpoint_cut_short_falls_back_to_the_one_before(
     toy_trainer, whole_run, same_bits, tmp_path
 ):
-    toy_trainer.run(tmp_path / "run", [stop_at(10, signal.SIGINT)])
+    toy_trainer.run(tmp_path / "run", [stop_at(10, signal.SIGINT)], returns_when_stopped=True)
     damage(tmp_path / "run", 10)
     started = []
     with (
@@ -125,7 +216,7 @@ def test_a_checkpoint_cut_short_falls_back_to_the_one_before(
 
 @pytest.mark.slow
 def test_a_run_whose_every_checkpoint_is_cut_short_stops_and_loses_nothing(toy_trainer, tmp_path):
-    toy_trainer.run(tmp_path / "run", [stop_at(3, signal.SIGINT)])
+    toy_trainer.run(tmp_path / "run", [stop_at(3, signal.SIGINT)], returns_when_stopped=True)
     damage(tmp_path / "run", 3)
     before = contents(tmp_path / "run")
     with pytest.raises(DamagedCheckpointError, match="no checkpoint is whole\nstep 3 is damaged"):
@@ -150,9 +241,12 @@ def test_a_directory_of_another_config_is_refused_with_a_diff_and_left_alone(
 def test_a_modules_own_field_may_change_where_it_says_so_and_its_others_may_not(
     toy, toy_config, one_device, tmp_path
 ):
-    one_device(toy_config).run(tmp_path / "run", [stop_at(2, signal.SIGINT)])
+    one_device(toy_config).run(
+        tmp_path / "run", [stop_at(2, signal.SIGINT)], returns_when_stopped=True
+    )
     other = evolve(toy_config, model=toy.Config(note="a third party's own"))
-    assert one_device(other).run(tmp_path / "run", [stop_at(3, signal.SIGINT)]).step == 3
+    stopping = {"observers": [stop_at(3, signal.SIGINT)], "returns_when_stopped": True}
+    assert one_device(other).run(tmp_path / "run", **stopping).step == 3
     refused = evolve(toy_config, model=toy.Config(dropout=0.2))
     with pytest.raises(CheckpointError, match=r"\+ model\.dropout: 0\.2") as error:
         one_device(refused).run(tmp_path / "run")
@@ -168,7 +262,7 @@ def test_data_that_changed_is_refused(toy_config, one_device, text_folder, tmp_p
         (folder / path.name).write_bytes(path.read_bytes())
     source = evolve(toy_config.data.source, folder=str(folder))
     cfg = evolve(toy_config, data=evolve(toy_config.data, source=source))
-    one_device(cfg).run(tmp_path / "run", [stop_at(2, signal.SIGINT)])
+    one_device(cfg).run(tmp_path / "run", [stop_at(2, signal.SIGINT)], returns_when_stopped=True)
     (folder / "39.txt").write_text("something else", encoding="utf-8")
     with pytest.raises(DataError, match="position belongs to other training data: tokens was"):
         one_device(cfg).run(tmp_path / "run")
@@ -180,7 +274,12 @@ def test_all_starts_of_one_launch_go_back_once_and_another_launch_goes_back_agai
 ):
     def start(step, **options):
         events = []
-        toy_trainer.run(tmp_path / "run", [events.append, stop_at(step, signal.SIGINT)], **options)
+        toy_trainer.run(
+            tmp_path / "run",
+            [events.append, stop_at(step, signal.SIGINT)],
+            **options,
+            returns_when_stopped=True,
+        )
         return next(event.step for event in events if isinstance(event, RunStarted))
 
     start(5)

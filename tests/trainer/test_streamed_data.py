@@ -20,7 +20,7 @@ def test_a_run_over_a_stream_resumes_to_the_same_bits(toy_config, one_device, sa
             signal.raise_signal(signal.SIGINT)
 
     whole = trainer.run(tmp_path / "whole")
-    assert trainer.run(tmp_path / "run", [stop]).step == 7
+    assert trainer.run(tmp_path / "run", [stop], returns_when_stopped=True).step == 7
     resumed = trainer.run(tmp_path / "run")
     assert (resumed.step, resumed.is_complete) == (12, True)
     assert same_bits(resumed.state, whole.state)

@@ -22,6 +22,7 @@ class MetricWriter(Record):
             writer: `write(step, split, metrics)` and `close()`, as `axcore.trainer.Writer`. What
             an earlier start wrote past that step is dropped; it will be written again.
         summary: One line.
+        library: What it imports, if anything; a run looks for it before it reads data.
 
     Example:
         @hook.metric_writers
@@ -35,3 +36,4 @@ class MetricWriter(Record):
     name: str = attrs.field(validator=a_name)
     fn: Ref = attrs.field(validator=of_type(Ref))
     summary: str = attrs.field(validator=of_type(str))
+    library: str = attrs.field(default="", validator=of_type(str))

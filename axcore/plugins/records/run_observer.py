@@ -22,6 +22,7 @@ class RunObserver(Record):
         fn: A function of no arguments, or a class, that makes an observer: what is called with
             each `axcore.trainer.Event` of one run.
         summary: One line.
+        library: What it imports, if anything; a run looks for it before it reads data.
 
     Example:
         @hook.observers
@@ -35,3 +36,4 @@ class RunObserver(Record):
     name: str = attrs.field(validator=a_name)
     fn: Ref = attrs.field(validator=of_type(Ref))
     summary: str = attrs.field(validator=of_type(str))
+    library: str = attrs.field(default="", validator=of_type(str))

@@ -62,13 +62,18 @@ def renew_code(run: Path, code: RunCode) -> str:
     before = read_origin(run)
     own = before["code"] or {"files": {}}
     earlier = {place: _source(run / CODE / place) for place in own["files"]}
+    pair = (earlier, code.files)
+    both = earlier.keys() & code.files.keys()
     changes = ""
     if earlier != code.files:
         kept = run / EARLIER_CODE / code_digest(earlier)
         for place, source in earlier.items():
             _write(kept / place, source.encode())
             (run / CODE / place).unlink(missing_ok=True)
-        changes = f"{diff_sources(earlier, code.files)}\nthe code before is kept in {kept}"
+        # A file of one start alone is of a guard, say, that the config named there: the changes of
+        # the config say so.
+        changes = diff_sources(*({k: v for k, v in one.items() if k in both} for one in pair))
+        changes += f"\nthe code before is kept in {kept}" if changes else ""
     _write_json(run, before | _copied_code(run, code))
     return changes
 

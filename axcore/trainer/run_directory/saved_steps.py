@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from axcore.errors import CheckpointError
+from axcore.errors import CheckpointError, ConfigError
 from axcore.trainer.run_directory.json_lines import read_json_lines
 from axcore.trainer.run_directory.run_history import RUN_HISTORY_NAME
 from axcore.whole_files import write_whole
@@ -39,6 +39,22 @@ def recorded_rewinds(run: Path) -> tuple[int, dict[str, int]]:
     """Returns how often a run went back to an older step, and to which one for each launch."""
     recorded = _recorded(run)
     return int(recorded.get("rewinds", 0)), dict(recorded.get("launches", {}))
+
+
+def check_max_steps(run: Path, max_steps: int, from_step: int | None) -> None:
+    """Checks that a run resumes before its end.
+
+    Raises:
+        ConfigError: It has made more steps than it is to make.
+    """
+    step = _newest_recorded(run)[0] if from_step is None else from_step
+    if step > max_steps:
+        raise ConfigError(
+            f"max_steps is {max_steps}, and the run resumes from step {step}",
+            where="max_steps",
+            hint=f"--set max_steps={step} or more; `axcore train --from-step N` goes back to an "
+            "earlier checkpoint",
+        )
 
 
 def check_saved_steps(run: Path, steps: Sequence[int], place: Path, *, snapshot: str = "") -> bool:

@@ -78,14 +78,14 @@ def test_starts_that_resumed_show_that_there_were_checkpoints(tmp_path):
 @pytest.mark.slow
 def test_a_run_whose_checkpoints_were_moved_starts_again_only_on_purpose(toy_trainer, tmp_path):
     run = tmp_path / "run"
-    toy_trainer.run(run, [stop_at(5)])
+    toy_trainer.run(run, [stop_at(5)], returns_when_stopped=True)
     before = (run / "metrics.jsonl").read_bytes()
     shutil.move(run / "checkpoints", tmp_path / "moved")
     with pytest.raises(CheckpointError, match="step 5, and there is none"):
         toy_trainer.run(run)
     assert (run / "metrics.jsonl").read_bytes() == before
     started = []
-    toy_trainer.run(run, [started.append, stop_at(1)], from_step=0)
+    toy_trainer.run(run, [started.append, stop_at(1)], from_step=0, returns_when_stopped=True)
     assert next(event.step for event in started if isinstance(event, RunStarted)) == 0
 
 
@@ -111,14 +111,16 @@ def test_a_snapshot_does_not_hide_that_checkpoints_are_lost(toy_config, one_devi
             signal.raise_signal(signal.SIGINT)
 
     with pytest.warns(UserWarning, match="step 4 was saved and is not in .*from the snapshot of"):
-        trainer.run(run, [stop_at_once])
+        trainer.run(run, [stop_at_once], returns_when_stopped=True)
     assert recorded == [4]
 
 
 @pytest.mark.slow
 def test_two_runs_cannot_share_their_checkpoints(toy_config, one_device, tmp_path):
     shared = evolve(toy_config.checkpoint, directory=str(tmp_path / "shared"))
-    one_device(evolve(toy_config, checkpoint=shared)).run(tmp_path / "a", [stop_at(5)])
+    one_device(evolve(toy_config, checkpoint=shared)).run(
+        tmp_path / "a", [stop_at(5)], returns_when_stopped=True
+    )
     other = one_device(evolve(toy_config, checkpoint=shared, seed=7))
     with pytest.raises(CheckpointError, match="another run's") as error:
         other.run(tmp_path / "b")

@@ -22,7 +22,7 @@ def starts_of(directory):
 
 @pytest.mark.slow
 def test_every_start_is_a_line_with_versions_plugins_hardware_and_mesh(toy_trainer, tmp_path):
-    toy_trainer.run(tmp_path / "run", [stop_at_3])
+    toy_trainer.run(tmp_path / "run", [stop_at_3], returns_when_stopped=True)
     toy_trainer.run(tmp_path / "run")
     first, second = starts_of(tmp_path / "run")
     assert (first["step"], second["step"]) == (0, 3)
@@ -38,7 +38,7 @@ def test_every_start_is_a_line_with_versions_plugins_hardware_and_mesh(toy_train
 
 @pytest.mark.slow
 def test_going_on_with_other_versions_warns_and_names_them(toy_trainer, tmp_path):
-    toy_trainer.run(tmp_path / "run", [stop_at_3])
+    toy_trainer.run(tmp_path / "run", [stop_at_3], returns_when_stopped=True)
     (start,) = starts_of(tmp_path / "run")
     start["packages"] |= {"jax": "0.9.9", "leftpad": "1.0"}
     (tmp_path / "run/run_history.jsonl").write_text(json.dumps(start) + "\n", encoding="utf-8")
@@ -54,7 +54,7 @@ def test_going_on_with_other_versions_warns_and_names_them(toy_trainer, tmp_path
 
 @pytest.mark.slow
 def test_an_edited_plugin_of_the_same_version_is_named(toy_trainer, tmp_path):
-    toy_trainer.run(tmp_path / "run", [stop_at_3])
+    toy_trainer.run(tmp_path / "run", [stop_at_3], returns_when_stopped=True)
     (start,) = starts_of(tmp_path / "run")
     now = start["sources"]["axl_cpu"]
     assert now.split()[0] == version("axl-cpu")
@@ -69,7 +69,7 @@ def test_an_edited_plugin_of_the_same_version_is_named(toy_trainer, tmp_path):
 
 @pytest.mark.slow
 def test_a_damaged_record_of_starts_is_named_and_does_not_block_the_run(toy_trainer, tmp_path):
-    toy_trainer.run(tmp_path / "run", [stop_at_3])
+    toy_trainer.run(tmp_path / "run", [stop_at_3], returns_when_stopped=True)
     path = tmp_path / "run/run_history.jsonl"
     whole = path.read_text(encoding="utf-8")
     path.write_text(whole.replace('"step"', '"st\x01ep"', 1), encoding="utf-8")
@@ -81,7 +81,7 @@ def test_a_damaged_record_of_starts_is_named_and_does_not_block_the_run(toy_trai
 @pytest.mark.slow
 def test_the_kernel_plan_is_kept_with_the_run(small_trainer, tmp_path):
     started = []
-    small_trainer.run(tmp_path, [started.append, stop_at_3])
+    small_trainer.run(tmp_path, [started.append, stop_at_3], returns_when_stopped=True)
     plan = json.loads((tmp_path / "kernels.json").read_text(encoding="utf-8"))
     chosen = {choice["op"]: (choice["kernel"], choice["hardware"]) for choice in plan}
     assert chosen["attention"] == chosen["cross_entropy"] == ("portable", "cpu-1")
