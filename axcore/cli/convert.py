@@ -54,6 +54,12 @@ def convert(
 
     _check_names(source, target)
     _check_options(source, target, dtype=dtype, max_shard_size=max_shard_size, base=base)
+    if allow_unknown_fields and not source.startswith(HUGGING_FACE):
+        raise ConfigError(
+            "--allow-unknown-fields is for the config.json of hf:FOLDER, and a run is read",
+            where="--allow-unknown-fields",
+            hint="leave it out",
+        )
     if source.startswith(HUGGING_FACE):
         read = source.removeprefix(HUGGING_FACE)
         run = import_run(

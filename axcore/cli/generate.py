@@ -94,9 +94,11 @@ def generate(
     drawing.check()
     how: dict[str, Any] = {"step": step, "trust_code": trust_code}
     is_run = not is_published(Path(run).expanduser())
-    if not is_run:
+    if not is_run or allow_unknown_fields:  # which a run refuses
         how |= {"on_host": True, "allow_unknown_fields": allow_unknown_fields}
-    saved = load_run(run, **how) if is_run else open_model(run, **how)
+        saved: Any = open_model(run, **how)
+    else:
+        saved = load_run(run, **how)
     drawn = saved.samples(
         prompt,
         samples,

@@ -103,6 +103,12 @@ def open_model(
         _check(trainer)
         model = _changed_model(trainer, changes)
         return OpenedModel(name=name, trainer=trainer, model=model, state=state)
+    if allow_unknown_fields:
+        raise ConfigError(
+            "the directory is a run, whose config has no unknown fields",
+            where="--allow-unknown-fields",
+            hint="leave it out; it is for the config.json of a published model",
+        )
     run = load_run(path, step=step, trust_code=trust_code)
     _check(run.trainer)
     restored = run.restored(step, on_host=on_host)  # the run keeps none of it

@@ -21,7 +21,7 @@ from axcore.layers import merge_adapters
 from axcore.models import llama2
 from axcore.modifiers import LoRA
 from axcore.plugins import Hardware
-from axcore.runs import export_run, import_run, load_run
+from axcore.runs import export_run, import_run, load_run, open_model
 from axcore.runs.hugging_face import TOOL_TEMPLATE
 from axcore.runs.hugging_face import _tokenizer_files as tokenizer_files
 from axcore.testing import small_experiment, trainer_on
@@ -98,6 +98,8 @@ def test_a_run_keeps_what_its_published_model_says_besides_weights(published, tm
         call("convert", f"hf:{published}", tmp_path / "run", "--allow-unknown-fields")
     shutil.move(published, tmp_path / "elsewhere")
     assert load_run(tmp_path / "run").config.model.published.unknown_fields == ("cap",)
+    with pytest.raises(ConfigError, match="the directory is a run"):
+        open_model(tmp_path / "run", allow_unknown_fields=True)
     told = call("convert", tmp_path / "run", f"hf:{tmp_path / 'back'}")
     assert "a model of type mistral" in told
     assert {name for name in files if (tmp_path / "back" / name).is_file()} == files.keys()
@@ -230,6 +232,7 @@ def test_tokens_beside_a_sentence_piece_model_are_not_passed_over(
         (("a", "b"), "one names a published model and the other a run"),
         (("hf:nowhere", "run"), "has no config.json"),
         (("run", "hf:b", "--max-shard-size", "much"), "--max-shard-size is 'much'"),
+        (("run", "hf:b", "--allow-unknown-fields"), "is for the config.json of hf:FOLDER"),
     ],
 )
 def test_what_cannot_be_meant_is_an_error(arguments, message):

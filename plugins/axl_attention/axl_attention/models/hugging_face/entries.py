@@ -24,7 +24,7 @@ MLP_BIAS = Field("mlp_bias", ("**.feed_forward.linear.has_bias",), default=False
 
 
 class NoPadding(ConfigEntry):
-    """`pad_token_id`: where none was read, no token, since the default may be outside of vocabularies."""
+    """`pad_token_id`: no token where none was read; small vocabularies lack the default one."""
 
     def read(self, cfg: Any, fields: Fields) -> Any:
         """Returns the config: what padding is changes no number, so that the field stays unread."""
