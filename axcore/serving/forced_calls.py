@@ -26,6 +26,8 @@ from axcore.serving.tool_choice import ToolChoice
 _JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """JSON as templates write it; with free white space an answer could continue for ever."""
 
+_PARTS = {"$ref", "allOf", "anyOf", "if", "oneOf", "patternProperties", "unevaluatedProperties"}
+
 
 @attrs.frozen(kw_only=True)
 class CallFormat:
@@ -134,7 +136,11 @@ def _parameters(function: Mapping[str, Any]) -> dict[str, Any]:
         check_schema_size(found)
     except RequestError as error:
         raise from_error(error, "tools") from error
-    return {**found, "type": "object"}
+    # A schema that does not say so allows any other argument: a greedy model can add them without
+    # end, and no function takes them. In a schema of several parts no part knows the others' names.
+    is_closed = "properties" in found and not _PARTS & found.keys()
+    others = {"additionalProperties": False} if is_closed else {}
+    return {**others, **found, "type": "object"}
 
 
 def _literal(text: str) -> str:

@@ -40,7 +40,7 @@ def read_tool_choice(fields: Fields) -> ToolChoice:
     mode = fields.choice("tool_choice", _MODES) if name is None else None
     if mode == "none":
         return ToolChoice()
-    if not tools and choice is not None:
+    if not tools and choice is not None and mode != "auto":
         raise invalid(f"{path} needs tools, and there are none", path)
     functions = [tool["function"] for tool in tools]
     if name is not None:

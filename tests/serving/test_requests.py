@@ -192,3 +192,4 @@ def test_tools_are_left_out_where_the_request_wants_none():
     tools = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
     assert chat(tools=tools).tool_choice.tools == tools
     assert chat(tools=tools, tool_choice="none").tool_choice.tools is None
+    assert chat(tool_choice="auto").tool_choice == chat().tool_choice

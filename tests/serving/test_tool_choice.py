@@ -162,6 +162,18 @@ def test_only_a_choice_of_several_calls_lets_a_second_one_follow(family):
         )
 
 
+@pytest.mark.parametrize(
+    ("more", "is_match"),
+    [({}, False), ({"additionalProperties": True}, True), ({"allOf": [{}]}, True)],
+)
+def test_a_forced_call_has_no_argument_that_its_function_does_not_name(more, is_match):
+    parameters = {"type": "object", "properties": {"a": {"type": "boolean"}}, **more}
+    choice = ToolChoice(tools=TOOLS, forced=({"name": "add", "parameters": parameters},))
+    matcher = GrammarCompiler(byte_tokenizer()).matcher(forced_calls(choice, None))
+    text = b'{"name": "add", "arguments": {"a": true, "b": 1}}'
+    assert (matcher.count_valid(list(text)) == len(text)) == is_match
+
+
 def test_names_of_any_letters_can_be_forced():
     compiler, tokenizer = GrammarCompiler(byte_tokenizer()), byte_tokenizer()
     for name in ('a"b\\c\n', "größe/{}", "%json"):
