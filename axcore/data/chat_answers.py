@@ -25,6 +25,9 @@ _OPENED_AND_CLOSED = re.compile(
 )
 """A thinking that is empty: `<think></think>`, `<|channel>thought<channel|>`."""
 
+_OTHER_TEMPLATE = "--set data.tokenizer.chat_template_path=FILE"
+_GO_ON = "continue without: --set data.source.reads.leaves_out_unwritten=true"
+
 _LONG = 16
 """Characters from which on a text is not in an answer by chance."""
 
@@ -59,6 +62,7 @@ def find_answers(
     *,
     role: str | None,
     values: Mapping[str, Any] | None = None,
+    leaves_out_unwritten: bool = False,
 ) -> tuple[Answers, ...]:
     """Returns a conversation as one text or several, with the messages of a role that count.
 
@@ -70,13 +74,16 @@ def find_answers(
         template: Its template.
         role: Whose messages count; None for all of the text.
         values: What else the template reads.
+        leaves_out_unwritten: Whether thinking and messages of others that the template does not
+            write are left out with a warning. An answer always needs its content and its calls.
 
     Raises:
         DataError: It has no message of the role, the template refuses it, writes it without
             something that counts, or does not say which text an answer is.
     """
     template = template.chosen(chat.tools)
-    view = _View(chat, template, {**(values or {}), "tools": chat.tools and list(chat.tools)})
+    given = {**(values or {}), "tools": chat.tools and list(chat.tools)}
+    view = _View(chat, template, given, leaves_out_unwritten)
     if role is None:
         _check_has_no_weights(chat)
         _warn_of_unread_tools(chat, template)
@@ -104,11 +111,15 @@ def find_answers(
 
 def _warn_of_unread_tools(chat: Conversation, template: ChatTemplate) -> None:
     if chat.tools and not template.reads_tools:
-        warnings.warn(
-            f"Tools of conversations are left out: the chat template {template.where} does not "
-            "read them.",
-            stacklevel=3,
-        )
+        _warn_of_unwritten("tools", template)
+
+
+def _warn_of_unwritten(what: str, template: ChatTemplate) -> None:
+    warnings.warn(
+        f"Of conversations, {what} are left out: the chat template {template.where} does not write "
+        "them.",
+        stacklevel=2,
+    )
 
 
 def _check_has(chat: Conversation, role: str) -> None:
@@ -146,6 +157,7 @@ class _View:
     chat: Conversation
     template: ChatTemplate
     values: Mapping[str, Any]
+    leaves_out_unwritten: bool
     _known: dict[tuple[int, bool], Trace] = attrs.field(factory=dict)
 
     def trace(self, size: int, *, asks: bool = False) -> Trace:
@@ -188,6 +200,9 @@ class _View:
             messages = [*self.chat.messages[:place], other]
             if self._writes_another_text(messages, after, asks=False):
                 continue
+            if what == "the thinking" and self.leaves_out_unwritten:
+                _warn_of_unwritten("thoughts", self.template)
+                continue
             raise self.refused(
                 f"The chat template leaves out {what} of message {place + 1}, so that it would not "
                 "be learnt; the answer is written by",
@@ -208,10 +223,9 @@ class _View:
         instead = _bundled(self.template)
         if what == "the thinking" and instead is not None:
             return _use(instead)
-        return (
-            f"Remove {what} from the data, or use a template that writes it: --set "
-            "data.tokenizer.chat_template_path=FILE."
-        )
+        if what == "the thinking":
+            return f"Use a template that writes it: {_OTHER_TEMPLATE}; or {_GO_ON}."
+        return f"Remove {what} from the data, or use a template that writes it: {_OTHER_TEMPLATE}."
 
     def check_shown(self, last: int) -> None:
         """Checks that what an answer is to is written: no template may lose a message of others."""
@@ -226,12 +240,15 @@ class _View:
             messages[place] = {**message, "content": _other(text)}
             if self._writes_another_text(messages, shown, asks=asks):
                 continue
+            if self.leaves_out_unwritten:
+                _warn_of_unwritten(f"messages of {message['role']!r}", self.template)
+                continue
             raise self.refused(
                 f"The chat template leaves out message {place + 1} of {message['role']!r}; what it "
                 "does write is by",
                 shown.main_line(0, shown.end),
-                hint="Put its text into another message, or use a template that writes it: "
-                "--set data.tokenizer.chat_template_path=FILE.",
+                hint=f"Put its text into another message, or use a template that writes it: "
+                f"{_OTHER_TEMPLATE}; or {_GO_ON}.",
             )
 
 

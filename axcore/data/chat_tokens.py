@@ -51,6 +51,7 @@ def tokenize_chat(
     *,
     role: str | None = "assistant",
     values: Mapping[str, Any] | None = None,
+    leaves_out_unwritten: bool = False,
 ) -> tuple[ChatTokens, ...]:
     """Returns the tokens of a conversation: one sequence, or several where its template needs it.
 
@@ -59,11 +60,18 @@ def tokenize_chat(
         tokenizer: Has the chat template.
         role: Whose messages count; None for every token.
         values: What else the template reads.
+        leaves_out_unwritten: As `find_answers`.
 
     Raises:
         DataError: As `find_answers`.
     """
-    found = find_answers(chat, tokenizer.known_chat_template, role=role, values=values)
+    found = find_answers(
+        chat,
+        tokenizer.known_chat_template,
+        role=role,
+        values=values,
+        leaves_out_unwritten=leaves_out_unwritten,
+    )
     return tuple(_tokens(one, tokenizer) for one in found)
 
 

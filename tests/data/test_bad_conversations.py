@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from chat_families import FAMILIES
 from chat_tokenizer import write_chat_tokenizer
 from stores import built
 
@@ -164,3 +165,12 @@ def test_tools_of_both_layouts_write_the_same_tokens(tmp_path):
     np.testing.assert_array_equal(ours.loss_weights, theirs.loss_weights)
     counted = tokenizer.decode(ours.tokens[ours.loss_weights > 0])
     assert counted == f"<calls>[{json.dumps(asked)}]4"
+
+
+def test_a_judged_answer_that_would_be_several_texts_is_refused(tmp_path):
+    folder = write_chat_tokenizer(tmp_path / "model", FAMILIES["qwen3"]["template"])
+    tokenizer = tokenizer_in(folder)
+    ends = [[TALK[1], *TALK[:1], {**TALK[1], "content": text}] for text in "ab"]
+    record = {"prompt": "2+2?", "chosen": ends[0], "rejected": ends[1]}
+    with pytest.raises(DataError, match=r"pairs.jsonl:1: .* behind the prompt as 2 texts"):
+        next(evolve(pairs(tmp_path, record), tokenizer=tokenizer).build().train())

@@ -133,7 +133,9 @@ def test_tools_reach_the_template(tmp_path):
 def test_tools_that_a_template_does_not_read_are_named(tmp_path):
     tokenizer = tokenizer_in(write_chat_tokenizer(tmp_path / "model", TEMPLATE)).build()
     path = written(tmp_path / "a.jsonl", {"messages": TALK, "tools": [{"name": "add"}]})
-    with pytest.warns(UserWarning, match=r"left out: the chat template .* does not read them"):
+    with pytest.warns(
+        UserWarning, match=r"tools are left out: the chat template .* does not write them"
+    ):
         counted(path, tokenizer)
 
 
@@ -190,3 +192,23 @@ def test_of_another_role_all_that_the_template_writes_counts(tmp_path):
     ((tokens, mask),) = counted(path, tokenizer, reads=reads)
     wanted = "<|turn|>user:Grüße 😀<|end|><|turn|>user:2+2?<|end|>"
     assert tokens[mask].tolist() == tokenizer.encode_placed(wanted).tokens.tolist()
+
+
+@pytest.mark.parametrize(("role", "fields"), [("tool", {}), (None, {"reasoning": "Hm."})])
+def test_what_a_template_does_not_write_is_left_out_where_that_is_asked_for(tmp_path, role, fields):
+    quiet = TEMPLATE.replace("{%- if message.role not in ('user', 'assistant') %}", "{%- if 0 %}")
+    quiet = quiet.replace(
+        "{{- '<|turn|>'", "{%- if message.role == 'tool' %}{% continue %}{% endif %}{{- '<|turn|>'"
+    )
+    tokenizer = tokenizer_in(write_chat_tokenizer(tmp_path / "model", quiet)).build()
+    more = [] if role is None else [{"role": role, "content": "3"}]
+    talk = [TALK[0], *more, {**TALK[3], **fields}]
+    path = written(tmp_path / "a.jsonl", {"messages": talk})
+    with pytest.raises(DataError, match="leaves out") as e:
+        counted(path, tokenizer)
+    assert "--set data.source.reads.leaves_out_unwritten=true" in e.value.hint
+    with pytest.warns(UserWarning, match=r"Of conversations, .* are left out"):
+        ((tokens, mask),) = counted(
+            path, tokenizer, reads=ChatMessages.Config(leaves_out_unwritten=True)
+        )
+    assert tokenizer.decode(tokens[mask]) == "4"

@@ -35,6 +35,8 @@ class ChatMessages(Transform):
             roles: What messages may have as their role.
             chat_template_kwargs: What else the chat template reads, as `enable_thinking`; before
                 it, what a record has under that name.
+            leaves_out_unwritten: Whether thinking and messages of others that the chat template
+                does not write are left out with a warning, rather than refused.
             stores_weights: Whether a token store keeps other weights than 0 and 1, with 8 bytes a
                 token. In memory they are kept in any case.
         """
@@ -43,6 +45,7 @@ class ChatMessages(Transform):
         role: str | None = "assistant"
         roles: tuple[str, ...] = ROLES
         chat_template_kwargs: Mapping[str, str | int | float | bool] = {}
+        leaves_out_unwritten: bool = False
         stores_weights: bool = False
 
     replaces_text = True
@@ -69,7 +72,13 @@ class ChatMessages(Transform):
         with naming_conversation(document):
             chat = read_conversation(document.fields, field=cfg.field, roles=cfg.roles)
             values = template_values(document.fields, cfg.chat_template_kwargs)
-            made = tokenize_chat(chat, tools.tokenizer, role=cfg.role, values=values)
+            made = tokenize_chat(
+                chat,
+                tools.tokenizer,
+                role=cfg.role,
+                values=values,
+                leaves_out_unwritten=cfg.leaves_out_unwritten,
+            )
         counted = [one for one in made if one.weights[1:].any()]
         if not counted:
             return Dropped("no message counts: each has the weight 0, or no text")

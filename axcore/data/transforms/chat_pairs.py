@@ -41,9 +41,15 @@ class ChatPairs(Transform):
 
         Attributes:
             roles: What messages may have as their role.
+            chat_template_kwargs: What else the chat template reads, as `enable_thinking`; before
+                it, what a record has under that name.
+            leaves_out_unwritten: Whether thinking and messages of others that the chat template
+                does not write are left out with a warning, rather than refused.
         """
 
         roles: tuple[str, ...] = ROLES
+        chat_template_kwargs: Mapping[str, str | int | float | bool] = {}
+        leaves_out_unwritten: bool = False
 
     replaces_text = True
 
@@ -75,7 +81,7 @@ class ChatPairs(Transform):
                     hint='Add "prompt": [{"role": "user", "content": ...}].',
                 )
             made = tuple(
-                _tokens([*prompt, *end], len(prompt) + shared, record, tools, self.config.roles)
+                _tokens([*prompt, *end], len(prompt) + shared, record, tools, self.config)
                 for end in ends
             )
         return _document(document, made)
@@ -93,9 +99,15 @@ class RatedChats(Transform):
 
         Attributes:
             roles: What messages may have as their role.
+            chat_template_kwargs: What else the chat template reads, as `enable_thinking`; before
+                it, what a record has under that name.
+            leaves_out_unwritten: Whether thinking and messages of others that the chat template
+                does not write are left out with a warning, rather than refused.
         """
 
         roles: tuple[str, ...] = ROLES
+        chat_template_kwargs: Mapping[str, str | int | float | bool] = {}
+        leaves_out_unwritten: bool = False
 
     replaces_text = True
 
@@ -121,7 +133,7 @@ class RatedChats(Transform):
             else:
                 messages = _messages(record.get("messages") or record.get("conversations"), "user")
                 prompt = messages[:-1]
-            made = _tokens(messages, len(prompt), record, tools, self.config.roles)
+            made = _tokens(messages, len(prompt), record, tools, self.config)
         return _document(document, (made,), label=record[LABEL])
 
 
@@ -146,11 +158,11 @@ def _tokens(
     num_before: int,
     record: Mapping[str, Any],
     tools: TransformTools,
-    roles: Sequence[str],
+    cfg: "ChatPairs.Config | RatedChats.Config",
 ) -> ChatTokens:
     """Returns the tokens of a conversation of which answers from a message on count."""
     extras = {name: record[name] for name in EXTRAS if name in record}
-    chat = read_conversation({"messages": messages, **extras}, roles=roles)
+    chat = read_conversation({"messages": messages, **extras}, roles=cfg.roles)
     num_added = len(chat.messages) - len(messages)  # a system message in front
     weights = [
         float(place >= num_before + num_added) * weight for place, weight in enumerate(chat.weights)
@@ -161,8 +173,10 @@ def _tokens(
             hint="Leave the weights out: a preference is of whole answers.",
         )
     chat = Conversation(chat.messages, tuple(weights), chat.tools)
-    values = template_values(record, {})
-    made = tokenize_chat(chat, tools.tokenizer, values=values)
+    values = template_values(record, cfg.chat_template_kwargs)
+    made = tokenize_chat(
+        chat, tools.tokenizer, values=values, leaves_out_unwritten=cfg.leaves_out_unwritten
+    )
     if len(made) > 1:
         raise DataError(
             f"The chat template writes the answers behind the prompt as {len(made)} texts, as it "
