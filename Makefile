@@ -10,7 +10,7 @@ VENV ?= .venv$(addprefix -jax-,$(OTHER_JAX))
 PINS := $(if $(OTHER_JAX),$(VENV)/constraints.txt,constraints.txt)
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
-SPREAD := -n 3 --dist worksteal --durations=40 --reruns 1
+SPREAD := -n auto --dist worksteal --durations=40 --reruns 1
 PYTEST := $(BIN)/python -m pytest $(SPREAD)
 unexport PYTHONDONTWRITEBYTECODE  # what one process compiles serves the next
 PLUGINS := attention cpu gpu tpu trainium

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 from quick_flags import QUICK_FLAGS, compile_cache, xla_flags
 
 os.environ["JAX_PLATFORMS"] = "cpu"
@@ -28,13 +29,17 @@ install_import_hook(["axcore.layers", "axcore.models", "axcore.ops"], "beartype.
 
 import jax  # noqa: E402 - after the hook
 
-pytest_plugins = ["case_samples", "second_try", "time_budget"]
+pytest_plugins = ["case_samples", "half_precision", "second_try", "time_budget", "worker_memory"]
 
 # A shell without job control starts what it sends to the background deaf to Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+# Hypothesis would parse every module of axcore and of its tests for numbers and texts to try, and
+# change what it tries with any of them.
+providers._get_local_constants = lambda: providers._local_constants
 
 # Tracing makes many objects that live on; looking through them as often as Python does by default
 # takes a tenth of the suite's time.

@@ -1,7 +1,9 @@
 """Every private or unstable name of jax that axcore uses, in one place.
 
-`tests/test_jax_compat.py` holds each against the jax that is installed; the suite runs with the
-oldest and the newest that axcore supports. Nothing here imports jax before it is called.
+`tests/test_jax_compat.py` holds each against the jax that is installed. CI runs the suite with that
+of `constraints.txt`; `make test JAX=0.10.0`, the oldest that axcore supports, and
+`make test PYTHON=python3.12 JAX=newest` run it with others. Nothing here imports jax before it is
+called.
 """
 
 import contextlib

@@ -50,9 +50,8 @@ class Schedule(Configurable):
 
     def __init__(self, cfg: Config) -> None:
         super().__init__(cfg)
-        self.warmup_steps = cfg.warmup_steps
-        if not isinstance(cfg.warmup_steps, int):
-            self.warmup_steps = round(cfg.warmup_steps * cfg.total_steps)
+        warmup: int | float = cfg.warmup_steps
+        self.warmup_steps = warmup if isinstance(warmup, int) else round(warmup * cfg.total_steps)
         if self.warmup_steps >= cfg.total_steps:
             raise ConfigError(
                 f"warmup_steps is {cfg.warmup_steps}; it must be below the {cfg.total_steps} steps "

@@ -38,6 +38,9 @@ class Trial:
     dtype: str
 
 
+_TRIALS: dict[tuple[type, Kernel], list[Trial]] = {}
+
+
 class KernelSuite(Suite):
     """Proves kernels: `class TestKernels(KernelSuite): plugin = "axl-acme"`.
 
@@ -100,12 +103,16 @@ class KernelSuite(Suite):
                 yield case
 
     def _trials(self, kernel: Kernel) -> list[Trial]:
-        return [
-            Trial(kernel, case, dtype)
-            for case in self._cases(kernel)
-            for dtype in self.dtypes
-            if _answer(kernel, case, dtype) is None
-        ]
+        # Each test of the suite asks, and an answer traces the case: that would take seconds.
+        key = (type(self), kernel)
+        if key not in _TRIALS:
+            _TRIALS[key] = [
+                Trial(kernel, case, dtype)
+                for case in self._cases(kernel)
+                for dtype in self.dtypes
+                if _answer(kernel, case, dtype) is None
+            ]
+        return _TRIALS[key]
 
     def _alone(self, trial: Trial) -> tuple[Any, Any]:
         """Returns values and gradients on one device, computed once for the claims that ask."""

@@ -21,6 +21,7 @@ EXPERIMENTS = {record.name: record for record in plugin_host().records(Experimen
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
+@pytest.mark.quick_one_in(4)
 def test_round_trip_of_an_experiment_is_exact(name: str) -> None:
     cfg: Any = EXPERIMENTS[name].fn.resolve()()
     assert cfg == EXPERIMENTS[name].fn.resolve()(), "an experiment is the same each time"

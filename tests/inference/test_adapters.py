@@ -1,5 +1,7 @@
 """Rows of one batch, each with its own adapter, get what the merged model of each gives."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,10 +19,14 @@ from axcore.plugins import Hardware
 CPU = Hardware.parse("cpu-1")
 CFG = llama2("toy")
 MODEL = CFG.build()
-STATE = MODEL.init(0)
 ROOM = ServingRoom(num_rows=4, capacity=64, max_length=64)
-TOKENS = np.asarray(jax.random.randint(jax.random.key(1), (4, 9), 0, CFG.vocab_size), np.int32)
+TOKENS = np.random.default_rng(1).integers(0, CFG.vocab_size, (4, 9)).astype(np.int32)
 NUMBERS = (1, NO_ADAPTER, 0, 1)
+
+
+@functools.cache
+def base():
+    return MODEL.init(0)
 
 
 def adapter(seed, **options):
@@ -31,7 +37,9 @@ def adapter(seed, **options):
     return Adapter(cfg, {n: 0.2 * jax.random.normal(key, a.shape) for (n, a), key in drawn})
 
 
-ADAPTERS = (adapter(0), adapter(1, rank=2, targets=("**.attention",)))
+@functools.cache
+def adapters():
+    return adapter(0), adapter(1, rank=2, targets=("**.attention",))
 
 
 def logits_of(model, weights, adapters=None):
@@ -42,16 +50,18 @@ def logits_of(model, weights, adapters=None):
 
 
 def served(**options):
-    model = CachedModel(MODEL, STATE, ROOM, adapters=AdapterRoom(num_adapters=3, rank=4), **options)
+    model = CachedModel(
+        MODEL, base(), ROOM, adapters=AdapterRoom(num_adapters=3, rank=4), **options
+    )
     weights = model.weights
-    for number, one in enumerate(ADAPTERS):
+    for number, one in enumerate(adapters()):
         weights = with_adapter(weights, number, factors_of(one, ROOM))
     return model, weights
 
 
 def merged(one):
     module = one.cfg.build()
-    return merge_adapters(module, with_adapters(module, STATE, one.arrays))
+    return merge_adapters(module, with_adapters(module, base(), one.arrays))
 
 
 def plain_logits(state):
@@ -61,7 +71,7 @@ def plain_logits(state):
 
 def test_each_row_is_corrected_as_the_merged_model_of_its_adapter_is():
     found = logits_of(*served(), NUMBERS)
-    expected = [*(plain_logits(merged(one)) for one in ADAPTERS), plain_logits(STATE)]
+    expected = [*(plain_logits(merged(one)) for one in adapters()), plain_logits(base())]
     for row, number in enumerate(NUMBERS):
         np.testing.assert_allclose(found[row], expected[number][row], atol=2e-4)
     assert np.abs(expected[0] - expected[1]).max() > 0.1
@@ -69,10 +79,10 @@ def test_each_row_is_corrected_as_the_merged_model_of_its_adapter_is():
 
 def test_without_numbers_and_without_adapters_the_model_is_as_it_was():
     model, weights = served()
-    np.testing.assert_allclose(logits_of(model, weights), plain_logits(STATE), atol=1e-5)
+    np.testing.assert_allclose(logits_of(model, weights), plain_logits(base()), atol=1e-5)
     emptied = with_adapter(weights, 1, None)
     again = logits_of(model, emptied, NUMBERS)
-    np.testing.assert_allclose(again[3], plain_logits(STATE)[3], atol=1e-5)
+    np.testing.assert_allclose(again[3], plain_logits(base())[3], atol=1e-5)
     np.testing.assert_array_equal(again[2], logits_of(model, weights, NUMBERS)[2])
 
 
@@ -81,13 +91,13 @@ def test_adapters_correct_narrow_weights_too():
     found = logits_of(narrow, weights, NUMBERS)
     wide = logits_of(*served(), NUMBERS)
     assert 0 < np.abs(found - wide).max() < 0.1 * np.abs(wide).max()
-    base = CachedModel(MODEL, STATE, ROOM, quantization=QuantizedWeights())
-    np.testing.assert_allclose(found[1], logits_of(base, base.weights)[1], atol=1e-5)
+    plain = CachedModel(MODEL, base(), ROOM, quantization=QuantizedWeights())
+    np.testing.assert_allclose(found[1], logits_of(plain, plain.weights)[1], atol=1e-5)
 
 
 def test_adapters_are_read_from_a_folder_of_peft(tmp_path):
-    for number, one in enumerate(ADAPTERS):
-        state = with_adapters(one.cfg.build(), STATE, one.arrays)
+    for number, one in enumerate(adapters()):
+        state = with_adapters(one.cfg.build(), base(), one.arrays)
         to_peft(tmp_path / str(number), one.cfg, state)
         read = factors_of(read_adapter(tmp_path / str(number), CFG), ROOM)
         kept = factors_of(one, ROOM)
@@ -98,10 +108,10 @@ def test_adapters_are_read_from_a_folder_of_peft(tmp_path):
 
 
 def test_adapters_that_do_not_fit_are_refused():
-    model = CachedModel(MODEL, STATE, ROOM, adapters=AdapterRoom(num_adapters=1, rank=3))
+    model = CachedModel(MODEL, base(), ROOM, adapters=AdapterRoom(num_adapters=1, rank=3))
     with pytest.raises(ModuleError, match="the adapter has rank 4, and there is room for 3"):
-        with_adapter(model.weights, 0, factors_of(ADAPTERS[0], ROOM))
+        with_adapter(model.weights, 0, factors_of(adapters()[0], ROOM))
     attention = AdapterRoom(exclude=("**.feed_forward.**", "**.head.**", "**.embedding.**"))
-    model = CachedModel(MODEL, STATE, ROOM, adapters=attention)
+    model = CachedModel(MODEL, base(), ROOM, adapters=attention)
     with pytest.raises(ModuleError, match=r"no layer for adapters at decoder.*feed_forward"):
-        with_adapter(model.weights, 0, factors_of(ADAPTERS[0], ROOM))
+        with_adapter(model.weights, 0, factors_of(adapters()[0], ROOM))

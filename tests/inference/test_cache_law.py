@@ -62,6 +62,7 @@ def is_dense(family):
 
 
 @pytest.mark.parametrize("kind", BASIC)
+@pytest.mark.quick_one_in(2)
 def test_any_split_of_a_text_gives_the_logits_of_the_whole(kind):
     assert_law(kind, next(filter(is_dense, families_by_chance(kind))))
 
@@ -87,6 +88,7 @@ def test_any_split_does_so_whatever_the_roundings(kind, family):
     assert_law(kind, family)
 
 
+@pytest.mark.slow
 def test_every_kind_of_cache_builds_in_every_family_that_can_have_it():
     for kind, family in CASES:
         for_serving(KINDS[kind].of(family), KINDS[kind].room).build()
@@ -121,6 +123,7 @@ DENSE = [
 @pytest.mark.parametrize(
     ("kind", "family"), [("half", "qwen3"), ("int8", "gemma"), ("float8", "mistral")]
 )
+@pytest.mark.quick_one_in(3)
 def test_caches_of_fewer_bits_change_logits_within_the_stated_bound(kind, family):
     assert_bounded(kind, family)
 

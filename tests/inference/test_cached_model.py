@@ -32,6 +32,7 @@ PORTABLE = KernelPolicy(hardware=Hardware.parse("cpu-1"), pins={"decode_matmul":
 
 
 @pytest.mark.parametrize(("num_tokens", "number"), [(1, 8), (2, 1)])
+@pytest.mark.quick_one_in(2)
 def test_products_of_one_row_are_computed_in_parts(num_tokens, number):
     # Of two tokens only the head's, whose logits after the last one are wanted.
     model = transformer(vocab_size=512, dim=256, num_layers=1, num_heads=2, hidden_dim=512).build()

@@ -1,5 +1,7 @@
 """Requests of one engine choose among adapters, which come and go while it answers."""
 
+import functools
+
 import jax
 import pytest
 
@@ -15,9 +17,13 @@ from axcore.plugins import Hardware
 TOKENIZER = ByteTokenizer.Config().build()
 CFG = transformer(vocab_size=264, dim=16, num_layers=1, num_heads=2, hidden_dim=16)
 MODEL = CFG.build()
-STATE, OTHER = MODEL.init(0), MODEL.init(1)
 PROMPT = tuple(b"the prompt of all of them")
 SIZES = {"max_rows": 4, "max_length": 48, "step_tokens": 32, "tokens_per_call": 1}
+
+
+@functools.cache
+def state(seed):
+    return MODEL.init(seed)
 
 
 def adapter(seed):
@@ -46,10 +52,10 @@ def alone(state):
 @pytest.mark.slow
 def test_each_request_is_answered_by_the_adapter_that_it_names():
     one, two = adapter(1), adapter(2)
-    expected = {"one": alone(merged(one, STATE)), "two": alone(merged(two, STATE))}
-    assert len({alone(STATE), *expected.values()}) == 3
+    expected = {"one": alone(merged(one, state(0))), "two": alone(merged(two, state(0)))}
+    assert len({alone(state(0)), *expected.values()}) == 3
     cfg = EngineConfig(**SIZES, num_adapters=2, adapter_rank=4)
-    with Engine(MODEL, STATE, TOKENIZER, cfg) as engine:
+    with Engine(MODEL, state(0), TOKENIZER, cfg) as engine:
         engine.add_adapter("one", one)
         engine.add_adapter("two", two)
         with pytest.raises(ConfigError, match="room for 2 adapters, and all are in use"):
@@ -59,7 +65,7 @@ def test_each_request_is_answered_by_the_adapter_that_it_names():
         found = {name: answer.result(60) for name, answer in zip(names, answers, strict=True)}
         for name in ("one", "two"):
             assert found[name].tokens == expected[name]
-        assert found[None].tokens == alone(STATE)
+        assert found[None].tokens == alone(state(0))
         with pytest.raises(RequestError, match="there is no adapter 'three'"):
             engine.submit(request("three"))
         late = engine.submit(request("one"))
@@ -68,9 +74,9 @@ def test_each_request_is_answered_by_the_adapter_that_it_names():
         with pytest.raises(RequestError, match="there is no adapter 'one'"):
             engine.submit(request("one"))
         engine.add_adapter("three", one)
-        engine.replace_weights(OTHER)
+        engine.replace_weights(state(1))
         replaced = engine.submit(request("three")).result(60)
-        assert replaced.tokens == alone(merged(one, OTHER))
+        assert replaced.tokens == alone(merged(one, state(1)))
         assert replaced.num_cached_prompt_tokens == 0
         with pytest.raises(ConfigError, match="no adapter 'one'"):
             engine.remove_adapter("one")

@@ -34,6 +34,7 @@ def test_any_split_on_a_mesh_gives_the_logits_of_one_device(room):
 
 
 @pytest.mark.parametrize("room", [ROOM, PAGED], ids=["rows", "pages"])
+@pytest.mark.quick_one_in(2)
 def test_caches_are_split_by_heads_and_stay_so(room):
     model = MODELS["mistral"]().build()
     cached = CachedModel(model, on_mesh(model, model.init(0)), room)

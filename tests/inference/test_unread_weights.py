@@ -97,6 +97,7 @@ def peaks(monkeypatch):
 
 @pytest.mark.parametrize("num_devices", [1, 2])
 @pytest.mark.parametrize("weights", [None, "int8"])
+@pytest.mark.quick_one_in(2)
 def test_a_device_holds_what_it_serves_and_one_array_as_it_was_trained(
     deep, peaks, weights, num_devices
 ):
@@ -125,6 +126,7 @@ def test_an_engine_of_a_published_model_holds_no_more(deep, peaks):
 @pytest.mark.parametrize("num_devices", [1, 2])
 @pytest.mark.parametrize("weights", [None, "int8", "int4", "float8"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.quick_one_in(4)
 def test_weights_are_those_of_a_model_that_was_read_whole(tmp_path, dtype, weights, num_devices):
     folder = written(tmp_path / "hf", mixtral("toy"), dtype=dtype)
     found, expected = (

@@ -112,6 +112,7 @@ def test_room_for_adapters_leaves_weights_where_they_are(weights):
 
 @pytest.mark.parametrize("weights", [None, "int8", "int4"])
 @pytest.mark.parametrize("mesh", [None, {"model": 2}], ids=["device", "mesh"])
+@pytest.mark.quick_one_in(3)
 def test_programs_are_lowered_for_what_is_made(weights, mesh):
     model = TEXTS.build()
     options = {

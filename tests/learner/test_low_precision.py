@@ -159,6 +159,7 @@ def test_without_large_moments_of_a_parameters_shape_nothing_changes(optimizer):
 
 
 @pytest.mark.parametrize(("name", "num_bytes"), [("bfloat16", 2), ("int8_rows", 1 + 4 / 32)])
+@pytest.mark.quick_one_in(2)
 def test_the_state_takes_so_many_bytes_a_parameter(name, num_bytes):
     _, state = losses(low(AdamW.Config(), name), num_steps=1)
     num_params = 2 * 64 * 32 + 32

@@ -34,6 +34,7 @@ def paths_of(weights):
 
 
 @pytest.mark.parametrize("name", ADAPTED)
+@pytest.mark.quick_one_in(2)
 def test_a_model_in_panels_gives_the_logits_that_it_was_trained_for(name):
     model = ADAPTED[name].build()
     state = jax.tree.map(lambda x: x + 0.01, model.init(0))  # factors that correct something

@@ -69,6 +69,7 @@ def num_bytes(weights):
 @pytest.mark.parametrize(
     ("name", "error", "share"), [("int8", 0.02, 0.32), ("int4", 0.25, 0.25), ("float8", 0.1, 0.32)]
 )
+@pytest.mark.quick_one_in(3)
 def test_logits_stay_close_and_memory_is_less(name, error, share):
     wide, narrow = served(CFG), served(CFG, NAMED_WEIGHTS[name])
     expected, found = read(wide, TOKENS), read(narrow, TOKENS)
@@ -79,6 +80,7 @@ def test_logits_stay_close_and_memory_is_less(name, error, share):
 
 
 @pytest.mark.parametrize("family", ["mistral", "mamba2"])
+@pytest.mark.quick_one_in(2)
 def test_families_serve_with_narrow_weights(family):
     cfg = MODELS[family]()
     wide, narrow = served(cfg), served(cfg, NAMED_WEIGHTS["int8"])
@@ -113,6 +115,7 @@ def assert_experts_are_narrow(family, name):
 
 
 @pytest.mark.parametrize("name", NAMED_WEIGHTS)
+@pytest.mark.quick_one_in(3)
 def test_a_mixture_keeps_the_weights_of_its_experts_narrow(name):
     with use_policy(MATRICES):
         assert_experts_are_narrow("mixtral", name)

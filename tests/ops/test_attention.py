@@ -106,6 +106,7 @@ def test_blocks_hidden_by_causality_and_window_are_not_computed():
 
 
 @pytest.mark.parametrize("part", ["segments", "ranges", "offsets"])
+@pytest.mark.quick_one_in(3)
 def test_blocks_hidden_by_documents_ranges_or_offsets_are_not_computed(part):
     """Where a hidden block is computed, the NaN in its values reaches what does not see it."""
     inputs, _ = SAMPLES["plain"].make()

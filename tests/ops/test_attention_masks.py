@@ -27,13 +27,10 @@ IMPLEMENTATIONS = {
         backward=partial(blockwise_backward, block_size=16),
     ),
 }
+NUMBERS = np.random.default_rng(0)
 Q, K, V, BIAS = (
-    jax.random.normal(key, shape)
-    for key, shape in zip(
-        jax.random.split(jax.random.key(0), 4),
-        [(1, LENGTH, 2, 8), (1, LENGTH, 1, 8), (1, LENGTH, 1, 8), (1, 2, LENGTH, LENGTH)],
-        strict=True,
-    )
+    NUMBERS.standard_normal(shape, np.float32)
+    for shape in [(1, LENGTH, 2, 8), (1, LENGTH, 1, 8), (1, LENGTH, 1, 8), (1, 2, LENGTH, LENGTH)]
 )
 SPECS = (
     AttentionSpec(scale=1.0),
@@ -86,6 +83,7 @@ def test_random_masks_agree_with_the_reference_and_never_give_nan(masks, spec):
 
 
 @pytest.mark.parametrize("name", IMPLEMENTATIONS)
+@pytest.mark.quick_one_in(3)
 def test_row_that_sees_nothing_gives_zero_and_zero_gradients(name):
     segments = jnp.zeros((1, LENGTH), jnp.int32).at[:, :7].set(1)
     everything = jnp.full((1, LENGTH), LENGTH, jnp.int32)

@@ -21,6 +21,7 @@ SAMPLES = {sample.name: sample for sample in DECODE_MATMUL_TEST_CASES}
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", SAMPLES)
+@pytest.mark.quick_one_in(6)
 def test_portable_kernel_equals_the_reference(name, dtype):
     inputs, spec = SAMPLES[name].make(dtype)
     got = jax.jit(partial(decode_matmul_portable, spec=spec))(inputs)

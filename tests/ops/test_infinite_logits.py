@@ -42,6 +42,7 @@ def attended(name, bias):
 
 
 @pytest.mark.parametrize("name", ATTENDS)
+@pytest.mark.quick_one_in(3)
 def test_row_with_an_infinite_logit_is_nan_and_no_other(name):
     plain = jnp.zeros((1, 1, 24, 24))
     wanted, _ = attended(name, plain)
@@ -53,6 +54,7 @@ def test_row_with_an_infinite_logit_is_nan_and_no_other(name):
 
 
 @pytest.mark.parametrize("name", ATTENDS)
+@pytest.mark.quick_one_in(3)
 def test_logits_of_minus_infinity_hide(name):
     hidden = jnp.zeros((1, 1, 24, 24)).at[..., 3:].set(-jnp.inf).at[:, :, ROW].set(-jnp.inf)
     o, gradient = attended(name, hidden)

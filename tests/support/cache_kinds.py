@@ -80,7 +80,7 @@ class CacheKind:
 
     def of(self, family: str) -> Any:
         """Returns the config of a family with caches of this kind."""
-        return functools.reduce(lambda cfg, change: change(cfg), self.changes, MODELS[family]())
+        return functools.reduce(lambda cfg, change: change(cfg), self.changes, _model(family))
 
     def families(self) -> tuple[str, ...]:
         """Returns the families that can have it."""
@@ -114,9 +114,14 @@ KINDS = {
 
 
 @functools.cache
+def _model(family: str) -> Any:
+    return MODELS[family]()
+
+
+@functools.cache
 def _fits(change: Callable[[Any], Any], family: str) -> bool:
     try:
-        change(MODELS[family]())
+        change(_model(family))
     except ConfigError:
         return False
     return True

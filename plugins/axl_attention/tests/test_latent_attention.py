@@ -121,6 +121,7 @@ def adapted(base):
     "linear",
     [PLAIN, BIASED, QuantizedLinear.Config(), adapted(PLAIN), adapted(BIASED)],
 )
+@pytest.mark.quick_one_in(3)
 def test_latents_give_what_keys_in_full_give(call, random, state_of, linear):
     """Also where weights are narrow, or each row has its own adapter: they are not at hand."""
     room = ServingRoom(num_rows=2, capacity=8, max_length=8)

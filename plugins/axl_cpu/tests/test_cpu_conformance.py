@@ -18,6 +18,7 @@ class TestPlugin(PluginSuite):
     plugin = "axl-cpu"
 
 
+@pytest.mark.quick_one_in(4)
 class TestKernels(KernelSuite):
     plugin = "axl-cpu"
 
@@ -74,6 +75,7 @@ class TestKernelsByVectorsOf4(ShorterVectors):
 
 @pytest.mark.parametrize("narrow", [None, "int8", "int4"])
 @pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.quick_one_in(2)
 def test_a_row_gives_the_same_bits_beside_any_others(narrow, transposed):
     """So what a request gets depends on no other one."""
     if narrow and transposed:

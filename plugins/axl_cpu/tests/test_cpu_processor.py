@@ -55,6 +55,7 @@ OTHERS = (
 
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("processor", OTHERS, ids=lambda one: one[0])
+@pytest.mark.quick_one_in(4)
 def test_kernels_compile_for_processors_that_are_not_here(call, processor):
     """Into products of whole vectors, rounded once where the processor can."""
     name, triple, features, has, lacks = processor

@@ -96,6 +96,7 @@ def plain_sums(arrays, choices):
     return o[:, :, :, : choices.out_rows], lse
 
 
+@pytest.mark.quick_one_in(3)
 class TestAround(KernelSuite):
     """What is around the kernel: shares, sinks, meshes and batches of calls."""
 

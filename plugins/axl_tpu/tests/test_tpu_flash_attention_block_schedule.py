@@ -116,6 +116,7 @@ def test_each_visible_pair_is_in_one_live_visit_and_unmasked_visits_hide_none(na
 
 @pytest.mark.parametrize("by_keys", [False, True], ids=["by_queries", "by_keys"])
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.quick_one_in(8)
 def test_outer_blocks_come_one_after_another_with_one_first_and_one_last_visit(name, by_keys):
     _, codes, cut = walk_of(name, by_keys)
     outer_of, num = (key_block, cut.keys.num) if by_keys else (query_block, cut.queries.num)

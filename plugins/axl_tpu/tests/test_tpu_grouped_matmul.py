@@ -95,6 +95,7 @@ def test_steps_do_not_race_and_padding_is_not_seen(capsys):
 @pytest.mark.parametrize(
     "sizes", [(5, 0, 11), (16, 16), (0, 0), (40,), (0, 3, 30, 0), (50, 9)], ids=str
 )
+@pytest.mark.quick_one_in(3)
 def test_every_row_of_a_group_is_visited_once_by_it(sizes):
     num_rows, block = 40, 16
     ends = np.minimum(np.cumsum(sizes), num_rows)

@@ -67,6 +67,7 @@ def test_what_the_kernels_cannot_do_is_refused_with_the_reason(unsupported_reaso
 @pytest.mark.parametrize(
     "name", ["plain", "window", "segments", "lonely_segments", "ranges", "offset", "more_queries"]
 )
+@pytest.mark.quick_one_in(3)
 def test_ranges_hide_what_the_masks_hide(name):
     inputs, spec = SAMPLES[name].make()
     found = key_ranges(inputs, spec)

@@ -31,6 +31,7 @@ def pair(engine):
 
 
 @pytest.mark.parametrize("changes", [{}, {"tokens_per_call": 1}, {"fixed_shapes": True}])
+@pytest.mark.quick_one_in(3)
 def test_a_report_compiles_programs_of_the_engine(changes):
     ahead, parts = pair(EngineConfig(max_rows=2, max_length=32, step_tokens=24, **changes))
     used = {key for rows in ahead.draw_sizes for key in ahead.token_keys(rows)}

@@ -76,6 +76,7 @@ def test_tokens_are_those_of_plain_decoding(sampling, guess):
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
 @pytest.mark.parametrize("guess", [random_guesses, drafted_guesses])
+@pytest.mark.quick_one_in(3)
 def test_pairs_of_tokens_pass_a_chi_square_test(sampling, guess):
     rows = rows_of(sampling)
     guesses = guess(rows)
@@ -101,6 +102,7 @@ def _assert_drawn_from(counts, probabilities):
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
+@pytest.mark.quick_one_in(3)
 def test_a_drafting_model_is_right_as_often_as_the_bound_says(sampling):
     rows = rows_of(sampling)
     guesses = drafted_guesses(rows)

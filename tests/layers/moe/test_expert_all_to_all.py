@@ -62,6 +62,7 @@ def test_where_all_have_room_none_is_lost(sent, room):
 
 
 @pytest.mark.parametrize(("room", "block"), [(1.0, 3), (1.3, 4), (0.1, 1)])
+@pytest.mark.quick_one_in(3)
 def test_the_first_rows_of_a_block_get_there_and_zeros_are_in_the_place_of_the_others(
     sent, room, block
 ):

@@ -30,6 +30,7 @@ def weight_of(seed, rows=64, columns=12):
 
 @pytest.mark.parametrize("how", BYTES)
 @pytest.mark.parametrize("num_groups", [1, 4])
+@pytest.mark.quick_one_in(2)
 def test_each_number_is_off_by_half_a_step_at_most(how, num_groups):
     weight = weight_of(0)
     values, scale = quantized_weight(weight, how, num_groups)
@@ -58,6 +59,7 @@ def test_two_numbers_in_a_byte_come_out_as_they_went_in(values):
 @pytest.mark.parametrize("how", BYTES)
 @pytest.mark.parametrize("group_size", [None, 16])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.quick_one_in(3)
 def test_a_layer_multiplies_by_the_weight_that_it_keeps(how, group_size, dtype):
     sizes = {"in_dim": 64, "out_dim": 12, "axes": ("embed", "mlp"), "has_bias": True}
     wide = Linear.Config(**sizes).build()
@@ -104,6 +106,7 @@ class Stacked(Module):
 @pytest.mark.parametrize("how", BYTES)
 @pytest.mark.parametrize("group_size", [None, 16])
 @pytest.mark.parametrize("sizes", [(0, 1, 0, 2, 0, 0), (3, 0, 4, 1, 0, 5)], ids=["few", "many"])
+@pytest.mark.quick_one_in(4)
 def test_each_row_has_the_narrow_weight_of_its_expert(how, group_size, sizes):
     wide = Linear.Config(in_dim=64, out_dim=12, axes=("embed", "mlp"), has_bias=True)
     narrow = QuantizedLinear.Config(
