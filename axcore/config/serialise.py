@@ -21,18 +21,26 @@ def to_json(cfg: Any) -> str:
 
 def from_json(text: str, *, set_in: str = "JSON") -> Any:
     """Returns the config in a JSON text; raises ConfigError as `from_dict` does."""
+    return from_dict(load_json(text, set_in), set_in=set_in)
+
+
+def load_json(text: str, set_in: str) -> Any:
+    """Returns the plain data in a JSON text.
+
+    Raises:
+        ConfigError: It is not JSON, is empty, or holds a key twice.
+    """
     check_length(text, set_in)
     if not text.strip():
         raise empty_text(set_in)
     try:
-        data = _converter().loads(text, Any, object_pairs_hook=_unique_keys)
+        return _converter().loads(text, Any, object_pairs_hook=_unique_keys)
     except RecursionError:
         raise too_deep(set_in) from None
     except ConfigError as error:
         raise ConfigError(error.what, set_in=set_in, hint=error.hint) from None
     except ValueError as error:
         raise ConfigError(f"not JSON: {error}", set_in=set_in) from None
-    return from_dict(data, set_in=set_in)
 
 
 @functools.cache
