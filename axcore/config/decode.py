@@ -43,9 +43,18 @@ def from_dict(data: Any, *, set_in: str = "a dict") -> Any:
         raise ConfigError(
             f"the top level is a {type(data).__name__}, not a config",
             set_in=set_in,
-            hint='add "type": "module:Class.Config"',
+            hint="add type: module:Class.Config"
+            if _is_yaml(set_in)
+            else 'add "type": "module:Class.Config"',
         )
     return cfg
+
+
+def decode_value(data: Any, set_in: str) -> Any:
+    """Returns the value of plain data: a config where it has a type, containers and scalars."""
+    _check_shape(data, set_in)
+    with setting_from(Origin(set_in)):
+        return _decode(data, (), set_in)
 
 
 def _decode(data: Any, path: Path, set_in: str) -> Any:
@@ -152,8 +161,13 @@ def empty_text(set_in: str) -> ConfigError:
     return ConfigError(
         "there is no config: nothing is written there",
         set_in=set_in,
-        hint="begin with one that works: axcore config show tiny --format yaml > FILE",
+        hint="begin with one that works: axcore config show tiny --format "
+        f"{'yaml' if _is_yaml(set_in) else 'json'} > FILE",
     )
+
+
+def _is_yaml(set_in: str) -> bool:
+    return set_in.lower().endswith(("yaml", "yml"))
 
 
 def check_length(text: str | bytes, set_in: str) -> None:

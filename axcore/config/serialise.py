@@ -22,16 +22,24 @@ def to_json(cfg: Any) -> str:
 
 def from_json(text: str, *, set_in: str = "JSON") -> Any:
     """Returns the config in a JSON text; raises ConfigError as `from_dict` does."""
+    return from_dict(load_json(text, set_in), set_in=set_in)
+
+
+def load_json(text: str, set_in: str) -> Any:
+    """Returns the plain data in a JSON text.
+
+    Raises:
+        ConfigError: It is not JSON, is empty, or holds a key twice.
+    """
     check_length(text, set_in)
     if not text.strip():
         raise empty_text(set_in)
     try:
-        data = parse_json(text)
+        return parse_json(text)
     except ValueError as error:
         if isinstance(error.__cause__, RecursionError):
             raise too_deep(set_in) from None
         raise ConfigError(f"not JSON: {error}", set_in=set_in) from None
-    return from_dict(data, set_in=set_in)
 
 
 @functools.cache

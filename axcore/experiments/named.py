@@ -3,29 +3,54 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from axcore.config import from_json, from_yaml, name_the_known
+from axcore.config import from_dict, name_the_known
 from axcore.config.decode import MAX_CHARACTERS, check_length
+from axcore.config.overlay import overlay
+from axcore.config.serialise import load_json
+from axcore.config.yaml_text import load_yaml
 from axcore.errors import ConfigError
 from axcore.plugins import Experiment, plugin_host
 
 if TYPE_CHECKING:
     from axcore.trainer import Trainer
 
-_READERS = {".json": from_json, ".yaml": from_yaml, ".yml": from_yaml}
+_READERS = {".json": load_json, ".yaml": load_yaml, ".yml": load_yaml}
 
 
 def experiment(name: str) -> "Trainer.Config":
     """Returns the config of a named experiment, or the one in a JSON or YAML file.
 
+    A file may hold a `base`, the name of an experiment or another file beside it, and what differs.
+
     Raises:
-        ConfigError: There is no such experiment or file. What an experiment's own module raises
-            comes out as it is.
+        ConfigError: There is no such experiment or file, or it is wrong. What an experiment's own
+            module raises comes out as it is.
     """
+    return _experiment(name, ())
+
+
+def _experiment(name: str, above: tuple[Path, ...]) -> "Trainer.Config":
+    """Returns an experiment; `above` are the files that it is the base of."""
     path = Path(name)
     cfg: Trainer.Config
     if path.suffix in _READERS:
-        cfg = read_config(path)
-        return cfg
+        data = _read_data(path)
+        if not (isinstance(data, dict) and "base" in data):
+            cfg = from_dict(data, set_in=str(path))
+            return cfg
+        base = data.pop("base")
+        if not isinstance(base, str):
+            raise ConfigError(
+                f"base is {base!r:.60}; expected the name of an experiment, or a file",
+                where="base",
+                set_in=str(path),
+                hint="`axcore experiments` lists the names",
+            )
+        if path.resolve() in above:
+            raise ConfigError("the file is its own base", where="base", set_in=str(path))
+        if Path(base).suffix in _READERS:
+            base = str(path.parent / base)
+        return overlay(_experiment(base, (*above, path.resolve())), data, set_in=str(path))
     records = {record.name: record for record in plugin_host().records(Experiment)}
     if name not in records:
         raise ConfigError(
@@ -53,11 +78,15 @@ def read_config(path: Path) -> Any:
     Raises:
         ConfigError: The file cannot be read, or is no config.
     """
+    return from_dict(_read_data(path), set_in=str(path))
+
+
+def _read_data(path: Path) -> Any:
     try:
         text = _read_text(path)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the config file cannot be read: {error}", where=str(path)) from error
-    return _READERS[path.suffix](text, set_in=str(path))
+    return _READERS[path.suffix](text, str(path))
 
 
 def _read_text(path: Path) -> str:

@@ -75,7 +75,11 @@ def check_libraries(cfg: Any) -> None:
         ConfigError: A library is missing.
     """
     host = plugin_host()
-    for record in (*host.records(MetricWriter), *host.records(RunObserver)):
+    records: list[MetricWriter | RunObserver] = [
+        *host.records(MetricWriter),
+        *host.records(RunObserver),
+    ]
+    for record in records:
         field = "writers" if isinstance(record, MetricWriter) else "observers"
         library = record.library if record.key in getattr(cfg, field) else ""
         if library and importlib.util.find_spec(library) is None:

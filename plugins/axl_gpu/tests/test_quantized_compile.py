@@ -98,7 +98,7 @@ def test_without_a_modifier_no_product_is_narrow(wide):
 
 
 def test_emulated_products_round_their_operands(compile_devices):
-    """XLA for GPUs drops a cast to float8 and back where nothing stands between them."""
+    """XLA for GPUs drops a cast to float8 and back where nothing is between them."""
     one = jax.sharding.SingleDeviceSharding(compile_devices[0])
     x, w = (jax.ShapeDtypeStruct(shape, "bfloat16", sharding=one) for shape in ((32, 16), (16, 64)))
     kernels = dict.fromkeys(MATMULS, emulated_matmul)
