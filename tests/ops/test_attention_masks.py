@@ -29,7 +29,7 @@ IMPLEMENTATIONS = {
 }
 NUMBERS = np.random.default_rng(0)
 Q, K, V, BIAS = (
-    NUMBERS.standard_normal(shape, np.float32)
+    jnp.asarray(NUMBERS.standard_normal(shape, np.float32))
     for shape in [(1, LENGTH, 2, 8), (1, LENGTH, 1, 8), (1, LENGTH, 1, 8), (1, 2, LENGTH, LENGTH)]
 )
 SPECS = (
