@@ -106,6 +106,7 @@ def batch(size: "Size", vocabulary: int) -> dict[str, np.ndarray]:
         "targets": np.roll(tokens, -1, axis=1),
         "positions": np.broadcast_to(np.arange(shape[1], dtype=np.int32), shape).copy(),
         "loss_weights": np.ones(shape, np.float32),
+        "token_mask": np.ones(shape, bool),
     }
 
 

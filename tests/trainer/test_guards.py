@@ -164,7 +164,7 @@ def test_a_guard_changes_batches_and_states(guarded, tmp_path):
 
 def test_phases_change_when_time_is_spent_on_something_else(rolled_back):
     labels = [event.label for event in rolled_back[2] if isinstance(event, PhaseStarted)]
-    assert labels[:5] == ["restore", "compile", "data_wait", "step", "data_wait"]
+    assert labels[:5] == ["start", "compile", "data_wait", "step", "data_wait"]
     assert labels[-1] == "idle"
-    assert (labels.count("restore"), labels.count("evaluation"), labels.count("save")) == (2, 3, 4)
+    assert (labels.count("restore"), labels.count("evaluation"), labels.count("save")) == (1, 3, 4)
     assert labels.count("step") == labels.count("data_wait") == 15

@@ -31,7 +31,7 @@ def emulated_matmul(operands: Operands, spec: MatmulSpec) -> Array:
 
     It defines what the op means. It saves neither time nor memory.
     """
-    # XLA for GPUs drops a cast to a narrow float and back, and then nothing is rounded.
+    # Some of XLA's compilers drop a cast to a narrow float and back: then nothing is rounded.
     kept = lax.optimization_barrier(operands)  # type: ignore[no-untyped-call]
     wide = Operands(*(QuantizedArray(one.values.astype(jnp.float32), one.scale) for one in kept))
     return _scaled(_dot(wide, spec, jnp.float32, precision=lax.Precision.HIGHEST), operands, spec)

@@ -379,13 +379,15 @@ def test_packed_documents_are_ours_where_a_bias_is_larger_than_queries(keys, par
 
 
 CUDNN, OURS = "cudnn_attention", "gpu_flash_attention"
+PACKED = "gpu_packed_flash_attention"
 
 
 @pytest.mark.parametrize(
     ("target", "changes", "validated", "fastest"),
     [
         ("gpu-h100-8", {}, CUDNN, CUDNN),
-        ("gpu-h100-8", {"parts": ("segments",)}, CUDNN, "gpu_packed_flash_attention"),
+        ("gpu-h100-8", {"parts": ("segments",)}, PACKED, PACKED),
+        ("gpu-h200-8", {"parts": ("segments",)}, CUDNN, PACKED),
         ("gpu-h200-8", {"spec": {"soft_cap": 50.0, "right": 0}}, OURS, OURS),
         ("gpu-h100-8", {"parts": ("sinks", "ranges")}, OURS, OURS),
         ("gpu-a100-8", {"parts": ("segments",), "queries": 64, "keys": 64}, CUDNN, CUDNN),

@@ -24,7 +24,7 @@ NARROW = matmul_calls((8, 512, 1024), (1024, 4096), FLOAT8, dtype="bfloat16")
 CALLS = {
     "cross_entropy": (arg_specs.cross_entropy(), "portable"),
     "rms_norm": (arg_specs.rms_norm(), "portable"),
-    "grouped_matmul": (arg_specs.grouped_matmul(), "mosaic_grouped_matmul"),
+    "grouped_matmul": (arg_specs.grouped_matmul(), "gpu_grouped_matmul"),
     "quantized_dot": (NARROW["forward"], "float8"),
 }
 OURS = {
