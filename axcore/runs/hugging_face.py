@@ -20,6 +20,7 @@ from axcore.data import (
     published_end_ids,
     tokenizer_in,
 )
+from axcore.data.hugging_face_tokenizer import TOOL_TEMPLATE
 from axcore.errors import CheckpointError, ConfigError
 from axcore.interop import (
     DEFAULT_SHARD_BYTES,
@@ -40,7 +41,6 @@ from axcore.trainer.run_directory.run_lock import locked_run_directory
 from axcore.trainer.step import TrainState
 
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
-TOOL_TEMPLATE = "additional_chat_templates/tool_use.jinja"
 CHAT_TEMPLATE, PIECES, ADDED = "chat_template.jinja", "tokenizer.model", "added_tokens.json"
 OTHER_TOKENIZERS = ("vocab.json", "vocab.txt", "tekken.json")
 _MAKE_ONE = f"add a {TOKENIZER}: transformers' AutoTokenizer makes one when it saves"
