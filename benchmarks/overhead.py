@@ -104,7 +104,7 @@ def optimizer_by_hand(trainer: Any, params: Any) -> optax.GradientTransformation
     rate = optax.warmup_cosine_decay_schedule(
         0.0,
         schedule.peak,
-        schedule.warmup_steps,
+        round(schedule.warmup_steps * cfg.max_steps),
         cfg.max_steps,
         schedule.peak * schedule.final_fraction,
     )

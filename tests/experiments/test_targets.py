@@ -18,10 +18,17 @@ TARGETS = {
     },
     "tpu-v5e-8": {"attention:splash_attention", "quantized_dot:int8"},
     "gpu-a100-8": {"attention:cudnn_attention"},
-    "gpu-h100-8": {"attention:cudnn_attention", "quantized_dot:float8"},
+    "gpu-h100-8": {
+        "attention:gpu_packed_flash_attention",
+        "attention_backward:gpu_flash_attention",
+        "quantized_dot:float8",
+    },
     "trainium-trn2-2": {"attention:portable"},
 }
 """Of eight devices each, some with a `kernel_choice`, and kernels that each step takes there."""
+
+OTHERS = {("llama2-70b", "gpu-h100-8"): {"attention:cudnn_attention", "quantized_dot:float8"}}
+"""Whose rows are short beside their queries, so that a bias of documents costs little memory."""
 
 LARGE = sorted(
     record.name
@@ -43,4 +50,4 @@ def test_a_step_is_served_by_kernels_of_the_target(name, target):
         compiler = trainer.compiler
         compiler.jitted_step.trace(compiler.abstract_state(), trainer.batch_sharding.abstract())
     chosen = {f"{choice.call.op}:{choice.kernel.name}" for choice in choices}
-    assert chosen >= TARGETS[target] | PORTABLE
+    assert chosen >= OTHERS.get((name, target), TARGETS[target]) | PORTABLE

@@ -100,7 +100,7 @@ def test_an_interrupted_run_stops_where_it_would_have(trainer, tmp_path):
         if isinstance(event, StepsDone) and event.step == 5:
             signal.raise_signal(signal.SIGTERM)
 
-    first = trainer().run(tmp_path / "run", [interrupt], quiet=True)
+    first = trainer().run(tmp_path / "run", [interrupt], quiet=True, returns_when_stopped=True)
     assert (first.step, first.is_complete) == (5, False)
     assert trainer().run(tmp_path / "run", quiet=True).step == 8
 
