@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
-from quick_flags import QUICK_FLAGS, compile_cache, xla_flags
+from quick_flags import QUICK_FLAGS, compile_cache, share_mlir_contexts, xla_flags
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 # Workers and children share what the first one made; sessions do where a folder is named for it.
@@ -58,5 +58,7 @@ settings.load_profile("axcore")
 
 def pytest_configure(config: pytest.Config) -> None:
     """Sets XLA's flags before jax starts; compilers of other hardware keep their own levels."""
-    quick = "" if config.getoption("--compile-for") else QUICK_FLAGS
-    os.environ["XLA_FLAGS"] = xla_flags(quick, devices=16)
+    is_quick = not config.getoption("--compile-for")
+    if is_quick:
+        share_mlir_contexts()
+    os.environ["XLA_FLAGS"] = xla_flags(QUICK_FLAGS if is_quick else "", devices=16)
