@@ -33,9 +33,9 @@ test: $(VENV)/.test  ## Run the suite, but for what the targets below run.
 	@echo "== pytest: the suites of axcore and of the five plugins"
 	@$(PYTEST) -m "not slow and not long and not gate and not compile and not parity"
 
-test-slow: $(VENV)/.test  ## Run the tests that take longer.
-	@echo "== pytest: the tests marked slow"
-	@$(PYTEST) -m "slow and not long and not parity"
+test-slow: $(VENV)/.test  ## Run the tests that take longer; PART=1/3 runs a third of them.
+	@echo "== pytest: the tests marked slow$(PART:%=, part %)"
+	@$(PYTEST) -m "slow and not long and not parity" $(PART:%=--part %)
 
 test-long: $(VENV)/.test  ## Run what is left of sweeps of which the others run a sample.
 	@echo "== pytest: the tests marked long"

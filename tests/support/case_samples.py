@@ -5,6 +5,8 @@ test a sixteenth and at least two stay for `make test-slow`, and of those that c
 a reference one of each kernel; the others are long, and only `make test-long` runs them. A case's
 name decides, so a new one moves no other. `every_case` keeps all, where they are claims of their
 own and no sweep.
+
+`--part 2/3` runs the second of three parts of whatever would run, also by the names of cases.
 """
 
 import collections
@@ -14,6 +16,17 @@ import pytest
 
 _LEAST, _ONE_IN = 2, 16
 _SEEN = pytest.StashKey[collections.Counter]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--part", type=_part, default=(1, 1), help="K/N: the Kth of N parts")
+
+
+def _part(text: str) -> tuple[int, int]:
+    part, parts = map(int, text.split("/"))
+    if not 1 <= part <= parts:
+        raise ValueError(f"expected K/N with K from 1 to N, got {text}")
+    return part, parts
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -33,7 +46,8 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    part, parts = config.getoption("part")
     slow = collections.defaultdict(list)
     for item in items:
         if item.get_closest_marker("slow") and not item.get_closest_marker("every_case"):
@@ -46,6 +60,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if _kernel(case) in kernels:
                 case.add_marker(pytest.mark.long)
             kernels.add(_kernel(case))
+    items[:] = [item for item in items if zlib.crc32(item.nodeid.encode()) % parts == part - 1]
 
 
 def _kernel(case: pytest.Item) -> str | None:
