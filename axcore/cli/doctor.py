@@ -8,10 +8,14 @@ import click
 
 from axcore.errors import AxcoreError
 from axcore.plugins import DoctorCheck, Finding, Fix, plugin_host
+from axcore.plugins.time_limit import TakesTooLongError, within
 
 _MARKS = {"ok": "ok     ", "warning": "WARNING", "error": "ERROR  "}
 
 EXIT_ERRORS_FOUND = 1
+
+TIMEOUT_S = 120.0
+"""How long one check may take; devices of a large slice take a minute to start."""
 
 
 @click.command()
@@ -53,16 +57,26 @@ def _applied(fix: Fix) -> Finding:
 def findings(check: DoctorCheck) -> Iterator[Finding]:
     """Yields what a check finds; a check that itself fails is found as an error."""
     try:
-        for finding in check.call("fn", returns=Iterable, expected="an iterable of Finding"):
-            if not isinstance(finding, Finding):
-                raise check.wrong_return("fn", finding, "an iterable of Finding")
-            yield finding
+        yield from within(TIMEOUT_S, lambda: list(_checked(check)), package=check.plugin)
+    except TakesTooLongError as place:
+        yield Finding(
+            "error",
+            f"the check has not ended after {TIMEOUT_S:g} s; it is at {place}",
+            f"report this to the authors of {check.plugin}, or set AXCORE_BLOCK={check.plugin}",
+        )
     except Exception as error:
         yield Finding(
             "error",
             f"the check itself failed: {_told(error)}",
             f"report this to the authors of {check.plugin}, or set AXCORE_BLOCK={check.plugin}",
         )
+
+
+def _checked(check: DoctorCheck) -> Iterator[Finding]:
+    for finding in check.call("fn", returns=Iterable, expected="an iterable of Finding"):
+        if not isinstance(finding, Finding):
+            raise check.wrong_return("fn", finding, "an iterable of Finding")
+        yield finding
 
 
 def _told(error: Exception) -> str:

@@ -17,6 +17,7 @@ from axcore.launch import find_process_info
 from axcore.launch.process_info import COORDINATOR, NUM_PROCESSES, PROCESS_ID, process_flags
 from axcore.plugins import Finding, Hardware, plugin_host
 from axcore.plugins.environment_flags import present_family
+from axcore.plugins.loading import TIMEOUT as PLUGIN_TIMEOUT
 
 OLDEST_PYTHON = (3, 11)
 OLDEST_JAX = (0, 10)
@@ -27,6 +28,7 @@ OWN_VARIABLES = (
     COORDINATOR,
     NUM_PROCESSES,
     "AXCORE_PLUGINS",
+    PLUGIN_TIMEOUT,
     PROCESS_ID,
     "AXCORE_TRACEBACK",
 )

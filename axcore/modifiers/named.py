@@ -147,7 +147,7 @@ def apply_modifier(cfg: Any, modifier: Any, hardware: Hardware, *, where: str) -
         raise ConfigError(
             f"{modifier!r} changes nothing",
             where=where,
-            hint="take it out, or hint what it looks for",
+            hint="remove it, or check the path or the class that it looks for",
         )
     return changed
 

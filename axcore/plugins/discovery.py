@@ -7,12 +7,14 @@ them, `importlib.metadata.entry_points`, which parses every one, costs several t
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.machinery import PathFinder
 from importlib.metadata import Distribution, DistributionFinder, EntryPoint, PathDistribution
 from pathlib import Path
 
 import attrs
+
+from axcore import __version__
 
 LEVEL = 1
 """The level of the plugin interface that this axcore speaks: entry-point group `axcore.v1`."""
@@ -30,7 +32,8 @@ class PluginCandidate:
         level: Of the interface it is written for.
         module: To import.
         distribution: Which brings it.
-        version: Of the distribution.
+        version: Of the distribution; "unknown" where its metadata gives none.
+        problem: What is wrong with its metadata, empty where nothing is.
     """
 
     name: str
@@ -38,6 +41,7 @@ class PluginCandidate:
     module: str
     distribution: str
     version: str
+    problem: str = ""
 
 
 def discover() -> tuple[PluginCandidate, ...]:
@@ -45,12 +49,7 @@ def discover() -> tuple[PluginCandidate, ...]:
 
     Where two versions of a distribution are on `sys.path`, the first one counts, as for imports.
     """
-    found = [
-        _candidate(point, dist, int(match[1]))
-        for dist in _with_plugins()
-        for point in dist.entry_points
-        if (match := _GROUP.fullmatch(point.group))
-    ]
+    found = [candidate for dist in _with_plugins() for candidate in _candidates(dist)]
     return tuple(sorted(found, key=lambda one: (one.name, one.distribution, one.level)))
 
 
@@ -66,9 +65,15 @@ def _with_plugins() -> Iterator[Distribution]:
             if _names_our_group(f"{info}/entry_points.txt"):
                 yield PathDistribution(Path(info))
     for dist in _found_otherwise():
-        is_ours = "[axcore.v" in (dist.read_text("entry_points.txt") or "")
-        if is_ours and _normalised(dist.name) not in seen:
+        if _is_ours(dist) and _normalised(dist.name) not in seen:
             yield dist
+
+
+def _is_ours(dist: Distribution) -> bool:
+    try:
+        return "[axcore.v" in (dist.read_text("entry_points.txt") or "")
+    except ValueError:  # not UTF-8: what is in a folder is read as bytes, and named if it is ours
+        return False
 
 
 def _infos(folder: str) -> list[str]:
@@ -106,11 +111,67 @@ def _found_otherwise() -> Iterator[Distribution]:
             yield from find(DistributionFinder.Context())
 
 
-def _candidate(point: EntryPoint, dist: Distribution, level: int) -> PluginCandidate:
-    return PluginCandidate(
-        name=point.name,
-        level=level,
-        module=point.value.partition(":")[0].strip(),
-        distribution=dist.name,
-        version=dist.version,
-    )
+def _candidates(dist: Distribution) -> Iterator[PluginCandidate]:
+    """Yields the plugins of a distribution, or one that says why its metadata cannot be read."""
+    name, version, problem = _identity(dist)
+    points: Sequence[EntryPoint] = ()
+    try:
+        points = [point for point in dist.entry_points if _GROUP.fullmatch(point.group)]
+    except ValueError as error:
+        problem = problem or f"its entry_points.txt cannot be read: {error}"
+    if not points:
+        problem = problem or "its entry_points.txt names axcore.v1 and no plugin in that group"
+        yield PluginCandidate(
+            name=name, level=LEVEL, module="", distribution=name, version=version, problem=problem
+        )
+    for point in points:
+        level = _GROUP.fullmatch(point.group)
+        assert level is not None
+        yield PluginCandidate(
+            name=point.name,
+            level=int(level[1]),
+            module=point.value.strip(),
+            distribution=name,
+            version=version,
+            problem=problem or _not_a_module(point.value.strip()),
+        )
+
+
+def _identity(dist: Distribution) -> tuple[str, str, str]:
+    """Returns the name and version of a distribution, and what is wrong with its METADATA."""
+    folder = str(getattr(dist, "_path", "")).rpartition("/")[2]
+    name, _, version = folder.rpartition(".")[0].partition("-")
+    name, version = _normalised(name) or "unknown", version or "unknown"
+    try:
+        metadata = dist.metadata
+        if not metadata or not metadata["Name"] or not metadata["Version"]:
+            return name, version, "its METADATA names no distribution and version"
+        requirements = dist.requires or ()
+    except (ValueError, OSError, KeyError) as error:
+        return name, version, f"its METADATA cannot be read: {error}"
+    return metadata["Name"], metadata["Version"], _unmet(requirements)
+
+
+def _unmet(requirements: Iterable[str]) -> str:
+    """Returns what a distribution requires of axcore where this one does not do, or nothing."""
+    from packaging.requirements import InvalidRequirement, Requirement
+
+    for text in requirements:
+        if not _normalised(text).startswith("axcore"):
+            continue
+        try:
+            requirement = Requirement(text)
+        except InvalidRequirement:
+            return f"it requires {text!r}, which is not a requirement"
+        is_of_axcore = _normalised(requirement.name) == "axcore"
+        applies = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+        fits = requirement.specifier.contains(__version__, prereleases=True)
+        if is_of_axcore and applies and not fits:
+            return f"it requires {text}, and this is axcore {__version__}"
+    return ""
+
+
+def _not_a_module(value: str) -> str:
+    if all(part.isidentifier() for part in value.split(".")):
+        return ""
+    return f"its entry point is {value!r}; expected a module, such as 'axl_acme.plugin'"

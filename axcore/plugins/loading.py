@@ -90,6 +90,8 @@ def load(
         _refuse_repeats(records)
         if "jax" in sys.modules and not had_jax:
             raise _imports_jax(plugin)
+        if not hooks:
+            raise _no_hooks(plugin)
     except (Exception, SystemExit) as error:
         return plugin.failed(error)
     trust_package(plugin.candidate.module.partition(".")[0], functions=False)
@@ -104,10 +106,10 @@ def _timed(plugin: Plugin, limit_s: float | None, doing: str, call: Callable[[],
         return within(limit_s, call, package=plugin.candidate.module.partition(".")[0])
     except TakesTooLongError as place:
         raise PluginError(
-            f"plugin {plugin.name!r} hangs: its {doing} has not ended after {limit_s:g} s; "
+            f"the {doing} of plugin {plugin.name!r} has not finished after {limit_s:g} s; "
             f"it is at {place}",
             where=f"module {plugin.candidate.module}",
-            hint=f"set {BLOCK}={plugin.name}, or give it longer: {TIMEOUT}={6 * limit_s:g}",
+            hint=f"set {TIMEOUT}={6 * limit_s:g} where the disk is slow, or {BLOCK}={plugin.name}",
         ) from None
 
 
@@ -118,6 +120,14 @@ def _records(plugin_name: str, hooks: Mapping[str, list[Callable[[], Any]]]) -> 
         for function in functions
         for record in _yielded(function, name)
     ]
+
+
+def _no_hooks(plugin: Plugin) -> PluginError:
+    return PluginError(
+        f"plugin {plugin.name!r} brings nothing: its module has no hook",
+        where=f"module {plugin.candidate.module}",
+        hint="mark a function with @hook.kernels, or another hook of docs/plugins/hooks.md",
+    )
 
 
 def _imports_jax(plugin: Plugin) -> PluginError:

@@ -82,11 +82,20 @@ def _first_look(offers: list[PluginCandidate], plugin_filter: PluginFilter) -> P
         level = plugin.candidate.level
         reason = f"written for axcore.v{level}; this axcore speaks axcore.v{LEVEL}"
         return attrs.evolve(plugin, state="incompatible", reason=reason)
+    if plugin.candidate.problem:
+        return plugin.failed(_bad_metadata(plugin.candidate))
     if plugin.name == CORE:
         return plugin.failed(_reserved(plugin.candidate))
     if len(fitting) > 1:
         return plugin.failed(_offered_twice(fitting))
     return plugin
+
+
+def _bad_metadata(candidate: PluginCandidate) -> PluginError:
+    return PluginError(
+        f"distribution {candidate.distribution} cannot be used: {candidate.problem}",
+        hint=f"pip install --upgrade --force-reinstall {candidate.distribution}",
+    )
 
 
 def _reserved(candidate: PluginCandidate) -> PluginError:

@@ -8,10 +8,17 @@ from pathlib import Path
 import pytest
 
 from axcore.cli.doctor import findings
-from axcore.cli.doctor_checks import environment_findings, jax_finding, process_findings
+from axcore.cli.doctor_checks import (
+    OWN_VARIABLES,
+    environment_findings,
+    jax_finding,
+    process_findings,
+)
 from axcore.cli.main import main
 from axcore.errors import KernelError, PluginError
 from axcore.plugins import DoctorCheck, Finding, Ref, plugin_host
+from axcore.plugins.loading import TIMEOUT
+from axcore.plugins.plugin_filter import BLOCK
 from axcore.testing import make_dist
 
 ACME = """
@@ -232,6 +239,14 @@ def test_check_that_yields_something_else_is_an_error(root):
     assert found.text.endswith("returned 'fine'; expected an iterable of Finding, got str")
 
 
+def test_check_that_does_not_finish_is_an_error_with_its_line(root, monkeypatch):
+    monkeypatch.setattr("axcore.cli.doctor.TIMEOUT_S", 0.2)
+    (found,) = check(root, "import time\ndef look():\n    time.sleep(600)\n    yield")
+    assert found.text.startswith("the check has not ended after 0.2 s; it is at ")
+    assert found.text.endswith("doctor.py:3")
+    assert "AXCORE_BLOCK=axl-acme" in found.hint
+
+
 def test_finding_of_trouble_must_say_how_to_fix_it():
     with pytest.raises(PluginError, match="'warning' says how to fix it"):
         Finding("warning", "hot")
@@ -253,6 +268,10 @@ def test_versions_of_jax_are_judged(versions, level, text):
     found = jax_finding(*versions)
     assert found.level == level
     assert text in found.text
+
+
+def test_doctor_knows_the_variables_that_axcore_reads():
+    assert {TIMEOUT, BLOCK} <= set(OWN_VARIABLES)
 
 
 def test_variables_that_nothing_reads_are_found():

@@ -10,6 +10,7 @@ from axcore.plugins import Kernel, MeshRule, Op, load_host
 from axcore.plugins.discovery import discover
 
 RULE = 'MeshRule(match="acme-*", mesh={"fsdp": -1})'
+RULES = f"from axcore.plugins import *\n@hook.mesh_rules\ndef mesh_rules():\n    yield {RULE}"
 KERNEL = 'Kernel(op="attention", name="flash", priority=200, forward=Ref("axl_acme.flash:run"))'
 
 
@@ -71,6 +72,45 @@ def test_plugin_that_raises_at_import_fails_alone(installed, source, body, troub
     assert host.plugin("axl-acme").state == "failed"
     assert trouble in host.plugin("axl-acme").trouble
     assert host.plugin("axl-good").state == "loaded"
+
+
+NEWER = "Name: axl-acme\nVersion: 1\nRequires-Dist: axcore[serve]>=9.0\n"
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "trouble"),
+    [
+        ("METADATA", b"Name: axl-acme\nVersion: \xff\xfe\n", "its METADATA cannot be read"),
+        ("METADATA", None, "its METADATA names no distribution and version"),
+        ("METADATA", NEWER.encode(), "it requires axcore[serve]>=9.0, and this is axcore"),
+        (
+            "entry_points.txt",
+            b"[axcore.v1]\naxl-acme = axl_acme.plugin:nothing",
+            "expected a module",
+        ),
+        ("entry_points.txt", b"[axcore.v1\naxl-acme = axl_acme.plugin", "cannot be used"),
+        (
+            "entry_points.txt",
+            b"[axcore.v1]\naxl-acme = \xff",
+            "its entry_points.txt cannot be read",
+        ),
+        ("entry_points.txt", b"[axcore.v1]\n", "names axcore.v1 and no plugin"),
+    ],
+)
+def test_plugin_of_broken_metadata_is_named_and_spreads_nothing(installed, file, content, trouble):
+    installed.add("axl-acme", RULES)
+    installed.add("axl-good", RULES)
+    path = installed.root / "axl_acme-1.0.dist-info" / file
+    path.unlink() if content is None else path.write_bytes(content)
+    broken = load_host({}, [one for one in discover() if one.distribution == "axl-acme"])
+    assert broken.plugin("axl-acme").state == "failed"
+    assert trouble in broken.plugin("axl-acme").trouble
+    assert installed.host().plugin("axl-good").state == "loaded"
+
+
+def test_plugin_without_a_hook_is_named(installed):
+    installed.add("axl-acme", "")
+    assert "brings nothing: its module has no hook" in installed.host().plugin("axl-acme").trouble
 
 
 def test_missing_plugin_module_fails_with_its_name(installed):
@@ -221,7 +261,7 @@ def test_blocked_plugin_is_not_imported(installed):
 
 def test_plugin_that_the_allow_list_leaves_out_is_not_imported(installed):
     installed.add("axl-acme", "raise SystemExit('imported')")
-    installed.add("axl-good")
+    installed.add("axl-good", RULES)
     host = installed.host({"AXCORE_PLUGINS": "axl-good"})
     assert host.plugin("axl-acme").reason == "AXCORE_PLUGINS does not name it"
     assert host.plugin("axl-good").state == "loaded"
@@ -256,9 +296,9 @@ def test_asking_for_a_plugin_that_is_not_there_says_what_is(installed):
 
 
 def test_fingerprint_tells_versions_apart_and_leaves_out_the_blocked(installed):
-    installed.add("axl-acme")
+    installed.add("axl-acme", RULES)
     one = installed.host().fingerprint()
-    installed.add("axl-idle")
+    installed.add("axl-idle", RULES)
     assert installed.host({"AXCORE_BLOCK": "axl-idle"}).fingerprint() == one
     assert installed.host().fingerprint() != one
     (installed.root / "axl_acme-1.0.dist-info/METADATA").write_text(

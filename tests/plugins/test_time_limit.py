@@ -51,11 +51,11 @@ def test_plugin_that_hangs_is_named_with_the_line_and_the_others_load(
     assert time.monotonic() - started < 60
     trouble = host.plugin(name).trouble
     assert trouble.startswith(
-        f"plugin {name!r} hangs: its {doing} has not ended after 3 s; it is at {folder}/plugin.py:"
+        f"the {doing} of plugin {name!r} has not finished after 3 s; it is at {folder}/plugin.py:"
     )
     assert int(trouble.rpartition(":")[2]) in (line, line + 1)
     assert "good" in {op.name for op in host.records(Op)}
-    with pytest.raises(PluginError, match=f"AXCORE_BLOCK={name}, or give it longer: {TIMEOUT}=18"):
+    with pytest.raises(PluginError, match=f"{TIMEOUT}=18 .* or AXCORE_BLOCK={name}"):
         raise host.plugin(name).error
 
 
@@ -69,7 +69,7 @@ def test_plugin_that_hangs_is_named_in_threads_too(installed):
     )
     thread.start()
     thread.join(300)
-    assert "plugin 'axl-threaded' hangs" in troubles[0]
+    assert "plugin 'axl-threaded' has not finished" in troubles[0]
 
 
 def test_help_names_the_plugin_that_hangs(make_dist, cli):
@@ -78,7 +78,7 @@ def test_help_names_the_plugin_that_hangs(make_dist, cli):
     assert ran.exit_code == 0
     assert "Broken plugins: axl-acme" in ran.stdout
     ran = cli("plugins", AXCORE_PLUGINS="axl-acme", **{TIMEOUT: "3"})
-    assert "plugin 'axl-acme' hangs: its import has not ended after 3 s" in ran.stdout
+    assert "the import of plugin 'axl-acme' has not finished after 3 s" in ran.stdout
 
 
 @pytest.mark.parametrize("text", ["soon", "0", "-1", "nan", "inf"])
