@@ -7,7 +7,7 @@ from axcore.config.call import config_for
 from axcore.config.decode import from_dict
 from axcore.config.define import class_tag, config, field_names
 from axcore.config.diff import ABSENT, Change, diff_config, format_diff
-from axcore.config.edit import evolve, origin_of, replace_config, update_config
+from axcore.config.edit import evolve, origin_of, replace_config, same_fields, update_config
 from axcore.config.encode import to_dict
 from axcore.config.golden import check_golden
 from axcore.config.overrides import apply_overrides
@@ -70,6 +70,7 @@ __all__ = [
     "render_config",
     "replace_config",
     "resumable_paths",
+    "same_fields",
     "to_dict",
     "to_json",
     "to_yaml",

@@ -17,6 +17,7 @@ from axcore.config.paths import (
     parse_pattern,
 )
 from axcore.config.provenance import Origin, calling_origin, carry_origins, origins_of
+from axcore.config.render import is_at_default
 from axcore.config.required import REQUIRED
 from axcore.config.suggest import name_the_known
 from axcore.config.traverse import (
@@ -221,6 +222,39 @@ def replace_config(
     if not count and not missing_ok:
         raise _nothing_to_replace(cfg, target, at)
     return result
+
+
+def same_fields(old: Any, target: Any, **changes: Any) -> Any:
+    """Returns the config of another class with the fields of this one.
+
+    For a class that does what another does and a little more: a config alone, given to
+    `replace_config`, takes what is REQUIRED from the node that it replaces, and nothing else.
+
+        replace_config(cfg, Attention, lambda old: same_fields(old, MyAttention, window=64))
+
+    Args:
+        old: A config.
+        target: A module class, or its Config.
+        changes: Values of fields that shall have others.
+
+    Raises:
+        ConfigError: The class lacks a field that `old` sets, or a value does not fit.
+    """
+    cls = getattr(target, "Config", target)
+    if not is_config_class(cls):
+        raise ConfigError(f"expected a module class or a config class, got {target!r}")
+    names = set(field_names(cls))
+    lost = [name for name in field_names(old) if name not in names and not is_at_default(old, name)]
+    if lost:
+        shown = ", ".join(f"{name}={getattr(old, name)!r}" for name in lost)
+        raise ConfigError(
+            f"{class_tag(cls)} has no place for what {class_tag(type(old))} sets: {shown}",
+            hint=f"derive it from {class_tag(type(old))}, or set these to their defaults first",
+        )
+    kept = {name: getattr(old, name) for name in field_names(old) if name in names}
+    new = cls(**{**kept, **changes})
+    carry_origins(new, old, dict.fromkeys(changes, calling_origin()))
+    return new
 
 
 def _replacement(new: Any, old: Any, path: Path) -> Any:

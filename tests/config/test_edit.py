@@ -10,12 +10,15 @@ from config_trees import NET, FeedForward, Linear, Net
 from axcore.config import (
     apply_overrides,
     check_golden,
+    config,
     evolve,
+    field_names,
     find_config,
     origin_of,
     origins_of,
     render_config,
     replace_config,
+    same_fields,
     update_config,
 )
 from axcore.errors import ConfigError
@@ -43,6 +46,28 @@ def test_a_replacement_keeps_what_it_sets() -> None:
     new = replace_config(cfg, FeedForward, FeedForward.Config(hidden_dim=99, activation="silu"))
     assert [layer.hidden_dim for layer in new.layers] == [99, 99]
     assert [layer.activation for layer in new.layers] == ["silu", "silu"]
+
+
+class Wider(FeedForward):
+    @config
+    class Config(FeedForward.Config):
+        factor: int = 1
+
+
+def test_another_class_takes_all_fields_and_their_origins() -> None:
+    cfg = update_config(NET, {"layers[*].activation": "gelu"}, set_in="me")
+    new = replace_config(cfg, FeedForward, lambda old: same_fields(old, Wider, factor=2))
+    old_fields, (first, _) = field_names(FeedForward.Config), new.layers
+    assert [getattr(first, name) for name in old_fields] == [
+        getattr(cfg.layers[0], name) for name in old_fields
+    ]
+    assert (type(first), first.factor) == (Wider.Config, 2)
+    assert str(origin_of(new, "layers[0].activation")) == "me"
+
+
+def test_a_class_that_lacks_a_field_which_is_set_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"no place for what .*FeedForward.Config sets: .*gelu"):
+        same_fields(FeedForward.Config(activation="gelu"), Linear)
 
 
 def test_overrides_hold_when_the_component_is_swapped() -> None:

@@ -4,6 +4,7 @@ import re
 from fnmatch import fnmatch
 
 import attrs
+import jax.numpy as jnp
 import pytest
 
 from axcore.config import apply_overrides
@@ -316,3 +317,12 @@ def test_the_gradient_goes_with_its_forward_kernel_unless_it_cannot_or_another_i
 def test_a_kernel_with_a_gradient_of_its_own_names_no_backward_function():
     with pytest.raises(PluginError, match="is differentiable and has a backward function"):
         kernel("both", 200, backward=FN, is_differentiable=True)
+
+
+def test_a_call_is_asked_for_what_its_op_knows_alone():
+    call = Call.of("attention", {"q_BTNH": jnp.ones(3), "bias": None}, {"scale": 1.0})
+    assert (call.has("q_BTNH"), call.has("bias")) == (True, False)
+    with pytest.raises(KernelError, match=r"no array 'bias_BNTS'; did you mean 'bias'"):
+        call.has("bias_BNTS")
+    with pytest.raises(KernelError, match="no feature 'scales'; did you mean 'scale'"):
+        call.feature("scales")

@@ -1,11 +1,17 @@
 """`Call`: what an op is asked for, without the arrays. Kernels say whether they accept it."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
 
 import attrs
 from jax import Array
 
+from axcore.config import name_the_known
+from axcore.errors import KernelError
+
 Feature = bool | int | float | str | None
+
+T = TypeVar("T")
 
 
 @attrs.frozen(kw_only=True)
@@ -17,12 +23,14 @@ class Call:
         shapes: Shape by array name; arrays that the call lacks are not in it.
         dtypes: Dtype name by array name.
         features: The op's static choices by name.
+        absent: Arrays that the op knows and the call lacks; None where nobody said.
     """
 
     op: str
     shapes: tuple[tuple[str, tuple[int, ...]], ...] = ()
     dtypes: tuple[tuple[str, str], ...] = ()
     features: tuple[tuple[str, Feature], ...] = ()
+    absent: tuple[str, ...] | None = attrs.field(default=None, eq=False)
 
     @classmethod
     def of(
@@ -35,23 +43,40 @@ class Call:
             shapes=tuple((name, tuple(array.shape)) for name, array in given.items()),
             dtypes=tuple((name, array.dtype.name) for name, array in given.items()),
             features=tuple(features.items()),
+            absent=tuple(name for name, array in arrays.items() if array is None),
         )
 
     def has(self, array: str) -> bool:
-        """Return whether the call has that array."""
-        return array in dict(self.shapes)
+        """Return whether the call has that array.
+
+        Raises:
+            KernelError: The op knows no array of that name; a kernel that asks for it would
+                ignore what it means.
+        """
+        given = dict(self.shapes)
+        if array in given or self.absent is None or array in self.absent:
+            return array in given
+        raise self._unknown("array", array, (*given, *self.absent))
 
     def shape(self, array: str) -> tuple[int, ...]:
         """Return the shape of an array that the call has."""
-        return dict(self.shapes)[array]
+        return self._of("array", array, dict(self.shapes))
 
     def dtype(self, array: str) -> str:
         """Return the dtype name of an array that the call has."""
-        return dict(self.dtypes)[array]
+        return self._of("array", array, dict(self.dtypes))
 
     def feature(self, name: str) -> Feature:
         """Return one of the op's static choices."""
-        return dict(self.features)[name]
+        return self._of("feature", name, dict(self.features))
+
+    def _of(self, what: str, name: str, known: Mapping[str, T]) -> T:
+        if name in known:
+            return known[name]
+        raise self._unknown(what, name, known)
+
+    def _unknown(self, what: str, name: str, known: Iterable[str]) -> KernelError:
+        return KernelError(f"{self} has no {what} {name!r}; {name_the_known(name, known)}")
 
     def __str__(self) -> str:
         dtypes = dict(self.dtypes)
