@@ -167,6 +167,10 @@ class Tokenizer(Configurable, ABC):
             if not is_array or not np.issubdtype(tokens.dtype, np.integer):
                 expected = "a list of arrays [N] of integers"
                 raise wrong_method_return(self, "encode_many", tokens, expected)
+            # XLA clamps an index out of range: such a token would train another one's row.
+            if len(tokens) and not 0 <= tokens.min() <= tokens.max() < self.vocab_size:
+                expected = f"tokens from 0 to {self.vocab_size - 1}, below its vocab_size"
+                raise wrong_method_return(self, "encode_many", tokens, expected)
         return encoded
 
     def _before(self) -> NDArray[np.int32]:

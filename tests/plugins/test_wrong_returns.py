@@ -210,6 +210,7 @@ def test_observer_that_is_none_is_switched_off_by_name(brought):
 
 
 CLASSES = """
+import numpy as np
 from axcore.config import config
 from axcore.data import Document, Source, Tokenizer
 
@@ -233,7 +234,9 @@ class Few(Tokenizer):
     vocab_size, bos_id, eos_id, pad_id = 9, None, 1, 2
 
     def encode_many(self, texts):
-        return {"none": [], "number": 3, "list": [[1, 2]]}[self.config.answer]
+        odd = {"none": [], "number": 3, "list": [[1, 2]]}
+        odd |= {"large": [np.array([1, 9])], "negative": [np.array([-3, 1])]}
+        return odd[self.config.answer]
 
     def decode(self, tokens):
         return ""
@@ -254,7 +257,7 @@ def test_source_tokenizer_and_modifier_are_named_with_their_plugin(brought):
         PluginError, match=r"axl_acme.code:Odd.documents of plugin 'axl-acme' retur"
     ):
         data.build().summary()
-    for answer in ("none", "number", "list"):
+    for answer in ("none", "number", "list", "large", "negative"):
         with pytest.raises(
             PluginError, match=r"axl_acme.code:Few.encode_many of plugin 'axl-acme'"
         ):
