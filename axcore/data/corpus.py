@@ -14,7 +14,7 @@ from axcore.data.packing import TokenReader, TokenStore
 from axcore.data.split import is_validation
 from axcore.data.tokenizer import Tokenizer
 from axcore.errors import DataError
-from axcore.plugins import wrong_method_return
+from axcore.plugins import attributed, wrong_method_return
 
 _CHARACTERS_A_GROUP = 1 << 20
 
@@ -50,14 +50,18 @@ def read_corpus(source: Source, tokenizer: Tokenizer, validation_fraction: float
 
 
 def _documents(source: Source, tokenizer: Tokenizer) -> Iterator[Document]:
-    if isinstance(source, FileSource):
-        documents = source.transformed(tokenizer)
-    else:
-        documents = source.documents()
-    for document in documents:
-        if not isinstance(document, Document):
-            raise wrong_method_return(source, "documents", document, "an iterator over Document")
-        yield document
+    expected = "an iterator over Document"
+    with attributed(source, "documents"):
+        if isinstance(source, FileSource):
+            documents: object = source.transformed(tokenizer)
+        else:
+            documents = source.documents()
+        if not isinstance(documents, Iterable):
+            raise wrong_method_return(source, "documents", documents, expected)
+        for document in documents:
+            if not isinstance(document, Document):
+                raise wrong_method_return(source, "documents", document, expected)
+            yield document
 
 
 def groups(documents: Iterable[Document]) -> Iterator[list[Document]]:

@@ -14,6 +14,7 @@ from axcore.data.packing import PADDING_ROW, Batch
 from axcore.data.schedule import LONGEST_PERIOD, Schedule, integer_weights
 from axcore.data.weight_changes import NewWeights, weights_by_place
 from axcore.errors import ConfigError, DataError
+from axcore.plugins import attributed
 
 SOURCE_IDS = "source_ids"
 """The array of a batch that says which source of a mixture each row is of."""
@@ -62,8 +63,9 @@ class Mixture(Source):
     def documents(self) -> Iterator[Document]:
         """Yields every document of each source, its name after that of the source."""
         for name, source in self.components.items():
-            for document in source.documents():
-                yield Document(f"{name}/{document.name}", document.text, document.tokens)
+            with attributed(source, "documents"):
+                for document in source.documents():
+                    yield Document(f"{name}/{document.name}", document.text, document.tokens)
 
     def describe(self) -> str:
         """Names the sources and the shares that they begin with."""

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from axcore.config import Configurable, PositiveInt, config
 from axcore.data.chat_template import ChatTemplate, Message
 from axcore.errors import DataError
-from axcore.plugins import wrong_method_return
+from axcore.plugins import attributed, wrong_method_return
 
 
 @attrs.frozen(eq=False)
@@ -158,7 +158,8 @@ class Tokenizer(Configurable, ABC):
 
     def _encoded(self, texts: Sequence[str]) -> list[NDArray[Any]]:
         """Returns what `encode_many` does, which somebody else may have written, checked."""
-        encoded = self.encode_many(texts)
+        with attributed(self, "encode_many"):
+            encoded = self.encode_many(texts)
         if not isinstance(encoded, list) or len(encoded) != len(texts):
             expected = f"a list of {len(texts)} arrays, one for each text"
             raise wrong_method_return(self, "encode_many", encoded, expected)

@@ -25,7 +25,7 @@ from axcore.modifiers.dots import with_dot
 from axcore.modifiers.named_parser import parse_change
 from axcore.modifiers.variants import replace_by_variant
 from axcore.module import Module
-from axcore.plugins.attribution import wrong_method_return
+from axcore.plugins.attribution import attributed, wrong_method_return
 from axcore.plugins.host import plugin_host
 from axcore.plugins.records import (
     DataSource,
@@ -140,9 +140,13 @@ def apply_modifier(cfg: Any, modifier: Any, hardware: Hardware, *, where: str) -
             where=where,
             hint=f"{type(modifier).__qualname__}({missing[0]}=...)",
         )
-    changed = modifier.apply(cfg, hardware)
-    if not is_config(changed):
-        raise wrong_method_return(modifier, "apply", changed, "the changed config")
+    with attributed(modifier, "apply"):
+        changed = modifier.apply(cfg, hardware)
+    # A node of it, as `cfg.model`, would lose the rest of the experiment.
+    is_like = isinstance(changed, type(cfg)) or isinstance(cfg, type(changed))
+    if not is_like or not is_config(changed):
+        expected = f"the changed {type(cfg).__qualname__}"
+        raise wrong_method_return(modifier, "apply", changed, expected)
     if changed == cfg and not getattr(modifier, "is_idempotent", False):
         raise ConfigError(
             f"{modifier!r} changes nothing",

@@ -1,5 +1,7 @@
-"""Whose class it is that gave back something wrong: for classes that configs name, not records."""
+"""Whose class it is that raised or gave back something wrong: of classes that configs name."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from axcore.errors import PluginError
@@ -16,6 +18,19 @@ def plugin_of(cls: type) -> str:
         if plugin.candidate.module.partition(".")[0] == package
     ]
     return owners[0] if owners else ""
+
+
+@contextmanager
+def attributed(owner: object, method: str) -> Iterator[None]:
+    """Lets exceptions of an object's method through, with a note of the plugin of its class."""
+    try:
+        yield
+    except Exception as error:
+        plugin = plugin_of(type(owner))
+        if plugin:
+            cls = type(owner)
+            error.add_note(f"in {cls.__module__}:{cls.__qualname__}.{method} of plugin {plugin!r}")
+        raise
 
 
 def wrong_method_return(owner: object, method: str, value: Any, expected: str) -> PluginError:

@@ -90,8 +90,6 @@ def load(
         _refuse_repeats(records)
         if "jax" in sys.modules and not had_jax:
             raise _imports_jax(plugin)
-        if not hooks:
-            raise _no_hooks(plugin)
     except (Exception, SystemExit) as error:
         return plugin.failed(error)
     trust_package(plugin.candidate.module.partition(".")[0], functions=False)
@@ -120,14 +118,6 @@ def _records(plugin_name: str, hooks: Mapping[str, list[Callable[[], Any]]]) -> 
         for function in functions
         for record in _yielded(function, name)
     ]
-
-
-def _no_hooks(plugin: Plugin) -> PluginError:
-    return PluginError(
-        f"plugin {plugin.name!r} brings nothing: its module has no hook",
-        where=f"module {plugin.candidate.module}",
-        hint="mark a function with @hook.kernels, or another hook of docs/plugins/hooks.md",
-    )
 
 
 def _imports_jax(plugin: Plugin) -> PluginError:

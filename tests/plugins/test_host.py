@@ -108,11 +108,6 @@ def test_plugin_of_broken_metadata_is_named_and_spreads_nothing(installed, file,
     assert installed.host().plugin("axl-good").state == "loaded"
 
 
-def test_plugin_without_a_hook_is_named(installed):
-    installed.add("axl-acme", "")
-    assert "brings nothing: its module has no hook" in installed.host().plugin("axl-acme").trouble
-
-
 def test_missing_plugin_module_fails_with_its_name(installed):
     (installed.add("axl-acme") / "plugin.py").unlink()
     assert "No module named 'axl_acme.plugin'" in installed.host().plugin("axl-acme").trouble

@@ -217,10 +217,17 @@ from axcore.data import Document, Source, Tokenizer
 class Odd(Source):
     @config
     class Config(Source.Config):
-        pass
+        how: str = ""
 
     def documents(self):
+        if self.config.how == "none":
+            return None
+        return self.yielded()
+
+    def yielded(self):
         yield Document("a", "text")
+        if self.config.how == "raises":
+            raise OSError("disk")
         yield "text"
 
     def describe(self):
@@ -245,18 +252,32 @@ class Few(Tokenizer):
 class Shrug:
     def apply(self, cfg, hardware):
         return None
+
+@config
+class Part:
+    def apply(self, cfg, hardware):
+        return cfg.model
+
+@config
+class Stumbles:
+    def apply(self, cfg, hardware):
+        return cfg.nothing
 """
 
 
 def test_source_tokenizer_and_modifier_are_named_with_their_plugin(brought):
     brought("ops", 'Op(name="odd", fn=Ref("a:b"), summary="")', CLASSES)
-    from axl_acme.code import Few, Odd, Shrug
+    from axl_acme.code import Few, Odd, Part, Shrug, Stumbles
 
-    data = evolve(tiny().data, source=Odd.Config())
-    with pytest.raises(
-        PluginError, match=r"axl_acme.code:Odd.documents of plugin 'axl-acme' retur"
-    ):
-        data.build().summary()
+    for how in ("", "none"):
+        data = evolve(tiny().data, source=Odd.Config(how=how))
+        with pytest.raises(
+            PluginError, match=r"axl_acme.code:Odd.documents of plugin 'axl-acme' retur"
+        ):
+            data.build().summary()
+    with pytest.raises(OSError, match="disk") as raised:
+        evolve(data, source=Odd.Config(how="raises")).build().summary()
+    assert "in axl_acme.code:Odd.documents of plugin 'axl-acme'" in raised.value.__notes__
     for answer in ("none", "number", "list", "large", "negative"):
         with pytest.raises(
             PluginError, match=r"axl_acme.code:Few.encode_many of plugin 'axl-acme'"
@@ -266,6 +287,11 @@ def test_source_tokenizer_and_modifier_are_named_with_their_plugin(brought):
         PluginError, match=r"axl_acme.code:Shrug.apply of plugin 'axl-acme' returned"
     ):
         apply_modifier(tiny(), Shrug(), CPU, where="")
+    with pytest.raises(PluginError, match=r"Part.apply .* expected the changed Trainer.Config"):
+        apply_modifier(tiny(), Part(), CPU, where="")
+    with pytest.raises(AttributeError, match="nothing") as stumbled:
+        apply_modifier(tiny(), Stumbles(), CPU, where="")
+    assert "in axl_acme.code:Stumbles.apply of plugin 'axl-acme'" in stumbled.value.__notes__
 
 
 def test_class_of_nobody_is_named_alone():
@@ -273,7 +299,7 @@ def test_class_of_nobody_is_named_alone():
         def apply(self, cfg, hardware):
             return 3
 
-    with pytest.raises(PluginError, match=r"Shrug.apply returned 3; expected the changed config"):
+    with pytest.raises(PluginError, match=r"returned 3; expected the changed Trainer.Config"):
         apply_modifier(tiny(), Shrug(), CPU, where="")
 
 

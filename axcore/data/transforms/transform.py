@@ -11,7 +11,7 @@ import numpy as np
 from axcore.config import Configurable
 from axcore.data.document import Document
 from axcore.data.tokenizer import Tokenizer
-from axcore.plugins import wrong_method_return
+from axcore.plugins import attributed, wrong_method_return
 
 
 @attrs.frozen
@@ -110,7 +110,8 @@ def _applied(
     transform: Transform, document: Document, tools: TransformTools
 ) -> list[Document] | Dropped:
     """Returns what a transform makes of a document, which somebody else may have written."""
-    made = transform.apply(document, tools)
+    with attributed(transform, "apply"):
+        made = transform.apply(document, tools)
     if isinstance(made, Dropped):
         return made
     several: list[Any] = list(made) if isinstance(made, list | tuple) else [made]
