@@ -1,0 +1,299 @@
+"""`run_program`: a program that a model wrote and its checks, each in a sandbox of its own.
+
+The kernel confines both, by what `axcore.sandbox.mechanisms` lists. The program's process has
+neither the checks nor the pipe of the verdict, and answers calls by values:
+
+    program  <- calls, values ->  checks  - verdict ->  run_program
+"""
+
+import base64
+import contextlib
+import functools
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import attrs
+
+from axcore.config import PositiveFloat, PositiveInt, config
+from axcore.errors import ConfigError, ProcessError
+from axcore.sandbox.mechanisms import (
+    INSTALL_HINT,
+    MECHANISMS,
+    call_filter,
+    command,
+    interpreter,
+)
+
+_SCRIPT = str(Path(__file__).with_name("confine.py"))
+_SHOWN = 2000
+_MIB = 1 << 20
+_START_S = 60.0
+_LOOK_S = 0.02
+UNSANDBOXED = "none"
+
+
+@config
+class ProgramLimits:
+    """Describes what a program may use.
+
+    Args:
+        seconds: From its start to the end of its checks; of a processor, one more.
+        memory_mib: Of address space.
+        file_mib: Of each file that it writes, its output among them.
+        files_mib: Of all files in its folder together.
+        max_files: In its folder, folders among them.
+    """
+
+    seconds: PositiveFloat = 5.0
+    memory_mib: PositiveInt = 512
+    file_mib: PositiveInt = 4
+    files_mib: PositiveInt = 16
+    max_files: PositiveInt = 1000
+
+
+@attrs.frozen
+class Verdict:
+    """What checks found of a program.
+
+    Args:
+        status: "passed" where the checks ran to their end, "failed" or "timeout".
+        reason: Why it did not pass.
+        output: The end of what the program printed.
+    """
+
+    status: str
+    reason: str
+    output: str
+
+
+def run_program(
+    code: str,
+    checks: str,
+    limits: ProgramLimits,
+    *,
+    mechanism: str | None = None,
+    allow_unsandboxed: bool = False,
+) -> Verdict:
+    """Runs a program and then its checks; returns the verdict, and leaves nothing running.
+
+    Args:
+        code: The program, in Python.
+        checks: Python that calls functions of the program by their names, or as `program.NAME`, and
+            raises an exception where one does not do what it should.
+        limits: What each of the two may use.
+        mechanism: One of `MECHANISMS`; by default the first that works on this machine.
+        allow_unsandboxed: Whether the program runs also where no mechanism works; it can then do
+            whatever this user can.
+
+    Raises:
+        ConfigError: No mechanism works, or checks are empty.
+        ProcessError: The sandbox did not start.
+    """
+    if not checks.strip():
+        raise ConfigError("a program has no checks", where="checks", hint='checks="assert f(1)"')
+    if mechanism is None:
+        mechanism = choose_mechanism(allow_unsandboxed=allow_unsandboxed)
+    with contextlib.ExitStack() as stack:
+        sandbox = _Sandbox(stack, mechanism, limits)
+        # Each end of a pipe goes to one process, and the verdict's to none but that of the checks.
+        calls_out, calls_in = sandbox.pipe()
+        values_out, values_in = sandbox.pipe()
+        verdict_out, verdict_in = sandbox.pipe()
+        output = stack.enter_context(tempfile.TemporaryFile())
+        complaints = stack.enter_context(tempfile.TemporaryFile())
+        sandbox.start("program", code, (calls_out, values_in), output)
+        sandbox.start("checks", checks, (values_out, calls_in, verdict_in), complaints)
+        # Else no end of a process would be seen as the end of its pipe.
+        for descriptor in (calls_out, calls_in, values_out, values_in, verdict_in):
+            os.close(descriptor)
+        status, reason = sandbox.wait(verdict_out)
+        os.close(verdict_out)
+        sandbox.kill()
+        if status == "setup":
+            said = _end(complaints) + _end(output)
+            raise ProcessError(
+                f"the sandbox did not start: {said.strip()[-_SHOWN:] or reason}",
+                where=f"mechanism {mechanism}",
+                hint=f"raise limits.memory_mib ({limits.memory_mib}); see `axcore doctor`",
+            )
+        return Verdict(status, reason, _end(output))
+
+
+class _Sandbox:
+    """Two processes under a mechanism, and how they end."""
+
+    def __init__(self, stack: contextlib.ExitStack, mechanism: str, limits: ProgramLimits) -> None:
+        self._stack, self._mechanism, self._limits = stack, mechanism, limits
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._folders: list[str] = []
+        stack.callback(self.kill)
+
+    @staticmethod
+    def pipe() -> tuple[int, int]:
+        return os.pipe()
+
+    def start(self, role: str, code: str, descriptors: Sequence[int], output: IO[bytes]) -> None:
+        folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="axcore-program-"))
+        self._stack.callback(self.kill)  # before the folder goes
+        said = self._said(role, code, folder, descriptors)
+        process = subprocess.Popen(
+            command(self._mechanism, _SCRIPT, self._limits.files_mib * _MIB),
+            cwd=folder,
+            env={},  # it has keys and tokens
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            pass_fds=descriptors,
+            start_new_session=True,  # so that it can be killed as a group, and has no terminal
+        )
+        self._processes.append(process)
+        self._folders.append(folder)
+        assert process.stdin is not None, "it is a pipe"
+        with contextlib.suppress(BrokenPipeError), process.stdin as file:  # it failed to start
+            file.write(json.dumps(said).encode())
+
+    def _said(
+        self, role: str, code: str, folder: str, descriptors: Sequence[int]
+    ) -> Mapping[str, Any]:
+        limits, is_confined = self._limits, self._mechanism != UNSANDBOXED
+        most = {
+            "RLIMIT_AS": limits.memory_mib * _MIB,
+            "RLIMIT_FSIZE": limits.file_mib * _MIB,
+            "RLIMIT_CPU": int(limits.seconds) + 1,
+            "RLIMIT_NOFILE": 64,
+            "RLIMIT_CORE": 0,
+            **({"RLIMIT_NPROC": 0} if is_confined else {}),
+        }
+        # Libraries that would start threads, which are refused.
+        threads = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+        return {
+            "role": role,
+            "code": code,
+            "mechanism": self._mechanism,
+            "folder": folder,
+            "descriptors": descriptors,
+            "limits": most if sys.platform == "linux" else {"RLIMIT_CPU": most["RLIMIT_CPU"]},
+            "files_bytes": limits.files_mib * _MIB,
+            "max_files": limits.max_files,
+            "readable": interpreter().readable,
+            "packages": interpreter().packages,
+            "environment": {"PATH": "/usr/bin:/bin", **dict.fromkeys(threads, "1")},
+            "filter": base64.b64encode(call_filter()).decode() if is_confined else "",
+        }
+
+    def wait(self, verdict: int) -> tuple[str, str]:
+        """Returns the status and reason, from the pipe that only checks write to."""
+        deadline, is_ready = time.monotonic() + _START_S, False
+        text = b""
+        with selectors.DefaultSelector() as selector:
+            selector.register(verdict, selectors.EVENT_READ)
+            while True:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return ("timeout", f"{self._limits.seconds:g} s") if is_ready else ("setup", "")
+                if selector.select(min(left, _LOOK_S)):
+                    piece = os.read(verdict, 1 << 16)
+                    if not piece:
+                        return ("failed", "its checks ended early") if is_ready else ("setup", "")
+                    text += piece
+                    while b"\n" in text:
+                        line, _, text = text.partition(b"\n")
+                        found = json.loads(line)
+                        if found != ["ready"]:
+                            return found[0], found[1]
+                        # Time starts here: a machine that is slow to start fails no program.
+                        is_ready, deadline = True, time.monotonic() + self._limits.seconds
+                excess = self._excess()
+                if excess is not None:
+                    return "failed", excess
+
+    def _excess(self) -> str | None:
+        """Returns what of its folder is too much, where no file system of its own bounds that."""
+        if self._mechanism in ("bubblewrap", "namespaces"):
+            return None
+        for folder in self._folders:
+            num, size = 0, 0
+            for one in _below(folder):
+                num, size = num + 1, size + one
+                if num > self._limits.max_files or size > self._limits.files_mib * _MIB:
+                    return f"it wrote more than {num - 1} files or {self._limits.files_mib} MiB"
+        return None
+
+    def kill(self) -> None:
+        """Kills both; a program cannot leave its group, for the filter refuses that."""
+        for process in self._processes:
+            with contextlib.suppress(ProcessLookupError):  # all of it ended
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        self._processes.clear()
+
+
+def _below(folder: str) -> Iterator[int]:
+    """Yields the disk space of each file below a folder that may change meanwhile."""
+    for path, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            with contextlib.suppress(FileNotFoundError):
+                yield os.lstat(os.path.join(path, name)).st_blocks * 512
+
+
+def _end(file: IO[bytes]) -> str:
+    file.seek(max(0, file.seek(0, os.SEEK_END) - 4 * _SHOWN))
+    return file.read().decode("utf-8", "replace")[-_SHOWN:]
+
+
+_TRIAL = """
+import os, socket
+def refused(action):
+    try:
+        action()
+    except OSError:
+        return True
+    return False
+def trial():
+    opened = [lambda: open("/etc/passwd"), os.fork, socket.socket]
+    return [refused(one) for one in opened]
+"""
+
+
+@functools.cache
+def why_not(mechanism: str) -> str | None:
+    """Returns why a mechanism does not work on this machine, which is tried once; None: it does."""
+    if not sys.platform.startswith("linux"):
+        return f"{sys.platform} has no such thing"
+    try:
+        checks = "assert trial() == [True] * 3"
+        verdict = run_program(_TRIAL, checks, ProgramLimits(seconds=20), mechanism=mechanism)
+    except (OSError, ProcessError) as error:
+        return (error.what if isinstance(error, ProcessError) else str(error)).splitlines()[-1]
+    return None if verdict.status == "passed" else f"a trial {verdict.status}: {verdict.reason}"
+
+
+def choose_mechanism(*, allow_unsandboxed: bool = False) -> str:
+    """Returns the first mechanism that works on this machine.
+
+    Raises:
+        ConfigError: None does, and running without one is not allowed.
+    """
+    reasons = {}
+    for one in MECHANISMS:
+        reasons[one] = why_not(one)
+        if reasons[one] is None:
+            return one
+    if allow_unsandboxed:
+        return UNSANDBOXED
+    shown = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+    raise ConfigError(
+        f"nothing on this machine can confine a program that a model wrote ({shown})",
+        where="allow_unsandboxed_code",
+        hint=f"{INSTALL_HINT}; or in a machine or container that may be lost, "
+        "--allow-unsandboxed-code",
+    )
