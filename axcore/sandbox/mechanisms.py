@@ -128,8 +128,15 @@ def interpreter() -> Interpreter:
     return Interpreter(program, packages, tuple(readable))
 
 
-def command(mechanism: str, script: str, files_bytes: int) -> Sequence[str]:
-    """Returns the command that starts the interpreter with a script under a mechanism."""
+def command(mechanism: str, script: str, *, files_bytes: int, info: int) -> Sequence[str]:
+    """Returns the command that starts the interpreter with a script under a mechanism.
+
+    Args:
+        mechanism: One of `MECHANISMS`, or another, which the script sees to.
+        script: What runs.
+        files_bytes: Of all files in the folder that can be written.
+        info: A descriptor to which bubblewrap writes the number of its process.
+    """
     # -I: neither variables nor the current folder change what is imported; -S: no hooks of packages
     # run, which would cost most of the time of the start; -u: what was printed outlives a kill.
     python = [interpreter().program, "-I", "-S", "-B", "-u", script]
@@ -138,13 +145,13 @@ def command(mechanism: str, script: str, files_bytes: int) -> Sequence[str]:
     program = shutil.which("bwrap")
     if program is None:
         raise FileNotFoundError("bwrap is not installed")
-    return [program, *_bubblewrap_options(files_bytes), *python]
+    return [program, *_bubblewrap_options(files_bytes, info), *python]
 
 
-def _bubblewrap_options(files_bytes: int) -> Iterator[str]:
+def _bubblewrap_options(files_bytes: int, info: int) -> Iterator[str]:
     yield from ("--unshare-user", "--unshare-ipc", "--unshare-pid", "--unshare-net")
     yield from ("--unshare-uts", "--unshare-cgroup-try", "--uid", "65534", "--gid", "65534")
-    yield from ("--die-with-parent", "--cap-drop", "ALL")
+    yield from ("--die-with-parent", "--cap-drop", "ALL", "--info-fd", str(info))
     for path in interpreter().readable:
         if os.path.islink(path):
             yield from ("--symlink", os.readlink(path), path)

@@ -13,6 +13,7 @@ import json
 import os
 import selectors
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
@@ -104,19 +105,16 @@ def run_program(
         mechanism = choose_mechanism(allow_unsandboxed=allow_unsandboxed)
     with contextlib.ExitStack() as stack:
         sandbox = _Sandbox(stack, mechanism, limits)
-        # Each end of a pipe goes to one process, and the verdict's to none but that of the checks.
-        calls_out, calls_in = sandbox.pipe()
-        values_out, values_in = sandbox.pipe()
-        verdict_out, verdict_in = sandbox.pipe()
         output = stack.enter_context(tempfile.TemporaryFile())
         complaints = stack.enter_context(tempfile.TemporaryFile())
-        sandbox.start("program", code, (calls_out, values_in), output)
-        sandbox.start("checks", checks, (values_out, calls_in, verdict_in), complaints)
-        # Else no end of a process would be seen as the end of its pipe.
-        for descriptor in (calls_out, calls_in, values_out, values_in, verdict_in):
-            os.close(descriptor)
-        status, reason = sandbox.wait(verdict_out)
-        os.close(verdict_out)
+        verdict_out, verdict_in = os.pipe()
+        verdict = stack.enter_context(os.fdopen(verdict_out, "rb", buffering=0))
+        # Each end goes to one process, and the verdict's to none but that of the checks. All are
+        # closed here: else no end of a process would be seen as the end of its pipe.
+        with os.fdopen(verdict_in, "wb"), sandbox.pipe() as calls, sandbox.pipe() as values:
+            sandbox.start("program", code, (calls[0], values[1]), output)
+            sandbox.start("checks", checks, (values[0], calls[1], verdict_in), complaints)
+        status, reason = sandbox.wait(verdict)
         sandbox.kill()
         if status == "setup":
             said = _end(complaints) + _end(output)
@@ -135,26 +133,45 @@ class _Sandbox:
         self._stack, self._mechanism, self._limits = stack, mechanism, limits
         self._processes: list[subprocess.Popen[bytes]] = []
         self._folders: list[str] = []
-        stack.callback(self.kill)
+        self._infos: list[int] = []
 
-    @staticmethod
-    def pipe() -> tuple[int, int]:
-        return os.pipe()
+    @contextlib.contextmanager
+    def pipe(self) -> Iterator[tuple[int, int]]:
+        """Yields both ends of a pipe, and closes them."""
+        out, into = os.pipe()
+        try:
+            yield out, into
+        finally:
+            os.close(out)
+            os.close(into)
 
     def start(self, role: str, code: str, descriptors: Sequence[int], output: IO[bytes]) -> None:
-        folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="axcore-program-"))
-        self._stack.callback(self.kill)  # before the folder goes
+        """Starts one process, which prints to `output`."""
+        folder = tempfile.mkdtemp(prefix="axcore-program-")
+        self._stack.callback(_remove, folder)
+        self._stack.callback(self.kill)  # first: it might still write
         said = self._said(role, code, folder, descriptors)
-        process = subprocess.Popen(
-            command(self._mechanism, _SCRIPT, self._limits.files_mib * _MIB),
-            cwd=folder,
-            env={},  # it has keys and tokens
-            stdin=subprocess.PIPE,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            pass_fds=descriptors,
-            start_new_session=True,  # so that it can be killed as a group, and has no terminal
-        )
+        info_out, info_in = os.pipe()
+        self._infos.append(info_out)
+        self._stack.callback(os.close, info_out)
+        try:
+            process = subprocess.Popen(
+                command(
+                    self._mechanism,
+                    _SCRIPT,
+                    files_bytes=self._limits.files_mib * _MIB,
+                    info=info_in,
+                ),
+                cwd=folder,
+                env={},  # it has keys and tokens
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                pass_fds=(*descriptors, info_in),
+                start_new_session=True,  # to be killed as a group, and to have no terminal
+            )
+        finally:
+            os.close(info_in)
         self._processes.append(process)
         self._folders.append(folder)
         assert process.stdin is not None, "it is a pipe"
@@ -190,18 +207,18 @@ class _Sandbox:
             "filter": base64.b64encode(call_filter()).decode() if is_confined else "",
         }
 
-    def wait(self, verdict: int) -> tuple[str, str]:
+    def wait(self, verdict: IO[bytes]) -> tuple[str, str]:
         """Returns the status and reason, from the pipe that only checks write to."""
         deadline, is_ready = time.monotonic() + _START_S, False
-        text = b""
-        with selectors.DefaultSelector() as selector:
+        text, watch = b"", _Watch(self._limits)
+        with selectors.DefaultSelector() as selector, contextlib.closing(watch):
             selector.register(verdict, selectors.EVENT_READ)
             while True:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     return ("timeout", f"{self._limits.seconds:g} s") if is_ready else ("setup", "")
                 if selector.select(min(left, _LOOK_S)):
-                    piece = os.read(verdict, 1 << 16)
+                    piece = verdict.read(1 << 16)
                     if not piece:
                         return ("failed", "its checks ended early") if is_ready else ("setup", "")
                     text += piece
@@ -212,21 +229,19 @@ class _Sandbox:
                             return found[0], found[1]
                         # Time starts here: a machine that is slow to start fails no program.
                         is_ready, deadline = True, time.monotonic() + self._limits.seconds
-                excess = self._excess()
+                        self._start_watch(watch)
+                excess = watch.excess()
                 if excess is not None:
                     return "failed", excess
 
-    def _excess(self) -> str | None:
-        """Returns what of its folder is too much, where no file system of its own bounds that."""
-        if self._mechanism in ("bubblewrap", "namespaces"):
-            return None
-        for folder in self._folders:
-            num, size = 0, 0
-            for one in _below(folder):
-                num, size = num + 1, size + one
-                if num > self._limits.max_files or size > self._limits.files_mib * _MIB:
-                    return f"it wrote more than {num - 1} files or {self._limits.files_mib} MiB"
-        return None
+    def _start_watch(self, watch: "_Watch") -> None:
+        # The kernel bounds the tmpfs of `namespaces`, but not the number of files in bubblewrap's.
+        if self._mechanism == "bubblewrap":
+            for info in self._infos:
+                number = json.loads(os.read(info, 1 << 12))["child-pid"]
+                watch.add_file_system(f"/proc/{number}/root/program")
+        elif self._mechanism != "namespaces":
+            watch.folders.extend(self._folders)
 
     def kill(self) -> None:
         """Kills both; a program cannot leave its group, for the filter refuses that."""
@@ -237,12 +252,85 @@ class _Sandbox:
         self._processes.clear()
 
 
-def _below(folder: str) -> Iterator[int]:
-    """Yields the disk space of each file below a folder that may change meanwhile."""
-    for path, folders, files in os.walk(folder):
+class _Watch:
+    """Looks at what processes write, where the kernel does not bound all of it."""
+
+    def __init__(self, limits: ProgramLimits) -> None:
+        self.folders: list[str] = []
+        self._limits = limits
+        self._file_systems: list[int] = []
+
+    def add_file_system(self, path: str) -> None:
+        with contextlib.suppress(FileNotFoundError):  # that process has ended
+            self._file_systems.append(os.open(path, os.O_PATH | os.O_DIRECTORY))
+
+    def close(self) -> None:
+        for one in self._file_systems:
+            os.close(one)
+
+    def excess(self) -> str | None:
+        """Returns what is too much."""
+        most, size = self._limits.max_files, self._limits.files_mib * _MIB
+        for one in self._file_systems:
+            found = os.statvfs(one)
+            if found.f_files - found.f_ffree > most + 1:  # and the folder itself
+                return f"it made more than {most} files"
+        for folder in self.folders:
+            total = 0
+            try:
+                for num, one_size in enumerate(_sizes(folder), start=1):
+                    total += one_size
+                    if num > most or total > size:
+                        return f"it made more than {most} files or {self._limits.files_mib} MiB"
+            except (
+                OSError,
+                RecursionError,
+            ) as error:  # folders in folders, deeper than can be seen
+                return f"what it made cannot be looked at: {error!r}"
+        return None
+
+
+def _sizes(folder: str) -> Iterator[int]:
+    """Yields the size of each file below a folder that changes meanwhile."""
+
+    def check(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError):
+            raise error
+
+    # By descriptors: paths of folders in folders soon become longer than the kernel takes.
+    for _, folders, files, descriptor in os.fwalk(folder, onerror=check):
         for name in (*folders, *files):
             with contextlib.suppress(FileNotFoundError):
-                yield os.lstat(os.path.join(path, name)).st_blocks * 512
+                found = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
+                yield max(found.st_size, found.st_blocks * 512)
+
+
+def _remove(folder: str) -> None:
+    """Removes a folder; folders in it are emptied into it first, however deep they are."""
+    top, mark, number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY), os.urandom(8).hex(), 0
+    try:
+        while names := os.listdir(top):
+            for name in names:
+                if not stat.S_ISDIR(os.stat(name, dir_fd=top, follow_symlinks=False).st_mode):
+                    os.unlink(name, dir_fd=top)
+                    continue
+                # To move a folder it has to be writable itself, which its maker may have refused.
+                os.chmod(name, 0o700, dir_fd=top)
+                inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY, dir_fd=top)
+                try:
+                    for child in os.listdir(inner):
+                        if stat.S_ISDIR(
+                            os.stat(child, dir_fd=inner, follow_symlinks=False).st_mode
+                        ):
+                            os.chmod(child, 0o700, dir_fd=inner)
+                        number += 1
+                        os.rename(child, f"{mark}{number}", src_dir_fd=inner, dst_dir_fd=top)
+                finally:
+                    os.close(inner)
+                os.rmdir(name, dir_fd=top)
+    finally:
+        os.close(top)
+    os.rmdir(folder)
 
 
 def _end(file: IO[bytes]) -> str:

@@ -1,12 +1,16 @@
 """Programs that models write, counted by whether their checks pass; tests/sandbox runs them."""
 
+import json
+
 import pytest
+from click.testing import CliRunner
 from known_answers import IDENTITY, KnownAnswers, listed
 
+from axcore.cli.evaluate import evaluate
 from axcore.errors import DataError
 from axcore.evaluation import CodeExecution, evaluate_tasks
 from axcore.evaluation.code_execution import pass_at
-from axcore.sandbox import ProgramLimits
+from axcore.sandbox import ProgramLimits, programs
 
 LIMITS = ProgramLimits(seconds=20, memory_mib=256, file_mib=1)
 
@@ -45,3 +49,15 @@ def test_one_of_several_passes_as_often_as_draws_say():
     assert pass_at(2, 4, 1) == pytest.approx(1 / 2)
     assert pass_at(4, 4, 1) == 1
     assert pass_at(2, 4, 0) == 0
+
+
+def test_the_flag_lets_code_run_where_nothing_confines_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(programs, "why_not", lambda mechanism: "the kernel has none")
+    file = tmp_path / "HumanEval.jsonl"
+    row = {"prompt": "def f():\n    'One.'\n", "test": "assert f()", "entry_point": "f"}
+    file.write_text(json.dumps(row))
+    asked = (str(tmp_path / "no-model"), "--tasks", f"humaneval:{file}")
+    refused = CliRunner().invoke(evaluate, asked).exception
+    assert refused.where == "allow_unsandboxed_code"
+    later = CliRunner().invoke(evaluate, (*asked, "--allow-unsandboxed-code")).exception
+    assert "no-model" in str(later)
