@@ -100,7 +100,7 @@ class CodeExecution(ScoredTask):
         checks = self._filled(self.config.checks, sample, "")
         try:
             compile(checks, "checks", "exec")
-        except SyntaxError as error:
+        except (SyntaxError, ValueError) as error:  # of bytes that no source may have
             raise DataError(
                 f"checks are not Python without the answer: {error}",
                 where=sample.where,

@@ -102,6 +102,12 @@ def _send(pipe: IO[bytes], message: Any) -> None:
     pipe.flush()
 
 
+def _shown(error: BaseException) -> str:
+    """Returns the traceback without the line of this file that runs the code."""
+    frames = error.__traceback__ and error.__traceback__.tb_next
+    return "".join(traceback.format_exception(type(error), error, frames))[-_REASON:]
+
+
 # The program's side.
 
 
@@ -128,9 +134,9 @@ def serve_program(code: str, requests: int, replies: int) -> None:
     sys.modules["__main__"] = module
     try:
         exec(compile(code, "program.py", "exec"), module.__dict__)
-    except BaseException:
-        traceback.print_exc()
-        _send(writer, ["stopped", traceback.format_exc(limit=-1)[-_REASON:]])
+    except BaseException as error:
+        print(_shown(error), file=sys.__stderr__)
+        _send(writer, ["stopped", "".join(traceback.format_exception_only(error))[-_REASON:]])
         return
     _send(writer, ["ran"])
     objects = _Objects()
@@ -177,7 +183,8 @@ class _Program:
         _send(self._verdict, ["ready"])
         ended = self._line()
         if ended != ["ran"]:
-            self.end("failed", f"the program did not run to its end: {ended!r}")
+            text = ended[-1] if isinstance(ended, list) and ended else ended
+            self.end("failed", f"the program did not run to its end: {text}")
 
     def ask(self, verb: str, *rest: Any) -> Any:
         encoded = [encode(one, self._number) for one in rest]
@@ -318,8 +325,8 @@ def run_checks(code: str, replies: int, requests: int, verdict: int) -> None:
     program.start()
     try:
         exec(compile(code, "checks.py", "exec"), _Names(program))
-    except BaseException:
-        program.end("failed", traceback.format_exc())
+    except BaseException as error:
+        program.end("failed", _shown(error))
     program.end("passed", "")
 
 

@@ -21,7 +21,7 @@ MECHANISMS = ("bubblewrap", "namespaces", "landlock")
 
 INSTALL_HINT = "apt install bubblewrap libseccomp2"
 
-_SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache")
+_SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache", "/nix/store")
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 
 _CALLS = """

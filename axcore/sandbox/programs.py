@@ -86,6 +86,8 @@ def run_program(
 ) -> Verdict:
     """Runs a program and then its checks; returns the verdict, and leaves nothing running.
 
+    Threads can call it at the same time.
+
     Args:
         code: The program, in Python.
         checks: Python that calls functions of the program by their names, or as `program.NAME`, and
@@ -249,6 +251,11 @@ class _Sandbox:
             with contextlib.suppress(ProcessLookupError):  # all of it ended
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+            # Its child comes to this process where that is the first one of a container, and would
+            # otherwise stay there as a zombie, one for each program.
+            with contextlib.suppress(ChildProcessError):
+                while True:
+                    os.waitpid(-process.pid, 0)
         self._processes.clear()
 
 

@@ -2,6 +2,7 @@
 
 import os
 import stat
+import subprocess
 import sys
 import time
 
@@ -363,6 +364,32 @@ def test_checks_are_confined_as_well(mechanism, folder):
     checks = f"import os\ntry:\n    os.remove({str(folder / 'kept')!r})\nexcept OSError: pass"
     assert run_program("", checks, LIMITS, mechanism=mechanism).status == "passed"
     assert (folder / "kept").exists()
+
+
+def test_no_process_is_left_running(mechanism, monkeypatch):
+    started, start = [], subprocess.Popen
+
+    def spy(*arguments, **options):
+        started.append(start(*arguments, **options))
+        return started[-1]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(subprocess, "Popen", spy)
+        assert (
+            run_program("while True: pass", "pass", SHORT, mechanism=mechanism).status != "passed"
+        )
+    assert len(started) == 2
+    until = time.monotonic() + 10
+    while any(map(is_running, started)) and time.monotonic() < until:
+        time.sleep(0.01)
+    assert not any(map(is_running, started))
+
+
+def is_running(process):
+    """Returns whether a process of the group is there that is not only waited for."""
+    found = subprocess.run(["ps", "-A", "-o", "pgid=,stat="], capture_output=True, text=True)
+    states = [line.split() for line in found.stdout.splitlines()]
+    return any(int(group) == process.pid and state[0] != "Z" for group, state in states)
 
 
 def test_nothing_is_left_behind(mechanism, tmp_path, monkeypatch):
