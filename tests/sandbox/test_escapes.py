@@ -44,7 +44,7 @@ FILES = {
     "make a folder": "os.mkdir(folder + '/sub')",
     "remove a folder": "os.rmdir(folder + '/empty')",
     "change the mode": "os.chmod(kept, 0o777)",
-    "change the owner": "os.chown(kept, 1, 1)",
+    "change the owner": "os.chown(kept, os.getuid(), os.getgid())",
     "change the time": "os.utime(kept, (0, 0))",
     "set an attribute": "os.setxattr(kept, 'user.a', b'1')",
     "make a database": "__import__('sqlite3').connect(folder + '/db').execute('create table t(a)')",
