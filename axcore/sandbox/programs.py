@@ -38,8 +38,13 @@ _SCRIPT = str(Path(__file__).with_name("confine.py"))
 _SHOWN = 2000
 _MIB = 1 << 20
 _START_S = 60.0
+"""Seconds until both processes are confined: tenths where the machine is idle."""
+
 _LOOK_S = 0.02
+"""Seconds between looks at what a program wrote."""
+
 UNSANDBOXED = "none"
+"""The mechanism that confines nothing, where that is allowed."""
 
 
 @config
@@ -93,7 +98,7 @@ def run_program(
         checks: Python that calls functions of the program by their names, or as `program.NAME`, and
             raises an exception where one does not do what it should.
         limits: What each of the two may use.
-        mechanism: One of `MECHANISMS`; by default the first that works on this machine.
+        mechanism: What `choose_mechanism` returns, which is the default.
         allow_unsandboxed: Whether the program runs also where no mechanism works; it can then do
             whatever this user can.
 
@@ -113,7 +118,7 @@ def run_program(
         verdict = stack.enter_context(os.fdopen(verdict_out, "rb", buffering=0))
         # Each end goes to one process, and the verdict's to none but that of the checks. All are
         # closed here: else no end of a process would be seen as the end of its pipe.
-        with os.fdopen(verdict_in, "wb"), sandbox.pipe() as calls, sandbox.pipe() as values:
+        with os.fdopen(verdict_in, "wb"), _pipe() as calls, _pipe() as values:
             sandbox.start("program", code, (calls[0], values[1]), output)
             sandbox.start("checks", checks, (values[0], calls[1], verdict_in), complaints)
         status, reason = sandbox.wait(verdict)
@@ -128,6 +133,17 @@ def run_program(
         return Verdict(status, reason, _end(output))
 
 
+@contextlib.contextmanager
+def _pipe() -> Iterator[tuple[int, int]]:
+    """Yields both ends of a pipe, and closes them."""
+    out, into = os.pipe()
+    try:
+        yield out, into
+    finally:
+        os.close(out)
+        os.close(into)
+
+
 class _Sandbox:
     """Two processes under a mechanism, and how they end."""
 
@@ -136,16 +152,6 @@ class _Sandbox:
         self._processes: list[subprocess.Popen[bytes]] = []
         self._folders: list[str] = []
         self._infos: list[int] = []
-
-    @contextlib.contextmanager
-    def pipe(self) -> Iterator[tuple[int, int]]:
-        """Yields both ends of a pipe, and closes them."""
-        out, into = os.pipe()
-        try:
-            yield out, into
-        finally:
-            os.close(out)
-            os.close(into)
 
     def start(self, role: str, code: str, descriptors: Sequence[int], output: IO[bytes]) -> None:
         """Starts one process, which prints to `output`."""
