@@ -18,6 +18,7 @@ from axcore.launch.process_info import COORDINATOR, NUM_PROCESSES, PROCESS_ID, p
 from axcore.plugins import Finding, Hardware, plugin_host
 from axcore.plugins.environment_flags import present_family
 from axcore.plugins.loading import TIMEOUT as PLUGIN_TIMEOUT
+from axcore.sandbox import INSTALL_HINT, MECHANISMS, why_not
 
 OLDEST_PYTHON = (3, 11)
 OLDEST_JAX = (0, 10)
@@ -157,6 +158,20 @@ def devices() -> Iterator[Finding]:
             "no mesh rule, no MFU, portable kernels only",
             f"install the axcore plugin for {hardware.family}",
         )
+
+
+def sandbox() -> Iterator[Finding]:
+    """This machine can confine programs that a model wrote; each way is tried."""
+    reasons = {name: why_not(name) for name in MECHANISMS}
+    works = [name for name, reason in reasons.items() if reason is None]
+    broken = [f"{name} does not work: {why}" for name, why in reasons.items() if why is not None]
+    if works:
+        text = "; ".join([f"evaluated programs run under {works[0]}", *broken])
+        yield Finding("ok", text + (f"; {', '.join(works[1:])} would do" if works[1:] else ""))
+        return
+    yield Finding(
+        "warning", f"evaluated programs cannot be confined: {'; '.join(broken)}", INSTALL_HINT
+    )
 
 
 def _installed(package: str) -> str:

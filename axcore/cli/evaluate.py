@@ -30,6 +30,11 @@ if TYPE_CHECKING:
 @click.option("--rows", default=16, show_default=True, help="Answers that are drawn at once.")
 @click.option("--timeout", default=600.0, show_default=True, help="Seconds for an answer at most.")
 @click.option("--step", type=int, help="Checkpoint of a run to use; by default the newest.")
+@click.option(
+    "--allow-unsandboxed-code",
+    is_flag=True,
+    help="Run programs that the model writes also where this machine cannot confine them.",
+)
 @options.overrides
 @options.trust_code
 @options.allow_unknown_fields
@@ -79,6 +84,9 @@ def _overrides(tasks: Sequence[str], rest: dict[str, Any]) -> tuple[str, ...]:
     numbers = {name: rest[name] for name in ("limit", "num_shots") if rest[name] is not None}
     every = find_tasks(tasks)
     general = [f"{task}.{key}={number}" for task in every for key, number in numbers.items()]
+    if rest["allow_unsandboxed_code"]:
+        key = "allow_unsandboxed_code"
+        general += [f"{task}.{key}=true" for task, cfg in every.items() if hasattr(cfg, key)]
     return (*general, *rest["overrides"])
 
 

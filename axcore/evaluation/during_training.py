@@ -9,7 +9,7 @@ import jax
 from axcore.config import REQUIRED, PositiveInt, config, evolve
 from axcore.errors import ConfigError
 from axcore.evaluation.engine_model import EngineModel
-from axcore.evaluation.evaluate import directory_of, evaluate_tasks, identity_of
+from axcore.evaluation.evaluate import check_tasks, directory_of, evaluate_tasks, identity_of
 from axcore.evaluation.find_task import find_tasks
 from axcore.inference import Engine, EngineConfig
 from axcore.ops import use_policy
@@ -47,6 +47,7 @@ class EvaluateTasks(Guard):
 
         Raises:
             ConfigError: There is no such task, or the run cannot be evaluated so.
+            DataError: A task has no samples.
         """
         reason = no_text_reason(trainer)
         if jax.process_count() > 1:
@@ -56,6 +57,7 @@ class EvaluateTasks(Guard):
         limit = self.config.limit
         found = find_tasks(self.config.tasks)
         self._tasks = {name: evolve(cfg, limit=limit) for name, cfg in found.items()}
+        check_tasks(self._tasks)
         self._trainer, self._directory = trainer, Path(directory)
         self._engine: Engine | None = None
 

@@ -706,6 +706,7 @@ def doctor_checks() -> Iterator[DoctorCheck]:
         ("environment", "environment", "Variables that JAX reads say what they seem to"),
         ("processes", "processes", "This process has the index that its run expects"),
         ("devices", "devices", "JAX starts, and a plugin knows its devices"),
+        ("sandbox", "sandbox", "Programs that a model wrote can be confined"),
     ):
         yield DoctorCheck(
             name=name, fn=Ref(f"axcore.cli.doctor_checks:{function}"), summary=summary

@@ -43,6 +43,7 @@ NOT_COMPILED = (
     "profiles",
     "resilience",
     "runs",
+    "sandbox",
     "serving",
 )
 """Rooms of which nothing gets into a compiled step."""

@@ -38,7 +38,7 @@ LAYERS = (
     ("launch",),
     ("resilience",),
     ("experiments",),
-    ("runs",),
+    ("runs", "sandbox"),
     ("evaluation",),
     ("serving",),
     ("testing",),
@@ -60,6 +60,7 @@ WITHOUT_JAX = (
     "axcore.plugins",
     "axcore.launch",
     "axcore.resilience",
+    "axcore.sandbox",
     "axcore.testing",
 )
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from axcore.cli import doctor_checks
 from axcore.cli.doctor import findings
 from axcore.cli.doctor_checks import (
     OWN_VARIABLES,
@@ -303,3 +304,14 @@ def test_flag_without_dashes_is_found():
     variables = {"XLA_FLAGS": "--xla_a=1 xla_b=2"}
     (found,) = environment_findings(variables, ["XLA_FLAGS"])
     assert found.text == "XLA_FLAGS holds 'xla_b=2'"
+
+
+def test_doctor_names_what_confines_programs_here_and_what_to_install(monkeypatch):
+    reasons = {"bubblewrap": "bwrap is not installed", "namespaces": None, "landlock": None}
+    monkeypatch.setattr(doctor_checks, "why_not", reasons.get)
+    (found,) = doctor_checks.sandbox()
+    assert (found.level, "run under namespaces" in found.text) == ("ok", True)
+    assert "bubblewrap does not work: bwrap is not installed" in found.text
+    monkeypatch.setattr(doctor_checks, "why_not", lambda name: "no")
+    (found,) = doctor_checks.sandbox()
+    assert (found.level, found.hint) == ("warning", "apt install bubblewrap libseccomp2")
