@@ -27,6 +27,13 @@ def _biases(
 @click.command()
 @options.run
 @click.option("--prompt", default="", help="Text to continue.")
+@click.option(
+    "--parse-special/--no-parse-special",
+    "parses_special",
+    default=True,
+    show_default=True,
+    help="Read special tokens that the prompt writes out, as <|im_start|>, as these tokens.",
+)
 @click.option("--max-tokens", default=200, show_default=True, help="Tokens drawn at most.")
 @click.option("--samples", default=1, show_default=True, help="Number of continuations.")
 @click.option("--temperature", default=0.8, show_default=True, help="0 takes the likeliest token.")
@@ -83,6 +90,7 @@ def generate(
     trust_code: bool,
     allow_unknown_fields: bool,
     as_json: bool,
+    parses_special: bool,
     **sampling: Any,
 ) -> None:
     """Draw text from RUN, a run directory or the folder of a published model."""
@@ -105,6 +113,7 @@ def generate(
         max_tokens=max_tokens,
         sampling=drawing,
         seed=seed,
+        parses_special=parses_special,
     )
     for one in drawn:
         if as_json:

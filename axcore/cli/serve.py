@@ -53,6 +53,11 @@ _NEEDED = ("starlette", "uvicorn", "prometheus_client")
     help="A smaller model of the same tokens, a run or a published one, that guesses tokens ahead.",
 )
 @click.option(
+    "--chat-template",
+    metavar="NAME|FILE",
+    help="Chat template in the place of the tokenizer's: a file, or one of axcore's, as qwq.",
+)
+@click.option(
     "--api-key-file",
     metavar="FILE",
     help="Keys, one a line; others may be in AXCORE_API_KEYS. Without any, everybody may ask.",
@@ -128,6 +133,7 @@ def _serve(
                 name=rest["name"],
                 adapters=adapters,
                 draft=draft,
+                chat_template=rest["chat_template"],
                 progress=display.advance,
                 when_placed=partial(display.begin, "compiling"),
             )

@@ -1,6 +1,6 @@
 """Walking and rebuilding config trees, through nested configs, tuples and mappings alike."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import attrs
@@ -20,23 +20,32 @@ class Found(NamedTuple):
     node: Any
 
 
-def children(value: Any) -> Iterator[tuple[Step, Any]]:
-    """Yields the steps and values one level below a config, tuple or mapping."""
+_PLAIN = frozenset({bool, float, int, str, type(None)})
+"""Types of most values, which have nothing below them."""
+
+
+def children(value: Any) -> Sequence[tuple[Step, Any]]:
+    """Returns the steps and values one level below a config, tuple or mapping."""
+    if type(value) in _PLAIN:
+        return ()
     if is_config(value):
-        for name in field_names(value):
-            yield name, getattr(value, name)
-    elif isinstance(value, tuple):
-        yield from enumerate(value)
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield Key(key), item
+        return [(name, getattr(value, name)) for name in field_names(value)]
+    if isinstance(value, tuple):
+        return list(enumerate(value))
+    if isinstance(value, Mapping):
+        return [(Key(key), item) for key, item in value.items()]
+    return ()
 
 
 def walk(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
     """Yields every value of the tree with its path, parents before children."""
-    yield path, value
-    for step, child in children(value):
-        yield from walk(child, (*path, step))
+    pending = [(path, value)]  # not recursive: each value would pass through all levels above it
+    while pending:
+        path, value = pending.pop()
+        yield path, value
+        if type(value) not in _PLAIN:
+            below = [((*path, step), child) for step, child in children(value)]
+            pending += reversed(below)
 
 
 def rebuild(value: Any, visit: Callable[[Path, Any], Any], path: Path = ()) -> Any:
@@ -44,6 +53,8 @@ def rebuild(value: Any, visit: Callable[[Path, Any], Any], path: Path = ()) -> A
 
     What no visit changed stays the very same object.
     """
+    if type(value) in _PLAIN:
+        return visit(path, value)
     replaced = {}
     for step, child in children(value):
         new = rebuild(child, visit, (*path, step))

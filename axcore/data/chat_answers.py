@@ -15,7 +15,7 @@ from typing import Any
 
 import attrs
 
-from axcore.data.chat_template import REASONING, ChatTemplate, Message
+from axcore.data.chat_template import BUNDLED_TEMPLATES, REASONING, ChatTemplate, Message
 from axcore.data.conversation import Conversation
 from axcore.data.template_marks import Span, Trace
 from axcore.errors import DataError
@@ -416,10 +416,9 @@ def _num_common(first: str, second: str) -> int:
 
 def _bundled(template: ChatTemplate) -> Path | None:
     """Returns the template to use instead, where one comes with axcore."""
-    folder = Path(__file__).parent / "chat_templates"
     for name, marks in _BUNDLED.items():
         if all(mark in template.source for mark in marks):
-            return folder / name
+            return BUNDLED_TEMPLATES / name
     return None
 
 

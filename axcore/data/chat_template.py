@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
+from pathlib import Path
 from typing import Any, NoReturn
 
 from axcore.data.template_marks import (
@@ -25,6 +26,8 @@ from axcore.extras import import_extra
 Message = Mapping[str, Any]
 """One turn of a conversation: its `role`, its `content`, and what else a template reads."""
 
+BUNDLED_TEMPLATES = Path(__file__).parent / "chat_templates"
+"""The folder of the templates that come with axcore."""
 
 REASONING = ("reasoning_content", "reasoning", "thinking")
 """Fields of a message that may hold what was thought before the answer."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from axcore.config import REQUIRED, PositiveInt, config, evolve
 from axcore.config.json_files import check_is_fetched, read_json
-from axcore.data.chat_template import ChatTemplate
+from axcore.data.chat_template import BUNDLED_TEMPLATES, ChatTemplate
 from axcore.data.gguf_vocabulary import byte_signs
 from axcore.data.tokenizer import PlacedTokens, Tokenizer, round_up_vocab
 from axcore.data.tokenizer_settings import TokenizerSettings, read_settings
@@ -230,6 +230,36 @@ class HuggingFaceTokenizer(Tokenizer):
         if not special:
             return "it has no special tokens"
         return "its special tokens are " + ", ".join(special[:20])
+
+
+def with_chat_template(tokenizer: Tokenizer, template: str, *, where: str) -> Tokenizer:
+    """Return a tokenizer that writes conversations by another chat template.
+
+    Args:
+        tokenizer: The tokenizer.
+        template: A file, or the name of a template that comes with axcore, as `qwq`.
+        where: Of errors.
+
+    Raises:
+        DataError: There is no such template, or the tokenizer takes none.
+    """
+    bundled = {path.stem: path for path in BUNDLED_TEMPLATES.glob("*.jinja")}
+    path = bundled.get(template, Path(template).expanduser())
+    if not path.is_file():
+        raise DataError(
+            f"There is no chat template {template!r}.",
+            where=where,
+            hint=f"Name a file of Jinja, or one of axcore's: {', '.join(sorted(bundled))}.",
+        )
+    if not isinstance(tokenizer, HuggingFaceTokenizer):
+        raise DataError(
+            f"A {type(tokenizer).__name__} takes no other chat template.",
+            where=where,
+            hint="Leave it out; templates are for a HuggingFaceTokenizer.",
+        )
+    made = evolve(tokenizer.config, chat_template_path=str(path)).build()
+    _ = made.known_chat_template  # one that is not Jinja is an error now, not at the first request
+    return made
 
 
 def tokenizer_in(folder: str | Path) -> HuggingFaceTokenizer.Config:

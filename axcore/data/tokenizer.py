@@ -84,9 +84,17 @@ class Tokenizer(Configurable, ABC):
         """Returns the tokens of a text, [N] int32, with nothing added to them."""
         return self._encoded([text])[0].astype(np.int32)
 
-    def encode_prompt(self, text: str) -> NDArray[np.int32]:
-        """Returns the tokens of a document's beginning: bos, where there is one, and the text."""
-        return np.concatenate([self._before(), self.encode(text)])
+    def encode_prompt(self, text: str, *, parses_special: bool = False) -> NDArray[np.int32]:
+        """Returns the tokens of a document's beginning: bos, where there is one, and the text.
+
+        Args:
+            text: The text; one that begins with bos gets no other.
+            parses_special: Whether special tokens that it writes out are these tokens, as in a text
+                that a chat template rendered; otherwise they are characters.
+        """
+        tokens = self.encode_written(text) if parses_special else self.encode(text)
+        before = self._before()
+        return tokens if [*before] == [*tokens[:1]] else np.concatenate([before, tokens])
 
     def encode_written(self, text: str) -> NDArray[np.int32]:
         """Return the tokens of a text in which special tokens may be written out, as in templates.

@@ -58,6 +58,11 @@ def read_adapter(folder: str | Path, cfg: Any) -> Adapter:
         ConfigError: It does what adapters here do not.
     """
     found = read_corrections(folder, cfg)
+    found.check_is_alone(
+        str(folder),
+        "an engine adds adapters of linear layers alone; serve these by themselves: axcore convert "
+        "hf:FOLDER RUN, and axcore serve RUN",
+    )
     return adapter_from(found.config, found.arrays)
 
 

@@ -94,6 +94,7 @@ class Generator:
         num_samples: int = 1,
         sampling: Sampling = Sampling(),  # noqa: B008 - a frozen value
         seed: int = 0,
+        parses_special: bool = True,
     ) -> tuple[Generation, ...]:
         """Returns continuations of a prompt.
 
@@ -103,6 +104,8 @@ class Generator:
             num_samples: Number of continuations, each with its own random keys.
             sampling: How tokens are drawn.
             seed: Decides the draws. A sample is the same however many are drawn beside it.
+            parses_special: Whether special tokens that the prompt writes out, as `<|im_start|>`,
+                are these tokens; otherwise they are characters.
 
         Raises:
             ConfigError: The prompt has no token at all, or a number makes no sense.
@@ -112,7 +115,7 @@ class Generator:
             raise ConfigError(
                 f"max_tokens is {max_tokens} and num_samples {num_samples}; expected 1 or more"
             )
-        tokens = self.tokenizer.encode_prompt(prompt).tolist()
+        tokens = self.tokenizer.encode_prompt(prompt, parses_special=parses_special).tolist()
         if not tokens:
             raise ConfigError("the prompt is empty", hint="give a prompt of at least one token")
         samples = [_Sample(number, list(tokens), max_tokens) for number in range(num_samples)]

@@ -15,6 +15,7 @@ from axcore.interop.config_map import (
 from axcore.interop.corrections import (
     CorrectionFormat,
     Corrections,
+    check_base_is_unchanged,
     correction_format,
     corrections_in,
     read_corrections,
@@ -155,6 +156,7 @@ __all__ = [
     "WeightSource",
     "activation",
     "below",
+    "check_base_is_unchanged",
     "check_same_model",
     "common_value",
     "compared",

@@ -43,6 +43,9 @@ FILLED = frozenset({"dim", "head_dim", "num_kv_heads", "vocab_size"})
 """Fields that, where they have no default, parents fill; what was set there besides is the same."""
 
 
+_CANONICAL = "__config_canonical__"
+
+
 def canonical(cfg: Any) -> Any:
     """Returns a model's config without what changes no number of its forward pass.
 
@@ -51,6 +54,16 @@ def canonical(cfg: Any) -> Any:
     Raises:
         ConfigError: It is the config of something else than a language model.
     """
+    # Kept with the config, a value that never changes: to read a model asks for it several times.
+    found = cfg.__dict__.get(_CANONICAL)
+    if found is None:
+        found = _canonical(cfg)
+        for one in (cfg, found):
+            object.__setattr__(one, _CANONICAL, found)
+    return found
+
+
+def _canonical(cfg: Any) -> Any:
     if not {"dim", "vocab_size"} <= set(field_names(cfg)):
         raise ConfigError(f"{type(cfg).__qualname__} describes no language model")
     for stack in (Stack, Pipeline):

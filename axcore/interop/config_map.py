@@ -290,11 +290,11 @@ def common_value(cfg: Any, *paths: str) -> Any:
         ConfigError: There is no such place, or they differ.
     """
     patterns = [parse_pattern(path) for path in paths]
-    found = {
-        format_path(path): node
-        for path, node in walk(cfg)
-        if path and any(matches_below(pattern, path) for pattern in patterns)
-    }
+    found: dict[str, Any] = {}
+    for steps, node in walk(cfg):
+        for pattern in patterns if steps else ():
+            if matches_below(pattern, steps):
+                found[format_path(steps)] = node
     values = list(found.values())
     if not values:
         raise ConfigError(f"there is no {' and no '.join(paths)}")

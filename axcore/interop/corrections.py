@@ -1,9 +1,10 @@
 """Layers that correct others, as adapters do: how what they learned leaves a run."""
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import attrs
 
@@ -13,6 +14,7 @@ from axcore.config.paths import format_path
 from axcore.errors import CheckpointError, ConfigError
 from axcore.interop.canonical import TRAINING_ONLY, uncorrected
 from axcore.interop.origins import ArraySource, JoinedSources
+from axcore.interop.weight_map import listed
 from axcore.module import DType
 from axcore.plugins import AdapterFormat, plugin_host
 
@@ -87,6 +89,8 @@ class Corrections:
         dtypes: The dtypes that they are stored in.
         beside: From the arrays of the model that they correct to theirs, where those differ with
             it.
+        replaced: What the folder changes in the arrays of that model, where it does; called with
+            them, it returns them as changed.
     """
 
     config: Any
@@ -94,6 +98,32 @@ class Corrections:
     trained: tuple[str, ...]
     dtypes: frozenset[str]
     beside: Callable[[ArraySource], ArraySource] | None = None
+    replaced: "ChangedBase | None" = None
+
+    def check_is_alone(self, where: str, hint: str) -> None:
+        """Checks that these corrections are all that the folder changes in a model.
+
+        Raises:
+            ConfigError: It changes weights of the base too, which are named.
+        """
+        if self.replaced is not None:
+            raise ConfigError(
+                "the folder of adapters changes weights of their base too:\n"
+                + listed(self.replaced.names),
+                where=where,
+                hint=hint,
+            )
+
+
+class ChangedBase(Protocol):
+    """Changes of the arrays of a model that corrections are of."""
+
+    @property
+    def names(self) -> list[str]:
+        """What the published model calls the arrays that are changed."""
+
+    def __call__(self, source: ArraySource) -> ArraySource:
+        """Returns the arrays as changed."""
 
 
 def corrections_in(folder: Path | str) -> CorrectionFormat | None:
@@ -148,6 +178,31 @@ def read_corrections(folder: Path | str, cfg: Any) -> Corrections:
     return found.read(Path(folder).expanduser(), uncorrected(cfg))
 
 
+def check_base_is_unchanged(init_from: Any, cfg: Any, *, where: str, hint: str) -> None:
+    """Checks that a run's adapters are all that makes its model another than its base.
+
+    Args:
+        init_from: The source that the run began with.
+        cfg: The config of the run's model.
+        where: Of the error.
+        hint: Of the error.
+
+    Raises:
+        ConfigError: The run began with a folder of adapters that changes weights of their base.
+    """
+    folder = getattr(init_from, "adapters", None)
+    if folder is None:
+        return
+    if not Path(folder).expanduser().is_dir():
+        warnings.warn(
+            f"{folder}, whose adapters the run began with, is not there: whether it changed "
+            "weights of their base too is not known",
+            stacklevel=3,
+        )
+        return
+    read_corrections(folder, cfg).check_is_alone(where, hint)
+
+
 def with_corrections(
     source: ArraySource, folder: str | None, models: tuple[Any, Any]
 ) -> ArraySource:
@@ -181,6 +236,8 @@ def with_corrections(
             where="init_from.adapters",
             hint="write the folder's values: --modify 'lora(rank=..., alpha=..., targets=...)'",
         )
+    if found.replaced is not None:
+        source = found.replaced(source)
     arrays = found.arrays if found.beside is None else found.beside(source)
     return JoinedSources((source, arrays))
 

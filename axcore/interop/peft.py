@@ -21,15 +21,8 @@ from axcore.interop.canonical import uncorrected
 from axcore.interop.corrections import CorrectionFormat, Corrections
 from axcore.interop.family import CORRECTIONS, TRAINING_ONLY, family_of
 from axcore.interop.new_folder import new_folder
-from axcore.interop.peft_reading import (
-    ARRAYS,
-    CONFIG,
-    FACTORS,
-    PREFIX,
-    WEIGHT,
-    read_peft,
-    read_settings,
-)
+from axcore.interop.peft_reading import FACTORS, PREFIX, WEIGHT, read_peft
+from axcore.interop.peft_settings import ARRAYS, CONFIG, read_settings
 from axcore.interop.tensor_files import TensorSpec, write_tensors
 from axcore.interop.transforms import Transpose
 from axcore.interop.weight_map import BoundMap, Slice, listed
@@ -75,10 +68,12 @@ class PeftFormat(CorrectionFormat):
 
     def read(self, folder: Path, cfg: Any) -> Corrections:
         """Returns adapters."""
-        adapted, arrays = read_peft(folder, cfg)
-        dtypes = frozenset(str(place.dtype) for place in arrays.tensors.values())
+        adapted, arrays, replaced = read_peft(folder, cfg)
+        places = (*arrays.tensors.values(), *replaced.whole.values())
+        dtypes = frozenset(str(place.dtype) for place in places)
         beside = partial(peft_magnitudes.MagnitudeArrays, arrays) if _has_dora(adapted) else None
-        return Corrections(adapted, arrays, _trained(adapted), dtypes, beside)
+        trained = (*(_trained(adapted) if has_adapters(adapted) else ()), *replaced.leaves)
+        return Corrections(adapted, arrays, trained, dtypes, beside, replaced or None)
 
     def merged(self, cfg: Any, state: Any) -> tuple[Any, Any]:
         """Returns the model without adapters."""

@@ -1,6 +1,6 @@
 """Reading adapters in the format of PEFT, the inverse of `axcore.interop.peft`.
 
-Every field of `adapter_config.json` is used, changes no number, or must say that it is off.
+Adapters of linear layers become layers of the model; what else a folder holds changes its weights.
 
 Source: Mangrulkar et al. 2022, github.com/huggingface/peft.
 """
@@ -14,165 +14,27 @@ from typing import Any
 import attrs
 
 from axcore.config import find_config, update_config
-from axcore.config.json_files import read_json
 from axcore.errors import CheckpointError, ConfigError
 from axcore.interop import peft_magnitudes
 from axcore.interop.canonical import canonical
 from axcore.interop.family import Family, family_of
+from axcore.interop.peft_replaced import Replaced, replaced
+from axcore.interop.peft_settings import (
+    ARRAYS,
+    CONFIG,
+    MERGE,
+    AdapterSettings,
+    is_named,
+    read_settings,
+)
 from axcore.interop.reading import PublishedArrays
 from axcore.interop.tensor_files import TensorPlace, tensors_in
 from axcore.interop.transforms import Arrays, Chain, Concatenate, Same, Transform, Transpose
 from axcore.interop.weight_map import BoundMap, Rule, listed, named_specs, unstacked
 from axcore.layers import Dropout, Linear, LoRALinear
 
-ARRAYS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 PREFIX, WEIGHT = "base_model.model.", ".weight"
 FACTORS = {"lora_A": "lora_down", "lora_B": "lora_up"}
-USED = frozenset(
-    {
-        "alpha_pattern",
-        "base_model_name_or_path",
-        "exclude_modules",
-        "layers_to_transform",
-        "lora_alpha",
-        "lora_dropout",
-        "peft_type",
-        "r",
-        "rank_pattern",
-        "target_modules",
-        "use_dora",
-        "use_rslora",
-    }
-)
-IRRELEVANT = frozenset(
-    {
-        "auto_mapping",
-        "fan_in_fan_out",
-        "inference_mode",
-        "layers_pattern",
-        "megatron_core",
-        "peft_version",
-        "qalora_group_size",
-        "revision",
-        "runtime_config",
-    }
-)
-"""Fields that change no number once the adapters' tensors say which modules have some.
-
-`fan_in_fan_out` says how the base is stored, which its family's map knows; PEFT corrects it too.
-"""
-MUST_BE = {
-    "bias": (None, "none"),
-    "init_lora_weights": (None, True, False, "gaussian", "orthogonal", "eva"),
-    "peft_type": ("LORA",),
-    "task_type": (None, "CAUSAL_LM"),
-}
-"""Values that a field may have; all others change a number, or the base model."""
-OFF = frozenset(
-    {
-        "alora_invocation_tokens",
-        "arrow_config",
-        "corda_config",
-        "ensure_weight_tying",
-        "eva_config",
-        "kasa_config",
-        "layer_replication",
-        "loftq_config",
-        "lora_bias",
-        "lora_ga_config",
-        "megatron_config",
-        "modules_to_save",
-        "monteclora_config",
-        "target_parameters",
-        "trainable_token_indices",
-        "use_bdlora",
-        "use_qalora",
-        "velora_config",
-    }
-)
-"""Fields that must be left out, null, false or empty."""
-
-
-@attrs.frozen
-class AdapterSettings:
-    """What `adapter_config.json` says.
-
-    Args:
-        rank: Width of the corrections.
-        alpha: They are multiplied by `alpha / rank`, or by `alpha / sqrt(rank)`.
-        ranks: Other ranks, by the ends of modules' names, as regular expressions.
-        alphas: Other alphas, as `ranks`.
-        dropout: Rate at which they do not see their input, in training.
-        use_rslora: Whether it is the second of these.
-        use_dora: Whether they have magnitudes.
-        targets: `target_modules`.
-        excluded: `exclude_modules`.
-        is_of_all_layers: Whether `layers_to_transform` leaves none out.
-        base: The model that they correct, where that is said.
-    """
-
-    rank: int
-    alpha: float
-    ranks: Mapping[str, int]
-    alphas: Mapping[str, float]
-    dropout: float
-    use_rslora: bool
-    use_dora: bool
-    targets: Any
-    excluded: Any
-    is_of_all_layers: bool
-    base: str | None
-
-    def sizes(self, module: str) -> tuple[int, float]:
-        """Returns rank and alpha of a module, as PEFT finds them."""
-        rank, alpha = (
-            next((size for end, size in pattern.items() if _ends_with(module, end)), default)
-            for pattern, default in ((self.ranks, self.rank), (self.alphas, self.alpha))
-        )
-        return int(rank), float(alpha)
-
-
-def _ends_with(module: str, pattern: str) -> bool:
-    return re.match(rf"(.*\.)?({pattern})$", module) is not None
-
-
-def read_settings(folder: Path) -> AdapterSettings:
-    """Returns the settings of a folder of adapters.
-
-    Raises:
-        CheckpointError: The file is damaged.
-        ConfigError: A field says what adapters here do not do, or is not known; all are named.
-    """
-    values = read_json(folder / CONFIG, CONFIG, error=CheckpointError)
-    known = USED | IRRELEVANT | MUST_BE.keys() | OFF
-    problems = [f"{name} is {values[name]!r}, which is not known" for name in values.keys() - known]
-    problems += [
-        f"{name} is {values[name]!r}; read are {', '.join(map(repr, allowed))}"
-        for name, allowed in MUST_BE.items()
-        if values.get(name) not in allowed
-    ]
-    problems += [f"{name} is {values[name]!r}" for name in OFF & values.keys() if values[name]]
-    problems += [f"{name} is missing" for name in ("r", "lora_alpha") if name not in values]
-    if problems:
-        raise ConfigError(
-            f"{CONFIG} has {len(problems)} fields for which there are no adapters here:\n"
-            + listed(sorted(problems)),
-            where=str(folder),
-            hint="merge the adapters into their model with PEFT, and read that model",
-        )
-    return AdapterSettings(
-        rank=int(values["r"]),
-        alpha=float(values["lora_alpha"]),
-        ranks=values.get("rank_pattern") or {},
-        alphas=values.get("alpha_pattern") or {},
-        dropout=float(values.get("lora_dropout", 0.0)),
-        use_rslora=bool(values.get("use_rslora")),
-        use_dora=bool(values.get("use_dora")),
-        targets=values.get("target_modules"),
-        excluded=values.get("exclude_modules") or (),
-        is_of_all_layers=values.get("layers_to_transform") is None,
-        base=values.get("base_model_name_or_path"),
-    )
 
 
 @attrs.frozen(slots=False)
@@ -187,8 +49,8 @@ class AdapterArrays(PublishedArrays):
         return {n: s for n, s in every.items() if of[self.places[n]].theirs[0] in self.tensors}
 
 
-def read_peft(folder: Path, cfg: Any) -> tuple[Any, AdapterArrays]:
-    """Returns a model's config with the adapters of a folder, and their arrays.
+def read_peft(folder: Path, cfg: Any) -> tuple[Any, AdapterArrays, Replaced]:
+    """Returns a model's config with the adapters of a folder, their arrays, and what they replace.
 
     Args:
         folder: Holds the adapters.
@@ -196,28 +58,29 @@ def read_peft(folder: Path, cfg: Any) -> tuple[Any, AdapterArrays]:
 
     Raises:
         ConfigError: No family has the model, or `read_settings` refuses.
-        CheckpointError: The tensors are not those of linear layers of the model.
+        CheckpointError: The tensors are not those of the model.
     """
     settings = read_settings(folder)
     _, family, _ = family_of(cfg)
-    tensors = _tensors(folder, family, settings)
+    found = _tensors(folder, family)
     rules = family.weights(canonical(cfg))
     factors = [rule for one in rules for rule in _factor_rules(one)]
     linears = [found.path for found in find_config(cfg, Linear)]
     every = _bound(_corrected(cfg, settings, linears), factors)
-    strange = sorted(tensors.keys() - every.shapes.keys())
-    if strange:
-        raise CheckpointError(
-            f"{len(strange)} tensors are not of a linear layer of the model, which may be another "
-            "one:\n" + listed(strange),
-            where=str(folder),
-            hint="name the model that the adapters were trained on; those of experts are not read: "
-            "merge them with PEFT",
-        )
-    _check_targets(settings, _modules(tensors), _modules(every.shapes), folder)
+    tensors = {name: place for name, place in found.items() if name in every.shapes}
+    _check_complete(tensors, settings, folder)
+    others = {n.removeprefix(PREFIX): one for n, one in found.items() if n not in every.shapes}
+    beside = replaced(folder, others, settings, (cfg, family))
+    added = {name.removesuffix(WEIGHT) for name in beside.added}
+    _check_targets(
+        settings,
+        sorted({*_modules(tensors), *added}),
+        sorted({*_modules(every.shapes), *added}),
+        folder,
+    )
     sizes = _sizes(cfg, settings, every, tensors, folder)
     adapted = _corrected(cfg, settings, sizes, sizes)
-    return adapted, AdapterArrays(folder, _bound(adapted, factors), tensors)
+    return adapted, AdapterArrays(folder, _bound(adapted, factors), tensors), beside
 
 
 def _modules(names: Iterable[str]) -> list[str]:
@@ -267,7 +130,7 @@ def _sizes(
                 "modules that are one kind of layer here have several ranks or alphas:\n"
                 + listed(shown),
                 where=str(folder / CONFIG),
-                hint="merge the adapters into their model with PEFT, and read that model",
+                hint=MERGE,
             )
     return {path: next(iter(modules.values())) for path, modules in found.items()}
 
@@ -366,7 +229,7 @@ def _of_rows(transform: Transform) -> Transform | None:
     return None
 
 
-def _tensors(folder: Path, family: Family, settings: AdapterSettings) -> dict[str, TensorPlace]:
+def _tensors(folder: Path, family: Family) -> dict[str, TensorPlace]:
     """Returns the tensors of a folder, by the names that the family's map has."""
     if not (folder / ARRAYS).is_file():
         raise CheckpointError(
@@ -380,28 +243,17 @@ def _tensors(folder: Path, family: Family, settings: AdapterSettings) -> dict[st
         for pattern, new in family.renamed:
             inner = re.sub(pattern, new, inner)
         found[PREFIX + inner] = place
-    endings = _endings(settings)
-    known = re.compile(rf"{re.escape(PREFIX)}.+({'|'.join(map(re.escape, endings))})")
-    strange = sorted(name for name in found if not known.fullmatch(name))
-    if strange or not found:
+    if not found:
         raise CheckpointError(
-            f"{len(strange)} of {len(found)} tensors are no factors of a linear layer:\n"
-            + listed(strange),
-            where=str(folder / ARRAYS),
-            hint="merge the adapters into their model with PEFT, and read that model",
+            f"{ARRAYS} holds no tensors", where=str(folder / ARRAYS), hint="fetch the file again"
         )
-    _check_complete(found, endings, folder)
     return found
 
 
-def _endings(settings: AdapterSettings) -> list[str]:
-    """Returns what the names of a module's tensors end with."""
-    magnitudes = [peft_magnitudes.THEIRS] if settings.use_dora else []
-    return [f".{factor}{WEIGHT}" for factor in FACTORS] + magnitudes
-
-
-def _check_complete(names: Iterable[str], endings: list[str], folder: Path) -> None:
+def _check_complete(names: Iterable[str], settings: AdapterSettings, folder: Path) -> None:
     """Checks that every module has all tensors: one factor alone would correct nothing."""
+    endings = [f".{factor}{WEIGHT}" for factor in FACTORS]
+    endings += [peft_magnitudes.THEIRS] if settings.use_dora else []
     there = set(names)
     modules = {name[: name.rindex(".lora_")] for name in there}
     every = [module + ending for module in sorted(modules) for ending in endings]
@@ -429,7 +281,7 @@ def _check_targets(
     is_whole = isinstance(targets, str)
 
     def named(module: str, target: str) -> bool:
-        return bool(re.fullmatch(target, module)) if is_whole else _is_named(module, target)
+        return bool(re.fullmatch(target, module)) if is_whole else is_named(module, target)
 
     wanted = [n for n in known if any(named(n, t) for t in names) and not _is_excluded(n, settings)]
     missing = set(wanted) - set(modules) if settings.is_of_all_layers else set()
@@ -453,8 +305,4 @@ def _check_targets(
 def _is_excluded(module: str, settings: AdapterSettings) -> bool:
     if isinstance(settings.excluded, str):
         return bool(re.fullmatch(settings.excluded, module))
-    return any(_is_named(module, one) for one in settings.excluded)
-
-
-def _is_named(module: str, target: str) -> bool:
-    return module == target or module.endswith(f".{target}")
+    return any(is_named(module, one) for one in settings.excluded)

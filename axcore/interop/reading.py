@@ -77,7 +77,16 @@ class PublishedArrays(ArraySource):
             for name, shape in pairs
             if name in self.tensors and self.tensors[name].shape != shape
         ]
-        problems += [f"{name} is missing" for name, _ in pairs if name not in self.tensors]
+        missing = [name for name, _ in pairs if name not in self.tensors]
+        if missing and self._heads.issuperset(missing):
+            raise CheckpointError(
+                f"the folder holds a base model without a head: {', '.join(missing)} is missing, "
+                "and config.json does not tie it to the embeddings (tie_word_embeddings)",
+                where=str(self.folder),
+                hint="name the folder of the whole model; or train a head from random values: "
+                f"--modify \"pretrained(path={self.folder}, fresh=('head.**',))\"",
+            )
+        problems += [f"{name} is missing" for name in missing]
         unknown = [name for name in self.tensors if name not in self.bound.shapes]
         problems += [f"{name} is not of this model" for name in unknown]
         if problems:
@@ -86,6 +95,12 @@ class PublishedArrays(ArraySource):
                 + listed(problems),
                 where=str(self.folder),
             )
+
+    @property
+    def _heads(self) -> set[str]:
+        """The names of the head's tensors."""
+        own = (p for p in self.bound.pieces if any(one.leaf.startswith("head.") for one in p.ours))
+        return {name for piece in own for name in piece.theirs}
 
     def read(
         self, leaves: Mapping[str, LeafOrigins], wanted: Mapping[str, Any]
@@ -123,7 +138,7 @@ def published_arrays(
         CheckpointError: A file is missing, truncated or damaged, or a copy is none.
     """
     bound = family.bind(cfg, ignored=(*TRAINING_ONLY, *CORRECTIONS), specs=specs)
-    found = find_published(folder, family)
+    found = _with_prefix(find_published(folder, family), bound)
     ignored = [
         name
         for name in found
@@ -140,6 +155,18 @@ def published_arrays(
         if again not in bound.shapes and again in tensors and original in tensors:
             _check_same(tensors.pop(again), tensors[original], again, original)
     return PublishedArrays(folder, bound, tensors)
+
+
+def _with_prefix(found: dict[str, TensorPlace], bound: BoundMap) -> dict[str, TensorPlace]:
+    """Returns tensors by full names; transformers saves a model without a head as its own root."""
+    if not bound.shapes.keys().isdisjoint(found):
+        return found
+    roots = sorted({name.partition(".")[0] for name in bound.shapes})
+    for root in roots:
+        named = {f"{root}.{name}": place for name, place in found.items()}
+        if not bound.shapes.keys().isdisjoint(named):
+            return named
+    return found
 
 
 def find_published(folder: Path, family: Family) -> dict[str, TensorPlace]:

@@ -1,6 +1,6 @@
 """`functional`: a module as a pure function of its state."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol, TypeVar, overload
 
 from jaxtyping import Array
@@ -15,6 +15,7 @@ from axcore.module.outputs import Outputs
 from axcore.module.rng import Path, as_key, format_path
 from axcore.module.tree import index_of
 
+SHOWN = 12
 Result = TypeVar("Result")
 Result_co = TypeVar("Result_co", covariant=True)
 
@@ -77,9 +78,10 @@ def functional(
         The method's result, and the losses, summaries, updates and captures of the call.
 
     Raises:
-        ModuleError: The method is no entry, the state does not belong to the module, or a pattern
-            of `capture` matches nothing that ran.
+        ModuleError: The method is no entry, the state does not belong to the module or has keys
+            that the module lacks, or a pattern of `capture` matches nothing that ran.
     """
+    _check_keys(module, state)
     captures = tuple(CapturePattern(pattern) for pattern in capture)
     frame = Frame(
         path=(),
@@ -99,6 +101,46 @@ def functional(
         if not pattern.has_matched:
             raise _nothing_captured(module, pattern.text)
     return result, frame.outputs
+
+
+def _check_keys(module: Module, state: Any) -> None:
+    """Checks that a module has every key of a state: what it lacks would have no effect."""
+    keys = module.__dict__.get("_state_keys")
+    if keys is None:  # kept with the module, since `functional` may be called once a step, eagerly
+        specs = module.param_specs()
+        keys = _keys({**specs, **module.kept_specs(specs)})
+        module.__dict__["_state_keys"] = keys
+    if unknown := [format_path(path) for path in _unknown(state, keys, ())]:
+        known = [format_path(path) for path in _paths(keys, ())]
+        raise ModuleError(
+            f"the state has {len(unknown)} keys that the {type(module).__qualname__} does not "
+            f"have: {', '.join(unknown[:SHOWN])}{', ...' if len(unknown) > SHOWN else ''}",
+            where=unknown[0],
+            hint=name_the_known(unknown[0], known)
+            + "; take out what is not the module's, or make the state with module.init(rng)",
+        )
+
+
+def _keys(specs: Any) -> dict[str, Any] | None:
+    """Returns the keys of a state, nested as they are; None for an array."""
+    return {k: _keys(below) for k, below in specs.items()} if isinstance(specs, dict) else None
+
+
+def _unknown(state: Any, keys: Any, path: Path) -> Iterator[Path]:
+    """Yields the paths of keys that are not known, without what is below them."""
+    if not isinstance(state, Mapping) or keys is None:
+        return  # an array, or a value in its place
+    for name, below in state.items():
+        if name in keys:
+            yield from _unknown(below, keys[name], (*path, name))
+        else:
+            yield (*path, name)
+
+
+def _paths(keys: Any, path: Path) -> Iterator[Path]:
+    for name, below in (keys or {}).items():
+        yield (*path, name)
+        yield from _paths(below, (*path, name))
 
 
 class CapturePattern:

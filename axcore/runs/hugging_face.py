@@ -26,6 +26,7 @@ from axcore.interop import (
     DEFAULT_SHARD_BYTES,
     HuggingFace,
     PublishedModel,
+    check_base_is_unchanged,
     correction_format,
     corrections_in,
     read_corrections,
@@ -209,6 +210,12 @@ def export_run(
     if merged:
         cfg, state = merged_model(cfg, state)
     elif corrections is not None:
+        check_base_is_unchanged(
+            run.config.init_from,
+            cfg,
+            where="init_from.adapters",
+            hint="export the whole model: --merged",
+        )
         return corrections.write(
             folder,
             cfg,

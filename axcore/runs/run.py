@@ -121,13 +121,20 @@ class Run:
         max_tokens: int = 200,
         sampling: Sampling = Sampling(),  # noqa: B008 - a frozen value
         seed: int = 0,
+        parses_special: bool = True,
     ) -> Generation:
         """Returns a continuation of a prompt; `str()` of it is prompt and text.
+
+        Special tokens that the prompt writes out are these tokens, unless `parses_special` is off.
 
         Raises:
             ConfigError: The prompt has no token at all, or a number makes no sense.
         """
-        options: dict[str, Any] = {"sampling": sampling, "seed": seed}
+        options: dict[str, Any] = {
+            "sampling": sampling,
+            "seed": seed,
+            "parses_special": parses_special,
+        }
         return self.samples(prompt, 1, max_tokens=max_tokens, **options)[0]
 
     def samples(

@@ -8,7 +8,7 @@ from axcore.config import diff_config, evolve, format_diff
 from axcore.errors import AxcoreError, CheckpointError, ConfigError
 from axcore.inference import AnyEngine, EngineConfig
 from axcore.inference.adapters import Adapter, adapter_from, read_adapter
-from axcore.interop import compared, correction_format, corrections_in
+from axcore.interop import check_base_is_unchanged, compared, correction_format, corrections_in
 from axcore.interop.canonical import uncorrected
 from axcore.runs import Run
 from axcore.runs.run_weights import RunArrays
@@ -123,4 +123,10 @@ def _opened(name: str, folder: Path, cfg: Any, *, trust_code: bool) -> Adapter:
             where=where,
             hint="serve the model that they were trained from",
         )
+    check_base_is_unchanged(
+        run.opened_config.init_from,
+        own,
+        where=where,
+        hint=f"serve the run by itself: axcore serve {folder}",
+    )
     return adapter_from(own, RunArrays.of(run, None))

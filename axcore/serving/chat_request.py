@@ -32,6 +32,9 @@ _OF_TEMPLATES = ("reasoning_effort", "verbosity")
 _BESIDE_TEXT = ("id", "timestamp", "cache_control", "annotations", "provider_specific_fields")
 """What clients write beside the text of a conversation, and no template reads."""
 
+_TEXT_PARTS = ("text", "refusal")
+"""Types of parts of a content, each with its text in a field of the same name."""
+
 _NOT_READ = "no template reads it"
 
 
@@ -153,6 +156,12 @@ def _message(content: Any, path: str) -> dict[str, Any]:
         raise invalid(f"{path}.role is missing", f"{path}.role", code="missing_field")
     message: dict[str, Any] = {"role": "system" if role == "developer" else role}
     text, calls = _content(fields), _tool_calls(fields)
+    refusal = fields.text("refusal") if role == "assistant" else None
+    if text and refusal:
+        where = f"{path}.refusal"
+        raise invalid(f"{path} has a content and a refusal; expected one of them", where)
+    if refusal is not None:
+        text = refusal  # a turn that refused has no other content
     if text is None and not calls:
         where = f"{path}.content"
         raise invalid(f"{where} is missing; expected a text", where, code="missing_field")
@@ -166,7 +175,8 @@ def _message(content: Any, path: str) -> dict[str, Any]:
         message.setdefault("reasoning_content", reasoning)
     for name in ("reasoning_details", "thinking_blocks", *_BESIDE_TEXT):
         fields.ignore(name, _NOT_READ)
-    for name in ("refusal", "audio", "function_call"):
+    others = () if role == "assistant" else ("refusal",)
+    for name in (*others, "audio", "function_call"):
         fields.refuse(name, "Leave it out.", harmless=([],))
     fields.finish()
     return message
@@ -180,10 +190,10 @@ def _content(fields: Fields) -> str | None:
     for number, part in enumerate(found):
         inner = Fields(part, f"{path}[{number}]")
         kind = inner.raw("type")
-        if kind != "text":
+        if kind not in _TEXT_PARTS:
             where = inner.path("type")
             raise invalid(f"{where} is {kind!r:.40}; the model reads 'text' only", where)
-        texts.append(inner.text("text") or "")
+        texts.append(inner.text(kind) or "")
         for name in _BESIDE_TEXT:
             inner.ignore(name, _NOT_READ)
         inner.finish()

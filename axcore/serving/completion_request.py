@@ -35,11 +35,9 @@ class PromptOptions:
 
     def tokens(self, tokenizer: Tokenizer, text: str) -> NDArray[np.int32]:
         """Return the tokens of a text."""
-        encode = tokenizer.encode_written if self.parses_special else tokenizer.encode
-        tokens, bos = encode(text), tokenizer.bos_id
-        if not self.adds_special or bos is None or tokens[:1].tolist() == [bos]:
-            return tokens
-        return np.concatenate([np.array([bos], np.int32), tokens])
+        if self.adds_special:
+            return tokenizer.encode_prompt(text, parses_special=self.parses_special)
+        return tokenizer.encode_written(text) if self.parses_special else tokenizer.encode(text)
 
 
 def read_prompt_options(fields: Fields) -> PromptOptions:

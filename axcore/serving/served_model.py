@@ -82,8 +82,8 @@ class ServedModel:
     @property
     def chat_template(self) -> str | None:
         """The source of its chat template, if there is one."""
-        found: str | None = getattr(self.tokenizer, "chat_template_source", None)
-        return found
+        found = self.tokenizer.chat_template
+        return None if found is None else found.source
 
     def template_for(self, choice: ToolChoice) -> str | None:
         """Returns the source of the chat template for a request, if there is one.
@@ -92,7 +92,7 @@ class ServedModel:
             ApiError: The request has tools which its answers may call, and the template does not
                 write them.
         """
-        template = self.tokenizer.chat_template if self.has_chat else None
+        template = self.tokenizer.chat_template
         if template is None:
             return None
         template = template.chosen(choice.tools)
@@ -152,7 +152,10 @@ class ServedModel:
             ApiError: There is no chat template, or it refuses the conversation.
         """
         if not self.has_chat:
-            message = f"{self.name} has no chat template; use /v1/completions."
+            message = (
+                f"{self.name} has no chat template; start the server with --chat-template FILE, or "
+                "use /v1/completions."
+            )
             raise invalid(message, "messages", code="no_chat_template")
         size = sum(len(message["content"]) for message in messages)
 

@@ -8,6 +8,7 @@ from functools import partial
 import jax
 
 from axcore.config import evolve
+from axcore.data.hugging_face_tokenizer import with_chat_template
 from axcore.errors import ConfigError
 from axcore.inference import Draft, open_engine, serving_mesh
 from axcore.inference.adapters import Adapter
@@ -30,6 +31,7 @@ def start_engine(
     name: str | None = None,
     adapters: Mapping[str, Adapter] = {},
     draft: OpenedModel | None = None,
+    chat_template: str | None = None,
     progress: Callable[[int, int, str], None] | None = None,
     when_placed: Callable[[], None] = lambda: None,
 ) -> ServedModel:
@@ -43,6 +45,8 @@ def start_engine(
         name: What requests call it; by default, what its directory is called.
         adapters: What requests may choose besides, by name.
         draft: A smaller model that guesses tokens, where `cfg.engine.speculation` says so.
+        chat_template: A file, or the name of a template that comes with axcore, in the place of the
+            tokenizer's own.
         progress: Is called with the programs compiled, all of them, and what the newest is.
         when_placed: Is called when weights lie where they serve, before programs are compiled.
 
@@ -56,6 +60,9 @@ def start_engine(
             where="--adapter",
             hint="name the adapter differently, or the model by --name",
         )
+    tokenizer = opened.tokenizer
+    if chat_template is not None:
+        tokenizer = with_chat_template(tokenizer, chat_template, where="--chat-template")
     length = cfg.engine.max_length or opened.length
     engine_cfg = with_adapter_room(evolve(cfg.engine, max_length=length), adapters)
     policy = opened.trainer.compiler.kernel_policy
@@ -73,7 +80,7 @@ def start_engine(
         engine = open_engine(
             opened.model,
             opened.state,
-            opened.tokenizer,
+            tokenizer,
             engine_cfg,
             mesh=placement.mesh,
             draft=_guessing(draft),
@@ -84,7 +91,7 @@ def start_engine(
     return ServedModel(
         name=name,
         engine=engine,
-        tokenizer=opened.tokenizer,
+        tokenizer=tokenizer,
         max_length=length,
         limits=cfg.limits,
         adapters=tuple(adapters),

@@ -57,6 +57,15 @@ def test_greedy_text_is_the_likeliest_token_after_each_prefix(generator):
     assert drawn.num_tokens == 6
 
 
+def test_special_tokens_of_a_prompt_are_these_tokens_unless_that_is_switched_off():
+    generator = scripted((TOKENIZER.eos_id, ord("x")), (ord(">"), ord("y")))
+    options = {"max_tokens": 1, "sampling": Sampling(temperature=0)}
+    assert generator.generate("a<|end|>", **options)[0].text == "x"
+    assert generator.generate("a<|end|>", parses_special=False, **options)[0].text == "y"
+    once = TOKENIZER.encode_prompt("<|begin|>a", parses_special=True)
+    assert once.tolist() == TOKENIZER.encode_prompt("a").tolist()
+
+
 def test_the_window_slides_over_a_text_longer_than_the_context():
     a, b = ord("a"), ord("b")
     (drawn,) = scripted((a, b), (b, a)).generate("a" * 40, max_tokens=30)

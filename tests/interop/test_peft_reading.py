@@ -10,16 +10,18 @@ from numpy_state import numpy_state
 from rounding import assert_same_to_rounding
 from safetensors.numpy import load_file, save_file
 
-from axcore.config import update_config, walk
+from axcore.config import replace_config, update_config, walk
 from axcore.errors import CheckpointError, ConfigError
+from axcore.inference.adapters import read_adapter
 from axcore.interop import HuggingFace, read_corrections, to_hugging_face, to_peft
-from axcore.interop.peft_reading import IRRELEVANT, MUST_BE, OFF, USED, read_settings
+from axcore.interop.peft_settings import IRRELEVANT, MUST_BE, OFF, USED, read_settings
 from axcore.layers import LoRALinear, without_lora
-from axcore.models import llama2, mixtral
+from axcore.models import TiedHead, UntiedHead, llama2, mixtral
 from axcore.modifiers import LoRA
 from axcore.module import functional
 from axcore.plugins import Hardware
 from axcore.runs import export_run, import_run
+from axcore.serving.adapters import open_adapters
 
 CPU = Hardware.parse("cpu-1")
 ADAPTED = LoRA(rank=4, alpha=6.0).apply(llama2("toy"), CPU)
@@ -201,15 +203,152 @@ def test_tensors_of_something_else_are_named(folders):
     save_file(
         {**tensors, "base_model.model.lm_head.modules_to_save.weight": tensors[min(tensors)]}, file
     )
-    with pytest.raises(CheckpointError, match=r"no factors of a linear layer:\n.*modules_to_save"):
+    with pytest.raises(
+        CheckpointError, match=r"do not fit the model.*\n.*lm_head\.modules_to_save"
+    ):
         begun(folders)
     (folders / "adapters" / FILES[0]).unlink()
     with pytest.raises(CheckpointError, match=r"the folder has no adapter_model\.safetensors"):
         begun(folders)
 
 
+def with_tensors(folders, tensors, **values):
+    """Adds tensors to a folder of adapters, by the base's names."""
+    file = folders / "adapters" / FILES[0]
+    named = {f"base_model.model.{name}": array for name, array in tensors.items()}
+    save_file({**load_file(file), **named}, file)
+    changed(folders, **values)
+
+
+def drawn(*shape):
+    return np.random.default_rng(len(shape)).normal(size=shape).astype(np.float32)
+
+
+TABLE = (264, 64)
+
+
+def test_saved_modules_are_read_in_the_place_of_the_base(folders, state):
+    head, norm = drawn(*TABLE), drawn(64)
+    saved = {"lm_head.weight": head, "model.layers.1.input_layernorm.weight": norm}
+    with_tensors(folders, saved, modules_to_save=["lm_head", "layers.1.input_layernorm"])
+    found = read_corrections(folders / "adapters", llama2("toy"))
+    leaves = {"head.weight", "decoder.stack.layer.attention_residual.norm.weight"}
+    assert set(found.trained) == {"**.lora_down.**", "**.lora_up.**", *leaves}
+    read, table = begun(folders)
+    assert np.array_equal(read["head"]["weight"], head)
+    old, new = (
+        one["decoder"]["stack"]["layer"]["attention_residual"]["norm"]["weight"]
+        for one in (state, read)
+    )
+    assert np.array_equal(new, np.stack([old[0], norm]))
+    assert "lm_head.weight (adapter_model.safetensors)" in table
+
+
+def test_what_changes_the_base_is_not_served_as_adapters_alone(folders):
+    with_tensors(folders, {"lm_head.weight": drawn(*TABLE)}, modules_to_save=["lm_head"])
+    with pytest.raises(ConfigError, match=r"(?s)changes weights .*\nlm_head\.weight.*axcore serve"):
+        read_adapter(folders / "adapters", llama2("toy"))
+
+
+@pytest.mark.slow
+def test_a_run_of_a_changed_base_is_written_merged(folders):
+    with_tensors(folders, {"lm_head.weight": drawn(*TABLE)}, modules_to_save=["lm_head"])
+    run = import_run(folders / "adapters", folders / "run")
+    assert "head.weight" in run.config.learner.trainable
+    with pytest.raises(ConfigError, match=r"(?s)lm_head\.weight.*--merged"):
+        export_run(run, folders / "again")
+    with pytest.raises(ConfigError, match=r"(?s)lm_head\.weight.*axcore serve"):
+        open_adapters({"it": folders / "run"}, llama2("toy"), trust_code=False)
+    export_run(run, folders / "merged", merged=True)
+    merged = load_file(folders / "merged" / "model.safetensors")
+    assert np.array_equal(merged["lm_head.weight"], drawn(*TABLE))
+
+
+def test_a_saved_module_without_tensors_is_an_error(folders):
+    changed(folders, modules_to_save=["lm_head", "score"])
+    with pytest.raises(CheckpointError, match=r"modules without tensors:\nlm_head\nscore"):
+        begun(folders)
+    with_tensors(folders, {"lm_head.weight": drawn(9, 64)}, modules_to_save=["lm_head"])
+    with pytest.raises(CheckpointError, match=r"lm_head.weight has shape \[9, 64\]; the model's"):
+        begun(folders)
+
+
+def test_trained_biases_are_read(tmp_path):
+    cfg = update_config(ADAPTED, {"**.attention.*.base.has_bias": True})
+    state = jax.tree.map(jnp.asarray, numpy_state(cfg.build().param_specs()))
+    to_hugging_face(tmp_path / "base", without_lora(cfg), without_adapters(state))
+    to_peft(tmp_path / "adapters", cfg, state, base=str(tmp_path / "base"))
+    bias = drawn(64)
+    with_tensors(tmp_path, {"model.layers.1.self_attn.q_proj.base_layer.bias": bias}, bias="all")
+    read = begun(tmp_path, cfg)[0]["decoder"]["stack"]["layer"]["attention"]
+    assert np.array_equal(np.ravel(read["q"]["base"]["bias"][1]), bias)
+
+
+@pytest.mark.parametrize("name", ["model.embed_tokens", "lm_head"])
+def test_adapters_of_tables_are_added_to_them(folders, state, name):
+    is_head = name == "lm_head"
+    down, up = drawn(2, TABLE[is_head]), drawn(TABLE[not is_head], 2)[:, ::-1].copy()
+    ends = (
+        ("lora_A.weight", "lora_B.weight") if is_head else ("lora_embedding_A", "lora_embedding_B")
+    )
+    with_tensors(
+        folders,
+        {f"{name}.{ends[0]}": down, f"{name}.{ends[1]}": up},
+        target_modules=r".*(_proj|embed_tokens|lm_head)",
+        alpha_pattern={name: 3},
+        rank_pattern={name: 2},
+    )
+    with pytest.warns(UserWarning, match=rf"no adapter layer here corrects {name}"):
+        read, _ = begun(folders)
+    correction = 3 / 2 * (up @ down)
+    old, new = (one["head"] if is_head else one["decoder"]["embedding"] for one in (state, read))
+    assert_same_to_rounding(
+        new["weight"], old["weight"] + (correction if is_head else correction.T)
+    )
+
+
+def test_adapters_of_experts_are_added_to_them(tmp_path):
+    cfg = LoRA(rank=4, targets=("**.attention",)).apply(mixtral("toy"), CPU)
+    state = jax.tree.map(jnp.asarray, numpy_state(cfg.build().param_specs()))
+    to_hugging_face(tmp_path / "base", without_lora(cfg), without_adapters(state))
+    to_peft(tmp_path / "adapters", cfg, state, base=str(tmp_path / "base"))
+    name, down, up = "model.layers.1.block_sparse_moe.experts.5.w1", drawn(4, 64), drawn(96, 4)
+    targets = ["q_proj", "k_proj", "v_proj", "o_proj", "w1"]
+    factors = {f"{name}.lora_A.weight": down, f"{name}.lora_B.weight": up}
+    with_tensors(tmp_path, factors, target_modules=targets)
+    with pytest.warns(UserWarning, match=r"no adapter layer here corrects .*experts\.5\.w1"):
+        read, _ = begun(tmp_path, cfg)
+    old, new = (one["decoder"]["stack"]["layer"]["feed_forward"] for one in (state, read))
+    changes = jax.tree.leaves(jax.tree.map(lambda a, b: np.abs(a - b).max(), old, new))
+    assert sum(one > 0 for one in changes) == 1
+    gate = (
+        new["experts"]["expert"]["gate"]["weight"] - old["experts"]["expert"]["gate"]["weight"]
+    )[1, 5]
+    assert_same_to_rounding(gate, 16.0 / 4 * (up @ down).T)
+
+
+def test_tied_tables_change_together(tmp_path, state):
+    cfg = replace_config(llama2("toy"), UntiedHead, TiedHead.Config())
+    tied = {"decoder": without_adapters(state)["decoder"]}
+    to_hugging_face(tmp_path / "base", cfg, tied)
+    to_peft(
+        tmp_path / "adapters",
+        replace_config(ADAPTED, UntiedHead, TiedHead.Config()),
+        {"decoder": state["decoder"]},
+        base=str(tmp_path / "base"),
+    )
+    table = drawn(*TABLE)
+    with_tensors(tmp_path, {"model.embed_tokens.weight": table}, modules_to_save=["embed_tokens"])
+    with pytest.raises(ConfigError, match=r"(?s)change model.embed_tokens.weight, .*one tensor"):
+        read_corrections(tmp_path / "adapters", cfg)
+    with_tensors(tmp_path, {"lm_head.weight": table}, ensure_weight_tying=True)
+    assert read_corrections(tmp_path / "adapters", cfg).replaced.names == [
+        "model.embed_tokens.weight"
+    ]
+
+
 def test_adapters_of_another_model_are_refused(folders):
-    with pytest.raises(CheckpointError, match=r"(?s)tensors are not of a linear layer.*mlp\.down"):
+    with pytest.raises(CheckpointError, match=r"(?s)do not fit the model.*mlp\.down"):
         read_corrections(folders / "adapters", mixtral("toy"))
     with pytest.raises(ConfigError, match=r"corrects its layers in another way .*\n- LoRALinear"):
         begun(folders, llama2("toy"))

@@ -16,6 +16,7 @@ from safetensors.numpy import load_file, save_file
 from axcore.config import update_config
 from axcore.errors import AxcoreError, CheckpointError, ConfigError
 from axcore.interop import (
+    HuggingFace,
     PublishedModel,
     family_named,
     from_hugging_face,
@@ -70,6 +71,13 @@ def test_a_model_is_built_once_to_be_read(folder):
         if name == "setup"
     }
     assert calls["causal_lm.py"] == 1
+
+
+def test_reading_a_small_model_takes_few_calls(folder):
+    from_hugging_face(folder)  # imports, and compiles what checks values
+    profile = cProfile.Profile()
+    profile.runcall(from_hugging_face, folder)
+    assert pstats.Stats(profile).total_calls < 160_000  # it takes 110,000, and took 219,000
 
 
 def test_the_library_of_the_format_reads_what_is_written(folder, state):
@@ -233,6 +241,24 @@ def test_a_model_with_a_head_that_is_not_over_tokens_is_refused_as_what_it_is(fo
     (folder / "config.json").write_text(json.dumps({**values, "architectures": [name]}))
     with pytest.raises(ConfigError, match=f"{name}, which is no language model"):
         PublishedModel(folder)
+
+
+def test_a_base_model_without_a_head_is_refused_unless_its_head_begins_at_random(folder, state):
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    del tensors["lm_head.weight"]
+    for base in (tensors, {n.removeprefix("model."): one for n, one in tensors.items()}):
+        save_file(base, file)  # as LlamaModel saves it, and as Llama without its head
+        with pytest.raises(CheckpointError, match=r"base model without a head: lm_head") as caught:
+            from_hugging_face(folder)
+        assert "fresh=('head.**',)" in str(caught.value)
+    plan = HuggingFace.Config(path=str(folder), fresh=("head.**",)).build().plan(CFG)
+    read = plan.read(jax.eval_shape(lambda: CFG.build().init(0)))
+    assert bits(read["decoder"]) == bits(state["decoder"])
+    assert plan.table().splitlines()[-1].split(maxsplit=1) == [
+        "head.weight",
+        "as in a new model",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -463,3 +463,11 @@ def test_outputs_are_an_empty_pytree_when_nothing_was_added() -> None:
     _, outputs = functional(linear, linear.init(0), X)
     assert outputs == Outputs()
     assert float(outputs.total_loss()) == 0.0
+
+
+def test_keys_that_the_module_lacks_are_refused_by_name() -> None:
+    module, state = made(Scanned)
+    strange = {**state, "layer": {**state["layer"], "nrom": {"mean": X}}, "zeros": X}
+    with pytest.raises(ModuleError, match=r"2 keys .* have: layer\.nrom, zeros\n") as caught:
+        call(module, strange, X)
+    assert "did you mean 'layer.norm'" in str(caught.value)

@@ -77,6 +77,39 @@ def test_adapters_that_peft_saved_are_read_as_the_same_model(options, tmp_path):
     assert np.abs(model_logits(cfg.build(), numpy_state_of(cfg), TOKENS) - theirs).max() > 0.05
 
 
+BESIDE = {
+    "saved modules": {"modules_to_save": ["lm_head", "embed_tokens", "norm"]},
+    "all biases": {"bias": "all"},
+    "biases of adapted layers": {"bias": "lora_only"},
+    "an adapted embedding": {"target_modules": ["q_proj", "embed_tokens"]},
+    "an adapted head": {"target_modules": ["q_proj", "lm_head"]},
+}
+
+
+@pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers`:UserWarning")  # peft's own
+@pytest.mark.filterwarnings("ignore:no adapter layer here corrects:UserWarning")
+@pytest.mark.parametrize("kind", BESIDE)
+def test_what_peft_trained_beside_linear_layers_is_read(kind, tmp_path):
+    peft = pytest.importorskip("peft", reason="run make parity")
+    torch = pytest.importorskip("torch", reason="run make parity")
+    cfg = MODELS["llama-biased"]()
+    to_hugging_face(tmp_path / "base", cfg, numpy_state_of(cfg))
+    base, _ = load_theirs(tmp_path / "base")
+    settings = {"r": 4, "lora_alpha": 6, "target_modules": ["q_proj"], **BESIDE[kind]}
+    adapted = peft.get_peft_model(base, peft.LoraConfig(task_type="CAUSAL_LM", **settings))
+    with torch.no_grad():
+        for one in adapted.parameters():
+            if one.requires_grad:
+                one += 0.2 * torch.randn(one.shape, generator=torch.Generator().manual_seed(1))
+    theirs = their_logits(adapted, TOKENS)
+    adapted.save_pretrained(tmp_path / "adapters")
+    corrected = read_corrections(tmp_path / "adapters", cfg).config
+    source = {"path": str(tmp_path / "base"), "adapters": str(tmp_path / "adapters")}
+    wanted = jax.eval_shape(lambda: corrected.build().init(0))
+    state = HuggingFace.Config(**source).build().plan(corrected).read(wanted)
+    np.testing.assert_allclose(model_logits(corrected.build(), state, TOKENS), theirs, atol=2e-4)
+
+
 KINDS = {
     "lora": {},
     "rank-stabilised": {"use_rslora": True},

@@ -11,7 +11,7 @@ TOOLS = (
 
 @pytest.fixture(scope="session")
 def engine():
-    """An engine without a chat template."""
+    """An engine of bytes, whose chat template is a plain one."""
     with small_engine(byte_tokenizer()) as made:
         yield made
 

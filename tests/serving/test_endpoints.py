@@ -6,12 +6,16 @@ import socket
 import time
 
 import pytest
-from model_server import LENGTH, byte_tokenizer, serving, small_engine
+from chat_tokenizer import write_chat_tokenizer
+from model_server import LENGTH, byte_tokenizer, chat_tokenizer, serving, small_engine
 
+from axcore.data.hugging_face_tokenizer import with_chat_template
+from axcore.errors import DataError
 from axcore.inference import Request, Sampling
 from axcore.inference.programs import Programs
-from axcore.serving import ApiKeys, HttpServer
+from axcore.serving import ApiKeys, HttpServer, ServedModel
 from axcore.serving.answering import Answers, RequestFigures
+from axcore.serving.api_error import ApiError
 from axcore.serving.event_stream import EventStream
 
 GREEDY = Sampling(temperature=0)
@@ -174,13 +178,6 @@ def test_the_model_is_listed(server):
             "model_not_found",
             "There is no model 'large'; this server has 'small'.",
         ),
-        (
-            "v1/chat/completions",
-            {"messages": [{"role": "user", "content": "a"}]},
-            400,
-            "no_chat_template",
-            "small has no chat template; use /v1/completions.",
-        ),
         ("v1/complete", {}, 404, "unknown_path", "There is nothing at '/v1/complete'"),
         ("v1/models", {}, 405, "unknown_path", "'/v1/models' does not take POST."),
         ("detokenize", {"tokens": [264]}, 400, "invalid_value", "no list of numbers from 0 to 263"),
@@ -195,6 +192,40 @@ def test_a_wrong_request_gets_an_error_in_openais_shape(server, path, body, stat
     assert set(error) == {"message", "type", "param", "code"}
     assert (error["code"], error["type"]) == (code, "invalid_request_error")
     assert text in error["message"]
+
+
+TURN = {"role": "user", "content": "a"}
+
+
+def test_a_run_of_bytes_chats_by_the_template_of_bytes(server):
+    reply = server.send("v1/chat/completions", {"messages": [TURN], "max_tokens": 2})
+    assert reply.status == 200, reply.text
+    prompt = byte_tokenizer().encode_chat([TURN])
+    assert reply.json["usage"]["prompt_tokens"] == len(prompt) == len("B<user>\na\n<assistant>\n")
+
+
+def test_a_model_without_a_chat_template_names_the_flag_that_gives_one(engine, tmp_path):
+    bare = write_chat_tokenizer(tmp_path / "bare")
+    (bare / "chat_template.jinja").unlink()
+    served = ServedModel(
+        name="bare", engine=engine, tokenizer=chat_tokenizer(bare), max_length=LENGTH
+    )
+    with pytest.raises(ApiError, match=r"bare has no chat template; .* --chat-template FILE") as e:
+        asyncio.run(served.chat_tokens([TURN], None))
+    assert e.value.content["error"]["code"] == "no_chat_template"
+
+
+def test_a_chat_template_is_given_by_file_or_by_name(engine, tmp_path):
+    tokenizer = chat_tokenizer(write_chat_tokenizer(tmp_path / "model"))
+    (tmp_path / "mine.jinja").write_text("{{ messages[0].content }}!")
+    mine = with_chat_template(tokenizer, str(tmp_path / "mine.jinja"), where="--chat-template")
+    assert mine.decode(mine.encode_chat([TURN])) == "a!"
+    named = with_chat_template(tokenizer, "qwq", where="--chat-template")
+    assert "<|im_start|>user\na<|im_end|>" in named.decode(named.encode_chat([TURN]))
+    with pytest.raises(DataError, match=r"(?s)no chat template 'qwp'.*--chat-template.*qwq"):
+        with_chat_template(tokenizer, "qwp", where="--chat-template")
+    with pytest.raises(DataError, match="A ByteTokenizer takes no other chat template"):
+        with_chat_template(byte_tokenizer(), "qwq", where="--chat-template")
 
 
 def test_a_body_that_is_not_called_json_is_refused(server):

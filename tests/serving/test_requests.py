@@ -188,6 +188,20 @@ def test_what_a_client_sends_back_of_an_answer_is_read_again():
     assert returned == {"role": "tool", "tool_call_id": "call_1", "content": "3"}
 
 
+@pytest.mark.parametrize("content", [None, "", [{"type": "refusal", "refusal": "No."}]])
+def test_a_turn_that_refused_has_its_refusal_as_its_text(content):
+    turn = {"role": "assistant", "content": content, "refusal": None if content else "No."}
+    _, answer = chat(messages=[{"role": "user", "content": "Do it."}, turn]).messages
+    assert answer == {"role": "assistant", "content": "No."}
+
+
+def test_only_an_answer_refuses_and_says_nothing_else():
+    for role, code in (("user", "unsupported_field"), ("assistant", "invalid_value")):
+        with pytest.raises(ApiError, match="refusal") as caught:
+            chat(messages=[{"role": role, "content": "Yes.", "refusal": "No."}])
+        assert caught.value.content["error"]["code"] == code
+
+
 def test_tools_are_left_out_where_the_request_wants_none():
     tools = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
     assert chat(tools=tools).tool_choice.tools == tools
