@@ -28,7 +28,7 @@ TOLERANCES = {"qwen3_next": 3e-4, "deepseek_v3": 3e-5, "kimi_k2": 3e-5}
 
 TOLERANCES_OF_ROUNDING = {"float16": 3e-4, "int8": 3e-4}
 """Of many numbers that are rounded so, some lie between two roundings in every text: a processor
-whose sums have another order takes the other one there. A wrong scale changes logits by `BOUNDS`."""
+whose sums have another order takes the other one. A wrong scale changes logits by `BOUNDS`."""
 
 BOUNDS = {"float16": 0.001, "int8": 0.03, FLOAT8: 0.15}
 """What such caches change logits of toy models by, as parts of the largest."""
