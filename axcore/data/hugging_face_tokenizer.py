@@ -154,9 +154,9 @@ class HuggingFaceTokenizer(Tokenizer):
         return self.encode_written(text)
 
     def max_token_bytes(self) -> int | None:
-        """Return the bytes of text that one token stands for at most.
+        """Return the bytes of the text of one token at most.
 
-        None where the file's decoder does not make text of bytes: one token can stand there for an
+        None where the file's decoder does not make text of bytes: one token may be an
         unknown word of any length. White space that a special token takes with it is not counted.
         """
         longest = super().max_token_bytes()

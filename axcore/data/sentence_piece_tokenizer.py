@@ -79,7 +79,7 @@ class SentencePieceTokenizer(Tokenizer):
         return piece.replace("\N{LOWER ONE EIGHTH BLOCK}", " ").encode()
 
     def max_token_bytes(self) -> int | None:
-        """Return the bytes of text that one piece stands for at most.
+        """Return the bytes of the text of one piece at most.
 
         None where an unknown text of any length is one piece, as there are no pieces of bytes.
         """

@@ -81,7 +81,7 @@ class Tokenizer(Configurable, ABC):
         return None
 
     def max_token_bytes(self) -> int | None:
-        """Return the bytes of text that one token stands for at most; None where nobody knows."""
+        """Return the bytes of the text of one token at most; None where nobody knows."""
         known = (self.token_bytes(token) for token in range(self.vocab_size))
         return max((len(one) for one in known if one), default=0) or None
 

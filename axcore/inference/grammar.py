@@ -222,7 +222,7 @@ _LARK_PARTS = re.compile(
 )
 """Comments, strings and patterns of a Lark grammar, in which no token is named; or its name.
 
-What is not closed reaches to the end: were it none, each quote within would be tried anew.
+What is not closed reaches to the end: were it none, each quote within would be tried again.
 """
 
 _NAMES = {"json_schema": "JSON schema", "regex": "regular expression", "lark": "Lark grammar"}
