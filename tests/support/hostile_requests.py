@@ -214,7 +214,7 @@ def _settings() -> dict[str, Hostile]:
             prompt=[97] * 900, n=64, max_tokens=0, echo=True, logprobs=20
         ),
         "a billion answers": _complete(n=10**9, best_of=10**9),
-        "tools without end": _chat(tools=[{"type": "function"}] * 200_000),
+        "tools without end": _chat(tools=[{"type": "function"}] * 150_000),
         "calls without end": _chat(
             messages=[
                 {
