@@ -73,6 +73,10 @@ class ChatTemplate:
             ) from error
         self.marks_answers: bool = getattr(self._environment, "marks_answers", False)
 
+    def __reduce__(self) -> Any:
+        """Return how another process makes it: what Jinja compiled stays here."""
+        return _again, (self.source, dict(self._tokens), self.where, self._tool_use)
+
     def chosen(self, tools: Sequence[Any] | None) -> "ChatTemplate":
         """Returns the template for a conversation, which may be another one where it has tools."""
         return self._tool_use if tools and self._tool_use is not None else self
@@ -193,6 +197,12 @@ class ChatTemplate:
             ) from error
 
 
+def _again(
+    source: str, tokens: Mapping[str, str], where: str, tool_use: ChatTemplate | None
+) -> ChatTemplate:
+    return ChatTemplate(source, tokens, where=where, tool_use=tool_use)
+
+
 def _with_readable_calls(
     render: Callable[[Sequence[Message]], str], messages: Sequence[Message]
 ) -> str:
@@ -251,12 +261,37 @@ def _environment() -> Any:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_generation(), loopcontrols]
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[_generation(), loopcontrols],
+        optimized=False,
     )
+    # Jinja computes constants while it compiles: `10 ** (10 ** 8)` would stop whoever reads the
+    # template. So nothing is computed before it is rendered, which can be limited.
+    environment.code_generator_class = _without_constants()
+    environment.intercepted_binops = frozenset(environment.default_binop_table)
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
     return environment
+
+
+def _without_constants() -> type[Any]:
+    """Returns a compiler of templates that evaluates no expression."""
+    from jinja2 import nodes
+    from jinja2.compiler import CodeGenerator
+
+    class WithoutConstants(CodeGenerator):
+        def _output_child_to_const(self, node: Any, frame: Any, finalize: Any) -> str:
+            if not isinstance(node, nodes.TemplateData):
+                raise nodes.Impossible
+            return super()._output_child_to_const(node, frame, finalize)
+
+        def visit_EvalContextModifier(self, node: Any, frame: Any) -> None:  # noqa: N802
+            frame.eval_ctx.volatile = True  # so that filters within `autoescape` are not tried
+            super().visit_EvalContextModifier(node, frame)
+
+    return WithoutConstants
 
 
 def _generation() -> type[Any]:

@@ -139,13 +139,32 @@ class HuggingFaceTokenizer(Tokenizer):
 
     def encode_placed(self, text: str) -> PlacedTokens:
         """Returns the tokens of a text in which special tokens are written out, placed."""
-        encoding = self._marked.encode(text, add_special_tokens=False)
+        # As a batch: the library lets no other thread run while it encodes a text alone.
+        encoding = self._marked.encode_batch([text], add_special_tokens=False)[0]
         places = np.array(encoding.offsets, np.int64).reshape(-1, 2)
         return PlacedTokens(np.array(encoding.ids, np.int32), places[:, 0], places[:, 1])
 
     def encode_written(self, text: str) -> NDArray[np.int32]:
         """Return the tokens of a text in which special tokens may be written out."""
-        return self.encode_placed(text).tokens
+        encoding = self._marked.encode_batch_fast([text], add_special_tokens=False)[0]
+        return np.array(encoding.ids, np.int32)
+
+    def encode_rendered(self, text: str) -> NDArray[np.int32]:
+        """Return the tokens of a text that the chat template wrote."""
+        return self.encode_written(text)
+
+    def max_token_bytes(self) -> int | None:
+        """Return the bytes of the text of one token at most.
+
+        None where the file's decoder does not make text of bytes: one token may be an
+        unknown word of any length. White space that a special token takes with it is not counted.
+        """
+        longest = super().max_token_bytes()
+        if longest is None:
+            return None
+        written = max((len(one.content.encode()) for one in self._added.values()), default=0)
+        # Unicode composes at most three code points into one that is no longer than any of them.
+        return max(longest, written) * (1 if self._tokenizer.normalizer is None else 3)
 
     def decode(self, tokens: Iterable[int]) -> str:
         """Returns the text, as the file's decoder writes it."""

@@ -78,6 +78,18 @@ class SentencePieceTokenizer(Tokenizer):
             return bytes.fromhex(piece[3:5])
         return piece.replace("\N{LOWER ONE EIGHTH BLOCK}", " ").encode()
 
+    def max_token_bytes(self) -> int | None:
+        """Return the bytes of the text of one piece at most.
+
+        None where an unknown text of any length is one piece, as there are no pieces of bytes.
+        """
+        model = self._processor
+        if not any(model.is_byte(piece) for piece in range(model.get_piece_size())):
+            return None
+        longest = super().max_token_bytes()
+        # The file's normalization composes at most three code points.
+        return None if longest is None else 3 * longest
+
 
 def _present(token: int) -> int | None:
     """Returns a token, None for the number by which the library says that there is none."""

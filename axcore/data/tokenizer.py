@@ -80,6 +80,11 @@ class Tokenizer(Configurable, ABC):
         """
         return None
 
+    def max_token_bytes(self) -> int | None:
+        """Return the bytes of the text of one token at most; None where nobody knows."""
+        known = (self.token_bytes(token) for token in range(self.vocab_size))
+        return max((len(one) for one in known if one), default=0) or None
+
     def encode(self, text: str) -> NDArray[np.int32]:
         """Returns the tokens of a text, [N] int32, with nothing added to them."""
         return self._encoded([text])[0].astype(np.int32)
@@ -119,6 +124,10 @@ class Tokenizer(Configurable, ABC):
         text = self.known_chat_template.render(
             messages, add_generation_prompt=add_generation_prompt, **values
         )
+        return self.encode_rendered(text)
+
+    def encode_rendered(self, text: str) -> NDArray[np.int32]:
+        """Return the tokens of a text that the chat template wrote."""
         return self.encode_placed(text).tokens
 
     @property
@@ -256,6 +265,10 @@ class ByteTokenizer(Tokenizer):
     def added_token(self, name: str) -> int | None:
         """Return the number of a special token, as the chat template writes it."""
         return _SPECIAL.get(name)
+
+    def max_token_bytes(self) -> int | None:
+        """Return the length of the longest special token, as it is written."""
+        return max(map(len, _SPECIAL))
 
     def encode_written(self, text: str) -> NDArray[np.int32]:
         """Return the tokens of a text in which special tokens may be written out."""

@@ -153,7 +153,9 @@ class GrammarMatcher:
             raise self._error(f"cannot go back by {num_tokens} tokens")
 
     def _error(self, what: str) -> RequestError:
-        return RequestError(f"the grammar {what}: {_first_part(self._matcher)}", where="grammar")
+        return RequestError(
+            f"the grammar {what}: {plain_words(self._matcher.get_error())}", where="grammar"
+        )
 
 
 class GrammarCompiler:
@@ -206,37 +208,22 @@ class GrammarCompiler:
         with self._reading:
             if self._known is None:
                 self._known = grammar_tokenizer(self._tokenizer)
-        source = _source(library, self._with_token_numbers(grammar))
+        source = grammar_source(grammar, self._tokenizer)
         matcher = library.LLMatcher(self._known, source, log_level=0)
         if matcher.is_error():
-            raise RequestError(
-                f"the grammar is no {_NAMES[grammar.kind]} that can be followed: "
-                f"{_first_part(matcher)}",
-                where="grammar",
-                hint=_HINTS[grammar.kind],
-            )
+            raise wrong_grammar(grammar, matcher.get_error())
         return matcher
-
-    def _with_token_numbers(self, grammar: Grammar) -> Grammar:
-        """Return a Lark grammar in which each token that is named, as `<think>`, is its number.
-
-        The library knows names of special tokens only; those of added tokens that are text, it
-        knows as text.
-        """
-
-        def numbered(part: re.Match[str]) -> str:
-            number = self._tokenizer.added_token(part[1]) if part[1] else None
-            return part[0] if number is None else f"<[{number}]>"
-
-        if grammar.kind != "lark":
-            return grammar
-        return lark(_LARK_PARTS.sub(numbered, grammar.text))
 
 
 _LARK_PARTS = re.compile(
-    r"""//[^\n]*|\#[^\n]*|"(?:\\.|[^"\\])*"|/(?:\\.|[^/\\\n])+/|(<[^\s<>\[\]"][^\s<>"]*>)"""
+    r"""//[^\n]*|\#[^\n]*|"(?:\\[\s\S]|[^"\\])*(?:"|\\?\Z)|/(?:\\.|[^/\\\n])+(?:/|\\?(?:$|\Z))"""
+    r"""|(<[^\s<>\[\]"][^\s<>"]*>)""",
+    re.MULTILINE,
 )
-"""Comments, strings and patterns of a Lark grammar, in which no token is named; or its name."""
+"""Comments, strings and patterns of a Lark grammar, in which no token is named; or its name.
+
+What is not closed reaches to the end: were it none, each quote within would be tried again.
+"""
 
 _NAMES = {"json_schema": "JSON schema", "regex": "regular expression", "lark": "Lark grammar"}
 _HINTS = {
@@ -246,10 +233,28 @@ _HINTS = {
 }
 
 
-def _first_part(matcher: Any) -> str:
-    """Returns what a matcher's error says before it shows all that the matcher holds."""
-    text: str = matcher.get_error()
-    return text.partition("<state>")[0].strip()
+def wrong_grammar(grammar: Grammar, said: str) -> RequestError:
+    """Return the error of a grammar that the library does not take, with what it says of it."""
+    return RequestError(
+        f"the grammar is no {_NAMES[grammar.kind]} that can be followed: {plain_words(said)}",
+        where="grammar",
+        hint=_HINTS[grammar.kind],
+    )
+
+
+def plain_words(said: str) -> str:
+    """Return what the library says of an error, without its own state and with short lines."""
+    # A check of its own that fails is a panic, which says nothing that a user could act on.
+    if said.startswith("panic"):
+        return "it is too large"
+    lines = said.partition("<state>")[0].strip().split("\n")
+    return "\n".join(
+        line if len(line) <= 160 else f"{line[:157]}..." for line in lines[:_SAID_LINES]
+    )
+
+
+_SAID_LINES = 8
+"""Lines of what the library says of an error; it can show the whole grammar."""
 
 
 def mask_words(vocab_size: int) -> int:
@@ -257,14 +262,19 @@ def mask_words(vocab_size: int) -> int:
     return -(-vocab_size // WORD)
 
 
-def _source(library: Any, grammar: Grammar) -> str:
-    """Returns a grammar as the library reads it.
+def grammar_source(grammar: Grammar, tokenizer: Tokenizer) -> str:
+    """Return a grammar as the library reads it, which compiles nothing yet.
 
     Raises:
-        RequestError: A schema is no JSON.
+        RequestError: A schema is no JSON, or has too many properties; or there is no library.
     """
-    if grammar.kind != "json_schema":
-        return str(getattr(library.LLMatcher, f"grammar_from_{grammar.kind}")(grammar.text))
+    library = import_llguidance()
+    if grammar.kind == "lark":
+        return str(
+            library.LLMatcher.grammar_from_lark(_with_token_numbers(grammar.text, tokenizer))
+        )
+    if grammar.kind == "regex":
+        return str(library.LLMatcher.grammar_from_regex(grammar.text))
     try:
         schema = json.loads(grammar.text)
     except ValueError as error:
@@ -274,6 +284,21 @@ def _source(library: Any, grammar: Grammar) -> str:
     check_schema_size(schema)
     if isinstance(schema, dict):
         style = schema.get("x-guidance", {})
-        if not {"whitespace_pattern", "whitespace_flexible"} & style.keys():
+        is_said = not isinstance(style, dict) or "whitespace_pattern" in style
+        if not is_said and "whitespace_flexible" not in style:
             schema = {**schema, "x-guidance": {**_SPACES_BETWEEN, **style}}
     return str(library.LLMatcher.grammar_from_json_schema(schema))
+
+
+def _with_token_numbers(text: str, tokenizer: Tokenizer) -> str:
+    """Return a Lark grammar in which each token that is named, as `<think>`, is its number.
+
+    The library knows names of special tokens only; those of added tokens that are text, it
+    knows as text.
+    """
+
+    def numbered(part: re.Match[str]) -> str:
+        number = tokenizer.added_token(part[1]) if part[1] else None
+        return part[0] if number is None else f"<[{number}]>"
+
+    return _LARK_PARTS.sub(numbered, text)

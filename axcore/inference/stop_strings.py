@@ -1,6 +1,7 @@
 """`StopStrings`: ends a text before the first of some strings, however it is cut into pieces."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from axcore.errors import ConfigError
@@ -72,6 +73,7 @@ class StopStrings:
         return max(matched if matched == len(stop.text) else 0 for stop, matched in pairs)
 
 
+@lru_cache(256)  # each answer of a request has the same ones
 def _stop(text: str) -> _Stop:
     stop = _Stop(text, [0, 0])
     for letter in text[1:]:

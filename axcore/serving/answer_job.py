@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any, ClassVar, Generic, TypeVar
 
 import attrs
+from starlette.responses import JSONResponse, Response
 
 from axcore.inference import Piece
 from axcore.serving.answering import Answers
@@ -15,6 +16,9 @@ from axcore.serving.served_model import ServedModel
 
 Asked = TypeVar("Asked", bound=ChatRequest | CompletionRequest)
 Growing = TypeVar("Growing")
+
+_LETTERS_A_LOGPROB = 30
+"""What the log-probability of a token is in JSON, about."""
 
 
 @attrs.define(kw_only=True)
@@ -42,13 +46,19 @@ class AnswerJob(abc.ABC, Generic[Asked, Growing]):
     answers: Answers
     created: int = attrs.field(factory=lambda: int(time.time()))
 
-    async def response(self) -> dict[str, Any]:
+    async def response(self) -> Response:
         """Returns the whole response."""
         async for arrived in self.answers.pieces():
             if arrived is not None:
                 self.add(*arrived)
+        figures, num_logprobs = self.answers.figures, self.request.num_logprobs
+        num_tokens = figures.num_tokens + figures.num_prompt_tokens * len(self.choices)
+        size = num_tokens * (1 if num_logprobs is None else _LETTERS_A_LOGPROB * (1 + num_logprobs))
+        return await self.served.work.compute(self._response, size=size)
+
+    def _response(self) -> Response:
         found = [self.whole(number) for number in range(len(self.choices))]
-        return {**self._head(self.kind), "choices": found, "usage": self.usage()}
+        return JSONResponse({**self._head(self.kind), "choices": found, "usage": self.usage()})
 
     async def events(self) -> AsyncIterator[dict[str, Any] | None]:
         """Yields the response in pieces, and None where none came for long."""

@@ -5,6 +5,7 @@ import json
 import re
 from typing import Any, NoReturn
 
+import numpy as np
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 
@@ -13,15 +14,25 @@ from axcore.serving.fields import check_texts
 from axcore.serving.limits import Limits
 
 MEDIA_TYPE = "application/json"
+_MAX_OBJECTS, _MAX_VALUES = 200_000, 1_100_000
+"""Objects, lists and fields of a body; commas between values, so that a million tokens are read."""
+
+_MAX_DEPTH = 200
+_MAX_DIGITS = 400
+"""Characters of a number; a float has up to 325, and the time to read one grows with the square."""
+
+_STRINGS = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
+_DEPTH_STEPS = np.zeros(256, np.int8)
+_DEPTH_STEPS[[*b"[{"]], _DEPTH_STEPS[[*b"]}"]] = 1, -1
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 """Half of a surrogate pair, as JSON escapes it; bytes of UTF-8 hold none."""
 
 
-async def read_json(request: HttpRequest, limits: Limits) -> Any:
-    """Returns what the body of a request says.
+async def read_body(request: HttpRequest, limits: Limits) -> bytes:
+    """Returns the body of a request.
 
     Raises:
-        ApiError: It is no JSON, is called something else, is too long, or does not arrive.
+        ApiError: It is called something else than JSON, is too long, or does not arrive.
     """
     sent = request.headers.get("content-type", "")
     if sent.partition(";")[0].strip().lower() != MEDIA_TYPE:
@@ -31,11 +42,10 @@ async def read_json(request: HttpRequest, limits: Limits) -> Any:
         raise ApiError(415, f"{message}. {hint}", code="unsupported_media_type")
     try:
         async with asyncio.timeout(limits.body_timeout_s):
-            body = await _body(request, limits.max_body_bytes)
+            return await _body(request, limits.max_body_bytes)
     except TimeoutError as error:
         message = f"The body did not arrive within {limits.body_timeout_s:g} seconds."
         raise ApiError(408, message, code="body_timeout") from error
-    return _parsed(body)
 
 
 async def _body(request: HttpRequest, most: int) -> bytes:
@@ -59,17 +69,60 @@ def _too_long(most: int) -> ApiError:
     return ApiError(413, message, code="body_too_long")
 
 
-def _parsed(body: bytes) -> Any:
+def parse_body(body: bytes) -> Any:
+    """Returns what a body says.
+
+    Raises:
+        ApiError: It is no JSON, or has more parts, more depth or longer numbers than are read.
+    """
+    _check_size(body)
     try:
-        found = json.loads(body.decode(), parse_constant=_no_constant)
-    except RecursionError as error:
-        message = "The body holds objects within objects, too deep to be read."
-        raise ApiError(400, message, code="invalid_json") from error
+        # Functions in Python let other threads run between two numbers.
+        found = json.loads(
+            body.decode(), parse_constant=_no_constant, parse_int=_integer, parse_float=_fraction
+        )
     except ValueError as error:  # bytes that are no UTF-8, too
         raise ApiError(400, f"The body is no JSON: {error}.", code="invalid_json") from error
     if _SURROGATE.search(body):
         check_texts(found)
     return found
+
+
+def _check_size(body: bytes) -> None:
+    """Refuse a body that takes long to parse, which happens in one piece while others wait."""
+    if len(body) < _MAX_DEPTH:
+        return
+    signs = _STRINGS.sub(b"", body)
+    opened, closed = signs.count(b"[") + signs.count(b"{"), signs.count(b"]") + signs.count(b"}")
+    num_objects, num_values = opened + signs.count(b":"), signs.count(b",")
+    for number, most, what in (
+        (num_objects, _MAX_OBJECTS, "objects, lists and fields"),
+        (num_values, _MAX_VALUES, "values"),
+    ):
+        if number > most:
+            message = f"The body has {number:,} {what}; at most {most:,} are accepted."
+            raise ApiError(400, message, code="body_too_complex")
+    if opened <= _MAX_DEPTH and closed <= opened:
+        return
+    steps = _DEPTH_STEPS[np.frombuffer(signs, np.uint8)]
+    depth = int(np.cumsum(steps, dtype=np.int32).max(initial=0))
+    if depth > _MAX_DEPTH:
+        message = f"The body holds objects within objects, too deep to be read: {depth}; at most "
+        raise ApiError(400, f"{message}{_MAX_DEPTH} are.", code="invalid_json")
+
+
+def _integer(text: str) -> int:
+    return int(_checked_number(text))
+
+
+def _fraction(text: str) -> float:
+    return float(_checked_number(text))
+
+
+def _checked_number(text: str) -> str:
+    if len(text) > _MAX_DIGITS:
+        raise ValueError(f"a number has {len(text):,} characters; at most {_MAX_DIGITS} are read")
+    return text
 
 
 def _no_constant(name: str) -> NoReturn:

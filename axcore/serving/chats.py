@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import attrs
@@ -126,7 +127,10 @@ async def begin_chat(
     adapter, settings = served.adapter(request.model), request.settings
     choice, template = request.tool_choice, served.template_for(request.tool_choice)
     special = special_marks(served.tokenizer)
-    grammar = forced_calls(choice, template, special) or request.grammar
+    grammar = request.grammar
+    if choice.forced:  # whose schemas may be long
+        write = partial(forced_calls, choice, template, special)
+        grammar = await served.work.threads.run(write)
     values = {**_known_wishes(request.template_wishes, template), **request.template_values}
     tokens = await served.chat_tokens(request.messages, choice.tools, **values)
     figures.num_prompt_tokens = len(tokens)

@@ -1,5 +1,6 @@
 """`Endpoints`: what a server answers at each path."""
 
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
@@ -9,7 +10,7 @@ from starlette.responses import JSONResponse, Response
 
 from axcore.serving.answering import unless_abandoned
 from axcore.serving.api_error import ENGINE_FAILED, ApiError, invalid
-from axcore.serving.body import read_json
+from axcore.serving.body import parse_body, read_body
 from axcore.serving.chat_request import read_chat, read_messages
 from axcore.serving.chats import ChatJob, begin_chat
 from axcore.serving.completion_request import read_completion, read_prompt, read_prompt_options
@@ -17,11 +18,16 @@ from axcore.serving.completions import CompletionJob, begin_completion
 from axcore.serving.event_stream import EventStream
 from axcore.serving.fields import Fields
 from axcore.serving.gate import ABANDONED
+from axcore.serving.limits import Limits
 from axcore.serving.metrics import ServerMetrics
 from axcore.serving.served_model import ServedModel, draining
 
 _LETTERS_A_TOKEN = 4
 """What a token counts as where texts are measured by their letters."""
+
+_MAX_DETOKENIZED = 1 << 17
+"""Tokens that `/detokenize` reads where the model's length is less: the library lets nothing else
+run while it decodes."""
 
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -39,41 +45,19 @@ class Endpoints:
 
     async def completions(self, request: HttpRequest) -> Response:
         """Continues texts."""
-        content = await read_json(request, self.served.limits)
-        asked = read_completion(content, self.served.limits)
-        identity = f"cmpl-{request.state.request_id}"
-        with self._room() as room:
-            job = await begin_completion(self.served, asked, identity, request.state.figures)
-            return await room.answer(request, job, is_streamed=asked.settings.is_streamed)
+        return await self._answer(request, read_completion, begin_completion, "cmpl")
 
     async def chat_completions(self, request: HttpRequest) -> Response:
         """Answers a conversation."""
-        content = await read_json(request, self.served.limits)
-        asked = read_chat(content, self.served.limits)
-        identity = f"chatcmpl-{request.state.request_id}"
-        with self._room() as room:
-            job = await begin_chat(self.served, asked, identity, request.state.figures)
-            return await room.answer(request, job, is_streamed=asked.settings.is_streamed)
+        return await self._answer(request, read_chat, begin_chat, "chatcmpl")
 
     async def tokenize(self, request: HttpRequest) -> Response:
         """Returns the tokens of a text, or of a conversation."""
-        fields = Fields(await read_json(request, self.served.limits))
-        self.served.adapter(fields.text("model"))
-        with self._room():
-            tokens = [int(token) for token in await self._tokens(fields)]
-        length = self.served.max_length
-        return JSONResponse({"tokens": tokens, "count": len(tokens), "max_model_len": length})
+        return await self._short(request, self._tokens)
 
     async def detokenize(self, request: HttpRequest) -> Response:
         """Returns the text of tokens."""
-        fields = Fields(await read_json(request, self.served.limits))
-        self.served.adapter(fields.text("model"))
-        tokens = fields.items("tokens", most=1 << 20)
-        fields.finish()
-        size = _LETTERS_A_TOKEN * len(tokens or ())
-        with self._room():
-            text = await self.served.run(self._text, tokens, size=size)
-        return JSONResponse({"prompt": text})
+        return await self._short(request, self._text)
 
     async def models(self, request: HttpRequest) -> Response:
         """Lists the model and its adapters."""
@@ -117,29 +101,83 @@ class Endpoints:
             }
         )
 
-    async def _tokens(self, fields: Fields) -> Any:
+    async def _answer(
+        self,
+        request: HttpRequest,
+        read: Callable[[Any, Limits], Any],
+        begin: Callable[..., Awaitable[CompletionJob | ChatJob]],
+        kind: str,
+    ) -> Response:
+        """Answers a request by tokens that are drawn.
+
+        Args:
+            request: The request.
+            read: Reads its body.
+            begin: Begins its answers.
+            kind: What its id begins with.
+        """
+        served, figures = self.served, request.state.figures
+        body = await read_body(request, served.limits)
+
+        async def start() -> CompletionJob | ChatJob:
+            def asked() -> Any:
+                return read(parse_body(body), served.limits)
+
+            found = await served.work.compute(asked, size=len(body))
+            return await begin(served, found, f"{kind}-{request.state.request_id}", figures)
+
+        with self._room() as room:
+            job = await unless_abandoned(request, start)
+            return abandoned(request) if job is None else await room.answer(request, job)
+
+    async def _short(
+        self, request: HttpRequest, answer: Callable[[Fields], Awaitable[dict[str, Any]]]
+    ) -> Response:
+        """Answers a request for which the engine does nothing."""
+        served = self.served
+        body = await read_body(request, served.limits)
+
+        async def work() -> Response:
+            content = await served.work.compute(partial(parse_body, body), size=len(body))
+            fields = Fields(content)
+            served.adapter(fields.text("model"))
+            found = await answer(fields)
+            return await served.work.compute(partial(JSONResponse, found), size=len(body))
+
+        with self._room():
+            return await unless_abandoned(request, work) or abandoned(request)
+
+    async def _tokens(self, fields: Fields) -> dict[str, Any]:
         """Returns the tokens of what a request to `/tokenize` holds."""
+        served = self.served
         if fields.raw("messages") is not None:
             messages = read_messages(fields)
             fields.finish()
-            return await self.served.chat_tokens(messages, None)
-        text = read_prompt(fields)
-        options = read_prompt_options(fields)
-        fields.finish()
-        encode = partial(options.tokens, self.served.tokenizer)
-        return await self.served.run(encode, text, size=len(text))
+            tokens = await served.chat_tokens(messages, None)
+        else:
+            text, options = read_prompt(fields), read_prompt_options(fields)
+            fields.finish()
+            tokens = await served.tokenized(text, options)
+        return {"tokens": tokens, "count": len(tokens), "max_model_len": served.max_length}
 
-    def _text(self, tokens: list[Any] | None) -> str:
+    async def _text(self, fields: Fields) -> dict[str, Any]:
         """Returns the text of what a request to `/detokenize` holds.
 
         Raises:
             ApiError: It is no list of tokens of the vocabulary.
         """
-        size = self.served.tokenizer.vocab_size
-        is_number = [type(token) is int and 0 <= token < size for token in tokens or ()]
-        if tokens is None or not all(is_number):
-            raise invalid(f"tokens is no list of numbers from 0 to {size - 1}", "tokens")
-        return self.served.decode(tokens)
+        served, most = self.served, self.served.tokenizer.vocab_size
+        tokens = fields.items("tokens", most=max(served.max_length, _MAX_DETOKENIZED))
+        fields.finish()
+
+        def decode() -> str:
+            is_number = [type(token) is int and 0 <= token < most for token in tokens or ()]
+            if tokens is None or not all(is_number):
+                raise invalid(f"tokens is no list of numbers from 0 to {most - 1}", "tokens")
+            return served.decode(tokens)
+
+        size = _LETTERS_A_TOKEN * len(tokens or ())
+        return {"prompt": await served.work.compute(decode, size=size)}
 
     def _check_engine(self) -> None:
         """Raises ApiError where a step failed: only another process can answer then."""
@@ -197,18 +235,19 @@ class _Room:
         """Gives the place to another request."""
         self._endpoints.served.num_answering -= 1
 
-    async def answer(
-        self, request: HttpRequest, job: CompletionJob | ChatJob, *, is_streamed: bool
-    ) -> Response:
+    async def answer(self, request: HttpRequest, job: CompletionJob | ChatJob) -> Response:
         """Returns the response of a request; that of a stream keeps the place until its end."""
-        if is_streamed:
+        if job.request.settings.is_streamed:
             self._is_kept = True
             return EventStream(job.events(), job.answers, on_end=self.leave)
         try:
             found = await unless_abandoned(request, job.response)
         finally:
             job.answers.cancel()
-        if found is None:
-            request.state.figures.is_abandoned = True
-            return Response(status_code=ABANDONED)
-        return JSONResponse(found)
+        return abandoned(request) if found is None else found
+
+
+def abandoned(request: HttpRequest) -> Response:
+    """Returns what is sent to a client that went away, for the log alone."""
+    request.state.figures.is_abandoned = True
+    return Response(status_code=ABANDONED)

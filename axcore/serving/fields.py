@@ -4,6 +4,7 @@ A field that is null is one that was left out. Each method names the field that 
 that nobody asked for are known at the end, and are an error: a misspelt setting is never ignored.
 """
 
+import json
 import logging
 import math
 import re
@@ -137,7 +138,7 @@ class Fields:
         for name, value in self._content.items():
             if name not in self._known and value is not None:
                 path = self.path(str(name)[:64])
-                hint = name_the_known(str(name), self._known, most=40)
+                hint = name_the_known(str(name)[:64], self._known, most=40)
                 message = f"There is no field {path!r}; {hint}"
                 raise invalid(message, path, code="unknown_field")
 
@@ -174,17 +175,26 @@ def check_texts(content: Any, where: str = "") -> None:
     Raises:
         ApiError: One holds half of a surrogate pair.
     """
-    pending = [(content, where)]
-    while pending:
-        value, path = pending.pop()
-        if isinstance(value, str):
-            checked_text(value, path or "the body")
-        elif isinstance(value, list):
-            pending += [(one, f"{path}[{number}]") for number, one in enumerate(value)]
-        elif isinstance(value, dict):
-            for name, inner in value.items():
-                checked_text(name, f"the name of a field of {path or 'the body'}")
-                pending.append((inner, f"{path}.{name}" if path else name))
+    if _is_text(json.dumps(content, ensure_ascii=False)):
+        return
+    # Only now the path is of use: a long name above many values would be copied for each of them.
+    if isinstance(content, str):
+        checked_text(content, where or "the body")
+    elif isinstance(content, list):
+        for number, one in enumerate(content):
+            check_texts(one, f"{where}[{number}]")
+    elif isinstance(content, dict):
+        for name, inner in content.items():
+            checked_text(name, f"the name of a field of {where or 'the body'}")
+            check_texts(inner, f"{where}.{name:.64}" if where else name[:64])
+
+
+def _is_text(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def finite_number(value: Any, where: str, *, least: float, most: float) -> float:

@@ -15,6 +15,7 @@ from axcore.serving.answering import RequestFigures
 from axcore.serving.api_error import ApiError
 from axcore.serving.api_keys import ApiKeys
 from axcore.serving.metrics import ServerMetrics
+from axcore.serving.work import CLIENT
 
 LOGGER = logging.getLogger("axcore.serving.access")
 ABANDONED = 499
@@ -79,6 +80,7 @@ class Gate:
         try:
             try:
                 self._check(request)
+                CLIENT.set(self._client(request))
             except ApiError as error:
                 await error_response(error)(scope, receive, send_marked)
                 return
@@ -98,6 +100,11 @@ class Gate:
             raise ApiError(421, message, code="unknown_host")
         if request.scope["path"] not in _PUBLIC:
             self._keys.check(request.headers.get("authorization"))
+
+    def _client(self, request: HttpRequest) -> str:
+        """Returns who asks: whose key it is, or else from which address."""
+        key = request.headers.get("authorization") if self._keys else None
+        return key or (request.client.host if request.client else "")
 
     def _report(self, request: HttpRequest, status: int) -> None:
         figures: RequestFigures = request.state.figures

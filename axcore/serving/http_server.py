@@ -102,6 +102,11 @@ class HttpServer(uvicorn.Server):
         self._num_at_signal = self._served.num_answering
         self._ends_at = time.monotonic() + self._drain_s
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Ends connections, and what is computed for requests."""
+        await super().shutdown(sockets)
+        self._served.work.close()
+
     async def on_tick(self, counter: int) -> bool:
         """Returns whether the server ends; called ten times a second."""
         failed = self._served.engine.error

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-import anyio.to_thread
 import attrs
 
 from axcore.config import field_names
@@ -30,12 +29,17 @@ from axcore.serving.placement import Placement
 from axcore.serving.seeds import Seeds
 from axcore.serving.token_texts import TokenTexts
 from axcore.serving.tool_choice import ToolChoice
+from axcore.serving.work import RequestWork
 
 _FIELDS = {"grammar": "response_format", "num_logprobs": "logprobs", "adapter": "model"}
 """What requests call what an engine refuses."""
 
-_LONG_TEXT = 20_000
-"""Letters from which on a text is read in a thread, so that other requests do not wait for it."""
+_BYTES_OF_A_BODY = 4
+"""Bytes of prompts for each of the longest body, where nobody knows how long tokens are: templates
+add to what was sent."""
+
+_SHORT_TOKENIZE = 1 << 16
+"""Bytes that `/tokenize` reads whatever the length of the model."""
 
 
 @attrs.define(kw_only=True)
@@ -55,6 +59,9 @@ class ServedModel:
         created: When the server began, in seconds of Unix time.
         is_draining: Whether requests are refused because the server ends.
         num_answering: Requests that are being answered.
+        texts: What tokens are as text.
+        max_prompt_bytes: Bytes that the text of a prompt has at most.
+        work: Where what requests need is computed.
     """
 
     name: str
@@ -70,9 +77,24 @@ class ServedModel:
     is_draining: bool = False
     num_answering: int = 0
     texts: TokenTexts = attrs.field(init=False)
+    max_prompt_bytes: int = attrs.field(init=False)
+    work: RequestWork = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self.texts = TokenTexts(self.tokenizer)
+        of_token, most = (
+            self.tokenizer.max_token_bytes(),
+            _BYTES_OF_A_BODY * self.limits.max_body_bytes,
+        )
+        self.max_prompt_bytes = (
+            most if of_token is None else min(most, of_token * self._most_tokens)
+        )
+        self.work = RequestWork(self.tokenizer, self.limits, max_bytes=self.max_prompt_bytes)
+
+    @property
+    def _most_tokens(self) -> int:
+        """Tokens of a prompt at most."""
+        return min(self.max_length, self.limits.max_prompt_tokens or self.max_length)
 
     @property
     def has_chat(self) -> bool:
@@ -136,12 +158,37 @@ class ServedModel:
         Raises:
             ApiError: It has none, too many, or one that is not in the vocabulary.
         """
-        if isinstance(prompt, str):
-            encode = partial(options.tokens, self.tokenizer)
-            tokens = await self.run(encode, prompt, size=len(prompt))
-        else:
-            tokens = prompt
-        return self.checked(tuple(int(token) for token in tokens), param)
+        if not isinstance(prompt, str):
+            return self.checked(tuple(prompt), param)
+        return self.checked(await self.encoded(prompt, param, options), param)
+
+    async def encoded(
+        self, text: str, param: str, options: PromptOptions, *, most: int | None = None
+    ) -> tuple[int, ...]:
+        """Return the tokens of a text; one that has too many bytes is not even tokenized.
+
+        Args:
+            text: The text.
+            param: The field that holds it.
+            options: How it becomes tokens.
+            most: Its bytes at most; by default those of a prompt.
+
+        Raises:
+            ApiError: It has more.
+        """
+        self._check_bytes(text, param, self.max_prompt_bytes if most is None else most)
+        encode = partial(options.tokens, self.tokenizer, text)
+        found = await self.work.compute(encode, size=len(text))
+        return tuple(found.tolist())
+
+    async def tokenized(self, text: str, options: PromptOptions) -> tuple[int, ...]:
+        """Return the tokens of a text that is no prompt.
+
+        Raises:
+            ApiError: It is far longer than a prompt may be.
+        """
+        most = max(self.max_prompt_bytes, _SHORT_TOKENIZE)
+        return await self.encoded(text, "prompt", options, most=most)
 
     async def chat_tokens(
         self, messages: Sequence[dict[str, Any]], tools: list[Any] | None, **values: Any
@@ -157,16 +204,27 @@ class ServedModel:
                 "use /v1/completions."
             )
             raise invalid(message, "messages", code="no_chat_template")
-        size = sum(len(message["content"]) for message in messages)
-
-        def encode(turns: Sequence[dict[str, Any]]) -> Any:
-            return self.tokenizer.encode_chat(turns, tools=tools, **values)
-
+        given = {"add_generation_prompt": True, "tools": tools, **values}
         try:
-            tokens = await self.run(encode, messages, size=size)
+            text = await self.work.render(messages, given)
         except AxcoreError as error:
             raise from_error(error, "messages") from error
-        return self.checked(tuple(int(token) for token in tokens), "messages")
+        encode = partial(self.tokenizer.encode_rendered, text)
+        tokens = await self.work.compute(encode, size=len(text))
+        return self.checked(tuple(tokens.tolist()), "messages")
+
+    def _check_bytes(self, text: str, param: str, most: int) -> None:
+        """Refuse a text of which its bytes say that it has too many tokens."""
+        size = len(text.encode())
+        if size <= most:
+            return
+        raise invalid(
+            f"This model's maximum context length is {self.max_length} tokens. However, {param} "
+            f"has {size:,} bytes, and the longest text that can be short enough has {most:,}. "
+            f"Reduce the length of {param}.",
+            param,
+            code="context_length_exceeded",
+        )
 
     def checked(self, tokens: tuple[int, ...], param: str) -> tuple[int, ...]:
         """Returns the tokens of a prompt, if they are of the vocabulary and not too many."""
@@ -175,7 +233,7 @@ class ServedModel:
             raise invalid(message, param)
         if len(tokens) >= self.max_length:
             raise self._too_long(len(tokens), 1, param)
-        most = self.limits.max_prompt_tokens or self.max_length
+        most = self._most_tokens
         if len(tokens) > most:
             message = f"{param} has {len(tokens)} tokens; at most {most} are accepted"
             raise invalid(message, param, code="context_length_exceeded")
@@ -231,10 +289,18 @@ class ServedModel:
         Raises:
             ApiError: A request cannot be answered, or not now.
         """
-        if any(request.grammar is not None for request in requests):  # which is compiled
-            answers = await anyio.to_thread.run_sync(self._submit, requests)
+        work = partial(self._submit, requests)
+        grammar = requests[0].grammar  # all requests have the same
+        if grammar is None:
+            size = sum(len(request.prompt) for request in requests)
+            answers = await self.work.compute(work, size=size, when_late=_cancel)
         else:
-            answers = self._submit(requests)
+            try:
+                await self.work.check_grammar(grammar)
+            except AxcoreError as error:
+                raise self._refused(error) from error
+            # The engine compiles it again, which takes as long: that has its turn with grammars.
+            answers = await self.work.grammars.turns.run(work, when_late=_cancel)
         return Answers(answers, figures, keeps_tokens=keeps_tokens)
 
     def _submit(self, requests: Sequence[Request]) -> list[Answer]:
@@ -243,16 +309,9 @@ class ServedModel:
             for request in requests:
                 answers.append(self.engine.submit(request))
         except (RequestError, EngineError) as error:
-            for answer in answers:
-                answer.cancel()
+            _cancel(answers)
             raise self._refused(error) from error
         return answers
-
-    async def run(self, function: Any, text: Any, *, size: int) -> Any:
-        """Returns what a function makes of a text, in a thread where that takes long."""
-        if size < _LONG_TEXT:
-            return function(text)
-        return await anyio.to_thread.run_sync(function, text)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Returns the text of tokens, as UTF-8 can write it."""
@@ -267,6 +326,11 @@ class ServedModel:
         if isinstance(error, Draining):
             return draining(wait)
         return ApiError(500, ENGINE_FAILED, code="engine_error")
+
+
+def _cancel(answers: Sequence[Answer]) -> None:
+    for answer in answers:
+        answer.cancel()
 
 
 def draining(retry_after_s: int) -> ApiError:

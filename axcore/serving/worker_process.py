@@ -1,0 +1,141 @@
+"""What a worker process runs: chat templates and grammars of requests, which may never end.
+
+`RequestWork` starts it as a script and ends it. Each job has a limit of processor time that the
+kernel enforces, also inside of a library that never looks at a clock; memory is limited as well.
+Where the library overflows its stack, this process dies, and not the server.
+"""
+
+import contextlib
+import importlib
+import json
+import os
+import pickle
+import resource
+import signal
+import sys
+import threading
+import types
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Protocol
+
+MEMORY_BYTES = 2 << 30
+"""Memory of a worker; what needs more fails."""
+
+_STACK_BYTES = 4 << 20
+"""Stack of a grammar's compilation. Threads of the server have 8 MiB: what passes here passes there
+with room to spare."""
+
+_NICENESS = 10
+"""Grammars let the steps of the engine go first."""
+
+
+class Jobs(Protocol):
+    """What a worker is for."""
+
+    def run(self, values: Any) -> dict[str, Any]:
+        """Return the reply to a job."""
+        ...
+
+
+class TemplateJobs:
+    """Renders conversations.
+
+    Args:
+        template: The chat template.
+        max_bytes: Of the text that it may write.
+    """
+
+    def __init__(self, template: Any, *, max_bytes: int) -> None:
+        self._template, self._max_bytes = template, max_bytes
+
+    def run(self, values: Any) -> dict[str, Any]:
+        """Return the text of a conversation."""
+        from axcore.errors import AxcoreError
+
+        try:
+            text = self._template.render(values["messages"], **values["values"])
+        except AxcoreError as error:
+            if isinstance(error.__cause__, MemoryError):
+                raise MemoryError from error
+            return {"what": error.what, "hint": error.hint}
+        size = len(text.encode("utf-8", "surrogatepass"))
+        return {"size": size} if size > self._max_bytes else {"text": text}
+
+
+class GrammarJobs:
+    """Compiles grammars, to see whether that ends.
+
+    Args:
+        tokens: The bytes of each token.
+        eos_id: What ends texts.
+        bos_id: What begins them, if anything does.
+        end_ids: All tokens that end texts.
+    """
+
+    def __init__(
+        self, tokens: list[bytes], *, eos_id: int, bos_id: int | None, end_ids: tuple[int, ...]
+    ) -> None:
+        library: Any = importlib.import_module("llguidance")
+        from axcore.inference.token_bytes import TokenBytes
+
+        os.nice(_NICENESS)
+        wrapped = TokenBytes(tokens, eos_id=eos_id, bos_id=bos_id)
+        self._library = library
+        self._tokenizer = library.LLTokenizer(wrapped, eos_token=list(end_ids))
+        threading.stack_size(_STACK_BYTES)
+
+    def run(self, values: Any) -> dict[str, Any]:
+        """Return what the library says of a grammar; nothing where it takes it."""
+        said: list[str] = []
+
+        def compile_it() -> None:
+            matcher = self._library.LLMatcher(self._tokenizer, values, log_level=0)
+            if not matcher.is_error():
+                matcher.deep_copy().compute_bitmask()  # what the server does before the first token
+            said.append(matcher.get_error() if matcher.is_error() else "")
+
+        thread = threading.Thread(target=compile_it)
+        thread.start()
+        thread.join()
+        return {"said": said[0]}
+
+
+def _serve(connection: Connection) -> None:
+    """Run jobs until the server hangs up."""
+    kind, setup = pickle.loads(connection.recv_bytes())
+    jobs: Jobs = {"template": TemplateJobs, "grammar": GrammarJobs}[kind](**setup)
+    if sys.platform == "linux":  # others refuse it, or do not enforce it
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    while True:
+        seconds, values = pickle.loads(connection.recv_bytes())
+        # The default action of SIGPROF ends the process, whatever it is computing.
+        signal.setitimer(signal.ITIMER_PROF, seconds)
+        try:
+            reply = jobs.run(values)
+        except MemoryError:
+            reply = {"memory": MEMORY_BYTES}
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        connection.send_bytes(json.dumps(reply).encode())
+
+
+def _without_init(root: Path, *packages: str) -> None:
+    """Let modules of packages be imported without what the packages import: jax takes a second."""
+    for name in packages:
+        package = types.ModuleType(f"axcore.{name}")
+        package.__path__ = [str(root / "axcore" / name)]
+        sys.modules[package.__name__] = package
+
+
+def main() -> None:
+    """Run the jobs that come by the file descriptor which the command line names."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    root = Path(__file__).parents[2]
+    sys.path.append(str(root))
+    _without_init(root, "data", "inference")
+    with contextlib.suppress(EOFError, OSError), Connection(int(sys.argv[1])) as connection:
+        _serve(connection)
+
+
+if __name__ == "__main__":
+    main()
