@@ -16,6 +16,7 @@ import attrs
 import numpy as np
 from jaxtyping import UInt32
 
+from axcore.config.json_files import parse_json
 from axcore.data import Tokenizer
 from axcore.errors import RequestError
 from axcore.inference.drawing.token_masks import WORD
@@ -266,7 +267,7 @@ def _source(library: Any, grammar: Grammar) -> str:
     if grammar.kind != "json_schema":
         return str(getattr(library.LLMatcher, f"grammar_from_{grammar.kind}")(grammar.text))
     try:
-        schema = json.loads(grammar.text)
+        schema = parse_json(grammar.text)
     except ValueError as error:
         raise RequestError(
             f"the JSON schema is no JSON: {error}", where="grammar", hint=_HINTS["json_schema"]

@@ -1,13 +1,13 @@
 """The body of a request: JSON of a limited size, which arrives in a limited time."""
 
 import asyncio
-import json
 import re
-from typing import Any, NoReturn
+from typing import Any
 
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 
+from axcore.config.json_files import JsonDepthError, parse_json
 from axcore.serving.api_error import ApiError
 from axcore.serving.fields import check_texts
 from axcore.serving.limits import Limits
@@ -61,8 +61,8 @@ def _too_long(most: int) -> ApiError:
 
 def _parsed(body: bytes) -> Any:
     try:
-        found = json.loads(body.decode(), parse_constant=_no_constant)
-    except RecursionError as error:
+        found = parse_json(body, allow_nan=False)
+    except JsonDepthError as error:
         message = "The body holds objects within objects, too deep to be read."
         raise ApiError(400, message, code="invalid_json") from error
     except ValueError as error:  # bytes that are no UTF-8, too
@@ -70,7 +70,3 @@ def _parsed(body: bytes) -> Any:
     if _SURROGATE.search(body):
         check_texts(found)
     return found
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number of JSON")

@@ -11,8 +11,9 @@ from typing import Any, Self
 import jax
 import numpy as np
 
+from axcore.config.json_files import parse_json
 from axcore.module import NATS_A_TOKEN, Loss, LossGroups
-from axcore.whole_files import write_whole
+from axcore.whole_files import read_regular, write_whole
 
 METRICS_NAME = "metrics.jsonl"
 
@@ -59,7 +60,7 @@ class MetricsFile:
 
 
 def _keep_until(path: Path, step: int) -> None:
-    text = path.read_text(encoding="utf-8", errors="replace")
+    text = read_regular(path).decode("utf-8", "replace")
     _name_damage(path, text.splitlines(keepends=True))
     kept = "".join(f"{line}\n" for line in text.splitlines() if _step_of(line) <= step)
     if kept != text:
@@ -80,7 +81,7 @@ def _name_damage(path: Path, lines: list[str]) -> None:
 
 def _step_of(line: str) -> float:
     try:
-        return float(json.loads(line)["step"])
+        return float(parse_json(line)["step"])
     except (ValueError, KeyError, TypeError):
         return float("inf")
 
