@@ -128,8 +128,10 @@ def run_facts(directory: Path | str, *, trust_code: bool = False) -> RunFacts:
     with problems.noted():
         summary = summarise_run(folder)
         ledger = read_ledger(folder)
-    read_lines = lambda name: problems.or_none(name, lambda: read_json_lines(folder / name)) or []  # noqa: E731
-    starts, rollbacks = read_lines(RUN_HISTORY_NAME), read_lines(ROLLBACKS_NAME)
+    starts, rollbacks = (
+        problems.or_none(name, functools.partial(read_json_lines, folder / name)) or []
+        for name in (RUN_HISTORY_NAME, ROLLBACKS_NAME)
+    )
     metrics = problems.or_none("metrics.jsonl", lambda: read_metrics(folder / "metrics.jsonl"))
     read_layout = lambda: _layout_of(folder, starts, trust_code)  # noqa: E731
     layout = problems.or_none("the model", read_layout) or {}

@@ -31,7 +31,7 @@ from axcore.trainer.callbacks.events import (
     StepsDone,
 )
 from axcore.trainer.callbacks.memory_metrics import memory_metrics
-from axcore.trainer.callbacks.metrics import LossMeter, group_metrics, summary_metrics
+from axcore.trainer.callbacks.metrics import LossWindow, summary_metrics
 from axcore.trainer.callbacks.writers import Writers, find_writers
 from axcore.trainer.guards import Guards, RollBack
 from axcore.trainer.rollbacks import Rollbacks
@@ -109,6 +109,7 @@ class TrainLoop:
         self.is_save_due = False
         self.stop_reason = ""
         self.pending: list[StepMetrics] = []
+        self.window = LossWindow()
         self.since = self.wall_clock = time.perf_counter()
         self.waited_s = 0.0
         self.skipped = SkippedSteps(
@@ -227,6 +228,7 @@ class TrainLoop:
         self.pending.clear()
         if is_first:
             self.state, self.step = self.trainer.first_state(), 0
+            self.window = LossWindow()
         else:
             restored = self.checkpointer.restore(
                 self.trainer.compiler.abstract_state(), step=step, at_or_before=at_or_before
@@ -241,6 +243,9 @@ class TrainLoop:
         self.identity.check(restored.extra.get("run"), step=self.step, directory=place)
         data = self.rollbacks.data_after(self.step)
         self.batches.set_state(restored.extra["data"] if data is None else data)
+        # A checkpoint that an older axcore wrote has none: its first line has the steps since it.
+        kept = restored.extra.get("window")
+        self.window = LossWindow() if kept is None else LossWindow.from_json(kept)
         self.skipped.resume_at(self.step)
 
     def _roll_back(self, wish: RollBack) -> None:
@@ -413,6 +418,7 @@ class TrainLoop:
         step, is_last = self.step, self.step == self.cfg.max_steps
         if step % self.cfg.log_every_steps == 0 or is_last:
             self._log()
+            self.window = LossWindow()
         if step % self.cfg.eval_every_steps == 0 or is_last:
             self._evaluate()
         self._measure()
@@ -423,7 +429,11 @@ class TrainLoop:
             self._take_snapshot()
 
     def _log(self) -> None:
-        """Fetches the metrics since the last time, which waits for the devices."""
+        """Fetches the metrics since the last time, which waits for the devices.
+
+        The window of the losses stays: where a run is stopped, the line to come has these steps
+        too, as in a run that is not.
+        """
         if not self.pending:
             return
         fetched: list[StepMetrics] = jax.device_get(self.pending)
@@ -446,15 +456,13 @@ class TrainLoop:
             self.checkpointer.mark_good(self.saved_step)
 
     def _values(self, fetched: list[StepMetrics], elapsed: float) -> dict[str, Any]:
-        meter = LossMeter()
         for metrics in fetched:
-            meter.add(metrics.losses)
+            self.window.add(metrics.losses, metrics.group_losses)
         batch = self.trainer.batch_spec
         skipped = int(jax.device_get(self.state.skipped))
         num_updates = self.step - skipped  # a skipped step does not move the schedule on
         return {
-            **meter.metrics(),
-            **group_metrics(batch.loss_groups, [one.group_losses for one in fetched]),
+            **self.window.metrics(batch.loss_groups),
             f"{batch.unit}s_per_s": len(fetched) * batch.num_units / elapsed,
             f"wall_clock_{batch.unit}s_per_s": len(fetched) * batch.num_units / self._wall_clock(),
             "step_time_s": elapsed / len(fetched),
@@ -530,7 +538,14 @@ class TrainLoop:
         self.since += time.perf_counter() - started
 
     def _extra(self) -> dict[str, Any]:
-        return {"data": self.batches.get_state(), "run": self.identity.as_json()}
+        window = LossWindow.from_json(self.window.as_json())
+        for losses, groups in jax.device_get([(m.losses, m.group_losses) for m in self.pending]):
+            window.add(losses, groups)
+        return {
+            "data": self.batches.get_state(),
+            "run": self.identity.as_json(),
+            "window": window.as_json(),
+        }
 
     def _report_saved(self) -> None:
         """Reports the checkpoints that are on the disk by now."""
