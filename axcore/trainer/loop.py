@@ -16,7 +16,7 @@ import jax
 from axcore.checkpoint import Checkpointer, MemorySnapshots, Restored
 from axcore.config import immutabledict, render_config
 from axcore.data import Policy, PrefetchedBatches
-from axcore.distributed import broadcast_object, is_process_zero
+from axcore.distributed import broadcast_object, is_process_zero, process_count
 from axcore.errors import TrainingError
 from axcore.module import count_params
 from axcore.trainer.callbacks.events import (
@@ -85,7 +85,12 @@ class TrainLoop:
     """One run of a trainer in a locked directory, from its newest checkpoint if it has one."""
 
     def __init__(
-        self, trainer: "Trainer", batches: PrefetchedBatches, run: LockedRun, observers: Observers
+        self,
+        trainer: "Trainer",
+        batches: PrefetchedBatches,
+        run: LockedRun,
+        observers: Observers,
+        guards: Guards,
     ) -> None:
         cfg = trainer.config
         self.trainer = trainer
@@ -99,14 +104,14 @@ class TrainLoop:
         self.snapshots = MemorySnapshots(cfg.snapshots, run.identity.as_json())
         recorded = broadcast_object("reading rewinds", lambda: recorded_rewinds(run.path))
         self.rewinds, self.launches = recorded
-        self.guards = Guards(cfg.guards)
+        self.guards = guards
         self.batches = batches
         self.validation: dict[str, float] = {}
         self.policy = Policy(trainer.model)
         self.state: Any = None  # a TrainState, but for the moment before one is restored
         self.step = 0
         self.saved_step = 0
-        self.is_save_due = False
+        self.is_save_due = self.is_step_done = False
         self.stop_reason = ""
         self.pending: list[StepMetrics] = []
         self.window = LossWindow()
@@ -133,13 +138,13 @@ class TrainLoop:
 
         Raises:
             KeyboardInterrupt: Ctrl-C asked to stop.
-            SystemExit: SIGTERM or a preemption notice did; its code is 143.
+            SystemExit: SIGTERM, SIGHUP or a preemption notice did; its code is 143.
         """
         with (
             self.checkpointer,
             closing(self.snapshots),
             closing(self.batches),
-            StopSignals(notice=self.cfg.preemption_notice) as stop,
+            StopSignals(notice=self.cfg.preemption_notice, may_end=self._has_no_step) as stop,
         ):
             self._resume(from_step, launch)
             self._announce()
@@ -405,6 +410,16 @@ class TrainLoop:
         """
         if len(self.pending) > MAX_STEPS_IN_FLIGHT:
             self.pending[-1 - MAX_STEPS_IN_FLIGHT].is_kept.block_until_ready()
+            self.is_step_done = True
+
+    def _has_no_step(self) -> bool:
+        """Whether one of several processes has done no step yet; another thread asks.
+
+        Its first step may wait for a process that computes something else, or not at all.
+        """
+        pending: list[Any] = self.pending[:1]
+        is_done = self.is_step_done or any(one.is_kept.is_ready() for one in pending)
+        return process_count() > 1 and not is_done
 
     def _next_batch(self) -> Any:
         self._phase("data_wait")
@@ -438,6 +453,7 @@ class TrainLoop:
             return
         fetched: list[StepMetrics] = jax.device_get(self.pending)
         elapsed = time.perf_counter() - self.since
+        self.is_step_done = True
         self.pending.clear()
         self._count_skipped(fetched)
         values = self._values(fetched, elapsed)
