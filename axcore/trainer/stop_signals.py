@@ -42,7 +42,7 @@ class StopSignals:
     Python runs a handler when the main thread comes back to it, which a step that waits for a
     process that never comes does not let it. So a thread sees each signal as well: some seconds
     after a second one that nobody has handled it ends the process, and after the first one where
-    the run goes on and `may_end` says that nothing would be lost.
+    the run continues and `may_end` says that nothing would be lost.
     """
 
     def __init__(self, *, notice: str = "", may_end: Callable[[], bool] = lambda: False) -> None:
