@@ -17,6 +17,7 @@ from axcore.aot.serving.load import ServingLoad
 from axcore.aot.serving.report import ServingReport, serving_report_from_json
 from axcore.aot.targets import compile_environment, find_aot_target
 from axcore.config import to_json
+from axcore.config.json_files import read_json_file
 from axcore.plugins import Hardware
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ def _compiled(request: str, environment: Mapping[str, str], hardware: Hardware) 
         )
         if not answer.exists():
             raise _failed(done, hardware)
-        answered: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
+        answered: dict[str, Any] = read_json_file(answer)
     if "error" in answered:
         raise _error_of(answered["error"])
     return answered

@@ -10,6 +10,8 @@ from typing import Any
 
 import attrs
 
+from axcore.config.json_files import read_json_file
+
 FLAGS = re.compile(r"JAX_.*|.*_(FLAGS|ARGS)")
 """Variables of the environment by which JAX or a compiler makes another program."""
 
@@ -28,7 +30,7 @@ class KeptAnswers:
         if not path.exists():
             return None
         try:
-            answered: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            answered: dict[str, Any] = read_json_file(path)
             files = {file: found and tuple(found) for file, found in answered["files"].items()}
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             warnings.warn(f"{path} cannot be read, and is made again: {error!r}", stacklevel=2)

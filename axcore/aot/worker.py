@@ -17,6 +17,7 @@ from axcore.aot.serving.measure import measure_serving
 from axcore.aot.serving.report import ServingReport
 from axcore.aot.targets import find_aot_target
 from axcore.config import from_json
+from axcore.config.json_files import parse_json
 from axcore.errors import AxcoreError
 from axcore.plugins import Hardware
 from axcore.trainer import ResolvedConfig
@@ -25,7 +26,7 @@ from axcore.trainer.kept_steps import files_of_modules, versions_of
 
 def main(request: str, answer: Path) -> None:
     """Compiles what a request asks for, and writes the answer."""
-    asked = json.loads(request)
+    asked = parse_json(request)
     hardware = Hardware.parse(asked["target"])
     try:
         report = _report(asked, hardware)

@@ -14,9 +14,10 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from axcore.config import REQUIRED, evolve, find_config, from_dict, to_dict, update_config
+from axcore.config.json_files import parse_json
 from axcore.errors import CheckpointError, ConfigError
 from axcore.layers import Linear, LoRALinear, adapters_of, with_adapters
-from axcore.whole_files import write_whole
+from axcore.whole_files import read_regular, write_whole
 
 ARRAYS_NAME, CONFIG_NAME = "adapters.safetensors", "adapters.json"
 FORMAT = 1
@@ -80,7 +81,7 @@ def load_adapters(folder: Path | str, cfg: Any, state: Any) -> tuple[Any, Any]:
 
 def _read_config(path: Path) -> dict[str, LoRALinear.Config]:
     try:
-        content = json.loads(_read(path))
+        content = parse_json(_read(path))
         if content["format"] != FORMAT:
             raise CheckpointError(
                 f"adapters of format {content['format']}; this version reads format {FORMAT}",
@@ -106,7 +107,7 @@ def _read_arrays(path: Path) -> dict[str, np.ndarray]:
 
 def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_regular(path)
     except FileNotFoundError:
         raise CheckpointError(
             f"there is no {path.name} in {path.parent}",

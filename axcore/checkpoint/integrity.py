@@ -12,6 +12,8 @@ from pathlib import Path
 
 import attrs
 
+from axcore.whole_files import check_is_regular
+
 PIECE_BYTES = 64 << 20
 _READ_BYTES = 1 << 20
 
@@ -81,6 +83,7 @@ def _records(root: Path, sizes: Mapping[str, int]) -> dict[str, FileRecord]:
 
 def _piece_crc32(path: Path, start: int) -> str:
     crc, offset, end = 0, start, start + PIECE_BYTES
+    check_is_regular(path)
     descriptor = os.open(path, os.O_RDONLY)
     try:
         while offset < end and (

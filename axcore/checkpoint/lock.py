@@ -20,7 +20,9 @@ from pathlib import Path
 
 import attrs
 
+from axcore.config.json_files import parse_json
 from axcore.errors import CheckpointError
+from axcore.whole_files import open_regular
 
 BEAT_S = 5.0
 STALE_S = 60.0
@@ -158,13 +160,13 @@ def _wait_until_stale(path: Path, doing: str, holder: Holder) -> None:
 
 def _touched(path: Path) -> tuple[int, str]:
     """Returns when a file was changed, and what it says; opened again, so that NFS asks again."""
-    with open(path, encoding="utf-8", errors="replace") as file:
-        return os.fstat(file.fileno()).st_mtime_ns, file.read(4096)
+    with open_regular(path) as file:
+        return os.fstat(file.fileno()).st_mtime_ns, file.read(4096).decode("utf-8", "replace")
 
 
 def _read(path: Path) -> Holder | None:
     try:
-        return Holder(**json.loads(_touched(path)[1]))
+        return Holder(**parse_json(_touched(path)[1]))
     except (OSError, ValueError, TypeError):
         return None
 

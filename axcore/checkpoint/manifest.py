@@ -15,8 +15,9 @@ import attrs
 
 from axcore.checkpoint.integrity import FileRecord
 from axcore.checkpoint.leaves import LeafSpec
+from axcore.config.json_files import parse_json
 from axcore.errors import CheckpointError
-from axcore.whole_files import write_whole
+from axcore.whole_files import read_regular, write_whole
 
 MANIFEST_NAME = "manifest.json"
 FORMAT = "axcore-checkpoint"
@@ -52,7 +53,7 @@ def read_manifest(directory: Path) -> Manifest:
     """
     path = directory / MANIFEST_NAME
     try:
-        text = path.read_bytes()
+        text = read_regular(path)
     except FileNotFoundError:
         raise DamagedCheckpointError(f"{MANIFEST_NAME} is missing", where=str(path)) from None
     except OSError as error:
@@ -109,7 +110,7 @@ def _render(body: Mapping[str, Any]) -> bytes:
 def _verified(text: bytes, path: Path) -> dict[str, Any]:
     """Returns the manifest's values without the checksum, if rendering them gives `text` back."""
     try:
-        body = json.loads(text)
+        body = parse_json(text)
         del body["checksum"]
         intact = body["format"] == FORMAT and _render(body) == text
     except (ValueError, KeyError, TypeError):

@@ -16,6 +16,7 @@ from typing import IO, Any
 import attrs
 
 from axcore.checkpoint.state_parts import PART_FILES
+from axcore.config.json_files import parse_json
 from axcore.distributed import all_gather_object, reachable_host
 
 _LIMIT_S = 120.0
@@ -115,7 +116,7 @@ class Exchange:
 
     def _take(self, stream: Any) -> None:
         try:
-            head = json.loads(stream.readline(_LINE_BYTES))
+            head = parse_json(stream.readline(_LINE_BYTES))
             if not hmac.compare_digest(str(head["secret"]), self._secret):
                 return
             write = lambda directory: _write_files(stream, head["sizes"], directory)  # noqa: E731

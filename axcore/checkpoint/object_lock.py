@@ -19,6 +19,7 @@ from axcore.checkpoint.faults import CheckpointWarning
 from axcore.checkpoint.lock import STALE_S, Holder, held_error, this_process
 from axcore.checkpoint.object_store import ObjectStore
 from axcore.checkpoint.storage import StorageLock
+from axcore.config.json_files import parse_json
 
 BEAT_S = 10.0
 _POLL_S = 1.0
@@ -123,7 +124,7 @@ def _name(number: int) -> str:
 
 def _holder(text: bytes) -> Holder | None:
     try:
-        content = json.loads(text)
+        content = parse_json(text)
         del content["beat"]
         return Holder(**content)
     except (ValueError, KeyError, TypeError):

@@ -23,6 +23,7 @@ from axcore.checkpoint.mirror import Mirror
 from axcore.checkpoint.object_lock import ObjectLock
 from axcore.checkpoint.object_store import ObjectStore, StoreError
 from axcore.checkpoint.steps import StepDirectories
+from axcore.config.json_files import parse_json
 from axcore.errors import CheckpointError
 
 _NAME = re.compile(r"(step_(\d{8,})-[0-9a-f]{32})(\.json|\.good|\.aside)?")
@@ -149,7 +150,7 @@ class ObjectSteps:
 
     def _files_of(self, prefix: str) -> list[str]:
         try:
-            return list(json.loads(self._store.read(prefix + _INDEX))["files"])
+            return list(parse_json(self._store.read(prefix + _INDEX))["files"])
         except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
             where = f"{self._store.url}/{prefix}{_INDEX}"
             raise DamagedCheckpointError(f"an index is damaged: {error!r}", where=where) from error

@@ -24,6 +24,7 @@ from axcore.aot import (
 )
 from axcore.cli import options
 from axcore.cli.aot_serving import load_serving, report_serving, serves_as_asked, serving_options
+from axcore.config.json_files import parse_json
 from axcore.errors import AotError
 from axcore.plugins import Hardware, plugin_host
 from axcore.resilience.compile_cache import cache_folder
@@ -92,7 +93,7 @@ def aot(
         options.write_output(page, report_page(report))
     if as_json:
         found = {"search": search_fields(attempts)} if attempts else {}
-        click.echo(json.dumps({**json.loads(report.to_json()), **found}, indent=2))
+        click.echo(json.dumps({**parse_json(report.to_json()), **found}, indent=2))
     else:
         click.echo(report_text(report))
         if attempts:

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from axcore.cli import options
+from axcore.config.json_files import parse_json
 from axcore.errors import ConfigError
 
 PACKINGS = ("concatenate", "best_fit", "one_document")
@@ -77,7 +78,7 @@ def show(store: Path, as_json: bool, html: Path | None, **batch: Any) -> None:
     facts: dict[str, Any] = {
         "source": manifest.source,
         "source digest": manifest.source_digest,
-        "tokenizer": json.loads(manifest.tokenizer),
+        "tokenizer": parse_json(manifest.tokenizer),
         "tokenizer digest": manifest.tokenizer_digest,
         "validation fraction": manifest.validation_fraction,
         "records": manifest.records,

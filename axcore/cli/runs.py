@@ -45,7 +45,7 @@ def _list(folder: Path, *, as_json: bool) -> None:
 
 
 def _row(one: RunSummary) -> tuple[str, ...]:
-    step = "-" if one.last_step is None else f"{one.last_step} of {one.max_steps}"
+    step = "-" if one.last_step is None else f"{one.last_step} of {one.max_steps or '?'}"
     goodput = "-" if one.goodput is None else f"{one.goodput:.1%}"
     return one.name, one.state, step, goodput, one.last_death or "-"
 

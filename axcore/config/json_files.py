@@ -1,15 +1,27 @@
-"""JSON that others wrote, read strictly: no key twice, no number that a float cannot hold.
+"""JSON that others wrote, read strictly and with limits: the one reader of JSON.
 
-Where Git LFS left a pointer in the place of a file, that is said by name.
+No key twice, no number that a float cannot hold, no deep nesting, no endless file; the time that a
+text takes grows with its length alone. Where Git LFS left a pointer in the place of a file, that is
+said by name.
 """
 
 import json
 import math
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from axcore.errors import AxcoreError
+from axcore.whole_files import open_regular
+
+MAX_JSON_BYTES = 256 << 20
+"""Of a file: several times the largest vocabulary or index of weights that is published."""
+
+MAX_JSON_DEPTH = 128
+"""More than a config may have, and little enough for functions that call themselves for each."""
+
+MAX_DIGITS = 400
+"""Characters of a number; a float has up to 325, and the time to read one grows with the square."""
 
 BYTE_ORDER_MARK = "\ufeff"
 """Some editors write it in front of a text in UTF-8; it is not a part of the text."""
@@ -19,6 +31,13 @@ _POINTER = b"version https://git-lfs.github.com/spec/"
 
 Source: github.com/git-lfs/git-lfs/blob/main/docs/spec.md.
 """
+
+
+class JsonDepthError(ValueError):
+    """A JSON text is nested too deep."""
+
+    def __init__(self) -> None:
+        super().__init__(f"it is nested deeper than {MAX_JSON_DEPTH} levels")
 
 
 def read_json(path: Path | str, kind: str, *, error: type[AxcoreError]) -> dict[str, Any]:
@@ -32,7 +51,7 @@ def read_json(path: Path | str, kind: str, *, error: type[AxcoreError]) -> dict[
     file = Path(path).expanduser()
     try:
         check_is_fetched(file, error=error)
-        content = parse_json(file.read_bytes())
+        content = read_json_file(file)
     except OSError as cause:
         what = f"The {kind} {str(path)!r} cannot be read: {cause.strerror}."
         raise error(what, where=str(file.absolute())) from cause
@@ -44,23 +63,58 @@ def read_json(path: Path | str, kind: str, *, error: type[AxcoreError]) -> dict[
     return content
 
 
-def parse_json(text: str | bytes) -> Any:
-    """Return the value of a JSON text, in UTF-8 where it is bytes; a byte order mark is skipped.
+def read_json_file(path: Path) -> Any:
+    """Return the value in a file of JSON, in UTF-8.
 
     Raises:
-        ValueError: It is not JSON or not UTF-8, an object has a key twice, a number is too large or
-            too small for a float, or the nesting is too deep. `json` itself takes the last of two
-            keys, and 0 or infinity for such a number.
+        OSError: There is no such file, or it is a folder, a FIFO, a socket or a device.
+        ValueError: It has more than `MAX_JSON_BYTES`, or `parse_json` refuses it.
+    """
+    with open_regular(path) as file:
+        text = file.read(MAX_JSON_BYTES + 1)
+    if len(text) > MAX_JSON_BYTES:
+        raise ValueError(f"it is larger than {MAX_JSON_BYTES >> 20} MiB")
+    return parse_json(text)
+
+
+def parse_json(text: str | bytes, *, allow_nan: bool = True) -> Any:
+    """Return the value of a JSON text, in UTF-8 where it is bytes; a byte order mark is skipped.
+
+    Args:
+        text: It.
+        allow_nan: Whether `NaN`, `Infinity` and `-Infinity` are numbers, which JSON has not and
+            `json` writes.
+
+    Raises:
+        JsonDepthError: It is nested deeper than `MAX_JSON_DEPTH`.
+        ValueError: It is not JSON or not UTF-8, an object has a key twice, or a number is too large
+            or too small for a float. `json` itself takes the last of two keys, and 0 or infinity
+            for such a number.
     """
     decoded = text.decode("utf-8") if isinstance(text, bytes) else text
+    decoder = _DECODER if allow_nan else _DECODER_WITHOUT_NAN
     try:
-        return json.loads(
-            decoded.removeprefix(BYTE_ORDER_MARK),
-            object_pairs_hook=_without_doubles,
-            parse_float=exact_float,
-        )
-    except RecursionError as error:
-        raise ValueError("it is nested too deep") from error
+        value = decoder.decode(decoded.removeprefix(BYTE_ORDER_MARK))
+    except RecursionError:
+        raise JsonDepthError from None
+    _check_depth(value)
+    return value
+
+
+def _check_depth(value: Any) -> None:
+    """Checks level by level: it needs no stack, and looks at each value once."""
+    level = [value] if type(value) in (dict, list) else []
+    for _ in range(MAX_JSON_DEPTH):
+        if not level:
+            return
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if type(outer) is dict else outer)
+            if type(inner) in (dict, list)
+        ]
+    if level:
+        raise JsonDepthError
 
 
 def exact_float(text: str) -> float:
@@ -84,6 +138,36 @@ def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
             f"the key {first_double(key for key, _ in pairs)!r} is twice in one mapping"
         )
     return data
+
+
+def _integer(text: str) -> int:
+    return int(_checked_number(text))
+
+
+def _fraction(text: str) -> float:
+    return exact_float(_checked_number(text))
+
+
+def _checked_number(text: str) -> str:
+    if len(text) > MAX_DIGITS:
+        raise ValueError(f"a number has {len(text):,} characters; at most {MAX_DIGITS} are read")
+    return text
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a number of JSON")
+
+
+# Functions in Python let other threads run between two numbers of a long list.
+_DECODER = json.JSONDecoder(
+    object_pairs_hook=_without_doubles, parse_int=_integer, parse_float=_fraction
+)
+_DECODER_WITHOUT_NAN = json.JSONDecoder(
+    object_pairs_hook=_without_doubles,
+    parse_int=_integer,
+    parse_float=_fraction,
+    parse_constant=_no_constant,
+)
 
 
 def first_double(keys: Iterable[Any]) -> Any:
@@ -116,5 +200,5 @@ def check_is_fetched(file: Path, *, error: type[AxcoreError]) -> None:
 
 def is_fetched(file: Path) -> bool:
     """Whether a file is itself, and no pointer of Git LFS to it."""
-    with file.open("rb") as opened:
+    with open_regular(file) as opened:
         return opened.read(len(_POINTER)) != _POINTER

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from axcore.config.decode import check_length, empty_text, from_dict, too_deep
 from axcore.config.encode import to_dict
-from axcore.config.json_files import parse_json
+from axcore.config.json_files import JsonDepthError, parse_json
 from axcore.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -36,9 +36,9 @@ def load_json(text: str, set_in: str) -> Any:
         raise empty_text(set_in)
     try:
         return parse_json(text)
+    except JsonDepthError:
+        raise too_deep(set_in) from None
     except ValueError as error:
-        if isinstance(error.__cause__, RecursionError):
-            raise too_deep(set_in) from None
         raise ConfigError(f"not JSON: {error}", set_in=set_in) from None
 
 

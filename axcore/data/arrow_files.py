@@ -104,7 +104,8 @@ def _library(module: str, file: NamedFile) -> Any:
 
 
 def _parquet(file: NamedFile, stack: ExitStack) -> tuple[Any, Any]:
-    opened = stack.enter_context(_library("pyarrow.parquet", file).ParquetFile(file.path))
+    library = _library("pyarrow.parquet", file)
+    opened = stack.enter_context(library.ParquetFile(file.path, page_checksum_verification=True))
     return opened.schema_arrow, lambda names: opened.iter_batches(_ROWS_A_BATCH, columns=names)
 
 

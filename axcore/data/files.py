@@ -1,6 +1,6 @@
 """Files of a folder, in an order that every machine agrees on."""
 
-import stat
+import errno
 import warnings
 from collections import Counter
 from pathlib import Path
@@ -8,19 +8,12 @@ from typing import Literal
 
 import attrs
 
+from axcore.config.json_files import check_is_fetched
 from axcore.data.local_paths import path_of_copy
 from axcore.data.remote import RemoteFile, current_version, find_remote, is_remote
 from axcore.errors import DataError
 
 OnBad = Literal["error", "skip"]
-
-_KINDS = {
-    stat.S_IFIFO: "a FIFO",
-    stat.S_IFSOCK: "a socket",
-    stat.S_IFCHR: "a character device",
-    stat.S_IFBLK: "a block device",
-    stat.S_IFDIR: "a folder",
-}
 
 
 @attrs.frozen
@@ -140,20 +133,23 @@ def _contents(root: Path) -> str:
 
 
 def check_is_regular(file: NamedFile) -> None:
-    """Refuses what reading might never come back from.
+    """Refuses what reading might never come back from, and what is not the file itself.
 
     Raises:
-        DataError: The file is a FIFO, a socket or a device, or a link to one.
+        DataError: The file is a FIFO, a socket or a device, or a link to one; or it is a pointer
+            that Git LFS left in its place.
         OSError: There is no such file.
     """
-    mode = file.path.stat().st_mode
-    if not stat.S_ISREG(mode):
+    try:
+        check_is_fetched(file.path, error=DataError)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
         raise DataError(
-            f"{file.name} is {_KINDS.get(stat.S_IFMT(mode), 'a special file')}, "
-            "not a regular file.",
+            f"{file.name} {str(error.strerror).removeprefix('it ')}.",
             where=file.where,
             hint="Take it out of the folder, or set the source's glob to leave it out.",
-        )
+        ) from error
 
 
 def unreadable(file: NamedFile, error: OSError) -> DataError:

@@ -1,12 +1,12 @@
 """Datasets of Hugging Face as a source: saved in a folder, or by name."""
 
-import json
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from axcore.config import Fraction, config
+from axcore.config.json_files import read_json_file
 from axcore.data.arrow_files import arrow_records
 from axcore.data.document import Document
 from axcore.data.file_source import BadRecord, FileSource, FileSpan
@@ -143,7 +143,7 @@ def _loaded_files(cfg: HuggingFaceDataset.Config) -> list[NamedFile]:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_bytes())
+        found = read_json_file(path)
         if not isinstance(found, dict):
             raise ValueError("it is no object")
     except (OSError, ValueError) as error:

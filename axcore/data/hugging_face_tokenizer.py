@@ -1,6 +1,5 @@
 """Any Hugging Face `tokenizer.json`, through the `tokenizers` library."""
 
-import json
 import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
@@ -11,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from axcore.config import REQUIRED, PositiveInt, config, evolve
-from axcore.config.json_files import check_is_fetched, read_json
+from axcore.config.json_files import check_is_fetched, parse_json, read_json
 from axcore.data.chat_template import BUNDLED_TEMPLATES, ChatTemplate
 from axcore.data.gguf_vocabulary import byte_signs
 from axcore.data.tokenizer import PlacedTokens, Tokenizer, round_up_vocab
@@ -129,7 +128,7 @@ class HuggingFaceTokenizer(Tokenizer):
     @property
     def content(self) -> dict[str, Any]:
         """What a `tokenizer.json` says of it, with the tokens that its settings add."""
-        found: dict[str, Any] = json.loads(self._tokenizer.to_str())
+        found: dict[str, Any] = parse_json(self._tokenizer.to_str())
         return found
 
     def encode_many(self, texts: Sequence[str]) -> list[NDArray[Any]]:
@@ -193,7 +192,7 @@ class HuggingFaceTokenizer(Tokenizer):
     def _bytes_of(self) -> Callable[[str], bytes | None]:
         """What makes bytes of the name of a token, by the decoder of the file."""
         decoder = self._tokenizer.decoder
-        content = {} if decoder is None else json.loads(decoder.__getstate__())
+        content = {} if decoder is None else parse_json(decoder.__getstate__())
         steps = content.get("decoders", [content])
         kinds = [step.get("type") for step in steps]
         if "ByteLevel" in kinds:

@@ -15,6 +15,7 @@ from typing import IO
 
 import attrs
 
+from axcore.config.json_files import read_json_file
 from axcore.data.cache import CACHE_GIB, largest_cache
 from axcore.data.files import NamedFile
 from axcore.data.local_paths import copies_folder
@@ -56,7 +57,7 @@ def _held(path: Path, remote: RemoteFile) -> Iterator[None]:
 
 def _is_copy(path: Path, remote: RemoteFile) -> bool:
     try:
-        version = json.loads(_beside(path, _VERSION).read_bytes())
+        version = read_json_file(_beside(path, _VERSION))
         return bool(version == attrs.asdict(remote) and path.stat().st_size == remote.size)
     except (OSError, ValueError):
         return False

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import jax
 
+from axcore.config.json_files import parse_json
 from axcore.distributed.processes import (
     coordination_client,
     is_process_zero,
@@ -98,7 +99,7 @@ def all_gather_object(name: str, make: Callable[[], T], *, limit_s: float | None
     if process_count() == 1:
         return [make()]
     own, text = _encoded_result(name, make)
-    messages = [json.loads(one) for one in all_gather_str(name, text, limit_s=limit_s)]
+    messages = [parse_json(one) for one in all_gather_str(name, text, limit_s=limit_s)]
     if own is not None:
         raise own
     return [_value(one) for one in messages]
@@ -122,7 +123,7 @@ def broadcast_object(name: str, make: Callable[[], T], *, limit_s: float | None 
     key = _next_folder(name)
     limit = time_limits().barrier_s if limit_s is None else limit_s
     text = _publish(name, key, make) if is_process_zero() else _read(name, key, limit)
-    made: T = _value(json.loads(text))
+    made: T = _value(parse_json(text))
     return made
 
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
+from axcore.config.json_files import parse_json
 from axcore.errors import ConfigError, ProcessError
 
 NAME = "rendezvous"
@@ -217,7 +218,7 @@ def _read(connection: socket.socket, default: Any = {}) -> Any:  # noqa: B006 - 
     """Returns one line's JSON object, or `default` where none comes."""
     try:
         with connection.makefile("rb") as lines:
-            message = json.loads(lines.readline(_MAX_LINE_BYTES))
+            message = parse_json(lines.readline(_MAX_LINE_BYTES))
     except (OSError, ValueError):
         return default
     return message if isinstance(message, dict) else default

@@ -10,8 +10,10 @@ from typing import IO, Any, Self
 
 import attrs
 
+from axcore.config.json_files import parse_json
 from axcore.errors import DataError
 from axcore.evaluation.questions import Question
+from axcore.whole_files import read_regular
 
 RESTART = "give another --output, or --restart to ask everything again"
 
@@ -73,11 +75,11 @@ class KeptAnswers:
         self._file.flush()
 
     def _read(self) -> bytes:
-        data = self._path.read_bytes()
+        data = read_regular(self._path)
         whole = data[: data.rfind(b"\n") + 1]
         for number, text in enumerate(whole.splitlines(), start=1):
             try:
-                line = json.loads(text)
+                line = parse_json(text)
                 self.lines[int(line["index"])] = line
             except (ValueError, KeyError, TypeError):
                 raise DataError(

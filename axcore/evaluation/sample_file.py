@@ -112,7 +112,7 @@ def _parquet(path: Path) -> Iterator[Sample | BadSample]:
         "pyarrow.parquet", used_by="a Parquet file", error=DataError, where=str(path)
     )
     number = 0
-    for batch in parquet.ParquetFile(path).iter_batches():
+    for batch in parquet.ParquetFile(path, page_checksum_verification=True).iter_batches():
         for row in batch.to_pylist():
             yield Sample(where=f"{path.name}[{number}]", fields=row)
             number += 1

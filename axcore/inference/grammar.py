@@ -16,6 +16,7 @@ import attrs
 import numpy as np
 from jaxtyping import UInt32
 
+from axcore.config.json_files import parse_json
 from axcore.data import Tokenizer
 from axcore.errors import RequestError
 from axcore.inference.drawing.token_masks import WORD
@@ -276,7 +277,7 @@ def grammar_source(grammar: Grammar, tokenizer: Tokenizer) -> str:
     if grammar.kind == "regex":
         return str(library.LLMatcher.grammar_from_regex(grammar.text))
     try:
-        schema = json.loads(grammar.text)
+        schema = parse_json(grammar.text)
     except ValueError as error:
         raise RequestError(
             f"the JSON schema is no JSON: {error}", where="grammar", hint=_HINTS["json_schema"]

@@ -11,15 +11,16 @@ import math
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, TypeGuard
 
 import attrs
 import jax.numpy as jnp
 import numpy as np
 
-from axcore.config.json_files import check_is_fetched, read_json
+from axcore.config.json_files import check_is_fetched, parse_json, read_json
 from axcore.errors import CheckpointError
 from axcore.progress import working
+from axcore.whole_files import open_regular
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _DTYPES: dict[str, Any] = {
@@ -38,7 +39,8 @@ _DTYPES: dict[str, Any] = {
 }
 DTYPES = {np.dtype(dtype): name for name, dtype in _DTYPES.items()}
 _LENGTH = struct.Struct("<Q")
-_MOST_HEADER_BYTES = 100_000_000
+_MAX_HEADER_BYTES = 100_000_000
+"""The bound of the reference library."""
 
 
 @attrs.frozen
@@ -131,52 +133,93 @@ def tensors_in(path: Path) -> dict[str, TensorPlace]:
     """
     try:
         check_is_fetched(path, error=CheckpointError)
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             header, begin = _header(file), file.tell()
-        entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
-        found = {name: _place(path, entry, begin) for name, entry in entries.items()}
-        _check_size(path, [begin + entry["data_offsets"][1] for entry in entries.values()], begin)
-    except (OSError, ValueError, KeyError, TypeError, struct.error) as error:
-        raise CheckpointError(f"{path.name} cannot be read: {error}", where=str(path)) from error
+        _check_metadata(header.pop("__metadata__", {}))
+        found = {name: _place(path, name, entry, begin) for name, entry in header.items()}
+        _check_places(found, begin, path.stat().st_size)
+    except OSError as error:
+        what = f"{path.name} cannot be read: {error.strerror}"
+        raise CheckpointError(what, where=str(path)) from error
+    except ValueError as error:
+        raise CheckpointError(
+            f"{path.name} cannot be read: {error}", where=str(path), hint="fetch the file again"
+        ) from error
     return found
 
 
-def _header(file: Any) -> dict[str, Any]:
-    (length,) = _LENGTH.unpack(file.read(_LENGTH.size))
-    if length > _MOST_HEADER_BYTES:
-        raise ValueError(f"its header would have {length} bytes")
+def _header(file: IO[bytes]) -> dict[str, Any]:
+    start = file.read(_LENGTH.size)
+    if len(start) < _LENGTH.size:
+        raise ValueError(f"it has {len(start)} bytes, and the length of its header alone takes 8")
+    (length,) = _LENGTH.unpack(start)
+    if length > _MAX_HEADER_BYTES:
+        raise ValueError(
+            f"its header would have {length:,} bytes; at most {_MAX_HEADER_BYTES:,} are read"
+        )
     text = file.read(length)
     if len(text) < length:
         raise ValueError(f"it ends within its header, at byte {_LENGTH.size + len(text)}")
-    header: dict[str, Any] = json.loads(text, object_pairs_hook=_without_doubles)
+    if not text.startswith(b"{"):
+        raise ValueError(f"its header begins with {text[:8]!r}, and not with an object of JSON")
+    try:
+        header: dict[str, Any] = parse_json(text)
+    except ValueError as error:
+        raise ValueError(f"its header is not JSON: {error}") from error
     return header
 
 
-def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"it holds {sorted({n for n in names if names.count(n) > 1})} twice")
-    return found
+def _check_metadata(metadata: object) -> None:
+    texts = metadata.values() if isinstance(metadata, dict) else [None]
+    if not all(isinstance(one, str) for one in texts):
+        raise ValueError(f"its __metadata__ is {_shown(metadata)}, and not texts by name")
 
 
-def _place(path: Path, entry: Mapping[str, Any], begin: int) -> TensorPlace:
-    if entry["dtype"] not in _DTYPES:
-        raise ValueError(f"it holds numbers of type {entry['dtype']}")
-    first, end = entry["data_offsets"]
-    place = TensorPlace(
-        path, np.dtype(_DTYPES[entry["dtype"]]), tuple(entry["shape"]), begin + first
-    )
-    if place.nbytes != end - first:
-        raise ValueError(f"{end - first} bytes are of shape {list(place.shape)}")
+def _place(path: Path, name: str, entry: Any, begin: int) -> TensorPlace:
+    fields: dict[str, Any] = entry if isinstance(entry, dict) else {}
+    dtype, shape, offsets = [fields.get(key) for key in ("dtype", "shape", "data_offsets")]
+    if not isinstance(dtype, str) or dtype not in _DTYPES:
+        raise ValueError(f"{_shown(name)} has numbers of type {_shown(dtype)}")
+    if not _are_counts(shape):
+        raise ValueError(f"{_shown(name)} has the shape {_shown(shape)}")
+    if not _are_counts(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+        raise ValueError(f"{_shown(name)} has the data_offsets {_shown(offsets)}")
+    place = TensorPlace(path, np.dtype(_DTYPES[dtype]), tuple(shape), begin + offsets[0])
+    if place.nbytes != offsets[1] - offsets[0]:
+        raise ValueError(
+            f"{_shown(name)} has {offsets[1] - offsets[0]} bytes, which are not of shape "
+            f"{_shown(shape)} and type {dtype}"
+        )
     return place
 
 
-def _check_size(path: Path, ends: list[int], begin: int) -> None:
-    wanted, size = max(ends, default=begin), path.stat().st_size
-    if size != wanted:
-        what = "truncated" if size < wanted else "too long"
-        raise ValueError(f"it is {what}: {size:,} bytes, where its header says {wanted:,}")
+def _are_counts(value: Any) -> TypeGuard[list[int]]:
+    """Whether a value is a list of numbers that a size can be; of 64 bits, as in the format."""
+    return isinstance(value, list) and all(type(one) is int and 0 <= one < 2**64 for one in value)
+
+
+def _shown(value: object) -> str:
+    """Returns the beginning of a value: a name may have a megabyte."""
+    return f"{value if isinstance(value, str) else repr(value):.80}"
+
+
+def _check_places(places: Mapping[str, TensorPlace], begin: int, size: int) -> None:
+    """Checks that the tensors fill the file after its header, each byte once.
+
+    Otherwise the header, or another tensor, would be read as weights.
+    """
+    end = begin
+    for name, place in sorted(places.items(), key=lambda item: (item[1].begin, item[1].nbytes)):
+        if place.begin != end:
+            what = "overlaps with" if place.begin < end else "leaves a hole after"
+            raise ValueError(
+                f"{_shown(name)} {what} the bytes before it: it begins at {place.begin:,}, "
+                f"and they end at {end:,}"
+            )
+        end += place.nbytes
+    if size != end:
+        what = "truncated" if size < end else "too long"
+        raise ValueError(f"it is {what}: {size:,} bytes, where its header says {end:,}")
 
 
 @attrs.frozen

@@ -35,5 +35,5 @@ def require_consistency(differences: Sequence[str]) -> None:
         raise PluginError(
             "the processes of this run differ:\n" + "\n".join(problems),
             where="compared with process 0",
-            hint="install the same versions everywhere, and set the same variables",
+            hint="install the same versions and code everywhere, and set the same variables",
         )

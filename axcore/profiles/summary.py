@@ -1,7 +1,6 @@
 """`Profile`: the time of a recorded step, by module and by kind of operation."""
 
 import gzip
-import json
 import re
 from collections import defaultdict
 from collections.abc import Iterable
@@ -12,10 +11,12 @@ import attrs
 
 from axcore.aot.hlo.module_names import ModuleNames, is_backward, module_paths
 from axcore.aot.hlo.program import Instruction, Program, parse_program
+from axcore.config.json_files import read_json_file
 from axcore.errors import CheckpointError
 from axcore.module import Module
 from axcore.profiles.capture import PROFILE_NAME, PROGRAM_NAME
 from axcore.profiles.trace import Operation, length_of_union, read_trace
+from axcore.whole_files import open_regular
 
 UNKNOWN = "(not named by the program)"
 _CONTROL = ("while", "conditional", "call")
@@ -87,9 +88,12 @@ def read_profile(folder: Path, model: Module) -> Profile:
         CheckpointError: A file is missing or damaged, or the trace holds nothing of the step.
     """
     try:
-        facts = json.loads((folder / PROFILE_NAME).read_text("utf-8"))
+        facts = read_json_file(folder / PROFILE_NAME)
         first, last = facts["steps"]
-        with gzip.open(folder / PROGRAM_NAME, "rt", encoding="utf-8") as file:
+        with (
+            open_regular(folder / PROGRAM_NAME) as raw,
+            gzip.open(raw, "rt", encoding="utf-8") as file,
+        ):
             text = file.read()
     except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(

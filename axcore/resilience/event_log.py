@@ -5,7 +5,6 @@ events.jsonl    {"time": UTC, "event": name, "process": index or "supervisor", .
 Every line is one write to the end of the file, so that processes never mix theirs.
 """
 
-import contextlib
 import json
 import os
 import warnings
@@ -15,6 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+
+from axcore.config.json_files import parse_json
+from axcore.whole_files import read_regular
 
 EVENTS_NAME = "events.jsonl"
 SUPERVISOR = "supervisor"
@@ -62,15 +64,20 @@ class LoggedEvents:
 def read_events(directory: Path | str) -> LoggedEvents:
     """Returns the events of a run; none where it has no log."""
     path = Path(directory) / EVENTS_NAME
+    try:
+        lines = read_regular(path).splitlines()
+    except FileNotFoundError:
+        return LoggedEvents(())
+    except OSError as error:
+        return LoggedEvents((), (f"{EVENTS_NAME} cannot be read: {error.strerror}",))
     events: list[Mapping[str, Any]] = []
     damaged: list[str] = []
-    with contextlib.suppress(FileNotFoundError):
-        for number, line in enumerate(path.read_bytes().splitlines(), start=1):
-            problem = _problem(line)
-            if problem is None:
-                events.append(json.loads(line))
-            elif line:  # a line cut short by a kill is followed by a new one
-                damaged.append(f"line {number} of {EVENTS_NAME} is damaged: {problem}")
+    for number, line in enumerate(lines, start=1):
+        problem = _problem(line)
+        if problem is None:
+            events.append(parse_json(line))
+        elif line:  # a line cut short by a kill is followed by a new one
+            damaged.append(f"line {number} of {EVENTS_NAME} is damaged: {problem}")
     return LoggedEvents(tuple(events), tuple(damaged))
 
 
@@ -91,7 +98,7 @@ def _append(path: Path, line: bytes) -> None:
 
 def _problem(line: bytes) -> str | None:
     try:
-        found = json.loads(line)
+        found = parse_json(line)
     except ValueError as error:
         return str(error)
     if not isinstance(found, dict):

@@ -5,9 +5,11 @@ files. What has fired is in the run's event log, so that a restart does not fire
 """
 
 import ctypes
+import math
 import os
 import signal
 import time
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -26,7 +28,7 @@ from axcore.config import (
     digest,
     name_the_known,
 )
-from axcore.distributed import process_index
+from axcore.distributed import process_count, process_index
 from axcore.errors import ConfigError
 from axcore.resilience.disk_faults import refuse_files, slow_files, strike_below
 from axcore.resilience.event_log import EventLog, read_events
@@ -57,6 +59,25 @@ class Fault:
     at_step: PositiveInt = REQUIRED
     process: NonNegativeInt | None = 0
     times: PositiveInt = 1
+
+    def check(self, trainer: "Trainer") -> None:
+        """Checks that the fault can strike this run.
+
+        Raises:
+            ConfigError: It would never strike, or not as it says.
+        """
+        if self.at_step > trainer.config.max_steps:
+            raise ConfigError(
+                f"a fault strikes at step {self.at_step}, of {trainer.config.max_steps}",
+                where=f"{type(self).__name__}.at_step",
+                hint=f"at_step={trainer.config.max_steps} is the last step",
+            )
+        if self.process is not None and self.process >= process_count():
+            # No error: a run continues with fewer processes where one is left out.
+            warnings.warn(
+                f"a fault strikes process {self.process}, and there are {process_count()}, from 0",
+                stacklevel=2,
+            )
 
     def on_batch(self, step: int, batch: Any) -> Any:
         """Strikes before a step; returns its batch on the host."""
@@ -192,21 +213,35 @@ class FlipBit(Fault):
     element: NonNegativeInt = 0
     bit: NonNegativeInt = 0
 
+    def check(self, trainer: "Trainer") -> None:
+        """Checks that the parameter, the device, the element and the bit are there."""
+        super().check(trainer)
+        leaves = _by_path(trainer.compiler.abstract_state().model)
+        if self.parameter not in leaves:
+            known = name_the_known(self.parameter, list(leaves))
+            raise ConfigError(
+                f"there is no parameter {self.parameter!r}; {known}", where="FlipBit.parameter"
+            )
+        leaf = leaves[self.parameter]
+        size = math.prod(leaf.sharding.shard_shape(leaf.shape))
+        for name, count in {
+            "device": len(leaf.sharding.addressable_devices),
+            "element": size,
+            "bit": 8 * leaf.dtype.itemsize,
+        }.items():
+            if getattr(self, name) >= count:
+                raise ConfigError(
+                    f"{name} is {getattr(self, name)}; {self.parameter} has {count} here, from 0",
+                    where=f"FlipBit.{name}",
+                    hint=f"{name}={count - 1} is the last one",
+                )
+
     def on_state(self, step: int, state: TrainState) -> TrainState:
         """Returns the state with the bit flipped."""
-        paths, structure = jax.tree.flatten_with_path(state.model)
-        names = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in paths]
-        if self.parameter not in names:
-            known = name_the_known(self.parameter, names)
-            raise ConfigError(
-                f"there is no parameter {self.parameter!r}; {known}",
-                where="FlipBit.parameter",
-            )
-        leaves = [
-            self._flipped(leaf) if name == self.parameter else leaf
-            for name, (_, leaf) in zip(names, paths, strict=True)
-        ]
-        return state._replace(model=jax.tree.unflatten(structure, leaves))
+        structure = jax.tree.structure(state.model)
+        leaves = _by_path(state.model)
+        leaves[self.parameter] = self._flipped(leaves[self.parameter])
+        return state._replace(model=jax.tree.unflatten(structure, list(leaves.values())))
 
     def _flipped(self, leaf: jax.Array) -> jax.Array:
         shards = sorted(leaf.addressable_shards, key=lambda shard: shard.device.id)
@@ -271,6 +306,11 @@ class FaultPlan(Guard):
         if len(self._keys) < len(cfg.faults):
             raise ConfigError("a fault is in the plan twice", where="faults", hint="set its times")
 
+    def check(self, trainer: "Trainer") -> None:
+        """Checks each fault, so that a plan does not end a run in its middle."""
+        for fault in self._keys.values():
+            fault.check(trainer)
+
     def on_start(self, trainer: "Trainer", directory: Path) -> None:
         """Reads what has fired in earlier starts of the run."""
         strike_below(directory, *_checkpoint_folder(trainer))
@@ -317,6 +357,12 @@ class FaultPlan(Guard):
         self._fired[key] += 1
         kind = class_tag(type(fault)).rpartition(":")[2]
         self._log.write(FAULT_EVENT, kind=kind, step=step, time_of=self._fired[key], key=key)
+
+
+def _by_path(model: Any) -> dict[str, Any]:
+    """Returns a model's arrays by their paths, in the order of its tree."""
+    paths, _ = jax.tree.flatten_with_path(model)
+    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in paths}
 
 
 def _checkpoint_folder(trainer: "Trainer") -> tuple[str, ...]:

@@ -5,6 +5,7 @@ import os
 import warnings
 from pathlib import Path
 
+from axcore.config.json_files import read_json_file
 from axcore.resilience.ledger import Ledger
 
 GOODPUT_NAME = "goodput.json"
@@ -22,7 +23,7 @@ def read_ledger(directory: Path | str) -> Ledger | None:
     """Returns the ledger of a run; None where it has none, and with a warning if it is damaged."""
     path = Path(directory) / GOODPUT_NAME
     try:
-        return Ledger.from_dict(json.loads(path.read_text(encoding="utf-8")))
+        return Ledger.from_dict(read_json_file(path))
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:

@@ -1,17 +1,19 @@
 """What a run directory says of its run. It loads no jax and changes nothing."""
 
 import fcntl
-import json
 import os
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import attrs
 
+from axcore.config.json_files import parse_json, read_json_file
 from axcore.resilience.event_log import read_events
 from axcore.resilience.ledger_file import read_ledger
+from axcore.whole_files import open_regular, read_regular
 
 _LOCK, _CONFIG, _METRICS = "axcore.lock", "config.json", "metrics.jsonl"
 _STOPPED_EARLY = "stopped_early.json"
@@ -77,7 +79,7 @@ def story(directory: Path) -> list[str]:
 def starts(directory: Path) -> list[str]:
     """Returns when a run started, and its state, for one that no supervisor watched."""
     path = directory / _HISTORY
-    lines = path.read_bytes().splitlines() if path.exists() else []
+    lines = read_regular(path).splitlines() if path.exists() else []
     found = [(_value(line, "time"), _value(line, "step")) for line in lines]
     if not found:
         return []
@@ -122,39 +124,47 @@ def _clock(time: str) -> str:
 
 
 def _last_step(directory: Path) -> int | None:
-    path = directory / _METRICS
-    if not path.exists():
-        return None
-    with path.open("rb") as file:
+    return _read_or_warn(directory / _METRICS, _step_of_last_line)
+
+
+def _step_of_last_line(path: Path) -> int | None:
+    with open_regular(path) as file:
         file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
         for line in reversed(file.read().splitlines()):
-            step = _number(line, "step")
-            if step is not None:
+            step = _value(line, "step")
+            if isinstance(step, int):
                 return step
     return None
 
 
 def _max_steps(directory: Path) -> int | None:
-    path = directory / _CONFIG
-    return _number(path.read_bytes(), "max_steps") if path.exists() else None
+    return _read_or_warn(directory / _CONFIG, lambda path: int(read_json_file(path)["max_steps"]))
+
+
+def _read_or_warn(path: Path, read: Callable[[Path], int | None]) -> int | None:
+    """Returns what is read of a file; None where there is none, and with a warning if it is broken:
+    a run that cannot be read does not hide the others."""
+    try:
+        return read(path)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else repr(error)
+        warnings.warn(f"{path} cannot be read: {reason}", stacklevel=2)
+        return None
 
 
 def _value(text: bytes, name: str) -> Any:
     try:
-        return json.loads(text)[name]
+        return parse_json(text)[name]
     except (ValueError, KeyError, TypeError):
         return None
-
-
-def _number(text: bytes, name: str) -> int | None:
-    value = _value(text, name)
-    return value if isinstance(value, int) else None
 
 
 def _is_locked(path: Path) -> bool:
     """Whether a live process of this machine trains there."""
     try:
-        descriptor = os.open(path, os.O_RDONLY)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a FIFO would make it wait
     except OSError:
         return False
     try:

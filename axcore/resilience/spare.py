@@ -6,7 +6,6 @@ trainer that survived the loss of another one may leave its attempt, and is a sp
 AXCORE_SPARE    the file descriptor that it reads those variables from, as JSON, when its turn comes
 """
 
-import json
 import os
 import queue
 import sys
@@ -15,6 +14,7 @@ import time
 from collections.abc import Callable, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
 
+from axcore.config.json_files import parse_json
 from axcore.resilience.heartbeat import Heartbeat
 
 SPARE_VARIABLE = "AXCORE_SPARE"
@@ -84,7 +84,7 @@ class Turns:
         line = self._lines.get()
         if not line:
             sys.exit(0)  # the supervisor ended
-        self._environment.update(json.loads(line))
+        self._environment.update(parse_json(line))
         _report(self._heartbeat, "start")
         return time.time()
 

@@ -2,7 +2,6 @@
 
 import ast
 import importlib
-import json
 import sys
 import types
 import warnings
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from axcore.config import from_dict, trusting
+from axcore.config.json_files import read_json_file
 from axcore.errors import CheckpointError
 from axcore.trainer.run_directory.code import SCRIPT, diff_sources, package_digest
 from axcore.trainer.run_directory.definitions import definitions_of
@@ -31,7 +31,7 @@ def read_run_config(run: Path, origin: Mapping[str, Any], *, trust_code: bool) -
     renamed = _loaded(run, code, trust_code=trust_code) if code else {}
     modules = (*code["modules"], *renamed.values()) if code else ()
     try:
-        data = json.loads(file.read_text(encoding="utf-8"))
+        data = read_json_file(file)
     except (OSError, ValueError) as error:
         raise CheckpointError(f"config.json cannot be read: {error}", where=str(file)) from error
     with trusting({module.partition(".")[0] for module in modules}):

@@ -3,9 +3,10 @@
 RUN/evaluation/STEP/TASK.json    metrics by name, each with a value and its standard error
 """
 
-import json
 from pathlib import Path
 from typing import Any
+
+from axcore.config.json_files import read_json_file
 
 EVALUATION_FOLDER = "evaluation"
 
@@ -24,7 +25,7 @@ def evaluations(folder: Path) -> list[dict[str, Any]]:
 
 def _result(file: Path) -> dict[str, Any]:
     try:
-        found = json.loads(file.read_text("utf-8"))
+        found = read_json_file(file)
         metrics = {
             name: {key: one[key] for key in ("value", "standard_error")}
             for name, one in found["metrics"].items()

@@ -11,6 +11,7 @@ import jax
 
 from axcore.checkpoint import Checkpointer
 from axcore.config import evolve, field_names
+from axcore.config.json_files import parse_json
 from axcore.data import (
     ByteTokenizer,
     Data,
@@ -40,6 +41,7 @@ from axcore.trainer import Trainer
 from axcore.trainer.resolve import resolve
 from axcore.trainer.run_directory.run_lock import locked_run_directory
 from axcore.trainer.step import TrainState
+from axcore.whole_files import read_regular
 
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
 CHAT_TEMPLATE, PIECES, ADDED = "chat_template.jinja", "tokenizer.model", "added_tokens.json"
@@ -332,7 +334,7 @@ def _tokenizer_files(tokenizer: Any) -> dict[str, bytes]:
     said = {name: token for name, token in names.items() if token is not None}
     settings = {"tokenizer_class": "PreTrainedTokenizerFast"}
     if cfg.settings_path is not None:
-        settings = json.loads(_content(cfg.settings_path))
+        settings = parse_json(_content(cfg.settings_path))
     files = {TOKENIZER: _content(cfg.path), TOKENIZER_CONFIG: _rendered({**settings, **said})}
     if cfg.chat_template_path is not None:
         files[CHAT_TEMPLATE] = _content(cfg.chat_template_path)
@@ -342,7 +344,7 @@ def _tokenizer_files(tokenizer: Any) -> dict[str, bytes]:
 
 
 def _content(path: str) -> bytes:
-    return Path(path).expanduser().read_bytes()
+    return read_regular(Path(path).expanduser())
 
 
 def _rendered(content: dict[str, Any]) -> bytes:

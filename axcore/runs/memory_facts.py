@@ -1,6 +1,5 @@
 """What a report shows of a device's memory: what the compiled step needs, as training kept it."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +7,7 @@ import attrs
 
 from axcore.aot.memory_record import MEMORY_NAME
 from axcore.aot.report.report import LargeBuffer, Memory
+from axcore.config.json_files import read_json_file
 
 
 def step_memory_facts(folder: Path) -> dict[str, Any] | None:
@@ -20,7 +20,7 @@ def step_memory_facts(folder: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        found = json.loads(path.read_text("utf-8"))
+        found = read_json_file(path)
         largest = tuple(LargeBuffer(**one) for one in found.pop("largest"))
         return attrs.asdict(Memory(**found, largest=largest))
     except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -1,6 +1,5 @@
 """The metrics of a run, as arrays."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from axcore.config.json_files import parse_json
 from axcore.errors import CheckpointError
+from axcore.whole_files import read_regular
 
 Metrics = Mapping[str, Mapping[str, NDArray[Any]]]
 """Arrays by split and name: `metrics["train"]["loss"]` has a value for each line of the split."""
@@ -24,7 +25,7 @@ def read_metrics(path: Path) -> Metrics:
         CheckpointError: A line is damaged.
     """
     splits: dict[str, list[dict[str, Any]]] = {}
-    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    text = read_regular(path).decode("utf-8") if path.exists() else ""
     lines = text.splitlines(keepends=True)
     if lines and not (lines[-1].endswith("\n") or _is_whole(lines[-1])):
         lines.pop()
@@ -36,7 +37,7 @@ def read_metrics(path: Path) -> Metrics:
 
 def _is_whole(line: str) -> bool:
     try:
-        json.loads(line)
+        parse_json(line)
     except ValueError:
         return False
     return True
@@ -44,7 +45,7 @@ def _is_whole(line: str) -> bool:
 
 def _parsed(line: str, where: str) -> dict[str, Any]:
     try:
-        values: dict[str, Any] = json.loads(line)
+        values: dict[str, Any] = parse_json(line)
         return {**values, "step": int(values["step"]), "split": str(values["split"])}
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointError(

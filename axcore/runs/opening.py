@@ -1,6 +1,5 @@
 """`open_model`: a run or a published model, ready for an engine."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import attrs
 import jax
 
+from axcore.config.json_files import read_json_file
 from axcore.data import Tokenizer
 from axcore.errors import CheckpointError, ConfigError
 from axcore.inference import Generation, Generator
@@ -158,7 +158,7 @@ def is_published(path: Path) -> bool:
     if (path / _ADAPTERS).is_file():
         return True
     try:
-        found = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        found = read_json_file(path / "config.json")
     except (OSError, ValueError):
         return False  # opening it as a run says what is wrong
     return isinstance(found, dict) and ("model_type" in found or "architectures" in found)

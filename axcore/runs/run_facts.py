@@ -5,7 +5,6 @@ something went wrong.
 """
 
 import functools
-import json
 import math
 import warnings
 from collections.abc import Callable, Iterator
@@ -19,6 +18,7 @@ from jax.sharding import AbstractMesh
 
 from axcore.aot.memory_record import MEMORY_NAME
 from axcore.config import render_config
+from axcore.config.json_files import read_json_file
 from axcore.errors import AxcoreError, CheckpointError
 from axcore.parallel import (
     MESH_AXES,
@@ -42,6 +42,7 @@ from axcore.trainer.run_directory.json_lines import read_json_lines
 from axcore.trainer.run_directory.run_history import KERNELS_NAME, RUN_HISTORY_NAME
 from axcore.trainer.state_shardings import state_shardings
 from axcore.trainer.step import TrainStep
+from axcore.whole_files import read_regular
 
 SAMPLE_NAME, ROLLBACKS_NAME = "sample.txt", "rollbacks.jsonl"
 
@@ -126,12 +127,15 @@ def run_facts(directory: Path | str, *, trust_code: bool = False) -> RunFacts:
     problems = _Problems()
     with problems.noted():
         summary = summarise_run(folder)
-        starts = read_json_lines(folder / RUN_HISTORY_NAME)
-        rollbacks = read_json_lines(folder / ROLLBACKS_NAME)
         ledger = read_ledger(folder)
+    starts, rollbacks = (
+        problems.or_none(name, functools.partial(read_json_lines, folder / name)) or []
+        for name in (RUN_HISTORY_NAME, ROLLBACKS_NAME)
+    )
     metrics = problems.or_none("metrics.jsonl", lambda: read_metrics(folder / "metrics.jsonl"))
     read_layout = lambda: _layout_of(folder, starts, trust_code)  # noqa: E731
     layout = problems.or_none("the model", read_layout) or {}
+    config_text = problems.or_none("config.txt", lambda: _text(folder / "config.txt"))
     read_newest = lambda: _profile(folder, trust_code)  # noqa: E731
     return RunFacts(
         name=folder.resolve().name,
@@ -142,7 +146,7 @@ def run_facts(directory: Path | str, *, trust_code: bool = False) -> RunFacts:
         curves=_curves(metrics or {}),
         seconds={} if ledger is None else dict(ledger.as_dict()["seconds"]),
         goodput=None if ledger is None else ledger.goodput,
-        config=layout.pop("config", None) or (_text(folder / "config.txt") or "").splitlines(),
+        config=layout.pop("config", None) or (config_text or "").splitlines(),
         starts=starts,
         rollbacks=rollbacks,
         story=story(folder),
@@ -198,12 +202,12 @@ def _read_profile(recording: Path, trust_code: bool, written: int) -> dict[str, 
 
 
 def _text(path: Path) -> str | None:
-    return path.read_text("utf-8") if path.exists() else None
+    return read_regular(path).decode("utf-8") if path.exists() else None
 
 
 def _kernels(folder: Path) -> list[dict[str, Any]]:
     path = folder / KERNELS_NAME
-    found: list[dict[str, Any]] = json.loads(path.read_text("utf-8")) if path.exists() else []
+    found: list[dict[str, Any]] = read_json_file(path) if path.exists() else []
     return found
 
 

@@ -1,14 +1,14 @@
 """The body of a request: JSON of a limited size, which arrives in a limited time."""
 
 import asyncio
-import json
 import re
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 
+from axcore.config.json_files import parse_json
 from axcore.serving.api_error import ApiError
 from axcore.serving.fields import check_texts
 from axcore.serving.limits import Limits
@@ -16,10 +16,6 @@ from axcore.serving.limits import Limits
 MEDIA_TYPE = "application/json"
 _MAX_OBJECTS, _MAX_VALUES = 200_000, 1_100_000
 """Objects, lists and fields of a body; commas between values, so that a million tokens are read."""
-
-_MAX_DEPTH = 200
-_MAX_DIGITS = 400
-"""Characters of a number; a float has up to 325, and the time to read one grows with the square."""
 
 _STRINGS = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 _DEPTH_STEPS = np.zeros(256, np.int8)
@@ -77,10 +73,7 @@ def parse_body(body: bytes) -> Any:
     """
     _check_size(body)
     try:
-        # Functions in Python let other threads run between two numbers.
-        found = json.loads(
-            body.decode(), parse_constant=_no_constant, parse_int=_integer, parse_float=_fraction
-        )
+        found = parse_json(body, allow_nan=False)
     except ValueError as error:  # bytes that are no UTF-8, too
         raise ApiError(400, f"The body is no JSON: {error}.", code="invalid_json") from error
     if _SURROGATE.search(body):
@@ -90,7 +83,7 @@ def parse_body(body: bytes) -> Any:
 
 def _check_size(body: bytes) -> None:
     """Refuse a body that takes long to parse, which happens in one piece while others wait."""
-    if len(body) < _MAX_DEPTH:
+    if len(body) < MAX_JSON_DEPTH:
         return
     signs = _STRINGS.sub(b"", body)
     opened, closed = signs.count(b"[") + signs.count(b"{"), signs.count(b"]") + signs.count(b"}")
@@ -102,28 +95,10 @@ def _check_size(body: bytes) -> None:
         if number > most:
             message = f"The body has {number:,} {what}; at most {most:,} are accepted."
             raise ApiError(400, message, code="body_too_complex")
-    if opened <= _MAX_DEPTH and closed <= opened:
+    if opened <= MAX_JSON_DEPTH and closed <= opened:
         return
     steps = _DEPTH_STEPS[np.frombuffer(signs, np.uint8)]
     depth = int(np.cumsum(steps, dtype=np.int32).max(initial=0))
-    if depth > _MAX_DEPTH:
+    if depth > MAX_JSON_DEPTH:
         message = f"The body holds objects within objects, too deep to be read: {depth}; at most "
-        raise ApiError(400, f"{message}{_MAX_DEPTH} are.", code="invalid_json")
-
-
-def _integer(text: str) -> int:
-    return int(_checked_number(text))
-
-
-def _fraction(text: str) -> float:
-    return float(_checked_number(text))
-
-
-def _checked_number(text: str) -> str:
-    if len(text) > _MAX_DIGITS:
-        raise ValueError(f"a number has {len(text):,} characters; at most {_MAX_DIGITS} are read")
-    return text
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number of JSON")
+        raise ApiError(400, f"{message}{MAX_JSON_DEPTH} are.", code="invalid_json")

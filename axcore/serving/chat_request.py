@@ -1,10 +1,10 @@
 """`ChatRequest`: the body of `/v1/chat/completions`."""
 
-import json
 from typing import Any
 
 import attrs
 
+from axcore.config.json_files import parse_json
 from axcore.serving.api_error import invalid
 from axcore.serving.fields import Fields, check_texts
 from axcore.serving.limits import Limits
@@ -225,8 +225,8 @@ def _tool_calls(fields: Fields) -> list[dict[str, Any]]:
 
 def _arguments(found: Any, path: str) -> Any:
     try:
-        arguments = json.loads(found) if isinstance(found, str) and found else found or {}
-    except (ValueError, RecursionError) as error:
+        arguments = parse_json(found) if isinstance(found, str) and found else found or {}
+    except ValueError as error:
         raise invalid(f"{path} is no JSON: {error}", path) from error
     if not isinstance(arguments, dict):
         raise invalid(f"{path} is no JSON object", path)

@@ -8,7 +8,6 @@ passed over. A test whose receipt holds (see `axcore.testing.receipts`) does not
 `--all`; the receipts of tests that pass are written again.
 """
 
-import json
 import os
 import subprocess
 import sys
@@ -23,6 +22,7 @@ import attrs
 import pytest
 
 from axcore.aot.targets import compile_environment, find_aot_target
+from axcore.config.json_files import parse_json
 from axcore.errors import AxcoreError
 from axcore.plugins import Hardware
 from axcore.testing.receipts import (
@@ -152,7 +152,7 @@ def _run(
             text=True,
         )
         lines = outcomes.read_text(encoding="utf-8").splitlines() if outcomes.exists() else []
-    for nodeid, recorded in map(json.loads, lines):
+    for nodeid, recorded in map(parse_json, lines):
         passed[Path(nodeid.partition("::")[0]).name + nodeid[nodeid.index("::") :]] = recorded
     return done.returncode, done.stdout
 

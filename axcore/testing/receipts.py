@@ -28,6 +28,7 @@ import attrs
 import pytest
 
 import axcore
+from axcore.config.json_files import read_json_file
 from axcore.plugins import Hardware, Kernel, Ref
 from axcore.testing.imports import imported_files, steps_of
 from axcore.testing.op_sources import op_files
@@ -82,7 +83,7 @@ def read_receipts(file: Path) -> dict[str, Receipt]:
     """Returns receipts by test; none where there is no file."""
     if not file.exists():
         return {}
-    told = json.loads(file.read_text(encoding="utf-8"))
+    told = read_json_file(file)
     return {test: Receipt(**one, compilers=told["compilers"]) for test, one in told["of"].items()}
 
 

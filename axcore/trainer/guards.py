@@ -42,6 +42,13 @@ class Guard(Configurable):
     class Config(Configurable.Config["Guard"]):
         """Describes a `Guard`."""
 
+    def check(self, trainer: "Trainer") -> None:
+        """Checks that it can do what its config says; called before anything is written.
+
+        Raises:
+            ConfigError: It cannot.
+        """
+
     def on_start(self, trainer: "Trainer", directory: Path) -> None:
         """Sees what is trained and where, before the first step."""
 
@@ -82,6 +89,11 @@ class Guards(Guard):
 
     def __init__(self, configs: Iterable[Guard.Config]) -> None:
         self._guards: tuple[Guard, ...] = tuple(cfg.build() for cfg in configs)
+
+    def check(self, trainer: "Trainer") -> None:
+        """Lets every guard check its config."""
+        for guard in self._guards:
+            guard.check(trainer)
 
     def on_start(self, trainer: "Trainer", directory: Path) -> None:
         """Shows every guard what is trained and where."""

@@ -16,7 +16,7 @@ import jax
 from axcore.checkpoint import Checkpointer, MemorySnapshots, Restored
 from axcore.config import immutabledict, render_config
 from axcore.data import Policy, PrefetchedBatches
-from axcore.distributed import broadcast_object, is_process_zero
+from axcore.distributed import broadcast_object, is_process_zero, process_count
 from axcore.errors import TrainingError
 from axcore.module import count_params
 from axcore.trainer.callbacks.events import (
@@ -31,7 +31,7 @@ from axcore.trainer.callbacks.events import (
     StepsDone,
 )
 from axcore.trainer.callbacks.memory_metrics import memory_metrics
-from axcore.trainer.callbacks.metrics import LossMeter, group_metrics, summary_metrics
+from axcore.trainer.callbacks.metrics import LossWindow, summary_metrics
 from axcore.trainer.callbacks.writers import Writers, find_writers
 from axcore.trainer.guards import Guards, RollBack
 from axcore.trainer.rollbacks import Rollbacks
@@ -85,7 +85,12 @@ class TrainLoop:
     """One run of a trainer in a locked directory, from its newest checkpoint if it has one."""
 
     def __init__(
-        self, trainer: "Trainer", batches: PrefetchedBatches, run: LockedRun, observers: Observers
+        self,
+        trainer: "Trainer",
+        batches: PrefetchedBatches,
+        run: LockedRun,
+        observers: Observers,
+        guards: Guards,
     ) -> None:
         cfg = trainer.config
         self.trainer = trainer
@@ -99,16 +104,17 @@ class TrainLoop:
         self.snapshots = MemorySnapshots(cfg.snapshots, run.identity.as_json())
         recorded = broadcast_object("reading rewinds", lambda: recorded_rewinds(run.path))
         self.rewinds, self.launches = recorded
-        self.guards = Guards(cfg.guards)
+        self.guards = guards
         self.batches = batches
         self.validation: dict[str, float] = {}
         self.policy = Policy(trainer.model)
         self.state: Any = None  # a TrainState, but for the moment before one is restored
         self.step = 0
         self.saved_step = 0
-        self.is_save_due = False
+        self.is_save_due = self.is_step_done = False
         self.stop_reason = ""
         self.pending: list[StepMetrics] = []
+        self.window = LossWindow()
         self.since = self.wall_clock = time.perf_counter()
         self.waited_s = 0.0
         self.skipped = SkippedSteps(
@@ -132,13 +138,13 @@ class TrainLoop:
 
         Raises:
             KeyboardInterrupt: Ctrl-C asked to stop.
-            SystemExit: SIGTERM or a preemption notice did; its code is 143.
+            SystemExit: SIGTERM, SIGHUP or a preemption notice did; its code is 143.
         """
         with (
             self.checkpointer,
             closing(self.snapshots),
             closing(self.batches),
-            StopSignals(notice=self.cfg.preemption_notice) as stop,
+            StopSignals(notice=self.cfg.preemption_notice, may_end=self._has_no_step) as stop,
         ):
             self._resume(from_step, launch)
             self._announce()
@@ -227,6 +233,7 @@ class TrainLoop:
         self.pending.clear()
         if is_first:
             self.state, self.step = self.trainer.first_state(), 0
+            self.window = LossWindow()
         else:
             restored = self.checkpointer.restore(
                 self.trainer.compiler.abstract_state(), step=step, at_or_before=at_or_before
@@ -241,6 +248,9 @@ class TrainLoop:
         self.identity.check(restored.extra.get("run"), step=self.step, directory=place)
         data = self.rollbacks.data_after(self.step)
         self.batches.set_state(restored.extra["data"] if data is None else data)
+        # A checkpoint that an older axcore wrote has none: its first line has the steps since it.
+        kept = restored.extra.get("window")
+        self.window = LossWindow() if kept is None else LossWindow.from_json(kept)
         self.skipped.resume_at(self.step)
 
     def _roll_back(self, wish: RollBack) -> None:
@@ -400,6 +410,16 @@ class TrainLoop:
         """
         if len(self.pending) > MAX_STEPS_IN_FLIGHT:
             self.pending[-1 - MAX_STEPS_IN_FLIGHT].is_kept.block_until_ready()
+            self.is_step_done = True
+
+    def _has_no_step(self) -> bool:
+        """Whether one of several processes has done no step yet; another thread asks.
+
+        Its first step may wait for a process that computes something else, or not at all.
+        """
+        pending: list[Any] = self.pending[:1]
+        is_done = self.is_step_done or any(one.is_kept.is_ready() for one in pending)
+        return process_count() > 1 and not is_done
 
     def _next_batch(self) -> Any:
         self._phase("data_wait")
@@ -413,6 +433,7 @@ class TrainLoop:
         step, is_last = self.step, self.step == self.cfg.max_steps
         if step % self.cfg.log_every_steps == 0 or is_last:
             self._log()
+            self.window = LossWindow()
         if step % self.cfg.eval_every_steps == 0 or is_last:
             self._evaluate()
         self._measure()
@@ -423,11 +444,16 @@ class TrainLoop:
             self._take_snapshot()
 
     def _log(self) -> None:
-        """Fetches the metrics since the last time, which waits for the devices."""
+        """Fetches the metrics since the last time, which waits for the devices.
+
+        The window of the losses stays: where a run is stopped, the line to come has these steps
+        too, as in a run that is not.
+        """
         if not self.pending:
             return
         fetched: list[StepMetrics] = jax.device_get(self.pending)
         elapsed = time.perf_counter() - self.since
+        self.is_step_done = True
         self.pending.clear()
         self._count_skipped(fetched)
         values = self._values(fetched, elapsed)
@@ -446,15 +472,13 @@ class TrainLoop:
             self.checkpointer.mark_good(self.saved_step)
 
     def _values(self, fetched: list[StepMetrics], elapsed: float) -> dict[str, Any]:
-        meter = LossMeter()
         for metrics in fetched:
-            meter.add(metrics.losses)
+            self.window.add(metrics.losses, metrics.group_losses)
         batch = self.trainer.batch_spec
         skipped = int(jax.device_get(self.state.skipped))
         num_updates = self.step - skipped  # a skipped step does not move the schedule on
         return {
-            **meter.metrics(),
-            **group_metrics(batch.loss_groups, [one.group_losses for one in fetched]),
+            **self.window.metrics(batch.loss_groups),
             f"{batch.unit}s_per_s": len(fetched) * batch.num_units / elapsed,
             f"wall_clock_{batch.unit}s_per_s": len(fetched) * batch.num_units / self._wall_clock(),
             "step_time_s": elapsed / len(fetched),
@@ -530,7 +554,14 @@ class TrainLoop:
         self.since += time.perf_counter() - started
 
     def _extra(self) -> dict[str, Any]:
-        return {"data": self.batches.get_state(), "run": self.identity.as_json()}
+        window = LossWindow.from_json(self.window.as_json())
+        for losses, groups in jax.device_get([(m.losses, m.group_losses) for m in self.pending]):
+            window.add(losses, groups)
+        return {
+            "data": self.batches.get_state(),
+            "run": self.identity.as_json(),
+            "window": window.as_json(),
+        }
 
     def _report_saved(self) -> None:
         """Reports the checkpoints that are on the disk by now."""

@@ -1,11 +1,15 @@
-"""`StopSignals`: Ctrl-C and SIGTERM as a request that the loop looks at between steps.
+"""`StopSignals`: Ctrl-C, SIGTERM and SIGHUP as a request that the loop looks at between steps.
 
 A step is never broken in the middle, where its state is neither the old one nor the new one.
 """
 
+import contextlib
+import os
+import select
 import signal
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Self
@@ -15,7 +19,10 @@ from axcore.distributed import all_gather_str, process_count
 TERMINATED = 128 + signal.SIGTERM
 """What a shell sees of a process that SIGTERM ended."""
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+WAITING_S = 5.0
+"""How long a thread that waits for devices or other processes may not see a signal."""
 
 
 AGREE_EVERY_S = 1.0
@@ -25,19 +32,26 @@ _MOST_STEPS = 100
 
 
 class StopSignals:
-    """Turns the first SIGINT or SIGTERM into `requested`; a second one acts as it always would.
+    """Turns the first signal into `requested`; a second one acts as it always would.
 
-    So a second Ctrl-C raises KeyboardInterrupt at once. Handlers are set in the main thread only,
+    So a second Ctrl-C raises KeyboardInterrupt at once. SIGHUP counts as SIGTERM, and never as the
+    second one: a terminal that closes may send it twice. Handlers are set in the main thread only,
     the one thread that may, and the former ones are put back at the end. A signal that the process
-    ignores stays ignored.
+    ignores stays ignored, which is what `nohup` relies on.
+
+    Python runs a handler when the main thread comes back to it, which a step that waits for a
+    process that never comes does not let it. So a thread sees each signal as well: some seconds
+    after a second one that nobody has handled it ends the process, and after the first one where
+    the run continues and `may_end` says that nothing would be lost.
     """
 
-    def __init__(self, *, notice: str = "") -> None:
+    def __init__(self, *, notice: str = "", may_end: Callable[[], bool] = lambda: False) -> None:
         """Listens to nothing yet.
 
         Args:
             notice: A file whose appearance asks the run to stop, too; "" for none. One that was
                 there before does not.
+            may_end: Whether the process has made nothing yet that is to be saved.
         """
         self.requested: signal.Signals | None = None
         self._before: dict[signal.Signals, Any] = {}
@@ -45,6 +59,10 @@ class StopSignals:
         self._began = time.time()
         self._asked_last = (0, time.perf_counter())
         self._ask_next = 0
+        self._may_end = may_end
+        self._num_handled = 0
+        self._pipe: tuple[int, int] | None = None
+        self._wakeup_before = -1
 
     def should_stop(self, step: int) -> bool:
         """Returns whether the run stops here, the same in every process.
@@ -97,6 +115,10 @@ class StopSignals:
             for number in _SIGNALS:
                 if signal.getsignal(number) not in (None, signal.SIG_IGN):
                     self._before[number] = signal.signal(number, self._request)
+            self._pipe = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+            os.set_blocking(self._pipe[0], True)
+            self._wakeup_before = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
+            threading.Thread(target=self._watch, args=(self._pipe[0],), daemon=True).start()
         return self
 
     def __exit__(
@@ -108,10 +130,45 @@ class StopSignals:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         self._before.clear()
+        if self._pipe is not None:
+            signal.set_wakeup_fd(self._wakeup_before)
+            os.close(self._pipe[1])  # which ends the thread that reads
+            self._pipe = None
 
     def _request(self, number: int, frame: FrameType | None) -> None:
+        self._num_handled += 1
         if self.requested is None:
-            self.requested = signal.Signals(number)
-            return
-        self.__exit__(None, None, None)
-        signal.raise_signal(number)
+            is_hangup = number == signal.SIGHUP
+            self.requested = signal.SIGTERM if is_hangup else signal.Signals(number)
+        elif number != signal.SIGHUP:
+            self.__exit__(None, None, None)
+            signal.raise_signal(number)
+
+    def _watch(self, pipe: int) -> None:
+        """Ends the process where a signal finds its main thread in a wait, see the class."""
+        num_seen, number, deadline = 0, 0, None
+        with open(pipe, "rb", buffering=0) as numbers:
+            while True:
+                left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+                if select.select([numbers], [], [], left_s)[0]:
+                    received = numbers.read(1)
+                    if not received:
+                        return
+                    if received[0] in _SIGNALS:
+                        num_seen, number = num_seen + 1, received[0]
+                        deadline = time.monotonic() + WAITING_S
+                    continue
+                # Python handles several of a kind once: then a second one counts as unseen.
+                num_unseen = num_seen - self._num_handled
+                is_second = num_unseen > 1 or (num_unseen == 1 and self.requested is not None)
+                if self._may_end() or (is_second and number != signal.SIGHUP):
+                    self._end(number)
+                deadline = None
+
+    def _end(self, number: int) -> None:
+        name = signal.Signals(number).name
+        message = f"\n{name} ends the run while it waits for devices or other processes: "
+        message += "what it did since the newest checkpoint is not saved\n"
+        with contextlib.suppress(OSError):  # the terminal may be gone
+            os.write(2, message.encode())
+        os._exit(128 + number)

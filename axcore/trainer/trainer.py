@@ -40,7 +40,7 @@ from axcore.trainer.checks import (
     check_writers_and_observers,
 )
 from axcore.trainer.compile import StepCompiler
-from axcore.trainer.guards import Guard
+from axcore.trainer.guards import Guard, Guards
 from axcore.trainer.kept_steps import KeptSteps
 from axcore.trainer.loop import TrainLoop, TrainResult
 from axcore.trainer.quantization_checks import check_quantization_schemes
@@ -239,7 +239,7 @@ class Trainer(Configurable):
 
         Raises:
             KeyboardInterrupt: Ctrl-C asked to stop, and the run is saved.
-            SystemExit: SIGTERM or a preemption notice did; its code is 143.
+            SystemExit: SIGTERM, SIGHUP or a preemption notice did; its code is 143.
             ConfigError: The run has made more than `max_steps`, or a writer or observer needs a
                 library that is not installed.
             PluginError: A plugin is broken, or processes of the run are not made alike.
@@ -257,6 +257,8 @@ class Trainer(Configurable):
         check_max_steps(Path(directory), self.config.max_steps, from_step)
         if self.config.init_from is not None:
             self.config.init_from.build()
+        guards = Guards(self.config.guards)
+        guards.check(self)
         self.data.summary()
         batches = self.train_batches()
         check_processes_agree(self.kernel_plan(), render_config(self.config), batches.identity)
@@ -267,7 +269,7 @@ class Trainer(Configurable):
             named = named_observers(self.config.observers) if is_process_zero() else ()
             shown = () if quiet or not is_process_zero() else (_progress_on_stderr(),)
             ahead = PrefetchedBatches(batches, ahead=self.config.prefetch_batches)
-            loop = TrainLoop(self, ahead, locked, Observers((*shown, *observers, *named)))
+            loop = TrainLoop(self, ahead, locked, Observers((*shown, *observers, *named)), guards)
             return loop.run(
                 from_step=from_step, launch=launch, returns_when_stopped=returns_when_stopped
             )

@@ -5,7 +5,16 @@ import socket
 
 import pytest
 
-from axcore.data import Document, JsonLines, TextFiles
+from axcore.config import evolve
+from axcore.data import (
+    ArrayRecordFiles,
+    ArrowFiles,
+    Document,
+    JsonLines,
+    TarFiles,
+    TextFiles,
+    TokenFiles,
+)
 from axcore.errors import DataError
 
 
@@ -131,6 +140,26 @@ def test_a_file_that_reading_never_comes_back_from_is_refused_by_name(tmp_path):
             read(tmp_path, glob=name)
         with pytest.raises(DataError, match=f"{name} is {kind}, not a regular file"):
             list(JsonLines.Config(folder=str(tmp_path), glob=name).build().documents())
+
+
+FETCHED_LATER = {
+    "text": TextFiles.Config(folder="."),
+    "JSON": JsonLines.Config(folder="."),
+    "tar": TarFiles.Config(folder="."),
+    "tokens": TokenFiles.Config(folder=".", dtype="uint16"),
+    "Parquet": ArrowFiles.Config(folder="."),
+    "ArrayRecord": ArrayRecordFiles.Config(folder="."),
+}
+
+
+@pytest.mark.parametrize("kind", FETCHED_LATER)
+def test_a_file_that_git_lfs_has_not_fetched_is_refused_as_that(kind, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 13\n"
+    write(tmp_path, {"a.parquet": pointer})
+    with pytest.raises(DataError, match=r"a\.parquet is a pointer of Git LFS") as caught:
+        list(evolve(FETCHED_LATER[kind], glob="*").build().documents())
+    assert "lfs pull" in caught.value.hint
 
 
 def test_such_files_are_counted_where_bad_files_are_skipped(tmp_path):

@@ -185,8 +185,32 @@ def test_a_flipped_bit_is_one_bit_of_one_device(tmp_path, dtype):
         was = np.asarray(whole).reshape(-1).view(np.uint8)
         bits = np.unpackbits(np.asarray(shard.data).reshape(-1).view(np.uint8) ^ was).sum()
         assert bits == (shard.device.id == 2)
-    with pytest.raises(ConfigError, match=r"no parameter 'a\.weigt'; did you mean 'a\.weight'"):
-        plan(tmp_path, FlipBit(at_step=1, parameter="a.weigt")).on_state(1, state)
+
+
+NORM = "decoder.norm.weight"
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (FlipBit(at_step=1, parameter="decoder.nrm.weight"), f"did you mean '{NORM}'"),
+        (FlipBit(at_step=1, parameter=NORM, device=1), "device is 1; .* has 1 here, from 0"),
+        (FlipBit(at_step=1, parameter=NORM, element=10**6), "element is 1000000; "),
+        (FlipBit(at_step=1, parameter=NORM, bit=32), "bit is 32; .* has 32 here, from 0"),
+        (Raise(at_step=10**6), "strikes at step 1000000, of "),
+    ],
+)
+def test_a_fault_that_cannot_strike_is_refused_before_anything_is_written(tmp_path, fault, message):
+    trainer = guarded_trainer(tmp_path / "texts", FaultPlan.Config(faults=(fault,)))
+    with pytest.raises(ConfigError, match=message):
+        trainer.run(tmp_path / "run", quiet=True)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_fault_of_a_process_that_is_not_there_is_named(tmp_path):
+    guard = FaultPlan.Config(faults=(Raise(at_step=1, process=1),)).build()
+    with pytest.warns(UserWarning, match="strikes process 1, and there are 1"):
+        guard.check(guarded_trainer(tmp_path / "texts"))
 
 
 def test_a_full_disk_refuses_what_is_new_and_only_below_the_run(tmp_path):

@@ -1,6 +1,7 @@
 """Runs are listed with what their directories say, and a run's story is its events."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -107,3 +108,27 @@ def test_the_command_loads_no_jax(make_run, tmp_path):
     )
     assert (ran.returncode, ran.stderr) == (0, "")
     assert ran.stdout.splitlines()[1].split()[:5] == ["run", "stopped", "3", "of", "10"]
+
+
+def deep(run):
+    (run / "config.json").write_text('{"a":' * 100_000)
+
+
+def fifo(run):
+    for name in ("config.json", "metrics.jsonl", "events.jsonl", "goodput.json", "axcore.lock"):
+        (run / name).unlink(missing_ok=True)
+        os.mkfifo(run / name)
+
+
+def without_steps(run):
+    (run / "config.json").write_text('{"max_steps": []}')
+
+
+@pytest.mark.parametrize("broken", [deep, fifo, without_steps])
+def test_a_broken_run_is_named_and_hides_no_other(make_run, tmp_path, broken):
+    make_run("good", step=4)
+    broken(make_run("odd", step=3))
+    with pytest.warns(UserWarning, match=r"odd/[\w.]+ (cannot be read|is damaged)"):
+        ran = CliRunner().invoke(group, ["runs", str(tmp_path)], catch_exceptions=False)
+    assert "4 of 10" in ran.output
+    assert "odd" in ran.output

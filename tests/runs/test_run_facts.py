@@ -1,6 +1,7 @@
 """What a report shows of a run is what the run wrote, and damage hides nothing else."""
 
 import json
+import os
 import shutil
 
 import attrs
@@ -9,7 +10,7 @@ import pytest
 
 import axcore as ax
 from axcore.data import Mixture, NewWeights, TextFiles
-from axcore.errors import CheckpointError
+from axcore.errors import CheckpointError, ConfigError
 from axcore.runs import run_facts
 from axcore.runs.data_facts import mixture_shares
 
@@ -78,6 +79,25 @@ def test_what_is_damaged_is_named_and_the_rest_is_shown(run, name, text):
     assert facts.problems
     assert facts.step == 2 or name == "metrics.jsonl"
     assert facts.kernels or name == "kernels.json"
+
+
+def test_no_file_of_a_run_is_waited_for(run):
+    """A reader of a FIFO waits for a writer for ever."""
+    for file in [path for path in run.iterdir() if path.is_file() and path.name != "config.json"]:
+        file.unlink()
+        os.mkfifo(file)
+    facts = run_facts(run)
+    for name in ("metrics.jsonl", "kernels.json", "first_batch.npz", "run_history.jsonl"):
+        assert any(name in problem for problem in facts.problems)
+
+
+def test_a_config_that_is_nested_without_end_is_named(run):
+    (run / "config.json").write_text('{"a":' * 100_000)
+    with pytest.raises(CheckpointError, match="nested deeper than 128 levels"):
+        ax.load_run(run)
+    (run / "config.json").write_text('{"a":' * 120 + "1" + "}" * 120)
+    with pytest.raises(ConfigError, match="nested deeper than 100 levels"):
+        ax.load_run(run)
 
 
 def test_facts_have_the_batch_the_data_and_what_was_changed(run):

@@ -137,7 +137,7 @@ def test_the_model_is_listed(server):
         ("v1/completions", b"{", 400, "invalid_json", "The body is no JSON: Expecting property"),
         ("v1/completions", b"\xff", 400, "invalid_json", "The body is no JSON: 'utf-8' codec"),
         ("v1/completions", b"[" * 100_000, 400, "invalid_json", "too deep to be read"),
-        ("v1/completions", b'{"seed": NaN}', 400, "invalid_json", "NaN is no number of JSON"),
+        ("v1/completions", b'{"seed": NaN}', 400, "invalid_json", "NaN is not a number of JSON"),
         ("v1/completions", b"[]", 400, "invalid_value", "the body is a list; expected an object"),
         ("v1/completions", {"prompt": ""}, 200, None, ""),
         (

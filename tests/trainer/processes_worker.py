@@ -45,6 +45,10 @@ def main():
     def watch_phase(event):
         """Asks this process to stop when so many steps have begun, as a scheduler does."""
         watch_phase.steps += event.label == "step"
+        if "freeze_in" in task and event.label == "step":
+            print("in its first step", flush=True)
+            if int(index) == task["freeze_in"]:
+                os.kill(os.getpid(), signal.SIGSTOP)
         if watch_phase.steps == task.get("ask_at") and index == task["ask_in"] and not asked_at:
             asked_at.append(time.monotonic())
             if "notice" in task:

@@ -141,6 +141,22 @@ def test_a_run_of_which_one_process_is_killed_goes_on_from_its_checkpoint(train,
     assert_same(losses(tmp_path / "run"), whole)
 
 
+@pytest.mark.slow
+def test_a_process_whose_first_step_waits_for_another_one_ends_at_sigterm(train, tmp_path):
+    first, second = train(tmp_path / "run", count=2, devices=2, freeze_in=1)
+    try:
+        assert first.stdout.readline() == second.stdout.readline() == "in its first step\n"
+        first.send_signal(signal.SIGTERM)
+        ended = finish(first, timeout_s=60)
+        assert (ended.exit_code, "SIGTERM ends the run while it waits" in ended.stderr) == (
+            143,
+            True,
+        )
+    finally:
+        second.kill()
+        finish(second)
+
+
 def refused(processes, name):
     ended = [finish(process) for process in processes]
     assert all(one.exit_code != 0 for one in ended)

@@ -11,7 +11,13 @@ from quick_flags import quick_environment
 from axcore.checkpoint import CheckpointWarning, DamagedCheckpointError
 from axcore.config import evolve
 from axcore.errors import CheckpointError, ConfigError, DataError
-from axcore.trainer import Evaluated, PhaseStarted, RunFinished, RunStarted, StepsDone
+from axcore.trainer import (
+    Evaluated,
+    PhaseStarted,
+    RunFinished,
+    RunStarted,
+    StepsDone,
+)
 
 
 def stop_at(step, *numbers):
@@ -152,6 +158,41 @@ def test_a_second_ctrl_c_stops_at_once(toy_trainer, tmp_path):
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     stopping = {"observers": [stop_at(5, signal.SIGINT)], "returns_when_stopped": True}
     assert toy_trainer.run(tmp_path / "run", **stopping).step == 5
+
+
+def train_losses(directory):
+    """The loss and its parts, of each step that a line of training is of."""
+    return {
+        line["step"]: {name: line[name] for name in line if name.startswith(("loss", "total"))}
+        for line in lines_of(directory)
+        if line["split"] == "train"
+    }
+
+
+def test_a_line_after_a_resume_has_the_losses_of_the_line_without_it(
+    toy_config, one_device, tmp_path
+):
+    trainer = one_device(evolve(toy_config, log_every_steps=5))  # saved after 4, 8 and 12 steps
+    trainer.run(tmp_path)
+    whole = train_losses(tmp_path)
+    assert list(whole) == [5, 10, 12]
+    for step in (8, 4):
+        trainer.run(tmp_path, from_step=step)
+        assert train_losses(tmp_path) == whole
+    stopped = [stop_at_evaluation(8)]
+    trainer.run(tmp_path, stopped, from_step=4, returns_when_stopped=True)
+    assert list(train_losses(tmp_path)) == [5, 8]
+    trainer.run(tmp_path)
+    resumed = train_losses(tmp_path)
+    assert {step: resumed[step] for step in whole} == whole
+
+
+def stop_at_evaluation(step):
+    def observer(event):
+        if isinstance(event, Evaluated) and event.step == step:
+            signal.raise_signal(signal.SIGTERM)
+
+    return observer
 
 
 @pytest.mark.slow

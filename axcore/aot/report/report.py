@@ -10,6 +10,7 @@ from typing import Any
 import attrs
 
 from axcore.aot.report.units import show_bytes
+from axcore.config.json_files import parse_json
 
 
 @attrs.frozen(kw_only=True)
@@ -197,7 +198,7 @@ class Report:
 
 def report_from_json(text: str) -> Report:
     """Returns the report that `to_json` wrote."""
-    fields: dict[str, Any] = json.loads(text)
+    fields: dict[str, Any] = parse_json(text)
     del fields["predicted_step_s"], fields["predicted_mfu"]
     memory, time = fields.pop("memory"), fields.pop("time")
     if memory is not None:

@@ -10,6 +10,7 @@ from typing import Any
 import attrs
 
 from axcore.aot.serving.call_cost import CallCost
+from axcore.config.json_files import parse_json
 
 
 @attrs.frozen(kw_only=True)
@@ -129,7 +130,7 @@ _OF_COST = ("tokens_per_s", "over_floor", "bound_by")
 
 def serving_report_from_json(text: str) -> ServingReport:
     """Returns the report that `to_json` wrote."""
-    fields: dict[str, Any] = json.loads(text)
+    fields: dict[str, Any] = parse_json(text)
     for name in _OF_REPORT:
         del fields[name]
     return ServingReport(

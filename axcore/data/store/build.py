@@ -1,7 +1,6 @@
 """Building a token store: the parts of its source, side by side in processes of their own."""
 
 import fcntl
-import json
 import os
 import shutil
 import time
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import attrs
 
+from axcore.config.json_files import parse_json, read_json_file
 from axcore.data.corpus import Corpus, check_corpus
 from axcore.data.document import Source
 from axcore.data.file_source import FileSource, check_bad_records
@@ -151,7 +151,7 @@ def _built(root: Path, plan: Plan, todo: Sequence[int], processes: int) -> Itera
 def _finish(root: Path, plan: Plan, source: FileSource, tokenizer: Tokenizer.Config) -> None:
     """Writes what holds the parts together, and the manifest last."""
     _check_unchanged(root, plan, source, tokenizer)
-    parts = [json.loads(done_file(root, i).read_bytes()) for i in range(len(plan.parts))]
+    parts = [read_json_file(done_file(root, i)) for i in range(len(plan.parts))]
     counts = {
         name: sum(part[name] for part in parts) for name in ("records", "bad_records", "characters")
     }
@@ -229,7 +229,7 @@ def _gather_bad_records(root: Path, num_parts: int) -> None:
 def _check_bad_records(root: Path, plan: Plan, counts: dict[str, int]) -> None:
     with open(root / "quarantine.jsonl", encoding="utf-8") as lines:
         line = lines.readline()
-    first = json.loads(line) if line else {"reason": "", "file": ""}
+    first = parse_json(line) if line else {"reason": "", "file": ""}
     error = DataError(first["reason"], where=str(root / "quarantine.jsonl"))
     check_bad_records(plan.build_source(), counts["records"], counts["bad_records"], [error])
 

@@ -10,10 +10,11 @@ import attrs
 
 from axcore.config import from_json, to_json, update_config
 from axcore.config.build import owner_of
+from axcore.config.json_files import read_json_file
 from axcore.data.store.shard import ShardInfo
 from axcore.data.tokenizer import Tokenizer
 from axcore.errors import DataError
-from axcore.whole_files import sync_path, whole_file, write_whole
+from axcore.whole_files import read_regular, sync_path, whole_file, write_whole
 
 MANIFEST = "manifest.json"
 FORMAT = 1
@@ -64,7 +65,7 @@ def read_manifest(folder: Path) -> Manifest:
     """
     path = folder / MANIFEST
     try:
-        content: dict[str, Any] = json.loads(path.read_bytes())
+        content: dict[str, Any] = read_json_file(path)
         if content.pop("format") != FORMAT:
             raise ValueError("it is of another version of axcore")
         splits = content.pop("splits")
@@ -125,7 +126,7 @@ def _files(cfg: Tokenizer.Config) -> dict[str, str]:
 
 def _content(path: str) -> bytes:
     try:
-        return Path(path).expanduser().read_bytes()
+        return read_regular(Path(path).expanduser())
     except OSError as error:
         raise DataError(
             f"The tokenizer's file {path!r} cannot be read: {error.strerror}.",

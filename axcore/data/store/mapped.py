@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from axcore.whole_files import check_is_regular
+
 _PROT_READ, _MAP_SHARED = 1, 1
 
 
@@ -24,6 +26,7 @@ def map_file(path: Path, dtype: np.dtype[Any], length: int) -> NDArray[Any]:
     size = length * dtype.itemsize
     if not size:
         return np.zeros(0, dtype)
+    check_is_regular(path)
     descriptor = os.open(path, os.O_RDONLY)
     try:
         address = _MMAP(None, size, _PROT_READ, _MAP_SHARED, descriptor, 0)

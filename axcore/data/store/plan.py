@@ -13,6 +13,7 @@ from typing import Any
 import attrs
 
 from axcore.config import from_json, to_json
+from axcore.config.json_files import read_json_file
 from axcore.data.file_source import FileSource, FileSpan
 from axcore.data.files import NamedFile
 from axcore.data.remote import RemoteFile
@@ -102,7 +103,7 @@ def plan_identity(
 
 def read_plan(folder: Path) -> Plan:
     """Returns the plan of a build that was begun."""
-    content: dict[str, Any] = json.loads((folder / PLAN).read_text(encoding="utf-8"))
+    content: dict[str, Any] = read_json_file(folder / PLAN)
     parts = tuple(tuple(_span_of(*span) for span in part) for part in content.pop("parts"))
     return Plan(parts=parts, sizes=tuple(content.pop("sizes")), **content)
 

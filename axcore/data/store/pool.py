@@ -1,7 +1,6 @@
 """The processes of a build: a part at a time each; one that dies is replaced, once a part."""
 
 import contextlib
-import json
 import os
 import queue
 import subprocess
@@ -11,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from axcore.config.json_files import parse_json
 from axcore.data.store.plan import Plan
 from axcore.errors import DataError
 
@@ -56,7 +56,7 @@ class Worker:
             answer = ""
         if not answer:
             raise WorkerDiedError(f"exit code {self._process.wait()}")
-        answered: dict[str, Any] = json.loads(answer)
+        answered: dict[str, Any] = parse_json(answer)
         return answered
 
     def kill(self) -> None:

@@ -20,7 +20,7 @@ from axcore.data.loss_weights import join_tokens, tokens_as
 from axcore.data.packing import Pairs, read_pairs
 from axcore.data.store.mapped import map_file
 from axcore.errors import DataError
-from axcore.whole_files import whole_file
+from axcore.whole_files import open_regular, whole_file
 
 TOKENS, PAIRS = ".tokens", ".pairs"
 _PAIR = np.dtype("<i8")
@@ -147,7 +147,7 @@ def _mapped(path: Path, dtype: np.dtype[Any], length: int) -> NDArray[Any]:
 
 def _opened(path: Path) -> IO[bytes]:
     try:
-        return open(path, "rb")
+        return open_regular(path)
     except OSError as error:
         raise DataError(
             f"{path.name} cannot be read: {error.strerror}.",

@@ -3,13 +3,13 @@
 A metric has the name SPLIT/NAME on each, as `train/loss`.
 """
 
-import json
 import logging
 import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from axcore.config.json_files import read_json_file
 from axcore.errors import TrainingError
 from axcore.extras import import_extra
 from axcore.whole_files import write_whole
@@ -77,13 +77,13 @@ class WeightsAndBiasesWriter:
 
     def __init__(self, directory: Path, *, step: int) -> None:
         library = import_extra("wandb", used_by="the metric writer 'wandb'", error=TrainingError)
-        identity = json.loads((directory / "run.json").read_text("utf-8"))["id"]
+        identity = read_json_file(directory / "run.json")["id"]
         self._run = library.init(
             dir=str(directory),
             id=identity,
             name=directory.resolve().name,
             resume="allow",
-            config=json.loads((directory / "config.json").read_text("utf-8")),
+            config=read_json_file(directory / "config.json"),
             settings=library.Settings(console="off", silent=True),
         )
         self._run.define_metric("*", step_metric="step")

@@ -11,8 +11,9 @@ from typing import Any, Self
 import jax
 import numpy as np
 
+from axcore.config.json_files import parse_json
 from axcore.module import NATS_A_TOKEN, Loss, LossGroups
-from axcore.whole_files import write_whole
+from axcore.whole_files import read_regular, write_whole
 
 METRICS_NAME = "metrics.jsonl"
 
@@ -59,7 +60,7 @@ class MetricsFile:
 
 
 def _keep_until(path: Path, step: int) -> None:
-    text = path.read_text(encoding="utf-8", errors="replace")
+    text = read_regular(path).decode("utf-8", "replace")
     _name_damage(path, text.splitlines(keepends=True))
     kept = "".join(f"{line}\n" for line in text.splitlines() if _step_of(line) <= step)
     if kept != text:
@@ -80,7 +81,7 @@ def _name_damage(path: Path, lines: list[str]) -> None:
 
 def _step_of(line: str) -> float:
     try:
-        return float(json.loads(line)["step"])
+        return float(parse_json(line)["step"])
     except (ValueError, KeyError, TypeError):
         return float("inf")
 
@@ -102,6 +103,31 @@ class LossMeter:
             wide = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), loss)
             self._losses[name] = wide if before is None else jax.tree.map(np.add, before, wide)
 
+    def as_json(self) -> dict[str, Any]:
+        """Returns the sums as plain data, from which `from_json` makes the same meter."""
+        return {
+            name: {
+                "sum": _array_as_json(loss.sum),
+                "weight": _array_as_json(loss.weight),
+                "scale": float(loss.scale),
+                "is_regularizer": bool(loss.is_regularizer),
+            }
+            for name, loss in self._losses.items()
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Mapping[str, Any]]) -> Self:
+        """Returns the meter that `as_json` described."""
+        meter = cls()
+        for name, fields in data.items():
+            sums = {key: _array_from_json(fields[key]) for key in ("sum", "weight")}
+            meter._losses[name] = Loss(**{**fields, **sums})
+        return meter
+
+    def sums(self) -> list[Loss]:
+        """Returns what was added up, a loss for each name."""
+        return list(self._losses.values())
+
     def metrics(self) -> dict[str, float]:
         """Returns the sum of losses without regularizers as `loss`, and with them as `total_loss`.
 
@@ -115,6 +141,48 @@ class LossMeter:
         total = {"total_loss": sum(parts.values())} if regularizers & parts.keys() else {}
         loss = sum(part for name, part in parts.items() if name not in regularizers)
         return {"loss": loss, **total, **named, **measures}
+
+
+def _array_as_json(array: Any) -> dict[str, Any]:
+    """Returns an array as plain data that gives the same bits; JSON has no nan and no infinity."""
+    wide = np.asarray(array, np.float64)
+    return {"shape": list(wide.shape), "values": [repr(one) for one in wide.ravel().tolist()]}
+
+
+def _array_from_json(data: Mapping[str, Any]) -> Any:
+    return np.array([float(one) for one in data["values"]], np.float64).reshape(data["shape"])
+
+
+class LossWindow:
+    """The losses of the steps since a line of metrics was due, for the next line.
+
+    A checkpoint between two lines keeps it: the line after a resume has the steps before, too.
+    """
+
+    def __init__(self) -> None:
+        self._losses, self._groups = LossMeter(), LossMeter()
+
+    def add(self, losses: Mapping[str, Loss], group_losses: Loss | None) -> None:
+        """Adds those of one step, fetched from the device."""
+        self._losses.add(losses)
+        if group_losses is not None:
+            self._groups.add({"groups": group_losses})
+
+    def metrics(self, groups: LossGroups | None) -> dict[str, float]:
+        """Returns the loss and its parts, and that of each group of rows."""
+        return {**self._losses.metrics(), **group_metrics(groups, self._groups.sums())}
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns the sums as plain data, from which `from_json` makes the same window."""
+        return {"losses": self._losses.as_json(), "groups": self._groups.as_json()}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """Returns the window that `as_json` described."""
+        window = cls()
+        window._losses = LossMeter.from_json(data["losses"])
+        window._groups = LossMeter.from_json(data["groups"])
+        return window
 
 
 def described(metrics: Mapping[str, float], units: Mapping[str, str]) -> list[str]:

@@ -4,7 +4,6 @@ A metric has the name SPLIT/NAME, in which MLflow, which allows few characters a
 files and folders, has a point for every other character: `train/loss.cross_entropy`.
 """
 
-import json
 import os
 import re
 import time
@@ -12,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from axcore.config.json_files import read_json_file
 from axcore.errors import TrainingError
 from axcore.extras import import_extra
 
@@ -102,7 +102,7 @@ def metric_name(name: str) -> str:
 
 def _identity(directory: Path) -> str:
     try:
-        return str(json.loads((directory / "run.json").read_text("utf-8"))["id"])
+        return str(read_json_file(directory / "run.json")["id"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise TrainingError(
             f"the run's id cannot be read: {type(error).__name__}: {error}",

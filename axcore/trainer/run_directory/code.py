@@ -82,6 +82,26 @@ def package_digest(name: str) -> str:
     return f"{_version_of(name)} {digest.hexdigest()[:16]}"
 
 
+def loaded_sources(packages: Iterable[str]) -> dict[str, str]:
+    """Returns a digest of each file of Python that this process has imported, by its module.
+
+    Args:
+        packages: Those that are looked at wherever they are installed. Of others, only what no
+            distribution brought is: a script and the modules beside it, packages that are edited.
+    """
+    wanted, installed = frozenset(packages), _installation_folders()
+    found = {}
+    for name in sorted(sys.modules):
+        file = _file_of(name)
+        if file is None or file.suffix != ".py":
+            continue
+        is_own = not any(file.is_relative_to(folder) for folder in installed)
+        if is_own or name.partition(".")[0] in wanted:
+            place = file.name if name == SCRIPT else _place(name)
+            found[place] = hashlib.sha256(file.read_bytes()).hexdigest()[:16]
+    return found
+
+
 def _version_of(name: str) -> str:
     try:
         return version(name)
@@ -164,10 +184,13 @@ def _is_local(module: str) -> bool:
     top = module.partition(".")[0]
     if file is None or is_trusted(module) or top in _distributions():
         return False
-    installed = (
-        sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")
-    )
-    return not any(file.is_relative_to(Path(place).resolve()) for place in installed)
+    return not any(file.is_relative_to(folder) for folder in _installation_folders())
+
+
+@functools.cache
+def _installation_folders() -> tuple[Path, ...]:
+    names = ("stdlib", "platstdlib", "purelib", "platlib")
+    return tuple({Path(sysconfig.get_path(name)).resolve(): None for name in names})
 
 
 def _file_of(module: str) -> Path | None:

@@ -16,7 +16,7 @@ from axcore.checkpoint.lock import FileLock
 from axcore.config import describe_resumable
 from axcore.distributed import is_process_zero
 from axcore.errors import CheckpointError
-from axcore.whole_files import write_whole
+from axcore.whole_files import read_regular, write_whole
 
 LOCK_NAME = "axcore.lock"
 JSON_NAME = "config.json"
@@ -81,7 +81,7 @@ class RunDirectory:
         if self.is_new:
             _check_is_unused(self.path)
         else:
-            before = (self.path / TEXT_NAME).read_text(encoding="utf-8", errors="replace")
+            before = read_regular(self.path / TEXT_NAME).decode("utf-8", "replace")
             _check_same_config(self.path / TEXT_NAME, before, config_text, resumable)
             self.changes = tuple(_changes(before, config_text))
         _write_if_changed(self.path / JSON_NAME, config_json)
@@ -195,5 +195,5 @@ def _is_header(line: str) -> bool:
 
 def _write_if_changed(path: Path, text: str) -> None:
     data = (text if text.endswith("\n") else text + "\n").encode()
-    if not path.exists() or path.read_bytes() != data:
+    if not path.exists() or read_regular(path) != data:
         write_whole(path, data)

@@ -11,7 +11,7 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
-from axcore.whole_files import whole_file
+from axcore.whole_files import open_regular, whole_file
 
 FIRST_BATCH_NAME = "first_batch.npz"
 MOST_ROWS, MOST_TOKENS = 8, 2048
@@ -40,7 +40,7 @@ def read_first_batch(directory: Path) -> dict[str, NDArray[Any]] | None:
     if not path.exists():
         return None
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with open_regular(path) as raw, np.load(raw, allow_pickle=False) as file:
             return {name: file[name] for name in file.files}
     except (OSError, EOFError, BadZipFile) as error:
         raise ValueError(f"the file is damaged: {error}") from error

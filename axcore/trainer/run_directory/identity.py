@@ -12,8 +12,9 @@ from typing import Any
 
 import attrs
 
+from axcore.config.json_files import read_json_file
 from axcore.errors import CheckpointError
-from axcore.whole_files import write_whole
+from axcore.whole_files import read_regular, write_whole
 
 IDENTITY_NAME = "run.json"
 
@@ -65,7 +66,7 @@ def write_identity(directory: Path, *, config_lines: list[str], data: str) -> Ru
     digest = hashlib.sha256("\n".join(config_lines).encode()).hexdigest()[:16]
     identity = RunIdentity(_id_in(path) or secrets.token_hex(8), digest, data)
     text = json.dumps(identity.as_json(), indent=2) + "\n"
-    if not path.exists() or path.read_text(encoding="utf-8") != text:
+    if not path.exists() or read_regular(path).decode("utf-8") != text:
         write_whole(path, text.encode())
     return identity
 
@@ -79,7 +80,7 @@ def _id_in(path: Path) -> str | None:
     if not path.exists():
         return None
     try:
-        return str(json.loads(path.read_bytes())["id"])
+        return str(read_json_file(path)["id"])
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
             f"{path.name} is damaged: {error}",

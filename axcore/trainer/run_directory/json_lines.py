@@ -7,6 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from axcore.config.json_files import parse_json
+from axcore.errors import CheckpointError
+from axcore.whole_files import open_regular, read_regular
+
 
 def append_json_line(path: Path, value: Mapping[str, Any]) -> None:
     """Appends a line durably, in one write: a killed process leaves it whole, cut or absent."""
@@ -22,8 +26,17 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
     """Returns the objects in a file, oldest first; none where there is no such file.
 
     A line that holds none is named in a warning and passed over.
+
+    Raises:
+        CheckpointError: The file cannot be read.
     """
-    lines = path.read_bytes().splitlines() if path.exists() else []
+    try:
+        lines = read_regular(path).splitlines()
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        what = f"{path.name} cannot be read: {error.strerror}"
+        raise CheckpointError(what, where=str(path)) from error
     values = [_parsed(line) for line in lines]
     damaged = [str(number) for number, value in enumerate(values, 1) if value is None]
     if damaged:
@@ -38,7 +51,7 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
 
 def _parsed(line: bytes) -> dict[str, Any] | None:
     try:
-        value = json.loads(line)
+        value = parse_json(line)
     except ValueError:
         return None
     return value if isinstance(value, dict) else None
@@ -46,7 +59,7 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
 
 def _line_break(path: Path) -> str:
     """Returns what ends a line that a killed process left without its end."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         end = file.seek(0, os.SEEK_END)
         file.seek(max(0, end - 1))
         return "" if file.read() in (b"", b"\n") else "\n"

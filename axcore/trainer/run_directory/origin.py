@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from axcore.config import is_config, update_config, walk
+from axcore.config.json_files import read_json_file
 from axcore.config.paths import format_path
 from axcore.errors import CheckpointError
 from axcore.trainer.run_directory.code import RunCode, diff_sources
-from axcore.whole_files import write_whole
+from axcore.whole_files import read_regular, write_whole
 
 ORIGIN_NAME = "origin.json"
 FILES = "files"
@@ -114,7 +115,7 @@ def read_origin(run: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        origin: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        origin: dict[str, Any] = read_json_file(path)
         code = origin["code"] or {"files": {}}
         digests = {f"{FILES}/{one['name']}": one["sha256"] for one in origin["files"].values()}
         digests |= {f"{CODE}/{place}": digest for place, digest in code["files"].items()}
@@ -167,7 +168,7 @@ def _copied(run: Path, path: str, file: Path) -> dict[str, str]:
     """Copies a file into the run, where it is not there yet; says under which name and digest."""
     name = f"{path}/{file.name}"
     copy, data = run / FILES / name, file.read_bytes()
-    if copy.exists() and copy.read_bytes() != data:
+    if copy.exists() and read_regular(copy) != data:
         raise CheckpointError(
             f"{file} is not the file that the run began with",
             where=path,
@@ -179,7 +180,7 @@ def _copied(run: Path, path: str, file: Path) -> dict[str, str]:
 
 def _write(path: Path, data: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    if not path.exists() or path.read_bytes() != data:
+    if not path.exists() or read_regular(path) != data:
         write_whole(path, data)
 
 

@@ -14,6 +14,7 @@ from axcore.trainer.run_directory.code import RunCode, find_code
 from axcore.trainer.run_directory.directory import TEXT_NAME, RunDirectory, compared_lines
 from axcore.trainer.run_directory.identity import RunIdentity, data_digest, write_identity
 from axcore.trainer.run_directory.origin import write_origin
+from axcore.whole_files import read_regular
 
 _NAME = "locking the run directory"
 
@@ -90,6 +91,6 @@ def _check_is_shared(path: Path, digest: str) -> None:
 
 def _digest(path: Path) -> str:
     try:
-        return hashlib.sha256((path / TEXT_NAME).read_bytes()).hexdigest()
+        return hashlib.sha256(read_regular(path / TEXT_NAME)).hexdigest()
     except OSError:
         return ""

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from axcore.config.json_files import read_json_file
 from axcore.errors import CheckpointError, ConfigError
 from axcore.trainer.run_directory.json_lines import read_json_lines
 from axcore.trainer.run_directory.run_history import RUN_HISTORY_NAME
@@ -100,6 +101,6 @@ def _newest_recorded(run: Path) -> tuple[int, str]:
 
 def _recorded(run: Path) -> dict[str, Any]:
     try:
-        return dict(json.loads((run / SAVED_STEPS_NAME).read_bytes()))
+        return dict(read_json_file(run / SAVED_STEPS_NAME))
     except (OSError, ValueError, TypeError):
         return {}

@@ -13,6 +13,7 @@ from axcore.errors import PluginError
 from axcore.ops import KernelPlan
 from axcore.plugins.consistency_check import first_difference, require_consistency
 from axcore.testing import make_dist
+from axcore.trainer.run_directory.code import loaded_sources
 from axcore.trainer.run_directory.consistency_check import (
     check_processes_agree,
     fingerprint_of_process,
@@ -46,6 +47,36 @@ def run_two(environments: list[dict[str, str]]) -> list[str]:
         for index, environment in enumerate(environments)
     ]
     return [process.communicate(timeout=300)[0] for process in started]
+
+
+def with_module(root: Path, rate: float) -> dict[str, str]:
+    folder = root / str(rate)
+    folder.mkdir()
+    (folder / "schedule.py").write_text(f"rate = {rate}\n")
+    (folder / "same.py").write_text("import schedule\n")
+    (folder / "sitecustomize.py").write_text("import same\n")
+    return {"PYTHONPATH": os.pathsep.join([str(folder), *sys.path])}
+
+
+@pytest.mark.slow
+def test_two_processes_with_different_code_both_stop(tmp_path):
+    said = run_two([with_module(tmp_path, 0.1), with_module(tmp_path, 0.7)])
+    for text in said:
+        assert "process 1 has other code in schedule.py\n" in text
+        assert "install the same versions and code everywhere" in text
+
+
+def test_loaded_code_is_told_apart_by_its_content(tmp_path, monkeypatch):
+    (tmp_path / "rates_of_a_user.py").write_text("rate = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    import rates_of_a_user  # noqa: F401
+
+    before = loaded_sources(["axcore"])
+    (tmp_path / "rates_of_a_user.py").write_text("rate = 7\n")
+    after = loaded_sources(["axcore"])
+    assert [name for name in before if before[name] != after[name]] == ["rates_of_a_user.py"]
+    assert "axcore/trainer/run_directory/code.py" in after
+    assert not any(name.startswith(("json/", "numpy/")) for name in after)
 
 
 def with_plugin(root: Path, version: str) -> dict[str, str]:

@@ -1,0 +1,87 @@
+"""A signal asks to stop; where the main thread never comes back to Python, it ends the process."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from axcore.trainer import stop_signals
+from axcore.trainer.stop_signals import StopSignals
+
+WAITING = """
+import ctypes, sys
+from axcore.trainer import stop_signals
+stop_signals.WAITING_S = 0.1
+with stop_signals.StopSignals(may_end=lambda: {may_end}):
+    print("waiting", flush=True)
+    mutex = ctypes.create_string_buffer(64)
+    while True:  # the second time it waits for ever, whatever signals come
+        ctypes.CDLL(None).pthread_mutex_lock(mutex)
+"""
+
+
+@pytest.fixture
+def waiting():
+    """Starts a process that waits in a call outside of Python, as one does for devices."""
+    started = []
+
+    def start(may_end):
+        command = [sys.executable, "-c", WAITING.format(may_end=may_end)]
+        one = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        started.append(one)
+        assert one.stdout.readline() == "waiting\n"
+        return one
+
+    yield start
+    for one in started:
+        with one:
+            one.kill()
+
+
+@pytest.mark.slow
+def test_a_second_signal_ends_a_process_that_waits_outside_of_python(waiting):
+    process = waiting(may_end=False)
+    process.send_signal(signal.SIGTERM)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(1)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 143
+    assert "SIGTERM ends the run while it waits for devices" in process.stderr.read()
+
+
+@pytest.mark.slow
+def test_the_first_signal_does_where_nothing_would_be_lost(waiting):
+    process = waiting(may_end=True)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(30) == 130
+
+
+def test_a_signal_that_is_handled_ends_nothing(monkeypatch):
+    monkeypatch.setattr(stop_signals, "WAITING_S", 0.05)
+    handlers = [signal.getsignal(one) for one in stop_signals._SIGNALS]
+    with StopSignals() as stop:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.2)
+        assert stop.requested is signal.SIGTERM
+    assert handlers == [signal.getsignal(one) for one in stop_signals._SIGNALS]
+
+
+def test_a_terminal_that_closes_asks_to_stop_however_often_it_says_so():
+    with StopSignals() as stop:
+        for _ in range(3):
+            signal.raise_signal(signal.SIGHUP)
+        assert stop.requested is signal.SIGTERM
+
+
+def test_a_hangup_that_the_process_ignores_stays_ignored():
+    """`nohup` has it ignored."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopSignals() as stop:
+            signal.raise_signal(signal.SIGHUP)
+            assert stop.requested is None
+    finally:
+        signal.signal(signal.SIGHUP, before)
