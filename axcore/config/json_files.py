@@ -20,8 +20,8 @@ MAX_JSON_BYTES = 256 << 20
 MAX_JSON_DEPTH = 128
 """More than a config may have, and little enough for functions that call themselves for each."""
 
-MAX_DIGITS = 400
-"""Characters of a number; a float has up to 325, and the time to read one grows with the square."""
+MAX_DIGITS = 4300
+"""Characters of a number, as Python limits integers: the time to read one grows with the square."""
 
 BYTE_ORDER_MARK = "\ufeff"
 """Some editors write it in front of a text in UTF-8; it is not a part of the text."""

@@ -8,7 +8,7 @@ import numpy as np
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 
-from axcore.config.json_files import parse_json
+from axcore.config.json_files import MAX_JSON_DEPTH, parse_json
 from axcore.serving.api_error import ApiError
 from axcore.serving.fields import check_texts
 from axcore.serving.limits import Limits
