@@ -7,7 +7,7 @@ them, `importlib.metadata.entry_points`, which parses every one, costs several t
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from importlib.machinery import PathFinder
 from importlib.metadata import Distribution, DistributionFinder, EntryPoint, PathDistribution
 from pathlib import Path
@@ -114,26 +114,26 @@ def _found_otherwise() -> Iterator[Distribution]:
 def _candidates(dist: Distribution) -> Iterator[PluginCandidate]:
     """Yields the plugins of a distribution, or one that says why its metadata cannot be read."""
     name, version, problem = _identity(dist)
-    points: Sequence[EntryPoint] = ()
+    found: list[tuple[EntryPoint, int]] = []
     try:
-        points = [point for point in dist.entry_points if _GROUP.fullmatch(point.group)]
+        matches = [(point, _GROUP.fullmatch(point.group)) for point in dist.entry_points]
+        found = [(point, int(match[1])) for point, match in matches if match]
     except ValueError as error:
         problem = problem or f"its entry_points.txt cannot be read: {error}"
-    if not points:
+    if not found:
         problem = problem or "its entry_points.txt names axcore.v1 and no plugin in that group"
         yield PluginCandidate(
             name=name, level=LEVEL, module="", distribution=name, version=version, problem=problem
         )
-    for point in points:
-        level = _GROUP.fullmatch(point.group)
-        assert level is not None
+    for point, level in found:
+        module = point.value.strip()
         yield PluginCandidate(
             name=point.name,
-            level=int(level[1]),
-            module=point.value.strip(),
+            level=level,
+            module=module,
             distribution=name,
             version=version,
-            problem=problem or _not_a_module(point.value.strip()),
+            problem=problem or _not_a_module(module),
         )
 
 
@@ -153,7 +153,7 @@ def _identity(dist: Distribution) -> tuple[str, str, str]:
 
 
 def _unmet(requirements: Iterable[str]) -> str:
-    """Returns what a distribution requires of axcore where this one does not do, or nothing."""
+    """Returns what a distribution requires of axcore that this one does not meet, or nothing."""
     from packaging.requirements import InvalidRequirement, Requirement
 
     for text in requirements:

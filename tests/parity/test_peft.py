@@ -50,6 +50,16 @@ def test_adapters_and_their_merged_model_give_the_same_logits(name, tmp_path):
     )
 
 
+def logits_as_read(adapted, cfg, tmp_path):
+    """Returns the logits of the model in `base` with what peft saves of its adapted form."""
+    adapted.save_pretrained(tmp_path / "adapters")
+    corrected = read_corrections(tmp_path / "adapters", cfg).config
+    source = {"path": str(tmp_path / "base"), "adapters": str(tmp_path / "adapters")}
+    wanted = jax.eval_shape(lambda: corrected.build().init(0))
+    state = HuggingFace.Config(**source).build().plan(corrected).read(wanted)
+    return model_logits(corrected.build(), state, TOKENS)
+
+
 @pytest.mark.parametrize(
     "options", [{}, {"use_rslora": True, "target_modules": "all-linear"}, {"use_dora": True}]
 )
@@ -68,12 +78,7 @@ def test_adapters_that_peft_saved_are_read_as_the_same_model(options, tmp_path):
             if "magnitude" in name:
                 one *= 1.3
     theirs = their_logits(adapted, TOKENS)
-    adapted.save_pretrained(tmp_path / "adapters")
-    corrected = read_corrections(tmp_path / "adapters", cfg).config
-    source = {"path": str(tmp_path / "base"), "adapters": str(tmp_path / "adapters")}
-    wanted = jax.eval_shape(lambda: corrected.build().init(0))
-    state = HuggingFace.Config(**source).build().plan(corrected).read(wanted)
-    np.testing.assert_allclose(model_logits(corrected.build(), state, TOKENS), theirs, atol=1e-4)
+    np.testing.assert_allclose(logits_as_read(adapted, cfg, tmp_path), theirs, atol=1e-4)
     assert np.abs(model_logits(cfg.build(), numpy_state_of(cfg), TOKENS) - theirs).max() > 0.05
 
 
@@ -102,12 +107,7 @@ def test_what_peft_trained_beside_linear_layers_is_read(kind, tmp_path):
             if one.requires_grad:
                 one += 0.2 * torch.randn(one.shape, generator=torch.Generator().manual_seed(1))
     theirs = their_logits(adapted, TOKENS)
-    adapted.save_pretrained(tmp_path / "adapters")
-    corrected = read_corrections(tmp_path / "adapters", cfg).config
-    source = {"path": str(tmp_path / "base"), "adapters": str(tmp_path / "adapters")}
-    wanted = jax.eval_shape(lambda: corrected.build().init(0))
-    state = HuggingFace.Config(**source).build().plan(corrected).read(wanted)
-    np.testing.assert_allclose(model_logits(corrected.build(), state, TOKENS), theirs, atol=2e-4)
+    np.testing.assert_allclose(logits_as_read(adapted, cfg, tmp_path), theirs, atol=2e-4)
 
 
 KINDS = {
