@@ -107,6 +107,7 @@ assert (state.num_processes, state.process_id) == (1, 0)
 """
 
 
+@pytest.mark.slow
 def test_a_process_that_joined_has_a_client():
     with socket.create_server(("localhost", 0)) as server:
         port = server.getsockname()[1]

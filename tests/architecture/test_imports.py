@@ -1,6 +1,7 @@
 """The import graph: rooms import only rooms below them, and plugins only what is public."""
 
 import ast
+import functools
 import importlib
 import re
 import subprocess
@@ -80,30 +81,41 @@ class Import:
         return f"{self.file.relative_to(ROOT)}:{self.line} {self.verb} {self.module}"
 
 
-def imports(folder: Path) -> Iterator[Import]:
-    """Yields every import below a folder, those within functions and conditions included."""
-    for file in sorted(folder.rglob("*.py")):
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Import):
-                for alias in node.names:
-                    yield Import(file, node.lineno, alias.name, alias=alias.asname)
-            elif isinstance(node, ast.ImportFrom):
-                assert node.level == 0, f"{file}:{node.lineno} is a relative import"
-                for alias in node.names:
-                    yield Import(file, node.lineno, node.module or "", alias.name)
-
-
 REFERENCE = re.compile(r"(axcore(?:\.\w+)+)(?::[\w.]*|\.)?")
 
 
-def references(folder: Path) -> Iterator[Import]:
-    """Yields every string that names a module of axcore: `Ref`s, `import_module`, `python -m`."""
-    for file in sorted(folder.rglob("*.py")):
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                match = REFERENCE.fullmatch(node.value)
-                if match and room_of(match[1]) in ROOMS:
-                    yield Import(file, node.lineno, match[1], verb="names")
+def imports(folder: Path) -> list[Import]:
+    """Returns every import below a folder, those within functions and conditions included."""
+    return [found for found in named_modules(folder) if found.verb == "imports"]
+
+
+def references(folder: Path) -> list[Import]:
+    """Returns every string that names a module of axcore: `Ref`s, `import_module`, `python -m`."""
+    return [found for found in named_modules(folder) if found.verb == "names"]
+
+
+@functools.cache
+def named_modules(folder: Path) -> list[Import]:
+    return [
+        found
+        for file in sorted(folder.rglob("*.py"))
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        for found in modules_of(file, node)
+    ]
+
+
+def modules_of(file: Path, node: ast.AST) -> Iterator[Import]:
+    if isinstance(node, ast.Import):
+        for alias in node.names:
+            yield Import(file, node.lineno, alias.name, alias=alias.asname)
+    elif isinstance(node, ast.ImportFrom):
+        assert node.level == 0, f"{file}:{node.lineno} is a relative import"
+        for alias in node.names:
+            yield Import(file, node.lineno, node.module or "", alias.name)
+    elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+        match = REFERENCE.fullmatch(node.value)
+        if match and room_of(match[1]) in ROOMS:
+            yield Import(file, node.lineno, match[1], verb="names")
 
 
 def layer_of(room: str) -> int:

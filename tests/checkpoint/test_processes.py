@@ -76,6 +76,7 @@ def test_every_process_wrote_its_own_part_once(saved):
         assert 32 * 512 * 4 <= held < 40 * 512 * 4, f"half of w belongs to process {index}"
 
 
+@pytest.mark.slow
 def test_a_step_that_cannot_begin_is_refused_in_both(saved):
     first, second = (one["refused"] for one in saved[1])
     said = [re.sub(r"[\d,.]+ MB free", "", text) for _, text in (first, second)]  # it may differ

@@ -95,6 +95,7 @@ def test_a_fix_that_fails_is_an_error_that_says_why(cache, monkeypatch, tmp_path
     assert failed.text.startswith("could not remove 1 file in ")
 
 
+@pytest.mark.slow
 def test_the_command_shows_fixes_as_text_and_as_json(cache):
     cache("axcore/reports/a.json.123.tmp")
 

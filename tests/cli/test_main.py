@@ -145,6 +145,7 @@ def test_unexpected_exception_is_not_swallowed(tmp_path):
     assert "ZeroDivisionError: by design" in ran.stderr
 
 
+@pytest.mark.slow
 def test_full_memory_is_explained_in_any_command(tmp_path):
     path = raising(tmp_path, "MemoryError('Unable to allocate 9.00 GiB')")
     ran = axcore("acme", path=path)

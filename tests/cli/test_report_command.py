@@ -50,6 +50,7 @@ def facts_in(page):
     return json.loads(found)
 
 
+@pytest.mark.slow
 def test_a_report_is_one_file_in_the_run(runs):
     assert call("report", runs[0]).strip() == str(runs[0] / "report.html")
     page = (runs[0] / "report.html").read_text("utf-8")

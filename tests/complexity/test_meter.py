@@ -150,6 +150,7 @@ def test_a_module_that_runs_in_vain_does_not_count():
     assert "does not depend on decoder.stack.layer" in has_layer_norm(trace)
 
 
+@pytest.mark.slow
 def test_models_that_a_feature_does_not_fit_are_named():
     measured = measure_feature(feature(with_tied_head, "has_tied_head"), models=4, variants=4)
     assert {lack.model.split()[2] for lack in measured.lacks} == {"tied"}
@@ -163,6 +164,7 @@ def test_every_module_of_a_kind_must_run():
     assert "has no LayerNorm" in runs(LayerNorm)(trace)
 
 
+@pytest.mark.slow
 def test_what_only_serves_must_be_in_what_is_served():
     plain = first_model()
     trace = trace_model(QuantizedCaches().apply(plain, CPU), CPU)

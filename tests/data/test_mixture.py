@@ -297,6 +297,7 @@ def test_a_cap_on_epochs_may_be_raised_before_it_is_reached(cfg):
         raised.build().train().set_state(batches.get_state())
 
 
+@pytest.mark.slow
 def test_weights_walk_to_the_new_ones_in_stairs_that_are_exact(cfg):
     sources = {name: cfg.source.sources[name] for name in "ab"}
     source = evolve(

@@ -36,6 +36,7 @@ def test_texts_are_gathered_in_order_time_after_time(two):
     assert [told["first"] for told in two[1]] == [True, False]
 
 
+@pytest.mark.slow
 def test_what_the_first_makes_reaches_all(two):
     assert all(told["from first"] == [{"from": "0"}] * 2 for told in two[1])
 

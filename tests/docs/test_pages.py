@@ -40,6 +40,7 @@ def test_a_page_that_prints_something_else_is_found(tmp_path: Path) -> None:
         run_page(page)
 
 
+@pytest.mark.slow
 def test_the_system_from_nothing_is_short_and_runs() -> None:
     file = ROOT / "examples" / "from_nothing.py"
     assert len(file.read_text().splitlines()) < 150

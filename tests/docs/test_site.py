@@ -19,6 +19,7 @@ def draw_map():
     return module
 
 
+@pytest.mark.slow
 def test_the_map_shows_the_imports_as_they_are(draw_map):
     assert draw_map.MAP.read_text() == draw_map.draw(), "run: python tools/draw_map.py"
 

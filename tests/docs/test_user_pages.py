@@ -130,6 +130,7 @@ def folder(tmp_path_factory):
     return made
 
 
+@pytest.mark.quick_one_in(2)
 @pytest.mark.parametrize("page", list(rows()))
 @pytest.mark.every_case
 def test_commands_and_programs_of_a_page_work_in_the_order_given(page, folder):

@@ -34,6 +34,7 @@ def logprobs():
     return of
 
 
+@pytest.mark.slow
 def test_a_continuation_has_the_likelihood_that_the_plain_model_gives_it(asked, logprobs):
     pairs = [("def area(", "width"), ("a ", "b"), ("x = ", " longer than others"), ("", "alone")]
     pending = [asked.ask(Likelihood(context=one, continuation=two)) for one, two in pairs]

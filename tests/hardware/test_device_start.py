@@ -41,6 +41,7 @@ def start(tmp_path):
 START = "from axcore.hardware.device_start import start_devices\n"
 
 
+@pytest.mark.slow
 def test_complaints_of_software_without_hardware_are_one_line(start):
     ran = start(f"{START}print(start_devices(is_present=False)[0].platform)")
     assert ran.stdout == "cpu\n"
@@ -48,6 +49,7 @@ def test_complaints_of_software_without_hardware_are_one_line(start):
     assert note.startswith("note: software for accelerators is installed and found none")
 
 
+@pytest.mark.slow
 def test_whoever_wants_them_gets_them_whole(start):
     ran = start(f"{START}start_devices(is_present=False, unused=print)")
     assert ran.stderr == ""
@@ -55,12 +57,14 @@ def test_whoever_wants_them_gets_them_whole(start):
         assert part in ran.stdout
 
 
+@pytest.mark.slow
 def test_where_hardware_is_present_they_are_written_as_they_come(start):
     ran = start(f"{START}start_devices(is_present=True)")
     assert "E0000 below python" in ran.stderr
     assert "note:" not in ran.stderr
 
 
+@pytest.mark.slow
 def test_they_are_written_where_no_device_starts(start):
     ran = start(f"{START}start_devices(is_present=False)", JAX_PLATFORMS="acme")
     assert ran.returncode != 0
@@ -68,12 +72,14 @@ def test_they_are_written_where_no_device_starts(start):
     assert "Unable to initialize backend" in ran.stderr
 
 
+@pytest.mark.slow
 def test_what_python_says_itself_is_written_though_it_ends_meanwhile(start):
     ran = start(f"{START}start_devices(is_present=False)", END="1")
     assert ran.returncode == 3
     assert ran.stderr == "ended by a signal\n"
 
 
+@pytest.mark.slow
 def test_whoever_names_cpu_is_not_told_of_others(start):
     ran = start(f"{START}start_devices(is_present=False)", JAX_PLATFORMS="cpu")
     assert ran.returncode == 0

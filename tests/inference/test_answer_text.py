@@ -65,6 +65,7 @@ def test_a_word_after_the_prompt_keeps_the_space_in_front(tokenizers):
     assert "".join(pieces_of(tokenizer, answer, prompt)) == " text"
 
 
+@pytest.mark.slow
 @given(data=st.data())
 @settings(max_examples=200, deadline=None, phases=[Phase.generate])
 def test_any_bytes_become_what_they_decode_to(data):
@@ -112,6 +113,7 @@ def naive(text, stops):
 letters = st.text("ab.", max_size=30)
 
 
+@pytest.mark.slow
 @given(text=letters, stops=st.lists(st.text("ab.", min_size=1, max_size=6)), data=st.data())
 @settings(max_examples=400, deadline=None)
 def test_stop_strings_end_a_text_as_a_plain_search_does(text, stops, data):

@@ -147,6 +147,7 @@ def test_as_many_of_the_likeliest_tokens_of_a_prompt_are_returned_as_of_its_answ
         np.testing.assert_allclose(logprobs, np.sort(table[ord(before)])[:-6:-1], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_grammar_decides_what_is_drawn(endless):
     pytest.importorskip("llguidance")
     digits = request("a", 20, grammar=regex("[0-9]{3}-(ab)+x"), sampling=Sampling())
@@ -210,6 +211,7 @@ def test_several_answers_to_one_prompt_read_it_once(endless):
     assert found == 3 * (len(prompt) - 1)
 
 
+@pytest.mark.slow
 def test_an_engine_that_nobody_holds_is_freed():
     engine = opened()
     assert engine.submit(request("j")).result(60).text == ""
@@ -345,6 +347,7 @@ def test_nothing_is_compiled_after_warm_up():
         assert engine.stats().compilations_after_warm_up == 0
 
 
+@pytest.mark.slow
 def test_a_few_programs_answer_while_the_others_are_compiled_and_no_request_waits_for_one():
     totals, ended = set(), queue.SimpleQueue()
     with opened(tokens_per_call=2, decode_sizes=(1, 2), num_pages=12) as engine:

@@ -60,6 +60,7 @@ def plain():
     return answers(requests(), tokens_per_call=1)
 
 
+@pytest.mark.slow
 def test_a_draft_equal_to_the_model_is_always_right_and_saves_steps(plain):
     found, stats = answers(requests(), draft_of(MODEL))
     assert found == plain[0]
@@ -78,6 +79,7 @@ def test_answers_are_those_without_a_draft_also_where_pages_run_out(plain, num_p
     assert (stats.num_preemptions > 0) == (num_pages is not None)
 
 
+@pytest.mark.slow
 def test_a_prompt_that_was_read_before_is_not_read_by_the_draft_again():
     one = Request(prompt=tuple(b"abcabcabcabcabc"), max_tokens=20, sampling=SAMPLINGS[0])
     cfg = EngineConfig(**SIZES, speculation=DraftModel(num_tokens=3))
@@ -113,6 +115,7 @@ def table_of(noise):
     return {"table": jnp.asarray(table)}
 
 
+@pytest.mark.slow
 def test_drawn_tokens_pass_a_chi_square_test():
     model = NextLetter.Config(vocab_size=264).build()
     draft = Draft(model=model, state=table_of(noise=0.7), tokenizer=TOKENIZER)
@@ -138,6 +141,7 @@ def test_drawn_tokens_pass_a_chi_square_test():
         assert chisquare(row, wanted * row.sum()).pvalue > 1e-4
 
 
+@pytest.mark.slow
 def test_new_weights_are_taken_over_beside_the_draft():
     one = Request(prompt=tuple(b"abcabc"), max_tokens=20, sampling=SAMPLINGS[1])
     cfg = EngineConfig(**SIZES, speculation=DraftModel(num_tokens=3))
@@ -172,6 +176,7 @@ def test_a_draft_of_another_vocabulary_is_refused():
         assert "a smaller model of the same family" in caught.value.hint
 
 
+@pytest.mark.slow
 def test_a_draft_that_could_not_be_used_is_refused():
     sliding = SlidingCaches(page_size=2).apply(MODELS["mistral"](), Hardware.parse("cpu-1"))
     with pytest.raises(ConfigError, match="a layer of the model or of its draft keeps a state"):

@@ -40,6 +40,7 @@ def request(grammar, seed=0, **values):
     )
 
 
+@pytest.mark.slow
 def test_answers_match_their_grammars_beside_answers_without(engine):
     pattern = r"(ab|é){2,5}-[0-9]{4}"
     asked = [request(json_schema(SCHEMA), seed) for seed in range(4)]

@@ -50,6 +50,7 @@ def plain():
     return answers(requests())
 
 
+@pytest.mark.slow
 def test_answers_are_those_without_guesses_also_where_pages_run_out(plain):
     speculation = NGramLookup(num_tokens=3, longest=3, shortest=1)
     found, stats = answers(requests(), speculation=speculation, num_pages=20)
@@ -67,6 +68,7 @@ def test_no_guess_compiles_anything(plain):
     assert stats.compilations_after_warm_up == 0
 
 
+@pytest.mark.slow
 def test_right_guesses_save_steps():
     greedy = [Request(prompt=tuple(b"aaaa"), max_tokens=48, sampling=Sampling(temperature=0))]
     one_by_one, slow = answers(greedy, tokens_per_call=1)
@@ -76,6 +78,7 @@ def test_right_guesses_save_steps():
     assert fast.num_steps <= slow.num_steps - fast.num_right_guesses
 
 
+@pytest.mark.slow
 def test_log_probabilities_and_grammars_are_as_without_guesses():
     asked = [*requests(num_logprobs=2)[:2], requests(grammar=regex("(ab|c){4,8}"))[1]]
     expected, _ = answers(asked)

@@ -72,6 +72,7 @@ def test_the_window_slides_over_a_text_longer_than_the_context():
     assert drawn.text == "ba" * 15
 
 
+@pytest.mark.slow
 def test_top_k_of_one_is_greedy_at_any_temperature(generator):
     greedy = generator.generate("x", max_tokens=8, sampling=Sampling(temperature=0))
     assert (
@@ -85,6 +86,7 @@ def test_samples_of_one_prompt_differ_from_their_first_token_on():
     assert len({one.text for one in drawn}) > 16
 
 
+@pytest.mark.slow
 def test_a_sample_does_not_depend_on_how_many_are_drawn_beside_it(generator):
     hot = Sampling(temperature=3.0)
     two = generator.generate("x", max_tokens=6, num_samples=2, sampling=hot, seed=5)
@@ -108,6 +110,7 @@ def test_a_text_ends_at_any_of_the_tokens_that_end_one():
     assert (drawn.text, drawn.is_ended) == ("y", True)
 
 
+@pytest.mark.slow
 def test_tokens_that_are_no_text_are_never_drawn():
     width = TOKENIZER.vocab_size + 8  # a model wider than the tokenizer
     cfg = EngineConfig(max_rows=4, max_length=CONTEXT, step_tokens=20, decode_sizes=(4,))

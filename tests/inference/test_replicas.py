@@ -171,6 +171,7 @@ def test_no_request_waits_for_the_grammar_of_another(replicas, monkeypatch):
         assert slow.result(60).result(60).text.startswith("b")
 
 
+@pytest.mark.slow
 def test_replicas_compile_their_programs_at_the_same_time(replicas, monkeypatch):
     """Each waits, before its first program, until the other one has come to its own."""
     both, prepare = threading.Barrier(2), CompiledPrograms.prepare
@@ -197,6 +198,7 @@ def test_replicas_finish_what_they_have_and_take_no_more(replicas):
         replicas.submit(request("a"))
 
 
+@pytest.mark.slow
 def test_each_replica_guesses_by_a_draft_of_its_own():
     mesh = make_mesh({"data": 2}, jax.devices()[1:3])
     draft = Draft(model=MODEL, state=chain("abdc"), tokenizer=TOKENIZER)

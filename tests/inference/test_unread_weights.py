@@ -154,6 +154,7 @@ def test_an_array_with_what_is_no_number_is_named_when_it_is_placed(tmp_path):
         from_hugging_face(folder, on_host=True)
 
 
+@pytest.mark.slow
 def test_a_host_needs_room_for_what_it_serves_not_for_what_was_trained(deep, monkeypatch):
     kept = sum(leaf.nbytes for leaf in jax.tree.leaves(served(deep, "int8")))
     monkeypatch.setattr(host_room, "host_bytes", lambda: kept)

@@ -77,6 +77,7 @@ def test_it_is_known_which_models_a_cpu_widens():
     assert not is_widened(MODELS["mistral"](), cpu)
 
 
+@pytest.mark.slow
 def test_a_cpu_computes_in_float32_what_was_trained_in_16_bits():
     model = half("mistral")
     state = model.init(0)

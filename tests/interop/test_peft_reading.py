@@ -102,6 +102,7 @@ def test_modules_without_tensors_are_not_corrected(folders, state):
     assert "lora_up" not in read["decoder"]["stack"]["layer"]["feed_forward"]["up"]
 
 
+@pytest.mark.slow
 def test_rank_stabilised_adapters_have_another_scale(folders, state):
     changed(folders, use_rslora=True)
     cfg = read_corrections(folders / "adapters", llama2("toy")).config
@@ -360,6 +361,7 @@ def test_adapters_of_another_model_are_refused(folders):
         cfg.check(cfg.shapes)
 
 
+@pytest.mark.slow
 def test_a_base_is_a_folder_and_dtypes_are_one_unless_named(folders):
     changed(folders, base_model_name_or_path="some/model")
     with pytest.raises(CheckpointError, match="are of some/model, which is no folder"):

@@ -129,6 +129,7 @@ def test_rematerialised_stack_equals_stack(unrolled, inputs):
         np.testing.assert_allclose(got, expected, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_every_layer_drops_other_elements(unrolled, inputs):
     """With equal weights in all layers only dropout distinguishes them."""
     repeat = _built(ScannedLayers)

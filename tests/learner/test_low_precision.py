@@ -151,6 +151,7 @@ def test_any_optimizer_can_be_wrapped(optimizer):
     np.testing.assert_allclose(narrow, wide, rtol=0.03)
 
 
+@pytest.mark.quick_one_in(2)
 @pytest.mark.parametrize("optimizer", [Adafactor.Config(min_dim_to_factor=8), SGD.Config()])
 def test_without_large_moments_of_a_parameters_shape_nothing_changes(optimizer):
     wide, _ = losses(optimizer, num_steps=5)

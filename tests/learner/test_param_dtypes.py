@@ -77,6 +77,7 @@ def share_moved(first, last, name=""):
     return sum(one.sum() for one in moved) / sum(one.size for one in moved)
 
 
+@pytest.mark.quick_one_in(2)
 @pytest.mark.parametrize("param", ["bfloat16", "float16"])
 def test_an_optimizer_that_would_lose_updates_refuses_narrow_parameters(param):
     with pytest.raises(ConfigError, match=f"embedding.weight is trained in {param}") as caught:
@@ -90,11 +91,13 @@ def test_narrow_parameters_are_built_and_loaded_with_any_optimizer():
     assert {leaf.dtype.name for leaf in jax.tree.leaves(state.model)} == {"bfloat16"}
 
 
+@pytest.mark.slow
 def test_no_optimizer_rounds_float16():
     with pytest.raises(ConfigError, match="is trained in float16"):
         trained(experiment("float16", optimizer=BFLOAT16))
 
 
+@pytest.mark.slow
 def test_each_group_is_asked_for_its_own_optimizer():
     cfg = experiment("bfloat16", optimizer=BFLOAT16)
     group = ParamGroup(name="norms", params=("**.norm.**",), optimizer=AdamW.Config())
@@ -122,6 +125,7 @@ def test_adapters_of_a_bfloat16_base_all_move(changes):
     assert found == pytest.approx(wanted, rel=2e-3)
 
 
+@pytest.mark.slow
 def test_weight_decay_alone_moves_bfloat16_in_the_mean():
     optimizer = LowPrecisionState.Config(optimizer=AdamW.Config(weight_decay=0.1)).build()
     specs = step_of(experiment("float32")).specs

@@ -161,6 +161,7 @@ def test_a_model_without_a_layer_to_change_is_refused():
         QuantizedWeights(exclude=("**",)).apply(CFG)
 
 
+@pytest.mark.slow
 def test_an_engine_serves_narrow_weights_and_takes_over_new_ones():
     model, tokenizer = TEXT_CFG.build(), ByteTokenizer.Config().build()
     cfg = EngineConfig(

@@ -75,6 +75,7 @@ def test_grouped_equals_a_quantized_dot_for_each_group(name):
         assert relative_error(one, other) <= 1e-6
 
 
+@pytest.mark.quick_one_in(2)
 @pytest.mark.parametrize(("spec", "allowed"), [(INT8, 0.02), (FLOAT8, 0.08)])
 def test_groups_of_many_blocks_are_near_the_wide_product(spec, allowed):
     sizes = jnp.asarray((70, 3, 0, 127))
@@ -108,6 +109,7 @@ def test_gradient_of_seen_is_the_largest_gradient_of_each_group():
     assert got[1] == 0
 
 
+@pytest.mark.quick_one_in(2)
 @pytest.mark.parametrize("per", ["channel", "tensor"])
 def test_stochastic_rounding_is_right_in_the_mean(per):
     gradients = Quantization(format="int8", per=per, is_stochastic=True)

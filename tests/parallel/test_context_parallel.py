@@ -109,6 +109,7 @@ def _compiled(mesh, arrays, by, *, with_gradients=False, **call):
         return run.lower(*placed).compile().as_text()
 
 
+@pytest.mark.slow
 def test_each_way_moves_what_it_says(mesh, arrays):
     gathered = _compiled(mesh, arrays, "all_gather", causal=True)
     ring = _compiled(mesh, arrays, "ring", causal=True)
@@ -128,6 +129,7 @@ def test_a_ring_stops_where_the_window_ends(mesh, arrays):
     assert short.count(" collective-permute(") * 3 == whole
 
 
+@pytest.mark.slow
 def test_a_causal_ring_gives_every_device_the_same_work(mesh, arrays):
     """Each stop but the first computes half of what it does where every key is seen.
 

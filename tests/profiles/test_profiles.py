@@ -35,6 +35,7 @@ def recorded(tmp_path_factory):
     return trained(tmp_path_factory.mktemp("recorded"), parse_steps("3:5"))
 
 
+@pytest.mark.slow
 def test_a_recording_names_the_modules_of_the_model(recorded):
     trainer, run = recorded
     (folder,) = recorded_profiles(run)

@@ -78,6 +78,7 @@ def test_ends_at_different_steps_are_no_loop_and_those_at_one_step_are():
     assert answers == ["restart_processes"] * 5 + ["stop"] + ["restart_processes"] * 2
 
 
+@pytest.mark.slow
 def test_progress_is_no_loop_but_the_budget_of_its_cause_counts(supervisor, events):
     faults = [[0, step, "SIGKILL", 1] for step in (3, 6, 9, 12)]
     ladder = {"killed": (Rung(times=3),)}
@@ -182,6 +183,7 @@ def test_spares_take_the_places_of_all_where_one_is_lost(supervisor, events, tmp
     assert not any(map(is_alive, first + spares[0] + spares[1]))
 
 
+@pytest.mark.slow
 def test_spares_that_died_are_replaced_by_new_processes(supervisor, events, tmp_path):
     assert supervisor([1, 5, "bereft", 1], can_wait=True).run() == 0
     done = {int((tmp_path / f"run/done_{index}").read_text()) for index in (0, 1)}

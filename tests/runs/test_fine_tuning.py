@@ -43,6 +43,7 @@ def overrides(base, chats):
     return [f"init_from.path={base}", f"data.source.path={chats}", "learner.schedule.peak=0.003"]
 
 
+@pytest.mark.slow
 def test_the_base_brings_model_tokenizer_and_length(trained, chats, tmp_path):
     run = load_run(trained[0])
     cfg = load_experiment("sft", overrides(trained[0], chats))

@@ -21,6 +21,7 @@ def run(tmp_path_factory):
     return folder / "run"
 
 
+@pytest.mark.slow
 def test_steps_of_a_run_are_averaged(run, tmp_path):
     words = ["merge", "linear", f"{run}@1", str(run), "--to", str(tmp_path / "mean")]
     ran = CliRunner().invoke(group, words)

@@ -93,18 +93,21 @@ def same(one, other):
     return all(jax.tree.leaves(jax.tree.map(np.array_equal, one, other)))
 
 
+@pytest.mark.quick_one_in(2)
 def test_a_run_begins_as_the_model_that_another_one_left(begin):
     state, table = begin(TOY)
     assert same(state, begin.state)
     assert "as in a new model" not in table
 
 
+@pytest.mark.quick_one_in(2)
 def test_a_grown_vocabulary_leaves_the_logits_of_old_tokens(begin):
     cfg = update_config(TOY, {"vocab_size": 300})
     state, _ = begin(cfg, edits=(GrowVocabulary(),))
     assert_same_to_rounding(logits(cfg, state)[..., : TOY.vocab_size], logits(TOY, begin.state))
 
 
+@pytest.mark.quick_one_in(2)
 def test_equal_experts_compute_what_the_feed_forward_did(begin):
     state, table = begin(with_experts(), edits=(Upcycle(),))
     np.testing.assert_allclose(
@@ -115,6 +118,7 @@ def test_equal_experts_compute_what_the_feed_forward_did(begin):
     assert "in 8 places" in lines["decoder.stack.layer.feed_forward.experts.expert.gate.weight"]
 
 
+@pytest.mark.quick_one_in(2)
 def test_noise_differs_by_expert_and_seed(begin):
     edits = (Upcycle(noise=0.1, seed=3),)
     state, table = begin(with_experts(), edits=edits)
@@ -145,6 +149,7 @@ def test_layers_are_those_of_the_source_in_the_order(begin, edit, order):
     assert same(state["head"], begin.state["head"])
 
 
+@pytest.mark.quick_one_in(2)
 def test_copies_that_add_nothing_compute_what_the_source_did(begin):
     edit = StackDepth(order="interleaved", copies_add_nothing=True)
     state, table = begin(deeper(4), edits=(edit,))
@@ -156,6 +161,7 @@ def test_copies_that_add_nothing_compute_what_the_source_did(begin):
         begin(deeper(4), edits=(evolve(edit, outputs=("**.attention.out.**",)),))
 
 
+@pytest.mark.quick_one_in(2)
 def test_edits_add_up(begin):
     cfg = with_experts(update_config(deeper(4), {"vocab_size": 300}))
     deep = StackDepth(copies_add_nothing=True)

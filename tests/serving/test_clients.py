@@ -28,6 +28,7 @@ def client_of(server, key=KEY):
     return server.client(key)
 
 
+@pytest.mark.slow
 def test_openai_lists_the_model(client):
     assert [model.id for model in client.models.list()] == ["small"]
     assert client.models.retrieve("small").owned_by == "axcore"

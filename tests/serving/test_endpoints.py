@@ -311,6 +311,7 @@ def test_a_draining_server_finishes_and_takes_nothing_new(engine):
             assert reply.json["error"]["code"] == "draining"
 
 
+@pytest.mark.slow
 def test_a_server_whose_engine_failed_says_so_without_its_inside_and_ends(monkeypatch, caplog):
     def fail(self, call, length):
         raise RuntimeError("secret of the device")

@@ -54,6 +54,7 @@ def lm_eval_scores(server, pairs):
     return scores
 
 
+@pytest.mark.slow
 def test_scores_by_a_client_of_completions_are_those_of_axcore_evaluate(ending, server, tmp_path):
     """lm-eval drops the last log-probability, that of the one token it lets the model draw."""
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(one) + "\n" for one in QUESTIONS))

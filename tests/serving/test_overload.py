@@ -85,6 +85,7 @@ def test_tokens_of_texts_count_as_a_request(engine, path):
         assert server.served.num_answering == 0
 
 
+@pytest.mark.slow
 def test_others_are_answered_while_many_tokens_become_a_text(engine, monkeypatch):
     is_asked, others_were_answered = threading.Event(), threading.Event()
 

@@ -83,6 +83,7 @@ def test_a_panic_of_the_library_is_not_shown():
     assert plain_words("panic: assertion failed\n<backtrace>\n 0: <unknown>") == "it is too large"
 
 
+@pytest.mark.slow
 def test_work_for_a_client_that_leaves_is_killed_or_never_begun(work):
     async def leave():
         grammars = [lark(lark_words(40_000, seed)) for seed in range(8)]

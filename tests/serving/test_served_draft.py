@@ -62,6 +62,7 @@ def test_weights_that_the_engine_converts_are_not_kept_as_they_were_read(run):
         assert watched.directory == run
 
 
+@pytest.mark.slow
 def test_a_draft_without_guesses_is_refused(run):
     with pytest.raises(ConfigError, match=r"there is a draft model, and speculation is None"):
         start_engine(open_model(run), ServerConfig(), draft=open_model(run))

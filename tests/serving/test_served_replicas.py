@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import attrs
 import jax
+import pytest
 from held_engines import broken, busy
 from model_server import SMALL, byte_tokenizer, serving, small_model
 
@@ -41,6 +42,7 @@ def test_a_server_goes_on_without_a_replica_and_says_so(caplog):
     assert "replica 0 of 2 answers no more" in "".join(said)
 
 
+@pytest.mark.slow
 def test_an_error_of_a_failed_replica_names_the_adapter_and_what_to_do(monkeypatch):
     """Some requests are lost with it; others find another adapter of the name at the next one."""
     monkeypatch.setattr(replicas, "by_preference", lambda *_: (0, 1))

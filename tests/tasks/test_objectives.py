@@ -88,6 +88,7 @@ def slopes(loss, at):
     return found
 
 
+@pytest.mark.quick_one_in(5)
 @pytest.mark.parametrize("name", TASKS)
 def test_loss_and_gradient_are_those_of_the_formula(name, states):
     now, before = states
@@ -110,6 +111,7 @@ def test_loss_and_gradient_are_those_of_the_formula(name, states):
         np.testing.assert_allclose(ours, theirs, atol=2e-5 * float(jnp.abs(theirs).max()) + 1e-7)
 
 
+@pytest.mark.quick_one_in(5)
 @pytest.mark.parametrize("name", TASKS)
 def test_a_row_of_padding_changes_nothing(name, states):
     batch = batch_of(is_rated=name == "kto")
@@ -151,6 +153,7 @@ def test_dropout_leaves_the_first_loss_that_of_no_preference(name):
     assert losses[0] == pytest.approx(losses[1], abs=1e-6)
 
 
+@pytest.mark.slow
 def test_logits_in_parts_give_the_same_log_probabilities(states, monkeypatch):
     batch = batch_of(is_rated=False)
     flat = [batch[name].reshape(-1, LENGTH) for name in ("tokens", "targets")]

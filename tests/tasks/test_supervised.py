@@ -97,6 +97,7 @@ def test_what_cannot_be_compared_is_refused_before_training(task, arrays, messag
     assert error.value.hint
 
 
+@pytest.mark.slow
 def test_a_regression_finds_the_weights_that_made_the_data_and_reports_all_held_out_rows(tmp_path):
     draw = np.random.default_rng(2)
     x, weight = draw.normal(size=(40, 2)).astype(np.float32), np.float32([[1, -1, 0], [0, 0.5, 1]])

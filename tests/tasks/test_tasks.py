@@ -69,6 +69,7 @@ def dropped_loss(module, state):
     return functional(module, state, text_batch(), rng=3, training=True)[1].total_loss()
 
 
+@pytest.mark.slow
 def test_random_numbers_in_a_task_are_those_of_the_model_alone():
     dropping = update_config(MODEL, {"decoder.dropout.rate": 0.5})
     state = MODEL.build().init(0)
@@ -79,6 +80,7 @@ def test_random_numbers_in_a_task_are_those_of_the_model_alone():
     assert_same_to_rounding(*losses)
 
 
+@pytest.mark.slow
 def test_a_measure_is_reported_and_not_minimised():
     task = Plain.Config().build(model=MODEL)
     state = task.init(0)
@@ -119,6 +121,7 @@ def small(tmp=None):
     return evolve(ax.experiment("tiny"), model=MODEL)
 
 
+@pytest.mark.slow
 def test_the_frozen_copy_is_the_first_state_and_stays_it():
     step = TrainStep(DPO.Config(beta=1.0).build(model=MODEL), LEARNER.build(total_steps=9))
     first = jax.jit(step.init)()
@@ -136,6 +139,7 @@ def test_the_frozen_copy_is_the_first_state_and_stays_it():
     assert jax.tree.structure(wanted) == jax.tree.structure(step.abstract_state())
 
 
+@pytest.mark.slow
 def test_micro_batches_are_one_batch():
     after = []
     for count in (1, 4):

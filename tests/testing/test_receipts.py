@@ -105,6 +105,7 @@ def test_a_digest_changes_with_the_tests_and_with_what_they_import_from_beside_t
     assert digest_of(file, kernel) == digests[-1]
 
 
+@pytest.mark.slow
 def test_a_step_is_made_of_no_file_that_a_digest_leaves_out():
     lazy = {AXCORE / "__init__.py", AXCORE / "plugins" / "builtin.py"}  # they name all rooms
     modules = {

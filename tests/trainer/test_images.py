@@ -82,6 +82,7 @@ def test_a_stopped_run_goes_on_with_the_same_bits(trainer, trained, same_bits, t
     assert losses_of(tmp_path / "run") == losses_of(trained[0])
 
 
+@pytest.mark.slow
 def test_a_run_is_opened_with_the_data_and_the_model_that_it_was_trained_with(trained):
     run = ax.load_run(trained[0])
     assert run.step == 66

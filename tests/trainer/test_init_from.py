@@ -61,6 +61,7 @@ def test_a_run_resumes_without_the_weights_that_it_began_with(cfg, published, tm
     assert result.step == 3
 
 
+@pytest.mark.slow
 def test_adapters_begin_beside_published_weights(cfg, published, tmp_path):
     adapted = LoRA(rank=2, targets=("**.attention",)).apply(cfg, Hardware.parse("cpu-2"))
     state = trainer_on(from_published(adapted, tmp_path), 2).first_state().model

@@ -68,6 +68,7 @@ def test_zero2_splits_the_optimizer_as_fsdp_does_and_parameters_by_the_rest(zero
     assert "model" in str(shardings(state.model))
 
 
+@pytest.mark.slow
 def test_zero2_gathers_parameters_once_a_step_and_not_in_every_layer(zero2, eight):
     gathers = [
         trainer.compiler.compiled_step.as_text().count(" all-gather(") for trainer in (zero2, eight)
@@ -93,6 +94,7 @@ def test_a_pipeline_with_time_split_trains_as_one_device(small_config, whole, tm
     assert result.validation["loss"] == pytest.approx(whole.validation["loss"], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_the_optimizer_is_sharded_as_the_parameters_are(eight):
     state = eight.compiler.jitted_init()
     adam = optax.tree.get_all_with_path(state.opt_state, "mu")[0][1]

@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+import pytest
 from axl_attention.models import gemma2, gpt2
 
 TOKENS = np.array([[5, 9, 2, 6, 5, 3, 5, 8], [9, 7, 9, 3, 2, 3, 8, 4]], np.int32)
@@ -62,6 +63,7 @@ def gpt2_logits(state):
     return layer_normed(x, decoder["norm"]) @ table.T
 
 
+@pytest.mark.slow
 def test_gpt2_is_its_formula(run_model):
     state, run = run_model(gpt2("toy"))
     np.testing.assert_allclose(run(state, TOKENS)[2], gpt2_logits(state), rtol=1e-3, atol=1e-3)
@@ -112,6 +114,7 @@ def gemma2_logits(state):
     return 30.0 * np.tanh(logits / 30.0)
 
 
+@pytest.mark.slow
 def test_gemma2_is_its_formula(run_model):
     """A local layer with a window of 4, then a global one."""
     state, run = run_model(gemma2("toy"))

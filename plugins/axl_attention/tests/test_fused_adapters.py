@@ -25,6 +25,7 @@ FAMILIES = {
 }
 
 
+@pytest.mark.quick_one_in(6)
 @pytest.mark.parametrize("use_dora", [False, True])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_merged_weights_are_those_that_peft_makes(name, use_dora, tmp_path):

@@ -45,6 +45,7 @@ def table_of(state):
     return np.asarray(state["decoder"]["embedding"]["positions"])
 
 
+@pytest.mark.slow
 def test_repeated_positions_leave_the_logits_of_short_rows(folder, state):
     long, table = begun(folder, LONG)
     assert_same_to_rounding(logits(LONG, long), logits(SHORT, state))

@@ -428,6 +428,7 @@ def test_layers_for_multi_token_prediction_are_numbered_on_behind_the_last(count
     assert skipped == names[5 : 5 + count]
 
 
+@pytest.mark.slow
 def test_a_model_without_its_layers_for_multi_token_prediction_says_so(tmp_path):
     cfg = glm45("toy")
     to_hugging_face(tmp_path / "model", cfg, cfg.build().init(0))

@@ -156,6 +156,7 @@ def test_delta_rule_is_the_recurrence_whatever_the_chunks(random, chunk, segment
     np.testing.assert_allclose(got, by_token(inputs), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_gradient_is_the_same_whatever_the_chunks(random):
     inputs = inputs_of(random, PACKED)
     weights = random(2, 11, 2, 2, 3)

@@ -42,6 +42,7 @@ def calls():
     return made
 
 
+@pytest.mark.slow
 def test_calls_of_several_threads_give_what_each_gives_alone(calls):
     def one_thread(index):
         """Each begins elsewhere, so that different kernels run beside each other."""
@@ -58,6 +59,7 @@ def test_calls_of_several_threads_give_what_each_gives_alone(calls):
     assert counts == [CALLS_OF_EACH] * NUM_THREADS
 
 
+@pytest.mark.slow
 def test_calls_on_several_devices_give_what_one_gives(calls):
     devices = jax.devices()[:8]
     results = [

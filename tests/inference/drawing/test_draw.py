@@ -88,6 +88,7 @@ def distribution(logits, rows, history, allowed):
     return jax.nn.softmax(scaled_logits(changed, rows), axis=1)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None, phases=[Phase.generate])
 @given(samplings=st.lists(samplings, min_size=4, max_size=4), seed=st.integers(0, 2**31))
 def test_rows_are_drawn_from_what_a_plain_reference_computes(samplings, seed):
@@ -163,6 +164,7 @@ def draws_of(order, logits, steps=15):
 DRAW = jax.jit(draw)
 
 
+@pytest.mark.slow
 def test_a_row_draws_the_same_whatever_is_beside_it():
     logits = np.random.default_rng(3).normal(0, 2, (15, 5, VOCAB)).astype(np.float32)
     whole = draws_of([0, 1, 2, 3, 4], logits)
@@ -188,6 +190,7 @@ def test_equally_likely_tokens_are_kept_or_dropped_together():
     assert kept.tolist() == [[True, True, True, False], [True] * 4]
 
 
+@pytest.mark.slow
 def test_kinds_of_programs_draw_alike_where_both_can():
     logits = np.random.default_rng(1).normal(0, 2, (64, VOCAB)).astype(np.float32)
     hot = sampling_rows([Sampling(temperature=1.2)] * 64, list(range(64)))
@@ -211,6 +214,7 @@ def test_the_cheapest_kind_that_serves_all_rows_is_chosen():
         assert kind_for([Sampling(temperature=1), full]) == "full"
 
 
+@pytest.mark.slow
 def test_histories_follow_each_slot():
     history = empty_history(3, 6)
     lengths = jnp.asarray([[2, 3], [1, 1]])

@@ -76,7 +76,7 @@ def test_tokens_are_those_of_plain_decoding(sampling, guess):
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
 @pytest.mark.parametrize("guess", [random_guesses, drafted_guesses])
-@pytest.mark.quick_one_in(3)
+@pytest.mark.quick_one_in(6)
 def test_pairs_of_tokens_pass_a_chi_square_test(sampling, guess):
     rows = rows_of(sampling)
     guesses = guess(rows)
@@ -118,6 +118,7 @@ def test_a_drafting_model_is_right_as_often_as_the_bound_says(sampling):
     assert set(np.asarray(same.counts).tolist()) == {GUESSES + 1}
 
 
+@pytest.mark.slow
 def test_only_guesses_that_there_are_count():
     rows = rows_of(Sampling(temperature=0), 3)
     plain = chain(TABLE, rows)
@@ -132,6 +133,7 @@ def test_only_guesses_that_there_are_count():
     assert found.counts.tolist() == [1, 2, 4]
 
 
+@pytest.mark.slow
 def test_penalties_count_the_guesses_before_and_masks_hold_at_each_place():
     rows = rows_of(Sampling(temperature=0, presence_penalty=2.0), 1)
     logits = jnp.asarray([[0.0, 3.0, 2.0, 2.5]] * 4)[None]

@@ -101,6 +101,7 @@ def test_a_linen_module_computes_what_it_computes_in_flax() -> None:
         )
 
 
+@pytest.mark.slow
 def test_an_nnx_module_computes_what_it_computes_in_flax() -> None:
     module = NNX.build(dim=DIM)
     state = module.init(0)

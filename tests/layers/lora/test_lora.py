@@ -187,6 +187,7 @@ def test_training_moves_adapters_and_no_bit_of_anything_else(fresh):
         assert np.array_equal(old, new) == spec.is_frozen, spec.name
 
 
+@pytest.mark.slow
 def test_optimizer_keeps_state_of_adapters_only(fresh):
     step, before = fresh
     adapters = adapters_of(step.model, before.model)

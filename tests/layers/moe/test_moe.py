@@ -143,6 +143,7 @@ def test_choices_without_room_are_dropped_in_order_and_counted(x):
     np.testing.assert_array_equal(outputs.summaries["router.load"], [1, 0, 0, 0])
 
 
+@pytest.mark.slow
 def test_shared_expert_is_added(call, perturbed, x):
     layer = moe(shared=BIASED).build()
     state = perturbed(layer.init(0))

@@ -164,6 +164,7 @@ def test_training_moves_adapters_and_no_bit_of_a_frozen_base(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, layer[0]["base"], layer[1]["base"])
 
 
+@pytest.mark.slow
 def test_a_new_frozen_layer_has_the_deviation_of_a_new_linear_one():
     for form in FORMS.values():
         fields = {"format": form.format, "double_quant": form.double_quant}
@@ -173,6 +174,7 @@ def test_a_new_frozen_layer_has_the_deviation_of_a_new_linear_one():
         assert abs(np.mean(weight)) < 0.01
 
 
+@pytest.mark.slow
 def test_a_published_model_is_read_as_frozen_as_its_weights_are_here(tmp_path):
     plain = llama2("toy")
     state = jax.tree.map(jnp.asarray, numpy_state(plain.build().param_specs()))

@@ -327,6 +327,7 @@ def kept_for_backward(traced_step):
     return Counter(str(aval) for aval in stacked if aval.size > 2 * 4)
 
 
+@pytest.mark.quick_one_in(2)
 @pytest.mark.parametrize("name", ["fp8_current", "fp8_delayed"])
 def test_products_of_one_input_make_it_narrow_once_and_keep_it_once(name):
     found = traced(name)
@@ -341,6 +342,7 @@ def test_products_of_one_input_make_it_narrow_once_and_keep_it_once(name):
     assert sum(kept[kind] for kind in kept if "float8" in kind) == INPUTS + WEIGHTS
 
 
+@pytest.mark.slow
 def test_delayed_scaling_keeps_no_more_for_backward_than_current_scaling():
     """How the next histories are made is not differentiated: no magnitudes are kept for it."""
     assert kept_for_backward(traced("fp8_delayed")) == kept_for_backward(traced("fp8_current"))
@@ -365,6 +367,7 @@ def test_making_an_input_narrow_once_changes_nothing(name, monkeypatch):
     assert_same_to_rounding(shared, model_gradients.__wrapped__(cfg), through="bfloat16")
 
 
+@pytest.mark.slow
 def test_histories_of_projections_stay_where_they_were(random):
     """Each keeps its own, as in checkpoints of versions in which each used its own."""
     state = with_dot(small_model(), DOTS["fp8_delayed"]).build().init(0)

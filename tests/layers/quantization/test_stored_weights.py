@@ -45,6 +45,7 @@ def test_each_number_is_off_by_half_a_step_at_most(how, num_groups):
         assert (error <= np.maximum(np.abs(weight) / 16, amax / 448 * 2.0**-9)).all()
 
 
+@pytest.mark.slow
 @given(
     values=st.lists(st.integers(-8, 7), min_size=2, max_size=20).filter(lambda v: len(v) % 2 == 0)
 )

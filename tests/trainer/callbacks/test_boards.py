@@ -32,6 +32,7 @@ def opened(name, folder, step=0):
     return record.fn.resolve()(str(folder), step)
 
 
+@pytest.mark.slow
 def test_tensorboard_reads_all_points_of_a_run(tmp_path):
     cfg = ax.update_config(
         small_experiment(tmp_path / "texts"), {"mesh": {"fsdp": 1}, "writers": ("tensorboard",)}
