@@ -18,6 +18,7 @@ from axcore.launch.process_info import COORDINATOR, NUM_PROCESSES, PROCESS_ID, p
 from axcore.plugins import Finding, Hardware, plugin_host
 from axcore.plugins.environment_flags import present_family
 from axcore.plugins.loading import TIMEOUT as PLUGIN_TIMEOUT
+from axcore.plugins.time_limit import CALLBACK_TIMEOUT
 from axcore.sandbox import INSTALL_HINT, MECHANISMS, why_not
 
 OLDEST_PYTHON = (3, 11)
@@ -26,6 +27,7 @@ FIRST_UNTRIED_JAX = (0, 13)
 
 OWN_VARIABLES = (
     "AXCORE_BLOCK",
+    CALLBACK_TIMEOUT,
     COORDINATOR,
     NUM_PROCESSES,
     "AXCORE_PLUGINS",

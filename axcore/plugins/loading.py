@@ -8,9 +8,7 @@ Config files may name the config classes of a loaded plugin, so that its runs ca
 import functools
 import importlib
 import inspect
-import math
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import ModuleType
@@ -25,7 +23,7 @@ from axcore.plugins.hooks import PROJECT, location, refuse_parameters, unknown_h
 from axcore.plugins.plugin import Plugin
 from axcore.plugins.plugin_filter import BLOCK
 from axcore.plugins.records import Hooks
-from axcore.plugins.time_limit import TakesTooLongError, within
+from axcore.plugins.time_limit import TakesTooLongError, seconds_of, within
 from axcore.registration.record import Record
 
 _HOOKS = Hooks.decorators()
@@ -51,18 +49,7 @@ def timeout_s(environment: Mapping[str, str]) -> float:
     Raises:
         PluginError: `AXCORE_PLUGIN_TIMEOUT_S` is no number above 0.
     """
-    text = environment.get(TIMEOUT) or str(DEFAULT_TIMEOUT_S)
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0 < seconds <= threading.TIMEOUT_MAX:
-        raise PluginError(
-            f"{TIMEOUT} is {text!r}; expected a number of seconds above 0",
-            where=f"environment variable {TIMEOUT}",
-            hint=f"{TIMEOUT}=60",
-        )
-    return seconds
+    return seconds_of(environment, TIMEOUT, DEFAULT_TIMEOUT_S)
 
 
 def load(

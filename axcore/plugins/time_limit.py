@@ -1,53 +1,130 @@
-"""`within`: a call under a time limit; one that hangs is left behind, and named with where it is.
+"""`CallThread` and `within`: calls under a time limit; one that hangs is left, and its place named.
 
-The call runs in a thread of its own, so that this works in any thread and without signals, and what
-hangs can be left: the thread ends with the process. Only code that never releases the interpreter's
-lock, as a search for a hopeless regular expression does, cannot be left.
+The calls run in a thread of their own, so that this works in any thread and without signals, and
+what hangs can be left: the thread ends with the process. Only code that never releases the
+interpreter's lock, as a search for a hopeless regular expression does, cannot be left.
 """
 
 import contextvars
+import math
+import os
+import queue
 import sys
 import threading
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Mapping
 from types import FrameType
-from typing import TypeVar
+from typing import Any, TypeVar
+
+from axcore.errors import PluginError
 
 T = TypeVar("T")
+
+CALLBACK_TIMEOUT = "AXCORE_CALLBACK_TIMEOUT_S"
+"""The environment variable for how long one call of an observer or a metric writer may take."""
+
+DEFAULT_CALLBACK_TIMEOUT_S = 300.0
+"""Longer than libraries try again to reach a server that restarts; shorter than the 600 s after
+which the other processes of a run give up waiting for this one."""
 
 
 class TakesTooLongError(Exception):
     """A call did not end in time; the text is where it is."""
 
 
-def within(limit_s: float, call: Callable[[], T], *, package: str) -> T:
-    """Returns what `call` returns, or raises what it raises.
+def seconds_of(environment: Mapping[str, str], variable: str, default: float) -> float:
+    """Returns the time limit that an environment variable gives.
+
+    Raises:
+        PluginError: It is not a number above 0.
+    """
+    text = environment.get(variable) or str(default)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds <= threading.TIMEOUT_MAX:
+        raise PluginError(
+            f"{variable} is {text!r}; expected a number of seconds above 0",
+            where=f"environment variable {variable}",
+            hint=f"{variable}={6 * default:g}",
+        )
+    return seconds
+
+
+def callback_timeout_s(environment: Mapping[str, str] = os.environ) -> float:
+    """Returns how long a run waits for one call of an observer or a metric writer.
+
+    Raises:
+        PluginError: `AXCORE_CALLBACK_TIMEOUT_S` is not a number above 0.
+    """
+    return seconds_of(environment, CALLBACK_TIMEOUT, DEFAULT_CALLBACK_TIMEOUT_S)
+
+
+def longer(limit_s: float) -> str:
+    """Returns what to type so that callbacks may take longer than they may now."""
+    return f"set {CALLBACK_TIMEOUT}={6 * limit_s:g} where it needs that long"
+
+
+class CallThread:
+    """A thread that makes calls one after another, for a thread that waits for each.
+
+    Libraries that want all calls from one thread get that. After a call that hung, there is no
+    other: its thread is busy.
 
     Args:
-        limit_s: How long to wait.
-        call: Takes no arguments.
-        package: Whose code is shown as the place where the call hangs.
+        package: Whose code is shown as the place where a call hangs.
+    """
+
+    def __init__(self, package: str) -> None:
+        self._package = package
+        self._calls: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._thread = threading.Thread(
+            target=_make_calls, args=(self._calls,), name=f"calls of {package}", daemon=True
+        )
+        self._thread.start()
+        self.end = weakref.finalize(self, self._calls.put, None)
+        self.end.atexit = False
+
+    def within(self, limit_s: float, call: Callable[[], T]) -> T:
+        """Returns what `call` returns, or raises what it raises.
+
+        Raises:
+            TakesTooLongError: The time is over.
+        """
+        answer: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
+        self._calls.put((contextvars.copy_context(), call, answer))
+        try:
+            result, error = answer.get(timeout=limit_s)
+        except queue.Empty:
+            raise TakesTooLongError(_place(self._thread, self._package)) from None
+        if error is not None:
+            raise error
+        returned: T = result
+        return returned
+
+
+def within(limit_s: float, call: Callable[[], T], *, package: str) -> T:
+    """Returns what one call returns, or raises what it raises; see `CallThread`.
 
     Raises:
         TakesTooLongError: The time is over.
     """
-    results: list[T] = []
-    errors: list[BaseException] = []
+    thread = CallThread(package)
+    try:
+        return thread.within(limit_s, call)
+    finally:
+        thread.end()
 
-    def work() -> None:
+
+def _make_calls(calls: queue.SimpleQueue[Any]) -> None:
+    while (asked := calls.get()) is not None:
+        context, call, answer = asked
         try:
-            results.append(context.run(call))
+            answer.put((context.run(call), None))
         except BaseException as error:  # raised again in the thread that waits
-            errors.append(error)
-
-    context = contextvars.copy_context()
-    thread = threading.Thread(target=work, name=f"loading {package}", daemon=True)
-    thread.start()
-    thread.join(limit_s)
-    if errors:
-        raise errors[0]
-    if not results:
-        raise TakesTooLongError(_place(thread, package))
-    return results[0]
+            answer.put((None, error))
+        del asked, context, call, answer  # which hold what the next call may want freed
 
 
 def _place(thread: threading.Thread, package: str) -> str:

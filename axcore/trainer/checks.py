@@ -10,6 +10,7 @@ from axcore.errors import ConfigError
 from axcore.extras import EXTRAS
 from axcore.module import BatchSpec
 from axcore.plugins import Kernel, MetricWriter, Op, Record, RunObserver, plugin_host
+from axcore.plugins.time_limit import callback_timeout_s
 
 
 def check_micro_batches(cfg: Any, batch: BatchSpec) -> None:
@@ -73,7 +74,9 @@ def check_libraries(cfg: Any) -> None:
 
     Raises:
         ConfigError: A library is missing.
+        PluginError: Their time limit is not a number above 0.
     """
+    callback_timeout_s()
     host = plugin_host()
     records: list[MetricWriter | RunObserver] = [
         *host.records(MetricWriter),

@@ -14,7 +14,9 @@ from axcore.registration.validators import a_name, of_type
 class MetricWriter(Record):
     """Something that a run's metrics are written to, where its config names it.
 
-    Metrics may not be lost: a writer that raises ends the run with an error that names it.
+    Metrics may not be lost: a writer that raises, or has not finished a call after 300 s
+    (`AXCORE_CALLBACK_TIMEOUT_S`), ends the run with an error that names it. All calls of a writer
+    are made in one thread of its own.
 
     Args:
         name: As a user asks for it: `--set "writers=('json_lines', 'NAME')"`.

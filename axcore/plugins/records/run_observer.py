@@ -14,8 +14,9 @@ from axcore.registration.validators import a_name, of_type
 class RunObserver(Record):
     """Something that watches runs, where their config names it. It cannot change them.
 
-    It gets every event of a run as a frozen value. One that raises is switched off with a warning,
-    and the run continues.
+    It gets every event of a run as a frozen value, in a thread of its own. One that raises, or has
+    not finished after 300 s (`AXCORE_CALLBACK_TIMEOUT_S`), is switched off with a warning, and the
+    run continues.
 
     Args:
         name: As a user asks for it: `--set "observers=('NAME',)"`.

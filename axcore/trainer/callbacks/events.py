@@ -11,6 +11,7 @@ from typing import Literal
 import attrs
 
 from axcore.config import immutabledict
+from axcore.errors import AxcoreError
 from axcore.module import ModelFlops
 
 
@@ -124,17 +125,26 @@ class Observers:
         """Passes an event to every observer that is still on."""
         is_phase = isinstance(event, PhaseStarted)
         for observer in list(self._observers):
-            if is_phase and not getattr(observer, "sees_phases", False):
-                continue
             try:
-                observer(event)
+                if not is_phase or getattr(observer, "sees_phases", False):
+                    observer(event)
             except Exception as error:
                 self._observers.remove(observer)
                 warnings.warn(
-                    f"the observer {observer!r} raised {type(error).__name__}: {error} at "
-                    f"{_shown(event)}; it is switched off for the rest of the run",
+                    f"the observer {observer!r} {_told(error, event)}; it is switched off for "
+                    f"the rest of the run\n  hint: {_hint(error)}",
                     stacklevel=2,
                 )
+
+
+def _told(error: Exception, event: Event) -> str:
+    if isinstance(error, AxcoreError):
+        return f"failed at {_shown(event)}: {error.what}"
+    return f"raised {type(error).__name__}: {error} at {_shown(event)}"
+
+
+def _hint(error: Exception) -> str:
+    return getattr(error, "hint", None) or "correct it, or take it out of `observers`"
 
 
 def _shown(event: Event) -> str:

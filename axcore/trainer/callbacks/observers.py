@@ -2,16 +2,23 @@
 
 from collections.abc import Iterable
 
+from axcore.errors import TrainingError
 from axcore.plugins import RunObserver, plugin_host
+from axcore.plugins.time_limit import CallThread, TakesTooLongError, callback_timeout_s, longer
 from axcore.trainer.callbacks.events import Event, Observer
 
 
 class NamedObserver:
-    """An observer that a plugin brings, made at the first event; one that cannot be made raises."""
+    """An observer that a plugin brings, made at the first event; one that cannot be made raises.
+
+    It works in a thread of its own, while the run waits for it up to a time limit.
+    """
 
     def __init__(self, record: RunObserver) -> None:
         self._record = record
         self._observer: Observer | None = None
+        self._limit_s = callback_timeout_s()
+        self._thread = CallThread(record.fn.target.partition(".")[0])
 
     @property
     def sees_phases(self) -> bool:
@@ -19,7 +26,27 @@ class NamedObserver:
         return bool(getattr(self._observer, "sees_phases", False))
 
     def __call__(self, event: Event) -> None:
-        """Hands the event on."""
+        """Hands the event on.
+
+        Raises:
+            TrainingError: The observer has not ended in time, or wants to end the process.
+        """
+        try:
+            self._thread.within(self._limit_s, lambda: self._observe(event))
+        except TakesTooLongError as place:
+            raise TrainingError(
+                f"it has not finished after {self._limit_s:g} s; it is at {place}",
+                where=repr(self),
+                hint=f"take it out of `observers`, or {longer(self._limit_s)}",
+            ) from None
+        except SystemExit as error:  # which would end the run without a word
+            raise TrainingError(
+                f"it wants to end the process: SystemExit({error.code!r})",
+                where=repr(self),
+                hint="take it out of `observers`; a guard can end a run",
+            ) from error
+
+    def _observe(self, event: Event) -> None:
         if self._observer is None:
             observer = self._record.call("fn", returns=object)
             if not callable(observer):

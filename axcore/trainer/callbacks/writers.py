@@ -1,7 +1,8 @@
 """Metric writers of a run: those of the config, opened, written to and closed together.
 
 Metrics may not be lost in silence, so a writer that raises ends the run with an error that names
-it; the checkpoints that were saved are there to resume from.
+it; the checkpoints that were saved are there to resume from. So does one that does not finish in
+time. Each works in a thread of its own, while the run waits for it.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -11,6 +12,7 @@ from typing import Any, Protocol, Self, runtime_checkable
 
 from axcore.errors import PluginError, TrainingError
 from axcore.plugins import MetricWriter, plugin_host
+from axcore.plugins.time_limit import CallThread, TakesTooLongError, callback_timeout_s, longer
 
 DEFAULT_WRITER = "json_lines"
 """The writer that is on in every run."""
@@ -40,22 +42,24 @@ class Writers:
         self._records = tuple(records)
         self._directory = directory
         self._step = step
-        self._open: list[tuple[MetricWriter, Writer]] = []
+        self._limit_s = callback_timeout_s()
+        self._open: list[tuple[MetricWriter, CallThread, Writer]] = []
 
     def __enter__(self) -> Self:
         """Opens every writer.
 
         Raises:
-            TrainingError: One raised; those before it are closed again.
+            TrainingError: One raised, or did not finish in time; those before it are closed again.
             PluginError: One is no writer.
         """
         arguments = (str(self._directory), self._step)
         try:
             for record in self._records:
-                opened = self._try(record, "is opened", record.fn.resolve(), arguments)
+                thread = CallThread(record.fn.target.partition(".")[0])
+                opened = self._try(record, thread, "is opened", record.fn.resolve(), arguments)
                 if not isinstance(opened, Writer):
                     raise record.wrong_return("fn", opened, "a writer, which can write and close")
-                self._open.append((record, opened))
+                self._open.append((record, thread, opened))
         except (TrainingError, PluginError) as error:
             self.__exit__(type(error), error, None)
             raise
@@ -65,11 +69,17 @@ class Writers:
         """Hands metrics to every writer.
 
         Raises:
-            TrainingError: One raised.
+            TrainingError: One raised, or did not finish in time.
         """
         self._step = step
-        for record, writer in self._open:
-            self._try(record, f"writes {split} metrics", writer.write, (step, split, metrics))
+        for one in list(self._open):
+            record, thread, writer = one
+            doing, arguments = f"writes {split} metrics", (step, split, metrics)
+            try:
+                self._try(record, thread, doing, writer.write, arguments)
+            except _StuckError:
+                self._open.remove(one)  # its thread is busy for ever: nothing can close it
+                raise
 
     def __exit__(
         self,
@@ -83,32 +93,53 @@ class Writers:
             TrainingError: One raised, and nothing else ends the run; else the error that does gets
                 a note.
         """
-        problems = [self._close(record, writer) for record, writer in reversed(self._open)]
+        problems = [self._close(*one) for one in reversed(self._open)]
         self._open.clear()
         for problem in filter(None, problems):
             if error is None:
                 raise problem
             error.add_note(problem.what)
 
-    def _close(self, record: MetricWriter, writer: Writer) -> TrainingError | None:
+    def _close(
+        self, record: MetricWriter, thread: CallThread, writer: Writer
+    ) -> TrainingError | None:
         try:
-            self._try(record, "is closed", writer.close, ())
+            self._try(record, thread, "is closed", writer.close, ())
         except TrainingError as error:
             return error
+        finally:
+            thread.end()
         return None
 
     def _try(
-        self, record: MetricWriter, doing: str, fn: Callable[..., Any], arguments: tuple[Any, ...]
+        self,
+        record: MetricWriter,
+        thread: CallThread,
+        doing: str,
+        fn: Callable[..., Any],
+        arguments: tuple[Any, ...],
     ) -> Any:
+        who = f"the metric writer {record.name!r} of plugin {record.plugin!r}"
+        where = f"step {self._step} of {self._directory}"
         try:
-            return fn(*arguments)
-        except Exception as error:
+            return thread.within(self._limit_s, lambda: fn(*arguments))
+        except TakesTooLongError as place:
+            raise _StuckError(
+                f"{who} has not finished after {self._limit_s:g} s while it {doing}; it is at "
+                f"{place}",
+                where=where,
+                hint=f"{_hint(record)}; or {longer(self._limit_s)}",
+            ) from None
+        except (Exception, SystemExit) as error:  # the latter would end the run without a word
             raise TrainingError(
-                f"the metric writer {record.name!r} of plugin {record.plugin!r} raised "
-                f"{type(error).__name__} while it {doing}: {error}",
-                where=f"step {self._step} of {self._directory}",
+                f"{who} raised {type(error).__name__} while it {doing}: {error}",
+                where=where,
                 hint=_hint(record),
             ) from error
+
+
+class _StuckError(TrainingError):
+    """A writer did not finish in time."""
 
 
 def _hint(record: MetricWriter) -> str:

@@ -2,24 +2,30 @@
 
 import json
 import os
+import re
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from axcore.config import evolve
-from axcore.errors import ConfigError
+from axcore.errors import ConfigError, PluginError
+from axcore.plugins.time_limit import CALLBACK_TIMEOUT
 from axcore.trainer import CheckpointSaved, RunFinished, StepsDone
+from axcore.trainer.callbacks.events import Observers
+from axcore.trainer.callbacks.observers import named_observers
+from axcore.trainer.checks import check_libraries
 
 PLUGIN = """
     from axcore.plugins import Ref, RunObserver, hook
 
     @hook.observers
     def observers():
-        for name in ("faulty", "stillborn"):
+        for name in ("faulty", "stillborn", "asleep", "ender"):
             yield RunObserver(name=name, fn=Ref(f"axl_lamp.lamp:{name}"), summary="A lamp")
 """
 
 LAMP = """
+    import time
     from axcore.trainer import StepsDone
 
     SEEN = []
@@ -33,7 +39,17 @@ LAMP = """
     def stillborn():
         raise ValueError("no socket")
 
-    faulty = Faulty
+    class Asleep:
+        def __call__(self, event):
+            SEEN.append(event.step)
+            if event.step == 7:
+                time.sleep(600)
+
+    class Ender:
+        def __call__(self, event):
+            raise SystemExit(3)
+
+    faulty, asleep, ender = Faulty, Asleep, Ender
 """
 
 
@@ -45,6 +61,50 @@ def lamp(make_dist):
 @pytest.fixture
 def directory(tmp_path):
     return tmp_path / "run"
+
+
+def test_an_observer_that_hangs_is_switched_off_with_its_line_and_the_others_see_on(
+    lamp, monkeypatch
+):
+    monkeypatch.setenv(CALLBACK_TIMEOUT, "0.3")
+    seen = []
+    emit = Observers([*named_observers(["asleep"]), seen.append])
+    emit(RunFinished(step=6, is_complete=True))
+    with pytest.warns(UserWarning, match="the observer 'asleep' of plugin 'axl-lamp'") as caught:
+        emit(RunFinished(step=7, is_complete=True))
+    emit(RunFinished(step=8, is_complete=True))
+    text = str(caught[0].message)
+    assert "failed at RunFinished of step 7: it has not finished after 0.3 s; it is at " in text
+    assert re.search(r"axl_lamp/lamp.py:\d+; it is switched off", text)
+    assert f"take it out of `observers`, or set {CALLBACK_TIMEOUT}=1.8" in text
+    assert [event.step for event in seen] == [6, 7, 8]
+    from axl_lamp.lamp import SEEN
+
+    assert SEEN == [6, 7]
+
+
+def test_an_observer_cannot_end_the_process(lamp):
+    emit = Observers(named_observers(["ender"]))
+    with pytest.warns(UserWarning, match=r"'ender' .* wants to end the process: SystemExit\(3\)"):
+        emit(RunFinished(step=1, is_complete=True))
+
+
+def test_a_time_limit_of_callbacks_that_is_none_is_refused_before_a_run(toy_config, monkeypatch):
+    monkeypatch.setenv(CALLBACK_TIMEOUT, "soon")
+    with pytest.raises(PluginError, match="TIMEOUT_S is 'soon'; expected a number of seconds"):
+        check_libraries(toy_config)
+
+
+@pytest.mark.slow
+def test_a_run_with_an_observer_that_hangs_goes_on_to_its_last_checkpoint(
+    lamp, toy_config, one_device, directory, monkeypatch
+):
+    monkeypatch.setenv(CALLBACK_TIMEOUT, "2")
+    trainer = one_device(evolve(toy_config, observers=("asleep",)))
+    with pytest.warns(UserWarning, match="'asleep' .* has not finished after 2 s"):
+        result = trainer.run(directory)
+    assert result.is_complete
+    assert (directory / "checkpoints/step_00000012").is_dir()
 
 
 @pytest.mark.slow

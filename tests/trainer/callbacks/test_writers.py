@@ -1,12 +1,14 @@
 """Metric writers: extra ones are named in the config, and one that fails ends the run by name."""
 
 import json
+import re
 
 import pytest
 
 from axcore.config import evolve
 from axcore.errors import ConfigError, TrainingError
 from axcore.plugins import plugin_host
+from axcore.plugins.time_limit import CALLBACK_TIMEOUT
 from axcore.trainer.callbacks.writers import Writers, find_writers
 
 PLUGIN = """
@@ -14,11 +16,12 @@ PLUGIN = """
 
     @hook.metric_writers
     def metric_writers():
-        for name in ("text", "broken", "leaky", "shut"):
+        for name in ("text", "broken", "leaky", "shut", "stuck", "sure"):
             yield MetricWriter(name=name, fn=Ref(f"axl_paper.paper:{name}"), summary="On paper")
 """
 
 WRITERS = """
+    import sqlite3, time
     from pathlib import Path
 
     class Text:
@@ -46,7 +49,24 @@ WRITERS = """
         def __init__(self, directory, step):
             raise OSError("no paper")
 
-    text, broken, leaky, shut = Text, Broken, Leaky, Shut
+    class Stuck(Text):
+        def write(self, step, split, metrics):
+            time.sleep(600)
+
+        def close(self):
+            raise OSError("closed while it writes")
+
+    class Sure:
+        def __init__(self, directory, step):
+            self.connection = sqlite3.connect(":memory:")  # takes calls of one thread alone
+
+        def write(self, step, split, metrics):
+            self.connection.execute("select 1")
+
+        def close(self):
+            raise SystemExit(0)
+
+    text, broken, leaky, shut, stuck, sure = Text, Broken, Leaky, Shut, Stuck, Sure
 """
 
 
@@ -113,6 +133,30 @@ def test_a_writer_that_cannot_be_closed_does_not_hide_why_the_run_ended(paper, t
     with pytest.raises(ZeroDivisionError) as raised, writers(tmp_path, "leaky"):
         1 / 0  # noqa: B018
     assert "the ink is wet" in raised.value.__notes__[0]
+
+
+def test_a_writer_that_hangs_is_named_with_its_line_and_the_others_are_closed(
+    paper, tmp_path, monkeypatch
+):
+    monkeypatch.setenv(CALLBACK_TIMEOUT, "0.3")
+    with (
+        pytest.raises(TrainingError) as raised,
+        writers(tmp_path, "text", "stuck") as opened,
+    ):
+        opened.write(3, "train", {"loss": 1.0})
+    what = "the metric writer 'stuck' of plugin 'axl-paper' has not finished after 0.3 s while it "
+    assert raised.value.what.startswith(f"{what}writes train metrics; it is at ")
+    assert re.search(r"axl_paper/paper.py:\d+$", raised.value.what)
+    assert "or take 'stuck' out of `writers`; or set AXCORE_CALLBACK" in raised.value.hint
+    assert (tmp_path / "paper.txt").read_text() == "3 train 1.0\nclosed\n"
+
+
+def test_a_writer_works_in_one_thread_and_cannot_end_the_process(paper, tmp_path):
+    with (
+        pytest.raises(TrainingError, match=r"'sure' .* raised SystemExit while it is closed"),
+        writers(tmp_path, "sure") as opened,
+    ):
+        opened.write(1, "train", {"loss": 1.0})
 
 
 def test_json_lines_come_first_and_are_always_on(paper):
