@@ -55,9 +55,9 @@ gate-all: $(VENV)/.test  ## The same in 256 models and in every family, and the 
 	@echo "== pytest: every feature in every family on every target"
 	@$(PYTEST) -m gate tests/complexity
 
-parity: $(PARITY)/.done  ## Compare models with transformers: logits, losses, gradients, greedy text, both ways.
+parity: $(PARITY)/.done  ## Compare models with transformers: logits, losses, gradients, greedy text, both ways; PART as above.
 	@echo "== pytest: the tests marked parity, in an environment with torch and transformers"
-	@$(PARITY)/bin/python -m pytest $(SPREAD) -m parity tests/parity
+	@$(PARITY)/bin/python -m pytest $(SPREAD) -m parity $(PART:%=--part %) tests/parity
 
 parity-gguf: $(PARITY)-gguf/.done  ## Compare models with llama.cpp, which it compiles first: logits, greedy text, tokens.
 	@echo "== pytest: the tests marked parity of files for llama.cpp"
