@@ -1,16 +1,18 @@
 """What the benchmarks on a GPU share: contests, and results that grow with each of them."""
 
 import json
+import re
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
 from typing import Any
 
 import _record
 import attrs
 import jax
 import jax.numpy as jnp
+from _record import sources
+from axl_gpu.detect import detect
 
 Rivals = Mapping[str, Callable[..., Any]]
 Figures = dict[str, Any]
@@ -58,7 +60,7 @@ class Contest:
         return {
             "rivals": {**found, **failures},
             "ours_over_best_rival": ours_over_best_rival(seconds),
-            **today(),
+            **sources(),
         }
 
     def compile_for(self, device: Any) -> Figures:
@@ -179,9 +181,18 @@ def median_seconds(run: Callable[[], Any], wait: Callable[[Any], Any], *, repeat
     return statistics.median(times[1:])
 
 
-def today() -> dict[str, str]:
-    """Returns the day, which figures carry: a file grows over several."""
-    return {"date": datetime.now(UTC).date().isoformat()}
+def results_name(subject: str, gpu: str) -> str:
+    """Returns the name of the file of a card's figures, so that no card writes over another's.
+
+    >>> results_name("norm", "NVIDIA H100 80GB HBM3"), results_name("norm", "NVIDIA L40S")
+    ('gpu_h100_norm', 'gpu_nvidia-l40s_norm')
+
+    Args:
+        subject: What was measured.
+        gpu: The whole name of the card, as its driver has it.
+    """
+    chip = detect("gpu", gpu) or re.sub(r"[^a-z0-9]+", "-", gpu.lower())
+    return f"gpu_{chip}_{subject}"
 
 
 def recorded(name: str, **card: Any) -> Figures:

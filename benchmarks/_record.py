@@ -52,7 +52,7 @@ def stamped(row: dict[str, Any], target: str) -> dict[str, Any]:
         target: The hardware that they are of, whose compilers are named.
     """
     packages = (*PACKAGES, *COMPILERS.get(target.partition("-")[0], ()))
-    return {**row, "made": {"command": command_as_run(), **_sources(), **_versions(packages)}}
+    return {**row, "made": {"command": command_as_run(), **sources(), **_versions(packages)}}
 
 
 def record(name: str, figures: dict[str, Any], *, command: str = "") -> Path:
@@ -69,7 +69,7 @@ def record(name: str, figures: dict[str, Any], *, command: str = "") -> Path:
     path = RESULTS / f"{name}.json"
     content = {
         "command": command or command_as_run(),
-        **_sources(),
+        **sources(),
         **_versions(PACKAGES),
         "hardware": hardware(),
         "figures": figures,
@@ -83,7 +83,7 @@ def command_as_run() -> str:
     return shlex.join(["python", str(_script()), *map(_without_place, sys.argv[1:])])
 
 
-def _sources() -> dict[str, str]:
+def sources() -> dict[str, str]:
     """Returns the commit that is checked out, whether sources differ from it, and the date."""
     commit = _git("rev-parse", "--short=12", "HEAD") or "no repository"
     changed = _git("status", "--porcelain", "--untracked-files=no", "--", *SOURCES)

@@ -204,7 +204,12 @@ def main(folder: str, way: str = "--split=1") -> None:
     if is_half:
         model = HalfCaches().apply(found.config, current_policy().hardware).build()
     tokenizer = AnyTokens.Config(vocab_size=size).build()
-    setting = {"threads": os.cpu_count(), "devices": len(jax.devices()), "engine": repr(SETTINGS)}
+    setting = {
+        "threads": os.cpu_count(),
+        "devices": len(jax.devices()),
+        "device_kind": jax.devices()[0].device_kind,
+        "engine": repr(SETTINGS),
+    }
     mesh = make_mesh({"model": -1}, jax.devices()) if len(jax.devices()) > 1 else None
     with Engine(model, found.state, tokenizer, SETTINGS, mesh=mesh) as engine:
         answer_tasks(

@@ -4,6 +4,7 @@ import json
 import os
 import selectors
 import subprocess
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -22,12 +23,13 @@ class Rival:
 
     def __init__(self, python: Path | str, *command: str, paths: str = "") -> None:
         kept = {name: value for name, value in os.environ.items() if name not in _OTHERS}
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115  open as long as the process
         self._process = subprocess.Popen(
             [str(python), str(HERE / command[0]), *command[1:]],
             env={**kept, **({"PYTHONPATH": paths} if paths else {})},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=self._said,
             text=True,
             bufsize=1,
         )
@@ -54,6 +56,7 @@ class Rival:
         if self._process.poll() is None:
             self._process.kill()
         self._process.communicate()
+        self._said.close()
 
     def _answer(self, limit_s: float) -> dict[str, Any] | None:
         out = self._process.stdout
@@ -72,8 +75,13 @@ class Rival:
 
     def _failed(self, how: str) -> None:
         self.failure = how
-        print(f"  failed: {how}", flush=True)
+        said = self._said.fileno()  # read without seeking: the process writes at the same place
+        words = os.pread(said, _SHOWN, max(0, os.fstat(said).st_size - _SHOWN))
+        print(f"  failed: {how}; its last words:\n{words.decode(errors='replace')}", flush=True)
 
+
+_SHOWN = 4000
+"""Bytes of what a process that failed had said."""
 
 _OTHERS = ("PYTHONPATH", "OMP_NUM_THREADS", "XLA_FLAGS")
 """Variables of this process that would set a rival up otherwise than its authors do."""

@@ -3,8 +3,8 @@
     python benchmarks/gpu_correctness.py attention/gpu_flash_attention
     python benchmarks/gpu_correctness.py attention/gpu_flash_attention --dry-run    # collects alone
 
-writes `results/gpu_correctness_OP.KERNEL.json` after each test: how each ended. The suite's own
-tests run the kernels interpreted, since a GPU is seldom there, and at smaller sizes.
+writes `results/gpu_CHIP_correctness_OP.KERNEL.json` after each test: how each ended.
+The suite's own tests run the kernels interpreted, since a GPU is seldom there, and smaller.
 """
 
 import os
@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import pytest
+from _gpu import results_name
 from _record import record
 
 from axcore.testing import (
@@ -138,8 +139,10 @@ class Recorder:
         self.ended[name] = report.outcome if report.passed else f"{report.outcome}: {why}"
         is_right = all(how.startswith(("passed", "skipped")) for how in self.ended.values())
         figures = {"gpu": self.gpu, "kernel": self.kernel}
-        name = f"gpu_correctness_{self.kernel.replace('/', '.')}"
-        record(name, {**figures, "all_passed": is_right, "tests": self.ended})
+        name = f"correctness_{self.kernel.replace('/', '.')}"
+        record(
+            results_name(name, self.gpu), {**figures, "all_passed": is_right, "tests": self.ended}
+        )
 
 
 def main(kernel: str, *options: str) -> int:

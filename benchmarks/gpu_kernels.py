@@ -5,8 +5,8 @@
     python benchmarks/gpu_kernels.py SUBJECT --dry-run        # traces all of them, anywhere
     python benchmarks/gpu_kernels.py SUBJECT --compile-for gpu-h100-1    # and compiles them
 
-writes `results/gpu_SUBJECT.json` after each contest: time, speed and temporaries of each rival, or
-why it failed. One that breaks the device costs no other contest: the process starts again after it.
+writes `results/gpu_CHIP_SUBJECT.json` after each contest: time, speed and temporaries of each
+rival, or why it failed. One that breaks the device costs no other: the process starts again then.
 Where JAX sees no GPU it says so, and writes nothing. Compiled elsewhere, with the compilers of
 `axl-gpu[aot]` and JAX_PLATFORMS=cpu, temporaries go to `results/gpu_SUBJECT_compiled.json`.
 
@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 import _gpu_attention
 import _gpu_products
 import jax
-from _gpu import Contest, device_answers, recorded
+from _gpu import Contest, device_answers, recorded, results_name
 from _record import record
 
 SUBJECTS: dict[str, Callable[[bool], Iterator[Contest]]] = {
@@ -41,13 +41,14 @@ SUBJECTS: dict[str, Callable[[bool], Iterator[Contest]]] = {
 def measure(subject: str, is_quick: bool, skip: int) -> None:
     """Runs the contests of a subject but for the first, and records each when it is over."""
     gpu = jax.devices()[0].device_kind
+    name = results_name(subject, gpu)
     for place, contest in enumerate(SUBJECTS[subject](is_quick)):
         if place < skip:
             continue
-        figures = recorded(f"gpu_{subject}", gpu=gpu)
+        figures = recorded(name, gpu=gpu)
         found = contest.compete()
         figures.setdefault("contests", {})[contest.name] = found
-        record(f"gpu_{subject}", figures)
+        record(name, figures)
         print(contest.name, found["ours_over_best_rival"], found["rivals"], flush=True)
         if not device_answers():
             again = [*sys.argv, f"--skip={place + 1}"]

@@ -4,11 +4,12 @@
     python benchmarks/gpu_train_step.py CASE --layers 8 --rows 1 --tokens 4096
     python benchmarks/gpu_train_step.py --dry-run               # traces toys of ours, anywhere
 
-adds a case to `results/gpu_train_step.json`: step time, tokens a second, memory, or why it failed;
-and what the cases say together: MFU, the best in float8 by the best in bfloat16, and ours by the
-fastest of PyTorch. Every call is a process of its own, so that no case holds memory of another.
-Layers and rows are those that suit the memory of the card, unless they are given: figures of
-another card or size are not kept. Without a GPU it says so, writes nothing and exits with 1.
+adds a case to `results/gpu_CHIP_train_step.json`: step time, tokens a second, memory, or
+why it failed; and what the cases say together: MFU, the best in float8 by the best in bfloat16,
+and ours by the fastest of PyTorch. Every call is a process of its own, so that no case holds
+memory of another. Layers and rows are those that suit the memory of the card, unless they are
+given: figures of another size are not kept. Without a GPU it says so, writes nothing and exits
+with 1.
 
 MFU is of the peak in bfloat16, in float8 too. What is recomputed is in a case's name: PyTorch
 recomputes what `torch.compile` finds cheap, `minimal` every value but products.
@@ -25,8 +26,8 @@ import attrs
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.94")
 
-from _gpu import Figures, failure, recorded, today
-from _record import record
+from _gpu import Figures, failure, recorded, results_name
+from _record import record, sources
 
 OURS = {"attention": "gpu_flash_attention", "attention_backward": "gpu_flash_attention"}
 CUDNN = {"attention": "cudnn_attention"}
@@ -123,10 +124,11 @@ def measure(name: str, args: argparse.Namespace) -> int:
         found: Figures = half.measure(case, size)
     except Exception as error:  # out of memory, or no kernel: what it is, is the figure
         found = failure(error)
-    figures = recorded("gpu_train_step", gpu=gpu, model="llama3-8b", size=attrs.asdict(size))
-    figures["cases"] = {**figures.get("cases", {}), name: {**found, **today()}}
+    file = results_name("train_step", gpu)
+    figures = recorded(file, gpu=gpu, model="llama3-8b", size=attrs.asdict(size))
+    figures["cases"] = {**figures.get("cases", {}), name: {**found, **sources()}}
     figures["best"] = best(figures["cases"])
-    record("gpu_train_step", figures)
+    record(file, figures)
     print(name, found.get("failed", found.get("step_s")), figures["best"], flush=True)
     return 1 if "failed" in found else 0
 

@@ -134,30 +134,60 @@ GOALS = (
     ),
 )
 
-_STEP, _BEST = "gpu_train_step", "best"
-_OURS = "ours_over_best_rival"
-GPU_GOALS = (
-    Goal(
-        "8B-shaped step on a GPU, MFU in bfloat16", 0.6, "", _STEP, (_BEST, "mfu", "axcore"), True
-    ),
-    Goal("the same in float8, by it", 1.4, " times", _STEP, (_BEST, "fp8_speedup"), True),
-    Goal("the same, PyTorch by axcore", 1.1, " times", _STEP, (_BEST, "speedup_over_torch"), True),
-    Goal(
-        "causal attention of 4k on a GPU by cuDNN's, both passes",
-        1.0,
-        "",
-        "gpu_attention_causal",
-        ("contests", "4096_both", _OURS),
-    ),
-    Goal(
-        "the same, documents of 1k in rows of 4k",
-        0.667,
-        "",
-        "gpu_attention_packed",
-        ("contests", "4096_key_heads_16_both", _OURS),
-    ),
-)
-"""Shown once there are results: copies of what `benchmarks/gpu/run.sh` wrote."""
+_BEST, _OURS = "best", "ours_over_best_rival"
+
+
+def gpu_goals(chip: str) -> tuple[Goal, ...]:
+    """Returns the goals on a GPU, whose figures are copies of what `benchmarks/gpu/run.sh` wrote.
+
+    Args:
+        chip: As files name it.
+    """
+    step, card = f"gpu_{chip}_train_step", chip.upper()
+    return (
+        Goal(
+            f"8B-shaped step on an {card}, MFU in bfloat16",
+            0.6,
+            "",
+            step,
+            (_BEST, "mfu", "axcore"),
+            is_least=True,
+        ),
+        Goal(
+            "the same in float8, by it",
+            1.4,
+            " times",
+            step,
+            (_BEST, "fp8_speedup"),
+            is_least=True,
+        ),
+        Goal(
+            "the same, PyTorch by axcore",
+            1.1,
+            " times",
+            step,
+            (_BEST, "speedup_over_torch"),
+            is_least=True,
+        ),
+        Goal(
+            f"causal attention of 4k on an {card} by cuDNN's, both passes",
+            1.0,
+            "",
+            f"gpu_{chip}_attention_causal",
+            ("contests", "4096_both", _OURS),
+        ),
+        Goal(
+            "the same, documents of 1k in rows of 4k",
+            0.667,
+            "",
+            f"gpu_{chip}_attention_packed",
+            ("contests", "4096_key_heads_16_both", _OURS),
+        ),
+    )
+
+
+GPU_GOALS = (*gpu_goals("h100"), *gpu_goals("h200"))
+"""Shown once there are results."""
 
 STEPS = (
     ON_256,

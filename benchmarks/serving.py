@@ -16,9 +16,11 @@ measured in several ways, of which the faster counts: axcore with all cores as o
 the default, with keys and values in float16 besides (`axcore_half`), as llama.cpp keeps them by
 default, and with a device for each core (`axcore_split`); transformers with its default cache, and
 the smaller model compiled with a static cache. A rival that fails or hangs is left out of what
-follows, and the results are written after each part. The table of docs/serving.md is written last.
+follows, its last words are printed, and the results are written after each turn. The table of
+docs/serving.md is written last.
 
-`--device cuda` measures axcore and transformers on a GPU instead, for `results/gpu_serving.json`.
+`--device cuda` measures axcore and transformers on a GPU instead, for
+`results/gpu_CHIP_serving.json`.
 
 `--gguf-python` is the Python of an environment of `llama-cpp-python`, as `make parity-gguf` makes
 it, but compiled for this processor: without `-DGGML_NATIVE=OFF`. `--torch-python` is that of
@@ -32,7 +34,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -87,21 +89,30 @@ def start(given: argparse.Namespace, model: str, folder: Path) -> dict[str, Riva
         wanted["transformers"] = lambda: Rival(*torch)
         if model == given.models[0]:  # it takes minutes
             wanted["transformers_compiled"] = lambda: Rival(*torch, "--compile")
-    return {name: make() for name, make in wanted.items()}
+    rivals = {}
+    for name, make in wanted.items():
+        began = time.monotonic()
+        rivals[name] = make()
+        print(f"  {name} of {model}: {time.monotonic() - began:.0f} s to start", flush=True)
+    return rivals
 
 
-def measure(rivals: dict[str, Rival], rounds: int, count: int) -> Figures:
-    """Returns what each task took of each rival, in turns."""
+def measure(rivals: dict[str, Rival], rounds: int, count: int) -> Iterator[Figures]:
+    """Yields what each task took of each rival so far, after every turn but its first."""
     found: Figures = {}
     for task, asked in TASKS.items():
         more = {"count": count} if asked["task"] == "decode" else {}
-        turns = [
-            {name: rival.ask(seed=turn, **asked, **more) for name, rival in _turned(rivals, turn)}
-            for turn in range(rounds + 1)
-        ][1:]
-        print(f"  {task}: done", flush=True)
-        found[task] = {name: _summary(turns, name) for name in rivals if _all(turns, name)}
-    return found
+        turns: list[Figures] = []
+        for turn in range(rounds + 1):
+            began = time.monotonic()
+            one = {
+                name: rival.ask(seed=turn, **asked, **more) for name, rival in _turned(rivals, turn)
+            }
+            print(f"  {task}, turn {turn}: {time.monotonic() - began:.0f} s", flush=True)
+            if turn > 0:
+                turns.append(one)
+                found[task] = {name: _summary(turns, name) for name in rivals if _all(turns, name)}
+                yield found
 
 
 def _turned(rivals: dict[str, Rival], turn: int) -> Iterable[tuple[str, Rival]]:
@@ -142,8 +153,15 @@ def _shared(ours: Figures, theirs: Figures) -> float:
 
 
 def results_name(figures: Figures) -> str:
-    """Returns the name of the file that the figures are kept in."""
-    return "gpu_serving" if "device" in figures else "serving"
+    """Returns the name of the file that the figures are kept in: on a GPU, that of the card."""
+    if "device" not in figures:
+        return "serving"
+    from _gpu import results_name as name_by_card
+
+    ours = figures["rivals"]["axcore"]
+    if "failure" in ours:
+        sys.exit(f"nothing is kept, since axcore did not start: {ours['failure']}")
+    return name_by_card("serving", ours["setting"]["device_kind"])
 
 
 def main() -> None:
@@ -190,11 +208,9 @@ def run_model(given: argparse.Namespace, model: str, folder: Path, figures: Figu
     for name, rival in rivals.items():
         figures["rivals"][name] = rival.start or {"failure": rival.failure}
     try:
-        figures["models"][model] = {
-            "num_params": num_params,
-            **measure(rivals, given.rounds, given.tokens),
-        }
-        record(results_name(figures), figures)
+        for found in measure(rivals, given.rounds, given.tokens):
+            figures["models"][model] = {"num_params": num_params, **found}
+            record(results_name(figures), figures)
         if model == given.models[0] and not given.without_load:
             for name, task, limit_s in LOADS:
                 run_load(rivals, name, task, limit_s, given.requests, figures)

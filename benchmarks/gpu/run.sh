@@ -9,7 +9,7 @@
 #   benchmarks/gpu/run.sh --dry-run        # starts everything without measuring it, on any machine
 #
 # PYTHON is one that has jax for CUDA (python3); where it lacks axcore, that is unpacked from wheels/,
-# which pack.sh made (or WHEELS). OUT gets gpu_*.json, NAME.log, summary.txt and what was compiled and tuned, in
+# which pack.sh made (or WHEELS). OUT gets gpu_CHIP_*.json, NAME.log, summary.txt and what was compiled and tuned, in
 # caches/; it is benchmarks/results/gpu unless it is given. SLICE_SECONDS is 580.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
@@ -79,10 +79,11 @@ for case in axcore_minimal torch_cudnn axcore_fp8_delayed torch_flash axcore_own
 done
 
 begin 3
-for subject in grouped decode loss float8 norm; do
+for subject in decode loss float8 norm; do
     measure 60 $subject benchmarks/gpu_kernels.py $subject
 done
-measure 100 serving benchmarks/serving.py --device cuda --rounds 2 --models 125M --without-load --torch-python "$python"
+measure 200 grouped benchmarks/gpu_kernels.py grouped  # XLA takes minutes to compile its ragged_dot
+measure 240 serving benchmarks/serving.py --device cuda --rounds 2 --models 125M --without-load --torch-python "$python"
 for kernel in attention/gpu_flash_attention grouped_matmul/gpu_grouped_matmul attention_backward/gpu_flash_attention \
     cross_entropy/gpu_cross_entropy; do
     measure 90 "block_sizes_${kernel/\//.}" benchmarks/gpu_block_sizes.py "$kernel"

@@ -154,8 +154,8 @@ def test_kernels_are_asked_about_a_typical_call(run):
     assert lines[1].startswith("call attention(q bfloat16[2,4096,32,128], k bfloat16[2,4096,8,128]")
     verdicts = {row[1]: row[4] for row in (line.split(maxsplit=4) for line in lines[3:-1])}
     told = {
-        "cudnn_attention": "by default",
-        "gpu_packed_flash_attention": "with kernel_choice=fastest",
+        "cudnn_attention": "when pinned",
+        "gpu_packed_flash_attention": "yes",
         "gpu_flash_attention": "when pinned",
         "cudnn_wide_attention": (
             "not this call: takes widths over 128, or values of another width than keys"

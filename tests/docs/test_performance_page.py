@@ -52,8 +52,9 @@ def test_goals_of_gpus_are_shown_once_they_were_measured(pages, tmp_path, monkey
     monkeypatch.setattr(pages, "GOALS", ())
     assert len(pages.goals_table().splitlines()) == 2
     best = {"mfu": {"axcore": 0.62}, "fp8_speedup": 1.3}
-    (tmp_path / "gpu_train_step.json").write_text(json.dumps({"figures": {"best": best}}))
+    (tmp_path / "gpu_h200_train_step.json").write_text(json.dumps({"figures": {"best": best}}))
     rows = pages.goals_table().splitlines()[2:]
+    assert "on an H200" in rows[0]
     assert [row.split("|")[3:5] for row in rows] == [
         [" 0.620 ", " yes "],
         [" 1.300 times ", " no "],

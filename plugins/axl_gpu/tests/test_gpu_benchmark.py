@@ -55,7 +55,7 @@ def test_a_kernel_that_breaks_the_device_leaves_the_turn_that_others_had(monkeyp
 
 
 def stub_of(measure):
-    card = lambda: ("a card", 79.0)  # noqa: E731
+    card = lambda: ("NVIDIA H100 80GB HBM3", 79.0)  # noqa: E731
     return SimpleNamespace(missing_reason=lambda: None, card=card, measure=measure)
 
 
@@ -85,7 +85,7 @@ def test_a_step_that_does_not_fit_is_recorded_beside_those_that_do(monkeypatch, 
         name = "torch" if case.startswith("torch") else "axcore"
         monkeypatch.setitem(sys.modules, f"_train_step_{name}", half)
         assert gpu_train_step.measure(case, args) == (case == "axcore_none")
-    found = figures_of(tmp_path / "gpu_train_step.json")
+    found = figures_of(tmp_path / "gpu_h100_train_step.json")
     assert found["cases"]["axcore_none"]["failed"] == "RuntimeError: out of shared memory"
     assert found["best"] == {
         "mfu": {"axcore": 0.75, "axcore_fp8": 1.2, "torch": 0.6},
@@ -108,6 +108,53 @@ def test_figures_of_another_card_are_not_mixed(tmp_path):
     write_to(tmp_path)("gpu_any", {"gpu": "a card", "contests": {"one": {}}})
     assert recorded("gpu_any", gpu="a card")["contests"] == {"one": {}}
     assert recorded("gpu_any", gpu="another") == {"gpu": "another"}
+
+
+def test_no_card_writes_over_the_figures_of_another():
+    from _gpu import results_name
+    from axl_gpu.detect import _GENERATIONS
+
+    names = {results_name("norm", gpu) for gpu in (*_GENERATIONS, "NVIDIA H100 PCIe", "NVIDIA L4")}
+    assert len(names) == len(_GENERATIONS) + 2
+    assert {"gpu_h100_norm", "gpu_h200_norm", "gpu_nvidia-h100-pcie_norm"} < names
+
+
+def test_every_figure_of_a_card_is_in_a_file_that_names_it():
+    from _gpu import results_name
+
+    found = {path: figures_of(path) for path in (BENCHMARKS / "results").glob("gpu_*.json")}
+    measured = {path: one["gpu"] for path, one in found.items() if "gpu" in one}
+    assert set(measured.values()) == {"NVIDIA H100 80GB HBM3", "NVIDIA H200"}
+    for path, gpu in measured.items():
+        assert path.stem.startswith(results_name("", gpu)), path.name
+
+
+def test_a_rival_that_dies_says_why(tmp_path, capsys):
+    from _serving_rival import Rival
+
+    script = tmp_path / "rival.py"
+    script.write_text("import sys; print('no cuDNN here', file=sys.stderr); sys.exit(3)")
+    rival = Rival(sys.executable, str(script))
+    rival.stop()
+    assert rival.failure == "the process ended with 3"
+    assert (
+        "failed: the process ended with 3; its last words:\nno cuDNN here"
+        in capsys.readouterr().out
+    )
+
+
+def test_each_turn_of_serving_is_yielded_when_it_is_over():
+    from serving import TASKS, measure
+
+    figures = {"ms": 2.0, "processor_ms": 3.0, "peak_mib": 5, "tokens": [1]}
+    asked = []
+    rival = SimpleNamespace(ask=lambda task, **more: asked.append(task) or figures)
+    first = next(measure({"axcore": rival}, rounds=2, count=4))
+    assert asked == ["decode", "decode"]  # the first turn is not counted
+    assert first["decode_1"]["axcore"]["ms"] == 2.0
+    assert list(first) == ["decode_1"]
+    *_, last = measure({"axcore": rival}, rounds=2, count=4)
+    assert set(last) == set(TASKS)
 
 
 def test_the_batch_of_a_step_has_no_documents_as_the_rival_has_none(tmp_path):
@@ -178,11 +225,11 @@ NAMES = (
     "axcore_none",
     "axcore_fp8_current",
     "torch_cudnn_repeated",
-    "grouped",
     "decode",
     "loss",
     "float8",
     "norm",
+    "grouped",
     "serving",
     "block_sizes_attention.gpu_flash_attention",
     "block_sizes_grouped_matmul.gpu_grouped_matmul",

@@ -387,7 +387,7 @@ PACKED = "gpu_packed_flash_attention"
     [
         ("gpu-h100-8", {}, CUDNN, CUDNN),
         ("gpu-h100-8", {"parts": ("segments",)}, PACKED, PACKED),
-        ("gpu-h200-8", {"parts": ("segments",)}, CUDNN, PACKED),
+        ("gpu-h200-8", {"parts": ("segments",)}, PACKED, PACKED),
         ("gpu-h200-8", {"spec": {"soft_cap": 50.0, "right": 0}}, OURS, OURS),
         ("gpu-h100-8", {"parts": ("sinks", "ranges")}, OURS, OURS),
         ("gpu-a100-8", {"parts": ("segments",), "queries": 64, "keys": 64}, CUDNN, CUDNN),

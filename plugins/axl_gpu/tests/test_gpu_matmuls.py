@@ -17,6 +17,7 @@ from axcore.ops.quantized.contract import FLOAT8
 from axcore.plugins import Hardware
 
 H100 = Hardware.parse("gpu-h100-8")
+HOPPER = (H100, Hardware.parse("gpu-h200-8"))
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 
 NARROW = matmul_calls((8, 512, 1024), (1024, 4096), FLOAT8, dtype="bfloat16")
@@ -38,9 +39,16 @@ OURS = {
 @pytest.mark.parametrize("op", CALLS)
 def test_ours_run_when_pinned_and_by_default_keep_nothing_else_from_running(op):
     call, default = CALLS[op]
-    assert choose(call, KernelPolicy(hardware=H100)).kernel.name == default
-    pinned = KernelPolicy(hardware=H100, pins={op: OURS[op]})
-    assert choose(call, pinned).kernel.name == OURS[op]
+    for hardware in HOPPER:
+        assert choose(call, KernelPolicy(hardware=hardware)).kernel.name == default
+        pinned = KernelPolicy(hardware=hardware, pins={op: OURS[op]})
+        assert choose(call, pinned).kernel.name == OURS[op]
+
+
+def test_the_float8_product_that_was_timed_in_no_step_is_taken_by_who_asks_for_the_fastest():
+    for hardware in HOPPER:
+        fastest = KernelPolicy(hardware=hardware, kernel_choice="fastest")
+        assert choose(NARROW["forward"], fastest).kernel.name == "gpu_float8_matmul"
 
 
 def test_pin_of_the_float8_product_says_why_gradients_are_not_its():
