@@ -16,10 +16,24 @@ from axcore.ops.attention.types import AttentionInputs, AttentionSpec
 from axcore.ops.attention.vjp import attention_custom_vjp
 from axcore.ops.dispatch.call import Call
 from axcore.ops.dispatch.kernel_op import KernelOp
+from axcore.ops.dispatch.kernel_result import ResultSpec
 
 ATTENTION = "attention"
+
+
+def _results(inputs: AttentionInputs, spec: AttentionSpec) -> tuple[ResultSpec, ResultSpec]:
+    head_BTN, q_BTNH = inputs.q_BTNH.shape[:3], inputs.q_BTNH
+    return (
+        ResultSpec("o_BTNV", (*head_BTN, inputs.v_BSKV.shape[-1]), q_BTNH.dtype.name),
+        ResultSpec("lse_BTN", head_BTN, "float32"),
+    )
+
+
 ATTENTION_OP = KernelOp(
-    name=ATTENTION, sharding=attention_sharding, custom_vjp=attention_custom_vjp
+    name=ATTENTION,
+    sharding=attention_sharding,
+    results=_results,
+    custom_vjp=attention_custom_vjp,
 )
 ATTENTION_BACKWARD = ATTENTION_OP.backward
 

@@ -4,6 +4,7 @@ Letters: B all leading dimensions but the last, T time, D width, V vocabulary.
 """
 
 import math
+from typing import Any, cast
 
 import attrs
 import jax.numpy as jnp
@@ -12,15 +13,37 @@ from jax import Array
 from axcore.errors import KernelError
 from axcore.ops.cross_entropy.sharding import cross_entropy_sharding, sums_sharding
 from axcore.ops.cross_entropy.token_sharding import split_over_tokens
-from axcore.ops.cross_entropy.types import CrossEntropyInputs, CrossEntropySpec, CrossEntropySums
+from axcore.ops.cross_entropy.types import (
+    CrossEntropyInputs,
+    CrossEntropySpec,
+    CrossEntropySums,
+    CrossEntropyTokens,
+    TokenStatistics,
+)
 from axcore.ops.cross_entropy.vjp import cross_entropy_custom_vjp
 from axcore.ops.dispatch.call import Call
 from axcore.ops.dispatch.kernel_op import KernelOp
+from axcore.ops.dispatch.kernel_result import ResultSpec
+
+
+def _results(inputs: CrossEntropyTokens, spec: CrossEntropySpec) -> TokenStatistics:
+    x_BTD, _, targets_BT = inputs
+    numbers = [ResultSpec(name, targets_BT.shape, "float32") for name in TokenStatistics._fields]
+    mean = ResultSpec("mean_VBTD", (1, *x_BTD.shape), x_BTD.dtype.name, is_optional=True)
+    return TokenStatistics(*cast(Any, (*numbers[:3], mean)))
+
+
+def _sums(inputs: CrossEntropyInputs, spec: CrossEntropySpec) -> CrossEntropySums:
+    sums = [ResultSpec(name, (), "float32") for name in CrossEntropySums._fields]
+    return CrossEntropySums(*cast(Any, sums))
+
 
 CROSS_ENTROPY_OP = KernelOp(
     name="cross_entropy",
     sharding=cross_entropy_sharding,
     differentiable_sharding=sums_sharding,
+    results=_results,
+    differentiable_results=_sums,
     custom_vjp=cross_entropy_custom_vjp,
 )
 

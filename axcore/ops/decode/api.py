@@ -17,9 +17,17 @@ from axcore.ops.decode.sharding import decode_sharding
 from axcore.ops.decode.types import DecodeInputs, DecodeSpec
 from axcore.ops.dispatch.call import Call
 from axcore.ops.dispatch.kernel_op import KernelOp
+from axcore.ops.dispatch.kernel_result import ResultSpec
 
 DECODE_ATTENTION = "decode_attention"
-DECODE_ATTENTION_OP = KernelOp(name=DECODE_ATTENTION, sharding=decode_sharding)
+
+
+def _results(inputs: DecodeInputs, spec: DecodeSpec) -> ResultSpec:
+    q_BTNH = inputs.q_BTNH
+    return ResultSpec("o_BTNV", (*q_BTNH.shape[:3], inputs.v.shape[-1]), q_BTNH.dtype.name)
+
+
+DECODE_ATTENTION_OP = KernelOp(name=DECODE_ATTENTION, sharding=decode_sharding, results=_results)
 
 
 def decode_attention(

@@ -13,8 +13,16 @@ from axcore.ops.decode_matmul.sharding import decode_matmul_sharding
 from axcore.ops.decode_matmul.types import INT4_PAIRS, DecodeMatmulInputs, DecodeMatmulSpec
 from axcore.ops.dispatch.call import Call
 from axcore.ops.dispatch.kernel_op import KernelOp
+from axcore.ops.dispatch.kernel_result import ResultSpec
 
-DECODE_MATMUL_OP = KernelOp(name="decode_matmul", sharding=decode_matmul_sharding)
+
+def _results(inputs: DecodeMatmulInputs, spec: DecodeMatmulSpec) -> ResultSpec:
+    x_RK, weight, _ = inputs
+    width = spec.out_dim or weight.shape[0 if spec.transposed else 1]
+    return ResultSpec("y_RN", (x_RK.shape[0], width), x_RK.dtype.name)
+
+
+DECODE_MATMUL_OP = KernelOp(name="decode_matmul", sharding=decode_matmul_sharding, results=_results)
 
 NARROW = ("int8", INT4_PAIRS, "float8_e4m3fn")
 

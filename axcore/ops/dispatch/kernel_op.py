@@ -30,16 +30,21 @@ class KernelOp:
     Args:
         name: The op's name.
         sharding: From inputs and spec to the logical axes of the call's arrays.
+        results: From what a forward kernel is given, inputs and spec, to the `ResultSpec`s of what
+            it has to return.
         custom_vjp: The op from two kernels: `(inputs, spec, *, forward, backward) -> outputs`. None
             for an op without gradients, or of which kernels compute products of gradients.
         differentiable_sharding: `sharding` of kernels that JAX differentiates, where what they
             return is not what forward kernels do.
+        differentiable_results: `results` of them, likewise.
     """
 
     name: str
     sharding: Callable[[Any, Any], OpSharding]
+    results: Callable[[Any, Any], Any]
     custom_vjp: Callable[..., Any] | None = None
     differentiable_sharding: Callable[[Any, Any], OpSharding] | None = None
+    differentiable_results: Callable[[Any, Any], Any] | None = None
 
     @property
     def backward(self) -> str:
@@ -82,9 +87,10 @@ class KernelOp:
 
     def sharded(self, kernel: Kernel, function: KernelFunction) -> KernelFunction:
         """Return a kernel's function as it is called on whole arrays under a mesh."""
-        declared = self.sharding
-        if kernel.is_differentiable and self.differentiable_sharding is not None:
-            declared = self.differentiable_sharding
+        declared, results = self.sharding, self.results
+        if kernel.is_differentiable:
+            declared = self.differentiable_sharding or declared
+            results = self.differentiable_results or results
 
         def run(inputs: Any, spec: Any, **rows: Any) -> Any:
             sharding = declared(inputs, spec)
@@ -97,7 +103,7 @@ class KernelOp:
                     raise
                 if rows:
                     return checked_gradients(kernel, returned, inputs)
-                return checked_outputs(kernel, returned, sharding.outputs)
+                return checked_outputs(kernel, returned, results(inputs, spec))
 
             if kernel.partitioned_by == "compiler":
                 return on_device(inputs, **rows)

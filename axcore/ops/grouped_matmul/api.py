@@ -9,13 +9,21 @@ from jax import Array
 from axcore.errors import KernelError
 from axcore.ops.dispatch.call import Call
 from axcore.ops.dispatch.kernel_op import KernelOp
+from axcore.ops.dispatch.kernel_result import ResultSpec
 from axcore.ops.grouped_matmul.sharding import grouped_matmul_sharding
 from axcore.ops.grouped_matmul.types import GroupedMatmulInputs
 from axcore.ops.grouped_matmul.vjp import grouped_matmul_custom_vjp
 
+
+def _results(inputs: GroupedMatmulInputs, spec: None) -> ResultSpec:
+    x_RD, w_EDF, _ = inputs
+    return ResultSpec("y_RF", (x_RD.shape[0], w_EDF.shape[2]), x_RD.dtype.name)
+
+
 GROUPED_MATMUL_OP = KernelOp(
     name="grouped_matmul",
     sharding=grouped_matmul_sharding,
+    results=_results,
     custom_vjp=grouped_matmul_custom_vjp,
 )
 

@@ -14,6 +14,7 @@ from jax import Array
 from axcore.errors import KernelError
 from axcore.ops.dispatch.call import Call
 from axcore.ops.dispatch.kernel_op import KernelOp
+from axcore.ops.dispatch.kernel_result import ResultSpec
 from axcore.ops.dispatch.plan import choose_and_record
 from axcore.ops.quantized.calls import matmul_calls
 from axcore.ops.quantized.sharding import quantized_dot_sharding
@@ -27,7 +28,14 @@ from axcore.ops.quantized.types import (
 )
 from axcore.ops.quantized.vjp import Kernels, MatmulKernel, quantized_custom_vjp
 
-QUANTIZED_DOT_OP = KernelOp(name="quantized_dot", sharding=quantized_dot_sharding)
+
+def _results(operands: Operands, spec: MatmulSpec) -> ResultSpec:
+    sides = zip(operands, spec.contracting, strict=True)
+    free = [n for one, over in sides for i, n in enumerate(one.values.shape) if i not in over]
+    return ResultSpec("the product", tuple(free), spec.dtype)
+
+
+QUANTIZED_DOT_OP = KernelOp(name="quantized_dot", sharding=quantized_dot_sharding, results=_results)
 
 WIDE = ("bfloat16", "float16", "float32")
 """Dtypes that can be made narrow."""

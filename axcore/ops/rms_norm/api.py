@@ -12,11 +12,22 @@ from jax import Array
 from axcore.errors import KernelError
 from axcore.ops.dispatch.call import Call
 from axcore.ops.dispatch.kernel_op import KernelOp
+from axcore.ops.dispatch.kernel_result import ResultSpec
 from axcore.ops.rms_norm.sharding import rms_norm_sharding
 from axcore.ops.rms_norm.types import RmsNormInputs, RmsNormSpec
 from axcore.ops.rms_norm.vjp import rms_norm_custom_vjp
 
-RMS_NORM_OP = KernelOp(name="rms_norm", sharding=rms_norm_sharding, custom_vjp=rms_norm_custom_vjp)
+
+def _results(inputs: RmsNormInputs, spec: RmsNormSpec) -> ResultSpec:
+    return ResultSpec.like("y", inputs.x)
+
+
+RMS_NORM_OP = KernelOp(
+    name="rms_norm",
+    sharding=rms_norm_sharding,
+    results=_results,
+    custom_vjp=rms_norm_custom_vjp,
+)
 
 
 def rms_norm(

@@ -10,11 +10,17 @@ from jax import Array
 from axcore.errors import KernelError
 from axcore.ops.dispatch.call import Call
 from axcore.ops.dispatch.kernel_op import KernelOp
+from axcore.ops.dispatch.kernel_result import ResultSpec
 from axcore.ops.rope.sharding import rope_sharding
 from axcore.ops.rope.types import RopeInputs, RopeSpec
 from axcore.ops.rope.vjp import rope_custom_vjp
 
-ROPE_OP = KernelOp(name="rope", sharding=rope_sharding)
+
+def _results(inputs: RopeInputs, spec: RopeSpec) -> ResultSpec:
+    return ResultSpec.like("y_BTNH", inputs.x)
+
+
+ROPE_OP = KernelOp(name="rope", sharding=rope_sharding, results=_results)
 
 
 def rope(x_BTNH: Array, cos_BTF: Array, sin_BTF: Array) -> Array:
