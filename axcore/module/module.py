@@ -338,6 +338,13 @@ class Module(Configurable):
         """Returns the first values of those specs, given the first state of the parameters."""
         return {}
 
+    def kept_sources(self) -> Mapping[str, Callable[[Any], Any]]:
+        """Returns what reads some of those first values from elsewhere, by their key in the state.
+
+        Each is a function from a description of the arrays (shapes, dtypes, shardings) to them.
+        """
+        return {}
+
     # -- The tree ----------------------------------------------------------------------------
 
     def children(self) -> Iterator[tuple[Path, Any]]:
