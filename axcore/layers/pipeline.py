@@ -39,6 +39,8 @@ class Pipeline(Module):
     Slot protocol: the parent fills `dim`.
     """
 
+    layers_in = "layer"
+
     @config
     class Config(Module.Config["Pipeline"]):
         """Describes a `Pipeline`.

@@ -19,6 +19,8 @@ Hidden = Float[Array, "batch time dim"]
 class Sequence(Module):
     """Passes tokens through each of its layers in turn. Slot protocol: the parent fills `dim`."""
 
+    layers_in = "layer"
+
     @config
     class Config(Module.Config["Sequence"]):
         """Describes a `Sequence`.

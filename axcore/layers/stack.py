@@ -16,6 +16,8 @@ Hidden = Float[Array, "batch time dim"]
 class Stack(Module):
     """`num_layers` layers of one config, unrolled. Slot protocol: the parent fills `dim`."""
 
+    layers_in = "layer"
+
     @config
     class Config(Module.Config["Stack"]):
         """Describes a `Stack`; its fields are those of `ScannedLayers`, but for `unroll`."""
@@ -37,6 +39,8 @@ class Stack(Module):
 
 class ScannedLayers(Module):
     """`num_layers` layers of one config, scanned. Slot protocol: the parent fills `dim`."""
+
+    layers_in = "layer"
 
     @config
     class Config(Module.Config["ScannedLayers"]):

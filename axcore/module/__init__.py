@@ -1,6 +1,7 @@
 """Modules: imperative to read, pure to run."""
 
 from axcore.module.batch_spec import ArraySpec, BatchSpec, LossGroups, ModelFlops
+from axcore.module.context import LayerPosition
 from axcore.module.dtypes import DType, DTypes
 from axcore.module.functional import functional
 from axcore.module.initializers import ConstantInit, Initializer, Normal, VarianceScaling
@@ -29,6 +30,7 @@ __all__ = [
     "DType",
     "DTypes",
     "Initializer",
+    "LayerPosition",
     "Loss",
     "LossGroups",
     "Merge",

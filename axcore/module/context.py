@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import attrs
 from jaxtyping import Array
 
 from axcore._jax_compat import trace_state
@@ -21,6 +22,24 @@ if TYPE_CHECKING:
     from axcore.module.module import Module
 
 
+class LayerLocation(NamedTuple):
+    """The place of a module among the layers of the stack that it is a part of.
+
+    Args:
+        before: Layers of the stack before it.
+        size: Layers that it is: one, or more where it is a stack itself.
+        total: Layers of the whole stack.
+        is_stacked: Whether it is the copies of a `StackedModule`.
+        is_shared: Whether it is in several places of the stack.
+    """
+
+    before: int
+    size: int
+    total: int
+    is_stacked: bool
+    is_shared: bool = False
+
+
 class ModuleLocation(NamedTuple):
     """The place of a module in the tree that runs.
 
@@ -29,12 +48,53 @@ class ModuleLocation(NamedTuple):
         steps: The steps from its parent to it.
         parent: The parent's id.
         stack: Ids of the `StackedModule` around it, outermost first.
+        layer: Where its parent is a stack of layers and it is one of these: its place among them.
     """
 
     path: Path
     steps: Path
     parent: int
     stack: tuple[int, ...]
+    layer: LayerLocation | None = None
+
+
+@attrs.frozen
+class LayerPosition:
+    """Which layer of a stack a module is in.
+
+    Args:
+        index: The layer's number from 0, an int32 scalar; traced inside of a scan.
+        count: How many layers there are.
+    """
+
+    index: Array
+    count: int
+
+
+@attrs.frozen
+class RunningLayer:
+    """The layer at work.
+
+    Args:
+        index: Its number from 0, or that of the first copy; traced inside of a scan.
+        count: Layers of the stack.
+        module: Id of the module that is this layer.
+        stride: Layers from one copy of it to the next; 0 where it is not stacked.
+        is_known: Whether `index` is its number: which copy runs, and in which place.
+    """
+
+    index: Any
+    count: int
+    module: int
+    stride: int
+    is_known: bool
+
+    def of_copy(self, copy: Any) -> "RunningLayer":
+        """Returns copy number `copy` of stacked layers; this layer where it is not stacked."""
+        if not self.stride:
+            return self
+        index = self.index + copy * self.stride
+        return attrs.evolve(self, index=index, stride=0, is_known=True)
 
 
 Index = dict[int, ModuleLocation]
@@ -161,6 +221,7 @@ class Context:
         "calls",
         "frame",
         "index",
+        "layer",
         "module",
         "path",
         "streams",
@@ -173,11 +234,13 @@ class Context:
         frame: Frame,
         index: Index,
         make_key: Callable[[], Array | None],
+        layer: RunningLayer | None = None,
     ) -> None:
         self.module = module
         self.path = path
         self.frame = frame
         self.index = index
+        self.layer = layer
         self.calls: dict[int, int] = {}
         self.streams: dict[str, int] = {}
         self._make_key = make_key
@@ -248,16 +311,37 @@ class Context:
             key = fold_path(self.key(), steps)
             return fold(fold(key, "next call"), call) if call else key
 
-        return Context(module, place.path, self.frame, self.index, make_key)
+        layer = self._layer_of(module, place.layer) if is_own and place.layer else self.layer
+        return Context(module, place.path, self.frame, self.index, make_key, layer)
+
+    def _layer_of(self, module: "Module", place: LayerLocation) -> RunningLayer:
+        """Returns which layer a part of this stack is, counted from the outermost stack on."""
+        first, count, is_known = 0, place.total, True
+        outer = self.layer
+        if outer is not None and outer.module == id(self.module):
+            first, count, is_known = outer.index, outer.count, outer.is_known
+        return RunningLayer(
+            index=first + place.before,
+            count=count,
+            module=id(module),
+            stride=place.size if place.is_stacked else 0,
+            is_known=is_known and not place.is_stacked and not place.is_shared,
+        )
 
     def _way_to(self, path: Path) -> Path:
         pairs = zip(self.path, path, strict=False)
         num_shared = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
         return ("way up", len(self.path) - num_shared, *path[num_shared:])
 
-    def inside(self, frame: Frame) -> "Context":
-        """Returns this context moved into another frame, whose key is this module's own."""
-        return Context(self.module, self.path, frame, self.index, lambda: frame.key)
+    def inside(self, frame: Frame, copy: Any = None) -> "Context":
+        """Returns this context moved into another frame, whose key is this module's own.
+
+        Args:
+            frame: The other frame.
+            copy: Which copy of the module runs there, where it is stacked.
+        """
+        layer = self.layer if copy is None or self.layer is None else self.layer.of_copy(copy)
+        return Context(self.module, self.path, frame, self.index, lambda: frame.key, layer)
 
     def output_name(self, name: str) -> str:
         """Returns the key of an output of this module."""

@@ -60,10 +60,18 @@ def run(context: Context, method: Method, args: Any, kwargs: Any) -> Any:
 
 
 def as_pure_function(context: Context, method: Method) -> PureFunction:
-    """Returns `(state, key, channels, args, kwargs) -> (result, outputs, channels)`."""
+    """Returns `(state, key, channels, args, kwargs, copy=None) -> (result, outputs, channels)`.
+
+    `copy` is the number of the copy that runs, where a module is stacked.
+    """
 
     def pure(
-        state: Any, key: Array | None, channels: dict[str, Any], args: Any, kwargs: Any
+        state: Any,
+        key: Array | None,
+        channels: dict[str, Any],
+        args: Any,
+        kwargs: Any,
+        copy: Any = None,
     ) -> tuple[Any, Outputs, dict[str, Any]]:
         outer = context.frame
         frame = Frame(
@@ -75,7 +83,7 @@ def as_pure_function(context: Context, method: Method) -> PureFunction:
             channels=channels,
             outer=outer,
         )
-        result = run(context.inside(frame), method, args, kwargs)
+        result = run(context.inside(frame, copy), method, args, kwargs)
         return result, frame.outputs, frame.channels
 
     return pure

@@ -15,7 +15,7 @@ from axcore.config import Configurable, Resumable, config
 from axcore.errors import ModuleError
 from axcore.module import invoke
 from axcore.module.batch_spec import BatchSpec, ModelFlops
-from axcore.module.context import Context, current_context
+from axcore.module.context import Context, LayerPosition, current_context
 from axcore.module.dtypes import ROOT_DTYPES, DTypes
 from axcore.module.outputs import Loss, unused
 from axcore.module.param import ParamDeclaration, param_spec_of, sample_params
@@ -53,9 +53,12 @@ class Module(Configurable):
     Attributes:
         wraps: Name of the child, if any, that has this module's own path: its state, names and
             random keys are those that it has by itself.
+        layers_in: Name of the child, if any, that holds layers which run one after the other, a
+            `StackedModule` or a tuple: where `layer_position` counts.
     """
 
     wraps: ClassVar[str | None] = None
+    layers_in: ClassVar[str | None] = None
 
     @config
     class Config(Configurable.Config[BuiltModule_co]):
@@ -108,6 +111,32 @@ class Module(Configurable):
     def has_rng(self) -> bool:
         """Whether the call was given a random key."""
         return current_context("reading self.has_rng").has_key
+
+    def layer_position(self) -> LayerPosition:
+        """Returns which layer this module is, or is a part of, and how many the stack has.
+
+        Layers are counted through stacks of stacks, from the outermost on, and the same whether
+        they are unrolled, scanned or in a pipeline. The index is an array everywhere, so that code
+        that works in one of them works in all.
+
+        Raises:
+            ModuleError: No stack is around this module, or it cannot be said which of its layers
+                runs.
+        """
+        layer = self._context("self.layer_position").layer
+        if layer is None:
+            raise ModuleError(
+                f"{type(self).__qualname__} asks for its layer_position outside of layers",
+                hint="put it into a Stack, ScannedLayers, Sequence or Pipeline; a stack class of "
+                'your own says layers_in = "layer", the name of the child that holds its layers',
+            )
+        if not layer.is_known:
+            raise ModuleError(
+                f"{type(self).__qualname__} asks for its layer_position in layers that run at "
+                "once, or in one that is several layers of a stack",
+                hint="build a module for each layer, or run copies by StackedModule.scan",
+            )
+        return LayerPosition(jnp.asarray(layer.index, jnp.int32), layer.count)
 
     def rng(self, stream: str) -> Array:
         """Returns a fresh random key of a named stream of this module."""
@@ -307,6 +336,13 @@ class Module(Configurable):
 
     def kept_state(self, state: dict[str, Any], specs: dict[str, Any]) -> dict[str, Any]:
         """Returns the first values of those specs, given the first state of the parameters."""
+        return {}
+
+    def kept_sources(self) -> Mapping[str, Callable[[Any], Any]]:
+        """Returns what reads some of those first values from elsewhere, by their key in the state.
+
+        Each is a function from a description of the arrays (shapes, dtypes, shardings) to them.
+        """
         return {}
 
     # -- The tree ----------------------------------------------------------------------------

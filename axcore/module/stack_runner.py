@@ -57,12 +57,14 @@ class StackRunner:
         def run(state: Any, x: Any, channels: dict[str, Any], args: tuple[Any, ...]) -> Any:
             arrays, rebuild = split_static(args)
 
-            def body(state: Any, key: Any, x: Any, channels: Any, arrays: list[Any]) -> Any:
+            def body(
+                state: Any, index: Any, key: Any, x: Any, channels: Any, arrays: list[Any]
+            ) -> Any:
                 own = state if select is None else select(state)
-                return pure(own, key, channels, (x, *rebuild(arrays)), {})
+                return pure(own, key, channels, (x, *rebuild(arrays)), {}, index)
 
             wrapped = body if remat is None else remat.wrap(body, in_scan=True)
-            x, outputs, after = wrapped(state, key, x, channels, arrays)
+            x, outputs, after = wrapped(state, index, key, x, channels, arrays)
             self._check(channels, after, outputs)
             return x, after, outputs
 

@@ -150,7 +150,7 @@ class StackedModule:
         def body(state: Any, index: Any, carry: Any, channels: Any, arrays: list[Any]) -> Any:
             inner_args, inner_kwargs = rebuild(arrays)
             key = folded(root, index)
-            return pure(state, key, channels, (carry, *inner_args), inner_kwargs)
+            return pure(state, key, channels, (carry, *inner_args), inner_kwargs, index)
 
         remat = self.module.config.remat
         wrapped = body if remat is None else remat.wrap(body, in_scan=in_loop)

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from axcore.errors import ModuleError
-from axcore.module.context import Index, ModuleLocation
+from axcore.module.context import Index, LayerLocation, ModuleLocation
 from axcore.module.rng import Path, format_path
 from axcore.module.transforms import StackedModule
 
@@ -39,15 +39,39 @@ def unwrapped(child: Any) -> "Module":
     return inner
 
 
+def num_layers(module: "Module") -> int:
+    """Returns how many layers a module is: one, or those of a stack and of the stacks in it."""
+    parts = [child for steps, child in module.children() if _is_layer_of(module, steps)]
+    return sum(_num_copies(part) * num_layers(unwrapped(part)) for part in parts) or 1
+
+
+def _is_layer_of(module: "Module", steps: Path) -> bool:
+    return module.layers_in is not None and steps[:1] == (module.layers_in,)
+
+
+def _num_copies(child: Any) -> int:
+    return child.count if isinstance(child, StackedModule) else 1
+
+
 def _add_children(module: "Module", path: Path, stack: tuple[int, ...], index: Index) -> None:
+    num_before, total = 0, num_layers(module)
     for steps, child in module.children():
         inner, here = unwrapped(child), (*path, *steps)
-        around = (*stack, id(child)) if isinstance(child, StackedModule) else stack
+        is_stacked = isinstance(child, StackedModule)
+        around = (*stack, id(child)) if is_stacked else stack
+        layer = None
+        if _is_layer_of(module, steps):
+            layer = LayerLocation(num_before, num_layers(inner), total, is_stacked)
+            num_before += _num_copies(child) * layer.size
         place = index.get(id(inner))
         if place is None:
-            index[id(inner)] = ModuleLocation(here, steps, id(module), around)
+            index[id(inner)] = ModuleLocation(here, steps, id(module), around, layer)
             _add_children(inner, here, around, index)
-        elif not _is_same_stack(child, place.stack, around):
+        elif _is_same_stack(child, place.stack, around):
+            if layer is not None:
+                shared = layer._replace(is_shared=True)
+                index[id(inner)] = place._replace(layer=shared)
+        else:
             raise ModuleError(
                 f"a {type(inner).__qualname__} is shared between {format_path(place.path)} and "
                 f"{format_path(here)}, but one of them stacks copies of its state",

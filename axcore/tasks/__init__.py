@@ -1,6 +1,7 @@
 """Tasks: objectives around a model, which add losses from a batch."""
 
 from axcore.tasks.dpo import DPO
+from axcore.tasks.frozen_model import FrozenModel
 from axcore.tasks.ipo import IPO
 from axcore.tasks.kto import KTO
 from axcore.tasks.orpo import ORPO
@@ -17,6 +18,7 @@ __all__ = [
     "ORPO",
     "Answers",
     "Classification",
+    "FrozenModel",
     "PreferenceTask",
     "ReferenceTask",
     "Regression",

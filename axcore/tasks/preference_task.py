@@ -14,6 +14,7 @@ from axcore.errors import ConfigError
 from axcore.layers import whole_rows
 from axcore.module import BatchSpec
 from axcore.tasks.reference import ReferenceTask
+from axcore.tasks.task import Task
 
 BATCH = ("tokens", "targets", "token_mask", "loss_weights", "row_weights")
 """The arrays of a batch, as `axcore.data.PreferenceData` makes them."""
@@ -89,11 +90,15 @@ class PreferenceTask(ReferenceTask):
 
     def kept_specs(self, specs: dict[str, object]) -> dict[str, object]:
         """Returns the specs of the copy, for objectives with a reference."""
-        return super().kept_specs(specs) if self.has_reference else {}
+        if self.has_reference:
+            return super().kept_specs(specs)
+        return Task.kept_specs(self, specs)
 
     def kept_state(self, state: dict[str, object], specs: dict[str, object]) -> dict[str, object]:
         """Returns the copy, for objectives with a reference."""
-        return super().kept_state(state, specs) if self.has_reference else {}
+        if self.has_reference:
+            return super().kept_state(state, specs)
+        return Task.kept_state(self, state, specs)
 
     def check_batch(self, batch: BatchSpec) -> None:
         """Checks that batches are of judged answers, in tokens of the model.

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from axcore.module import Module, ParamSpec, functional
 from axcore.module.context import current_context
+from axcore.tasks.frozen_model import frozen_models
 from axcore.tasks.task import Task
 
 REFERENCE = "reference"
@@ -27,11 +28,11 @@ class ReferenceTask(Task):
         def kept(spec: ParamSpec) -> ParamSpec:
             return attrs.evolve(spec, path=(REFERENCE, *spec.path), is_frozen=True)
 
-        return {REFERENCE: _trained(specs, specs, kept)}
+        return {**super().kept_specs(specs), REFERENCE: _trained(specs, specs, kept)}
 
     def kept_state(self, state: dict[str, Any], specs: dict[str, Any]) -> dict[str, Any]:
         """Returns the copy."""
-        return {REFERENCE: _trained(specs, state, jnp.copy)}
+        return {**super().kept_state(state, specs), REFERENCE: _trained(specs, state, jnp.copy)}
 
     def reference(self, method: str, *args: Any) -> Any:
         """Returns what a method of the model returns with the first parameters; no gradient.
@@ -42,7 +43,10 @@ class ReferenceTask(Task):
         """
         context = current_context("calling the reference")
         state = dict(context.state)
-        whole = jax.lax.stop_gradient(_over(state, state.pop(REFERENCE)))
+        copy = state.pop(REFERENCE)
+        for name in frozen_models(self):
+            del state[name]
+        whole = jax.lax.stop_gradient(_over(state, copy))
         model: Module = self.model
         key = context.key() if context.has_key else None
         result, _ = functional(model, whole, *args, method=method, rng=key, training=self.training)

@@ -277,17 +277,22 @@ class Trainer(Configurable):
     def first_state(self) -> TrainState:
         """Returns the state before the first step: random, or from the weights of `init_from`.
 
+        What the task keeps besides, such as a teacher, is read from its own source.
+
         Raises:
             ConfigError: Those weights are another model's.
             CheckpointError: They cannot be read.
         """
-        cfg = self.config
+        cfg, abstract = self.config, self.compiler.abstract_state().model
+        state: TrainState
         if cfg.init_from is None:
-            state: TrainState = self.compiler.jitted_init()
-            return state
-        wanted = self.step.own_part(self.compiler.abstract_state().model)
-        weights = self.first_weights.read(wanted, seed=cfg.seed)
-        state = self.compiler.jitted_first_state(weights)
+            state = self.compiler.jitted_init()
+        else:
+            weights = self.first_weights.read(self.step.own_part(abstract), seed=cfg.seed)
+            state = self.compiler.jitted_first_state(weights)
+        for name, read in self.task.kept_sources().items():
+            del state.model[name]  # random arrays: gone from the devices before others come
+            state.model[name] = read(abstract[name])
         return state
 
     @cached_property
