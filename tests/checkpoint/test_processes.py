@@ -12,6 +12,8 @@ from several_processes import finish, start_all
 
 from axcore.checkpoint import Checkpointer, DamagedCheckpointError
 
+pytestmark = pytest.mark.slow
+
 WORKER = Path(__file__).with_name("processes_worker.py")
 
 
@@ -59,7 +61,6 @@ def saved(tmp_path_factory):
     return directory, told(run(directory, "save"))
 
 
-@pytest.mark.slow
 def test_what_two_processes_save_one_restores_on_another_mesh(saved):
     directory, both = saved
     assert [one["steps"] for one in both] == [[1, 3], [1, 3]]
@@ -67,7 +68,6 @@ def test_what_two_processes_save_one_restores_on_another_mesh(saved):
         assert_whole(directory, step)
 
 
-@pytest.mark.slow
 def test_every_process_wrote_its_own_part_once(saved):
     files = checkpoints_in(saved[0]).manifest(3).files
     parts = {name: record for name, record in files.items() if "/ocdbt.process_" in name}
@@ -76,7 +76,6 @@ def test_every_process_wrote_its_own_part_once(saved):
         assert 32 * 512 * 4 <= held < 40 * 512 * 4, f"half of w belongs to process {index}"
 
 
-@pytest.mark.slow
 def test_a_step_that_cannot_begin_is_refused_in_both(saved):
     first, second = (one["refused"] for one in saved[1])
     said = [re.sub(r"[\d,.]+ MB free", "", text) for _, text in (first, second)]  # it may differ
@@ -91,7 +90,6 @@ def test_an_array_of_one_process_alone_is_refused(saved):
         assert f"w is held by process {index} alone, so 2 processes cannot" in one["alone"][1]
 
 
-@pytest.mark.slow
 def test_damage_that_one_process_finds_makes_both_go_back(saved, tmp_path):
     directory = tmp_path / "copy"
     directory.mkdir()
@@ -119,7 +117,6 @@ def test_damage_that_one_process_finds_makes_both_go_back(saved, tmp_path):
         checkpoints_in(directory).verify(3)
 
 
-@pytest.mark.slow
 def test_a_step_that_cannot_begin_is_written_again_by_all_processes(tmp_path):
     first, second = told(run(tmp_path, "retry"))
     assert (first["steps"], second["steps"]) == ([7, 8], [7, 8])
@@ -128,7 +125,6 @@ def test_a_step_that_cannot_begin_is_written_again_by_all_processes(tmp_path):
     assert_whole(tmp_path, 8)
 
 
-@pytest.mark.slow
 def test_a_process_that_is_killed_during_a_save_harms_no_step(tmp_path):
     assert all(one.exit_code for one in run(tmp_path, "die"))
     assert checkpoints_in(tmp_path).steps()[0] == 5

@@ -47,6 +47,7 @@ def test_a_continuation_has_the_likelihood_that_the_plain_model_gives_it(asked, 
         assert found.logprob == pytest.approx(logprobs(tokens)[-scored:].sum(), abs=1e-3)
 
 
+@pytest.mark.slow
 def test_a_long_text_is_scored_once_each_token_with_the_context_of_its_window(asked, logprobs):
     found = asked.ask(TextLikelihood(text=TEXT)).reply(60)
     tokens = asked.tokenizer.encode_prompt(TEXT)

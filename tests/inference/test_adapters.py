@@ -16,6 +16,8 @@ from axcore.models import llama2
 from axcore.modifiers import AdapterRoom, LoRA, QuantizedWeights
 from axcore.plugins import Hardware
 
+pytestmark = pytest.mark.slow
+
 CPU = Hardware.parse("cpu-1")
 CFG = llama2("toy")
 MODEL = CFG.build()
@@ -69,7 +71,6 @@ def plain_logits(state):
     return logits_of(model, model.weights)
 
 
-@pytest.mark.slow
 def test_each_row_is_corrected_as_the_merged_model_of_its_adapter_is():
     found = logits_of(*served(), NUMBERS)
     expected = [*(plain_logits(merged(one)) for one in adapters()), plain_logits(base())]
@@ -78,7 +79,6 @@ def test_each_row_is_corrected_as_the_merged_model_of_its_adapter_is():
     assert np.abs(expected[0] - expected[1]).max() > 0.1
 
 
-@pytest.mark.slow
 def test_without_numbers_and_without_adapters_the_model_is_as_it_was():
     model, weights = served()
     np.testing.assert_allclose(logits_of(model, weights), plain_logits(base()), atol=1e-5)
@@ -88,7 +88,6 @@ def test_without_numbers_and_without_adapters_the_model_is_as_it_was():
     np.testing.assert_array_equal(again[2], logits_of(model, weights, NUMBERS)[2])
 
 
-@pytest.mark.slow
 def test_adapters_correct_narrow_weights_too():
     narrow, weights = served(quantization=QuantizedWeights())
     found = logits_of(narrow, weights, NUMBERS)
@@ -98,7 +97,6 @@ def test_adapters_correct_narrow_weights_too():
     np.testing.assert_allclose(found[1], logits_of(plain, plain.weights)[1], atol=1e-5)
 
 
-@pytest.mark.slow
 def test_adapters_are_read_from_a_folder_of_peft(tmp_path):
     for number, one in enumerate(adapters()):
         state = with_adapters(one.cfg.build(), base(), one.arrays)

@@ -19,6 +19,8 @@ from axcore.profiles.trace import _with_own_time, length_of_union, read_trace
 from axcore.runs import run_facts
 from axcore.testing import small_experiment, trainer_on
 
+pytestmark = pytest.mark.slow
+
 
 def trained(folder, steps, *, num_steps=6):
     cfg = ax.update_config(
@@ -35,7 +37,6 @@ def recorded(tmp_path_factory):
     return trained(tmp_path_factory.mktemp("recorded"), parse_steps("3:5"))
 
 
-@pytest.mark.slow
 def test_a_recording_names_the_modules_of_the_model(recorded):
     trainer, run = recorded
     (folder,) = recorded_profiles(run)
@@ -65,7 +66,6 @@ def test_times_are_of_one_step(recorded):
     assert np.median(list(counts.values())) == 3
 
 
-@pytest.mark.slow
 def test_a_signal_records_the_next_three_steps(tmp_path):
     before = signal.getsignal(signal.SIGUSR1)
 
@@ -94,7 +94,6 @@ def test_a_signal_records_the_next_three_steps(tmp_path):
     assert (first in (2, 3), last - first) == (True, 2)
 
 
-@pytest.mark.slow
 def test_steps_that_never_ran_are_told(tmp_path):
     with pytest.warns(UserWarning, match="no step was profiled: 90:91"):
         trained(tmp_path, parse_steps("90:91"), num_steps=2)

@@ -34,6 +34,7 @@ def test_steps_of_a_run_are_averaged(run, tmp_path):
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
+@pytest.mark.slow
 def test_a_run_is_merged_with_a_published_model(run, tmp_path):
     export_run(load_run(run), tmp_path / "one")
     models = [str(run), str(tmp_path / "one")]

@@ -20,6 +20,7 @@ def run(trained, tmp_path):
     return shutil.copytree(trained[0], tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_facts_are_those_of_the_run(run):
     facts, opened = run_facts(run), ax.load_run(run)
     assert (facts.name, facts.state, facts.step, facts.max_steps) == ("run", "done", 2, 2)

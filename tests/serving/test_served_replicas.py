@@ -15,6 +15,7 @@ from axcore.inference.engine_adapters import EngineAdapter
 from axcore.parallel import make_mesh
 
 
+@pytest.mark.slow
 def test_a_server_goes_on_without_a_replica_and_says_so(caplog):
     mesh = make_mesh({"data": 2}, jax.devices()[1:3])
     model, state = small_model(byte_tokenizer())
