@@ -1,8 +1,9 @@
 """`TokenInfo`: what layers may want to know of each token besides its vector."""
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
@@ -63,7 +64,7 @@ class TokenInfo(NamedTuple):
         """Whether these are the tokens of the call, all of them and unchanged.
 
         The arrays are compared as Python objects, since their numbers are not known while a program
-        is traced. So it is False for arrays that were made again, though they have equal numbers.
+        is traced. So it is False for arrays that a layer made again, though of equal numbers.
         """
         call = self.call
         return (
@@ -118,6 +119,24 @@ class TokenInfo(NamedTuple):
         if self.segment_ids is None:
             return jnp.full(self.positions.shape[:1], self.positions.shape[1], jnp.int32)
         return jnp.sum(self.segment_ids > 0, axis=1, dtype=jnp.int32)
+
+
+def _flat(info: TokenInfo) -> tuple[list[tuple[Any, Any]], bool]:
+    """Returns the fields of an info, and whether it has all tokens, without these twice.
+
+    Each array would otherwise be another object behind a transformation, `jit` or remat.
+    """
+    fields = info._replace(call=None) if info.has_all_tokens else info
+    keys = map(jax.tree_util.GetAttrKey, info._fields)
+    return list(zip(keys, fields, strict=True)), info.has_all_tokens
+
+
+def _unflat(has_all_tokens: bool, fields: Iterable[Any]) -> TokenInfo:
+    info = TokenInfo(*fields)
+    return info._replace(call=info.tokens) if has_all_tokens else info
+
+
+jax.tree_util.register_pytree_with_keys(TokenInfo, _flat, _unflat)
 
 
 def whole_rows(

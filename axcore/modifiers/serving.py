@@ -53,7 +53,5 @@ def is_widened(cfg: Any, hardware: Hardware) -> bool:
 def _served(node: Any, room: ServingRoom, compute: DType | None) -> Any:
     if compute and isinstance(node, DTypes) and node.compute in _HALF:
         return evolve(node, compute=compute)
-    if getattr(node, "remat", None) is not None:  # for a gradient, which serving has none of
-        node = evolve(node, remat=None)
     change = getattr(node, "for_serving", None)
     return node if change is None else change(room)

@@ -1,5 +1,6 @@
 """A layer that skips tokens, as in mixture of depths, serves right or is refused by name."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -103,6 +104,16 @@ def test_keys_of_fewer_tokens_than_the_info_has_are_refused():
         ModuleError, match=r"keys of \[1, 2\] tokens, and its TokenInfo has \[1, 4\]"
     ):
         functional(cache, cache.init(0), keys, keys, info)
+
+
+def test_all_tokens_are_known_to_be_all_behind_a_transformation():
+    one = jnp.ones(1, jnp.int32)
+    info = continued_rows(jnp.zeros((1, 4), jnp.int32), one, one)
+    seen = []
+    jax.jit(jax.checkpoint(lambda info: seen.append(info.has_all_tokens)))(info)
+    some = info._replace(positions=info.positions + 0)
+    jax.jit(lambda info: seen.append(info.has_all_tokens))(some)
+    assert seen == [True, False]
 
 
 def test_a_window_over_skipped_tokens_is_refused():
