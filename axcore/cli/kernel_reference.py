@@ -80,11 +80,29 @@ def _kernels(op: Op, chips: list[Hardware]) -> list[str]:
         "",
         f"{op.summary}.",
         "",
+        *_names(op),
         markdown_table(heads, [_cells(kernel, chips) for kernel in kernels]),
         "",
         *(f"- `{one.name}` runs only when pinned: {one.pinned_only}." for one in pinned),
         *[""][: len(pinned)],
     ]
+
+
+def _names(op: Op) -> list[str]:
+    """Returns the names by which kernels ask a `Call` of the op for what it has."""
+    if op.arg_spec is not None:
+        call = op.arg_spec.resolve()()
+    elif op.contract is not None:
+        call = op.contract.resolve().cases[0].abstract_call("float32")
+    else:
+        return []
+    arrays = [f"`{name}`" for name, _ in call.shapes]
+    optional = [f"`{name}`" for name in call.absent or ()]
+    features = [f"`{name}`" for name, _ in call.features]
+    lines = [f"- Arrays of a `Call`: {', '.join((*arrays, *optional))}."]
+    if features:
+        lines.append(f"- Features: {', '.join(features)}.")
+    return [*lines, ""]
 
 
 def _cells(kernel: Kernel, chips: list[Hardware]) -> tuple[str, ...]:

@@ -55,6 +55,13 @@ SAMPLE_TOKENS = 200
     default="",
     help="Record these steps, for `axcore profile`; SIGUSR1 records the next three at any time.",
 )
+@click.option(
+    "--reference-steps",
+    metavar="N",
+    type=click.IntRange(min=1),
+    help="Train nothing: compute N steps from the newest checkpoint on by these kernels and by "
+    "axcore's own, and name those that differ.",
+)
 @options.modify
 @options.overrides
 @options.target
@@ -66,6 +73,7 @@ def train(
     from_step: int | None,
     launch_id: str,
     profiled: str,
+    reference_steps: int | None,
     changes: tuple[str, ...],
     overrides: tuple[str, ...],
     target: str | None,
@@ -88,6 +96,8 @@ def train(
         try:
             join(place, processes)
             load = partial(_load, experiment, overrides, changes, wanted)
+            if reference_steps is not None:
+                return _compare(load, run, reference_steps)
             back = {"from_step": from_step, "launch": launch_of(launch_id, os.environ)}
             return _train(load, run, place, heartbeat, back=back, began=turn, profiled=profiled)
         except ProcessError as error:
@@ -151,6 +161,16 @@ def _train(
         sys.exit(INTERRUPTED)
     if speaks:
         _report(trainer, result, run, is_alone=place is None)
+
+
+def _compare(load: Callable[[], Any], run: Path, num_steps: int) -> None:
+    """Computes steps by the run's kernels and by axcore's own, and says what differs."""
+    from axcore.trainer.reference_steps import compare_steps
+
+    with _explaining_memory():
+        found = compare_steps(load(), run, num_steps=num_steps)
+    found.check()
+    click.echo(str(found))
 
 
 @contextlib.contextmanager

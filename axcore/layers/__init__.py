@@ -3,6 +3,7 @@
 from axcore.layers.activations import Activation, activation_fn
 from axcore.layers.attention.attend import attend
 from axcore.layers.attention.contiguous_cache import ContiguousCache
+from axcore.layers.attention.gapped_cache import GappedCache
 from axcore.layers.attention.half_store import HalfStore
 from axcore.layers.attention.key_store import KeyStore
 from axcore.layers.attention.kv_cache import NoCache
@@ -80,6 +81,7 @@ __all__ = [
     "Fp8Current",
     "Fp8Delayed",
     "FrozenLinear",
+    "GappedCache",
     "GroupLimit",
     "HalfStore",
     "Int8Dynamic",

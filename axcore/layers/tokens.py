@@ -1,14 +1,24 @@
 """`TokenInfo`: what layers may want to know of each token besides its vector."""
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
+
+from axcore.errors import ModuleError
 
 TOKEN_MASK = "token_mask"
 """The shared value in which layers without a `TokenInfo` see which tokens are not padding:
 `[batch, time]` bools."""
+
+
+class CallTokens(NamedTuple):
+    """Positions and segment ids of all tokens of a call, as `TokenInfo` has them."""
+
+    positions: Int[Array, "batch time"]
+    segment_ids: Int[Array, "batch time"] | None
 
 
 class TokenInfo(NamedTuple):
@@ -29,6 +39,9 @@ class TokenInfo(NamedTuple):
         token_mask: Which tokens are not padding; None where `segment_ids` say so, or, without them,
             where all are. It asks no kernel for a mask: causal attention never reaches padding,
             which is at the end of a row.
+        call: All tokens of the call where they follow others, whichever of them a layer sees.
+        key_mask: Which keys of a cache are there, laid out as the keys are; None where all of a
+            row's tokens have one.
     """
 
     positions: Int[Array, "batch time"]
@@ -38,6 +51,42 @@ class TokenInfo(NamedTuple):
     page_table: Int[Array, "batch pages"] | None = None
     scales: tuple[Array, Array] | None = None
     token_mask: Bool[Array, "batch time"] | None = None
+    call: CallTokens | None = None
+    key_mask: Bool[Array, "rows keys"] | None = None
+
+    @property
+    def tokens(self) -> CallTokens:
+        """The tokens that a layer is called with."""
+        return CallTokens(self.positions, self.segment_ids)
+
+    @property
+    def has_all_tokens(self) -> bool:
+        """Whether these are the tokens of the call, all of them and unchanged.
+
+        The arrays are compared as Python objects, since their numbers are not known while a program
+        is traced. So it is False for arrays that a layer made again, though of equal numbers.
+        """
+        call = self.call
+        return (
+            call is not None
+            and self.positions is call.positions
+            and self.segment_ids is call.segment_ids
+        )
+
+    def of_call(self) -> "TokenInfo":
+        """Returns the info of all tokens of the call.
+
+        Raises:
+            ModuleError: It is not known which they are.
+        """
+        if self.call is None:
+            raise ModuleError(
+                "a layer that keeps keys and values is called with a TokenInfo that does not say "
+                "which tokens the call has",
+                hint="make it with continued_rows(tokens, num_cached, num_new), and change it with "
+                "info._replace(...)",
+            )
+        return self._replace(positions=self.call.positions, segment_ids=self.call.segment_ids)
 
     @property
     def is_real(self) -> Bool[Array, "batch time"] | None:
@@ -70,6 +119,24 @@ class TokenInfo(NamedTuple):
         if self.segment_ids is None:
             return jnp.full(self.positions.shape[:1], self.positions.shape[1], jnp.int32)
         return jnp.sum(self.segment_ids > 0, axis=1, dtype=jnp.int32)
+
+
+def _flat(info: TokenInfo) -> tuple[list[tuple[Any, Any]], bool]:
+    """Returns the fields of an info, and whether it has all tokens, without these twice.
+
+    Each array would otherwise be another object behind a transformation, `jit` or remat.
+    """
+    fields = info._replace(call=None) if info.has_all_tokens else info
+    keys = map(jax.tree_util.GetAttrKey, info._fields)
+    return list(zip(keys, fields, strict=True)), info.has_all_tokens
+
+
+def _unflat(has_all_tokens: bool, fields: Iterable[Any]) -> TokenInfo:
+    info = TokenInfo(*fields)
+    return info._replace(call=info.tokens) if has_all_tokens else info
+
+
+jax.tree_util.register_pytree_with_keys(TokenInfo, _flat, _unflat)
 
 
 def whole_rows(
@@ -117,4 +184,6 @@ def continued_rows(
     """
     steps = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None, :]
     is_new = (steps < num_new[:, None]).astype(jnp.int32)
-    return TokenInfo(num_cached[:, None] + steps, is_new, num_cached, slots, page_table)
+    positions = num_cached[:, None] + steps
+    call = CallTokens(positions, is_new)
+    return TokenInfo(positions, is_new, num_cached, slots, page_table, call=call)

@@ -41,6 +41,8 @@ from axcore.ops.decode_matmul.widening import packed_int4, unpacked_int4, wide_w
 from axcore.ops.dispatch.block_sizes import BlockSizeEntry, BlockSizeTable, power_of_two
 from axcore.ops.dispatch.call import Call
 from axcore.ops.dispatch.choice import ChosenKernel, choose
+from axcore.ops.dispatch.comparison import Difference, KernelComparison, comparing_kernels
+from axcore.ops.dispatch.kernel_result import how_to_continue_without
 from axcore.ops.dispatch.plan import (
     KernelPlan,
     PlanRecording,
@@ -102,8 +104,10 @@ __all__ = [
     "DecodeMatmulInputs",
     "DecodeMatmulSpec",
     "DecodeSpec",
+    "Difference",
     "Forward",
     "GroupedMatmulInputs",
+    "KernelComparison",
     "KernelPlan",
     "KernelPolicy",
     "KernelPreference",
@@ -131,6 +135,7 @@ __all__ = [
     "block_bounds",
     "choose",
     "choose_block_sizes",
+    "comparing_kernels",
     "cross_entropy",
     "cross_entropy_sums",
     "current_policy",
@@ -144,6 +149,7 @@ __all__ = [
     "finite_lse",
     "grouped_matmul",
     "grouped_matmul_portable",
+    "how_to_continue_without",
     "in_panels",
     "moved_bytes_of",
     "moved_bytes_scope",

@@ -19,6 +19,7 @@ from axcore.data import Policy, PrefetchedBatches
 from axcore.distributed import broadcast_object, is_process_zero, process_count
 from axcore.errors import TrainingError
 from axcore.module import count_params
+from axcore.plugins import Kernel
 from axcore.trainer.callbacks.events import (
     CheckpointSaved,
     Evaluated,
@@ -34,6 +35,7 @@ from axcore.trainer.callbacks.memory_metrics import memory_metrics
 from axcore.trainer.callbacks.metrics import LossWindow, summary_metrics
 from axcore.trainer.callbacks.writers import Writers, find_writers
 from axcore.trainer.guards import Guards, RollBack
+from axcore.trainer.reference_steps import suspects
 from axcore.trainer.rollbacks import Rollbacks
 from axcore.trainer.run_directory.directory import check_is_there
 from axcore.trainer.run_directory.first_batch import keep_first_batch
@@ -113,6 +115,7 @@ class TrainLoop:
         self.saved_step = 0
         self.is_save_due = self.is_step_done = False
         self.stop_reason = ""
+        self.never_run: tuple[Kernel, ...] = ()
         self.pending: list[StepMetrics] = []
         self.window = LossWindow()
         self.since = self.wall_clock = time.perf_counter()
@@ -257,7 +260,8 @@ class TrainLoop:
         """Goes back to the newest known good checkpoint that is old enough for a wish."""
         from_step, data = self.step, self.batches.get_state()
         good = self._known_good(wish, from_step - wish.steps)
-        self.rollbacks.check_budget(wish, step=from_step, good=good)
+        suspects = self._suspects(good or 0)
+        self.rollbacks.check_budget(wish, step=from_step, good=good, suspects=suspects)
         self._restore(at_or_before=good)
         self._rewind(self.step)
         if wish.skips_data:
@@ -285,6 +289,7 @@ class TrainLoop:
         hardware = trainer.hardware
         peak = hardware.peak_flops.get(str(trainer.model.dtypes.compute))
         plan = trainer.kernel_plan()
+        self.never_run = plan.never_run()
         flops = trainer.task.flops_per_unit(trainer.batch_spec)
         mesh = trainer.describe_mesh()
         units = trainer.task.metric_units()
@@ -461,7 +466,7 @@ class TrainLoop:
         self.metrics.write(self.step, "train", values)
         self.emit(StepsDone(step=self.step, metrics=values))
         self.guards.on_metrics(self.step, values)
-        self.skipped.check(self._reason_to_skip())
+        self.skipped.check(self._reason_to_skip(), suspects=self._suspects())
         self.since = time.perf_counter()
 
     def _count_skipped(self, fetched: list[StepMetrics]) -> None:
@@ -504,6 +509,15 @@ class TrainLoop:
     def _reason_to_skip(self) -> str:
         what = "a loss, gradient or update that is not finite"
         return what + (", or a spike of the loss" if self.cfg.learner.skip_spikes.sigmas else "")
+
+    def _suspects(self, good: int | None = None) -> str:
+        """Returns what an error about numbers that are not finite says of the kernels in use.
+
+        Args:
+            good: The step before which numbers were good; that of the newest save where None.
+        """
+        num_steps = max(1, self.step - (self.saved_step if good is None else good))
+        return suspects(self.never_run, self.trainer.hardware.chip, num_steps)
 
     def _evaluate(self) -> None:
         started = time.perf_counter()

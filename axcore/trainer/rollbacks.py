@@ -27,13 +27,16 @@ class Rollbacks:
         self._window_steps = window_steps
         self._done = broadcast_object("reading rollbacks", lambda: read_json_lines(self._path))
 
-    def check_budget(self, wish: RollBack, *, step: int, good: int | None) -> None:
+    def check_budget(
+        self, wish: RollBack, *, step: int, good: int | None, suspects: str = ""
+    ) -> None:
         """Checks that the run may go back once more.
 
         Args:
             wish: Who asks, and why.
             step: The present step.
             good: The step that it would go back to, None for the start.
+            suspects: What the hint says of kernels.
 
         Raises:
             TrainingError: It did so too often in the window.
@@ -46,7 +49,8 @@ class Rollbacks:
             f"steps, and max_rollbacks={self._budget}",
             where=f"step {step}",
             hint="lower learner.schedule.peak, or look at the data of these steps; "
-            f"`axcore train --from-step {good or 0}` resumes from the newest good checkpoint",
+            f"`axcore train --from-step {good or 0}` resumes from the newest good checkpoint"
+            f"{suspects}",
         )
 
     def add(self, wish: RollBack, *, from_step: int, step: int, data: Any) -> None:

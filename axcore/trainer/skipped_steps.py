@@ -34,11 +34,12 @@ class SkippedSteps:
             self.in_a_row = 0 if is_kept else self.in_a_row + 1
             self.newest_kept = step if is_kept else self.newest_kept
 
-    def check(self, what: str) -> None:
+    def check(self, what: str, *, suspects: str = "") -> None:
         """Checks that not too many steps were skipped.
 
         Args:
             what: Why steps are skipped.
+            suspects: What the hint says of kernels.
 
         Raises:
             RollBack: Too many in a row: the state or the data at hand are at fault.
@@ -57,5 +58,5 @@ class SkippedSteps:
                 f"{skipped} of the last {len(self._window)} steps had {what}, which is more than "
                 f"max_skipped_steps={self._most}; none of them changed a parameter",
                 where=f"step {step}",
-                hint="lower learner.schedule.peak, or raise max_skipped_steps",
+                hint=f"lower learner.schedule.peak, or raise max_skipped_steps{suspects}",
             )

@@ -216,7 +216,7 @@ def test_kernel_is_named_with_what_it_returned_and_what_was_expected(
     )
 
 
-def test_the_pin_that_the_hint_gives_goes_on_without_the_kernel(brought):
+def test_a_run_continues_without_the_kernel_by_the_pin_of_the_hint(brought):
     with brought("rms_norm", own("in_bfloat16")), pytest.raises(KernelError) as raised:
         call_rms_norm()
     assert 'KernelPolicy(pins={"rms_norm": "portable"})' in raised.value.hint

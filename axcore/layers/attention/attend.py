@@ -3,9 +3,10 @@
 from typing import Any
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Num
+from jaxtyping import Array, Bool, Float, Int, Num
 
 from axcore.errors import ModuleError
+from axcore.layers.attention.cache_parts import check_all_tokens
 from axcore.layers.tokens import TokenInfo
 from axcore.ops import attention, decode_attention
 
@@ -34,7 +35,8 @@ def attend(
         **options: More arguments of the attention op.
 
     Raises:
-        ModuleError: Tokens follow those of a cache, and would see later ones.
+        ModuleError: Tokens follow those of a cache, and would see later ones; or they are not all
+            of the call's, and the cache does not keep which are there.
     """
     if info.num_cached is None:
         segments = info.segment_ids
@@ -47,13 +49,41 @@ def attend(
             "attention that is not causal continues a cache, whose tokens did not see these",
             hint="serve models whose attention is causal",
         )
+    if info.key_mask is not None:
+        return _attend_with_gaps(q, k, v, info, window=window, **options)
+    check_all_tokens(info)
     left = window[0] if window else None
     if options.keys() <= {"scale", "soft_cap", "sinks_N"}:
         return _decode(q, k, v, info, window=left, **options)
-    k_scale, v_scale = info.scales or (None, None)
-    k, v = _held(k, k_scale, info, q.dtype), _held(v, v_scale, info, q.dtype)
+    k, v = _held_keys(k, v, info, q.dtype)
     return attention(
         q, k, v, causal=True, window=(left, 0), query_offset=info.num_cached, **options
+    )
+
+
+def _attend_with_gaps(
+    q: Array, k: Array, v: Array, info: TokenInfo, *, window: Window | None, **options: Any
+) -> Array:
+    """Returns attention over those keys of a row that are there."""
+    if window is not None and window[0] is not None:
+        raise ModuleError(
+            f"attention with a window of {window[0]} tokens skips tokens where it serves: whether "
+            "the window counts those that were skipped is not defined",
+            hint="leave out the window of layers that skip tokens",
+        )
+    assert info.key_mask is not None
+    is_there = _of_rows(info.key_mask, info.page_table)
+    is_there &= _is_reached(info, is_there.shape[1])
+    k, v = _held_keys(k, v, info, q.dtype)
+    start, end = options.pop("key_ranges", (jnp.zeros_like(info.positions), info.positions + 1))
+    is_real = jnp.ones_like(info.positions) if info.segment_ids is None else info.segment_ids > 0
+    return attention(
+        q,
+        k,
+        v,
+        key_ranges=(start, jnp.minimum(end, info.positions + 1)),
+        segment_ids=(is_real.astype(jnp.int32), is_there.astype(jnp.int32)),
+        **options,
     )
 
 
@@ -88,6 +118,11 @@ def _rolled(
     return jnp.take_along_axis(x, places[:, :, None, None], axis=1)
 
 
+def _held_keys(k: Array, v: Array, info: TokenInfo, dtype: Any) -> tuple[Array, Array]:
+    k_scale, v_scale = info.scales or (None, None)
+    return _held(k, k_scale, info, dtype), _held(v, v_scale, info, dtype)
+
+
 def _held(
     x: Num[Array, "rows keys heads size"],
     scale: Float[Array, "rows keys heads"] | None,
@@ -96,15 +131,22 @@ def _held(
 ) -> Float[Array, "batch room heads size"]:
     """Returns what a cache holds of each row, in the dtype of queries.
 
-    Behind a row's tokens are zeros: no number there is masked by a weight of 0.
+    Where a row has no tokens are zeros: no number there is masked by a weight of 0.
     """
-    assert info.num_cached is not None
     x = _of_rows(x, info.page_table)
     if scale is not None:
         x = x.astype(jnp.float32) * _of_rows(scale, info.page_table)[..., None]
-    places = jnp.arange(x.shape[1], dtype=jnp.int32)[None, :]
-    lengths = info.num_cached + info.num_new()
-    return jnp.where((places < lengths[:, None])[:, :, None, None], x, 0).astype(dtype)
+    is_there = _is_reached(info, x.shape[1])
+    if info.key_mask is not None:
+        is_there &= _of_rows(info.key_mask, info.page_table)
+    return jnp.where(is_there[:, :, None, None], x, 0).astype(dtype)
+
+
+def _is_reached(info: TokenInfo, num_places: int) -> Bool[Array, "batch room"]:
+    """Returns which places of each row's cache its tokens have come to."""
+    assert info.num_cached is not None
+    places = jnp.arange(num_places, dtype=jnp.int32)[None, :]
+    return places < (info.num_cached + info.of_call().num_new())[:, None]
 
 
 def _of_rows(x: Array, page_table: Array | None) -> Array:

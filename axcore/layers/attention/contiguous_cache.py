@@ -66,7 +66,7 @@ class ContiguousCache(Module):
             ModuleError: The call does not say how many tokens each row has, or has other rows than
                 the cache and does not say which.
         """
-        check_continued(info)
+        check_continued(k, info)
         rows = rows_of(k.shape[0], self.config.num_rows, info)
         places = Places(rows[:, None], info.kept_places(self.config.capacity))
         info = info._replace(page_table=None)

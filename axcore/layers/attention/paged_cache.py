@@ -64,7 +64,7 @@ class PagedCache(Module):
         Raises:
             ModuleError: The call does not say how many tokens each row has, or which pages.
         """
-        check_continued(info)
+        check_continued(k, info)
         if info.page_table is None:
             raise ModuleError(
                 "a layer that keeps pages is called without TokenInfo.page_table",

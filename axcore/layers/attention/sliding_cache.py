@@ -76,7 +76,7 @@ class SlidingCache(Module):
             ModuleError: The call does not say how many tokens each row has, has more of them than
                 there is room for, or other rows than the cache and does not say which.
         """
-        check_continued(info)
+        check_continued(k, info)
         cfg = self.config
         if k.shape[1] > cfg.call_tokens:
             raise ModuleError(

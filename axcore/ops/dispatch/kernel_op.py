@@ -13,11 +13,14 @@ import attrs
 
 from axcore.errors import KernelError
 from axcore.ops.dispatch.call import Call
-from axcore.ops.dispatch.kernel_result import checked_gradients, checked_outputs
+from axcore.ops.dispatch.comparison import current_comparison
+from axcore.ops.dispatch.kernel_result import checked_gradients, checked_outputs, result_names
 from axcore.ops.dispatch.plan import choose_and_record
 from axcore.ops.dispatch.policy import current_policy
+from axcore.ops.dispatch.registry import op_kernels
 from axcore.parallel.shard_op import OpSharding, shard_op
 from axcore.plugins import Kernel
+from axcore.registration.returns import CORE
 
 KernelFunction = Callable[..., Any]
 """`(inputs, spec) -> outputs`; of a backward kernel `(inputs, spec, **rows) -> gradients`."""
@@ -58,12 +61,52 @@ class KernelOp:
             KernelError: No kernel can serve the call, or a pin cannot be followed.
         """
         kernel = choose_and_record(call).kernel
+        backward = None
         if self.custom_vjp is None or kernel.is_differentiable:
             self._refuse_pinned_backward(kernel)
-            return self.sharded(kernel, kernel.forward.resolve())(inputs, spec)
-        chosen = choose_and_record(attrs.evolve(call, op=self.backward), partner=kernel.name).kernel
-        forward, backward = (self.sharded(one, one.forward.resolve()) for one in (kernel, chosen))
-        return self.with_gradient(forward, backward)(inputs, spec)
+        else:
+            call_backward = attrs.evolve(call, op=self.backward)
+            backward = choose_and_record(call_backward, partner=kernel.name).kernel
+        function = self.watched(self._by(kernel, backward), kernel, backward)
+        return function(inputs, spec)
+
+    def watched(
+        self, function: KernelFunction, kernel: Kernel, backward: Kernel | None = None
+    ) -> KernelFunction:
+        """Return the op by some kernels; where kernels are compared, one that compares them.
+
+        Args:
+            function: The op by these kernels.
+            kernel: The forward kernel.
+            backward: The backward kernel, where there is one.
+        """
+        comparison = current_comparison()
+        if comparison is None:
+            return function
+        core = _of_core(self.name)
+        core_backward = None
+        if self.custom_vjp is not None and not core.is_differentiable:
+            core_backward = _of_core(self.backward)
+        results = self.differentiable_results or self.results
+
+        def run(inputs: Any, spec: Any) -> Any:
+            return comparison.watch(
+                function,
+                self._by(core, core_backward),
+                kernel=kernel,
+                backward=backward,
+                reference=core,
+                results=result_names(results(inputs, spec)),
+            )(inputs, spec)
+
+        return run
+
+    def _by(self, kernel: Kernel, backward: Kernel | None) -> KernelFunction:
+        """Return the op by a forward kernel, and a backward one where JAX cannot differentiate."""
+        forward = self.sharded(kernel, kernel.forward.resolve())
+        if backward is None:
+            return forward
+        return self.with_gradient(forward, self.sharded(backward, backward.forward.resolve()))
 
     def function(
         self, kernel: Kernel, forward: KernelFunction, backward: KernelFunction | None = None
@@ -119,3 +162,10 @@ class KernelOp:
                 "which brings its own gradient.",
                 hint=f"remove the pin, or pin {self.name} to a kernel that is forward only",
             )
+
+
+def _of_core(op: str) -> Kernel:
+    """Return the core's kernel of an op for any hardware; it is as lean as the core can be."""
+    own = [one for one in op_kernels(op) if one.plugin == CORE]
+    named = {one.name: one for one in own}
+    return named.get("portable") or next(one for one in own if one.band == "reference")

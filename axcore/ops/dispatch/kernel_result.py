@@ -105,6 +105,12 @@ def checked_gradients(kernel: Kernel, returned: Any, inputs: Any) -> Any:
     return _strongly_typed(returned)
 
 
+def result_names(wanted: Any) -> tuple[str, ...]:
+    """Return the names of a tree of `ResultSpec`s, but for those that a kernel may leave out."""
+    specs = jax.tree.leaves(wanted, is_leaf=lambda node: isinstance(node, ResultSpec))
+    return tuple(spec.name for spec in specs if not spec.is_optional)
+
+
 def _gradient_spec(name: str, array: Array | None, *, may_be_wider: bool) -> ResultSpec | None:
     if array is None or not jnp.issubdtype(array.dtype, jnp.floating):
         return None
@@ -142,20 +148,19 @@ def _wrong(kernel: Kernel, problems: list[_Problem]) -> KernelError:
         f"something else than the op {kernel.op!r} asks for: {found}",
         where=f"plugin {kernel.plugin!r}",
         hint=f"{problems[0].fix}; report it to the authors of {authors}; "
-        f"{how_to_go_on_without(kernel)}",
+        f"{how_to_continue_without(kernel)}",
     )
 
 
-def how_to_go_on_without(kernel: Kernel) -> str:
+def how_to_continue_without(kernel: Kernel) -> str:
     """Return what a user can write so that another kernel serves."""
     others = [one for one in op_kernels(kernel.op) if one.plugin == CORE and one.key != kernel.key]
     names = [one.name for one in others if one.name == "portable" or one.priority == 0]
     if not names:
-        return f"to go on without it, set AXCORE_BLOCK={kernel.plugin}"
-    return (
-        f'to go on without it, pin another kernel: --set "kernels={ {kernel.op: names[0]} }", or '
-        f'in Python KernelPolicy(pins={{"{kernel.op}": "{names[0]}"}})'
-    )
+        return f"to continue without it, set AXCORE_BLOCK={kernel.plugin}"
+    pin = f'--set "kernels={ {kernel.op: names[0]} }"'
+    in_python = f'KernelPolicy(pins={{"{kernel.op}": "{names[0]}"}})'
+    return f"to continue without it, pin another kernel: {pin}, or in Python {in_python}"
 
 
 def _described(tree: Any) -> str:

@@ -16,6 +16,8 @@ from axcore.ops.dispatch.block_sizes import BlockSizeEntry, BlockSizes, BlockSiz
 from axcore.ops.dispatch.call import Call
 from axcore.ops.dispatch.choice import ChosenKernel, choose
 from axcore.ops.dispatch.policy import current_policy
+from axcore.plugins import Kernel
+from axcore.registration.returns import CORE
 
 
 @attrs.frozen
@@ -32,6 +34,17 @@ class KernelPlan:
         """Return the plan of what was recorded, each call and each entry once."""
         return cls(
             tuple({one.call: one for one in choices}.values()), tuple(dict.fromkeys(block_sizes))
+        )
+
+    def never_run(self) -> tuple[Kernel, ...]:
+        """Return the kernels that never ran on the chip, but for the core's portable ones."""
+        return tuple(
+            dict.fromkeys(
+                one.kernel
+                for one in self.choices
+                if not one.kernel.is_validated_on(one.hardware)
+                and not (one.kernel.is_portable and one.kernel.plugin == CORE)
+            )
         )
 
     def __str__(self) -> str:

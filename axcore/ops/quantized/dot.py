@@ -98,6 +98,7 @@ def _matmul_kernel(call: Call) -> MatmulKernel:
     """
     record = choose_and_record(call).kernel
     kernel = QUANTIZED_DOT_OP.sharded(record, record.forward.resolve())
+    kernel = QUANTIZED_DOT_OP.watched(kernel, record)
 
     def run(operands: Operands, spec: MatmulSpec) -> Array:
         is_summed = spec.product == "weight_gradient" and record.partitioned_by == "op"

@@ -79,7 +79,7 @@ class ReceivedCache(Module):
         """Returns what was sent last; where the model trains, what it is given, which is the same.
 
         Raises:
-            ModuleError: Nothing was sent.
+            ModuleError: Nothing was sent, or it was sent by a layer with other tokens.
         """
         if not self.config.is_serving:
             return k, v, info
@@ -90,4 +90,11 @@ class ReceivedCache(Module):
                 hint="give an earlier layer a SentCache of that channel",
             )
         keys, values, read_by = sent
+        if any(own is not other for own, other in zip(info.tokens, read_by.tokens, strict=True)):
+            raise ModuleError(
+                "a layer that receives a cache is called with other tokens than the layer that "
+                "sent it: its TokenInfo has other positions or segment_ids",
+                hint="give a layer that skips tokens a cache of its own: "
+                "NoCache.Config(layout=GappedCache.Config())",
+            )
         return keys, values, read_by
