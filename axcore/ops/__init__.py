@@ -41,6 +41,7 @@ from axcore.ops.decode_matmul.widening import packed_int4, unpacked_int4, wide_w
 from axcore.ops.dispatch.block_sizes import BlockSizeEntry, BlockSizeTable, power_of_two
 from axcore.ops.dispatch.call import Call
 from axcore.ops.dispatch.choice import ChosenKernel, choose
+from axcore.ops.dispatch.kernel_op import KernelOp
 from axcore.ops.dispatch.plan import (
     KernelPlan,
     PlanRecording,
@@ -104,6 +105,7 @@ __all__ = [
     "DecodeSpec",
     "Forward",
     "GroupedMatmulInputs",
+    "KernelOp",
     "KernelPlan",
     "KernelPolicy",
     "KernelPreference",
