@@ -6,6 +6,7 @@ from axcore.checkpoint.faults import CheckpointWarning
 from axcore.checkpoint.manifest import DamagedCheckpointError, Manifest
 from axcore.checkpoint.memory_snapshots import MemorySnapshots
 from axcore.checkpoint.reader import Restored
+from axcore.checkpoint.steps import StepDirectories
 from axcore.checkpoint.storage import StepStorage, StorageLock
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "Manifest",
     "MemorySnapshots",
     "Restored",
+    "StepDirectories",
     "StepStorage",
     "StorageLock",
     "load_adapters",

@@ -15,12 +15,20 @@ from axcore.errors import PluginError
 KINDS: Mapping[str, tuple[str, str]] = {
     "command": ("command", "A command of axcore."),
     "data": ("source", "A source of text for axcore."),
+    "evaluation": ("questions", "A task for axcore to evaluate models on."),
     "experiment": ("experiment", "An experiment for axcore."),
+    "feature": ("features", "A feature for any model of axcore, and what it costs."),
     "hardware": ("detect", "A family of chips for axcore, with its mesh rule."),
     "kernels": ("loss", "A kernel for axcore."),
     "launcher": ("engine", "An engine that starts runs of axcore."),
     "layers": ("norm", "A layer for axcore."),
     "modifier": ("modifier", "A change of configs for axcore."),
+    "observer": ("journal", "Something that watches runs of axcore."),
+    "op": ("op", "An operation for layers of axcore, with a kernel."),
+    "quantization": ("scheme", "A narrow format for products of axcore."),
+    "storage": ("storage", "A place for checkpoints of axcore."),
+    "task": ("objective", "An objective for axcore to train by."),
+    "tokenizer": ("tokenizer", "A tokenizer for axcore."),
     "writer": ("writer", "A place for metrics of axcore."),
 }
 """By kind: the name of the module beside `plugin.py`, and what the distribution is."""

@@ -42,6 +42,7 @@ from axcore.ops.dispatch.block_sizes import BlockSizeEntry, BlockSizeTable, powe
 from axcore.ops.dispatch.call import Call
 from axcore.ops.dispatch.choice import ChosenKernel, choose
 from axcore.ops.dispatch.comparison import Difference, KernelComparison, comparing_kernels
+from axcore.ops.dispatch.kernel_op import KernelOp
 from axcore.ops.dispatch.kernel_result import how_to_continue_without
 from axcore.ops.dispatch.plan import (
     KernelPlan,
@@ -108,6 +109,7 @@ __all__ = [
     "Forward",
     "GroupedMatmulInputs",
     "KernelComparison",
+    "KernelOp",
     "KernelPlan",
     "KernelPolicy",
     "KernelPreference",

@@ -28,6 +28,7 @@ from axcore.parallel.rules import (
     shardings_like,
     where_divisible,
 )
+from axcore.parallel.shard_op import OpSharding
 
 __all__ = [
     "ACTIVATION_RULES",
@@ -37,6 +38,7 @@ __all__ = [
     "AnyMesh",
     "ContextParallelism",
     "MeshShape",
+    "OpSharding",
     "PipelineSchedule",
     "Rules",
     "ShardedArray",

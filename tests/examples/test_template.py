@@ -1,6 +1,7 @@
 """`axcore plugin new`: each kind installs in a fresh environment and passes its own tests there."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from fresh_environment import FreshEnvironment
 
 from axcore.cli.plugin_files import KINDS, NewPlugin
 from axcore.errors import PluginError
+from axcore.plugins.records import Hooks
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +52,34 @@ def test_check_proves_what_was_written(fresh, tmp_path):
     assert ran.returncode == 0, ran.stdout
     assert " passed" in ran.stdout
     assert "skipped" not in ran.stdout
+
+
+WITHOUT = {
+    *("adapter_formats", "aot_targets", "compiler_options", "data_transforms", "doctor_checks"),
+    *("environment_flags", "hugging_face_families", "rope_scalings"),
+}
+"""Hooks that no kind of plugin begins with."""
+
+
+def test_every_hook_but_those_named_has_a_kind():
+    written = "".join(text for kind in KINDS for _, text in NewPlugin.named("acme", kind).files())
+    assert (
+        set(re.findall(r"^@hook\.(\w+)", written, re.MULTILINE)) == {*Hooks.decorators()} - WITHOUT
+    )
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_written_files_are_formatted(tmp_path, kind):
+    NewPlugin.named("acme", kind).write(tmp_path / "axl_acme")
+    rules = Path(__file__).parents[2] / "pyproject.toml"
+    ran = subprocess.run(
+        [sys.executable, "-m", "ruff", "format", "--check", "--no-cache", "--config", str(rules)]
+        + [str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
