@@ -29,7 +29,14 @@ install_import_hook(["axcore.layers", "axcore.models", "axcore.ops"], "beartype.
 
 import jax  # noqa: E402 - after the hook
 
-pytest_plugins = ["case_samples", "half_precision", "second_try", "time_budget", "worker_memory"]
+pytest_plugins = [
+    "case_samples",
+    "counts",
+    "half_precision",
+    "second_try",
+    "time_budget",
+    "worker_memory",
+]
 
 # A shell without job control starts what it sends to the background deaf to Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -7,6 +7,7 @@ import sys
 import time
 
 import pytest
+from counts import count
 
 from axcore.sandbox import MECHANISMS, ProgramLimits, run_program, why_not
 
@@ -195,12 +196,17 @@ def begun(folder):
     return BEGIN.format(folder=str(folder), confine=confine.__file__)
 
 
+def counted(mechanism, is_refused, number=1):
+    count(f"sandbox escapes refused by {mechanism}", number if is_refused else 0, number)
+
+
 @pytest.mark.parametrize("kind", BATCHES)
 def test_every_way_out_is_refused(kind, mechanism, folder):
     before = tree(folder)
     verdict = run_program(
         begun(folder), CHECKS.format(actions=BATCHES[kind]), LIMITS, mechanism=mechanism
     )
+    counted(mechanism, verdict.status == "passed", len(BATCHES[kind]))
     assert verdict.status == "passed", verdict
     assert verdict.output == ""
     assert tree(folder) == before
@@ -243,6 +249,7 @@ ENDLESS = {
 def test_a_program_that_does_not_end_is_ended(name, mechanism):
     began = time.monotonic()
     verdict = run_program(ENDLESS[name], "list(f())", SHORT, mechanism=mechanism)
+    counted(mechanism, verdict.status == "timeout")
     assert verdict.status == "timeout"
     assert time.monotonic() - began < 20
 
@@ -283,6 +290,7 @@ def answer(text):
 def test_a_program_that_takes_too_much_fails(name, mechanism):
     code = f"{PIPES}def f(): pass\n{TOO_MUCH[name]}"  # which would pass without limits
     verdict = run_program(code, "f()", LIMITS, mechanism=mechanism)
+    counted(mechanism, verdict.status == "failed")
     assert verdict.status == "failed", verdict
 
 
@@ -339,6 +347,7 @@ assert not found != expected
 def test_no_program_passes_by_anything_but_its_answers(name, mechanism):
     code = f"{PIPES}{FORGED[name]}"
     verdict = run_program(code, FORGERY_CHECKS, LIMITS, mechanism=mechanism)
+    counted(mechanism, verdict.status == "failed")
     assert verdict.status == "failed", verdict
 
 
