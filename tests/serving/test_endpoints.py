@@ -273,6 +273,18 @@ def test_a_body_that_does_not_arrive_ends(engine):
             assert client.recv(4096).startswith(b"HTTP/1.1 408")
 
 
+def test_more_tokens_than_detokenize_reads_are_refused(server):
+    assert server.send("detokenize", {"tokens": [97] * 131_072}).status == 200
+    reply = server.send("detokenize", {"tokens": [97] * 131_073})
+    assert (reply.status, "at most 131072 are accepted" in reply.text) == (400, True)
+
+
+def test_tokenize_reads_64_kib_whatever_the_length_of_the_model(server):
+    assert server.send("tokenize", {"prompt": "a" * (1 << 16)}).json["count"] > LENGTH
+    reply = server.send("tokenize", {"prompt": "a" * ((1 << 16) + 1)})
+    assert (reply.status, reply.json["error"]["code"]) == (400, "context_length_exceeded")
+
+
 HEAD = "POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
 LONG = b'{"max_tokens": 1, "prompt": "ab"' + b" " * 99_999 + b"}"
 

@@ -80,6 +80,15 @@ def test_a_grammar_that_cannot_be_followed_is_refused_in_plain_words(work, text,
     asyncio.run(work.check_grammar(lark('start: "a"')))
 
 
+def test_a_grammar_that_was_compiled_is_remembered(work):
+    grammar = lark('start: "a"')
+    asyncio.run(work.check_grammar(grammar))
+    for worker in work.grammars._idle:
+        worker.close()
+    asyncio.run(work.check_grammar(grammar))
+    assert all(worker._process is None for worker in work.grammars._idle)
+
+
 def test_a_panic_of_the_library_is_not_shown():
     assert plain_words("panic: assertion failed\n<backtrace>\n 0: <unknown>") == "it is too large"
 
