@@ -1,6 +1,6 @@
 """The leaves of a state: their names, shapes and dtypes, and how they fit a template."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import attrs
@@ -25,14 +25,18 @@ class LeafSpec:
         return f"{self.dtype}[{','.join(map(str, self.shape))}]"
 
 
-def name_leaves(tree: Any) -> dict[str, Any]:
+def name_leaves(tree: Any, *, is_leaf: Callable[[Any], bool] | None = None) -> dict[str, Any]:
     """Returns the leaves of a pytree by name, such as `opt.0.mu.decoder.weight`, in tree order.
+
+    Args:
+        tree: The pytree.
+        is_leaf: What is not looked into.
 
     Raises:
         CheckpointError: Two leaves have one name.
     """
     named: dict[str, Any] = {}
-    for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+    for path, leaf in jax.tree_util.tree_flatten_with_path(tree, is_leaf)[0]:
         name = jax.tree_util.keystr(path, simple=True, separator=".")
         if name in named:
             raise CheckpointError(

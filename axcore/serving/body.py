@@ -1,104 +1,163 @@
 """The body of a request: JSON of a limited size, which arrives in a limited time."""
 
 import asyncio
-import re
-from typing import Any
+from collections import Counter
+from typing import Self
 
-import numpy as np
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 
-from axcore.config.json_files import MAX_JSON_DEPTH, parse_json
 from axcore.serving.api_error import ApiError
-from axcore.serving.fields import check_texts
 from axcore.serving.limits import Limits
+from axcore.serving.work import CLIENT, LONG_BODY
 
 MEDIA_TYPE = "application/json"
-_MAX_OBJECTS, _MAX_VALUES = 200_000, 1_100_000
-"""Objects, lists and fields of a body; commas between values, so that a million tokens are read."""
-
-_STRINGS = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
-_DEPTH_STEPS = np.zeros(256, np.int8)
-_DEPTH_STEPS[[*b"[{"]], _DEPTH_STEPS[[*b"]}"]] = 1, -1
-_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
-"""Half of a surrogate pair, as JSON escapes it; bytes of UTF-8 hold none."""
 
 
-async def read_body(request: HttpRequest, limits: Limits) -> bytes:
-    """Returns the body of a request.
+class Bodies:
+    """The long bodies that arrive, or wait to be parsed; all of them together have a limit.
 
-    Raises:
-        ApiError: It is called something else than JSON, is too long, or does not arrive.
+    Without one, many clients fill the memory and the event loop by bodies that are all refused
+    later. One that has no room waits, unread, so that its client is held up by TCP: a refusal would
+    be lost where the client is still sending. Short bodies always have room.
+
+    Args:
+        limits: What a server accepts.
     """
-    sent = request.headers.get("content-type", "")
-    if sent.partition(";")[0].strip().lower() != MEDIA_TYPE:
-        # Browsers send other types across sites without asking the server first.
-        message = f"content-type is {sent!r:.80}; expected {MEDIA_TYPE}"
-        hint = f"With curl, add -H 'content-type: {MEDIA_TYPE}'."
-        raise ApiError(415, f"{message}. {hint}", code="unsupported_media_type")
-    try:
-        async with asyncio.timeout(limits.body_timeout_s):
-            return await _body(request, limits.max_body_bytes)
-    except TimeoutError as error:
-        message = f"The body did not arrive within {limits.body_timeout_s:g} seconds."
-        raise ApiError(408, message, code="body_timeout") from error
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self._num_bytes: Counter[str] = Counter()
+        self._waiting: list[asyncio.Future[None]] = []
+        self._refusal: ApiError | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all bodies that have room."""
+        return self._num_bytes.total()
+
+    @property
+    def num_waiting(self) -> int:
+        """Number of bodies that wait for room."""
+        return len(self._waiting)
+
+    async def take(self, client: str, size: int) -> None:
+        """Takes room for a body, once there is any.
+
+        Raises:
+            ApiError: As `refuse` says.
+        """
+        while self._refusal is not None or not self._has_room(client, size):
+            if self._refusal is not None:
+                raise self._refusal
+            left = asyncio.get_running_loop().create_future()
+            self._waiting.append(left)
+            await left
+        self._num_bytes[client] += size
+
+    def leave(self, client: str, size: int) -> None:
+        """Gives the room of a body back; whoever waited longest looks first."""
+        self._num_bytes[client] -= size
+        self._num_bytes += Counter()  # drops clients that have none
+        self._wake()
+
+    def refuse(self, error: ApiError) -> None:
+        """Raises an error where room is waited for, now and later: the server ends."""
+        self._refusal = error
+        self._wake()
+
+    def _wake(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for one in waiting:
+            if not one.done():
+                one.set_result(None)
+
+    def _has_room(self, client: str, size: int) -> bool:
+        """Whether a body has room. A client has half of all, and each always that of one body."""
+        most = self.limits.max_bodies_bytes
+        of_client, of_all = self._num_bytes[client], self.num_bytes
+        return not (
+            (of_client and of_client + size > most // 2) or (of_all and of_all + size > most)
+        )
 
 
-async def _body(request: HttpRequest, most: int) -> bytes:
-    said = request.headers.get("content-length", "")
-    if said.isdigit() and int(said) > most:
-        raise _too_long(most)
-    body = bytearray()
-    try:
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > most:
-                raise _too_long(most)
-    except ClientDisconnect as error:
-        request.state.figures.is_abandoned = True
-        raise ApiError(400, "The body ended too early.", code="incomplete_body") from error
-    return bytes(body)
+class Body:
+    """The body of a request, with its room until it is dropped.
 
-
-def _too_long(most: int) -> ApiError:
-    message = f"The body is too long; at most {most:,} bytes are accepted."
-    return ApiError(413, message, code="body_too_long")
-
-
-def parse_body(body: bytes) -> Any:
-    """Returns what a body says.
-
-    Raises:
-        ApiError: It is no JSON, or has more parts, more depth or longer numbers than are read.
+    Args:
+        bodies: Those there are.
     """
-    _check_size(body)
-    try:
-        found = parse_json(body, allow_nan=False)
-    except ValueError as error:  # bytes that are no UTF-8, too
-        raise ApiError(400, f"The body is no JSON: {error}.", code="invalid_json") from error
-    if _SURROGATE.search(body):
-        check_texts(found)
-    return found
 
+    def __init__(self, bodies: Bodies) -> None:
+        self._bodies, self._client, self._room = bodies, CLIENT.get(), 0
+        self._content, self._is_waiting = bytearray(), False
 
-def _check_size(body: bytes) -> None:
-    """Refuse a body that takes long to parse, which happens in one piece while others wait."""
-    if len(body) < MAX_JSON_DEPTH:
-        return
-    signs = _STRINGS.sub(b"", body)
-    opened, closed = signs.count(b"[") + signs.count(b"{"), signs.count(b"]") + signs.count(b"}")
-    num_objects, num_values = opened + signs.count(b":"), signs.count(b",")
-    for number, most, what in (
-        (num_objects, _MAX_OBJECTS, "objects, lists and fields"),
-        (num_values, _MAX_VALUES, "values"),
-    ):
-        if number > most:
-            message = f"The body has {number:,} {what}; at most {most:,} are accepted."
-            raise ApiError(400, message, code="body_too_complex")
-    if opened <= MAX_JSON_DEPTH and closed <= opened:
-        return
-    steps = _DEPTH_STEPS[np.frombuffer(signs, np.uint8)]
-    depth = int(np.cumsum(steps, dtype=np.int32).max(initial=0))
-    if depth > MAX_JSON_DEPTH:
-        message = f"The body holds objects within objects, too deep to be read: {depth}; at most "
-        raise ApiError(400, f"{message}{MAX_JSON_DEPTH} are.", code="invalid_json")
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.drop()
+
+    @property
+    def content(self) -> bytes:
+        """What has arrived."""
+        return bytes(self._content)
+
+    def drop(self) -> None:
+        """Leaves its bytes, and their room, to others."""
+        self._content = bytearray()
+        if self._room:
+            self._bodies.leave(self._client, self._room)
+            self._room = 0
+
+    async def read(self, request: HttpRequest) -> None:
+        """Reads the body of a request.
+
+        Raises:
+            ApiError: It is called something else than JSON, is too long, or does not arrive; or
+                the server reads too many others.
+        """
+        sent = request.headers.get("content-type", "")
+        if sent.partition(";")[0].strip().lower() != MEDIA_TYPE:
+            # Browsers send other types across sites without asking the server first.
+            message = f"content-type is {sent!r:.80}; expected {MEDIA_TYPE}"
+            hint = f"With curl, add -H 'content-type: {MEDIA_TYPE}'."
+            raise ApiError(415, f"{message}. {hint}", code="unsupported_media_type")
+        seconds = self._bodies.limits.body_timeout_s
+        try:
+            async with asyncio.timeout(seconds):
+                await self._read(request)
+        except TimeoutError as error:
+            if self._is_waiting:
+                message = (
+                    f"The server reads {self._bodies.num_bytes:,} bytes of other bodies, as many "
+                    "as it may at a time, or half of them for one client."
+                )
+                wait = self._bodies.limits.retry_after_s
+                raise ApiError(429, message, code="too_many_bytes", retry_after_s=wait) from error
+            message = f"The body did not arrive within {seconds:g} seconds."
+            raise ApiError(408, message, code="body_timeout") from error
+
+    async def _read(self, request: HttpRequest) -> None:
+        said = request.headers.get("content-length", "")
+        await self._check(int(said) if said.isdigit() else 0)
+        try:
+            async for chunk in request.stream():
+                self._content += chunk
+                await self._check(len(self._content))
+        except ClientDisconnect as error:
+            request.state.figures.is_abandoned = True
+            raise ApiError(400, "The body ended too early.", code="incomplete_body") from error
+
+    async def _check(self, size: int) -> None:
+        """Checks the length of the body, and takes room for it once it is a long one."""
+        most = self._bodies.limits.max_body_bytes
+        if size > most:
+            message = f"The body is too long; at most {most:,} bytes are accepted."
+            raise ApiError(413, message, code="body_too_long")
+        if size > LONG_BODY and not self._room:
+            # One that does not say its length may become as long as any.
+            room = most if self._content else size
+            self._is_waiting = True
+            await self._bodies.take(self._client, room)
+            self._room, self._is_waiting = room, False

@@ -10,7 +10,7 @@ from starlette.responses import JSONResponse, Response
 
 from axcore.serving.answering import unless_abandoned
 from axcore.serving.api_error import ENGINE_FAILED, ApiError, invalid
-from axcore.serving.body import parse_body, read_body
+from axcore.serving.body import Body
 from axcore.serving.chat_request import read_chat, read_messages
 from axcore.serving.chats import ChatJob, begin_chat
 from axcore.serving.completion_request import read_completion, read_prompt, read_prompt_options
@@ -117,35 +117,43 @@ class Endpoints:
             kind: What its id begins with.
         """
         served, figures = self.served, request.state.figures
-        body = await read_body(request, served.limits)
+        with Body(served.bodies) as body:
+            await body.read(request)
 
-        async def start() -> CompletionJob | ChatJob:
-            def asked() -> Any:
-                return read(parse_body(body), served.limits)
+            async def start() -> CompletionJob | ChatJob:
+                content, size = await self._parsed(body)
+                asked = partial(read, content, served.limits)
+                found = await served.work.compute(asked, size=size)
+                return await begin(served, found, f"{kind}-{request.state.request_id}", figures)
 
-            found = await served.work.compute(asked, size=len(body))
-            return await begin(served, found, f"{kind}-{request.state.request_id}", figures)
-
-        with self._room() as room:
-            job = await unless_abandoned(request, start)
-            return abandoned(request) if job is None else await room.answer(request, job)
+            with self._room() as room:
+                job = await unless_abandoned(request, start)
+                return abandoned(request) if job is None else await room.answer(request, job)
 
     async def _short(
         self, request: HttpRequest, answer: Callable[[Fields], Awaitable[dict[str, Any]]]
     ) -> Response:
         """Answers a request for which the engine does nothing."""
         served = self.served
-        body = await read_body(request, served.limits)
+        with Body(served.bodies) as body:
+            await body.read(request)
 
-        async def work() -> Response:
-            content = await served.work.compute(partial(parse_body, body), size=len(body))
-            fields = Fields(content)
-            served.adapter(fields.text("model"))
-            found = await answer(fields)
-            return await served.work.compute(partial(JSONResponse, found), size=len(body))
+            async def work() -> Response:
+                content, size = await self._parsed(body)
+                fields = Fields(content)
+                served.adapter(fields.text("model"))
+                found = await answer(fields)
+                return await served.work.compute(partial(JSONResponse, found), size=size)
 
-        with self._room():
-            return await unless_abandoned(request, work) or abandoned(request)
+            with self._room():
+                return await unless_abandoned(request, work) or abandoned(request)
+
+    async def _parsed(self, body: Body) -> tuple[Any, int]:
+        """Returns what a body says, and its bytes, which are dropped."""
+        sent = body.content
+        content = await self.served.work.parse(sent)
+        body.drop()
+        return content, len(sent)
 
     async def _tokens(self, fields: Fields) -> dict[str, Any]:
         """Returns the tokens of what a request to `/tokenize` holds."""

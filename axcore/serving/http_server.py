@@ -10,7 +10,7 @@ import uvicorn
 from starlette.applications import Starlette
 
 from axcore.errors import ConfigError
-from axcore.serving.served_model import ServedModel
+from axcore.serving.served_model import ServedModel, draining
 
 LOGGER = logging.getLogger("axcore.serving")
 _CLOSING_S = 2
@@ -104,6 +104,7 @@ class HttpServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Ends connections, and what is computed for requests."""
+        self._served.bodies.refuse(draining(self._served.limits.retry_after_s))
         await super().shutdown(sockets)
         self._served.work.close()
 

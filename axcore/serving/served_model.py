@@ -22,6 +22,7 @@ from axcore.inference import (
 )
 from axcore.serving.answering import Answers, RequestFigures
 from axcore.serving.api_error import ENGINE_FAILED, ApiError, from_error, invalid
+from axcore.serving.body import Bodies
 from axcore.serving.completion_request import PromptOptions
 from axcore.serving.fields import checked_text
 from axcore.serving.limits import Limits
@@ -59,6 +60,7 @@ class ServedModel:
         created: When the server began, in seconds of Unix time.
         is_draining: Whether requests are refused because the server ends.
         num_answering: Requests that are being answered.
+        bodies: Long bodies that arrive.
         texts: What tokens are as text.
         max_prompt_bytes: Bytes that the text of a prompt has at most.
         work: Where what requests need is computed.
@@ -76,11 +78,13 @@ class ServedModel:
     created: int = attrs.field(factory=lambda: int(time.time()))
     is_draining: bool = False
     num_answering: int = 0
+    bodies: Bodies = attrs.field(init=False)
     texts: TokenTexts = attrs.field(init=False)
     max_prompt_bytes: int = attrs.field(init=False)
     work: RequestWork = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
+        self.bodies = Bodies(self.limits)
         self.texts = TokenTexts(self.tokenizer)
         of_token, most = (
             self.tokenizer.max_token_bytes(),

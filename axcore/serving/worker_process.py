@@ -1,4 +1,4 @@
-"""What a worker process runs: chat templates and grammars of requests, which may never end.
+"""What a worker process runs: long bodies, chat templates and grammars, which may never end.
 
 `RequestWork` starts it as a script and ends it. Each job has a limit of processor time that the
 kernel enforces, also inside of a library that never looks at a clock; memory is limited as well.
@@ -7,7 +7,7 @@ Where the library overflows its stack, this process dies, and not the server.
 
 import contextlib
 import importlib
-import json
+import marshal
 import os
 import pickle
 import resource
@@ -27,7 +27,7 @@ _STACK_BYTES = 4 << 20
 with room to spare."""
 
 _NICENESS = 10
-"""Grammars let the steps of the engine go first."""
+"""Bodies and grammars let the steps of the engine go first."""
 
 
 class Jobs(Protocol):
@@ -36,6 +36,23 @@ class Jobs(Protocol):
     def run(self, values: Any) -> dict[str, Any]:
         """Return the reply to a job."""
         ...
+
+
+class BodyJobs:
+    """Parses bodies: in the server, nothing else would run meanwhile."""
+
+    def __init__(self) -> None:
+        os.nice(_NICENESS)
+
+    def run(self, values: Any) -> dict[str, Any]:
+        """Return what a body says, or the error of one that is refused."""
+        from axcore.serving.api_error import ApiError
+        from axcore.serving.parsing import parse_body
+
+        try:
+            return {"content": parse_body(values)}
+        except ApiError as error:
+            return {"message": error.message, "param": error.param, "code": error.code}
 
 
 class TemplateJobs:
@@ -104,7 +121,7 @@ class GrammarJobs:
 def _serve(connection: Connection) -> None:
     """Run jobs until the server hangs up."""
     kind, setup = pickle.loads(connection.recv_bytes())
-    jobs: Jobs = {"template": TemplateJobs, "grammar": GrammarJobs}[kind](**setup)
+    jobs: Jobs = {"body": BodyJobs, "template": TemplateJobs, "grammar": GrammarJobs}[kind](**setup)
     if sys.platform == "linux":  # others refuse it, or do not enforce it
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     while True:
@@ -116,7 +133,7 @@ def _serve(connection: Connection) -> None:
         except MemoryError:
             reply = {"memory": MEMORY_BYTES}
         signal.setitimer(signal.ITIMER_PROF, 0)
-        connection.send_bytes(json.dumps(reply).encode())
+        connection.send_bytes(marshal.dumps(reply))
 
 
 def _without_init(root: Path, *packages: str) -> None:
@@ -132,7 +149,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     root = Path(__file__).parents[2]
     sys.path.append(str(root))
-    _without_init(root, "data", "inference")
+    _without_init(root, "data", "inference", "serving")
     with contextlib.suppress(EOFError, OSError), Connection(int(sys.argv[1])) as connection:
         _serve(connection)
 

@@ -34,6 +34,7 @@ from axcore.trainer.callbacks.events import (
 from axcore.trainer.callbacks.memory_metrics import memory_metrics
 from axcore.trainer.callbacks.metrics import LossWindow, summary_metrics
 from axcore.trainer.callbacks.writers import Writers, find_writers
+from axcore.trainer.flipped_values import FlippedValues
 from axcore.trainer.guards import Guards, RollBack
 from axcore.trainer.reference_steps import suspects
 from axcore.trainer.rollbacks import Rollbacks
@@ -107,6 +108,7 @@ class TrainLoop:
         recorded = broadcast_object("reading rewinds", lambda: recorded_rewinds(run.path))
         self.rewinds, self.launches = recorded
         self.guards = guards
+        self.flipped = FlippedValues(trainer.step.specs)
         self.batches = batches
         self.validation: dict[str, float] = {}
         self.policy = Policy(trainer.model)
@@ -360,6 +362,7 @@ class TrainLoop:
         self._tell_policy()
         self.batches.start()
         train_step = self.trainer.compiler.compiled_step
+        self.flipped.take(self.step, self.state)
         self.since = self.wall_clock = time.perf_counter()
         while not self._is_over() and not stop.should_stop(self.step):
             batch = self._next_batch()
@@ -551,6 +554,7 @@ class TrainLoop:
         self._phase("save")
         started = time.perf_counter()
         self.guards.on_save(self.step, self.state)
+        self.flipped.check(self.step, self.state)
         self.checkpointer.save(self.step, self.state, self._extra())
         self.saved_step = self.step
         self._report_saved()
@@ -564,6 +568,7 @@ class TrainLoop:
         started = time.perf_counter()
         if self.step != self.saved_step:
             self.guards.on_save(self.step, self.state)
+            self.flipped.check(self.step, self.state)
         self.snapshots.take(self.step, self.state, self._extra())
         self.since += time.perf_counter() - started
 

@@ -36,6 +36,7 @@ PROMISES = {
     "R18": "Every second has one label, and they add up",
     "R19": "A supervisor that dies leaves no process behind",
     "R20": "All of it costs less than 1 % of step time",
+    "R21": "A flipped bit that makes a parameter huge is not saved",
 }
 NOT_BUILT: tuple[str, ...] = ()
 

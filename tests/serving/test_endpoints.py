@@ -1,9 +1,12 @@
 """What each path answers: to requests as they should be, and to all others."""
 
 import asyncio
+import contextlib
 import json
 import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
+from urllib.parse import urlparse
 
 import pytest
 from chat_tokenizer import write_chat_tokenizer
@@ -270,6 +273,62 @@ def test_a_body_that_does_not_arrive_ends(engine):
             assert client.recv(4096).startswith(b"HTTP/1.1 408")
 
 
+def test_more_tokens_than_detokenize_reads_are_refused(server):
+    assert server.send("detokenize", {"tokens": [97] * 131_072}).status == 200
+    reply = server.send("detokenize", {"tokens": [97] * 131_073})
+    assert (reply.status, "at most 131072 are accepted" in reply.text) == (400, True)
+
+
+def test_tokenize_reads_64_kib_whatever_the_length_of_the_model(server):
+    assert server.send("tokenize", {"prompt": "a" * (1 << 16)}).json["count"] > LENGTH
+    reply = server.send("tokenize", {"prompt": "a" * ((1 << 16) + 1)})
+    assert (reply.status, reply.json["error"]["code"]) == (400, "context_length_exceeded")
+
+
+HEAD = "POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
+LONG = b'{"max_tokens": 1, "prompt": "ab"' + b" " * 99_999 + b"}"
+
+
+@contextlib.contextmanager
+def half_a_body(server):
+    """Sends the half of a long body."""
+    address = urlparse(server.url)
+    with socket.create_connection((address.hostname, address.port), timeout=30) as client:
+        client.sendall(f"{HEAD}content-length: {len(LONG)}\r\n\r\n".encode() + LONG[:50_000])
+        while not server.served.bodies.num_bytes:
+            time.sleep(0.01)
+        yield client
+
+
+def test_a_long_body_waits_until_there_is_room_for_it_and_a_short_one_does_not(engine):
+    with serving(engine, max_bodies_bytes=1) as server, ThreadPoolExecutor() as pool:
+        with half_a_body(server) as first:
+            second = pool.submit(server.send, "v1/completions", LONG)
+            assert server.send("v1/completions", {"prompt": "a", "max_tokens": 1}).status == 200
+            assert not second.done()
+            first.sendall(LONG[50_000:])
+            assert first.recv(4096).startswith(b"HTTP/1.1 200")
+        assert second.result(60).status == 200
+
+
+def test_a_long_body_for_which_no_room_comes_is_refused(engine):
+    with serving(engine, max_bodies_bytes=1, body_timeout_s=0.2, retry_after_s=7) as server:
+        asyncio.run(server.served.bodies.take("somebody", 1))
+        reply = server.send("v1/completions", LONG)
+        assert (reply.status, reply.headers["retry-after"]) == (429, "7")
+        assert reply.json["error"]["code"] == "too_many_bytes"
+
+
+def test_a_long_body_that_waits_while_the_server_ends_is_refused(engine):
+    with ThreadPoolExecutor() as pool, serving(engine, max_bodies_bytes=1) as server:
+        asyncio.run(server.served.bodies.take("somebody", 1))
+        waiting = pool.submit(server.send, "v1/completions", LONG)
+        while not server.served.bodies.num_waiting:
+            time.sleep(0.01)
+        server.http.should_exit = True
+        assert waiting.result(60).status == 503
+
+
 def test_more_requests_than_may_be_are_sent_away(engine):
     with serving(engine, max_requests=1, retry_after_s=7) as server:
         server.served.num_answering = 1
@@ -340,6 +399,17 @@ async def _goes_on(self, counter):
 def test_a_number_that_no_array_holds_fails_nobody(server):
     """A request that the engine cannot write down must not end it for all others."""
     assert server.complete("ab", top_k=3_000_000_000)["text"] == server.complete("ab")["text"]
+
+
+@pytest.mark.parametrize(
+    ("proxies", "client"), [(None, "127.0.0.1"), ("127.0.0.1", "192.0.2.7"), ("::1", "127.0.0.1")]
+)
+def test_only_a_proxy_that_is_named_says_who_the_client_is(engine, caplog, proxies, client):
+    caplog.set_level("INFO", "axcore.serving.access")
+    with serving(engine, proxies=proxies) as server:
+        server.send("tokenize", {"prompt": "a"}, x_forwarded_for="192.0.2.7")
+    (line,) = caplog.messages
+    assert line.startswith(f"{client} POST /tokenize 200")
 
 
 def test_each_response_has_an_id_and_so_has_its_line_in_the_log(server, caplog):

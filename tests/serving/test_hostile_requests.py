@@ -15,15 +15,17 @@ from pathlib import Path
 from urllib.parse import urlparse
 
 import pytest
+from counts import count
 from hostile_requests import Hostile, hostile_requests
 
 NUM_CLIENTS = 64
-PATIENCE_S = 3
-"""Seconds after which a hostile client leaves."""
+PATIENCE_S = [0.4, pytest.param(3, marks=pytest.mark.long)]
+"""Seconds after which a hostile client leaves; with 3, more of them get an answer."""
 
-MOST_S = 10
-"""Seconds to `/health` on a machine that does other work, as two cores do that run several suites.
-Where bodies of 4 MiB were read and tokenized on the event loop, it did not answer in that time."""
+MOST_S = 5
+"""Seconds to `/health` on a machine that does other work, as two cores do that run several suites:
+2.6 s were seen at a load average of 15 (docs/serving.md), and 7 s at 7 where the server itself parsed
+long bodies."""
 
 PLAIN = Hostile("v1/completions", b'{"prompt": "ab", "max_tokens": 2, "temperature": 0}')
 REQUESTS = hostile_requests()
@@ -42,21 +44,28 @@ def port():
 
 
 @pytest.mark.slow
+@pytest.mark.every_case
+@pytest.mark.parametrize("patience_s", PATIENCE_S)
 @pytest.mark.parametrize("name", REQUESTS)
-def test_others_are_answered_under_64_hostile_requests_and_after_they_left(port, name):
-    slowest, statuses, plain_s = _under_fire(port, REQUESTS[name])
+def test_others_are_answered_under_64_hostile_requests_and_after_they_left(port, name, patience_s):
+    slowest, statuses, plain_s = _under_fire(port, REQUESTS[name], patience_s)
     if max(slowest, plain_s) >= MOST_S:  # other work of the machine, perhaps
-        slowest, statuses, plain_s = _under_fire(port, REQUESTS[name])
+        slowest, statuses, plain_s = _under_fire(port, REQUESTS[name], patience_s)
     print(f"\n{name}: /health in {slowest:.2f} s, a request in {plain_s:.2f} s, {statuses}")
-    assert max(slowest, plain_s) < MOST_S
-    assert statuses.keys() <= {"200", "400", "413", "429", "left"}
+    is_refused = statuses.keys() <= {"200", "400", "413", "429", "left"}
+    is_in_time = max(slowest, plain_s) < MOST_S
+    count("hostile requests, others answered meanwhile", int(is_refused and is_in_time), 1)
+    assert is_in_time, (slowest, plain_s)
+    assert is_refused, statuses
 
 
 def test_there_are_sixty_of_them():
     assert len(REQUESTS) >= 60
 
 
-def _under_fire(port: int, hostile: Hostile) -> tuple[float, Counter[str], float]:
+def _under_fire(
+    port: int, hostile: Hostile, patience_s: float
+) -> tuple[float, Counter[str], float]:
     """Return the slowest `/health`, what clients got, and how long a plain request took after."""
     times, is_over = [], threading.Event()
 
@@ -68,12 +77,16 @@ def _under_fire(port: int, hostile: Hostile) -> tuple[float, Counter[str], float
 
     with ThreadPoolExecutor(NUM_CLIENTS + 1) as pool:
         watching = pool.submit(watch)
-        sent = [pool.submit(_send, port, hostile, timeout_s=PATIENCE_S) for _ in range(NUM_CLIENTS)]
-        statuses = Counter(one.result() for one in sent)
-        began = time.monotonic()
-        assert _send(port, PLAIN, timeout_s=60) == "200"
-        plain_s = time.monotonic() - began
-        is_over.set()
+        try:
+            sent = [
+                pool.submit(_send, port, hostile, timeout_s=patience_s) for _ in range(NUM_CLIENTS)
+            ]
+            statuses = Counter(one.result() for one in sent)
+            began = time.monotonic()
+            assert _send(port, PLAIN, timeout_s=60) == "200"
+            plain_s = time.monotonic() - began
+        finally:
+            is_over.set()
         watching.result()
     return max(times), statuses, plain_s
 

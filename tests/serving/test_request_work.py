@@ -14,8 +14,9 @@ from axcore.errors import DataError, RequestError
 from axcore.inference.grammar import lark, plain_words
 from axcore.serving import Limits
 from axcore.serving.api_error import ApiError
-from axcore.serving.body import parse_body
-from axcore.serving.work import CLIENT, RequestWork, Turns
+from axcore.serving.body import Bodies
+from axcore.serving.parsing import parse_body
+from axcore.serving.work import CLIENT, LONG_BODY, RequestWork, Turns
 
 ASKED = [{"role": "user", "content": "hi"}]
 
@@ -79,6 +80,15 @@ def test_a_grammar_that_cannot_be_followed_is_refused_in_plain_words(work, text,
     asyncio.run(work.check_grammar(lark('start: "a"')))
 
 
+def test_a_grammar_that_was_compiled_is_remembered(work):
+    grammar = lark('start: "a"')
+    asyncio.run(work.check_grammar(grammar))
+    for worker in work.grammars._idle:
+        worker.close()
+    asyncio.run(work.check_grammar(grammar))
+    assert all(worker._process is None for worker in work.grammars._idle)
+
+
 def test_a_panic_of_the_library_is_not_shown():
     assert plain_words("panic: assertion failed\n<backtrace>\n 0: <unknown>") == "it is too large"
 
@@ -136,6 +146,51 @@ def test_a_client_leaves_a_thread_to_others():
 def test_a_body_that_is_slow_to_parse_is_refused_before(body, why):
     with pytest.raises(ApiError, match=why):
         parse_body(body)
+
+
+LONG_BODIES = {
+    "texts": b'{"prompt": "' + b"\\u4e2d\xc3\xa9" * 9000 + b'", "n": 1}',
+    "numbers": b"[" + b"1, -0, 1e300, 0.1, " * 9000 + b"9" * 4000 + b"]",
+    "values": b'[{"a": null, "b": [true, false, {}]}' + b", {}" * 30_000 + b"]",
+    "a refusal": b"[" * 300_000,
+    "half a pair": b'{"a": "' + b"a" * 70_000 + b'\\ud800"}',
+    "no JSON": b"a" * 70_000,
+}
+
+
+def said_by(parse, body):
+    """Returns what a body says, or the error of one that is refused."""
+    try:
+        return parse(body)
+    except ApiError as error:
+        return error.status, error.content
+
+
+@pytest.mark.parametrize("name", LONG_BODIES)
+def test_a_long_body_says_the_same_where_another_process_parses_it(work, name):
+    body = LONG_BODIES[name]
+    assert len(body) > LONG_BODY
+    found = said_by(lambda body: asyncio.run(work.parse(body)), body)
+    assert found == said_by(parse_body, body)
+    assert len(work.bodies._idle) == 1  # it was asked
+
+
+def test_the_room_for_long_bodies_is_shared_and_given_on():
+    async def share():
+        bodies = Bodies(Limits(max_bodies_bytes=100))
+        await bodies.take("a", 60)  # more than half, but nothing else is hers
+        waiting = [asyncio.create_task(bodies.take(*one)) for one in [("a", 1), ("b", 60)]]
+        await bodies.take("b", 40)
+        await asyncio.sleep(0)
+        assert (bodies.num_bytes, [one.done() for one in waiting]) == (100, [False, False])
+        bodies.leave("a", 60)
+        await asyncio.wait_for(waiting[0], 30)
+        assert not waiting[1].done()  # b has half
+        bodies.leave("b", 40)
+        await asyncio.wait_for(waiting[1], 30)
+        assert bodies.num_bytes == 61
+
+    asyncio.run(share())
 
 
 def test_what_clients_send_is_within_the_limits_of_a_body():

@@ -30,7 +30,7 @@ def test_counts_of_all_processes_are_added_up(tmp_path):
     file = tmp_path / "test_two.py"
     file.write_text(TESTS)
     path = f"import sys; sys.path.insert(0, {str(SUPPORT)!r}); import pytest"
-    options = ["-p", "counts", "-p", "no:cacheprovider", "-n", "1", "--reruns", "1", str(file)]
+    options = ["-p", "counts", "-p", "no:cacheprovider", "-n", "2", "--reruns", "1", str(file)]
     command = [sys.executable, "-c", f"{path}; sys.exit(pytest.main({options!r}))"]
     environment = {"PYTHONPATH": str(SUPPORT), "PATH": "/bin"}
     ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)

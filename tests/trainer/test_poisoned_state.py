@@ -4,7 +4,7 @@ import copy
 import json
 import signal
 
-import jax.numpy as jnp
+import jax
 import numpy as np
 import pytest
 
@@ -13,8 +13,11 @@ from axcore.errors import CheckpointError, TrainingError
 from axcore.trainer import Guard, RolledBack, RunStarted, SpikeRollback, StepsDone
 
 
-class PoisonsParameter(Guard):
-    """Makes one parameter nan after a step, once, as a flipped bit may."""
+class PoisonsMoment(Guard):
+    """Makes a second moment negative after a step, once, as a flipped bit may: its root is nan.
+
+    Its size is as any, so that the state is saved.
+    """
 
     @config
     class Config(Guard.Config):
@@ -28,8 +31,11 @@ class PoisonsParameter(Guard):
         if step != self.config.at or not self.left:
             return state
         self.left -= 1
-        bias = state.model["bias"].at[3].set(jnp.nan)
-        return state._replace(model={**state.model, "bias": bias})
+        return state._replace(opt_state=jax.tree.map_with_path(self._poisoned, state.opt_state))
+
+    def _poisoned(self, path, leaf):
+        is_struck = jax.tree_util.keystr(path, simple=True, separator=".").endswith("nu.bias")
+        return leaf.at[3].set(-1.0) if is_struck else leaf
 
 
 class SpoilsBatches(Guard):
@@ -67,7 +73,7 @@ def steps_in(directory):
 @pytest.mark.parametrize("at", [6, 8])  # between two checkpoints, and into the one of step 8
 def test_the_run_goes_back_to_the_checkpoint_before_the_damage(poisoned, tmp_path, at):
     events = []
-    result = poisoned(PoisonsParameter.Config(at=at)).run(tmp_path, [events.append])
+    result = poisoned(PoisonsMoment.Config(at=at)).run(tmp_path, [events.append])
     (back,) = [event for event in events if isinstance(event, RolledBack)]
     assert (back.from_step, back.step) == (at + 3, 4)
     assert "3 steps in a row had a loss, gradient or update that is not finite" in back.reason
@@ -80,7 +86,7 @@ def test_the_run_goes_back_to_the_checkpoint_before_the_damage(poisoned, tmp_pat
 
 @pytest.mark.slow
 def test_without_a_budget_the_run_stops_and_its_hints_can_be_followed(poisoned, tmp_path):
-    guard = PoisonsParameter.Config(at=8)
+    guard = PoisonsMoment.Config(at=8)
     with pytest.raises(TrainingError, match="3 steps in a row") as error:
         poisoned(guard, max_rollbacks=0).run(tmp_path)
     assert "axcore train --from-step 4" in error.value.hint
