@@ -54,6 +54,10 @@ SIZES = {
 }
 
 
+def contents(run):
+    return {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+
+
 @pytest.fixture
 def trainer(make_dist):
     """Makes a trainer of `tiny` with a kernel of a plugin, scanned over two layers."""
@@ -100,6 +104,18 @@ def test_a_right_kernel_differs_in_no_step(trainer, tmp_path):
     found = compare_steps(trainer(details, op="attention"), tmp_path, num_steps=2)
     assert (found.first, found.last, found.differences) == (1, 2, ())
     assert str(found) == "steps 1 to 2: attention/odd agree with axcore's own kernels"
+
+
+@pytest.mark.slow
+def test_steps_begin_at_the_newest_checkpoint_with_its_batches(trainer, tmp_path):
+    details = OWN.format("larger")
+    made, run = trainer(details), tmp_path / "run"
+    made.run(run, quiet=True)
+    before = contents(run)
+    found = compare_steps(made, run, num_steps=2)
+    assert (found.first, found.last) == (7, 7)
+    assert len(found.differences) > 0
+    assert contents(run) == before
 
 
 def test_after_steps_that_are_not_finite_the_error_names_kernels_that_never_ran(trainer, tmp_path):
