@@ -224,6 +224,7 @@ class Context:
         "layer",
         "module",
         "path",
+        "results",
         "streams",
     )
 
@@ -243,6 +244,7 @@ class Context:
         self.layer = layer
         self.calls: dict[int, int] = {}
         self.streams: dict[str, int] = {}
+        self.results: dict[type, tuple[Path, str]] = {}
         self._make_key = make_key
         self._key: Array | None = None
         self._key_trace: Any = None
