@@ -400,6 +400,17 @@ def test_a_number_that_no_array_holds_fails_nobody(server):
     assert server.complete("ab", top_k=3_000_000_000)["text"] == server.complete("ab")["text"]
 
 
+@pytest.mark.parametrize(
+    ("proxies", "client"), [(None, "127.0.0.1"), ("127.0.0.1", "192.0.2.7"), ("::1", "127.0.0.1")]
+)
+def test_only_a_proxy_that_is_named_says_who_the_client_is(engine, caplog, proxies, client):
+    caplog.set_level("INFO", "axcore.serving.access")
+    with serving(engine, proxies=proxies) as server:
+        server.send("tokenize", {"prompt": "a"}, x_forwarded_for="192.0.2.7")
+    (line,) = caplog.messages
+    assert line.startswith(f"{client} POST /tokenize 200")
+
+
 def test_each_response_has_an_id_and_so_has_its_line_in_the_log(server, caplog):
     caplog.set_level("INFO", "axcore.serving.access")
     secret = "nobody-may-read-this"

@@ -137,6 +137,7 @@ def serving(
     keys: ApiKeys = NO_KEYS,
     hosts=(),
     drain_s=10.0,
+    proxies=None,
     **limits: Any,
 ):
     """Yields a server of an engine, which stays open."""
@@ -149,16 +150,19 @@ def serving(
         step=3,
         seeds=SameSeed(),
     )
-    with serving_model(served, keys=keys, hosts=hosts, drain_s=drain_s) as server:
+    given = {"keys": keys, "hosts": hosts, "drain_s": drain_s, "proxies": proxies}
+    with serving_model(served, **given) as server:
         yield server
 
 
 @contextlib.contextmanager
-def serving_model(served: ServedModel, *, keys: ApiKeys = NO_KEYS, hosts=(), drain_s=10.0):
+def serving_model(
+    served: ServedModel, *, keys: ApiKeys = NO_KEYS, hosts=(), drain_s=10.0, proxies=None
+):
     """Yields a server of a model, whose engine stays open."""
     listener = listen("127.0.0.1", 0)
     app = serving_app(served, keys=keys, hosts=hosts)
-    http = HttpServer(app, served, drain_s=drain_s)
+    http = HttpServer(app, served, drain_s=drain_s, proxies=proxies)
     thread = threading.Thread(target=http.run, kwargs={"sockets": [listener]})
     thread.start()
     url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
