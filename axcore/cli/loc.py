@@ -16,10 +16,12 @@ from axcore.complexity import (
     Change,
     Kind,
     Measurement,
+    VariantGrowth,
     check_gate,
     measure_change,
     measure_commits,
     measure_feature,
+    variant_growths,
 )
 from axcore.complexity.family import LARGEST
 from axcore.config import name_the_known
@@ -51,7 +53,7 @@ def loc(
     markdown: bool,
     as_json: bool,
 ) -> None:
-    """Measure what each feature costs in lines, and how that grows with the models.
+    """Measure what each feature costs in lines, and how that grows with models and variants.
 
     A feature is added to every variant of every model, at most 256 in all. Each is traced, to see
     that the feature is really in it.
@@ -64,6 +66,8 @@ def loc(
     else:
         drawn = markdown_table if markdown else columns
         click.echo(drawn(_HEADER, [_row(one) for one in measured]))
+        if together := variant_growths(measured):
+            click.echo("\n" + drawn(_VARIANT_HEADER, [_variant_row(one) for one in together]))
     if check:
         check_gate(measured)
 
@@ -119,7 +123,13 @@ def _collect_garbage_rarely() -> None:
     gc.set_threshold(200_000, 50, 1000)
 
 
-_HEADER = ("FEATURE", "LINES", "EXISTING", "MODELS", "EXPONENT", "GROWTH", "PLUGIN")
+_HEADER = (
+    *("FEATURE", "LINES", "EXISTING", "GLUE", "UNSEEN", "MODELS"),
+    *("EXPONENT", "GROWTH", "PLUGIN"),
+)
+
+
+_VARIANT_HEADER = ("VARIANTS OF", "NUMBER", "LINES", "IN MODELS", "IN VARIANTS", "WHICH")
 
 
 def _chosen(names: tuple[str, ...]) -> list[Feature]:
@@ -138,10 +148,23 @@ def _row(one: Measurement) -> tuple[str, ...]:
         one.feature.name,
         str(one.lines),
         str(len(one.existing)),
+        str(one.kinds.glue),
+        f"{one.kinds.unseen - len(one.kinds.lacks)} of {one.kinds.unseen}",
         f"{one.models - len(one.lacks)} of {one.models}",
         f"{abs(one.growth.exponent):.2f}",
         one.growth.complexity,
         one.feature.plugin,
+    )
+
+
+def _variant_row(one: VariantGrowth) -> tuple[str, ...]:
+    return (
+        one.feature,
+        str(len(one.names)),
+        str(max(one.growth.lines.values())),
+        f"{abs(one.growth.in_models):.2f}",
+        f"{one.growth.in_variants:.2f}",
+        ", ".join(one.names),
     )
 
 
@@ -152,6 +175,9 @@ def _as_dict(one: Measurement) -> dict[str, Any]:
         "summary": one.feature.summary,
         "lines": one.lines,
         "existing_modules": list(one.existing),
+        "glue_lines": one.kinds.glue,
+        "unseen_kinds": one.kinds.unseen,
+        "lacking_unseen": {lack.model: lack.reason for lack in one.kinds.lacks},
         "models": one.models,
         "lacking": {lack.model: lack.reason for lack in one.lacks},
         "exponent_in_models": one.growth.in_models,

@@ -4,7 +4,17 @@ from axcore.complexity.changes import Change, FileChange, Kind, measure_change, 
 from axcore.complexity.evidence import Evidence, chooses, multiplies, runs, serves
 from axcore.complexity.growth import Growth, fit_growth, measure_growth
 from axcore.complexity.lines import code_lines, lines_to_write
-from axcore.complexity.meter import Lack, Measurement, check_gate, measure_feature, why_not_in
+from axcore.complexity.meter import (
+    KindCosts,
+    Lack,
+    Measurement,
+    VariantGrowth,
+    check_gate,
+    measure_feature,
+    measure_kinds,
+    variant_growths,
+    why_not_in,
+)
 from axcore.complexity.trace import Operation, Trace, trace_model
 
 __all__ = [
@@ -13,10 +23,12 @@ __all__ = [
     "FileChange",
     "Growth",
     "Kind",
+    "KindCosts",
     "Lack",
     "Measurement",
     "Operation",
     "Trace",
+    "VariantGrowth",
     "check_gate",
     "chooses",
     "code_lines",
@@ -26,9 +38,11 @@ __all__ = [
     "measure_commits",
     "measure_feature",
     "measure_growth",
+    "measure_kinds",
     "multiplies",
     "runs",
     "serves",
     "trace_model",
+    "variant_growths",
     "why_not_in",
 ]

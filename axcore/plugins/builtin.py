@@ -653,6 +653,13 @@ _FEATURES = {
 }
 """Features whose cost is measured: their own modules, and a summary."""
 
+_VARIANT_OF = {
+    **dict.fromkeys(("lora", "rslora", "dora", "qlora"), "lora"),
+    **dict.fromkeys(("sliding_cache", "half_cache", "quantized_cache"), "kv_cache"),
+    "int8": "low_precision",
+}
+"""What features are variants of, by their names."""
+
 
 @hook.features
 def features() -> Iterator[Feature]:
@@ -663,6 +670,7 @@ def features() -> Iterator[Feature]:
             apply=Ref(f"axcore.complexity.features:with_{name}"),
             evidence=Ref(f"axcore.complexity.features:has_{name}"),
             implementation=tuple(f"axcore.{module}" for module in modules),
+            variant_of=_VARIANT_OF.get(name, ""),
             summary=summary,
         )
 

@@ -2,7 +2,14 @@
 
 import pytest
 
-from axcore.complexity import fit_growth, measure_growth
+from axcore.complexity import (
+    KindCosts,
+    Measurement,
+    fit_growth,
+    measure_growth,
+    variant_growths,
+)
+from axcore.plugins import Feature, Ref
 
 
 @pytest.mark.parametrize(
@@ -35,3 +42,28 @@ def test_slow_growth_is_not_taken_for_none():
 def test_sizes_that_grow_together_cannot_tell_models_from_variants():
     with pytest.raises(ValueError, match="vary each alone"):
         fit_growth({(2, 2): 4, (4, 4): 8, (8, 8): 16})
+
+
+def measured(name, lines, *, group="positions"):
+    """A feature that costs `lines(n)` in n models of n variants each."""
+    ref = Ref("axcore.complexity.features:with_rope")
+    return Measurement(
+        feature=Feature(name=name, evidence=ref, variant_of=group, summary="For a test"),
+        lines=lines(1),
+        existing=(),
+        kinds=KindCosts(glue=0, unseen=4, lacks=()),
+        models=16,
+        lacks=(),
+        growth=measure_growth(lambda n, m: lines(n), models=8, variants=8),
+    )
+
+
+@pytest.mark.parametrize(
+    ("lines", "in_models"), [(lambda n: 6, 0), (lambda n: 6 * n, 1)], ids=["once", "each model"]
+)
+def test_variants_of_a_feature_grow_apart_from_models(lines, in_models):
+    every = [measured(name, lines) for name in ("rope", "yarn", "ntk", "longrope")]
+    (found,) = variant_growths([*every, measured("moe", lines, group="")])
+    assert (found.feature, len(found.names)) == ("positions", 4)
+    assert found.growth.in_models == pytest.approx(in_models, abs=1e-9)
+    assert found.growth.in_variants == pytest.approx(1, abs=1e-9)

@@ -226,7 +226,7 @@ def test_a_plugin_brings_features_of_its_own(make_dist, cli):
     done = cli("loc", "--feature", "acme", "--check")
     assert done.exit_code == 0, done.stderr
     assert done.stdout.splitlines()[1].split() == [
-        *("acme", "4", "0", "16", "of", "16", "0.00", "constant", "axl-acme")
+        *("acme", "4", "0", "0", "4", "of", "4", "16", "of", "16", "0.00", "constant", "axl-acme")
     ]
 
 

@@ -23,6 +23,8 @@ class Feature(Record):
             why it is not.
         implementation: The feature's own modules, which nothing else may import.
         target: The hardware to trace for.
+        variant_of: What it is one of several variants of, such as `rope` or `kv_cache`; `axcore
+            loc` measures what all of them cost together. Empty where it is a feature of its own.
         summary: One line.
 
     Example:
@@ -42,4 +44,5 @@ class Feature(Record):
         default=(), converter=frozen_tuple, validator=module_names
     )
     target: str = attrs.field(default="cpu-1", validator=a_name)
+    variant_of: str = attrs.field(default="", validator=of_type(str))
     summary: str = attrs.field(validator=of_type(str))

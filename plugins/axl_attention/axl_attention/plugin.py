@@ -203,6 +203,12 @@ _FILES = {
 }
 """The files of a feature, where they are not one of its name."""
 
+_VARIANT_OF = {
+    **dict.fromkeys(("latent_cache", "shared_cache", "state_cache"), "kv_cache"),
+    "yarn": "rope",
+}
+"""What features are variants of, by their names."""
+
 
 @hook.features
 def features() -> Iterator[Feature]:
@@ -213,5 +219,6 @@ def features() -> Iterator[Feature]:
             apply=Ref(f"axl_attention.features:with_{name}"),
             evidence=Ref(f"axl_attention.features:has_{name}"),
             implementation=tuple(f"axl_attention.{file}" for file in _FILES.get(name, (name,))),
+            variant_of=_VARIANT_OF.get(name, ""),
             summary=summary,
         )

@@ -224,6 +224,7 @@ def features() -> Iterator[Feature]:
         apply=Ref("axl_gpu.features:with_fp8"),
         evidence=Ref("axl_gpu.features:has_fp8"),
         target="gpu-h100-8",
+        variant_of="low_precision",
         summary="Linear layers' products in float8",
     )
     yield Feature(
