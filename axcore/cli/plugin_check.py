@@ -12,6 +12,7 @@ from axcore.errors import PluginError
 from axcore.plugins import (
     CheckpointStorage,
     DataSource,
+    DataTokenizer,
     Experiment,
     JobLauncher,
     Kernel,
@@ -21,11 +22,13 @@ from axcore.plugins import (
     Modifier,
     Plugin,
     Record,
+    RunObserver,
     plugin_host,
 )
 
 _SUITES: dict[type[Record], str] = {
     DataSource: "DataSourceSuite",
+    DataTokenizer: "TokenizerSuite",
     CheckpointStorage: "StorageSuite",
     Experiment: "ExperimentSuite",
     JobLauncher: "LauncherSuite",
@@ -34,6 +37,7 @@ _SUITES: dict[type[Record], str] = {
     MeshRule: "MeshRuleSuite",
     MetricWriter: "WriterSuite",
     Modifier: "ModifierSuite",
+    RunObserver: "ObserverSuite",
 }
 
 _NUM_DEVICES = 8

@@ -20,9 +20,11 @@ if TYPE_CHECKING:
     from axcore.testing.layer_suite import LayerSuite
     from axcore.testing.mesh_rule_suite import MeshRuleSuite
     from axcore.testing.modifier_suite import ModifierSuite
+    from axcore.testing.observer_suite import ObserverSuite
     from axcore.testing.plugin_suite import PluginSuite
     from axcore.testing.storage_suite import StorageSuite
     from axcore.testing.tiny import small_experiment
+    from axcore.testing.tokenizer_suite import TokenizerSuite
     from axcore.testing.trainers import trainer_on
     from axcore.testing.writer_suite import WriterSuite
 
@@ -39,10 +41,12 @@ _HOMES = {
     "LayerSuite": "layer_suite",
     "MeshRuleSuite": "mesh_rule_suite",
     "ModifierSuite": "modifier_suite",
+    "ObserverSuite": "observer_suite",
     "OpContract": "contracts",
     "PluginSuite": "plugin_suite",
     "Ran": "command_line",
     "StorageSuite": "storage_suite",
+    "TokenizerSuite": "tokenizer_suite",
     "WriterSuite": "writer_suite",
     "attention_case": "contracts",
     "grouped_matmul_case": "grouped_matmul_contract",
@@ -64,10 +68,12 @@ __all__ = [
     "LayerSuite",
     "MeshRuleSuite",
     "ModifierSuite",
+    "ObserverSuite",
     "OpContract",
     "PluginSuite",
     "Ran",
     "StorageSuite",
+    "TokenizerSuite",
     "WriterSuite",
     "attention_case",
     "grouped_matmul_case",

@@ -1,12 +1,13 @@
 """`KernelSuite`: a kernel equals its op's reference, forward and backward, wherever it accepts.
 
 A kernel is tried on every case of its op's contract that it accepts, in every dtype; what it
-refuses, it must refuse with a reason. Values and gradients are compared under `jit`.
+refuses, it must refuse with a reason. Values and gradients are compared under `jit`, shapes and
+dtypes before values, since a comparison in float64 would forgive both.
 """
 
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 import attrs
@@ -20,11 +21,15 @@ from axcore.parallel import make_mesh
 from axcore.plugins import Hardware, HardwareFamily, Kernel, plugin_host
 from axcore.registration.record import Record
 from axcore.testing.contracts import Case, contract_of, functions_of
+from axcore.testing.programs import description, narrow_arithmetic
 from axcore.testing.suite import Suite
 
 MESHES = ({"fsdp": 2, "model": 2}, {"data": 2, "seq": 2, "model": 2})
 """Rows and heads split in two each; over eight devices, two hold the same part."""
 
+PRECISE = 1e-4
+"""Largest error of a float32 call, whatever a suite's `tolerance` says: arithmetic in bfloat16
+misses by ten times as much, and a sum in another order by a tenth."""
 
 _ALONE: dict[tuple[type, str, str, str], tuple[Any, Any]] = {}
 
@@ -51,12 +56,15 @@ class KernelSuite(Suite):
         dtypes: Dtypes of the inputs.
         case_names: Names of the cases to try; None for all.
         hardware: Targets that `requires` is asked about, beside a host of every known generation.
+        narrow: By the key of a kernel, sums and functions that it computes in 16 bits on purpose,
+            as the suite names them: "exp of bfloat16".
     """
 
     kind: ClassVar[type[Record]] = Kernel
     dtypes: ClassVar[tuple[str, ...]] = ("float32", "bfloat16")
     case_names: ClassVar[tuple[str, ...] | None] = None
     hardware: ClassVar[tuple[str, ...]] = ()
+    narrow: ClassVar[Mapping[str, tuple[str, ...]]] = {}
 
     def implementation(self, kernel: Kernel) -> Any:
         """Returns the kernel's function to try; override to give one that runs on any device.
@@ -121,6 +129,13 @@ class KernelSuite(Suite):
             _ALONE[key] = _values_and_gradients(self.function(trial.kernel), trial)
         return _ALONE[key]
 
+    def _first_of(self, kernel: Kernel, dtype: str) -> Trial:
+        """Returns the first case that a kernel accepts in a dtype; skips the test without one."""
+        for case in self._cases(kernel):
+            if _answer(kernel, case, dtype) is None:
+                return Trial(kernel, case, dtype)
+        pytest.skip(f"{kernel.key} accepts no case in {dtype}")
+
     # -- Claims ------------------------------------------------------------------------------
 
     def test_kernel_accepts_some_case(self, record: Kernel) -> None:
@@ -132,13 +147,54 @@ class KernelSuite(Suite):
         )
 
     def test_kernel_equals_the_reference_forward_and_backward(self, trial: Trial) -> None:
-        """Values and gradients are within the op's tolerance of the dtype."""
+        """Shapes and dtypes are the reference's, and numbers within the dtype's tolerance."""
         kernel = self.function(trial.kernel)
-        forward, backward = self.tolerance(trial.dtype)
-        values, gradients = _values_and_gradients(kernel, trial)
-        wanted_values, wanted_gradients = _reference(trial)
-        assert _worst(values, wanted_values) <= forward
-        assert _worst(gradients, wanted_gradients) <= backward
+        got = _values_and_gradients(kernel, trial)
+        for what, actual, expected, allowed in zip(
+            ("values", "gradients"),
+            got,
+            _reference(trial),
+            self.tolerance(trial.dtype),
+            strict=True,
+        ):
+            _check_alike(f"the {what} of {trial.kernel.key}", actual, expected)
+            error = _worst(actual, expected)
+            assert error <= allowed, f"the {what} are off by {error:.1e} of the largest one"
+
+    def test_float32_call_is_computed_in_float32(self, record: Kernel) -> None:
+        """Also where `dtypes` leave float32 out, or `tolerance` would allow for bfloat16."""
+        trial = self._first_of(record, "float32")
+        values, _ = self._alone(trial)
+        error = _worst(values, _reference(trial)[0])
+        assert error <= PRECISE, (
+            f"{record.key} is off by {error:.1e} of the largest value in a float32 call; float32 "
+            f"arithmetic comes within {PRECISE}: is something cast to bfloat16?"
+        )
+
+    def test_sums_and_functions_are_not_computed_in_16_bits(self, record: Kernel) -> None:
+        """Inputs may have 16 bits, and products of them; what adds them up has 32."""
+        trial = self._first_of(record, "bfloat16")
+        kernel = self.function(record)
+        inputs, spec = trial.case.make(trial.dtype)
+        program = jax.make_jaxpr(lambda given: trial.case.run(kernel, given, spec))(inputs)
+        allowed = self.narrow.get(record.key, ())
+        found = [one for one in narrow_arithmetic(program) if one not in allowed]
+        assert not found, (
+            f"{record.key} computes {', '.join(found)}; cast to float32 before, and back after, or "
+            "say in `narrow` that it is meant"
+        )
+
+    def test_second_call_gives_what_the_first_did(self, first_trial: Trial) -> None:
+        """A kernel keeps nothing between calls: not in Python, and not in what it was given."""
+        kernel = self.function(first_trial.kernel)
+        inputs, spec = first_trial.case.make(first_trial.dtype)
+        first, second = (
+            description(
+                jax.make_jaxpr(lambda given: first_trial.case.run(kernel, given, spec))(inputs)
+            )
+            for _ in range(2)
+        )
+        assert first == second, f"{first_trial.kernel.key} is another program the second time"
 
     def test_jit_changes_nothing(self, first_trial: Trial) -> None:
         """The kernel does the same outside of jit."""
@@ -270,6 +326,15 @@ def _joined(floats: list[Any], others: list[Any], like: Any) -> Any:
 
 def _is_float(leaf: Any) -> bool:
     return bool(jnp.issubdtype(leaf.dtype, jnp.floating))
+
+
+def _check_alike(what: str, actual: Any, expected: Any) -> None:
+    """Checks that arrays have the shapes and dtypes of others."""
+    got, want = (
+        [f"{leaf.dtype}{list(leaf.shape)}" for leaf in jax.tree.leaves(one)]
+        for one in (actual, expected)
+    )
+    assert got == want, f"{what} are {', '.join(got)}; the reference gives {', '.join(want)}"
 
 
 def _worst(actual: Any, expected: Any) -> float:

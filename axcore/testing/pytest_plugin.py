@@ -26,10 +26,14 @@ pytest.register_assert_rewrite(
             "experiment",
             "kernel",
             "launcher",
+            "layer",
             "mesh_rule",
             "modifier",
+            "observer",
             "plugin",
             "storage",
+            "tokenizer",
+            "writer",
         )
     )
 )

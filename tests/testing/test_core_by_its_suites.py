@@ -26,8 +26,10 @@ from axcore.testing import (
     LauncherSuite,
     MeshRuleSuite,
     ModifierSuite,
+    ObserverSuite,
     PluginSuite,
     StorageSuite,
+    TokenizerSuite,
     WriterSuite,
 )
 
@@ -93,6 +95,17 @@ class TestModifiers(ModifierSuite):
         "update": {"changes": {"**.soft_cap": 30.0}},
     }
 
+    repeats = (  # each adds an edit of first weights, a task, or a factor
+        "accumulate",
+        "draw_samples",
+        "evaluate",
+        "extend_positions",
+        "grow_vocabulary",
+        "rename_weights",
+        "stack_depth",
+        "upcycle",
+    )
+
     def subject(self, folder):
         weights = HuggingFace.Config(path="other")
         windowed = update_config(super().subject(folder), {"**.core.window": (15, 0)})
@@ -143,6 +156,16 @@ class TestDataSources(DataSourceSuite):
         store, tokenizer = folder / "store", ByteTokenizer.Config()
         build_store(lines.build(), tokenizer, store, validation_fraction=0.0)
         return StoredSource.Config(path=str(store))
+
+
+class TestTokenizers(TokenizerSuite):
+    plugin = "core"
+    keys = ("bytes",)  # those that read files: tests/data
+
+
+class TestObservers(ObserverSuite):
+    plugin = "core"
+    keys = ("heartbeat",)  # traces: tests/trainer/callbacks
 
 
 class TestWriters(WriterSuite):
