@@ -43,7 +43,7 @@ from axcore.ops.dispatch.call import Call
 from axcore.ops.dispatch.choice import ChosenKernel, choose
 from axcore.ops.dispatch.comparison import Difference, KernelComparison, comparing_kernels
 from axcore.ops.dispatch.kernel_op import KernelOp
-from axcore.ops.dispatch.kernel_result import how_to_continue_without
+from axcore.ops.dispatch.kernel_result import ResultSpec, how_to_continue_without
 from axcore.ops.dispatch.plan import (
     KernelPlan,
     PlanRecording,
@@ -119,6 +119,7 @@ __all__ = [
     "Quantization",
     "QuantizedArray",
     "QuantizedDotSpec",
+    "ResultSpec",
     "RmsNormInputs",
     "RmsNormSpec",
     "RopeInputs",
