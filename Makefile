@@ -81,6 +81,7 @@ fmt: $(VENV)/.test  ## Format the code, and write generated pages and the map ag
 	@$(BIN)/python -m axcore.plugins.generate
 	@$(BIN)/python -m axcore.cli.kernel_reference
 	@$(BIN)/python tools/draw_map.py
+	@$(BIN)/python tests/support/broken_plugins_page.py
 
 PROSE := axcore plugins docs tests benchmarks examples tools .ci Makefile mkdocs.yml $(wildcard *.md *.toml *.py)
 

@@ -6,11 +6,12 @@ written and read below the paths that it gives.
 """
 
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 from axcore.config import name_the_known
 from axcore.errors import CheckpointError
-from axcore.plugins import CheckpointStorage, plugin_host
+from axcore.plugins import CheckpointStorage, attributed, plugin_host
+from axcore.registration.returns import CORE
 
 SEPARATOR = "://"
 DEFAULT = "file"
@@ -112,4 +113,22 @@ def open_storage(directory: str) -> StepStorage:
             hint="install the plugin that does, or name a directory",
         )
     storage: StepStorage = known[name].call("fn", place, returns=StepStorage)
-    return storage
+    return storage if known[name].plugin == CORE else cast(StepStorage, _OfPlugin(storage))
+
+
+class _OfPlugin:
+    """A plugin's storage; what its methods raise gains a note of whose it is."""
+
+    def __init__(self, storage: StepStorage) -> None:
+        self._storage = storage
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._storage, name)
+        if not callable(value):
+            return value
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with attributed(self._storage, name):
+                return value(*args, **kwargs)
+
+        return call

@@ -29,7 +29,7 @@ from axcore.data.stream_data import StreamData
 from axcore.data.tar_files import TarFiles
 from axcore.data.text_files import TextFiles
 from axcore.data.token_files import MegatronFiles, TokenFiles
-from axcore.data.tokenizer import ByteTokenizer, Tokenizer
+from axcore.data.tokenizer import ByteTokenizer, Tokenizer, decoded
 from axcore.data.transforms import (
     ChatMessages,
     ChatPairs,
@@ -103,6 +103,7 @@ __all__ = [
     "ValidationBatches",
     "batches",
     "build_store",
+    "decoded",
     "from_arrays",
     "gguf_vocabulary",
     "open_store",

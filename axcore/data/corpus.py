@@ -14,9 +14,12 @@ from axcore.data.packing import TokenReader, TokenStore
 from axcore.data.split import is_validation
 from axcore.data.tokenizer import Tokenizer
 from axcore.errors import DataError
-from axcore.plugins import attributed, wrong_method_return
+from axcore.plugins import attributed, of_plugin, wrong_method_return
 
 _CHARACTERS_A_GROUP = 1 << 20
+
+_MAX_EMPTY = 100_000
+"""After how many documents without text, and none with any, a source is given up as endless."""
 
 
 @attrs.frozen(eq=False)
@@ -50,6 +53,10 @@ def read_corpus(source: Source, tokenizer: Tokenizer, validation_fraction: float
 
 
 def _documents(source: Source, tokenizer: Tokenizer) -> Iterator[Document]:
+    with attributed(source, "describe"):
+        described: object = source.describe()
+    if not isinstance(described, str):
+        raise wrong_method_return(source, "describe", described, "text")
     expected = "an iterator over Document"
     with attributed(source, "documents"):
         if isinstance(source, FileSource):
@@ -58,10 +65,23 @@ def _documents(source: Source, tokenizer: Tokenizer) -> Iterator[Document]:
             documents = source.documents()
         if not isinstance(documents, Iterable):
             raise wrong_method_return(source, "documents", documents, expected)
+        num_empty = 0
         for document in documents:
             if not isinstance(document, Document):
                 raise wrong_method_return(source, "documents", document, expected)
+            if num_empty < _MAX_EMPTY:  # no more are counted once one has text
+                num_empty = _MAX_EMPTY if len(document) else num_empty + 1
+                if num_empty == _MAX_EMPTY and not len(document):
+                    raise _only_empty(source)
             yield document
+
+
+def _only_empty(source: Source) -> DataError:
+    return DataError(
+        f"None of the first {_MAX_EMPTY:,} documents of {source.describe()}{of_plugin(source)} "
+        "has text.",
+        hint="Point the source at text, or correct it so that it ends.",
+    )
 
 
 def groups(documents: Iterable[Document]) -> Iterator[list[Document]]:
@@ -120,7 +140,8 @@ def check_corpus(
     """
     if not has_text:
         raise DataError(
-            f"There is no text to train on: no document of {source.describe()} has any.",
+            f"There is no text to train on: no document of {source.describe()}"
+            f"{of_plugin(source)} has any.",
             hint="Point the source at text.",
         )
     num_train, num_validation = corpus.train.num_documents, corpus.validation.num_documents

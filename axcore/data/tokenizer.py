@@ -4,6 +4,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from functools import cached_property
+from numbers import Integral
 from typing import Any, ClassVar
 
 import attrs
@@ -162,6 +163,7 @@ class Tokenizer(Configurable, ABC):
 
         The numbers are unsigned and of the narrowest width that holds the vocabulary.
         """
+        self._check_numbers()
         dtype = np.min_scalar_type(self.vocab_size - 1)
         before, after = self._before(), np.array([self.eos_id], np.int32)
         return [
@@ -191,8 +193,32 @@ class Tokenizer(Configurable, ABC):
                 raise wrong_method_return(self, "encode_many", tokens, expected)
         return encoded
 
+    def _check_numbers(self) -> None:
+        """Checks the numbers of its own that a tokenizer of somebody else gives."""
+        with attributed(self, "vocab_size"):
+            size: object = self.vocab_size
+        if not isinstance(size, Integral) or int(size) < 1:
+            raise wrong_method_return(self, "vocab_size", size, "a number above 0", verb="is")
+        for name in ("eos_id", "bos_id"):
+            number: object = getattr(self, name)
+            is_left_out = name == "bos_id" and number is None
+            if not is_left_out and not (
+                isinstance(number, Integral) and 0 <= int(number) < int(size)
+            ):
+                expected = f"a number from 0 to {int(size) - 1}, below its vocab_size"
+                raise wrong_method_return(self, name, number, expected, verb="is")
+
     def _before(self) -> NDArray[np.int32]:
         return np.array([] if self.bos_id is None else [self.bos_id], np.int32)
+
+
+def decoded(tokenizer: Tokenizer, tokens: Iterable[int]) -> str:
+    """Returns what `decode` does, which somebody else may have written, checked."""
+    with attributed(tokenizer, "decode"):
+        text: object = tokenizer.decode(tokens)
+    if not isinstance(text, str):
+        raise wrong_method_return(tokenizer, "decode", text, "text")
+    return text
 
 
 def round_up_vocab(size: int, multiple: int) -> int:

@@ -7,6 +7,7 @@ import attrs
 from axcore.errors import PluginError
 from axcore.hardware.hardware import Hardware
 from axcore.registration.record import Record
+from axcore.registration.returns import note_owner
 
 Predicate = Callable[[Hardware], str | None]
 """From hardware to None for yes, or the reason why not."""
@@ -69,7 +70,8 @@ def predicate_reason(record: Record, predicate: Predicate, hardware: Hardware) -
     try:
         reason = predicate(hardware)
     except Exception as error:
-        error.add_note(f"in `requires` of {record.kind} {record.key} of plugin {record.plugin!r}")
+        where = f"`requires` of {record.kind} {record.key} of plugin {record.plugin!r}"
+        note_owner(error, where, record.plugin)
         raise
     if reason is not None and not (isinstance(reason, str) and reason):
         raise PluginError(

@@ -9,7 +9,7 @@ from typing import Any
 
 import attrs
 
-from axcore.data import Tokenizer
+from axcore.data import Tokenizer, decoded
 from axcore.errors import ConfigError
 from axcore.inference.config import EngineConfig
 from axcore.inference.drawing import DrawKind, kind_for
@@ -176,7 +176,7 @@ class Generator:
         return self._engines[key]
 
     def _finished(self, prompt: str, drawn: list[int], sample: _Sample) -> Generation:
-        return Generation(prompt, self.tokenizer.decode(drawn), len(drawn), sample.is_ended)
+        return Generation(prompt, decoded(self.tokenizer, drawn), len(drawn), sample.is_ended)
 
 
 def _seed(text: str) -> int:

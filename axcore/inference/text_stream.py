@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from itertools import takewhile
 
-from axcore.data import Tokenizer
+from axcore.data import Tokenizer, decoded
 
 CONTEXT = 8
 """Tokens before the answer that its first ones are decoded after."""
@@ -52,33 +52,33 @@ class TextStream:
         return self._given(self._decoded(self._pending), is_whole=True)
 
     def _known(self) -> str:
-        decoded = self._decoded(self._pending)
-        if not decoded.endswith(UNKNOWN):
-            return self._given(decoded, is_whole=True)
-        text = self._given(decoded, is_whole=False)
-        return text if len(self._pending) <= MAX_PENDING else text + self._first_pending(decoded)
+        whole = self._decoded(self._pending)
+        if not whole.endswith(UNKNOWN):
+            return self._given(whole, is_whole=True)
+        text = self._given(whole, is_whole=False)
+        return text if len(self._pending) <= MAX_PENDING else text + self._first_pending(whole)
 
-    def _first_pending(self, decoded: str) -> str:
+    def _first_pending(self, whole: str) -> str:
         """Gives up waiting for the first pending tokens: what follows cannot change them."""
         for count in range(len(self._pending) - MAX_CUT, 0, -1):
             start, rest = self._pending[:count], self._pending[count:]
             known = self._decoded(start)
-            if known + self._tokenizer.decode(rest) == decoded:
+            if known + decoded(self._tokenizer, rest) == whole:
                 text = known[self._num_given :]
                 given_of_rest = max(0, self._num_given - len(known))
                 self._context, self._pending = start, rest
                 self._num_given = len(self._decoded([])) + given_of_rest
                 return text
-        return self._given(decoded, is_whole=True)
+        return self._given(whole, is_whole=True)
 
-    def _given(self, decoded: str, *, is_whole: bool) -> str:
+    def _given(self, whole: str, *, is_whole: bool) -> str:
         """Returns what is new in decoded text.
 
         Args:
-            decoded: The text of the context and all pending tokens.
+            whole: The text of the context and all pending tokens.
             is_whole: Whether nothing of it can change; the pending tokens become the context then.
         """
-        known = decoded if is_whole else decoded.rstrip(UNKNOWN)
+        known = whole if is_whole else whole.rstrip(UNKNOWN)
         if self._prompt:
             pairs = zip(self._prompt, known, strict=False)
             num_same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
@@ -94,4 +94,4 @@ class TextStream:
         return new
 
     def _decoded(self, tokens: list[int]) -> str:
-        return self._tokenizer.decode(self._context + tokens)
+        return decoded(self._tokenizer, self._context + tokens)

@@ -129,7 +129,7 @@ class ChangedBase(Protocol):
 def corrections_in(folder: Path | str) -> CorrectionFormat | None:
     """Returns the format of the corrections that a folder holds; None where it holds none."""
     for record in plugin_host().records(AdapterFormat):
-        made: CorrectionFormat = record.format.resolve()()
+        made: CorrectionFormat = record.call("format", returns=object)
         if made.is_in(Path(folder).expanduser()):
             return made
     return None
@@ -156,7 +156,9 @@ def correction_format(cfg: Any) -> CorrectionFormat | None:
     if len(found) > 1:
         shown = ", ".join(f"{path} by {record.name}" for record, path in found.items())
         raise ConfigError(f"corrections are exported in several formats: {shown}", where="model")
-    made: CorrectionFormat | None = next(iter(found)).format.resolve()() if found else None
+    made: CorrectionFormat | None = None
+    for record in found:
+        made = record.call("format", returns=object)
     return made
 
 

@@ -25,7 +25,7 @@ from axcore.modifiers.dots import with_dot
 from axcore.modifiers.named_parser import parse_change
 from axcore.modifiers.variants import replace_by_variant
 from axcore.module import Module
-from axcore.plugins.attribution import attributed, wrong_method_return
+from axcore.plugins.attribution import attributed, of_plugin, wrong_method_return
 from axcore.plugins.host import plugin_host
 from axcore.plugins.records import (
     DataSource,
@@ -129,7 +129,7 @@ def apply_modifier(cfg: Any, modifier: Any, hardware: Hardware, *, where: str) -
         return _changed(cfg, modifier, hardware, where=where)
     if not callable(getattr(modifier, "apply", None)):
         raise ConfigError(
-            f"{modifier!r} is no modifier: it has no apply(cfg, hardware)",
+            f"{modifier!r}{of_plugin(modifier)} is no modifier: it has no apply(cfg, hardware)",
             where=where,
             hint="give a config of axcore.modifiers, or one of a plugin's",
         )
@@ -149,7 +149,7 @@ def apply_modifier(cfg: Any, modifier: Any, hardware: Hardware, *, where: str) -
         raise wrong_method_return(modifier, "apply", changed, expected)
     if changed == cfg and not getattr(modifier, "is_idempotent", False):
         raise ConfigError(
-            f"{modifier!r} changes nothing",
+            f"{modifier!r}{of_plugin(modifier)} changes nothing",
             where=where,
             hint="remove it, or check the path or the class that it looks for",
         )

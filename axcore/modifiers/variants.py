@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from axcore.config import evolve, is_config, name_the_known, replace_config
-from axcore.errors import PluginError
+from axcore.errors import ConfigError, PluginError
 from axcore.plugins.host import plugin_host
 from axcore.plugins.records.layer_variant import LayerVariant
 
@@ -32,15 +32,26 @@ def replace_by_variant(cfg: C, variant: LayerVariant, edit: Callable[[Any], Any]
     Raises:
         ConfigError: The tree holds no layer to replace.
     """
-    make = variant.config.resolve()
+    make, replaced = variant.config.resolve(), variant.replaces.resolve()
+    if not isinstance(replaced, type):
+        raise variant.wrong_field("replaces", replaced, "a class of layers")
+    has_any = False
 
     def replacement(old: Any) -> Any:
-        made = make() if isinstance(make, type) else make(old)
+        nonlocal has_any
+        has_any = True
+        arguments = () if isinstance(make, type) else (old,)
+        made = variant.call("config", *arguments, returns=object)
         if not is_config(made):
             raise variant.wrong_return("config", made, "a config")
         return edit(made)
 
-    return replace_config(cfg, variant.replaces.resolve(), replacement)
+    try:
+        return replace_config(cfg, replaced, replacement)
+    except ConfigError as error:
+        if not has_any:
+            variant.note(error, "replaces")
+        raise
 
 
 def _find(name: str) -> LayerVariant:

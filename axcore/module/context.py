@@ -163,6 +163,7 @@ class Context:
         "index",
         "module",
         "path",
+        "results",
         "streams",
     )
 
@@ -180,6 +181,7 @@ class Context:
         self.index = index
         self.calls: dict[int, int] = {}
         self.streams: dict[str, int] = {}
+        self.results: dict[type, tuple[Path, str]] = {}
         self._make_key = make_key
         self._key: Array | None = None
         self._key_trace: Any = None

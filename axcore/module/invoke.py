@@ -15,6 +15,8 @@ from axcore.errors import ModuleError
 from axcore.module.context import Context, Frame, current, current_context, state_lacks
 from axcore.module.outputs import Outputs, unused
 from axcore.module.rng import Path, format_path
+from axcore.plugins.attribution import plugin_of
+from axcore.registration.returns import note_owner
 
 if TYPE_CHECKING:
     from axcore.module.module import Module
@@ -32,17 +34,21 @@ def invoke(module: "Module", method: Method, args: Any, kwargs: Any) -> Any:
         return method(module, *args, **kwargs)
     context = caller.child(module)
     if module.config.remat is not None:
-        return rematerialise(context, method, args, kwargs)
-    token = current.set(context)
-    try:
-        with jax.named_scope(_scope(context.path)):
-            result = method(module, *args, **kwargs)
-    except Exception as error:
-        _note_path(error, context)
-        raise
-    finally:
-        current.reset(token)
-    return _finished(context, result)
+        result = rematerialise(context, method, args, kwargs)
+    else:
+        token = current.set(context)
+        try:
+            with jax.named_scope(_scope(context.path)):
+                result = method(module, *args, **kwargs)
+        except Exception as error:
+            _note_path(error, context)
+            raise
+        finally:
+            current.reset(token)
+        result = _finished(context, result)
+    if not type(module).__module__.startswith("axcore."):
+        caller.results[type(module)] = context.path, _described(result)
+    return result
 
 
 def run(context: Context, method: Method, args: Any, kwargs: Any) -> Any:
@@ -195,8 +201,33 @@ def _cast(leaf: Any, dtype: str) -> Any:
 
 
 def _note_path(error: Exception, context: Context) -> None:
-    """Notes on an exception, once and at the innermost module, where it came from."""
+    """Notes on an exception, once and at the innermost module, where it came from.
+
+    A plugin's layer that gives back something wrong raises nothing itself; what reads that does.
+    So where plugins' layers ran before, it is noted what they returned.
+    """
     if not hasattr(error, "__axcore_module__"):
-        where = format_path(context.path) or "the root"
+        where, cls = format_path(context.path) or "the root", type(context.module)
         error.__axcore_module__ = where  # type: ignore[attr-defined]
-        error.add_note(f"in module {where} ({type(context.module).__qualname__})")
+        error.add_note(f"in module {where} ({cls.__qualname__})")
+        note_owner(error, _of_plugin(cls), plugin_of(cls))
+    if context.results and not hasattr(error, "__axcore_results__"):
+        error.__axcore_results__ = True  # type: ignore[attr-defined]
+        for cls, (path, result) in context.results.items():
+            if plugin := plugin_of(cls):
+                error.add_note(
+                    f"before that, {format_path(path)}, {_of_plugin(cls)}, returned {result}; "
+                    f"set AXCORE_BLOCK={plugin} to run without it"
+                )
+
+
+def _of_plugin(cls: type) -> str:
+    return f"{cls.__module__}:{cls.__qualname__} of plugin {plugin_of(cls)!r}"
+
+
+def _described(result: Any) -> str:
+    """Returns the types of a result's arrays, `float32[8,128]`, or the name of its own type."""
+    arrays = [leaf for leaf in jax.tree.leaves(result) if hasattr(leaf, "dtype")]
+    if not arrays:
+        return type(result).__name__
+    return ", ".join(f"{one.dtype}[{','.join(map(str, one.shape))}]" for one in arrays)

@@ -8,6 +8,7 @@ from axcore.hardware.mesh_rules import check_mesh_rules as check_mesh_rules
 from axcore.hardware.mesh_rules import find_mesh_rule as find_mesh_rule
 from axcore.hardware.predicates import requires as requires
 from axcore.plugins.attribution import attributed as attributed
+from axcore.plugins.attribution import of_plugin as of_plugin
 from axcore.plugins.attribution import wrong_method_return as wrong_method_return
 from axcore.plugins.compiler_options import wanted_compiler_options as wanted_compiler_options
 from axcore.plugins.environment_flags import set_environment_flags as set_environment_flags

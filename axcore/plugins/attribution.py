@@ -6,7 +6,7 @@ from typing import Any
 
 from axcore.errors import PluginError
 from axcore.plugins.host import plugin_host
-from axcore.registration.returns import wrong_return
+from axcore.registration.returns import CORE, note_owner, wrong_return
 
 
 def plugin_of(cls: type) -> str:
@@ -22,20 +22,34 @@ def plugin_of(cls: type) -> str:
 
 @contextmanager
 def attributed(owner: object, method: str) -> Iterator[None]:
-    """Lets exceptions of an object's method through, with a note of the plugin of its class."""
+    """Lets exceptions of an object's method through, with a note of the plugin of its class.
+
+    Raises:
+        PluginError: The method wants to end the process.
+    """
     try:
         yield
     except Exception as error:
-        plugin = plugin_of(type(owner))
-        if plugin:
-            cls = type(owner)
-            error.add_note(f"in {cls.__module__}:{cls.__qualname__}.{method} of plugin {plugin!r}")
+        note_owner(error, _named(owner, method), plugin_of(type(owner)))
         raise
+    except SystemExit as error:  # would end axcore without a word
+        raise wrong_method_return(owner, method, error, "a value", verb="raised") from error
 
 
-def wrong_method_return(owner: object, method: str, value: Any, expected: str) -> PluginError:
+def wrong_method_return(
+    owner: object, method: str, value: Any, expected: str, *, verb: str = "returned"
+) -> PluginError:
     """Returns the error for what a method of an object returned, with the plugin of its class."""
-    cls, plugin = type(owner), plugin_of(type(owner))
-    of_plugin = f" of plugin {plugin!r}" if plugin else ""
-    who = f"{cls.__module__}:{cls.__qualname__}.{method}{of_plugin}"
-    return wrong_return(who, value, expected, plugin=plugin)
+    plugin = plugin_of(type(owner))
+    return wrong_return(_named(owner, method), value, expected, plugin=plugin, verb=verb)
+
+
+def of_plugin(owner: object) -> str:
+    """Returns " of plugin 'NAME'" for an object whose class a plugin brings, else nothing."""
+    plugin = plugin_of(type(owner))
+    return "" if plugin in ("", CORE) else f" of plugin {plugin!r}"
+
+
+def _named(owner: object, method: str) -> str:
+    cls = type(owner)
+    return f"{cls.__module__}:{cls.__qualname__}.{method}{of_plugin(owner)}"

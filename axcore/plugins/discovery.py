@@ -72,8 +72,8 @@ def _with_plugins() -> Iterator[Distribution]:
 def _is_ours(dist: Distribution) -> bool:
     try:
         return "[axcore.v" in (dist.read_text("entry_points.txt") or "")
-    except ValueError:  # not UTF-8: what is in a folder is read as bytes, and named if it is ours
-        return False
+    except UnicodeDecodeError as error:  # named as broken where it is ours
+        return b"[axcore.v" in error.object
 
 
 def _infos(folder: str) -> list[str]:
@@ -139,7 +139,7 @@ def _candidates(dist: Distribution) -> Iterator[PluginCandidate]:
 
 def _identity(dist: Distribution) -> tuple[str, str, str]:
     """Returns the name and version of a distribution, and what is wrong with its METADATA."""
-    folder = str(getattr(dist, "_path", "")).rpartition("/")[2]
+    folder = str(getattr(dist, "_path", "")).rstrip("/").rpartition("/")[2]
     name, _, version = folder.rpartition(".")[0].partition("-")
     name, version = _normalised(name) or "unknown", version or "unknown"
     try:

@@ -89,11 +89,17 @@ class PluginHost:
         if broken:
             lines = [f"plugin {plugin.name} {plugin.state}: {plugin.trouble}" for plugin in broken]
             names = ",".join(sorted(self.plugin_filter.block | {plugin.name for plugin in broken}))
+            errors = [one.error for one in broken if isinstance(one.error, PluginError)]
+            places = [f"distribution {plugin.candidate.distribution}" for plugin in broken]
+            hints = [error.hint for error in errors if error.hint]
+            hints += [
+                f"repair or uninstall what is broken (`axcore plugins -v` shows more), "
+                f"or start without it: {BLOCK}={names}"
+            ]
             raise PluginError(
                 "\n".join(lines),
-                where=", ".join(f"distribution {p.candidate.distribution}" for p in broken),
-                hint=f"repair or uninstall what is broken (`axcore plugins -v` shows more), "
-                f"or start without it: {BLOCK}={names}",
+                where=", ".join([*places, *(error.where for error in errors if error.where)]),
+                hint="\n".join(dict.fromkeys(hints)),
             ) from broken[0].error
 
     def fingerprint(self) -> str:

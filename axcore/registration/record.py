@@ -7,7 +7,7 @@ import attrs
 
 from axcore.errors import PluginError
 from axcore.registration.ref import Ref
-from axcore.registration.returns import CORE, Returns, names_of, wrong_return
+from axcore.registration.returns import Returns, names_of, note_owner, wrong_return
 from axcore.registration.validators import of_type
 
 C = TypeVar("C", bound=type)
@@ -63,14 +63,18 @@ class Record:
         except Exception as error:
             self.note(error, field)
             raise
+        except SystemExit as error:  # would end axcore without a word
+            what = expected or names_of(returns)
+            raise wrong_return(
+                f"{self._at(field)},", error, what, plugin=self.plugin, verb="raised"
+            ) from error
         if not isinstance(result, returns):
             raise self.wrong_return(field, result, expected or names_of(returns))
         return result
 
     def note(self, error: BaseException, field: str) -> None:
         """Notes on an exception from a plugin's code whose it is."""
-        if self.plugin not in ("", CORE):
-            error.add_note(f"in {self._at(field)}")
+        note_owner(error, self._at(field), self.plugin)
 
     def wrong_return(
         self, field: str, value: Any, expected: str, *, shown: str = ""

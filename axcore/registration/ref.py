@@ -8,6 +8,7 @@ import attrs
 
 from axcore.config import name_the_known
 from axcore.errors import PluginError
+from axcore.registration.returns import CORE
 
 _TARGET = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
@@ -69,7 +70,11 @@ class Ref:
                 hint=f"install {missing}",
             ) from error
         except Exception as error:
-            error.add_note(f"while resolving {self.target!r} of {self._owner()}")
+            blocks = f"; set AXCORE_BLOCK={self.plugin} to run without it"
+            error.add_note(
+                f"while resolving {self.target!r} of {self._owner()}"
+                f"{'' if self.plugin in ('', CORE) else blocks}"
+            )
             raise
 
     def _nothing_there(self, holder: Any, step: str) -> PluginError:

@@ -36,6 +36,19 @@ def wrong_return(
     )
 
 
+def note_owner(error: BaseException, where: str, plugin: str) -> None:
+    """Notes on an exception that it is from a plugin's code, and how to run without that.
+
+    Args:
+        error: Keeps its type.
+        where: Which code, with its plugin.
+        plugin: Empty, or the core, where nobody can be blocked: nothing is noted.
+    """
+    is_said = isinstance(error, PluginError) and error.where == f"plugin {plugin!r}"
+    if plugin not in ("", CORE) and not is_said:
+        error.add_note(f"in {where}; set AXCORE_BLOCK={plugin} to run without it")
+
+
 def names_of(returns: Returns) -> str:
     """Returns how an error names the types that were expected."""
     kinds: Iterable[Any] = get_args(returns) or (returns,)

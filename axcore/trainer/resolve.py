@@ -23,6 +23,7 @@ from axcore.plugins import (
     find_mesh_rule,
     plugin_host,
 )
+from axcore.registration.returns import note_owner
 
 _MESH_RULE = "mesh rule"
 
@@ -66,6 +67,11 @@ class ResolvedConfig:
         rest = format_diff(tuple(one.change for one in found if one.change.path != "mesh"))
         what = ", ".join([f"mesh {one}" for one in mesh] + ["and"] * bool(rest))
         return f"by {found[0].origin}: {what}\n{rest}"
+
+    def origin_of(self, *paths: str) -> str | None:
+        """Returns which step of resolving set a field last; None where the config has it itself."""
+        found = [one.origin for one in self.changes if one.change.path in paths]
+        return found[-1] if found else None
 
     def _of_mesh_rule(self) -> list[ResolvedChange]:
         return [one for one in self.changes if one.origin.startswith(_MESH_RULE)]
@@ -175,7 +181,12 @@ def _apply_rule(cfg: Any, rule: MeshRule, hardware: Hardware) -> Any:
     over_slices = {"data": hardware.slices} if hardware.slices > 1 else {}
     cfg = evolve(cfg, mesh=rule.mesh, slices=cfg.slices or rule.slices or over_slices)
     for modifier in rule.modifiers:
-        cfg = apply_modifier(cfg, modifier, hardware, where=f"{_MESH_RULE} {rule.match!r}")
+        try:
+            cfg = apply_modifier(cfg, modifier, hardware, where=f"{_MESH_RULE} {rule.match!r}")
+        except Exception as error:
+            where = f"{_MESH_RULE} {rule.match!r} of plugin {rule.plugin!r}"
+            note_owner(error, where, rule.plugin)
+            raise
     return cfg
 
 

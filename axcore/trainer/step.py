@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from axcore.errors import ModuleError
 from axcore.learner import Learner
 from axcore.module import (
     Loss,
@@ -27,6 +28,7 @@ from axcore.module import (
     merge_outputs,
     split_microbatches,
 )
+from axcore.plugins import of_plugin
 from axcore.trainer.gradient_norms import GradientNorms
 from axcore.trainer.group_losses import losses_of_groups, parts_of_groups, without_groups
 
@@ -185,6 +187,8 @@ class TrainStep:
             state = _merged(params, model_state, self.specs)
             inputs = {**read, **token_weights} if token_weights else read
             _, outputs = functional(self.model, state, inputs, rng=key, training=True)
+            if not any(one.scale for one in outputs.losses.values()):
+                raise _nothing_minimised(self.model)
             return _minimised(outputs.losses, weights), outputs
 
         differentiated = _chosen(model_state, self.specs, _has_gradient)
@@ -225,6 +229,15 @@ class TrainStep:
         gradients = jax.tree.map(lambda t, p: t.astype(p.dtype), total, params)
         parts = jax.tree.map(lambda part: jnp.sum(part, axis=0), parts)
         return gradients, merge_outputs(outputs, self.specs), parts
+
+
+def _nothing_minimised(model: Module) -> ModuleError:
+    cls = type(model)
+    return ModuleError(
+        f"{cls.__module__}:{cls.__qualname__}{of_plugin(model)} adds no loss that is minimised: "
+        "nothing would be trained",
+        hint="call self.add_loss(NAME, SUM, WEIGHT) in its forward, with a scale that is not 0",
+    )
 
 
 def _minimised(losses: dict[str, Loss], weights: dict[str, Array] | None) -> Array:

@@ -20,12 +20,13 @@ from axcore.config import (
 from axcore.config.build import owner_of
 from axcore.data import DataLoader, PrefetchedBatches, TrainBatches
 from axcore.distributed import is_process_zero
+from axcore.errors import ShardingError
 from axcore.interop import WeightPlan, WeightSource
 from axcore.learner import Learner
 from axcore.module import Module
 from axcore.ops import KernelPlan, KernelPreference
 from axcore.parallel import ACTIVATION_RULES, PARAM_RULES, ContextParallelism, make_mesh
-from axcore.plugins import Hardware, MeshRule, plugin_host
+from axcore.plugins import Hardware, MeshRule, attributed, plugin_host, wrong_method_return
 from axcore.trainer.axis_checks import check_mesh_is_used, check_sharding_rules
 from axcore.trainer.batch_sharding import BatchSharding
 from axcore.trainer.callbacks.events import Observer, Observers
@@ -179,7 +180,11 @@ class Trainer(Configurable):
         self.model: Module = self.task if cfg.task is None else self.task.model
         self.learner: Learner = cfg.learner.build(total_steps=cfg.max_steps)
         self.data: DataLoader = cfg.data.build()
-        self.mesh = make_mesh(cfg.mesh, devices, slices=cfg.slices)
+        try:
+            self.mesh = make_mesh(cfg.mesh, devices, slices=cfg.slices)
+        except ShardingError as error:
+            error.set_in = resolved.origin_of("mesh", "slices")
+            raise
         self.batch_spec = self.data.batch_spec()
         self.step = TrainStep(
             self.task,
@@ -190,7 +195,7 @@ class Trainer(Configurable):
             norms_every_steps=cfg.gradient_norms_every_steps,
             split_gradients=gradient_split(cfg, self.mesh),
         )
-        self.task.check_batch(self.batch_spec.for_model())
+        self._check_task()
         check_micro_batches(cfg, self.batch_spec)
         check_sharding_rules(cfg, self.step.specs, self.batch_spec)
         self.batch_sharding = BatchSharding(self.batch_spec, cfg.activation_rules, self.mesh)
@@ -273,6 +278,16 @@ class Trainer(Configurable):
             return loop.run(
                 from_step=from_step, launch=launch, returns_when_stopped=returns_when_stopped
             )
+
+    def _check_task(self) -> None:
+        """Checks what a task, or a model, says of itself; somebody else may have written it."""
+        with attributed(self.task, "check_batch"):
+            self.task.check_batch(self.batch_spec.for_model())
+        with attributed(self.task, "metric_units"):
+            units: object = self.task.metric_units()
+        if not isinstance(units, Mapping):
+            expected = "a mapping from names of metrics to their units"
+            raise wrong_method_return(self.task, "metric_units", units, expected)
 
     def first_state(self) -> TrainState:
         """Returns the state before the first step: random, or from the weights of `init_from`.

@@ -63,7 +63,10 @@ def kernel(predicate) -> Kernel:
 def test_predicate_that_raises_is_noted_with_kernel_and_plugin():
     with pytest.raises(ZeroDivisionError) as raised:
         kernel(lambda hardware: 1 / 0).unsupported_hardware_reason(X1)
-    assert raised.value.__notes__ == ["in `requires` of kernel attention/k of plugin 'axl-acme'"]
+    assert raised.value.__notes__ == [
+        "in `requires` of kernel attention/k of plugin 'axl-acme'; "
+        "set AXCORE_BLOCK=axl-acme to run without it"
+    ]
 
 
 @pytest.mark.parametrize("answer", [True, False, "", 3])

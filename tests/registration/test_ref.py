@@ -51,7 +51,8 @@ def test_what_the_module_raises_keeps_its_type_and_gains_a_note(installed):
     with pytest.raises(ZeroDivisionError) as raised:
         Ref("axl_acme.flash:forward", plugin="axl-acme").resolve()
     assert raised.value.__notes__ == [
-        "while resolving 'axl_acme.flash:forward' of plugin 'axl-acme'"
+        "while resolving 'axl_acme.flash:forward' of plugin 'axl-acme'; "
+        "set AXCORE_BLOCK=axl-acme to run without it"
     ]
 
 

@@ -43,6 +43,7 @@ class Writers:
         self._directory = directory
         self._step = step
         self._limit_s = callback_timeout_s()
+        self._threads: list[CallThread] = []
         self._open: list[tuple[MetricWriter, CallThread, Writer]] = []
 
     def __enter__(self) -> Self:
@@ -56,6 +57,7 @@ class Writers:
         try:
             for record in self._records:
                 thread = CallThread(record.fn.target.partition(".")[0])
+                self._threads.append(thread)
                 opened = self._try(record, thread, "is opened", record.fn.resolve(), arguments)
                 if not isinstance(opened, Writer):
                     raise record.wrong_return("fn", opened, "a writer, which can write and close")
@@ -72,14 +74,9 @@ class Writers:
             TrainingError: One raised, or did not finish in time.
         """
         self._step = step
-        for one in list(self._open):
-            record, thread, writer = one
+        for record, thread, writer in self._open:
             doing, arguments = f"writes {split} metrics", (step, split, metrics)
-            try:
-                self._try(record, thread, doing, writer.write, arguments)
-            except _StuckError:
-                self._open.remove(one)  # its thread is busy for ever: nothing can close it
-                raise
+            self._try(record, thread, doing, writer.write, arguments)
 
     def __exit__(
         self,
@@ -95,6 +92,8 @@ class Writers:
         """
         problems = [self._close(*one) for one in reversed(self._open)]
         self._open.clear()
+        for thread in self._threads:
+            thread.end()
         for problem in filter(None, problems):
             if error is None:
                 raise problem
@@ -107,8 +106,6 @@ class Writers:
             self._try(record, thread, "is closed", writer.close, ())
         except TrainingError as error:
             return error
-        finally:
-            thread.end()
         return None
 
     def _try(
@@ -124,7 +121,9 @@ class Writers:
         try:
             return thread.within(self._limit_s, lambda: fn(*arguments))
         except TakesTooLongError as place:
-            raise _StuckError(
+            # Its thread is busy for ever: nothing can close it.
+            self._open = [one for one in self._open if one[1] is not thread]
+            raise TrainingError(
                 f"{who} has not finished after {self._limit_s:g} s while it {doing}; it is at "
                 f"{place}",
                 where=where,
@@ -136,10 +135,6 @@ class Writers:
                 where=where,
                 hint=_hint(record),
             ) from error
-
-
-class _StuckError(TrainingError):
-    """A writer did not finish in time."""
 
 
 def _hint(record: MetricWriter) -> str:
