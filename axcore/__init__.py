@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from axcore.data import from_arrays
     from axcore.experiments.named import experiment
     from axcore.interop import from_hugging_face, to_hugging_face
-    from axcore.module import Module, Param, functional
+    from axcore.module import Module, Param
+    from axcore.module.functional import functional
     from axcore.runs import Run, load_run
     from axcore.trainer import Trainer
     from axcore.trainer.resolve import resolve
