@@ -30,7 +30,7 @@ _LAZY = {
     "experiment": "axcore.experiments.named",
     "from_arrays": "axcore.data",
     "from_hugging_face": "axcore.interop",
-    "functional": "axcore.module",
+    "functional": "axcore.module.functional",
     "load_run": "axcore.runs",
     "resolve": "axcore.trainer.resolve",
     "to_hugging_face": "axcore.interop",

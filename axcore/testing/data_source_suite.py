@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from axcore.config import evolve, from_json, to_json
+from axcore.config.json_files import parse_json
 from axcore.plugins import DataSource
 from axcore.registration.record import Record
 from axcore.testing.suite import Suite
@@ -113,7 +114,7 @@ class DataSourceSuite(Suite):
             batches.append(next(whole))
         for place in (0, 1, _BATCHES - 2):
             resumed = evolve(cfg).build().train()
-            resumed.set_state(json.loads(json.dumps(places[place])))
+            resumed.set_state(parse_json(json.dumps(places[place])))
             for number in range(place, min(place + 2, _BATCHES)):
                 got = next(resumed)
                 for name, expected in batches[number].items():

@@ -31,7 +31,7 @@ def test_the_settings_hold():
     assert jax.device_count() == 16
     with pytest.raises(ValueError, match="jax_numpy_rank_promotion"):
         jnp.ones(3) + jnp.ones((2, 3))
-    with pytest.raises(jax.dtypes.TypePromotionError, match="no available implicit"):
+    with pytest.raises(ValueError, match="no available implicit"):
         jnp.ones(3, jnp.float32) + jnp.ones(3, jnp.bfloat16)
     with pytest.raises(UserWarning, match="shown"):
         warnings.warn("shown", UserWarning, stacklevel=1)

@@ -1,6 +1,7 @@
 """A process killed at any moment of a save loses nothing that was committed before."""
 
 import importlib.util
+import os
 import random
 import signal
 import subprocess
@@ -41,6 +42,7 @@ def start_worker(directory, first, *more):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},  # jaxlib 0.10.0 logs what caches do not fit
     )
 
 

@@ -59,6 +59,7 @@ def test_a_report_is_one_file_in_the_run(runs):
     assert found["curves"]["train"]["loss"] == list(ax.load_run(runs[0]).metrics["train"]["loss"])
 
 
+@pytest.mark.slow
 def test_a_report_has_what_the_compiled_step_needs_where_training_kept_it(runs):
     one, two = (json.loads(call("report", run, "--json"))["runs"][0] for run in runs)
     needed = one["step_memory"]
@@ -69,6 +70,7 @@ def test_a_report_has_what_the_compiled_step_needs_where_training_kept_it(runs):
     assert (two["step_memory"], two["problems"]) == (None, [])
 
 
+@pytest.mark.slow
 def test_several_runs_are_compared(runs, tmp_path):
     out = tmp_path / "new" / "both.html"
     found = json.loads(call("report", *runs, "--out", out, "--json"))
@@ -124,6 +126,7 @@ def test_a_watched_run_is_shown_in_a_browser(runs):
             server.terminate()
 
 
+@pytest.mark.slow
 def test_a_run_that_never_logged_is_shown_with_what_is_missing(runs, tmp_path):
     run = shutil.copytree(runs[0], tmp_path / "silent")
     for name in ("metrics.jsonl", "first_batch.npz", "run_history.jsonl", "kernels.json"):
@@ -134,6 +137,7 @@ def test_a_run_that_never_logged_is_shown_with_what_is_missing(runs, tmp_path):
     assert call("watch", run, "--once").startswith("silent  state stopped  step -")
 
 
+@pytest.mark.slow
 def test_a_line_that_is_written_just_now_hides_nothing(runs, tmp_path):
     run = shutil.copytree(runs[0], tmp_path / "torn")
     with (run / "metrics.jsonl").open("a") as file:
@@ -142,6 +146,7 @@ def test_a_line_that_is_written_just_now_hides_nothing(runs, tmp_path):
     assert "step 2 of 2  loss " in line
 
 
+@pytest.mark.slow
 def test_watching_once_prints_a_line_for_each_run(runs):
     lines = call("watch", *runs, "--once").splitlines()
     assert len(lines) == 2
@@ -157,6 +162,7 @@ def test_a_curve_falls_with_its_values():
     assert curve([]) == ""
 
 
+@pytest.mark.slow
 def test_what_is_no_run_is_refused(tmp_path, monkeypatch, runs):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(CheckpointError, match=r"no config\.json"):

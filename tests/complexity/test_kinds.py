@@ -130,6 +130,8 @@ def test_an_implementation_that_knows_no_kind_has_no_glue(feature):
     assert measure_kinds(feature(NO_DISPATCH)) == KindCosts(glue=0, unseen=4, lacks=())
 
 
+@pytest.mark.quick_one_in(6)
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     ("dispatch", "num_lines", "num_lacks"),
     [

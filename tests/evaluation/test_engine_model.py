@@ -60,6 +60,7 @@ def test_a_long_text_is_scored_once_each_token_with_the_context_of_its_window(as
     assert found.logprob == pytest.approx(total, abs=1e-2)
 
 
+@pytest.mark.slow
 def test_what_is_too_long_loses_its_beginning_and_says_so(asked, logprobs):
     found = asked.ask(Likelihood(context=TEXT, continuation="end")).reply(60)
     tokens = asked.tokenizer.encode_prompt(TEXT.rstrip() + "\nend")
@@ -68,6 +69,7 @@ def test_what_is_too_long_loses_its_beginning_and_says_so(asked, logprobs):
     assert found.logprob == pytest.approx(expected, abs=1e-3)
 
 
+@pytest.mark.slow
 def test_an_answer_longer_than_the_model_reads_is_refused(asked):
     with pytest.raises(ConfigError, match=f"max_tokens is {LENGTH}, and the model reads {LENGTH}"):
         asked.ask(Continuation(prompt="a", max_tokens=LENGTH))

@@ -43,6 +43,7 @@ def generator():
     return Generator(model, model.init(0), TOKENIZER, context=CONTEXT)
 
 
+@pytest.mark.slow
 def test_greedy_text_is_the_likeliest_token_after_each_prefix(generator):
     (drawn,) = generator.generate("ab", max_tokens=6, sampling=Sampling(temperature=0))
     tokens = list(TOKENIZER.encode_prompt("ab"))

@@ -90,7 +90,7 @@ def case(request, x):
 
 
 @pytest.mark.parametrize("shape", MESHES, ids=_name)
-@pytest.mark.quick_one_in(6)
+@pytest.mark.quick_one_in(12)
 def test_mesh_changes_no_number(case, x, shape):
     module, state, expected = case
     devices = jax.devices()[: int(np.prod(list(shape.values())))]

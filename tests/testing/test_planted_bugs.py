@@ -118,7 +118,7 @@ BUGS = {
     "the wrong dtype": (
         kernel("wrong_dtype", dtypes=("bfloat16",)),
         "equals_the_reference",
-        "float32[3, 5, 24]",
+        "float32[3,5,24]",
     ),
     "the wrong shape": (kernel("wrong_shape"), "equals_the_reference", "[1,3,5,24]"),
     "a little off": (kernel("a_little_off"), "equals_the_reference", "the values are off by"),
@@ -276,6 +276,8 @@ def test_bugs_are_of_forty_kinds_at_least():
     assert len({repr(planted) for planted, _, _ in BUGS.values()}) >= 40
 
 
+@pytest.mark.quick_one_in(3)
+@pytest.mark.every_case
 @pytest.mark.parametrize("bug", BUGS)
 def test_suite_finds_the_bug_and_says_what_is_wrong(run, bug):
     planted, claim, words = BUGS[bug]

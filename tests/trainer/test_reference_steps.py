@@ -85,6 +85,7 @@ def test_a_kernel_with_wrong_values_is_named_with_its_op_and_each_module(trainer
     assert "--set \"kernels={'rms_norm': 'portable'}\"" in raised.value.hint
 
 
+@pytest.mark.slow
 def test_numbers_that_are_not_finite_are_those_of_the_first_kernel(trainer, tmp_path):
     (found,) = compare_steps(trainer(OWN.format("not_finite")), tmp_path, num_steps=3).differences
     assert found.module == "decoder.stack.layer.attention_residual.norm"
@@ -92,6 +93,7 @@ def test_numbers_that_are_not_finite_are_those_of_the_first_kernel(trainer, tmp_
     assert (found.num_wrong, found.num_calls) == (1, 2)
 
 
+@pytest.mark.slow
 def test_a_backward_kernel_with_a_wrong_gradient_is_named(trainer, tmp_path):
     details = 'forward=Ref("axl_acme.code:right"), backward=Ref("axl_acme.code:larger_gradient")'
     found = compare_steps(trainer(details), tmp_path, num_steps=1)
@@ -99,6 +101,7 @@ def test_a_backward_kernel_with_a_wrong_gradient_is_named(trainer, tmp_path):
     assert {one.array for one in found.differences} == {"the gradient of scale"}
 
 
+@pytest.mark.slow
 def test_a_right_kernel_differs_in_no_step(trainer, tmp_path):
     details = OWN.format("attention_by_softmax")
     found = compare_steps(trainer(details, op="attention"), tmp_path, num_steps=2)
@@ -118,6 +121,7 @@ def test_steps_begin_at_the_newest_checkpoint_with_its_batches(trainer, tmp_path
     assert contents(run) == before
 
 
+@pytest.mark.slow
 def test_after_steps_that_are_not_finite_the_error_names_kernels_that_never_ran(trainer, tmp_path):
     with pytest.raises(TrainingError) as raised:
         trainer(OWN.format("not_finite")).run(tmp_path / "run", quiet=True)
@@ -125,6 +129,7 @@ def test_after_steps_that_are_not_finite_the_error_names_kernels_that_never_ran(
     assert "--reference-steps 2" in raised.value.hint
 
 
+@pytest.mark.slow
 def test_the_command_names_the_kernel_and_writes_nothing(make_dist, tmp_path, capsys):
     source = PLUGIN.format(op="rms_norm", details=OWN.format("larger"))
     make_dist("axl-acme", source, files={"code.py": KERNELS})

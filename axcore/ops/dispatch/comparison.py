@@ -25,7 +25,8 @@ Part = Literal["result", "gradient"]
 
 LIMITS = {"float32": (2e-3, 2e-3), "other": (8e-3, 2e-2)}
 """How far the root of the mean square of a result's error, and of a gradient's, may be from 0, as a
-share of that of the reference: float32 allows for products that round to 11 bits, as GPUs do."""
+share of that of the reference: float32 allows for products that round to 11 bits, as some hardware
+does."""
 
 WORST = 10
 """How many times the limit the worst number may be off, as a share of the largest."""

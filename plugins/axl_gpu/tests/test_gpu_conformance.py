@@ -17,8 +17,7 @@ from axl_gpu.kernels.grouped_matmul.mosaic import (
     mosaic_grouped_matmul_backward,
 )
 from cudnn_simulator import SIMULATED
-from jax._src.pallas.mosaic_gpu.interpret.params import force_gpu_interpret_mode
-from mosaic_interpreter import SIMPLE
+from mosaic_interpreter import SIMPLE, force_gpu_interpret_mode
 from plain_matmuls import PLAIN_GROUPED
 
 from axcore.testing import (

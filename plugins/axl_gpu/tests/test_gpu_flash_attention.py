@@ -30,7 +30,7 @@ from axl_gpu.kernels.attention.block_sizes import (
 )
 from axl_gpu.kernels.attention.block_sparsity import padded, spans, visibility
 from axl_gpu.kernels.attention.matmuls import ARITHMETIC, TENSOR_CORES
-from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams
+from mosaic_interpreter import InterpretGPUParams
 from rounding import assert_same_to_rounding
 
 from axcore.errors import KernelError

@@ -50,6 +50,9 @@ WRITERS = """
             raise OSError("no paper")
 
     class Stuck(Text):
+        def __init__(self, directory, step):  # it is never closed, so it opens nothing
+            pass
+
         def write(self, step, split, metrics):
             time.sleep(600)
 

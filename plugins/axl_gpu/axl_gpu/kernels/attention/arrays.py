@@ -17,6 +17,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from axl_gpu.kernels.attention.block_sparsity import Visibility
+from axl_gpu.kernels.launch import mosaic_kernel
 
 
 class Arrays(NamedTuple):
@@ -103,10 +104,10 @@ def launch(
         interpreter: Parameters of Pallas' interpreter for Mosaic GPU; None for a GPU.
         num_threads: Warp groups of a thread block, whose own number is along the axis `group`.
     """
-    return plgpu.kernel(
+    return mosaic_kernel(
         body,
-        out_type=outputs,
-        scratch_types=scratch,
+        outputs,
+        scratch=scratch,
         compiler_params=COMPILER_PARAMS,
         interpret=interpreter,
         **_mesh(name, grid, num_threads),

@@ -18,6 +18,8 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from axl_gpu.kernels.launch import mosaic_kernel
+
 Reference = Any
 """A reference to an array in the memory of the GPU, or in that of a multiprocessor."""
 
@@ -306,9 +308,9 @@ def launch(
     threads: dict[str, Any] = {}
     if variant.is_tuned:
         threads = {"num_threads": num_groups + 1, "thread_name": AXIS}
-    run = plgpu.kernel(
+    run = mosaic_kernel(
         body,
-        out_type=outputs,
+        outputs,
         grid=tuple(grid.values()),
         grid_names=tuple(grid),
         interpret=variant.interpreter,

@@ -13,6 +13,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from axl_gpu.kernels.launch import mosaic_kernel
+
 THREADS = 128
 """Of a warp group."""
 
@@ -121,9 +123,9 @@ def _own_rows(rows: int, num_rows: int) -> tuple[Array, Array]:
 
 
 def _launch(body: Any, outputs: Any, name: str, num_programs: int, interpreter: Any) -> Any:
-    run = plgpu.kernel(
+    run = mosaic_kernel(
         body,
-        out_type=outputs,
+        outputs,
         grid=(num_programs,),
         grid_names=(AXIS,),
         interpret=interpreter,
