@@ -42,7 +42,7 @@ def start_worker(directory, first, *more):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},  # jaxlib 0.10.0 logs what caches do not fit
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},  # jaxlib 0.10.0 logs more
     )
 
 

@@ -95,6 +95,10 @@ def peaks(monkeypatch):
     return found
 
 
+@pytest.mark.skipif(
+    jax.__version_info__ < (0, 10, 2),
+    reason="all wide weights are on a device there (docs/serving.md)",
+)
 @pytest.mark.parametrize("num_devices", [1, 2])
 @pytest.mark.parametrize("weights", [None, "int8"])
 @pytest.mark.quick_one_in(2)
