@@ -1,5 +1,6 @@
 """`DataSourceSuite`: a source yields the same named documents each time, and batches resume."""
 
+import copy
 import json
 import os
 import random
@@ -7,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
+import attrs
 import numpy as np
 import pytest
 
@@ -21,6 +23,20 @@ _ENOUGH = 200
 
 _BATCHES = 6
 """Batches to resume from; those of 8 short documents are more than an epoch."""
+
+
+_SECOND_PROCESS = {
+    "RANK": "1",
+    "WORLD_SIZE": "2",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "2",
+    "NODE_RANK": "1",
+    "SLURM_PROCID": "1",
+    "SLURM_NTASKS": "2",
+    "OMPI_COMM_WORLD_RANK": "1",
+    "OMPI_COMM_WORLD_SIZE": "2",
+}
+"""What launchers tell the second of two processes."""
 
 
 class DataSourceSuite(Suite):
@@ -46,6 +62,37 @@ class DataSourceSuite(Suite):
         assert len(first) >= 8, f"there are {len(first)} documents; 8 are needed"
         assert first == second, "a second reader gets other documents"
 
+    def test_every_process_reads_all_documents(
+        self, source_config: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Rows of a batch are divided afterwards: a source that divides, too, loses the others."""
+        import jax
+
+        expected = _documents(source_config)
+        with monkeypatch.context() as second:
+            for name, value in _SECOND_PROCESS.items():
+                second.setenv(name, value)
+            second.setattr(jax, "process_index", lambda: 1)
+            second.setattr(jax, "process_count", lambda: 2)
+            got = _documents(source_config)
+        assert got == expected, "the second of two processes gets other documents; read them all"
+
+    def test_documents_stay_as_they_were_given(self, source_config: Any) -> None:
+        """They are put into rows after others were read."""
+        documents, given = [], []
+        for document, _ in zip(source_config.build().documents(), range(_ENOUGH), strict=False):
+            documents.append(document)
+            given.append(copy.deepcopy(_contents(document)))
+        changed = [
+            document.name
+            for document, before in zip(documents, given, strict=True)
+            if _contents(document) != before
+        ]
+        assert not changed, (
+            f"documents {changed[:3]} change after they are given: what they hold is shared with "
+            "others, and written again"
+        )
+
     def test_iterators_of_one_source_do_not_share_a_place(self, source_config: Any) -> None:
         """Training and validation read the same source; an epoch begins where none has read."""
         source = source_config.build()
@@ -54,7 +101,7 @@ class DataSourceSuite(Suite):
         first = iter(source.documents())
         next(first)
         assert _documents_of(source) == whole, "a reader that is under way changes another one's"
-        assert next(first) == whole[1], "another reader moves the one that is under way"
+        assert _contents(next(first)) == whole[1], "another reader moves the one that is under way"
 
     def test_order_is_neither_that_of_the_disk_nor_by_chance(
         self, source_config: Any, monkeypatch: pytest.MonkeyPatch
@@ -65,7 +112,7 @@ class DataSourceSuite(Suite):
             _list_folders_backwards(elsewhere)
             random.seed(5)
             got = _documents(source_config)
-        assert [one.name for one in got] == [one.name for one in expected], (
+        assert [one["name"] for one in got] == [one["name"] for one in expected], (
             "documents come in another order where folders are listed backwards; sort them"
         )
         assert got == expected, "documents of the same names hold other text the second time"
@@ -84,12 +131,15 @@ class DataSourceSuite(Suite):
 
     def test_documents_are_named_apart_and_without_absolute_paths(self, source_config: Any) -> None:
         """Names decide what is held out, so they are the same on every machine."""
-        documents = _documents(source_config)
+        source = source_config.build()
+        documents = [one for one, _ in zip(source.documents(), range(_ENOUGH), strict=False)]
         names = [document.name for document in documents]
         twice = sorted({name for name in names if names.count(name) > 1})
         assert not twice, f"several documents have the names {twice[:3]}"
         absolute = [name for name in names if Path(name).is_absolute()]
         assert not absolute, f"names are absolute paths: {absolute[:3]}"
+        outside = [name for name in names if ".." in Path(name).parts]
+        assert not outside, f"names lead out of a folder, so they depend on it: {outside[:3]}"
         for document in documents:
             assert isinstance(document.text, str), f"the text of {document.name} is no str"
             document.text.encode()  # a lone half of a surrogate pair ends a run in the tokenizer
@@ -129,13 +179,21 @@ def _data(source_config: Any) -> Any:
     return Data.Config(source=source_config, seq_len=16, batch_size=2, validation_fraction=0.0)
 
 
-def _documents(source_config: Any) -> list[Any]:
+def _documents(source_config: Any) -> list[dict[str, Any]]:
     return _documents_of(source_config.build())
 
 
-def _documents_of(source: Any) -> list[Any]:
+def _documents_of(source: Any) -> list[dict[str, Any]]:
     documents = source.documents()
-    return [document for document, _ in zip(documents, range(_ENOUGH), strict=False)]
+    return [_contents(document) for document, _ in zip(documents, range(_ENOUGH), strict=False)]
+
+
+def _contents(document: Any) -> dict[str, Any]:
+    """Returns all that a document holds; documents are equal by their names and texts."""
+    held = attrs.asdict(document, recurse=False)
+    return {
+        name: one.tolist() if isinstance(one, np.ndarray) else one for name, one in held.items()
+    }
 
 
 def _list_folders_backwards(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,6 +41,7 @@ class ObserverSuite(Suite):
             events.PhaseStarted(label="compile"),
             events.StepsDone(step=1, metrics={"loss": 2.0}),
             events.StepsDone(step=2, metrics={"loss": float("nan")}),
+            events.Evaluated(step=1, metrics={"loss": 1.5}),
             events.Evaluated(step=2, metrics={"loss": float("inf")}),
             events.CheckpointSaved(step=2),
             events.RolledBack(from_step=2, step=1, reason="loss is nan", skips_data=True),
@@ -61,9 +62,29 @@ class ObserverSuite(Suite):
                     f"{record.key} raised {type(error).__name__} at {event}: {error}"
                 ) from error
 
-    def test_observers_of_two_runs_are_two(self, record: RunObserver) -> None:
+    def test_observers_of_two_runs_are_two(self, record: RunObserver, tmp_path: Path) -> None:
         """Runs of one process would mix their events otherwise."""
-        assert self.make(record) is not self.make(record), f"runs would share one {record.key}"
+        observer, other = self.make(record), self.make(record)
+        assert observer is not other, f"runs would share one {record.key}"
+        before = _state(other)
+        for event in self.events(tmp_path):
+            observer(event)
+        shared = [name for name, value in _state(other).items() if before.get(name) != value]
+        assert not shared, f"events of one run change {', '.join(shared)} of another's {record.key}"
+
+    def test_observer_writes_into_no_other_folder_than_its_run(
+        self, record: RunObserver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Runs that are started in the same folder would mix their files."""
+        run, here = tmp_path / "run", tmp_path / "here"
+        for folder in (run, here):
+            folder.mkdir()
+        monkeypatch.chdir(here)
+        observer = self.make(record)
+        for event in self.events(run):
+            observer(event)
+        left = sorted(file.name for file in here.iterdir())
+        assert not left, f"{record.key} leaves {left} in the folder that the run is started in"
 
     def test_observer_changes_no_event(self, record: RunObserver, tmp_path: Path) -> None:
         """Others see the same one after it."""
@@ -72,3 +93,13 @@ class ObserverSuite(Suite):
             before = repr(untouched)
             observer(event)
             assert repr(event) == before, f"{record.key} changes {type(event).__name__}"
+
+
+def _state(observer: Any) -> dict[str, str]:
+    """Returns what an observer and its class hold, as text."""
+    held = {**vars(type(observer)), **getattr(observer, "__dict__", {})}
+    return {
+        name: repr(value)
+        for name, value in held.items()
+        if not name.startswith("__") and not callable(value) and not hasattr(value, "__get__")
+    }

@@ -101,6 +101,19 @@ class StorageSuite(Suite):
         assert storage.committed() == (1, 3)
         assert all(_is_whole(storage, step) for step in (1, 3))
 
+    def test_what_is_set_aside_is_kept_each_time(self, storage: Any, tmp_path: Path) -> None:
+        """A human looks at it: a step that is damaged twice leaves both."""
+        texts = {b"the first of them", b"the second of them"}
+        for text in sorted(texts):
+            _write(storage, 2)
+            (storage.draft(2) / "a").write_bytes(text)
+            storage.commit(2)
+            storage.replicate(2)
+            storage.set_aside(2)
+        assert storage.committed() == ()
+        kept = {file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+        assert texts <= kept, f"lost when another was set aside: {sorted(texts - kept)}"
+
     def test_a_good_step_is_known_in_every_process_until_it_goes(
         self, record: CheckpointStorage, place: str, storage: Any
     ) -> None:
@@ -129,11 +142,13 @@ class StorageSuite(Suite):
     def test_another_process_sees_the_same(
         self, record: CheckpointStorage, place: str, storage: Any
     ) -> None:
-        """What is known is in the place, not in the object."""
+        """What is known is in the place, not in the object, whenever that was opened."""
+        early = record.fn.resolve()(place)
+        assert early.committed() == ()
         _save(storage, 5)
-        other = record.fn.resolve()(place)
-        assert other.committed() == (5,)
-        assert _is_whole(other, 5)
+        for other in (early, record.fn.resolve()(place)):
+            assert other.committed() == (5,), "a step that was saved meanwhile is not seen"
+            assert _is_whole(other, 5)
 
     def test_one_at_a_time_may_write(
         self, record: CheckpointStorage, place: str, storage: Any

@@ -23,8 +23,14 @@ TEXTS = (
     "👍🏽 and 👨‍👩‍👧",
     "e\u0301 and \u00e9 are two texts",
     "x" * 3000,
+    "x" * 2999 + "y",
+    " " * 40 + "deep\n",
+    "\ufeffa mark, and a zero: \x00",
+    "<|endoftext|> </s> <s> [SEP] <pad> <|im_end|>",
 )
-"""Blanks, line ends, alphabets, joined signs and a long word."""
+"""Blanks, line ends, alphabets, joined signs, long words that begin alike, signs without a shape,
+and what names of special tokens look like.
+"""
 
 
 class TokenizerSuite(Suite):

@@ -97,8 +97,9 @@ class WriterSuite(Suite):
     def test_many_metrics_of_a_late_step_are_kept(
         self, record: MetricWriter, tmp_path: Path
     ) -> None:
-        """Losses of many tasks, with slashes in their names."""
-        metrics = {f"loss/task_{number}": number / 7 for number in range(200)}
+        """Losses of many tasks, with slashes and letters of other alphabets in their names."""
+        metrics = {f"loss/task_{number}": number / 7 for number in range(198)}
+        metrics |= {"loss/größer": 1.5, "loss/中-v1.5": 2.5}
         _write(record, tmp_path, [(1_000_000_007, "train", metrics)])
         ((step, split, read),) = self.read(record, tmp_path)
         assert (step, split) == (1_000_000_007, "train")
@@ -116,11 +117,19 @@ class WriterSuite(Suite):
     def test_opening_at_a_step_drops_what_comes_after(
         self, record: MetricWriter, tmp_path: Path
     ) -> None:
-        """A run resumes from a checkpoint, and writes the steps past it again."""
-        _write(record, tmp_path, [(step, "train", {"loss": 1.0}) for step in (1, 2, 3, 4)])
-        _write(record, tmp_path, [(step, "train", {"loss": 2.0}) for step in (3, 4)], step=2)
-        read = [(step, metrics["loss"]) for step, _, metrics in self.read(record, tmp_path)]
-        assert read == [(1, 1.0), (2, 1.0), (3, 2.0), (4, 2.0)]
+        """A run resumes from a checkpoint, and writes the steps past it again, in each split."""
+        for splits in (("train",), ("train", "validation")):
+            folder = tmp_path / str(len(splits))
+            folder.mkdir()
+            _write(record, folder, _losses((8, 9, 10, 11), splits, 1.0))
+            _write(record, folder, [], step=9)
+            steps = sorted({step for step, _, _ in self.read(record, folder)})
+            assert steps == [8, 9], f"opened at step 9, it holds steps {steps}"
+            _write(record, folder, _losses((10, 11), splits, 2.0), step=9)
+            read = self.read(record, folder)
+            for split in splits:
+                losses = [(step, metrics["loss"]) for step, name, metrics in read if name == split]
+                assert losses == [(8, 1.0), (9, 1.0), (10, 2.0), (11, 2.0)], split
 
     def test_runs_do_not_share_lines(self, record: MetricWriter, tmp_path: Path) -> None:
         """Each run directory has its own."""
@@ -130,6 +139,10 @@ class WriterSuite(Suite):
             _write(record, folder, [(1, "train", {"loss": float(number)})])
         losses = [self.read(record, folder)[0][2]["loss"] for folder in folders]
         assert losses == [0.0, 1.0]
+
+
+def _losses(steps: tuple[int, ...], splits: tuple[str, ...], loss: float) -> list[Line]:
+    return [(step, split, {"loss": loss}) for step in steps for split in splits]
 
 
 def _write(record: MetricWriter, folder: Path, lines: list[Line], *, step: int = 0) -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import time
 from pathlib import Path
 from typing import Any, ClassVar
@@ -176,6 +177,26 @@ class TakesMetricsOut(Lines):
         super().write(step, split, {k: metrics.pop(k) for k in [*metrics]})
 
 
+class DropsTrainOnly(Lines):
+    """Lines of validation past `step` stay."""
+
+    def kept(self, lines: list[str], step: int) -> list[str]:
+        return [
+            line for line in lines if json.loads(line)[1] != "train" or json.loads(line)[0] <= step
+        ]
+
+
+class SortsStepsAsText(Lines):
+    def kept(self, lines: list[str], step: int) -> list[str]:
+        return [line for line in lines if str(json.loads(line)[0]) <= str(step)]
+
+
+class WritesAscii(Lines):
+    def write(self, step: int, split: str, metrics: Any) -> None:
+        ascii_of = {k: k.encode("ascii", "ignore").decode() for k in metrics}
+        super().write(step, split, {ascii_of[k]: v for k, v in metrics.items()})
+
+
 class PlantedWriters(WriterSuite):
     plugin = "axl-planted"
     fn: ClassVar[str] = "Lines"
@@ -304,6 +325,56 @@ class HalfOfAPair(Texts):
             yield Document(name=one.name, text=one.text + "\ud83d")
 
 
+class DividesItself(Texts):
+    """Each process has its part, of which it gets a part again."""
+
+    @config
+    class Config(Texts.Config):
+        pass
+
+    def files(self) -> list[Path]:
+        rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+        return super().files()[rank::size]
+
+
+class NamedFromHere(Texts):
+    @config
+    class Config(Texts.Config):
+        pass
+
+    def name(self, file: Path) -> str:
+        return os.path.relpath(file)
+
+
+class OneBuffer(Texts):
+    """All documents hold the same array, which is written again for each."""
+
+    @config
+    class Config(Texts.Config):
+        pass
+
+    def documents(self):
+        tokens = np.zeros(4, np.int32)
+        for number, one in enumerate(super().documents()):
+            tokens[:] = number
+            yield Document(name=one.name, text=one.text, tokens=tokens)
+
+
+class OtherTokens(Texts):
+    """Names and texts stay; tokens are others in the second epoch."""
+
+    @config
+    class Config(Texts.Config):
+        pass
+
+    epoch = 0
+
+    def documents(self):
+        self.epoch += 1
+        for one in super().documents():
+            yield Document(name=one.name, text=one.text, tokens=np.full(4, self.epoch))
+
+
 class PlantedSources(DataSourceSuite):
     plugin = "axl-planted"
     source: ClassVar[str] = "Texts"
@@ -405,6 +476,68 @@ class WrongBytes(ByteTokenizer):
         return bytes([token]).lower() if 0 <= token < 256 else None
 
 
+class LosesZeros(ByteTokenizer):
+    @config
+    class Config(ByteTokenizer.Config):
+        pass
+
+    def encode_many(self, texts):
+        return super().encode_many([text.replace("\x00", "") for text in texts])
+
+
+class LosesMarks(ByteTokenizer):
+    @config
+    class Config(ByteTokenizer.Config):
+        pass
+
+    def encode_many(self, texts):
+        return super().encode_many([text.removeprefix("\ufeff") for text in texts])
+
+
+class ShortensBlanks(ByteTokenizer):
+    """Of more than 16 in a row."""
+
+    @config
+    class Config(ByteTokenizer.Config):
+        pass
+
+    def encode_many(self, texts):
+        return super().encode_many([re.sub(" {17,}", " " * 16, text) for text in texts])
+
+
+class ReadsSpecials(ByteTokenizer):
+    """Whoever writes eos out ends the document."""
+
+    @config
+    class Config(ByteTokenizer.Config):
+        pass
+
+    def encode_many(self, texts):
+        eos = np.array([self.eos_id], np.int32)
+        parts = [
+            super(ReadsSpecials, self).encode_many(one.split("<|endoftext|>")) for one in texts
+        ]
+        return [np.concatenate([x for p in one for x in (eos, p)][1:]) for one in parts]
+
+
+class RemembersBeginnings(ByteTokenizer):
+    """Texts that begin with the same 64 letters are one to it."""
+
+    @config
+    class Config(ByteTokenizer.Config):
+        pass
+
+    def __init__(self, cfg: Config) -> None:
+        super().__init__(cfg)
+        self.seen: dict[str, Any] = {}
+
+    def encode_many(self, texts):
+        found = super().encode_many(texts)
+        return [
+            self.seen.setdefault(text[:64], one) for text, one in zip(texts, found, strict=True)
+        ]
+
+
 class PlantedTokenizers(TokenizerSuite):
     plugin = "axl-planted"
     tokenizer_class: ClassVar[str] = "ByteTokenizer"
@@ -440,6 +573,30 @@ class ChangesEvents(Watches):
     def __call__(self, event: Any) -> None:
         if isinstance(event, StepsDone):
             object.__setattr__(event, "step", 0)
+
+
+class SharesAList(Watches):
+    _SEEN: ClassVar[list[Any]] = []
+
+    def __init__(self) -> None:
+        self.seen = self._SEEN
+
+
+class BestOfAll(Watches):
+    """Of all runs of the process."""
+
+    best = float("inf")
+
+    def __call__(self, event: Any) -> None:
+        loss = getattr(event, "metrics", {}).get("loss", self.best)
+        type(self).best = min(self.best, loss)
+
+
+class WritesHere(Watches):
+    """Into the folder that the run is started in."""
+
+    def __call__(self, event: Any) -> None:
+        Path("journal.txt").write_text(str(event))
 
 
 _ONE = Watches()

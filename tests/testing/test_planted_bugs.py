@@ -189,14 +189,21 @@ BUGS = {
     "rounds": (writer("RoundsValues"), "lines_are_read_back", "2.5"),
     "keeps the first names": (writer("KeepsFirstNames"), "lines_are_read_back", "skipped_steps"),
     "keeps some names": (writer("KeepsSomeNames"), "many_metrics", "100 of 200 metrics are lost"),
-    "writes steps twice": (writer("WritesStepsTwice"), "opening_at_a_step", "(3, 1.0)"),
-    "forgets what is there": (writer("BeginsAnew"), "opening_at_a_step", "(1, 1.0)"),
+    "writes steps twice": (
+        writer("WritesStepsTwice"),
+        "opening_at_a_step",
+        "holds steps [8, 9, 10, 11]",
+    ),
+    "forgets what is there": (writer("BeginsAnew"), "opening_at_a_step", "holds steps []"),
     "shares a file": (writer("SharesAFile"), "do_not_share", "0.0, 1.0"),
     "takes metrics out": (
         writer("TakesMetricsOut"),
         "left_as_they_are",
         "changes what it is given",
     ),
+    "drops train only": (writer("DropsTrainOnly"), "opening_at_a_step", "[8, 9, 10, 11]"),
+    "steps as text": (writer("SortsStepsAsText"), "opening_at_a_step", "holds steps [8, 9, 10"),
+    "names in ASCII": (writer("WritesAscii"), "many_metrics", "2 of 200 metrics are lost"),
     # sources
     "order of the disk": (source("InAnyOrder"), "order_is_neither", "sort them"),
     "shuffled": (source("Shuffled"), "same_each_time", "a second reader gets other documents"),
@@ -206,6 +213,10 @@ BUGS = {
     "one cursor": (source("OneCursor"), "do_not_share_a_place", "another reader"),
     "two lines": (source("SaysTooMuch"), "one_line", "of a folder"),
     "half of a pair": (source("HalfOfAPair"), "named_apart", "surrogates not allowed"),
+    "divides itself": (source("DividesItself"), "every_process", "read them all"),
+    "names from here": (source("NamedFromHere"), "named_apart", "names lead out of a folder"),
+    "one buffer": (source("OneBuffer"), "stay_as_they_were", "change after they are given"),
+    "other tokens": (source("OtherTokens"), "do_not_share_a_place", "read again, the same source"),
     # tokenizers
     "loses capitals": (tokenizer("LosesCapitals"), "comes_back", "'the quick brown fox"),
     "out of the vocabulary": (tokenizer("LeavesTheVocabulary"), "below_the_size", "of 264 tokens"),
@@ -214,10 +225,18 @@ BUGS = {
     "eos is a letter": (tokenizer("EndsWithALetter"), "special_tokens", "a token of a text, too"),
     "specials are text": (tokenizer("WritesSpecialsOut"), "special_tokens", "'</s>'"),
     "other bytes": (tokenizer("WrongBytes"), "bytes_of_tokens", "are other ones"),
+    "loses zeros": (tokenizer("LosesZeros"), "comes_back", "and a zero"),
+    "loses marks": (tokenizer("LosesMarks"), "comes_back", "ufeffa mark"),
+    "shortens blanks": (tokenizer("ShortensBlanks"), "comes_back", "comes back as"),
+    "reads specials": (tokenizer("ReadsSpecials"), "comes_back", "'<|endoftext|> </s>"),
+    "remembers beginnings": (tokenizer("RemembersBeginnings"), "comes_back", "comes back as"),
     # observers
     "wants numbers": (observer("WantsNumbers"), "every_event", "ValueError at StepsDone"),
     "changes events": (observer("ChangesEvents"), "changes_no_event", "changes StepsDone"),
     "one for all runs": (observer("the_same_one"), "are_two", "would share one"),
+    "a list for all runs": (observer("SharesAList"), "are_two", "change _SEEN, seen of another's"),
+    "the best of all runs": (observer("BestOfAll"), "are_two", "change best of another's"),
+    "writes here": (observer("WritesHere"), "no_other_folder", "leaves ['journal.txt']"),
 }
 RIGHT = {
     "layer": layer("Dropping"),
