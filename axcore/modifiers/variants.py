@@ -95,7 +95,7 @@ def _made_for(old: Any, parts: list[Replacement]) -> Any:
     if others:
         targets = " and ".join(one.replaces.target for one in parts)
         raise PluginError(
-            f"layer variant {part.name!r} replaces {targets}, and a {class_tag(type(old))} is both",
+            f"layer variant {part.name!r} replaces {targets}, and {class_tag(type(old))} is both",
             where=f"plugin {part.plugin!r}",
             hint="replace classes of which none is derived from another",
         )
