@@ -163,11 +163,14 @@ def _fields(modifier: Any) -> tuple[str, ...]:
 def _changed(cfg: Any, text: str, hardware: Hardware | None, *, where: str) -> Any:
     change, (_, values) = find_change(text), parse_change(text)
 
-    def with_values(made: Any) -> Any:
+    def with_values(made: Any, values: Iterable[str] = values) -> Any:
         return apply_overrides(made, values, set_in=where)
 
     if isinstance(change, LayerVariant):
-        return replace_by_variant(cfg, change, with_values)
+        by_field = {value.partition("=")[0]: value for value in values}
+        return replace_by_variant(
+            cfg, change, by_field, lambda made, mine: with_values(made, mine.values())
+        )
     made = change.call("config", returns=_CONFIGS[type(change)])
     if not is_config(made):
         raise change.wrong_return("config", made, "a config")

@@ -5,6 +5,7 @@ from typing import Any
 from axcore.config import config, find_config, replace_config
 from axcore.errors import ConfigError
 from axcore.layers import Pipeline, ScannedLayers
+from axcore.modifiers.serving import check_nothing_derived
 from axcore.plugins import Hardware
 
 
@@ -25,7 +26,7 @@ class Pipelined:
         """Returns `cfg` with its layers in a pipeline.
 
         Raises:
-            ConfigError: It holds no scanned layers.
+            ConfigError: It holds no scanned layers, or some of a class derived from them.
         """
         if not find_config(cfg, ScannedLayers):
             raise ConfigError(
@@ -33,6 +34,7 @@ class Pipelined:
                 where="Pipelined",
                 hint="put the layers that are alike into a ScannedLayers",
             )
+        check_nothing_derived(cfg, ScannedLayers, Pipeline)
         stack = Pipeline.Config(
             num_micro_batches=self.num_micro_batches, num_rounds=self.num_rounds
         )

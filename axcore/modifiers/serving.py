@@ -2,9 +2,10 @@
 
 from typing import Any, TypeVar
 
-from axcore.config import evolve, find_config, map_config, replace_config
+from axcore.config import class_tag, evolve, find_config, map_config, replace_config
+from axcore.errors import ConfigError
 from axcore.layers import Pipeline, ScannedLayers, ServingRoom, Stack
-from axcore.module import DType, DTypes
+from axcore.module import DType, DTypes, Module
 from axcore.plugins import Hardware
 
 C = TypeVar("C")
@@ -27,12 +28,33 @@ def for_serving(
         hardware: What serves it; None for any.
         compute: What takes the place of 16 bits in `dtypes.compute`; by default what suits the
             hardware, see `served_compute`.
+
+    Raises:
+        ConfigError: A class that is derived from a stack would lose what it does itself.
     """
     for stack in (ScannedLayers, Pipeline):
+        check_nothing_derived(cfg, stack, Stack)
         cfg = replace_config(cfg, stack, Stack.Config(), missing_ok=True)
     compute = compute or served_compute(hardware)
     served: C = map_config(cfg, lambda node: _served(node, room, compute))
     return served
+
+
+def check_nothing_derived(cfg: Any, stack: type[Module], instead: type[Module]) -> None:
+    """Checks that no class derived from a stack is about to lose what it does for another stack.
+
+    Raises:
+        ConfigError: Naming the first, and where it is.
+    """
+    for found in find_config(cfg, lambda node: isinstance(node, stack.Config)):
+        if type(found.node) is not stack.Config:
+            raise ConfigError(
+                f"{class_tag(type(found.node))} is derived from {stack.__name__}, in whose place "
+                f"comes {instead.__name__}: what it does itself would be lost",
+                where=found.path or "the root",
+                hint="hold the stack in a field of a module, as in `stack: Module.Config = "
+                'REQUIRED` with `wraps = "stack"`, and derive from Module',
+            )
 
 
 def served_compute(hardware: Hardware | None) -> DType | None:

@@ -107,11 +107,12 @@ def _check_kernel(record: Kernel) -> None:
 def _check_variant(record: LayerVariant) -> None:
     from axcore.experiments.tiny import tiny
 
-    replaced = record.replaces.resolve()
-    make = record.config.resolve()
-    found = find_config(tiny(), replaced)
-    made = make() if isclass(make) else make(found[0].node if found else replaced.Config())
-    assert is_config(made)
+    for part in record.parts():
+        replaced = part.replaces.resolve()
+        make = part.config.resolve()
+        found = find_config(tiny(), replaced)
+        made = make() if isclass(make) else make(found[0].node if found else replaced.Config())
+        assert is_config(made)
 
 
 def _check_modifier(record: Modifier) -> None:

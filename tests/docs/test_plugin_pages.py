@@ -8,6 +8,7 @@ from fresh_environment import FreshEnvironment
 
 from axcore import testing
 from axcore.cli import kernel_reference
+from axcore.errors import ConfigError
 from axcore.plugins import Command, plugin_host
 from axcore.plugins.hook_reference import COMMAND, hook_reference
 from axcore.plugins.records import Hooks
@@ -47,6 +48,19 @@ def test_tutorial_is_as_short_as_it_says():
     plugin, layer, _ = blocks(page, "python")
     assert (count(toml), count(plugin) + count(layer)) == (6, 25)
     assert "6 lines of\nTOML and 25 of Python" in page
+
+
+def test_variant_of_several_classes_does_what_the_page_says(make_dist, capsys):
+    page = (PAGES / "README.md").read_text().split("## A variant of several classes")[1]
+    plugin, layers, use, wrong = blocks(page, "python")
+    printed, refused = blocks(page, "text")
+    make_dist("axl-hyper", plugin, files={"layers.py": layers})
+    names: dict[str, object] = {}
+    exec(use, names)
+    assert capsys.readouterr().out == printed
+    with pytest.raises(ConfigError) as raised:
+        exec(wrong, names)
+    assert f"ConfigError: {raised.value}" == refused.rstrip()
 
 
 @pytest.fixture(scope="module")

@@ -165,6 +165,12 @@ def _variant(what: str, names: str, value: str, replaces: str, code: str = BASE)
 
 NORM = "axcore.layers:RMSNorm"
 
+
+def _of_two_classes(first: str, second: str = NORM) -> str:
+    both = ", ".join(f'"{one}": Ref("axl_acme.code:three")' for one in (first, second))
+    return brings("layer_variants", f'LayerVariant(name="odd", replaces={{{both}}}, summary="")')
+
+
 CHANGES = [
     *_by_value("Experiments", "experiments", "Experiment", lambda: experiment("odd")),
     *_by_value("Modifiers", "modifiers", "Modifier", modified, "config"),
@@ -197,6 +203,22 @@ CHANGES = [
         "layer variant 'odd'",
         "three",
         "axcore.layers:LayerNorm",
+    ),
+    BrokenPlugin(
+        "Layer variants",
+        "One of two classes is not in the config",
+        "layer variant 'odd'",
+        _of_two_classes("axcore.layers:LayerNorm"),
+        modified,
+        BASE,
+    ),
+    BrokenPlugin(
+        "Layer variants",
+        "A node is of both classes",
+        "layer variant 'odd'",
+        _of_two_classes("axcore.layers:Residual", "axcore.layers:PreNorm"),
+        modified,
+        BASE,
     ),
     _layer("The layer returns None", "return None"),
     _layer("The layer returns another shape", "return jnp.zeros((3, 5, 7), x.dtype)"),
