@@ -36,7 +36,7 @@ _SECOND_PROCESS = {
     "OMPI_COMM_WORLD_RANK": "1",
     "OMPI_COMM_WORLD_SIZE": "2",
 }
-"""What launchers tell the second of two processes."""
+"""Variables by which launchers number the second of two processes."""
 
 
 class DataSourceSuite(Suite):

@@ -7,7 +7,7 @@ dtypes before values, since a comparison in float64 would forgive both.
 
 import functools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
 
 import attrs
@@ -30,6 +30,12 @@ MESHES = ({"fsdp": 2, "model": 2}, {"data": 2, "seq": 2, "model": 2})
 PRECISE = 1e-4
 """Largest error of a float32 call, whatever a suite's `tolerance` says: arithmetic in bfloat16
 misses by ten times as much, and a sum in another order by a tenth."""
+
+EXTREMES: Mapping[str, Callable[[Any], Any]] = {
+    "whose first rows are zero": lambda x: x.at[:1].set(0) if x.ndim else x,
+    "times 30": lambda x: 30 * x,
+}
+"""Changes of all float inputs of a call."""
 
 _ALONE: dict[tuple[type, str, str, str], tuple[Any, Any]] = {}
 
@@ -171,6 +177,24 @@ class KernelSuite(Suite):
             f"arithmetic comes within {PRECISE}: is something cast to bfloat16?"
         )
 
+    @pytest.mark.parametrize("change", EXTREMES)
+    def test_zeros_and_large_values_stay_finite(self, record: Kernel, change: str) -> None:
+        """Rows that fill a batch up are zeros, and a model that diverges has large logits."""
+        trial = self._first_of(record, "float32")
+        reference = contract_of(record.op).reference
+        (_, expected), (floats, got) = (
+            _on_changed(function, trial, EXTREMES[change])
+            for function in (reference, self.function(record))
+        )
+        lost = sum(
+            int(jnp.sum(jnp.isfinite(want) & ~jnp.isfinite(one)))
+            for one, want in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True)
+        )
+        assert not lost, (
+            f"{record.key} gives {lost} numbers that are not finite where the reference's are, of "
+            f"{len(floats)} arrays {change}"
+        )
+
     def test_sums_and_functions_are_not_computed_in_16_bits(self, record: Kernel) -> None:
         """Inputs may have 16 bits, and products of them; what adds them up has 32."""
         trial = self._first_of(record, "bfloat16")
@@ -293,6 +317,20 @@ def _reference(trial: Trial) -> tuple[Any, Any]:
 
 def _values_and_gradients(kernel: Any, trial: Trial, *, remat: bool = False) -> tuple[Any, Any]:
     """Returns the outputs, and the gradients of their weighted sum by all float inputs."""
+    floats, run = _differentiated(kernel, trial, remat=remat)
+    gradients, outputs = run(floats)
+    return outputs, gradients
+
+
+def _on_changed(kernel: Any, trial: Trial, change: Callable[[Any], Any]) -> tuple[Any, Any]:
+    """Returns the float inputs, changed, and outputs and gradients of them."""
+    floats, run = _differentiated(kernel, trial)
+    changed = [change(one).astype(one.dtype) for one in floats]
+    return changed, run(changed)
+
+
+def _differentiated(kernel: Any, trial: Trial, *, remat: bool = False) -> tuple[list[Any], Any]:
+    """Returns the float inputs of a case, and a program from them to gradients and outputs."""
     inputs, spec = trial.case.make(trial.dtype)
     floats, others = _parted(inputs)
 
@@ -303,8 +341,7 @@ def _values_and_gradients(kernel: Any, trial: Trial, *, remat: bool = False) -> 
         return sum(weighted, jnp.zeros((), jnp.float32)), outputs
 
     differentiated = jax.checkpoint(loss) if remat else loss
-    gradients, outputs = jax.jit(jax.grad(differentiated, has_aux=True))(floats)
-    return outputs, gradients
+    return floats, jax.jit(jax.grad(differentiated, has_aux=True))
 
 
 def _weights(leaf: Any) -> Any:
