@@ -7,11 +7,15 @@ called.
 """
 
 import contextlib
+import functools
+import hashlib
+import importlib
 import io
 import os
 import pickle
+import pkgutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import FunctionType, SimpleNamespace
 from typing import Any
 
@@ -254,3 +258,70 @@ def device_grid(sizes: Sequence[int], devices: Sequence[Any]) -> Any:
     from jax.experimental import mesh_utils
 
     return mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
+
+
+@contextlib.contextmanager
+def handing_over_programs(see: Callable[[Any, bytes], None]) -> Iterator[None]:
+    """Calls `see` with every module that jax is about to compile; what it raises stops that.
+
+    Args:
+        see: Takes the module, and a digest of all else that the result depends on: compiler
+            options, flags of the environment, and the devices with their topology. jax's
+            compilation cache has these in its keys, too.
+    """
+    from jax._src import cache_key, compiler
+
+    compile_module: Any = compiler.compile_or_get_cached
+
+    def hand_over(
+        backend: Any, module: Any, devices: Any, options: Any, *rest: Any, **named: Any
+    ) -> Any:
+        rest_of_key = hashlib.sha256()
+        cache_key._hash_xla_flags(rest_of_key, [])
+        cache_key._hash_serialized_compile_options(rest_of_key, options)  # type: ignore[no-untyped-call]
+        cache_key._hash_accelerator_config(rest_of_key, devices)
+        see(module, rest_of_key.digest())
+        return compile_module(backend, module, devices, options, *rest, **named)
+
+    vars(compiler)["compile_or_get_cached"] = hand_over
+    try:
+        yield
+    finally:
+        vars(compiler)["compile_or_get_cached"] = compile_module
+
+
+def forget_compiled(lowered: Any) -> None:
+    """Lets jax compile a lowered program even if this process has compiled it before."""
+    from jax._src.interpreters import pxla
+
+    lowered._lowering._executable = None
+    pxla._cached_compilation.cache_clear()
+
+
+def mlir_ir() -> Any:
+    """Returns the module of MLIR's classes, in which jax's programs are written."""
+    from jaxlib.mlir import ir
+
+    return ir
+
+
+def read_mlir_bytecode(bytecode: bytes) -> Any:
+    """Returns a module of MLIR that was written as bytes, such as a kernel in a custom call."""
+    with _kernel_context():
+        return mlir_ir().Module.parse(bytecode)
+
+
+@functools.cache
+def _kernel_context() -> Any:
+    """Returns a context with the dialects of kernels of all hardware that jaxlib has."""
+    from jax._src.interpreters import mlir
+    from jaxlib.mlir import _mlir_libs
+
+    context: Any = mlir.make_ir_context()
+    context.allow_unregistered_dialects = True  # they are written in versions of other names
+    for found in pkgutil.iter_modules(_mlir_libs.__path__, f"{_mlir_libs.__name__}."):
+        if found.name.endswith("_ext"):
+            register = getattr(importlib.import_module(found.name), "register_dialect", None)
+            if register is not None:
+                register(context)
+    return context

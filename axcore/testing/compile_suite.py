@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from axcore.ops import KernelPolicy, use_policy
+from axcore.ops import Call, KernelPolicy, use_policy
 from axcore.parallel import make_mesh
 from axcore.plugins import Hardware, Kernel
 from axcore.registration.record import Record
@@ -83,8 +83,8 @@ class CompileSuite(Suite):
     ) -> None:
         """The compiler takes it, and the program calls it."""
         trial = compile_trial
-        inputs, spec = _abstract(trial.case, trial.dtype)
-        assert _refusal(trial.kernel, trial.case, trial.dtype) is None
+        inputs, spec, call = trial.case.abstract(trial.dtype)
+        assert _refusal(trial.kernel, call) is None
         mesh = make_mesh({"fsdp": len(compile_devices)}, compile_devices)
         policy = KernelPolicy(hardware=Hardware.parse(trial.target))
         with use_policy(policy), jax.set_mesh(mesh):
@@ -96,21 +96,10 @@ class CompileSuite(Suite):
         assert (program.as_text() or "").count(name) >= least
 
 
-def _abstract(case: Case, dtype: str) -> tuple[Any, Any]:
-    specs: list[Any] = []
-
-    def trace() -> Any:
-        inputs, spec = case.make(dtype)
-        specs.append(spec)
-        return inputs
-
-    return jax.eval_shape(trace), specs[0]
-
-
-def _refusal(kernel: Kernel, case: Case, dtype: str) -> str | None:
+def _refusal(kernel: Kernel, call: Call) -> str | None:
     if kernel.unsupported_reason is None:
         return None
-    answer: str | None = kernel.unsupported_reason.resolve()(case.abstract_call(dtype))
+    answer: str | None = kernel.unsupported_reason.resolve()(call)
     return answer
 
 

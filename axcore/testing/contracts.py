@@ -20,6 +20,7 @@ from axcore.ops.cross_entropy.reference import (
     cross_entropy_reference,
     token_statistics_reference,
 )
+from axcore.ops.dispatch.case_numbers import only_shapes
 from axcore.ops.dispatch.kernel_op import KernelOp
 from axcore.plugins import Kernel, Op, plugin_host
 
@@ -64,17 +65,21 @@ class Case:
     call: Callable[[Any, Any], Call]
     run: Run = _run_as_it_is
 
-    def abstract_call(self, dtype: Any) -> Call:
-        """Returns the call, without computing anything."""
-        calls: list[Call] = []
+    def abstract(self, dtype: Any) -> tuple[Any, Any, Call]:
+        """Returns inputs' shapes, the static choices and the call, without computing anything."""
+        seen: list[Any] = []
 
         def trace() -> Any:
             inputs, spec = self.make(dtype)
-            calls.append(self.call(inputs, spec))
+            seen.extend((spec, self.call(inputs, spec)))
             return inputs
 
-        jax.eval_shape(trace)
-        return calls[0]
+        with only_shapes():
+            return jax.eval_shape(trace), *seen
+
+    def abstract_call(self, dtype: Any) -> Call:
+        """Returns the call, without computing anything."""
+        return self.abstract(dtype)[2]
 
 
 @attrs.frozen(kw_only=True)

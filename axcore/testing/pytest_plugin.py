@@ -40,6 +40,7 @@ pytest.register_assert_rewrite(
 
 COMPILE_FOR = "--compile-for"
 OUTCOMES = "--outcomes"
+ONLY_LOWER = "--only-lower"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -52,6 +53,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         OUTCOMES, metavar="FILE", help="write a line of JSON to FILE for each test that passed"
     )
+    parser.addoption(
+        ONLY_LOWER,
+        action="store_true",
+        help=f"compile nothing; write to the file of {OUTCOMES} what each test would compile",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -60,9 +66,10 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers", f"compile(target): compiles for hardware that is not here; see {COMPILE_FOR}"
     )
     if config.getoption(OUTCOMES):
-        from axcore.testing.receipts import Outcomes
+        from axcore.testing.compile_outcomes import CompileOutcomes
 
-        config.pluginmanager.register(Outcomes(Path(config.getoption(OUTCOMES))))
+        file, only_lowers = Path(config.getoption(OUTCOMES)), config.getoption(ONLY_LOWER)
+        config.pluginmanager.register(CompileOutcomes(file, only_lowers=only_lowers))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -1,8 +1,13 @@
-"""Receipts of compilation: which tests passed, of which sources, with which compilers.
+"""Receipts of compilation: which tests passed, of which programs, with which compilers.
 
-A file for each target lies in `compile_receipts` beside the tests, for git to keep. A test whose
-receipt still holds need not run: its digest is that of the sources below, without their comments
-and docstrings.
+A file for each target is in `compile_receipts` beside the tests, for git to keep. A test whose
+receipt still holds need not compile anything. It holds for the same compilers and either
+
+- the same sources, which takes no tracing to find out, or
+- the same programs (see `axcore.testing.lowered_programs`), lowered by a test whose own code, which
+  says what was expected of them, is the same.
+
+All sources count without their comments and docstrings. They are:
 
 - A kernel's test: its own file, the modules of the plugin that the kernel's references lead to and
   what those import within the plugin, and of `axcore.ops` the op, what is imported there, and how
@@ -10,7 +15,9 @@ and docstrings.
 - Any other test: its own file, and all of axcore and of the plugins beside it, but for rooms that
   only run, watch or print what was compiled.
 
-Either way what the test's file imports from beside it or from `tests/support` counts, too.
+Either way what the test's file imports from beside it or from `tests/support` counts, too, with
+the data beside that. A test's own code is that, what it imports of `axcore.aot`, which reads
+compiled programs, and for a kernel's test the suite that it inherits.
 """
 
 import ast
@@ -20,7 +27,7 @@ import importlib.metadata
 import importlib.util
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +42,7 @@ from axcore.testing.op_sources import op_files
 
 FOLDER = "compile_receipts"
 AXCORE = Path(axcore.__file__).parent
+AOT = AXCORE / "aot"
 
 NOT_COMPILED = (
     "cli",
@@ -53,6 +61,10 @@ _SUITE = re.compile("compile_suite|contract")
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
+def _as_tuple(names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(names)  # of a list, as JSON has it
+
+
 @attrs.frozen
 class Receipt:
     """That a test passed.
@@ -60,18 +72,27 @@ class Receipt:
     Args:
         digest: Of the sources that it depends on.
         compilers: Versions of jax and of the compiler's packages.
+        own_digest: Of the test's own code.
+        programs: Digests of the programs that it compiled, in order.
         verdict: "passed"; a test that fails leaves no receipt.
         measured: What the test recorded, memory for example.
     """
 
     digest: str
     compilers: Mapping[str, str]
+    own_digest: str = ""
+    programs: tuple[str, ...] = attrs.field(default=(), converter=_as_tuple)
     verdict: str = "passed"
     measured: Mapping[str, Any] = attrs.field(factory=dict)
 
     def holds(self, digest: str, compilers: Mapping[str, str]) -> bool:
         """Whether neither sources nor compilers have changed."""
         return (self.digest, self.compilers) == (digest, compilers)
+
+    def may_hold(self, own_digest: str, compilers: Mapping[str, str]) -> bool:
+        """Whether it would hold for the same programs, which takes lowering to find out."""
+        same = (self.own_digest, self.compilers) == (own_digest, compilers)
+        return same and bool(self.programs)
 
 
 def receipts_file(test_file: Path, target: str) -> Path:
@@ -93,7 +114,13 @@ def write_receipts(
     """Writes receipts of one target, all made with these compilers."""
     file.parent.mkdir(exist_ok=True)
     of = {
-        test: {"digest": one.digest, "verdict": one.verdict, "measured": dict(one.measured)}
+        test: {
+            "digest": one.digest,
+            "own_digest": one.own_digest,
+            "programs": one.programs,
+            "verdict": one.verdict,
+            "measured": dict(one.measured),
+        }
         for test, one in sorted(receipts.items())
     }
     told = {"compilers": dict(compilers), "of": of}
@@ -109,11 +136,11 @@ def compiler_versions(modules: tuple[str, ...]) -> Mapping[str, str]:
     return {name: importlib.metadata.version(name) for name in sorted(names)}
 
 
-def digest_of_test(item: pytest.Item) -> str:
-    """Returns the digest of what a test that compiles depends on."""
+def kernel_of_test(item: pytest.Item) -> Kernel | None:
+    """Returns the kernel that a test compiles; None where it is no test of a `CompileSuite`."""
     callspec = getattr(item, "callspec", None)
     trial = callspec.params.get("compile_trial") if callspec is not None else None
-    return digest_of(item.path, trial.kernel if trial is not None else None)
+    return trial.kernel if trial is not None else None
 
 
 def digest_of(test_file: Path, kernel: Kernel | None) -> str:
@@ -126,10 +153,29 @@ def digest_of(test_file: Path, kernel: Kernel | None) -> str:
         suite = [file for file in (AXCORE / "testing").glob("*.py") if _SUITE.search(file.stem)]
         own = kernel_files(kernel)
         files = {*beside, *op_files(kernel, own), *suite, *own}
+    return _digest({*files, *_data_of(beside)})
+
+
+def own_digest_of(test_file: Path, kernel: Kernel | None) -> str:
+    """Returns the digest of a test's own code: what it does with programs that it compiled."""
+    modules = {
+        ".".join(("axcore", "aot", *steps_of(file, AOT))): file for file in AOT.rglob("*.py")
+    }
+    files = imported_files([test_file], {**_modules_beside(test_file), **modules})
+    suite = [AXCORE / "testing/compile_suite.py"] if kernel is not None else []
+    return _digest({*files, *_data_of(files), *suite})
+
+
+def _digest(files: Iterable[Path]) -> str:
     digest = hashlib.sha256()
     for file in sorted(files, key=lambda file: (file.name, str(file))):
         digest.update(file.name.encode() + _meaning(file))
     return digest.hexdigest()[:32]
+
+
+def _data_of(files: Iterable[Path]) -> set[Path]:
+    """Returns the JSON that is beside some files and has their names."""
+    return {data for file in files if (data := file.with_suffix(".json")).exists()}
 
 
 def compiled_files() -> frozenset[Path]:
@@ -140,9 +186,13 @@ def compiled_files() -> frozenset[Path]:
 
 def _meaning(file: Path) -> bytes:
     """Returns what a file says to a machine: a program without its comments and docstrings."""
-    if file.suffix != ".py":
-        return file.read_bytes()
-    tree = ast.parse(file.read_bytes())
+    written = file.read_bytes()
+    return _without_comments(written) if file.suffix == ".py" else written
+
+
+@functools.cache  # parsing all of axcore takes seconds, and each test's digest needs it
+def _without_comments(program: bytes) -> bytes:
+    tree = ast.parse(program)
     for node in ast.walk(tree):
         if isinstance(node, _DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
             del node.body[0]
@@ -180,23 +230,6 @@ def _folder_of(package: str) -> Path:
 def _files(folder: Path) -> Iterator[Path]:
     yield from folder.rglob("*.py")
     yield from folder.rglob("*.json")
-
-
-class Outcomes:
-    """A plugin of pytest that writes a line for each test that passed: its name, what it recorded.
-
-    Args:
-        file: Where to.
-    """
-
-    def __init__(self, file: Path) -> None:
-        self.file = file
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Notes a test that passed."""
-        if report.when == "call" and report.passed:
-            with self.file.open("a", encoding="utf-8") as lines:
-                lines.write(json.dumps([report.nodeid, dict(report.user_properties)]) + "\n")
 
 
 def key_of(test_file: Path, nodeid: str) -> str:

@@ -1,5 +1,6 @@
 """Tests that compile: run for the target asked for alone, each target in a process of its own."""
 
+import json
 import os
 import subprocess
 import sys
@@ -20,6 +21,35 @@ def test_three(compile_devices):
     assert len(compile_devices) == 4
 
 def test_other():
+    pass
+"""
+PROGRAMS = """
+import jax
+import jax.numpy as jnp
+import pytest
+
+pytestmark = pytest.mark.compile("cpu-2")
+
+def compiled(fn):
+    return jax.jit(fn).lower(jnp.ones(3)).compile()
+
+def test_two_programs(record_property):
+    record_property("count", 2)
+    one, other = compiled(lambda x: x + 1), compiled(lambda x: x + 2)
+    assert one.as_text() != other.as_text()
+
+def test_one_after_the_other():
+    texts = [compiled(fn).as_text() for fn in (jnp.sin, jnp.cos)]
+    assert len(set(texts)) == 2
+
+def test_fails():
+    assert compiled(jnp.sin) is None
+
+@pytest.fixture(scope="module")
+def shared():
+    return compiled(jnp.sin)
+
+def test_shares(shared):
     pass
 """
 ACME = """
@@ -48,6 +78,30 @@ def test_a_target_runs_its_own_tests_alone(pytester):
     pytester.makepyfile(TESTS)
     ran = pytester.runpytest_inprocess("-p", "no:cacheprovider", "--compile-for", "cpu-2")
     ran.assert_outcomes(passed=1, deselected=2)
+
+
+def outcomes(pytester, *options):
+    file = pytester.path / "outcomes.jsonl"
+    pytester.makepyfile(test_programs=PROGRAMS)
+    options += ("-p", "no:cacheprovider", "--compile-for", "cpu-2", "--outcomes", str(file))
+    pytester.runpytest_inprocess(*options)
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    file.unlink()
+    return {name.partition("::")[2]: (recorded, programs) for name, recorded, programs in lines}
+
+
+def test_programs_are_seen_up_to_where_a_test_looks_into_what_was_only_lowered(pytester):
+    compiled, lowered = outcomes(pytester), outcomes(pytester, "--only-lower")
+    assert set(compiled) == {"test_two_programs", "test_one_after_the_other"}  # no shared fixture
+    assert compiled["test_two_programs"][0] == {"count": 2}
+    (_, two), (_, after) = compiled.values()
+    assert len(set(two + after)) == 4
+    assert {name: programs for name, (_, programs) in lowered.items()} == {
+        "test_two_programs": two,
+        "test_one_after_the_other": after[:1],
+        "test_fails": after[:1],
+        "test_shares": after[:1],
+    }
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from axcore.plugins import Kernel, Ref, plugin_host
-from axcore.testing.compile_tests import CompileTest, keep_receipts, versions_for
+from axcore.testing.compile_tests import CompileTest, Outcome, keep_receipts, versions_for
 from axcore.testing.imports import imported_files
 from axcore.testing.op_sources import op_files
 from axcore.testing.receipts import (
@@ -16,11 +16,13 @@ from axcore.testing.receipts import (
     Receipt,
     compiled_files,
     digest_of,
+    own_digest_of,
     read_receipts,
     receipts_file,
     write_receipts,
 )
 
+PASSED = Outcome({}, ["e"])
 PLUGIN = """
 from axcore.plugins import Kernel, Ref, hook
 
@@ -37,6 +39,13 @@ def norm(*arguments):
     return norm_of(*arguments)
 """
 SHARED = "from axcore.ops.rms_norm.reference import rms_norm_reference as norm_of\n"
+HALVED = f"""
+{SHARED}
+whole = norm_of
+
+def norm_of(inputs, spec):
+    return 0.5 * whole(inputs, spec)
+"""
 FILES = {"one.py": ONE, "shared.py": SHARED, "other.py": SHARED.replace("norm_of", "norm")}
 SUITE = """
 from axcore.testing import CompileSuite
@@ -146,7 +155,9 @@ def test_a_receipt_holds_for_the_same_sources_and_compilers(tmp_path):
     file = receipts_file(tmp_path / "test_it.py", "cpu-2")
     assert file == tmp_path / "compile_receipts/cpu-2.json"
     assert read_receipts(file) == {}
-    made = Receipt("abc", {"jax": "1"}, measured={"temporary_bytes": 8})
+    made = Receipt(
+        "abc", {"jax": "1"}, own_digest="d", programs=["e"], measured={"temporary_bytes": 8}
+    )
     write_receipts(file, made.compilers, {"test_it.py::test": made})
     (kept,) = read_receipts(file).values()
     assert kept == made
@@ -155,18 +166,47 @@ def test_a_receipt_holds_for_the_same_sources_and_compilers(tmp_path):
     assert not kept.holds("abc", {"jax": "2"})
 
 
+def test_a_receipt_may_hold_for_the_same_programs_of_the_same_test_and_compilers():
+    made = Receipt("abc", {"jax": "1"}, own_digest="d", programs=["e"])
+    assert made.may_hold("d", {"jax": "1"})
+    assert not made.may_hold("x", {"jax": "1"})
+    assert not made.may_hold("d", {"jax": "2"})
+    assert not Receipt("abc", {"jax": "1"}, own_digest="d").may_hold("d", {"jax": "1"})
+
+
+@pytest.mark.slow
+def test_a_tests_own_code_is_its_file_what_is_beside_it_and_what_reads_programs(tmp_path):
+    file, helper, data = (tmp_path / name for name in ("test_it.py", "helper.py", "helper.json"))
+    file.write_text("import helper\n")
+    helper.write_text("")
+    data.write_text("{}")
+    digests = [own_digest_of(file, None)]
+    data.write_text('{"budget": 1}')
+    digests.append(own_digest_of(file, None))
+    for changed, text in (
+        (helper, "LIMIT = 1"),
+        (file, "from axcore.aot.hlo.program import parse_program"),
+    ):
+        edit(changed, text)
+        digests.append(own_digest_of(file, None))
+    edit(file, "# a comment")
+    assert own_digest_of(file, None) == digests[-1]
+    digests.append(own_digest_of(file, kernel_of("rms_norm")))  # with the suite's assertions
+    assert len(set(digests)) == 5
+
+
 def test_receipts_of_files_that_a_run_was_not_about_are_kept_but_for_other_compilers(tmp_path):
     one, other = (
-        CompileTest("cpu-2", tmp_path / name, f"{name}::test", "abc")
+        CompileTest("cpu-2", tmp_path / name, f"{name}::test", "abc", "d")
         for name in ("test_one.py", "test_other.py")
     )
-    keep_receipts([one], [one], {one.key: {}})
-    keep_receipts([other], [other], {other.key: {}})
+    keep_receipts([one], [one], {one.key: PASSED})
+    keep_receipts([other], [other], {other.key: PASSED})
     assert set(read_receipts(one.receipts)) == {one.key, other.key}
     keep_receipts([other], [other], {})  # it failed
     assert set(read_receipts(one.receipts)) == {one.key}
     write_receipts(one.receipts, {"jax": "0"}, {one.key: Receipt("abc", {"jax": "0"})})
-    keep_receipts([other], [other], {other.key: {}})
+    keep_receipts([other], [other], {other.key: PASSED})
     (kept,) = read_receipts(one.receipts).values()
     assert kept.compilers == versions_for("cpu-2")
 
@@ -191,9 +231,29 @@ def test_an_edited_kernel_is_compiled_again_and_no_other(acme):
     (receipt, *_) = read_receipts(receipts_file(tests, "cpu-2")).values()
     assert receipt.verdict == "passed"
     assert receipt.measured["temporary_bytes"] >= 0
-    edit(package / "shared.py")
+    (package / "shared.py").write_text(HALVED)
     ran, held = compile_tests(tests)
     assert ran.startswith("== cpu-2: 1 tests, ")
     assert held == "== 1 tests have receipts that hold"
     assert compile_tests(tests) == ["== 2 tests have receipts that hold"]
     assert compile_tests(tests, "--all")[0].startswith("== cpu-2: 2 tests, ")
+
+
+@pytest.mark.slow
+def test_a_kernel_in_other_words_is_lowered_and_not_compiled(acme):
+    package, tests = acme
+    compile_tests(tests)
+    before = read_receipts(receipts_file(tests, "cpu-2"))
+    (package / "one.py").write_text(ONE.replace("norm_of", "rms").replace("rms(", "(rms)("))
+    (package / "shared.py").write_text(SHARED.replace("norm_of", "rms"))
+    lowered, held = compile_tests(tests)
+    assert lowered.startswith("== cpu-2: 1 tests lower to the programs of their receipts, ")
+    assert held == "== 1 tests have receipts that hold"
+    after = read_receipts(receipts_file(tests, "cpu-2"))
+    changed = [test for test in before if before[test] != after[test]]
+    assert [after[test].programs for test in changed] == [before[test].programs for test in changed]
+    assert compile_tests(tests) == ["== 2 tests have receipts that hold"]
+    edit(tests, "# what the test says is the same")
+    assert compile_tests(tests) == ["== 2 tests have receipts that hold"]
+    edit(tests)
+    assert compile_tests(tests)[0].startswith("== cpu-2: 2 tests, ")

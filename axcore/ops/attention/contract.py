@@ -14,6 +14,7 @@ from jax.typing import DTypeLike
 
 from axcore.ops.attention.dropout import dropout_seeds
 from axcore.ops.attention.types import AttentionInputs, AttentionSpec
+from axcore.ops.dispatch.case_numbers import case_numbers
 
 
 @attrs.frozen(kw_only=True)
@@ -33,7 +34,7 @@ class AttentionTestCase:
 
     def make(self, dtype: DTypeLike = jnp.float32) -> tuple[AttentionInputs, AttentionSpec]:
         """Return the call; equal each time."""
-        numbers = np.random.default_rng(len(self.name))
+        numbers = case_numbers(self.name)
 
         def normal(*shape: int) -> Array:
             return jnp.asarray(numbers.standard_normal(shape, np.float32).astype(dtype))

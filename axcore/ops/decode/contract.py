@@ -14,6 +14,7 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from axcore.ops.decode.types import DecodeInputs, DecodeSpec
+from axcore.ops.dispatch.case_numbers import case_numbers
 
 
 @attrs.frozen(kw_only=True)
@@ -46,7 +47,7 @@ class DecodeTestCase:
 
     def make(self, dtype: DTypeLike = jnp.float32) -> tuple[DecodeInputs, DecodeSpec]:
         """Return the call, equal each time."""
-        numbers = np.random.default_rng(len(self.name))
+        numbers = case_numbers(self.name)
         batch = len(self.lengths)
         q = numbers.standard_normal((batch, self.queries, self.heads, self.width))
         k, v = (

@@ -2,9 +2,9 @@
 
 import attrs
 import jax.numpy as jnp
-import numpy as np
 from jax.typing import DTypeLike
 
+from axcore.ops.dispatch.case_numbers import case_numbers
 from axcore.ops.grouped_matmul.types import GroupedMatmulInputs
 
 
@@ -20,7 +20,7 @@ class GroupedMatmulTestCase:
 
     def make(self, dtype: DTypeLike = jnp.float32) -> GroupedMatmulInputs:
         """Return the arrays, equal each time."""
-        numbers = np.random.default_rng(len(self.name))
+        numbers = case_numbers(self.name)
         x = numbers.standard_normal((self.num_rows, self.width)).astype(dtype)
         w_shape = (len(self.group_sizes), self.width, self.out_width)
         w = numbers.standard_normal(w_shape).astype(dtype)

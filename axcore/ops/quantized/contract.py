@@ -9,6 +9,7 @@ import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
+from axcore.ops.dispatch.case_numbers import case_numbers
 from axcore.ops.quantized.types import Amaxes, Quantization, QuantizedDotSpec
 
 INT8_CHANNELS = Quantization(format="int8", per="channel")
@@ -50,7 +51,7 @@ class QuantizedDotTestCase:
 
     def make(self, dtype: DTypeLike = jnp.float32) -> tuple[QuantizedDotInputs, QuantizedDotSpec]:
         """Return the call, equal each time."""
-        numbers = np.random.default_rng(len(self.name))
+        numbers = case_numbers(self.name)
         x = numbers.standard_normal((*self.leading, self.width))
         w = numbers.standard_normal((self.width, self.out_width)) / np.sqrt(self.width)
         if self.has_zeros:

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
+from axcore.ops.dispatch.case_numbers import case_numbers
 from axcore.ops.rope.types import RopeInputs, RopeSpec
 
 
@@ -21,7 +22,7 @@ class RopeTestCase:
 
     def make(self, dtype: DTypeLike = jnp.float32) -> tuple[RopeInputs, RopeSpec]:
         """Return the call, equal each time."""
-        numbers = np.random.default_rng(len(self.name))
+        numbers = case_numbers(self.name)
         shape = (self.batch, self.tokens, self.heads, self.width)
         x = jnp.asarray(numbers.standard_normal(shape).astype(dtype))
         angles = numbers.uniform(-4.0, 4.0, (*shape[:2], self.width // 2))

@@ -24,6 +24,9 @@ MODIFIERS = {
 LINEARS = 7
 """Of a layer, which is compiled once for all layers."""
 
+WIDE = 25
+"""Products of a step without a modifier: three of each linear, and those of the loss."""
+
 MERGED = {"float8": 6, "int8": 3}
 """XLA makes one of small products of one narrow input: query, key and value, and gate and up. In
 float8 so are the gradients of their weights, which read the copy that was kept."""
@@ -66,23 +69,16 @@ def inputs_made_narrow(program, num_rows):
     return Counter(re.findall(made, program))
 
 
-@pytest.fixture(scope="module")
-def wide(tmp_path_factory, compile_devices):
-    return products(compiled(trainer(tmp_path_factory.mktemp("text"), compile_devices)))
-
-
 @pytest.mark.parametrize(
     ("name", "dtype"), [("current", "float8"), ("delayed", "float8"), ("int8", "int8")]
 )
-def test_each_linear_compiles_to_three_narrow_products(
-    tmp_path, compile_devices, wide, name, dtype
-):
+def test_each_linear_compiles_to_three_narrow_products(tmp_path, compile_devices, name, dtype):
     narrow = trainer(tmp_path, compile_devices, name)
     program = compiled(narrow)
     found = products(program)
     assert narrow.hardware.name == "gpu-h100-8"
     assert found[dtype] == 3 * LINEARS - MERGED[dtype]
-    assert found["wide"] <= wide["wide"] - LINEARS
+    assert found["wide"] <= WIDE - LINEARS
     if dtype == "float8":
         rows_of_a_device = narrow.batch_spec.num_units // len(compile_devices)
         assert inputs_made_narrow(program, rows_of_a_device) == READERS
@@ -92,9 +88,9 @@ def test_each_linear_compiles_to_three_narrow_products(
     assert dtype in kernels  # beside those of steps that this process traced before
 
 
-def test_without_a_modifier_no_product_is_narrow(wide):
-    assert (wide["float8"], wide["int8"]) == (0, 0)
-    assert wide["wide"] >= 3 * LINEARS
+def test_without_a_modifier_no_product_is_narrow(tmp_path, compile_devices):
+    found = products(compiled(trainer(tmp_path, compile_devices)))
+    assert found == {"float8": 0, "int8": 0, "wide": WIDE}
 
 
 def test_emulated_products_round_their_operands(compile_devices):
