@@ -20,7 +20,7 @@ COMPILERS := $(VENV)-compilers
 PARITY := $(VENV)-parity
 AOT_TARGETS ?= tpu-v5e-256 gpu-h100-8
 
-.PHONY: help demo test test-slow test-long gate gate-all compile compile-all aot parity parity-gguf fmt lint types docs notebooks bench bench-gpu reliability clean
+.PHONY: help demo test test-slow test-long harm gate gate-all compile compile-all aot parity parity-gguf fmt lint types docs notebooks bench bench-gpu reliability clean
 
 help:  ## Show what can be made.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -36,6 +36,11 @@ test: $(VENV)/.test  ## Run the suite, but for what the targets below run.
 test-slow: $(VENV)/.test  ## Run the tests that take longer; PART=1/3 runs a third of them.
 	@echo "== pytest: the tests marked slow$(PART:%=, part %)"
 	@$(PYTEST) -m "slow and not long and not parity" $(PART:%=--part %)
+
+harm: $(VENV)/.test  ## Run every escape, hostile request, hostile file and broken plugin, and print how many are bounded.
+	@echo "== pytest: programs that models wrote, requests, files and plugins that mean harm"
+	@$(PYTEST) -m "not long" tests/sandbox tests/serving/test_hostile_requests.py tests/interop/test_tensor_files.py \
+		tests/plugins/test_broken_plugins.py tests/testing/test_planted_bugs.py
 
 test-long: $(VENV)/.test  ## Run what is left of sweeps of which the others run a sample.
 	@echo "== pytest: the tests marked long"
