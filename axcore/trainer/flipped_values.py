@@ -87,8 +87,8 @@ class FlippedValues:
             data.copy_to_host_async()
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
             of_shards = {
-                name: [pool.submit(_square_sum, np.asarray(data)) for data in datas]
-                for name, datas in shards.items()
+                name: [pool.submit(_square_sum, np.asarray(data)) for data in pieces]
+                for name, pieces in shards.items()
             }
             return {name: sum(one.result() for one in ones) for name, ones in of_shards.items()}
 
