@@ -13,7 +13,7 @@ from jaxtyping import Array
 from axcore.config import field_names, find_config, is_config
 from axcore.errors import ConfigError
 from axcore.interop import ArraySource, read_corrections
-from axcore.interop.origins import Origin
+from axcore.interop.array_source import Origin
 from axcore.interop.weight_map import unstacked
 from axcore.layers import ServingRoom
 from axcore.layers.lora.batched import Factors

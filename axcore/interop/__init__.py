@@ -1,5 +1,17 @@
 """Weights in and out: published checkpoints to states of ours, and back, bit by bit."""
 
+from axcore.interop.adapters import (
+    CorrectionFormat,
+    Corrections,
+    check_base_is_unchanged,
+    correction_format,
+    corrections_in,
+    read_corrections,
+    with_corrections,
+)
+from axcore.interop.array_source import ArraySource, LeafOrigins, Origin
+from axcore.interop.canonical import check_same_model, compared, layers_of
+from axcore.interop.checkpoint_arrays import DEFAULT_SHARD_BYTES
 from axcore.interop.config_map import (
     Choice,
     Computed,
@@ -12,15 +24,6 @@ from axcore.interop.config_map import (
     Redundant,
     common_value,
 )
-from axcore.interop.corrections import (
-    CorrectionFormat,
-    Corrections,
-    check_base_is_unchanged,
-    correction_format,
-    corrections_in,
-    read_corrections,
-    with_corrections,
-)
 from axcore.interop.decoder_maps import (
     ATTENTION,
     ATTENTION_BIAS,
@@ -30,13 +33,17 @@ from axcore.interop.decoder_maps import (
     LLAMA_WEIGHTS,
     PRE_NORMS,
     SIZES,
+    LayerKinds,
+    LayerTypes,
+    RopeFields,
     activation,
+    every,
     model_weights,
     window,
     without,
 )
 from axcore.interop.family import Family, family_named, family_of
-from axcore.interop.gguf_file import to_gguf
+from axcore.interop.gguf_file import GGUFType, to_gguf
 from axcore.interop.gguf_map import (
     LLAMA_KEYS,
     SIZE_KEYS,
@@ -51,44 +58,47 @@ from axcore.interop.gguf_map import (
     unsaid,
 )
 from axcore.interop.gguf_rope import GGUFRope
-from axcore.interop.gguf_tensors import GGUFType
-from axcore.interop.layer_edits import ExtendPositions, StackDepth, Upcycle
-from axcore.interop.layer_kinds import LayerKinds, LayerTypes, every
-from axcore.interop.layer_order import layers_of
-from axcore.interop.origins import ArraySource, LeafOrigins, Origin
 from axcore.interop.peft import to_peft
-from axcore.interop.published import Pretrained, PublishedModel, from_hugging_face, to_hugging_face
-from axcore.interop.rope import RopeFields
-from axcore.interop.same_model import check_same_model, compared
-from axcore.interop.transforms import (
+from axcore.interop.pretrained import (
+    HuggingFace,
+    Pretrained,
+    PublishedModel,
+    WeightSource,
+    from_hugging_face,
+    to_hugging_face,
+)
+from axcore.interop.weight_edits import (
+    ExtendPositions,
+    GrowVocabulary,
+    RenameWeights,
+    StackDepth,
+    Upcycle,
+    WeightEdit,
+)
+from axcore.interop.weight_map import (
+    BoundMap,
     Chain,
     Concatenate,
     JoinAxes,
     Permute,
+    Rule,
     Same,
+    Slice,
     Split,
     SplitAxis,
     StackArrays,
     Transform,
     Transpose,
     UnstackArrays,
-    interleaved,
-)
-from axcore.interop.weight_edits import GrowVocabulary, RenameWeights, WeightEdit
-from axcore.interop.weight_map import (
-    BoundMap,
-    Rule,
-    Slice,
     WeightMap,
     below,
+    interleaved,
     linear,
     named_specs,
     same,
     unstacked,
 )
 from axcore.interop.weight_plan import WeightPlan, plan_weights
-from axcore.interop.weight_source import HuggingFace, WeightSource
-from axcore.interop.writing import DEFAULT_SHARD_BYTES
 
 __all__ = [
     "ATTENTION",

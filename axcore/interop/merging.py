@@ -11,17 +11,17 @@ from typing import Literal
 import numpy as np
 
 from axcore.errors import CheckpointError, ConfigError
-from axcore.interop.new_folder import new_folder
+from axcore.interop.checkpoint_arrays import DEFAULT_SHARD_BYTES, stored
 from axcore.interop.tensor_files import (
     TensorPlace,
     TensorSpec,
     find_tensors,
+    new_folder,
     shards,
     write_index,
     write_tensors,
 )
 from axcore.interop.weight_map import listed
-from axcore.interop.writing import DEFAULT_SHARD_BYTES, stored
 
 MergeMethod = Literal["linear", "slerp", "ties"]
 _Merge = Callable[[list[np.ndarray], np.ndarray], np.ndarray]

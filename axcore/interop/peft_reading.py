@@ -15,26 +15,38 @@ import attrs
 
 from axcore.config import find_config, update_config
 from axcore.errors import CheckpointError, ConfigError
-from axcore.interop import peft_magnitudes
 from axcore.interop.canonical import canonical
+from axcore.interop.checkpoint_arrays import PublishedArrays
 from axcore.interop.family import Family, family_of
-from axcore.interop.peft_replaced import Replaced, replaced
 from axcore.interop.peft_settings import (
     ARRAYS,
     CONFIG,
     MERGE,
     AdapterSettings,
+    Replaced,
     is_named,
     read_settings,
+    replaced,
 )
-from axcore.interop.reading import PublishedArrays
 from axcore.interop.tensor_files import TensorPlace, tensors_in
-from axcore.interop.transforms import Arrays, Chain, Concatenate, Same, Transform, Transpose
-from axcore.interop.weight_map import BoundMap, Rule, listed, named_specs, unstacked
+from axcore.interop.weight_map import (
+    Arrays,
+    BoundMap,
+    Chain,
+    Concatenate,
+    Rule,
+    Same,
+    Transform,
+    Transpose,
+    listed,
+    named_specs,
+    unstacked,
+)
 from axcore.layers import Dropout, Linear, LoRALinear
 
 PREFIX, WEIGHT = "base_model.model.", ".weight"
 FACTORS = {"lora_A": "lora_down", "lora_B": "lora_up"}
+MAGNITUDE, HF_MAGNITUDE = ".lora_magnitude.change", ".lora_magnitude_vector"
 
 
 @attrs.frozen(slots=False)
@@ -214,8 +226,8 @@ def _factor_rules(rule: Rule) -> Iterator[Rule]:
     for (factor, name), further in zip(FACTORS.items(), (shared, rows), strict=True):
         ours = tuple(f"{one}.{name}{WEIGHT}" for one in own)
         yield Rule(ours, (f"{theirs}.{factor}{WEIGHT}",), Chain(Transpose(), further))
-    magnitudes = tuple(f"{one}{peft_magnitudes.OURS}" for one in own)
-    yield Rule(magnitudes, (f"{theirs}{peft_magnitudes.THEIRS}",), rows)
+    magnitudes = tuple(f"{one}{MAGNITUDE}" for one in own)
+    yield Rule(magnitudes, (f"{theirs}{HF_MAGNITUDE}",), rows)
 
 
 def _of_rows(transform: Transform) -> Transform | None:
@@ -253,7 +265,7 @@ def _tensors(folder: Path, family: Family) -> dict[str, TensorPlace]:
 def _check_complete(names: Iterable[str], settings: AdapterSettings, folder: Path) -> None:
     """Checks that every module has all tensors: one factor alone would correct nothing."""
     endings = [f".{factor}{WEIGHT}" for factor in FACTORS]
-    endings += [peft_magnitudes.THEIRS] if settings.use_dora else []
+    endings += [HF_MAGNITUDE] if settings.use_dora else []
     there = set(names)
     modules = {name[: name.rindex(".lora_")] for name in there}
     every = [module + ending for module in sorted(modules) for ending in endings]

@@ -13,10 +13,9 @@ import numpy as np
 
 from axcore.config import name_the_known
 from axcore.errors import ConfigError
+from axcore.interop.array_source import ArraySource, LeafOrigins, Noise, Origin, UnreadLeaf, on_host
 from axcore.interop.family import CORRECTIONS, TRAINING_ONLY
-from axcore.interop.host_room import check_host_holds
-from axcore.interop.origins import ArraySource, LeafOrigins, Noise, Origin
-from axcore.interop.unread import UnreadLeaf, on_host
+from axcore.interop.host_arrays import check_host_holds
 from axcore.interop.weight_edits import Models, Offer, WeightEdit, is_at
 from axcore.interop.weight_map import Slice, is_any, listed, named_specs, unstacked
 from axcore.progress import working

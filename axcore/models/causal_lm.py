@@ -8,7 +8,7 @@ from jaxtyping import Array, Float, Int
 
 from axcore.config import REQUIRED, PositiveInt, config
 from axcore.errors import ConfigError, ModuleError
-from axcore.interop.published_as import PublishedAs
+from axcore.interop.family import PublishedAs
 from axcore.layers.tokens import TOKEN_MASK, TokenInfo, packed_rows, whole_rows
 from axcore.models.decoder import Decoder
 from axcore.models.flops import FORMULA, flops_per_token

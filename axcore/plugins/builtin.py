@@ -613,7 +613,7 @@ _EXPERTS = (
 )
 _ADAPTERS = (
     *("layers.lora.linear", "layers.lora.adapters", "layers.lora.magnitude", "modifiers.lora"),
-    *("checkpoint.adapters", "interop.peft", "interop.peft_reading", "interop.peft_magnitudes"),
+    *("checkpoint.adapters", "interop.peft", "interop.peft_reading"),
 )
 _SCALING = ("layers.quantization.current_scaling", "layers.quantization.delayed_scaling")
 
@@ -634,7 +634,7 @@ _FEATURES = {
         (
             *_ADAPTERS,
             *("layers.quantization.frozen_linear", "layers.quantization.nf4"),
-            *("interop.freezing", "modifiers.quantized_base"),
+            "modifiers.quantized_base",
         ),
         "Adapters beside weights that are kept in four bits",
     ),

@@ -7,7 +7,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from axcore.errors import CheckpointError
-from axcore.interop.corrections import correction_format
+from axcore.interop.adapters import correction_format
 from axcore.interop.merging import merge_models
 from axcore.runs.hugging_face import export_run
 from axcore.runs.opening import is_published

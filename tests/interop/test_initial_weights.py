@@ -9,7 +9,7 @@ from numpy_state import numpy_state
 from axcore.config import update_config
 from axcore.errors import CheckpointError, ConfigError
 from axcore.interop import GrowVocabulary, HuggingFace, to_hugging_face
-from axcore.interop.origins import GrownByMean, InterpolatedRows, RepeatedRows, Zeroed
+from axcore.interop.array_source import GrownByMean, InterpolatedRows, RepeatedRows, Zeroed
 from axcore.models import llama2, qwen2
 from axcore.models.head import TiedHead
 

@@ -20,10 +20,10 @@ from axcore.interop import (
     PublishedModel,
     family_named,
     from_hugging_face,
-    host_room,
+    host_arrays,
     to_hugging_face,
 )
-from axcore.interop.reading import published_arrays
+from axcore.interop.checkpoint_arrays import checkpoint_arrays
 from axcore.layers import RMSNorm
 from axcore.models import llama2, mixtral, qwen2
 from axcore.models.head import TiedHead
@@ -91,9 +91,9 @@ def test_weights_that_the_host_cannot_hold_are_refused_before_they_are_read(
     folder, state, tmp_path, monkeypatch
 ):
     num_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
-    monkeypatch.setattr(host_room, "host_bytes", lambda: num_bytes)
+    monkeypatch.setattr(host_arrays, "host_bytes", lambda: num_bytes)
     from_hugging_face(folder)
-    monkeypatch.setattr(host_room, "host_bytes", lambda: num_bytes - 1)
+    monkeypatch.setattr(host_arrays, "host_bytes", lambda: num_bytes - 1)
     rewritten(folder, lambda tensors: tensors[K].fill(np.nan))  # reading would find it
     with pytest.raises(CheckpointError, match=r"need .* of the host's memory \(.* as float32\)"):
         import_run(folder, tmp_path / "run")
@@ -340,6 +340,6 @@ def test_what_is_passed_over_is_read_where_the_model_has_it(folder):
     """The layer behind the last one of a small model is one of many of a large model."""
     rewritten(folder, lambda tensors: tensors.update({"model.layers.2.extra": tensors[K]}))
     family = attrs.evolve(family_named("qwen2"), skipped=(r"^model\.layers\.(1|2)\.",))
-    tensors = published_arrays(folder, family, CFG, {}).tensors
+    tensors = checkpoint_arrays(folder, family, CFG, {}).tensors
     assert tensors.keys() == family.bind(CFG).shapes.keys()
     assert K in tensors

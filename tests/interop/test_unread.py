@@ -7,7 +7,7 @@ import pytest
 from numpy_state import numpy_state
 
 from axcore.interop import HuggingFace, to_hugging_face
-from axcore.interop.unread import UnreadLeaf, read_leaf
+from axcore.interop.array_source import UnreadLeaf, read_leaf
 from axcore.models import mixtral
 
 CFG = mixtral("toy")

@@ -20,7 +20,7 @@ from axcore.evaluation.find_task import find_task
 from axcore.experiments.named import experiment
 from axcore.experiments.tiny import tiny
 from axcore.inference.text_stream import TextStream
-from axcore.interop.corrections import corrections_in
+from axcore.interop.adapters import corrections_in
 from axcore.interop.family import family_named
 from axcore.launch.launcher import find_launcher, launcher_class
 from axcore.launch.process_info import engine_process_info

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 from axcore.config import evolve
 from axcore.interop import HuggingFace, from_hugging_face, read_corrections, to_hugging_face
-from axcore.interop.published_as import PublishedAs
+from axcore.interop.family import PublishedAs
 from axcore.layers import merge_adapters, without_lora
 
 RANK, ALPHA = 3, 6.0

@@ -12,8 +12,8 @@ from axcore.config import REQUIRED, evolve, is_config, render_config, walk
 from axcore.config.define import field_defaults
 from axcore.config.paths import format_path
 from axcore.errors import CheckpointError, ConfigError
+from axcore.interop.array_source import ArraySource, JoinedSources
 from axcore.interop.canonical import TRAINING_ONLY, uncorrected
-from axcore.interop.origins import ArraySource, JoinedSources
 from axcore.interop.weight_map import listed
 from axcore.module import DType
 from axcore.plugins import AdapterFormat, plugin_host

@@ -3,6 +3,7 @@
 import json
 import re
 import warnings
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -13,20 +14,31 @@ import attrs
 import jax
 import numpy as np
 
-from axcore.config import evolve, field_names
+from axcore.config import REQUIRED, Configurable, config, evolve, field_names
 from axcore.config.json_files import read_json
 from axcore.errors import CheckpointError, ConfigError
-from axcore.interop.corrections import with_corrections
-from axcore.interop.family import Family, family_named, family_of
-from axcore.interop.new_folder import new_folder
-from axcore.interop.origins import ArraySource
-from axcore.interop.published_as import PublishedAs, exported_files, files_beside, name_of
-from axcore.interop.reading import find_published, published_arrays, selected
-from axcore.interop.same_model import check_same_model
-from axcore.interop.tensor_files import DTYPES
+from axcore.interop.adapters import with_corrections
+from axcore.interop.array_source import ArraySource
+from axcore.interop.canonical import check_same_model
+from axcore.interop.checkpoint_arrays import (
+    DEFAULT_SHARD_BYTES,
+    checkpoint_arrays,
+    find_published,
+    selected,
+    write_weights,
+)
+from axcore.interop.family import (
+    Family,
+    PublishedAs,
+    exported_files,
+    family_named,
+    family_of,
+    files_beside,
+    name_of,
+)
+from axcore.interop.tensor_files import DTYPES, new_folder
 from axcore.interop.weight_edits import WeightEdit
 from axcore.interop.weight_plan import EVERYTHING, Selection, WeightPlan, plan_weights
-from axcore.interop.writing import DEFAULT_SHARD_BYTES, write_weights
 from axcore.module import DType, DTypes, Module
 
 CONFIG = "config.json"
@@ -165,7 +177,7 @@ class PublishedModel:
         specs = cfg.build().param_specs() if specs is None else specs
         # Without an edit the two have the same arrays, so that those of the model serve for both.
         is_same = not edits and not may_differ
-        source: ArraySource = published_arrays(
+        source: ArraySource = checkpoint_arrays(
             self.folder,
             self.family,
             cfg if is_same else own,
@@ -298,3 +310,81 @@ def _commonest_dtype(state: Any) -> Any:
     for leaf in jax.tree.leaves(state):
         counts[leaf.dtype] += leaf.size
     return counts.most_common(1)[0][0]
+
+
+class WeightSource(Configurable, ABC):
+    """Weights that a run begins with, in the place of random ones."""
+
+    @config
+    class Config(Configurable.Config["WeightSource"]):
+        """Describes where weights come from, and what is done to them.
+
+        Args:
+            read: Globs of the arrays that are read, by paths in the model's state; others begin as
+                in a new model.
+            fresh: Globs of arrays that are not read, but begin as in a new model.
+            unused: Globs of arrays of the source that the model does not have.
+            may_differ: Globs of the model's config that may differ from the source's on purpose,
+                `**.position` for one.
+            edits: What is done to the weights, in order.
+            adapters: A folder of adapters of the source's model, in the format of PEFT for one,
+                which are read too. The model has adapters of the same rank and alpha.
+        """
+
+        read: tuple[str, ...] = ("**",)
+        fresh: tuple[str, ...] = ()
+        unused: tuple[str, ...] = ()
+        may_differ: tuple[str, ...] = ()
+        edits: tuple[WeightEdit, ...] = ()
+        adapters: str | None = None
+
+        def completed(self, cfg: Any) -> Any:
+            """Returns the trainer's config that this is in, with what only the source knows."""
+            return cfg
+
+    @abstractmethod
+    def plan(self, cfg: Any) -> WeightPlan:
+        """Returns what a model begins with; reads no weights.
+
+        Args:
+            cfg: The model's config.
+
+        Raises:
+            ConfigError: The weights are another model's.
+            CheckpointError: They cannot be read.
+        """
+
+    @property
+    def selection(self) -> Selection:
+        """Which arrays are read."""
+        cfg: Any = self.config
+        return Selection(read=cfg.read, fresh=cfg.fresh, unused=cfg.unused)
+
+
+class HuggingFace(WeightSource):
+    """The weights of a published model, which must be the run's but for how it is trained."""
+
+    @config
+    class Config(WeightSource.Config):
+        """Describes a published model.
+
+        Args:
+            path: The folder that holds it.
+            allow_unknown_fields: Whether fields of its `config.json` that could matter are ignored.
+        """
+
+        path: str = REQUIRED
+        allow_unknown_fields: bool = False
+
+    folder_fields = ("path", "adapters")
+
+    def plan(self, cfg: Any) -> WeightPlan:
+        """Returns what a model begins with; reads no weights."""
+        own: Any = self.config
+        return PublishedModel(own.path, allow_unknown_fields=own.allow_unknown_fields).plan(
+            cfg,
+            selection=self.selection,
+            edits=own.edits,
+            may_differ=own.may_differ,
+            adapters=own.adapters,
+        )
