@@ -1,4 +1,4 @@
-"""Layers that correct others, as adapters do: how what they learned leaves a run."""
+"""Adapters: how layers that correct a frozen base, as LoRA does, are read and exported."""
 
 import warnings
 from abc import ABC, abstractmethod

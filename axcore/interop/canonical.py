@@ -1,4 +1,8 @@
-"""`canonical`: a config of a model without what changes no number of its forward pass."""
+"""Canonical configs: a model's config without what changes no number of its forward pass.
+
+Two models are the same where their canonical configs are equal. Layers are in one order of scans,
+however they were stacked.
+"""
 
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceABC

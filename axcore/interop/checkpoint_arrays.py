@@ -1,4 +1,4 @@
-"""Reading published weights into a state: tensor by tensor, into arrays sharded from the start.
+"""The arrays of a pretrained checkpoint: read tensor by tensor into sharded arrays, and written.
 
 Where devices are processors, they take over the memory that tensors are copied into. Others get a
 leaf at a time: their host holds its own part of one, all layers of a matrix for example.

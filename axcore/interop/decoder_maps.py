@@ -1,4 +1,8 @@
-"""Parts of config maps and weight maps that most families of decoders share."""
+"""Entries of config maps and rules of weight maps that most families of decoders share.
+
+Sizes, activations and windows; rotary positions (`RopeFields`); and families whose layers are of
+several kinds (`LayerKinds`).
+"""
 
 import warnings
 from abc import ABC, abstractmethod

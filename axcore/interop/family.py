@@ -1,4 +1,8 @@
-"""`Family`: what a family of published models is called, and how it maps to ours; both ways."""
+"""`Family`: what a family of pretrained checkpoints is called, and how it maps to a model; both ways.
+
+`PublishedAs` is what a checkpoint says besides its numbers, so that an export is that checkpoint
+again.
+"""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Copies of large arrays: converted and checked on the way, in blocks that fit a cache.
+"""Large arrays in the host's memory: copied, converted and checked in blocks that fit a cache.
 
 numpy alone transposes a matrix of bfloat16 at 0.2 GB/s, and asks whether it is finite at 0.8. jax
 transposes what it takes from the host, at twice the speed of numpy on blocks that fit a cache.

@@ -3,6 +3,9 @@
 adapter_model.safetensors   `lora_A` (rank, inputs) and `lora_B` (outputs, rank) by module
 adapter_config.json         rank, alpha, and which modules
 
+Magnitudes are whole lengths of columns there, and here how far they are from the base's. So reading
+and writing them takes the weights that the adapters correct.
+
 Source: Mangrulkar et al. 2022, github.com/huggingface/peft.
 """
 

@@ -1,4 +1,4 @@
-"""Folders of published models: opened, read into a state of ours, and written."""
+"""Pretrained checkpoints in Hugging Face's format: opened, read into a state, and written."""
 
 import json
 import re

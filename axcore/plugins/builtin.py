@@ -413,23 +413,23 @@ def training_tasks() -> Iterator[TrainingTask]:
 def evaluation_tasks() -> Iterator[EvaluationTask]:
     """What models are measured by, with no download."""
     for name, function, summary in (
-        ("arithmetic", "arithmetic:arithmetic", "Results of sums, written"),
-        ("library_text", "standard_library:library_text", "Files of Python's library, predicted"),
+        ("arithmetic", "tasks:arithmetic", "Results of sums, written"),
+        ("library_text", "public_tasks:library_text", "Files of Python's library, predicted"),
         (
             "library_signatures",
-            "standard_library:library_signatures",
+            "public_tasks:library_signatures",
             "Signatures of functions of Python's library, written for their docstrings",
         ),
         (
             "library_names",
-            "standard_library:library_names",
+            "public_tasks:library_names",
             "Names that functions of Python's library return, chosen among four",
         ),
-        ("hellaswag", "public:hellaswag", "HellaSwag, of a local file"),
-        ("arc", "public:arc", "ARC, of a local file"),
-        ("mmlu", "public:mmlu", "A subject of MMLU, of a local file"),
-        ("gsm8k", "public:gsm8k", "GSM8K, of a local file"),
-        ("humaneval", "public:humaneval", "HumanEval, of a local file; programs are run"),
+        ("hellaswag", "public_tasks:hellaswag", "HellaSwag, of a local file"),
+        ("arc", "public_tasks:arc", "ARC, of a local file"),
+        ("mmlu", "public_tasks:mmlu", "A subject of MMLU, of a local file"),
+        ("gsm8k", "public_tasks:gsm8k", "GSM8K, of a local file"),
+        ("humaneval", "public_tasks:humaneval", "HumanEval, of a local file; programs are run"),
     ):
         ref = Ref(f"axcore.evaluation.{function}")
         yield EvaluationTask(name=name, config=ref, summary=summary)
@@ -450,13 +450,13 @@ def tokenizers() -> Iterator[DataTokenizer]:
 @hook.hugging_face_families
 def hugging_face_families() -> Iterator[HuggingFaceFamily]:
     """Published models that the core's layers make."""
-    for name, summary in (
-        ("llama", "Llama 1 to 3.2, and what is published in their form"),
-        ("mistral", "Mistral"),
-        ("mixtral", "Mixtral"),
-        ("qwen2", "Qwen2 and Qwen2.5"),
+    for name, module, summary in (
+        ("llama", "llama", "Llama 1 to 3.2, and what is published in their form"),
+        ("mistral", "mistral", "Mistral"),
+        ("mixtral", "mistral", "Mixtral"),
+        ("qwen2", "qwen2", "Qwen2 and Qwen2.5"),
     ):
-        family = Ref(f"axcore.models.hugging_face.{name}:{name.upper()}")
+        family = Ref(f"axcore.models.{module}:{name.upper()}")
         yield HuggingFaceFamily(name=name, family=family, summary=summary)
 
 

@@ -27,7 +27,7 @@ from axcore.errors import CheckpointError, ConfigError
 from axcore.layers import RMSNorm
 from axcore.models import UntiedHead, llama2, llama3, mistral, mixtral, qwen2
 from axcore.models.head import TiedHead
-from axcore.models.hugging_face.llama import LLAMA
+from axcore.models.llama import LLAMA
 
 
 def layer_arrays(state):

@@ -16,7 +16,7 @@ from axcore.checkpoint.storage import open_storage
 from axcore.cli.main import error_text, group
 from axcore.complexity.meter import why_not_in
 from axcore.config import evolve
-from axcore.evaluation.find_task import find_task
+from axcore.evaluation.evaluate import find_task
 from axcore.experiments.named import experiment
 from axcore.experiments.tiny import tiny
 from axcore.inference.text_stream import TextStream
