@@ -1,8 +1,8 @@
 """Where arrays come from: `ArraySource`, `Origin` and `UnreadLeaf`.
 
-An origin says which array of a source an array of a model begins as, and what is done to it. Changes
-are functions of one array, neither of layers nor of experts that are stacked with it. They use the
-array API alone, so that they work in host memory and on devices.
+An origin says which array of a source an array of a model begins as, and what is done to it.
+Changes are functions of one array, neither of layers nor of experts that are stacked with it. They
+use the array API alone, so that they work in host memory and on devices.
 """
 
 from abc import ABC, abstractmethod

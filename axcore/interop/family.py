@@ -1,4 +1,4 @@
-"""`Family`: what a family of pretrained checkpoints is called, and how it maps to a model; both ways.
+"""`Family`: what a family of pretrained checkpoints is called, and how it maps to models here.
 
 `PublishedAs` is what a checkpoint says besides its numbers, so that an export is that checkpoint
 again.

@@ -1,4 +1,4 @@
-"""Mistral and Mixtral: grouped queries, a sliding window, and experts in the place of feed-forwards."""
+"""Mistral and Mixtral: grouped queries, a sliding window, and in Mixtral mixtures of experts."""
 
 from typing import Any
 
