@@ -503,7 +503,7 @@ def metric_writers() -> Iterator[MetricWriter]:
         )
     yield MetricWriter(
         name="mlflow",
-        fn=Ref("axcore.trainer.callbacks.mlflow_writer:mlflow"),
+        fn=Ref("axcore.trainer.callbacks.boards:mlflow"),
         summary="MLflow, on its server or as files in the run directory",
         library="mlflow",
     )
@@ -514,7 +514,7 @@ def observers() -> Iterator[RunObserver]:
     """What can watch a run."""
     yield RunObserver(
         name="heartbeat",
-        fn=Ref("axcore.trainer.callbacks.heartbeat:Heartbeat"),
+        fn=Ref("axcore.trainer.callbacks.observers:Heartbeat"),
         summary="heartbeat.json in the run directory, for a supervisor to watch",
     )
     yield RunObserver(
@@ -581,13 +581,21 @@ def experiments() -> Iterator[Experiment]:
         summary="0.9M parameters on the bytes of Python's standard library; minutes on a laptop",
     )
     for name, target, summary in (
-        ("llama2-7b", "llama2:llama2_7b", "Llama 2 of 6.7B parameters; batches of 4M tokens"),
-        ("llama2-70b", "llama2:llama2_70b", "Llama 2 of 69B parameters; batches of 4M tokens"),
-        ("llama3-8b", "llama3:llama3_8b", "Llama 3 of 8.0B parameters; batches of 8M tokens"),
-        ("llama3-70b", "llama3:llama3_70b", "Llama 3 of 70.6B parameters; batches of 8M tokens"),
-        ("mistral-7b", "mistral:mistral_7b", "Mistral of 7.2B parameters; batches of 4M tokens"),
-        ("mixtral-8x7b", "mistral:mixtral_8x7b", "Mixtral of 46.7B parameters, 12.9B at work"),
-        ("qwen2-7b", "qwen2:qwen2_7b", "Qwen2 of 7.6B parameters; batches of 4M tokens"),
+        ("llama2-7b", "pretraining:llama2_7b", "Llama 2 of 6.7B parameters; batches of 4M tokens"),
+        ("llama2-70b", "pretraining:llama2_70b", "Llama 2 of 69B parameters; batches of 4M tokens"),
+        ("llama3-8b", "pretraining:llama3_8b", "Llama 3 of 8.0B parameters; batches of 8M tokens"),
+        (
+            "llama3-70b",
+            "pretraining:llama3_70b",
+            "Llama 3 of 70.6B parameters; batches of 8M tokens",
+        ),
+        (
+            "mistral-7b",
+            "pretraining:mistral_7b",
+            "Mistral of 7.2B parameters; batches of 4M tokens",
+        ),
+        ("mixtral-8x7b", "pretraining:mixtral_8x7b", "Mixtral of 46.7B parameters, 12.9B at work"),
+        ("qwen2-7b", "pretraining:qwen2_7b", "Qwen2 of 7.6B parameters; batches of 4M tokens"),
     ):
         yield Experiment(name=name, fn=Ref(f"axcore.experiments.{target}"), summary=summary)
     yield Experiment(
@@ -682,27 +690,27 @@ def commands() -> Iterator[Command]:
         ("train", "train", "Train an experiment, or resume it"),
         ("launch", "launch", "Start a training run on an engine: local, Slurm, Kubernetes, ..."),
         ("runs", "runs", "List runs and their state, and why one ended"),
-        ("report", "report", "One HTML page about a run, or about several beside each other"),
-        ("profile", "profile", "What the time of recorded steps went to, by module"),
+        ("report", "runs", "One HTML page about a run, or about several beside each other"),
+        ("profile", "runs", "What the time of recorded steps went to, by module"),
         ("watch", "watch", "Runs while they train, in the terminal or in a browser"),
         ("rehearse", "rehearse", "Train with the faults of a plan, and report what happened"),
         ("generate", "generate", "Draw text from a trained run"),
         ("serve", "serve", "Answer requests over HTTP, as OpenAI's API does"),
         ("evaluate", "evaluate", "What a model knows, by tasks, or its validation loss"),
         ("convert", "convert", "Weights of published models to runs, and back"),
-        ("merge", "merge", "Models, or steps of a run, merged into one: linear, slerp, ties"),
+        ("merge", "convert", "Models, or steps of a run, merged into one: linear, slerp, ties"),
         ("data", "data", "Build a token store, or look at one"),
         ("config", "config", "Show, explore, compare and pin down configs"),
-        ("completion", "completion", "What a shell needs to complete commands and paths"),
+        ("completion", "options", "What a shell needs to complete commands and paths"),
         ("experiments", "experiments", "List the experiments there are"),
         ("plugins", "plugins", "List plugins, and what is wrong with them"),
-        ("plugin", "plugin", "Write a new plugin, or check one"),
+        ("plugin", "plugins", "Write a new plugin, or check one"),
         ("aot", "aot", "Compile a train step for hardware that is not here, and say what it takes"),
         ("kernels", "kernels", "List an op's kernels, and why each is chosen or not"),
         ("loc", "loc", "Measure what features and changes cost in lines of code"),
         ("doctor", "doctor", "Look for what is wrong with this machine's set-up"),
     ):
-        yield Command(name=name, fn=Ref(f"axcore.cli.{module}:{module}"), summary=summary)
+        yield Command(name=name, fn=Ref(f"axcore.cli.{module}:{name}"), summary=summary)
 
 
 @hook.doctor_checks
@@ -721,6 +729,6 @@ def doctor_checks() -> Iterator[DoctorCheck]:
         )
     yield DoctorCheck(
         name="caches",
-        fn=Ref("axcore.cli.doctor_caches:caches"),
+        fn=Ref("axcore.cli.doctor_checks:caches"),
         summary="Folders of what can be made again can be written, and hold nothing broken",
     )
