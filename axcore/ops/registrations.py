@@ -201,5 +201,5 @@ def _reference(op: str, target: str) -> Kernel:
 
 def _portable(op: str, target: str, summary: str, **values: Any) -> Kernel:
     """Return a kernel in plain jnp, which the compiler partitions over a mesh."""
-    values = {"name": "portable", "priority": 50, "partitioned_by": "compiler"} | values
-    return Kernel(op=op, forward=Ref(target), summary=summary, **values)
+    defaults: dict[str, Any] = {"name": "portable", "priority": 50, "partitioned_by": "compiler"}
+    return Kernel(op=op, forward=Ref(target), summary=summary, **defaults | values)
