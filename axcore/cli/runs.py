@@ -1,4 +1,4 @@
-"""`axcore runs`, `axcore report` and `axcore profile`: runs listed, as a page, and their step time."""
+"""`axcore runs`, `axcore report` and `axcore profile`: runs as a list, as a page, by step time."""
 
 import json
 import webbrowser

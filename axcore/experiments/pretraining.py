@@ -1,4 +1,4 @@
-"""The pre-training of Llama 2 and 3, Mistral, Mixtral and Qwen2, on a corpus and a tokenizer of yours.
+"""Pre-training of Llama 2 and 3, Mistral, Mixtral and Qwen2 on a corpus and tokenizer of yours.
 
 axcore train llama2-7b --set data.source.folder=CORPUS --set data.tokenizer.path=TOKENIZER.json
 

@@ -1,4 +1,4 @@
-"""`Task`: an objective around a model; `FrozenModel`: a second model that it reads and never trains."""
+"""`Task`: an objective around a model; `FrozenModel`: a second model, read and never trained."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""`axcore config` and completion: what they show, for hardware too, and how parameters are split."""
+"""`axcore config` and completion: what they show, on hardware too, and how parameters split."""
 
 import json
 import subprocess

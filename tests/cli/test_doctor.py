@@ -1,4 +1,4 @@
-"""`axcore doctor`: hardware that is not used, and with --fix what it finds in caches and removes."""
+"""`axcore doctor`: unused hardware, and with --fix what it finds in caches and removes."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Experiments by name and from files, and `axcore experiments`: the list, and how large models are."""
+"""Experiments by name and from files, and `axcore experiments`: the list, and models' sizes."""
 
 import json
 

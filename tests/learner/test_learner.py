@@ -1,4 +1,4 @@
-"""Updates are those of AdamW computed by hand: clipped, decayed where specs say, averaged, skipped."""
+"""Updates are those of AdamW computed by hand: clipped, decayed, averaged, or skipped."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Axes that nothing uses, and products that the hardware cannot compute, are refused at the start."""
+"""Axes that nothing uses, and products that hardware cannot compute, are refused at the start."""
 
 import attrs
 import pytest
