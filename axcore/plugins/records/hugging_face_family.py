@@ -1,4 +1,4 @@
-"""`HuggingFaceFamily`: the record of a family of published models."""
+"""`HuggingFaceFamily`: the record of a family of pretrained checkpoints."""
 
 from typing import ClassVar
 
