@@ -44,7 +44,7 @@ class ModelIdentity:
 
     Args:
         name: Of its directory; does not matter.
-        step: The checkpoint; None of a published model.
+        step: The checkpoint; None of a pretrained checkpoint.
         weights: What distinguishes its weights from others.
     """
 

@@ -23,7 +23,7 @@ Names = tuple[str, ...]
 class WeightConversion:
     """Converts a state array by array, so that it needs room for one besides what it makes.
 
-    An `UnreadLeaf` is read when it is needed, and no more of it than makes one array.
+    An `LazyArray` is read when it is needed, and no more of it than makes one array.
 
     Each array is cast to what its layer reads, and so holds the numbers that the layer computes
     with; what a layer keeps quantized is quantized from the numbers that were trained.

@@ -1,4 +1,4 @@
-"""Where arrays come from: `ArraySource`, `Origin` and `UnreadLeaf`.
+"""Where arrays come from: `ArraySource`, `Origin` and `LazyArray`.
 
 An origin says which array of a source an array of a model begins as, and what is done to it.
 Changes are functions of one array, neither of layers nor of experts that are stacked with it. They
@@ -141,7 +141,7 @@ class Zeroed(ArrayChange):
 
 
 LeafOrigins = Mapping[Index, Origin]
-"""What the arrays that are stacked in a leaf begin as; those that are left out, as in a new one."""
+"""What the arrays stacked in a leaf begin as; those left out are randomly initialized."""
 
 
 class ArraySource(ABC):
@@ -217,7 +217,7 @@ class JoinedSources(ArraySource):
 
 
 @attrs.frozen(eq=False)
-class UnreadLeaf:
+class LazyArray:
     """A leaf of a state that is read where it is sliced, into the host's memory.
 
     It has what `restacked` asks of a leaf: a shape, and slices of the arrays stacked in it. So the
@@ -244,7 +244,7 @@ class UnreadLeaf:
         """Its shape."""
         return (*self.stacked, *self.origins[0].shape)
 
-    def reshape(self, *shape: int) -> "UnreadLeaf":
+    def reshape(self, *shape: int) -> "LazyArray":
         """Returns it with its arrays stacked in one dimension."""
         assert shape == (-1, *self.origins[0].shape)
         return attrs.evolve(self, stacked=(len(self.origins),))
@@ -273,7 +273,7 @@ class UnreadLeaf:
 
 def read_leaf(leaf: Any) -> Any:
     """Returns an array of a state, read if it was not yet."""
-    return leaf.read() if isinstance(leaf, UnreadLeaf) else leaf
+    return leaf.read() if isinstance(leaf, LazyArray) else leaf
 
 
 def on_host(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:

@@ -88,10 +88,10 @@ def _canonical(cfg: Any) -> Any:
     return update_config(plain, {"decoder.stack": arranged(layers_of(plain.decoder.stack))})
 
 
-def uncorrected(cfg: Any) -> Any:
-    """Returns a config with the base in the place of every layer that corrects one, as LoRA does.
+def base_config(cfg: Any) -> Any:
+    """Return a config without adapters: the base in the place of every layer that adapts one.
 
-    A correction that is new changes no number, so that weights of the one fit the other.
+    A new adapter changes no number, so that weights of the one fit the other.
     """
     return map_config(cfg, _base)
 
@@ -178,10 +178,10 @@ def check_same_model(
     Raises:
         ConfigError: Showing what differs; or a glob of `may_differ` has nothing to allow.
     """
-    theirs, ours = (compared(uncorrected(cfg)) for cfg in models)
+    source, target = (compared(base_config(cfg)) for cfg in models)
     for edit in reversed(edits):
-        ours = edit.undone(ours, theirs)
-    changes = diff_config(normal(theirs), normal(ours))
+        target = edit.undone(target, source)
+    changes = diff_config(normal(source), normal(target))
     for glob in may_differ:
         if not any(_allows(glob, change.path) for change in changes):
             raise ConfigError(

@@ -18,7 +18,7 @@ import numpy as np
 
 from axcore.errors import CheckpointError
 from axcore.interop.array_source import ArraySource, Index, LeafOrigins, Origin
-from axcore.interop.family import CORRECTIONS, TRAINING_ONLY, Family
+from axcore.interop.family import ADAPTER_ARRAYS, TRAINING_ONLY, Family
 from axcore.interop.host_arrays import are_same, copy, empty_array, map_ahead, pieces
 from axcore.interop.quantized import Tensor, dequantized
 from axcore.interop.tensor_files import (
@@ -48,8 +48,8 @@ _Copy = tuple[Names, np.ndarray, np.ndarray]
 
 
 @attrs.frozen(slots=False)
-class PublishedArrays(ArraySource):
-    """The arrays of a published model.
+class CheckpointArrays(ArraySource):
+    """The arrays of a pretrained checkpoint.
 
     Args:
         folder: Holds the tensors.
@@ -75,7 +75,7 @@ class PublishedArrays(ArraySource):
     def described(self, names: Iterable[str]) -> str:
         """Returns the tensors of arrays, and the file of the first one."""
         pieces_of = (self.bound.piece_of[self.places[name]] for name in names)
-        first, *others = dict.fromkeys(name for piece in pieces_of for name in piece.theirs)
+        first, *others = dict.fromkeys(name for piece in pieces_of for name in piece.hf)
         more = f" and {len(others)} more" if others else ""
         return f"{first}{more} ({self.tensors[first].file.name})"
 
@@ -86,7 +86,7 @@ class PublishedArrays(ArraySource):
             CheckpointError: Naming every tensor that is missing or of another shape.
         """
         used = dict.fromkeys(self.bound.piece_of[self.places[name]] for name in names)
-        pairs = [pair for piece in used for pair in zip(piece.theirs, piece.shapes, strict=True)]
+        pairs = [pair for piece in used for pair in zip(piece.hf, piece.shapes, strict=True)]
         problems = [
             f"{name} has shape {list(self.tensors[name].shape)}; the model's has {list(shape)}"
             for name, shape in pairs
@@ -114,8 +114,10 @@ class PublishedArrays(ArraySource):
     @property
     def _heads(self) -> set[str]:
         """The names of the head's tensors."""
-        own = (p for p in self.bound.pieces if any(one.leaf.startswith("head.") for one in p.ours))
-        return {name for piece in own for name in piece.theirs}
+        own = (
+            p for p in self.bound.pieces if any(one.leaf.startswith("head.") for one in p.axcore)
+        )
+        return {name for piece in own for name in piece.hf}
 
     def read(
         self, leaves: Mapping[str, LeafOrigins], wanted: Mapping[str, Any]
@@ -139,8 +141,8 @@ class PublishedArrays(ArraySource):
 
 def checkpoint_arrays(
     folder: Path, family: Family, cfg: Any, values: Mapping[str, Any], *, specs: Any = None
-) -> PublishedArrays:
-    """Returns the arrays of a published model; reads the headers of its files, and no numbers.
+) -> CheckpointArrays:
+    """Return the arrays of a pretrained checkpoint; reads the headers of its files alone.
 
     Args:
         folder: Holds the model.
@@ -152,8 +154,8 @@ def checkpoint_arrays(
     Raises:
         CheckpointError: A file is missing, truncated or damaged, or a copy is none.
     """
-    bound = family.bind(cfg, ignored=(*TRAINING_ONLY, *CORRECTIONS), specs=specs)
-    found = _with_prefix(find_published(folder, family), bound)
+    bound = family.bind(cfg, ignored=(*TRAINING_ONLY, *ADAPTER_ARRAYS), specs=specs)
+    found = _with_prefix(find_checkpoint_tensors(folder, family), bound)
     ignored = [
         name
         for name in found
@@ -169,7 +171,7 @@ def checkpoint_arrays(
     for again, original in family.copies.items():
         if again not in bound.shapes and again in tensors and original in tensors:
             _check_same(tensors.pop(again), tensors[original], again, original)
-    return PublishedArrays(folder, bound, tensors)
+    return CheckpointArrays(folder, bound, tensors)
 
 
 def _with_prefix(found: dict[str, TensorPlace], bound: BoundMap) -> dict[str, TensorPlace]:
@@ -184,7 +186,7 @@ def _with_prefix(found: dict[str, TensorPlace], bound: BoundMap) -> dict[str, Te
     return found
 
 
-def find_published(folder: Path, family: Family) -> dict[str, TensorPlace]:
+def find_checkpoint_tensors(folder: Path, family: Family) -> dict[str, TensorPlace]:
     """Returns the places of a folder's tensors, by the names that the family's map has for them.
 
     Raises:
@@ -237,7 +239,7 @@ def _check_same(again: Tensor, original: Tensor, name: str, repeats: str) -> Non
 class _Reader:
     """Reads leaves of a state; keeps the names of tensors that hold what is no number."""
 
-    def __init__(self, source: PublishedArrays) -> None:
+    def __init__(self, source: CheckpointArrays) -> None:
         self.source = source
         self.not_finite: set[str] = set()
         self.last: tuple[Piece | None, Arrays] = (None, ())
@@ -261,24 +263,24 @@ class _Reader:
         for index in _indices({part[:stacked] for part in parts}):
             if index not in origins:
                 continue
-            theirs, array = self._array(origins[index])
+            hf, array = self._array(origins[index])
             for part, whole in parts.items():
                 if _is_in(index, part[:stacked]):
                     place = [i - begin for i, (begin, _) in zip(index, part, strict=False)]
                     within = tuple(slice(*ends) for ends in part[stacked:])
                     at: Any = (*place, ...)
                     source, target = map(np.atleast_1d, (array[within], whole[at]))
-                    yield from ((theirs, source[rows], target[rows]) for rows in pieces(source))
+                    yield from ((hf, source[rows], target[rows]) for rows in pieces(source))
 
     def _array(self, origin: Origin) -> tuple[tuple[str, ...], np.ndarray]:
-        """Returns an array of ours, and the names of the tensors that it is of."""
+        """Return an array of the model, and the names of its tensors."""
         one = self.source.places[origin.source]
         piece = self.source.bound.piece_of[one]
         if self.last[0] is not piece:  # one tensor may hold all experts, quantized
             self.last = (None, ())
-            theirs = tuple(self.source.tensors[name].read() for name in piece.theirs)
-            self.last = (piece, piece.transform.inverse(theirs))
-        return piece.theirs, origin.made(self.last[1][piece.ours.index(one)])
+            hf = tuple(self.source.tensors[name].read() for name in piece.hf)
+            self.last = (piece, piece.transform.inverse(hf))
+        return piece.hf, origin.made(self.last[1][piece.axcore.index(one)])
 
 
 def _ranges(index: Any, shape: Sequence[int]) -> _Part:
@@ -332,16 +334,14 @@ def write_weights(
     """
     bound, leaves = family.bind(cfg), named_leaves(state)
     specs = [
-        TensorSpec(name, shape, np.dtype(dtype or leaves[piece.ours[0].leaf].dtype))
+        TensorSpec(name, shape, np.dtype(dtype or leaves[piece.axcore[0].leaf].dtype))
         for piece in bound.pieces
-        for name, shape in zip(piece.theirs, piece.shapes, strict=True)
+        for name, shape in zip(piece.hf, piece.shapes, strict=True)
     ]
     arrays = (
         (name, array[at], np.dtype(dtype or array.dtype))
         for piece in bound.pieces
-        for name, array in zip(
-            piece.theirs, map(np.atleast_1d, hf_arrays(piece, leaves)), strict=True
-        )
+        for name, array in zip(piece.hf, map(np.atleast_1d, hf_arrays(piece, leaves)), strict=True)
         for at in pieces(array)
     )
     copies = map_ahead(lambda one: stored(*one), arrays)
@@ -371,7 +371,7 @@ def stored(name: str, array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
 def hf_arrays(piece: Piece, leaves: Mapping[str, jax.Array]) -> tuple[np.ndarray, ...]:
     """Returns the arrays that a piece of a weight map makes, on the host."""
     arrays: tuple[np.ndarray, ...] = piece.transform(
-        tuple(on_host(leaves[one.leaf], one.index) for one in piece.ours)
+        tuple(on_host(leaves[one.leaf], one.index) for one in piece.axcore)
     )
     return arrays
 

@@ -1,8 +1,8 @@
-"""Config maps: `config.json` to a config of ours and back, a field at a time.
+"""Config maps: `config.json` to a model's config and back, a field at a time.
 
-A map is a tuple of entries. Each knows the fields that it reads, where their values are in our
-config, and how to write them again. A field that no entry reads and that is not known to change no
-number is an error: ignoring it would make another model.
+A map is a tuple of entries. Each knows the fields that it reads, where their values are in the
+model's config, and how to write them again. A field that no entry reads and that is not known to
+change no number is an error: ignoring it would make another model.
 """
 
 import re
@@ -30,7 +30,7 @@ class Fields:
         """Returns a field's value.
 
         Raises:
-            ConfigError: It is absent, and published models never leave it out.
+            ConfigError: It is absent, and pretrained checkpoints never leave it out.
         """
         self.read.add(name)
         value = self.values.get(name, default)
@@ -44,7 +44,7 @@ class Fields:
 
 
 class ConfigEntry(ABC):
-    """One or more fields of `config.json`, and what they are in ours."""
+    """One or more fields of `config.json`, and what they are in a model's config."""
 
     @abstractmethod
     def read(self, cfg: Any, fields: Fields) -> Any:
@@ -69,30 +69,30 @@ def _as_is(value: Any) -> Any:
 
 @attrs.frozen
 class Field(ConfigEntry):
-    """A value of theirs that is a value of ours.
+    """A field that is a value of the model's config.
 
     Args:
         name: Of the field.
-        paths: Paths or globs of ours, all of which have the value.
+        paths: Paths or globs of the config, all of which have the value.
         alias: Another name that it is read by.
         default: What the field's absence means; required where left out.
-        to_ours: From their value to ours.
-        to_theirs: Its inverse.
+        to_axcore: From the field's value to the config's.
+        to_hf: Its inverse.
     """
 
     name: str
     paths: tuple[str, ...]
     alias: str = attrs.field(default="", kw_only=True)
     default: Any = attrs.field(default=REQUIRED, kw_only=True)
-    to_ours: Callable[[Any], Any] = attrs.field(default=_as_is, kw_only=True)
-    to_theirs: Callable[[Any], Any] = attrs.field(default=_as_is, kw_only=True)
+    to_axcore: Callable[[Any], Any] = attrs.field(default=_as_is, kw_only=True)
+    to_hf: Callable[[Any], Any] = attrs.field(default=_as_is, kw_only=True)
 
     def read(self, cfg: Any, fields: Fields) -> Any:
         """Returns a config with the value at every path."""
         name = self.name if self.name in fields.values or not self.alias else self.alias
         value = fields.take(name, self.default)
         try:
-            value = self.to_ours(value)
+            value = self.to_axcore(value)
         except (TypeError, ValueError, KeyError, IndexError):
             raise ConfigError(
                 f"config.json has {name}={value!r}, which makes no sense",
@@ -103,34 +103,34 @@ class Field(ConfigEntry):
 
     def write(self, cfg: Any) -> dict[str, Any]:
         """Returns the field."""
-        return {self.name: self.to_theirs(common_value(cfg, *self.paths))}
+        return {self.name: self.to_hf(common_value(cfg, *self.paths))}
 
 
 @attrs.frozen
-class Implied(ConfigEntry):
-    """A value that ours leaves out, as None, where it is what other fields imply.
+class DefaultFrom(ConfigEntry):
+    """A field whose default follows from other fields; the config then has None.
 
     Args:
         name: Of the field.
-        path: Path or glob of ours.
-        implied: From a config to the value of ours that None means.
-        to_ours: From their value to ours.
-        to_theirs: Its inverse.
-        default: What the field's absence means, theirs; None for the implied value.
+        path: Path or glob of the config.
+        implied: From a config to the value that None means.
+        to_axcore: From the field's value to the config's.
+        to_hf: Its inverse.
+        default: What the field's absence means, in `config.json`; None for the implied value.
     """
 
     name: str
     path: str
     implied: Callable[[Any], Any]
-    to_ours: Callable[[Any], Any] = attrs.field(default=_as_is, kw_only=True)
-    to_theirs: Callable[[Any], Any] = attrs.field(default=_as_is, kw_only=True)
+    to_axcore: Callable[[Any], Any] = attrs.field(default=_as_is, kw_only=True)
+    to_hf: Callable[[Any], Any] = attrs.field(default=_as_is, kw_only=True)
     default: Any = attrs.field(default=None, kw_only=True)
 
     def read(self, cfg: Any, fields: Fields) -> Any:
         """Returns a config with the value, or None where it is the implied one."""
         value = fields.take(self.name, self.default)
-        ours = None if value is None else self.to_ours(value)
-        return self.normal(update_config(cfg, {self.path: ours}))
+        axcore = None if value is None else self.to_axcore(value)
+        return self.normal(update_config(cfg, {self.path: axcore}))
 
     def normal(self, cfg: Any) -> Any:
         """Returns a config that leaves out the implied value."""
@@ -140,7 +140,7 @@ class Implied(ConfigEntry):
     def write(self, cfg: Any) -> dict[str, Any]:
         """Returns the field, always with its value."""
         value = common_value(cfg, self.path)
-        return {self.name: self.to_theirs(self.implied(cfg) if value is None else value)}
+        return {self.name: self.to_hf(self.implied(cfg) if value is None else value)}
 
 
 @attrs.frozen
@@ -176,12 +176,12 @@ class Choice(ConfigEntry):
 
 
 @attrs.frozen
-class Only(ConfigEntry):
-    """A field that must have one of these values, of which ours has no choice; the first is ours.
+class MustBe(ConfigEntry):
+    """A field that must have one of these values; the first is what the model here does.
 
     Args:
         name: Of the field.
-        values: Those that mean what ours does.
+        values: Those that mean what the model does.
         is_written: Whether exports have the field.
     """
 
@@ -206,12 +206,12 @@ class Only(ConfigEntry):
 
 
 @attrs.frozen
-class Redundant(ConfigEntry):
+class Derived(ConfigEntry):
     """A field that repeats what others say; another value is an error.
 
     Args:
         name: Of the field.
-        value: From a config of ours to the value that the field must have.
+        value: From a config to the value that the field must have.
         is_written: Whether exports have the field.
     """
 
@@ -237,10 +237,10 @@ class Redundant(ConfigEntry):
 
 @attrs.frozen
 class Computed(ConfigEntry):
-    """A value of ours that follows from others, of which `config.json` has no field.
+    """A value of the config that follows from others, of which `config.json` has no field.
 
     Args:
-        path: Path or glob of ours.
+        path: Path or glob of the config.
         value: From a config with all that was read before to the value.
     """
 
@@ -262,7 +262,7 @@ class EveryLayer(ConfigEntry):
 
     Args:
         name: Of the field.
-        value: What ours does in every layer.
+        value: What the model does in every layer.
     """
 
     name: str

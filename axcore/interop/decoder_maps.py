@@ -14,7 +14,14 @@ import attrs
 from axcore.config import name_the_known, replace_config, update_config
 from axcore.errors import ConfigError
 from axcore.interop.canonical import arranged, layers_of
-from axcore.interop.config_map import ConfigEntry, Field, Fields, Implied, common_value, sorted_out
+from axcore.interop.config_map import (
+    ConfigEntry,
+    DefaultFrom,
+    Field,
+    Fields,
+    common_value,
+    sorted_out,
+)
 from axcore.interop.weight_map import Rule, WeightMap, below, linear, same
 from axcore.layers import Sequence
 from axcore.plugins import RopeScaling, plugin_host
@@ -27,7 +34,7 @@ ACTIVATIONS = {
     "relu": "relu",
     "silu": "silu",
 }
-"""Ours by theirs, of which the last one is written."""
+"""Names of axcore by those of Hugging Face, of which the last one is written."""
 
 
 def without(entries: Iterable[ConfigEntry], *names: str) -> tuple[ConfigEntry, ...]:
@@ -37,13 +44,13 @@ def without(entries: Iterable[ConfigEntry], *names: str) -> tuple[ConfigEntry, .
 
 def activation(name: str, default: str, path: str = "**.activation") -> Field:
     """Returns the entry of a feed-forward's activation."""
-    back = {ours: theirs for theirs, ours in ACTIVATIONS.items()}
+    back = {axcore: hf for hf, axcore in ACTIVATIONS.items()}
     return Field(
         name,
         (path,),
         default=default,
-        to_ours=lambda value: ACTIVATIONS.get(value, value),
-        to_theirs=lambda value: back.get(value, value),
+        to_axcore=lambda value: ACTIVATIONS.get(value, value),
+        to_hf=lambda value: back.get(value, value),
     )
 
 
@@ -53,8 +60,8 @@ def window(name: str, default: Any, path: str = "**.core.window") -> Field:
         name,
         (path,),
         default=default,
-        to_ours=lambda value: None if value is None else (value - 1, 0),
-        to_theirs=lambda value: None if value is None else value[0] + 1,
+        to_axcore=lambda value: None if value is None else (value - 1, 0),
+        to_hf=lambda value: None if value is None else value[0] + 1,
     )
 
 
@@ -63,12 +70,12 @@ ATTENTION_BIAS = Field(
     ("**.attention.linear.has_bias", "**.attention.out_linear.has_bias"),
     default=False,
 )
-KV_HEADS = Implied(
+KV_HEADS = DefaultFrom(
     "num_key_value_heads",
     "**.attention.num_kv_heads",
     lambda cfg: common_value(cfg, "**.attention.num_heads"),
 )
-HEAD_DIM = Implied(
+HEAD_DIM = DefaultFrom(
     "head_dim",
     "**.attention.head_dim",
     lambda cfg: cfg.dim // common_value(cfg, "**.attention.num_heads"),
@@ -80,7 +87,7 @@ SIZES: tuple[ConfigEntry, ...] = (
     Field("num_attention_heads", ("**.attention.num_heads",)),
     KV_HEADS,
     Field("intermediate_size", ("**.hidden_dim",)),
-    Field("rms_norm_eps", ("**.norm.epsilon",), default=1e-6, to_ours=float),
+    Field("rms_norm_eps", ("**.norm.epsilon",), default=1e-6, to_axcore=float),
 )
 ATTENTION: WeightMap = (
     *linear("q", "q_proj"),
@@ -215,8 +222,8 @@ def rope_position(values: dict[str, Any]) -> Any:
     if ignored := [name for name in ignored if further[name] is not None]:
         shown = ", ".join(f"{name}={further[name]!r}" for name in ignored)
         warnings.warn(f"rope_scaling has fields that are ignored: {shown}", stacklevel=2)
-    ours = {known[name]: value for name, value in values.items() if name in known}
-    return record.config.resolve()(theta=float(theta), **_as_floats(ours))
+    axcore = {known[name]: value for name, value in values.items() if name in known}
+    return record.config.resolve()(theta=float(theta), **_as_floats(axcore))
 
 
 def _hint(kind: str) -> str:
@@ -228,8 +235,8 @@ def _hint(kind: str) -> str:
 
 
 def _scaling(record: RopeScaling, position: Any) -> dict[str, Any]:
-    values = {name: getattr(position, ours) for name, ours in record.fields.items()}
-    values |= {name: getattr(position, ours) for name, ours in record.optional.items()}
+    values = {name: getattr(position, axcore) for name, axcore in record.fields.items()}
+    values |= {name: getattr(position, axcore) for name, axcore in record.optional.items()}
     return {
         "rope_type": record.name,
         **{name: value for name, value in values.items() if value is not None},

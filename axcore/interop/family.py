@@ -1,6 +1,6 @@
 """`Family`: what a family of pretrained checkpoints is called, and how it maps to models here.
 
-`PublishedAs` is what a checkpoint says besides its numbers, so that an export is that checkpoint
+`CheckpointInfo` is what a checkpoint says besides its numbers, so that an export is that checkpoint
 again.
 """
 
@@ -17,7 +17,7 @@ from immutabledict import immutabledict
 from axcore.config import REQUIRED, config, diff_config, format_diff, name_the_known
 from axcore.config.json_files import is_fetched, read_json
 from axcore.errors import AxcoreError, CheckpointError, ConfigError
-from axcore.interop.canonical import canonical, uncorrected
+from axcore.interop.canonical import base_config, canonical
 from axcore.interop.config_map import IRRELEVANT, ConfigEntry, Fields, sorted_out
 from axcore.interop.decoder_maps import NUM_LAYERS, LayerKinds
 from axcore.interop.gguf_map import GGUFMap
@@ -25,10 +25,10 @@ from axcore.interop.weight_map import BoundMap, WeightMap, listed
 from axcore.plugins import HuggingFaceFamily, plugin_host
 
 TRAINING_ONLY = (r"\.dot\.",)
-"""Arrays of ours that published models lack: what quantized training has measured."""
+"""Arrays that pretrained checkpoints lack: what quantized training has measured."""
 
-CORRECTIONS = (r"\.lora_(down|up|magnitude)\.",)
-"""Arrays of ours that correct a published model, and at first do not."""
+ADAPTER_ARRAYS = (r"\.lora_(down|up|magnitude)\.",)
+"""Arrays of adapters, which pretrained checkpoints lack, and which at first change no number."""
 
 _NOT_KEPT = frozenset(
     {
@@ -45,8 +45,8 @@ _NOT_KEPT = frozenset(
 
 
 @config
-class PublishedAs:
-    """What a published model's folder says besides what the model computes.
+class CheckpointInfo:
+    """What a pretrained checkpoint's folder says besides what the model computes.
 
     Attributes:
         family: The `model_type`.
@@ -71,7 +71,7 @@ class PublishedAs:
 
 @attrs.frozen(kw_only=True)
 class Family:
-    """A family of published models.
+    """A family of pretrained checkpoints.
 
     Args:
         architecture: The class that transformers loads it with.
@@ -117,7 +117,7 @@ class Family:
     gguf: GGUFMap | None = None
 
     def read(self, values: Mapping[str, Any], *, allow_unknown_fields: bool = False) -> Any:
-        """Returns our config of the model that a `config.json` describes.
+        """Return the config of the model that a `config.json` describes.
 
         Fields that are passed over, because they change no number or because that is allowed, are
         named by a warning, but for those that are in every file.
@@ -127,14 +127,14 @@ class Family:
             allow_unknown_fields: Whether fields that could matter are passed over.
 
         Raises:
-            ConfigError: A field is missing, or says what our model cannot do, or is not known.
+            ConfigError: A field is missing or unknown, or asks for what the model cannot do.
         """
         cfg, _ = self.read_all(values, allow_unknown_fields=allow_unknown_fields)
         return cfg
 
     def read_all(
         self, values: Mapping[str, Any], *, allow_unknown_fields: bool = False
-    ) -> tuple[Any, PublishedAs]:
+    ) -> tuple[Any, CheckpointInfo]:
         """Returns that config, and what else exports of the model are to say.
 
         Args:
@@ -158,7 +158,7 @@ class Family:
         if self.nested:  # others are of a model that is more than text
             kept = {name: value for name, value in kept.items() if name in IRRELEVANT}
         kept.pop(self.length, None)
-        published = PublishedAs(
+        published = CheckpointInfo(
             family=self.written_as or str(values.get("model_type", "")),
             max_length=flat.get(self.length),
             fields=kept,
@@ -215,7 +215,7 @@ class Family:
         return tuple(unknown)
 
     def write(self, cfg: Any) -> dict[str, Any]:
-        """Returns the fields of the `config.json` that describes a model of ours.
+        """Return the fields of the `config.json` that describes a model.
 
         Raises:
             ConfigError: The model is not of this family: read again, the fields make another one.
@@ -249,10 +249,10 @@ class Family:
 
         Args:
             cfg: The model's config.
-            ignored: Regular expressions of arrays of ours that published models lack.
+            ignored: Regular expressions of arrays that pretrained checkpoints lack.
             specs: Its `param_specs()`, where they are made already.
         """
-        plain = canonical(uncorrected(cfg))
+        plain = canonical(base_config(cfg))
         specs = cfg.build().param_specs() if specs is None else specs
         return BoundMap(self.weights(plain), specs, ignored=ignored)
 
@@ -277,7 +277,7 @@ def family_named(name: str) -> Family:
 
 
 def family_of(cfg: Any) -> tuple[str, Family, dict[str, Any]]:
-    """Returns the family that a model of ours is of: its name, itself, and the model's fields.
+    """Return the family of a model: its name, itself, and the model's fields.
 
     That is read off the config. A model that several families can describe, as Llama's and
     Mistral's without a window are one, is of the family that it was read as; where it began here,
@@ -305,7 +305,7 @@ def family_of(cfg: Any) -> tuple[str, Family, dict[str, Any]]:
             )
         return record.name, family, values
     raise ConfigError(
-        "no family of published models has such a model\n" + "\n".join(reasons),
+        "no family of pretrained checkpoints has such a model\n" + "\n".join(reasons),
         where="model",
         hint="export works for models that transformers has; take out what was added",
     )
@@ -351,17 +351,17 @@ def _is_kept(name: str) -> bool:
 
 
 def exported_files(
-    published: PublishedAs | None, tokens: Mapping[str, Any], files: Mapping[str, bytes] | None
+    published: CheckpointInfo | None, tokens: Mapping[str, Any], files: Mapping[str, bytes] | None
 ) -> dict[str, bytes]:
     """Returns the files of an export besides `config.json` and weights, by name.
 
-    What the published model had and the export lacks is named by a warning.
+    What the pretrained checkpoint had and the export lacks is named by a warning.
 
     Args:
         published: The model that was read; None where the model began here.
         tokens: The numbers of tokens by field, `eos_token_id` for one.
         files: Those that whoever exports brings, the tokenizer's among them; where None, the
-            published model's tokenizer is written.
+            pretrained checkpoint's tokenizer is written.
     """
     paths = (
         {Path(path).name: Path(path).expanduser() for path in published.files} if published else {}
@@ -380,18 +380,18 @@ def exported_files(
         found[CARD] = _card(published, card).encode()
         missing += published.left_out
     if missing := sorted(set(missing) - set(files or ())):
-        what = (published and published.name) or "the published model"
+        what = (published and published.name) or "the pretrained checkpoint"
         warnings.warn(f"the export lacks files that {what} had: {', '.join(missing)}", stacklevel=3)
     return {**found, **(files or {})}
 
 
 def _is_tokenizer_of(found: Mapping[str, bytes], files: Mapping[str, bytes]) -> bool:
-    """Whether the tokenizer among some files is that of the published model."""
+    """Whether the tokenizer among some files is that of the pretrained checkpoint."""
     names = [name for name in ("tokenizer.json", "tokenizer.model") if name in files]
     return bool(names) and all(files[name] == found.get(name) for name in names)
 
 
-def _card(published: PublishedAs, text: str) -> str:
+def _card(published: CheckpointInfo, text: str) -> str:
     """Returns a model card that names the base, under the licence that the base's card names."""
     header = re.match(r"---\n(.*?\n)---\n", text, re.DOTALL)
     lines = header[1].splitlines() if header else []

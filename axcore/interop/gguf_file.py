@@ -191,12 +191,12 @@ def gguf_tensors(
     found: dict[str, list[_Part]] = {}
     unknown = []
     for piece in bound.pieces:
-        for number, theirs in enumerate(piece.theirs):
-            name = name_of(theirs)
+        for number, hf in enumerate(piece.hf):
+            name = name_of(hf)
             if name is None:
-                unknown.append(theirs)
+                unknown.append(hf)
             else:
-                part = _Part(piece, number, _change(layout, theirs, values))
+                part = _Part(piece, number, _change(layout, hf, values))
                 found.setdefault(name, []).append(part)
     if unknown:
         raise ConfigError(
@@ -259,7 +259,7 @@ def _names(architecture: str, num_layers: int) -> Callable[[str], str | None]:
     numbers = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
     known = gguf.get_tensor_name_map(numbers[architecture], num_layers)
     suffixes = (".weight", ".bias")
-    return lambda theirs: known.get_name(_EXPERT.sub(r"\1", theirs), try_suffixes=suffixes)
+    return lambda hf: known.get_name(_EXPERT.sub(r"\1", hf), try_suffixes=suffixes)
 
 
 def _change(layout: GGUFMap, name: str, values: Json) -> Change | None:
@@ -275,7 +275,7 @@ def _tensor(name: str, parts: list[_Part], bound: BoundMap, dtype: GGUFType | No
     shape = parts[0].shape if len(parts) == 1 else (len(parts), *parts[0].shape)
     kind: Any = "float32"
     if len(parts[0].shape) > 1 and not _ROUTER.search(name):
-        kind = dtype or str(bound.specs[parts[0].piece.ours[0].leaf].abstract.dtype)
+        kind = dtype or str(bound.specs[parts[0].piece.axcore[0].leaf].abstract.dtype)
     if kind == "q8_0" and shape[-1] % _BLOCK:
         raise ConfigError(
             f"{name} has rows of {shape[-1]} numbers, and q8_0 a scale for each {_BLOCK}",

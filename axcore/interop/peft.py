@@ -23,11 +23,11 @@ from jaxtyping import Float
 
 from axcore.config import find_config
 from axcore.errors import ConfigError
-from axcore.interop.adapters import CorrectionFormat, Corrections
+from axcore.interop.adapters import AdapterCheckpoint, AdapterFormat
 from axcore.interop.array_source import ArraySource, LeafOrigins, Origin
-from axcore.interop.canonical import uncorrected
+from axcore.interop.canonical import base_config
 from axcore.interop.checkpoint_arrays import named_leaves, on_host, stored
-from axcore.interop.family import CORRECTIONS, TRAINING_ONLY, family_of
+from axcore.interop.family import ADAPTER_ARRAYS, TRAINING_ONLY, family_of
 from axcore.interop.peft_reading import FACTORS, HF_MAGNITUDE, MAGNITUDE, PREFIX, WEIGHT, read_peft
 from axcore.interop.peft_settings import ARRAYS, CONFIG, read_settings
 from axcore.interop.tensor_files import TensorSpec, new_folder, write_tensors
@@ -40,7 +40,7 @@ from axcore.module import DType
 _BASE = ".base.weight"
 
 
-class PeftFormat(CorrectionFormat):
+class PeftFormat(AdapterFormat):
     """Adapters as PEFT reads them, and models into which they are merged."""
 
     def write(
@@ -72,14 +72,14 @@ class PeftFormat(CorrectionFormat):
         """Returns the model that `adapter_config.json` names."""
         return read_settings(folder).base
 
-    def read(self, folder: Path, cfg: Any) -> Corrections:
+    def read(self, folder: Path, cfg: Any) -> AdapterCheckpoint:
         """Returns adapters."""
         adapted, arrays, replaced = read_peft(folder, cfg)
         places = (*arrays.tensors.values(), *replaced.whole.values())
         dtypes = frozenset(str(place.dtype) for place in places)
         beside = partial(MagnitudeArrays, arrays) if _has_dora(adapted) else None
         trained = (*(_trained(adapted) if has_adapters(adapted) else ()), *replaced.leaves)
-        return Corrections(adapted, arrays, trained, dtypes, beside, replaced or None)
+        return AdapterCheckpoint(adapted, arrays, trained, dtypes, beside, replaced or None)
 
     def merged(self, cfg: Any, state: Any) -> tuple[Any, Any]:
         """Returns the model without adapters."""
@@ -117,7 +117,7 @@ def to_peft(
         cfg: The model's config, with LoRA applied.
         state: Its state.
         dtype: Of all tensors; each array's own by default.
-        base: The published model that they correct.
+        base: The pretrained checkpoint that they correct.
         files: More files, by name.
 
     Raises:
@@ -129,8 +129,8 @@ def to_peft(
     if _has_dora(cfg):  # the only ones that weights have a part in
         state = widened_state(cfg, state)
     cfg = widened(cfg)
-    name, family, _ = family_of(uncorrected(cfg))
-    bound = family.bind(cfg, ignored=(*TRAINING_ONLY, *CORRECTIONS))
+    name, family, _ = family_of(base_config(cfg))
+    bound = family.bind(cfg, ignored=(*TRAINING_ONLY, *ADAPTER_ARRAYS))
     modules = _adapted(bound)
     tensors = dict(_tensors(modules, named_leaves(state), dtype))
     content = {
@@ -169,15 +169,15 @@ def _sizes(cfg: Any) -> dict[str, Any]:
 
 
 def _adapted(bound: BoundMap) -> dict[str, Slice]:
-    """Returns the weights of ours that have adapters, by the name of the module that theirs is in.
+    """Return the weights that have adapters, by the name of Hugging Face's module.
 
     Raises:
         ConfigError: One of them is no weight of a linear layer there.
     """
     found = {
-        piece.theirs[0].removesuffix(WEIGHT): piece
+        piece.hf[0].removesuffix(WEIGHT): piece
         for piece in bound.pieces
-        if any(one.leaf.endswith(_BASE) for one in piece.ours)
+        if any(one.leaf.endswith(_BASE) for one in piece.axcore)
     }
     strange = [
         name
@@ -190,15 +190,15 @@ def _adapted(bound: BoundMap) -> dict[str, Slice]:
             + listed(strange),
             hint="export the model with them merged: --merged; or adapt other layers",
         )
-    return {name: piece.ours[0] for name, piece in found.items()}
+    return {name: piece.axcore[0] for name, piece in found.items()}
 
 
 def _tensors(
     modules: Mapping[str, Slice], leaves: Mapping[str, Any], dtype: DType | None
 ) -> Iterator[tuple[str, np.ndarray]]:
     for module, weight in modules.items():
-        for factor, ours in FACTORS.items():
-            leaf = leaves[f"{weight.leaf.removesuffix(_BASE)}.{ours}{WEIGHT}"]
+        for factor, axcore in FACTORS.items():
+            leaf = leaves[f"{weight.leaf.removesuffix(_BASE)}.{axcore}{WEIGHT}"]
             name = f"{PREFIX}{module}.{factor}.weight"
             array = on_host(leaf, weight.index).T
             yield name, stored(name, array, np.dtype(dtype or array.dtype))

@@ -16,8 +16,8 @@ import numpy as np
 from axcore.config.json_files import read_json
 from axcore.errors import CheckpointError, ConfigError
 from axcore.interop.array_source import ArraySource
-from axcore.interop.checkpoint_arrays import PublishedArrays
-from axcore.interop.family import CORRECTIONS, TRAINING_ONLY, Family
+from axcore.interop.checkpoint_arrays import CheckpointArrays
+from axcore.interop.family import ADAPTER_ARRAYS, TRAINING_ONLY, Family
 from axcore.interop.host_arrays import are_same
 from axcore.interop.quantized import Tensor
 from axcore.interop.tensor_files import TensorPlace
@@ -283,12 +283,12 @@ class Replaced:
         Raises:
             ConfigError: The base is a run, whose arrays have other names.
         """
-        if not isinstance(source, PublishedArrays):
+        if not isinstance(source, CheckpointArrays):
             raise ConfigError(
                 f"the adapters change weights of their base: {', '.join(self.names)}; these are "
-                "read onto a published model, not onto a run",
+                "read onto a pretrained checkpoint, not onto a run",
                 where=str(self.folder),
-                hint="write the run as a published model first: axcore convert RUN hf:FOLDER",
+                hint="write the run as a pretrained checkpoint first: axcore convert RUN hf:FOLDER",
             )
         tensors: dict[str, Tensor] = {**source.tensors, **self.whole}
         for name, added in self.added.items():
@@ -317,7 +317,7 @@ def replaced(
     if not tensors and not settings.saved:
         return Replaced(folder)
     cfg, family = base
-    bound = family.bind(cfg, ignored=(*TRAINING_ONLY, *CORRECTIONS))
+    bound = family.bind(cfg, ignored=(*TRAINING_ONLY, *ADAPTER_ARRAYS))
     added, used = _added(tensors, settings)
     rest = {name: one for name, one in tensors.items() if name not in used}
     whole = {name.replace(_BASE, "."): one for name, one in rest.items()}
@@ -331,15 +331,15 @@ def replaced(
             stacklevel=2,
         )
     trained = whole.keys() - added.keys()  # a base that is stored with its adapters is frozen
-    pieces = [piece for piece in bound.pieces if not trained.isdisjoint(piece.theirs)]
-    leaves = dict.fromkeys(one.leaf for piece in pieces for one in piece.ours)
+    pieces = [piece for piece in bound.pieces if not trained.isdisjoint(piece.hf)]
+    leaves = dict.fromkeys(one.leaf for piece in pieces for one in piece.axcore)
     return Replaced(folder, whole, added, tuple(leaves))
 
 
 def _added(
     tensors: Mapping[str, TensorPlace], settings: AdapterSettings
 ) -> tuple[dict[str, Added], set[str]]:
-    """Returns the corrections of pairs of factors by their weight, and the names of the factors."""
+    """Return the changes of weights by pairs of factors, and the names of the factors."""
     found: dict[str, Added] = {}
     used: set[str] = set()
     for down, up in (LINEAR, EMBEDDING):

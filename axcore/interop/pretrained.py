@@ -17,19 +17,19 @@ import numpy as np
 from axcore.config import REQUIRED, Configurable, config, evolve, field_names
 from axcore.config.json_files import read_json
 from axcore.errors import CheckpointError, ConfigError
-from axcore.interop.adapters import with_corrections
+from axcore.interop.adapters import join_adapters
 from axcore.interop.array_source import ArraySource
 from axcore.interop.canonical import check_same_model
 from axcore.interop.checkpoint_arrays import (
     DEFAULT_SHARD_BYTES,
     checkpoint_arrays,
-    find_published,
+    find_checkpoint_tensors,
     selected,
     write_weights,
 )
 from axcore.interop.family import (
+    CheckpointInfo,
     Family,
-    PublishedAs,
     exported_files,
     family_named,
     family_of,
@@ -47,7 +47,7 @@ TOKENS = frozenset({"bos_token_id", "eos_token_id", "pad_token_id"})
 
 @attrs.frozen
 class Pretrained:
-    """A published model, read.
+    """A pretrained checkpoint, read.
 
     Args:
         config: Its config.
@@ -60,8 +60,8 @@ class Pretrained:
     state: Any = attrs.field(repr=False)
 
 
-class PublishedModel:
-    """A folder that holds a published model: `config.json`, safetensors, tokenizer files.
+class PretrainedCheckpoint:
+    """A folder that holds a pretrained checkpoint: `config.json`, safetensors, tokenizer files.
 
     Attributes:
         folder: The folder.
@@ -87,7 +87,7 @@ class PublishedModel:
             raise CheckpointError(
                 f"the folder has no {CONFIG}",
                 where=str(self.folder),
-                hint="name a folder that holds a published model",
+                hint="name a folder that holds a pretrained checkpoint",
             )
         self.values = read_json(path, CONFIG, error=CheckpointError)
         if "model_type" not in self.values:
@@ -102,17 +102,17 @@ class PublishedModel:
 
     @cached_property
     def config(self) -> Any:
-        """Our config of the model; its parameters are float32 unless that is changed."""
+        """The model's config; its parameters are float32 unless that is changed."""
         cfg, published = self._described
         return evolve(cfg, published=published) if "published" in field_names(cfg) else cfg
 
     @property
-    def published(self) -> PublishedAs:
+    def published(self) -> CheckpointInfo:
         """What the folder says besides."""
         return self._described[1]
 
     @cached_property
-    def _described(self) -> tuple[Any, PublishedAs]:
+    def _described(self) -> tuple[Any, CheckpointInfo]:
         allowed = self._allow_unknown_fields
         try:
             cfg, published = self.family.read_all(self.values, allow_unknown_fields=allowed)
@@ -130,7 +130,7 @@ class PublishedModel:
         Raises:
             CheckpointError: They have several.
         """
-        places = find_published(self.folder, self.family)
+        places = find_checkpoint_tensors(self.folder, self.family)
         tensors = selected(places, self.family, self.values).values()
         found = {DTYPES[one.dtype]: one.dtype for one in tensors}
         names: dict[str, DType] = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
@@ -184,7 +184,7 @@ class PublishedModel:
             self.values,
             specs=specs if is_same else None,
         )
-        source = with_corrections(source, adapters, (own, cfg))
+        source = join_adapters(source, adapters, (own, cfg))
         return plan_weights((own, cfg), source, selection=selection, edits=edits, specs=specs)
 
 
@@ -212,7 +212,7 @@ def from_hugging_face(
     on_host: bool = False,
     allow_unknown_fields: bool = False,
 ) -> Pretrained:
-    """Reads a published model onto the first device.
+    """Reads a pretrained checkpoint onto the first device.
 
     Args:
         folder: Holds `config.json` and safetensors.
@@ -225,7 +225,7 @@ def from_hugging_face(
         ConfigError: `config.json` describes what axcore has no model of.
         CheckpointError: A file or a tensor is not as it should be.
     """
-    published = PublishedModel(folder, allow_unknown_fields=allow_unknown_fields)
+    published = PretrainedCheckpoint(folder, allow_unknown_fields=allow_unknown_fields)
     kept = dtype or published.dtype
     cfg = evolve(published.config, dtypes=DTypes(param=kept, compute=kept))
     model = cfg.build()
@@ -234,7 +234,7 @@ def from_hugging_face(
         lambda spec: spec.abstract, specs, is_leaf=lambda one: hasattr(one, "abstract")
     )
     plan = published.plan(cfg, specs=specs)
-    return Pretrained(cfg, model, (plan.unread if on_host else plan.read)(wanted))
+    return Pretrained(cfg, model, (plan.lazy if on_host else plan.read)(wanted))
 
 
 def to_hugging_face(
@@ -259,18 +259,18 @@ def to_hugging_face(
         state: Its state.
         dtype: Of all tensors; each array's own by default.
         max_shard_bytes: Size of a file of weights at most.
-        max_length: Tokens of a row at most; those of the published model by default.
+        max_length: Tokens of a row at most; those of the pretrained checkpoint by default.
         fields: More fields of `config.json`; `bos_token_id`, `eos_token_id` and `pad_token_id` are
             in `generation_config.json` too.
-        files: More files, by name, the tokenizer's among them; by default the published model's.
+        files: More files, by name, such as the tokenizer's; by default the checkpoint's own.
 
     Raises:
-        ConfigError: No family of published models has such a model.
+        ConfigError: No family of pretrained checkpoints has such a model.
         CheckpointError: The folder holds something, or arrays are on other machines.
     """
     name, family, values = family_of(cfg)
     stored = np.dtype(dtype or _commonest_dtype(state))
-    published: PublishedAs | None = getattr(cfg, "published", None)
+    published: CheckpointInfo | None = getattr(cfg, "published", None)
     if max_length is None and published is not None:
         max_length = published.max_length
     content = {
@@ -287,7 +287,7 @@ def to_hugging_face(
     if lost:
         warnings.warn(
             f"the export has no layers for multi-token prediction: {', '.join(lost)} is 0, where "
-            "the published model has some",
+            "the pretrained checkpoint has some",
             stacklevel=2,
         )
         content |= lost
@@ -320,9 +320,9 @@ class WeightSource(Configurable, ABC):
         """Describes where weights come from, and what is done to them.
 
         Args:
-            read: Globs of the arrays that are read, by paths in the model's state; others begin as
-                in a new model.
-            fresh: Globs of arrays that are not read, but begin as in a new model.
+            read: Globs of the arrays that are read, by paths in the model's state; others are
+                randomly initialized.
+            fresh: Globs of arrays that are not read, but randomly initialized.
             unused: Globs of arrays of the source that the model does not have.
             may_differ: Globs of the model's config that may differ from the source's on purpose,
                 `**.position` for one.
@@ -362,11 +362,11 @@ class WeightSource(Configurable, ABC):
 
 
 class HuggingFace(WeightSource):
-    """The weights of a published model, which must be the run's but for how it is trained."""
+    """The weights of a pretrained checkpoint, which must be the run's but for how it is trained."""
 
     @config
     class Config(WeightSource.Config):
-        """Describes a published model.
+        """Describes a pretrained checkpoint.
 
         Args:
             path: The folder that holds it.
@@ -381,7 +381,7 @@ class HuggingFace(WeightSource):
     def plan(self, cfg: Any) -> WeightPlan:
         """Returns what a model begins with; reads no weights."""
         own: Any = self.config
-        return PublishedModel(own.path, allow_unknown_fields=own.allow_unknown_fields).plan(
+        return PretrainedCheckpoint(own.path, allow_unknown_fields=own.allow_unknown_fields).plan(
             cfg,
             selection=self.selection,
             edits=own.edits,

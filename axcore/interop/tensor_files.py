@@ -76,7 +76,7 @@ class TensorPlace:
 
 
 def find_tensors(folder: Path) -> dict[str, TensorPlace]:
-    """Returns the places of all tensors of a published model, by name.
+    """Returns the places of all tensors of a pretrained checkpoint, by name.
 
     Raises:
         CheckpointError: Naming every file that is missing, truncated or damaged, and every tensor

@@ -38,34 +38,34 @@ from axcore.plugins import Hardware
 
 
 @attrs.frozen
-class Offer:
-    """What a model may begin with.
+class CandidateArrays:
+    """Arrays that a model may begin with.
 
     Args:
         arrays: Origins by the names that they have in the model.
-        fresh: Names of arrays that begin as in a new model.
+        fresh: Names of arrays that are randomly initialized.
     """
 
     arrays: Mapping[str, Origin]
     fresh: frozenset[str] = frozenset()
 
     def mapped(self, change: Callable[[str, Origin], Origin]) -> Self:
-        """Returns the offer with each origin changed."""
+        """Return the candidates with each origin changed."""
         return attrs.evolve(self, arrays={n: change(n, one) for n, one in self.arrays.items()})
 
 
 @attrs.frozen
-class Models:
+class ModelPair:
     """The model that weights are of, and the one that begins with them.
 
     Args:
-        theirs: The config of the first.
-        ours: That of the second.
+        source: The config of the first.
+        target: That of the second.
         shapes: The arrays of the second, by name.
     """
 
-    theirs: Any
-    ours: Any
+    source: Any
+    target: Any
     shapes: Mapping[str, Shape]
 
 
@@ -77,19 +77,19 @@ class WeightEdit(ABC):
     """Globs of what may differ between the two models' configs because of the edit."""
 
     @abstractmethod
-    def edited(self, offer: Offer, models: Models) -> Offer:
-        """Returns what is on offer after the edit.
+    def edited(self, candidates: CandidateArrays, models: ModelPair) -> CandidateArrays:
+        """Return the candidates after the edit.
 
         Raises:
             ConfigError: There is nothing to edit.
         """
 
-    def undone(self, ours: Any, theirs: Any) -> Any:
+    def undone(self, target: Any, source: Any) -> Any:
         """Returns the config of the model without what the edit has changed of the source's."""
-        return ours
+        return target
 
     def apply(self, cfg: Any, hardware: Hardware) -> Any:
-        """Returns a trainer's config whose first weights are edited so, after all other edits.
+        """Returns a trainer's config whose initial weights are edited so, after all other edits.
 
         Raises:
             ConfigError: The run begins with no weights.
@@ -129,9 +129,9 @@ class RenameWeights(WeightEdit):
 
     names: Mapping[str, str] = REQUIRED
 
-    def edited(self, offer: Offer, models: Models) -> Offer:
+    def edited(self, candidates: CandidateArrays, models: ModelPair) -> CandidateArrays:
         """Returns the arrays by their new names."""
-        arrays = dict(offer.arrays)
+        arrays = dict(candidates.arrays)
         for pattern, new in self.names.items():
             regex = re.compile(_regex(pattern))
             found = {name: match for name in arrays if (match := regex.fullmatch(name))}
@@ -147,7 +147,7 @@ class RenameWeights(WeightEdit):
                     hint="write every {word} of the old name in the new one too",
                 )
             arrays |= moved
-        return attrs.evolve(offer, arrays=arrays)
+        return attrs.evolve(candidates, arrays=arrays)
 
 
 @config
@@ -156,9 +156,9 @@ class GrowVocabulary(WeightEdit):
 
     explains: ClassVar[tuple[str, ...]] = ("vocab_size",)
 
-    def edited(self, offer: Offer, models: Models) -> Offer:
+    def edited(self, candidates: CandidateArrays, models: ModelPair) -> CandidateArrays:
         """Returns tables and heads with as many tokens as the model has."""
-        sizes = models.theirs.vocab_size, models.ours.vocab_size
+        sizes = models.source.vocab_size, models.target.vocab_size
         if sizes[1] <= sizes[0]:
             raise self.nothing(
                 f"has nothing to do: the vocabulary has {sizes[0]:,} tokens, and "
@@ -172,7 +172,7 @@ class GrowVocabulary(WeightEdit):
                 return origin
             return origin.changed(GrownByMean(found[0], sizes[1]), wanted)
 
-        return offer.mapped(grown)
+        return candidates.mapped(grown)
 
 
 def differing(old: Shape, new: Shape) -> list[int]:
@@ -225,35 +225,35 @@ class StackDepth(WeightEdit):
     copies_add_nothing: bool = False
     outputs: tuple[str, ...] = ("**.attention.out.**", "**.feed_forward.**.down.**")
 
-    def edited(self, offer: Offer, models: Models) -> Offer:
+    def edited(self, candidates: CandidateArrays, models: ModelPair) -> CandidateArrays:
         """Returns every layer of the model as the source's layer that it begins as."""
-        order = self._order(_num_layers(offer.arrays), _num_layers(models.shapes))
+        order = self._order(_num_layers(candidates.arrays), _num_layers(models.shapes))
         by_layer: dict[int, list[str]] = {}
-        for name in offer.arrays:
+        for name in candidates.arrays:
             if match := _LAYER.search(name):
                 by_layer.setdefault(int(match[0]), []).append(name)
-        arrays = {name: one for name, one in offer.arrays.items() if not _LAYER.search(name)}
+        arrays = {name: one for name, one in candidates.arrays.items() if not _LAYER.search(name)}
         silent: dict[str, Origin] = {}
         for layer, origin in enumerate(order):
             copies = {_LAYER.sub(str(layer), name, count=1): name for name in by_layer[origin]}
-            found = {new: offer.arrays[name] for new, name in copies.items()}
+            found = {new: candidates.arrays[name] for new, name in copies.items()}
             if self.copies_add_nothing and origin in order[:layer]:
                 found = {new: self._silenced(new, one) for new, one in found.items()}
                 silent |= found
             arrays |= found
         if self.copies_add_nothing:
             self._check_silence(silent)
-        return attrs.evolve(offer, arrays=arrays)
+        return attrs.evolve(candidates, arrays=arrays)
 
-    def undone(self, ours: Any, theirs: Any) -> Any:
+    def undone(self, target: Any, source: Any) -> Any:
         """Returns the model with the source's layers, where its own are those in the order."""
-        before, after = layers_of(theirs.decoder.stack), layers_of(ours.decoder.stack)
+        before, after = layers_of(source.decoder.stack), layers_of(target.decoder.stack)
         order = self._order(len(before), len(after))
         first = {origin: after[order.index(origin)] for origin in order}
         if any(layer != first[origin] for layer, origin in zip(after, order, strict=True)):
-            return ours  # so that the difference shows
+            return target  # so that the difference shows
         layers = [first.get(i, layer) for i, layer in enumerate(before)]
-        return update_config(ours, {"decoder.stack": arranged(layers)})
+        return update_config(target, {"decoder.stack": arranged(layers)})
 
     def _order(self, before: int, after: int) -> tuple[int, ...]:
         order = self.layers
@@ -297,7 +297,7 @@ class StackDepth(WeightEdit):
 class Upcycle(WeightEdit):
     """A mixture of experts from a feed-forward, whose weights each expert begins with.
 
-    Routers begin as in a new model. Where the weights of a token's experts add up to one, as they
+    Routers are randomly initialized. Where the weights of a token's experts add up to one, as they
     do by default, the model computes what the source did.
 
     Source: Komatsuzaki et al. 2022, arXiv:2212.05055, section 3.
@@ -310,38 +310,40 @@ class Upcycle(WeightEdit):
     noise: float = 0.0
     seed: int = 0
 
-    def edited(self, offer: Offer, models: Models) -> Offer:
+    def edited(self, candidates: CandidateArrays, models: ModelPair) -> CandidateArrays:
         """Returns experts and routers in the place of feed-forwards."""
         noise = Noise(self.noise, self.seed) if self.noise else None
         found, places, used = {}, set(), set()
         for name in models.shapes:
             match = _EXPERT.fullmatch(name)
             dense = f"{match['place']}.{match['rest']}" if match else ""
-            if match and name not in offer.arrays and dense in offer.arrays:
-                found[name] = attrs.evolve(offer.arrays[dense], noise=noise)
+            if match and name not in candidates.arrays and dense in candidates.arrays:
+                found[name] = attrs.evolve(candidates.arrays[dense], noise=noise)
                 places.add(match["place"])
                 used.add(dense)
         if not found:
             raise self.nothing("finds no expert whose feed-forward is in the source")
-        kept = {n: one for n, one in offer.arrays.items() if n not in used or n in models.shapes}
+        kept = {
+            n: one for n, one in candidates.arrays.items() if n not in used or n in models.shapes
+        }
         routers = {
             name
             for name in models.shapes
-            if name not in offer.arrays and name.partition(".router.")[0] in places
+            if name not in candidates.arrays and name.partition(".router.")[0] in places
         }
-        return Offer({**kept, **found}, offer.fresh | (routers - found.keys()))
+        return CandidateArrays({**kept, **found}, candidates.fresh | (routers - found.keys()))
 
-    def undone(self, ours: Any, theirs: Any) -> Any:
+    def undone(self, target: Any, source: Any) -> Any:
         """Returns the model with feed-forwards where the source has no mixture of experts."""
-        mixed = {format_path(path) for path, node in walk(theirs) if _is_mixture(node)}
+        mixed = {format_path(path) for path, node in walk(source) if _is_mixture(node)}
         if not mixed:
-            return map_config(ours, lambda node: node.expert if _is_mixture(node) else node)
+            return map_config(target, lambda node: node.expert if _is_mixture(node) else node)
         changes = {
             format_path(path): node.expert
-            for path, node in walk(ours)
+            for path, node in walk(target)
             if _is_mixture(node) and format_path(path) not in mixed
         }
-        return update_config(ours, changes) if changes else ours
+        return update_config(target, changes) if changes else target
 
 
 @config
@@ -359,9 +361,9 @@ class ExtendPositions(WeightEdit):
     by: Literal["repeat", "interpolate"] = "repeat"
     at: str = "**.positions"
 
-    def edited(self, offer: Offer, models: Models) -> Offer:
+    def edited(self, candidates: CandidateArrays, models: ModelPair) -> CandidateArrays:
         """Returns tables with as many rows as the model has positions."""
-        tables = [name for name in offer.arrays if is_at(self.at, name)]
+        tables = [name for name in candidates.arrays if is_at(self.at, name)]
         if not tables:
             raise self.nothing(
                 f"finds no table of positions at {self.at!r}; a model with rotary positions has "
@@ -376,10 +378,10 @@ class ExtendPositions(WeightEdit):
                 origin.changed(kind(wanted[0]), wanted) if name in tables and is_longer else origin
             )
 
-        extended_offer = offer.mapped(extended)
-        if extended_offer == offer:
+        extended_candidates = candidates.mapped(extended)
+        if extended_candidates == candidates:
             raise self.nothing(f"has nothing to do: {', '.join(tables)} are not longer")
-        return extended_offer
+        return extended_candidates
 
 
 def _part(name: str) -> str:

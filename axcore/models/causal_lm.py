@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int
 
 from axcore.config import REQUIRED, PositiveInt, config, name_the_known
 from axcore.errors import ConfigError, ModuleError
-from axcore.interop.family import PublishedAs
+from axcore.interop.family import CheckpointInfo
 from axcore.layers import (
     Attention,
     Dropout,
@@ -134,15 +134,15 @@ class CausalLM(Module):
             dim: Size of a token's vector.
             decoder: From tokens to hidden vectors.
             head: From hidden vectors to logits and the loss.
-            published: The published model that this one was read from, which decides what exports
-                say besides the numbers.
+            published: The pretrained checkpoint that this model was read from, which decides what
+                exports say besides the numbers.
         """
 
         vocab_size: PositiveInt = REQUIRED
         dim: PositiveInt = REQUIRED
         decoder: Module.Config = Decoder.Config()
         head: Module.Config = UntiedHead.Config()
-        published: PublishedAs | None = None
+        published: CheckpointInfo | None = None
 
     def setup(self, cfg: Config) -> None:
         """Builds decoder and head."""

@@ -11,7 +11,7 @@ from axcore.interop import (
     Fixed,
     GGUFMap,
     GGUFRope,
-    Only,
+    MustBe,
 )
 from axcore.models.causal_lm import TOY, CausalLM, Sizes, of_size, transformer
 from axcore.models.head import TiedHead, UntiedHead
@@ -84,7 +84,7 @@ QWEN2 = Family(
     template=_template,
     config=(
         *LLAMA_LIKE,
-        Only("use_sliding_window", (False,)),
+        MustBe("use_sliding_window", (False,)),
         EveryLayer("layer_types", "full_attention"),
     ),
     weights=lambda cfg: LLAMA_WEIGHTS,

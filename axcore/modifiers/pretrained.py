@@ -9,7 +9,7 @@ from axcore.modifiers.first_weights import FirstWeights
 
 @config
 class Pretrained(FirstWeights):
-    """Begins a run with the weights of a published model.
+    """Begins a run with the weights of a pretrained checkpoint.
 
     Edits of them are further modifiers, `grow_vocabulary` for one.
 

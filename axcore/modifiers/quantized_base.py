@@ -8,7 +8,7 @@ from axcore.config import PositiveInt, config, evolve, field_names, find_config,
 from axcore.config.paths import matches, parse_pattern
 from axcore.errors import ConfigError
 from axcore.interop.array_source import ArrayChange
-from axcore.interop.weight_edits import Models, Offer, WeightEdit
+from axcore.interop.weight_edits import CandidateArrays, ModelPair, WeightEdit
 from axcore.layers import Linear
 from axcore.layers.quantization import FrozenLinear, widened
 from axcore.layers.quantization.frozen_linear import CODES, FrozenForm, FrozenFormat
@@ -121,11 +121,11 @@ class FreezeWeights(WeightEdit):
     block_size: int = 64
     double_quant: bool = False
 
-    def edited(self, offer: Offer, models: Models) -> Offer:
+    def edited(self, candidates: CandidateArrays, models: ModelPair) -> CandidateArrays:
         """Returns what frozen weights are kept as, in the place of each."""
         form = FrozenForm(self.format, self.block_size, self.double_quant)
         stems = [name.removesuffix(CODES) for name in models.shapes if name.endswith(f".{CODES}")]
-        arrays = dict(offer.arrays)
+        arrays = dict(candidates.arrays)
         _check_no_lengths(stems, arrays)
         for stem in stems:
             weight = arrays.pop(f"{stem}{_STEM}", None)
@@ -135,11 +135,11 @@ class FreezeWeights(WeightEdit):
                 if name.startswith(f"{stem}{_STEM}_"):
                     part = name.removeprefix(stem)
                     arrays[name] = weight.changed(Frozen(form, part), shape)
-        return attrs.evolve(offer, arrays=arrays)
+        return attrs.evolve(candidates, arrays=arrays)
 
-    def undone(self, ours: Any, theirs: Any) -> Any:
+    def undone(self, target: Any, source: Any) -> Any:
         """Returns the config with wide weights."""
-        return widened(ours)
+        return widened(target)
 
 
 def _check_no_lengths(stems: list[str], arrays: Any) -> None:

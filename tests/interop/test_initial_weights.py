@@ -83,7 +83,7 @@ def test_what_is_not_read_begins_as_in_a_new_model(folder):
         old["decoder"]["stack"]["layer"]["feed_forward"]["up"]["weight"],
     )
     lines = dict(line.split(maxsplit=1) for line in table.splitlines())
-    assert lines["head.weight"] == "as in a new model"
+    assert lines["head.weight"] == "randomly initialized"
     queries = lines["decoder.stack.layer.attention.q.weight"]
     assert queries == "model.layers.0.self_attn.q_proj.weight and 1 more (model.safetensors)"
 

@@ -1,4 +1,4 @@
-"""Folders of published models: read bit by bit, and refused by name where something is wrong."""
+"""Pretrained checkpoints: read bit by bit, and refused by name where something is wrong."""
 
 import cProfile
 import json
@@ -17,7 +17,7 @@ from axcore.config import update_config
 from axcore.errors import AxcoreError, CheckpointError, ConfigError
 from axcore.interop import (
     HuggingFace,
-    PublishedModel,
+    PretrainedCheckpoint,
     family_named,
     from_hugging_face,
     host_arrays,
@@ -82,8 +82,8 @@ def test_reading_a_small_model_takes_few_calls(folder):
 
 def test_the_library_of_the_format_reads_what_is_written(folder, state):
     tensors = load_file(folder / "model.safetensors")
-    ours = np.asarray(state["decoder"]["stack"]["layer"]["attention"]["k"]["weight"][1])
-    assert np.array_equal(tensors[K], ours.T)
+    axcore = np.asarray(state["decoder"]["stack"]["layer"]["attention"]["k"]["weight"][1])
+    assert np.array_equal(tensors[K], axcore.T)
     assert "lm_head.weight" in tensors
 
 
@@ -135,7 +135,7 @@ def test_arrays_are_sharded_from_the_start(folder, state):
 
     mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("x", "y"))
     split = {2: PartitionSpec("x", "y"), 3: PartitionSpec("y", "x", None)}
-    published = PublishedModel(folder)
+    published = PretrainedCheckpoint(folder)
 
     def wanted(leaf):
         spec = split.get(leaf.ndim, PartitionSpec())
@@ -209,7 +209,7 @@ def test_a_missing_file_is_named(state, tmp_path):
 
 
 def test_another_model_is_an_error_that_shows_how_it_differs(folder):
-    published = PublishedModel(folder)
+    published = PretrainedCheckpoint(folder)
     with pytest.raises(ConfigError, match=r"\+ decoder.stack.num_layers: 3|dim"):
         published.read(llama2("7b"), None)
 
@@ -240,7 +240,7 @@ def test_a_model_with_a_head_that_is_not_over_tokens_is_refused_as_what_it_is(fo
     values = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**values, "architectures": [name]}))
     with pytest.raises(ConfigError, match=f"{name}, which is no language model"):
-        PublishedModel(folder)
+        PretrainedCheckpoint(folder)
 
 
 def test_a_base_model_without_a_head_is_refused_unless_its_head_begins_at_random(folder, state):
@@ -257,7 +257,7 @@ def test_a_base_model_without_a_head_is_refused_unless_its_head_begins_at_random
     assert bits(read["decoder"]) == bits(state["decoder"])
     assert plan.table().splitlines()[-1].split(maxsplit=1) == [
         "head.weight",
-        "as in a new model",
+        "randomly initialized",
     ]
 
 

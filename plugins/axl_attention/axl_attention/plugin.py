@@ -58,7 +58,7 @@ def layer_variants() -> Iterator[LayerVariant]:
 
 @hook.hugging_face_families
 def hugging_face_families() -> Iterator[HuggingFaceFamily]:
-    """Published models that these layers make."""
+    """Pretrained checkpoints that these layers make."""
     for name, family, summary in (
         ("gpt2", "gpt2:GPT2", "GPT-2"),
         ("deepseek_v2", "deepseek:DEEPSEEK_V2", "DeepSeek-V2"),

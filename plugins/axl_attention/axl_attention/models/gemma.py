@@ -14,6 +14,7 @@ from axcore.interop import (
     SIZE_KEYS,
     SIZES,
     Computed,
+    DefaultFrom,
     Family,
     Field,
     Fields,
@@ -21,11 +22,10 @@ from axcore.interop import (
     GGUFEntry,
     GGUFMap,
     GGUFRope,
-    Implied,
     Key,
     LayerTypes,
     LocalLayers,
-    Only,
+    MustBe,
     RopeFields,
     activation,
     below,
@@ -240,8 +240,8 @@ _COMMON = (
     Computed("decoder.embedding.scale", lambda cfg: cfg.dim**0.5),
     Field("head_dim", ("**.attention.head_dim",), default=256),
     ATTENTION_BIAS,
-    Only("tie_word_embeddings", (True,)),
-    Only("use_bidirectional_attention", (False, None), is_written=False),
+    MustBe("tie_word_embeddings", (True,)),
+    MustBe("use_bidirectional_attention", (False, None), is_written=False),
 )
 
 
@@ -266,8 +266,8 @@ GEMMA = Family(
         Field("num_hidden_layers", ("decoder.stack.num_layers",)),
         *_COMMON,
         # Early files say gelu, and the weights were trained with the approximation.
-        Only("hidden_act", ("gelu_pytorch_tanh", "gelu")),
-        Only("hidden_activation", ("gelu_pytorch_tanh", None), is_written=False),
+        MustBe("hidden_act", ("gelu_pytorch_tanh", "gelu")),
+        MustBe("hidden_activation", ("gelu_pytorch_tanh", None), is_written=False),
         RopeFields(),
     ),
     weights=lambda cfg: LLAMA_WEIGHTS,
@@ -296,12 +296,12 @@ _SANDWICH = (
     *below("attention", "self_attn", ATTENTION),
     *below("feed_forward", "mlp", FEED_FORWARD),
 )
-_SCALE = Implied(
+_SCALE = DefaultFrom(
     "query_pre_attn_scalar",
     "**.core.scale",
     lambda cfg: common_value(cfg, "**.attention.head_dim") ** -0.5,
-    to_ours=lambda scalar: scalar**-0.5,
-    to_theirs=lambda scale: round(scale**-2),
+    to_axcore=lambda scalar: scalar**-0.5,
+    to_hf=lambda scale: round(scale**-2),
     default=256,
 )
 _UNUSED = frozenset({"_sliding_window_pattern", "cache_implementation", "hidden_act"})
@@ -310,7 +310,7 @@ _UNUSED = frozenset({"_sliding_window_pattern", "cache_implementation", "hidden_
 
 @attrs.frozen
 class _Scale(GGUFEntry):
-    """`query_pre_attn_scalar`, which llama.cpp reads off the sizes of the published models."""
+    """`query_pre_attn_scalar`, which llama.cpp derives from the sizes of the checkpoints."""
 
     num_layers_of_27b: int
 

@@ -11,7 +11,7 @@ from axcore.interop import (
     Family,
     Field,
     Fields,
-    Only,
+    MustBe,
     Rule,
     WeightMap,
     activation,
@@ -73,9 +73,9 @@ class _InnerSize(ConfigEntry):
         return {"n_inner": common_value(cfg, "**.hidden_dim")}
 
 
-def _both(ours: str, theirs: str) -> WeightMap:
+def _both(axcore: str, hf: str) -> WeightMap:
     """Returns the rules of a weight and a bias that are the same on both sides."""
-    return tuple(same(f"{ours}.{name}", f"{theirs}.{name}") for name in ("weight", "bias"))
+    return tuple(same(f"{axcore}.{name}", f"{hf}.{name}") for name in ("weight", "bias"))
 
 
 def _weights(cfg: Any) -> WeightMap:
@@ -112,13 +112,13 @@ GPT2 = Family(
         Field("n_layer", ("decoder.stack.num_layers",)),
         Field("n_head", ("**.attention.num_heads",)),
         Field("n_positions", ("decoder.embedding.max_length",)),
-        Field("layer_norm_epsilon", ("**.norm.epsilon",), default=1e-5, to_ours=float),
+        Field("layer_norm_epsilon", ("**.norm.epsilon",), default=1e-5, to_axcore=float),
         _InnerSize(),
         activation("activation_function", "gelu_new"),
-        Only("tie_word_embeddings", (True,)),
-        Only("scale_attn_weights", (True,)),
-        Only("scale_attn_by_inverse_layer_idx", (False,)),
-        Only("add_cross_attention", (False,)),
+        MustBe("tie_word_embeddings", (True,)),
+        MustBe("scale_attn_weights", (True,)),
+        MustBe("scale_attn_by_inverse_layer_idx", (False,)),
+        MustBe("add_cross_attention", (False,)),
     ),
     weights=_weights,
     irrelevant=frozenset(

@@ -141,7 +141,7 @@ GPT_NEOX = Family(
     template=lambda: gpt_neox("toy"),
     config=(
         *without(SIZES, "num_key_value_heads", "rms_norm_eps"),
-        Field("layer_norm_eps", ("**.norm.epsilon",), default=1e-5, to_ours=float),
+        Field("layer_norm_eps", ("**.norm.epsilon",), default=1e-5, to_axcore=float),
         activation("hidden_act", "gelu"),
         PartialRopeFields("rotary_pct", 0.25, "rotary_emb_base"),
         attrs.evolve(ATTENTION_BIAS, default=True),

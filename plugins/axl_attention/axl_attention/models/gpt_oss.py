@@ -14,7 +14,7 @@ from axcore.interop import (
     Family,
     Field,
     JoinAxes,
-    Only,
+    MustBe,
     RopeFields,
     Rule,
     StackArrays,
@@ -100,9 +100,9 @@ def _weights(cfg: Any) -> WeightMap:
     mixture = find_config(cfg, MoE)[0].node
     count, width = mixture.num_experts, mixture.expert.hidden_dim
 
-    def stacked(theirs: str, transform: Transform, *ours: str) -> Rule:
+    def stacked(hf: str, transform: Transform, *axcore: str) -> Rule:
         whole = Chain(StackArrays(count), transform)
-        return all_experts("experts.expert", ours, f"experts.{theirs}", whole, count=count)
+        return all_experts("experts.expert", axcore, f"experts.{hf}", whole, count=count)
 
     def by_turns(axis: int) -> Transform:
         return Chain(StackArrays(2, axis=-1), JoinAxes(width, axis=axis))
@@ -135,9 +135,9 @@ GPT_OSS = Family(
         Field("num_local_experts", ("**.feed_forward.num_experts",), alias="num_experts"),
         Field("num_experts_per_tok", ("**.feed_forward.top_k",), alias="experts_per_token"),
         Field("swiglu_alpha", ("**.expert.slope",), default=1.702),
-        Field("swiglu_limit", ("**.expert.limit",), default=7.0, to_ours=float),
-        Only("hidden_act", ("silu",)),
-        Only("tie_word_embeddings", (False,)),
+        Field("swiglu_limit", ("**.expert.limit",), default=7.0, to_axcore=float),
+        MustBe("hidden_act", ("silu",)),
+        MustBe("tie_word_embeddings", (False,)),
     ),
     weights=_weights,
     irrelevant=frozenset({"experts_per_token", "initial_context_length", "router_aux_loss_coef"}),

@@ -50,7 +50,7 @@ def granite(size: str) -> CausalLM.Config:
 
 
 def _factor(name: str, path: str) -> Field:
-    return Field(name, (path,), default=1.0, to_ours=float)
+    return Field(name, (path,), default=1.0, to_axcore=float)
 
 
 GRANITE = Family(

@@ -372,7 +372,7 @@ LLAMA4_TEXT = Family(
     ),
     config=(
         *without(SIZES, "num_hidden_layers", "intermediate_size", "rms_norm_eps"),
-        Field("rms_norm_eps", ("**.norm.epsilon",), default=1e-5, to_ours=float),
+        Field("rms_norm_eps", ("**.norm.epsilon",), default=1e-5, to_axcore=float),
         Field("head_dim", ("**.attention.head_dim",), default=128),
         Field("intermediate_size", ("**.expert.hidden_dim", "**.shared.hidden_dim")),
         Field("intermediate_size_mlp", tuple(f"{at}.hidden_dim" for at in _DENSE), default=16_384),

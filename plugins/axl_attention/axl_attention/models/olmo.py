@@ -9,7 +9,7 @@ from axcore.interop import (
     Family,
     Field,
     LayerTypes,
-    Only,
+    MustBe,
     RopeFields,
     WeightMap,
     activation,
@@ -122,7 +122,7 @@ _BIASES = tuple(
 
 _COMMON = (
     *without(SIZES, "num_hidden_layers", "rms_norm_eps"),
-    Field("rms_norm_eps", ("**.norm.epsilon",), default=1e-5, to_ours=float),
+    Field("rms_norm_eps", ("**.norm.epsilon",), default=1e-5, to_axcore=float),
     activation("hidden_act", "silu"),
     tied_by(),
     Field("attention_bias", _BIASES, default=False),
@@ -148,7 +148,7 @@ OLMO3 = Family(
     config=(
         *_COMMON,
         # transformers gives local layers this base whatever the field says.
-        Only("rope_theta", (500_000.0,)),
+        MustBe("rope_theta", (500_000.0,)),
         RopeFields(f"{_GLOBAL}.position", 500_000.0, layer_type="full_attention"),
         RopeFields(
             f"{_LOCAL}.position", 500_000.0, layer_type="sliding_attention", is_scaled=False

@@ -11,7 +11,7 @@ from axcore.interop import (
     Family,
     Field,
     Fields,
-    Only,
+    MustBe,
     WeightMap,
     activation,
     common_value,
@@ -176,14 +176,14 @@ PHI3 = Family(
     template=lambda: phi3("toy"),
     config=(
         *without(SIZES, "rms_norm_eps"),
-        Field("rms_norm_eps", ("**.norm.epsilon",), default=1e-5, to_ours=float),
+        Field("rms_norm_eps", ("**.norm.epsilon",), default=1e-5, to_axcore=float),
         activation("hidden_act", "silu"),
         _Positions(),
         tied_by(),
         NoPadding(),
         window("sliding_window", None),
         *(
-            Only(name, (False,), is_written=False)
+            MustBe(name, (False,), is_written=False)
             for name in ("attention_bias", "lm_head_bias", "mlp_bias")
         ),
     ),

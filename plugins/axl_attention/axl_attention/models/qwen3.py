@@ -20,7 +20,7 @@ from axcore.interop import (
     GGUFMap,
     GGUFRope,
     Key,
-    Only,
+    MustBe,
     RopeFields,
     activation,
     below,
@@ -166,7 +166,7 @@ _COMMON = (
     ),
     RopeFields(path="**.attention.position.inner"),
     ATTENTION_BIAS,
-    Only("use_sliding_window", (False,)),
+    MustBe("use_sliding_window", (False,)),
     EveryLayer("layer_types", "full_attention"),
 )
 _UNUSED = frozenset({"max_window_layers", "sliding_window"})
@@ -216,8 +216,8 @@ QWEN3_MOE = Family(
         Field("num_experts", ("**.feed_forward.num_experts",), alias="num_local_experts"),
         Field("num_experts_per_tok", ("**.feed_forward.top_k",)),
         Field("norm_topk_prob", ("**.router.is_normalized",), default=False),
-        Only("decoder_sparse_step", (1,)),
-        Only("mlp_only_layers", ([],)),
+        MustBe("decoder_sparse_step", (1,)),
+        MustBe("mlp_only_layers", ([],)),
     ),
     weights=lambda cfg: _MIXED_WEIGHTS,
     irrelevant=_UNUSED | {"intermediate_size", "router_aux_loss_coef"},

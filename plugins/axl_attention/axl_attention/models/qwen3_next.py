@@ -9,13 +9,13 @@ from axcore.interop import (
     Chain,
     Concatenate,
     ConfigEntry,
+    DefaultFrom,
     Family,
     Field,
     Fields,
-    Implied,
     JoinAxes,
     LayerTypes,
-    Only,
+    MustBe,
     Rule,
     SplitAxis,
     Transform,
@@ -113,11 +113,11 @@ def _by_head(num_heads: int, *sizes: int) -> Transform:
     return Chain(SplitAxis(num_heads), Concatenate(sizes, axis=1), JoinAxes(num_heads))
 
 
-def _fused(parts: tuple[str, ...], theirs: str, rows: Transform) -> WeightMap:
+def _fused(parts: tuple[str, ...], hf: str, rows: Transform) -> WeightMap:
     weights, biases = (tuple(f"{part}.{name}" for part in parts) for name in ("weight", "bias"))
     return (
-        Rule(weights, (f"{theirs}.weight",), Chain(Transpose(), rows)),
-        Rule(biases, (f"{theirs}.bias",), rows),
+        Rule(weights, (f"{hf}.weight",), Chain(Transpose(), rows)),
+        Rule(biases, (f"{hf}.bias",), rows),
     )
 
 
@@ -164,7 +164,7 @@ def _weights(cfg: Any) -> WeightMap:
 
 
 class _Chunks(ConfigEntry):
-    """How many tokens are computed at once, which is ours to choose and changes no number."""
+    """How many tokens are computed at once, which is free to choose and changes no number."""
 
     def read(self, cfg: Any, fields: Fields) -> Any:
         """Returns a config with chunks of the usual size."""
@@ -192,9 +192,9 @@ QWEN3_NEXT = Family(
     config=(
         Field("vocab_size", ("vocab_size",)),
         Field("hidden_size", ("dim",)),
-        Field("rms_norm_eps", ("**.norm.epsilon",), default=1e-6, to_ours=float),
+        Field("rms_norm_eps", ("**.norm.epsilon",), default=1e-6, to_axcore=float),
         Field("num_attention_heads", (f"{_INNER}.num_heads",)),
-        Implied(
+        DefaultFrom(
             "num_key_value_heads",
             "**.attention.inner.num_kv_heads",
             lambda cfg: common_value(cfg, "**.attention.inner.num_heads"),
@@ -212,10 +212,10 @@ QWEN3_NEXT = Family(
         Field("num_experts", ("**.feed_forward.num_experts",), alias="num_local_experts"),
         Field("num_experts_per_tok", ("**.feed_forward.top_k",)),
         Field("norm_topk_prob", ("**.router.is_normalized",), default=True),
-        Only("hidden_act", ("silu",)),
-        Only("decoder_sparse_step", (1,)),
-        Only("mlp_only_layers", ([], None)),
-        Only("use_sliding_window", (False,), is_written=False),
+        MustBe("hidden_act", ("silu",)),
+        MustBe("decoder_sparse_step", (1,)),
+        MustBe("mlp_only_layers", ([], None)),
+        MustBe("use_sliding_window", (False,), is_written=False),
         tied_by(),
         _Chunks(),
     ),

@@ -53,49 +53,49 @@ def tied_by(path: str = "head", *, default: bool = False) -> Choice:
     return Choice("tie_word_embeddings", path, heads, default)
 
 
-def affine(ours: str, theirs: str) -> WeightMap:
+def affine(axcore: str, hf: str) -> WeightMap:
     """Returns the rules of a weight and a bias that are the same on both sides."""
-    return tuple(same(f"{ours}.{name}", f"{theirs}.{name}") for name in ("weight", "bias"))
+    return tuple(same(f"{axcore}.{name}", f"{hf}.{name}") for name in ("weight", "bias"))
 
 
-def fused(ours: tuple[str, ...], theirs: str, sizes: tuple[int, ...]) -> Rule:
-    """Returns the rule of linear layers that are one of theirs, of these widths."""
-    weights = tuple(f"{name}.weight" for name in ours)
-    return Rule(weights, (f"{theirs}.weight",), Chain(Transpose(), Concatenate(sizes)))
+def fused(axcore: tuple[str, ...], hf: str, sizes: tuple[int, ...]) -> Rule:
+    """Return the rule of linear layers that Hugging Face fuses into one, of these widths."""
+    weights = tuple(f"{name}.weight" for name in axcore)
+    return Rule(weights, (f"{hf}.weight",), Chain(Transpose(), Concatenate(sizes)))
 
 
 def interleaved_projection(part: str, num_heads: int, *, rotated: int, rest: int = 0) -> WeightMap:
-    """Returns the rules of queries or keys whose rotary rows are neighbouring pairs in theirs.
+    """Return the rules of queries or keys whose rotary rows are neighbouring pairs in Hugging Face.
 
     Args:
-        part: Of ours.
+        part: `q` or `k`.
         num_heads: Heads of it.
         rotated: Rows of a head that positions rotate.
         rest: Rows behind them.
     """
     pairs = interleaved(rotated, rest=rest, axis=1)
     rows = Chain(SplitAxis(num_heads), pairs, JoinAxes(num_heads))
-    theirs = f"{part}_proj"
+    hf = f"{part}_proj"
     return (
-        Rule((f"{part}.weight",), (f"{theirs}.weight",), Chain(Transpose(), rows)),
-        Rule((f"{part}.bias",), (f"{theirs}.bias",), rows),
+        Rule((f"{part}.weight",), (f"{hf}.weight",), Chain(Transpose(), rows)),
+        Rule((f"{part}.bias",), (f"{hf}.bias",), rows),
     )
 
 
 def all_experts(
-    path: str, names: tuple[str, ...], theirs: str, transform: Transform, *, count: int
+    path: str, names: tuple[str, ...], hf: str, transform: Transform, *, count: int
 ) -> Rule:
-    """Returns the rule of arrays of every expert that are one of theirs.
+    """Return the rule of arrays of every expert that Hugging Face has as one.
 
     Args:
-        path: Of our experts.
+        path: Of the experts.
         names: Of one expert's arrays; those of the first come before those of the second.
-        theirs: The name of theirs.
-        transform: From the arrays of all experts to theirs.
+        hf: Hugging Face's name.
+        transform: From the arrays of all experts to Hugging Face's.
         count: How many experts there are.
     """
-    ours = tuple(f"{path}.{i}.{name}" for name in names for i in range(count))
-    return Rule(ours, (theirs,), transform)
+    axcore = tuple(f"{path}.{i}.{name}" for name in names for i in range(count))
+    return Rule(axcore, (hf,), transform)
 
 
 @attrs.frozen
@@ -229,7 +229,7 @@ EXPERTS: tuple[ConfigEntry, ...] = (
         alias="num_local_experts",
     ),
     Field("num_experts_per_tok", (f"{_MIXED}.top_k",)),
-    Field("routed_scaling_factor", ("**.router.scale",), to_ours=float),
+    Field("routed_scaling_factor", ("**.router.scale",), to_axcore=float),
 )
 """The sizes of both kinds of layers, and how many experts there are."""
 
