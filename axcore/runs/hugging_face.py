@@ -132,7 +132,7 @@ def open_checkpoint(
     specs = trainer.model.param_specs()
     plan = published.plan(trainer.config.model, adapters=source.adapters, specs=specs)
     wanted = trainer.compiler.abstract_state().model
-    return trainer, (plan.unread if on_host else plan.read)(wanted)
+    return trainer, (plan.lazy if on_host else plan.read)(wanted)
 
 
 def _source(folder: Path, base: Path | str | None) -> HuggingFace.Config:
