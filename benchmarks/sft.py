@@ -35,7 +35,7 @@ from _record import record
 
 import axcore as ax
 from axcore.cli.experiment import load_resolved
-from axcore.data.split import is_validation
+from axcore.data.document import is_validation
 from axcore.inference import Engine, EngineConfig, Request, Sampling
 from axcore.plugins import Hardware
 from axcore.runs import load_run

@@ -15,12 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from axcore.config import REQUIRED, Fraction, PositiveInt, config
-from axcore.data.batches import DataShard, Rows, batches, train_order, validation_order
 from axcore.data.cache import cache_folder
-from axcore.data.data_loader import DataLoader
-from axcore.data.loading import TrainBatches, ValidationBatches
-from axcore.data.packing import PADDING_ROW, Batch
-from axcore.data.permutation import Permutation
+from axcore.data.data_loader import DataLoader, TrainBatches, ValidationBatches
+from axcore.data.packing.batches import DataShard, Rows, batches, train_order, validation_order
+from axcore.data.packing.packing import PADDING_ROW, Batch
+from axcore.data.packing.shuffling import Permutation
 from axcore.errors import ConfigError, DataError
 from axcore.module import ArraySpec, BatchSpec
 from axcore.whole_files import whole_file

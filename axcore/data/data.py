@@ -3,21 +3,29 @@
 import sys
 from collections.abc import Sequence
 from functools import cached_property
+from hashlib import blake2b
 from typing import Any, Self
 
 import attrs
 
 from axcore.config import REQUIRED, Fraction, PositiveInt, config, evolve
-from axcore.data.batches import DataShard, Order, Rows, batches, train_order, validation_order
 from axcore.data.cache import cache_folder
-from axcore.data.corpora import open_corpus
-from axcore.data.corpus import Corpus
-from axcore.data.data_loader import DataLoader
+from axcore.data.data_loader import DataLoader, TrainBatches, ValidationBatches
 from axcore.data.document import Source
-from axcore.data.document_order import DocumentShuffle
-from axcore.data.file_source import FileSource
-from axcore.data.loading import TrainBatches, ValidationBatches
-from axcore.data.mixture import (
+from axcore.data.packing.batches import (
+    DataShard,
+    Order,
+    Rows,
+    batches,
+    train_order,
+    validation_order,
+)
+from axcore.data.packing.corpus import Corpus, check_corpus, read_corpus
+from axcore.data.packing.packing import PackedRows, TokenReader, packed_batch_spec
+from axcore.data.packing.row_layout import Packing, row_layout
+from axcore.data.packing.shuffling import DocumentShuffle
+from axcore.data.sources.file_source import FileSource
+from axcore.data.sources.mixture import (
     SOURCE_IDS,
     JoinedOrder,
     JoinedRows,
@@ -25,11 +33,10 @@ from axcore.data.mixture import (
     Mixture,
     read_so_far,
 )
-from axcore.data.packed_spec import packed_batch_spec
-from axcore.data.packing import PackedRows, TokenReader
-from axcore.data.row_layout import Packing, row_layout
-from axcore.data.standard_library import StandardLibrary
-from axcore.data.tokenizer import ByteTokenizer, Tokenizer
+from axcore.data.sources.text_files import StandardLibrary
+from axcore.data.store.build import ProgressLine, build_store
+from axcore.data.store.plan import plan_identity, source_size
+from axcore.data.tokenizers.tokenizer import ByteTokenizer, Tokenizer
 from axcore.errors import ConfigError
 from axcore.module import ArraySpec, BatchSpec, LossGroups
 
@@ -298,3 +305,41 @@ class Data(DataLoader):
 
 def _joined(rows: Sequence[PackedRows]) -> Rows:
     return rows[0] if len(rows) == 1 else JoinedRows(rows)
+
+
+LARGEST_IN_MEMORY = 64 << 20
+"""Bytes of a source that every process tokenizes and holds by itself, which takes seconds."""
+
+
+def open_corpus(source: Source, tokenizer: Tokenizer, validation_fraction: float) -> Corpus:
+    """Returns the tokens of a source.
+
+    Files of more than `LARGEST_IN_MEMORY` bytes in all are built into a store in the cache, and
+    found there the next time.
+
+    Raises:
+        DataError: The source cannot be read, or there is nothing to train on.
+    """
+    corpus = source.open_tokens(tokenizer, validation_fraction)
+    if corpus is not None:
+        check_corpus(corpus, source, validation_fraction)
+        return corpus
+    if isinstance(source, FileSource) and source_size(source) > LARGEST_IN_MEMORY:
+        return _cached(source, tokenizer, validation_fraction)
+    return read_corpus(source, tokenizer, validation_fraction)
+
+
+def _cached(source: FileSource, tokenizer: Tokenizer, validation_fraction: float) -> Corpus:
+    identity = plan_identity(source, tokenizer.config, validation_fraction)
+    key = blake2b(repr(sorted(identity.items())).encode(), digest_size=16).hexdigest()
+    folder = cache_folder() / key
+    print(f"data: tokens of {source.describe()} are kept in {folder}", file=sys.stderr)
+    with ProgressLine() as line:
+        store = build_store(
+            source,
+            tokenizer.config,
+            folder,
+            validation_fraction=validation_fraction,
+            report=line.show,
+        )
+    return Corpus(store.splits["train"], store.splits["validation"])

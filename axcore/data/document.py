@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import attrs
@@ -10,8 +11,8 @@ from numpy.typing import NDArray
 from axcore.config import Configurable
 
 if TYPE_CHECKING:
-    from axcore.data.corpus import Corpus
-    from axcore.data.tokenizer import Tokenizer
+    from axcore.data.packing.corpus import Corpus
+    from axcore.data.tokenizers.tokenizer import Tokenizer
 
 
 @attrs.frozen
@@ -75,3 +76,21 @@ class Source(Configurable, ABC):
             DataError: They are not those of this tokenizer, or are split in another way.
         """
         return None
+
+
+_HASH_BYTES = 8
+
+
+def is_validation(name: str, fraction: float) -> bool:
+    """Says whether a document is held out.
+
+    The name's hash is compared with `fraction`. So the answer does not depend on the other
+    documents, on their order, on the seed, on the machine or on the Python process, and a larger
+    fraction only ever adds validation documents.
+
+    Args:
+        name: Name of the document within its source.
+        fraction: Share of the documents to hold out, in [0, 1).
+    """
+    digest = blake2b(name.encode("utf-8", "surrogateescape"), digest_size=_HASH_BYTES).digest()
+    return int.from_bytes(digest, "big") < fraction * 2.0 ** (8 * _HASH_BYTES)

@@ -13,16 +13,15 @@ import attrs
 import numpy as np
 
 from axcore.config import REQUIRED, Fraction, PositiveInt, config, evolve
-from axcore.data.batches import DataShard, batches, train_order, validation_order
-from axcore.data.chat_files import ChatFiles
-from axcore.data.chat_tokens import ChatTokens
-from axcore.data.data_loader import DataLoader
-from axcore.data.file_source import FileSource
-from axcore.data.loading import TrainBatches, ValidationBatches
-from axcore.data.packing import PADDING_ROW, Batch
-from axcore.data.split import is_validation
-from axcore.data.tokenizer import ByteTokenizer, Tokenizer
-from axcore.data.transforms.chat_pairs import LABEL, SEQUENCES, ChatPairs, RatedChats
+from axcore.data.chat.chat_tokens import ChatTokens
+from axcore.data.data_loader import DataLoader, TrainBatches, ValidationBatches
+from axcore.data.document import is_validation
+from axcore.data.packing.batches import DataShard, batches, train_order, validation_order
+from axcore.data.packing.packing import PADDING_ROW, Batch
+from axcore.data.sources.file_source import FileSource
+from axcore.data.sources.json_lines import ChatFiles
+from axcore.data.tokenizers.tokenizer import ByteTokenizer, Tokenizer
+from axcore.data.transforms.chat import LABEL, SEQUENCES, ChatPairs, RatedChats
 from axcore.errors import DataError
 from axcore.module import ArraySpec, BatchSpec
 

@@ -13,7 +13,7 @@ import pytest
 
 from axcore.config import REQUIRED, evolve, from_json, to_json
 from axcore.data import ByteTokenizer, Data, JsonLines, StandardLibrary, TextFiles
-from axcore.data.split import is_validation
+from axcore.data.document import is_validation
 from axcore.errors import ConfigError, DataError
 
 NUM_FILES = 40

@@ -19,8 +19,8 @@ from axcore.data import (
     ImagePixels,
     TarFiles,
 )
-from axcore.data import hugging_face_dataset as dataset_module
-from axcore.data.tf_example import read_example
+from axcore.data.sources import arrow_files as dataset_module
+from axcore.data.sources.array_record_files import read_example
 from axcore.errors import ConfigError, DataError
 
 TEXTS = ["one", "zwei é", "", "four\n"] * 3

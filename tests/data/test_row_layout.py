@@ -12,10 +12,10 @@ from stores import built
 
 from axcore.config import evolve
 from axcore.data import StoredSource
-from axcore.data import row_layout as module
-from axcore.data.document_order import DocumentShuffle
-from axcore.data.packing import PackedRows, TokenStore
-from axcore.data.row_layout import row_layout
+from axcore.data.packing import row_layout as module
+from axcore.data.packing.packing import PackedRows, TokenStore
+from axcore.data.packing.row_layout import row_layout
+from axcore.data.packing.shuffling import DocumentShuffle
 from axcore.errors import DataError
 
 lengths = st.lists(st.integers(2, 90), min_size=1, max_size=30)

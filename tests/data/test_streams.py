@@ -22,7 +22,7 @@ from axcore.data import (
     StreamData,
     stream_batches,
 )
-from axcore.data.split import is_validation
+from axcore.data.document import is_validation
 from axcore.errors import ConfigError, DataError
 
 

@@ -17,8 +17,8 @@ from numpy_state import numpy_state
 
 from axcore.config import evolve, replace_config, update_config
 from axcore.data import ChatFiles, ChatPairs, PreferenceData, RatedChats
-from axcore.data.packing import PADDING_ROW, PackedRows, TokenStore
-from axcore.data.row_layout import row_layout
+from axcore.data.packing.packing import PADDING_ROW, PackedRows, TokenStore
+from axcore.data.packing.row_layout import row_layout
 from axcore.errors import ModuleError
 from axcore.inference.cached_model import CachedModel
 from axcore.layers import (

@@ -3,27 +3,36 @@
 import fcntl
 import os
 import shutil
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 import attrs
 
 from axcore.config.json_files import parse_json, read_json_file
-from axcore.data.corpus import Corpus, check_corpus
 from axcore.data.document import Source
-from axcore.data.file_source import FileSource, check_bad_records
-from axcore.data.store.duplicates import UNIQUE, find_duplicates, without_duplicates
+from axcore.data.packing.corpus import Corpus, check_corpus
+from axcore.data.sources.file_source import FileSource, check_bad_records
 from axcore.data.store.manifest import MANIFEST, SPLITS, Manifest, copy_tokenizer
-from axcore.data.store.part import PartBuilder, bad_file, done_file
+from axcore.data.store.part import (
+    UNIQUE,
+    PartBuilder,
+    bad_file,
+    done_file,
+    find_duplicates,
+    without_duplicates,
+)
 from axcore.data.store.plan import PLAN, Plan, make_plan, plan_identity, read_plan
 from axcore.data.store.pool import built_in_processes
 from axcore.data.store.reader import TokenStoreDirectory, open_store
 from axcore.data.store.shard import PAIRS, TOKENS, ShardInfo
-from axcore.data.tokenizer import Tokenizer
-from axcore.data.transforms.deduplicate import DUPLICATE
+from axcore.data.tokenizers.tokenizer import Tokenizer
+from axcore.data.transforms.filters import DUPLICATE
 from axcore.errors import DataError
 from axcore.whole_files import whole_file, write_whole
 
@@ -258,3 +267,53 @@ def _is_something_else(root: Path) -> bool:
         return True
     names = {path.name for path in root.iterdir()}
     return bool(names) and not names & {LOCK, PLAN}
+
+
+_EVERY_S = 10.0
+_MIB = 1 << 20
+
+
+class ProgressLine:
+    """Shows a build's progress."""
+
+    def __init__(self) -> None:
+        self._is_live = sys.stderr.isatty()
+        self._shown_at = 0.0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._is_live and self._shown_at:
+            print(file=sys.stderr)
+
+    def show(self, progress: BuildProgress) -> None:
+        """Shows how far the build is; elsewhere than on a terminal not more often than need be."""
+        is_first_or_last = progress.left_s in (None, 0)
+        if self._is_live:
+            print(f"\r\x1b[K{progress_text(progress)}", end="", file=sys.stderr, flush=True)
+        elif is_first_or_last or time.monotonic() - self._shown_at >= _EVERY_S:
+            print(progress_text(progress), file=sys.stderr, flush=True)
+        else:
+            return
+        self._shown_at = time.monotonic()
+
+
+def progress_text(progress: BuildProgress) -> str:
+    """Returns progress as one line."""
+    done, total = progress.done_bytes / _MIB, progress.total_bytes / _MIB
+    text = f"data: {done:,.1f} of {total:,.1f} MiB"
+    if progress.left_s is None:
+        return text
+    return f"{text}, {progress.bytes_per_s / _MIB:,.1f} MiB/s, {_duration(progress.left_s)} left"
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s"

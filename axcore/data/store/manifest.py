@@ -12,7 +12,7 @@ from axcore.config import from_json, to_json, update_config
 from axcore.config.build import owner_of
 from axcore.config.json_files import read_json_file
 from axcore.data.store.shard import ShardInfo
-from axcore.data.tokenizer import Tokenizer
+from axcore.data.tokenizers.tokenizer import Tokenizer
 from axcore.errors import DataError
 from axcore.whole_files import read_regular, sync_path, whole_file, write_whole
 

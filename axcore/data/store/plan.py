@@ -14,11 +14,11 @@ import attrs
 
 from axcore.config import from_json, to_json
 from axcore.config.json_files import read_json_file
-from axcore.data.file_source import FileSource, FileSpan
-from axcore.data.files import NamedFile
-from axcore.data.remote import RemoteFile
+from axcore.data.sources.file_source import FileSource, FileSpan
+from axcore.data.sources.files import NamedFile
+from axcore.data.sources.remote import RemoteFile
 from axcore.data.store.manifest import tokenizer_digest
-from axcore.data.tokenizer import Tokenizer
+from axcore.data.tokenizers.tokenizer import Tokenizer
 
 PLAN = "plan.json"
 _NUM_PARTS = 64

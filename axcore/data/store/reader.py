@@ -1,5 +1,6 @@
 """Opening a token store: its splits as readers of any pair, whatever their number."""
 
+from collections import Counter
 from collections.abc import Iterator
 from functools import cached_property, lru_cache
 from itertools import pairwise
@@ -9,17 +10,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from axcore.data.loss_weights import plain_tokens
-from axcore.data.packing import Pairs
+from axcore.config import REQUIRED, config
+from axcore.data.document import Document, Source
+from axcore.data.packing.corpus import Corpus
+from axcore.data.packing.packing import Pairs, plain_tokens
 from axcore.data.store.manifest import (
     SPLITS,
     Manifest,
     digest_of,
     read_manifest,
     tokenizer_config,
+    tokenizer_digest,
 )
 from axcore.data.store.shard import Shard, ShardInfo, shard_digest
-from axcore.data.tokenizer import Tokenizer
+from axcore.data.tokenizers.tokenizer import Tokenizer
 from axcore.errors import DataError
 
 _OPEN_SHARDS = 8192
@@ -168,3 +172,79 @@ def open_store(folder: str | Path) -> TokenStoreDirectory:
 
 def _sums(counts: list[int]) -> NDArray[np.int64]:
     return np.cumsum([0, *counts], dtype=np.int64)
+
+
+_PERCENTILES = (10, 50, 90, 99)
+
+
+def length_stats(split: StoredTokens) -> dict[str, float]:
+    """Returns documents, tokens, and the mean, shortest and longest document with percentiles.
+
+    All lengths are read, a shard at a time; percentiles are exact. Empty where there is none.
+    """
+    documents_of: Counter[int] = Counter()
+    for lengths in split.lengths():
+        found, counts = np.unique(lengths, return_counts=True)
+        documents_of.update(dict(zip(found.tolist(), counts.tolist(), strict=True)))
+    if not documents_of:
+        return {}
+    lengths = np.array(sorted(documents_of))
+    up_to = np.cumsum([documents_of[int(length)] for length in lengths])
+    wanted = [-(-int(up_to[-1]) * percent // 100) for percent in _PERCENTILES]
+    return {
+        "documents": split.num_documents,
+        "tokens": split.num_tokens,
+        "mean": split.num_tokens / split.num_documents,
+        "shortest": int(lengths[0]),
+        **{
+            f"p{percent}": int(lengths[np.searchsorted(up_to, rank)])
+            for percent, rank in zip(_PERCENTILES, wanted, strict=True)
+        },
+        "longest": int(lengths[-1]),
+    }
+
+
+class StoredSource(Source):
+    """The documents of a token store.
+
+    Its tokens are mapped into memory, so that opening it takes no time, whatever its size. They
+    must be those of the data's own tokenizer, and split as the data ask.
+    """
+
+    @config
+    class Config(Source.Config):
+        """Which store.
+
+        Attributes:
+            path: Its folder, relative to the working directory.
+        """
+
+        path: str = REQUIRED
+
+    folder_fields = ("path",)
+
+    def open_tokens(self, tokenizer: Tokenizer, validation_fraction: float) -> Corpus:
+        """Returns the store's tokens.
+
+        Raises:
+            DataError: There is no store, or it was built with another tokenizer or split.
+        """
+        self._store.check_tokenizer(tokenizer_digest(tokenizer.config))
+        self._store.check_split(validation_fraction)
+        splits = self._store.splits
+        return Corpus(splits["train"], splits["validation"])
+
+    def documents(self) -> Iterator[Document]:
+        """Yields every document as its tokens spell it, named by its split and number."""
+        tokenizer = self._store.tokenizer()
+        for name, split in self._store.splits.items():
+            for index in range(split.num_documents):
+                yield Document(f"{name}:{index}", tokenizer.decode(split.document(index)))
+
+    def describe(self) -> str:
+        """Names the store, and what it was built from."""
+        return f"token store {self.config.path} of {self._store.manifest.source}"
+
+    @cached_property
+    def _store(self) -> TokenStoreDirectory:
+        return open_store(self.config.path)

@@ -10,7 +10,7 @@ import numpy as np
 
 from axcore.config import Configurable
 from axcore.data.document import Document
-from axcore.data.tokenizer import Tokenizer
+from axcore.data.tokenizers.tokenizer import Tokenizer
 from axcore.plugins import attributed, wrong_method_return
 
 

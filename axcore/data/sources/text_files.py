@@ -1,0 +1,126 @@
+"""Text files as a source: one document a file."""
+
+import os
+import platform
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+from axcore.config import REQUIRED, Fraction, config
+from axcore.data.document import Document
+from axcore.data.sources.file_source import BadRecord, FileSource, FileSpan
+from axcore.data.sources.files import NamedFile, OnBad, list_files, read_text
+from axcore.errors import DataError
+
+
+class TextFiles(FileSource):
+    """The UTF-8 files of a folder that match a glob, by name; gzip and zstd are decompressed."""
+
+    @config
+    class Config(FileSource.Config):
+        """Which files.
+
+        Attributes:
+            folder: Where to look, relative to the working directory.
+            glob: Which files, relative to the folder; `**` matches any depth.
+            on_bad_file: Whether a file that is not UTF-8 is an error, or is skipped and counted in
+                a warning.
+            max_bad_fraction: The share of the files that may be skipped; None for any share.
+        """
+
+        folder: str = REQUIRED
+        glob: str = "**/*.txt"
+        on_bad_file: OnBad = "error"
+        max_bad_fraction: Fraction | None = None
+
+    folder_fields = ("folder",)
+
+    def files(self) -> list[NamedFile]:
+        """Returns the files of the folder, by name."""
+        return list_files(self.config.folder, self.config.glob)
+
+    def records(self, span: FileSpan) -> Iterator[Document | BadRecord]:
+        """Yields the document of a file."""
+        yield read_file(span.file)
+
+    @property
+    def max_bad_fraction(self) -> float:
+        """The share of the files that may be skipped."""
+        return bad_fraction(self.config.on_bad_file, self.config.max_bad_fraction)
+
+    def describe(self) -> str:
+        """Names the folder and the glob."""
+        return f"text files {self.config.folder}/{self.config.glob}"
+
+
+def read_file(file: NamedFile) -> Document | BadRecord:
+    """Returns the document that a file is, or why it is none."""
+    try:
+        return Document(file.name, read_text(file))
+    except DataError as error:
+        return BadRecord(file.name, 0, error)
+
+
+def bad_fraction(on_bad: OnBad, most: float | None) -> float:
+    """Returns the share of records that may be bad, from how a config says it."""
+    return 0.0 if on_bad == "error" else 1.0 if most is None else most
+
+
+# Other distributions' files, generated files, and tests: distributions of Python leave tests out
+# or not as they please, and the badly encoded files are among them.
+_LEFT_OUT_FOLDERS = frozenset(
+    {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"}
+)
+_LEFT_OUT_PREFIX = "_sysconfigdata"
+
+
+class StandardLibrary(FileSource):
+    """The `.py` files of the standard library, without its tests: about 12 MB, 800 documents.
+
+    A document's name is its path within the library, so the split is the same on every machine
+    that has the same library.
+    """
+
+    def files(self) -> list[NamedFile]:
+        """Returns the library's own files, by name."""
+        return library_files(sysconfig.get_path("stdlib"))
+
+    def records(self, span: FileSpan) -> Iterator[Document | BadRecord]:
+        """Yields the document of a file."""
+        yield read_file(span.file)
+
+    @property
+    def max_bad_fraction(self) -> float:
+        """Any share: a file that is not UTF-8 is skipped with a warning."""
+        return 1.0
+
+    def describe(self) -> str:
+        """Names the version of Python."""
+        return f"the standard library of Python {platform.python_version()}"
+
+
+def library_files(folder: str) -> list[NamedFile]:
+    """Returns the library's own `.py` files below `folder`, sorted by name.
+
+    Raises:
+        DataError: There are none, as in an interpreter that keeps its library in an archive.
+    """
+    root = Path(folder)
+    found = [
+        NamedFile((Path(parent) / name).relative_to(root).as_posix(), Path(parent) / name)
+        for parent, names in _walk(root)
+        for name in names
+        if name.endswith(".py") and not name.startswith(_LEFT_OUT_PREFIX)
+    ]
+    if not found:
+        raise DataError(
+            f"This interpreter's standard library is not there as .py files; looked in {folder}.",
+            hint="Use another source, for example TextFiles with a folder of text.",
+        )
+    return sorted(found, key=lambda file: file.name)
+
+
+def _walk(root: Path) -> Iterator[tuple[str, list[str]]]:
+    for parent, folders, names in os.walk(root):
+        folders[:] = [folder for folder in folders if folder not in _LEFT_OUT_FOLDERS]
+        yield parent, names
