@@ -35,6 +35,9 @@ CACHE_GIB = "AXCORE_DATA_CACHE_GIB"
 _DEFAULT_GIB = 50.0
 
 
+_VERSION, _LOCK = ".version", ".lock"
+
+
 def cache_folder() -> Path:
     """Returns where stores are kept that training built by itself, and copies of remote files."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -63,9 +66,6 @@ def path_of_copy(url: str) -> Path:
     """Returns where the copy of a file lies: in one folder with those of the files beside it."""
     folder, _, name = url.rpartition("/")
     return copies_folder() / blake2b(folder.encode(), digest_size=16).hexdigest() / name
-
-
-_VERSION, _LOCK = ".version", ".lock"
 
 
 @contextmanager

@@ -40,6 +40,9 @@ from axcore.data.tokenizers.tokenizer import ByteTokenizer, Tokenizer
 from axcore.errors import ConfigError
 from axcore.module import ArraySpec, BatchSpec, LossGroups
 
+LARGEST_IN_MEMORY = 64 << 20
+"""Bytes of a source that every process tokenizes and holds by itself, which takes seconds."""
+
 
 @attrs.frozen
 class DataSummary:
@@ -305,10 +308,6 @@ class Data(DataLoader):
 
 def _joined(rows: Sequence[PackedRows]) -> Rows:
     return rows[0] if len(rows) == 1 else JoinedRows(rows)
-
-
-LARGEST_IN_MEMORY = 64 << 20
-"""Bytes of a source that every process tokenizes and holds by itself, which takes seconds."""
 
 
 def open_corpus(source: Source, tokenizer: Tokenizer, validation_fraction: float) -> Corpus:

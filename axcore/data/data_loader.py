@@ -1,4 +1,7 @@
-"""What training and evaluation read: an endless iterator that can be saved, a finite iterable."""
+"""What a trainer reads: data loaders, batches with a position, and a thread that reads ahead.
+
+`DataLoader` describes a batch and gives `TrainBatches`, without end, and `ValidationBatches`.
+"""
 
 import threading
 import time
@@ -25,6 +28,9 @@ State = dict[str, Any]
 
 _ORDER = 3
 """Which way of shuffling; another one would bring other rows at the same position."""
+
+
+_LONGEST_STOP_S = 10.0
 
 
 @attrs.define(eq=False)
@@ -209,9 +215,6 @@ class DataLoader(Configurable, ABC):
         Raises:
             DataError: It cannot be read, or there is nothing to train on.
         """
-
-
-_LONGEST_STOP_S = 10.0
 
 
 class PrefetchedBatches(Iterator[Batch]):

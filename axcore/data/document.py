@@ -1,4 +1,4 @@
-"""What text comes from: a source yields named documents."""
+"""Documents: what a source yields, and which of them are held out for validation."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
@@ -13,6 +13,9 @@ from axcore.config import Configurable
 if TYPE_CHECKING:
     from axcore.data.packing.corpus import Corpus
     from axcore.data.tokenizers.tokenizer import Tokenizer
+
+
+_HASH_BYTES = 8
 
 
 @attrs.frozen
@@ -76,9 +79,6 @@ class Source(Configurable, ABC):
             DataError: They are not those of this tokenizer, or are split in another way.
         """
         return None
-
-
-_HASH_BYTES = 8
 
 
 def is_validation(name: str, fraction: float) -> bool:

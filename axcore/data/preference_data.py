@@ -30,6 +30,14 @@ NUM_SEQUENCES = 2
 prompt's."""
 
 
+_SEQUENCE_ARRAYS = {
+    "tokens": "int32",
+    "targets": "int32",
+    "token_mask": "bool",
+    "loss_weights": "float32",
+}
+
+
 @attrs.frozen(eq=False)
 class Judged:
     """One judged conversation, or two: `is_good` is what was said of the one, None of a pair."""
@@ -183,14 +191,6 @@ class PreferenceData(DataLoader):
                 hint="Give more rows, or change data.validation_fraction; 0 holds none out.",
             )
         return train, validation
-
-
-_SEQUENCE_ARRAYS = {
-    "tokens": "int32",
-    "targets": "int32",
-    "token_mask": "bool",
-    "loss_weights": "float32",
-}
 
 
 @attrs.frozen

@@ -1,4 +1,8 @@
-"""`Stream`: documents without an end or a length, read from a place that a checkpoint can hold."""
+"""Streams: documents without an end or a length, read from a place that a checkpoint can hold.
+
+`Stream` yields documents, each with the place after it. `StreamData` cuts them into batches, in the
+stream's own order, and has the stream's place in the checkpoint.
+"""
 
 import json
 from abc import ABC, abstractmethod
@@ -30,6 +34,11 @@ from axcore.module import BatchSpec
 
 Place: TypeAlias = Any
 """Where a stream is: small, JSON-able, of the stream's own making; None is its beginning."""
+
+
+_DOCUMENTS_AT_ONCE = 16
+_MOST_UNUSED = 100_000
+"""Documents on end that may give no row, before it is an error: a stream need not have an end."""
 
 
 class Stream(Configurable, ABC):
@@ -173,12 +182,6 @@ def _digest(files: Sequence[NamedFile]) -> str:
     """Returns a hash of names, sizes and versions; not of times, which copies do not share."""
     every = [(one.name, one.state()[0], one.remote and one.remote.version) for one in files]
     return blake2b(json.dumps(every).encode(), digest_size=8).hexdigest()
-
-
-_DOCUMENTS_AT_ONCE = 16
-
-_MOST_UNUSED = 100_000
-"""Documents on end that may give no row, before it is an error: a stream need not have an end."""
 
 
 @attrs.frozen

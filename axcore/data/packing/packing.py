@@ -5,6 +5,11 @@ documents, one after another, are cut every `seq_len` pairs; only the last row i
 document continues in the next row, where its piece counts as a segment of its own, because
 attention does not reach back over the edge of a row. `row_layout` has other layouts.
 
+What tokens weigh in the loss is stored within the tokens, so that nothing that reads, cuts and
+packs them needs a second array. Unsigned integers, as narrow as the vocabulary allows, weigh 1
+each. Where some do not count, tokens are signed, and one that does not is stored as `~token`. Where
+some weigh neither 0 nor 1, tokens have 64 bits unsigned: the upper half is the weight, a float32.
+
 Shape letters: D documents, N tokens of all documents, B rows, T pairs a row.
 """
 
@@ -22,6 +27,11 @@ from axcore.module import ArraySpec, BatchSpec
 Batch = dict[str, NDArray[Any]]
 
 PADDING_ROW = -1
+
+
+WEIGHTED: "np.dtype[Any]" = np.dtype("<u8")
+_TOKEN = np.uint64(2**32 - 1)
+_WIDTH = np.uint64(32)
 
 
 @attrs.frozen(eq=False)
@@ -282,12 +292,6 @@ def packed_batch_spec(cfg: PackedShape, vocab_size: int) -> BatchSpec:
         num_units=cfg.batch_size * cfg.seq_len,
         sized_by={"batch": "batch_size", "time": "seq_len"},
     )
-
-
-WEIGHTED: "np.dtype[Any]" = np.dtype("<u8")
-
-_TOKEN = np.uint64(2**32 - 1)
-_WIDTH = np.uint64(32)
 
 
 def weigh_tokens(tokens_N: NDArray[Any], weights_N: NDArray[Any]) -> NDArray[Any]:

@@ -1,7 +1,7 @@
-"""Layouts of rows that leave documents whole: several to a row, or one.
+"""Layouts of rows: documents end to end, cut where a row ends, or left whole.
 
-A document of more than a row's pairs is cut into rows, and only its last piece shares one. Where
-pieces begin is an index, eight or sixteen bytes of each.
+Where they are left whole, a document of more than a row's pairs is cut into rows, and only its last
+piece shares one. Where pieces begin is an index of eight or sixteen bytes a piece.
 """
 
 import fcntl
@@ -24,6 +24,10 @@ _KEPT_FROM = 100_000
 """Documents from which on an index is kept in the cache."""
 
 _DTYPE = np.dtype("<i8")
+
+
+Allocate = Callable[[int], NDArray[np.int64]]
+_KEPT_EPOCHS = 2
 
 
 def row_layout(
@@ -80,9 +84,6 @@ class PieceRows:
         return self._store.read(begin, begin + int(self._sizes[row]))
 
 
-Allocate = Callable[[int], NDArray[np.int64]]
-
-
 def _kept_index(path: Path, make: Callable[[Allocate], Any]) -> NDArray[np.int64]:
     """Returns an index that is kept in a file; of several processes one makes it."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -133,9 +134,6 @@ def _pieces(pairs: NDArray[np.int64], seq_len: int) -> tuple[NDArray[np.int64], 
     piece = np.arange(len(document)) - (np.cumsum(count) - count)[document]
     begin = (np.cumsum(pairs) - pairs)[document] + piece * seq_len
     return begin, np.minimum(pairs[document] - piece * seq_len, seq_len)
-
-
-_KEPT_EPOCHS = 2
 
 
 class Concatenated:

@@ -4,6 +4,17 @@ A number below n is read as two digits, of a and of b values with a * b >= n; ea
 of one digit to the other, which can be undone. What falls on n or beyond is permuted again.
 
 Source: Black and Rogaway 2002, "Ciphers with arbitrary finite domains", the generalised Feistel.
+
+Documents end to end in a shuffled order, in which any pair of tokens is found at once: the
+documents, as they are stored, are cut into `NUM_STRETCHES` stretches of equal length. A group takes
+`RUN` consecutive documents of each, and is shuffled within; so its neighbors come from all over the
+corpus. Every stretch is read round and round from a place of its own, which the key decides, so
+that other documents meet in a group under another key.
+
+How many pairs come before group k is a sum over stretches of what the store knows anyway: of each
+document the number of its first pair. So nothing is computed ahead, and nothing is stored.
+
+Shape letters: G groups, S stretches, R documents of a group.
 """
 
 from functools import lru_cache
@@ -22,6 +33,13 @@ _ROUNDS = 6
 _MASK = (1 << 64) - 1
 _ODD = 0x9E3779B97F4A7C15
 _MIX = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+
+
+NUM_STRETCHES = 16
+RUN = 16
+_FAN_OUT = 64
+_KEPT_NODES = 4096
+_KEPT_GROUPS = 256
 
 
 class Permutation:
@@ -100,13 +118,6 @@ def _mixed(value: int) -> int:
     value = ((value ^ (value >> 30)) * _MIX[0]) & _MASK
     value = ((value ^ (value >> 27)) * _MIX[1]) & _MASK
     return value ^ (value >> 31)
-
-
-NUM_STRETCHES = 16
-RUN = 16
-_FAN_OUT = 64
-_KEPT_NODES = 4096
-_KEPT_GROUPS = 256
 
 
 @attrs.frozen

@@ -1,4 +1,9 @@
-"""ArrayRecord files as a source: text, JSON objects or `tf.train.Example`s, a document a record."""
+"""ArrayRecord files as a source: text, JSON objects or `tf.train.Example`s, a document a record.
+
+`tf.train.Example`, a record of named features, is read without TensorFlow.
+
+Source: tensorflow/core/example/feature.proto, and the wire format of protocol buffers.
+"""
 
 import struct
 from collections.abc import Iterator
@@ -22,6 +27,9 @@ from axcore.errors import DataError
 from axcore.extras import import_extra
 
 _RECORDS_AT_ONCE = 256
+
+
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
 class ArrayRecordFiles(FileSource):
@@ -118,9 +126,6 @@ def _damaged(file: NamedFile, why: object) -> DataError:
         where=file.where,
         hint="Copy the file again, or set the source's glob to leave it out.",
     )
-
-
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
 def read_example(raw: bytes) -> dict[str, Any]:

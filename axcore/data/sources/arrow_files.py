@@ -1,4 +1,7 @@
-"""Parquet and Arrow files as a source: one document a row, its text in one column."""
+"""Parquet and Arrow files as sources: one document a row, its text in one column.
+
+A data set of Hugging Face is such files, in a folder or in the cache of `datasets`.
+"""
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -16,6 +19,9 @@ from axcore.errors import ConfigError, DataError
 from axcore.extras import import_extra
 
 _ROWS_A_BATCH = 1024
+
+
+_REFUSED = "5.0."
 
 
 class ArrowFiles(FileSource):
@@ -155,9 +161,6 @@ def _bad(file: NamedFile, row: int, reason: str) -> BadRecord:
         hint="Correct or remove the row, or set on_bad_row='skip'.",
     )
     return BadRecord(file.name, row, error)
-
-
-_REFUSED = "5.0."
 
 
 class HuggingFaceDataset(FileSource):

@@ -1,4 +1,4 @@
-"""Sources that are files: read in parts, side by side, their bad records named and counted."""
+"""Sources that are files: read in parts in parallel, their bad records named and counted."""
 
 import sys
 from abc import abstractmethod

@@ -1,4 +1,8 @@
-"""Files of a folder, in an order that every machine agrees on."""
+"""Files of a folder, in an order that every machine agrees on, opened and decompressed.
+
+Every source of text opens its files here, so that the same text behind gzip, zstd or a byte order
+mark gives the same documents.
+"""
 
 import contextlib
 import errno
@@ -20,6 +24,12 @@ from axcore.errors import DataError
 from axcore.extras import import_extra
 
 OnBad = Literal["error", "skip"]
+
+
+# Neither is UTF-8, nor the beginning of a tar whose first name is: no text is taken for one.
+_MAGIC = {".gz": b"\x1f\x8b", ".zst": b"\x28\xb5\x2f\xfd"}
+COMPRESSED_SUFFIXES = tuple(_MAGIC)
+_CHUNK = 1 << 15
 
 
 @attrs.frozen
@@ -176,12 +186,6 @@ def explain_decoding(error: UnicodeDecodeError, offset: int = 0) -> str:
 def warn_skipped(num_skipped: int, of_what: str, first: DataError) -> None:
     """Warns how many records a source left out, and why the first of them."""
     warnings.warn(f"{num_skipped} {of_what} left out. The first: {first.what}", stacklevel=2)
-
-
-# Neither is UTF-8, nor the beginning of a tar whose first name is: no text is taken for one.
-_MAGIC = {".gz": b"\x1f\x8b", ".zst": b"\x28\xb5\x2f\xfd"}
-COMPRESSED_SUFFIXES = tuple(_MAGIC)
-_CHUNK = 1 << 15
 
 
 def is_compressed(file: NamedFile) -> bool:

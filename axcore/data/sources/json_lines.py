@@ -1,4 +1,7 @@
-"""JSON lines as a source: one document a line, its text in one field."""
+"""JSON lines as sources: a line is a document, its text in one field, or a conversation.
+
+A large file is cut at ends of lines, so that its pieces can be read in parallel.
+"""
 
 import glob
 from collections.abc import Iterator
@@ -28,6 +31,9 @@ from axcore.errors import DataError
 
 _MIB = 1 << 20
 _MARK = BYTE_ORDER_MARK.encode()
+
+
+_CHUNK = 1 << 22
 
 
 class JsonLines(FileSource):
@@ -273,9 +279,6 @@ def _folder_and_glob(path: str) -> tuple[str, str]:
     if local.is_dir():
         return path, "**/*.jsonl"
     return str(local.parent), glob.escape(local.name)
-
-
-_CHUNK = 1 << 22
 
 
 def line_spans(file: NamedFile, size: int, target: int) -> Iterator[FileSpan]:

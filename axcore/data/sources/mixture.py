@@ -1,4 +1,7 @@
-"""Weights of a mixture that change at declared steps, at once or in stairs."""
+"""`Mixture`: several sources, each with its share of the rows of every batch's order.
+
+The weights may change at declared steps, at once or in stairs.
+"""
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +21,12 @@ from axcore.plugins import attributed
 _MOST_STAIRS = 50
 _PARTS = 1000
 """Weights of a stair are multiples of a thousandth, so that they come out even in so many rows."""
+
+
+SOURCE_IDS = "source_ids"
+"""The array of a batch that says which source of a mixture each row is of."""
+
+_PARTS_OF_WEIGHT = 10_000
 
 
 @config
@@ -87,12 +96,6 @@ def _between(weights: Mapping[str, float], change: NewWeights, part: float) -> M
 def _as_shares(weights: Mapping[str, float]) -> dict[str, float]:
     total = sum(weights.values())
     return {name: weight / total for name, weight in weights.items()}
-
-
-SOURCE_IDS = "source_ids"
-"""The array of a batch that says which source of a mixture each row is of."""
-
-_PARTS_OF_WEIGHT = 10_000
 
 
 class Mixture(Source):

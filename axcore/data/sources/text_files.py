@@ -1,4 +1,4 @@
-"""Text files as a source: one document a file."""
+"""Text files as a source, one document a file; Python's own library is such text."""
 
 import os
 import platform
@@ -11,6 +11,13 @@ from axcore.data.document import Document
 from axcore.data.sources.file_source import BadRecord, FileSource, FileSpan
 from axcore.data.sources.files import NamedFile, OnBad, list_files, read_text
 from axcore.errors import DataError
+
+# Other distributions' files, generated files, and tests: distributions of Python leave tests out
+# or not as they please, and the badly encoded files are among them.
+_LEFT_OUT_FOLDERS = frozenset(
+    {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"}
+)
+_LEFT_OUT_PREFIX = "_sysconfigdata"
 
 
 class TextFiles(FileSource):
@@ -64,14 +71,6 @@ def read_file(file: NamedFile) -> Document | BadRecord:
 def bad_fraction(on_bad: OnBad, most: float | None) -> float:
     """Returns the share of records that may be bad, from how a config says it."""
     return 0.0 if on_bad == "error" else 1.0 if most is None else most
-
-
-# Other distributions' files, generated files, and tests: distributions of Python leave tests out
-# or not as they please, and the badly encoded files are among them.
-_LEFT_OUT_FOLDERS = frozenset(
-    {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"}
-)
-_LEFT_OUT_PREFIX = "_sysconfigdata"
 
 
 class StandardLibrary(FileSource):

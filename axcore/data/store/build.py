@@ -1,4 +1,4 @@
-"""Building a token store: the parts of its source, side by side in processes of their own."""
+"""Build a token store: the parts of its source, in parallel, in processes of their own."""
 
 import fcntl
 import os
@@ -39,6 +39,10 @@ from axcore.whole_files import whole_file, write_whole
 LOCK = ".lock"
 _BYTES_A_PROCESS = 4 << 20
 """Below that, starting a process takes longer than it saves."""
+
+
+_EVERY_S = 10.0
+_MIB = 1 << 20
 
 
 @attrs.frozen
@@ -267,10 +271,6 @@ def _is_something_else(root: Path) -> bool:
         return True
     names = {path.name for path in root.iterdir()}
     return bool(names) and not names & {LOCK, PLAN}
-
-
-_EVERY_S = 10.0
-_MIB = 1 << 20
 
 
 class ProgressLine:

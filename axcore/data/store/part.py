@@ -1,4 +1,12 @@
-"""One part of a build: a worker's reading, tokenizing and writing."""
+"""One part of a build: a worker's reading, tokenizing and writing; and duplicates across parts.
+
+Parts note the keys of their documents, and the end of a build leaves repeats out:
+
+NNNNNN.keys   [D] of each document of a part, in order, its key and its split
+
+Keys are compared a share at a time, so that this takes memory for some of them, and a byte for each
+document.
+"""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -20,6 +28,14 @@ from axcore.data.store.plan import Plan
 from axcore.data.store.shard import Shard, ShardInfo, ShardWriter
 from axcore.errors import DataError
 from axcore.whole_files import whole_file, write_whole
+
+_KEY = np.dtype([("high", "<u8"), ("low", "<u8"), ("split", "u1")])
+UNIQUE = ".unique"
+"""What names of shards end in that were written again."""
+
+_NOT_STORED = len(SPLITS)
+_AT_ONCE = 1 << 24
+_DOCUMENTS_A_WRITE = 1 << 14
 
 
 class PartBuilder:
@@ -108,15 +124,6 @@ def bad_file(folder: Path, index: int) -> Path:
 def _bad_record_to_json(record: BadRecord) -> str:
     where = {"file": record.file, "offset": record.offset, "reason": record.error.what}
     return json.dumps(where) + "\n"
-
-
-_KEY = np.dtype([("high", "<u8"), ("low", "<u8"), ("split", "u1")])
-UNIQUE = ".unique"
-"""What names of shards end in that were written again."""
-
-_NOT_STORED = len(SPLITS)
-_AT_ONCE = 1 << 24
-_DOCUMENTS_A_WRITE = 1 << 14
 
 
 def keys_file(folder: Path, index: int) -> Path:

@@ -1,4 +1,7 @@
-"""Opening a token store: its splits as readers of any pair, whatever their number."""
+"""Open a token store: its splits as readers of any pair, however many shards there are.
+
+`StoredSource` is a store as a source, which training reads as it is.
+"""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -28,6 +31,9 @@ from axcore.errors import DataError
 
 _OPEN_SHARDS = 8192
 """Each has two mappings; a process may have 65,530 by default."""
+
+
+_PERCENTILES = (10, 50, 90, 99)
 
 
 class StoredTokens:
@@ -172,9 +178,6 @@ def open_store(folder: str | Path) -> TokenStoreDirectory:
 
 def _sums(counts: list[int]) -> NDArray[np.int64]:
     return np.cumsum([0, *counts], dtype=np.int64)
-
-
-_PERCENTILES = (10, 50, 90, 99)
 
 
 def length_stats(split: StoredTokens) -> dict[str, float]:

@@ -28,6 +28,10 @@ _PAIR = np.dtype("<i8")
 _CHUNK = 1 << 20
 
 
+_PROT_READ, _MAP_SHARED = 1, 1
+_POINTER, _SIZE, _INT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+
+
 @attrs.frozen
 class ShardInfo:
     """What the manifest says of a shard.
@@ -157,9 +161,6 @@ def _opened(path: Path) -> IO[bytes]:
         ) from error
 
 
-_PROT_READ, _MAP_SHARED = 1, 1
-
-
 def map_file(path: Path, dtype: np.dtype[Any], length: int) -> NDArray[Any]:
     """Returns `length` values of a file, read-only; the mapping ends with the last view of it.
 
@@ -194,6 +195,5 @@ def _function(name: str, result: Any, *arguments: Any) -> Any:
     return function
 
 
-_POINTER, _SIZE, _INT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
 _MMAP = _function("mmap", _POINTER, _POINTER, _SIZE, _INT, _INT, _INT, ctypes.c_long)
 _MUNMAP = _function("munmap", _INT, _POINTER, _SIZE)

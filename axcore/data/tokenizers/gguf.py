@@ -1,4 +1,11 @@
-"""`gguf_vocabulary`: any tokenizer as llama.cpp reads it, or an error that says why not."""
+"""`gguf_vocabulary`: any tokenizer as llama.cpp reads it, or an error that says why not.
+
+llama.cpp has a program for each kind. `gpt2` merges bytes (BPE); how text is cut into words before
+that is in the program itself, by name, and a table here lists the names whose way of cutting is
+known to be the same. `llama` begins with characters and repeatedly joins the two neighbors that
+make the piece with the best score. So does SentencePiece with a model of type BPE, and so does a
+`tokenizer.json` that was made from one.
+"""
 
 import json
 from collections.abc import Callable
@@ -20,6 +27,32 @@ from axcore.data.tokenizers.gguf_vocabulary import (
 from axcore.data.tokenizers.hugging_face_tokenizer import HuggingFaceTokenizer
 from axcore.data.tokenizers.sentence_piece_tokenizer import SentencePieceTokenizer
 from axcore.data.tokenizers.tokenizer import ByteTokenizer, Tokenizer
+
+_SPACE = "▁"
+_BYTES = tuple(f"<0x{byte:02X}>" for byte in range(256))
+_REPLACE = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
+_PREPEND = {"type": "Prepend", "prepend": _SPACE}
+_AT_SPACES = {
+    "type": "Split",
+    "pattern": {"String": " "},
+    "behavior": "MergedWithPrevious",
+    "invert": False,
+}
+"""Cuts nothing where spaces were replaced."""
+
+_SECOND_SPACE = (
+    "llama.cpp puts a space before every text, the tokenizer only before one that begins with none"
+)
+_Step = tuple[Any, ...]
+_BYTE_STEP: _Step = ("ByteLevel", False, False)
+_GPT2: _Step = ("ByteLevel", False, True)
+_ENGLISH_ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
+_SIGNS_AND_SPACES = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_NFC = "llama.cpp takes text as it is written, where the tokenizer composes letters first (NFC)"
+_NEARLY = {"tekken": "llama.cpp cuts words in which capitals other than A to Z are otherwise"}
+"""Where a way of llama.cpp's is not quite that of the tokenizer."""
 
 
 def gguf_vocabulary(tokenizer: Tokenizer | None, size: int) -> tuple[dict[str, Any], str]:
@@ -59,22 +92,6 @@ def _vocabulary(tokenizer: Tokenizer) -> GGUFVocabulary:
             return merged_pieces_vocabulary(content, path)
         return byte_level_vocabulary(content, path)
     raise unreadable(f"it is a {type(tokenizer).__name__}, which axcore does not know")
-
-
-_SPACE = "▁"
-_BYTES = tuple(f"<0x{byte:02X}>" for byte in range(256))
-_REPLACE = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
-_PREPEND = {"type": "Prepend", "prepend": _SPACE}
-_AT_SPACES = {
-    "type": "Split",
-    "pattern": {"String": " "},
-    "behavior": "MergedWithPrevious",
-    "invert": False,
-}
-"""Cuts nothing where spaces were replaced."""
-_SECOND_SPACE = (
-    "llama.cpp puts a space before every text, the tokenizer only before one that begins with none"
-)
 
 
 def pieces_vocabulary(proto: bytes, path: str) -> GGUFVocabulary:
@@ -237,15 +254,6 @@ def _check_all_merged(
                 raise unreadable(f"{left!r} and {right!r} are not merged to {text!r}", path)
 
 
-_Step = tuple[Any, ...]
-_BYTE_STEP: _Step = ("ByteLevel", False, False)
-_GPT2: _Step = ("ByteLevel", False, True)
-_ENGLISH_ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
-_SIGNS_AND_SPACES = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-
-
 def _split(pattern: str) -> _Step:
     return ("Split", pattern, "Isolated", False)
 
@@ -265,9 +273,6 @@ _NAMES: dict[tuple[tuple[_Step, ...], bool], str] = {
     ((("Digits", True), _GPT2), False): "smollm",
 }
 """llama.cpp's names, by how text is cut and whether a word that is a token is not merged."""
-_NFC = "llama.cpp takes text as it is written, where the tokenizer composes letters first (NFC)"
-_NEARLY = {"tekken": "llama.cpp cuts words in which capitals other than A to Z are otherwise"}
-"""Where a way of llama.cpp's is not quite that of the tokenizer."""
 
 
 def byte_level_vocabulary(content: dict[str, Any], path: str) -> GGUFVocabulary:

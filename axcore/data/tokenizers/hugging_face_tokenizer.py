@@ -1,4 +1,7 @@
-"""What lies beside a `tokenizer.json`: the names of its tokens, and its chat template."""
+"""Any Hugging Face `tokenizer.json`, through the `tokenizers` library.
+
+The files next to it name its special tokens and bring its chat template.
+"""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,6 +19,12 @@ from axcore.data.chat.chat_template import BUNDLED_TEMPLATES, ChatTemplate
 from axcore.data.tokenizers.gguf_vocabulary import byte_signs
 from axcore.data.tokenizers.tokenizer import PlacedTokens, Tokenizer, round_up_vocab
 from axcore.errors import DataError
+
+TOOL_TEMPLATE = "additional_chat_templates/tool_use.jinja"
+"""Where a model's folder has the chat template of conversations with tools."""
+
+_BYTE = re.compile("<0x[0-9A-F]{2}>")
+"""How a token is called that is one byte."""
 
 
 @attrs.frozen
@@ -88,13 +97,6 @@ def _templates(found: Any, path: str) -> dict[str, str]:
         )
     tools = {"tool_template": by_name["tool_use"]} if "tool_use" in by_name else {}
     return {"chat_template": by_name["default"], **tools}
-
-
-TOOL_TEMPLATE = "additional_chat_templates/tool_use.jinja"
-"""Where a model's folder has the chat template of conversations with tools."""
-
-_BYTE = re.compile("<0x[0-9A-F]{2}>")
-"""How a token is called that is one byte."""
 
 
 class HuggingFaceTokenizer(Tokenizer):

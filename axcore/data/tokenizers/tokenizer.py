@@ -16,6 +16,32 @@ from axcore.data.chat.chat_template import ChatTemplate, Message
 from axcore.errors import DataError
 from axcore.plugins import attributed, wrong_method_return
 
+_SPECIAL = {"<|begin|>": 256, "<|end|>": 257}
+"""How a chat template writes the special tokens of bytes."""
+
+_BYTE_TEMPLATE = """{{ bos_token }}
+{%- if tools %}
+    {{- '<tools>\n' + tools | tojson + '\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {{- '<' + message.role + '>\n' }}
+    {%- if message.role == 'assistant' %}
+        {%- generation %}
+            {{- message.content or '' }}
+            {%- if message.tool_calls %}
+                {{- '<calls>' + message.tool_calls | tojson }}
+            {%- endif %}
+            {{- eos_token }}
+        {%- endgeneration %}
+        {{- '\n' }}
+    {%- else %}
+        {{- message.content + '\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<assistant>\n' }}
+{%- endif %}"""
+
 
 @attrs.frozen(eq=False)
 class PlacedTokens:
@@ -224,33 +250,6 @@ def decoded(tokenizer: Tokenizer, tokens: Iterable[int]) -> str:
 def round_up_vocab(size: int, multiple: int) -> int:
     """Returns the smallest multiple of `multiple` that is at least `size`."""
     return -(-size // multiple) * multiple
-
-
-_SPECIAL = {"<|begin|>": 256, "<|end|>": 257}
-"""How a chat template writes the special tokens of bytes."""
-
-_BYTE_TEMPLATE = """{{ bos_token }}
-{%- if tools %}
-    {{- '<tools>\n' + tools | tojson + '\n' }}
-{%- endif %}
-{%- for message in messages %}
-    {{- '<' + message.role + '>\n' }}
-    {%- if message.role == 'assistant' %}
-        {%- generation %}
-            {{- message.content or '' }}
-            {%- if message.tool_calls %}
-                {{- '<calls>' + message.tool_calls | tojson }}
-            {%- endif %}
-            {{- eos_token }}
-        {%- endgeneration %}
-        {{- '\n' }}
-    {%- else %}
-        {{- message.content + '\n' }}
-    {%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}
-    {{- '<assistant>\n' }}
-{%- endif %}"""
 
 
 class ByteTokenizer(Tokenizer):

@@ -1,4 +1,8 @@
-"""`ChatMessages`: conversations, by the tokenizer's chat template; the loss counts the answers."""
+"""Transforms of conversations, by the tokenizer's chat template; the loss counts the answers.
+
+`ChatMessages` reads one conversation; `ChatPairs` and `RatedChats` read labelled answers, for
+`PreferenceData`.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,6 +23,14 @@ from axcore.data.chat.conversation import (
 from axcore.data.document import Document
 from axcore.data.transforms.transform import Dropped, Transform, TransformTools
 from axcore.errors import DataError
+
+SEQUENCES = "sequences"
+"""Of a document's fields, its conversations as tuples of `ChatTokens`."""
+
+LABEL = "label"
+"""Of a document's fields, whether its answer is a good one."""
+
+_RATED = ("prompt", "completion", "messages", "conversations", LABEL)
 
 
 class ChatMessages(Transform):
@@ -91,15 +103,6 @@ class ChatMessages(Transform):
             attrs.evolve(document, text="", tokens=one.tokens, loss_weights=one.weights)
             for one in counted
         ]
-
-
-SEQUENCES = "sequences"
-"""Of a document's fields, its conversations as tuples of `ChatTokens`."""
-
-LABEL = "label"
-"""Of a document's fields, whether its answer is a good one."""
-
-_RATED = ("prompt", "completion", "messages", "conversations", LABEL)
 
 
 class ChatPairs(Transform):

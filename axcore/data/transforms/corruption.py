@@ -1,4 +1,8 @@
-"""`FillInTheMiddle`: a document's middle moves to its end, so that a model learns to fill gaps."""
+"""Transforms that teach a decoder to fill gaps.
+
+`FillInTheMiddle` moves a document's middle to its end; `SpanCorruption` takes out random spans,
+which the model has to write.
+"""
 
 import attrs
 import numpy as np

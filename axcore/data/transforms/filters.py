@@ -1,4 +1,4 @@
-"""Filters: documents of some length, text or value of a field stay, others are left out."""
+"""Filters: documents by their length, text or fields, and the first of equal documents."""
 
 import re
 from functools import cached_property
@@ -12,6 +12,9 @@ from axcore.data.document import Document
 from axcore.data.packing.packing import plain_tokens
 from axcore.data.transforms.transform import Dropped, Transform, TransformTools
 from axcore.errors import ConfigError, DataError
+
+KEY_BYTES = 16
+DUPLICATE = "equal to an earlier document"
 
 
 class LengthFilter(Transform):
@@ -113,10 +116,6 @@ class FieldFilter(Transform):
                 where=document.name,
             )
         return value
-
-
-KEY_BYTES = 16
-DUPLICATE = "equal to an earlier document"
 
 
 class Deduplicate(Transform):
