@@ -16,7 +16,7 @@ from axcore.data.packing.packing import Batch
 from axcore.data.preference_data import PreferenceData
 from axcore.data.sources.array_record_files import ArrayRecordFiles
 from axcore.data.sources.arrow_files import ArrowFiles, HuggingFaceDataset
-from axcore.data.sources.file_source import BadRecord, FileSource, FileSpan
+from axcore.data.sources.file_source import BadRecord, Files, FileSource, FileSpan
 from axcore.data.sources.files import NamedFile
 from axcore.data.sources.json_lines import ChatFiles, JsonLines
 from axcore.data.sources.mixture import Mixture, NewWeights
@@ -72,6 +72,7 @@ __all__ = [
     "FileSource",
     "FileSpan",
     "FileStream",
+    "Files",
     "FillInTheMiddle",
     "HuggingFaceDataset",
     "HuggingFaceTokenizer",

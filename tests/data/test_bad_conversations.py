@@ -71,7 +71,7 @@ def test_a_template_that_fails_names_the_line_and_the_roles(tmp_path, template, 
 
 
 def test_conversations_without_an_answer_are_quarantined_with_place_and_reason(tmp_path):
-    cfg = data_of(tmp_path, TALK, TALK[:1], TALK, on_bad_line="skip")
+    cfg = data_of(tmp_path, TALK, TALK[:1], TALK, on_bad="skip")
     stored = built(cfg, tmp_path / "store")
     assert (stored.manifest.records, stored.manifest.bad_records) == (3, 1)
     (bad,) = map(json.loads, (tmp_path / "store" / "quarantine.jsonl").read_text().splitlines())
@@ -80,7 +80,7 @@ def test_conversations_without_an_answer_are_quarantined_with_place_and_reason(t
 
 
 def test_where_every_conversation_is_bad_training_ends_with_an_error(tmp_path):
-    cfg = data_of(tmp_path, TALK[:1], TALK[:1], on_bad_line="skip")
+    cfg = data_of(tmp_path, TALK[:1], TALK[:1], on_bad="skip")
     nothing = pytest.raises(DataError, match=r"no text to train on: no document of conversations")
     with pytest.warns(UserWarning, match=r"2 of 2 lines left out.*no message of 'assist"), nothing:
         next(cfg.build().train())

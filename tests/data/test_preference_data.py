@@ -117,7 +117,7 @@ def test_a_bad_pair_is_named_or_left_out_and_counted(tmp_path, record, message):
         data(tmp_path, PAIR, record).summary()
     assert e.value.where.endswith("judged.jsonl:2")
     skipping = data(tmp_path, PAIR, record).config
-    source = evolve(skipping.source, on_bad_line="skip")
+    source = evolve(skipping.source, on_bad="skip")
     with pytest.warns(UserWarning, match="1 of 2 lines left out"):
         assert evolve(skipping, source=source).build().summary().train_rows == 1
 

@@ -71,7 +71,7 @@ def test_a_bad_array_record_is_quarantined_with_its_place(tmp_path, kind, raw, r
     source = ArrayRecordFiles.Config(folder=str(tmp_path), record=kind)
     with pytest.raises(DataError, match=r"Record 1 of a\.array_record is bad"):
         texts(source)
-    skips = ArrayRecordFiles.Config(folder=str(tmp_path), record=kind, on_bad_record="skip")
+    skips = ArrayRecordFiles.Config(folder=str(tmp_path), record=kind, on_bad="skip")
     ((file, offset, said),) = bad_of(skips, tmp_path)
     assert (file, offset) == ("a.array_record", 1)
     assert reason in said
@@ -139,7 +139,7 @@ def test_a_bad_sample_is_quarantined_with_its_place(tmp_path, field, content, re
     good = {"txt": b"good", "json": b'{"text": "good"}'}
     good["npy"] = (out := io.BytesIO()) and (np.save(out, np.arange(9)), out.getvalue())[1]
     write_tar(tmp_path, [(f"1.{field}", good[field]), (f"2.{field}", content), ("3.jpg", b"")])
-    source = TarFiles.Config(folder=str(tmp_path), field=field, on_bad_record="skip")
+    source = TarFiles.Config(folder=str(tmp_path), field=field, on_bad="skip")
     (first, second) = bad_of(source, tmp_path)
     assert (first[0], first[1], second[1]) == ("a.tar", 1, 2)
     assert reason in first[2]
@@ -154,7 +154,7 @@ def test_two_files_of_one_name_or_one_too_large_make_a_sample_bad(tmp_path):
         ("3.txt", b"c"),
     ]
     write_tar(tmp_path, members)
-    source = TarFiles.Config(folder=str(tmp_path), on_bad_record="skip", max_member_mib=1)
+    source = TarFiles.Config(folder=str(tmp_path), on_bad="skip", max_member_mib=1)
     (first, second) = bad_of(source, tmp_path)
     assert "it has two files '1.txt'" in first[2]
     assert "2.txt has 1,048,577 bytes, more than max_member_mib" in second[2]
@@ -178,7 +178,7 @@ def test_images_and_captions_of_a_tar_become_tokens(tmp_path):
     members += [("3.png", b""), ("3.json", b'{"score": 0}')]
     write_tar(tmp_path, members)
     transforms = (FieldFilter.Config(field="score", at_least=1), ImagePixels.Config(field="png"))
-    source = TarFiles.Config(folder=str(tmp_path), on_bad_record="skip", transforms=transforms)
+    source = TarFiles.Config(folder=str(tmp_path), on_bad="skip", transforms=transforms)
     cfg = Data.Config(source=source, seq_len=8, batch_size=1, validation_fraction=0.0)
     store = built(cfg, tmp_path / "store")
     assert store.splits["train"].num_documents == 1

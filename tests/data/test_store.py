@@ -182,7 +182,7 @@ def test_a_bad_line_ends_a_build_that_allows_none(cfg, lines, tmp_path):
 def test_bad_records_are_quarantined_with_file_offset_and_reason(cfg, lines, tmp_path):
     before = (lines / "a.jsonl").read_bytes()
     (lines / "a.jsonl").write_bytes(before + b'\n{"body": 1}\n\xff\n')
-    source = evolve(cfg.source, on_bad_line="skip")
+    source = evolve(cfg.source, on_bad="skip")
     store = built(evolve(cfg, source=source), tmp_path / "store")
     assert (store.manifest.records, store.manifest.bad_records) == (82, 2)
     quarantine = (store.folder / "quarantine.jsonl").read_text()
@@ -199,7 +199,7 @@ def test_bad_records_are_quarantined_with_file_offset_and_reason(cfg, lines, tmp
 def test_more_bad_records_than_may_be_end_a_build(cfg, lines, tmp_path):
     with (lines / "b.jsonl").open("a") as file:
         file.write("\n{" * 3)
-    source = evolve(cfg.source, on_bad_line="skip", max_bad_fraction=0.03)
+    source = evolve(cfg.source, on_bad="skip", max_bad_fraction=0.03)
     with pytest.raises(DataError, match=r"3 of 83 lines are bad, and max_bad_fraction is 0\.03"):
         built(evolve(cfg, source=source), tmp_path / "store")
 

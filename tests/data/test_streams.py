@@ -151,7 +151,7 @@ def test_transforms_and_bad_records_do_not_move_places(lines, capsys):
     with (lines / "a.jsonl").open("a") as file:
         file.write('\n{\n{"text": "last of a"}')
     source = JsonLines.Config(
-        folder=str(lines), on_bad_line="skip", transforms=(LengthFilter.Config(at_least=30),)
+        folder=str(lines), on_bad="skip", transforms=(LengthFilter.Config(at_least=30),)
     )
     cfg = StreamData.Config(stream=FileStream.Config(source=source), seq_len=32, batch_size=2)
     with warnings.catch_warnings(record=True) as warned:

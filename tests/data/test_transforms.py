@@ -312,7 +312,7 @@ def test_a_bad_conversation_is_quarantined_with_its_place(chats, tmp_path, recor
     write(tmp_path / "lines", [{"messages": TALK}, record])
     with pytest.raises(DataError, match=re.escape(message)):
         list(chats.source.build().transformed(chats.tokenizer.build()))
-    source = evolve(chats.source, on_bad_line="skip")
+    source = evolve(chats.source, on_bad="skip")
     store = built(evolve(chats, source=source), tmp_path / "store")
     (bad,) = map(json.loads, (store.folder / "quarantine.jsonl").read_text().splitlines())
     begin = len(json.dumps({"messages": TALK})) + 1

@@ -129,7 +129,7 @@ def _check_has(chat: Conversation, role: str) -> None:
         raise DataError(
             f"The conversation has no message of {role!r}, of which the loss would count any; its "
             f"roles are {', '.join(roles)}.",
-            hint="Correct or remove it, or set the source's on_bad_line='skip'.",
+            hint="Correct or remove it, or set the source's on_bad='skip'.",
         )
     for place, (other, weight) in enumerate(zip(roles, chat.weights, strict=True)):
         if other != role and weight not in (0, 1):
@@ -363,7 +363,7 @@ def _nothing_written(view: _View, place: int) -> DataError:
         f"The chat template writes nothing for message {place + 1}, of which the loss would count "
         "the tokens",
         after.main_line(0, len(after.text)),
-        hint="Correct or remove it, or set the source's on_bad_line='skip'.",
+        hint="Correct or remove it, or set the source's on_bad='skip'.",
     )
 
 

@@ -11,18 +11,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from axcore.config import REQUIRED, Fraction, config
+from axcore.config import config
 from axcore.config.json_files import parse_json
 from axcore.data.document import Document
-from axcore.data.sources.file_source import (
-    BadRecord,
-    FileSource,
-    FileSpan,
-    as_text,
-    document_or_bad,
-)
-from axcore.data.sources.files import NamedFile, OnBad, check_is_regular, list_files, unreadable
-from axcore.data.sources.text_files import bad_fraction
+from axcore.data.sources.file_source import BadRecord, Files, FileSpan, as_text, document_or_bad
+from axcore.data.sources.files import NamedFile, check_is_regular, unreadable
 from axcore.errors import DataError
 from axcore.extras import import_extra
 
@@ -32,54 +25,34 @@ _RECORDS_AT_ONCE = 256
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
-class ArrayRecordFiles(FileSource):
+class ArrayRecordFiles(Files):
     """The records of the ArrayRecord files of a folder that match a glob.
 
     A document's name is `file:record`, from 0.
     """
 
     @config
-    class Config(FileSource.Config):
+    class Config(Files.Config):
         """Which files, and what is in their records.
 
         Attributes:
-            folder: Where to look, relative to the working directory; or a URL.
             glob: Which files, relative to the folder; `**` matches any depth.
             record: What a record is: UTF-8 `text`, a `json` object, or a `tf.train.Example`.
             field: The field or feature that holds the text; a record of `text` is all text.
-            on_bad_record: Whether a record without text is an error, or is skipped and counted in a
-                warning.
-            max_bad_fraction: The share of the records that may be skipped; None for any share.
         """
 
-        folder: str = REQUIRED
         glob: str = "**/*.array_record*"
         record: Literal["text", "json", "example"] = "text"
         field: str = "text"
-        on_bad_record: OnBad = "error"
-        max_bad_fraction: Fraction | None = None
 
-    folder_fields = ("folder",)
+    kind = "ArrayRecord files"
     unit = "records"
-
-    def files(self) -> list[NamedFile]:
-        """Returns the files of the folder, by name."""
-        return list_files(self.config.folder, self.config.glob)
 
     def records(self, span: FileSpan) -> Iterator[Document | BadRecord]:
         """Yields a document for each record."""
         file = span.file
         for number, raw in enumerate(_raw_records(file)):
             yield document_or_bad(file, number, lambda n=number, r=raw: self._document(file, n, r))  # type: ignore[misc]
-
-    @property
-    def max_bad_fraction(self) -> float:
-        """The share of the records that may be skipped."""
-        return bad_fraction(self.config.on_bad_record, self.config.max_bad_fraction)
-
-    def describe(self) -> str:
-        """Names the folder and the glob."""
-        return f"ArrayRecord files {self.config.folder}/{self.config.glob}"
 
     def _document(self, file: NamedFile, number: int, raw: bytes) -> Document:
         record, field = self._parsed(raw), self.config.field

@@ -9,12 +9,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from axcore.config import REQUIRED, Fraction, config
+from axcore.config import Fraction, config
 from axcore.config.json_files import read_json_file
 from axcore.data.document import Document
-from axcore.data.sources.file_source import BadRecord, FileSource, FileSpan
-from axcore.data.sources.files import NamedFile, OnBad, check_is_regular, list_files, unreadable
-from axcore.data.sources.text_files import bad_fraction
+from axcore.data.sources.file_source import BadRecord, Files, FileSource, FileSpan, bad_fraction
+from axcore.data.sources.files import NamedFile, OnBad, check_is_regular, unreadable
 from axcore.errors import ConfigError, DataError
 from axcore.extras import import_extra
 
@@ -24,7 +23,7 @@ _ROWS_A_BATCH = 1024
 _REFUSED = "5.0."
 
 
-class ArrowFiles(FileSource):
+class ArrowFiles(Files):
     """The rows of the Parquet or Arrow files of a folder that match a glob.
 
     Files that end in `.arrow`, as `datasets` of Hugging Face saves, are Arrow's streams or files;
@@ -32,39 +31,22 @@ class ArrowFiles(FileSource):
     """
 
     @config
-    class Config(FileSource.Config):
+    class Config(Files.Config):
         """Which files, and which column.
 
         Attributes:
-            folder: Where to look, relative to the working directory.
             glob: Which files, relative to the folder; `**` matches any depth.
             field: The column that holds the text.
-            on_bad_row: Whether a row without text is an error, or is skipped and counted in a
-                warning.
-            max_bad_fraction: The share of the rows that may be skipped; None for any share.
         """
 
-        folder: str = REQUIRED
         glob: str = "**/*.parquet"
         field: str = "text"
-        on_bad_row: OnBad = "error"
-        max_bad_fraction: Fraction | None = None
 
-    folder_fields = ("folder",)
     unit = "rows"
-
-    def files(self) -> list[NamedFile]:
-        """Returns the files of the folder, by name."""
-        return list_files(self.config.folder, self.config.glob)
 
     def records(self, span: FileSpan) -> Iterator[Document | BadRecord]:
         """Yields a document for each row."""
         yield from arrow_records(self, span.file, self.config.field)
-
-    @property
-    def max_bad_fraction(self) -> float:
-        """The share of the rows that may be skipped."""
-        return bad_fraction(self.config.on_bad_row, self.config.max_bad_fraction)
 
     def describe(self) -> str:
         """Names the folder, the glob and the column."""
@@ -158,7 +140,7 @@ def _bad(file: NamedFile, row: int, reason: str) -> BadRecord:
     error = DataError(
         f"{file.name}, row {row} {reason}.",
         where=f"{file.where}:{row}",
-        hint="Correct or remove the row, or set on_bad_row='skip'.",
+        hint="Correct or remove the row, or set on_bad='skip'.",
     )
     return BadRecord(file.name, row, error)
 
@@ -181,7 +163,7 @@ class HuggingFaceDataset(FileSource):
             revision: Its commit or tag; without one, what is there when it is first loaded.
             split: Which split; whole ones only. A folder may be a single one.
             field: The column that holds the text.
-            on_bad_row: Whether a row without text is an error, or is skipped and counted in a
+            on_bad: Whether a row without text is an error, or is skipped and counted in a
                 warning.
             max_bad_fraction: The share of the rows that may be skipped; None for any share.
         """
@@ -192,7 +174,7 @@ class HuggingFaceDataset(FileSource):
         revision: str | None = None
         split: str = "train"
         field: str = "text"
-        on_bad_row: OnBad = "error"
+        on_bad: OnBad = "error"
         max_bad_fraction: Fraction | None = None
 
     folder_fields = ("folder",)
@@ -218,7 +200,7 @@ class HuggingFaceDataset(FileSource):
     @property
     def max_bad_fraction(self) -> float:
         """The share of the rows that may be skipped."""
-        return bad_fraction(self.config.on_bad_row, self.config.max_bad_fraction)
+        return bad_fraction(self.config.on_bad, self.config.max_bad_fraction)
 
     def describe(self) -> str:
         """Names the dataset, the split and the column."""

@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 
 import attrs
 
-from axcore.config import config
+from axcore.config import REQUIRED, Fraction, config
 from axcore.data.cache import local_copies
 from axcore.data.document import Document, Source
-from axcore.data.sources.files import NamedFile, warn_skipped
+from axcore.data.sources.files import NamedFile, OnBad, list_files, warn_skipped
 from axcore.data.tokenizers.tokenizer import Tokenizer
 from axcore.data.transforms import Dropped, Transform
 from axcore.data.transforms.filters import DUPLICATE
@@ -208,6 +208,52 @@ class FileSource(Source):
             warn_skipped(len(tally.bad), f"of {tally.num_records} {self.unit}", tally.bad[0].error)
 
 
+class Files(FileSource):
+    """The files of a folder that match a glob; each subclass reads a format.
+
+    Attributes:
+        kind: What its files are called.
+    """
+
+    @config
+    class Config(FileSource.Config):
+        """Which files, and what becomes of records that cannot be documents.
+
+        Attributes:
+            folder: Where to look, relative to the working directory; or a URL.
+            glob: Which files, relative to the folder; `**` matches any depth.
+            on_bad: Whether a record that cannot be a document is an error, or is skipped and
+                counted in a warning. Tokens are never bad one by one.
+            max_bad_fraction: The share of the records that may be skipped; None for any share.
+        """
+
+        folder: str = REQUIRED
+        glob: str = "**/*"
+        on_bad: OnBad = "error"
+        max_bad_fraction: Fraction | None = None
+
+    kind: ClassVar[str] = "files"
+    folder_fields = ("folder",)
+
+    def files(self) -> list[NamedFile]:
+        """Returns the files of the folder, by name."""
+        return list_files(self.config.folder, self.config.glob)
+
+    @property
+    def max_bad_fraction(self) -> float:
+        """The share of the records that may be skipped."""
+        return bad_fraction(self.config.on_bad, self.config.max_bad_fraction)
+
+    def describe(self) -> str:
+        """Names the folder and the glob."""
+        return f"{self.kind} {self.config.folder}/{self.config.glob}"
+
+
+def bad_fraction(on_bad: OnBad, limit: float | None) -> float:
+    """Returns the share of records that may be bad, from how a config says it."""
+    return 0.0 if on_bad == "error" else 1.0 if limit is None else limit
+
+
 class Tally:
     """The records of a source as they are read: documents pass, others are counted.
 
@@ -302,7 +348,7 @@ def document_or_bad(
         said = DataError(
             f"Record {number} of {file.name} is bad: {what}.",
             where=f"{file.where}:{number}",
-            hint="Correct or remove it, or set on_bad_record='skip'.",
+            hint="Correct or remove it, or set on_bad='skip'.",
         )
         return BadRecord(file.name, number, said)
 

@@ -223,7 +223,7 @@ def read_text(file: NamedFile) -> str:
         raise DataError(
             f"{file.name} is not UTF-8: {explain_decoding(error)}.",
             where=f"{file.where}, byte {error.start}",
-            hint="Convert the file to UTF-8 (iconv -f FROM -t utf-8), or set on_bad_file='skip'.",
+            hint="Convert the file to UTF-8 (iconv -f FROM -t utf-8), or set on_bad='skip'.",
         ) from error
 
 

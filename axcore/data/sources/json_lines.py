@@ -15,17 +15,15 @@ import attrs
 from axcore.config import REQUIRED, Fraction, PositiveInt, config
 from axcore.config.json_files import BYTE_ORDER_MARK, parse_json
 from axcore.data.document import Document
-from axcore.data.sources.file_source import BadRecord, FileSource, FileSpan
+from axcore.data.sources.file_source import BadRecord, Files, FileSource, FileSpan
 from axcore.data.sources.files import (
     NamedFile,
     OnBad,
     explain_decoding,
     is_compressed,
-    list_files,
     open_decompressed,
 )
 from axcore.data.sources.remote import is_remote
-from axcore.data.sources.text_files import bad_fraction
 from axcore.data.transforms import ChatMessages, Transform
 from axcore.errors import DataError
 
@@ -36,7 +34,7 @@ _MARK = BYTE_ORDER_MARK.encode()
 _CHUNK = 1 << 22
 
 
-class JsonLines(FileSource):
+class JsonLines(Files):
     """The lines of the files of a folder that match a glob; empty lines are no documents.
 
     A document's name is `file:line`, so that lines added at the end of a file leave the split of
@@ -44,32 +42,20 @@ class JsonLines(FileSource):
     """
 
     @config
-    class Config(FileSource.Config):
+    class Config(Files.Config):
         """Which files, and which field.
 
         Attributes:
-            folder: Where to look, relative to the working directory.
             glob: Which files, relative to the folder; `**` matches any depth.
             field: The field of each line's object that holds the text.
-            on_bad_line: Whether a line that does not parse or lacks the text is an error, or is
-                skipped and counted in a warning.
-            max_bad_fraction: The share of the lines that may be skipped; None for any share.
             max_line_mib: A line of more is bad; no more of it is held in memory.
         """
 
-        folder: str = REQUIRED
         glob: str = "**/*.jsonl"
         field: str = "text"
-        on_bad_line: OnBad = "error"
-        max_bad_fraction: Fraction | None = None
         max_line_mib: PositiveInt = 64
 
-    folder_fields = ("folder",)
     unit = "lines"
-
-    def files(self) -> list[NamedFile]:
-        """Returns the files of the folder, by name."""
-        return list_files(self.config.folder, self.config.glob)
 
     def spans(self, file: NamedFile, size: int, target: int) -> Iterator[FileSpan]:
         """Yields runs of lines; a compressed file is one."""
@@ -82,11 +68,6 @@ class JsonLines(FileSource):
                 yield line.document(self)
             except DataError as error:
                 yield BadRecord(line.file.name, line.offset, error)
-
-    @property
-    def max_bad_fraction(self) -> float:
-        """The share of the lines that may be skipped."""
-        return bad_fraction(self.config.on_bad_line, self.config.max_bad_fraction)
 
     def describe(self) -> str:
         """Names the folder, the glob and the field."""
@@ -141,7 +122,7 @@ class _Line:
         if not self.is_whole:
             raise self._error(
                 f"is longer than {len(self.raw) // _MIB} MiB",
-                hint="Remove the line, raise the source's max_line_mib, or set on_bad_line='skip'.",
+                hint="Remove the line, raise the source's max_line_mib, or set on_bad='skip'.",
             )
         record = self._record()
         if not isinstance(record, dict):
@@ -180,7 +161,7 @@ class _Line:
         return DataError(
             f"{self.file.name}, line {self.number} {reason}.",
             where=f"{self.file.where}:{self.number}",
-            hint=hint or "Correct or remove the line, or set on_bad_line='skip'.",
+            hint=hint or "Correct or remove the line, or set on_bad='skip'.",
         )
 
 
@@ -214,7 +195,7 @@ class ChatFiles(FileSource):
             path: A file, or a folder whose `.jsonl` files are read.
             reads: What makes a document of a line: `ChatMessages` of a conversation, `ChatPairs` of
                 one with two ends, `RatedChats` of one that was judged.
-            on_bad_line: Whether a line that is no conversation, or that the chat template refuses,
+            on_bad: Whether a line that is no conversation, or that the chat template refuses,
                 is an error, or is left out and named.
             max_bad_fraction: The share of the lines that may be left out; None for any share.
             max_line_mib: A line of more is bad; no more of it is held in memory.
@@ -222,7 +203,7 @@ class ChatFiles(FileSource):
 
         path: str = REQUIRED
         reads: Transform.Config = ChatMessages.Config()
-        on_bad_line: OnBad = "error"
+        on_bad: OnBad = "error"
         max_bad_fraction: Fraction | None = None
         max_line_mib: PositiveInt = 64
 
@@ -262,7 +243,7 @@ class ChatFiles(FileSource):
         lines: JsonLines = JsonLines.Config(
             folder=folder,
             glob=pattern,
-            on_bad_line=cfg.on_bad_line,
+            on_bad=cfg.on_bad,
             max_bad_fraction=cfg.max_bad_fraction,
             max_line_mib=cfg.max_line_mib,
             transforms=(cfg.reads, *cfg.transforms),

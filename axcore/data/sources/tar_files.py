@@ -12,18 +12,11 @@ from typing import IO, Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from axcore.config import REQUIRED, Fraction, PositiveInt, config
+from axcore.config import PositiveInt, config
 from axcore.config.json_files import BYTE_ORDER_MARK, parse_json
 from axcore.data.document import Document
-from axcore.data.sources.file_source import (
-    BadRecord,
-    FileSource,
-    FileSpan,
-    as_text,
-    document_or_bad,
-)
-from axcore.data.sources.files import NamedFile, OnBad, list_files, open_decompressed
-from axcore.data.sources.text_files import bad_fraction
+from axcore.data.sources.file_source import BadRecord, Files, FileSpan, as_text, document_or_bad
+from axcore.data.sources.files import NamedFile, open_decompressed
 from axcore.errors import DataError
 
 _MIB = 1 << 20
@@ -34,7 +27,7 @@ Sample = dict[str, bytes | None]
 """The files of a sample by what follows the first dot of their names; None is one too large."""
 
 
-class TarFiles(FileSource):
+class TarFiles(Files):
     """The samples of the tar files of a folder that match a glob.
 
     A document's name is `file:sample`, from 0. Files of gzip and zstd are decompressed as they
@@ -42,46 +35,29 @@ class TarFiles(FileSource):
     """
 
     @config
-    class Config(FileSource.Config):
+    class Config(Files.Config):
         """Which files, and what is in their samples.
 
         Attributes:
-            folder: Where to look, relative to the working directory; or a URL.
             glob: Which files, relative to the folder; `**` matches any depth.
             field: The suffix of the file that holds the text, without its dot: UTF-8, or an object
                 in `json`, or tokens in `npy`.
             json_field: The field of the object that holds the text, where `field` is `json`.
-            on_bad_record: Whether a sample without text is an error, or is skipped and counted in a
-                warning.
-            max_bad_fraction: The share of the samples that may be skipped; None for any share.
             max_member_mib: A sample with a file of more is bad; no such file is read.
         """
 
-        folder: str = REQUIRED
         glob: str = "**/*.tar"
         field: str = "txt"
         json_field: str = "text"
-        on_bad_record: OnBad = "error"
-        max_bad_fraction: Fraction | None = None
         max_member_mib: PositiveInt = 64
 
-    folder_fields = ("folder",)
     unit = "samples"
-
-    def files(self) -> list[NamedFile]:
-        """Returns the files of the folder, by name."""
-        return list_files(self.config.folder, self.config.glob)
 
     def records(self, span: FileSpan) -> Iterator[Document | BadRecord]:
         """Yields a document for each sample."""
         file = span.file
         for number, one in enumerate(_samples(file, self.config.max_member_mib * _MIB)):
             yield document_or_bad(file, number, lambda n=number, s=one: self._document(file, n, s))  # type: ignore[misc]
-
-    @property
-    def max_bad_fraction(self) -> float:
-        """The share of the samples that may be skipped."""
-        return bad_fraction(self.config.on_bad_record, self.config.max_bad_fraction)
 
     def describe(self) -> str:
         """Names the folder, the glob and the suffix."""

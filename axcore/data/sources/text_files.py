@@ -6,10 +6,10 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
-from axcore.config import REQUIRED, Fraction, config
+from axcore.config import config
 from axcore.data.document import Document
-from axcore.data.sources.file_source import BadRecord, FileSource, FileSpan
-from axcore.data.sources.files import NamedFile, OnBad, list_files, read_text
+from axcore.data.sources.file_source import BadRecord, Files, FileSource, FileSpan
+from axcore.data.sources.files import NamedFile, read_text
 from axcore.errors import DataError
 
 # Other distributions' files, generated files, and tests: distributions of Python leave tests out
@@ -20,44 +20,24 @@ _LEFT_OUT_FOLDERS = frozenset(
 _LEFT_OUT_PREFIX = "_sysconfigdata"
 
 
-class TextFiles(FileSource):
+class TextFiles(Files):
     """The UTF-8 files of a folder that match a glob, by name; gzip and zstd are decompressed."""
 
     @config
-    class Config(FileSource.Config):
+    class Config(Files.Config):
         """Which files.
 
         Attributes:
-            folder: Where to look, relative to the working directory.
             glob: Which files, relative to the folder; `**` matches any depth.
-            on_bad_file: Whether a file that is not UTF-8 is an error, or is skipped and counted in
-                a warning.
-            max_bad_fraction: The share of the files that may be skipped; None for any share.
         """
 
-        folder: str = REQUIRED
         glob: str = "**/*.txt"
-        on_bad_file: OnBad = "error"
-        max_bad_fraction: Fraction | None = None
 
-    folder_fields = ("folder",)
-
-    def files(self) -> list[NamedFile]:
-        """Returns the files of the folder, by name."""
-        return list_files(self.config.folder, self.config.glob)
+    kind = "text files"
 
     def records(self, span: FileSpan) -> Iterator[Document | BadRecord]:
         """Yields the document of a file."""
         yield read_file(span.file)
-
-    @property
-    def max_bad_fraction(self) -> float:
-        """The share of the files that may be skipped."""
-        return bad_fraction(self.config.on_bad_file, self.config.max_bad_fraction)
-
-    def describe(self) -> str:
-        """Names the folder and the glob."""
-        return f"text files {self.config.folder}/{self.config.glob}"
 
 
 def read_file(file: NamedFile) -> Document | BadRecord:
@@ -66,11 +46,6 @@ def read_file(file: NamedFile) -> Document | BadRecord:
         return Document(file.name, read_text(file))
     except DataError as error:
         return BadRecord(file.name, 0, error)
-
-
-def bad_fraction(on_bad: OnBad, most: float | None) -> float:
-    """Returns the share of records that may be bad, from how a config says it."""
-    return 0.0 if on_bad == "error" else 1.0 if most is None else most
 
 
 class StandardLibrary(FileSource):

@@ -10,9 +10,9 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from axcore.config import REQUIRED, NonNegativeInt, config
+from axcore.config import NonNegativeInt, config
 from axcore.data.document import Document
-from axcore.data.sources.file_source import BadRecord, FileSource, FileSpan
+from axcore.data.sources.file_source import BadRecord, Files, FileSpan
 from axcore.data.sources.files import NamedFile, check_is_regular, list_files, unreadable
 from axcore.errors import DataError
 
@@ -24,7 +24,7 @@ _MEGATRON_MAGIC = b"MMIDIDX\x00\x00"
 _MEGATRON_DTYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
 
 
-class TokenFiles(FileSource):
+class TokenFiles(Files):
     """Files of tokens end to end, as nanoGPT and llm.c write them.
 
     A document ends with `end_token`. The header that llm.c writes is left out, and so is the end
@@ -33,28 +33,21 @@ class TokenFiles(FileSource):
     """
 
     @config
-    class Config(FileSource.Config):
+    class Config(Files.Config):
         """Which files, and what is in them.
 
         Attributes:
-            folder: Where to look, relative to the working directory.
             glob: Which files, relative to the folder; `**` matches any depth.
             dtype: Of a token, little-endian.
             end_token: What ends a document; 50256 is GPT-2's.
         """
 
-        folder: str = REQUIRED
         glob: str = "**/*.bin"
         dtype: Literal["uint16", "uint32"] = "uint16"
         end_token: NonNegativeInt = 50256
 
-    folder_fields = ("folder",)
+    kind = "token files"
     unit = "documents"
-    max_bad_fraction = 0.0
-
-    def files(self) -> list[NamedFile]:
-        """Returns the files of the folder, by name."""
-        return list_files(self.config.folder, self.config.glob)
 
     def spans(self, file: NamedFile, size: int, target: int) -> Iterator[FileSpan]:
         """Yields pieces; a document is in that in which it begins."""
@@ -75,10 +68,6 @@ class TokenFiles(FileSource):
             if end - begin > 1:
                 yield Document(f"{span.file.name}:{begin}", "", np.array(tokens[begin:end]))
             begin = end
-
-    def describe(self) -> str:
-        """Names the folder and the glob."""
-        return f"token files {self.config.folder}/{self.config.glob}"
 
     def _first_begin(self, tokens: NDArray[Any], place: int) -> int:
         """Returns where the first document begins that does not begin before a place."""
@@ -103,27 +92,24 @@ def _is_of_llm_c(tokens: NDArray[Any]) -> bool:
     return len(head) == 4 and struct.unpack("<i", head)[0] == _LLM_C_MAGIC
 
 
-class MegatronFiles(FileSource):
+class MegatronFiles(Files):
     """Pairs of `.bin` and `.idx` files, as Megatron-LM's `preprocess_data.py` writes them.
 
     A document's name is `file:number`, from 0.
     """
 
     @config
-    class Config(FileSource.Config):
+    class Config(Files.Config):
         """Which files.
 
         Attributes:
-            folder: Where to look, relative to the working directory.
             glob: Which index files, relative to the folder; the tokens lie beside each.
         """
 
-        folder: str = REQUIRED
         glob: str = "**/*.idx"
 
-    folder_fields = ("folder",)
+    kind = "Megatron files"
     unit = "documents"
-    max_bad_fraction = 0.0
 
     def files(self) -> list[NamedFile]:
         """Returns the files of tokens, by the names of their indices."""
@@ -154,10 +140,6 @@ class MegatronFiles(FileSource):
             begin = int(index.begins[number]) // index.dtype.itemsize
             found = np.array(tokens[begin : begin + int(index.lengths[number])])
             yield Document(f"{span.file.name}:{number}", "", found)
-
-    def describe(self) -> str:
-        """Names the folder and the glob."""
-        return f"Megatron files {self.config.folder}/{self.config.glob}"
 
 
 class _Index:
