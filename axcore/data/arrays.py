@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from axcore.config import REQUIRED, Fraction, PositiveInt, config
 from axcore.data.cache import cache_folder
 from axcore.data.data_loader import DataLoader, TrainBatches, ValidationBatches
-from axcore.data.packing.batches import DataShard, Rows, batches, train_order, validation_order
+from axcore.data.packing.batches import DataShard, Rows, batches, train_order
 from axcore.data.packing.packing import PADDING_ROW, Batch
 from axcore.data.packing.shuffling import Permutation
 from axcore.errors import ConfigError, DataError
@@ -105,10 +105,7 @@ class Arrays(DataLoader):
         """Returns the batches to evaluate on; the last one is filled with rows of padding."""
         cfg, (_, rows) = self.config, self._splits
         shard = DataShard(cfg.batch_size, process_index, process_count)
-        order = validation_order(
-            len(rows), batch_size=cfg.batch_size, max_batches=cfg.validation_batches
-        )
-        return ValidationBatches(batches(rows, order, shard), len(order) // cfg.batch_size)
+        return ValidationBatches.of(rows, shard, max_batches=cfg.validation_batches)
 
     def summary(self) -> str:
         """Returns how many rows there are, and of what."""

@@ -18,7 +18,6 @@ from axcore.data.packing.batches import (
     Rows,
     batches,
     train_order,
-    validation_order,
 )
 from axcore.data.packing.corpus import Corpus, check_corpus, read_corpus
 from axcore.data.packing.packing import PackedRows, TokenReader, packed_batch_spec
@@ -189,12 +188,12 @@ class Data(DataLoader):
         shard = DataShard(cfg.batch_size, process_index, process_count)
         rows = [self._rows(corpus.validation) for corpus in self._corpora.values()]
         lengths = [len(one) for one in rows]
-        order = validation_order(
-            sum(lengths), batch_size=cfg.batch_size, max_batches=cfg.validation_batches
+        return ValidationBatches.of(
+            _joined(rows),
+            shard,
+            max_batches=cfg.validation_batches,
+            reorder=(lambda order: JoinedOrder(lengths, order)) if len(rows) > 1 else None,
         )
-        if len(rows) > 1:
-            order = JoinedOrder(lengths, order)
-        return ValidationBatches(batches(_joined(rows), order, shard), len(order) // cfg.batch_size)
 
     def summary(self) -> DataSummary:
         """Reads the source, and says how much text there is.

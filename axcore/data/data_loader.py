@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Any, Self
 import attrs
 
 from axcore.config import REQUIRED, Configurable, PositiveInt, config
+from axcore.data.packing.batches import Batches, DataShard, Order, Rows, batches, validation_order
 from axcore.data.packing.packing import Batch
 from axcore.errors import DataError
 from axcore.module import BatchSpec
 
 if TYPE_CHECKING:
-    import grain
-
     from axcore.module import Module
 
 
@@ -61,7 +60,7 @@ class TrainBatches(Iterator[Batch]):
 
     def __init__(
         self,
-        batches: "grain.IterDataset[Batch]",
+        batches: Batches,
         identity: dict[str, Any],
         *,
         read_so_far: Callable[[Mapping[str, Any], int], Mapping[str, Any]] | None = None,
@@ -69,7 +68,7 @@ class TrainBatches(Iterator[Batch]):
         """Wraps batches.
 
         Args:
-            batches: A grain dataset.
+            batches: What to read.
             identity: All that a batch depends on besides its step; JSON-able.
             read_so_far: Returns what so many first batches depend on, given an identity. A position
                 of another identity is taken up where that is equal; by default that is all of it.
@@ -97,6 +96,7 @@ class TrainBatches(Iterator[Batch]):
     def get_state(self) -> State:
         """Returns the position: small, JSON-able, the same in every process."""
         return {
+            # The key is part of every checkpoint: grain's iterators were once the only ones.
             "grain": self._iterator.get_state(),
             "order": _ORDER,
             "data": dict(self._identity),
@@ -160,15 +160,36 @@ def _no_position(state: object) -> DataError:
 class ValidationBatches:
     """A finite iterable of batches: every pass over it is the same."""
 
-    def __init__(self, batches: "grain.IterDataset[Batch]", num_batches: int) -> None:
+    def __init__(self, batches: Batches, num_batches: int) -> None:
         self._batches = batches
         self._num_batches = num_batches
+
+    @classmethod
+    def of(
+        cls,
+        rows: Rows,
+        shard: DataShard,
+        *,
+        max_batches: int | None = None,
+        reorder: Callable[[Order], Order] | None = None,
+    ) -> "ValidationBatches":
+        """Returns the batches of some rows, the last one filled up with rows of padding.
+
+        Args:
+            rows: All rows to evaluate on.
+            shard: Which rows of each batch this process has.
+            max_batches: How many batches are read at most; None reads them all.
+            reorder: Returns the order in which to read, given the one of `validation_order`.
+        """
+        order = validation_order(len(rows), batch_size=shard.batch_size, max_batches=max_batches)
+        order = order if reorder is None else reorder(order)
+        return cls(batches(rows, order, shard), len(order) // shard.batch_size)
 
     def __len__(self) -> int:
         return self._num_batches
 
     def __iter__(self) -> Iterator[Batch]:
-        yield from iter(self._batches)
+        yield from self._batches
 
 
 class DataLoader(Configurable, ABC):

@@ -16,7 +16,7 @@ from axcore.config import REQUIRED, Fraction, PositiveInt, config, evolve
 from axcore.data.chat.chat_tokens import ChatTokens
 from axcore.data.data_loader import DataLoader, TrainBatches, ValidationBatches
 from axcore.data.document import is_validation
-from axcore.data.packing.batches import DataShard, batches, train_order, validation_order
+from axcore.data.packing.batches import DataShard, batches, train_order
 from axcore.data.packing.packing import PADDING_ROW, Batch
 from axcore.data.sources.file_source import FileSource
 from axcore.data.sources.json_lines import ChatFiles
@@ -142,10 +142,7 @@ class PreferenceData(DataLoader):
         """
         cfg = self.config
         shard, rows = DataShard(cfg.batch_size, process_index, process_count), self._rows[1]
-        order = validation_order(
-            len(rows), batch_size=cfg.batch_size, max_batches=cfg.validation_batches
-        )
-        return ValidationBatches(batches(rows, order, shard), len(order) // cfg.batch_size)
+        return ValidationBatches.of(rows, shard, max_batches=cfg.validation_batches)
 
     def summary(self) -> "PreferenceSummary":
         """Reads the source, and says how much there is.

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from axcore.config import REQUIRED, Configurable, Fraction, PositiveInt, config, evolve, to_json
 from axcore.data.data_loader import DataLoader, TrainBatches, ValidationBatches
 from axcore.data.document import Document, is_validation
-from axcore.data.packing.batches import DataShard, batches, validation_order
+from axcore.data.packing.batches import DataShard
 from axcore.data.packing.corpus import encode_documents
 from axcore.data.packing.packing import Batch, PackedRows, Pairs, TokenStore, packed_batch_spec
 from axcore.data.packing.row_layout import Concatenated
@@ -393,10 +393,7 @@ class StreamData(DataLoader):
             pad_id=self.tokenizer.pad_id,
             masks_documents=cfg.masks_documents,
         )
-        order = validation_order(
-            len(rows), batch_size=cfg.batch_size, max_batches=cfg.validation_batches
-        )
-        return ValidationBatches(batches(rows, order, shard), len(order) // cfg.batch_size)
+        return ValidationBatches.of(rows, shard, max_batches=cfg.validation_batches)
 
     def summary(self) -> "StreamSummary":
         """Says what is read; there is nothing to count."""

@@ -1,4 +1,4 @@
-"""Global batches of rows, and one process's share of each, as grain datasets.
+"""Global batches of rows, and one process's share of each.
 
 The row at place b of the global batch of step s is number `s * batch_size + b` of an endless order
 of rows: every epoch lists each row once, permuted by a key of (seed, epoch). So a batch is a pure
@@ -7,19 +7,15 @@ the position of an iterator is one number.
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Protocol
+from typing import Any, Protocol
 
 import attrs
 
 from axcore.data.packing.packing import PADDING_ROW, Batch
 from axcore.data.packing.shuffling import Permutation
 from axcore.errors import ConfigError, DataError
-
-if TYPE_CHECKING:
-    import grain
-
 
 _KEPT_EPOCHS = 4
 
@@ -76,6 +72,22 @@ class Rows(Protocol):
 
     def batch(self, rows: Sequence[int], /) -> Batch:
         """Returns the rows of those numbers, as arrays; PADDING_ROW is one that weighs nothing."""
+
+
+class BatchIterator(Iterator[Batch], Protocol):
+    """Batches from a position on, which can be saved: rows of a corpus and streams alike."""
+
+    def get_state(self) -> dict[str, Any]:
+        """Returns the position, JSON-able; `next_index` is how many batches were taken."""
+
+    def set_state(self, state: dict[str, Any], /) -> None:
+        """Goes to a saved position."""
+
+
+class Batches(Protocol):
+    """One process's part of each global batch; each iteration begins at the first."""
+
+    def __iter__(self) -> BatchIterator: ...
 
 
 def train_order(
@@ -149,15 +161,16 @@ class _ValidationOrder:
         return self._rows[place] if place < self._limit else PADDING_ROW
 
 
-def batches(rows: Rows, order: Order, shard: DataShard) -> "grain.IterDataset[Batch]":
-    """Returns one process's batches, as a grain dataset whose iterators can save their place."""
+def batches(rows: Rows, order: Order, shard: DataShard) -> Batches:
+    """Returns one process's batches: a grain dataset, whose iterators can save their position."""
     import grain
 
     # No threads: a batch takes well under a millisecond, and what runs ahead of the training loop
     # would have to be counted back out of every saved position.
     in_this_thread = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
     source = _Batches(rows, order, shard)
-    return grain.MapDataset.source(source).to_iter_dataset(in_this_thread)
+    found: Batches = grain.MapDataset.source(source).to_iter_dataset(in_this_thread)
+    return found
 
 
 class _Batches:
