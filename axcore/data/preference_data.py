@@ -1,4 +1,4 @@
-"""`PreferenceData`: batches of conversations that were judged, against another or alone.
+"""`PreferenceData`: batches of labelled conversations, in pairs or one by one.
 
 Letters: B rows, S sequences of a row, T tokens of a sequence.
 """
@@ -21,7 +21,7 @@ from axcore.data.packing.packing import PADDING_ROW, Batch
 from axcore.data.sources.file_source import FileSource
 from axcore.data.sources.json_lines import ChatFiles
 from axcore.data.tokenizers.tokenizer import ByteTokenizer, Tokenizer
-from axcore.data.transforms.chat import LABEL, SEQUENCES, ChatPairs, RatedChats
+from axcore.data.transforms.chat import LABEL, SEQUENCES, ChatPairs, LabelledChats
 from axcore.errors import DataError
 from axcore.module import ArraySpec, BatchSpec
 
@@ -39,22 +39,27 @@ _SEQUENCE_ARRAYS = {
 
 
 @attrs.frozen(eq=False)
-class Judged:
-    """One judged conversation, or two: `is_good` is what was said of the one, None of a pair."""
+class LabelledExample:
+    """A conversation with its label, or the chosen and the rejected one of a pair.
+
+    Attributes:
+        sequences: The conversation, or the two.
+        is_good: The label; None for a pair.
+    """
 
     sequences: tuple[ChatTokens, ...]
     is_good: bool | None
 
 
 class PreferenceData(DataLoader):
-    """Batches for objectives that learn from judgements; all conversations are held in memory.
+    """Batches for objectives that learn from preferences; all conversations are held in memory.
 
     A batch has `tokens` and `targets` [B, S, T] int32, `token_mask` [B, S, T] bool, False for
     padding, `loss_weights` [B, S, T] float32, which are 1 where a target counts, and `row_weights`
-    [B] float32, 0 for rows of padding. Of pairs the
-    first sequence is the answer chosen, the second the one rejected. Of rated conversations there
-    is `is_good` [B] float32; the second sequence is the prompt with the answer of the next
-    conversation of the source, which belongs to another prompt.
+    [B] float32, 0 for rows of padding. Of pairs the first sequence is the answer chosen, the second
+    the one rejected. Conversations with a label each have `is_good` [B] float32; the second
+    sequence is the prompt with the answer of the next conversation of the source, which belongs to
+    another prompt.
     """
 
     @config
@@ -62,7 +67,7 @@ class PreferenceData(DataLoader):
         """What to read and how to batch it.
 
         Attributes:
-            source: Conversations, read by `ChatPairs` or `RatedChats`.
+            source: Conversations, read by `ChatPairs` or `LabelledChats`.
             tokenizer: How text becomes tokens; it has a chat template.
             seq_len: T. What is longer loses its end, and is left out where no answer is left.
             batch_size: B of the global batch, over all processes.
@@ -93,7 +98,7 @@ class PreferenceData(DataLoader):
         super().__init__(cfg)
         self.source = cfg.source.build()
         self.tokenizer = cfg.tokenizer.build()
-        self.is_rated = isinstance(_reads(cfg.source), RatedChats.Config)
+        self.has_labels = isinstance(_reads(cfg.source), LabelledChats.Config)
 
     def batch_spec(self) -> BatchSpec:
         """Returns the arrays of a batch."""
@@ -109,12 +114,12 @@ class PreferenceData(DataLoader):
             )
             for name, dtype in _SEQUENCE_ARRAYS.items()
         }
-        of_rows = ("row_weights", "is_good") if self.is_rated else ("row_weights",)
-        judged = {
+        of_rows = ("row_weights", "is_good") if self.has_labels else ("row_weights",)
+        of_each_row = {
             name: ArraySpec(shape=(rows,), axes=("batch",), dtype="float32") for name in of_rows
         }
         return BatchSpec(
-            arrays={**sequences, **judged},
+            arrays={**sequences, **of_each_row},
             unit="token",
             num_units=rows * NUM_SEQUENCES * length,
             sized_by={"batch": "batch_size", "time": "seq_len"},
@@ -154,17 +159,17 @@ class PreferenceData(DataLoader):
         return PreferenceSummary(self.source.describe(), len(train), len(validation))
 
     @cached_property
-    def _rows(self) -> tuple["JudgedRows", "JudgedRows"]:
+    def _rows(self) -> tuple["LabelledRows", "LabelledRows"]:
         """What is trained on, and what is held out."""
         cfg = self.config
-        splits: tuple[list[Judged], list[Judged]] = [], []
+        splits: tuple[list[LabelledExample], list[LabelledExample]] = [], []
         num_cut = num_left_out = 0
         for document in self.source.transformed(self.tokenizer):
             if SEQUENCES not in document.fields:
                 raise DataError(
-                    f"{document.name} is no judged conversation.",
+                    f"{document.name} is not a labelled conversation.",
                     where="data.source",
-                    hint="Set the source's `reads` to ChatPairs.Config() or RatedChats.Config().",
+                    hint="Set source.reads to ChatPairs.Config() or LabelledChats.Config().",
                 )
             found = document.fields[SEQUENCES]
             cut = tuple(_cut(one, cfg.seq_len + 1) for one in found)
@@ -173,14 +178,14 @@ class PreferenceData(DataLoader):
                 continue
             num_cut += any(len(a.tokens) < len(b.tokens) for a, b in zip(cut, found, strict=True))
             is_held = is_validation(document.name, cfg.validation_fraction)
-            splits[is_held].append(Judged(cut, document.fields.get(LABEL)))
+            splits[is_held].append(LabelledExample(cut, document.fields.get(LABEL)))
         if num_cut or num_left_out:
             print(
                 f"data: of {self.source.describe()}, {num_cut:,} rows lost the end of an answer, "
                 f"and {num_left_out:,} of which no answer fits data.seq_len are left out",
                 file=sys.stderr,
             )
-        train, validation = (JudgedRows(tuple(one), self) for one in splits)
+        train, validation = (LabelledRows(tuple(one), self) for one in splits)
         if not len(train) or (cfg.validation_fraction and not len(validation)):
             raise DataError(
                 f"{self.source.describe()} has {len(train)} rows to train on, and "
@@ -196,7 +201,7 @@ class PreferenceSummary:
 
     Attributes:
         source: Where it comes from.
-        train_rows: Pairs or rated conversations to train on.
+        train_rows: Pairs, or labelled conversations to train on.
         validation_rows: Those that are never trained on.
     """
 
@@ -209,14 +214,14 @@ class PreferenceSummary:
 
 
 @attrs.frozen(eq=False, slots=False)
-class JudgedRows:
-    """Judged conversations as rows of arrays."""
+class LabelledRows:
+    """Labelled conversations as rows of arrays."""
 
-    judged: tuple[Judged, ...]
+    examples: tuple[LabelledExample, ...]
     data: PreferenceData
 
     def __len__(self) -> int:
-        return len(self.judged)
+        return len(self.examples)
 
     def batch(self, rows: Sequence[int]) -> Batch:
         """Returns the rows of those numbers; PADDING_ROW is one that weighs nothing."""
@@ -228,8 +233,8 @@ class JudgedRows:
             for name, dtype in _SEQUENCE_ARRAYS.items()
         }
         made["row_weights"] = np.array([row != PADDING_ROW for row in rows], np.float32)
-        if self.data.is_rated:
-            good = [row != PADDING_ROW and bool(self.judged[row].is_good) for row in rows]
+        if self.data.has_labels:
+            good = [row != PADDING_ROW and bool(self.examples[row].is_good) for row in rows]
             made["is_good"] = np.array(good, np.float32)
         for place, row in enumerate(rows):
             if row != PADDING_ROW:
@@ -239,9 +244,9 @@ class JudgedRows:
 
     @property
     def digest(self) -> str:
-        """A short hash of every token and every judgement."""
+        """A short hash of every token and every label."""
         digest = blake2b(digest_size=16)
-        for one in self.judged:
+        for one in self.examples:
             digest.update(str(one.is_good).encode())
             for sequence in one.sequences:
                 digest.update(len(sequence.tokens).to_bytes(8, "little"))
@@ -249,10 +254,10 @@ class JudgedRows:
         return digest.hexdigest()
 
     def _sequences(self, row: int) -> Iterable[ChatTokens]:
-        own = self.judged[row].sequences
+        own = self.examples[row].sequences
         if len(own) == NUM_SEQUENCES:
             return own
-        other = self.judged[(row + 1) % len(self.judged)].sequences[0]
+        other = self.examples[(row + 1) % len(self.examples)].sequences[0]
         return own[0], _cut(_with_answer(own[0], other), self.data.config.seq_len + 1)
 
 

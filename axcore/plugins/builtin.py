@@ -389,7 +389,7 @@ def data_transforms() -> Iterator[DataTransform]:
         ("span_corruption", "SpanCorruption", "Spans to write that were taken out of documents"),
         ("chat_messages", "ChatMessages", "Conversations, with loss on the answers alone"),
         ("chat_pairs", "ChatPairs", "Pairs of answers, one chosen over the other"),
-        ("rated_chats", "RatedChats", "Answers that were judged one by one"),
+        ("labelled_chats", "LabelledChats", "Answers that were labelled one by one"),
         ("image_pixels", "ImagePixels", "Images, a token for each value of each pixel"),
     ):
         ref = Ref(f"axcore.data:{config}.Config")
@@ -404,7 +404,7 @@ def training_tasks() -> Iterator[TrainingTask]:
         ("ipo", "IPO", "Answers chosen over others by a set margin, against a frozen copy"),
         ("orpo", "ORPO", "Answers to give, and others to make less likely"),
         ("simpo", "SimPO", "Answers chosen over others by their mean log-probability"),
-        ("kto", "KTO", "Answers that were judged one by one, against a frozen copy"),
+        ("kto", "KTO", "Answers that were labelled one by one, against a frozen copy"),
     ):
         yield TrainingTask(name=name, config=Ref(f"axcore.tasks:{config}.Config"), summary=summary)
 
@@ -603,7 +603,7 @@ def experiments() -> Iterator[Experiment]:
     yield Experiment(
         name="kto",
         fn=Ref("axcore.runs.fine_tuning:kto"),
-        summary="A run or a published model, trained further on answers judged one by one",
+        summary="A run or a published model, trained further on answers labelled one by one",
     )
 
 

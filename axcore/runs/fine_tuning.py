@@ -6,7 +6,7 @@ axcore train dpo --set init_from.path=DIR --set data.source.path=pairs.jsonl
 
 from axcore.checkpoint import Checkpointer
 from axcore.config import evolve
-from axcore.data import ChatFiles, Data, DataLoader, PreferenceData, RatedChats
+from axcore.data import ChatFiles, Data, DataLoader, LabelledChats, PreferenceData
 from axcore.learner import AdamW, Learner, WarmupCosine
 from axcore.runs.base_model import STAND_IN, BaseModel
 from axcore.tasks import DPO, KTO
@@ -33,8 +33,8 @@ def dpo() -> Trainer.Config:
 
 
 def kto() -> Trainer.Config:
-    """Returns the config of training on answers that were judged one by one."""
-    source = ChatFiles.Config(reads=RatedChats.Config())
+    """Returns the config of training on answers that were labelled one by one."""
+    source = ChatFiles.Config(reads=LabelledChats.Config())
     data = PreferenceData.Config(source=source, seq_len=128, batch_size=8, validation_batches=32)
     return evolve(_further(data, peak=1e-6), task=KTO.Config())
 

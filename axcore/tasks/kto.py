@@ -1,4 +1,4 @@
-"""`KTO`: Kahneman-Tversky optimization, on answers that were judged one by one."""
+"""`KTO`: Kahneman-Tversky optimization, on answers that were labelled one by one."""
 
 from collections.abc import Mapping
 
@@ -41,7 +41,7 @@ class KTO(PreferenceTask):
     def row_losses(
         self, batch: Mapping[str, Array], policy: Answers, reference: Answers | None
     ) -> Float[Array, " batch"]:
-        """Returns the loss of each judged answer."""
+        """Returns the loss of each labelled answer."""
         assert reference is not None, "it has one"
         cfg, weights, is_good = self.config, batch["row_weights"], batch["is_good"]
         ratios = policy.log_probs - reference.log_probs

@@ -1,4 +1,4 @@
-"""`PreferenceTask`: the log-probabilities of judged answers, and a loss of each row by them.
+"""`PreferenceTask`: the log-probabilities of labelled answers, and a loss of each row by them.
 
 Letters: B rows, S sequences of a row, T tokens of a sequence.
 """
@@ -39,7 +39,7 @@ class Answers:
 
 
 class PreferenceTask(ReferenceTask):
-    """An objective on judged answers. A subclass has `row_losses`.
+    """An objective on labelled answers. A subclass has `row_losses`.
 
     Attributes:
         extra_arrays: Arrays of a batch that it reads besides `BATCH`.
@@ -101,7 +101,7 @@ class PreferenceTask(ReferenceTask):
         return Task.kept_state(self, state, specs)
 
     def check_batch(self, batch: BatchSpec) -> None:
-        """Checks that batches are of judged answers, in tokens of the model.
+        """Checks that batches are of labelled answers, in tokens of the model.
 
         Raises:
             ConfigError: They are not, or they have arrays that would be passed over.
@@ -113,7 +113,7 @@ class PreferenceTask(ReferenceTask):
                 f"{', '.join(sorted(batch.arrays))}",
                 where="data",
                 hint="train it on axcore.data.PreferenceData, whose source reads by "
-                + ("RatedChats" if self.extra_arrays else "ChatPairs"),
+                + ("LabelledChats" if self.extra_arrays else "ChatPairs"),
             )
         cfg: Any = self.model.config
         size, num_tokens = cfg.vocab_size, batch.arrays["tokens"].num_values

@@ -14,8 +14,8 @@ from axcore.data import (
     ChatFiles,
     ChatPairs,
     Data,
+    LabelledChats,
     PreferenceData,
-    RatedChats,
     tokenizer_in,
 )
 from axcore.errors import DataError
@@ -133,7 +133,7 @@ def test_a_pair_longer_than_a_row_loses_its_end_and_that_is_said(tmp_path, capfd
 def test_a_judgement_that_is_none_is_refused(tmp_path):
     record = {"prompt": "a", "completion": "b", "label": "yes"}
     with pytest.raises(DataError, match=r"Field 'label' holds 'yes', not true or false"):
-        next(pairs(tmp_path, record, reads=RatedChats.Config()).build().train())
+        next(pairs(tmp_path, record, reads=LabelledChats.Config()).build().train())
 
 
 def test_tools_of_both_layouts_write_the_same_tokens(tmp_path):
@@ -167,7 +167,7 @@ def test_tools_of_both_layouts_write_the_same_tokens(tmp_path):
     assert counted == f"<calls>[{json.dumps(asked)}]4"
 
 
-def test_a_judged_answer_that_would_be_several_texts_is_refused(tmp_path):
+def test_a_labelled_answer_that_would_be_several_texts_is_refused(tmp_path):
     folder = write_chat_tokenizer(tmp_path / "model", FAMILIES["qwen3"]["template"])
     tokenizer = tokenizer_in(folder)
     ends = [[TALK[1], *TALK[:1], {**TALK[1], "content": text}] for text in "ab"]

@@ -177,7 +177,7 @@ def test_images_and_captions_of_a_tar_become_tokens(tmp_path):
     members += [("2.png", b"no image"), ("2.json", b'{"score": 2}')]
     members += [("3.png", b""), ("3.json", b'{"score": 0}')]
     write_tar(tmp_path, members)
-    transforms = (FieldFilter.Config(field="score", at_least=1), ImagePixels.Config(field="png"))
+    transforms = (FieldFilter.Config(field="score", min_value=1), ImagePixels.Config(field="png"))
     source = TarFiles.Config(folder=str(tmp_path), on_bad="skip", transforms=transforms)
     cfg = Data.Config(source=source, seq_len=8, batch_size=1, validation_fraction=0.0)
     store = built(cfg, tmp_path / "store")

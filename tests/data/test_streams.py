@@ -151,7 +151,7 @@ def test_transforms_and_bad_records_do_not_move_places(lines, capsys):
     with (lines / "a.jsonl").open("a") as file:
         file.write('\n{\n{"text": "last of a"}')
     source = JsonLines.Config(
-        folder=str(lines), on_bad="skip", transforms=(LengthFilter.Config(at_least=30),)
+        folder=str(lines), on_bad="skip", transforms=(LengthFilter.Config(min_length=30),)
     )
     cfg = StreamData.Config(stream=FileStream.Config(source=source), seq_len=32, batch_size=2)
     with warnings.catch_warnings(record=True) as warned:
@@ -200,7 +200,7 @@ def test_a_place_in_files_that_changed_is_refused(files, lines):
 
 
 def test_a_stream_whose_filters_leave_nothing_ends_in_an_error(files):
-    nothing = evolve(files.stream.source, transforms=(LengthFilter.Config(at_least=10**6),))
+    nothing = evolve(files.stream.source, transforms=(LengthFilter.Config(min_length=10**6),))
     cfg = evolve(files, stream=evolve(files.stream, source=nothing))
     with pytest.raises(DataError, match="hold no document, or transforms leave none"):
         next(cfg.build().train())

@@ -194,7 +194,7 @@ class ChatFiles(FileSource):
         Attributes:
             path: A file, or a folder whose `.jsonl` files are read.
             reads: What makes a document of a line: `ChatMessages` of a conversation, `ChatPairs` of
-                one with two ends, `RatedChats` of one that was judged.
+                one with two ends, `LabelledChats` of one with a label.
             on_bad: Whether a line that is no conversation, or that the chat template refuses,
                 is an error, or is left out and named.
             max_bad_fraction: The share of the lines that may be left out; None for any share.

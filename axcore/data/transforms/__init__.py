@@ -1,6 +1,6 @@
 """What changes documents between their files and their tokens, or leaves them out."""
 
-from axcore.data.transforms.chat import ChatMessages, ChatPairs, RatedChats
+from axcore.data.transforms.chat import ChatMessages, ChatPairs, LabelledChats
 from axcore.data.transforms.corruption import FillInTheMiddle, SpanCorruption
 from axcore.data.transforms.filters import Deduplicate, FieldFilter, LengthFilter, PatternFilter
 from axcore.data.transforms.images import ImagePixels
@@ -14,9 +14,9 @@ __all__ = [
     "FieldFilter",
     "FillInTheMiddle",
     "ImagePixels",
+    "LabelledChats",
     "LengthFilter",
     "PatternFilter",
-    "RatedChats",
     "SpanCorruption",
     "Transform",
     "TransformTools",

@@ -1,6 +1,6 @@
 """Transforms of conversations, by the tokenizer's chat template; the loss counts the answers.
 
-`ChatMessages` reads one conversation; `ChatPairs` and `RatedChats` read labelled answers, for
+`ChatMessages` reads one conversation; `ChatPairs` and `LabelledChats` read labelled answers, for
 `PreferenceData`.
 """
 
@@ -30,7 +30,7 @@ SEQUENCES = "sequences"
 LABEL = "label"
 """Of a document's fields, whether its answer is a good one."""
 
-_RATED = ("prompt", "completion", "messages", "conversations", LABEL)
+_LABELLED = ("prompt", "completion", "messages", "conversations", LABEL)
 
 
 class ChatMessages(Transform):
@@ -164,8 +164,8 @@ class ChatPairs(Transform):
         return _document(document, made)
 
 
-class RatedChats(Transform):
-    """Makes a document of a conversation whose last answer was judged: `label` is true or false.
+class LabelledChats(Transform):
+    """Makes a document of a conversation whose last answer has a `label`, true or false.
 
     It is a list of `messages`, or a `prompt` and a `completion`, each of messages or a text.
     """
@@ -190,13 +190,13 @@ class RatedChats(Transform):
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """The judgement."""
+        """The label."""
         return (LABEL,)
 
     @property
     def optional_fields(self) -> tuple[str, ...]:
         """What may hold the conversation."""
-        return (*_RATED[:-1], *EXTRAS)
+        return (*_LABELLED[:-1], *EXTRAS)
 
     def apply(self, document: Document, tools: TransformTools) -> Document | Dropped:
         """Returns a document with the conversation and its label."""
@@ -235,7 +235,7 @@ def _tokens(
     num_before: int,
     record: Mapping[str, Any],
     tools: TransformTools,
-    cfg: "ChatPairs.Config | RatedChats.Config",
+    cfg: "ChatPairs.Config | LabelledChats.Config",
 ) -> ChatTokens:
     """Returns the tokens of a conversation of which answers from a message on count."""
     extras = {name: record[name] for name in EXTRAS if name in record}
@@ -246,7 +246,7 @@ def _tokens(
     ]
     if not {*weights} <= {0.0, 1.0}:
         raise DataError(
-            f"Messages have the weights {list(chat.weights)}; judged answers have 0 or 1.",
+            f"Messages have the weights {list(chat.weights)}; labelled answers have 0 or 1.",
             hint="Leave the weights out: a preference is of whole answers.",
         )
     chat = Conversation(chat.messages, tuple(weights), chat.tools)
@@ -257,7 +257,7 @@ def _tokens(
     if len(made) > 1:
         raise DataError(
             f"The chat template writes the answers behind the prompt as {len(made)} texts, as it "
-            "changes earlier ones; a judged answer is one text.",
+            "changes earlier ones; a labelled answer is one text.",
             hint="Move all but the last answer into the prompt.",
         )
     if not made[0].counts[1:].any():

@@ -25,20 +25,20 @@ class LengthFilter(Transform):
         """How long.
 
         Attributes:
-            at_least: The shortest that stays.
-            at_most: The longest that stays; None for any.
+            min_length: The shortest that stays.
+            max_length: The longest that stays; None for any.
         """
 
-        at_least: NonNegativeInt = 0
-        at_most: PositiveInt | None = None
+        min_length: NonNegativeInt = 0
+        max_length: PositiveInt | None = None
 
     def apply(self, document: Document, tools: TransformTools) -> Document | Dropped:
         """Leaves out what is too short or too long."""
         cfg = self.config
-        if len(document) < cfg.at_least:
-            return Dropped(f"shorter than {cfg.at_least}")
-        if cfg.at_most is not None and len(document) > cfg.at_most:
-            return Dropped(f"longer than {cfg.at_most}")
+        if len(document) < cfg.min_length:
+            return Dropped(f"shorter than {cfg.min_length}")
+        if cfg.max_length is not None and len(document) > cfg.max_length:
+            return Dropped(f"longer than {cfg.max_length}")
         return document
 
 
@@ -84,14 +84,14 @@ class FieldFilter(Transform):
         Attributes:
             field: Of the record.
             equals: The text that it must be; None for any.
-            at_least: The smallest number that stays; None for any value.
-            at_most: The largest number that stays; None for any value.
+            min_value: The smallest number that stays; None for any value.
+            max_value: The largest number that stays; None for any value.
         """
 
         field: str = REQUIRED
         equals: str | None = None
-        at_least: float | None = None
-        at_most: float | None = None
+        min_value: float | None = None
+        max_value: float | None = None
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -103,10 +103,10 @@ class FieldFilter(Transform):
         cfg, value = self.config, document.fields[self.config.field]
         if cfg.equals is not None and value != cfg.equals:
             return Dropped(f"{cfg.field} is not {cfg.equals!r}")
-        if cfg.at_least is not None and self._number(document, value) < cfg.at_least:
-            return Dropped(f"{cfg.field} is less than {cfg.at_least:g}")
-        if cfg.at_most is not None and self._number(document, value) > cfg.at_most:
-            return Dropped(f"{cfg.field} is more than {cfg.at_most:g}")
+        if cfg.min_value is not None and self._number(document, value) < cfg.min_value:
+            return Dropped(f"{cfg.field} is less than {cfg.min_value:g}")
+        if cfg.max_value is not None and self._number(document, value) > cfg.max_value:
+            return Dropped(f"{cfg.field} is more than {cfg.max_value:g}")
         return document
 
     def _number(self, document: Document, value: Any) -> float:
