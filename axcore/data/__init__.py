@@ -1,6 +1,6 @@
 """Data: text from files, as tokens, packed into batches whose order and position are exact."""
 
-from axcore.data.arrays import Arrays, from_arrays
+from axcore.data.arrays import ArrayData
 from axcore.data.chat.chat_template import ChatTemplate, Message
 from axcore.data.data import Data, DataSummary
 from axcore.data.data_loader import (
@@ -51,8 +51,8 @@ from axcore.data.transforms import (
 )
 
 __all__ = [
+    "ArrayData",
     "ArrayRecordFiles",
-    "Arrays",
     "ArrowFiles",
     "BadRecord",
     "Batch",
@@ -108,7 +108,6 @@ __all__ = [
     "batches",
     "build_store",
     "decoded",
-    "from_arrays",
     "gguf_vocabulary",
     "open_store",
     "published_end_ids",
