@@ -1,4 +1,4 @@
-"""`ArrayData`: rows of numpy arrays in an order of (seed, step), whatever the number of processes."""
+"""`ArrayData`: rows of numpy arrays in an order of (seed, step), for any number of processes."""
 
 import numpy as np
 import pytest

@@ -22,7 +22,7 @@ PAGES = tuple(
         "docs/training.md",
         "docs/seeing.md",
         "docs/data.md",
-        "docs/classification.md",
+        "docs/arrays.md",
         "docs/fine-tuning.md",
         "docs/evaluation.md",
         "docs/scripting.md",
