@@ -11,7 +11,7 @@ from axcore.data.data_loader import (
     ValidationBatches,
 )
 from axcore.data.document import Document, Source
-from axcore.data.packing.batches import DataShard, Rows, batches, train_order, validation_order
+from axcore.data.packing.batches import DataShard, Rows, batches, train_order
 from axcore.data.packing.packing import Batch
 from axcore.data.preference_data import PreferenceData
 from axcore.data.sources.array_record_files import ArrayRecordFiles
@@ -113,5 +113,4 @@ __all__ = [
     "published_end_ids",
     "tokenizer_in",
     "train_order",
-    "validation_order",
 ]

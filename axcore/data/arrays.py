@@ -111,7 +111,7 @@ class ArrayData(DataLoader):
             )
 
     def batch_spec(self) -> BatchSpec:
-        """Returns what a batch is; of integers, all values are read for the largest."""
+        """Return what a batch is; of integers, all values are read for the largest."""
         rows = self.config.batch_size
         arrays = {
             name: ArraySpec(
@@ -126,7 +126,7 @@ class ArrayData(DataLoader):
         return BatchSpec(arrays={**arrays, ROW_WEIGHTS: weights}, unit="row", num_units=rows)
 
     def train(self, *, process_index: int = 0, process_count: int = 1) -> TrainBatches:
-        """Returns an iterator without end over one process's part of each global batch."""
+        """Return an iterator without end over one process's part of each global batch."""
         cfg, (rows, _) = self.config, self._splits
         shard = DataShard(cfg.batch_size, process_index, process_count)
         order = train_order(len(rows), seed=cfg.seed, shuffle=cfg.shuffle)
@@ -139,13 +139,13 @@ class ArrayData(DataLoader):
         return TrainBatches(batches(rows, order, shard), identity)
 
     def validation(self, *, process_index: int = 0, process_count: int = 1) -> ValidationBatches:
-        """Returns the batches to evaluate on; the last one is filled with rows of padding."""
+        """Return the batches to evaluate on; the last one is filled with rows of padding."""
         cfg, (_, rows) = self.config, self._splits
         shard = DataShard(cfg.batch_size, process_index, process_count)
         return ValidationBatches.of(rows, shard, max_batches=cfg.validation_batches)
 
     def summary(self) -> str:
-        """Returns how many rows there are, and of what."""
+        """Return how many rows there are, and of what."""
         train, validation = self._splits
         kinds = ", ".join(
             f"{name} {'x'.join(map(str, array.shape[1:])) or 'scalar'} {self._train.dtypes[name]}"
@@ -161,7 +161,7 @@ class ArrayData(DataLoader):
         return _HELD_OUT if fraction is None else fraction
 
     def _num_values(self, name: str) -> int | None:
-        """Returns one more than the largest of an array's integers, those to evaluate on too."""
+        """Return one more than the largest of an array's integers, those to evaluate on too."""
         sets = [self._train] if self._validation is None else [self._train, self._validation]
         found = [one.num_values(name) for one in sets]
         known = [number for number in found if number is not None]
@@ -258,7 +258,7 @@ class ArraySet:
         return digest.hexdigest()
 
     def num_values(self, name: str) -> int | None:
-        """Returns one more than the largest of an array's integers; None of other arrays.
+        """Return one more than the largest of an array's integers; None of other arrays.
 
         Raises:
             DataError: A value does not fit into the integers of a batch.
@@ -290,7 +290,7 @@ class _Rows:
         return len(self._numbers)
 
     def batch(self, rows: Sequence[int], /) -> Batch:
-        """Returns the rows of those numbers; PADDING_ROW is one of zeros that weighs nothing."""
+        """Return the rows of those numbers; PADDING_ROW is one of zeros that weighs nothing."""
         chosen_B = np.asarray(rows, np.int64)
         is_padding_B = chosen_B == PADDING_ROW
         numbers_B = self._numbers[np.where(is_padding_B, 0, chosen_B)]
@@ -310,7 +310,7 @@ def _folder_of(digest: str) -> Path:
 
 
 def _read(place: str, field: str) -> ArraySet:
-    """Returns the arrays that a config names.
+    """Return the arrays that a config names.
 
     Raises:
         DataError: They are not there, or are damaged.

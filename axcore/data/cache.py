@@ -39,13 +39,13 @@ _VERSION, _LOCK = ".version", ".lock"
 
 
 def cache_folder() -> Path:
-    """Returns where stores are kept that training built by itself, and copies of remote files."""
+    """Return where stores are kept that training built by itself, and copies of remote files."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(os.environ.get(CACHE) or Path(home) / "axcore" / "data")
 
 
 def largest_cache() -> int:
-    """Returns the bytes that all copies of remote files may have together.
+    """Return the bytes that all copies of remote files may have together.
 
     Raises:
         DataError: The variable is no number.
@@ -58,19 +58,19 @@ def largest_cache() -> int:
 
 
 def copies_folder() -> Path:
-    """Returns where copies of remote files are kept."""
+    """Return where copies of remote files are kept."""
     return cache_folder() / "files"
 
 
 def path_of_copy(url: str) -> Path:
-    """Returns where the copy of a file lies: in one folder with those of the files beside it."""
+    """Return where the copy of a file lies: in one folder with those of the files beside it."""
     folder, _, name = url.rpartition("/")
     return copies_folder() / blake2b(folder.encode(), digest_size=16).hexdigest() / name
 
 
 @contextmanager
 def local_copies(files: Sequence["NamedFile"]) -> Iterator[None]:
-    """Sees to it that the paths of files can be read, as long as the context lasts.
+    """See to it that the paths of files can be read, as long as the context lasts.
 
     Raises:
         DataError: A remote file is not what it was when it was listed, cannot be read, or is larger
@@ -116,7 +116,7 @@ def _fetch(path: Path, remote: RemoteFile) -> None:
 
 
 def _take_room(draft: IO[bytes], remote: RemoteFile) -> None:
-    """Makes a draft as long as it will be, once the copies read longest ago have made room."""
+    """Make a draft as long as it will be, once the copies read longest ago have made room."""
     room = largest_cache()
     root = copies_folder()
     with open(root / _LOCK, "a") as lock:
@@ -140,7 +140,7 @@ def _take_room(draft: IO[bytes], remote: RemoteFile) -> None:
 
 
 def _removed(copy: Path) -> bool:
-    """Removes a copy; False where somebody reads or makes it."""
+    """Remove a copy; False where somebody reads or makes it."""
     with open(_beside(copy, _LOCK), "a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -153,7 +153,7 @@ def _removed(copy: Path) -> bool:
 
 
 def _files_of(copy: Path) -> list[Path]:
-    """Returns a copy and its drafts, those of killed processes too."""
+    """Return a copy and its drafts, those of killed processes too."""
     drafts = [one for one in copy.parent.iterdir() if _is_draft(one.name, copy.name)]
     return [*drafts, copy] if copy.exists() else drafts
 

@@ -122,7 +122,7 @@ class Data(DataLoader):
         validation_batches: PositiveInt | None = None
 
         def for_shapes(self) -> Self:
-            """Returns a config that reads no file of the user's."""
+            """Return a config that reads no file of the user's."""
             return evolve(self, source=StandardLibrary.Config(), tokenizer=ByteTokenizer.Config())
 
     tokenizer: Tokenizer
@@ -141,7 +141,7 @@ class Data(DataLoader):
         self.tokenizer = cfg.tokenizer.build()
 
     def batch_spec(self) -> BatchSpec:
-        """Returns the arrays that `PackedRows.batch` makes, and the rows' sources of a mixture."""
+        """Return the arrays that `PackedRows.batch` makes, and the rows' sources of a mixture."""
         spec = packed_batch_spec(self.config, self.tokenizer.vocab_size)
         sources = tuple(self.source.components) if isinstance(self.source, Mixture) else ()
         if len(sources) < 2:
@@ -155,7 +155,7 @@ class Data(DataLoader):
         )
 
     def train(self, *, process_index: int = 0, process_count: int = 1) -> TrainBatches:
-        """Returns an iterator without end over one process's part of each global batch.
+        """Return an iterator without end over one process's part of each global batch.
 
         Args:
             process_index: Which process this is, from 0.
@@ -176,7 +176,7 @@ class Data(DataLoader):
         )
 
     def validation(self, *, process_index: int = 0, process_count: int = 1) -> ValidationBatches:
-        """Returns the validation batches, with as many for every process.
+        """Return the validation batches, with as many for every process.
 
         The last one is filled up with rows of padding. There are none when `validation_fraction`
         is 0.
@@ -196,7 +196,7 @@ class Data(DataLoader):
         )
 
     def summary(self) -> DataSummary:
-        """Reads the source, and says how much text there is.
+        """Read the source, and says how much text there is.
 
         Raises:
             DataError: The source cannot be read, or holds nothing to train on.
@@ -225,7 +225,7 @@ class Data(DataLoader):
         return found
 
     def _say_what_is_cut(self, source: Source, corpus: Corpus) -> None:
-        """Says how many conversations are cut into rows that lack what they answer."""
+        """Return how many conversations are cut into rows that lack what they answer."""
         if not (isinstance(source, FileSource) and source.makes_loss_mask):
             return
         splits, limit = (corpus.train, corpus.validation), self.config.seq_len + 1
@@ -271,7 +271,7 @@ class Data(DataLoader):
         )
 
     def _rows_a_unit(self, by: str, rows: PackedRows, store: TokenReader) -> float:
-        """Returns how many rows a source takes for each of what its share in a mixture is of."""
+        """Return how many rows a source takes for each of what its share in a mixture is of."""
         if by == "documents":
             return len(rows) / store.num_documents
         if self.config.packing == "concatenate":
@@ -310,7 +310,7 @@ def _joined(rows: Sequence[PackedRows]) -> Rows:
 
 
 def open_corpus(source: Source, tokenizer: Tokenizer, validation_fraction: float) -> Corpus:
-    """Returns the tokens of a source.
+    """Return the tokens of a source.
 
     Files of more than `LARGEST_IN_MEMORY` bytes in all are built into a store in the cache, and
     found there the next time.

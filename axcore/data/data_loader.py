@@ -65,7 +65,7 @@ class TrainBatches(Iterator[Batch]):
         *,
         read_so_far: Callable[[Mapping[str, Any], int], Mapping[str, Any]] | None = None,
     ) -> None:
-        """Wraps batches.
+        """Wrap batches.
 
         Args:
             batches: What to read.
@@ -87,14 +87,14 @@ class TrainBatches(Iterator[Batch]):
         return batch
 
     def on_policy(self, policy: Policy) -> None:
-        """Hears that the policy has other weights, where batches follow them.
+        """Hear that the policy has other weights, where batches follow them.
 
         That is before the first batch of a run, before the first one after a resume or a rollback,
         and after each step. The handle is the same each time.
         """
 
     def get_state(self) -> State:
-        """Returns the position: small, JSON-able, the same in every process."""
+        """Return the position: small, JSON-able, the same in every process."""
         return {
             # The key is part of every checkpoint: grain's iterators were once the only ones.
             "grain": self._iterator.get_state(),
@@ -103,7 +103,7 @@ class TrainBatches(Iterator[Batch]):
         }
 
     def set_state(self, state: State) -> None:
-        """Goes to a saved position: what follows is what followed when it was saved.
+        """Go to a saved position: what follows is what followed when it was saved.
 
         Raises:
             DataError: The position was saved over other data or settings, so that what followed
@@ -133,7 +133,7 @@ class TrainBatches(Iterator[Batch]):
             )
 
     def _changes(self, saved: dict[str, Any], num_batches: int) -> list[str]:
-        """Returns how what the first batches depended on differs from what they depend on now."""
+        """Return how what the first batches depended on differs from what they depend on now."""
         old, new = (_values(self._read_so_far(one, num_batches)) for one in (saved, self._identity))
         return [
             f"{name} was {old.get(name)!r}, is {new.get(name)!r}"
@@ -143,7 +143,7 @@ class TrainBatches(Iterator[Batch]):
 
 
 def _values(identity: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns an identity with the values of each mapping in it by names of their own."""
+    """Return an identity with the values of each mapping in it by names of their own."""
     found: dict[str, Any] = {}
     for name, value in identity.items():
         if isinstance(value, Mapping):
@@ -173,7 +173,7 @@ class ValidationBatches:
         max_batches: int | None = None,
         reorder: Callable[[Order], Order] | None = None,
     ) -> "ValidationBatches":
-        """Returns the batches of some rows, the last one filled up with rows of padding.
+        """Return the batches of some rows, the last one filled up with rows of padding.
 
         Args:
             rows: All rows to evaluate on.
@@ -209,16 +209,16 @@ class DataLoader(Configurable, ABC):
         batch_size: PositiveInt = REQUIRED
 
         def for_shapes(self) -> Self:
-            """Returns a config with the same batch shapes that needs no file to be built."""
+            """Return a config with the same batch shapes that needs no file to be built."""
             return self
 
     @abstractmethod
     def batch_spec(self) -> BatchSpec:
-        """Returns what every batch is, without reading data."""
+        """Return what every batch is, without reading data."""
 
     @abstractmethod
     def train(self, *, process_index: int = 0, process_count: int = 1) -> TrainBatches:
-        """Returns an iterator without end over one process's part of each global batch.
+        """Return an iterator without end over one process's part of each global batch.
 
         Args:
             process_index: Which process this is, from 0.
@@ -227,11 +227,11 @@ class DataLoader(Configurable, ABC):
 
     @abstractmethod
     def validation(self, *, process_index: int = 0, process_count: int = 1) -> Iterable[Any]:
-        """Returns the batches to evaluate on, with as many for every process; maybe none."""
+        """Return the batches to evaluate on, with as many for every process; maybe none."""
 
     @abstractmethod
     def summary(self) -> Any:
-        """Reads the data, and returns what there is; as text, one line for people.
+        """Read the data, and returns what there is; as text, one line for people.
 
         Raises:
             DataError: It cannot be read, or there is nothing to train on.
@@ -249,7 +249,7 @@ class PrefetchedBatches(Iterator[Batch]):
     """
 
     def __init__(self, batches: TrainBatches, *, ahead: int) -> None:
-        """Starts nothing yet.
+        """Start nothing yet.
 
         Args:
             batches: What to read.
@@ -273,11 +273,11 @@ class PrefetchedBatches(Iterator[Batch]):
         return self._batches.follows_policy
 
     def on_policy(self, policy: Policy) -> None:
-        """Says so to what is read; see `TrainBatches.on_policy`."""
+        """Say so to what is read; see `TrainBatches.on_policy`."""
         self._batches.on_policy(policy)
 
     def start(self) -> None:
-        """Starts to prepare batches, which taking the first one does otherwise."""
+        """Start to prepare batches, which taking the first one does otherwise."""
         if self._reader is None and self._ahead:
             self._reader = _Reader(self._batches, self._ahead)
 
@@ -295,17 +295,17 @@ class PrefetchedBatches(Iterator[Batch]):
         return batch
 
     def get_state(self) -> State:
-        """Returns the position after the batches that were taken."""
+        """Return the position after the batches that were taken."""
         return self._state
 
     def set_state(self, state: State) -> None:
-        """Goes to a saved position; see `TrainBatches.set_state`."""
+        """Go to a saved position; see `TrainBatches.set_state`."""
         self._stop()
         self._batches.set_state(state)
         self._state = self._batches.get_state()
 
     def close(self) -> None:
-        """Ends the thread; one that storage holds up for long is left behind with a warning."""
+        """End the thread; one that storage holds up for long is left behind with a warning."""
         if self._reader is not None and not self._reader.stop(_LONGEST_STOP_S):
             warnings.warn(
                 f"a thread still reads training data {_LONGEST_STOP_S:.0f} s after it was to stop",
@@ -315,7 +315,7 @@ class PrefetchedBatches(Iterator[Batch]):
         self._stop()
 
     def _stop(self) -> None:
-        """Ends the thread and drops the batches that wait; the next batch is still the next."""
+        """End the thread and drops the batches that wait; the next batch is still the next."""
         if self._reader is not None:
             self._reader.stop(None)
             self._reader = None
@@ -335,7 +335,7 @@ class _Reader:
         self._thread.start()
 
     def take(self) -> tuple[Batch, State]:
-        """Returns the next batch and the position after it, or raises what its reading raised."""
+        """Return the next batch and the position after it, or raises what its reading raised."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting)
             found = self._waiting[0]
@@ -346,7 +346,7 @@ class _Reader:
         return found
 
     def stop(self, limit_s: float | None) -> bool:
-        """Ends the thread after the batch that it is at; returns whether it ended in time."""
+        """End the thread after the batch that it is at; returns whether it ended in time."""
         with self._changed:
             self._is_stopped = True
             self._changed.notify_all()
@@ -369,7 +369,7 @@ class _Reader:
                 return
 
     def _has_room(self) -> bool:
-        """Waits until a batch may be prepared; returns False when none is wanted any more."""
+        """Wait until a batch may be prepared; returns False when none is wanted any more."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_stopped or len(self._waiting) < self._ahead)
             return not self._is_stopped

@@ -46,7 +46,7 @@ class Document:
     num_left: int = attrs.field(default=0, eq=False, repr=False)
 
     def __len__(self) -> int:
-        """Returns its characters, or tokens where it has no text."""
+        """Return its characters, or tokens where it has no text."""
         return len(self.text) if self.tokens is None else len(self.tokens)
 
 
@@ -62,7 +62,7 @@ class Source(Configurable, ABC):
 
     @abstractmethod
     def documents(self) -> Iterator[Document]:
-        """Yields every document once, in an order that depends on nothing but the documents.
+        """Yield every document once, in an order that depends on nothing but the documents.
 
         Raises:
             DataError: There is nothing to read, or something cannot be read.
@@ -70,10 +70,10 @@ class Source(Configurable, ABC):
 
     @abstractmethod
     def describe(self) -> str:
-        """Says in a few words where the text comes from."""
+        """Say in a few words where the text comes from."""
 
     def open_tokens(self, tokenizer: "Tokenizer", validation_fraction: float) -> "Corpus | None":
-        """Returns the tokens of a source that has them already; None where there is only text.
+        """Return the tokens of a source that has them already; None where there is only text.
 
         Raises:
             DataError: They are not those of this tokenizer, or are split in another way.
@@ -82,7 +82,7 @@ class Source(Configurable, ABC):
 
 
 def is_validation(name: str, fraction: float) -> bool:
-    """Says whether a document is held out.
+    """Return whether a document is held out.
 
     The name's hash is compared with `fraction`. So the answer does not depend on the other
     documents, on their order, on the seed, on the machine or on the Python process, and a larger

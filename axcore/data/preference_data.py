@@ -86,7 +86,7 @@ class PreferenceData(DataLoader):
         validation_batches: PositiveInt | None = None
 
         def for_shapes(self) -> Self:
-            """Returns a config that reads no file of the user's."""
+            """Return a config that reads no file of the user's."""
             source: Any = self.source
             stand_in = evolve(ChatFiles.Config(path="."), reads=_reads(source))
             return evolve(self, source=stand_in, tokenizer=ByteTokenizer.Config())
@@ -101,7 +101,7 @@ class PreferenceData(DataLoader):
         self.has_labels = isinstance(_reads(cfg.source), LabelledChats.Config)
 
     def batch_spec(self) -> BatchSpec:
-        """Returns the arrays of a batch."""
+        """Return the arrays of a batch."""
         cfg = self.config
         rows, length = cfg.batch_size, cfg.seq_len
         values = {"tokens": self.tokenizer.vocab_size, "targets": self.tokenizer.vocab_size}
@@ -126,7 +126,7 @@ class PreferenceData(DataLoader):
         )
 
     def train(self, *, process_index: int = 0, process_count: int = 1) -> TrainBatches:
-        """Returns an iterator without end over one process's part of each global batch.
+        """Return an iterator without end over one process's part of each global batch.
 
         Raises:
             DataError: The source cannot be read, or holds nothing to train on.
@@ -140,7 +140,7 @@ class PreferenceData(DataLoader):
         return TrainBatches(batches(rows, order, shard), {"tokens": rows.digest, **settings})
 
     def validation(self, *, process_index: int = 0, process_count: int = 1) -> ValidationBatches:
-        """Returns the validation batches, the last one filled up with rows of padding.
+        """Return the validation batches, the last one filled up with rows of padding.
 
         Raises:
             DataError: As `train` does.
@@ -150,7 +150,7 @@ class PreferenceData(DataLoader):
         return ValidationBatches.of(rows, shard, max_batches=cfg.validation_batches)
 
     def summary(self) -> "PreferenceSummary":
-        """Reads the source, and says how much there is.
+        """Read the source, and says how much there is.
 
         Raises:
             DataError: As `train` does.
@@ -224,7 +224,7 @@ class LabelledRows:
         return len(self.examples)
 
     def batch(self, rows: Sequence[int]) -> Batch:
-        """Returns the rows of those numbers; PADDING_ROW is one that weighs nothing."""
+        """Return the rows of those numbers; PADDING_ROW is one that weighs nothing."""
         cfg: Any = self.data.config
         shape, pad = (len(rows), NUM_SEQUENCES, cfg.seq_len), self.data.tokenizer.pad_id
         fill = {"tokens": pad, "targets": pad}
@@ -262,7 +262,7 @@ class LabelledRows:
 
 
 def _with_answer(one: ChatTokens, other: ChatTokens) -> ChatTokens:
-    """Returns the prompt of a conversation with what another's model answered."""
+    """Return the prompt of a conversation with what another's model answered."""
     here, there = int(one.counts.argmax()), int(other.counts.argmax())
     return ChatTokens(
         np.concatenate([one.tokens[:here], other.tokens[there:]]),
@@ -283,5 +283,5 @@ def _fill(row: Batch, one: ChatTokens) -> None:
 
 
 def _reads(source: Any) -> Any:
-    """Returns what makes the documents of a source: its last transform, or what it reads by."""
+    """Return what makes the documents of a source: its last transform, or what it reads by."""
     return getattr(source, "reads", None) or next(iter(source.transforms[::-1]), None)

@@ -46,7 +46,7 @@ class Stream(Configurable, ABC):
 
     @abstractmethod
     def documents(self, place: Place, tokenizer: Tokenizer) -> Iterator[tuple[Document, Place]]:
-        """Yields documents from a place on, each with the place after it.
+        """Yield documents from a place on, each with the place after it.
 
         What follows a place is the same each time, and in every process.
 
@@ -60,7 +60,7 @@ class Stream(Configurable, ABC):
 
     @abstractmethod
     def describe(self) -> str:
-        """Says in a few words where the documents come from."""
+        """Say in a few words where the documents come from."""
 
 
 class FileStream(Stream):
@@ -101,7 +101,7 @@ class FileStream(Stream):
             )
 
     def documents(self, place: Place, tokenizer: Tokenizer) -> Iterator[tuple[Document, Place]]:
-        """Yields the documents of file after file.
+        """Yield the documents of file after file.
 
         Raises:
             DataError: A file cannot be read, files changed since the place was saved, or none of
@@ -134,13 +134,13 @@ class FileStream(Stream):
             first_file, known = 0, None
 
     def describe(self) -> str:
-        """Names the source."""
+        """Name the source."""
         return f"stream of {self.source.describe()}"
 
     def _documents(
         self, file: NamedFile, tokenizer: Tokenizer, dropped: Counter[str]
     ) -> Iterator[tuple[Document, int]]:
-        """Yields the documents of a file, each with how many of its records were read by then.
+        """Yield the documents of a file, each with how many of its records were read by then.
 
         What transforms leave out of it is added to `dropped`.
         """
@@ -172,14 +172,14 @@ class FileStream(Stream):
 def _place(
     epoch: int, file: int, num_records: int, digest: str, document: Document, part: int
 ) -> Place:
-    """Returns the place after a document, which its record may not end with."""
+    """Return the place after a document, which its record may not end with."""
     if document.num_left:
         return [epoch, file, num_records - 1, digest, part]
     return [epoch, file, num_records, digest]
 
 
 def _digest(files: Sequence[NamedFile]) -> str:
-    """Returns a hash of names, sizes and versions; not of times, which copies do not share."""
+    """Return a hash of names, sizes and versions; not of times, which copies do not share."""
     every = [(one.name, one.state()[0], one.remote and one.remote.version) for one in files]
     return blake2b(json.dumps(every).encode(), digest_size=8).hexdigest()
 
@@ -240,11 +240,11 @@ class StreamIterator(Iterator[Batch]):
         return packed.batch([place % len(rows) for place in self._reading.shard.places(step)])
 
     def get_state(self) -> dict[str, Any]:
-        """Returns the position after the batches that were taken."""
+        """Return the position after the batches that were taken."""
         return dict(self._state)
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Goes to a position."""
+        """Go to a position."""
         self._state = {name: state[name] for name in ("next_index", "place", "pairs")}
         self._after: Place = self._state["place"]
         self._used = int(self._state["pairs"])
@@ -266,7 +266,7 @@ class StreamIterator(Iterator[Batch]):
         return Pairs.joined(pieces)
 
     def _document(self) -> NDArray[Any]:
-        """Returns the document that is being read."""
+        """Return the document that is being read."""
         num_unused = 0
         while not self._waiting:
             self._read_on()
@@ -341,7 +341,7 @@ class StreamData(DataLoader):
         validation_batches: PositiveInt | None = None
 
         def for_shapes(self) -> Self:
-            """Returns a config that reads no file of the user's."""
+            """Return a config that reads no file of the user's."""
             stream = FileStream.Config(source=StandardLibrary.Config())
             return evolve(self, stream=stream, tokenizer=ByteTokenizer.Config())
 
@@ -354,11 +354,11 @@ class StreamData(DataLoader):
         self.tokenizer = cfg.tokenizer.build()
 
     def batch_spec(self) -> BatchSpec:
-        """Returns the arrays of `[batch, time]` that `PackedRows.batch` makes."""
+        """Return the arrays of `[batch, time]` that `PackedRows.batch` makes."""
         return packed_batch_spec(self.config, self.tokenizer.vocab_size)
 
     def train(self, *, process_index: int = 0, process_count: int = 1) -> TrainBatches:
-        """Returns an iterator over one process's part of each global batch.
+        """Return an iterator over one process's part of each global batch.
 
         Raises:
             DataError: The stream cannot be read, or ends.
@@ -380,7 +380,7 @@ class StreamData(DataLoader):
         return TrainBatches(reading, identity)
 
     def validation(self, *, process_index: int = 0, process_count: int = 1) -> ValidationBatches:
-        """Returns batches of the documents held out among the first of the stream.
+        """Return batches of the documents held out among the first of the stream.
 
         Raises:
             DataError: None of them is, though a fraction is asked for.
@@ -396,7 +396,7 @@ class StreamData(DataLoader):
         return ValidationBatches.of(rows, shard, max_batches=cfg.validation_batches)
 
     def summary(self) -> "StreamSummary":
-        """Says what is read; there is nothing to count."""
+        """Say what is read; there is nothing to count."""
         return StreamSummary(self.stream.describe())
 
     @cached_property

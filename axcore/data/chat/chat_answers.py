@@ -64,7 +64,7 @@ def find_answers(
     values: Mapping[str, Any] | None = None,
     leaves_out_unwritten: bool = False,
 ) -> tuple[Answers, ...]:
-    """Returns a conversation as one text or several, with the messages of a role that count.
+    """Return a conversation as one text or several, with the messages of a role that count.
 
     Where a template marks what the model wrote, and the role is the model's, those marks are the
     spans, in one text.
@@ -123,7 +123,7 @@ def _warn_of_unwritten(what: str, template: ChatTemplate) -> None:
 
 
 def _check_has(chat: Conversation, role: str) -> None:
-    """Checks that some message is of a role, and that no other has a weight that would be lost."""
+    """Check that some message is of a role, and that no other has a weight that would be lost."""
     roles = [message["role"] for message in chat.messages]
     if role not in roles:
         raise DataError(
@@ -161,7 +161,7 @@ class _View:
     _known: dict[tuple[int, bool], Trace] = attrs.field(factory=dict)
 
     def trace(self, size: int, *, asks: bool = False) -> Trace:
-        """Returns the first messages as they are written, perhaps asking for the next one."""
+        """Return the first messages as they are written, perhaps asking for the next one."""
         if (size, asks) not in self._known:
             self._known[size, asks] = self.trace_of(self.chat.messages[:size], asks=asks)
         return self._known[size, asks]
@@ -170,7 +170,7 @@ class _View:
         return self.template.trace(messages, add_generation_prompt=asks, **self.values)
 
     def written(self, place: int) -> Span | None:
-        """Returns where a message is written when it is the last one."""
+        """Return where a message is written when it is the last one."""
         found = self.trace(place + 1)
         if place in found.twice:
             raise self.refused(
@@ -180,7 +180,7 @@ class _View:
         return found.messages.get(place)
 
     def refused(self, what: str, line: int, *, hint: str | None = None) -> DataError:
-        """Returns the error of a template that cannot be trained with, which names its line."""
+        """Return the error of a template that cannot be trained with, which names its line."""
         return DataError(
             f"{what}: {self.template.line(line)}.",
             where=self.template.where,
@@ -190,7 +190,7 @@ class _View:
         )
 
     def check_written(self, place: int) -> None:
-        """Checks that an answer is written with all that it has."""
+        """Check that an answer is written with all that it has."""
         message, span = self.chat.messages[place], self.written(place)
         after = self.trace(place + 1)
         begin, end = span or (0, len(after.text))
@@ -228,7 +228,7 @@ class _View:
         return f"Remove {what} from the data, or use a template that writes it: {_OTHER_TEMPLATE}."
 
     def check_shown(self, last: int) -> None:
-        """Checks that what an answer is to is written: no template may lose a message of others."""
+        """Check that what an answer is to is written: no template may lose a message of others."""
         asks, size = (False, last + 1) if self.template.marks_answers else (True, last)
         shown = self.trace(size, asks=asks)
         for place, message in enumerate(self.chat.messages[:last]):
@@ -253,7 +253,7 @@ class _View:
 
 
 def _parts(message: Message) -> Iterator[tuple[str, str, Message]]:
-    """Yields what an answer has: its name, its text, and the message with another one there."""
+    """Yield what an answer has: its name, its text, and the message with another one there."""
     content = message.get("content") or ""
     thought, mark, said = content.rpartition("</think>")
     text = thought.replace("<think>", "").strip()
@@ -284,7 +284,7 @@ def _other(text: str) -> str:
 
 
 def _joined(view: _View, counted: Sequence[int]) -> Iterator[Answers]:
-    """Yields texts, each the longest that continues what was there for its answers."""
+    """Yield texts, each the longest that continues what was there for its answers."""
     text, spans, weights = "", list[Span](), list[float]()
     ends_turns = not view.template.marks_answers
     for place in counted:
@@ -299,7 +299,7 @@ def _joined(view: _View, counted: Sequence[int]) -> Iterator[Answers]:
 
 
 def _marked(view: _View, place: int) -> tuple[str, list[Span]]:
-    """Returns a conversation up to an answer, and what of that the template marks."""
+    """Return a conversation up to an answer, and what of that the template marks."""
     after = view.trace(place + 1)
     begin, end = view.written(place) or (0, len(after.text))
     found = [(a, b) for a, b in after.generated if begin <= a < b <= end]
@@ -314,7 +314,7 @@ def _marked(view: _View, place: int) -> tuple[str, list[Span]]:
 
 
 def _answered(view: _View, place: int) -> tuple[str, list[Span]]:
-    """Returns the text that asks for an answer with the answer behind it, and where that is."""
+    """Return the text that asks for an answer with the answer behind it, and where that is."""
     before, after = view.trace(place, asks=True), view.trace(place + 1)
     prompt = before.text
     span = view.written(place)
@@ -368,7 +368,7 @@ def _nothing_written(view: _View, place: int) -> DataError:
 
 
 def _begin_of_request(view: _View, place: int) -> int:
-    """Returns where, in the text that asks for an answer, the last message has ended."""
+    """Return where, in the text that asks for an answer, the last message has ended."""
     asked, plain = view.trace(place, asks=True), view.trace(place)
     ends = [asked.end] if asked.messages else []
     if asked.text.startswith(plain.text):  # some templates ask while they write the last message
@@ -377,7 +377,7 @@ def _begin_of_request(view: _View, place: int) -> int:
 
 
 def _marked_in_order(view: _View) -> Answers:
-    """Returns the marked spans of a template without a loop over messages, one for each answer."""
+    """Return the marked spans of a template without a loop over messages, one for each answer."""
     whole = view.trace(len(view.chat.messages))
     weights = [
         weight
@@ -395,7 +395,7 @@ def _marked_in_order(view: _View) -> Answers:
 
 
 def _as_written(view: _View, counted: Sequence[int]) -> Answers:
-    """Returns messages that the model does not write, as the template writes them."""
+    """Return messages that the model does not write, as the template writes them."""
     whole = view.trace(len(view.chat.messages))
     lost = next((place for place in counted if place not in whole.messages), None)
     if lost is not None:
@@ -409,13 +409,13 @@ def _as_written(view: _View, counted: Sequence[int]) -> Answers:
 
 
 def _num_common(first: str, second: str) -> int:
-    """Returns how many characters two texts begin with alike."""
+    """Return how many characters two texts begin with alike."""
     pairs = enumerate(zip(first, second, strict=False))
     return next((place for place, (a, b) in pairs if a != b), min(len(first), len(second)))
 
 
 def _bundled(template: ChatTemplate) -> Path | None:
-    """Returns the template to use instead, where one comes with axcore."""
+    """Return the template to use instead, where one comes with axcore."""
     for name, marks in _BUNDLED.items():
         if all(mark in template.source for mark in marks):
             return BUNDLED_TEMPLATES / name
@@ -430,7 +430,7 @@ def _use(instead: Path) -> str:
 
 
 def _hint_of_request(template: ChatTemplate, more: str) -> str | None:
-    """Returns what to do where a template asks for answers with more than it writes of them."""
+    """Return what to do where a template asks for answers with more than it writes of them."""
     instead = _bundled(template)
     if instead is not None:
         return _use(instead)

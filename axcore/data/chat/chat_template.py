@@ -78,7 +78,7 @@ class ChatTemplate:
         return _again, (self.source, dict(self._tokens), self.where, self._tool_use)
 
     def chosen(self, tools: Sequence[Any] | None) -> "ChatTemplate":
-        """Returns the template for a conversation, which may be another one where it has tools."""
+        """Return the template for a conversation, which may be another one where it has tools."""
         return self._tool_use if tools and self._tool_use is not None else self
 
     @cached_property
@@ -92,7 +92,7 @@ class ChatTemplate:
     def render(
         self, messages: Sequence[Message], *, continue_final_message: bool = False, **values: Any
     ) -> str:
-        """Returns the text of a conversation.
+        """Return the text of a conversation.
 
         Args:
             messages: The turns, the first one first.
@@ -113,7 +113,7 @@ class ChatTemplate:
         return without_marks(chosen._rendered(chosen._template, messages, values))
 
     def trace(self, messages: Sequence[Message], **values: Any) -> Trace:
-        """Returns the text of a conversation, and which message each part of it is from.
+        """Return the text of a conversation, and which message each part of it is from.
 
         Args:
             messages: As `render`.
@@ -127,7 +127,7 @@ class ChatTemplate:
         return read_marks(chosen._rendered(chosen._marked, own, values))
 
     def _continued(self, messages: Sequence[Message], values: Mapping[str, Any]) -> str:
-        """Returns a conversation up to the last content."""
+        """Return a conversation up to the last content."""
         written = self.trace(messages, **values)
         content = (messages[-1].get("content") or "") if messages else ""
         begin, end = written.messages.get(len(messages) - 1, (0, len(written.text)))
@@ -145,7 +145,7 @@ class ChatTemplate:
         return written.text[: place + len(content)]
 
     def line(self, number: int) -> str:
-        """Returns a line, or the next one that is not empty, as errors name it."""
+        """Return a line, or the next one that is not empty, as errors name it."""
         lines = dict(enumerate(self.source.split("\n"), 1))
         number = next((one for one in range(number, len(lines) + 1) if lines[one].strip()), number)
         text = lines[number].strip()
@@ -161,7 +161,7 @@ class ChatTemplate:
         )
 
     def _with_known_reasoning(self, message: Message) -> Message:
-        """Returns a message whose thinking has the name by which the template reads it."""
+        """Return a message whose thinking has the name by which the template reads it."""
         own = [name for name in REASONING if message.get(name)]
         if not own or not self._reasoning or {*own} & {*self._reasoning}:
             return message
@@ -206,7 +206,7 @@ def _again(
 def _with_readable_calls(
     render: Callable[[Sequence[Message]], str], messages: Sequence[Message]
 ) -> str:
-    """Returns a text in which the arguments of calls are JSON.
+    """Return a text in which the arguments of calls are JSON.
 
     Most templates take arguments as objects. Some write them as they come, which is right for text
     alone: those fail over an object, or write it as Python does.
@@ -277,7 +277,7 @@ def _environment() -> Any:
 
 
 def _without_constants() -> type[Any]:
-    """Returns a compiler of templates that evaluates no expression."""
+    """Return a compiler of templates that evaluates no expression."""
     from jinja2 import nodes
     from jinja2.compiler import CodeGenerator
 
@@ -295,7 +295,7 @@ def _without_constants() -> type[Any]:
 
 
 def _generation() -> type[Any]:
-    """Returns the extension by which templates mark what the model wrote."""
+    """Return the extension by which templates mark what the model wrote."""
     from jinja2.ext import Extension
 
     class Generation(Extension):

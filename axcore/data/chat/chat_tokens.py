@@ -37,7 +37,7 @@ class ChatTokens:
 
 @contextlib.contextmanager
 def naming_conversation(document: Document) -> Iterator[None]:
-    """Names, in what is wrong with a conversation, the line that holds it."""
+    """Name, in what is wrong with a conversation, the line that holds it."""
     try:
         yield
     except DataError as error:
@@ -53,7 +53,7 @@ def tokenize_chat(
     values: Mapping[str, Any] | None = None,
     leaves_out_unwritten: bool = False,
 ) -> tuple[ChatTokens, ...]:
-    """Returns the tokens of a conversation: one sequence, or several where its template needs it.
+    """Return the tokens of a conversation: one sequence, or several where its template needs it.
 
     Args:
         chat: The conversation.
@@ -93,7 +93,7 @@ def _tokens(answers: Answers, tokenizer: Tokenizer) -> ChatTokens:
 
 
 def _turn(placed: PlacedTokens, within: slice, text: str, tokenizer: Tokenizer) -> slice:
-    """Returns an answer's tokens up to the one that ends its turn.
+    """Return an answer's tokens up to the one that ends its turn.
 
     Templates write a line end after that, which no model comes to write; and some leave the token
     to what comes next, where the next message begins with it.
@@ -109,7 +109,7 @@ def _turn(placed: PlacedTokens, within: slice, text: str, tokenizer: Tokenizer) 
 
 
 def _placed(text: str, begins: list[int], tokenizer: Tokenizer) -> PlacedTokens:
-    """Returns the tokens of a text, none of which is of a prompt and of an answer at once.
+    """Return the tokens of a text, none of which is of a prompt and of an answer at once.
 
     A server reads the prompt without the answer, so that the model begins behind its last token. A
     token across that border would never be asked for.

@@ -47,7 +47,7 @@ class Conversation:
 def read_conversation(
     record: Mapping[str, Any], *, field: str | None = None, roles: Sequence[str] = ROLES
 ) -> Conversation:
-    """Returns the conversation of a record.
+    """Return the conversation of a record.
 
     Args:
         record: Has the messages, and perhaps `tools` and `system`.
@@ -74,7 +74,7 @@ def read_conversation(
 
 
 def template_values(record: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what else a chat template reads: given values, and before them those of a record.
+    """Return what else a chat template reads: given values, and before them those of a record.
 
     Raises:
         DataError: The record's are no object, or are what the conversation itself says.
@@ -93,7 +93,7 @@ def template_values(record: Mapping[str, Any], values: Mapping[str, Any]) -> dic
 
 
 def _message(found: Any, place: int, roles: Sequence[str]) -> tuple[dict[str, Any], float]:
-    """Returns a message and its weight."""
+    """Return a message and its weight."""
     where = f"Message {place + 1}"
     if not isinstance(found, Mapping) or not {"role", "from"} & set(found):
         raise DataError(
@@ -128,7 +128,7 @@ def _check_weight(weight: Any, where: str) -> None:
 
 
 def _plain(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a message without what it does not have: columnar files hold null for that."""
+    """Return a message without what it does not have: columnar files hold null for that."""
     return {name: value for name, value in found.items() if value is not None}
 
 
@@ -144,7 +144,7 @@ def _from_share_gpt(found: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _text(content: Any, where: str) -> str | None:
-    """Returns a message's text, of which OpenAI's layout may hold several parts."""
+    """Return a message's text, of which OpenAI's layout may hold several parts."""
     if content is None or isinstance(content, str):
         return content
     if isinstance(content, Sequence) and all(_is_text(part) for part in content):
@@ -161,7 +161,7 @@ def _is_text(part: Any) -> bool:
 
 
 def _calls(calls: Any, where: str) -> list[Any]:
-    """Returns tool calls, their arguments as objects, as chat templates expect them."""
+    """Return tool calls, their arguments as objects, as chat templates expect them."""
     if not isinstance(calls, Sequence) or not all(isinstance(one, Mapping) for one in calls):
         raise DataError(f"{where} has as tool_calls {_shown(calls)}; expected a list of objects.")
     return [_call(one, where) for one in calls]

@@ -48,11 +48,11 @@ class Trace:
     twice: frozenset[int]
 
     def line_at(self, place: int) -> int:
-        """Returns the line of the template that writes a character."""
+        """Return the line of the template that writes a character."""
         return max((one for one in self.lines if one[0] <= place), default=(0, 1))[1]
 
     def main_line(self, begin: int, end: int) -> int:
-        """Returns the line of the template that writes most of a part of the text."""
+        """Return the line of the template that writes most of a part of the text."""
         places = [place for place, _ in self.lines] + [len(self.text)]
         sizes: Counter[int] = Counter({1: 0})
         for (place, line), after in zip(self.lines, places[1:], strict=True):
@@ -66,12 +66,12 @@ class Trace:
 
 
 def without_marks(rendered: str) -> str:
-    """Returns a text that has no marks."""
+    """Return a text that has no marks."""
     return _MARK.sub("", rendered) if BEGIN in rendered else rendered
 
 
 def read_marks(rendered: str) -> Trace:
-    """Returns a text without its marks, and what they say."""
+    """Return a text without its marks, and what they say."""
     pieces: list[str] = []
     generated: list[Span] = []
     messages: dict[int, Span] = {}
@@ -105,7 +105,7 @@ def read_marks(rendered: str) -> Trace:
 
 
 def message_marks(messages: Sequence[Any]) -> dict[str, Any]:
-    """Returns the functions that a marked template calls, for these very messages."""
+    """Return the functions that a marked template calls, for these very messages."""
     places = {id(message): place for place, message in enumerate(messages)}
 
     def enters(loop: int, value: Any) -> str:
@@ -116,7 +116,7 @@ def message_marks(messages: Sequence[Any]) -> dict[str, Any]:
 
 
 def add_marks(template: Any) -> None:
-    """Adds marks to a parsed template."""
+    """Add marks to a parsed template."""
     _Marker().add(template)
 
 
@@ -127,7 +127,7 @@ class _Marker:
         self._num_loops = 0
 
     def add(self, node: Any, *, loop: int | None = None, is_captured: bool = False) -> None:
-        """Marks what is below a node.
+        """Mark what is below a node.
 
         Args:
             node: Of the parsed template.
@@ -165,7 +165,7 @@ class _Marker:
 
 
 def text_mark(mark: str, line: int) -> Any:
-    """Returns what writes a mark, as a part of a parsed template."""
+    """Return what writes a mark, as a part of a parsed template."""
     from jinja2 import nodes
 
     return nodes.Output([nodes.TemplateData(mark, lineno=line)], lineno=line)

@@ -51,7 +51,7 @@ class DataShard:
             )
 
     def places(self, step: int) -> range:
-        """Returns where in the order of rows this process's part of a step's batch lies."""
+        """Return where in the order of rows this process's part of a step's batch lies."""
         rows = self.batch_size // self.process_count
         begin = step * self.batch_size + self.process_index * rows
         return range(begin, begin + rows)
@@ -71,17 +71,17 @@ class Rows(Protocol):
     def __len__(self) -> int: ...
 
     def batch(self, rows: Sequence[int], /) -> Batch:
-        """Returns the rows of those numbers, as arrays; PADDING_ROW is one that weighs nothing."""
+        """Return the rows of those numbers, as arrays; PADDING_ROW is one that weighs nothing."""
 
 
 class BatchIterator(Iterator[Batch], Protocol):
     """Batches from a position on, which can be saved: rows of a corpus and streams alike."""
 
     def get_state(self) -> dict[str, Any]:
-        """Returns the position, JSON-able; `next_index` is how many batches were taken."""
+        """Return the position, JSON-able; `next_index` is how many batches were taken."""
 
     def set_state(self, state: dict[str, Any], /) -> None:
-        """Goes to a saved position."""
+        """Go to a saved position."""
 
 
 class Batches(Protocol):
@@ -93,7 +93,7 @@ class Batches(Protocol):
 def train_order(
     num_rows: int, *, seed: int | str, shuffle: bool, counts_epochs: bool = False
 ) -> Order:
-    """Returns the endless order of training rows; any place of it is computed.
+    """Return the endless order of training rows; any place of it is computed.
 
     Args:
         num_rows: Rows of one epoch.
@@ -135,7 +135,7 @@ def _shuffled(num_rows: int, key: str, epoch: int) -> Permutation:
 
 
 def validation_order(num_rows: int, *, batch_size: int, max_batches: int | None) -> Order:
-    """Returns the order of validation rows: each at most once, padded to full batches.
+    """Return the order of validation rows: each at most once, padded to full batches.
 
     Whatever the seed of training, the order is the same mixture of all documents: a limit of
     `max_batches` leaves a fair sample, and the losses of different runs compare.
@@ -162,7 +162,7 @@ class _ValidationOrder:
 
 
 def batches(rows: Rows, order: Order, shard: DataShard) -> Batches:
-    """Returns one process's batches: a grain dataset, whose iterators can save their position."""
+    """Return one process's batches: a grain dataset, whose iterators can save their position."""
     import grain
 
     # No threads: a batch takes well under a millisecond, and what runs ahead of the training loop

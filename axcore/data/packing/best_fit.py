@@ -35,7 +35,7 @@ class Pattern:
 
 
 def count_sizes(lengths: Iterable[NDArray[np.int64]], seq_len: int) -> NDArray[np.int64]:
-    """Returns how many pieces there are of each size, [S], of documents of so many tokens."""
+    """Return how many pieces there are of each size, [S], of documents of so many tokens."""
     counts = np.zeros(seq_len + 1, np.int64)
     for one in lengths:
         whole, rest = np.divmod(one - 1, seq_len)
@@ -50,7 +50,7 @@ def fill_begins(
     counts: NDArray[np.int64],
     pieces: Iterable[tuple[NDArray[np.int64], NDArray[np.int64]]],
 ) -> None:
-    """Writes the first pair of every piece, those of a size together, in the corpus's order.
+    """Write the first pair of every piece, those of a size together, in the corpus's order.
 
     Args:
         begins_P: Where to.
@@ -67,7 +67,7 @@ def fill_begins(
 
 
 def patterns_of(counts: NDArray[np.int64]) -> list[Pattern]:
-    """Returns the rows of pieces of so many of each size, those opened first before others."""
+    """Return the rows of pieces of so many of each size, those opened first before others."""
     seq_len = len(counts) - 1
     with_room: list[list[Pattern]] = [[] for _ in range(seq_len + 1)]
     has_rows = 0  # bit r: some row has room for exactly r pairs
@@ -93,7 +93,7 @@ def patterns_of(counts: NDArray[np.int64]) -> list[Pattern]:
 
 
 def _filled(pattern: Pattern, size: int, room: int, left: int) -> Iterator[Pattern]:
-    """Yields the rows of a pattern after pieces of a size were put in: full ones, one that is not
+    """Yield the rows of a pattern after pieces of a size were put in: full ones, one that is not
     where they run out, and those that got none."""
     most = room // size
     full = min(pattern.num_rows, left // most)
@@ -116,7 +116,7 @@ class BestFitRows:
         begins_P: NDArray[np.int64],
         shuffle: DocumentShuffle | None,
     ) -> None:
-        """Lays the rows out.
+        """Lay the rows out.
 
         Args:
             store: The documents.
@@ -143,7 +143,7 @@ class BestFitRows:
         return int(self._first_row[-1])
 
     def pairs(self, row: int, /) -> Pairs:
-        """Returns the pairs of a row; rows beyond the last are those of the next epoch."""
+        """Return the pairs of a row; rows beyond the last are those of the next epoch."""
         epoch, row = divmod(row, len(self))
         index = int(np.searchsorted(self._first_row, row, side="right")) - 1
         place = row - int(self._first_row[index])
@@ -158,7 +158,7 @@ class BestFitRows:
         return Pairs.joined(found)
 
     def _uses(self) -> list[list[int]]:
-        """Returns of each pattern which piece of its sizes it has first."""
+        """Return of each pattern which piece of its sizes it has first."""
         used = np.zeros(len(self._counts), np.int64)
         found = []
         for pattern in self._patterns:

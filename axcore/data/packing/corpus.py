@@ -29,7 +29,7 @@ class Corpus:
 
 
 def read_corpus(source: Source, tokenizer: Tokenizer, validation_fraction: float) -> Corpus:
-    """Reads every document of a source once, into memory; holds tokens, but never all of the text.
+    """Read every document of a source once, into memory; holds tokens, but never all of the text.
 
     Raises:
         DataError: There is no document to train on; or none is held out though a fraction is
@@ -83,7 +83,7 @@ def _only_empty(source: Source) -> DataError:
 
 
 def groups(documents: Iterable[Document]) -> Iterator[list[Document]]:
-    """Yields runs of documents of about a megabyte: tokenizers are faster on many at a time."""
+    """Yield runs of documents of about a megabyte: tokenizers are faster on many at a time."""
     group: list[Document] = []
     size = 0
     for document in documents:
@@ -97,7 +97,7 @@ def groups(documents: Iterable[Document]) -> Iterator[list[Document]]:
 
 
 def encode_documents(group: Sequence[Document], tokenizer: Tokenizer) -> list[NDArray[Any]]:
-    """Returns the tokens of documents, of the narrowest width that holds the vocabulary.
+    """Return the tokens of documents, of the narrowest width that holds the vocabulary.
 
     Those of a document with weights say what each weighs; see `axcore.data.packing.packing`.
 
@@ -131,7 +131,7 @@ def _checked(document: Document, tokenizer: Tokenizer) -> NDArray[Any]:
 def check_corpus(
     corpus: Corpus, source: Source, validation_fraction: float, *, has_text: bool = True
 ) -> None:
-    """Checks that there is something to train on, and that documents are held out if any should be.
+    """Check that there is something to train on, and that documents are held out if any should be.
 
     Raises:
         DataError: There is not, or they are not.

@@ -48,7 +48,7 @@ class Pairs:
 
     @classmethod
     def joined(cls, pieces: Sequence["Pairs"]) -> "Pairs":
-        """Returns pieces one after another."""
+        """Return pieces one after another."""
         if len(pieces) == 1:
             return pieces[0]
         return cls(
@@ -73,16 +73,16 @@ class TokenReader(Protocol):
         """A short hash of every token and every boundary."""
 
     def read(self, begin: int, end: int) -> Pairs:
-        """Returns the pairs from number `begin` to before `end`, at least one."""
+        """Return the pairs from number `begin` to before `end`, at least one."""
 
     def first_pairs(self, documents: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns how many pairs come before each of some documents; D counts as one after all."""
+        """Return how many pairs come before each of some documents; D counts as one after all."""
 
     def tokens_of(self, document: int, begin: int, end: int) -> NDArray[Any]:
-        """Returns tokens of a document, from number `begin` of all tokens to before `end`."""
+        """Return tokens of a document, from number `begin` of all tokens to before `end`."""
 
     def lengths(self) -> Iterator[NDArray[np.int64]]:
-        """Yields the tokens of each document, in order, many at a time."""
+        """Yield the tokens of each document, in order, many at a time."""
 
 
 class RowLayout(Protocol):
@@ -91,7 +91,7 @@ class RowLayout(Protocol):
     def __len__(self) -> int: ...
 
     def pairs(self, row: int, /) -> Pairs:
-        """Returns the pairs of a row, at most as many as a row takes.
+        """Return the pairs of a row, at most as many as a row takes.
 
         Args:
             row: From 0; where rows of each epoch are packed again, row `epoch * len(self) + n` is
@@ -102,7 +102,7 @@ class RowLayout(Protocol):
 def read_pairs(
     tokens_N: NDArray[Any], first_pair: NDArray[np.int64], begin: int, end: int
 ) -> Pairs:
-    """Returns the pairs from number `begin` to before `end` of documents that lie end to end.
+    """Return the pairs from number `begin` to before `end` of documents that lie end to end.
 
     Args:
         tokens_N: Their tokens.
@@ -134,7 +134,7 @@ class TokenStore:
 
     @classmethod
     def of(cls, documents: Iterable[NDArray[Any]]) -> "TokenStore":
-        """Stores the documents that have something to predict.
+        """Store the documents that have something to predict.
 
         One of a single token has not and is not kept: that is an empty text, whose only token is
         the end of the document.
@@ -163,19 +163,19 @@ class TokenStore:
         return digest.hexdigest()
 
     def read(self, begin: int, end: int) -> Pairs:
-        """Returns the pairs from number `begin` to before `end`."""
+        """Return the pairs from number `begin` to before `end`."""
         return read_pairs(self.tokens, self._first_pair, begin, end)
 
     def first_pairs(self, documents: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns how many pairs come before each of some documents; D counts as one after all."""
+        """Return how many pairs come before each of some documents; D counts as one after all."""
         return self._first_pair[documents]
 
     def tokens_of(self, document: int, begin: int, end: int) -> NDArray[Any]:
-        """Returns tokens of a document, from number `begin` of all tokens to before `end`."""
+        """Return tokens of a document, from number `begin` of all tokens to before `end`."""
         return self.tokens[begin:end]
 
     def lengths(self) -> Iterator[NDArray[np.int64]]:
-        """Yields the tokens of each document, [D]."""
+        """Yield the tokens of each document, [D]."""
         yield np.diff(self.starts)
 
     @cached_property
@@ -203,7 +203,7 @@ class PackedRows:
 
     @classmethod
     def dtypes(cls, masks_documents: bool) -> dict[str, str]:
-        """Returns the dtype of each array of a batch."""
+        """Return the dtype of each array of a batch."""
         left_out = "token_mask" if masks_documents else "segment_ids"
         return {name: dtype for name, dtype in cls.DTYPES.items() if name != left_out}
 
@@ -219,7 +219,7 @@ class PackedRows:
         return len(self._layout)
 
     def batch(self, rows: Sequence[int]) -> Batch:
-        """Returns the rows of those numbers; PADDING_ROW is one with nothing in it.
+        """Return the rows of those numbers; PADDING_ROW is one with nothing in it.
 
         Returns:
             `tokens` and `targets`, [B, T] int32: a token, and the one that follows it in the same
@@ -245,7 +245,7 @@ class PackedRows:
         }
 
     def _fill(self, row: Batch, pairs: Pairs) -> None:
-        """Writes pairs to the beginning of a row's arrays, all [T]."""
+        """Write pairs to the beginning of a row's arrays, all [T]."""
         document_n = np.repeat(np.arange(len(pairs.counts)), pairs.counts)
         place_n = np.arange(len(document_n))
         here = slice(len(document_n))
@@ -276,7 +276,7 @@ class PackedShape(Protocol):
 
 
 def packed_batch_spec(cfg: PackedShape, vocab_size: int) -> BatchSpec:
-    """Returns the arrays of `[batch, time]` that `PackedRows.batch` makes."""
+    """Return the arrays of `[batch, time]` that `PackedRows.batch` makes."""
     num_values = dict.fromkeys(("tokens", "targets"), vocab_size)
     return BatchSpec(
         arrays={
@@ -295,7 +295,7 @@ def packed_batch_spec(cfg: PackedShape, vocab_size: int) -> BatchSpec:
 
 
 def weigh_tokens(tokens_N: NDArray[Any], weights_N: NDArray[Any]) -> NDArray[Any]:
-    """Returns tokens that say of each what it weighs, as narrow as the weights allow."""
+    """Return tokens that say of each what it weighs, as narrow as the weights allow."""
     if np.isin(weights_N, (0, 1)).all():
         signed = tokens_N.astype(np.promote_types(tokens_N.dtype, np.int8))
         return np.where(weights_N != 0, signed, ~signed)
@@ -303,7 +303,7 @@ def weigh_tokens(tokens_N: NDArray[Any], weights_N: NDArray[Any]) -> NDArray[Any
 
 
 def plain_tokens(tokens_N: NDArray[Any]) -> NDArray[Any]:
-    """Returns tokens without what they say of the loss."""
+    """Return tokens without what they say of the loss."""
     if is_weighted(tokens_N):
         return (tokens_N & _TOKEN).astype(np.uint32)
     if tokens_N.dtype.kind == "u":
@@ -312,26 +312,26 @@ def plain_tokens(tokens_N: NDArray[Any]) -> NDArray[Any]:
 
 
 def weights_of(tokens_N: NDArray[Any]) -> NDArray[np.float32]:
-    """Returns what each token weighs in the loss."""
+    """Return what each token weighs in the loss."""
     if is_weighted(tokens_N):
         return (tokens_N >> _WIDTH).astype(np.uint32).view(np.float32)
     return (tokens_N >= 0).astype(np.float32)
 
 
 def is_weighted(tokens_N: NDArray[Any]) -> bool:
-    """Says whether tokens have weights of their own."""
+    """Return whether tokens have weights of their own."""
     return tokens_N.dtype.kind == "u" and tokens_N.dtype.itemsize == WEIGHTED.itemsize
 
 
 def join_tokens(pieces: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """Returns tokens one after another, whichever way each says what they weigh."""
+    """Return tokens one after another, whichever way each says what they weigh."""
     if any(map(is_weighted, pieces)):
         pieces = [one if is_weighted(one) else _with_weights(one) for one in pieces]
     return np.concatenate(pieces)
 
 
 def tokens_as(tokens_N: NDArray[Any], dtype: "np.dtype[Any]") -> NDArray[Any]:
-    """Returns tokens in the integers of a store, which are as wide as their weights need."""
+    """Return tokens in the integers of a store, which are as wide as their weights need."""
     if dtype != WEIGHTED:
         assert not is_weighted(tokens_N), "there is no room for weights"
         return tokens_N.astype(dtype, copy=False)
@@ -349,5 +349,5 @@ def _weighted(tokens_N: NDArray[Any], weights_N: NDArray[np.float32]) -> NDArray
 
 
 def token_dtype(vocab_size: int, *, is_masked: bool) -> "np.dtype[Any]":
-    """Returns the narrowest integers that hold a vocabulary, or its masked tokens too."""
+    """Return the narrowest integers that hold a vocabulary, or its masked tokens too."""
     return np.min_scalar_type(-vocab_size if is_masked else vocab_size - 1)

@@ -38,7 +38,7 @@ def row_layout(
     cache: Path,
     shuffle: DocumentShuffle | None = None,
 ) -> RowLayout:
-    """Returns the rows of a store.
+    """Return the rows of a store.
 
     Args:
         store: The documents.
@@ -69,7 +69,7 @@ class PieceRows:
     def __init__(
         self, store: TokenReader, begins_P: NDArray[np.int64], sizes_P: NDArray[np.int64]
     ) -> None:
-        """Takes the first pair and the pairs of each piece, in the order of the corpus."""
+        """Take the first pair and the pairs of each piece, in the order of the corpus."""
         self._store = store
         self._begins = begins_P
         self._sizes = sizes_P
@@ -78,14 +78,14 @@ class PieceRows:
         return len(self._begins)
 
     def pairs(self, row: int, /) -> Pairs:
-        """Returns the pairs of a row."""
+        """Return the pairs of a row."""
         row %= len(self)
         begin = int(self._begins[row])
         return self._store.read(begin, begin + int(self._sizes[row]))
 
 
 def _kept_index(path: Path, make: Callable[[Allocate], Any]) -> NDArray[np.int64]:
-    """Returns an index that is kept in a file; of several processes one makes it."""
+    """Return an index that is kept in a file; of several processes one makes it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path.with_suffix(".lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -98,7 +98,7 @@ def _kept_index(path: Path, make: Callable[[Allocate], Any]) -> NDArray[np.int64
 def _index(
     store: TokenReader, seq_len: int, packing: Packing, allocate: Allocate
 ) -> NDArray[np.int64]:
-    """Makes the index of a packing: nothing of the corpus but the index is in memory as a whole."""
+    """Make the index of a packing: nothing of the corpus but the index is in memory as a whole."""
     counts = count_sizes(store.lengths(), seq_len)
     num_pieces = int(counts.sum())
     if packing == "best_fit":
@@ -119,7 +119,7 @@ def _index(
 def _all_pieces(
     store: TokenReader, seq_len: int
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """Yields first pairs and sizes of pieces, many at a time."""
+    """Yield first pairs and sizes of pieces, many at a time."""
     first_pair = 0
     for lengths in store.lengths():
         begin, size = _pieces(lengths - 1, seq_len)
@@ -128,7 +128,7 @@ def _all_pieces(
 
 
 def _pieces(pairs: NDArray[np.int64], seq_len: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Returns the first pair and the pairs of each piece of documents of so many pairs."""
+    """Return the first pair and the pairs of each piece of documents of so many pairs."""
     count = -(-pairs // seq_len)
     document = np.repeat(np.arange(len(pairs)), count)
     piece = np.arange(len(document)) - (np.cumsum(count) - count)[document]
@@ -142,7 +142,7 @@ class Concatenated:
     def __init__(
         self, store: TokenReader, seq_len: int, shuffle: DocumentShuffle | None = None
     ) -> None:
-        """Cuts nothing yet.
+        """Cut nothing yet.
 
         Args:
             store: The documents.
@@ -159,7 +159,7 @@ class Concatenated:
         return -(-self._num_pairs // self._seq_len)
 
     def pairs(self, row: int, /) -> Pairs:
-        """Returns the pairs of a row; rows beyond the last are those of the next epoch."""
+        """Return the pairs of a row; rows beyond the last are those of the next epoch."""
         epoch, row = divmod(row, len(self))
         begin = row * self._seq_len
         return self._order(epoch).read(begin, min(begin + self._seq_len, self._num_pairs))

@@ -46,7 +46,7 @@ class Permutation:
     """The numbers below `size` in an order that a key decides: a bijection, in no memory."""
 
     def __init__(self, size: int, key: str) -> None:
-        """Prepares the rounds.
+        """Prepare the rounds.
 
         Args:
             size: How many numbers, up to 2^62.
@@ -70,7 +70,7 @@ class Permutation:
         return self._size
 
     def __getitem__(self, place: int, /) -> int:
-        """Returns the number at a place.
+        """Return the number at a place.
 
         Raises:
             IndexError: There is no such place.
@@ -91,7 +91,7 @@ class Permutation:
 
 
 def shuffled(size: int, key: int) -> NDArray[np.int64]:
-    """Returns the numbers below a small `size` in an order that a key decides, all at once.
+    """Return the numbers below a small `size` in an order that a key decides, all at once.
 
     Keys that follow each other have unrelated orders.
     """
@@ -105,12 +105,12 @@ def shuffled(size: int, key: int) -> NDArray[np.int64]:
 
 
 def hashed(what: str) -> int:
-    """Returns 64 bits that a text decides."""
+    """Return 64 bits that a text decides."""
     return int.from_bytes(blake2b(what.encode(), digest_size=8).digest(), "big")
 
 
 def _mixed(value: int) -> int:
-    """Returns 64 bits that look unlike those of a neighbour.
+    """Return 64 bits that look unlike those of a neighbour.
 
     Source: Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators".
     """
@@ -133,7 +133,7 @@ class DocumentShuffle:
     is_each_epoch: bool
 
     def key(self, epoch: int) -> str:
-        """Returns the key of an epoch's order."""
+        """Return the key of an epoch's order."""
         return f"{self.seed} epoch {epoch if self.is_each_epoch else 0}"
 
 
@@ -156,7 +156,7 @@ class DocumentOrder:
     """All documents of a store in the order that a key decides."""
 
     def __init__(self, store: TokenReader, key: str) -> None:
-        """Prepares the order.
+        """Prepare the order.
 
         Args:
             store: The documents.
@@ -181,7 +181,7 @@ class DocumentOrder:
         self._kept_groups = lru_cache(_KEPT_GROUPS)(self._group)
 
     def read(self, begin: int, end: int) -> Pairs:
-        """Returns the pairs from number `begin` to before `end`, at least one, in this order."""
+        """Return the pairs from number `begin` to before `end`, at least one, in this order."""
         group, before = self._find(begin)
         tokens, counts = [], []
         while begin < end:
@@ -205,7 +205,7 @@ class DocumentOrder:
         return Pairs(joined, np.array(counts, np.int64))
 
     def _find(self, pair: int) -> tuple[int, int]:
-        """Returns the group that a pair is in, and how many pairs come before that group."""
+        """Return the group that a pair is in, and how many pairs come before that group."""
         stride = 1
         while stride * _FAN_OUT < self._num_groups + 1:
             stride *= _FAN_OUT
@@ -218,12 +218,12 @@ class DocumentOrder:
         return group, before
 
     def _node(self, first: int, stride: int) -> NDArray[np.int64]:
-        """Returns how many pairs come before every `stride`-th group from `first` on."""
+        """Return how many pairs come before every `stride`-th group from `first` on."""
         last = min(first + _FAN_OUT * stride, self._num_groups + 1)
         return self._pairs_before(np.arange(first, last, stride, dtype=np.int64))
 
     def _pairs_before(self, groups_G: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns how many pairs come before groups."""
+        """Return how many pairs come before groups."""
         base_S1, begin_S1, end_S1 = (pairs[:, None] for pairs in self._edges)
         stop_SG = self._begins[:, None] + np.minimum(groups_G * self._run, self._length)
         is_round_SG = stop_SG > self._bases[:, None] + self._length
@@ -234,7 +234,7 @@ class DocumentOrder:
         return sums
 
     def _group(self, number: int) -> _Group:
-        """Returns a group; the one after the last holds what stretches of equal length leave."""
+        """Return a group; the one after the last holds what stretches of equal length leave."""
         documents = self._members(number)
         edges = self._store.first_pairs((documents[:, None] + np.arange(2)).ravel())
         order = shuffled(len(documents), self._key + number)

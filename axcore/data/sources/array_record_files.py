@@ -49,7 +49,7 @@ class ArrayRecordFiles(Files):
     unit = "records"
 
     def records(self, span: FileSpan) -> Iterator[Document | BadRecord]:
-        """Yields a document for each record."""
+        """Yield a document for each record."""
         file = span.file
         for number, raw in enumerate(_raw_records(file)):
             yield document_or_bad(file, number, lambda n=number, r=raw: self._document(file, n, r))  # type: ignore[misc]
@@ -102,7 +102,7 @@ def _damaged(file: NamedFile, why: object) -> DataError:
 
 
 def read_example(raw: bytes) -> dict[str, Any]:
-    """Returns the features of an example: bytes, or a list of numbers, by name.
+    """Return the features of an example: bytes, or a list of numbers, by name.
 
     A feature of one byte string is that string; others are lists.
 
@@ -171,7 +171,7 @@ def _bytes(value: Any) -> bytes:
 
 
 def _fields(raw: bytes) -> Iterator[tuple[int, Any]]:
-    """Yields the fields of a message: their numbers, and bytes, integers or floats."""
+    """Yield the fields of a message: their numbers, and bytes, integers or floats."""
     place = 0
     while place < len(raw):
         key, place = _varint(raw, place)

@@ -45,18 +45,18 @@ class ArrowFiles(Files):
     unit = "rows"
 
     def records(self, span: FileSpan) -> Iterator[Document | BadRecord]:
-        """Yields a document for each row."""
+        """Yield a document for each row."""
         yield from arrow_records(self, span.file, self.config.field)
 
     def describe(self) -> str:
-        """Names the folder, the glob and the column."""
+        """Name the folder, the glob and the column."""
         return f"rows of {self.config.folder}/{self.config.glob}, column {self.config.field!r}"
 
 
 def arrow_records(
     source: FileSource, file: NamedFile, field: str
 ) -> Iterator[Document | BadRecord]:
-    """Yields a document for each row of a file, the text in a column."""
+    """Yield a document for each row of a file, the text in a column."""
     names = tuple(dict.fromkeys([*([field] if source.needs_text else []), *source.wanted_fields]))
     row = 0
     for batch in _batches(file, names, source.optional_fields):
@@ -67,7 +67,7 @@ def arrow_records(
 
 
 def _batches(file: NamedFile, names: Sequence[str], optional: Sequence[str]) -> Iterator[Any]:
-    """Yields columns of a file, some rows at a time; the optional ones as far as there are any."""
+    """Yield columns of a file, some rows at a time; the optional ones as far as there are any."""
     arrow = _library("pyarrow", file)
     try:
         check_is_regular(file)
@@ -181,7 +181,7 @@ class HuggingFaceDataset(FileSource):
     unit = "rows"
 
     def files(self) -> list[NamedFile]:
-        """Returns the Arrow files of the split, in the order of its rows."""
+        """Return the Arrow files of the split, in the order of its rows."""
         cfg = self.config
         if (cfg.folder is None) == (cfg.dataset is None):
             raise ConfigError(
@@ -194,7 +194,7 @@ class HuggingFaceDataset(FileSource):
         return _loaded_files(cfg)
 
     def records(self, span: FileSpan) -> Iterator[Document | BadRecord]:
-        """Yields a document for each row."""
+        """Yield a document for each row."""
         yield from arrow_records(self, span.file, self.config.field)
 
     @property
@@ -203,7 +203,7 @@ class HuggingFaceDataset(FileSource):
         return bad_fraction(self.config.on_bad, self.config.max_bad_fraction)
 
     def describe(self) -> str:
-        """Names the dataset, the split and the column."""
+        """Name the dataset, the split and the column."""
         cfg = self.config
         return f"dataset {cfg.folder or cfg.dataset}, split {cfg.split}, column {cfg.field!r}"
 

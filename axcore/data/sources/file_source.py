@@ -112,7 +112,7 @@ class FileSource(Source):
         return any(one.makes_loss_weights for one in self.transforms)
 
     def fields_of(self, record: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the fields of a record that transforms read.
+        """Return the fields of a record that transforms read.
 
         Raises:
             KeyError: The record lacks one.
@@ -122,18 +122,18 @@ class FileSource(Source):
 
     @abstractmethod
     def files(self) -> Sequence[NamedFile]:
-        """Returns the files, in the order in which documents come.
+        """Return the files, in the order in which documents come.
 
         Raises:
             DataError: There is none.
         """
 
     def read_with(self, file: NamedFile) -> tuple[NamedFile, ...]:
-        """Returns other files without which a file cannot be read; none here."""
+        """Return other files without which a file cannot be read; none here."""
         return ()
 
     def spans(self, file: NamedFile, size: int, target: int) -> Iterator[FileSpan]:
-        """Yields a file in pieces that can be read one without the other; here as a whole.
+        """Yield a file in pieces that can be read one without the other; here as a whole.
 
         Args:
             file: Which file.
@@ -144,14 +144,14 @@ class FileSource(Source):
 
     @abstractmethod
     def records(self, span: FileSpan) -> Iterator[Document | BadRecord]:
-        """Yields the documents of a file or of some of its lines, and what is none.
+        """Yield the documents of a file or of some of its lines, and what is none.
 
         Raises:
             DataError: The file as a whole cannot be read.
         """
 
     def read(self, span: FileSpan) -> Iterator[Document | BadRecord]:
-        """Yields what `records` does, also of a remote file, of which a copy is made for it.
+        """Yield what `records` does, also of a remote file, of which a copy is made for it.
 
         Raises:
             DataError: The file as a whole cannot be read, or changed since it was listed.
@@ -165,7 +165,7 @@ class FileSource(Source):
         """The share of the records that may be bad and are left out; 0 where none may."""
 
     def documents(self) -> Iterator[Document]:
-        """Yields every document of every file, before its transforms.
+        """Yield every document of every file, before its transforms.
 
         Raises:
             DataError: A record is bad and none may be, or more are than may be.
@@ -173,7 +173,7 @@ class FileSource(Source):
         yield from self._read_all(Tally(self))
 
     def transformed(self, tokenizer: Tokenizer) -> Iterator[Document]:
-        """Yields every document as its transforms leave it, and says what they leave out.
+        """Yield every document as its transforms leave it, and says what they leave out.
 
         Raises:
             DataError: A record is bad and none may be, or more are than may be.
@@ -195,7 +195,7 @@ class FileSource(Source):
             )
 
     def say_dropped(self, dropped: Mapping[str, int]) -> None:
-        """Prints how many documents transforms left out and why, if they left out any."""
+        """Print how many documents transforms left out and why, if they left out any."""
         if dropped:
             reasons = ", ".join(f"{count:,} {reason}" for reason, count in dropped.items())
             print(f"data: left out of {self.describe()}: {reasons}", file=sys.stderr)
@@ -236,7 +236,7 @@ class Files(FileSource):
     folder_fields = ("folder",)
 
     def files(self) -> list[NamedFile]:
-        """Returns the files of the folder, by name."""
+        """Return the files of the folder, by name."""
         return list_files(self.config.folder, self.config.glob)
 
     @property
@@ -245,12 +245,12 @@ class Files(FileSource):
         return bad_fraction(self.config.on_bad, self.config.max_bad_fraction)
 
     def describe(self) -> str:
-        """Names the folder and the glob."""
+        """Name the folder and the glob."""
         return f"{self.kind} {self.config.folder}/{self.config.glob}"
 
 
 def bad_fraction(on_bad: OnBad, limit: float | None) -> float:
-    """Returns the share of records that may be bad, from how a config says it."""
+    """Return the share of records that may be bad, from how a config says it."""
     return 0.0 if on_bad == "error" else 1.0 if limit is None else limit
 
 
@@ -266,7 +266,7 @@ class Tally:
     """
 
     def __init__(self, source: FileSource, tokenizer: Tokenizer | None = None) -> None:
-        """Counts what transforms make of documents, where there is a tokenizer for them."""
+        """Count what transforms make of documents, where there is a tokenizer for them."""
         self._source = source
         self._tokenizer = tokenizer
         self.num_records = 0
@@ -277,7 +277,7 @@ class Tally:
     def documents(
         self, records: Iterable[Document | BadRecord], file: NamedFile
     ) -> Iterator[Document]:
-        """Yields the documents of a file; a bad record is raised where none may be bad."""
+        """Yield the documents of a file; a bad record is raised where none may be bad."""
         for record in records:
             self.num_records += 1
             made = self._transformed(record, file) if isinstance(record, Document) else record
@@ -303,7 +303,7 @@ class Tally:
             return BadRecord(file.name, document.offset, error)
 
     def check(self) -> None:
-        """Checks that no more records are bad than may be.
+        """Check that no more records are bad than may be.
 
         Raises:
             DataError: More are.
@@ -315,7 +315,7 @@ class Tally:
 def check_bad_records(
     source: FileSource, num_records: int, num_bad: int, first: Sequence[DataError]
 ) -> None:
-    """Checks that no more records of a source are bad than may be.
+    """Check that no more records of a source are bad than may be.
 
     Raises:
         DataError: More are; it names the first of them.
@@ -333,7 +333,7 @@ def check_bad_records(
 def document_or_bad(
     file: NamedFile, number: int, make: Callable[[], Document]
 ) -> Document | BadRecord:
-    """Returns the document of a record, or why there is none.
+    """Return the document of a record, or why there is none.
 
     Args:
         file: Where the record is.
@@ -354,7 +354,7 @@ def document_or_bad(
 
 
 def as_text(value: object, field: str) -> str:
-    """Returns a value that has to be text, or its UTF-8.
+    """Return a value that has to be text, or its UTF-8.
 
     Raises:
         ValueError: It is neither.

@@ -53,7 +53,7 @@ class NamedFile:
         return str(self.path) if self.remote is None else self.remote.url
 
     def state(self) -> tuple[int, int | str]:
-        """Returns size and time, or size and version; zeros where it is not there to be read."""
+        """Return size and time, or size and version; zeros where it is not there to be read."""
         if self.remote is not None:
             return self.remote.size, self.remote.version
         try:
@@ -63,7 +63,7 @@ class NamedFile:
         return state.st_size, state.st_mtime_ns
 
     def beside(self, suffix: str) -> "NamedFile":
-        """Returns the file of the same name with another suffix, in the same folder.
+        """Return the file of the same name with another suffix, in the same folder.
 
         Raises:
             DataError: It is remote and not there.
@@ -79,7 +79,7 @@ class NamedFile:
 
 
 def list_files(folder: str, pattern: str) -> list[NamedFile]:
-    """Returns the files of `folder` that match `pattern`, sorted by name.
+    """Return the files of `folder` that match `pattern`, sorted by name.
 
     Args:
         folder: A folder, or a URL such as `s3://bucket/corpus`; `~` and paths relative to the
@@ -149,7 +149,7 @@ def _contents(root: Path) -> str:
 
 
 def check_is_regular(file: NamedFile) -> None:
-    """Refuses what reading might never come back from, and what is not the file itself.
+    """Refuse what reading might never come back from, and what is not the file itself.
 
     Raises:
         DataError: The file is a FIFO, a socket or a device, or a link to one; or it is a pointer
@@ -169,7 +169,7 @@ def check_is_regular(file: NamedFile) -> None:
 
 
 def unreadable(file: NamedFile, error: OSError) -> DataError:
-    """Returns the error for a file that the operating system does not let us read."""
+    """Return the error for a file that the operating system does not let us read."""
     return DataError(
         f"{file.name} cannot be read: {error.strerror}.",
         where=file.where,
@@ -178,18 +178,18 @@ def unreadable(file: NamedFile, error: OSError) -> DataError:
 
 
 def explain_decoding(error: UnicodeDecodeError, offset: int = 0) -> str:
-    """Says which byte is not UTF-8; `offset` is where the decoded bytes begin in their file."""
+    """Return which byte is not UTF-8; `offset` is where the decoded bytes begin in their file."""
     byte = error.object[error.start]
     return f"byte 0x{byte:02x} at offset {offset + error.start} ({error.reason})"
 
 
 def warn_skipped(num_skipped: int, of_what: str, first: DataError) -> None:
-    """Warns how many records a source left out, and why the first of them."""
+    """Warn how many records a source left out, and why the first of them."""
     warnings.warn(f"{num_skipped} {of_what} left out. The first: {first.what}", stacklevel=2)
 
 
 def is_compressed(file: NamedFile) -> bool:
-    """Says whether a file begins as one of the compressed formats does, or is named so.
+    """Return whether a file begins as one of the compressed formats does, or is named so.
 
     Raises:
         DataError: The file cannot be read.
@@ -200,7 +200,7 @@ def is_compressed(file: NamedFile) -> bool:
 
 @contextlib.contextmanager
 def open_decompressed(file: NamedFile) -> Iterator[IO[bytes]]:
-    """Opens a file to read; what it yields is decompressed where the file is gzip or zstd.
+    """Open a file to read; what it yields is decompressed where the file is gzip or zstd.
 
     Raises:
         DataError: The file cannot be read, or not to its end.
@@ -210,7 +210,7 @@ def open_decompressed(file: NamedFile) -> Iterator[IO[bytes]]:
 
 
 def read_text(file: NamedFile) -> str:
-    """Returns the text of a file, its line ends as they are.
+    """Return the text of a file, its line ends as they are.
 
     Raises:
         DataError: The file cannot be read or is not UTF-8; the message says at which byte.
@@ -229,7 +229,7 @@ def read_text(file: NamedFile) -> str:
 
 @contextlib.contextmanager
 def _explained(file: NamedFile) -> Iterator[None]:
-    """Names the file in whatever is raised of what cannot be opened or decompressed."""
+    """Name the file in whatever is raised of what cannot be opened or decompressed."""
     try:
         check_is_regular(file)
         yield
@@ -252,7 +252,7 @@ def _damaged(file: NamedFile, error: Exception) -> DataError:
 
 
 def _format_of(raw: io.BufferedReader, file: NamedFile) -> str | None:
-    """Returns the suffix of a file's format: by its first bytes, or else by its name.
+    """Return the suffix of a file's format: by its first bytes, or else by its name.
 
     The name alone is believed too, so that a damaged file is not read as if it were text.
     """
@@ -286,7 +286,7 @@ class _ZstdStream(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Fills a buffer as far as it goes; 0 at the end."""
+        """Fill a buffer as far as it goes; 0 at the end."""
         while not self._ready:
             data = self._frame.unused_data if self._frame.eof else b""
             if self._frame.eof:

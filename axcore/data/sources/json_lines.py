@@ -58,11 +58,11 @@ class JsonLines(Files):
     unit = "lines"
 
     def spans(self, file: NamedFile, size: int, target: int) -> Iterator[FileSpan]:
-        """Yields runs of lines; a compressed file is one."""
+        """Yield runs of lines; a compressed file is one."""
         return line_spans(file, size, target)
 
     def records(self, span: FileSpan) -> Iterator[Document | BadRecord]:
-        """Yields a document for each line."""
+        """Yield a document for each line."""
         for line in _read_lines(span, self.config.max_line_mib * _MIB):
             try:
                 yield line.document(self)
@@ -70,12 +70,12 @@ class JsonLines(Files):
                 yield BadRecord(line.file.name, line.offset, error)
 
     def describe(self) -> str:
-        """Names the folder, the glob and the field."""
+        """Name the folder, the glob and the field."""
         return f"JSON lines {self.config.folder}/{self.config.glob}, field {self.config.field!r}"
 
 
 def _read_lines(span: FileSpan, limit: int) -> Iterator["_Line"]:
-    """Yields the lines of a span that are not empty, of each at most `limit` bytes and one."""
+    """Yield the lines of a span that are not empty, of each at most `limit` bytes and one."""
     offset, number = span.begin, span.first_record + 1
     with open_decompressed(span.file) as stream:
         if span.begin:
@@ -105,7 +105,7 @@ class _Line:
     is_whole: bool = True
 
     def document(self, source: JsonLines) -> Document:
-        """Returns the document that the line is.
+        """Return the document that the line is.
 
         Raises:
             DataError: Naming the file and the line, and what is wrong with it.
@@ -216,15 +216,15 @@ class ChatFiles(FileSource):
         return self._lines.transforms
 
     def files(self) -> list[NamedFile]:
-        """Returns the file, or those of the folder by name."""
+        """Return the file, or those of the folder by name."""
         return self._lines.files()
 
     def spans(self, file: NamedFile, size: int, target: int) -> Iterator[FileSpan]:
-        """Yields runs of lines; a compressed file is one."""
+        """Yield runs of lines; a compressed file is one."""
         return self._lines.spans(file, size, target)
 
     def records(self, span: FileSpan) -> Iterator[Document | BadRecord]:
-        """Yields a document for each line, of which `transforms` make the conversation."""
+        """Yield a document for each line, of which `transforms` make the conversation."""
         return self._lines.records(span)
 
     @property
@@ -233,7 +233,7 @@ class ChatFiles(FileSource):
         return self._lines.max_bad_fraction
 
     def describe(self) -> str:
-        """Names the path."""
+        """Name the path."""
         return f"conversations of {self.config.path}"
 
     @cached_property
@@ -252,7 +252,7 @@ class ChatFiles(FileSource):
 
 
 def _folder_and_glob(path: str) -> tuple[str, str]:
-    """Returns a folder and what to read there, of a path that may be a file."""
+    """Return a folder and what to read there, of a path that may be a file."""
     if is_remote(path):
         folder, _, name = path.rpartition("/")
         return (folder, name) if "." in name else (path, "**/*.jsonl")
@@ -263,7 +263,7 @@ def _folder_and_glob(path: str) -> tuple[str, str]:
 
 
 def line_spans(file: NamedFile, size: int, target: int) -> Iterator[FileSpan]:
-    """Yields runs of lines of about `target` bytes; a larger file is read once, to count lines.
+    """Yield runs of lines of about `target` bytes; a larger file is read once, to count lines.
 
     A compressed file is one run: it can only be read from its beginning.
     """
@@ -282,7 +282,7 @@ def line_spans(file: NamedFile, size: int, target: int) -> Iterator[FileSpan]:
 
 
 def _skip_lines(stream: IO[bytes], target: int) -> tuple[int, int]:
-    """Skips about `target` bytes, to the end of a line; returns the place, and the lines."""
+    """Skip about `target` bytes, to the end of a line; returns the place, and the lines."""
     lines, chunk = 0, b""
     while target > 0 and (chunk := stream.read(min(target, _CHUNK))):
         lines += chunk.count(b"\n")

@@ -47,7 +47,7 @@ class NewWeights:
 def weights_by_place(
     weights: Mapping[str, float], changes: Sequence[NewWeights], batch_size: int
 ) -> Iterator[tuple[int, Mapping[str, float]]]:
-    """Yields from which row of training on which weights hold.
+    """Yield from which row of training on which weights hold.
 
     Stairs begin after whole thousands of rows of a way, where every share has come out even. So
     they add nothing to how far shares may be off.
@@ -80,7 +80,7 @@ def weights_by_place(
 
 
 def _between(weights: Mapping[str, float], change: NewWeights, part: float) -> Mapping[str, float]:
-    """Returns weights on the way, in thousandths."""
+    """Return weights on the way, in thousandths."""
     before, after = (_as_shares(one) for one in (weights, change.weights))
     exact = {
         name: _PARTS * ((1 - part) * before.get(name, 0) + part * after.get(name, 0))
@@ -137,14 +137,14 @@ class Mixture(Source):
         self.components = {name: source.build() for name, source in cfg.sources.items()}
 
     def documents(self) -> Iterator[Document]:
-        """Yields every document of each source, its name after that of the source."""
+        """Yield every document of each source, its name after that of the source."""
         for name, source in self.components.items():
             with attributed(source, "documents"):
                 for document in source.documents():
                     yield Document(f"{name}/{document.name}", document.text, document.tokens)
 
     def describe(self) -> str:
-        """Names the sources and the shares that they begin with."""
+        """Name the sources and the shares that they begin with."""
         total = sum(self.config.weights.values())
         shares = (f"{w / total:.3g} {name}" for name, w in self.config.weights.items() if w)
         return f"mixture of {', '.join(shares)}"
@@ -159,7 +159,7 @@ class Mixture(Source):
         shuffle: bool,
         counts_epochs: bool = False,
     ) -> "MixedOrder":
-        """Returns the endless order of rows of all sources, as `JoinedRows` numbers them.
+        """Return the endless order of rows of all sources, as `JoinedRows` numbers them.
 
         Args:
             rows: Of each source.
@@ -188,7 +188,7 @@ class Mixture(Source):
         return MixedOrder(schedule, dict(zip(self.components, orders, strict=True)), batch_size)
 
     def _shares(self, weights: Mapping[str, float], sizes: Sequence[float]) -> tuple[int, ...]:
-        """Returns the share of rows of each source; only sources with weight decide it."""
+        """Return the share of rows of each source; only sources with weight decide it."""
         by_source = [weights.get(name, 0) for name in self.components]
         if len({size for size, weight in zip(sizes, by_source, strict=True) if weight}) < 2:
             return integer_weights(by_source)
@@ -231,7 +231,7 @@ class MixedOrder:
 
 
 def read_so_far(identity: Mapping[str, Any], num_batches: int) -> dict[str, Any]:
-    """Returns what the first batches of a mixture depend on, given what all of them do.
+    """Return what the first batches of a mixture depend on, given what all of them do.
 
     Args:
         identity: Has `mixture`, as `MixedOrder.identity`, and `tokens`, digests by source.
@@ -256,7 +256,7 @@ class JoinedRows:
         return sum(map(len, self._rows))
 
     def batch(self, rows: Sequence[int]) -> Batch:
-        """Returns the rows of those numbers, with the source of each, [B] int32, beside them."""
+        """Return the rows of those numbers, with the source of each, [B] int32, beside them."""
         numbers = np.asarray(rows, np.int64)
         is_padding = numbers == PADDING_ROW
         own, owner = np.divmod(numbers, len(self._rows))
@@ -275,7 +275,7 @@ class JoinedOrder:
     """One row number after another of several sources, each in the order of its own."""
 
     def __init__(self, lengths: Sequence[int], order: Order) -> None:
-        """Joins the sources end to end.
+        """Join the sources end to end.
 
         Args:
             lengths: Rows of each source.
@@ -296,7 +296,7 @@ class JoinedOrder:
 
 
 def _check(cfg: Mixture.Config) -> None:
-    """Checks that weights are of sources that there are.
+    """Check that weights are of sources that there are.
 
     Raises:
         ConfigError: One is not, or there is none at all.

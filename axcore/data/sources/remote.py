@@ -46,12 +46,12 @@ class RemoteFile:
 
 
 def is_remote(folder: str) -> bool:
-    """Says whether a folder is named by a URL."""
+    """Return whether a folder is named by a URL."""
     return "://" in folder
 
 
 def find_remote(folder: str, pattern: str) -> dict[str, RemoteFile]:
-    """Returns the files below a URL that match a glob, by their names relative to it.
+    """Return the files below a URL that match a glob, by their names relative to it.
 
     A pattern without `*`, `?` and `[` names one file, also where a server lists none.
 
@@ -82,7 +82,7 @@ def find_remote(folder: str, pattern: str) -> dict[str, RemoteFile]:
 
 
 def current_version(url: str) -> RemoteFile:
-    """Returns a file as it is now.
+    """Return a file as it is now.
 
     Raises:
         FileNotFoundError: It is not there.
@@ -93,7 +93,7 @@ def current_version(url: str) -> RemoteFile:
 
 
 def download(remote: RemoteFile, out: IO[bytes]) -> None:
-    """Writes a remote file's content, piece by piece.
+    """Write a remote file's content, piece by piece.
 
     Raises:
         DataError: It is not there, is not what it was when it was listed, or cannot be read.
@@ -105,7 +105,7 @@ def download(remote: RemoteFile, out: IO[bytes]) -> None:
 
 
 def check_unchanged(remote: RemoteFile) -> None:
-    """Checks that a file is what it was when it was listed.
+    """Check that a file is what it was when it was listed.
 
     Raises:
         DataError: It is not, or is gone.
@@ -128,7 +128,7 @@ def check_unchanged(remote: RemoteFile) -> None:
 
 
 def with_retries(what: str, ask: Callable[[], T]) -> T:
-    """Returns what a call returns, which is tried again while it fails for what may pass.
+    """Return what a call returns, which is tried again while it fails for what may pass.
 
     Raises:
         FileNotFoundError: The server says that there is no such file.
@@ -211,7 +211,7 @@ def _open(url: str) -> tuple[Any, str]:
 
 
 def _is_missing(error: Exception) -> bool:
-    """Says whether there is no such file; fsspec's web driver says so of busy servers, too."""
+    """Return whether there is no such file; fsspec's web driver says so of busy servers, too."""
     if not isinstance(error, FileNotFoundError):
         return False
     cause = error.__cause__

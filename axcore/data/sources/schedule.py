@@ -21,7 +21,7 @@ LONGEST_PERIOD = 100_000
 
 
 def integer_weights(weights: Sequence[float]) -> tuple[int, ...]:
-    """Returns the smallest integers in the proportions of weights, as their decimals say."""
+    """Return the smallest integers in the proportions of weights, as their decimals say."""
     exact = [Fraction(str(weight)) for weight in weights]
     scale = lcm(*(weight.denominator for weight in exact))
     scaled = [int(weight * scale) for weight in exact]
@@ -45,7 +45,7 @@ class Period:
     places: tuple[NDArray[np.int64], ...]
 
     def place_of(self, source: int, number: int) -> float:
-        """Returns where row `number` of a source comes, in the endless sequence."""
+        """Return where row `number` of a source comes, in the endless sequence."""
         weight = self.weights[source]
         if not weight:
             return inf
@@ -53,7 +53,7 @@ class Period:
         return periods * len(self.sources) + int(self.places[source][rank])
 
     def counts(self, length: int) -> NDArray[np.int64]:
-        """Returns how many of the first `length` rows come from each source."""
+        """Return how many of the first `length` rows come from each source."""
         periods, rest = divmod(length, len(self.sources))
         within = np.bincount(self.sources[:rest], minlength=len(self.weights))
         return periods * np.array(self.weights) + within
@@ -61,7 +61,7 @@ class Period:
 
 @lru_cache(32)
 def period(weights: tuple[int, ...]) -> Period:
-    """Returns one period of the sequence of some weights."""
+    """Return one period of the sequence of some weights."""
     sources = np.array(_sources(weights), np.int64)
     places = tuple(np.flatnonzero(sources == k) for k in range(len(weights)))
     ranks = np.empty(len(sources), np.int64)
@@ -71,7 +71,7 @@ def period(weights: tuple[int, ...]) -> Period:
 
 
 def _sources(weights: tuple[int, ...]) -> list[int]:
-    """Returns the source of each row of a period.
+    """Return the source of each row of a period.
 
     Before each row every source is owed what its weight says less what it had. Of those that are
     owed enough, the one whose limit comes first has the row.
@@ -113,7 +113,7 @@ class Schedule:
     def __init__(
         self, changes: Sequence[tuple[int, tuple[int, ...]]], limits: Sequence[int | None]
     ) -> None:
-        """Lays the phases out.
+        """Lay the phases out.
 
         Args:
             changes: Place and weights, from that place on; the first place is 0.
@@ -130,7 +130,7 @@ class Schedule:
         self._begins = [phase.begin for phase in self.phases]
 
     def row(self, place: int) -> tuple[int, int]:
-        """Returns the source of the row at a place, and which row of that source it is.
+        """Return the source of the row at a place, and which row of that source it is.
 
         Raises:
             IndexError: All sources have ended before.
@@ -147,7 +147,7 @@ class Schedule:
     def _lay_out(
         self, begin: int, end: float, weights: tuple[int, ...], before: NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        """Adds the phases from one change to the next; returns the rows of each source after."""
+        """Add the phases from one change to the next; returns the rows of each source after."""
         while begin < end and begin < self.end:
             weights = self._of_those_left(weights, before)
             if not any(weights):
@@ -172,7 +172,7 @@ class Schedule:
         return tuple(weight // common for weight in left)
 
     def _first_to_end(self, weights: tuple[int, ...], before: NDArray[np.int64]) -> float:
-        """Returns after how many rows a source would come that has no row left."""
+        """Return after how many rows a source would come that has no row left."""
         one = period(weights)
         left = [
             one.place_of(k, limit - int(before[k]))

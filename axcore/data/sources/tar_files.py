@@ -54,13 +54,13 @@ class TarFiles(Files):
     unit = "samples"
 
     def records(self, span: FileSpan) -> Iterator[Document | BadRecord]:
-        """Yields a document for each sample."""
+        """Yield a document for each sample."""
         file = span.file
         for number, one in enumerate(_samples(file, self.config.max_member_mib * _MIB)):
             yield document_or_bad(file, number, lambda n=number, s=one: self._document(file, n, s))  # type: ignore[misc]
 
     def describe(self) -> str:
-        """Names the folder, the glob and the suffix."""
+        """Name the folder, the glob and the suffix."""
         return f"samples of {self.config.folder}/{self.config.glob}, {self.config.field!r}"
 
     def _document(self, file: NamedFile, number: int, sample: Sample | ValueError) -> Document:
@@ -84,7 +84,7 @@ class TarFiles(Files):
 
 
 def _json_fields(sample: Sample, wanted: tuple[str, ...]) -> dict[str, Any]:
-    """Returns the fields of a sample's `json`, where a transform asks for what no file is."""
+    """Return the fields of a sample's `json`, where a transform asks for what no file is."""
     if all(name in sample for name in wanted) or "json" not in sample:
         return {}
     return _object(sample["json"] or b"")
@@ -109,7 +109,7 @@ def _tokens(content: bytes) -> NDArray[Any]:
 
 
 def _samples(file: NamedFile, largest: int) -> Iterator[Sample | ValueError]:
-    """Yields the samples of a tar, or why one is bad."""
+    """Yield the samples of a tar, or why one is bad."""
     key: str | None = None
     sample: Sample = {}
     bad: ValueError | None = None
@@ -129,14 +129,14 @@ def _samples(file: NamedFile, largest: int) -> Iterator[Sample | ValueError]:
 
 
 def _split(name: str) -> tuple[str, str]:
-    """Returns the key of a file's sample, and its suffix."""
+    """Return the key of a file's sample, and its suffix."""
     folder, slash, base = name.rpartition("/")
     stem, _, suffix = base.partition(".")
     return folder + slash + stem, suffix
 
 
 def _members(file: NamedFile, largest: int) -> Iterator[tuple[str, int, bytes | None]]:
-    """Yields name, size and content of the regular files of a tar, to its very end."""
+    """Yield name, size and content of the regular files of a tar, to its very end."""
     with open_decompressed(file) as stream:
         try:
             with tarfile.open(
@@ -166,7 +166,7 @@ class _StrictHeader(tarfile.TarInfo):
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
-        """Reads a header."""
+        """Read a header."""
         try:
             return super().frombuf(buf, encoding, errors)
         except tarfile.HeaderError as error:
@@ -176,7 +176,7 @@ class _StrictHeader(tarfile.TarInfo):
 
 
 def _check_end(tar: tarfile.TarFile) -> None:
-    """Checks that nothing follows the mark of the end."""
+    """Check that nothing follows the mark of the end."""
     stream: IO[bytes] = tar.fileobj  # type: ignore[assignment]
     while block := stream.read(_CHUNK):
         if block.strip(b"\0"):

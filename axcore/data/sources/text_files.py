@@ -36,12 +36,12 @@ class TextFiles(Files):
     kind = "text files"
 
     def records(self, span: FileSpan) -> Iterator[Document | BadRecord]:
-        """Yields the document of a file."""
+        """Yield the document of a file."""
         yield read_file(span.file)
 
 
 def read_file(file: NamedFile) -> Document | BadRecord:
-    """Returns the document that a file is, or why it is none."""
+    """Return the document that a file is, or why it is none."""
     try:
         return Document(file.name, read_text(file))
     except DataError as error:
@@ -56,11 +56,11 @@ class StandardLibrary(FileSource):
     """
 
     def files(self) -> list[NamedFile]:
-        """Returns the library's own files, by name."""
+        """Return the library's own files, by name."""
         return library_files(sysconfig.get_path("stdlib"))
 
     def records(self, span: FileSpan) -> Iterator[Document | BadRecord]:
-        """Yields the document of a file."""
+        """Yield the document of a file."""
         yield read_file(span.file)
 
     @property
@@ -69,12 +69,12 @@ class StandardLibrary(FileSource):
         return 1.0
 
     def describe(self) -> str:
-        """Names the version of Python."""
+        """Name the version of Python."""
         return f"the standard library of Python {platform.python_version()}"
 
 
 def library_files(folder: str) -> list[NamedFile]:
-    """Returns the library's own `.py` files below `folder`, sorted by name.
+    """Return the library's own `.py` files below `folder`, sorted by name.
 
     Raises:
         DataError: There are none, as in an interpreter that keeps its library in an archive.

@@ -50,7 +50,7 @@ class TokenFiles(Files):
     unit = "documents"
 
     def spans(self, file: NamedFile, size: int, target: int) -> Iterator[FileSpan]:
-        """Yields pieces; a document is in that in which it begins."""
+        """Yield pieces; a document is in that in which it begins."""
         begin, step = 0, -(-target // 4) * 4
         while size - begin >= 2 * step:
             yield FileSpan(file, begin, begin + step)
@@ -58,7 +58,7 @@ class TokenFiles(Files):
         yield FileSpan(file, begin)
 
     def records(self, span: FileSpan) -> Iterator[Document | BadRecord]:
-        """Yields the documents that begin in a piece."""
+        """Yield the documents that begin in a piece."""
         tokens = self._mapped(span.file)
         width = tokens.itemsize
         stop = len(tokens) if span.end is None else min(span.end // width, len(tokens))
@@ -70,12 +70,12 @@ class TokenFiles(Files):
             begin = end
 
     def _first_begin(self, tokens: NDArray[Any], place: int) -> int:
-        """Returns where the first document begins that does not begin before a place."""
+        """Return where the first document begins that does not begin before a place."""
         first = _LLM_C_HEADER // tokens.itemsize if _is_of_llm_c(tokens) else 0
         return first if place <= first else self._after_end(tokens, place - 1)
 
     def _after_end(self, tokens: NDArray[Any], begin: int) -> int:
-        """Returns the place after the next end token, or the end of the file."""
+        """Return the place after the next end token, or the end of the file."""
         for window in range(begin, len(tokens), _WINDOW):
             ends = np.flatnonzero(tokens[window : window + _WINDOW] == self.config.end_token)
             if len(ends):
@@ -112,16 +112,16 @@ class MegatronFiles(Files):
     unit = "documents"
 
     def files(self) -> list[NamedFile]:
-        """Returns the files of tokens, by the names of their indices."""
+        """Return the files of tokens, by the names of their indices."""
         found = list_files(self.config.folder, self.config.glob)
         return [attrs.evolve(one.beside(".bin"), name=one.name) for one in found]
 
     def read_with(self, file: NamedFile) -> tuple[NamedFile, ...]:
-        """Returns the index of a file of tokens."""
+        """Return the index of a file of tokens."""
         return (file.beside(Path(file.name).suffix),)
 
     def spans(self, file: NamedFile, size: int, target: int) -> Iterator[FileSpan]:
-        """Yields runs of documents."""
+        """Yield runs of documents."""
         begins = _read_index(file).begins
         cuts = np.searchsorted(begins, np.arange(0, max(size - target, 1), target))
         cuts = np.unique(cuts[cuts < len(begins)]).tolist()
@@ -130,7 +130,7 @@ class MegatronFiles(Files):
             yield FileSpan(file, int(begins[first]), end, first)
 
     def records(self, span: FileSpan) -> Iterator[Document | BadRecord]:
-        """Yields the documents of a piece."""
+        """Yield the documents of a piece."""
         index = _read_index(span.file)
         tokens = mapped_tokens(span.file, index.dtype)
         index.check(span.file, len(tokens))
@@ -146,7 +146,7 @@ class _Index:
     """What an index file says: of each document its tokens, and its first byte."""
 
     def __init__(self, content: bytes) -> None:
-        """Reads it.
+        """Read it.
 
         Raises:
             ValueError: It is no index.
@@ -171,7 +171,7 @@ class _Index:
         self.lengths = np.add.reduceat(lengths, first) if count else lengths
 
     def check(self, file: NamedFile, num_tokens: int) -> None:
-        """Checks that documents lie within the file of tokens.
+        """Check that documents lie within the file of tokens.
 
         Raises:
             DataError: One does not.
@@ -207,12 +207,12 @@ def _read_index(file: NamedFile) -> _Index:
 
 @lru_cache(2)
 def _index_of(path: Path, changed_ns: int) -> _Index:
-    """Returns an index, read once for all parts of a file that did not change."""
+    """Return an index, read once for all parts of a file that did not change."""
     return _Index(path.read_bytes())
 
 
 def mapped_tokens(file: NamedFile, dtype: "np.dtype[Any]") -> NDArray[Any]:
-    """Returns the tokens of a file, mapped into memory.
+    """Return the tokens of a file, mapped into memory.
 
     Raises:
         DataError: It cannot be read, or does not hold whole tokens.

@@ -75,7 +75,7 @@ def build_store(
     processes: int | None = None,
     report: Callable[[BuildProgress], None] = lambda progress: None,
 ) -> TokenStoreDirectory:
-    """Tokenizes a source into a store, and returns it; one that is there already is opened.
+    """Tokenize a source into a store, and returns it; one that is there already is opened.
 
     A build that was stopped in any way resumes when it is called again: the parts that it finished
     stay. What is in the store does not depend on the number of processes.
@@ -111,7 +111,7 @@ def build_store(
 def _planned(
     root: Path, source: FileSource, tokenizer: Tokenizer.Config, validation_fraction: float
 ) -> Plan:
-    """Returns the plan of the build that was begun here, or makes one."""
+    """Return the plan of the build that was begun here, or makes one."""
     (root / "shards").mkdir(exist_ok=True)
     for draft in root.glob("**/*.tmp"):  # of a build that was killed
         draft.unlink(missing_ok=True)
@@ -149,7 +149,7 @@ def _build_parts(
 
 
 def _built(root: Path, plan: Plan, todo: Sequence[int], processes: int) -> Iterator[int]:
-    """Yields the parts as they are done."""
+    """Yield the parts as they are done."""
     useful = sum(plan.sizes[index] for index in todo) // _BYTES_A_PROCESS
     count = min(processes, len(todo), useful)
     if count > 1:
@@ -162,7 +162,7 @@ def _built(root: Path, plan: Plan, todo: Sequence[int], processes: int) -> Itera
 
 
 def _finish(root: Path, plan: Plan, source: FileSource, tokenizer: Tokenizer.Config) -> None:
-    """Writes what holds the parts together, and the manifest last."""
+    """Write what holds the parts together, and the manifest last."""
     _check_unchanged(root, plan, source, tokenizer)
     parts = [read_json_file(done_file(root, i)) for i in range(len(plan.parts))]
     counts = {
@@ -200,7 +200,7 @@ def _finish(root: Path, plan: Plan, source: FileSource, tokenizer: Tokenizer.Con
 
 
 def _remove_replaced(root: Path, splits: Mapping[str, tuple[ShardInfo, ...]]) -> None:
-    """Removes shards with duplicates, of which there are others without, and keys.
+    """Remove shards with duplicates, of which there are others without, and keys.
 
     A build that was killed after its manifest was written may have left some.
     """
@@ -217,7 +217,7 @@ def _remove_replaced(root: Path, splits: Mapping[str, tuple[ShardInfo, ...]]) ->
 def _check_unchanged(
     root: Path, plan: Plan, source: FileSource, tokenizer: Tokenizer.Config
 ) -> None:
-    """Checks that files are what they were when the build was planned.
+    """Check that files are what they were when the build was planned.
 
     Raises:
         DataError: One is not: parts of the store may be of one version, and parts of the other.
@@ -249,7 +249,7 @@ def _check_bad_records(root: Path, plan: Plan, counts: dict[str, int]) -> None:
 
 @contextmanager
 def _locked(root: Path) -> Iterator[None]:
-    """Makes the folder, and waits until nobody else builds in it."""
+    """Make the folder, and waits until nobody else builds in it."""
     if root.exists() and _is_something_else(root):
         raise DataError(
             f"{str(root)!r} holds something else than a token store.",
@@ -263,7 +263,7 @@ def _locked(root: Path) -> Iterator[None]:
 
 
 def _is_something_else(root: Path) -> bool:
-    """Says whether no build has begun here, and there is something already.
+    """Return whether no build has begun here, and there is something already.
 
     A build makes the lock first, and plans after it: one that was stopped then has no plan yet.
     """
@@ -293,7 +293,7 @@ class ProgressLine:
             print(file=sys.stderr)
 
     def show(self, progress: BuildProgress) -> None:
-        """Shows how far the build is; elsewhere than on a terminal not more often than need be."""
+        """Show how far the build is; elsewhere than on a terminal not more often than need be."""
         is_first_or_last = progress.left_s in (None, 0)
         if self._is_live:
             print(f"\r\x1b[K{progress_text(progress)}", end="", file=sys.stderr, flush=True)
@@ -305,7 +305,7 @@ class ProgressLine:
 
 
 def progress_text(progress: BuildProgress) -> str:
-    """Returns progress as one line."""
+    """Return progress as one line."""
     done, total = progress.done_bytes / _MIB, progress.total_bytes / _MIB
     text = f"data: {done:,.1f} of {total:,.1f} MiB"
     if progress.left_s is None:

@@ -56,7 +56,7 @@ class PartBuilder:
         return token_dtype(self._tokenizer.vocab_size, is_masked=is_masked).newbyteorder("<")
 
     def build(self, index: int) -> None:
-        """Builds a part; the file `done_file` appears last.
+        """Build a part; the file `done_file` appears last.
 
         Raises:
             DataError: A file cannot be read, or a record is bad and none may be.
@@ -96,7 +96,7 @@ class PartBuilder:
         write_whole(done_file(self._folder, index), json.dumps(done) + "\n")
 
     def _check_weights(self, group: Sequence[Document], encoded: Sequence[NDArray[Any]]) -> None:
-        """Checks that the store has room for weights."""
+        """Check that the store has room for weights."""
         found = next((d for d, t in zip(group, encoded, strict=True) if is_weighted(t)), None)
         if found is not None and self.dtype != WEIGHTED:
             raise DataError(
@@ -112,12 +112,12 @@ class PartBuilder:
 
 
 def done_file(folder: Path, index: int) -> Path:
-    """Returns the file that says that a part is built, and what is in it."""
+    """Return the file that says that a part is built, and what is in it."""
     return folder / "shards" / f"{index:06}.json"
 
 
 def bad_file(folder: Path, index: int) -> Path:
-    """Returns the file that names the bad records of a part."""
+    """Return the file that names the bad records of a part."""
     return folder / "shards" / f"{index:06}.bad.jsonl"
 
 
@@ -127,7 +127,7 @@ def _bad_record_to_json(record: BadRecord) -> str:
 
 
 def keys_file(folder: Path, index: int) -> Path:
-    """Returns the file of the keys of a part."""
+    """Return the file of the keys of a part."""
     return folder / "shards" / f"{index:06}.keys"
 
 
@@ -137,7 +137,7 @@ def write_keys(
     tokens: Sequence[NDArray[Any]],
     is_validation: Sequence[bool],
 ) -> None:
-    """Writes the keys of documents; one of a single token is in no shard."""
+    """Write the keys of documents; one of a single token is in no shard."""
     keys = np.empty(len(documents), _KEY)
     raw = np.frombuffer(b"".join(one.key or b"" for one in documents), "<u8").reshape(-1, 2)
     keys["high"], keys["low"] = raw.T
@@ -149,7 +149,7 @@ def write_keys(
 
 
 def find_duplicates(folder: Path, num_parts: int) -> list[NDArray[np.bool_]]:
-    """Returns for each part [D] which of its documents equal an earlier one of the source."""
+    """Return for each part [D] which of its documents equal an earlier one of the source."""
     keys = [np.memmap(path, _KEY, "r") if path.stat().st_size else np.zeros(0, _KEY)
             for path in (keys_file(folder, index) for index in range(num_parts))]  # fmt: skip
     found = [np.zeros(len(one), np.bool_) for one in keys]
@@ -175,7 +175,7 @@ def _repeats(keys: NDArray[Any]) -> NDArray[np.bool_]:
 def without_duplicates(
     folder: Path, index: int, infos: dict[str, ShardInfo], is_repeat: NDArray[np.bool_], dtype: Any
 ) -> dict[str, ShardInfo]:
-    """Writes the shards of a part again, under other names, without some of its documents."""
+    """Write the shards of a part again, under other names, without some of its documents."""
     if not is_repeat.any():
         return infos
     split = np.fromfile(keys_file(folder, index), _KEY)["split"]

@@ -80,7 +80,7 @@ class ShardWriter:
         self._files.__exit__(kind, error, traceback)
 
     def add(self, documents: Sequence[NDArray[Any]]) -> None:
-        """Adds documents but those of a single token, which have nothing to predict."""
+        """Add documents but those of a single token, which have nothing to predict."""
         kept = [tokens for tokens in documents if len(tokens) > 1]
         if not kept:
             return
@@ -92,7 +92,7 @@ class ShardWriter:
         self._tokens += int(lengths.sum())
 
     def info(self) -> ShardInfo:
-        """Returns what was written so far."""
+        """Return what was written so far."""
         digest = blake2b(b"".join(one.digest() for one in self._digests), digest_size=16)
         return ShardInfo(self._name, self._documents, self._tokens, digest.hexdigest())
 
@@ -115,17 +115,17 @@ class Shard:
         self.first_pair = _mapped(folder / f"{info.name}{PAIRS}", _PAIR, info.documents + 1)
 
     def read(self, begin: int, end: int) -> Pairs:
-        """Returns the pairs from number `begin` to before `end`."""
+        """Return the pairs from number `begin` to before `end`."""
         return read_pairs(self.tokens, self.first_pair, begin, end)
 
     def document(self, index: int) -> NDArray[Any]:
-        """Returns the tokens of a document."""
+        """Return the tokens of a document."""
         begin, end = (int(pair) for pair in self.first_pair[index : index + 2])
         return self.tokens[begin + index : end + index + 1]
 
 
 def shard_digest(folder: Path, name: str) -> str:
-    """Returns the digest of a shard's files as they are now."""
+    """Return the digest of a shard's files as they are now."""
     digests = [_file_digest(folder / f"{name}{suffix}") for suffix in (TOKENS, PAIRS)]
     return blake2b(b"".join(digests), digest_size=16).hexdigest()
 
@@ -162,7 +162,7 @@ def _opened(path: Path) -> IO[bytes]:
 
 
 def map_file(path: Path, dtype: np.dtype[Any], length: int) -> NDArray[Any]:
-    """Returns `length` values of a file, read-only; the mapping ends with the last view of it.
+    """Return `length` values of a file, read-only; the mapping ends with the last view of it.
 
     Differs: `numpy.memmap` and `mmap` keep the file open up to Python 3.12, and a process may have
     1024 files open by default.

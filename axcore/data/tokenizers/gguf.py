@@ -56,7 +56,7 @@ _NEARLY = {"tekken": "llama.cpp cuts words in which capitals other than A to Z a
 
 
 def gguf_vocabulary(tokenizer: Tokenizer | None, size: int) -> tuple[dict[str, Any], str]:
-    """Returns the metadata that a GGUF file has of a tokenizer, and what llama.cpp does otherwise.
+    """Return the metadata that a GGUF file has of a tokenizer, and what llama.cpp does otherwise.
 
     Args:
         tokenizer: The tokenizer.
@@ -95,7 +95,7 @@ def _vocabulary(tokenizer: Tokenizer) -> GGUFVocabulary:
 
 
 def pieces_vocabulary(proto: bytes, path: str) -> GGUFVocabulary:
-    """Returns the vocabulary of a SentencePiece model.
+    """Return the vocabulary of a SentencePiece model.
 
     Args:
         proto: The model's file.
@@ -130,7 +130,7 @@ def pieces_vocabulary(proto: bytes, path: str) -> GGUFVocabulary:
 
 
 def merged_pieces_vocabulary(content: dict[str, Any], path: str) -> GGUFVocabulary:
-    """Returns the vocabulary of a `tokenizer.json` that was made from a SentencePiece model.
+    """Return the vocabulary of a `tokenizer.json` that was made from a SentencePiece model.
 
     Raises:
         ConfigError: It changes text otherwise, or its merges are not those of scored pieces.
@@ -163,7 +163,7 @@ def _values(adds_space: bool) -> dict[str, Any]:
 
 
 def _adds_space(content: dict[str, Any], path: str) -> tuple[bool, str]:
-    """Returns whether a text gets a space in front, and where llama.cpp does otherwise."""
+    """Return whether a text gets a space in front, and where llama.cpp does otherwise."""
     normalizers = steps_of(content["normalizer"], "normalizers")
     cuts = steps_of(content["pre_tokenizer"], "pretokenizers")
     if normalizers in ([_PREPEND, _REPLACE], [_REPLACE]) and cuts in ([], [_AT_SPACES]):
@@ -178,7 +178,7 @@ def _adds_space(content: dict[str, Any], path: str) -> tuple[bool, str]:
 
 
 def _ranks(pairs: list[tuple[str, str]], path: str) -> dict[str, int]:
-    """Returns for each piece where the first of its merges is, in the order of all pieces.
+    """Return for each piece where the first of its merges is, in the order of all pieces.
 
     Raises:
         ConfigError: Merges of pieces are mixed, so that no score of each can have their order.
@@ -202,7 +202,7 @@ def _ranks(pairs: list[tuple[str, str]], path: str) -> dict[str, int]:
 def _check_mixed(
     pieces: list[str], pairs: list[tuple[str, str]], first: dict[str, int], path: str
 ) -> None:
-    """Checks that pieces whose merges are mixed are cut alike: runs of one sign, as of spaces."""
+    """Check that pieces whose merges are mixed are cut alike: runs of one sign, as of spaces."""
     is_run = len({*"".join(pieces)}) == 1
     if len(pieces) > 1 and not (is_run and _are_cut_alike(pieces, pairs, first)):
         raise unreadable(f"merges that make {pieces[0]!r} are in several places", path)
@@ -220,7 +220,7 @@ def _are_cut_alike(runs: list[str], pairs: list[tuple[str, str]], first: dict[st
 
 
 def _merged(parts: list[str], rank_of: Callable[[str, str], int | None]) -> list[str]:
-    """Returns parts joined as long as two neighbours have a rank, the lowest and leftmost first."""
+    """Return parts joined as long as two neighbours have a rank, the lowest and leftmost first."""
     while True:
         ranked = [(rank_of(a, b), i) for i, (a, b) in enumerate(pairwise(parts))]
         found = [(rank, i) for rank, i in ranked if rank is not None]
@@ -242,7 +242,7 @@ def _kind(text: str, kind: int, unknown: str | None, ranks: dict[str, int]) -> i
 def _check_all_merged(
     tokens: tuple[str, ...], types: tuple[int, ...], pairs: set[tuple[str, str]], path: str
 ) -> None:
-    """Checks that any two pieces which make a third one are merged, as llama.cpp does."""
+    """Check that any two pieces which make a third one are merged, as llama.cpp does."""
     typed = list(zip(tokens, types, strict=True))
     known = {text for text, kind in typed if kind in (NORMAL, USER_DEFINED)}
     for text, kind in typed:
@@ -276,7 +276,7 @@ _NAMES: dict[tuple[tuple[_Step, ...], bool], str] = {
 
 
 def byte_level_vocabulary(content: dict[str, Any], path: str) -> GGUFVocabulary:
-    """Returns the vocabulary of a `tokenizer.json`.
+    """Return the vocabulary of a `tokenizer.json`.
 
     Raises:
         ConfigError: It cuts text as no program of llama.cpp does, or changes it first.
@@ -311,7 +311,7 @@ def byte_level_vocabulary(content: dict[str, Any], path: str) -> GGUFVocabulary:
 
 
 def listed_tokens(content: dict[str, Any], path: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """Returns the texts of tokens in the order of their numbers, and their types.
+    """Return the texts of tokens in the order of their numbers, and their types.
 
     Raises:
         ConfigError: A token is read out of a text together with what is around it.
@@ -329,7 +329,7 @@ def listed_tokens(content: dict[str, Any], path: str) -> tuple[tuple[str, ...], 
 
 
 def steps_of(content: dict[str, Any] | None, parts: str) -> list[dict[str, Any]]:
-    """Returns what a part of a `tokenizer.json` does one after the other."""
+    """Return what a part of a `tokenizer.json` does one after the other."""
     if content is None:
         return []
     steps: list[dict[str, Any]] = content[parts] if content["type"] == "Sequence" else [content]
@@ -337,7 +337,7 @@ def steps_of(content: dict[str, Any] | None, parts: str) -> list[dict[str, Any]]
 
 
 def pairs_of(merges: list[Any]) -> list[tuple[str, str]]:
-    """Returns merges, which older files have as one text each."""
+    """Return merges, which older files have as one text each."""
     pairs = (one.split(" ", 1) if isinstance(one, str) else one for one in merges)
     return [(left, right) for left, right in pairs]
 

@@ -41,7 +41,7 @@ class GGUFVocabulary:
     note: str = ""
 
     def metadata(self, tokenizer: Tokenizer, size: int) -> dict[str, Any]:
-        """Returns the metadata of a file whose model has so many tokens.
+        """Return the metadata of a file whose model has so many tokens.
 
         Raises:
             ConfigError: The model has less tokens than the tokenizer, or a text is of two tokens.
@@ -70,7 +70,7 @@ class GGUFVocabulary:
 
 
 def unreadable(why: str, where: str | None = None) -> ConfigError:
-    """Returns the error of a tokenizer that llama.cpp cannot follow."""
+    """Return the error of a tokenizer that llama.cpp cannot follow."""
     return ConfigError(
         f"llama.cpp has nothing that makes the same tokens of text as this tokenizer: {why}",
         where=where or "data.tokenizer",
@@ -79,7 +79,7 @@ def unreadable(why: str, where: str | None = None) -> ConfigError:
 
 
 def byte_vocabulary() -> GGUFVocabulary:
-    """Returns the vocabulary of a `ByteTokenizer`: merges of bytes, of which there are none."""
+    """Return the vocabulary of a `ByteTokenizer`: merges of bytes, of which there are none."""
     return GGUFVocabulary(
         model="gpt2",
         tokens=(*byte_signs(), "<bos>", "<eos>", "<pad>"),
@@ -89,7 +89,7 @@ def byte_vocabulary() -> GGUFVocabulary:
 
 
 def byte_signs() -> tuple[str, ...]:
-    """Returns the sign that each byte has in a byte-level vocabulary.
+    """Return the sign that each byte has in a byte-level vocabulary.
 
     Printable bytes of Latin-1 are themselves; the others follow from U+0100 on. Source: GPT-2's
     `encoder.json`.
@@ -100,7 +100,7 @@ def byte_signs() -> tuple[str, ...]:
 
 
 def _token_ids(tokenizer: Tokenizer, types: Sequence[int]) -> dict[str, int]:
-    """Returns the numbers of tokens that llama.cpp knows by what they are for."""
+    """Return the numbers of tokens that llama.cpp knows by what they are for."""
     ends = tokenizer.end_ids
     if len(ends) > len(_ENDS):
         raise unreadable(f"{len(ends)} tokens end a text, and a file names {len(_ENDS)}")

@@ -46,7 +46,7 @@ class TokenizerSettings:
 
 
 def read_settings(path: str | None, special_tokens: str | None = None) -> TokenizerSettings:
-    """Returns the settings of a file, none without one.
+    """Return the settings of a file, none without one.
 
     Args:
         path: A `tokenizer_config.json`.
@@ -70,7 +70,7 @@ def read_settings(path: str | None, special_tokens: str | None = None) -> Tokeni
 
 
 def _tokens(content: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the special tokens that a file names, by role."""
+    """Return the special tokens that a file names, by role."""
     return {
         role: _text(token)
         for role, token in content.items()
@@ -83,7 +83,7 @@ def _text(token: str | dict[str, Any]) -> str:
 
 
 def _templates(found: Any, path: str) -> dict[str, str]:
-    """Returns the template, or of several those that transformers chooses from by itself."""
+    """Return the template, or of several those that transformers chooses from by itself."""
     if found is None:
         return {}
     if not isinstance(found, list):
@@ -207,12 +207,12 @@ class HuggingFaceTokenizer(Tokenizer):
         return found
 
     def encode_many(self, texts: Sequence[str]) -> list[NDArray[Any]]:
-        """Returns the tokens of each text, without those that the file would put around it."""
+        """Return the tokens of each text, without those that the file would put around it."""
         encoded = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(encoding.ids, np.int32) for encoding in encoded]
 
     def encode_placed(self, text: str) -> PlacedTokens:
-        """Returns the tokens of a text in which special tokens are written out, placed."""
+        """Return the tokens of a text in which special tokens are written out, placed."""
         # As a batch: the library lets no other thread run while it encodes a text alone.
         encoding = self._marked.encode_batch([text], add_special_tokens=False)[0]
         places = np.array(encoding.offsets, np.int64).reshape(-1, 2)
@@ -241,7 +241,7 @@ class HuggingFaceTokenizer(Tokenizer):
         return max(longest, written) * (1 if self._tokenizer.normalizer is None else 3)
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """Returns the text, as the file's decoder writes it."""
+        """Return the text, as the file's decoder writes it."""
         numbers = [int(token) for token in tokens]
         text: str = self._tokenizer.decode(numbers, skip_special_tokens=True)
         return text
@@ -293,12 +293,12 @@ class HuggingFaceTokenizer(Tokenizer):
         return _load(self.config.path, self._settings, reads_special=True)
 
     def _roles(self) -> dict[str, str]:
-        """Returns the tokens that a template may name."""
+        """Return the tokens that a template may name."""
         own = {role: getattr(self.config, role) for role in ("eos_token", "bos_token", "pad_token")}
         return {**self._settings.tokens, **{role: name for role, name in own.items() if name}}
 
     def _bos_id(self) -> int | None:
-        """Returns what begins a document: of the settings' tokens only what the file adds."""
+        """Return what begins a document: of the settings' tokens only what the file adds."""
         named = self._named("bos_token")
         begins = self._tokenizer.encode("").ids[:1] == [named]
         return named if begins or self.config.bos_token is not None else None
@@ -356,7 +356,7 @@ def with_chat_template(tokenizer: Tokenizer, template: str, *, where: str) -> To
 
 
 def tokenizer_in(folder: str | Path) -> HuggingFaceTokenizer.Config:
-    """Returns the config of the tokenizer in a model's folder, with what ends the model's answers.
+    """Return the config of the tokenizer in a model's folder, with what ends the model's answers.
 
     Raises:
         DataError: There is no `tokenizer.json`, or what lies beside it cannot be read.
@@ -380,7 +380,7 @@ def tokenizer_in(folder: str | Path) -> HuggingFaceTokenizer.Config:
 
 
 def published_end_ids(folder: Path) -> tuple[int, ...]:
-    """Returns the tokens that the model in a folder ends its answers with, as far as it says."""
+    """Return the tokens that the model in a folder ends its answers with, as far as it says."""
     for name in ("generation_config.json", "config.json"):
         path = _there(folder / name)
         found = read_json(path, name, error=DataError).get("eos_token_id") if path else None
@@ -430,7 +430,7 @@ def _load(path: str, settings: TokenizerSettings, *, reads_special: bool = False
 
 
 def _add_tokens(tokenizer: Any, settings: TokenizerSettings, path: str) -> None:
-    """Adds tokens that the settings name and the file lacks, under the numbers that they name."""
+    """Add tokens that the settings name and the file lacks, under the numbers that they name."""
     import tokenizers
 
     for number, token in sorted(settings.added.items()):

@@ -57,11 +57,11 @@ class SentencePieceTokenizer(Tokenizer):
         return proto
 
     def encode_many(self, texts: Sequence[str]) -> list[NDArray[Any]]:
-        """Returns the tokens of each text."""
+        """Return the tokens of each text."""
         return [np.array(tokens, np.int32) for tokens in self._processor.encode(list(texts))]
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """Returns the text; numbers above the file's pieces have none."""
+        """Return the text; numbers above the file's pieces have none."""
         pieces = self._processor.get_piece_size()
         text: str = self._processor.decode([int(one) for one in tokens if 0 <= one < pieces])
         return text
@@ -92,7 +92,7 @@ class SentencePieceTokenizer(Tokenizer):
 
 
 def _present(token: int) -> int | None:
-    """Returns a token, None for the number by which the library says that there is none."""
+    """Return a token, None for the number by which the library says that there is none."""
     return None if token < 0 else token
 
 

@@ -58,7 +58,7 @@ class PlacedTokens:
     ends: NDArray[np.int64]
 
     def within(self, begin: int, end: int) -> slice:
-        """Returns which tokens hold characters from `begin` to before `end`."""
+        """Return which tokens hold characters from `begin` to before `end`."""
         first = int(np.searchsorted(self.ends, begin, side="right"))
         return slice(first, max(first, int(np.searchsorted(self.begins, end, side="left"))))
 
@@ -87,11 +87,11 @@ class Tokenizer(Configurable, ABC):
 
     @abstractmethod
     def encode_many(self, texts: Sequence[str]) -> list[NDArray[Any]]:
-        """Returns the tokens of each text, [N] integers, with nothing added to them."""
+        """Return the tokens of each text, [N] integers, with nothing added to them."""
 
     @abstractmethod
     def decode(self, tokens: Iterable[int]) -> str:
-        """Returns the text of tokens; special tokens have no text."""
+        """Return the text of tokens; special tokens have no text."""
 
     def token_bytes(self, token: int) -> bytes | None:
         """Return the bytes that a token adds to a text.
@@ -113,11 +113,11 @@ class Tokenizer(Configurable, ABC):
         return max((len(one) for one in known if one), default=0) or None
 
     def encode(self, text: str) -> NDArray[np.int32]:
-        """Returns the tokens of a text, [N] int32, with nothing added to them."""
+        """Return the tokens of a text, [N] int32, with nothing added to them."""
         return self._encoded([text])[0].astype(np.int32)
 
     def encode_prompt(self, text: str, *, parses_special: bool = False) -> NDArray[np.int32]:
-        """Returns the tokens of a document's beginning: bos, where there is one, and the text.
+        """Return the tokens of a document's beginning: bos, where there is one, and the text.
 
         Args:
             text: The text; one that begins with bos gets no other.
@@ -138,7 +138,7 @@ class Tokenizer(Configurable, ABC):
     def encode_chat(
         self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **values: Any
     ) -> NDArray[np.int32]:
-        """Returns the tokens of a conversation, as its chat template writes it.
+        """Return the tokens of a conversation, as its chat template writes it.
 
         Args:
             messages: The turns, the first one first; see `ChatTemplate.render`.
@@ -178,14 +178,14 @@ class Tokenizer(Configurable, ABC):
         return template
 
     def encode_placed(self, text: str) -> PlacedTokens:
-        """Returns the tokens of a text in which special tokens are written out, and their places.
+        """Return the tokens of a text in which special tokens are written out, and their places.
 
         A tokenizer with a chat template has this.
         """
         raise DataError(f"A {type(self).__name__} does not read special tokens out of a text.")
 
     def encode_documents(self, texts: Sequence[str]) -> list[NDArray[Any]]:
-        """Returns each text's tokens between bos, where there is one, and eos.
+        """Return each text's tokens between bos, where there is one, and eos.
 
         The numbers are unsigned and of the narrowest width that holds the vocabulary.
         """
@@ -198,11 +198,11 @@ class Tokenizer(Configurable, ABC):
         ]
 
     def framed(self, tokens: NDArray[Any]) -> NDArray[Any]:
-        """Returns tokens between bos, where there is one, and eos."""
+        """Return tokens between bos, where there is one, and eos."""
         return np.concatenate([self._before(), tokens, [self.eos_id]], dtype=tokens.dtype)
 
     def _encoded(self, texts: Sequence[str]) -> list[NDArray[Any]]:
-        """Returns what `encode_many` does, which somebody else may have written, checked."""
+        """Return what `encode_many` does, which somebody else may have written, checked."""
         with attributed(self, "encode_many"):
             encoded = self.encode_many(texts)
         if not isinstance(encoded, list) or len(encoded) != len(texts):
@@ -220,7 +220,7 @@ class Tokenizer(Configurable, ABC):
         return encoded
 
     def _check_numbers(self) -> None:
-        """Checks the numbers of its own that a tokenizer of somebody else gives."""
+        """Check the numbers of its own that a tokenizer of somebody else gives."""
         with attributed(self, "vocab_size"):
             size: object = self.vocab_size
         if not isinstance(size, Integral) or int(size) < 1:
@@ -239,7 +239,7 @@ class Tokenizer(Configurable, ABC):
 
 
 def decoded(tokenizer: Tokenizer, tokens: Iterable[int]) -> str:
-    """Returns what `decode` does, which somebody else may have written, checked."""
+    """Return what `decode` does, which somebody else may have written, checked."""
     with attributed(tokenizer, "decode"):
         text: object = tokenizer.decode(tokens)
     if not isinstance(text, str):
@@ -248,7 +248,7 @@ def decoded(tokenizer: Tokenizer, tokens: Iterable[int]) -> str:
 
 
 def round_up_vocab(size: int, multiple: int) -> int:
-    """Returns the smallest multiple of `multiple` that is at least `size`."""
+    """Return the smallest multiple of `multiple` that is at least `size`."""
     return -(-size // multiple) * multiple
 
 
@@ -276,11 +276,11 @@ class ByteTokenizer(Tokenizer):
         self.vocab_size = round_up_vocab(259, cfg.vocab_multiple)
 
     def encode_many(self, texts: Sequence[str]) -> list[NDArray[Any]]:
-        """Returns the bytes of each text."""
+        """Return the bytes of each text."""
         return [np.frombuffer(text.encode("utf-8"), np.uint8) for text in texts]
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """Returns the text of the bytes; bytes that are no UTF-8 become U+FFFD."""
+        """Return the text of the bytes; bytes that are no UTF-8 become U+FFFD."""
         return bytes(int(t) for t in tokens if 0 <= t < 256).decode("utf-8", "replace")
 
     def token_bytes(self, token: int) -> bytes | None:
@@ -307,7 +307,7 @@ class ByteTokenizer(Tokenizer):
         return ChatTemplate(_BYTE_TEMPLATE, roles, where="the chat template of bytes")
 
     def encode_placed(self, text: str) -> PlacedTokens:
-        """Returns the tokens of a text in which special tokens are written out, placed."""
+        """Return the tokens of a text in which special tokens are written out, placed."""
         tokens, begins, ends = [], [], []
         place = 0
         for piece in re.split("(" + "|".join(map(re.escape, _SPECIAL)) + ")", text):

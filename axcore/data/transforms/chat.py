@@ -84,7 +84,7 @@ class ChatMessages(Transform):
         return EXTRAS if self.config.field is not None else (*FIELDS, *EXTRAS)
 
     def apply(self, document: Document, tools: TransformTools) -> Sequence[Document] | Dropped:
-        """Returns the conversation's tokens."""
+        """Return the conversation's tokens."""
         cfg = self.config
         with naming_conversation(document):
             chat = read_conversation(document.fields, field=cfg.field, roles=cfg.roles)
@@ -141,7 +141,7 @@ class ChatPairs(Transform):
         return ("prompt", *EXTRAS)
 
     def apply(self, document: Document, tools: TransformTools) -> Document | Dropped:
-        """Returns a document with both conversations."""
+        """Return a document with both conversations."""
         record = document.fields
         with naming_conversation(document):
             prompt = _messages(record.get("prompt"), "user")
@@ -199,7 +199,7 @@ class LabelledChats(Transform):
         return (*_LABELLED[:-1], *EXTRAS)
 
     def apply(self, document: Document, tools: TransformTools) -> Document | Dropped:
-        """Returns a document with the conversation and its label."""
+        """Return a document with the conversation and its label."""
         record = document.fields
         with naming_conversation(document):
             if not isinstance(record[LABEL], bool):
@@ -215,14 +215,14 @@ class LabelledChats(Transform):
 
 
 def _messages(found: Any, role: str) -> list[Any]:
-    """Returns messages, of which a text is one."""
+    """Return messages, of which a text is one."""
     if found is None:
         return []
     return [{"role": role, "content": found}] if isinstance(found, str) else list(found)
 
 
 def _num_shared(first: Sequence[Any], second: Sequence[Any]) -> int:
-    """Returns how many messages two conversations begin with alike."""
+    """Return how many messages two conversations begin with alike."""
     pairs = zip(first, second, strict=False)
     return next(
         (place for place, (one, other) in enumerate(pairs) if one != other),
@@ -237,7 +237,7 @@ def _tokens(
     tools: TransformTools,
     cfg: "ChatPairs.Config | LabelledChats.Config",
 ) -> ChatTokens:
-    """Returns the tokens of a conversation of which answers from a message on count."""
+    """Return the tokens of a conversation of which answers from a message on count."""
     extras = {name: record[name] for name in EXTRAS if name in record}
     chat = read_conversation({"messages": messages, **extras}, roles=cfg.roles)
     num_added = len(chat.messages) - len(messages)  # a system message in front

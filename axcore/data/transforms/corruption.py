@@ -43,7 +43,7 @@ class FillInTheMiddle(Transform):
         seed: int = 0
 
     def apply(self, document: Document, tools: TransformTools) -> Document | Dropped:
-        """Returns the document with its parts in another order, or as it is."""
+        """Return the document with its parts in another order, or as it is."""
         cfg, rng = self.config, tools.rng(self.config.seed, document)
         is_changed, is_suffix_first = rng.random(2) < (cfg.rate, cfg.suffix_first_rate)
         if not is_changed or document.tokens is not None:
@@ -90,7 +90,7 @@ class SpanCorruption(Transform):
     makes_loss_mask = True
 
     def apply(self, document: Document, tools: TransformTools) -> Document | Dropped:
-        """Returns the document with spans behind it."""
+        """Return the document with spans behind it."""
         if document.tokens is not None:
             return document
         tokens = tools.tokenizer.encode(document.text)
@@ -110,7 +110,7 @@ class SpanCorruption(Transform):
         )
 
     def _spans(self, length: int, rng: np.random.Generator) -> NDArray[np.bool_]:
-        """Returns [N] which tokens are taken out; the first one never is."""
+        """Return [N] which tokens are taken out; the first one never is."""
         cfg = self.config
         noise = min(round(length * cfg.noise_density), length - 1)
         count = min(max(round(noise / cfg.mean_span_length), 1), cfg.num_sentinels, length - noise)
@@ -122,6 +122,6 @@ class SpanCorruption(Transform):
 
 
 def _parts(total: int, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
-    """Returns `count` positive integers of that sum, each such list equally likely."""
+    """Return `count` positive integers of that sum, each such list equally likely."""
     cuts = np.sort(rng.choice(total - 1, count - 1, replace=False)) + 1
     return np.diff(np.concatenate([[0], cuts, [total]]))

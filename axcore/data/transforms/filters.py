@@ -33,7 +33,7 @@ class LengthFilter(Transform):
         max_length: PositiveInt | None = None
 
     def apply(self, document: Document, tools: TransformTools) -> Document | Dropped:
-        """Leaves out what is too short or too long."""
+        """Leave out what is too short or too long."""
         cfg = self.config
         if len(document) < cfg.min_length:
             return Dropped(f"shorter than {cfg.min_length}")
@@ -68,7 +68,7 @@ class PatternFilter(Transform):
             ) from error
 
     def apply(self, document: Document, tools: TransformTools) -> Document | Dropped:
-        """Leaves out what the pattern says."""
+        """Leave out what the pattern says."""
         if bool(self._pattern.search(document.text)) == self.config.keeps:
             return document
         return Dropped(f"{'no ' if self.config.keeps else ''}match of {self.config.pattern!r}")
@@ -99,7 +99,7 @@ class FieldFilter(Transform):
         return (self.config.field,)
 
     def apply(self, document: Document, tools: TransformTools) -> Document | Dropped:
-        """Leaves out what the field says."""
+        """Leave out what the field says."""
         cfg, value = self.config, document.fields[self.config.field]
         if cfg.equals is not None and value != cfg.equals:
             return Dropped(f"{cfg.field} is not {cfg.equals!r}")
@@ -138,7 +138,7 @@ class Deduplicate(Transform):
     marks_duplicates = True
 
     def apply(self, document: Document, tools: TransformTools) -> Document | Dropped:
-        """Adds the key."""
+        """Add the key."""
         text = document.text
         if self.config.ignores_case_and_space:
             text = " ".join(text.casefold().split())

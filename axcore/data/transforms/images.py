@@ -46,7 +46,7 @@ class ImagePixels(Transform):
         return (self.config.field,)
 
     def apply(self, document: Document, tools: TransformTools) -> Document | Dropped:
-        """Returns the image's pixels, and the text's tokens after them."""
+        """Return the image's pixels, and the text's tokens after them."""
         pixels = self._pixels(document).reshape(-1).astype(np.int64)
         text = tools.tokenizer.encode(document.text).astype(np.int64)
         tokens = tools.tokenizer.framed(np.concatenate([pixels, text]))
