@@ -41,7 +41,7 @@ else:
 def _stored(arrays: Any) -> Any:
     """Store arrays below their digest, where they are not there yet, and return what names them.
 
-    What is no mapping of arrays, such as a path, is returned as it is.
+    Anything else than a mapping, such as a path, is returned as it is.
 
     Raises:
         DataError: They are not equally long, or are not of numbers.

@@ -48,7 +48,7 @@ def largest_cache() -> int:
     """Return the bytes that all copies of remote files may have together.
 
     Raises:
-        DataError: The variable is no number.
+        DataError: The variable is not a number.
     """
     said = os.environ.get(CACHE_GIB, str(_DEFAULT_GIB))
     try:
@@ -63,7 +63,7 @@ def copies_folder() -> Path:
 
 
 def path_of_copy(url: str) -> Path:
-    """Return where the copy of a file lies: in one folder with those of the files beside it."""
+    """Return where the copy of a file is: in one folder with those of the files next to it."""
     folder, _, name = url.rpartition("/")
     return copies_folder() / blake2b(folder.encode(), digest_size=16).hexdigest() / name
 
@@ -74,7 +74,7 @@ def local_copies(files: Sequence["NamedFile"]) -> Iterator[None]:
 
     Raises:
         DataError: A remote file is not what it was when it was listed, cannot be read, or is larger
-            than the room for copies.
+            than all copies together may be.
     """
     with ExitStack() as stack:
         for file in files:

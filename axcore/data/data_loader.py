@@ -71,7 +71,7 @@ class TrainBatches(Iterator[Batch]):
             batches: What to read.
             identity: All that a batch depends on besides its step; JSON-able.
             read_so_far: Returns what so many first batches depend on, given an identity. A position
-                of another identity is taken up where that is equal; by default that is all of it.
+                of another identity is accepted where that is equal; by default that is all of it.
         """
         self._iterator = iter(batches)
         self._identity = identity
@@ -107,7 +107,7 @@ class TrainBatches(Iterator[Batch]):
 
         Raises:
             DataError: The position was saved over other data or settings, so that what followed
-                cannot follow again; or it is no saved position. The iterator stays where it was.
+                cannot follow again; or it is not a saved position. The iterator stays where it was.
         """
         if not isinstance(state, dict) or not isinstance(state.get("data"), dict):
             raise _no_position(state)
@@ -154,7 +154,7 @@ def _values(identity: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _no_position(state: object) -> DataError:
-    return DataError(f"This is no saved position in the training data: {state!r}.")
+    return DataError(f"This is not a saved position in the training data: {state!r}.")
 
 
 class ValidationBatches:

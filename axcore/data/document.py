@@ -32,7 +32,7 @@ class Document:
         fields: What else its record holds that a transform asks for.
         loss_weights: [N] what each of its tokens weighs in the loss, booleans or floats of at least
             0; None for 1 each.
-        key: Documents of equal keys are duplicates; None where nobody asks.
+        key: Documents of equal keys are duplicates; None where duplicates stay.
         num_left: How many documents of the same record follow.
     """
 

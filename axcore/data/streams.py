@@ -37,7 +37,7 @@ Place: TypeAlias = Any
 
 
 _DOCUMENTS_AT_ONCE = 16
-_MOST_UNUSED = 100_000
+_MAX_UNUSED = 100_000
 """Documents on end that may give no row, before it is an error: a stream need not have an end."""
 
 
@@ -226,7 +226,7 @@ class StreamIterator(Iterator[Batch]):
         try:
             rows = [self._row() for _ in range(self._reading.shard.batch_size)]
         except BaseException:
-            self.set_state(self._state)  # half a batch is none
+            self.set_state(self._state)  # half a batch is not a batch
             raise
         step = self._state["next_index"]
         place = self._waiting[0][0] if self._waiting else self._after
@@ -271,9 +271,9 @@ class StreamIterator(Iterator[Batch]):
         while not self._waiting:
             self._read_on()
             num_unused += _DOCUMENTS_AT_ONCE
-            if num_unused > _MOST_UNUSED and not self._waiting:
+            if num_unused > _MAX_UNUSED and not self._waiting:
                 raise DataError(
-                    f"{_MOST_UNUSED:,} documents on end gave no row: "
+                    f"{_MAX_UNUSED:,} documents on end gave no row: "
                     f"{self._reading.stream.describe()}; each is held out for validation, or has "
                     "no two tokens.",
                     hint="Look at the documents and at data.validation_fraction.",

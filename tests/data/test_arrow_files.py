@@ -67,7 +67,7 @@ def test_a_file_that_is_cut_short_is_an_error_with_its_name(tmp_path, write, suf
     path = tmp_path / f"a{suffix}"
     write(path, pa.table({"text": [str(i) * 50 for i in range(40)]}))
     path.write_bytes(path.read_bytes()[:1500])
-    with pytest.raises(DataError, match=rf"a\{suffix} is no file that Arrow can read"):
+    with pytest.raises(DataError, match=rf"a\{suffix} cannot be read by Arrow"):
         read(tmp_path, glob="*")
 
 

@@ -244,7 +244,7 @@ def test_what_is_no_position_is_refused_and_changes_nothing(cfg, damage):
     for _ in range(3):
         next(iterator)
         next(untouched)
-    with pytest.raises(DataError, match="This is no saved position in the training data"):
+    with pytest.raises(DataError, match="This is not a saved position in the training data"):
         iterator.set_state({**iterator.get_state(), **damage})
     assert_equal_batches([next(iterator)], [next(untouched)])
 

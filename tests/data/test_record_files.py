@@ -56,7 +56,7 @@ def test_array_records_are_documents(tmp_path, kind):
     ("kind", "raw", "reason"),
     [
         ("text", b"\xff", "text is not UTF-8 at byte 0"),
-        ("json", b"[1]", "it is no JSON object"),
+        ("json", b"[1]", "it is not a JSON object"),
         ("json", b'{"body": 1}', "it has no 'text'"),
         ("json", b'{"text": 1}', "text holds 1, not text"),
         ("json", b'{"text": "\\ud800"}', "surrogates not allowed"),
@@ -81,7 +81,7 @@ def test_an_array_record_file_cut_short_is_named(tmp_path):
     path = tmp_path / "a.array_record"
     write_array_record(path, [b"x" * 100] * 50)
     path.write_bytes(path.read_bytes()[:-70_000])
-    with pytest.raises(DataError, match=r"a\.array_record is no ArrayRecord file that can be read"):
+    with pytest.raises(DataError, match=r"a\.array_record cannot be read as an ArrayRecord file"):
         texts(ArrayRecordFiles.Config(folder=str(tmp_path)))
 
 
@@ -130,7 +130,7 @@ def test_text_of_a_tar_may_be_in_json_or_be_tokens(tmp_path):
     [
         ("txt", b"\xff", "txt is not UTF-8"),
         ("json", b"{", "Expecting property name"),
-        ("json", b"[]", "its json is no object"),
+        ("json", b"[]", "its json is not an object"),
         ("npy", b"x", "its npy cannot be read"),
         ("npy", b"\x93NUMPY", "its npy cannot be read"),
     ],
@@ -164,7 +164,7 @@ def test_a_tar_without_its_end_loses_nothing_silently(tmp_path):
     whole = tar_of([(f"{n}.txt", b"text") for n in range(5)])
     for damaged in (whole[: 3 * 1024], whole[:1500], b"", whole + whole, whole[:1024] + b"x" * 512):
         (tmp_path / "a.tar").write_bytes(damaged)
-        with pytest.raises(DataError, match=r"a\.tar is no tar that can be read to its end"):
+        with pytest.raises(DataError, match=r"a\.tar cannot be read to its end as a tar"):
             texts(TarFiles.Config(folder=str(tmp_path)))
 
 

@@ -242,7 +242,7 @@ def test_shapes_need_no_file_and_the_summary_says_what_it_is(files):
 
 
 def test_a_stream_without_end_that_gives_no_row_is_an_error(monkeypatch):
-    monkeypatch.setattr(streams, "_MOST_UNUSED", 200)
+    monkeypatch.setattr(streams, "_MAX_UNUSED", 200)
     monkeypatch.setattr(streams, "is_validation", lambda name, fraction: True)
     with pytest.raises(DataError, match=r"200 documents on end gave no row: the numbers"):
         taken(counting(), 1)

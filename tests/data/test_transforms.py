@@ -363,7 +363,7 @@ def test_pixels_come_before_the_text():
     ("value", "message"),
     [
         (b"no image", "cannot identify image file"),
-        (png((0, 0, 0))[:40], "is no image that can be read"),
+        (png((0, 0, 0))[:40], "cannot be read as an image"),
         ("text", "it is a str, not bytes"),
         (png((0, 0, 0), (20, 20)), "it has 20 x 20 pixels"),
     ],
@@ -382,7 +382,7 @@ def test_a_number_that_is_none_is_a_bad_record():
 
 
 def test_a_pattern_that_is_none_is_a_config_error():
-    with pytest.raises(ConfigError, match="is no regular expression: missing"):
+    with pytest.raises(ConfigError, match="is not a regular expression: missing"):
         one(PatternFilter.Config(pattern="("), Document("a", ""))
 
 

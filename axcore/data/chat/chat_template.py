@@ -47,7 +47,7 @@ class ChatTemplate:
         tool_use: The template for conversations with tools, where there is one of its own.
 
     Raises:
-        DataError: It is no template, or Jinja is not installed.
+        DataError: It is not a template, or Jinja is not installed.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class ChatTemplate:
             self._template = self._environment.from_string(source)
         except jinja2.TemplateSyntaxError as error:
             raise DataError(
-                f"The chat template is no Jinja that can be read: {error.message}, in line "
+                f"The chat template cannot be read as Jinja: {error.message}, in line "
                 f"{error.lineno}.",
                 where=where,
                 hint="Take the template that was published with the tokenizer.",
@@ -105,7 +105,7 @@ class ChatTemplate:
 
         Raises:
             DataError: The template refuses the conversation, or fails over it; or a text holds
-                U+FDD0 or U+FDD1, which are no characters.
+                U+FDD0 or U+FDD1, which are not characters.
         """
         if continue_final_message:
             return self._continued(messages, values)
@@ -165,8 +165,8 @@ class ChatTemplate:
         own = [name for name in REASONING if message.get(name)]
         if not own or not self._reasoning or {*own} & {*self._reasoning}:
             return message
-        kept = {name: one for name, one in message.items() if name not in own}
-        return {**kept, self._reasoning[0]: message[own[0]]}
+        others = {name: one for name, one in message.items() if name not in own}
+        return {**others, self._reasoning[0]: message[own[0]]}
 
     @cached_property
     def _marked(self) -> Any:
@@ -250,7 +250,7 @@ def _check_characters(values: Sequence[Any], where: str) -> None:
     said = json.dumps(values, ensure_ascii=False, default=str)
     if BEGIN in said or END in said:
         raise DataError(
-            "A conversation holds U+FDD0 or U+FDD1, which Unicode says are no characters.",
+            "A conversation holds U+FDD0 or U+FDD1, which Unicode says are not characters.",
             where=where,
             hint="Remove them from the text.",
         )

@@ -17,7 +17,7 @@ EXTRAS = ("tools", "system", "chat_template_kwargs")
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
-_LEAST_WEIGHT, _LARGEST_WEIGHT = 1e-6, 1e6
+_MIN_WEIGHT, _MAX_WEIGHT = 1e-6, 1e6
 """So that sums of weights in float32 stay what they are."""
 
 _SHARE_GPT_ROLES = {
@@ -77,7 +77,7 @@ def template_values(record: Mapping[str, Any], values: Mapping[str, Any]) -> dic
     """Return what else a chat template reads: given values, and before them those of a record.
 
     Raises:
-        DataError: The record's are no object, or are what the conversation itself says.
+        DataError: The record's are not an object, or are what the conversation itself says.
     """
     found = record.get("chat_template_kwargs") or {}
     taken = {"messages", "tools", "add_generation_prompt"}
@@ -117,11 +117,11 @@ def _message(found: Any, place: int, roles: Sequence[str]) -> tuple[dict[str, An
 
 
 def _check_weight(weight: Any, where: str) -> None:
-    is_number = isinstance(weight, int | float) and 0 <= weight <= _LARGEST_WEIGHT
-    if not is_number or 0 < weight < _LEAST_WEIGHT:
+    is_number = isinstance(weight, int | float) and 0 <= weight <= _MAX_WEIGHT
+    if not is_number or 0 < weight < _MIN_WEIGHT:
         raise DataError(
-            f"{where} has the weight {weight!r}; expected 0, or a number from {_LEAST_WEIGHT:g} to "
-            f"{_LARGEST_WEIGHT:g}.",
+            f"{where} has the weight {weight!r}; expected 0, or a number from {_MIN_WEIGHT:g} to "
+            f"{_MAX_WEIGHT:g}.",
             hint="It is what each token of the message weighs in the loss: 1 by default, 0 leaves "
             "the message out.",
         )

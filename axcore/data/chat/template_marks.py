@@ -3,7 +3,7 @@
 Templates write conversations in one piece. To know what of it an answer is, the parsed template is
 given marks before it is compiled: around the body of every loop whose variable is a message, around
 `generation` blocks, and in front of every output. A mark is rendered between two code points that
-Unicode says are no characters, and is taken out of the text afterwards.
+Unicode says are not characters, and is taken out of the text afterwards.
 """
 
 import re

@@ -17,7 +17,7 @@ from axcore.data.packing.packing import PADDING_ROW, Batch
 from axcore.data.packing.shuffling import Permutation
 from axcore.errors import ConfigError, DataError
 
-_KEPT_EPOCHS = 4
+_NUM_CACHED_EPOCHS = 4
 
 
 @attrs.frozen
@@ -51,7 +51,7 @@ class DataShard:
             )
 
     def places(self, step: int) -> range:
-        """Return where in the order of rows this process's part of a step's batch lies."""
+        """Return where in the order of rows this process's part of a step's batch is."""
         rows = self.batch_size // self.process_count
         begin = step * self.batch_size + self.process_index * rows
         return range(begin, begin + rows)
@@ -116,7 +116,7 @@ class _TrainOrder:
     def __init__(self, num_rows: int, key: str | None, counts_epochs: bool) -> None:
         self._num_rows = num_rows
         self._counts_epochs = counts_epochs
-        self._epoch = lru_cache(_KEPT_EPOCHS)(
+        self._epoch = lru_cache(_NUM_CACHED_EPOCHS)(
             lambda epoch: range(num_rows) if key is None else _shuffled(num_rows, key, epoch)
         )
         self._epoch(0)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from axcore.data.packing.packing import Pairs, TokenReader
 from axcore.data.packing.shuffling import DocumentShuffle, Permutation
 
-_KEPT_PERMUTATIONS = 1 << 14
+_NUM_CACHED_PERMUTATIONS = 1 << 14
 
 
 @attrs.frozen
@@ -95,11 +95,11 @@ def patterns_of(counts: NDArray[np.int64]) -> list[Pattern]:
 def _filled(pattern: Pattern, size: int, room: int, left: int) -> Iterator[Pattern]:
     """Yield the rows of a pattern after pieces of a size were put in: full ones, one that is not
     where they run out, and those that got none."""
-    most = room // size
-    full = min(pattern.num_rows, left // most)
-    rest = left - full * most if full < pattern.num_rows else 0
+    max_count = room // size
+    full = min(pattern.num_rows, left // max_count)
+    rest = left - full * max_count if full < pattern.num_rows else 0
     if full:
-        yield Pattern(full, (*pattern.pieces, (size, most)))
+        yield Pattern(full, (*pattern.pieces, (size, max_count)))
     if rest:
         yield Pattern(1, (*pattern.pieces, (size, rest)))
     if others := pattern.num_rows - full - bool(rest):
@@ -131,7 +131,7 @@ class BestFitRows:
         self._patterns = patterns_of(counts)
         self._first_row = np.cumsum([0, *(one.num_rows for one in self._patterns)])
         self._first_use = self._uses()
-        self._order = lru_cache(_KEPT_PERMUTATIONS)(
+        self._order = lru_cache(_NUM_CACHED_PERMUTATIONS)(
             lambda size, epoch: (
                 range(int(counts[size]))
                 if shuffle is None

@@ -58,7 +58,7 @@ class Pairs:
 
 
 class TokenReader(Protocol):
-    """All documents of a split, wherever they lie."""
+    """All documents of a split, wherever they are stored."""
 
     @property
     def num_documents(self) -> int:
@@ -102,7 +102,7 @@ class RowLayout(Protocol):
 def read_pairs(
     tokens_N: NDArray[Any], first_pair: NDArray[np.int64], begin: int, end: int
 ) -> Pairs:
-    """Return the pairs from number `begin` to before `end` of documents that lie end to end.
+    """Return the pairs from number `begin` to before `end` of documents stored end to end.
 
     Args:
         tokens_N: Their tokens.
@@ -136,13 +136,13 @@ class TokenStore:
     def of(cls, documents: Iterable[NDArray[Any]]) -> "TokenStore":
         """Store the documents that have something to predict.
 
-        One of a single token has not and is not kept: that is an empty text, whose only token is
+        One of a single token has not and is left out: that is an empty text, whose only token is
         the end of the document.
         """
-        kept = [tokens for tokens in documents if len(tokens) > 1]
-        starts = np.zeros(len(kept) + 1, np.int64)
-        np.cumsum([len(tokens) for tokens in kept], out=starts[1:])
-        return cls(join_tokens(kept) if kept else np.zeros(0, np.uint8), starts)
+        stored = [tokens for tokens in documents if len(tokens) > 1]
+        starts = np.zeros(len(stored) + 1, np.int64)
+        np.cumsum([len(tokens) for tokens in stored], out=starts[1:])
+        return cls(join_tokens(stored) if stored else np.zeros(0, np.uint8), starts)
 
     @property
     def num_documents(self) -> int:
@@ -333,7 +333,7 @@ def join_tokens(pieces: Sequence[NDArray[Any]]) -> NDArray[Any]:
 def tokens_as(tokens_N: NDArray[Any], dtype: "np.dtype[Any]") -> NDArray[Any]:
     """Return tokens in the integers of a store, which are as wide as their weights need."""
     if dtype != WEIGHTED:
-        assert not is_weighted(tokens_N), "there is no room for weights"
+        assert not is_weighted(tokens_N), "these tokens cannot hold weights"
         return tokens_N.astype(dtype, copy=False)
     return tokens_N if is_weighted(tokens_N) else _with_weights(tokens_N)
 

@@ -20,14 +20,14 @@ from axcore.whole_files import whole_file
 
 Packing = Literal["concatenate", "best_fit", "one_document"]
 
-_KEPT_FROM = 100_000
+_MIN_CACHED_DOCUMENTS = 100_000
 """Documents from which on an index is kept in the cache."""
 
 _DTYPE = np.dtype("<i8")
 
 
 Allocate = Callable[[int], NDArray[np.int64]]
-_KEPT_EPOCHS = 2
+_NUM_CACHED_EPOCHS = 2
 
 
 def row_layout(
@@ -53,10 +53,10 @@ def row_layout(
     if packing == "concatenate":
         return Concatenated(store, seq_len, shuffle)
     make = partial(_index, store, seq_len, packing)
-    if store.num_documents < _KEPT_FROM:
+    if store.num_documents < _MIN_CACHED_DOCUMENTS:
         index = make(lambda size: np.empty(size, np.int64))
     else:
-        index = _kept_index(cache / f"{store.digest}-{packing}-{seq_len}.index", make)
+        index = _cached_index(cache / f"{store.digest}-{packing}-{seq_len}.index", make)
     if packing == "best_fit":
         return BestFitRows(store, index[: seq_len + 1], index[seq_len + 1 :], shuffle)
     begins, sizes = index.reshape(2, -1)
@@ -84,7 +84,7 @@ class PieceRows:
         return self._store.read(begin, begin + int(self._sizes[row]))
 
 
-def _kept_index(path: Path, make: Callable[[Allocate], Any]) -> NDArray[np.int64]:
+def _cached_index(path: Path, make: Callable[[Allocate], Any]) -> NDArray[np.int64]:
     """Return an index that is kept in a file; of several processes one makes it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path.with_suffix(".lock"), "w") as lock:
@@ -151,7 +151,7 @@ class Concatenated:
         """
         self._seq_len = seq_len
         self._num_pairs = store.num_tokens - store.num_documents
-        self._order = lru_cache(_KEPT_EPOCHS)(
+        self._order = lru_cache(_NUM_CACHED_EPOCHS)(
             lambda epoch: store if shuffle is None else DocumentOrder(store, shuffle.key(epoch))
         )
 

@@ -38,8 +38,8 @@ _MIX = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 NUM_STRETCHES = 16
 RUN = 16
 _FAN_OUT = 64
-_KEPT_NODES = 4096
-_KEPT_GROUPS = 256
+_NUM_CACHED_NODES = 4096
+_NUM_CACHED_GROUPS = 256
 
 
 class Permutation:
@@ -110,7 +110,7 @@ def hashed(what: str) -> int:
 
 
 def _mixed(value: int) -> int:
-    """Return 64 bits that look unlike those of a neighbour.
+    """Return 64 bits that look unlike those of a neighbor.
 
     Source: Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators".
     """
@@ -177,15 +177,15 @@ class DocumentOrder:
             store.first_pairs(places)
             for places in (self._bases, self._begins, self._bases + self._length)
         )
-        self._kept_nodes = lru_cache(_KEPT_NODES)(self._node)
-        self._kept_groups = lru_cache(_KEPT_GROUPS)(self._group)
+        self._cached_node = lru_cache(_NUM_CACHED_NODES)(self._node)
+        self._cached_group = lru_cache(_NUM_CACHED_GROUPS)(self._group)
 
     def read(self, begin: int, end: int) -> Pairs:
         """Return the pairs from number `begin` to before `end`, at least one, in this order."""
         group, before = self._find(begin)
         tokens, counts = [], []
         while begin < end:
-            found = self._kept_groups(group)
+            found = self._cached_group(group)
             size = int(found.first_pair[-1])
             first, last = begin - before, min(end - before, size)
             one = int(np.searchsorted(found.first_pair, first, side="right")) - 1
@@ -211,7 +211,7 @@ class DocumentOrder:
             stride *= _FAN_OUT
         group = before = 0
         while stride:
-            sums = self._kept_nodes(group, stride)
+            sums = self._cached_node(group, stride)
             step = int(np.searchsorted(sums, pair, side="right")) - 1
             group, before = group + step * stride, int(sums[step])
             stride //= _FAN_OUT

@@ -66,7 +66,7 @@ class ArrayRecordFiles(Files):
             return read_example(raw)
         record = parse_json(raw)
         if not isinstance(record, dict):
-            raise ValueError("it is no JSON object")
+            raise ValueError("it is not a JSON object")
         return record
 
 
@@ -95,7 +95,7 @@ def _raw_records(file: NamedFile) -> Iterator[bytes]:
 
 def _damaged(file: NamedFile, why: object) -> DataError:
     return DataError(
-        f"{file.name} is no ArrayRecord file that can be read: {str(why).splitlines()[0]}.",
+        f"{file.name} cannot be read as an ArrayRecord file: {str(why).splitlines()[0]}.",
         where=file.where,
         hint="Copy the file again, or set the source's glob to leave it out.",
     )
@@ -107,7 +107,7 @@ def read_example(raw: bytes) -> dict[str, Any]:
     A feature of one byte string is that string; others are lists.
 
     Raises:
-        ValueError: It is no example.
+        ValueError: It is not an example.
     """
     features: dict[str, Any] = {}
     for entries in _messages(raw, 1):
@@ -115,10 +115,10 @@ def read_example(raw: bytes) -> dict[str, Any]:
             names = [value for number, value in _fields(entry) if number == 1]
             values = [value for number, value in _fields(entry) if number == 2]
             if len(names) != 1 or len(values) != 1:
-                raise ValueError("it is no tf.train.Example")
+                raise ValueError("it is not a tf.train.Example")
             features[_bytes(names[0]).decode("utf-8")] = _feature(_bytes(values[0]))
     if not features:
-        raise ValueError("it is no tf.train.Example with features")
+        raise ValueError("it is not a tf.train.Example with features")
     return features
 
 
@@ -166,7 +166,7 @@ def _messages(raw: bytes, wanted: int) -> Iterator[bytes]:
 
 def _bytes(value: Any) -> bytes:
     if not isinstance(value, bytes):
-        raise ValueError("it is no tf.train.Example")
+        raise ValueError("it is not a tf.train.Example")
     return value
 
 
@@ -187,7 +187,7 @@ def _fields(raw: bytes) -> Iterator[tuple[int, Any]]:
             piece, place = raw[place : place + size], place + size
             value = struct.unpack("<f", piece)[0] if len(piece) == 4 else piece
         else:
-            raise ValueError("it is no protocol buffer")
+            raise ValueError("it is not a protocol buffer")
         if place > len(raw):
             raise ValueError("it is cut short")
         yield key >> 3, value
@@ -203,4 +203,4 @@ def _varint(raw: bytes, place: int) -> tuple[int, int]:
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
             return value & ((1 << 64) - 1), place
-    raise ValueError("it is no protocol buffer")
+    raise ValueError("it is not a protocol buffer")

@@ -83,7 +83,7 @@ def _batches(file: NamedFile, names: Sequence[str], optional: Sequence[str]) -> 
         if isinstance(error, OSError) and error.strerror:
             raise unreadable(file, error) from error
         raise DataError(
-            f"{file.name} is no file that Arrow can read: {error}",
+            f"{file.name} cannot be read by Arrow: {error}",
             where=file.where,
             hint="Copy the file again, or set the source's glob to leave it out.",
         ) from error
@@ -242,7 +242,7 @@ def _loaded_files(cfg: HuggingFaceDataset.Config) -> list[NamedFile]:
         )
     datasets = import_extra(
         "datasets",
-        used_by="a data set that is no folder",
+        used_by="a data set that is not a folder",
         error=DataError,
         where="data.source.dataset",
     )
@@ -272,7 +272,7 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         found = read_json_file(path)
         if not isinstance(found, dict):
-            raise ValueError("it is no object")
+            raise ValueError("it is not an object")
     except (OSError, ValueError) as error:
         raise _no_dataset(path.parent, error) from error
     return found

@@ -144,7 +144,7 @@ class FileSource(Source):
 
     @abstractmethod
     def records(self, span: FileSpan) -> Iterator[Document | BadRecord]:
-        """Yield the documents of a file or of some of its lines, and what is none.
+        """Yield the documents of a file or of some of its lines, and bad records.
 
         Raises:
             DataError: The file as a whole cannot be read.

@@ -38,7 +38,7 @@ class NamedFile:
 
     Attributes:
         name: That name.
-        path: Where it lies on this machine; for a remote file, where its copy does while it is
+        path: Where it is on this machine; for a remote file, where its copy does while it is
             read.
         remote: Where it comes from, if not from this machine.
     """

@@ -35,7 +35,7 @@ _CHUNK = 1 << 22
 
 
 class JsonLines(Files):
-    """The lines of the files of a folder that match a glob; empty lines are no documents.
+    """The lines of the files of a folder that match a glob; empty lines are not documents.
 
     A document's name is `file:line`, so that lines added at the end of a file leave the split of
     the others as it was. Files of gzip and zstd are decompressed as they are read.
@@ -166,7 +166,7 @@ class _Line:
 
 
 def _is_unicode(text: str) -> bool:
-    """Whether UTF-8 can hold the text; JSON can write `\\ud800`, which is no character."""
+    """Whether UTF-8 can hold the text; JSON can write `\\ud800`, which is not a character."""
     if text.isascii():
         return True
     try:
@@ -195,7 +195,7 @@ class ChatFiles(FileSource):
             path: A file, or a folder whose `.jsonl` files are read.
             reads: What makes a document of a line: `ChatMessages` of a conversation, `ChatPairs` of
                 one with two ends, `LabelledChats` of one with a label.
-            on_bad: Whether a line that is no conversation, or that the chat template refuses,
+            on_bad: Whether a line that is not a conversation, or that the chat template refuses,
                 is an error, or is left out and named.
             max_bad_fraction: The share of the lines that may be left out; None for any share.
             max_line_mib: A line of more is bad; no more of it is held in memory.

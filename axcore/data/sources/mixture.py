@@ -18,7 +18,7 @@ from axcore.data.sources.schedule import LONGEST_PERIOD, Schedule, integer_weigh
 from axcore.errors import ConfigError, DataError
 from axcore.plugins import attributed
 
-_MOST_STAIRS = 50
+_MAX_STAIRS = 50
 _PARTS = 1000
 """Weights of a stair are multiples of a thousandth, so that they come out even in so many rows."""
 
@@ -71,7 +71,7 @@ def weights_by_place(
                 where="data.source.changes",
                 hint=f"set it to {-(-_PARTS // batch_size)} or more, or to 0 for a change at once",
             )
-        count = min(_MOST_STAIRS, thousands)
+        count = min(_MAX_STAIRS, thousands)
         for stair in range(count):
             part = (stair + 0.5) / count
             yield begin + stair * thousands // count * _PARTS, _between(weights, change, part)
@@ -256,7 +256,7 @@ class JoinedRows:
         return sum(map(len, self._rows))
 
     def batch(self, rows: Sequence[int]) -> Batch:
-        """Return the rows of those numbers, with the source of each, [B] int32, beside them."""
+        """Return the rows of those numbers, with the source of each, [B] int32, added."""
         numbers = np.asarray(rows, np.int64)
         is_padding = numbers == PADDING_ROW
         own, owner = np.divmod(numbers, len(self._rows))
@@ -328,7 +328,7 @@ def _check(cfg: Mixture.Config) -> None:
             raise ConfigError(
                 f"source {name!r} is a mixture, whose own weights would not count",
                 where=f"data.source.sources.{name}",
-                hint="name its sources beside the others, with its weight times theirs",
+                hint="name its sources next to the others, with its weight times theirs",
             )
 
 

@@ -93,7 +93,7 @@ def _json_fields(sample: Sample, wanted: tuple[str, ...]) -> dict[str, Any]:
 def _object(content: bytes) -> dict[str, Any]:
     found = parse_json(content)
     if not isinstance(found, dict):
-        raise ValueError("its json is no object")
+        raise ValueError("its json is not an object")
     return found
 
 
@@ -104,7 +104,7 @@ def _tokens(content: bytes) -> NDArray[Any]:
         raise ValueError(f"its npy cannot be read: {error}") from error
     is_tokens = isinstance(tokens, np.ndarray) and tokens.ndim == 1 and tokens.dtype.kind in "iu"
     if not is_tokens:
-        raise ValueError("its npy is no list of integers")
+        raise ValueError("its npy is not a list of integers")
     return np.asarray(tokens)
 
 
@@ -155,7 +155,7 @@ def _members(file: NamedFile, largest: int) -> Iterator[tuple[str, int, bytes | 
                 _check_end(tar)
         except (tarfile.TarError, ValueError, OverflowError) as error:
             raise DataError(
-                f"{file.name} is no tar that can be read to its end: {error}.",
+                f"{file.name} cannot be read to its end as a tar: {error}.",
                 where=file.where,
                 hint="Copy the file again, or set the source's glob to leave it out.",
             ) from error

@@ -41,7 +41,7 @@ class TextFiles(Files):
 
 
 def read_file(file: NamedFile) -> Document | BadRecord:
-    """Return the document that a file is, or why it is none."""
+    """Return the document that a file is, or the bad record."""
     try:
         return Document(file.name, read_text(file))
     except DataError as error:

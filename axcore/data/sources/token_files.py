@@ -103,7 +103,7 @@ class MegatronFiles(Files):
         """Which files.
 
         Attributes:
-            glob: Which index files, relative to the folder; the tokens lie beside each.
+            glob: Which index files, relative to the folder; the tokens are next to each.
         """
 
         glob: str = "**/*.idx"
@@ -149,7 +149,7 @@ class _Index:
         """Read it.
 
         Raises:
-            ValueError: It is no index.
+            ValueError: It is not an index.
         """
         head = "<9sQBQQ"
         if len(content) < struct.calcsize(head):
@@ -171,7 +171,7 @@ class _Index:
         self.lengths = np.add.reduceat(lengths, first) if count else lengths
 
     def check(self, file: NamedFile, num_tokens: int) -> None:
-        """Check that documents lie within the file of tokens.
+        """Check that documents are within the file of tokens.
 
         Raises:
             DataError: One does not.
@@ -199,7 +199,7 @@ def _read_index(file: NamedFile) -> _Index:
         raise unreadable(named, error) from error
     except ValueError as error:
         raise DataError(
-            f"{file.name} is no index of Megatron's: {error}.",
+            f"{file.name} is not an index of Megatron's: {error}.",
             where=str(path),
             hint="Set the source's glob to the .idx files of preprocess_data.py.",
         ) from error
@@ -222,7 +222,7 @@ def mapped_tokens(file: NamedFile, dtype: "np.dtype[Any]") -> NDArray[Any]:
         size = file.path.stat().st_size
         if size % dtype.itemsize:
             raise DataError(
-                f"{file.name} has {size} bytes, which are no tokens of {dtype.itemsize} bytes.",
+                f"{file.name} has {size} bytes, not a multiple of {dtype.itemsize}, the size of a token.",
                 where=file.where,
                 hint="Set the source's dtype, or copy the file again.",
             )

@@ -249,7 +249,7 @@ def _check_bad_records(root: Path, plan: Plan, counts: dict[str, int]) -> None:
 
 @contextmanager
 def _locked(root: Path) -> Iterator[None]:
-    """Make the folder, and waits until nobody else builds in it."""
+    """Make the folder, and wait until nobody else builds in it."""
     if root.exists() and _is_something_else(root):
         raise DataError(
             f"{str(root)!r} holds something else than a token store.",

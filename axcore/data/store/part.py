@@ -96,12 +96,12 @@ class PartBuilder:
         write_whole(done_file(self._folder, index), json.dumps(done) + "\n")
 
     def _check_weights(self, group: Sequence[Document], encoded: Sequence[NDArray[Any]]) -> None:
-        """Check that the store has room for weights."""
+        """Check that the store can hold weights."""
         found = next((d for d, t in zip(group, encoded, strict=True) if is_weighted(t)), None)
         if found is not None and self.dtype != WEIGHTED:
             raise DataError(
-                f"{found.name}: its tokens weigh other than 0 and 1 in the loss, for which a token "
-                f"of {self.dtype.itemsize * 8} bits has no room.",
+                f"{found.name}: its tokens weigh other than 0 and 1 in the loss, which a token of "
+                f"{self.dtype.itemsize * 8} bits cannot hold.",
                 where=found.name,
                 hint="--set data.source.reads.stores_weights=true; a token takes 8 bytes then.",
             )

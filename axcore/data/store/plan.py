@@ -1,7 +1,7 @@
 """The plan of a build: which part of the source each worker reads, and for whom.
 
 It depends on the source alone, not on the number of workers, so that a build which was killed is
-taken up again, and two builds of one source are equal.
+resumed, and two builds of one source are equal.
 """
 
 import json
@@ -109,7 +109,7 @@ def read_plan(folder: Path) -> Plan:
 
 
 def source_size(source: FileSource) -> int:
-    """Return the bytes of a source's files, as they lie on the disk."""
+    """Return the bytes of a source's files, as they are on the disk."""
     return sum(file.state()[0] for file in source.files())
 
 

@@ -81,14 +81,14 @@ class ShardWriter:
 
     def add(self, documents: Sequence[NDArray[Any]]) -> None:
         """Add documents but those of a single token, which have nothing to predict."""
-        kept = [tokens for tokens in documents if len(tokens) > 1]
-        if not kept:
+        stored = [tokens for tokens in documents if len(tokens) > 1]
+        if not stored:
             return
-        lengths = np.fromiter(map(len, kept), np.int64, len(kept))
+        lengths = np.fromiter(map(len, stored), np.int64, len(stored))
         num_pairs = self._tokens - self._documents
-        self._write(0, tokens_as(join_tokens(kept), self._dtype))
+        self._write(0, tokens_as(join_tokens(stored), self._dtype))
         self._write(1, num_pairs + np.cumsum(lengths - 1, dtype=_PAIR))
-        self._documents += len(kept)
+        self._documents += len(stored)
         self._tokens += int(lengths.sum())
 
     def info(self) -> ShardInfo:

@@ -102,7 +102,7 @@ def pieces_vocabulary(proto: bytes, path: str) -> GGUFVocabulary:
         path: Its name, for errors.
 
     Raises:
-        ConfigError: It is no BPE, or changes text before it cuts it.
+        ConfigError: It is not BPE, or changes text before it cuts it.
     """
     from sentencepiece import sentencepiece_model_pb2
 
@@ -110,7 +110,7 @@ def pieces_vocabulary(proto: bytes, path: str) -> GGUFVocabulary:
     model = protos.ModelProto.FromString(proto)
     trainer, normalizer = model.trainer_spec, model.normalizer_spec
     refused = {
-        "it is no BPE": trainer.model_type != trainer.BPE,
+        "it is not BPE": trainer.model_type != trainer.BPE,
         "it has no bytes for what it does not know": not trainer.byte_fallback,
         "its spaces are at the end of words": trainer.treat_whitespace_as_suffix,
         f"it normalizes text ({normalizer.name})": bool(normalizer.precompiled_charsmap),
@@ -220,7 +220,7 @@ def _are_cut_alike(runs: list[str], pairs: list[tuple[str, str]], first: dict[st
 
 
 def _merged(parts: list[str], rank_of: Callable[[str, str], int | None]) -> list[str]:
-    """Return parts joined as long as two neighbours have a rank, the lowest and leftmost first."""
+    """Return parts joined as long as two neighbors have a rank, the lowest and leftmost first."""
     while True:
         ranked = [(rank_of(a, b), i) for i, (a, b) in enumerate(pairwise(parts))]
         found = [(rank, i) for rank, i in ranked if rank is not None]

@@ -359,7 +359,7 @@ def tokenizer_in(folder: str | Path) -> HuggingFaceTokenizer.Config:
     """Return the config of the tokenizer in a model's folder, with what ends the model's answers.
 
     Raises:
-        DataError: There is no `tokenizer.json`, or what lies beside it cannot be read.
+        DataError: There is no `tokenizer.json`, or the files next to it cannot be read.
     """
     root = Path(folder)
     cfg = HuggingFaceTokenizer.Config(
@@ -395,7 +395,7 @@ def _name_of(number: int, tokenizer: Any, said_in: str) -> str:
         raise DataError(
             f"Texts end with token {number}, which is not in the tokenizer's vocabulary.",
             where=said_in,
-            hint="Take the tokenizer and the files beside it from one model.",
+            hint="Take the tokenizer and the files next to it from one model.",
         )
     return name
 
@@ -418,7 +418,7 @@ def _load(path: str, settings: TokenizerSettings, *, reads_special: bool = False
         tokenizer = tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises nothing narrower
         raise DataError(
-            f"The tokenizer file {path!r} is no tokenizer.json that can be read: {error}.",
+            f"The tokenizer file {path!r} cannot be read as a tokenizer.json: {error}.",
             where=str(file.absolute()),
             hint="Save it again from the library that made it.",
         ) from error

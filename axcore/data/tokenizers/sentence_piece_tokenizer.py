@@ -111,6 +111,6 @@ def _load(path: str) -> Any:
         return library.SentencePieceProcessor(model_file=str(file))
     except Exception as error:  # the library raises nothing narrower
         raise DataError(
-            f"The tokenizer file {path!r} is no SentencePiece model that can be read: {error}.",
+            f"The tokenizer file {path!r} cannot be read as a SentencePiece model: {error}.",
             where=str(file.absolute()),
         ) from error

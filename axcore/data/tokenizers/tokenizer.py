@@ -96,7 +96,7 @@ class Tokenizer(Configurable, ABC):
     def token_bytes(self, token: int) -> bytes | None:
         """Return the bytes that a token adds to a text.
 
-        None for special tokens, numbers that are no token, and tokenizers that do not know it.
+        None for special tokens, numbers that are not tokens, and tokenizers that do not know it.
         """
         return None
 
@@ -280,7 +280,7 @@ class ByteTokenizer(Tokenizer):
         return [np.frombuffer(text.encode("utf-8"), np.uint8) for text in texts]
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """Return the text of the bytes; bytes that are no UTF-8 become U+FFFD."""
+        """Return the text of the bytes; bytes that are not UTF-8 become U+FFFD."""
         return bytes(int(t) for t in tokens if 0 <= t < 256).decode("utf-8", "replace")
 
     def token_bytes(self, token: int) -> bytes | None:

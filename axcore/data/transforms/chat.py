@@ -70,7 +70,7 @@ class ChatMessages(Transform):
 
     @property
     def makes_loss_weights(self) -> bool:
-        """Whether a store has room for weights other than 0 and 1."""
+        """Whether a store can hold weights other than 0 and 1."""
         return self.config.stores_weights
 
     @property

@@ -116,8 +116,8 @@ class SpanCorruption(Transform):
         count = min(max(round(noise / cfg.mean_span_length), 1), cfg.num_sentinels, length - noise)
         if noise < 1:
             return np.zeros(length, np.bool_)
-        kept, taken = _parts(length - noise, count, rng), _parts(noise, count, rng)
-        lengths = np.stack([kept, taken], axis=1).reshape(-1)
+        left, taken = _parts(length - noise, count, rng), _parts(noise, count, rng)
+        lengths = np.stack([left, taken], axis=1).reshape(-1)
         return np.repeat(np.tile([False, True], count), lengths)
 
 

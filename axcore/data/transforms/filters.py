@@ -63,7 +63,7 @@ class PatternFilter(Transform):
             return re.compile(self.config.pattern)
         except re.error as error:
             raise ConfigError(
-                f"{self.config.pattern!r} is no regular expression: {error}",
+                f"{self.config.pattern!r} is not a regular expression: {error}",
                 where="data.source.transforms",
             ) from error
 

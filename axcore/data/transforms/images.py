@@ -57,14 +57,14 @@ class ImagePixels(Transform):
         image = import_extra("PIL.Image", used_by="a data set of images", error=DataError)
         try:
             with warnings.catch_warnings(), image.open(self._raw(document)) as opened:
-                warnings.simplefilter("error")  # what Pillow warns of is no image to train on
+                warnings.simplefilter("error")  # do not train on images that Pillow warns of
                 if opened.width * opened.height > cfg.max_pixels:
                     raise ValueError(f"it has {opened.width} x {opened.height} pixels")
                 scaled = opened.convert("RGB").resize((cfg.width, cfg.height))
                 return np.asarray(scaled, np.uint8)
         except Exception as error:  # decoders of many formats, which raise what they please
             raise DataError(
-                f"Field {cfg.field!r} of {document.name} is no image that can be read: {error}.",
+                f"Field {cfg.field!r} of {document.name} cannot be read as an image: {error}.",
                 where=document.name,
             ) from error
 

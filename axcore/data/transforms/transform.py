@@ -23,7 +23,7 @@ class Dropped:
 
 @attrs.frozen
 class TransformTools:
-    """What a transform may use beside the document.
+    """What a transform may use besides the document.
 
     Attributes:
         tokenizer: The data's own.
@@ -58,7 +58,7 @@ class Transform(Configurable, ABC):
 
     @property
     def makes_loss_weights(self) -> bool:
-        """Whether a store has room for other weights of its tokens than 0 and 1."""
+        """Whether a store can hold weights of tokens other than 0 and 1."""
         return False
 
     @property
