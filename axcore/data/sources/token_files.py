@@ -222,7 +222,7 @@ def mapped_tokens(file: NamedFile, dtype: "np.dtype[Any]") -> NDArray[Any]:
         size = file.path.stat().st_size
         if size % dtype.itemsize:
             raise DataError(
-                f"{file.name} has {size} bytes, not a multiple of {dtype.itemsize}, the size of a token.",
+                f"{file.name} has {size} bytes, not a multiple of {dtype.itemsize} for each token.",
                 where=file.where,
                 hint="Set the source's dtype, or copy the file again.",
             )
