@@ -8,7 +8,7 @@ import click
 
 from axcore.launch import ProcessInfo, find_process_info
 from axcore.launch.process_info import COORDINATOR, NUM_PROCESSES, PROCESS_ID
-from axcore.resilience.coordination import BY_SUPERVISOR, COORDINATION_VARIABLE
+from axcore.resilience.supervisor import BY_SUPERVISOR, COORDINATION_VARIABLE
 
 _OPTIONS = (
     click.option(

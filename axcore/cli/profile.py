@@ -63,7 +63,7 @@ def _write_page(places: tuple[str, ...], path: Path, *, trust_code: bool) -> Non
     """Writes a page about the recordings of one run, or of two beside each other."""
     from datetime import UTC, datetime
 
-    from axcore.report.run_page import run_page_html
+    from axcore.report.page import run_page_html
 
     found = [_read(place, trust_code=trust_code) for place in places]
     runs = [

@@ -8,7 +8,7 @@ import click
 
 from axcore.cli import options
 from axcore.cli.completion import complete_run
-from axcore.report.run_page import REPORT_NAME
+from axcore.report.page import REPORT_NAME
 
 COMPARISON_NAME = "comparison.html"
 
@@ -54,7 +54,7 @@ def write_report(
 
     import attrs
 
-    from axcore.report.run_page import run_page_html
+    from axcore.report.page import run_page_html
     from axcore.runs import run_facts
 
     facts = [attrs.asdict(run_facts(one, trust_code=trust_code)) for one in directories]

@@ -535,13 +535,13 @@ def checkpoint_storages() -> Iterator[CheckpointStorage]:
     )
     yield CheckpointStorage(
         name="mirror",
-        fn=Ref("axcore.checkpoint.mirror:open_mirror"),
+        fn=Ref("axcore.checkpoint.replicated_storage:open_mirror"),
         summary="A directory on a fast disk, and a copy on a durable one",
     )
     for scheme, store in (("s3", "S3"), ("gs", "Cloud Storage"), ("az", "Blob Storage")):
         yield CheckpointStorage(
             name=scheme,
-            fn=Ref(f"axcore.checkpoint.object_steps:open_{scheme}"),
+            fn=Ref(f"axcore.checkpoint.object_store:open_{scheme}"),
             summary=f"An object store ({store}), staged on a fast disk",
         )
 
@@ -592,17 +592,17 @@ def experiments() -> Iterator[Experiment]:
         yield Experiment(name=name, fn=Ref(f"axcore.experiments.{target}"), summary=summary)
     yield Experiment(
         name="sft",
-        fn=Ref("axcore.runs.fine_tuning:sft"),
+        fn=Ref("axcore.runs.base_model:sft"),
         summary="A run or a published model, trained further on conversations",
     )
     yield Experiment(
         name="dpo",
-        fn=Ref("axcore.runs.fine_tuning:dpo"),
+        fn=Ref("axcore.runs.base_model:dpo"),
         summary="A run or a published model, trained further on answers chosen over others",
     )
     yield Experiment(
         name="kto",
-        fn=Ref("axcore.runs.fine_tuning:kto"),
+        fn=Ref("axcore.runs.base_model:kto"),
         summary="A run or a published model, trained further on answers judged one by one",
     )
 

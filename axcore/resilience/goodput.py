@@ -1,5 +1,6 @@
 """`Goodput`: an observer that keeps a run's ledger, over all starts of its job."""
 
+import os
 import time
 import warnings
 from collections.abc import Callable
@@ -7,8 +8,7 @@ from datetime import datetime
 from pathlib import Path
 
 from axcore.resilience.event_log import read_events
-from axcore.resilience.ledger import Label, Ledger
-from axcore.resilience.ledger_file import GOODPUT_NAME, read_ledger, write_ledger
+from axcore.resilience.ledger import GOODPUT_NAME, Label, Ledger, read_ledger, write_ledger
 from axcore.trainer import Event, PhaseStarted, RolledBack, RunFinished, RunStarted, StepsDone
 
 WRITE_EVERY_S = 1.0
@@ -89,3 +89,13 @@ def _death(directory: Path, since: float) -> tuple[float, Label] | None:
         if event["event"] in _DEATHS:
             return when, _DEATHS[event["event"]]
     return None
+
+
+def process_start() -> float:
+    """Returns when this process started, since the epoch; now, where the system does not say."""
+    try:
+        fields = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    except OSError:
+        return time.time()
+    age = time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    return time.time() - age

@@ -5,11 +5,17 @@ the time from the first mark to the last. Steps that run again after a restart m
 time from "step" to "lost_work".
 """
 
+import json
+import os
+import warnings
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 import attrs
+
+from axcore.config.json_files import read_json_file
 
 Label = Literal[
     "start",
@@ -25,6 +31,9 @@ Label = Literal[
 ]
 LABELS: tuple[Label, ...] = get_args(Label)
 USEFUL: Label = "step"
+
+
+GOODPUT_NAME = "goodput.json"
 
 _MAX_MARKS = 1000
 
@@ -151,6 +160,26 @@ class Ledger:
             return useful if step == before else self.seconds[USEFUL]
         after, more = self.progress[at]
         return useful + (more - useful) * (step - before) / (after - before)
+
+
+def write_ledger(directory: Path, ledger: Ledger) -> None:
+    """Writes the file; a reader, or the kill of this process, sees the old one or the new."""
+    path = directory / GOODPUT_NAME
+    draft = path.with_name(f"{path.name}.tmp")
+    draft.write_text(json.dumps(ledger.as_dict()) + "\n", encoding="utf-8")
+    os.replace(draft, path)
+
+
+def read_ledger(directory: Path | str) -> Ledger | None:
+    """Returns the ledger of a run; None where it has none, and with a warning if it is damaged."""
+    path = Path(directory) / GOODPUT_NAME
+    try:
+        return Ledger.from_dict(read_json_file(path))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        warnings.warn(f"{path} is damaged, so goodput starts at zero: {error}", stacklevel=2)
+        return None
 
 
 def _label(text: str) -> Label:

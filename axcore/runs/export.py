@@ -18,6 +18,7 @@ from axcore.data import (
     HuggingFaceTokenizer,
     SentencePieceTokenizer,
     Tokenizer,
+    gguf_vocabulary,
     published_end_ids,
     tokenizer_in,
 )
@@ -25,12 +26,14 @@ from axcore.data.hugging_face_tokenizer import TOOL_TEMPLATE
 from axcore.errors import CheckpointError, ConfigError
 from axcore.interop import (
     DEFAULT_SHARD_BYTES,
+    GGUFType,
     HuggingFace,
     PublishedModel,
     check_base_is_unchanged,
     correction_format,
     corrections_in,
     read_corrections,
+    to_gguf,
     to_hugging_face,
 )
 from axcore.module import DType, DTypes
@@ -349,3 +352,36 @@ def _content(path: str) -> bytes:
 
 def _rendered(content: dict[str, Any]) -> bytes:
     return (json.dumps(content, indent=2) + "\n").encode()
+
+
+def export_gguf(
+    run: Run, path: Path | str, *, dtype: GGUFType | None = None, merged: bool = False
+) -> str:
+    """Writes the model of a run and its tokenizer as one GGUF file; returns what it has written.
+
+    Args:
+        run: The run.
+        path: Where to write; it may not exist.
+        dtype: Of matrices; each array's own by default.
+        merged: Whether adapters are added to the weights.
+
+    Raises:
+        ConfigError: llama.cpp has no such model or no such tokenizer; or adapters are to be merged
+            and there are none, or there are some and they are not to be.
+        CheckpointError: The run has no checkpoint, or the file exists.
+    """
+    cfg: Any = run.trainer.config.model
+    if not merged and correction_format(cfg) is not None:
+        raise ConfigError(
+            "the run trains adapters, and a GGUF file holds a whole model", hint="--merged"
+        )
+    tokenizer = getattr(run.trainer.data, "tokenizer", None)
+    vocabulary, note = gguf_vocabulary(tokenizer, cfg.vocab_size)
+    length = getattr(run.config.data, "seq_len", None)
+    if length is None:
+        raise ConfigError("a GGUF file says how long rows are; the run's data has no seq_len")
+    state = run.state
+    if merged:
+        cfg, state = merged_model(cfg, state)
+    kind = to_gguf(path, cfg, state, vocabulary=vocabulary, max_length=length, dtype=dtype)
+    return f"a model of type {kind} for llama.cpp" + (f"; {note}" if note else "")

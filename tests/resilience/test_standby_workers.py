@@ -7,7 +7,7 @@ import pytest
 from engine_run import wait_for
 
 from axcore.launch.children import ProcessStart
-from axcore.resilience.tracked_process import SpareProcess
+from axcore.resilience.standby_workers import SpareProcess
 
 WAITS = """
 import os, sys

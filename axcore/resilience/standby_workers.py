@@ -1,23 +1,43 @@
-"""`TrackedProcess`: a process of a run as its supervisor sees it, by its beats."""
+"""`Spares`: for each process of a run one that waits to take its place."""
 
 import collections
 import contextlib
 import json
 import math
 import os
+import queue
 import signal
 import statistics
+import sys
 import tempfile
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, MutableMapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO
 
 import attrs
 
+from axcore.config.json_files import parse_json
 from axcore.launch.children import Child, ProcessStart
-from axcore.resilience.heartbeat import STACKS_SIGNAL, SUPERVISOR_VARIABLE, Beat
-from axcore.resilience.spare import LEAVE, READY, SPARE_VARIABLE, STOOD_DOWN
+from axcore.launch.local import mark_of
+from axcore.resilience.heartbeat import STACKS_SIGNAL, SUPERVISOR_VARIABLE, Beat, Heartbeat
+
+SPARE_VARIABLE = "AXCORE_SPARE"
+READY = "spare"
+"""The phase of a spare that has nothing left to import."""
+
+
+STOOD_DOWN = "stood_down"
+"""The phase of a trainer that has left its attempt and waits for the next one."""
+
+
+LEAVE = "leave\n"
+"""The line by which a supervisor asks a trainer to leave."""
+
+_LOWEST_PRIORITY = 19
+
 
 _READ_BYTES = 1 << 16
 _RECENT_STEPS = 32
@@ -171,3 +191,126 @@ def process_state(pid: int) -> str:
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
     except (OSError, IndexError):
         return ""
+
+
+class Spares:
+    """Keeps spares while a run makes steps, and gives them to the next attempt."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, SpareProcess] = {}
+        self._survivors: dict[int, SpareProcess] = {}
+
+    def prepare(self, starts: Sequence[ProcessStart]) -> None:
+        """Starts a spare for each process whose program can wait, where there is none."""
+        for index, start in enumerate(starts):
+            if start.can_wait and index not in self._waiting:
+                self._waiting[index] = SpareProcess(start, index, mark_of(index, len(starts)))
+
+    def keep(self, survivors: Iterable[SpareProcess]) -> None:
+        """Takes processes that have left theirs; each takes its own place in the next attempt."""
+        self._survivors.update({one.index: one for one in survivors})
+
+    def take(self, start: ProcessStart, index: int, mark: str) -> TrackedProcess:
+        """Returns a process that begins now: a survivor, the spare, or a new one."""
+        for waiting in (self._survivors, self._waiting):
+            spare = waiting.pop(index, None)
+            if spare is not None and spare.begin(start):
+                return spare
+            if spare is not None:
+                spare.close()
+        return TrackedProcess(start, index, mark)
+
+    def take_lasting(self, start: ProcessStart, index: int, mark: str) -> TrackedProcess:
+        """Returns a process that begins now, and that can leave."""
+        if not start.can_wait or {index} & {*self._survivors, *self._waiting}:
+            return self.take(start, index, mark)
+        made = SpareProcess(start, index, mark)
+        made.begin(start)
+        return made
+
+    def close(self) -> None:
+        """Ends all spares."""
+        waiting = [*self._survivors.values(), *self._waiting.values()]
+        self._survivors.clear()
+        self._waiting.clear()
+        for spare in waiting:
+            spare.child.kill()
+        for spare in waiting:
+            spare.close()
+
+
+class Turns:
+    """When a process may begin; at once, and once only, where it is no spare."""
+
+    def __init__(
+        self,
+        heartbeat: Heartbeat | None,
+        environment: MutableMapping[str, str] = os.environ,
+    ) -> None:
+        """Takes the variable out of the environment.
+
+        Args:
+            heartbeat: Reports that the process is ready.
+            environment: Gets the variables of each attempt.
+        """
+        text = environment.pop(SPARE_VARIABLE, "")
+        self._pipe = int(text) if text else None
+        self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._heartbeat = heartbeat
+        self._environment = environment
+
+    @property
+    def has_more(self) -> bool:
+        """Whether there may be another turn."""
+        return self._pipe is not None
+
+    def wait(
+        self, imports: Callable[[], None], on_leave: Callable[[], None] = lambda: None
+    ) -> float | None:
+        """Returns when the first turn came, since the epoch; None at once where this is no spare.
+
+        Args:
+            imports: Imports what a trainer needs, and starts no devices.
+            on_leave: Called on a thread when the process is to leave its attempt.
+        """
+        if self._pipe is None:
+            return None
+        read = (self._pipe, on_leave)
+        threading.Thread(target=self._read, args=read, name="turns", daemon=True).start()
+        with ThreadPoolExecutor(1, initializer=_lower_priority) as importing:
+            importing.submit(imports).result()
+        _report(self._heartbeat, READY)
+        return self._next()
+
+    def stand_down(self) -> float:
+        """Says that this process has left its attempt; returns when the next turn came."""
+        _report(self._heartbeat, STOOD_DOWN)
+        return self._next()
+
+    def _next(self) -> float:
+        line = self._lines.get()
+        if not line:
+            sys.exit(0)  # the supervisor ended
+        self._environment.update(parse_json(line))
+        _report(self._heartbeat, "start")
+        return time.time()
+
+    def _read(self, pipe: int, on_leave: Callable[[], None]) -> None:
+        with open(pipe, encoding="utf-8") as lines:
+            for line in lines:
+                if line == LEAVE:
+                    on_leave()
+                else:
+                    self._lines.put(line)
+        self._lines.put("")
+
+
+def _lower_priority() -> None:
+    """Takes processor time that nobody else wants; Linux does so for the calling thread alone."""
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
+
+
+def _report(heartbeat: Heartbeat | None, phase: str) -> None:
+    if heartbeat is not None:
+        heartbeat.report(step=-1, phase=phase)

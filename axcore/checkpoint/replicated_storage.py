@@ -9,8 +9,7 @@ commits, and becomes a step there at once, as on the fast disk.
 from pathlib import Path
 from typing import Protocol
 
-from axcore.checkpoint.files import sync_tree
-from axcore.checkpoint.steps import StepDirectories
+from axcore.checkpoint.steps import StepDirectories, sync_tree
 from axcore.checkpoint.storage import StepPlace, StorageLock
 from axcore.errors import CheckpointError
 

@@ -20,7 +20,7 @@ from axcore.interop import HuggingFace
 from axcore.layers import LoRALinear
 from axcore.plugins import Hardware
 from axcore.runs import BaseModel, RunWeights, export_run, load_run
-from axcore.runs.fine_tuning import sft
+from axcore.runs.base_model import sft
 from axcore.serving import Limits, ServedModel, WeightsWatch
 from axcore.testing import trainer_on
 from axcore.trainer import with_base_model
