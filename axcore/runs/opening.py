@@ -21,7 +21,7 @@ from axcore.interop import (
 from axcore.interop.merging import merge_models
 from axcore.modifiers import with_changes
 from axcore.ops import use_policy
-from axcore.runs.export import open_published
+from axcore.runs.export import export_run, open_published
 from axcore.runs.run import Run, load_run, no_text_reason
 
 _ADAPTERS = "adapter_config.json"

@@ -42,7 +42,7 @@ from axcore.inference.model_calls import ModelCalls
 from axcore.inference.program_table import program_table
 from axcore.inference.programs import drawing_values
 from axcore.inference.serving_mesh import serving_mesh
-from axcore.layers import PagedKVCacheConfig, KVCacheConfig
+from axcore.layers import KVCacheConfig, PagedKVCacheConfig
 from axcore.ops import KernelPlan, KernelPolicy, recording_plan, use_policy
 from axcore.parallel import make_mesh
 from axcore.plugins import AotTarget, Hardware, wanted_compiler_options
