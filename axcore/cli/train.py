@@ -22,8 +22,8 @@ from axcore.launch.job import default_run_directory, launch_of
 from axcore.launch.process_info import COORDINATOR, NUM_PROCESSES, PROCESS_ID, process_flags
 from axcore.plugins import Hardware, plugin_host
 from axcore.resilience.compile_cache import kept_steps_folder, use_compile_cache
-from axcore.resilience.goodput import process_start
 from axcore.resilience.heartbeat import Heartbeat, connect_heartbeat
+from axcore.resilience.ledger import process_start
 from axcore.resilience.standby_workers import Turns
 from axcore.resilience.supervisor import BY_SUPERVISOR, COORDINATION_VARIABLE
 
