@@ -72,13 +72,13 @@ def _parse(program: str) -> _Parsed:
         if not names and not isinstance(node, _IMPORTS) and not is_docstring:
             unnamed.append(node)
     imported: dict[str, tuple[str, str | None]] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            for alias in node.names:
+    for inner in ast.walk(tree):
+        if isinstance(inner, ast.Import):
+            for alias in inner.names:
                 imported[alias.asname or alias.name.partition(".")[0]] = (alias.name, None)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            for alias in node.names:
-                imported[alias.asname or alias.name] = (node.module, alias.name)
+        elif isinstance(inner, ast.ImportFrom) and inner.module:
+            for alias in inner.names:
+                imported[alias.asname or alias.name] = (inner.module, alias.name)
     return _Parsed(defined, unnamed, imported)
 
 
@@ -130,7 +130,6 @@ def _text(node: ast.stmt) -> str:
     for one in ast.walk(tree):
         if isinstance(one, _DOCUMENTED) and ast.get_docstring(one, clean=False) is not None:
             del one.body[0]
-        body = getattr(one, "body", None)
-        if isinstance(body, list):
-            one.body = [each for each in body if not isinstance(each, _IMPORTS)]
+        if isinstance(body := getattr(one, "body", None), list):
+            body[:] = [each for each in body if not isinstance(each, _IMPORTS)]
     return ast.unparse(tree)
