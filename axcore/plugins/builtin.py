@@ -87,49 +87,49 @@ def ops() -> Iterator[Op]:
         fn=Ref("axcore.ops:attention"),
         summary="Scaled dot-product attention with masks, caps, sinks and dropout",
         contract=Ref("axcore.testing.contracts:ATTENTION"),
-        arg_spec=Ref("axcore.ops.dispatch.arg_specs:attention"),
+        arg_spec=Ref("axcore.ops.attention.contract:arg_spec"),
     )
     yield Op(
         name="decode_attention",
         fn=Ref("axcore.ops:decode_attention"),
         summary="Attention of the newest tokens over a cache, contiguous or in pages",
         contract=Ref("axcore.testing.decode_attention_contract:DECODE_ATTENTION"),
-        arg_spec=Ref("axcore.ops.dispatch.arg_specs:decode_attention"),
+        arg_spec=Ref("axcore.ops.decode_attention.contract:arg_spec"),
     )
     yield Op(
         name="decode_matmul",
         fn=Ref("axcore.ops:decode_matmul"),
         summary="A few rows times a weight, wide or kept narrow",
         contract=Ref("axcore.testing.decode_matmul_contract:DECODE_MATMUL"),
-        arg_spec=Ref("axcore.ops.dispatch.arg_specs:decode_matmul"),
+        arg_spec=Ref("axcore.ops.decode_matmul.contract:arg_spec"),
     )
     yield Op(
         name="cross_entropy",
         fn=Ref("axcore.ops:cross_entropy"),
         summary="Next-token loss without the whole logits in memory",
         contract=Ref("axcore.testing.contracts:CROSS_ENTROPY"),
-        arg_spec=Ref("axcore.ops.dispatch.arg_specs:cross_entropy"),
+        arg_spec=Ref("axcore.ops.cross_entropy.contract:arg_spec"),
     )
     yield Op(
         name="rms_norm",
         fn=Ref("axcore.ops:rms_norm"),
         summary="Normalisation by the root of the mean square",
         contract=Ref("axcore.testing.rms_norm_contract:RMS_NORM"),
-        arg_spec=Ref("axcore.ops.dispatch.arg_specs:rms_norm"),
+        arg_spec=Ref("axcore.ops.rms_norm.contract:arg_spec"),
     )
     yield Op(
         name="rope",
         fn=Ref("axcore.ops:rope"),
         summary="Rotary positions: pairs of a head's dimensions, rotated",
         contract=Ref("axcore.testing.rope_contract:ROPE"),
-        arg_spec=Ref("axcore.ops.dispatch.arg_specs:rope"),
+        arg_spec=Ref("axcore.ops.rope.contract:arg_spec"),
     )
     yield Op(
         name="grouped_matmul",
         fn=Ref("axcore.ops:grouped_matmul"),
         summary="Rows sorted by group, each group with a matrix of its own",
         contract=Ref("axcore.testing.grouped_matmul_contract:GROUPED_MATMUL"),
-        arg_spec=Ref("axcore.ops.dispatch.arg_specs:grouped_matmul"),
+        arg_spec=Ref("axcore.ops.grouped_matmul.contract:arg_spec"),
     )
     yield Op(
         name="quantized_dot",
@@ -145,10 +145,10 @@ def ops() -> Iterator[Op]:
     ):
         yield Op(
             name=f"{name}_backward",
-            fn=Ref(f"axcore.ops.{name}.vjp:{name}_custom_vjp"),
+            fn=Ref(f"axcore.ops.{name}.op:{name}_custom_vjp"),
             summary=f"The gradient of {name}, for kernels that JAX does not differentiate",
             contract=Ref(f"axcore.testing.{module}:{name.upper()}_BACKWARD"),
-            arg_spec=Ref(f"axcore.ops.dispatch.arg_specs:{name}_backward"),
+            arg_spec=Ref(f"axcore.ops.{name}.contract:backward_arg_spec"),
         )
 
 
@@ -156,12 +156,12 @@ def ops() -> Iterator[Op]:
 def kernels() -> Iterator[Kernel]:
     """What serves every platform, and the references that define what the ops mean."""
     in_jnp: dict[str, Any] = {"is_differentiable": True, "partitioned_by": "compiler"}
-    for op, room, summary in (
-        ("attention", "attention", "Chunks with an online softmax; memory linear in the length"),
-        ("cross_entropy", "cross_entropy", "Chunks of tokens and of the vocabulary"),
-        ("rms_norm", "rms_norm", "Plain JAX, which compilers fuse into what surrounds it"),
+    for op, summary in (
+        ("attention", "Chunks with an online softmax; memory linear in the length"),
+        ("cross_entropy", "Chunks of tokens and of the vocabulary"),
+        ("rms_norm", "Plain JAX, which compilers fuse into what surrounds it"),
     ):
-        forward = Ref(f"axcore.ops.{room}.portable:{op}_portable")
+        forward = Ref(f"axcore.ops.{op}.kernels:{op}_portable")
         yield Kernel(
             op=op, name="portable", priority=50, forward=forward, summary=summary, **in_jnp
         )
@@ -171,8 +171,8 @@ def kernels() -> Iterator[Kernel]:
         summary="Contiguous and paged caches, in blocks of keys",
         priority=50,
         validated_on=("cpu",),
-        forward=Ref("axcore.ops.decode.portable:decode_attention_portable"),
-        block_sizes=Ref("axcore.ops.decode.portable:BLOCK_SIZES"),
+        forward=Ref("axcore.ops.decode_attention.kernels:decode_attention_portable"),
+        block_sizes=Ref("axcore.ops.decode_attention.kernels:BLOCK_SIZES"),
         **in_jnp,
     )
     yield Kernel(
@@ -181,19 +181,19 @@ def kernels() -> Iterator[Kernel]:
         summary="Plain JAX; a narrow weight is made wide in the product",
         priority=50,
         validated_on=("*",),  # XLA's own products
-        forward=Ref("axcore.ops.decode_matmul.portable:decode_matmul_portable"),
+        forward=Ref("axcore.ops.decode_matmul.kernels:decode_matmul_portable"),
         **in_jnp,
     )
-    for op, room in (
-        ("attention", "attention"),
-        ("decode_attention", "decode"),
-        ("decode_matmul", "decode_matmul"),
-        ("cross_entropy", "cross_entropy"),
-        ("rms_norm", "rms_norm"),
-        ("rope", "rope"),
-        ("grouped_matmul", "grouped_matmul"),
+    for op in (
+        "attention",
+        "decode_attention",
+        "decode_matmul",
+        "cross_entropy",
+        "rms_norm",
+        "rope",
+        "grouped_matmul",
     ):
-        forward = Ref(f"axcore.ops.{room}.reference:{op}_reference")
+        forward = Ref(f"axcore.ops.{op}.kernels:{op}_reference")
         summary = "What the op means, in float32"
         yield Kernel(
             op=op, name="reference", priority=0, forward=forward, summary=summary, **in_jnp
@@ -204,7 +204,7 @@ def kernels() -> Iterator[Kernel]:
         summary="Plain JAX, which compilers fuse into what surrounds it",
         priority=50,
         validated_on=("*",),
-        forward=Ref("axcore.ops.rope.portable:rope_portable"),
+        forward=Ref("axcore.ops.rope.kernels:rope_portable"),
         **in_jnp,
     )
     yield Kernel(
@@ -218,8 +218,8 @@ def kernels() -> Iterator[Kernel]:
     )
     for op, target, summary in (
         ("attention", "blockwise:blockwise_backward", "from the output and its log-sum-exp"),
-        ("cross_entropy", "portable:cross_entropy_portable_backward", "in chunks of tokens"),
-        ("rms_norm", "portable:rms_norm_portable_backward", "from the inputs"),
+        ("cross_entropy", "kernels:cross_entropy_portable_backward", "in chunks of tokens"),
+        ("rms_norm", "kernels:rms_norm_portable_backward", "from the inputs"),
     ):
         yield Kernel(
             op=f"{op}_backward",
@@ -234,10 +234,10 @@ def kernels() -> Iterator[Kernel]:
         name="portable",
         summary="Blocks of rows, padded by group",
         priority=50,
-        forward=Ref("axcore.ops.grouped_matmul.portable:grouped_matmul_portable"),
-        backward=Ref("axcore.ops.grouped_matmul.portable:grouped_matmul_portable_backward"),
+        forward=Ref("axcore.ops.grouped_matmul.kernels:grouped_matmul_portable"),
+        backward=Ref("axcore.ops.grouped_matmul.kernels:grouped_matmul_portable_backward"),
         partitioned_by="compiler",
-        block_sizes=Ref("axcore.ops.grouped_matmul.portable:BLOCK_SIZES"),
+        block_sizes=Ref("axcore.ops.grouped_matmul.kernels:BLOCK_SIZES"),
     )
     narrow = "axcore.ops.quantized.kernels"
     for name in ("int8", "float8"):
