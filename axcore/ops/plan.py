@@ -1,4 +1,4 @@
-"""The plan of a program: which kernels were chosen, for which calls and why, with which block sizes.
+"""The plan of a program: which kernels were chosen, for which calls and why, and block sizes.
 
 Ops choose while they are traced. A trainer records what its step chooses, prints the plan, and
 keeps `to_json()` of it with the run.

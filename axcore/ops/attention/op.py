@@ -28,7 +28,7 @@ class AttentionInputs(NamedTuple):
 
     `q_segments_BT` and `k_segments_BS` come together, as do `k_start_BT` and `k_end_BT`.
     `bias_BNTS` may have size 1 in any dimension. `query_offset_B` is added to the static offset.
-    `dropout_seeds_BN`, uint32, are those of `dropout.dropout_seeds`.
+    `dropout_seeds_BN`, uint32, are those of `mask.dropout_seeds`.
     """
 
     q_BTNH: Array

@@ -1,4 +1,4 @@
-"""Cross-entropy in plain JAX: the reference on the full logits, and chunks of tokens for all platforms.
+"""Cross-entropy in plain JAX: the reference on the full logits, and one in chunks of tokens.
 
 Letters: B batch, T time of the chunk, D width, V vocabulary. Products take the inputs' dtype and
 accumulate in float32; all else is float32.

@@ -1,4 +1,4 @@
-"""Rotary positions in plain JAX: the reference, and a form that compilers fuse into what is around."""
+"""Rotary positions in plain JAX: the reference, and a form that compilers fuse with the rest."""
 
 import jax.numpy as jnp
 from jax import Array, lax
