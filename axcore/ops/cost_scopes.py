@@ -1,4 +1,4 @@
-"""Scopes in a program that tell what its operations cost, where their shapes do not say it.
+"""Scopes in a program that report what its operations cost, where shapes do not.
 
 `axcore.complexity` reads them in what was compiled. A kernel that reads pages of a cache is given
 all of the cache: its scope says how many bytes it moves at most. Rows of no group cost a grouped
