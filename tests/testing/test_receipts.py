@@ -39,7 +39,7 @@ from axl_acme.shared import norm_of
 def norm(*arguments):
     return norm_of(*arguments)
 """
-SHARED = "from axcore.ops.rms_norm.reference import rms_norm_reference as norm_of\n"
+SHARED = "from axcore.ops.rms_norm.kernels import rms_norm_reference as norm_of\n"
 HALVED = f"""
 {SHARED}
 whole = norm_of
