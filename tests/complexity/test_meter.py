@@ -194,6 +194,27 @@ def test_importers_of_a_feature_are_found_through_re_exports(make_dist):
         modules_that_import(["axl_acme.layers.slow"])
 
 
+def test_a_feature_may_own_a_part_of_a_module(make_dist):
+    make_dist(
+        "axl-parted",
+        files={
+            "layers/__init__.py": "from axl_parted.layers.fast import Fast, Plain\n",
+            "layers/fast.py": "class Plain: ...\n\nclass Fast(Plain): ...\n",
+            "layers/knows.py": "from axl_parted.layers import Fast\n",
+            "layers/innocent.py": "from axl_parted.layers import Plain\n",
+            "layers/mixed.py": "class Slow: ...\n\ndef choose(): return Slow\n",
+        },
+    )
+    assert modules_that_import(["axl_parted.layers.fast:Fast"]) == ("axl_parted.layers.knows",)
+    assert modules_that_import(["axl_parted.layers.mixed:Slow"]) == ("axl_parted.layers.mixed",)
+    assert (
+        modules_that_import(["axl_parted.layers.mixed:Slow", "axl_parted.layers.mixed:choose"])
+        == ()
+    )
+    with pytest.raises(ComplexityError, match=r"fast:Slow, which are not there"):
+        modules_that_import(["axl_parted.layers.fast:Slow"])
+
+
 @pytest.mark.slow
 def test_a_plugin_brings_features_of_its_own(make_dist, cli):
     make_dist(
