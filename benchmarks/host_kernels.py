@@ -26,7 +26,7 @@ from _serving_load import MODELS
 
 from axcore.config import evolve
 from axcore.inference.cached_model import CachedModel
-from axcore.layers import PageRoom, ServingRoom
+from axcore.layers import KVCacheConfig, PagedKVCacheConfig
 from axcore.models import transformer
 from axcore.modifiers import NAMED_WEIGHTS, HalfCaches, QuantizedWeights
 from axcore.module import DType, DTypes, ParamSpec
@@ -80,8 +80,8 @@ def token(
 ) -> Callable[[], jax.Array]:
     """Returns what reads a token of each row, and the next one the time after."""
     policy = attrs.evolve(current_policy(), pins=pins)
-    pages = PageRoom(num_pages=rows * PAGES, page_size=PAGE)
-    room = ServingRoom(num_rows=rows, capacity=PAGES * PAGE, max_length=PAGES * PAGE, pages=pages)
+    pages = PagedKVCacheConfig(num_pages=rows * PAGES, page_size=PAGE)
+    room = KVCacheConfig(num_rows=rows, capacity=PAGES * PAGE, max_length=PAGES * PAGE, pages=pages)
     with use_policy(policy):
         served = CachedModel(
             model, state, room, compute=form.compute, quantization=form.quantization

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from axcore._jax_compat import inner_jaxprs, without_dead_code
-from axcore.layers import PageRoom, ServingRoom, continued_rows
+from axcore.layers import KVCacheConfig, PagedKVCacheConfig, continued_rows
 from axcore.modifiers import for_serving
 from axcore.module import Module, StackedModule, functional
 from axcore.ops import KernelPolicy, recording_choices, use_policy
@@ -81,8 +81,8 @@ def trace_serving(model: Module) -> tuple[Module, frozenset[Operation]]:
     Args:
         model: The model, as it is trained.
     """
-    pages = PageRoom(num_pages=2 * SEQ_LEN, page_size=1)
-    room = ServingRoom(
+    pages = PagedKVCacheConfig(num_pages=2 * SEQ_LEN, page_size=1)
+    room = KVCacheConfig(
         num_rows=BATCH_SIZE, capacity=2 * SEQ_LEN, max_length=2 * SEQ_LEN, pages=pages
     )
     served: Any = for_serving(model.config, room).build()

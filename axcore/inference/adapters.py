@@ -15,7 +15,7 @@ from axcore.errors import ConfigError
 from axcore.interop import ArraySource, read_corrections
 from axcore.interop.origins import Origin
 from axcore.interop.weight_map import unstacked
-from axcore.layers import ServingRoom
+from axcore.layers import KVCacheConfig
 from axcore.layers.lora.batched import Factors
 from axcore.modifiers import for_serving
 from axcore.module import ParamSpec, restacked
@@ -87,7 +87,7 @@ def adapter_from(cfg: Any, source: ArraySource) -> Adapter:
     return Adapter(cfg, arrays)
 
 
-def factors_of(adapter: Adapter, room: ServingRoom) -> dict[tuple[str, ...], Factors]:
+def factors_of(adapter: Adapter, room: KVCacheConfig) -> dict[tuple[str, ...], Factors]:
     """Returns the factors of each layer that an adapter corrects, by its path where it serves.
 
     Raises:

@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jaxtyping import Array, Float, Int
 
 from axcore.inference.weight_conversion import WeightConversion, default_device
-from axcore.layers import ServingRoom, continued_rows, products_by_op, using_adapters
+from axcore.layers import KVCacheConfig, continued_rows, products_by_op, using_adapters
 from axcore.modifiers import AdapterRoom, QuantizedWeights, for_serving, with_panels
 from axcore.module import DType, Module, ParamSpec, apply_updates, functional
 from axcore.ops import are_panels_wanted, current_policy
@@ -57,7 +57,7 @@ class CachedModel:
         self,
         model: Module,
         state: Any,
-        room: ServingRoom,
+        room: KVCacheConfig,
         *,
         mesh: Mesh | None = None,
         quantization: QuantizedWeights | None = None,

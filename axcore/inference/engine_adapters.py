@@ -11,7 +11,7 @@ from axcore.config import name_the_known
 from axcore.errors import ConfigError, RequestError
 from axcore.inference.adapters import NO_ADAPTER, Adapter, factors_of
 from axcore.inference.served_weights import AdapterFactors
-from axcore.layers import ServingRoom
+from axcore.layers import KVCacheConfig
 
 
 @attrs.frozen(eq=False)
@@ -27,7 +27,7 @@ class EngineAdapter:
     digest: str
 
     @classmethod
-    def of(cls, adapter: Adapter, room: ServingRoom) -> "EngineAdapter":
+    def of(cls, adapter: Adapter, room: KVCacheConfig) -> "EngineAdapter":
         """Returns an adapter for engines of some room.
 
         Raises:

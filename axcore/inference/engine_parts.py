@@ -16,7 +16,7 @@ from axcore.inference.programs import Programs
 from axcore.inference.scheduler import Scheduler
 from axcore.inference.speculation import Draft
 from axcore.inference.step_runner import StepRunner
-from axcore.layers import ServingRoom
+from axcore.layers import KVCacheConfig
 from axcore.ops import current_policy
 
 
@@ -35,7 +35,7 @@ class EngineParts:
     """
 
     config: EngineConfig
-    room: ServingRoom
+    room: KVCacheConfig
     shapes: CallShapes
     kinds: tuple[DrawKind, ...]
     programs: Programs

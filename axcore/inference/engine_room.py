@@ -17,7 +17,7 @@ from axcore.inference.drawing import DrawKind
 from axcore.inference.speculation import Draft
 from axcore.inference.step_plan import Limits
 from axcore.inference.warm_up import Stage, growing
-from axcore.layers import PageRoom, ServingRoom
+from axcore.layers import KVCacheConfig, PagedKVCacheConfig
 from axcore.modifiers import NAMED_WEIGHTS, AdapterRoom
 from axcore.module import Module
 
@@ -26,7 +26,7 @@ MEMORY_SHARE = 0.9
 place of old ones; programs need some, too."""
 
 
-def serving_room(cfg: EngineConfig) -> ServingRoom:
+def serving_room(cfg: EngineConfig) -> KVCacheConfig:
     """Returns the room of an engine, with pages for `max_rows` of the longest texts where the
     config names no number.
 
@@ -49,11 +49,13 @@ def serving_room(cfg: EngineConfig) -> ServingRoom:
             where="num_pages",
             hint="leave num_pages out, or serve fewer rows",
         )
-    return ServingRoom(
+    return KVCacheConfig(
         num_rows=cfg.max_rows,
         capacity=-(-cfg.max_length // 64) * 64,
         max_length=cfg.max_length,
-        pages=PageRoom(num_pages=num_pages, page_size=page_size) if cfg.page_size else None,
+        pages=PagedKVCacheConfig(num_pages=num_pages, page_size=page_size)
+        if cfg.page_size
+        else None,
         call_tokens=cfg.step_tokens,
     )
 
@@ -62,11 +64,11 @@ def served_model(
     model: Module,
     state: Any,
     cfg: EngineConfig,
-    room: ServingRoom,
+    room: KVCacheConfig,
     *,
     mesh: Mesh | None = None,
     draft: Draft | None = None,
-) -> tuple[AnyCachedModel, Any, ServingRoom]:
+) -> tuple[AnyCachedModel, Any, KVCacheConfig]:
     """Returns a model with caches, its weights, and its room: fewer pages where memory holds fewer.
 
     A number of pages in the config is taken as it is. A draft gets as many.
@@ -84,7 +86,7 @@ def served_model(
 
 
 def with_caches(
-    model: Module, cfg: EngineConfig, room: ServingRoom, *, mesh: Mesh | None, draft: Draft | None
+    model: Module, cfg: EngineConfig, room: KVCacheConfig, *, mesh: Mesh | None, draft: Draft | None
 ) -> AnyCachedModel:
     """Returns a model with caches, without weights."""
     options: dict[str, Any] = {
@@ -104,8 +106,8 @@ def with_caches(
 
 
 def room_within(
-    cfg: EngineConfig, room: ServingRoom, served: AnyCachedModel, free_bytes: int | None
-) -> ServingRoom:
+    cfg: EngineConfig, room: KVCacheConfig, served: AnyCachedModel, free_bytes: int | None
+) -> KVCacheConfig:
     """Returns a room with no more pages than memory holds.
 
     Args:
@@ -136,7 +138,7 @@ def room_within(
     return attrs.evolve(room, pages=pages)
 
 
-def pages_within(room: ServingRoom, cache_bytes: int, free_bytes: int) -> PageRoom:
+def pages_within(room: KVCacheConfig, cache_bytes: int, free_bytes: int) -> PagedKVCacheConfig:
     """Returns the pages of a room, or as many as memory holds.
 
     Args:
@@ -157,10 +159,10 @@ def pages_within(room: ServingRoom, cache_bytes: int, free_bytes: int) -> PageRo
             where="max_length",
             hint="set a smaller max_length, or keep weights or caches in fewer bits",
         )
-    return PageRoom(num_pages=number, page_size=size)
+    return PagedKVCacheConfig(num_pages=number, page_size=size)
 
 
-def check_pages_fit(pages: PageRoom, cache_bytes: int, free_bytes: int) -> None:
+def check_pages_fit(pages: PagedKVCacheConfig, cache_bytes: int, free_bytes: int) -> None:
     """Checks that memory can hold the pages that a config asks for.
 
     Args:
@@ -183,7 +185,7 @@ def check_pages_fit(pages: PageRoom, cache_bytes: int, free_bytes: int) -> None:
 
 
 def schedule_limits(
-    cfg: EngineConfig, room: ServingRoom, shapes: CallShapes, *, keeps_pages_only: bool
+    cfg: EngineConfig, room: KVCacheConfig, shapes: CallShapes, *, keeps_pages_only: bool
 ) -> Limits:
     """Returns what bounds the schedule of an engine."""
     page_size = room.pages.page_size if room.pages else room.max_length

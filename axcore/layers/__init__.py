@@ -54,7 +54,7 @@ from axcore.layers.remat_presets import (
 from axcore.layers.residual import PostNorm, PreNorm, Residual
 from axcore.layers.sequence import Sequence, alternating
 from axcore.layers.serving_products import products_by_op
-from axcore.layers.serving_room import PageRoom, ServingRoom
+from axcore.layers.serving_room import KVCacheConfig, PagedKVCacheConfig
 from axcore.layers.stack import ScannedLayers, Stack
 from axcore.layers.state_cache import NoStateCache, StateCache
 from axcore.layers.tokens import TokenInfo, continued_rows, packed_rows, whole_rows
@@ -85,6 +85,7 @@ __all__ = [
     "GroupLimit",
     "HalfStore",
     "Int8Dynamic",
+    "KVCacheConfig",
     "KeyStore",
     "LayerNorm",
     "Linear",
@@ -93,8 +94,8 @@ __all__ = [
     "NoCache",
     "NoPosition",
     "NoStateCache",
-    "PageRoom",
     "PagedCache",
+    "PagedKVCacheConfig",
     "PanelLinear",
     "Pipeline",
     "PlainDot",
@@ -110,7 +111,6 @@ __all__ = [
     "Routing",
     "ScannedLayers",
     "Sequence",
-    "ServingRoom",
     "SlidingCache",
     "Stack",
     "StateCache",

@@ -1,17 +1,17 @@
-"""`ServingRoom`: what a config gets when the model that it describes is to serve.
+"""`KVCacheConfig`: the size of the KV cache of a model that serves.
 
-A config with a method `for_serving(room)` takes another's place there: what it returns.
+A config with a method `for_serving(room)` is replaced there by what the method returns.
 """
 
 import attrs
 
 
 @attrs.frozen(kw_only=True)
-class PageRoom:
-    """Pages that rows share, each taking as many as its tokens need.
+class PagedKVCacheConfig:
+    """A KV cache in pages (vLLM's blocks): each row takes as many as its tokens need.
 
     Args:
-        num_pages: Pages of each cache.
+        num_pages: Pages of each layer's cache.
         page_size: Tokens of a page.
     """
 
@@ -20,19 +20,19 @@ class PageRoom:
 
 
 @attrs.frozen(kw_only=True)
-class ServingRoom:
-    """How much a serving model has room for.
+class KVCacheConfig:
+    """The size of a KV cache.
 
     Args:
         num_rows: Rows that are served at once.
-        capacity: Tokens of a row in caches, its padding in a call among them.
+        capacity: Tokens of a row in caches, including its padding in a call.
         max_length: Tokens of the longest text.
-        pages: Where keys and values are kept; None where each row has room of its own.
+        pages: The pages of keys and values; None for one contiguous cache for each row.
         call_tokens: Tokens of a row that one call has at most.
     """
 
     num_rows: int
     capacity: int
     max_length: int
-    pages: PageRoom | None = None
+    pages: PagedKVCacheConfig | None = None
     call_tokens: int = 512

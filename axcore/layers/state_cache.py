@@ -10,7 +10,7 @@ from jaxtyping import Array
 
 from axcore.config import REQUIRED, PositiveInt, config
 from axcore.errors import ModuleError
-from axcore.layers.serving_room import ServingRoom
+from axcore.layers.serving_room import KVCacheConfig
 from axcore.layers.tokens import TokenInfo
 from axcore.module import Module, Param, entry
 
@@ -27,7 +27,7 @@ class NoStateCache(Module):
 
         shape: tuple[int, ...] = REQUIRED
 
-        def for_serving(self, room: ServingRoom) -> "StateCache.Config":
+        def for_serving(self, room: KVCacheConfig) -> "StateCache.Config":
             """Returns what keeps it."""
             return StateCache.Config(shape=self.shape, num_rows=room.num_rows, dtypes=self.dtypes)
 

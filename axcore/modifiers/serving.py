@@ -4,7 +4,7 @@ from typing import Any, TypeVar
 
 from axcore.config import class_tag, evolve, find_config, map_config, replace_config
 from axcore.errors import ConfigError
-from axcore.layers import Pipeline, ScannedLayers, ServingRoom, Stack
+from axcore.layers import KVCacheConfig, Pipeline, ScannedLayers, Stack
 from axcore.module import DType, DTypes, Module
 from axcore.plugins import Hardware
 
@@ -14,7 +14,7 @@ _HALF = ("bfloat16", "float16")
 
 
 def for_serving(
-    cfg: C, room: ServingRoom, hardware: Hardware | None = None, *, compute: DType | None = None
+    cfg: C, room: KVCacheConfig, hardware: Hardware | None = None, *, compute: DType | None = None
 ) -> C:
     """Returns a model's config with layers unrolled and room for what each keeps of its tokens.
 
@@ -72,7 +72,7 @@ def is_widened(cfg: Any, hardware: Hardware) -> bool:
     return bool(is_half) and served_compute(hardware) is not None
 
 
-def _served(node: Any, room: ServingRoom, compute: DType | None) -> Any:
+def _served(node: Any, room: KVCacheConfig, compute: DType | None) -> Any:
     if compute and isinstance(node, DTypes) and node.compute in _HALF:
         return evolve(node, compute=compute)
     change = getattr(node, "for_serving", None)

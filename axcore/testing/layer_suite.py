@@ -241,12 +241,12 @@ class LayerSuite(Suite):
         if record.key in self.not_served:
             pytest.skip(f"{record.key} is in `not_served`")
         from axcore.inference.cached_model import CachedModel
-        from axcore.layers import ServingRoom
+        from axcore.layers import KVCacheConfig
 
         trial = self._trial(record)
         tokens_BT = trial.tokens
         whole_BTV = trial.logits(trial.state, tokens_BT, _whole(tokens_BT))
-        room = ServingRoom(
+        room = KVCacheConfig(
             num_rows=_ROWS, capacity=_LENGTH + 8, max_length=_LENGTH, call_tokens=_PROMPT
         )
         cached = CachedModel(trial.built, trial.state, room)

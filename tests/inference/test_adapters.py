@@ -11,7 +11,7 @@ from axcore.errors import ModuleError
 from axcore.inference.adapters import NO_ADAPTER, Adapter, factors_of, read_adapter
 from axcore.inference.cached_model import CachedModel
 from axcore.interop import to_peft
-from axcore.layers import ServingRoom, adapters_of, merge_adapters, with_adapter, with_adapters
+from axcore.layers import KVCacheConfig, adapters_of, merge_adapters, with_adapter, with_adapters
 from axcore.models import llama2
 from axcore.modifiers import AdapterRoom, LoRA, QuantizedWeights
 from axcore.plugins import Hardware
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 CPU = Hardware.parse("cpu-1")
 CFG = llama2("toy")
 MODEL = CFG.build()
-ROOM = ServingRoom(num_rows=4, capacity=64, max_length=64)
+ROOM = KVCacheConfig(num_rows=4, capacity=64, max_length=64)
 TOKENS = np.random.default_rng(1).integers(0, CFG.vocab_size, (4, 9)).astype(np.int32)
 NUMBERS = (1, NO_ADAPTER, 0, 1)
 

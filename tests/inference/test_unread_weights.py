@@ -15,13 +15,13 @@ from axcore.inference import EngineConfig, Request, Sampling, open_engine, weigh
 from axcore.inference.cached_model import CachedModel
 from axcore.inference.weight_conversion import WeightConversion
 from axcore.interop import from_hugging_face, host_room, to_hugging_face
-from axcore.layers import ServingRoom
+from axcore.layers import KVCacheConfig
 from axcore.models import llama2, mixtral
 from axcore.modifiers import NAMED_WEIGHTS
 from axcore.parallel import make_mesh
 from axcore.runs import open_model
 
-ROOM = ServingRoom(num_rows=2, capacity=16, max_length=13)
+ROOM = KVCacheConfig(num_rows=2, capacity=16, max_length=13)
 SIZES = EngineConfig(max_rows=1, max_length=32, step_tokens=17, draw_kinds=("greedy",))
 REQUEST = Request(prompt=(65, 66), max_tokens=6, sampling=Sampling(temperature=0), ignores_end=True)
 DEEP = update_config(

@@ -15,7 +15,7 @@ from axcore.errors import EngineError
 from axcore.inference import Engine, EngineConfig, Request, Sampling
 from axcore.inference.cached_model import CachedModel, _split
 from axcore.inference.weight_conversion import WeightConversion
-from axcore.layers import ServingRoom
+from axcore.layers import KVCacheConfig
 from axcore.models import transformer
 from axcore.modifiers import NAMED_WEIGHTS, AdapterRoom, for_serving, is_widened
 from axcore.module import DTypes, functional, restacked
@@ -23,7 +23,7 @@ from axcore.ops import KernelPolicy, use_policy
 from axcore.parallel import make_mesh
 from axcore.plugins import Hardware
 
-ROOM = ServingRoom(num_rows=2, capacity=16, max_length=13)
+ROOM = KVCacheConfig(num_rows=2, capacity=16, max_length=13)
 HALF = DTypes(param="float32", compute="bfloat16")
 TOKENS = jnp.asarray([[5, 6, 7], [9, 8, 7]], jnp.int32)
 MATRICES = KernelPolicy(hardware=Hardware.parse("cpu-1"), pins={"decode_matmul": "portable"})

@@ -5,7 +5,7 @@ import pytest
 from axcore.config import config, replace_config, same_fields
 from axcore.errors import ConfigError
 from axcore.experiments.tiny import tiny
-from axcore.layers import ScannedLayers, ServingRoom
+from axcore.layers import KVCacheConfig, ScannedLayers
 from axcore.modifiers import Pipelined, for_serving
 from axcore.plugins import Hardware
 
@@ -20,7 +20,7 @@ class HalvedLayers(ScannedLayers):
 
 
 CHANGES = {
-    "Stack": lambda cfg: for_serving(cfg, ServingRoom(num_rows=1, capacity=8, max_length=8)),
+    "Stack": lambda cfg: for_serving(cfg, KVCacheConfig(num_rows=1, capacity=8, max_length=8)),
     "Pipeline": lambda cfg: Pipelined().apply(cfg, Hardware.parse("cpu-1")),
 }
 

@@ -10,14 +10,14 @@ from axcore.config import find_config
 from axcore.errors import ConfigError
 from axcore.hardware import Hardware
 from axcore.inference.cached_model import CachedModel
-from axcore.layers import Linear, LoRALinear, PanelLinear, QuantizedLinear, ServingRoom
+from axcore.layers import KVCacheConfig, Linear, LoRALinear, PanelLinear, QuantizedLinear
 from axcore.models import transformer
 from axcore.modifiers import LoRA, QuantizedWeights, with_panels
 from axcore.module import functional
 from axcore.ops import KernelPolicy, use_policy
 
 HOST = Hardware.parse("cpu-1")
-ROOM = ServingRoom(num_rows=2, capacity=64, max_length=64)
+ROOM = KVCacheConfig(num_rows=2, capacity=64, max_length=64)
 CFG = transformer(vocab_size=32, dim=64, num_layers=2, num_heads=4, hidden_dim=128)
 TOKENS = np.asarray([[1, 2, 3, 4, 5], [9, 8, 7, 6, 5]], np.int32)
 ADAPTED = {

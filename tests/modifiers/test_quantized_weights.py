@@ -11,14 +11,14 @@ from axcore.errors import ConfigError
 from axcore.hardware import Hardware
 from axcore.inference import Engine, EngineConfig, Request, Sampling
 from axcore.inference.cached_model import CachedModel
-from axcore.layers import QuantizedLinear, ServingRoom
+from axcore.layers import KVCacheConfig, QuantizedLinear
 from axcore.layers.quantization.stored_weights import SCALE, VALUES
 from axcore.models import transformer
 from axcore.modifiers import NAMED_WEIGHTS, QuantizedWeights
 from axcore.ops import KernelPolicy, unpacked_int4, use_policy, wide_weight
 from axcore.parallel import make_mesh
 
-ROOM = ServingRoom(num_rows=2, capacity=64, max_length=64)
+ROOM = KVCacheConfig(num_rows=2, capacity=64, max_length=64)
 CFG = transformer(vocab_size=32, dim=64, num_layers=2, num_heads=4, hidden_dim=128)
 TEXT_CFG = transformer(vocab_size=264, dim=32, num_layers=1, num_heads=2, hidden_dim=32)
 MIXTURES = (

@@ -13,7 +13,7 @@ from parity_pairs import MODELS
 
 from axcore.config import REQUIRED, PositiveInt, config, find_config, map_config, replace_config
 from axcore.errors import ConfigError
-from axcore.layers import NoCache, NoStateCache, ServingRoom
+from axcore.layers import KVCacheConfig, NoCache, NoStateCache
 from axcore.modifiers import HalfCaches, QuantizedCaches, SlidingCaches, with_variant
 from axcore.module import Module
 from axcore.ops import Quantization
@@ -75,7 +75,7 @@ class CacheKind:
     """
 
     changes: tuple[Callable[[Any], Any], ...] = ()
-    room: ServingRoom = PAGED
+    room: KVCacheConfig = PAGED
     rounding: str | None = None
 
     def of(self, family: str) -> Any:

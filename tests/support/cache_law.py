@@ -10,7 +10,7 @@ import numpy as np
 from parity_pairs import model_logits
 
 from axcore.inference.cached_model import CachedModel
-from axcore.layers import PageRoom, ServingRoom
+from axcore.layers import KVCacheConfig, PagedKVCacheConfig
 
 NUM_TEXTS, LONGEST = 3, 24
 """Windows of the toy models are shorter than half of a text."""
@@ -27,11 +27,11 @@ NUM_NEARBY, MOST_DRAWS = 32, 64
 NUM_PLACES = NUM_TEXTS + 1
 """Rows of a call where the caches have more rows than are in it: one at least is padding."""
 
-ROOM = ServingRoom(
+ROOM = KVCacheConfig(
     num_rows=NUM_TEXTS, capacity=LONGEST + 8, max_length=LONGEST, call_tokens=AT_ONCE
 )
 MORE_ROWS = attrs.evolve(ROOM, num_rows=5)
-PAGED = attrs.evolve(MORE_ROWS, pages=PageRoom(num_pages=21, page_size=4))
+PAGED = attrs.evolve(MORE_ROWS, pages=PagedKVCacheConfig(num_pages=21, page_size=4))
 
 
 @attrs.frozen(eq=False)
@@ -85,12 +85,12 @@ class Seats:
         table: Pages of each text, `[texts, pages]`.
     """
 
-    room: ServingRoom
+    room: KVCacheConfig
     slots: np.ndarray
     table: np.ndarray
 
     @classmethod
-    def drawn(cls, room: ServingRoom, rng: np.random.Generator) -> "Seats":
+    def drawn(cls, room: KVCacheConfig, rng: np.random.Generator) -> "Seats":
         """Returns any."""
         slots = rng.permutation(room.num_rows)[:NUM_TEXTS].astype(np.int32)
         pages = room.pages or PAGED.pages

@@ -26,7 +26,7 @@ from axcore.inference.model_calls import ModelCalls
 from axcore.inference.program_table import program_table
 from axcore.inference.programs import drawing_values
 from axcore.inference.serving_mesh import serving_mesh
-from axcore.layers import PageRoom, ServingRoom
+from axcore.layers import KVCacheConfig, PagedKVCacheConfig
 from axcore.ops import KernelPlan, KernelPolicy, recording_plan, use_policy
 from axcore.parallel import make_mesh
 from axcore.plugins import Hardware, wanted_compiler_options
@@ -150,7 +150,7 @@ class ServingPrograms:
         size = self.room.pages.page_size
         one, two = (
             self._with_caches(
-                attrs.evolve(self.room, pages=PageRoom(num_pages=number, page_size=size))
+                attrs.evolve(self.room, pages=PagedKVCacheConfig(num_pages=number, page_size=size))
             ).cache_bytes
             for number in (1, 2)
         )
@@ -191,7 +191,7 @@ class ServingPrograms:
             **jax.tree.map(lambda leaf: leaf.update(sharding=self._whole), drawing),
         }
 
-    def _held_room(self, room: ServingRoom) -> ServingRoom:
+    def _held_room(self, room: KVCacheConfig) -> KVCacheConfig:
         served, capacity = self._with_caches(room), capacity_bytes(self.hardware)
         weights = bytes_on_a_device(served.conversion.abstract)
         free = None if capacity is None else capacity - weights
@@ -205,7 +205,7 @@ class ServingPrograms:
                 hint=f"{error.hint}; or name more chips, or chips with more memory",
             ) from error
 
-    def _with_caches(self, room: ServingRoom) -> CachedModel:
+    def _with_caches(self, room: KVCacheConfig) -> CachedModel:
         with use_policy(self._policy):
             made = with_caches(self._trained, self.load.engine, room, mesh=self.mesh, draft=None)
         assert isinstance(made, CachedModel)  # there is no draft

@@ -13,7 +13,7 @@ from jaxtyping import Array, Int
 from axcore.config import REQUIRED, PositiveInt, config, evolve
 from axcore.layers.attention.cache_parts import built_store, check_continued, rows_of
 from axcore.layers.attention.key_store import Keys, KeyStore, Places, Values
-from axcore.layers.serving_room import ServingRoom
+from axcore.layers.serving_room import KVCacheConfig
 from axcore.layers.tokens import TokenInfo
 from axcore.module import Module
 
@@ -49,7 +49,7 @@ class ContiguousCache(Module):
         num_rows: PositiveInt = REQUIRED
         capacity: PositiveInt = REQUIRED
 
-        def in_room(self, room: ServingRoom) -> "ContiguousCache.Config":
+        def in_room(self, room: KVCacheConfig) -> "ContiguousCache.Config":
             """Returns the config of a cache for so much."""
             return evolve(self, num_rows=room.num_rows, capacity=room.capacity)
 

@@ -14,7 +14,7 @@ from axcore.layers.attention.cache_parts import check_counts
 from axcore.layers.attention.contiguous_cache import ContiguousCache
 from axcore.layers.attention.key_store import Keys, KeyStore, Values
 from axcore.layers.attention.paged_cache import PagedCache
-from axcore.layers.serving_room import ServingRoom
+from axcore.layers.serving_room import KVCacheConfig
 from axcore.layers.tokens import TokenInfo
 from axcore.module import Module
 
@@ -48,7 +48,7 @@ class GappedCache(Module):
         store: Module.Config = KeyStore.Config()
         cache: Module.Config = REQUIRED
 
-        def in_room(self, room: ServingRoom) -> "GappedCache.Config":
+        def in_room(self, room: KVCacheConfig) -> "GappedCache.Config":
             """Returns the config of a cache for so much."""
             cache: Any = (ContiguousCache if room.pages is None else PagedCache).Config()
             return evolve(self, cache=cache.in_room(room))

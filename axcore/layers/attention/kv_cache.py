@@ -13,7 +13,7 @@ from axcore.errors import ModuleError
 from axcore.layers.attention.contiguous_cache import ContiguousCache
 from axcore.layers.attention.key_store import Keys, KeyStore, Values
 from axcore.layers.attention.paged_cache import PagedCache
-from axcore.layers.serving_room import ServingRoom
+from axcore.layers.serving_room import KVCacheConfig
 from axcore.layers.tokens import TokenInfo
 from axcore.module import Module
 
@@ -42,7 +42,7 @@ class NoCache(Module):
         layout: Module.Config | None = None
         store: Module.Config = KeyStore.Config()
 
-        def for_serving(self, room: ServingRoom) -> Module.Config:
+        def for_serving(self, room: KVCacheConfig) -> Module.Config:
             """Returns what keeps them."""
             layout: Any = self.layout
             if layout is None:

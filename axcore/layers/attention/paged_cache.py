@@ -12,7 +12,7 @@ from axcore.config import REQUIRED, PositiveInt, config, evolve
 from axcore.errors import ModuleError
 from axcore.layers.attention.cache_parts import built_store, check_continued
 from axcore.layers.attention.key_store import Keys, KeyStore, Places, Values
-from axcore.layers.serving_room import ServingRoom
+from axcore.layers.serving_room import KVCacheConfig
 from axcore.layers.tokens import TokenInfo
 from axcore.module import Module
 
@@ -49,7 +49,7 @@ class PagedCache(Module):
         page_size: PositiveInt = REQUIRED
         row_axis: str | None = None
 
-        def in_room(self, room: ServingRoom) -> "PagedCache.Config":
+        def in_room(self, room: KVCacheConfig) -> "PagedCache.Config":
             """Returns the config of a cache with the pages that there is room for."""
             assert room.pages is not None
             return evolve(self, num_pages=room.pages.num_pages, page_size=room.pages.page_size)

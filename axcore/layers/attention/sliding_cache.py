@@ -10,7 +10,7 @@ from axcore.errors import ModuleError
 from axcore.layers.attention.cache_parts import check_continued, rows_of
 from axcore.layers.attention.key_store import Keys, KeyStore, Values
 from axcore.layers.attention.paged_cache import PagedCache
-from axcore.layers.serving_room import ServingRoom
+from axcore.layers.serving_room import KVCacheConfig
 from axcore.layers.tokens import TokenInfo
 from axcore.module import Module
 
@@ -49,7 +49,7 @@ class SlidingCache(Module):
         capacity: PositiveInt = REQUIRED
         call_tokens: PositiveInt = REQUIRED
 
-        def in_room(self, room: ServingRoom) -> "SlidingCache.Config":
+        def in_room(self, room: KVCacheConfig) -> "SlidingCache.Config":
             """Returns the config of a cache for so many rows."""
             return evolve(
                 self,
@@ -81,7 +81,7 @@ class SlidingCache(Module):
         if k.shape[1] > cfg.call_tokens:
             raise ModuleError(
                 f"a call has {k.shape[1]} tokens of a row; there is room for {cfg.call_tokens}",
-                hint="set call_tokens of the ServingRoom",
+                hint="set call_tokens of the KVCacheConfig",
             )
         rows = rows_of(k.shape[0], cfg.num_rows, info)
         return self.pages(k, v, info._replace(page_table=self._ring(rows)))

@@ -16,7 +16,7 @@ from axcore.layers.moe.dropless import Dropless
 from axcore.layers.moe.experts import Choices, Experts, Tokens, Weights
 from axcore.layers.moe.routing import Routing
 from axcore.layers.moe.token_permutation import TokenPermutation, collect, inverse, spread
-from axcore.layers.serving_room import ServingRoom
+from axcore.layers.serving_room import KVCacheConfig
 from axcore.module import StackedModule
 from axcore.parallel import expert_mesh_axes, shard_map_over_tokens, vmap_local_experts
 
@@ -41,7 +41,7 @@ class CapacityLimited(Experts):
 
         factor: float = 1.25
 
-        def for_serving(self, room: ServingRoom) -> Dropless.Config:
+        def for_serving(self, room: KVCacheConfig) -> Dropless.Config:
             """Returns what drops none: how many tokens come at once is by chance there."""
             return Dropless.Config(
                 dim=self.dim,

@@ -7,7 +7,7 @@ from typing import Any
 
 from axcore.config import REQUIRED, PositiveInt, config, evolve
 from axcore.errors import ModuleError
-from axcore.layers import NoCache, ServingRoom, TokenInfo
+from axcore.layers import KVCacheConfig, NoCache, TokenInfo
 from axcore.module import Module
 
 
@@ -37,7 +37,7 @@ class SentCache(Module):
         cache: Module.Config = NoCache.Config()
         is_serving: bool = False
 
-        def for_serving(self, room: ServingRoom) -> "SentCache.Config":
+        def for_serving(self, room: KVCacheConfig) -> "SentCache.Config":
             """Returns the config that sends; its cache is that of a serving model already."""
             return evolve(self, is_serving=True)
 
@@ -71,7 +71,7 @@ class ReceivedCache(Module):
         channel: str = REQUIRED
         is_serving: bool = False
 
-        def for_serving(self, room: ServingRoom) -> "ReceivedCache.Config":
+        def for_serving(self, room: KVCacheConfig) -> "ReceivedCache.Config":
             """Returns the config that receives."""
             return evolve(self, is_serving=True)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from axcore.complexity import Trace, runs, serves
 from axcore.config import find_config, replace_config
-from axcore.layers import NoCache, ScannedLayers, ServingRoom, Stack, StateCache
+from axcore.layers import KVCacheConfig, NoCache, ScannedLayers, Stack, StateCache
 from axcore.modifiers import with_variant
 from axcore.module import Module
 from axl_attention.cross_layer_cache import ReceivedCache, SentCache
@@ -73,7 +73,7 @@ def with_value_residual(cfg: Any) -> Any:
 
 def has_latent_cache(trace: Trace) -> str | None:
     """Proof that latent attention serves, and keeps nothing but latents."""
-    room = ServingRoom(num_rows=1, capacity=1, max_length=1)
+    room = KVCacheConfig(num_rows=1, capacity=1, max_length=1)
     found = find_config(trace.model.config, LatentAttention)
     full = [one.path for one in found if not one.node.for_serving(room).keeps_latents]
     return f"{full[0]} keeps keys in full" if full else serves(LatentAttention)(trace)

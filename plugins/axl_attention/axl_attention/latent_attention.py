@@ -13,11 +13,11 @@ from axcore.layers import (
     ATTENTION_QUERY,
     ATTENTION_VALUE,
     DotProductAttention,
+    KVCacheConfig,
     Linear,
     NoCache,
     RMSNorm,
     RoPE,
-    ServingRoom,
     TokenInfo,
     shard,
 )
@@ -103,7 +103,7 @@ class LatentAttention(Module):
         kv_cache: Module.Config = NoCache.Config()
         keeps_latents: bool = False
 
-        def for_serving(self, room: ServingRoom) -> "LatentAttention.Config":
+        def for_serving(self, room: KVCacheConfig) -> "LatentAttention.Config":
             """Returns the form that keeps latents."""
             moved = can_move(self.linear) and can_move(self.value_linear or self.linear)
             return evolve(self, keeps_latents=moved)

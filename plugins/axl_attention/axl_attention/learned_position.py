@@ -7,7 +7,7 @@ from jaxtyping import Array, Float, Int
 
 from axcore.config import REQUIRED, PositiveInt, config
 from axcore.errors import ConfigError
-from axcore.layers import Embedding, ServingRoom, TokenInfo, shard
+from axcore.layers import Embedding, KVCacheConfig, TokenInfo, shard
 from axcore.module import Initializer, Module, Normal, Param
 from axl_attention.wrapping import refuse_second
 
@@ -37,7 +37,7 @@ class LearnedPosition(Module):
         embedding: Module.Config = Embedding.Config()
         position_init: Initializer = Normal(std=0.02)
 
-        def for_serving(self, room: ServingRoom) -> "LearnedPosition.Config":
+        def for_serving(self, room: KVCacheConfig) -> "LearnedPosition.Config":
             """Returns itself, where each place of the longest text has a vector.
 
             Raises:

@@ -10,7 +10,7 @@ from jaxtyping import Array, Int
 
 from axcore.config import REQUIRED, PositiveFloat, PositiveInt, config, evolve
 from axcore.errors import ConfigError
-from axcore.layers import ServingRoom, rope_frequencies
+from axcore.layers import KVCacheConfig, rope_frequencies
 from axcore.module import Module
 from axcore.ops import rope
 
@@ -50,7 +50,7 @@ class LongRoPE(Module):
         attention_factor: PositiveFloat = 1.0
         served_length: PositiveInt | None = None
 
-        def for_serving(self, room: ServingRoom) -> "LongRoPE.Config":
+        def for_serving(self, room: KVCacheConfig) -> "LongRoPE.Config":
             """Returns the same for texts up to a length."""
             return evolve(self, served_length=room.max_length)
 

@@ -10,11 +10,11 @@ from axcore.errors import ConfigError
 from axcore.layers import (
     Attention,
     BatchedLoRALinear,
+    KVCacheConfig,
     Linear,
     NoPosition,
     QuantizedLinear,
     RoPE,
-    ServingRoom,
     TransformerLayer,
     continued_rows,
     using_adapters,
@@ -124,7 +124,7 @@ def adapted(base):
 @pytest.mark.quick_one_in(3)
 def test_latents_give_what_keys_in_full_give(call, random, state_of, linear):
     """Also where weights are narrow, or each row has its own adapter: they are not at hand."""
-    room = ServingRoom(num_rows=2, capacity=8, max_length=8)
+    room = KVCacheConfig(num_rows=2, capacity=8, max_length=8)
     latents = for_serving(layer().config, room)
     assert latents.keeps_latents
     x = random(2, 8, DIM)

@@ -18,7 +18,7 @@ from rounding import assert_same_to_rounding
 
 from axcore.config import evolve
 from axcore.errors import ConfigError
-from axcore.layers import Embedding, NoPosition, RMSNorm, RoPE, ServingRoom, continued_rows
+from axcore.layers import Embedding, KVCacheConfig, NoPosition, RMSNorm, RoPE, continued_rows
 from axcore.modifiers import for_serving
 
 HEAD_DIM, THETA = 64, 10_000.0
@@ -135,7 +135,7 @@ def test_served_rows_turn_as_the_longest_documents(call, random, longest, last):
     q, k = random(1, last + 1, 2, 8), random(1, last + 1, 1, 8)
     positions = np.arange(last + 1, dtype=np.int32)[None]
     whole, _ = call(long_rope().build(head_dim=8), {}, q, k, positions)
-    cfg = for_serving(long_rope(), ServingRoom(num_rows=1, capacity=64, max_length=longest))
+    cfg = for_serving(long_rope(), KVCacheConfig(num_rows=1, capacity=64, max_length=longest))
     for at in range(last + 1):
         one = slice(at, at + 1)
         got, _ = call(cfg.build(head_dim=8), {}, q[:, one], k[:, one], positions[:, one])
@@ -246,7 +246,7 @@ def test_rows_longer_than_the_learned_positions_are_refused(call, state_of, pack
 def test_texts_longer_than_the_learned_positions_are_not_served():
     """There are no vectors behind the table, and what is read there is not a number."""
     cfg = LearnedPosition.Config(max_length=7, vocab_size=5, dim=4)
-    room = ServingRoom(num_rows=1, capacity=64, max_length=7)
+    room = KVCacheConfig(num_rows=1, capacity=64, max_length=7)
     assert for_serving(cfg, room) == cfg
     with pytest.raises(ConfigError, match="texts may have 8 tokens, but only 7 positions"):
         for_serving(cfg, evolve(room, max_length=8))
