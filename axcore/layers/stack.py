@@ -4,9 +4,12 @@ Both give equal numbers from equal keys. A stack compiles in time proportional t
 hold a different config in each; a scan compiles once for all.
 """
 
+from typing import Any
+
 from jaxtyping import Array, Float
 
-from axcore.config import REQUIRED, PositiveInt, Resumable, config
+from axcore.config import REQUIRED, PositiveInt, Resumable, config, evolve
+from axcore.errors import ConfigError
 from axcore.layers.tokens import TokenInfo
 from axcore.module import Module, StackedModule
 
@@ -66,3 +69,59 @@ class ScannedLayers(Module):
     def forward(self, x: Hidden, info: TokenInfo) -> Hidden:
         """Returns the input passed through all layers."""
         return self.layer.scan(x, info, unroll=self.config.unroll)
+
+
+class Sequence(Module):
+    """Passes tokens through each of its layers in turn. Slot protocol: the parent fills `dim`."""
+
+    layers_in = "layer"
+
+    @config
+    class Config(Module.Config["Sequence"]):
+        """Describes a `Sequence`.
+
+        Args:
+            dim: Size of the last dimension of input and output.
+            layers: Layers or stacks, first to last; each is called with the token info.
+        """
+
+        dim: PositiveInt = REQUIRED
+        layers: tuple[Module.Config, ...] = REQUIRED
+
+    def setup(self, cfg: Config) -> None:
+        """Builds every layer."""
+        if not cfg.layers:
+            raise ConfigError("layers is empty", hint="give at least one layer")
+        self.layer = tuple(layer.build(dim=cfg.dim) for layer in cfg.layers)
+
+    def forward(self, x: Hidden, info: TokenInfo) -> Hidden:
+        """Returns the input passed through all layers."""
+        for layer in self.layer:
+            x = layer(x, info)
+        return x
+
+
+def alternating(stack: Any, *layers: Module.Config) -> Any:
+    """Returns a stack whose layers take turns: the first, the second, ..., and again the first.
+
+    Args:
+        stack: The config of a `ScannedLayers` or `Stack`; its `num_layers` counts single layers,
+            that of the result counts turns.
+        *layers: The layers of one turn; a stack among them counts as the layers that it has.
+
+    Raises:
+        ConfigError: The turns do not divide the layers.
+    """
+    num_in_turn = sum(getattr(layer, "num_layers", 1) for layer in layers)
+    if not layers or stack.num_layers % num_in_turn:
+        raise ConfigError(
+            f"num_layers is {stack.num_layers}, not a multiple of the {num_in_turn} layers that "
+            "alternate",
+            hint="change one of them, or put the layers that are left over into a stack of their "
+            "own: Sequence.Config(layers=(alternating(...), stack))",
+        )
+    return evolve(
+        stack,
+        num_layers=stack.num_layers // num_in_turn,
+        layer=Sequence.Config(layers=layers),
+    )

@@ -5,8 +5,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from axcore.config import REQUIRED, PositiveInt, config
-from axcore.layers.dot import over_rows
-from axcore.layers.serving_products import compared
+from axcore.layers.linear import compared, over_rows
 from axcore.module import Initializer, Module, Param, VarianceScaling, entry
 from axcore.ops import cross_entropy_sums
 

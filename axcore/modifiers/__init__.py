@@ -5,24 +5,24 @@ instead, as users write it: `MeshRule(..., modifiers=("remat(policy=minimal)",))
 """
 
 from axcore.modifiers.adapter_room import AdapterRoom
-from axcore.modifiers.dots import with_dot
-from axcore.modifiers.edits import Chain, Named, ReplaceConfig, UpdateConfig
-from axcore.modifiers.half_cache import HalfCaches
-from axcore.modifiers.kernels import Kernels
-from axcore.modifiers.layout import Accumulate, MeshShape, MicroBatches, Shard, Zero2
+from axcore.modifiers.edits import Chain, Kernels, Named, ReplaceConfig, UpdateConfig
+from axcore.modifiers.kv_cache import HalfCaches, QuantizedCaches, SlidingCaches
+from axcore.modifiers.layout import Accumulate, MeshShape, MicroBatches, Pipelined, Shard, Zero2
 from axcore.modifiers.lora import LoRA
-from axcore.modifiers.low_precision import LowPrecisionOptimizer
 from axcore.modifiers.named import apply_modifier, find_change, with_changes
-from axcore.modifiers.panel_weights import with_panels
-from axcore.modifiers.pipelined import Pipelined
 from axcore.modifiers.pretrained import Pretrained
-from axcore.modifiers.quantization import Fp8Training, Int8Training
+from axcore.modifiers.quantization import (
+    NAMED_WEIGHTS,
+    Fp8Training,
+    Int8Training,
+    LowPrecisionOptimizer,
+    QuantizedWeights,
+    with_dot,
+    with_panels,
+)
 from axcore.modifiers.quantized_base import QuantizedBase
-from axcore.modifiers.quantized_cache import QuantizedCaches
-from axcore.modifiers.quantized_weights import NAMED_WEIGHTS, QuantizedWeights
 from axcore.modifiers.remat import RematModifier
 from axcore.modifiers.serving import for_serving, is_widened, served_compute
-from axcore.modifiers.sliding_cache import SlidingCaches
 from axcore.modifiers.variants import with_variant
 
 __all__ = [

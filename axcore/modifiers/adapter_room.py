@@ -5,7 +5,7 @@ from typing import Any
 from axcore.config import PositiveInt, config, find_config, update_config
 from axcore.config.paths import matches, parse_pattern
 from axcore.layers import BatchedLoRALinear, Linear
-from axcore.modifiers.dots import WIDE
+from axcore.modifiers.quantization import WIDE
 from axcore.plugins import Hardware
 
 HAVE_NONE = (*WIDE, "**.expert.**")

@@ -103,3 +103,24 @@ class Chain:
         for index, modifier in enumerate(self.modifiers):
             cfg = apply_modifier(cfg, modifier, hardware, where=f"Chain.modifiers[{index}]")
         return cfg
+
+
+@config
+class Kernels:
+    """Pins kernels, and lets portable ones serve where those for the hardware cannot.
+
+    Args:
+        pins: Kernel by op; a pin that the config has already for another op stays.
+        allow: Names of portable kernels, besides those that are allowed already.
+    """
+
+    pins: Mapping[str, str] = {}
+    allow: tuple[str, ...] = ()
+
+    def apply(self, cfg: Any, hardware: Hardware) -> Any:
+        """Returns a trainer's config with these pins and names."""
+        return evolve(
+            cfg,
+            kernels={**cfg.kernels, **self.pins},
+            allow_kernels=tuple(dict.fromkeys((*cfg.allow_kernels, *self.allow))),
+        )

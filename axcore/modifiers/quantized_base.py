@@ -10,7 +10,7 @@ from axcore.layers import Linear
 from axcore.layers.quantization import FrozenLinear
 from axcore.layers.quantization.frozen_linear import FrozenFormat
 from axcore.learner import Learner
-from axcore.modifiers.dots import WIDE
+from axcore.modifiers.quantization import WIDE
 from axcore.plugins import Hardware
 
 

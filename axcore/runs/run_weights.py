@@ -30,7 +30,7 @@ from axcore.interop import (
     unstacked,
     with_corrections,
 )
-from axcore.modifiers.first_weights import FirstWeights
+from axcore.modifiers.pretrained import FirstWeights
 from axcore.runs.run import Run
 from axcore.trainer.step import TrainState, TrainStep
 

@@ -6,7 +6,7 @@ from axcore.cli.experiment import load_experiment, load_resolved
 from axcore.config import find_config
 from axcore.errors import PluginError
 from axcore.layers import Int8Dynamic, TransformerLayer
-from axcore.layers.remat_presets import REMAT_PRESETS
+from axcore.modifiers.remat import REMAT_PRESETS
 from axcore.plugins import Hardware
 
 V5E = Hardware.parse("tpu-v5e-256")

@@ -14,7 +14,7 @@ from axcore.config import evolve, find_config, replace_config, update_config
 from axcore.errors import ConfigError, ModuleError
 from axcore.inference.cached_model import CachedModel
 from axcore.layers import Attention, QuantizedStore, TokenInfo
-from axcore.layers.attention.key_store import Places
+from axcore.layers.attention.kv_store import Places
 from axcore.modifiers import for_serving
 from axcore.module import DTypes, ParamSpec, functional
 

@@ -7,7 +7,7 @@ import pytest
 
 from axcore.hardware import Hardware
 from axcore.layers import products_by_op
-from axcore.layers.serving_products import compared, times
+from axcore.layers.linear import compared, times
 from axcore.ops import KernelPolicy, use_policy
 
 WIDTH = 264

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from axcore.layers import Linear, PanelLinear, QuantizedLinear
-from axcore.layers.weight_forms import FORMS, kept_weight
+from axcore.layers.quantization.stored_weights import FORMS, kept_weight
 from axcore.module import DTypes, functional
 
 SIZES = {"in_dim": 64, "out_dim": 100, "axes": ("embed", "mlp")}

@@ -6,7 +6,7 @@ from axcore.config import find_config
 from axcore.errors import ConfigError
 from axcore.experiments.tiny import tiny
 from axcore.modifiers import RematModifier, with_changes
-from axcore.modifiers.named_parser import parse_change
+from axcore.modifiers.named import parse_change
 from axcore.plugins import Hardware
 
 CPU = Hardware.parse("cpu-8")

@@ -1,21 +1,154 @@
-"""Caches of keys and values: what fills the slot `kv_cache` of attention.
+"""`ContiguousCache`: room for the tokens of each row, one after the other.
 
-A cache is called with the keys and values of new tokens, after positions. It returns those that
-the core attends over, and the info by which the core reads them: as they come where nothing is
-kept, all that was kept where a model serves. Info without a page table says that each row has
-keys of its own, the one at position `p` in place `p`; with one, that keys are pages.
+Letters of shapes: R rows that there is room for, S tokens of each, K key heads.
 """
 
+import math
 from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int
 
 from axcore.config import REQUIRED, PositiveInt, config, evolve
 from axcore.errors import ModuleError
-from axcore.layers.attention.contiguous_cache import ContiguousCache
-from axcore.layers.attention.key_store import Keys, KeyStore, Values
-from axcore.layers.attention.paged_cache import PagedCache
-from axcore.layers.serving_room import KVCacheConfig
+from axcore.layers.attention.kv_store import Keys, KeyStore, Places, Values
+from axcore.layers.cache import KVCacheConfig
 from axcore.layers.tokens import TokenInfo
 from axcore.module import Module
+from axcore.module.context import current_context
+from axcore.module.rng import format_path
+
+PAGE_SIZE = 256
+"""Tokens of the pages as which rows are read where a call has not all of them."""
+
+
+class ContiguousCache(Module):
+    """Keeps the keys and values of each row in room of its own, for `capacity` tokens.
+
+    The token at position `p` of a row has place `p`; what no longer fits is dropped, and so is
+    padding. A call with slots reads its rows as pages of the whole room, so none is copied. Slot
+    protocol: the parent fills `num_kv_heads`, `head_dim` and `value_dim`.
+    """
+
+    @config
+    class Config(Module.Config["ContiguousCache"]):
+        """Describes a `ContiguousCache`.
+
+        Args:
+            num_kv_heads: Number of key and value heads.
+            head_dim: Size of a key.
+            value_dim: Size of a value; None where keys are the values, too.
+            store: The form in which both are kept.
+            num_rows: Rows that there is room for.
+            capacity: Tokens of a row that there is room for.
+        """
+
+        num_kv_heads: PositiveInt = REQUIRED
+        head_dim: PositiveInt = REQUIRED
+        value_dim: PositiveInt | None = REQUIRED
+        store: Module.Config = KeyStore.Config()
+        num_rows: PositiveInt = REQUIRED
+        capacity: PositiveInt = REQUIRED
+
+        def in_room(self, room: KVCacheConfig) -> "ContiguousCache.Config":
+            """Returns the config of a cache for so much."""
+            return evolve(self, num_rows=room.num_rows, capacity=room.capacity)
+
+    def setup(self, cfg: Config) -> None:
+        """Builds the store."""
+        self.store = built_store(cfg, cfg.num_rows, cfg.capacity, row_axis="batch")
+
+    def forward(self, k: Keys, v: Values, info: TokenInfo) -> tuple[Any, Any, TokenInfo]:
+        """Returns all keys and values of each row, the new ones among them, and how to read them.
+
+        They are `[R, S, K, size]`, or the same cut into pages.
+
+        Raises:
+            ModuleError: The call does not say how many tokens each row has, or has other rows than
+                the cache and does not say which.
+        """
+        check_continued(k, info)
+        rows = rows_of(k.shape[0], self.config.num_rows, info)
+        places = Places(rows[:, None], info.kept_places(self.config.capacity))
+        info = info._replace(page_table=None)
+        if info.slots is None:
+            return self.store(k, v, places, info)
+        return self._as_pages(self.store(k, v, places, info), rows)
+
+    def _as_pages(
+        self, kept: tuple[Any, Any, TokenInfo], rows: Int[Array, " batch"]
+    ) -> tuple[Any, Any, TokenInfo]:
+        keys, values, info = kept
+        size = math.gcd(self.config.capacity, PAGE_SIZE)
+        count = self.config.capacity // size
+        table = rows[:, None] * count + jnp.arange(count, dtype=jnp.int32)[None, :]
+        keys, values, scales = jax.tree.map(
+            lambda x: x.reshape(-1, size, *x.shape[2:]), (keys, values, info.scales)
+        )
+        return keys, values, info._replace(page_table=table, scales=scales)
+
+
+class PagedCache(Module):
+    """Keeps keys and values in pages; which of them a row has, each call says.
+
+    The token at position `p` of a row has place `p % page_size` of the row's page
+    `p // page_size`. What has no page is dropped, and so is padding. Slot protocol: the parent
+    fills `num_kv_heads`, `head_dim` and `value_dim`.
+
+    Source: Kwon et al. 2023, arXiv:2309.06180, section 4.1.
+    """
+
+    @config
+    class Config(Module.Config["PagedCache"]):
+        """Describes a `PagedCache`.
+
+        Args:
+            num_kv_heads: Number of key and value heads.
+            head_dim: Size of a key.
+            value_dim: Size of a value; None where keys are the values, too.
+            store: The form in which both are kept.
+            num_pages: Pages that there are.
+            page_size: Tokens of a page.
+            row_axis: Logical axis of pages: `batch` where each row has pages of its own.
+        """
+
+        num_kv_heads: PositiveInt = REQUIRED
+        head_dim: PositiveInt = REQUIRED
+        value_dim: PositiveInt | None = REQUIRED
+        store: Module.Config = KeyStore.Config()
+        num_pages: PositiveInt = REQUIRED
+        page_size: PositiveInt = REQUIRED
+        row_axis: str | None = None
+
+        def in_room(self, room: KVCacheConfig) -> "PagedCache.Config":
+            """Returns the config of a cache with the pages that there is room for."""
+            assert room.pages is not None
+            return evolve(self, num_pages=room.pages.num_pages, page_size=room.pages.page_size)
+
+    def setup(self, cfg: Config) -> None:
+        """Builds the store."""
+        self.store = built_store(cfg, cfg.num_pages, cfg.page_size, row_axis=cfg.row_axis)
+
+    def forward(self, k: Keys, v: Values, info: TokenInfo) -> tuple[Any, Any, TokenInfo]:
+        """Returns all pages, `[M, C, K, size]`, with the new keys and values in them, and the info.
+
+        Raises:
+            ModuleError: The call does not say how many tokens each row has, or which pages.
+        """
+        check_continued(k, info)
+        if info.page_table is None:
+            raise ModuleError(
+                "a layer that keeps pages is called without TokenInfo.page_table",
+                hint="pass continued_rows(tokens, num_cached, num_new, page_table=table)",
+            )
+        return self.store(k, v, self._places(info, info.page_table), info)
+
+    def _places(self, info: TokenInfo, table: Int[Array, "batch pages"]) -> Places:
+        size, none = self.config.page_size, self.config.num_pages
+        position = info.kept_places(size * table.shape[1])
+        pages = jnp.take_along_axis(table, position // size, axis=1, mode="fill", fill_value=none)
+        return Places(pages, position % size)
 
 
 class NoCache(Module):
@@ -68,3 +201,229 @@ class NoCache(Module):
                 hint="build the model from for_serving(cfg, room)",
             )
         return k, v, info
+
+
+class SlidingCache(Module):
+    """Keeps a ring of pages for each row: the window, and room for the tokens of one call.
+
+    To those who read it, it is a page table in which a row's pages come again and again: page `j`
+    of a row is number `j % num_pages` of its ring. The core's own window hides what was written
+    over. Slot protocol: the parent fills `num_kv_heads`, `head_dim` and `value_dim`.
+    """
+
+    @config
+    class Config(Module.Config["SlidingCache"]):
+        """Describes a `SlidingCache`.
+
+        Args:
+            num_kv_heads: Number of key and value heads.
+            head_dim: Size of a key.
+            value_dim: Size of a value; None where keys are the values, too.
+            store: The form in which both are kept.
+            window: Keys that a token sees, its own counted.
+            page_size: Tokens of a page of the ring.
+            num_rows: Rows that there is room for.
+            capacity: Tokens of the longest row.
+            call_tokens: Tokens of a row that one call has at most.
+        """
+
+        num_kv_heads: PositiveInt = REQUIRED
+        head_dim: PositiveInt = REQUIRED
+        value_dim: PositiveInt | None = REQUIRED
+        store: Module.Config = KeyStore.Config()
+        window: PositiveInt = REQUIRED
+        page_size: PositiveInt = 16
+        num_rows: PositiveInt = REQUIRED
+        capacity: PositiveInt = REQUIRED
+        call_tokens: PositiveInt = REQUIRED
+
+        def in_room(self, room: KVCacheConfig) -> "SlidingCache.Config":
+            """Returns the config of a cache for so many rows."""
+            return evolve(
+                self,
+                num_rows=room.num_rows,
+                capacity=room.capacity,
+                call_tokens=min(room.call_tokens, room.capacity),
+            )
+
+    def setup(self, cfg: Config) -> None:
+        """Builds the pages of all rings."""
+        self.num_pages = -(-(cfg.window - 1 + cfg.call_tokens) // cfg.page_size)
+        self.pages = PagedCache.Config(store=cfg.store, row_axis="batch").build(
+            num_kv_heads=cfg.num_kv_heads,
+            head_dim=cfg.head_dim,
+            value_dim=cfg.value_dim,
+            num_pages=cfg.num_rows * self.num_pages,
+            page_size=cfg.page_size,
+        )
+
+    def forward(self, k: Keys, v: Values, info: TokenInfo) -> tuple[Any, Any, TokenInfo]:
+        """Returns the pages of all rings, with the new keys and values in them, and the info.
+
+        Raises:
+            ModuleError: The call does not say how many tokens each row has, has more of them than
+                there is room for, or other rows than the cache and does not say which.
+        """
+        check_continued(k, info)
+        cfg = self.config
+        if k.shape[1] > cfg.call_tokens:
+            raise ModuleError(
+                f"a call has {k.shape[1]} tokens of a row; there is room for {cfg.call_tokens}",
+                hint="set call_tokens of the KVCacheConfig",
+            )
+        rows = rows_of(k.shape[0], cfg.num_rows, info)
+        return self.pages(k, v, info._replace(page_table=self._ring(rows)))
+
+    def _ring(self, rows: Int[Array, " batch"]) -> Int[Array, "batch pages"]:
+        """Returns the page table of rows; that of a row out of range has no page that there is."""
+        of_a_row = -(-self.config.capacity // self.config.page_size)
+        numbers = jnp.arange(of_a_row, dtype=jnp.int32) % self.num_pages
+        return rows[:, None] * self.num_pages + numbers[None, :]
+
+
+class GappedCache(Module):
+    """Keeps which tokens of a row have keys, next to a cache of these keys and values.
+
+    For a layer that skips tokens, as in mixture of depths: other caches are read without gaps, and
+    refuse to be called by one. Such a layer calls those below it with a `TokenInfo` of the tokens
+    that it has chosen: gathered, or all of them with segment 0 for those that it skips. Slot
+    protocol: the parent fills `num_kv_heads`, `head_dim` and `value_dim`.
+
+    Source: Raposo et al. 2024, arXiv:2404.02258.
+    """
+
+    @config
+    class Config(Module.Config["GappedCache"]):
+        """Describes a `GappedCache`; it is a `layout` of `NoCache.Config`.
+
+        Args:
+            num_kv_heads: Number of key and value heads.
+            head_dim: Size of a key.
+            value_dim: Size of a value; None where keys are the values, too.
+            store: The form in which both are kept.
+            cache: What keeps them: rows, or pages where there is room for pages.
+        """
+
+        num_kv_heads: PositiveInt = REQUIRED
+        head_dim: PositiveInt = REQUIRED
+        value_dim: PositiveInt | None = REQUIRED
+        store: Module.Config = KeyStore.Config()
+        cache: Module.Config = REQUIRED
+
+        def in_room(self, room: KVCacheConfig) -> "GappedCache.Config":
+            """Returns the config of a cache for so much."""
+            cache: Any = (ContiguousCache if room.pages is None else PagedCache).Config()
+            return evolve(self, cache=cache.in_room(room))
+
+    def setup(self, cfg: Config) -> None:
+        """Builds the cache, and another of one number for each token."""
+        self.cache = cfg.cache.build(
+            num_kv_heads=cfg.num_kv_heads,
+            head_dim=cfg.head_dim,
+            value_dim=cfg.value_dim,
+            store=cfg.store,
+        )
+        self.marks = cfg.cache.build(num_kv_heads=1, head_dim=1, value_dim=None)
+
+    def forward(self, k: Keys, v: Values, info: TokenInfo) -> tuple[Any, Any, TokenInfo]:
+        """Returns what the cache does, and in the info which of the keys are there.
+
+        Raises:
+            ModuleError: The call does not say how many tokens each row has.
+        """
+        check_counts(k, info)
+        call = info.of_call()
+        marks = self._is_there(info, call)[:, :, None, None].astype(k.dtype)
+        marks, _, _ = self.marks(marks, marks, call)
+        keys, values, read = self.cache(k, v, info._replace(call=info.tokens))
+        return keys, values, read._replace(call=info.call, key_mask=marks[..., 0, 0] > 0)
+
+    def _is_there(self, info: TokenInfo, call: TokenInfo) -> Bool[Array, "batch time"]:
+        """Returns which tokens of the call the layer is called with."""
+        same_BTC = call.positions[:, :, None] == info.positions[:, None, :]
+        if info.segment_ids is not None:
+            same_BTC &= (info.segment_ids > 0)[:, None, :]
+        return jnp.any(same_BTC, axis=2)
+
+
+def built_store(cfg: Any, num_rows: int, num_places: int, *, row_axis: str | None = None) -> Any:
+    """Returns the store of a cache.
+
+    Args:
+        cfg: Of the cache.
+        num_rows: Rows or pages.
+        num_places: Tokens of each.
+        row_axis: Logical axis of rows.
+    """
+    return cfg.store.build(
+        num_rows=num_rows,
+        row_axis=row_axis,
+        num_places=num_places,
+        num_kv_heads=cfg.num_kv_heads,
+        head_dim=cfg.head_dim,
+        value_dim=cfg.value_dim,
+    )
+
+
+def check_continued(k: Array, info: TokenInfo) -> None:
+    """Refuses a call that does not say how many tokens each row has, or has not all of them.
+
+    Raises:
+        ModuleError: It has no `num_cached`, or the tokens are not those of the call.
+    """
+    check_counts(k, info)
+    check_all_tokens(info)
+
+
+def check_counts(k: Array, info: TokenInfo) -> None:
+    """Refuses a call that does not say how many tokens each row has.
+
+    Raises:
+        ModuleError: It has no `num_cached`, or keys of another number of tokens than its info.
+    """
+    if info.num_cached is None:
+        raise ModuleError(
+            "a layer that keeps keys and values is called without TokenInfo.num_cached",
+            hint="pass continued_rows(tokens, num_cached, num_new)",
+        )
+    if k.shape[:2] != info.positions.shape:
+        raise ModuleError(
+            f"a layer that keeps keys and values has keys of {list(k.shape[:2])} tokens, and its "
+            f"TokenInfo has {list(info.positions.shape)}",
+            hint="pass info._replace(positions=..., segment_ids=...) of the tokens that the layer "
+            "is called with",
+        )
+
+
+def check_all_tokens(info: TokenInfo) -> None:
+    """Refuses tokens that are not all of a call's, where a cache is read without gaps.
+
+    Raises:
+        ModuleError: They are not.
+    """
+    if not info.has_all_tokens:
+        layer = current_context("a cache was asked").path
+        raise ModuleError(
+            "attention that serves is called with other tokens than its call has: its TokenInfo "
+            "has other positions or segment_ids. A layer that skips tokens leaves gaps in its "
+            "cache, which would be read as if they were keys",
+            where=format_path(layer) or "the root",
+            hint="give the attention kv_cache=NoCache.Config(layout=GappedCache.Config()), which "
+            "keeps what the layer skipped",
+        )
+
+
+def rows_of(batch: int, num_rows: int, info: TokenInfo) -> Any:
+    """Returns which row of a cache each row of a call has, `[batch]`.
+
+    Raises:
+        ModuleError: The call does not say it, and has other rows than the cache.
+    """
+    if info.slots is not None:
+        return info.slots
+    if batch != num_rows:
+        raise ModuleError(
+            f"the call has {batch} rows, and the cache {num_rows}",
+            hint="say which of them they are: continued_rows(..., slots=slots)",
+        )
+    return jnp.arange(batch, dtype=jnp.int32)

@@ -1,13 +1,34 @@
-"""`RoPE`: rotary positions."""
+"""Positions for attention: what a position layer is called with, and the one that gives none.
+
+A position layer is called with queries, keys and positions, and returns queries and keys.
+"""
 
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float, Int
 
 from axcore.config import REQUIRED, PositiveFloat, PositiveInt, config
 from axcore.errors import ConfigError
-from axcore.layers.attention.position import Keys, Positions, Queries
 from axcore.module import Module
 from axcore.ops import rope
+
+Queries = Float[Array, "batch time heads head_dim"]
+Keys = Float[Array, "batch time kv_heads head_dim"]
+Positions = Int[Array, "batch time"]
+
+
+class NoPosition(Module):
+    """Leaves queries and keys as they are. Slot protocol: the parent fills `head_dim`."""
+
+    @config
+    class Config(Module.Config["NoPosition"]):
+        """Describes a `NoPosition`."""
+
+        head_dim: PositiveInt = REQUIRED
+
+    def forward(self, q: Queries, k: Keys, positions: Positions) -> tuple[Queries, Keys]:
+        """Returns queries and keys."""
+        return q, k
 
 
 class RoPE(Module):

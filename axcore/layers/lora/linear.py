@@ -8,11 +8,9 @@ from jaxtyping import Array, Float
 
 from axcore.config import REQUIRED, PositiveInt, config
 from axcore.errors import ConfigError
-from axcore.layers.broadcast import as_row
-from axcore.layers.dropout import Dropout
-from axcore.layers.grouped_rows import GROUP_SIZES, taken_by_rows
-from axcore.layers.linear import Linear
+from axcore.layers.linear import GROUP_SIZES, Linear, as_row, taken_by_rows
 from axcore.layers.lora.magnitude import Magnitude
+from axcore.layers.norm import Dropout
 from axcore.module import ConstantInit, DTypes, Module
 
 ADAPTERS = ("**.lora_down.**", "**.lora_up.**")

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from axcore.config import REQUIRED, PositiveInt, config
-from axcore.layers.grouped_rows import GroupedRows
+from axcore.layers.linear import GroupedRows
 from axcore.module import Module, Param
 
 _SHORTEST = 1e-30

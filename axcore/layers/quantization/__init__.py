@@ -1,13 +1,12 @@
 """Matrix products in INT8 and FP8, and weights that are kept narrow."""
 
-from axcore.layers.quantization.current_scaling import Fp8Current, Int8Dynamic
-from axcore.layers.quantization.delayed_scaling import Fp8Delayed
 from axcore.layers.quantization.frozen_linear import (
     FrozenLinear,
     frozen_state,
     widened,
     widened_state,
 )
+from axcore.layers.quantization.quantized_dot import Fp8Current, Fp8Delayed, Int8Dynamic
 from axcore.layers.quantization.stored_weights import QuantizedLinear, quantize_weights
 
 __all__ = [

@@ -15,10 +15,15 @@ from jaxtyping import Array, Float
 
 from axcore.config import REQUIRED, PositiveInt, Resumable, config, replace_config
 from axcore.errors import ConfigError
-from axcore.layers.broadcast import as_row
-from axcore.layers.dot import Dot, PlainDot
-from axcore.layers.grouped_rows import GROUP_SIZES, GroupedRows, taken_by_rows
-from axcore.layers.linear import Linear
+from axcore.layers.linear import (
+    GROUP_SIZES,
+    Dot,
+    GroupedRows,
+    Linear,
+    PlainDot,
+    as_row,
+    taken_by_rows,
+)
 from axcore.layers.quantization import nf4
 from axcore.module import Initializer, Module, Param, ParamSpec, Remat
 

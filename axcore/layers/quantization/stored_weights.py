@@ -3,7 +3,7 @@
 Letters of shapes: E experts, K input, N output, G groups of K.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import jax
@@ -12,10 +12,17 @@ from jaxtyping import Array, Float
 
 from axcore.config import REQUIRED, PositiveInt, config
 from axcore.errors import ConfigError
-from axcore.layers.broadcast import as_row
-from axcore.layers.dot import over_rows
-from axcore.layers.grouped_rows import GROUP_SIZES, GroupedRows, group_of_rows, taken_by_rows
-from axcore.layers.serving_products import times_narrow
+from axcore.layers.linear import (
+    GROUP_SIZES,
+    PANELS,
+    GroupedRows,
+    as_row,
+    group_of_rows,
+    kept_in_panels,
+    over_rows,
+    taken_by_rows,
+    times_narrow,
+)
 from axcore.module import Module, Param, ParamSpec
 from axcore.ops import (
     Quantization,
@@ -175,3 +182,21 @@ def _quantized_experts(weight: Float[Array, "E K N"], how: WeightFormat, num_gro
 
 _quantize = jax.jit(quantized_weight, static_argnums=(1, 2))
 _quantize_experts = jax.jit(_quantized_experts, static_argnums=(1, 2))
+
+
+FORMS: Mapping[str, Callable[[Any, Array], dict[str, Array]]] = {
+    PANELS: kept_in_panels,
+    VALUES: kept_narrow,
+}
+"""By the name of an array that only layers of one form have."""
+
+
+def kept_weight(specs: Any, weight: Float[Array, "*E K N"]) -> dict[str, Array]:
+    """Returns the arrays that a weight is kept as, by name.
+
+    Args:
+        specs: Those of the layer that keeps it, which has no `weight`.
+        weight: As it was trained.
+    """
+    (form,) = (form for name, form in FORMS.items() if name in specs)
+    return form(specs, weight)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from axcore.config import config
 from axcore.errors import ConfigError
 from axcore.layers import Linear, QuantizedLinear, quantize_weights
-from axcore.layers.grouped_rows import GROUP_SIZES
+from axcore.layers.linear import GROUP_SIZES
 from axcore.layers.quantization.stored_weights import (
     packed_int4,
     quantized_weight,

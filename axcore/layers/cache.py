@@ -1,18 +1,50 @@
-"""State that a layer carries from token to token: what fills a slot `state_cache`.
+"""`KVCacheConfig`: the size of the KV cache of a model that serves.
 
-A recurrent layer asks for the state before a call's tokens, and gives back that after them.
+A config with a method `for_serving(room)` is replaced there by what the method returns.
 """
 
 from typing import Any
 
+import attrs
 import jax.numpy as jnp
 from jaxtyping import Array
 
 from axcore.config import REQUIRED, PositiveInt, config
 from axcore.errors import ModuleError
-from axcore.layers.serving_room import KVCacheConfig
 from axcore.layers.tokens import TokenInfo
 from axcore.module import Module, Param, entry
+
+
+@attrs.frozen(kw_only=True)
+class PagedKVCacheConfig:
+    """A KV cache in pages (vLLM's blocks): each row takes as many as its tokens need.
+
+    Args:
+        num_pages: Pages of each layer's cache.
+        page_size: Tokens of a page.
+    """
+
+    num_pages: int
+    page_size: int
+
+
+@attrs.frozen(kw_only=True)
+class KVCacheConfig:
+    """The size of a KV cache.
+
+    Args:
+        num_rows: Rows that are served at once.
+        capacity: Tokens of a row in caches, including its padding in a call.
+        max_length: Tokens of the longest text.
+        pages: The pages of keys and values; None for one contiguous cache for each row.
+        call_tokens: Tokens of a row that one call has at most.
+    """
+
+    num_rows: int
+    capacity: int
+    max_length: int
+    pages: PagedKVCacheConfig | None = None
+    call_tokens: int = 512
 
 
 class NoStateCache(Module):

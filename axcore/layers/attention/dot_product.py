@@ -5,12 +5,72 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Num
 
+from axcore.config import REQUIRED, PositiveInt, config
 from axcore.errors import ModuleError
-from axcore.layers.attention.cache_parts import check_all_tokens
+from axcore.layers.attention.kv_cache import check_all_tokens
 from axcore.layers.tokens import TokenInfo
+from axcore.module import Module
 from axcore.ops import attention, decode_attention
 
 Window = tuple[int | None, int | None]
+
+
+Heads = Float[Array, "batch time heads head_dim"]
+
+
+class DotProductAttention(Module):
+    """Softmax attention of each query over the keys it may see; the op chooses the kernel.
+
+    Slot protocol: the parent fills `num_heads`. A layer that wraps another core passes more
+    of the op's arguments on to it, as keywords: `self.core(q, k, v, info, sinks_N=...)`.
+    """
+
+    @config
+    class Config(Module.Config["DotProductAttention"]):
+        """Describes which keys a query sees and how they are weighed.
+
+        Args:
+            num_heads: Number of query heads.
+            is_causal: Whether a query sees no later keys.
+            window: Number of keys a query sees to its left and right, itself not counted; None on
+                a side is no limit.
+            scale: Factor on the products; by default `1 / sqrt(head_dim)`.
+            soft_cap: Caps logits smoothly at this value.
+        """
+
+        num_heads: PositiveInt = REQUIRED
+        is_causal: bool = True
+        window: tuple[int | None, int | None] | None = None
+        scale: float | None = None
+        soft_cap: float | None = None
+
+        @property
+        def num_visible(self) -> int | None:
+            """How many tokens a token sees at most, itself counted; None where all."""
+            left = self.window[0] if self.window else None
+            return None if left is None else left + 1
+
+    def forward(
+        self,
+        q: Heads,
+        k: Num[Array, "rows keys kv_heads head_dim"],
+        v: Num[Array, "rows keys kv_heads value_dim"],
+        info: TokenInfo,
+        **options: Any,
+    ) -> Float[Array, "batch time heads value_dim"]:
+        """Returns each query's weighted mean of values; tokens of other documents are not seen."""
+        cfg = self.config
+        return attend(
+            q,
+            k,
+            v,
+            info,
+            causal=cfg.is_causal,
+            window=cfg.window,
+            scale=cfg.scale,
+            soft_cap=cfg.soft_cap,
+            **options,
+        )
 
 
 def attend(

@@ -1,11 +1,49 @@
-"""`SlidingCaches`: where attention has a window, a serving model keeps no more than the window."""
+"""`HalfCaches`: a serving model keeps keys and values in 16 bits."""
 
-from typing import Any
+from typing import Any, Literal
 
 from axcore.config import PositiveInt, config, evolve, find_config, replace_config
 from axcore.errors import ConfigError
-from axcore.layers import NoCache, SlidingCache
+from axcore.layers import HalfStore, KeyStore, NoCache, QuantizedStore, SlidingCache
 from axcore.plugins import Hardware
+
+
+@config
+class HalfCaches:
+    """Keeps keys and values of every attention in `dtype`, whatever computes them and keeps them.
+
+    Args:
+        dtype: Of what is kept; see `HalfStore`.
+    """
+
+    dtype: Literal["float16", "bfloat16"] = "float16"
+
+    def apply(self, cfg: Any, hardware: Hardware) -> Any:
+        """Returns `cfg` with narrower stores where a model serves; training is as it was.
+
+        Raises:
+            ConfigError: Nothing keeps keys and values as they are.
+        """
+        return replace_config(cfg, KeyStore, HalfStore.Config(dtype=self.dtype))
+
+
+@config
+class QuantizedCaches:
+    """Keeps keys and values of every attention in `dtype`, whatever cache holds them.
+
+    Args:
+        dtype: Of what is kept.
+    """
+
+    dtype: Literal["int8", "float8_e4m3fn"] = "int8"
+
+    def apply(self, cfg: Any, hardware: Hardware) -> Any:
+        """Returns `cfg` with other stores where a model serves; training is as it was.
+
+        Raises:
+            ConfigError: Nothing keeps keys and values as they are.
+        """
+        return replace_config(cfg, KeyStore, QuantizedStore.Config(dtype=self.dtype))
 
 
 @config
