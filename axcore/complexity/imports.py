@@ -43,8 +43,7 @@ def modules_that_import(implementation: Iterable[str]) -> tuple[str, ...]:
         module
         for package in sorted(filter(None, map(_folder, packages)))
         for module, file in _modules(package)
-        if module not in own and not _may_name_features(module)
-        if own & (_imported(file) | _mentioned(module, file, own))
+        if module not in own and not _may_name_features(module) and _knows(module, file, own)
     )
 
 
@@ -60,18 +59,16 @@ def _definitions(file: Path) -> dict[str, ast.stmt]:
     return {node.name: node for node in body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
 
 
-def _mentioned(module: str, file: Path, own: frozenset[str]) -> set[str]:
-    """Returns what a module owns as `module:Name` and mentions in its other definitions."""
-    names = {one.partition(":")[2] for one in own if one.startswith(f"{module}:")}
-    if not names:
-        return set()
-    return {
-        f"{module}:{node.id}"
-        for name, definition in _definitions(file).items()
-        if name not in names
-        for node in ast.walk(definition)
-        if isinstance(node, ast.Name) and node.id in names
-    }
+def _knows(module: str, file: Path, own: frozenset[str]) -> bool:
+    """Returns whether a module uses what a feature owns, in what the feature does not own of it."""
+    parts = {one.partition(":")[2] for one in own if one.startswith(f"{module}:")}
+    if not parts:
+        return bool(own & _imported(file))
+    names = {one.partition(":")[2] for one in own} - {""}
+    others = (node for name, node in _definitions(file).items() if name not in parts)
+    return any(
+        isinstance(node, ast.Name) and node.id in names for one in others for node in ast.walk(one)
+    )
 
 
 @functools.cache

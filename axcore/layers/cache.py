@@ -1,6 +1,8 @@
-"""`KVCacheConfig`: the size of the KV cache of a model that serves.
+"""The size of caches, and the cache of the state that a recurrent layer carries from token to token.
 
-A config with a method `for_serving(room)` is replaced there by what the method returns.
+A config with a method `for_serving(room)` is replaced there by what the method returns. A recurrent
+layer has a slot `state_cache`: it asks for the state before a call's tokens, and gives back the
+state after them.
 """
 
 from typing import Any

@@ -1,7 +1,8 @@
-"""Arrays of a flax module as parameters and buffers of an axcore module.
+"""Modules of flax as layers: `LinenModule` and `NNXModule`.
 
-They have a path, a key folded from it, and a place in checkpoints and shardings. The name of each
-is its path in flax, `Dense_0/kernel`.
+Their arrays are parameters and buffers of an axcore module: they have a path, a key folded from it,
+and a place in checkpoints and shardings. The name of each is its path in flax, `Dense_0/kernel`.
+flax is imported where a module is built.
 """
 
 from collections.abc import Mapping

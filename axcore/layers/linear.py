@@ -1,6 +1,8 @@
-"""`Dot`: the product inside of every linear layer, as a part that can be replaced.
+"""Linear layers: the product (`Dot`), `Linear`, and `PanelLinear`, whose weight is laid out for CPUs.
 
 Another precision is another config in a layer's `dot` field; the layer does not know.
+
+Letters of shapes: K input, N output, G groups of K, P panels of C columns.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Normalisation over the last dimension, computed in float32."""
+"""Norms, dropout, and the residual connections that are made of them."""
 
 from collections.abc import Callable
 

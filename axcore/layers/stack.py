@@ -1,7 +1,9 @@
-"""Layers one after the other: `Stack`, unrolled, and `ScannedLayers`, under a scan.
+"""Layers one after the other: `Stack`, unrolled, `ScannedLayers`, under a scan, and `Sequence`.
 
-Both give equal numbers from equal keys. A stack compiles in time proportional to its layers and may
-hold a different config in each; a scan compiles once for all.
+The first two give equal numbers from equal keys. A stack compiles in time proportional to its
+layers; a scan compiles once for all. A `Sequence` holds a different config in each place. It is a
+layer itself, so it is the unit that a `ScannedLayers` scans where layers alternate, and it is a
+stack, so it holds other stacks where a model begins or ends differently.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""Activation functions by name."""
+"""`TransformerLayer`, and the feed-forward layers in it: gated and plain."""
 
 from collections.abc import Callable
 from typing import Literal

@@ -1,4 +1,4 @@
-"""`HalfCaches`: a serving model keeps keys and values in 16 bits."""
+"""Modifiers of KV caches: a serving model keeps keys and values in fewer bits, or fewer of them."""
 
 from typing import Any, Literal
 

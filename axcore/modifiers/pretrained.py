@@ -1,4 +1,4 @@
-"""`FirstWeights`: what modifiers have in common that begin a run with weights from elsewhere."""
+"""Modifiers that begin a run with weights from elsewhere."""
 
 from typing import Any, ClassVar
 

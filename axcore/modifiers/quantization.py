@@ -1,4 +1,4 @@
-"""`with_dot`: a config with another kind of matrix product in its linear layers."""
+"""Modifiers of precision: products, weights and the optimizer's state in fewer bits."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, Literal

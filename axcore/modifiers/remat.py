@@ -1,4 +1,8 @@
-"""`RematModifier`: chooses what the backward pass of every layer keeps of its forward pass."""
+"""`RematModifier`: what the backward pass of every layer keeps of its forward pass, by preset.
+
+The layers give their larger values names, as ops do with their residuals; a `Remat` config says by
+name what becomes of them. What is not kept is computed again from what the layer was given.
+"""
 
 from collections.abc import Mapping
 from typing import Any

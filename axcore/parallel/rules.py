@@ -1,4 +1,4 @@
-"""Logical-axis rules: which mesh axes each named dimension is split over.
+"""Logical-axis rules: which mesh axes each named dimension is split over, and what that comes to.
 
 Layers name dimensions (`embed`, `mlp`, `heads`), never mesh axes. One table serves parameters and
 one activations; a mesh rule may change them.

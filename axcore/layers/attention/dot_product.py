@@ -1,4 +1,4 @@
-"""`attend`: the attention op over a call's own tokens, or over those that a cache kept."""
+"""`DotProductAttention`: the attention op over a call's own tokens, or over those in a KV cache."""
 
 from typing import Any
 

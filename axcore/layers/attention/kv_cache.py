@@ -1,6 +1,12 @@
-"""`ContiguousCache`: room for the tokens of each row, one after the other.
+"""KV caches: what fills the slot `kv_cache` of attention.
 
-Letters of shapes: R rows that there is room for, S tokens of each, K key heads.
+A cache is called with the keys and values of new tokens, after positions. It returns those that
+the core attends over, and the info by which the core reads them: as they come where nothing is
+kept, all that was kept where a model serves. Info without a page table says that each row has
+keys of its own, the one at position `p` in place `p`; with one, that keys are pages.
+
+Letters of shapes: R rows, S tokens of each, M pages, C tokens of a page, K key heads, T tokens of a
+row in a call.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""`KeyStore`: the arrays in which a cache keeps keys and values, and how they are written.
+"""The arrays in which a KV cache keeps keys and values, and how they are written.
 
 A cache decides which row and place a token has; the store, in which form it is kept there. Where
 that is not the form that keys are computed in, the info that it returns says how to read it.

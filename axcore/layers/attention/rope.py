@@ -1,4 +1,4 @@
-"""Positions for attention: what a position layer is called with, and the one that gives none.
+"""Positions for attention: `RoPE`, rotary positions, and `NoPosition`.
 
 A position layer is called with queries, keys and positions, and returns queries and keys.
 """

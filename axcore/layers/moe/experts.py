@@ -1,4 +1,11 @@
-"""`Experts`: how tokens get to their experts and back; abstract."""
+"""`MoE`, a mixture of experts in the place of one feed-forward, and ways to run the experts.
+
+`Dropless` sends every token to every expert that it chose, by grouped matrix products.
+`CapacityLimited` gives every expert room for so many tokens of a row, and drops the rest.
+
+Letters: B batch, T time, N = B T tokens, K choices of a token, R = N K rows, E experts, C capacity,
+D width.
+"""
 
 import math
 from collections.abc import Iterator

@@ -1,4 +1,7 @@
-"""`Router`: which experts each token goes to, and what keeps them evenly loaded."""
+"""`Router`: which experts each token goes to, and what keeps them evenly loaded.
+
+Letters: B batch, T time, E experts, G groups of experts, K choices of a token.
+"""
 
 from typing import Literal, NamedTuple
 

@@ -1,9 +1,15 @@
-"""Rows in another order, such that neither the way there nor its gradient scatters anything.
+"""Tokens sorted by expert on one device, and sent to the devices that hold their experts.
 
-A row is a choice of a token: row r is choice r % K of token r // K. What tokens get back is laid
-out choice by choice: split so, rows of whole tokens stay where they are in a chip's memory.
+Neither the way there nor its gradient scatters anything. A row is a choice of a token: row r is
+choice r % K of token r // K. What tokens get back is laid out choice by choice: split so, rows of
+whole tokens stay where they are in a chip's memory.
 
-Letters: N tokens, K choices of a token, R = N K rows, S places, D width, E experts.
+Between devices rows go by all-to-all: every device sends every other one a block of equal size,
+whatever the load; what is not needed of a block stays zero, and rows for which it has no room stay
+behind. A block that would hold all rows of a device loses none.
+
+Letters: N tokens, K choices of a token, R = N K rows of this device, S places, D width, E experts;
+P devices, L experts of a device, B rows of a block, S = P B where blocks arrive.
 """
 
 import math

@@ -1,6 +1,7 @@
-"""Products of narrow operands that are scaled by what they hold themselves, in int8 and float8.
+"""Products in int8 and float8, for training: they go into the `dot` of a linear layer.
 
-They go into the `dot` of a linear layer: one by one, or all by a modifier.
+`Int8Dynamic` and `Fp8Current` scale operands by what they hold now, `Fp8Delayed` by what earlier
+steps held, so that nothing waits for a maximum.
 """
 
 import jax.numpy as jnp

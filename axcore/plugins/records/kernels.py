@@ -1,4 +1,4 @@
-"""`Kernel`: the record of a kernel."""
+"""Records of ops, of the kernels that implement them, and of low-precision schemes."""
 
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
@@ -19,6 +19,34 @@ from axcore.registration.validators import (
     one_of,
     tuple_of,
 )
+
+
+@record(hook="ops")
+@attrs.frozen(kw_only=True)
+class Op(Record):
+    """An operation that layers ask for, and that kernels implement.
+
+    Args:
+        name: As kernels name it.
+        fn: The function that layers call.
+        summary: One line.
+        contract: The `axcore.testing.OpContract` by which suites prove its kernels right.
+        arg_spec: `() -> Call`: what models typically ask of it, for `axcore kernels`.
+
+    Example:
+        @hook.ops
+        def ops():
+            yield Op(name="fft", fn=Ref("axl_acme.fft:fft"), summary="Fourier transform")
+    """
+
+    kind: ClassVar[str] = "op"
+
+    name: str = attrs.field(validator=a_name)
+    fn: Ref = attrs.field(validator=of_type(Ref))
+    summary: str = attrs.field(validator=of_type(str))
+    contract: Ref | None = attrs.field(default=None, validator=of_type(Ref, type(None)))
+    arg_spec: Ref | None = attrs.field(default=None, validator=of_type(Ref, type(None)))
+
 
 BANDS: Mapping[int, str] = {
     0: "reference",
@@ -141,6 +169,47 @@ class Kernel(Record):
 
     def unsupported_hardware_reason(self, hardware: Hardware) -> str | None:
         """Returns None where the kernel is meant for `hardware`, else the reason why it is not.
+
+        Raises:
+            PluginError: The predicate returned neither None nor a reason. What it raises itself
+                gains a note.
+        """
+        return predicate_reason(self, self.requires, hardware)
+
+
+@record(hook="quantization_schemes")
+@attrs.frozen(kw_only=True)
+class QuantizationScheme(Record):
+    """A scheme that every product of a model can be switched to: `axcore train tiny --modify NAME`.
+
+    A run whose config holds the scheme is refused on hardware that `requires` refuses, unless the
+    config pins the kernel of `op` itself.
+
+    Args:
+        name: As a user asks for it.
+        config: The Config class of a subclass of `axcore.layers.Dot`, with `grouped` for experts.
+        requires: From hardware to None, or why not there. Anywhere where not given.
+        op: The op that computes its products.
+        summary: One line.
+
+    Example:
+        @hook.quantization_schemes
+        def quantization_schemes():
+            yield QuantizationScheme(name="acme_int4", config=Ref("axl_acme.int4:Int4.Config"),
+                                     requires=requires(family="acme"),
+                                     summary="int4 with scales per block")
+    """
+
+    kind: ClassVar[str] = "quantization scheme"
+
+    name: str = attrs.field(validator=a_name)
+    config: Ref = attrs.field(validator=of_type(Ref))
+    requires: Predicate = attrs.field(default=requires(), validator=a_callable)
+    op: str = attrs.field(default="quantized_dot", validator=a_name)
+    summary: str = attrs.field(validator=of_type(str))
+
+    def unsupported_hardware_reason(self, hardware: Hardware) -> str | None:
+        """Returns None where the scheme can run on `hardware`, else the reason why it cannot.
 
         Raises:
             PluginError: The predicate returned neither None nor a reason. What it raises itself
