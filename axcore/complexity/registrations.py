@@ -74,13 +74,13 @@ def features() -> Iterator[Feature]:
     yield _feature(
         "half_cache",
         "Serving keeps keys and values in float16",
-        ("axcore.layers.attention.kv_store:HalfStore", "axcore.modifiers.kv_cache"),
+        ("axcore.layers.attention.kv_store:HalfPrecisionKVStore", "axcore.modifiers.kv_cache"),
         variant_of="kv_cache",
     )
     yield _feature(
         "quantized_cache",
         "Serving keeps keys and values in int8",
-        ("axcore.layers.attention.kv_store:QuantizedStore", "axcore.modifiers.kv_cache"),
+        ("axcore.layers.attention.kv_store:QuantizedKVStore", "axcore.modifiers.kv_cache"),
         variant_of="kv_cache",
     )
 

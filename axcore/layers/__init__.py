@@ -8,7 +8,7 @@ from axcore.layers.attention.kv_cache import (
     PagedCache,
     SlidingCache,
 )
-from axcore.layers.attention.kv_store import HalfStore, KeyStore, QuantizedStore
+from axcore.layers.attention.kv_store import HalfPrecisionKVStore, KVStore, QuantizedKVStore
 from axcore.layers.attention.rope import NoPosition, RoPE, rope_frequencies, rotate
 from axcore.layers.attention.self_attention import (
     ATTENTION_KEY,
@@ -74,10 +74,10 @@ __all__ = [
     "FrozenLinear",
     "GappedCache",
     "GroupLimit",
-    "HalfStore",
+    "HalfPrecisionKVStore",
     "Int8Dynamic",
     "KVCacheConfig",
-    "KeyStore",
+    "KVStore",
     "LayerNorm",
     "Linear",
     "LoRALinear",
@@ -94,7 +94,7 @@ __all__ = [
     "PostNorm",
     "PreNorm",
     "QuantizedLinear",
-    "QuantizedStore",
+    "QuantizedKVStore",
     "RMSNorm",
     "Residual",
     "RoPE",

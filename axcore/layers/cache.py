@@ -1,4 +1,4 @@
-"""The size of caches, and the cache of the state that a recurrent layer carries from token to token.
+"""The size of caches, and the cache of the state that a recurrent layer carries along.
 
 A config with a method `for_serving(room)` is replaced there by what the method returns. A recurrent
 layer has a slot `state_cache`: it asks for the state before a call's tokens, and gives back the

@@ -1,4 +1,4 @@
-"""Linear layers: the product (`Dot`), `Linear`, and `PanelLinear`, whose weight is laid out for CPUs.
+"""Linear layers: the product (`Dot`), `Linear`, and `PanelLinear`, laid out for CPUs.
 
 Another precision is another config in a layer's `dot` field; the layer does not know.
 

@@ -6,7 +6,7 @@ instead, as users write it: `MeshRule(..., modifiers=("remat(policy=minimal)",))
 
 from axcore.modifiers.adapter_room import AdapterRoom
 from axcore.modifiers.edits import Chain, Kernels, Named, ReplaceConfig, UpdateConfig
-from axcore.modifiers.kv_cache import HalfCaches, QuantizedCaches, SlidingCaches
+from axcore.modifiers.kv_cache import KVCache
 from axcore.modifiers.layout import Accumulate, MeshShape, MicroBatches, Pipelined, Shard, Zero2
 from axcore.modifiers.lora import LoRA
 from axcore.modifiers.named import apply_modifier, find_change, with_changes
@@ -31,8 +31,8 @@ __all__ = [
     "AdapterRoom",
     "Chain",
     "Fp8Training",
-    "HalfCaches",
     "Int8Training",
+    "KVCache",
     "Kernels",
     "LoRA",
     "LowPrecisionOptimizer",
@@ -42,12 +42,10 @@ __all__ = [
     "Pipelined",
     "Pretrained",
     "QuantizedBase",
-    "QuantizedCaches",
     "QuantizedWeights",
     "RematModifier",
     "ReplaceConfig",
     "Shard",
-    "SlidingCaches",
     "UpdateConfig",
     "Zero2",
     "apply_modifier",

@@ -1,82 +1,74 @@
-"""Modifiers of KV caches: a serving model keeps keys and values in fewer bits, or fewer of them."""
+"""`KVCache`: how a serving model keeps keys and values, in fewer bits or no more than a window."""
 
 from typing import Any, Literal
 
 from axcore.config import PositiveInt, config, evolve, find_config, replace_config
 from axcore.errors import ConfigError
-from axcore.layers import HalfStore, KeyStore, NoCache, QuantizedStore, SlidingCache
+from axcore.layers import (
+    HalfPrecisionKVStore,
+    KVStore,
+    NoCache,
+    QuantizedKVStore,
+    SlidingCache,
+)
 from axcore.plugins import Hardware
 
 
 @config
-class HalfCaches:
-    """Keeps keys and values of every attention in `dtype`, whatever computes them and keeps them.
+class KVCache:
+    """Chooses the dtype and the layout of the KV cache of every attention, where a model serves.
 
     Args:
-        dtype: Of what is kept; see `HalfStore`.
+        dtype: Of keys and values: 16 bits (see `HalfPrecisionKVStore`) or 8 bits with scales (see
+            `QuantizedKVStore`), whatever computes them; None keeps the dtype that they are computed
+            in.
+        layout: "sliding" gives every attention whose core has a window a ring of its last tokens,
+            whose core's config says so by `window_size`; None is one contiguous cache a row, or
+            pages where an engine has pages.
+        page_size: Tokens of a page of those rings.
     """
 
-    dtype: Literal["float16", "bfloat16"] = "float16"
-
-    def apply(self, cfg: Any, hardware: Hardware) -> Any:
-        """Returns `cfg` with narrower stores where a model serves; training is as it was.
-
-        Raises:
-            ConfigError: Nothing keeps keys and values as they are.
-        """
-        return replace_config(cfg, KeyStore, HalfStore.Config(dtype=self.dtype))
-
-
-@config
-class QuantizedCaches:
-    """Keeps keys and values of every attention in `dtype`, whatever cache holds them.
-
-    Args:
-        dtype: Of what is kept.
-    """
-
-    dtype: Literal["int8", "float8_e4m3fn"] = "int8"
-
-    def apply(self, cfg: Any, hardware: Hardware) -> Any:
-        """Returns `cfg` with other stores where a model serves; training is as it was.
-
-        Raises:
-            ConfigError: Nothing keeps keys and values as they are.
-        """
-        return replace_config(cfg, KeyStore, QuantizedStore.Config(dtype=self.dtype))
-
-
-@config
-class SlidingCaches:
-    """Gives every attention whose core has a window a ring of its last tokens.
-
-    A core's config says so by `num_visible`: how many tokens a token sees, itself counted.
-
-    Args:
-        page_size: Tokens of a page of the rings.
-    """
-
+    dtype: Literal["float16", "bfloat16", "int8", "float8_e4m3fn"] | None = None
+    layout: Literal["sliding"] | None = None
     page_size: PositiveInt = 16
 
     def apply(self, cfg: Any, hardware: Hardware) -> Any:
         """Returns `cfg` with other caches where a model serves; training is as it was.
 
         Raises:
-            ConfigError: No attention has a window.
+            ConfigError: Neither is chosen, no attention has a window, or no cache keeps keys and
+                values in the dtype that they are computed in.
         """
-        if not find_config(cfg, has_window):
+        if self.dtype is None and self.layout is None:
+            raise ConfigError(
+                "kv_cache has neither a dtype nor a layout, so it changes nothing",
+                where="KVCache",
+                hint="write kv_cache(dtype=int8), or kv_cache(layout=sliding)",
+            )
+        if self.layout == "sliding":
+            cfg = self._with_rings(cfg)
+        if self.dtype in ("float16", "bfloat16"):
+            cfg = replace_config(cfg, KVStore, HalfPrecisionKVStore.Config(dtype=self.dtype))
+        elif self.dtype is not None:
+            cfg = replace_config(cfg, KVStore, QuantizedKVStore.Config(dtype=self.dtype))
+        return cfg
+
+    def _with_rings(self, cfg: Any) -> Any:
+        if not find_config(cfg, _has_window):
             raise ConfigError(
                 "no attention that keeps its own keys has a window, so no ring keeps less than all",
-                hint="leave sliding_cache out, or use quantized_cache",
+                where="KVCache.layout",
+                hint="leave layout=sliding out, or use kv_cache(dtype=int8)",
             )
-        return replace_config(cfg, has_window, self._with_ring)
+        return replace_config(cfg, _has_window, self._with_ring)
 
     def _with_ring(self, attention: Any) -> Any:
+        # Cores may be nested, and each may hide keys: the narrowest window is what is seen.
         layout = SlidingCache.Config(window=min(_windows(attention)), page_size=self.page_size)
         return replace_config(attention, NoCache, lambda cache: evolve(cache, layout=layout))
 
 
-def has_window(node: Any) -> bool:
+def _has_window(node: Any) -> bool:
     """Whether a config is of attention that keeps nothing of its own yet, with a window."""
     cache = getattr(node, "kv_cache", None)
     is_free = isinstance(cache, NoCache.Config) and cache.layout is None
@@ -84,5 +76,5 @@ def has_window(node: Any) -> bool:
 
 
 def _windows(attention: Any) -> list[int]:
-    found = find_config(attention.core, lambda node: hasattr(node, "num_visible"))
-    return [one.node.num_visible for one in found if one.node.num_visible is not None]
+    found = find_config(attention.core, lambda node: hasattr(node, "window_size"))
+    return [one.node.window_size for one in found if one.node.window_size is not None]

@@ -20,9 +20,9 @@ from axcore.complexity.family import LARGEST, model_family
 from axcore.complexity.imports import modules_that_import
 from axcore.config import config, digest, replace_config
 from axcore.errors import ComplexityError
-from axcore.layers import LayerNorm, PreNorm, QuantizedStore, RoPE
+from axcore.layers import LayerNorm, PreNorm, QuantizedKVStore, RoPE
 from axcore.models import TiedHead, UntiedHead
-from axcore.modifiers import Int8Training, QuantizedCaches
+from axcore.modifiers import Int8Training, KVCache
 from axcore.plugins import Feature, Hardware, Ref, plugin_host
 
 CPU = Hardware.parse("cpu-1")
@@ -167,10 +167,10 @@ def test_every_module_of_a_kind_must_run():
 @pytest.mark.slow
 def test_what_only_serves_must_be_in_what_is_served():
     plain = first_model()
-    trace = trace_model(QuantizedCaches().apply(plain, CPU), CPU)
-    assert serves(QuantizedStore)(trace) is None
-    assert "has no QuantizedStore" in runs(QuantizedStore)(trace), "training keeps nothing"
-    assert "has no QuantizedStore" in serves(QuantizedStore)(trace_model(plain, CPU))
+    trace = trace_model(KVCache(dtype="int8").apply(plain, CPU), CPU)
+    assert serves(QuantizedKVStore)(trace) is None
+    assert "has no QuantizedKVStore" in runs(QuantizedKVStore)(trace), "training keeps nothing"
+    assert "has no QuantizedKVStore" in serves(QuantizedKVStore)(trace_model(plain, CPU))
 
 
 def test_another_kernel_than_the_wanted_is_named():

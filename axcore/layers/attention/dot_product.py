@@ -45,7 +45,7 @@ class DotProductAttention(Module):
         soft_cap: float | None = None
 
         @property
-        def num_visible(self) -> int | None:
+        def window_size(self) -> int | None:
             """How many tokens a token sees at most, itself counted; None where all."""
             left = self.window[0] if self.window else None
             return None if left is None else left + 1

@@ -18,7 +18,7 @@ from jaxtyping import Array, Bool, Int
 
 from axcore.config import REQUIRED, PositiveInt, config, evolve
 from axcore.errors import ModuleError
-from axcore.layers.attention.kv_store import Keys, KeyStore, Places, Values
+from axcore.layers.attention.kv_store import Keys, KVStore, Places, Values
 from axcore.layers.cache import KVCacheConfig
 from axcore.layers.tokens import TokenInfo
 from axcore.module import Module
@@ -53,7 +53,7 @@ class ContiguousCache(Module):
         num_kv_heads: PositiveInt = REQUIRED
         head_dim: PositiveInt = REQUIRED
         value_dim: PositiveInt | None = REQUIRED
-        store: Module.Config = KeyStore.Config()
+        store: Module.Config = KVStore.Config()
         num_rows: PositiveInt = REQUIRED
         capacity: PositiveInt = REQUIRED
 
@@ -122,7 +122,7 @@ class PagedCache(Module):
         num_kv_heads: PositiveInt = REQUIRED
         head_dim: PositiveInt = REQUIRED
         value_dim: PositiveInt | None = REQUIRED
-        store: Module.Config = KeyStore.Config()
+        store: Module.Config = KVStore.Config()
         num_pages: PositiveInt = REQUIRED
         page_size: PositiveInt = REQUIRED
         row_axis: str | None = None
@@ -179,7 +179,7 @@ class NoCache(Module):
         head_dim: PositiveInt = REQUIRED
         value_dim: PositiveInt | None = REQUIRED
         layout: Module.Config | None = None
-        store: Module.Config = KeyStore.Config()
+        store: Module.Config = KVStore.Config()
 
         def for_serving(self, room: KVCacheConfig) -> Module.Config:
             """Returns what keeps them."""
@@ -236,7 +236,7 @@ class SlidingCache(Module):
         num_kv_heads: PositiveInt = REQUIRED
         head_dim: PositiveInt = REQUIRED
         value_dim: PositiveInt | None = REQUIRED
-        store: Module.Config = KeyStore.Config()
+        store: Module.Config = KVStore.Config()
         window: PositiveInt = REQUIRED
         page_size: PositiveInt = 16
         num_rows: PositiveInt = REQUIRED
@@ -313,7 +313,7 @@ class GappedCache(Module):
         num_kv_heads: PositiveInt = REQUIRED
         head_dim: PositiveInt = REQUIRED
         value_dim: PositiveInt | None = REQUIRED
-        store: Module.Config = KeyStore.Config()
+        store: Module.Config = KVStore.Config()
         cache: Module.Config = REQUIRED
 
         def in_room(self, room: KVCacheConfig) -> "GappedCache.Config":

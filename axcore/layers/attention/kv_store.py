@@ -32,15 +32,15 @@ class Places(NamedTuple):
     places: Int[Array, "batch time"]
 
 
-class KeyStore(Module):
+class KVStore(Module):
     """Keeps keys and values as they are, in the dtype that they are computed in.
 
     Slot protocol: the parent fills all fields.
     """
 
     @config
-    class Config(Module.Config["KeyStore"]):
-        """Describes a `KeyStore`.
+    class Config(Module.Config["KVStore"]):
+        """Describes a `KVStore`.
 
         Args:
             num_rows: Rows, or pages.
@@ -101,7 +101,7 @@ def with_new(held: Array, new: Array, places: Places) -> Array:
     return kept
 
 
-class HalfStore(KeyStore):
+class HalfPrecisionKVStore(KVStore):
     """Keeps keys and values in 16 bits; the op that reads them widens them.
 
     `float16` keeps a number to within 1/2048 of itself, and makes one beyond 65504 infinite;
@@ -109,8 +109,8 @@ class HalfStore(KeyStore):
     """
 
     @config
-    class Config(KeyStore.Config):
-        """Describes a `HalfStore`; the fields of `KeyStore` besides.
+    class Config(KVStore.Config):
+        """Describes a `HalfPrecisionKVStore`; the fields of `KVStore` besides.
 
         Args:
             dtype: Of what is kept.
@@ -125,7 +125,7 @@ class HalfStore(KeyStore):
             self.values = key_room(cfg, (cfg.value_dim,), cfg.dtype)
 
 
-class QuantizedStore(Module):
+class QuantizedKVStore(Module):
     """Keeps keys and values in 8 bits; the op that reads them multiplies them by their scales.
 
     A number of a head whose largest magnitude is `m` is kept to within `m / 254` in int8, and in
@@ -136,8 +136,8 @@ class QuantizedStore(Module):
     """
 
     @config
-    class Config(Module.Config["QuantizedStore"]):
-        """Describes a `QuantizedStore`.
+    class Config(Module.Config["QuantizedKVStore"]):
+        """Describes a `QuantizedKVStore`.
 
         Args:
             num_rows: Rows, or pages.

@@ -36,7 +36,7 @@ class SlidingWindowAttention(Module):
         soft_cap: float | None = None
 
         @property
-        def num_visible(self) -> int:
+        def window_size(self) -> int:
             """How many tokens a token sees at most, itself counted."""
             return self.window
 
