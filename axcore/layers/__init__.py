@@ -19,7 +19,7 @@ from axcore.layers.attention.self_attention import (
 )
 from axcore.layers.cache import KVCacheConfig, NoStateCache, PagedKVCacheConfig, StateCache
 from axcore.layers.embedding import Embedding
-from axcore.layers.linear import Dot, Linear, PanelLinear, PlainDot, products_by_op
+from axcore.layers.linear import Dot, Linear, PackedLinear, PlainDot, products_by_op
 from axcore.layers.lora.adapters import (
     adapters_of,
     merge_adapters,
@@ -36,8 +36,8 @@ from axcore.layers.pipeline import Pipeline
 from axcore.layers.quantization.frozen_linear import (
     FrozenLinear,
     frozen_state,
-    widened,
-    widened_state,
+    full_precision_state,
+    with_full_precision_weights,
 )
 from axcore.layers.quantization.quantized_dot import Fp8Current, Fp8Delayed, Int8Dynamic
 from axcore.layers.quantization.stored_weights import QuantizedLinear, quantize_weights
@@ -85,16 +85,16 @@ __all__ = [
     "NoCache",
     "NoPosition",
     "NoStateCache",
+    "PackedLinear",
     "PagedCache",
     "PagedKVCacheConfig",
-    "PanelLinear",
     "Pipeline",
     "PlainDot",
     "PlainFeedForward",
     "PostNorm",
     "PreNorm",
-    "QuantizedLinear",
     "QuantizedKVStore",
+    "QuantizedLinear",
     "RMSNorm",
     "Residual",
     "RoPE",
@@ -113,6 +113,7 @@ __all__ = [
     "attend",
     "continued_rows",
     "frozen_state",
+    "full_precision_state",
     "merge_adapters",
     "new_adapters",
     "packed_rows",
@@ -123,9 +124,8 @@ __all__ = [
     "shard",
     "using_adapters",
     "whole_rows",
-    "widened",
-    "widened_state",
     "with_adapter",
     "with_adapters",
+    "with_full_precision_weights",
     "without_lora",
 ]

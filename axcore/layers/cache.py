@@ -57,17 +57,17 @@ class NoStateCache(Module):
 
     @config
     class Config(Module.Config["NoStateCache"]):
-        """Describes a `NoStateCache`."""
+        """The config of a `NoStateCache`."""
 
         shape: tuple[int, ...] = REQUIRED
 
         def for_serving(self, room: KVCacheConfig) -> "StateCache.Config":
-            """Returns what keeps it."""
+            """Return what keeps it."""
             return StateCache.Config(shape=self.shape, num_rows=room.num_rows, dtypes=self.dtypes)
 
     @entry
     def before(self, info: TokenInfo, dtype: Any) -> Array:
-        """Returns zeros, `[batch, *shape]`.
+        """Return zeros, `[batch, *shape]`.
 
         Raises:
             ModuleError: The call continues earlier tokens, of which nothing was kept.
@@ -81,7 +81,7 @@ class NoStateCache(Module):
 
     @entry
     def after(self, state: Array, info: TokenInfo) -> None:
-        """Keeps nothing."""
+        """Keep nothing."""
 
 
 class StateCache(Module):
@@ -92,7 +92,7 @@ class StateCache(Module):
 
     @config
     class Config(Module.Config["StateCache"]):
-        """Describes a `StateCache`.
+        """The config of a `StateCache`.
 
         Args:
             shape: Of a row's state.
@@ -103,7 +103,7 @@ class StateCache(Module):
         num_rows: PositiveInt = REQUIRED
 
     def setup(self, cfg: Config) -> None:
-        """Declares the room, in float32."""
+        """Declare the room, in float32."""
         self.state = Param(
             (cfg.num_rows, *cfg.shape),
             axes=("batch", *(None for _ in cfg.shape)),
@@ -114,7 +114,7 @@ class StateCache(Module):
 
     @entry
     def before(self, info: TokenInfo, dtype: Any) -> Array:
-        """Returns the state of each row, zeros of one that begins: `[batch, *shape]`.
+        """Return the state of each row, zeros of one that begins: `[batch, *shape]`.
 
         Raises:
             ModuleError: The call does not say how many tokens each row has.
@@ -132,7 +132,7 @@ class StateCache(Module):
 
     @entry
     def after(self, state: Array, info: TokenInfo) -> None:
-        """Keeps the state of each row for the next call."""
+        """Keep the state of each row for the next call."""
         state = state.astype(self.state.dtype)
         if info.slots is not None:
             at = self.state.at[info.slots]

@@ -60,18 +60,18 @@ class FlaxArrays:
             setattr(module, leaf.name, param)
 
     def read(self, module: Module) -> dict[FlaxPath, Any]:
-        """Returns the arrays, while the module is at work."""
+        """Return the arrays, while the module is at work."""
         return {path: getattr(module, leaf.name) for path, leaf in self.leaves.items()}
 
     def update(self, module: Module, new: Mapping[FlaxPath, Any]) -> None:
-        """Sets the next values of the buffers."""
+        """Set the next values of the buffers."""
         for path, leaf in self.leaves.items():
             if leaf.is_buffer and path in new:
                 module.update(leaf.name, new[path])
 
 
 def sized(call: Any, arguments: tuple[str, ...], dim: int) -> Any:
-    """Returns the call with `dim` as each of the named arguments.
+    """Return the call with `dim` as each of the named arguments.
 
     Raises:
         ConfigError: It is no config of a call.
@@ -87,7 +87,7 @@ def sized(call: Any, arguments: tuple[str, ...], dim: int) -> Any:
 def leaf_of(
     abstract: Any, *, name: str, init: Initializer, is_buffer: bool, axes: Any = None
 ) -> Leaf:
-    """Returns the leaf of an abstract array."""
+    """Return the leaf of an abstract array."""
     return Leaf(
         name=name,
         shape=abstract.shape,
@@ -99,7 +99,7 @@ def leaf_of(
 
 
 def flat(tree: Any, above: FlaxPath = ()) -> dict[FlaxPath, Any]:
-    """Returns the leaves of nested mappings by their paths."""
+    """Return the leaves of nested mappings by their paths."""
     if not isinstance(tree, Mapping):
         return {above: tree}
     return {
@@ -110,7 +110,7 @@ def flat(tree: Any, above: FlaxPath = ()) -> dict[FlaxPath, Any]:
 
 
 def nested(flat: Mapping[FlaxPath, Any]) -> dict[str, Any]:
-    """Returns leaves by their paths as nested dicts."""
+    """Return leaves by their paths as nested dicts."""
     tree: dict[str, Any] = {}
     for path, leaf in flat.items():
         node = tree
@@ -130,7 +130,7 @@ class LinenInit(Initializer):
     path: tuple[str, ...]
 
     def sample(self, key: Array, shape: tuple[int, ...], fans: tuple[int, int]) -> Array:
-        """Returns the array; what else the module initialises is left to the compiler to drop."""
+        """Return the array; what else the module initialises is left to the compiler to drop."""
         from flax.core import meta
 
         arrays = _initialised(self.module.build(), key, self.shapes, self.flags)
@@ -143,7 +143,7 @@ class LinenModule(Module):
 
     @config
     class Config(Module.Config["LinenModule"]):
-        """Describes a `LinenModule`.
+        """The config of a `LinenModule`.
 
         Args:
             module: The call that makes it: `config_for(nn.Dense, features=8)`.
@@ -166,7 +166,7 @@ class LinenModule(Module):
         streams: tuple[str, ...] = ("dropout",)
 
     def setup(self, cfg: Config) -> None:
-        """Declares what flax would initialise."""
+        """Declare what flax would initialise."""
         from flax.core import meta
 
         call = sized(cfg.module, cfg.dim_arguments, cfg.dim)
@@ -190,7 +190,7 @@ class LinenModule(Module):
         )
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Returns what the flax module returns, and keeps its new buffers in training."""
+        """Return what the flax module returns, and keep its new buffers in training."""
         cfg, variables = self.config, nested(self.arrays.read(self))
         if cfg.training_flag is not None:
             kwargs[cfg.training_flag] = self.training == cfg.flag_in_training
@@ -206,7 +206,7 @@ class LinenModule(Module):
 def _initialised(
     linen: Any, key: Array, shapes: tuple[tuple[int, ...], ...], flags: Mapping[str, bool]
 ) -> dict[FlaxPath, Any]:
-    """Returns the arrays that flax initialises, some in a box with their axes."""
+    """Return the arrays that flax initialises, some in a box with their axes."""
     inputs = [jnp.zeros(shape, jnp.float32) for shape in shapes]
     return flat(linen.init(key, *inputs, **flags))
 
@@ -219,7 +219,7 @@ class NNXInit(Initializer):
     path: tuple[str, ...]
 
     def sample(self, key: Array, shape: tuple[int, ...], fans: tuple[int, int]) -> Array:
-        """Returns the array; what else the module initialises is left to the compiler to drop."""
+        """Return the array; what else the module initialises is left to the compiler to drop."""
         from flax import nnx
 
         flat = nnx.to_flat_state(nnx.state(_make_nnx(self.module, key)))
@@ -232,7 +232,7 @@ class NNXModule(Module):
 
     @config
     class Config(Module.Config["NNXModule"]):
-        """Describes an `NNXModule`.
+        """The config of an `NNXModule`.
 
         Args:
             module: The call that makes it, but for its `rngs`:
@@ -246,7 +246,7 @@ class NNXModule(Module):
         dim_arguments: tuple[str, ...] = ()
 
     def setup(self, cfg: Config) -> None:
-        """Declares what flax would initialise."""
+        """Declare what flax would initialise."""
         from flax import nnx
 
         call = sized(cfg.module, cfg.dim_arguments, cfg.dim)
@@ -268,7 +268,7 @@ class NNXModule(Module):
         )
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Returns what the flax module returns, and keeps its new buffers in training."""
+        """Return what the flax module returns, and keep its new buffers in training."""
         from flax import nnx
 
         held = self.arrays.read(self)
@@ -287,7 +287,7 @@ class NNXModule(Module):
         return y
 
     def _rng_value(self, variable: Any) -> Any:
-        """Returns a fresh key, or a count from zero, for a random stream of the flax module."""
+        """Return a fresh key, or a count from zero, for a random stream of the flax module."""
         from flax import nnx
 
         abstract = variable.get_value()

@@ -1,4 +1,4 @@
-"""Linear layers: the product (`Dot`), `Linear`, and `PanelLinear`, laid out for CPUs.
+"""Linear layers: the product (`Dot`), `Linear`, and `PackedLinear`, laid out for CPUs.
 
 Another precision is another config in a layer's `dot` field; the layer does not know.
 
@@ -46,19 +46,19 @@ class Dot(Module):
         """What every way to multiply has."""
 
     def forward(self, x: Input, weight: Weight) -> Output:
-        """Returns the product over the last dimension of `x`."""
+        """Return the product over the last dimension of `x`."""
         raise NotImplementedError(f"{type(self).__qualname__} multiplies nothing")
 
     @entry
     def grouped(self, rows: Rows, weights: Weights, sizes: Sizes) -> Float[Array, "rows out_dim"]:
-        """Returns each row times the weight of its group; the first `sizes[0]` are of group 0.
+        """Return each row times the weight of its group; the first `sizes[0]` are of group 0.
 
         Rows after the last group may give anything finite.
         """
         raise NotImplementedError(f"{type(self).__qualname__} has no grouped product")
 
     def without_padding(self, x: Input) -> Input:
-        """Returns the input with zeros for padding, for what scales by the largest magnitude."""
+        """Return the input with zeros for padding, for what scales by the largest magnitude."""
         is_real = self.get_shared(TOKEN_MASK)
         if is_real is None or x.ndim < 3 or x.shape[:2] != is_real.shape:
             return x
@@ -71,20 +71,20 @@ class PlainDot(Dot):
 
     @config
     class Config(Dot.Config):
-        """Describes a `PlainDot`."""
+        """The config of a `PlainDot`."""
 
     def forward(self, x: Input, weight: Weight) -> Output:
-        """Returns the product."""
+        """Return the product."""
         return over_rows(lambda rows: times(rows, weight), x)
 
     @entry
     def grouped(self, rows: Rows, weights: Weights, sizes: Sizes) -> Float[Array, "rows out_dim"]:
-        """Returns each row times the weight of its group."""
+        """Return each row times the weight of its group."""
         return grouped_matmul(rows, weights, sizes)
 
 
 def over_rows(product: Callable[[Array], Array], x: Input) -> Output:
-    """Returns `product` of `x`, given to it as a matrix.
+    """Return `product` of `x`, given to it as a matrix.
 
     The weight's gradient sums over all leading dimensions. With more than one of them compilers
     copy the output's gradient transposed before that sum, which on a CPU costs more than the sum
@@ -104,7 +104,7 @@ class Linear(Module):
 
     @config
     class Config(Module.Config["Linear"]):
-        """Describes a `Linear`.
+        """The config of a `Linear`.
 
         Args:
             in_dim: Size of the last dimension of the input.
@@ -123,14 +123,14 @@ class Linear(Module):
         dot: Dot.Config = PlainDot.Config()
 
     def setup(self, cfg: Config) -> None:
-        """Declares the weight and the bias, and builds the product."""
+        """Declare the weight and the bias, and build the product."""
         self.weight = Param((cfg.in_dim, cfg.out_dim), axes=cfg.axes, init=cfg.weight_init)
         if cfg.has_bias:
             self.bias = Param((cfg.out_dim,), axes=cfg.axes[1:], init=0.0)
         self.dot = cfg.dot.build()
 
     def forward(self, x: Float[Array, "*batch in_dim"]) -> Float[Array, "*batch out_dim"]:
-        """Returns the projection of the last dimension."""
+        """Return the projection of the last dimension."""
         y = self.dot(x, self.weight)
         return y + as_row(self.bias, y.ndim) if self.config.has_bias else y
 
@@ -139,15 +139,15 @@ PANELS = "weight_panels"
 """The name of the array that takes the place of a `weight`."""
 
 
-class PanelLinear(Module):
+class PackedLinear(Module):
     """`x @ weight (+ bias)`, of which the product reads memory in its order.
 
     The weight is what `in_panels` makes of that of a `Linear`. Slot protocol: that of `Linear`.
     """
 
     @config
-    class Config(Module.Config["PanelLinear"]):
-        """Describes a `PanelLinear`.
+    class Config(Module.Config["PackedLinear"]):
+        """The config of a `PackedLinear`.
 
         Args:
             in_dim: Size of the last dimension of the input.
@@ -162,20 +162,20 @@ class PanelLinear(Module):
         has_bias: bool = False
 
     def setup(self, cfg: Config) -> None:
-        """Declares the panels and the bias."""
+        """Declare the panels and the bias."""
         shape = (num_panels(cfg.out_dim), cfg.in_dim, PANEL_WIDTH)
         self.weight_panels = Param(shape, axes=(None, cfg.axes[0], None), init=0.0)
         if cfg.has_bias:
             self.bias = Param((cfg.out_dim,), axes=cfg.axes[1:], init=0.0)
 
     def forward(self, x: Float[Array, "*batch in_dim"]) -> Float[Array, "*batch out_dim"]:
-        """Returns the projection of the last dimension."""
-        y = times_panels(x, self.weight_panels, self.config.out_dim)
+        """Return the projection of the last dimension."""
+        y = packed_product(x, self.weight_panels, self.config.out_dim)
         return y + as_row(self.bias, y.ndim) if self.config.has_bias else y
 
 
-def kept_in_panels(specs: Any, weight: Float[Array, "K N"]) -> dict[str, Array]:
-    """Returns the array that a `PanelLinear` of some specs keeps a weight as, by name."""
+def packed_arrays(specs: Any, weight: Float[Array, "K N"]) -> dict[str, Array]:
+    """Return the array that a `PackedLinear` of some specs keeps a weight as, by name."""
     return {PANELS: _in_panels(weight, specs[PANELS].dtype)}
 
 
@@ -199,7 +199,7 @@ class GroupedRows:
 
 
 def group_of_rows(sizes: Int[Array, " groups"], num_rows: int) -> Int[Array, " rows"]:
-    """Returns the copy of each row."""
+    """Return the copy of each row."""
     row = jnp.arange(num_rows, dtype=sizes.dtype)
     group = jnp.searchsorted(jnp.cumsum(sizes), row, side="right")
     return jnp.minimum(group, len(sizes) - 1)
@@ -208,7 +208,7 @@ def group_of_rows(sizes: Int[Array, " groups"], num_rows: int) -> Int[Array, " r
 def taken_by_rows(
     values: Float[Array, "groups dim"], sizes: Int[Array, " groups"], num_rows: int
 ) -> Float[Array, "rows dim"]:
-    """Returns for each row the values of its copy."""
+    """Return for each row the values of its copy."""
     return jnp.take(values, group_of_rows(sizes, num_rows), axis=0)
 
 
@@ -221,29 +221,29 @@ def products_by_op() -> AbstractContextManager[None]:
 
 
 def times(x: Float[Array, "*rows K"], weight: Float[Array, "K N"]) -> Float[Array, "*rows N"]:
-    """Returns `x @ weight`."""
+    """Return `x @ weight`."""
     return decode_matmul(x, weight) if _asks(x) else x @ weight
 
 
-def times_panels(
+def packed_product(
     x: Float[Array, "*rows K"], panels: Float[Array, "P K C"], out_dim: int
 ) -> Float[Array, "*rows N"]:
-    """Returns the product with a weight in panels."""
+    """Return the product with a weight in panels."""
     y = decode_matmul(x.reshape(-1, x.shape[-1]), panels, out_dim=out_dim)
     return y.reshape(*x.shape[:-1], out_dim)
 
 
 def compared(x: Float[Array, "*rows K"], rows: Float[Array, "N K"]) -> Float[Array, "*rows N"]:
-    """Returns `x @ rows.T`."""
+    """Return `x @ rows.T`."""
     if _asks(x):
         return decode_matmul(x, rows, transposed=True)
     return dot_general(x, rows, (((x.ndim - 1,), (1,)), ((), ())))
 
 
-def times_narrow(
+def quantized_product(
     x: Float[Array, "*rows K"], values: Array, scale: Float[Array, "G N"]
 ) -> Float[Array, "*rows N"]:
-    """Returns `x @ (values * scale)`, of a weight as a `QuantizedLinear` keeps it."""
+    """Return `x @ (values * scale)`, of a weight as a `QuantizedLinear` keeps it."""
     return decode_matmul(x, values, scale) if _asks(x) else narrow_product(x, values, scale)
 
 
@@ -252,5 +252,5 @@ def _asks(x: Array) -> bool:
 
 
 def as_row(vector: Float[Array, " dim"], ndim: int) -> Float[Array, "... dim"]:
-    """Returns the vector with `ndim` dimensions, all but the last of size 1."""
+    """Return the vector with `ndim` dimensions, all but the last of size 1."""
     return jnp.expand_dims(vector, tuple(range(ndim - 1)))

@@ -20,7 +20,7 @@ class RMSNorm(Module):
 
     @config
     class Config(Module.Config["RMSNorm"]):
-        """Describes an `RMSNorm`.
+        """The config of an `RMSNorm`.
 
         Args:
             dim: Size of the last dimension.
@@ -33,12 +33,12 @@ class RMSNorm(Module):
         weight_offset: float = 0.0
 
     def setup(self, cfg: Config) -> None:
-        """Declares the weight, which is one at first."""
+        """Declare the weight, which is one at first."""
         init = 1.0 - cfg.weight_offset
         self.weight = Param((cfg.dim,), axes=("norm",), init=init, cast=False)
 
     def forward(self, x: Float[Array, "*batch dim"]) -> Float[Array, "*batch dim"]:
-        """Returns the normalised input in the input's dtype."""
+        """Return the normalised input in the input's dtype."""
         cfg = self.config
         return rms_norm(x, self.weight, epsilon=cfg.epsilon, scale_offset=cfg.weight_offset)
 
@@ -51,7 +51,7 @@ class LayerNorm(Module):
 
     @config
     class Config(Module.Config["LayerNorm"]):
-        """Describes a `LayerNorm`.
+        """The config of a `LayerNorm`.
 
         Args:
             dim: Size of the last dimension.
@@ -64,13 +64,13 @@ class LayerNorm(Module):
         has_bias: bool = True
 
     def setup(self, cfg: Config) -> None:
-        """Declares the weight, one at first, and the bias, zero."""
+        """Declare the weight, one at first, and the bias, zero."""
         self.weight = Param((cfg.dim,), axes=("norm",), init=1.0, cast=False)
         if cfg.has_bias:
             self.bias = Param((cfg.dim,), axes=("norm",), init=0.0, cast=False)
 
     def forward(self, x: Float[Array, "*batch dim"]) -> Float[Array, "*batch dim"]:
-        """Returns the normalised input in the input's dtype."""
+        """Return the normalised input in the input's dtype."""
         wide = x.astype(jnp.float32)
         centred = wide - jnp.mean(wide, axis=-1, keepdims=True)
         variance = jnp.mean(jnp.square(centred), axis=-1, keepdims=True)
@@ -89,12 +89,12 @@ class Dropout(Module):
 
     @config
     class Config(Module.Config["Dropout"]):
-        """Describes a `Dropout`; a rate of 0 does nothing and draws no random key."""
+        """The config of a `Dropout`; a rate of 0 does nothing and draws no random key."""
 
         rate: Fraction = 0.0
 
     def forward(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
-        """Returns the input with elements dropped, or as it is outside of training."""
+        """Return the input with elements dropped, or as it is outside of training."""
         rate = self.config.rate
         if rate == 0.0 or not self.training:
             return x
@@ -114,14 +114,14 @@ class Residual(Module):
 
     @config
     class Config(Module.Config["Residual"]):
-        """Describes a residual connection."""
+        """The config of a residual connection."""
 
         dim: PositiveInt = REQUIRED
         norm: Module.Config = RMSNorm.Config()
         dropout: Dropout.Config = Dropout.Config()
 
     def setup(self, cfg: Config) -> None:
-        """Builds the norm and the dropout."""
+        """Build the norm and the dropout."""
         self.norm = cfg.norm.build(dim=cfg.dim)
         self.dropout = cfg.dropout.build()
 
@@ -133,7 +133,7 @@ class PreNorm(Residual):
     """
 
     def forward(self, x: Hidden, branch: Branch) -> Hidden:
-        """Returns the input with what the branch makes of it added."""
+        """Return the input with what the branch makes of it added."""
         return x + self.dropout(branch(self.norm(x)))
 
 
@@ -144,5 +144,5 @@ class PostNorm(Residual):
     """
 
     def forward(self, x: Hidden, branch: Branch) -> Hidden:
-        """Returns the normalised sum of the input and what the branch makes of it."""
+        """Return the normalised sum of the input and what the branch makes of it."""
         return self.norm(x + self.dropout(branch(x)))

@@ -25,18 +25,18 @@ class Stack(Module):
 
     @config
     class Config(Module.Config["Stack"]):
-        """Describes a `Stack`; its fields are those of `ScannedLayers`, but for `unroll`."""
+        """The config of a `Stack`; its fields are those of `ScannedLayers`, but for `unroll`."""
 
         dim: PositiveInt = REQUIRED
         num_layers: PositiveInt = REQUIRED
         layer: Module.Config = REQUIRED
 
     def setup(self, cfg: Config) -> None:
-        """Builds every layer."""
+        """Build every layer."""
         self.layer = tuple(cfg.layer.build(dim=cfg.dim) for _ in range(cfg.num_layers))
 
     def forward(self, x: Hidden, info: TokenInfo) -> Hidden:
-        """Returns the input passed through all layers."""
+        """Return the input passed through all layers."""
         for layer in self.layer:
             x = layer(x, info)
         return x
@@ -49,7 +49,7 @@ class ScannedLayers(Module):
 
     @config
     class Config(Module.Config["ScannedLayers"]):
-        """Describes a `ScannedLayers`.
+        """The config of a `ScannedLayers`.
 
         Args:
             dim: Size of the last dimension of input and output.
@@ -65,11 +65,11 @@ class ScannedLayers(Module):
         unroll: Resumable[PositiveInt] = 1
 
     def setup(self, cfg: Config) -> None:
-        """Builds one layer with a state for each repetition."""
+        """Build one layer with a state for each repetition."""
         self.layer = StackedModule(cfg.layer.build(dim=cfg.dim), cfg.num_layers)
 
     def forward(self, x: Hidden, info: TokenInfo) -> Hidden:
-        """Returns the input passed through all layers."""
+        """Return the input passed through all layers."""
         return self.layer.scan(x, info, unroll=self.config.unroll)
 
 
@@ -80,7 +80,7 @@ class Sequence(Module):
 
     @config
     class Config(Module.Config["Sequence"]):
-        """Describes a `Sequence`.
+        """The config of a `Sequence`.
 
         Args:
             dim: Size of the last dimension of input and output.
@@ -91,20 +91,20 @@ class Sequence(Module):
         layers: tuple[Module.Config, ...] = REQUIRED
 
     def setup(self, cfg: Config) -> None:
-        """Builds every layer."""
+        """Build every layer."""
         if not cfg.layers:
             raise ConfigError("layers is empty", hint="give at least one layer")
         self.layer = tuple(layer.build(dim=cfg.dim) for layer in cfg.layers)
 
     def forward(self, x: Hidden, info: TokenInfo) -> Hidden:
-        """Returns the input passed through all layers."""
+        """Return the input passed through all layers."""
         for layer in self.layer:
             x = layer(x, info)
         return x
 
 
 def alternating(stack: Any, *layers: Module.Config) -> Any:
-    """Returns a stack whose layers take turns: the first, the second, ..., and again the first.
+    """Return a stack whose layers take turns: the first, the second, ..., and again the first.
 
     Args:
         stack: The config of a `ScannedLayers` or `Stack`; its `num_layers` counts single layers,

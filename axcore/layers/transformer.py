@@ -23,7 +23,7 @@ Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "squared_relu"]
 
 
 def activation_fn(name: Activation) -> Callable[[Array], Array]:
-    """Returns the function of that name.
+    """Return the function of that name.
 
     Source: silu, Elfwing et al. 2017, arXiv:1702.03118; gelu, Hendrycks and Gimpel 2016,
     arXiv:1606.08415; squared_relu, So et al. 2021, arXiv:2109.08668.
@@ -46,7 +46,7 @@ class FeedForward(Module):
 
     @config
     class Config(Module.Config["FeedForward"]):
-        """Describes a `FeedForward`.
+        """The config of a `FeedForward`.
 
         Args:
             dim: Size of the last dimension of input and output.
@@ -61,14 +61,14 @@ class FeedForward(Module):
         linear: Module.Config = Linear.Config()
 
     def setup(self, cfg: Config) -> None:
-        """Builds the three projections."""
+        """Build the three projections."""
         into = {"in_dim": cfg.dim, "out_dim": cfg.hidden_dim, "axes": ("embed", "mlp")}
         self.gate = cfg.linear.build(**into)
         self.up = cfg.linear.build(**into)
         self.down = cfg.linear.build(in_dim=cfg.hidden_dim, out_dim=cfg.dim, axes=("mlp", "embed"))
 
     def forward(self, x: Float[Array, "batch time dim"]) -> Float[Array, "batch time dim"]:
-        """Returns the output for each token on its own."""
+        """Return the output for each token on its own."""
         gate, up = named(self.gate(x), FEED_FORWARD_GATE), named(self.up(x), FEED_FORWARD_UP)
         hidden = activation_fn(self.config.activation)(gate) * up
         return self.down(shard(hidden, "batch", "time", "mlp"))
@@ -82,7 +82,7 @@ class PlainFeedForward(Module):
 
     @config
     class Config(Module.Config["PlainFeedForward"]):
-        """Describes a `PlainFeedForward`; its fields are those of `FeedForward`."""
+        """The config of a `PlainFeedForward`; its fields are those of `FeedForward`."""
 
         dim: PositiveInt = REQUIRED
         hidden_dim: PositiveInt = REQUIRED
@@ -90,12 +90,12 @@ class PlainFeedForward(Module):
         linear: Module.Config = Linear.Config()
 
     def setup(self, cfg: Config) -> None:
-        """Builds the two projections."""
+        """Build the two projections."""
         self.up = cfg.linear.build(in_dim=cfg.dim, out_dim=cfg.hidden_dim, axes=("embed", "mlp"))
         self.down = cfg.linear.build(in_dim=cfg.hidden_dim, out_dim=cfg.dim, axes=("mlp", "embed"))
 
     def forward(self, x: Float[Array, "batch time dim"]) -> Float[Array, "batch time dim"]:
-        """Returns the output for each token on its own."""
+        """Return the output for each token on its own."""
         hidden = activation_fn(self.config.activation)(named(self.up(x), FEED_FORWARD_UP))
         return self.down(shard(hidden, "batch", "time", "mlp"))
 
@@ -109,7 +109,7 @@ class TransformerLayer(Module):
 
     @config
     class Config(Module.Config["TransformerLayer"]):
-        """Describes a `TransformerLayer`.
+        """The config of a `TransformerLayer`.
 
         Args:
             dim: Size of the last dimension of input and output.
@@ -124,7 +124,7 @@ class TransformerLayer(Module):
         residual: Module.Config = PreNorm.Config()
 
     def setup(self, cfg: Config) -> None:
-        """Builds the two branches and their residual connections."""
+        """Build the two branches and their residual connections."""
         self.attention = cfg.attention.build(dim=cfg.dim)
         self.feed_forward = cfg.feed_forward.build(dim=cfg.dim)
         self.attention_residual = cfg.residual.build(dim=cfg.dim)
@@ -133,7 +133,7 @@ class TransformerLayer(Module):
     def forward(
         self, x: Float[Array, "batch time dim"], info: TokenInfo
     ) -> Float[Array, "batch time dim"]:
-        """Returns the tokens after both branches."""
+        """Return the tokens after both branches."""
         x = self.attention_residual(x, lambda normed: self.attention(normed, info))
         x = self.feed_forward_residual(x, self.feed_forward)
         return shard(x, "batch", "time", "embed")

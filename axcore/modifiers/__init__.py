@@ -4,7 +4,7 @@ Mesh rules hold them. A plugin's module, which imports no jax and so none of the
 instead, as users write it: `MeshRule(..., modifiers=("remat(policy=minimal)",))`.
 """
 
-from axcore.modifiers.adapter_room import AdapterRoom
+from axcore.modifiers.adapter_room import AdapterSlots
 from axcore.modifiers.edits import Chain, Kernels, Named, ReplaceConfig, UpdateConfig
 from axcore.modifiers.kv_cache import KVCache
 from axcore.modifiers.layout import Accumulate, MeshShape, MicroBatches, Pipelined, Shard, Zero2
@@ -18,17 +18,17 @@ from axcore.modifiers.quantization import (
     LowPrecisionOptimizer,
     QuantizedWeights,
     with_dot,
-    with_panels,
+    with_packed_weights,
 )
 from axcore.modifiers.quantized_base import QuantizedBase
 from axcore.modifiers.remat import RematModifier
-from axcore.modifiers.serving import for_serving, is_widened, served_compute
+from axcore.modifiers.serving import changes_compute_dtype, for_serving, served_compute
 from axcore.modifiers.variants import with_variant
 
 __all__ = [
     "NAMED_WEIGHTS",
     "Accumulate",
-    "AdapterRoom",
+    "AdapterSlots",
     "Chain",
     "Fp8Training",
     "Int8Training",
@@ -49,12 +49,12 @@ __all__ = [
     "UpdateConfig",
     "Zero2",
     "apply_modifier",
+    "changes_compute_dtype",
     "find_change",
     "for_serving",
-    "is_widened",
     "served_compute",
     "with_changes",
     "with_dot",
-    "with_panels",
+    "with_packed_weights",
     "with_variant",
 ]

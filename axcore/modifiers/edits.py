@@ -27,7 +27,7 @@ class UpdateConfig:
     changes: Mapping[str, Any] = REQUIRED
 
     def apply(self, cfg: Any, hardware: Hardware) -> Any:
-        """Returns `cfg` with the values set.
+        """Return `cfg` with the values set.
 
         Raises:
             ConfigError: A path or glob matches nothing, or a value does not fit.
@@ -53,7 +53,7 @@ class ReplaceConfig:
     at: str = "**"
 
     def apply(self, cfg: Any, hardware: Hardware) -> Any:
-        """Returns `cfg` with the configs replaced.
+        """Return `cfg` with the configs replaced.
 
         Raises:
             ConfigError: A text names no class of configs, or there is nothing to replace.
@@ -75,7 +75,7 @@ class Named:
     change: str = REQUIRED
 
     def apply(self, cfg: Any, hardware: Hardware) -> Any:
-        """Returns `cfg` with the change made.
+        """Return `cfg` with the change made.
 
         Raises:
             PluginError: Nobody brings a change of that name.
@@ -95,7 +95,7 @@ class Chain:
     modifiers: tuple[Any, ...] = REQUIRED
 
     def apply(self, cfg: Any, hardware: Hardware) -> Any:
-        """Returns `cfg` changed by all of them.
+        """Return `cfg` changed by all of them.
 
         Raises:
             ConfigError: One changes nothing.
@@ -118,7 +118,7 @@ class Kernels:
     allow: tuple[str, ...] = ()
 
     def apply(self, cfg: Any, hardware: Hardware) -> Any:
-        """Returns a trainer's config with these pins and names."""
+        """Return a trainer's config with these pins and names."""
         return evolve(
             cfg,
             kernels={**cfg.kernels, **self.pins},

@@ -33,7 +33,7 @@ class KVCache:
     page_size: PositiveInt = 16
 
     def apply(self, cfg: Any, hardware: Hardware) -> Any:
-        """Returns `cfg` with other caches where a model serves; training is as it was.
+        """Return `cfg` with other caches where a model serves; training is as it was.
 
         Raises:
             ConfigError: Neither is chosen, no attention has a window, or no cache keeps keys and

@@ -25,7 +25,7 @@ class MeshShape:
     slices: Mapping[str, int] = {}
 
     def apply(self, cfg: Any, hardware: Hardware) -> Any:
-        """Returns a trainer's config with this mesh."""
+        """Return a trainer's config with this mesh."""
         return evolve(cfg, mesh=self.mesh, slices=self.slices)
 
 
@@ -42,7 +42,7 @@ class Shard:
     activations: Mapping[str, tuple[str, ...]] = {}
 
     def apply(self, cfg: Any, hardware: Hardware) -> Any:
-        """Returns a trainer's config with these entries in its tables.
+        """Return a trainer's config with these entries in its tables.
 
         Raises:
             ConfigError: A mesh axis does not exist.
@@ -79,7 +79,7 @@ class Zero2:
     mesh_axis: str = "fsdp"
 
     def apply(self, cfg: Any, hardware: Hardware) -> Any:
-        """Returns a trainer's config with tables of their own for parameters and optimizer.
+        """Return a trainer's config with tables of their own for parameters and optimizer.
 
         Raises:
             ConfigError: No parameter is split over that mesh axis.
@@ -110,7 +110,7 @@ class Accumulate:
     factor: int = 2
 
     def apply(self, cfg: Any, hardware: Hardware) -> Any:
-        """Returns a trainer's config with `factor` times as many micro-batches."""
+        """Return a trainer's config with `factor` times as many micro-batches."""
         return evolve(cfg, num_micro_batches=cfg.num_micro_batches * self.factor)
 
 
@@ -129,7 +129,7 @@ class MicroBatches:
     rows_per_device: int = 1
 
     def apply(self, cfg: Any, hardware: Hardware) -> Any:
-        """Returns a trainer's config with that many micro-batches.
+        """Return a trainer's config with that many micro-batches.
 
         Raises:
             ConfigError: No mesh says over how many devices rows are split, or no row is allowed.
@@ -171,7 +171,7 @@ class Pipelined:
     num_rounds: int = 1
 
     def apply(self, cfg: Any, hardware: Hardware) -> Any:
-        """Returns `cfg` with its layers in a pipeline.
+        """Return `cfg` with its layers in a pipeline.
 
         Raises:
             ConfigError: It holds no scanned layers, or some of a class derived from them.

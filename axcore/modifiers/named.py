@@ -60,7 +60,7 @@ _CONFIGS: Mapping[type[Record], type] = {
 
 
 def with_changes(cfg: Any, changes: Iterable[str], hardware: Hardware | None = None) -> Any:
-    """Returns `cfg` with named changes made, in the order given.
+    """Return `cfg` with named changes made, in the order given.
 
     Args:
         cfg: An experiment's config.
@@ -80,7 +80,7 @@ def with_changes(cfg: Any, changes: Iterable[str], hardware: Hardware | None = N
 
 
 def find_change(change: str) -> Change:
-    """Returns the record that the name in front of a change means.
+    """Return the record that the name in front of a change means.
 
     Raises:
         PluginError: There is none, or more than one.
@@ -119,7 +119,7 @@ def find_change(change: str) -> Change:
 
 
 def apply_modifier(cfg: Any, modifier: Any, hardware: Hardware, *, where: str) -> Any:
-    """Returns `cfg` changed by a modifier, or by a named change, which is a str.
+    """Return `cfg` changed by a modifier, or by a named change, which is a str.
 
     Raises:
         ConfigError: It is no modifier, lacks a value, or changes nothing and does not say by
@@ -200,7 +200,7 @@ _OPENING = {"(": ")", "[": "]", "{": "}"}
 
 
 def parse_change(text: str) -> tuple[str, tuple[str, ...]]:
-    """Returns a change's name, and the `field=value` texts in it.
+    """Return a change's name, and the `field=value` texts in it.
 
     >>> parse_change("mesh_shape(mesh={'data': 2, 'fsdp': -1})")
     ('mesh_shape', ("mesh={'data': 2, 'fsdp': -1}",))
@@ -224,7 +224,7 @@ def parse_change(text: str) -> tuple[str, tuple[str, ...]]:
 
 
 def _split(inside: str, text: str) -> list[str]:
-    """Splits at the commas outside of brackets and quotes."""
+    """Split at the commas outside of brackets and quotes."""
     parts, closing, quote, start = [], "", "", 0
     for at, sign in enumerate(inside):
         if quote:

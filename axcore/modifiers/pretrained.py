@@ -8,7 +8,7 @@ from axcore.plugins import Hardware
 
 
 @config
-class FirstWeights:
+class InitialWeights:
     """Begins a run with the weights of a source; edits of them are further modifiers.
 
     Args:
@@ -30,13 +30,13 @@ class FirstWeights:
     adapters: str | None = None
 
     def apply(self, cfg: Any, hardware: Hardware) -> Any:
-        """Returns a trainer's config that begins with these weights."""
+        """Return a trainer's config that begins with these weights."""
         settings = {name: getattr(self, name) for name in field_names(self)}
         return evolve(cfg, init_from=self.source.Config(**settings))
 
 
 @config
-class Pretrained(FirstWeights):
+class Pretrained(InitialWeights):
     """Begins a run with the weights of a published model.
 
     Edits of them are further modifiers, `grow_vocabulary` for one.

@@ -19,7 +19,7 @@ from axcore.layers import (
     Fp8Current,
     Int8Dynamic,
     Linear,
-    PanelLinear,
+    PackedLinear,
     PlainDot,
     QuantizedLinear,
 )
@@ -28,12 +28,12 @@ from axcore.learner import LowPrecisionState, Optimizer
 from axcore.module import Module
 from axcore.plugins import Hardware
 
-WIDE = ("**.embedding.**", "**.head.**", "**.router.**")
-"""What stays wide by default: rounding there shows in every token, for little time saved."""
+FULL_PRECISION = ("**.embedding.**", "**.head.**", "**.router.**")
+"""What keeps full precision by default: rounding it shows in every token and saves little time."""
 
 
-def with_dot(cfg: Any, dot: Dot.Config, *, exclude: tuple[str, ...] = WIDE) -> Any:
-    """Returns `cfg` with `dot` in the place of every `PlainDot`, but for those excluded.
+def with_dot(cfg: Any, dot: Dot.Config, *, exclude: tuple[str, ...] = FULL_PRECISION) -> Any:
+    """Return `cfg` with `dot` in the place of every `PlainDot`, but for those excluded.
 
     A layer whose `dot` is something else already keeps it.
 
@@ -55,7 +55,7 @@ def with_dot(cfg: Any, dot: Dot.Config, *, exclude: tuple[str, ...] = WIDE) -> A
 
 def _excluded(glob: str, paths: list[str]) -> list[str]:
     found = [path for path in paths if matches(parse_pattern(glob), parse_pattern(path))]
-    if not found and glob not in WIDE:
+    if not found and glob not in FULL_PRECISION:
         raise ConfigError(
             f"exclude names {glob!r}, which matches no product", hint=name_the_known(glob, paths)
         )
@@ -65,7 +65,7 @@ def _excluded(glob: str, paths: list[str]) -> list[str]:
 def replaced_linears(
     cfg: Any, new: Callable[[Any], Any], *, exclude: tuple[str, ...]
 ) -> tuple[Any, int]:
-    """Returns `cfg` with `new(linear)` in the place of each plain `Linear`, and how many there are.
+    """Return `cfg` with `new(linear)` in the place of each plain `Linear`, and how many there are.
 
     Those stay that a layer needs as they are, which its config names in `plain_parts`.
 
@@ -100,10 +100,10 @@ class Int8Training:
     """
 
     dot: Dot.Config = Int8Dynamic.Config()
-    exclude: tuple[str, ...] = WIDE
+    exclude: tuple[str, ...] = FULL_PRECISION
 
     def apply(self, cfg: Any, hardware: Hardware) -> Any:
-        """Returns `cfg` with every plain `dot` replaced, but for those excluded.
+        """Return `cfg` with every plain `dot` replaced, but for those excluded.
 
         Raises:
             ConfigError: There is none.
@@ -122,10 +122,10 @@ class Fp8Training:
     """
 
     dot: Dot.Config = Fp8Current.Config()
-    exclude: tuple[str, ...] = WIDE
+    exclude: tuple[str, ...] = FULL_PRECISION
 
     def apply(self, cfg: Any, hardware: Hardware) -> Any:
-        """Returns `cfg` with every plain `dot` replaced, but for those excluded.
+        """Return `cfg` with every plain `dot` replaced, but for those excluded.
 
         Raises:
             ConfigError: There is none.
@@ -149,10 +149,10 @@ class QuantizedWeights:
 
     format: WeightFormat = "int8"
     group_size: PositiveInt | None = None
-    exclude: tuple[str, ...] = WIDE
+    exclude: tuple[str, ...] = FULL_PRECISION
 
     def apply(self, cfg: Any, hardware: Hardware | None = None) -> Any:
-        """Returns `cfg` with narrow weights.
+        """Return `cfg` with low-precision weights.
 
         Raises:
             ConfigError: No layer would have any.
@@ -186,17 +186,17 @@ EXPERTS = "**.expert.**"
 """Experts' weights are stacked; their rows go to products by group."""
 
 
-def with_panels(cfg: Any) -> Any:
-    """Returns `cfg` with a `PanelLinear` in the place of every plain `Linear` that is no expert's.
+def with_packed_weights(cfg: Any) -> Any:
+    """Return `cfg` with a `PackedLinear` in place of every plain `Linear` but those of experts.
 
     The state is changed by `axcore.ops.in_panels`.
     """
     return replaced_linears(cfg, _in_panels, exclude=(EXPERTS,))[0]
 
 
-def _in_panels(linear: Any) -> PanelLinear.Config:
-    shared = set(field_names(linear)) & set(field_names(PanelLinear.Config()))
-    return PanelLinear.Config(**{name: getattr(linear, name) for name in shared})
+def _in_panels(linear: Any) -> PackedLinear.Config:
+    shared = set(field_names(linear)) & set(field_names(PackedLinear.Config()))
+    return PackedLinear.Config(**{name: getattr(linear, name) for name in shared})
 
 
 @config
@@ -210,7 +210,7 @@ class LowPrecisionOptimizer:
     format: Literal["bfloat16", "int8_rows"] = "int8_rows"
 
     def apply(self, cfg: Any, hardware: Hardware) -> Any:
-        """Returns `cfg` with every optimizer wrapped.
+        """Return `cfg` with every optimizer wrapped.
 
         Raises:
             ConfigError: It holds no optimizer, or one that is wrapped already.

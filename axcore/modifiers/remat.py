@@ -58,7 +58,7 @@ class RematModifier:
     at: str | None = None
 
     def apply(self, cfg: Any, hardware: Hardware) -> Any:
-        """Returns `cfg` with the preset in the `remat` field of the modules.
+        """Return `cfg` with the preset in the `remat` field of the modules.
 
         Raises:
             ConfigError: There is no such preset, or nothing at that path, or no layer at all.

@@ -57,7 +57,7 @@ ACTIVATION_RULES: Rules = immutabledict(
 
 
 def partition_spec(axes: Axes, rules: Rules, mesh: AnyMesh, *, where: str = "") -> PartitionSpec:
-    """Returns how an array with these logical axes is split; axes of size 1 are left out.
+    """Return how an array with these logical axes is split; axes of size 1 are left out.
 
     Raises:
         ShardingError: A logical or mesh axis is unknown, or a mesh axis is used twice.
@@ -96,7 +96,7 @@ def _mesh_axes(axis: str, rules: Rules, mesh: AnyMesh, where: str) -> tuple[str,
 
 
 def param_shardings(specs: Any, rules: Rules, mesh: AnyMesh) -> Any:
-    """Returns a tree of `NamedSharding` for a tree of parameter specs.
+    """Return a tree of `NamedSharding` for a tree of parameter specs.
 
     Raises:
         ShardingError: Listing every dimension that does not divide over its mesh axes.
@@ -129,7 +129,7 @@ def _indivisible(spec: ParamSpec, parts: PartitionSpec, mesh: AnyMesh) -> list[s
 
 
 def shardings_like(tree: Any, params: Any, shardings: Any, mesh: AnyMesh) -> Any:
-    """Returns shardings for an abstract tree that holds copies of `params` somewhere inside.
+    """Return shardings for an abstract tree that holds copies of `params` somewhere inside.
 
     A leaf whose path ends with a parameter's path, and which has its shape, is sharded as that
     parameter; so is one with a number for each row or block of it, in dimensions that still divide.
@@ -162,7 +162,7 @@ def _has_blocks(shape: tuple[int, ...], *, of: tuple[int, ...]) -> bool:
 
 
 def where_divisible(sharding: NamedSharding, shape: tuple[int, ...]) -> NamedSharding:
-    """Returns the sharding, with dimensions whole that do not divide over their mesh axes."""
+    """Return the sharding, with dimensions whole that do not divide over their mesh axes."""
     parts = [
         None if size % _ways(entry, sharding.mesh) else entry
         for size, entry in zip_longest(shape, sharding.spec)  # a spec may leave out the last ones
@@ -206,7 +206,7 @@ class ShardedArray:
 
 
 def describe_sharding(specs: Any, shardings: Any) -> list[ShardedArray]:
-    """Returns how every array that a tree of specs describes is split."""
+    """Return how every array that a tree of specs describes is split."""
     is_spec = lambda leaf: isinstance(leaf, ParamSpec)  # noqa: E731
     pairs = zip(jax.tree.leaves(specs, is_leaf=is_spec), jax.tree.leaves(shardings), strict=True)
     return [
@@ -218,13 +218,13 @@ def describe_sharding(specs: Any, shardings: Any) -> list[ShardedArray]:
 
 
 def bytes_per_device(tree: Any, shardings: Any) -> int:
-    """Returns what one device holds of a tree of arrays, which may be abstract."""
+    """Return what one device holds of a tree of arrays, which may be abstract."""
     pairs = zip(jax.tree.leaves(tree), jax.tree.leaves(shardings), strict=True)
     return sum(_held(leaf.shape, leaf.dtype, sharding) for leaf, sharding in pairs)
 
 
 def unused_mesh_axes(shardings: Any, mesh: AnyMesh) -> list[str]:
-    """Returns the mesh axes of more than one device that none of these shardings splits by.
+    """Return the mesh axes of more than one device that none of these shardings splits by.
 
     Devices along such an axis all do the same work.
 

@@ -12,10 +12,10 @@ from axcore.errors import ConfigError
 from axcore.hardware import Hardware
 from axcore.inference import Engine, EngineConfig, Request, Sampling
 from axcore.inference.cached_model import CachedModel
-from axcore.layers import KVCacheConfig, Linear, LoRALinear, PanelLinear, QuantizedLinear
+from axcore.layers import KVCacheConfig, Linear, LoRALinear, PackedLinear, QuantizedLinear
 from axcore.layers.quantization.stored_weights import SCALE, VALUES
 from axcore.models import transformer
-from axcore.modifiers import NAMED_WEIGHTS, LoRA, QuantizedWeights, with_panels
+from axcore.modifiers import NAMED_WEIGHTS, LoRA, QuantizedWeights, with_packed_weights
 from axcore.module import functional
 from axcore.ops import KernelPolicy, unpacked_int4, use_policy, wide_weight
 from axcore.parallel import make_mesh
@@ -224,9 +224,9 @@ def test_portable_code_gets_no_panels():
 
 def test_factors_of_adapters_stay_and_so_does_a_base_whose_weight_is_read():
     cases = (
-        (with_panels(ADAPTED["lora"]), PanelLinear),
+        (with_packed_weights(ADAPTED["lora"]), PackedLinear),
         (QuantizedWeights().apply(ADAPTED["lora"]), QuantizedLinear),
-        (with_panels(ADAPTED["dora"]), Linear),
+        (with_packed_weights(ADAPTED["dora"]), Linear),
     )
     for cfg, base in cases:
         found = find_config(cfg, LoRALinear)

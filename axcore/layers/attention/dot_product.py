@@ -27,7 +27,7 @@ class DotProductAttention(Module):
 
     @config
     class Config(Module.Config["DotProductAttention"]):
-        """Describes which keys a query sees and how they are weighed.
+        """The config of which keys a query sees and how they are weighed.
 
         Args:
             num_heads: Number of query heads.
@@ -58,7 +58,7 @@ class DotProductAttention(Module):
         info: TokenInfo,
         **options: Any,
     ) -> Float[Array, "batch time heads value_dim"]:
-        """Returns each query's weighted mean of values; tokens of other documents are not seen."""
+        """Return each query's weighted mean of values; tokens of other documents are not seen."""
         cfg = self.config
         return attend(
             q,
@@ -83,7 +83,7 @@ def attend(
     window: Window | None = None,
     **options: Any,
 ) -> Float[Array, "batch time heads value_dim"]:
-    """Returns each query's weighted mean of the values that it may see.
+    """Return each query's weighted mean of the values that it may see.
 
     Args:
         q: Queries of the call's tokens.
@@ -115,7 +115,7 @@ def attend(
     left = window[0] if window else None
     if options.keys() <= {"scale", "soft_cap", "sinks_N"}:
         return _decode(q, k, v, info, window=left, **options)
-    k, v = _held_keys(k, v, info, q.dtype)
+    k, v = _gather_keys(k, v, info, q.dtype)
     return attention(
         q, k, v, causal=True, window=(left, 0), query_offset=info.num_cached, **options
     )
@@ -124,7 +124,7 @@ def attend(
 def _attend_with_gaps(
     q: Array, k: Array, v: Array, info: TokenInfo, *, window: Window | None, **options: Any
 ) -> Array:
-    """Returns attention over those keys of a row that are there."""
+    """Return attention over those keys of a row that are there."""
     if window is not None and window[0] is not None:
         raise ModuleError(
             f"attention with a window of {window[0]} tokens skips tokens where it serves: whether "
@@ -134,7 +134,7 @@ def _attend_with_gaps(
     assert info.key_mask is not None
     is_there = _of_rows(info.key_mask, info.page_table)
     is_there &= _is_reached(info, is_there.shape[1])
-    k, v = _held_keys(k, v, info, q.dtype)
+    k, v = _gather_keys(k, v, info, q.dtype)
     start, end = options.pop("key_ranges", (jnp.zeros_like(info.positions), info.positions + 1))
     is_real = jnp.ones_like(info.positions) if info.segment_ids is None else info.segment_ids > 0
     return attention(
@@ -148,7 +148,7 @@ def _attend_with_gaps(
 
 
 def _decode(q: Array, k: Array, v: Array, info: TokenInfo, **options: Any) -> Array:
-    """Returns what the decode op gives; its queries are a row's last, so padding goes before them.
+    """Return what the decode op gives; its queries are a row's last, so padding goes before them.
 
     Then no padding is among the tokens that a row has, and caches need not keep it.
     """
@@ -170,7 +170,7 @@ def _decode(q: Array, k: Array, v: Array, info: TokenInfo, **options: Any) -> Ar
 def _rolled(
     x: Float[Array, "batch time heads size"], by: Int[Array, " batch"]
 ) -> Float[Array, "batch time heads size"]:
-    """Returns each row with its vectors so many places later, the last ones first."""
+    """Return each row with its vectors so many places later, the last ones first."""
     time = x.shape[1]
     if time == 1:
         return x
@@ -178,18 +178,18 @@ def _rolled(
     return jnp.take_along_axis(x, places[:, :, None, None], axis=1)
 
 
-def _held_keys(k: Array, v: Array, info: TokenInfo, dtype: Any) -> tuple[Array, Array]:
+def _gather_keys(k: Array, v: Array, info: TokenInfo, dtype: Any) -> tuple[Array, Array]:
     k_scale, v_scale = info.scales or (None, None)
-    return _held(k, k_scale, info, dtype), _held(v, v_scale, info, dtype)
+    return gather_from_cache(k, k_scale, info, dtype), gather_from_cache(v, v_scale, info, dtype)
 
 
-def _held(
+def gather_from_cache(
     x: Num[Array, "rows keys heads size"],
     scale: Float[Array, "rows keys heads"] | None,
     info: TokenInfo,
     dtype: Any,
 ) -> Float[Array, "batch room heads size"]:
-    """Returns what a cache holds of each row, in the dtype of queries.
+    """Return what a cache holds of each row, in the dtype of queries.
 
     Where a row has no tokens are zeros: no number there is masked by a weight of 0.
     """
@@ -203,14 +203,14 @@ def _held(
 
 
 def _is_reached(info: TokenInfo, num_places: int) -> Bool[Array, "batch room"]:
-    """Returns which places of each row's cache its tokens have come to."""
+    """Return which places of each row's cache its tokens have come to."""
     assert info.num_cached is not None
     places = jnp.arange(num_places, dtype=jnp.int32)[None, :]
     return places < (info.num_cached + info.of_call().num_new())[:, None]
 
 
 def _of_rows(x: Array, page_table: Array | None) -> Array:
-    """Returns the pages of each row one after the other; rows as they are without a table."""
+    """Return the pages of each row one after the other; rows as they are without a table."""
     if page_table is None:
         return x
     pages = jnp.take(x, page_table, axis=0, mode="clip")

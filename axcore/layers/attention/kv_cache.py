@@ -39,7 +39,7 @@ class ContiguousCache(Module):
 
     @config
     class Config(Module.Config["ContiguousCache"]):
-        """Describes a `ContiguousCache`.
+        """The config of a `ContiguousCache`.
 
         Args:
             num_kv_heads: Number of key and value heads.
@@ -57,16 +57,16 @@ class ContiguousCache(Module):
         num_rows: PositiveInt = REQUIRED
         capacity: PositiveInt = REQUIRED
 
-        def in_room(self, room: KVCacheConfig) -> "ContiguousCache.Config":
-            """Returns the config of a cache for so much."""
+        def with_size(self, room: KVCacheConfig) -> "ContiguousCache.Config":
+            """Return the config of a cache for so much."""
             return evolve(self, num_rows=room.num_rows, capacity=room.capacity)
 
     def setup(self, cfg: Config) -> None:
-        """Builds the store."""
+        """Build the store."""
         self.store = built_store(cfg, cfg.num_rows, cfg.capacity, row_axis="batch")
 
     def forward(self, k: Keys, v: Values, info: TokenInfo) -> tuple[Any, Any, TokenInfo]:
-        """Returns all keys and values of each row, the new ones among them, and how to read them.
+        """Return all keys and values of each row, the new ones among them, and how to read them.
 
         They are `[R, S, K, size]`, or the same cut into pages.
 
@@ -107,7 +107,7 @@ class PagedCache(Module):
 
     @config
     class Config(Module.Config["PagedCache"]):
-        """Describes a `PagedCache`.
+        """The config of a `PagedCache`.
 
         Args:
             num_kv_heads: Number of key and value heads.
@@ -127,17 +127,17 @@ class PagedCache(Module):
         page_size: PositiveInt = REQUIRED
         row_axis: str | None = None
 
-        def in_room(self, room: KVCacheConfig) -> "PagedCache.Config":
-            """Returns the config of a cache with the pages that there is room for."""
+        def with_size(self, room: KVCacheConfig) -> "PagedCache.Config":
+            """Return the config of a cache with the pages that there is room for."""
             assert room.pages is not None
             return evolve(self, num_pages=room.pages.num_pages, page_size=room.pages.page_size)
 
     def setup(self, cfg: Config) -> None:
-        """Builds the store."""
+        """Build the store."""
         self.store = built_store(cfg, cfg.num_pages, cfg.page_size, row_axis=cfg.row_axis)
 
     def forward(self, k: Keys, v: Values, info: TokenInfo) -> tuple[Any, Any, TokenInfo]:
-        """Returns all pages, `[M, C, K, size]`, with the new keys and values in them, and the info.
+        """Return all pages, `[M, C, K, size]`, with the new keys and values in them, and the info.
 
         Raises:
             ModuleError: The call does not say how many tokens each row has, or which pages.
@@ -165,7 +165,7 @@ class NoCache(Module):
 
     @config
     class Config(Module.Config["NoCache"]):
-        """Describes a `NoCache`, and what takes its place where the model serves.
+        """The config of a `NoCache`, and what takes its place where the model serves.
 
         Args:
             num_kv_heads: Number of key and value heads.
@@ -182,12 +182,12 @@ class NoCache(Module):
         store: Module.Config = KVStore.Config()
 
         def for_serving(self, room: KVCacheConfig) -> Module.Config:
-            """Returns what keeps them."""
+            """Return what keeps them."""
             layout: Any = self.layout
             if layout is None:
                 layout = (ContiguousCache if room.pages is None else PagedCache).Config()
             return evolve(
-                layout.in_room(room),
+                layout.with_size(room),
                 num_kv_heads=self.num_kv_heads,
                 head_dim=self.head_dim,
                 value_dim=self.value_dim,
@@ -196,7 +196,7 @@ class NoCache(Module):
             )
 
     def forward(self, k: Keys, v: Values, info: TokenInfo) -> tuple[Keys, Values, TokenInfo]:
-        """Returns all as they are.
+        """Return all as they are.
 
         Raises:
             ModuleError: The call continues earlier tokens, which were not kept.
@@ -219,7 +219,7 @@ class SlidingCache(Module):
 
     @config
     class Config(Module.Config["SlidingCache"]):
-        """Describes a `SlidingCache`.
+        """The config of a `SlidingCache`.
 
         Args:
             num_kv_heads: Number of key and value heads.
@@ -243,8 +243,8 @@ class SlidingCache(Module):
         capacity: PositiveInt = REQUIRED
         call_tokens: PositiveInt = REQUIRED
 
-        def in_room(self, room: KVCacheConfig) -> "SlidingCache.Config":
-            """Returns the config of a cache for so many rows."""
+        def with_size(self, room: KVCacheConfig) -> "SlidingCache.Config":
+            """Return the config of a cache for so many rows."""
             return evolve(
                 self,
                 num_rows=room.num_rows,
@@ -253,7 +253,7 @@ class SlidingCache(Module):
             )
 
     def setup(self, cfg: Config) -> None:
-        """Builds the pages of all rings."""
+        """Build the pages of all rings."""
         self.num_pages = -(-(cfg.window - 1 + cfg.call_tokens) // cfg.page_size)
         self.pages = PagedCache.Config(store=cfg.store, row_axis="batch").build(
             num_kv_heads=cfg.num_kv_heads,
@@ -264,7 +264,7 @@ class SlidingCache(Module):
         )
 
     def forward(self, k: Keys, v: Values, info: TokenInfo) -> tuple[Any, Any, TokenInfo]:
-        """Returns the pages of all rings, with the new keys and values in them, and the info.
+        """Return the pages of all rings, with the new keys and values in them, and the info.
 
         Raises:
             ModuleError: The call does not say how many tokens each row has, has more of them than
@@ -281,7 +281,7 @@ class SlidingCache(Module):
         return self.pages(k, v, info._replace(page_table=self._ring(rows)))
 
     def _ring(self, rows: Int[Array, " batch"]) -> Int[Array, "batch pages"]:
-        """Returns the page table of rows; that of a row out of range has no page that there is."""
+        """Return the page table of rows; that of a row out of range has no page that there is."""
         of_a_row = -(-self.config.capacity // self.config.page_size)
         numbers = jnp.arange(of_a_row, dtype=jnp.int32) % self.num_pages
         return rows[:, None] * self.num_pages + numbers[None, :]
@@ -300,7 +300,7 @@ class GappedCache(Module):
 
     @config
     class Config(Module.Config["GappedCache"]):
-        """Describes a `GappedCache`; it is a `layout` of `NoCache.Config`.
+        """The config of a `GappedCache`; it is a `layout` of `NoCache.Config`.
 
         Args:
             num_kv_heads: Number of key and value heads.
@@ -316,13 +316,13 @@ class GappedCache(Module):
         store: Module.Config = KVStore.Config()
         cache: Module.Config = REQUIRED
 
-        def in_room(self, room: KVCacheConfig) -> "GappedCache.Config":
-            """Returns the config of a cache for so much."""
+        def with_size(self, room: KVCacheConfig) -> "GappedCache.Config":
+            """Return the config of a cache for so much."""
             cache: Any = (ContiguousCache if room.pages is None else PagedCache).Config()
-            return evolve(self, cache=cache.in_room(room))
+            return evolve(self, cache=cache.with_size(room))
 
     def setup(self, cfg: Config) -> None:
-        """Builds the cache, and another of one number for each token."""
+        """Build the cache, and another of one number for each token."""
         self.cache = cfg.cache.build(
             num_kv_heads=cfg.num_kv_heads,
             head_dim=cfg.head_dim,
@@ -332,7 +332,7 @@ class GappedCache(Module):
         self.marks = cfg.cache.build(num_kv_heads=1, head_dim=1, value_dim=None)
 
     def forward(self, k: Keys, v: Values, info: TokenInfo) -> tuple[Any, Any, TokenInfo]:
-        """Returns what the cache does, and in the info which of the keys are there.
+        """Return what the cache does, and in the info which of the keys are there.
 
         Raises:
             ModuleError: The call does not say how many tokens each row has.
@@ -345,7 +345,7 @@ class GappedCache(Module):
         return keys, values, read._replace(call=info.call, key_mask=marks[..., 0, 0] > 0)
 
     def _is_there(self, info: TokenInfo, call: TokenInfo) -> Bool[Array, "batch time"]:
-        """Returns which tokens of the call the layer is called with."""
+        """Return which tokens of the call the layer is called with."""
         same_BTC = call.positions[:, :, None] == info.positions[:, None, :]
         if info.segment_ids is not None:
             same_BTC &= (info.segment_ids > 0)[:, None, :]
@@ -353,7 +353,7 @@ class GappedCache(Module):
 
 
 def built_store(cfg: Any, num_rows: int, num_places: int, *, row_axis: str | None = None) -> Any:
-    """Returns the store of a cache.
+    """Return the store of a cache.
 
     Args:
         cfg: Of the cache.
@@ -372,7 +372,7 @@ def built_store(cfg: Any, num_rows: int, num_places: int, *, row_axis: str | Non
 
 
 def check_continued(k: Array, info: TokenInfo) -> None:
-    """Refuses a call that does not say how many tokens each row has, or has not all of them.
+    """Refuse a call that does not say how many tokens each row has, or has not all of them.
 
     Raises:
         ModuleError: It has no `num_cached`, or the tokens are not those of the call.
@@ -382,7 +382,7 @@ def check_continued(k: Array, info: TokenInfo) -> None:
 
 
 def check_counts(k: Array, info: TokenInfo) -> None:
-    """Refuses a call that does not say how many tokens each row has.
+    """Refuse a call that does not say how many tokens each row has.
 
     Raises:
         ModuleError: It has no `num_cached`, or keys of another number of tokens than its info.
@@ -402,7 +402,7 @@ def check_counts(k: Array, info: TokenInfo) -> None:
 
 
 def check_all_tokens(info: TokenInfo) -> None:
-    """Refuses tokens that are not all of a call's, where a cache is read without gaps.
+    """Refuse tokens that are not all of a call's, where a cache is read without gaps.
 
     Raises:
         ModuleError: They are not.
@@ -420,7 +420,7 @@ def check_all_tokens(info: TokenInfo) -> None:
 
 
 def rows_of(batch: int, num_rows: int, info: TokenInfo) -> Any:
-    """Returns which row of a cache each row of a call has, `[batch]`.
+    """Return which row of a cache each row of a call has, `[batch]`.
 
     Raises:
         ModuleError: The call does not say it, and has other rows than the cache.

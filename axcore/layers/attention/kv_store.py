@@ -40,7 +40,7 @@ class KVStore(Module):
 
     @config
     class Config(Module.Config["KVStore"]):
-        """Describes a `KVStore`.
+        """The config of a `KVStore`.
 
         Args:
             num_rows: Rows, or pages.
@@ -59,7 +59,7 @@ class KVStore(Module):
         value_dim: PositiveInt | None = REQUIRED
 
     def setup(self, cfg: Config) -> None:
-        """Declares the room."""
+        """Declare the room."""
         self.keys = key_room(cfg, (cfg.head_dim,), self.dtypes.compute)
         if cfg.value_dim is not None:
             self.values = key_room(cfg, (cfg.value_dim,), self.dtypes.compute)
@@ -67,7 +67,7 @@ class KVStore(Module):
     def forward(
         self, k: Keys, v: Values, places: Places, info: TokenInfo
     ) -> tuple[Any, Any, TokenInfo]:
-        """Returns all that is kept, `[R, S, K, size]`, the new ones among it, and the info."""
+        """Return all that is kept, `[R, S, K, size]`, the new ones among it, and the info."""
         keys = with_new(self.keys, k, places)
         self.update("keys", keys)
         if self.config.value_dim is None:
@@ -78,7 +78,7 @@ class KVStore(Module):
 
 
 def key_room(cfg: Any, size: tuple[int, ...], dtype: str) -> Any:
-    """Declares room for something of each head of each token.
+    """Declare room for something of each head of each token.
 
     Args:
         cfg: Of the store.
@@ -95,7 +95,7 @@ def key_room(cfg: Any, size: tuple[int, ...], dtype: str) -> Any:
 
 
 def with_new(held: Array, new: Array, places: Places) -> Array:
-    """Returns what is held, `[R, S, ...]`, and what is new, `[batch, time, ...]`, in its places."""
+    """Return what is held, `[R, S, ...]`, and what is new, `[batch, time, ...]`, in its places."""
     at = held.at[places.rows, places.places]
     kept: Array = at.set(new.astype(held.dtype), mode="drop", wrap_negative_indices=False)
     return kept
@@ -110,7 +110,7 @@ class HalfPrecisionKVStore(KVStore):
 
     @config
     class Config(KVStore.Config):
-        """Describes a `HalfPrecisionKVStore`; the fields of `KVStore` besides.
+        """The config of a `HalfPrecisionKVStore`; the fields of `KVStore` besides.
 
         Args:
             dtype: Of what is kept.
@@ -119,7 +119,7 @@ class HalfPrecisionKVStore(KVStore):
         dtype: Literal["float16", "bfloat16"] = "float16"
 
     def setup(self, cfg: Config) -> None:  # type: ignore[override]
-        """Declares the room."""
+        """Declare the room."""
         self.keys = key_room(cfg, (cfg.head_dim,), cfg.dtype)
         if cfg.value_dim is not None:
             self.values = key_room(cfg, (cfg.value_dim,), cfg.dtype)
@@ -137,7 +137,7 @@ class QuantizedKVStore(Module):
 
     @config
     class Config(Module.Config["QuantizedKVStore"]):
-        """Describes a `QuantizedKVStore`.
+        """The config of a `QuantizedKVStore`.
 
         Args:
             num_rows: Rows, or pages.
@@ -158,7 +158,7 @@ class QuantizedKVStore(Module):
         dtype: Literal["int8", "float8_e4m3fn"] = "int8"
 
     def setup(self, cfg: Config) -> None:
-        """Declares the room, and that of the scales."""
+        """Declare the room, and that of the scales."""
         self.keys = key_room(cfg, (cfg.head_dim,), cfg.dtype)
         self.key_scales = key_room(cfg, (), "float32")
         if cfg.value_dim is not None:
@@ -168,7 +168,7 @@ class QuantizedKVStore(Module):
     def forward(
         self, k: Keys, v: Values, places: Places, info: TokenInfo
     ) -> tuple[Any, Any, TokenInfo]:
-        """Returns all that is kept, `[R, S, K, size]`, and the info with the scales `[R, S, K]`."""
+        """Return all that is kept, `[R, S, K, size]`, and the info with the scales `[R, S, K]`."""
         keys, scales = self._with_new("key", k, places)
         if self.config.value_dim is None:
             return keys, keys, info._replace(scales=(scales, scales))

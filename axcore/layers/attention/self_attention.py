@@ -32,7 +32,7 @@ class Attention(Module):
 
     @config
     class Config(Module.Config["Attention"]):
-        """Describes an `Attention`.
+        """The config of an `Attention`.
 
         Args:
             dim: Size of the last dimension of input and output.
@@ -61,7 +61,7 @@ class Attention(Module):
         kv_cache: Module.Config = NoCache.Config()
 
     def setup(self, cfg: Config) -> None:
-        """Builds the projections, the positions and the core."""
+        """Build the projections, the positions and the core."""
         num_kv_heads = cfg.num_kv_heads or cfg.num_heads
         self.head_dim = cfg.head_dim or _head_dim(cfg)
         if cfg.num_heads % num_kv_heads:
@@ -85,7 +85,7 @@ class Attention(Module):
     def forward(
         self, x: Float[Array, "batch time dim"], info: TokenInfo
     ) -> Float[Array, "batch time dim"]:
-        """Returns each token's mixture of the tokens that it sees."""
+        """Return each token's mixture of the tokens that it sees."""
         q, k = self._split(self.q(x), "heads"), self._split(self.k(x), "kv_heads")
         v = self._split(self.v(x), "kv_heads")
         q, k = self.position(q, k, info.positions)

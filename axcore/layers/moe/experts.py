@@ -56,7 +56,7 @@ class Experts(Module):
 
     @config
     class Config(Module.Config["Experts"]):
-        """Describes what every kind has.
+        """The config of what every kind has.
 
         Args:
             dim: Size of a token's vector.
@@ -69,7 +69,7 @@ class Experts(Module):
         expert: Module.Config = REQUIRED
 
     def forward(self, x: Tokens, routing: Routing) -> Tokens:
-        """Returns each token's weighted sum of what its experts make of it.
+        """Return each token's weighted sum of what its experts make of it.
 
         Choices of padding have the number `num_experts` and a weight of 0: they go nowhere.
         """
@@ -86,7 +86,7 @@ class Dropless(Experts):
 
     @config
     class Config(Experts.Config):
-        """Describes a `Dropless`.
+        """The config of a `Dropless`.
 
         Args:
             exchange_room: Rows that a device may send to each other one, as a multiple of an even
@@ -98,17 +98,17 @@ class Dropless(Experts):
         exchange_room: PositiveFloat | None = None
 
     def setup(self, cfg: Config) -> None:
-        """Builds the experts, with grouped products in place of their linear layers."""
+        """Build the experts, with grouped products in place of their linear layers."""
         expert = with_grouped_linears(cfg.expert).build(dim=cfg.dim)
         check_supports_call_stacked(expert)
         self.expert = StackedModule(expert, cfg.num_experts, axis="expert")
 
     def forward(self, x: Tokens, routing: Routing) -> Tokens:
-        """Returns each token's weighted sum of what its experts make of it."""
+        """Return each token's weighted sum of what its experts make of it."""
         return shard_map_over_tokens(self, type(self).mixed, x, *routing)
 
     def mixed(self, x: Tokens, experts: Choices, weights: Weights) -> Tokens:
-        """Returns the mixture for the tokens of one device."""
+        """Return the mixture for the tokens of one device."""
         x_ND = x.reshape(-1, x.shape[-1])
         permutation = TokenPermutation.of(experts.reshape(-1), self.config.num_experts)
         axes = expert_mesh_axes()
@@ -124,7 +124,7 @@ class Dropless(Experts):
         return jnp.einsum("kbtd,btk->btd", y_KBTD, weights.astype(y_KBTD.dtype))
 
     def _at_home(self, x_ND: Rows, permutation: TokenPermutation) -> Array:
-        """Returns what this device's experts make of its own tokens, choice by choice."""
+        """Return what this device's experts make of its own tokens, choice by choice."""
         rows, places = permutation.order, permutation.place
         y_RD = self._run(spread(x_ND, rows, places, True), permutation.sizes)
         return collect(y_RD, rows, places, len(x_ND), True)
@@ -147,7 +147,7 @@ class CapacityLimited(Experts):
 
     @config
     class Config(Experts.Config):
-        """Describes a `CapacityLimited`.
+        """The config of a `CapacityLimited`.
 
         Args:
             factor: Room, as a multiple of what an even load would need.
@@ -156,7 +156,7 @@ class CapacityLimited(Experts):
         factor: float = 1.25
 
         def for_serving(self, room: KVCacheConfig) -> Dropless.Config:
-            """Returns what drops none: how many tokens come at once is by chance there."""
+            """Return what drops none: how many tokens come at once is by chance there."""
             return Dropless.Config(
                 dim=self.dim,
                 num_experts=self.num_experts,
@@ -165,7 +165,7 @@ class CapacityLimited(Experts):
             )
 
     def setup(self, cfg: Config) -> None:
-        """Builds the experts."""
+        """Build the experts."""
         if cfg.factor <= 0:
             raise ConfigError(
                 f"factor is {cfg.factor}; expected a number above 0", where="dispatch.factor"
@@ -173,11 +173,11 @@ class CapacityLimited(Experts):
         self.expert = StackedModule(cfg.expert.build(dim=cfg.dim), cfg.num_experts, axis="expert")
 
     def forward(self, x: Tokens, routing: Routing) -> Tokens:
-        """Returns each token's weighted sum of what its experts make of it."""
+        """Return each token's weighted sum of what its experts make of it."""
         return shard_map_over_tokens(self, type(self).mixed, x, *routing, replicate_time=True)
 
     def mixed(self, x: Tokens, experts: Choices, weights: Weights) -> Tokens:
-        """Returns the mixture for the tokens of one device."""
+        """Return the mixture for the tokens of one device."""
         num_choices, (rows, time, dim) = experts.shape[-1], x.shape
         shape = (self.config.num_experts, rows, self.capacity(time, num_choices))
         room_by_size = np.array([self.capacity(n, num_choices) for n in range(time + 1)], np.int32)
@@ -194,7 +194,7 @@ class CapacityLimited(Experts):
         return jnp.einsum("kbtd,btk->btd", y_KBTD, weights.astype(y_KBTD.dtype))
 
     def capacity(self, time: int, num_choices: int) -> int:
-        """Returns how many of a row's tokens each expert has room for; never more than it has."""
+        """Return how many of a row's tokens each expert has room for; never more than it has."""
         even = time * num_choices / self.config.num_experts
         return min(time, math.ceil(self.config.factor * even))
 
@@ -213,7 +213,7 @@ def _swapped(x: Array, axes: tuple[str, ...], split_axis: int, concat_axis: int)
 def _places(
     experts: Choices, shape: tuple[int, int, int], room_B: Int[Array, " batch"]
 ) -> Int[Array, "batch time choices"]:
-    """Returns each choice's place in `[E, B, C]`, and E B C where there is no room or no expert.
+    """Return each choice's place in `[E, B, C]`, and E B C where there is no room or no expert.
 
     Args:
         experts: Of each choice; E is none.
@@ -240,10 +240,10 @@ class GroupedLinear(GroupedRows, Linear):
 
     @config
     class Config(Linear.Config):
-        """Describes a `GroupedLinear`; its fields are those of `Linear`."""
+        """The config of a `GroupedLinear`; its fields are those of `Linear`."""
 
     def forward(self, x: Float[Array, "*batch in_dim"]) -> Float[Array, "*batch out_dim"]:
-        """Returns the projection of rows sorted by expert, whose sizes are a shared value."""
+        """Return the projection of rows sorted by expert, whose sizes are a shared value."""
         sizes = self.get_shared(GROUP_SIZES)
         rows = x.reshape(-1, x.shape[-1])
         y = self.dot.grouped(rows, self.weight, sizes)
@@ -253,7 +253,7 @@ class GroupedLinear(GroupedRows, Linear):
 
 
 def with_grouped_linears(cfg: Module.Config) -> Module.Config:
-    """Returns the config of a feed-forward with every `Linear` in it replaced by a grouped one."""
+    """Return the config of a feed-forward with every `Linear` in it replaced by a grouped one."""
 
     def is_linear(node: Any) -> bool:
         return type(node) is Linear.Config
@@ -265,7 +265,7 @@ def with_grouped_linears(cfg: Module.Config) -> Module.Config:
 
 
 def check_supports_call_stacked(expert: Module) -> None:
-    """Checks that all parameters of an expert are in layers that can distinguish experts.
+    """Check that all parameters of an expert are in layers that can distinguish experts.
 
     Raises:
         ConfigError: Naming the first module that has others.
@@ -305,7 +305,7 @@ class MoE(Module):
 
     @config
     class Config(Module.Config["MoE"]):
-        """Describes a `MoE`.
+        """The config of a `MoE`.
 
         Args:
             dim: Size of the last dimension of input and output.
@@ -326,7 +326,7 @@ class MoE(Module):
         shared: Module.Config | None = None
 
     def setup(self, cfg: Config) -> None:
-        """Builds the router, the experts and the shared one."""
+        """Build the router, the experts and the shared one."""
         for name in ("expert", "shared"):
             _check_is_plain(getattr(cfg, name), name)
         self.router = cfg.router.build(dim=cfg.dim, num_experts=cfg.num_experts, top_k=cfg.top_k)
@@ -338,7 +338,7 @@ class MoE(Module):
         self.shared = None if cfg.shared is None else cfg.shared.build(dim=cfg.dim)
 
     def forward(self, x: Float[Array, "batch time dim"]) -> Float[Array, "batch time dim"]:
-        """Returns the mixture for each token."""
+        """Return the mixture for each token."""
         routing = self.router(x)
         with self.with_shared(TOKEN_MASK, None):  # experts get rows in another order
             y = self.experts(x, routing)

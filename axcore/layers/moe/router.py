@@ -52,7 +52,7 @@ class GroupLimit:
     rated_by: int = 2
 
     def check(self, num_experts: int, top_k: int) -> None:
-        """Checks that the numbers go together.
+        """Check that the numbers go together.
 
         Raises:
             ConfigError: They do not.
@@ -77,7 +77,7 @@ class GroupLimit:
             )
 
     def limited(self, scores_BTE: Scores) -> Scores:
-        """Returns scores with minus infinity outside of each token's best groups."""
+        """Return scores with minus infinity outside of each token's best groups."""
         scores_BTGS = scores_BTE.reshape(*scores_BTE.shape[:2], self.num_groups, -1)
         best_BTGR, _ = jax.lax.top_k(scores_BTGS, self.rated_by)
         _, kept_BTK = jax.lax.top_k(jnp.sum(best_BTGR, axis=-1), self.num_kept)
@@ -87,7 +87,7 @@ class GroupLimit:
 
 
 def chosen(scores_BTE: Scores, rating_BTE: Scores, top_k: int) -> Routing:
-    """Returns the `top_k` experts of highest rating, weighted by their scores.
+    """Return the `top_k` experts of highest rating, weighted by their scores.
 
     Of equal ratings the expert of lower number is chosen.
     """
@@ -96,7 +96,7 @@ def chosen(scores_BTE: Scores, rating_BTE: Scores, top_k: int) -> Routing:
 
 
 def normalised(weights_BTK: Float[Array, "batch time choices"]) -> Array:
-    """Returns the weights divided by each token's sum of them."""
+    """Return the weights divided by each token's sum of them."""
     total = jnp.sum(weights_BTK, axis=-1, keepdims=True)
     tiny = jnp.finfo(weights_BTK.dtype).tiny  # type: ignore[no-untyped-call]
     return weights_BTK / jnp.maximum(total, tiny)
@@ -105,7 +105,7 @@ def normalised(weights_BTK: Float[Array, "batch time choices"]) -> Array:
 def counts(
     experts: Int[Array, "*batch choices"], num_experts: int
 ) -> Float[Array, "*batch experts"]:
-    """Returns how many of the choices fell on each expert; numbers past the last are none."""
+    """Return how many of the choices fell on each expert; numbers past the last are none."""
     return jnp.sum(jax.nn.one_hot(experts, num_experts, dtype=jnp.float32), axis=-2)
 
 
@@ -128,7 +128,7 @@ class Router(Module):
 
     @config
     class Config(Module.Config["Router"]):
-        """Describes a `Router`. It computes in float32 by default.
+        """The config of a `Router`. It computes in float32 by default.
 
         Args:
             dim: Size of a token's vector.
@@ -160,7 +160,7 @@ class Router(Module):
         linear: Module.Config = Linear.Config()
 
     def setup(self, cfg: Config) -> None:
-        """Checks the numbers; builds the linear map and declares the bias."""
+        """Check the numbers; build the linear map and declare the bias."""
         if not 1 <= cfg.top_k <= cfg.num_experts:
             raise ConfigError(
                 f"top_k is {cfg.top_k}, with {cfg.num_experts} experts",
@@ -179,7 +179,7 @@ class Router(Module):
             self.bias = Param((cfg.num_experts,), axes=(None,), init=0.0, is_buffer=True)
 
     def forward(self, x: Float[Array, "batch time dim"]) -> Routing:
-        """Returns each token's experts and their weights."""
+        """Return each token's experts and their weights."""
         cfg = self.config
         logits = self.linear(x.astype(self.dtypes.compute)).astype(jnp.float32)
         scores = jax.nn.softmax(logits) if cfg.score == "softmax" else jax.nn.sigmoid(logits)
@@ -197,7 +197,7 @@ class Router(Module):
         return Routing(experts, weights)
 
     def _keep_even(self, logits: Scores, scores: Scores, experts: Array, real: Tokens) -> None:
-        """Adds the losses, the next bias and the summaries."""
+        """Add the losses, the next bias and the summaries."""
         cfg = self.config
         load = counts(experts, cfg.num_experts)
         share = jnp.sum(load, axis=(0, 1)) / jnp.maximum(cfg.top_k * jnp.sum(real), 1.0)
@@ -214,7 +214,7 @@ class Router(Module):
 
 
 def _balance(load: Scores, scores: Scores, real: Tokens, over: str) -> tuple[Array, Array]:
-    """Returns the sum over tokens of the balance loss `E f P`, and the number of tokens.
+    """Return the sum over tokens of the balance loss `E f P`, and the number of tokens.
 
     f is the share of choices that fell on an expert, P its mean probability, each over a row or
     the batch.

@@ -39,7 +39,7 @@ class TokenPermutation(NamedTuple):
 
     @classmethod
     def of(cls, expert_R: Int[Array, " rows"], num_experts: int) -> "TokenPermutation":
-        """Returns the order of rows, which keep theirs within an expert.
+        """Return the order of rows, which keep theirs within an expert.
 
         Rows of a higher number than any expert's come last, and count for none.
         """
@@ -49,7 +49,7 @@ class TokenPermutation(NamedTuple):
 
 
 def inverse(place_R: Int[Array, " rows"], num_places: int) -> Int[Array, " places"]:
-    """Returns the row at each place, R where there is none; places past the end do not exist."""
+    """Return the row at each place, R where there is none; places past the end do not exist."""
     num_rows = len(place_R)
     rows = jnp.arange(num_rows, dtype=jnp.int32)
     return jnp.full((num_places,), num_rows, jnp.int32).at[place_R].set(rows, mode="drop")
@@ -59,7 +59,7 @@ def inverse(place_R: Int[Array, " rows"], num_places: int) -> Int[Array, " place
 def permute(
     x_RD: Float[Array, "rows dim"], row_R: Int[Array, " rows"], place_R: Int[Array, " rows"]
 ) -> Float[Array, "rows dim"]:
-    """Returns the row at each place.
+    """Return the row at each place.
 
     Args:
         x_RD: Rows.
@@ -87,7 +87,7 @@ def spread(
     place_R: Int[Array, " rows"],
     is_total: bool,
 ) -> Float[Array, "places dim"]:
-    """Returns at each place the token whose choice is there, zeros where there is none.
+    """Return at each place the token whose choice is there, zeros where there is none.
 
     Args:
         x_ND: Tokens.
@@ -118,7 +118,7 @@ def collect(
     num_tokens: int,
     is_total: bool,
 ) -> Float[Array, "choices tokens dim"]:
-    """Returns what came back for each choice of each token, zeros for those that had no place.
+    """Return what came back for each choice of each token, zeros for those that had no place.
 
     Args:
         y_SD: What there is at each place.
@@ -154,7 +154,7 @@ def _by_choice(y_SD: Array, place_R: Array, num_tokens: int, is_total: bool) -> 
 
 
 def _take(x: Array, index: Array, is_total: bool) -> Array:
-    """Returns rows, zeros for an index past the end; these are put where there are fewer rows."""
+    """Return rows, zeros for an index past the end; these are put where there are fewer rows."""
     if is_total:
         return jnp.take(x, index, axis=0, mode="clip")
     if len(index) <= len(x):
@@ -173,7 +173,7 @@ def expert_all_to_all(
     axes: tuple[str, ...],
     room: float | None = None,
 ) -> tuple[Float[Array, "choices tokens dim"], Float[Array, ""]]:
-    """Returns what experts make of each choice of a token, and the share of rows that stay.
+    """Return what experts make of each choice of a token, and the share of rows that stay.
 
     Those are rows for which there was no room; zeros are in their place, and in that of rows that
     go to no expert, which do not count.
@@ -209,13 +209,13 @@ def _block_size(num_rows: int, num_devices: int, room: float | None) -> int:
 
 
 def _with_room(wanted_PL: Int[Array, "devices experts"], block: int) -> Int[Array, "d e"]:
-    """Returns how many rows of each expert are in a block, the first ones first."""
+    """Return how many rows of each expert are in a block, the first ones first."""
     ends_PL = jnp.minimum(jnp.cumsum(wanted_PL, axis=1), block)
     return jnp.diff(ends_PL, axis=1, prepend=0).astype(wanted_PL.dtype)
 
 
 def _swapped(blocks: Array, axes: tuple[str, ...]) -> Array:
-    """Returns, in place of the p-th block of rows, the block that device p has for this one."""
+    """Return, in place of the p-th block of rows, the block that device p has for this one."""
     swapped: Array = jax.lax.all_to_all(blocks, axes, 0, 0, tiled=True)  # type: ignore[no-untyped-call]
     return swapped
 
@@ -223,7 +223,7 @@ def _swapped(blocks: Array, axes: tuple[str, ...]) -> Array:
 def _places(
     wanted_PL: Int[Array, "devices experts"], num_rows: int, block: int
 ) -> Int[Array, " rows"]:
-    """Returns each row's place in the blocks; one past the end where its block has no room.
+    """Return each row's place in the blocks; one past the end where its block has no room.
 
     So have rows after those of all experts, which go to none.
     """
@@ -238,7 +238,7 @@ def _places(
 
 
 def _experts(arrived_PL: Int[Array, "devices experts"], num_rows: int) -> Int[Array, " places"]:
-    """Returns the expert of the row at each place, and L where there is no row."""
+    """Return the expert of the row at each place, and L where there is no row."""
     row_R = jnp.arange(num_rows, dtype=arrived_PL.dtype)
 
     def of_block(sizes_L: Array) -> Array:

@@ -34,7 +34,7 @@ class Int8Dynamic(Dot):
 
     @config
     class Config(Dot.Config):
-        """Describes an `Int8Dynamic`.
+        """The config of an `Int8Dynamic`.
 
         Args:
             weight_gradient: Whether the weight's gradient is computed in int8 too. It sums over
@@ -48,14 +48,14 @@ class Int8Dynamic(Dot):
         stochastic_rounding: bool = False
 
     def forward(self, x: Input, weight: Weight) -> Output:
-        """Returns the product in x's dtype."""
+        """Return the product in x's dtype."""
         x = self.without_padding(x)
         spec, key = int8_spec(self.config), self._key()
         return over_rows(lambda rows: quantized_dot(rows, weight, spec, key=key), x)
 
     @entry
     def grouped(self, rows: Rows, weights: Weights, sizes: Sizes) -> Float[Array, "rows out_dim"]:
-        """Returns each row times the weight of its group, in rows' dtype."""
+        """Return each row times the weight of its group, in rows' dtype."""
         spec = int8_spec(self.config)
         return quantized_grouped_matmul(rows, weights, sizes, spec, key=self._key())
 
@@ -65,7 +65,7 @@ class Int8Dynamic(Dot):
 
 
 def int8_spec(cfg: Int8Dynamic.Config) -> QuantizedDotSpec:
-    """Returns the op's choices that a config means."""
+    """Return the op's choices that a config means."""
     to_nearest = Quantization(format="int8", per="channel")
     gradients = Quantization(format="int8", per="channel", is_stochastic=cfg.stochastic_rounding)
     return QuantizedDotSpec(
@@ -92,10 +92,10 @@ class Fp8Current(Dot):
 
     @config
     class Config(Dot.Config):
-        """Describes an `Fp8Current`."""
+        """The config of an `Fp8Current`."""
 
     def forward(self, x: Input, weight: Weight) -> Output:
-        """Returns the product in x's dtype."""
+        """Return the product in x's dtype."""
         x = self.without_padding(x)
 
         def product(rows: Array) -> Array:
@@ -106,7 +106,7 @@ class Fp8Current(Dot):
 
     @entry
     def grouped(self, rows: Rows, weights: Weights, sizes: Sizes) -> Float[Array, "rows out_dim"]:
-        """Returns each row times the weight of its group, in rows' dtype; a scale per group."""
+        """Return each row times the weight of its group, in rows' dtype; a scale per group."""
         return quantized_grouped_matmul(rows, weights, sizes, FLOAT8)
 
 
@@ -131,7 +131,7 @@ class Fp8Delayed(Dot):
 
     @config
     class Config(Dot.Config):
-        """Describes an `Fp8Delayed`.
+        """The config of an `Fp8Delayed`.
 
         Args:
             history: How many steps are looked back on.
@@ -140,7 +140,7 @@ class Fp8Delayed(Dot):
         history: int = 16
 
     def setup(self, cfg: Config) -> None:
-        """Declares the buffers."""
+        """Declare the buffers."""
         if cfg.history < 1:
             raise ConfigError(
                 f"history is {cfg.history}; expected 1 or more",
@@ -155,7 +155,7 @@ class Fp8Delayed(Dot):
         )
 
     def forward(self, x: Input, weight: Weight) -> Output:
-        """Returns the product in x's dtype; in training, takes the magnitudes down."""
+        """Return the product in x's dtype; in training, takes the magnitudes down."""
         x = self.without_padding(x)
         amaxes = self._from_histories(amax_of(x), amax_of(weight))
 
@@ -171,13 +171,13 @@ class Fp8Delayed(Dot):
 
     @entry
     def grouped(self, rows: Rows, weights: Weights, sizes: Sizes) -> Float[Array, "rows out_dim"]:
-        """Returns each row times the weight of its group; every group has histories of its own."""
+        """Return each row times the weight of its group; every group has histories of its own."""
         of_weights = amax_of(weights, (1, 2))[:, 0, 0]
         amaxes = self._from_histories(amax_of_groups(rows, sizes), of_weights)
         return quantized_grouped_matmul(rows, weights, sizes, FLOAT8, amaxes=amaxes)
 
     def _from_histories(self, of_input: Amax, of_weight: Amax) -> Amaxes:
-        """Returns what to scale by; in training, takes the magnitudes down."""
+        """Return what to scale by; in training, takes the magnitudes down."""
         gradient_history = pushed(self.gradient_history, self.gradient_amax)
         if self.training:
             self.update("input_history", pushed(self.input_history, of_input))
@@ -192,11 +192,11 @@ class Fp8Delayed(Dot):
 
 
 def pushed(history: History, newest: Amax) -> History:
-    """Returns the history with the newest in front, and without the oldest."""
+    """Return the history with the newest in front, and without the oldest."""
     return jnp.concatenate([newest[..., None], history[..., :-1]], axis=-1)
 
 
 def largest(history: History, first: float) -> Amax:
-    """Returns the largest of a history; `first` where it is all zeros."""
+    """Return the largest of a history; `first` where it is all zeros."""
     amax = jnp.max(history, axis=-1)
     return jnp.where(amax > 0, amax, first)

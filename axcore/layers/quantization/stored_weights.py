@@ -18,10 +18,10 @@ from axcore.layers.linear import (
     GroupedRows,
     as_row,
     group_of_rows,
-    kept_in_panels,
     over_rows,
+    packed_arrays,
+    quantized_product,
     taken_by_rows,
-    times_narrow,
 )
 from axcore.module import Module, Param, ParamSpec
 from axcore.ops import (
@@ -60,7 +60,7 @@ class QuantizedLinear(GroupedRows, Module):
 
     @config
     class Config(Module.Config["QuantizedLinear"]):
-        """Describes a `QuantizedLinear`.
+        """The config of a `QuantizedLinear`.
 
         Args:
             in_dim: Size of the last dimension of the input.
@@ -80,7 +80,7 @@ class QuantizedLinear(GroupedRows, Module):
         group_size: PositiveInt | None = None
 
     def setup(self, cfg: Config) -> None:
-        """Declares the values, the scales and the bias."""
+        """Declare the values, the scales and the bias."""
         into, out = cfg.axes
         self._num_groups = _num_groups(cfg)
         rows = cfg.in_dim // 2 if cfg.format == "int4" else cfg.in_dim
@@ -99,15 +99,15 @@ class QuantizedLinear(GroupedRows, Module):
             self.bias = Param((cfg.out_dim,), axes=(out,), init=0.0)
 
     def forward(self, x: Float[Array, "*batch in_dim"]) -> Float[Array, "*batch out_dim"]:
-        """Returns the projection of the last dimension, in the dtype of x."""
+        """Return the projection of the last dimension, in the dtype of x."""
         values = self.weight_values
         if values.ndim > 2:
             return self._of_experts(x)
-        y = over_rows(lambda rows: times_narrow(rows, values, self.weight_scale), x)
+        y = over_rows(lambda rows: quantized_product(rows, values, self.weight_scale), x)
         return y + as_row(self.bias, y.ndim) if self.config.has_bias else y
 
     def _of_experts(self, x: Float[Array, "*batch in_dim"]) -> Float[Array, "*batch out_dim"]:
-        """Returns the projection of rows sorted by expert, whose sizes are a shared value.
+        """Return the projection of rows sorted by expert, whose sizes are a shared value.
 
         Where there are fewer rows than experts, only the weights of theirs are made wide.
         """
@@ -133,7 +133,7 @@ class QuantizedLinear(GroupedRows, Module):
 
 
 def quantize_weights(specs: Any, state: Any) -> Any:
-    """Returns the state of a module with quantized layers, from that of the same with wide ones.
+    """Return the state of a module with quantized layers, from that of the same with wide ones.
 
     Args:
         specs: `param_specs()` of the module with `QuantizedLinear`s, or of a part of it.
@@ -145,11 +145,11 @@ def quantize_weights(specs: Any, state: Any) -> Any:
     if VALUES not in specs:
         return {name: quantize_weights(specs[name], below) for name, below in state.items()}
     rest = {name: leaf for name, leaf in state.items() if name != "weight"}
-    return {**rest, **kept_narrow(specs, state["weight"])}
+    return {**rest, **quantized_arrays(specs, state["weight"])}
 
 
-def kept_narrow(specs: Any, weight: Float[Array, "*E K N"]) -> dict[str, Array]:
-    """Returns the arrays that a `QuantizedLinear` of some specs keeps a weight as, by name."""
+def quantized_arrays(specs: Any, weight: Float[Array, "*E K N"]) -> dict[str, Array]:
+    """Return the arrays that a `QuantizedLinear` of some specs keeps a weight as, by name."""
     formats = {dtype: name for name, dtype in _DTYPES.items()}
     how = formats[str(specs[VALUES].dtype)]
     many = _quantize if weight.ndim == 2 else _quantize_experts
@@ -160,7 +160,7 @@ def kept_narrow(specs: Any, weight: Float[Array, "*E K N"]) -> dict[str, Array]:
 def quantized_weight(
     weight: Float[Array, "K N"], how: WeightFormat, num_groups: int = 1
 ) -> QuantizedArray:
-    """Returns a weight as a `QuantizedLinear` keeps it: values `[K, N]`, scales `[G, N]`."""
+    """Return a weight as a `QuantizedLinear` keeps it: values `[K, N]`, scales `[G, N]`."""
     grouped = weight.reshape(num_groups, -1, weight.shape[1])
     if how == "int4":
         scale = jnp.maximum(amax_of(grouped, (1,)) / INT4_LARGEST, SMALLEST)
@@ -185,14 +185,14 @@ _quantize_experts = jax.jit(_quantized_experts, static_argnums=(1, 2))
 
 
 FORMS: Mapping[str, Callable[[Any, Array], dict[str, Array]]] = {
-    PANELS: kept_in_panels,
-    VALUES: kept_narrow,
+    PANELS: packed_arrays,
+    VALUES: quantized_arrays,
 }
 """By the name of an array that only layers of one form have."""
 
 
 def kept_weight(specs: Any, weight: Float[Array, "*E K N"]) -> dict[str, Array]:
-    """Returns the arrays that a weight is kept as, by name.
+    """Return the arrays that a weight is kept as, by name.
 
     Args:
         specs: Those of the layer that keeps it, which has no `weight`.

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from axcore.config import config
 from axcore.errors import ConfigError
-from axcore.layers import Linear, PanelLinear, QuantizedLinear, quantize_weights
+from axcore.layers import Linear, PackedLinear, QuantizedLinear, quantize_weights
 from axcore.layers.linear import GROUP_SIZES
 from axcore.layers.quantization.stored_weights import (
     FORMS,
@@ -146,8 +146,8 @@ def test_an_odd_number_of_rows_is_refused_in_int4():
 
 SIZES = {"in_dim": 64, "out_dim": 100, "axes": ("embed", "mlp")}
 LAYERS = {
-    "panels": (PanelLinear.Config(**SIZES), 1e-6),
-    "panels16": (PanelLinear.Config(**SIZES, dtypes=DTypes(param="bfloat16")), 1 / 128),
+    "panels": (PackedLinear.Config(**SIZES), 1e-6),
+    "panels16": (PackedLinear.Config(**SIZES, dtypes=DTypes(param="bfloat16")), 1 / 128),
     "int8": (QuantizedLinear.Config(**SIZES), 1 / 127),
     "int4": (QuantizedLinear.Config(**SIZES, format="int4", group_size=32), 1 / 7),
     "float8": (QuantizedLinear.Config(**SIZES, format="float8_e4m3fn"), 1 / 16),
