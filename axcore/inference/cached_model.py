@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jaxtyping import Array, Float, Int
 
 from axcore.inference.weight_conversion import WeightConversion, default_device
-from axcore.layers import KVCacheConfig, continued_rows, products_by_op, using_adapters
+from axcore.layers import KVCacheConfig, continued_rows, use_decode_matmul, using_adapters
 from axcore.modifiers import AdapterSlots, QuantizedWeights, for_serving, with_packed_weights
 from axcore.module import DType, Module, ParamSpec, apply_updates, functional
 from axcore.ops import are_panels_wanted, current_policy
@@ -200,7 +200,7 @@ class CachedModel:
         return logits, caches
 
     def _products(self) -> AbstractContextManager[None]:
-        return products_by_op() if self._mesh is None else nullcontext()
+        return use_decode_matmul() if self._mesh is None else nullcontext()
 
     def _on_mesh(self) -> AbstractContextManager[None]:
         if self._mesh is None:

@@ -19,7 +19,7 @@ from axcore.layers.attention.self_attention import (
 )
 from axcore.layers.cache import KVCacheConfig, NoStateCache, PagedKVCacheConfig, StateCache
 from axcore.layers.embedding import Embedding
-from axcore.layers.linear import Dot, Linear, PackedLinear, PlainDot, products_by_op
+from axcore.layers.linear import Dot, Linear, PackedLinear, PlainDot, use_decode_matmul
 from axcore.layers.lora.adapters import (
     adapters_of,
     merge_adapters,
@@ -117,11 +117,11 @@ __all__ = [
     "merge_adapters",
     "new_adapters",
     "packed_rows",
-    "products_by_op",
     "quantize_weights",
     "rope_frequencies",
     "rotate",
     "shard",
+    "use_decode_matmul",
     "using_adapters",
     "whole_rows",
     "with_adapter",

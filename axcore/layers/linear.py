@@ -39,11 +39,11 @@ Sizes = Int[Array, "groups"]
 
 
 class Dot(Module):
-    """What multiplies an input by a weight; abstract."""
+    """The product of an input and a weight; abstract."""
 
     @config
     class Config(Module.Config["Dot"]):
-        """What every way to multiply has."""
+        """The fields of every way to multiply."""
 
     def forward(self, x: Input, weight: Weight) -> Output:
         """Return the product over the last dimension of `x`."""
@@ -75,7 +75,7 @@ class PlainDot(Dot):
 
     def forward(self, x: Input, weight: Weight) -> Output:
         """Return the product."""
-        return over_rows(lambda rows: times(rows, weight), x)
+        return over_rows(lambda rows: matmul(rows, weight), x)
 
     @entry
     def grouped(self, rows: Rows, weights: Weights, sizes: Sizes) -> Float[Array, "rows out_dim"]:
@@ -94,6 +94,56 @@ def over_rows(product: Callable[[Array], Array], x: Input) -> Output:
         return product(x)
     y = product(jax.lax.reshape(x, (math.prod(x.shape[:-1]), x.shape[-1])))
     return jax.lax.reshape(y, (*x.shape[:-1], y.shape[-1]))
+
+
+_decode_matmul_is_used = user_context(False)
+
+
+def use_decode_matmul() -> AbstractContextManager[None]:
+    """Inside, layers compute products by the op `decode_matmul`, which has no gradient or mesh."""
+    return cast(AbstractContextManager[None], _decode_matmul_is_used(True))
+
+
+def matmul(x: Float[Array, "*rows K"], weight: Float[Array, "K N"]) -> Float[Array, "*rows N"]:
+    """Return `x @ weight`."""
+    return decode_matmul(x, weight) if _uses_decode_matmul(x) else x @ weight
+
+
+def packed_product(
+    x: Float[Array, "*rows K"], panels: Float[Array, "P K C"], out_dim: int
+) -> Float[Array, "*rows N"]:
+    """Return the product with a weight in panels."""
+    y = decode_matmul(x.reshape(-1, x.shape[-1]), panels, out_dim=out_dim)
+    return y.reshape(*x.shape[:-1], out_dim)
+
+
+def matmul_transposed(
+    x: Float[Array, "*rows K"], rows: Float[Array, "N K"]
+) -> Float[Array, "*rows N"]:
+    """Return `x @ rows.T`."""
+    if _uses_decode_matmul(x):
+        return decode_matmul(x, rows, transposed=True)
+    return dot_general(x, rows, (((x.ndim - 1,), (1,)), ((), ())))
+
+
+def quantized_product(
+    x: Float[Array, "*rows K"], values: Array, scale: Float[Array, "G N"]
+) -> Float[Array, "*rows N"]:
+    """Return `x @ (values * scale)`, of a weight as a `QuantizedLinear` keeps it."""
+    return (
+        decode_matmul(x, values, scale)
+        if _uses_decode_matmul(x)
+        else narrow_product(x, values, scale)
+    )
+
+
+def _uses_decode_matmul(x: Array) -> bool:
+    return bool(_decode_matmul_is_used.value) and x.ndim == 2
+
+
+def as_row(vector: Float[Array, " dim"], ndim: int) -> Float[Array, "... dim"]:
+    """Return the vector with `ndim` dimensions, all but the last of size 1."""
+    return jnp.expand_dims(vector, tuple(range(ndim - 1)))
 
 
 class Linear(Module):
@@ -136,11 +186,11 @@ class Linear(Module):
 
 
 PANELS = "weight_panels"
-"""The name of the array that takes the place of a `weight`."""
+"""The name of the array that replaces a `weight`."""
 
 
 class PackedLinear(Module):
-    """`x @ weight (+ bias)`, of which the product reads memory in its order.
+    """`x @ weight (+ bias)`, the weight laid out in the order in which the product reads it.
 
     The weight is what `in_panels` makes of that of a `Linear`. Slot protocol: that of `Linear`.
     """
@@ -175,7 +225,7 @@ class PackedLinear(Module):
 
 
 def packed_arrays(specs: Any, weight: Float[Array, "K N"]) -> dict[str, Array]:
-    """Return the array that a `PackedLinear` of some specs keeps a weight as, by name."""
+    """Return a weight as a `PackedLinear` of some specs stores it, by name of the array."""
     return {PANELS: _in_panels(weight, specs[PANELS].dtype)}
 
 
@@ -187,7 +237,7 @@ _in_panels = jax.jit(_cast_in_panels, static_argnums=1)
 
 
 GROUP_SIZES = "group_sizes"
-"""The shared value with the rows of each copy; rows are sorted by copy."""
+"""The shared value with the number of rows of each copy; rows are sorted by copy."""
 
 
 class GroupedRows:
@@ -198,59 +248,15 @@ class GroupedRows:
     """
 
 
-def group_of_rows(sizes: Int[Array, " groups"], num_rows: int) -> Int[Array, " rows"]:
+def row_groups(sizes: Int[Array, " groups"], num_rows: int) -> Int[Array, " rows"]:
     """Return the copy of each row."""
     row = jnp.arange(num_rows, dtype=sizes.dtype)
     group = jnp.searchsorted(jnp.cumsum(sizes), row, side="right")
     return jnp.minimum(group, len(sizes) - 1)
 
 
-def taken_by_rows(
+def take_by_group(
     values: Float[Array, "groups dim"], sizes: Int[Array, " groups"], num_rows: int
 ) -> Float[Array, "rows dim"]:
     """Return for each row the values of its copy."""
-    return jnp.take(values, group_of_rows(sizes, num_rows), axis=0)
-
-
-_are_by_op = user_context(False)
-
-
-def products_by_op() -> AbstractContextManager[None]:
-    """Inside, layers ask the op for their products: for programs without gradients or a mesh."""
-    return cast(AbstractContextManager[None], _are_by_op(True))
-
-
-def times(x: Float[Array, "*rows K"], weight: Float[Array, "K N"]) -> Float[Array, "*rows N"]:
-    """Return `x @ weight`."""
-    return decode_matmul(x, weight) if _asks(x) else x @ weight
-
-
-def packed_product(
-    x: Float[Array, "*rows K"], panels: Float[Array, "P K C"], out_dim: int
-) -> Float[Array, "*rows N"]:
-    """Return the product with a weight in panels."""
-    y = decode_matmul(x.reshape(-1, x.shape[-1]), panels, out_dim=out_dim)
-    return y.reshape(*x.shape[:-1], out_dim)
-
-
-def compared(x: Float[Array, "*rows K"], rows: Float[Array, "N K"]) -> Float[Array, "*rows N"]:
-    """Return `x @ rows.T`."""
-    if _asks(x):
-        return decode_matmul(x, rows, transposed=True)
-    return dot_general(x, rows, (((x.ndim - 1,), (1,)), ((), ())))
-
-
-def quantized_product(
-    x: Float[Array, "*rows K"], values: Array, scale: Float[Array, "G N"]
-) -> Float[Array, "*rows N"]:
-    """Return `x @ (values * scale)`, of a weight as a `QuantizedLinear` keeps it."""
-    return decode_matmul(x, values, scale) if _asks(x) else narrow_product(x, values, scale)
-
-
-def _asks(x: Array) -> bool:
-    return bool(_are_by_op.value) and x.ndim == 2
-
-
-def as_row(vector: Float[Array, " dim"], ndim: int) -> Float[Array, "... dim"]:
-    """Return the vector with `ndim` dimensions, all but the last of size 1."""
-    return jnp.expand_dims(vector, tuple(range(ndim - 1)))
+    return jnp.take(values, row_groups(sizes, num_rows), axis=0)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from axcore.hardware import Hardware
-from axcore.layers import Linear, products_by_op
-from axcore.layers.linear import compared, times
+from axcore.layers import Linear, use_decode_matmul
+from axcore.layers.linear import matmul, matmul_transposed
 from axcore.module import DTypes, functional
 from axcore.ops import KernelPolicy, use_policy
 from axcore.parallel import ActivationSharding, make_mesh, sharding_activations
@@ -94,27 +94,27 @@ def _numbers_of_parts(function, *operands):
     return [dot.outvars[0].aval.shape[0] if dot.outvars[0].aval.ndim == 3 else 1 for dot in dots]
 
 
-@pytest.mark.parametrize("product", [times, compared])
+@pytest.mark.parametrize("product", [matmul, matmul_transposed])
 def test_parts_change_the_product_of_one_row_by_rounding_only(product):
     x, weight = _operands(1)
-    held = weight if product is times else weight.T
-    with use_policy(_portable()), products_by_op():
+    held = weight if product is matmul else weight.T
+    with use_policy(_portable()), use_decode_matmul():
         found = product(x, held)
         assert _numbers_of_parts(product, x, held) == [4]
     exact = np.asarray(x, np.float64) @ np.asarray(weight, np.float64)
     np.testing.assert_allclose(found, exact, rtol=0, atol=1e-5 * np.abs(exact).max())
 
 
-@pytest.mark.parametrize("product", [times, compared])
+@pytest.mark.parametrize("product", [matmul, matmul_transposed])
 def test_one_product_stays_one_where_parts_gain_nothing(product):
     several, one, rounded = _operands(2), _operands(1), _operands(1, jnp.bfloat16)
     small = [array[..., :64] for array in _operands(1)]
     assert _numbers_of_parts(product, *one) == [1]
-    with use_policy(_portable()), products_by_op():
+    with use_policy(_portable()), use_decode_matmul():
         for operands in (several, rounded, (small[0], small[1][:64])):
             assert _numbers_of_parts(product, *operands) == [1]
         # Of a size that no number of parts divides.
-        odd = (one[0][:, :263] if product is times else one[0]), one[1][:263]
+        odd = (one[0][:, :263] if product is matmul else one[0]), one[1][:263]
         assert _numbers_of_parts(product, *odd) == [1]
-    with use_policy(_portable("tpu-v5p-8")), products_by_op():
+    with use_policy(_portable("tpu-v5p-8")), use_decode_matmul():
         assert _numbers_of_parts(product, *one) == [1]

@@ -27,7 +27,7 @@ class DotProductAttention(Module):
 
     @config
     class Config(Module.Config["DotProductAttention"]):
-        """The config of which keys a query sees and how they are weighed.
+        """The config of a `DotProductAttention`: which keys a query sees and how they are weighed.
 
         Args:
             num_heads: Number of query heads.
@@ -46,7 +46,7 @@ class DotProductAttention(Module):
 
         @property
         def window_size(self) -> int | None:
-            """How many tokens a token sees at most, itself counted; None where all."""
+            """The most tokens that a token sees, itself counted; None is no limit."""
             left = self.window[0] if self.window else None
             return None if left is None else left + 1
 
@@ -113,6 +113,7 @@ def attend(
         return _attend_with_gaps(q, k, v, info, window=window, **options)
     check_all_tokens(info)
     left = window[0] if window else None
+    # The decode op reads the cache where it is; other options need its keys gathered.
     if options.keys() <= {"scale", "soft_cap", "sinks_N"}:
         return _decode(q, k, v, info, window=left, **options)
     k, v = _gather_keys(k, v, info, q.dtype)
@@ -148,10 +149,8 @@ def _attend_with_gaps(
 
 
 def _decode(q: Array, k: Array, v: Array, info: TokenInfo, **options: Any) -> Array:
-    """Return what the decode op gives; its queries are a row's last, so padding goes before them.
-
-    Then no padding is among the tokens that a row has, and caches need not keep it.
-    """
+    """Return the decode op's result. Its queries are a row's last, so padding goes before them."""
+    # With padding behind, it would count among a row's tokens, and caches would have to keep it.
     assert info.num_cached is not None
     num_new = info.num_new()
     padding = q.shape[1] - num_new
@@ -170,7 +169,7 @@ def _decode(q: Array, k: Array, v: Array, info: TokenInfo, **options: Any) -> Ar
 def _rolled(
     x: Float[Array, "batch time heads size"], by: Int[Array, " batch"]
 ) -> Float[Array, "batch time heads size"]:
-    """Return each row with its vectors so many places later, the last ones first."""
+    """Return each row with its vectors moved `by` places, those past the end to the front."""
     time = x.shape[1]
     if time == 1:
         return x
@@ -189,16 +188,14 @@ def gather_from_cache(
     info: TokenInfo,
     dtype: Any,
 ) -> Float[Array, "batch room heads size"]:
-    """Return what a cache holds of each row, in the dtype of queries.
-
-    Where a row has no tokens are zeros: no number there is masked by a weight of 0.
-    """
+    """Return the keys or values of each row's tokens, in the dtype of queries; zeros elsewhere."""
     x = _of_rows(x, info.page_table)
     if scale is not None:
         x = x.astype(jnp.float32) * _of_rows(scale, info.page_table)[..., None]
     is_there = _is_reached(info, x.shape[1])
     if info.key_mask is not None:
         is_there &= _of_rows(info.key_mask, info.page_table)
+    # Attention gives these places a weight of 0, but 0 times an old NaN in the cache is NaN.
     return jnp.where(is_there[:, :, None, None], x, 0).astype(dtype)
 
 

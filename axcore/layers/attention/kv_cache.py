@@ -26,15 +26,19 @@ from axcore.module.context import current_context
 from axcore.module.rng import format_path
 
 PAGE_SIZE = 256
-"""Tokens of the pages as which rows are read where a call has not all of them."""
+"""Tokens of the pages as which rows are read where a call has not all of them.
+
+Long pages leave the kernels few table entries to follow; the greatest common divisor with the
+capacity is taken, so that pages tile the rows.
+"""
 
 
 class ContiguousCache(Module):
-    """Keeps the keys and values of each row in room of its own, for `capacity` tokens.
+    """Keys and values of `capacity` tokens for each row, one row after the other.
 
-    The token at position `p` of a row has place `p`; what no longer fits is dropped, and so is
-    padding. A call with slots reads its rows as pages of the whole room, so none is copied. Slot
-    protocol: the parent fills `num_kv_heads`, `head_dim` and `value_dim`.
+    The token at position `p` of a row has place `p`; tokens beyond the capacity are dropped, and so
+    is padding. A call with slots reads its rows as pages of the whole array, so none is copied.
+    Slot protocol: the parent fills `num_kv_heads`, `head_dim` and `value_dim`.
     """
 
     @config
@@ -46,8 +50,8 @@ class ContiguousCache(Module):
             head_dim: Size of a key.
             value_dim: Size of a value; None where keys are the values, too.
             store: The form in which both are kept.
-            num_rows: Rows that there is room for.
-            capacity: Tokens of a row that there is room for.
+            num_rows: Rows of the cache.
+            capacity: Tokens of a row.
         """
 
         num_kv_heads: PositiveInt = REQUIRED
@@ -77,6 +81,7 @@ class ContiguousCache(Module):
         check_continued(k, info)
         rows = rows_of(k.shape[0], self.config.num_rows, info)
         places = Places(rows[:, None], info.kept_places(self.config.capacity))
+        # An engine passes one info to all layers: the table in it is that of layers with pages.
         info = info._replace(page_table=None)
         if info.slots is None:
             return self.store(k, v, places, info)
@@ -96,7 +101,7 @@ class ContiguousCache(Module):
 
 
 class PagedCache(Module):
-    """Keeps keys and values in pages; which of them a row has, each call says.
+    """Keys and values in pages; each call says which pages a row has.
 
     The token at position `p` of a row has place `p % page_size` of the row's page
     `p // page_size`. What has no page is dropped, and so is padding. Slot protocol: the parent
@@ -152,13 +157,14 @@ class PagedCache(Module):
 
     def _places(self, info: TokenInfo, table: Int[Array, "batch pages"]) -> Places:
         size, none = self.config.page_size, self.config.num_pages
+        # Padding and tokens without a page get page `num_pages`, which a write out of range drops.
         position = info.kept_places(size * table.shape[1])
         pages = jnp.take_along_axis(table, position // size, axis=1, mode="fill", fill_value=none)
         return Places(pages, position % size)
 
 
 class NoCache(Module):
-    """Keeps nothing: every call sees its own tokens only. What a model is trained with.
+    """No cache: every call sees its own tokens only. What a model is trained with.
 
     Slot protocol: the parent fills `num_kv_heads`, `head_dim` and `value_dim`.
     """
@@ -171,7 +177,7 @@ class NoCache(Module):
             num_kv_heads: Number of key and value heads.
             head_dim: Size of a key.
             value_dim: Size of a value; None where keys are the values, too.
-            layout: The cache; where None, pages if there is room for pages, else rows.
+            layout: The cache; where None, pages if the cache's size has pages, else rows.
             store: The form in which it keeps keys and values.
         """
 
@@ -210,11 +216,11 @@ class NoCache(Module):
 
 
 class SlidingCache(Module):
-    """Keeps a ring of pages for each row: the window, and room for the tokens of one call.
+    """A ring of pages for each row: the window, and the tokens of one call.
 
-    To those who read it, it is a page table in which a row's pages come again and again: page `j`
-    of a row is number `j % num_pages` of its ring. The core's own window hides what was written
-    over. Slot protocol: the parent fills `num_kv_heads`, `head_dim` and `value_dim`.
+    Kernels read it by a page table in which a row's pages repeat: page `j` of a row is number
+    `j % num_pages` of its ring. The core's own window hides overwritten tokens. Slot protocol: the
+    parent fills `num_kv_heads`, `head_dim` and `value_dim`.
     """
 
     @config
@@ -228,7 +234,7 @@ class SlidingCache(Module):
             store: The form in which both are kept.
             window: Keys that a token sees, its own counted.
             page_size: Tokens of a page of the ring.
-            num_rows: Rows that there is room for.
+            num_rows: Rows of the cache.
             capacity: Tokens of the longest row.
             call_tokens: Tokens of a row that one call has at most.
         """
@@ -254,6 +260,8 @@ class SlidingCache(Module):
 
     def setup(self, cfg: Config) -> None:
         """Build the pages of all rings."""
+        # A call writes its tokens before any query reads: the oldest key of its first query must
+        # survive until then, which is `window - 1` tokens before the call.
         self.num_pages = -(-(cfg.window - 1 + cfg.call_tokens) // cfg.page_size)
         self.pages = PagedCache.Config(store=cfg.store, row_axis="batch").build(
             num_kv_heads=cfg.num_kv_heads,
@@ -274,21 +282,21 @@ class SlidingCache(Module):
         cfg = self.config
         if k.shape[1] > cfg.call_tokens:
             raise ModuleError(
-                f"a call has {k.shape[1]} tokens of a row; there is room for {cfg.call_tokens}",
+                f"a call has {k.shape[1]} tokens of a row; the cache takes {cfg.call_tokens}",
                 hint="set call_tokens of the KVCacheConfig",
             )
         rows = rows_of(k.shape[0], cfg.num_rows, info)
         return self.pages(k, v, info._replace(page_table=self._ring(rows)))
 
     def _ring(self, rows: Int[Array, " batch"]) -> Int[Array, "batch pages"]:
-        """Return the page table of rows; that of a row out of range has no page that there is."""
+        """Return the page table of rows; a row out of range gets pages out of range."""
         of_a_row = -(-self.config.capacity // self.config.page_size)
         numbers = jnp.arange(of_a_row, dtype=jnp.int32) % self.num_pages
         return rows[:, None] * self.num_pages + numbers[None, :]
 
 
 class GappedCache(Module):
-    """Keeps which tokens of a row have keys, next to a cache of these keys and values.
+    """A cache of the keys and values of some of a row's tokens, and which tokens these are.
 
     For a layer that skips tokens, as in mixture of depths: other caches are read without gaps, and
     refuse to be called by one. Such a layer calls those below it with a `TokenInfo` of the tokens
@@ -307,7 +315,7 @@ class GappedCache(Module):
             head_dim: Size of a key.
             value_dim: Size of a value; None where keys are the values, too.
             store: The form in which both are kept.
-            cache: What keeps them: rows, or pages where there is room for pages.
+            cache: What keeps them: rows, or pages where the cache's size has pages.
         """
 
         num_kv_heads: PositiveInt = REQUIRED

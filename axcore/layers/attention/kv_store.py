@@ -33,7 +33,7 @@ class Places(NamedTuple):
 
 
 class KVStore(Module):
-    """Keeps keys and values as they are, in the dtype that they are computed in.
+    """Keys and values in the dtype that they are computed in.
 
     Slot protocol: the parent fills all fields.
     """
@@ -59,31 +59,31 @@ class KVStore(Module):
         value_dim: PositiveInt | None = REQUIRED
 
     def setup(self, cfg: Config) -> None:
-        """Declare the room."""
-        self.keys = key_room(cfg, (cfg.head_dim,), self.dtypes.compute)
+        """Declare the arrays."""
+        self.keys = _cache_array(cfg, (cfg.head_dim,), self.dtypes.compute)
         if cfg.value_dim is not None:
-            self.values = key_room(cfg, (cfg.value_dim,), self.dtypes.compute)
+            self.values = _cache_array(cfg, (cfg.value_dim,), self.dtypes.compute)
 
     def forward(
         self, k: Keys, v: Values, places: Places, info: TokenInfo
     ) -> tuple[Any, Any, TokenInfo]:
         """Return all that is kept, `[R, S, K, size]`, the new ones among it, and the info."""
-        keys = with_new(self.keys, k, places)
+        keys = _write(self.keys, k, places)
         self.update("keys", keys)
         if self.config.value_dim is None:
             return keys, keys, info
-        values = with_new(self.values, v, places)
+        values = _write(self.values, v, places)
         self.update("values", values)
         return keys, values, info
 
 
-def key_room(cfg: Any, size: tuple[int, ...], dtype: str) -> Any:
-    """Declare room for something of each head of each token.
+def _cache_array(cfg: Any, size: tuple[int, ...], dtype: str) -> Any:
+    """Return the declaration of an array with an item for each head of each token.
 
     Args:
         cfg: Of the store.
-        size: Of a head.
-        dtype: Of the room.
+        size: Of an item.
+        dtype: Of the array.
     """
     return Param(
         (cfg.num_rows, cfg.num_places, cfg.num_kv_heads, *size),
@@ -94,15 +94,16 @@ def key_room(cfg: Any, size: tuple[int, ...], dtype: str) -> Any:
     )
 
 
-def with_new(held: Array, new: Array, places: Places) -> Array:
+def _write(held: Array, new: Array, places: Places) -> Array:
     """Return what is held, `[R, S, ...]`, and what is new, `[batch, time, ...]`, in its places."""
+    # Places out of range are dropped: so padding, and tokens of rows without a page, write nothing.
     at = held.at[places.rows, places.places]
     kept: Array = at.set(new.astype(held.dtype), mode="drop", wrap_negative_indices=False)
     return kept
 
 
 class HalfPrecisionKVStore(KVStore):
-    """Keeps keys and values in 16 bits; the op that reads them widens them.
+    """Keys and values in 16 bits; the op that reads them converts them.
 
     `float16` keeps a number to within 1/2048 of itself, and makes one beyond 65504 infinite;
     `bfloat16` keeps any to within 1/256. Slot protocol: the parent fills all fields but `dtype`.
@@ -119,14 +120,14 @@ class HalfPrecisionKVStore(KVStore):
         dtype: Literal["float16", "bfloat16"] = "float16"
 
     def setup(self, cfg: Config) -> None:  # type: ignore[override]
-        """Declare the room."""
-        self.keys = key_room(cfg, (cfg.head_dim,), cfg.dtype)
+        """Declare the arrays."""
+        self.keys = _cache_array(cfg, (cfg.head_dim,), cfg.dtype)
         if cfg.value_dim is not None:
-            self.values = key_room(cfg, (cfg.value_dim,), cfg.dtype)
+            self.values = _cache_array(cfg, (cfg.value_dim,), cfg.dtype)
 
 
 class QuantizedKVStore(Module):
-    """Keeps keys and values in 8 bits; the op that reads them multiplies them by their scales.
+    """Keys and values in 8 bits; the op that reads them multiplies them by their scales.
 
     A number of a head whose largest magnitude is `m` is kept to within `m / 254` in int8, and in
     `float8_e4m3fn` to within 1/16 of itself or `m / 2**17`, whichever is more. Each head of each
@@ -158,28 +159,28 @@ class QuantizedKVStore(Module):
         dtype: Literal["int8", "float8_e4m3fn"] = "int8"
 
     def setup(self, cfg: Config) -> None:
-        """Declare the room, and that of the scales."""
-        self.keys = key_room(cfg, (cfg.head_dim,), cfg.dtype)
-        self.key_scales = key_room(cfg, (), "float32")
+        """Declare the arrays and their scales."""
+        self.keys = _cache_array(cfg, (cfg.head_dim,), cfg.dtype)
+        self.key_scales = _cache_array(cfg, (), "float32")
         if cfg.value_dim is not None:
-            self.values = key_room(cfg, (cfg.value_dim,), cfg.dtype)
-            self.value_scales = key_room(cfg, (), "float32")
+            self.values = _cache_array(cfg, (cfg.value_dim,), cfg.dtype)
+            self.value_scales = _cache_array(cfg, (), "float32")
 
     def forward(
         self, k: Keys, v: Values, places: Places, info: TokenInfo
     ) -> tuple[Any, Any, TokenInfo]:
         """Return all that is kept, `[R, S, K, size]`, and the info with the scales `[R, S, K]`."""
-        keys, scales = self._with_new("key", k, places)
+        keys, scales = self._write_quantized("key", k, places)
         if self.config.value_dim is None:
             return keys, keys, info._replace(scales=(scales, scales))
-        values, value_scales = self._with_new("value", v, places)
+        values, value_scales = self._write_quantized("value", v, places)
         return keys, values, info._replace(scales=(scales, value_scales))
 
-    def _with_new(self, name: str, new: Array, places: Places) -> tuple[Array, Array]:
+    def _write_quantized(self, name: str, new: Array, places: Places) -> tuple[Array, Array]:
         how = Quantization(format=self.config.dtype, per="channel")
         narrow = quantized(new, how, (-1,))
-        kept = with_new(getattr(self, f"{name}s"), narrow.values, places)
-        scales = with_new(getattr(self, f"{name}_scales"), narrow.scale[..., 0], places)
+        kept = _write(getattr(self, f"{name}s"), narrow.values, places)
+        scales = _write(getattr(self, f"{name}_scales"), narrow.scale[..., 0], places)
         self.update(f"{name}s", kept)
         self.update(f"{name}_scales", scales)
         return kept, scales

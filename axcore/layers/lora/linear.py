@@ -8,7 +8,7 @@ from jaxtyping import Array, Float
 
 from axcore.config import REQUIRED, PositiveInt, config
 from axcore.errors import ConfigError
-from axcore.layers.linear import GROUP_SIZES, Linear, as_row, taken_by_rows
+from axcore.layers.linear import GROUP_SIZES, Linear, as_row, take_by_group
 from axcore.layers.lora.magnitude import Magnitude
 from axcore.layers.norm import Dropout
 from axcore.module import ConstantInit, DTypes, Module
@@ -120,5 +120,5 @@ class LoRALinear(Module):
         values = values.astype(y.dtype)
         if values.ndim == 1:
             return as_row(values, y.ndim)
-        taken = taken_by_rows(values, self.get_shared(GROUP_SIZES), y[..., 0].size)
+        taken = take_by_group(values, self.get_shared(GROUP_SIZES), y[..., 0].size)
         return taken.reshape(y.shape)

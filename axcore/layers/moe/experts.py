@@ -27,7 +27,7 @@ from axcore.config import (
 )
 from axcore.errors import ConfigError
 from axcore.layers.cache import KVCacheConfig
-from axcore.layers.linear import GROUP_SIZES, Dot, GroupedRows, Linear, taken_by_rows
+from axcore.layers.linear import GROUP_SIZES, Dot, GroupedRows, Linear, take_by_group
 from axcore.layers.moe.router import Router, Routing
 from axcore.layers.moe.token_permutation import (
     Rows,
@@ -56,7 +56,7 @@ class Experts(Module):
 
     @config
     class Config(Module.Config["Experts"]):
-        """The config of what every kind has.
+        """The fields of every kind of experts.
 
         Args:
             dim: Size of a token's vector.
@@ -248,7 +248,7 @@ class GroupedLinear(GroupedRows, Linear):
         rows = x.reshape(-1, x.shape[-1])
         y = self.dot.grouped(rows, self.weight, sizes)
         if self.config.has_bias:
-            y = y + taken_by_rows(self.bias, sizes, len(rows))
+            y = y + take_by_group(self.bias, sizes, len(rows))
         return y.reshape(*x.shape[:-1], -1)
 
 

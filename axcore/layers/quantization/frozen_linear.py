@@ -22,7 +22,7 @@ from axcore.layers.linear import (
     Linear,
     PlainDot,
     as_row,
-    taken_by_rows,
+    take_by_group,
 )
 from axcore.layers.quantization import nf4
 from axcore.module import Initializer, Module, Param, ParamSpec, Remat
@@ -187,7 +187,7 @@ class FrozenLinear(GroupedRows, Module):
         sizes, rows = self.get_shared(GROUP_SIZES), x.reshape(-1, x.shape[-1])
         y = self.dot.grouped(rows, weight, sizes)
         if self.config.has_bias:
-            y = y + taken_by_rows(self.bias, sizes, len(rows))
+            y = y + take_by_group(self.bias, sizes, len(rows))
         return y.reshape(*x.shape[:-1], -1)
 
 

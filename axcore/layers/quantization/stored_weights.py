@@ -17,11 +17,11 @@ from axcore.layers.linear import (
     PANELS,
     GroupedRows,
     as_row,
-    group_of_rows,
     over_rows,
     packed_arrays,
     quantized_product,
-    taken_by_rows,
+    row_groups,
+    take_by_group,
 )
 from axcore.module import Module, Param, ParamSpec
 from axcore.ops import (
@@ -116,7 +116,7 @@ class QuantizedLinear(GroupedRows, Module):
         bias = self.bias if self.config.has_bias else None
         if len(rows) < len(values):
             arrays = (values, scale, bias)
-            own = group_of_rows(sizes, len(rows))
+            own = row_groups(sizes, len(rows))
             values, scale, bias = jax.tree.map(lambda array: array[own], arrays)
             sizes = jnp.ones(len(rows), sizes.dtype)
         if self.config.format == "int4":
@@ -125,10 +125,10 @@ class QuantizedLinear(GroupedRows, Module):
             values = jax.vmap(wide_weight)(values, scale)
         y = grouped_matmul(rows, values.astype(rows.dtype), sizes)
         if self._num_groups == 1:
-            y = y.astype(jnp.float32) * taken_by_rows(scale[:, 0], sizes, len(rows))
+            y = y.astype(jnp.float32) * take_by_group(scale[:, 0], sizes, len(rows))
             y = y.astype(x.dtype)
         if bias is not None:
-            y = y + taken_by_rows(bias, sizes, len(rows))
+            y = y + take_by_group(bias, sizes, len(rows))
         return y.reshape(*x.shape[:-1], -1)
 
 
