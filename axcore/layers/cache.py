@@ -96,14 +96,14 @@ class StateCache(Module):
 
         Args:
             shape: Of a row's state.
-            num_rows: Rows that there is room for.
+            num_rows: Rows of the cache.
         """
 
         shape: tuple[int, ...] = REQUIRED
         num_rows: PositiveInt = REQUIRED
 
     def setup(self, cfg: Config) -> None:
-        """Declare the room, in float32."""
+        """Declare the states, in float32 whatever computes: errors would add up over a text."""
         self.state = Param(
             (cfg.num_rows, *cfg.shape),
             axes=("batch", *(None for _ in cfg.shape)),

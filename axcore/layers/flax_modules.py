@@ -18,7 +18,7 @@ from axcore.config.call import call_arguments, call_target
 from axcore.errors import ConfigError
 from axcore.module import Initializer, Module, Param
 
-FlaxPath = tuple[str, ...]
+_FlaxPath = tuple[str, ...]
 """A collection (`params`, `batch_stats`) and the names below it."""
 
 
@@ -43,10 +43,10 @@ class Leaf:
     is_buffer: bool
 
 
-class FlaxArrays:
+class _FlaxArrays:
     """The arrays that an axcore module declares for a flax module, by their paths in flax."""
 
-    def __init__(self, module: Module, leaves: Mapping[FlaxPath, Leaf]) -> None:
+    def __init__(self, module: Module, leaves: Mapping[_FlaxPath, Leaf]) -> None:
         self.leaves = dict(leaves)
         for leaf in leaves.values():
             axes = leaf.axes or (None,) * len(leaf.shape)
@@ -59,11 +59,11 @@ class FlaxArrays:
             )
             setattr(module, leaf.name, param)
 
-    def read(self, module: Module) -> dict[FlaxPath, Any]:
+    def read(self, module: Module) -> dict[_FlaxPath, Any]:
         """Return the arrays, while the module is at work."""
         return {path: getattr(module, leaf.name) for path, leaf in self.leaves.items()}
 
-    def update(self, module: Module, new: Mapping[FlaxPath, Any]) -> None:
+    def update(self, module: Module, new: Mapping[_FlaxPath, Any]) -> None:
         """Set the next values of the buffers."""
         for path, leaf in self.leaves.items():
             if leaf.is_buffer and path in new:
@@ -84,7 +84,7 @@ def sized(call: Any, arguments: tuple[str, ...], dim: int) -> Any:
     return evolve(call, **dict.fromkeys(arguments, dim)) if arguments else call
 
 
-def leaf_of(
+def _leaf_of(
     abstract: Any, *, name: str, init: Initializer, is_buffer: bool, axes: Any = None
 ) -> Leaf:
     """Return the leaf of an abstract array."""
@@ -98,7 +98,7 @@ def leaf_of(
     )
 
 
-def flat(tree: Any, above: FlaxPath = ()) -> dict[FlaxPath, Any]:
+def flat(tree: Any, above: _FlaxPath = ()) -> dict[_FlaxPath, Any]:
     """Return the leaves of nested mappings by their paths."""
     if not isinstance(tree, Mapping):
         return {above: tree}
@@ -109,7 +109,7 @@ def flat(tree: Any, above: FlaxPath = ()) -> dict[FlaxPath, Any]:
     }
 
 
-def nested(flat: Mapping[FlaxPath, Any]) -> dict[str, Any]:
+def nested(flat: Mapping[_FlaxPath, Any]) -> dict[str, Any]:
     """Return leaves by their paths as nested dicts."""
     tree: dict[str, Any] = {}
     for path, leaf in flat.items():
@@ -175,10 +175,10 @@ class LinenModule(Module):
         flags = {} if flag is None else {flag: not cfg.flag_in_training}
         self.linen = call.build()
         leaves = jax.eval_shape(lambda: _initialised(self.linen, jax.random.key(0), shapes, flags))
-        self.arrays = FlaxArrays(
+        self.arrays = _FlaxArrays(
             self,
             {
-                path: leaf_of(
+                path: _leaf_of(
                     meta.unbox(leaf),
                     name="/".join(path[1:] if path[0] == "params" else path),
                     init=LinenInit(module=call, shapes=shapes, flags=flags, path=path),
@@ -205,7 +205,7 @@ class LinenModule(Module):
 
 def _initialised(
     linen: Any, key: Array, shapes: tuple[tuple[int, ...], ...], flags: Mapping[str, bool]
-) -> dict[FlaxPath, Any]:
+) -> dict[_FlaxPath, Any]:
     """Return the arrays that flax initialises, some in a box with their axes."""
     inputs = [jnp.zeros(shape, jnp.float32) for shape in shapes]
     return flat(linen.init(key, *inputs, **flags))
@@ -253,10 +253,10 @@ class NNXModule(Module):
         abstract = nnx.eval_shape(lambda: _make_nnx(call, jax.random.key(0)))
         self.graph, state = nnx.split(abstract)
         self.variables = {_nnx_path(path): variable for path, variable in nnx.to_flat_state(state)}
-        self.arrays = FlaxArrays(
+        self.arrays = _FlaxArrays(
             self,
             {
-                path: leaf_of(
+                path: _leaf_of(
                     variable.get_value(),
                     name="/".join(path),
                     init=NNXInit(module=call, path=path),
@@ -302,5 +302,5 @@ def _make_nnx(call: Any, key: Array) -> Any:
     return call_target(type(call))(**call_arguments(call), rngs=nnx.Rngs(key))
 
 
-def _nnx_path(path: tuple[Any, ...]) -> FlaxPath:
+def _nnx_path(path: tuple[Any, ...]) -> _FlaxPath:
     return tuple(map(str, path))

@@ -109,7 +109,7 @@ def matmul(x: Float[Array, "*rows K"], weight: Float[Array, "K N"]) -> Float[Arr
     return decode_matmul(x, weight) if _uses_decode_matmul(x) else x @ weight
 
 
-def packed_product(
+def _packed_product(
     x: Float[Array, "*rows K"], panels: Float[Array, "P K C"], out_dim: int
 ) -> Float[Array, "*rows N"]:
     """Return the product with a weight in panels."""
@@ -220,7 +220,7 @@ class PackedLinear(Module):
 
     def forward(self, x: Float[Array, "*batch in_dim"]) -> Float[Array, "*batch out_dim"]:
         """Return the projection of the last dimension."""
-        y = packed_product(x, self.weight_panels, self.config.out_dim)
+        y = _packed_product(x, self.weight_panels, self.config.out_dim)
         return y + as_row(self.bias, y.ndim) if self.config.has_bias else y
 
 

@@ -103,7 +103,7 @@ class Dropout(Module):
 
 
 Hidden = Float[Array, "batch time dim"]
-Branch = Callable[[Hidden], Hidden]
+_Branch = Callable[[Hidden], Hidden]
 
 
 class Residual(Module):
@@ -132,7 +132,7 @@ class PreNorm(Residual):
     Source: Xiong et al. 2020, arXiv:2002.04745, figure 1b.
     """
 
-    def forward(self, x: Hidden, branch: Branch) -> Hidden:
+    def forward(self, x: Hidden, branch: _Branch) -> Hidden:
         """Return the input with what the branch makes of it added."""
         return x + self.dropout(branch(self.norm(x)))
 
@@ -143,6 +143,6 @@ class PostNorm(Residual):
     Source: Vaswani et al. 2017, arXiv:1706.03762, section 3.1.
     """
 
-    def forward(self, x: Hidden, branch: Branch) -> Hidden:
+    def forward(self, x: Hidden, branch: _Branch) -> Hidden:
         """Return the normalised sum of the input and what the branch makes of it."""
         return self.norm(x + self.dropout(branch(x)))

@@ -94,7 +94,7 @@ class Pipeline(Module):
             stage,
             schedule,
             state=state,
-            state_by_tick=measured_by_tick(state, copies.specs, schedule),
+            state_by_tick=_measured_by_tick(state, copies.specs, schedule),
             inputs=inputs,
         )
         x, channels = jax.tree.map(merge_microbatches, carried)
@@ -217,7 +217,7 @@ def _of_round(state: Any, turn: Array) -> Any:
     return jax.tree.map(lambda leaf: leaf[turn if len(leaf) > 1 else 0], state)
 
 
-def measured_by_tick(state: Any, specs: Any, schedule: PipelineSchedule) -> Any:
+def _measured_by_tick(state: Any, specs: Any, schedule: PipelineSchedule) -> Any:
     """Return the state with arrays `[tick, stage, layer, round, ...]` of buffers from backward.
 
     Args:

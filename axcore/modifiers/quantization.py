@@ -62,7 +62,7 @@ def _excluded(glob: str, paths: list[str]) -> list[str]:
     return found
 
 
-def replaced_linears(
+def _replaced_linears(
     cfg: Any, new: Callable[[Any], Any], *, exclude: tuple[str, ...]
 ) -> tuple[Any, int]:
     """Return `cfg` with `new(linear)` in the place of each plain `Linear`, and how many there are.
@@ -157,7 +157,7 @@ class QuantizedWeights:
         Raises:
             ConfigError: No layer would have any.
         """
-        narrow, num_changed = replaced_linears(cfg, self._narrow, exclude=self.exclude)
+        narrow, num_changed = _replaced_linears(cfg, self._narrow, exclude=self.exclude)
         if not num_changed:
             num_linears = len(find_config(cfg, Linear))
             raise ConfigError(
@@ -191,7 +191,7 @@ def with_packed_weights(cfg: Any) -> Any:
 
     The state is changed by `axcore.ops.in_panels`.
     """
-    return replaced_linears(cfg, _in_panels, exclude=(EXPERTS,))[0]
+    return _replaced_linears(cfg, _in_panels, exclude=(EXPERTS,))[0]
 
 
 def _in_panels(linear: Any) -> PackedLinear.Config:

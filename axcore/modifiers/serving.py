@@ -16,15 +16,15 @@ _HALF = ("bfloat16", "float16")
 def for_serving(
     cfg: C, room: KVCacheConfig, hardware: Hardware | None = None, *, compute: DType | None = None
 ) -> C:
-    """Return a model's config with layers unrolled and room for what each keeps of its tokens.
+    """Return a model's config with layers unrolled, and a cache in each that looks back.
 
     Every config that has a method `for_serving` says itself what takes its place. A layer that
     mixes tokens has a slot `kv_cache` or `state_cache`, or refuses to be called with
-    `TokenInfo.num_cached`. Experts whose room is limited drop no token here.
+    `TokenInfo.num_cached`. Experts of limited capacity drop no token here.
 
     Args:
         cfg: Of a model, as it is trained.
-        room: How much there is room for.
+        room: The size of the caches.
         hardware: What serves it; None for any.
         compute: What takes the place of 16 bits in `dtypes.compute`; by default what suits the
             hardware, see `served_compute`.

@@ -179,15 +179,15 @@ def _rolled(
 
 def _gather_keys(k: Array, v: Array, info: TokenInfo, dtype: Any) -> tuple[Array, Array]:
     k_scale, v_scale = info.scales or (None, None)
-    return gather_from_cache(k, k_scale, info, dtype), gather_from_cache(v, v_scale, info, dtype)
+    return _gather_from_cache(k, k_scale, info, dtype), _gather_from_cache(v, v_scale, info, dtype)
 
 
-def gather_from_cache(
+def _gather_from_cache(
     x: Num[Array, "rows keys heads size"],
     scale: Float[Array, "rows keys heads"] | None,
     info: TokenInfo,
     dtype: Any,
-) -> Float[Array, "batch room heads size"]:
+) -> Float[Array, "batch keys heads size"]:
     """Return the keys or values of each row's tokens, in the dtype of queries; zeros elsewhere."""
     x = _of_rows(x, info.page_table)
     if scale is not None:
@@ -199,7 +199,7 @@ def gather_from_cache(
     return jnp.where(is_there[:, :, None, None], x, 0).astype(dtype)
 
 
-def _is_reached(info: TokenInfo, num_places: int) -> Bool[Array, "batch room"]:
+def _is_reached(info: TokenInfo, num_places: int) -> Bool[Array, "batch keys"]:
     """Return which places of each row's cache its tokens have come to."""
     assert info.num_cached is not None
     places = jnp.arange(num_places, dtype=jnp.int32)[None, :]

@@ -67,7 +67,7 @@ class ContiguousCache(Module):
 
     def setup(self, cfg: Config) -> None:
         """Build the store."""
-        self.store = built_store(cfg, cfg.num_rows, cfg.capacity, row_axis="batch")
+        self.store = _built_store(cfg, cfg.num_rows, cfg.capacity, row_axis="batch")
 
     def forward(self, k: Keys, v: Values, info: TokenInfo) -> tuple[Any, Any, TokenInfo]:
         """Return all keys and values of each row, the new ones among them, and how to read them.
@@ -78,7 +78,7 @@ class ContiguousCache(Module):
             ModuleError: The call does not say how many tokens each row has, or has other rows than
                 the cache and does not say which.
         """
-        check_continued(k, info)
+        _check_continued(k, info)
         rows = rows_of(k.shape[0], self.config.num_rows, info)
         places = Places(rows[:, None], info.kept_places(self.config.capacity))
         # An engine passes one info to all layers: the table in it is that of layers with pages.
@@ -133,13 +133,13 @@ class PagedCache(Module):
         row_axis: str | None = None
 
         def with_size(self, room: KVCacheConfig) -> "PagedCache.Config":
-            """Return the config of a cache with the pages that there is room for."""
+            """Return the config of a cache of so many pages."""
             assert room.pages is not None
             return evolve(self, num_pages=room.pages.num_pages, page_size=room.pages.page_size)
 
     def setup(self, cfg: Config) -> None:
         """Build the store."""
-        self.store = built_store(cfg, cfg.num_pages, cfg.page_size, row_axis=cfg.row_axis)
+        self.store = _built_store(cfg, cfg.num_pages, cfg.page_size, row_axis=cfg.row_axis)
 
     def forward(self, k: Keys, v: Values, info: TokenInfo) -> tuple[Any, Any, TokenInfo]:
         """Return all pages, `[M, C, K, size]`, with the new keys and values in them, and the info.
@@ -147,7 +147,7 @@ class PagedCache(Module):
         Raises:
             ModuleError: The call does not say how many tokens each row has, or which pages.
         """
-        check_continued(k, info)
+        _check_continued(k, info)
         if info.page_table is None:
             raise ModuleError(
                 "a layer that keeps pages is called without TokenInfo.page_table",
@@ -276,9 +276,9 @@ class SlidingCache(Module):
 
         Raises:
             ModuleError: The call does not say how many tokens each row has, has more of them than
-                there is room for, or other rows than the cache and does not say which.
+                the cache takes, or other rows than the cache and does not say which.
         """
-        check_continued(k, info)
+        _check_continued(k, info)
         cfg = self.config
         if k.shape[1] > cfg.call_tokens:
             raise ModuleError(
@@ -345,7 +345,7 @@ class GappedCache(Module):
         Raises:
             ModuleError: The call does not say how many tokens each row has.
         """
-        check_counts(k, info)
+        _check_counts(k, info)
         call = info.of_call()
         marks = self._is_there(info, call)[:, :, None, None].astype(k.dtype)
         marks, _, _ = self.marks(marks, marks, call)
@@ -360,7 +360,7 @@ class GappedCache(Module):
         return jnp.any(same_BTC, axis=2)
 
 
-def built_store(cfg: Any, num_rows: int, num_places: int, *, row_axis: str | None = None) -> Any:
+def _built_store(cfg: Any, num_rows: int, num_places: int, *, row_axis: str | None = None) -> Any:
     """Return the store of a cache.
 
     Args:
@@ -379,17 +379,17 @@ def built_store(cfg: Any, num_rows: int, num_places: int, *, row_axis: str | Non
     )
 
 
-def check_continued(k: Array, info: TokenInfo) -> None:
+def _check_continued(k: Array, info: TokenInfo) -> None:
     """Refuse a call that does not say how many tokens each row has, or has not all of them.
 
     Raises:
         ModuleError: It has no `num_cached`, or the tokens are not those of the call.
     """
-    check_counts(k, info)
+    _check_counts(k, info)
     check_all_tokens(info)
 
 
-def check_counts(k: Array, info: TokenInfo) -> None:
+def _check_counts(k: Array, info: TokenInfo) -> None:
     """Refuse a call that does not say how many tokens each row has.
 
     Raises:

@@ -1,7 +1,7 @@
 """`MoE`, a mixture of experts in the place of one feed-forward, and ways to run the experts.
 
 `Dropless` sends every token to every expert that it chose, by grouped matrix products.
-`CapacityLimited` gives every expert room for so many tokens of a row, and drops the rest.
+`CapacityLimited` lets every expert take so many tokens of a row, and drops the others.
 
 Letters: B batch, T time, N = B T tokens, K choices of a token, R = N K rows, E experts, C capacity,
 D width.
@@ -90,17 +90,17 @@ class Dropless(Experts):
 
         Args:
             exchange_room: Rows that a device may send to each other one, as a multiple of an even
-                share. What is beyond it adds nothing; the summary `dropped` counts it. None has
-                room for all: nothing is dropped, and each of P devices then computes P times as
-                many rows as it has, zeros mostly.
+                share. Rows beyond it add nothing; the summary `dropped` counts them. None is
+                enough for all rows: nothing is dropped, and each of P devices then computes P times
+                as many rows as it has, zeros mostly.
         """
 
         exchange_room: PositiveFloat | None = None
 
     def setup(self, cfg: Config) -> None:
         """Build the experts, with grouped products in place of their linear layers."""
-        expert = with_grouped_linears(cfg.expert).build(dim=cfg.dim)
-        check_supports_call_stacked(expert)
+        expert = _with_grouped_linears(cfg.expert).build(dim=cfg.dim)
+        _check_supports_call_stacked(expert)
         self.expert = StackedModule(expert, cfg.num_experts, axis="expert")
 
     def forward(self, x: Tokens, routing: Routing) -> Tokens:
@@ -109,6 +109,7 @@ class Dropless(Experts):
 
     def mixed(self, x: Tokens, experts: Choices, weights: Weights) -> Tokens:
         """Return the mixture for the tokens of one device."""
+        # Rows are tokens in their order, so that sorting by expert is stable: equal on any mesh.
         x_ND = x.reshape(-1, x.shape[-1])
         permutation = TokenPermutation.of(experts.reshape(-1), self.config.num_experts)
         axes = expert_mesh_axes()
@@ -130,6 +131,8 @@ class Dropless(Experts):
         return collect(y_RD, rows, places, len(x_ND), True)
 
     def _run(self, rows: Rows, sizes: Sizes) -> Rows:
+        # `call_stacked` calls the expert once with all copies of its parameters: `[None]` is the
+        # copies' dimension, and the shared sizes say which rows are of which copy.
         with self.with_shared(GROUP_SIZES, sizes):
             y: Array = self.expert.call_stacked(rows[None])
         return y[0]
@@ -138,8 +141,8 @@ class Dropless(Experts):
 class CapacityLimited(Experts):
     """Runs every expert on an array of fixed size. Any module can be the expert.
 
-    A choice for which there is no room adds nothing to its token. Room is counted in each row by
-    itself, for the tokens that it has, so that neither padding nor other rows of a batch or a
+    A choice beyond an expert's capacity adds nothing to its token. Capacity is counted in each row
+    by itself, for the tokens that it has, so that neither padding nor other rows of a batch or a
     device matter; first choices go before second ones, and earlier tokens before later ones.
 
     Source: Lepikhin et al. 2020, arXiv:2006.16668, algorithm 1; a row is a group there.
@@ -180,10 +183,12 @@ class CapacityLimited(Experts):
         """Return the mixture for the tokens of one device."""
         num_choices, (rows, time, dim) = experts.shape[-1], x.shape
         shape = (self.config.num_experts, rows, self.capacity(time, num_choices))
-        room_by_size = np.array([self.capacity(n, num_choices) for n in range(time + 1)], np.int32)
+        capacity_by_length = np.array(
+            [self.capacity(n, num_choices) for n in range(time + 1)], np.int32
+        )
         is_real = experts < self.config.num_experts
         num_real_B = jnp.sum(jnp.any(is_real, axis=-1), axis=-1)
-        place_R = _places(experts, shape, jnp.asarray(room_by_size)[num_real_B]).reshape(-1)
+        place_R = _places(experts, shape, jnp.asarray(capacity_by_length)[num_real_B]).reshape(-1)
         is_dropped = is_real.reshape(-1) & (place_R == math.prod(shape))
         dropped, real = (jnp.sum(x).astype(jnp.float32) for x in (is_dropped, is_real))
         self.add_summary("dropped", dropped / jnp.maximum(real, 1))
@@ -194,7 +199,7 @@ class CapacityLimited(Experts):
         return jnp.einsum("kbtd,btk->btd", y_KBTD, weights.astype(y_KBTD.dtype))
 
     def capacity(self, time: int, num_choices: int) -> int:
-        """Return how many of a row's tokens each expert has room for; never more than it has."""
+        """Return how many of a row's tokens each expert takes; never more than the row has."""
         even = time * num_choices / self.config.num_experts
         return min(time, math.ceil(self.config.factor * even))
 
@@ -211,14 +216,14 @@ def _swapped(x: Array, axes: tuple[str, ...], split_axis: int, concat_axis: int)
 
 
 def _places(
-    experts: Choices, shape: tuple[int, int, int], room_B: Int[Array, " batch"]
+    experts: Choices, shape: tuple[int, int, int], capacity_B: Int[Array, " batch"]
 ) -> Int[Array, "batch time choices"]:
-    """Return each choice's place in `[E, B, C]`, and E B C where there is no room or no expert.
+    """Return each choice's place in `[E, B, C]`, and E B C where it has none.
 
     Args:
         experts: Of each choice; E is none.
         shape: `[E, B, C]`.
-        room_B: How many tokens of each row an expert has room for, C at most.
+        capacity_B: How many tokens of each row an expert takes, C at most.
     """
     num_experts, num_rows, capacity = shape
     expert_BR = jnp.swapaxes(experts, 1, 2).reshape(num_rows, -1)
@@ -227,8 +232,8 @@ def _places(
     rank_BR = permutation.place - jnp.take_along_axis(starts_BE, expert_BR, axis=1, mode="clip")
     row_B1 = jnp.arange(num_rows, dtype=jnp.int32)[:, None]
     place_BR = (expert_BR * num_rows + row_B1) * capacity + rank_BR
-    has_room = (rank_BR < room_B[:, None]) & (expert_BR < num_experts)
-    place_BR = jnp.where(has_room, place_BR, math.prod(shape))
+    fits = (rank_BR < capacity_B[:, None]) & (expert_BR < num_experts)
+    place_BR = jnp.where(fits, place_BR, math.prod(shape))
     return jnp.swapaxes(place_BR.reshape(num_rows, experts.shape[2], -1), 1, 2)
 
 
@@ -252,7 +257,7 @@ class GroupedLinear(GroupedRows, Linear):
         return y.reshape(*x.shape[:-1], -1)
 
 
-def with_grouped_linears(cfg: Module.Config) -> Module.Config:
+def _with_grouped_linears(cfg: Module.Config) -> Module.Config:
     """Return the config of a feed-forward with every `Linear` in it replaced by a grouped one."""
 
     def is_linear(node: Any) -> bool:
@@ -264,7 +269,7 @@ def with_grouped_linears(cfg: Module.Config) -> Module.Config:
     return replace_config(cfg, is_linear, grouped, missing_ok=True)
 
 
-def check_supports_call_stacked(expert: Module) -> None:
+def _check_supports_call_stacked(expert: Module) -> None:
     """Check that all parameters of an expert are in layers that can distinguish experts.
 
     Raises:

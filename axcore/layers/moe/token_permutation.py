@@ -5,7 +5,7 @@ choice r % K of token r // K. What tokens get back is laid out choice by choice:
 whole tokens stay where they are in a chip's memory.
 
 Between devices rows go by all-to-all: every device sends every other one a block of equal size,
-whatever the load; what is not needed of a block stays zero, and rows for which it has no room stay
+whatever the load; what is not needed of a block stays zero, and rows beyond its size stay
 behind. A block that would hold all rows of a device loses none.
 
 Letters: N tokens, K choices of a token, R = N K rows of this device, S places, D width, E experts;
@@ -175,7 +175,7 @@ def expert_all_to_all(
 ) -> tuple[Float[Array, "choices tokens dim"], Float[Array, ""]]:
     """Return what experts make of each choice of a token, and the share of rows that stay.
 
-    Those are rows for which there was no room; zeros are in their place, and in that of rows that
+    Those are rows beyond a block's size; zeros are in their place, and in that of rows that
     go to no expert, which do not count.
 
     Args:
@@ -184,7 +184,7 @@ def expert_all_to_all(
         x_ND: Tokens of this device.
         permutation: The order of its rows by expert, of all devices.
         axes: Mesh axes that experts are split over, in order.
-        room: Of a block, as a multiple of R / P; room for all rows where None.
+        room: Size of a block, as a multiple of R / P; R where None.
     """
     num_rows = len(permutation.order)
     wanted_PL = permutation.sizes.reshape(jax.lax.axis_size(axes), -1)
@@ -223,7 +223,7 @@ def _swapped(blocks: Array, axes: tuple[str, ...]) -> Array:
 def _places(
     wanted_PL: Int[Array, "devices experts"], num_rows: int, block: int
 ) -> Int[Array, " rows"]:
-    """Return each row's place in the blocks; one past the end where its block has no room.
+    """Return each row's place in the blocks; one past the end where its block is full.
 
     So have rows after those of all experts, which go to none.
     """
@@ -232,8 +232,8 @@ def _places(
     device_R = jnp.searchsorted(ends_P, row_R, side="right")
     starts_P = jnp.concatenate([jnp.zeros_like(ends_P[:1]), ends_P[:-1]])
     within_R = row_R - starts_P[device_R]
-    has_room = (within_R < block) & (device_R < len(ends_P))
-    place_R = jnp.where(has_room, device_R * block + within_R, len(ends_P) * block)
+    fits = (within_R < block) & (device_R < len(ends_P))
+    place_R = jnp.where(fits, device_R * block + within_R, len(ends_P) * block)
     return place_R.astype(jnp.int32)
 
 

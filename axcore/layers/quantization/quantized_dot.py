@@ -110,8 +110,8 @@ class Fp8Current(Dot):
         return quantized_grouped_matmul(rows, weights, sizes, FLOAT8)
 
 
-History = Float[Array, "*groups history"]
-Amax = Float[Array, "*groups"]
+_History = Float[Array, "*groups history"]
+_Amax = Float[Array, "*groups"]
 
 FIRST_INPUT, FIRST_WEIGHT, FIRST_GRADIENT = 16.0, 1.0, 2.0**-4
 """Used as the largest magnitudes before any was seen. float8 has an exponent of its own: it holds
@@ -176,12 +176,12 @@ class Fp8Delayed(Dot):
         amaxes = self._from_histories(amax_of_groups(rows, sizes), of_weights)
         return quantized_grouped_matmul(rows, weights, sizes, FLOAT8, amaxes=amaxes)
 
-    def _from_histories(self, of_input: Amax, of_weight: Amax) -> Amaxes:
+    def _from_histories(self, of_input: _Amax, of_weight: _Amax) -> Amaxes:
         """Return what to scale by; in training, takes the magnitudes down."""
-        gradient_history = pushed(self.gradient_history, self.gradient_amax)
+        gradient_history = _pushed(self.gradient_history, self.gradient_amax)
         if self.training:
-            self.update("input_history", pushed(self.input_history, of_input))
-            self.update("weight_history", pushed(self.weight_history, of_weight))
+            self.update("input_history", _pushed(self.input_history, of_input))
+            self.update("weight_history", _pushed(self.weight_history, of_weight))
             self.update("gradient_history", gradient_history)
         return Amaxes(
             inputs=largest(self.input_history, FIRST_INPUT),
@@ -191,12 +191,12 @@ class Fp8Delayed(Dot):
         )
 
 
-def pushed(history: History, newest: Amax) -> History:
+def _pushed(history: _History, newest: _Amax) -> _History:
     """Return the history with the newest in front, and without the oldest."""
     return jnp.concatenate([newest[..., None], history[..., :-1]], axis=-1)
 
 
-def largest(history: History, first: float) -> Amax:
+def largest(history: _History, first: float) -> _Amax:
     """Return the largest of a history; `first` where it is all zeros."""
     amax = jnp.max(history, axis=-1)
     return jnp.where(amax > 0, amax, first)

@@ -36,7 +36,7 @@ from axcore.ops.quantized.quantize import SMALLEST, amax_of, quantized
 
 WeightFormat = Literal["int8", "int4", "float8_e4m3fn"]
 
-INT4_LARGEST = 7
+_INT4_LARGEST = 7
 VALUES, SCALE = "weight_values", "weight_scale"
 """Names of the arrays that take the place of a `weight`."""
 
@@ -145,10 +145,10 @@ def quantize_weights(specs: Any, state: Any) -> Any:
     if VALUES not in specs:
         return {name: quantize_weights(specs[name], below) for name, below in state.items()}
     rest = {name: leaf for name, leaf in state.items() if name != "weight"}
-    return {**rest, **quantized_arrays(specs, state["weight"])}
+    return {**rest, **_quantized_arrays(specs, state["weight"])}
 
 
-def quantized_arrays(specs: Any, weight: Float[Array, "*E K N"]) -> dict[str, Array]:
+def _quantized_arrays(specs: Any, weight: Float[Array, "*E K N"]) -> dict[str, Array]:
     """Return the arrays that a `QuantizedLinear` of some specs keeps a weight as, by name."""
     formats = {dtype: name for name, dtype in _DTYPES.items()}
     how = formats[str(specs[VALUES].dtype)]
@@ -163,9 +163,9 @@ def quantized_weight(
     """Return a weight as a `QuantizedLinear` keeps it: values `[K, N]`, scales `[G, N]`."""
     grouped = weight.reshape(num_groups, -1, weight.shape[1])
     if how == "int4":
-        scale = jnp.maximum(amax_of(grouped, (1,)) / INT4_LARGEST, SMALLEST)
+        scale = jnp.maximum(amax_of(grouped, (1,)) / _INT4_LARGEST, SMALLEST)
         steps = jnp.round(grouped.astype(jnp.float32) / scale)
-        narrow = jnp.clip(steps, -INT4_LARGEST, INT4_LARGEST).astype(jnp.int8)
+        narrow = jnp.clip(steps, -_INT4_LARGEST, _INT4_LARGEST).astype(jnp.int8)
         return QuantizedArray(packed_int4(narrow.reshape(weight.shape)), scale[:, 0])
     found = quantized(grouped, Quantization(format=how, per="channel"), (1,))
     return QuantizedArray(found.values.reshape(weight.shape), found.scale[:, 0])
@@ -186,7 +186,7 @@ _quantize_experts = jax.jit(_quantized_experts, static_argnums=(1, 2))
 
 FORMS: Mapping[str, Callable[[Any, Array], dict[str, Array]]] = {
     PANELS: packed_arrays,
-    VALUES: quantized_arrays,
+    VALUES: _quantized_arrays,
 }
 """By the name of an array that only layers of one form have."""
 
