@@ -24,7 +24,7 @@ class KeptAnswers:
 
     def find(self, request: str, environment: Mapping[str, str]) -> dict[str, Any] | None:
         """Returns the answer to a request, if it still holds; warns where it cannot be read."""
-        from axcore.trainer.kept_steps import versions_of
+        from axcore.trainer.compile import versions_of
 
         path = self._path(request, environment)
         if not path.exists():

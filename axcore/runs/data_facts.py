@@ -8,7 +8,7 @@ from axcore.config import find_config
 from axcore.data import Mixture
 from axcore.report.packed_batch import packed_batch_content
 from axcore.runs.run import Run
-from axcore.trainer.run_directory.first_batch import FIRST_BATCH_NAME, read_first_batch
+from axcore.trainer.run_directory.run_history import FIRST_BATCH_NAME, read_first_batch
 
 
 def first_batch(folder: Path, trust_code: bool) -> dict[str, Any] | None:

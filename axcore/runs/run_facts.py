@@ -37,10 +37,13 @@ from axcore.runs.memory_facts import step_memory_facts
 from axcore.runs.metrics import Metrics, read_metrics
 from axcore.runs.run import Run
 from axcore.runs.text_samples import SAMPLES_NAME, read_samples
-from axcore.trainer.run_directory.first_batch import FIRST_BATCH_NAME
 from axcore.trainer.run_directory.json_lines import read_json_lines
-from axcore.trainer.run_directory.run_history import KERNELS_NAME, RUN_HISTORY_NAME
-from axcore.trainer.state_shardings import state_shardings
+from axcore.trainer.run_directory.run_history import (
+    FIRST_BATCH_NAME,
+    KERNELS_NAME,
+    RUN_HISTORY_NAME,
+)
+from axcore.trainer.shardings import state_shardings
 from axcore.trainer.step import TrainStep
 from axcore.whole_files import read_regular
 

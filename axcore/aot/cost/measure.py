@@ -20,7 +20,7 @@ from axcore.aot.targets import compile_devices
 from axcore.config import evolve
 from axcore.plugins import AotTarget, Hardware
 from axcore.trainer import ResolvedConfig, Trainer
-from axcore.trainer.pipelines import describe_pipelines
+from axcore.trainer.shardings import describe_pipelines
 
 NO_MEMORY = "RESOURCE_EXHAUSTED"
 
