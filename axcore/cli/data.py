@@ -165,7 +165,7 @@ def sample(store: Path, documents: int, split: str, seed: int, tokens: int) -> N
 def _write_picture(store: Path, html: Path, *, rows: int, **fields: Any) -> None:
     from axcore.data import Data, StoredSource, open_store
     from axcore.data.store.manifest import tokenizer_config
-    from axcore.report.packed_batch import packed_batch_html
+    from axcore.report.page import packed_batch_html
 
     manifest = open_store(store).manifest
     data = Data.Config(
