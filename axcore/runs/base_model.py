@@ -5,7 +5,7 @@ from typing import Any
 
 from axcore.checkpoint import Checkpointer
 from axcore.config import REQUIRED, config, evolve, field_names
-from axcore.data import ChatFiles, Data, DataLoader, PreferenceData, RatedChats
+from axcore.data import ChatFiles, Data, DataLoader, LabelledChats, PreferenceData
 from axcore.errors import CheckpointError, ConfigError
 from axcore.experiments.tiny import tiny
 from axcore.interop import HuggingFace, PublishedModel, WeightPlan, WeightSource
@@ -143,8 +143,8 @@ def dpo() -> Trainer.Config:
 
 
 def kto() -> Trainer.Config:
-    """Returns the config of training on answers that were judged one by one."""
-    source = ChatFiles.Config(reads=RatedChats.Config())
+    """Returns the config of training on answers that were labelled one by one."""
+    source = ChatFiles.Config(reads=LabelledChats.Config())
     data = PreferenceData.Config(source=source, seq_len=128, batch_size=8, validation_batches=32)
     return evolve(_further(data, peak=1e-6), task=KTO.Config())
 

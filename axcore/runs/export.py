@@ -22,7 +22,7 @@ from axcore.data import (
     published_end_ids,
     tokenizer_in,
 )
-from axcore.data.hugging_face_tokenizer import TOOL_TEMPLATE
+from axcore.data.tokenizers.hugging_face_tokenizer import TOOL_TEMPLATE
 from axcore.errors import CheckpointError, ConfigError
 from axcore.interop import (
     DEFAULT_SHARD_BYTES,

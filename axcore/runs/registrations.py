@@ -21,7 +21,7 @@ def experiments() -> Iterator[Experiment]:
     yield Experiment(
         name="kto",
         fn=Ref("axcore.runs.base_model:kto"),
-        summary="A run or a published model, trained further on answers judged one by one",
+        summary="A run or a published model, trained further on answers labelled one by one",
     )
 
 

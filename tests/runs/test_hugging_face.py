@@ -15,7 +15,7 @@ from axcore.checkpoint import Checkpointer
 from axcore.cli.main import group
 from axcore.config import evolve, update_config
 from axcore.data import tokenizer_in
-from axcore.data.hugging_face_tokenizer import TOOL_TEMPLATE
+from axcore.data.tokenizers.hugging_face_tokenizer import TOOL_TEMPLATE
 from axcore.errors import AxcoreError, CheckpointError, ConfigError
 from axcore.interop import HuggingFace, to_hugging_face
 from axcore.layers import merge_adapters
