@@ -10,10 +10,10 @@ from axcore.errors import ConfigError
 from axcore.interop.array_source import ArrayChange
 from axcore.interop.weight_edits import CandidateArrays, ModelPair, WeightEdit
 from axcore.layers import Linear
-from axcore.layers.quantization import FrozenLinear, widened
+from axcore.layers.quantization import FrozenLinear, with_full_precision_weights
 from axcore.layers.quantization.frozen_linear import CODES, FrozenForm, FrozenFormat
 from axcore.learner import Learner
-from axcore.modifiers.dots import WIDE
+from axcore.modifiers.quantization import FULL_PRECISION
 from axcore.plugins import Hardware
 
 
@@ -34,10 +34,10 @@ class QuantizedBase:
     format: FrozenFormat = "nf4"
     block_size: PositiveInt = 64
     double_quant: bool = False
-    exclude: tuple[str, ...] = WIDE
+    exclude: tuple[str, ...] = FULL_PRECISION
 
     def apply(self, cfg: Any, hardware: Hardware | None = None) -> Any:
-        """Returns `cfg` with frozen weights in few bits.
+        """Return `cfg` with frozen weights in few bits.
 
         Raises:
             ConfigError: The model trains its linear layers, or none is left to quantize.
@@ -139,7 +139,7 @@ class FreezeWeights(WeightEdit):
 
     def undone(self, target: Any, source: Any) -> Any:
         """Returns the config with wide weights."""
-        return widened(target)
+        return with_full_precision_weights(target)
 
 
 def _check_no_lengths(stems: list[str], arrays: Any) -> None:
