@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from axcore.config import find_config, name_the_known, update_config
+from axcore.config import find_config, suggest_names, update_config
 from axcore.config.paths import matches, parse_pattern
 from axcore.errors import ConfigError
 from axcore.layers import Dot, PlainDot
@@ -36,6 +36,6 @@ def _excluded(glob: str, paths: list[str]) -> list[str]:
     found = [path for path in paths if matches(parse_pattern(glob), parse_pattern(path))]
     if not found and glob not in WIDE:
         raise ConfigError(
-            f"exclude names {glob!r}, which matches no product", hint=name_the_known(glob, paths)
+            f"exclude names {glob!r}, which matches no product", hint=suggest_names(glob, paths)
         )
     return found

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from axcore.config import REQUIRED, config, evolve, name_the_known
+from axcore.config import REQUIRED, config, evolve, suggest_names
 from axcore.errors import ConfigError
 from axcore.parallel import MESH_AXES, mesh_sizes
 from axcore.plugins import Hardware
@@ -51,7 +51,7 @@ class Shard:
                     raise ConfigError(
                         f"{axis!r} is to be split over {name!r}, which is no mesh axis",
                         where="Shard",
-                        hint=name_the_known(name, MESH_AXES),
+                        hint=suggest_names(name, MESH_AXES),
                     )
         return evolve(
             cfg,

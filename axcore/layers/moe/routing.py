@@ -45,7 +45,7 @@ class GroupLimit:
     rated_by: int = 2
 
     def check(self, num_experts: int, top_k: int) -> None:
-        """Checks that the numbers go together.
+        """Checks that the numbers are compatible.
 
         Raises:
             ConfigError: They do not.

@@ -6,7 +6,7 @@ from typing import TypeVar
 import attrs
 from jax import Array
 
-from axcore.config import name_the_known
+from axcore.config import suggest_names
 from axcore.errors import KernelError
 
 Feature = bool | int | float | str | None
@@ -76,7 +76,7 @@ class Call:
         raise self._unknown(what, name, known)
 
     def _unknown(self, what: str, name: str, known: Iterable[str]) -> KernelError:
-        return KernelError(f"{self} has no {what} {name!r}; {name_the_known(name, known)}")
+        return KernelError(f"{self} has no {what} {name!r}; {suggest_names(name, known)}")
 
     def __str__(self) -> str:
         dtypes = dict(self.dtypes)

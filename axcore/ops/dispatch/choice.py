@@ -163,11 +163,11 @@ def _pinned(name: str, call: Call, found: Sequence[KernelCandidate]) -> Kernel:
                 f"{call.op} is pinned to {name}, which cannot serve {call}: {one.reason}.",
                 hint=f"remove the pin, or pin one that fits:\n{table(found)}",
             )
-    from axcore.config.suggest import name_the_known
+    from axcore.config.suggest import suggest_names
 
     known = [one.kernel.name for one in found]
     raise KernelError(
-        f"{call.op} is pinned to {name!r}, which is no kernel of it; {name_the_known(name, known)}",
+        f"{call.op} is pinned to {name!r}, which is no kernel of it; {suggest_names(name, known)}",
         hint=_pins_of(call, [one.kernel for one in found if one.reason is None]),
     )
 
