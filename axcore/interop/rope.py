@@ -9,7 +9,7 @@ from typing import Any
 
 import attrs
 
-from axcore.config import suggest_names, replace_config
+from axcore.config import replace_config, suggest_names
 from axcore.errors import ConfigError
 from axcore.interop.config_map import ConfigEntry, Fields, common_value
 from axcore.interop.harmless_fields import sorted_out

@@ -14,8 +14,8 @@ from axcore.config import (
     evolve,
     field_names,
     is_config,
-    suggest_names,
     replace_config,
+    suggest_names,
 )
 from axcore.data import FileSource, Source, Tokenizer, Transform
 from axcore.errors import ConfigError, PluginError

@@ -9,8 +9,8 @@ from axcore.config import (
     field_names,
     find_config,
     is_config,
-    suggest_names,
     replace_config,
+    suggest_names,
 )
 from axcore.errors import ConfigError, PluginError
 from axcore.plugins.host import plugin_host

@@ -1,4 +1,4 @@
-"""Rollbacks and skipped steps of a run, and the budgets that they count against.
+"""`Recovery`: where a run starts, which steps were applied, and when it goes back to a checkpoint.
 
 rollbacks.jsonl    one JSON object a line for each: time, from_step, step, reason, data
 

@@ -35,7 +35,7 @@ class Position:
 
     Args:
         batches: The training batches, at the one for the next step.
-        policy: The weights that batches see which depend on them.
+        policy: The present weights, for batches that depend on them.
         state: A `TrainState`, but for the moment before one is restored.
         step: Steps done.
         window: The losses since the last log line that was due.

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from axcore.config import suggest_names, replace_config
+from axcore.config import replace_config, suggest_names
 from axcore.config.paths import matches, parse_pattern
 from axcore.errors import ModuleError
 from axcore.layers.lora.linear import ADAPTERS, MAGNITUDES, LoRALinear
