@@ -7,7 +7,7 @@ from typing import Any
 import attrs
 from immutabledict import immutabledict
 
-from axcore.config import diff_config, format_diff, name_the_known
+from axcore.config import diff_config, format_diff, suggest_names
 from axcore.errors import AxcoreError, ConfigError
 from axcore.interop.canonical import canonical, uncorrected
 from axcore.interop.config_map import ConfigEntry, Fields
@@ -237,7 +237,7 @@ def family_named(name: str) -> Family:
         raise ConfigError(
             f"nothing installed has models of type {name!r}",
             where="model_type",
-            hint=name_the_known(name, known),
+            hint=suggest_names(name, known),
         )
     family: Family = known[name].family.resolve()
     if not isinstance(family, Family):

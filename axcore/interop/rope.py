@@ -9,7 +9,7 @@ from typing import Any
 
 import attrs
 
-from axcore.config import name_the_known, replace_config
+from axcore.config import replace_config, suggest_names
 from axcore.errors import ConfigError
 from axcore.interop.config_map import ConfigEntry, Fields, common_value
 from axcore.interop.harmless_fields import sorted_out
@@ -123,7 +123,7 @@ def _hint(kind: str) -> str:
         return _DYNAMIC
     known = _scalings()
     others = "" if known.keys() - {PLAIN} else "; install axl-attention, which has others"
-    return name_the_known(kind, known) + others
+    return suggest_names(kind, known) + others
 
 
 def _scaling(record: RopeScaling, position: Any) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from axcore.config import diff_config, field_names, format_diff, name_the_known
+from axcore.config import diff_config, field_names, format_diff, suggest_names
 from axcore.config.paths import matches, parse_pattern
 from axcore.errors import ConfigError
 from axcore.interop.canonical import canonical, uncorrected
@@ -39,7 +39,7 @@ def check_same_model(
             raise ConfigError(
                 f"{glob!r} allows nothing: the models do not differ there",
                 where="init_from.may_differ",
-                hint=name_the_known(glob, [change.path for change in changes]),
+                hint=suggest_names(glob, [change.path for change in changes]),
             )
     allowed = (*may_differ, *(glob for edit in edits for glob in edit.explains))
     left = tuple(one for one in changes if not any(_allows(glob, one.path) for glob in allowed))

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self
 
 import attrs
 
-from axcore.config import REQUIRED, config, evolve, name_the_known
+from axcore.config import REQUIRED, config, evolve, suggest_names
 from axcore.config.paths import matches, parse_pattern
 from axcore.errors import ConfigError
 from axcore.interop.origins import GrownByMean, Origin
@@ -91,7 +91,7 @@ class WeightEdit(ABC):
         return ConfigError(
             f"{type(self).__qualname__} {what}",
             where="init_from.edits",
-            hint=name_the_known(name, known) if known else "take it out",
+            hint=suggest_names(name, known) if known else "take it out",
         )
 
 

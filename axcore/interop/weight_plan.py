@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from axcore.config import name_the_known
+from axcore.config import suggest_names
 from axcore.errors import ConfigError
 from axcore.interop.family import CORRECTIONS, TRAINING_ONLY
 from axcore.interop.host_room import check_host_holds
@@ -218,7 +218,7 @@ def _check_fit(
             raise ConfigError(
                 f"{glob!r} matches no array of the source that the model lacks",
                 where="init_from.unused",
-                hint=name_the_known(glob, left),
+                hint=suggest_names(glob, left),
             )
         left = [name for name in left if name not in named]
     left = [name for name in left if not is_any(TRAINING_ONLY, name)]
@@ -232,7 +232,7 @@ def _check_fit(
     problems += [f"{_source(offer, name)} is in the source; nothing here has it" for name in left]
     if problems:
         raise ConfigError(
-            f"{len(problems)} arrays of the source and the model do not go together:\n"
+            f"{len(problems)} arrays of the source and the model are incompatible:\n"
             + listed(problems),
             where="init_from",
             hint="name arrays that begin as in a new model in init_from.fresh, those of the source "

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from axcore.config import name_the_known
+from axcore.config import suggest_names
 from axcore.errors import ConfigError
 
 Sizes = Mapping[str, Mapping[str, Any]]
@@ -27,6 +27,6 @@ def of_size(family: str, sizes: Sizes, size: str) -> Mapping[str, Any]:
     """
     if size not in sizes:
         raise ConfigError(
-            f"{family} has no size {size!r}; {name_the_known(size, sizes)}", where=f"{family}(size)"
+            f"{family} has no size {size!r}; {suggest_names(size, sizes)}", where=f"{family}(size)"
         )
     return sizes[size]

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from axcore.config import config, config_class, evolve, find_config, name_the_known, update_config
+from axcore.config import config, config_class, evolve, find_config, suggest_names, update_config
 from axcore.config.paths import matches, parse_pattern
 from axcore.errors import ConfigError
 from axcore.layers import Dropout, LoRALinear
@@ -94,7 +94,7 @@ class LoRA:
         return ConfigError(
             f"LoRA cannot be put there: {what}",
             where="LoRA.targets",
-            hint=name_the_known(glob, linears) if linears else "name a config with linear layers",
+            hint=suggest_names(glob, linears) if linears else "name a config with linear layers",
         )
 
 
@@ -104,7 +104,7 @@ def _excluded(glob: str, linears: list[str]) -> list[str]:
         raise ConfigError(
             f"exclude names {glob!r}, which matches no linear layer",
             where="LoRA.exclude",
-            hint=name_the_known(glob, linears),
+            hint=suggest_names(glob, linears),
         )
     return found
 
