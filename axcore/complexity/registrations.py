@@ -16,7 +16,6 @@ _ADAPTERS = (
     "axcore.checkpoint.adapters",
     "axcore.interop.peft",
     "axcore.interop.peft_reading",
-    "axcore.interop.peft_magnitudes",
 )
 
 
@@ -65,7 +64,6 @@ def features() -> Iterator[Feature]:
             *_ADAPTERS,
             "axcore.layers.quantization.frozen_linear",
             "axcore.layers.quantization.nf4",
-            "axcore.interop.freezing",
             "axcore.modifiers.quantized_base",
         ),
         variant_of="lora",
