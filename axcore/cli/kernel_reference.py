@@ -32,7 +32,7 @@ def kernel_reference() -> str:
     ops.sort(key=lambda op: op.name)
     chips = [host for one in plugin_host().records(HardwareFamily) for host in one.hosts]
     served = [row for op in ops if op.arg_spec is not None for row in _served(op, chips)]
-    heads = ("op", "chips", "by default", "`kernel_choice=fastest`")
+    heads = ("op", "chips", "by default", "`kernels.choice=fastest`")
     parts = ["## What serves a typical call", "", markdown_table(heads, served), ""]
     for op in ops:
         parts += _kernels(op, chips)

@@ -40,7 +40,7 @@ def show(op: str | None, target: str | None, show_all: bool, as_json: bool) -> N
     """List the kernels of OP, or of every op, and whether each serves what models ask of it.
 
     Each is asked about a typical call in bfloat16, which is shown; VALIDATED says whether it has
-    run on that chip and was timed there. Where `kernel_choice` matters, each value's kernel is
+    run on that chip and was timed there. Where `kernels.choice` matters, each value's kernel is
     shown. Portable kernels must be allowed where the hardware's plugin brings kernels for the op.
     """
     from axcore.ops.dispatch.verdicts import verdicts as verdicts_on

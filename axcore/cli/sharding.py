@@ -36,8 +36,10 @@ def sharding_table(resolved: ResolvedConfig) -> str:
     step = TrainStep(task_of(cfg), cfg.learner.build(total_steps=cfg.max_steps))
     batch_spec = cfg.data.for_shapes().build().batch_spec()
     check_sharding_rules(cfg, step.specs, batch_spec)
-    check_mesh_is_used(cfg, BatchSharding(batch_spec, cfg.activation_rules, mesh), step.specs)
-    shardings = param_shardings(step.specs, cfg.param_rules, mesh)
+    check_mesh_is_used(
+        cfg, BatchSharding(batch_spec, cfg.sharding.activation_rules, mesh), step.specs
+    )
+    shardings = param_shardings(step.specs, cfg.sharding.param_rules, mesh)
     arrays = describe_sharding(step.specs, shardings)
     return "\n".join(
         [

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from axcore.config import config, evolve
+from axcore.config import config, update_config
 from axcore.plugins import Hardware
 
 
@@ -21,8 +21,10 @@ class Kernels:
 
     def apply(self, cfg: Any, hardware: Hardware) -> Any:
         """Returns a trainer's config with these pins and names."""
-        return evolve(
+        return update_config(
             cfg,
-            kernels={**cfg.kernels, **self.pins},
-            allow_kernels=tuple(dict.fromkeys((*cfg.allow_kernels, *self.allow))),
+            {
+                "kernels.pins": {**cfg.kernels.pins, **self.pins},
+                "kernels.allow": tuple(dict.fromkeys((*cfg.kernels.allow, *self.allow))),
+            },
         )

@@ -218,7 +218,10 @@ class StepCompiler:
         """Returns a function jitted, to be traced under the run's mesh, rules and policy."""
         cfg = self.config
         activations = ActivationSharding(
-            self.mesh, cfg.activation_rules, cfg.context_parallelism, cfg.param_rules
+            self.mesh,
+            cfg.sharding.activation_rules,
+            cfg.sharding.context_parallelism,
+            cfg.sharding.param_rules,
         )
 
         def in_context(*args: Any) -> Any:

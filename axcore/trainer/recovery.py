@@ -39,14 +39,14 @@ class Recovery:
     """
 
     def __init__(self, trainer: "Trainer", directory: Path, saver: Saver, emit: Observers) -> None:
-        cfg = trainer.config
+        cfg = trainer.config.rollback
         self.skipped = SkippedSteps(
             max_skipped=cfg.max_skipped_steps,
             max_in_a_row=cfg.max_skipped_in_a_row,
-            window_steps=cfg.budget_window_steps,
+            window_steps=cfg.window_steps,
         )
         self._rollbacks = Rollbacks(
-            directory, budget=cfg.max_rollbacks, window_steps=cfg.budget_window_steps
+            directory, budget=cfg.max_rollbacks, window_steps=cfg.window_steps
         )
         self._trainer = trainer
         self._saver = saver
@@ -302,14 +302,14 @@ class SkippedSteps:
         if self.in_a_row > self._max_in_a_row:
             raise RollbackRequest(
                 f"{self.in_a_row} steps in a row had {what}, which is more than "
-                f"max_skipped_in_a_row={self._max_in_a_row}",
+                f"rollback.max_skipped_in_a_row={self._max_in_a_row}",
                 steps=self.in_a_row,
             )
         skipped = self._window.count(False)
         if skipped > self._max_skipped:
             raise TrainingError(
                 f"{skipped} of the last {len(self._window)} steps had {what}, which is more than "
-                f"max_skipped_steps={self._max_skipped}; none of them changed a parameter",
+                f"rollback.max_skipped_steps={self._max_skipped}; none of them changed a parameter",
                 where=f"step {step}",
                 hint=f"lower learner.schedule.peak, or raise max_skipped_steps{suspects}",
             )

@@ -61,7 +61,9 @@ class BatchSharding:
         self.shardings: Any = jax.tree.map(self._sharding, spec.arrays)
 
     def _sharding(self, array: ArraySpec) -> NamedSharding:
-        parts = partition_spec(array.axes, self._rules, self.mesh, where="activation_rules")
+        parts = partition_spec(
+            array.axes, self._rules, self.mesh, where="sharding.activation_rules"
+        )
         for axis, size, entry in zip(array.axes, array.shape, parts, strict=True):
             names = (entry,) if isinstance(entry, str) else entry or ()
             ways = math.prod(self.mesh.shape[name] for name in names)
@@ -150,7 +152,7 @@ def state_shardings(cfg: Any, specs: Any, state: TrainState, mesh: AnyMesh) -> T
         ShardingError: A parameter does not divide over the mesh.
     """
     replicated = NamedSharding(mesh, PartitionSpec())  # type: ignore[no-untyped-call]
-    model = param_shardings(specs, cfg.param_rules, mesh)
+    model = param_shardings(specs, cfg.sharding.param_rules, mesh)
     like = optimizer_shardings(cfg, specs, mesh)
     opt_state = shardings_like(state.opt_state, state.model, like, mesh)
     fields: Any = (replicated, model, opt_state, replicated)
@@ -163,13 +165,17 @@ def optimizer_shardings(cfg: Any, specs: Any, mesh: AnyMesh) -> Any:
     Raises:
         ShardingError: A parameter does not divide over the mesh.
     """
-    rules = cfg.param_rules if cfg.optimizer_rules is None else cfg.optimizer_rules
+    rules = (
+        cfg.sharding.param_rules
+        if cfg.sharding.optimizer_rules is None
+        else cfg.sharding.optimizer_rules
+    )
     return param_shardings(specs, rules, mesh)
 
 
 def gradient_split(cfg: Any, mesh: Mesh) -> GradientSplit | None:
     """Returns what splits gradients; None where they are split as parameters are, by themselves."""
-    if cfg.optimizer_rules is None:
+    if cfg.sharding.optimizer_rules is None:
         return None
 
     def constrained(sharding: NamedSharding, gradient: Any) -> Any:

@@ -24,7 +24,7 @@ TINY = [
         "data.validation_batches=1",
         "learner.schedule.warmup_steps=2",
         "max_steps=6",
-        "log_every_steps=2",
+        "logging.every_steps=2",
         "eval_every_steps=3",
     )
 ]

@@ -47,9 +47,9 @@ class KernelPolicy:
         """Return what a trainer's config says of kernels, for some hardware."""
         return cls(
             hardware=hardware,
-            pins=cfg.kernels,
-            allow=cfg.allow_kernels,
-            kernel_choice=cfg.kernel_choice,
+            pins=cfg.kernels.pins,
+            allow=cfg.kernels.allow,
+            kernel_choice=cfg.kernels.choice,
         )
 
 
