@@ -232,7 +232,7 @@ class Rollbacks:
             return
         raise TrainingError(
             f"{request}; the run went back {len(recent)} times in the last {self._window_steps} "
-            f"steps, and max_rollbacks={self._budget}",
+            f"steps, and rollback.max_rollbacks={self._budget}",
             where=f"step {step}",
             hint="lower learner.schedule.peak, or look at the data of these steps; "
             f"`axcore train --from-step {good or 0}` resumes from the newest good checkpoint"
