@@ -8,8 +8,7 @@ from typing import Any
 
 from axcore.config import REQUIRED, config
 from axcore.config.json_files import BYTE_ORDER_MARK, parse_json
-from axcore.data.compression import COMPRESSED_SUFFIXES, open_decompressed
-from axcore.data.files import NamedFile
+from axcore.data.sources.files import COMPRESSED_SUFFIXES, NamedFile, open_decompressed
 from axcore.errors import DataError
 from axcore.evaluation.sample import BadSample, Sample, SampleSource
 from axcore.extras import import_extra

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from axcore.config import PositiveInt, config
-from axcore.data.standard_library import library_files
+from axcore.data.sources.text_files import library_files
 from axcore.evaluation.multiple_choice import MultipleChoice
 from axcore.evaluation.perplexity import Perplexity
 from axcore.evaluation.sample import Sample, SampleSource

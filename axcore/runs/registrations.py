@@ -10,18 +10,18 @@ def experiments() -> Iterator[Experiment]:
     """Fine-tuning of a run or of a published model."""
     yield Experiment(
         name="sft",
-        fn=Ref("axcore.runs.fine_tuning:sft"),
+        fn=Ref("axcore.runs.base_model:sft"),
         summary="A run or a published model, trained further on conversations",
     )
     yield Experiment(
         name="dpo",
-        fn=Ref("axcore.runs.fine_tuning:dpo"),
+        fn=Ref("axcore.runs.base_model:dpo"),
         summary="A run or a published model, trained further on answers chosen over others",
     )
     yield Experiment(
         name="kto",
-        fn=Ref("axcore.runs.fine_tuning:kto"),
-        summary="A run or a published model, trained further on answers judged one by one",
+        fn=Ref("axcore.runs.base_model:kto"),
+        summary="A run or a published model, trained further on answers labelled one by one",
     )
 
 
