@@ -24,7 +24,7 @@ _HEADER = ("PATH", "SHAPE", "SPLIT OVER", "BYTES PER DEVICE")
 
 
 def sharding_table(resolved: ResolvedConfig) -> str:
-    """Returns a line for every parameter, what stays whole, and the sums; starts no device.
+    """Return a line for every parameter, what stays whole, and the sums; starts no device.
 
     Raises:
         ShardingError: The mesh does not fit the hardware, the batch or the parameters, or an axis

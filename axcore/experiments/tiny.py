@@ -12,7 +12,7 @@ from axcore.trainer import KernelsConfig, LoggingConfig, Trainer
 
 
 def tiny() -> Trainer.Config:
-    """Returns the config."""
+    """Return the config."""
     model = transformer(
         vocab_size=264, dim=128, num_layers=4, num_heads=4, num_kv_heads=2, hidden_dim=384
     )

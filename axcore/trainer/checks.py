@@ -34,7 +34,7 @@ from axcore.trainer.shardings import BatchSharding, optimizer_shardings
 
 
 def check_micro_batches(cfg: Any, batch: BatchSpec) -> None:
-    """Checks that a batch can be run in a config's micro-batches.
+    """Check that a batch can be run in a config's micro-batches.
 
     Raises:
         ConfigError: Its rows do not divide into so many.
@@ -52,7 +52,7 @@ def check_micro_batches(cfg: Any, batch: BatchSpec) -> None:
 
 
 def check_gradient_norms(cfg: Any) -> None:
-    """Checks that the norms of gradients by module are measured at steps that are logged.
+    """Check that the norms of gradients by module are measured at steps that are logged.
 
     Raises:
         ConfigError: They would be measured at others.
@@ -67,7 +67,7 @@ def check_gradient_norms(cfg: Any) -> None:
 
 
 def check_kernel_names(cfg: Any) -> None:
-    """Checks that pinned and allowed kernels exist, so that no pin is passed over in silence.
+    """Check that pinned and allowed kernels exist, so that no pin is passed over in silence.
 
     Raises:
         ConfigError: Listing every name that is unknown.
@@ -78,7 +78,7 @@ def check_kernel_names(cfg: Any) -> None:
 
 
 def check_writers_and_observers(cfg: Any) -> None:
-    """Checks that the metric writers and observers of a config exist, once each.
+    """Check that the metric writers and observers of a config exist, once each.
 
     Raises:
         ConfigError: Listing every name that is unknown or repeated.
@@ -90,7 +90,7 @@ def check_writers_and_observers(cfg: Any) -> None:
 
 
 def check_libraries(cfg: Any) -> None:
-    """Checks that what a config's writers and observers need is installed, before data is read.
+    """Check that what a config's writers and observers need is installed, before data is read.
 
     Raises:
         ConfigError: A library is missing.
@@ -115,7 +115,7 @@ def check_libraries(cfg: Any) -> None:
 
 
 def _wrong_names(cfg: Any, field: str, kind: type[Record]) -> Iterator[str]:
-    """Yields a line for every name of a field that no record has, or that is there twice."""
+    """Yield a line for every name of a field that no record has, or that is there twice."""
     names: tuple[str, ...] = getattr(cfg, field)
     known = {record.key for record in plugin_host().records(kind)}
     for name in dict.fromkeys(names):
@@ -150,11 +150,11 @@ _USES = {
 
 
 def check_sharding_rules(cfg: Any, specs: Any, batch: BatchSpec) -> None:
-    """Checks the names in a trainer's two tables of rules.
+    """Check the names in a trainer's two tables of rules.
 
     Raises:
         ShardingError: A rule names a mesh axis that does not exist, or is for a logical axis that
-            is no usual one, and that no parameter has; for activations, whose axes layers may
+            is neither a usual one nor one of a parameter; for activations, whose axes layers may
             name as they like, only if it is spelt almost like one that is known.
     """
     leaves = jax.tree.leaves(specs, is_leaf=lambda leaf: isinstance(leaf, ParamSpec))
@@ -180,14 +180,14 @@ def check_sharding_rules(cfg: Any, specs: Any, batch: BatchSpec) -> None:
         near = did_you_mean(axis, known, most=1)
         if axis not in known and near is not None:
             raise ShardingError(
-                f"there is a rule for the logical axis {axis!r}, which is no usual one",
+                f"there is a rule for the logical axis {axis!r}, which is not a usual one",
                 where="sharding.activation_rules",
                 hint=f"{near} a layer's own axis needs a name less like it",
             )
 
 
 def check_mesh_is_used(cfg: Any, batch: BatchSharding, specs: Any) -> None:
-    """Checks that every axis of a mesh splits a parameter or the batch.
+    """Check that every axis of a mesh splits a parameter or the batch.
 
     Raises:
         ShardingError: One does not, or a parameter does not divide over the mesh.
@@ -206,7 +206,7 @@ def check_mesh_is_used(cfg: Any, batch: BatchSharding, specs: Any) -> None:
 
 
 def check_quantization_schemes(cfg: Any, hardware: Hardware) -> None:
-    """Checks that every scheme that a trainer's config holds can run on some hardware.
+    """Check that every scheme that a trainer's config holds can run on some hardware.
 
     A scheme whose op is pinned is left to the pinned kernel's own word.
 

@@ -216,13 +216,13 @@ class Rollbacks:
     def check_budget(
         self, request: RollbackRequest, *, step: int, good: int | None, suspects: str = ""
     ) -> None:
-        """Checks that the run may go back once more.
+        """Check that the run may go back once more.
 
         Args:
             request: Who asks, and why.
             step: The present step.
             good: The step that it would go back to, None for the start.
-            suspects: What the hint says of kernels.
+            suspects: What the hint adds about kernels.
 
         Raises:
             TrainingError: It did so too often in the window.
@@ -240,7 +240,7 @@ class Rollbacks:
         )
 
     def add(self, request: RollbackRequest, *, from_step: int, step: int, data: Any) -> None:
-        """Records that the run went back from a step to an older one.
+        """Record that the run went back from a step to an older one.
 
         Args:
             request: Who asked, and why.
@@ -255,7 +255,7 @@ class Rollbacks:
             append_json_line(self._path, self._done[-1])
 
     def data_after(self, step: int) -> Any:
-        """Returns where the data continues after a step that the run went back to, None if not."""
+        """Return where the data continues after a step that the run went back to, None if not."""
         found = [one["data"] for one in self._done if one["step"] == step]
         return found[-1] if found else None
 
@@ -276,11 +276,11 @@ class SkippedSteps:
         self._window: deque[bool] = deque(maxlen=window_steps)
 
     def resume_at(self, step: int) -> None:
-        """Follows from another step on; those of the window still count."""
+        """Follow from another step on; those of the window still count."""
         self.newest_applied, self.in_a_row = step, 0
 
     def add(self, are_applied: Iterable[bool]) -> None:
-        """Takes the next steps in."""
+        """Take the next steps in."""
         for is_applied in are_applied:
             self._window.append(is_applied)
             step = self.newest_applied + self.in_a_row + 1
@@ -288,11 +288,11 @@ class SkippedSteps:
             self.newest_applied = step if is_applied else self.newest_applied
 
     def check(self, what: str, *, suspects: str = "") -> None:
-        """Checks that not too many steps were skipped.
+        """Check that not too many steps were skipped.
 
         Args:
             what: Why steps are skipped.
-            suspects: What the hint says of kernels.
+            suspects: What the hint adds about kernels.
 
         Raises:
             RollbackRequest: Too many in a row: the state or the data at hand are at fault.

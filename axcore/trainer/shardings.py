@@ -50,7 +50,7 @@ class BatchSharding:
     """The shardings of a batch's arrays on one mesh."""
 
     def __init__(self, spec: BatchSpec, rules: Rules, mesh: AnyMesh) -> None:
-        """Splits a batch.
+        """Split a batch.
 
         Raises:
             ShardingError: An axis has no rule, or does not divide over its mesh axes.
@@ -82,7 +82,7 @@ class BatchSharding:
         )
 
     def abstract(self) -> Any:
-        """Returns shapes, dtypes and shardings of a batch, without reading the data."""
+        """Return shapes, dtypes and shardings of a batch, without reading the data."""
         return jax.tree.map(
             lambda array, sharding: jax.ShapeDtypeStruct(  # type: ignore[no-untyped-call]
                 array.shape, np.dtype(array.dtype), sharding=sharding
@@ -100,7 +100,7 @@ class BatchSharding:
         return shard_from_rows(held, array.shape[0])
 
     def device_put(self, batch: Any) -> Any:
-        """Returns a process's part of a batch as global arrays, sharded over the mesh.
+        """Return a process's part of a batch as global arrays, sharded over the mesh.
 
         Raises:
             DataError: The batch is not what `batch_spec()` of its data says.
@@ -127,7 +127,7 @@ class BatchSharding:
 
 
 def shard_from_rows(held: Iterable[slice], num_rows: int) -> BatchShard:
-    """Returns the block that rows make up; all rows where those held are no such block.
+    """Return the block that rows make up; all rows where those held are not one block.
 
     Args:
         held: Rows of each device, as slices.
@@ -140,7 +140,7 @@ def shard_from_rows(held: Iterable[slice], num_rows: int) -> BatchShard:
 
 
 def state_shardings(cfg: Any, specs: Any, state: TrainState, mesh: AnyMesh) -> TrainState:
-    """Returns the sharding of every array of the state.
+    """Return the sharding of every array of the state.
 
     Args:
         cfg: The trainer's config.
@@ -160,7 +160,7 @@ def state_shardings(cfg: Any, specs: Any, state: TrainState, mesh: AnyMesh) -> T
 
 
 def optimizer_shardings(cfg: Any, specs: Any, mesh: AnyMesh) -> Any:
-    """Returns how each parameter's gradient and its part of the optimizer's state are split.
+    """Return how each parameter's gradient and its part of the optimizer's state are split.
 
     Raises:
         ShardingError: A parameter does not divide over the mesh.
@@ -174,7 +174,7 @@ def optimizer_shardings(cfg: Any, specs: Any, mesh: AnyMesh) -> Any:
 
 
 def gradient_split(cfg: Any, mesh: Mesh) -> GradientSplit | None:
-    """Returns what splits gradients; None where they are split as parameters are, by themselves."""
+    """Return what splits gradients; None where they are split as parameters are, by themselves."""
     if cfg.sharding.optimizer_rules is None:
         return None
 
@@ -190,7 +190,7 @@ def gradient_split(cfg: Any, mesh: Mesh) -> GradientSplit | None:
 
 
 def describe_pipelines(cfg: Any, mesh: AnyMesh) -> tuple[str, ...]:
-    """Returns a line for every pipeline of a trainer's config: its schedule, and its bubble."""
+    """Return a line for every pipeline of a trainer's config: its schedule, and its bubble."""
     num_stages = mesh.shape["pipeline"]
     return tuple(
         f"{found.path}: {_line(found.node, num_stages)}" for found in find_config(cfg, Pipeline)

@@ -186,7 +186,7 @@ class Trainer(Configurable):
         kernels: Resumable[KernelsConfig] = KernelsConfig()
 
         def _make(self) -> Any:
-            """Makes the trainer for the hardware at hand."""
+            """Make the trainer for the hardware at hand."""
             return owner_of(type(self))(resolve(self, Hardware.detect()))
 
     moved_fields: ClassVar[Mapping[str, str]] = {
@@ -214,7 +214,7 @@ class Trainer(Configurable):
         devices: Sequence[Any] | None = None,
         kept_steps: KeptSteps | None = None,
     ) -> None:
-        """Builds the parts; reads no data and starts no run.
+        """Build the parts; reads no data and starts no run.
 
         Args:
             resolved: What to train, and on which hardware; `resolve` makes it.
@@ -266,7 +266,7 @@ class Trainer(Configurable):
         )
 
     def kernel_plan(self) -> KernelPlan:
-        """Returns the kernels that the step uses, and why.
+        """Return the kernels that the step uses, and why.
 
         Raises:
             KernelError: A pin cannot be followed, or no kernel may serve a call.
@@ -283,7 +283,7 @@ class Trainer(Configurable):
         launch: str = "",
         returns_when_stopped: bool = False,
     ) -> TrainResult:
-        """Trains until `max_steps`, and returns the last state.
+        """Train until `max_steps`, and return the last state.
 
         The directory is locked for this config. Where it holds a checkpoint the run resumes from
         there, bit by bit as if it had never stopped. Ctrl-C, SIGTERM or a preemption notice ends
@@ -293,7 +293,7 @@ class Trainer(Configurable):
 
         Args:
             directory: The run directory; made where it is absent.
-            observers: Get every event, beside those that the config names. In a run of several
+            observers: Get every event, besides those that the config names. In a run of several
                 processes each serves its own, and process 0 those of the config.
             quiet: Whether no progress is shown; otherwise process 0 shows it on stderr.
             from_step: The checkpoint to resume from, 0 for the start; later ones are set aside. By
@@ -341,7 +341,7 @@ class Trainer(Configurable):
             )
 
     def _check_task(self) -> None:
-        """Checks what a task, or a model, says of itself; somebody else may have written it."""
+        """Check what a task, or a model, says of itself; somebody else may have written it."""
         with attributed(self.task, "check_batch"):
             self.task.check_batch(self.batch_spec.for_model())
         with attributed(self.task, "metric_units"):
@@ -351,7 +351,7 @@ class Trainer(Configurable):
             raise wrong_method_return(self.task, "metric_units", units, expected)
 
     def first_state(self) -> TrainState:
-        """Returns the state before the first step: random, or from the weights of `init_from`.
+        """Return the state before the first step: random, or from the weights of `init_from`.
 
         What the task keeps besides, such as a teacher, is read from its own source.
 
@@ -379,12 +379,12 @@ class Trainer(Configurable):
         return plan
 
     def train_batches(self) -> TrainBatches:
-        """Returns this process's part of the training batches, from the first one on."""
+        """Return this process's part of the training batches, from the first one on."""
         shard = self.batch_sharding.shard
         return self.data.train(process_index=shard.index, process_count=shard.count)
 
     def evaluate(self, model_state: Any) -> dict[str, float]:
-        """Returns the metrics of a model's state on the validation data; empty if there is none."""
+        """Return the metrics of a model's state on the validation data; empty if there is none."""
         evaluation = self.compiler.jitted_evaluation
         put, shard = self.batch_sharding.device_put, self.batch_sharding.shard
         batches = self.data.validation(process_index=shard.index, process_count=shard.count)
@@ -396,7 +396,7 @@ class Trainer(Configurable):
         return meter.metrics() if losses else {}
 
     def describe_mesh(self) -> str:
-        """Returns the mesh as people read it: `data 2 x fsdp 4`, or `1 device`."""
+        """Return the mesh as people read it: `data 2 x fsdp 4`, or `1 device`."""
         sizes = {name: size for name, size in self.mesh.shape.items() if size > 1}
         return " x ".join(f"{name} {size}" for name, size in sizes.items()) or "1 device"
 

@@ -54,7 +54,7 @@ def test_an_axis_without_its_rule_splits_nothing(small_config):
         (
             "activation_rules",
             {"tiem": ("seq",)},
-            r"logical axis 'tiem', which is no usual one[\s\S]*did you mean 'time'\?",
+            r"logical axis 'tiem', which is not a usual one[\s\S]*did you mean 'time'\?",
         ),
         ("activation_rules", {"time": ("sqe",)}, r"'time' names the mesh axis 'sqe'[\s\S]*seq"),
     ],
