@@ -66,7 +66,7 @@ def _decode(data: Any, path: Path, set_in: str) -> Any:
     for key in data:
         if not isinstance(key, str):
             raise ConfigError(
-                f"{key!r} is no key; keys are text", where=_where(path), set_in=set_in
+                f"keys are text, got {key!r}", where=_where(path), set_in=set_in
             )
     if data.get("required") is True and len(data) == 1:
         return REQUIRED
