@@ -149,6 +149,5 @@ def test_a_field_of_an_earlier_run_is_refused_with_where_it_is_now(small_config)
         "Trainer.Config has no field 'log_every_steps'; it is now logging.every_steps\n"
         "Trainer.Config has no field 'allow_kernels'; it is now kernels.allow"
     )
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(ConfigError, match=r"hint:   it is now rollback\.max_rollbacks"):
         apply_overrides(small_config, ["max_rollbacks=1"])
-    assert error.value.hint == "it is now rollback.max_rollbacks"
