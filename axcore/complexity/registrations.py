@@ -16,7 +16,6 @@ _ADAPTERS = (
     "axcore.checkpoint.adapters",
     "axcore.interop.peft",
     "axcore.interop.peft_reading",
-    "axcore.interop.peft_magnitudes",
 )
 
 
@@ -26,7 +25,12 @@ def features() -> Iterator[Feature]:
     yield _feature(
         "rope",
         "Rotary positions",
-        ("axcore.layers.attention.rope", "axcore.interop.gguf_rope"),
+        (
+            "axcore.layers.attention.rope:RoPE",
+            "axcore.layers.attention.rope:rope_frequencies",
+            "axcore.layers.attention.rope:rotate",
+            "axcore.interop.gguf_rope",
+        ),
     )
     yield _feature(
         "moe",
@@ -60,7 +64,6 @@ def features() -> Iterator[Feature]:
             *_ADAPTERS,
             "axcore.layers.quantization.frozen_linear",
             "axcore.layers.quantization.nf4",
-            "axcore.interop.freezing",
             "axcore.modifiers.quantized_base",
         ),
         variant_of="lora",
