@@ -80,6 +80,7 @@ def canonical(cfg: Any) -> Any:
 def _canonical(cfg: Any) -> Any:
     if not {"dim", "vocab_size"} <= set(field_names(cfg)):
         raise ConfigError(f"{type(cfg).__qualname__} describes no language model")
+    # Stages and unrolled layers compute what a scan does, so they are one scan for a comparison.
     for stack in (Stack, Pipeline):
         cfg = replace_config(cfg, stack, ScannedLayers.Config(), missing_ok=True)
     plain = evolve(map_config(cfg, _plain), dim=cfg.dim, vocab_size=cfg.vocab_size)

@@ -230,6 +230,7 @@ class Family:
             values = {NUM_LAYERS: len(kinds), **self.layers.write(kinds)}
         for entry in self.config:
             values |= entry.write(described)
+        # Entries write what they know of. Whether that is all shows when it is read again.
         changes = diff_config(self.normal(self.read(values)), self.normal(cfg))
         if changes:
             raise ConfigError(f"the model differs (+) from the family's:\n{format_diff(changes)}")
@@ -289,6 +290,7 @@ def family_of(cfg: Any) -> tuple[str, Family, dict[str, Any]]:
     reasons = []
     read_as = getattr(getattr(cfg, "published", None), "family", "")
     records = plugin_host().records(HuggingFaceFamily)
+    # First what it was read as: a Mistral without a window is a Llama too, but for its tokenizer.
     order = sorted(records, key=lambda one: (one.name != read_as, one.plugin != "core", one.name))
     for record in order:
         family = family_named(record.name)

@@ -128,6 +128,7 @@ def _write_header(
     writer = gguf.GGUFWriter(path, architecture)
     try:
         for key, value in metadata.items():
+            # Unsigned, or llama.cpp refuses it. By `type`, since a bool is an int too.
             is_count = type(value) is int
             own = gguf.GGUFValueType.get_type(value)
             writer.add_key_value(key, value, gguf.GGUFValueType.UINT32 if is_count else own)

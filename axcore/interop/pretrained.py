@@ -305,6 +305,7 @@ def to_hugging_face(
         CONFIG: (json.dumps(content, indent=2, default=dict) + "\n").encode(),
         **exported_files(published, tokens, files),
     }
+    # All texts are made before: an error in one of them leaves no gigabytes of weights behind.
     with new_folder(folder) as draft:
         write_weights(draft, family, cfg, state, dtype=dtype, max_shard_bytes=max_shard_bytes)
         for file, data in texts.items():

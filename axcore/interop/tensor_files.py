@@ -106,7 +106,7 @@ def _indexed(folder: Path, index: Mapping[str, str]) -> dict[str, TensorPlace]:
     found: dict[str, TensorPlace] = {}
     problems = []
     for file in sorted(set(index.values())):
-        if Path(file).name != file:
+        if Path(file).name != file:  # an index from elsewhere must not name ../secrets
             problems.append(f"{INDEX} names {file!r}, which is no file of the folder")
             continue
         try:
@@ -163,6 +163,7 @@ def _header(file: IO[bytes]) -> dict[str, Any]:
     text = file.read(length)
     if len(text) < length:
         raise ValueError(f"it ends within its header, at byte {_LENGTH.size + len(text)}")
+    # The format asks for it; JSON alone would accept spaces before, or a list.
     if not text.startswith(b"{"):
         raise ValueError(f"its header begins with {text[:8]!r}, and not with an object of JSON")
     try:
@@ -263,13 +264,14 @@ def write_tensors(path: Path, specs: Iterable[TensorSpec], pieces: Iterator[np.n
         header[spec.name] = {**entry, "data_offsets": [end, end + spec.nbytes]}
         end += spec.nbytes
     text = json.dumps({"__metadata__": {"format": "pt"}, **header}, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
+    text += b" " * (-len(text) % 8)  # so that tensors are aligned where they are memory-mapped
     with path.open("wb") as file, working(f"writing {path.name}", end) as work:
         file.write(_LENGTH.pack(len(text)) + text)
         for spec in specs:
             left = spec.nbytes
             while left:
                 piece = next(pieces)
+                # As bytes: bfloat16 has no buffer protocol.
                 file.write(np.ascontiguousarray(piece).reshape(-1).view(np.uint8).data)
                 left -= piece.nbytes
                 work.add(piece.nbytes)

@@ -265,8 +265,10 @@ def _with_noise(
     if noise is None:
         return array
     has_noise = _mask(stacked, [index for index, one in origins.items() if one.noise], array.ndim)
+    # crc32, not hash(): Python's differs from process to process, and hosts must agree.
     key = jax.random.fold_in(jax.random.key(noise.seed), zlib.crc32(name.encode()))
 
+    # Donated: a leaf may hold all layers of a matrix, and two of it may not fit.
     @partial(jax.jit, donate_argnums=0, out_shardings=array.sharding)
     def noisy(array: jax.Array) -> jax.Array:
         numbers = array.astype(jnp.float32)
@@ -306,8 +308,9 @@ def _num_bytes(leaf: Any) -> int:
 
 
 def _fresh(cfg: Any, wanted: Mapping[str, Any], seed: int) -> dict[str, jax.Array]:
-    """Return first values of some leaves; makes no other."""
+    """Return initial values of some leaves; make no other."""
 
+    # One program, of which XLA removes the leaves that are not returned: they take no memory.
     def chosen() -> dict[str, jax.Array]:
         state = _named(cfg.build().init(seed))
         return {name: state[name].astype(leaf.dtype) for name, leaf in wanted.items()}
