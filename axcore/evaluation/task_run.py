@@ -71,7 +71,7 @@ class KeptAnswers:
         line = self.lines.get(index)
         if line is not None and line.get("asked") != asked:
             raise DataError(
-                f"sample {index} is another than the one that was answered",
+                f"sample {index} differs from the one that was answered",
                 where=str(self._path),
                 hint=RESTART,
             )
@@ -94,7 +94,9 @@ class KeptAnswers:
                 self.lines[int(line["index"])] = line
             except (ValueError, KeyError, TypeError):
                 raise DataError(
-                    "the line is no kept sample", where=f"{self._path}:{number}", hint=RESTART
+                    "the line is not a sample that was kept",
+                    where=f"{self._path}:{number}",
+                    hint=RESTART,
                 ) from None
         return whole
 

@@ -239,7 +239,7 @@ def _check_same(again: Tensor, original: Tensor, name: str, repeats: str) -> Non
 
 
 class _Reader:
-    """Reads leaves of a state; keeps the names of tensors that hold what is no number."""
+    """Reads leaves of a state; keeps the names of tensors that hold NaN or infinity."""
 
     def __init__(self, source: CheckpointArrays) -> None:
         self.source = source

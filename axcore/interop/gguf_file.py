@@ -63,7 +63,7 @@ def to_gguf(
     max_length: int,
     dtype: GGUFType | None = None,
 ) -> str:
-    """Write a model into a new file, whole or not at all, and return llama.cpp's name of it.
+    """Write a model into a new file, atomically, and return llama.cpp's name of it.
 
     Args:
         path: Where to write; it may not exist.

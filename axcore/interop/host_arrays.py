@@ -145,7 +145,7 @@ def _is_finite(block: np.ndarray) -> bool:
 
 @cache
 def _not_finite_bits(dtype: np.dtype[Any]) -> Any:
-    """Return the bits that are all set in what is no finite number; 0 if a dtype has no such."""
+    """Return the bits that are set in every number that is not finite; 0 if there is none."""
     if dtype.kind in "biu":
         return 0
     return _bits(np.array(np.inf).astype(dtype))[()]

@@ -107,7 +107,7 @@ def _indexed(folder: Path, index: Mapping[str, str]) -> dict[str, TensorPlace]:
     problems = []
     for file in sorted(set(index.values())):
         if Path(file).name != file:  # an index from elsewhere must not name ../secrets
-            problems.append(f"{INDEX} names {file!r}, which is no file of the folder")
+            problems.append(f"{INDEX} names {file!r}, which is not a file of the folder")
             continue
         try:
             here = tensors_in(folder / file)
@@ -291,12 +291,12 @@ def new_folder(folder: Path | str) -> Iterator[Path]:
     """Yield a draft of a folder, which takes its place when the context ends without an error.
 
     Raises:
-        CheckpointError: There is something in the folder already.
+        CheckpointError: The folder is not empty.
     """
     target = Path(folder).expanduser().absolute()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise CheckpointError(
-            "there is something in the folder already",
+            "the folder is not empty",
             where=str(target),
             hint="name a new folder",
         )
@@ -317,13 +317,11 @@ def new_file(path: Path | str) -> Iterator[Path]:
     """Yield the draft of a file, which takes its place when the context ends without an error.
 
     Raises:
-        CheckpointError: There is something of that name already.
+        CheckpointError: The file already exists.
     """
     target = Path(path).expanduser().absolute()
     if target.exists():
-        raise CheckpointError(
-            "there is something of that name already", where=str(target), hint="name a new file"
-        )
+        raise CheckpointError("file already exists", where=str(target), hint="name a new file")
     target.parent.mkdir(parents=True, exist_ok=True)
     draft = _draft_of(target)
     try:

@@ -368,7 +368,7 @@ def listed(names: Iterable[str]) -> str:
 
 
 _Arrays = dict[str, dict[tuple[str, ...], Slice]]
-"""By name, with # in the place of each number, and by the numbers."""
+"""By name, with # instead of each number, and by the numbers."""
 
 
 def _pieces(rules: WeightMap, specs: Mapping[str, ParamSpec]) -> Iterator[Piece]:

@@ -65,7 +65,7 @@ class WeightPlan:
             seed: Of the arrays that are not read.
 
         Raises:
-            CheckpointError: An array is damaged, or holds what is no number, or the host's memory
+            CheckpointError: An array is damaged, or holds NaN or infinity, or the host's memory
                 is less than the arrays that devices keep there.
         """
         described = _named(wanted)
@@ -92,7 +92,7 @@ class WeightPlan:
         Those with noise or randomly initialized arrays are read at once into the host's memory.
 
         Args:
-            wanted: As for `read`; its shardings say where an engine lies that is given no mesh.
+            wanted: As for `read`; its shardings say where an engine is that is given no mesh.
             seed: As for `read`.
 
         Raises:

@@ -122,7 +122,7 @@ class FreezeWeights(WeightEdit):
     double_quant: bool = False
 
     def edited(self, candidates: CandidateArrays, models: ModelPair) -> CandidateArrays:
-        """Returns what frozen weights are kept as, in the place of each."""
+        """Returns what frozen weights are kept as, instead of each."""
         form = FrozenForm(self.format, self.block_size, self.double_quant)
         stems = [name.removesuffix(CODES) for name in models.shapes if name.endswith(f".{CODES}")]
         arrays = dict(candidates.arrays)

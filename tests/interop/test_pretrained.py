@@ -239,7 +239,7 @@ def test_a_damaged_config_is_an_error(folder):
 def test_a_model_with_a_head_that_is_not_over_tokens_is_refused_as_what_it_is(folder, name):
     values = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**values, "architectures": [name]}))
-    with pytest.raises(ConfigError, match=f"{name}, which is no language model"):
+    with pytest.raises(ConfigError, match=f"{name}, which is not a language model"):
         PretrainedCheckpoint(folder)
 
 
