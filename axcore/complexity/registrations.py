@@ -16,7 +16,6 @@ _ADAPTERS = (
     "axcore.checkpoint.adapters",
     "axcore.interop.peft",
     "axcore.interop.peft_reading",
-    "axcore.interop.peft_magnitudes",
 )
 
 
@@ -60,7 +59,6 @@ def features() -> Iterator[Feature]:
             *_ADAPTERS,
             "axcore.layers.quantization.frozen_linear",
             "axcore.layers.quantization.nf4",
-            "axcore.interop.freezing",
             "axcore.modifiers.quantized_base",
         ),
         variant_of="lora",

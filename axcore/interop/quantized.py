@@ -1,4 +1,4 @@
-"""Quantized tensors of published models, dequantized as they are read.
+"""Quantized tensors of pretrained checkpoints, dequantized as they are read.
 
 Numbers are float32 as they are read: the products of stored numbers and their scales, not rounded.
 """
@@ -16,7 +16,7 @@ from axcore.interop.tensor_files import TensorPlace
 
 
 class Tensor(Protocol):
-    """A tensor of a published model, as it is stored or dequantized."""
+    """A tensor of a pretrained checkpoint, as it is stored or dequantized."""
 
     @property
     def file(self) -> Path:

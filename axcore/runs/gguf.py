@@ -5,7 +5,7 @@ from typing import Any
 
 from axcore.data import gguf_vocabulary
 from axcore.errors import ConfigError
-from axcore.interop import GGUFType, correction_format, to_gguf
+from axcore.interop import GGUFType, adapter_format, to_gguf
 from axcore.runs.hugging_face import merged_model
 from axcore.runs.run import Run
 
@@ -27,7 +27,7 @@ def export_gguf(
         CheckpointError: The run has no checkpoint, or the file exists.
     """
     cfg: Any = run.trainer.config.model
-    if not merged and correction_format(cfg) is not None:
+    if not merged and adapter_format(cfg) is not None:
         raise ConfigError(
             "the run trains adapters, and a GGUF file holds a whole model", hint="--merged"
         )

@@ -7,7 +7,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from axcore.errors import CheckpointError
-from axcore.interop.corrections import correction_format
+from axcore.interop.adapters import adapter_format
 from axcore.interop.merging import merge_models
 from axcore.runs.hugging_face import export_run
 from axcore.runs.opening import is_published
@@ -26,11 +26,11 @@ def merge_models_and_runs(
 ) -> int:
     """Writes the merge of models into a new folder; returns how many tensors it has.
 
-    Runs are written as published models first, adapters added to the weights that they correct.
+    Runs are written as pretrained checkpoints first, with their adapters merged.
     These folders lie beside the target, and are removed in the end.
 
     Args:
-        models: Folders of published models, run directories, or steps of runs: `runs/NAME@STEP`.
+        models: Folders of checkpoints, run directories, or steps of runs: `runs/NAME@STEP`.
         target: As `merge_models` takes it.
         base: As `models`.
         trust_code: Whether code that came with a run is run to open it.
@@ -38,7 +38,7 @@ def merge_models_and_runs(
 
     Raises:
         CheckpointError: What is named is no model, or models differ.
-        ConfigError: No family of published models has a run's model, or settings do not fit.
+        ConfigError: No family of pretrained checkpoints has a run's model, or settings do not fit.
     """
     beside = Path(target).expanduser().absolute().parent
     beside.mkdir(parents=True, exist_ok=True)
@@ -53,7 +53,7 @@ def merge_models_and_runs(
 
 
 def _published(model: str, written: Path, *, trust_code: bool) -> Path:
-    """Returns the folder of a published model; what is a run is written there first."""
+    """Returns the folder of a pretrained checkpoint; what is a run is written there first."""
     path, step = Path(model).expanduser(), None
     if not path.is_dir() and (match := _AT_STEP.fullmatch(model)):
         path, step = Path(match["run"]).expanduser(), int(match["step"])
@@ -61,12 +61,12 @@ def _published(model: str, written: Path, *, trust_code: bool) -> Path:
         raise CheckpointError(
             "there is no such directory",
             where=model,
-            hint="name a folder of a published model, a run, or a step of one: runs/NAME@STEP",
+            hint="name a checkpoint's folder, a run, or a step of a run: runs/NAME@STEP",
         )
     if is_published(path):
         return path
     run = load_run(path, step=step, trust_code=trust_code)
     folder = written / str(len(list(written.iterdir())))
-    has_adapters = correction_format(run.trainer.config.model) is not None
+    has_adapters = adapter_format(run.trainer.config.model) is not None
     export_run(run, folder, merged=has_adapters)
     return folder

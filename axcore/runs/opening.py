@@ -1,4 +1,4 @@
-"""`open_model`: a run or a published model, ready for an engine."""
+"""`open_model`: a run or a pretrained checkpoint, ready for an engine."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +13,7 @@ from axcore.errors import CheckpointError, ConfigError
 from axcore.inference import Generation, Generator
 from axcore.modifiers import with_changes
 from axcore.ops import use_policy
-from axcore.runs.hugging_face import open_published
+from axcore.runs.hugging_face import open_checkpoint
 from axcore.runs.run import Run, load_run, no_text_reason
 
 _ADAPTERS = "adapter_config.json"
@@ -28,8 +28,8 @@ class OpenedModel:
         trainer: What holds the model and its data.
         model: The model, changed as it was asked for.
         state: Of the model.
-        step: The checkpoint that the state is from; None of a published model.
-        run: Where newer checkpoints may appear; None of a published model.
+        step: The checkpoint that the state is from; None of a pretrained checkpoint.
+        run: Where newer checkpoints may appear; None of a pretrained checkpoint.
     """
 
     name: str
@@ -69,7 +69,7 @@ def open_model(
     on_host: bool = False,
     allow_unknown_fields: bool = False,
 ) -> OpenedModel:
-    """Returns the model of a run directory, or of a folder of a published model.
+    """Returns the model of a run directory, or of a folder of a pretrained checkpoint.
 
     Args:
         directory: Either of them.
@@ -77,10 +77,10 @@ def open_model(
         trust_code: Whether code that came with a run is run to open it.
         changes: Named changes of the model that leave its parameters as they are, such as
             `kv_cache(dtype=int8)`.
-        on_host: Whether arrays of a run stay in host memory, and those of a published model in
-            its files, for an engine to take one by one.
-        allow_unknown_fields: Whether fields of a published model's `config.json` that could matter
-            are ignored, with a warning.
+        on_host: Whether arrays of a run stay in host memory, and those of a pretrained checkpoint
+            in its files, for an engine to take one by one.
+        allow_unknown_fields: Whether fields of a checkpoint's `config.json` that could matter are
+            ignored, with a warning.
 
     Raises:
         CheckpointError: It is neither, or has no checkpoint.
@@ -91,13 +91,13 @@ def open_model(
         raise CheckpointError(
             "there is no such directory",
             where=str(directory),
-            hint="name a run, such as runs/tiny, or the folder of a published model",
+            hint="name a run, such as runs/tiny, or the folder of a pretrained checkpoint",
         )
     name = path.resolve().name
     if is_published(path):
         if step is not None:
-            raise ConfigError("a published model has no steps", where="--step")
-        trainer, state = open_published(
+            raise ConfigError("a pretrained checkpoint has no steps", where="--step")
+        trainer, state = open_checkpoint(
             path, on_host=on_host, allow_unknown_fields=allow_unknown_fields
         )
         _check(trainer)
@@ -107,7 +107,7 @@ def open_model(
         raise ConfigError(
             "the directory is a run, whose config has no unknown fields",
             where="--allow-unknown-fields",
-            hint="leave it out; it is for the config.json of a published model",
+            hint="leave it out; it is for the config.json of a pretrained checkpoint",
         )
     run = load_run(path, step=step, trust_code=trust_code)
     _check(run.trainer)

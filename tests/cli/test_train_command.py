@@ -157,7 +157,7 @@ def test_generate_draws_from_a_published_folder_what_it_draws_from_its_run(
     assert drawn[1].pop("step") is None
     assert drawn[0] == drawn[1]
     assert run("generate", str(published), "--step=6") != 0
-    assert "a published model has no steps" in capsys.readouterr().err
+    assert "a pretrained checkpoint has no steps" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ class AttentionSinks(Module):
 
     @config
     class Config(Module.Config["AttentionSinks"]):
-        """Describes `AttentionSinks`.
+        """The config of `AttentionSinks`.
 
         Args:
             num_heads: Number of query heads.

@@ -1,8 +1,9 @@
-"""Folders of published models: opened, read into a state of ours, and written."""
+"""Pretrained checkpoints in Hugging Face's format: opened, read into a state, and written."""
 
 import json
 import re
 import warnings
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -13,20 +14,31 @@ import attrs
 import jax
 import numpy as np
 
-from axcore.config import evolve, field_names
+from axcore.config import REQUIRED, Configurable, config, evolve, field_names
 from axcore.config.json_files import read_json
 from axcore.errors import CheckpointError, ConfigError
-from axcore.interop.corrections import with_corrections
-from axcore.interop.family import Family, family_named, family_of
-from axcore.interop.new_folder import new_folder
-from axcore.interop.origins import ArraySource
-from axcore.interop.published_as import PublishedAs, exported_files, files_beside, name_of
-from axcore.interop.reading import find_published, published_arrays, selected
-from axcore.interop.same_model import check_same_model
-from axcore.interop.tensor_files import DTYPES
+from axcore.interop.adapters import join_adapters
+from axcore.interop.array_source import ArraySource
+from axcore.interop.canonical import check_same_model
+from axcore.interop.checkpoint_arrays import (
+    DEFAULT_SHARD_BYTES,
+    checkpoint_arrays,
+    find_checkpoint_tensors,
+    selected,
+    write_weights,
+)
+from axcore.interop.family import (
+    CheckpointInfo,
+    Family,
+    exported_files,
+    family_named,
+    family_of,
+    files_beside,
+    name_of,
+)
+from axcore.interop.tensor_files import DTYPES, new_folder
 from axcore.interop.weight_edits import WeightEdit
 from axcore.interop.weight_plan import EVERYTHING, Selection, WeightPlan, plan_weights
-from axcore.interop.writing import DEFAULT_SHARD_BYTES, write_weights
 from axcore.module import DType, DTypes, Module
 
 CONFIG = "config.json"
@@ -35,7 +47,7 @@ TOKENS = frozenset({"bos_token_id", "eos_token_id", "pad_token_id"})
 
 @attrs.frozen
 class Pretrained:
-    """A published model, read.
+    """A pretrained checkpoint, read.
 
     Args:
         config: Its config.
@@ -48,8 +60,8 @@ class Pretrained:
     state: Any = attrs.field(repr=False)
 
 
-class PublishedModel:
-    """A folder that holds a published model: `config.json`, safetensors, tokenizer files.
+class PretrainedCheckpoint:
+    """A folder that holds a pretrained checkpoint: `config.json`, safetensors, tokenizer files.
 
     Attributes:
         folder: The folder.
@@ -75,7 +87,7 @@ class PublishedModel:
             raise CheckpointError(
                 f"the folder has no {CONFIG}",
                 where=str(self.folder),
-                hint="name a folder that holds a published model",
+                hint="name a folder that holds a pretrained checkpoint",
             )
         self.values = read_json(path, CONFIG, error=CheckpointError)
         if "model_type" not in self.values:
@@ -90,17 +102,17 @@ class PublishedModel:
 
     @cached_property
     def config(self) -> Any:
-        """Our config of the model; its parameters are float32 unless that is changed."""
+        """The model's config; its parameters are float32 unless that is changed."""
         cfg, published = self._described
         return evolve(cfg, published=published) if "published" in field_names(cfg) else cfg
 
     @property
-    def published(self) -> PublishedAs:
+    def published(self) -> CheckpointInfo:
         """What the folder says besides."""
         return self._described[1]
 
     @cached_property
-    def _described(self) -> tuple[Any, PublishedAs]:
+    def _described(self) -> tuple[Any, CheckpointInfo]:
         allowed = self._allow_unknown_fields
         try:
             cfg, published = self.family.read_all(self.values, allow_unknown_fields=allowed)
@@ -118,7 +130,7 @@ class PublishedModel:
         Raises:
             CheckpointError: They have several.
         """
-        places = find_published(self.folder, self.family)
+        places = find_checkpoint_tensors(self.folder, self.family)
         tensors = selected(places, self.family, self.values).values()
         found = {DTYPES[one.dtype]: one.dtype for one in tensors}
         names: dict[str, DType] = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
@@ -165,14 +177,14 @@ class PublishedModel:
         specs = cfg.build().param_specs() if specs is None else specs
         # Without an edit the two have the same arrays, so that those of the model serve for both.
         is_same = not edits and not may_differ
-        source: ArraySource = published_arrays(
+        source: ArraySource = checkpoint_arrays(
             self.folder,
             self.family,
             cfg if is_same else own,
             self.values,
             specs=specs if is_same else None,
         )
-        source = with_corrections(source, adapters, (own, cfg))
+        source = join_adapters(source, adapters, (own, cfg))
         return plan_weights((own, cfg), source, selection=selection, edits=edits, specs=specs)
 
 
@@ -200,7 +212,7 @@ def from_hugging_face(
     on_host: bool = False,
     allow_unknown_fields: bool = False,
 ) -> Pretrained:
-    """Reads a published model onto the first device.
+    """Reads a pretrained checkpoint onto the first device.
 
     Args:
         folder: Holds `config.json` and safetensors.
@@ -213,7 +225,7 @@ def from_hugging_face(
         ConfigError: `config.json` describes what axcore has no model of.
         CheckpointError: A file or a tensor is not as it should be.
     """
-    published = PublishedModel(folder, allow_unknown_fields=allow_unknown_fields)
+    published = PretrainedCheckpoint(folder, allow_unknown_fields=allow_unknown_fields)
     kept = dtype or published.dtype
     cfg = evolve(published.config, dtypes=DTypes(param=kept, compute=kept))
     model = cfg.build()
@@ -222,7 +234,7 @@ def from_hugging_face(
         lambda spec: spec.abstract, specs, is_leaf=lambda one: hasattr(one, "abstract")
     )
     plan = published.plan(cfg, specs=specs)
-    return Pretrained(cfg, model, (plan.unread if on_host else plan.read)(wanted))
+    return Pretrained(cfg, model, (plan.lazy if on_host else plan.read)(wanted))
 
 
 def to_hugging_face(
@@ -247,18 +259,18 @@ def to_hugging_face(
         state: Its state.
         dtype: Of all tensors; each array's own by default.
         max_shard_bytes: Size of a file of weights at most.
-        max_length: Tokens of a row at most; those of the published model by default.
+        max_length: Tokens of a row at most; those of the pretrained checkpoint by default.
         fields: More fields of `config.json`; `bos_token_id`, `eos_token_id` and `pad_token_id` are
             in `generation_config.json` too.
-        files: More files, by name, the tokenizer's among them; by default the published model's.
+        files: More files, by name, such as the tokenizer's; by default the checkpoint's own.
 
     Raises:
-        ConfigError: No family of published models has such a model.
+        ConfigError: No family of pretrained checkpoints has such a model.
         CheckpointError: The folder holds something, or arrays are on other machines.
     """
     name, family, values = family_of(cfg)
     stored = np.dtype(dtype or _commonest_dtype(state))
-    published: PublishedAs | None = getattr(cfg, "published", None)
+    published: CheckpointInfo | None = getattr(cfg, "published", None)
     if max_length is None and published is not None:
         max_length = published.max_length
     content = {
@@ -275,7 +287,7 @@ def to_hugging_face(
     if lost:
         warnings.warn(
             f"the export has no layers for multi-token prediction: {', '.join(lost)} is 0, where "
-            "the published model has some",
+            "the pretrained checkpoint has some",
             stacklevel=2,
         )
         content |= lost
@@ -298,3 +310,81 @@ def _commonest_dtype(state: Any) -> Any:
     for leaf in jax.tree.leaves(state):
         counts[leaf.dtype] += leaf.size
     return counts.most_common(1)[0][0]
+
+
+class WeightSource(Configurable, ABC):
+    """Weights that a run begins with, in the place of random ones."""
+
+    @config
+    class Config(Configurable.Config["WeightSource"]):
+        """Describes where weights come from, and what is done to them.
+
+        Args:
+            read: Globs of the arrays that are read, by paths in the model's state; others are
+                randomly initialized.
+            fresh: Globs of arrays that are not read, but randomly initialized.
+            unused: Globs of arrays of the source that the model does not have.
+            may_differ: Globs of the model's config that may differ from the source's on purpose,
+                `**.position` for one.
+            edits: What is done to the weights, in order.
+            adapters: A folder of adapters of the source's model, in the format of PEFT for one,
+                which are read too. The model has adapters of the same rank and alpha.
+        """
+
+        read: tuple[str, ...] = ("**",)
+        fresh: tuple[str, ...] = ()
+        unused: tuple[str, ...] = ()
+        may_differ: tuple[str, ...] = ()
+        edits: tuple[WeightEdit, ...] = ()
+        adapters: str | None = None
+
+        def completed(self, cfg: Any) -> Any:
+            """Returns the trainer's config that this is in, with what only the source knows."""
+            return cfg
+
+    @abstractmethod
+    def plan(self, cfg: Any) -> WeightPlan:
+        """Returns what a model begins with; reads no weights.
+
+        Args:
+            cfg: The model's config.
+
+        Raises:
+            ConfigError: The weights are another model's.
+            CheckpointError: They cannot be read.
+        """
+
+    @property
+    def selection(self) -> Selection:
+        """Which arrays are read."""
+        cfg: Any = self.config
+        return Selection(read=cfg.read, fresh=cfg.fresh, unused=cfg.unused)
+
+
+class HuggingFace(WeightSource):
+    """The weights of a pretrained checkpoint, which must be the run's but for how it is trained."""
+
+    @config
+    class Config(WeightSource.Config):
+        """Describes a pretrained checkpoint.
+
+        Args:
+            path: The folder that holds it.
+            allow_unknown_fields: Whether fields of its `config.json` that could matter are ignored.
+        """
+
+        path: str = REQUIRED
+        allow_unknown_fields: bool = False
+
+    folder_fields = ("path", "adapters")
+
+    def plan(self, cfg: Any) -> WeightPlan:
+        """Returns what a model begins with; reads no weights."""
+        own: Any = self.config
+        return PretrainedCheckpoint(own.path, allow_unknown_fields=own.allow_unknown_fields).plan(
+            cfg,
+            selection=self.selection,
+            edits=own.edits,
+            may_differ=own.may_differ,
+            adapters=own.adapters,
+        )

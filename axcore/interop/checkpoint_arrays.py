@@ -1,4 +1,4 @@
-"""Reading published weights into a state: tensor by tensor, into arrays sharded from the start.
+"""The arrays of a pretrained checkpoint: read tensor by tensor into sharded arrays, and written.
 
 Where devices are processors, they take over the memory that tensors are copied into. Others get a
 leaf at a time: their host holds its own part of one, all layers of a matrix for example.
@@ -17,13 +17,28 @@ import jax
 import numpy as np
 
 from axcore.errors import CheckpointError
-from axcore.interop.copying import are_same, copy, empty_array, map_ahead, pieces
-from axcore.interop.family import CORRECTIONS, TRAINING_ONLY, Family
-from axcore.interop.origins import ArraySource, Index, LeafOrigins, Origin
+from axcore.interop.array_source import ArraySource, Index, LeafOrigins, Origin
+from axcore.interop.family import ADAPTER_ARRAYS, TRAINING_ONLY, Family
+from axcore.interop.host_arrays import are_same, copy, empty_array, map_ahead, pieces
 from axcore.interop.quantized import Tensor, dequantized
-from axcore.interop.tensor_files import TensorPlace, find_tensors
-from axcore.interop.transforms import Arrays
-from axcore.interop.weight_map import BoundMap, Piece, Shape, Slice, is_any, listed, unstacked
+from axcore.interop.tensor_files import (
+    TensorPlace,
+    TensorSpec,
+    find_tensors,
+    shards,
+    write_index,
+    write_tensors,
+)
+from axcore.interop.weight_map import (
+    Arrays,
+    BoundMap,
+    Piece,
+    Shape,
+    Slice,
+    is_any,
+    listed,
+    unstacked,
+)
 
 _Part = tuple[tuple[int, int], ...]
 """The part of an array that devices hold: first place and end, by dimension."""
@@ -33,8 +48,8 @@ _Copy = tuple[Names, np.ndarray, np.ndarray]
 
 
 @attrs.frozen(slots=False)
-class PublishedArrays(ArraySource):
-    """The arrays of a published model.
+class CheckpointArrays(ArraySource):
+    """The arrays of a pretrained checkpoint.
 
     Args:
         folder: Holds the tensors.
@@ -60,7 +75,7 @@ class PublishedArrays(ArraySource):
     def described(self, names: Iterable[str]) -> str:
         """Returns the tensors of arrays, and the file of the first one."""
         pieces_of = (self.bound.piece_of[self.places[name]] for name in names)
-        first, *others = dict.fromkeys(name for piece in pieces_of for name in piece.theirs)
+        first, *others = dict.fromkeys(name for piece in pieces_of for name in piece.hf)
         more = f" and {len(others)} more" if others else ""
         return f"{first}{more} ({self.tensors[first].file.name})"
 
@@ -71,7 +86,7 @@ class PublishedArrays(ArraySource):
             CheckpointError: Naming every tensor that is missing or of another shape.
         """
         used = dict.fromkeys(self.bound.piece_of[self.places[name]] for name in names)
-        pairs = [pair for piece in used for pair in zip(piece.theirs, piece.shapes, strict=True)]
+        pairs = [pair for piece in used for pair in zip(piece.hf, piece.shapes, strict=True)]
         problems = [
             f"{name} has shape {list(self.tensors[name].shape)}; the model's has {list(shape)}"
             for name, shape in pairs
@@ -99,8 +114,10 @@ class PublishedArrays(ArraySource):
     @property
     def _heads(self) -> set[str]:
         """The names of the head's tensors."""
-        own = (p for p in self.bound.pieces if any(one.leaf.startswith("head.") for one in p.ours))
-        return {name for piece in own for name in piece.theirs}
+        own = (
+            p for p in self.bound.pieces if any(one.leaf.startswith("head.") for one in p.axcore)
+        )
+        return {name for piece in own for name in piece.hf}
 
     def read(
         self, leaves: Mapping[str, LeafOrigins], wanted: Mapping[str, Any]
@@ -122,10 +139,10 @@ class PublishedArrays(ArraySource):
             )
 
 
-def published_arrays(
+def checkpoint_arrays(
     folder: Path, family: Family, cfg: Any, values: Mapping[str, Any], *, specs: Any = None
-) -> PublishedArrays:
-    """Returns the arrays of a published model; reads the headers of its files, and no numbers.
+) -> CheckpointArrays:
+    """Return the arrays of a pretrained checkpoint; reads the headers of its files alone.
 
     Args:
         folder: Holds the model.
@@ -137,8 +154,8 @@ def published_arrays(
     Raises:
         CheckpointError: A file is missing, truncated or damaged, or a copy is none.
     """
-    bound = family.bind(cfg, ignored=(*TRAINING_ONLY, *CORRECTIONS), specs=specs)
-    found = _with_prefix(find_published(folder, family), bound)
+    bound = family.bind(cfg, ignored=(*TRAINING_ONLY, *ADAPTER_ARRAYS), specs=specs)
+    found = _with_prefix(find_checkpoint_tensors(folder, family), bound)
     ignored = [
         name
         for name in found
@@ -154,7 +171,7 @@ def published_arrays(
     for again, original in family.copies.items():
         if again not in bound.shapes and again in tensors and original in tensors:
             _check_same(tensors.pop(again), tensors[original], again, original)
-    return PublishedArrays(folder, bound, tensors)
+    return CheckpointArrays(folder, bound, tensors)
 
 
 def _with_prefix(found: dict[str, TensorPlace], bound: BoundMap) -> dict[str, TensorPlace]:
@@ -169,7 +186,7 @@ def _with_prefix(found: dict[str, TensorPlace], bound: BoundMap) -> dict[str, Te
     return found
 
 
-def find_published(folder: Path, family: Family) -> dict[str, TensorPlace]:
+def find_checkpoint_tensors(folder: Path, family: Family) -> dict[str, TensorPlace]:
     """Returns the places of a folder's tensors, by the names that the family's map has for them.
 
     Raises:
@@ -222,7 +239,7 @@ def _check_same(again: Tensor, original: Tensor, name: str, repeats: str) -> Non
 class _Reader:
     """Reads leaves of a state; keeps the names of tensors that hold what is no number."""
 
-    def __init__(self, source: PublishedArrays) -> None:
+    def __init__(self, source: CheckpointArrays) -> None:
         self.source = source
         self.not_finite: set[str] = set()
         self.last: tuple[Piece | None, Arrays] = (None, ())
@@ -246,24 +263,24 @@ class _Reader:
         for index in _indices({part[:stacked] for part in parts}):
             if index not in origins:
                 continue
-            theirs, array = self._array(origins[index])
+            hf, array = self._array(origins[index])
             for part, whole in parts.items():
                 if _is_in(index, part[:stacked]):
                     place = [i - begin for i, (begin, _) in zip(index, part, strict=False)]
                     within = tuple(slice(*ends) for ends in part[stacked:])
                     at: Any = (*place, ...)
                     source, target = map(np.atleast_1d, (array[within], whole[at]))
-                    yield from ((theirs, source[rows], target[rows]) for rows in pieces(source))
+                    yield from ((hf, source[rows], target[rows]) for rows in pieces(source))
 
     def _array(self, origin: Origin) -> tuple[tuple[str, ...], np.ndarray]:
-        """Returns an array of ours, and the names of the tensors that it is of."""
+        """Return an array of the model, and the names of its tensors."""
         one = self.source.places[origin.source]
         piece = self.source.bound.piece_of[one]
         if self.last[0] is not piece:  # one tensor may hold all experts, quantized
             self.last = (None, ())
-            theirs = tuple(self.source.tensors[name].read() for name in piece.theirs)
-            self.last = (piece, piece.transform.inverse(theirs))
-        return piece.theirs, origin.made(self.last[1][piece.ours.index(one)])
+            hf = tuple(self.source.tensors[name].read() for name in piece.hf)
+            self.last = (piece, piece.transform.inverse(hf))
+        return piece.hf, origin.made(self.last[1][piece.axcore.index(one)])
 
 
 def _ranges(index: Any, shape: Sequence[int]) -> _Part:
@@ -288,3 +305,98 @@ def _copied(one: _Copy) -> Names:
     """Makes a copy; returns the names of its tensors if a number of them is not finite."""
     names, source, target = one
     return () if copy(source, target) else names
+
+
+DEFAULT_SHARD_BYTES = 5_000_000_000
+
+
+def write_weights(
+    folder: Path,
+    family: Family,
+    cfg: Any,
+    state: Any,
+    *,
+    dtype: Any = None,
+    max_shard_bytes: int = DEFAULT_SHARD_BYTES,
+) -> int:
+    """Writes the weights of a model into a folder, and returns their number of bytes.
+
+    Args:
+        folder: Where to write.
+        family: The model's family.
+        cfg: The model's config.
+        state: Its state.
+        dtype: Of all tensors; each array's own by default.
+        max_shard_bytes: Size of a file at most; a tensor is never split.
+
+    Raises:
+        CheckpointError: A process holds only a part of an array, or a number is not finite.
+    """
+    bound, leaves = family.bind(cfg), named_leaves(state)
+    specs = [
+        TensorSpec(name, shape, np.dtype(dtype or leaves[piece.axcore[0].leaf].dtype))
+        for piece in bound.pieces
+        for name, shape in zip(piece.hf, piece.shapes, strict=True)
+    ]
+    arrays = (
+        (name, array[at], np.dtype(dtype or array.dtype))
+        for piece in bound.pieces
+        for name, array in zip(piece.hf, map(np.atleast_1d, hf_arrays(piece, leaves)), strict=True)
+        for at in pieces(array)
+    )
+    copies = map_ahead(lambda one: stored(*one), arrays)
+    files = shards(specs, max_shard_bytes)
+    for name, held in files.items():
+        write_tensors(folder / name, held, copies)
+    if len(files) > 1:
+        write_index(folder, files)
+    return sum(spec.nbytes for spec in specs)
+
+
+def stored(name: str, array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
+    """Returns an array, or a piece of one, in the dtype in which it is stored.
+
+    Raises:
+        CheckpointError: A number is not finite in that.
+    """
+    copied = np.empty(array.shape, dtype)
+    if not copy(array, copied):
+        raise CheckpointError(
+            f"{name} holds numbers that are nan or infinite, or become so in {dtype}",
+            hint="write it in a dtype that holds larger numbers: --dtype bfloat16",
+        )
+    return copied
+
+
+def hf_arrays(piece: Piece, leaves: Mapping[str, jax.Array]) -> tuple[np.ndarray, ...]:
+    """Returns the arrays that a piece of a weight map makes, on the host."""
+    arrays: tuple[np.ndarray, ...] = piece.transform(
+        tuple(on_host(leaves[one.leaf], one.index) for one in piece.axcore)
+    )
+    return arrays
+
+
+def on_host(leaf: jax.Array, index: tuple[int, ...]) -> np.ndarray:
+    """Returns what a leaf holds at an index; moves no other part of it."""
+    is_here = len(leaf.devices()) == 1 and next(iter(leaf.devices())).platform == "cpu"
+    place: Any = (*index, ...)
+    return np.asarray(leaf)[place] if is_here else np.asarray(leaf[index])
+
+
+def named_leaves(state: Any) -> dict[str, jax.Array]:
+    """Returns the arrays of a state by name.
+
+    Raises:
+        CheckpointError: A process holds only a part of one.
+    """
+    named = {
+        jax.tree_util.keystr(path, simple=True, separator="."): leaf
+        for path, leaf in jax.tree_util.tree_leaves_with_path(state)
+    }
+    partial = [name for name, leaf in named.items() if not leaf.is_fully_addressable]
+    if partial:
+        raise CheckpointError(
+            f"{len(partial)} arrays are spread over several processes, {partial[0]} for one",
+            hint="convert the run in one process: its checkpoint is read by any number of devices",
+        )
+    return named

@@ -1,18 +1,74 @@
-"""`SampleFile`: samples in a file of JSON lines, JSON, CSV or Parquet."""
+"""Samples: what tasks ask about, and files of them."""
 
 import csv
 import io
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from axcore.config import REQUIRED, config
+import attrs
+
+from axcore.config import REQUIRED, Configurable, config
 from axcore.config.json_files import BYTE_ORDER_MARK, parse_json
 from axcore.data.compression import COMPRESSED_SUFFIXES, open_decompressed
 from axcore.data.files import NamedFile
 from axcore.errors import DataError
-from axcore.evaluation.sample import BadSample, Sample, SampleSource
 from axcore.extras import import_extra
+
+
+@attrs.frozen(kw_only=True)
+class Sample:
+    """A sample.
+
+    Args:
+        where: File and line, or another name that finds it again.
+        fields: Its values by name.
+    """
+
+    where: str
+    fields: Mapping[str, Any]
+
+    def value(self, name: str) -> Any:
+        """Returns a value.
+
+        Raises:
+            DataError: The sample has none of that name.
+        """
+        if name not in self.fields:
+            known = ", ".join(sorted(self.fields)) or "none"
+            raise DataError(f"it has no {name!r}; its fields are: {known}", where=self.where)
+        return self.fields[name]
+
+
+@attrs.frozen(kw_only=True)
+class BadSample:
+    """A record that is no sample.
+
+    Args:
+        where: File and line.
+        reason: What is wrong with it.
+    """
+
+    where: str
+    reason: str
+
+
+class SampleSource(Configurable, ABC):
+    """Where samples are, in an order that never changes."""
+
+    @config
+    class Config(Configurable.Config["SampleSource"]):
+        """Describes a `SampleSource`."""
+
+    @abstractmethod
+    def samples(self) -> Iterator[Sample | BadSample]:
+        """Yields the samples.
+
+        Raises:
+            DataError: They cannot be read at all.
+        """
+
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 _MARK = BYTE_ORDER_MARK.encode()

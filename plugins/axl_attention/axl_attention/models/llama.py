@@ -1,11 +1,15 @@
-"""Llama 4: interleaved rotary rows, all experts of a layer in one tensor, four kinds of layers."""
+"""Llama 3.1, 3.2 and 4.
+
+Llama 3.1 is Llama 3 with positions stretched from 8192 tokens. In Llama 4, rotary rows are
+interleaved, all experts of a layer are in one tensor, and layers are of four kinds.
+"""
 
 from typing import Any
 
 import attrs
 from immutabledict import immutabledict
 
-from axcore.config import field_names, find_config, replace_config, update_config
+from axcore.config import evolve, field_names, find_config, replace_config, update_config
 from axcore.errors import ConfigError
 from axcore.interop import (
     ATTENTION_BIAS,
@@ -31,12 +35,177 @@ from axcore.interop import (
     model_weights,
     without,
 )
-from axcore.layers import MoE, NoPosition, Sequence
+from axcore.layers import (
+    Attention,
+    FeedForward,
+    MoE,
+    NoPosition,
+    RoPE,
+    Router,
+    Sequence,
+    alternating,
+)
+from axcore.models import TOY, CausalLM, Sizes, TiedHead, UntiedHead, of_size, transformer
 from axl_attention.chunked import ChunkedAttention
-from axl_attention.models.hugging_face.entries import all_experts, interleaved_projection, tied_by
-from axl_attention.models.llama4 import llama4
+from axl_attention.chunked import in_place_of as chunked
+from axl_attention.input_scaled import InputScaled
+from axl_attention.llama3_rope import Llama3RoPE
+from axl_attention.models.shared_maps import all_experts, interleaved_projection, tied_by
 from axl_attention.temperature_tuning import TemperatureTuning
 from axl_attention.unit_query_key import UnitQueryKey
+
+_SHARED_SIZES = {"vocab_size": 128_256, "num_kv_heads": 8}
+
+LLAMA31_SIZES: Sizes = {
+    "8b": {
+        "dim": 4096,
+        "num_layers": 32,
+        "num_heads": 32,
+        "hidden_dim": 14_336,
+        **_SHARED_SIZES,
+    },
+    "70b": {
+        "dim": 8192,
+        "num_layers": 80,
+        "num_heads": 64,
+        "hidden_dim": 28_672,
+        **_SHARED_SIZES,
+    },
+    "405b": {
+        "dim": 16_384,
+        "num_layers": 126,
+        "num_heads": 128,
+        "hidden_dim": 53_248,
+        **_SHARED_SIZES,
+    },
+    "toy": TOY,
+}
+LLAMA32_SIZES: Sizes = {
+    "1b": {"dim": 2048, "num_layers": 16, "num_heads": 32, "hidden_dim": 8192, **_SHARED_SIZES},
+    "3b": {"dim": 3072, "num_layers": 28, "num_heads": 24, "hidden_dim": 8192, **_SHARED_SIZES},
+    "toy": TOY,
+}
+
+
+def llama31(size: str) -> CausalLM.Config:
+    """Return the config of a Llama 3.1: `8b`, `70b`, `405b` or `toy`; 3.3 is its `70b`.
+
+    Source: Grattafiori et al. 2024, arXiv:2407.21783, table 3; positions as in the configs
+    published with the weights.
+    """
+    return _stretched(of_size("llama31", LLAMA31_SIZES, size), factor=8.0)
+
+
+def llama32(size: str) -> CausalLM.Config:
+    """Return the config of a Llama 3.2 for text: `1b`, `3b` or `toy`; its embedding is its head.
+
+    Source: Meta 2024, the model card of Llama 3.2; the configs published with the weights.
+    """
+    cfg = _stretched(of_size("llama32", LLAMA32_SIZES, size), factor=32.0)
+    return replace_config(cfg, UntiedHead, TiedHead.Config())
+
+
+def _stretched(sizes: Any, *, factor: float) -> Any:
+    position = Llama3RoPE.Config(theta=500_000.0, factor=factor)
+    cfg = replace_config(transformer(**sizes), RoPE, lambda _: position)
+    return update_config(cfg, {"**.norm.epsilon": 1e-5})
+
+
+_TURN = 4
+"""Layers of a turn, of which the last one sees all tokens and no positions."""
+
+_PUBLISHED = {
+    "vocab_size": 202_048,
+    "dim": 5120,
+    "num_layers": 48,
+    "num_heads": 40,
+    "num_kv_heads": 8,
+    "head_dim": 128,
+    "hidden_dim": 16_384,
+    "expert_dim": 8192,
+    "chunk": 8192,
+    "interval": 8192,
+}
+LLAMA4_SIZES: Sizes = {
+    "scout": {**_PUBLISHED, "num_experts": 16, "every": 1, "stretched_from": 8192},
+    "maverick": {**_PUBLISHED, "num_experts": 128, "every": 2, "stretched_from": None},
+    "toy": {
+        **TOY,
+        "num_layers": 4,
+        "head_dim": 32,
+        "expert_dim": 32,
+        "chunk": 6,
+        "interval": 4,
+        "num_experts": 4,
+        "every": 2,
+        "stretched_from": 8,
+    },
+}
+"""`every` second layer of Maverick has experts; `hidden_dim` is that of the others."""
+
+
+def llama4(size: str) -> CausalLM.Config:
+    """Return the config of a Llama 4, without what sees images: `scout`, `maverick` or `toy`.
+
+    Only those whose positions are stretched normalise queries and keys.
+
+    Source: Meta 2025, "The Llama 4 herd"; the configs published with the weights.
+    """
+    sizes = dict(of_size("llama4", LLAMA4_SIZES, size))
+    names = ("head_dim", "expert_dim", "chunk", "interval", "num_experts", "every")
+    head_dim, expert_dim, chunk, interval, num_experts, every = map(sizes.pop, names)
+    length = sizes.pop("stretched_from")
+    cfg = update_config(
+        transformer(**sizes),
+        {
+            "**.attention.head_dim": head_dim,
+            "**.norm.epsilon": 1e-5,
+            "**.position.theta": 500_000.0,
+        },
+    )
+    stack = cfg.decoder.stack
+    near = replace_config(stack.layer, Attention, _local(chunk, length))
+    wide = update_config(
+        stack.layer, {"attention.position": TemperatureTuning.Config(interval=interval)}
+    )
+    turn = [
+        replace_config(layer, FeedForward, _experts(expert_dim, num_experts))
+        if (i + 1) % every == 0
+        else layer
+        for i, layer in enumerate([near] * (_TURN - 1) + [wide])
+    ]
+    return update_config(cfg, {"decoder.stack": alternating(stack, *turn)})
+
+
+def _local(chunk: int, length: int | None) -> Any:
+    """Return a function from an attention to one within chunks."""
+
+    def local(old: Any) -> Any:
+        position = old.position
+        if length is not None:
+            stretched = Llama3RoPE.Config(theta=position.theta, original_length=length)
+            position = UnitQueryKey.Config(inner=stretched)
+        return evolve(old, position=position, core=evolve(chunked(old.core), chunk=chunk))
+
+    return local
+
+
+def _experts(width: int, count: int) -> Any:
+    """Return a function from a feed-forward to experts, each as wide as the shared one."""
+
+    def experts(ffn: Any) -> Any:
+        expert = evolve(ffn, hidden_dim=width)
+        return MoE.Config(
+            expert=expert,
+            shared=expert,
+            num_experts=count,
+            top_k=1,
+            router=Router.Config(score="sigmoid", is_normalized=False, balance_loss=0.001),
+            dispatch=InputScaled.Config(),
+        )
+
+    return experts
+
 
 _LAYERS = tuple(f"decoder.stack.layers[{kind}]" for kind in range(4))
 _NEAR, _WIDE = (tuple(f"{at}.attention.position" for at in _LAYERS[i : i + 2]) for i in (0, 2))
@@ -203,7 +372,7 @@ LLAMA4_TEXT = Family(
     ),
     config=(
         *without(SIZES, "num_hidden_layers", "intermediate_size", "rms_norm_eps"),
-        Field("rms_norm_eps", ("**.norm.epsilon",), default=1e-5, to_ours=float),
+        Field("rms_norm_eps", ("**.norm.epsilon",), default=1e-5, to_axcore=float),
         Field("head_dim", ("**.attention.head_dim",), default=128),
         Field("intermediate_size", ("**.expert.hidden_dim", "**.shared.hidden_dim")),
         Field("intermediate_size_mlp", tuple(f"{at}.hidden_dim" for at in _DENSE), default=16_384),

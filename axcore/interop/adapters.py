@@ -1,4 +1,4 @@
-"""Layers that correct others, as adapters do: how what they learned leaves a run."""
+"""Adapters: how layers that correct a frozen base, as LoRA does, are read and exported."""
 
 import warnings
 from abc import ABC, abstractmethod
@@ -12,17 +12,18 @@ from axcore.config import REQUIRED, evolve, is_config, render_config, walk
 from axcore.config.define import field_defaults
 from axcore.config.paths import format_path
 from axcore.errors import CheckpointError, ConfigError
-from axcore.interop.canonical import TRAINING_ONLY, uncorrected
-from axcore.interop.origins import ArraySource, JoinedSources
+from axcore.interop.array_source import ArraySource, JoinedSources
+from axcore.interop.canonical import TRAINING_ONLY, base_config
 from axcore.interop.weight_map import listed
 from axcore.module import DType
-from axcore.plugins import AdapterFormat, plugin_host
+from axcore.plugins import AdapterFormat as AdapterFormatRecord
+from axcore.plugins import plugin_host
 
 
-class CorrectionFormat(ABC):
-    """Writes what corrections learned, or adds it to what they correct.
+class AdapterFormat(ABC):
+    """A file format of adapters: reads and writes them, and merges them into their base.
 
-    The hook `adapter_formats` brings it for a layer that corrects its `base`.
+    The hook `adapter_formats` registers one for a layer that adapts its `base`.
     """
 
     @abstractmethod
@@ -37,7 +38,7 @@ class CorrectionFormat(ABC):
         base: str | None,
         files: Mapping[str, bytes],
     ) -> str:
-        """Writes the corrections alone into a new folder; returns what it has written.
+        """Write the adapters alone into a new folder; return what was written.
 
         Args:
             folder: Where to write.
@@ -45,50 +46,49 @@ class CorrectionFormat(ABC):
             state: Its state.
             trained: Globs of the parameters that were trained.
             dtype: Of all tensors; each array's own where None.
-            base: The published model that they correct.
+            base: The pretrained checkpoint that they adapt.
             files: More files, by name.
 
         Raises:
-            ConfigError: More was trained, or the format has no such corrections.
+            ConfigError: More was trained, or the format has no such adapters.
         """
 
     @abstractmethod
     def is_in(self, folder: Path) -> bool:
-        """Whether a folder holds corrections in this format."""
+        """Whether a folder holds adapters in this format."""
 
     @abstractmethod
     def base(self, folder: Path) -> str | None:
-        """Returns the published model that the corrections in a folder are of, if they say so."""
+        """Return the pretrained checkpoint that a folder's adapters are for, if they name one."""
 
     @abstractmethod
-    def read(self, folder: Path, cfg: Any) -> "Corrections":
-        """Returns the corrections in a folder; reads no numbers.
+    def read(self, folder: Path, cfg: Any) -> "AdapterCheckpoint":
+        """Return the adapters in a folder; reads no numbers.
 
         Args:
             folder: Holds them.
-            cfg: The config of the model that they correct, without any.
+            cfg: The base config, without adapters.
 
         Raises:
-            ConfigError: They do what no layer here does.
-            CheckpointError: They are another model's, or a file is damaged.
+            ConfigError: No layer here does what they do.
+            CheckpointError: They are for another model, or a file is damaged.
         """
 
     @abstractmethod
     def merged(self, cfg: Any, state: Any) -> tuple[Any, Any]:
-        """Returns config and state of the model with every correction added to its base."""
+        """Return config and state of the model with every adapter merged into its base."""
 
 
 @attrs.frozen
-class Corrections:
-    """Corrections that were read.
+class AdapterCheckpoint:
+    """Adapters that were read.
 
     Args:
         config: The config of the model with them.
         arrays: Their arrays.
         trained: Globs of the parameters that are trained.
         dtypes: The dtypes that they are stored in.
-        beside: From the arrays of the model that they correct to theirs, where those differ with
-            it.
+        beside: From the arrays of the base to those of the adapters, where they depend on the base.
         replaced: What the folder changes in the arrays of that model, where it does; called with
             them, it returns them as changed.
     """
@@ -101,7 +101,7 @@ class Corrections:
     replaced: "ChangedBase | None" = None
 
     def check_is_alone(self, where: str, hint: str) -> None:
-        """Checks that these corrections are all that the folder changes in a model.
+        """Check that adapters are all that the folder changes in a model.
 
         Raises:
             ConfigError: It changes weights of the base too, which are named.
@@ -116,33 +116,33 @@ class Corrections:
 
 
 class ChangedBase(Protocol):
-    """Changes of the arrays of a model that corrections are of."""
+    """Changes of the base's own arrays."""
 
     @property
     def names(self) -> list[str]:
-        """What the published model calls the arrays that are changed."""
+        """What the pretrained checkpoint calls the arrays that are changed."""
 
     def __call__(self, source: ArraySource) -> ArraySource:
         """Returns the arrays as changed."""
 
 
-def corrections_in(folder: Path | str) -> CorrectionFormat | None:
-    """Returns the format of the corrections that a folder holds; None where it holds none."""
-    for record in plugin_host().records(AdapterFormat):
-        made: CorrectionFormat = record.call("format", returns=object)
+def find_adapter_format(folder: Path | str) -> AdapterFormat | None:
+    """Return the format of the adapters that a folder holds; None where it holds none."""
+    for record in plugin_host().records(AdapterFormatRecord):
+        made: AdapterFormat = record.call("format", returns=object)
         if made.is_in(Path(folder).expanduser()):
             return made
     return None
 
 
-def correction_format(cfg: Any) -> CorrectionFormat | None:
-    """Returns the format of a model's corrections; None where it has none.
+def adapter_format(cfg: Any) -> AdapterFormat | None:
+    """Return the format of a model's adapters; None where it has none.
 
     Raises:
         ConfigError: No plugin says how one is exported, or they have different formats.
     """
-    records = plugin_host().records(AdapterFormat)
-    found: dict[AdapterFormat, str] = {}
+    records = plugin_host().records(AdapterFormatRecord)
+    found: dict[AdapterFormatRecord, str] = {}
     for path, node in walk(cfg):
         if is_config(getattr(node, "base", None)):
             record = next((one for one in records if type(node) is one.layer.resolve()), None)
@@ -155,29 +155,29 @@ def correction_format(cfg: Any) -> CorrectionFormat | None:
             found.setdefault(record, format_path(path))
     if len(found) > 1:
         shown = ", ".join(f"{path} by {record.name}" for record, path in found.items())
-        raise ConfigError(f"corrections are exported in several formats: {shown}", where="model")
-    made: CorrectionFormat | None = None
+        raise ConfigError(f"adapters are exported in several formats: {shown}", where="model")
+    made: AdapterFormat | None = None
     for record in found:
         made = record.call("format", returns=object)
     return made
 
 
-def read_corrections(folder: Path | str, cfg: Any) -> Corrections:
-    """Returns the corrections of a folder, for a model whose own are left out.
+def read_adapters(folder: Path | str, cfg: Any) -> AdapterCheckpoint:
+    """Return the adapters of a folder, for a model whose own are left out.
 
     Raises:
         CheckpointError: The folder holds none, or those of another model.
-        ConfigError: They do what no layer here does.
+        ConfigError: No layer here does what they do.
     """
-    found = corrections_in(folder)
+    found = find_adapter_format(folder)
     if found is None:
-        known = ", ".join(record.name for record in plugin_host().records(AdapterFormat))
+        known = ", ".join(record.name for record in plugin_host().records(AdapterFormatRecord))
         raise CheckpointError(
             f"the folder holds no adapters in a format that is known: {known}",
             where=str(folder),
             hint="name the folder that adapters were saved into",
         )
-    return found.read(Path(folder).expanduser(), uncorrected(cfg))
+    return found.read(Path(folder).expanduser(), base_config(cfg))
 
 
 def check_base_is_unchanged(init_from: Any, cfg: Any, *, where: str, hint: str) -> None:
@@ -202,26 +202,24 @@ def check_base_is_unchanged(init_from: Any, cfg: Any, *, where: str, hint: str) 
             stacklevel=3,
         )
         return
-    read_corrections(folder, cfg).check_is_alone(where, hint)
+    read_adapters(folder, cfg).check_is_alone(where, hint)
 
 
-def with_corrections(
-    source: ArraySource, folder: str | None, models: tuple[Any, Any]
-) -> ArraySource:
-    """Returns the arrays of a source and of the corrections in a folder.
+def join_adapters(source: ArraySource, folder: str | None, models: tuple[Any, Any]) -> ArraySource:
+    """Return the arrays of a source and of the adapters in a folder.
 
     Args:
-        source: Holds the arrays of a model without corrections.
-        folder: Holds corrections; nothing is added where it is None.
-        models: The config of the source's model, and of the one that begins, which must correct
-            its layers as the folder says.
+        source: Holds the arrays of a model without adapters.
+        folder: Holds adapters; nothing is added where it is None.
+        models: The config of the source's model, and of the one that begins, which must have the
+            adapters that the folder describes.
 
     Raises:
-        ConfigError: It does not, or the source has corrections already.
+        ConfigError: It does not, or the source has adapters already.
     """
     if folder is None:
         return source
-    found = read_corrections(folder, models[0])
+    found = read_adapters(folder, models[0])
     doubled = sorted(source.shapes.keys() & found.arrays.shapes.keys())
     if doubled:
         raise ConfigError(
@@ -229,11 +227,13 @@ def with_corrections(
             where="init_from.adapters",
             hint="merge these first: axcore convert runs/NAME hf:FOLDER --merged",
         )
-    theirs, ours = (_kinds(cfg) for cfg in (found.config, models[1]))
-    if theirs != ours:
-        changes = [f"- {text}" for text in theirs - ours] + [f"+ {text}" for text in ours - theirs]
+    saved, wanted = (_kinds(cfg) for cfg in (found.config, models[1]))
+    if saved != wanted:
+        changes = [f"- {text}" for text in saved - wanted] + [
+            f"+ {text}" for text in wanted - saved
+        ]
         raise ConfigError(
-            "the model corrects its layers in another way than the folder (-: the folder, +: the "
+            "the model's adapters differ from the folder's (-: the folder, +: the "
             "model)\n" + "\n".join(changes),
             where="init_from.adapters",
             hint="write the folder's values: --modify 'lora(rank=..., alpha=..., targets=...)'",
@@ -245,7 +245,7 @@ def with_corrections(
 
 
 def _kinds(cfg: Any) -> set[str]:
-    """Returns what the layers that correct others say of how they do it, each kind once."""
+    """Return the settings of a model's adapters, each kind once."""
     nodes = (node for _, node in walk(cfg) if is_config(getattr(node, "base", None)))
     return {render_config(evolve(node, base=REQUIRED, **_defaults(node))).strip() for node in nodes}
 

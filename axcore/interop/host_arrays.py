@@ -1,11 +1,12 @@
-"""Copies of large arrays: converted and checked on the way, in blocks that fit a cache.
+"""Large arrays in the host's memory: copied, converted and checked in blocks that fit a cache.
 
 numpy alone transposes a matrix of bfloat16 at 0.2 GB/s, and asks whether it is finite at 0.8. jax
 transposes what it takes from the host, at twice the speed of numpy on blocks that fit a cache.
 """
 
+import math
 import os
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
@@ -13,6 +14,9 @@ from typing import Any, TypeVar
 
 import jax
 import numpy as np
+
+from axcore.errors import CheckpointError
+from axcore.hardware.process_memory import host_bytes
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -147,3 +151,39 @@ def _not_finite_bits(dtype: np.dtype[Any]) -> Any:
 
 def _bits(array: np.ndarray) -> np.ndarray:
     return array.view(np.dtype(f"u{array.dtype.itemsize}"))
+
+
+_GIB = 2**30
+
+
+def check_host_holds(leaves: Iterable[Any]) -> None:
+    """Checks that there is memory for what host processors keep of some arrays.
+
+    Args:
+        leaves: Descriptions of the arrays: shapes, dtypes and shardings.
+
+    Raises:
+        CheckpointError: There is not.
+    """
+    needed = Counter[str]()
+    for leaf in leaves:
+        needed[np.dtype(leaf.dtype).name] += _host_bytes_of(leaf)
+    if needed.total() <= host_bytes():
+        return
+    parts = ", ".join(f"{size / _GIB:.3g} GiB as {dtype}" for dtype, size in needed.items() if size)
+    raise CheckpointError(
+        f"the weights need {needed.total() / _GIB:.3g} GiB of the host's memory ({parts}), which "
+        f"has {host_bytes() / _GIB:.3g} GiB",
+        hint="ask for a dtype of fewer bytes, or read them on a larger host, or on devices with "
+        "memory of their own",
+    )
+
+
+def _host_bytes_of(leaf: Any) -> int:
+    """Returns the bytes of an array that host processors of this process will keep."""
+    if leaf.sharding is None:
+        devices, shape = jax.local_devices()[:1], leaf.shape
+    else:
+        devices, shape = leaf.sharding.addressable_devices, leaf.sharding.shard_shape(leaf.shape)
+    num_hosts = len([one for one in devices if one.platform == "cpu"])
+    return int(num_hosts * math.prod(shape) * np.dtype(leaf.dtype).itemsize)

@@ -1,5 +1,6 @@
-"""`Origin`: which array of a source an array of a model begins as, and what is done to it.
+"""Where arrays come from: `ArraySource`, `Origin` and `LazyArray`.
 
+An origin says which array of a source an array of a model begins as, and what is done to it.
 Changes are functions of one array, neither of layers nor of experts that are stacked with it. They
 use the array API alone, so that they work in host memory and on devices.
 """
@@ -11,7 +12,9 @@ from typing import Any
 import attrs
 import jax
 import numpy as np
+from jax.sharding import SingleDeviceSharding
 
+from axcore.interop.host_arrays import host_device
 from axcore.interop.weight_map import Shape
 
 Index = tuple[int, ...]
@@ -138,7 +141,7 @@ class Zeroed(ArrayChange):
 
 
 LeafOrigins = Mapping[Index, Origin]
-"""What the arrays that are stacked in a leaf begin as; those that are left out, as in a new one."""
+"""What the arrays stacked in a leaf begin as; those left out are randomly initialized."""
 
 
 class ArraySource(ABC):
@@ -211,3 +214,72 @@ class JoinedSources(ArraySource):
                 if next(iter(origins.values())).source in one.shapes
             }
             yield from one.read(own, wanted)
+
+
+@attrs.frozen(eq=False)
+class LazyArray:
+    """A leaf of a state that is read where it is sliced, into the host's memory.
+
+    It has what `restacked` asks of a leaf: a shape, and slices of the arrays stacked in it. So the
+    layers of a model can be taken one by one, though they are one array where it trains.
+
+    Args:
+        name: In the state.
+        source: Holds its arrays.
+        origins: What each of its arrays begins as, in order.
+        stacked: The dimensions that they are stacked in.
+        dtype: Of its numbers.
+        sharding: Where an engine has it that is given no mesh; None on the first device.
+    """
+
+    name: str
+    source: ArraySource = attrs.field(repr=False)
+    origins: tuple[Origin, ...] = attrs.field(repr=False)
+    stacked: Shape
+    dtype: Any
+    sharding: Any = None
+
+    @property
+    def shape(self) -> Shape:
+        """Its shape."""
+        return (*self.stacked, *self.origins[0].shape)
+
+    def reshape(self, *shape: int) -> "LazyArray":
+        """Returns it with its arrays stacked in one dimension."""
+        assert shape == (-1, *self.origins[0].shape)
+        return attrs.evolve(self, stacked=(len(self.origins),))
+
+    def __getitem__(self, arrays: slice) -> np.ndarray:
+        """Reads some of its arrays, where they are stacked in one dimension.
+
+        Raises:
+            CheckpointError: One is damaged, or holds what is no number.
+        """
+        assert len(self.stacked) == 1
+        origins: LeafOrigins = {(i,): one for i, one in enumerate(self.origins[arrays])}
+        shape = (len(origins), *self.origins[0].shape)
+        wanted = on_host(jax.ShapeDtypeStruct(shape, self.dtype))  # type: ignore[no-untyped-call]
+        ((_, found),) = self.source.read({self.name: origins}, {self.name: wanted})
+        return np.asarray(found)
+
+    def read(self) -> np.ndarray:
+        """Reads all of it.
+
+        Raises:
+            CheckpointError: An array is damaged, or holds what is no number.
+        """
+        return self.reshape(-1, *self.origins[0].shape)[:].reshape(self.shape)
+
+
+def read_leaf(leaf: Any) -> Any:
+    """Returns an array of a state, read if it was not yet."""
+    return leaf.read() if isinstance(leaf, LazyArray) else leaf
+
+
+def on_host(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    """Returns the description of an array in the host's memory; where jax may use no processor, on
+    the first device."""
+    device = host_device()
+    place = None if device is None else SingleDeviceSharding(device)
+    found: jax.ShapeDtypeStruct = leaf.update(sharding=place)  # type: ignore[no-untyped-call]
+    return found
