@@ -2,7 +2,7 @@
 
 import jax
 import numpy as np
-from axl_attention.clamped_feed_forward import ClampedFeedForward
+from axl_attention.layers import ClampedFeedForward
 from numpy_state import numpy_state
 
 from axcore.module import functional

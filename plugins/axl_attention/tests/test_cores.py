@@ -3,9 +3,7 @@
 import jax
 import numpy as np
 import pytest
-from axl_attention.alibi import ALiBi, alibi_slopes
-from axl_attention.chunked import ChunkedAttention
-from axl_attention.sinks import AttentionSinks
+from axl_attention.attention_cores import ALiBi, AttentionSinks, ChunkedAttention, alibi_slopes
 from rounding import assert_same_to_rounding
 
 from axcore.config import update_config

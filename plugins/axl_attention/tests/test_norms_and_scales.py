@@ -3,10 +3,13 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from axl_attention.divided_logits import DividedLogits
-from axl_attention.normed_linear import NormedLinear, in_place_of
-from axl_attention.reordered_norm import ReorderedNorm
-from axl_attention.scaled_residual import ScaledResidual
+from axl_attention.norms import (
+    DividedLogits,
+    NormedLinear,
+    ReorderedNorm,
+    ScaledResidual,
+    with_normed_linear,
+)
 
 from axcore.layers import Attention
 from axcore.models import TiedHead, UntiedHead
@@ -44,7 +47,7 @@ def test_normed_linear_normalises_over_its_whole_width(random):
 
 
 def test_only_queries_and_keys_are_normalised():
-    layer = in_place_of(Attention.Config(num_heads=4, num_kv_heads=2)).build(dim=16)
+    layer = with_normed_linear(Attention.Config(num_heads=4, num_kv_heads=2)).build(dim=16)
     assert [hasattr(part, "norm") for part in (layer.q, layer.k, layer.v, layer.out)] == [
         True,
         True,

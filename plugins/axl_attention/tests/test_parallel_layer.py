@@ -1,7 +1,7 @@
 """Attention beside a feed-forward."""
 
 import numpy as np
-from axl_attention.parallel_layer import in_place_of
+from axl_attention.layers import with_parallel_layer
 
 from axcore.layers import Attention, FeedForward, TransformerLayer
 
@@ -14,7 +14,7 @@ def layer():
 
 def test_both_branches_see_the_layers_input(random, whole, state_of, call):
     """Branches by themselves are those of layers whose other branch adds nothing."""
-    module, x = in_place_of(layer()).build(dim=4), random(2, 8, 4)
+    module, x = with_parallel_layer(layer()).build(dim=4), random(2, 8, 4)
     state = state_of(module)
     parts = [
         {**state, name: {**state[name], last: {"weight": 0 * state[name][last]["weight"]}}}

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from axl_attention.sandwich_norm import SandwichNorm
+from axl_attention.norms import SandwichNorm
 
 from axcore.config import evolve
 from axcore.layers import PreNorm, RMSNorm, TransformerLayer

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from axl_attention.sliding_window import SlidingWindowAttention
+from axl_attention.attention_cores import SlidingWindowAttention
 from rounding import assert_same_to_rounding
 
 from axcore.config import find_config, update_config
