@@ -47,11 +47,11 @@ class KVCache:
             )
         if self.layout == "sliding":
             cfg = self._with_rings(cfg)
-        if self.dtype in ("float16", "bfloat16"):
-            cfg = replace_config(cfg, KVStore, HalfPrecisionKVStore.Config(dtype=self.dtype))
-        elif self.dtype is not None:
-            cfg = replace_config(cfg, KVStore, QuantizedKVStore.Config(dtype=self.dtype))
-        return cfg
+        if self.dtype is None:
+            return cfg
+        is_half = self.dtype in ("float16", "bfloat16")
+        store: Any = HalfPrecisionKVStore if is_half else QuantizedKVStore
+        return replace_config(cfg, KVStore, store.Config(dtype=self.dtype))
 
     def _with_rings(self, cfg: Any) -> Any:
         if not find_config(cfg, _has_window):
