@@ -46,11 +46,11 @@ from axcore.layers import (
     alternating,
 )
 from axcore.models import TOY, CausalLM, Sizes, TiedHead, UntiedHead, of_size, transformer
+from axl_attention.attention_cores import ChunkedAttention, with_chunked
 from axl_attention.layers import InputScaled
 from axl_attention.models.shared_maps import all_experts, interleaved_projection, tied_by
 from axl_attention.norms import TemperatureTuning, UnitQueryKey
 from axl_attention.rope_scaling import Llama3RoPE
-from axl_attention.attention_cores import ChunkedAttention, with_chunked
 
 _SHARED_SIZES = {"vocab_size": 128_256, "num_kv_heads": 8}
 
