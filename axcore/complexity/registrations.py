@@ -24,7 +24,12 @@ def features() -> Iterator[Feature]:
     yield _feature(
         "rope",
         "Rotary positions",
-        ("axcore.layers.attention.rope", "axcore.interop.gguf_rope"),
+        (
+            "axcore.layers.attention.rope:RoPE",
+            "axcore.layers.attention.rope:rope_frequencies",
+            "axcore.layers.attention.rope:rotate",
+            "axcore.interop.gguf_rope",
+        ),
     )
     yield _feature(
         "moe",

@@ -228,15 +228,18 @@ _FEATURES = {
 """Features whose cost is measured, by name, each with a summary."""
 
 _IMPLEMENTATIONS = {
-    "yarn": ("rope_scaling:YaRN",),
+    "yarn": tuple(f"rope_scaling:{own}" for own in ("YaRN", "_share_slowed", "_pair_that_turns")),
     "latent_attention": ("latent_attention",),
     "latent_cache": ("latent_attention",),
     "shared_cache": ("across_layers",),
     "state_cache": ("mamba2", "gated_delta_net", "recurrence"),
-    "sliding_window": ("attention_cores:SlidingWindowAttention",),
-    "sinks": ("attention_cores:AttentionSinks",),
-    "query_key_norm": ("norms:QueryKeyNorm",),
-    "value_residual": ("across_layers:ValueResidual",),
+    "sliding_window": (
+        "attention_cores:SlidingWindowAttention",
+        "attention_cores:with_sliding_window",
+    ),
+    "sinks": ("attention_cores:AttentionSinks", "attention_cores:with_sinks"),
+    "query_key_norm": ("norms:QueryKeyNorm", "norms:with_query_key_norm"),
+    "value_residual": ("across_layers:ValueResidual", "across_layers:with_value_residual"),
 }
 """The modules of each feature, or its classes where a module has others too."""
 
