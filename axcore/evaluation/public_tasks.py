@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from axcore.config import REQUIRED, PositiveInt, config
-from axcore.data.standard_library import library_files
+from axcore.data.sources.text_files import library_files
 from axcore.errors import DataError
 from axcore.evaluation.samples import BadSample, Sample, SampleFile, SampleSource
 from axcore.evaluation.tasks import CodeExecution, MultipleChoice, Perplexity, WrittenAnswer

@@ -11,8 +11,7 @@ import attrs
 
 from axcore.config import REQUIRED, Configurable, config
 from axcore.config.json_files import BYTE_ORDER_MARK, parse_json
-from axcore.data.compression import COMPRESSED_SUFFIXES, open_decompressed
-from axcore.data.files import NamedFile
+from axcore.data.sources.files import COMPRESSED_SUFFIXES, NamedFile, open_decompressed
 from axcore.errors import DataError
 from axcore.extras import import_extra
 

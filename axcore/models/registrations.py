@@ -1,4 +1,4 @@
-"""The families of published models that the core's layers make."""
+"""The families of pretrained checkpoints that the core's layers make."""
 
 from collections.abc import Iterator
 
@@ -7,7 +7,7 @@ from axcore.plugins import HuggingFaceFamily, Ref, hook
 
 @hook.hugging_face_families
 def hugging_face_families() -> Iterator[HuggingFaceFamily]:
-    """Published models that the core's layers make."""
+    """Pretrained checkpoints that the core's layers make."""
     for name, target, summary in (
         (
             "llama",

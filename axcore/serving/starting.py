@@ -8,7 +8,7 @@ from functools import partial
 import jax
 
 from axcore.config import evolve
-from axcore.data.hugging_face_tokenizer import with_chat_template
+from axcore.data.tokenizers.hugging_face_tokenizer import with_chat_template
 from axcore.errors import ConfigError
 from axcore.inference import Draft, open_engine, serving_mesh
 from axcore.inference.adapters import Adapter

@@ -238,7 +238,7 @@ def test_missing_empty_and_malformed_data_end_a_run_before_it_starts(tmp_path, c
         assert run("config", "show", "tiny", "--format=yaml", *TINY) == 0
         shown = capsys.readouterr().out
         source = (
-            "source:\n    type: axcore.data.text_files:TextFiles.Config\n"
+            "source:\n    type: axcore.data.sources.text_files:TextFiles.Config\n"
             f"    folder: {tmp_path / folder}\n"
         )
         start = shown.index("source:")

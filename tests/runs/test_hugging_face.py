@@ -15,7 +15,7 @@ from axcore.checkpoint import Checkpointer
 from axcore.cli.main import group
 from axcore.config import evolve, update_config
 from axcore.data import tokenizer_in
-from axcore.data.hugging_face_tokenizer import TOOL_TEMPLATE
+from axcore.data.tokenizers.hugging_face_tokenizer import TOOL_TEMPLATE
 from axcore.errors import AxcoreError, CheckpointError, ConfigError
 from axcore.interop import HuggingFace, to_hugging_face
 from axcore.layers import merge_adapters
@@ -23,7 +23,7 @@ from axcore.models import llama2
 from axcore.modifiers import LoRA
 from axcore.plugins import Hardware
 from axcore.runs import export_run, import_run, load_run, open_model
-from axcore.runs.hugging_face import _tokenizer_files as tokenizer_files
+from axcore.runs.export import _tokenizer_files as tokenizer_files
 from axcore.testing import small_experiment, trainer_on
 
 EOS, BOS = "</s>", "<s>"

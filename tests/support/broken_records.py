@@ -22,7 +22,7 @@ from axcore.experiments.tiny import tiny
 from axcore.inference.text_stream import TextStream
 from axcore.interop.adapters import find_adapter_format
 from axcore.interop.family import family_named
-from axcore.launch.launcher import find_launcher, launcher_class
+from axcore.launch.job import find_launcher, launcher_class
 from axcore.launch.process_info import engine_process_info
 from axcore.modifiers import with_changes
 from axcore.plugins import (

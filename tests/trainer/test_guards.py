@@ -202,7 +202,7 @@ def trainer(tmp_path, monkeypatch):
     """Makes trainers that evaluate every second step, and would stop at step 8 of 20."""
     monkeypatch.setenv("AXCORE_DATA_CACHE", str(tmp_path / "cache"))
     x = np.random.default_rng(0).normal(size=(20, 2)).astype(np.float32)
-    data = ax.from_arrays({"x": x, "y": x @ np.float32([1, -1])}, batch_size=6)
+    data = ax.ArrayData.Config(train={"x": x, "y": x @ np.float32([1, -1])}, batch_size=6)
     cfg = Trainer.Config(
         model=Affine.Config(),
         task=Regression.Config(),

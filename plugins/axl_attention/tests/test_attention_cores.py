@@ -167,12 +167,12 @@ def test_a_second_cap_is_refused():
         with_variant(with_variant(Attention.Config(num_heads=HEADS), "soft_cap"), "soft_cap")
 
 
-BATCH, TIME, HEADS, DIM = 2, 12, 2, 4
+BATCH, TIME, WINDOW_HEADS, DIM = 2, 12, 2, 4
 
 
 def tensors() -> list[jax.Array]:
     keys = jax.random.split(jax.random.key(0), 3)
-    return [jax.random.normal(key, (BATCH, TIME, HEADS, DIM)) for key in keys]
+    return [jax.random.normal(key, (BATCH, TIME, WINDOW_HEADS, DIM)) for key in keys]
 
 
 def rows(segment_ids: jax.Array | None = None) -> TokenInfo:
@@ -181,14 +181,14 @@ def rows(segment_ids: jax.Array | None = None) -> TokenInfo:
 
 
 def run(cfg, q, k, v, info):
-    result, _ = functional(cfg.build(num_heads=HEADS), {}, q, k, v, info)
+    result, _ = functional(cfg.build(num_heads=WINDOW_HEADS), {}, q, k, v, info)
     return result
 
 
 def by_hand(q, k, v, window: int) -> np.ndarray:
     """Attends in numpy, one query at a time."""
     out = np.zeros_like(v)
-    for row, time, head in np.ndindex(BATCH, TIME, HEADS):
+    for row, time, head in np.ndindex(BATCH, TIME, WINDOW_HEADS):
         seen = slice(max(0, time - window + 1), time + 1)
         logits = k[row, seen, head] @ q[row, time, head] / np.sqrt(DIM)
         weights = np.exp(logits - logits.max())
@@ -237,7 +237,7 @@ def test_window_does_not_reach_into_another_document():
 @pytest.mark.parametrize("window", [0, -3])
 def test_window_that_hides_the_token_itself_is_refused(window):
     with pytest.raises(ConfigError, match=f"window is {window}; a token sees at least itself"):
-        SlidingWindowAttention.Config(window=window).build(num_heads=HEADS)
+        SlidingWindowAttention.Config(window=window).build(num_heads=WINDOW_HEADS)
 
 
 def test_variant_replaces_every_full_attention_and_keeps_its_scale_and_cap():
