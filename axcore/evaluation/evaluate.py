@@ -21,7 +21,7 @@ from axcore.config import (
     evolve,
     field_names,
     is_config,
-    name_the_known,
+    suggest_names,
 )
 from axcore.config.json_files import read_json
 from axcore.config.yaml_text import load_yaml
@@ -211,7 +211,7 @@ def find_tasks(names: Iterable[str], overrides: Iterable[str] = ()) -> dict[str,
         name, dot, rest = override.partition(".")
         if name not in found or not dot:
             raise ConfigError(
-                f"{override!r} sets nothing of a task; {name_the_known(name, found)}",
+                f"{override!r} sets nothing of a task; {suggest_names(name, found)}",
                 where="--set",
                 hint="--set TASK.PATH=VALUE, as arithmetic.num_shots=3",
             )
@@ -230,7 +230,7 @@ def find_task(text: str) -> tuple[str, ScoredTask.Config]:
     known = {one.name: one for one in plugin_host().records(EvaluationTask)}
     if name not in known:
         raise ConfigError(
-            f"there is no task {name!r}; {name_the_known(name, known)}",
+            f"there is no task {name!r}; {suggest_names(name, known)}",
             where="--tasks",
             hint="or name a file: capitals.yaml, or tasks.py:capitals",
         )
@@ -251,7 +251,7 @@ def _from_yaml(path: Path) -> ScoredTask.Config:
     kind = values.get("kind") if isinstance(values, dict) else None
     if kind not in KINDS:
         raise ConfigError(
-            f"kind is {kind!r}; {name_the_known(str(kind), KINDS)}",
+            f"kind is {kind!r}; {suggest_names(str(kind), KINDS)}",
             where=where,
             hint="kind: multiple_choice",
         )
@@ -259,7 +259,7 @@ def _from_yaml(path: Path) -> ScoredTask.Config:
     unknown = next((key for key in rest if key not in field_names(cls)), None)
     if unknown is not None:
         raise ConfigError(
-            f"{kind} has no {unknown!r}; {name_the_known(unknown, field_names(cls))}", where=where
+            f"{kind} has no {unknown!r}; {suggest_names(unknown, field_names(cls))}", where=where
         )
     for key in ("samples", "shots"):
         if key in rest:
@@ -284,7 +284,7 @@ def _from_python(path: Path, name: str) -> ScoredTask.Config:
     spec.loader.exec_module(module)
     function = getattr(module, name, None)
     if not callable(function):
-        known = name_the_known(name, [one for one in vars(module) if not one.startswith("_")])
+        known = suggest_names(name, [one for one in vars(module) if not one.startswith("_")])
         raise ConfigError(f"there is no function {name!r}; {known}", where=str(path))
     cfg = function()
     if not (is_config(cfg) and isinstance(cfg, ScoredTask.Config)):

@@ -19,8 +19,8 @@ from axcore.config import (
     format_diff,
     is_config,
     map_config,
-    name_the_known,
     replace_config,
+    suggest_names,
     update_config,
 )
 from axcore.config.paths import matches, parse_pattern
@@ -187,7 +187,7 @@ def check_same_model(
             raise ConfigError(
                 f"{glob!r} allows nothing: the models do not differ there",
                 where="init_from.may_differ",
-                hint=name_the_known(glob, [change.path for change in changes]),
+                hint=suggest_names(glob, [change.path for change in changes]),
             )
     allowed = (*may_differ, *(glob for edit in edits for glob in edit.explains))
     left = tuple(one for one in changes if not any(_allows(glob, one.path) for glob in allowed))

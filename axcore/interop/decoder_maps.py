@@ -11,7 +11,7 @@ from typing import Any
 
 import attrs
 
-from axcore.config import name_the_known, replace_config, update_config
+from axcore.config import replace_config, suggest_names, update_config
 from axcore.errors import ConfigError
 from axcore.interop.canonical import arranged, layers_of
 from axcore.interop.config_map import (
@@ -231,7 +231,7 @@ def _hint(kind: str) -> str:
         return _DYNAMIC
     known = _scalings()
     others = "" if known.keys() - {PLAIN} else "; install axl-attention, which has others"
-    return name_the_known(kind, known) + others
+    return suggest_names(kind, known) + others
 
 
 def _scaling(record: RopeScaling, position: Any) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import attrs
 from immutabledict import immutabledict
 
-from axcore.config import REQUIRED, config, diff_config, format_diff, name_the_known
+from axcore.config import REQUIRED, config, diff_config, format_diff, suggest_names
 from axcore.config.json_files import is_fetched, read_json
 from axcore.errors import AxcoreError, CheckpointError, ConfigError
 from axcore.interop.canonical import base_config, canonical
@@ -268,7 +268,7 @@ def family_named(name: str) -> Family:
         raise ConfigError(
             f"nothing installed has models of type {name!r}",
             where="model_type",
-            hint=name_the_known(name, known),
+            hint=suggest_names(name, known),
         )
     family: Family = known[name].family.resolve()
     if not isinstance(family, Family):

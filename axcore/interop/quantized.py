@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import attrs
 import numpy as np
 
-from axcore.config import name_the_known
+from axcore.config import suggest_names
 from axcore.errors import CheckpointError
 from axcore.interop.tensor_files import TensorPlace
 
@@ -134,7 +134,7 @@ def dequantized(
     method = settings.get("quant_method")
     if method not in _FORMATS:
         raise CheckpointError(
-            f"the weights are quantized by {method!r}; {name_the_known(str(method), _FORMATS)}",
+            f"the weights are quantized by {method!r}; {suggest_names(str(method), _FORMATS)}",
             where="quantization_config",
             hint="fetch the model in bfloat16",
         )

@@ -18,7 +18,7 @@ from axcore.config import (
     evolve,
     is_config,
     map_config,
-    name_the_known,
+    suggest_names,
     update_config,
     walk,
 )
@@ -116,7 +116,7 @@ class WeightEdit(ABC):
         return ConfigError(
             f"{type(self).__qualname__} {what}",
             where="init_from.edits",
-            hint=name_the_known(name, known) if known else "take it out",
+            hint=suggest_names(name, known) if known else "take it out",
         )
 
 

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from axcore.config import name_the_known
+from axcore.config import suggest_names
 from axcore.errors import ConfigError
 from axcore.interop.array_source import ArraySource, LazyArray, LeafOrigins, Noise, Origin, on_host
 from axcore.interop.family import ADAPTER_ARRAYS, TRAINING_ONLY
@@ -226,7 +226,7 @@ def _check_fit(
             raise ConfigError(
                 f"{glob!r} matches no array of the source that the model lacks",
                 where="init_from.unused",
-                hint=name_the_known(glob, left),
+                hint=suggest_names(glob, left),
             )
         left = [name for name in left if name not in named]
     left = [name for name in left if not is_any(TRAINING_ONLY, name)]
@@ -242,7 +242,7 @@ def _check_fit(
     ]
     if problems:
         raise ConfigError(
-            f"{len(problems)} arrays of the source and the model do not go together:\n"
+            f"{len(problems)} arrays of the source and the model are incompatible:\n"
             + listed(problems),
             where="init_from",
             hint="name arrays to initialize randomly in init_from.fresh, those of the source that "

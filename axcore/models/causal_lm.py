@@ -10,7 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from axcore.config import REQUIRED, PositiveInt, config, name_the_known
+from axcore.config import REQUIRED, PositiveInt, config, suggest_names
 from axcore.errors import ConfigError, ModuleError
 from axcore.interop.family import CheckpointInfo
 from axcore.layers import (
@@ -293,7 +293,7 @@ def of_size(family: str, sizes: Sizes, size: str) -> Mapping[str, Any]:
     """
     if size not in sizes:
         raise ConfigError(
-            f"{family} has no size {size!r}; {name_the_known(size, sizes)}", where=f"{family}(size)"
+            f"{family} has no size {size!r}; {suggest_names(size, sizes)}", where=f"{family}(size)"
         )
     return sizes[size]
 

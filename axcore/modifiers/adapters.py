@@ -11,7 +11,7 @@ from axcore.config import (
     evolve,
     field_names,
     find_config,
-    name_the_known,
+    suggest_names,
     update_config,
 )
 from axcore.config.paths import matches, parse_pattern
@@ -110,7 +110,7 @@ class LoRA:
         return ConfigError(
             f"LoRA cannot be put there: {what}",
             where="LoRA.targets",
-            hint=name_the_known(glob, linears) if linears else "name a config with linear layers",
+            hint=suggest_names(glob, linears) if linears else "name a config with linear layers",
         )
 
 
@@ -120,7 +120,7 @@ def _excluded(glob: str, linears: list[str]) -> list[str]:
         raise ConfigError(
             f"exclude names {glob!r}, which matches no linear layer",
             where="LoRA.exclude",
-            hint=name_the_known(glob, linears),
+            hint=suggest_names(glob, linears),
         )
     return found
 

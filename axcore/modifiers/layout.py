@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from axcore.config import REQUIRED, config, evolve, find_config, name_the_known, replace_config
+from axcore.config import REQUIRED, config, evolve, find_config, replace_config, suggest_names
 from axcore.errors import ConfigError
 from axcore.layers import Pipeline, ScannedLayers
 from axcore.modifiers.serving import check_nothing_derived
@@ -53,7 +53,7 @@ class Shard:
                     raise ConfigError(
                         f"{axis!r} is to be split over {name!r}, which is no mesh axis",
                         where="Shard",
-                        hint=name_the_known(name, MESH_AXES),
+                        hint=suggest_names(name, MESH_AXES),
                     )
         return evolve(
             cfg,

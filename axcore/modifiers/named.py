@@ -15,8 +15,8 @@ from axcore.config import (
     evolve,
     field_names,
     is_config,
-    name_the_known,
     replace_config,
+    suggest_names,
 )
 from axcore.data import FileSource, Source, Tokenizer, Transform
 from axcore.errors import ConfigError, PluginError
@@ -102,7 +102,7 @@ def find_change(change: str) -> Change:
         found.setdefault(record.name, []).append(record)
     if name not in found:
         raise PluginError(
-            f"there is no change {name!r}; {name_the_known(name, found)}",
+            f"there is no change {name!r}; {suggest_names(name, found)}",
             where="--modify",
             hint="`axcore plugins -v` lists modifiers, layer variants, quantization schemes, data "
             "sources, tokenizers, transforms and training tasks",

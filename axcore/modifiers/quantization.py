@@ -9,7 +9,7 @@ from axcore.config import (
     evolve,
     field_names,
     find_config,
-    name_the_known,
+    suggest_names,
     update_config,
 )
 from axcore.config.paths import matches, parse_pattern
@@ -57,7 +57,7 @@ def _excluded(glob: str, paths: list[str]) -> list[str]:
     found = [path for path in paths if matches(parse_pattern(glob), parse_pattern(path))]
     if not found and glob not in FULL_PRECISION:
         raise ConfigError(
-            f"exclude names {glob!r}, which matches no product", hint=name_the_known(glob, paths)
+            f"exclude names {glob!r}, which matches no product", hint=suggest_names(glob, paths)
         )
     return found
 

@@ -9,8 +9,8 @@ from axcore.config import (
     field_names,
     find_config,
     is_config,
-    name_the_known,
     replace_config,
+    suggest_names,
 )
 from axcore.errors import ConfigError, PluginError
 from axcore.plugins.host import plugin_host
@@ -76,7 +76,7 @@ def replace_by_variant(
             raise ConfigError(
                 f"layer variant {variant.name!r} has no field {name!r}",
                 where=f"{variant.name}({name}=...)",
-                hint=name_the_known(name, known),
+                hint=suggest_names(name, known),
             )
     return changed
 
@@ -135,6 +135,6 @@ def _find(name: str) -> LayerVariant:
         return known[name]
 
     raise PluginError(
-        f"no plugin brings a layer variant {name!r}; {name_the_known(name, known)}",
+        f"no plugin brings a layer variant {name!r}; {suggest_names(name, known)}",
         hint="install the plugin that brings it; `axcore plugins -v` lists what there is",
     )

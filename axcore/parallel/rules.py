@@ -14,7 +14,7 @@ import jax
 from immutabledict import immutabledict
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
-from axcore.config import name_the_known
+from axcore.config import suggest_names
 from axcore.errors import ShardingError
 from axcore.module import Axes, ParamSpec
 
@@ -83,14 +83,14 @@ def _mesh_axes(axis: str, rules: Rules, mesh: AnyMesh, where: str) -> tuple[str,
         raise ShardingError(
             f"no rule for the logical axis {axis!r}",
             where=where,
-            hint=f"{name_the_known(axis, rules)}; or add rules[{axis!r}] = () to replicate it",
+            hint=f"{suggest_names(axis, rules)}; or add rules[{axis!r}] = () to replicate it",
         )
     for name in rules[axis]:
         if name not in mesh.shape:
             raise ShardingError(
                 f"the rule for {axis!r} names the mesh axis {name!r}, which does not exist",
                 where=where,
-                hint=name_the_known(name, mesh.shape),
+                hint=suggest_names(name, mesh.shape),
             )
     return tuple(name for name in rules[axis] if mesh.shape[name] > 1)
 

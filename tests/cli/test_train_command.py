@@ -186,7 +186,7 @@ def test_eval_gives_the_loss_that_training_ended_with(trained, capsys):
         (
             ["train", "tiny", "--set", "model.dmi=3", "--set", "max_steps=many"],
             2,
-            ["has no 'dmi'", "did you mean 'dim'?", "'many' is no int", "max_steps"],
+            ["has no 'dmi'", "did you mean 'dim'?", "expected int, got 'many'", "max_steps"],
         ),
         (["train", "tiny", "--set", "max_steps"], 2, ["no override", "--set max_steps=VALUE"]),
         (["train", "tiny", "--set", "model.vocab_size=100"], 2, ["264 tokens", "model.vocab_size"]),

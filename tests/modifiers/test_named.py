@@ -126,7 +126,7 @@ def test_text_that_is_no_change_says_why_and_how_to_write_one(text, reason):
 def test_values_are_read_by_the_type_of_their_field():
     cfg = with_changes(tiny(), ["accumulate(factor=4)"], CPU)
     assert cfg.num_micro_batches == 4
-    with pytest.raises(ConfigError, match="'four' is no int") as error:
+    with pytest.raises(ConfigError, match="expected int, got 'four'") as error:
         with_changes(tiny(), ["accumulate(factor=four)"], CPU)
     assert error.value.set_in == "--modify accumulate(factor=four)"
 

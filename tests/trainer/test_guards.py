@@ -20,7 +20,7 @@ from axcore.trainer import (
     EarlyStopping,
     Guard,
     PhaseStarted,
-    RollBack,
+    RollbackRequest,
     RolledBack,
     RunFinished,
     StepsDone,
@@ -51,9 +51,9 @@ class GoesBack(Guard):
     def on_metrics(self, step, metrics):
         if step == self.config.at and self.left:
             self.left -= 1
-            raise RollBack(f"loss {metrics['loss']:.1f} is odd", **self.wish())
+            raise RollbackRequest(f"loss {metrics['loss']:.1f} is odd", **self.request())
 
-    def wish(self):
+    def request(self):
         return {"steps": self.config.steps, "skips_data": self.config.skips_data}
 
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from axcore.config import name_the_known, replace_config
+from axcore.config import replace_config, suggest_names
 from axcore.config.paths import matches, parse_pattern
 from axcore.errors import ModuleError
 from axcore.layers.adapters.lora import ADAPTERS, MAGNITUDES, LoRALinear, column_factors
@@ -115,7 +115,7 @@ def _check_fit(module: Module, adapters: Adapters) -> None:
         raise ModuleError(
             f"the adapters {'lack' if name in specs else 'hold'} {name!r}, which the model "
             f"{'has' if name in specs else 'lacks'}",
-            hint=name_the_known(name, specs) if specs else "apply LoRA to the model's config first",
+            hint=suggest_names(name, specs) if specs else "apply LoRA to the model's config first",
         )
     for name, array in adapters.items():
         if array.shape != specs[name].shape:

@@ -52,7 +52,7 @@ class GroupLimit:
     rated_by: int = 2
 
     def check(self, num_experts: int, top_k: int) -> None:
-        """Check that the numbers go together.
+        """Check that the numbers are compatible.
 
         Raises:
             ConfigError: They do not.
