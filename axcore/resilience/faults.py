@@ -1,4 +1,4 @@
-"""`FaultPlan`: a guard that injects faults by step and process, to rehearse what a run survives.
+"""`FaultPlan`: a guard that injects faults by step and process, to test what a run survives.
 
 Every fault is real: the process raises, dies, stops or hangs, bits change and the disk refuses
 files. What has fired is in the run's event log, so that a restart does not fire it again.

@@ -156,7 +156,7 @@ class TrainLoop:
             self._update_policy()  # after guards, which may put another state in its place
             saver.report()
             is_last = at.step == self.cfg.max_steps
-            if at.step % self.cfg.log_every_steps == 0 or is_last:
+            if at.step % self.cfg.logging.every_steps == 0 or is_last:
                 self._log()
                 at.window = LossWindow()
             if at.step % self.cfg.eval_every_steps == 0 or is_last:

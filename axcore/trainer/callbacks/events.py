@@ -102,7 +102,7 @@ class CheckpointSaved(Event):
 
 @attrs.frozen
 class RunFinished(Event):
-    """The run ended at `step`; it is complete, or it was stopped and can be taken up again.
+    """The run ended at `step`; it is complete, or it was stopped and can be resumed.
 
     `stop_reason` is why a guard ended a run before its last step, which is complete then.
     """
@@ -122,7 +122,7 @@ class Observers:
         self._observers = list(observers)
 
     def __call__(self, event: Event) -> None:
-        """Passes an event to every observer that is still on."""
+        """Pass an event to every observer that is still on."""
         is_phase = isinstance(event, PhaseStarted)
         for observer in list(self._observers):
             try:

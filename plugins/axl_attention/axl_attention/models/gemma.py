@@ -43,7 +43,7 @@ from axcore.models import TOY, CausalLM, Sizes, TiedHead, UntiedHead, of_size, t
 from axl_attention.norms import with_query_key_norm, with_sandwich_norm
 from axl_attention.rope_scaling import LinearRoPE
 
-GEMMA_SIZES: Sizes = {
+_GEMMA_SIZES: Sizes = {
     "2b": {
         "vocab_size": 256_000,
         "dim": 2048,
@@ -70,10 +70,10 @@ def gemma(size: str) -> CausalLM.Config:
 
     Source: Gemma Team 2024, arXiv:2403.08295, table 1; 256,000 tokens as in the published weights.
     """
-    return gemma_like(**of_size("gemma", GEMMA_SIZES, size))
+    return _gemma_like(**of_size("gemma", _GEMMA_SIZES, size))
 
 
-def gemma_like(*, head_dim: int, scale: float | None = None, **sizes: Any) -> CausalLM.Config:
+def _gemma_like(*, head_dim: int, scale: float | None = None, **sizes: Any) -> CausalLM.Config:
     """Return a transformer with scaled embeddings, a tied head, and norms stored less one.
 
     Args:
@@ -102,7 +102,7 @@ def local(layer: Any, window: int) -> Any:
 
 _PUBLISHED = {"vocab_size": 256_000, "window": 4096}
 
-GEMMA2_SIZES: Sizes = {
+_GEMMA2_SIZES: Sizes = {
     "2b": {
         "dim": 2304,
         "num_layers": 26,
@@ -140,9 +140,9 @@ def gemma2(size: str) -> CausalLM.Config:
 
     Source: Gemma Team 2024, arXiv:2408.00118, section 2 and table 1.
     """
-    sizes = dict(of_size("gemma2", GEMMA2_SIZES, size))
+    sizes = dict(of_size("gemma2", _GEMMA2_SIZES, size))
     window = sizes.pop("window")
-    cfg = replace_config(gemma_like(**sizes), PreNorm, with_sandwich_norm)
+    cfg = replace_config(_gemma_like(**sizes), PreNorm, with_sandwich_norm)
     cfg = update_config(cfg, {"**.core.soft_cap": 50.0, "head.soft_cap": 30.0})
     stack = cfg.decoder.stack
     turns = alternating(stack, local(stack.layer, window), stack.layer)
@@ -152,7 +152,7 @@ def gemma2(size: str) -> CausalLM.Config:
 _LOCAL_LAYERS = 5
 """Of each turn; the sixth is global."""
 
-GEMMA3_SIZES: Sizes = {
+_GEMMA3_SIZES: Sizes = {
     "1b": {
         "vocab_size": 262_144,
         "dim": 1152,
@@ -208,9 +208,9 @@ def gemma3(size: str) -> CausalLM.Config:
     Source: Gemma Team 2025, arXiv:2503.19786, section 2; sizes as in the configs published with the
     weights.
     """
-    sizes = dict(of_size("gemma3", GEMMA3_SIZES, size))
+    sizes = dict(of_size("gemma3", _GEMMA3_SIZES, size))
     window, factor = sizes.pop("window"), sizes.pop("rope_factor")
-    cfg = replace_config(gemma_like(**sizes), PreNorm, with_sandwich_norm)
+    cfg = replace_config(_gemma_like(**sizes), PreNorm, with_sandwich_norm)
     cfg = replace_config(cfg, Attention, with_query_key_norm)
     cfg = replace_config(cfg, RMSNorm, lambda norm: evolve(norm, weight_offset=1.0))
     stack = cfg.decoder.stack

@@ -54,7 +54,7 @@ from axl_attention.rope_scaling import Llama3RoPE
 
 _SHARED_SIZES = {"vocab_size": 128_256, "num_kv_heads": 8}
 
-LLAMA31_SIZES: Sizes = {
+_LLAMA31_SIZES: Sizes = {
     "8b": {
         "dim": 4096,
         "num_layers": 32,
@@ -78,7 +78,7 @@ LLAMA31_SIZES: Sizes = {
     },
     "toy": TOY,
 }
-LLAMA32_SIZES: Sizes = {
+_LLAMA32_SIZES: Sizes = {
     "1b": {"dim": 2048, "num_layers": 16, "num_heads": 32, "hidden_dim": 8192, **_SHARED_SIZES},
     "3b": {"dim": 3072, "num_layers": 28, "num_heads": 24, "hidden_dim": 8192, **_SHARED_SIZES},
     "toy": TOY,
@@ -91,7 +91,7 @@ def llama31(size: str) -> CausalLM.Config:
     Source: Grattafiori et al. 2024, arXiv:2407.21783, table 3; positions as in the configs
     published with the weights.
     """
-    return _stretched(of_size("llama31", LLAMA31_SIZES, size), factor=8.0)
+    return _stretched(of_size("llama31", _LLAMA31_SIZES, size), factor=8.0)
 
 
 def llama32(size: str) -> CausalLM.Config:
@@ -99,7 +99,7 @@ def llama32(size: str) -> CausalLM.Config:
 
     Source: Meta 2024, the model card of Llama 3.2; the configs published with the weights.
     """
-    cfg = _stretched(of_size("llama32", LLAMA32_SIZES, size), factor=32.0)
+    cfg = _stretched(of_size("llama32", _LLAMA32_SIZES, size), factor=32.0)
     return replace_config(cfg, UntiedHead, TiedHead.Config())
 
 
@@ -124,7 +124,7 @@ _PUBLISHED = {
     "chunk": 8192,
     "interval": 8192,
 }
-LLAMA4_SIZES: Sizes = {
+_LLAMA4_SIZES: Sizes = {
     "scout": {**_PUBLISHED, "num_experts": 16, "every": 1, "stretched_from": 8192},
     "maverick": {**_PUBLISHED, "num_experts": 128, "every": 2, "stretched_from": None},
     "toy": {
@@ -149,7 +149,7 @@ def llama4(size: str) -> CausalLM.Config:
 
     Source: Meta 2025, "The Llama 4 herd"; the configs published with the weights.
     """
-    sizes = dict(of_size("llama4", LLAMA4_SIZES, size))
+    sizes = dict(of_size("llama4", _LLAMA4_SIZES, size))
     names = ("head_dim", "expert_dim", "chunk", "interval", "num_experts", "every")
     head_dim, expert_dim, chunk, interval, num_experts, every = map(sizes.pop, names)
     length = sizes.pop("stretched_from")

@@ -28,7 +28,7 @@ from axl_attention.rope_scaling import LongRoPE, longrope_attention_factor
 
 _LARGE = {"dim": 5120, "num_layers": 40, "num_heads": 40, "num_kv_heads": 10, "hidden_dim": 17_920}
 
-PHI3_SIZES: Sizes = {
+_PHI3_SIZES: Sizes = {
     "3-mini": {
         "vocab_size": 32_064,
         "dim": 3072,
@@ -74,7 +74,7 @@ def phi3(size: str) -> CausalLM.Config:
     """
     window = _WINDOWS.get(size)
     cfg = update_config(
-        transformer(**of_size("phi3", PHI3_SIZES, size)),
+        transformer(**of_size("phi3", _PHI3_SIZES, size)),
         {
             "**.norm.epsilon": 1e-5,
             "**.position.theta": 250_000.0 if size == "4" else 10_000.0,

@@ -37,7 +37,7 @@ from axl_attention.models.shared_maps import PartialRopeFields, tied_by
 from axl_attention.norms import with_query_key_norm
 from axl_attention.positions import PartialRotary
 
-QWEN3_NEXT_SIZES: Sizes = {
+_QWEN3_NEXT_SIZES: Sizes = {
     "80b-a3b": {
         "vocab_size": 151_936,
         "dim": 2048,
@@ -75,7 +75,7 @@ def qwen3_next(size: str) -> CausalLM.Config:
     Source: Qwen Team 2025, "Qwen3-Next: towards ultimate training and inference efficiency"; sizes
     as in the config published with the weights.
     """
-    sizes = dict(of_size("qwen3_next", QWEN3_NEXT_SIZES, size))
+    sizes = dict(of_size("qwen3_next", _QWEN3_NEXT_SIZES, size))
     names = ("head_dim", "turn", "experts", "memory")
     head_dim, turn, experts, memory = map(sizes.pop, names)
     cfg = replace_config(transformer(**sizes), FeedForward, _experts(experts))

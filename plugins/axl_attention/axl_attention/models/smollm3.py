@@ -22,7 +22,7 @@ from axcore.layers import NoPosition, RoPE, alternating
 from axcore.models import TOY, CausalLM, Sizes, TiedHead, UntiedHead, of_size, transformer
 from axl_attention.models.shared_maps import MLP_BIAS, NoPadding, tied_by
 
-SMOLLM3_SIZES: Sizes = {
+_SMOLLM3_SIZES: Sizes = {
     "3b": {
         "vocab_size": 128_256,
         "dim": 2048,
@@ -43,7 +43,7 @@ def smollm3(size: str) -> CausalLM.Config:
     without positions as in Yang et al. 2025, arXiv:2501.18795; sizes as in the config published
     with the weights.
     """
-    sizes = dict(of_size("smollm3", SMOLLM3_SIZES, size))
+    sizes = dict(of_size("smollm3", _SMOLLM3_SIZES, size))
     interval = sizes.pop("interval")
     cfg = replace_config(transformer(**sizes), UntiedHead, TiedHead.Config())
     cfg = update_config(cfg, {"**.position.theta": 5_000_000.0})
