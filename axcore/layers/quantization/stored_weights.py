@@ -164,6 +164,7 @@ def quantized_weight(
     grouped = weight.reshape(num_groups, -1, weight.shape[1])
     if how == "int4":
         scale = jnp.maximum(amax_of(grouped, (1,)) / _INT4_LARGEST, SMALLEST)
+        # -8 is not used: with a symmetric range one scale serves both signs, and 0 stays 0.
         steps = jnp.round(grouped.astype(jnp.float32) / scale)
         narrow = jnp.clip(steps, -_INT4_LARGEST, _INT4_LARGEST).astype(jnp.int8)
         return QuantizedArray(packed_int4(narrow.reshape(weight.shape)), scale[:, 0])
