@@ -29,7 +29,7 @@ class Int8Dynamic(Dot):
     Every product takes its channels along what it sums over, so that scales leave the sum.
 
     Source: Abdolrashidi et al. 2021, arXiv:2105.03536, section 3, from which AQT ("Accurate
-    Quantized Training") came. Differs: the weight's gradient is narrow too, by default.
+    Quantized Training") came. Differs: the weight's gradient is computed in int8 too, by default.
     """
 
     @config
