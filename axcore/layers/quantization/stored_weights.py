@@ -133,7 +133,7 @@ class QuantizedLinear(GroupedRows, Module):
 
 
 def quantize_weights(specs: Any, state: Any) -> Any:
-    """Return the state of a module with quantized layers, from the full-precision state of the same.
+    """Return the state of a module with quantized layers, from its full-precision state.
 
     Args:
         specs: `param_specs()` of the module with `QuantizedLinear`s, or of a part of it.
