@@ -106,7 +106,7 @@ class LoRA:
         what = f"{glob!r} matches nothing"
         if there:
             kind = type(there[0].node).__qualname__.removesuffix(".Config")
-            what = f"{there[0].path} is a {kind}, which is no linear layer and holds none"
+            what = f"{there[0].path} is a {kind}, which is not a linear layer and holds none"
         return ConfigError(
             f"LoRA cannot be put there: {what}",
             where="LoRA.targets",
@@ -179,7 +179,7 @@ class QuantizedBase:
         format: "nf4" or "int8".
         block_size: Numbers of a column that share a scale in NF4.
         double_quant: Whether the scales of NF4 are kept in eight bits.
-        exclude: Globs of the paths of layers that stay wide.
+        exclude: Globs of the paths of layers that keep full precision.
     """
 
     format: FrozenFormat = "nf4"
@@ -289,7 +289,7 @@ class FreezeWeights(WeightEdit):
         return attrs.evolve(candidates, arrays=arrays)
 
     def undone(self, target: Any, source: Any) -> Any:
-        """Return the config with wide weights."""
+        """Return the config with full-precision weights."""
         return with_full_precision_weights(target)
 
 
@@ -298,8 +298,8 @@ def _check_no_lengths(stems: list[str], arrays: Any) -> None:
     doubled = [stem for stem in stems if f"{stem}lora_magnitude.change" in arrays]
     if doubled:
         raise ConfigError(
-            f"adapters with magnitudes are read beside a base that is rounded: {doubled[0]}"
-            "lora_magnitude is for the columns of the wide weight",
+            f"adapters with magnitudes are read next to a quantized base: {doubled[0]}"
+            "lora_magnitude is for the columns of the full-precision weight",
             where="init_from.adapters",
             hint="read them without quantized_base",
         )

@@ -164,6 +164,8 @@ class LoRALinear(Module):
             return y + correction * self.scale
         factors = self._column_factors()
         is_dropped = self.training and self.config.dropout.rate > 0
+        # As in PEFT, DoRA's factors multiply what the base makes of the input after dropout, while
+        # the base itself sees all of it.
         plain = self._without_bias(self.base(seen) if is_dropped else y)
         turned = self._by_rows(factors, y) * (correction * self.scale)
         return y + self._by_rows(factors - 1.0, y) * plain + turned

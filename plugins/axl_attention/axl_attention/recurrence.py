@@ -97,6 +97,8 @@ def _weights(one: Inputs, total_BCGR: Array) -> Float[Array, "B C S G R"]:
     size = one.segments.shape[1]
     is_same = one.segments[:, :, None] == one.segments[:, None, :]
     is_seen = (is_same & jnp.tril(jnp.ones((size, size), bool))[None])[..., None, None]
+    # Masked before `exp`: of later tokens the difference is positive, and may overflow to infinity,
+    # whose gradient is NaN even where it is not used.
     decay = jnp.exp(jnp.where(is_seen, total_BCGR[:, :, None] - total_BCGR[:, None], -jnp.inf))
     return jnp.einsum("bcgn,bsgn->bcsg", one.c, one.b)[..., None] * decay * one.dt[:, None]
 
@@ -175,6 +177,7 @@ def _decay(total_BCHR: Array, segments_BC: Array) -> Float[Array, "B C S H R"]:
     size = segments_BC.shape[1]
     is_same = segments_BC[:, :, None] == segments_BC[:, None, :]
     is_seen = (is_same & jnp.tril(jnp.ones((size, size), bool))[None])[..., None, None]
+    # Masked before `exp`, as in `_weights`.
     return jnp.exp(jnp.where(is_seen, total_BCHR[:, :, None] - total_BCHR[:, None], -jnp.inf))
 
 
