@@ -22,7 +22,7 @@ from axcore.layers import Attention, KVCacheConfig, Linear, NoCache, Sequence, T
 from axcore.module import Module, Param
 from axl_attention.wrapping import refuse_second
 
-Projected = Float[Array, "*batch out_dim"]
+_Projected = Float[Array, "*batch out_dim"]
 
 
 class SentProjection(Module):
@@ -53,7 +53,7 @@ class SentProjection(Module):
         """Build the projection."""
         self.linear = cfg.linear.build(in_dim=cfg.in_dim, out_dim=cfg.out_dim, axes=cfg.axes)
 
-    def forward(self, x: Float[Array, "*batch in_dim"]) -> Projected:
+    def forward(self, x: Float[Array, "*batch in_dim"]) -> _Projected:
         """Return and sends the projection."""
         projected = self.linear(x)
         self.set_shared(self.config.channel, projected)
@@ -75,7 +75,7 @@ class ReceivedProjection(Module):
         axes: tuple[str | None, str | None] = REQUIRED
         channel: str = REQUIRED
 
-    def forward(self, x: Float[Array, "*batch in_dim"]) -> Projected:
+    def forward(self, x: Float[Array, "*batch in_dim"]) -> _Projected:
         """Return what was sent last.
 
         Raises:

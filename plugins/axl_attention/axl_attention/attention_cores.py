@@ -117,10 +117,10 @@ class ChunkedAttention(Module):
         if info.num_cached is not None:
             first = info.positions // chunk * chunk
             return self.core(q, k, v, info, key_ranges=(first, first + chunk), **options)
-        return self.core(q, k, v, info._replace(segment_ids=chunk_ids(info, chunk)), **options)
+        return self.core(q, k, v, info._replace(segment_ids=_chunk_ids(info, chunk)), **options)
 
 
-def chunk_ids(info: TokenInfo, chunk: int) -> Int[Array, "batch time"]:
+def _chunk_ids(info: TokenInfo, chunk: int) -> Int[Array, "batch time"]:
     """Return segments that number the chunks of each row from 1 on; padding stays 0."""
     begins = (info.positions % chunk == 0).astype(jnp.int32)
     ids = jnp.cumsum(begins, axis=1) + 1
