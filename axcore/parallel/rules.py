@@ -146,7 +146,7 @@ def shardings_like(tree: Any, params: Any, shardings: Any, mesh: AnyMesh) -> Any
 
     def sharding_of(path: Any, leaf: Any) -> NamedSharding:
         names = _names(path)
-        # An optimizer's state has a parameter's path behind its own: the longest match is the first.
+        # A parameter's path is at the end of its optimizer state's path; the longest match counts.
         for start in range(len(names)):
             found = by_path.get(names[start:])
             if found and _has_blocks(leaf.shape, of=found[0]):

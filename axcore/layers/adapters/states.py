@@ -39,7 +39,7 @@ def adapters_of(module: Module, state: State) -> dict[str, Array]:
 
 
 def new_adapters(module: Module, rng: Array | int) -> dict[str, Array]:
-    """Return adapters that correct nothing yet; makes no array of the base."""
+    """Return adapters that correct nothing yet, without making an array of the base."""
     # Under jit what is not returned is not computed: the base may not fit the host a second time.
     fresh: dict[str, Array] = jax.jit(lambda rng: adapters_of(module, module.init(rng)))(rng)
     return fresh

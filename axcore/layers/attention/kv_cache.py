@@ -349,7 +349,7 @@ class GappedCache(Module):
         _check_counts(k, info)
         call = info.of_call()
         marks = self._is_there(info, call)[:, :, None, None].astype(k.dtype)
-        # A mark for all tokens of the call: 0 where a skipped one's key would be, over an older one.
+        # A mark for all tokens of the call: 0 for a skipped one, over what was there before.
         marks, _, _ = self.marks(marks, marks, call)
         # To the cache the layer's tokens are all that the call has; it would refuse a part of them.
         keys, values, read = self.cache(k, v, info._replace(call=info.tokens))

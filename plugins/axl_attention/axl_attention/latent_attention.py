@@ -143,6 +143,7 @@ class LatentAttention(Module):
 
     def _build_core(self, cfg: Config, head_dim: int) -> None:
         width, value_dim = head_dim + self.rope_dim, cfg.value_dim or head_dim
+        # Moved queries are wider, and a core divides by the root of the width that it sees.
         core = _with_scale(cfg.core, width) if cfg.keeps_latents else cfg.core
         self.core = core.build(num_heads=cfg.num_heads)
         kept: dict[str, Any] = {
@@ -190,6 +191,7 @@ class LatentAttention(Module):
         own_q = _moved_queries(parts.own_q, self.k, self.form)
         q = jnp.concatenate([own_q, parts.shared_q], axis=-1)
         k = jnp.concatenate([self.form.of(parts.latent)[:, :, None], parts.shared_k], axis=-1)
+        # One head that is key and value: the cache has `value_dim=None`, and keeps it once.
         k, v, info = self.kv_cache(k, k, info)
         return _moved_values(self.core(q, k, v, info), self.v, self.form)
 
@@ -309,6 +311,7 @@ def _weight(linear: Any, form: _LatentForm, x: Heads) -> Float[Array, "*rows lat
     Where it is not at hand, it is what the projection makes of unit vectors.
     """
     unit = jnp.eye(form.dim, dtype=x.dtype)
+    # Batched adapters correct each row by its own: then each row needs a matrix of its own.
     if type(linear) not in (Linear, QuantizedLinear):
         unit = jnp.broadcast_to(unit, (x.shape[0], *unit.shape))
     if not form.has_unit:
