@@ -117,7 +117,7 @@ def with_shared_keys(old: Any) -> Any:
                 f"{old.num_layers} times {len(layers)} layers cannot share in pairs",
                 hint="change the number of layers by one",
             )
-        # A scan repeats one layer, and a pair has two that differ: half as many turns of twice as many.
+        # A scan repeats one layer, and a pair has two that differ: half as many turns of a pair.
         layers, old = 2 * layers, evolve(old, num_layers=old.num_layers // 2)
     pairs = zip(layers[::2], layers[1::2], strict=True)
     paired = tuple(layer for pair in pairs for layer in _sharing(*pair))
