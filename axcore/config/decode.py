@@ -65,9 +65,7 @@ def _decode(data: Any, path: Path, set_in: str) -> Any:
         return _decode_config(data, path, set_in)
     for key in data:
         if not isinstance(key, str):
-            raise ConfigError(
-                f"keys are text, got {key!r}", where=_where(path), set_in=set_in
-            )
+            raise ConfigError(f"keys are text, got {key!r}", where=_where(path), set_in=set_in)
     if data.get("required") is True and len(data) == 1:
         return REQUIRED
     if "call" in data:
