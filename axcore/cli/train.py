@@ -124,13 +124,14 @@ def train(
     plugin_host().require_healthy()
     place = process_info_of(processes)
     num_processes = place.process_count if place else 1
+    # Before anything below imports jax, which reads these variables once.
     wanted = use_target(target, num_processes=num_processes, keeps_memory=True)
     turns = Turns(heartbeat)
     turn = turns.wait(_import_all, on_leave=_end_waits)
     write_programs_whole()
     run = Path(directory or default_run_directory(experiment))
     while True:
-        if turn is not None:
+        if turn is not None:  # a standby worker learns its place when its turn comes
             place = process_info_of(process_flags(os.environ))
         try:
             join(place, processes)
@@ -191,6 +192,7 @@ def _train(
     observers.append(Watchdog() if heartbeat is None else ProgressReports(heartbeat))
     check_host_holds_state(trainer)
     with naming_lost_processes(), _explaining_memory(trainer):
+        # Quiet, as the display is one of the observers.
         result = trainer.run(run, observers, quiet=True, returns_when_stopped=True, **back)
     if speaks:
         click.echo(goodput.ledger.summary())

@@ -195,6 +195,8 @@ class TrainStep:
         A step whose loss or gradient norm is not finite, or whose loss is a spike to the learner,
         leaves model and optimizer as they were. So does one that would make a parameter not finite.
         """
+        # `seed` itself draws the initial values, which dropout must not follow. The key depends on
+        # the step alone, so a run that resumes draws what one without an interruption does.
         key = jax.random.fold_in(jax.random.key(self.seed + 1), state.step)
         gradients, outputs, group_parts = self._gradients(state.model, batch, key)
         params = _trainable(state.model, self.specs)
@@ -204,6 +206,7 @@ class TrainStep:
             )
             norms = self.norms(gradients, state.step + 1)
         is_finite = jnp.isfinite(outputs.total_loss()) & jnp.isfinite(update.gradient_norm)
+        # Finite gradients may give an update that is not: a parameter may overflow its dtype.
         is_finite &= _are_finite(update.params)
         is_applied = is_finite & ~update.is_spike
         new_model = apply_updates(_merged(update.params, state.model, self.specs), outputs.updates)
@@ -272,6 +275,7 @@ class TrainStep:
             return _minimised(outputs.losses, weights), outputs
 
         differentiated = _chosen(model_state, self.specs, _has_gradient)
+        # The gradient by the weight of a token is its loss, so groups cost no second pass.
         (gradients, by_weight), outputs = jax.grad(loss, argnums=(0, 1), has_aux=True)(
             differentiated, token_weights
         )
@@ -304,6 +308,8 @@ class TrainStep:
             return jax.tree.map(lambda t, g: t + g.astype(t.dtype), total, gradients), others
 
         params = _trainable(model_state, self.specs)
+        # The sums are split from the start: whole ones would not fit where only the optimizer's
+        # state is split.
         zeros = self._split(jax.tree.map(lambda p: jnp.zeros(p.shape, _sum_dtype(p)), params))
         total, (outputs, parts) = jax.lax.scan(step, zeros, (micro, keys))
         gradients = jax.tree.map(lambda t, p: t.astype(p.dtype), total, params)
