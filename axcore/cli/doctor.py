@@ -27,7 +27,7 @@ from axcore.sandbox import INSTALL_HINT, MECHANISMS, why_not
 
 _MARKS = {"ok": "ok     ", "warning": "WARNING", "error": "ERROR  "}
 
-EXIT_ERRORS_FOUND = 1
+_EXIT_ERRORS_FOUND = 1
 
 TIMEOUT_S = 120.0
 """How long one check may take; devices of a large slice take a minute to start."""
@@ -49,7 +49,7 @@ def doctor(fixes: bool, as_json: bool) -> None:
         for check, finding in found:
             click.echo(_shown(check, finding))
     if any(finding.level == "error" for _, finding in found):
-        sys.exit(EXIT_ERRORS_FOUND)
+        sys.exit(_EXIT_ERRORS_FOUND)
 
 
 def looked_at(check: DoctorCheck, *, fixes: bool) -> list[Finding]:
@@ -118,9 +118,9 @@ def _described(check: DoctorCheck, finding: Finding) -> dict[str, str | None]:
     }
 
 
-OLDEST_PYTHON = (3, 11)
-OLDEST_JAX = (0, 10)
-FIRST_UNTRIED_JAX = (0, 13)
+_OLDEST_PYTHON = (3, 11)
+_OLDEST_JAX = (0, 10)
+_FIRST_UNTRIED_JAX = (0, 13)
 
 OWN_VARIABLES = (
     "AXCORE_BLOCK",
@@ -132,15 +132,15 @@ OWN_VARIABLES = (
     PROCESS_ID,
     "AXCORE_TRACEBACK",
 )
-OF_JAX_ALONE = {
+_OF_JAX_ALONE = {
     "JAX_COORDINATOR_ADDRESS": COORDINATOR,
     "JAX_NUM_PROCESSES": NUM_PROCESSES,
     "JAX_PROCESS_ID": PROCESS_ID,
 }
 """Variables by which jax joins processes where nobody else does, and what axcore reads instead."""
 
-OTHER_VARIABLES = (
-    *OF_JAX_ALONE,
+_OTHER_VARIABLES = (
+    *_OF_JAX_ALONE,
     "JAX_LOCAL_DEVICE_IDS",
     "XLA_CLIENT_MEM_FRACTION",
     "XLA_FLAGS",
@@ -153,7 +153,7 @@ OTHER_VARIABLES = (
 def versions() -> Iterator[Finding]:
     """Python and jax are ones that axcore runs on."""
     python = platform.python_version()
-    if sys.version_info[:2] < OLDEST_PYTHON:
+    if sys.version_info[:2] < _OLDEST_PYTHON:
         yield Finding("error", f"Python is {python}", "install Python 3.11 or newer")
     else:
         yield Finding("ok", f"Python {python} on {platform.system()} {platform.machine()}")
@@ -164,9 +164,9 @@ def jax_finding(jax_version: str, jaxlib_version: str) -> Finding:
     """Return what there is to say of these versions of jax and jaxlib."""
     hint = "pip install 'jax>=0.10,<0.13'"
     numbers = tuple(int(part) for part in re.findall(r"\d+", jax_version)[:2])
-    if numbers < OLDEST_JAX:
+    if numbers < _OLDEST_JAX:
         return Finding("error", f"jax is {jax_version}; axcore wants 0.10 or newer", hint)
-    if numbers >= FIRST_UNTRIED_JAX:
+    if numbers >= _FIRST_UNTRIED_JAX:
         return Finding("warning", f"jax is {jax_version}, newer than axcore was tried with", hint)
     if jaxlib_version.split(".")[:2] != jax_version.split(".")[:2]:
         return Finding("error", f"jax is {jax_version} and jaxlib {jaxlib_version}", hint)
@@ -194,7 +194,7 @@ def environment() -> Iterator[Finding]:
     """Variables that JAX, XLA and axcore read say what they seem to."""
     import jax  # not above: `axcore doctor --help` need not wait for it
 
-    known = [name.upper() for name in jax.config.values] + [*OWN_VARIABLES, *OTHER_VARIABLES]
+    known = [name.upper() for name in jax.config.values] + [*OWN_VARIABLES, *_OTHER_VARIABLES]
     found = list(environment_findings(dict(os.environ), known))
     yield from found or [Finding("ok", "no variable that would be ignored")]
 
@@ -214,7 +214,7 @@ def processes() -> Iterator[Finding]:
     """This process has the index that its run expects."""
     variables = dict(os.environ)
     yield from process_findings(variables)
-    for name, ours in OF_JAX_ALONE.items():
+    for name, ours in _OF_JAX_ALONE.items():
         if name in variables:
             yield Finding("warning", f"{name} is set, which axcore does not read", f"set {ours}")
 

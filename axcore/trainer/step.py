@@ -219,7 +219,7 @@ class TrainStep:
         )
         metrics = StepMetrics(
             losses=outputs.losses,
-            group_losses=losses_of_groups(group_parts),
+            group_losses=_losses_of_groups(group_parts),
             summaries=outputs.summaries,
             gradient_norm=update.gradient_norm,
             gradient_norms=norms,
@@ -251,7 +251,7 @@ class TrainStep:
 
     def evaluate(self, model_state: Any, batch: Batch) -> dict[str, Loss]:
         """Return the losses of a batch outside of training."""
-        _, outputs = functional(self.model, model_state, without_groups(batch, self.loss_groups))
+        _, outputs = functional(self.model, model_state, _without_groups(batch, self.loss_groups))
         return outputs.losses
 
     def _gradients(self, model_state: Any, batch: Batch, key: Array) -> _Gradients:
@@ -263,7 +263,7 @@ class TrainStep:
         self, model_state: Any, batch: Batch, key: Array, weights: dict[str, Array] | None
     ) -> _Gradients:
         groups = self.loss_groups
-        read = without_groups(batch, groups)
+        read = _without_groups(batch, groups)
         token_weights = {} if groups is None else {groups.weights: read[groups.weights]}
 
         def loss(params: Any, token_weights: dict[str, Array]) -> tuple[Array, Outputs]:
@@ -282,7 +282,7 @@ class TrainStep:
         outputs.updates.update(_measured(gradients, self.specs))
         parts = None
         if groups is not None:
-            parts = parts_of_groups(batch, by_weight[groups.weights], groups)
+            parts = _parts_of_groups(batch, by_weight[groups.weights], groups)
         return self._split(_trainable(gradients, self.specs)), outputs, parts
 
     def _split(self, gradients: Any) -> Any:
@@ -296,7 +296,7 @@ class TrainStep:
 
         def weights_of(inputs: Any) -> dict[str, Array]:
             one, one_key = inputs
-            read = without_groups(one, self.loss_groups)
+            read = _without_groups(one, self.loss_groups)
             _, outputs = functional(self.model, model_state, read, rng=one_key, training=True)
             return {name: loss.weight for name, loss in outputs.losses.items()}
 
@@ -397,14 +397,14 @@ def _is_spec(leaf: Any) -> bool:
     return isinstance(leaf, ParamSpec)
 
 
-def without_groups(batch: Any, groups: LossGroups | None) -> Any:
+def _without_groups(batch: Any, groups: LossGroups | None) -> Any:
     """Return what a model reads of a batch."""
     if groups is None:
         return batch
     return {name: array for name, array in batch.items() if name != groups.array}
 
 
-def parts_of_groups(
+def _parts_of_groups(
     batch: Batch, gradient_BT: Float[Array, "batch time"], groups: LossGroups
 ) -> tuple[Float[Array, " groups"], Float[Array, " groups"]]:
     """Return what each group adds to the loss that is minimised, and its weight; both add up.
@@ -422,7 +422,7 @@ def parts_of_groups(
     return loss_S, weight_S
 
 
-def losses_of_groups(parts: tuple[Array, Array] | None) -> Loss | None:
+def _losses_of_groups(parts: tuple[Array, Array] | None) -> Loss | None:
     """Return sums and weights `[groups]` of a whole batch; None where there are no groups."""
     if parts is None:
         return None

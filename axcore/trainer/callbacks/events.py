@@ -159,7 +159,7 @@ def _shown(event: Event) -> str:
     return type(event).__name__ + ("" if step is None else f" of step {step}")
 
 
-class NamedObserver:
+class _NamedObserver:
     """An observer that a plugin brings, made at the first event; one that cannot be made raises.
 
     It works in a thread of its own, while the run waits for it up to a time limit.
@@ -212,10 +212,10 @@ class NamedObserver:
 def named_observers(names: Iterable[str]) -> tuple[Observer, ...]:
     """Return the observers of those names, for one run."""
     known = {record.name: record for record in plugin_host().records(RunObserver)}
-    return tuple(NamedObserver(known[name]) for name in names)
+    return tuple(_NamedObserver(known[name]) for name in names)
 
 
-HEARTBEAT_NAME = "heartbeat.json"
+_HEARTBEAT_NAME = "heartbeat.json"
 
 
 class Heartbeat:
@@ -235,4 +235,4 @@ class Heartbeat:
         if isinstance(event, RunStarted | StepsDone) and self._directory is not None:
             now = datetime.now(UTC).isoformat(timespec="milliseconds")
             beat = {"step": event.step, "time": now, "pid": os.getpid()}
-            write_whole(self._directory / HEARTBEAT_NAME, f"{json.dumps(beat)}\n".encode())
+            write_whole(self._directory / _HEARTBEAT_NAME, f"{json.dumps(beat)}\n".encode())
