@@ -219,9 +219,11 @@ def selected(
         CheckpointError: A tensor is quantized as nothing here can read it.
     """
     skipped = (*family.skipped, *family.mtp_layers(values))
+    settings = values.get("quantization_config")
+    tensors: Mapping[str, Tensor] = found if settings is None else dequantized(found, settings)
     return {
         name: tensor
-        for name, tensor in dequantized(found, values.get("quantization_config")).items()
+        for name, tensor in tensors.items()
         if name in known or not is_any(skipped, name)
     }
 

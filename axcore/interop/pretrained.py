@@ -170,10 +170,18 @@ class PretrainedCheckpoint:
             ConfigError: It is the config of another model.
             CheckpointError: A file or a tensor is not as it should be.
         """
-        own, normal = self.config, self.family.normal
-        check_same_model(
-            (own, cfg), edits, may_differ=may_differ, normal=normal, where=str(self.folder)
-        )
+        own = self.config
+        # Most callers change dtypes alone. Comparing canonical configs walks both trees a dozen
+        # times, which is most of the time that a small import takes.
+        is_own = type(cfg) is type(own) and evolve(cfg, dtypes=own.dtypes) == own
+        if edits or may_differ or not is_own:
+            check_same_model(
+                (own, cfg),
+                edits,
+                may_differ=may_differ,
+                normal=self.family.normal,
+                where=str(self.folder),
+            )
         specs = cfg.build().param_specs() if specs is None else specs
         # Without an edit the two have the same arrays, so that those of the model serve for both.
         is_same = not edits and not may_differ
@@ -184,7 +192,8 @@ class PretrainedCheckpoint:
             self.values,
             specs=specs if is_same else None,
         )
-        source = join_adapters(source, adapters, (own, cfg))
+        if adapters is not None:
+            source = join_adapters(source, adapters, (own, cfg))
         return plan_weights((own, cfg), source, selection=selection, edits=edits, specs=specs)
 
 

@@ -118,7 +118,7 @@ _FOUR_BITS = np.stack([np.tile(_NUMBERS, 16), np.repeat(_NUMBERS, 16)], axis=-1)
 
 
 def dequantized(
-    tensors: Mapping[str, TensorPlace], settings: Mapping[str, Any] | None
+    tensors: Mapping[str, TensorPlace], settings: Mapping[str, Any]
 ) -> dict[str, Tensor]:
     """Return tensors, quantized ones as what they are dequantized to.
 
@@ -129,8 +129,6 @@ def dequantized(
     Raises:
         CheckpointError: Nothing here reads such tensors.
     """
-    if settings is None:
-        return dict(tensors)
     method = settings.get("quant_method")
     if method not in _FORMATS:
         raise CheckpointError(

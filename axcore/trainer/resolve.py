@@ -127,7 +127,7 @@ def resolve(
 
 
 def with_base_model(cfg: Any, overrides: Sequence[str] = ()) -> Any:
-    """Return a trainer's config with what its source of first weights decides, if it does any.
+    """Return a trainer's config with what its source of initial weights decides, if it does any.
 
     Args:
         cfg: The trainer's config.

@@ -363,7 +363,7 @@ class Trainer(Configurable):
         if cfg.init_from is None:
             state = self.compiler.jitted_init()
         else:
-            weights = self.first_weights.read(self.step.own_part(abstract), seed=cfg.seed)
+            weights = self.initial_weights.read(self.step.own_part(abstract), seed=cfg.seed)
             state = self.compiler.jitted_first_state(weights)
         for name, read in self.task.kept_sources().items():
             del state.model[name]  # random arrays: gone from the devices before others come
@@ -371,7 +371,7 @@ class Trainer(Configurable):
         return state
 
     @cached_property
-    def first_weights(self) -> WeightPlan:
+    def initial_weights(self) -> WeightPlan:
         """What the first state's weights are read from, where the config names a source."""
         source: Any = self.config.init_from
         plan: WeightPlan = source.build().plan(self.config.model)

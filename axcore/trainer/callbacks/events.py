@@ -40,7 +40,7 @@ class RunStarted(Event):
     `unit` is what throughput counts. `flops`, what one of them costs the model, and `peak_flops`,
     all chips' peak in the compute dtype, are for the model FLOPs utilisation; None where not known.
     `units` has those of metrics, by name, as the task says them.
-    `first_weights` is a table of what was read and what began as in a new model, at the start only.
+    `initial_weights` is a table of what was read and what is random, at the start only.
     """
 
     directory: str
@@ -56,7 +56,7 @@ class RunStarted(Event):
     flops: ModelFlops | None
     peak_flops: float | None
     config_changes: tuple[str, ...] = ()
-    first_weights: str = ""
+    initial_weights: str = ""
     units: Mapping[str, str] = immutabledict()
 
 

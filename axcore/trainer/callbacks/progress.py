@@ -66,7 +66,7 @@ def header(event: RunStarted) -> list[str]:
         f"hardware: {event.hardware}, mesh: {event.mesh}",
         *(f"  {line}" for line in event.hardware_changes.splitlines()),
         f"data: {event.data}",
-        *(f"weights: {line}" for line in event.first_weights.splitlines()),
+        *(f"weights: {line}" for line in event.initial_weights.splitlines()),
     ]
     return [*lines, *([f"kernels: {event.kernels}"] if event.kernels else []), _mfu(event)]
 

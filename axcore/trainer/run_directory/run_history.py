@@ -59,7 +59,7 @@ def record_run_start(
         code: The code that the config names; that of the start before is kept where it differs.
         units: Of metrics, by name, as the task says them.
         is_step_kept: Whether an attempt before had compiled the step.
-        init_from: The config of the first weights' source, with all edits; empty where there is
+        init_from: The config of the initial weights' source, with all edits; empty where there is
             none.
         data: What there is to train on, a line for people.
         edits: What changed the experiment's own config, in order: who did, and a diff.
