@@ -25,7 +25,7 @@ _log = logging.getLogger("axcore.checkpoint")
 
 
 def start_saving(path: Path, arrays: Mapping[str, jax.Array]) -> Callable[[], None]:
-    """Starts to write arrays and returns once they may be donated or deleted.
+    """Start to write arrays and return once they may be donated or deleted.
 
     Returns:
         A function that waits until everything is written, and raises what went wrong.
@@ -49,7 +49,7 @@ def start_saving(path: Path, arrays: Mapping[str, jax.Array]) -> Callable[[], No
 
 
 def load(path: Path, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:
-    """Reads arrays by name, each into the sharding that its description names."""
+    """Read arrays by name, each into the sharding that its description names."""
     stored = {name: leaf for name, leaf in wanted.items() if leaf.size}
     arrays: dict[str, jax.Array] = {}
     if stored:
@@ -61,7 +61,7 @@ def load(path: Path, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, ja
 
 
 def _forget_processes() -> None:
-    """Makes Orbax number its operations and find its client as in a new process.
+    """Make Orbax number its operations and find its client as in a new process.
 
     Processes meet at these numbers. They and the client are private names of Orbax.
     """

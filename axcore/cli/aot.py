@@ -1,4 +1,4 @@
-"""`axcore aot`: compile a train step for hardware that is not here, and say what it takes."""
+"""`axcore aot`: compile a train step for hardware you do not have, and say what it takes."""
 
 import json
 from collections.abc import Sequence
@@ -10,8 +10,8 @@ import click
 
 from axcore.aot import (
     Attempt,
-    KeptAnswers,
     Report,
+    ReportCache,
     compile_resolved,
     fastest,
     find_aot_target,
@@ -75,7 +75,7 @@ def aot(
     resolved = load_resolved(experiment, overrides, changes=changes, hardware=hardware)
 
     def compiled(cfg: Any) -> Report:
-        kept = KeptAnswers(cache_folder() / "reports") if searches else None
+        kept = ReportCache(cache_folder() / "reports") if searches else None
         return compile_resolved(
             attrs.evolve(resolved, config=cfg), Path(experiment).stem, kept=kept
         )

@@ -1,4 +1,4 @@
-"""`axcore aot --serve`: compile what serves a model for hardware that is not here."""
+"""`axcore aot --serve`: compile what serves a model for hardware you do not have."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

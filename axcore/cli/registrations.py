@@ -15,7 +15,7 @@ def commands() -> Iterator[Command]:
         ("report", "One HTML page about a run, or about several beside each other"),
         ("profile", "What the time of recorded steps went to, by module"),
         ("watch", "Runs while they train, in the terminal or in a browser"),
-        ("rehearse", "Train with the faults of a plan, and report what happened"),
+        ("fault-test", "Train with the faults of a plan, and report what happened"),
         ("generate", "Draw text from a trained run"),
         ("serve", "Answer requests over HTTP, as OpenAI's API does"),
         ("evaluate", "What a model knows, by tasks, or its validation loss"),
@@ -27,12 +27,13 @@ def commands() -> Iterator[Command]:
         ("experiments", "List the experiments there are"),
         ("plugins", "List plugins, and what is wrong with them"),
         ("plugin", "Write a new plugin, or check one"),
-        ("aot", "Compile a train step for hardware that is not here, and say what it takes"),
+        ("aot", "Compile a train step for hardware you do not have, and say what it takes"),
         ("kernels", "List an op's kernels, and why each is chosen or not"),
         ("loc", "Measure what features and changes cost in lines of code"),
         ("doctor", "Look for what is wrong with this machine's set-up"),
     ):
-        yield Command(name=name, fn=Ref(f"axcore.cli.{name}:{name}"), summary=summary)
+        module = name.replace("-", "_")
+        yield Command(name=name, fn=Ref(f"axcore.cli.{module}:{module}"), summary=summary)
 
 
 @hook.doctor_checks

@@ -47,7 +47,7 @@ def write_report(
     """Writes a page about runs, whole or not at all, and returns what it shows.
 
     Raises:
-        CheckpointError: A directory is no run.
+        CheckpointError: Not a run directory.
         ConfigError: The page cannot be written.
     """
     from datetime import UTC, datetime

@@ -47,7 +47,7 @@ _own = _OfThread()
 
 
 def _forget() -> None:
-    """Begins to count again, as processes that join for the first time do."""
+    """Begin to count again, as processes that join for the first time do."""
     _counts.clear()
     _own.published = []
 
@@ -56,7 +56,7 @@ on_leaving(_forget)
 
 
 def barrier(name: str, *, limit_s: float | None = None) -> None:
-    """Waits until every process is here.
+    """Wait until every process is here.
 
     Raises:
         ProcessError: Some did not come in time: naming the barrier, them, and the limit.
@@ -65,7 +65,7 @@ def barrier(name: str, *, limit_s: float | None = None) -> None:
 
 
 def all_gather_str(name: str, text: str, *, limit_s: float | None = None) -> list[str]:
-    """Returns the texts of all processes, in their order, in every process.
+    """Return the texts of all processes, in their order, in every process.
 
     Raises:
         ProcessError: As `barrier`.
@@ -84,7 +84,7 @@ def all_gather_str(name: str, text: str, *, limit_s: float | None = None) -> lis
 
 
 def all_gather_object(name: str, make: Callable[[], T], *, limit_s: float | None = None) -> list[T]:
-    """Returns what every process makes, in their order, in every process.
+    """Return what every process makes, in their order, in every process.
 
     Args:
         name: What it is, for errors.
@@ -106,7 +106,7 @@ def all_gather_object(name: str, make: Callable[[], T], *, limit_s: float | None
 
 
 def broadcast_object(name: str, make: Callable[[], T], *, limit_s: float | None = None) -> T:
-    """Returns what process 0 makes, in every process; only process 0 calls `make`.
+    """Return what process 0 makes, in every process; only process 0 calls `make`.
 
     Args:
         name: What it is, for errors.
@@ -131,7 +131,7 @@ def broadcast_object(name: str, make: Callable[[], T], *, limit_s: float | None 
 
 
 def _next_folder(name: str) -> str:
-    """Returns how keys begin that are used under a name this time."""
+    """Return how keys begin that are used under a name this time."""
     with _lock:
         count = _counts[name]
         _counts[name] += 1
@@ -201,7 +201,7 @@ def _milliseconds(seconds: float) -> int:
 
 
 def _encoded_result(name: str, make: Callable[[], Any]) -> tuple[BaseException | None, str]:
-    """Returns what `make` raised, if it did, and the message for the others."""
+    """Return what `make` raised, if it did, and the message for the others."""
     try:
         return None, json.dumps({"value": make()})
     except AxcoreError as error:

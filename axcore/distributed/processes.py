@@ -50,7 +50,7 @@ def join_processes(
     limits: TimeLimits = _limits,
     is_hosted: bool = False,
 ) -> None:
-    """Makes this process one of several; call it before anything asks jax for devices.
+    """Make this process one of several; call it before anything asks jax for devices.
 
     Args:
         coordinator: `host:port` of process 0, which all others reach.
@@ -95,7 +95,7 @@ def join_processes(
 
 
 def leave_processes() -> None:
-    """Leaves a run that lost a process; all arrays and programs are gone.
+    """Leave a run that lost a process; all arrays and programs are gone.
 
     No thread may wait for another process any more.
     """
@@ -105,17 +105,17 @@ def leave_processes() -> None:
 
 
 def end_waits() -> None:
-    """Ends every wait for another process with an error; the run can only be left then."""
+    """End every wait for another process with an error; the run can only be left then."""
     end_coordinated_waits()
 
 
 def on_leaving(forget: Callable[[], None]) -> None:
-    """Has a function called when this process leaves its run, to forget what it knew of it."""
+    """Have a function called when this process leaves its run, to forget what it knew of it."""
     _forgotten_on_leaving.append(forget)
 
 
 def process_count() -> int:
-    """Returns how many processes this run has, without starting jax where they were joined.
+    """Return how many processes this run has, without starting jax where they were joined.
 
     Raises:
         ProcessError: jax shows several processes, and nobody joined them.
@@ -133,7 +133,7 @@ def process_count() -> int:
 
 
 def process_index() -> int:
-    """Returns which of them this one is, from 0."""
+    """Return which of them this one is, from 0."""
     return 0 if _joined() is None else int(distributed_state().process_id)
 
 
@@ -143,12 +143,12 @@ def is_process_zero() -> bool:
 
 
 def shard_for_process(items: list[T]) -> list[T]:
-    """Returns this process's part of some work: every item is exactly one process's."""
+    """Return this process's part of some work: every item is exactly one process's."""
     return items[process_index() :: process_count()]
 
 
 def exit_process(exit_code: int) -> NoReturn:
-    """Ends this process; one of several does not wait for the others, which it would hold up."""
+    """End this process; one of several does not wait for the others, which it would hold up."""
     if _joined() is not None:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -157,7 +157,7 @@ def exit_process(exit_code: int) -> NoReturn:
 
 
 def reachable_host() -> str:
-    """Returns the address at which the other processes of the run reach this one's host."""
+    """Return the address at which the other processes of the run reach this one's host."""
     if _joined() is None:
         return "localhost"
     host, port = split_address(distributed_state().coordinator_address)
@@ -170,12 +170,12 @@ def reachable_host() -> str:
 
 
 def time_limits() -> TimeLimits:
-    """Returns how long processes of this run wait for one another."""
+    """Return how long processes of this run wait for one another."""
     return _limits
 
 
 def coordination_client() -> Any:
-    """Returns the client of jax's coordination service.
+    """Return the client of jax's coordination service.
 
     Differs: jax has no public way to it; Orbax takes this one, too.
     """
@@ -185,7 +185,7 @@ def coordination_client() -> Any:
 
 
 def _joined() -> Any:
-    """Returns the client, None where this process joined nobody."""
+    """Return the client, None where this process joined nobody."""
     return distributed_state().client
 
 
@@ -195,7 +195,7 @@ _SIGNS = ("Connection reset by peer", "Connection closed by peer", "Broken pipe"
 
 @contextlib.contextmanager
 def naming_lost_processes() -> Iterator[None]:
-    """Makes the error of a collective that lost a peer one that says so.
+    """Make the error of a collective that lost a peer one that says so.
 
     Raises:
         ProcessError: Another process of the run was lost.

@@ -26,7 +26,7 @@ class ProcessStart:
     Args:
         command: Program and arguments.
         environment: All its variables.
-        can_wait: Whether the program can be started ahead as a spare, which waits for its turn.
+        can_wait: Whether the program can be started ahead as a standby worker, which waits for its turn.
     """
 
     command: tuple[str, ...]
@@ -40,7 +40,7 @@ class Child:
     def __init__(
         self, start: ProcessStart, index: int, mark: str, pass_fds: Sequence[int] = ()
     ) -> None:
-        """Starts the process in a session of its own, out of reach of the terminal's signals."""
+        """Start the process in a session of its own, out of reach of the terminal's signals."""
         self.index = index
         self.error_tail: collections.deque[str] = collections.deque(maxlen=_TAIL_LINES)
         self._process = subprocess.Popen(
@@ -65,26 +65,26 @@ class Child:
             reader.start()
 
     def exit_code(self) -> int | None:
-        """Returns how it ended, minus the signal where that ended it; None while it lives."""
+        """Return how it ended, minus the signal where that ended it; None while it lives."""
         return self._process.poll()
 
     def wait(self, timeout_s: float) -> bool:
-        """Returns whether it ends within the time."""
+        """Return whether it ends within the time."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout_s)
         return self.exit_code() is not None
 
     def send(self, number: int) -> None:
-        """Sends a signal to the process, if it lives."""
+        """Send a signal to the process, if it lives."""
         self._process.send_signal(number)
 
     def kill(self) -> None:
-        """Kills the process and all that it started, also where itself has ended."""
+        """Kill the process and all that it started, also where itself has ended."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
 
     def end(self) -> None:
-        """Kills the process and all that it started, and reads its output to the end."""
+        """Kill the process and all that it started, and read its output to the end."""
         self.kill()
         self._process.wait()
         for reader in self._readers:
@@ -115,7 +115,7 @@ class StopRequests:
             signal.signal(number, handler)
 
     def reach(self, children: Sequence[Child]) -> None:
-        """Names the children that get the signals from now on."""
+        """Name the children that get the signals from now on."""
         self._children = children
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
@@ -126,7 +126,7 @@ class StopRequests:
 
 
 def first_failure(children: Iterable[Child]) -> Child | None:
-    """Returns the child that failed first, as far as can be seen from how each ended."""
+    """Return the child that failed first, as far as can be seen from how each ended."""
     failed = [child for child in children if child.exit_code()]
     return min(failed, key=lambda child: _rank(child.exit_code()), default=None)
 
@@ -140,7 +140,7 @@ def _rank(code: int | None) -> int:
 
 
 def shell_exit_code(code: int) -> int:
-    """Returns how a process ended as a shell reports it: 128 + N where signal N ended it."""
+    """Return how a process ended as a shell reports it: 128 + N where signal N ended it."""
     return 128 - code if code < 0 else code
 
 

@@ -62,11 +62,11 @@ class CorruptionCheck(Guard):
         self._checker: _Checker | None = None
 
     def on_start(self, trainer: "Trainer", directory: Path) -> None:
-        """Compiles the fingerprint, and warns where there is nothing to compare."""
+        """Compile the fingerprint, and warn where there is nothing to compare."""
         self._checker = _Checker(trainer.compiler.abstract_state().model, trainer.mesh, directory)
 
     def on_state(self, step: int, state: TrainState) -> TrainState:
-        """Checks the state where it is due.
+        """Check the state where it is due.
 
         Raises:
             CorruptionError: Replicas differ, and a device of this process may be wrong.
@@ -77,7 +77,7 @@ class CorruptionCheck(Guard):
         return state
 
     def on_save(self, step: int, state: TrainState) -> None:
-        """Checks a state before it is saved.
+        """Check a state before it is saved.
 
         Raises:
             CorruptionError: Replicas differ, and a device of this process may be wrong.
@@ -136,7 +136,7 @@ class _Checker:
             )
 
     def check(self, step: int, model: Any) -> None:
-        """Raises where replicas differ, and do so when looked at again."""
+        """Raise where replicas differ, and do so when looked at again."""
         if step == self._checked or not self._groups:
             return
         found = disagreements(self._groups, self._everywhere(model))
@@ -197,7 +197,7 @@ class _Checker:
         return f"device {' and device '.join(each)}"
 
     def _computing_wrongly(self, found: list[Disagreement], model: Any) -> list[int]:
-        """Returns the suspects whose fingerprint of their own bits is not the host's."""
+        """Return the suspects whose fingerprint of their own bits is not the host's."""
         sums, leaves = self._fingerprints(model), jax.tree.leaves(model)
         own = [
             shard.device.id
@@ -221,7 +221,7 @@ def _verdict(wrong: list[int], shown: Any) -> str:
 
 
 def replicas_of(tree: Any) -> list[Replicas]:
-    """Returns every group of two devices or more that hold the same part of a leaf."""
+    """Return every group of two devices or more that hold the same part of a leaf."""
     return [one for at, leaf in enumerate(jax.tree.leaves(tree)) for one in _groups(at, leaf)]
 
 
@@ -233,7 +233,7 @@ def _groups(at: int, leaf: Any) -> Iterator[Replicas]:
 
 
 def disagreements(groups: Sequence[Replicas], fingerprints: Fingerprints) -> list[Disagreement]:
-    """Returns the groups whose devices do not all have one fingerprint.
+    """Return the groups whose devices do not all have one fingerprint.
 
     The fingerprint of more than half is right.
     """
@@ -246,6 +246,13 @@ def _odd(devices: Sequence[int], sums: Sequence[int]) -> tuple[int, ...]:
     if 2 * count <= len(sums):
         return tuple(devices)
     return tuple(device for device, one in zip(devices, sums, strict=True) if one != common)
+
+
+# -- Fingerprints ----------------------------------------------------------------------------------
+#
+# A fingerprint is the sum, modulo 2**32, of a hash of each element's bits and its index in the
+# whole array. A changed element changes it for certain, several do but for a chance of 2**-32. The
+# sum over an array's distinct shards does not depend on the sharding.
 
 
 class Fingerprinter:
@@ -277,7 +284,7 @@ class Fingerprinter:
         self._program = jax.jit(mapped).lower(*leaves).compile()
 
     def __call__(self, tree: Any) -> Fingerprints:
-        """Returns the fingerprints of the shards on this process's devices; waits for them."""
+        """Return the fingerprints of the shards on this process's devices; wait for them."""
         rows = self._program(*jax.tree.leaves(tree))
         return {
             shard.device.id: tuple(np.asarray(shard.data)[0].tolist())
@@ -286,7 +293,7 @@ class Fingerprinter:
 
 
 def _offsets(shape: Shape, spec: jax.P) -> list[UInt32[Array, ""]]:
-    """Returns where this device's shard begins in each dimension."""
+    """Return where this device's shard begins in each dimension."""
     padded = (*spec, *(None for _ in shape[len(spec) :]))
     return [np.uint32(size) * _shard_index(axes) for size, axes in zip(shape, padded, strict=True)]
 
@@ -310,7 +317,7 @@ def _fingerprint(shard: Array, shape: Shape, offsets: list[UInt32[Array, ""]]) -
 
 
 def _words(x: Array) -> UInt32[Array, "..."]:
-    """Returns the bits of each element; the halves of one of 64 bits are joined."""
+    """Return the bits of each element; the halves of one of 64 bits are joined."""
     if x.dtype == jnp.bool_:
         return x.astype(jnp.uint32)
     if (bits := _bits(x.dtype)) <= 32:
@@ -326,7 +333,7 @@ def _bits(dtype: Any) -> int:
 
 
 def _mixed(x: Any) -> Any:
-    """Returns a bijection of 32-bit numbers, of jax or of numpy, without pattern.
+    """Return a bijection of 32-bit numbers, of jax or of numpy, without pattern.
 
     Source: Appleby 2011, MurmurHash3, the finaliser of 32 bits.
     """
@@ -339,7 +346,7 @@ def _mixed(x: Any) -> Any:
 
 
 def fingerprint_on_host(shard: NDArray[Any], shape: Shape, index: tuple[slice, ...]) -> int:
-    """Returns the fingerprint of a shard's bits as numpy computes it.
+    """Return the fingerprint of a shard's bits as numpy computes it.
 
     Args:
         shard: Copied from a device.

@@ -3,6 +3,8 @@
 events.jsonl    {"time": UTC, "event": name, "process": index or "supervisor", ...} in each line
 
 Every line is one write to the end of the file, so that processes never mix theirs.
+
+`RunLog` is the log of a supervisor, whose trainers have yet to make the run directory.
 """
 
 import json
@@ -45,7 +47,7 @@ class EventLog:
     process: Process
 
     def write(self, event: str, **values: Any) -> None:
-        """Appends one event; where the disk refuses it, it warns, and the run resumes."""
+        """Append one event; where the disk refuses it, it warns, and the run resumes."""
         line = {"time": utc_now(), "event": event, "process": self.process, **values}
         try:
             _append(self.directory / EVENTS_NAME, json.dumps(line).encode() + b"\n")
@@ -67,7 +69,7 @@ class LoggedEvents:
 
 
 def read_events(directory: Path | str) -> LoggedEvents:
-    """Returns the events of a run; none where it has no log."""
+    """Return the events of a run; none where it has no log."""
     path = Path(directory) / EVENTS_NAME
     try:
         lines = read_regular(path).splitlines()
@@ -95,19 +97,19 @@ class RunLog:
         self._kept: list[tuple[str, dict[str, Any]]] = []
 
     def write(self, event: str, **values: Any) -> None:
-        """Writes an event, now or when the directory is there, with the time of now."""
+        """Write an event, now or when the directory is there, with the time of now."""
         self._kept.append((event, {"time": utc_now(), **values}))
         self.flush()
 
     def flush(self) -> None:
-        """Writes what is kept, if the directory is there."""
+        """Write what is kept, if the directory is there."""
         if self._kept and self._is_claimed():
             for event, values in self._kept:
                 self._log.write(event, **values)
             self._kept.clear()
 
     def keep_stacks(self, stacks: Sequence[str]) -> str | None:
-        """Writes a file for each process, and returns their folder; None where there is no run."""
+        """Write a file for each process, and return their folder; None where there is no run."""
         if not self._is_claimed():
             return None
         folder = self._directory / HANGS_NAME / f"{datetime.now(UTC):%Y%m%dT%H%M%S%f}"
@@ -122,7 +124,7 @@ class RunLog:
 
 
 def utc_now() -> str:
-    """Returns the time as events show it: ISO, UTC, to the millisecond."""
+    """Return the time as events show it: ISO, UTC, to the millisecond."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 

@@ -30,7 +30,7 @@ class Goodput:
     def __init__(
         self, started: float | None = None, *, clock: Callable[[], float] = time.time
     ) -> None:
-        """Begins the ledger.
+        """Begin the ledger.
 
         Args:
             started: When the job's time begins, since the epoch; by default now.
@@ -42,7 +42,7 @@ class Goodput:
         self.ledger = Ledger(clock() if started is None else started)
 
     def __call__(self, event: Event) -> None:
-        """Spends the time until now on its label, and writes the file where it is due."""
+        """Spend the time until now on its label, and write the file where it is due."""
         now = self._clock()
         self._take(event, now)
         is_report = isinstance(event, RunStarted | StepsDone | RunFinished)
@@ -81,7 +81,7 @@ class Goodput:
 
 
 def _death(directory: Path, since: float) -> tuple[float, Label] | None:
-    """Returns when the processes before these ended and what they had been doing, if known."""
+    """Return when the processes before these ended and what they had been doing, if known."""
     for event in reversed(read_events(directory).events):
         when = datetime.fromisoformat(event["time"]).timestamp()
         if when <= since:
@@ -92,7 +92,7 @@ def _death(directory: Path, since: float) -> tuple[float, Label] | None:
 
 
 def process_start() -> float:
-    """Returns when this process started, since the epoch; now, where the system does not say."""
+    """Return when this process started, since the epoch; now, where the system does not say."""
     try:
         fields = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     except OSError:

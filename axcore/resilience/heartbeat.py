@@ -39,12 +39,12 @@ class Beat:
     phase: str = "start"
 
     def line(self) -> bytes:
-        """Returns the beat as the pipe carries it."""
+        """Return the beat as the pipe carries it."""
         return f"{self.step} {self.phase}\n".encode()
 
     @classmethod
     def read(cls, line: bytes) -> "Beat":
-        """Returns the beat of a line."""
+        """Return the beat of a line."""
         step, _, phase = line.decode().partition(" ")
         return cls(int(step), phase.strip())
 
@@ -61,7 +61,7 @@ class Heartbeat:
         threading.Thread(target=self._repeat, name="heartbeat", daemon=True).start()
 
     def report(self, *, step: int | None = None, phase: str | None = None) -> None:
-        """Says what this process does from now on."""
+        """Say what this process does from now on."""
         old = self._beat
         self._beat = Beat(old.step if step is None else step, phase or old.phase)
         if self._beat != old:
@@ -82,7 +82,7 @@ class Heartbeat:
 
 
 def connect_heartbeat(environment: MutableMapping[str, str] = os.environ) -> Heartbeat | None:
-    """Returns the heartbeat of a supervised process, None where nobody supervises it.
+    """Return the heartbeat of a supervised process, None where nobody supervises it.
 
     The process dies with its supervisor from here on. The variable is taken out of the environment:
     it is not for processes that this one starts.
@@ -98,7 +98,7 @@ def connect_heartbeat(environment: MutableMapping[str, str] = os.environ) -> Hea
 
 
 def _die_with(supervisor: int) -> None:
-    """Asks the kernel to kill this process when its supervisor ends; the pipe serves elsewhere."""
+    """Ask the kernel to kill this process when its supervisor ends; the pipe serves elsewhere."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != supervisor:
@@ -106,7 +106,7 @@ def _die_with(supervisor: int) -> None:
 
 
 def _end_without_supervisor() -> NoReturn:
-    """Ends this process at once, with all that it started where it leads a group of its own."""
+    """End this process at once, with all that it started where it leads a group of its own."""
     if os.getpgrp() == os.getpid():
         os.killpg(os.getpid(), signal.SIGKILL)
     os._exit(128 + signal.SIGKILL)

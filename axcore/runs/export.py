@@ -1,4 +1,4 @@
-"""Runs from published models, and published models from runs."""
+"""Make runs of published models, and published models or GGUF files of runs."""
 
 import json
 import math
@@ -63,7 +63,7 @@ def import_run(
     base: Path | str | None = None,
     allow_unknown_fields: bool = False,
 ) -> Run:
-    """Makes a run of a published model: to generate from, to evaluate, to export. Returns it.
+    """Make a run of a published model: to generate from, to evaluate, to export. Returns it.
 
     Args:
         folder: Holds the published model, or adapters of one.
@@ -102,7 +102,7 @@ def open_published(
     on_host: bool = False,
     allow_unknown_fields: bool = False,
 ) -> tuple[Trainer, Any]:
-    """Returns the trainer of a published model, and the model's state; nothing is written.
+    """Return the trainer of a published model, and the model's state; nothing is written.
 
     Args:
         folder: Holds the published model, or adapters of one.
@@ -139,7 +139,7 @@ def open_published(
 
 
 def _source(folder: Path, base: Path | str | None) -> HuggingFace.Config:
-    """Returns where a folder's weights are: its own, or its adapters' and their model's.
+    """Return where a folder's weights are: its own, or its adapters' and their model's.
 
     Raises:
         CheckpointError: Adapters name no folder as their model, or a model has a base.
@@ -164,7 +164,7 @@ def _source(folder: Path, base: Path | str | None) -> HuggingFace.Config:
 
 
 def _with_adapters(cfg: Any, source: HuggingFace.Config, *, is_dtype_named: bool) -> Any:
-    """Returns a config whose model has the adapters of a source, and trains nothing else."""
+    """Return a config whose model has the adapters of a source, and trains nothing else."""
     found = read_corrections(str(source.adapters), cfg.model)
     wide = found.dtypes - {"float32", "float16", "bfloat16"}
     if wide and not is_dtype_named:
@@ -194,7 +194,7 @@ def export_run(
     max_shard_bytes: int = DEFAULT_SHARD_BYTES,
     merged: bool = False,
 ) -> str:
-    """Writes the model of a run as a published one, or its adapters; returns what it has written.
+    """Write the model of a run as a published one, or its adapters; return what it has written.
 
     Args:
         run: The run.
@@ -249,7 +249,7 @@ def export_run(
 
 
 def _with_published(cfg: Any, source: Any) -> Any:
-    """Returns a model's config with the published model that its weights began as, if it is known.
+    """Return a model's config with the published model that its weights began as, if it is known.
 
     A model that was built here, and then began with published weights, does not hold that itself.
     """
@@ -268,7 +268,7 @@ def _with_published(cfg: Any, source: Any) -> Any:
 
 
 def merged_model(cfg: Any, state: Any) -> tuple[Any, Any]:
-    """Returns config and state of a model with its adapters added to its weights.
+    """Return config and state of a model with its adapters added to its weights.
 
     Raises:
         ConfigError: It has none.
@@ -280,7 +280,7 @@ def merged_model(cfg: Any, state: Any) -> tuple[Any, Any]:
 
 
 def published_tokenizer(published: PublishedModel) -> Tokenizer.Config:
-    """Returns the config of the tokenizer in a folder.
+    """Return the config of the tokenizer in a folder.
 
     Where there is none, and the vocabulary has the size of that of bytes, it is that.
     """
@@ -305,7 +305,7 @@ def published_tokenizer(published: PublishedModel) -> Tokenizer.Config:
 
 
 def _pieces(folder: Path) -> Tokenizer.Config:
-    """Returns the config of a folder's SentencePiece model, if that is all of its tokenizer."""
+    """Return the config of a folder's SentencePiece model, if that is all of its tokenizer."""
     cfg = SentencePieceTokenizer.Config(path=str(folder / PIECES))
     added = (folder / ADDED).is_file() or set(published_end_ids(folder)) - set(cfg.build().end_ids)
     if added:
@@ -318,7 +318,7 @@ def _pieces(folder: Path) -> Tokenizer.Config:
 
 
 def _token_ids(tokenizer: Any) -> dict[str, Any]:
-    """Returns the numbers that a published model's files name, those that end a text as a list."""
+    """Return the numbers that a published model's files name, those that end a text as a list."""
     ids = {f"{name}_token_id": getattr(tokenizer, f"{name}_id", None) for name in _TOKENS}
     if ids["pad_token_id"] == ids["eos_token_id"]:
         del ids["pad_token_id"]  # transformers would train that token no more
@@ -357,7 +357,7 @@ def _rendered(content: dict[str, Any]) -> bytes:
 def export_gguf(
     run: Run, path: Path | str, *, dtype: GGUFType | None = None, merged: bool = False
 ) -> str:
-    """Writes the model of a run and its tokenizer as one GGUF file; returns what it has written.
+    """Write the model of a run and its tokenizer as one GGUF file; return what it has written.
 
     Args:
         run: The run.

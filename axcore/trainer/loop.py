@@ -198,7 +198,7 @@ class TrainLoop:
             check_saved_steps(self.directory, saved, self.checkpointer.directory)
             self._restore(at_or_before=max(saved, default=None))
         if self.snapshots.is_on:
-            self.snapshots.forget_after(self.step)
+            self.snapshots.delete_after(self.step)
 
     def _resume_from_snapshot(self) -> bool:
         """Resumes from the newest state in host memory, if it is newer than all checkpoints."""
@@ -219,11 +219,11 @@ class TrainLoop:
 
     def _rewind(self, step: int) -> None:
         """Makes a checkpoint the newest one."""
-        self.checkpointer.rewind(step)
+        self.checkpointer.reset_to(step)
         self.rewinds += 1
         self._record_saved(step)
         if self.snapshots.is_on:
-            self.snapshots.forget(self.rewinds)
+            self.snapshots.delete_all(self.rewinds)
 
     def _restore(self, *, step: int | None = None, at_or_before: int | None = None) -> None:
         """Makes a checkpoint the present state, or the first state where none is named.

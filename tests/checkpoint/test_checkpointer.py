@@ -214,7 +214,7 @@ def test_all_steps_are_kept_without_a_limit(tmp_path):
     assert checkpoints.steps() == (0, 1, 2, 3, 4)
 
 
-def test_steps_of_a_history_that_ended_are_set_aside_not_deleted(tmp_path):
+def test_steps_of_a_history_that_ended_are_quarantined_not_deleted(tmp_path):
     with open_checkpoints(tmp_path) as first:
         for step in (1, 2, 3):
             first.save(step, small_state(step))
@@ -225,9 +225,9 @@ def test_steps_of_a_history_that_ended_are_set_aside_not_deleted(tmp_path):
         second.wait()
         assert second.steps() == (1, 2)
         assert_same_bits(second.restore(describe(small_state())).state, small_state(20))
-    assert (tmp_path / "step_00000003.aside" / "manifest.json").is_file()
+    assert (tmp_path / "step_00000003.quarantined" / "manifest.json").is_file()
     (tmp_path / "step_00000002").rename(tmp_path / "elsewhere")
-    (tmp_path / "step_00000002.aside").rename(tmp_path / "step_00000002")
+    (tmp_path / "step_00000002.quarantined").rename(tmp_path / "step_00000002")
     assert_same_bits(second.restore(describe(small_state()), step=2).state, small_state(2))
 
 

@@ -38,7 +38,7 @@ NUM_ROWS = 15
 
 
 def report_page(report: Report) -> str:
-    """Returns the page."""
+    """Return the page."""
     name = f"{escape(report.experiment)} on {escape(report.target)}"
     state = {True: "yes", False: "no", None: "unknown"}[report.fits]
     parts = (
@@ -133,7 +133,7 @@ def _time(report: Report, time: StepTime) -> Iterator[str]:
 
 
 def _compute(time: StepTime) -> tuple[tuple[str, float | None], ...]:
-    """Returns what the compiler wrote; of a roofline, by what it is bound."""
+    """Return what the compiler wrote; of a roofline, by what it is bound."""
     if time.source == "cycles" or time.compute_s is None or time.products_s is None:
         return (("compute", time.compute_s),)
     return (("products", time.products_s), ("moving bytes", time.compute_s - time.products_s))
@@ -195,7 +195,7 @@ def _kernels(report: Report) -> Iterator[str]:
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: int) -> str:
-    """Returns a table whose first columns are numbers, without those that nobody knows."""
+    """Return a table whose first columns are numbers, without those that nobody knows."""
 
     numbers -= sum(all(row[at] == UNKNOWN for row in rows) for at in range(numbers))
     header, rows = without_unknown(header, rows)
@@ -229,7 +229,7 @@ class Bar:
 
 
 def stacked(parts: Sequence[Bar], *, limit: float | None, show: Callable[[float], str]) -> str:
-    """Returns one bar of all parts side by side, over a legend.
+    """Return one bar of all parts side by side, over a legend.
 
     Args:
         parts: From left to right.
@@ -264,7 +264,7 @@ def stacked(parts: Sequence[Bar], *, limit: float | None, show: Callable[[float]
 
 
 def bars(parts: Sequence[Bar], *, show: Callable[[float], str]) -> str:
-    """Returns one bar a part, below one another, each with its name and size."""
+    """Return one bar a part, below one another, each with its name and size."""
     most = max((part.size for part in parts), default=0.0) or 1.0
     room = WIDTH - LABEL_WIDTH - 90
     drawn = []

@@ -1,4 +1,7 @@
-"""Compiling what an engine runs in this process, and reading it."""
+"""Compile what an engine runs in this process, and read its costs off the compiled programs.
+
+`ServingPrograms` lowers them for devices that need not exist.
+"""
 
 import math
 import time
@@ -62,7 +65,7 @@ DRAWING = ("draw_many", "advance")
 def measure_serving(
     cfg: Any, hardware: Hardware, target: AotTarget, load: ServingLoad, *, experiment: str
 ) -> ServingReport:
-    """Returns the report of a trainer's config that serves.
+    """Return the report of a trainer's config that serves.
 
     Args:
         cfg: The trainer's config.
@@ -188,7 +191,7 @@ class ServingPrograms:
         return dict(wanted_compiler_options(self.hardware, serves=True)) or None
 
     def token_keys(self, rows: int) -> tuple[Key, ...]:
-        """Returns the programs that draw `tokens_per_call` tokens of rows, the likeliest ones."""
+        """Return the programs that draw `tokens_per_call` tokens of rows, the likeliest ones."""
         if self.tokens_per_call > 1:
             return (("draw_many", rows, self.tokens_per_call, self._kind),)
         return ("advance", rows), ("draw", rows, self._kind)
@@ -209,15 +212,15 @@ class ServingPrograms:
         return *read, ("draw", self._shapes.read_rows(1, self.pieces[-1]), self._kind)
 
     def weight_bytes(self) -> int:
-        """Returns the bytes of weights on a device."""
+        """Return the bytes of weights on a device."""
         return bytes_on_a_device(self._served.conversion.abstract)
 
     def drawing_bytes(self) -> int:
-        """Returns the bytes on a device of what slots draw by."""
+        """Return the bytes on a device of what slots draw by."""
         return bytes_on_a_device([self._held[name] for name in ("memory", "sampling", "allowed")])
 
     def cache_bytes(self) -> tuple[int, int]:
-        """Returns the bytes on a device that caches keep of a row, and besides of a page."""
+        """Return the bytes on a device that caches keep of a row, and besides of a page."""
         if self.room.pages is None:
             return self._served.cache_bytes // self.room.num_rows, 0
         size = self.room.pages.page_size
@@ -230,11 +233,11 @@ class ServingPrograms:
         return (2 * one - two) // self.room.num_rows, two - one
 
     def all_cache_bytes(self) -> int:
-        """Returns the bytes of all caches of the engine on a device."""
+        """Return the bytes of all caches of the engine on a device."""
         return self._served.cache_bytes
 
     def lowered(self, key: Key) -> ServingProgram:
-        """Returns the program of a key."""
+        """Return the program of a key."""
         name, *sizes = key
         places = {"caches": self._placed_caches, "memory": self._whole}
         with recording_plan() as recording, use_policy(self._policy):
@@ -286,7 +289,7 @@ class ServingPrograms:
 
 
 def program_bytes(keys: tuple[Key, ...], costs: Mapping[Key, CallCost]) -> int:
-    """Returns what all programs of an engine take.
+    """Return what all programs of an engine take.
 
     One that runs the model and was not compiled counts as the largest of its kind that was; those
     that do not run it are small, and count as nothing.
@@ -311,7 +314,7 @@ class _Measured:
         self.compile_s = 0.0
 
     def token(self, rows: int) -> CallCost:
-        """Returns what a token of each row takes while no text is read."""
+        """Return what a token of each row takes while no text is read."""
         keys = self._programs.token_keys(rows)
         return shared_evenly(
             sum_of_calls([self._cost(key) for key in keys], rows=rows),
@@ -319,7 +322,7 @@ class _Measured:
         )
 
     def first_token(self, beside: int, decode: Mapping[int, CallCost]) -> FirstToken:
-        """Returns what the first token after a prompt takes beside rows that draw."""
+        """Return what the first token after a prompt takes beside rows that draw."""
         pieces = self._programs.pieces
         costs = [self._cost(key) for key in self._programs.reading_keys]
         waits_s: float | None = 0.0

@@ -1,6 +1,6 @@
 """What kernels there are for a call, each with the reason why it cannot serve, if it cannot.
 
-Nothing here looks at devices or arrays, so every answer can be had for hardware that is not here.
+Nothing here looks at devices or arrays, so every answer can be had for hardware you do not have.
 """
 
 from collections.abc import Iterator, Sequence

@@ -6,30 +6,32 @@ Written by `python -m axcore.plugins.generate`.
 from axcore.hardware.families import HardwareFamily
 from axcore.hardware.mesh_rules import MeshRule
 from axcore.plugins.hooks import HookDecorator, HookTable
-from axcore.plugins.records.hardware import AotTarget
-from axcore.plugins.records.hardware import CompilerOptions
-from axcore.plugins.records.hardware import EnvironmentFlags
-from axcore.plugins.records.kernels import Kernel
-from axcore.plugins.records.kernels import Op
-from axcore.plugins.records.kernels import QuantizationScheme
-from axcore.plugins.records.models import AdapterFormat
-from axcore.plugins.records.models import Feature
-from axcore.plugins.records.models import HuggingFaceFamily
-from axcore.plugins.records.models import LayerVariant
-from axcore.plugins.records.models import Modifier
-from axcore.plugins.records.models import RopeScaling
-from axcore.plugins.records.runs import CheckpointStorage
-from axcore.plugins.records.runs import Command
-from axcore.plugins.records.runs import DoctorCheck
-from axcore.plugins.records.runs import JobLauncher
-from axcore.plugins.records.runs import MetricWriter
-from axcore.plugins.records.runs import RunObserver
-from axcore.plugins.records.training import DataSource
-from axcore.plugins.records.training import DataTokenizer
-from axcore.plugins.records.training import DataTransform
-from axcore.plugins.records.training import EvaluationTask
-from axcore.plugins.records.training import Experiment
-from axcore.plugins.records.training import TrainingTask
+from axcore.plugins.records.hardware import AotTarget, CompilerOptions, EnvironmentFlags
+from axcore.plugins.records.kernels import Kernel, Op, QuantizationScheme
+from axcore.plugins.records.models import (
+    AdapterFormat,
+    Feature,
+    HuggingFaceFamily,
+    LayerVariant,
+    Modifier,
+    RopeScaling,
+)
+from axcore.plugins.records.runs import (
+    CheckpointStorage,
+    Command,
+    DoctorCheck,
+    JobLauncher,
+    MetricWriter,
+    RunObserver,
+)
+from axcore.plugins.records.training import (
+    DataSource,
+    DataTokenizer,
+    DataTransform,
+    EvaluationTask,
+    Experiment,
+    TrainingTask,
+)
 
 __all__ = [
     "AdapterFormat",

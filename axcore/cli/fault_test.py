@@ -1,4 +1,4 @@
-"""`axcore rehearse`: train with the faults of a plan, and see what becomes of the run."""
+"""`axcore fault-test`: train with the faults of a plan, and report what happened to the run."""
 
 import subprocess
 import sys
@@ -23,12 +23,12 @@ _FIELDS_OF_ALL = ("time", "event", "process", "key", "pids")
 @click.command()
 @options.experiment
 @click.option("--faults", "plan", metavar="FILE", required=True, help="A fault plan, JSON or YAML.")
-@click.option("--dir", "directory", metavar="DIR", help="By default runs/EXPERIMENT-rehearsal.")
+@click.option("--dir", "directory", metavar="DIR", help="By default runs/EXPERIMENT-fault-test.")
 @click.option("-n", "--processes", default=1, show_default=True, help="All on this machine.")
 @options.modify
 @options.overrides
 @options.target
-def rehearse(
+def fault_test(
     experiment: str,
     plan: str,
     directory: str | None,
@@ -42,7 +42,7 @@ def rehearse(
     The exit code is that of the run.
     """
     plugin_host().require_healthy()
-    run = Path(directory or f"runs/{Path(experiment).stem}-rehearsal")
+    run = Path(directory or f"runs/{Path(experiment).stem}-fault-test")
     file = run.with_name(f"{run.name}.yaml")
     options.write_output(file, to_yaml(_with_plan(experiment, plan, changes, overrides)))
     words = ["launch", "local", str(file), "-n", str(processes), "--supervise", f"--dir={run}"]

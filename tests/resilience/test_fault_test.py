@@ -1,4 +1,4 @@
-"""`axcore rehearse`: faults of a plan strike a real run, and the report says what became of it."""
+"""`axcore fault-test`: faults of a plan are triggered in a real run, and the report says what became of it."""
 
 import subprocess
 import sys
@@ -8,7 +8,7 @@ from click.testing import CliRunner
 from guarded_run import guarded_config
 from quick_flags import quick_environment
 
-from axcore.cli.rehearse import rehearse
+from axcore.cli.fault_test import fault_test
 from axcore.config import to_yaml
 from axcore.errors import ConfigError
 from axcore.resilience.faults import FaultPlan, PoisonBatch, Signal
@@ -23,7 +23,7 @@ def experiment(tmp_path):
 
 def test_a_file_that_holds_no_plan_is_refused(tmp_path, experiment):
     arguments = [str(experiment), f"--faults={experiment}", f"--dir={tmp_path / 'run'}"]
-    ran = CliRunner().invoke(rehearse, arguments)
+    ran = CliRunner().invoke(fault_test, arguments)
     assert isinstance(ran.exception, ConfigError)
     assert "the file holds a Trainer.Config; expected a FaultPlan.Config" in ran.exception.what
 
@@ -34,7 +34,7 @@ def test_a_run_that_a_fault_kills_is_started_again_and_the_report_says_so(tmp_pa
     faults = (Signal(at_step=6, signal="SIGKILL"), PoisonBatch(at_step=7))
     plan.write_text(to_yaml(FaultPlan.Config(faults=faults)))
     ran = subprocess.run(
-        [sys.executable, "-m", "axcore", "rehearse", str(experiment)]
+        [sys.executable, "-m", "axcore", "fault-test", str(experiment)]
         + [f"--faults={plan}", f"--dir={tmp_path / 'run'}"],
         env=quick_environment(),
         capture_output=True,
