@@ -43,7 +43,7 @@ class ReportCache:
 
     def find(self, request: str, environment: Mapping[str, str]) -> dict[str, Any] | None:
         """Return the answer to a request, if it still holds; warn where it cannot be read."""
-        from axcore.trainer.kept_steps import versions_of
+        from axcore.trainer.compile import versions_of
 
         path = self._path(request, environment)
         if not path.exists():

@@ -20,7 +20,7 @@ from axcore.config.json_files import parse_json
 from axcore.errors import AxcoreError
 from axcore.plugins import Hardware
 from axcore.trainer import ResolvedConfig
-from axcore.trainer.kept_steps import files_of_modules, versions_of
+from axcore.trainer.compile import files_of_modules, versions_of
 
 
 def main(request: str, answer: Path) -> None:

@@ -1,7 +1,7 @@
 """`ObjectSteps`: steps in an object store, which cannot rename; an index makes a step one.
 
 step_00000100-5f0c.../...           the objects of a step, uploaded once and never changed
-step_00000100-5f0c....json          its index, written last: the step is there if and only if this is
+step_00000100-5f0c....json          its index, written last: without it there is no step
 step_00000100-5f0c....good          marks the step as known good
 step_00000100-5f0c....quarantined   makes it a step no more; it is kept for a human to look at
 lock/00000003                       who writes here

@@ -1,7 +1,7 @@
 """Peer replicas: a process's part of a state, copied to the memory of another host of the run.
 
 Each process listens on a port of its own. A copy is one line of JSON, the files' bytes, and one
-line back once they are complete there; a line that does not know the process's secret is hung up on.
+line back once they are complete there. A line without the process's secret is hung up on.
 """
 
 import hmac

@@ -1,4 +1,4 @@
-"""`ReplicatedStorage`: steps on a fast disk, each copied to durable storage, and fetched from there.
+"""`ReplicatedStorage`: steps on a fast disk, with a replica of each in durable storage.
 
 A machine's own disk takes a step in less time than a shared file system or an object store does,
 and is lost with the machine. A step counts once it is complete in either; one that is damaged on

@@ -102,7 +102,7 @@ class StepDirectories:
         self.publish(step)
 
     def publish(self, step: int) -> None:
-        """Turn a complete staging directory into a committed step, at once and durably; others stay."""
+        """Commit a complete staging directory, at once and durably; other steps stay."""
         os.rename(self.staging_directory(step), self.path(step))
         sync_path(self.root)
 

@@ -69,8 +69,8 @@ class StepLocation(Protocol):
 class StepStorage(StepLocation, Protocol):
     """What a `CheckpointStorage` record opens.
 
-    Of several processes the first alone calls what changes anything; all ask for `staging_directory` and
-    `path`, so these are paths that all of them share.
+    Of several processes the first alone calls what changes anything; all ask for
+    `staging_directory` and `path`, so these are paths that all of them share.
     """
 
     @property

@@ -58,7 +58,7 @@ def fault_test(
 def _with_plan(
     experiment: str, plan: str, changes: tuple[str, ...], overrides: tuple[str, ...]
 ) -> Any:
-    from axcore.cli.experiment import load_experiment
+    from axcore.experiments.named import load_experiment
     from axcore.resilience.faults import FaultPlan
 
     faults = read_config(Path(plan))

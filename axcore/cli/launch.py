@@ -149,8 +149,8 @@ def check_training(arguments: tuple[str, ...]) -> None:
         PluginError: The target is unknown.
         click.UsageError: An option is none of that command's.
     """
-    from axcore.cli.experiment import load_experiment, load_resolved
     from axcore.cli.train import train
+    from axcore.experiments.named import load_experiment, load_resolved
 
     with train.make_context("axcore train", list(arguments)) as context:
         given: dict[str, Any] = context.params

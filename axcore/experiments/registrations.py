@@ -13,41 +13,14 @@ def experiments() -> Iterator[Experiment]:
         fn=Ref("axcore.experiments.tiny:tiny"),
         summary="0.9M parameters on the bytes of Python's standard library; minutes on a laptop",
     )
-    for name, target, summary in (
-        (
-            "llama2-7b",
-            "axcore.experiments.llama2:llama2_7b",
-            "Llama 2 of 6.7B parameters; batches of 4M tokens",
-        ),
-        (
-            "llama2-70b",
-            "axcore.experiments.llama2:llama2_70b",
-            "Llama 2 of 69B parameters; batches of 4M tokens",
-        ),
-        (
-            "llama3-8b",
-            "axcore.experiments.llama3:llama3_8b",
-            "Llama 3 of 8.0B parameters; batches of 8M tokens",
-        ),
-        (
-            "llama3-70b",
-            "axcore.experiments.llama3:llama3_70b",
-            "Llama 3 of 70.6B parameters; batches of 8M tokens",
-        ),
-        (
-            "mistral-7b",
-            "axcore.experiments.mistral:mistral_7b",
-            "Mistral of 7.2B parameters; batches of 4M tokens",
-        ),
-        (
-            "mixtral-8x7b",
-            "axcore.experiments.mistral:mixtral_8x7b",
-            "Mixtral of 46.7B parameters, 12.9B at work",
-        ),
-        (
-            "qwen2-7b",
-            "axcore.experiments.qwen2:qwen2_7b",
-            "Qwen2 of 7.6B parameters; batches of 4M tokens",
-        ),
+    for name, function, summary in (
+        ("llama2-7b", "llama2_7b", "Llama 2 of 6.7B parameters; batches of 4M tokens"),
+        ("llama2-70b", "llama2_70b", "Llama 2 of 69B parameters; batches of 4M tokens"),
+        ("llama3-8b", "llama3_8b", "Llama 3 of 8.0B parameters; batches of 8M tokens"),
+        ("llama3-70b", "llama3_70b", "Llama 3 of 70.6B parameters; batches of 8M tokens"),
+        ("mistral-7b", "mistral_7b", "Mistral of 7.2B parameters; batches of 4M tokens"),
+        ("mixtral-8x7b", "mixtral_8x7b", "Mixtral of 46.7B parameters, 12.9B at work"),
+        ("qwen2-7b", "qwen2_7b", "Qwen2 of 7.6B parameters; batches of 4M tokens"),
     ):
-        yield Experiment(name=name, fn=Ref(target), summary=summary)
+        fn = Ref(f"axcore.experiments.pretraining:{function}")
+        yield Experiment(name=name, fn=fn, summary=summary)

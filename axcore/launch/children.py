@@ -26,7 +26,7 @@ class ProcessStart:
     Args:
         command: Program and arguments.
         environment: All its variables.
-        can_wait: Whether the program can be started ahead as a standby worker, which waits for its turn.
+        can_wait: Whether the program can be started ahead, as a standby worker that waits for its turn.
     """
 
     command: tuple[str, ...]

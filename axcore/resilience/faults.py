@@ -83,7 +83,8 @@ class Fault:
         if self.process is not None and self.process >= process_count():
             # No error: a run continues with fewer processes where one is left out.
             warnings.warn(
-                f"a fault is set for process {self.process}, and there are {process_count()}, from 0",
+                f"a fault is set for process {self.process}, "
+                f"and there are {process_count()}, from 0",
                 stacklevel=2,
             )
 

@@ -112,10 +112,11 @@ class EscalationLevel:
 
 @config
 class Policy:
-    """Maps causes to escalations of answers; where all levels of an escalation are spent, the run stops.
+    """An escalation of answers for each cause; where all levels of one are spent, the run stops.
 
     Args:
-        escalation: Answers by cause, the first that has some left; a cause without one stops the run.
+        escalation: Answers by cause, the first that has some left; a cause without one stops the
+            run.
         window_s: Answers older than this no longer count.
         attempts_at_one_step: A run that fails so often at one step, and never came further, stops.
         shrink_to: Least number of processes with which a run continues where one that keeps failing

@@ -255,7 +255,7 @@ class StandbyWorkers:
 
 
 class StandbyControl:
-    """When a process may begin; at once, and once only, where it is not a standby worker."""
+    """When a process may begin its attempt; at once, and once only, where it is no standby worker."""
 
     def __init__(
         self,
@@ -282,7 +282,7 @@ class StandbyControl:
     def wait(
         self, imports: Callable[[], None], on_leave: Callable[[], None] = lambda: None
     ) -> float | None:
-        """Return when the first turn came, since the epoch; None at once where this is not a standby worker.
+        """Return when the first turn came, since the epoch; None at once for any other process.
 
         Args:
             imports: Imports what a trainer needs, and starts no devices.

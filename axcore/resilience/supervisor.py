@@ -97,7 +97,8 @@ class Supervisor:
     def _leave_out(self, process: int, reason: str) -> str:
         """Let the next attempt have one process less; return what that is called."""
         self._left_out += 1
-        self._standby_workers.close()  # they took the number of processes into account at their start
+        # They took the number of processes into account when they started.
+        self._standby_workers.close()
         processes = self._processes - 1
         self._log.write("left_out", left_out=process, processes=processes, reason=reason)
         return f"the run continues without process {process}, with {processes} in all"

@@ -42,7 +42,7 @@ from axcore.progress import working
 from axcore.runs.run import ANY_DEVICES, Run
 from axcore.trainer import Trainer
 from axcore.trainer.resolve import resolve
-from axcore.trainer.run_directory.run_lock import locked_run_directory
+from axcore.trainer.run_directory.directory import locked_run_directory
 from axcore.trainer.step import TrainState
 from axcore.whole_files import read_regular
 

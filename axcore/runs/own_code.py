@@ -12,8 +12,7 @@ from typing import Any
 from axcore.config import from_dict, trusting
 from axcore.config.json_files import read_json_file
 from axcore.errors import CheckpointError
-from axcore.trainer.run_directory.code import SCRIPT, diff_sources, package_digest
-from axcore.trainer.run_directory.definitions import definitions_of
+from axcore.trainer.run_directory.code import SCRIPT, definitions_of, diff_sources, package_digest
 from axcore.trainer.run_directory.origin import CODE, EARLIER_CODE, is_signed
 from axcore.trainer.run_directory.run_history import RUN_HISTORY_NAME, read_run_history
 

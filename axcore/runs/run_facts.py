@@ -36,10 +36,13 @@ from axcore.resilience.ledger import read_ledger
 from axcore.resilience.run_summary import story, summarise_run
 from axcore.runs.run import Metrics, Run, read_metrics
 from axcore.runs.text_samples import SAMPLES_NAME, read_samples
-from axcore.trainer.run_directory.first_batch import FIRST_BATCH_NAME, read_first_batch
 from axcore.trainer.run_directory.json_lines import read_json_lines
-from axcore.trainer.run_directory.run_history import KERNELS_NAME, RUN_HISTORY_NAME
-from axcore.trainer.state_shardings import state_shardings
+from axcore.trainer.run_directory.run_history import (
+    FIRST_BATCH_NAME,
+    KERNELS_NAME,
+    RUN_HISTORY_NAME,
+)
+from axcore.trainer.shardings import state_shardings
 from axcore.trainer.step import TrainStep
 from axcore.whole_files import read_regular
 

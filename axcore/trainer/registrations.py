@@ -32,7 +32,7 @@ def metric_writers() -> Iterator[MetricWriter]:
     )
     yield MetricWriter(
         name="mlflow",
-        fn=Ref("axcore.trainer.callbacks.mlflow_writer:mlflow"),
+        fn=Ref("axcore.trainer.callbacks.boards:mlflow"),
         summary="MLflow, on its server or as files in the run directory",
         library="mlflow",
     )
@@ -43,7 +43,7 @@ def observers() -> Iterator[RunObserver]:
     """What can watch a run."""
     yield RunObserver(
         name="heartbeat",
-        fn=Ref("axcore.trainer.callbacks.heartbeat:Heartbeat"),
+        fn=Ref("axcore.trainer.callbacks.observers:Heartbeat"),
         summary="heartbeat.json in the run directory, for a supervisor to watch",
     )
     yield RunObserver(

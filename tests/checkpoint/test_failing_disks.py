@@ -223,7 +223,7 @@ def test_a_snapshot_gives_back_every_leaf_on_its_sharding(axes):
 
 
 def spoil_once(draft):
-    """Changes a byte of a staging directory between its measuring and its reading back, as a bad disk does."""
+    """Change a byte of a staging directory before it is read back, as a bad disk does."""
     left = [draft]
 
     def hook(event, args):

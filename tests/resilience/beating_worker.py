@@ -1,10 +1,10 @@
 """A supervised process that makes steps and goes wrong as it is asked to; it needs no jax.
 
 Arguments: a run directory, its index, the number of processes, steps to make, and faults as JSON,
-each an index, a step, a name and the number of attempts in which it is triggered; files count them. What
-a fault does is real. No process is a step ahead, as in a collective. The variable ATTEMPT names the
-attempt. A standby worker notes its process in a file; the fault "spared" waits for those of all before it
-kills, and "bereft" kills them, too.
+each an index, a step, a name and the number of attempts in which it is triggered; files count them.
+What a fault does is real. No process is a step ahead, as in a collective. The variable ATTEMPT
+names the attempt. A standby worker notes its process in a file; the fault "spared" waits for those
+of all before it kills, and "bereft" kills them, too.
 """
 
 import ctypes

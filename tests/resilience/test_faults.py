@@ -1,4 +1,4 @@
-"""Faults are triggered when their step comes, so often as the plan says, over all starts of a run."""
+"""Faults are triggered at their step, as often as the plan says, over all starts of a run."""
 
 import signal
 import threading

@@ -11,10 +11,10 @@ from click.testing import CliRunner
 
 import axcore as ax
 from axcore.cli.evaluate import evaluate
-from axcore.cli.experiment import load_experiment, load_resolved
 from axcore.cli.watch import watch
 from axcore.config import find_config
 from axcore.errors import CheckpointError, ConfigError
+from axcore.experiments.named import load_experiment, load_resolved
 from axcore.inference import Engine, EngineConfig
 from axcore.interop import HuggingFace
 from axcore.layers import LoRALinear

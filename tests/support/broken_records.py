@@ -42,8 +42,7 @@ from axcore.trainer import RunFinished
 from axcore.trainer.callbacks.events import Observers
 from axcore.trainer.callbacks.observers import named_observers
 from axcore.trainer.callbacks.writers import Writers, find_writers
-from axcore.trainer.step import TrainStep
-from axcore.trainer.task import task_of
+from axcore.trainer.step import TrainStep, task_of
 
 CPU = Hardware.parse("cpu-1")
 

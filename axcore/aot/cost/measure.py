@@ -22,7 +22,7 @@ from axcore.config import evolve
 from axcore.ops import ChosenKernel
 from axcore.plugins import AotTarget, Hardware
 from axcore.trainer import ResolvedConfig, Trainer
-from axcore.trainer.pipelines import describe_pipelines
+from axcore.trainer.shardings import describe_pipelines
 
 NO_MEMORY = "RESOURCE_EXHAUSTED"
 

@@ -1,8 +1,12 @@
-"""How a batch is put on devices: each array split along its logical axes, by the activation rules.
+"""How batches, the state and gradients are split over the mesh, and what pipelines leave idle.
 
-A process reads the rows that its devices hold. That is decided by the mesh, not by the number of
-processes: where a model is split over all devices of two processes, both hold every row and read
-every row.
+A batch is split along its logical axes by the activation rules. A process reads the rows that its
+devices hold. The mesh decides that, not the number of processes: where a model is split over all
+devices of two processes, both hold and read every row.
+
+Parameters are split by one table of rules, the optimizer's state by another if the config names
+one. Then gradients are split as the optimizer's state is, as soon as they are made, and parameters
+are put together after the update.
 """
 
 import math
@@ -13,11 +17,21 @@ from typing import Any
 import attrs
 import jax
 import numpy as np
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from axcore.config import find_config
 from axcore.errors import DataError, ShardingError
+from axcore.layers import Pipeline
 from axcore.module import ArraySpec, BatchSpec
-from axcore.parallel import AnyMesh, Rules, partition_spec
+from axcore.parallel import (
+    AnyMesh,
+    PipelineSchedule,
+    Rules,
+    param_shardings,
+    partition_spec,
+    shardings_like,
+)
+from axcore.trainer.step import GradientSplit, TrainState
 
 
 @attrs.frozen
@@ -121,3 +135,66 @@ def shard_from_rows(held: Iterable[slice], num_rows: int) -> BatchShard:
     first, size = min(rows), len(rows)
     is_block = max(rows) - first + 1 == size and first % size == 0 and num_rows % size == 0
     return BatchShard(first // size, num_rows // size) if is_block else ALL_ROWS
+
+
+def state_shardings(cfg: Any, specs: Any, state: TrainState, mesh: AnyMesh) -> TrainState:
+    """Returns the sharding of every array of the state.
+
+    Args:
+        cfg: The trainer's config.
+        specs: Of the model's state.
+        state: Shapes and dtypes of the state.
+        mesh: What it is split over.
+
+    Raises:
+        ShardingError: A parameter does not divide over the mesh.
+    """
+    replicated = NamedSharding(mesh, PartitionSpec())  # type: ignore[no-untyped-call]
+    model = param_shardings(specs, cfg.param_rules, mesh)
+    like = optimizer_shardings(cfg, specs, mesh)
+    opt_state = shardings_like(state.opt_state, state.model, like, mesh)
+    fields: Any = (replicated, model, opt_state, replicated)
+    return TrainState(*fields)
+
+
+def optimizer_shardings(cfg: Any, specs: Any, mesh: AnyMesh) -> Any:
+    """Returns how each parameter's gradient and its part of the optimizer's state are split.
+
+    Raises:
+        ShardingError: A parameter does not divide over the mesh.
+    """
+    rules = cfg.param_rules if cfg.optimizer_rules is None else cfg.optimizer_rules
+    return param_shardings(specs, rules, mesh)
+
+
+def gradient_split(cfg: Any, mesh: Mesh) -> GradientSplit | None:
+    """Returns what splits gradients; None where they are split as parameters are, by themselves."""
+    if cfg.optimizer_rules is None:
+        return None
+
+    def constrained(sharding: NamedSharding, gradient: Any) -> Any:
+        if gradient is None:
+            return None
+        return jax.lax.with_sharding_constraint(gradient, sharding)  # type: ignore[no-untyped-call]
+
+    def split(gradients: Any, specs: Any) -> Any:
+        return jax.tree.map(constrained, optimizer_shardings(cfg, specs, mesh), gradients)
+
+    return split
+
+
+def describe_pipelines(cfg: Any, mesh: AnyMesh) -> tuple[str, ...]:
+    """Returns a line for every pipeline of a trainer's config: its schedule, and its bubble."""
+    num_stages = mesh.shape["pipeline"]
+    return tuple(
+        f"{found.path}: {_line(found.node, num_stages)}" for found in find_config(cfg, Pipeline)
+    )
+
+
+def _line(stack: Any, num_stages: int) -> str:
+    schedule = PipelineSchedule(num_stages, stack.num_micro_batches, stack.num_rounds)
+    rounds = f", {stack.num_rounds} rounds" if stack.num_rounds > 1 else ""
+    return (
+        f"{num_stages} stages, {stack.num_micro_batches} micro-batches{rounds}: "
+        f"{100 * schedule.bubble:.1f} % bubble"
+    )

@@ -1,4 +1,4 @@
-"""`axcore doctor --fix`: what it finds in caches, what it removes, and what it leaves alone."""
+"""`axcore doctor`: unused hardware, and with --fix what it finds in caches and removes."""
 
 import json
 import os
@@ -7,9 +7,10 @@ import time
 import pytest
 from click.testing import CliRunner
 
+from axcore import testing
 from axcore._jax_compat import is_whole_program
 from axcore.cli.doctor import doctor, looked_at
-from axcore.cli.doctor_caches import caches
+from axcore.cli.doctor_checks import caches
 from axcore.errors import PluginError
 from axcore.plugins import DoctorCheck, Finding, Fix, Ref
 from axcore.resilience.compile_cache import programs_folder
@@ -35,7 +36,7 @@ def cache(tmp_path, monkeypatch):
 
 
 def check():
-    return DoctorCheck(name="caches", fn=Ref("axcore.cli.doctor_caches:caches"), summary="")
+    return DoctorCheck(name="caches", fn=Ref("axcore.cli.doctor_checks:caches"), summary="")
 
 
 @pytest.fixture
@@ -115,3 +116,39 @@ def test_a_finding_says_how_to_fix_it():
     with pytest.raises(PluginError, match="expected a Fix"):
         Finding("error", "a", "b", "c")
     assert Finding("error", "a", fix=Fix("b", list)).hint == ""
+
+
+PLUGIN = """
+from axcore.plugins import Hardware, HardwareFamily, Ref, hook
+
+@hook.hardware_families
+def hardware_families():
+    yield HardwareFamily(
+        name="acme",
+        hosts=(Hardware(family="acme", generation="x1", chips=4),),
+        detect=Ref("axl_acme.chips:detect"),
+        present=Ref("axl_acme.chips:present"),
+        install="axl-acme[chips]",
+        summary="",
+    )
+"""
+CHIPS = """
+def detect(platform, device_kind): return None
+def present(environment): return True
+"""
+
+
+@pytest.fixture
+def path_with_a_chip(tmp_path):
+    """Returns a Python path on which a plugin sees a chip that JAX knows nothing of."""
+    testing.make_dist(tmp_path / "site", "axl-acme", PLUGIN, files={"chips.py": CHIPS})
+    return os.pathsep.join([str(tmp_path / "site"), os.environ.get("PYTHONPATH", "")])
+
+
+@pytest.mark.parametrize("command", [("doctor",), ("train", "tiny", "--set=max_steps=0")])
+@pytest.mark.quick_one_in(4)
+def test_commands_warn_of_an_accelerator_that_jax_does_not_use(cli, path_with_a_chip, command):
+    ran = cli(*command, PYTHONPATH=path_with_a_chip)
+    shown = ran.stdout + ran.stderr
+    assert "this machine has hardware of family 'acme', but JAX runs on cpu-" in shown
+    assert "pip install 'axl-acme[chips]', or set JAX_PLATFORMS=cpu" in shown

@@ -1,4 +1,4 @@
-"""k micro-batches are one batch: same losses, gradients and statistics, to float32 rounding."""
+"""The step: micro-batches are one batch, norms of gradients by module, and what is in no `loss`."""
 
 import jax
 import jax.numpy as jnp
@@ -6,10 +6,14 @@ import numpy as np
 import optax
 import pytest
 
-from axcore.config import evolve
+import axcore as ax
+from axcore.config import evolve, replace_config, update_config
 from axcore.errors import ConfigError
+from axcore.layers import FeedForward, MoE, Router
 from axcore.learner import AdamW, Learner, LowPrecisionState, WarmupCosine
-from axcore.trainer.step import TrainStep
+from axcore.testing import small_experiment, trainer_on
+from axcore.trainer.callbacks.metrics import LossMeter
+from axcore.trainer.step import GradientNorms, TrainStep
 
 
 def uneven_batch(seq_len=16):
@@ -110,3 +114,100 @@ def test_a_batch_that_does_not_divide_is_an_error_with_both_ways_out(toy_config,
         "num_micro_batches",
         hint,
     )
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("norms")
+    plain = ax.update_config(
+        small_experiment(folder / "texts"),
+        {"mesh": {"fsdp": 1}, "max_steps": 4, "log_every_steps": 1},
+    )
+    found = {}
+    for every in (0, 2):
+        cfg = ax.update_config(plain, {"gradient_norms_every_steps": every})
+        result = trainer_on(cfg, 1).run(folder / str(every), quiet=True)
+        found[every] = ax.load_run(folder / str(every)).metrics["train"], result.state
+    return found
+
+
+@pytest.mark.slow
+def test_norms_are_parts_of_the_global_norm(runs):
+    metrics, _ = runs[2]
+    norms = {name: values for name, values in metrics.items() if name.startswith("gradient_norm/")}
+    layers = [f"gradient_norm/decoder.stack.layer[{layer}]" for layer in range(2)]
+    assert {*layers, "gradient_norm/decoder.embedding"} <= norms.keys()
+    assert np.isnan(norms[layers[0]]).tolist() == [True, False, True, False]
+    total = np.sqrt(sum(values**2 for values in norms.values()))[1::2]
+    np.testing.assert_allclose(total, metrics["gradient_norm"][1::2], rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_measuring_changes_no_bit_of_training(runs):
+    (off, state), (on, other) = runs[0], runs[2]
+    assert not [name for name in off if name.startswith("gradient_norm/")]
+    np.testing.assert_array_equal(off["loss"], on["loss"])
+    jax.tree.map(np.testing.assert_array_equal, state, other)
+
+
+def test_layers_that_alternate_and_experts():
+    model = ax.experiment("gpt-oss-20b").model.build()
+    gradients = jax.eval_shape(lambda: model.init(0))
+    norms = jax.eval_shape(GradientNorms(model.param_specs(), 1), gradients, 1)
+    assert {name.removeprefix("gradient_norm/"): found.shape for name, found in norms.items()} == {
+        "decoder.embedding": (),
+        "decoder.norm": (),
+        "decoder.stack.layer.layer[0]": (12,),
+        "decoder.stack.layer.layer[1]": (12,),
+        "head": (),
+    }
+
+
+def test_norms_at_steps_that_are_not_logged_are_refused(tmp_path):
+    cfg = ax.update_config(
+        small_experiment(tmp_path / "texts"),
+        {"log_every_steps": 10, "gradient_norms_every_steps": 25},
+    )
+    with pytest.raises(ConfigError, match="25 is no multiple of log_every_steps, 10") as found:
+        trainer_on(cfg, 1)
+    assert found.value.hint == "--set gradient_norms_every_steps=30"
+
+
+ROUTER = Router.Config(balance_loss=0.5, z_loss=0.1)
+PLAIN = Router.Config(balance_loss=0.0)
+Z, BALANCE = "loss/head.z", "loss/decoder.stack.layer.feed_forward.router.load_balance"
+
+
+def with_regularizers(cfg, router, z_loss):
+    moe = lambda ffn: MoE.Config(expert=ffn, num_experts=2, top_k=1, router=router)  # noqa: E731
+    small = update_config(cfg, {"model.head.z_loss": z_loss, "**.num_layers": 1, "model.dim": 8})
+    return replace_config(small, FeedForward, moe)
+
+
+def validated(cfg):
+    trainer = trainer_on(cfg, 1)
+    with jax.set_mesh(trainer.mesh):
+        state = trainer.first_state()
+    return trainer.evaluate(trainer.step.evaluated_model(state))
+
+
+@pytest.mark.slow
+def test_the_validation_loss_is_the_cross_entropy_alone(tmp_path):
+    cfg = small_experiment(tmp_path)
+    plain = validated(with_regularizers(cfg, PLAIN, 0.0))
+    found = validated(with_regularizers(cfg, ROUTER, 0.1))
+    assert set(plain) == {"loss"}
+    assert found["loss"] == pytest.approx(plain["loss"], rel=1e-6)
+    assert found["loss/cross_entropy"] == found["loss"]
+    assert found[Z] > 0.1
+    assert found[BALANCE] >= 0.49
+    parts = [value for name, value in found.items() if name.startswith("loss/")]
+    assert found["total_loss"] == pytest.approx(sum(parts))
+
+
+def test_a_meter_keeps_what_is_minimised_apart():
+    from axcore.module import Loss
+
+    meter = LossMeter()
+    meter.add({"ce": Loss(6.0, 2.0), "z": Loss(8.0, 2.0, 0.5, is_regularizer=True)})
+    assert meter.metrics() == {"loss": 3.0, "total_loss": 5.0, "loss/ce": 3.0, "loss/z": 2.0}
