@@ -49,23 +49,24 @@ LONGEST_WAIT_S = 60.0
 
 @attrs.frozen
 class RetryPolicy:
-    """How often a failing storage is asked, and how long after the first failure; then twice that.
+    """How often the save of a step is tried, with exponential backoff.
 
     Args:
         tries: How often in all.
-        wait_s: How long before the second try.
+        wait_s: Seconds before the second try; each wait after it is twice as long, up to
+            `LONGEST_WAIT_S`.
     """
 
     tries: int
     wait_s: float
 
     def waits(self) -> list[float]:
-        """Return how long to wait after each try but the last."""
+        """Return how many seconds to wait after each try but the last."""
         return [min(self.wait_s * 2**i, LONGEST_WAIT_S) for i in range(self.tries - 1)]
 
 
 class StepSave:
-    """Saves one state; made where the state is still there, and finished on another thread."""
+    """The save of one state: started while the state is there, finished on another thread."""
 
     def __init__(
         self,
@@ -83,6 +84,8 @@ class StepSave:
         self._retry_policy = retry_policy
         self._leaves = {name: leaf_spec(array) for name, array in arrays.items()}
         self._finish_arrays = self._start_arrays(arrays)
+        # After the first try was started: it copies the shards to the host, and `np.asarray` in
+        # `Snapshot` then finds these copies with the shards instead of making second ones.
         self._snapshot = Snapshot(arrays) if retry_policy.tries > 1 else None
 
     def finish(self) -> None:
@@ -92,11 +95,12 @@ class StepSave:
             CheckpointError: The storage still failed at the last try.
         """
         self._retry(self._verify_and_commit, self._start_next_try)
+        # A step that is committed stays so while its replica is retried: only the copy is made again.
         replicate = partial(self._on_storage, self._steps.replicate)
         self._retry(partial(broadcast_object, "copying a checkpoint", replicate))
 
     def _retry(self, act: Callable[[], None], prepare: Callable[[], None] = lambda: None) -> None:
-        """Act until the storage does as asked; prepare again after each failure."""
+        """Act until the storage does as asked; call `prepare` after each failure."""
         for failed, wait_s in enumerate(self._retry_policy.waits(), start=1):
             try:
                 return act()
@@ -105,6 +109,7 @@ class StepSave:
                 self._warn(f"{self._what(error)}; try {failed + 1} follows in {wait_s:g} s")
             time.sleep(wait_s)
             prepare()
+        # The last try stands outside of the loop: its failure is an error, not a warning.
         try:
             return act()
         except StorageError as error:
@@ -117,9 +122,11 @@ class StepSave:
 
     def _start_arrays(self, arrays: Mapping[str, jax.Array]) -> Callable[[], None]:
         """Start to write arrays; what goes wrong is raised by the function that it returns."""
+        # The error is kept until `finish`: this runs on the thread that trains, where a disk that is
+        # full for a second must not end the run, and the retry is on the other thread.
         try:
             broadcast_object("beginning a checkpoint", self._begin)
-            with as_storage_errors(Exception):
+            with as_storage_errors(Exception):  # TensorStore raises ValueError, Orbax its own
                 return store.start_saving(self._staging_directory / ARRAYS_NAME, arrays)
         except StorageError as error:
             return partial(_raise, error)
@@ -133,6 +140,8 @@ class StepSave:
 
     def _verify_and_commit(self) -> None:
         """Wait for the arrays, and commit what can be read back."""
+        # Each of these calls is a barrier, too: files are measured when every process has written,
+        # the manifest is written when all are measured, and the rename comes last.
         all_gather_object("writing a checkpoint", self._finish_writing)
         files = record_together(self._staging_directory)
         manifest = Manifest(step=self.step, leaves=self._leaves, files=files, extra=self._extra)
@@ -147,8 +156,11 @@ class StepSave:
 
     def _write_manifest(self, manifest: Manifest) -> None:
         with as_storage_errors(OSError, DamagedCheckpointError):
+            # Files before the manifest: after a power cut a manifest never names a file that is
+            # not durable.
             sync_tree(self._staging_directory)
             write_manifest(self._staging_directory, manifest)
+            # Or reading back would compare the page cache with itself.
             drop_cached_tree(self._staging_directory)
             read_manifest(self._staging_directory)
 
@@ -157,13 +169,14 @@ class StepSave:
             "reading a checkpoint back", self._staging_directory, manifest.files
         )
         if problems:
-            raise StorageError(f"what was written reads back otherwise: {'; '.join(problems)}")
+            raise StorageError(f"files differ when they are read back: {'; '.join(problems)}")
 
     def _on_storage(self, act: Callable[[int], None]) -> None:
         with as_storage_errors(OSError):
             act(self.step)
 
     def _abandon(self) -> None:
+        # Process 0 alone: the others may still be on their way out of the failed try.
         if is_process_zero():
             self._steps.abandon(self.step)
 
@@ -192,9 +205,9 @@ def _raise(error: Exception) -> None:
 
 
 class Snapshot:
-    """This process's shards of a state.
+    """A state in host memory, to write again after training has moved on.
 
-    `np.asarray` keeps its result with the shard, so these are mostly the very host copies that a
+    It is this process's shards. `np.asarray` keeps its result with the shard, so these are mostly the very host copies that a
     save makes anyway. Arrays are rebuilt in host memory: the devices may have no room.
     """
 
@@ -222,6 +235,7 @@ class _Leaf:
 
     def rebuild(self) -> jax.Array:
         sharding = self.sharding
+        # Back on the devices the state would be there twice, beside the one that trains.
         if any(device.platform != "cpu" for device, _ in self.shards):
             sharding = sharding.with_memory_kind("pinned_host")
         kind = sharding.memory_kind
@@ -236,6 +250,7 @@ class _Leaf:
 def _host_shards(array: jax.Array) -> list[tuple[Any, np.ndarray]]:
     """Return each device with its data; replicas share one copy, the one that is written."""
     shards = sorted(array.addressable_shards, key=lambda shard: shard.replica_id)
+    # The lowest replica_id wins, as in Orbax: that shard has a host copy already.
     written = {str(shard.index): shard.data for shard in reversed(shards)}
     for data in written.values():
         data.copy_to_host_async()

@@ -39,6 +39,7 @@ class StepDirectories:
         """Make the root, locks it, and clear what killed processes left."""
         self.root.mkdir(parents=True, exist_ok=True)
         lock = FileLock(self.root / "writer.lock", doing="saving checkpoints here")
+        # Under the lock only: a staging directory without it may be that of a live writer.
         self._clear_leftovers()
         self._lock = lock
         return lock
@@ -66,6 +67,8 @@ class StepDirectories:
 
     def begin(self, step: int) -> None:
         """Make the empty directory that a step is written into."""
+        # A process that was stopped for a minute may have lost its lock; it must not write over
+        # the steps of the next holder.
         self._check_lock()
         self.abandon(step)
         self.staging_directory(step).mkdir()
@@ -97,6 +100,7 @@ class StepDirectories:
         Committed steps at or after `step` belong to a history that ended; they are quarantined.
         """
         self._check_lock()
+        # Before the rename: a step of the old history after the new step would be the newest.
         for later in self.at_or_after(step):
             self.quarantine(later)
         self.publish(step)
@@ -104,7 +108,7 @@ class StepDirectories:
     def publish(self, step: int) -> None:
         """Commit a complete staging directory, at once and durably; other steps stay."""
         os.rename(self.staging_directory(step), self.path(step))
-        sync_path(self.root)
+        sync_path(self.root)  # the rename is in the directory, which has its own place on the disk
 
     def quarantine(self, step: int) -> None:
         """Rename a committed step, which is none any more and is kept for a human to look at."""
@@ -126,6 +130,7 @@ class StepDirectories:
     def delete(self, step: int) -> None:
         """Delete a committed step; a crash on the way never leaves half of it under its name."""
         doomed = self._free_name(f"{self.path(step).name}.deleting")
+        # Renamed first: half of a deleted step must not look like a step.
         os.rename(self.path(step), doomed)
         sync_path(self.root)
         for half_deleted in self.root.glob("step_*.deleting*"):
@@ -161,6 +166,7 @@ def _clear(leftover: Path) -> None:
 
 def sync_tree(root: Path) -> None:
     """Make every file and directory under `root` durable, the innermost first."""
+    # A directory's own sync makes the names in it durable, so it comes after what it names.
     for folder, _, names in os.walk(root, topdown=False):
         for name in names:
             sync_path(Path(folder, name))

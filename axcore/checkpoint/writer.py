@@ -39,7 +39,7 @@ Python 3.12.0 to 3.12.2 forbid that (https://github.com/python/cpython/issues/11
 
 
 class CheckpointWriter:
-    """Writes steps into a storage, and keeps the newest `keep` and the newest good one."""
+    """The writer of one storage, which keeps the newest `keep` steps and the newest good one."""
 
     def __init__(
         self, steps: StepStorage, status: StepStatus, *, keep: int | None, retry_policy: RetryPolicy
@@ -56,6 +56,8 @@ class CheckpointWriter:
 
     def start(self, step: int, state: Any, extra: dict[str, Any]) -> None:
         """Start to save a state, after the one before is committed; see `Checkpointer.save`."""
+        # One save at a time: two would hold the state in host memory twice, and Orbax's barriers
+        # of two saves could meet in different orders on different processes.
         self.wait()
         arrays = name_arrays(state)
         check_extra(extra)
@@ -72,6 +74,7 @@ class CheckpointWriter:
 
     def mark_good(self, step: int) -> None:
         """Start to mark a step as good; see `Checkpointer.mark_good`."""
+        # On the worker thread, so after the save in flight: `step` may be that one.
         mark = functools.partial(self._retention.mark_good, step)
         worker = self._lock_for_writing()
         self._pending.append(worker.submit(broadcast_object, "marking a good checkpoint", mark))
@@ -101,12 +104,14 @@ class CheckpointWriter:
         finally:
             worker, self._worker = self._worker, None
             lock, self._lock = self._lock, None
+            # The lock last: a mark may still be written on the worker thread.
             if worker is not None:
                 worker.shutdown()
             if lock is not None:
                 lock.release()
 
     def _quarantine_after(self, step: int) -> None:
+        # The newest first: a process killed on the way leaves a history without holes.
         for later in reversed(self._steps.at_or_after(step + 1)):
             self._steps.quarantine(later)
 
@@ -157,6 +162,7 @@ class CheckpointWriter:
     def _finish(self, save: StepSave) -> None:
         """Commit a step whose arrays are being written; run on the worker thread."""
         save.finish()
+        # It was read back from the disk before the commit.
         self._status.set_intact(save.step)
         self._committed.append(save.step)
         apply = functools.partial(self._retention.apply, save.step, num_bytes=save.num_bytes)
@@ -204,7 +210,7 @@ def _close_all(writers: "weakref.WeakSet[CheckpointWriter]") -> None:
 
 
 class _Retention:
-    """Keeps a storage in order; process 0 of a run calls it, while it has the lock."""
+    """Retention: marks, quarantine and deletion. Process 0 calls it, while it has the lock."""
 
     def __init__(self, steps: StepStorage, status: StepStatus, *, keep: int | None) -> None:
         self._steps = steps
@@ -237,7 +243,7 @@ class _Retention:
                 self._to_mark.discard(step)
 
     def quarantine_damaged(self) -> None:
-        """Quarantine the steps that this process found damaged, so that none counts as kept."""
+        """Quarantine the steps that this process found damaged, so that none counts for `keep`."""
         for step in sorted(self._status.damaged & set(self._steps.committed())):
             if self._try(f"step {step} could not be quarantined", self._steps.quarantine, step):
                 self._status.damaged.discard(step)

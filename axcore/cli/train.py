@@ -23,6 +23,7 @@ from axcore.launch.process_info import COORDINATOR, NUM_PROCESSES, PROCESS_ID, p
 from axcore.plugins import Hardware, plugin_host
 from axcore.resilience.compile_cache import kept_steps_folder, use_compile_cache
 from axcore.resilience.heartbeat import Heartbeat, connect_heartbeat
+from axcore.resilience.ledger import process_start
 from axcore.resilience.standby_workers import StandbyControl
 from axcore.resilience.supervisor import BY_SUPERVISOR, COORDINATION_VARIABLE
 

@@ -1,6 +1,5 @@
 """`Goodput`: an observer that keeps a run's ledger, over all starts of its job."""
 
-import os
 import time
 import warnings
 from collections.abc import Callable
@@ -89,13 +88,3 @@ def _death(directory: Path, since: float) -> tuple[float, Label] | None:
         if event["event"] in _DEATHS:
             return when, _DEATHS[event["event"]]
     return None
-
-
-def process_start() -> float:
-    """Return when this process started, since the epoch; now, where the system does not say."""
-    try:
-        fields = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-    except OSError:
-        return time.time()
-    age = time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
-    return time.time() - age

@@ -7,6 +7,7 @@ time from "step" to "lost_work".
 
 import json
 import os
+import time
 import warnings
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
@@ -205,3 +206,13 @@ def _duration(seconds: float) -> str:
     if hours:
         return f"{hours} h {minutes} min"
     return f"{minutes} min {rest:.0f} s" if minutes else f"{rest:.1f} s"
+
+
+def process_start() -> float:
+    """Return when this process started, since the epoch; now, where the system does not say."""
+    try:
+        fields = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    except OSError:
+        return time.time()
+    age = time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    return time.time() - age

@@ -41,6 +41,7 @@ from axcore.trainer.run_directory.run_history import (
     FIRST_BATCH_NAME,
     KERNELS_NAME,
     RUN_HISTORY_NAME,
+    read_first_batch,
 )
 from axcore.trainer.shardings import state_shardings
 from axcore.trainer.step import TrainStep

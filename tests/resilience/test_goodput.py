@@ -137,7 +137,7 @@ def test_a_disk_that_takes_no_file_costs_a_warning_and_no_count(tmp_path):
 
 
 def test_a_process_knows_when_it_was_started():
-    program = "from axcore.resilience.goodput import process_start as p; print(p())"
+    program = "from axcore.resilience.ledger import process_start as p; print(p())"
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-c", program]
     before = time.time()
