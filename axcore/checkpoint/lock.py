@@ -89,10 +89,13 @@ class FileLock:
             if (holder is not None and not holder.is_dead) or time.monotonic() > end:
                 raise held_error(str(self._path.parent), doing, holder)
             time.sleep(_POLL_S)  # it has not said who it is, or only looks whether anybody holds it
+        # The kernel gave the lock, but a holder on another host may not see it: some shared file
+        # systems keep `flock` to one host. Such a holder touches the file.
         before = _read(self._path)
         if before is not None and not (before.is_of_this_boot or before.is_dead):
             _wait_until_stale(self._path, doing, before)
         own = this_process()
+        # Written in place: a rename would make another file, with another lock.
         os.ftruncate(self._descriptor, 0)
         os.pwrite(self._descriptor, f"{json.dumps(attrs.asdict(own))}\n".encode(), 0)
         return own
@@ -115,6 +118,7 @@ class FileLock:
     def release(self) -> None:
         """Give the lock up; doing so twice is harmless."""
         if self._descriptor is not None:
+            # Emptied only where it is still ours: another host may have taken it meanwhile.
             if _read(self._path) == self._own:
                 os.ftruncate(self._descriptor, 0)
             self._close()
@@ -150,6 +154,7 @@ def _beat(path: Path, own: Holder, released: threading.Event) -> None:
 
 def _wait_until_stale(path: Path, doing: str, holder: Holder) -> None:
     """Return when a holder on another host showed no life for so long that it must be dead."""
+    # Changes are compared, not times: clocks of two hosts may differ by more than `STALE_S`.
     seen = _touched(path)
     end = time.monotonic() + STALE_S
     while time.monotonic() < end:

@@ -131,6 +131,7 @@ def _verified(text: bytes, path: Path) -> dict[str, Any]:
     try:
         body = parse_json(text)
         del body["checksum"]
+        # Byte for byte: JSON that means the same but reads otherwise was changed by somebody.
         intact = body["format"] == FORMAT and _render(body) == text
     except (ValueError, KeyError, TypeError):
         intact = False

@@ -120,6 +120,8 @@ class MemorySnapshots:
         problems = all_gather_object("keeping a snapshot", lambda: self._try_to_store(step, write))
         if any(problems):
             self._warn(f"no snapshot of step {step} is kept: {'; '.join(filter(None, problems))}")
+        # Only now, when every process has said that its part is complete: until then the snapshot
+        # before this one is the one that a restore can use.
         for folder in self._kept.values():
             for other in folder.committed():
                 if (other == step) if any(problems) else (other < step):
@@ -143,6 +145,7 @@ class MemorySnapshots:
         folder.begin(step)
         try:
             write(folder.staging_directory(step))
+            # Read back: a copy crossed the network, and host memory may flip bits as devices do.
             if problems := part_damage(folder.staging_directory(step)):
                 raise OSError("; ".join(problems))
             folder.commit(step)
@@ -166,6 +169,7 @@ class MemorySnapshots:
         all_gather_object("making a directory for snapshots", self._make_directory)
         self._exchange = PeerExchange(f"{this_process().boot} {self.directory}", self._commit)
         hosts, own = self._exchange.hosts, process_index()
+        # Only one process has the lock of a folder: who receives a part writes it.
         senders = [one for one in range(process_count()) if hosts.peer_of(one) == own]
         for process in (own, *senders):
             folder = StepDirectories(self.directory / f"process_{process}")
@@ -175,6 +179,7 @@ class MemorySnapshots:
 
     def _make_directory(self) -> None:
         try:
+            # 0700: /dev/shm is open to every user of the host.
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise CheckpointError(

@@ -77,7 +77,7 @@ class ObjectStore:
     def names(self, folder: str = "") -> set[str]:
         """Return the names in a folder, folders included."""
         with self._asking(f"list {folder or 'it'}"):
-            self._files.invalidate_cache()
+            self._files.invalidate_cache()  # others write here; some drivers list from a cache
             try:
                 paths = self._files.ls(self._path(folder), detail=False)
             except FileNotFoundError:
@@ -209,6 +209,8 @@ class ObjectLock(StorageLock):
         Raises:
             OSError: Another process took it, or the store cannot be read.
         """
+        # A higher number means that another process took this one for dead. The object of this
+        # number may be deleted by then, so it is not looked at.
         number, text = self._newest()
         if number != self._number:
             holder = _holder(text) or "somebody"
@@ -238,6 +240,9 @@ class ObjectLock(StorageLock):
                 return number
             if holder is not None:
                 self._wait_until_dead(holder, (number, text), doing)
+            # Of several that come at once the store lets one create it; the others start again and
+            # find a live holder. Old numbers are deleted after that, never before: a number that
+            # was free again could be created twice.
             if self._store.create(_name(number + 1), self._text(0)):
                 for old in range(number, 0, -1):
                     self._store.delete(_name(old))
@@ -341,6 +346,7 @@ class ObjectSteps:
     def upload(self, step: int, source: Path) -> None:
         """Upload the files of a directory, and read them back; `publish` makes them a step."""
         self.abandon(step)
+        # A new name for each try: a write that was given up on may still arrive.
         prefix = f"step_{step:08d}-{uuid.uuid4().hex}"
         records = record_files(source, list_files(source))
         self._uploaded[step] = prefix, records
@@ -363,6 +369,8 @@ class ObjectSteps:
     def commit(self, step: int) -> None:
         """Make what was uploaded the newest step; steps at or after it are quarantined."""
         self._check_lock()
+        # There is no rename, so for a moment neither the old history nor the new step is there; a
+        # process killed then leaves older steps, and the fast disk has this one.
         for later in self.committed():
             if later >= step:
                 self.quarantine(later)

@@ -121,6 +121,7 @@ class PeerExchange:
 
     def close(self) -> None:
         """Stop listening."""
+        # `close` alone does not wake the thread that is in `accept`.
         self._server.shutdown(socket.SHUT_RDWR)
         self._server.close()
 
@@ -137,6 +138,7 @@ class PeerExchange:
     def _take(self, stream: Any) -> None:
         try:
             head = parse_json(stream.readline(_LINE_BYTES))
+            # The port is open to whoever reaches the host, and a part is written to its memory.
             if not hmac.compare_digest(str(head["secret"]), self._secret):
                 return
             write = lambda directory: _write_files(stream, head["sizes"], directory)  # noqa: E731
@@ -211,6 +213,7 @@ def write_part(
     with (directory / SHARDS_NAME).open("wb") as file:
         for name, by_place in shards.items():
             for place, data in by_place.items():
+                # Aligned, so that a shard is a view of the file's bytes, without a copy.
                 file.write(bytes(-file.tell() % _ALIGNED_BYTES))
                 offsets[name][place] = file.tell()
                 file.write(np.ascontiguousarray(data).reshape(-1).view(np.uint8).data)

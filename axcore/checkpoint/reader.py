@@ -135,6 +135,8 @@ class CheckpointReader:
             )
         size = sum(record.num_bytes for record in manifest.files.values())
         with working(f"restoring step {step}", size):
+            # The whole step is verified before any of it is used: TensorStore restores a flipped
+            # bit without a word.
             self.verify(step)
             try:
                 arrays = store.load(directory / ARRAYS_NAME, wanted)

@@ -57,6 +57,8 @@ class ReplicatedStorage:
 
     def lock(self) -> StorageLock:
         """Take both places; steps that a killed process had not copied yet are copied now."""
+        # Two hosts share the durable one only, so it is what refuses a second writer: before
+        # anything here is changed.
         locks = _StorageLocks(self._durable.lock())
         try:
             locks.add(self._fast.lock())
@@ -130,6 +132,7 @@ class ReplicatedStorage:
         """Fetch the copy of a step; the damaged one is quarantined."""
         if step not in self._durable.committed():
             return False
+        # Fetched before the damaged one is moved: where the network fails, nothing has changed.
         self._fetch(step)
         self._fast.quarantine(step)
         self._fast.publish(step)

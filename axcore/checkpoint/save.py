@@ -95,7 +95,7 @@ class StepSave:
             CheckpointError: The storage still failed at the last try.
         """
         self._retry(self._verify_and_commit, self._start_next_try)
-        # A step that is committed stays so while its replica is retried: only the copy is made again.
+        # The step is committed by now: where copying it fails, only the copy is made again.
         replicate = partial(self._on_storage, self._steps.replicate)
         self._retry(partial(broadcast_object, "copying a checkpoint", replicate))
 
@@ -122,8 +122,8 @@ class StepSave:
 
     def _start_arrays(self, arrays: Mapping[str, jax.Array]) -> Callable[[], None]:
         """Start to write arrays; what goes wrong is raised by the function that it returns."""
-        # The error is kept until `finish`: this runs on the thread that trains, where a disk that is
-        # full for a second must not end the run, and the retry is on the other thread.
+        # The error is kept until `finish`: this runs on the thread that trains, which must not wait
+        # for a disk that is full for a second. The retry is on the other thread.
         try:
             broadcast_object("beginning a checkpoint", self._begin)
             with as_storage_errors(Exception):  # TensorStore raises ValueError, Orbax its own
@@ -207,8 +207,8 @@ def _raise(error: Exception) -> None:
 class Snapshot:
     """A state in host memory, to write again after training has moved on.
 
-    It is this process's shards. `np.asarray` keeps its result with the shard, so these are mostly the very host copies that a
-    save makes anyway. Arrays are rebuilt in host memory: the devices may have no room.
+    It holds this process's shards. `np.asarray` keeps its result with the shard, so these are
+    mostly the very host copies that a save makes anyway.
     """
 
     def __init__(self, arrays: Mapping[str, jax.Array]) -> None:

@@ -1,8 +1,8 @@
 """Write steps in the background, one at a time, and delete old ones.
 
 `save.py` writes a step and reads it back; after that process 0 marks good steps, quarantines
-damaged ones and deletes old ones. None of that is worth ending a run: what fails is a warning, and is tried
-again after the next save.
+damaged ones and deletes old ones. None of that is worth ending a run: what fails is a warning, and
+is tried again after the next save.
 """
 
 import collections

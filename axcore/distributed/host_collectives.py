@@ -77,6 +77,8 @@ def all_gather_str(name: str, text: str, *, limit_s: float | None = None) -> lis
     _checked(name, lambda: client.key_value_set(f"{folder}/{index}", text))
     _wait(client, name, folder, time_limits().barrier_s if limit_s is None else limit_s)
     texts = _checked(name, lambda: _by_process(client, folder))
+    # The store never forgets by itself. What this thread published before was read by all before
+    # they came to this barrier; what it published for this one may still be read.
     for key in _own.published:
         _checked(name, functools.partial(client.key_value_delete, key))
     _own.published = [f"{folder}/{index}"]  # some may be about to read it
@@ -98,6 +100,8 @@ def all_gather_object(name: str, make: Callable[[], T], *, limit_s: float | None
     """
     if process_count() == 1:
         return [make()]
+    # An error travels as a message: a process that raised before the barrier would leave the others
+    # waiting there until their limit.
     own, text = _encoded_result(name, make)
     messages = [parse_json(one) for one in all_gather_str(name, text, limit_s=limit_s)]
     if own is not None:
@@ -132,6 +136,8 @@ def broadcast_object(name: str, make: Callable[[], T], *, limit_s: float | None 
 
 def _next_folder(name: str) -> str:
     """Return how keys begin that are used under a name this time."""
+    # Numbered by name, so that the thread that saves and the one that trains may both be here: only
+    # within a name is the order the same in all processes.
     with _lock:
         count = _counts[name]
         _counts[name] += 1

@@ -80,13 +80,16 @@ def join_processes(
         keep_programs_of_every_process()
         return
     numbers = {"process_count": process_count, "process_index": process_index}
+    # jax ends all processes by an abort where one is missing; the rendezvous names it instead.
     rendezvous(coordinator, **numbers, limit_s=limits.join_s)
+    # Process 0 serves the port again a moment later, and jax's client retries after a second only.
     if process_index:
         wait_for_service(coordinator, process_count=process_count, limit_s=limits.join_s)
     jax.distributed.initialize(
         coordinator,
         num_processes=process_count,
         process_id=process_index,
+        # Or jax reads Slurm's and Kubernetes' variables once more, and may number otherwise.
         cluster_detection_method="deactivate",
         initialization_timeout=round(limits.join_s),
         heartbeat_timeout_seconds=round(limits.heartbeat_s),
@@ -99,6 +102,7 @@ def leave_processes() -> None:
 
     No thread may wait for another process any more.
     """
+    # Before the client goes: what is forgotten may hold it.
     for forget in _forgotten_on_leaving:
         forget()
     leave_coordination()
@@ -150,6 +154,8 @@ def shard_for_process(items: list[T]) -> list[T]:
 def exit_process(exit_code: int) -> NoReturn:
     """End this process; one of several does not wait for the others, which it would hold up."""
     if _joined() is not None:
+        # jax's exit handler waits at a barrier for all processes, one of which may be dead. `_exit`
+        # runs no handlers and flushes nothing.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(exit_code)
@@ -164,6 +170,7 @@ def reachable_host() -> str:
     if is_process_zero():
         return host
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    # A datagram socket sends nothing when it connects, but chooses the interface that leads there.
     with socket.socket(family, socket.SOCK_DGRAM) as towards:
         towards.connect(address)
         return str(towards.getsockname()[0])

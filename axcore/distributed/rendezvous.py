@@ -145,7 +145,9 @@ def _check_fits(
 
 
 def _dismiss(connections: Iterable[socket.socket], verdict: dict[str, Any]) -> None:
-    """Send all the verdict, and lets them hang up first so that the port is free at once."""
+    """Send all the verdict, and let them hang up first so that the port is free at once."""
+    # Who closes first keeps the port in TIME_WAIT, and jax's service needs it next on this host. So
+    # the others hang up first.
     held = list(connections)
     for connection in held:
         _write(connection, verdict)

@@ -26,7 +26,7 @@ class ProcessStart:
     Args:
         command: Program and arguments.
         environment: All its variables.
-        can_wait: Whether the program can be started ahead, as a standby worker that waits for its turn.
+        can_wait: Whether the program can be started ahead, as a standby worker.
     """
 
     command: tuple[str, ...]
@@ -54,6 +54,7 @@ class Child:
             pass_fds=pass_fds,
         )
         self.pid = self._process.pid
+        # A thread each: a pipe that nobody reads is full after 64 KiB, and the child would hang.
         self._readers = [
             threading.Thread(target=_copy, args=(source, target, mark, tail), daemon=True)
             for source, target, tail in (
@@ -80,6 +81,7 @@ class Child:
 
     def kill(self) -> None:
         """Kill the process and all that it started, also where itself has ended."""
+        # The group, not the process: data loaders would outlive a trainer that cannot end them.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
 
@@ -87,6 +89,7 @@ class Child:
         """Kill the process and all that it started, and read its output to the end."""
         self.kill()
         self._process.wait()
+        # With a limit: a grandchild in a session of its own may hold the pipe open.
         for reader in self._readers:
             reader.join(timeout=5)
 
@@ -104,6 +107,7 @@ class StopRequests:
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
+        # Python sets signal handlers in the main thread only; a test may run in another one.
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup

@@ -119,6 +119,7 @@ class Attempt:
         for process in self.processes:
             if isinstance(process, StandbyProcess):
                 process.ask_to_leave()
+        # With a limit: a survivor may be in a collective that no error wakes.
         end = time.monotonic() + self._policy.stand_down_s
         while not all(map(self._is_settled, self.processes)) and time.monotonic() < end:
             self._listen()
@@ -141,6 +142,8 @@ class Attempt:
         """Return what went wrong, or the exit code of a run that ended well or was stopped."""
         if self.hang is not None:
             return self.hang.failure()
+        # The process that is seen to end first is often not the one that failed first: the others
+        # report within milliseconds that they lost it.
         self._await_culprit()
         failed = first_failure([process.child for process in self.processes])
         if failed is None:

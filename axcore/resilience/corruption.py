@@ -141,6 +141,8 @@ class _Checker:
             return
         found = disagreements(self._groups, self._everywhere(model))
         if found:
+            # Again, from the same arrays: a device that computes one fingerprint wrongly may hold
+            # the right parameters.
             again = disagreements(self._groups, self._everywhere(model))
             self._report(step, found, model, is_lasting=bool(again))
         self._checked = step

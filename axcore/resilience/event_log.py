@@ -89,7 +89,10 @@ def read_events(directory: Path | str) -> LoggedEvents:
 
 
 class RunLog:
-    """Keeps events until the run directory is claimed, and writes them to its log then."""
+    """The log of a process that writes before the run directory is claimed.
+
+    Until then it keeps the events: the trainers make the directory, and check what is in it.
+    """
 
     def __init__(self, directory: Path, process: Process) -> None:
         self._directory = directory
@@ -129,6 +132,7 @@ def utc_now() -> str:
 
 
 def _append(path: Path, line: bytes) -> None:
+    # One `write` of a whole line to a file opened for appending: processes write into one log.
     descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
     try:
         size = os.fstat(descriptor).st_size

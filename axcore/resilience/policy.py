@@ -135,6 +135,7 @@ class Policy:
     """
 
     escalation: Mapping[str, tuple[EscalationLevel, ...]] = {
+        # Preemption kills often and is nobody's fault; a device that changes bits is replaced.
         "killed": (EscalationLevel(times=100),),
         "crashed": (EscalationLevel(times=10),),
         "lost": (EscalationLevel(times=10),),

@@ -71,7 +71,7 @@ class TrackedProcess:
     ) -> None:
         """Start the process, with the pipe and the file that its heartbeat takes."""
         self.pipe, beats = os.pipe()
-        os.set_blocking(self.pipe, False)
+        os.set_blocking(self.pipe, False)  # one stopped process must not stop the supervisor
         self._stacks: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - until close
         descriptors = (beats, self._stacks.fileno())
         variable = ",".join(map(str, (os.getpid(), *descriptors)))
@@ -79,7 +79,7 @@ class TrackedProcess:
         started = ProcessStart(command=start.command, environment=environment)
         self.index = index
         self.child = Child(started, index, mark, (*descriptors, *pass_fds))
-        os.close(beats)
+        os.close(beats)  # or the pipe would not close when the process ends
         self.beat = Beat()
         self.beat_at = math.inf
         self.progress_at = self._step_at = time.monotonic()
@@ -163,6 +163,8 @@ class StandbyProcess(TrackedProcess):
         """Let the process begin; return whether it lives to do so."""
         if not self.read_beats() or start.command != self._given.command:
             return False
+        # Until it has read its turn, it goes on to report that it waits; that is no progress of the
+        # new attempt, nor has it left it.
         self._waits = self.was_ready = self.beat.phase in (READY, STOOD_DOWN)
         self.progress_at = self._step_at = time.monotonic()
         self.beat, self.first_step, self.last_step = Beat(), -1, -1
@@ -255,7 +257,7 @@ class StandbyWorkers:
 
 
 class StandbyControl:
-    """When a process may begin its attempt; at once, and once only, where it is no standby worker."""
+    """When a trainer may begin an attempt: at once, and once, where it is no standby worker."""
 
     def __init__(
         self,
@@ -292,6 +294,8 @@ class StandbyControl:
             return None
         read = (self._pipe, on_leave)
         threading.Thread(target=self._read, args=read, name="turns", daemon=True).start()
+        # On a thread of its own, since a thread cannot raise its priority again: the main thread
+        # must train at the normal one.
         with ThreadPoolExecutor(1, initializer=_lower_priority) as importing:
             importing.submit(imports).result()
         _report(self._heartbeat, READY)

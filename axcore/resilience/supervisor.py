@@ -74,6 +74,7 @@ class Supervisor:
                     self._log.write("supervision_ended", exit_code=outcome)
                     return outcome
                 decision = self._restarts.decide(outcome, last_step, self._processes)
+                # A failure after Ctrl-C is how processes end that were asked to.
                 if stop.count:
                     decision = Decision("stop", "the run was asked to stop")
                 if decision.answer == "stop":
@@ -115,9 +116,11 @@ class Supervisor:
             self._note_start(attempt)
             was_stepping = False
             for step in attempt.watch():
-                self._log.flush()
+                self._log.flush()  # the trainers make the run directory some time after they start
                 if attempt.is_stepping and not was_stepping:
                     was_stepping = True
+                    # Not before: standby workers would take processor time from compilation, and a
+                    # run that fails at its start needs none.
                     self._log.write("stepping", step=step, seconds=_since(attempt.began))
                     if self._policy.standby_workers:
                         self._standby_workers.prepare(list(map(self._announced, self._starts())))
@@ -179,6 +182,7 @@ class Supervisor:
 
     def _give_up(self, failure: Failure, decision: Decision) -> int:
         is_spent = self._restarts.count > 0 and failure.cause in self._policy.escalation
+        # Hangs and corruption keep their own code, which says more than that a budget is spent.
         code = (
             BUDGET_SPENT
             if is_spent and failure.exit_code not in (HUNG, CORRUPTED)
