@@ -2,6 +2,7 @@
 
 import logging
 import resource
+from pathlib import Path
 from typing import NamedTuple
 
 import jax
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import tensorstore
 from jax.sharding import NamedSharding, PartitionSpec
 
 from axcore.checkpoint import Checkpointer, CheckpointWarning, writer
@@ -333,3 +335,31 @@ def test_saves_are_due_at_multiples(tmp_path):
 def test_a_count_below_one_is_refused(tmp_path, field):
     with pytest.raises(ConfigError, match=f"{field} is 0; expected 1 or more"):
         open_checkpoints(tmp_path, **{field: 0})
+
+
+KEPT_RUN = Path(__file__).parent / "kept_run"
+"""A step that an early version saved; it is never saved again, so that old runs still open."""
+
+
+def kept_state():
+    return {
+        "weight": jnp.arange(12, dtype=jnp.float32).reshape(3, 4),
+        "bias": jnp.arange(5, dtype=jnp.bfloat16),
+        "count": jnp.int32(3),
+        "key": jax.random.key(7),
+        "empty": jnp.zeros((0, 3)),
+    }
+
+
+def test_a_step_of_an_early_version_is_restored_bit_by_bit():
+    restored = open_checkpoints(KEPT_RUN).restore(describe(kept_state()))
+    assert_same_bits(restored.state, kept_state())
+    assert restored.extra == {"data": {"position": 12}}
+    assert open_checkpoints(KEPT_RUN).known_good() == (1,)
+
+
+def test_tensorstore_alone_reads_the_arrays_of_a_step():
+    database = {"driver": "ocdbt", "base": f"file://{KEPT_RUN}/step_00000001/arrays/state/"}
+    weight = {"driver": "zarr3", "kvstore": {**database, "path": "weight/"}}
+    read = tensorstore.open(weight, open=True).result().read().result()
+    assert np.array_equal(read, kept_state()["weight"])
